@@ -1,6 +1,6 @@
-//! The tests that this program brings along, by name. The runner knows them by this list; `builtin` has their work.
+//! Names of the tests that are compiled into this program. The runner looks them up here; `builtin` implements them.
 
-/// A test that comes with the program.
+/// A test that is compiled into the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BuiltinTest {
     Collective,

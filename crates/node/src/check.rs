@@ -1,7 +1,7 @@
-//! `doctor-node check`: looks at this machine now and judges on the spot.
+//! `doctor-node check`: runs checks on this machine and classifies them locally.
 //!
-//! Meant for a person at a terminal, for Nagios and its heirs, and for health hooks of schedulers. The verdict is the
-//! one the controller would find: same evidence, same rules, same function.
+//! It serves operators at a terminal, Nagios and compatible monitors, and schedulers' health hooks. The verdict equals
+//! the controller's: same evidence, same rules, same function.
 
 mod print;
 
@@ -26,16 +26,16 @@ use crate::{clock::now, runner::ProbeRunner};
 
 pub use print::{rows, summary, table};
 
-/// Exit codes of `doctor-node check`, as Nagios reads them. The worst check decides. Not knowing is worse than what is only worth
-/// watching: whoever reads 1 may rely on that everything was judged.
+/// Exit codes of `doctor-node check`, in the Nagios convention. The worst check decides. Unknown ranks above warning,
+/// so 1 means that every check was judged.
 pub mod exit {
-    /// At least one check passed, and every other one too or it does not apply here.
+    /// At least one check passes; all others pass or do not apply.
     pub const OK: u8 = 0;
-    /// Something fails that is worth watching.
+    /// A finding is worth watching.
     pub const WARNING: u8 = 1;
-    /// Something fails that takes the node out of service.
+    /// A finding takes the node out of service.
     pub const CRITICAL: u8 = 2;
-    /// Something could not be judged, nothing that ran applies here, or the command itself was wrong.
+    /// A check is inconclusive, no check that ran applies, or the command line is wrong.
     pub const UNKNOWN: u8 = 3;
 }
 
@@ -47,12 +47,12 @@ pub enum CheckError {
     Rules(#[source] toml::de::Error),
 }
 
-/// Which checks to run where none are named.
+/// The checks to run if none are named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Suite {
-    /// Those that only read and start no program: milliseconds.
+    /// Checks that only read and start no program: milliseconds
     Fast,
-    /// All that do not occupy the node.
+    /// All checks that do not occupy the node
     Quick,
 }
 
@@ -65,7 +65,7 @@ impl Suite {
     }
 }
 
-/// One check's answer.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Answer {
     pub check: CheckId,
@@ -82,7 +82,7 @@ impl Answer {
     }
 }
 
-/// What one check saw, before any judgement.
+/// The observation of one check, before classification.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Looked {
     pub check: CheckId,
@@ -90,7 +90,7 @@ pub struct Looked {
     pub took: Span,
 }
 
-/// Runs the named checks, or those of the suite that the policy has not switched off, and judges what they saw.
+/// Runs the named checks, or the suite's checks that the policy enables, and classifies the observations.
 pub fn check(
     names: &[CheckId],
     suite: Suite,
@@ -102,7 +102,7 @@ pub fn check(
     Ok(all.into_iter().map(|(answer, _)| answer).collect())
 }
 
-/// The same, with what each answer rests on, for whoever judges it again.
+/// Like [`check`], and returns the evidence of each answer so that it can be classified again.
 pub fn check_with_evidence(
     names: &[CheckId],
     suite: Suite,
@@ -124,7 +124,7 @@ pub fn check_with_evidence(
     judged.collect()
 }
 
-/// Runs the named checks, or those of the suite that the policy has not switched off.
+/// Runs the named checks, or the suite's checks that the policy enables, without classifying them.
 pub fn look(
     names: &[CheckId],
     suite: Suite,
@@ -144,7 +144,7 @@ fn look_by(
 ) -> Result<Vec<(Looked, TestEvidence)>, CheckError> {
     let chosen = choose(catalogue, names, suite, policy)?;
     let params = |id: &CheckId| catalogue.params(policy, id);
-    // What is read for all of them together counts as the first one's time.
+    // Reads shared by all checks count as the first check's time.
     let mut started = now();
     let probes: Vec<_> = chosen.iter().flat_map(|(id, check)| (check.probes)(&params(id))).collect();
     runner.prepare(&probes);
@@ -161,7 +161,7 @@ fn look_by(
     Ok(looked.collect())
 }
 
-/// How long this machine has been up. Where that cannot be read nobody can say that it has just booted.
+/// Returns how long this machine has been up. `None` if it cannot be read: then the boot grace does not apply.
 pub fn uptime(runner: &dyn ProbeRunner) -> Option<Span> {
     let ProbeOutput::Text(text) = runner.run(&Probe::read("/proc/uptime")) else { return None };
     let seconds: f64 = text.split_ascii_whitespace().next()?.parse().ok()?;
@@ -188,10 +188,10 @@ fn choose<'a>(
     Ok(all?.into_iter().filter(|(_, check)| suite.holds(check)).collect())
 }
 
-/// The exit code for these answers.
+/// Returns the exit code for these answers.
 pub fn exit_code(answers: &[Answer]) -> u8 {
     let rank = |answer: &Answer| match (answer.verdict, answer.worst()) {
-        // Nothing that applies is not health.
+        // A node to which no check applies is not thereby healthy.
         (Verdict::NotApplicable, _) => (0, exit::UNKNOWN),
         (Verdict::Pass, _) => (1, exit::OK),
         (Verdict::Fail, None | Some(Severity::Monitor)) => (2, exit::WARNING),

@@ -1,4 +1,4 @@
-//! Which machine this is, whatever it is called today.
+//! Identifies the physical machine independently of its node name.
 
 use doctor_checks::probe::{Probe, ProbeOutput};
 use doctor_core::{hex, node::Hardware};
@@ -6,7 +6,7 @@ use doctor_core::{hex, node::Hardware};
 use crate::runner::ProbeRunner;
 
 const BOARD: &str = "/sys/class/dmi/id/board_serial";
-/// Virtual machines have no board of their own; this is what their host calls them.
+/// Virtual machines have no board serial; the hypervisor assigns this id.
 const PRODUCT: &str = "/sys/class/dmi/id/product_uuid";
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 const GPUS: &str = "/proc/driver/nvidia/gpus";
@@ -16,7 +16,7 @@ const VALUE: usize = 2048;
 /// A pool has about a dozen records.
 const MOST_POOL: u32 = 128 * 1024;
 
-/// What can be learnt. A part that cannot be read is left out: a machine that tells nothing is known by its name.
+/// Collects the identity. Unreadable parts are left out: a machine without any is identified by its node name.
 pub fn collect(runner: &dyn ProbeRunner) -> Hardware {
     let line = |path: &str| match runner.run(&Probe::Read { path: path.to_owned() }) {
         ProbeOutput::Text(text) => Some(text.trim().to_owned()).filter(|text| !text.is_empty()),
@@ -35,8 +35,8 @@ pub fn collect(runner: &dyn ProbeRunner) -> Hardware {
     }
 }
 
-/// What the host under an Azure machine is called, from what Hyper-V tells its guests: records of a name in 512 bytes and a value in
-/// 2048, both filled up with zeros.
+/// Returns the name of the physical host below an Azure VM, from Hyper-V's guest data: records of a 512-byte name and a
+/// 2048-byte value, both zero-padded.
 fn physical_host(runner: &dyn ProbeRunner) -> Option<String> {
     let ProbeOutput::Files(files) = runner.run(&Probe::Bytes { pattern: POOL.to_owned(), most: MOST_POOL }) else {
         return None;
@@ -48,7 +48,8 @@ fn physical_host(runner: &dyn ProbeRunner) -> Option<String> {
     Some(host).filter(|host| !host.is_empty() && host.len() <= 256 && !host.chars().any(char::is_control))
 }
 
-/// `GPU UUID: GPU-5a4d8c0e-…` of the driver's information file. A GPU that fell off the bus shows question marks.
+/// Parses `GPU UUID: GPU-5a4d8c0e-…` of the driver's information file. A GPU that fell off the bus shows question
+/// marks.
 fn gpu_uuid(information: &str) -> Option<String> {
     let value = information.lines().find_map(|line| line.strip_prefix("GPU UUID:"))?.trim();
     (value.starts_with("GPU-") && !value.contains('?')).then(|| value.to_owned())

@@ -1,9 +1,10 @@
-//! The program on the nodes: it runs probes, checks and validation jobs, and reports what it saw.
+//! The node program: runs probes, checks and validation jobs, and reports the results.
 //!
-//! [`runner`] carries out probes and is the only place that can be hung by the machine it looks at; [`check`] judges
-//! on the spot for a person or a health hook; [`test`] does the same with a test that loads the node; [`job`] is what a validation job runs, and leaves the judging to the
-//! controller; [`agent`] looks at the node all the time and reports what has changed; [`host`] is this machine for a controller
-//! that reaches it over SSH.
+//! [`runner`] executes probes and is the only module that a broken machine can hang. [`check`] runs checks and
+//! classifies them locally, for an operator or a health hook; [`test`] does the same for tests that load the node.
+//! [`job`] is the entry point of a validation job: it collects evidence and leaves the classification to the
+//! controller. [`agent`] runs checks continuously and reports changes. [`host`] serves a controller that reaches this
+//! machine over SSH.
 
 pub mod agent;
 pub mod builtin;

@@ -28,9 +28,10 @@ use doctor_node::{
     test,
 };
 
-/// Cluster Doctor on a node: checks this machine and runs validation jobs.
+/// Check this machine and run validation jobs on it.
 ///
-/// It holds no credentials of the cluster, and only the agent uses the network. Run it as root to let it read the kernel log and serial numbers.
+/// doctor-node holds no cluster credentials. Only the agent, hooks, multi-node tests and queries of a cloud's metadata
+/// service use the network. Run it as root so that it can read the kernel log and serial numbers.
 #[derive(Debug, Parser)]
 #[command(name = "doctor-node", version, max_term_width = 100)]
 struct Cli {
@@ -52,26 +53,26 @@ enum Sub {
     Profile(ProfileArgs),
 }
 
-/// Check this machine now and judge on the spot.
+/// Run checks on this machine now and print their verdicts.
 ///
-/// Exit codes, as Nagios reads them: 0 all checks pass or do not apply; 1 something is worth watching; 2 something
-/// takes the node out of service; 3 something could not be judged, nothing that ran applies here, or the command was
-/// wrong. The worst wins: 2, then 3, then 1.
+/// Exit codes follow Nagios: 0 every check passes or does not apply; 1 a finding is worth watching; 2 a finding takes
+/// the node out of service; 3 a check is inconclusive, no check that ran applies here, or the command line is wrong.
+/// The worst wins: 2, then 3, then 1.
 #[derive(Debug, Args)]
 struct CheckArgs {
-    /// Checks to run, such as `disk-space`. Without any: the suite, less what the policy has switched off.
+    /// Checks to run, such as `disk-space`. [default: the suite, without the checks that the policy disables]
     #[arg(value_name = "NAME")]
     names: Vec<CheckId>,
-    /// The same, separated by commas.
+    /// Checks to run, separated by commas.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     only: Vec<CheckId>,
-    /// What to run where no check is named.
+    /// The suite to run if no check is named.
     #[arg(long, value_enum, default_value = "quick")]
     suite: check::Suite,
-    /// Print JSON instead of a table: one object for each finding, and one for each check that found nothing.
+    /// Print JSON instead of a table: one object per finding, and one per check without findings.
     #[arg(long)]
     json: bool,
-    /// Give each check that does not apply a line of its own.
+    /// Print one line for each check that does not apply.
     #[arg(long)]
     all: bool,
     #[command(flatten, next_help_heading = "Machine type")]
@@ -80,25 +81,26 @@ struct CheckArgs {
     place: Place,
 }
 
-/// Run a test that loads the node, and judge it on the spot.
+/// Run tests that load the node and print their verdicts.
 ///
-/// Nothing else should use the node meanwhile. What a program prints appears on a terminal as it comes.
-/// `doctor explain NAME` tells what a test does; exit codes are those of `check`.
+/// Nothing else should use the node meanwhile. On a terminal, the output of a test's programs is shown as it arrives.
+/// `doctor explain NAME` describes a test. Exit codes are those of `check`.
 #[derive(Debug, Args)]
 struct TestArgs {
     /// Tests or suites to run, one after the other, such as `dl` or `standard`.
     #[arg(value_name = "NAME", required = true)]
     names: Vec<CheckId>,
-    /// Set a parameter for this time, such as `mounts=["/data"]` or `pattern_time=30s`. It goes before the policy's.
+    /// Set a test parameter for this invocation, such as `mounts=["/data"]` or `pattern_time=30s`. Overrides the
+    /// policy.
     #[arg(long = "set", value_name = "NAME=VALUE")]
     set: Vec<test::Setting>,
-    /// How deep `dcgm` looks: the same as `--set level=N`.
+    /// Diagnostic level of `dcgm`; same as `--set level=N`.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=4))]
     level: Option<u8>,
-    /// Print on standard error what the tests' programs print, also where that is no terminal.
+    /// Copy the output of the tests' programs to standard error, even if it is not a terminal.
     #[arg(long)]
     echo: bool,
-    /// Print JSON instead of a table: one object for each finding, and one for each test that found nothing.
+    /// Print JSON instead of a table: one object per finding, and one per test without findings.
     #[arg(long)]
     json: bool,
     #[command(flatten, next_help_heading = "Machine type")]
@@ -107,10 +109,10 @@ struct TestArgs {
     place: Place,
 }
 
-/// What this machine is expected to have: find its profile, write one, compare with one.
+/// Show, learn or compare the hardware profile of this machine.
 ///
-/// The machine type is told by the cloud's metadata service, then by --label, then by what the firmware calls the
-/// product, then by the GPUs. Without a profile, checks that count or compare with one are inconclusive (`no-limit`).
+/// The machine type comes from the cloud's metadata service, then from --label, then from the firmware's product name,
+/// then from the GPUs. Without a profile, checks that compare with one are inconclusive (`no-limit`).
 #[derive(Debug, Args)]
 struct ProfileArgs {
     #[command(subcommand)]
@@ -121,186 +123,192 @@ struct ProfileArgs {
     place: Place,
 }
 
-/// Write down what the checks read of this machine, to look at it elsewhere.
+/// Record what the checks read on this machine, for replay elsewhere.
 ///
-/// The folder gets a tree of files, for `check --root FOLDER/root`, and a scene for the stand-in of NVML that the tests
-/// of Cluster Doctor use. It holds serial numbers and names of processes: look before you hand it on.
+/// The output directory gets a file tree for `check --root DIR/root` and a scene for the fake NVML library of Cluster
+/// Doctor's tests. The recording contains serial numbers and process names: review it before you share it.
 #[derive(Debug, Args)]
 struct RecordArgs {
-    /// Where to write.
+    /// Output directory.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     #[command(flatten)]
     place: Place,
 }
 
-/// Run the tests of one validation run and leave a log and a signed result document.
+/// Run the tests of one validation run; write a log and a signed result document.
 ///
-/// This is what a backend starts on the node. The run's key comes from the environment variable DOCTOR_RUN_KEY or
-/// from --key-file. Told to stop (SIGTERM), it signs what had finished and exits with 143.
-/// By hand: `doctor-node job --suite standard --data DIR`. A run over several nodes names all of them, each with its own --log and
-/// --document; which of them this is, is in the environment variable DOCTOR_NODE_NAME or, in Slurm, SLURMD_NODENAME.
+/// A backend starts this command on the node. The run's key comes from the environment variable DOCTOR_RUN_KEY or from
+/// --key-file. On SIGTERM the job signs the results of the tests that have finished and exits with 143. To run it
+/// manually: `doctor-node job --suite standard --data DIR`. A multi-node run names all of its nodes, each with its own
+/// --log and --document; DOCTOR_NODE_NAME or, in Slurm, SLURMD_NODENAME selects the one that this node is.
 ///
-/// Exit codes: 0 every test ran, whatever it found; 1 the result could not be written; 2 the job could not begin;
-/// 3 another process has this run or it was cancelled; 124 over its time limit; 143 told to stop.
+/// Exit codes: 0 every test ran, whatever it found; 1 the result could not be written; 2 the job could not start; 3
+/// another process owns this run, or the run was cancelled; 124 time limit exceeded; 143 stopped by a signal.
 #[derive(Debug, Args)]
 struct JobArgs {
-    /// The run, as the controller calls it.
+    /// Run id assigned by the controller.
     #[arg(long, value_name = "ID", required_unless_present = "data")]
     run: Option<RunId>,
-    /// This node, as its cluster calls it. With --data, its host name by default.
+    /// Name of this node in its cluster. With --data it defaults to the host name.
     #[arg(long = "node", value_name = "NAME", required_unless_present = "data")]
     nodes: Vec<NodeName>,
     /// Tests or suites to run, in this order, separated by commas.
     #[arg(long, visible_alias = "suite", value_name = "NAMES", value_delimiter = ',', required = true)]
     tests: Vec<TestId>,
-    /// Where the log grows while the tests run: one for all tests, or one for each, in their order.
+    /// Log file, written while the tests run: one for all tests, or one per test in their order.
     #[arg(long = "log", value_name = "FILE", required_unless_present_any = ["data", "carry"])]
     logs: Vec<PathBuf>,
-    /// Where the result document appears at the end.
+    /// Result document, written at the end.
     #[arg(long = "document", value_name = "FILE", required_unless_present_any = ["data", "carry"])]
     documents: Vec<PathBuf>,
-    /// Without a directory that the controller reads: the log goes to standard output, and at the end the document, packed,
-    /// between two lines of its own; and into FILE, which is a container's termination message, the document if it fits there.
+    /// Write the log and the packed result document to standard output, for clusters without a shared directory. FILE
+    /// is the container's termination message; the document goes there too if it fits.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["logs", "documents", "data"])]
     carry: Option<PathBuf>,
-    /// Write as into a shared directory: DIR/TEST/NODE/TEST_NODE_TIME.log for each test, and the document beside the
-    /// first. Without a key the document is signed by one that nobody keeps: for people, not for a controller.
+    /// Write with the layout of the shared directory: DIR/TEST/NODE/TEST_NODE_TIME.log per test, and the document
+    /// beside the first log. Without a key, a throwaway key signs the document: it is for people to read and no
+    /// controller accepts it.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["logs", "documents"])]
     data: Option<PathBuf>,
-    /// A file that holds the run's key in hexadecimal; it is read once.
+    /// File that holds the run's key in hexadecimal; read once.
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
-    /// End by itself after this long, such as "30m".
+    /// Stop after this time, such as "30m".
     #[arg(long, value_name = "DURATION")]
     limit: Option<Span>,
-    /// Claim the run in this file, and keep there what became of the job.
+    /// Claim the run in this file, and record the outcome of the job in it.
     #[arg(long, value_name = "FILE")]
     job_file: Option<PathBuf>,
     #[command(flatten)]
     place: Place,
 }
 
-/// Reset the GPUs of this machine or reboot it, by a command of the site's, once, and see whether it helped.
+/// Run the site's command to reset the GPUs or reboot this machine, once, and verify the effect.
 ///
-/// This is what a backend starts on a node without user work. Example: `doctor-node repair reboot --boot ID -- systemctl reboot`.
+/// A backend starts this command on a node without user work. Example:
+/// `doctor-node repair reboot --boot ID -- systemctl reboot`.
 ///
-/// Exit codes: 0 done, or done already; 1 it failed or did not help.
+/// Exit codes: 0 done now or earlier; 1 it failed or did not help.
 #[derive(Debug, Args)]
 struct RepairArgs {
     #[arg(value_enum)]
     what: repair::What,
-    /// The boot in which it was asked for, as /proc/sys/kernel/random/boot_id has it: in another one nothing is done.
+    /// Boot id of the request, as in /proc/sys/kernel/random/boot_id. In any other boot the command does nothing.
     #[arg(long, value_name = "ID")]
     boot: Option<String>,
-    /// The command is ended after this long.
+    /// Kill the command after this time.
     #[arg(long, value_name = "DURATION", default_value = "5m")]
     limit: Span,
-    /// Be the one process that does this: claim it in this file, and keep there what became of it.
+    /// Claim the operation in this file so that only one process performs it, and record the outcome in it.
     #[arg(long, value_name = "FILE", requires = "run")]
     job_file: Option<PathBuf>,
-    /// What is claimed, as the controller calls it.
+    /// Id to claim, assigned by the controller.
     #[arg(long, value_name = "ID", requires = "job_file")]
     run: Option<RunId>,
-    /// The command that does it, word by word.
+    /// Command to run, with its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<String>,
     #[command(flatten)]
     place: Place,
 }
 
-/// Write down what this machine and its vendor's own tool say of it, for whoever repairs it.
+/// Collect hardware details and the vendor's diagnostic report, for a repair or a support case.
 ///
-/// Serials, driver, firmware of GPUs, adapters and board, what its cloud calls it, and what nvidia-bug-report.sh leaves, where that
-/// is installed. A backend starts this before a step that destroys what the machine knows.
+/// Writes serials, driver, firmware of GPUs, adapters and board, the cloud's name of the machine, and the output of
+/// nvidia-bug-report.sh if that is installed. A backend starts this command before a step that destroys state on the
+/// machine.
 ///
-/// Exit codes: 0 written, with whatever could be learnt; 1 nothing could be written.
+/// Exit codes: 0 written, with whatever was available; 1 nothing could be written.
 #[derive(Debug, Args)]
 struct ReportArgs {
-    /// The folder to write to; it is made.
+    /// Output directory; created if missing.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// The vendor's tool is ended after this long.
+    /// Kill the vendor's tool after this time.
     #[arg(long, value_name = "DURATION", default_value = "3m")]
     limit: Span,
-    /// Where the cloud's metadata service answers; `none`: it is not asked. It is asked only if the firmware says that this is a
-    /// cloud.
+    /// URL of the cloud's metadata service, or `none`. It is queried only if the firmware identifies a cloud.
     #[arg(long, value_name = "URL", env = "DOCTOR_METADATA", default_value = doctor_node::profile::LINK_LOCAL)]
     metadata: String,
-    /// Be the one process that does this: claim it in this file, and keep there what became of it.
+    /// Claim the operation in this file so that only one process performs it, and record the outcome in it.
     #[arg(long, value_name = "FILE", requires = "run")]
     job_file: Option<PathBuf>,
-    /// What is claimed, as the controller calls it.
+    /// Id to claim, assigned by the controller.
     #[arg(long, value_name = "ID", requires = "job_file")]
     run: Option<RunId>,
     #[command(flatten)]
     place: Place,
 }
 
-/// Look at this node again and again, and report to the controller what has changed, until told to stop (SIGTERM).
+/// Check this node continuously and report changes to the controller until stopped (SIGTERM).
 ///
-/// Fast checks run every 5 minutes, others at their own period, and those that read the kernel's log as soon as the kernel
-/// says something. Nothing that occupies the node is run. Reports that the controller does not take wait on disk.
-/// Settings may stand in a file, which is read again when it changes and on SIGHUP; the command line goes first.
+/// Fast checks run every 5 minutes, others at their own interval; checks that read the kernel log run as soon as the
+/// kernel logs a message. The agent runs nothing that occupies the node. Reports that the controller has not accepted
+/// are spooled on disk. A configuration file may hold the settings; it is reloaded when it changes and on SIGHUP. The
+/// command line overrides it.
 ///
-/// Exit codes: 0 told to stop; 1 it could not begin.
+/// Exit codes: 0 stopped by a signal; 1 the agent could not start.
 #[derive(Debug, Args)]
 struct AgentArgs {
-    /// Settings as TOML, by the names of these options. Else: /etc/cluster-doctor/agent.toml, if it is there.
+    /// Settings as TOML, named like these options. [default: /etc/cluster-doctor/agent.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]
     settings: agent::config::Written,
 }
 
-/// Be Slurm's HealthCheckProgram, Prolog or Epilog: look at this node, or use the verdict of a moment ago, and say one line.
+/// Run as Slurm's HealthCheckProgram, Prolog or Epilog: check this node, or reuse a recent verdict, and print one line.
 ///
-/// With a controller it reports, and the controller drains under its breaker. With `alone` it drains the node by itself, with
-/// a reason that begins with `doctor:`, within the limits of the policy's breaker, and never touches what somebody else has
-/// drained. It always comes back within its limit; whatever hangs or cannot be known is no reason to drain or to stop a job.
-/// `doctor deploy slurm` prints the scripts and lines for Slurm. Settings: docs/guide/slurm-hooks.md.
+/// With a controller the hook reports, and the controller drains within its breaker. With `alone` the hook drains the
+/// node itself, with a reason that starts with `doctor:`, within the limits of the policy's breaker; it never touches a
+/// drain that it did not set. It always returns within its time limit. A check that hangs or is inconclusive neither
+/// drains the node nor stops a job. `doctor deploy slurm` prints the scripts and the lines for Slurm. Settings:
+/// docs/guide/slurm-hooks.md.
 ///
-/// Exit codes: 0 go on; 1 of a prolog with `block`: not on this node, there is a finding that isolates it and the breaker permits.
+/// Exit codes: 0 continue; 1 (prolog with `block` only) do not start the job here: a finding isolates the node and the
+/// breaker permits it.
 #[derive(Debug, Args)]
 struct HookArgs {
     #[arg(value_enum)]
     moment: hook::Moment,
-    /// Settings as TOML. Else: /etc/cluster-doctor/hook.toml, if it is there.
+    /// Settings as TOML. [default: /etc/cluster-doctor/hook.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// There is no controller: drain this node by itself. The same as `alone = true` in the file.
+    /// Work without a controller and drain this node directly. Same as `alone = true` in the file.
     #[arg(long)]
     alone: bool,
 }
 
-/// Answer one question of a controller that reaches this machine over SSH: who uses it, or start, follow and end a run.
+/// Serve one request of a controller that reaches this machine over SSH.
 ///
-/// The question comes on standard input; people do not need this.
+/// Requests query the machine's users, or start, follow and end a run. The request is read from standard input.
+/// Operators do not need this command.
 ///
-/// Exit codes: 0 answered, whatever the answer is; 1 there was no question, or nobody to answer.
+/// Exit codes: 0 answered, whatever the answer; 1 the request was invalid or the answer could not be written.
 #[derive(Debug, Args)]
 struct HostArgs {
-    /// Where runs and marks of this machine are kept, on a disk of its own.
+    /// Directory for the runs and marks of this machine, on a local disk if possible.
     #[arg(long, value_name = "DIR")]
     keep: PathBuf,
 }
 
 #[derive(Debug, Args)]
 struct Place {
-    /// Where the file system of this machine is seen, for a container that has its host mounted there.
+    /// Root of this machine's file system, for a container that has the host mounted there.
     #[arg(long, global = true, value_name = "DIR", default_value = "/")]
     root: PathBuf,
-    /// The site's policy file. Without it: the default policy.
+    /// The site's policy file. [default: the built-in policy]
     #[arg(long, global = true, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// Remember here, from one call to the next: which probes hang in the kernel, so that they do not pile up, and what
-    /// counters stood at, so that their growth can be judged.
+    /// Directory for state between invocations: which probes hang in the kernel, so that they do not pile up, and the
+    /// previous values of counters, so that their growth can be judged.
     #[arg(long, global = true, value_name = "DIR", env = "DOCTOR_NODE_STATE")]
     state: Option<PathBuf>,
-    /// NVIDIA's management library, where it is not found by its name.
+    /// Path of NVIDIA's management library, if the loader does not find it by name.
     #[arg(long, global = true, value_name = "FILE", env = "DOCTOR_NVML", default_value = doctor_gpu::nvml::LIBRARY)]
     nvml: OsString,
-    /// DCGM's library, where it is not found by its name: libdcgm.so.4, then libdcgm.so.3.
+    /// Path of DCGM's library, if the loader finds neither libdcgm.so.4 nor libdcgm.so.3.
     #[arg(long, global = true, value_name = "FILE", env = "DOCTOR_DCGM")]
     dcgm: Option<OsString>,
 }
@@ -348,12 +356,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// A wrong command line says nothing about the node: for Nagios that is 3, where clap would exit with 2, "critical". A
-/// scheduler takes a hook that exits with anything but 0 for a failed node, so a hook that is called wrongly complains
-/// and lets the job begin.
+/// Prints a usage error and returns the exit code for it.
+///
+/// A wrong command line says nothing about the node. Nagios reads that from 3; clap would exit with 2, "critical". A
+/// scheduler takes any other code than 0 from a hook for a failed node, so a hook with a wrong command line prints the
+/// error and exits with 0.
 fn usage(error: &clap::Error) -> ExitCode {
     let wrong = error.use_stderr();
-    // Nobody is left to tell if this cannot be printed.
+    // A failure to print cannot be reported anywhere.
     let _said = error.print();
     let hook = std::env::args_os().nth(1).is_some_and(|word| word == "hook");
     if wrong && !hook { ExitCode::from(check::exit::UNKNOWN) } else { ExitCode::SUCCESS }
@@ -449,7 +459,7 @@ fn watch(args: &AgentArgs) -> anyhow::Result<u8> {
 }
 
 fn job(args: JobArgs) -> anyhow::Result<u8> {
-    // Before anything else: a SIGTERM that comes early must find somebody who listens.
+    // Must come first: an early SIGTERM needs its handler installed.
     let mut stop = Stop::on_signals().context("cannot watch for signals")?;
     if let Some(limit) = args.limit {
         stop = stop.after(limit.to_std());
@@ -497,7 +507,7 @@ fn job(args: JobArgs) -> anyhow::Result<u8> {
     }
 }
 
-/// Which node of a run over several this is: as the backend says, or as Slurm does.
+/// Environment variables that name this node in a multi-node run: the backend's, then Slurm's.
 const NODE_VARIABLES: [&str; 2] = ["DOCTOR_NODE_NAME", "SLURMD_NODENAME"];
 
 fn key(file: Option<&Path>, by_hand: bool) -> anyhow::Result<RunKey> {
@@ -511,7 +521,7 @@ fn key(file: Option<&Path>, by_hand: bool) -> anyhow::Result<RunKey> {
             Err(_) => bail!("no key for this run: set {KEY_VARIABLE} or give --key-file"),
         },
     };
-    // The text itself is a secret and is not quoted.
+    // The text is a secret: errors must not quote it.
     RunKey::from_hex(text.trim()).context("the run's key is not 64 hexadecimal digits")
 }
 

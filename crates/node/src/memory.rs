@@ -1,13 +1,13 @@
-//! What an agent and its helper keep in memory while they wait.
+//! Allocator settings that keep the idle agent and its helper small.
 //!
-//! A look at a node with a long kernel log takes some megabytes for a moment; an agent's allocator would keep them for the
-//! next one, which is minutes away, on every node of a cluster. And a look has one thread that works and one that waits: a
+//! A check cycle on a node with a long kernel log needs some megabytes for a moment. The allocator would keep them
+//! until the next cycle, minutes later, on every node of a cluster. A cycle has one working and one waiting thread: a
 //! heap for each would only be grown twice.
 
 pub(crate) use doctor_host::memory::give_back;
 pub use doctor_host::memory::one_heap;
 
-/// For a process that stays, before it has other threads.
+/// Sets the allocator up for a long-running process. Call it before other threads start.
 pub(crate) fn be_frugal() {
     doctor_host::memory::return_from(64 << 10);
 }

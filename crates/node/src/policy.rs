@@ -1,4 +1,4 @@
-//! A site's policy and profile, as files on the node.
+//! Loads the site's policy and hardware profile from files on the node.
 
 use std::{
     fs, io,
@@ -21,14 +21,14 @@ pub enum FileError {
     Like { path: PathBuf, source: UnknownLike },
 }
 
-/// The default policy with the site's file laid over it, key by key. No file: the default.
+/// Loads the default policy with the site's file merged over it, key by key. Returns the default without a file.
 pub fn load_policy(path: Option<&Path>) -> Result<Policy, FileError> {
     let Some(path) = path else { return Ok(Policy::standard()) };
     let bad = |source| FileError::Parse { path: path.to_owned(), what: "a policy", source };
     Policy::over_defaults(&read(path)?).map_err(bad)
 }
 
-/// A profile file, with what it builds on among those that are built in. No file: no profile.
+/// Loads a profile file and resolves the built-in profile that it extends. Returns `None` without a file.
 pub fn load_profile(path: Option<&Path>) -> Result<Option<Profile>, FileError> {
     let Some(path) = path else { return Ok(None) };
     let bad = |source| FileError::Parse { path: path.to_owned(), what: "a hardware profile", source };

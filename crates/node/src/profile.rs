@@ -1,7 +1,7 @@
-//! Which machine type this is, what is expected of it, and how a new type's profile is made.
+//! Detects the machine type, selects its hardware profile, and learns new profiles.
 //!
-//! `doctor-node check` judges counts and sizes by the profile that is found here. The deciding is
-//! [`doctor_core::machine`]'s; this only gathers what the machine and its cloud say.
+//! `doctor-node check` judges counts and sizes by the profile found here. [`doctor_core::machine`] decides; this module
+//! gathers the facts from the machine and its cloud.
 
 mod diff;
 mod facts;
@@ -28,7 +28,7 @@ pub use facts::gather;
 pub use learn::{Learned, learn, usual_name};
 pub use metadata::{LINK_LOCAL, MetadataError, instance_type};
 
-/// The word for "judge without a profile".
+/// The value of `--sku` that selects no profile.
 const NONE: &str = "none";
 
 #[derive(Debug, thiserror::Error)]
@@ -43,44 +43,44 @@ pub enum ProfileError {
     NoSuchProfile { name: Sku, known: String },
 }
 
-/// How the machine type is to be found.
+/// How to determine the machine type.
 #[derive(Debug, clap::Args)]
 pub struct MachineArgs {
-    /// The machine type, where it is not to be found out: the name of a profile, what the cloud calls it, or `none` to
-    /// judge without a profile. For `profile learn`: what to call the new type.
+    /// Machine type, instead of detecting it: the name of a profile, the cloud's name, or `none` to work without a
+    /// profile. For `profile learn`: the name of the new type.
     #[arg(long, global = true, value_name = "NAME", env = "DOCTOR_SKU")]
     pub sku: Option<Sku>,
-    /// A file that says what is expected of this machine, instead of a profile by name.
+    /// Profile file for this machine, instead of a profile by name.
     #[arg(long, global = true, value_name = "FILE", conflicts_with = "sku")]
     pub profile: Option<PathBuf>,
-    /// A directory of profiles (`*.toml`) to lay over those that are built in.
+    /// Directory of profiles (`*.toml`) to merge over the built-in ones.
     #[arg(long, global = true, value_name = "DIR", env = "DOCTOR_PROFILES")]
     pub profiles: Option<PathBuf>,
-    /// What the cluster's label calls this machine, for where its cloud does not say.
+    /// The cluster's label for the machine type, for machines whose cloud does not report it.
     #[arg(long, global = true, value_name = "NAME", env = "DOCTOR_LABEL")]
     pub label: Option<Sku>,
-    /// Where the cloud's metadata service answers. It is asked only if the firmware says that this is a cloud.
+    /// URL of the cloud's metadata service. It is queried only if the firmware identifies a cloud.
     #[arg(long, global = true, value_name = "URL", default_value = LINK_LOCAL)]
     pub metadata: String,
 }
 
 impl MachineArgs {
-    /// Nobody said anything: it is to be found out.
+    /// No options: everything is detected.
     pub(crate) fn unasked() -> Self {
         Self { sku: None, profile: None, profiles: None, label: None, metadata: LINK_LOCAL.to_owned() }
     }
 }
 
-/// What this machine is judged by, and why.
+/// The profile in use, and why.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Choice {
-    /// None: counts cannot be judged and say so.
+    /// `None`: checks that need an expectation are inconclusive.
     pub profile: Option<Profile>,
     pub detection: Detection,
 }
 
 impl Choice {
-    /// One line for people.
+    /// Returns a one-line summary.
     pub fn in_words(&self) -> String {
         match (&self.profile, &self.detection.found) {
             (Some(profile), Some(found)) => format!("{} (by {}), version {}", profile.sku, found.by, profile.version),
@@ -90,17 +90,17 @@ impl Choice {
     }
 }
 
-/// Finds the profile of this machine. `state` remembers what the cloud said since the boot.
+/// Finds the profile of this machine. `state` caches the cloud's answer until the next boot.
 ///
 /// # Errors
-/// If a file is wrong or a name is not known. A machine that nobody knows is no error.
+/// If a file is invalid or a name is unknown. An unknown machine is no error.
 pub fn choose(args: &MachineArgs, state: Option<&Path>, runner: &dyn ProbeRunner) -> Result<Choice, ProfileError> {
     if let Some(path) = &args.profile {
         let file = read(path)?;
         let sku = file.sku.clone();
         let base = file.like.as_ref().unwrap_or(&sku);
         let mut types = doctor_checks::profiles::built_in_like(base);
-        // A site's own types may be what it builds on; and who names one that nobody knows is told which there are.
+        // The file may extend one of the site's types; the full list also makes the error for an unknown name complete.
         if args.profiles.is_some() || (file.like.is_some() && types.get(base).is_none()) {
             types = known_types(args.profiles.as_deref())?;
         }
@@ -126,7 +126,7 @@ pub fn choose(args: &MachineArgs, state: Option<&Path>, runner: &dyn ProbeRunner
     Ok(Choice { profile, detection })
 }
 
-/// A profile by its name, or by what a cloud calls its machines.
+/// Finds a profile by its name or by a cloud's name for the machine type.
 ///
 /// # Errors
 /// If there is none.
@@ -139,10 +139,10 @@ pub fn named(types: &MachineTypes, name: &Sku) -> Result<Profile, ProfileError> 
         .ok_or_else(|| ProfileError::NoSuchProfile { name: name.clone(), known: types.names() })
 }
 
-/// The built-in machine types with a site's directory laid over.
+/// Returns the built-in machine types with those of a site's directory merged over them.
 ///
 /// # Errors
-/// If a file cannot be read or is no profile.
+/// If a file cannot be read or is not a profile.
 pub fn known_types(directory: Option<&Path>) -> Result<MachineTypes, ProfileError> {
     let mut types = doctor_checks::profiles::built_in();
     let Some(directory) = directory else { return Ok(types) };
@@ -160,8 +160,10 @@ pub fn known_types(directory: Option<&Path>) -> Result<MachineTypes, ProfileErro
     Ok(types)
 }
 
+/// Reads a profile file.
+///
 /// # Errors
-/// If it cannot be read or is no profile.
+/// If it cannot be read or is not a profile.
 pub fn read(path: &Path) -> Result<ProfileFile, ProfileError> {
     let text = fs::read_to_string(path).map_err(|source| ProfileError::Read { path: path.to_owned(), source })?;
     ProfileFile::read(&text).map_err(|source| ProfileError::Parse { path: path.to_owned(), source })

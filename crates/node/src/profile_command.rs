@@ -1,4 +1,4 @@
-//! `doctor-node profile show | learn | diff`: what they print and how they end.
+//! `doctor-node profile show | learn | diff`: output and exit codes.
 
 use std::{fmt::Write as _, fs, path::PathBuf};
 
@@ -16,27 +16,27 @@ use crate::{
 
 #[derive(Debug, Subcommand)]
 pub enum What {
-    /// Print which profile was found, why, and what it expects. Exit code 0 if there is one, 3 if not.
+    /// Print the profile that applies, why it was chosen, and what it expects. Exit code 0 if there is one, 3 if not.
     Show {
         #[arg(long)]
         json: bool,
     },
-    /// Write a profile from this machine, which must be healthy: every quick check is run, and none may fail.
+    /// Write a profile from this machine, which must be healthy: all quick checks run and none may fail.
     ///
-    /// What rules hold against a profile is learnt. Without --sku the machine type is called as the cloud or the
-    /// firmware calls it. Exit code 0 if a profile was written, 2 if a check fails.
+    /// The profile contains the metrics that rules compare with a profile. Without --sku the cloud's or the firmware's
+    /// name is used. Exit code 0 if a profile was written, 2 if a check fails.
     Learn {
-        /// Write it here and not to standard output.
+        /// Write the profile to this file instead of standard output.
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
-        /// Also from a machine that fails a check.
+        /// Write the profile even if a check fails.
         #[arg(long)]
         anyway: bool,
     },
-    /// Compare this machine with a profile, by name or file. Exit code 0 if nothing that was measured differs, 1 if
-    /// something does, 3 if nothing could be compared.
+    /// Compare this machine with a profile. Exit code 0 if no measured value differs, 1 if one does, 3 if nothing could
+    /// be compared.
     Diff {
-        /// A profile's name, or a file. Without it: this machine's own.
+        /// Name of a profile, or a file. [default: the profile of this machine]
         #[arg(value_name = "FILE|NAME")]
         with: Option<String>,
         #[arg(long)]
@@ -44,10 +44,10 @@ pub enum What {
     },
 }
 
-/// Carries it out; what it says, and the exit code.
+/// Runs a subcommand and returns its output and exit code.
 ///
 /// # Errors
-/// If a file is wrong or cannot be written, or a name is not known.
+/// If a file is invalid or cannot be written, or a name is unknown.
 pub fn run(
     what: &What,
     args: &MachineArgs,
@@ -143,7 +143,7 @@ fn diff(profile: &Profile, json: bool, policy: &Policy, runner: &dyn ProbeRunner
     Ok((said, code))
 }
 
-/// The profile's text, and one line for each check that fails on this machine.
+/// Returns the profile's text, and one line for each check that fails on this machine.
 fn learn(
     name: Sku,
     facts: &doctor_core::machine::MachineFacts,

@@ -1,8 +1,8 @@
-//! `doctor-node record`: writes down what the quick checks would read of this machine, as a tree of files and a scene for
-//! the stand-in library, so that `check --root` sees the same machine somewhere else.
+//! `doctor-node record`: saves what the quick checks read as a file tree and a scene for the fake NVML library, so that
+//! `check --root` sees the same machine elsewhere.
 //!
-//! What cannot be read is not in the recording either, and the checks say the same about it. Serial numbers and names of
-//! processes are in it: look before you hand it on.
+//! Unreadable files are absent from the recording too, so the checks give the same result. A recording contains serial
+//! numbers and process names: review it before you share it.
 
 use std::{
     collections::BTreeSet,
@@ -28,10 +28,10 @@ pub struct RecordError {
     source: io::Error,
 }
 
-/// Asks for everything that the quick checks ask for, and writes the answers below `out`.
+/// Runs every probe of the quick checks and writes the outputs below `out`.
 ///
 /// # Errors
-/// If something cannot be written.
+/// If a file or directory cannot be written.
 pub fn record(policy: &Policy, runner: &dyn ProbeRunner, root: &Path, out: &Path) -> Result<(), RecordError> {
     let catalogue = Catalogue::built_in();
     let quick = catalogue.iter().filter(|check| check.spec.depth == Depth::Quick);
@@ -81,7 +81,7 @@ impl Tree<'_> {
                 names.iter().try_for_each(|name| self.name(&format!("{path}/{name}")))
             }
             (Probe::Glob { .. } | Probe::Bytes { .. }, ProbeOutput::Files(files)) => {
-                // The bytes as they are, not as they were told.
+                // Copy the raw bytes: the probe's output is their text or hexadecimal form.
                 files.iter().filter(|file| file.text.is_ok()).try_for_each(|file| self.copied(probe, &file.path))
             }
             (Probe::Sampled { .. }, ProbeOutput::Samples(samples)) => {
@@ -98,7 +98,7 @@ impl Tree<'_> {
                 ["stat", "wchan"].iter().try_for_each(|name| {
                     match fs::read(self.real.join(format!("proc/{}/{name}", process.pid))) {
                         Ok(bytes) => self.file(&format!("/proc/{}/{name}", process.pid), &bytes),
-                        // It has ended meanwhile, or does not say.
+                        // The process has ended, or hides this file.
                         Err(_) => Ok(()),
                     }
                 })
@@ -128,7 +128,7 @@ impl Tree<'_> {
         fs::create_dir_all(&place).map_err(|source| RecordError { path: place, source })
     }
 
-    /// Something of this name, if nothing is known of it.
+    /// Creates an empty file unless the path exists already.
     fn name(&self, path: &str) -> Result<(), RecordError> {
         let place = self.place(path);
         if place.symlink_metadata().is_ok() { Ok(()) } else { write(&place, b"") }
@@ -153,7 +153,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), RecordError> {
     made.map_err(|source| RecordError { path: path.to_owned(), source })
 }
 
-/// What the stand-in library reads.
+/// Renders the scene file that the fake NVML library reads.
 fn scene(answer: &GpuAnswer) -> String {
     let mut out = String::new();
     match &answer.driver {
@@ -164,7 +164,7 @@ fn scene(answer: &GpuAnswer) -> String {
             });
             let _infallible = writeln!(out, "driver = {:?}\ncuda = {}", driver.version, cuda.unwrap_or(0));
         }
-        // The code stands at the end of what was said of it.
+        // The NVML code is at the end of the error text.
         Err(failure) => {
             let code =
                 failure.text.rsplit_once("(NVML ").and_then(|(_, rest)| rest.trim_end_matches(')').parse::<u32>().ok());

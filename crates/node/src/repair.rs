@@ -1,7 +1,8 @@
-//! `doctor-node repair`: resets the GPUs or reboots this machine, on the controller's word.
+//! `doctor-node repair`: resets the GPUs or reboots this machine for the controller.
 //!
-//! The command that does it is the site's; what is made sure of here is that it is done once and that it helped. A reboot
-//! that was asked for in an earlier boot has happened. A reset counts only if the driver asks for nothing more.
+//! The site configures the command. This module runs it once and verifies that it helped: a boot id that differs from
+//! the request's means that the reboot has happened, and a reset counts only if the driver requests no further recovery
+//! action.
 
 use std::{
     os::unix::process::CommandExt,
@@ -18,23 +19,23 @@ use crate::{
     runner::{ProbeRunner, child},
 };
 
-/// What tells a reset that did not help: whether every GPU answers, and the driver's own word.
+/// Checks that detect a reset that did not help: every GPU must answer, and the driver must request no recovery.
 const AFTER_A_RESET: [&str; 2] = ["gpu-presence", "gpu-recovery-action"];
-/// Nothing is known to compare with.
+/// Reason code of a check without an expectation to compare with.
 const NO_LIMIT: &str = "no-limit";
-/// Where the kernel names its boot. A container sees the machine's own.
+/// The kernel's boot id. A container sees the host's.
 const BOOT: &str = "proc/sys/kernel/random/boot_id";
-/// A killed command is gone by then unless it is stuck in the kernel.
+/// Time for a killed command to exit unless it is stuck in the kernel.
 const KILL_GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum What {
-    /// All GPUs of this machine; nobody may use one.
+    /// All GPUs of this machine; none may be in use
     Reset,
     Reboot,
 }
 
-/// Runs the command unless it was done already, and sees whether it helped. What it did is said in one line.
+/// Runs the command unless it has been done already, verifies the effect, and returns a one-line summary.
 ///
 /// # Errors
 /// If the command failed, did not end in time, or did not help.
@@ -63,8 +64,8 @@ pub fn repair(
     }
 }
 
-/// Runs the command to its end, with our output as its own. Told to stop, we go on: a machine that shuts down tells everybody,
-/// and that is what was wanted. The command itself has a limit.
+/// Runs the command to its end; it inherits our output. A stop request does not end it: a machine that shuts down
+/// signals all processes, and the shutdown is the purpose. `limit` bounds the command.
 fn run(command: &[String], limit: Duration) -> anyhow::Result<ExitStatus> {
     let (program, arguments) = command.split_first().context("the command is empty")?;
     let mut child = Command::new(program)
@@ -87,13 +88,13 @@ fn helped(runner: &dyn ProbeRunner) -> anyhow::Result<String> {
     let names = AFTER_A_RESET.map(CheckId::new).into_iter().collect::<Result<Vec<_>, _>>().context("naming a check")?;
     let answers = check::check(&names, Suite::Quick, &Policy::standard(), None, runner)?;
     for answer in &answers {
-        // How many GPUs there should be is for others to judge.
+        // The number of GPUs is the controller's to judge.
         let uncounted = answer.verdict == Verdict::Inconclusive && answer.reason.as_str() == NO_LIMIT;
         match answer.verdict {
             Verdict::Fail | Verdict::Inconclusive if !uncounted => {
                 bail!("reset, and {} says: {}", answer.check, answer.text)
             }
-            // The driver is too old to tell: that the command ended well is all there is.
+            // The driver is too old to report it: the command's success is all that is known.
             Verdict::NotApplicable => return Ok(format!("reset; whether it helped cannot be told: {}", answer.text)),
             _ => {}
         }

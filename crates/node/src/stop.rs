@@ -1,6 +1,7 @@
-//! Being told to stop: by a signal or by the job's own time limit.
+//! Requests to stop, from a signal or from the job's time limit.
 //!
-//! A probe may be waiting in poll(2) when the word comes, so there is a file descriptor to wait on beside the flag.
+//! A probe may be blocked in poll(2) when the request arrives, so [`Stop`] offers a file descriptor to poll beside the
+//! flag.
 
 use std::{
     io,
@@ -14,14 +15,14 @@ use std::{
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-/// Who said stop.
+/// The cause of a stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopWhy {
     Signal,
     TimeLimit,
 }
 
-/// Looked at before and during everything that takes time.
+/// A stop request, tested before and during every operation that takes time.
 #[derive(Debug, Default)]
 pub struct Stop {
     told: Arc<AtomicBool>,
@@ -30,24 +31,24 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// Nobody will say stop.
+    /// A request that never comes.
     pub fn never() -> Self {
         Self::default()
     }
 
-    /// SIGTERM and SIGINT say stop.
+    /// Stops on SIGTERM and SIGINT.
     pub fn on_signals() -> io::Result<Self> {
         let told = Arc::new(AtomicBool::new(false));
         let (wake, woken) = UnixStream::pair()?;
         for signal in [SIGTERM, SIGINT] {
-            // The flag first: whoever is woken finds it set.
+            // The flag must be set before the pipe wakes a waiter.
             signal_hook::flag::register(signal, Arc::clone(&told))?;
             signal_hook::low_level::pipe::register(signal, woken.try_clone()?)?;
         }
         Ok(Self { told, wake: Some(wake), deadline: None })
     }
 
-    /// So does the end of this time.
+    /// Also stops after `limit`.
     #[must_use]
     pub fn after(mut self, limit: Duration) -> Self {
         self.deadline = Instant::now().checked_add(limit);
@@ -61,7 +62,7 @@ impl Stop {
         self.deadline.is_some_and(|deadline| Instant::now() >= deadline).then_some(StopWhy::TimeLimit)
     }
 
-    /// The same, and if nobody has said so yet, whether it is said within this time.
+    /// Like [`Stop::told`], but waits up to `wait` for a request.
     pub(crate) fn told_within(&self, wait: Duration) -> Option<StopWhy> {
         let end = Instant::now() + wait;
         loop {
@@ -73,12 +74,12 @@ impl Stop {
         }
     }
 
-    /// Readable once a signal came.
+    /// A descriptor that becomes readable when a signal arrives.
     pub(crate) fn wake(&self) -> Option<impl AsFd + '_> {
         self.wake.as_ref()
     }
 
-    /// How long one may wait without looking again.
+    /// Shortens `wait` so that it does not pass the deadline.
     pub(crate) fn at_most(&self, wait: Duration) -> Duration {
         self.deadline.map_or(wait, |deadline| wait.min(deadline.saturating_duration_since(Instant::now())))
     }

@@ -1,8 +1,8 @@
-//! What the last looks at this node came to, in a file: the agent and the hooks of a scheduler are processes of their own,
-//! and a hook that finds a fresh verdict need not look again.
+//! The latest check results of this node, in a file. The agent and a scheduler's hooks are separate processes; a hook
+//! that finds a fresh verdict need not run the checks again.
 //!
-//! As with the controller, a finding stays until its check has a conclusive answer without it, and a rule may want a
-//! finding seen several times in a row before anything is done about it. So the count is kept here too.
+//! As in the controller, a finding stays open until its check concludes without it, and a rule may require several
+//! consecutive sightings before an action. The count is therefore kept here too.
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
@@ -19,31 +19,31 @@ use crate::runner::boot_id;
 
 const FILE: &str = "verdict.json";
 
-/// All that is known of this node since it booted.
+/// All check results since the node booted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Verdicts {
-    /// Of another boot they say nothing about this one.
+    /// Results of another boot are discarded.
     boot: String,
-    /// When every fast check was last looked at.
+    /// When all fast checks last ran.
     whole: Option<Timestamp>,
     checks: BTreeMap<CheckId, Held>,
 }
 
-/// One check's newest answer.
+/// The latest result of one check.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Held {
     pub at: Timestamp,
     pub verdict: Verdict,
-    /// What is open against the node, newest count included.
+    /// Open findings, with their current counts.
     pub findings: Vec<HeldFinding>,
-    /// Why it could not be judged, if it could not.
+    /// Why the check was inconclusive, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 
-/// What of a finding is needed to act on it and to tell of it.
+/// The parts of a finding that are needed to act on it and to report it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeldFinding {
@@ -52,7 +52,7 @@ pub struct HeldFinding {
     pub severity: Severity,
     pub reason: ReasonCode,
     pub text: String,
-    /// Seen so often in a row, and so often it has to be.
+    /// Consecutive sightings, and how many the rule requires.
     pub times: u32,
     pub confirm: u32,
 }
@@ -64,19 +64,19 @@ impl HeldFinding {
 }
 
 impl Verdicts {
-    /// What was kept in this directory since the boot; nothing, where nothing was.
+    /// Reads the results of this boot from `directory`. Returns an empty set if there are none.
     pub fn read(directory: &Path) -> Self {
         let text = fs::read(directory.join(FILE)).ok();
         let kept: Option<Self> = text.and_then(|text| serde_json::from_slice(&text).ok());
         kept.filter(|kept| kept.boot == boot_id()).unwrap_or_else(Self::none)
     }
 
-    /// Nothing is known.
+    /// An empty set for this boot.
     pub fn none() -> Self {
         Self { boot: boot_id(), whole: None, checks: BTreeMap::new() }
     }
 
-    /// Keeps it, whole or not at all. It is not made durable: after a crash of the machine it counts for nothing.
+    /// Writes the file atomically. It is not synced: after a reboot its content is discarded anyway.
     pub fn write(&self, directory: &Path) -> io::Result<()> {
         fs::create_dir_all(directory)?;
         let beside = directory.join(format!(".{FILE}.{}.tmp", std::process::id()));
@@ -84,7 +84,7 @@ impl Verdicts {
         fs::write(&beside, text).and_then(|()| fs::rename(&beside, directory.join(FILE)))
     }
 
-    /// One check answered. `text` says why, where it could not be judged.
+    /// Records one check's result. `text` is kept as the reason if the check was inconclusive.
     pub fn note(&mut self, check: &CheckId, verdict: Verdict, findings: &[Finding], text: &str, at: Timestamp) {
         let before = self.checks.remove(check).map_or_else(Vec::new, |held| held.findings);
         let findings = if verdict.is_conclusive() {
@@ -97,17 +97,17 @@ impl Verdicts {
         self.checks.insert(check.clone(), Held { at, verdict, findings, why });
     }
 
-    /// Nothing is said any more of what was last looked at before this moment: it may have been cured since.
+    /// Drops results from before `moment`: the fault may have been repaired since.
     pub fn forget_before(&mut self, moment: Timestamp) {
         self.checks.retain(|_, held| held.at >= moment);
     }
 
-    /// Every fast check was among those of this moment.
+    /// Records that all fast checks ran at this time.
     pub fn looked_at_all(&mut self, at: Timestamp) {
         self.whole = Some(at);
     }
 
-    /// How old the last look at everything is; `None` if there was none, or if it lies ahead of the clock.
+    /// Returns the age of the last run of all fast checks; `None` if there was none or it is in the future.
     pub fn age(&self, now: Timestamp) -> Option<Span> {
         self.whole.filter(|whole| *whole <= now).map(|whole| now.since(whole))
     }
@@ -116,7 +116,8 @@ impl Verdicts {
         self.checks.get(check)
     }
 
-    /// What fails now, by its check, the worst first. What only failed before, and could not be looked at since, is left out.
+    /// Returns current failures with their check, the worst first. Findings of checks that have been inconclusive since
+    /// are left out.
     pub fn failing(&self) -> Vec<(&CheckId, &HeldFinding)> {
         let now = self.checks.iter().filter(|(_, held)| held.verdict == Verdict::Fail);
         let mut failing: Vec<_> =
@@ -125,12 +126,12 @@ impl Verdicts {
         failing
     }
 
-    /// Checks that had no answer.
+    /// Returns the number of inconclusive checks.
     pub fn inconclusive(&self) -> usize {
         self.checks.values().filter(|held| held.verdict == Verdict::Inconclusive).count()
     }
 
-    /// Why most of them had none: what hangs keeps many checks from an answer, for the same reason.
+    /// Returns the most frequent reason of inconclusive checks: one hang blocks many checks for the same reason.
     pub fn why_inconclusive(&self) -> Option<&str> {
         let mut times: BTreeMap<&str, usize> = BTreeMap::new();
         for why in self.checks.values().filter_map(|held| held.why.as_deref()) {

@@ -1,5 +1,5 @@
-//! `doctor-node test collective` from its command line to its verdict, on GPUs and an NCCL that are stand-ins: ranks really add
-//! up, over sockets of this machine, and each fault that is planted is found for what it is.
+//! `doctor-node test collective` from its command line to its verdict, with fake GPUs and a fake NCCL: ranks really
+//! reduce, over sockets of this machine, and each planted fault is identified.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// After this long, what has not happened never will. It tells dead from slow, and holds on a busy machine.
+/// Timeout that distinguishes a hang from slowness, even on a busy machine.
 const DEAD: Duration = Duration::from_secs(240);
 const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
 const SECRET: &str = "a secret of the nodes of one job";
@@ -26,7 +26,7 @@ fn library() -> &'static Path {
     LIBRARY.get_or_init(|| standin(Path::new(PROGRAM)))
 }
 
-/// A machine whose GPUs are the stand-in's, which are slower than any real ones.
+/// A machine with fake GPUs, which are slower than any real ones.
 struct Bench {
     folder: TempDir,
 }
@@ -41,7 +41,7 @@ impl Bench {
                  severity = \"monitor\"\ntext = \"{{value}}\"\n"
             )
         });
-        // Messages of microseconds on a busy machine: only what is far off is slow here.
+        // Messages take microseconds on a busy machine: only large deviations count as slow here.
         let link = "[[rules]]\nid = \"collective-link-slow\"\ncheck = \"collective\"\nmetric = \"nccl_link_percent_of_median\"\n\
                     below = 2.0\nwhere_measured = true\nreason = \"link-slow\"\nseverity = \"monitor\"\ntext = \"{value}\"\n";
         fs::write(folder.path().join("policy.toml"), rules.concat() + link).unwrap();
@@ -65,7 +65,7 @@ impl Bench {
     }
 }
 
-/// The first row, and how the program ended.
+/// The first row, and the program's exit code.
 #[derive(Debug)]
 struct Said {
     code: Option<i32>,
@@ -113,7 +113,7 @@ fn right_sums_by_the_right_way_pass_inside_the_node_and_through_its_network() {
     bench.run("", &["mode=loopback"]).is(0, "pass within-limits node", "");
     let mut many = bench.command("", &["mode=loopback"]);
     Said::of(&many.env("DOCTOR_STANDIN_GPUS", "5").output().unwrap()).is(0, "pass within-limits node", "");
-    // What a site has in its environment does not lead the test astray.
+    // The site's environment does not change the test's transport.
     let mut forbidden = bench.command("", &[]);
     forbidden.env("NCCL_P2P_DISABLE", "1").env("NCCL_COMM_ID", "10.0.0.1:1").env("NCCL_DEBUG", "WARN");
     Said::of(&forbidden.output().unwrap()).is(0, "pass within-limits node", "");
@@ -164,23 +164,23 @@ fn a_fall_back_is_inconclusive_and_never_a_figure() {
     ] {
         bench.run(faults, &[mode]).is(3, "inconclusive failed node", words);
     }
-    // So slow that it seems to hang, which is no finding then.
+    // So slow that it seems to hang, which is then no finding.
     let slow = bench.run("socket hang:1", &["mode=loopback", "stall=1s"]);
     slow.is(3, "inconclusive failed node", "8 through sockets");
-    // It ends with the first size: the others would be worth nothing.
+    // It ends after the first size: the others would be meaningless.
     let ends_early = || {
         let begun = Instant::now();
         let slow = bench.run("socket slow:1:20", &["mode=loopback", "least=16"]);
         slow.is(3, "inconclusive failed node", "8 through sockets");
         begun.elapsed() < Duration::from_secs(5)
     };
-    // A busy machine may miss the time once or twice. Six sizes miss it every time.
+    // A busy machine may miss the limit once or twice; six sizes miss it every time.
     assert!((0..5).any(|_| ends_early()), "six sizes take {:?}", Duration::from_millis(6 * 52 * 20));
     bench.run("shm", &["shared_memory=true"]).is(0, "pass within-limits node", "");
     bench.run("", &["mode=loopback", "net=AWS Libfabric"]).is(0, "pass within-limits node", "");
 }
 
-/// A job of several nodes, all of them on this machine.
+/// A multi-node job, with all nodes on this machine.
 struct Job<'a> {
     bench: &'a Bench,
     nodes: usize,
@@ -205,7 +205,7 @@ impl<'a> Job<'a> {
         self.command(rank, faults, settings).spawn().unwrap()
     }
 
-    /// All of them, the first last: it may be the last to start.
+    /// Starts the nodes in reverse order: the first may be the last to start.
     fn run(&self, faults: &str, settings: &[&str]) -> Vec<Said> {
         let children: Vec<_> = (0..self.nodes).rev().map(|rank| self.start(rank, faults, settings)).collect();
         children.into_iter().rev().map(end).collect()
@@ -222,7 +222,7 @@ fn several_nodes_add_up_together_and_each_has_its_verdict() {
     for said in Job::of(&bench, 3).run("", &[]) {
         said.is(0, "pass within-limits node", "");
     }
-    // Inside a node peers, between nodes sockets: a fall-back, on whichever node it is.
+    // Peer access within a node and sockets between nodes: a fallback, whichever node it is on.
     for said in Job::of(&bench, 2).run("socket", &[]) {
         said.is(3, "inconclusive failed node", "through sockets (NET/Socket)");
     }
@@ -275,7 +275,7 @@ fn who_does_not_know_the_secret_or_is_of_another_job_is_not_let_in() {
 #[test]
 fn a_fault_of_one_node_is_its_own_and_the_others_are_not_blamed() {
     let bench = Bench::new();
-    // Ranks 2 and 3 are of the second node.
+    // Ranks 2 and 3 belong to the second node.
     let said = Job::of(&bench, 2).run("share:3:7", &[]);
     said[0].is(3, "inconclusive failed node", "the share of rank 3, on node");
     said[1].is(2, "fail collective-wrong gpu:0000:28:00.0", "the share of rank 3");
@@ -295,7 +295,7 @@ fn a_node_that_dies_is_named_by_the_others() {
     let job = Job::of(&bench, 2);
     let (first, mut second) = (job.start(0, "slow:0:20", &[]), job.start(1, "slow:0:20", &[]));
     let begun = Instant::now();
-    // Its worker is there once it has joined.
+    // Its worker exists once it has joined.
     while workers_of(second.id()).is_empty() && begun.elapsed() < Duration::from_secs(120) {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -327,7 +327,7 @@ fn without_the_first_node_the_others_end_at_once() {
     assert!(killed.elapsed() < DEAD, "{:?}", killed.elapsed());
 }
 
-/// Processes below this one that are a test's worker.
+/// Descendants of this process that are a test's worker.
 fn workers_of(root: u32) -> Vec<u32> {
     let stat = |pid: u32| fs::read_to_string(format!("/proc/{pid}/stat")).ok();
     let parent = |pid: u32| stat(pid)?.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse::<u32>().ok();
@@ -374,7 +374,7 @@ fn told_to_stop_it_ends_at_once_with_what_it_started() {
     assert!(workers.iter().all(|pid| is_over(*pid)));
 }
 
-/// NVIDIA's program, as far as it prints.
+/// Runs a fake of NVIDIA's program.
 fn nccl_tests(bench: &Bench, script: &str, settings: &[&str]) -> Said {
     let program = bench.folder.path().join("all_reduce_perf");
     fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -392,7 +392,7 @@ fn the_program_of_nvidia_is_used_instead_where_a_site_says_so() {
         let said = nccl_tests(&bench, &format!("{peers}; cat {fixtures}/nccl-tests/{table}"), &[]);
         said.is(0, "pass within-limits node", "");
     }
-    // What it is asked for: the sizes, a comparison, all GPUs.
+    // The expected arguments: the sizes, verification, all GPUs.
     let asked = format!(
         "[ \"$*\" = '-b 1024 -e 16384 -f 4 -c 1 -g 2' ] && {peers} && cat {fixtures}/nccl-tests/2.13-by-hand.txt"
     );

@@ -1,4 +1,4 @@
-//! The command line as others use it: exit codes, the log while a job runs, the document at its end.
+//! The command line as its callers use it: exit codes, the log while a job runs, and the document at its end.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use tempfile::TempDir;
 const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
 const KEY: RunKey = RunKey::new([3; 32]);
 
-/// A machine as a tree of files.
+/// A machine as a file tree.
 fn tree(meminfo: &str, kmsg: &str) -> TempDir {
     let root = tempfile::tempdir().unwrap();
     let write = |path: &str, text: &str| {
@@ -96,7 +96,7 @@ fn check_prints_a_table_or_json_of_the_same() {
     assert_eq!(damaged["entity"], "disk:sda1");
 }
 
-/// AzNHC as `doctor-node test` finds it: a program at a place that the policy names.
+/// Runs AzNHC the way `doctor-node test` finds it: a program at a path that the policy names.
 fn aznhc(script: &str) -> Output {
     let directory = tempfile::tempdir().unwrap();
     let program = directory.path().join("run-health-checks.sh");
@@ -210,7 +210,7 @@ fn a_job_leaves_raw_evidence_and_its_machine() {
 fn told_to_stop_a_job_signs_what_had_finished() {
     let job = Job::new();
     let child = job.start("memory,endless,kernel-log", &[]);
-    // While it runs, the log shows what the program printed.
+    // The log shows the program's output while it runs.
     job.wait_log("endless: | here");
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     assert_eq!(code(child), exit::STOPPED);

@@ -1,6 +1,6 @@
-//! The DCGM test as it is called, on a machine that does not exist: the driver is the stand-in library, and `dcgmi` and
-//! `nv-hostengine` are programs that each test writes. They answer in the shapes of DCGM 3 and 4, made by hand after its
-//! JSON writer; no DCGM has ever run here.
+//! The DCGM test on a simulated machine: the driver is the fake library, and each test writes its own `dcgmi` and
+//! `nv-hostengine`. Their output has the format of DCGM 3 and 4, written by hand after its JSON writer; these tests
+//! have never run with a real DCGM.
 
 use std::{
     fmt::Write as _,
@@ -48,18 +48,18 @@ fn signal(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), signal).unwrap();
 }
 
-/// A machine with DCGM on it.
+/// A machine with DCGM.
 struct Bed {
     standing: Standing,
     folder: TempDir,
-    /// Of an engine that runs, held open; or of one that does not.
+    /// The listener of a running engine; `None` if none runs.
     listener: Option<TcpListener>,
     address: String,
     settings: Vec<String>,
 }
 
 impl Bed {
-    /// `dcgmi` does this, in the folder of the bed. An engine runs.
+    /// `dcgmi` runs this script in the fixture's directory. An engine is running.
     fn new(dcgmi: &str) -> Self {
         Self::on(&Machine::hgx_h100(), dcgmi)
     }
@@ -82,8 +82,8 @@ impl Bed {
         fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// No engine runs, and one can be started: this test program, as [`stand_in_for_the_host_engine`]. It has a worker that
-    /// goes its own ways.
+    /// No engine runs, but one can be started: this test program, as [`stand_in_for_the_host_engine`]. It has a worker
+    /// that detaches itself.
     fn without_engine(mut self) -> Self {
         drop(self.listener.take());
         let us = std::env::current_exe().unwrap();
@@ -132,7 +132,7 @@ impl Bed {
         command
     }
 
-    /// `VERDICT REASON ENTITY TEXT` for each row, and the exit code.
+    /// Returns `VERDICT REASON ENTITY TEXT` for each row, and the exit code.
     fn test(&self, level: u8) -> (Vec<String>, i32) {
         let output = self.command(level).output().unwrap();
         let rows: Vec<Value> = serde_json::from_slice(&output.stdout)
@@ -142,7 +142,7 @@ impl Bed {
         (rows.iter().map(line).collect(), output.status.code().unwrap())
     }
 
-    /// The one row of a test that found nothing.
+    /// Returns the only row of a test without findings.
     fn says(&self, level: u8, begins: &str) -> String {
         let (rows, code) = self.test(level);
         assert!(rows.len() == 1 && rows[0].starts_with(begins), "{rows:?} should begin with {begins}");
@@ -161,7 +161,7 @@ impl Bed {
     }
 }
 
-/// DCGM 4 on all GPUs, with these tests passed.
+/// DCGM 4's output for all GPUs, with these tests passed.
 fn passed(tests: &[&str]) -> String {
     let results: Vec<_> = (0..GPUS)
         .map(|id| format!("{{\"entity_group\":\"GPU\",\"entity_group_id\":1,\"entity_id\":{id},\"status\":\"Pass\"}}"))
@@ -180,7 +180,7 @@ fn passed(tests: &[&str]) -> String {
 
 const LEVEL_2: [&str; 3] = ["software", "memory", "pcie"];
 
-/// Not a test: what `nv-hostengine` becomes in a bed. It listens, and takes no notice of who comes.
+/// Not a test: the fake `nv-hostengine`. It listens and drops every connection.
 #[test]
 fn stand_in_for_the_host_engine() {
     let Ok(address) = std::env::var("DOCTOR_STANDIN_ENGINE") else { return };
@@ -284,7 +284,7 @@ fn without_an_engine_or_a_way_to_start_one_nothing_is_diagnosed() {
 #[test]
 fn a_diagnosis_that_hangs_is_told_to_stop_and_then_ended_with_all_it_started() {
     let polite = Bed::new(POLITE);
-    // Long enough for a shell to begin on a busy machine.
+    // Long enough for a shell to start on a busy machine.
     let polite = polite.set("timeout=4s").without_engine();
     assert!(polite.says(2, "inconclusive timed-out").contains("did not end within 4s"));
     assert!(polite.at("asked").exists(), "it may have something to tidy up");
@@ -296,12 +296,12 @@ fn a_diagnosis_that_hangs_is_told_to_stop_and_then_ended_with_all_it_started() {
     deaf.nothing_is_left();
 }
 
-/// A `dcgmi` that hangs until it is asked to end.
+/// A `dcgmi` that hangs until SIGTERM.
 const POLITE: &str = "trap 'echo yes > asked; kill $!; exit 3' TERM\nsleep 3600 & echo $$ > dcgmi; wait";
-/// One that does not listen.
+/// One that ignores SIGTERM.
 const DEAF: &str = "trap '' TERM\nsleep 3600 & echo $! > worker; echo $$ > dcgmi; wait";
 
-/// A test that hangs in its diagnosis, with the process that runs it.
+/// Starts a test that hangs in its diagnosis, and returns its process.
 fn hanging(bed: Bed) -> (Bed, Child, u32) {
     let mut command = bed.command(2);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();

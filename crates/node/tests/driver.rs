@@ -1,5 +1,5 @@
-//! A driver that hangs: every command answers in time and names the GPU, and no process is left behind. One that cannot be
-//! killed is waited for by nobody, and there are never more than two of them.
+//! A hung driver: every command answers in time and names the GPU, and no process is left behind. No command waits for
+//! a helper that cannot be killed, and there are never more than two of them.
 
 use std::{
     collections::BTreeSet,
@@ -30,9 +30,9 @@ use doctor_node::{
 use rustix::process::{Pid, Signal, kill_process};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
-/// What the driver has by default, and as much again for a machine that is slow.
+/// The driver's default limit, doubled for a slow machine.
 const IN_TIME: Duration = Duration::from_secs(60);
-/// For a driver that will not answer: long enough for any machine to get to the GPU that hangs.
+/// For a driver that never answers: long enough for any machine to reach the GPU that hangs.
 const HANGS: Duration = Duration::from_secs(4);
 const LOADED: &str = "/proc/driver/nvidia/gpus/0000:18:00.0/information";
 const GPU_3: &str = "while the driver was asked about GPU 3 (0000:48:00.0)";
@@ -63,7 +63,7 @@ fn stat_of(pid: u32) -> Option<ProcStat> {
     ProcStat::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// Helpers that ask the driver of this machine and have not ended.
+/// Live helpers that query the driver of this machine.
 fn helpers(standing: &Standing) -> BTreeSet<u32> {
     let root = standing.at("root").display().to_string();
     let is_one = |pid: &u32| {
@@ -88,7 +88,7 @@ fn signal(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
 }
 
-/// A process that is ended with the test.
+/// A process that is killed at the end of the test.
 struct Started(Child);
 
 impl Started {
@@ -96,7 +96,7 @@ impl Started {
         Self(command.stdin(Stdio::null()).spawn().unwrap())
     }
 
-    /// Waits for its end, and says how long it took since `begun`.
+    /// Waits for its exit, and returns the time since `begun`.
     #[track_caller]
     fn ends(mut self, begun: Instant) -> (Option<i32>, Duration) {
         let mut status = None;
@@ -156,7 +156,7 @@ fn agent(standing: &Standing) -> Command {
     command
 }
 
-/// One machine on which all four look at once: it takes as long as the slowest.
+/// One machine with all four commands in parallel: it takes as long as the slowest.
 #[test]
 fn a_gpu_that_hangs_is_named_by_every_command_and_holds_up_none() {
     let standing = stand(&hangs_on_gpu_3());
@@ -215,7 +215,7 @@ fn a_driver_that_hangs_when_it_is_opened_is_told_as_such() {
     assert!(helpers(&standing).is_empty());
 }
 
-/// A runner of this process. The stand-in's file is told by the environment, which is the same for all tests of this process.
+/// A runner in this process. An environment variable names the scene file, and all tests of this process share it.
 struct Bench<'a> {
     standing: &'a Standing,
     state: tempfile::TempDir,
@@ -277,7 +277,8 @@ fn one_helper_serves_all_questions_and_holds_nothing_between_them() {
         let to = fs::read_link(entry.path()).unwrap();
         assert!(to == Path::new("/dev/null") || to.to_string_lossy().starts_with("pipe:"), "{}", to.display());
     }
-    // An error is believed of a driver that was not exchanged under the helper, and the next answer is a new one.
+    // An error of a driver that was not replaced under the helper is returned as it is, and the next query gets a new
+    // answer.
     standing.becomes(&Machine::hgx_h100().driver_fails(9));
     assert_eq!(bench.answers(&["uuid"]).driver.unwrap_err().kind, FailureKind::Missing);
     standing.becomes(&Machine::hgx_h100());
@@ -350,7 +351,7 @@ fn the_helper_gets_no_key_of_the_run() {
     until("all processes to be gone", || processes(&standing).is_empty());
 }
 
-/// A file system of which writers are stuck in the kernel, where SIGKILL does not end them.
+/// A file system whose writers are stuck in the kernel, where SIGKILL does not end them.
 struct Frozen {
     mount: tempfile::TempDir,
     _image: tempfile::NamedTempFile,
@@ -427,7 +428,7 @@ fn helpers_that_cannot_be_killed_are_at_most_two_and_are_told_until_they_are_gon
         assert!(stuck.iter().all(|pid| failure.text.contains(&format!("process {pid} "))), "{failure:?}");
         assert_eq!(helpers(&standing), stuck, "a further one was started");
     }
-    // Another process knows them from the directory, and the finding tells all of it.
+    // Another process knows them from the directory, and the finding has all the details.
     let begun = Instant::now();
     let mut other = Command::new(PROGRAM);
     other.args(["check", "gpu-driver", "--json", "--root"]).arg(standing.at("root")).arg("--nvml").arg(library());

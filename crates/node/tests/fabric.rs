@@ -1,6 +1,6 @@
-//! The fabric test as it is called, on a machine that does not exist: its ports are a tree of files, and `ib_write_bw` and
-//! `fi_pingpong` are programs that each test writes. Where libfabric is installed, its own program moves data over TCP; perftest's
-//! own says what it says without a device. No adapter was ever here.
+//! The fabric test on a simulated machine: its ports are a file tree, and each test writes its own `ib_write_bw` and
+//! `fi_pingpong`. If libfabric is installed, its real program moves data over TCP; the real perftest shows its output
+//! without a device. These tests have never run on a machine with an adapter.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
 const NO_LIBRARY: &str = "libdoctor-has-none.so.1";
-/// Of a port that moves 394.61 Gbit/s.
+/// Output for a port that moves 394.61 Gbit/s.
 const WELL: &str = include_str!("../../checks/fixtures/perftest/gbits-duration.txt");
 const BROKEN: &str = include_str!("../../checks/fixtures/perftest/completion-error.txt");
 
@@ -43,7 +43,7 @@ fn gone(pid: u32) {
     wait(&format!("process {pid} to go"), || lives().is_none_or(|stat| stat.is_over()).then_some(()));
 }
 
-/// A machine with a network, and programs to try it.
+/// A machine with a network, and the tools to test it.
 struct Bed {
     standing: Standing,
     folder: TempDir,
@@ -51,8 +51,8 @@ struct Bed {
 }
 
 impl Bed {
-    /// The client of `ib_write_bw` does this in the folder of the bed, with the device in `$device` and its own number in the
-    /// file `client`. A device that does not exist is refused, as perftest does.
+    /// The client of `ib_write_bw` runs this script in the fixture's directory, with the device in `$device` and its
+    /// own pid in the file `client`. A device that does not exist is rejected, as by perftest.
     fn new(machine: &Machine, client: &str) -> Self {
         let bed = Self::bare(machine);
         fs::write(bed.at("well.txt"), WELL).unwrap();
@@ -71,7 +71,7 @@ impl Bed {
         Self { standing, folder, settings: vec!["duration=3s".to_owned()] }
     }
 
-    /// A program that does `first`; then, as a server, listens, and as a client does `client`.
+    /// Writes a tool that runs `first`, and then listens as a server or runs `client` as a client.
     fn tool(&self, name: &str, first: &str, client: &str) {
         let us = std::env::current_exe().unwrap();
         let script = format!(
@@ -113,7 +113,7 @@ impl Bed {
         command
     }
 
-    /// `VERDICT REASON ENTITY TEXT` for each row, and the exit code.
+    /// Returns `VERDICT REASON ENTITY TEXT` for each row, and the exit code.
     fn test(&self) -> (Vec<String>, i32) {
         let output = self.command().output().unwrap();
         let rows: Vec<Value> = serde_json::from_slice(&output.stdout)
@@ -142,7 +142,7 @@ impl Bed {
     }
 }
 
-/// Not a test: what a tool becomes as a server. It listens, and takes no notice of who comes.
+/// Not a test: the server process of a tool. It listens and drops every connection.
 #[test]
 fn stand_in_for_a_server() {
     let Ok(port) = std::env::var("DOCTOR_STANDIN_SERVER") else { return };
@@ -236,7 +236,7 @@ fn a_program_that_hangs_is_ended_in_time_and_so_is_all_that_it_started() {
     }
 }
 
-/// Two EFA adapters, as the driver of Linux 6.8 shows them. Made by hand.
+/// Two EFA adapters, as the driver of Linux 6.8 shows them. Written by hand.
 fn with_efa() -> Machine {
     let mut machine = Machine::hgx_h100().without("/sys/class/infiniband");
     for name in ["rdmap79s0", "rdmap80s0"] {
@@ -262,7 +262,8 @@ fn an_efa_adapter_is_tested_by_libfabrics_own_program() {
     if !real.exists() {
         return not_run("fi_pingpong", "libfabric-bin is not installed");
     }
-    // The real one, over TCP: there is no EFA here. It does not look at its domain then, so that is done for it.
+    // The real program over TCP, because there is no EFA here. It ignores its domain then, so the script checks the
+    // device.
     let bed = Bed::bare(&with_efa());
     let refuse = "[ -e root/sys/class/infiniband/$device ] || { echo 'fi_getinfo(): ret=-61' >&2; exit 61; }";
     let real = format!("exec {} -p tcp -e msg -I 20 -S 1048576", real.display());
@@ -286,7 +287,7 @@ fn libfabrics_own_program_that_ignores_its_device_is_found_out() {
         return not_run("fi_pingpong", "libfabric-bin is not installed");
     }
     let bed = Bed::bare(&with_efa());
-    // Over TCP, libfabric takes any name for its domain.
+    // Over TCP, libfabric accepts any name as its domain.
     let real = format!("exec {} -p tcp -e msg -d $device -I 20 -S 1048576", real.display());
     bed.tool("fi_pingpong", &format!("[ -z \"$peer\" ] && {real} -B $port\n{real} -P $port $peer"), "");
     assert!(bed.says("inconclusive failed").contains("gives a result for a device that does not exist"));
@@ -300,7 +301,8 @@ fn without_a_device_the_real_programs_say_what_is_expected_of_them() {
     if Path::new("/sys/class/infiniband").exists() {
         return not_run("ib_write_bw", "there are devices here");
     }
-    // The ports of the bed are files only: the real program finds none of them, refuses the bogus one rightly, and then the first.
+    // The fixture's ports are only files: the real program finds no device, rightly rejects the bogus one, and then the
+    // first.
     let bed = Bed::bare(&Machine::hgx_h100()).set("devices=[\"mlx5_0\"]");
     let said = bed.says("inconclusive failed");
     assert!(said.contains("link:mlx5_0/1: ib_write_bw ended with exit code 1: Unable to find"), "{said}");

@@ -1,5 +1,5 @@
-//! Faults planted in a machine that does not exist, and the real program looking for them: each is found on its part with
-//! its severity, and nothing else is.
+//! Runs the real program on a simulated machine with planted faults: each is found on its entity with its severity, and
+//! nothing else is.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,7 @@ use std::{
 
 use doctor_bed::machine::{GPUS, Machine, Standing, gpu_pci, ib, standin};
 
-/// A name, what is wrong, and what must be found: `CHECK REASON SEVERITY ENTITY`.
+/// A name, the fault, and the expected findings: `CHECK REASON SEVERITY ENTITY`.
 struct Fault {
     name: &'static str,
     plant: fn(Machine) -> Machine,
@@ -23,7 +23,7 @@ const fn fault(name: &'static str, plant: fn(Machine) -> Machine, found: &'stati
     Fault { name, plant, found }
 }
 
-/// What is found at the first look.
+/// Faults that the first run finds.
 const FAULTS: &[Fault] = &[
     // GPU memory
     fault(
@@ -262,7 +262,7 @@ const FAULTS: &[Fault] = &[
         },
         &["processes-stuck nvidia-stuck reboot node"],
     ),
-    // The kernel's log
+    // Kernel log
     fault(
         "fallen off the bus",
         |m| {
@@ -340,7 +340,7 @@ const FAULTS: &[Fault] = &[
     ),
 ];
 
-/// What is found when counters have grown since the look before.
+/// Faults that are found when counters have grown since the previous run.
 const GROWING: &[Fault] = &[
     fault(
         "a link went down",
@@ -406,7 +406,7 @@ fn every_planted_fault_is_found_where_it_is_and_nothing_else_is() {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
-/// What a real machine was like, and what the real program said there.
+/// A recording of a real machine, and the program's findings there.
 #[derive(serde::Deserialize)]
 struct Recording {
     files: BTreeMap<String, String>,
@@ -423,7 +423,7 @@ fn a_recording_of_a_real_h200_is_judged_as_the_machine_itself_was() {
     let below = |path: &str| fs::create_dir_all(place(path).parent().unwrap()).unwrap();
     for (path, to) in &recording.links {
         below(path);
-        // Where it leads is a folder, also if nothing of it was read.
+        // The target is a directory, even if nothing in it was read.
         fs::create_dir_all(place(path).parent().unwrap().join(to)).unwrap();
         std::os::unix::fs::symlink(to, place(path)).unwrap();
     }
@@ -432,7 +432,7 @@ fn a_recording_of_a_real_h200_is_judged_as_the_machine_itself_was() {
         fs::write(place(path), text).unwrap();
     }
     fs::write(folder.path().join("scene.toml"), &recording.scene).unwrap();
-    // The machine had just been booted, and the program that looked at it then made no allowance for that and had no `job-ends`.
+    // The machine had just been booted, and the program at that time had neither the boot grace nor `job-ends`.
     let policy = "[agents]\nboot_grace = \"0s\"\n[tests.job-ends]\nenabled = false\n";
     fs::write(folder.path().join("policy.toml"), policy).unwrap();
     let program = Path::new(env!("CARGO_BIN_EXE_doctor-node"));

@@ -1,5 +1,5 @@
-//! NVIDIA's other ways of telling: `nvidia-smi` where the driver's library cannot be loaded, and DCGM where it is
-//! installed. The real program asks stand-ins for them.
+//! Other sources about NVIDIA GPUs: `nvidia-smi` if the driver's library cannot be loaded, and DCGM if it is installed.
+//! The real program uses fakes of both.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
 const NO_LIBRARY: &str = "libdoctor-has-none.so.1";
-/// Of one H200; here it is the machine's first GPU.
+/// From one H200; here it is the machine's first GPU.
 const LOG: &str = include_str!("../../checks/fixtures/nvidia-smi/h200.xml");
 
 fn library() -> &'static Path {
@@ -25,7 +25,7 @@ fn library() -> &'static Path {
     LIBRARY.get_or_init(|| standin(Path::new(PROGRAM)))
 }
 
-/// `CHECK VERDICT REASON ENTITY` for each row.
+/// Returns `CHECK VERDICT REASON ENTITY` for each row.
 fn rows(command: &mut Command) -> Vec<String> {
     let output = command.output().unwrap();
     let rows: Vec<Value> = serde_json::from_slice(&output.stdout)
@@ -34,7 +34,7 @@ fn rows(command: &mut Command) -> Vec<String> {
     rows.iter().map(|row| ["check", "verdict", "reason", "entity"].map(|key| word(row, key)).join(" ")).collect()
 }
 
-/// A machine without the library, and a program `nvidia-smi` that does this.
+/// Runs checks on a machine without the library, with this script as `nvidia-smi`.
 fn with_nvidia_smi(script: &str, checks: &[&str]) -> Vec<String> {
     let standing = Machine::hgx_h100().stand(Path::new(PROGRAM), Path::new(NO_LIBRARY));
     let folder = tempfile::tempdir().unwrap();
@@ -71,7 +71,7 @@ fn without_a_whole_log_of_nvidia_smi_the_missing_library_is_what_is_told() {
     }
 }
 
-/// A machine with DCGM, whose engine is whoever listens at the test's own address.
+/// A machine with DCGM, whose engine is the listener at the test's own address.
 struct Engine {
     standing: Standing,
     folder: TempDir,

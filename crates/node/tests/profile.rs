@@ -1,4 +1,4 @@
-//! The machine type as the program finds it: on trees of files, with a metadata service on the loopback.
+//! Detection of the machine type, on file trees and with a metadata service on the loopback interface.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ fn write(root: &Path, path: &str, text: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// A machine as a tree of files, with so many H100s on its bus.
+/// A machine as a file tree, with this many H100s on its bus.
 fn machine(vendor: &str, product: &str, gpus: u32) -> TempDir {
     let root = tempfile::tempdir().unwrap();
     write(root.path(), "proc/meminfo", "MemTotal: 2000000000 kB\nMemAvailable: 1900000000 kB\n");
@@ -47,7 +47,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// Answers as Amazon's service does, so many times over.
+/// Answers like Amazon's service, this many times.
 fn aws(times: usize, instance_type: &'static str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -99,7 +99,7 @@ fn without_a_cloud_nobody_is_asked_and_the_gpus_tell() {
     assert_eq!(json["detection"]["found"]["sku"], "hgx-h100", "{json}");
     assert_eq!(json["detection"]["found"]["by"], "gpus");
     assert!(listener.accept().is_err(), "somebody was asked");
-    // What the operator says comes before everything.
+    // The operator's choice overrides detection.
     let output = node(root.path(), &["profile", "show", "--sku", "Standard_ND96isr_H100_v5"]);
     assert!(said(&output).contains("profile: nd96isr_h100_v5"), "{}", said(&output));
     let output = node(root.path(), &["profile", "show", "--sku", "none"]);
@@ -128,7 +128,7 @@ fn a_learnt_profile_fits_the_machine_that_taught_it() {
     let site = tempfile::tempdir().unwrap();
     let file = site.path().join("ours.toml");
     let out = file.to_str().unwrap();
-    // Nothing of this tree is a healthy machine but its memory: what it says is all that is taken.
+    // Only the memory of this tree is a healthy machine's: nothing else is learnt.
     let output = node(root.path(), &["profile", "learn", "--anyway", "--out", out]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let text = fs::read_to_string(&file).unwrap();

@@ -1,4 +1,4 @@
-//! `doctor-node repair` from its command line: once in a boot, and only done if it helped.
+//! `doctor-node repair` from its command line: once per boot, and done only if it helped.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ fn stand(machine: &Machine) -> Standing {
     machine.stand(Path::new(PROGRAM), library())
 }
 
-/// Resets the GPUs of a machine that does not exist, by a command that does nothing.
+/// Resets the GPUs of a simulated machine by a command that does nothing.
 fn reset(standing: &Standing, command: &str) -> Output {
     let mut repair = Command::new(PROGRAM);
     repair.args(["repair", "reset", "--nvml"]).arg(library()).arg("--root").arg(standing.at("root"));

@@ -1,4 +1,4 @@
-//! `doctor-node report` on a machine that does not exist, with stand-ins for the vendor's tool and for a cloud.
+//! `doctor-node report` on a simulated machine, with fakes for the vendor's tool and for a cloud.
 
 use std::{
     fs,
@@ -28,7 +28,7 @@ struct Bed {
 }
 
 impl Bed {
-    /// A machine of this vendor, and where it is given, a tool that does this.
+    /// A machine of this vendor, with this script as the vendor's tool if given.
     fn new(vendor: &str, tool: Option<&str>) -> Self {
         let machine = Machine::hgx_h100().adding("/sys/class/dmi/id/sys_vendor", &format!("{vendor}\n"));
         let bed = Self { machine: machine.stand(Path::new(PROGRAM), library()), folder: tempfile::tempdir().unwrap() };
@@ -55,7 +55,7 @@ impl Bed {
     }
 }
 
-/// A piece of AWS: what it has, and whether everybody came with a token.
+/// A part of AWS's metadata service, which rejects requests without a token.
 fn metadata() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -79,7 +79,7 @@ fn metadata() -> String {
                 Some(text) => format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{text}", text.len()),
                 None => "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n".to_owned(),
             };
-            // Who has gone does not hear it.
+            // The client may be gone.
             let _heard = stream.write_all(answer.as_bytes());
         }
     });
@@ -109,7 +109,7 @@ fn serials_firmware_cloud_and_the_vendors_file_are_written_down() {
     assert_eq!((&cloud["instance_id"], &cloud["placement_group"]), (&"i-0123456789abcdef0".into(), &"train-a".into()));
     assert!(!machine.to_string().contains("a-token-of-aws"), "the token is nobody's business");
 
-    // Switched off, nobody is asked.
+    // Disabled: no query.
     let (_, machine) = bed.report(&["--metadata", "none"]);
     assert_eq!((&machine["cloud"]["name"], &machine["cloud"]["instance_id"]), (&"aws".into(), &Value::Null));
     assert!(machine["cloud"]["not_read"].is_string(), "{machine:#}");
@@ -141,7 +141,7 @@ fn what_a_tool_that_hangs_had_written_is_kept() {
     assert_eq!(bed.left("nvidia-bug-report.log").unwrap(), b"the first half\n");
     let said = machine["vendor_report"]["file"].as_str().unwrap_or_default();
     assert!(said.contains("nvidia-bug-report.log, cut: it did not end within 2s"), "{machine:#}");
-    // What an earlier try left is not taken for what a later one has.
+    // A file of an earlier run is not taken for this one's.
     fs::write(bed.folder.path().join("nvidia-bug-report.sh"), "#!/bin/sh\nexit 3\n").unwrap();
     let (_, machine) = bed.report(&[]);
     assert!(machine["vendor_report"]["why_not"].as_str().unwrap_or_default().contains("exit status: 3"), "{machine:#}");

@@ -1,4 +1,4 @@
-//! The runner on this machine: limits are kept, nothing is left running, nothing makes it wait.
+//! The runner on this machine: limits hold, no process is left running, and nothing blocks it.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use doctor_node::{
     stop::Stop,
 };
 
-/// After this long, what has not happened never will. It tells dead from slow, and holds on a busy machine.
+/// Timeout that distinguishes a hang from slowness, even on a busy machine.
 const DEAD: Duration = Duration::from_secs(240);
 const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
 
@@ -81,7 +81,7 @@ fn at_its_time_limit_a_program_goes_with_all_that_it_started() {
 #[test]
 fn what_a_program_leaves_behind_in_its_group_is_ended_and_not_waited_for() {
     let begun = Instant::now();
-    // The one in the background holds both pipes open.
+    // The background process holds both pipes open.
     let output = run(&shell("sleep 600 & echo $!", Span::minutes(10)));
     assert!(begun.elapsed() < DEAD, "{:?}", begun.elapsed());
     let ProbeOutput::Ran { exit: Some(0), stdout, .. } = output else { panic!("{output:?}") };
@@ -162,7 +162,7 @@ fn the_lines_of_a_program_are_seen_while_it_runs() {
     };
     let stop = Stop::never();
     let runner = LocalRunner::new("/", &stop).helper(PROGRAM).echo(&echo);
-    // It says the second line only after the first was seen.
+    // It prints the second line only after the first was received.
     let script = format!("echo one; until [ -e {} ]; do sleep 0.05; done; printf two", first_is_seen.display());
     runner.run(&shell(&script, Span::minutes(2)));
     assert_eq!(*seen.borrow(), ["one", "two"]);
@@ -180,7 +180,7 @@ fn the_time_limit_of_the_job_stops_a_probe() {
 
 #[test]
 fn a_program_does_not_get_the_key_of_the_run() {
-    // In a process of its own, so that this test's environment stays as it is.
+    // In a separate process, so that this test's environment does not change.
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     fs::write(at("policy.toml"), "[tests.spy.params]\ncommand = [\"/usr/bin/env\"]\n").unwrap();
@@ -197,7 +197,7 @@ fn a_program_does_not_get_the_key_of_the_run() {
     assert!(!log.contains("DOCTOR_RUN_KEY") && !log.contains("abab"), "{log}");
 }
 
-/// A small file system that can be frozen: whoever writes to it then is stuck in the kernel, and SIGKILL does not help.
+/// A small file system that can be frozen: a writer is then stuck in the kernel, and SIGKILL does not end it.
 struct Frozen {
     mount: tempfile::TempDir,
     _image: tempfile::NamedTempFile,
@@ -234,7 +234,7 @@ impl Frozen {
 impl Drop for Frozen {
     fn drop(&mut self) {
         self.thaw();
-        // The writer that was stuck may need a moment to go.
+        // The stuck writer may need a moment to end.
         wait("the mount to be free", || {
             Command::new("umount").arg(self.mount.path()).output().is_ok_and(|output| output.status.success())
         });

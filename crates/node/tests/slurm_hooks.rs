@@ -1,5 +1,5 @@
-//! The hooks as real slurmds run them, of two generations of Slurm: on machines with planted faults, with nothing in their
-//! environment, and with things that hang.
+//! The hooks under real slurmds of two generations of Slurm: on machines with planted faults, with an empty
+//! environment, and with processes that hang.
 
 use std::{
     fs,
@@ -22,19 +22,19 @@ use tempfile::TempDir;
 const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
 const OFF_THE_BUS: &str = "NVRM: Xid (PCI:0000:18:00): 79, pid=1, GPU has fallen off the bus.";
 const DAMAGED: &str = "EXT4-fs error (device sda1): ext4_lookup:1855: inode #2";
-/// The clock is this machine's own, which is no concern here.
+/// The clock is this machine's own, which does not matter here.
 const NO_CLOCK: &str = "[tests.time-sync]\nenabled = false\n";
-/// What the built-in rules answer with a reboot takes the node away here.
+/// A built-in rule requests a reboot for this event; this one isolates the node.
 const ISOLATES: &str = "[[rules]]\nid = \"site-xid-79\"\ncheck = \"gpu-xid\"\nevent = \"xid-79\"\nreason = \"xid-79\"\n\
                         severity = \"isolate\"\ntext = \"{value}\"\n";
-/// A prolog that blocks, with time enough for a busy machine: one that runs out of time lets its job through.
+/// A blocking prolog with enough time for a busy machine: one that runs out of time lets its job start.
 const PATIENT_PROLOG: &str = "[prolog]\nblock = true\nlimit = \"2m\"\n";
-/// And a Slurm that waits for it: a batch job that its node does not know after this time is requeued.
+/// A Slurm that waits for it: it requeues a batch job that the node has not started after this time.
 const PATIENT_SLURM: &str = "BatchStartTimeout=300";
-/// As long as a permit can last: it must not end on a busy machine before a prolog has read it.
+/// The longest a permit can last: it must not expire on a busy machine before a prolog has read it.
 const PERMITTED: Span = Span::minutes(10);
 
-/// A folder with a machine and settings for each node, and the three scripts that Slurm is told of.
+/// A directory with a machine and settings for each node, and the three scripts that Slurm runs.
 struct Site {
     folder: TempDir,
 }
@@ -48,7 +48,7 @@ impl Site {
             site.kernel_says(&format!("node{node}"), &[]);
         }
         for moment in ["health", "prolog", "epilog"] {
-            // The environment is kept to see how little it holds.
+            // Saves the environment to show how little it contains.
             let env = site.at("env");
             let config = site.at("$SLURMD_NODENAME/hook.toml");
             let text = format!(
@@ -69,13 +69,13 @@ impl Site {
     fn write(&self, name: &str, text: &str) {
         let path = self.at(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        // Whole or not at all: a hook may look at any time.
+        // Atomically: a hook may read at any time.
         let beside = path.with_extension("new");
         fs::write(&beside, text).unwrap();
         fs::rename(beside, path).unwrap();
     }
 
-    /// What the kernel of a node has logged since its boot.
+    /// Sets what the kernel of a node has logged since its boot.
     fn kernel_says(&self, node: &str, lines: &[&str]) {
         self.write(&format!("{node}/root/proc/uptime"), "1000000.00 5.0\n");
         self.write(&format!("{node}/root/proc/sys/kernel/random/boot_id"), "8a5b1c9e-5d0e-4a77-9d3c-1f7a1f7a1f7a\n");
@@ -86,18 +86,18 @@ impl Site {
         self.write(&format!("{node}/root/dev/kmsg"), &log);
     }
 
-    /// The settings of a node without a controller.
+    /// Writes the settings of a node without a controller.
     fn alone(&self, node: &str, more: &str) {
         self.settings(node, &format!("alone = true\npolicy = {:?}\n{more}", self.at("policy.toml")));
     }
 
-    /// The settings of a node's hooks: the machine is its own.
+    /// Writes the settings of a node's hooks, with its own machine.
     fn settings(&self, node: &str, more: &str) {
         let (root, state) = (self.at(&format!("{node}/root")), self.at(&format!("{node}/state")));
         self.write(&format!("{node}/hook.toml"), &format!("state = {state:?}\nroot = {root:?}\n{more}"));
     }
 
-    /// The settings of a node with a controller that is away, and the agent's state directory.
+    /// Writes the settings of a node whose controller is unreachable, and returns the agent's state directory.
     fn reporting(&self, node: &str, more: &str) -> PathBuf {
         let credential = Credential {
             node: NodeName::new(node).unwrap(),
@@ -147,7 +147,7 @@ fn last_lines(text: &str) -> String {
     lines[lines.len().saturating_sub(10)..].join("\n")
 }
 
-/// A Slurm, or `None` where this machine has none, which is said and in CI is a failure.
+/// Starts Slurm. `None` if this machine has none, which is reported, and in CI is a failure.
 fn start(what: &str, layout: &Layout) -> Option<Slurm> {
     match Slurm::start(layout) {
         Ok(slurm) => Some(slurm),
@@ -176,7 +176,7 @@ fn drains_alone(generation: Generation) {
     site.wait_for_line("node4", "well");
     slurm.run("scontrol", &["update", "nodename=node2", "state=drain", "reason=Maintenance of Bob's"]).unwrap();
 
-    // Two fail; one of them is an operator's already.
+    // Two fail; an operator has drained one of them already.
     for node in ["node1", "node2"] {
         site.kernel_says(node, &[DAMAGED]);
     }
@@ -191,7 +191,7 @@ fn drains_alone(generation: Generation) {
     assert!(env.contains("SLURMD_NODENAME=node"), "{env}");
     assert!(!env.lines().any(|line| line.starts_with("PATH=")), "Slurm gives no PATH: {env}");
 
-    // A tenth of four nodes is one: a third bad node is for a person.
+    // A tenth of four nodes is one: a third bad node is left to an operator.
     site.kernel_says("node3", &[DAMAGED]);
     site.wait_for_line(
         "node3",
@@ -200,7 +200,7 @@ fn drains_alone(generation: Generation) {
     assert_eq!(slurm.node_state("node3").unwrap(), "IDLE");
     assert_eq!(slurm.node_state("node4").unwrap(), "IDLE");
 
-    // What was wrong is gone, and so is our drain; the operator's is not ours to end.
+    // The fault is gone and our drain ends; the operator's drain is not ours to end.
     for node in ["node1", "node2", "node3"] {
         site.kernel_says(node, &[]);
     }
@@ -216,7 +216,7 @@ fn slurmds_health_check_drains_a_sick_node_alone_and_never_what_is_an_operators(
     Generation::ALL.into_iter().for_each(drains_alone);
 }
 
-/// What each does at once shows to the others a moment later: as many stay drained as may.
+/// Concurrent drains become visible to each other a moment later: only as many stay as the limit allows.
 #[test]
 fn nodes_that_fail_together_do_not_take_each_other_for_the_first() {
     let site = Site::new(8);
@@ -224,7 +224,7 @@ fn nodes_that_fail_together_do_not_take_each_other_for_the_first() {
         site.alone(&format!("node{node}"), "");
     }
     let mut layout = site.layout(Generation::Debian12, 8);
-    // More often, and slurmctld finds no time to see that a resumed node answers.
+    // With shorter intervals slurmctld has no time to see that a resumed node responds.
     layout.health_check.as_mut().unwrap().interval = Duration::from_secs(4);
     let Some(slurm) = start("nodes that fail together", &layout) else { return };
     for node in 1..=8 {
@@ -268,7 +268,7 @@ fn holds_back(generation: Generation) {
 
     completes();
     site.wait_for_line("node1", "prolog: well");
-    // What was seen of the node a moment ago would do: it is looked at anew.
+    // A recent verdict would be reused: delete it to force a new check.
     let forget = || fs::remove_file(site.at("node1/state/verdict.json")).unwrap();
     site.kernel_says("node1", &[OFF_THE_BUS]);
     forget();
@@ -286,25 +286,28 @@ fn holds_back(generation: Generation) {
     let said = shown(&slurm, "node1");
     assert!(said.contains("Reason=doctor: xid-79 gpu-xid: "), "{said}");
     wait_for_requeue(&slurm, held);
-    // The node is cured, and the job that waited runs: what the last hook saw is no reason to drain the node once more.
+    // The node is repaired, and the waiting job runs: the previous hook's verdict must not drain the node again.
     site.kernel_says("node1", &[]);
     slurm.run("scontrol", &["update", "nodename=node1", "state=resume"]).unwrap();
-    // Slurm lets a requeued job wait for two minutes. Two seconds are necessary: slurmd has revoked the job's credential and
-    // refuses a new one that slurmctld issues within the same second. The job fails then ("Job credential revoked").
+    // Slurm delays a requeued job by two minutes. Two seconds are necessary: slurmd has revoked the job's credential
+    // and rejects a new one that slurmctld issues within the same second. The job then fails ("Job credential
+    // revoked").
     slurm.run("scontrol", &["update", &format!("jobid={held}"), "starttime=now+2"]).unwrap();
     slurm.run("scontrol", &["release", &held.to_string()]).unwrap();
     slurm.wait_for_job(held, "COMPLETED").unwrap();
     assert_eq!(site.log("node1").matches("the job is kept from this node").count(), 1, "{}", site.log("node1"));
 }
 
-/// Waits until Slurm has dealt with a failed prolog on node1. The hook writes its line before it exits, and only then does slurmd
-/// tell slurmctld, with two messages: the job is requeued and held, and the node registers with the failed prolog. What an
-/// operator orders before the first message is lost. A `resume` before the second one is undone: slurmctld drains the node again.
+/// Waits until Slurm has handled a failed prolog on node1. The hook logs its line before it exits, and only then does
+/// slurmd notify slurmctld, with two messages: the job is requeued and held, and the node registers with the failed
+/// prolog. An operator's command before the first message is lost. A `resume` before the second one is undone:
+/// slurmctld drains the node again.
 fn wait_for_requeue(slurm: &Slurm, job: u32) {
     let is_requeued = |said: &str| said.contains(" JobState=PENDING ") && said.contains(" Restarts=1 ");
     let show = || slurm.run("scontrol", &["show", "job", "-o", &job.to_string()]);
     slurm.wait_for("a requeued job", show, is_requeued).unwrap();
-    // Nothing shows that the second message has arrived. A slurmd that is stopped waits for the answers to its messages.
+    // Nothing shows that the second message has arrived. A slurmd that is stopped waits for the replies to its
+    // messages.
     slurm.stop(Daemon::Node("node1")).unwrap();
     slurm.restart(Daemon::Node("node1")).unwrap();
 }
@@ -314,7 +317,7 @@ fn a_prolog_keeps_a_job_from_an_isolated_node_only_while_the_breakers_permit_is_
     Generation::ALL.into_iter().for_each(holds_back);
 }
 
-/// Every node has a permit, and nobody counts those but the hooks themselves.
+/// Every node has a permit, and only the hooks themselves count how many use theirs.
 #[test]
 fn a_fault_of_all_nodes_keeps_jobs_from_as_many_as_the_breaker_allows() {
     let site = Site::new(4);
@@ -343,7 +346,7 @@ fn a_fault_of_all_nodes_keeps_jobs_from_as_many_as_the_breaker_allows() {
     until("that one to be out", || out() == kept, || format!("{:?} are out\n{}", out(), logs()));
 }
 
-/// A mount whose answers come from a process that can be stopped.
+/// A mount served by a process that can be stopped.
 struct Mount {
     point: TempDir,
     server: Child,
@@ -390,7 +393,7 @@ fn what_hangs_drains_nothing_and_holds_up_no_job() {
         println!("NOT RUN: hooks on a file system that stalls: bindfs cannot mount here");
         return;
     };
-    // One reads its policy from a share that stalls; of the other one Slurm's own program hangs.
+    // One reads its policy from a share that stalls; on the other, scontrol hangs.
     let policy = mount.point.path().join("policy.toml");
     let limits = "[health]\nlimit = \"2s\"\n[prolog]\nlimit = \"2s\"\n";
     site.settings("node1", &format!("alone = true\npolicy = {policy:?}\n{limits}"));
@@ -411,11 +414,11 @@ fn what_hangs_drains_nothing_and_holds_up_no_job() {
         let begun = Instant::now();
         let job = slurm.submit(&["--output=/dev/null", &format!("--nodelist={node}"), "--wrap=exit 0"]).unwrap();
         slurm.wait_for_job(job, "COMPLETED").unwrap();
-        // What hangs does so for ten minutes.
+        // The hang lasts ten minutes.
         assert!(begun.elapsed() < Duration::from_secs(120), "{node}: {:?}", begun.elapsed());
         assert_eq!(slurm.node_state(node).unwrap(), "IDLE");
     }
-    // It answers again, and the fault is seen.
+    // The share responds again, and the fault is found.
     mount.signal(Signal::CONT);
     slurm.wait_for_node("node1", "drained", |state| state.contains("DRAIN")).unwrap();
 }
@@ -442,7 +445,7 @@ fn looks_after_jobs(generation: Generation) {
     assert!(site.log("node1").contains("looked deeper with"), "{}", site.log("node1"));
     let kept = fs::read_to_string(site.at(&format!("node1/state/jobs/{aborted}"))).unwrap();
     assert!(kept.contains("batch 0:6\n"), "{kept}");
-    // The controller is away: what was seen waits for it.
+    // The controller is unreachable: the report is spooled.
     site.wait_for_line("node1", "the controller does not take it now, it waits");
     let waits = fs::read_dir(state.join("spool")).unwrap().flatten();
     assert!(waits.filter(|file| file.file_name().to_string_lossy().ends_with(".report")).count() >= 1);

@@ -1,4 +1,4 @@
-//! The storage test on real mounts, well and sick: each has its verdict, in time, and nothing is left behind.
+//! The storage test on real mounts, healthy and faulty: each gets its verdict in time, and nothing is left behind.
 
 use std::{
     fs,
@@ -29,11 +29,11 @@ use rustix::{
 };
 use tempfile::TempDir;
 
-/// After this long, what has not happened never will. It tells dead from slow, and holds on a busy machine.
+/// Timeout that distinguishes a hang from slowness, even on a busy machine.
 const DEAD: Duration = Duration::from_secs(240);
 const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
 
-/// Small and short; what is measured does not matter here.
+/// Small and short; the measurements do not matter here.
 const SMALL: &str = "size = '32MiB'\npattern_time = '200ms'\n";
 
 fn not_run(what: &str, why: &str) {
@@ -41,7 +41,7 @@ fn not_run(what: &str, why: &str) {
     assert!(std::env::var_os("CI").is_none(), "in CI this must run");
 }
 
-/// Takes what a bed gives, or says that the test did not run.
+/// Returns the fixture's value, or reports that the test did not run.
 macro_rules! bed {
     ($what:literal, $bed:expr) => {
         match has_fio().and_then(|()| $bed) {
@@ -71,13 +71,13 @@ fn wait(what: &str, mut look: impl FnMut() -> bool) {
     }
 }
 
-/// A mount point with what is mounted on it; all of it goes when this does.
+/// A mount point with what is mounted on it; dropping it unmounts everything.
 struct Mount {
     point: TempDir,
     /// What keeps it frozen or stopped.
     held: Option<Held>,
     server: Option<Child>,
-    /// Goes after the mount.
+    /// Removed after the mount.
     image: Option<tempfile::NamedTempFile>,
 }
 
@@ -94,7 +94,7 @@ impl Mount {
         Ok(Self { point, held: None, server: None, image: None })
     }
 
-    /// ext4 on a loop device, the image in `folder`.
+    /// ext4 on a loop device, with the image in `folder`.
     fn disk(folder: &Path, megabytes: u64) -> Result<Self, String> {
         let image = tempfile::NamedTempFile::new_in(folder).map_err(|error| error.to_string())?;
         image.as_file().set_len(megabytes << 20).map_err(|error| error.to_string())?;
@@ -105,7 +105,7 @@ impl Mount {
         Ok(mount)
     }
 
-    /// ext4 on a disk that fails beyond its first megabytes: its image has lost the rest, and may not grow again.
+    /// ext4 on a disk that fails beyond its first megabytes: its image is truncated and sealed against growth.
     fn failing_disk() -> Result<(Self, OwnedFd), String> {
         let image = memfd_create("disk", MemfdFlags::ALLOW_SEALING).map_err(|error| error.to_string())?;
         ftruncate(&image, 1 << 30).map_err(|error| error.to_string())?;
@@ -117,7 +117,7 @@ impl Mount {
         Ok((mount, image))
     }
 
-    /// A file system whose answers come from a process.
+    /// A file system that a process serves.
     fn served(below: &Path) -> Result<Self, String> {
         let point = tempfile::tempdir().map_err(|error| error.to_string())?;
         let server = Command::new("bindfs").arg("-f").arg(below).arg(point.path()).spawn();
@@ -171,7 +171,7 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         self.let_go();
-        // What was stuck may need a moment to go.
+        // Stuck processes may need a moment to end.
         let path = self.path().display().to_string();
         wait("the mount to be free", || !self.is_mounted() || run("umount", &[&path]).is_ok());
         if let Some(server) = &mut self.server {
@@ -198,14 +198,14 @@ fn threads(pid: u32) -> Vec<PathBuf> {
     fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
-/// Processes that work in or below this directory, or were told to, and have not ended.
+/// Live processes that work in or below this directory, or have it as an argument.
 fn processes_on(path: &Path) -> Vec<u32> {
     let pids = fs::read_dir("/proc").unwrap().flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let works_there = |pid: &u32| {
         let is_there = |thread: &PathBuf| fs::read_link(thread.join("cwd")).is_ok_and(|cwd| cwd.starts_with(path));
         let is_inside = threads(*pid).iter().any(is_there);
-        // A server of the mount names it too.
+        // A server of the mount has it as an argument too.
         let told = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let is_told = told.contains("__test") && told.contains(path.to_str().unwrap());
         (is_inside || is_told) && stat(*pid).is_some_and(|stat| !stat.is_over())
@@ -219,7 +219,7 @@ fn nothing_is_left(path: &Path) {
     wait("the files to go", || !ours.exists());
 }
 
-/// A run of the test as the runner does it.
+/// A run of the test, as the runner does it.
 struct Tested {
     observation: Observation,
     judgement: Judgement,
@@ -249,7 +249,7 @@ fn test(params: &str, state: Option<&Path>) -> Tested {
 }
 
 impl Tested {
-    /// `VERDICT REASON`.
+    /// Formats `VERDICT REASON`.
     fn verdict(&self) -> String {
         format!("{} {}", self.judgement.verdict, self.judgement.reason)
     }
@@ -290,7 +290,7 @@ fn tmpfs_passes_and_a_file_system_without_direct_io_says_so() {
         let mount = bed!("tmpfs", Mount::at(mount));
         let tested = test(&on(mount.path()), None);
         assert_eq!(tested.verdict(), "pass within-limits");
-        // Of tmpfs it depends on the kernel.
+        // For tmpfs it depends on the kernel.
         assert!(direct.is_none() || tested.metric("storage_direct") == direct, "{:?}", tested.observation);
         nothing_is_left(mount.path());
     }
@@ -350,7 +350,7 @@ fn a_mount_that_does_not_answer_is_a_finding_in_time() {
 fn a_mount_that_hangs_while_fio_writes_is_left_alone_until_it_answers_again() {
     let mut mount = bed!("a frozen file system", Mount::disk(&std::env::temp_dir(), 1024));
     let state = tempfile::tempdir().unwrap();
-    // Long enough that a busy machine has not stalled by itself before it is frozen.
+    // Long enough that a busy machine does not stall by itself before it is frozen.
     let params =
         format!("mounts = ['{}']\nsize = '32MiB'\npattern_time = '30s'\nstall = '10s'\n", mount.path().display());
     let mut node = started(&params, state.path());
@@ -371,7 +371,7 @@ fn a_mount_that_hangs_while_fio_writes_is_left_alone_until_it_answers_again() {
     assert_eq!(processes_on(mount.path()), hanging, "they pile up");
 
     mount.let_go();
-    // Whoever was to remove the files does so at last.
+    // The keeper removes the files at last.
     nothing_is_left(mount.path());
 }
 
@@ -402,7 +402,7 @@ fn a_frozen_file_system_is_a_finding_and_what_hangs_on_it_does_not_pile_up() {
     nothing_is_left(mount.path());
 }
 
-/// `doctor-node test storage` under way.
+/// A running `doctor-node test storage`.
 struct Node {
     child: Child,
     _policy: TempDir,
@@ -423,7 +423,7 @@ fn started_with(params: &str, state: &Path, path: &Path) -> Node {
 }
 
 impl Node {
-    /// What it said.
+    /// Returns its output.
     fn ended(&mut self) -> String {
         let said = BufReader::new(self.child.stdout.take().unwrap());
         let said: Vec<_> = said.lines().map(Result::unwrap).collect();
@@ -431,7 +431,7 @@ impl Node {
         said.join("\n")
     }
 
-    /// The process of the test itself.
+    /// Returns the pid of the test's own process.
     fn test_process(&self) -> u32 {
         let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.child.id())).unwrap_or_default();
         let mut children = children.split_ascii_whitespace().map(|pid| pid.parse().unwrap());
@@ -471,7 +471,7 @@ fn told_to_stop_it_is_gone_within_two_seconds_with_all_its_files() {
         nothing_is_left(directory.path());
         took
     };
-    // A busy machine may miss it a few times; a program that takes longer misses it every time.
+    // A busy machine may miss the limit a few times; a program that is too slow misses it every time.
     assert!((0..10).any(|_| stop_takes() < Duration::from_secs(2)), "it never takes less than two seconds");
 }
 
@@ -494,10 +494,10 @@ fn what_a_test_left_whose_every_process_was_killed_goes_with_the_next_one() {
     let mut node = in_the_midst(directory.path(), state.path());
     let all = [processes_on(directory.path()), vec![node.test_process(), node.child.id()]].concat();
     assert!(all.len() >= 4, "the test, its keeper, fio and the command: {all:?}");
-    // The keeper first, or it would do its work.
+    // Kill the keeper first, or it would clean up.
     let (keeper, others): (Vec<u32>, Vec<u32>) = all.into_iter().partition(|pid| is_running(*pid, "storage-keep"));
     for pid in keeper.into_iter().chain(others) {
-        // Some go with those that started them.
+        // Some end with their parents.
         let _gone = kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), Signal::KILL);
     }
     node.ended();
@@ -508,7 +508,7 @@ fn what_a_test_left_whose_every_process_was_killed_goes_with_the_next_one() {
     nothing_is_left(directory.path());
 }
 
-/// A directory with this script as `fio`; behind it, the real one.
+/// A directory with this script as `fio`, before the real one in `PATH`.
 fn with_fio(script: &str) -> (TempDir, PathBuf) {
     let bin = tempfile::tempdir().unwrap();
     let fio = bin.path().join("fio");
@@ -522,7 +522,7 @@ fn with_fio(script: &str) -> (TempDir, PathBuf) {
 fn a_byte_that_comes_back_changed_is_found() {
     bed!("fio", Ok(()));
     let real = String::from_utf8(run("sh", &["-c", "command -v fio"]).unwrap().stdout).unwrap();
-    // Writes as told, then changes one byte on the disk before the same is read back.
+    // Writes as requested, then changes one byte on disk before it is read back.
     let script = format!(
         "#!/bin/sh\ncase \"$*\" in *--verify=*) {fio} \"$@\" --do_verify=0 >/dev/null\n\
          printf X | dd of=verify bs=1 seek=1500000 conv=notrunc status=none\nexec {fio} \"$@\" --verify_only;; esac\n\

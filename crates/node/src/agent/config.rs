@@ -1,7 +1,7 @@
-//! What the agent is told: by its command line, and by a file that is read again when it changes.
+//! The agent's settings, from its command line and from a file that is reloaded when it changes.
 //!
-//! A bad change keeps what was good. The agent runs as root on every node, so it follows only files that nobody but root
-//! (or whoever runs it) can write.
+//! An invalid change keeps the previous settings. The agent runs as root on every node, so it uses a policy only if no
+//! user other than root (or the agent's own) can write the file.
 
 use std::{
     collections::BTreeMap,
@@ -34,46 +34,46 @@ use super::{
 };
 use crate::policy::{FileError, load_policy, load_profile};
 
-/// Read where `--config` is not given and it is there.
+/// Read if `--config` is not given and the file exists.
 pub const DEFAULT_FILE: &str = "/etc/cluster-doctor/agent.toml";
 const DEFAULT_STATE: &str = "/var/lib/cluster-doctor/agent";
 const DEFAULT_CREDENTIAL: &str = "/etc/cluster-doctor/agent.key";
 
-/// Settings as they are written, on the command line or in the file. The command line goes first.
+/// Settings as written on the command line or in the file. The command line overrides the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, clap::Args)]
 #[serde(deny_unknown_fields, default)]
 pub struct Written {
-    /// Where the controller listens: http://HOST:PORT. Else: what the credential says.
+    /// Address of the controller: http://HOST:PORT. [default: the credential's]
     #[arg(long, value_name = "URL")]
     pub controller: Option<String>,
-    /// The file that `doctor agent enroll` wrote for this node. [default: /etc/cluster-doctor/agent.key]
+    /// Credential file that `doctor agent enroll` wrote for this node. [default: /etc/cluster-doctor/agent.key]
     #[arg(long, value_name = "FILE")]
     pub credential: Option<PathBuf>,
-    /// The file in which the cluster keeps a token for this agent, instead of a credential. It is read for each message.
+    /// File with a token that the cluster issues for this agent, instead of a credential. It is read for each message.
     #[arg(long, value_name = "FILE", conflicts_with = "credential")]
     pub token: Option<PathBuf>,
-    /// What the cluster calls this node. With --token only: a credential says it itself.
+    /// Name of this node in its cluster. Only with --token: a credential contains the name.
     #[arg(long, value_name = "NAME", env = "DOCTOR_NODE_NAME")]
     pub node: Option<NodeName>,
-    /// Where reports wait and counters are remembered. [default: /var/lib/cluster-doctor/agent]
+    /// Directory for spooled reports and counter history. [default: /var/lib/cluster-doctor/agent]
     #[arg(long, value_name = "DIR", env = "DOCTOR_NODE_STATE")]
     pub state: Option<PathBuf>,
-    /// The site's policy file. Without it: the default policy.
+    /// The site's policy file. [default: the built-in policy]
     #[arg(long, value_name = "FILE")]
     pub policy: Option<PathBuf>,
-    /// What the machine type is expected to have, as TOML.
+    /// Hardware profile of the machine type, as TOML.
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
-    /// Where the file system of this machine is seen, for a container that has its host mounted there. [default: /]
+    /// Root of this machine's file system, for a container that has the host mounted there. [default: /]
     #[arg(long, value_name = "DIR")]
     pub root: Option<PathBuf>,
-    /// NVIDIA's management library, where it is not found by its name.
+    /// Path of NVIDIA's management library, if the loader does not find it by name.
     #[arg(long, value_name = "FILE", env = "DOCTOR_NVML")]
     pub nvml: Option<OsString>,
-    /// How many bytes of reports may wait while the controller is away. [default: 67108864]
+    /// Bytes of reports to spool while the controller is unreachable. [default: 67108864]
     #[arg(long, value_name = "N")]
     pub spool_bytes: Option<u64>,
-    /// How many reports may wait. [default: 10000]
+    /// Number of reports to spool. [default: 10000]
     #[arg(long, value_name = "N")]
     pub spool_reports: Option<usize>,
 }
@@ -107,7 +107,7 @@ pub enum ConfigError {
     Rules(#[source] toml::de::Error),
 }
 
-/// Everything in force, read together.
+/// The effective settings, read together.
 #[derive(Debug)]
 pub struct Config {
     pub route: Route,
@@ -118,12 +118,12 @@ pub struct Config {
     pub policy: Policy,
     pub profile: Option<Profile>,
     pub catalogue: Catalogue,
-    /// Of what an agent runs.
+    /// Rules of the quick checks.
     rules: BTreeMap<CheckId, Vec<Rule>>,
     files: Vec<Stamp>,
 }
 
-/// A file as it was when it was read. Its content is not compared: a minute's look must cost nothing.
+/// Identity of a file when it was read. Content is not compared: the check every minute must cost nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Stamp {
     path: PathBuf,
@@ -138,6 +138,8 @@ impl Stamp {
 }
 
 impl Config {
+    /// Reads the file, merges the command line over it, and loads policy, profile and credential.
+    ///
     /// # Errors
     /// If any of the files cannot be used.
     pub fn load(told: &Written, file: Option<&Path>) -> Result<Self, ConfigError> {
@@ -178,30 +180,30 @@ impl Config {
         })
     }
 
-    /// The rules of one check.
+    /// Returns the rules of one check.
     pub fn rules_of(&self, check: &CheckId) -> &[Rule] {
         self.rules.get(check).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether a file is not what it was.
+    /// Whether a file has changed since it was read.
     pub fn has_changed(&self) -> bool {
         self.files.iter().any(|file| Stamp::of(&file.path) != *file)
     }
 
-    /// A change was looked at and found bad: it is looked at again when it changes again.
+    /// Records the files' current state after an invalid change, so that it is not reloaded until the next change.
     pub fn note_files(&mut self) {
         for file in &mut self.files {
             *file = Stamp::of(&file.path);
         }
     }
 
-    /// Those that start no program: what a hook looks at, too.
+    /// Checks that start no program; a scheduler's hook runs these too.
     pub fn fast_checks(&self) -> impl Iterator<Item = CheckId> + '_ {
         let fast = |id: &CheckId| self.catalogue.get(id).is_some_and(|check| check.spec.is_fast());
         self.checks().into_iter().map(|(id, _)| id).filter(fast)
     }
 
-    /// What an agent may run: never anything that occupies the node.
+    /// Checks that the agent may run, with their interval. Excludes those that occupy the node.
     pub fn checks(&self) -> Vec<(CheckId, Span)> {
         let tests = self.catalogue.tests(&self.policy).into_iter();
         tests
@@ -219,11 +221,11 @@ impl Config {
 }
 
 impl Written {
-    /// These settings, and where they say nothing, those.
+    /// Merges these settings over `below`.
     fn over(self, below: Self) -> Self {
         Self {
             controller: self.controller.or(below.controller),
-            // Whichever of the two the command line names is meant alone.
+            // `token` or `credential` on the command line replaces both of the file's.
             credential: self.credential.clone().or(below.credential.filter(|_| self.token.is_none())),
             token: self.token.or(below.token.filter(|_| self.credential.is_none())),
             node: self.node.or(below.node),
@@ -243,7 +245,7 @@ fn read(path: &Path) -> Result<Written, ConfigError> {
     toml_text::read(&text, &[]).map_err(|source| ConfigError::Bad { path: path.to_owned(), source })
 }
 
-/// The rules of the checks that only read.
+/// Returns the rules of all quick checks.
 fn rules(catalogue: &Catalogue, policy: &Policy) -> Result<BTreeMap<CheckId, Vec<Rule>>, ConfigError> {
     let book = catalogue.rule_book(policy);
     let quick = catalogue.iter().filter(|check| check.spec.depth == Depth::Quick);
@@ -251,21 +253,22 @@ fn rules(catalogue: &Catalogue, policy: &Policy) -> Result<BTreeMap<CheckId, Vec
     quick.filter_map(of).map(|(id, rules)| Ok((id, rules.map_err(ConfigError::Rules)?))).collect()
 }
 
-/// As whom, by what, and to whom if that says so too.
+/// The identity to report as, its proof, and the controller address that a credential may contain.
 struct Speaks {
     node: NodeName,
     proof: Proof,
     controller: Option<String>,
 }
 
-/// A credential is noted among the files whose change is a change of settings; a token changes by itself, all the time.
+/// Reads the identity. A credential joins the watched files; a token does not, because the cluster renews it
+/// constantly.
 fn speaks(written: &Written, files: &mut Vec<Stamp>) -> Result<Speaks, ConfigError> {
     if let Some(token) = &written.token {
         if written.credential.is_some() {
             return Err(ConfigError::TwoProofs);
         }
         let node = written.node.clone().ok_or(ConfigError::NoNode)?;
-        // A slip in the path is told at once; what the file says is read anew for each message.
+        // A wrong path is reported now; the content is read again for each message.
         Token::read(token)?;
         return Ok(Speaks { node, proof: Proof::Token(token.clone()), controller: None });
     }
@@ -284,7 +287,7 @@ fn read_credential(path: &Path) -> Result<Credential, ConfigError> {
     Credential::read(&text).map_err(|source| ConfigError::Bad { path: path.to_owned(), source })
 }
 
-/// A policy names commands of the site; with root's rights they are run only where root alone could have written them.
+/// Requires that no user other than root or our own can write the file: a policy names commands that run as root.
 pub(crate) fn ours_alone(path: &Path) -> Result<(), ConfigError> {
     let found = fs::metadata(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     let (owner, me) = (found.uid(), rustix::process::geteuid().as_raw());
@@ -341,7 +344,7 @@ mod tests {
         assert!(config.has_changed());
     }
 
-    /// The kubelet writes a new folder and turns one link to it; what the agent reads are links through that link.
+    /// The kubelet writes a new directory and swaps one symlink to it; the agent's paths go through that link.
     #[test]
     fn a_mounted_config_map_that_changes_is_noticed() {
         let site = Site::new();
@@ -357,7 +360,7 @@ mod tests {
         let text = format!("policy = {:?}\n", at("policy.toml").display());
         let config = site.load(&text).unwrap();
         assert_eq!((config.policy.version, config.has_changed()), (7, false));
-        // Of the same length, and within the same tick of the file system's clock.
+        // Same length, and within the same tick of the file system's clock.
         turn("..2", "version = 8\n");
         fs::remove_dir_all(at("..1")).unwrap();
         assert!(config.has_changed());
@@ -377,10 +380,10 @@ mod tests {
         assert!(matches!(load("node = \"n1\"\ncredential = \"agent.key\"\n"), Err(ConfigError::TwoProofs)));
         let config = load("node = \"n1\"\ncontroller = \"http://ctl:1\"\n").unwrap();
         assert_eq!((config.route.node.as_str(), &config.route.proof), ("n1", &Proof::Token(token.clone())));
-        // The cluster renews it: that is no change of settings.
+        // The cluster renews the token: that is no change of settings.
         site.write("token", "d.e.f.g", 0o644);
         assert!(!config.has_changed());
-        // The command line goes first.
+        // The command line overrides the file.
         let file = site.write("agent.toml", &format!("token = {:?}\n", token.display()), 0o644);
         let told = Written { credential: Some(site.0.path().join("agent.key")), ..Written::default() };
         assert!(matches!(Config::load(&told, Some(&file)).unwrap().route.proof, Proof::Key(_)));

@@ -1,8 +1,7 @@
-//! What hooks of the scheduler hand in: evidence of a look of their own, for the agent to report as its own.
+//! Evidence that the scheduler's hooks submit for the agent to report.
 //!
-//! Reports have numbers that only grow, and one process gives them: the agent, or a hook that found none running and
-//! took its place for a moment. So a hook puts its evidence into a folder beside the spool and rings; whoever gives the
-//! numbers takes it from there.
+//! Report numbers only grow, so one process assigns them: the agent, or a hook that holds the lock while no agent runs.
+//! A hook writes its evidence into a directory beside the spool and rings the bell; the lock holder picks it up.
 
 use std::{
     fs::{self, File},
@@ -29,7 +28,7 @@ use crate::{clock::now, job::output::put};
 const FOLDER: &str = "handed";
 const BELL: &str = "bell";
 
-/// The right to give numbers: two who do would use each other's.
+/// Locks the state directory. Only the holder may assign report numbers.
 pub(super) fn claim(state: &Path) -> Result<File, AgentError> {
     let path = state.join("lock");
     let failed = |source| AgentError::State { path: path.clone(), source };
@@ -41,7 +40,7 @@ pub(super) fn claim(state: &Path) -> Result<File, AgentError> {
     }
 }
 
-/// What one look brought.
+/// The evidence of one hook run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Handed {
@@ -50,26 +49,26 @@ pub struct Handed {
     pub checks: Vec<TestEvidence>,
 }
 
-/// What became of it.
+/// How submitted evidence was delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reported {
     /// The running agent sends it.
     ByAgent,
-    /// The controller has it.
+    /// The controller has accepted it.
     Now,
-    /// It waits on disk.
+    /// It is spooled on disk.
     Later,
 }
 
 impl Handed {
-    /// Puts it where the agent of this state directory finds it.
+    /// Writes the evidence where the agent of this state directory finds it.
     pub fn hand_in(&self, state: &Path) -> io::Result<()> {
         let name = format!("{}-{}.json", now().millis(), std::process::id());
         put(&state.join(FOLDER).join(name), &serde_json::to_vec(self).map_err(io::Error::from)?)
     }
 }
 
-/// Everything that waits, the oldest first. What cannot be read is removed: it was never whole.
+/// Returns all submitted evidence, the oldest first. Unreadable files are removed.
 pub(super) fn waiting(state: &Path) -> Vec<(PathBuf, Handed)> {
     let entries = fs::read_dir(state.join(FOLDER)).into_iter().flatten().flatten();
     let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
@@ -85,7 +84,7 @@ pub(super) fn waiting(state: &Path) -> Vec<(PathBuf, Handed)> {
     paths.into_iter().filter_map(read).collect()
 }
 
-/// The report of what was handed in.
+/// Builds the report for submitted evidence.
 pub(super) fn report(handed: Handed, config: &Config, number: u64) -> AgentReport {
     AgentReport {
         node: config.route.node.clone(),
@@ -99,14 +98,14 @@ pub(super) fn report(handed: Handed, config: &Config, number: u64) -> AgentRepor
     }
 }
 
-/// What a running agent hears when something was handed in.
+/// A datagram socket that wakes the running agent when evidence is submitted.
 #[derive(Debug)]
 pub(super) struct Bell(UnixDatagram);
 
 impl Bell {
     pub(super) fn hang(state: &Path) -> io::Result<Self> {
         let path = state.join(BELL);
-        // Of an agent before: the lock says that there is no other.
+        // Left by an earlier agent: the lock rules out another running one.
         let _old = fs::remove_file(&path);
         let bell = UnixDatagram::bind(path)?;
         bell.set_nonblocking(true)?;
@@ -117,7 +116,7 @@ impl Bell {
         &self.0
     }
 
-    /// Whether somebody rang since this was last asked.
+    /// Returns whether the bell rang since the last call.
     pub(super) fn take_ring(&self) -> bool {
         let mut rang = false;
         while self.0.recv(&mut [0]).is_ok() {
@@ -127,7 +126,7 @@ impl Bell {
     }
 }
 
-/// Whether an agent runs here and has heard it. One that was rung many times has heard it too.
+/// Rings the bell. Returns whether an agent is running; a full queue means that it has been rung already.
 pub fn ring(state: &Path) -> bool {
     let send = || {
         let bell = UnixDatagram::unbound()?;
@@ -140,10 +139,10 @@ pub fn ring(state: &Path) -> bool {
     }
 }
 
-/// Where no agent runs: gives what was handed in its numbers, and sends what waits until this much time is over.
+/// Delivers submitted evidence if no agent runs: numbers it and sends the spool until `limit` has passed.
 ///
 /// # Errors
-/// If the state directory cannot be used. An agent that has started meanwhile is none: it takes what is there.
+/// If the state directory cannot be used. An agent that has started meanwhile is no error: it picks the evidence up.
 pub fn deliver(config: &Config, limit: Duration) -> io::Result<Reported> {
     let until = Instant::now() + limit;
     fs::create_dir_all(&config.state)?;
@@ -173,7 +172,7 @@ pub fn deliver(config: &Config, limit: Duration) -> io::Result<Reported> {
                 return Ok(Reported::Later);
             }
         }
-        // What is not kept is given again; a prolog only waits for it.
+        // A lost permit is issued again; only a prolog waits for it.
         let _kept = permit::keep(&config.state, tried.permit, tried.asked);
     }
     Ok(Reported::Now)

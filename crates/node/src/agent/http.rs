@@ -1,5 +1,5 @@
-//! One POST over HTTP/1.1, and nothing else of HTTP: an agent on every node has no use for a client library, and the
-//! report carries its own signature. The whole exchange has one deadline, and the answer a limit.
+//! A minimal HTTP/1.1 client: one POST with a deadline and a limited response. An agent on every node needs no client
+//! library, and the report carries its own signature.
 
 use std::{
     fmt,
@@ -14,10 +14,10 @@ use doctor_core::ids::NodeName;
 
 use super::token::Token;
 
-/// An answer has a line of text; more is not for us.
+/// A response has one line of text; longer ones are rejected.
 const MOST_ANSWER: usize = 64 << 10;
 
-/// Where the controller listens.
+/// The controller's address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
     host: String,
@@ -66,19 +66,19 @@ impl fmt::Display for Address {
     }
 }
 
-/// What the controller said.
+/// The controller's response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
     pub status: u16,
     pub retry_after: Option<Duration>,
     /// One line.
     pub text: String,
-    /// The breaker's word, as it was sent.
+    /// The drain permit, still sealed.
     pub permit: Option<String>,
 }
 
 impl Reply {
-    /// Reads an answer that has come to its end. `None`: it is not HTTP.
+    /// Parses a complete response. `None` if it is not HTTP.
     pub fn read(answer: &[u8]) -> Option<Self> {
         let text = String::from_utf8_lossy(answer);
         let (head, body) = text.split_once("\r\n\r\n")?;
@@ -90,10 +90,11 @@ impl Reply {
     }
 }
 
-/// Sends one signed report, with the token that vouches for it where it has one. `limit` is for everything together; connecting gets a quarter of it.
+/// Sends one signed report, with the token that authenticates it if there is one. `limit` bounds the exchange;
+/// connecting to an address takes at most a quarter of it.
 ///
 /// # Errors
-/// If nobody answers in time, or what answers is not HTTP.
+/// If the controller does not respond in time, or responds with something other than HTTP.
 pub fn post(to: &Address, node: &NodeName, token: Option<&Token>, body: &[u8], limit: Duration) -> io::Result<Reply> {
     let deadline = Instant::now() + limit;
     let mut stream = connect(to, limit / 4)?;
@@ -109,7 +110,7 @@ pub fn post(to: &Address, node: &NodeName, token: Option<&Token>, body: &[u8], l
         body.len()
     );
     stream.set_write_timeout(Some(left(deadline)?))?;
-    // A door that refuses may do so before it has read everything; its answer is what counts then.
+    // The endpoint may reject a report before it has read all of it; its response counts then.
     let written = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
     let answer = read_answer(&mut stream, deadline);
     match (written, answer) {
@@ -144,7 +145,7 @@ fn read_answer(stream: &mut TcpStream, deadline: Instant) -> io::Result<Reply> {
             Ok(0) => break,
             Ok(count) => answer.extend(&buffer[..count]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // A door that closes on a body it did not want may reset the connection behind its answer.
+            // The endpoint may reset the connection after its response if it did not read the whole body.
             Err(_) if is_whole(&answer) => break,
             Err(error) => return Err(error),
         }
@@ -159,7 +160,7 @@ fn read_answer(stream: &mut TcpStream, deadline: Instant) -> io::Result<Reply> {
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "what answers there does not speak HTTP"))
 }
 
-/// Whether as much has come as the answer says that it has.
+/// Whether the response has reached its declared length.
 pub fn is_whole(answer: &[u8]) -> bool {
     let text = String::from_utf8_lossy(answer);
     let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
@@ -196,7 +197,7 @@ mod tests {
         }
     }
 
-    /// Answers one connection with these bytes and gives back what it was sent.
+    /// Answers one connection with these bytes and returns what it received.
     fn door(answer: &'static [u8]) -> (Address, std::thread::JoinHandle<Vec<u8>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();

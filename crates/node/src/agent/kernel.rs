@@ -1,7 +1,7 @@
-//! The kernel's log, followed live: a new record of the kernel's own makes the checks that read the log due at once.
+//! Follows the kernel log: a new record of the kernel makes the checks that read the log due.
 //!
-//! This is a wait in poll(2) that costs nothing while nothing happens. In a recorded tree the log is a plain file, and
-//! the kernel says when its directory changes.
+//! It waits in poll(2), at no cost while nothing is logged. In a recorded tree the log is a plain file, followed by
+//! inotify on its directory.
 
 use std::{
     fs::File,
@@ -22,15 +22,15 @@ use rustix::{
     io::Errno,
 };
 
-/// Records come in bursts; what comes within this time is looked at together.
+/// Records arrive in bursts; those within this time are handled together.
 const GATHER: Duration = Duration::from_millis(200);
-/// A kernel that does not stop complaining is looked at this often.
+/// Minimum interval between runs while the kernel keeps logging.
 const APART: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub struct KernelLog {
     source: Source,
-    /// Since when something new is there.
+    /// When unhandled records were first seen.
     news: Option<Instant>,
     looked: Option<Instant>,
 }
@@ -41,18 +41,18 @@ enum Source {
     Plain {
         path: PathBuf,
         length: u64,
-        /// Readable when something in its directory has changed: the file may be replaced.
+        /// An inotify descriptor on the directory: the file may be replaced.
         changes: OwnedFd,
     },
-    /// Nobody lets us read it; the checks say so.
+    /// The log cannot be read; the checks report that.
     None,
 }
 
 impl KernelLog {
-    /// Follows the log from its present end on.
+    /// Follows the log from its current end.
     ///
     /// # Errors
-    /// If it is there and cannot be followed.
+    /// If the log cannot be opened or watched.
     pub fn follow(root: &Path) -> io::Result<Self> {
         let path = root.join("dev/kmsg");
         let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
@@ -62,7 +62,7 @@ impl KernelLog {
             rustix::fs::seek(&file, SeekFrom::End(0))?;
             Source::Device(file)
         } else {
-            // Watched first and measured then: what comes in between is seen.
+            // Watch before measuring, so that no write in between is missed.
             let changes = watch(&root.join("dev"))?;
             let length = path.metadata()?.len();
             Source::Plain { path, length, changes }
@@ -70,12 +70,12 @@ impl KernelLog {
         Ok(Self { source, news: None, looked: None })
     }
 
-    /// Nothing will be heard.
+    /// A log that never reports anything.
     pub const fn deaf() -> Self {
         Self { source: Source::None, news: None, looked: None }
     }
 
-    /// Readable when there is something new.
+    /// A descriptor that is readable when there may be new records.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.source {
             Source::Device(file) => Some(file.as_fd()),
@@ -84,11 +84,11 @@ impl KernelLog {
         }
     }
 
-    /// Takes note of what is new. Called when the descriptor is readable and whenever else the agent is awake.
-    /// A log that cannot be read any more is not followed any more: it would be readable without end.
+    /// Detects new records. Call it when the descriptor is readable and whenever else the agent is awake. A log that
+    /// fails to read is no longer followed, because its descriptor would stay readable.
     ///
     /// # Errors
-    /// Once, when that happens.
+    /// Once, when reading fails.
     pub fn notice(&mut self, now: Instant) -> io::Result<()> {
         let new = match &mut self.source {
             Source::Device(file) => match drain(file) {
@@ -100,7 +100,7 @@ impl KernelLog {
             },
             Source::Plain { path, length, changes } => {
                 quiet(changes);
-                // Gone or shorter: it was replaced, and what is in it now is new.
+                // Gone or shorter: the file was replaced and all of its content is new.
                 let found = path.metadata().map_or(0, |found| found.len());
                 std::mem::replace(length, found) != found
             }
@@ -112,12 +112,12 @@ impl KernelLog {
         Ok(())
     }
 
-    /// When the agent has to look again at the latest.
+    /// Returns when the log checks are due.
     pub fn next(&self) -> Option<Instant> {
         self.due()
     }
 
-    /// Whether the checks that read the log are due; they count as done then.
+    /// Returns whether the log checks are due, and marks them as done if so.
     pub fn take_due(&mut self, now: Instant) -> bool {
         let due = self.due().is_some_and(|due| due <= now);
         if due {
@@ -139,14 +139,14 @@ fn watch(folder: &Path) -> io::Result<OwnedFd> {
     Ok(changes)
 }
 
-/// What has changed is found out by looking; only the word that something has is taken away here.
+/// Discards the events. The caller finds out what has changed.
 fn quiet(changes: &OwnedFd) {
     let mut buffer = [0; 4 << 10];
     while rustix::io::read(changes, &mut buffer).is_ok_and(|count| count > 0) {}
 }
 
-/// Reads what is there, so that the descriptor is quiet again. True if the kernel itself wrote any of it: programs write
-/// there too, and they are nothing to wake up for.
+/// Reads all records, which makes the descriptor unreadable again. Returns whether the kernel wrote any of them:
+/// programs write to this log too and need no reaction.
 fn drain(file: &mut File) -> io::Result<bool> {
     let mut buffer = [0; 8 << 10];
     let mut new = false;
@@ -154,7 +154,7 @@ fn drain(file: &mut File) -> io::Result<bool> {
         match file.read(&mut buffer) {
             Ok(0) => return Ok(new),
             Ok(count) => new |= is_kernels(&buffer[..count]),
-            // Records were overwritten before anybody read them; what is there now may be anything.
+            // Records were overwritten unread; they may have been the kernel's.
             Err(error) if error.raw_os_error() == Some(Errno::PIPE.raw_os_error()) => new = true,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(new),
@@ -163,7 +163,8 @@ fn drain(file: &mut File) -> io::Result<bool> {
     }
 }
 
-/// `PRIORITY,…`: the low three bits are the level, the rest says who wrote it, and 0 is the kernel.
+/// Whether the kernel wrote the record. It starts with `PRIORITY,…`: the low three bits are the level, the rest is the
+/// facility, and 0 is the kernel.
 pub fn is_kernels(record: &[u8]) -> bool {
     let digits: Vec<u8> = record.iter().copied().take_while(u8::is_ascii_digit).collect();
     std::str::from_utf8(&digits)

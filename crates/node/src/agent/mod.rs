@@ -1,8 +1,9 @@
-//! `doctor-node agent`: looks at its node again and again, and tells the controller what has changed.
+//! `doctor-node agent`: checks its node continuously and reports changes to the controller.
 //!
-//! Two threads. This one looks: it sleeps in poll(2) until a check is due, the kernel says something, or somebody sends a
-//! signal. The other sends ([`sender`]), from a spool on disk ([`spool`]), so that a controller that is away for a day
-//! costs nothing but order. The agent judges only to know what is worth saying; the verdict is the controller's.
+//! There are two threads. This one runs checks: it sleeps in poll(2) until a check is due, the kernel logs a message,
+//! or a signal arrives. The other one ([`sender`]) sends reports from a spool on disk ([`spool`]), so that a day
+//! without the controller only delays them. The agent classifies only to detect changes; the controller gives the
+//! verdict.
 
 pub mod config;
 pub mod handed;
@@ -58,11 +59,11 @@ use crate::{
     verdict::Verdicts,
 };
 
-/// Everything is said again this often.
+/// Interval at which all results are reported again.
 const SAY_ALL: Duration = Duration::from_secs(3600);
-/// How often the files are looked at for a change.
+/// Interval at which files are tested for changes.
 const LOOK_AT_FILES: Duration = Duration::from_secs(60);
-/// What could be sent by then was sent; the rest waits on disk.
+/// Time for the sender to finish on shutdown; unsent reports stay on disk.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 #[derive(Debug, thiserror::Error)]
@@ -79,10 +80,10 @@ pub enum AgentError {
     Thread(#[source] io::Error),
 }
 
-/// Runs until told to stop.
+/// Runs until stopped.
 ///
 /// # Errors
-/// Only at the start. Later nothing ends an agent but a signal.
+/// Only at startup. Later only a signal ends the agent.
 pub fn run(told: &Written, file: Option<&std::path::Path>, stop: &Stop) -> Result<(), AgentError> {
     memory::be_frugal();
     let config = Config::load(told, file)?;
@@ -105,22 +106,22 @@ pub fn run(told: &Written, file: Option<&std::path::Path>, stop: &Stop) -> Resul
     let rung = Rung { hung_up, bell };
     Agent::new(told, file, config, &outbox, stop, rung).run();
     outbox.close();
-    // Also when the sender is in the middle of something: what it did not send is on disk.
+    // Do not wait longer for a sender in mid-exchange: unsent reports are on disk.
     let _in_time = ended.recv_timeout(LAST_WORDS);
     say(&format!("stopped; {} reports wait for the next start", outbox.waiting()));
     Ok(())
 }
 
-/// systemd adds the time.
+/// Logs to stderr; systemd adds the time.
 fn say(words: &str) {
     eprintln!("doctor-node: {words}");
 }
 
-/// By what others call the agent.
+/// External wake-ups.
 struct Rung {
-    /// SIGHUP: somebody wants the configuration read again.
+    /// SIGHUP: reload the configuration.
     hung_up: UnixStream,
-    /// A hook has handed something in.
+    /// Rung by a scheduler's hook that has submitted evidence.
     bell: Bell,
 }
 
@@ -133,16 +134,16 @@ struct Agent<'a> {
     rung: Rung,
     started: Instant,
     schedule: Schedule,
-    /// Checks that read the kernel's log.
+    /// Checks that read the kernel log.
     log_checks: Vec<CheckId>,
     log: KernelLog,
     said: Said,
     said_all: Option<Instant>,
     looked_at_files: Instant,
     disk_trouble: Option<String>,
-    /// For hooks, which need not look while this is fresh.
+    /// Shared with hooks, which skip their own checks while this is fresh.
     verdicts: Verdicts,
-    /// Asks the GPU driver for as long as the agent runs.
+    /// The process that queries the GPU driver, for the agent's lifetime.
     driver_helper: Arc<DriverHelper>,
 }
 
@@ -181,7 +182,7 @@ impl<'a> Agent<'a> {
     }
 
     fn run(&mut self) {
-        // Also what was handed in while no agent ran.
+        // Includes evidence submitted while no agent ran.
         self.take_handed();
         while self.stop.told().is_none() {
             self.look_at_files();
@@ -215,7 +216,7 @@ impl<'a> Agent<'a> {
         due
     }
 
-    /// Runs these checks and reports what is new.
+    /// Runs these checks and reports changed results.
     fn look(&mut self, due: &BTreeSet<CheckId>) {
         let config = &self.config;
         let runner = LocalRunner::new(&config.root, self.stop).state(Some(&config.state));
@@ -239,7 +240,7 @@ impl<'a> Agent<'a> {
             let observation = (check.interpret)(&params, &outputs);
             let past = Past::at(now());
             let judgement = judge_with(config.rules_of(id), config.profile.as_ref(), &past, id, &observation);
-            // Its answer changes when the grace ends, and is said then.
+            // The result changes when the grace ends, and is reported then.
             let judgement = after_boot(judgement, up, config.policy.agents.boot_grace);
             self.verdicts.note(id, judgement.verdict, &judgement.findings, &judgement.text, now());
             if self.said.is_news(id, &observation, &judgement) {
@@ -278,7 +279,7 @@ impl<'a> Agent<'a> {
         self.disk_trouble = trouble;
     }
 
-    /// For hooks. One that cannot be kept is made by the hook itself.
+    /// Saves the verdicts for hooks. If that fails, a hook runs the checks itself.
     fn keep_verdicts(&mut self, due: &BTreeSet<CheckId>) {
         if self.config.fast_checks().all(|check| due.contains(&check)) {
             self.verdicts.looked_at_all(now());
@@ -286,16 +287,16 @@ impl<'a> Agent<'a> {
         let _kept = self.verdicts.write(&self.config.state);
     }
 
-    /// Reports what hooks have seen.
+    /// Reports the evidence that hooks have submitted.
     fn take_handed(&self) {
         for (path, handed) in handed::waiting(&self.config.state) {
             let _on_disk_or_in_memory = self.outbox.add(|number| handed::report(handed, &self.config, number));
-            // A file that stays is reported again, and counts once.
+            // If the file stays, it is reported again; the controller counts it once.
             let _gone = std::fs::remove_file(path);
         }
     }
 
-    /// Reads the configuration again where somebody asked for it or a file has changed.
+    /// Reloads the configuration on SIGHUP or if a file has changed.
     fn look_at_files(&mut self) {
         let asked = io::Read::read(&mut self.rung.hung_up, &mut [0; 64]).is_ok_and(|count| count > 0);
         if !asked {
@@ -319,7 +320,7 @@ impl<'a> Agent<'a> {
                 config.room = self.config.room;
                 self.config = config;
                 self.outbox.set_route(self.config.route.clone());
-                // Everything is due at once: by another policy it may have another answer.
+                // Run all checks now: a new policy may change their results.
                 (self.schedule, self.started) = (plan(&self.config), Instant::now());
                 self.log_checks = log_checks(&self.config);
                 self.said_all = None;
@@ -333,7 +334,7 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Until something is due, the kernel says something, or a signal comes.
+    /// Sleeps until a check is due, the kernel logs a message, or a signal arrives.
     fn sleep(&self) {
         let at = Instant::now();
         let mut until = self.looked_at_files + LOOK_AT_FILES;
@@ -348,11 +349,11 @@ impl<'a> Agent<'a> {
         let mut fds =
             vec![PollFd::new(&self.rung.hung_up, PollFlags::IN), PollFd::new(self.rung.bell.socket(), PollFlags::IN)];
         fds.extend(wake.as_ref().map(|wake| PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::IN)));
-        // While it is known that there is news, more of it is no reason to wake.
+        // While log checks are pending, further messages must not wake the agent.
         let log = self.log.descriptor().filter(|_| self.log.next().is_none());
         fds.extend(log.map(|log| PollFd::from_borrowed_fd(log, PollFlags::IN)));
         let wait = Timespec { tv_sec: wait.as_secs().cast_signed(), tv_nsec: i64::from(wait.subsec_nanos()) };
-        // Whatever ended it: the loop looks at everything.
+        // The loop tests every source, whatever ended the wait.
         let _ready = poll(&mut fds, Some(&wait));
     }
 }

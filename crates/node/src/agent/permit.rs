@@ -1,8 +1,8 @@
-//! The controller's permit, kept beside the agent for the hooks of the scheduler, which are processes of their own.
+//! The controller's drain permit, stored for the scheduler's hooks, which are separate processes.
 //!
-//! The file is not made durable: a permit that a crash takes away is given again within a minute. Its moment is of this
-//! machine's clock, counted from when the agent asked; one that lies further ahead than any permit lasts was written by
-//! another clock and counts for nothing.
+//! The file is not synced: a permit lost in a crash is renewed within a minute. Its expiry is in this machine's time,
+//! counted from the agent's request. An expiry further ahead than any permit lasts was written under another clock and
+//! is ignored.
 
 use std::{fs, io, path::Path};
 
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 const FILE: &str = "permit.json";
 
-/// A clock that was set back while the permit was kept must not make it last.
+/// The longest a permit may still last. A clock that was set back must not extend one.
 const FURTHEST: Span = Span::minutes(10);
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,7 +21,7 @@ struct Kept {
     until: Timestamp,
 }
 
-/// Keeps what an answer said: a permit that counts from `asked` on, or that there is none.
+/// Stores a permit that is valid from `asked`, or removes it if the reply had none.
 pub fn keep(state: &Path, permit: Option<Permit>, asked: Timestamp) -> io::Result<()> {
     let path = state.join(FILE);
     let Some(permit) = permit else {
@@ -35,7 +35,7 @@ pub fn keep(state: &Path, permit: Option<Permit>, asked: Timestamp) -> io::Resul
     fs::write(&beside, text).and_then(|()| fs::rename(&beside, &path))
 }
 
-/// Whether one counts now.
+/// Whether a permit is valid now.
 pub fn is_fresh(state: &Path, now: Timestamp) -> bool {
     let kept = fs::read(state.join(FILE)).ok().and_then(|text| serde_json::from_slice::<Kept>(&text).ok());
     kept.is_some_and(|kept| now < kept.until && kept.until.since(now) <= FURTHEST)

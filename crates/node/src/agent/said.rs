@@ -1,5 +1,5 @@
-//! What has been said already. A report holds what has changed; a failure is said again a few times, because a rule may
-//! want it confirmed, and everything is said again now and then, because a controller may have been set up anew.
+//! Decides which results to report: changed ones only. A failure is repeated a few times, because a rule may require
+//! confirmation; all results are repeated at intervals, because the controller may have lost its state.
 
 use std::{
     collections::BTreeMap,
@@ -8,7 +8,7 @@ use std::{
 
 use doctor_core::{classify::Judgement, finding::Verdict, ids::CheckId, observation::Observation};
 
-/// So often is the same failure told in a row. Rules ask for fewer.
+/// How often the same failure is reported in a row. Rules require fewer confirmations.
 const TELL_FAILURE: u8 = 4;
 
 #[derive(Debug, Default)]
@@ -23,7 +23,7 @@ struct Told {
 }
 
 impl Said {
-    /// Whether this answer is worth a report; it counts as said then.
+    /// Returns whether to report this result, and records it as reported if so.
     pub fn is_news(&mut self, check: &CheckId, observation: &Observation, judgement: &Judgement) -> bool {
         let answer = digest(observation, judgement);
         let most = if judgement.verdict == Verdict::Fail { TELL_FAILURE } else { 1 };
@@ -36,13 +36,13 @@ impl Said {
         news
     }
 
-    /// Everything is worth saying again.
+    /// Makes every result reportable again.
     pub fn forget(&mut self) {
         self.by_check.clear();
     }
 }
 
-/// What the answer comes down to: numbers that move within their limits are the same answer.
+/// Hashes the essence of a result. Measurements that move within their limits do not change it.
 fn digest(observation: &Observation, judgement: &Judgement) -> u64 {
     let mut hasher = DefaultHasher::new();
     judgement.verdict.code().hash(&mut hasher);

@@ -1,7 +1,7 @@
-//! When each check is due. Pure: time is how long the agent has been running.
+//! When each check is due. Pure: time is measured from the agent's start.
 //!
-//! Checks of one period run together, because what several of them read is then read once. The moment within the period
-//! comes from the node's name, so that a fleet that was switched on at once does not speak at once.
+//! Checks with the same interval run together, so that shared reads happen once. The phase within the interval is
+//! derived from the node's name, so that a fleet that starts together does not report together.
 
 use std::time::Duration;
 
@@ -18,17 +18,17 @@ pub struct Schedule {
 #[derive(Debug, Clone)]
 struct Group {
     every: Duration,
-    /// The first moment of this group after the start.
+    /// The first slot of this group after the start.
     first: Duration,
     next: Duration,
     checks: Vec<CheckId>,
 }
 
-/// A period that is shorter would be a busy loop.
+/// Shorter intervals would be a busy loop.
 const SHORTEST: Duration = Duration::from_secs(1);
 
 impl Schedule {
-    /// Everything is due at once, and then at its own moments. `start` is the wall clock's.
+    /// Makes every check due now and then at its own slots. `start` is wall-clock time.
     pub fn new(checks: impl IntoIterator<Item = (CheckId, Span)>, node: &NodeName, start: Timestamp) -> Self {
         let mut groups: Vec<Group> = Vec::new();
         for (check, every) in checks {
@@ -44,12 +44,12 @@ impl Schedule {
         Self { groups }
     }
 
-    /// The next moment at which anything is due.
+    /// Returns the next time at which a check is due.
     pub fn next(&self) -> Option<Duration> {
         self.groups.iter().map(|group| group.next).min()
     }
 
-    /// What is due now. Moments that were missed are not made up for.
+    /// Returns the checks that are due. Missed slots are skipped.
     pub fn take_due(&mut self, now: Duration) -> Vec<CheckId> {
         let mut due = Vec::new();
         for group in self.groups.iter_mut().filter(|group| group.next <= now) {
@@ -61,7 +61,7 @@ impl Schedule {
 }
 
 impl Group {
-    /// The next moment of this group, but not the one that is just ahead.
+    /// Returns the next slot that is at least half an interval away.
     fn after(&self, now: Duration) -> Duration {
         let earliest = now + self.every / 2;
         if earliest <= self.first {
@@ -80,7 +80,7 @@ fn until_phase(every: Duration, node: &NodeName, start: Timestamp) -> Duration {
     Duration::from_millis(u64::try_from(wait).unwrap_or(0))
 }
 
-/// A number of a name that is the same in every process.
+/// Hashes a name, identically in every process.
 pub(super) fn spread(name: &str) -> u64 {
     doctor_core::fnv::fnv1a(name.as_bytes())
 }

@@ -1,7 +1,7 @@
-//! Sends what the spool holds, in order, and a sign of life while there is nothing to send.
+//! Sends spooled reports in order, and heartbeats while there are none.
 //!
-//! A thread of its own: a controller that does not answer must not keep the agent from looking. It waits longer after
-//! each failure, and not all nodes the same, so that a controller that comes back is not run over.
+//! It has its own thread so that an unresponsive controller does not delay checks. The back-off grows with each failure
+//! and is jittered per node, so that the fleet does not overload a controller that comes back.
 
 use std::{
     path::PathBuf,
@@ -24,18 +24,18 @@ use super::{
 };
 use crate::{clock::now, memory};
 
-/// A node that says nothing for this long says that it is there.
+/// Interval of heartbeats while there is nothing to report.
 const HEARTBEAT: Duration = Duration::from_secs(60);
-/// The door answers when the report was kept, for which it gives the controller ten seconds.
+/// The agent endpoint replies once the report is stored, for which it allows the controller ten seconds.
 const EXCHANGE: Duration = Duration::from_secs(20);
-/// While the agent is being stopped.
+/// Limit of an exchange during shutdown.
 const LAST_EXCHANGE: Duration = Duration::from_millis(1500);
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// A door that does not know this node, or its schema, will not change its mind in a minute.
+/// Back-off after a rejection that only an operator can resolve: an unknown node or schema.
 const WAIT_FOR_PEOPLE: Duration = Duration::from_secs(300);
 
-/// To whom and as whom.
+/// The controller's address and this node's identity.
 #[derive(Debug, Clone)]
 pub struct Route {
     pub node: NodeName,
@@ -44,16 +44,16 @@ pub struct Route {
     pub versions: Versions,
 }
 
-/// What makes this node believed.
+/// How this node authenticates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Proof {
-    /// It was enrolled with this key.
+    /// The key from enrollment.
     Key(RunKey),
-    /// Its cluster keeps a token for it in this file.
+    /// A file with a token that the cluster issues.
     Token(PathBuf),
 }
 
-/// Between the thread that looks and the thread that sends.
+/// The queue between the checking thread and the sending thread.
 #[derive(Debug)]
 pub struct Outbox {
     inside: Mutex<Inside>,
@@ -64,10 +64,10 @@ pub struct Outbox {
 struct Inside {
     spool: Spool,
     route: Arc<Route>,
-    /// Where the controller's permits are kept.
+    /// Directory where the controller's permits are stored.
     state: PathBuf,
     closing: bool,
-    /// Reports were thrown away: what they said has to be said anew.
+    /// Reports were dropped, so all results must be reported again.
     say_all: bool,
 }
 
@@ -82,7 +82,7 @@ impl Outbox {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a report its number, keeps it, and sends it as soon as may be. Says what is wrong with the disk.
+    /// Numbers and stores a report and wakes the sender. Returns the spool's disk error, if any.
     pub fn add(&self, make: impl FnOnce(u64) -> AgentReport) -> Option<String> {
         let mut inside = self.lock();
         let number = inside.spool.number();
@@ -93,7 +93,8 @@ impl Outbox {
         inside.spool.trouble().map(str::to_owned)
     }
 
-    /// Whether everything has to be said anew. Asked when the controller listens: before that it would be lost again.
+    /// Returns whether all results must be reported again, and clears the request. True only once the spool is empty:
+    /// before that, the new reports might be dropped too.
     pub fn take_say_all(&self) -> bool {
         let mut inside = self.lock();
         let now = inside.say_all && inside.spool.is_empty();
@@ -106,7 +107,7 @@ impl Outbox {
         self.wake.notify_one();
     }
 
-    /// What can be sent at once is sent; the rest waits on disk.
+    /// Tells the sender to stop after what it can send now; the rest stays on disk.
     pub fn close(&self) {
         self.lock().closing = true;
         self.wake.notify_one();
@@ -117,13 +118,13 @@ impl Outbox {
     }
 }
 
-/// What became of an attempt.
+/// The outcome of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Fate {
     Taken,
-    /// Not now: after the back-off, and not before this.
+    /// Retry after the back-off, and no sooner than this.
     Later(Duration),
-    /// Never.
+    /// Permanently rejected.
     Refused,
 }
 
@@ -136,15 +137,15 @@ pub fn run(outbox: &Outbox, tell: &dyn Fn(&str)) {
 struct Sender<'a> {
     outbox: &'a Outbox,
     tell: &'a dyn Fn(&str),
-    /// What was said of the controller last, so that it is said once.
+    /// The last message about the controller, to log each one once.
     trouble: Option<String>,
     failures: u32,
-    /// When the controller last took something.
+    /// When the controller last accepted a message.
     spoke: Option<Instant>,
 }
 
 impl Sender<'_> {
-    /// One message, or one wait. False when it is over.
+    /// Sends one message or waits once. Returns false when finished.
     fn step(&mut self) -> bool {
         let mut inside = self.outbox.lock();
         let next = inside.spool.first();
@@ -182,7 +183,7 @@ impl Sender<'_> {
         let mut inside = self.outbox.lock();
         match (&fate, next) {
             (Fate::Taken, next) => {
-                // What is not kept is given again in a minute; hooks then leave users their node.
+                // A lost permit is renewed within a minute; until then hooks do not drain.
                 let _kept = permit::keep(&inside.state, permit, asked);
                 if let Some(next) = next {
                     inside.spool.taken(next);
@@ -210,13 +211,13 @@ impl Sender<'_> {
             Fate::Later(at_least) => at_least,
             Fate::Refused => Duration::ZERO,
         };
-        // A door that is run over tells everybody the same; what each adds of its own spreads them.
+        // An overloaded endpoint sends the same retry-after to all nodes; the jitter spreads them.
         let wait = at_least.max(back_off(self.failures, jitter(inside.route.node.as_str())));
         self.failures = self.failures.saturating_add(1);
         self.pause(inside, wait);
     }
 
-    /// New reports do not cut this short; being told to stop, or another route, does.
+    /// Waits. A stop or a new route ends the wait early; new reports do not.
     fn pause(&self, mut inside: MutexGuard<'_, Inside>, wait: Duration) {
         let until = Instant::now() + wait;
         let route = Arc::clone(&inside.route);
@@ -231,7 +232,7 @@ impl Sender<'_> {
 }
 
 impl Next {
-    /// What is sent for it.
+    /// Builds the message for this entry.
     pub(super) fn message(&self, route: &Route) -> AgentReport {
         match self {
             Self::Report(report) => (**report).clone(),
@@ -253,12 +254,12 @@ fn bare(route: &Route, number: u64) -> AgentReport {
     }
 }
 
-/// One attempt, and what it brought.
+/// The result of one attempt.
 pub(super) struct Tried {
     pub(super) fate: Fate,
-    /// For people.
+    /// Message for the log.
     said: Option<String>,
-    /// From `asked` on.
+    /// Valid from `asked`.
     pub(super) permit: Option<Permit>,
     pub(super) asked: Timestamp,
 }
@@ -266,7 +267,7 @@ pub(super) struct Tried {
 pub(super) fn attempt(route: &Route, mut report: AgentReport, limit: Duration) -> Tried {
     let asked = now();
     let failed = |fate, said: String| Tried { fate, said: Some(said), permit: None, asked };
-    // What was kept under an older name of this machine is this node's all the same.
+    // The machine may have been renamed since the report was stored.
     report.node = route.node.clone();
     let (key, token) = match &route.proof {
         Proof::Key(key) => (key.clone(), None),
@@ -294,7 +295,7 @@ fn judge(route: &Route, reply: &Reply) -> (Fate, Option<String>) {
     match (reply.status, &route.proof) {
         (200..=299, _) => (Fate::Taken, None),
         (401 | 403, Proof::Key(_)) => (Fate::Later(WAIT_FOR_PEOPLE), said("does not accept this node's credential")),
-        // The next token may be better, and comes by itself.
+        // The cluster will renew the token.
         (401 | 403, Proof::Token(_)) => (Fate::Later(LONGEST_WAIT), said("does not accept this node's token")),
         (404 | 405, _) => (Fate::Later(WAIT_FOR_PEOPLE), said("is no controller that takes reports")),
         (409, _) => (Fate::Later(WAIT_FOR_PEOPLE), said("does not read reports of this program")),
@@ -303,7 +304,7 @@ fn judge(route: &Route, reply: &Reply) -> (Fate, Option<String>) {
     }
 }
 
-/// Doubles from a second to a minute. `jitter` from 0 to 1 takes up to half of it away.
+/// Doubles from one second to one minute. `jitter`, from 0 to 1, subtracts up to half.
 fn back_off(failures: u32, jitter: f64) -> Duration {
     let whole = FIRST_WAIT.saturating_mul(1 << failures.min(6)).min(LONGEST_WAIT);
     whole.mul_f64(1.0 - jitter.clamp(0.0, 1.0) / 2.0)

@@ -1,11 +1,11 @@
-//! Reports that nobody has taken yet, on disk, in order, and no more than there is room for.
+//! Unsent reports on disk, in order and of bounded size.
 //!
-//! One file for each report, put in place by a rename and named by its number, so that a crash leaves whole files. What
-//! does not fit any more is thrown away from the old end, and what was thrown away is counted in a file of its own,
-//! which becomes a report too: nothing is dropped in silence. That file is written before the others are removed and says
-//! how far it goes, so that a crash in between counts nothing twice.
+//! Each report is one file, named by its number and renamed into place, so that a crash leaves whole files. When the
+//! spool is full, the oldest reports are dropped and counted in a separate file, which becomes a report too: no loss is
+//! silent. That file is written before the dropped ones are removed, and says up to which number it counts, so that a
+//! crash in between counts nothing twice.
 //!
-//! Files hold the report and not its signature: a node that was given a new key signs what it still has with that.
+//! Files hold the report without its signature: after a change of keys, waiting reports are signed with the new key.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::job::output::put;
 
-/// How much may wait.
+/// The limits of the spool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
     pub bytes: u64,
@@ -32,13 +32,13 @@ impl Default for Room {
     }
 }
 
-/// Of what could not be written to disk. It is lost with the process, and so is what the disk does not take.
+/// The limits of reports that could not be written to disk. They are lost with the process.
 const MEMORY_ROOM: Room = Room { bytes: 4 << 20, reports: 64 };
 
-/// Numbers are taken from the file in blocks: a number is never given twice, and a heartbeat costs no write.
+/// Numbers are reserved on disk in blocks: no number is used twice, and a heartbeat costs no write.
 const BLOCK: u64 = 1024;
 
-/// No node ever counts that far, and a file that says so was damaged.
+/// Larger numbers come from a damaged file: no node counts that far.
 const MOST_NUMBER: u64 = 1 << 62;
 
 #[derive(Debug)]
@@ -49,9 +49,9 @@ pub struct Spool {
     lost: Option<Lost>,
     next: u64,
     reserved: u64,
-    /// Being sent just now: it may have been kept by the controller already and is not to be called lost.
+    /// The report being sent. The controller may have stored it already, so it must not count as lost.
     in_flight: Option<u64>,
-    /// Said once while it lasts.
+    /// The current disk error; logged once while it lasts.
     trouble: Option<String>,
 }
 
@@ -59,25 +59,25 @@ pub struct Spool {
 struct Waiting {
     number: u64,
     bytes: u64,
-    /// Where the disk did not take it.
+    /// Present if the disk write failed.
     body: Option<Vec<u8>>,
 }
 
-/// What was thrown away, and up to which number.
+/// Counts of dropped reports, up to a number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Lost {
     through: u64,
-    /// Older than that and not thrown away: it was being sent.
+    /// An older number that was not dropped, because it was being sent.
     #[serde(default)]
     spared: Option<u64>,
     dropped: Dropped,
 }
 
-/// What is to be sent next.
+/// The next message to send.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Next {
     Report(Box<AgentReport>),
-    /// These counts, under this number.
+    /// Counts of dropped reports, sent under this number.
     Lost {
         number: u64,
         dropped: Dropped,
@@ -85,8 +85,10 @@ pub enum Next {
 }
 
 impl Spool {
+    /// Opens the spool and recovers its state after a crash.
+    ///
     /// # Errors
-    /// If the directory cannot be made or read.
+    /// If the directory cannot be created or read.
     pub fn open(directory: &Path, room: Room) -> io::Result<Self> {
         fs::create_dir_all(directory)?;
         let mut numbers = Vec::new();
@@ -94,10 +96,10 @@ impl Spool {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
             if name.ends_with(".tmp") {
-                // Half written when somebody pulled the plug.
+                // A crash interrupted the write.
                 let _gone = fs::remove_file(entry.path());
             }
-            // Only as we write them: one of another spelling would be counted as lost and never removed.
+            // Only canonical names: a file with another spelling would be counted as lost but never removed.
             let number = name.strip_suffix(".report").and_then(to_number).filter(|number| file_name(*number) == name);
             numbers.extend(number.map(|number| (number, entry.metadata().map_or(0, |file| file.len()))));
         }
@@ -136,7 +138,7 @@ impl Spool {
         }
     }
 
-    /// A number that no report of this node had before.
+    /// Returns a number that no report of this node has used.
     pub fn number(&mut self) -> u64 {
         if self.next >= self.reserved {
             let reserved = self.next + BLOCK;
@@ -148,7 +150,7 @@ impl Spool {
         self.next - 1
     }
 
-    /// Keeps a report until it was taken.
+    /// Stores a report until the controller accepts it.
     pub fn add(&mut self, report: &AgentReport) {
         let Ok(body) = serde_json::to_vec(report) else {
             self.lose(report.number, &counts(report));
@@ -162,7 +164,8 @@ impl Spool {
         self.make_room();
     }
 
-    /// What comes first. It counts as being sent until [`Self::taken`] or [`Self::not_taken`].
+    /// Returns the first message. It counts as being sent until [`Self::taken`], [`Self::not_taken`] or
+    /// [`Self::refused`].
     pub fn first(&mut self) -> Option<Next> {
         loop {
             let front = self.waiting.front().map(|waiting| waiting.number);
@@ -175,13 +178,13 @@ impl Spool {
                     self.in_flight = Some(number);
                     return Some(Next::Report(Box::new(report)));
                 }
-                // Cut short, or of another version: it was there, and it will never be sent.
+                // Truncated or of another version: it can never be sent.
                 None => self.drop_at(0),
             }
         }
     }
 
-    /// The controller has it.
+    /// Removes a message that the controller has accepted.
     pub fn taken(&mut self, next: &Next) {
         self.in_flight = None;
         match next {
@@ -190,12 +193,12 @@ impl Spool {
         }
     }
 
-    /// It stays and is sent again.
+    /// Keeps the message for another attempt.
     pub fn not_taken(&mut self) {
         self.in_flight = None;
     }
 
-    /// The controller will never take it: it is counted as lost.
+    /// Counts a message as lost that the controller will never accept.
     pub fn refused(&mut self, next: &Next) {
         self.in_flight = None;
         match next {
@@ -215,12 +218,12 @@ impl Spool {
         self.waiting.is_empty() && self.lost.is_none()
     }
 
-    /// How many reports were thrown away and not yet told of.
+    /// Returns the number of dropped reports that have not been reported yet.
     pub fn lost(&self) -> u64 {
         self.lost.as_ref().map_or(0, |lost| lost.dropped.reports)
     }
 
-    /// What is wrong with the disk.
+    /// Returns the current disk error.
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
@@ -254,7 +257,7 @@ impl Spool {
         let number = waiting.number;
         let dropped = match self.read(number) {
             Some(report) => counts(&report),
-            // Nobody can tell any more what was in it, or when.
+            // Its content and time are unknown.
             None => {
                 let at = self.lost.as_ref().map_or_else(crate::clock::now, |lost| lost.dropped.to);
                 Dropped { reports: 1, checks: BTreeMap::new(), from: at, to: at }
@@ -278,7 +281,7 @@ impl Spool {
         self.write_lost();
     }
 
-    /// These counts were told. More may have come since.
+    /// Subtracts counts that the controller has accepted; more may have been added meanwhile.
     fn told(&mut self, told: &Dropped) {
         let Some(mut lost) = self.lost.take() else { return };
         lost.dropped.reports = lost.dropped.reports.saturating_sub(told.reports);
@@ -306,7 +309,7 @@ impl Spool {
 
     fn remove(&mut self, number: u64) {
         self.waiting.retain(|waiting| waiting.number != number);
-        // What never came to the disk is not there.
+        // Absent if it was only in memory.
         let _absent = fs::remove_file(self.path(number));
     }
 

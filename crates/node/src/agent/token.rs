@@ -1,5 +1,5 @@
-//! The token that a cluster puts beside the agent: a file that is made anew before it runs out. It is read for each message,
-//! which costs nothing once a minute, and never kept or shown.
+//! The token file that the cluster mounts for the agent and renews before it expires. It is read for each message,
+//! which costs nothing once a minute, and never stored or printed.
 
 use std::{
     fmt,
@@ -10,10 +10,10 @@ use std::{
 
 use doctor_checks::document::RunKey;
 
-/// A cluster's token has about one KiB; whatever is longer is something else.
+/// A cluster's token has about 1 KiB; anything longer is not a token.
 const MOST_BYTES: u64 = 16 << 10;
 
-/// A token as it was read just now.
+/// A token that was just read.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
@@ -32,8 +32,10 @@ pub enum TokenError {
 }
 
 impl Token {
+    /// Reads and validates a token.
+    ///
     /// # Errors
-    /// If the file cannot be read or holds something else.
+    /// If the file cannot be read or does not hold a token.
     pub fn read(path: &Path) -> Result<Self, TokenError> {
         let mut text = String::new();
         let read = File::open(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_string(&mut text));
@@ -45,7 +47,7 @@ impl Token {
             Ok(_) => {}
         }
         let token = text.trim_end_matches(['\n', '\r']);
-        // It goes into a line of its own on the wire: nothing in it may begin another.
+        // It becomes an HTTP header: it must not contain a line break.
         let plain = token.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-~+/=".contains(&byte));
         if token.is_empty() || text.len() as u64 > MOST_BYTES || !plain {
             return Err(TokenError::NotOne(path.to_owned()));
@@ -53,12 +55,12 @@ impl Token {
         Ok(Self(token.to_owned()))
     }
 
-    /// As it goes over the wire, and nowhere else.
+    /// The token, for the Authorization header only.
     pub fn text(&self) -> &str {
         &self.0
     }
 
-    /// What reports are signed with.
+    /// The key that signs reports.
     pub fn key(&self) -> RunKey {
         RunKey::of_token(&self.0)
     }

@@ -10,20 +10,20 @@ use doctor_core::{
 };
 use doctor_gpu::dl::{self, Options, control::Planted};
 
-/// What the check asks for, and what a person may add.
+/// Arguments from the check, and further ones for manual use.
 #[derive(Debug, Parser)]
 #[command(name = "dl", no_binary_name = true)]
 struct Arguments {
-    /// Load until warm, for at most this long; "0s" for the cold test alone.
+    /// Load the GPUs until they are warm, for at most this time; "0s" for the cold test only
     #[arg(long, default_value = "20s")]
     heat: Span,
-    /// Plant one error of this kind into each product: zero, bit-flip, not-a-number or repeated.
+    /// Plant one error of this kind into each product: zero, bit-flip, not-a-number or repeated
     #[arg(long, value_parser = kind)]
     inject: Option<Planted>,
-    /// Plant this many errors of each kind after the test, and count those that are found.
+    /// Plant this many errors of each kind after the test, and count those that are detected
     #[arg(long, default_value_t = 0)]
     trials: u64,
-    /// The CUDA driver, where it is not found by its name.
+    /// Path of the CUDA driver, if the loader does not find it by name
     #[arg(long, env = "DOCTOR_CUDA", default_value = doctor_gpu::cuda::LIBRARY)]
     cuda: OsString,
     #[arg(long, env = "DOCTOR_NVML", default_value = doctor_gpu::nvml::LIBRARY)]

@@ -1,9 +1,8 @@
-//! Tests that this program brings along. Each runs in a process of its own, started by the runner.
+//! The built-in tests. The runner starts each in its own process.
 //!
-//! A test occupies the machine, loads drivers and leaves files while it works; all three can hang or be killed. In its own
-//! process it can be ended, and what it leaves is its own to remove: told to stop (SIGTERM) it has a moment for that.
-//! People read what it writes on standard error while it runs, in the log of the run. On standard output it answers
-//! once, with measurements or with the reason why there are none.
+//! A test occupies the machine, loads drivers and creates files, all of which can hang or be killed. In its own process
+//! it can be ended. It must remove its own files, and has a moment for that after SIGTERM. Its standard error goes to
+//! the log of the run. It prints one result on standard output: measurements, or the reason why there are none.
 
 mod collective;
 mod dcgm;
@@ -23,10 +22,10 @@ use rustix::process::Signal;
 
 use crate::builtin_test::BuiltinTest;
 
-/// Also right when the program was replaced by an update while it runs.
+/// Stays valid if an update replaces the running program.
 const OURSELVES: &str = "/proc/self/exe";
 
-/// What a test does in a further process of its own, because it may hang there: a name and its work.
+/// A subtask that may hang and therefore has its own process: its name and its function.
 type Hand = (&'static str, fn(&[OsString]) -> ExitCode);
 static HANDS: &[Hand] = &[
     (collective::WORK, collective::work),
@@ -36,13 +35,13 @@ static HANDS: &[Hand] = &[
     (storage::ENTER, storage::enter),
 ];
 
-/// What the process of a test does.
+/// Entry point of a test's process.
 pub fn run(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     let name = args.next().and_then(|name| name.into_string().ok());
     if let Some((_, work)) = HANDS.iter().find(|(hand, _)| name.as_deref() == Some(hand)) {
         return work(&args.collect::<Vec<_>>());
     }
-    // Whoever asked may be killed; nobody would take the answer then.
+    // Without a parent, no process would read the result.
     let _kept = rustix::process::set_parent_process_death_signal(Some(Signal::TERM));
     let Some(test) = name.as_deref().and_then(BuiltinTest::named) else {
         eprintln!("this argument is for doctor-node itself");
@@ -62,7 +61,7 @@ pub fn run(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// The answer of a test that measures for itself.
+/// Converts the result of a test that measures by itself.
 fn measured(result: Result<Measurements, ProbeFailure>) -> ProbeOutput {
     let failed = |error| {
         let text = format!("the measurements cannot be written down: {error}");

@@ -1,7 +1,7 @@
-//! Programs of others that a test runs: looked for before they are needed, and never outliving the test.
+//! External programs that a test runs: located in advance, and never outliving the test.
 //!
-//! A program is started by a small step of our own, which asks the kernel for a signal when its parent ends and then
-//! becomes the program. So it goes whatever happens to the test, also if that is killed.
+//! This program starts itself first, requests a signal for the end of its parent, and then executes the external
+//! program. That therefore ends with the test, even if the test is killed.
 
 use std::{
     env,
@@ -17,19 +17,19 @@ use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 use super::OURSELVES;
 use crate::runner::{BUILTIN_ARGUMENT, KEY_VARIABLE};
 
-/// The name under which this program becomes another one.
+/// The subtask name under which this program executes another one.
 pub(super) const BOUND: &str = "bound";
 
-/// A program that is there.
+/// An installed program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Program {
     pub(super) path: PathBuf,
 }
 
-/// What the program hears when the test ends without it.
+/// The signal that the program gets when the test ends before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AtTheEnd {
-    /// SIGTERM: it has something to tidy up.
+    /// SIGTERM: it has to clean up.
     Ask,
     /// SIGKILL.
     Kill,
@@ -54,7 +54,7 @@ impl AtTheEnd {
 }
 
 impl Program {
-    /// By its path, or by its name in `PATH` and then in these folders.
+    /// Finds a program by its path, or by its name in `PATH` and then in these directories.
     pub(super) fn find(name: &str, also_in: &[&Path]) -> Option<Self> {
         if name.contains('/') {
             return Self::at(Path::new(name));
@@ -69,7 +69,7 @@ impl Program {
         (file.is_file() && file.permissions().mode() & 0o111 != 0).then(|| Self { path: path.to_owned() })
     }
 
-    /// A call of it, to which arguments are added. Its messages are in English, and it does not get the run's key.
+    /// Builds a command, to which arguments are added. Its locale is C, and it does not get the run's key.
     pub(super) fn command(&self, at_the_end: AtTheEnd) -> Command {
         let mut command = Command::new(OURSELVES);
         command.args([BUILTIN_ARGUMENT, BOUND, at_the_end.code(), &getpid().to_string()]).arg(&self.path);
@@ -78,7 +78,7 @@ impl Program {
     }
 }
 
-/// What the process that becomes the program does.
+/// Entry point of the process that executes the program.
 pub(super) fn bound(args: &[OsString]) -> ExitCode {
     let [at_the_end, parent, program, args @ ..] = args else { return ExitCode::FAILURE };
     let at_the_end = AtTheEnd::ALL.iter().find(|known| at_the_end == known.code());
@@ -86,7 +86,7 @@ pub(super) fn bound(args: &[OsString]) -> ExitCode {
         eprintln!("{BOUND} is for doctor-node itself");
         return ExitCode::FAILURE;
     };
-    // One that ended before we asked sends nothing any more.
+    // A parent that ended earlier sends no signal any more.
     if getppid().map(|pid| pid.to_string()).as_deref() != parent.to_str() {
         return ExitCode::FAILURE;
     }

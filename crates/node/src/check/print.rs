@@ -1,4 +1,4 @@
-//! Answers for eyes and for programs.
+//! Formats answers as a table for people and as rows for programs.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::Answer;
 
-/// One finding; or one check that found nothing.
+/// One finding, or one check without findings.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row<'a> {
     check: &'a CheckId,
@@ -25,7 +25,7 @@ pub struct Row<'a> {
     rule: Option<&'a RuleId>,
 }
 
-/// Flat, in the order of checks, the worst finding of each first.
+/// Flattens answers in the order of checks, the worst finding of each check first.
 pub fn rows(answers: &[Answer]) -> Vec<Row<'_>> {
     let mut rows = Vec::new();
     for answer in answers {
@@ -53,8 +53,8 @@ pub fn rows(answers: &[Answer]) -> Vec<Row<'_>> {
     rows
 }
 
-/// A table for people: what is wrong first, then what is not known, then what passed. Checks that do not apply are named
-/// by their reason, unless each is to have its line.
+/// Renders a table: failures by severity, then inconclusive, then passed checks. Checks that do not apply are grouped
+/// by reason, or listed one per line with `every_line`.
 pub fn table(answers: &[Answer], every_line: bool) -> String {
     let rows = rows(answers);
     let shown = |verdict: Verdict| rows.iter().filter(move |row| row.verdict == verdict);
@@ -106,7 +106,7 @@ fn wrapped(words: &[&str]) -> Vec<String> {
     lines
 }
 
-/// One line: what was looked at and what came of it.
+/// Returns one line with the counts per verdict and the total time.
 pub fn summary(answers: &[Answer]) -> String {
     let count = |verdict: Verdict| answers.iter().filter(|answer| answer.verdict == verdict).count();
     let took = answers.iter().fold(Span::ZERO, |sum, answer| Span::from_millis(sum.millis() + answer.took.millis()));

@@ -1,9 +1,10 @@
-//! Without a controller: whether this node is drained, and whether a drain of ours ends. Pure; the effects are the caller's.
+//! Decides without a controller whether to drain this node and whether to end our drain. Pure; the caller acts.
 //!
-//! Nobody gives out permission here, so hooks of all nodes keep the breaker's limits by what Slurm shows to each of them:
-//! reasons with our prefix or of a prolog that stopped a job, and when they were set. Before it drains, a hook counts. When many nodes fail within a second
-//! all of them count the same and drain, so each looks again a moment later, and those that came too late by Slurm's own
-//! clock take their drain back. By then every drain of the same second shows, hence all of them find the same order.
+//! There is no central breaker here, so the hooks of all nodes apply its limits to what Slurm shows each of them:
+//! reasons with our prefix or of a prolog that stopped a job, and when they were set. A hook counts before it drains.
+//! If many nodes fail within a second, all of them see the same count and drain. Each therefore queries Slurm again a
+//! moment later, and those that were too late by slurmctld's clock undo their drain. By then every drain of the same
+//! second is visible, so all hooks compute the same order.
 
 use std::time::Duration;
 
@@ -16,27 +17,28 @@ use doctor_core::{
 use super::nodes::{BY_HOOK, Node, PREFIX};
 use crate::verdict::HeldFinding;
 
-/// Slurm tells times in seconds; after this long nobody drains in the second of our drain any more.
+/// Delay before the second query. Slurm's times have a resolution of one second; after this delay no further drain can
+/// get the same second as ours.
 pub(super) const SECOND_LOOK: Duration = Duration::from_millis(1500);
 
-/// Within this long the next hook has looked, and a drain that stands then was within the limits.
+/// After this time a drain is final: a later hook has run and found it within the limits.
 const SETTLED: Span = Span::minutes(15);
 
-/// Of a reason's text. Slurm takes more, and people read less.
+/// Characters of a finding's text in a drain reason. Slurm allows more than people read.
 const MOST_WORDS: usize = 160;
 
-/// What to do with this node.
+/// The action for this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Decision {
     Leave(Leave),
     Drain(String),
-    /// The finding is gone.
+    /// End our drain: the finding is gone.
     Release,
-    /// Others came first: a hook that was ended before its second look has left this to the next.
+    /// Undo our drain, because other nodes were first. Happens if an earlier hook was killed before its second query.
     TakeBack(Leave),
 }
 
-/// Why nothing is done.
+/// Why the node is left as it is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Leave {
     #[error("there is nothing to do")]
@@ -55,13 +57,13 @@ pub(super) enum Leave {
     PerHour(usize, u32),
 }
 
-/// What a decision rests on.
+/// The input of a decision.
 pub(super) struct Scene<'a> {
     pub(super) name: &'a str,
     pub(super) nodes: &'a [Node],
-    /// The worst that fails here and takes a node out.
+    /// The worst failure that takes a node out of service.
     pub(super) trouble: Option<(&'a CheckId, &'a HeldFinding)>,
-    /// Whether a drain of a hook for this check may end: it has looked, and found it well.
+    /// Whether a hook's drain for this check may end: this run has executed the check and it passed.
     pub(super) is_over: &'a dyn Fn(&CheckId) -> bool,
     pub(super) release: bool,
     pub(super) limits: &'a BreakerLimits,
@@ -103,8 +105,8 @@ impl Scene<'_> {
         }
     }
 
-    /// Why this one may not be drained beside these. The share is of the nodes that do the same work, since a large cluster
-    /// has small partitions; the hour is everybody's.
+    /// Returns why this node may not be drained in addition to `taken`. The share counts nodes of the same partitions,
+    /// since a large cluster has small partitions; the hourly limit counts all nodes.
     fn refusal(&self, own: &Node, taken: &[&Node], at: Timestamp) -> Option<Leave> {
         let peer = |node: &&Node| node.name == own.name || node.shares_a_partition(own);
         let total = self.nodes.iter().filter(peer).filter(|node| node.is_there() || node.is_taken()).count();
@@ -115,14 +117,14 @@ impl Scene<'_> {
             return Some(Leave::Share { out, total, most });
         }
         let hour_ago = at.minus(Span::hours(1));
-        // A reason without a moment may be of this hour.
+        // A reason without a time may be from this hour.
         let lately = |node: &&&Node| node.reason.as_ref().and_then(|reason| reason.at).is_none_or(|set| set > hour_ago);
         let lately = taken.iter().filter(lately).count();
         let per_hour = self.limits.nodes_per_hour;
         over(lately, per_hour).then_some(Leave::PerHour(lately, per_hour))
     }
 
-    /// After our drain has shown: why it must be taken back, if others came before.
+    /// Returns why our visible drain must be undone, if enough other nodes were drained before it.
     pub(super) fn came_too_late(&self) -> Option<Leave> {
         let own = self.nodes.iter().find(|node| node.name == self.name && node.is_ours())?;
         let reason = own.reason.as_ref().filter(|reason| reason.is_of_a_hook())?;
@@ -136,14 +138,14 @@ impl Scene<'_> {
     }
 }
 
-/// `doctor: CODE CHECK: text [hook]`
+/// Formats `doctor: CODE CHECK: text [hook]`.
 fn reason(check: &CheckId, finding: &HeldFinding) -> String {
     let plain = |c: char| if c.is_control() || c == '"' || c == '\'' || c == '\\' { ' ' } else { c };
     let text: String = finding.text.chars().map(plain).take(MOST_WORDS).collect();
     format!("{PREFIX} {} {check}: {} {BY_HOOK}", finding.reason, text.trim())
 }
 
-/// Which check a hook's reason is about.
+/// Returns the check that a hook's reason names.
 fn check_of(reason: &str) -> Option<CheckId> {
     let rest = reason.strip_prefix(PREFIX)?.trim_start();
     let (_code, rest) = rest.split_once(' ')?;
@@ -170,7 +172,7 @@ mod tests {
         kept
     }
 
-    /// The cluster: this node, and idle ones up to so many.
+    /// The cluster: this node, the others, and idle nodes up to `total`.
     fn cluster(own: Node, others: Vec<Node>, total: usize) -> Vec<Node> {
         let idle = (others.len() + 1..total).map(|n| node(&format!("idle{n}"), "IDLE", None));
         [own].into_iter().chain(others).chain(idle).collect()
@@ -237,7 +239,7 @@ mod tests {
         assert_eq!(after(three, 100), Decision::Leave(Leave::PerHour(3, 3)));
         let old: Vec<Node> = ["n2", "n3", "n4"].map(|name| drained(name, 4000)).to_vec();
         assert!(matches!(after(old, 100), Decision::Drain(_)));
-        // Drains of others are not ours.
+        // Drains that we did not set do not count.
         let foreign = vec![node("n2", "IDLE+DRAIN", Some(("Maintenance", NOW)))];
         assert!(matches!(after(foreign, 10), Decision::Drain(_)));
     }
@@ -301,7 +303,7 @@ mod tests {
     fn only_a_hooks_own_drain_ends_and_only_when_its_check_is_well_again() {
         let own = |reason| cluster(node("n1", "IDLE+DRAIN", Some((reason, NOW - 60))), Vec::new(), 20);
         let hooks = own("doctor: xid-79 gpu-xid: off the bus [hook]");
-        // Its hook was killed before it looked again, and another node had been drained before it.
+        // Its hook was killed before the second query, and another node had been drained earlier.
         let mut two = hooks.clone();
         two[1] = node("n0", "IDLE+DRAIN", Some(("doctor: x y: z [hook]", NOW - 90)));
         let late = decide(&two[..2], &sick(), false, false);

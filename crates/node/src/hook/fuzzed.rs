@@ -1,8 +1,8 @@
-//! Ways in for the fuzzer to what hooks read of others: Slurm's list of nodes, in which people write what they like.
+//! Fuzzing entry point for Slurm's list of nodes, which contains free text written by operators.
 
 use super::nodes;
 
-/// Of every node in such a list: its name, and whether it counts as drained by us.
+/// Returns the name of every node in the list, and whether it counts as drained by us.
 pub fn slurm_says(list: &str) -> Option<Vec<(String, bool)>> {
     let all = nodes::parse(list)?;
     Some(all.into_iter().map(|node| (node.name.clone(), node.is_ours())).collect())

@@ -1,7 +1,7 @@
-//! How the job ended that an epilog runs after, and whether that is a reason to look deeper.
+//! How the job before an epilog ended, and whether that calls for deeper checks.
 //!
-//! A job that failed is its user's affair nearly always; one that died of a bus error may be the node's. It is kept as
-//! evidence (the check `job-ends` reads it), and never a verdict by itself.
+//! A failed job is nearly always its user's affair; one that died of a bus error may be the node's. The end is stored
+//! as evidence (the check `job-ends` reads it) and is never a verdict by itself.
 
 use std::{fs, io, path::Path, time::Duration};
 
@@ -11,11 +11,11 @@ use super::{settings::Epilog, surroundings::Surroundings};
 use crate::job::output::put;
 
 const FOLDER: &str = "jobs";
-/// Newer ones push older ones out.
+/// The newest are kept.
 const MOST_KEPT: usize = 32;
 const KEPT_FOR: Duration = Duration::from_secs(86_400);
 
-/// The job, and how it and its steps ended.
+/// A job, and how it and its steps ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct JobEnd {
     pub(super) job: String,
@@ -32,19 +32,19 @@ struct Status {
 }
 
 impl Status {
-    /// `CODE:SIGNAL`
+    /// Parses `CODE:SIGNAL`.
     fn pair(text: &str) -> Option<Self> {
         let (code, signal) = text.split_once(':')?;
         Some(Self { code: code.parse().ok()?, signal: signal.parse().ok()? })
     }
 
-    /// As wait(2) has it.
+    /// Parses a status of wait(2).
     fn raw(text: &str) -> Option<Self> {
         let status: u32 = text.parse().ok()?;
         Some(Self { code: u8::try_from(status >> 8 & 0xff).ok()?, signal: u8::try_from(status & 0x7f).ok()? })
     }
 
-    /// The signal that ended it, also as a shell tells of it.
+    /// Returns the signal that ended it, including a shell's exit code of 128 plus the signal.
     fn by_signal(self) -> Option<u8> {
         match (self.signal, self.code) {
             (0, code) => code.checked_sub(128).filter(|signal| (1..=64).contains(signal)),
@@ -58,7 +58,7 @@ impl Status {
 }
 
 impl JobEnd {
-    /// What Slurm tells an epilog. `None`: this is none, or of a Slurm that does not tell.
+    /// Reads Slurm's environment of an epilog. `None` outside of one, or if this Slurm does not set the variables.
     pub(super) fn told(surroundings: &Surroundings) -> Option<Self> {
         let job = surroundings.get("SLURM_JOB_ID").or_else(|| surroundings.get("SLURM_JOBID"))?;
         if job.len() > 20 || !job.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -80,7 +80,7 @@ impl JobEnd {
         self.batch.is_well() && self.step.is_well()
     }
 
-    /// Whether this end is one after which the node is looked at more deeply.
+    /// Whether deeper checks run after this end.
     pub(super) fn calls_for_a_look(&self, settings: &Epilog) -> bool {
         [self.batch, self.step].into_iter().any(|status| {
             let by_signal = status.by_signal().is_some_and(|signal| settings.signals.contains(&signal));
@@ -88,7 +88,7 @@ impl JobEnd {
         })
     }
 
-    /// For the line of the log.
+    /// Formats the end for the log line.
     pub(super) fn words(&self) -> String {
         let worst = if self.batch.is_well() { self.step } else { self.batch };
         match (worst.by_signal(), worst.code) {
@@ -98,7 +98,7 @@ impl JobEnd {
         }
     }
 
-    /// Keeps it for the check, in lines that it reads.
+    /// Stores the end in the format that the check reads.
     pub(super) fn keep(&self, state: &Path, at: Timestamp) -> io::Result<()> {
         let folder = state.join(FOLDER);
         let JobEnd { job, user, batch, step } = self;
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_job_that_died_of_the_machines_signals_calls_for_a_look_and_a_cancelled_one_does_not() {
-        // As Slurm 22.05.8 told an epilog on 2026-11-15, but for the last three.
+        // From an epilog of Slurm 22.05.8 on 2026-11-15, except for the last three.
         for (pair, derived, looks, words) in [
             ("0:0", "0", false, "job 17 ended well"),
             ("3:0", "0", false, "job 17 ended with code 3"),

@@ -1,4 +1,4 @@
-//! The one line that a hook says: to Slurm, which keeps it where it likes, and to a file of our own beside the hook's state.
+//! Writes the hook's one line to Slurm, through standard error, and to a log file in the hook's state directory.
 
 use std::{
     fs::{self, File},
@@ -11,10 +11,10 @@ use crate::clock::now;
 
 const FILE: &str = "hook.log";
 const BEFORE: &str = "hook.log.1";
-/// Some ten thousand lines, twice.
+/// Some ten thousand lines per file; there are two.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// Says it. A line that cannot be kept is still told to Slurm.
+/// Prints and logs the line. Slurm gets it even if it cannot be logged.
 pub(super) fn say(state: &Path, moment: Moment, words: &str) {
     let words = words.replace(|c: char| c.is_control(), " ");
     tell_slurm(&format!("doctor-node: {}: {words}", moment.word()));
@@ -24,17 +24,17 @@ pub(super) fn say(state: &Path, moment: Moment, words: &str) {
         let _turned = fs::rename(&path, state.join(BEFORE));
     }
     let line = format!("{} {}: {words}\n", now(), moment.word());
-    // One write for each line: hooks of several jobs may speak at once.
+    // One write per line: hooks of several jobs may run concurrently.
     let _kept =
         File::options().create(true).append(true).open(path).and_then(|mut file| file.write_all(line.as_bytes()));
 }
 
-/// On standard error. A reader that went away, or a log on a full disk, is no reason to fail a job.
+/// Prints to standard error. A closed pipe or a full disk is no reason to fail a job.
 pub(super) fn tell_slurm(line: &str) {
     let _said = writeln!(io::stderr(), "{line}");
 }
 
-/// An error with its causes, on one line.
+/// Formats an error and its causes on one line.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,4 @@
-//! A look of the hook's own: the fast checks, or after a job that ended badly the deeper ones.
+//! Runs the hook's own checks: the fast ones, or the deeper ones after a job that ended badly.
 
 use std::{ffi::OsString, path::PathBuf};
 
@@ -18,7 +18,7 @@ use crate::{
     verdict::{Held, Verdicts},
 };
 
-/// As often as an agent says it: rules want it confirmed.
+/// How often a failure is reported, as by the agent: rules require confirmation.
 const TELL_FAILURE: u32 = 4;
 
 #[derive(Debug, thiserror::Error)]
@@ -31,11 +31,11 @@ pub(super) enum LookError {
     Check(#[from] CheckError),
 }
 
-/// By what the node is judged, and how it is seen.
+/// What checks run with and are classified by.
 #[derive(Debug)]
 pub(super) struct Eyes {
     pub(super) policy: Policy,
-    /// Where nobody names one it is found out.
+    /// Detected if none is configured.
     profile: Option<Profile>,
     finds_profile: bool,
     root: PathBuf,
@@ -68,15 +68,15 @@ impl Eyes {
     }
 }
 
-/// What a look came to.
+/// The result of a run of checks.
 #[derive(Debug)]
 pub(super) struct Looked {
     pub(super) checks: usize,
-    /// What of it is worth telling the controller.
+    /// Evidence to report to the controller.
     pub(super) news: Handed,
 }
 
-/// Looks, and enters the answers in what is known. Without names it is the suite.
+/// Runs the named checks, or the suite without names, and records their results in `known`.
 pub(super) fn look(
     eyes: &Eyes,
     names: &[CheckId],
@@ -109,7 +109,7 @@ pub(super) fn look(
     Ok(Looked { checks, news: Handed { hardware, up, checks: news } })
 }
 
-/// Another answer than before, or a failure that is still to be confirmed.
+/// Whether the result has changed, or is a failure that needs confirmation.
 fn is_news(before: Option<&Held>, after: Option<&Held>, answer: &Answer) -> bool {
     let keys = |held: &Held| held.findings.iter().map(|one| (one.rule.clone(), one.entity.clone())).collect::<Vec<_>>();
     let times = |held: &Held| held.findings.iter().map(|one| one.times).min().unwrap_or(0);

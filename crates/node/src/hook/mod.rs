@@ -1,16 +1,17 @@
-//! `doctor-node hook`: what Slurm runs as HealthCheckProgram, Prolog and Epilog.
+//! `doctor-node hook`: Slurm's HealthCheckProgram, Prolog and Epilog.
 //!
-//! A hook stands in the way of users' jobs, so its laws are: it comes back within its limit whatever hangs, it says one
-//! line, and only what was seen counts. A look that timed out, a file system that stalls, a Slurm or a controller that
-//! does not answer are inconclusive, and inconclusive neither drains a node nor stops a job. An error of ours is exit
-//! code 0.
+//! A hook delays users' jobs. It therefore returns within its time limit whatever hangs, prints one line, and acts only
+//! on what it has observed. A check that timed out, a stalled file system, and a Slurm or a controller that does not
+//! respond are inconclusive; inconclusive neither drains a node nor stops a job. An error of this program is exit code
+//! 0.
 //!
-//! Two processes. The one that Slurm started reads the settings, waits, and answers; the one it starts does the work and
-//! may hang in the kernel, where even SIGKILL does not end it. Then it is left behind and remembered, and no further one is
-//! started while it hangs.
+//! There are two processes. The one that Slurm starts reads the settings, waits, and returns. Its worker does the work
+//! and may hang in the kernel, where even SIGKILL does not end it. Such a worker is left behind and recorded, and no
+//! other is started while it hangs.
 //!
-//! With a controller ([`reporting`]) a hook reports, and the controller drains under its breaker. Without one ([`alone`]) it
-//! drains its node itself, under the same limits. A verdict that the agent or the last hook left is used while it is fresh.
+//! With a controller ([`reporting`]) a hook reports, and the controller drains within its breaker. Without one
+//! ([`alone`]) the hook drains its node itself, under the same limits. A fresh verdict of the agent or of an earlier
+//! hook is reused.
 
 mod alone;
 #[doc(hidden)]
@@ -46,31 +47,31 @@ use crate::{
 
 pub use settings::{DEFAULT_FILE, Settings, SettingsError};
 
-/// The hidden argument by which this program does a hook's work in a process of its own.
+/// The hidden argument that makes this program a hook's worker process.
 pub const HOOK_ARGUMENT: &str = "__hook";
 
-/// What a hook answers Slurm.
+/// Exit codes of a hook.
 pub mod exit {
-    /// Go on; also whatever could not be known.
+    /// Continue; also if the result is unknown.
     pub const GO_ON: u8 = 0;
-    /// Of a prolog: do not start the job here. Slurm drains the node and puts the job back into the queue.
+    /// Prolog only: do not start the job here. Slurm drains the node and requeues the job.
     pub const STOP: u8 = 1;
 }
 
-/// What a worker may take over its last words; a kill that has no effect by then has none.
+/// Time for a worker to exit after SIGTERM, and again after SIGKILL; a kill without effect by then has none.
 const GRACE: Duration = Duration::from_millis(300);
-/// One line, and what a library may have to say.
+/// One line, and whatever a library prints.
 const MOST_WORDS: usize = 64 << 10;
 
-/// Which of Slurm's hooks.
+/// Which of Slurm's hooks runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Moment {
-    /// HealthCheckProgram: now and then, on every node.
+    /// HealthCheckProgram: periodically, on every node
     Health,
-    /// Prolog: before a job.
+    /// Prolog: before a job
     Prolog,
-    /// Epilog: after a job.
+    /// Epilog: after a job
     Epilog,
 }
 
@@ -86,7 +87,7 @@ impl Moment {
     }
 }
 
-/// What the worker is told.
+/// The worker's input.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Order {
@@ -94,18 +95,19 @@ struct Order {
     settings: Settings,
 }
 
-/// The hook as Slurm sees it. `alone` goes before the file. A mistake in this program is no fault of the node's either.
+/// Runs the hook and returns its exit code. `alone` overrides the file. A panic of this program is not a fault of the
+/// node.
 pub fn run(moment: Moment, config: Option<&Path>, alone: bool) -> u8 {
     std::panic::catch_unwind(|| answer(moment, config, alone)).unwrap_or(exit::GO_ON)
 }
 
 fn answer(moment: Moment, config: Option<&Path>, alone: bool) -> u8 {
-    // What is kept tells of users' jobs.
+    // The files in the state directory describe users' jobs.
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
     let mut settings = match Settings::load(config) {
         Ok(settings) => settings,
         Err(error) => {
-            // Without settings nobody knows where else to say it.
+            // Without settings there is no state directory to log to.
             let said = format!("doctor-node: {}: nothing is looked at: {}", moment.word(), line::chain(&error));
             line::tell_slurm(&said);
             return exit::GO_ON;
@@ -118,7 +120,7 @@ fn answer(moment: Moment, config: Option<&Path>, alone: bool) -> u8 {
     code
 }
 
-/// Starts the worker and answers for it, in time.
+/// Starts the worker and returns its result within the time limit.
 fn supervised(order: &Order) -> (u8, String) {
     let abandoned = AbandonedProbes::kept_in(&order.settings.state);
     let what = format!("hook {}", order.moment.word());
@@ -133,7 +135,7 @@ fn supervised(order: &Order) -> (u8, String) {
     let mut command = Command::new("/proc/self/exe");
     command.arg(HOOK_ARGUMENT).arg(text);
     let limits = Limits { timeout: limit, stream: MOST_WORDS, grace: GRACE, kill_grace: GRACE };
-    // Signals end this process as Slurm expects; the worker's group gets none of them and has its own limit.
+    // Signals end this process, as Slurm expects. The worker is in its own process group and has its own limit.
     match child::run(&mut command, &limits, &Stop::never(), Echo::default()) {
         Ok(Ended::Exited { status, stderr, .. }) => {
             let said = String::from_utf8_lossy(&stderr).trim().to_owned();
@@ -154,14 +156,14 @@ fn supervised(order: &Order) -> (u8, String) {
     }
 }
 
-/// The worker: does it, says its line on standard error, answers with the hook's code.
+/// The worker: does the work, prints its line on standard error, and exits with the hook's code.
 pub fn worker(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     let order = args.next().and_then(|text| serde_json::from_str::<Order>(text.to_str()?).ok());
     let Some(Order { moment, settings }) = order else {
         line::tell_slurm(&format!("{HOOK_ARGUMENT} is for doctor-node itself"));
         return ExitCode::FAILURE;
     };
-    // It gives up by itself a little before it is ended, and can say then what it waited for.
+    // Gives up shortly before it is killed, so that it can print what it waited for.
     let limit = settings.limit(moment).to_std();
     let stop = Stop::never().after(limit.saturating_sub(GRACE));
     let surroundings = surroundings::Surroundings::new(env::vars_os());

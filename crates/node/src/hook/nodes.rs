@@ -1,10 +1,10 @@
-//! What `scontrol show node -o` says of nodes, as far as a hook needs it: state, partitions, and who set which reason when. Pure.
+//! Parses the output of `scontrol show node -o` as far as hooks need it: state, partitions, reason and its time. Pure.
 
 use doctor_core::time::Timestamp;
 
-/// What begins every reason of ours.
+/// Prefix of all our reasons.
 pub(super) const PREFIX: &str = "doctor:";
-/// What ends a reason that a hook has set, as against one of the controller's, which names its case there.
+/// Suffix of a reason that a hook has set. The controller's reasons name their case there.
 pub(super) const BY_HOOK: &str = "[hook]";
 /// Slurm's own reason on a node whose prolog stopped a job.
 const BY_PROLOG: &str = "Prolog error";
@@ -22,7 +22,7 @@ pub(super) struct Node {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Reason {
     pub(super) text: String,
-    /// When it was set, by the controller's clock.
+    /// When it was set, by slurmctld's clock.
     pub(super) at: Option<Timestamp>,
 }
 
@@ -37,42 +37,42 @@ impl Reason {
 }
 
 impl Node {
-    /// Whether Slurm itself, or somebody, has it out of service or on its way there.
+    /// Whether Slurm or an operator has taken it out of service or is doing so.
     pub(super) fn is_out(&self) -> bool {
         const OUT: [&str; 6] = ["DOWN", "DRAIN", "FAIL", "REBOOT", "POWER", "FUTURE"];
         self.state.split('+').any(|word| OUT.iter().any(|out| word.starts_with(out)))
     }
 
-    /// Whether we have it out of service. A reason that outlived its drain says nothing any more.
+    /// Whether we have it out of service. A reason left over from an ended drain does not count.
     pub(super) fn is_ours(&self) -> bool {
         self.is_out() && self.reason.as_ref().is_some_and(Reason::is_ours)
     }
 
-    /// Whether it counts as one that hooks took out: by a reason of ours, or by a prolog that had no time to set one.
+    /// Whether it counts as taken out by a hook: by our reason, or by a prolog that had no time to set one.
     pub(super) fn is_taken(&self) -> bool {
         let by_prolog = || self.reason.as_ref().is_some_and(|reason| reason.text.starts_with(BY_PROLOG));
         self.is_ours() || self.is_out() && by_prolog()
     }
 
-    /// Whether there is a machine that jobs could run on now or once it is well.
+    /// Whether there is a machine that could run jobs, now or after a repair.
     pub(super) fn is_there(&self) -> bool {
         !self.state.split('+').any(|word| word == "FUTURE" || word == "POWERED_DOWN")
     }
 
-    /// Whether jobs that go to one may go to the other.
+    /// Whether the same jobs may run on both nodes.
     pub(super) fn shares_a_partition(&self, other: &Self) -> bool {
         self.partitions.iter().any(|one| other.partitions.contains(one))
     }
 
-    /// Whether somebody else has said something of it.
+    /// Whether its state or reason was set by another party.
     pub(super) fn is_others(&self) -> bool {
         self.reason.as_ref().map_or_else(|| self.is_out(), |reason| !reason.is_ours())
     }
 
-    /// `NodeName=n1 … State=IDLE+DRAIN … Reason=text with blanks [user@2026-11-15T00:26:50] …`
+    /// Parses `NodeName=n1 … State=IDLE+DRAIN … Reason=text with blanks [user@2026-11-15T00:26:50] …`.
     fn parse(line: &str) -> Option<Self> {
         let name = line.strip_prefix("NodeName=")?.split(' ').next().filter(|name| !name.is_empty())?;
-        // Words with blanks in them stand behind both of these, but for the system's own name.
+        // Fields with spaces in their values come after both of these, except for the OS field.
         let state = after(line, " State=")?.split(' ').next()?;
         let partitions = after(line, " Partitions=").and_then(|rest| rest.split(' ').next()).unwrap_or_default();
         Some(Self {
@@ -88,7 +88,7 @@ fn after<'a>(line: &'a str, key: &str) -> Option<&'a str> {
     line.find(key).map(|place| &line[place + key.len()..])
 }
 
-/// Ends with who set it when; what newer versions say of the node behind that is not of the reason.
+/// Parses a reason up to its `[user@time]` stamp. Newer versions print further fields behind it.
 fn reason(rest: &str) -> Option<Reason> {
     let stamps = rest.match_indices(" [").filter_map(|(place, _)| {
         let (stamp, _) = rest[place + 2..].split_once(']')?;
@@ -97,14 +97,14 @@ fn reason(rest: &str) -> Option<Reason> {
         let at: Option<Timestamp> = format!("{when}Z").parse().ok();
         (plain && (at.is_some() || when == "Unknown")).then_some((place, at))
     });
-    // The first: what stands behind it is another field, in which somebody may have written anything.
+    // The first stamp: the fields behind it contain free text that may look like one.
     let (text, at) = stamps.into_iter().next().map_or((rest, None), |(place, at)| (&rest[..place], at));
     let text = text.trim_end();
     (!text.is_empty() && text != "(null)" && text != "none").then(|| Reason { text: text.to_owned(), at })
 }
 
-/// Every node that can be read, one a line. What somebody wrote with a line break goes on in lines that are no nodes: one
-/// such comment must not hide the whole cluster. `None`: there is not one node, and nobody knows anything.
+/// Parses one node per line. A line break in free text continues on lines that are not nodes; one such comment must not
+/// hide the cluster. `None` if there is no node at all.
 pub(super) fn parse(text: &str) -> Option<Vec<Node>> {
     let nodes: Vec<Node> = text.lines().map(str::trim_end).filter_map(Node::parse).collect();
     (!nodes.is_empty()).then_some(nodes)
@@ -143,7 +143,7 @@ pub(super) mod tests {
         fn any_reason_that_slurm_prints_is_read_back_and_no_text_is_too_odd(
             words in "[!-~]([ -~]{0,80}[!-~])?", extra in "[ -~]{0,40}", any in "\\PC{0,200}",
         ) {
-            // Who set it when stands behind it; a reason that looks as if that came earlier is cut there.
+            // The stamp follows the reason; a reason that contains something like a stamp is cut there.
             prop_assume!(!words.contains(" [") && !["(null)", "none"].contains(&words.as_str()));
             let line = format!("NodeName=n1 State=IDLE+DRAIN Partitions=gpu Reason={words} [root@2026-11-15T00:26:50] Comment={extra}");
             prop_assert_eq!(parse(&line).unwrap(), [node("n1", "IDLE+DRAIN", Some((&words, 1_794_702_410)))]);

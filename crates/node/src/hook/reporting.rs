@@ -1,4 +1,4 @@
-//! With a controller: what the hook saw goes to it, by the agent that runs here, or by the hook in its place.
+//! Sends the hook's results to the controller, through the running agent or in its place.
 
 use std::{io, path::Path, time::Duration};
 
@@ -7,13 +7,14 @@ use crate::agent::{
     handed::{self, Handed, Reported},
 };
 
-/// Where reports go, and as whom, as the agent's settings have it.
+/// Loads the agent's settings: the controller's address and this node's identity.
 pub(super) fn road(agent: &Path) -> Result<Config, ConfigError> {
     let file = agent.exists().then_some(agent);
     Config::load(&Written::default(), file)
 }
 
-/// Hands it in. Where no agent runs, it is sent from here within this time, and what is not taken waits on disk.
+/// Submits the evidence. If no agent runs, sends it from here within `limit`; what the controller does not accept is
+/// spooled.
 pub(super) fn report(config: &Config, news: &Handed, limit: Duration) -> io::Result<Reported> {
     news.hand_in(&config.state)?;
     if handed::ring(&config.state) {

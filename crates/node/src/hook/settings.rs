@@ -1,7 +1,7 @@
-//! What hooks are told, by a file: Slurm gives them no arguments.
+//! The hooks' settings file: Slurm passes hooks no arguments.
 //!
-//! Everything has a default, so that a site with a controller and agents writes no file at all, and one without a controller
-//! writes `alone = true`.
+//! Every setting has a default: a site with a controller and agents needs no file, and one without a controller writes
+//! `alone = true`.
 
 use std::{
     fs, io,
@@ -18,33 +18,34 @@ use serde::{Deserialize, Serialize};
 use super::Moment;
 use crate::agent;
 
-/// Read where `--config` is not given and it is there.
+/// Read if `--config` is not given and the file exists.
 pub const DEFAULT_FILE: &str = "/etc/cluster-doctor/hook.toml";
 
-/// Everything that can be set.
+/// All settings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
-    /// There is no controller: the hook drains its node by itself.
+    /// There is no controller: the hook drains its node itself.
     pub alone: bool,
-    /// With `alone`: a drain of the hook's own ends when its finding is gone.
+    /// With `alone`: end a hook's own drain when its finding is gone.
     pub release: bool,
-    /// What Slurm calls this node. Else: what slurmd says, then the agent's credential, then the host's name.
+    /// Slurm's name of this node. Default: slurmd's SLURMD_NODENAME, then the agent's node name or, with `alone`, the
+    /// host name.
     pub node: Option<NodeName>,
-    /// The agent's settings: where the controller is, and where the agent keeps its verdict.
+    /// The agent's settings file: names the controller and the directory of the agent's verdict.
     pub agent: PathBuf,
-    /// Where the hook remembers things.
+    /// The hook's state directory.
     pub state: PathBuf,
-    /// With `alone`: the site's policy, what the machine type should have, where the machine is seen, NVIDIA's library.
-    /// With a controller the agent's settings say these.
+    /// With `alone`: the site's policy, the hardware profile, the root of the file system, and NVML. With a controller
+    /// these come from the agent's settings.
     pub policy: Option<PathBuf>,
     pub profile: Option<PathBuf>,
     pub root: PathBuf,
     pub nvml: String,
-    /// slurm.conf and the folder of scontrol, where slurmd does not lead to them.
+    /// slurm.conf and the directory of scontrol, if they cannot be found through slurmd.
     pub slurm_conf: Option<PathBuf>,
     pub slurm_programs: Option<PathBuf>,
-    /// A verdict that is no older than this is used as it is.
+    /// A verdict up to this age is reused.
     pub fresh: Span,
     pub health: Health,
     pub prolog: Prolog,
@@ -65,7 +66,7 @@ impl Default for Settings {
             nvml: doctor_gpu::nvml::LIBRARY.to_owned(),
             slurm_conf: None,
             slurm_programs: None,
-            // An agent looks every five minutes, and so does slurmd by the usual HealthCheckInterval.
+            // Both the agent and slurmd (at the usual HealthCheckInterval) run checks every five minutes.
             fresh: Span::minutes(6),
             health: Health::default(),
             prolog: Prolog::default(),
@@ -77,13 +78,13 @@ impl Default for Settings {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Health {
-    /// For everything together.
+    /// Time limit of the whole hook.
     pub limit: Span,
 }
 
 impl Default for Health {
     fn default() -> Self {
-        // slurmd ends the program after 60 s, and MessageTimeout is 10 s.
+        // slurmd kills the program after 60 s, and MessageTimeout is 10 s.
         Self { limit: Span::from_secs(8) }
     }
 }
@@ -91,9 +92,9 @@ impl Default for Health {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Prolog {
-    /// For everything together: a job waits for it.
+    /// Time limit of the whole hook: a job waits for it.
     pub limit: Span,
-    /// Whether a job is kept from a node with a finding that isolates it, while the breaker permits.
+    /// Whether to keep jobs off a node with an isolating finding while the breaker permits it.
     pub block: bool,
 }
 
@@ -107,19 +108,20 @@ impl Default for Prolog {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Epilog {
-    /// For everything together: the node is given to nobody else meanwhile.
+    /// Time limit of the whole hook: the node stays unavailable meanwhile.
     pub limit: Span,
-    /// After a job that ended by one of these signals, or by a shell's exit code for one, the node is looked at more deeply.
+    /// Run the deeper checks after a job that ended by one of these signals, or by a shell's exit code for one.
     pub signals: Vec<u8>,
-    /// After a job that ended with one of these exit codes, too.
+    /// Run the deeper checks after a job that ended with one of these exit codes.
     pub exit_codes: Vec<u8>,
-    /// The checks of that deeper look. None: every check that does not occupy the node.
+    /// The deeper checks. Empty: every check that does not occupy the node.
     pub deeper: Vec<CheckId>,
 }
 
 impl Default for Epilog {
     fn default() -> Self {
-        // Ill, abrt (what CUDA and NCCL do on an error), bus, fpe, segv. Term and kill are a user's, or the job's limit.
+        // SIGILL, SIGABRT (CUDA and NCCL abort on an error), SIGBUS, SIGFPE, SIGSEGV. SIGTERM and SIGKILL come from the
+        // user or the job's limit.
         Self { limit: Span::from_secs(30), signals: vec![4, 6, 7, 8, 11], exit_codes: Vec::new(), deeper: Vec::new() }
     }
 }
@@ -136,15 +138,17 @@ pub enum SettingsError {
     NotOurs(#[from] agent::config::ConfigError),
 }
 
-/// Shorter ones end before a driver has answered.
+/// A shorter limit ends before a driver has answered.
 const SHORTEST: Span = Span::from_secs(1);
-/// slurmd kills a HealthCheckProgram after 60 s, and then nobody says anything.
+/// slurmd kills a HealthCheckProgram after 60 s, without any message.
 const LONGEST_HEALTH: Span = Span::from_secs(55);
 const LONGEST: Span = Span::minutes(10);
 
 impl Settings {
+    /// Reads the file, or returns the defaults if there is no default file.
+    ///
     /// # Errors
-    /// If the file cannot be read, says what is not understood, or could have been written by others than root.
+    /// If the file cannot be read or is invalid, or if users other than root or our own can write it.
     pub fn load(file: Option<&Path>) -> Result<Self, SettingsError> {
         let path = file.unwrap_or(Path::new(DEFAULT_FILE));
         let text = match fs::read_to_string(path) {

@@ -1,4 +1,4 @@
-//! scontrol, as a hook needs it: what Slurm says of nodes, draining this one, and ending that.
+//! Runs scontrol to list nodes, and to drain and resume this one.
 
 use std::{io, path::PathBuf, process::Command, time::Duration};
 
@@ -14,9 +14,9 @@ use crate::{
     stop::Stop,
 };
 
-/// Ten thousand nodes are ten megabytes.
+/// Ten thousand nodes print about ten megabytes.
 const MOST_OUTPUT: usize = 256 << 20;
-/// Whoever calls has a limit of his own; this one is for a Slurm that does not answer at all.
+/// The caller has its own limit; this one is a fallback for a Slurm that does not respond at all.
 const LONGEST: Duration = Duration::from_secs(60);
 const KILL: Duration = Duration::from_millis(200);
 
@@ -45,9 +45,9 @@ impl<'a> Slurm<'a> {
         Self { folders: surroundings.programs(settings), conf: surroundings.conf(settings), stop }
     }
 
-    /// Every node that Slurm shows.
+    /// Returns every node that Slurm shows.
     pub(super) fn nodes(&self) -> Result<Vec<Node>, SlurmError> {
-        // Also those that a partition hides.
+        // `--all` includes nodes of hidden partitions.
         let text = self.scontrol(&["--all", "--oneliner", "show", "node"])?;
         nodes::parse(&text).ok_or(SlurmError::Unreadable)
     }
@@ -57,7 +57,7 @@ impl<'a> Slurm<'a> {
         self.scontrol(&["update", &name, "state=drain", &reason]).map(|_| ())
     }
 
-    /// In newer versions the reason is still there until the node has answered again.
+    /// Resumes the node. Newer versions keep the reason until the node has responded again.
     pub(super) fn resume(&self, node: &NodeName) -> Result<(), SlurmError> {
         self.scontrol(&["update", &format!("nodename={node}"), "state=resume"]).map(|_| ())
     }
@@ -68,7 +68,7 @@ impl<'a> Slurm<'a> {
         let program = program.ok_or_else(|| SlurmError::NoProgram(all()))?;
         let path = self.folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(":");
         let mut command = Command::new(program);
-        // Times are told in the zone of whoever asks, in a form that he may choose.
+        // scontrol prints times in the caller's time zone and format: fix both.
         command.args(args).env_clear().env("PATH", path).env("TZ", "UTC").env("LC_ALL", "C");
         command.envs(self.conf.iter().map(|conf| ("SLURM_CONF", conf)));
         let limits = Limits { timeout: LONGEST, stream: MOST_OUTPUT, grace: Duration::ZERO, kill_grace: KILL };

@@ -1,8 +1,8 @@
-//! Where a hook finds itself: Slurm gives its HealthCheckProgram the node's name and nothing else, no PATH and no SLURM_CONF.
+//! Locates scontrol and slurm.conf: Slurm gives its HealthCheckProgram the node's name but no PATH and no SLURM_CONF.
 //!
-//! The slurmd that started the hook knows both, and is found by going up from process to process: its program lies beside
+//! The slurmd that started the hook leads to both. It is found among the parent processes: its program is beside
 //! scontrol, and its command line or environment names the configuration. A cluster without local configuration
-//! ("configless") keeps its copy at a place of its own.
+//! ("configless") has its copy in a known directory.
 
 use std::{
     collections::BTreeMap,
@@ -16,17 +16,17 @@ use doctor_core::ids::NodeName;
 use super::settings::Settings;
 use crate::runner::abandoned::stat_of;
 
-/// So many processes may stand between slurmd and the hook: a shell, a wrapper of the site's, slurmd's own helper.
+/// Most processes between slurmd and the hook: a shell, a site's wrapper, slurmd's own helper.
 const MOST_STEPS: usize = 8;
 
 const PROGRAMS: [&str; 6] =
     ["/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/usr/sbin", "/bin"];
 
-/// The first is where slurmd keeps what slurmctld gave it.
+/// The first is slurmd's copy of the configuration that slurmctld sent.
 const CONFIGURATIONS: [&str; 4] =
     ["/run/slurm/conf/slurm.conf", "/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/usr/local/etc/slurm.conf"];
 
-/// The environment, and the slurmd above.
+/// The environment, and the slurmd among the parent processes.
 #[derive(Debug, Default)]
 pub(super) struct Surroundings {
     variables: BTreeMap<String, String>,
@@ -45,18 +45,18 @@ impl Surroundings {
         Self { variables: variables.filter_map(text).collect(), slurmd: slurmd_above() }
     }
 
-    /// A variable that is there and says something.
+    /// Returns a variable that is set and not empty.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
         self.variables.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
 
-    /// What Slurm calls this node.
+    /// Returns Slurm's name of this node.
     pub(super) fn node(&self, settings: &Settings) -> Option<NodeName> {
         let told = || self.get("SLURMD_NODENAME").and_then(|name| NodeName::new(name).ok());
         settings.node.clone().or_else(told)
     }
 
-    /// Where Slurm's programs may lie, the likeliest first.
+    /// Returns the directories that may hold Slurm's programs, the likeliest first.
     pub(super) fn programs(&self, settings: &Settings) -> Vec<PathBuf> {
         let mut folders: Vec<PathBuf> = settings.slurm_programs.iter().cloned().collect();
         if let Some(folder) = self.slurmd.as_ref().and_then(|slurmd| slurmd.program.parent()) {
@@ -69,7 +69,7 @@ impl Surroundings {
         folders
     }
 
-    /// slurm.conf. `None`: Slurm's programs know best.
+    /// Returns the path of slurm.conf. `None` leaves it to Slurm's programs.
     pub(super) fn conf(&self, settings: &Settings) -> Option<PathBuf> {
         let of_slurmd = || self.slurmd.as_ref().and_then(|slurmd| slurmd.conf.clone());
         let beside = || {
@@ -95,7 +95,7 @@ fn slurmd_above() -> Option<Slurmd> {
                 let variables = zero_separated(&folder.join("environ"));
                 variables.iter().find_map(|one| one.strip_prefix("SLURM_CONF=").map(PathBuf::from))
             });
-            // One that is not absolute is meant from where slurmd was started.
+            // A relative path is relative to slurmd's working directory.
             let conf =
                 conf.map(|conf| fs::read_link(folder.join("cwd")).map_or_else(|_| conf.clone(), |cwd| cwd.join(&conf)));
             return Some(Slurmd { program, conf });
@@ -104,7 +104,7 @@ fn slurmd_above() -> Option<Slurmd> {
     None
 }
 
-/// `-f FILE`, `-fFILE` of slurmd's command line.
+/// Finds `-f FILE` or `-fFILE` on slurmd's command line.
 fn conf_argument(words: &[String]) -> Option<PathBuf> {
     let mut words = words.iter().skip(1);
     while let Some(word) = words.next() {

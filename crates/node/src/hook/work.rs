@@ -1,4 +1,5 @@
-//! What a hook does, from the look to the answer. Each part may fail alone; what failed is said, and counts for nothing.
+//! The work of a hook, from checks to exit code. Each part may fail on its own; a failure is printed and otherwise
+//! ignored.
 
 use std::{collections::BTreeSet, fmt::Display, time::Duration};
 
@@ -31,13 +32,13 @@ use crate::{
     verdict::{Held, HeldFinding, Verdicts},
 };
 
-/// Of a hook's time, so much is for looking; the rest is for acting on what was seen.
+/// Share of a hook's time for running checks; the rest is for acting on them.
 const FOR_LOOKING: f64 = 0.6;
-/// For the controller to take a report where no agent runs. It waits on disk otherwise.
+/// Time for the controller to accept a report if no agent runs. Otherwise the report is spooled.
 const FOR_TELLING: Duration = Duration::from_secs(2);
-/// To take back a drain that could not be looked at again.
+/// Time reserved to undo a drain whose second query failed.
 const FOR_TAKING_BACK: Duration = Duration::from_secs(1);
-/// Of a prolog's time, so much must be left to keep its job away: for the drain, the second look, and taking it back.
+/// Time a prolog needs to block its job: for the drain, the second query, and undoing the drain.
 const FOR_BLOCKING: Duration = Duration::from_secs(3);
 
 pub(super) struct Done {
@@ -45,34 +46,34 @@ pub(super) struct Done {
     pub(super) line: String,
 }
 
-/// To whom this node's trouble is told.
+/// The destination of this node's findings.
 enum Ear {
-    /// Slurm alone.
+    /// Slurm only.
     Slurm,
     Controller(Box<Config>),
-    /// Why nobody hears.
+    /// No destination is configured, and why.
     Nobody(String),
 }
 
-/// What is known of the node, and how.
+/// The verdicts and where they come from.
 struct Known {
     verdicts: Verdicts,
     source: Source,
 }
 
 enum Source {
-    /// As it was seen this long ago.
+    /// Stored verdicts of this age.
     Kept(Span),
-    /// Only what was seen from this moment on is acted upon.
+    /// Checks that ran since this time. Only they are acted upon.
     Seen(Looked, Timestamp),
 }
 
-/// By whose word a hook takes its node out.
+/// The authority by which a hook takes its node out of service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Word {
-    /// Its own. What it cannot finish the next health check does.
+    /// The hook's own. The next health check completes an unfinished drain.
     Own,
-    /// The controller's permit. No hook comes back to what is left half done.
+    /// The controller's permit. No later hook completes an unfinished drain.
     Permit,
 }
 
@@ -114,7 +115,7 @@ fn ear(settings: &Settings) -> Ear {
     }
 }
 
-/// What is fresh enough, or a look.
+/// Returns stored verdicts if they are fresh enough, and otherwise runs checks.
 fn known(moment: Moment, deeper: bool, settings: &Settings, ear: &Ear) -> Result<Known, LookError> {
     let fresh = |verdicts: Verdicts| {
         let age = verdicts.age(now()).filter(|age| *age <= settings.fresh)?;
@@ -125,14 +126,14 @@ fn known(moment: Moment, deeper: bool, settings: &Settings, ear: &Ear) -> Result
         Ear::Slurm | Ear::Nobody(_) => None,
     };
     let mut verdicts = Verdicts::read(&settings.state);
-    // Of a deeper look long ago, or of before the agent came: nobody has looked at it since.
+    // Older results, of an earlier deep check or from before the agent came, have not been verified since.
     verdicts.forget_before(now().minus(settings.fresh));
     let (mut names, suite) = match deeper {
         true => (settings.epilog.deeper.clone(), Suite::Quick),
         false => (Vec::new(), Suite::Fast),
     };
     if !deeper {
-        // Slurm asks for the node's health to have it looked at; a job need not wait for the same again.
+        // HealthCheckProgram must run the checks; a job need not wait for the same checks again.
         let of_hook = || fresh(verdicts.clone()).filter(|_| moment != Moment::Health);
         if let Some(known) = of_agent.or_else(of_hook) {
             let least = acts_from(moment, settings, ear);
@@ -142,7 +143,7 @@ fn known(moment: Moment, deeper: bool, settings: &Settings, ear: &Ear) -> Result
             if names.is_empty() {
                 return Ok(known);
             }
-            // Somebody may have repaired it since. Its count goes on where it was.
+            // The node may have been repaired since: run these checks again and continue their counts.
             verdicts = known.verdicts;
         }
     }
@@ -153,12 +154,12 @@ fn known(moment: Moment, deeper: bool, settings: &Settings, ear: &Ear) -> Result
     let until = Stop::never().after(settings.limit(moment).to_std().mul_f64(FOR_LOOKING));
     let begun = now();
     let looked = look(&eyes, &names, suite, &mut verdicts, &until)?;
-    // Another hook then looks for itself.
+    // If writing fails, the next hook runs the checks itself.
     let _kept = verdicts.write(&settings.state);
     Ok(Known { verdicts, source: Source::Seen(looked, begun) })
 }
 
-/// From which severity on this hook does something by itself. `None`: it only tells.
+/// Returns the severity from which this hook acts itself. `None` if it only reports.
 fn acts_from(moment: Moment, settings: &Settings, ear: &Ear) -> Option<Severity> {
     match ear {
         Ear::Slurm => Some(Severity::Reset),
@@ -168,18 +169,18 @@ fn acts_from(moment: Moment, settings: &Settings, ear: &Ear) -> Option<Severity>
 }
 
 impl Known {
-    /// What fails and is confirmed, from this severity on, the worst first.
+    /// Returns confirmed failures of at least this severity, the worst first.
     fn confirmed(&self, least: Severity) -> impl Iterator<Item = (&CheckId, &HeldFinding)> {
         let failing = self.verdicts.failing().into_iter();
         failing.filter(move |(_, finding)| finding.is_confirmed() && finding.severity >= least)
     }
 
-    /// Of those, the worst that was seen just now. What was only kept may have been repaired since.
+    /// Returns the worst of them that this run observed. A stored finding may have been repaired since.
     fn worst(&self, least: Severity) -> Option<(&CheckId, &HeldFinding)> {
         self.confirmed(least).find(|(check, _)| self.seen_now(check).is_some())
     }
 
-    /// What this hook's own look found of a check.
+    /// Returns this run's own result of a check.
     fn seen_now(&self, check: &CheckId) -> Option<&Held> {
         match &self.source {
             Source::Kept(_) => None,
@@ -211,7 +212,7 @@ impl Known {
     }
 }
 
-/// What came of it in words, and whether the node is out by our word.
+/// The outcome in words, and whether we have the node out of service.
 type Settled = (Option<String>, bool);
 
 struct Hook<'a> {
@@ -226,7 +227,7 @@ impl Hook<'_> {
         Slurm::find(self.settings, self.surroundings, self.stop)
     }
 
-    /// The controller hears what is new, and decides. Only a prolog that may block answers by itself.
+    /// Reports new results to the controller, which decides. Only a prolog that may block acts itself.
     fn tell(&self, config: &Config, known: &Known) -> (u8, Option<String>) {
         let told = match &known.source {
             Source::Seen(looked, _) if looked.has_news() => {
@@ -249,8 +250,9 @@ impl Hook<'_> {
         (code, Some(told.into_iter().chain([did]).collect::<Vec<_>>().join("; ")))
     }
 
-    /// Takes the node out, or says why not. Every node may hold a permit, and none of them knows how many others use theirs:
-    /// a fault that all of them have must not stop all jobs. So they count each other in Slurm, as hooks alone do.
+    /// Takes the node out of service, or returns why not. Every node may hold a permit without knowing how many others
+    /// use theirs, and a fault that all nodes share must not stop all jobs. The hooks therefore count each other's
+    /// drains in Slurm, as in standalone mode.
     fn block(&self, config: &Config, known: &Known) -> Result<String, String> {
         if !permit::is_fresh(&config.state, now()) {
             return Err("no fresh permit of the breaker".to_owned());
@@ -258,7 +260,7 @@ impl Hook<'_> {
         if self.stop.at_most(FOR_BLOCKING) < FOR_BLOCKING {
             return Err("too little of `prolog.limit` is left to count who else is out".to_owned());
         }
-        // Slurm drains it whatever we do; with our reason there before, everybody sees why.
+        // Slurm drains the node anyway; setting our reason first makes the cause visible.
         let node = self.surroundings.node(self.settings).unwrap_or_else(|| config.route.node.clone());
         match self.settle(&node, known, &config.policy.breaker, Word::Permit) {
             Ok((did, true)) => Ok(did.unwrap_or_default()),
@@ -271,7 +273,7 @@ impl Hook<'_> {
         self.moment == Moment::Prolog && self.settings.prolog.block
     }
 
-    /// The hook decides, under the breaker's limits.
+    /// Decides and acts locally, within the breaker's limits.
     fn act_alone(&self, known: &Known) -> (u8, Option<String>) {
         let trouble = known.worst(Severity::Reset);
         if trouble.is_none() && !self.settings.release {
@@ -294,7 +296,7 @@ impl Hook<'_> {
         }
     }
 
-    /// Decides and acts; says what came of it, and whether the node is out by our word.
+    /// Decides and acts. Returns the outcome in words, and whether we have the node out of service.
     fn settle(
         &self,
         node: &NodeName,
@@ -341,7 +343,7 @@ impl Hook<'_> {
         }
     }
 
-    /// The list after the drain. Where nobody comes back to it, time is left to take the drain back.
+    /// Queries the nodes after the drain. If no later hook would undo it, leaves time to do so.
     fn second_look(&self, slurm: &Slurm<'_>, word: Word) -> Result<Vec<Node>, SlurmError> {
         match word {
             Word::Own => slurm.nodes(),

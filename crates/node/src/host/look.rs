@@ -1,4 +1,4 @@
-//! One look at this machine: who uses it, how it is marked, what has become of our runs.
+//! Collects the state of this machine: its users, its marks, and our runs.
 
 use std::{fs, io, io::Read as _, path::Path};
 
@@ -20,10 +20,10 @@ use super::{
 };
 use crate::{clock::now, job::output::tail};
 
-/// Of an answer, what documents and logs may take; the rest of a look is small. A document that has no room comes with a later
-/// answer, a log does not.
+/// Limits of documents and logs in one reply; the rest is small. A document that does not fit comes with a later reply,
+/// a log does not.
 const ROOM: Room = Room { documents: MOST_ANSWER / 2, logs: MOST_ANSWER / 8 };
-/// Of what the program itself had to say beside its log.
+/// Limit of the program's output besides its log.
 const MOST_OUTPUT: u64 = 4 * 1024;
 
 struct Room {
@@ -32,7 +32,7 @@ struct Room {
 }
 
 pub(super) fn look(state: &Path, jobs: &Jobs, wanted: &Wanted) -> io::Result<Look> {
-    // Before anything else is looked at: whoever ends meanwhile is still counted as ours.
+    // First, so that jobs that end meanwhile still count as ours.
     let mut ours = jobs.running()?;
     ours.extend(state_files::repairs(state)?.running()?);
     ours.extend(state_files::reports(state)?.running()?);
@@ -58,7 +58,7 @@ pub(super) fn look(state: &Path, jobs: &Jobs, wanted: &Wanted) -> io::Result<Loo
     })
 }
 
-/// A run that cannot be read is unknown; the others are told.
+/// Collects one run. An unreadable run is unknown; the others are still reported.
 fn seen(jobs: &Jobs, run: RunId, room: &mut Room) -> SeenRun {
     let seen = jobs.look(run, now()).unwrap_or_else(|error| JobSeen::Unknown { why: error.to_string() });
     let place = jobs.place(run);
@@ -72,13 +72,13 @@ fn seen(jobs: &Jobs, run: RunId, room: &mut Room) -> SeenRun {
             room.documents -= document.as_ref().map_or(0, |text| text.len() as u64);
             SeenRun { run, seen, document, log, nodes }
         }
-        // It has ended and left a document: without it that must not count as the whole answer.
+        // It has ended and left a document: without that the run must not be reported as complete.
         Err(why) => SeenRun { nodes, ..SeenRun::bare(run, JobSeen::Unknown { why }) },
     }
 }
 
-/// The end of the run's log, where it is not on the shared directory, and what the program said beside it. One that never began
-/// has no log, and its program's last words are all there is. A log that cannot be read is only missed: it decides nothing.
+/// Returns the end of the run's log, if that is not on the shared directory, and the program's own output. A run that
+/// never started has no log, only that output. An unreadable log is left out: no decision depends on it.
 fn log(place: &Path, never_began: bool, room: u64) -> Option<String> {
     let log = tail(&place.join(LOG), MOST_LOG.min(room / 2)).ok().flatten();
     if log.is_none() && !never_began {
@@ -98,7 +98,7 @@ fn document(path: &Path, room: u64) -> Result<Option<String>, String> {
     };
     let length = file.metadata().map_err(failed)?.len();
     if length > MOST_DOCUMENT {
-        // It would not be taken later either.
+        // It would not be accepted later either.
         return Ok(None);
     }
     if length > room {
@@ -107,7 +107,7 @@ fn document(path: &Path, room: u64) -> Result<Option<String>, String> {
     let mut text = String::new();
     match file.take(MOST_DOCUMENT).read_to_string(&mut text) {
         Ok(_) => Ok(Some(text)),
-        // No document of ours: those are text.
+        // Not one of our documents: those are text.
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(None),
         Err(error) => Err(failed(error)),
     }

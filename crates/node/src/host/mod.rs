@@ -1,7 +1,8 @@
-//! This machine for a controller that reaches it over SSH: one question, one answer ([`doctor_host::protocol`]).
+//! Serves a controller that reaches this machine over SSH: one request, one reply ([`doctor_host::protocol`]).
 //!
-//! Everything that lasts is in files below one directory, as for the local backend: the connection may break at any instant and
-//! the controller be another one next time. Each machine has a folder of its own in it: the directory may be shared by all of them.
+//! All persistent state is in files below one directory, as in the local backend: the connection may break at any
+//! instant, and another controller may connect next. Each machine uses its own subdirectory, because the directory may
+//! be shared.
 
 mod look;
 mod repairs;
@@ -28,10 +29,10 @@ use doctor_host::{
 
 use crate::clock::now;
 
-/// Answers one question from standard input.
+/// Answers one request from standard input.
 ///
 /// # Errors
-/// If nobody can be answered: the question is none, or the line is cut.
+/// If the request is invalid or the connection breaks.
 pub fn answer(state: &Path) -> io::Result<()> {
     let mut output = io::stdout().lock();
     writeln!(output, "{HELLO}")?;
@@ -51,7 +52,7 @@ pub fn answer(state: &Path) -> io::Result<()> {
 fn carry_out(state: &Path, ask: &Ask) -> io::Result<Said> {
     let state = state.join(place::here());
     fs::create_dir_all(&state)?;
-    // A job is started with paths that hold wherever it goes.
+    // Jobs change their directory, so they need absolute paths.
     let state = &state.canonicalize()?;
     let jobs = state_files::runs(state)?;
     match ask {
@@ -71,7 +72,7 @@ fn carry_out(state: &Path, ask: &Ask) -> io::Result<Said> {
     }
 }
 
-/// This program, as what makes a report and outlives the connection.
+/// Builds a command that runs this program as a reporter that outlives the connection.
 fn reporter(words: &[OsString], id: RunId) -> io::Result<Command> {
     let all: Vec<OsString> = std::iter::once(std::env::current_exe()?.into()).chain(words.iter().cloned()).collect();
     let mut command = unit::command(&all, id);
@@ -79,10 +80,10 @@ fn reporter(words: &[OsString], id: RunId) -> io::Result<Command> {
     Ok(command)
 }
 
-/// What we write for people begins with this.
+/// Prefix of all notices that we write for people.
 const OUR_WORDS: &str = "Cluster Doctor: ";
 
-/// Whether a file is ours to write and to remove: it is absent, empty, or begins as ours do.
+/// Whether we may write and remove a file: it is absent, empty, or starts with our prefix.
 fn is_our_word(path: &Path) -> io::Result<bool> {
     let mut start = Vec::new();
     match fs::File::open(path) {
@@ -92,13 +93,13 @@ fn is_our_word(path: &Path) -> io::Result<bool> {
     Ok(start.is_empty() || start == OUR_WORDS.as_bytes())
 }
 
-/// Writes down for people and for scripts of the site that the machine is ours now, or takes that away.
+/// Writes a notice for people and site scripts while this machine is marked, and removes it afterwards.
 fn tell(state: &Path, mark: &Mark, ours: &[OurMark]) -> io::Result<()> {
     let kinds: Vec<String> = ours.iter().map(|mark| mark.kind.to_string()).collect();
     let text = format!("{OUR_WORDS}{}. Please start no new work on this machine.\n", kinds.join(", "));
     for path in [Some(&state.join("lock")), mark.motd.as_ref()].into_iter().flatten() {
         if !is_our_word(path)? {
-            // The site's own text stays, and whoever named it is told when it would be written over.
+            // Keep the site's text; fail only if we would have to overwrite it.
             if kinds.is_empty() {
                 continue;
             }

@@ -1,8 +1,8 @@
-//! Resetting the GPUs of this machine or rebooting it, for a controller that asks until it is done.
+//! Resets the GPUs of this machine or reboots it; the controller repeats its request until it is done.
 //!
-//! That nobody uses the machine is looked at in the same step, right before anything begins. What is begun is `doctor-node repair`,
-//! as a job of its own ([`Jobs`]): it is begun once for each operation, outlives the connection, and tells how it ended. A reboot
-//! is done in another boot than the one in which it was asked for, and not before.
+//! The same request verifies that the machine is unused, right before it starts. `doctor-node repair` runs as a job of
+//! its own ([`Jobs`]): it is started once per operation, outlives the connection, and records its outcome. A reboot is
+//! done once the boot id differs from that of the request, and not before.
 
 use std::{
     ffi::OsString,
@@ -29,10 +29,10 @@ use serde::{Deserialize, Serialize};
 use super::{look, state_files, unit};
 use crate::{clock::now, job::output::tail};
 
-/// Of what a repair said, its last words.
+/// Bytes of a repair's output that are kept, from its end.
 const MOST_WORDS: u64 = 1024;
 
-/// The boot in which a repair was asked for.
+/// The boot in which a repair was requested.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Asked {
@@ -41,10 +41,10 @@ struct Asked {
 
 pub(super) fn repair(state: &Path, runs: &Jobs, order: &Repair) -> io::Result<Repaired> {
     let repairs = state_files::repairs(state)?;
-    // Held until the end: of two controllers one begins.
+    // Held to the end, so that only one of two controllers starts it.
     let lock = File::options().create(true).append(true).open(state.join("repairs/lock"))?;
     flock(&lock, FlockOperation::LockExclusive)?;
-    // An operation has its job under its own number; runs are elsewhere.
+    // The job's id is the operation's number; runs are in another directory.
     let id = RunId::from_number(order.op.number());
     let asked = repairs.place(id).join("asked.json");
     let boot = process::boot_id();
@@ -69,12 +69,12 @@ pub(super) fn repair(state: &Path, runs: &Jobs, order: &Repair) -> io::Result<Re
     Ok(Repaired::UnderWay { text: format!("the {} was begun", order.what.word()) })
 }
 
-/// Who would lose something by it.
+/// Returns who would lose work.
 fn in_use(mut look: Look, order: &Repair) -> Option<String> {
     if let Some(run) = look.under_way.first() {
         return Some(format!("run {run} is on it"));
     }
-    // A process of ours that nothing can end is what a reboot is for.
+    // A reboot is the remedy for our own unkillable process.
     if order.what == RepairKind::Reboot {
         look.abandoned = None;
     }
@@ -95,8 +95,8 @@ fn command(repairs: &Jobs, id: RunId, order: &Repair, boot: &str) -> io::Result<
     Ok(command)
 }
 
-/// What its job says of it. Of a reboot only that its command failed: whether it happened the next boot tells, and a machine that
-/// goes down may end the job badly.
+/// Derives the stage of a repair from its job. For a reboot only a failed command counts: the next boot shows whether
+/// it happened, and a shutdown may end the job abnormally.
 fn stage(what: RepairKind, seen: &JobSeen, place: &Path) -> io::Result<Repaired> {
     let under_way = |text: &str| Repaired::UnderWay { text: text.to_owned() };
     let how = match seen {

@@ -1,4 +1,4 @@
-//! Starting a run so that it outlives the connection over which it was asked for.
+//! Starts a run that outlives the connection.
 
 use std::{
     ffi::OsString,
@@ -23,10 +23,10 @@ use super::{
 };
 use crate::{clock::now, runner::KEY_VARIABLE};
 
-/// Usually a job has claimed its run by then. If not, a later look tells.
+/// Usually a job has claimed its run by then. If not, a later request sees it.
 const WAIT_FOR_CLAIM: Duration = Duration::from_secs(2);
 
-/// Between the controller's look and this the host may have become somebody's: it is looked at once more.
+/// Starts a run, unless the host is in use: users may have come since the controller's last query.
 pub(super) fn start(state: &Path, jobs: &Jobs, order: &Start) -> io::Result<Said> {
     if jobs.look(order.run, now())? == JobSeen::Absent {
         let look = look::look(state, jobs, &order.users)?;
@@ -82,7 +82,7 @@ fn command(state: &Path, jobs: &Jobs, order: &Start) -> io::Result<Command> {
         option("policy", path.into());
     }
     let mut command = unit::command(&words, order.run);
-    // Through the environment: arguments are visible to every user of the machine. The directory is no longer that of a login.
+    // In the environment, because every user can read arguments. The login's directory is left.
     command.env(KEY_VARIABLE, &order.key).current_dir("/");
     if let Some(together) = &order.together {
         let rank = together.nodes.iter().position(|node| *node == order.node);

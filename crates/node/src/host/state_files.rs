@@ -1,23 +1,23 @@
-//! Where this machine keeps its runs, repairs and reports, each apart from the others.
+//! The directories of this machine's runs, repairs and reports, which are kept apart.
 
 use std::{io, path::Path};
 
 use doctor_core::time::Span;
 use doctor_host::jobs::Jobs;
 
-/// A job that has not come up after this long will not.
+/// A job that has not started after this time never will.
 const START_LIMIT: Span = Span::from_secs(30);
 
-/// What the ids of jobs begin with.
+/// Prefix of job ids.
 const KIND: &str = "ssh";
 
-/// Files of a run that has no shared directory to leave them in.
+/// Files of a run without a shared directory.
 pub(super) const DOCUMENT: &str = "document.json";
 pub(super) const LOG: &str = "log.txt";
-/// All hosts of a run over several.
+/// All hosts of a multi-node run.
 pub(super) const NODES: &str = "nodes.json";
 
-/// Runs, which others ask about.
+/// Runs, which the controller queries.
 pub(super) fn runs(state: &Path) -> io::Result<Jobs> {
     Jobs::open(state, KIND, START_LIMIT)
 }

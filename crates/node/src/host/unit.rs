@@ -1,9 +1,9 @@
-//! A place for a run outside of the login that asked for it.
+//! Runs jobs in a systemd scope outside of the SSH login that started them.
 //!
-//! A process that has left its session outlives the connection, but not a logind that ends everything of a user at logout
-//! (`KillUserProcesses=yes`). Where systemd runs the machine, a run is therefore put into a scope of its own, which is nobody's
-//! login, and which holds also what leaves the run's session. A scope and not a service: the run stays a child that inherits its
-//! environment, which for a service anybody could ask systemd for.
+//! A process in its own session outlives the connection, but not a logind that ends all processes of a user at logout
+//! (`KillUserProcesses=yes`). Under systemd a run therefore gets its own scope, which belongs to no login and also
+//! holds processes that leave the run's session. A scope and not a service: the run stays a child that inherits its
+//! environment, while any user can query the environment of a service from systemd.
 
 use std::{
     env,
@@ -20,17 +20,17 @@ use crate::{
     stop::Stop,
 };
 
-/// There while systemd is the machine's init, as sd_booted(3) has it.
+/// Exists while systemd is the init system, as in sd_booted(3).
 const BOOTED: &str = "/run/systemd/system";
 const PROGRAM: &str = "systemd-run";
-/// What is left of a run that is being stopped has this long to end by itself.
+/// Time for the rest of a stopped run to exit.
 const STOP: &str = "10s";
-/// For systemd to take note.
+/// Time for systemd to accept the request.
 const TAKES_NOTE: Duration = Duration::from_secs(5);
 const KILL_GRACE: Duration = Duration::from_millis(200);
 const MOST_WORDS: usize = 64 << 10;
 
-/// The command for these words, in a scope where there can be one.
+/// Builds the command, in a scope if possible.
 pub(super) fn command(words: &[OsString], run: RunId) -> Command {
     let outer = systemd_run().map(|program| scope(&program, run)).unwrap_or_default();
     let mut all = outer.iter().chain(words);
@@ -39,8 +39,8 @@ pub(super) fn command(words: &[OsString], run: RunId) -> Command {
     command
 }
 
-/// Ends what has left the session of a run that was cancelled. Without systemd nobody knows it. What was to be ended has ended
-/// already; this is for what nobody else would find, so it may fail.
+/// Ends processes that have left the session of a cancelled run. Without systemd they are unknown. The session itself
+/// has been ended already, so this may fail.
 pub(super) fn stop(run: RunId) {
     if systemd_run().is_none() {
         return;
@@ -48,11 +48,11 @@ pub(super) fn stop(run: RunId) {
     let mut systemctl = Command::new("systemctl");
     systemctl.args(["stop", "--no-block"]).arg(format!("{}*.scope", prefix(run)));
     let limits = Limits { timeout: TAKES_NOTE, stream: MOST_WORDS, grace: Duration::ZERO, kill_grace: KILL_GRACE };
-    // Whatever comes of it, and what it says is not for the controller, whose our standard output is.
+    // The result is irrelevant, and its output must not go to our standard output, which belongs to the controller.
     let _noted = child::run(&mut systemctl, &limits, &Stop::never(), Echo::default());
 }
 
-/// Only root may make one beside the logins.
+/// Returns the path of systemd-run. Only root can create a scope outside of logins.
 fn systemd_run() -> Option<PathBuf> {
     if !Path::new(BOOTED).is_dir() || !rustix::process::geteuid().is_root() {
         return None;
@@ -65,7 +65,8 @@ fn prefix(run: RunId) -> String {
     format!("cluster-doctor-{run}-")
 }
 
-/// Two that start the same run have a scope each, and the claim decides between them.
+/// Builds the arguments of systemd-run. Two starters of the same run have one scope each; the claim decides between
+/// them.
 fn scope(program: &Path, run: RunId) -> Vec<OsString> {
     let mut words = vec![program.as_os_str().to_owned()];
     words.extend(["--scope", "--quiet", "--collect"].map(OsString::from));

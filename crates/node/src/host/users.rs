@@ -1,30 +1,31 @@
-//! Who uses this machine, by what the kernel says of its processes. Drivers are not asked: a call into one may never return.
+//! Finds the users of this machine from its processes in /proc. It does not query drivers: such a call may never
+//! return.
 
 use std::{fs, io, os::unix::ffi::OsStrExt as _, time::Duration};
 
 use doctor_checks::proc_stat::ProcStat;
 use doctor_host::protocol::Process;
 
-/// More than this are not named.
+/// Most processes that are listed.
 const NAMED: usize = 16;
 
-/// So long computing is watched: at the kernel's 100 ticks a second, one tick is a tenth of it.
+/// Observation time of CPU use: at the kernel's 100 ticks a second, one tick is a tenth of it.
 const WATCHED: Duration = Duration::from_millis(100);
 
-/// Ticks in that time: a fifth of a core. On a machine that others load too, even a tight loop gets no more.
+/// Ticks in that time that count as computing: a fifth of a core. On a loaded machine even a tight loop gets no more.
 const COMPUTES: u64 = 2;
 
 struct Seen {
     stat: ProcStat,
     name: String,
-    /// The terminal that it answers to; 0: none.
+    /// The controlling terminal; 0 means none.
     terminal: i64,
-    /// Clock ticks that it has computed for.
+    /// CPU time in clock ticks.
     ticks: u64,
 }
 
-/// Everybody but the sessions of our jobs. Only root is sure to be shown everybody: where `/proc` is mounted with `hidepid`, who is
-/// not finds nobody else.
+/// Returns all processes except the sessions of our jobs. Requires root: with `hidepid` on `/proc`, other users see
+/// only their own processes.
 fn others(ours: &[u32]) -> io::Result<Vec<Seen>> {
     if !rustix::process::geteuid().is_root() {
         return Err(io::Error::new(
@@ -36,14 +37,14 @@ fn others(ours: &[u32]) -> io::Result<Vec<Seen>> {
     for entry in fs::read_dir("/proc")? {
         let entry = entry?;
         let Some(_) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        // It may have ended between the list and the look.
+        // It may have ended since the listing.
         let Ok(line) = fs::read_to_string(entry.path().join("stat")) else { continue };
         seen.extend(parse(&line).filter(|seen| !ours.contains(&seen.stat.session) && !ours.contains(&seen.stat.pid)));
     }
     Ok(seen)
 }
 
-/// Fields 7, 14 and 15 of proc(5), counted from behind the name.
+/// Parses fields 7, 14 and 15 of proc(5), counted from behind the name.
 fn parse(line: &str) -> Option<Seen> {
     let stat = ProcStat::parse(line).filter(|stat| !stat.is_over())?;
     let name = ProcStat::name(line)?.to_owned();
@@ -57,7 +58,7 @@ fn named(seen: Vec<Seen>) -> Vec<Process> {
     seen.into_iter().take(NAMED).map(|seen| Process { pid: seen.stat.pid, name: seen.name }).collect()
 }
 
-/// Processes that hold a GPU open, but for those that are known to do so without using it.
+/// Returns processes that have a GPU open, except for those known to do so without using it.
 pub(super) fn of_gpus(ours: &[u32], bystanders: &[String]) -> Result<Vec<Process>, String> {
     let mut holders = Vec::new();
     for seen in others(ours).map_err(|error| format!("/proc: {error}"))? {
@@ -87,13 +88,13 @@ fn holds_gpu(pid: u32) -> io::Result<bool> {
     Ok(false)
 }
 
-/// `/dev/nvidia0` and so on, and AMD's way to compute. `/dev/nvidiactl` is opened by who only asks.
+/// Matches `/dev/nvidia0` and so on, and AMD's compute device. Programs that only query open `/dev/nvidiactl`.
 fn is_gpu(path: &[u8]) -> bool {
     let number = path.strip_prefix(b"/dev/nvidia");
     number.is_some_and(|rest| !rest.is_empty() && rest.iter().all(u8::is_ascii_digit)) || path == b"/dev/kfd"
 }
 
-/// Processes with a terminal that compute now. A shell that waits for its user is nobody's work.
+/// Returns processes with a terminal that are computing. An idle shell is not work.
 pub(super) fn of_terminals(ours: &[u32]) -> Result<Vec<Process>, String> {
     let look = || -> Result<Vec<Seen>, String> {
         let all = others(ours).map_err(|error| format!("/proc: {error}"))?;
@@ -107,7 +108,7 @@ pub(super) fn of_terminals(ours: &[u32]) -> Result<Vec<Process>, String> {
     let mut after = look()?;
     after.retain(|now| {
         let same = |then: &&Seen| (then.stat.pid, then.stat.start_ticks) == (now.stat.pid, now.stat.start_ticks);
-        // What began meanwhile is judged in the next look.
+        // New processes are judged by the next query.
         before.iter().find(same).is_some_and(|then| now.ticks.saturating_sub(then.ticks) >= COMPUTES)
     });
     Ok(named(after))

@@ -1,4 +1,4 @@
-//! The claim on a run: a job file that only the first process can make.
+//! The claim on a run: a job file that only the first process can create.
 
 use std::{
     fs, io,
@@ -28,15 +28,15 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// `None`: somebody else has the run, or nobody wants it any more.
+    /// Claims the run. `None` if another process owns it or it was cancelled.
     pub(super) fn take(path: &Path, run: RunId) -> Result<Option<Self>, ClaimError> {
-        // Whoever cancels this job ends its session, and with it everything it started. A process that leads a group
-        // already keeps the session it has.
+        // Cancelling a job ends its session and everything in it. A process that already leads a group keeps its
+        // session.
         let _has_one = rustix::process::setsid();
         let process = Some(myself().map_err(ClaimError::Myself)?);
         let file = JobFile { run, process, ended: None };
         let failed = |source| ClaimError::Write { path: path.to_owned(), source };
-        // Written aside and linked: the name appears with its content, and for one process only.
+        // Write aside, then link: the name appears with its content, and for one process only.
         let aside = path.with_extension(format!("{}.claim", std::process::id()));
         output::put(&aside, &bytes(&file).map_err(failed)?).map_err(failed)?;
         let linked = fs::hard_link(&aside, path);

@@ -1,5 +1,5 @@
-//! The job's logs: lines that are on the share as soon as they are written, each in the log of its test; or on standard output,
-//! where the cluster keeps them.
+//! The job's logs: unbuffered lines in one file per test on the share, or on standard output, where the cluster keeps
+//! them.
 
 use std::{
     cell::RefCell,
@@ -16,13 +16,13 @@ use super::{output::make_folders, parent};
 use crate::clock::now;
 
 pub(super) struct Log {
-    /// The first takes what is about the job and about tests without a log of their own.
+    /// The first file also takes lines about the job and about tests without their own log.
     files: Vec<(Option<TestId>, RefCell<Option<File>>)>,
     to_output: bool,
 }
 
 impl Log {
-    /// A log that cannot be written does not keep the tests from running; the reason goes to stderr, once.
+    /// Opens the logs. A log that cannot be written does not stop the tests; the reason goes to stderr once.
     pub(super) fn open(paths: &[PathBuf], tests: &[TestId]) -> Self {
         let open = |path: &PathBuf| {
             Self::create(path).inspect_err(|error| eprintln!("cannot write the log {}: {error}", path.display())).ok()
@@ -37,16 +37,16 @@ impl Log {
 
     fn create(path: &Path) -> io::Result<File> {
         make_folders(parent(path))?;
-        // The share is writable by others: a link in the log's place must not lead the writing elsewhere.
+        // Other users can write to the share: a symbolic link must not redirect the log.
         let flags = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or(0);
         File::options().append(true).create(true).custom_flags(flags).open(path)
     }
 
     pub(super) fn line(&self, about: &str, text: &str) {
         if self.to_output {
-            // One line is one line: what a tool prints cannot pass for what is put between lines of ours.
+            // One line per message: a tool's output must not imitate the markers around the packed document.
             let text = text.replace(['\n', '\r'], " ");
-            // Nobody reads it any more: that is no reason not to test.
+            // A closed output is no reason to stop the test.
             let _unread = writeln!(io::stdout().lock(), "{} {about}: {text}", now());
             return;
         }
@@ -54,7 +54,7 @@ impl Log {
         let Some((_, file)) = own.or(self.files.first()) else { return };
         let mut file = file.borrow_mut();
         let Some(open) = file.as_mut() else { return };
-        // One write, so that a reader never sees half a line.
+        // One write per line, so that a reader never sees half a line.
         if let Err(error) = open.write_all(format!("{} {about}: {text}\n", now()).as_bytes()) {
             eprintln!("cannot write the log any more: {error}");
             *file = None;

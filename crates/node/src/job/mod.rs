@@ -1,8 +1,8 @@
-//! `doctor-node job`: what a validation job runs.
+//! `doctor-node job`: the command that a validation job runs.
 //!
-//! It runs the tests in order, writes a log that can be followed while it runs, and ends with one signed document of
-//! raw evidence: put in place by a rename, or given to whoever keeps the container's output. Told to stop, or over its limit, it ends the running probe and signs what
-//! had finished. It judges nothing: that is the controller's.
+//! It runs the tests in order, writes a log that can be followed meanwhile, and ends with one signed document of raw
+//! evidence. The document is renamed into place or printed to the container's output. On a stop request or at its time
+//! limit the job ends the running probe and signs what has finished. It classifies nothing: the controller does.
 
 mod claim;
 mod log;
@@ -43,14 +43,14 @@ use log::Log;
 
 pub use claim::ClaimError;
 
-/// What the job was told.
+/// The parameters of a job.
 #[derive(Debug)]
 pub struct Order {
     pub run: RunId,
     pub node: NodeName,
     pub tests: Vec<TestId>,
     pub key: RunKey,
-    /// One for all tests, or one for each.
+    /// One log for all tests, or one per test.
     pub logs: Vec<PathBuf>,
     pub hand_over: HandOver,
     pub policy: Policy,
@@ -58,16 +58,16 @@ pub struct Order {
     /// NVML, by name or path.
     pub library: OsString,
     pub state: Option<PathBuf>,
-    /// Claimed before anything is done; says to whoever looks how the job goes.
+    /// Claimed before any work starts; shows other processes the state of the job.
     pub job_file: Option<PathBuf>,
 }
 
-/// Where the signed document goes.
+/// The destination of the signed document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HandOver {
-    /// Into this file, which appears whole.
+    /// This file, which appears atomically.
     File(PathBuf),
-    /// Packed to standard output, where the log goes too, and into this file as far as it fits: see `doctor_checks::carried`.
+    /// Packed on standard output, together with the log, and in this file if it fits: see `doctor_checks::carried`.
     Output { message: PathBuf },
 }
 
@@ -86,13 +86,13 @@ pub enum JobError {
 }
 
 impl JobError {
-    /// The tests ran, and nobody will know what they found.
+    /// Whether the tests ran but their result is lost.
     pub const fn is_result_lost(&self) -> bool {
         matches!(self, Self::Write { .. } | Self::Print(_) | Self::Carry(_))
     }
 }
 
-/// Runs the job and answers with its exit code (`doctor_checks::job_file::exit`).
+/// Runs the job and returns its exit code (`doctor_checks::job_file::exit`).
 pub fn run(order: &Order, stop: &Stop) -> Result<u8, JobError> {
     match &order.job_file {
         Some(path) => claimed(path, order.run, || work(order, stop)).map_err(JobError::Claim)?,
@@ -100,11 +100,11 @@ pub fn run(order: &Order, stop: &Stop) -> Result<u8, JobError> {
     }
 }
 
-/// Does something as the one process that has this run, and leaves its exit code in the file of the claim. Who comes second does
-/// nothing.
+/// Runs `work` as the only process that owns this run, and records its exit code in the claim file. If another process
+/// owns the run, returns `NOT_WANTED` without calling `work`.
 ///
 /// # Errors
-/// If the claim cannot be made, or the end not be told.
+/// If the claim cannot be made or its outcome cannot be written.
 pub fn claimed<E>(path: &Path, run: RunId, work: impl FnOnce() -> Result<u8, E>) -> Result<Result<u8, E>, ClaimError> {
     let Some(claim) = Claim::take(path, run)? else { return Ok(Ok(exit::NOT_WANTED)) };
     let result = work();
@@ -120,10 +120,10 @@ fn work(order: &Order, stop: &Stop) -> Result<u8, JobError> {
     let started = now();
     let names = order.tests.iter().map(TestId::as_str).collect::<Vec<_>>().join(", ");
     log.line("job", &format!("run {} on {}: {names}", order.run, order.node));
-    // One process asks the driver for all tests of the job.
+    // One driver helper process serves all tests of the job.
     let driver = Arc::default();
     let quiet = runner(order, stop, &driver);
-    // First, because a job that was told to stop can ask nothing any more.
+    // First, because probes fail once the job is stopped.
     let hardware = hardware::collect(&quiet);
     let up = check::uptime(&quiet);
     let (tests, told) = run_tests(order, stop, &driver, &log);
@@ -154,13 +154,13 @@ fn hand_over(to: &HandOver, bytes: &[u8]) -> Result<(), JobError> {
             let packed = Packed::of(bytes).map_err(JobError::Carry)?;
             let mut out = io::stdout().lock();
             out.write_all(packed.for_log().as_bytes()).and_then(|()| out.flush()).map_err(JobError::Print)?;
-            // The container's runtime put the file there and reads this very one: it is not replaced.
+            // The container runtime created this file and reads this inode: do not replace it.
             std::fs::write(message, packed.for_message()).map_err(failed(message))
         }
     }
 }
 
-/// The evidence of every test that finished, and who cut the rest short.
+/// Returns the evidence of every test that finished, and what cut the rest short.
 fn run_tests(
     order: &Order,
     stop: &Stop,
@@ -186,10 +186,10 @@ fn run_tests(
     (finished, None)
 }
 
-/// Whoever ends a job signals all its processes, and the test's may go before this one hears of it.
+/// Cancelling a job signals all its processes, and the test's process may end before our own handler runs.
 const A_MOMENT: Duration = Duration::from_secs(1);
 
-/// Whether a process of the test was ended by a signal, or failed as it would then.
+/// Whether a process of the test was killed by a signal, or failed as if it had been.
 fn was_killed(evidence: &TestEvidence) -> bool {
     let killed = |output: &ProbeOutput| match output {
         ProbeOutput::Ran { exit, .. } => exit.is_none(),
@@ -218,7 +218,7 @@ fn run_test(
     let runner = runner(order, stop, driver).echo(&echo);
     let mut probes = Vec::new();
     match catalogue.get(test) {
-        // Without probes it is no evidence of anything, and the controller will say so.
+        // A test without probes is no evidence; the controller reports it as such.
         None => say("this doctor-node does not know the test; is it older than the controller?"),
         Some(check) => {
             let params = catalogue.params(&order.policy, test);
@@ -237,7 +237,7 @@ fn run_test(
     TestEvidence { test: test.clone(), started, ended: now(), probes }
 }
 
-/// For whoever reads the log: numbers and events, no verdict.
+/// Logs metrics and events for readers of the log, without a verdict.
 fn say_what_was_seen(observation: &Observation, say: &dyn Fn(&str)) {
     match observation {
         Observation::Measured { metrics, events, .. } => {
@@ -253,10 +253,10 @@ fn say_what_was_seen(observation: &Observation, say: &dyn Fn(&str)) {
     }
 }
 
-/// The controller refuses longer documents whole. The rest is for names, times and hardware.
+/// Bytes of evidence per document: the controller rejects longer documents. The rest is for names, times and hardware.
 pub(crate) const EVIDENCE_ROOM: usize = MAX_DOCUMENT_BYTES as usize - (1 << 20);
 
-/// Evidence that does not fit any more is replaced by the fact that it was too long. Returns the room that is left.
+/// Replaces the evidence's outputs by a "too long" failure if it exceeds `room`. Returns the room that is left.
 pub(crate) fn keep_within(room: usize, evidence: &mut TestEvidence) -> usize {
     let length = |evidence: &TestEvidence| serde_json::to_vec(evidence).map_or(usize::MAX, |bytes| bytes.len());
     if length(evidence) > room {
@@ -267,7 +267,7 @@ pub(crate) fn keep_within(room: usize, evidence: &mut TestEvidence) -> usize {
     room.saturating_sub(length(evidence))
 }
 
-/// The directory that a path stands in.
+/// Returns the directory that contains `path`.
 fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,

@@ -1,4 +1,4 @@
-//! Puts a file in place whole: written beside its name, made durable, renamed. And reads the end of one that grew.
+//! Writes files atomically and durably (temporary file, sync, rename), and reads the tail of growing files.
 
 use std::{
     fs::{self, File},
@@ -14,7 +14,7 @@ pub(crate) fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
     make_folders(directory)?;
     let name = path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "it names no file"))?;
     let temporary = directory.join(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
-    // Left over from a job of the same number that was killed. What is not there need not go.
+    // A killed job with the same pid may have left one. Absence is fine.
     let _absent = fs::remove_file(&temporary);
     let written = File::create_new(&temporary).and_then(|mut file| {
         file.write_all(bytes)?;
@@ -25,12 +25,13 @@ pub(crate) fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
         let _tidied = fs::remove_file(&temporary);
     }
     written?;
-    // The new name itself must survive a crash. Some network file systems cannot do this; then their server sees to it.
+    // The directory entry must survive a crash. Some network file systems cannot sync it; their server takes care of
+    // it.
     let _durable = File::open(directory).and_then(|directory| directory.sync_all());
     Ok(())
 }
 
-/// The last lines of a text, as many as this many bytes hold. `None`: there is no such file.
+/// Returns the last whole lines that fit into `most` bytes. `None` if the file does not exist.
 pub(crate) fn tail(path: &Path, most: u64) -> io::Result<Option<String>> {
     let mut file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -42,15 +43,15 @@ pub(crate) fn tail(path: &Path, most: u64) -> io::Result<Option<String>> {
     let mut bytes = Vec::new();
     file.take(most).read_to_end(&mut bytes)?;
     if skipped > 0 {
-        // The first line is not whole.
+        // The first line is cut off.
         let begins = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |place| place + 1);
         bytes.drain(..begins);
     }
     Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-/// Makes a folder, and those above it that are missing. Where the group may write, it may write in the new one too: a controller
-/// that is not root shares the directory by its group, and removes there what has outlived its time.
+/// Creates a directory and its missing parents. A new directory inherits group write permission from its parent: a
+/// controller that is not root shares the tree by group, and removes expired files from it.
 pub(super) fn make_folders(path: &Path) -> io::Result<()> {
     match fs::create_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {

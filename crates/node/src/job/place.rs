@@ -1,4 +1,4 @@
-//! Where a job that was started by hand writes, and who it says it is.
+//! Node name, run id, paths and key of a job that was started manually or covers several nodes.
 
 use std::{
     fs::File,
@@ -12,28 +12,28 @@ use doctor_core::ids::{IdSource, NodeName, RunId, TestId};
 
 use crate::clock::now;
 
-/// A run of nobody's: its number begins with this moment, as all do.
+/// Returns a run id that no controller assigned. Like all run ids it starts with the current time.
 pub fn new_run() -> RunId {
     let mut ids = IdSource::new(u64::from(std::process::id()));
     ids.at(now());
     ids.run()
 }
 
-/// The name that this machine gives itself.
+/// Returns this machine's host name.
 pub fn this_node() -> anyhow::Result<NodeName> {
     let name = rustix::system::uname();
     let name = name.nodename().to_string_lossy();
     NodeName::new(&name).context("the host name cannot be a node's name: give --node")
 }
 
-/// The logs and the document in the layout of the shared directory. `None` without a test.
+/// Returns the logs and the document in the layout of the shared directory. `None` without tests.
 pub fn below(data: &Path, tests: &[TestId], node: &NodeName, run: RunId) -> Option<(Vec<PathBuf>, PathBuf)> {
     let logs: Vec<PathBuf> = tests.iter().map(|test| data.join(log_path(test, node, run.born()))).collect();
     let document = logs.first()?.with_extension("json");
     Some((logs, document))
 }
 
-/// Which of a run's nodes this is.
+/// Returns the index of this node in a run's nodes.
 pub fn which(nodes: &[NodeName], this: Option<&str>) -> anyhow::Result<usize> {
     match (nodes, this) {
         ([_], _) => Ok(0),
@@ -45,8 +45,8 @@ pub fn which(nodes: &[NodeName], this: Option<&str>) -> anyhow::Result<usize> {
     }
 }
 
-/// This node's part of a run: its name, its logs and its document, among those of all nodes in their order. `this` is needed where
-/// there are several.
+/// Selects this node's name, logs and document from those of all nodes, which are in the same order. `this` is required
+/// if there are several nodes.
 pub fn among(
     nodes: &[NodeName],
     logs: &[PathBuf],
@@ -65,7 +65,7 @@ pub fn among(
     Ok((nodes[place].clone(), logs[place * each..][..each].to_vec(), documents[place].clone()))
 }
 
-/// A key that is forgotten with this process.
+/// Returns a random key that is not stored.
 pub fn passing_key() -> anyhow::Result<RunKey> {
     let mut bytes = [0; 32];
     let read = |bytes: &mut [u8]| -> io::Result<()> { File::open("/dev/urandom")?.read_exact(bytes) };

@@ -1,4 +1,4 @@
-//! `doctor-node profile diff`: this machine beside a profile, metric by metric.
+//! `doctor-node profile diff`: compares this machine with a profile, metric by metric.
 
 use std::fmt::Write as _;
 
@@ -10,13 +10,13 @@ use serde::Serialize;
 
 use crate::check::Looked;
 
-/// One expectation and what was seen of it.
+/// One expectation and the measured value.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Difference {
     pub metric: String,
     pub entity: Entity,
     pub expected: f64,
-    /// None: nothing measured it, so nothing is known.
+    /// `None`: not measured, so unknown.
     pub seen: Option<f64>,
     pub compared: Compared,
 }
@@ -42,8 +42,8 @@ impl Compared {
     }
 }
 
-/// Every expectation of the profile, with one row for each part that was measured. Equal within half a percent is the
-/// same: sizes of memory differ by a little from boot to boot.
+/// Compares every expectation of the profile, with one row per measured entity. Values within half a percent count as
+/// equal: memory sizes differ slightly from boot to boot.
 pub fn compare(profile: &Profile, looked: &[Looked]) -> Vec<Difference> {
     let metrics = || {
         looked.iter().flat_map(|seen| match &seen.observation {
@@ -73,7 +73,7 @@ pub fn compare(profile: &Profile, looked: &[Looked]) -> Vec<Difference> {
     rows
 }
 
-/// A table for people.
+/// Renders a table.
 pub fn differences_table(rows: &[Difference]) -> String {
     let width = rows.iter().map(|row| row.metric.len()).max().unwrap_or(0).max("METRIC".len());
     let mut out = format!("{:width$}  {:14}  {:>18}  {:>18}  COMPARED\n", "METRIC", "PART", "EXPECTED", "SEEN");

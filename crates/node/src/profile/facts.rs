@@ -1,4 +1,4 @@
-//! What this machine says of itself: its firmware, its PCI bus, and its cloud where the firmware says that it has one.
+//! Gathers the facts about this machine: firmware, PCI bus, and the cloud if the firmware identifies one.
 
 use std::{fs, path::Path};
 
@@ -12,17 +12,17 @@ const DMI: &str = "/sys/class/dmi/id";
 const PCI: &str = "/sys/bus/pci/devices/*/uevent";
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
-/// What the cloud said, in the state directory: a machine does not change its type while it is up.
+/// Cache of the cloud's answer in the state directory: a machine's type does not change while it is up.
 const REMEMBERED: &str = "instance-type";
 
-/// What was found, and what could not be.
+/// The facts, and notes on what could not be determined.
 #[derive(Debug)]
 pub struct Gathered {
     pub machine: MachineFacts,
     pub notes: Vec<String>,
 }
 
-/// Gathers all that tells the machine's type.
+/// Gathers all facts that identify the machine type.
 pub fn gather(args: &MachineArgs, state: Option<&Path>, runner: &dyn ProbeRunner) -> Gathered {
     let line = |path: &str| match runner.run(&Probe::read(path)) {
         ProbeOutput::Text(text) => Some(text.trim().to_owned()).filter(|text| !text.is_empty()),
@@ -47,7 +47,7 @@ pub fn gather(args: &MachineArgs, state: Option<&Path>, runner: &dyn ProbeRunner
         }
     }
     match runner.run(&Probe::glob(PCI)) {
-        // A container may not see the bus; then the driver may know.
+        // A container may not see the bus; the driver may know then.
         ProbeOutput::Files(files) if !files.is_empty() => machine.gpu_ids = gpu_ids(&files),
         _ => machine.gpu_names = gpu_names(runner),
     }
@@ -66,13 +66,14 @@ fn ask(cloud: Cloud, url: &str, memory: Option<(&Path, &str)>) -> Result<String,
     }
     let name = metadata::instance_type(cloud, url)?;
     if let (Some(file), Some(boot)) = (file, boot) {
-        // Whoever cannot remember asks again.
+        // If it cannot be cached, the next call queries again.
         let _kept = fs::write(file, format!("{boot}\n{name}\n"));
     }
     Ok(name)
 }
 
-/// `10de:2330` of every GPU of NVIDIA. The kernel writes classes without leading zeros: 3xxxx is a display controller.
+/// Returns the PCI id, such as `10de:2330`, of every NVIDIA GPU. The kernel writes classes without leading zeros: 3xxxx
+/// is a display controller.
 fn gpu_ids(files: &[FileText]) -> Vec<String> {
     let id = |file: &FileText| {
         let text = file.text.as_ref().ok()?;
@@ -101,7 +102,7 @@ mod tests {
         let files = [
             // NVIDIA H200 with driver 570, 2026-11-15.
             file("DRIVER=nvidia\nPCI_CLASS=30200\nPCI_ID=10DE:2335\nPCI_SUBSYS_ID=10DE:18BE\n"),
-            // Made by hand: an NVSwitch, a NIC, a management controller's display.
+            // Written by hand: an NVSwitch, a NIC, a management controller's display.
             file("DRIVER=nvidia-nvswitch\nPCI_CLASS=68000\nPCI_ID=10DE:22A3\n"),
             file("DRIVER=mlx5_core\nPCI_CLASS=20700\nPCI_ID=15B3:1021\n"),
             file("DRIVER=ast\nPCI_CLASS=30000\nPCI_ID=1A03:2000\n"),

@@ -1,7 +1,7 @@
-//! `doctor-node profile learn`: a profile from a machine that is known to be good.
+//! `doctor-node profile learn`: derives a profile from a machine that is known to be good.
 //!
-//! Only what some rule holds against a profile is learnt: other numbers of today (temperatures, free space) are no
-//! expectation. A machine that fails a check teaches nothing.
+//! Only metrics that some rule compares with a profile are learnt: other current values (temperatures, free space) are
+//! no expectation. The command refuses a machine that fails a check.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -16,7 +16,7 @@ use doctor_core::{
 
 use crate::check::Looked;
 
-/// A profile in the making.
+/// A new profile.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Learned {
     pub file: ProfileFile,
@@ -24,7 +24,7 @@ pub struct Learned {
     pub missing: Vec<String>,
 }
 
-/// Takes from what was seen all that the rules would hold against a profile.
+/// Extracts all metrics that the rules would compare with a profile.
 pub fn learn(sku: Sku, facts: &MachineFacts, looked: &[Looked], rules: &[Rule], at: Timestamp) -> Learned {
     let mut expect = BTreeMap::new();
     let mut missing = Vec::new();
@@ -63,12 +63,12 @@ pub fn learn(sku: Sku, facts: &MachineFacts, looked: &[Looked], rules: &[Rule], 
     Learned { file, missing }
 }
 
-/// The surest sign that this machine shows, and its GPUs.
+/// Returns the most specific signs of this machine, and its GPUs.
 fn signs(facts: &MachineFacts) -> Signs {
     let mut ids = facts.gpu_ids.clone();
     ids.sort_unstable();
     ids.dedup();
-    // All virtual machines of a cloud have one product name.
+    // All virtual machines of a cloud share one product name.
     let product = facts.product.clone().filter(|_| facts.cloud().is_none());
     Signs {
         instance_types: facts.instance_type.iter().cloned().collect(),
@@ -80,10 +80,10 @@ fn signs(facts: &MachineFacts) -> Signs {
 }
 
 impl Learned {
-    /// The file, with what is not in it as comments.
+    /// Returns the file's text, with the missing metrics as comments.
     ///
     /// # Errors
-    /// If it cannot be written as TOML, which a profile always can.
+    /// If it cannot be serialised as TOML, which a profile always can.
     pub fn text(&self) -> Result<String, toml::ser::Error> {
         let mut text =
             String::from("# A profile of Cluster Doctor, learnt from one machine. Read it before you trust it.\n");
@@ -95,7 +95,7 @@ impl Learned {
     }
 }
 
-/// A name for a machine that was given none: what its cloud or its firmware calls it, in small letters.
+/// Returns the default name of a machine type: the cloud's or the firmware's, in lower case.
 pub fn usual_name(facts: &MachineFacts) -> Option<Sku> {
     let called = facts.instance_type.as_ref().or(facts.product.as_ref())?;
     let plain =

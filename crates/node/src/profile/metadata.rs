@@ -1,7 +1,7 @@
-//! What a cloud calls this machine, from its metadata service: a few bytes over HTTP from a link-local address.
+//! Queries the cloud's metadata service about this machine: a few bytes over HTTP from a link-local address.
 //!
-//! Nothing is looked up by name and nothing leaves the host's link. A service that does not answer within a second is
-//! not there, and the machine's type is told by other signs.
+//! There is no name lookup, and no packet leaves the host's link. A service that does not answer within a second is
+//! treated as absent, and the machine type is detected by other signs.
 
 use std::{
     io::{self, Read, Write},
@@ -11,13 +11,13 @@ use std::{
 
 use doctor_core::machine::Cloud;
 
-/// Where all three clouds answer.
+/// The address of the service in all three clouds.
 pub const LINK_LOCAL: &str = "http://169.254.169.254";
 
-/// For one question, from the first packet to the last byte.
+/// Time limit of one request, from the first packet to the last byte.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// An instance type is a word.
+/// An instance type is one word; anything much longer is not one.
 const MOST: u64 = 16 << 10;
 
 #[derive(Debug, thiserror::Error)]
@@ -32,10 +32,10 @@ pub enum MetadataError {
     Word(String),
 }
 
-/// Asks the cloud what this machine is.
+/// Queries the instance type.
 ///
 /// # Errors
-/// With what was wrong; the caller goes on without.
+/// If the query fails or the answer is not a machine type; the caller continues without it.
 pub fn instance_type(cloud: Cloud, url: &str) -> Result<String, MetadataError> {
     let service = Service::new(url)?;
     let word = match cloud {
@@ -55,8 +55,8 @@ pub fn instance_type(cloud: Cloud, url: &str) -> Result<String, MetadataError> {
     machine_type(&word)
 }
 
-/// What a cloud is asked about an instance that is handed back, and by which name its own people know the answer. Only what names
-/// the instance and its place: user data and credentials are there too, and are nobody's business.
+/// Metadata fields for a support case, each with its name in our report. Only the instance and its location: the
+/// service also holds user data and credentials, which must not be read.
 const AWS: [(&str, &str); 8] = [
     ("instance_id", "instance-id"),
     ("availability_zone", "placement/availability-zone"),
@@ -84,10 +84,10 @@ const GCP: [(&str, &str); 5] = [
     ("physical_host", "attributes/physical_host"),
 ];
 
-/// What the cloud calls this instance. What it does not have is left out.
+/// Returns the cloud's identifiers of this instance. Fields that it does not have are left out.
 ///
 /// # Errors
-/// If the service is not there.
+/// If the service does not answer.
 pub fn instance(cloud: Cloud, url: &str) -> Result<Vec<(&'static str, String)>, MetadataError> {
     let service = Service::new(url)?;
     let token = match cloud {
@@ -115,25 +115,25 @@ pub fn instance(cloud: Cloud, url: &str) -> Result<Vec<(&'static str, String)>, 
         };
         match answer {
             Ok(text) => told.extend(a_line(&text).map(|text| (*name, text))),
-            // It has no such thing.
+            // The cloud has no such field.
             Err(MetadataError::Status(_)) => {}
-            // Who does not answer once is not asked seven times.
+            // A service that does not answer once is not queried seven more times.
             Err(error) => return Err(error),
         }
     }
     Ok(told)
 }
 
-/// One line of plain text, or nothing: a captive portal answers with pages.
+/// Accepts one line of plain text only: a captive portal answers with pages.
 fn a_line(text: &str) -> Option<String> {
     let plain = !text.is_empty() && text.len() <= 512 && !text.contains('<') && !text.chars().any(char::is_control);
     plain.then(|| text.to_owned())
 }
 
-/// What a whole answer of the service says this machine is, as [`instance_type`] reads it.
+/// Parses a complete response like [`instance_type`] does.
 ///
 /// # Errors
-/// If it is no answer, or names no machine type.
+/// If it is not a response or does not name a machine type.
 pub fn read_answer(answer: &[u8]) -> Result<String, MetadataError> {
     machine_type(&body(answer)?)
 }
@@ -161,7 +161,7 @@ impl Service {
         Ok(Self { address })
     }
 
-    /// AWS answers only to who has one.
+    /// Fetches the session token that AWS requires.
     fn token(&self) -> Result<String, MetadataError> {
         self.ask("PUT", "/latest/api/token", ("X-aws-ec2-metadata-token-ttl-seconds", "60"))
     }
@@ -179,7 +179,7 @@ impl Service {
     }
 }
 
-/// Reads to the end, or for as long as there is time: a service that says a byte a second does not hold us.
+/// Reads to the end within the time limit, so that a service that sends one byte a second cannot block us.
 fn read_until(stream: &mut TcpStream, until: Instant) -> Result<Vec<u8>, MetadataError> {
     let mut answer = Vec::new();
     let mut some = [0; 4096];
@@ -207,7 +207,7 @@ fn split(answer: &[u8]) -> Option<(String, &[u8])> {
     Some((String::from_utf8_lossy(&answer[..end]).into_owned(), &answer[end + 4..]))
 }
 
-/// Whether as much has come as the answer says that it has. One that does not say ends with the connection.
+/// Whether the response has reached its declared length. Without one, it ends with the connection.
 pub fn complete(answer: &[u8]) -> bool {
     let Some((head, body)) = split(answer) else { return false };
     let length = head.lines().find_map(|line| {
@@ -242,7 +242,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers this many requests as a cloud would, and hands back their first lines and headers.
+    /// Serves these responses like a cloud would, and returns the requests' first lines and headers.
     fn service(answers: &'static [&'static str]) -> (String, JoinHandle<Vec<String>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());

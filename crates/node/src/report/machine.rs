@@ -1,4 +1,4 @@
-//! What the machine says of itself: serials, firmware, and what its cloud calls it.
+//! Describes the machine: serials, firmware, and its identifiers in the cloud.
 
 use doctor_checks::{
     gpu::{Gpu, Reading},
@@ -25,7 +25,7 @@ const SYSTEM: [(&str, &str); 6] = [
     ("kernel", "/proc/sys/kernel/osrelease"),
 ];
 
-/// A part that cannot be read is told as what was in the way, or is left out.
+/// Collects the description. An unreadable part is replaced by the error or left out.
 pub(super) fn describe(metadata: &str, runner: &dyn ProbeRunner) -> Value {
     let mut system = Map::new();
     for (name, path) in SYSTEM {
@@ -86,7 +86,7 @@ fn adapters(runner: &dyn ProbeRunner) -> Value {
     adapters.into()
 }
 
-/// What its cloud calls it, where the firmware says that it has one.
+/// Returns the cloud's identifiers, if the firmware identifies a cloud.
 fn cloud(url: &str, runner: &dyn ProbeRunner) -> Value {
     let args = MachineArgs { metadata: url.to_owned(), ..MachineArgs::unasked() };
     let facts = profile::gather(&args, None, runner);

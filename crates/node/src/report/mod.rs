@@ -1,7 +1,8 @@
-//! `doctor-node report`: what this machine and its vendor's own tool say of it, for whoever repairs it.
+//! `doctor-node report`: collects hardware details and the vendor's diagnostics for a repair or a support case.
 //!
-//! Two files in a folder: `machine.json`, and what `nvidia-bug-report.sh` leaves. The tool looks at everything and may hang with the
-//! driver; it has a limit, and what it had written until then is kept. Where it did not run, `machine.json` says why.
+//! It writes `machine.json` and the output of `nvidia-bug-report.sh` into a directory. The tool inspects everything and
+//! may hang with the driver: it has a time limit, and partial output is kept. If it did not run, `machine.json` states
+//! why.
 
 mod machine;
 
@@ -26,14 +27,14 @@ use crate::{
 };
 
 const TOOL: &str = "nvidia-bug-report.sh";
-/// What it prints beside its file.
+/// What the tool prints besides its file.
 const MOST_WORDS: usize = 1 << 20;
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Writes both files, and says in one line what there is.
+/// Writes both files and returns a one-line summary.
 ///
 /// # Errors
-/// If the folder cannot be written.
+/// If the directory cannot be written.
 pub fn report(
     out: &Path,
     limit: Span,
@@ -57,23 +58,23 @@ pub fn report(
     Ok(said)
 }
 
-/// The name comes with the whole content.
+/// Writes the file atomically.
 fn write(path: &Path, machine: &Value) -> io::Result<()> {
     let aside = path.with_extension("tmp");
     fs::write(&aside, serde_json::to_vec_pretty(machine)?)?;
     fs::rename(aside, path)
 }
 
-/// Runs the vendor's tool, and says what it left or why there is nothing.
+/// Runs the vendor's tool. Returns the file that it left, or why there is none.
 fn vendor(out: &Path, limit: Span, stop: &Stop) -> Result<String, String> {
     let Some(tool) = find(TOOL) else { return Err(format!("{TOOL} is not installed here")) };
     for name in FILES {
-        // Of an earlier try, which must not be taken for this one's.
+        // A file of an earlier run must not be taken for this one's.
         let _none = fs::remove_file(out.join(name));
     }
     let limits = Limits { timeout: limit.to_std(), stream: MOST_WORDS, grace: GRACE, kill_grace: GRACE };
     let mut command = Command::new(tool);
-    // It leaves its file where it stands.
+    // It writes its file into the current directory.
     command.current_dir(out);
     let ended = child::run(&mut command, &limits, stop, Echo::default());
     let trouble = match ended {
@@ -105,7 +106,7 @@ fn vendor(out: &Path, limit: Span, stop: &Stop) -> Result<String, String> {
     }
 }
 
-/// The last line that says something.
+/// Returns the last non-empty line.
 fn last(stdout: &[u8], stderr: &[u8]) -> String {
     let text = format!("{}\n{}", String::from_utf8_lossy(stdout), String::from_utf8_lossy(stderr));
     let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it said nothing");

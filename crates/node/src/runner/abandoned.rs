@@ -1,7 +1,7 @@
-//! Probes that were left behind because they could not be killed.
+//! Probe processes that could not be killed.
 //!
-//! They are remembered for as long as they hang: in this process always, and in a directory if there is one, because a
-//! job is a process of its own and the next one must know too.
+//! They are recorded as long as they hang: in this process, and in a directory if there is one, because the next job is
+//! another process and must know too.
 
 use std::{
     cell::OnceCell,
@@ -17,12 +17,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::now;
 
-/// What this process left behind.
+/// The processes that this process abandoned.
 static OF_THIS_PROCESS: Mutex<Vec<Left>> = Mutex::new(Vec::new());
 
 struct Left {
     note: Note,
-    /// Reaped when it is free at last.
+    /// Reaped once the kernel releases it.
     child: Child,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct AbandonedProbes {
     noted: OnceCell<Vec<Note>>,
 }
 
-/// A file in the directory, named by process and start so that two never share one.
+/// One file per process, named by its pid and start time so that names are unique.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Note {
@@ -42,12 +42,12 @@ pub(super) struct Note {
     boot_id: String,
     #[serde(default)]
     since: Option<Timestamp>,
-    /// What it was doing, where that is more than `what` says.
+    /// The operation it hangs in, if more is known than `what`.
     #[serde(default)]
     doing: Option<String>,
 }
 
-/// A process that was killed and is still there.
+/// A process that survived SIGKILL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Stuck {
     pub(super) pid: u32,
@@ -64,30 +64,30 @@ impl AbandonedProbes {
         Self { directory: Some(directory.join("abandoned")), noted: OnceCell::new() }
     }
 
-    /// `pid` is what hangs: the child, or something it started.
+    /// Records an abandoned process. `pid` is the one that hangs: the child or a descendant.
     pub(crate) fn add(&self, what: &str, pid: u32, child: Child) {
         self.add_stuck(what, Stuck { pid, since: Some(now()), doing: None }, child);
     }
 
-    /// The same, with what is known of it.
+    /// Like [`Self::add`], with details.
     pub(super) fn add_stuck(&self, what: &str, stuck: Stuck, child: Child) {
         let Stuck { pid, since, doing } = stuck;
         let Some(stat) = stat_of(pid) else { return };
         let start_ticks = stat.start_ticks;
         let note = Note { what: what.to_owned(), pid, start_ticks, boot_id: boot_id(), since, doing };
-        // If this cannot be written, only this process will know. The probe's answer says what matters.
+        // If writing fails, only this process knows. The probe's output has the essentials.
         if let (Some(directory), Ok(text)) = (&self.directory, serde_json::to_vec(&note)) {
             let _kept = fs::create_dir_all(directory).and_then(|()| fs::write(note.place(directory), text));
         }
         OF_THIS_PROCESS.lock().unwrap_or_else(PoisonError::into_inner).push(Left { note, child });
     }
 
-    /// The process that still hangs on this, if one does. Those that came free meanwhile are forgotten.
+    /// Returns a process that still hangs on `what`, if any. Forgets those that have ended.
     pub(crate) fn hanging(&self, what: &str) -> Option<u32> {
         self.all_hanging(what).first().map(|stuck| stuck.pid)
     }
 
-    /// Every process that still hangs on this, of this process and of those before it.
+    /// Returns every process that still hangs on `what`, from this process and earlier ones.
     pub(super) fn all_hanging(&self, what: &str) -> Vec<Stuck> {
         let mut left = OF_THIS_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
         left.retain_mut(|left| {
@@ -98,7 +98,7 @@ impl AbandonedProbes {
             hangs
         });
         let here: Vec<&Note> = left.iter().map(|left| &left.note).collect();
-        // What processes before this one left behind is read once.
+        // Notes of earlier processes are read once.
         let noted = self.noted.get_or_init(|| self.directory.as_deref().map_or_else(Vec::new, read_notes));
         let before = noted.iter().filter(|note| !here.iter().any(|own| own.is_same(note)));
         let all = here.iter().copied().chain(before);
@@ -106,7 +106,7 @@ impl AbandonedProbes {
     }
 }
 
-/// Notes of what still hangs. The others are removed.
+/// Reads the notes of processes that still hang, and removes the others.
 fn read_notes(directory: &Path) -> Vec<Note> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let one = |entry: fs::DirEntry| {
@@ -143,7 +143,7 @@ impl Note {
     }
 }
 
-/// Every process of this machine that can be seen.
+/// Iterates over all visible processes of this machine.
 pub(crate) fn processes() -> impl Iterator<Item = ProcStat> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| stat_of(entry.file_name().to_str()?.parse().ok()?))

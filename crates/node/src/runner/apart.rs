@@ -1,4 +1,4 @@
-//! Probes in a process of their own: programs, and readings that the kernel could make wait for ever.
+//! Probes in child processes: programs, and reads that the kernel could block forever.
 
 use std::{io, process::Command, time::Duration};
 
@@ -16,11 +16,10 @@ use super::{
 };
 use crate::{builtin_test::BuiltinTest, stop::StopWhy};
 
-/// The helper's answer is JSON, which may need several characters for one byte of what it read.
+/// The helper's output is JSON, which may need several characters for one byte of input.
 const MAX_ANSWER_BYTES: usize = 8 << 20;
 
-/// What a built-in test may take to remove its files once it is told to stop. A job that was told to stop itself has two
-/// seconds for everything.
+/// Time for a built-in test to remove its files after SIGTERM. A job that is stopped has two seconds in total.
 const BUILTIN_GRACE: Duration = Duration::from_millis(800);
 
 /// A killed process is gone within microseconds unless it is stuck in the kernel.
@@ -34,7 +33,7 @@ impl LocalRunner<'_> {
         self.listen_to(command, &name_of(program, args), timeout, Duration::ZERO, echo)
     }
 
-    /// What it prints on its standard error goes into the log; on its standard output it answers as a helper does.
+    /// Runs a built-in test. Its standard error goes to the log; its standard output is a probe output as JSON.
     pub(super) fn builtin(&self, test: &str, args: &[String], timeout: Span) -> ProbeOutput {
         let what = format!("test {test}");
         if BuiltinTest::named(test).is_none() {
@@ -55,7 +54,7 @@ impl LocalRunner<'_> {
         }
     }
 
-    /// Runs a program to its end. At a limit it is told to stop and has `grace` to clean up, before it is killed.
+    /// Runs a program to its end. At a limit it gets SIGTERM and has `grace` for cleanup before it is killed.
     fn listen_to(
         &self,
         mut command: Command,
@@ -98,7 +97,7 @@ impl LocalRunner<'_> {
         }
     }
 
-    /// Why there is no answer.
+    /// Converts an unsuccessful end into a failure.
     pub(super) fn explain(&self, what: &str, ended: io::Result<Ended>, timeout: Span) -> ProbeOutput {
         let (kind, text) = match ended {
             Err(error) => (kind_of(&error), format!("{what}: {error}")),

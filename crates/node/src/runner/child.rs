@@ -1,4 +1,5 @@
-//! One child process: started in a group of its own, listened to, and ended with all that it started.
+//! Runs one child process in its own process group, captures its output, and ends it with all its descendants in the
+//! group.
 
 use std::{
     io::{self, Read},
@@ -23,20 +24,20 @@ pub(crate) struct Limits {
     pub(crate) timeout: Duration,
     /// Bytes on each of stdout and stderr.
     pub(crate) stream: usize,
-    /// How long a process that is told to stop may take over its last things before it is killed.
+    /// Time for cleanup between SIGTERM and SIGKILL.
     pub(crate) grace: Duration,
-    /// How long a killed process may take to be gone.
+    /// Time for a killed process to be gone.
     pub(crate) kill_grace: Duration,
 }
 
-/// Who hears each line of a stream as it is printed.
+/// Receivers of each line of a stream, as it is printed.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Echo<'a> {
     pub(crate) stdout: Option<&'a dyn Fn(&str)>,
     pub(crate) stderr: Option<&'a dyn Fn(&str)>,
 }
 
-/// How it went.
+/// The outcome of a run.
 pub(crate) enum Ended {
     Exited {
         status: ExitStatus,
@@ -46,18 +47,18 @@ pub(crate) enum Ended {
     TimedOut,
     TooLong,
     Stopped(StopWhy),
-    /// This process of its group survives SIGKILL, which only one stuck in the kernel does.
+    /// A process of the group survives SIGKILL, which only one stuck in the kernel does.
     Unkillable {
         pid: u32,
         child: Child,
     },
 }
 
-/// A kernel before 5.3 does not wake us when a child ends, so it is looked at this often. Its pipes do not tell: what
-/// it started may hold them open.
+/// Polling interval on kernels before 5.3, which cannot signal a child's exit. End-of-file on its pipes does not show
+/// the exit: its descendants may hold them open.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Longer than any machine is up between two reboots.
+/// Longer than any machine's uptime.
 const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 /// Runs a command to its end or to a limit.
@@ -65,7 +66,7 @@ pub(crate) fn run(command: &mut Command, limits: &Limits, stop: &Stop, echo: Ech
     run_in_a_hurry(command, limits, limits.grace, stop, echo)
 }
 
-/// The same, with another grace where somebody says stop: whoever does gives us little time ourselves.
+/// Like [`run`], with another grace after a stop request: then we have little time ourselves.
 pub(crate) fn run_in_a_hurry(
     command: &mut Command,
     limits: &Limits,
@@ -89,8 +90,8 @@ pub(crate) fn run_in_a_hurry(
     if !grace.is_zero() {
         ask_to_end(&child, grace);
     }
-    // Also after an ordinary end: what the program left in its group has no business to go on. The group cannot be
-    // another's, because the child was not yet reaped.
+    // Also after a normal exit: descendants in the group must not outlive the program. The group id cannot have been
+    // reused, because the child has not been reaped yet.
     kill_group(&child);
     if let Some(ended) = heard.transpose() {
         return match survivor(&child, limits.kill_grace) {
@@ -99,7 +100,7 @@ pub(crate) fn run_in_a_hurry(
         };
     }
     let status = child.wait()?;
-    // The last words, which may have come between the reading and the end.
+    // Output may have arrived between the last read and the exit.
     stdout.read_what_is_there()?;
     stderr.read_what_is_there()?;
     if stdout.is_over() || stderr.is_over() {
@@ -110,8 +111,8 @@ pub(crate) fn run_in_a_hurry(
     Ok(Ended::Exited { status, stdout: stdout.bytes, stderr: stderr.bytes })
 }
 
-/// Ends a child that was started in a group of its own and not reaped yet, with all of that group. It is asked first; what
-/// survives a kill, too, is told by its number.
+/// Ends a child that leads its own group and has not been reaped, with that group: SIGTERM, then SIGKILL. Returns the
+/// pid of a process that survives.
 pub(crate) fn end(child: &mut Child, grace: Duration, kill_grace: Duration) -> Option<u32> {
     if !grace.is_zero() {
         ask_to_end(child, grace);
@@ -119,13 +120,13 @@ pub(crate) fn end(child: &mut Child, grace: Duration, kill_grace: Duration) -> O
     kill_group(child);
     let survivor = survivor(child, kill_grace);
     if survivor.is_none() {
-        // It has ended; what its status was does not matter any more.
+        // It has exited; its status is irrelevant.
         let _status = child.wait();
     }
     survivor
 }
 
-/// Takes in what the child says until it ends (`None`) or a limit is reached. Does not reap it.
+/// Reads the child's output until it exits (`None`) or a limit is reached. Does not reap it.
 fn listen(
     child: &Child,
     stdout: &mut Stream<'_, ChildStdout>,
@@ -163,13 +164,13 @@ fn pid(child: &Child) -> io::Result<Pid> {
     i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or_else(|| io::Error::other("a process without a number"))
 }
 
-/// Without reaping it, so that its number stays its own.
+/// Whether the child has exited. Does not reap it, so that its pid is not reused.
 pub(crate) fn has_exited(child: &Child) -> io::Result<bool> {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     Ok(waitid(WaitId::Pid(pid(child)?), options)?.is_some())
 }
 
-/// Waits for the end of a child, without reaping it. False if it is still there after the grace.
+/// Waits up to `grace` for the child's exit, without reaping it. Returns false if it is still running.
 pub(crate) fn exits_within(child: &Child, grace: Duration) -> bool {
     let deadline = Instant::now() + grace.min(FOR_EVER);
     let exit = pid(child).ok().and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
@@ -188,10 +189,10 @@ pub(crate) fn exits_within(child: &Child, grace: Duration) -> bool {
     }
 }
 
-/// SIGTERM to the child alone: what it started is its own to end.
+/// Sends SIGTERM to the child only: it must end its own descendants.
 fn ask_to_end(child: &Child, grace: Duration) {
     let Ok(pid) = pid(child) else { return };
-    // An error means that there is nobody left to ask.
+    // An error means that the child is gone.
     let _asked = kill_process(pid, Signal::TERM);
     let deadline = Instant::now() + grace;
     while Instant::now() < deadline && matches!(has_exited(child), Ok(false)) {
@@ -200,13 +201,13 @@ fn ask_to_end(child: &Child, grace: Duration) {
 }
 
 fn kill_group(child: &Child) {
-    // An error means that there is nobody left to kill.
+    // An error means that the group is empty.
     if let Ok(pid) = pid(child) {
         let _gone = kill_process_group(pid, Signal::KILL);
     }
 }
 
-/// A process of the killed group that is still there after the grace: the child or something it started.
+/// Returns a process of the killed group that still exists after `grace`: the child or a descendant.
 fn survivor(child: &Child, grace: Duration) -> Option<u32> {
     let deadline = Instant::now() + grace;
     loop {
@@ -229,14 +230,14 @@ fn wait_for_news(sources: &[Option<BorrowedFd<'_>>], stop: &Stop, wait: Duration
     }
 }
 
-/// One of the child's two streams.
+/// One of the child's two output streams.
 struct Stream<'a, P> {
-    /// `None`: the other end is closed.
+    /// `None` if the other end is closed.
     pipe: Option<P>,
     bytes: Vec<u8>,
     most: usize,
     echo: Option<&'a dyn Fn(&str)>,
-    /// What of `bytes` was handed to `echo`.
+    /// Length of the prefix that has been passed to `echo`.
     echoed: usize,
 }
 

@@ -1,11 +1,11 @@
-//! How the kernel's clock is kept, from adjtimex(2). Reading needs no rights.
+//! The synchronisation state of the kernel's clock, from adjtimex(2). Reading needs no privileges.
 
 use std::{io, path::Path};
 
-/// The clock is not synchronised to anything.
+/// STA_UNSYNC: the clock is not synchronised.
 const UNSYNCHRONISED: i32 = 64;
 
-/// Where a recording of a machine keeps what its clock said.
+/// The clock's state in a recording of a machine.
 pub const CLOCK_FILE: &str = "/run/cluster-doctor/adjtimex";
 
 pub(super) fn read(root: &Path) -> io::Result<String> {
@@ -28,9 +28,10 @@ pub(super) fn read(root: &Path) -> io::Result<String> {
 
 #[expect(unsafe_code, reason = "no safe binding of adjtimex(2) exists")]
 fn ask() -> io::Result<libc::timex> {
-    // SAFETY: a struct of numbers; with `modes` zero the kernel changes nothing and only fills it.
+    // SAFETY: all-zero bytes are a valid `timex`, which has only numbers; with `modes` zero the kernel changes nothing
+    // and only fills it.
     let mut clock: libc::timex = unsafe { std::mem::zeroed() };
-    // SAFETY: the pointer leads to a live `timex`.
+    // SAFETY: the pointer is to a live `timex`.
     match unsafe { libc::adjtimex(&raw mut clock) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(clock),

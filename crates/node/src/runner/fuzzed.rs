@@ -1,5 +1,5 @@
-//! Ways in for the fuzzer to what this module reads: tables of the kernel, and its own files of yesterday, which whoever
-//! could write the state directory may have changed since.
+//! Fuzzing entry points for the runner's parsers: kernel tables, and its own state files, which any process that can
+//! write to the state directory may have changed.
 
 use std::{fs, io, path::Path};
 
@@ -12,17 +12,17 @@ use super::{
     samples::{self, Samples},
 };
 
-/// Whether a path is on a local file system, by such a `/proc/self/mounts`.
+/// Whether a path is on a local file system, according to this `/proc/self/mounts`.
 pub fn is_local(mounts: &str, path: &Path) -> bool {
     Mounts::parse(mounts).is_local(path)
 }
 
-/// Whether this is a note about a probe that was left behind.
+/// Whether this is a valid note about an abandoned probe.
 pub fn is_note(bytes: &[u8]) -> bool {
     abandoned::Note::read(bytes).is_some()
 }
 
-/// A look at `files`, after earlier looks that were kept as `kept` in this directory.
+/// Adds a sample of `files` to the earlier samples `kept` in this directory.
 ///
 /// # Errors
 /// If the directory cannot be written.

@@ -1,5 +1,5 @@
-//! The GPUs of this machine: what the bus says, and what the driver says through NVML, or through `nvidia-smi` where the
-//! library cannot be loaded.
+//! The GPUs of this machine according to the PCI bus and to the driver, through NVML or, without its library,
+//! `nvidia-smi`.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -16,13 +16,13 @@ use doctor_checks::{
 use doctor_core::observation::FailureKind;
 use doctor_gpu::nvml::Nvml;
 
-/// Where else machines keep the driver's libraries for containers: the GPU operator's on ARM, and Google's nodes.
+/// Further directories of driver libraries for containers: the GPU operator's on ARM, and Google's nodes.
 const MORE_PLACES: [&str; 2] = ["/run/nvidia/driver/usr/lib/aarch64-linux-gnu", "/home/kubernetes/bin/nvidia/lib64"];
 const NVIDIA: &str = "0x10de";
-/// The upper byte of a PCI class: a display controller, with a connector or without.
+/// The upper byte of a PCI class: a display controller, with or without a connector.
 const DISPLAY: &str = "0x03";
 
-/// Asks the driver, which may hang. `begins` is called with the index and the bus id of each GPU before it is asked about.
+/// Queries the driver, which may hang. Calls `begins` with the index and bus id of each GPU before querying it.
 pub(super) fn ask(root: &Path, library: &OsStr, fields: &[String], begins: &mut dyn FnMut(u32, &str)) -> GpuAnswer {
     let on_pci = on_pci(root);
     match Nvml::open(&found(root, library)) {
@@ -31,8 +31,9 @@ pub(super) fn ask(root: &Path, library: &OsStr, fields: &[String], begins: &mut 
     }
 }
 
-/// Whether asking for GPUs may call a driver, and so hang: its device is there, a GPU is on the bus for which a library would
-/// load it, or somebody names a library by its path. Else a library at most says that there is nothing.
+/// Whether a query may reach a driver, and so hang: its device exists, a GPU is on the bus for which a library would
+/// load the driver, or the library is configured by path. Otherwise a library can at most report that there is no
+/// driver.
 pub(super) fn may_have_driver(root: &Path, library: &OsStr) -> bool {
     let has_device = || [root, Path::new("/")].iter().any(|root| root.join("dev/nvidiactl").exists());
     !is_name(library) || has_device() || !on_pci(root).is_empty()
@@ -42,8 +43,8 @@ fn is_name(library: &OsStr) -> bool {
     Path::new(library).components().count() == 1
 }
 
-/// A library that is named without its place is looked for on the machine that is seen below `root`: the image of a container
-/// has none, because it must be the one of the machine's driver.
+/// Resolves a bare library name on the machine below `root`: a container image has no library, because it must match
+/// the host's driver.
 fn found(root: &Path, library: &OsStr) -> OsString {
     if root == Path::new("/") || !is_name(library) {
         return library.to_owned();
@@ -54,8 +55,8 @@ fn found(root: &Path, library: &OsStr) -> OsString {
     there.map_or_else(|| library.to_owned(), PathBuf::into_os_string)
 }
 
-/// The answer itself; or what `nvidia-smi` says where there are GPUs and no library to ask. `exec` runs a program within
-/// its limits.
+/// Returns `output`, or the answer of `nvidia-smi` if there are GPUs but no library. `exec` runs a program within its
+/// limits.
 pub(super) fn or_by_nvidia_smi(
     output: ProbeOutput,
     fields: &[String],
@@ -69,7 +70,7 @@ pub(super) fn or_by_nvidia_smi(
             Ok(answer) => return ProbeOutput::Gpus(answer),
             Err(_) => failure,
         },
-        // A driver that hangs is told as such: that it has no library is the smaller trouble.
+        // Report a hung driver as such: the missing library is the lesser fault.
         Some(ProbeOutput::Failed(hangs)) if matches!(hangs.kind, FailureKind::TimedOut | FailureKind::Abandoned) => {
             hangs
         }
@@ -78,20 +79,20 @@ pub(super) fn or_by_nvidia_smi(
     ProbeOutput::Gpus(GpuAnswer { on_pci, driver: Err(driver), gpus })
 }
 
-/// Whether all GPUs have the same fields in the same order, as those of one kind do.
+/// Whether all GPUs have the same fields in the same order, as GPUs of one model do.
 pub(super) fn are_alike(all: &GpuAnswer) -> bool {
     let are =
         |one: &Gpu, other: &Gpu| one.fields.iter().map(|(name, _)| name).eq(other.fields.iter().map(|(name, _)| name));
     all.gpus.windows(2).all(|two| are(&two[0], &two[1]))
 }
 
-/// Of an answer to more, what was asked here. `alike`: what [`are_alike`] says of it.
+/// Reduces an answer to the requested fields. `alike` is the result of [`are_alike`].
 pub(super) fn only(all: &GpuAnswer, alike: bool, asked: &[String]) -> GpuAnswer {
     let asked: Vec<Asked<'_>> = asked.iter().map(|name| Asked::of(name)).collect();
     let mut places = Vec::new();
     let mut gpus = Vec::with_capacity(all.gpus.len());
     for gpu in &all.gpus {
-        // Where the first has its fields, the others have theirs.
+        // If alike, the positions in the first GPU hold for all.
         if gpus.is_empty() || !alike {
             places.clear();
             for one in &asked {
@@ -105,10 +106,10 @@ pub(super) fn only(all: &GpuAnswer, alike: bool, asked: &[String]) -> GpuAnswer 
     GpuAnswer { on_pci: all.on_pci.clone(), driver: all.driver.clone(), gpus }
 }
 
-/// A name of a field as a check asks for it.
+/// A field name as a check requests it.
 enum Asked<'a> {
     One(&'a str),
-    /// `nvlink.*.state`: one for each link. Where the driver knows none of them, it answers under this name itself.
+    /// `nvlink.*.state`: one field per link. If the driver knows none, it answers under this name itself.
     Each {
         whole: &'a str,
         family: &'a str,
@@ -124,7 +125,7 @@ impl<'a> Asked<'a> {
         }
     }
 
-    /// Whether this is one of the fields that such a question brings.
+    /// Whether `name` is a field of this request.
     fn brings(&self, name: &str) -> bool {
         match self {
             Self::One(asked) => name == *asked,

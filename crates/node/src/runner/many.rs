@@ -1,4 +1,4 @@
-//! Files by a pattern: those of /sys that there are several of, read in the order of their paths.
+//! Reads files by a glob pattern, such as those in /sys, in the order of their paths.
 
 use std::{
     collections::HashMap,
@@ -21,16 +21,16 @@ use super::{
     small_file::{begin, in_words},
 };
 
-/// A check that means more files means something else.
+/// No check expects more files.
 const MOST_FILES: usize = 16_384;
-/// Nor does it mean to go through a directory with more names.
+/// No check expects a directory with more names.
 const MOST_NAMES: usize = 100_000;
-/// Of one file. Those of /sys have a page at most.
+/// Limit per file. Files of /sys have a page at most.
 const MOST_BYTES: u64 = 64 << 10;
-/// Of all together.
+/// Limit of all files together.
 const MOST_TOGETHER: usize = 4 << 20;
 
-/// The files below a root, for one pass: directories that several patterns lead through are listed once.
+/// The files below a root, for one pass: a directory that several patterns share is listed once.
 #[derive(Debug)]
 pub(super) struct Tree {
     root: PathBuf,
@@ -51,7 +51,7 @@ impl Tree {
                     Err(ProbeFailure::new(FailureKind::TooLong, format!("{path} is longer than {MOST_BYTES} bytes")))
                 }
                 Ok(bytes) => Ok(in_words(bytes)),
-                // A directory that fits is no file.
+                // A pattern matches files only.
                 Err(error) if error.kind() == io::ErrorKind::IsADirectory => continue,
                 Err(_) if is_absent(&place) => continue,
                 Err(error) => Err(failure(&path, &error)),
@@ -65,7 +65,7 @@ impl Tree {
         Ok(files)
     }
 
-    /// Only the beginning of each is asked for: what comes after it is no reason to refuse.
+    /// Reads the first `most` bytes of each file. Longer files are no error.
     pub(super) fn bytes(&mut self, pattern: &str, most: u32) -> io::Result<Vec<FileText>> {
         let most = u64::from(most).min(MOST_BYTES);
         let mut together = 0;
@@ -85,7 +85,7 @@ impl Tree {
         Ok(files)
     }
 
-    /// Where each link leads in the end.
+    /// Resolves each matching link to its final target.
     pub(super) fn links(&mut self, pattern: &str) -> io::Result<Vec<(String, String)>> {
         let real_root = self.root.canonicalize()?;
         let lead = |(path, place): (String, PathBuf)| {
@@ -98,8 +98,8 @@ impl Tree {
         Ok(self.expand(pattern)?.into_iter().filter_map(lead).collect())
     }
 
-    /// Paths that may fit, as the check calls them and as they are here, in order. Whether there is anything at the end
-    /// of one is found out by reading it.
+    /// Returns the candidate paths in order, as the check names them and as they are below the root. Reading shows
+    /// whether they exist.
     fn expand(&mut self, pattern: &str) -> io::Result<Vec<(String, PathBuf)>> {
         let mut found = vec![(String::new(), self.root.clone())];
         for part in pattern.trim_start_matches('/').split('/') {
@@ -124,7 +124,7 @@ impl Tree {
         Ok(found)
     }
 
-    /// The names in a directory, in their order.
+    /// Returns the sorted names in a directory.
     fn list(&mut self, place: &Path) -> io::Result<Rc<[String]>> {
         if let Some(names) = self.listed.get(place) {
             return Ok(Rc::clone(names));
@@ -135,13 +135,13 @@ impl Tree {
     }
 }
 
-/// Nothing is at this place; or it went away between listing and reading, and then nothing is. A link that leads nowhere
-/// is there, and cannot be read.
+/// Whether the path does not exist, or was removed between listing and reading. A dangling link exists but cannot be
+/// read.
 fn is_absent(place: &Path) -> bool {
     place.symlink_metadata().is_err()
 }
 
-/// Where a link leads in the end. The kernel knows: asking it for each directory on the way would take ten times as long.
+/// Resolves a link through the kernel: resolving each directory on the way would take ten times as long.
 fn end_of(link: &Path) -> io::Result<PathBuf> {
     let flags = i32::try_from(OFlags::PATH.bits()).unwrap_or(0);
     let there = File::options().read(true).custom_flags(flags).open(link)?;
@@ -159,7 +159,7 @@ fn too_much() -> io::Error {
 fn list(place: &Path) -> io::Result<Vec<String>> {
     let entries = match fs::read_dir(place) {
         Ok(entries) => entries,
-        // Nothing of that kind is here, which is what was asked.
+        // No such directory means no matches.
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             return Ok(Vec::new());
         }
@@ -176,12 +176,12 @@ fn list(place: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Hidden files are meant only by a pattern that says so.
+/// Matches a name. Hidden files match only a pattern that starts with a dot.
 fn is_meant(pattern: &str, name: &str) -> bool {
     fits(pattern, name) && (pattern.starts_with('.') || !name.starts_with('.'))
 }
 
-/// Whether a name fits a pattern in which each `*` stands for any text.
+/// Matches a name with a pattern in which each `*` stands for any text.
 fn fits(pattern: &str, name: &str) -> bool {
     let Some((before, rest)) = pattern.split_once('*') else { return pattern == name };
     let Some(name) = name.strip_prefix(before) else { return false };
@@ -191,7 +191,7 @@ fn fits(pattern: &str, name: &str) -> bool {
     name.char_indices().map(|(at, _)| at).chain([name.len()]).any(|at| fits(rest, &name[at..]))
 }
 
-/// `mlx5_2` before `mlx5_10`.
+/// Orders `mlx5_2` before `mlx5_10`.
 fn by_number(a: &str, b: &str) -> std::cmp::Ordering {
     let key = |text: &str| {
         let name = text.trim_end_matches(|c: char| c.is_ascii_digit()).len();

@@ -1,15 +1,14 @@
-//! Carries out probes, and comes back whatever happens.
+//! Executes probes and always returns, whatever the machine does.
 //!
-//! What the kernel could make wait for ever happens in a child process: programs of course, but also the reading of a
-//! file and statfs(2) on a network mount, and every call of a driver. A thread stuck in the kernel keeps its whole process
-//! from ending, so a job would never be seen to end. A child is killed with its process group at its time limit, and left
-//! behind when even that does not end it. What was left behind is remembered ([`abandoned`]): the same probe is not started
-//! again while the old one hangs, so that nothing piles up on a sick node. The GPU driver has a helper process that serves
-//! many questions ([`driver`]).
+//! Whatever the kernel could block forever runs in a child process: programs, but also reads and statfs(2) on a network
+//! mount, and every driver call. A thread stuck in the kernel keeps its whole process from exiting, so the job would
+//! never end. A child is killed with its process group at its time limit and left behind if that does not end it.
+//! Abandoned children are recorded ([`abandoned`]): the same probe is not started again while an old one hangs, so that
+//! nothing piles up on a sick node. A helper process serves all queries of the GPU driver ([`driver`]).
 //!
-//! The rest, file systems of the kernel and local disks, is read here on a thread that is watched ([`watched`]), because
-//! a child takes longer than everything that a fast check reads. A pass that says beforehand what it will ask
-//! ([`ProbeRunner::prepare`]) has all of that read in one go, while the driver answers.
+//! Everything else, on kernel file systems and local disks, is read in this process on a watched thread ([`watched`]),
+//! because a child takes longer than all the reads of a fast check. A pass that announces its probes
+//! ([`ProbeRunner::prepare`]) has them all read together, while the driver answers.
 
 pub(crate) mod abandoned;
 mod apart;
@@ -67,48 +66,47 @@ pub use reading::answer_as_helper;
 pub use recorded::FixtureRunner;
 pub use words::describe;
 
-/// The hidden argument by which this program reads one thing in a process of its own.
+/// The hidden argument that makes this program execute one probe and exit.
 pub const HELPER_ARGUMENT: &str = "__probe";
 
-/// The hidden argument by which this program runs one built-in test in a process of its own.
+/// The hidden argument that makes this program run one built-in test and exit.
 pub const BUILTIN_ARGUMENT: &str = "__test";
 
-/// The environment variable that holds the run's key. No child gets to see it.
+/// The environment variable that holds the run's key. It is removed from every child's environment.
 pub const KEY_VARIABLE: &str = "DOCTOR_RUN_KEY";
 
-/// The environment variable that names the directory for what is to be remembered.
+/// The environment variable that names the state directory.
 pub const STATE_VARIABLE: &str = "DOCTOR_NODE_STATE";
 
-/// What a program may print on each of its two streams; evidence is kept and must stay readable.
+/// Most bytes that a program may print on each stream; evidence is stored and must stay readable.
 pub const MAX_STREAM_BYTES: usize = 1 << 20;
 
-/// A file of /proc or a statfs(2) that takes longer hangs.
+/// A read in /proc or a statfs(2) that takes longer hangs.
 const FILE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Without persistence mode the driver wakes each GPU first, which takes seconds for eight of them.
+/// Without persistence mode the driver initialises each GPU first, which takes seconds for eight of them.
 const DRIVER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// DCGM's engine keeps what it watches and answers at once; connecting has a limit of its own.
+/// DCGM's engine answers from its cache; connecting has its own limit.
 const DCGM_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// As the driver's own, for its program, which asks for far more.
+/// Limit of `nvidia-smi -q`, which queries far more than we do.
 const GPU_LOG_TIMEOUT: Span = Span::from_secs(60);
 
-/// Counters mean nothing without it.
+/// Read in every pass: counters need the uptime.
 const UPTIME: &str = "/proc/uptime";
 
-/// Carries out what a check wants to know. Never fails and never blocks for longer than the probe's limit and a
-/// little: a failure is an answer too.
+/// Executes the probes of checks. `run` returns failures as outputs, and never blocks much longer than the probe's limit.
 pub trait ProbeRunner {
     fn run(&self, probe: &Probe) -> ProbeOutput;
 
-    /// Says beforehand what will be asked, so that it can be read in one go.
+    /// Announces probes so that they can be read together.
     fn prepare(&self, _probes: &[Probe]) {}
 }
 
-/// Runs probes on this machine, for one pass over checks: what several of them ask is read once.
+/// Executes probes on this machine for one pass over checks. Probes that several checks share run once.
 pub struct LocalRunner<'a> {
-    /// Which of this process's runners it is.
+    /// Identifies this runner within the process.
     number: u64,
     root: PathBuf,
     helper: PathBuf,
@@ -119,17 +117,17 @@ pub struct LocalRunner<'a> {
     samples: Samples,
     driver_helper: Arc<DriverHelper>,
     driver_limit: Duration,
-    /// Whether a driver may be asked at all.
+    /// Whether a query could reach a driver at all.
     may_have_driver: OnceCell<bool>,
     mounts: OnceCell<Mounts>,
     known: RefCell<HashMap<Probe, ProbeOutput>>,
-    /// All fields that this pass will want of the driver: opening it takes longer than reading them.
+    /// All driver fields that this pass needs: opening the driver takes longer than reading them.
     wanted: RefCell<Vec<String>>,
-    /// Its answer to those.
+    /// The driver's answer for those fields.
     driver: RefCell<Option<ProbeOutput>>,
-    /// Whether all GPUs answered to the same.
+    /// Whether all GPUs returned the same fields.
     alike: OnceCell<bool>,
-    /// When this pass looked, and how long the machine had been up: one moment for all counters.
+    /// The time of this pass and the uptime then, shared by all counters.
     moment: OnceCell<Option<(Timestamp, Span)>>,
     stop: &'a Stop,
     echo: Option<&'a dyn Fn(&str)>,
@@ -142,13 +140,14 @@ impl std::fmt::Debug for LocalRunner<'_> {
 }
 
 impl<'a> LocalRunner<'a> {
-    /// Files are looked up below `root`: `/`, or where a container sees its host. Programs are this file system's.
+    /// Creates a runner. Files are resolved below `root`: `/`, or the host's mount point in a container. Programs are
+    /// not.
     pub fn new(root: impl Into<PathBuf>, stop: &'a Stop) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             root: root.into(),
-            // Also right when the program was replaced by an update while it runs.
+            // Stays valid if an update replaces the running program.
             helper: PathBuf::from("/proc/self/exe"),
             library: doctor_gpu::nvml::LIBRARY.into(),
             dcgm: OsString::new(),
@@ -169,42 +168,42 @@ impl<'a> LocalRunner<'a> {
         }
     }
 
-    /// The program that understands [`HELPER_ARGUMENT`] and [`DRIVER_ARGUMENT`], where that is not the running one.
+    /// Sets the program that understands [`HELPER_ARGUMENT`] and [`DRIVER_ARGUMENT`]. Default: the running one.
     #[must_use]
     pub fn helper(mut self, program: impl Into<PathBuf>) -> Self {
         self.helper = program.into();
         self
     }
 
-    /// The helper process that asks the driver, for runners that share one.
+    /// Shares a driver helper process between runners.
     #[must_use]
     pub fn driver_helper(mut self, helper: &Arc<DriverHelper>) -> Self {
         self.driver_helper = Arc::clone(helper);
         self
     }
 
-    /// How long the driver may take to answer, where that is not the usual time.
+    /// Sets the time limit of driver queries.
     #[must_use]
     pub const fn driver_limit(mut self, limit: Duration) -> Self {
         self.driver_limit = limit;
         self
     }
 
-    /// NVML, where it is not the one that the system finds by its name.
+    /// Sets the path of NVML. Default: found by the loader.
     #[must_use]
     pub fn library(mut self, library: impl Into<OsString>) -> Self {
         self.library = library.into();
         self
     }
 
-    /// DCGM's library, where it is not one that the system finds by its name.
+    /// Sets the path of DCGM's library. Default: found by the loader.
     #[must_use]
     pub fn dcgm(mut self, library: impl Into<OsString>) -> Self {
         self.dcgm = library.into();
         self
     }
 
-    /// Remembers here, for the processes that come after, which probes hang, and what counters stood at.
+    /// Sets the state directory, which tells later processes about hanging probes and earlier counter values.
     #[must_use]
     pub fn state(mut self, directory: Option<&Path>) -> Self {
         if let Some(directory) = directory {
@@ -215,7 +214,7 @@ impl<'a> LocalRunner<'a> {
         self
     }
 
-    /// Hands over each line that a program prints, as it prints it.
+    /// Passes each line that a program prints to `echo` as it arrives.
     #[must_use]
     pub fn echo(mut self, echo: &'a dyn Fn(&str)) -> Self {
         self.echo = Some(echo);
@@ -241,7 +240,7 @@ impl<'a> LocalRunner<'a> {
         fields.iter().all(|field| wanted.contains(field))
     }
 
-    /// What several checks want of the driver is asked once, and cut to what each of them asked.
+    /// Queries the driver once for all checks, and returns only the requested fields.
     fn ask_driver(&self, fields: &[String], what: &str) -> ProbeOutput {
         let mut driver = self.driver.borrow_mut();
         let all =
@@ -283,7 +282,7 @@ impl<'a> LocalRunner<'a> {
         self.driver_helper.ask(&self.question(fields)).map_or_else(ProbeOutput::Failed, ProbeOutput::Gpus)
     }
 
-    /// Of a driver without its library, its program is asked.
+    /// Falls back to `nvidia-smi` if a driver has no library.
     fn or_by_program(&self, probe: &Probe, output: ProbeOutput) -> ProbeOutput {
         let Probe::Gpu { fields } = probe else { return output };
         gpus::or_by_nvidia_smi(output, fields, |program, args| {
@@ -292,7 +291,7 @@ impl<'a> LocalRunner<'a> {
         })
     }
 
-    /// Whether it may be read in this process.
+    /// Whether the probe may run in this process.
     fn is_safe(&self, probe: &Probe) -> bool {
         match probe {
             Probe::Kmsg | Probe::Processes | Probe::ClockDiscipline => true,
@@ -308,7 +307,7 @@ impl<'a> LocalRunner<'a> {
                 let fixed = path.split('*').next().unwrap_or_default();
                 self.mounts.get_or_init(Mounts::now).is_local(&reading::below(&self.root, fixed))
             }
-            // DCGM's library starts threads of its own and may wait for an engine that hangs in the driver.
+            // DCGM's library starts threads and may wait for an engine that hangs in the driver.
             Probe::DcgmHealth { .. }
             | Probe::Sampled { .. }
             | Probe::Exec { .. }
@@ -317,7 +316,7 @@ impl<'a> LocalRunner<'a> {
         }
     }
 
-    /// One answer for each probe; fewer if somebody says stop.
+    /// Returns one output per probe, or fewer after a stop request.
     fn read_here(&self, probes: &[Probe]) -> Vec<ProbeOutput> {
         if self.stop.told().is_some() {
             return Vec::new();
@@ -332,7 +331,7 @@ impl<'a> LocalRunner<'a> {
         probes.iter().zip(answers).map(said).collect()
     }
 
-    /// What the driver has to be asked for all of these, if that is more than before.
+    /// Adds the fields of these probes, and returns a probe for all fields if there are new ones.
     fn want(&self, probes: &[Probe]) -> Option<Probe> {
         let mut wanted = self.wanted.borrow_mut();
         let before = wanted.len();
@@ -352,7 +351,7 @@ impl<'a> LocalRunner<'a> {
         self.explain(what, Ok(Ended::Stopped(self.stop.told().unwrap_or(StopWhy::Signal))), Span::ZERO)
     }
 
-    /// Now and at earlier looks.
+    /// Reads the current values and returns them with the earlier samples.
     fn sample(&self, pattern: &str, keep: Span) -> ProbeOutput {
         let glob = Probe::glob(pattern);
         let files = match self.read(&glob, &describe(&glob)) {
@@ -383,7 +382,7 @@ impl ProbeRunner for LocalRunner<'_> {
             }
         }
         let wanted = self.want(probes);
-        // The driver answers while files are read. Why it could not be asked is told to whoever asks it.
+        // The driver answers while files are read. A failure here is returned by the query itself.
         let helped = wanted.as_ref().filter(|probe| !self.is_safe(probe));
         if let Some(Probe::Gpu { fields }) = helped {
             let _begun = self.driver_helper.begin(&self.question(fields));
@@ -402,7 +401,7 @@ impl ProbeRunner for LocalRunner<'_> {
 
     fn run(&self, probe: &Probe) -> ProbeOutput {
         let what = describe(probe);
-        // The driver's helper has rules of its own.
+        // The driver helper tracks its own hangs.
         let hanging = (!matches!(probe, Probe::Gpu { .. })).then(|| self.abandoned.hanging(&what)).flatten();
         if let Some(pid) = hanging {
             return failed(FailureKind::Abandoned, format!("{what}: process {pid} still hangs from an earlier try"));
@@ -431,7 +430,7 @@ impl ProbeRunner for LocalRunner<'_> {
     }
 }
 
-/// The file system's part of answering this one.
+/// Returns the file-system part of a probe.
 fn read_for(probe: &Probe) -> Option<Probe> {
     match probe {
         Probe::Exec { .. } | Probe::ExecWhere { .. } | Probe::Builtin { .. } | Probe::Gpu { .. } => None,

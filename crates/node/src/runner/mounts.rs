@@ -1,4 +1,4 @@
-//! Which file systems can be read without fear: those of the kernel, and those on disks of this machine.
+//! Which file systems can be read without the risk of a hang: the kernel's own and those on local disks.
 
 use std::{
     fs,
@@ -6,8 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Kinds that are the kernel's own or on local block devices. A kind that is not listed may hang for as long as a
-/// server somewhere does.
+/// File system types of the kernel or on local block devices. Any other may hang as long as a remote server does.
 const LOCAL: &[&str] = &[
     "binfmt_misc",
     "bpf",
@@ -41,10 +40,10 @@ const LOCAL: &[&str] = &[
     "zfs",
 ];
 
-/// What is mounted, read once for a pass.
+/// The mount table, read once per pass.
 #[derive(Debug)]
 pub(super) struct Mounts {
-    /// Where and what, in the order in which they were mounted: the last one that fits is on top.
+    /// Mount points, and whether they are local, in mount order: the last of equal paths is on top.
     points: Vec<(PathBuf, bool)>,
 }
 
@@ -63,9 +62,10 @@ impl Mounts {
         Self { points: text.lines().filter_map(point).collect() }
     }
 
-    /// Whether a path that is looked up as it is written ends on a local file system. Unknown is no.
+    /// Whether a path, taken literally, is on a local file system. Unknown counts as not local.
     pub(super) fn is_local(&self, path: &Path) -> bool {
-        // Made plain once and compared as bytes: `Path::starts_with` takes both apart again for each of a hundred mounts.
+        // Normalised once and compared as bytes: `Path::starts_with` would parse both again for each of a hundred
+        // mounts.
         let path: PathBuf = path.components().collect();
         let is_below = |place: &Path| {
             let (place, path) = (place.as_os_str().as_bytes(), path.as_os_str().as_bytes());
@@ -76,12 +76,12 @@ impl Mounts {
     }
 }
 
-/// Where something is mounted, by a text of the form of /proc/mounts.
+/// Returns the mount points of a text in the format of /proc/mounts.
 pub(crate) fn points(text: &str) -> Vec<PathBuf> {
     text.lines().filter_map(|line| Some(PathBuf::from(plain(line.split(' ').nth(1)?)))).collect()
 }
 
-/// Spaces and the like stand as `\040`.
+/// Decodes escapes: a space is `\040`.
 fn plain(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut out = parts.next().unwrap_or_default().to_owned();

@@ -1,13 +1,13 @@
-//! Every process, from /proc.
+//! Lists all processes from /proc.
 
 use std::{fs, io, os::unix::fs::MetadataExt, path::Path};
 
 use doctor_checks::{probe::Process, proc_stat::ProcStat};
 use doctor_core::time::Span;
 
-/// More are not listed: the kernel's own default limit is far below.
+/// Far above the kernel's default limit.
 const MOST: usize = 200_000;
-/// What times in /proc are counted in, on every architecture that Linux still has.
+/// The unit of times in /proc, on every architecture that Linux supports.
 const TICKS_PER_SECOND: u64 = 100;
 
 pub(super) fn all(root: &Path) -> io::Result<Vec<Process>> {
@@ -17,7 +17,7 @@ pub(super) fn all(root: &Path) -> io::Result<Vec<Process>> {
     let mut all = Vec::new();
     for entry in fs::read_dir(&proc)? {
         let entry = entry?;
-        // One that ends while we look is not there any more.
+        // A process may end meanwhile.
         let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
         if let Some(process) = pid.and_then(|pid| one(&entry.path(), pid, up)) {
             all.push(process);
@@ -66,7 +66,7 @@ mod tests {
         let folder = root.path().join("proc/42");
         fs::create_dir_all(&folder).unwrap();
         fs::write(root.path().join("proc/uptime"), "1000.00 1.00\n").unwrap();
-        // Made by hand after proc(5); the name has a bracket and a space.
+        // Written by hand after proc(5); the name contains a bracket and a space.
         let stat = "42 (nv (x) smi) D 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 90000 1 1 18446744073709551615";
         fs::write(folder.join("stat"), stat).unwrap();
         fs::write(folder.join("wchan"), "os_acquire_rwlock_write").unwrap();

@@ -1,5 +1,4 @@
-//! Carries out a probe that reads, in the process it is called in. It may hang; whoever calls sees to it that this does
-//! no harm.
+//! Executes reading probes in the calling process. They may hang; the caller must contain that.
 
 use std::{
     collections::VecDeque,
@@ -22,20 +21,20 @@ use super::{
     small_file::{begin, in_words, nonblocking},
 };
 
-/// A directory with more names is not one that a check means.
+/// No check expects a directory with more names.
 const MAX_NAMES: usize = 100_000;
-/// What a helper process does: reads one thing, and is gone when nobody waits any more.
+/// Entry point of the helper process: reads one probe. It is killed if its parent ends.
 pub fn answer_as_helper(probe: &Probe, root: &Path, library: &OsStr) -> ProbeOutput {
-    // Whoever asked may be killed; nobody would take the answer then. Where this fails, the time limit does it.
+    // Without a parent, no process would read the output. If this fails, the time limit applies.
     let _kept = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     Reader::new(root, library).answer(probe)
 }
 
-/// Carries out reading probes in this process, one after the other.
+/// Executes reading probes in this process, one after the other.
 #[derive(Debug)]
 pub(super) struct Reader {
     root: PathBuf,
-    /// The one that the probe asks: NVML's or DCGM's.
+    /// NVML or DCGM, depending on the probe.
     library: OsString,
     tree: Tree,
 }
@@ -76,8 +75,8 @@ impl Reader {
     }
 }
 
-/// Where a file of the machine is. Some of /proc are links to what the reading process itself has; in a container that sees its
-/// host below `root` that would be the container's own, and the machine's are those of its first process.
+/// Resolves a path of the machine below `root`. Some files of /proc are links to the reading process's own data. In a
+/// container that sees its host below `root` these would be the container's; the host's are those of its process 1.
 pub(super) fn below(root: &Path, path: &str) -> PathBuf {
     let own = path.strip_prefix("/proc/").filter(|rest| *rest == "mounts" || rest.starts_with("net/"));
     if let Some(own) = own.filter(|_| root != Path::new("/")) {
@@ -124,15 +123,15 @@ fn stat_fs(path: &Path) -> io::Result<FileSystemSpace> {
     })
 }
 
-/// Every record that the kernel still has, oldest first; of more than fits, the newest.
+/// Returns all records in the kernel's buffer, oldest first, or the newest that fit.
 ///
-/// Each read(2) of /dev/kmsg gives one whole record, EAGAIN after the last one, and EPIPE where records were
-/// overwritten under our eyes: reading on gives the next that is there.
+/// Each read(2) of /dev/kmsg returns one whole record, EAGAIN after the last one, and EPIPE if records were overwritten
+/// meanwhile; the next read then continues with the oldest remaining one.
 fn kernel_log(path: &Path) -> io::Result<String> {
     let mut file = File::options().read(true).custom_flags(nonblocking()).open(path)?;
     let mut records = VecDeque::new();
     let mut length = 0;
-    // The kernel's own limit for a record.
+    // The kernel's limit for a record.
     let mut buffer = [0; 8 << 10];
     loop {
         match file.read(&mut buffer) {
@@ -168,7 +167,7 @@ mod tests {
         for (asked, wanted) in [
             ("/proc/mounts", "proc/1/mounts"),
             ("/proc/net/tcp", "proc/1/net/tcp"),
-            // Not there: the link, which says the same of a machine that was recorded.
+            // Absent: falls back to the link, which is right for a recorded machine.
             ("/proc/net/tcp6", "proc/net/tcp6"),
             ("/proc/uptime", "proc/uptime"),
             ("/sys/class/net", "sys/class/net"),

@@ -1,11 +1,11 @@
-//! Probes answered from what was recorded, instead of from a machine.
+//! Replays recorded probe outputs instead of querying a machine.
 
 use doctor_checks::probe::{Probe, ProbeOutput};
 use doctor_core::observation::FailureKind;
 
 use super::{ProbeRunner, describe, failed};
 
-/// Answers from what was recorded: a result document's evidence, or a fixture.
+/// Answers from a recording: a result document's evidence, or a fixture.
 #[derive(Debug, Clone, Default)]
 pub struct FixtureRunner {
     recorded: Vec<(Probe, ProbeOutput)>,

@@ -1,8 +1,8 @@
-//! What the same files held at earlier looks, kept on this node so that counters are judged by how they grow.
+//! Earlier values of counter files, stored on this node so that checks can judge growth.
 //!
-//! One file for all patterns, read at the first question of a pass and replaced as a whole at its end: a pass asks for
-//! thirty of them, and making thirty files takes longer than reading the counters. A pass that is killed has not been.
-//! A file that cannot be read is begun anew: earlier looks are lost and nothing is invented.
+//! One file holds all patterns. It is read at the first query of a pass and replaced at its end: a pass queries about
+//! thirty patterns, and creating thirty files takes longer than reading the counters. A pass that is killed stores
+//! nothing. An unreadable file is replaced: earlier samples are lost and none are invented.
 
 use std::{
     cell::RefCell,
@@ -17,21 +17,21 @@ use doctor_core::{
     time::{Span, Timestamp},
 };
 
-/// Of one pattern. Older ones are folded into the next.
+/// Most samples per pattern. Older ones are merged into the next.
 const MOST: usize = 400;
-/// A larger file is not one of ours.
+/// A larger file is not ours.
 const MOST_BYTES: u64 = 16 << 20;
-/// Looks at which nothing was new are kept this far apart: a hook that runs before every job looks many times a minute.
+/// Minimum distance of samples without changes: a prolog may run many times a minute.
 const APART: Span = Span::minutes(1);
-/// A pattern that nobody has asked for in this long is forgotten. Checks look back a day at most.
+/// A pattern that no check has queried for this long is dropped. Checks go back a day at most.
 const UNASKED: Span = Span::days(7);
 
 type Kept = BTreeMap<String, Vec<Sample>>;
 
-/// The looks of one pass and of those before it.
+/// The samples of one pass and of earlier ones.
 #[derive(Debug, Default)]
 pub(super) struct Samples {
-    /// Without a directory there is only now.
+    /// Without a directory only the current sample exists.
     directory: Option<PathBuf>,
     pass: RefCell<Option<Pass>>,
 }
@@ -39,9 +39,9 @@ pub(super) struct Samples {
 #[derive(Debug)]
 struct Pass {
     kept: Kept,
-    /// How far back this pass looks, by pattern: several checks may ask for the same one.
+    /// How far back this pass goes, by pattern: several checks may query the same one.
     asked: BTreeMap<String, Span>,
-    /// When it looked.
+    /// The time of the pass.
     at: Timestamp,
 }
 
@@ -50,8 +50,8 @@ impl Samples {
         Self { directory: Some(directory.to_owned()), pass: RefCell::default() }
     }
 
-    /// Adds a look to those before it, and returns all that are not older than `keep`. A pass looks at one moment: a
-    /// pattern that is asked for again is not looked at again.
+    /// Adds a sample to the earlier ones and returns all that are no older than `keep`. All samples of a pass have the
+    /// same time, so a pattern that is queried again gets no second sample.
     pub(super) fn add(&self, pattern: &str, keep: Span, now: (Timestamp, Span), files: Vec<FileText>) -> Vec<Sample> {
         let mut pass = self.pass.borrow_mut();
         let pass = pass.get_or_insert_with(|| {
@@ -61,7 +61,7 @@ impl Samples {
         let longest = pass.asked.entry(pattern.to_owned()).or_insert(keep);
         *longest = keep.max(*longest);
         let samples = pass.kept.entry(pattern.to_owned()).or_default();
-        // A clock that was set back would make the past come after now.
+        // After a clock was set back, earlier samples would come after now.
         samples.retain(|sample| sample.at < now.0);
         let look = difference(&state(samples), now, files);
         if is_between(samples, &look) {
@@ -73,7 +73,7 @@ impl Samples {
         answer
     }
 
-    /// Puts down what this pass has added.
+    /// Stores the samples of this pass.
     fn save(&self) -> io::Result<()> {
         let (Some(directory), Some(pass)) = (&self.directory, self.pass.take()) else { return Ok(()) };
         let Pass { mut kept, asked, at } = pass;
@@ -88,17 +88,17 @@ impl Samples {
         let beside = place.with_extension(format!("part{}", std::process::id()));
         let written = fs::write(&beside, serde_json::to_vec(&kept)?).and_then(|()| fs::rename(&beside, place));
         if written.is_err() {
-            // It may not be there at all.
+            // The file may not exist at all.
             let _tidied = fs::remove_file(beside);
         }
         written
     }
 }
 
-/// The end of the pass, however it came.
+/// Stores the samples at the end of the pass, however it ends.
 impl Drop for Samples {
     fn drop(&mut self) {
-        // No answer depends on it. The next look has one less to compare with.
+        // No result depends on it: the next pass has one sample less.
         let _kept = self.save();
     }
 }
@@ -108,20 +108,20 @@ pub(super) fn place(directory: &Path) -> PathBuf {
 }
 
 fn load(directory: &Path) -> Option<Kept> {
-    // Where versions before this one kept a file for each pattern. Most passes find nothing to remove.
+    // Earlier versions stored one file per pattern. Usually there is nothing to remove.
     let _gone = fs::remove_dir_all(directory.join("samples"));
     let place = place(directory);
     if fs::metadata(&place).ok()?.len() > MOST_BYTES {
         return None;
     }
     let mut kept: Kept = serde_json::from_slice(&fs::read(place).ok()?).ok()?;
-    // Folding them one by one takes the square of their number; we never leave that many.
+    // Merging samples one by one is quadratic; we never store that many.
     kept.retain(|_, samples| (1..=MOST).contains(&samples.len()));
     Some(kept)
 }
 
-/// Whether the newest of these looks says nothing that its neighbours do not say: nothing was new at it, nothing is new
-/// now, the machine did not boot since, and there is another one shortly before.
+/// Whether the newest sample is redundant: nothing changed at it or now, the machine did not reboot, and there is
+/// another sample shortly before.
 fn is_between(samples: &[Sample], now: &Sample) -> bool {
     let is_quiet = |sample: &Sample| sample.files.is_empty() && sample.gone.is_empty();
     let [.., before, newest] = samples else { return false };
@@ -134,7 +134,7 @@ fn is_between(samples: &[Sample], now: &Sample) -> bool {
 
 type State<'a> = BTreeMap<&'a str, &'a Result<String, ProbeFailure>>;
 
-/// Everything as it was at the last of these looks.
+/// Returns the file contents as of the last of these samples.
 fn state(samples: &[Sample]) -> State<'_> {
     let mut state = State::new();
     for sample in samples {
@@ -153,7 +153,7 @@ fn difference(before: &State<'_>, (at, up): (Timestamp, Span), files: Vec<FileTe
     Sample { at, up, files, gone }
 }
 
-/// What is older than `keep`, or more than there is room for, becomes one look.
+/// Merges samples that are older than `keep` or exceed the limit into one.
 fn fold_older(samples: &mut Vec<Sample>, keep: Span, now: Timestamp) {
     let is_old = |sample: &Sample| now.since(sample.at) > keep;
     while samples.len() > MOST || samples.len() > 1 && is_old(&samples[0]) {
@@ -161,7 +161,7 @@ fn fold_older(samples: &mut Vec<Sample>, keep: Span, now: Timestamp) {
     }
 }
 
-/// The first two looks become one, with everything in it, at the time of the second.
+/// Merges the first two samples into a complete one, at the time of the second.
 fn fold_oldest(samples: &mut Vec<Sample>) {
     let files =
         state(&samples[..2]).into_iter().map(|(path, text)| FileText { path: path.to_owned(), text: text.clone() });
@@ -178,7 +178,7 @@ mod tests {
         FileText { path: path.into(), text: Ok(text.into()) }
     }
 
-    /// A pass of its own, at this second.
+    /// A separate pass, at this second.
     fn look(directory: &Path, second: i64, files: &[(&str, &str)]) -> Vec<Sample> {
         let files = files.iter().map(|(path, text)| file(path, text)).collect();
         let now = (Timestamp::from_secs(second), Span::from_secs(second));

@@ -1,4 +1,4 @@
-//! The beginning of a file, such as one of /proc or /sys, without waiting for it.
+//! Reads the start of a small file, such as one of /proc or /sys, without blocking.
 
 use std::{
     fs::File,
@@ -9,18 +9,18 @@ use std::{
 
 use rustix::{fs::OFlags, io::retry_on_intr};
 
-/// Most files of /proc and /sys are shorter, and come with one read(2) of this size.
+/// Most files of /proc and /sys are shorter, and need one read(2) of this size.
 const USUAL_BYTES: usize = 4 << 10;
 
-/// The first so many bytes of a file, which the check calls `path`.
+/// Returns the first `most` bytes of `place`. `path` is its name on the machine.
 pub(super) fn begin(path: &str, place: &Path, most: u64) -> io::Result<Vec<u8>> {
-    // Without blocking: a named pipe with nobody at the other end is an answer, not a reason to wait.
+    // Non-blocking: a named pipe without a writer must not block.
     let file = File::options().read(true).custom_flags(nonblocking()).open(place)?;
     let mut page = [0; USUAL_BYTES];
     let most_now = usize::try_from(most).map_or(USUAL_BYTES, |most| most.min(USUAL_BYTES));
     let count = retry_on_intr(|| rustix::io::read(&file, &mut page[..most_now]))?;
     let mut bytes = page[..count].to_vec();
-    // A file of /sys gives what it has at once. Others may give less than that, and more when asked again.
+    // One read returns a whole file of /sys. Others may need several reads.
     let is_all = count == 0 || (count < most_now && path.starts_with("/sys/"));
     if !is_all {
         file.take(most - count as u64).read_to_end(&mut bytes)?;
@@ -29,7 +29,7 @@ pub(super) fn begin(path: &str, place: &Path, most: u64) -> io::Result<Vec<u8>> 
     Ok(bytes)
 }
 
-/// What is not UTF-8 is replaced.
+/// Converts to text, replacing invalid UTF-8.
 pub(super) fn in_words(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }

@@ -1,11 +1,10 @@
-//! Reading in this process, with an eye on the clock.
+//! Reads probes in this process on a thread with a watchdog.
 //!
-//! Starting a process takes longer than reading what a fast check wants, so what is read from file systems of the kernel
-//! and from local disks is read here, on a thread that somebody watches: all of a pass in one go, because waking each
-//! other for every file would take longer than the files. What hangs is left behind with its thread, and another one goes
-//! on after it: the checks go on, and what hangs is itself an answer. A process with such a thread ends only when the
-//! kernel lets go of it; what is known to hang like that (network mounts, a driver that did not answer lately) is
-//! therefore read in a child process instead.
+//! Starting a process takes longer than the reads of a fast check, so kernel file systems and local disks are read
+//! here. One thread reads a whole pass, because a wake-up per file would take longer than the files. A read that hangs
+//! is abandoned with its thread, and another thread continues after it: the other checks go on, and the hang is itself
+//! a result. A process with such a thread exits only when the kernel releases it; what is known to hang (network
+//! mounts, a driver that did not answer lately) is therefore read in a child process instead.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -15,17 +14,17 @@ use std::{
 
 use doctor_checks::probe::{Probe, ProbeOutput};
 
-/// Why there is no answer.
+/// Why a probe has no output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoAnswer {
-    /// It has not come back, and was left behind.
+    /// It did not return in time and was abandoned.
     Hangs,
-    /// The system has no thread to give, or the reading ended it.
+    /// No thread could be started, or the read ended the thread.
     NoThread,
 }
 
-/// Reads these in their order, each within its limit, and returns as many answers as there are probes. `make` makes what
-/// reads them, on the thread that does. Ends early, with fewer answers, where something hung and `stop` then says so.
+/// Reads the probes in order, each within its limit, and returns one result per probe. `make` creates the reader on its
+/// thread. After a hang it asks `stop`, and returns fewer results if that is true.
 pub(super) fn read_all<R>(
     probes: &[Probe],
     limit: impl Fn(&Probe) -> Duration,
@@ -50,7 +49,7 @@ where
     answers
 }
 
-/// The answers up to the first that does not come, and why it does not.
+/// Returns the outputs up to the first that fails to arrive, and why that one does.
 fn on_one_thread<R>(
     probes: &[Probe],
     limit: impl Fn(&Probe) -> Duration,
@@ -77,7 +76,7 @@ where
     }
 }
 
-/// How far the thread has come.
+/// The progress of the reading thread.
 struct Progress {
     inside: Mutex<Inside>,
     ended: Condvar,
@@ -85,10 +84,10 @@ struct Progress {
 
 struct Inside {
     answers: Vec<ProbeOutput>,
-    /// When it began with the one it is at.
+    /// When the current probe was started.
     since: Instant,
     ended: bool,
-    /// Nobody waits any more.
+    /// The caller has given up.
     left: bool,
 }
 
@@ -102,7 +101,7 @@ impl Progress {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// False if nobody wants more.
+    /// Adds an output. Returns false if the caller has given up.
     fn add(&self, answer: ProbeOutput) -> bool {
         let mut inside = self.lock();
         inside.answers.push(answer);
@@ -110,7 +109,7 @@ impl Progress {
         !inside.left
     }
 
-    /// Sleeps until the thread has ended, or until the one it is at has had its time.
+    /// Waits until the thread has ended or the current probe has exceeded its limit.
     fn wait(&self, limits: &[Duration]) -> (Vec<ProbeOutput>, NoAnswer) {
         let mut inside = self.lock();
         loop {
@@ -126,7 +125,7 @@ impl Progress {
     }
 }
 
-/// Says so however the thread ends, by a panic too.
+/// Signals the end of the thread, even by a panic.
 struct EndOf<'a>(&'a Progress);
 
 impl Drop for EndOf<'_> {

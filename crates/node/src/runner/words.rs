@@ -1,10 +1,10 @@
-//! Probes in words, for people and to know one again.
+//! Describes probes in words, for messages and as stable identifiers.
 
 use doctor_checks::probe::Probe;
 
 use super::driver::ASK;
 
-/// A probe in words, the same for the same probe.
+/// Describes a probe; equal probes have equal descriptions.
 pub fn describe(probe: &Probe) -> String {
     match probe {
         Probe::Read { path } => format!("read {path}"),
@@ -16,7 +16,7 @@ pub fn describe(probe: &Probe) -> String {
         Probe::Kmsg => "read the kernel log".to_owned(),
         Probe::Processes => "look at the processes".to_owned(),
         Probe::ClockDiscipline => "look at the clock".to_owned(),
-        // The same whatever is asked: a driver that hangs for one question hangs for all.
+        // Independent of the fields: a driver that hangs for one query hangs for all.
         Probe::Gpu { .. } => ASK.to_owned(),
         Probe::DcgmHealth { address } => format!("ask DCGM at {address}"),
         Probe::Exec { program, args, .. } | Probe::ExecWhere { program, args, .. } => name_of(program, args),

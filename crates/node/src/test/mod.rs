@@ -1,8 +1,8 @@
-//! `doctor-node test NAME`: runs one test that loads the node, and judges it on the spot.
+//! `doctor-node test NAME`: runs tests that load the node and classifies them locally.
 //!
-//! A test is a check of the catalogue that is deep: it takes minutes, and it may occupy the GPUs. That is why it has a
-//! command of its own, which has to be given its name, while `check` runs what may run at any time. All the rest is
-//! the same: probes, interpretation, rules, table, JSON and exit codes.
+//! A test is a deep check of the catalogue: it takes minutes and may occupy the GPUs. It therefore has its own command
+//! and must be named, while `check` runs what may run at any time. Everything else is shared: probes, interpretation,
+//! rules, table, JSON and exit codes.
 
 use std::str::FromStr;
 
@@ -40,7 +40,8 @@ pub struct BadSetting(String);
 impl FromStr for Setting {
     type Err = BadSetting;
 
-    /// The value is one of TOML. What is none is taken as it is, so that a word needs no quotes through a shell.
+    /// Parses the value as TOML. A value that is not TOML is taken as a string, so that words need no quotes in a
+    /// shell.
     fn from_str(text: &str) -> Result<Self, BadSetting> {
         let (name, value) = text.split_once('=').ok_or_else(|| BadSetting(text.to_owned()))?;
         let (name, value) = (name.trim(), value.trim());
@@ -53,12 +54,12 @@ impl FromStr for Setting {
     }
 }
 
-/// The tests that are meant, where a suite stands for its tests.
+/// Expands suites into their tests.
 pub fn named(names: &[CheckId], policy: &Policy) -> Vec<CheckId> {
     Catalogue::with_site_checks(policy).named(names)
 }
 
-/// Lays parameters from the command line over those of the policy.
+/// Overrides the policy's parameters with those of the command line.
 pub fn set(policy: &mut Policy, names: &[CheckId], settings: &[Setting]) {
     for name in names.iter().filter(|_| !settings.is_empty()) {
         let params = &mut policy.tests.entry(name.clone()).or_default().params;
@@ -66,10 +67,10 @@ pub fn set(policy: &mut Policy, names: &[CheckId], settings: &[Setting]) {
     }
 }
 
-/// Lays a level of DCGM over that of the policy. Other tests know no levels.
+/// Overrides the policy's level of `dcgm`. Other tests have no levels.
 ///
 /// # Errors
-/// If DCGM's test is not one of those that were named.
+/// If `names` does not contain `dcgm`.
 pub fn set_level(policy: &mut Policy, names: &[CheckId], level: u8) -> Result<(), TestError> {
     let dcgm = names.iter().find(|name| name.as_str() == "dcgm").ok_or(TestError::NoLevels)?;
     let level = Setting { name: "level".to_owned(), value: i64::from(level).into() };
@@ -77,10 +78,10 @@ pub fn set_level(policy: &mut Policy, names: &[CheckId], level: u8) -> Result<()
     Ok(())
 }
 
-/// Runs these tests, one after the other, and judges what they saw.
+/// Runs these tests one after the other and classifies the observations.
 ///
 /// # Errors
-/// If one of them is not a test. Then none is run.
+/// If one of them is not a test; then none is run.
 pub fn test(
     names: &[CheckId],
     policy: &Policy,
@@ -91,7 +92,7 @@ pub fn test(
     for name in names {
         is_test(&catalogue, name)?;
     }
-    // With names, the suite is not asked.
+    // The suite is ignored if there are names.
     Ok(check::check(names, Suite::Quick, policy, profile, runner)?)
 }
 

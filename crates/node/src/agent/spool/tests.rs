@@ -158,7 +158,7 @@ fn a_crash_between_counting_and_removing_counts_nothing_twice() {
     for _ in 0..2 {
         add(&mut spool, 10);
     }
-    // As if the count had been written and the file not yet been removed.
+    // As if the count had been written and the file not yet removed.
     fs::write(spool.path(first), body).unwrap();
     let spool = Spool::open(directory.path(), PLENTY).unwrap();
     assert_eq!((spool.len(), spool.lost()), (2, 1));
@@ -189,7 +189,7 @@ enum Step {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Whatever happens: each report is sent once, or counted once, and both in order.
+    /// Each report is sent once or counted once, always in order.
     #[test]
     fn every_report_is_sent_once_or_counted_once(
         steps in proptest::collection::vec(

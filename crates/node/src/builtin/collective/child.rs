@@ -1,4 +1,4 @@
-//! The worker's process as its node sees it: started with NCCL's variables, listened to, and killed if need be.
+//! The worker process from the node's side: started with NCCL's variables, its output read, and killed if necessary.
 
 use std::{
     io::{self, BufRead as _, BufReader, Read, Write as _},
@@ -19,20 +19,21 @@ use super::{
 };
 use crate::{builtin::OURSELVES, runner::BUILTIN_ARGUMENT};
 
-/// What of NCCL's log goes into the log of the run. All of it is read; a large job's would be too long to keep.
+/// Bytes of NCCL's log that go into the log of the run. All of it is read; that of a large job would be too long to
+/// keep.
 const KEPT_LOG: usize = 256 << 10;
 
-/// Between the last word of a process and its end.
+/// Time between the end of a process's output and its exit.
 const TO_BE_OVER: Duration = Duration::from_secs(1);
 
-/// A line longer than this is none that anybody needs.
+/// Longer lines are split.
 const MOST_LINE: u64 = 16 << 20;
 
 #[derive(Debug)]
 pub(super) struct Worker {
     child: Child,
     input: ChildStdin,
-    /// By this node itself.
+    /// Killed by this node.
     killed: bool,
 }
 
@@ -42,7 +43,7 @@ impl Worker {
         let mut command = Command::new(OURSELVES);
         command.args([BUILTIN_ARGUMENT, WORK, &written]);
         environment::set(&mut command, order);
-        // A secret of the job is none of NCCL's plugins' business.
+        // NCCL's plugins must not see the job's secret.
         command.env_remove("DOCTOR_RENDEZVOUS_SECRET").env_remove("DOCTOR_RENDEZVOUS_SECRET_FILE");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
@@ -50,12 +51,12 @@ impl Worker {
             return Err(io::Error::other("a process without pipes"));
         };
         let (said, logged, last) = (queue.clone(), queue.clone(), queue.clone());
-        // Both have to be read to their end before the worker counts as ended: its log is judged then.
+        // Both pipes must be read to their end before the worker counts as ended: its log is judged then.
         thread::spawn(move || {
             let listener = thread::spawn(move || lines(log, |line| logged.send(News::Log(line.to_owned())).is_ok()));
             lines(words, |line| match serde_json::from_str::<Said>(line) {
                 Ok(word) => said.send(News::Worker(word)).is_ok(),
-                // NCCL's, where it cannot open its log.
+                // NCCL logs here if it cannot open its log file.
                 Err(_) => said.send(News::Log(line.to_owned())).is_ok(),
             });
             let _listened = listener.join();
@@ -64,7 +65,7 @@ impl Worker {
         Ok(Self { child, input, killed: false })
     }
 
-    /// An end that is not there any more tells of itself.
+    /// Sends a message. A worker that is gone is detected by its pipes.
     pub(super) fn tell(&mut self, told: &Told) {
         let line = serde_json::to_string(told).unwrap_or_default();
         let _told = writeln!(self.input, "{line}");
@@ -75,7 +76,8 @@ impl Worker {
         let _killed = self.child.kill();
     }
 
-    /// The signal that ended it, where that was not this node's. It has said its last word: it is over, or nearly.
+    /// Returns the signal that ended the worker, unless this node sent it. Call it after the end of the output, when
+    /// the worker has exited or is about to.
     pub(super) fn crashed(&mut self) -> Option<String> {
         let deadline = Instant::now() + TO_BE_OVER;
         loop {
@@ -93,7 +95,7 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.kill();
-        // One that hangs in the kernel is the runner's to remember: it is of its group.
+        // The runner records one that hangs in the kernel: it is in the runner's process group.
         let _reaped = self.child.try_wait();
     }
 }
@@ -114,7 +116,7 @@ fn lines(stream: impl Read, mut hear: impl FnMut(&str) -> bool) {
     }
 }
 
-/// What people see of a log.
+/// Prints the start of a log.
 #[derive(Debug, Default)]
 pub(super) struct Shown {
     bytes: usize,

@@ -1,7 +1,7 @@
-//! One node of a test from beginning to end: its worker, its word with the other nodes, its time limits.
+//! Coordinates one node of a test: its worker, its messages to other nodes, and its time limits.
 //!
-//! Everything that happens comes in by one queue and is dealt with here, one after the other: what the worker says, what it
-//! logs, what other nodes say, and that time has passed. Whatever hangs, this does not.
+//! All events arrive in one queue and are handled in order: messages and log lines of the worker, messages of other
+//! nodes, and timeouts. This process itself never hangs.
 
 use std::{
     sync::mpsc::{self, Receiver, RecvTimeoutError},
@@ -25,26 +25,26 @@ use super::{
 };
 use crate::stop::{Stop, StopWhy};
 
-/// How often the clock and signals are looked at.
+/// Interval at which time limits and signals are tested.
 const TICK: Duration = Duration::from_millis(20);
-/// Ranks join at step 0, and add up the smallest message at step 1.
+/// Ranks join at step 0 and reduce the smallest message at step 1.
 const AFTER_THE_FIRST_SIZE: usize = 2;
-/// How long everybody has for last words once all were told to stop: NCCL is given up, GPUs are let go.
+/// Time for all nodes to report after a stop: NCCL is aborted, GPUs are released.
 const LAST_WORDS: Duration = Duration::from_secs(10);
-/// Beyond what a rank gives itself: it says better what hangs.
+/// Margin over a rank's own stall limit: the rank reports more precisely what hangs.
 const BEYOND_STALL: Duration = Duration::from_secs(15);
 
-/// All that a test brings.
+/// The result of a test.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) reports: Vec<NodeReport>,
-    /// This node's place among them.
+    /// This node's index in them.
     pub(super) own: usize,
     pub(super) paths: Option<Paths>,
     pub(super) nccl: u32,
-    /// Why it ended early.
+    /// Why the test ended early.
     pub(super) why: Option<String>,
-    /// What NCCL warned of.
+    /// NCCL's warnings.
     pub(super) warnings: Vec<String>,
 }
 
@@ -65,12 +65,12 @@ pub(super) struct Conduct<'a> {
     reported: bool,
     paths: Option<Paths>,
     failure: Option<ProbeFailure>,
-    /// Nobody will say how it ended.
+    /// The first node is gone and will not report the result.
     first_gone: bool,
     began: Instant,
-    /// When somebody said stop.
+    /// When the stop was requested.
     stopping: Option<Instant>,
-    /// Since when somebody is waited for.
+    /// Since when a late node is awaited.
     waiting: Option<Instant>,
 }
 
@@ -117,7 +117,7 @@ impl<'a> Conduct<'a> {
         })
     }
 
-    /// Until all is said, or the time is over.
+    /// Runs until the result is complete or a limit is reached.
     pub(super) fn run(mut self) -> Result<Outcome, ProbeFailure> {
         loop {
             match self.news.recv_timeout(TICK) {
@@ -136,7 +136,7 @@ impl<'a> Conduct<'a> {
         }
     }
 
-    /// Takes in what happened. What this node is to do follows from it at once where it is the first.
+    /// Handles an event. Returns the next instruction for this node, if it is the first one.
     fn hear(&mut self, news: News) -> Option<Down> {
         match news {
             News::Worker(said) => return self.said(said),
@@ -191,21 +191,21 @@ impl<'a> Conduct<'a> {
         }
     }
 
-    /// After the first size the log says which way the data goes. By another way than was asked for, the larger sizes could
-    /// take minutes, and would be worth nothing.
+    /// Returns why the test goes by the wrong transport, which the log shows after the first size. The larger sizes
+    /// could then take minutes, for a meaningless result.
     fn astray(&self, step: usize) -> Option<String> {
         let gpus = self.opened.as_ref().map_or(0, |opened| opened.gpus.len());
         let judged = if step < AFTER_THE_FIRST_SIZE { None } else { self.judge(gpus).err() };
         judged.filter(|why| matches!(why, NotAsAsked::OtherWay { .. })).map(|why| why.to_string())
     }
 
-    /// A sum over one GPU is what it has already.
+    /// A sum over one GPU needs no communication.
     fn nothing_to_move(&self, gpu: String) -> Down {
         let gpu = GpuReport { rank: 0, gpu, sizes: Vec::new(), exchange: None, broken: None };
         Down::All { reports: vec![NodeReport { node: self.name.clone(), gpus: vec![gpu], other_way: None }], why: None }
     }
 
-    /// A word of this node to the first one, which may be this one.
+    /// Sends a message to the first node, which may be this one.
     fn up(&mut self, up: Up) -> Option<Down> {
         match self.link.up(up) {
             Ok(down) => down,
@@ -213,7 +213,7 @@ impl<'a> Conduct<'a> {
         }
     }
 
-    /// Does what the first node says. The outcome, if that was the end.
+    /// Carries out an instruction of the first node. Returns the outcome if that was the last one.
     fn obey(&mut self, down: Down) -> Result<Option<Outcome>, ProbeFailure> {
         match down {
             Down::MakeId => self.worker.tell(&Told::MakeId),
@@ -242,7 +242,7 @@ impl<'a> Conduct<'a> {
         Ok(Outcome { reports, own, paths: self.paths, nccl, why, warnings })
     }
 
-    /// Once the worker has ended, its log is whole and can be judged.
+    /// Reports once the worker has ended: then its log is complete and can be judged.
     fn report_if_done(&mut self) -> Option<Down> {
         if !self.ended || self.reported {
             return None;
@@ -260,19 +260,19 @@ impl<'a> Conduct<'a> {
                 self.paths = paths.filter(|_| !broken);
                 None
             }
-            // Sockets may be so slow that the test seems to hang: then this is why.
+            // Sockets may be so slow that the test seems to hang: then this is the cause.
             Err(why @ NotAsAsked::OtherWay { .. }) => Some(why.to_string()),
-            // The log of a test that broke off is not whole.
+            // The log of an aborted test is incomplete.
             Err(why) => (!broken).then(|| why.to_string()),
         };
         let text = "its worker ended early".to_owned();
         let report = NodeReport { node: self.name.clone(), gpus, other_way };
-        // Whoever ends without having been stopped stops the others; who was named before stays the reason.
+        // A node that ends unasked stops the others; an earlier reason stays.
         let stop = if broken { self.up(Up::Broken(text)) } else { None };
         self.up(Up::Report(report)).or(stop)
     }
 
-    /// A GPU of which nothing was heard.
+    /// Adds a report for each GPU that sent none.
     fn complete(&mut self) {
         let crashed = self.worker.crashed();
         let Some(opened) = &self.opened else { return };
@@ -335,7 +335,7 @@ impl<'a> Conduct<'a> {
         }
     }
 
-    /// Only the first node knows who it is that the others wait for.
+    /// Returns which nodes are late. Only the first node knows.
     fn who_is_late(&mut self) -> Option<String> {
         let steps = self.link.steps()?;
         let (gather, stall) = (self.order.gather, self.order.stall);
@@ -359,7 +359,7 @@ impl<'a> Conduct<'a> {
             .then(|| format!("{} did not come to the next step within {stall}", named.join(", ")))
     }
 
-    /// Some have not even told how it went. The first node ends the test for those that have.
+    /// Some nodes have not reported. The first node ends the test for the others.
     fn without_last_words(&mut self) -> Result<Option<Outcome>, ProbeFailure> {
         let down = self.link.with_steps(|steps| {
             let silent = steps.silent();

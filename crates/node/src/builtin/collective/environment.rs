@@ -1,22 +1,22 @@
-//! The variables that make NCCL take the way that is asked for, and say which way it took.
+//! Environment variables that make NCCL use the requested transport and log which one it used.
 //!
-//! What a site has in the environment or in /etc/nccl.conf may forbid a way (some images ship NCCL_NET_DISABLE_INTRA=1), so
-//! each switch that matters is set, to either side. All that is left to the site is what its network needs to work, such as
+//! A site's environment or /etc/nccl.conf may forbid a transport (some images ship NCCL_NET_DISABLE_INTRA=1), so each
+//! relevant switch is set explicitly to on or off. Only what the site's network needs to work stays the site's, such as
 //! NCCL_SOCKET_IFNAME or NCCL_IB_GID_INDEX.
 
 use std::process::Command;
 
 use doctor_checks::collective_order::{CollectiveOrder, Mode};
 
-/// To standard error, which is a pipe of ours: no file is left behind.
+/// To standard error, which is our pipe: no file is left behind.
 const LOG: [(&str, &str); 3] =
     [("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_FILE", "/dev/stderr"), ("NCCL_DEBUG_SUBSYS", "INIT,BOOTSTRAP,ENV,NET")];
 
-/// Inside a node: by peer access; between nodes: through the network.
+/// Within a node by peer access; between nodes through the network.
 const DIRECT: [(&str, &str); 2] = [("NCCL_P2P_DISABLE", "0"), ("NCCL_SHM_DISABLE", "0")];
 
-/// Out by one network card and in by another, as each GPU has its own; nothing may take a way inside, and no card another
-/// GPU's.
+/// Out through one network card and in through another, as each GPU has its own. No transport within the node is
+/// allowed, nor the use of another GPU's card.
 const THROUGH_THE_NETWORK: [(&str, &str); 9] = [
     ("NCCL_P2P_DISABLE", "1"),
     ("NCCL_SHM_DISABLE", "1"),
@@ -29,7 +29,7 @@ const THROUGH_THE_NETWORK: [(&str, &str); 9] = [
     ("NCCL_IB_PCI_RELAXED_ORDERING", "1"),
 ];
 
-/// It would lead the ranks to another place to meet than the one that they were given.
+/// It would send the ranks to another rendezvous than ours.
 const NEVER: [&str; 1] = ["NCCL_COMM_ID"];
 
 pub(super) fn set(command: &mut Command, order: &CollectiveOrder) {

@@ -1,18 +1,18 @@
-//! The events of a test on one node, which all come in by one queue.
+//! The events of a test on one node, which all arrive in one queue.
 
 use super::{
     seal::{Reading, Writing},
     told::{Down, Hello, Said, Up},
 };
 
-/// What the queue brings.
+/// An event.
 #[derive(Debug)]
 pub(super) enum News {
     Worker(Said),
     Log(String),
-    /// The worker has said its last word.
+    /// The worker has closed its output.
     WorkerEnded,
-    /// A node has come to this one, which is the first.
+    /// A node has connected to this one, which is the first.
     Came {
         hello: Hello,
         reading: Reading,
@@ -20,7 +20,7 @@ pub(super) enum News {
     },
     Up(usize, Up),
     PeerGone(usize, String),
-    /// The first node to this one.
+    /// From the first node to this one.
     Down(Down),
     FirstGone(String),
 }

@@ -1,5 +1,5 @@
-//! Ways in for the fuzzer to what comes over the network in a test over several nodes: from strangers, and from nodes that
-//! know the secret and are sick.
+//! Fuzzing entry points for the network input of a multi-node test: from unauthenticated peers, and from faulty nodes
+//! that know the secret.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use super::{
     told::{Down, Hello, Up},
 };
 
-/// Whether somebody is let in who sends this without knowing the secret.
+/// Whether a peer that sends this without knowing the secret is accepted.
 pub fn lets_in(bytes: &[u8]) -> bool {
     let Some((nonce, rest)) = bytes.split_first_chunk::<NONCE_BYTES>() else { return false };
     let (mut reading, _) =
@@ -19,8 +19,8 @@ pub fn lets_in(bytes: &[u8]) -> bool {
     reading.read::<Hello>().is_ok()
 }
 
-/// What follows when the second of two nodes says this; how many findings the first one has in the end. That all hung together
-/// is none of its own: it accuses nobody until pairs have told who it was.
+/// Processes a message of the second of two nodes, and returns how many findings the first node has at the end. A
+/// common hang does not count: it accuses no node until tests of pairs have located it.
 pub fn said_by_the_other(bytes: &[u8]) -> Option<usize> {
     let up = serde_json::from_slice::<Up>(bytes).ok()?;
     let mut steps = Steps::new(2);

@@ -1,17 +1,17 @@
-//! Which node of a job this is: from the order, or from what the launcher has put into the environment.
+//! Determines this node's place in a job, from the parameters or from the launcher's environment.
 //!
 //! | launcher | rank | nodes | address |
 //! |---|---|---|---|
-//! | by hand, SSH | `DOCTOR_RANK` | `DOCTOR_NODES` | `DOCTOR_RENDEZVOUS` |
+//! | manual, SSH | `DOCTOR_RANK` | `DOCTOR_NODES` | `DOCTOR_RENDEZVOUS` |
 //! | Slurm (`srun --ntasks-per-node=1`) | `SLURM_PROCID` | `SLURM_NTASKS` | the first of `SLURM_STEP_NODELIST` |
 //! | Kubernetes (Indexed Job) | `JOB_COMPLETION_INDEX` | `DOCTOR_NODES` | `DOCTOR_RENDEZVOUS` |
 //!
-//! Ours go first. The secret is never an argument, which everybody on the machine can read.
+//! Our variables take precedence. The secret is never an argument, which every user of the machine can read.
 
 use doctor_checks::collective_order::Job;
 use doctor_core::hostlist;
 
-/// Where the first node listens if nobody says otherwise.
+/// The default port of the first node.
 pub(super) const PORT: u16 = 29_481;
 
 /// A shorter secret can be guessed.
@@ -24,7 +24,7 @@ pub(super) struct Place {
     pub(super) nodes: u32,
     /// `HOST:PORT`.
     pub(super) address: String,
-    /// What the nodes are called, by rank, where that is known beforehand.
+    /// The nodes' names by rank, if they are known in advance.
     names: Vec<String>,
     pub(super) secret: Vec<u8>,
 }
@@ -58,8 +58,10 @@ const RANKS: [&str; 3] = ["DOCTOR_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"]
 const NODES: [&str; 2] = ["DOCTOR_NODES", "SLURM_NTASKS"];
 
 impl Place {
+    /// Determines the place.
+    ///
     /// # Errors
-    /// With what is missing and who could have said it.
+    /// If a value is missing or invalid; the error names the variables that can set it.
     pub(super) fn find(job: &Job, variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, NoPlace> {
         let number = |told: Option<u32>, names: &[&str], what| match told {
             Some(number) => Ok(Some(number)),
@@ -93,9 +95,9 @@ impl Place {
         Ok(Self { rank, nodes, address: with_port(address), names, secret })
     }
 
-    /// `rank 3`, and its name where that is known.
+    /// Formats `rank 3`, with its name if that is known.
     pub(super) fn words(&self, rank: u32) -> String {
-        // With several tasks on a node the list is shorter than the ranks, and says nothing about them.
+        // With several tasks per node the list is shorter than the ranks and does not map to them.
         let name = self.names.get(rank as usize).filter(|_| self.names.len() == self.nodes as usize);
         name.map_or_else(|| format!("rank {rank}"), |name| format!("rank {rank} ({name})"))
     }
@@ -129,7 +131,7 @@ fn secret(job: &Job, variable: &dyn Fn(&str) -> Option<String>) -> Result<Vec<u8
     secret.filter(|secret| secret.len() >= LEAST_SECRET).ok_or(NoPlace::NoSecret)
 }
 
-/// `node01`, `node01:29481`, `[fe80::1]:29481`.
+/// Appends the default port if there is none: `node01`, `node01:29481`, `[fe80::1]:29481`.
 fn with_port(address: String) -> String {
     let has_port = address
         .rsplit_once(':')

@@ -1,5 +1,5 @@
-//! How a node speaks with the others: the first one has a connection to each and keeps them in step, the others have one to
-//! the first. A test of one node is a first one without others.
+//! The connections of a node: the first node has one to each other node and synchronises them; the others have one to
+//! the first. A single-node test is a first node without others.
 
 use std::{sync::mpsc::Sender, thread};
 
@@ -25,7 +25,7 @@ pub(super) enum Link {
 #[derive(Debug)]
 pub(super) struct First {
     steps: Steps,
-    /// One for each of the others that has come; none for this node itself.
+    /// One for each other node that has joined; none for this node.
     peers: Vec<Option<Writing>>,
     queue: Sender<News>,
 }
@@ -60,7 +60,7 @@ impl Link {
         matches!(self, Self::First(First { peers, .. }) if peers.len() == 1)
     }
 
-    /// Only the first node has them.
+    /// Only the first node has the barrier.
     pub(super) const fn steps(&self) -> Option<&Steps> {
         match self {
             Self::First(first) => Some(&first.steps),
@@ -68,7 +68,7 @@ impl Link {
         }
     }
 
-    /// A word of this node. What it is to do follows at once where it is the first.
+    /// Sends a message of this node. On the first node, returns the resulting instruction.
     pub(super) fn up(&mut self, up: Up) -> Result<Option<Down>, SealError> {
         match self {
             Self::First(_) => Ok(self.with_steps(|steps| steps.hear(0, up))),
@@ -76,7 +76,7 @@ impl Link {
         }
     }
 
-    /// Nobody goes on, as far as this node can tell anybody.
+    /// Stops the test, as far as this node can reach the others.
     pub(super) fn stop(&mut self, why: String) -> Option<Down> {
         if let Self::Other { .. } = self {
             return Some(Down::Stop(why));
@@ -90,8 +90,8 @@ impl Link {
         })
     }
 
-    /// Hands out what follows from a change. The word for this node is returned; of several the last, as each makes those
-    /// before it void: an end follows a stop.
+    /// Sends the messages that follow from a change. Returns the one for this node; of several the last, because each
+    /// supersedes those before it: an end follows a stop.
     pub(super) fn with_steps(&mut self, change: impl FnOnce(&mut Steps) -> Vec<Tell>) -> Option<Down> {
         let Self::First(first) = self else { return None };
         let mut own = None;
@@ -155,7 +155,7 @@ impl First {
     }
 }
 
-/// From a connection into the queue, until either ends.
+/// Forwards messages from a connection to the queue until either ends.
 fn forward<T: DeserializeOwned>(
     mut reading: Reading,
     queue: &Sender<News>,

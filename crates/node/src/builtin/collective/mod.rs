@@ -1,9 +1,10 @@
-//! `doctor-node test collective`: the GPUs of this node, or of several, as ranks of one all-reduce.
+//! `doctor-node test collective`: an all-reduce over the GPUs of this node, or of several nodes.
 //!
-//! This process loads neither CUDA nor NCCL, because nobody could end it while it hangs there. The GPUs are the worker's
-//! ([`worker`]); what the worker and, in a job of several nodes, the other nodes say comes together here ([`conduct`]), with
-//! the time limits. The first node keeps all in step ([`steps`]) over sealed connections ([`rendezvous`], [`seal`]). In the
-//! end each node has the reports of all, and NCCL's own log says whether they are of the way that was asked for.
+//! This process loads neither CUDA nor NCCL, because it could not be ended while it hangs there. The worker
+//! ([`worker`]) drives the GPUs. Its messages and, in a multi-node job, those of the other nodes come together here
+//! ([`conduct`]), with the time limits. The first node synchronises all of them ([`steps`]) over authenticated
+//! connections ([`rendezvous`], [`seal`]). At the end each node has the reports of all, and NCCL's log shows whether
+//! the requested transport was used.
 
 mod child;
 mod conduct;
@@ -35,7 +36,7 @@ use launcher::Place;
 
 pub(super) use worker::{WORK, work};
 
-/// What the process of the test does.
+/// Entry point of the test's process.
 pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
     let order = args.into_iter().next().and_then(|text| serde_json::from_str::<CollectiveOrder>(text.to_str()?).ok());
     let Some(order) = order else {
@@ -53,7 +54,7 @@ pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
         ),
         Mode::Nvlink | Mode::Loopback => None,
     };
-    // As its cluster calls it, where somebody has said so.
+    // The cluster's name of the node, if it is set.
     let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     let name = env::var("DOCTOR_NODE_NAME").unwrap_or_else(|_| host());
     let outcome = Conduct::begin(&order, place.as_ref(), name, &stop)?.run()?;
@@ -67,14 +68,14 @@ fn judged(order: &CollectiveOrder, outcome: Outcome) -> Measurements {
     if let Some(why) = why.filter(|_| said.events.is_empty() && said.unread.is_empty()) {
         said.unread.push(ProbeFailure::new(FailureKind::Failed, why));
     }
-    // A library that failed says why in its own log.
+    // NCCL's log explains its failures.
     if let (Some(failure), Some(warning)) = (said.unread.first_mut(), warnings.first()) {
         failure.text = format!("{}; NCCL warned: {warning}", failure.text);
     }
     said
 }
 
-/// The table of sizes, for the log of the run.
+/// Prints the table of sizes to the log of the run.
 fn print(outcome: &Outcome) {
     let gpus: usize = outcome.reports.iter().map(|node| node.gpus.len()).sum();
     eprintln!("{gpus} GPUs of {} nodes, NCCL {}", outcome.reports.len(), version(outcome.nccl));
@@ -88,7 +89,7 @@ fn print(outcome: &Outcome) {
     }
 }
 
-/// 22809 is 2.28.9.
+/// Formats NCCL's version number: 22809 is 2.28.9.
 fn version(number: u32) -> String {
     format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100)
 }

@@ -1,7 +1,7 @@
-//! How the nodes of a job find each other: the first one listens, the others come, each proves that it knows the secret.
+//! Connects the nodes of a job: the first one listens, the others connect and prove that they know the secret.
 //!
-//! Nothing waits for ever: who comes tries again until the time to gather is over (a name may not resolve yet, the first
-//! node may start last), and a stranger who connects and says nothing is hung up on.
+//! Nothing waits forever. A connecting node retries until the gathering time is over (a name may not resolve yet, the
+//! first node may start last), and an unauthenticated connection that stays silent is closed.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -25,16 +25,16 @@ use super::{
 };
 use crate::stop::Stop;
 
-/// Who connects has this long to say who he is.
+/// Time for a new connection to authenticate.
 const TO_SAY_WHO: Duration = Duration::from_secs(10);
-/// A node that does not take a word within this time takes none.
+/// Time for a node to accept a message.
 const TO_WRITE: Duration = Duration::from_secs(20);
 const TRY_AGAIN: Duration = Duration::from_millis(200);
 const TO_CONNECT: Duration = Duration::from_secs(5);
-/// Connections that have not said who they are, at a time.
+/// Most unauthenticated connections at a time.
 const STRANGERS: usize = 256;
 
-/// How it looks when the other side does not go on.
+/// Errors that mean that the peer closed the connection.
 const HUNG_UP: [io::ErrorKind; 3] =
     [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe];
 
@@ -59,13 +59,13 @@ fn nonce() -> io::Result<Nonce> {
     Ok(nonce)
 }
 
-/// Listens where the others will look, and tells of each node that comes.
+/// Listens at the rendezvous address, and reports each node that joins.
 pub(super) fn listen(place: &Place, news: &Sender<News>) -> Result<(), NoRendezvous> {
     let listener =
         bind(&place.address).map_err(|source| NoRendezvous::Listen { address: place.address.clone(), source })?;
     let (place, news) = (place.clone(), news.clone());
     let strangers = Arc::new(AtomicUsize::new(0));
-    // It listens as long as this process lives, which is as long as the test.
+    // Listens for the lifetime of this process, which is that of the test.
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             if strangers.fetch_add(1, Ordering::SeqCst) >= STRANGERS {
@@ -89,7 +89,7 @@ pub(super) fn listen(place: &Place, news: &Sender<News>) -> Result<(), NoRendezv
     Ok(())
 }
 
-/// The address that was named, where it is one of this machine; else any, as names of pods may resolve later.
+/// Binds the configured address if it is local, and otherwise any: a pod's name may resolve later.
 fn bind(address: &str) -> io::Result<TcpListener> {
     let named: Vec<SocketAddr> = address.to_socket_addrs().map(Iterator::collect).unwrap_or_default();
     let port = address.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or(PORT);
@@ -98,7 +98,7 @@ fn bind(address: &str) -> io::Result<TcpListener> {
     for address in named.into_iter().chain(any) {
         match TcpListener::bind(address) {
             Ok(listener) => return Ok(listener),
-            // Elsewhere nobody would look for it.
+            // The other nodes would not find it at another port.
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Err(error),
             Err(error) => last = error,
         }
@@ -124,16 +124,16 @@ fn set_limits(stream: &TcpStream) -> io::Result<()> {
     stream.set_write_timeout(Some(TO_WRITE))
 }
 
-/// From now on words may be far apart: who waits has a time limit of its own.
+/// Removes the read timeout after authentication: messages may be far apart, and the waiting side has its own limits.
 pub(super) fn unhurried(reading: &Reading) -> io::Result<()> {
     reading.stream().set_read_timeout(None)
 }
 
-/// Goes to the first node, again and again until it takes this one in.
+/// Connects to the first node, and retries until that accepts this node.
 pub(super) fn join(place: &Place, name: &str, within: Span, stop: &Stop) -> Result<(Reading, Writing), NoRendezvous> {
     let deadline = Instant::now() + within.to_std();
     let hello = Hello { rank: place.rank, nodes: place.nodes, name: name.to_owned() };
-    // That somebody was there and hung up says more than that nobody was there in the end.
+    // A closed connection is a better diagnosis than the last failure to connect.
     let mut hung_up = None;
     loop {
         let last = match knock(place, &hello) {

@@ -1,9 +1,9 @@
-//! Messages between the nodes of a job, sealed with a secret that they share: none can be made up, changed, repeated or left
-//! out by somebody who does not know it. They are not hidden: what they hold is addresses and figures, and the data that NCCL
-//! sends afterwards is not hidden either.
+//! Authenticated messages between the nodes of a job. Without the shared secret they cannot be forged, changed,
+//! replayed or dropped. They are not encrypted: they contain addresses and measurements, and NCCL's own traffic is not
+//! encrypted either.
 //!
-//! Who listens sends a number of its own (32 random bytes), who comes answers with another; from both and the secret each
-//! connection has a key of its own. A message is its length, its bytes, and a MAC over direction, place in the order and
+//! The listener sends a nonce of 32 random bytes, and the connecting node sends another; both and the secret give the
+//! key of the connection. A message is its length, its bytes, and a MAC over the direction, its sequence number and its
 //! bytes.
 
 use std::{
@@ -15,9 +15,9 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use serde::{Serialize, de::DeserializeOwned};
 use sha2::Sha256;
 
-/// Far above what the reports of a thousand GPUs take.
+/// Far above the size of reports of a thousand GPUs.
 const MOST_BYTES: u32 = 16 << 20;
-/// Until somebody has proved to know the secret, only so much is read of what he sends.
+/// Limit until the peer has proved that it knows the secret.
 const MOST_BYTES_OF_STRANGERS: u32 = 4 << 10;
 const MAC_BYTES: usize = 32;
 pub(super) const NONCE_BYTES: usize = 32;
@@ -40,7 +40,7 @@ pub(super) enum SealError {
     Malformed(#[from] serde_json::Error),
 }
 
-/// Which end of the connection speaks. The other's words never pass for its own.
+/// Which end of the connection sends. Messages of one end are never accepted as the other's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     Listens,
@@ -66,18 +66,18 @@ impl End {
 fn mac(key: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes a key of any length");
     for part in parts {
-        // With its length, so that no two lists of parts read the same.
+        // With its length, so that no two lists of parts give the same input.
         mac.update(&(part.len() as u64).to_le_bytes());
         mac.update(part);
     }
     mac
 }
 
-/// One direction of a connection: what is written, or what is read.
+/// One direction of a connection.
 pub(super) struct Channel<S> {
     stream: S,
     key: Vec<u8>,
-    /// Who writes here.
+    /// The end that writes.
     writer: End,
     count: u64,
     most: u32,
@@ -89,7 +89,8 @@ impl<S> std::fmt::Debug for Channel<S> {
     }
 }
 
-/// Both directions of one connection, seen from this end. Until `trust`, only short messages are read.
+/// Returns both directions of a connection, seen from this end. Before the first valid message only short ones are
+/// read.
 pub(super) fn channels<R, W>(
     (read, write): (R, W),
     secret: &[u8],
@@ -128,7 +129,7 @@ impl<R: Read> Channel<R> {
         let (body, seal) = bytes.split_at(length as usize);
         self.seal(body).verify_slice(seal).map_err(|_| SealError::WrongSeal)?;
         self.count += 1;
-        // Whoever could seal this one knows the secret.
+        // A valid MAC proves that the peer knows the secret.
         self.most = MOST_BYTES;
         Ok(serde_json::from_slice(body)?)
     }

@@ -1,13 +1,12 @@
-//! Keeps the nodes of a job in step: who has come, who is at which step, who holds the others up.
+//! The barrier of a multi-node job: which nodes have joined, which step each has reached, and which are late.
 //!
-//! It hears what nodes say and says what they are to be told; it has no clock and no sockets. A job of one node goes the
-//! same way.
+//! It turns messages of nodes into messages to nodes, without clock or sockets. A single-node job uses it too.
 
 use doctor_checks::collective_report::{Broken, GpuReport, NodeReport};
 
 use super::told::{Begin, Down, Up};
 
-/// A word for one node, or for all that are there.
+/// A message to one node, or to all that have joined.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Tell {
     One(usize, Down),
@@ -16,9 +15,9 @@ pub(super) enum Tell {
 
 #[derive(Debug, Default)]
 struct Member {
-    /// What it is called, once it has come.
+    /// Its name, once it has joined.
     name: Option<String>,
-    /// GPUs, and room on them.
+    /// Number of GPUs, and the memory free on them.
     opened: Option<(u32, u64)>,
     at: Option<usize>,
     report: Option<NodeReport>,
@@ -28,7 +27,7 @@ struct Member {
 #[derive(Debug)]
 pub(super) struct Steps {
     members: Vec<Member>,
-    /// The step that all have passed.
+    /// The last step that all nodes have passed.
     passed: Option<usize>,
     stopped: Option<String>,
     ended: bool,
@@ -40,7 +39,7 @@ impl Steps {
         Self { members, passed: None, stopped: None, ended: false }
     }
 
-    /// A node is there. `false`: another one is that already.
+    /// Adds a node. Returns false if that rank has joined already.
     pub(super) fn came(&mut self, node: usize, name: &str) -> bool {
         let free = self.members.get(node).is_some_and(|member| member.name.is_none());
         if free {
@@ -53,7 +52,7 @@ impl Steps {
         match up {
             Up::Opened { gpus, room } => self.opened(node, gpus, room),
             Up::Id(id) if node == 0 => self.begin(&id),
-            // Only the first node is asked.
+            // Only the first node creates the id.
             Up::Id(_) => Vec::new(),
             Up::At(step) => self.at(node, step),
             Up::Broken(text) => self.stop(format!("{}: {text}", self.words(node))),
@@ -93,7 +92,7 @@ impl Steps {
         vec![Tell::All(Down::Go(next))]
     }
 
-    /// A node's connection ended, or it says nothing any more.
+    /// Handles a node whose connection ended or that no longer responds.
     pub(super) fn gone(&mut self, node: usize, why: &str) -> Vec<Tell> {
         let member = &mut self.members[node];
         if member.gone || self.ended {
@@ -119,7 +118,7 @@ impl Steps {
         tell
     }
 
-    /// Nobody goes on.
+    /// Stops all nodes.
     pub(super) fn stop(&mut self, why: String) -> Vec<Tell> {
         if self.stopped.is_some() || self.ended {
             return Vec::new();
@@ -128,7 +127,7 @@ impl Steps {
         vec![Tell::All(Down::Stop(why))]
     }
 
-    /// When every report is there.
+    /// Ends the test when all reports are there.
     fn end(&mut self) -> Vec<Tell> {
         if self.ended || self.members.iter().any(|member| member.report.is_none()) {
             return Vec::new();
@@ -142,12 +141,12 @@ impl Steps {
         self.stopped.is_some()
     }
 
-    /// Nodes that never came.
+    /// Returns the nodes that never joined.
     pub(super) fn missing(&self) -> Vec<usize> {
         self.without(|member| member.name.is_some())
     }
 
-    /// Nodes that the others wait for: whose GPUs are not open, or who are not at the next step.
+    /// Returns the nodes that the others wait for: their GPUs are not open, or they have not reached the next step.
     pub(super) fn late(&self) -> Vec<usize> {
         let next = self.passed.map_or(0, |passed| passed + 1);
         let begun = self.members.iter().any(|member| member.at.is_some());
@@ -158,7 +157,7 @@ impl Steps {
         self.without(|member| member.opened.is_some())
     }
 
-    /// Nodes without a report.
+    /// Returns the nodes without a report.
     pub(super) fn silent(&self) -> Vec<usize> {
         self.without(|member| member.report.is_some())
     }
@@ -167,7 +166,7 @@ impl Steps {
         (0..self.members.len()).filter(|node| !has(&self.members[*node])).collect()
     }
 
-    /// `rank 3 (gpu09)`.
+    /// Formats `rank 3 (gpu09)`.
     pub(super) fn words(&self, node: usize) -> String {
         let name = self.members.get(node).and_then(|member| member.name.as_ref());
         name.map_or_else(|| format!("rank {node}"), |name| format!("rank {node} ({name})"))

@@ -1,19 +1,19 @@
-//! What is said between the parts of a collective test: the worker that drives the GPUs, its node, and the first node of a
-//! job, which keeps all of them in step.
+//! Messages between the parts of a collective test: the worker that drives the GPUs, its node, and the first node,
+//! which synchronises all nodes.
 //!
-//! A line between node and worker is JSON; so is what a sealed message between nodes holds.
+//! Node and worker exchange lines of JSON; authenticated frames between nodes contain JSON too.
 
 use doctor_checks::collective_report::{GpuReport, NodeReport};
 use doctor_core::observation::ProbeFailure;
 use serde::{Deserialize, Serialize};
 
-/// The worker to its node.
+/// From the worker to its node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Said {
     /// The libraries are loaded, and these are the GPUs.
     Opened(Opened),
-    /// NCCL's word for where the ranks meet, in hexadecimal.
+    /// NCCL's unique id, in hexadecimal.
     Id(String),
     /// All ranks of this node wait before this step.
     At(usize),
@@ -24,14 +24,14 @@ pub(super) enum Said {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Opened {
-    /// Addresses on the bus.
+    /// PCI addresses.
     pub(super) gpus: Vec<String>,
-    /// The largest message that they have room for, in bytes.
+    /// The largest message that fits into GPU memory, in bytes.
     pub(super) room: u64,
     pub(super) nccl: u32,
 }
 
-/// The node to its worker.
+/// From the node to its worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Told {
@@ -46,11 +46,11 @@ pub(super) struct Begin {
     pub(super) id: String,
     pub(super) first_rank: u32,
     pub(super) ranks: u32,
-    /// The largest message that every GPU of the job has room for.
+    /// The largest message that fits into every GPU of the job.
     pub(super) room: u64,
 }
 
-/// A node to the first one.
+/// From a node to the first one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Up {
@@ -60,12 +60,12 @@ pub(super) enum Up {
     },
     Id(String),
     At(usize),
-    /// It cannot go on; nobody should wait for it.
+    /// The node cannot continue and must not be waited for.
     Broken(String),
     Report(NodeReport),
 }
 
-/// The first node to another.
+/// From the first node to another.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Down {
@@ -73,14 +73,14 @@ pub(super) enum Down {
     Begin(Begin),
     Go(usize),
     Stop(String),
-    /// The end: what all nodes have seen, and why it ended early, if it did.
+    /// The end: the reports of all nodes, and why the test ended early, if it did.
     All {
         reports: Vec<NodeReport>,
         why: Option<String>,
     },
 }
 
-/// The first words of a node that comes to the first one.
+/// The first message of a node that connects to the first one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) rank: u32,
@@ -88,7 +88,7 @@ pub(super) struct Hello {
     pub(super) name: String,
 }
 
-/// The answer to it.
+/// The reply to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Welcome {

@@ -1,5 +1,5 @@
-//! NVIDIA's `all_reduce_perf` instead of our own ranks, where a site says so: the same order, the same judgement of NCCL's
-//! log, the same figures.
+//! Runs NVIDIA's `all_reduce_perf` instead of our own ranks, if a site configures it: with the same parameters, the
+//! same judgement of NCCL's log, and the same metrics.
 
 use std::{env, ffi::OsString, process::Command, time::Duration};
 
@@ -19,7 +19,7 @@ use crate::{
     stop::{Stop, StopWhy},
 };
 
-/// NCCL's log comes in between.
+/// Includes NCCL's log.
 const MOST_BYTES: usize = 16 << 20;
 const KILL_GRACE: Duration = Duration::from_secs(2);
 
@@ -34,7 +34,7 @@ pub(super) fn run(order: &CollectiveOrder, stop: &Stop) -> Result<Measurements, 
     let read = nccl_tests::parse(&stdout).map_err(|error| ProbeFailure::new(FailureKind::Failed, error.to_string()));
     let tests = match (exit, read) {
         (Some(0), Ok(tests)) => tests,
-        // It ends so when values are wrong, too.
+        // It also exits with an error if values are wrong.
         (Some(_), Ok(tests)) if tests.wrong > 0 => tests,
         (Some(0), Err(failure)) => return Err(failure),
         (exit, _) => return Err(ended_badly(exit, &stderr)),
@@ -80,7 +80,7 @@ fn ran(order: &CollectiveOrder, gpus: u32, stop: &Stop) -> Result<Ran, ProbeFail
     let Some((program, rest)) = order.nccl_tests.split_first() else {
         return Err(ProbeFailure::new(FailureKind::Missing, "no program is named"));
     };
-    // With a launcher each process has one GPU.
+    // Under a launcher each process has one GPU.
     let each = if rest.is_empty() { gpus } else { 1 };
     let mut command = Command::new(program);
     command.args(rest).args(["-b", &order.least.to_string(), "-e", &order.most.to_string()]);

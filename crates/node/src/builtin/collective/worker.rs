@@ -1,7 +1,7 @@
-//! The worker: the one process that loads CUDA and NCCL, with one thread for each GPU.
+//! The worker: the only process that loads CUDA and NCCL, with one thread per GPU.
 //!
-//! NCCL reads its variables when it is loaded, and both libraries may hang where only a kill helps; so this is a process of
-//! its own, which speaks with its node by lines. It tells of each GPU before it lets go of it.
+//! NCCL reads its variables when it is loaded, and both libraries may hang where only a kill helps. The worker is
+//! therefore a separate process that exchanges lines with its node. It reports each GPU before it releases it.
 
 use std::{
     env,
@@ -30,11 +30,11 @@ use rustix::process::Signal;
 
 use super::told::{Begin, Opened, Said, Told};
 
-/// The name under which this program becomes the worker.
+/// The subtask name under which this program becomes the worker.
 pub(in crate::builtin) const WORK: &str = "collective-work";
 
 pub(in crate::builtin) fn work(args: &[OsString]) -> ExitCode {
-    // Its node may be killed; nobody would end it then.
+    // The worker must not outlive its node.
     let _killed_with_it = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     let order = args.first().and_then(|text| serde_json::from_str::<CollectiveOrder>(text.to_str()?).ok());
     let Some(order) = order else {
@@ -47,10 +47,10 @@ pub(in crate::builtin) fn work(args: &[OsString]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// A line at a time: several ranks speak.
+/// Writes one line at a time: several ranks report.
 fn say(said: &Said) {
     let line = serde_json::to_string(said).unwrap_or_default();
-    // Nobody may listen any more; the node is gone then.
+    // Fails only if the node is gone.
     let _heard = writeln!(io::stdout().lock(), "{line}");
 }
 
@@ -63,19 +63,19 @@ fn add_up(order: &CollectiveOrder) -> Result<(), ProbeFailure> {
     let (to_begin, begun) = mpsc::channel();
     thread::scope(|scope| {
         scope.spawn(|| listen(&ranks, &gate, to_begin));
-        // Told to stop before it began, it has nothing to report.
+        // Stopped before the start: there is nothing to report.
         if let Ok(begin) = begun.recv() {
             match task(order, &begin) {
                 Ok(task) => gate.run(&ranks, &task),
                 Err(failure) => say(&Said::Cannot(failure)),
             }
         }
-        // The listener sits in a read that ends with the node; this process ends with its work.
+        // The listener blocks in a read until the node ends, so exit explicitly.
         std::process::exit(0)
     })
 }
 
-/// Hears the node, until it says no more.
+/// Handles messages of the node until it closes the pipe.
 fn listen(ranks: &Ranks, gate: &Gate, begin: mpsc::Sender<Begin>) {
     let mut begin = Some(begin);
     for line in io::stdin().lock().lines() {
@@ -93,7 +93,7 @@ fn listen(ranks: &Ranks, gate: &Gate, begin: mpsc::Sender<Begin>) {
             }
         }
     }
-    // Without a node there is nobody to work for.
+    // The node is gone.
     std::process::exit(0);
 }
 
@@ -113,7 +113,7 @@ fn id(text: &str) -> Option<UniqueId> {
     Some(UniqueId::new(bytes))
 }
 
-/// Where the ranks of this node wait for the others.
+/// Where the ranks of this node wait for the other nodes.
 #[derive(Debug, Default)]
 struct Gate {
     state: Mutex<GateState>,
@@ -123,9 +123,9 @@ struct Gate {
 
 #[derive(Debug, Default)]
 struct GateState {
-    /// How many have come to the step that is waited for.
+    /// Ranks that have reached the awaited step.
     waiting: usize,
-    /// Steps that all nodes are ready for.
+    /// Number of steps that are released.
     open: usize,
 }
 
@@ -154,7 +154,7 @@ impl Gate {
     }
 
     fn stop(&self) {
-        // Under the lock: a rank that looks at it now would not hear of it.
+        // Under the lock, so that a rank that is about to wait does not miss it.
         let _state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         self.stop.store(true, Ordering::Relaxed);
         self.changed.notify_all();

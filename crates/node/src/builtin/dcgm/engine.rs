@@ -1,11 +1,11 @@
-//! DCGM's host engine: the one that runs already, or one of our own for the time of the test.
+//! DCGM's host engine: the running one, or our own for the time of the test.
 //!
-//! One that runs is somebody's service and stays. Ours is kept by a process of its own, the keeper: it starts the engine,
-//! waits for the end of its standard input, which is the end of the test however that comes about, and ends the engine with
-//! all that it started. A second engine beside one that runs is never started: NVIDIA warns that the two can block each
-//! other in the driver.
+//! A running engine is a service of the site and stays. Ours is owned by a separate process, the keeper. The keeper
+//! starts the engine, waits for the end of its standard input, which is the end of the test in whatever way, and ends
+//! the engine with all its descendants. A second engine is never started beside a running one: NVIDIA warns that the
+//! two can block each other in the driver.
 //!
-//! Ours listens where the one that is missing would: DCGM's worker asks at that address by itself.
+//! Ours listens at the address of the missing one: DCGM's worker connects to that address by itself.
 
 use std::{
     env,
@@ -39,21 +39,21 @@ use crate::{
     stop::Stop,
 };
 
-/// The name under which this program keeps an engine.
+/// The subtask name of the keeper.
 pub(in crate::builtin) const KEEP: &str = "dcgm-keep";
 /// The engine's program.
 pub(super) const ENGINE: &str = "nv-hostengine";
 
 const DEFAULT_PORT: u16 = 5555;
-/// Somebody who listens on this machine answers at once.
+/// A listener on this machine accepts immediately.
 const CONNECT: Duration = Duration::from_secs(2);
-/// Without persistence mode each GPU is woken first. The engine gives itself as long when it starts as a service.
+/// Without persistence mode each GPU is initialised first. The engine's own service allows as long.
 const START: Duration = Duration::from_secs(120);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// What the engine may take to end by itself, and what is left of it to be gone after a kill.
+/// Time for the engine to exit by itself, and for the rest to be gone after a kill.
 const GRACE: Duration = Duration::from_secs(5);
 const KILL_GRACE: Duration = Duration::from_secs(2);
-/// How long the keeper is waited for. It goes on by itself where that is not enough.
+/// How long to wait for the keeper. After that it continues on its own.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) const HURRY: Duration = Duration::from_millis(300);
 
@@ -65,8 +65,10 @@ pub(super) enum Address {
 }
 
 impl Address {
+    /// Parses an address.
+    ///
     /// # Errors
-    /// If it is no address, with what one looks like.
+    /// If it is not an address; the error shows examples.
     pub(super) fn of(text: &str) -> Result<Self, ProbeFailure> {
         if let Some(path) = text.strip_prefix("unix://") {
             return Ok(Self::Unix(PathBuf::from(path)));
@@ -93,7 +95,7 @@ impl Address {
         }
     }
 
-    /// How the engine is told to listen there.
+    /// The engine's arguments to listen there.
     fn arguments(&self) -> Vec<OsString> {
         match self {
             Self::Tcp(address) => {
@@ -104,7 +106,7 @@ impl Address {
     }
 }
 
-/// The engine that the diagnosis asks.
+/// The engine that runs the diagnosis.
 #[derive(Debug)]
 pub(super) enum Engine {
     /// It ran before and stays.
@@ -112,16 +114,17 @@ pub(super) enum Engine {
     Ours(Kept),
 }
 
-/// Our engine's keeper.
+/// The keeper of our engine.
 #[derive(Debug)]
 pub(super) struct Kept {
     keeper: Child,
-    /// Dropped to let it go.
+    /// Dropped to end the keeper.
     input: Option<ChildStdin>,
 }
 
 impl Engine {
-    /// The one at this address; where there is none, one is started. `running` is the process of an engine elsewhere.
+    /// Connects to the engine at this address, or starts one. `running` is the pid of an engine elsewhere on this
+    /// machine.
     ///
     /// # Errors
     /// If there is none and none can be started.
@@ -161,7 +164,7 @@ impl Engine {
         }
     }
 
-    /// Ours ends, and is waited for no longer than this.
+    /// Ends our engine, and waits for that no longer than `patience`.
     pub(super) fn end(self, patience: Duration) {
         if let Self::Ours(kept) = self {
             kept.end(patience);
@@ -172,7 +175,7 @@ impl Engine {
 impl Kept {
     fn start(engine: &Program, address: &Address) -> io::Result<Self> {
         let mut command = Command::new(OURSELVES);
-        // In a group of its own it outlives the test by as long as it needs.
+        // In its own process group it can outlive the test.
         command.args([BUILTIN_ARGUMENT, KEEP]).arg(&engine.path).args(address.arguments()).process_group(0);
         let mut keeper = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
         let input = keeper.stdin.take();
@@ -213,9 +216,9 @@ impl Kept {
     }
 }
 
-/// What the keeper's process does.
+/// Entry point of the keeper's process.
 pub(in crate::builtin) fn keep(args: &[OsString]) -> ExitCode {
-    // Told to stop together with the test, it must outlive it: the end of the input is the word to go.
+    // Signals reach it together with the test, which it must outlive: only the end of its input ends it.
     let heard = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         if signal_hook::flag::register(signal, Arc::clone(&heard)).is_err() {
@@ -224,7 +227,7 @@ pub(in crate::builtin) fn keep(args: &[OsString]) -> ExitCode {
     }
     let Some((program, arguments)) = args.split_first() else { return ExitCode::FAILURE };
     let folder = env::temp_dir().join(format!("cluster-doctor-dcgm-{}", std::process::id()));
-    // What DCGM's worker leaves behind by itself, to find it again, comes to us.
+    // DCGM's worker detaches its children; as subreaper we adopt them.
     let _adopted = set_child_subreaper(Some(getpid()));
     let kept = DirBuilder::new().mode(0o700).create(&folder).and_then(|()| {
         let engine = Program { path: PathBuf::from(program) };
@@ -241,7 +244,8 @@ pub(in crate::builtin) fn keep(args: &[OsString]) -> ExitCode {
     }
 }
 
-/// Runs the engine until the input ends or it does. Its log, and what the diagnosis writes beside it, goes with the folder.
+/// Runs the engine until the input or the engine ends. Its log and the diagnosis's files are in `folder`, which is
+/// removed.
 fn engine_in(folder: &Path, engine: &Program, arguments: &[OsString]) -> io::Result<()> {
     let says = io::stderr().as_fd().try_clone_to_owned()?;
     let mut command = engine.command(AtTheEnd::Ask);
@@ -264,7 +268,7 @@ fn engine_in(folder: &Path, engine: &Program, arguments: &[OsString]) -> io::Res
     Ok(())
 }
 
-/// Kills what the engine started and left: DCGM's worker would go on for hours.
+/// Kills adopted descendants of the engine: DCGM's worker would run for hours.
 fn end_the_adopted() {
     let us = std::process::id();
     let deadline = Instant::now() + KILL_GRACE;
@@ -275,7 +279,7 @@ fn end_the_adopted() {
             return;
         }
         for pid in left.iter().filter_map(|stat| Pid::from_raw(i32::try_from(stat.pid).ok()?)) {
-            // An error means that there is nobody left to kill.
+            // An error means that the process is gone.
             let _gone = kill_process(pid, Signal::KILL);
         }
         std::thread::sleep(Duration::from_millis(5));

@@ -1,9 +1,8 @@
-//! `doctor-node test dcgm`: NVIDIA's own diagnosis, `dcgmi diag`, with what it needs around it.
+//! `doctor-node test dcgm`: runs NVIDIA's diagnosis, `dcgmi diag`, under controlled conditions.
 //!
-//! What DCGM prints is handed on as it is, because the check reads it and the evidence should be DCGM's own words. Here is
-//! what makes the answer worth something: nobody else uses the GPUs ([`preconditions`]), there is a host engine
-//! ([`engine`]), the diagnosis ends in time, and it is told to stop where it does not. A `dcgmi` that is merely killed would
-//! leave the diagnosis running in the engine.
+//! DCGM's output is passed on unchanged, because the check parses it and the evidence should be DCGM's own. This module
+//! makes the result meaningful: the GPUs are unused ([`preconditions`]), there is a host engine ([`engine`]), and the
+//! diagnosis ends in time or is stopped with SIGTERM. Killing `dcgmi` would leave the diagnosis running in the engine.
 
 mod engine;
 mod preconditions;
@@ -34,18 +33,18 @@ use engine::{Address, ENGINE, Engine, HURRY, PATIENCE};
 
 pub(super) use engine::{KEEP, keep};
 
-/// `dcgmi` that is told to stop tells the engine, which ends its worker, and waits for that.
+/// Time for `dcgmi` after SIGTERM to stop the engine's worker and wait for it.
 const GRACE: Duration = Duration::from_secs(5);
-/// The same where the test is told to stop: the runner kills it after not much more, and a `dcgmi` that does not listen would
-/// be left.
+/// The same after a stop of the test itself: the runner kills it soon after, and a `dcgmi` that does not react would be
+/// left behind.
 const HURRIED_GRACE: Duration = Duration::from_millis(400);
 const KILL_GRACE: Duration = Duration::from_secs(2);
-/// The answer travels as JSON inside JSON, where each quote takes two bytes.
+/// The output is embedded as JSON in JSON, where each quote takes two bytes.
 const MOST_BYTES: usize = MAX_STREAM_BYTES / 2;
-/// Under which what could not be killed is remembered.
+/// The name under which an unkillable process is recorded.
 const WHAT: &str = "dcgmi diag";
 
-/// What the process of the test does.
+/// Entry point of the test's process.
 pub(super) fn run(args: Vec<OsString>) -> ProbeOutput {
     diagnose(args).unwrap_or_else(ProbeOutput::Failed)
 }
@@ -75,7 +74,7 @@ fn diagnose(args: Vec<OsString>) -> Result<ProbeOutput, ProbeFailure> {
     answer
 }
 
-/// Whether the GPUs are ready; and the process of an engine, if one runs.
+/// Tests the preconditions, and returns the pid of a running engine, if any.
 fn look_around(order: &DcgmOrder, stop: &Stop, state: Option<&Path>) -> Result<Option<u32>, ProbeFailure> {
     let root = env::var_os("DOCTOR_ROOT").map_or_else(|| PathBuf::from("/"), PathBuf::from);
     let mut runner = LocalRunner::new(&root, stop).state(state);
@@ -94,7 +93,7 @@ fn look_around(order: &DcgmOrder, stop: &Stop, state: Option<&Path>) -> Result<O
             let engine = all.iter().find(|process| process.name == ENGINE && !matches!(process.state, 'Z' | 'X'));
             Ok(engine.map(|process| process.pid))
         }
-        // Then nobody can say that one runs, and whoever listens at the address is found there.
+        // Then the connection to the address shows whether one runs.
         _ => Ok(None),
     }
 }

@@ -1,20 +1,22 @@
-//! What must be so before a diagnosis loads the GPUs: nobody uses them, and none is divided by MIG.
+//! Preconditions of a diagnosis that loads the GPUs: none is in use, and none is partitioned by MIG.
 //!
-//! On a GPU that is in use, DCGM's memory test finds too little memory and its stress tests too little speed: a failure
-//! that says nothing about the hardware, while the user's job suffers. What cannot be told counts as not met.
+//! On a GPU in use, DCGM's memory test finds too little memory and its stress tests too little speed: a failure that
+//! says nothing about the hardware, while the user's job suffers. A state that cannot be determined counts as not met.
 
 use std::{fs, path::Path};
 
 use doctor_checks::gpu::{Gpu, GpuAnswer, Reading};
 use doctor_core::observation::{FailureKind, ProbeFailure};
 
-/// What is read of each GPU for this.
+/// The GPU fields that are read.
 pub(super) const FIELDS: [&str; 2] = [MIG, PROCESSES];
 const MIG: &str = "mig.mode.current";
 const PROCESSES: &str = "process.*.pid";
 
+/// Tests the preconditions.
+///
 /// # Errors
-/// With all that is not so, each by its name.
+/// With every precondition that is not met, by name.
 pub(super) fn are_met(answer: &GpuAnswer, root: &Path) -> Result<(), ProbeFailure> {
     if let Err(failure) = &answer.driver {
         return Err(failure.clone());
@@ -47,7 +49,7 @@ fn unmet(gpu: &Gpu, root: &Path) -> Vec<String> {
         })
         .collect();
     match gpu.get(PROCESSES) {
-        // The driver puts its answer under this name only where it has none.
+        // The driver uses this name only if it has no list.
         None if users.is_empty() => {}
         None => unmet.push(format!("`gpus-free`: {part} is used by {}", users.join(", "))),
         other => unmet.push(format!("`gpus-free`: whether {part} is used cannot be told ({})", why(other))),

@@ -1,9 +1,9 @@
-//! `doctor-node test fabric`: each port of the fast network moves data through its adapter and back, with what goes wrong as
+//! `doctor-node test fabric`: moves data through each port of the fast network and back, and reports faults as
 //! findings.
 //!
-//! The data is moved by the field's own programs ([`tool`]), server and client on this machine ([`pair`]), one port at a time.
-//! Before the first port each program is called for a device that does not exist: one that gives a result all the same does not
-//! look at the device it is told, and then nothing that it says of the others counts.
+//! The standard tools move the data ([`tool`]), with server and client on this machine ([`pair`]), one port at a time.
+//! Before the first port, each tool is run as a negative control on a device that does not exist: a tool that still
+//! reports a result ignores its device argument, and its other results do not count.
 
 mod pair;
 mod ports;
@@ -28,10 +28,10 @@ use pair::Ran;
 use ports::Port;
 use tool::{Answer, Tool};
 
-/// A device that nobody has.
+/// A device that does not exist.
 const BOGUS: &str = "doctor-none0";
 
-/// What the process of the test does.
+/// Entry point of the test's process.
 pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
     let order = args.into_iter().next().and_then(|text| serde_json::from_str::<FabricOrder>(text.to_str()?).ok());
     let Some(order) = order else {
@@ -71,15 +71,15 @@ struct Test<'a> {
     order: &'a FabricOrder,
     stop: &'a Stop,
     begun: Instant,
-    /// What could not be killed.
+    /// Processes that could not be killed.
     left: AbandonedProbes,
     seen: Measurements,
-    /// What each port moved, in bits a second.
+    /// The throughput of each port in bits a second.
     moved: Vec<(Port, f64)>,
 }
 
 impl Test<'_> {
-    /// All ports that this program is for, after its negative control.
+    /// Tests all ports of one tool, after its negative control.
     fn ports(&mut self, tool: Tool, ports: &[&Port]) -> Result<(), ProbeFailure> {
         let program = tool.find(self.order)?;
         self.control(tool, &program)?;
@@ -97,7 +97,7 @@ impl Test<'_> {
         Ok(())
     }
 
-    /// A program that works with a device that does not exist proves nothing.
+    /// Runs the negative control: a tool that succeeds on a device that does not exist proves nothing.
     fn control(&self, tool: Tool, program: &Program) -> Result<(), ProbeFailure> {
         let broken = |why: &str| {
             let text = format!("{} {why} for a device that does not exist, so its results prove nothing", tool.name());
@@ -133,7 +133,7 @@ impl Test<'_> {
         pair::run(program, &sides, limit, self.stop).map_err(|error| failed("it cannot be started", error))
     }
 
-    /// One port: its counters, the load, its counters again.
+    /// Tests one port: its counters, the load, its counters again.
     fn port(&mut self, program: &Program, port: &Port) -> Result<(), ProbeFailure> {
         let entity = port.entity();
         let what = format!("fabric {entity}");
@@ -203,13 +203,13 @@ impl Test<'_> {
         }
     }
 
-    /// Each port against the others of its kind: same program, same rate of the link.
+    /// Compares each port with its peers: same tool, same link rate.
     fn compare(&mut self) {
         for (place, (port, bits)) in self.moved.iter().enumerate() {
             let is_like = |other: &Port| other.tool == port.tool && other.rate == port.rate;
             let others = self.moved.iter().enumerate().filter(|(other, (like, _))| *other != place && is_like(like));
             let others: Vec<f64> = others.map(|(_, (_, bits))| *bits).collect();
-            // Of two, nobody can say which is the odd one.
+            // With only two ports, neither can be called the outlier.
             if others.len() >= 2
                 && let Some(usual) = median(others).filter(|usual| *usual > 0.0)
             {

@@ -1,5 +1,5 @@
-//! A server and its client, both on this machine: the one is started and waited for until it listens, the other is heard to its
-//! end, and both are gone afterwards.
+//! Runs a server and a client on this machine: starts the server, waits until it listens, runs the client to its end,
+//! and ends both.
 
 use std::{
     ffi::OsString,
@@ -20,29 +20,29 @@ use crate::{
     stop::Stop,
 };
 
-/// What each of the streams is read up to.
+/// Limit of each stream.
 const MOST_BYTES: usize = 256 << 10;
-/// A server that has not opened its port by then will not. Loading libfabric and its providers takes seconds on a busy machine.
+/// Time for a server to listen. Loading libfabric and its providers takes seconds on a busy machine.
 const OPENS: Duration = Duration::from_secs(20);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-/// A server whose client failed says why within this.
+/// Time for a server to print why its client failed.
 const LAST_WORDS: Duration = Duration::from_millis(300);
 const KILL_GRACE: Duration = Duration::from_secs(2);
 
-/// How both are called.
+/// The command lines of both sides.
 #[derive(Debug, Clone)]
 pub(super) struct Sides {
     pub(super) server: Vec<OsString>,
     pub(super) client: Vec<OsString>,
-    /// Where the server takes its client.
+    /// The server's port for its client.
     pub(super) listen: u16,
     pub(super) environment: Option<(&'static str, &'static str)>,
 }
 
-/// What was said, and how the client ended; or the server, where there was nobody to be a client of.
+/// The output and the client's exit code, or the server's if no client was started.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Said {
-    /// `None`: by a signal.
+    /// `None`: ended by a signal.
     pub(super) exit: Option<i32>,
     pub(super) stdout: String,
     pub(super) stderr: String,
@@ -50,28 +50,28 @@ pub(super) struct Said {
     pub(super) server: String,
 }
 
-/// How it went.
+/// The outcome of a run.
 #[derive(Debug)]
 pub(super) enum Ran {
     Ended(Said),
-    /// Not within this time; what it was is gone.
+    /// It did not end within this time and was killed.
     Stalled(Duration),
-    /// This process of it cannot be killed.
+    /// This process cannot be killed.
     LeftBehind {
         pid: u32,
         child: Child,
     },
-    /// It prints more than is read.
+    /// It printed more than the limit.
     TooLong,
     Stopped,
 }
 
-/// A port that nobody uses. Somebody may be faster than us; then the server says so.
+/// Returns a free port. If another process takes it first, the server reports that.
 pub(super) fn free_port() -> io::Result<u16> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr()).map(|address| address.port())
 }
 
-/// Runs both to the client's end, within `limit` of the moment at which the server listens.
+/// Runs both to the client's end, within `limit` from when the server listens.
 ///
 /// # Errors
 /// If one of them cannot be started.
@@ -132,7 +132,7 @@ enum Opened {
 }
 
 impl Server {
-    /// It prints less than a pipe holds. One that prints more waits for us, and is ended in time.
+    /// Starts the server. It prints less than a pipe holds; one that prints more blocks, and is ended at the limit.
     fn start(mut command: Command) -> io::Result<Self> {
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         Ok(Self { child: command.spawn()? })
@@ -165,7 +165,7 @@ impl Server {
         Ok(())
     }
 
-    /// All that it has said by now.
+    /// Returns its output so far.
     fn said(&mut self) -> String {
         let mut bytes = Vec::new();
         if let Some(pipe) = self.child.stdout.as_mut() {
@@ -180,7 +180,7 @@ impl Server {
 
 fn read_what_is_there(pipe: &mut (impl Read + AsFd), bytes: &mut Vec<u8>) {
     if ioctl_fionbio(&pipe, true).is_ok() {
-        // It ends where nothing more is there, which is an error of its own.
+        // The read ends with an error when the pipe is empty.
         let _all = pipe.take(MOST_BYTES as u64).read_to_end(bytes);
     }
 }

@@ -1,4 +1,4 @@
-//! Which ports there are to test, as the kernel shows them.
+//! Lists the ports to test, from sysfs.
 
 use std::{env, path::PathBuf};
 
@@ -16,15 +16,15 @@ use crate::{
     stop::Stop,
 };
 
-/// `/sys/class/infiniband/rdmap79s0/device/driver` leads to `…/drivers/efa`.
+/// `/sys/class/infiniband/rdmap79s0/device/driver` points to `…/drivers/efa`.
 const DRIVER: &str = "/sys/class/infiniband/*/device/driver";
 
-/// One to test.
+/// A port to test.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Port {
     pub(super) device: String,
     pub(super) port: String,
-    /// Bits a second of its link, where it says.
+    /// The link's rate in bits a second, if it is known.
     pub(super) rate: Option<f64>,
     pub(super) tool: Tool,
 }
@@ -35,15 +35,15 @@ impl Port {
     }
 }
 
-/// What there is.
+/// The ports found.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub(super) ports: Vec<Port>,
-    /// What could not be told of a port, or a device that was named and is not there.
+    /// Ports that could not be read, and configured devices that do not exist.
     pub(super) unread: Vec<ProbeFailure>,
 }
 
-/// The file system of this machine, looked at anew: what was read once is not read again by the same runner.
+/// Creates a new runner, because a runner reads each file only once.
 fn looking(stop: &Stop) -> LocalRunner<'_> {
     LocalRunner::new(env::var_os("DOCTOR_ROOT").map_or_else(|| PathBuf::from("/"), PathBuf::from), stop)
 }
@@ -56,7 +56,7 @@ fn files(output: ProbeOutput) -> Result<Vec<FileText>, ProbeFailure> {
     }
 }
 
-/// What the error counters of a port hold now.
+/// Reads the error counters of a port.
 pub(super) fn counters(port: &Port, stop: &Stop) -> Result<Vec<FileText>, ProbeFailure> {
     let runner = looking(stop);
     let paths = fabric_growth::paths(&port.device, &port.port);
@@ -64,8 +64,10 @@ pub(super) fn counters(port: &Port, stop: &Stop) -> Result<Vec<FileText>, ProbeF
     Ok(read.collect::<Result<Vec<_>, _>>()?.concat())
 }
 
+/// Lists the ports to test.
+///
 /// # Errors
-/// If the kernel's list cannot be read, or has nothing to test on it.
+/// If the kernel's list cannot be read or contains nothing to test.
 pub(super) fn find(order: &FabricOrder, stop: &Stop) -> Result<Found, ProbeFailure> {
     let runner = looking(stop);
     let states = runner.run(&Probe::glob(STATE));

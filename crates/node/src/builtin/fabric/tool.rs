@@ -1,4 +1,4 @@
-//! The two programs that move data: how each is called as server and as client, and how its answer reads.
+//! The two tools that move data: their server and client command lines, and how their output is read.
 
 use std::{ffi::OsString, path::Path};
 
@@ -28,7 +28,7 @@ pub(super) enum Tool {
     Pingpong,
 }
 
-/// A program's answer for one port.
+/// A tool's result for one port.
 #[derive(Debug, PartialEq)]
 pub(super) enum Answer {
     Moved {
@@ -37,7 +37,7 @@ pub(super) enum Answer {
     },
     /// Messages did not arrive.
     Failed(String),
-    /// It says nothing about the port.
+    /// The output says nothing about the port.
     Unread(FailureKind, String),
 }
 
@@ -51,6 +51,8 @@ impl Tool {
         }
     }
 
+    /// Finds the installed program.
+    ///
     /// # Errors
     /// If it is not installed.
     pub(super) fn find(self, order: &FabricOrder) -> Result<Program, ProbeFailure> {
@@ -64,14 +66,15 @@ impl Tool {
         })
     }
 
-    /// How both sides are called for this device.
+    /// Builds the command lines of both sides for this device.
     pub(super) fn sides(self, order: &FabricOrder, device: &str, port: &str, listen: u16) -> Sides {
         let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
         let (server, client, environment) = match self {
             Self::Write => {
                 let seconds = (order.duration.millis() / 1000).to_string();
                 let (size, listen) = (WRITE_BYTES.to_string(), listen.to_string());
-                // Not a word about the processor's clock; for so long, less a second at the beginning and one at the end.
+                // `-F`: no warning about the CPU frequency. `-D` with `-f 1`: measures without the first and the last
+                // second.
                 let mut both = words(&["-d", device, "-i", port, "-p", &listen, "-s", &size, "-F", "--report_gbits"]);
                 both.extend(words(&["-D", &seconds, "-f", "1"]));
                 if let Some(index) = order.gid_index {
@@ -86,14 +89,14 @@ impl Tool {
                 let both = words(&["-p", "efa", "-e", "rdm", "-d", &domain, "-I", &times, "-S", &size]);
                 let server = [both.clone(), words(&["-B", &listen])].concat();
                 let client = [both, words(&["-P", &listen, HERE])].concat();
-                // Else two processes of one machine would never touch the adapter.
+                // Otherwise two processes on one machine would bypass the adapter.
                 (server, client, Some(("FI_EFA_ENABLE_SHM_TRANSFER", "0")))
             }
         };
         Sides { server, client, listen, environment }
     }
 
-    /// How long the load itself lasts.
+    /// Returns how long the load itself lasts.
     pub(super) const fn lasts(self, order: &FabricOrder) -> Span {
         match self {
             Self::Write => order.duration,
@@ -131,7 +134,7 @@ impl Tool {
         }
     }
 
-    /// What is measured, by the names that rules and profiles know.
+    /// Returns the measurements under the names that rules and profiles use.
     pub(super) fn metrics(self, entity: &Entity, bits: f64, seconds: Option<f64>, rate: Option<f64>) -> Vec<Metric> {
         let metric = |name: &str, value, unit| Metric::new(name, entity.clone(), value, unit);
         match self {

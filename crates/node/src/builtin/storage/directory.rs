@@ -1,11 +1,12 @@
-//! The directory in which a test works: made, and removed with all that is in it.
+//! The working directory of a test: creates it, and removes it with its files.
 //!
-//! It is `MOUNT/.cluster-doctor/HOST-BOOT-NAMESPACE-PROCESS-START`, so that its name alone says whose it is, also when
-//! the process that made it was killed in between. Only what is inside such a directory is ever removed, by names
-//! relative to open directories; no link is followed and nothing is removed recursively, as a test makes no directories.
+//! It is `MOUNT/.cluster-doctor/HOST-BOOT-NAMESPACE-PROCESS-START`, so that its name identifies its owner even if that
+//! was killed. Only files in such a directory are ever removed, by names relative to open directories; no link is
+//! followed and nothing is removed recursively, as a test creates no directories.
 //!
-//! Others may be able to write to the mount. So the directory is ours alone (mode 0700), its parent may not be writable
-//! for others, and both must belong to whom a file made by us belongs to: root is somebody else on some network mounts.
+//! Other users may be able to write to the mount. The directory therefore has mode 0700, its parent must not be
+//! writable by others, and both must have the owner of files that we create: some network mounts map root to another
+//! user.
 
 use std::{
     fs::File,
@@ -28,17 +29,17 @@ use crate::runner::abandoned::{boot_id, stat_of};
 const PARENT: &str = ".cluster-doctor";
 const TRIAL: &str = "trial";
 
-/// Whether a process lives cannot be said from another boot, another container, or another machine of the same name.
-/// No test runs for so long.
+/// Age from which a directory of this host counts as abandoned if its process cannot be seen, because it belongs to
+/// another boot, container, or machine of the same name. No test runs that long.
 const SURELY_DEAD: Duration = Duration::from_secs(86_400);
 
-/// Network file systems keep a removed file for as long as somebody has it open; a process that was killed lets go soon.
+/// Network file systems keep a removed file while it is open; a killed process closes it soon.
 const LETS_GO: Duration = Duration::from_secs(5);
 
-/// Another run may remove the empty parent at the very moment at which it is found.
+/// Another run may remove the empty parent just after it was found.
 const TRIES: u32 = 20;
 
-/// What could not be done, and the kernel's word for it.
+/// A failed operation and its errno.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{what}: {}", words(*.errno))]
 pub(super) struct Trouble {
@@ -51,42 +52,42 @@ fn trouble(what: impl Into<String>) -> impl FnOnce(Errno) -> Trouble {
     move |errno| Trouble { what, errno: errno.raw_os_error() }
 }
 
-/// Of an error of the standard library.
+/// From an error of the standard library.
 fn trouble_io(what: &str) -> impl FnOnce(io::Error) -> Trouble {
     move |error| Trouble { what: what.to_owned(), errno: error.raw_os_error().unwrap_or(libc::EIO) }
 }
 
-/// A directory that was made for one test.
+/// A directory that was created for one test.
 #[derive(Debug)]
 pub(super) struct Directory {
     mount: OwnedFd,
     parent: OwnedFd,
     name: String,
     pub(super) itself: OwnedFd,
-    /// Whether files in it can be opened for direct I/O.
+    /// Whether files in it support direct I/O.
     pub(super) direct: bool,
-    /// Bytes, where the file system says.
+    /// Free bytes, if the file system reports them.
     pub(super) free: Option<u64>,
-    /// Directories of dead runs that were removed before.
+    /// Number of abandoned directories that were removed first.
     pub(super) swept: usize,
 }
 
 impl Directory {
-    /// Makes it below a mount, and removes what dead runs of this machine left there.
+    /// Creates the directory below a mount, and removes what dead runs of this machine left there.
     pub(super) fn make(mount: &Path, owner: &Owner) -> Result<Self, Trouble> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = open(mount, flags, Mode::empty()).map_err(trouble("opening it"))?;
         let name = owner.name();
         let made = make_inside(&opened, &name, owner);
         let Made { itself, parent, swept } = made.inspect_err(|_| {
-            // The parent may be there already, and empty.
+            // The parent may have been created and be empty.
             let _in_use = unlinkat(&opened, PARENT, AtFlags::REMOVEDIR);
         })?;
         let mut made = Self { mount: opened, parent, name, itself, direct: false, free: None, swept };
         match made.try_out() {
             Ok(()) => Ok(made),
             Err(trouble) => {
-                // The first trouble is the one to tell.
+                // Report the first error.
                 let _tidied = made.remove();
                 Err(trouble)
             }
@@ -112,7 +113,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Whoever could exchange the directory for another could have us write through a link.
+    /// Verifies the owners: a user who could replace the directory could make us write through a link.
     fn is_ours(&self, file: &Stat) -> Result<(), Trouble> {
         let (itself, parent) = (fstat(&self.itself), fstat(&self.parent));
         let itself = itself.map_err(trouble("looking at the directory"))?;
@@ -126,7 +127,7 @@ impl Directory {
         Err(trouble(what)(Errno::PERM))
     }
 
-    /// Removes it, and the parent if nobody else uses it.
+    /// Removes it, and the parent if that is unused.
     pub(super) fn remove(&self) -> Result<(), Trouble> {
         let begun = Instant::now();
         loop {
@@ -146,7 +147,7 @@ impl Directory {
     }
 }
 
-/// A new directory, open together with its parent, and how many dead ones went.
+/// A new directory and its parent, both open, and the number of abandoned ones removed.
 struct Made {
     itself: OwnedFd,
     parent: OwnedFd,
@@ -197,14 +198,14 @@ fn names(directory: impl AsFd) -> Result<Vec<String>, Trouble> {
         match entry.file_name().to_str() {
             Ok("." | "..") => {}
             Ok(name) => names.push(name.to_owned()),
-            // No name that we give.
+            // Not one of our names.
             Err(_) => {}
         }
     }
     Ok(names)
 }
 
-/// Removes the directories of runs that are dead; how many. One that cannot be removed waits for the next run.
+/// Removes the directories of dead runs and returns their number. One that cannot be removed is left to the next run.
 fn sweep(parent: &OwnedFd, owner: &Owner) -> usize {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let of_dead = |name: &String| -> Option<()> {
@@ -223,7 +224,7 @@ fn sweep(parent: &OwnedFd, owner: &Owner) -> usize {
     names(parent).unwrap_or_default().iter().filter_map(of_dead).count()
 }
 
-/// Since it or a file in it was last written.
+/// Returns the time since it or a file in it was last written.
 fn untouched_for(directory: &OwnedFd) -> Option<Duration> {
     let written = |stat: Stat| {
         let since = Duration::from_secs(u64::try_from(stat.st_mtime).unwrap_or(0));
@@ -236,19 +237,19 @@ fn untouched_for(directory: &OwnedFd) -> Option<Duration> {
     SystemTime::now().duration_since(newest).ok()
 }
 
-/// The process that a directory belongs to, as its name has it.
+/// The process that owns a directory, as encoded in its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Owner {
     host: String,
     boot: String,
-    /// The kernel's number for the namespace in which `process` is one.
+    /// The inode number of the pid namespace of `process`.
     namespace: u64,
     process: u32,
     start_ticks: u64,
 }
 
 impl Owner {
-    /// This process.
+    /// Describes this process.
     pub(super) fn here() -> Option<Self> {
         let host = uname().nodename().to_string_lossy().into_owned();
         let plain = |letter: char| if letter.is_ascii_alphanumeric() || ".-".contains(letter) { letter } else { '_' };
@@ -276,11 +277,11 @@ impl Owner {
         let namespace = parts.next()?.parse().ok()?;
         let (boot, host) = (parts.next()?.to_owned(), parts.next()?.to_owned());
         let read = Self { host, boot, namespace, process, start_ticks };
-        // What is not written as we write it is not ours.
+        // Names in another spelling are not ours.
         (read.name() == name && !read.host.is_empty() && read.boot.len() == 32).then_some(read)
     }
 
-    /// None: it cannot be said from there.
+    /// Whether the process lives. `None` if that cannot be determined from `other`.
     fn is_alive_seen_by(&self, other: &Self) -> Option<bool> {
         let same = |owner: &Self| (owner.host.clone(), owner.boot.clone(), owner.namespace);
         (same(self) == same(other))

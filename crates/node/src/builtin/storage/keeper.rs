@@ -1,8 +1,8 @@
-//! The keeper: the one process that touches the mount beside fio.
+//! The keeper: the only process besides fio that touches the mount.
 //!
-//! It makes the test's directory, says so, and removes it when its standard input ends: when the test is done, and also
-//! when the test is killed. Whatever it does may hang for ever on a sick mount, which is why it is a process of its own
-//! with which the test speaks by lines, and for which it waits no longer than it must.
+//! It creates the test's directory, reports that, and removes it when its standard input ends, whether the test is done
+//! or was killed. Any of this may hang forever on a sick mount. The keeper is therefore a separate process that
+//! exchanges lines with the test, which waits for it only as long as necessary.
 
 use std::{
     ffi::OsString,
@@ -28,10 +28,10 @@ use crate::{
     stop::{Stop, StopWhy},
 };
 
-/// The name under which this program becomes the keeper.
+/// The subtask name of the keeper.
 pub(in crate::builtin) const KEEP: &str = "storage-keep";
 
-/// A line of the keeper's.
+/// A message of the keeper.
 #[derive(Debug, Serialize, Deserialize)]
 enum Said {
     Ready(Ready),
@@ -39,19 +39,19 @@ enum Said {
     Cannot(Trouble),
 }
 
-/// The directory is there.
+/// The directory exists.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Ready {
-    /// The keeper's own descriptor of it. By that it is found whatever becomes of the names that lead to it.
+    /// The keeper's descriptor of the directory. It stays valid whatever happens to the path.
     descriptor: i32,
     pub(super) direct: bool,
     pub(super) free: Option<u64>,
     pub(super) swept: usize,
 }
 
-/// What the keeper's process does.
+/// Entry point of the keeper's process.
 pub(in crate::builtin) fn keep(args: &[OsString]) -> ExitCode {
-    // Told to stop together with the test, it must outlive it: the end of the input is the word to go.
+    // Signals reach it together with the test, which it must outlive: only the end of its input ends it.
     let heard = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         if signal_hook::flag::register(signal, Arc::clone(&heard)).is_err() {
@@ -76,28 +76,28 @@ pub(in crate::builtin) fn keep(args: &[OsString]) -> ExitCode {
 
 fn say(said: &Said) {
     let line = serde_json::to_string(said).unwrap_or_default();
-    // Nobody may listen any more; the work is the same.
+    // Continue even if the test is gone.
     let _heard = writeln!(io::stdout(), "{line}");
 }
 
-/// Why the keeper did not do as told.
+/// Why the keeper failed.
 #[derive(Debug)]
 pub(super) enum NotKept {
     Trouble(Trouble),
-    /// No word within this time. It was killed.
+    /// No message within this time. It was killed.
     Stalled(Duration),
-    /// This process was left behind: it cannot be killed, or has still files to remove.
+    /// This process was left behind: it cannot be killed, or still has files to remove.
     LeftBehind(u32),
-    /// It ended without a word, or could not be started.
+    /// It ended without a message, or could not be started.
     Gone(String),
     Stopped(StopWhy),
 }
 
-/// The keeper as the test sees it.
+/// The keeper from the test's side.
 #[derive(Debug)]
 pub(super) struct Keeper {
     child: Child,
-    /// Dropped to let it go.
+    /// Dropped to end the keeper.
     input: Option<ChildStdin>,
     output: ChildStdout,
     heard: Vec<u8>,
@@ -107,7 +107,7 @@ pub(super) struct Keeper {
 const KILL_GRACE: Duration = Duration::from_millis(500);
 
 impl Keeper {
-    /// Starts one and waits for the directory.
+    /// Starts a keeper and waits for the directory.
     pub(super) fn start(
         mount: &Path,
         patience: Duration,
@@ -131,12 +131,12 @@ impl Keeper {
         }
     }
 
-    /// By which a process enters the directory.
+    /// Returns a path by which a process can enter the directory.
     pub(super) fn directory(&self, ready: &Ready) -> PathBuf {
         PathBuf::from(format!("/proc/{}/fd/{}", self.child.id(), ready.descriptor))
     }
 
-    /// Lets it remove the directory. If that takes longer it goes on by itself, and the files go when the mount answers.
+    /// Lets the keeper remove the directory. If that takes longer, it continues on its own once the mount responds.
     pub(super) fn finish(mut self, patience: Duration, left: &Left<'_>) -> Result<(), NotKept> {
         drop(self.input.take());
         match self.hear(patience, None) {
@@ -155,7 +155,7 @@ impl Keeper {
         }
     }
 
-    /// Its next line.
+    /// Returns its next message.
     fn hear(&mut self, patience: Duration, stop: Option<&Stop>) -> Result<Said, NotKept> {
         let deadline = Instant::now() + patience;
         loop {
@@ -197,7 +197,7 @@ impl Keeper {
         }
     }
 
-    /// Ends it if that can be done, and remembers it if not.
+    /// Kills it, or records it if that fails.
     fn kill(mut self, why: NotKept, left: &Left<'_>) -> NotKept {
         let _killed = self.child.kill();
         if self.is_gone_soon() {
@@ -208,7 +208,7 @@ impl Keeper {
         NotKept::LeftBehind(pid)
     }
 
-    /// Reaps it when it has ended, and waits a little for that.
+    /// Waits briefly for its exit and reaps it.
     fn is_gone_soon(&mut self) -> bool {
         let deadline = Instant::now() + KILL_GRACE;
         while !matches!(self.child.try_wait(), Ok(Some(_))) {
@@ -221,7 +221,7 @@ impl Keeper {
     }
 }
 
-/// Where it is remembered what was left behind on one mount.
+/// Records abandoned processes of one mount.
 #[derive(Debug)]
 pub(super) struct Left<'a> {
     pub(super) probes: &'a AbandonedProbes,
@@ -233,7 +233,7 @@ impl Left<'_> {
         self.probes.add(&self.what, pid, child);
     }
 
-    /// A process of an earlier test that still hangs.
+    /// Returns a process of an earlier test that still hangs.
     pub(super) fn hanging(&self) -> Option<u32> {
         self.probes.hanging(&self.what)
     }

@@ -1,9 +1,9 @@
-//! `doctor-node test storage`: fio on each mount, with what goes wrong as findings.
+//! `doctor-node test storage`: runs fio on each mount, and reports faults as findings.
 //!
-//! The process of the test touches no mount itself, because nobody could end it while it hangs there. The directory is
-//! the keeper's ([`keeper`]), the reading and writing fio's ([`passes`]); both are waited for no longer than the order
-//! allows, and left behind when they cannot be killed. What is left behind is remembered by mount, and the mount is not
-//! tried again while it hangs. The first error ends the test of a mount and is told; what was measured before stands.
+//! This process touches no mount itself, because it could not be ended while it hangs there. The keeper ([`keeper`])
+//! owns the directory, and fio ([`passes`]) reads and writes. Both have time limits and are left behind if they cannot
+//! be killed. An abandoned process is recorded by mount, and the mount is not tested again while it hangs. The first
+//! error ends the test of a mount and is reported; earlier measurements remain valid.
 
 mod directory;
 mod keeper;
@@ -37,11 +37,11 @@ use told::{Told, Wrong, bytes, of_errno, of_pass};
 pub(super) use keeper::{KEEP, keep};
 pub(super) use passes::{ENTER, enter};
 
-/// How long the keeper is waited for where the test was told to stop, for which the runner gives it not much more, and
-/// where the mount hangs, so that it will hardly come.
+/// How long to wait for the keeper after a stop, when the runner allows the test not much more, and on a mount that
+/// hangs, where it will hardly answer.
 const HURRY: Duration = Duration::from_millis(600);
 
-/// What the process of the test does.
+/// Entry point of the test's process.
 pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
     let order = args.into_iter().next().and_then(|text| serde_json::from_str::<StorageOrder>(text.to_str()?).ok());
     let Some(order) = order else {
@@ -70,7 +70,7 @@ pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
     Ok(all)
 }
 
-/// The test of one place.
+/// The test of one mount or directory.
 struct PlaceTest<'a> {
     fio: &'a Fio,
     order: &'a StorageOrder,
@@ -99,7 +99,7 @@ impl PlaceTest<'_> {
         self.seen.metrics.push(Metric::new(name, self.entity.clone(), value, unit));
     }
 
-    /// From the making of the directory to its removal.
+    /// Runs the test, from creating the directory to removing it.
     fn run(&mut self, place: &Place, path: &Path) -> Result<(), Told> {
         if let Some(pid) = self.left.hanging() {
             let text = format!("process {pid} of an earlier test still hangs on it; it is not tried again");
@@ -116,7 +116,7 @@ impl PlaceTest<'_> {
         let in_a_hurry =
             self.stop.told() == Some(StopWhy::Signal) || matches!(result, Err(Told::Wrong(Wrong::Stalled, _)));
         let removed = keeper.finish(if in_a_hurry { HURRY } else { patience }, &self.left);
-        // Why the test ended early says more than that its files did not go.
+        // The first error matters more than files that could not be removed.
         result.and_then(|()| removed.map_err(|why| not_kept(why, "removing the files")))
     }
 
@@ -153,7 +153,7 @@ impl PlaceTest<'_> {
         Ok(())
     }
 
-    /// Runs one pass. Direct I/O that is refused only when it is used is given up for this mount.
+    /// Runs one pass. If the mount refuses direct I/O only on use, falls back to the page cache for this mount.
     fn pass(&mut self, track: &Track<'_>, pass: Pass, direct: &mut bool) -> Result<FioRun, Told> {
         let begun = Instant::now();
         let name = pass.name();
@@ -184,7 +184,7 @@ impl PlaceTest<'_> {
         }
     }
 
-    /// By the names under which the first tests of this kind kept their results.
+    /// Adds the metrics under the names that earlier tests of this kind used.
     fn keep(&mut self, pattern: Pattern, run: &FioRun) {
         let name = |what: &str| format!("{}_{what}", pattern.code());
         let both = run.read.and(run.write);

@@ -1,8 +1,7 @@
-//! One pass of fio: how it is called, and what came of it.
+//! Runs one pass of fio and reads its result.
 //!
-//! fio runs all its jobs as threads, so that one process number stands for all of it, and dies with the test. It is
-//! started by a small step of our own that enters the directory first: entering may hang, and a process that is being
-//! started would hang whoever starts it.
+//! fio runs all its jobs as threads, so that it has one pid, and is killed when the test ends. This program starts
+//! itself first to enter the directory: entering may hang, and would otherwise block the parent in spawning the child.
 
 use std::{
     cell::Cell,
@@ -30,23 +29,23 @@ use crate::{
     stop::{Stop, StopWhy},
 };
 
-/// The name under which this program enters a directory and becomes fio.
+/// The subtask name under which this program enters a directory and executes fio.
 pub(in crate::builtin) const ENTER: &str = "storage-enter";
 
 const FIO: &str = "fio";
 
-/// Each can have many operations under way at once. Some distributions have them in packages of their own.
+/// fio engines that keep many operations in flight. Some distributions package them separately.
 const ENGINES: [&str; 3] = ["libaio", "io_uring", "posixaio"];
 
-/// For questions to fio that touch no mount.
+/// Time limit of fio commands that touch no mount.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
-/// fio says of every single operation that it failed.
+/// Most lines of fio's errors that are logged: it prints one per failed operation.
 const REMARKS: u32 = 5;
 const KILL_GRACE: Duration = Duration::from_secs(1);
 
-/// What the process that becomes fio does: enters the directory, and runs fio there.
+/// Entry point of the process that executes fio: enters the directory, and runs fio there.
 pub(in crate::builtin) fn enter(args: &[OsString]) -> ExitCode {
-    // fio does not outlive the test that nobody will ask any more.
+    // fio must not outlive the test.
     let _kept = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     let [directory, args @ ..] = args else { return ExitCode::FAILURE };
     if let Err(error) = std::env::set_current_dir(directory) {
@@ -58,7 +57,7 @@ pub(in crate::builtin) fn enter(args: &[OsString]) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// fio as it is installed here.
+/// The installed fio.
 #[derive(Debug, Clone)]
 pub(super) struct Fio {
     pub(super) version: String,
@@ -66,8 +65,10 @@ pub(super) struct Fio {
 }
 
 impl Fio {
+    /// Finds fio and a usable engine.
+    ///
     /// # Errors
-    /// If there is none, or none that can be used.
+    /// If fio is not installed or has no usable engine.
     pub(super) fn find(stop: &Stop) -> Result<Self, ProbeFailure> {
         let ask = |argument: &str| {
             let mut command = Command::new(FIO);
@@ -100,7 +101,7 @@ fn listen(command: &mut Command, timeout: Duration, stop: &Stop, echo: Echo<'_>)
     child::run(command, &limits, stop, echo)
 }
 
-/// One use of fio.
+/// One run of fio.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pass {
     /// Writes and reads back, with checksums in every block.
@@ -116,11 +117,11 @@ impl Pass {
         }
     }
 
-    /// fio's command line.
+    /// Builds fio's command line.
     fn args(self, fio: &Fio, direct: bool, order: &StorageOrder, sizes: Sizes) -> Vec<String> {
         let mut args: Vec<String> = ["--thread", "--group_reporting", "--output-format=json", "--eta=never"]
             .into_iter()
-            // Space that is only set aside would be read back without asking the disk.
+            // Preallocated blocks would be read back without accessing the disk.
             .chain(["--fallocate=none", "--percentile_list=50:99:99.9"])
             .map(str::to_owned)
             .collect();
@@ -136,7 +137,7 @@ impl Pass {
                 set("size", &sizes.verified);
                 set("verify", &"crc32c");
                 set("verify_fatal", &1);
-                // Else it leaves a file of its own, and does so in the current directory.
+                // Otherwise fio leaves a state file in the current directory.
                 set("verify_state_save", &0);
                 (1 << 20, 1)
             }
@@ -153,7 +154,7 @@ impl Pass {
                 match (pattern, facts.files) {
                     (Pattern::IodepthWrite1File, _) => set("size", &sizes.set),
                     (Pattern::NumjobsWriteNFiles, _) => set("size", &(sizes.set / MANY)),
-                    // What the writing pattern before it had time to write.
+                    // As much as the preceding write pattern had time to write.
                     _ => set("size", &"100%"),
                 }
                 set("runtime", &format!("{}ms", order.pattern_time.millis()));
@@ -170,13 +171,13 @@ impl Pass {
     }
 }
 
-/// What came of a pass.
+/// The outcome of a pass.
 #[derive(Debug)]
 pub(super) enum Outcome {
     Ran(FioRun),
-    /// It did not come back within this time, and was killed.
+    /// It did not end within this time and was killed.
     Stalled(Duration),
-    /// It did not come back, and cannot be killed.
+    /// It did not end and cannot be killed.
     LeftBehind {
         pid: u32,
         child: std::process::Child,
@@ -185,7 +186,7 @@ pub(super) enum Outcome {
     Stopped(StopWhy),
 }
 
-/// Where and with what passes run.
+/// The parameters that all passes share.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Track<'a> {
     pub(super) fio: &'a Fio,

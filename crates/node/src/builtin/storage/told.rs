@@ -1,4 +1,4 @@
-//! What is said of a mount: to the rules, by codes, and to people, in the log.
+//! Findings about a mount: event codes for rules, and lines for the log.
 
 use std::io;
 
@@ -10,13 +10,13 @@ use super::passes::Pass;
 /// Why the test of a mount ended early.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Told {
-    /// Something is wrong with the mount.
+    /// The mount is faulty.
     Wrong(Wrong, String),
-    /// It could not be looked at.
+    /// The mount could not be tested.
     Unread(FailureKind, String),
 }
 
-/// What can be wrong with a mount; each is an event that the check has a rule for.
+/// Faults of a mount; each is an event for which the check has a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wrong {
     Corrupt,
@@ -40,16 +40,16 @@ impl Wrong {
     }
 }
 
-/// What an error of the kernel says about a mount. Errors that are not the mount's say nothing about it.
+/// Maps an error of the kernel to a fault of the mount. Errors that are not the mount's say nothing about it.
 pub(super) fn of_errno(errno: i32, doing: &str) -> Told {
     let text = || format!("{doing}: {}", words(errno));
     match errno {
-        // By this one fio says that a checksum is wrong.
+        // fio's error for a wrong checksum.
         libc::EILSEQ => Told::Wrong(Wrong::Corrupt, format!("{doing} read back other bytes than were written")),
         libc::EROFS => Told::Wrong(Wrong::ReadOnly, text()),
         libc::ENOSPC | libc::EDQUOT => Told::Wrong(Wrong::NoSpace, text()),
         libc::ENOENT | libc::ENOTDIR => Told::Wrong(Wrong::Missing, text()),
-        // A disk, a file system, or a server that has gone.
+        // A disk, a file system, or a lost server.
         libc::EIO
         | libc::EREMOTEIO
         | libc::EBADMSG
@@ -68,13 +68,13 @@ pub(super) fn of_errno(errno: i32, doing: &str) -> Told {
     }
 }
 
-/// The kernel's words for an error, without its number.
+/// Returns the kernel's text for an error, without its number.
 pub(super) fn words(errno: i32) -> String {
     let text = io::Error::from_raw_os_error(errno).to_string();
     text.split_once(" (os error").map_or(text.as_str(), |(words, _)| words).to_owned()
 }
 
-/// A pass in one line of the log.
+/// Formats a pass as one line of the log.
 pub(super) fn of_pass(pass: Pass, run: &FioRun) -> String {
     match pass {
         Pass::Verify => format!("{} written, read back and the same", bytes(run.read.bytes)),
@@ -84,7 +84,7 @@ pub(super) fn of_pass(pass: Pass, run: &FioRun) -> String {
             let mut latencies: Vec<_> =
                 sides.iter().filter_map(|(name, side)| Some((*name, of_latency(side)?))).collect();
             if let [(name, _)] = &mut latencies[..] {
-                // With one direction the pattern's name says which.
+                // With one direction the pattern's name shows which.
                 *name = "";
             }
             let latencies: Vec<_> = latencies.into_iter().map(|(name, text)| format!("{name}{text}")).collect();
@@ -102,7 +102,7 @@ fn of_latency(side: &Side) -> Option<String> {
     Some(format!("p50 {p50} p99 {p99} p99.9 {p999} ms"))
 }
 
-/// `1.5 GiB`.
+/// Formats `1.5 GiB`.
 pub(super) fn bytes(count: u64) -> String {
     const UNITS: [(u64, &str); 3] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB")];
     let of = |(unit, name): (u64, &str)| {

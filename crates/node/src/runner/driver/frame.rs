@@ -1,4 +1,4 @@
-//! What the helper and its parent write to each other: a length in four bytes, most significant first, and so many bytes of JSON.
+//! The protocol between the helper and its parent: a big-endian length of four bytes, then that many bytes of JSON.
 
 use std::io::{self, Read, Write};
 
@@ -7,39 +7,39 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 const HEAD: usize = 4;
 
-/// The longest question. All fields of all checks take a tenth of it.
+/// The longest query. All fields of all checks need a tenth of it.
 pub(super) const MOST_QUESTION: usize = 256 << 10;
 
-/// The longest answer: some hundred times what eight GPUs with all their links take.
+/// The longest answer: some hundred times what eight GPUs with all their links need.
 pub(super) const MOST_ANSWER: usize = 8 << 20;
 
-/// What the parent writes.
+/// A message of the parent.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Question {
     pub(super) fields: Vec<String>,
 }
 
-/// What the helper writes.
+/// A message of the helper.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Message {
-    /// The next call of the driver is about this GPU.
+    /// The next driver call is about this GPU.
     Asking(Asked),
-    /// The last message about a question.
+    /// The last message of a query.
     Answer(GpuAnswer),
 }
 
-/// A GPU that the driver is asked about.
+/// A GPU that is queried.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Asked {
     pub(super) index: u32,
-    /// Empty where the bus and the driver do not agree on the GPUs and the driver has not told it.
+    /// Empty if the PCI bus and the driver disagree on the GPUs and the driver has not reported it.
     pub(super) bus: String,
 }
 
-/// One frame with this in it.
+/// Encodes one frame.
 pub(super) fn frame(message: &impl Serialize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; HEAD];
     serde_json::to_writer(&mut bytes, message)?;
@@ -48,12 +48,12 @@ pub(super) fn frame(message: &impl Serialize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Writes one frame in one go.
+/// Writes one frame in a single write.
 pub(super) fn write(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
     to.write_all(&frame(message)?)
 }
 
-/// Waits for the next frame. `None`: the other end was closed.
+/// Waits for the next frame. `None` if the other end is closed.
 pub(super) fn read<T: DeserializeOwned>(from: &mut impl Read, most: usize) -> io::Result<Option<T>> {
     let mut head = [0; HEAD];
     match from.read_exact(&mut head) {
@@ -71,11 +71,11 @@ fn length(head: [u8; HEAD]) -> Option<usize> {
     usize::try_from(u32::from_be_bytes(head)).ok()
 }
 
-/// Bytes as they come, cut into messages.
+/// Splits a byte stream into messages.
 #[derive(Debug, Default)]
 pub(super) struct Incoming {
     bytes: Vec<u8>,
-    /// Up to here they were taken.
+    /// Length of the consumed prefix.
     taken: usize,
 }
 
@@ -85,10 +85,10 @@ impl Incoming {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next whole message.
+    /// Returns the next complete message.
     ///
     /// # Errors
-    /// `FileTooLarge` for one that is longer than an answer may be; `InvalidData` for one that is no message.
+    /// `FileTooLarge` if it exceeds the limit of an answer; `InvalidData` if it is not a message.
     pub(super) fn next(&mut self) -> io::Result<Option<Message>> {
         let Some((head, rest)) = self.bytes[self.taken..].split_first_chunk::<HEAD>() else { return Ok(None) };
         let length = length(*head).filter(|length| *length <= MOST_ANSWER).ok_or(io::ErrorKind::FileTooLarge)?;

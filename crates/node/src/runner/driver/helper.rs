@@ -1,4 +1,4 @@
-//! The helper's side: reads a question, asks the driver, writes what it says, and waits for the next question.
+//! The helper's loop: reads a query, calls the driver, and writes the answer.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -17,20 +17,20 @@ use super::{
 };
 use crate::memory;
 
-/// NVML loses a file descriptor each time it is unloaded (an eventfd; driver 580.159.04 on an H200, 2026-11-17). A helper that holds
-/// more than this ends after its answer, long before there are none left.
+/// NVML leaks a file descriptor each time it is unloaded (an eventfd; driver 580.159.04 on an H200, 2026-11-17). A
+/// helper that holds more than this exits after its answer, long before it runs out.
 const MOST_DESCRIPTORS: usize = 64;
 
-/// Serves the process that started this one until that closes the pipe or ends. The arguments are its process number, the root
-/// of the machine's file system, and NVML's library.
+/// Serves the parent process until that closes the pipe or ends. The arguments are the parent's pid, the root of the
+/// machine's file system, and NVML's library.
 pub fn serve_driver_questions(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     let (Some(parent), Some(root), Some(library)) = (args.next(), args.next(), args.next()) else {
         eprintln!("{DRIVER_ARGUMENT} is for doctor-node itself");
         return ExitCode::FAILURE;
     };
-    // The end of the pipe ends a helper that waits for a question; one that hangs in the driver needs the signal.
+    // A closed pipe ends an idle helper; one that hangs in the driver needs the signal.
     let is_bound = set_parent_process_death_signal(Some(Signal::KILL)).is_ok();
-    // A parent that ended before that sends no signal any more.
+    // A parent that ended earlier sends no signal any more.
     if !is_bound || getppid().map(|pid| pid.to_string()).as_deref() != parent.to_str() {
         return ExitCode::FAILURE;
     }
@@ -42,10 +42,10 @@ pub fn serve_driver_questions(mut args: impl Iterator<Item = OsString>) -> ExitC
 }
 
 fn serve(root: &Path, library: &OsStr) -> io::Result<()> {
-    // What a library prints must not end up between our messages.
+    // Output of a library must not get between our messages.
     let mut out = File::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?);
     rustix::stdio::dup2_stdout(File::options().write(true).open("/dev/null")?)?;
-    // Without the buffer that the standard library would keep.
+    // Unbuffered, unlike the standard library's stdin.
     let mut questions = File::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?);
     while let Some(Question { fields }) = frame::read(&mut questions, MOST_QUESTION)? {
         let mut unsaid = None;
@@ -56,10 +56,10 @@ fn serve(root: &Path, library: &OsStr) -> io::Result<()> {
             }
         });
         unsaid.map_or(Ok(()), Err)?;
-        // The session with the driver is closed and its library unloaded by now.
+        // The driver session is closed and the library unloaded by now.
         frame::write(&mut out, &Message::Answer(answer))?;
         memory::give_back();
-        // The next question gets a new helper.
+        // The next query gets a new helper.
         if fs::read_dir("/proc/self/fd").is_ok_and(|open| open.count() > MOST_DESCRIPTORS) {
             return Ok(());
         }

@@ -1,23 +1,23 @@
-//! Asks NVIDIA's driver through a helper process.
+//! Queries NVIDIA's driver through a helper process.
 //!
-//! A driver that hangs takes its caller with it: the call does not return, and a thread that is stuck in the kernel keeps its
-//! whole process from ending. So this process never calls the driver. It starts a helper, the same program with
-//! [`DRIVER_ARGUMENT`], and writes questions to it; the helper loads NVML, asks, and writes the answer back. One helper serves
-//! all questions of a process, the agent's for as long as the agent runs.
+//! A call into a hung driver does not return, and a thread stuck in the kernel keeps its whole process from exiting.
+//! This process therefore never calls the driver. It starts a helper, the same program with [`DRIVER_ARGUMENT`], and
+//! sends it queries; the helper loads NVML, calls it, and sends the answer back. One helper serves all queries of a
+//! process, the agent's for the agent's lifetime.
 //!
-//! Before it calls the driver about a GPU, the helper says which one, so a question that is not answered in time names the GPU
-//! that the driver hangs on. The helper is then killed, and the next question starts another one. A helper that is stuck in the
-//! kernel survives SIGKILL. It is remembered as an abandoned probe is ([`super::abandoned`]); while it is there, one further
-//! helper may be tried. When that one is stuck too, questions fail at once and say which processes are stuck, since when and on
-//! which GPU, until one of them is gone.
+//! The helper announces each GPU before it queries it, so that a timeout names the GPU on which the driver hangs. The
+//! helper is then killed, and the next query starts another one. A helper that is stuck in the kernel survives SIGKILL.
+//! It is recorded like an abandoned probe ([`super::abandoned`]), and one further helper may be tried. If that one is
+//! stuck too, queries fail immediately and report which processes are stuck, since when and on which GPU, until one of
+//! them is gone.
 //!
-//! The helper opens a session with the driver for each question, and closes it and unloads the library before it answers.
-//! Between questions it holds no device file and no library of the driver: while a process holds `/dev/nvidia*` open, no GPU can
-//! be reset and the driver cannot be upgraded. Opening costs milliseconds on a machine with persistence mode; without it, the
-//! driver would also have to keep every GPU awake for us.
+//! The helper opens a session with the driver for each query, and closes it and unloads the library before it answers.
+//! Between queries it holds no device file and no driver library: while a process has `/dev/nvidia*` open, no GPU can
+//! be reset and the driver cannot be upgraded. Opening takes milliseconds with persistence mode; without it, an open
+//! session would keep every GPU initialised.
 //!
-//! The helper inherits three pipes and nothing else: no other file descriptor, and of the environment only what libraries of
-//! the driver read, so no key of a run. It ends when its pipe is closed, and by a signal when this process ends.
+//! The helper inherits two pipes and no other file descriptor, and only the environment variables that driver libraries
+//! read, hence no run key. It exits when its pipe is closed, and is killed when this process ends.
 
 mod frame;
 mod helper;
@@ -55,35 +55,35 @@ use frame::{Asked, Incoming, MOST_ANSWER, Message};
 
 pub use helper::serve_driver_questions;
 
-/// The hidden argument by which this program asks the driver for the process that started it.
+/// The hidden argument that makes this program a driver helper.
 pub const DRIVER_ARGUMENT: &str = "__driver";
 
-/// What is described as one probe, whatever is asked.
+/// The description of every driver query.
 pub(super) const ASK: &str = "ask the driver";
 
-/// Helpers that may be stuck before no further one is started.
+/// Number of stuck helpers at which no further one is started.
 const MOST_STUCK: usize = 2;
 
 /// A killed helper, which holds next to nothing, is gone within a millisecond unless it is stuck in the kernel.
 const KILL_GRACE: Duration = Duration::from_millis(500);
 
-/// An error that a helper of at least this age tells is told only after a new one has told it too: the driver may have been
-/// upgraded under it, and a library that cannot be unloaded would then be the old one.
+/// An error from a helper of at least this age is verified with a new one: the driver may have been upgraded meanwhile,
+/// and a library that cannot be unloaded would still be the old one.
 const OLD: Duration = Duration::from_secs(60);
 
-/// What libraries of the driver, the loader and the stand-in read of the environment.
+/// Environment variables that the driver's libraries, the loader and the fake NVML read.
 const VARIABLES: [&str; 5] = ["PATH", "LANG", "LC_ALL", "TMPDIR", "LLVM_PROFILE_FILE"];
 const VARIABLE_PREFIXES: [&str; 6] = ["LD_", "NVIDIA_", "NVML_", "__NV", "CUDA_", "DOCTOR_STANDIN"];
 
-/// The helper process that asks the driver, of all runners that share this.
+/// The driver helper process, shared by runners.
 #[derive(Debug, Default)]
 pub struct DriverHelper {
     running: Mutex<Option<Running>>,
 }
 
-/// What is asked, and within which limits.
+/// A query and its limits.
 pub(super) struct DriverQuestion<'a> {
-    /// Who asks: what somebody else began is not taken for an answer to this.
+    /// The runner that queries. A query begun by another runner does not count as this one.
     pub(super) runner: u64,
     pub(super) program: &'a Path,
     pub(super) root: &'a Path,
@@ -94,7 +94,7 @@ pub(super) struct DriverQuestion<'a> {
     pub(super) abandoned: &'a AbandonedProbes,
 }
 
-/// Why a helper gave no answer.
+/// Why a helper did not answer.
 #[derive(Debug)]
 enum Silence {
     TimedOut,
@@ -104,7 +104,7 @@ enum Silence {
     Io(io::Error),
 }
 
-/// A question that has no answer yet.
+/// A query without an answer yet.
 #[derive(Debug)]
 struct Pending {
     runner: u64,
@@ -123,7 +123,7 @@ struct Running {
     started: Instant,
     answered: bool,
     pending: Option<Pending>,
-    /// What of the question does not fit into the pipe yet.
+    /// The part of the query that did not fit into the pipe yet.
     unsent: Vec<u8>,
     incoming: Incoming,
     asked: Option<Asked>,
@@ -134,12 +134,12 @@ impl DriverHelper {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts a helper if there is none, and asks it. The answer is waited for in [`Self::ask`] with the same question.
+    /// Starts a helper if there is none and sends the query. [`Self::ask`] with the same query waits for the answer.
     pub(super) fn begin(&self, question: &DriverQuestion<'_>) -> Result<(), ProbeFailure> {
         begin(&mut self.lock(), question).map(|_| ())
     }
 
-    /// Asks, unless that was begun already, and waits for the answer.
+    /// Sends the query, unless it was begun already, and waits for the answer.
     pub(super) fn ask(&self, question: &DriverQuestion<'_>) -> Result<GpuAnswer, ProbeFailure> {
         let mut slot = self.lock();
         loop {
@@ -149,7 +149,7 @@ impl DriverHelper {
             match running.hear(question) {
                 Ok(answer) if answer.driver.is_err() && is_old => end(&mut slot),
                 Ok(answer) => return Ok(answer),
-                // Somebody killed it while it waited; that is no fault of the driver's.
+                // The idle helper was killed from outside; that is no fault of the driver.
                 Err(Silence::Ended) if was_used => end(&mut slot),
                 Err(silence) => {
                     let gone = slot.take().map(|running| running.give_up(&silence, question));
@@ -166,7 +166,7 @@ impl Drop for DriverHelper {
     }
 }
 
-/// The helper that has this question, which is a new one where the old one does not fit or has ended.
+/// Returns a helper that has received this query. Replaces one that does not fit or has exited.
 fn begin<'a>(slot: &'a mut Option<Running>, question: &DriverQuestion<'_>) -> Result<&'a mut Running, ProbeFailure> {
     if let Some(why) = question.stop.told() {
         return Err(stopped(why));
@@ -184,17 +184,17 @@ fn begin<'a>(slot: &'a mut Option<Running>, question: &DriverQuestion<'_>) -> Re
         let words = frame::Question { fields: question.fields.to_vec() };
         running.unsent = frame::frame(&words)
             .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("{ASK}: the question: {error}")))?;
-        // What went wrong here goes wrong again where the answer is waited for.
+        // An error here recurs where the answer is awaited.
         let _sent_now = running.send();
     }
     Ok(running)
 }
 
-/// Ends a helper that is not needed any more.
+/// Ends a helper that is no longer needed.
 fn end(slot: &mut Option<Running>) {
     let Some(Running { mut child, input, output, pending, asked, .. }) = slot.take() else { return };
     drop((input, output));
-    // Whether it still was there to be killed does not matter.
+    // It may have exited already.
     let _killed = child.kill();
     if child::exits_within(&child, KILL_GRACE) {
         let _status = child.wait();
@@ -249,7 +249,7 @@ impl Running {
         })
     }
 
-    /// Whether it can be asked this, or was.
+    /// Whether this helper can take the query or has it already.
     fn is_for(&self, question: &DriverQuestion<'_>) -> bool {
         let is_same =
             self.program == question.program && self.root == question.root && self.library == question.library;
@@ -258,7 +258,7 @@ impl Running {
         is_same && is_free && matches!(child::has_exited(&self.child), Ok(false))
     }
 
-    /// Writes as much of the question as the pipe takes.
+    /// Writes as much of the query as the pipe accepts.
     fn send(&mut self) -> io::Result<()> {
         while !self.unsent.is_empty() {
             match self.input.write(&self.unsent) {
@@ -282,7 +282,7 @@ impl Running {
                     Message::Asking(asked) => self.asked = Some(asked),
                     Message::Answer(answer) => {
                         (self.pending, self.asked, self.answered) = (None, None, true);
-                        // Nothing follows an answer, and a buffer of this length is not kept until the next.
+                        // Nothing follows an answer; do not keep a buffer of this size until the next one.
                         self.incoming = Incoming::default();
                         return Ok(answer);
                     }
@@ -306,7 +306,7 @@ impl Running {
         }
     }
 
-    /// Takes in what the helper has written. True if it writes no more.
+    /// Reads what the helper has written. Returns true at the end of the stream.
     fn receive(&mut self) -> io::Result<bool> {
         let (mut buffer, mut all) = ([0; 16 << 10], 0);
         loop {
@@ -340,11 +340,11 @@ impl Running {
         }
     }
 
-    /// Kills a helper that did not answer, and says why there is no answer.
+    /// Kills a helper that did not answer, and returns the reason.
     fn give_up(mut self, silence: &Silence, question: &DriverQuestion<'_>) -> ProbeFailure {
         let asked = self.asked.take();
         if matches!(silence, Silence::Ended) {
-            // It is about to exit by itself, with a status that may tell more.
+            // It is about to exit with a status that may show the cause.
             child::exits_within(&self.child, KILL_GRACE);
         }
         if let Some(pid) = child::end(&mut self.child, Duration::ZERO, KILL_GRACE) {
@@ -384,7 +384,7 @@ const fn words_of(why: StopWhy) -> &'static str {
     }
 }
 
-/// Why there is no answer, and where the driver was then.
+/// Describes why there is no answer, and what the driver was doing then.
 fn why(silence: &Silence, limit: Duration, asked: Option<&Asked>) -> String {
     let doing = doing(asked);
     match silence {
@@ -401,7 +401,7 @@ fn why(silence: &Silence, limit: Duration, asked: Option<&Asked>) -> String {
     }
 }
 
-/// What the driver was asked for when it was last heard of.
+/// Describes the driver call that was announced last.
 fn doing(asked: Option<&Asked>) -> String {
     match asked {
         None => "while the driver was opened".to_owned(),
@@ -410,7 +410,7 @@ fn doing(asked: Option<&Asked>) -> String {
     }
 }
 
-/// `2 helper processes are stuck in the kernel and cannot be killed: process 71 since … while the driver was …`
+/// Formats `2 helper processes are stuck in the kernel and cannot be killed: process 71 since … while the driver …`.
 fn told_stuck(stuck: &[Stuck]) -> String {
     let one = |stuck: &Stuck| {
         let since = stuck.since.map_or_else(String::new, |since| format!(" since {since}"));
