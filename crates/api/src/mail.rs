@@ -149,7 +149,7 @@ impl Mail {
         }
     }
 
-    /// Returns how many reports wait on nodes, as their agents have told this process, and how many here.
+    /// Returns how many reports wait on nodes, as their agents reported to this process, and how many here.
     pub(super) fn spooled(&self) -> (u64, usize) {
         let inside = self.lock();
         let on_nodes = inside.newest.values().map(|heard| u64::from(heard.versions.waiting)).sum();

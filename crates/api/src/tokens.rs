@@ -17,7 +17,7 @@ use tokio::{sync::Semaphore, time::timeout};
 const MOST_BYTES: usize = 16 << 10;
 /// Concurrent requests to the cluster.
 const AT_ONCE: usize = 32;
-/// Deadline for one review, including the wait for its turn. The sender is then asked to retry.
+/// Deadline for one review, including the wait for its turn. The sender then gets a 503 and retries.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Cached reviews: more than any cluster has nodes, so that no client can evict them all.
 const MOST_KNOWN: usize = 50_000;

@@ -1,9 +1,9 @@
 //! `GET /api/v1/events`: a stream of change notifications.
 //!
 //! An event names what changed, not the new content: a client that missed some reloads once. The last few hundred are
-//! kept for clients that reconnect (`Last-Event-ID`); a client that is too late is told to reload everything. A client
-//! that falls behind is notified and disconnected, so nothing accumulates for it. So is one whose token was revoked or
-//! changed its role.
+//! kept for clients that reconnect (`Last-Event-ID`); a client that is too late gets the event `everything`. A client
+//! that falls behind gets the event `dropped` and is disconnected, so nothing accumulates for it. So is one whose token
+//! was revoked or changed its role.
 
 use std::{
     collections::{HashMap, VecDeque},
