@@ -254,8 +254,8 @@ fn refuse_damaged(path: &Path) -> Result<()> {
     }
 }
 
-/// File systems that two hosts may mount concurrently, or whose locks and fsync depend on a remote server. Numbers are
-/// from the kernel's `magic.h` and the projects' own headers.
+/// File systems on which two hosts may open the file concurrently, or whose locks and fsync depend on a remote server.
+/// Numbers are from the kernel's `magic.h` and the projects' own headers.
 const NETWORK: [(u32, &str); 13] = [
     (0x6969, "NFS"),
     (0x517B, "SMB"),
