@@ -1,5 +1,5 @@
-// Orders. What would happen is shown first and must be confirmed; who may order anything is told by the controller, and it refuses whoever
-// may not, whatever these pages show.
+// Operator commands. The plan is shown first and must be confirmed. The controller checks permissions and rejects unauthorised requests,
+// whatever these pages show.
 
 import { get, keepToken, post, token } from "./api.js";
 import { el, swap } from "./dom.js";
@@ -51,7 +51,7 @@ function body(action, form) {
   return asked;
 }
 
-// Asks for the particulars, shows the plan, and carries it out when it is confirmed. `done` is called then.
+// Prompts for the parameters, shows the plan, and carries it out once it is confirmed; then calls `done`.
 export function order(name, nodes = [], done = () => {}) {
   const action = ACTIONS[name];
   const told = el("div", { class: "told", role: "status" });
@@ -113,7 +113,7 @@ export function order(name, nodes = [], done = () => {}) {
     confirm.focus();
   };
 
-  // Another wish, another plan: what was shown no longer holds.
+  // Any input changes the plan, so the one shown is no longer valid.
   form.addEventListener("input", () => swap(told));
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
@@ -128,7 +128,7 @@ export function order(name, nodes = [], done = () => {}) {
   return box;
 }
 
-// A row of buttons for nodes; nothing for those who may only look.
+// A row of buttons for nodes; null for viewers.
 export function nodeActions(page, nodes, done) {
   if (!page.who?.may_act) return null;
   const button = (name) =>
@@ -144,7 +144,7 @@ export function nodeActions(page, nodes, done) {
   );
 }
 
-// Takes a token, tries it, and keeps it for this tab.
+// Prompts for a token, verifies it, and keeps it for this tab.
 export function signIn(done) {
   const told = el("div", { role: "status" });
   const input = el("input", {

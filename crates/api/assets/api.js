@@ -1,4 +1,4 @@
-// Questions to the controller. A token is kept for this tab alone, and goes nowhere but into the header.
+// API requests. The token is kept for this tab only and is sent only in the header.
 
 const BASE = new URL("api/v1/", document.baseURI);
 const KEPT = "doctor-token";
@@ -51,7 +51,7 @@ async function answered(asked) {
   try {
     told = (await response.json()).error ?? told;
   } catch {
-    // A proxy in between answers in its own words; the status says enough.
+    // A proxy in between sends its own body; the status suffices.
   }
   throw new Refused(response.status, told);
 }
@@ -61,7 +61,7 @@ export async function get(parts, query, signal) {
   return response.json();
 }
 
-// All pages of a list, up to `most` rows, so that one table shows it.
+// Fetches all pages of a list, up to `most` rows, so that one table can show it.
 export async function all(parts, query, signal, most = 5000) {
   const items = [];
   let cursor;

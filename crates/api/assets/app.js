@@ -1,7 +1,7 @@
-// The page around the pages: which is shown, by what address, for whom, and whether what it shows is live.
+// The frame around the pages: routing, sign-in, and whether the data is live.
 //
-// Addresses are behind the `#`, so that one document serves them all, under whatever path a proxy puts it, and a link shows somebody else
-// the same: page, filter, sort and choice.
+// Addresses are in the URL fragment, so that one document serves them all under any proxy path, and a link reproduces the view: page,
+// filter, sort order and selection.
 
 import { ACTIONS, order, signIn } from "./actions.js";
 import { get } from "./api.js";
@@ -40,7 +40,7 @@ function where() {
   return { parts, query: new URLSearchParams(query ?? "") };
 }
 
-// What a page is given: where it is, what was chosen, and how it hears of changes. It ends with `signal`.
+// The context of a page: its address, its parameters, and change notifications. `signal` aborts when the page is left.
 class Page {
   #ears = [];
   #end = new AbortController();
@@ -67,11 +67,11 @@ class Page {
     for (const ear of this.#ears) ear(kind, data);
   }
 
-  // A choice, into the address; the way back does not stop at each.
+  // Stores a choice in the address, without adding a history entry.
   say(name, value) {
     if (value === null || value === "") this.query.delete(name);
     else this.query.set(name, value);
-    // Browsers take their time for it, and refuse it if it happens too often.
+    // Delayed, because browsers are slow at this and throttle frequent calls.
     clearTimeout(this.#saying);
     this.#saying = setTimeout(() => history.replaceState(null, "", href(this.parts, Object.fromEntries(this.query))), 150);
   }
@@ -191,7 +191,7 @@ function theme() {
     try {
       localStorage.setItem("doctor-theme", root.dataset.theme);
     } catch {
-      // It holds for this page then.
+      // Without storage the choice lasts for this page.
     }
     changed();
   });
@@ -217,23 +217,23 @@ function listen() {
   live.start();
 }
 
-// The cluster's time goes on by what the controller says.
+// Updates the cluster's time from the controller.
 async function clock() {
   try {
     tellTime((await get(["status"])).at);
     ageMoments();
   } catch {
-    // The page itself says what does not answer.
+    // The page itself reports the failure.
   }
 }
 
 async function start() {
-  // Whoever may not ask is told by the page below.
+  // The page below reports missing access.
   who = await get(["whoami"]).catch(() => null);
   document.getElementById("who").textContent = who?.known ? `${who.name} (${who.role})` : "Sign in";
   document.getElementById("pause").hidden = !who?.may_act;
   listen();
-  // Ages are drawn by our own time until the cluster's is known.
+  // Ages use the local time until the cluster's is known.
   clock();
   show();
 }

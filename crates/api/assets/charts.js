@@ -1,4 +1,4 @@
-// Small plots. Each says its figures in words too, for those who do not see it; exact values are in the table beside it.
+// Small plots. Each has a text alternative for screen readers; exact values are in the table beside it.
 
 import { el, svg } from "./dom.js";
 import { figure, stamp } from "./words.js";
@@ -10,7 +10,7 @@ const plot = (width, height, label, ...content) =>
     ...content,
   );
 
-// How the values of a fleet are spread; `mine` is one node's among them.
+// The distribution of a measurement over the fleet; `mine` is one node's value.
 export function spread({ least, most, median, p5, p95, bars, nodes }, unit, mine = null) {
   const [width, height] = [480, 90];
   const [low, high] = mine === null || mine === undefined ? [least, most] : [Math.min(least, mine), Math.max(most, mine)];
@@ -54,7 +54,7 @@ export function spread({ least, most, median, p5, p95, bars, nodes }, unit, mine
   );
 }
 
-// One node's values over time, over the band in which its peers are.
+// One node's values over time, over the band of its peers.
 export function past(values, unit, peers = null) {
   const [width, height] = [480, 90];
   const times = values.map((one) => Date.parse(one.at));
@@ -92,7 +92,7 @@ export function past(values, unit, peers = null) {
   );
 }
 
-// Day by day: a bar of hours and a mark for each day with faults, against the limit where there is one.
+// Daily node-hours as bars, with a mark on days with faults, against the limit if there is one.
 export function days(rows, limit) {
   const [width, height] = [960, 200];
   const most = Math.max(...rows.map((row) => row.node_hours), limit ?? 0, 1);
@@ -136,7 +136,7 @@ export function days(rows, limit) {
   );
 }
 
-// What happened when: one lane for each kind, time from left to right.
+// A timeline with one lane per kind of event.
 const LANES = [
   ["results", "Runs"],
   ["boot", "Boots"],
@@ -197,7 +197,7 @@ export function lanes(moments) {
   );
 }
 
-// Shares of a whole, as a bar; what they are stands in the cells beside it.
+// Shares of a whole, as a bar; the cells beside it name them.
 export const stack = (parts, label) =>
   el(
     "div",

@@ -1,10 +1,10 @@
-// Signs and colours of states. Each state has a shape of its own, so that no meaning is in the colour alone; the colours are told
-// apart with red-green and blue-yellow blindness.
+// Signs and colours of states. Each state also has its own shape, so that no meaning depends on colour alone; the colours are
+// distinguishable with red-green and blue-yellow colour blindness.
 
 import { el } from "./dom.js";
 import { title } from "./words.js";
 
-// tone: a class and a variable of the style sheet; sign: a letter that is read where no shape is drawn; mark: the shape on the map.
+// tone: a class and a variable of the style sheet; sign: a letter used where no shape is drawn; mark: the shape on the map.
 export const STATES = {
   pass: { tone: "good", sign: "✓", mark: "solid" },
   fail: { tone: "bad", sign: "✕", mark: "cross" },
@@ -35,20 +35,20 @@ export const STATES = {
 const PLAIN = { tone: "dim", sign: "·", mark: "hollow" };
 export const state = (code) => STATES[code] ?? PLAIN;
 
-// A state in words with its sign.
+// A state as text with its sign.
 export function badge(code, text = title(code)) {
   const { tone, sign } = state(code);
   return el("span", { class: `badge ${tone}` }, el("span", { "aria-hidden": "true" }, sign), ` ${text}`);
 }
 
-// From low to high, in even steps of lightness: readable without seeing hues. Dark pages get it the other way round.
+// From low to high, in even steps of lightness: readable without hues. Reversed on dark pages.
 const RAMP = ["#fde725", "#b5de2b", "#6ece58", "#35b779", "#1f9e89", "#26828e", "#31688e", "#3e4989", "#482878"];
 export const STEPS = RAMP.length;
 export function ramp(share) {
   return RAMP[Math.min(STEPS - 1, Math.max(0, Math.floor(share * STEPS)))];
 }
 
-// The tones as the style sheet has them now.
+// The current tones of the style sheet.
 export function tones() {
   const style = getComputedStyle(document.documentElement);
   const read = (name) => style.getPropertyValue(`--${name}`).trim();

@@ -1,5 +1,5 @@
-// Tables as CSV (RFC 4180). A spreadsheet takes a cell that begins with one of = + - @ for a formula, and names and reasons are written
-// by nodes and people: such a cell gets an apostrophe in front, unless it is a plain number.
+// Tables as CSV (RFC 4180). Spreadsheets treat a cell that starts with = + - or @ as a formula, and names and reasons come from nodes and
+// people: such a cell is prefixed with an apostrophe, unless it is a plain number.
 
 export function cell(value) {
   let text = value === null || value === undefined ? "" : String(value);

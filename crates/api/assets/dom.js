@@ -1,5 +1,5 @@
-// Elements, made from names and texts. What comes from the server gets into a page through here alone, as text: nothing in these
-// scripts turns text into markup.
+// Builds elements from names and text. Data from the server enters a page only through here, as text: nothing in these scripts turns text
+// into markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -18,7 +18,7 @@ function fill(node, props, children) {
 export const el = (tag, props, ...children) => fill(document.createElement(tag), props, children);
 export const svg = (tag, props, ...children) => fill(document.createElementNS(SVG, tag), props, children);
 
-// Addresses are made here from parts, so that a name with any sign in it stays one part.
+// Builds an address from parts, so that a name with special characters stays one part.
 export function href(parts, query = {}) {
   const asked = new URLSearchParams(Object.entries(query).filter(([, value]) => value)).toString();
   return `#/${parts.map(encodeURIComponent).join("/")}${asked ? `?${asked}` : ""}`;
@@ -27,7 +27,7 @@ export function href(parts, query = {}) {
 export const link = (parts, text, query) => el("a", { href: href(parts, query) }, text);
 export const nodeLink = (name) => (name ? link(["nodes", name], name) : "");
 
-// Puts new content in place of the old, and the keyboard's focus back where it was.
+// Replaces content and restores keyboard focus.
 export function swap(place, ...content) {
   const held = place.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
   place.replaceChildren(...content.flat(Infinity).filter(Boolean));

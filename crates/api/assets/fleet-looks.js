@@ -1,4 +1,4 @@
-// By what the fleet is coloured, and what a filter matches. Everything here works on numbers of rows of the map that the controller sent.
+// Colouring and filtering of the fleet. Everything here works on row numbers of the map that the controller sent.
 
 import { STATES, STEPS, ramp, tones } from "./colours.js";
 import { figure, length, now, title } from "./words.js";
@@ -13,7 +13,7 @@ const COLUMNS = {
   severity: ["severity", "severities"],
 };
 
-// Numbers in names count as numbers: rack 9 comes before rack 10.
+// Natural order: rack 9 comes before rack 10.
 function inOrder(groups) {
   const parted = new Map(groups.map(({ name }) => [name, name.split(/(\d+)/)]));
   return groups.sort((a, b) => {
@@ -27,7 +27,7 @@ function inOrder(groups) {
   });
 }
 
-// The map with words instead of places. Columns are taken apart once: a filter asks ten thousand times.
+// The map with strings instead of indices. Columns are extracted once, because a filter reads them ten thousand times.
 export class Fleet {
   #columns = new Map();
   #lower = null;
@@ -42,13 +42,13 @@ export class Fleet {
     return this.map.nodes[node][this.at.node];
   }
 
-  // The names as a filter reads them.
+  // Names in lower case, for filters.
   get lower() {
     this.#lower ??= this.map.nodes.map((row) => row[this.at.node].toLowerCase());
     return this.#lower;
   }
 
-  // Of each node, the place of its word in `words`; the last of them is for those that have none.
+  // The index into `words` of each node; the last one is for nodes without a value.
   column(key) {
     let column = this.#columns.get(key);
     if (!column) {
@@ -65,7 +65,7 @@ export class Fleet {
     return words[places[node]];
   }
 
-  // In milliseconds; null where something was never tested.
+  // In milliseconds; null if something was never tested.
   validated(node) {
     const minutes = this.map.nodes[node][this.at.validated];
     return minutes === null ? null : minutes * 60_000;
@@ -81,7 +81,7 @@ export class Fleet {
     return inOrder([...groups].map(([name, nodes]) => ({ name, nodes })));
   }
 
-  // Whether the same nodes lie in the same groups, in the same order.
+  // Whether the same nodes are in the same groups, in the same order.
   liesAs(other, key) {
     if (this.count !== other.count) return false;
     const group = (fleet, node) => (key === "none" ? null : fleet.word(node, key));
@@ -129,7 +129,7 @@ function byAge(fleet, period) {
   return { looks, lookOf };
 }
 
-// `values` by name of node. What lies outside of the middle nine tenths is in the first or last step.
+// `values` by node name. Values outside the middle 90 % are in the first or last step.
 function byFigure(fleet, { values, unit }) {
   const sorted = Object.values(values).sort((a, b) => a - b);
   const at = (share) => sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))] ?? 0;
@@ -160,7 +160,7 @@ export function looksOf(fleet, by, { period, measured }) {
 
 const escape = (text) => text.replace(/[.+?^${}()|[\]\\]/g, "\\$&");
 
-// `gpu* health:fail`: every word must hold; a word with a colon is about that column, another about the name.
+// `gpu* health:fail`: every word must match; a word with a colon matches that column, any other the name.
 export function filterOf(fleet, text) {
   const tests = text
     .toLowerCase()

@@ -1,8 +1,8 @@
-// What every page has in common: it loads, it may fail, it may have nothing to show, and it looks again when something changes.
+// What all pages share: loading, failures, empty results, and reloading when something changes.
 
 import { el, swap } from "./dom.js";
 
-// Changes come in bursts; a page looks again no faster than this.
+// Minimum interval between reloads, because changes come in bursts.
 const APART = 1500;
 
 export function failed(error, again) {
@@ -15,7 +15,7 @@ export function failed(error, again) {
 export const empty = (...text) => el("p", { class: "state" }, ...text);
 export const loading = () => el("p", { class: "state", "aria-busy": "true" }, "Loading …");
 
-// A part of a page with a loader. `read` brings data; `draw` makes content of it; `kinds` are the changes after which it looks again.
+// A part of a page that loads itself. `read` fetches data, `draw` renders it, `kinds` are the changes that reload it.
 export class Part {
   #page;
   #read;
@@ -78,7 +78,7 @@ export class Part {
   }
 }
 
-// A labelled choice whose value stands in the address.
+// A labelled choice whose value is stored in the address.
 export function choice(page, name, label, options, usual, changed) {
   const value = page.query.get(name) ?? usual;
   const select = el(
@@ -110,5 +110,5 @@ export function searchBox(page, name, label, hint, changed) {
   return el("label", { class: "choice grow" }, el("span", {}, label), input);
 }
 
-// A heading with what belongs beside it.
+// A heading with the elements beside it.
 export const section = (title, ...content) => el("section", { class: "card" }, el("h2", {}, title), ...content);

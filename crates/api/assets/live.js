@@ -1,5 +1,5 @@
-// What changes, as it changes. EventSource cannot carry a token, so the stream is read here: it goes on after the last event that was
-// heard, and a lost connection is told and tried again, ever more slowly.
+// The event stream. EventSource cannot send a token, so the stream is read here. It resumes after the last event; a lost connection is
+// shown and retried with growing delays.
 
 import { address, headers } from "./api.js";
 
@@ -13,7 +13,7 @@ export class Live {
   #stop = new AbortController();
   #wait = SHORTEST;
 
-  // `hear` gets the name and data of each event, `tell` whether we are connected.
+  // `hear` receives the name and data of each event, `tell` whether the stream is connected.
   constructor(hear, tell) {
     this.#hear = hear;
     this.#tell = tell;
@@ -29,7 +29,7 @@ export class Live {
         if (!response.ok) throw new Error(String(response.status));
         this.#tell(true);
         this.#wait = SHORTEST;
-        // What happened while nothing was heard, and nothing was heard yet, nobody will tell.
+        // Without a last event id the server cannot replay what was missed, so reload everything.
         if (missed && !this.#last) this.#hear("everything", {});
         await this.#read(response.body.getReader());
       } catch {
@@ -75,7 +75,7 @@ export class Live {
     try {
       data = JSON.parse(fields.data ?? "{}");
     } catch {
-      // What cannot be read is still a reason to look again.
+      // Even unreadable data signals a change.
     }
     this.#hear(fields.event === "dropped" ? "everything" : fields.event, data);
   }

@@ -1,11 +1,11 @@
-// What a test wrote, followed while it goes on.
+// The log of a test, followed while it runs.
 
 import { get } from "./api.js";
 import { el, swap } from "./dom.js";
 import { failed } from "./frame.js";
 
 const EVERY = 2000;
-// Of a long log the page keeps the end; the whole is with the command line.
+// The page keeps the end of a long log; the command line prints all of it.
 const MOST = 400_000;
 
 export function follow(page, { run, node, test }) {

@@ -1,18 +1,18 @@
-// Up to ten thousand nodes as cells on a canvas, in labelled blocks. A cell of each look is drawn once, as a stamp, and its pixels are
-// copied to wherever a node has come to look so: all of them take a few milliseconds, where as many commands to draw take a hundred. What
-// is under the pointer or the keyboard is told by an element above the canvas, and nothing is drawn again for it.
+// Up to ten thousand nodes as cells on a canvas, in labelled blocks. A cell of each look is drawn once as a stamp, whose pixels are copied
+// to every node with that look: that takes a few milliseconds for all, where as many drawing commands take a hundred. An element above the
+// canvas shows the node under the pointer or keyboard cursor, so nothing is redrawn for it.
 
 import { tones } from "./colours.js";
 import { el } from "./dom.js";
 import { whole } from "./words.js";
 
-// Above a block and between blocks: of hundreds of them, less.
+// Space above and between blocks; less for hundreds of them.
 const ROOMY = { label: 20, gap: 14, font: 12 };
 const TIGHT = { label: 14, gap: 7, font: 10 };
 const MANY = 60;
-// So many blocks go over the whole width; more of them stand side by side.
+// Up to this many blocks use the full width; more are placed side by side.
 const FULL_WIDTH = 8;
-// Of the look of a node that is not on the canvas yet.
+// The look of a node that is not drawn yet.
 const NONE = 255;
 
 export class NodeMap {
@@ -34,7 +34,7 @@ export class NodeMap {
   #open;
   #describe;
 
-  // `describe` makes lines of a node's number, `open` goes to it.
+  // `describe` returns lines of text for a node number, `open` navigates to it.
   constructor({ open, describe, label }) {
     this.#open = open;
     this.#describe = describe;
@@ -57,14 +57,14 @@ export class NodeMap {
     new ResizeObserver(() => this.element.clientWidth !== this.#laid && this.#lay()).observe(this.element);
   }
 
-  // groups: [{ name, nodes: [numbers] }]; looks: [{ colour, mark }]; of each node, `at`: its place in looks, and `lit`: 1 if it matches.
+  // groups: [{ name, nodes: [numbers] }]; looks: [{ colour, mark }]; per node, `at`: its index in looks, and `lit`: 1 if it matches.
   show(shown) {
     this.#shown = shown;
     [this.#laid, this.#pixels] = [0, null];
     this.#lay();
   }
 
-  // The same nodes in the same places, in other looks; with `labels` where the colours of the page changed too.
+  // Changes the looks of the same nodes in the same places; `labels`: the page's colours changed too.
   recolour(looks, at, lit, labels = false) {
     if (!this.#shown) return;
     Object.assign(this.#shown, { looks, at, lit });
@@ -107,7 +107,7 @@ export class NodeMap {
     this.#begin();
   }
 
-  // An empty canvas with the labels, which stay when looks change.
+  // Clears the canvas and draws the labels, which stay when looks change.
   #begin() {
     if (!this.#laid) return;
     const context = this.#canvas.getContext("2d", { willReadFrequently: true });
@@ -119,7 +119,7 @@ export class NodeMap {
     this.#draw();
   }
 
-  // The cells that have come to look otherwise.
+  // Draws the cells whose look has changed.
   #draw() {
     if (!this.#pixels) return;
     const { looks, at: places, lit } = this.#shown;
@@ -127,7 +127,7 @@ export class NodeMap {
     const scale = devicePixelRatio || 1;
     const stamped = JSON.stringify([paper, scale, this.#pitch, looks.map(({ colour, mark }) => [colour, mark])]);
     if (stamped !== this.#stamped) {
-      // Those that do not match stay, faint: where something is matters.
+      // Nodes that do not match are drawn faintly, because positions matter.
       this.#stamps = looks.flatMap((look) => [0.13, 1].map((alpha) => this.#stamp(look, alpha, paper, scale)));
       this.#stamped = stamped;
       this.#drawn.fill(NONE);
@@ -152,7 +152,7 @@ export class NodeMap {
       }
     }
     if (bottom > top) this.#canvas.getContext("2d").putImageData(this.#pixels, 0, 0, 0, top, width, bottom - top);
-    // For whoever waits until the nodes are there.
+    // For tests that wait until the nodes are drawn.
     this.element.dataset.cells = String(this.#blocks.reduce((sum, block) => sum + block.nodes.length, 0));
   }
 
@@ -165,7 +165,7 @@ export class NodeMap {
     for (const { name, nodes, x, y, columns } of this.#blocks) {
       const text = this.#spacing === ROOMY ? `${name} · ${whole(nodes.length)}` : name;
       const wide = columns * this.#pitch;
-      // A width costs time, and most names fit.
+      // A maximum width costs time, and most names fit.
       if (text.length * font * 0.6 > wide) context.fillText(text, x, y - label / 2, wide);
       else context.fillText(text, x, y - label / 2);
     }
@@ -176,7 +176,7 @@ export class NodeMap {
     return [block.x + (place % block.columns) * this.#pitch, block.y + Math.floor(place / block.columns) * this.#pitch];
   }
 
-  // A cell of this look, with the space beside it, as pixels.
+  // A cell of this look, with its spacing, as pixels.
   #stamp({ colour, mark }, alpha, paper, scale) {
     const side = Math.max(1, Math.floor(this.#pitch * scale));
     const size = this.#pitch - (this.#pitch > 9 ? 2 : 1);
@@ -247,7 +247,7 @@ export class NodeMap {
     this.#cursor.scrollIntoView({ block: "nearest" });
   }
 
-  // The next cell above or below, over the gap between blocks too.
+  // The next cell above or below, also across blocks.
   #beyond(node, step) {
     const [x, y] = this.#corner(node);
     const bottom = this.#canvas.clientHeight;

@@ -1,4 +1,4 @@
-// Tables: sorted by a click on a heading, in pages, and saved as CSV. What is chosen stands in the address.
+// Tables: sorted by clicking a heading, paged, and saved as CSV. The choices are stored in the address.
 
 import { save } from "./api.js";
 import { csv } from "./csv.js";
@@ -15,9 +15,9 @@ function compare(a, b) {
   return String(a).localeCompare(String(b), "en", { numeric: true });
 }
 
-// columns: { key, title, value(row) for sorting and CSV, cell(row) for show if it differs, right }. `name` is the file's and, in the
-// address, the table's. `usual` is how it is sorted unless somebody chose: a key, with `-` in front for the greatest first; `size` rows are
-// shown at once; `more` brings older ones.
+// columns: { key, title, value(row) for sorting and CSV, cell(row) for display if it differs, right }. `name` is the file's name and the
+// table's prefix in the address. `usual` is the default sort order: a key, with `-` in front for descending. `size` rows are shown per
+// page; `more` fetches older ones.
 export function table(
   page,
   { name, caption, columns, rows, usual = null, nothing = "Nothing here.", more = null, size = ROWS },
@@ -58,7 +58,7 @@ export function table(
     const cell = (one, column) => {
       const content = (column.cell ?? column.value)(one) ?? "";
       const kind = [column.right && "right", column.wide && "wide"].filter(Boolean).join(" ");
-      // One element for all of it: on a phone a cell is a title and its content, side by side.
+      // A single element, because on a phone a cell is a title and its content side by side.
       return el("td", { class: kind || null, "data-title": column.title }, content === "" ? null : el("div", {}, content));
     };
     const row = (one) => el("tr", {}, ...columns.map((column) => cell(one, column)));

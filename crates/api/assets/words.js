@@ -1,10 +1,10 @@
-// How moments, lengths and figures are said.
+// Formats times, durations and measurements.
 
 const MINUTE = 60_000;
 const HOUR = 60 * MINUTE;
 const DAY = 24 * HOUR;
 
-// The cluster's time, which in a demonstration runs ahead of ours: as it was last told.
+// Offset of the cluster's time, which runs ahead of ours in a demonstration, as last reported.
 let ahead = 0;
 export function tellTime(at) {
   ahead = Date.parse(at) - Date.now();
@@ -36,7 +36,7 @@ export function stamp(at) {
   return `${day} ${two(of.getUTCHours())}:${two(of.getUTCMinutes())} UTC`;
 }
 
-// A moment as an element whose age goes on by itself.
+// A time as an element whose displayed age is updated.
 export function moment(at) {
   if (!at) return "";
   const time = document.createElement("time");
@@ -53,7 +53,7 @@ export function ageMoments(root = document) {
   }
 }
 
-// "7d", "1h 30m", "9m 23s 815ms" in milliseconds.
+// Parses "7d", "1h 30m", "9m 23s 815ms" into milliseconds.
 export function spanMs(text) {
   const units = { ms: 1, s: 1000, m: MINUTE, h: HOUR, d: DAY, w: 7 * DAY };
   let sum = 0;
@@ -69,7 +69,7 @@ const STEPS = [
   [1e6, "M"],
   [1e3, "k"],
 ];
-// Units that take a prefix, and the sign of those that do not.
+// Units that take a prefix, and the symbols of those that do not.
 const SIGNS = { bytes: "B", "bytes/s": "B/s", "bits/s": "bit/s", "flop/s": "flop/s", "ops/s": "op/s", watts: "W", hertz: "Hz" };
 const PLAIN = { count: "", ratio: "", percent: " %", celsius: " °C", s: " s", "1/h": " /h", "1/s": " /s" };
 export function figure(value, unit = "count") {
@@ -80,7 +80,7 @@ export function figure(value, unit = "count") {
 }
 
 export const percent = (share) => (share === null || share === undefined ? "–" : `${Number(share.toFixed(1))} %`);
-// By hand: the first number that a browser formats for a language takes it a tenth of a second.
+// By hand: a browser's first locale-aware number takes a tenth of a second.
 export const whole = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, ",");
 export const plural = (count, one, many = `${one}s`) => `${whole(count)} ${count === 1 ? one : many}`;
 export const title = (code) => (code ? code[0].toUpperCase() + code.slice(1).replaceAll("-", " ") : "");

@@ -1,5 +1,5 @@
-//! A way in for the fuzzer to the door for agents: bytes as they come over a connection, and what is answered; and to the API: what
-//! is asked, and what is answered.
+//! Entry points for the fuzzer: the agent endpoint, from connection bytes to the response; and the API, from request to
+//! response.
 
 use std::{
     io::{self, Read, Write},
@@ -21,7 +21,7 @@ use tokio::{
 
 use super::{BODIES, converse, http, ingest::Desk, mail::Mail, router};
 
-/// A door that one node is enrolled at, and whose controller leads.
+/// An agent endpoint with one enrolled node, of a controller that leads.
 #[derive(Debug)]
 pub struct DoorOfOne {
     runtime: Runtime,
@@ -43,10 +43,11 @@ impl DoorOfOne {
         Ok(Self { runtime, service })
     }
 
-    /// Says this, hangs up, and returns what was answered. No more than fits into a socket: 64 KiB.
+    /// Sends these bytes, closes the writing half, and returns the response. At most what fits into a socket buffer: 64
+    /// KiB.
     ///
     /// # Errors
-    /// If there is no connection to be had.
+    /// If the socket pair cannot be created.
     pub fn hear(&self, said: &[u8]) -> io::Result<Vec<u8>> {
         let (mut near, far) = UnixStream::pair()?;
         near.write_all(said)?;
@@ -54,7 +55,7 @@ impl DoorOfOne {
         far.set_nonblocking(true)?;
         self.runtime.block_on(async {
             let far = tokio::net::UnixStream::from_std(far)?;
-            // Whoever has hung up is served all the same: else every question would be dropped before its answer.
+            // Half-closed connections are served: otherwise every request would be dropped before its response.
             converse(http().half_close(true), far, self.service.clone()).await;
             io::Result::Ok(())
         })?;

@@ -1,9 +1,9 @@
-//! `GET /healthz` and `GET /readyz`: whether this controller should be started anew, and whether it can be spoken to.
+//! `GET /healthz` and `GET /readyz`: whether this controller should be restarted, and whether it can serve requests.
 //!
-//! The first is about the loop alone. A cycle that cannot reach its cluster or its store ends, and says so; a restart would
-//! cure nothing of that. What a restart does cure is a loop that no longer turns. The second is about the store, without which
-//! nothing can be kept. Who leads does not matter for either: a controller that waits for the lease is alive and ready, else an
-//! update of two would wait for ever for the second.
+//! Liveness covers the loop alone. A cycle that cannot reach its cluster or store ends with an error, which a restart
+//! would not cure; a loop that no longer runs is what a restart cures. Readiness covers the store, without which
+//! nothing can be stored. Neither depends on leadership: a controller that waits for the lease is live and ready,
+//! otherwise a rolling update of two would wait for the second for ever.
 
 use std::{
     sync::Arc,
@@ -19,7 +19,7 @@ use tokio::time::timeout;
 
 use super::ingest::Desk;
 
-/// For the store to answer.
+/// Deadline for the store's reply.
 const STORE: Duration = Duration::from_secs(3);
 
 pub(super) async fn health(State(desk): State<Arc<Desk>>) -> Response {
@@ -63,7 +63,7 @@ mod tests {
         Door::open("127.0.0.1:0".parse().unwrap(), store, Arc::new(SystemClock), Arc::default()).unwrap()
     }
 
-    /// The status and the last line of the answer.
+    /// Returns the status and the last line of the response.
     fn get(door: &Door, path: &str) -> (String, String) {
         let mut stream = TcpStream::connect(door.address()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();

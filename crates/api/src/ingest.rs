@@ -1,4 +1,5 @@
-//! `POST /api/v1/ingest`: one signed report of one node, by the key that the node was enrolled with or by a token of its cluster.
+//! `POST /api/v1/ingest`: one signed report of one node, authenticated by the node's enrolment key or a token of its
+//! cluster.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,24 +27,24 @@ use super::{
     tokens::{NoToken, Tokens, token_of},
 };
 
-/// For a body to arrive, and for room for it.
+/// Deadline for memory to become available and the body to arrive.
 const BODY: Duration = Duration::from_secs(20);
-/// For the engine to keep a report.
+/// Deadline for the engine to store a report.
 const KEEPING: Duration = Duration::from_secs(10);
 const NODE: &str = "x-doctor-node";
 
-/// What the handlers need.
+/// State shared by the handlers.
 pub(super) struct Desk {
     pub(super) store: Store,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) mail: Arc<Mail>,
-    /// KiB of bodies.
+    /// Remaining memory for bodies, in KiB.
     pub(super) room: Arc<Semaphore>,
-    /// Where the cluster vouches for agents.
+    /// Set where the cluster vouches for agents.
     pub(super) tokens: Option<Tokens>,
 }
 
-/// Why a report was not taken.
+/// Why a report was rejected.
 #[derive(Debug, thiserror::Error)]
 enum Refused {
     #[error("name the node in the header X-Doctor-Node")]
@@ -123,7 +124,7 @@ pub(super) async fn ingest(State(desk): State<Arc<Desk>>, headers: HeaderMap, bo
         Ok(Taken { words, permit: None }) => words.into_response(),
         Err(refused) => {
             let node = node.map_or_else(|| "an unnamed node".to_owned(), |node| node.to_string());
-            // Anybody can knock: one line for each would let anybody fill the disk.
+            // Debug only: any client can connect, and a line for each would let it fill the disk.
             tracing::debug!(node, why = %refused, "a report was not taken");
             refused.into_response()
         }
@@ -134,14 +135,14 @@ fn named(headers: &HeaderMap) -> Option<NodeName> {
     NodeName::new(headers.get(NODE)?.to_str().ok()?).ok()
 }
 
-/// What is answered to a report that was taken.
+/// The response to an accepted report.
 struct Taken {
     words: &'static str,
-    /// The breaker's word for this node, signed.
+    /// Signed permit of the breaker for this node.
     permit: Option<String>,
 }
 
-/// In this order: what costs nothing first, and nothing believed before it is verified.
+/// Checks in this order: cheap ones first, and nothing is trusted before it is verified.
 async fn take(desk: &Arc<Desk>, node: Option<NodeName>, headers: &HeaderMap, body: Body) -> Result<Taken, Refused> {
     let node = node.ok_or(Refused::NoNode)?;
     let length: u64 = headers
@@ -189,13 +190,13 @@ async fn take(desk: &Arc<Desk>, node: Option<NodeName>, headers: &HeaderMap, bod
     }
 }
 
-/// Who speaks: the key that the report must be signed with, and what is known of its agent.
+/// The key that the report must be signed with, and the agent's identity.
 struct Speaker {
     key: RunKey,
     face: Face,
 }
 
-/// Who may speak for this node with this message. It is asked each time: what was revoked counts at once.
+/// Returns who may report for this node. Read from the store each time, so that a revocation takes effect immediately.
 async fn speaker(desk: &Arc<Desk>, node: &NodeName, headers: &HeaderMap) -> Result<Speaker, Refused> {
     let vouched = match token_of(headers)? {
         None => None,
@@ -225,7 +226,7 @@ async fn speaker(desk: &Arc<Desk>, node: &NodeName, headers: &HeaderMap) -> Resu
     }
 }
 
-/// Verified with that node's key, of a form that is read here, and speaking for that node.
+/// Opens a report: verified with that node's key, of a supported schema, and about that node.
 async fn opened(node: &NodeName, key: RunKey, bytes: Vec<u8>) -> Result<(AgentReport, RunKey, Vec<u8>), Refused> {
     let work = move || (AgentReport::open(&bytes, &key), key, bytes);
     let (report, key, bytes) = tokio::task::spawn_blocking(work).await.map_err(|_| Refused::Full)?;

@@ -1,8 +1,9 @@
-//! Where agents knock: a small HTTP server on a thread of its own, beside an engine that knows nothing of HTTP.
+//! The agent endpoint: a small HTTP server on its own thread, beside an engine that knows nothing of HTTP.
 //!
-//! Whatever comes in is judged before it costs anything: who is neither enrolled nor vouched for by the cluster is sent away
-//! before the body is read, what is not signed with that node's key before it is parsed, and everything has a limit and a deadline. A report is answered
-//! with 200 only when the engine has kept it; a sign of life is answered at once and written down with others.
+//! Messages are checked before they cost anything. A sender that is neither enrolled nor vouched for by the cluster is
+//! rejected before its body is read; a body that is not signed with that node's key is rejected before it is parsed;
+//! everything has a limit and a deadline. A report is answered with 200 only when the engine has stored it; a heartbeat
+//! is answered immediately and stored with others.
 
 pub mod api;
 #[doc(hidden)]
@@ -52,12 +53,12 @@ pub use mail::DoorInbox;
 pub use scrape::{OfProcess, Scraped};
 pub use tokens::Tokens;
 
-/// At a time. An agent connects for each message, and ten thousand of them speak once a minute.
+/// Concurrent connections. An agent connects for each message, and ten thousand of them report once a minute.
 const CONNECTIONS: usize = 512;
 const HEADERS: Duration = Duration::from_secs(5);
-/// A connection that is older has had time enough for everything.
+/// Maximum age of a connection.
 const CONNECTION: Duration = Duration::from_secs(60);
-/// Bodies of unverified messages that may be in memory at a time, in KiB.
+/// Bodies of unverified messages held in memory at a time, in KiB.
 const BODIES: usize = 128 << 10;
 
 #[derive(Debug, thiserror::Error)]
@@ -70,18 +71,18 @@ pub enum DoorError {
     Store(#[from] doctor_store::StoreError),
 }
 
-/// The open door. Dropped, it closes.
+/// The agent endpoint. Dropping it closes the listener.
 #[derive(Debug)]
 pub struct Door {
     listening: Listening,
     mail: Arc<Mail>,
 }
 
-/// What agents have to say and has not been taken in.
+/// Agent messages that the engine has not taken yet.
 #[derive(Debug, Clone)]
 pub struct Spool(Arc<Mail>);
 
-/// A server on a thread of its own. Dropped, it closes.
+/// A server on its own thread. Dropping it closes the listener.
 #[derive(Debug)]
 struct Listening {
     at: SocketAddr,
@@ -103,7 +104,7 @@ impl Listening {
         let body = move || {
             runtime.block_on(async {
                 let serving = tokio::spawn(serve(listener, router));
-                // An error is the other end being dropped, which says the same.
+                // An error means that the sender was dropped, which also closes the server.
                 let _closed = closed.await;
                 serving.abort();
             });
@@ -122,17 +123,18 @@ impl Drop for Listening {
     fn drop(&mut self) {
         drop(self.close.take());
         if let Some(thread) = self.thread.take() {
-            // It has nothing to say but that it is over.
+            // The thread returns nothing.
             let _over = thread.join();
         }
     }
 }
 
 impl Door {
-    /// Listens from now on for agents that were enrolled, and sends everybody away until [`Door::cycle_ended`] says otherwise.
+    /// Listens for enrolled agents, and rejects every message until [`Door::cycle_ended`] reports that this controller
+    /// leads.
     ///
     /// # Errors
-    /// If the address cannot be listened on, or the store fails.
+    /// If the address cannot be bound, or the store fails.
     pub fn open(
         at: SocketAddr,
         store: &Store,
@@ -142,10 +144,10 @@ impl Door {
         Self::open_with(at, store, clock, wake, None)
     }
 
-    /// As [`Door::open`], and also for agents that their cluster vouches for.
+    /// As [`Door::open`], and also accepts agents that their cluster vouches for.
     ///
     /// # Errors
-    /// If the address cannot be listened on, or the store fails.
+    /// If the address cannot be bound, or the store fails.
     pub fn open_with(
         at: SocketAddr,
         store: &Store,
@@ -167,18 +169,18 @@ impl Door {
         self.listening.address()
     }
 
-    /// What waits on the other side of it and before it, for who tells numbers.
+    /// Returns a handle to the number of waiting messages, on nodes and here, for metrics.
     pub fn spool(&self) -> Spool {
         Spool(Arc::clone(&self.mail))
     }
 
-    /// Before and after each cycle; they begin as long as `every` apart. A door that hears nothing for much longer says that the
-    /// controller is stuck.
+    /// Records that the loop is alive. Call this before and after each cycle; cycles start `every` apart. Without it
+    /// for much longer, `/healthz` reports that the controller is stuck.
     pub fn turned(&self, every: Duration) {
         self.mail.pulse.beat(Instant::now(), every);
     }
 
-    /// After each cycle. Only a controller that leads can keep anything; the others send agents on.
+    /// Call this after each cycle. Only the leader can store reports; the others answer agents with 503.
     pub fn cycle_ended(&self, leading: bool) {
         self.mail.set_leading(leading);
         if leading {
@@ -188,8 +190,8 @@ impl Door {
 }
 
 impl Door {
-    /// Who may be taken out by hooks on the nodes, by the breaker of the cycle that is over; the next one begins `every` later.
-    /// `None`: nobody knows.
+    /// Sets which nodes their hooks may drain, by the breaker of the finished cycle; the next one starts `every` later.
+    /// `None`: unknown.
     pub fn may_take_out(&self, may_go: Option<TakeOut>, every: Duration) {
         self.mail.set_may_go(may_go, every);
     }
@@ -200,7 +202,7 @@ fn router(desk: Desk) -> Router {
         .route("/api/v1/ingest", post(ingest::ingest))
         .route("/healthz", get(health::health))
         .route("/readyz", get(health::ready))
-        // The limit that counts is applied where the body is read.
+        // `ingest` applies its own limit when it reads the body.
         .layer(DefaultBodyLimit::disable())
         .with_state(Arc::new(desk))
 }
@@ -220,7 +222,7 @@ async fn serve(listener: TcpListener, router: Router) {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of descriptors, usually: those that are served give theirs back.
+                // Usually out of file descriptors: active connections will free some.
                 tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -245,6 +247,6 @@ async fn converse(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     service: TowerToHyperService<Router>,
 ) {
-    // How a connection ends is its agent's business: what was not answered comes again.
+    // Ignored: an agent resends what was not acknowledged.
     let _over = timeout(CONNECTION, http.serve_connection(TokioIo::new(stream), service)).await;
 }

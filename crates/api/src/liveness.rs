@@ -1,22 +1,22 @@
-//! Liveness: whether the control loop still turns.
+//! Liveness: whether the control loop still runs.
 
 use std::{
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-/// A cycle that is in it for this long will not end. Every question to a cluster has a limit of its own, and effects end with
-/// the lease, which is a minute as a rule.
+/// A cycle that lasts this long will not end: every call to a cluster has its own timeout, and effects end with the
+/// lease, usually after a minute.
 const STUCK: Duration = Duration::from_secs(15 * 60);
 
-/// When the loop last turned.
+/// When the loop last reported.
 #[derive(Debug)]
 pub(super) struct Pulse(Mutex<Beat>);
 
 #[derive(Debug, Clone, Copy)]
 struct Beat {
     at: Instant,
-    /// The next one is late after this.
+    /// The next report is late after this.
     within: Duration,
 }
 
@@ -25,19 +25,19 @@ impl Pulse {
         Self(Mutex::new(Beat { at: now, within: STUCK }))
     }
 
-    /// A cycle begins or has ended, at `now`; they begin as long as `every` apart.
+    /// Records that a cycle starts or has ended, at `now`; cycles start `every` apart.
     pub(super) fn beat(&self, now: Instant, every: Duration) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Beat { at: now, within: STUCK + every };
     }
 
-    /// For how long the loop has been silent, if that is too long.
+    /// Returns how long the loop has been silent, if that is too long.
     pub(super) fn stopped(&self, now: Instant) -> Option<Duration> {
         let Beat { at, within } = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let silent = now.saturating_duration_since(at);
         (silent > within).then_some(silent)
     }
 
-    /// Makes the loop late at once: a test cannot wait for a quarter of an hour.
+    /// Makes the loop late immediately: a test cannot wait for a quarter of an hour.
     #[cfg(test)]
     pub(super) fn stop(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Beat { at: Instant::now(), within: Duration::ZERO };

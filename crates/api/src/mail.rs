@@ -1,4 +1,4 @@
-//! What came in and waits for the engine, and when each agent was last heard.
+//! Queue of agent messages for the engine, and when each agent last reported.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,17 +21,17 @@ use tokio::sync::oneshot;
 
 use super::liveness::Pulse;
 
-/// What was heard is written down this often, for all together, and the list of agents is read again.
+/// How often contacts are stored, all together, and the list of agents is read again.
 const WRITE_DOWN: Span = Span::minutes(1);
-/// What may wait for one cycle.
+/// Limits of what may wait for one cycle.
 const MOST_MESSAGES: usize = 1024;
 const MOST_BYTES: usize = 256 << 20;
-/// A node asks once a minute. One answer that is lost takes no permit away, and a breaker that opens is heard of soon.
+/// A node asks once a minute: losing one reply keeps the permit, and an opened breaker takes effect soon.
 const PERMIT: Permit = Permit { lasts: Span::minutes(2) };
-/// What the breaker said is old when the next cycle is late by this much.
+/// The breaker's permits lapse when the next cycle is late by this much.
 const LATE: Duration = Duration::from_secs(60);
 
-/// Between the door and the engine.
+/// The queue between the agent endpoint and the engine.
 #[derive(Debug)]
 pub(super) struct Mail {
     inside: Mutex<Inside>,
@@ -45,23 +45,23 @@ struct Inside {
     numbered: u64,
     waiting: BTreeMap<u64, Waiting>,
     bytes: usize,
-    /// Of every agent that may speak. One that never spoke is counted from its enrolment on: silence is not health.
+    /// By agent that may report. One that never reported counts from its enrolment: silence is not health.
     heard: BTreeMap<NodeName, Timestamp>,
     newest: BTreeMap<NodeName, AgentHeard>,
-    /// Of those, what was not written down yet.
+    /// Of those, not stored yet.
     unwritten: BTreeSet<NodeName>,
-    /// One of them was never heard before, which somebody who has just enrolled it waits for.
+    /// Whether one of them reported for the first time, which the operator who enrolled it waits for.
     new_face: bool,
-    /// Those that the store does not know yet, because nobody enrolled them: their cluster vouches for them.
+    /// Agents that the store does not know yet: their cluster vouches for them and they were never enrolled.
     strangers: BTreeSet<NodeName>,
-    /// What the last cycle's breaker said, and until when that counts.
+    /// The last cycle's permits, and until when they are valid.
     may_go: Option<(TakeOut, Instant)>,
 }
 
-/// What the store knows of who speaks.
+/// What the store knows of a sender.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Face {
-    /// With the newest that was heard of it.
+    /// With its latest contact.
     Known(Option<AgentHeard>),
     New,
 }
@@ -70,7 +70,7 @@ pub(super) enum Face {
 struct Waiting {
     message: AgentMessage,
     kept: oneshot::Sender<()>,
-    /// To so many cycles. The first one may not know the cluster yet.
+    /// Number of cycles it was offered to. The first one may not know the cluster yet.
     offered: u8,
 }
 
@@ -87,12 +87,12 @@ impl Mail {
         self.lock().leading = leading;
     }
 
-    /// Who may be taken out by others, until the next of cycles that begin as long as `every` apart.
+    /// Sets which nodes may be drained, until the next cycle; cycles start `every` apart.
     pub(super) fn set_may_go(&self, may_go: Option<TakeOut>, every: Duration) {
         self.lock().may_go = may_go.map(|may_go| (may_go, Instant::now() + every + LATE));
     }
 
-    /// What a node is told that asks now.
+    /// Returns the permit for a node that asks now.
     pub(super) fn permit(&self, node: &NodeName) -> Option<Permit> {
         let inside = self.lock();
         let (may_go, until) = inside.may_go.as_ref().filter(|_| inside.leading)?;
@@ -103,8 +103,8 @@ impl Mail {
         self.lock().leading
     }
 
-    /// An agent spoke and it was really that agent. What is not newer than what is known (a copy that somebody kept)
-    /// proves nothing about now.
+    /// Records contact from an authenticated agent. A message no newer than the last one may be a replay and proves
+    /// nothing about the present.
     pub(super) fn hear(&self, node: &NodeName, face: &Face, heard: AgentHeard) {
         let mut inside = self.lock();
         let stored = match face {
@@ -124,7 +124,7 @@ impl Mail {
         inside.unwritten.insert(node.clone());
     }
 
-    /// Puts a message before the engine and wakes it. The receiver hears when it was kept; `None`: there is no room.
+    /// Queues a message and wakes the engine. The receiver resolves when it is stored; `None` if the queue is full.
     pub(super) fn post(&self, message: AgentMessage) -> Option<(u64, oneshot::Receiver<()>)> {
         let mut inside = self.lock();
         let bytes = inside.bytes + message.bytes.len();
@@ -141,22 +141,22 @@ impl Mail {
         Some((number, hears))
     }
 
-    /// A cycle is over that did not keep what it was offered for the first time, or was not offered what came meanwhile:
-    /// another one may, and should not take its time.
+    /// Wakes the engine if messages remain that the last cycle did not store on their first offer, or that arrived
+    /// during it, so that they need not wait for the regular interval.
     pub(super) fn ring_again(&self) {
         if self.lock().waiting.values().any(|waiting| waiting.offered < 2) {
             self.wake.ring();
         }
     }
 
-    /// How much waits on nodes, as far as their agents have told this process, and how much here for the engine.
+    /// Returns how many reports wait on nodes, as their agents reported to this process, and how many here.
     pub(super) fn spooled(&self) -> (u64, usize) {
         let inside = self.lock();
         let on_nodes = inside.newest.values().map(|heard| u64::from(heard.versions.waiting)).sum();
         (on_nodes, inside.waiting.len())
     }
 
-    /// Nobody waits for the answer any more. The agent will send it again.
+    /// Withdraws a message whose sender no longer waits. The agent will resend it.
     pub(super) fn withdraw(&self, number: u64) {
         self.lock().take(number);
     }
@@ -170,7 +170,7 @@ impl Inside {
     }
 }
 
-/// The engine's side of the door.
+/// The engine's side of the queue.
 #[derive(Debug)]
 pub struct DoorInbox {
     mail: Arc<Mail>,
@@ -185,7 +185,7 @@ impl DoorInbox {
         Ok(inbox)
     }
 
-    /// The store is told of those that it does not know yet, from when they were heard.
+    /// Adds agents that the store does not know yet, from their first contact.
     fn introduce_strangers(&self) -> Result<(), StoreError> {
         let strangers: Vec<(NodeName, Timestamp)> = {
             let inside = self.mail.lock();
@@ -203,7 +203,7 @@ impl DoorInbox {
         Ok(())
     }
 
-    /// Who may speak, and when they last did as far as the store knows.
+    /// Loads which agents may report, and their last stored contact.
     fn read_roster(&self) -> Result<(), StoreError> {
         let agents = self.store.agents()?;
         let mut inside = self.mail.lock();
@@ -232,7 +232,7 @@ impl Inbox for DoorInbox {
         let mut inside = self.mail.lock();
         for number in numbers {
             if let Some(kept) = inside.take(*number) {
-                // Whoever waited may have given up: then it comes again and is recognised.
+                // The handler may have given up: the agent then resends, and the store recognises the duplicate.
                 let _heard = kept.send(());
             }
         }

@@ -1,5 +1,5 @@
-//! Response bodies in plain and in gzip form, with an ETag. One body serves every client that sends the same request.
-//! A client that takes too long to fetch a body is disconnected.
+//! Response bodies in plain and gzip form, with an ETag. One body serves every client that sends the same request. A
+//! client that takes too long to fetch a body is disconnected.
 
 use std::{
     io,
@@ -20,19 +20,19 @@ use hyper::body::{Frame, SizeHint};
 use sha2::{Digest, Sha256};
 use tokio::sync::OwnedSemaphorePermit;
 
-/// Shorter ones are not worth packing.
+/// Shorter bodies are not compressed.
 const WORTH_PACKING: usize = 1024;
-/// For fetching one.
+/// Deadline for a client to fetch a body.
 const FETCH: Duration = Duration::from_secs(60);
-/// Handed to the connection at a time.
+/// Bytes passed to the connection at a time.
 const PIECE: usize = 64 << 10;
 
-/// An answer in the making.
+/// A body before it is compressed.
 #[derive(Debug)]
 pub(crate) struct Made {
     pub(crate) bytes: Vec<u8>,
     pub(crate) kind: &'static str,
-    /// The name under which a browser keeps it, where it is to be kept and not shown.
+    /// File name, for a response that a browser should save and not display.
     pub(crate) file: Option<String>,
 }
 
@@ -42,7 +42,7 @@ impl Made {
     }
 }
 
-/// An answer that many may be given.
+/// A response that many clients may share.
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
     plain: Bytes,
@@ -50,12 +50,12 @@ pub(crate) struct Answer {
     kind: &'static str,
     tag: HeaderValue,
     file: Option<HeaderValue>,
-    /// Given back with the last who has it.
+    /// Released with the last clone.
     room: Option<Arc<OwnedSemaphorePermit>>,
 }
 
 impl Answer {
-    /// One that takes no room from others: it is small, or there is only one.
+    /// Creates a response without a memory permit: it is small, or there is only one.
     pub(crate) fn new(made: Made) -> Self {
         let digest = Sha256::digest(&made.bytes);
         let tag = HeaderValue::from_str(&format!("\"{}\"", hex::encode(&digest[..12])))
@@ -65,17 +65,17 @@ impl Answer {
         Self { plain: made.bytes.into(), packed, kind: made.kind, tag, file: made.file.and_then(named), room: None }
     }
 
-    /// The same answer, holding this share of the memory limit until its last copy is dropped.
+    /// Attaches a memory permit, which the response holds until its last clone is dropped.
     pub(crate) fn in_room(self, room: OwnedSemaphorePermit) -> Self {
         Self { room: Some(Arc::new(room)), ..self }
     }
 
-    /// The memory that both forms take.
+    /// Returns the memory used by both forms.
     pub(crate) fn bytes(&self) -> usize {
         self.plain.len() + self.packed.as_ref().map_or(0, Bytes::len)
     }
 
-    /// The response to a request with these headers.
+    /// Returns the response to a request with these headers.
     pub(crate) fn to(&self, headers: &HeaderMap) -> Response {
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         let known = text(header::IF_NONE_MATCH).is_some_and(|tags| {
@@ -106,7 +106,7 @@ impl Answer {
     }
 }
 
-/// The bytes of an answer on their way.
+/// A body being sent.
 struct Sending {
     rest: Bytes,
     until: Instant,
@@ -137,7 +137,7 @@ impl hyper::body::Body for Sending {
     }
 }
 
-/// `gzip` is among what the other side reads, and not with a weight of nothing.
+/// Whether the client accepts gzip with a weight other than zero.
 fn takes_gzip(accepted: &str) -> bool {
     accepted.split(',').any(|one| {
         let mut parts = one.split(';').map(str::trim);

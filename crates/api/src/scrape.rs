@@ -1,7 +1,8 @@
-//! `GET /metrics`: where Prometheus asks, on an address of its own.
+//! `GET /metrics`: the Prometheus endpoint, on its own address.
 //!
-//! It is apart from the agents' door because others come here, and it shows names of nodes. A scrape reads the store; one that
-//! comes while another is made, or shortly after, gets the same text, so that many who ask cost no more than one.
+//! It is separate from the agent endpoint because other clients use it, and it exposes node names. A scrape reads the
+//! store; one that arrives during or shortly after another gets the same text, so that many clients cost no more than
+//! one.
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -29,19 +30,19 @@ use axum::{
 use super::{DoorError, Listening, Spool};
 use crate::metrics::{self, MetricsSettings};
 
-/// A text serves everybody who asks within this time.
+/// A scrape is reused for this long.
 const YOUNG: Duration = Duration::from_secs(5);
 
-/// What only the process that is asked knows.
+/// Sources of metrics about this process.
 #[derive(Debug, Default)]
 pub struct OfProcess {
-    /// What waits at its door, if it has one.
+    /// The agent endpoint's queue, if it has one.
     pub spool: Option<Spool>,
-    /// What became of its spans, where traces are wanted.
+    /// Span counters, where tracing is enabled.
     pub traces: Option<Arc<Counts>>,
 }
 
-/// The listening end. Dropped, it closes.
+/// The metrics listener. Dropping it closes it.
 #[derive(Debug)]
 pub struct Scraped {
     listening: Listening,
@@ -52,17 +53,17 @@ struct Desk {
     clock: Arc<dyn Clock>,
     settings: MetricsSettings,
     own: OfProcess,
-    /// By what a cluster would be judged that no cycle has seen yet.
+    /// Settings that apply until a first cycle has seen the cluster.
     judged_by: Settings,
-    /// Locked while one is made: who comes meanwhile waits for it.
+    /// Locked while a scrape is made: concurrent requests wait for it.
     last: Mutex<Option<(Instant, Arc<str>)>>,
 }
 
 impl Scraped {
-    /// Listens from now on.
+    /// Starts listening.
     ///
     /// # Errors
-    /// If the address cannot be listened on.
+    /// If the address cannot be bound.
     pub fn open(
         at: SocketAddr,
         settings: MetricsSettings,
@@ -90,7 +91,7 @@ impl Desk {
         if let Some((_, text)) = last.as_ref().filter(|(at, _)| at.elapsed() < YOUNG) {
             return Ok(Arc::clone(text));
         }
-        // Before the store is read: who reads enters what waits.
+        // Before reading the store, because a read enters waiting results.
         let mut spooled = vec![("history", self.store.results_waiting() as u64)];
         if let Some(Spool(mail)) = &self.own.spool {
             let (on_nodes, here) = mail.spooled();

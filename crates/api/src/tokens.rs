@@ -1,5 +1,5 @@
-//! Agents that their cluster vouches for. Each message carries a token; whose it is, the cluster is asked, and its answer holds
-//! for a short while: a pod that is gone is soon believed no more, and a busy agent is no burden to the cluster.
+//! Agents that authenticate by a cluster token. The cluster reviews the token of each message, and the result is cached
+//! briefly: a deleted pod soon loses access, and a busy agent does not load the cluster.
 
 use std::{
     collections::HashMap,
@@ -13,16 +13,16 @@ use doctor_checks::document::RunKey;
 use doctor_core::{ids::NodeName, time::Span};
 use tokio::{sync::Semaphore, time::timeout};
 
-/// Of a token; a cluster's have about one KiB.
+/// Maximum length of a token; a cluster's have about 1 KiB.
 const MOST_BYTES: usize = 16 << 10;
-/// Questions to the cluster at a time.
+/// Concurrent requests to the cluster.
 const AT_ONCE: usize = 32;
-/// For one answer, the turn included. Whoever waits is told to come again.
+/// Deadline for one review, including the wait for its turn. The sender then gets a 503 and retries.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Answers that are remembered: more than any cluster has nodes, so that nobody can make us forget them all.
+/// Cached reviews: more than any cluster has nodes, so that no client can evict them all.
 const MOST_KNOWN: usize = 50_000;
 
-/// Whose tokens are, by the cluster's word, remembered for a while.
+/// Token reviews by the cluster, cached.
 pub struct Tokens {
     voucher: Arc<dyn Voucher>,
     remember: Duration,
@@ -30,7 +30,7 @@ pub struct Tokens {
     turns: Semaphore,
 }
 
-/// By what a token comes down to: tokens themselves are kept nowhere.
+/// Keyed by digest: tokens themselves are not stored.
 #[derive(Debug)]
 struct Known {
     by_key: HashMap<RunKey, (NodeName, Instant)>,
@@ -43,12 +43,12 @@ impl std::fmt::Debug for Tokens {
     }
 }
 
-/// What stands where a token should.
+/// The Authorization header has no valid token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the header Authorization is not `Bearer` and a token of at most {MOST_BYTES} bytes")]
 pub(super) struct NoToken;
 
-/// The token that a message came with, if it came with one.
+/// Returns the token of a message, if it has one.
 pub(super) fn token_of(headers: &HeaderMap) -> Result<Option<&str>, NoToken> {
     let Some(value) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
     let token = value.to_str().ok().and_then(|text| text.strip_prefix("Bearer ")).ok_or(NoToken)?;
@@ -56,13 +56,13 @@ pub(super) fn token_of(headers: &HeaderMap) -> Result<Option<&str>, NoToken> {
 }
 
 impl Tokens {
-    /// An answer of the voucher is believed for `remember`.
+    /// Caches the voucher's reviews for `remember`.
     pub fn new(voucher: Arc<dyn Voucher>, remember: Span) -> Self {
         let known = Known { by_key: HashMap::new(), swept: Instant::now() };
         Self { voucher, remember: remember.to_std(), known: Mutex::new(known), turns: Semaphore::new(AT_ONCE) }
     }
 
-    /// The node that this token speaks for, and the key that its reports are signed with.
+    /// Returns the node that this token belongs to, and the key that its reports are signed with.
     pub(super) async fn whose(&self, token: &str) -> Result<(NodeName, RunKey), NotVouched> {
         let key = RunKey::of_token(token);
         if let Some(node) = self.remembered(&key) {
@@ -88,7 +88,7 @@ impl Tokens {
         (since.elapsed() < self.remember).then(|| node.clone())
     }
 
-    /// Only what was vouched for is remembered: whoever invents tokens fills nothing.
+    /// Caches successful reviews only: invented tokens fill nothing.
     fn keep(&self, key: &RunKey, node: &NodeName) {
         let mut known = self.lock();
         if known.swept.elapsed() >= self.remember {
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
     use doctor_backend::vouch::Answer;
 
-    /// Says of `good` and of nothing else that it is of n1, and counts how often it is asked.
+    /// Accepts only `good`, as a token of n1, and counts requests.
     #[derive(Default)]
     struct Counts(AtomicUsize);
 

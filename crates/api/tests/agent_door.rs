@@ -1,4 +1,4 @@
-//! The door for agents, with nobody behind it but the test: who is let in, and what the others are told.
+//! The agent endpoint without an engine: which messages it accepts, and how it rejects the others.
 
 use std::{
     io::{Read, Write},
@@ -47,7 +47,7 @@ fn key(name: &str) -> RunKey {
 }
 
 impl Bed {
-    /// `n1` and `n2` are enrolled, `n3` was revoked.
+    /// `n1` and `n2` are enrolled, `n3` is revoked.
     fn new() -> Self {
         let store = Store::open_in_memory().unwrap();
         for name in ["n1", "n2", "n3"] {
@@ -60,7 +60,7 @@ impl Bed {
         Self { store, door, inbox, wake }
     }
 
-    /// A cluster vouches for agents here.
+    /// With a cluster that vouches for agents.
     fn vouched() -> Self {
         let mut bed = Self::new();
         let (at, tokens) = ("127.0.0.1:0".parse().unwrap(), Tokens::new(Arc::new(Cluster), Span::minutes(1)));
@@ -122,7 +122,7 @@ fn exchange(to: SocketAddr, head: &str, body: &[u8]) -> String {
     let mut stream = TcpStream::connect(to).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(240))).unwrap();
     stream.write_all(head.as_bytes()).unwrap();
-    // A door may refuse before it has read everything.
+    // The endpoint may reject before it has read everything.
     let _read = stream.write_all(body);
     let mut answer = Vec::new();
     let _reset = stream.read_to_end(&mut answer);
@@ -142,7 +142,7 @@ fn heartbeat(name: &str, number: u64) -> AgentReport {
     }
 }
 
-/// One that the engine has to keep.
+/// A report that the engine has to store.
 fn report(name: &str, number: u64) -> AgentReport {
     let at = Timestamp::from_secs(2000);
     AgentReport {
@@ -164,7 +164,7 @@ fn who_is_not_enrolled_or_was_revoked_is_sent_away_before_anything_is_read() {
     bed.expect("400", "not a name", b"x");
     let no_length = "POST /api/v1/ingest HTTP/1.1\r\nhost: x\r\nx-doctor-node: n1\r\nconnection: close\r\n\r\n";
     assert!(exchange(bed.door.address(), no_length, b"").starts_with("HTTP/1.1 411"));
-    // Refused by its announced length alone: not a byte of it is sent.
+    // Rejected by its announced length alone: no byte of it is sent.
     assert!(exchange(bed.door.address(), &head("n1", 16 << 21), b"").starts_with("HTTP/1.1 413"));
 }
 
@@ -211,7 +211,7 @@ fn a_report_is_answered_when_it_was_kept_and_wakes_whoever_keeps_it() {
     let waiting = bed.inbox.waiting();
     assert_eq!((waiting.len(), waiting[0].node.clone()), (1, node("n1")));
     assert!(!agent.is_finished(), "it was answered before it was kept");
-    // A cycle that does not know the cluster yet leaves it; the next one comes at once.
+    // A cycle that does not know the cluster yet leaves it; the next one follows immediately.
     bed.door.cycle_ended(true);
     assert!(bed.wake.wait(Duration::ZERO));
     let again: Vec<u64> = bed.inbox.waiting().iter().map(|message| message.number).collect();
@@ -227,7 +227,7 @@ fn what_waits_on_nodes_and_at_the_door_is_told_to_prometheus() {
     let catalogue = Catalogue::with_site_checks(&policy);
     let settings = Settings::new(policy, catalogue, profiles::built_in().profiles()).unwrap();
     let own = || OfProcess { spool: Some(bed.door.spool()), traces: None };
-    // A text lasts for a while; who opens anew is told anew.
+    // A scrape is cached; a new listener computes it again.
     let scrape = || {
         let at = "127.0.0.1:0".parse().unwrap();
         let (clock, metrics) = (Arc::new(SystemClock), MetricsSettings::default());
@@ -282,7 +282,7 @@ fn heartbeats_are_heard_without_the_engine_and_an_old_one_proves_nothing() {
     bed.store.note_agents(&lease, &noted).unwrap();
     assert!(bed.inbox.take_heard(later.plus(Span::from_secs(59))).is_empty(), "at most once a minute");
 
-    // Somebody sends a copy of it: also to a controller that was started since.
+    // A client replays it, also to a controller started since.
     bed.expect("200", "n1", &signed(&heartbeat("n1", 5), "n1"));
     assert_eq!(bed.inbox.heard(&node("n1")), heard);
     let at = "127.0.0.1:0".parse().unwrap();
@@ -307,11 +307,11 @@ fn a_node_that_its_cluster_vouches_for_needs_no_enrolment_and_is_known_from_then
     let row = bed.store.agents().unwrap().into_iter().find(|agent| agent.node == node("n7")).unwrap();
     assert_eq!((row.speaks_by, row.revoked), (SpeaksBy::Token, None));
     assert_eq!(bed.store.audit(1, None).unwrap()[0].what, "introduce-agent");
-    // A copy proves nothing of now, and without a token the name is nobody's.
+    // A replay proves nothing about the present, and without a token the name is rejected.
     bed.expect_of("200", "n7", "n7", &heartbeat("n7", 5));
     assert_eq!(bed.inbox.heard(&node("n7")), heard);
     bed.expect("401", "n7", &heartbeat("n7", 6).sign(&RunKey::of_token("n7")).unwrap());
-    // One that was enrolled may change over to tokens.
+    // An enrolled agent may switch to tokens.
     bed.expect_of("200", "n1", "n1", &heartbeat("n1", 1));
     bed.expect("200", "n1", &signed(&heartbeat("n1", 2), "n1"));
 }
@@ -325,7 +325,7 @@ fn a_token_speaks_for_its_own_node_and_only_while_the_cluster_says_so() {
     assert!(bed.expect_of("401", "n7", "old", &report("n7", 1)).contains("it has expired"));
     let later = bed.expect_of("503", "n7", "away", &report("n7", 1));
     assert!(later.contains("retry-after") && later.contains("connection refused"), "{later}");
-    // A report that was signed with something else than the token it came with.
+    // A report signed with another key than its token's.
     let body = signed(&report("n7", 1), "n1");
     let head = head("n7", body.len()).replace("\r\n\r\n", "\r\nauthorization: Bearer n7\r\n\r\n");
     assert!(exchange(bed.door.address(), &head, &body).starts_with("HTTP/1.1 403 "));

@@ -1,4 +1,5 @@
-//! The API over TLS, as curl sees it: who trusts the certificate is answered, and a new certificate is taken without a restart.
+//! The API over TLS, as seen by curl: a client that trusts the certificate is served, and a new certificate is loaded
+//! without a restart.
 
 use std::{
     path::Path,
@@ -14,7 +15,7 @@ use doctor_core::{policy::Policy, profile::Profiles};
 use doctor_engine::settings::Settings;
 use doctor_store::Store;
 
-/// Makes a certificate for localhost, or says that this machine cannot.
+/// Creates a certificate for localhost; returns `false` if this machine cannot.
 fn certificate(folder: &Path, files: &TlsFiles) -> bool {
     let mut command = Command::new("openssl");
     command.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]);
@@ -23,7 +24,7 @@ fn certificate(folder: &Path, files: &TlsFiles) -> bool {
     command.output().is_ok_and(|said| said.status.success())
 }
 
-/// What is answered to who trusts this certificate.
+/// Returns the response to a client that trusts this certificate.
 fn ask(trusted: &Path, port: u16, scheme: &str) -> Option<String> {
     let url = format!("{scheme}://localhost:{port}/api/v1/whoami");
     let said = Command::new("curl").args(["-sS", "-m", "10", "--cacert"]).arg(trusted).arg(url).output().ok()?;

@@ -1,4 +1,4 @@
-//! What leaves the controller by itself: alerts and reports to people, and traces to a collector.
+//! Outbound data of the controller: alerts and reports to people, and traces to a collector.
 
 pub mod alert;
 pub mod report;

@@ -1,9 +1,9 @@
-//! The door for results: each run's result from each node once, a whole batch in one transaction.
+//! Accepts results: exactly one per run and node, a whole batch in one transaction.
 //!
-//! Everything a batch needs is read in two statements, decided in memory, and written in a handful, so that PostgreSQL is
-//! asked twice per batch and SQLite touches each page once. A result leaves a row of history, its document and where its
-//! test stands now; what its run waited for is struck off. The run itself is not written: it has ended when nobody waits
-//! for it any more.
+//! Everything a batch needs is read in two statements, decided in memory, and written in a handful, so that a batch
+//! takes two round trips to PostgreSQL and SQLite touches each page once. A result writes its history rows, its
+//! document and the updated `latest` row, and clears its entry in `awaited`. The run itself is not written: it has
+//! ended when it has no rows in `awaited`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -32,7 +32,7 @@ use super::{
 };
 
 impl Store {
-    /// Keeps results. When this returns, they are durable; a result that was here before changes nothing.
+    /// Stores results. They are durable when this returns. A result that is already stored changes nothing.
     pub fn accept(&self, lease: &Lease, results: &[JudgedResult]) -> Result<Vec<Accepted>> {
         let alone: Vec<Option<Packed>> = results.iter().map(bundle::pack_alone).collect::<Result<_>>()?;
         let asked = Asked::of(results.iter().collect());
@@ -66,16 +66,16 @@ impl Store {
     }
 }
 
-/// A result that was admitted and whose document is in a bundle.
+/// An admitted result whose document is in a bundle.
 #[derive(Debug)]
 pub(super) struct Admission {
     pub(super) result: JudgedResult,
     pub(super) bundle: i64,
-    /// What was found when it was admitted; `None` if that is not known any more.
+    /// The admission decision; `None` if it is no longer known, because another process made it.
     pub(super) admitted: Option<Admitted>,
 }
 
-/// Enters results that were admitted. One that has been entered since changes nothing.
+/// Enters admitted results in history. A result that has been entered since changes nothing.
 pub(super) fn enter(tx: &mut Tx<'_>, asked: &Asked<'_>, results: &[&Admission]) -> Result<()> {
     let mut expected = Expected::load(tx, &asked.runs)?;
     let mut kept = Vec::with_capacity(results.len());
@@ -94,7 +94,7 @@ pub(super) fn enter(tx: &mut Tx<'_>, asked: &Asked<'_>, results: &[&Admission]) 
     keep(tx, &expected.conclusions, asked, &kept)
 }
 
-/// A result that history has not yet.
+/// A result that is not in history yet.
 #[derive(Debug)]
 struct Entry<'a> {
     node: i64,
@@ -102,7 +102,7 @@ struct Entry<'a> {
     bundle: i64,
 }
 
-/// What is asked of the database for a batch.
+/// The rows that a batch reads from the database.
 #[derive(Debug)]
 pub(super) struct Asked<'a> {
     pub(super) runs: Vec<i64>,
@@ -115,19 +115,19 @@ impl<'a> Asked<'a> {
         Self { runs, results }
     }
 
-    /// For [`enter`], which need not ask for what a run waits for that has one node.
+    /// For [`enter`], which need not read `awaited` for runs of one node.
     pub(super) fn to_enter(admissions: &[&'a Admission]) -> Self {
         let sole = |one: &Admission| one.admitted.is_some_and(|admitted| admitted.is_sole);
         let runs = sorted(admissions.iter().filter(|one| !sole(one)).map(|one| number_of(one.result.run)));
         Self { runs, results: admissions.iter().map(|one| &one.result).collect() }
     }
 
-    /// The nodes that the batch speaks for, as far as they are known.
+    /// The known nodes that the batch reports on.
     fn nodes(&self, tx: &Tx<'_>) -> Vec<i64> {
         sorted(self.results.iter().filter_map(|result| tx.names.node_number(&result.node)))
     }
 
-    /// All of it will be asked.
+    /// Announces all queries of this batch.
     pub(super) fn foresee(&self, tx: &mut Tx<'_>) {
         self.foresee_runs(tx);
         ledger::foresee(tx, &self.nodes(tx));
@@ -138,7 +138,7 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// Each once.
+/// Sorts and removes duplicates.
 fn sorted(numbers: impl Iterator<Item = i64>) -> Vec<i64> {
     let mut numbers: Vec<i64> = numbers.collect();
     numbers.sort_unstable();
@@ -154,21 +154,21 @@ const READING_RUNS: &str = "reading runs";
 const AWAITED: &str = "SELECT a.run, a.node, a.answered, a.whole, r.case_id, r.started, r.node_count \
                        FROM awaited a JOIN run r ON r.id = a.run WHERE a.run IN {keys}";
 
-/// What the runs of a batch wait for.
+/// The pending results of the runs in a batch.
 #[derive(Debug, Default)]
 pub(super) struct Expected {
     runs: HashMap<RunId, Waiting>,
     conclusions: Conclusions,
-    /// Nodes of runs that had ended before.
+    /// Nodes of runs that ended before this batch.
     over: HashSet<(RunId, i64)>,
 }
 
-/// What the results of a batch mean for their runs.
+/// The effect of a batch's results on their runs.
 #[derive(Debug, Default)]
 struct Conclusions {
-    /// Runs that the batch completes, and when that was.
+    /// Runs that the batch completes, with their time span.
     ended: BTreeMap<RunId, Spell>,
-    /// Runs of a case: only proofs belong to one.
+    /// Runs that belong to a case: requalification runs only.
     proofs: BTreeSet<RunId>,
 }
 
@@ -179,18 +179,18 @@ impl Conclusions {
     }
 }
 
-/// A result that is new, for a run that waits for it.
+/// A new result, for a run that is waiting for it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Admitted {
     pub(super) node: i64,
-    /// A run of a case keeps its evidence with the case.
+    /// Evidence of a case's run is stored with the case.
     pub(super) case: Option<CaseId>,
-    /// Its run waits for nobody else: nothing but this result can change how it ends.
+    /// The run has one node, so only this result can decide how it ends.
     is_sole: bool,
     ended: Option<Spell>,
 }
 
-/// Why a result is not kept.
+/// Why a result is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TurnedAway {
     Duplicate,
@@ -212,7 +212,7 @@ struct Waiting {
     case: Option<CaseId>,
     started: Option<Timestamp>,
     node_count: i64,
-    /// By node: whether it has answered, and with everything.
+    /// By node: whether it has answered, and whether for all tests.
     nodes: HashMap<i64, Answer>,
 }
 
@@ -268,9 +268,9 @@ impl Expected {
 }
 
 impl Waiting {
-    /// The time of a run that ends with this result.
+    /// Returns the time span of a run that ends with this result.
     fn spell(&self, last: &JudgedResult) -> Spell {
-        // By the node's clock, which may say anything.
+        // Measured by the node's clock, which may be wrong; hence the cap of one day.
         let took = last.outcomes.iter().map(|outcome| outcome.took).sum::<Span>().min(Span::days(1));
         let began = self.started.unwrap_or_else(|| last.received.minus(took));
         Spell { began, ended: last.received, nodes: self.node_count }
@@ -293,7 +293,7 @@ fn keep(tx: &mut Tx<'_>, conclusions: &Conclusions, asked: &Asked<'_>, kept: &[E
         .map(|Entry { node, result, .. }| Spoke { node: *node, hardware: &result.hardware, at: result.received })
         .collect();
     nodes::note_hardware(tx, |node| before.hardware(node), &spoke)?;
-    // A result is proof that the job started.
+    // A result proves that the job started.
     let spoken_for: BTreeSet<i64> = kept.iter().map(|entry| entry.node).collect();
     let backing_off: Vec<i64> = before.backing_off().into_iter().filter(|node| spoken_for.contains(node)).collect();
     nodes::clear_back_off(tx, &backing_off)?;
@@ -307,7 +307,7 @@ fn entries(tx: &mut Tx<'_>, kept: &[Entry<'_>]) -> Result<Vec<Posting>> {
         let first = entries.len();
         for outcome in &result.outcomes {
             let test = tx.test_id(&outcome.test)?;
-            // One row for a test of a run, whatever the document repeats.
+            // One row per test of a run, even if the document repeats a test.
             if entries[first..].iter().any(|entry: &Posting| entry.test == test) {
                 continue;
             }
@@ -324,7 +324,7 @@ fn worst(outcome: &Outcome) -> Option<Severity> {
     failing.map(|finding| finding.severity).max()
 }
 
-/// Only a pass or a fail says anything about what is open, and only if no newer one has spoken.
+/// Updates open findings. Only a pass or a fail does so, and only if no newer result exists.
 fn show_findings(tx: &mut Tx<'_>, before: &Before, kept: &[Entry<'_>], proofs: &BTreeSet<RunId>) -> Result<()> {
     let mut open = Open::load(tx, &before.with_findings())?;
     let mut changes = Changes::default();
@@ -354,8 +354,8 @@ fn show_findings(tx: &mut Tx<'_>, before: &Before, kept: &[Entry<'_>], proofs: &
     audit::append(tx, at, None, &changes.lines)
 }
 
-/// A run that has all its answers is awaited no more. A node that has answered before the others of its run waits for
-/// them before it is free for another run.
+/// Removes completed runs from `awaited`. A node that answers before the other nodes of its run stays occupied until
+/// the run ends.
 fn strike_off(tx: &mut Tx<'_>, ended: &BTreeMap<RunId, Spell>, kept: &[Entry<'_>]) -> Result<()> {
     let operation = "noting answers";
     let over: Vec<Val<'_>> = ended.keys().map(|run| (*run).into()).collect();

@@ -1,4 +1,4 @@
-//! Who may use the API: two roles, and tokens that are known by what they come down to.
+//! API access: two roles, and tokens stored only as digests.
 
 use std::{fmt, io, str::FromStr};
 
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-/// What somebody may do. Each may do what those before it may.
+/// Permissions of an API client. Each role includes those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
-    /// Look at everything.
+    /// Read everything.
     Viewer,
-    /// Order what the command line may order.
+    /// Issue every command that the command line has.
     Operator,
 }
 
@@ -46,12 +46,12 @@ impl FromStr for Role {
     }
 }
 
-/// A token as the store keeps it.
+/// A token as stored: its metadata and digest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TokenRow {
     pub name: String,
     pub role: Role,
-    /// Who made it.
+    /// Who created it.
     pub by: String,
     pub created: Timestamp,
     pub expires: Option<Timestamp>,
@@ -60,17 +60,17 @@ pub struct TokenRow {
     pub digest: TokenDigest,
 }
 
-/// What a token comes down to: enough to recognise it, and nothing to speak with.
+/// SHA-256 digest of a token: enough to recognise the token, useless for signing in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct TokenDigest([u8; 32]);
 
-/// Tells a token from other words, for people and for programs that look for secrets in the wrong places.
+/// Prefix of every token, so that people and secret scanners recognise one.
 pub const TOKEN_PREFIX: &str = "doctor_token_";
 
-/// A new token: 256 bits that nobody can guess. It is told once.
+/// Generates a token with 256 random bits. It is shown once and not stored.
 ///
 /// # Errors
-/// If the system has no random bits.
+/// If the operating system provides no random bytes.
 pub fn new_token() -> io::Result<String> {
     let mut bits = [0; 32];
     getrandom::fill(&mut bits).map_err(io::Error::other)?;
@@ -82,7 +82,7 @@ impl TokenDigest {
         Self(Sha256::digest(token.as_bytes()).into())
     }
 
-    /// In the same time, whatever is different.
+    /// Compares in constant time.
     pub fn is(&self, other: &Self) -> bool {
         self.0.ct_eq(&other.0).into()
     }
@@ -108,7 +108,7 @@ impl TokenRow {
     }
 }
 
-/// The valid token that this is. Every one is compared, so that the time tells nothing about which it is.
+/// Returns the valid token that matches. Compares with every token, so that timing does not reveal which one matched.
 pub fn recognise<'a>(tokens: &'a [TokenRow], token: &str, now: Timestamp) -> Option<&'a TokenRow> {
     let digest = TokenDigest::of(token);
     let mut found = None;

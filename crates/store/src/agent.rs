@@ -1,4 +1,4 @@
-//! What agents report on their own, outside of any run.
+//! Findings that agents report outside of any run.
 
 use doctor_checks::document::Dropped;
 
@@ -15,10 +15,10 @@ use super::{
 };
 
 impl Store {
-    /// Takes an agent's word for what fails now, check by check. It leaves no history row: nothing was tested. What is
-    /// new and what is gone goes into the audit trail.
+    /// Replaces the open findings of each check that an agent reports on. Writes no history row, because no test ran.
+    /// New and cleared findings go into the audit trail.
     ///
-    /// A report is sent until it is acknowledged, so one that was kept may come again; it counts once.
+    /// An agent resends a report until it is acknowledged; a report that is already stored counts once.
     pub fn accept_agent(&self, lease: &Lease, report: &AgentFindings) -> Result<Accepted> {
         self.write(lease, |tx| {
             let node = tx.node_id(&report.node, report.received)?;
@@ -63,8 +63,8 @@ fn told_of_drops(node: i64, dropped: &Dropped) -> Line {
     }
 }
 
-/// False if this report was kept before. An agent that was set up anew counts from the beginning again; what it sends is
-/// younger all the same.
+/// Records the report's number; returns `false` if this report was stored before. A reinstalled agent restarts its
+/// numbering, but its reports have a later send time.
 fn note_report(tx: &mut Tx<'_>, node: i64, report: &AgentFindings) -> Result<bool> {
     let sql = "UPDATE node SET report = $2, report_sent = $3 \
                WHERE id = $1 AND (report IS NULL OR report < $2 OR report_sent < $3)";

@@ -1,5 +1,5 @@
-//! Who may speak for a node: the keys that agents were enrolled with, those that their cluster vouches for and that have
-//! none, and when each was last heard.
+//! Agent credentials: keys of enrolled agents, agents that authenticate by a cluster token instead, and when each last
+//! reported.
 
 use doctor_checks::document::{RunKey, Schema, Versions};
 use doctor_core::{ids::NodeName, time::Timestamp};
@@ -15,11 +15,11 @@ use super::{
     records::{AgentHeard, AgentKey, AgentRow, SpeaksBy},
 };
 
-/// An agent without a secret that was not revoked is one that its cluster vouches for.
+/// An agent that is not revoked and has no secret authenticates by a token of its cluster.
 const COLUMNS: &str = "node, created, revoked, heard, number, sent, program, form, policy, secret";
 
 impl Store {
-    /// From now on this key, and no other, speaks for the node.
+    /// Enrols the node's agent with this key, replacing any earlier one.
     pub fn enroll_agent(&self, node: &NodeName, key: &RunKey, by: &str, why: &str, at: Timestamp) -> Result<()> {
         self.write_unfenced(Access::Write, |tx| {
             let sql = "INSERT INTO agent (node, secret, created) VALUES ($1, $2, $3) ON CONFLICT (node) DO UPDATE \
@@ -31,10 +31,10 @@ impl Store {
         })
     }
 
-    /// Nobody speaks for the node any more. False if nobody did before.
+    /// Revokes the node's agent. Returns `false` if none was enrolled.
     pub fn revoke_agent(&self, node: &NodeName, by: &str, why: &str, at: Timestamp) -> Result<bool> {
         self.write_unfenced(Access::Write, |tx| {
-            // The secret goes: what is not there cannot be stolen from a backup.
+            // Delete the secret, so that a backup cannot leak it.
             let sql = "UPDATE agent SET revoked = $2, secret = '' WHERE node = $1 AND revoked IS NULL";
             if tx.run("revoking an agent", sql, vals![node.as_str(), at])? == 0 {
                 return Ok(false);
@@ -45,7 +45,7 @@ impl Store {
         })
     }
 
-    /// The key that a message of this node must be signed with.
+    /// Returns the credential with which messages from this node must be authenticated.
     pub fn agent_key(&self, node: &NodeName) -> Result<AgentKey> {
         self.read(|tx| {
             let sql = format!("SELECT {COLUMNS} FROM agent WHERE node = $1");
@@ -67,7 +67,8 @@ impl Store {
         })
     }
 
-    /// These nodes' agents speak by a token of their cluster, since then. One that is known already stays what it is.
+    /// Records agents that authenticate by a token of their cluster, each since the given time. A known agent is
+    /// unchanged.
     pub fn introduce_agents(&self, nodes: &[(NodeName, Timestamp)]) -> Result<()> {
         self.write_unfenced(Access::Write, |tx| {
             for (node, at) in nodes {
@@ -83,12 +84,12 @@ impl Store {
         })
     }
 
-    /// Every agent that was ever enrolled or vouched for, by node.
+    /// Returns every agent ever enrolled or recorded, by node.
     pub fn agents(&self) -> Result<Vec<AgentRow>> {
         self.read(|tx| tx.all("reading agents", &format!("SELECT {COLUMNS} FROM agent ORDER BY node"), &[], read_agent))
     }
 
-    /// What was heard of agents lately, all at once.
+    /// Records the latest contact of several agents in one write.
     pub fn note_agents(&self, lease: &Lease, heard: &[(NodeName, AgentHeard)]) -> Result<()> {
         use Kind::{Int, Text};
         if heard.is_empty() {
@@ -120,7 +121,7 @@ fn read_agent(row: &Row<'_>) -> Result<AgentRow> {
         None => None,
         Some(at) => {
             let schema: Schema = parsed("schema of reports", row.text(7)?.parse())?;
-            // What waited then says nothing of now.
+            // A queue length from the past says nothing about the present.
             let versions = Versions { program: row.text(6)?.to_owned(), schema, policy: row.count(8)?, waiting: 0 };
             Some(AgentHeard { at, number: row.number(4)?, sent: row.moment(5)?, versions })
         }

@@ -1,4 +1,4 @@
-//! The audit trail, the counters, and what is said of cycles.
+//! The audit trail, the counters, and cycle records.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use super::{
     records::{AuditRow, Counters, CycleId, CycleRow},
 };
 
-/// Who acts when nobody told the controller to.
+/// The actor recorded for actions that no operator requested.
 pub(super) const CONTROLLER: &str = "doctor";
 
-/// A line of the trail about to be written.
+/// An audit line about to be written.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Line {
     pub(super) at: Option<Timestamp>,
@@ -31,9 +31,9 @@ pub(super) struct Line {
     pub(super) run: Option<RunId>,
     pub(super) code: String,
     pub(super) words: String,
-    /// From where it was asked for.
+    /// Origin of the request.
     pub(super) origin: Option<String>,
-    /// What was shown of it before it was done.
+    /// The plan shown for confirmation before the action.
     pub(super) plan: Option<String>,
 }
 
@@ -61,7 +61,7 @@ pub(super) fn append(tx: &mut Tx<'_>, at: Timestamp, cycle: Option<CycleId>, lin
     tx.bulk("writing the audit trail", into, &kinds, &rows, "")
 }
 
-/// What the store counts. The written names are in the database.
+/// Counters kept in the database, under the names below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Counter {
     Kept,
@@ -71,11 +71,11 @@ pub(super) enum Counter {
     RunsEnded,
     Cycles,
     Published,
-    /// Changes of history; the published copy is made anew when it moves.
+    /// Changes of history; a change of this counter triggers a new published copy.
     Changes,
-    /// Changes of history that did not come with a run: imports, forgetting.
+    /// Changes of history without a run: imports and retention.
     Rewrites,
-    /// Writes of anybody but the controller; it reads everything anew when this moves.
+    /// Writes by any other process than the controller, which reloads everything when this changes.
     Operators,
     AlertsDelivered,
     AlertsLost,
@@ -115,12 +115,12 @@ pub(super) fn counted(tx: &mut Tx<'_>, counter: Counter) -> Result<u64> {
 }
 
 impl Store {
-    /// The newest lines of the trail first; of one node, or of all.
+    /// Returns audit lines, newest first, of one node or of all.
     pub fn audit(&self, limit: u32, node: Option<&NodeName>) -> Result<Vec<AuditRow>> {
         Ok(self.audit_before(None, limit, node)?.into_iter().map(|(_, row)| row).collect())
     }
 
-    /// As [`Store::audit`], of the lines before this one, each with its number.
+    /// As [`Store::audit`], for lines before this number, each with its number.
     pub fn audit_before(
         &self,
         before: Option<u64>,
@@ -128,7 +128,7 @@ impl Store {
         node: Option<&NodeName>,
     ) -> Result<Vec<(u64, AuditRow)>> {
         let operation = "reading the audit trail";
-        // PostgreSQL hands out smaller numbers than this, and would take it for one of them.
+        // Compared as BIGINT: PostgreSQL's ids are INTEGER, and the bound would be read as one.
         let before = before.and_then(|before| i64::try_from(before).ok()).unwrap_or(i64::MAX);
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
@@ -150,7 +150,7 @@ impl Store {
         })
     }
 
-    /// What was decided in one cycle, in the order of the plan.
+    /// Returns the decisions of one cycle, in plan order.
     pub fn audit_of_cycle(&self, cycle: CycleId) -> Result<Vec<AuditRow>> {
         let sql = format!("{COLUMNS} WHERE cycle = $1 ORDER BY id");
         self.read(|tx| {
@@ -159,7 +159,7 @@ impl Store {
         })
     }
 
-    /// The newest cycles first.
+    /// Returns cycles, newest first.
     pub fn cycles(&self, limit: u32) -> Result<Vec<CycleRow>> {
         let sql = "SELECT at, actions, submitted, took, trouble FROM cycle ORDER BY id DESC LIMIT $1";
         self.read(|tx| {
@@ -191,19 +191,19 @@ impl Store {
         })
     }
 
-    /// Grows with every write of anybody but the controller.
+    /// Returns a counter that grows with every write by any other process than the controller.
     pub fn operator_changes(&self) -> Result<u64> {
         self.read(|tx| counted(tx, Counter::Operators))
     }
 
-    /// Documents were refused at the door.
+    /// Counts documents rejected on arrival.
     pub fn count_rejected(&self, lease: &Lease, documents: u64) -> Result<()> {
         self.write(lease, |tx| count(tx, &[(Counter::Rejected, documents)]))
     }
 }
 
 const COLUMNS: &str = "SELECT at, actor, what, node, case_id, run, code, words, origin, plan, id FROM audit";
-/// Of those, the line's own number.
+/// Index of the line's number among those columns.
 const NUMBER: usize = 10;
 
 fn read_line(row: &Row<'_>, names: &Names) -> Result<AuditRow> {

@@ -1,5 +1,5 @@
-//! Backup and restore. A backup is always a SQLite file of the store's schema, so that a store can be restored into
-//! either database.
+//! Backup and restore. A backup is always a SQLite file with the store's schema, so it can be restored into either
+//! database.
 
 use std::{path::Path, sync::Arc};
 
@@ -16,13 +16,13 @@ use super::{
     schema,
 };
 
-/// Pages copied at a time; between them writers get their turn.
+/// Pages copied per step; writers proceed between steps.
 const PAGES: std::ffi::c_int = 4096;
 /// Rows sent to PostgreSQL at a time.
 const ROWS: usize = 1000;
 
 impl Store {
-    /// Writes everything into a new file, whole or not at all.
+    /// Writes the whole store into a new file. The file appears complete or not at all.
     pub fn backup(&self, dest: &Path) -> Result<()> {
         if dest.exists() {
             let why = format!("{} is there already: name a new file", dest.display());
@@ -39,7 +39,7 @@ impl Store {
         draft.rename(dest)
     }
 
-    /// Takes everything from a backup into this store, which must be empty.
+    /// Restores a backup into this store, which must be empty.
     pub fn restore(&self, from: &Path) -> Result<()> {
         let source = open_backup(from)?;
         self.write_unfenced(Access::WriteAlone, |tx| {
@@ -51,10 +51,10 @@ impl Store {
                 copy_table(&mut from, tx, table, &columns)?;
             }
             number_on(tx)?;
-            // Whoever led when the backup was made does not lead here.
+            // The leader at backup time does not lead here.
             tx.run("restoring", "UPDATE lease SET holder = '', expires = 0, fence = fence + 1", &[])?;
             audit::count(tx, &[(Counter::Rewrites, 1), (Counter::Changes, 1), (Counter::Operators, 1)])?;
-            // Names were numbered anew; nothing that this transaction knew of them is true any more.
+            // Name ids were replaced, so the transaction's cached names are invalid.
             tx.names = Arc::new(Names::default());
             tx.refresh_names()?;
             inbox::enter_what_is_left(tx)
@@ -76,7 +76,7 @@ impl Store {
     }
 }
 
-/// A backup holds the keys of runs that are under way.
+/// Restricts the file to its owner: a backup contains the keys of active runs.
 fn restrict(path: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let owner_only = std::fs::Permissions::from_mode(0o600);
@@ -89,11 +89,11 @@ fn copy_pages(live: &Connection, copy: &mut Connection) -> Result<()> {
         let backup = Backup::new(live, copy).map_err(&fail)?;
         backup.run_to_completion(PAGES, std::time::Duration::ZERO, None).map_err(&fail)?;
     }
-    // One file, without a log beside it.
+    // A single file, without a write-ahead log beside it.
     copy.query_row("PRAGMA journal_mode = DELETE", (), |_| Ok(())).map_err(&fail)
 }
 
-/// Opens a backup, checks it, and brings an older one to the present schema in memory; the file stays as it is.
+/// Opens and checks a backup. An older one is migrated in memory; the file is unchanged.
 fn open_backup(path: &Path) -> Result<Connection> {
     let damaged = |why: String| StoreError::Damaged { path: path.to_owned(), why };
     let file = open_read_only(path)?;
@@ -147,7 +147,7 @@ fn columns_of(sqlite: &Connection, table: &str) -> Result<Vec<(String, Kind)>> {
     columns.and_then(Iterator::collect).map_err(&fail)
 }
 
-/// A value on its way between two databases.
+/// A value in transit between two databases.
 enum Owned {
     Null,
     Int(i64),
@@ -198,7 +198,7 @@ fn copy_table(from: &mut Tx<'_>, to: &mut Tx<'_>, table: &str, columns: &[(Strin
     send(&mut waiting)
 }
 
-/// PostgreSQL hands out numbers from where the restored ones end.
+/// Sets PostgreSQL's sequences to continue after the restored ids.
 fn number_on(tx: &mut Tx<'_>) -> Result<()> {
     if tx.is_sqlite() {
         return Ok(());

@@ -1,11 +1,11 @@
-//! Documents and the results found in them, many in one compressed piece.
+//! Bundles: many documents and their results, compressed together.
 //!
-//! The documents of one test are much alike: together they take a small part of the room and of the time that each
-//! would take alone. A bundle is small, because who wants one document unpacks the whole. It also says what was found in
-//! each document, so that results can be entered from it when the process that had found them is gone.
+//! Documents of one test are alike; compressed together they take a small part of the space and time that each would
+//! take alone. A bundle is small, because reading one document decompresses the whole bundle. It also contains the
+//! results, so that they can be entered in history after the process that classified them has died.
 //!
-//! Unpacked it is four bytes of length, so many bytes of JSON that list the results, and the documents one after
-//! another.
+//! Decompressed, a bundle is a four-byte length, that many bytes of JSON listing the results, and the documents in
+//! sequence.
 
 use doctor_core::ids::{CaseId, NodeName, RunId};
 use serde::{Deserialize, Serialize};
@@ -18,13 +18,13 @@ use super::{
     standalone_evidence::{self, Kept},
 };
 
-/// The most bytes of documents in a bundle, and the most results.
+/// Limits of a bundle: bytes of documents, and number of results.
 const MOST_BYTES: usize = 64 << 10;
 const MOST_RESULTS: usize = 64;
-/// A document longer than this stands alone.
+/// A longer document is stored on its own.
 const ALONE: usize = 16 << 10;
 
-/// A result and where its document stands: the next so many bytes of the bundle, or not in it.
+/// A result, and the length of its document in the bundle; `None` if the document is stored elsewhere.
 #[derive(Debug, Serialize)]
 struct Place<'a> {
     result: &'a JudgedResult,
@@ -36,7 +36,7 @@ struct Found {
     result: JudgedResult,
 }
 
-/// As much of [`Found`] as is needed to hand a document out.
+/// The part of [`Found`] that reading a document needs.
 #[derive(Debug, Deserialize)]
 struct FoundDocument {
     result: DocumentOf,
@@ -52,20 +52,21 @@ struct DocumentOf {
     profile_version: Option<u32>,
 }
 
-/// The document of a result, if it has to stand alone. Compressing a long one takes its time: not under a lock.
+/// Compresses the document of a result that must be stored on its own. Compressing a long document takes time, so do
+/// not call this under a lock.
 pub(super) fn pack_alone(result: &JudgedResult) -> Result<Option<Packed>> {
-    // A bundle is found by what history says, and of this one history says nothing.
+    // History rows point to bundles; without outcomes there is no history row.
     let unlisted = result.outcomes.is_empty();
     (unlisted || result.evidence.len() > ALONE).then(|| Packed::new(&result.evidence)).transpose()
 }
 
-/// A result about to be kept.
+/// A result about to be stored.
 #[derive(Debug)]
 pub(super) struct Arrival<'a> {
     pub(super) node: i64,
     pub(super) result: &'a JudgedResult,
     pub(super) alone: Option<&'a Packed>,
-    /// A run of a case keeps its evidence with the case.
+    /// Evidence of a case's run is stored with the case.
     pub(super) case: Option<CaseId>,
 }
 
@@ -78,14 +79,14 @@ impl Arrival<'_> {
         if self.is_alone() { 0 } else { self.result.evidence.len() }
     }
 
-    /// Its row of evidence, with this document.
+    /// Returns this result's row of `evidence`, with this document.
     const fn kept<'a>(&self, packed: &'a Packed) -> Kept<'a> {
         let &JudgedResult { run, received, policy_version, profile_version, .. } = self.result;
         Kept { run, node: self.node, received, policy_version, profile_version, packed, case: self.case }
     }
 }
 
-/// Writes results and their documents down. The bundle of each, in their order.
+/// Stores results and their documents. Returns each result's bundle, in order.
 pub(super) fn keep(tx: &mut Tx<'_>, arrivals: &[Arrival<'_>]) -> Result<Vec<i64>> {
     let mut ids = Vec::with_capacity(arrivals.len());
     let mut bundles = Vec::new();
@@ -119,7 +120,7 @@ fn keep_alone(tx: &mut Tx<'_>, arrivals: &[Arrival<'_>]) -> Result<()> {
     standalone_evidence::keep(tx, &kept)
 }
 
-/// As many in each as may be, in their order.
+/// Splits arrivals into bundles of maximal size, in order.
 fn in_bundles<'a, 'b>(arrivals: &'b [Arrival<'a>]) -> Vec<&'b [Arrival<'a>]> {
     let mut bundles = Vec::new();
     let (mut first, mut bytes) = (0, 0);
@@ -153,10 +154,10 @@ fn pack(arrivals: &[Arrival<'_>]) -> Result<Vec<u8>> {
     compress(&bytes)
 }
 
-/// Bytes of the length of the list.
+/// Size of the length prefix.
 const LENGTH: usize = size_of::<u32>();
 
-/// The list, and the documents after it.
+/// Splits a bundle into its list and the documents after it.
 fn unpack<T: for<'a> Deserialize<'a>>(body: &[u8]) -> Result<(Vec<T>, Vec<u8>)> {
     let bytes = decompress(body)?;
     let (length, rest) = bytes.split_first_chunk::<LENGTH>().ok_or_else(|| unreadable("it is empty"))?;
@@ -170,13 +171,13 @@ fn unreadable(why: &str) -> StoreError {
     StoreError::Unreadable { what: "bundle", why: why.to_owned() }
 }
 
-/// The results in a bundle, without their documents.
+/// Returns the results in a bundle, without their documents.
 pub(super) fn results(body: &[u8]) -> Result<Vec<JudgedResult>> {
     let (found, _) = unpack::<Found>(body)?;
     Ok(found.into_iter().map(|Found { result }| result).collect())
 }
 
-/// The document of one result, if it is in the bundle that history names.
+/// Returns the document of one result, if it is in the bundle that history names.
 pub(super) fn find(tx: &mut Tx<'_>, run: RunId, node: i64) -> Result<Option<EvidenceRow>> {
     let Some(name) = tx.names.node(node).ok().cloned() else { return Ok(None) };
     let sql = "SELECT b.body FROM history h JOIN bundle b ON b.id = h.bundle WHERE h.node = $1 AND h.run = $2 LIMIT 1";
@@ -201,7 +202,7 @@ fn document(body: &[u8], run: RunId, node: &NodeName) -> Result<Option<EvidenceR
     Ok(None)
 }
 
-/// A document is kept on its own from now on.
+/// Records that a document is now stored on its own.
 pub(super) fn took_out(tx: &mut Tx<'_>, run: RunId, node: i64) -> Result<()> {
     let sql = "UPDATE bundle SET documents = documents - 1 \
                WHERE id = (SELECT bundle FROM history WHERE node = $1 AND run = $2 LIMIT 1)";

@@ -1,4 +1,4 @@
-//! The table `case_file`: one row per case, written whole.
+//! The table `case_file`: one row per case, rewritten as a whole.
 
 use doctor_core::{
     case::{Case, CaseState},
@@ -19,7 +19,7 @@ pub(super) fn find(tx: &mut Tx<'_>, case: CaseId) -> Result<Option<Case>> {
     tx.first("reading a case", "SELECT body FROM case_file WHERE id = $1", vals![case], read_case)
 }
 
-/// As [`find`]; a case that is not there is an error.
+/// As [`find`]; a missing case is an error.
 pub(super) fn get(tx: &mut Tx<'_>, case: CaseId) -> Result<Case> {
     find(tx, case)?.ok_or_else(|| StoreError::NotFound { what: "case", id: case.to_string() })
 }

@@ -1,4 +1,4 @@
-//! Cases, and the changes that a plan makes to them: each step rewrites the case as a whole.
+//! Cases, and the changes that a plan makes to them: each step rewrites the whole case.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use super::{
 };
 
 impl Store {
-    /// Open cases, and those closed after then, oldest first.
+    /// Returns open cases and those closed after this time, oldest first.
     pub fn cases(&self, closed_after: Timestamp) -> Result<Vec<Case>> {
         self.read(|tx| {
             let operation = "reading cases";
@@ -33,7 +33,7 @@ impl Store {
         })
     }
 
-    /// The same, only as far as they are counted.
+    /// As [`Store::cases`], reduced to what statistics need.
     pub fn case_spans(&self, closed_after: Timestamp) -> Result<Vec<CaseSpan>> {
         self.read(|tx| {
             let mut spans = Vec::new();
@@ -50,13 +50,13 @@ impl Store {
         })
     }
 
-    /// The newest cases first.
+    /// Returns all cases, newest first.
     pub fn cases_all(&self, limit: u32) -> Result<Vec<Case>> {
         let sql = "SELECT body FROM case_file ORDER BY id DESC LIMIT $1";
         self.read(|tx| tx.all("reading cases", sql, vals![limit], read_case))
     }
 
-    /// As [`Store::cases_all`], of those before this one; all of them, or those that are open.
+    /// As [`Store::cases_all`], for cases before this one; optionally only open ones.
     pub fn cases_before(&self, before: CaseId, open: bool, limit: u32) -> Result<Vec<Case>> {
         let sql = match open {
             true => "SELECT body FROM case_file WHERE closed IS NULL AND id < $1 ORDER BY id DESC LIMIT $2",
@@ -69,7 +69,7 @@ impl Store {
         self.read(|tx| find(tx, case))
     }
 
-    /// How a step went.
+    /// Records the outcome of a step.
     pub fn record_step(
         &self,
         lease: &Lease,
@@ -117,14 +117,14 @@ pub(super) fn escalate(tx: &mut Tx<'_>, case: CaseId, to: Rung) -> Result<()> {
     put(tx, &file)
 }
 
-/// What the tests of an operator's quarantine say.
+/// Records the advice from the tests of a node that an operator quarantined.
 pub(super) fn advise(tx: &mut Tx<'_>, case: CaseId, advice: Advice) -> Result<()> {
     let mut file = get(tx, case)?;
     file.advice = Some(advice);
     put(tx, &file)
 }
 
-/// The case takes over what is open against its node now.
+/// Replaces the case's findings by those open against its node now, and raises its severity to the worst of them.
 pub(super) fn worsen(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, at: Timestamp) -> Result<()> {
     let mut file = get(tx, case)?;
     let id = tx.node_id(node, at)?;
@@ -143,7 +143,7 @@ pub(super) fn worsen(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, at: Timesta
     evidence::pin(tx, case, id)
 }
 
-/// A step that a plan has just decided on.
+/// A step that a plan has just decided.
 #[derive(Debug)]
 pub(super) struct NewStep<'a> {
     pub(super) op: OpId,
@@ -153,14 +153,14 @@ pub(super) struct NewStep<'a> {
     pub(super) text: &'a str,
 }
 
-/// Adds the step, or takes up again the one with the same operation id.
+/// Adds the step, or resumes the one with the same operation id.
 pub(super) fn add_step(tx: &mut Tx<'_>, case: CaseId, new: &NewStep<'_>, at: Timestamp) -> Result<()> {
     let mut file = get(tx, case)?;
     let rung = file.rung;
     let step =
         Step { op: new.op, what: new.what, rung, state: new.state, at, tries: new.tries, text: new.text.to_owned() };
     match file.steps.iter_mut().find(|known| known.op == new.op) {
-        // Since when it has been tried is what its deadline counts from.
+        // The step's deadline counts from its first attempt.
         Some(known) if known.state == StepState::Intended => *known = Step { at: known.at, ..step },
         Some(known) => *known = step,
         None => file.steps.push(step),
@@ -168,7 +168,7 @@ pub(super) fn add_step(tx: &mut Tx<'_>, case: CaseId, new: &NewStep<'_>, at: Tim
     put(tx, &file)
 }
 
-/// Keeps what a case rests on until the case is closed and its time is over.
+/// Pins the case's evidence until the case is closed and its retention has passed.
 pub(super) fn keep_evidence(tx: &mut Tx<'_>, case: CaseId) -> Result<()> {
     let file = get(tx, case)?;
     let node = tx.node_id(&file.node, file.opened)?;
@@ -184,7 +184,8 @@ pub(super) fn settle(tx: &mut Tx<'_>, case: CaseId, op: OpId, done: bool, at: Ti
     put(tx, &file)
 }
 
-/// The case is over: its node owes it nothing any more. A node that belongs to another case by now keeps that one.
+/// Closes the case and clears its node's findings. A node that belongs to another case by now keeps that case and its
+/// findings.
 pub(super) fn close(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, how: Closed, at: Timestamp) -> Result<()> {
     let mut file = get(tx, case)?;
     file.state = CaseState::Closed { at, how };
@@ -199,7 +200,7 @@ pub(super) fn close(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, how: Closed,
     Ok(())
 }
 
-/// The machine of the case is found under another name.
+/// Moves the case to the name under which its hardware was found again.
 pub(super) fn follow(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, at: Timestamp) -> Result<()> {
     let mut file = get(tx, case)?;
     let operation = "following a machine";
@@ -210,7 +211,7 @@ pub(super) fn follow(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, at: Timesta
     set_node_case(tx, id, Some(case))
 }
 
-/// Cases that are open, with the node each stands under.
+/// Returns open cases, each with its node.
 pub(super) fn open_cases(tx: &mut Tx<'_>) -> Result<Vec<(CaseId, i64, String)>> {
     let names = Arc::clone(&tx.names);
     tx.all("reading cases", "SELECT id, node FROM case_file WHERE closed IS NULL ORDER BY id", &[], |row| {

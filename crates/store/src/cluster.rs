@@ -1,7 +1,7 @@
-//! The cluster as the leader last saw it, for processes that do not lead.
+//! The last cluster state the leader observed, for processes that do not lead.
 //!
-//! It is written every few seconds and names thousands of nodes in nearly the same words: what is kept of it is compressed while it
-//! is written, a tenth of the text, which never lies in memory as a whole.
+//! It is written every few seconds and repeats nearly the same text for thousands of nodes. It is compressed to a tenth
+//! of the JSON while being serialised, so the whole text is never in memory.
 
 use std::io::{self, BufWriter, Read as _, Write as _};
 
@@ -15,15 +15,15 @@ use super::{
     lease::Lease,
 };
 
-/// Fast: a cycle waits for this.
+/// Fast, because the control loop waits for this.
 const LEVEL: i32 = 1;
-/// Of the text. What claims to be larger is not ours: a million nodes have less.
+/// Limit of the decompressed size. A million nodes need less, so anything larger is not ours.
 const MOST: u64 = 1 << 30;
-/// How every compressed piece begins. What an older program left begins as JSON does.
+/// Magic number of a zstd frame. Older programs wrote plain JSON.
 const COMPRESSED: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
 impl Store {
-    /// Replaces the picture that others see. It is replaced as a whole.
+    /// Replaces the saved cluster state as a whole.
     pub fn save_cluster(&self, lease: &Lease, at: Timestamp, picture: &impl Serialize) -> Result<()> {
         let body = packed(picture).map_err(|why| StoreError::Refused {
             operation: "compressing the picture of the cluster",
@@ -36,7 +36,7 @@ impl Store {
         })
     }
 
-    /// When a cycle last looked at the cluster and left a picture.
+    /// Returns when a cycle last saved the cluster state.
     pub fn cluster_seen(&self) -> Result<Option<Timestamp>> {
         let operation = "reading when the cluster was seen";
         self.transaction(Access::Read, &mut |tx| {
@@ -44,7 +44,7 @@ impl Store {
         })
     }
 
-    /// The last picture, as JSON, and when it was made.
+    /// Returns the last cluster state as JSON, and when it was saved.
     pub fn cluster(&self) -> Result<Option<(Timestamp, Vec<u8>)>> {
         let operation = "reading the picture of the cluster";
         self.read(|tx| {
@@ -61,7 +61,7 @@ impl Store {
 }
 
 fn packed(picture: &impl Serialize) -> io::Result<Vec<u8>> {
-    // JSON is written in pieces of a few bytes.
+    // Buffered, because serde_json writes a few bytes at a time.
     let mut writer = BufWriter::new(zstd::stream::write::Encoder::new(Vec::new(), LEVEL)?);
     serde_json::to_writer(&mut writer, picture)?;
     writer.flush()?;

@@ -1,4 +1,4 @@
-//! Writing a plan down before anything is done about it: every action of a cycle, in one transaction.
+//! Commits a plan before it is carried out: every action of a cycle, in one transaction.
 
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ use super::{
 };
 
 impl Store {
-    /// Writes a cycle's plan. After this, each of its effects will happen, sooner or later, once.
+    /// Writes a cycle's plan. After this returns, each of its effects happens exactly once, possibly after a restart.
     pub fn commit(&self, lease: &Lease, intent: &CycleIntent<'_>) -> Result<CycleId> {
         self.write(lease, |tx| {
             let submitted = intent.actions.iter().filter(|action| matches!(action.what, Action::Submit(_))).count();
@@ -52,7 +52,7 @@ impl Store {
         })
     }
 
-    /// How long the cycle took, and what kept it from seeing or doing everything.
+    /// Records how long the cycle took, and what kept it from observing or doing everything.
     pub fn finish_cycle(&self, lease: &Lease, cycle: CycleId, took: Span, trouble: Option<&str>) -> Result<()> {
         let sql = "UPDATE cycle SET took = $2, trouble = $3 WHERE id = $1";
         self.write(lease, |tx| tx.run("finishing a cycle", sql, vals![cycle.0, took, trouble]).map(drop))
@@ -73,7 +73,7 @@ fn apply(
                 why: format!("the plan submits {} and there is no key for it", run.id),
             })?;
             if run.case.is_some() {
-                // What the kernel said until now is what is being proved over; from here on only what is new counts.
+                // Kernel events up to now are what requalification answers; from here on only new ones count.
                 for node in run.nodes.iter() {
                     let node = tx.node_id(node, at)?;
                     settled::settle(tx, node, at)?;
@@ -81,7 +81,7 @@ fn apply(
             }
             runs::plan_run(tx, run, key)
         }
-        // It is in the store since an earlier cycle.
+        // An earlier cycle stored it.
         Action::Resubmit { .. } => Ok(()),
         Action::Cancel { run, why } => runs::cancel_run(tx, *run, *why, at),
         Action::Conclude { run, end } => conclude(tx, *run, *end, at, intent.retry).map(drop),
@@ -126,9 +126,9 @@ fn apply(
             nodes::identify(tx, id, hardware, at)
         }
         Action::Try { request, run } => add_trial(tx, *request, *run),
-        // Written with all that are named, below.
+        // Written together with all attributed faults, below.
         Action::Name { .. } => Ok(()),
-        // It is on the node and nowhere else.
+        // The mark exists on the node only.
         Action::Tidy { .. } => Ok(()),
         Action::Rename { node, hardware } => {
             let id = tx.node_id(node, at)?;
@@ -137,8 +137,8 @@ fn apply(
     }
 }
 
-/// Nodes that this plan marks of its own accord, for the breaker to count. One that an operator asked to have out, or
-/// that was found marked, or that comes back from a hold, was not taken out by us now.
+/// Returns the nodes that this plan marks on its own initiative, which the breaker counts. Excludes nodes that an
+/// operator asked to quarantine, that were found marked, or that return from a hold.
 fn taken_out(tx: &mut Tx<'_>, actions: &[Because<Action>]) -> Result<BTreeSet<NodeName>> {
     let mut nodes = BTreeSet::new();
     for action in actions {
@@ -156,7 +156,7 @@ fn taken_out(tx: &mut Tx<'_>, actions: &[Because<Action>]) -> Result<BTreeSet<No
     Ok(nodes)
 }
 
-/// A run was made for a request; the next step follows from what it says.
+/// Adds a run to a multi-node request; its result determines the next step.
 fn add_trial(tx: &mut Tx<'_>, request: u64, run: RunId) -> Result<()> {
     let Some(Asked::Together { nodes, test, mut trials }) = asked(tx, request)? else { return Ok(()) };
     trials.push(run);
@@ -164,7 +164,7 @@ fn add_trial(tx: &mut Tx<'_>, request: u64, run: RunId) -> Result<()> {
     tx.run("adding a trial", "UPDATE request SET body = $2 WHERE id = $1", vals![request, &body]).map(drop)
 }
 
-/// What trials of several nodes showed is open against those that they named.
+/// Opens the findings of multi-node trials against the nodes that they implicate.
 fn name(tx: &mut Tx<'_>, intent: &CycleIntent<'_>) -> Result<()> {
     let named = intent.actions.iter().filter_map(|action| match &action.what {
         Action::Name { node, test, run, .. } => Some((node, test, *run)),
@@ -185,7 +185,7 @@ fn asked(tx: &mut Tx<'_>, request: u64) -> Result<Option<Asked>> {
     tx.first("reading a request", sql, vals![request], |row| json::read("request", row.text(0)?))
 }
 
-/// The written name of an action, and what it is about.
+/// Returns an action's audit name and its subject.
 fn subject(action: &Action) -> (&'static str, Option<&NodeName>, Option<CaseId>, Option<RunId>) {
     match action {
         Action::Submit(run) => ("submit", Some(run.nodes.first()), run.case, Some(run.id)),

@@ -1,4 +1,4 @@
-//! Compression of the documents behind results.
+//! Compression of result documents.
 
 use std::{
     io::Read,
@@ -7,14 +7,14 @@ use std::{
 
 use super::error::{Result, StoreError};
 
-/// The most that is kept of one document, compressed.
+/// Maximum compressed size of a stored document.
 const CAP: usize = 1 << 20;
-/// Fast: a result waits for this.
+/// Fast, because a result waits for this.
 const LEVEL: i32 = 1;
-/// No document is larger than this before compression; what claims to be is not ours.
+/// Maximum size before compression; no document of ours is larger.
 const MOST: usize = 64 << 20;
 
-/// A document ready to be kept.
+/// A compressed document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Packed {
     pub(super) bytes: Vec<u8>,
@@ -29,17 +29,17 @@ impl Packed {
             if bytes.len() <= CAP {
                 return Ok(Self { bytes, truncated: kept < document.len() });
             }
-            // Noise compresses evenly: cut in proportion, and a little more so that this ends.
+            // Incompressible data shrinks in proportion: cut accordingly, and slightly more so that the loop ends.
             kept = kept / 16 * (CAP * 15 / bytes.len()).clamp(1, 15);
         }
     }
 }
 
-/// Compressors that nobody uses just now. Setting one up costs more than compressing a usual document, and so does one
-/// whose tables have left the processor's cache: the one that was used last is taken first, so that many threads share
-/// as few as there are processors.
+/// Idle compressors, reused last in, first out. Creating one costs more than compressing a usual document, and so does
+/// using one whose tables have left the CPU cache. Taking the last used one lets many threads share about as many as
+/// there are CPUs.
 static IDLE: Mutex<Vec<zstd::bulk::Compressor<'static>>> = Mutex::new(Vec::new());
-/// So many are kept for the next one. More exist only while more compress at once.
+/// Idle compressors kept. More exist only while more threads compress concurrently.
 const IDLE_COMPRESSORS: usize = 16;
 
 pub(super) fn compress(document: &[u8]) -> Result<Vec<u8>> {

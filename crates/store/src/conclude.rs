@@ -1,4 +1,4 @@
-//! How a run ends without its result: rows that say so if the test had started, nothing if it had not.
+//! Ends runs that have no result: writes incomplete history rows if the test had started, and nothing if it had not.
 
 use std::collections::HashSet;
 
@@ -26,7 +26,7 @@ use super::{
 };
 
 impl Store {
-    /// The backend does not take the job. The run ends without a history row and its nodes back off.
+    /// Records that the backend rejected the job. The run ends without a history row and its nodes back off.
     pub fn record_rejected(&self, lease: &Lease, run: RunId, why: &str, at: Timestamp, retry: &Retry) -> Result<()> {
         self.write(lease, |tx| {
             let end = Conclusion::NotStarted(NotStarted::Rejected);
@@ -42,7 +42,7 @@ impl Store {
     }
 }
 
-/// Ends a run. A run that has ended already (its result came meanwhile) stays as it is: `false`.
+/// Ends a run. Returns `false` and changes nothing if it has ended already, because its result arrived meanwhile.
 pub(super) fn conclude(tx: &mut Tx<'_>, run: RunId, end: Conclusion, at: Timestamp, retry: &Retry) -> Result<bool> {
     let operation = "ending a run";
     let (ending, why) = match end {
@@ -72,7 +72,7 @@ pub(super) fn conclude(tx: &mut Tx<'_>, run: RunId, end: Conclusion, at: Timesta
     Ok(true)
 }
 
-/// Every test of the run that brought no result of its own says why there is none.
+/// Adds a row with the reason for every test of the run that has no result.
 fn add_incomplete_rows(tx: &mut Tx<'_>, run: RunId, why: IncompleteWhy, at: Timestamp) -> Result<()> {
     let sql = "SELECT tests, started FROM run WHERE id = $1";
     let found =

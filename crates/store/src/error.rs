@@ -1,10 +1,10 @@
-//! What can go wrong with the store. None of it is ever a verdict on a node.
+//! Errors of the store. None is ever a verdict on a node.
 
 use std::path::PathBuf;
 
 use doctor_core::time::Timestamp;
 
-/// A store that could not do what was asked of it. Nothing was changed: every write is one transaction.
+/// A failed store operation. Nothing was changed: every write is one transaction.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("`{text}` is not a store: give a file path, `sqlite:PATH` or `postgres://USER@HOST/DATABASE`: {why}")]
@@ -35,11 +35,11 @@ pub enum StoreError {
     )]
     TlsNotSupported { database: String },
 
-    /// Another controller leads. The caller must stop acting at once.
+    /// Another controller leads. The caller must stop acting immediately.
     #[error("the lease is no longer ours: {by} leads since fence {fence}")]
     LeaseLost { by: String, fence: u64 },
 
-    /// The lease ran out and nobody has taken it yet; it must be acquired again before anything is done.
+    /// The lease expired and is not held by another controller yet. Acquire it again before acting.
     #[error("the lease ran out at {at}: acquire it again")]
     LeaseExpired { at: Timestamp },
 
@@ -57,11 +57,11 @@ pub enum StoreError {
         source: tokio_postgres::Error,
     },
 
-    /// What was planned rests on something that somebody has changed since. Nothing was done.
+    /// The state that the plan was based on has changed. Nothing was done.
     #[error("{what} is not any more as it was when this was planned: look at the plan again")]
     Changed { what: String },
 
-    /// Whoever asked does not wait any longer. Nothing is wrong with the store.
+    /// The caller's deadline passed. The store is not at fault.
     #[error("{operation} took longer than whoever asked would wait")]
     Late { operation: &'static str },
 
@@ -73,7 +73,7 @@ pub enum StoreError {
         source: std::io::Error,
     },
 
-    /// A value came out of the store that this program never puts there.
+    /// The store contains a value that this program never writes.
     #[error("the store holds a {what} that cannot be read: {why}. Run `doctor db verify`")]
     Unreadable { what: &'static str, why: String },
 
@@ -85,7 +85,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Whether the caller leads no more and must stop acting.
+    /// Whether the caller no longer leads and must stop acting.
     pub const fn is_lease_lost(&self) -> bool {
         matches!(self, Self::LeaseLost { .. } | Self::LeaseExpired { .. })
     }

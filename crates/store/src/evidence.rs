@@ -1,5 +1,5 @@
-//! The raw documents behind results: reads them from their bundle or from their own row, and pins those that a case
-//! rests on, so that they stay as long as the case needs them.
+//! Raw documents behind results: reads them from their bundle or their own row, and pins those that a case depends on
+//! until the case no longer needs them.
 
 use doctor_core::ids::{CaseId, NodeName, RunId};
 
@@ -12,7 +12,7 @@ use super::{
     standalone_evidence::{self, Kept},
 };
 
-/// The evidence of a case: of its own runs, and of the runs whose findings are open against its node.
+/// Pins the evidence of a case: of its own runs, and of runs whose findings are open against its node.
 pub(super) fn pin(tx: &mut Tx<'_>, case: CaseId, node: i64) -> Result<()> {
     let operation = "pinning evidence";
     let sql = "SELECT rn.run, rn.node FROM run_node rn JOIN run r ON r.id = rn.run WHERE r.case_id = $1";
@@ -29,7 +29,7 @@ pub(super) fn pin(tx: &mut Tx<'_>, case: CaseId, node: i64) -> Result<()> {
     rests_on.into_iter().try_for_each(|(run, node)| take_out(tx, case, run, node))
 }
 
-/// A bundle goes when its time is over; what a case rests on is taken out of it and stays.
+/// Copies a document out of its bundle into its own row, because retention deletes bundles as a whole.
 fn take_out(tx: &mut Tx<'_>, case: CaseId, run: RunId, node: i64) -> Result<()> {
     let sql = "SELECT 1 FROM evidence WHERE run = $1 AND node = $2";
     if tx.first("pinning evidence", sql, vals![run, node], |_| Ok(()))?.is_some() {
@@ -44,7 +44,7 @@ fn take_out(tx: &mut Tx<'_>, case: CaseId, run: RunId, node: i64) -> Result<()> 
 }
 
 impl Store {
-    /// The raw document behind a result, if it is still kept.
+    /// Returns the raw document behind a result, if it is still stored.
     pub fn evidence(&self, run: RunId, node: &NodeName) -> Result<Option<EvidenceRow>> {
         self.read(|tx| {
             let Some(id) = tx.names.node_number(node) else { return Ok(None) };

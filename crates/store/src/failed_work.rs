@@ -1,4 +1,4 @@
-//! User work that failed on nodes. It is kept as evidence and as a sign of risk; nothing is judged by it.
+//! Failed user jobs by node, stored as evidence and as a risk signal. They never cause a verdict.
 
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ use super::{
     lease::Lease,
 };
 
-/// So many are read at a time, the newest: a cluster where everything fails is told by fewer.
+/// Maximum number read, newest first: a cluster where every job fails shows it with fewer.
 const MOST: u32 = 10_000;
 
 impl Store {
-    /// Keeps what a cluster told. The same work on the same node is kept once, as it was told last.
+    /// Stores job failures that the backend reports. One row per job and node, updated by the latest report.
     pub fn keep_failed_work(&self, lease: &Lease, failed: &[(NodeName, FailedWork)], now: Timestamp) -> Result<()> {
         use Kind::{Int, Text};
         self.write(lease, |tx| {
@@ -37,7 +37,7 @@ impl Store {
         })
     }
 
-    /// What failed since then.
+    /// Returns failures since this time.
     pub fn failed_work_since(&self, since: Timestamp) -> Result<Vec<(NodeName, FailedWork)>> {
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
@@ -57,12 +57,12 @@ impl Store {
     }
 }
 
-/// What failed on a machine says nothing about the one that bears its name now.
+/// Deletes a node's failures: they say nothing about the machine that has its name now.
 pub(super) fn forget_node(tx: &mut Tx<'_>, node: i64) -> Result<()> {
     tx.run("beginning a node anew", "DELETE FROM failed_work WHERE node = $1", vals![node]).map(drop)
 }
 
-/// What nobody asks for any more. Cases have their own copy.
+/// Deletes expired failures. Cases have their own copy.
 pub(super) fn prune(tx: &mut Tx<'_>, before: Timestamp) -> Result<()> {
     tx.run("forgetting failed user work", "DELETE FROM failed_work WHERE at < $1", vals![before]).map(drop)
 }

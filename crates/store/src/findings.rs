@@ -1,4 +1,4 @@
-//! Findings that are open against nodes, and what a new result of a check does to them.
+//! Findings open against nodes, and how a new result of a check changes them.
 
 use std::collections::BTreeMap;
 
@@ -15,16 +15,16 @@ use super::{
     json,
 };
 
-/// A finding is the same one while entity and rule are the same.
+/// Entity and rule identify a finding.
 type Key = (String, String);
 
-/// What is open, by node and check.
+/// Open findings, by node and check.
 #[derive(Debug, Default)]
 pub(super) struct Open {
     by_check: BTreeMap<(i64, i64), BTreeMap<Key, OpenFinding>>,
 }
 
-/// What a check says now.
+/// The current result of a check.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shown<'a> {
     pub(super) node: i64,
@@ -32,15 +32,16 @@ pub(super) struct Shown<'a> {
     pub(super) run: Option<RunId>,
     pub(super) at: Timestamp,
     pub(super) findings: &'a [Finding],
-    /// The result of a proof: what it does not show is over.
+    /// Whether this is a requalification run: a finding that it does not show is cleared.
     pub(super) proof: bool,
-    /// Under which boot it looked.
+    /// Boot during which the check ran.
     pub(super) boot: Option<&'a str>,
 }
 
 impl Shown<'_> {
-    /// Whether a finding that this result does not show again is over. A record that has left the kernel's log has still
-    /// been there: a rotated log heals no node. A proof does, an operator does, and a boot does where a boot is the cure.
+    /// Whether a finding that this result does not show again is cleared. An event that has left the kernel log still
+    /// happened: log rotation heals no node. A requalification run clears it, an operator does, and a reboot does where
+    /// a reboot is the remedy.
     fn clears(&self, finding: &Finding) -> bool {
         match &finding.evidence {
             Evidence::Event { known_by: Some((_, key)), .. } if finding.severity > Severity::Monitor => {
@@ -52,11 +53,11 @@ impl Shown<'_> {
     }
 }
 
-/// Changes to write, gathered over a batch.
+/// Changes to write, collected over a batch.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     put: BTreeMap<(i64, i64, Key), Option<OpenFinding>>,
-    /// For the audit trail: what is new and what is gone.
+    /// Audit lines for new and cleared findings.
     pub(super) lines: Vec<Line>,
 }
 
@@ -73,8 +74,7 @@ impl Open {
         Ok(open)
     }
 
-    /// A conclusive result of a check: what it shows is open, once more or anew; what it does not show again is
-    /// cleared.
+    /// Applies a conclusive result of a check: opens or renews the findings it shows and clears the others.
     pub(super) fn show(&mut self, shown: &Shown<'_>, changes: &mut Changes) {
         let place = (shown.node, shown.check);
         let failing: BTreeMap<Key, &Finding> = shown
@@ -153,7 +153,7 @@ impl Changes {
     }
 }
 
-/// What is open against one node, in a fixed order.
+/// Returns the findings open against one node, in a fixed order.
 pub(super) fn open_findings(tx: &mut Tx<'_>, node: i64) -> Result<Vec<OpenFinding>> {
     let sql = "SELECT body FROM finding WHERE node = $1 ORDER BY test, entity, rule";
     tx.all("reading findings", sql, vals![node], |row| json::read("finding", row.text(0)?))

@@ -1,4 +1,4 @@
-//! Ways in for the fuzzer to what this module reads that others wrote.
+//! Entry points for the fuzzer to the parsers of external input in this crate.
 
 use std::path::Path;
 
@@ -9,20 +9,20 @@ use doctor_core::{
 
 use super::{error::Result, import, lease, records::Imported};
 
-/// Node, moment and run number of a row.
+/// Node, time and run id of a row.
 pub type OldRow = (NodeName, Timestamp, RunId);
 
-/// The rows of an old database, with the run numbers that they would be given, and how many were not understood.
+/// Returns the rows of a legacy database with the run ids they would get, and the number of unreadable rows.
 ///
 /// # Errors
-/// If it is none of the known files.
+/// If the file is none of the known databases.
 pub fn old_rows(file: &Path) -> Result<(Vec<OldRow>, u64)> {
     let mut report = Imported::default();
     let found = import::read_file(file, &mut report)?;
     Ok((found.into_iter().map(|row| (row.node, row.at, row.run)).collect(), report.skipped))
 }
 
-/// Host, process and start of the holder of a lease.
+/// Splits a lease holder into host, process id and start time.
 pub fn holder(text: &str) -> Option<(&str, u32, u64)> {
     lease::split(text)
 }

@@ -1,10 +1,10 @@
-//! Many hands, one sync: results that wait at the same time are written in one transaction.
+//! Group commit: results that wait concurrently are written in one transaction and one sync.
 //!
-//! A sync to disk takes longer than writing a result. Each thread that brings one joins the batch that is gathering and
-//! waits; one thread takes the batch and keeps it. Where the database can commit first and sync later, a second thread
-//! syncs: while it waits for the disk the next batch is written, and one sync serves all that were written meanwhile.
-//! Whoever is in a batch is woken when it is durable, all at once. Nobody waits for a batch to fill. What is durable is
-//! entered in history by a third thread, many batches at once ([`super::inbox`]).
+//! A sync takes longer than writing a result. Each submitting thread adds its result to the open batch and waits; one
+//! thread takes the batch and writes it. Where the database can commit first and sync later, a second thread syncs:
+//! while it waits for the disk the next batch is written, and one sync covers all batches written meanwhile. All
+//! threads of a batch wake together when it is durable. No batch waits to fill up. A third thread enters durable
+//! results in history, many batches together ([`super::inbox`]).
 
 use std::{
     collections::VecDeque,
@@ -23,15 +23,15 @@ use super::{
     records::{Accepted, JudgedResult},
 };
 
-/// The most results in one transaction.
+/// Maximum results per transaction.
 const MOST: usize = 128;
 
-/// What became of a batch, in its order. Whoever is in it waits for this.
+/// The outcome of a batch, in order, which its submitters wait for.
 type Written = OnceLock<Result<Vec<Accepted>, Arc<StoreError>>>;
-/// A batch that is committed and not yet durable.
+/// A batch that is committed but not yet durable.
 type Unsynced = (Batch, Vec<Accepted>);
 
-/// The shared writer of results. Dropping it waits for what is under way.
+/// The shared writer of results. Dropping it waits for work in progress.
 #[derive(Debug)]
 pub struct GroupCommit {
     queue: Arc<Queue>,
@@ -40,7 +40,7 @@ pub struct GroupCommit {
 
 impl GroupCommit {
     /// # Errors
-    /// If the operating system has no thread to give.
+    /// If the operating system cannot create a thread.
     pub fn start(store: &Store, lease: &Lease) -> Result<Self, StoreError> {
         let apart = store.shared.db.syncs_apart();
         let mut group = Self { queue: Arc::default(), threads: Vec::new() };
@@ -64,10 +64,10 @@ impl GroupCommit {
         Ok(())
     }
 
-    /// Hands a result in and waits until it is durable.
+    /// Submits a result and waits until it is durable.
     ///
     /// # Errors
-    /// If the batch could not be written or made durable. Handing the result in again is safe.
+    /// If the batch could not be written or made durable. Submitting the result again is safe.
     pub fn submit(&self, result: JudgedResult) -> Result<Accepted, Arc<StoreError>> {
         let alone = bundle::pack_alone(&result).map_err(Arc::new)?;
         let (written, place) = self.queue.join(Handed { result, alone }).ok_or_else(stopped)?;
@@ -79,7 +79,7 @@ impl Drop for GroupCommit {
     fn drop(&mut self) {
         self.queue.close();
         for thread in self.threads.drain(..) {
-            // One that panicked has told so on standard error, and those who waited got an error.
+            // A panic was printed to standard error, and its waiters got an error.
             drop(thread.join());
         }
     }
@@ -94,15 +94,15 @@ fn write_what_waits(store: &Store, lease: &Lease, queue: &Queue, unsynced: Optio
     while let Some(mut batch) = queue.next() {
         let results = std::mem::take(&mut batch.results);
         match (store.keep_for_later(lease, results), unsynced) {
-            // If nobody syncs any more the batch comes back, and says so to those who wait as it goes.
+            // If the sync thread has ended, the batch comes back and its drop returns an error to the waiters.
             (Ok(accepted), Some(unsynced)) => drop(unsynced.send((batch, accepted))),
             (written, _) => batch.answer(written.map_err(Arc::new)),
         }
     }
 }
 
-/// What cannot be entered now is tried again when more has come, and before anybody reads or writes anything else: they
-/// are told why it cannot.
+/// Enters stored results in history. A failure is retried when more results arrive and before any other read or write,
+/// whose caller gets the error.
 fn enter_what_is_kept(store: &Store, queue: &Queue) {
     let mut checkpoints = store.shared.db.checkpoints();
     while store.inbox().wait(|| queue.is_over()) {
@@ -129,7 +129,7 @@ fn sync_what_is_written(store: &Store, unsynced: &Receiver<Unsynced>) {
     }
 }
 
-/// Results that wait for the writer, in batches; the last one is gathering.
+/// Results waiting for the writer, in batches; the last one is open.
 #[derive(Debug, Default)]
 struct Queue {
     waiting: Mutex<Waiting>,
@@ -139,9 +139,9 @@ struct Queue {
 #[derive(Debug, Default)]
 struct Waiting {
     batches: VecDeque<Batch>,
-    /// Nothing more may come.
+    /// No further results are accepted.
     closed: bool,
-    /// All that came was written, or will not be.
+    /// Every accepted result is written, or never will be.
     over: bool,
 }
 
@@ -152,7 +152,7 @@ struct Batch {
 }
 
 impl Queue {
-    /// Adds a result to the batch that is gathering, and tells where its answer will be. `None`: nobody writes any more.
+    /// Adds a result to the open batch and returns where its outcome appears. Returns `None` if the writer has stopped.
     fn join(&self, one: Handed) -> Option<(Arc<Written>, usize)> {
         let mut waiting = self.lock();
         if waiting.closed {
@@ -167,7 +167,7 @@ impl Queue {
         Some((Arc::clone(&batch.written), batch.results.len() - 1))
     }
 
-    /// The oldest batch, as soon as there is one. `None`: closed, and nothing is left.
+    /// Waits for the oldest batch. Returns `None` when the queue is closed and empty.
     fn next(&self) -> Option<Batch> {
         let waiting = self.lock();
         let idle = |waiting: &mut Waiting| waiting.batches.is_empty() && !waiting.closed;
@@ -179,7 +179,7 @@ impl Queue {
         self.arrived.notify_all();
     }
 
-    /// Nobody takes batches any more.
+    /// Marks the queue as abandoned by the writer.
     fn end(&self) {
         let mut waiting = self.lock();
         waiting.batches.clear();
@@ -190,7 +190,7 @@ impl Queue {
         self.lock().over
     }
 
-    /// Nothing panics under this lock but a failing allocation, which leaves the queue as it was.
+    /// Locks, ignoring poison: only a failed allocation can panic under this lock, and it leaves the queue unchanged.
     fn lock(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -198,12 +198,12 @@ impl Queue {
 
 impl Batch {
     fn answer(&self, answer: Result<Vec<Accepted>, Arc<StoreError>>) {
-        // The first answer stands.
+        // The first outcome counts.
         drop(self.written.set(answer));
     }
 }
 
-/// A batch that goes without having been written says so to those who wait.
+/// Returns an error to the waiters of a batch that was never written.
 impl Drop for Batch {
     fn drop(&mut self) {
         if self.written.get().is_none() {
@@ -212,7 +212,7 @@ impl Drop for Batch {
     }
 }
 
-/// A writer that dies leaves nobody waiting.
+/// Releases all waiters if the writer dies.
 struct CloseOnDrop<'a> {
     queue: &'a Queue,
     inbox: &'a Inbox,

@@ -1,4 +1,4 @@
-//! Reading results: the latest of each test, the past of a node, rates over a time.
+//! Reads results: the latest of each test, the history of a node, failure rates.
 
 use std::{cmp::Ordering, sync::Arc};
 
@@ -17,34 +17,34 @@ use super::{
     records::{FailureRate, HistoryFilter, HistoryPart, HistoryPlace, HistoryRow, LatestRow},
 };
 
-/// Rows kept beyond what was asked for while searching, before the surplus is thrown away.
+/// Rows collected beyond the limit before the surplus is discarded.
 const SURPLUS: usize = 4096;
 
-/// How much one question about all nodes looks at: a fraction of a second's worth.
+/// Bound on the work of one query over all nodes: a fraction of a second.
 #[derive(Debug, Clone, Copy)]
 struct Effort {
-    /// Rows that are read at a time, about.
+    /// Approximate number of rows read per stretch.
     stretch: i64,
-    /// To look up all nodes for that takes as long as to read so many rows.
+    /// Cost of looking up all nodes for one stretch, in rows.
     lookups: i64,
-    /// Of both together.
+    /// Maximum of both together.
     most: i64,
 }
 
 const EFFORT: Effort = Effort { stretch: 20_000, lookups: 10_000, most: 300_000 };
 
-/// Hours whose counts are looked at for one stretch.
+/// Hourly counts read to size one stretch.
 const HOURS: i64 = 1000;
 
-/// Between a moment and the lowest run number of that moment.
+/// Shift between a time and the lowest run id of that time.
 const BIRTH_SHIFT: u32 = 21;
 
 impl Store {
-    /// Where every test on every node stands.
+    /// Returns the latest result of every test on every node.
     pub fn latest_all(&self) -> Result<Vec<LatestRow>> {
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
-            // The names are those of this transaction, so no row has a higher number.
+            // The names are those of this transaction, so no row has a higher id.
             if !tx.is_sqlite() && names.have_small_numbers() {
                 return packed_latest(tx, &names);
             }
@@ -54,7 +54,7 @@ impl Store {
         })
     }
 
-    /// Where a node's tests stand.
+    /// Returns the latest results of a node.
     pub fn latest_of(&self, node: &NodeName) -> Result<Vec<LatestRow>> {
         self.read(|tx| {
             let Some(id) = tx.names.node_number(node) else { return Ok(Vec::new()) };
@@ -64,19 +64,19 @@ impl Store {
         })
     }
 
-    /// Where one test stands on every node.
+    /// Returns the latest result of one test on every node.
     pub fn latest_of_test(&self, test: &TestId) -> Result<Vec<LatestRow>> {
         self.read(|tx| {
             let Some(id) = tx.names.test_number(test) else { return Ok(Vec::new()) };
             let names = Arc::clone(&tx.names);
-            // The key begins with the node: each is looked up, and no other test is read.
+            // The key starts with the node: each node is looked up, and no other test is read.
             let sql = "SELECT l.node, l.test, l.attempt, l.outcome, l.run, l.sure, l.sure_at, l.misses \
                        FROM node n CROSS JOIN latest l WHERE l.node = n.id AND l.test = $1 ORDER BY n.id";
             tx.all("reading latest results", sql, vals![id], |row| read_latest(row, (row.int(0)?, id), &names))
         })
     }
 
-    /// Past results, newest first.
+    /// Returns past results, newest first.
     pub fn history(&self, filter: &HistoryFilter) -> Result<Vec<HistoryRow>> {
         let HistoryPart { mut rows, mut searched } = self.history_part(filter)?;
         while let Some(before) = searched {
@@ -89,10 +89,10 @@ impl Store {
         Ok(rows)
     }
 
-    /// The same, found with a bounded effort: where what is wanted is rare, these are fewer rows than there are.
+    /// As [`Self::history`], with bounded work: where matches are rare, it returns fewer rows than there are.
     pub fn history_part(&self, filter: &HistoryFilter) -> Result<HistoryPart> {
         let (mut rows, searched) = match &filter.node {
-            // One statement answers this.
+            // A single statement suffices.
             Some(node) if filter.since.is_none() && filter.verdict.is_none() => {
                 (self.ask(|tx| of_node(tx, node, filter))?.unwrap_or_default(), None)
             }
@@ -104,8 +104,8 @@ impl Store {
         Ok(HistoryPart { rows, searched })
     }
 
-    /// How often each test failed since then. Counted by the hour: the hour in which `since` lies counts whole, which
-    /// is what makes a month of ten million results one short scan.
+    /// Returns how often each test failed since this time. Counts are hourly, and the hour that contains `since` counts
+    /// fully. That makes a month of ten million results one short scan.
     pub fn failure_rates(&self, since: Timestamp) -> Result<Vec<FailureRate>> {
         let sql = "SELECT test, CAST(SUM(passed) AS BIGINT), CAST(SUM(failed) AS BIGINT), \
                    CAST(SUM(inconclusive) AS BIGINT), CAST(SUM(not_applicable) AS BIGINT) \
@@ -127,8 +127,8 @@ impl Store {
 
 const LATEST: &str = "SELECT node, test, attempt, outcome, run, sure, sure_at, misses FROM latest";
 
-/// The same for all of them at once from PostgreSQL, which takes longer to write a value than to see that it can be left out: node,
-/// test and outcome are one number, and nothing stands for a last sure outcome that is the last one, and for no misses.
+/// As [`LATEST`], packed for PostgreSQL, where encoding a value costs more than testing that it can be omitted. Node,
+/// test and outcome are one number; NULL replaces a conclusive outcome equal to the latest, and zero misses.
 const PACKED_LATEST: &str = "SELECT (node::bigint << 32) | (test::bigint << 16) | outcome, attempt, run, \
      CASE WHEN sure = outcome AND sure_at = attempt THEN NULL ELSE COALESCE(sure, 0) END, \
      NULLIF(sure_at, attempt), NULLIF(misses, 0) FROM latest";
@@ -151,7 +151,7 @@ fn packed_latest(tx: &mut Tx<'_>, names: &Names) -> Result<Vec<LatestRow>> {
         let found = Latest { node: packed >> 32, test: packed >> 16 & SIXTEEN_BITS, at, outcome, sure, misses };
         latest_row(&found, || row.run(2), names)
     })?;
-    // The server would take longer to bring them into their order.
+    // Cheaper here than on the server.
     places.sort_unstable();
     let mut rows: Vec<Option<LatestRow>> = rows.into_iter().map(Some).collect();
     let mut sorted = Vec::with_capacity(rows.len());
@@ -159,25 +159,25 @@ fn packed_latest(tx: &mut Tx<'_>, names: &Names) -> Result<Vec<LatestRow>> {
     Ok(sorted)
 }
 
-/// `of`: its first two columns.
+/// `(node, test)` are the row's first two columns.
 fn read_latest(row: &Row<'_>, (node, test): (i64, i64), names: &Names) -> Result<LatestRow> {
     let sure = row.opt_int(5)?.zip(row.opt_moment(6)?);
     let found = Latest { node, test, at: row.moment(2)?, outcome: row.int(3)?, sure, misses: row.count(7)? };
     latest_row(&found, || row.run(4), names)
 }
 
-/// What is found of a test on a node, with numbers for names.
+/// A row of `latest`, with ids instead of names.
 struct Latest {
     node: i64,
     test: i64,
     at: Timestamp,
     outcome: i64,
-    /// Its last outcome that said something, and when.
+    /// The last conclusive outcome, and when.
     sure: Option<(i64, Timestamp)>,
     misses: u32,
 }
 
-/// `run` is asked for if there is one.
+/// Calls `run` only if the result has a run.
 fn latest_row(found: &Latest, run: impl FnOnce() -> Result<RunId>, names: &Names) -> Result<LatestRow> {
     let kind = names.outcome(found.outcome)?;
     let conclusive = found.sure.map(|(sure, at)| Ok((names.outcome(sure)?.verdict, at))).transpose()?;
@@ -197,8 +197,8 @@ fn most(filter: &HistoryFilter) -> usize {
     filter.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
-/// The lowest number a run can have whose result is not older than this. Rows are found by their run, so a search by
-/// time looks as much further back as a result ever came after its run was born, and then looks at the time itself.
+/// Returns the lowest id of a run whose result may be as new as `since`. Rows are indexed by run, so a search by time
+/// goes further back by the longest delay between a run's creation and its result, and then filters by time.
 fn lowest_run(tx: &mut Tx<'_>, since: Timestamp) -> Result<i64> {
     let born = since.minus(longest_run(tx)?);
     Ok(born.millis().clamp(0, i64::MAX >> BIRTH_SHIFT) << BIRTH_SHIFT)
@@ -213,20 +213,20 @@ fn follows(row: &HistoryRow, place: &HistoryPlace) -> bool {
     (row.at, row.run, &place.node, &place.test) < (place.at, place.run, &row.node, &row.test)
 }
 
-/// The numbers of outcomes with this verdict, as SQL; nothing if every verdict is wanted.
+/// Returns an SQL condition on outcomes with this verdict; empty for every verdict.
 fn with_verdict(names: &Names, verdict: Option<Verdict>, column: &str) -> String {
     let Some(verdict) = verdict else { return String::new() };
     let ids: Vec<String> = names.outcomes_with(verdict).map(|id| id.to_string()).collect();
-    // No outcome has the number 0.
+    // No outcome has id 0.
     let ids = if ids.is_empty() { "0".to_owned() } else { ids.join(", ") };
     format!(" AND {column} IN ({ids})")
 }
 
-/// `None`: the node or the test is not known.
+/// Returns `None` if the node or the test is unknown.
 fn of_node(tx: &mut Tx<'_>, node: &NodeName, filter: &HistoryFilter) -> Result<Option<Vec<HistoryRow>>> {
     let Some(node) = tx.names.node_number(node) else { return Ok(None) };
     let lowest = filter.since.map_or(Ok(0), |since| lowest_run(tx, since))?;
-    // A node has one run at a time, so what follows a row is of its run or of an older one. What was imported has no run.
+    // A node has one run at a time, so later rows are of the same run or an older one. Imported rows have no run.
     let place = filter.after.as_ref().and_then(|place| place.run);
     let highest = place.map_or(i64::MAX, |run| i64::try_from(run.number()).unwrap_or(i64::MAX));
     let mut only = with_verdict(&tx.names, filter.verdict, "outcome");
@@ -239,8 +239,8 @@ fn of_node(tx: &mut Tx<'_>, node: &NodeName, filter: &HistoryFilter) -> Result<O
     let mut sql = format!(
         "SELECT node, run, test, outcome, at, took FROM history WHERE node = $1 AND run >= $2 AND run <= $3{only}"
     );
-    // A node has one run at a time, so the newest runs have the newest results. The run in which the limit falls is read
-    // whole: which of its tests come first is told by their names. So is the run of the place.
+    // A node has one run at a time, so the newest runs have the newest results. The run that the limit falls into is
+    // read whole, because the order of its tests is by name. So is the run of the place.
     let imported = filter.before.is_some() || (filter.after.is_some() && place.is_none());
     if let (Some(limit), None, false) = (filter.limit, filter.since, imported) {
         let more = if place.is_some() { tx.names.tests() } else { 0 };
@@ -256,11 +256,11 @@ fn of_node(tx: &mut Tx<'_>, node: &NodeName, filter: &HistoryFilter) -> Result<O
     Ok(Some(rows.into_iter().flatten().collect()))
 }
 
-/// Rows of all nodes, and how far was looked if that was not far enough.
+/// Rows of all nodes, and how far back the search went if it stopped early.
 type Found = (Vec<HistoryRow>, Option<Timestamp>);
 
-/// Looks at one stretch of time after the other, the newest first, until there are enough or all, or so much was looked at that
-/// whoever asks should not have to wait for the rest.
+/// Searches one stretch of time after another, newest first, until there are enough rows, no more history, or the
+/// effort is spent.
 fn of_all(tx: &mut Tx<'_>, filter: &HistoryFilter, effort: Effort) -> Result<Found> {
     let test = match &filter.test {
         Some(test) => match tx.names.test_number(test) {
@@ -282,7 +282,7 @@ fn of_all(tx: &mut Tx<'_>, filter: &HistoryFilter, effort: Effort) -> Result<Fou
         if low <= lowest {
             return Ok((rows, None));
         }
-        // What was not looked at is of runs that were born earlier, and so is not younger than this.
+        // Rows not searched belong to runs created earlier, and are no newer than this.
         let searched = Timestamp::from_millis(low >> BIRTH_SHIFT).plus(longest);
         rows.sort_by(newest_first);
         rows.truncate(most(filter));
@@ -290,7 +290,7 @@ fn of_all(tx: &mut Tx<'_>, filter: &HistoryFilter, effort: Effort) -> Result<Fou
         if enough {
             return Ok((rows, None));
         }
-        // The next question begins where this one ends, so each must get further than the one before.
+        // The next query continues where this one stops, so each must advance.
         if looked >= effort.most && begin.is_none_or(|begin| searched < begin) {
             rows.retain(|row| row.at > searched);
             return Ok((rows, Some(searched)));
@@ -299,8 +299,8 @@ fn of_all(tx: &mut Tx<'_>, filter: &HistoryFilter, effort: Effort) -> Result<Fou
     }
 }
 
-/// The lowest run of a stretch that ends with this one and has about so many rows, and how many those are, by the counts of each
-/// hour.
+/// Returns the lowest run id of a stretch that ends with `high` and has about `wanted` rows, and the number of rows, by
+/// the hourly counts.
 fn stretch(tx: &mut Tx<'_>, high: i64, wanted: i64) -> Result<(i64, i64)> {
     let last = (high >> BIRTH_SHIFT) / HOUR;
     let sql = "SELECT hour, CAST(SUM(passed + failed + inconclusive + not_applicable) AS BIGINT) FROM hourly \
@@ -315,13 +315,13 @@ fn stretch(tx: &mut Tx<'_>, high: i64, wanted: i64) -> Result<(i64, i64)> {
             break;
         }
     }
-    // Of what was before the first counted hour there is little or nothing.
+    // There is little or nothing before the first counted hour.
     let all = hours.len() < usize::try_from(HOURS).unwrap_or(usize::MAX) && rows < wanted;
     Ok((first.filter(|_| !all).map_or(0, |hour| (hour * HOUR) << BIRTH_SHIFT), rows))
 }
 
-/// Each node's runs in between are found by the primary key: SQLite takes the tables of a cross join in the order of the words, and
-/// would else read all of history.
+/// Reads the rows of one stretch. Each node's runs are found by the primary key: SQLite joins the tables of a CROSS
+/// JOIN in the written order, and would otherwise scan all of history.
 fn look_at(
     tx: &mut Tx<'_>,
     filter: &HistoryFilter,
@@ -350,14 +350,14 @@ fn look_at(
     })
 }
 
-/// The highest number a run can have whose result is not younger than this: a run is born before its result, but for
-/// clocks that disagree.
+/// Returns the highest id of a run whose result may be as old as `at`. A run precedes its result, except for clock
+/// differences; hence the margin of an hour.
 fn highest_run(at: Timestamp) -> i64 {
     let latest = at.plus(Span::hours(1)).millis().clamp(0, (i64::MAX >> BIRTH_SHIFT) - 1);
     ((latest + 1) << BIRTH_SHIFT) - 1
 }
 
-/// `None`: it is older or younger than what was asked for, or not after the place.
+/// Returns `None` if the row is outside the time range or not after the place.
 fn read_row(row: &Row<'_>, names: &Names, filter: &HistoryFilter) -> Result<Option<HistoryRow>> {
     let run = row.run(1)?;
     let at = moment_of(run, row.int(4)?);

@@ -1,8 +1,8 @@
-//! Bringing in the databases of the system we replace: `validation.db`, `test-storage.db`, `test-nccl.db`.
+//! Imports databases of the system this one replaces: `validation.db`, `test-storage.db`, `test-nccl.db`.
 //!
-//! What they hold becomes history, marked untrusted: the original wrote "pass" whatever the test said. Nothing becomes
-//! fresh by it, unless the operator says that these rows can be believed. The two performance files have measurements
-//! and no verdicts, so their rows are inconclusive and never believed. Importing again adds nothing.
+//! Their rows become untrusted history: the original wrote "pass" whatever the test reported. They make no test fresh
+//! unless the operator declares them trustworthy. The two performance files have measurements but no verdicts, so their
+//! rows are inconclusive and never trusted. Importing again adds nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -27,18 +27,18 @@ use super::{
     records::Imported,
 };
 
-/// Rows in one transaction.
+/// Rows per transaction.
 const ROWS: usize = 5000;
-/// The last second that a run's number can begin with: in the year 2109. What is later is something else than seconds.
+/// The last second that a run id can encode: in the year 2109. A larger value is not in seconds.
 const LATEST: i64 = (1 << 42) / 1000 - 1;
-/// Rows that are quoted when they cannot be understood.
+/// Unreadable rows that are quoted.
 const EXAMPLES: usize = 5;
 
 const IMPORTED: ReasonCode = ReasonCode::fixed("imported");
 const MEASURED_ONLY: ReasonCode = ReasonCode::fixed("imported-measurement");
 
-/// The three files, by the table that tells them apart. The place in this list is part of the rows' numbers: it must
-/// not change, or importing again would add everything again.
+/// The three files, by the table that identifies them. The position in this list is part of the rows' run ids: if it
+/// changed, importing again would duplicate everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
     Validation,
@@ -64,7 +64,7 @@ impl Source {
         }
     }
 
-    /// Kept apart in the run numbers that imported rows are given.
+    /// Distinguishes the files in the run ids of imported rows.
     const fn number(self) -> u64 {
         match self {
             Self::Validation => 1,
@@ -74,7 +74,7 @@ impl Source {
     }
 }
 
-/// A row that was understood.
+/// A parsed row.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Found {
     pub(super) node: NodeName,
@@ -83,12 +83,12 @@ pub(super) struct Found {
     pub(super) run: RunId,
     verdict: Verdict,
     reason: ReasonCode,
-    /// Whether it says anything that could be believed.
+    /// Whether the row contains a verdict that could be trusted.
     verdict_given: bool,
 }
 
 impl Store {
-    /// Brings these files in. They are only read.
+    /// Imports these files, which are only read.
     pub fn import(&self, files: &[PathBuf], trust: bool, at: Timestamp) -> Result<Imported> {
         let mut report = Imported::default();
         for file in files {
@@ -115,7 +115,7 @@ impl Store {
     }
 }
 
-/// What one step brought.
+/// Counts of one step.
 #[derive(Debug, Clone, Copy, Default)]
 struct Taken {
     added: u64,
@@ -177,7 +177,7 @@ fn read_table(
     found: &mut Vec<Found>,
     report: &mut Imported,
 ) -> rusqlite::Result<()> {
-    // Several rows of one node, test and second are told apart by their order, which is the same every time.
+    // Rows with the same node, test and second are distinguished by their order, which is the same every time.
     let mut ordinals: HashMap<(NodeName, TestId, Timestamp), u64> = HashMap::new();
     let columns = source.columns().join(", ");
     let mut statement = database.prepare(&format!("SELECT {columns} FROM {} ORDER BY rowid", source.table()))?;
@@ -202,8 +202,7 @@ fn read_table(
     Ok(())
 }
 
-/// A run number that nobody else has: its moment, then file, then order. Our own runs end in random digits and are of
-/// later years.
+/// Returns a unique run id: time, then file, then order. Our own runs have random low bits and later times.
 fn run_number(source: Source, at: Timestamp, ordinal: u64) -> RunId {
     let millis = at.millis().cast_unsigned();
     RunId::from_number((millis << 21) | (source.number() << 18) | ordinal.min((1 << 18) - 1))
@@ -249,13 +248,13 @@ fn text(value: ValueRef<'_>) -> String {
     }
 }
 
-/// The original's test names have spaces (`DL unit test`); ours may not.
+/// Replaces characters that are not allowed in test names: the original has names with spaces (`DL unit test`).
 fn path_safe(name: &str) -> String {
     let safe = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') { c } else { '-' };
     name.trim().chars().map(safe).collect()
 }
 
-/// Adds what is not there. With `trust`, what is there and was not believed is from now on.
+/// Adds missing rows. With `trust`, existing untrusted rows become trusted.
 fn take_in(tx: &mut Tx<'_>, found: &[Found], trust: bool, now: Timestamp) -> Result<Taken> {
     let mut keys = Vec::with_capacity(found.len());
     for row in found {
@@ -296,7 +295,7 @@ fn kind_of(row: &Found, trust: bool) -> OutcomeKind {
     kind
 }
 
-/// Which of these rows are in history, with their outcome.
+/// Returns which of these rows are in history, with their outcome.
 fn there(tx: &mut Tx<'_>, nodes: &[i64], keys: &[(i64, i64, i64)]) -> Result<BTreeMap<(i64, i64, i64), i64>> {
     let runs = || keys.iter().map(|(_, run, _)| *run);
     let (Some(lowest), Some(highest)) = (runs().min(), runs().max()) else { return Ok(BTreeMap::new()) };
@@ -311,7 +310,7 @@ fn there(tx: &mut Tx<'_>, nodes: &[i64], keys: &[(i64, i64, i64)]) -> Result<BTr
     Ok(there)
 }
 
-/// Rows that were untrusted count from now on.
+/// Makes untrusted rows count.
 fn believe(tx: &mut Tx<'_>, before: &ledger::Before, entries: &[Posting]) -> Result<()> {
     let mut rows = Vec::with_capacity(entries.len() * 4);
     for entry in entries {

@@ -1,20 +1,19 @@
-//! Results that are kept and do not stand in history yet.
+//! Results that are stored but not yet entered in history.
 //!
-//! To enter a result touches a page of history, of `latest` and of what is awaited, each somewhere else for each node. A
-//! few results at a time, which is all that those who wait for an answer can be kept waiting for, that is most of what a
-//! result costs; hundreds at a time share pages, statements and transactions. So a batch is first only kept: its
-//! documents and what was found in them are one bundle, which is written and made durable, and whoever brought a result
-//! is told so. Later many bundles are entered together.
+//! Entering a result touches pages of history, `latest` and `awaited`, at different places for each node. In batches as
+//! small as waiting submitters allow, that is most of the cost of a result; hundreds together share pages, statements
+//! and transactions. So a batch is first only stored: its documents and results form a bundle, which is written and
+//! made durable, and the submitters are acknowledged. Later many bundles are entered together.
 //!
-//! What makes this one store and not two:
+//! These rules make it one consistent store:
 //!
-//! - A bundle is in the inbox from the transaction that keeps it to the one that enters its results.
-//! - Whoever reads, in this process, first enters all that was kept before.
-//! - Whoever writes anything else, in this process, first closes the inbox and enters what is in it: nothing changes
-//!   under a result that was admitted.
-//! - Another process sees results when they are entered, a moment later. One that opens the store or takes the lease
-//!   enters what it finds. Two that enter the same do so one after the other, because both hold the lease's row, and the
-//!   second finds nothing.
+//! - A bundle is in the inbox from the transaction that stores it to the one that enters its results.
+//! - A reader in this process first enters everything stored before.
+//! - Any other writer in this process first closes the inbox and enters its content: nothing changes underneath an
+//!   admitted result.
+//! - Another process sees results when they are entered, a moment later. A process that opens the store or takes the
+//!   lease enters what it finds. Two processes that enter the same results do so one after the other, because both lock
+//!   the lease's row, and the second finds nothing.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -35,33 +34,33 @@ use super::{
     records::{Accepted, JudgedResult},
 };
 
-/// Fewer than are worth it wait no longer than this for more.
+/// Maximum wait of fewer results than [`Limits::enough`].
 const LINGER: Duration = Duration::from_millis(50);
 
-/// After a failure.
+/// Wait after a failure.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// How many wait for how long.
+/// Batch sizes for entering results.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
-    /// So many are worth entering.
+    /// Enter immediately from this many results.
     enough: usize,
-    /// So many results are entered at once, at most.
+    /// Maximum results entered in one transaction.
     at_once: usize,
-    /// With so many waiting, a batch is not kept before some of them are entered.
+    /// From this many waiting, a batch is stored only after some have been entered.
     most: usize,
 }
 
-/// Who keeps results also enters them, as only one can write at a time; others wait for that.
+/// SQLite has one writer, so the thread that stores results also enters them while others wait.
 const ON_SQLITE: Limits = Limits { enough: 4096, at_once: 4096, most: 4096 };
-/// They are entered while others are kept, so that the server has work from the first on and little is left at the end.
+/// Entering runs concurrently with storing, so the server is busy from the start and little is left at the end.
 const ON_POSTGRES: Limits = Limits { enough: 1024, at_once: 2048, most: 8192 };
 
-/// What this process has kept and not entered.
+/// Results that this process has stored and not entered.
 #[derive(Debug)]
 pub(super) struct Inbox {
     limits: Limits,
-    /// Shared by those who keep results, alone for other writes.
+    /// Shared by threads that store results, exclusive for other writes.
     gate: RwLock<()>,
     waiting: Mutex<Waiting>,
     arrived: Condvar,
@@ -74,11 +73,11 @@ struct Waiting {
     batches: VecDeque<Arc<Batch>>,
     results: usize,
     known: HashSet<(RunId, i64)>,
-    /// Batches there ever were.
+    /// Number of batches ever stored.
     kept: u64,
 }
 
-/// Results that were kept in one transaction, each with its bundle.
+/// Results stored in one transaction, each with its bundle.
 #[derive(Debug)]
 struct Batch {
     number: u64,
@@ -86,11 +85,11 @@ struct Batch {
     results: Vec<Admission>,
 }
 
-/// A result on its way in.
+/// A submitted result.
 #[derive(Debug)]
 pub(super) struct Handed {
     pub(super) result: JudgedResult,
-    /// Its document, if that is to stand alone.
+    /// Its document, if it is stored on its own.
     pub(super) alone: Option<Packed>,
 }
 
@@ -105,12 +104,12 @@ impl Inbox {
         }
     }
 
-    /// While this is held no results come in.
+    /// Blocks incoming results while the guard is held.
     pub(super) fn close(&self) -> RwLockWriteGuard<'_, ()> {
         self.gate.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until it is worth while to look what can be entered. `false`: it has `ended` and nothing waits.
+    /// Waits until results should be entered. Returns `false` when `ended` holds and nothing waits.
     pub(super) fn wait(&self, ended: impl Fn() -> bool) -> bool {
         let none_yet = |waiting: &mut Waiting| waiting.results == 0 && !ended();
         let few = |waiting: &mut Waiting| waiting.results < self.limits.enough && !ended();
@@ -120,14 +119,14 @@ impl Inbox {
         waiting.results > 0 || !ended()
     }
 
-    /// After a failure: waits for a while, or until more has come.
+    /// Waits after a failure for a while, or until more results arrive.
     pub(super) fn rest(&self) {
         drop(self.arrived.wait_timeout(self.lock(), PAUSE));
     }
 
-    /// Whoever waits looks again.
+    /// Wakes all waiters to check their condition again.
     pub(super) fn wake(&self) {
-        // Under the lock, so that nobody is between looking and waiting.
+        // Under the lock, so that no waiter is between its check and its wait.
         let _waiting = self.lock();
         self.arrived.notify_all();
     }
@@ -144,7 +143,7 @@ impl Inbox {
         }
     }
 
-    /// The oldest, of one lease.
+    /// Returns the oldest batches of one lease, up to the limit.
     fn oldest(&self) -> Vec<Arc<Batch>> {
         let waiting = self.lock();
         let Some(first) = waiting.batches.front() else { return Vec::new() };
@@ -179,18 +178,18 @@ impl Store {
         &self.shared.inbox
     }
 
-    /// Results that this process has kept and not entered yet.
+    /// Returns the number of results that this process has stored and not entered yet.
     pub fn results_waiting(&self) -> usize {
         self.inbox().lock().results
     }
 
-    /// Keeps results, to be entered later. Where syncing is apart they are not durable yet.
+    /// Stores results to be entered later. Where syncing is a separate step they are not durable yet.
     pub(super) fn keep_for_later(&self, lease: &Lease, batch: Vec<Handed>) -> Result<Vec<Accepted>> {
         while self.inbox().lock().results >= self.inbox().limits.most {
             self.enter_some()?;
         }
         let _others_wait = self.inbox().gate.read().unwrap_or_else(PoisonError::into_inner);
-        // Before the database is asked: what is entered meanwhile is gone from here and answered there.
+        // Before the query: results entered meanwhile leave the inbox, and the database reports them.
         let known = self.known(&batch);
         let asked = Asked::of(batch.iter().map(|one| &one.result).collect());
         let (admitted, bundles) = self.write_beside_results(
@@ -216,7 +215,7 @@ impl Store {
         Ok(accepted)
     }
 
-    /// Which of these are in the inbox of this process.
+    /// Returns which of these are in the inbox of this process.
     fn known(&self, batch: &[Handed]) -> Vec<bool> {
         let names = Arc::clone(&self.shared.names.read().unwrap_or_else(PoisonError::into_inner));
         let waiting = self.inbox().lock();
@@ -224,7 +223,7 @@ impl Store {
         batch.iter().map(|one| known(&one.result).is_some_and(|one| waiting.known.contains(&one))).collect()
     }
 
-    /// Enters all that this process had kept before this call.
+    /// Enters everything this process stored before this call.
     pub(super) fn enter_what_waits(&self) -> Result<()> {
         let newest = self.inbox().lock().kept;
         while self.inbox().lock().batches.front().is_some_and(|oldest| oldest.number <= newest) {
@@ -233,7 +232,7 @@ impl Store {
         Ok(())
     }
 
-    /// Enters the oldest of what waits, and says how many results that were.
+    /// Enters the oldest waiting batches and returns the number of results.
     pub(super) fn enter_some(&self) -> Result<usize> {
         let _one_at_a_time = self.inbox().entering.lock().unwrap_or_else(PoisonError::into_inner);
         let batches = self.inbox().oldest();
@@ -252,7 +251,7 @@ impl Store {
             },
         );
         match entered {
-            // Whoever leads now has entered them.
+            // The new leader has entered them.
             Err(error) if error.is_lease_lost() => {}
             other => other?,
         }
@@ -260,7 +259,7 @@ impl Store {
         Ok(results.len())
     }
 
-    /// Enters what is in the inbox and this process knows nothing of.
+    /// Enters results in the inbox that this process did not store.
     pub(super) fn enter_what_a_dead_process_left(&self) -> Result<()> {
         let sql = "SELECT 1 FROM inbox LIMIT 1";
         let some = self.read(|tx| tx.first("reading the inbox", sql, &[], |_| Ok(())))?.is_some();
@@ -272,7 +271,7 @@ fn identity(one: &Admission) -> Option<(RunId, i64)> {
     Some((one.result.run, one.admitted?.node))
 }
 
-/// What became of each of a batch, and the bundles of those that were admitted.
+/// The outcome of each result in a batch, and the bundles of the admitted ones.
 type Kept = (Vec<std::result::Result<Admitted, TurnedAway>>, Vec<i64>);
 
 fn keep(tx: &mut Tx<'_>, asked: &Asked<'_>, batch: &[Handed], known: &[bool]) -> Result<Kept> {
@@ -299,7 +298,7 @@ fn keep(tx: &mut Tx<'_>, asked: &Asked<'_>, batch: &[Handed], known: &[bool]) ->
     Ok((admitted, bundles))
 }
 
-/// Which of their bundles nobody else has entered.
+/// Returns which of their bundles no other process has entered.
 fn still_there(tx: &mut Tx<'_>, results: &[&Admission]) -> Result<HashSet<i64>> {
     let mut bundles: Vec<i64> = results.iter().map(|one| one.bundle).collect();
     bundles.dedup();
@@ -318,7 +317,7 @@ fn take_out(tx: &mut Tx<'_>, bundles: &HashSet<i64>) -> Result<()> {
     tx.each("emptying the inbox", (sqlite, postgres), &[Kind::Int], &rows)
 }
 
-/// Enters all that is in the inbox, in a transaction that nobody else writes beside.
+/// Enters the whole inbox, in a transaction that excludes other writers.
 pub(super) fn enter_what_is_left(tx: &mut Tx<'_>) -> Result<()> {
     let operation = "reading the inbox";
     let left = tx.all(operation, "SELECT bundle FROM inbox ORDER BY bundle", &[], |row| row.int(0))?;

@@ -1,4 +1,4 @@
-//! Values that the store keeps whole, because only the program looks into them.
+//! Values stored as JSON, because no query reads their fields.
 
 use serde::{Serialize, de::DeserializeOwned};
 

@@ -1,4 +1,4 @@
-//! Leader election: a controller takes the lease, renews it, releases it and asks whether it still holds it.
+//! Leader election: acquires, renews, releases and checks the lease.
 
 use doctor_core::time::{Span, Timestamp};
 
@@ -16,11 +16,11 @@ enum Taken {
 }
 
 impl Store {
-    /// Becomes the leader, if nobody else is: the lease is free, has run out, is ours already, or its holder is a
-    /// process of this host that exists no more.
+    /// Acquires leadership if the lease is free, has expired, is ours already, or was held by a process of this host
+    /// that no longer exists.
     ///
     /// # Errors
-    /// [`LeaseError::Held`] while another one leads.
+    /// [`LeaseError::Held`] while another controller leads.
     pub fn acquire(&self, holder: &str, now: Timestamp, ttl: Span) -> std::result::Result<Lease, LeaseError> {
         let taken = self.write_unfenced(Access::WriteAlone, |tx| {
             let held = read(tx)?;
@@ -34,7 +34,7 @@ impl Store {
             let fence = held.fence + 1;
             let sql = "UPDATE lease SET holder = $1, fence = $2, expires = $3 WHERE one = 1";
             tx.run("taking the lease", sql, vals![holder, fence, now.plus(ttl)])?;
-            // Whoever led before may have left results behind that somebody was told are kept.
+            // The previous leader may have left acknowledged results in the inbox.
             inbox::enter_what_is_left(tx)?;
             Ok(Taken::Ours(fence))
         })?;
@@ -44,17 +44,17 @@ impl Store {
         }
     }
 
-    /// Leads for another `ttl` from now.
+    /// Extends the lease by `ttl` from now.
     pub fn renew(&self, lease: &Lease, now: Timestamp) -> Result<()> {
-        // Alone from the beginning: to go from sharing the row to writing it, against somebody who waits to take
-        // over, is a deadlock.
+        // Exclusive from the start: upgrading a shared lock on the row deadlocks with a process that waits to take
+        // over.
         self.write_as(Access::WriteAlone, lease, |tx| {
             let sql = "UPDATE lease SET expires = $1 WHERE one = 1 AND fence = $2";
             tx.run("renewing the lease", sql, vals![now.plus(lease.ttl), lease.fence]).map(drop)
         })
     }
 
-    /// Lets others lead at once. A lease that is ours no more is no error.
+    /// Releases the lease immediately. Does nothing if the lease is no longer ours.
     pub fn release(&self, lease: &Lease) -> Result<()> {
         self.write_unfenced(Access::WriteAlone, |tx| {
             let sql = "UPDATE lease SET holder = '', expires = 0 WHERE one = 1 AND fence = $1";
@@ -62,7 +62,7 @@ impl Store {
         })
     }
 
-    /// Asks the store whether we still lead. To be called right before each effect on the cluster.
+    /// Checks in the store that we still lead. Call this right before each effect on the cluster.
     pub fn still_ours(&self, lease: &Lease, now: Timestamp) -> Result<()> {
         self.read(|tx| {
             let held = read(tx)?;
@@ -76,7 +76,7 @@ impl Store {
         })
     }
 
-    /// Who leads, until when; nobody if the lease is free.
+    /// Returns the leader and when its lease expires; `None` if the lease is free.
     pub fn leader(&self) -> Result<Option<(String, Timestamp)>> {
         self.read(|tx| {
             let held = read(tx)?;

@@ -1,8 +1,8 @@
-//! Leadership: one row with a fencing number.
+//! The lease: one row with a fencing number.
 //!
-//! A controller leads while the row bears its fence. Taking over raises the fence, and every write of a controller
-//! reads the fence inside its own transaction: a controller that was paused for an hour and wakes up can neither
-//! write nor, because it asks [`Store::still_ours`](super::Store::still_ours) right before each effect, act.
+//! A controller leads while the row has its fence. A take-over increments the fence, and every write of a controller
+//! checks the fence in its own transaction. A controller that was suspended for an hour can therefore not write; nor
+//! can it act, because it calls [`Store::still_ours`](super::Store::still_ours) right before each effect.
 
 use doctor_core::time::{Span, Timestamp};
 
@@ -11,16 +11,16 @@ use super::{
     error::{Result, StoreError},
 };
 
-/// The right to lead, as long as nobody took over.
+/// The right to lead, until another controller takes over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
     pub holder: String,
-    /// Higher than that of anybody who led before.
+    /// Higher than the fence of every earlier leader.
     pub fence: u64,
     pub ttl: Span,
 }
 
-/// Why there is no lease to be had.
+/// Why the lease was not acquired.
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseError {
     #[error("{by} leads until {until}: stop it, or wait until its lease runs out")]
@@ -29,7 +29,7 @@ pub enum LeaseError {
     Store(#[from] StoreError),
 }
 
-/// The row of the lease.
+/// The lease's row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) holder: String,
@@ -37,7 +37,7 @@ pub(super) struct Held {
     pub(super) expires: Timestamp,
 }
 
-/// The error of a controller whose fence is not the current one.
+/// The error for a controller whose fence is not the current one.
 pub(super) fn lost(held: Held) -> StoreError {
     let by = if held.holder.is_empty() { "nobody".to_owned() } else { held.holder };
     StoreError::LeaseLost { by, fence: held.fence }
@@ -50,8 +50,8 @@ pub(super) fn read(tx: &mut Tx<'_>) -> Result<Held> {
     held.ok_or_else(|| StoreError::Unreadable { what: "lease", why: "its row is gone".to_owned() })
 }
 
-/// Begins a write: the fence must be ours and stays so until the transaction ends, and names are brought up to date.
-/// On PostgreSQL the row is locked (shared, or alone) so that a take-over waits; on SQLite there is one writer anyway.
+/// Begins a write: checks that the fence is ours, keeps it so until the transaction ends, and refreshes names. On
+/// PostgreSQL the row is locked, shared or exclusive, so that a take-over waits; SQLite has a single writer.
 pub(super) fn begin_write(tx: &mut Tx<'_>, access: Access, lease: Option<&Lease>) -> Result<()> {
     let lock = match (tx.is_sqlite(), access) {
         (true, _) | (false, Access::Read | Access::ReadOnce) => "",
@@ -75,8 +75,8 @@ pub(super) fn begin_write(tx: &mut Tx<'_>, access: Access, lease: Option<&Lease>
     tx.learn(there)
 }
 
-/// The name under which this process holds a lease: `host:pid:starttime`. The host part also names the boot and the
-/// process namespace, so that nobody mistakes a process it cannot see for a dead one.
+/// Returns this process as lease holder: `host:pid:starttime`. The host part includes the boot id and the PID
+/// namespace, so that a process that is merely invisible is not taken for a dead one.
 pub fn this_process() -> String {
     let text = |path: &str| std::fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
     let host = text("/proc/sys/kernel/hostname");
@@ -87,7 +87,7 @@ pub fn this_process() -> String {
     format!("{host}/{boot}/{space}:{pid}:{}", start_time(pid).unwrap_or(0))
 }
 
-/// Whether `holder` was a process of the same host as `us` and is gone.
+/// Whether `holder` was a process on the host of `us` and has exited.
 pub(super) fn is_dead_neighbour(holder: &str, us: &str) -> bool {
     let (Some((host, pid, start)), Some((our_host, ..))) = (split(holder), split(us)) else { return false };
     host == our_host && host == split(&this_process()).map_or("", |(host, ..)| host) && start_time(pid) != Some(start)
@@ -99,17 +99,17 @@ pub(super) fn split(holder: &str) -> Option<(&str, u32, u64)> {
     Some((host, pid.parse().ok()?, start.parse().ok()?))
 }
 
-/// A process' start in ticks since boot. `None`: there is no such process, or only what is left of a dead one.
+/// Returns a process's start time in ticks since boot. `None` if it does not exist or is a zombie.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The program's name comes second, in parentheses, and may hold anything.
+    // The program's name is second, in parentheses, and may contain anything.
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split(' ');
     let state = fields.next()?;
     if matches!(state, "Z" | "X") {
         return None;
     }
-    // The state is field 3, the start time field 22.
+    // State is field 3, start time is field 22.
     fields.nth(18)?.parse().ok()
 }
 

@@ -1,4 +1,4 @@
-//! The one way by which results enter: history, `latest` and the hourly counts change together or not at all.
+//! Writes results: history, `latest` and the hourly counts change together or not at all.
 
 use std::{
     collections::{BTreeMap, HashMap, hash_map::Entry},
@@ -22,11 +22,11 @@ use super::{
 
 pub(super) const HOUR: i64 = 3_600_000;
 
-/// Results that come later than this after the birth of their run are rare enough to be noted.
+/// Longer delays between a run's creation and its result are rare enough to record.
 const USUAL_RUN: Span = Span::hours(6);
 const LONGEST_RUN: &str = "longest-run-millis";
 
-/// A result about to be written, by numbers.
+/// A result about to be written, with ids instead of names.
 #[derive(Debug, Clone)]
 pub(super) struct Posting {
     pub(super) node: i64,
@@ -35,14 +35,14 @@ pub(super) struct Posting {
     pub(super) kind: OutcomeKind,
     pub(super) at: Timestamp,
     pub(super) took: Span,
-    /// Where its document is, if there is one.
+    /// The bundle of its document, if any.
     pub(super) bundle: Option<i64>,
 }
 
-/// Where tests stood before entries were posted.
+/// Rows of `latest` before results are posted.
 pub(super) type Standings = HashMap<(i64, i64), Standing>;
 
-/// What must be known of nodes before results are posted for them, read in one statement.
+/// State of the nodes before results are posted, read in one statement.
 #[derive(Debug, Default)]
 pub(super) struct Before {
     pub(super) standings: Standings,
@@ -52,7 +52,7 @@ pub(super) struct Before {
 #[derive(Debug, Default)]
 struct NodeBefore {
     hardware: KnownHardware,
-    /// Results at or before this moment are of a machine that bore the name before.
+    /// Results up to this time belong to an earlier machine with this name.
     counts_from: Option<Timestamp>,
     backs_off: bool,
     has_findings: bool,
@@ -63,7 +63,7 @@ impl Before {
         self.nodes.get(&node)?.counts_from
     }
 
-    /// Whether a result is of the machine that bears the name now.
+    /// Whether a result belongs to the machine that has the name now.
     pub(super) fn counts(&self, node: i64, at: Timestamp) -> bool {
         self.counts_from(node).is_none_or(|from| at > from)
     }
@@ -87,7 +87,7 @@ const NODES: &str = "SELECT l.node, l.test, l.attempt, l.outcome, l.run, l.settl
                      EXISTS (SELECT 1 FROM finding f WHERE f.node = n.id) \
                      FROM node n LEFT JOIN latest l ON l.node = n.id WHERE n.id IN {keys}";
 
-/// [`before`] will be asked for these nodes.
+/// Announces a later call of [`before`] for these nodes.
 pub(super) fn foresee(tx: &mut Tx<'_>, nodes: &[i64]) {
     tx.foresee(READING_NODES, NODES, nodes);
 }
@@ -127,7 +127,7 @@ pub(super) fn read_standing(row: &Row<'_>, names: &Names) -> Result<((i64, i64),
     Ok(((row.int(0)?, row.int(1)?), Standing { record, outcome, run: row.int(4)?, sure }))
 }
 
-/// Writes entries that are known to be new: one that is not makes the transaction fail.
+/// Writes new entries. The transaction fails if one exists already.
 pub(super) fn post(tx: &mut Tx<'_>, before: &Before, entries: &[Posting]) -> Result<()> {
     let mut numbered = Vec::with_capacity(entries.len());
     for entry in entries {
@@ -159,7 +159,7 @@ pub(super) fn post(tx: &mut Tx<'_>, before: &Before, entries: &[Posting]) -> Res
     count_hourly(tx, believed.iter().map(|(entry, _)| *entry))
 }
 
-/// No result came longer than this after the birth of its run.
+/// Returns the longest delay between a run's creation and its result.
 pub(super) fn longest_run(tx: &mut Tx<'_>) -> Result<Span> {
     let sql = "SELECT n FROM counter WHERE name = $1";
     let noted = tx.first("reading counters", sql, vals![LONGEST_RUN], |row| row.int(0))?;
@@ -219,7 +219,7 @@ fn write_standings(tx: &mut Tx<'_>, rows: &[Val<'_>]) -> Result<()> {
     tx.bulk("updating latest results", into, &[Kind::Int; 9], rows, conflict)
 }
 
-/// Of rows that are there, which is cheaper to say than to leave to be found out.
+/// Updates existing rows, which is cheaper than an upsert.
 fn change_standings(tx: &mut Tx<'_>, rows: &[Val<'_>]) -> Result<()> {
     let sqlite = "UPDATE latest SET attempt = $3, outcome = $4, run = $5, settled = $6, sure = $7, sure_at = $8, \
                   misses = $9 WHERE node = $1 AND test = $2";
@@ -232,7 +232,7 @@ fn change_standings(tx: &mut Tx<'_>, rows: &[Val<'_>]) -> Result<()> {
     tx.each("updating latest results", (sqlite, postgres), &[Kind::Int; 9], rows)
 }
 
-/// Folds a test's whole history. This is the slow way, for results that come out of order.
+/// Folds a test's whole history. Slow; used for results that arrive out of order.
 fn recompute(tx: &mut Tx<'_>, (node, test): (i64, i64), counts_from: Option<Timestamp>) -> Result<Option<Standing>> {
     let names = Arc::clone(&tx.names);
     let mut results = Vec::new();
@@ -249,7 +249,7 @@ fn recompute(tx: &mut Tx<'_>, (node, test): (i64, i64), counts_from: Option<Time
     Ok(Standing::fold(results))
 }
 
-/// Folds again what has changed under its standing (an import that is believed).
+/// Recomputes `latest` rows whose history changed, as when an import becomes trusted.
 pub(super) fn refold(tx: &mut Tx<'_>, keys: &[(i64, i64)], before: &Before) -> Result<()> {
     let mut rows = Vec::new();
     for key in keys {
@@ -260,7 +260,7 @@ pub(super) fn refold(tx: &mut Tx<'_>, keys: &[(i64, i64)], before: &Before) -> R
     write_standings(tx, &rows)
 }
 
-/// Counts rows that were in history already and are believed from now on.
+/// Counts rows already in history that become trusted.
 pub(super) fn count_believed(tx: &mut Tx<'_>, entries: &[Posting]) -> Result<()> {
     count_hourly(tx, entries.iter())
 }
@@ -283,7 +283,7 @@ fn count_hourly<'a>(tx: &mut Tx<'_>, entries: impl Iterator<Item = &'a Posting>)
     tx.add_up("counting results", into, &[Kind::Int; 6], &rows, conflict)
 }
 
-/// The column of `hourly` that counts a verdict.
+/// Returns the column of `hourly` that counts a verdict.
 pub(super) const fn place(verdict: Verdict) -> usize {
     match verdict {
         Verdict::Pass => 0,
@@ -293,7 +293,7 @@ pub(super) const fn place(verdict: Verdict) -> usize {
     }
 }
 
-/// A history row's moment: it is kept as the distance from its run's birth.
+/// Returns a history row's time, which is stored relative to its run's creation.
 pub(super) fn moment_of(run: RunId, since_birth: i64) -> Timestamp {
     Timestamp::from_millis(run.born().millis().saturating_add(since_birth))
 }

@@ -1,19 +1,19 @@
-//! Everything the controller must not forget: one struct over SQLite or PostgreSQL.
+//! The controller's persistent state: one struct over SQLite or PostgreSQL.
 //!
-//! What it gives, and what the rest of the program relies on:
+//! Guarantees that the rest of the program relies on:
 //!
-//! - **Intent before effect.** [`Store::commit`] writes a whole plan in one transaction. A crash between that and the
-//!   effect leaves an intent that the next cycle completes; a crash before it leaves nothing.
-//! - **Exactly once.** A run has one result per node ([`Store::accept`]); the database itself refuses two runs on one
+//! - **Intent before effect.** [`Store::commit`] writes a whole plan in one transaction. A crash between the commit and
+//!   the effect leaves an intent that the next cycle completes; a crash before the commit leaves nothing.
+//! - **Exactly once.** A run has one result per node ([`Store::accept`]). Database constraints reject two runs on one
 //!   node and two history rows for one test of one run.
-//! - **One leader.** Every write of a controller proves its [`Lease`] inside the transaction.
-//! - **Durable when acknowledged.** SQLite runs with a write-ahead log and full syncing; [`GroupCommit`] makes many
-//!   results share one.
-//! - **`latest` is history, folded.** Results in the order of their time, by `TestRecord::add`; a result that comes
-//!   late has its test folded again from the beginning. [`Store::verify`] compares the two.
+//! - **One leader.** Every write by a controller checks its [`Lease`] inside the transaction.
+//! - **Durable when acknowledged.** SQLite runs with a write-ahead log and full syncing; [`GroupCommit`] lets many
+//!   results share one sync.
+//! - **`latest` is a fold of history.** `TestRecord::add` applies results in time order. A result that arrives out of
+//!   order causes its test to be folded again from the start. [`Store::verify`] compares the two.
 //!
-//! The store is a struct and not a trait: SQLite in memory is the test double, and one suite runs on both databases.
-//! Calls block and may come from any thread. Reading does not wait for writing, except in memory.
+//! The store is a struct, not a trait: SQLite in memory is the test double, and one test suite runs on both databases.
+//! Calls block and may come from any thread. Reads do not wait for writes, except in memory.
 
 pub mod access;
 pub mod error;
@@ -84,7 +84,7 @@ pub use self::{
     url::StoreUrl,
 };
 
-/// The store. Clones share one.
+/// A handle to the store. Clones share one database.
 #[derive(Debug, Clone)]
 pub struct Store {
     shared: Arc<Shared>,
@@ -100,20 +100,20 @@ struct Shared {
     inbox: Inbox,
 }
 
-/// The name under which a store keeps its own identity, by which it knows its published copy.
+/// Key of the store's own identity in `meta`, by which the store recognises its published copy.
 const STORE_ID: &str = "store-id";
 
 impl Store {
-    /// Opens a store, creates it if there is none, and brings its schema up to date.
+    /// Opens a store, creating it if it does not exist, and migrates its schema.
     ///
     /// # Errors
-    /// If it is damaged, newer than this program, on a network file system, or cannot be reached. It is not changed
-    /// then.
+    /// If the store is damaged, newer than this program, on a network file system, or unreachable. It is unchanged in
+    /// that case.
     pub fn open(url: &StoreUrl) -> Result<Self> {
         Self::over(Db::open(url)?)
     }
 
-    /// A store that lives as long as its last clone.
+    /// Opens an in-memory store, which lasts until its last clone is dropped.
     pub fn open_in_memory() -> Result<Self> {
         Self::over(Db::in_memory()?)
     }
@@ -133,15 +133,15 @@ impl Store {
         Ok(store)
     }
 
-    /// The same store, for questions of somebody who waits no longer than this: what was not read by then fails with
-    /// [`StoreError::Late`], and what it was busy with ends. Such questions never wait for who writes: results that came in and
-    /// are not entered yet are seen a moment later, as by another process.
+    /// Returns a handle to the same store whose reads fail with [`StoreError::Late`] after this instant. A statement
+    /// still running then is interrupted. Such reads never wait for a writer: results that are accepted but not yet
+    /// entered become visible a moment later, as they do to another process.
     #[must_use]
     pub fn until(&self, until: Instant) -> Self {
         Self { shared: Arc::clone(&self.shared), until: Some(until) }
     }
 
-    /// What is to be done before a question, or why it is not asked any more.
+    /// Prepares a read: enters pending results, or fails if the deadline has passed.
     fn before_reading(&self) -> Result<()> {
         match self.until {
             None => self.enter_what_waits(),
@@ -150,7 +150,7 @@ impl Store {
         }
     }
 
-    /// One unchanging picture of the store, with all in it that was kept before this call.
+    /// Runs `body` on one consistent snapshot, which includes everything accepted before this call.
     fn read<T>(&self, mut body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         self.before_reading()?;
         self.transaction(Access::Read, &mut |tx| {
@@ -159,8 +159,8 @@ impl Store {
         })
     }
 
-    /// A question of one statement, which needs no transaction around it. It is asked with the names that are known, and
-    /// once more with all there are if it asks for or finds (`None`, unreadable) a name that is not among them.
+    /// Runs a single-statement query without a transaction. It uses the cached names, and runs again with fresh ones if
+    /// the query requests or finds (`None`, unreadable) a name that is not cached.
     fn ask<T>(&self, mut body: impl FnMut(&mut Tx<'_>) -> Result<Option<T>>) -> Result<Option<T>> {
         self.before_reading()?;
         match self.transaction(Access::ReadOnce, &mut body) {
@@ -169,7 +169,7 @@ impl Store {
         }
     }
 
-    /// A write of the controller: it fails if the lease was taken over.
+    /// Runs a controller's write, which fails if another controller has taken the lease.
     fn write<T>(&self, lease: &Lease, body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         self.write_as(Access::Write, lease, body)
     }
@@ -178,8 +178,8 @@ impl Store {
         self.write_foreseeing(access, lease, |_| {}, body)
     }
 
-    /// As [`Self::write_as`], with what `body` will ask first: PostgreSQL is asked it together with the lease. If the
-    /// lease is ours then, it was when that was read.
+    /// As [`Self::write_as`], announcing the first queries of `body`: PostgreSQL receives them together with the lease
+    /// check. If the lease is ours then, it was ours when those rows were read.
     fn write_foreseeing<T>(
         &self,
         access: Access,
@@ -192,7 +192,7 @@ impl Store {
         self.write_beside_results(access, lease, foresee, body)
     }
 
-    /// As [`Self::write_foreseeing`], for what goes on while results come in: their own way.
+    /// As [`Self::write_foreseeing`], for the result path itself: it runs while results come in.
     fn write_beside_results<T>(
         &self,
         access: Access,
@@ -207,12 +207,12 @@ impl Store {
         })
     }
 
-    /// Makes durable what was committed as [`Access::WriteResults`].
+    /// Makes durable everything committed as [`Access::WriteResults`].
     fn sync(&self) -> Result<()> {
         self.shared.db.sync()
     }
 
-    /// A write that anybody may make.
+    /// Runs a write that needs no lease: operators' commands and tools.
     fn write_unfenced<T>(&self, access: Access, mut body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         let _no_results_come = self.shared.inbox.close();
         self.enter_what_waits()?;
@@ -237,7 +237,7 @@ impl Store {
         self.shared.db.transaction(access, self.until, &mut names, body)?;
         if !Arc::ptr_eq(&before, &names) {
             let mut shared = self.shared.names.write().unwrap_or_else(PoisonError::into_inner);
-            // Both are true; the one that knows more saves more.
+            // Both are valid; the larger one saves more lookups.
             if names.len() > shared.len() {
                 *shared = names;
             }

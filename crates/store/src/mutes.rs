@@ -1,4 +1,4 @@
-//! Cases that are not spoken of: somebody has seen them, or wants to hear of them later.
+//! Muted cases: acknowledged or snoozed by an operator.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::{
 };
 
 impl Store {
-    /// Cases that are not spoken of.
+    /// Returns the muted cases.
     pub fn mutes(&self) -> Result<BTreeMap<CaseId, Mute>> {
         self.transaction(Access::Read, &mut |tx| {
             let sql = "SELECT case_id, body FROM mute";
@@ -24,7 +24,8 @@ impl Store {
         })
     }
 
-    /// Nothing is told of the case until then, or until it closes. A later word replaces an earlier one.
+    /// Suppresses notifications of the case until the given time or until it closes. A later mute replaces an earlier
+    /// one.
     pub fn mute(&self, case: &Case, mute: &Mute) -> Result<()> {
         self.write_unfenced(Access::Write, |tx| {
             let body = json::write(mute)?;
@@ -36,7 +37,7 @@ impl Store {
         })
     }
 
-    /// Ends a mute whose time is over, and writes what is to be told of that in the same transaction.
+    /// Ends an expired mute, and queues the notifications of that in the same transaction.
     pub fn end_mute(&self, case: CaseId, now: Timestamp, told: &dyn Fn(&Case, &Mute) -> Vec<Addressed>) -> Result<()> {
         let operation = "ending a snooze";
         self.write_unfenced(Access::WriteAlone, |tx| {
@@ -50,7 +51,7 @@ impl Store {
     }
 }
 
-/// Of a case that is over there is nothing to be silent about.
+/// Removes the mute of a case.
 pub(super) fn unmute(tx: &mut Tx<'_>, case: CaseId) -> Result<()> {
     tx.run("ending a snooze", "DELETE FROM mute WHERE case_id = $1", vals![case]).map(drop)
 }

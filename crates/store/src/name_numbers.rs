@@ -1,7 +1,7 @@
-//! The tables of names: loads the numbers of names from them, and numbers names that are new.
+//! Ids of names: loads them from their tables and assigns new ones.
 //!
-//! Numbers are handed out under a lock that lasts until the transaction ends, so that a higher number is never visible
-//! before a lower one: looking for numbers above the highest known one finds them all.
+//! Ids are assigned under a lock held until the transaction ends, so a higher id is never visible before a lower one.
+//! Loading the ids above the highest known one therefore finds all new names.
 
 use std::sync::Arc;
 
@@ -23,14 +23,14 @@ use super::{
 const LOAD: &str = "loading names";
 
 impl Tx<'_> {
-    /// Learns names that others have added.
+    /// Loads names that other processes have added.
     pub(super) fn refresh_names(&mut self) -> Result<()> {
         let sql = "SELECT (SELECT MAX(id) FROM node), (SELECT MAX(id) FROM test), (SELECT MAX(id) FROM outcome)";
         let there = self.first(LOAD, sql, &[], |row| Ok([row.opt_int(0)?, row.opt_int(1)?, row.opt_int(2)?]))?;
         self.learn(there.unwrap_or_default())
     }
 
-    /// Loads what is above the highest known numbers. `there`: the highest in the tables.
+    /// Loads names above the highest known ids. `there`: the highest ids in the tables.
     pub(super) fn learn(&mut self, there: [Option<i64>; 3]) -> Result<()> {
         let [node, test, outcome] = there.map(|id| id.unwrap_or(0));
         let known = self.names.highest_numbers();
@@ -62,7 +62,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// The number of a node, whose row is made if there is none.
+    /// Returns a node's id, creating its row if there is none.
     pub(super) fn node_id(&mut self, name: &NodeName, now: Timestamp) -> Result<i64> {
         if let Some(id) = self.names.node_number(name) {
             return Ok(id);

@@ -1,5 +1,4 @@
-//! Names and their small numbers. A hundred thousand history rows repeat a name; the database holds it once.
-//! This is the part of it that a process keeps in memory.
+//! In-memory cache of names and their ids. A hundred thousand history rows repeat a name; the database stores it once.
 
 use std::{collections::HashMap, hash::Hash};
 
@@ -11,7 +10,7 @@ use doctor_core::{
 
 use super::error::{Result, StoreError};
 
-/// What a history row says, apart from when: there are few different ones.
+/// The content of a history row except its time; there are few distinct ones.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct OutcomeKind {
     pub(super) verdict: Verdict,
@@ -26,7 +25,7 @@ impl OutcomeKind {
         Self { verdict, severity, reason, untrusted: false, imported: false }
     }
 
-    /// The row's unique name in its table.
+    /// Returns the row's unique name in its table.
     pub(super) fn name(&self) -> String {
         let severity = self.severity.map_or("-", Severity::code);
         let trust = match (self.untrusted, self.imported) {
@@ -41,7 +40,7 @@ impl OutcomeKind {
 #[derive(Debug, Clone)]
 struct Dictionary<T> {
     numbers: HashMap<T, i64>,
-    /// By number; numbers begin at 1 and have few gaps.
+    /// By id; ids start at 1 and have few gaps.
     names: Vec<Option<T>>,
 }
 
@@ -83,7 +82,7 @@ impl Names {
         self.nodes.numbers.len() + self.tests.numbers.len() + self.outcomes.numbers.len()
     }
 
-    /// Whether the numbers of tests and outcomes have at most sixteen bits.
+    /// Whether the ids of tests and outcomes fit in 16 bits.
     pub(super) fn have_small_numbers(&self) -> bool {
         self.tests.highest().max(self.outcomes.highest()) <= i64::from(u16::MAX)
     }
@@ -104,7 +103,7 @@ impl Names {
         self.nodes.numbers.keys()
     }
 
-    /// The numbers of outcomes with this verdict.
+    /// Returns the ids of outcomes with this verdict.
     pub(super) fn outcomes_with(&self, verdict: Verdict) -> impl Iterator<Item = i64> {
         self.outcomes.numbers.iter().filter(move |(kind, _)| kind.verdict == verdict).map(|(_, id)| *id)
     }
@@ -121,12 +120,12 @@ impl Names {
         self.outcomes.numbers.get(kind).copied()
     }
 
-    /// How many tests have a name: a run has at most as many results on one node.
+    /// Returns the number of tests, an upper bound on a run's results per node.
     pub(super) fn tests(&self) -> i64 {
         i64::try_from(self.tests.numbers.len()).unwrap_or(i64::MAX)
     }
 
-    /// The highest known numbers of nodes, tests and outcomes.
+    /// Returns the highest known ids of nodes, tests and outcomes.
     pub(super) fn highest_numbers(&self) -> [i64; 3] {
         [self.nodes.highest(), self.tests.highest(), self.outcomes.highest()]
     }
@@ -148,7 +147,7 @@ fn unknown(what: &'static str, id: i64) -> StoreError {
     StoreError::Unreadable { what, why: format!("nothing is known under its number {id}") }
 }
 
-/// A word from the database that must be one of ours.
+/// Converts a parse error of a stored value into [`StoreError::Unreadable`].
 pub(super) fn parsed<T, E: std::fmt::Display>(what: &'static str, word: std::result::Result<T, E>) -> Result<T> {
     word.map_err(|error| StoreError::Unreadable { what, why: error.to_string() })
 }

@@ -1,4 +1,4 @@
-//! Nodes as the cycle loads them, and the changes that a plan makes to them.
+//! Nodes as a cycle loads them, and the changes that a plan makes to them.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,21 +24,21 @@ use super::{
     records::{ReasonRow, StoredNode},
 };
 
-/// How old the note of when a machine was last seen may get before it is written again.
+/// Minimum interval between updates of a machine's last-seen time.
 const SEEN_NOTE: Span = Span::hours(1);
 
 impl Store {
-    /// All nodes the store knows.
+    /// Returns all known nodes.
     pub fn load_nodes(&self) -> Result<BTreeMap<NodeName, StoredNode>> {
         self.read(|tx| load(tx, None))
     }
 
-    /// The names of all nodes the store knows, in no order.
+    /// Returns the names of all known nodes, in no order.
     pub fn node_names(&self) -> Result<Vec<NodeName>> {
         self.read(|tx| Ok(tx.names.all_nodes().cloned().collect()))
     }
 
-    /// Of these nodes, those the store knows.
+    /// Returns the known ones of these nodes.
     pub fn load_nodes_named(&self, names: &[NodeName]) -> Result<BTreeMap<NodeName, StoredNode>> {
         self.read(|tx| {
             let ids: Vec<i64> = names.iter().filter_map(|name| tx.names.node_number(name)).collect();
@@ -46,7 +46,7 @@ impl Store {
         })
     }
 
-    /// Nodes that were taken out by us, without an operator's word, since then.
+    /// Returns nodes that the controller took out of service on its own initiative since this time.
     pub fn taken_out_since(&self, since: Timestamp) -> Result<Vec<(NodeName, Timestamp)>> {
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
@@ -57,7 +57,7 @@ impl Store {
         })
     }
 
-    /// Why a node was last passed over. `None` while a run has it, or if it was never looked at.
+    /// Returns why the planner last skipped a node. `None` while it has a run, or if it was never considered.
     pub fn reason_of(&self, node: &NodeName) -> Result<Option<ReasonRow>> {
         self.read(|tx| {
             let Some(id) = tx.names.node_number(node) else { return Ok(None) };
@@ -77,7 +77,7 @@ impl Store {
         })
     }
 
-    /// The machines a name has stood for, newest first, as they described themselves, with when each was seen first and last.
+    /// Returns the machines that have had a name, newest first, with first and last sighting and reported hardware.
     pub fn machines_of(&self, node: &NodeName) -> Result<Vec<(HardwareId, Timestamp, Timestamp, Hardware)>> {
         self.read(|tx| {
             let Some(id) = tx.names.node_number(node) else { return Ok(Vec::new()) };
@@ -90,7 +90,7 @@ impl Store {
         })
     }
 
-    /// The machines a name has stood for, newest first, with when each was seen first and last.
+    /// As [`Self::machines_of`], without the hardware.
     pub fn hardware_of(&self, node: &NodeName) -> Result<Vec<(HardwareId, Timestamp, Timestamp)>> {
         self.read(|tx| {
             let Some(id) = tx.names.node_number(node) else { return Ok(Vec::new()) };
@@ -179,20 +179,21 @@ pub(super) fn life_of(tx: &mut Tx<'_>, node: i64) -> Result<Option<Life>> {
     tx.first("reading a node", sql, vals![node], |row| json::read("life", row.text(0)?))
 }
 
-/// The node stands elsewhere now. A case is set if one is given; only its closing takes it away.
+/// Sets the node's state, and its case if one is given; only closing the case clears it.
 pub(super) fn set_life(tx: &mut Tx<'_>, node: i64, life: &Life, at: Timestamp, case: Option<CaseId>) -> Result<()> {
     let life = json::write(life)?;
     let sql = "UPDATE node SET life = $2, since = $3, case_id = COALESCE($4, case_id) WHERE id = $1";
     tx.run("moving a node", sql, vals![node, &life, at, case]).map(drop)
 }
 
-/// The machine behind a name is known now. Who spoke for the node earlier may have told already.
+/// Records the machine behind a name, unless a report or result has identified it already.
 pub(super) fn identify(tx: &mut Tx<'_>, node: i64, hardware: &HardwareId, at: Timestamp) -> Result<()> {
     let sql = "UPDATE node SET hardware = $2, hardware_seen = $3 WHERE id = $1 AND hardware IS NULL";
     tx.run("identifying a machine", sql, vals![node, hardware.as_str(), at]).map(drop)
 }
 
-/// Another machine bears the name: what is known of the old one does not count for it. History keeps its rows.
+/// Resets a node whose name now belongs to another machine: earlier results do not count for it. History keeps its
+/// rows.
 pub(super) fn begin_anew(tx: &mut Tx<'_>, node: i64, hardware: &HardwareId, at: Timestamp) -> Result<()> {
     let operation = "beginning a node anew";
     let life = json::write(&Life::InService)?;
@@ -206,7 +207,7 @@ pub(super) fn begin_anew(tx: &mut Tx<'_>, node: i64, hardware: &HardwareId, at: 
     failed_work::forget_node(tx, node)
 }
 
-/// A job that did not start leaves its nodes alone for a while, longer each time.
+/// Backs off nodes whose job did not start, longer each time.
 pub(super) fn back_off(tx: &mut Tx<'_>, nodes: &[i64], at: Timestamp, retry: &Retry) -> Result<()> {
     let mut rows = Vec::new();
     tx.keyed("reading back-offs", "SELECT id, backoff_times FROM node WHERE id IN {keys}", nodes, |row| {
@@ -230,7 +231,7 @@ pub(super) fn clear_back_off(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<()> {
     tx.each("ending back-offs", (sqlite, postgres), &[Kind::Int], &rows)
 }
 
-/// What is known of the machine behind a name.
+/// The known machine behind a name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct KnownHardware {
     pub(super) hardware: Option<String>,
@@ -238,7 +239,7 @@ pub(super) struct KnownHardware {
     pub(super) seen: Option<Timestamp>,
 }
 
-/// Who spoke for a node.
+/// A report or result from a node, with its hardware.
 #[derive(Debug)]
 pub(super) struct Spoke<'a> {
     pub(super) node: i64,
@@ -246,8 +247,8 @@ pub(super) struct Spoke<'a> {
     pub(super) at: Timestamp,
 }
 
-/// Notes which machines spoke for nodes. A machine other than the one the node stands for is noted beside it: whether
-/// the name has changed hands is the planner's to say.
+/// Records the machines that reported for nodes. A machine other than the node's known one is recorded beside it; the
+/// planner decides whether the node was replaced.
 pub(super) fn note_hardware(
     tx: &mut Tx<'_>,
     known: impl Fn(i64) -> Option<KnownHardware>,
@@ -263,7 +264,7 @@ pub(super) fn note_hardware(
         if same && recent && known.boot == one.hardware.boot_id {
             continue;
         }
-        // Of several machines that speak for a node at once, the first is it.
+        // If several machines report for a node in one batch, the first wins.
         if same || known.hardware.is_none() {
             behind.entry(one.node).or_insert_with(|| (hardware.clone(), one.hardware.boot_id.as_deref(), one.at));
         }

@@ -1,5 +1,5 @@
-//! What people tell the doctor: holds, requests, pauses, the breaker. Any process may write these; each leaves a line
-//! in the audit trail with who and why.
+//! Operator commands: holds, requests, pauses, the breaker. Any process may write these; each adds an audit line with
+//! actor and reason.
 
 use doctor_core::{
     ids::{NodeName, PoolName},
@@ -28,12 +28,12 @@ impl Store {
         })
     }
 
-    /// Whether the present silence of agents has been reported already.
+    /// Whether the current silence of agents has been reported already.
     pub fn silence_reported(&self) -> Result<bool> {
         self.read(|tx| Ok(meta(tx, SILENCE)?.as_deref() == Some("true")))
     }
 
-    /// Pauses that are not over yet.
+    /// Returns active pauses.
     pub fn pauses(&self, now: Timestamp) -> Result<Vec<Pause>> {
         self.read(|tx| {
             let sql = "SELECT body FROM pause ORDER BY pool";
@@ -43,7 +43,7 @@ impl Store {
         })
     }
 
-    /// What was asked for and has not been answered, oldest first.
+    /// Returns open requests, oldest first.
     pub fn requests(&self) -> Result<Vec<Request>> {
         self.read(|tx| {
             tx.all("reading requests", "SELECT id, actor, why, at, body FROM request ORDER BY id", &[], |row| {
@@ -58,12 +58,12 @@ impl Store {
         })
     }
 
-    /// All that `body` writes, or nothing of it.
+    /// Runs `body` in one transaction.
     pub fn ordered<T>(&self, mut body: impl FnMut(&mut Orders<'_, '_>) -> Result<T>) -> Result<T> {
         self.write_unfenced(Access::Write, |tx| body(&mut Orders { tx }))
     }
 
-    /// The node is not to be touched.
+    /// Places a hold: the controller does not touch the node.
     pub fn hold(&self, node: &NodeName, hold: &Hold) -> Result<()> {
         self.ordered(|orders| orders.hold(node, hold))
     }
@@ -72,12 +72,12 @@ impl Store {
         self.ordered(|orders| orders.unhold(node, by, why, at))
     }
 
-    /// Asks the controller for something; the next cycles see to it. Gives back the request's number.
+    /// Adds a request for the controller, which the next cycles carry out. Returns the request's id.
     pub fn add_request(&self, what: &Asked, by: &str, why: &str, at: Timestamp) -> Result<u64> {
         self.ordered(|orders| orders.add_request(what, by, why, at))
     }
 
-    /// No validation starts in the pool, or anywhere. A second pause of the same replaces the first.
+    /// Pauses validation in a pool, or everywhere. A second pause of the same pool replaces the first.
     pub fn pause(&self, pause: &Pause) -> Result<()> {
         self.ordered(|orders| orders.pause(pause))
     }
@@ -87,13 +87,13 @@ impl Store {
         self.ordered(|orders| orders.resume(pool, by, why, at))
     }
 
-    /// Nodes may be taken out again. What happened before counts no more.
+    /// Closes the breaker, so that the controller may take out nodes again. Earlier events no longer count.
     pub fn close_breaker(&self, by: &str, why: &str, at: Timestamp) -> Result<()> {
         self.ordered(|orders| orders.close_breaker(by, why, at))
     }
 }
 
-/// What people order, within one transaction.
+/// Operator commands within one transaction.
 pub struct Orders<'a, 'tx> {
     pub(super) tx: &'a mut Tx<'tx>,
 }
@@ -105,11 +105,11 @@ impl std::fmt::Debug for Orders<'_, '_> {
 }
 
 impl Orders<'_, '_> {
-    /// A node's life and hold as they are now. Of a node that nobody has written of, what is true of any.
+    /// Returns a node's state and hold; the defaults for an unknown node.
     pub fn life_and_hold(&mut self, node: &NodeName) -> Result<(Life, Option<Hold>)> {
         let unknown = (Life::InService, None);
         let Some(id) = self.tx.names.node_number(node) else { return Ok(unknown) };
-        // What is read here stays as it is until this is over; in SQLite nobody else writes anyway.
+        // Locked until the transaction ends; SQLite has no other writer.
         let lock = if self.tx.is_sqlite() { "" } else { " FOR UPDATE" };
         let sql = format!("SELECT life, hold FROM node WHERE id = $1{lock}");
         let found = self.tx.first("reading a node", &sql, vals![id], |row| {
@@ -119,7 +119,7 @@ impl Orders<'_, '_> {
         Ok(found.unwrap_or(unknown))
     }
 
-    /// The pause of a pool, or of everything, that is written down.
+    /// Returns the stored pause of a pool, or of everything.
     pub fn paused(&mut self, pool: Option<&PoolName>) -> Result<Option<Pause>> {
         let pool = pool.map_or("", PoolName::as_str);
         let sql = "SELECT body FROM pause WHERE pool = $1";
@@ -194,7 +194,7 @@ pub(super) fn set_meta(tx: &mut Tx<'_>, key: &str, value: &str) -> Result<()> {
     tx.run("writing a setting", sql, vals![key, value]).map(drop)
 }
 
-/// A line of the audit trail about what somebody wanted.
+/// Adds an audit line for an operator's command.
 pub(super) fn say(
     tx: &mut Tx<'_>,
     what: &'static str,

@@ -1,9 +1,9 @@
-//! Messages to people on their way out.
+//! Outgoing notifications.
 //!
-//! A note is written in the transaction of the plan that it tells of, once for each receiver that wants it. Whoever delivers
-//! makes a message of the notes that wait, writes down that it is one, and only then sends it: what is sent again after a
-//! crash is the same message under the same key. A message is tried by one process at a time, because trying begins with
-//! moving its next try behind the end of this one.
+//! A note is written in the transaction of the plan that it reports, once per receiver that wants it. The delivery
+//! worker combines the waiting notes into a message, stores the message, and only then sends it: after a crash it
+//! resends the same message under the same key. One process at a time attempts a message, because an attempt starts by
+//! moving the next attempt past its own end.
 
 use std::collections::BTreeMap;
 
@@ -23,44 +23,44 @@ use super::{
     records::Addressed,
 };
 
-/// Each note with everybody who wants it.
+/// Pairs each note with every receiver that wants it.
 pub fn addressed(routes: &[(String, Route)], notes: &[Note]) -> Vec<Addressed> {
     let pairs = notes.iter().flat_map(|note| routes.iter().map(move |route| (note, route)));
     let wanted = pairs.filter(|(note, (_, route))| route.wants(note));
     wanted.map(|(note, (receiver, _))| Addressed { receiver: receiver.clone(), note: note.clone() }).collect()
 }
 
-/// A message that this process may try to deliver now.
+/// A message that this process may deliver now.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Claimed {
     pub id: i64,
-    /// The same at each try, and no other message has it.
+    /// Unique to the message, and the same at each attempt.
     pub key: String,
     pub composed: Timestamp,
     pub give_up: Timestamp,
-    /// With this one.
+    /// Including this one.
     pub tries: u32,
     pub notes: Vec<Note>,
-    /// Messages to this receiver that were given up since the last one arrived.
+    /// Messages to this receiver that were given up since the last delivery.
     pub lost_before: u64,
 }
 
-/// How a try ended.
+/// The outcome of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Tried {
     Delivered,
-    /// It is tried again then.
+    /// Retried at `next`.
     Again {
         next: Timestamp,
         trouble: String,
     },
-    /// It is given up.
+    /// Given up.
     Lost {
         trouble: String,
     },
 }
 
-/// Where a message stands.
+/// Delivery state of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MessageState {
@@ -72,7 +72,7 @@ pub enum MessageState {
 impl MessageState {
     const ALL: [Self; 3] = [Self::Waiting, Self::Delivered, Self::Lost];
 
-    /// As it is written in the database.
+    /// As stored in the database.
     pub const fn code(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -87,7 +87,7 @@ impl MessageState {
     }
 }
 
-/// A message as it is listed.
+/// A message in a listing.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MessageRow {
     pub key: String,
@@ -95,7 +95,7 @@ pub struct MessageRow {
     pub state: MessageState,
     pub composed: Timestamp,
     pub tries: u32,
-    /// Of one that waits.
+    /// Set while it waits.
     pub next: Option<Timestamp>,
     pub give_up: Timestamp,
     pub ended: Option<Timestamp>,
@@ -103,22 +103,22 @@ pub struct MessageRow {
     pub notes: Vec<Note>,
 }
 
-/// What waits for one receiver.
+/// Pending notifications of one receiver.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Waiting {
     /// Notes that are in no message yet.
     pub notes: u64,
-    /// Messages that have not arrived.
+    /// Undelivered messages.
     pub messages: u64,
-    /// When the newest message was made.
+    /// When the newest message was composed.
     pub composed: Option<Timestamp>,
 }
 
-/// A message has at most so many notes; the rest go with the next one.
+/// Maximum notes per message; the rest go with the next one.
 const MOST_NOTES: i64 = 500;
 
 impl Store {
-    /// What waits, by receiver.
+    /// Returns pending notifications by receiver.
     pub fn alerts_waiting(&self) -> Result<BTreeMap<String, Waiting>> {
         let operation = "reading what is to be told";
         let notes = "SELECT receiver, COUNT(*) FROM alert_note WHERE message IS NULL GROUP BY receiver";
@@ -140,12 +140,12 @@ impl Store {
         })
     }
 
-    /// Makes one message of the notes that wait for a receiver, unless one is on its way to it.
+    /// Composes a message of a receiver's waiting notes, unless one is undelivered.
     pub fn compose_alert(&self, receiver: &str, now: Timestamp, give_up: Timestamp) -> Result<bool> {
         self.write_unfenced(Access::WriteAlone, |tx| compose(tx, receiver, now, give_up).map(|made| made.is_some()))
     }
 
-    /// A message that is due, left to this process until then.
+    /// Claims a due message for this process until the given time.
     pub fn claim_alert(&self, receiver: &str, now: Timestamp, until: Timestamp) -> Result<Option<Claimed>> {
         let operation = "taking a message to deliver";
         let due = "SELECT id, composed, give_up, tries FROM alert_message WHERE receiver = $1 AND state = 'waiting' \
@@ -168,12 +168,12 @@ impl Store {
         })
     }
 
-    /// How the try of a message ended. One that somebody else has seen to the end meanwhile stays as it is.
+    /// Records the outcome of an attempt. A message that another process has completed meanwhile is unchanged.
     pub fn settle_alert(&self, id: i64, tried: &Tried, now: Timestamp) -> Result<()> {
         self.write_unfenced(Access::Write, |tx| settle(tx, id, tried, now))
     }
 
-    /// Gives up what waits for receivers that nobody delivers to any more, and says how many messages that were.
+    /// Gives up what waits for receivers that are no longer configured. Returns the number of messages.
     pub fn abandon_alerts(&self, known: &[&str], now: Timestamp) -> Result<u64> {
         let operation = "giving up messages to nobody";
         let waiting = self.alerts_waiting()?;
@@ -202,7 +202,7 @@ impl Store {
         Ok(lost)
     }
 
-    /// The newest messages first; all of them, or only those that have not arrived.
+    /// Returns messages, newest first; all, or only undelivered ones.
     pub fn alert_messages(&self, limit: u32, all: bool) -> Result<Vec<MessageRow>> {
         let operation = "reading messages";
         let only = if all { "" } else { "WHERE state <> 'delivered' " };
@@ -219,7 +219,7 @@ impl Store {
         })
     }
 
-    /// Messages given up since then.
+    /// Returns the number of messages given up since this time.
     pub fn alerts_lost_since(&self, since: Timestamp) -> Result<u64> {
         let sql = "SELECT COUNT(*) FROM alert_message WHERE state = 'lost' AND ended >= $1";
         let lost = self.transaction(Access::Read, &mut |tx| {
@@ -228,7 +228,7 @@ impl Store {
         Ok(lost.unwrap_or(0))
     }
 
-    /// Forgets messages that ended before then.
+    /// Deletes messages that ended before this time.
     pub fn forget_alerts(&self, before: Timestamp) -> Result<u64> {
         let operation = "forgetting messages";
         let notes = "DELETE FROM alert_note WHERE message IN (SELECT id FROM alert_message WHERE ended < $1)";
@@ -238,13 +238,13 @@ impl Store {
         })
     }
 
-    /// Troubles of the service that people were told of and that are not over, and since when.
+    /// Returns the service's active conditions that were notified, and since when.
     pub fn alert_conditions(&self) -> Result<BTreeMap<Condition, Timestamp>> {
         self.transaction(Access::Read, &mut read_conditions)
     }
 
-    /// Writes down which troubles there are and what is to be told of that, together. Nothing is written if somebody else
-    /// has changed them since they were `before`.
+    /// Replaces the active conditions and queues their notifications in one transaction. Returns `false` and writes
+    /// nothing if another process has changed them since they were `before`.
     pub fn turn_conditions(
         &self,
         before: &BTreeMap<Condition, Timestamp>,
@@ -267,7 +267,7 @@ impl Store {
     }
 }
 
-/// Writes notes down, to be told.
+/// Queues notes for delivery.
 pub(super) fn queue(tx: &mut Tx<'_>, told: &[Addressed]) -> Result<()> {
     let bodies: Result<Vec<String>> = told.iter().map(|told| json::write(&told.note)).collect();
     let bodies = bodies?;
@@ -320,7 +320,7 @@ fn settle(tx: &mut Tx<'_>, id: i64, tried: &Tried, now: Timestamp) -> Result<()>
 
 fn read_conditions(tx: &mut Tx<'_>) -> Result<BTreeMap<Condition, Timestamp>> {
     let rows = tx.all("reading the service's troubles", "SELECT name, since FROM alert_condition", &[], |row| {
-        // What a newer program knows and this one does not is over as far as this one can say.
+        // A condition that only a newer program knows counts as over.
         Ok(Condition::from_code(row.text(0)?).zip(Some(row.moment(1)?)))
     })?;
     Ok(rows.into_iter().flatten().collect())
@@ -342,7 +342,7 @@ fn read_message(row: &Row<'_>) -> Result<MessageRow> {
     })
 }
 
-/// A store that was put back to an earlier state counts its messages anew: their moment tells them apart.
+/// Returns the message's key. It includes the time, because a store restored from a backup reuses ids.
 fn key(tx: &mut Tx<'_>, id: i64, composed: Timestamp) -> Result<String> {
     let store: String = meta(tx, STORE_ID)?.unwrap_or_default().chars().take(12).collect();
     Ok(format!("{store}-{id}-{}", composed.millis()))

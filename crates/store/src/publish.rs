@@ -1,13 +1,13 @@
-//! The published copy: the table and view that the seed's queries know, in one file that is replaced by renaming.
+//! The published copy: the table and view that the seed's queries use, in one SQLite file replaced by renaming.
 //!
-//! Whoever reads the copy has the old file or the new one, whole. A change is published by copying the last copy beside
-//! it, adding the rows of runs that ended since, and renaming; everything is written anew only after an import, after
-//! old rows were forgotten, if the file is gone, or if the rows do not add up to what the hourly counts say (a clock that
-//! jumped back hides runs from a search by time). The copy itself remembers how far it goes. Nothing is done when
-//! nothing changed, and a copy that took long is followed by a pause twenty times as long, so that publishing ten
-//! million rows never takes more than a twentieth of the time.
+//! A reader has the old file or the new one, whole. A change is published by copying the last copy beside it, adding
+//! the rows of runs that ended since, and renaming. Everything is rewritten only after an import, after retention
+//! deleted rows, if the file is missing, or if its row count disagrees with the hourly counts (a clock that jumped back
+//! hides runs from a search by time). The copy records how far it goes. Nothing is written when nothing changed. A slow
+//! copy is followed by a pause twenty times as long, so that publishing ten million rows never takes more than a
+//! twentieth of the time.
 //!
-//! Untrusted rows are not published, and neither is "not applicable": the seed's words have no place for them.
+//! Untrusted rows and "not applicable" are not published: the seed's schema cannot express them.
 
 use std::{
     fs::File,
@@ -29,10 +29,10 @@ use super::{
     records::Published,
 };
 
-/// A copy that was made in less than this needs no pause.
+/// A faster copy needs no pause.
 const QUICK: Duration = Duration::from_millis(250);
 const PAUSE: u32 = 20;
-/// Runs are looked at again that were born up to a minute before those that matter: clocks are set back.
+/// Runs created up to a minute earlier are examined again, because clocks are set back.
 const OVERLAP: i64 = 60_000 << 21;
 
 const TABLES: &str = "
@@ -60,13 +60,13 @@ struct Mark {
     store: String,
     changes: i64,
     rewrites: i64,
-    /// The lowest run of which something could still come when it was made.
+    /// The lowest run that could still get results when the copy was made.
     upto: i64,
-    /// Results that were counted and are not in it, because they were forgotten before it was made.
+    /// Results that were counted but deleted before the copy was made.
     forgotten: i64,
 }
 
-/// What an incremental copy did not add up to; then everything is written anew.
+/// The row count of an incremental copy is wrong; everything must be rewritten.
 struct DoesNotAddUp;
 
 /// When the last copy was made and how long it took.
@@ -102,7 +102,7 @@ impl Store {
         Ok(written)
     }
 
-    /// The last copy and what has come since.
+    /// Writes the last copy plus the rows added since.
     fn extend_copy(&self, dest: &Path, last: &Mark) -> Result<std::result::Result<Published, DoesNotAddUp>> {
         let draft = Draft::beside(dest)?;
         std::fs::copy(dest, &draft.path).map_err(file_error("copying", dest))?;
@@ -155,7 +155,7 @@ fn close(copy: Connection) -> Result<()> {
     copy.close().map_err(|(_, error)| sqlite_error(WRITE)(error))
 }
 
-/// All results that were ever worth publishing.
+/// Returns the number of publishable results ever counted.
 fn counted(tx: &mut Tx<'_>) -> Result<i64> {
     let sql = "SELECT CAST(SUM(passed + failed + inconclusive) AS BIGINT) FROM hourly";
     Ok(tx.first("reading counts", sql, &[], |row| row.opt_int(0))?.flatten().unwrap_or(0))
@@ -168,7 +168,7 @@ fn same_line(before: &Mark, now: &Mark) -> bool {
 }
 
 fn mark(tx: &mut Tx<'_>) -> Result<Mark> {
-    // Nothing comes any more of runs that are older than all that are awaited.
+    // Runs older than every awaited one get no further results.
     let sql = "SELECT COALESCE((SELECT MIN(run) FROM awaited), (SELECT MAX(id) + 1 FROM run))";
     let upto = tx.first("reading runs", sql, &[], |row| row.opt_int(0))?;
     Ok(Mark {
@@ -180,7 +180,7 @@ fn mark(tx: &mut Tx<'_>) -> Result<Mark> {
     })
 }
 
-/// `None`: there is no copy of ours.
+/// Returns `None` if the file is missing or not a copy of ours.
 fn read_mark(dest: &Path) -> Option<Mark> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let copy = Connection::open_with_flags_and_vfs(dest, flags, UNLOCKED).ok()?;
@@ -206,14 +206,14 @@ fn write_mark(copy: &Connection, mark: &Mark) -> Result<()> {
         .map_err(sqlite_error(WRITE))
 }
 
-/// All of history, in an order that makes the index cheap to build.
+/// Copies all of history, in an order that makes the index cheap to build.
 fn whole(tx: &mut Tx<'_>, copy: &Connection) -> Result<u64> {
     copy.execute_batch(TABLES).map_err(sqlite_error(WRITE))?;
     let sql = "SELECT node, run, test, outcome, at FROM history ORDER BY node, run, test";
     pour(tx, copy, sql, &[], "INSERT INTO runs (node, test, timestamp, result) VALUES (?1, ?2, ?3, ?4)")
 }
 
-/// The rows of runs that were awaited the last time, and of those planned since.
+/// Copies the rows of runs that were awaited the last time, and of runs planned since.
 fn added(tx: &mut Tx<'_>, copy: &Connection, since: i64) -> Result<u64> {
     const INSERT: &str = "INSERT INTO runs (node, test, timestamp, result) SELECT ?1, ?2, ?3, ?4 WHERE NOT EXISTS \
                           (SELECT 1 FROM runs WHERE node = ?1 AND test = ?2 AND timestamp = ?3 AND result = ?4)";
@@ -238,7 +238,7 @@ fn pour(tx: &mut Tx<'_>, copy: &Connection, sql: &str, vals: &[super::db::Val<'_
     Ok(rows)
 }
 
-/// A file that is there and was not made by us is somebody's own database: it is put aside, not overwritten.
+/// Moves a file that is not a copy of ours aside instead of overwriting it: it is the operator's database.
 fn keep_foreign(dest: &Path) -> Result<()> {
     if !dest.exists() || read_mark(dest).is_some() {
         return Ok(());
@@ -259,10 +259,10 @@ fn keep_foreign(dest: &Path) -> Result<()> {
     std::fs::rename(dest, &aside).map_err(file_error("putting aside", dest))
 }
 
-/// A SQLite file system without locks: a draft has one writer and no reader, and locks on a share may hang.
+/// SQLite VFS without locks: a draft has one writer and no reader, and locks on a share may hang.
 pub(super) const UNLOCKED: &str = "unix-none";
 
-/// A file in the making, beside the one it will replace. It disappears if it is not finished.
+/// A temporary file beside the one it will replace. Dropping it deletes the file.
 #[derive(Debug)]
 pub(super) struct Draft {
     pub(super) path: PathBuf,
@@ -280,7 +280,7 @@ impl Draft {
         Ok(draft)
     }
 
-    /// Nobody but the owner may read it until it is renamed; whether more may is for the copy's maker to say.
+    /// Opens the draft, created with default permissions; a caller that needs it private restricts it before writing.
     pub(super) fn open(&self) -> Result<Connection> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let draft = Connection::open_with_flags_and_vfs(&self.path, flags, UNLOCKED).map_err(|error| {
@@ -295,7 +295,7 @@ impl Draft {
         Ok(draft)
     }
 
-    /// On disk first, then in place, then the place on disk.
+    /// Syncs the file, renames it, then syncs the directory.
     pub(super) fn rename(self, dest: &Path) -> Result<()> {
         let synced = File::open(&self.path).and_then(|file| file.sync_all());
         synced.map_err(file_error("syncing", &self.path))?;
@@ -305,7 +305,7 @@ impl Draft {
     }
 
     fn remove(&self) {
-        // Most often there is nothing to remove; what cannot be removed fails with a better message when it is written.
+        // Usually there is nothing to remove; if removal fails, the next write fails with a better message.
         drop(std::fs::remove_file(&self.path));
     }
 }

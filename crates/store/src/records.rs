@@ -1,4 +1,4 @@
-//! What goes into the store and comes out of it, as plain values.
+//! Plain values that go into the store and come out of it.
 
 use std::collections::BTreeMap;
 
@@ -17,12 +17,12 @@ use doctor_core::{
 };
 use serde::{Deserialize, Serialize};
 
-/// All the store knows of one node, but for its past results.
+/// The stored state of one node, without its history.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredNode {
     pub life: Life,
     pub since: Timestamp,
-    /// By test; a test that never ran is not in it.
+    /// By test; a test that never ran is absent.
     pub records: BTreeMap<TestId, TestRecord>,
     pub findings: Vec<OpenFinding>,
     pub backoff: Option<Backoff>,
@@ -31,7 +31,7 @@ pub struct StoredNode {
     pub case: Option<CaseId>,
 }
 
-/// A run that has not ended, with what only the controller may know of it.
+/// A run that has not ended, with its key, which only the controller may know.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredRun {
     pub run: Run,
@@ -40,105 +40,105 @@ pub struct StoredRun {
     pub cancelling: Option<Cancelling>,
 }
 
-/// One cycle's decision, written before anything is done about it.
+/// One cycle's plan, committed before it is carried out.
 #[derive(Debug, Clone)]
 pub struct CycleIntent<'a> {
     pub at: Timestamp,
     pub actions: &'a [Because<Action>],
-    /// One for each `Action::Submit`, by run.
+    /// A key for each `Action::Submit`, by run.
     pub keys: &'a BTreeMap<RunId, RunKey>,
-    /// What the rules make of each `Action::Name`, in their order.
+    /// The findings for each `Action::Name`, in order.
     pub named: &'a [Vec<Finding>],
-    /// Only reasons that differ from the last cycle's.
+    /// Only reasons that differ from the previous cycle.
     pub changed_reasons: &'a [(NodeName, PassedOver)],
     pub policy_version: u32,
     /// Back-off of a node whose run did not start.
     pub retry: &'a doctor_core::policy::Retry,
-    /// What people are told of it.
+    /// Notifications about this plan.
     pub told: &'a [Addressed],
 }
 
-/// A note and who is to be told.
+/// A note and its receiver.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Addressed {
     pub receiver: String,
     pub note: Note,
 }
 
-/// A verified and judged result, ready to be kept.
+/// A verified and classified result.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct JudgedResult {
     pub run: RunId,
     pub node: NodeName,
     pub outcomes: Vec<Outcome>,
     pub hardware: Hardware,
-    /// The signed bytes as they came in; stored compressed, capped.
+    /// The signed bytes as received; stored compressed, with a size limit.
     #[serde(skip)]
     pub evidence: Vec<u8>,
-    /// Whether the document answers every test of the run.
+    /// Whether the document covers every test of the run.
     pub complete: bool,
     pub received: Timestamp,
     pub policy_version: u32,
     pub profile_version: Option<u32>,
 }
 
-/// What became of a result at the door.
+/// The outcome of submitting a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accepted {
     Kept,
-    /// This run and node had a result, or the run had ended, before.
+    /// This run and node already had a result, or the run had ended.
     Duplicate,
     UnknownRun,
 }
 
-/// Findings that came from a node's agent and not from a run.
+/// Findings reported by a node's agent, outside of a run.
 #[derive(Debug, Clone)]
 pub struct AgentFindings {
     pub node: NodeName,
-    /// By these the store knows a report that it has kept already: its number, and when it was sent by the node's clock.
+    /// Number and send time by the node's clock, by which the store recognises a repeated report.
     pub number: u64,
     pub sent: Timestamp,
     pub received: Timestamp,
-    /// Of each check that reported: all that fails now. An empty list clears that check's findings.
+    /// By check: everything that fails now. An empty list clears the check's findings.
     pub by_check: BTreeMap<TestId, Vec<Finding>>,
     pub hardware: Hardware,
-    /// Reports that its agent had to throw away before it could send them.
+    /// Reports that the agent discarded before it could send them.
     pub dropped: Option<Dropped>,
 }
 
-/// An agent that was enrolled, or that its cluster vouches for.
+/// An agent that was enrolled or that authenticates by a cluster token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentRow {
     pub node: NodeName,
     pub speaks_by: SpeaksBy,
     pub created: Timestamp,
     pub revoked: Option<Timestamp>,
-    /// `None`: it never spoke.
+    /// `None`: it never reported.
     pub heard: Option<AgentHeard>,
 }
 
-/// The newest that was heard of an agent.
+/// The latest contact of an agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentHeard {
-    /// By the controller's clock.
+    /// Controller's clock.
     pub at: Timestamp,
     pub number: u64,
-    /// By the node's clock.
+    /// Node's clock.
     pub sent: Timestamp,
     pub versions: Versions,
 }
 
-/// What makes an agent believed.
+/// How an agent authenticates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SpeaksBy {
-    /// The key it was enrolled with; one that was revoked has none any more.
+    /// By the key it was enrolled with; a revoked agent has none.
     Key,
-    /// A token of its cluster, looked at anew again and again.
+    /// By a token of its cluster, reviewed periodically.
     Token,
 }
 
-/// What is known of the key that a node's agent signs with.
+/// The credential of a node's agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AgentKey {
     Enrolled {
@@ -146,7 +146,7 @@ pub enum AgentKey {
         heard: Option<AgentHeard>,
         since: Timestamp,
     },
-    /// It was never enrolled: its cluster vouches for each message by a token.
+    /// Never enrolled: the cluster authenticates each message by a token.
     Vouched {
         heard: Option<AgentHeard>,
     },
@@ -165,7 +165,7 @@ pub struct HistoryRow {
     pub severity: Option<Severity>,
     pub run: Option<RunId>,
     pub took: Span,
-    /// Imported from elsewhere and not believed.
+    /// Imported and not trusted.
     pub untrusted: bool,
 }
 
@@ -183,7 +183,7 @@ pub struct LatestRow {
     pub misses: u32,
 }
 
-/// How often a test failed over a time.
+/// Verdict counts of a test over a period.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FailureRate {
     pub test: TestId,
@@ -193,7 +193,7 @@ pub struct FailureRate {
     pub not_applicable: u64,
 }
 
-/// One line of the audit trail: who did what, when, why.
+/// An audit line: who did what, when and why.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AuditRow {
     pub at: Timestamp,
@@ -204,33 +204,33 @@ pub struct AuditRow {
     pub run: Option<RunId>,
     pub code: ReasonCode,
     pub text: String,
-    /// From where it was asked for, of what came by the API.
+    /// Origin of an API request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,
-    /// What was shown of it before it was done, of what came by the API.
+    /// The plan that an API client confirmed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<String>,
 }
 
-/// A cycle as it was.
+/// A past cycle.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CycleRow {
     pub at: Timestamp,
     pub actions: u32,
     pub submitted: u32,
     pub took: Option<Span>,
-    /// What kept the cycle from seeing or doing everything, if anything did.
+    /// What kept the cycle from observing or doing everything, if anything.
     pub trouble: Option<String>,
 }
 
-/// A cycle's number in the store.
+/// The id of a cycle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CycleId(pub u64);
 
-/// A run in whatever state, as people ask for it. A run that has ended has no key any more.
+/// A run in any state, for display. An ended run has no key.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunRecord {
-    /// An ended run's report is put together from history; what its findings were is told by its evidence.
+    /// An ended run's report is built from history; its findings are in its evidence.
     pub run: Run,
     pub submitted: Option<Timestamp>,
     pub started: Option<Timestamp>,
@@ -238,30 +238,31 @@ pub struct RunRecord {
     pub cancelling: Option<Cancelling>,
 }
 
-/// Which rows of history are wanted; newest first.
+/// Selects history rows, newest first.
 #[derive(Debug, Clone, Default)]
 pub struct HistoryFilter {
     pub node: Option<NodeName>,
     pub test: Option<TestId>,
     pub since: Option<Timestamp>,
     pub verdict: Option<Verdict>,
-    /// Only what follows this row.
+    /// Only rows after this one.
     pub after: Option<HistoryPlace>,
-    /// Only what is not younger than this.
+    /// Only rows at or before this time.
     pub before: Option<Timestamp>,
-    /// Absent: all of them.
+    /// `None`: no limit.
     pub limit: Option<u32>,
 }
 
-/// Some rows of history, newest first, found without looking at more than a question may.
+/// History rows, newest first, found with bounded work.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct HistoryPart {
     pub rows: Vec<HistoryRow>,
-    /// All that is younger was looked at, and nothing else: there may be more. `None`: these are all, or as many as were wanted.
+    /// The search covered everything newer than this and stopped; there may be more. `None`: these are all rows, or as
+    /// many as the limit.
     pub searched: Option<Timestamp>,
 }
 
-/// Where a row of history stands among all, newest first.
+/// A row's position in history, newest first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HistoryPlace {
     pub at: Timestamp,
@@ -276,7 +277,7 @@ impl HistoryRow {
     }
 }
 
-/// Why a node was not chosen, and since when that is so.
+/// Why the planner skipped a node, and since when.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReasonRow {
     pub node: NodeName,
@@ -288,33 +289,33 @@ pub struct ReasonRow {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EvidenceRow {
     pub bytes: Vec<u8>,
-    /// The document was larger than what is kept; the rest is gone.
+    /// The document was too large; the rest was discarded.
     pub truncated: bool,
     pub received: Timestamp,
-    /// With these versions it was judged.
+    /// The versions it was classified with.
     pub policy_version: u32,
     pub profile_version: Option<u32>,
-    /// The case that keeps it from being pruned.
+    /// The case that protects it from retention.
     pub pinned_by: Option<CaseId>,
 }
 
-/// How much went through the store.
+/// Totals of what passed through the store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     pub results_kept: u64,
     pub results_duplicate: u64,
     pub results_of_unknown_runs: u64,
-    /// Documents that were refused at the door.
+    /// Documents rejected on arrival.
     pub documents_rejected: u64,
     pub runs_ended: u64,
     pub cycles: u64,
     pub published: u64,
-    /// Messages to people that arrived, and those that were given up.
+    /// Notifications delivered, and those given up.
     pub alerts_delivered: u64,
     pub alerts_lost: u64,
 }
 
-/// How long things are kept.
+/// Retention periods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RetentionPolicy {
@@ -323,61 +324,61 @@ pub struct RetentionPolicy {
     pub logs: Span,
 }
 
-/// What retention removed, and what somebody with access to the share should remove.
+/// What retention deleted, and the log files on the share that the caller should delete.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Pruned {
     pub history_rows: u64,
     pub evidence_rows: u64,
     pub run_rows: u64,
     pub audit_rows: u64,
-    /// Runs whose logs on the share have outlived their time. They are named until `logs_deleted` says they are gone.
+    /// Runs whose logs on the share have expired. They are listed until `logs_deleted` confirms their deletion.
     pub logs: Vec<ExpiredLog>,
 }
 
-/// The logs of one run on one node, too old to be kept.
+/// The expired logs of one run on one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpiredLog {
     pub run: RunId,
     pub node: NodeName,
     pub tests: Vec<TestId>,
-    /// When the run was decided on, which is part of the log's name.
+    /// When the run was planned, which is part of the log's name.
     pub planned: Timestamp,
 }
 
-/// What an import brought in.
+/// The outcome of an import.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Imported {
     pub added: u64,
-    /// Rows that an earlier import had brought already.
+    /// Rows that an earlier import had added.
     pub known: u64,
-    /// Of those, how many were not believed and are now.
+    /// Of those, how many became trusted.
     pub trusted: u64,
-    /// Rows that could not be understood; the first few are quoted.
+    /// Unreadable rows; the first few are quoted.
     pub skipped: u64,
     pub skipped_examples: Vec<String>,
 }
 
-/// What became of the published copy.
+/// The outcome of publishing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Published {
     /// Nothing changed since the last copy.
     Unchanged,
-    /// The last copy took so long that the next has to wait a little.
+    /// The last copy took so long that the next must wait.
     Later,
     Written {
-        /// Rows that the last copy did not have.
+        /// Rows added to the copy.
         rows: u64,
-        /// Whether everything was written anew.
+        /// Whether everything was rewritten.
         whole: bool,
     },
 }
 
-/// What a check of the whole store found.
+/// The outcome of verifying the store.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verified {
-    /// What was looked at, in words.
+    /// Checks made, as text.
     pub checked: Vec<String>,
-    /// What is wrong. Empty: the store is sound.
+    /// Inconsistencies found. Empty: the store is sound.
     pub troubles: Vec<String>,
 }
 

@@ -1,7 +1,7 @@
-//! What may be forgotten. Never the last conclusive result of a test on a node, nor anything since the result that
-//! settled it last; never the evidence of an open case.
+//! Deletes expired data, except the last conclusive result of a test on a node, anything since the result that last
+//! settled it, and the evidence of an open case.
 //!
-//! The controller calls this now and then. It goes in small steps, each its own transaction, so that results do not
+//! The controller calls this periodically. It works in small steps, each its own transaction, so that results do not
 //! wait for it.
 
 use std::{collections::HashMap, sync::Arc};
@@ -20,18 +20,18 @@ use super::{
     runs, spent,
 };
 
-/// Nodes in one step.
+/// Nodes per step.
 const NODES: usize = 256;
-/// Rows of evidence in one step.
+/// Evidence rows per step.
 const ROWS: u32 = 2000;
-/// Bundles in one step.
+/// Bundles per step.
 const BUNDLES: u32 = 200;
-/// Runs whose logs are named in one call; the next call names more.
+/// Runs whose logs are listed per call; the next call lists more.
 const LOGS: u32 = 10_000;
 
 impl Store {
-    /// Forgets what is too old, and names the logs on the share that are. After deleting those, say so with
-    /// [`Self::logs_deleted`]; until then they are named again.
+    /// Deletes expired rows, and lists expired logs on the share. The caller deletes the logs and confirms with
+    /// [`Self::logs_deleted`]; until then they are listed again.
     pub fn retention(&self, lease: &Lease, now: Timestamp, keep: RetentionPolicy) -> Result<Pruned> {
         let history = now.minus(keep.history);
         let mut pruned = Pruned {
@@ -51,7 +51,7 @@ impl Store {
         Ok(pruned)
     }
 
-    /// The logs of these runs are gone from the share.
+    /// Records that the logs of these runs are deleted from the share.
     pub fn logs_deleted(&self, lease: &Lease, runs: &[RunId]) -> Result<()> {
         let rows: Vec<Val<'_>> = runs.iter().map(|run| (*run).into()).collect();
         let sqlite = "UPDATE run SET logs_pruned = 1 WHERE id = $1";
@@ -80,7 +80,7 @@ impl Store {
     }
 
     fn prune_evidence(&self, lease: &Lease, before: Timestamp) -> Result<u64> {
-        // A document comes in after its run was born, so the primary key finds the old ones.
+        // A document arrives after its run was created, so the primary key finds the old ones.
         let sql = "SELECT run, node FROM evidence WHERE run < $1 AND received < $2 AND (case_id IS NULL OR EXISTS \
                    (SELECT 1 FROM case_file c WHERE c.id = evidence.case_id AND c.closed IS NOT NULL AND c.closed < $2)) \
                    LIMIT $3";
@@ -103,7 +103,7 @@ impl Store {
         }
     }
 
-    /// What a case rests on was taken out of them. How many documents are gone.
+    /// Deletes expired bundles; documents that a case depends on were copied out. Returns the number of documents.
     fn prune_bundles(&self, lease: &Lease, before: Timestamp) -> Result<u64> {
         let sql = "SELECT id, documents FROM bundle WHERE received < $1 ORDER BY received LIMIT $2";
         let mut gone = 0;
@@ -124,12 +124,12 @@ impl Store {
     }
 }
 
-/// The lowest number of a run born at this moment.
+/// Returns the lowest id of a run created at this time.
 fn first_run(at: Timestamp) -> i64 {
     at.millis().clamp(0, i64::MAX >> 21) << 21
 }
 
-/// One old row of history.
+/// An expired history row.
 #[derive(Debug, Clone, Copy)]
 struct Old {
     run: i64,
@@ -139,7 +139,7 @@ struct Old {
     conclusive: bool,
 }
 
-/// Rows of these nodes that nothing rests on any more, as node, run and test.
+/// Returns history rows of these nodes that can be deleted, as node, run and test.
 fn forgettable(tx: &mut Tx<'_>, nodes: &[i64], before: Timestamp) -> Result<Vec<[i64; 3]>> {
     let names = Arc::clone(&tx.names);
     let standing = ledger::before(tx, nodes)?;
@@ -170,7 +170,7 @@ fn forgettable_of(node: i64, rows: &[Old], standing: &Before, before: Timestamp)
     }
     let rested_on = |row: &Old| {
         let now = standing.standings.get(&(node, row.test));
-        // What `latest` is folded from: the result that settled the test, and all since.
+        // `latest` is folded from the result that settled the test and all since.
         let folded = row.believed
             && standing.counts(node, row.at)
             && now.is_some_and(|now| now.record.settled().is_none_or(|settled| row.at >= settled));
@@ -180,7 +180,7 @@ fn forgettable_of(node: i64, rows: &[Old], standing: &Before, before: Timestamp)
     rows.iter().filter(|row| !rested_on(row)).map(|row| [node, row.run, row.test]).collect()
 }
 
-/// Runs whose logs are too old. The log of a test's newest result stays, and so do those of an open case.
+/// Returns runs with expired logs, except the log of a test's newest result and those of an open case.
 fn expired_logs(tx: &mut Tx<'_>, before: Timestamp) -> Result<Vec<ExpiredLog>> {
     let names = Arc::clone(&tx.names);
     let sql = "SELECT r.id, r.tests, r.planned, n.node FROM run r JOIN run_node n ON n.run = r.id \
@@ -198,7 +198,7 @@ fn expired_logs(tx: &mut Tx<'_>, before: Timestamp) -> Result<Vec<ExpiredLog>> {
     })
 }
 
-/// Runs of which neither results nor logs are left.
+/// Deletes runs without results and logs.
 fn prune_runs(tx: &mut Tx<'_>, before: Timestamp) -> Result<u64> {
     let operation = "forgetting runs";
     let sql = "SELECT r.id FROM run r WHERE r.id < $1 \
@@ -216,7 +216,7 @@ fn prune_runs(tx: &mut Tx<'_>, before: Timestamp) -> Result<u64> {
     Ok(old.len() as u64)
 }
 
-/// Lines about cases that are still open stay.
+/// Deletes expired audit lines, except those of open cases, and expired cycle records.
 fn prune_trail(tx: &mut Tx<'_>, before: Timestamp) -> Result<u64> {
     let operation = "forgetting the trail";
     let sql = "DELETE FROM audit WHERE at < $1 AND NOT EXISTS \

@@ -1,4 +1,4 @@
-//! Runs: from the intention in a plan to the end, and how they are read back.
+//! Runs, from plan to end, and how they are read back.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -22,26 +22,26 @@ use super::{
     records::{RunRecord, StoredRun},
 };
 
-/// The words of the `state` column. A run that nobody awaits any more has ended, whatever it says.
+/// Values of the `state` column. A run without rows in `awaited` has ended, whatever its state.
 pub(super) const PLANNED: &str = "planned";
 const SUBMITTED: &str = "submitted";
 const RUNNING: &str = "running";
 
-/// The words of the `ending` column. A run that was completed since schema 3 has none.
+/// Values of the `ending` column. A run completed since schema 3 has none.
 const COMPLETED: &str = "completed";
 pub(super) const INCOMPLETE: &str = "incomplete";
 pub(super) const NOT_STARTED: &str = "not-started";
 
-/// A job's name where the backend never told it.
+/// The job id where the backend never returned one.
 const JOB_UNKNOWN: &str = "unknown";
 
-/// The key is there while the run is active.
+/// The key exists while the run is active.
 const COLUMNS: &str = "SELECT id, state, nodes, tests, purpose, code, words, case_id, planned, time_limit, \
                        (SELECT MIN(secret) FROM awaited WHERE awaited.run = run.id), job, \
                        submitted, started, ended, ending, why, cancel_why, cancel_since FROM run";
 
 impl Store {
-    /// Runs that have not ended, oldest first.
+    /// Returns active runs, oldest first.
     pub fn active_runs(&self) -> Result<Vec<StoredRun>> {
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
@@ -55,7 +55,7 @@ impl Store {
         })
     }
 
-    /// A run in whatever state.
+    /// Returns a run in any state.
     pub fn run(&self, run: RunId) -> Result<Option<RunRecord>> {
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
@@ -68,12 +68,12 @@ impl Store {
         })
     }
 
-    /// The newest runs first, without their reports.
+    /// Returns runs, newest first, without their reports.
     pub fn last_runs(&self, limit: u32) -> Result<Vec<RunRecord>> {
         self.runs_before(None, limit, None)
     }
 
-    /// As [`Store::last_runs`], of those before this one. Of one node: those that are under way or brought a result.
+    /// As [`Store::last_runs`], for runs before this one. For one node: active runs and those with a result.
     pub fn runs_before(&self, before: Option<RunId>, limit: u32, node: Option<&NodeName>) -> Result<Vec<RunRecord>> {
         let operation = "reading runs";
         let before = before.map_or(i64::MAX, |run| i64::try_from(run.number()).unwrap_or(i64::MAX));
@@ -105,7 +105,7 @@ impl Store {
         })
     }
 
-    /// How runs ended that were planned since then; all ways are there.
+    /// Counts how runs planned since this time ended; every ending is listed.
     pub fn run_outcomes(&self, since: Timestamp) -> Result<[(&'static str, u64); 3]> {
         let sql = "SELECT COALESCE(ending, 'completed'), COUNT(*) FROM run WHERE id >= $1 \
                    AND NOT EXISTS (SELECT 1 FROM awaited WHERE awaited.run = run.id) GROUP BY 1";
@@ -122,14 +122,14 @@ impl Store {
         Ok(outcomes)
     }
 
-    /// The backend has taken the job.
+    /// Records that the backend accepted the job.
     pub fn record_submitted(&self, lease: &Lease, run: RunId, job: &JobId, at: Timestamp) -> Result<()> {
         let sql = "UPDATE run SET state = 'submitted', job = $2, submitted = $3 \
                    WHERE id = $1 AND state = 'planned'";
         self.write(lease, |tx| tx.run("recording a submission", sql, vals![run, &job.0, at]).map(drop))
     }
 
-    /// The node was seen executing the job. A start ends the node's back-off.
+    /// Records that the job runs on its nodes, which ends their back-off.
     pub fn record_running(&self, lease: &Lease, run: RunId, started: Timestamp) -> Result<()> {
         let sql = "UPDATE run SET state = 'running', started = COALESCE(started, $2) \
                    WHERE id = $1 AND EXISTS (SELECT 1 FROM awaited WHERE run = $1)";
@@ -141,7 +141,7 @@ impl Store {
     }
 }
 
-/// Writes down a run that is about to be submitted. That its nodes have no other run is left to the database.
+/// Stores a run about to be submitted. The database rejects a second run on a node.
 pub(super) fn plan_run(tx: &mut Tx<'_>, run: &Run, key: &RunKey) -> Result<()> {
     let operation = "planning a run";
     let mut node_ids = Vec::with_capacity(run.nodes.len());
@@ -188,7 +188,7 @@ pub(super) fn plan_run(tx: &mut Tx<'_>, run: &Run, key: &RunKey) -> Result<()> {
     tx.each(operation, (sqlite, postgres), &[Kind::Int], &rows)
 }
 
-/// The run is to be cancelled. A second reason does not replace the first.
+/// Marks the run for cancellation. A second reason does not replace the first.
 pub(super) fn cancel_run(tx: &mut Tx<'_>, run: RunId, why: CancelWhy, at: Timestamp) -> Result<()> {
     let sql = "UPDATE run SET cancel_why = $2, cancel_since = $3 \
                WHERE id = $1 AND cancel_why IS NULL AND EXISTS (SELECT 1 FROM awaited WHERE run = $1)";
@@ -229,7 +229,7 @@ fn read_run(row: &Row<'_>, names: &Names) -> Result<RunRecord> {
             let (job, at) = job.zip(submitted).ok_or_else(|| some(SUBMITTED))?;
             RunState::Submitted { job, at }
         }
-        // It may have been seen running although the answer to its submission was lost.
+        // A run may be seen running although the reply to its submission was lost.
         RUNNING => {
             let since = started.ok_or_else(|| some(RUNNING))?;
             RunState::Running { job: job.unwrap_or_else(|| JobId(JOB_UNKNOWN.to_owned())), since }
@@ -267,7 +267,7 @@ fn read_end(row: &Row<'_>) -> Result<RunEnd> {
     })
 }
 
-/// An ended run's outcomes, and when they make it end.
+/// Adds an ended run's outcomes, and derives its end time from them.
 fn add_report(tx: &mut Tx<'_>, record: &mut RunRecord) -> Result<()> {
     if !matches!(record.run.state, RunState::Ended(_)) {
         return Ok(());
@@ -282,7 +282,8 @@ fn add_report(tx: &mut Tx<'_>, record: &mut RunRecord) -> Result<()> {
     Ok(())
 }
 
-/// A run that was completed ended with the last of its results. Where nobody saw it start, it took as long as its tests.
+/// Sets the end of a completed run to its last result. If its start was not observed, its duration is that of its
+/// tests.
 fn end_with(record: &mut RunRecord, outcomes: &[Outcome]) {
     let Some(last) = outcomes.iter().map(|outcome| outcome.at).max().filter(|_| record.ended.is_none()) else { return };
     let on_last = outcomes.iter().filter(|outcome| outcome.at == last);
@@ -296,7 +297,7 @@ fn end_with(record: &mut RunRecord, outcomes: &[Outcome]) {
     record.started = record.started.or(Some(last.minus(longest)));
 }
 
-/// What history has of a run.
+/// Returns a run's outcomes from history.
 fn outcomes_of(tx: &mut Tx<'_>, record: &RunRecord) -> Result<Vec<Outcome>> {
     let names = Arc::clone(&tx.names);
     let id = record.run.id;

@@ -1,4 +1,4 @@
-//! No question that somebody may ask of the API reads a whole table that grows with time.
+//! Query plan tests: no API query scans a table that grows with time.
 
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,8 @@ use super::{
     records::{HistoryFilter, HistoryPlace},
 };
 
-/// Tables that grow with time, and the names they have in questions. The picture of the cluster is made from all of `latest`,
-/// which a question about one node or test need not read.
+/// Tables that grow with time, and their aliases in queries. The cluster state is built from all of `latest`, which a
+/// query about one node or test need not read.
 const GROWING: [&str; 14] = [
     "history",
     "h",
@@ -96,10 +96,10 @@ fn no_question_of_the_api_reads_a_whole_table_that_grows() {
     for step in &steps {
         let mut words = step.split(' ');
         let scans = words.next() == Some("SCAN") && words.next().is_some_and(|table| GROWING.contains(&table));
-        // Its index has the open ones alone.
+        // This index contains open cases only.
         assert!(!scans || step.contains("USING INDEX case_open"), "{step}");
     }
-    // Newest first is no reason to walk through the runs of all others.
+    // Ordering by newest must not scan the runs of all other nodes.
     let of_node = plans::of(|| drop(store.runs_before(None, 101, NodeName::new("n1").ok().as_ref()).unwrap()));
     let found_by_id = |step: &String| step.starts_with("SEARCH run USING INTEGER PRIMARY KEY (rowid=?)");
     assert!(of_node.iter().any(found_by_id), "{of_node:#?}");

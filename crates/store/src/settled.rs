@@ -1,5 +1,5 @@
-//! Events that have had their answer. The kernel's log still has them, and whoever reads it tells them again; what they
-//! told has been dealt with, and only what is newer counts.
+//! Acknowledged kernel events. The kernel log still contains them and agents report them again; they have been dealt
+//! with, and only newer events count.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -21,7 +21,7 @@ use super::{
 };
 
 impl Store {
-    /// By node: what is not to be counted again.
+    /// Returns, by node, the events that do not count again.
     pub fn settled_events(&self) -> Result<BTreeMap<NodeName, Vec<Settled>>> {
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
@@ -49,11 +49,11 @@ fn event_of(open: &OpenFinding) -> Option<&(ReasonCode, EventKey)> {
     }
 }
 
-/// Whatever events are open against the node have had their answer, as far as they are known now.
+/// Acknowledges all events open against the node.
 pub(super) fn settle(tx: &mut Tx<'_>, node: i64, at: Timestamp) -> Result<()> {
     use Kind::{Int, Text};
     let mut open = findings::open_findings(tx, node)?;
-    // Two rules may rest on one kind of event; what was seen last goes furthest.
+    // Two rules may match one kind of event; the one seen last reaches furthest.
     open.sort_by_key(|open| open.last_seen);
     let mut told = BTreeMap::new();
     for open in &open {
@@ -70,7 +70,8 @@ pub(super) fn settle(tx: &mut Tx<'_>, node: i64, at: Timestamp) -> Result<()> {
     tx.bulk("settling events", into, &[Int, Int, Text, Text, Text, Int], &rows, conflict)
 }
 
-/// An operator gives the node back. Of one that is in a case, the proof will clear what is open; of any other, this does.
+/// Acknowledges events of a node that an operator releases. Clears its findings, unless it is in a case: then
+/// requalification clears them.
 pub(super) fn release(tx: &mut Tx<'_>, node: i64, at: Timestamp) -> Result<()> {
     settle(tx, node, at)?;
     let sql = "SELECT case_id FROM node WHERE id = $1";

@@ -1,5 +1,5 @@
-//! Node-time that runs have spent, added up by ten minutes as runs end: a day's budget is the sum of a few rows, however
-//! many runs there were.
+//! Node-hours that runs have used, summed in slots of ten minutes as runs end: a day's budget is the sum of a few rows,
+//! however many runs there were.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use super::{
     error::Result,
 };
 
-/// The length of a slot, in milliseconds.
+/// Slot length, in milliseconds.
 const SLOT: i64 = 600_000;
 
-/// The time of a run that has ended.
+/// The time span of an ended run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Spell {
     pub(super) began: Timestamp,
@@ -23,7 +23,7 @@ pub(super) struct Spell {
 }
 
 impl Store {
-    /// Node-time that ended runs spent since then. Counted by ten minutes: those in which `since` lies count whole.
+    /// Returns the node-time that ended runs used since this time. The slot that contains `since` counts fully.
     pub fn spent_since(&self, since: Timestamp) -> Result<Span> {
         let sql = "SELECT CAST(SUM(millis) AS BIGINT) FROM spent WHERE slot >= $1";
         self.read(|tx| {
@@ -35,7 +35,7 @@ impl Store {
 }
 
 impl Store {
-    /// The same by day (UTC), for the days that have any.
+    /// As [`Self::spent_since`], by day (UTC); days without any are omitted.
     pub fn spent_by_day(&self, since: Timestamp) -> Result<Vec<(Timestamp, Span)>> {
         const DAY: i64 = 86_400_000 / SLOT;
         let sql = "SELECT slot, millis FROM spent WHERE slot >= $1";
@@ -75,7 +75,7 @@ fn by_slot(spells: &[Spell]) -> BTreeMap<i64, i64> {
     slots
 }
 
-/// What nobody asks for any more.
+/// Deletes expired slots.
 pub(super) fn prune(tx: &mut Tx<'_>, before: Timestamp) -> Result<()> {
     let slot = before.millis().div_euclid(SLOT);
     tx.run("forgetting node-hours", "DELETE FROM spent WHERE slot < $1", vals![slot]).map(drop)

@@ -1,5 +1,5 @@
-//! The table `evidence`: documents that are stored on their own and not in a bundle, because they are large or because a
-//! case rests on them.
+//! The table `evidence`: documents stored on their own instead of in a bundle, because they are large or a case depends
+//! on them.
 
 use doctor_core::{
     ids::{CaseId, RunId},
@@ -13,7 +13,7 @@ use super::{
     records::EvidenceRow,
 };
 
-/// Evidence about to be written: for which node, from which result.
+/// An evidence row about to be written.
 #[derive(Debug)]
 pub(super) struct Kept<'a> {
     pub(super) run: RunId,
@@ -44,7 +44,7 @@ pub(super) fn keep(tx: &mut Tx<'_>, all: &[Kept<'_>]) -> Result<()> {
     tx.bulk("keeping evidence", into, &[Int, Int, Int, Int, Int, Int, Int, Blob], &rows, "")
 }
 
-/// The document of a result that is stored on its own, if there is one.
+/// Returns a result's document, if it is stored on its own.
 pub(super) fn find(tx: &mut Tx<'_>, run: RunId, node: i64) -> Result<Option<EvidenceRow>> {
     let sql = "SELECT body, truncated, received, policy, profile, case_id FROM evidence WHERE run = $1 AND node = $2";
     tx.first("reading evidence", sql, vals![run, node], |row| {

@@ -1,4 +1,4 @@
-//! Where one test on one node stands, as the fold of its results in the order of their time.
+//! The status of one test on one node: a fold of its results in time order.
 
 use doctor_core::{finding::Verdict, snapshot::TestRecord, time::Timestamp};
 
@@ -6,14 +6,14 @@ use doctor_core::{finding::Verdict, snapshot::TestRecord, time::Timestamp};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Standing {
     pub(super) record: TestRecord,
-    /// The newest result: its outcome and run.
+    /// Outcome and run of the newest result.
     pub(super) outcome: i64,
     pub(super) run: i64,
-    /// The newest pass or fail: its outcome and moment.
+    /// Outcome and time of the newest pass or fail.
     pub(super) sure: Option<(i64, Timestamp)>,
 }
 
-/// One result, as the fold sees it.
+/// One result, as input to the fold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NextResult {
     pub(super) at: Timestamp,
@@ -25,7 +25,7 @@ pub(super) struct NextResult {
 impl Standing {
     pub(super) const NOTHING: Self = Self { record: TestRecord::NEVER, outcome: 0, run: 0, sure: None };
 
-    /// Whether a result comes after everything that is in here.
+    /// Whether a result is newer than everything folded so far.
     pub(super) fn precedes(&self, result: &NextResult) -> bool {
         self.record.attempt().is_none_or(|attempt| (attempt, self.run) <= (result.at, result.run))
     }
@@ -40,7 +40,7 @@ impl Standing {
         }
     }
 
-    /// From all results there are; `None` if there are none.
+    /// Folds all results; `None` if there are none.
     pub(super) fn fold(mut results: Vec<NextResult>) -> Option<Self> {
         results.sort_unstable_by_key(|result| (result.at, result.run));
         let mut standing = None::<Self>;

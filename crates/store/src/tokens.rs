@@ -1,4 +1,4 @@
-//! The tokens of the API, and what was asked of it.
+//! API tokens, and audit lines for API requests.
 
 use doctor_core::{ids::NodeName, time::Timestamp};
 
@@ -12,25 +12,25 @@ use super::{
 };
 use crate::access::{TokenDigest, TokenRow};
 
-/// What somebody asked of the API, and what became of it, for the audit trail.
+/// An API request and its outcome, for the audit trail.
 #[derive(Debug, Clone, Default)]
 pub struct ApiCall {
     /// `api-hold`, `api-refused`, …
     pub what: &'static str,
     pub by: String,
-    /// `done`, or why not.
+    /// `done`, or the reason for rejection.
     pub code: &'static str,
     pub words: String,
-    /// From where it came.
+    /// Address of the client.
     pub origin: String,
-    /// What was shown before it was done.
+    /// The plan that the client confirmed.
     pub plan: Option<String>,
-    /// Where it is about one node.
+    /// The node, if the request concerns one.
     pub node: Option<NodeName>,
 }
 
 impl Store {
-    /// Adds a token. A name that was ever used is not used again: the audit trail would not say which of the two spoke.
+    /// Adds a token. A name is never reused, because the audit trail could not distinguish the two.
     pub fn add_token(&self, token: &TokenRow, why: &str) -> Result<()> {
         self.write_unfenced(Access::Write, |tx| {
             let known = "SELECT 1 FROM token WHERE name = $1";
@@ -47,7 +47,7 @@ impl Store {
         })
     }
 
-    /// The token is worth nothing from now on. False if there is no such token, or it was worth nothing before.
+    /// Revokes a token. Returns `false` if it does not exist or is revoked already.
     pub fn revoke_token(&self, name: &str, by: &str, why: &str, at: Timestamp) -> Result<bool> {
         self.write_unfenced(Access::Write, |tx| {
             let sql = "UPDATE token SET revoked = $2 WHERE name = $1 AND revoked IS NULL";
@@ -59,7 +59,7 @@ impl Store {
         })
     }
 
-    /// Every token there ever was, by name.
+    /// Returns every token ever created, by name.
     pub fn tokens(&self) -> Result<Vec<TokenRow>> {
         let sql = "SELECT name, role, digest, actor, created, expires, revoked FROM token ORDER BY name";
         self.read(|tx| {
@@ -81,14 +81,14 @@ impl Store {
         })
     }
 
-    /// Notes what was asked of the API and refused. What is done is noted with it.
+    /// Records a rejected API request. An accepted one is recorded with its effect.
     pub fn note_call(&self, call: &ApiCall, at: Timestamp) -> Result<()> {
         self.ordered(|orders| orders.note_call(call, at))
     }
 }
 
 impl Orders<'_, '_> {
-    /// Notes what was asked of the API.
+    /// Records an API request.
     pub fn note_call(&mut self, call: &ApiCall, at: Timestamp) -> Result<()> {
         let node = call.node.as_ref().and_then(|node| self.tx.names.node_number(node));
         let line = Line {

@@ -1,4 +1,4 @@
-//! Where a store is, as people write it.
+//! The location of a store, as configured.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
@@ -46,8 +46,8 @@ impl fmt::Debug for StoreUrl {
     }
 }
 
-/// A URL is printed in errors and logs; its password is not. In doubt more is hidden: a password that was not escaped
-/// may hold what ends the part it stands in, and each of the two places may look like the other.
+/// Hides the password of a URL that is printed in errors and logs. In doubt it hides more: an unescaped password may
+/// contain a delimiter, and each of the two places may look like the other.
 fn hide_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let user = rest.rfind('@').and_then(|at| Some(rest[..at].find(':')? + 1..at));

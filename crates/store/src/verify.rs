@@ -1,4 +1,4 @@
-//! Looking for contradictions: does the store still say one thing in all places?
+//! Consistency checks over the whole store.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -19,11 +19,11 @@ use super::{
     standing::{NextResult, Standing},
 };
 
-/// So many troubles of one kind are named; the rest are counted.
+/// Inconsistencies of one kind that are listed; the rest are counted.
 const NAMED: usize = 20;
 
 impl Store {
-    /// Checks the whole store. It reads everything once and changes nothing.
+    /// Checks the whole store. Reads everything once and changes nothing.
     pub fn verify(&self) -> Result<Verified> {
         self.read(|tx| {
             let mut report = Report::default();
@@ -116,7 +116,7 @@ fn history(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     hourly(tx, report, &fold.counts)
 }
 
-/// History by node, folded as it is read.
+/// Folds history by node as it is read.
 #[derive(Debug, Default)]
 struct Fold {
     latest: HashMap<(i64, i64), Standing>,
@@ -147,7 +147,8 @@ impl Fold {
     }
 }
 
-/// Retention takes rows out of history and leaves the counts, so a count may be higher and never lower.
+/// Compares hourly counts. Retention deletes history rows and keeps the counts, so a count may be higher than history
+/// but never lower.
 fn hourly(tx: &mut Tx<'_>, report: &mut Report, counts: &BTreeMap<(i64, i64), [i64; 4]>) -> Result<()> {
     let mut kept: HashMap<(i64, i64), [i64; 4]> = HashMap::new();
     let sql = "SELECT hour, test, passed, failed, inconclusive, not_applicable FROM hourly";
@@ -193,7 +194,7 @@ fn runs(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// What is kept to be entered later must be there.
+/// Checks that every bundle in the inbox exists.
 fn inbox(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     let sql = "SELECT bundle FROM inbox i WHERE NOT EXISTS (SELECT 1 FROM bundle b WHERE b.id = i.bundle)";
     let lost = tx.all("reading the inbox", sql, &[], |row| row.int(0))?;

@@ -1,4 +1,4 @@
-//! One suite, every kind of store: in memory, in a file, on PostgreSQL.
+//! One suite for every kind of store: in memory, in a file, on PostgreSQL.
 
 #[path = "store_suite/agents.rs"]
 mod agents;
@@ -36,7 +36,7 @@ use doctor_store::{
     records::{Accepted, HistoryFilter},
 };
 
-/// Every function once on each kind of store.
+/// Runs every function once on each kind of store.
 macro_rules! suite {
     ($($name:ident),* $(,)?) => {
         mod in_memory { $(#[test] fn $name() { super::$name(&mut super::Bed::memory()) })* }
@@ -231,7 +231,7 @@ fn a_second_run_on_a_node_is_refused_by_the_database_and_nothing_of_that_plan_is
     bed.try_commit(&actions, &[]).unwrap_err();
     assert_eq!(bed.store.active_runs().unwrap().len(), 1);
     assert_eq!(bed.store.cycles(10).unwrap().len(), cycles);
-    // The names that the failed plan brought along are gone with it, and can be used again.
+    // The names that the failed plan added were rolled back and can be added again.
     bed.tested("n2", "memory", Verdict::Pass);
     bed.tested("n3", "other", Verdict::Pass);
     let latest = bed.store.latest_all().unwrap();
@@ -241,7 +241,7 @@ fn a_second_run_on_a_node_is_refused_by_the_database_and_nothing_of_that_plan_is
 
 fn a_result_that_came_before_the_conclusion_stays(bed: &mut Bed) {
     let run = bed.tested("n1", "disk", Verdict::Pass);
-    // The plan was made on an older picture, in which no result had come.
+    // The plan was based on an older state, without the result.
     bed.conclude(run, Conclusion::Incomplete(IncompleteWhy::NoResult));
     assert_eq!(bed.store.latest_of(&node("n1")).unwrap()[0].verdict, Verdict::Pass);
     assert!(matches!(bed.store.run(run).unwrap().unwrap().run.state, RunState::Ended(RunEnd::Completed(_))));
@@ -251,7 +251,7 @@ fn a_result_that_came_before_the_conclusion_stays(bed: &mut Bed) {
 fn a_controller_that_was_overtaken_can_write_nothing(bed: &mut Bed) {
     let run = bed.plan("n1", &["disk"]);
     let old = bed.lease.clone();
-    // Its time ran out while it was paused, and another one took over.
+    // Its lease expired while it was suspended, and another controller took over.
     let later = bed.now.plus(Span::days(40_000));
     let new = bed.store.acquire("other", later, Span::minutes(1)).unwrap();
     assert!(new.fence > old.fence);
@@ -284,7 +284,7 @@ fn a_lease_is_held_until_it_runs_out_is_released_or_its_process_is_dead(bed: &mu
     let second = store.acquire("host-b:17:99", now.plus(Span::minutes(2)), Span::minutes(1)).unwrap();
     store.release(&second).unwrap();
 
-    // A process of this host that is no more: its start time belongs to nobody.
+    // A process of this host that has exited: no process has its start time.
     let us = doctor_store::this_process();
     let (place, _) = us.rsplit_once(':').unwrap();
     store.acquire(&format!("{place}:1"), now, Span::hours(1)).unwrap();
@@ -305,7 +305,7 @@ fn findings_count_up_while_they_last_and_a_conclusive_result_clears_them(bed: &m
     assert_eq!((open[0].times, open[0].first_seen, open[0].last_seen), (2, first, bed.now));
     assert_eq!(open[0].run, Some(run));
 
-    // The same check now shows another part: the old one is cleared, the new one begins at one.
+    // The same check now shows another part: the old finding is cleared, the new one starts at one.
     bed.wait(Span::hours(1));
     let run = bed.plan("n1", &["gpu"]);
     let mut outcome = bed.outcome("n1", "gpu", Verdict::Fail);
@@ -335,7 +335,7 @@ fn a_late_result_is_history_and_changes_neither_latest_nor_findings(bed: &mut Be
     bed.wait(Span::hours(2));
     bed.tested("n1", "gpu", Verdict::Inconclusive);
     bed.wait(Span::hours(1));
-    // A fail of one hour ago comes between the two: one miss is since it, and it is open.
+    // A fail from an hour ago falls between the two: one miss follows it, and it is open.
     let run = bed.plan("n1", &["gpu"]);
     let mut outcome = bed.outcome("n1", "gpu", Verdict::Fail);
     outcome.at = bed.now.minus(Span::hours(2));
@@ -345,7 +345,7 @@ fn a_late_result_is_history_and_changes_neither_latest_nor_findings(bed: &mut Be
     assert_eq!(latest.conclusive, Some((Verdict::Fail, bed.now.minus(Span::hours(2)))));
     assert_eq!(bed.store.load_nodes().unwrap()[&node("n1")].findings.len(), 1);
 
-    // An older pass does not clear what a newer fail has shown.
+    // An older pass does not clear the finding of a newer fail.
     let run = bed.plan("n1", &["gpu"]);
     let mut outcome = bed.outcome("n1", "gpu", Verdict::Pass);
     outcome.at = bed.now.minus(Span::hours(5));
@@ -455,7 +455,7 @@ fn node_hours_count_from_the_start_to_the_end_of_each_run(bed: &mut Bed) {
     assert_eq!(bed.store.spent_since(midnight).unwrap(), Span::hours(1));
     assert_eq!(bed.store.spent_since(started.plus(Span::minutes(20))).unwrap(), Span::minutes(20));
     assert_eq!(bed.store.spent_since(bed.now).unwrap(), Span::ZERO);
-    // A result without a start that anybody saw counts for as long as its tests took.
+    // Without an observed start, a result counts for the duration of its tests.
     bed.tested("n4", "disk", Verdict::Pass);
     assert_eq!(bed.store.spent_since(bed.now.minus(Span::minutes(5))).unwrap(), Span::from_secs(90));
 }
@@ -561,7 +561,7 @@ fn what_was_seen_of_a_machine_is_remembered_beside_its_node(bed: &mut Bed) {
     let mut result = bed.result(run, "n1", vec![bed.outcome("n1", "disk", Verdict::Pass)]);
     result.hardware = hardware("stranger");
     bed.accept(&[result]);
-    // The node still stands for the first machine: whether the name changed hands is the planner's to say.
+    // The node keeps its first machine: the planner decides whether it was replaced.
     assert_eq!(bed.store.load_nodes().unwrap()[&node("n1")].hardware, hardware("n1").id());
     let seen: Vec<_> =
         bed.store.hardware_of(&node("n1")).unwrap().into_iter().map(|(id, first, _)| (Some(id), first)).collect();

@@ -1,4 +1,4 @@
-// Who did what, when and why: the doctor, its operators, and who was refused.
+// The audit trail: who did what, when and why, including rejected requests.
 
 import { get } from "../api.js";
 import { el, link, nodeLink, swap } from "../dom.js";

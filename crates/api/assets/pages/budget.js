@@ -1,4 +1,4 @@
-// What validation cost against what it found, day by day.
+// The cost of validation against what it found, by day.
 
 import { get } from "../api.js";
 import { days } from "../charts.js";

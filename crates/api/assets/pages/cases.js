@@ -1,4 +1,4 @@
-// Cases: one trouble of one machine each, from the first finding to return or replacement. The list, and one of them.
+// Cases: one fault of one machine each, from the first finding to return or replacement. The list, and the details of one.
 
 import { all, get } from "../api.js";
 import { badge } from "../colours.js";
@@ -9,7 +9,7 @@ import { figure, moment, title } from "../words.js";
 
 const SEVERITIES = ["monitor", "reset", "reboot", "isolate"];
 
-// The evidence of a finding in words: a figure against its limit, a line that was seen, or whatever else it is.
+// The evidence of a finding as text: a measurement against its limit, an observed line, or any other form.
 export function evidence(of) {
   if (!of || typeof of === "string") return of ?? "";
   if (of.measured)

@@ -1,4 +1,4 @@
-// How much of the cluster each test has looked at, against its target: every node within the test's period.
+// How much of the cluster each test covers, against its target: every node within the test's period.
 
 import { get } from "../api.js";
 import { stack } from "../charts.js";

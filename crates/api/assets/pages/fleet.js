@@ -1,4 +1,4 @@
-// The fleet: how much of it is proven healthy, what is wrong, and every node on one screen, as a map or as a table.
+// The fleet: how much of it is proven healthy, what is wrong, and every node on one screen, as a map or a table.
 
 import { nodeActions } from "../actions.js";
 import { all, get } from "../api.js";
@@ -80,7 +80,7 @@ function summary({ status, findings, map }) {
   ];
 }
 
-// What the page shows of the map, by what is chosen above it.
+// The map or table, by the choices above it.
 class View {
   constructor(page, below) {
     this.page = page;
@@ -114,7 +114,7 @@ class View {
     return lines;
   }
 
-  // New rows from the controller.
+  // Sets new rows from the controller.
   set({ map, tests }) {
     const before = this.fleet;
     this.fleet = new Fleet(map);
@@ -139,7 +139,7 @@ class View {
     });
   }
 
-  // Looks, and which nodes match, once for all that ask.
+  // Computes looks and matching nodes, once for all users.
   look() {
     const { looks, lookOf } = looksOf(this.fleet, this.by, { period: this.period, measured: this.measured });
     const matches = filterOf(this.fleet, this.page.query.get("filter") ?? "");
@@ -152,19 +152,19 @@ class View {
     }
   }
 
-  // Which nodes match.
+  // The matching nodes.
   get matching() {
     return Array.from({ length: this.fleet.count }, (_, node) => node).filter((node) => this.lit[node]);
   }
 
-  // After a choice: colours, filter, legend, or the other view.
+  // Redraws after a choice: colours, filter, legend, or the other view.
   draw(labels = false) {
     if (!this.fleet) return;
     this.tell();
     this.map.recolour(this.looks, this.at, this.lit, labels);
   }
 
-  // All but the map itself, and the place for it.
+  // Redraws everything except the map itself, and places it.
   tell() {
     this.look();
     const counts = this.looks.map(() => 0);
@@ -245,7 +245,7 @@ class View {
   }
 }
 
-// "Colour by" has the figures of each test too: those of a test are asked for when one of them is chosen.
+// "Colour by" also offers the measurements of each test, which are fetched when one of them is chosen.
 function colourChoice(page, view, tests) {
   const figures = el("span", {});
   const options = [...COLOURS, ...tests.map((test) => [`figure:${test.test}`, `A figure of ${test.test}`])];

@@ -1,4 +1,4 @@
-// One node: what it is and why, what happened to it, its figures beside those of its peers and its own past, and what its tests wrote.
+// One node: its state and why, its timeline, its measurements beside those of its peers and its own past, and the logs of its tests.
 
 import { nodeActions } from "../actions.js";
 import { download, get } from "../api.js";
@@ -115,7 +115,7 @@ const timeline = (page, moments) =>
         }),
       ];
 
-// Each figure of the newest results beside those of all nodes, and over the node's own past.
+// Each measurement of the newest results beside those of all nodes, and over the node's own past.
 function figures(page, rows) {
   if (!rows.length) return empty("No result of this node brought figures yet.");
   const draw = ({ test, figures: known }) => {
@@ -150,7 +150,7 @@ function figures(page, rows) {
       );
     paint(null);
     const details = el("details", { open: true }, el("summary", {}, test), box);
-    // The controller reads the figures of thousands of nodes bit by bit: what it has is shown, and it is asked again.
+    // The controller reads the measurements of thousands of nodes in steps: show what it has, and ask again.
     const compare = async () => {
       try {
         const peers = await get(["tests", test], {}, page.signal);
@@ -166,7 +166,7 @@ function figures(page, rows) {
   return rows.map(draw);
 }
 
-// Runs, and the log of the one that was chosen; of a run under way it is chosen without asking.
+// Runs, and the log of the selected one; an active run is selected by default.
 function runs(page, node, rows) {
   const log = el("div", {});
   const open = (run, test) => swap(log, el("h3", {}, `${test} of ${run.run}`), follow(page, { run: run.run, node, test }));
@@ -255,14 +255,14 @@ export function show(page) {
     kinds: [mine, "cases"],
     read: async (signal) => {
       const asked = get(["nodes", node], {}, signal);
-      // Of a node that nobody knows, that is said once.
+      // An unknown node is reported once.
       asked.then(
         () => (rest.hidden = false),
         (error) => (rest.hidden = error.status === 404),
       );
       const why = await asked;
       tellTime(why.at);
-      // The moment of the answer alone is no reason to draw again.
+      // A new response time alone is no reason to redraw.
       return { ...why, at: null };
     },
     draw: (why) => state(page, why, () => first.soon()),

@@ -1,4 +1,4 @@
-// What the next cycle would do and why, and for every other node why not.
+// What the next cycle would do and why, and for every other node, why not.
 
 import { get } from "../api.js";
 import { el, href, nodeLink, swap } from "../dom.js";

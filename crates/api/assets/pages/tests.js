@@ -1,4 +1,4 @@
-// Tests: which there are, and how the figures of each are spread over the fleet, with those named that stand out.
+// Tests: the list, and how the measurements of each are distributed over the fleet, with its outliers.
 
 import { get } from "../api.js";
 import { spread } from "../charts.js";
@@ -87,7 +87,7 @@ function one(page, test) {
     kinds: ["runs"],
     read: async (signal) => {
       const of = await get(["tests", test], { select: page.query.get("select") }, signal);
-      // The controller reads the evidence of thousands of nodes bit by bit.
+      // The controller reads the evidence of thousands of nodes in steps.
       if (!of.complete) setTimeout(() => part.soon(), 1000);
       return of;
     },

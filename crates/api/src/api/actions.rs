@@ -1,8 +1,8 @@
-//! `POST /api/v1/actions/…`: what the command line may order, and how it is made sure that it is wanted.
+//! `POST /api/v1/actions/…`: operator commands, with confirmation.
 //!
-//! The first request is answered with the plan: what would happen, in words, and a confirmation that is good for that plan, that
-//! person and ten minutes. The second, with the confirmation, acts, if the plan is still the same. Whatever is done or
-//! refused stands in the audit trail with who, from where and the plan.
+//! The first request returns the plan: what would happen, as text, and a confirmation that is valid for that plan, that
+//! caller and ten minutes. The second request, with the confirmation, carries out the plan if it is still the same.
+//! Every executed or rejected command is in the audit trail with caller, origin and plan.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -35,27 +35,27 @@ use super::{
 };
 use crate::response::{Answer, Made};
 
-/// Of a body.
+/// Maximum size of a body.
 pub(super) const MOST_BODY: usize = 64 << 10;
-/// For a body to arrive.
+/// Deadline for a body to arrive.
 const BODY: Duration = Duration::from_secs(10);
-/// Of a plan in the audit trail; a list of a thousand nodes is told by its beginning.
+/// Maximum length of a plan in the audit trail; a list of a thousand nodes is truncated.
 const MOST_PLAN: usize = 4000;
-/// Orders that others were quicker than are prepared anew so often.
+/// Attempts to prepare a command when concurrent changes interfere.
 const TRIES: usize = 3;
-/// What is answered.
+/// The response.
 #[derive(Debug, Serialize)]
 struct Said<'a> {
     action: &'static str,
     state: State,
-    /// One sentence: what would happen, or what did.
+    /// One sentence: what would happen, or what happened.
     text: &'a str,
     changes: &'a [String],
     nodes: &'a [NodeName],
     by: &'a str,
     why: &'a str,
     at: Timestamp,
-    /// Sent back, this plan is carried out.
+    /// Returned with the next request, it carries out this plan.
     confirm: Option<String>,
     expires: Option<Timestamp>,
     next: Option<&'a str>,
@@ -84,7 +84,7 @@ pub(super) fn schema() -> Value {
     }))
 }
 
-/// One request, from whoever it comes.
+/// Handles one command request.
 pub(super) async fn act(hall: Arc<Hall>, act: Act, peer: IpAddr, headers: HeaderMap, body: Body) -> Response {
     let caller = hall.guard.caller(peer, &headers).await;
     let asked = take(&hall, act, &caller, peer, &headers, body).await;
@@ -126,15 +126,15 @@ async fn take(
     let span = tracing::Span::current();
     let work = move || span.in_scope(|| carry(&hall, &store, act, &wish, &caller, &origin));
     match actors.work(until, work).await {
-        // It goes on, and nobody knows how far it has come.
+        // The work continues, and its outcome is unknown.
         Err(Refusal::Late) if confirmed => Err(Refusal::Unsure),
         carried => carried?.map(Answer::new),
     }
 }
 
-/// Prepares it, and carries it out if this very plan was confirmed.
+/// Prepares a command, and carries it out if this exact plan was confirmed.
 fn carry(hall: &Hall, store: &Store, act: Act, wish: &Wish, caller: &Caller, origin: &str) -> Result<Made, Refusal> {
-    // Somebody else may be quicker, and is looked at then: what would come of it now is the same, or another plan.
+    // A concurrent change invalidates the plan: preparing again yields the same plan or another.
     for _ in 0..TRIES {
         if let Some(made) = carried(hall, store, act, wish, caller, origin)? {
             return Ok(made);
@@ -143,7 +143,7 @@ fn carry(hall: &Hall, store: &Store, act: Act, wish: &Wish, caller: &Caller, ori
     Err(Refusal::Busy)
 }
 
-/// `None`: what it was prepared on has changed before it was done.
+/// Returns `None` if the state it was prepared on has changed before it was carried out.
 fn carried(
     hall: &Hall,
     store: &Store,
@@ -160,7 +160,7 @@ fn carried(
     let catalogue = Arc::clone(&hall.scene().settings.catalogue);
     let prepared = wish.order(act, facts.now)?.prepare(&facts, &catalogue)?;
     let (by, why) = (&caller.name, &wish.why);
-    // The time of people, whatever time it is in the cluster.
+    // Wall-clock time, which may differ from the cluster's.
     let (now, at) = (SystemClock.now(), facts.now);
     let words = words(act, wish, caller, &prepared);
     let said = |state, text, confirm: Option<(String, Timestamp)>, next| Said {
@@ -197,7 +197,7 @@ fn carried(
         node,
     };
     acting.use_up(confirm, now)?;
-    // What was not done may be confirmed again.
+    // A confirmation whose plan was not carried out stays valid.
     match prepared.carry_out_for(&call, &hall.store, &signed).inspect_err(|_| acting.give_back(confirm)) {
         Ok(()) => {
             hall.wake.ring();
@@ -208,7 +208,7 @@ fn carried(
     }
 }
 
-/// As the store has it now, like a command would see it: the picture that is shown may be a cycle old.
+/// Reads the current state from the store, as a command would: the served one may be a cycle old.
 fn facts_now(hall: &Hall, store: &Store) -> Result<Facts, Refusal> {
     let now = hall.clock.now();
     let (seen, cluster) = match snapshot::last_seen(store)? {
@@ -219,11 +219,11 @@ fn facts_now(hall: &Hall, store: &Store) -> Result<Facts, Refusal> {
     Ok(picture::facts(store, seen, cluster, now)?)
 }
 
-/// What a confirmation is for: who, what, why, and what was shown.
+/// Returns the bytes that a confirmation signs: who, what, why, and what was shown.
 fn words(act: Act, wish: &Wish, caller: &Caller, prepared: &Prepared) -> Vec<u8> {
     let shown = (&prepared.changes, &prepared.nodes);
     let parts = (act.name(), &caller.name, wish.asked(), shown);
-    // Text and numbers: that is always JSON.
+    // Text and numbers always serialise.
     serde_json::to_vec(&parts).unwrap_or_default()
 }
 
@@ -261,7 +261,8 @@ async fn note_refusal(hall: Arc<Hall>, act: Act, by: String, peer: IpAddr, refus
             tracing::warn!(%error, "a refusal could not be noted");
         }
     };
-    // Noted before it is answered: who was refused cannot say that it was not. A store that does not answer is not waited for.
+    // Recorded before the response, so that no caller can deny a rejection. A store that does not respond is not waited
+    // for.
     if let Err(error) = notes.work(Instant::now() + REQUEST_TIMEOUT, work).await {
         tracing::warn!(%error, "a refusal could not be noted");
     }

@@ -1,7 +1,6 @@
-//! Caches responses, so that requests for the same within a short while get the same one.
+//! Response cache: identical requests within a short time share one response.
 //!
-//! All of them together have so much room in memory, those in the cache and those being sent to a client: an answer gives its
-//! room back when it is neither kept nor sent any more.
+//! A memory limit covers all responses, both cached and being sent: a response releases its share when it is neither.
 
 use std::{
     collections::HashMap,
@@ -14,30 +13,30 @@ use tokio::sync::Semaphore;
 use super::refusal::Refusal;
 use crate::response::{Answer, Made};
 
-/// All kept answers together; beyond that they are made anew.
+/// Limits of the cache; beyond them responses are made again.
 const MOST_BYTES: usize = 16 << 20;
 const MOST_ANSWERS: usize = 1024;
-/// All answers there are, kept or on their way, in KiB.
+/// Memory for all responses, cached or being sent, in KiB.
 const ROOM: usize = 48 << 10;
-/// For how long a response is served from the cache.
+/// How long a response is served from the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lasts {
-    /// While the same picture of the cluster is shown.
+    /// While the same cluster state is served.
     WithScene,
-    /// The store may change at any time: for a moment.
+    /// Briefly, because the store may change at any time.
     AMoment,
 }
 
 const MOMENT: Duration = Duration::from_secs(1);
 
-/// Answers by what was asked.
+/// Cached responses by request.
 #[derive(Debug)]
 pub(super) struct Answers {
     shelf: Mutex<Shelf>,
     room: Arc<Semaphore>,
 }
 
-/// What was asked, as [`Asked::key`](super::asked::Asked::key) tells it.
+/// A request's digest, from [`Asked::key`](super::asked::Asked::key).
 type Key = [u8; 32];
 
 #[derive(Debug, Default)]
@@ -71,7 +70,7 @@ impl Answers {
         Self { shelf: Mutex::default(), room: Arc::new(Semaphore::new(ROOM)) }
     }
 
-    /// An answer with room of its own. Where there is none, what is kept makes place; what is on its way cannot.
+    /// Reserves memory for a response. Clears the cache if there is none; responses being sent keep theirs.
     pub(super) fn answer(&self, made: Made) -> Result<Answer, Refusal> {
         let answer = Answer::new(made);
         let size = u32::try_from(answer.bytes() / 1024 + 1).unwrap_or(u32::MAX);
@@ -97,7 +96,7 @@ impl Answers {
         place
     }
 
-    /// Takes an answer away that is too old.
+    /// Removes an outdated response.
     pub(super) fn forget(&self, place: &mut Option<Kept>) {
         if let Some(old) = place.take() {
             let mut shelf = self.lock();
@@ -105,7 +104,7 @@ impl Answers {
         }
     }
 
-    /// Puts an answer where it belongs.
+    /// Stores a response.
     pub(super) fn keep(&self, place: &mut Option<Kept>, answer: Answer, scene: u64) {
         let before = place.as_ref().map_or(0, |kept| kept.answer.bytes());
         let mut shelf = self.lock();

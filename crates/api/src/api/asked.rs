@@ -1,4 +1,4 @@
-//! What was asked: the parts of the path and the parameters that this place knows, each read into its own type.
+//! Request parameters: path segments and query parameters of an endpoint, each parsed into its type.
 
 use std::{collections::BTreeMap, fmt::Display, str::FromStr};
 
@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::refusal::Refusal;
 
-/// A parameter of a place.
+/// A parameter of an endpoint.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Param {
     pub(super) name: &'static str,
@@ -19,10 +19,10 @@ pub(super) struct Param {
     pub(super) form: Form,
 }
 
-/// What a parameter looks like, for the description.
+/// The syntax of a parameter, for the API description.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Form {
-    /// One of a node, pool, test, run, case, token: a checked word.
+    /// A validated name of a node, pool, test, run, case or token.
     Name,
     Text,
     OneOf(&'static [&'static str]),
@@ -31,11 +31,11 @@ pub(super) enum Form {
         usual: u32,
     },
     Offset,
-    /// A length back from now, or a moment.
+    /// A duration before now, or a time.
     Past,
 }
 
-/// Longer values are nobody's.
+/// Maximum length of a value.
 const LONGEST: usize = 1024;
 
 impl Param {
@@ -56,15 +56,15 @@ impl Param {
     }
 }
 
-/// The values that came, by the names that are known.
+/// Values of the request, by known parameter name.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
     values: BTreeMap<&'static str, String>,
 }
 
 impl Asked {
-    /// From the path's parts and the query. What is not known here is refused: a filter with a slip in its name would show
-    /// everything and look like an answer.
+    /// Parses the path segments and the query. Rejects unknown parameters: a misspelt filter would return everything
+    /// and look like a valid response.
     pub(super) fn read<'a>(
         params: &'static [Param],
         path: impl Iterator<Item = (&'a str, &'a str)>,
@@ -96,7 +96,7 @@ impl Asked {
         Ok(asked)
     }
 
-    /// What the description promises of the forms is held here.
+    /// Checks the values against the documented syntax.
     fn check(&self, params: &'static [Param]) -> Result<(), Refusal> {
         for param in params {
             let Some(value) = self.text(param.name) else { continue };
@@ -116,7 +116,7 @@ impl Asked {
         Ok(())
     }
 
-    /// What all who ask the same have in common, however they write it, in as many bytes as any other question.
+    /// Returns a fixed-size digest that is equal for equivalent requests, however they are written.
     pub(super) fn key(&self, place: &str) -> [u8; 32] {
         let mut digest = Sha256::new();
         for part in std::iter::once(place).chain(self.values.iter().flat_map(|(name, value)| [*name, value.as_str()])) {
@@ -136,7 +136,7 @@ impl Asked {
         self.text(name).map(read).transpose()
     }
 
-    /// A part of the path, which is there or this place was not reached.
+    /// Returns a path segment, which is present if this endpoint was matched.
     pub(super) fn part<T: FromStr<Err: Display>>(&self, name: &'static str) -> Result<T, Refusal> {
         self.get(name)?.ok_or(Refusal::NoSuchPlace)
     }
@@ -150,7 +150,7 @@ impl Asked {
         asked.or(usual).unwrap_or(100)
     }
 
-    /// A moment that lies behind.
+    /// Returns a time in the past.
     pub(super) fn since(&self, name: &str, facts: &Facts) -> Option<Timestamp> {
         self.text(name).and_then(|text| past(text, facts.now))
     }
@@ -160,7 +160,8 @@ fn past(text: &str, now: Timestamp) -> Option<Timestamp> {
     text.parse::<Span>().map(|span| now.minus(span)).or_else(|_| text.parse::<Timestamp>()).ok()
 }
 
-/// `%41` and `+` as browsers write them. What is no such form stays as it is, and what is no text becomes the sign for that.
+/// Decodes `%41` and `+` as browsers write them. Invalid escapes are kept, and invalid UTF-8 becomes the replacement
+/// character.
 fn decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

@@ -1,4 +1,4 @@
-//! Who did what, when and why.
+//! The audit trail: who did what, when and why.
 
 use serde_json::{Value, json};
 

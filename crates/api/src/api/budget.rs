@@ -1,4 +1,4 @@
-//! What validation cost against what it found.
+//! The cost of validation against what it found.
 
 use doctor_core::{time::Span, view};
 use serde_json::{Value, json};
@@ -32,7 +32,7 @@ fn read(look: &Look<'_>) -> Result<Made, Refusal> {
     let now = facts.now;
     let since = look.asked.since("since", facts).unwrap_or_else(|| now.minus(USUAL));
     let since = since.max(now.minus(MOST)).min(now);
-    // Day by day begins at midnight.
+    // Daily values start at midnight.
     let from = since.minus(Span::days(1));
     let (spent, cases) = (store.spent_by_day(from)?, store.case_spans(from)?);
     let limit = facts.snapshot.policy.limits.node_hours_per_day;

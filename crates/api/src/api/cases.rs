@@ -1,4 +1,4 @@
-//! Cases: one trouble of one machine each.
+//! Cases: one fault of one machine each.
 
 use doctor_core::{
     case::Case,
@@ -49,7 +49,7 @@ pub(super) const ONE: Route = Route {
     read: one_case,
 };
 
-/// Of as many rows as the page has that are looked at for one page.
+/// Batches of a page's size that are read for one page.
 const HELPINGS: usize = 10;
 
 fn list_cases(look: &Look<'_>) -> Result<Made, Refusal> {
@@ -62,7 +62,7 @@ fn list_cases(look: &Look<'_>) -> Result<Made, Refusal> {
     let open = asked.text("state") != Some("all");
     let most = limit as usize + 1;
     let mut found: Vec<Case> = Vec::new();
-    // Of all nodes one helping is enough; of some, more are looked at, up to a limit: the next page goes on from there.
+    // Without a filter one batch suffices; with one, more are read up to a limit, and the next page continues there.
     for _ in 0..HELPINGS {
         let helping = store.cases_before(before, open, limit.saturating_add(1))?;
         let ended = helping.len() < most;

@@ -1,4 +1,4 @@
-//! `[web]`: where the API answers, and for whom.
+//! The section `[web]`: where the API listens, and which clients it accepts.
 
 use std::net::SocketAddr;
 
@@ -6,38 +6,38 @@ use serde::{Deserialize, Serialize};
 
 use super::{guard::Proxy, tls::TlsFiles};
 
-/// Where and for whom.
+/// Configuration of the API.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WebConfig {
     pub listen: SocketAddr,
     pub proxy: Option<Proxy>,
     pub tls: Option<TlsFiles>,
-    /// Tokens may cross the network in clear.
+    /// Allows tokens to cross the network unencrypted.
     #[serde(default)]
     pub plain: bool,
-    /// The rack of a node is what stands in its name before the last of these.
+    /// A node's rack is the part of its name before the last occurrence of this text.
     pub rack_before: Option<String>,
 }
 
-/// A `[web]` that cannot be used.
+/// An invalid `[web]` section.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BadWebConfig(&'static str);
 
 impl WebConfig {
-    /// Only this machine can reach it there, and nothing else is set.
+    /// Returns a configuration for this address, usually loopback, with no other setting.
     pub const fn on(listen: SocketAddr) -> Self {
         Self { listen, proxy: None, tls: None, plain: false, rack_before: None }
     }
 
-    /// Whether tokens could be read on their way by whoever sees the network.
+    /// Whether tokens could be read by an eavesdropper on the network.
     pub const fn is_in_clear(&self) -> bool {
         !self.listen.ip().is_loopback() && self.tls.is_none() && self.proxy.is_none()
     }
 
     /// # Errors
-    /// If something in it cannot be used.
+    /// If a setting is invalid.
     pub fn check(&self) -> Result<(), BadWebConfig> {
         let proxy = self.proxy.as_ref().and_then(Proxy::trouble);
         let rack = self.rack_before.as_ref().filter(|mark| mark.is_empty());

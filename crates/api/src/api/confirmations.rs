@@ -1,4 +1,4 @@
-//! Confirmations of plans. A confirmation is valid for the words it was made for, for ten minutes, and once.
+//! Confirmations of plans. A confirmation is valid for the plan it was issued for, for ten minutes, and once.
 
 use std::{
     collections::BTreeMap,
@@ -12,12 +12,12 @@ use sha2::Sha256;
 
 use super::refusal::Refusal;
 
-/// The time an operator has to read what would happen.
+/// Time for an operator to read the plan.
 pub(super) const CONFIRM_WITHIN: Span = Span::minutes(10);
-/// Confirmations that were used and are not too old yet.
+/// Used confirmations that are remembered until they expire.
 const MOST_USED: usize = 10_000;
 
-/// Makes confirmations and knows its own.
+/// Issues and checks confirmations.
 #[derive(Debug)]
 pub(super) struct Confirmations {
     key: [u8; 32],
@@ -36,12 +36,12 @@ impl Confirmations {
         mac
     }
 
-    /// A confirmation of these words that is valid until `expires`.
+    /// Issues a confirmation of these bytes that is valid until `expires`.
     pub(super) fn make(&self, words: &[u8], expires: Timestamp) -> String {
         format!("{}-{}", expires.millis(), hex::encode(&self.mac(words, expires).finalize().into_bytes()))
     }
 
-    /// Whether this was made for these words and is not too old.
+    /// Whether this was issued for these bytes and has not expired.
     pub(super) fn is_mine(&self, confirm: &str, words: &[u8], now: Timestamp) -> bool {
         let Some((expires, mac)) = confirm.split_once('-') else { return false };
         let Ok(expires) = expires.parse().map(Timestamp::from_millis) else { return false };
@@ -49,13 +49,13 @@ impl Confirmations {
         now < expires && self.mac(words, expires).verify_slice(&mac).is_ok()
     }
 
-    /// Refuses a confirmation that was used before.
+    /// Fails if the confirmation was used before.
     pub(super) fn was_used(&self, confirm: &str) -> Result<(), Refusal> {
         let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         if used.contains_key(confirm) { Err(Refusal::Replayed) } else { Ok(()) }
     }
 
-    /// Once only.
+    /// Marks the confirmation as used. Fails if it was used before.
     pub(super) fn use_up(&self, confirm: &str, now: Timestamp) -> Result<(), Refusal> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         used.retain(|_, expires| *expires > now);
@@ -69,7 +69,7 @@ impl Confirmations {
         Ok(())
     }
 
-    /// Makes a confirmation usable again, because the plan was not carried out.
+    /// Makes a confirmation valid again, because the plan was not carried out.
     pub(super) fn give_back(&self, confirm: &str) {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).remove(confirm);
     }

@@ -1,8 +1,8 @@
-//! Who works on what is asked: a few at a time, each for a limited time.
+//! Bounded worker pools for blocking requests.
 //!
-//! Work that blocks is done on threads of their own, and there is only so much of it at once. Whoever finds no place waits for one in
-//! a short line, and is sent away where the line is full or the time is over. Work that is stuck, whatever it waits for (a disk, a
-//! server, a share), keeps its place until it ends and no other: what is asked of another kind goes on.
+//! Blocking work runs on dedicated threads, with a limit per kind. A request that finds no free worker waits in a short
+//! queue, and is rejected if the queue is full or its deadline passes. Work that hangs on a disk, a server or a share
+//! occupies its own worker until it ends and no other: requests of other kinds proceed.
 
 use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
 
@@ -14,25 +14,25 @@ use tokio::{
 
 use super::{answer::Lasts, refusal::Refusal};
 
-/// Whoever knows of the deadline ends by itself; this long it is waited for.
+/// How long to wait beyond the deadline for work that ends by itself.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Questions to the store or the share, and how many of those may be of one place of the table.
+/// Workers for the store or the share, and how many of them one endpoint may use.
 const READERS: usize = 6;
 const READERS_OF_ONE: usize = 2;
-/// Questions that the picture in memory answers.
+/// Workers for requests that the in-memory cluster state answers.
 const PAINTERS: usize = 2;
-/// Orders, one at a time: two that are prepared from the same facts would not know of each other.
+/// One command at a time: two prepared from the same facts would not see each other.
 const ACTORS: usize = 1;
-/// Refusals on their way to the audit trail, and who reads the tokens.
+/// Workers that record rejections and load tokens.
 const OTHERS: usize = 2;
-/// So many wait for their turn at each desk.
+/// Queue length of each pool.
 const LINE: usize = 128;
 
-/// Threads for all of it, so that nobody who has a place waits for a thread.
+/// Threads in all, so that no request with a worker waits for a thread.
 pub(super) const THREADS: usize = READERS + PAINTERS + ACTORS + OTHERS;
 
-/// Some places, and a line before them.
+/// A worker pool with a queue.
 #[derive(Debug, Clone)]
 pub(super) struct Desk {
     places: Arc<Semaphore>,
@@ -53,7 +53,7 @@ impl Desk {
         place.map_err(|_| Refusal::Busy)?.map_err(|_| Refusal::Busy)
     }
 
-    /// Does it when it is its turn.
+    /// Runs `work` when a worker is free.
     pub(super) async fn work<T: Send + 'static>(
         &self,
         until: Instant,
@@ -64,7 +64,7 @@ impl Desk {
     }
 }
 
-/// The work, on a thread that keeps its places until it ends, even if nobody waits for it any more.
+/// Runs `work` on a thread that holds its permits until it ends, even if the request was abandoned.
 fn done<T: Send + 'static>(
     until: Instant,
     places: Vec<OwnedSemaphorePermit>,
@@ -77,12 +77,12 @@ fn done<T: Send + 'static>(
     });
     async move {
         let made = timeout_at(until + GRACE, working).await.map_err(|_| Refusal::Late)?;
-        // It has panicked, and said so.
+        // The work panicked, which the panic hook has printed.
         made.map_err(|_| Refusal::Store)
     }
 }
 
-/// All desks of the API.
+/// All worker pools of the API.
 #[derive(Debug)]
 pub(super) struct Desks {
     readers: Desk,
@@ -93,7 +93,7 @@ pub(super) struct Desks {
 }
 
 impl Desks {
-    /// For the places of the table with these names.
+    /// Creates pools for the endpoints with these names.
     pub(super) fn new(places: impl Iterator<Item = &'static str>) -> Self {
         let of_one = places.map(|name| (name, Desk::new(READERS_OF_ONE)));
         Self {
@@ -105,7 +105,7 @@ impl Desks {
         }
     }
 
-    /// Answers a question of the place of the table with this name, whose answers last this long.
+    /// Runs a read of the endpoint with this name and cache policy.
     pub(super) async fn read<T: Send + 'static>(
         &self,
         (name, lasts): (&str, Lasts),
@@ -132,7 +132,7 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().enable_time().max_blocking_threads(THREADS).build().unwrap()
     }
 
-    /// What the desks are told of a place.
+    /// Returns a route's name and cache policy.
     const fn place(route: &Route) -> (&'static str, Lasts) {
         (route.name, route.lasts)
     }
@@ -161,7 +161,7 @@ mod tests {
             for one in asked {
                 assert!(matches!(one.await.unwrap(), Err(Refusal::Late | Refusal::Busy)), "nobody waits for ever");
             }
-            // Those that are stuck are still there.
+            // The hanging ones still hold their workers.
             assert_eq!(desks.readers.places.available_permits(), READERS - READERS_OF_ONE);
             let mut answers = Vec::new();
             for route in [&history::LIST, &cases::LIST, &nodes::LIST] {

@@ -1,4 +1,4 @@
-//! The types of an endpoint that can be read: its entry in the route table, the input of its handler, and a page of a list.
+//! Types of a readable endpoint: its entry in the route table, the input of its handler, and a page of a list.
 
 use doctor_store::Store;
 use serde::Serialize;
@@ -13,27 +13,27 @@ use super::{
 };
 use crate::response::Made;
 
-/// A place that can be read.
+/// A readable endpoint.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Route {
-    /// Below `/api/v1`.
+    /// Relative to `/api/v1`.
     pub(super) path: &'static str,
-    /// What a program that is made from the description calls it.
+    /// Operation id, which generated clients use as the method name.
     pub(super) name: &'static str,
     pub(super) summary: &'static str,
     pub(super) about: &'static str,
     pub(super) params: &'static [Param],
     pub(super) lasts: Lasts,
-    /// The form of the answer, and its kind where that is not JSON.
+    /// Schema of the response, and its content type where that is not JSON.
     pub(super) answer: fn() -> Value,
     pub(super) kind: &'static str,
     pub(super) read: fn(&Look<'_>) -> Result<Made, Refusal>,
 }
 
-/// What an answer is made from.
+/// Input of a handler.
 pub(super) struct Look<'a> {
     pub(super) hall: &'a Hall,
-    /// The store, for as long as whoever asks waits.
+    /// The store, with the request's deadline.
     pub(super) store: Store,
     pub(super) scene: &'a Scene,
     pub(super) asked: &'a Asked,
@@ -41,7 +41,7 @@ pub(super) struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// How many rows a page has.
+    /// Returns the page size.
     pub(super) fn limit(&self) -> u32 {
         self.asked.count(self.route.params)
     }
@@ -49,7 +49,7 @@ impl Look<'_> {
 
 pub(super) const JSON: &str = "application/json";
 
-/// A page of a list, and where the next one begins.
+/// A page of a list, and where the next one starts.
 #[derive(Debug, Serialize)]
 pub(super) struct Page<T> {
     pub(super) items: Vec<T>,
@@ -57,7 +57,7 @@ pub(super) struct Page<T> {
 }
 
 impl<T> Page<T> {
-    /// Of one more row than were asked for, if there are more.
+    /// Builds a page from up to one row more than the limit, which shows whether there is a next page.
     pub(super) fn of(mut rows: Vec<T>, limit: u32, place: impl FnOnce(&T) -> String) -> Self {
         let limit = limit as usize;
         let more = rows.len() > limit;

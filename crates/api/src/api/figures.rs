@@ -1,4 +1,4 @@
-//! Figures of tests: one of them on every node, to colour a map by, and all of one node over its past.
+//! Measurements of tests: one on every node, to colour the map, and all of one node over time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -111,7 +111,7 @@ struct PastValue {
 }
 
 fn past(look: &Look<'_>) -> Result<Made, Refusal> {
-    /// Each document is unpacked for it, so not of too many.
+    /// Limited, because each document is decompressed.
     const RUNS: usize = 50;
     const RESULTS: u32 = 500;
     let node: NodeName = look.asked.part("node")?;

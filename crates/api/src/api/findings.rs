@@ -1,4 +1,4 @@
-//! Everything that fails now.
+//! All current findings.
 
 use std::cmp::Reverse;
 
@@ -55,8 +55,8 @@ fn read(look: &Look<'_>) -> Result<Made, Refusal> {
     Made::told_by_nodes(&Page::of(rows, limit, |row| Place::of(row).written()))
 }
 
-/// Where a finding stands in the list, whatever else is in it: by the time the next page is asked for, others may have come or
-/// gone. In the order of [`view::findings`].
+/// Position of a finding in the list, independent of other findings, which may appear or clear before the next page is
+/// requested. In the order of [`view::findings`].
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct Place(Reverse<Severity>, Timestamp, NodeName, CheckId, String);
 
@@ -68,7 +68,7 @@ impl Place {
     }
 
     fn written(&self) -> String {
-        // Words and a moment: that is always JSON.
+        // Strings and a time always serialise.
         hex::encode(&serde_json::to_vec(self).unwrap_or_default())
     }
 

@@ -1,4 +1,4 @@
-//! The fleet at a glance.
+//! The fleet map: every node in compact form.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! A way in for the fuzzer: what is asked of the API, and what it answers.
+//! Entry point for the fuzzer: API requests and their responses.
 
 use std::{io, net::Ipv4Addr, sync::Arc};
 
@@ -28,7 +28,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::{WebConfig, WebParts, desk, hall, router, routes::ROUTES, server::Peer, wish::Act, wish::Wish};
 
-/// The API of a cluster of three nodes, to somebody on its machine.
+/// The API of a cluster of three nodes, for a local client.
 #[derive(Debug)]
 pub struct ApiOfFew {
     runtime: Runtime,
@@ -66,15 +66,15 @@ impl ApiOfFew {
         Ok(Self { runtime, service: TowerToHyperService::new(router(&hall)) })
     }
 
-    /// Places that can be asked, as they stand in the table: with the names of their parts in braces.
+    /// Returns the paths of the route table, with parameter names in braces.
     pub fn places() -> impl Iterator<Item = &'static str> {
         ROUTES.iter().map(|route| route.path)
     }
 
-    /// Asks for what stands below `/api/v1`. `None`: that is no address that anybody can ask for.
+    /// Requests a path below `/api/v1`. Returns `None` if it is not a valid URI.
     ///
     /// # Errors
-    /// If the answer breaks off.
+    /// If the response body breaks off.
     pub fn ask(&self, place: &str) -> io::Result<Option<(StatusCode, Vec<u8>)>> {
         let asked = Request::get(format!("/api/v1{place}")).header(header::HOST, "localhost");
         let Ok(asked) = asked.extension(Peer(Ipv4Addr::LOCALHOST.into())).body(Body::empty()) else { return Ok(None) };
@@ -86,7 +86,7 @@ impl ApiOfFew {
         })
     }
 
-    /// What would be answered to the body of an order, before anybody looks at nodes: nothing, or why it is none.
+    /// Parses the body of a command, without a cluster. Returns the error, if any.
     pub fn order(which: usize, body: &[u8]) -> Option<String> {
         let act = Act::ALL[which % Act::ALL.len()];
         let order = Wish::read(act, body).and_then(|wish| wish.order(act, Timestamp::from_secs(1_700_000_000)));

@@ -1,9 +1,10 @@
-//! Who asks, and whether they may.
+//! Authentication and authorisation.
 //!
-//! A token in the Authorization header, or a name that a proxy vouches for from an address that the configuration lists. While
-//! no token was ever made and no proxy is set, whoever is on this machine may look, by a name that only this machine has: a page
-//! of another site that was made to resolve here comes with its own. Nothing is kept in cookies, so a browser carries no right to
-//! anybody who has not got it; what a proxy adds by itself is guarded by looking at which page asks.
+//! A client presents a token in the Authorization header, or a user name set by a proxy whose address the configuration
+//! lists. While no token was ever created and no proxy is configured, local clients may read, if the Host header names
+//! this machine: a page of another site whose name was made to resolve here sends its own host. There are no cookies,
+//! so a browser lends no authority to another site; the identity that a proxy adds is protected by checking which
+//! origin sends the request.
 
 use std::{
     net::IpAddr,
@@ -25,23 +26,23 @@ use tokio::{
 
 use super::{desk::Desk, refusal::Refusal};
 
-/// A token that was revoked is believed for no longer.
+/// Maximum time for which a revoked token is still accepted.
 const REMEMBER: Duration = Duration::from_secs(1);
-/// For reading the tokens anew. It waits for nobody who writes, and for nobody's question.
+/// Deadline for reloading the tokens. It waits for no writer and no other request.
 const READ_WITHIN: Duration = Duration::from_secs(5);
-/// Of a name that a proxy gives.
+/// Maximum length of a user name from a proxy.
 const LONGEST_NAME: usize = 128;
 
-/// A proxy in front that knows people.
+/// An authenticating reverse proxy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Proxy {
-    /// Only from these addresses is anybody's name believed.
+    /// Addresses from which the user name is trusted.
     pub from: Vec<IpAddr>,
-    /// The header that the name is in.
+    /// Header with the user name.
     #[serde(default = "usual_header")]
     pub header: String,
-    /// Who of them may order things; all others may look.
+    /// Users with the operator role; all others are viewers.
     #[serde(default)]
     pub operators: Vec<String>,
 }
@@ -51,7 +52,7 @@ fn usual_header() -> String {
 }
 
 impl Proxy {
-    /// What is wrong with it, if anything is.
+    /// Returns what is invalid, if anything.
     pub(super) fn trouble(&self) -> Option<&'static str> {
         match self.header.parse::<HeaderName>() {
             Ok(name) if name == header::AUTHORIZATION => Some("`proxy.header` cannot be Authorization"),
@@ -62,13 +63,13 @@ impl Proxy {
     }
 }
 
-/// Who asks.
+/// An identified client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Caller {
-    /// As it stands in the audit trail.
+    /// As written to the audit trail.
     pub(super) name: String,
     pub(super) role: Role,
-    /// Whether anybody made sure of that.
+    /// Whether the client was authenticated.
     pub(super) known: bool,
 }
 
@@ -76,10 +77,10 @@ pub(super) struct Caller {
 pub(super) struct Guard {
     store: Store,
     proxy: Option<Proxy>,
-    /// Only this machine can reach us.
+    /// The API listens on loopback only.
     loopback: bool,
     tokens: Mutex<Option<(Instant, Vec<TokenRow>)>>,
-    /// Where they are read.
+    /// Worker that loads tokens.
     desk: Desk,
 }
 
@@ -88,7 +89,7 @@ impl Guard {
         Self { store, proxy, loopback, tokens: Mutex::default(), desk: Desk::new(1) }
     }
 
-    /// Who asks from there with these headers.
+    /// Identifies a client by its address and headers.
     pub(super) async fn caller(&self, peer: IpAddr, headers: &HeaderMap) -> Result<Caller, Refusal> {
         if let Some(value) = headers.get(header::AUTHORIZATION) {
             return self.by_token(value).await;
@@ -118,7 +119,7 @@ impl Guard {
         found.await?.ok_or(Refusal::BadToken)
     }
 
-    /// The tokens there are, read again when what is known of them is old.
+    /// Passes the tokens to `look`, reloading them when the cached ones are old.
     async fn with_tokens<T>(&self, look: impl FnOnce(&[TokenRow]) -> T) -> Result<T, Refusal> {
         let until = Moment::now() + READ_WITHIN;
         let mut known = timeout_at(until, self.tokens.lock()).await.map_err(|_| Refusal::Store)?;
@@ -139,7 +140,7 @@ fn by_proxy(proxy: &Proxy, peer: IpAddr, headers: &HeaderMap) -> Result<Caller, 
     if !proxy.from.contains(&peer.to_canonical()) {
         return Err(Refusal::NotAProxy(peer.to_string()));
     }
-    // A proxy that adds its header behind one that the client sent leaves both: nobody can say which is its own.
+    // A proxy that appends its header to one the client sent leaves both, and they cannot be distinguished.
     let mut said = headers.get_all(proxy.header.as_str()).iter();
     let (Some(value), None) = (said.next(), said.next()) else { return Err(Refusal::TwoNames) };
     let name = value.to_str().ok().map(str::trim).filter(|name| !name.is_empty() && name.len() <= LONGEST_NAME);
@@ -160,8 +161,8 @@ fn is_this_machine(host: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// Whether a change may be asked for like this: as JSON, which no form of another page can send unasked, and not by a page of
-/// another site.
+/// Protects against cross-site requests: a change must be JSON, which another site's form cannot send unasked, and must
+/// not come from a page of another site.
 pub(super) fn may_change(headers: &HeaderMap) -> Result<(), Refusal> {
     let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     if text(HeaderName::from_static("sec-fetch-site")).is_some_and(|site| !matches!(site, "same-origin" | "none")) {

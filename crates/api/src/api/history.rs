@@ -65,13 +65,13 @@ fn read(look: &Look<'_>) -> Result<Made, Refusal> {
     Made::json(&page)
 }
 
-/// Moment, run, node and test, as far as the last three have no such sign in them.
+/// Formats a cursor: time, run, node and test. The separator does not occur in the last three.
 fn written_place(row: &HistoryRow) -> String {
     let HistoryPlace { at, run, node, test } = row.place();
     format!("{}~{}~{node}~{test}", at.millis(), run.map_or_else(String::new, |run| run.to_string()))
 }
 
-/// Where a page begins: after a row, or with what is not younger than a moment, where the page before ended its search.
+/// Start of a page: after a row, or at or before a time where the previous page stopped searching.
 #[derive(Debug)]
 enum Place {
     Row(HistoryPlace),

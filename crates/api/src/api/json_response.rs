@@ -1,4 +1,4 @@
-//! Response bodies in JSON.
+//! JSON response bodies.
 
 use doctor_engine::scrub::{harmless, scrub_json};
 use serde::Serialize;
@@ -16,7 +16,7 @@ impl Made {
         Ok(Self { bytes, kind: "application/json", file: None })
     }
 
-    /// Of what has words of nodes in it, and those are not trusted: without what looks like a secret, without control characters.
+    /// Serialises text from nodes, which is untrusted: redacts secrets and removes control characters.
     pub(super) fn told_by_nodes(value: &impl Serialize) -> Result<Self, Refusal> {
         let mut value = serde_json::to_value(value).map_err(|error| {
             tracing::error!(%error, "an answer could not be written as JSON");

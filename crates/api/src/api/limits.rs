@@ -1,6 +1,6 @@
-//! The limits of a request that more than one module keeps to.
+//! Request limits that several modules share.
 
 use std::time::Duration;
 
-/// The most time that a request may take, the wait for its turn included.
+/// Maximum duration of a request, including the wait for a worker.
 pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,7 +1,7 @@
-//! A cache of measurements: the median of each figure of a few tests, by node.
+//! Measurement cache: the median of each measurement of a few tests, by node.
 //!
-//! They are read from the evidence of each node's newest result, which takes a while for thousands of nodes. What was read once is
-//! remembered by its run.
+//! Measurements are read from the evidence of each node's newest result, which takes a while for thousands of nodes.
+//! They are cached by run.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -20,26 +20,26 @@ use doctor_store::{Store, StoreError, records::LatestRow};
 
 use super::scene::Scene;
 
-/// What is known of the figures of a few tests.
+/// Cached measurements of a few tests.
 #[derive(Debug, Default)]
 pub(super) struct Figures(Mutex<VecDeque<(TestId, OfTest)>>);
 
-/// The median of each figure, of the newest run of each node.
+/// The median of each measurement, of each node's newest run.
 #[derive(Debug, Default)]
 pub(super) struct OfTest {
     names: Vec<(String, String)>,
-    /// By figure, in the order of `names`; one that the node does not have is not a number.
+    /// In the order of `names`; NaN for one that the node does not have.
     nodes: BTreeMap<NodeName, (RunId, Vec<f64>)>,
 }
 
-/// Tests whose figures are remembered.
+/// Tests whose measurements are cached.
 const REMEMBERED: usize = 4;
-/// For reading what is new, in one answer.
+/// Time limit for reading new evidence within one request.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
 impl Figures {
-    /// Reads the figures of results that are not in the cache yet, for at most [`PATIENCE`], and calls `make` with all figures of
-    /// the test. Returns its value, and of how many of the results the figures are known.
+    /// Reads the measurements of results that are not cached yet, for at most [`PATIENCE`], and calls `make` with all
+    /// measurements of the test. Returns its value, and the number of results whose measurements are known.
     pub(super) fn look<T>(
         &self,
         (store, scene): (&Store, &Scene),
@@ -52,7 +52,7 @@ impl Figures {
             Some(place) => known.remove(place).map(|(_, of)| of).unwrap_or_default(),
             None => OfTest::default(),
         };
-        // What is remembered of nodes that are gone would only grow.
+        // Entries of removed nodes would accumulate.
         of_test.nodes.retain(|node, _| scene.facts.node(node).is_some_and(|(_, here)| here));
         let read = of_test.read(store, &scene.settings, test, latest);
         let made = make(&of_test, latest);
@@ -62,7 +62,7 @@ impl Figures {
     }
 }
 
-/// Each figure that a test measured, by name and unit: the median over its parts.
+/// Returns each measurement of a test by name and unit: the median over its parts.
 pub(super) fn medians(settings: &Settings, evidence: &TestEvidence) -> BTreeMap<(String, String), f64> {
     let mut by_name: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
     if let Some(check) = settings.catalogue.get(&evidence.test) {
@@ -77,7 +77,7 @@ pub(super) fn medians(settings: &Settings, evidence: &TestEvidence) -> BTreeMap<
 }
 
 impl OfTest {
-    /// Reads what is new, for a while. How many of these results are known then.
+    /// Reads new evidence within the time limit. Returns how many of these results are known then.
     fn read(
         &mut self,
         store: &Store,
@@ -88,7 +88,7 @@ impl OfTest {
         let began = Instant::now();
         let mut known = 0;
         for row in latest {
-            // What was imported has no evidence, and nothing to read.
+            // An imported result has no evidence.
             let Some(run) = row.run else {
                 known += 1;
                 continue;
@@ -127,12 +127,12 @@ impl OfTest {
         Ok(values)
     }
 
-    /// Names and units, as they were met.
+    /// Returns names and units, in order of appearance.
     pub(super) fn names(&self) -> &[(String, String)] {
         &self.names
     }
 
-    /// The values of the figure in this place of [`names`](Self::names).
+    /// Returns the values of the measurement at this index of [`names`](Self::names).
     pub(super) fn of_figure<'a>(
         &'a self,
         place: usize,

@@ -1,14 +1,14 @@
-//! The HTTP API: what the command line shows and may order, for programs and for pages.
+//! The HTTP API: the views and commands of the command line, for programs and the dashboard.
 //!
-//! Reading. Everything comes from the views that the command line prints, over one picture of the cluster that is made after each
-//! cycle ([`scene`]). An answer is made once for all who ask the same, in plain and in gzip form ([`answer`]), so that a hundred
-//! readers of ten thousand nodes cost what one does. Which places there are is one table ([`routes`]), by which the server, the
-//! description ([`openapi`](self::openapi())) and the tests go.
+//! Reading. Responses are the views that the command line prints, over one cluster state that is rebuilt after each
+//! cycle ([`scene`]). A response is made once for all identical requests, in plain and gzip form ([`answer`]), so that
+//! a hundred readers of ten thousand nodes cost what one does. All endpoints are in one table ([`routes`]), which the
+//! server, the description ([`openapi`](self::openapi())) and the tests use.
 //!
-//! Acting. Orders are the command line's own ([`doctor_engine::orders`]), shown before they are carried out and written to the audit
-//! trail ([`actions`]). Who may do what is told apart in one place ([`guard`]).
+//! Acting. Commands are those of the command line ([`doctor_engine::orders`]), shown for confirmation before they are
+//! carried out and written to the audit trail ([`actions`]). Authentication and roles are in one place ([`guard`]).
 //!
-//! Everything has a limit: connections, headers, bodies, pages, time, what is kept in memory.
+//! Everything has a limit: connections, headers, bodies, pages, time, cached memory.
 
 mod actions;
 mod answer;
@@ -123,7 +123,7 @@ pub enum WebError {
     Tls(String),
 }
 
-/// The open API. Dropped, it closes.
+/// The API server. Dropping it closes the listener.
 #[derive(Debug)]
 pub struct Web {
     at: SocketAddr,
@@ -134,7 +134,7 @@ pub struct Web {
 
 impl Web {
     /// # Errors
-    /// If the address cannot be listened on, if anybody could look from elsewhere, or if the store fails.
+    /// If the address cannot be bound, if remote clients could read without authentication, or if the store fails.
     pub fn open(config: &WebConfig, parts: WebParts) -> Result<Self, WebError> {
         let loopback = config.listen.ip().is_loopback();
         if !loopback && config.proxy.is_none() && parts.store.tokens()?.is_empty() {
@@ -163,7 +163,7 @@ impl Web {
         let serving = move || {
             runtime.block_on(async {
                 let serving = tokio::spawn(server::serve(listener, router, tls));
-                // An error is the other end being dropped, which says the same.
+                // An error means that the sender was dropped, which also closes the server.
                 let _closed = closed.await;
                 serving.abort();
             });
@@ -190,7 +190,7 @@ impl Drop for Web {
         self.audience.close();
         drop(self.close.take());
         for thread in self.threads.drain(..) {
-            // It has nothing to say but that it is over.
+            // The thread returns nothing.
             let _over = thread.join();
         }
     }
@@ -203,7 +203,7 @@ fn hall(config: &WebConfig, parts: WebParts) -> Result<Hall, WebError> {
 }
 
 fn peer(request: &Request) -> IpAddr {
-    // Without one, nobody is on this machine.
+    // Without an address, a request does not count as local.
     request.extensions().get::<Peer>().map_or(IpAddr::from([0, 0, 0, 0]), |Peer(peer)| *peer)
 }
 
@@ -244,14 +244,14 @@ fn router(hall: &Arc<Hall>) -> Router {
         .layer(from_fn(traced))
 }
 
-/// The header `traceparent`, where there is exactly one.
+/// Returns the header `traceparent`, if there is exactly one.
 fn traceparent(headers: &HeaderMap) -> Option<&str> {
     let mut values = headers.get_all("traceparent").iter();
     values.next().filter(|_| values.next().is_none())?.to_str().ok()
 }
 
-/// A question is a span, of the trace that its `traceparent` names. Its address is told as the place it leads to: what stands in it
-/// may be anything.
+/// Wraps a request in a span of the trace that its `traceparent` names. The span has the matched route, because the
+/// path may contain anything.
 async fn traced(request: Request, next: Next) -> Response {
     if !request.uri().path().starts_with("/api/") {
         return next.run(request).await;
@@ -286,7 +286,7 @@ fn whoami(_: &Hall, caller: &Caller, request: &Request) -> Result<Response, Refu
     sent(Made::json(&who)?, request)
 }
 
-/// Events, for as long as whoever listens may.
+/// Streams events, for as long as the client is authorised.
 async fn listen(hall: Arc<Hall>, request: Request) -> Response {
     let (from, headers) = (peer(&request), request.headers().clone());
     let asked = Asked::read(&[], std::iter::empty(), request.uri().query());
@@ -307,7 +307,7 @@ async fn listen(hall: Arc<Hall>, request: Request) -> Response {
     })
 }
 
-/// What costs nothing to answer and is nobody else's.
+/// Answers cheap requests that are specific to the caller and not cached.
 async fn special(
     hall: Arc<Hall>,
     answer: fn(&Hall, &Caller, &Request) -> Result<Response, Refusal>,
@@ -325,7 +325,7 @@ async fn special(
     })
 }
 
-/// One place of the table: from the shelf, or made now by the first who asks.
+/// Serves one endpoint of the table: from the cache, or made by the first request.
 async fn read(hall: Arc<Hall>, route: &'static Route, request: Request) -> Response {
     let from = peer(&request);
     let (mut parts, _) = request.into_parts();
@@ -348,7 +348,7 @@ async fn read(hall: Arc<Hall>, route: &'static Route, request: Request) -> Respo
     }
 }
 
-/// The answer, and the picture it is of.
+/// Returns the response, and the cluster state it was made from.
 async fn answer(hall: &Arc<Hall>, route: &'static Route, asked: Asked) -> Result<(Answer, Arc<Scene>), Refusal> {
     let until = Instant::now() + REQUEST_TIMEOUT;
     let place = hall.answers.place(asked.key(route.path));
@@ -370,10 +370,10 @@ async fn answer(hall: &Arc<Hall>, route: &'static Route, asked: Asked) -> Result
     Ok((answer, scene))
 }
 
-/// What every answer tells the browser: nothing here is a page to be framed, guessed at or told about elsewhere.
+/// Adds security headers to every response: no framing, no content sniffing, no referrer.
 async fn with_manners(mut response: Response) -> Response {
     let headers = response.headers_mut();
-    // The dashboard's own page has said already what it needs.
+    // The dashboard's page has its own policy.
     headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(HeaderValue::from_static(
         "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     ));

@@ -1,9 +1,9 @@
-//! `GET /api/v1/events`: what changed, as it changes, for those who keep a page open.
+//! `GET /api/v1/events`: a stream of change notifications.
 //!
-//! An event says what to look at again and not what is there: whoever missed some looks once. The last few hundred are kept for
-//! those whose connection broke off (`Last-Event-ID`); who comes too late is told to begin anew. A listener that does not keep up
-//! is told so and sent away: nothing piles up for it. So is one who may not listen any more, because its token was revoked or is
-//! worth something else now.
+//! An event names what changed, not the new content: a client that missed some reloads once. The last few hundred are
+//! kept for clients that reconnect (`Last-Event-ID`); a client that is too late gets the event `everything`. A client
+//! that falls behind gets the event `dropped` and is disconnected, so nothing accumulates for it. So is one whose token
+//! was revoked or changed its role.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -26,22 +26,22 @@ use tokio::{
 
 use super::refusal::Refusal;
 
-/// Kept for those who come back: so many, and so many bytes.
+/// Limits of events kept for reconnecting clients: number and bytes.
 const KEPT: usize = 512;
 const KEPT_BYTES: usize = 2 << 20;
-/// A listener may be this many events behind.
+/// How many events a client may be behind.
 const BEHIND: usize = 128;
 const LISTENERS: usize = 256;
-/// Of one caller: a person with many pages open, and not everybody's places.
+/// Streams per caller: a person with many pages open, but not all of the places.
 const LISTENERS_OF_ONE: usize = 32;
-/// Names in one event; of more, everything is worth a look.
+/// Names in one event; for more, the client reloads everything.
 const MOST_NAMES: usize = 500;
-/// A sign of life, so that proxies do not take the silence for an end.
+/// Interval of keep-alive comments, so that proxies do not close an idle stream.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
-/// So often it is looked whether a listener may still listen.
+/// How often a client's authorisation is checked again.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
-/// Whether somebody may still listen.
+/// Checks whether a client is still authorised.
 pub(super) type May = Box<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>;
 
 /// What changed.
@@ -53,12 +53,12 @@ pub(super) enum Change {
     Cases(Vec<CaseId>),
     /// The breaker, pauses, requests or the policy.
     Status,
-    /// What would be done next.
+    /// The plan of the next cycle.
     Plan,
 }
 
 impl Change {
-    /// The names of events, for the description.
+    /// Event names, for the API description.
     pub(super) const NAMES: [&'static str; 7] = ["everything", "nodes", "runs", "cases", "status", "plan", "dropped"];
 
     const fn name(&self) -> &'static str {
@@ -92,10 +92,10 @@ struct Event {
     frame: Bytes,
 }
 
-/// Who listens, and what was said lately.
+/// Event streams, and recent events.
 #[derive(Debug)]
 pub(super) struct News {
-    /// Numbers of another process mean nothing here.
+    /// Event ids of another process are not valid here.
     epoch: String,
     said: Mutex<Said>,
     out: broadcast::Sender<Arc<Event>>,
@@ -110,7 +110,7 @@ struct Said {
     bytes: usize,
 }
 
-/// A place among all, and one of those that a caller has.
+/// A stream's permit, globally and per caller.
 #[derive(Debug)]
 struct Place {
     caller: String,
@@ -155,13 +155,13 @@ impl News {
                 let Some(oldest) = said.kept.pop_front() else { break };
                 said.bytes -= oldest.frame.len();
             }
-            // Under the lock, so that who comes now gets each exactly once. That nobody listens is no matter.
+            // Under the lock, so that a new client gets each event exactly once. Having no clients is not an error.
             let _nobody = self.out.send(event);
         }
     }
 
-    /// What somebody missed who heard the event with this id last, and what comes from now on. `None` instead of a list: nobody
-    /// can say.
+    /// Returns the events after this id, and a receiver for later ones. `None` instead of a list if that is not known
+    /// any more.
     fn listen(&self, last: Option<&str>) -> (Option<VecDeque<Arc<Event>>>, broadcast::Receiver<Arc<Event>>) {
         let said = self.lock();
         let receiver = self.out.subscribe();
@@ -187,7 +187,7 @@ impl News {
         Ok(Place { caller: caller.to_owned(), of_caller: Arc::clone(&self.of_caller), _place: place })
     }
 
-    /// The stream for one listener, from the event with this id on, for as long as he may listen.
+    /// Streams events to one client, starting after this id, for as long as it is authorised.
     pub(super) fn serve(&self, last: Option<&str>, caller: &str, may: May) -> Result<Response, Refusal> {
         let place = self.place(caller)?;
         let (missed, receiver) = self.listen(last);
@@ -223,9 +223,9 @@ struct Listener {
     receiver: broadcast::Receiver<Arc<Event>>,
     over: bool,
     may: May,
-    /// When it was last looked whether he may.
+    /// When authorisation was last checked.
     looked: Instant,
-    /// When something was last said to him.
+    /// When data was last sent.
     heard: Instant,
     _place: Place,
 }
@@ -267,7 +267,7 @@ impl Listener {
         }
     }
 
-    /// The last that he is told.
+    /// Returns the last event of a stream.
     fn dropped(&mut self, data: &Value) -> Bytes {
         self.over = true;
         Bytes::from(format!("event: dropped\ndata: {data}\n\n"))
@@ -304,7 +304,7 @@ mod tests {
         assert_eq!(frames(news.listen(Some("e-2")).0), None);
     }
 
-    /// Who listens, and may as long as this says so.
+    /// A client that is authorised while `may` returns true.
     fn listener(news: &News, may: fn(()) -> bool) -> Listener {
         let (missed, receiver) = news.listen(None);
         let may: May = Box::new(move || Box::pin(async move { may(()) }));

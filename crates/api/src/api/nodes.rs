@@ -1,4 +1,4 @@
-//! Nodes: a list of them, everything about one, and what happened to it.
+//! Nodes: the list, the details of one, and its timeline.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +31,7 @@ use super::{
 };
 use crate::response::Made;
 
-/// Which nodes are wanted. Lists of other things have it too.
+/// Node selector, which other lists share.
 pub(super) const SELECT: Param =
     Param::new("select", "nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`", Form::Text);
 pub(super) const POOL: Param = Param::new("pool", "only of this pool", Form::Name);
@@ -80,7 +80,7 @@ pub(super) const TIMELINE: Route = Route {
     read: timeline,
 };
 
-/// Whether a node is among those that were asked for, by `select`, `pool` and `life`.
+/// Returns a filter for nodes by `select`, `pool` and `life`.
 pub(super) fn wanted(asked: &Asked) -> Result<impl Fn(&NodeRecord) -> bool + use<>, Refusal> {
     let select = asked.text("select").map(|text| selector(text, MOST_NAMES)).transpose();
     let select = select.map_err(|why| Refusal::BadParameter { name: "select", why })?;
@@ -120,7 +120,7 @@ fn list_nodes(look: &Look<'_>) -> Result<Made, Refusal> {
     Made::json(&Page::of(rows, limit, |row| row.of.node.to_string()))
 }
 
-/// Something about a node, and its agent.
+/// A value about a node, with its agent.
 #[derive(Serialize)]
 struct WithAgent<'a, T> {
     #[serde(flatten)]
@@ -159,7 +159,7 @@ fn timeline(look: &Look<'_>) -> Result<Made, Refusal> {
     Made::told_by_nodes(&moments)
 }
 
-/// What the evidence of these runs tells of the machine's starts. Each document is unpacked for it, so not of too many.
+/// Returns the boots that the evidence of these runs shows. Limited, because each document is decompressed.
 fn boots(store: &Store, node: &NodeName, results: &[ResultFacts]) -> Result<Vec<BootFacts>, StoreError> {
     const MOST: usize = 50;
     let runs: BTreeSet<RunId> = results.iter().filter_map(|result| result.run).collect();
@@ -206,7 +206,7 @@ fn agent() -> Value {
     }))
 }
 
-/// A failing finding.
+/// Schema of an open finding.
 pub(super) fn finding() -> Value {
     object(json!({
         "check": text(), "entity": text(), "verdict": verdict(), "severity": severity(), "remedy": remedy(),
@@ -215,7 +215,7 @@ pub(super) fn finding() -> Value {
     }))
 }
 
-/// User work that failed.
+/// Schema of a failed user job.
 pub(super) fn failed_work() -> Value {
     object(json!({ "id": text(), "name": text(), "owner": text(), "at": moment(), "how": anything() }))
 }

@@ -1,6 +1,7 @@
-//! How many refusals are written down: anybody can knock, and one line for each would let anybody fill the disk.
+//! Limits how many rejected requests are recorded: any client can connect, and a line for each would let it fill the
+//! disk.
 //!
-//! Those who are known have a room of their own, so that the noise of strangers does not hide what they tried.
+//! Authenticated callers have their own allowance, so that the noise of unknown clients does not hide their attempts.
 
 use std::{
     net::IpAddr,
@@ -10,18 +11,18 @@ use std::{
 
 use super::refusal::Refusal;
 
-/// Refusals that are noted of each kind within [`WITHIN`]; the rest is counted.
+/// Rejections recorded of each kind within [`WITHIN`]; the rest are counted.
 const MOST: u32 = 120;
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// Who was refused what.
+/// The kind of a rejected request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Knock {
-    /// An order, of somebody who is known.
+    /// A command from an authenticated caller.
     Known,
-    /// An order, of whoever it was.
+    /// A command from an unknown client.
     Stranger,
-    /// A look, of whoever it was.
+    /// A read from an unknown client.
     Look,
 }
 
@@ -38,7 +39,7 @@ impl Default for Lately {
     }
 }
 
-/// What was noted lately.
+/// Recent counts by kind.
 #[derive(Debug, Default)]
 pub(super) struct Noted {
     known: Mutex<Lately>,
@@ -47,7 +48,7 @@ pub(super) struct Noted {
 }
 
 impl Noted {
-    /// Whether one more refusal is noted, and how many were not before it.
+    /// Returns `Some` if this rejection is recorded, with the number of those left out before it.
     pub(super) fn may(&self, knock: Knock) -> Option<u64> {
         let of = match knock {
             Knock::Known => &self.known,
@@ -66,7 +67,7 @@ impl Noted {
         Some(std::mem::take(&mut noted.left_out))
     }
 
-    /// Somebody wanted to look whom nobody knows. That stands in the log: the audit trail is about changes.
+    /// Logs a read by an unknown client. The audit trail records changes only.
     pub(super) fn unknown(&self, peer: IpAddr, path: &str, refusal: &Refusal) {
         if refusal.is_of_unknown()
             && let Some(left_out) = self.may(Knock::Look)

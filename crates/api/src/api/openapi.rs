@@ -1,4 +1,4 @@
-//! The description of the API, made from the tables that the server itself goes by, as OpenAPI and as a page to read.
+//! The API description, generated from the server's tables, as OpenAPI and as an HTML page.
 
 use serde_json::{Map, Value, json};
 
@@ -29,7 +29,7 @@ pub(super) const ACT_ABOUT: &str = "Takes an operator. Without `confirm` nothing
      409 with that plan. Each node has its line in `changes`, and what is in the way there: a hold, a repair, that the \
      cluster has it no more. Whatever is asked, done or refused stands in the audit trail.";
 
-/// The description, as it is served and committed.
+/// Returns the description, as served and committed.
 pub fn openapi() -> Value {
     let mut paths = Map::new();
     for route in ROUTES {
@@ -60,7 +60,7 @@ pub fn openapi() -> Value {
     })
 }
 
-/// Its text, with a line of its own for each thing: differences are read by people.
+/// Returns the description as text, one item per line, so that diffs are readable.
 pub fn openapi_text() -> String {
     format!("{:#}\n", openapi())
 }
@@ -145,7 +145,7 @@ fn post(act: Act) -> Value {
     })
 }
 
-/// The same for people: one page, without a script or a style, readable in whatever shows it.
+/// Returns the description as one HTML page without scripts or styles.
 pub(super) fn page() -> String {
     let mut html = format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\

@@ -1,4 +1,4 @@
-//! What would happen next and why, and for every other node, why not.
+//! The plan: what would happen next and why, and for every other node, why not.
 
 use doctor_core::{ids::IdSource, plan, view};
 use serde_json::{Value, json};
@@ -28,7 +28,7 @@ pub(super) const PLAN: Route = Route {
 fn read(look: &Look<'_>) -> Result<Made, Refusal> {
     let facts = &look.scene.facts;
     let wanted = wanted(look.asked)?;
-    // Ids of a plan that nobody carries out need not be unlike others.
+    // The ids of a plan that is not carried out need not be unique.
     let plan = plan::plan(&facts.snapshot, &mut IdSource::new(0));
     let nodes = &facts.snapshot.nodes;
     let view = view::plan_view(&plan, |name| {

@@ -1,4 +1,4 @@
-//! Why a question is not answered: a status, a code for programs, words for people, and what would be accepted.
+//! API errors: a status, a code for programs, a text for people, and what would be accepted.
 
 use axum::{
     http::{HeaderName, HeaderValue, StatusCode, header},
@@ -70,7 +70,7 @@ pub(super) enum Refusal {
     Store,
 }
 
-/// As it is sent.
+/// The response body.
 #[derive(Debug, Serialize)]
 struct Sent {
     error: Told,
@@ -80,9 +80,9 @@ struct Sent {
 struct Told {
     code: &'static str,
     text: String,
-    /// What would be accepted, where that can be said.
+    /// What would be accepted, where known.
     accepted: Option<String>,
-    /// What would happen now, where another plan was confirmed.
+    /// The current plan, where another one was confirmed.
     plan: Option<Value>,
 }
 
@@ -119,7 +119,7 @@ impl Refusal {
         }
     }
 
-    /// Whether it is because nobody could say who asks.
+    /// Whether the client could not be identified.
     pub(super) const fn is_of_unknown(&self) -> bool {
         matches!(
             self,
@@ -161,7 +161,7 @@ impl Refusal {
         }
     }
 
-    /// All codes with the status of each, for the description.
+    /// Schema of an error, with all codes and their status.
     pub(super) fn schema() -> Value {
         json!({
             "type": "object",
@@ -190,7 +190,7 @@ impl IntoResponse for Refusal {
             _ => None,
         };
         let told = Told { code: self.code(), text: self.to_string(), accepted: self.accepted(), plan };
-        // Text and codes of ours; that is always JSON.
+        // Our own text and codes always serialise.
         let body = serde_json::to_vec(&Sent { error: told }).unwrap_or_default();
         let mut response = (status, [(header::CONTENT_TYPE, "application/json")], body).into_response();
         let extra: Option<(HeaderName, &'static str)> = match status {

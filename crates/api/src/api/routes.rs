@@ -1,4 +1,4 @@
-//! Every place that can be read, in one table: the server, the description and the tests go by it.
+//! The route table of readable endpoints, which the server, the description and the tests use.
 
 use super::{
     audit, budget, cases, endpoint::Route, figures, findings, fleet, history, nodes, plan, runs, status, tests,

@@ -1,4 +1,4 @@
-//! Runs: which there were, what came out of each, what its tests wrote, and the evidence.
+//! Runs: the list, the result of each, its logs and its evidence.
 
 use std::{
     fs::File,
@@ -87,9 +87,9 @@ pub(super) const EVIDENCE: Route = Route {
     read: evidence,
 };
 
-/// Of a log, in one answer.
+/// Maximum log bytes in one response.
 const MOST_LOG: u64 = 256 << 10;
-/// So far before a part of a log is looked for the beginning of its line and of a private key: no key is as long.
+/// How far before a part of a log to look for the start of its line and of a private key: no key is longer.
 const BACK: u64 = 64 << 10;
 
 fn list_runs(look: &Look<'_>) -> Result<Made, Refusal> {
@@ -127,11 +127,11 @@ struct LogPart {
     run: RunId,
     node: NodeName,
     test: TestId,
-    /// Of the log now.
+    /// Current size of the log.
     size: u64,
     offset: u64,
     next_offset: u64,
-    /// Nothing will be added to it.
+    /// Nothing will be appended.
     ended: bool,
     text: String,
 }
@@ -141,7 +141,7 @@ fn log(look: &Look<'_>) -> Result<Made, Refusal> {
     let run = &record.run;
     let node = of_run(look.asked.get("node")?, &run.nodes, "node")?;
     let test = of_run(look.asked.get("test")?, &run.tests, "test")?;
-    // Asked for before the log is read: what was written before the end is then in it.
+    // Read before the log, so that everything written before the end is in it.
     let ended = matches!(run.state, RunState::Ended(_));
     let share = look.hall.share.as_ref().ok_or(Refusal::Gone)?;
     let file = share.open_log(&Share::log_path(&test, &node, run.planned)).map_err(|error| {
@@ -149,7 +149,7 @@ fn log(look: &Look<'_>) -> Result<Made, Refusal> {
         Refusal::Store
     })?;
     let Some(file) = file else {
-        // Not written yet, or removed after its time.
+        // Not written yet, or deleted by retention.
         let part = LogPart { run: run.id, node, test, size: 0, offset: 0, next_offset: 0, ended, text: String::new() };
         return Made::json(&part);
     };
@@ -170,7 +170,7 @@ fn log(look: &Look<'_>) -> Result<Made, Refusal> {
     })
 }
 
-/// What was named, if the run has it; else the first.
+/// Returns the named one, if the run has it; by default the first.
 fn of_run<T: Clone + PartialEq + ToString>(named: Option<T>, all: &[T], what: &'static str) -> Result<T, Refusal> {
     match named {
         Some(one) if all.contains(&one) => Ok(one),
@@ -182,14 +182,14 @@ fn of_run<T: Clone + PartialEq + ToString>(named: Option<T>, all: &[T], what: &'
     }
 }
 
-/// A part of a log. What is a secret shows in its line, and in a key's first line: neither is ever cut off from what follows.
+/// A part of a log. Redaction needs whole lines and the first line of a key, so neither is separated from what follows.
 #[derive(Debug)]
 struct Part {
-    /// Of the whole log.
+    /// Size of the whole log.
     size: u64,
     start: u64,
     next: u64,
-    /// What stands before it, as far as that was looked at.
+    /// The preceding bytes, as far as they were read.
     before: Vec<u8>,
     bytes: Vec<u8>,
 }
@@ -200,7 +200,8 @@ impl Part {
     }
 }
 
-/// A part of a log that begins and ends with whole lines. Of a line that is longer than [`BACK`], only the beginning is shown.
+/// Reads a part of a log that starts and ends with whole lines. Of a line longer than [`BACK`], only the start is
+/// shown.
 fn read_part(mut file: File, offset: Option<u64>, tail: Option<u64>, ended: bool) -> std::io::Result<Part> {
     let size = file.metadata()?.len();
     let from = match (offset, tail) {
@@ -230,7 +231,7 @@ fn read_part(mut file: File, offset: Option<u64>, tail: Option<u64>, ended: bool
     let mut part = bytes.split_off(begin);
     let whole = (part.len() as u64) < MOST_LOG;
     part.truncate(MOST_LOG as usize);
-    // The rest of a line comes with its end. A line that never ends is not waited for.
+    // An incomplete line is sent when it ends. A line that never ends is not waited for.
     if !(ended && whole) {
         match part.iter().rposition(|byte| *byte == b'\n') {
             Some(place) => part.truncate(place + 1),
@@ -252,7 +253,7 @@ fn evidence(look: &Look<'_>) -> Result<Made, Refusal> {
     let body = kept.bytes.iter().position(|byte| *byte == b'\n').map_or(&[][..], |place| &kept.bytes[place + 1..]);
     let mut document: Value = match serde_json::from_slice(body) {
         Ok(document) => document,
-        // What was too long was cut, and is no JSON any more.
+        // A truncated document is not valid JSON.
         Err(_) => json!({ "cut": true, "text": unescaped(&String::from_utf8_lossy(body)) }),
     };
     scrub_json(&mut document);

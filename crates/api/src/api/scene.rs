@@ -1,4 +1,4 @@
-//! The picture of the cluster that the API serves, and what is different in it from an earlier one.
+//! The cluster state that the API serves, and its differences from an earlier one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,14 +17,14 @@ use doctor_engine::{agents::AgentBrief, settings::Settings};
 
 use super::news::Change;
 
-/// A picture that is older than this is said to be: cycles and looks into the store are closer together.
+/// A state older than this is marked as old: cycles and reads of the store are more frequent.
 const OLD: Duration = Duration::from_secs(120);
-/// The moment that an answer is of.
+/// Header with the time that a response describes.
 const OF: &str = "x-doctor-picture";
-/// How old the picture is, where it is old.
+/// Header with the age of the state, where it is old.
 const AGE: &str = "x-doctor-picture-age";
 
-/// What is shown.
+/// The served cluster state.
 #[derive(Debug)]
 pub(super) struct Scene {
     pub(super) number: u64,
@@ -32,7 +32,7 @@ pub(super) struct Scene {
     pub(super) settings: Settings,
     pub(super) map: FleetMap,
     pub(super) agents: BTreeMap<NodeName, AgentBrief>,
-    /// What each thing comes down to, to tell what changed.
+    /// Hashes of each item, to detect changes.
     marks: Marks,
     made: Instant,
 }
@@ -58,13 +58,13 @@ impl Scene {
         Self { number, facts, settings, map, agents, marks, made: Instant::now() }
     }
 
-    /// How old it is, if no new one was made for longer than it should take.
+    /// Returns its age, if no new one was made for longer than expected.
     pub(super) fn old(&self) -> Option<Span> {
         let age = self.made.elapsed();
         (age > OLD).then(|| Span::from_secs(i64::try_from(age.as_secs()).unwrap_or(i64::MAX)))
     }
 
-    /// Says on an answer of which moment it is, and that it is old if it is.
+    /// Adds the time of the state to a response, and its age if it is old.
     pub(super) fn date(&self, headers: &mut HeaderMap) {
         let values = [(OF, Some(self.facts.now.to_string())), (AGE, self.old().map(|age| age.to_string()))];
         for (name, value) in values {
@@ -73,7 +73,7 @@ impl Scene {
         }
     }
 
-    /// What is different from an earlier one. `None`: nothing is known of an earlier one.
+    /// Returns the differences from an earlier state. `None`: there is no earlier state.
     pub(super) fn changes(&self, before: Option<&Self>) -> Vec<Change> {
         let Some(before) = before.map(|before| &before.marks) else { return vec![Change::Everything] };
         let now = &self.marks;
@@ -91,7 +91,7 @@ fn some<T>(items: Vec<T>) -> Option<Vec<T>> {
     (!items.is_empty()).then_some(items)
 }
 
-/// New, changed and gone ones.
+/// Returns new, changed and removed keys.
 fn differing<K: Ord + Clone>(before: &BTreeMap<K, u64>, now: &BTreeMap<K, u64>) -> Vec<K> {
     let changed = now.iter().filter(|(key, mark)| before.get(*key) != Some(*mark)).map(|(key, _)| key);
     let gone = before.keys().filter(|key| !now.contains_key(*key));
@@ -109,7 +109,7 @@ impl Marks {
         let snapshot = &facts.snapshot;
         let records = facts.nodes().map(|(record, _)| record);
         let nodes = map.nodes.iter().zip(records).map(|(row, record)| {
-            // That an agent was heard again a minute later is no change.
+            // A later heartbeat of the same agent is not a change.
             let agent = agents.get(&row.node).map(|agent| (agent.state, &agent.program));
             (row.node.clone(), mark(|to| (node_mark(row, record), agent).hash(to)))
         });
@@ -122,7 +122,7 @@ impl Marks {
     }
 }
 
-/// By how it is written for programmers: whatever differs there is worth a look.
+/// Hashes the Debug output, in which every relevant difference shows.
 fn said(to: &mut DefaultHasher, what: &impl std::fmt::Debug) {
     format!("{what:?}").hash(to);
 }

@@ -1,5 +1,5 @@
-//! The forms of answers, as JSON Schema. They are strict: a field that is not described, or is missing, is a mistake that the
-//! tests find on real answers, so that the description cannot drift from the code.
+//! Response schemas, as JSON Schema. They are strict: tests on real responses fail on an undocumented or missing field,
+//! so the description cannot drift from the code.
 
 use doctor_core::{
     case::{Advice, Rung, StepKind, StepState},
@@ -11,7 +11,7 @@ use doctor_core::{
 };
 use serde_json::{Map, Value, json};
 
-/// All fields are there, and no others.
+/// An object with exactly these fields, all required.
 pub(super) fn object(fields: Value) -> Value {
     let names = fields.as_object().into_iter().flat_map(Map::keys);
     let required: Vec<Value> = names.map(|name| Value::from(name.as_str())).collect();
@@ -20,7 +20,7 @@ pub(super) fn object(fields: Value) -> Value {
     form
 }
 
-/// The same, of which these fields may be missing.
+/// As [`object`], with some fields optional.
 pub(super) fn object_without(fields: Value, missing: &[&str]) -> Value {
     let mut object = object(fields);
     if let Some(required) = object.get_mut("required").and_then(Value::as_array_mut) {
@@ -29,7 +29,7 @@ pub(super) fn object_without(fields: Value, missing: &[&str]) -> Value {
     object
 }
 
-/// The fields of several objects in one.
+/// An object with the fields of several.
 pub(super) fn joined(parts: &[Value]) -> Value {
     let mut fields = Map::new();
     for part in parts {
@@ -46,13 +46,13 @@ pub(super) fn list(of: Value) -> Value {
     form
 }
 
-/// A list of so many things, each of one of these forms. Which of them stands where is told in words: programs that read
-/// descriptions do not agree on how to say it.
+/// An array of fixed length, each element of one of these schemas. The order is documented as text: tools disagree on
+/// how a schema expresses tuples.
 pub(super) fn places(of: &[Value], count: usize) -> Value {
     json!({ "type": "array", "minItems": count, "maxItems": count, "items": { "anyOf": of } })
 }
 
-/// A page of a list, and where the next one begins.
+/// A page of a list, and where the next one starts.
 pub(super) fn page(of: Value) -> Value {
     object(json!({ "items": list(of), "next": or_null(text()) }))
 }
@@ -84,7 +84,7 @@ pub(super) fn moment() -> Value {
     json!({ "type": "string", "format": "date-time" })
 }
 
-/// A length such as `1h 30m`.
+/// A duration such as `1h 30m`.
 pub(super) fn span() -> Value {
     json!({ "type": "string", "description": "a length such as 90s, 5m, 1h 30m or 7d" })
 }
@@ -93,7 +93,7 @@ pub(super) fn one_of(words: &[&str]) -> Value {
     json!({ "type": "string", "enum": words })
 }
 
-/// Whatever the code writes; told in words elsewhere.
+/// Any value; documented as text elsewhere.
 pub(super) fn anything() -> Value {
     json!({})
 }
@@ -126,7 +126,7 @@ pub(super) fn life() -> Value {
     one_of(&LIVES)
 }
 
-/// One of several forms that a field `is` tells apart; each with its other fields.
+/// A tagged union: the field `is` selects the variant.
 pub(super) fn told_apart(forms: &[(&str, Value)]) -> Value {
     let form = |(word, fields): &(&str, Value)| {
         let mut fields = fields.as_object().cloned().unwrap_or_default();

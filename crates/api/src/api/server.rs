@@ -1,4 +1,4 @@
-//! The server under the API: connections, their limits, and TLS where it is wanted.
+//! The HTTP server of the API: connections, their limits, and optional TLS.
 
 use std::{
     future::Future,
@@ -27,10 +27,10 @@ use super::tls::Tls;
 const CONNECTIONS: usize = 512;
 const HEADERS: Duration = Duration::from_secs(10);
 const MOST_HEADERS: usize = 64 << 10;
-/// A connection that is older is closed; whoever listens to events connects again by itself.
+/// Maximum age of a connection; event clients reconnect by themselves.
 const CONNECTION: Duration = Duration::from_secs(15 * 60);
 
-/// Whoever takes nothing of what is sent for so long is not there any more.
+/// A client that accepts no data for this long is disconnected.
 const STALLED: Duration = Duration::from_secs(20);
 
 pub(super) fn bind(at: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
@@ -40,11 +40,11 @@ pub(super) fn bind(at: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
     Ok((listener, at))
 }
 
-/// From where a request came. It is put on each by the server.
+/// The address of the client, which the server adds to each request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Peer(pub(super) IpAddr);
 
-/// The router, told from where each request comes.
+/// The router, with the address of the client.
 #[derive(Debug, Clone)]
 struct Told {
     router: TowerToHyperService<Router>,
@@ -77,20 +77,20 @@ pub(super) async fn serve(listener: TcpListener, router: Router, tls: Option<Tls
         let (stream, from) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of descriptors, usually: those that are served give theirs back.
+                // Usually out of file descriptors: active connections will free some.
                 tracing::warn!(%error, "a connection to the API could not be accepted");
                 sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
-        // Answers are written at once, and small ones should not wait for more.
+        // Responses are written whole; small ones should not be delayed by Nagle's algorithm.
         let _as_it_is = stream.set_nodelay(true);
         let (told, tls) = (Told { router: router.clone(), peer: Peer(from.ip()) }, tls.clone());
         let stream = Patient::new(stream);
         tokio::spawn(async move {
             match tls {
                 None => converse(stream, told).await,
-                // A client that does not finish the handshake gets no answer.
+                // A client that does not finish the handshake gets no response.
                 Some(tls) => {
                     if let Ok(Ok(stream)) = timeout(HEADERS, tls.acceptor().accept(stream)).await {
                         converse(stream, told).await;
@@ -105,16 +105,16 @@ pub(super) async fn serve(listener: TcpListener, router: Router, tls: Option<Tls
 async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, told: Told) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEADERS).max_buf_size(MOST_HEADERS);
-    // How a connection ends is the other side's business.
+    // How a connection ends does not matter to the server.
     let _over = timeout(CONNECTION, http.serve_connection(TokioIo::new(stream), told)).await;
 }
 
-/// A connection that ends when the other side takes nothing of what is sent.
+/// A stream that fails when the client accepts no data.
 #[derive(Debug)]
 struct Patient<S> {
     stream: S,
     within: Duration,
-    /// Runs while something is to be sent and cannot.
+    /// Runs while data is pending and cannot be sent.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
@@ -123,7 +123,7 @@ impl<S> Patient<S> {
         Self { stream, within: STALLED, stalled: None }
     }
 
-    /// What came of sending, or that there was no progress for too long.
+    /// Returns the result of a write, or a timeout if there was no progress for too long.
     fn judge<T>(&mut self, context: &mut Context<'_>, sent: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if sent.is_ready() {
             self.stalled = None;
@@ -186,7 +186,7 @@ mod tests {
             sent.write_all(b"12345678").await.unwrap();
             let stalled = sent.write_all(b"9").await;
             assert_eq!(stalled.unwrap_err().kind(), io::ErrorKind::TimedOut);
-            // The time counts from the last byte that was taken, so it runs anew.
+            // The timeout counts from the last accepted byte, so it starts again.
             let mut patient = Patient { within: Duration::from_secs(600), ..sent };
             patient.stalled = None;
             let reading = async {

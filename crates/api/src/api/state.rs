@@ -1,4 +1,4 @@
-//! What the handlers of requests share.
+//! State shared by the request handlers.
 
 use std::{
     collections::BTreeMap,
@@ -18,15 +18,15 @@ use super::{
     measurement_cache::Figures, news::News, noted::Noted, scene::Scene,
 };
 
-/// What the API looks at.
+/// Dependencies of the API.
 pub struct WebParts {
     pub store: Store,
     pub clock: Arc<dyn Clock>,
-    /// Rung when something was ordered that should not wait for the next cycle.
+    /// Triggers a cycle after a command that should not wait for the next one.
     pub wake: Arc<Wake>,
-    /// Where the engine leaves what it saw.
+    /// Feed of the engine's cluster states.
     pub audience: Arc<Audience>,
-    /// Where logs are.
+    /// The shared directory, which contains the logs.
     pub share: Option<Share>,
     pub settings: Settings,
 }
@@ -37,7 +37,7 @@ impl std::fmt::Debug for WebParts {
     }
 }
 
-/// What all who answer have in common.
+/// The API state.
 pub(super) struct Hall {
     pub(super) store: Store,
     pub(super) clock: Arc<dyn Clock>,
@@ -61,7 +61,7 @@ impl std::fmt::Debug for Hall {
 }
 
 impl Hall {
-    /// `key` signs confirmations. `places` are the names of the routes that can be read; each gets workers of its own.
+    /// `key` signs confirmations. `places` are the names of the readable endpoints; each gets its own workers.
     pub(super) fn new(
         config: &WebConfig,
         parts: WebParts,
@@ -89,12 +89,12 @@ impl Hall {
         })
     }
 
-    /// What is shown now.
+    /// Returns the current cluster state.
     pub(super) fn scene(&self) -> Arc<Scene> {
         Arc::clone(&self.scene.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Serves this picture from now on.
+    /// Serves this cluster state from now on.
     pub(super) fn show(&self, facts: Facts, settings: Settings, agents: BTreeMap<NodeName, AgentBrief>) {
         let before = self.scene();
         let scene = Scene::new(before.number + 1, facts, settings, agents, self.rack_before.as_deref());

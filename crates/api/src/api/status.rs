@@ -1,4 +1,4 @@
-//! The state of the whole, how much has been looked at, and by what policy.
+//! The status of the cluster, coverage, and the policy in force.
 
 use doctor_core::view;
 use doctor_engine::picture;
@@ -59,7 +59,7 @@ fn read_policy(look: &Look<'_>) -> Result<Made, Refusal> {
     Made::json(&*look.scene.facts.snapshot.policy)
 }
 
-/// One test over all nodes.
+/// Schema of one test's coverage over all nodes.
 pub(super) fn coverage_row() -> Value {
     object(json!({
         "test": text(),

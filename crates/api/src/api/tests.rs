@@ -1,6 +1,7 @@
-//! Tests: which there are, and how the figures of each are spread over the fleet.
+//! Tests: the list, and how the measurements of each are distributed over the fleet.
 //!
-//! Figures of thousands of nodes take a while to read: a first answer may come before all were read, and says so.
+//! Reading the measurements of thousands of nodes takes a while: a first response may be incomplete, and its field
+//! `complete` is then false.
 
 use doctor_core::{
     ids::{NodeName, TestId},
@@ -80,7 +81,7 @@ fn list_tests(look: &Look<'_>) -> Result<Made, Refusal> {
 #[derive(Debug, Serialize)]
 struct TestFigures {
     test: TestId,
-    /// Nodes with a result of it, and of how many of them the figures were read.
+    /// Nodes with a result of this test, and how many measurements were read.
     nodes: usize,
     read: usize,
     complete: bool,
@@ -103,14 +104,14 @@ fn one_test(look: &Look<'_>) -> Result<Made, Refusal> {
     Made::json(&TestFigures { test, nodes, read, complete: read == nodes, coverage, figures })
 }
 
-/// Nodes with a result, and of how many of them the figures were read.
+/// Nodes with a result, and how many measurements were read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Progress {
     pub(super) nodes: usize,
     pub(super) read: usize,
 }
 
-/// Makes something of the figures of a test's newest results on the nodes that were asked for, after reading what is new.
+/// Calls `make` with the measurements of a test's newest results on the selected nodes, after reading new evidence.
 pub(super) fn looked_at<T>(
     look: &Look<'_>,
     test: &TestId,
@@ -129,7 +130,7 @@ pub(super) fn looked_at<T>(
     Ok((made, Progress { nodes: latest.len(), read: read? }))
 }
 
-/// How each figure is spread over the nodes of these results, by its name.
+/// Returns how each measurement is distributed over the nodes of these results, by name.
 fn spreads(of_test: &OfTest, latest: &[LatestRow]) -> Vec<FigureSpread> {
     let spread = |(place, (name, unit)): (usize, &(String, String))| {
         let values: Vec<(NodeName, f64)> =

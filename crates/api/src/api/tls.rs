@@ -1,4 +1,4 @@
-//! TLS of the API: the certificate in use, exchanged when its files change.
+//! TLS of the API: the current certificate, reloaded when its files change.
 
 use std::{
     fs, io,
@@ -17,7 +17,7 @@ use tokio_rustls::{
     },
 };
 
-/// The files of a certificate chain and its key, in PEM. They are read again when they change.
+/// PEM files of a certificate chain and its key. They are reloaded when they change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsFiles {
@@ -25,12 +25,12 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// The files are looked at when a client connects, at most this often.
+/// Minimum interval between checks of the files, which happen when a client connects.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// No chain or key is longer.
+/// Maximum size of a chain or key.
 const LONGEST: u64 = 1 << 20;
 
-/// The certificate in use, and what was read of it.
+/// The current certificate, and the content it was loaded from.
 pub(super) struct Tls {
     files: TlsFiles,
     used: Mutex<Used>,
@@ -56,7 +56,7 @@ impl Tls {
         Ok(Self { files: files.clone(), used })
     }
 
-    /// The present one. Files that changed and cannot be used leave the last good one in force.
+    /// Returns the current acceptor. Changed files that are invalid leave the last valid one in use.
     pub(super) fn acceptor(&self) -> TlsAcceptor {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         if used.looked.elapsed() >= LOOK_EVERY {
@@ -93,7 +93,7 @@ fn acceptor((chain, key): &(Vec<u8>, Vec<u8>)) -> Result<TlsAcceptor, String> {
     let certificates: Result<Vec<CertificateDer<'static>>, _> = CertificateDer::pem_slice_iter(chain).collect();
     let certificates = certificates.map_err(|error| format!("the certificate is no PEM: {error}"))?;
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| format!("the key is no PEM: {error}"))?;
-    // The provider is named: another one in this program would not be ours to choose.
+    // Explicit: a process-wide default provider could be set by another crate.
     let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?

@@ -1,7 +1,7 @@
-//! Makes the picture of the cluster anew after each cycle.
+//! Rebuilds the served cluster state after each cycle.
 //!
-//! A controller that leads makes it from what its engine has just seen. One that waits makes it from what the leader left in the
-//! store, now and then: people may look at any of them.
+//! The leader builds it from what its engine has just observed. A standby controller builds it periodically from what
+//! the leader saved in the store: clients may use any of them.
 
 use std::{
     sync::Arc,
@@ -21,14 +21,14 @@ use doctor_store::StoreError;
 
 use super::state::Hall;
 
-/// A controller that does not lead looks into the store this often.
+/// How often a standby controller reads the store.
 const STORE_EVERY: Duration = Duration::from_secs(15);
-/// Pictures are made no faster: a burst of results would make one for each.
+/// Minimum interval: a burst of results would cause a rebuild for each.
 const APART: Duration = Duration::from_millis(300);
 
-/// Makes pictures until the audience is closed.
+/// Rebuilds the state until the feed is closed.
 pub(super) fn watch(hall: &Arc<Hall>, audience: &Audience, settings: &Settings) {
-    // Whether the engine of this process tells what it sees.
+    // Whether the engine of this process publishes what it observes.
     let mut told = false;
     let mut settings = settings.clone();
     let mut failing = false;
@@ -45,7 +45,8 @@ pub(super) fn watch(hall: &Arc<Hall>, audience: &Audience, settings: &Settings) 
                 told = false;
                 from_store(hall, &settings)
             }
-            // Cycles may be further apart than this, and who leads will tell. An engine that hangs leads only until its lease ends.
+            // Cycles may be further apart than this, and the leader will publish. An engine that hangs leads only until
+            // its lease expires.
             None if told => match leads(hall) {
                 Ok(true) => continue,
                 Ok(false) => from_store(hall, &settings),
@@ -59,14 +60,14 @@ pub(super) fn watch(hall: &Arc<Hall>, audience: &Audience, settings: &Settings) 
     }
 }
 
-/// Whether a controller holds the lease.
+/// Whether any controller holds the lease.
 fn leads(hall: &Hall) -> Result<bool, StoreError> {
     Ok(hall.store.leader()?.is_some_and(|(_, until)| until > hall.clock.now()))
 }
 
 type Read = Result<(Facts, Settings), StoreError>;
 
-/// What the leader left; if none has led yet, what is known without one.
+/// Reads what the leader saved; without a leader so far, an unobserved cluster.
 fn from_store(hall: &Hall, settings: &Settings) -> Read {
     let Some((at, cluster)) = snapshot::last_seen(&hall.store)? else {
         let unseen = Cluster::unseen(settings);
@@ -81,7 +82,7 @@ fn show(hall: &Hall, read: Read, failing: &mut bool) {
     match read {
         Ok((facts, settings)) => {
             *failing = false;
-            // Without the list of agents the rest is still to be shown; that the store fails is said next time.
+            // The rest is shown without the list of agents; a failing store is reported next time.
             let agents = agents::briefs(&hall.store, &facts).unwrap_or_default();
             hall.show(facts, settings, agents);
         }

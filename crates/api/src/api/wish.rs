@@ -1,4 +1,4 @@
-//! The bodies of actions: which fields each has, in one table, and the order that they come to.
+//! Bodies of action requests: the fields of each, in one table, and the operator command they describe.
 
 use doctor_core::{
     hostlist::{BadHostlist, Selector},
@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::refusal::Refusal;
 
-/// What may be done.
+/// An action of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Act {
     Test,
@@ -26,7 +26,7 @@ impl Act {
     pub(super) const ALL: [Self; 7] =
         [Self::Test, Self::Hold, Self::Release, Self::Quarantine, Self::Pause, Self::Resume, Self::CloseBreaker];
 
-    /// In the path.
+    /// Its name in the path.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Test => "test",
@@ -39,7 +39,7 @@ impl Act {
         }
     }
 
-    /// In the audit trail.
+    /// Its name in the audit trail.
     pub(super) const fn audit(self) -> &'static str {
         match self {
             Self::Test => "api-test",
@@ -64,7 +64,7 @@ impl Act {
         }
     }
 
-    /// Fields beside `why` and `confirm`, and whether each must be there.
+    /// Fields other than `why` and `confirm`, and whether each is required.
     const fn fields(self) -> &'static [(&'static str, bool, Kind)] {
         match self {
             Self::Test => {
@@ -79,7 +79,7 @@ impl Act {
         }
     }
 
-    /// The form of its body.
+    /// Returns the schema of its body.
     pub(super) fn schema(self) -> Value {
         let mut properties = Map::new();
         let mut required = vec!["why"];
@@ -128,10 +128,10 @@ impl Kind {
     }
 }
 
-/// Names that one question may list: more than a cluster has nodes, and not what a slip of the pen comes to.
+/// Node names that one request may list: more than a cluster has, but less than a mistyped range expands to.
 pub(super) const MOST_NAMES: usize = 20_000;
 
-/// What stands for nodes in a question, of which so many names are left to be listed.
+/// Parses a node selector, of which `left` names may still be listed.
 pub(super) fn selector(text: &str, left: usize) -> Result<Selector, String> {
     Selector::parse_up_to(text, left).map_err(|error| match error {
         BadHostlist::TooMany(_) => {
@@ -144,7 +144,7 @@ pub(super) fn selector(text: &str, left: usize) -> Result<Selector, String> {
 const MOST_WHY: usize = 500;
 const MOST_TEXTS: usize = 256;
 
-/// A body that has the right fields.
+/// A body with valid fields.
 #[derive(Debug)]
 pub(super) struct Wish {
     fields: Map<String, Value>,
@@ -179,7 +179,7 @@ impl Wish {
         Ok(Self { fields, why, confirm })
     }
 
-    /// What was asked for, without the confirmation.
+    /// Returns the request without its confirmation.
     pub(super) fn asked(&self) -> (&Map<String, Value>, &str) {
         (&self.fields, &self.why)
     }
@@ -223,7 +223,7 @@ impl Wish {
         pool.map_err(|error: doctor_core::ids::BadName| Refusal::BadBody { why: format!("`pool`: {error}") })
     }
 
-    /// The order that this comes to, given now.
+    /// Returns the operator command for this request, given now.
     pub(super) fn order(&self, act: Act, now: Timestamp) -> Result<Order, Refusal> {
         Ok(match act {
             Act::Test => self.test()?,

@@ -1,12 +1,12 @@
-//! Every series there is, in the order in which they are shown.
+//! Every metric family, in output order.
 
-/// Series of one name.
+/// A metric family: all series of one name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Family {
     pub name: &'static str,
     pub kind: Kind,
     pub help: &'static str,
-    /// Names, and what their values are.
+    /// Label names and their values.
     pub labels: &'static [(&'static str, &'static str)],
 }
 
@@ -38,7 +38,7 @@ const SEVERITY: (&str, &str) = ("severity", "monitor, reset, reboot, isolate");
 const RECEIVER: (&str, &str) = ("receiver", "as `[alerts.receivers.NAME]` names it");
 const NODE: [(&str, &str); 2] = [("node", "its name"), ("pool", "where the cluster has it")];
 
-/// All of them. The number of series does not grow with the cluster, but for those of `per_node`, which are capped.
+/// All families. The number of series does not grow with the cluster, except those of `per_node`, which are capped.
 pub const FAMILIES: &[Family] = &[
     gauge("doctor_build_info", &[("version", "of this program")], "Always 1."),
     gauge("doctor_nodes", &[("use", "free, busy, unknown")], "Nodes by whether users have them."),

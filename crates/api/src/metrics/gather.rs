@@ -1,4 +1,4 @@
-//! One scrape, from the picture of the cluster and the store.
+//! Builds one scrape from the cluster state and the store.
 
 use std::net::SocketAddr;
 
@@ -14,16 +14,16 @@ use serde::{Deserialize, Serialize};
 
 use super::Scrape;
 
-/// The section `[metrics]` of the service's file.
+/// The section `[metrics]` of the service's configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MetricsSettings {
-    /// Where Prometheus asks. Without it, nobody listens.
+    /// Listen address of the Prometheus endpoint. Without it, the endpoint is disabled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
-    /// Whether nodes have series of their own.
+    /// Whether nodes have their own series.
     pub per_node: bool,
-    /// Above so many nodes none has.
+    /// With more nodes than this, none has.
     pub most_nodes: usize,
 }
 
@@ -33,10 +33,10 @@ impl Default for MetricsSettings {
     }
 }
 
-/// Prometheus' unit of time is the second.
+/// Prometheus uses seconds.
 const HOUR: f64 = 3600.0;
 
-/// All series, as they are now. A cluster that nobody has looked at yet has no nodes, and says so by the age of its picture.
+/// Returns all series as of now. A cluster that was never observed has no nodes; the age of its state shows that.
 ///
 /// # Errors
 /// If the store fails.
@@ -174,7 +174,7 @@ fn counters(scrape: &mut Scrape, store: &Store) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// What the process that is asked says of itself: what waits to be taken in, by place, and what became of its spans.
+/// Adds metrics of this process: waiting messages by place, and span counters.
 pub(crate) fn of_process(scrape: &mut Scrape, spooled: &[(&str, u64)], traces: Option<&Counts>) {
     for (place, count) in spooled {
         scrape.add("doctor_spool_waiting", &[*place], whole(*count));
@@ -193,7 +193,7 @@ fn alerts(scrape: &mut Scrape, store: &Store) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// All nodes or none: some of them would be read as all.
+/// Adds series of all nodes or none: a subset would be read as all.
 fn nodes(scrape: &mut Scrape, facts: &Facts, settings: &MetricsSettings) {
     let records = &facts.snapshot.nodes;
     let shown: &[NodeRecord] = if settings.per_node && records.len() <= settings.most_nodes { records } else { &[] };
@@ -211,7 +211,7 @@ fn flag(yes: bool) -> f64 {
     if yes { 1.0 } else { 0.0 }
 }
 
-/// Whole numbers are exact up to 2^53, which nobody counts to here.
+/// Integers are exact up to 2^53, which these counts do not reach.
 fn float(count: usize) -> f64 {
     count as f64
 }

@@ -1,12 +1,11 @@
-//! What Prometheus is told, at the moment it asks.
+//! Prometheus metrics, computed at each scrape.
 //!
-//! Every series is declared once in [`FAMILIES`], with its words; the reference page, the scrape and the test that dashboards
-//! and rules use nothing else come from there. Nothing is counted here: gauges are read off the picture of the cluster, and
-//! counters are the store's, so a restart resets none of them and two controllers say the same. What the process has to say of
-//! itself (its memory, what waits at its door, its spans) is the exception.
+//! Every series is declared once in [`FAMILIES`], with its help text; the reference page, the scrape, and the test that
+//! dashboards and rules use nothing else are derived from it. Nothing is counted here: gauges come from the cluster
+//! state and counters from the store, so a restart resets none and two controllers report the same. Metrics of the
+//! process itself (memory, waiting agent messages, spans) are the exception.
 //!
-//! The text form is written by these few lines and not by a library: a library keeps numbers that are counted in place, and
-//! there are none.
+//! The text format is written here and not by a library: libraries keep counters in memory, and there are none.
 
 mod families;
 mod gather;
@@ -19,7 +18,7 @@ pub use self::{
     gather::{MetricsSettings, gather},
 };
 
-/// Series of one scrape, by the family's place in [`FAMILIES`].
+/// The series of one scrape, by the family's position in [`FAMILIES`].
 #[derive(Debug, Default, PartialEq)]
 pub struct Scrape {
     series: Vec<Vec<Series>>,
@@ -36,8 +35,8 @@ impl Scrape {
         Self { series: vec![Vec::new(); FAMILIES.len()] }
     }
 
-    /// Adds a series. A name that is not declared, or has other labels, is a slip in this program: it is left out, and the
-    /// test over all families finds it.
+    /// Adds a series. An undeclared name, or other labels, is a bug: the series is left out, and the test over all
+    /// families finds it.
     fn add(&mut self, name: &str, labels: &[&str], value: f64) {
         let place = FAMILIES.iter().position(|family| family.name == name && family.labels.len() == labels.len());
         debug_assert!(place.is_some(), "{name} with {} labels is not declared", labels.len());
@@ -47,7 +46,7 @@ impl Scrape {
         }
     }
 
-    /// In the text form that Prometheus reads (version 0.0.4).
+    /// Formats the scrape in Prometheus' text format (version 0.0.4).
     pub fn text(&self) -> String {
         let mut text = String::new();
         for (family, series) in FAMILIES.iter().zip(&self.series).filter(|(_, series)| !series.is_empty()) {
@@ -72,7 +71,7 @@ impl Scrape {
     }
 }
 
-/// What would end a label's value.
+/// Escapes a label value.
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
@@ -90,7 +89,7 @@ mod tests {
         assert!(text.ends_with("doctor_alert_notes_waiting{receiver=\"a\\\"} 1\\nevil{x=\\\"\\\\\"} 2\n"), "{text}");
     }
 
-    /// The series that a text of PromQL names.
+    /// Returns the series that a PromQL text names.
     fn named(text: &str) -> std::collections::BTreeSet<&str> {
         let words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
         words.filter(|word| word.starts_with("doctor_")).collect()

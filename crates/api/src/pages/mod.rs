@@ -1,9 +1,9 @@
-//! The dashboard: pages for people over the API, inside the binary.
+//! The dashboard: static pages over the API, embedded in the binary.
 //!
-//! One document, a style sheet and scripts without a build chain, which ask the API as any other program does. They hold nothing
-//! that is worth a token, so they are handed to whoever may connect; what they show, the API tells to those it knows. A page that is
-//! given names and logs by machines nobody trusts runs no script but these, from nowhere but here: the policy that is sent with
-//! the document says so to the browser.
+//! One document, a style sheet and scripts without a build chain, which use the API like any other client. They contain
+//! no secrets, so any client may fetch them; the API authenticates what they display. Names and logs come from
+//! untrusted nodes, so the Content-Security-Policy sent with the document allows no scripts but these, from this
+//! origin.
 
 use axum::{
     Router,
@@ -14,7 +14,7 @@ use axum::{
 
 use super::response::{Answer, Made};
 
-/// What the browser may do for this page: nothing that is not listed.
+/// The Content-Security-Policy of the page: nothing that is not listed.
 const ALLOWED: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri \
                        'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -23,7 +23,7 @@ const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
-/// A file of the dashboard: its address, its kind and what is in it.
+/// A file of the dashboard: path, content type and content.
 type File = (&'static str, &'static str, &'static str);
 
 macro_rules! files {
@@ -34,7 +34,7 @@ macro_rules! files {
 
 const PAGE: &str = include_str!("../../assets/index.html");
 
-/// Everything that the page loads. A test holds this list against the folder.
+/// Every file the page loads. A test compares this list with the folder.
 const FILES: [File; 25] = files![
     "actions.js": SCRIPT,
     "api.js": SCRIPT,
@@ -63,7 +63,7 @@ const FILES: [File; 25] = files![
     "words.js": SCRIPT,
 ];
 
-/// The places of the dashboard. Each file is packed once, here.
+/// Returns the routes of the dashboard. Each file is compressed once, here.
 pub(super) fn routes() -> Router {
     let page: File = ("/", HTML, PAGE);
     FILES.into_iter().chain([page]).fold(Router::new(), |router, (path, kind, text)| {
@@ -115,7 +115,7 @@ mod tests {
             let hosts: Vec<&str> = text.split("://").skip(1).collect();
             assert!(hosts.iter().all(|host| host.starts_with("www.w3.org/2000/svg")), "{path} names another host");
         }
-        // What the policy would not let run.
+        // The policy would block these.
         for inline in ["<style", "style=", "<script>", " onclick"] {
             assert!(!PAGE.contains(inline), "{inline}");
         }

@@ -1,7 +1,7 @@
-//! Prometheus' Alertmanager, version 2 of its API: cases and troubles as alerts that fire and are resolved.
+//! Prometheus' Alertmanager, API version 2: cases and service conditions as alerts that fire and resolve.
 //!
-//! An Alertmanager takes an alert for over when it is not told of it again for some minutes. So every alert says until when it
-//! holds, and what is open is told again before that; see `Courier::refresh`.
+//! An Alertmanager resolves an alert that is not sent again for some minutes. Every alert therefore has an end time,
+//! and open ones are sent again before it; see `Courier::refresh`.
 
 use doctor_core::{
     alert::{self, About, CaseNote, Note},
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::{Address, Hidden, Letter, NotSent, http::Client, webhook};
 
-/// Three times as long as it takes until it is told again.
+/// Three times the refresh interval.
 const HOLDS: Span = Span::minutes(15);
 
 pub(super) fn send(
@@ -28,7 +28,7 @@ pub(super) fn send(
     client.post(&url, &headers, &body)
 }
 
-/// In the order of the notes: of two about the same, the later one counts.
+/// In the order of the notes: of two about the same alert, the later one counts.
 fn alerts(letter: &Letter<'_>) -> Vec<Value> {
     letter.notes.iter().flat_map(|note| of_note(note, letter.now)).collect()
 }
@@ -40,13 +40,14 @@ fn of_note(note: &Note, now: Timestamp) -> Vec<Value> {
         "look": alert::command(note),
     });
     let one = |labels: Value, since: Timestamp, holds: bool| {
-        // A simulated cluster may be ahead of this machine's clock; what ends before it begins would be refused.
+        // A simulated cluster may be ahead of this machine's clock; an alert that ends before it starts would be
+        // rejected.
         let ends = (if holds { now.plus(HOLDS) } else { now }).max(since);
         json!({ "labels": labels, "annotations": annotations, "startsAt": since.to_string(), "endsAt": ends.to_string() })
     };
     match &note.about {
         About::Case(case) => {
-            // With another severity it is another alert: the one that it was is over.
+            // The severity is a label, so a change makes another alert: resolve the previous one.
             let before = case.severity_before.map(|severity| one(case_labels(case, severity), case.opened, false));
             let now = one(case_labels(case, case.severity), case.opened, case.open);
             before.into_iter().chain([now]).collect()
@@ -60,7 +61,7 @@ fn of_note(note: &Note, now: Timestamp) -> Vec<Value> {
     }
 }
 
-/// What an alert is known by: nothing that may change while the case is open, but for the severity.
+/// The labels that identify an alert: none changes while the case is open, except the severity.
 fn case_labels(case: &CaseNote, severity: Severity) -> Value {
     json!({
         "alertname": "ClusterDoctorCase",

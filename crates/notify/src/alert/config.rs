@@ -1,4 +1,4 @@
-//! The section `[alerts]` of the service's file: who is told of what, and how patiently.
+//! The section `[alerts]` of the service's configuration: receivers, routes and retries.
 
 use std::{
     collections::BTreeMap,
@@ -17,21 +17,21 @@ use super::secret::{Address, Hidden};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AlertSettings {
-    /// A message waits this long for more to come, so that what belongs together is told together.
+    /// How long a message waits for further notes, so that related ones are sent together.
     pub gather: Span,
-    /// A receiver gets at most one message in this time.
+    /// Minimum interval between messages to a receiver.
     pub every: Span,
-    /// For one try.
+    /// Timeout of one attempt.
     pub timeout: Span,
-    /// A message that did not arrive is tried again after this, and then less and less often.
+    /// Delay before the first retry; later delays grow.
     pub retry: Span,
-    /// A message that has not arrived after this is lost, and said to be.
+    /// A message that is not delivered after this is given up and reported as lost.
     pub give_up: Span,
-    /// A cluster that nobody has looked at for this long is worth a message.
+    /// Alert when the cluster has not been observed for this long.
     pub cycle_old: Span,
-    /// More results than this turned away within ten minutes are worth a message.
+    /// Alert when more results than this are rejected within ten minutes.
     pub rejected: u64,
-    /// Certificates that are believed beside those of the system, as PEM.
+    /// PEM file of CA certificates trusted in addition to the system's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca: Option<PathBuf>,
     pub receivers: BTreeMap<String, Receiver>,
@@ -53,7 +53,7 @@ impl Default for AlertSettings {
     }
 }
 
-/// One receiver: what it wants to hear, and how it is reached.
+/// A receiver: its route and its channel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Written")]
 pub struct Receiver {
@@ -61,7 +61,7 @@ pub struct Receiver {
     pub way: Way,
 }
 
-/// How a receiver is reached.
+/// The channel of a receiver.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Way {
@@ -70,11 +70,11 @@ pub enum Way {
         url: Address,
         secret: Option<Hidden>,
     },
-    /// A webhook of Slack, or of what understands the same (Mattermost, Rocket.Chat, Discord's `/slack`).
+    /// A Slack webhook, or a compatible one (Mattermost, Rocket.Chat, Discord's `/slack`).
     Slack {
         url: Address,
     },
-    /// Version 2 of its API.
+    /// API version 2.
     Alertmanager {
         url: Address,
         token: Option<Hidden>,
@@ -97,25 +97,25 @@ pub struct Email {
     pub password: Option<Hidden>,
 }
 
-/// How the way to a mail server is kept private.
+/// Transport security of the connection to a mail server.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Security {
-    /// It begins in the clear and must become TLS before anything is said (port 587).
+    /// Starts unencrypted and must switch to TLS before anything else is sent (port 587).
     #[default]
     Starttls,
     /// TLS from the first byte (port 465).
     Tls,
-    /// In the clear: for a server on this machine. A password is not sent this way.
+    /// Unencrypted: for a server on this machine. A password is not sent this way.
     None,
 }
 
-/// A receiver that cannot be used.
+/// An invalid receiver.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BadReceiver(String);
 
-/// A receiver as it is written.
+/// A receiver as configured.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -193,7 +193,7 @@ impl Way {
         }
     }
 
-    /// Paths are relative to the file that names them.
+    /// Resolves paths relative to the file that contains them.
     fn resolve(&mut self, beside: &Path) {
         match self {
             Self::Webhook { url, secret: hidden } | Self::Alertmanager { url, token: hidden } => {
@@ -231,7 +231,7 @@ impl Email {
     }
 }
 
-/// Plain enough to stand in a command of SMTP and in a header without being quoted.
+/// Whether the address can be used in an SMTP command and a header without quoting.
 fn is_mailbox(address: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_graphic() && !b"<>()[]\\,;:\"".contains(&byte);
     address.len() <= 254
@@ -242,21 +242,21 @@ fn is_mailbox(address: &str) -> bool {
 }
 
 impl AlertSettings {
-    /// Who is told of what, for the engine.
+    /// Returns the routes, for the engine.
     pub fn routes(&self) -> Vec<(String, Route)> {
         self.receivers.iter().map(|(name, receiver)| (name.clone(), receiver.route.clone())).collect()
     }
 
-    /// Paths are relative to the file that names them.
+    /// Resolves paths relative to the file that contains them.
     pub fn resolve(&mut self, beside: &Path) {
         self.ca = self.ca.take().map(|path| beside.join(path));
         self.receivers.values_mut().for_each(|receiver| receiver.way.resolve(beside));
     }
 
-    /// What is wrong with it as a whole, and what would be accepted.
+    /// Checks the settings as a whole.
     ///
     /// # Errors
-    /// If something is.
+    /// If a setting is invalid, with what would be accepted.
     pub fn check(&self) -> Result<(), BadReceiver> {
         let second = Span::from_secs(1);
         for (name, value) in

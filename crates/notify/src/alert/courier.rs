@@ -1,4 +1,4 @@
-//! One receiver's messages: made, tried, tried again later, and given up in the end.
+//! The delivery worker of one receiver: composes, sends, retries and gives up messages.
 
 use std::time::{Duration, Instant};
 
@@ -14,13 +14,13 @@ use doctor_store::{
 
 use super::{AlertSettings, Letter, NotSent, Receiver, Retry, Way, send};
 
-/// The wait for the next try is doubled with each, up to this.
+/// The delay between attempts doubles up to this.
 const LONGEST_RETRY: Span = Span::minutes(5);
-/// A process that tries has this long beyond the limit of the try before another one may take the message.
+/// Time beyond an attempt's timeout before another process may claim the message.
 const MARGIN: Span = Span::from_secs(5);
-/// An Alertmanager forgets what it is not told again, and after a restart everything.
+/// Refresh interval: an Alertmanager forgets alerts that are not sent again, and all of them after a restart.
 const REFRESH: Duration = Duration::from_secs(300);
-/// A store that fails is asked again after this.
+/// Retry interval after a failure of the store.
 const STORE_FAILED: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -29,10 +29,10 @@ pub(super) struct Courier {
     receiver: Receiver,
     settings: AlertSettings,
     store: Store,
-    /// Since when there are notes that no message has.
+    /// Since when notes wait without a message.
     gathering: Option<Instant>,
     refreshed: Option<Instant>,
-    /// The last trouble, so that it is said once.
+    /// The last error, so that it is logged once.
     said: Option<String>,
 }
 
@@ -42,7 +42,7 @@ impl Courier {
         Self { name, receiver, settings, store, gathering: None, refreshed: None, said: None }
     }
 
-    /// Does what is due and says after how long to look again.
+    /// Does what is due and returns the delay until the next call.
     pub(super) fn look(&mut self) -> Duration {
         self.turn().unwrap_or_else(|error| {
             self.say_once(&format!("the outbox cannot be read: {error}"));
@@ -50,7 +50,7 @@ impl Courier {
         })
     }
 
-    /// Delivers what waits, without waiting for more to come.
+    /// Delivers what waits, without waiting for further notes.
     pub(super) fn deliver_now(&mut self) {
         self.settings.gather = Span::ZERO;
         self.settings.every = Span::ZERO;
@@ -80,7 +80,7 @@ impl Courier {
         if let Some(message) = self.store.claim_alert(&self.name, now, until)? {
             let tried = self.attempt(&message);
             self.store.settle_alert(message.id, &tried, SystemClock.now())?;
-            // One that is tried again later is no reason to look again at once.
+            // A message to be retried later needs no immediate call.
             return Ok(if matches!(tried, Tried::Again { .. }) { Duration::MAX } else { Duration::ZERO });
         }
         Ok(Duration::MAX)
@@ -126,8 +126,8 @@ impl Courier {
         }
     }
 
-    /// Tells an Alertmanager what is open, whether or not it heard of it before. It is told again soon, so a failure is
-    /// nothing to speak of; what must arrive goes through the outbox.
+    /// Sends all open alerts to an Alertmanager, including those sent before. A failure is ignored, because the next
+    /// refresh follows soon; notes that must arrive go through the outbox.
     fn refresh(&mut self, now: Timestamp) -> Result<(), StoreError> {
         if !matches!(self.receiver.way, Way::Alertmanager { .. })
             || self.refreshed.is_some_and(|at| at.elapsed() < REFRESH)
@@ -155,7 +155,7 @@ impl Courier {
     }
 }
 
-/// When a message is tried again after so many tries; `None`: never.
+/// Returns when to retry after this many attempts; `None`: never.
 fn next_try(retry: Retry, first: Span, tries: u32, now: Timestamp) -> Option<Timestamp> {
     let wait = first.doubled(tries.saturating_sub(1), LONGEST_RETRY.max(first));
     match retry {

@@ -1,4 +1,4 @@
-//! One request to a receiver, with a limit for all of it, and what its answer means for the message.
+//! One HTTP request to a receiver, with an overall timeout, and what the response means for the message.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use doctor_core::time::Span;
 
 use super::{NotSent, Retry, secret::host, trust};
 
-/// What is read of an answer: enough to say what the receiver did not like.
+/// Bytes read of a response: enough to report why the receiver rejected the message.
 const ANSWER: usize = 4096;
 
 #[derive(Debug)]
@@ -21,12 +21,12 @@ impl<'a> Client<'a> {
         Self { limit, ca }
     }
 
-    /// Posts JSON. Any answer of 200 to 299 means that it has been taken.
+    /// Posts JSON. Any status from 200 to 299 counts as accepted.
     pub(crate) fn post(&self, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<(), NotSent> {
         self.taken(url, headers, body).map(drop)
     }
 
-    /// The same, for who wants to know what was said to it. What cannot be read is left out.
+    /// As [`Self::post`], returning the start of the response. Unreadable parts are left out.
     pub(crate) fn ask(&self, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<String, NotSent> {
         self.taken(url, headers, body).map(|answer| answer.beginning(ANSWER))
     }
@@ -57,7 +57,8 @@ impl<'a> Client<'a> {
     }
 }
 
-/// A receiver that finds the message itself wrong will not find it right later. A wrong address or token can be mended.
+/// Classifies an error status. A message that the receiver finds invalid will stay so; a wrong address or token can be
+/// corrected.
 fn refused(host: &str, status: u16, after: Option<u32>, said: &str) -> NotSent {
     let said: String = said.lines().next().unwrap_or_default().chars().filter(|c| !c.is_control()).take(120).collect();
     let said = if said.is_empty() { said } else { format!(": {said}") };

@@ -1,16 +1,16 @@
-//! A message as a mail: headers that no text can break out of, and a body in base64, which every server carries.
+//! Formats a message as mail: headers that no text can break out of, and a base64 body, which every server transports.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use doctor_core::{alert, time::Timestamp};
 
 use super::{Email, Letter};
 
-/// Bytes that fit into one encoded word of a header, and into one line of the body, before they are encoded.
+/// Bytes per encoded word of a header, and per line of the body, before encoding.
 const WORD: usize = 45;
 const LINE: usize = 57;
 const SUBJECT: usize = 150;
 
-/// The whole mail, lines ended by CR LF.
+/// Returns the whole mail, with lines terminated by CR LF.
 pub(super) fn mail(email: &Email, letter: &Letter<'_>) -> String {
     let domain = email.from.rsplit_once('@').map_or("localhost", |(_, domain)| domain);
     let headline: String = alert::headline(letter.notes).chars().take(SUBJECT).collect();
@@ -19,7 +19,7 @@ pub(super) fn mail(email: &Email, letter: &Letter<'_>) -> String {
         ("To", email.to.join(",\r\n ")),
         ("Subject", words(&format!("Cluster Doctor: {headline}"))),
         ("Date", date(letter.now)),
-        // The same at each try: mailboxes that know a message do not show it twice.
+        // Identical at each attempt: mailboxes recognise a duplicate.
         ("Message-ID", format!("<{}@{domain}>", letter.key)),
         ("Auto-Submitted", "auto-generated".to_owned()),
         ("MIME-Version", "1.0".to_owned()),
@@ -44,7 +44,7 @@ fn body(letter: &Letter<'_>) -> String {
     format!("{}\r\n", paragraphs.join("\n\n").replace('\n', "\r\n"))
 }
 
-/// Text as encoded words: whatever is in it, it is one header.
+/// Encodes text as RFC 2047 words, so that any content stays within one header.
 fn words(text: &str) -> String {
     if text.len() <= 60 && text.bytes().all(|byte| (b' '..=b'~').contains(&byte)) && !text.contains("=?") {
         return text.to_owned();

@@ -1,12 +1,12 @@
-//! Telling people: messages from the store's outbox to webhooks, chats, an Alertmanager and mailboxes.
+//! Notifications: delivers messages from the store's outbox to webhooks, chats, an Alertmanager and mailboxes.
 //!
-//! What is told is decided in [`doctor_core::alert`] and written with the plan it tells of; nothing here decides. Each
-//! receiver has a thread of its own, so that one that hangs holds up neither the cycle nor the others. A receiver is sent one
-//! message at a time: what happens meanwhile goes into the next one, so a receiver that was away is not flooded when it comes
-//! back.
+//! [`doctor_core::alert`] decides the notes, and they are written with the plan they report; nothing here decides. Each
+//! receiver has its own thread, so that one that hangs delays neither the cycle nor the others. A receiver gets one
+//! message at a time: later notes go into the next one, so a receiver that was unreachable is not flooded when it
+//! returns.
 //!
-//! What is promised: each message arrives, or is said to be lost. A process that dies after a receiver has taken a message
-//! and before that is written down sends it again, with the same key: who must not act twice compares keys.
+//! Guarantee: each message is delivered, or reported as lost. A process that dies after a receiver accepted a message
+//! and before that is stored sends it again with the same key; a receiver that must not act twice compares keys.
 
 mod alertmanager;
 mod config;
@@ -44,20 +44,20 @@ pub use self::{
 };
 use self::{courier::Courier, watch::Watch};
 
-/// A message on its way to one receiver.
+/// A message being sent to one receiver.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Letter<'a> {
-    /// The same at each try.
+    /// Identical at each attempt.
     pub(crate) key: &'a str,
     pub(crate) composed: Timestamp,
     pub(crate) notes: &'a [Note],
-    /// Messages to the same receiver that were given up since the last one arrived.
+    /// Messages to the same receiver that were given up since the last delivery.
     pub(crate) lost_before: u64,
-    /// By the clock of this machine, at this try.
+    /// Time of this attempt, by the clock of this machine.
     pub(crate) now: Timestamp,
 }
 
-/// Why a message did not arrive. The text names no secret.
+/// Why a message was not delivered. The text contains no secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct NotSent {
@@ -65,13 +65,13 @@ pub struct NotSent {
     pub retry: Retry,
 }
 
-/// Whether trying again may help.
+/// Whether a retry may help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Retry {
-    /// This message will never be taken.
+    /// The receiver will never accept this message.
     Never,
     Later,
-    /// The receiver said when.
+    /// The receiver specified the delay.
     After(Span),
 }
 
@@ -81,7 +81,7 @@ impl NotSent {
     }
 }
 
-/// Sends a letter the way its receiver is reached.
+/// Sends a message over its receiver's channel.
 fn send(way: &Way, letter: &Letter<'_>, limit: Span, ca: Option<&std::path::Path>) -> Result<(), NotSent> {
     match way {
         Way::Webhook { url, secret } => webhook::send(url, secret.as_ref(), letter, &http::Client::new(limit, ca)),
@@ -93,10 +93,10 @@ fn send(way: &Way, letter: &Letter<'_>, limit: Span, ca: Option<&std::path::Path
     }
 }
 
-/// Sends a message to one receiver at once, past the outbox, to see whether it arrives.
+/// Sends a test message to one receiver immediately, bypassing the outbox.
 ///
 /// # Errors
-/// If it does not.
+/// If it is not delivered.
 pub fn try_receiver(settings: &AlertSettings, receiver: &Receiver, by: &str, now: Timestamp) -> Result<(), NotSent> {
     let notes = [Note { at: now, about: About::Trial { by: by.to_owned() } }];
     let key = format!("trial-{}", now.millis());
@@ -104,7 +104,7 @@ pub fn try_receiver(settings: &AlertSettings, receiver: &Receiver, by: &str, now
     send(&receiver.way, &letter, settings.timeout, settings.ca.as_deref())
 }
 
-/// The threads that deliver, and the one that watches the service itself. Dropped, they end after what they are at.
+/// The delivery threads, and the one that watches the service itself. After a drop they end with their current task.
 #[derive(Debug)]
 pub struct Alerter {
     stop: Arc<AtomicBool>,
@@ -112,11 +112,11 @@ pub struct Alerter {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// How often a courier looks without being called.
+/// How often a delivery worker runs without being woken.
 const LOOK: Duration = Duration::from_secs(2);
 
 impl Alerter {
-    /// `clock` is the cluster's: moments of cases are its. Deliveries go by this machine's.
+    /// `clock` is the cluster's, which the times of cases use. Deliveries use this machine's.
     ///
     /// # Errors
     /// If a thread cannot be started.
@@ -128,7 +128,7 @@ impl Alerter {
             alerter.spawn(&format!("alert-{name}"), body)?;
         }
         if settings.receivers.is_empty() {
-            // Nobody is left who would look after what waits.
+            // No worker is left to handle waiting messages.
             if let Err(error) = store.abandon_alerts(&[], SystemClock.now()) {
                 tracing::warn!("messages that nobody receives any more cannot be given up: {error}");
             }
@@ -151,16 +151,16 @@ impl Alerter {
         Ok(())
     }
 
-    /// Something may wait to be told.
+    /// Wakes the workers, because notes may be waiting.
     pub fn ring(&self) {
         self.bells.iter().for_each(|bell| bell.ring());
     }
 
-    /// Ends when what is under way has ended, which has a limit.
+    /// Stops the threads and waits for the current deliveries, which have a timeout.
     pub fn stop(mut self) {
         self.end();
         for thread in self.threads.drain(..) {
-            // It has nothing to say but that it is over.
+            // The thread returns nothing.
             let _over = thread.join();
         }
     }
@@ -172,13 +172,13 @@ impl Alerter {
 }
 
 impl Drop for Alerter {
-    /// Without waiting: whoever exchanges receivers is in the middle of the cycle's loop.
+    /// Does not wait: the control loop drops it when the receivers change.
     fn drop(&mut self) {
         self.end();
     }
 }
 
-/// Looks at the service and delivers what is due, once around, for a program that does not stay.
+/// Checks the service and delivers what is due, once, for a short-lived program.
 pub fn deliver_once(settings: &AlertSettings, store: &Store, clock: &Arc<dyn Clock>) {
     if settings.receivers.is_empty() {
         return;

@@ -1,7 +1,7 @@
-//! Addresses and secrets of receivers: where they are, never what they are.
+//! References to addresses and secrets of receivers, which are read only when needed.
 //!
-//! The address of a chat's webhook is a secret itself. They are read when a message is sent, so that an exchanged one is used
-//! at once, and stand in no log, no error and no printed configuration.
+//! The address of a chat's webhook is itself a secret. Secrets are read when a message is sent, so that a replaced one
+//! takes effect immediately, and appear in no log, error or printed configuration.
 
 use std::{
     fs::File,
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::NotSent;
 
-/// Where a secret is.
+/// Location of a secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Hidden {
@@ -23,7 +23,7 @@ pub enum Hidden {
     Env(String),
 }
 
-/// A URL as it is, or where it is kept.
+/// A URL, or the location of one.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(untagged, expecting = "a URL, or { file = \"…\" } or { env = \"…\" } where it is kept")]
 pub enum Address {
@@ -31,7 +31,7 @@ pub enum Address {
     Hidden(Hidden),
 }
 
-/// A secret is one line, and not a long one.
+/// Maximum length of a secret, which is one line.
 const LONGEST: u64 = 8192;
 
 impl Hidden {
@@ -84,7 +84,7 @@ impl Address {
         }
     }
 
-    /// What may be shown of it: where it leads, without what comes after the host.
+    /// Returns the printable form: scheme and host only.
     fn shown(&self) -> String {
         match self {
             Self::Plain(url) => host(url).to_owned(),
@@ -93,11 +93,11 @@ impl Address {
     }
 }
 
-/// Scheme and host of a URL. What else is in it may be secret.
+/// Returns the scheme and host of a URL. The rest may be secret.
 pub(super) fn host(url: &str) -> &str {
     let begin = url.find("://").map_or(0, |place| place + 3);
     let end = url[begin..].find(['/', '?', '#']).map_or(url.len(), |place| begin + place);
-    // A name and password stand before an `@`.
+    // Credentials precede an `@`.
     match url[begin..end].rfind('@') {
         Some(at) => &url[begin + at + 1..end],
         None => &url[..end],

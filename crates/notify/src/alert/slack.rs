@@ -1,11 +1,11 @@
-//! A chat that takes what Slack's incoming webhooks take: one text, with the little markup that all of them understand.
+//! Chats with Slack-compatible incoming webhooks: one text, with the basic markup that all of them support.
 
 use doctor_core::alert;
 use serde_json::json;
 
 use super::{Address, Letter, NotSent, http::Client, webhook};
 
-/// Chats cut off what is longer, some of them in the middle of a character.
+/// Chats truncate longer texts, some of them in the middle of a character.
 const LONGEST: usize = 3500;
 
 pub(super) fn send(url: &Address, letter: &Letter<'_>, client: &Client<'_>) -> Result<(), NotSent> {
@@ -30,7 +30,7 @@ fn text(letter: &Letter<'_>) -> String {
     text
 }
 
-/// The three characters that Slack reads as something else; without them nothing a node says can be a link or call people.
+/// Escapes the three characters that Slack interprets, so that no text from a node becomes a link or a mention.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

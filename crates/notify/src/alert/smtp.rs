@@ -1,7 +1,7 @@
-//! As much of SMTP as it takes to hand one mail to a server: with STARTTLS or TLS, a login, and a limit for all of it.
+//! A minimal SMTP client that delivers one mail: STARTTLS or TLS, login, and an overall timeout.
 //!
-//! A client of ours and not a library: the libraries bring address parsers, pools and Unicode tables that are several times
-//! larger than the rest of this program's telling, for one conversation of ten lines.
+//! It is our own code and not a library: the libraries bring address parsers, pools and Unicode tables several times
+//! larger than the rest of this crate's alerting, for a dialogue of ten lines.
 
 use std::{
     io::{self, Read, Write},
@@ -17,15 +17,15 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, pki_typ
 
 use super::{Email, NotSent, Retry, Security, trust};
 
-/// What one answer may have. Servers say hello in twenty lines at most.
+/// Maximum size of a reply. Servers greet in twenty lines at most.
 const ANSWER: usize = 16 << 10;
 
-/// A server's answer: its number, and the last line's words.
+/// A server's reply: its code, and the text of the last line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Answer {
     code: u16,
     text: String,
-    /// All lines, for what a server can do.
+    /// All lines, for the server's capabilities.
     lines: Vec<String>,
 }
 
@@ -57,14 +57,14 @@ impl Wire {
     }
 }
 
-/// A conversation with a mail server.
+/// An SMTP session.
 struct Talk<'a> {
     wire: Wire,
     server: &'a str,
     until: Instant,
 }
 
-/// Hands a mail to the server. It has been taken when the server says so after the last byte.
+/// Delivers a mail. The server has accepted it when it replies after the last byte.
 pub(super) fn deliver(email: &Email, mail: &str, limit: Span, ca: Option<&Path>) -> Result<(), NotSent> {
     let password = email.password.as_ref().map(super::Hidden::read).transpose()?;
     let mut talk = Talk::open(&email.server, Instant::now() + limit.to_std())?;
@@ -76,7 +76,7 @@ pub(super) fn deliver(email: &Email, mail: &str, limit: Span, ca: Option<&Path>)
     if email.security == Security::Starttls {
         talk.expect("STARTTLS", 220)?;
         talk = talk.secured(ca)?;
-        // What was said in the clear is forgotten.
+        // Capabilities announced in the clear do not count.
         able = talk.hello()?;
     }
     if let (Some(user), Some(password)) = (&email.user, &password) {
@@ -87,9 +87,9 @@ pub(super) fn deliver(email: &Email, mail: &str, limit: Span, ca: Option<&Path>)
         talk.expect(&format!("RCPT TO:<{to}>"), 250)?;
     }
     talk.expect("DATA", 354)?;
-    // No line of a mail of ours begins with a dot: its body is base64.
+    // No line of our mails starts with a dot: the body is base64.
     talk.expect(&format!("{mail}."), 250)?;
-    // It has been taken; whether the server says goodbye is all the same.
+    // The mail is accepted; the reply to QUIT does not matter.
     let _goodbye = talk.expect("QUIT", 221);
     Ok(())
 }
@@ -108,7 +108,7 @@ impl<'a> Talk<'a> {
         Err(NotSent::later(format!("{server} takes no connection: {why}")))
     }
 
-    /// Goes on in TLS with a server whose certificate is believed.
+    /// Switches to TLS and verifies the server's certificate.
     fn secured(self, ca: Option<&Path>) -> Result<Self, NotSent> {
         let bad = |why: String| NotSent::later(format!("{} is not believed: {why}", self.server));
         let mut roots = RootCertStore::empty();
@@ -132,7 +132,7 @@ impl<'a> Talk<'a> {
         Ok(Self { wire: Wire::Tls(Box::new(stream)), server: self.server, until: self.until })
     }
 
-    /// What the server can do.
+    /// Returns the server's capabilities.
     fn hello(&mut self) -> Result<Vec<String>, NotSent> {
         Ok(self.expect("EHLO cluster-doctor", 250)?.lines)
     }
@@ -154,14 +154,14 @@ impl<'a> Talk<'a> {
         Err(NotSent::later(format!("{} offers neither AUTH PLAIN nor AUTH LOGIN", self.server)))
     }
 
-    /// Says a line (none, if it is empty) and wants this answer.
+    /// Sends a line (none, if empty) and expects this reply code.
     fn expect(&mut self, line: &str, code: u16) -> Result<Answer, NotSent> {
         let verb = line.lines().next().unwrap_or_default();
         let verb = if verb.len() > 60 { "the mail" } else { verb };
         self.ask(line, if verb.is_empty() { "the connection" } else { verb }, code)
     }
 
-    /// As [`Self::expect`]; `shown` stands for the line in what people read.
+    /// As [`Self::expect`]; errors show `shown` instead of the line.
     fn ask(&mut self, line: &str, shown: &str, code: u16) -> Result<Answer, NotSent> {
         let broken = |error: io::Error| {
             let late = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
@@ -178,7 +178,7 @@ impl<'a> Talk<'a> {
             return Ok(answer);
         }
         let text: String = answer.text.chars().filter(|letter| !letter.is_control()).take(160).collect();
-        // Only what is said of the mail itself is about the mail: names and passwords can be mended.
+        // Only a reply to the mail itself is about its content: addresses and passwords can be corrected.
         let about_mail = shown == "the mail" && (500..600).contains(&answer.code);
         let retry = if about_mail { Retry::Never } else { Retry::Later };
         Err(NotSent { text: format!("{} answered {} to {shown}: {text}", self.server, answer.code), retry })
@@ -186,7 +186,7 @@ impl<'a> Talk<'a> {
 }
 
 fn left(until: Instant) -> Duration {
-    // A limit of zero would be none.
+    // A timeout of zero would mean none.
     until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
 }
 
@@ -226,7 +226,7 @@ enum Parsed {
     Bad,
 }
 
-/// An answer is lines of a number, `-` but for the last, and words.
+/// Parses a reply: each line is a code, `-` except on the last line, and text.
 fn parse(bytes: &[u8]) -> Parsed {
     let mut lines = Vec::new();
     let mut rest = bytes;

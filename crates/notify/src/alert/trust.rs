@@ -1,4 +1,4 @@
-//! Whose certificates are believed: the system's, and those that the configuration names.
+//! Trusted CA certificates: the system's, and those of the configuration.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use rustls::pki_types::CertificateDer;
 
 use super::NotSent;
 
-/// The certificates there are to believe in.
+/// Returns the trusted CA certificates.
 ///
 /// # Errors
 /// If the file cannot be read, or there are none at all.

@@ -1,4 +1,4 @@
-//! Watches what no case tells of: the service's own troubles, and snoozes whose time is over.
+//! Watches what no case covers: conditions of the service itself, and expired snoozes.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -16,9 +16,9 @@ use doctor_store::{Store, StoreError, outbox};
 use super::AlertSettings;
 
 const LOOK: Duration = Duration::from_secs(5);
-/// Results turned away are counted over this time.
+/// Window over which rejected results are counted.
 const LATELY: Duration = Duration::from_secs(600);
-/// Messages that ended are remembered this long.
+/// Retention of completed messages.
 const REMEMBERED: Span = Span::days(30);
 const TIDY: Duration = Duration::from_secs(3600);
 
@@ -26,9 +26,9 @@ pub(super) struct Watch {
     settings: AlertSettings,
     store: Store,
     clock: Arc<dyn Clock>,
-    /// The last look of a cycle at the cluster, and when we learnt of it: a simulated cluster has a time of its own.
+    /// When a cycle last observed the cluster, and when we learnt of it: a simulated cluster has its own time.
     seen: (Option<Timestamp>, Instant),
-    /// Documents turned away, ever, as seen at moments of the last ten minutes and one before.
+    /// Total of rejected documents, sampled over the last ten minutes plus one earlier sample.
     rejected: VecDeque<(Instant, u64)>,
     tidied: Option<Instant>,
     said: Option<String>,
@@ -40,7 +40,7 @@ impl Watch {
         Self { settings, store, clock, seen, rejected: VecDeque::new(), tidied: None, said: None }
     }
 
-    /// Looks once and says after how long to look again.
+    /// Checks once and returns the delay until the next check.
     pub(super) fn look(&mut self) -> Duration {
         match self.conditions().and_then(|()| self.snoozes()).and_then(|()| self.tidy()) {
             Ok(()) => self.said = None,
@@ -68,7 +68,7 @@ impl Watch {
         let after: BTreeMap<Condition, Timestamp> =
             there.keys().map(|condition| (*condition, since(condition))).collect();
         let told = outbox::addressed(&self.settings.routes(), &notes);
-        // If somebody else was faster, he has told it.
+        // If another process was faster, it has queued the notifications.
         self.store.turn_conditions(&before, &after, &told).map(drop)
     }
 
@@ -90,7 +90,7 @@ impl Watch {
         })
     }
 
-    /// How many more there are than ten minutes ago, or than when we began to look.
+    /// Returns how many were rejected in the last ten minutes, or since the first check.
     fn rejected_lately(&mut self, now: Instant, ever: u64) -> u64 {
         self.rejected.push_back((now, ever));
         while self.rejected.get(1).is_some_and(|(at, _)| now.saturating_duration_since(*at) >= LATELY) {

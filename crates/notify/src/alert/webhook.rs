@@ -1,7 +1,7 @@
-//! A webhook of the site's own: JSON with everything that is known, signed with a shared secret.
+//! The site's own webhook: JSON with all details, signed with a shared secret.
 //!
-//! The signature covers the moment of sending, so that a message that somebody has listened to cannot be played again later
-//! as a new one, and is `sha256=` with the HMAC-SHA-256 of `TIMESTAMP.BODY` in hexadecimal.
+//! The signature covers the send time, so that a recorded message cannot be replayed later as a new one. It is
+//! `sha256=` and the HMAC-SHA-256 of `TIMESTAMP.BODY` in hexadecimal.
 
 use doctor_core::{
     alert::{self, Note},
@@ -13,13 +13,13 @@ use sha2::Sha256;
 
 use super::{Address, Hidden, Letter, NotSent, Retry, http::Client};
 
-/// The form of the document. It changes when a reader would have to.
+/// Version of the document format. It increases with incompatible changes.
 const VERSION: u32 = 1;
 
 #[derive(Debug, Serialize)]
 struct Document<'a> {
     version: u32,
-    /// The same at each try: who has seen it may leave it.
+    /// Identical at each attempt: a receiver may ignore a known key.
     key: &'a str,
     sent: Timestamp,
     composed: Timestamp,
@@ -66,7 +66,7 @@ pub(super) fn send(
     client.post(&url.read()?, &headers, &body)
 }
 
-/// The value of `x-doctor-signature`.
+/// Returns the value of `x-doctor-signature`.
 pub fn signature(secret: &[u8], timestamp: &str, body: &[u8]) -> String {
     let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("HMAC takes keys of any length");
     mac.update(timestamp.as_bytes());

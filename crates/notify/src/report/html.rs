@@ -1,6 +1,6 @@
-//! A summary as one HTML file: no scripts, nothing from elsewhere, light and dark, to be kept or sent as it is.
+//! A report as one HTML file without scripts or external resources, light and dark, to be stored or sent as it is.
 //!
-//! Whatever a node, a rule or a person has written goes through [`escaped`]: on this page it is text.
+//! All text from nodes, rules and people goes through [`escaped`].
 
 use doctor_core::view::{CoverageRow, FaultRow, ReportView, ResultsRow, Slot, clock, percent};
 
@@ -53,7 +53,7 @@ fn section(title: &str, body: &str) -> String {
 }
 
 fn plots(slots: &[Slot]) -> String {
-    // Without the year and the seconds: six of them stand side by side.
+    // Without year and seconds: six labels must fit side by side.
     let short = |slot: &Slot| clock(slot.at).chars().skip(5).take(11).collect();
     let places: Vec<String> = slots.iter().map(short).collect();
     let row = |name, class, of: fn(&Slot) -> f64| Row { name, class, values: slots.iter().map(of).collect() };
@@ -72,7 +72,7 @@ fn plots(slots: &[Slot]) -> String {
         .concat()
 }
 
-/// A table of cells that are escaped already; these columns hold numbers.
+/// Formats a table of escaped cells; the columns in `numbers` are numeric.
 fn table(head: &[&str], numbers: std::ops::Range<usize>, rows: &[Vec<String>]) -> String {
     let class = |place: usize| if numbers.contains(&place) { " class=\"n\"" } else { "" };
     let cells = |tag: &str, cells: &[String]| {
@@ -204,7 +204,7 @@ mod tests {
             assert!(!page.contains(part), "{part} in {page}");
         }
         assert!(page.contains("&lt;script&gt;alert(1)&lt;/script&gt;"), "{page}");
-        // Everything that is opened is closed.
+        // Every opened tag is closed.
         for tag in ["table", "tr", "td", "div", "svg", "dl", "body", "html"] {
             let (opened, closed) =
                 (page.matches(&format!("<{tag}")).count(), page.matches(&format!("</{tag}>")).count());

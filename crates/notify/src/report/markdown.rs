@@ -1,10 +1,10 @@
-//! A summary as Markdown, for a chat, a mail or a repository.
+//! A report as Markdown, for a chat, a mail or a repository.
 
 use doctor_core::view::{ReportView, clock, percent};
 
 use super::{facts_of_page, headline, title};
 
-/// What would end a table's cell, or be read as something else than text.
+/// Escapes characters that would end a table cell or be read as markup.
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('|', "\\|").replace('<', "&lt;").replace('\n', " ")
 }

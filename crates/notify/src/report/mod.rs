@@ -1,4 +1,4 @@
-//! Summaries of a day, a week or any time: from the store to a view, and from the view to a page.
+//! Reports of a day, a week or any period: from the store to a view, and from the view to a page.
 
 mod html;
 mod markdown;
@@ -25,7 +25,7 @@ use doctor_store::{
     records::{HistoryFilter, RunRecord},
 };
 
-/// Why there is no report.
+/// Why a report could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     #[error(transparent)]
@@ -56,7 +56,7 @@ impl Page {
     }
 }
 
-/// A whole day or week, in UTC; weeks begin on Monday.
+/// A whole day or week, in UTC; weeks start on Monday.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whole {
     Day,
@@ -64,11 +64,11 @@ pub enum Whole {
 }
 
 const DAY: i64 = 86_400_000;
-/// The first day of all, 1970-01-01, was the fourth of its week.
+/// 1970-01-01 was a Thursday.
 const FIRST_DAY: i64 = 3;
 
 impl Whole {
-    /// The last one that is over: from when until when.
+    /// Returns the start and end of the last complete period.
     pub fn last_before(self, now: Timestamp) -> (Timestamp, Timestamp) {
         let today = now.millis().div_euclid(DAY);
         let (end, length) = match self {
@@ -79,17 +79,17 @@ impl Whole {
     }
 }
 
-/// The summary of a time. What is said of nodes as they stand is said of now.
+/// Returns the report of a period. The state of nodes is the current one.
 pub fn view(store: &Store, mut facts: Facts, since: Timestamp, until: Timestamp) -> Result<ReportView> {
     let period = period(store, since, facts.now)?;
     facts.now = until;
     Ok(view::report(&facts, &period, since))
 }
 
-/// What the store says of the time.
+/// Reads a period from the store.
 fn period(store: &Store, since: Timestamp, now: Timestamp) -> Result<Period> {
     let results = store.history(&HistoryFilter { since: Some(since), ..HistoryFilter::default() })?;
-    // A case may be closed long after it was opened: all that were closed since, and those that are open.
+    // A case may be closed long after it was opened: read those closed since, and all open ones.
     let cases = store.cases(since)?;
     Ok(Period {
         runs: runs_since(store, since, now)?.into_iter().map(facts_of).collect(),
@@ -106,7 +106,7 @@ fn facts_of(record: RunRecord) -> RunFacts {
     RunFacts { run: record.run, started: record.started, ended: record.ended }
 }
 
-/// Runs are read newest first, in growing helpings, until they are too old to have been active in the time.
+/// Reads runs newest first, in growing batches, until they are too old to have been active in the period.
 fn runs_since(store: &Store, since: Timestamp, now: Timestamp) -> Result<Vec<RunRecord>> {
     /// No run is active for longer than this before its end.
     const LONGEST: Span = Span::days(2);
@@ -121,12 +121,12 @@ fn runs_since(store: &Store, since: Timestamp, now: Timestamp) -> Result<Vec<Run
     }
 }
 
-/// Writes a page as a whole or not at all.
+/// Writes a page atomically.
 pub fn write(path: &Path, text: &str) -> Result<()> {
     let draft = draft_of(path);
     let written = fs::write(&draft, text).and_then(|()| fs::rename(&draft, path));
     written.map_err(|source: io::Error| {
-        // What is left of a page that could not be written is nothing to read.
+        // Remove the incomplete draft.
         let _left = fs::remove_file(&draft);
         ReportError::File { operation: "writing", path: path.to_owned(), source }
     })
@@ -141,7 +141,7 @@ pub fn title(view: &ReportView) -> String {
     format!("{} to {} UTC", clock(view.since), clock(view.until))
 }
 
-/// What happened, in one sentence.
+/// Summarises the period in one sentence.
 pub fn headline(view: &ReportView) -> String {
     let per_fault = view.node_hours_per_fault.map_or_else(String::new, |hours| format!(" ({hours:.1} each)"));
     format!(
@@ -169,7 +169,7 @@ pub fn counted(rows: &[Count]) -> String {
 }
 
 pub fn overdue(view: &ReportView) -> String {
-    /// A list longer than this is no help.
+    /// A longer list does not help.
     const MOST: usize = 40;
     let names = &view.overdue[..view.overdue.len().min(MOST)];
     match view.overdue.len() {
@@ -179,7 +179,7 @@ pub fn overdue(view: &ReportView) -> String {
     }
 }
 
-/// The facts that stand above the tables of a page: their names and what they are.
+/// Returns the facts above the tables of a page: names and values.
 fn facts_of_page(view: &ReportView) -> [(&'static str, String); 10] {
     [
         ("nodes", view.nodes.to_string()),
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_whole_day_and_a_whole_week_are_over_and_weeks_begin_on_monday() {
-        // A Monday, two hours and a half into it.
+        // A Monday, at half past two.
         let now: Timestamp = "2026-11-16T02:30:00Z".parse().unwrap();
         let span = |whole: Whole, now| {
             let (since, until) = whole.last_before(now);

@@ -1,8 +1,8 @@
-//! Plots as inline SVG: bars over time, without scripts, with a description for those who cannot see them.
+//! Plots as inline SVG: bars over time, without scripts, with a text description for screen readers.
 
 use std::fmt::Write;
 
-/// One row of a stack: its name, its class in the style sheet, and a value for each place.
+/// One row of a stack: its name, its CSS class, and a value per place.
 #[derive(Debug)]
 pub(super) struct Row<'a> {
     pub(super) name: &'a str,
@@ -16,7 +16,7 @@ const LEFT: f64 = 48.0;
 const BOTTOM: f64 = 18.0;
 const TOP: f64 = 8.0;
 
-/// Stacked bars. `places` are what stands below them; every one has a tooltip, a few have a word.
+/// Draws stacked bars. `places` are their labels; each is a tooltip, and a few are drawn.
 pub(super) fn bars(title: &str, places: &[String], rows: &[Row<'_>]) -> String {
     let sums: Vec<f64> = (0..places.len()).map(|place| rows.iter().map(|row| value(row, place)).sum()).collect();
     let most = sums.iter().copied().fold(0.0, f64::max);
@@ -54,7 +54,7 @@ pub(super) fn bars(title: &str, places: &[String], rows: &[Row<'_>]) -> String {
                 escaped(&tip)
             );
         }
-        // Six words are as many as fit.
+        // At most six labels fit.
         if place % places.len().div_ceil(6).max(1) == 0 {
             words(&mut svg, x, HEIGHT - 4.0, "start", name);
         }
@@ -63,7 +63,7 @@ pub(super) fn bars(title: &str, places: &[String], rows: &[Row<'_>]) -> String {
     svg
 }
 
-/// What the colours of a plot mean, with how much there was of each.
+/// Formats the legend of a plot, with the total of each row.
 pub(super) fn legend(rows: &[Row<'_>]) -> String {
     let one = |row: &Row<'_>| {
         let (class, total) = (row.class, short(row.values.iter().sum()));
@@ -75,7 +75,7 @@ pub(super) fn legend(rows: &[Row<'_>]) -> String {
     format!("<p class=\"legend\">{}</p>", rows.iter().map(one).collect::<String>())
 }
 
-/// One bar of several parts that add up to a whole, for a table's cell.
+/// Draws one bar of parts that add up to a whole, for a table cell.
 pub(super) fn share(parts: &[(&str, &str, u32)]) -> String {
     let whole: u32 = parts.iter().map(|(_, _, count)| count).sum();
     let mut svg = "<svg class=\"share\" viewBox=\"0 0 200 12\" role=\"img\" aria-label=\"".to_owned();
@@ -108,7 +108,7 @@ fn words(svg: &mut String, x: f64, y: f64, anchor: &str, text: &str) {
     let _written = write!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{}</text>", escaped(text));
 }
 
-/// A number as short as it can be said.
+/// Formats a number as briefly as possible.
 fn short(number: f64) -> String {
     if number.fract() == 0.0 { format!("{number:.0}") } else { format!("{number:.1}") }
 }
@@ -117,7 +117,7 @@ fn float(count: usize) -> f64 {
     count as f64
 }
 
-/// Text that stays text, in an element and in an attribute's quotes.
+/// Escapes text for an element or a quoted attribute.
 pub(super) fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -127,7 +127,7 @@ pub(super) fn escaped(text: &str) -> String {
             '>' => safe.push_str("&gt;"),
             '"' => safe.push_str("&quot;"),
             '\'' => safe.push_str("&#39;"),
-            // What is no letter and no space would be shown as nothing, or as something else.
+            // Control characters would be invisible or misread.
             control if control.is_control() => safe.push(' '),
             other => safe.push(other),
         }
@@ -151,7 +151,7 @@ mod tests {
         let svg = bars("Results", &places, &rows());
         assert_eq!(svg.matches("<rect").count(), 3, "{svg}");
         assert!(svg.contains("aria-label=\"Results: 1 fail, 5 pass\"") && svg.contains("<title>one: 3 pass</title>"));
-        // The highest stack, of four, fills the plot: a quarter of it is the first bar.
+        // The highest stack, of four, fills the plot: the first bar is a quarter of it.
         assert!(svg.contains("height=\"28.5\"") && svg.contains("height=\"85.5\""), "{svg}");
         let empty = bars("Results", &[], &[]);
         assert!(!empty.contains("NaN") && !empty.contains("<rect"), "{empty}");

@@ -1,7 +1,7 @@
-//! Reports by themselves: the last whole day and week, each written once, also after a restart.
+//! Scheduled reports: the last complete day and week, each written once, even across restarts.
 //!
-//! What has been written is seen from the files and from nothing else: a controller that was down at midnight writes when it
-//! is back, one that restarts writes nothing twice, and a file that somebody removed is made again while its time is the last.
+//! The files alone show what has been written: a controller that was down at midnight writes when it is back, one that
+//! restarts writes nothing twice, and a deleted file is written again while its period is the last complete one.
 
 use std::{
     fs,
@@ -16,10 +16,10 @@ use doctor_store::Store;
 
 use super::{Page, ReportError, ReportSettings, Result, Whole, view, write};
 
-/// How often it is looked whether a report is due, and how soon after a failure.
+/// How often to check whether a report is due, also after a failure.
 const LOOK: Duration = Duration::from_secs(60);
 
-/// A report that is not there yet.
+/// A report that is not written yet.
 #[derive(Debug, PartialEq, Eq)]
 struct Due {
     since: Timestamp,
@@ -27,7 +27,7 @@ struct Due {
     files: Vec<(PathBuf, Page)>,
 }
 
-/// Writes reports beside the cycles. Large clusters take seconds to sum up, and no cycle waits for that.
+/// Writes reports in the background: large clusters take seconds to summarise, and no cycle waits for that.
 #[derive(Debug, Default)]
 pub struct Reporter {
     looked: Option<Instant>,
@@ -35,7 +35,7 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// After a cycle of a controller that leads.
+    /// Call this after each cycle of the leader.
     pub fn look(&mut self, settings: &ReportSettings, data: &Path, store: &Store, now: Timestamp) {
         if let Some(writing) = self.writing.take_if(|writing| writing.is_finished()) {
             match writing.join() {
@@ -55,12 +55,12 @@ impl Reporter {
         }
         let store = store.clone();
         let body = move || write_all(&store, &folder, &due, now);
-        // A thread that cannot be had now may be had in a minute.
+        // If the thread cannot be created, the next check tries again.
         self.writing = std::thread::Builder::new().name("doctor-reports".to_owned()).spawn(body).ok();
     }
 }
 
-/// An error with everything that caused it.
+/// Formats an error with its causes.
 fn chain(error: &ReportError) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
@@ -92,7 +92,7 @@ fn write_all(store: &Store, folder: &Path, due: &[Due], now: Timestamp) -> Resul
     })?;
     let mut written = 0;
     for due in due {
-        // A cluster that nobody has looked at has nothing to report.
+        // A cluster that was never observed has no report.
         let Some((seen, cluster)) = snapshot::last_seen(store)? else { return Ok(written) };
         let facts = picture::facts(store, Some(seen), cluster, now)?;
         let view = view(store, facts, due.since, due.until)?;

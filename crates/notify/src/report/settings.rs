@@ -1,12 +1,12 @@
-//! The section `[reports]` of the service's file. It stands alone: whoever reads such a file needs nothing else of reports.
+//! The section `[reports]` of the service's configuration, separate from the code that writes reports.
 
 use serde::{Deserialize, Serialize};
 
-/// The form of a page.
+/// The format of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Page {
-    /// One file with everything in it, plots too.
+    /// One file with everything in it, including plots.
     Html,
     Markdown,
     Json,

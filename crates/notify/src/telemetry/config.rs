@@ -1,4 +1,4 @@
-//! The section `[telemetry]` of the service's file: where traces go.
+//! The section `[telemetry]` of the service's configuration: where traces go.
 
 use std::{
     collections::BTreeMap,
@@ -13,20 +13,20 @@ use crate::alert::{Address, Hidden};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TelemetrySettings {
-    /// Where a collector takes traces by OTLP over HTTP, with the path. Without it, nothing is traced.
+    /// URL, with path, of an OTLP collector over HTTP. Without it, tracing is disabled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub traces: Option<Address>,
     /// Sent as `authorization: Bearer …`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token: Option<Hidden>,
-    /// Certificates that are believed beside those of the system, as PEM.
+    /// PEM file of CA certificates trusted in addition to the system's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca: Option<PathBuf>,
-    /// For one post.
+    /// Timeout of one request.
     pub timeout: Span,
-    /// Spans that wait for the collector; more are dropped.
+    /// Maximum spans waiting for the collector; more are dropped.
     pub queue: usize,
-    /// What all spans say of where they come from, such as the cluster's name.
+    /// Resource attributes of all spans, such as the cluster's name.
     pub resource: BTreeMap<String, String>,
 }
 
@@ -43,16 +43,16 @@ impl Default for TelemetrySettings {
     }
 }
 
-/// A `[telemetry]` that cannot be used.
+/// An invalid `[telemetry]` section.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BadTelemetry(String);
 
-/// What a name or a value of `resource` may have at most.
+/// Maximum length of a name or value in `resource`.
 const LONGEST: usize = 256;
 
 impl TelemetrySettings {
-    /// Paths are relative to the file that names them.
+    /// Resolves paths relative to the file that contains them.
     pub fn resolve(&mut self, beside: &Path) {
         self.ca = self.ca.take().map(|path| beside.join(path));
         self.token.iter_mut().for_each(|hidden| hidden.resolve(beside));
@@ -60,7 +60,7 @@ impl TelemetrySettings {
     }
 
     /// # Errors
-    /// If something in it cannot be used, with what would be accepted.
+    /// If a setting is invalid, with what would be accepted.
     pub fn check(&self) -> Result<(), BadTelemetry> {
         let bad = |text: String| Err(BadTelemetry(text));
         if let Some(Address::Plain(url)) = &self.traces

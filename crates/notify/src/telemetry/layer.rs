@@ -1,4 +1,4 @@
-//! Spans of ours, from their beginning to the queue.
+//! A `tracing` layer that records our spans and queues them when they end.
 
 use std::{
     fmt::Debug,
@@ -19,13 +19,13 @@ use super::{
     traceparent::{self, Place},
 };
 
-/// Takes spans of `TARGET` of `doctor-engine`; give it nothing else.
+/// Records spans with `TARGET` of `doctor-engine`; filter out all others.
 #[derive(Debug)]
 pub struct TraceLayer {
     queue: Arc<Queue>,
 }
 
-/// A text in a span is no longer than this.
+/// Maximum length of a text in a span.
 const LONGEST: usize = 300;
 
 impl TraceLayer {
@@ -42,7 +42,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for TraceLayer {
         let local = span.parent().and_then(|parent| parent.extensions().get::<Open>().map(|open| open.place));
         let parent = seen.elsewhere.or(local);
         let mut random = [0; 24];
-        // Without random bits a span could be taken for another.
+        // Without random bits, span ids could collide.
         if getrandom::fill(&mut random).is_err() {
             return;
         }
@@ -74,7 +74,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for TraceLayer {
     }
 }
 
-/// A span under way.
+/// A span in progress.
 struct Open {
     place: Place,
     parent: Option<[u8; 8]>,
@@ -86,12 +86,12 @@ impl Open {
     fn ended(self) -> Ended {
         let Seen { name, kind, attributes, failed, .. } = self.seen;
         let (place, parent, began) = (self.place, self.parent, self.began);
-        // By a clock that may have been set back.
+        // The clock may have been set back.
         Ended { place, parent, name, kind, began, ended: now().max(began), attributes, failed }
     }
 }
 
-/// What its fields say.
+/// The fields of a span.
 #[derive(Default)]
 struct Seen {
     name: String,
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
     use doctor_engine::spans::span;
 
-    /// What is in the queue after this was done.
+    /// Returns the queued spans after running `work`, and the number dropped.
     fn traced(most: usize, work: impl FnOnce()) -> (Vec<Ended>, u64) {
         let queue = Arc::new(Queue::new(most));
         let subscriber = tracing_subscriber::registry().with(TraceLayer::new(Arc::clone(&queue)));

@@ -1,12 +1,12 @@
-//! Traces for OpenTelemetry: what a cycle, a call to the cluster and a question to the API took, and what led to what.
+//! OpenTelemetry traces: how long cycles, calls to the cluster and API requests took, and what caused what.
 //!
-//! Places that are worth a span say so with `span!` of `doctor-engine`; while nobody wants traces, that costs one comparison. Where the
-//! configuration names a collector, a layer below the log ([`TraceLayer`]) gives spans ids of their own and puts those that have
-//! ended into a queue, and a thread posts them as OTLP over HTTP in its JSON form. The queue has an end, and putting something into
-//! it waits for nobody: a collector that is away, slow or hangs costs spans, which are counted, and no cycle a moment.
+//! Code marks spans with `span!` of `doctor-engine`; while tracing is disabled, that costs one comparison. If a
+//! collector is configured, a layer below the log ([`TraceLayer`]) assigns ids to spans and queues those that have
+//! ended, and a thread posts them as OTLP over HTTP in JSON. The queue is bounded and adding to it never blocks: a
+//! collector that is unreachable, slow or hanging costs spans, which are counted, and never delays a cycle.
 //!
-//! Way rejected: the libraries of OpenTelemetry. They bring a second HTTP client, protocol buffers and a runtime for a
-//! document that is written in forty lines.
+//! Alternative rejected: the OpenTelemetry libraries. They bring a second HTTP client, protocol buffers and a runtime
+//! for a document that is written in forty lines.
 
 mod config;
 mod layer;
@@ -30,7 +30,7 @@ pub use self::{
 };
 use self::{queue::Queue, sender::Sender};
 
-/// When the program ends, what waits is sent if that is quick.
+/// Time allowed at exit to send what waits.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// The thread that posts spans.
@@ -41,7 +41,8 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// Begins to send, as `instance` of the service; `None`: no collector is named. Spans come from the layer.
+    /// Starts sending, as `instance` of the service; `None` if no collector is configured. The layer supplies the
+    /// spans.
     ///
     /// # Errors
     /// If the thread cannot be started.
@@ -62,10 +63,10 @@ impl Traces {
         self.queue.counts()
     }
 
-    /// Sends what waits. A collector that does not take it at once is not waited for.
+    /// Sends what waits, for a limited time.
     pub fn stop(self) {
         self.queue.stop();
-        // Over, or not in time: nothing is left to do about it.
+        // Done or timed out: nothing is left to do.
         let _over = self.over.recv_timeout(FAREWELL);
     }
 }

@@ -1,4 +1,4 @@
-//! OTLP's JSON form of spans: ids as hexadecimal text, numbers of 64 bits as text.
+//! OTLP's JSON encoding of spans: ids in hexadecimal, 64-bit numbers as strings.
 
 use std::collections::BTreeMap;
 
@@ -8,21 +8,21 @@ use serde_json::{Value, json};
 
 use super::traceparent::Place;
 
-/// A span that has ended.
+/// A finished span.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Ended {
     pub(super) place: Place,
     pub(super) parent: Option<[u8; 8]>,
     pub(super) name: String,
     pub(super) kind: Kind,
-    /// In nanoseconds since 1970.
+    /// Nanoseconds since 1970.
     pub(super) began: u64,
     pub(super) ended: u64,
     pub(super) attributes: Vec<(&'static str, Attribute)>,
     pub(super) failed: Option<String>,
 }
 
-/// On which side of a call a span is, as OTLP numbers it.
+/// Span kind, as OTLP numbers it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Kind {
     #[default]
@@ -39,7 +39,7 @@ pub(super) enum Attribute {
     Flag(bool),
 }
 
-/// The body of a post.
+/// Returns the body of a request.
 pub(super) fn document(instance: &str, resource: &BTreeMap<String, String>, spans: &[Ended]) -> Value {
     let ours = [
         ("service.name", "cluster-doctor"),

@@ -1,4 +1,4 @@
-//! Spans that have ended and wait for the collector. Whoever puts one in waits for nobody.
+//! Bounded queue of finished spans. Adding to it never blocks.
 
 use std::{
     collections::VecDeque,
@@ -10,7 +10,7 @@ use doctor_engine::spans::Counts;
 
 use super::otlp::Ended;
 
-/// So many go in one post.
+/// Maximum spans per request.
 pub(super) const BATCH: usize = 512;
 
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl Queue {
         }
     }
 
-    /// Waits this long, or, if `eager`, until a whole batch waits; and says whether the end has come.
+    /// Waits this long, or, if `eager`, until a full batch waits. Returns whether the queue was stopped.
     pub(super) fn wait(&self, limit: Duration, eager: bool) -> bool {
         let until = Instant::now() + limit;
         let mut waiting = self.waiting();
@@ -62,7 +62,7 @@ impl Queue {
         waiting.stopped
     }
 
-    /// The next batch, the oldest first.
+    /// Returns the next batch, oldest first.
     pub(super) fn take(&self) -> Vec<Ended> {
         let mut waiting = self.waiting();
         let count = waiting.spans.len().min(BATCH);

@@ -1,4 +1,4 @@
-//! Posts spans to the collector, in a thread of its own.
+//! Posts spans to the collector, on its own thread.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,9 +9,9 @@ use super::{
 };
 use crate::alert::{Address, NotSent, Retry, http::Client};
 
-/// What has ended is sent this soon.
+/// Maximum delay of a finished span.
 const EVERY: Duration = Duration::from_secs(2);
-/// A collector that does not take spans is tried again after twice the time, up to this.
+/// The delay after a failure doubles up to this.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
@@ -27,8 +27,8 @@ impl Sender {
         Self { url, settings, instance: instance.to_owned(), queue }
     }
 
-    /// Until the queue is stopped. A batch that was not taken is tried again until it is; meanwhile the queue fills, and
-    /// what does not fit there is counted.
+    /// Runs until the queue is stopped. A batch is retried until the collector accepts it, or rejects it for good;
+    /// meanwhile the queue fills, and spans that do not fit are counted.
     pub(super) fn run(self) {
         let (mut batch, mut pause, mut said) = (Vec::new(), EVERY, false);
         loop {
@@ -66,7 +66,7 @@ impl Sender {
         }
     }
 
-    /// How many spans of it the collector did not want.
+    /// Posts a batch. Returns how many of its spans the collector rejected.
     fn post(&self, batch: &[Ended]) -> Result<usize, NotSent> {
         let url = self.url.read()?;
         let token = self.settings.token.as_ref().map(|token| token.read()).transpose()?;
@@ -78,7 +78,7 @@ impl Sender {
     }
 }
 
-/// What the answer says of spans that were not kept, as a number or, in OTLP's way, as text.
+/// Returns the number of rejected spans in a response, given as a number or, as OTLP does, as a string.
 fn refused(answer: &str) -> usize {
     let answer: serde_json::Value = serde_json::from_str(answer).unwrap_or_default();
     let count = &answer["partialSuccess"]["rejectedSpans"];

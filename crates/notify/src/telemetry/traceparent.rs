@@ -1,27 +1,27 @@
-//! `traceparent` of W3C Trace Context: whose span a question belongs to.
+//! The `traceparent` header of W3C Trace Context: the span that a request belongs to.
 
-/// A span of somebody's, by its ids.
+/// A span of another program, by its ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) trace: [u8; 16],
     pub(super) span: [u8; 8],
-    /// Whether it is recorded; what belongs to one that is not, is not either.
+    /// Whether it is sampled; its children are sampled only if it is.
     pub(super) recorded: bool,
 }
 
-/// `None` for anything that is not well formed: then the question begins a trace of its own.
+/// Parses the header. Returns `None` if it is malformed: the request then starts a new trace.
 pub(super) fn read(text: &str) -> Option<Place> {
     let mut parts = text.trim().split('-');
     let version: [u8; 1] = hex(parts.next()?)?;
     let (trace, span): ([u8; 16], [u8; 8]) = (hex(parts.next()?)?, hex(parts.next()?)?);
     let [flags] = hex(parts.next()?)?;
-    // Later versions may say more.
+    // Later versions may add fields.
     let more = parts.next().is_some();
     let known = version == [0] && !more || version != [0] && version != [0xff];
     (known && trace != [0; 16] && span != [0; 8]).then_some(Place { trace, span, recorded: flags & 1 == 1 })
 }
 
-/// Small letters only, as the standard has it.
+/// Lower case only, as the standard requires.
 fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let small = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     if text.len() != 2 * N || !text.bytes().all(small) {

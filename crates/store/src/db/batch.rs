@@ -1,5 +1,5 @@
-//! A batch on its way to PostgreSQL. Each column is one array in the server's binary form, so that a batch of any length is
-//! one statement; batches for different tables are joined to one statement.
+//! Batches for PostgreSQL. Each column is one array in the server's binary format, so a batch of any length is one
+//! statement; batches for different tables are merged into one statement.
 
 use std::{error::Error, fmt::Write};
 
@@ -7,7 +7,7 @@ use tokio_postgres::types::{IsNull, ToSql, Type, private::BytesMut, to_sql_check
 
 use super::{Kind, Val};
 
-/// A statement for many rows. It borrows nothing: it may be sent later.
+/// A statement for many rows. It owns its values, so it can be sent later.
 #[derive(Debug)]
 pub(super) struct Batch {
     pub(super) sql: String,
@@ -23,18 +23,18 @@ impl Batch {
         Self { sql: sql.to_owned(), columns, tables: vec![table_of(sql).to_owned()] }
     }
 
-    /// How much there is to send.
+    /// Returns the size of the values, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.columns.iter().map(|Column(array)| array.len()).sum()
     }
 
-    /// Adds another one to this. Parts of one statement do not see what the others change, so one that changes the same
-    /// table is given back.
+    /// Merges another batch into this one. Parts of one statement do not see each other's changes, so a batch that
+    /// changes the same table is returned instead.
     pub(super) fn join(&mut self, other: Self) -> Option<Self> {
         if other.tables.iter().any(|table| self.tables.contains(table)) {
             return Some(other);
         }
-        // `WITH a AS (…), b AS (…) c`: what was last until now becomes a named part.
+        // `WITH a AS (…), b AS (…) c`: the previous last statement becomes a named part.
         let (parts, last) = self.sql.split_at(self.sql.rfind(LAST).map_or(0, |place| place + LAST.len()));
         let parts = if parts.is_empty() { "WITH " } else { parts.strip_suffix(LAST).unwrap_or(parts) };
         let comma = if self.tables.len() == 1 { "" } else { ", " };
@@ -47,16 +47,16 @@ impl Batch {
     }
 }
 
-/// Between the named parts of a joined statement and its last: nothing else in a statement is a new line.
+/// Separates the named parts of a merged statement from its last one: no statement contains a newline otherwise.
 const LAST: &str = "\n";
 
-/// The table that a statement changes: the word after `INSERT INTO`, `UPDATE` or `DELETE FROM`.
+/// Returns the table that a statement changes: the word after `INSERT INTO`, `UPDATE` or `DELETE FROM`.
 fn table_of(sql: &str) -> &str {
     let mut words = sql.split_ascii_whitespace();
     words.find(|word| !matches!(*word, "INSERT" | "INTO" | "UPDATE" | "DELETE" | "FROM")).unwrap_or_default()
 }
 
-/// The same statement with its values counted on from others.
+/// Returns the statement with its placeholders shifted by `by`.
 fn renumbered(sql: &str, by: usize) -> String {
     let mut parts = sql.split('$');
     let mut counted_on = parts.next().unwrap_or_default().to_owned();
@@ -69,18 +69,18 @@ fn renumbered(sql: &str, by: usize) -> String {
     counted_on
 }
 
-/// The array, as it goes over the wire.
+/// An array in wire format.
 #[derive(Debug)]
 pub(super) struct Column(Vec<u8>);
 
 impl Column {
-    /// Takes every `step`-th value from `first` on.
+    /// Collects every `step`-th value, starting at `first`.
     fn gather(kind: Kind, rows: &[Val<'_>], first: usize, step: usize) -> Self {
         let values = || rows.iter().skip(first).step_by(step);
         let length = values().map(|value| 4 + size(*value)).sum::<usize>();
         let mut array = Vec::with_capacity(20 + length);
         let has_null = values().any(|value| matches!(value, Val::Null));
-        // One dimension, whose elements are counted from 1.
+        // One dimension with lower bound 1.
         let head = [1, i32::from(has_null), oid(kind), number(values().count()), 1];
         array.extend(head.into_iter().flat_map(i32::to_be_bytes));
         for value in values() {
@@ -106,12 +106,12 @@ fn size(value: Val<'_>) -> usize {
     }
 }
 
-/// A batch is far below two thousand million of anything; one that were not is refused by the server.
+/// Converts a count; a batch has far fewer than 2^31 elements, and the server rejects one that does not.
 fn number(count: usize) -> i32 {
     i32::try_from(count).unwrap_or(i32::MAX)
 }
 
-/// The server's number of the elements' type.
+/// Returns the server's OID of the element type.
 fn oid(kind: Kind) -> i32 {
     let element = match kind {
         Kind::Int => Type::INT8,

@@ -1,7 +1,8 @@
-//! Bringing SQLite's log into the database file while others go on writing.
+//! SQLite checkpoints, run concurrently with the writer.
 //!
-//! A writer that finds the log long does it itself, and everybody waits for it. Most of it can be done beside the writer,
-//! who then has little left to do. Nothing is lost or gained by when it happens: what is in the log is durable.
+//! A writer that finds the log long checkpoints it, and all other writers wait. Most of that work can be done on a
+//! second connection, which leaves the writer little. The timing does not affect durability: the content of the log is
+//! durable.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +11,10 @@ use rusqlite::Connection;
 use super::{sqlite::SqliteFile, sqlite_error};
 use crate::error::Result;
 
-/// Not more often than this: a page that is written again meanwhile is brought over once.
+/// Minimum interval: a page that is rewritten in between is copied once.
 const EVERY: Duration = Duration::from_millis(200);
 
-/// Its connection is opened when it is first needed.
+/// Runs checkpoints. Opens its connection on first use.
 #[derive(Debug)]
 pub(crate) struct Checkpoints<'a> {
     file: Option<&'a SqliteFile>,
@@ -27,7 +28,7 @@ impl<'a> Checkpoints<'a> {
         Self { file, connection: None, last: None }
     }
 
-    /// Brings over what can be without keeping anybody waiting, if it was long enough ago.
+    /// Runs a passive checkpoint, which blocks no writer, if the last one is long enough ago.
     pub(crate) fn when_due(&mut self) -> Result<()> {
         let Some(file) = self.file else { return Ok(()) };
         if self.last.is_some_and(|last| last.elapsed() < EVERY) {

@@ -1,17 +1,17 @@
-//! A long answer of whole numbers, as PostgreSQL copies it out in its binary form. To read it as rows of a question costs
-//! several times as much: each row, and each value in it, has its own way through the client.
+//! Reads PostgreSQL's binary `COPY` output of integers. Reading a long result as query rows costs several times as
+//! much, because the client handles each row and value separately.
 
 use super::{Row, Visit};
 use crate::error::{Result, StoreError};
 
-/// What every binary copy begins with, before four bytes of flags and the length of an extension.
+/// Start of every binary copy, followed by four bytes of flags and the length of a header extension.
 const SIGNATURE: &[u8] = b"PGCOPY\n\xff\r\n\0";
 
-/// Reads a copy as it comes, piece by piece: the server makes the next rows meanwhile.
+/// An incremental reader: the server produces the next rows while it parses.
 #[derive(Default)]
 pub(super) struct Copied {
     at: At,
-    /// The beginning of something whose end has not come yet.
+    /// An incomplete row, whose end has not arrived yet.
     kept: Vec<u8>,
     values: Vec<Option<i64>>,
 }
@@ -25,9 +25,9 @@ enum At {
 }
 
 impl Copied {
-    /// Hands each row that is whole to `visit`.
+    /// Passes each complete row to `visit`.
     pub(super) fn take(&mut self, piece: &[u8], visit: Visit<'_>) -> Result<()> {
-        // The server sends a row at a time; nothing promises that it always will.
+        // The server sends a row per message today, but does not guarantee it.
         if self.kept.is_empty() {
             let left = self.read(piece, visit)?;
             self.kept.extend_from_slice(left);
@@ -41,12 +41,12 @@ impl Copied {
         Ok(())
     }
 
-    /// Whether the end was told.
+    /// Fails unless the end marker was read.
     pub(super) fn end(&self) -> Result<()> {
         if self.at == At::End { Ok(()) } else { Err(unreadable("it is cut off")) }
     }
 
-    /// What is left is not whole.
+    /// Returns the incomplete rest.
     fn read<'a>(&mut self, mut text: &'a [u8], visit: Visit<'_>) -> Result<&'a [u8]> {
         loop {
             let mut rest = Rest(text);
@@ -64,7 +64,7 @@ impl Copied {
     }
 }
 
-/// `None`: it is not all there.
+/// Returns `None` if it is incomplete.
 fn header(rest: &mut Rest<'_>) -> Result<Option<()>> {
     let Some(signature) = rest.take(SIGNATURE.len()) else { return Ok(None) };
     if signature != SIGNATURE {
@@ -75,10 +75,10 @@ fn header(rest: &mut Rest<'_>) -> Result<Option<()>> {
     Ok(rest.take(length).map(|_| ()))
 }
 
-/// `None`: it is not all there.
+/// Returns `None` if it is incomplete.
 fn row(rest: &mut Rest<'_>, values: &mut Vec<Option<i64>>) -> Result<Option<At>> {
     let Some(count) = rest.number(2)? else { return Ok(None) };
-    // The end is told by a row of -1 values.
+    // A count of -1 marks the end.
     let Ok(count) = usize::try_from(count) else { return Ok(Some(At::End)) };
     values.clear();
     for _ in 0..count {
@@ -88,7 +88,7 @@ fn row(rest: &mut Rest<'_>, values: &mut Vec<Option<i64>>) -> Result<Option<At>>
                 Some(number) => Some(number),
                 None => return Ok(None),
             },
-            // -1: no value.
+            // A length of -1 is NULL.
             Err(_) => None,
         };
         values.push(value);
@@ -105,7 +105,7 @@ impl<'a> Rest<'a> {
         Some(taken)
     }
 
-    /// A number of two, four or eight bytes. `None`: it is not all there.
+    /// Reads an integer of two, four or eight bytes. Returns `None` if it is incomplete.
     fn number(&mut self, length: usize) -> Result<Option<i64>> {
         if !matches!(length, 2 | 4 | 8) {
             return Err(unreadable("a value of it is no whole number"));
@@ -130,7 +130,7 @@ mod tests {
         [SIGNATURE, &[0; 4], &[0, 0, 0, 1, 77], rows].concat()
     }
 
-    /// The copy comes in pieces of this length.
+    /// Reads the copy in pieces of this length.
     fn read(copied: &[u8], pieces: usize) -> Result<Vec<Vec<Option<i64>>>> {
         let (mut reader, mut rows) = (Copied::default(), Vec::new());
         for piece in copied.chunks(pieces) {

@@ -1,8 +1,8 @@
-//! The thin layer that lets one SQL text run on SQLite and on PostgreSQL.
+//! A thin layer that runs one SQL text on SQLite and PostgreSQL.
 //!
-//! It is not a query builder. Statements are written once with `$1` placeholders, which both databases read; where a
-//! batch must travel in one message on PostgreSQL and in one loop on SQLite, [`Tx::bulk`] and [`Tx::each`] say both.
-//! Statements are prepared once per connection and kept.
+//! It is not a query builder. Statements are written once with `$1` placeholders, which both databases read. Where a
+//! batch must be one message on PostgreSQL and a loop on SQLite, [`Tx::bulk`] and [`Tx::each`] take both forms.
+//! Statements are prepared once per connection and cached.
 
 mod batch;
 mod checkpoint;
@@ -36,37 +36,38 @@ use super::{
     url::StoreUrl,
 };
 
-/// Sessions of a kind kept open for the next question. More may exist for a moment; they are closed after use.
+/// Idle sessions of each kind that are kept open. Further sessions may exist briefly; they are closed after use.
 const IDLE: usize = 6;
 
-/// Writers and a few readers, of one of two kinds.
+/// Connections for writers and readers, to either database.
 pub(super) enum Db {
     Sqlite { writer: Mutex<rusqlite::Connection>, readers: Mutex<Vec<rusqlite::Connection>>, file: Option<SqliteFile> },
     Postgres { writers: Mutex<Vec<PgSession>>, readers: Mutex<Vec<PgSession>>, config: Box<Config> },
 }
 
-/// What is done inside a transaction. What it finds it puts somewhere: what runs it is compiled once and not for each answer.
+/// The body of a transaction. It returns its result through a captured variable, so that the runner is compiled once
+/// and not per result type.
 type Body<'a> = &'a mut dyn FnMut(&mut Tx<'_>) -> Result<()>;
 
-/// Who is handed the rows of an answer.
+/// A callback for the rows of a result.
 type Visit<'a> = &'a mut dyn FnMut(&Row<'_>) -> Result<()>;
 
-/// How much of the others a transaction keeps out.
+/// How far a transaction excludes others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
-    /// One unchanging picture.
+    /// A consistent snapshot.
     Read,
-    /// No transaction, for a question of one statement.
+    /// No transaction, for a single-statement query.
     ReadOnce,
-    /// Beside other writers of other rows.
+    /// Concurrent with writers of other rows.
     Write,
-    /// As `Write`, for results that come in. Where [`Db::syncs_apart`], durable only after [`Db::sync`].
+    /// As `Write`, for incoming results. Where [`Db::syncs_apart`], durable only after [`Db::sync`].
     WriteResults,
-    /// As `Write`, for results that are in the inbox. Where the machine cannot go down without this process, durable some
-    /// time later: what is lost then is in the inbox again. A server that goes down alone must not forget it, because this
-    /// process would not know.
+    /// As `Write`, for results that are in the inbox. On SQLite, durable some time later: a crash of the host also ends
+    /// this process, and what is lost is still in the inbox. PostgreSQL commits durably, because this process would not
+    /// notice that a restarted server had lost the commit.
     EnterResults,
-    /// Nobody else writes meanwhile.
+    /// Excludes all other writers.
     WriteAlone,
 }
 
@@ -95,8 +96,8 @@ impl Db {
         matches!(self, Self::Sqlite { .. })
     }
 
-    /// Runs `body` inside one transaction. Whatever it returns as an error leaves the database as it was. A question that is not
-    /// answered `until` then is given up.
+    /// Runs `body` inside one transaction. An error leaves the database unchanged. A read that is not finished by
+    /// `until` is abandoned.
     pub(super) fn transaction(
         &self,
         access: Access,
@@ -133,12 +134,12 @@ impl Db {
         }
     }
 
-    /// Whether a commit and its way to the disk can be had one after the other. PostgreSQL does both at once.
+    /// Whether commit and sync are separate steps. PostgreSQL does both in one.
     pub(super) const fn syncs_apart(&self) -> bool {
         matches!(self, Self::Sqlite { file: Some(_), .. })
     }
 
-    /// Makes durable what was committed before this call.
+    /// Makes durable everything committed before this call.
     pub(super) fn sync(&self) -> Result<()> {
         match self {
             Self::Sqlite { file: Some(file), .. } => file.sync_log(),
@@ -146,7 +147,7 @@ impl Db {
         }
     }
 
-    /// Who brings the log into the database file beside the writer, where there is such a log.
+    /// Returns the checkpointer that runs beside the writer; it does nothing where there is no write-ahead log.
     pub(super) const fn checkpoints(&self) -> Checkpoints<'_> {
         match self {
             Self::Sqlite { file, .. } => Checkpoints::new(file.as_ref()),
@@ -154,7 +155,7 @@ impl Db {
         }
     }
 
-    /// The live SQLite connection, for the backup that only SQLite itself can make.
+    /// Runs `body` on a live SQLite connection, for SQLite's own backup API. Returns `None` on PostgreSQL.
     pub(super) fn with_sqlite<T>(&self, body: impl FnOnce(&rusqlite::Connection) -> Result<T>) -> Option<Result<T>> {
         match self {
             Self::Sqlite { writer, readers, file } => Some(match file {
@@ -175,7 +176,7 @@ impl std::fmt::Debug for Db {
     }
 }
 
-/// A server that was restarted is reached again by the next call; what was under way has failed.
+/// Runs `body` on an idle or new session. After a server restart the next call reconnects; calls in progress fail.
 fn in_session(
     idle: &Mutex<Vec<PgSession>>,
     config: &Config,
@@ -193,15 +194,15 @@ fn in_session(
     result
 }
 
-/// A thread that panicked in a transaction left it open; the next one rolls it back before it begins. The lock's
-/// poison adds nothing to that.
+/// Locks, ignoring poison: a thread that panicked left its transaction open, and the next one rolls it back before it
+/// begins.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(super) fn sqlite_error(operation: &'static str) -> impl Fn(rusqlite::Error) -> StoreError {
     move |source| match source.sqlite_error_code() {
-        // Nothing else interrupts a statement than its time being over.
+        // Only the deadline interrupts a statement.
         Some(rusqlite::ErrorCode::OperationInterrupted) => StoreError::Late { operation },
         _ => StoreError::Sqlite { operation, source },
     }

@@ -1,10 +1,10 @@
-//! PostgreSQL, for sites with several controllers. One session is one connection with its prepared statements.
+//! PostgreSQL sessions, for sites with several controllers. A session is one connection with its prepared statements.
 //!
-//! A round trip costs both sides more than the row that it carries. A statement whose answer nobody asks for waits in the
-//! session until something is asked, and all that waits goes out in one go: a batch of results is two round trips,
-//! whatever it writes. The server does them in order; the first that fails is the one that is told, and the server has
-//! then refused all after it up to the end of the transaction. Each statement also costs the server an answer of its
-//! own, so those that follow each other and change different tables are sent as one.
+//! A round trip costs both sides more than the row it carries. A statement whose result the caller does not need is
+//! queued in the session until the next query, and the queue is sent together with it: a batch of results takes two
+//! round trips, whatever it writes. The server executes the statements in order. The first failure is the one reported,
+//! and the server rejects all later statements until the end of the transaction. Each statement also costs the server a
+//! reply, so consecutive ones that change different tables are merged into one.
 
 use std::{
     borrow::Cow,
@@ -26,14 +26,15 @@ use super::{
 };
 use crate::error::{Result, StoreError};
 
-/// Rows of a long answer that are handed out at once.
+/// Rows of a streamed result that are processed together.
 const ROWS: usize = 512;
-/// So much may wait to be sent: a store that is restored is larger than memory.
+/// Limit on queued bytes: a store being restored can exceed memory.
 const MOST_WAITING: usize = 8 << 20;
-/// The server ends a question that takes too long. A server that does not even say so is waited for no longer than this.
+/// Time allowed beyond the deadline. The server cancels a statement at the deadline; this bounds the wait for a server
+/// that does not even report it.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Reads the URL and refuses what this build cannot honour: a wish for TLS must not be silently ignored.
+/// Parses the URL and rejects settings that this build cannot honour: a request for TLS must not be silently ignored.
 pub(super) fn config(url: &str, shown: &str) -> Result<Config> {
     if ["sslmode=verify-ca", "sslmode=verify-full"].iter().any(|mode| url.contains(mode)) {
         return Err(StoreError::TlsNotSupported { database: shown.to_owned() });
@@ -55,31 +56,31 @@ pub(super) fn config(url: &str, shown: &str) -> Result<Config> {
 }
 
 pub(crate) struct PgSession {
-    /// The connection lives in it and moves while somebody waits for an answer.
+    /// Runs the connection, which makes progress only while a caller waits for a reply.
     runtime: Runtime,
     client: Client,
     prepared: HashMap<String, Statement>,
-    /// Goes out before the next question.
+    /// Sent before the next query.
     waiting: Vec<Waiting>,
-    /// Goes out after that: rows that others wait for are locked as late as can be.
+    /// Sent after `waiting`: contended rows are locked as late as possible.
     at_last: Vec<Waiting>,
     bytes_waiting: usize,
-    /// Answers to what will be asked in this transaction.
+    /// Results of announced queries of this transaction.
     foreseen: Vec<Foreseen>,
-    /// Whoever asks waits no longer.
+    /// The caller's deadline.
     pub(super) until: Option<Instant>,
-    /// Nobody knows what the server is doing; the session is of no more use.
+    /// The server's state is unknown; the session cannot be used again.
     lost: bool,
 }
 
-/// What will be asked, and once the server was asked, its answer.
+/// An announced query, with its rows once the server has replied.
 struct Foreseen {
     sql: String,
     keys: Vec<i64>,
     rows: Vec<Row>,
 }
 
-/// A statement that is not sent yet.
+/// A queued statement.
 struct Waiting {
     operation: &'static str,
     what: What,
@@ -98,7 +99,7 @@ enum Ready {
     Foreseen { statement: Statement, sql: String, keys: Vec<i64> },
 }
 
-/// When a statement may run that nobody asks the answer of.
+/// When a queued statement runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum When {
     InTurn,
@@ -117,9 +118,9 @@ impl PgSession {
         let connected = wait(&runtime, until, config.connect(NoTls));
         let connected = connected.ok_or(StoreError::Late { operation: "connecting" })?;
         let (client, connection) = connected.map_err(postgres_error("connecting"))?;
-        // Whatever ends the connection is told to whoever waits for an answer.
+        // Pending queries receive the error that ends the connection.
         runtime.spawn(async move { drop(connection.await) });
-        // Each statement looks rows up by their keys, whatever the values are: it need not be planned for them.
+        // Every statement looks rows up by key, so planning for specific values gains nothing.
         let settings = client.batch_execute("SET plan_cache_mode TO force_generic_plan");
         let set = wait(&runtime, until, settings).ok_or(StoreError::Late { operation: "setting up" })?;
         set.map_err(postgres_error("setting up"))?;
@@ -140,19 +141,19 @@ impl PgSession {
         self.lost || self.client.is_closed()
     }
 
-    /// What was waited for; a session that does not answer in time is of no more use.
+    /// Unwraps a reply. A missed deadline makes the session unusable.
     fn answered<T>(&mut self, operation: &'static str, answer: Option<T>) -> Result<T> {
         self.lost |= answer.is_none();
         answer.ok_or(StoreError::Late { operation })
     }
 
-    /// Begins a transaction with the next question.
+    /// Queues the start of a transaction; it is sent with the next query.
     pub(super) fn begin(&mut self, sql: Cow<'static, str>) {
         self.forget();
         self.waiting.push(Waiting { operation: "beginning a transaction", what: What::Script(sql) });
     }
 
-    /// Ends a transaction that failed. A session that cannot even roll back is closed and replaced.
+    /// Rolls back a failed transaction. A session that cannot roll back is closed and replaced.
     pub(super) fn roll_back(&mut self) {
         if self.lost {
             return;
@@ -163,7 +164,7 @@ impl PgSession {
         }
     }
 
-    /// Nothing of the last transaction goes into another one.
+    /// Discards everything queued by the previous transaction.
     fn forget(&mut self) {
         self.waiting.clear();
         self.at_last.clear();
@@ -181,7 +182,7 @@ impl PgSession {
         Ok(statement)
     }
 
-    /// Sends what waits and then a question, and waits for the answers to all of them.
+    /// Sends the queue and then a query, and waits for all replies.
     fn ask<T>(
         &mut self,
         operation: &'static str,
@@ -222,7 +223,7 @@ impl PgSession {
         self.ask(operation, async |client| client.execute(&statement, &params).await)
     }
 
-    /// Hands rows out as they come, for answers that may be larger than memory.
+    /// Streams rows to `visit`, for results that may exceed memory.
     pub(super) fn stream(
         &mut self,
         operation: &'static str,
@@ -243,14 +244,14 @@ impl PgSession {
         Ok(())
     }
 
-    /// The whole answer at once: to wait for each row costs more than the row.
+    /// Returns the whole result: waiting for each row costs more than the row.
     pub(super) fn query(&mut self, operation: &'static str, sql: &str, vals: &[Val<'_>]) -> Result<Vec<Row>> {
         let statement = self.prepare(operation, sql)?;
         let params = params(vals);
         self.ask(operation, async |client| client.query(&statement, &params).await)
     }
 
-    /// The answer to a question that takes no values, in the server's binary form, piece by piece.
+    /// Streams the result of a query without parameters in the server's binary copy format.
     pub(super) fn copy_out(
         &mut self,
         operation: &'static str,
@@ -261,7 +262,7 @@ impl PgSession {
         self.ask(operation, async |client| {
             let mut pieces = pin!(client.copy_out(&statement).await?);
             let mut read = Ok(());
-            // What cannot be read is no reason to leave the rest of it on the line.
+            // Drain the copy even after a parse error; the connection is unusable otherwise.
             while let Some(piece) = pieces.next().await {
                 let piece = piece?;
                 read = read.and_then(|()| visit(&piece));
@@ -283,7 +284,7 @@ impl PgSession {
         self.waiting.push(Waiting { operation, what: What::Foreseen { sql: sql.to_owned(), keys: keys.to_vec() } });
     }
 
-    /// Each column travels as one array, so that a batch of any length is one statement. How many rows it changed.
+    /// Executes a batch, each column as one array. Returns the number of rows changed.
     pub(super) fn execute_arrays(
         &mut self,
         operation: &'static str,
@@ -296,7 +297,8 @@ impl PgSession {
         self.ask(operation, async |client| client.execute_raw(&statement, &columns).await)
     }
 
-    /// The same, where nobody asks how many: it goes out with the next question, or with the end of the transaction.
+    /// As [`Self::execute_arrays`], without the row count: it is sent with the next query or the end of the
+    /// transaction.
     pub(super) fn defer_arrays(
         &mut self,
         operation: &'static str,
@@ -316,14 +318,14 @@ impl PgSession {
     }
 }
 
-/// Runs it to its end. `None`: it did not come to one in time.
+/// Runs the future to completion. Returns `None` if it misses the deadline.
 fn wait<T>(runtime: &Runtime, until: Option<Instant>, answer: impl Future<Output = T>) -> Option<T> {
     let mut came = None;
     drive(runtime, until, pin!(async { came = Some(answer.await) }));
     came
 }
 
-/// The runtime's own loop is long, and would be compiled for every question that is asked.
+/// Not generic: the runtime's loop is long and would be compiled for every query type.
 fn drive(runtime: &Runtime, until: Option<Instant>, work: Pin<&mut dyn Future<Output = ()>>) {
     match until {
         None => runtime.block_on(work),
@@ -343,7 +345,7 @@ fn params<'a>(vals: &'a [Val<'_>]) -> Vec<&'a (dyn ToSql + Sync)> {
     vals.iter().map(|val| val as &(dyn ToSql + Sync)).collect()
 }
 
-/// Statements that follow each other are sent as one as far as they change different tables.
+/// Merges consecutive statements as far as they change different tables.
 fn together(waiting: Vec<Waiting>) -> Vec<Waiting> {
     let mut merged: Vec<Waiting> = Vec::with_capacity(waiting.len());
     for next in waiting {
@@ -370,7 +372,7 @@ async fn send(client: &Client, operation: &'static str, ready: Ready) -> Result<
     sent.map_err(postgres_error(operation))
 }
 
-/// Runs all at once, each sent in its turn: a question is sent when it is first polled. The first error is told.
+/// Runs all statements concurrently, sent in order: a query is sent when it is first polled. Returns the first error.
 async fn in_order<T>(mut before: Vec<Sent<'_>>, last: impl Future<Output = Result<T>>) -> Result<(Vec<Foreseen>, T)> {
     let mut last = pin!(last);
     let mut answers: Vec<Option<Result<Option<Foreseen>>>> = before.iter().map(|_| None).collect();

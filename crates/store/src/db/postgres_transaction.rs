@@ -1,4 +1,4 @@
-//! A transaction on PostgreSQL, from its beginning to its end, and tried again where PostgreSQL ended it because of another.
+//! A PostgreSQL transaction from begin to commit, retried where a conflict with another one ended it.
 
 use std::{borrow::Cow, sync::Arc, time::Instant};
 
@@ -14,9 +14,9 @@ use crate::{
     names::Names,
 };
 
-/// How often a transaction is tried again that PostgreSQL ended because of another one.
+/// Maximum attempts of a transaction that conflicts with another one.
 const TRIES: u32 = 5;
-/// One unchanging picture.
+/// A consistent snapshot.
 const READING: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 
 pub(super) fn transaction(
@@ -51,12 +51,12 @@ fn attempt(session: &mut PgSession, access: Access, names: &mut Arc<Names>, body
     let known = Arc::clone(&tx.names);
     match result {
         Ok(()) => {
-            // A commit after a statement that failed is a rollback, and the failure is what is told.
+            // A commit after a failed statement is a rollback and returns the failure.
             session.script("committing", "COMMIT")?;
             *names = known;
             Ok(())
         }
-        // The first error is the one to tell.
+        // Report the first error, not that of the rollback.
         Err(error) => {
             session.roll_back();
             Err(error)
@@ -64,7 +64,7 @@ fn attempt(session: &mut PgSession, access: Access, names: &mut Arc<Names>, body
     }
 }
 
-/// Deadlocks and serialization failures say nothing but "try again".
+/// Deadlocks and serialization failures are resolved by retrying.
 fn ended_by_another(error: &tokio_postgres::Error) -> bool {
     error
         .code()

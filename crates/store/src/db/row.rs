@@ -1,4 +1,4 @@
-//! Values on their way in and rows on their way out, the same for both databases.
+//! Parameter values and result rows, the same for both databases.
 
 use doctor_core::{
     ids::{CaseId, RunId},
@@ -9,7 +9,7 @@ use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, private::BytesMut, to_
 use super::{postgres_error, sqlite_error};
 use crate::error::{Result, StoreError};
 
-/// One value of a statement.
+/// A parameter of a statement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Val<'a> {
     Null,
@@ -18,7 +18,7 @@ pub(crate) enum Val<'a> {
     Blob(&'a [u8]),
 }
 
-/// What a column of a batch holds.
+/// The type of a batch column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Int,
@@ -26,7 +26,7 @@ pub(crate) enum Kind {
     Blob,
 }
 
-/// `vals![a, b]` is a list of [`Val`]s made from what they are.
+/// `vals![a, b]` is a slice of [`Val`]s converted from its arguments.
 macro_rules! vals {
     ($($value:expr),* $(,)?) => { &[$($crate::db::Val::from($value)),*][..] };
 }
@@ -44,7 +44,7 @@ impl From<u32> for Val<'_> {
     }
 }
 
-/// Ids and counters stay below 2^63; one that did not would come back unchanged by the same cast.
+/// Ids and counters stay below 2^63; the same cast restores one that does not.
 impl From<u64> for Val<'_> {
     fn from(number: u64) -> Self {
         Self::Int(number.cast_signed())
@@ -118,7 +118,7 @@ impl rusqlite::ToSql for Val<'_> {
 }
 
 impl ToSql for Val<'_> {
-    /// PostgreSQL wants integers in the width of their column.
+    /// Encodes an integer in the width of its column, as PostgreSQL requires.
     fn to_sql(
         &self,
         ty: &Type,
@@ -141,7 +141,7 @@ impl ToSql for Val<'_> {
     to_sql_checked!();
 }
 
-/// An integer of whatever width.
+/// An integer of any width.
 struct AnyInt(i64);
 
 impl<'a> FromSql<'a> for AnyInt {
@@ -158,11 +158,11 @@ impl<'a> FromSql<'a> for AnyInt {
     }
 }
 
-/// One row of an answer; columns are counted from 0.
+/// A result row; columns count from 0.
 pub(crate) enum Row<'a> {
     Sqlite(&'a rusqlite::Row<'a>),
     Postgres(&'a tokio_postgres::Row),
-    /// Of whole numbers, see [`super::copied`].
+    /// A row of integers, see [`super::copied`].
     Copied(&'a [Option<i64>]),
 }
 
@@ -210,7 +210,7 @@ impl Row<'_> {
         }
     }
 
-    /// Whatever it is, for copying whole tables.
+    /// Reads a value of any type, for copying whole tables.
     pub(crate) fn any(&self, column: usize) -> Result<Val<'_>> {
         match self {
             Self::Sqlite(row) => {
@@ -245,7 +245,7 @@ impl Row<'_> {
         Ok(self.opt_int(column)?.map(Timestamp::from_millis))
     }
 
-    /// Yes or no; only PostgreSQL has a type for it.
+    /// Reads a boolean, for which only PostgreSQL has a type.
     pub(crate) fn flag(&self, column: usize) -> Result<bool> {
         match self {
             Self::Sqlite(row) => row.get(column).map_err(sqlite_error(READ)),
@@ -254,7 +254,7 @@ impl Row<'_> {
         }
     }
 
-    /// A number that the program keeps unsigned.
+    /// Reads an unsigned number.
     pub(crate) fn number(&self, column: usize) -> Result<u64> {
         self.int(column).map(i64::cast_unsigned)
     }

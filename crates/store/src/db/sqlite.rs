@@ -1,4 +1,4 @@
-//! SQLite, the default: one file on a local disk, or nothing but memory for tests and simulations.
+//! SQLite connections, the default: one file on a local disk, or memory for tests and simulations.
 
 use std::{
     ffi::OsString,
@@ -18,26 +18,26 @@ use crate::{
 };
 
 const BUSY: Duration = Duration::from_secs(5);
-/// A file up to this size is checked as a whole before it is opened, in a fraction of a second. A larger one is
-/// checked by `doctor db verify`, because every command opens the store.
+/// A file up to this size is fully checked before it is opened, in a fraction of a second. `doctor db verify` checks a
+/// larger one, because every command opens the store.
 const CHECKED_WHOLE_BYTES: u64 = 64 << 20;
-/// Instructions of SQLite's machine between two looks at the clock: a fraction of a millisecond.
+/// SQLite VM instructions between checks of the deadline: a fraction of a millisecond.
 const STEPS: i32 = 10_000;
-/// Pages that a reader keeps, in KiB. There are several readers, and the system has the file in its own memory.
+/// Page cache of a reader, in KiB. There are several readers, and the kernel caches the file as well.
 const READER_CACHE: i32 = 4096;
-/// Statements kept prepared; the store has fewer.
+/// Prepared statements cached; the store has fewer.
 const STATEMENTS: usize = 192;
 
-/// A path that was found fit to hold a live database.
+/// A path checked to be fit for a live database.
 #[derive(Debug)]
 pub(crate) struct SqliteFile {
     path: PathBuf,
-    /// The write-ahead log, opened when it is first synced by hand. It lives as long as any connection.
+    /// The write-ahead log, opened on the first explicit sync. SQLite keeps the file while any connection is open.
     log: OnceLock<File>,
 }
 
 impl SqliteFile {
-    /// Refuses a network file system, and a file that is there and is not a sound database. Nothing is written.
+    /// Rejects a network file system, and an existing file that is not a sound database. Writes nothing.
     pub(super) fn check(path: &Path) -> Result<Self> {
         let folder = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -55,7 +55,7 @@ impl SqliteFile {
         Ok(Self { path: path.to_owned(), log: OnceLock::new() })
     }
 
-    /// Brings the log to the disk, and with it every transaction that was committed before.
+    /// Syncs the log, and with it every transaction committed before.
     pub(super) fn sync_log(&self) -> Result<()> {
         let path = log_of(&self.path);
         let fail = |source| StoreError::File { operation: "syncing", path: PathBuf::from(&path), source };
@@ -78,10 +78,10 @@ impl SqliteFile {
             return Err(cannot_open(&self.path, "it is read-only: give this user the right to write it".to_owned()));
         }
         prepare(&connection)?;
-        // Results are durable when they are acknowledged, hence FULL. A longer log than usual is kept between
-        // checkpoints, because the same pages of `latest` are written over and over. Where many results come in most of
-        // a checkpoint is done beside the writer (checkpoint.rs); this is where it does the rest itself. The page cache is small: SQLite
-        // walks all of it in every commit that has split a page, and the system has the file in its own.
+        // FULL, because results are durable when acknowledged. The log grows longer than usual between checkpoints,
+        // because the same pages of `latest` are rewritten often. Under load most of a checkpoint runs beside the
+        // writer (checkpoint.rs); this setting is where the writer does the rest. The page cache is small: SQLite walks
+        // all of it in every commit that has split a page, and the kernel caches the file.
         connection
             .execute_batch(
                 "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 16000; \
@@ -102,14 +102,15 @@ impl SqliteFile {
     }
 }
 
-/// Where SQLite keeps the write-ahead log of this database.
+/// Returns the path of this database's write-ahead log.
 fn log_of(path: &Path) -> OsString {
     let mut log: OsString = path.as_os_str().to_owned();
     log.push("-wal");
     log
 }
 
-/// The store holds the keys of runs that are under way: only its owner reads it. SQLite gives its log the same mode.
+/// Creates the file readable by its owner only: the store holds the keys of active runs. SQLite gives its log the same
+/// mode.
 fn create_private(path: &Path) -> Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     match File::options().write(true).create_new(true).mode(0o600).open(path) {
@@ -127,7 +128,7 @@ fn cannot_open(path: &Path, why: String) -> StoreError {
 fn prepare(connection: &Connection) -> Result<()> {
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     connection.busy_timeout(BUSY).map_err(sqlite_error("setting up"))?;
-    // Else a statement is prepared anew whenever a value in it changes that the plan might depend on.
+    // Otherwise SQLite prepares a statement again whenever a value changes that its plan might depend on.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map_err(sqlite_error("setting up"))?;
     connection
         .execute_batch("PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY;")
@@ -140,7 +141,7 @@ pub(super) fn in_memory() -> Result<Connection> {
     Ok(connection)
 }
 
-/// Opens somebody's database to read from it. Nothing is created.
+/// Opens a database read-only. Creates nothing.
 pub(crate) fn open_read_only(path: &Path) -> Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(|error| cannot_open(path, error.to_string()))?;
@@ -148,7 +149,7 @@ pub(crate) fn open_read_only(path: &Path) -> Result<Connection> {
     Ok(connection)
 }
 
-/// As [`transaction`], given up at this moment.
+/// As [`transaction`], interrupted at the deadline.
 pub(super) fn transaction_until(
     until: Option<Instant>,
     connection: &mut Connection,
@@ -183,7 +184,8 @@ pub(super) fn transaction(
     result
 }
 
-/// SQLite follows this when it reads the words and not when it runs them: a prepared statement would do nothing.
+/// Sets the sync level. SQLite applies this pragma when it parses the statement, not when it runs it, so a cached
+/// statement would have no effect.
 fn set_sync(connection: &Connection, level: &str) -> Result<()> {
     let words = format!("PRAGMA synchronous = {level}");
     connection.execute_batch(&words).map_err(sqlite_error("choosing how to sync"))
@@ -204,7 +206,7 @@ fn attempt(connection: &Connection, access: Access, names: &mut Arc<Names>, body
     if result.is_ok() {
         *names = tx.names;
     } else if !connection.is_autocommit() {
-        // The first error is the one to tell. A rollback that fails leaves the transaction to the check above.
+        // Report the first error. If the rollback fails, the check above rolls back before the next transaction.
         drop(connection.execute_batch("ROLLBACK"));
     }
     result
@@ -224,7 +226,7 @@ fn has_content(path: &Path) -> Result<bool> {
     }
 }
 
-/// A file that is no database, or a damaged one, is never opened for writing: SQLite would begin by changing it.
+/// Rejects a file that is not a database or is damaged. SQLite would modify such a file when opening it for writing.
 fn refuse_damaged(path: &Path) -> Result<()> {
     const MAGIC: &[u8; 16] = b"SQLite format 3\0";
     let damaged = |why: String| StoreError::Damaged { path: path.to_owned(), why };
@@ -233,8 +235,8 @@ fn refuse_damaged(path: &Path) -> Result<()> {
     if file.read_exact(&mut head).is_err() || head != *MAGIC {
         return Err(damaged("it does not begin as a SQLite database does".to_owned()));
     }
-    // A log of the last writer is part of the database; reading it needs its index, which a read-only open may not
-    // create. Then the check is left to the open for writing, which recovers the log first.
+    // The last writer's log is part of the database. Reading it needs its index, which a read-only open may not create;
+    // then the check is left to the open for writing, which recovers the log first.
     let log = log_of(path);
     let connection = open_read_only(path)?;
     let whole = file.metadata().map_err(|error| cannot_open(path, error.to_string()))?.len() <= CHECKED_WHOLE_BYTES;
@@ -252,8 +254,8 @@ fn refuse_damaged(path: &Path) -> Result<()> {
     }
 }
 
-/// File systems on which two hosts may hold the file at once, or on which locks and fsync are promises of somebody
-/// else. Numbers are from the kernel's `magic.h` and the projects' own headers.
+/// File systems on which two hosts may open the file concurrently, or whose locks and fsync depend on a remote server.
+/// Numbers are from the kernel's `magic.h` and the projects' own headers.
 const NETWORK: [(u32, &str); 13] = [
     (0x6969, "NFS"),
     (0x517B, "SMB"),
@@ -275,7 +277,8 @@ fn network_file_system(folder: &Path) -> Result<Option<&'static str>> {
     Ok(network_kind(found.f_type as u64))
 }
 
-/// The kernel gives the number in a signed word of the machine's width; only the low 32 bits are the number.
+/// Returns the network file system with this magic number. The kernel returns it in a signed machine word, of which
+/// only the low 32 bits count.
 fn network_kind(number: u64) -> Option<&'static str> {
     let low = u32::try_from(number & 0xFFFF_FFFF).expect("masked to 32 bits");
     NETWORK.iter().find(|(magic, _)| *magic == low).map(|(_, kind)| *kind)
@@ -288,7 +291,7 @@ mod tests {
     #[test]
     fn network_file_systems_are_known_by_their_number_and_local_ones_are_not_among_them() {
         assert_eq!(network_kind(0x6969), Some("NFS"));
-        // As a signed 64-bit word gives it.
+        // Sign-extended to 64 bits.
         assert_eq!(network_kind(0xFFFF_FFFF_FF53_4D42), Some("CIFS"));
         for (local, name) in [
             (0xEF53_u64, "ext4"),

@@ -1,4 +1,4 @@
-//! A transaction under way: the only thing statements can be run on.
+//! A transaction in progress, through which all statements run.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -14,11 +14,11 @@ pub(crate) enum Conn<'a> {
     Postgres(&'a mut PgSession),
 }
 
-/// A transaction, with the names it knows. Names it added are lost with it if it fails.
+/// A transaction and the names known to it. Names it adds are discarded if it fails.
 pub(crate) struct Tx<'a> {
     pub(crate) conn: Conn<'a>,
     pub(crate) names: Arc<Names>,
-    /// The highest number of a bundle, in a write of the controller.
+    /// The highest bundle id, set in a controller's write.
     pub(crate) last_bundle: i64,
 }
 
@@ -33,7 +33,7 @@ impl Tx<'_> {
         matches!(self.conn, Conn::Sqlite(_))
     }
 
-    /// Runs one statement and says how many rows it changed.
+    /// Runs one statement and returns the number of rows changed.
     pub(crate) fn run(&mut self, operation: &'static str, sql: &str, vals: &[Val<'_>]) -> Result<u64> {
         match &mut self.conn {
             Conn::Sqlite(connection) => {
@@ -45,7 +45,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Runs several statements that take no values.
+    /// Runs several statements without parameters.
     pub(crate) fn script(&mut self, operation: &'static str, sql: &str) -> Result<()> {
         match &mut self.conn {
             Conn::Sqlite(connection) => connection.execute_batch(sql).map_err(sqlite_error(operation)),
@@ -53,7 +53,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Hands each row of the answer to `visit`, as they come: the answer may be larger than memory.
+    /// Passes rows to `visit` as they arrive: the result may exceed memory.
     pub(crate) fn rows(
         &mut self,
         operation: &'static str,
@@ -81,7 +81,7 @@ impl Tx<'_> {
         }
     }
 
-    /// All rows of an answer that fits in memory.
+    /// Returns all rows of a result that fits in memory.
     pub(crate) fn all<T>(
         &mut self,
         operation: &'static str,
@@ -100,7 +100,7 @@ impl Tx<'_> {
         Ok(found)
     }
 
-    /// As [`Self::all`], for a long answer of whole numbers to a question that takes no values.
+    /// As [`Self::all`], for a long result of integers from a query without parameters.
     pub(crate) fn all_numbers<T>(
         &mut self,
         operation: &'static str,
@@ -123,7 +123,7 @@ impl Tx<'_> {
         Ok(found)
     }
 
-    /// The first row of an answer that has few, if there is one.
+    /// Returns the first row, if any, of a short result.
     pub(crate) fn first<T>(
         &mut self,
         operation: &'static str,
@@ -144,9 +144,9 @@ impl Tx<'_> {
         Ok(found)
     }
 
-    /// Like [`Self::rows`], for a list of keys: the text says `WHERE id IN {keys}`. Rows come in no order, and those of
-    /// one key must not depend on the others: SQLite is asked key by key, which is faster than having it build a table
-    /// of the keys for each question; PostgreSQL is asked once.
+    /// As [`Self::rows`], for a list of keys: the SQL contains `WHERE id IN {keys}`. Rows have no order, and rows of
+    /// one key must not depend on other keys: SQLite runs one query per key, which is faster than building a table of
+    /// keys per query; PostgreSQL runs one query in all.
     pub(crate) fn keyed(
         &mut self,
         operation: &'static str,
@@ -183,8 +183,8 @@ impl Tx<'_> {
         }
     }
 
-    /// [`Self::keyed`] will be asked this. PostgreSQL is asked with the next question, so that the answer is there then;
-    /// SQLite has no journey to save.
+    /// Announces a later call of [`Self::keyed`]. PostgreSQL receives it with the next query, so that the rows are
+    /// there then; SQLite has no round trip to save.
     pub(crate) fn foresee(&mut self, operation: &'static str, sql: &str, keys: &[i64]) {
         if let Conn::Postgres(session) = &mut self.conn
             && !keys.is_empty()
@@ -193,9 +193,9 @@ impl Tx<'_> {
         }
     }
 
-    /// Runs a statement for each of many rows: `sqlite` once per row with its values, `postgres` once with each
-    /// column as an array. `rows` is flat, `kinds.len()` values to a row. PostgreSQL may be told later, in the same
-    /// order, and what it has against it is told then.
+    /// Runs a statement for each of many rows: `sqlite` once per row with its values, `postgres` once with each column
+    /// as an array. `rows` is flat, with `kinds.len()` values per row. PostgreSQL may receive it later, in order; an
+    /// error then surfaces there.
     pub(crate) fn each(
         &mut self,
         operation: &'static str,
@@ -210,7 +210,7 @@ impl Tx<'_> {
         }
     }
 
-    /// As [`Self::each`], at once. How many rows were changed.
+    /// As [`Self::each`], executed immediately. Returns the number of rows changed.
     pub(crate) fn count_each(
         &mut self,
         operation: &'static str,
@@ -225,7 +225,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Inserts many rows. `into` is `table (columns)`, `conflict` what to do about rows that are there already.
+    /// Inserts many rows. `into` is `table (columns)`, `conflict` the clause for existing rows.
     pub(crate) fn bulk(
         &mut self,
         operation: &'static str,
@@ -237,8 +237,8 @@ impl Tx<'_> {
         self.insert_rows(operation, into, kinds, rows, conflict, When::InTurn)
     }
 
-    /// As [`Self::bulk`], for rows that every transaction adds to: they are locked only at its end, so that others wait
-    /// for no more than that.
+    /// As [`Self::bulk`], for rows that every transaction updates: they are locked only at its end, to keep others
+    /// waiting as briefly as possible.
     pub(crate) fn add_up(
         &mut self,
         operation: &'static str,
@@ -277,7 +277,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Inserts a row and gives back the number it got.
+    /// Inserts a row and returns its id.
     pub(crate) fn insert(&mut self, operation: &'static str, sql: &str, vals: &[Val<'_>]) -> Result<i64> {
         self.first(operation, &format!("{sql} RETURNING id"), vals, |row| row.int(0))?
             .ok_or_else(|| StoreError::Unreadable { what: "answer", why: format!("{operation} gave no number back") })
@@ -310,17 +310,18 @@ impl Kind {
     }
 }
 
-/// PostgreSQL takes the keys as one array.
+/// Rewrites the key list for PostgreSQL, which takes it as one array.
 fn unnested(sql: &str) -> String {
     sql.replace("IN {keys}", "IN (SELECT unnest($1::int8[]))")
 }
 
-/// SQLite reads `$1` as a name and numbers names as they come; `?1` is the first value for it.
+/// Rewrites placeholders for SQLite, which treats `$1` as a name and numbers names by appearance; `?1` is the first
+/// value.
 fn numbered(sql: &str) -> String {
     sql.replace('$', "?")
 }
 
-/// How SQLite goes about the questions that a thread asks, for tests.
+/// SQLite's query plans for the queries of a thread, for tests.
 #[cfg(test)]
 pub(crate) mod plans {
     use std::cell::RefCell;
@@ -340,7 +341,7 @@ pub(crate) mod plans {
         });
     }
 
-    /// The steps of all questions that are asked meanwhile.
+    /// Returns the plan steps of all queries that `ask` runs.
     pub(crate) fn of(ask: impl FnOnce()) -> Vec<String> {
         TOLD.set(Some(Vec::new()));
         ask();

@@ -1,12 +1,12 @@
--- The first schema. Words in braces differ between the databases; schema.rs fills them in.
--- Times are milliseconds since 1970 (UTC), lengths are milliseconds. Run, case and operation numbers begin with
--- their moment of birth (millisecond << 21), so that order by number is order by time.
+-- The first schema. schema.rs replaces words in braces, which differ between the databases. Times are milliseconds
+-- since 1970 (UTC), durations are milliseconds. Ids of runs, cases and operations start with their creation time
+-- (millisecond << 21), so that order by id is order by time.
 
--- One word or JSON value by name: the cluster's id, the breaker, what was said once.
+-- A string or JSON value by key: the cluster's id, the breaker, one-time notices.
 CREATE TABLE meta (key TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL) {compact};
 CREATE TABLE counter (name TEXT NOT NULL PRIMARY KEY, n BIGINT NOT NULL) {compact};
 
--- Who leads. One row. Each take-over has a higher fence.
+-- The leader. One row. Each take-over has a higher fence.
 CREATE TABLE lease (
     one SMALLINT NOT NULL PRIMARY KEY CHECK (one = 1),
     holder TEXT NOT NULL,
@@ -15,13 +15,13 @@ CREATE TABLE lease (
 );
 INSERT INTO lease (one, holder, fence, expires) VALUES (1, '', 0, 0);
 
--- Names are written once and referred to by small numbers.
+-- Names are stored once and referenced by small ids.
 CREATE TABLE node (
     id {serial},
     name TEXT NOT NULL UNIQUE,
     life TEXT NOT NULL,
     since BIGINT NOT NULL,
-    -- Results at or before this moment are of a machine that bore the name before.
+    -- Results up to this time belong to an earlier machine with this name.
     counts_from BIGINT,
     hardware TEXT,
     boot TEXT,
@@ -30,7 +30,7 @@ CREATE TABLE node (
     backoff_times BIGINT,
     hold TEXT,
     case_id BIGINT,
-    -- The last report of its agent that was kept: its number, and when it was sent by the node's clock.
+    -- The agent's last stored report: its number, and its send time by the node's clock.
     report BIGINT,
     report_sent BIGINT
 );
@@ -66,7 +66,7 @@ CREATE TABLE run (
     case_id BIGINT,
     planned BIGINT NOT NULL,
     time_limit BIGINT NOT NULL,
-    -- The one-time key; erased when the run ends.
+    -- One-time key; erased when the run ends.
     secret TEXT,
     job TEXT,
     submitted BIGINT,
@@ -78,7 +78,7 @@ CREATE TABLE run (
     cancel_since BIGINT,
     logs_pruned SMALLINT NOT NULL DEFAULT 0
 );
--- Holds all that the day's node-hours are added up from.
+-- Covers the sum of a day's node-hours.
 CREATE INDEX run_ended ON run (ended, started, node_count) WHERE state = 'ended';
 CREATE INDEX run_case ON run (case_id) WHERE case_id IS NOT NULL;
 
@@ -90,10 +90,10 @@ CREATE TABLE run_node (
     active SMALLINT NOT NULL,
     PRIMARY KEY (run, node)
 ) {compact};
--- The database itself refuses a second run on a node.
+-- Rejects a second run on a node.
 CREATE UNIQUE INDEX one_run_per_node ON run_node (node) WHERE active = 1;
 
--- Every result there ever was. `at` counts from the birth of the run, which keeps rows small.
+-- Every result. `at` is relative to the run's creation, which keeps rows small.
 CREATE TABLE history (
     node {ref} NOT NULL,
     run BIGINT NOT NULL,
@@ -104,7 +104,7 @@ CREATE TABLE history (
     PRIMARY KEY (node, run, test)
 ) {compact};
 
--- What history says now, by node and test. `verify` recomputes it.
+-- The fold of history by node and test. `verify` recomputes it.
 CREATE TABLE latest (
     node {ref} NOT NULL,
     test {ref} NOT NULL,
@@ -175,7 +175,7 @@ CREATE TABLE reason (
     since BIGINT NOT NULL,
     body TEXT NOT NULL
 );
--- A cycle's plan is what the audit trail has under its number.
+-- The audit lines with a cycle's id are its plan.
 CREATE TABLE audit (
     id {serial},
     at BIGINT NOT NULL,

@@ -1,13 +1,13 @@
--- Agents that may speak, each for its own node, and what was last heard of them. A node is named here and not numbered:
--- it may be enrolled before any cycle has seen it.
+-- Agent credentials, and the latest contact of each agent. The node is a name and not an id: it may be enrolled before
+-- any cycle has seen it.
 CREATE TABLE agent (
     node TEXT NOT NULL PRIMARY KEY,
     secret TEXT NOT NULL,
     created BIGINT NOT NULL,
     revoked BIGINT,
-    -- By the controller's clock, in batches: up to a minute behind what the controller itself knows.
+    -- Controller's clock; written in batches, up to a minute behind what the controller knows.
     heard BIGINT,
-    -- Of the newest message: its number, and when it was sent by the node's clock.
+    -- The newest message: its number, and its send time by the node's clock.
     number BIGINT,
     sent BIGINT,
     program TEXT,
@@ -15,8 +15,8 @@ CREATE TABLE agent (
     policy BIGINT
 );
 
--- Events that have had their answer (a proof, an operator's word): this record of this boot and all before it. Told again
--- they say nothing.
+-- Acknowledged events (by requalification or an operator): this record of this boot and all before it. Repeated reports
+-- of them do not count.
 CREATE TABLE settled (
     node {ref} NOT NULL REFERENCES node (id),
     test {ref} NOT NULL REFERENCES test (id),

@@ -1,4 +1,5 @@
--- User work that failed on nodes, as the cluster told it. `work` is the cluster's own name of it: told again, it is one row.
+-- Failed user jobs by node, as the cluster reports them. `work` is the cluster's id of the job: a repeated report is
+-- one row.
 CREATE TABLE failed_work (
     work TEXT NOT NULL,
     node {ref} NOT NULL REFERENCES node (id),

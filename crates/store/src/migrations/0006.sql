@@ -1,4 +1,4 @@
--- Who may speak to the API. Only what a token comes down to is kept: it cannot be used to speak.
+-- API tokens. Only the digest is stored; it cannot be used to sign in.
 CREATE TABLE token (
     name TEXT NOT NULL PRIMARY KEY,
     role TEXT NOT NULL,
@@ -8,6 +8,6 @@ CREATE TABLE token (
     expires BIGINT,
     revoked BIGINT
 ) {compact};
--- From where something was asked for, and what was shown of it before it was done.
+-- Origin of a request, and the plan shown before it was carried out.
 ALTER TABLE audit ADD COLUMN origin TEXT;
 ALTER TABLE audit ADD COLUMN plan TEXT;

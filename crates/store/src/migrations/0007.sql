@@ -1,4 +1,5 @@
--- Messages to people, one receiver each. `next` is when it is tried next; while somebody tries, until when it is left to him.
+-- Outgoing notifications, one receiver each. `next` is the time of the next attempt; during an attempt, the end of the
+-- claim on it.
 CREATE TABLE alert_message (
     id {serial},
     receiver TEXT NOT NULL,
@@ -13,7 +14,7 @@ CREATE TABLE alert_message (
 CREATE INDEX alert_waiting ON alert_message (receiver) WHERE state = 'waiting';
 CREATE INDEX alert_ended ON alert_message (ended) WHERE ended IS NOT NULL;
 
--- What is to be told to whom, written with the decision it tells of. Without a message it waits for the next one.
+-- Notes by receiver, written with the decision they report. A note without a message waits for the next one.
 CREATE TABLE alert_note (
     id {serial},
     receiver TEXT NOT NULL,
@@ -23,8 +24,8 @@ CREATE TABLE alert_note (
 CREATE INDEX alert_pending ON alert_note (receiver, id) WHERE message IS NULL;
 CREATE INDEX alert_told ON alert_note (message) WHERE message IS NOT NULL;
 
--- Troubles of the service that people were told of and that are not over.
+-- Active conditions of the service that were notified.
 CREATE TABLE alert_condition (name TEXT NOT NULL PRIMARY KEY, since BIGINT NOT NULL) {compact};
 
--- Cases that somebody has seen, or does not want to hear of for a while.
+-- Cases that an operator has acknowledged or snoozed.
 CREATE TABLE mute (case_id BIGINT NOT NULL PRIMARY KEY, body TEXT NOT NULL) {compact};

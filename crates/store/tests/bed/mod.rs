@@ -1,4 +1,4 @@
-//! What tests of the store stand on: a store of each kind, and verbs to work it with.
+//! Test bed for the store: a store of each kind, and verbs to drive it.
 
 pub(crate) mod postgres;
 
@@ -21,7 +21,7 @@ use doctor_store::{
     records::{Accepted, CycleId, CycleIntent, JudgedResult},
 };
 
-/// A store under test, with a lease and a clock that only moves when told.
+/// A store under test, with a lease and a clock that only the test advances.
 pub(crate) struct Bed {
     pub(crate) store: Store,
     pub(crate) lease: Lease,
@@ -64,18 +64,18 @@ impl Bed {
         bed
     }
 
-    /// A store that others made.
+    /// Opens an existing store.
     pub(crate) fn at(url: &StoreUrl) -> Self {
         Self::over(Store::open(url).unwrap(), Some(url.clone()))
     }
 
-    /// As after a restart of the controller.
+    /// Reopens the store, as after a restart of the controller.
     pub(crate) fn reopen(&mut self) {
         self.store = Store::open(self.url.as_ref().unwrap()).unwrap();
         self.lease = self.store.acquire("tests", self.now, Span::days(36_500)).unwrap();
     }
 
-    /// `None`, after saying so, where there is no PostgreSQL.
+    /// Returns `None`, after printing so, where there is no PostgreSQL.
     pub(crate) fn postgres() -> Option<Self> {
         let url = postgres::new_database()?;
         Some(Self::over(Store::open(&url).unwrap(), Some(url)))
@@ -171,7 +171,7 @@ impl Bed {
         self.store.accept(&self.lease, results).unwrap()
     }
 
-    /// Plans, runs and accepts one test with this verdict, at the present moment.
+    /// Plans, runs and accepts one test with this verdict, at the current time.
     pub(crate) fn tested(&mut self, name: &str, test: &str, verdict: Verdict) -> RunId {
         let run = self.plan(name, &[test]);
         let outcome = self.outcome(name, test, verdict);
@@ -198,7 +198,7 @@ impl Bed {
         }
     }
 
-    /// The store must never contradict itself, whatever was done to it.
+    /// Asserts that the store is consistent.
     pub(crate) fn assert_sound(&self) {
         let verified = self.store.verify().unwrap();
         assert!(verified.is_sound(), "{:#?}", verified.troubles);

@@ -1,4 +1,4 @@
-//! A PostgreSQL database for each test that asks, on one server for the whole test process.
+//! A PostgreSQL database per test, on one server for the whole test process.
 
 use std::sync::{
     OnceLock,
@@ -12,7 +12,7 @@ use doctor_bed::postgres::{BedError, Server, Setup};
 static SERVER: OnceLock<Result<Server, BedError>> = OnceLock::new();
 static DATABASES: AtomicU32 = AtomicU32::new(0);
 
-/// A new, empty database. Where there is no PostgreSQL this says so and gives `None`; in CI that is a failure.
+/// Creates an empty database. Where there is no PostgreSQL, prints so and returns `None`; in CI that is a failure.
 pub(crate) fn new_database() -> Option<StoreUrl> {
     match SERVER.get_or_init(|| Server::start(Setup::default())) {
         Ok(server) => {

@@ -1,4 +1,4 @@
-//! What agents say and with what right, on every kind of store.
+//! Agent reports and credentials, on every kind of store.
 
 use doctor_checks::document::{Dropped, RunKey, Schema, Versions};
 use doctor_core::time::{Span, Timestamp};
@@ -35,7 +35,7 @@ fn agents_open_and_clear_findings_without_history(bed: &mut Bed) {
     assert_eq!((stored.findings[0].times, stored.findings[0].run), (2, None));
     assert_eq!(stored.hardware, hardware("n1").id());
     assert_eq!(bed.store.audit(10, None).unwrap().len(), 1, "only what changed is worth a line");
-    // The agent was set up anew and counts from one again.
+    // The agent was reinstalled and restarts its numbering.
     (report.number, report.sent) = (1, bed.now);
     report.by_check.insert(test("gpu"), Vec::new());
     assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Kept);

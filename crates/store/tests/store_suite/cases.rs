@@ -1,4 +1,4 @@
-//! Cases, the breaker and what operators say, on every kind of store.
+//! Cases, the breaker and operator commands, on every kind of store.
 
 use doctor_core::{
     case::{Case, CaseState, Closed, Rung, StepKind, StepState},
@@ -79,7 +79,7 @@ fn a_case_is_kept_step_by_step_and_its_closing_frees_the_node(bed: &mut Bed) {
             (StepKind::Mark, StepState::Done, Rung::Reset),
             (StepKind::Reset, StepState::Failed, Rung::Reset),
             (StepKind::Reboot, StepState::Done, Rung::Reboot),
-            // What happens in our own books only is done with the plan; what touches the cluster is not.
+            // A bookkeeping step is done with the plan; a step that touches the cluster is not.
             (StepKind::Prove, StepState::Done, Rung::Reboot),
             (StepKind::Drain, StepState::Intended, Rung::Reboot)
         ]
@@ -111,7 +111,7 @@ fn a_case_follows_its_machine_to_another_name(bed: &mut Bed) {
     let nodes = bed.store.load_nodes().unwrap();
     assert_eq!((nodes[&node("n1")].case, nodes[&node("n9")].case), (None, Some(case.id)));
     assert_eq!(bed.store.case(case.id).unwrap().unwrap().node, node("n9"));
-    // Closed under the new name, it takes nothing from the old one.
+    // Closed under the new name, it changes nothing under the old one.
     let close = Action::CloseCase { case: case.id, node: node("n9"), how: Closed::Returned };
     bed.commit(&[Because::new(close, "proved", "well")]);
     bed.assert_sound();

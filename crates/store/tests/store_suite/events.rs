@@ -1,5 +1,5 @@
-//! Events of the kernel's log from the node's evidence to the finding, and what ends them: a proof, an operator, a boot
-//! where a boot is the cure. Never silence, and never twice.
+//! Kernel log events, from the node's evidence to the finding, and what clears them: requalification, an operator, or a
+//! reboot where a reboot is the remedy. Never silence, and never twice.
 
 use doctor_checks::{
     Catalogue,
@@ -31,14 +31,14 @@ suite!(
 const BOOT: &str = "0e2b6d54-7f3a-4a56-9d43-0f4f4d5d1c11";
 const NEXT_BOOT: &str = "11111111-7f3a-4a56-9d43-0f4f4d5d1c11";
 const QUIET: &str = "6,1,0,-;Linux version 6.8.0";
-/// A boot is the cure.
+/// Remedied by a reboot.
 const MACHINE_CHECK: &str = "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 7: be00000000800400";
 
 fn settings() -> Settings {
     Settings::new(Policy::standard(), Catalogue::built_in(), Profiles::default()).unwrap()
 }
 
-/// What the kernel-log check reads of a log with these records.
+/// The kernel-log check's evidence for a log with these records.
 fn evidence(settings: &Settings, boot: &str, records: &[(u64, &str)], bed: &Bed) -> TestEvidence {
     let id = CheckId::new("kernel-log").unwrap();
     let mut log = format!("{QUIET}\n");
@@ -59,7 +59,7 @@ fn settled(bed: &Bed) -> Vec<Settled> {
     bed.store.settled_events().unwrap().remove(&node("n1")).unwrap_or_default()
 }
 
-/// The agent of `n1` reports what it reads; gives back what is open then.
+/// Lets the agent of `n1` report these records; returns the open findings.
 fn reports(bed: &mut Bed, boot: &str, records: &[(u64, &str)]) -> Vec<String> {
     let (settings, key) = (settings(), RunKey::new([9; 32]));
     bed.wait(Span::minutes(5));
@@ -85,7 +85,7 @@ fn open(bed: &Bed) -> Vec<String> {
     stored.findings.iter().map(|open| open.finding.reason.to_string()).collect()
 }
 
-/// A proof of `n1` runs and reads this; gives back its verdict.
+/// Requalifies `n1` with these records; returns the verdict.
 fn proof(bed: &mut Bed, case: doctor_core::ids::CaseId, boot: &str, records: &[(u64, &str)]) -> Verdict {
     let settings = settings();
     let mut run = bed.run_on(&["n1"], &["kernel-log"]);
@@ -117,10 +117,10 @@ fn proof(bed: &mut Bed, case: doctor_core::ids::CaseId, boot: &str, records: &[(
 fn an_old_event_neither_keeps_a_proved_node_out_nor_brings_it_back_and_a_new_one_does(bed: &mut Bed) {
     assert_eq!(reports(bed, BOOT, &[(500, MACHINE_CHECK)]), ["machine-check"]);
     let case = open_case(bed, "n1");
-    // It was repaired without a boot: the log still has the record.
+    // It was repaired without a reboot: the log still contains the record.
     assert_eq!(proof(bed, case.id, BOOT, &[(500, MACHINE_CHECK)]), Verdict::Pass);
     assert_eq!(open(bed), Vec::<String>::new());
-    // The agent tells it again, also after a restart of its own.
+    // The agent reports it again, even after its own restart.
     for _ in 0..3 {
         assert_eq!(reports(bed, BOOT, &[(500, MACHINE_CHECK)]), Vec::<String>::new());
     }

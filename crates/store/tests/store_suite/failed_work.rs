@@ -1,4 +1,4 @@
-//! User work that failed is kept once, however often it is told, and goes with the machine that it failed on.
+//! Failed user jobs are stored once, however often they are reported, and are deleted with the machine they failed on.
 
 use doctor_core::{
     failed_work::{FailedWork, HowFailed, Label},

@@ -40,7 +40,7 @@ fn rows_of(path: &Path, sql: &str) -> Vec<(String, String, i64, String)> {
     rows.map(Result::unwrap).collect()
 }
 
-/// After a copy that took long, as it does on a slow disk, there is a pause.
+/// Publishes, waiting out the pause that follows a slow copy.
 fn publish(bed: &Bed, dest: &Path) -> Result<Published, StoreError> {
     loop {
         match bed.store.publish(dest) {
@@ -75,7 +75,7 @@ fn the_published_copy_answers_the_seeds_queries_and_follows_what_changes(bed: &m
     assert_eq!(rows_of(&dest, LATEST), [row("n1", "disk", now, "pass"), row("n3", "gpu", now, "incomplete")]);
     assert_eq!(rows_of(&dest, RUNS).len(), 3);
 
-    // A run that has answered in part is in the copy, once, before and after its end.
+    // A run with a partial result is in the copy once, before and after its end.
     let run = bed.run_on(&["n4", "n5"], &["gpu"]);
     let id = run.id;
     bed.commit(&[Because::new(Action::Submit(run), "due", "x")]);
@@ -93,12 +93,12 @@ fn the_published_copy_answers_the_seeds_queries_and_follows_what_changes(bed: &m
     assert_eq!(rows_of(&dest, RUNS).len(), 6);
     bed.now = right;
 
-    // A copy that does not add up is written anew.
+    // A copy with a wrong row count is rewritten.
     Connection::open(&dest).unwrap().execute("DELETE FROM runs WHERE result = 'fail'", ()).unwrap();
     bed.tested("n6", "disk", Verdict::Pass);
     assert_eq!(publish(bed, &dest).unwrap(), Published::Written { rows: 7, whole: true });
 
-    // A lost copy is made anew, from everything.
+    // A missing copy is rewritten from everything.
     std::fs::remove_file(&dest).unwrap();
     assert_eq!(publish(bed, &dest).unwrap(), Published::Written { rows: 7, whole: true });
     let left: Vec<_> = std::fs::read_dir(bed.folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -137,7 +137,7 @@ fn an_import_is_history_that_nobody_believes_and_comes_in_once(bed: &mut Bed) {
             ("n2", "all", "1700000100", "incomplete"),
             ("../etc", "all", "1700000100", "pass"),
             ("n3", "all", "yesterday", "pass"),
-            // Later than any run number can say: it would be taken for a row of another time.
+            // Later than any run id can encode: it would be read as another time.
             ("n3", "all", "99999999999", "pass"),
             ("n3", "all", "1700000100", "maybe"),
         ],
@@ -184,7 +184,7 @@ fn a_trusted_import_makes_tests_fresh_also_when_it_was_untrusted_before(bed: &mu
     assert_eq!((trusted.added, trusted.known, trusted.trusted), (0, 3, 3));
     let latest = bed.store.latest_all().unwrap();
     let words: Vec<_> = latest.iter().map(|row| (row.node.to_string(), row.verdict, row.run.is_some())).collect();
-    // What we saw ourselves later stays the newest.
+    // Our own later result remains the newest.
     assert_eq!(words, [("n2".to_owned(), Verdict::Fail, true), ("n1".to_owned(), Verdict::Pass, false)]);
     assert_eq!(bed.store.failure_rates(Timestamp::from_secs(0)).unwrap()[0].pass, 2);
     assert_eq!(bed.store.import(&file, true, bed.now).unwrap().trusted, 0);
@@ -237,7 +237,7 @@ fn a_backup_restores_into_an_empty_store_of_either_kind(bed: &mut Bed) {
         assert_eq!(store.audit(99, None).unwrap(), bed.store.audit(99, None).unwrap());
         assert_eq!(store.leader().unwrap(), None);
         assert!(store.verify().unwrap().is_sound());
-        // It goes on where the old one was, also with numbers that the database hands out.
+        // It continues where the old one was, including ids that the database generates.
         store.acquire("next", bed.now, Span::hours(1)).unwrap();
         store
             .hold(
@@ -306,7 +306,7 @@ fn retention_keeps_the_last_conclusive_result_and_what_came_after_the_settled_on
     assert_eq!(bed.store.latest_all().unwrap(), before);
     bed.assert_sound();
 
-    // The newest result's log stays; the others are named until they are said to be gone.
+    // The newest result's log stays; the others are listed until their deletion is confirmed.
     let named: Vec<RunId> = pruned.logs.iter().map(|log| log.run).collect();
     assert_eq!(named.len(), 7, "{named:?}");
     assert!(!named.contains(&runs[5]) && !named.contains(&only_inconclusive));
@@ -345,7 +345,7 @@ fn retention_keeps_an_open_cases_evidence_and_logs(bed: &mut Bed) {
 
     let close = Action::CloseCase { case: case.id, node: node("n1"), how: Closed::Returned };
     bed.commit(&[Because::new(close, "proved", "well")]);
-    // Closed is not forgotten: it has its time like everything else.
+    // Closing does not delete it: its retention period applies.
     assert_eq!(bed.store.retention(&bed.lease, bed.now, KEEP).unwrap().evidence_rows, 0);
     bed.wait(Span::days(31));
     let pruned = bed.store.retention(&bed.lease, bed.now, KEEP).unwrap();
@@ -411,7 +411,7 @@ fn a_place_where_no_store_can_be_says_why_and_what_to_do() {
 fn a_store_that_was_killed_in_the_middle_opens_with_all_that_was_acknowledged() {
     let mut bed = Bed::file();
     bed.tested("n1", "disk", Verdict::Pass);
-    // What a killed process leaves: the file, its log, and no checkpoint.
+    // A killed process leaves the file, its log, and no checkpoint.
     let StoreUrl::Sqlite(live) = bed.url.clone().unwrap() else { panic!() };
     let copy = bed.path("crashed.db");
     for suffix in ["", "-wal"] {

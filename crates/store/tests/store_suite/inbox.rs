@@ -1,4 +1,4 @@
-//! Results between being kept and standing in history: nobody may see a difference, whoever reads, writes or dies.
+//! Results between being stored and being entered in history: no reader, writer or crash may reveal a difference.
 
 use std::{
     collections::BTreeMap,
@@ -34,7 +34,7 @@ suite!(
     a_document_is_found_whatever_its_length_and_its_neighbours,
 );
 
-/// Plans a run on each of so many nodes, all at once.
+/// Plans `runs` runs on one node each, in one cycle.
 fn plan(bed: &mut Bed, prefix: &str, runs: usize) -> Vec<(String, RunId)> {
     let names: Vec<String> = (0..runs).map(|i| format!("{prefix}{i}")).collect();
     let runs: Vec<_> = names.iter().map(|name| bed.run_on(&[name], &["disk"])).collect();
@@ -77,7 +77,7 @@ fn another_process_sees_what_was_kept_a_moment_later(bed: &mut Bed) {
     let other = Store::open(&url).unwrap();
     let runs = plan(bed, "n", 30);
     let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
-    // Also after somebody has found the inbox empty.
+    // Also after a reader has found the inbox empty.
     for (some, expected) in runs.chunks(10).zip([10, 20, 30]) {
         submit(bed, &group, some);
         let began = Instant::now();
@@ -114,7 +114,7 @@ fn an_inbox_that_somebody_else_has_emptied_is_not_entered_again(bed: &mut Bed) {
     let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
     for some in runs.chunks(5) {
         submit(bed, &group, some);
-        // Opening it enters what is there; both may be at it at once.
+        // Opening it enters the inbox, possibly concurrently with this process.
         drop(Store::open(&url).unwrap());
     }
     assert_eq!(results_seen(&Store::open(&url).unwrap()), 50);
@@ -165,15 +165,15 @@ fn a_document_is_found_whatever_its_length_and_its_neighbours(bed: &mut Bed) {
     assert_eq!(bed.store.evidence(results[0].run, &results[1].node).unwrap(), None);
 }
 
-/// What the process that is killed is told by: a store, and which runs to bring results for.
+/// Environment of the process that is killed: a store, and the runs to submit results for.
 const CHILD: &str = "DOCTOR_TEST_WRITES_TO";
 const CHILD_RUNS: &str = "DOCTOR_TEST_RUNS";
-/// So many threads bring results.
+/// Threads that submit results.
 const HANDS: usize = 8;
-/// Runs planned for each life, more than are answered before its end.
+/// Runs planned per process, more than it answers before it is killed.
 const RUNS: usize = 400;
 
-/// Not a test by itself: the process that the next one kills.
+/// Not a test by itself: the process that the next test kills.
 #[test]
 fn a_process_that_brings_results_until_it_is_killed() {
     let (Ok(url), Ok(runs)) = (std::env::var(CHILD), std::env::var(CHILD_RUNS)) else { return };
@@ -231,7 +231,8 @@ fn what_was_acknowledged_is_there_whatever_instant_the_process_dies_at() {
     assert!(left_in_the_inbox > 0, "no process died between keeping and entering: this has shown nothing");
 }
 
-/// Has a process bring results for these runs, kills it after so many were acknowledged, and tells which were.
+/// Starts a process that submits results for these runs, kills it after `acknowledged` results, and returns which were
+/// acknowledged.
 fn live_and_die(url: &StoreUrl, runs: &[(String, RunId)], acknowledged: usize) -> Vec<(RunId, NodeName)> {
     let runs: Vec<String> = runs.iter().map(|(name, run)| format!("{name}={run}")).collect();
     let url = match url {
@@ -248,12 +249,12 @@ fn live_and_die(url: &StoreUrl, runs: &[(String, RunId)], acknowledged: usize) -
     let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
     let mut told = Vec::new();
     for line in lines {
-        // The first may stand behind what the test runner says.
+        // The first line may follow the test runner's output.
         let Some((_, pair)) = line.split_once("kept ") else { continue };
         let (name, run) = pair.split_once('=').unwrap();
         told.push((run.parse().unwrap(), node(name)));
         if told.len() == acknowledged {
-            // What it says from here on until it is dead is read too.
+            // Output until the process has exited is read too.
             child.kill().unwrap();
         }
     }

@@ -1,4 +1,4 @@
-//! Messages to people, on every kind of store.
+//! Outgoing notifications, on every kind of store.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ fn trial(receiver: &str, by: &str) -> Addressed {
     Addressed { receiver: receiver.to_owned(), note: Note { at: Timestamp::from_secs(1), about } }
 }
 
-/// Writes notes down as the service's watch does.
+/// Queues notes as the service alerts do.
 fn queue(bed: &Bed, told: &[Addressed]) {
     let known = bed.store.alert_conditions().unwrap();
     assert!(bed.store.turn_conditions(&known, &known, told).unwrap());
@@ -80,7 +80,7 @@ fn a_message_is_tried_by_one_at_a_time_and_keeps_its_key(bed: &mut Bed) {
     let until = now.plus(MINUTE);
     let first = store.claim_alert("chat", now, until).unwrap().unwrap();
     assert_eq!(store.claim_alert("chat", now.plus(Span::from_secs(59)), until).unwrap(), None);
-    // Whoever had it died.
+    // The first claimant died.
     let again = store.claim_alert("chat", until, until.plus(MINUTE)).unwrap().unwrap();
     assert_eq!((again.key.as_str(), again.tries), (first.key.as_str(), 2));
     let next = until.plus(Span::from_secs(5));
@@ -90,7 +90,7 @@ fn a_message_is_tried_by_one_at_a_time_and_keeps_its_key(bed: &mut Bed) {
     assert_eq!((rows.len(), rows[0].state, rows[0].next), (1, MessageState::Waiting, Some(next)));
     assert_eq!(rows[0].trouble.as_deref(), Some("500"));
     store.settle_alert(again.id, &Tried::Delivered, next).unwrap();
-    // Whoever overslept changes nothing of what has ended.
+    // The late first claimant cannot change a completed message.
     store.settle_alert(first.id, &Tried::Lost { trouble: "late".to_owned() }, next).unwrap();
     assert_eq!(store.alert_messages(10, true).unwrap()[0].state, MessageState::Delivered);
     assert_eq!(store.alert_messages(10, false).unwrap(), []);
@@ -134,7 +134,7 @@ fn a_trouble_of_the_service_and_what_is_told_of_it_are_written_together(bed: &mu
     let open = BTreeMap::from([(Condition::BreakerOpen, bed.now)]);
     assert!(store.turn_conditions(&none, &open, &[trial("chat", "1")]).unwrap());
     assert_eq!(store.alert_conditions().unwrap(), open);
-    // Another controller saw the same a moment later.
+    // Another controller observed the same a moment later.
     assert!(!store.turn_conditions(&none, &open, &[trial("chat", "1")]).unwrap());
     assert_eq!(store.alerts_waiting().unwrap()["chat"].notes, 1);
 }

@@ -1,5 +1,5 @@
-//! Whatever is done to a store, in whatever order, it contradicts itself nowhere: `latest` is what history says, no
-//! node has two runs, counts fit. The same sequence leaves the same store on every database.
+//! Property test: whatever the order of operations, the store is consistent. `latest` matches history, no node has two
+//! runs, counts agree, and the same sequence leaves the same store on every database.
 
 use doctor_core::{
     finding::Verdict,
@@ -20,7 +20,7 @@ enum Deed {
         node: u8,
         tests: u8,
     },
-    /// Answers the `which`-th active run; the result may be of an earlier moment, partial, or come twice.
+    /// Answers the `which`-th active run; the result may be from an earlier time, partial, or sent twice.
     Answer {
         which: u8,
         verdict: Verdict,
@@ -126,7 +126,7 @@ fn live_through(mut bed: Bed, deeds: &[Deed]) -> Bed {
     bed
 }
 
-/// What a store says, apart from the numbers it gave to names.
+/// The content of a store, without the ids it gave to names.
 fn all_of(bed: &Bed) -> impl PartialEq + std::fmt::Debug {
     let mut latest = bed.store.latest_all().unwrap();
     latest.sort_by(|a, b| (&a.node, &a.test).cmp(&(&b.node, &b.test)));
@@ -144,7 +144,7 @@ proptest! {
 }
 
 proptest! {
-    // Each case has a database of its own, which takes PostgreSQL a while to make.
+    // Each case has its own database, which PostgreSQL takes a while to create.
     #![proptest_config(ProptestConfig { cases: 12, max_shrink_iters: 40, ..ProptestConfig::default() })]
 
     #[test]

@@ -1,4 +1,4 @@
-//! What the API reads and writes: tokens, what was asked of it, and pages of long lists, on every kind of store.
+//! Tokens, API audit lines, and pages of long lists, on every kind of store.
 
 use std::time::{Duration, Instant};
 
@@ -129,7 +129,7 @@ fn pages_of_runs_audit_and_days_add_up(bed: &mut Bed) {
     assert!(days.len() >= 2 && days.iter().all(|(day, _)| day.millis() % 86_400_000 == 0), "{days:?}");
 }
 
-/// A connection of somebody else to the database of this bed.
+/// Opens a second connection to the database of this bed.
 fn beside(bed: &Bed) -> (tokio::runtime::Runtime, tokio_postgres::Client) {
     let Some(StoreUrl::Postgres(url)) = &bed.url else { panic!("a bed on PostgreSQL has its address") };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -150,7 +150,8 @@ fn the_picture_of_the_cluster_is_replaced_as_a_whole(bed: &mut Bed) {
     bed.assert_sound();
 }
 
-/// What an older program left is read until the next cycle, on PostgreSQL too; on SQLite the schema's own tests look at it.
+/// Cluster state written by an older program is read until the next cycle, on PostgreSQL too; the schema tests cover
+/// SQLite.
 #[test]
 fn postgresql_takes_over_the_picture_of_an_older_program() {
     let Some(mut bed) = Bed::postgres() else { return };
@@ -165,7 +166,7 @@ fn postgresql_takes_over_the_picture_of_an_older_program() {
     assert_eq!(bed.store.cluster().unwrap(), Some((bed.now, b"\"new\"".to_vec())));
 }
 
-/// PostgreSQL uses up a number for each name that was there already.
+/// PostgreSQL consumes an id for each name that exists already.
 #[test]
 fn latest_results_are_the_same_when_the_numbers_of_their_names_have_grown_long() {
     let Some(mut bed) = Bed::postgres() else { return };
@@ -185,7 +186,7 @@ fn latest_results_are_the_same_when_the_numbers_of_their_names_have_grown_long()
     assert_eq!(row.get::<_, i32>(0), 70000, "a number that does not fit into sixteen bits");
 }
 
-/// Somebody has locked the table, and does not go.
+/// Another session locks the table and does not release it.
 #[test]
 fn a_question_that_postgresql_does_not_answer_in_time_is_given_up() {
     let Some(bed) = Bed::postgres() else { return };
