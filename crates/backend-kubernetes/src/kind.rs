@@ -1,4 +1,5 @@
-//! The Kubernetes backend's registration. Without the client, settings can be read and manifests printed; a cluster cannot be opened.
+//! Registers the Kubernetes backend. Without the client, settings can be read and manifests printed, but no cluster can be
+//! opened.
 
 use std::path::Path;
 
