@@ -78,7 +78,7 @@ mod with_client {
         Inspection { findings, agents: Some(agents) }
     }
 
-    #[expect(clippy::unnecessary_wraps, reason = "without the client it is not")]
+    #[expect(clippy::unnecessary_wraps, reason = "without the client it fails")]
     pub(super) const fn available() -> Result<(), &'static str> {
         Ok(())
     }
@@ -119,7 +119,7 @@ mod with_client {
         vec![Inspected::bad("cluster", text, REMEDY)].into()
     }
 
-    #[expect(clippy::unnecessary_wraps, reason = "with the client it is not")]
+    #[expect(clippy::unnecessary_wraps, reason = "with the client it can fail")]
     pub(super) const fn check_template(_: &str, _: &KubernetesConfig) -> Result<(), BadText> {
         Ok(())
     }

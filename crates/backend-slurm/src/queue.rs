@@ -123,7 +123,7 @@ fn megabytes(text: &str) -> u64 {
         _ => return 0,
     };
     let number = number.parse::<f64>().unwrap_or_default();
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast to a number saturates")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a float-to-integer cast saturates")]
     let whole = (number * scale) as u64;
     whole
 }

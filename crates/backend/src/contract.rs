@@ -116,7 +116,7 @@ struct Suite<'a> {
     ids: IdSource,
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "the shape that map_err wants")]
+#[expect(clippy::needless_pass_by_value, reason = "map_err passes the error by value")]
 fn said(error: BackendError) -> String {
     format!("an error: {error} ({:?})", error.effect)
 }

@@ -43,10 +43,12 @@ use doctor_core::{
 use doctor_host::marks::MarkChange;
 pub use doctor_host::reports::Reported;
 
+/// A cluster as the controller observes and changes it.
 pub trait Backend: Send + Sync {
     /// Returns a short name for messages: `sim`, `local`, `kubernetes`.
     fn name(&self) -> &str;
 
+    /// Returns the operations that this cluster supports.
     fn caps(&self) -> Caps;
 
     /// Returns every node of the cluster in its current state. A node that could not be fully read is included with
