@@ -1,4 +1,4 @@
-//! What the server's answers mean to us. Pure; a word that is not known is kept, and never taken for a good one.
+//! The types of the dstack server's responses. Pure. Unknown words are kept, and never count as good ones.
 
 use std::borrow::Cow;
 
@@ -6,7 +6,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use doctor_core::{ids::RunId, time::Timestamp};
 use serde::{Deserialize, Deserializer, de};
 
-/// A fleet with its instances, those that are only being made included.
+/// A fleet with its instances, including those that are still being created.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct Fleet {
     pub(super) id: String,
@@ -31,7 +31,7 @@ struct FleetConfiguration {
     idle_duration: Option<i64>,
 }
 
-/// Hosts that somebody listed, and who logs in there.
+/// The hosts of an SSH fleet, and their login.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 struct SshFleet {
@@ -52,24 +52,24 @@ struct Nodes {
     min: Option<usize>,
 }
 
-/// What dstack does with instances that nobody uses.
+/// What dstack does with idle instances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WhenIdle {
     Keeps,
-    /// Terminates them after so many seconds.
+    /// Terminates them after this many seconds.
     TerminatesAfter(i64),
 }
 
-/// Where a fleet names none: `DEFAULT_FLEET_TERMINATION_IDLE_TIME` of dstack 0.22.
+/// For fleets that set none: `DEFAULT_FLEET_TERMINATION_IDLE_TIME` of dstack 0.22.
 const USUAL_IDLE_SECONDS: i64 = 72 * 60 * 60;
 
 impl Fleet {
-    /// Its instances are hosts that somebody listed.
+    /// Returns whether its instances are hosts of an SSH fleet.
     pub(super) const fn is_ssh(&self) -> bool {
         self.spec.configuration.ssh_config.is_some()
     }
 
-    /// Who logs in to a host of it, and by which port, where it says so.
+    /// Returns the login user and port of a host, if the fleet sets them.
     pub(super) fn login(&self, host: &str) -> (Option<&str>, Option<u16>) {
         let Some(fleet) = &self.spec.configuration.ssh_config else { return (None, None) };
         let own = fleet.hosts.iter().find_map(|listed| match listed {
@@ -82,13 +82,13 @@ impl Fleet {
 
     pub(super) fn when_idle(&self) -> WhenIdle {
         let configuration = &self.spec.configuration;
-        // A fleet that has as few instances as it may have keeps them.
+        // A fleet at its minimum size keeps its instances.
         let at_least = configuration.nodes.as_ref().and_then(|nodes| nodes.min);
         let active = self.instances.iter().filter(|instance| instance.status.is_active()).count();
         match configuration.idle_duration.unwrap_or(USUAL_IDLE_SECONDS) {
             _ if self.is_ssh() || at_least.is_some_and(|least| active <= least) => WhenIdle::Keeps,
             seconds @ 0.. => WhenIdle::TerminatesAfter(seconds),
-            // Switched off.
+            // Disabled.
             _ => WhenIdle::Keeps,
         }
     }
@@ -103,7 +103,7 @@ pub(super) struct Instance {
     pub(super) hostname: Option<String>,
     pub(super) status: InstanceStatus,
     pub(super) unreachable: Option<bool>,
-    /// Not said by servers before 0.19.22.
+    /// Absent in servers before 0.19.22.
     pub(super) health_status: Option<Health>,
     pub(super) termination_reason: Option<String>,
     #[serde(deserialize_with = "moment")]
@@ -143,7 +143,8 @@ pub(super) struct Disk {
     pub(super) size_mib: f64,
 }
 
-/// Words of the server's, and those that are not known here. No code: nobody but the server writes them.
+/// Declares an enum of the server's words, with a variant for unknown ones. It has no `code`, because only the server writes
+/// them.
 macro_rules! words {
     ($(#[$doc:meta])* $type:ident { $($variant:ident = $word:literal),* $(,)? }) => {
         $(#[$doc])*
@@ -173,7 +174,7 @@ macro_rules! words {
 pub(super) use words;
 
 words! {
-    /// How an instance is.
+    /// The status of an instance.
     InstanceStatus {
         Pending = "pending",
         Provisioning = "provisioning",
@@ -191,7 +192,7 @@ impl InstanceStatus {
 }
 
 words! {
-    /// What DCGM says of its GPUs.
+    /// DCGM's verdict on its GPUs.
     Health {
         Healthy = "healthy",
         Warning = "warning",
@@ -212,7 +213,7 @@ struct LogEvent {
 }
 
 impl LogPage {
-    /// The bytes that the job printed, as far as this page has them. What is no base64 was written by a server that sends plain text.
+    /// Returns the job's output on this page. A message that is not base64 comes from a server that sends plain text.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let plain =
             |event: &LogEvent| STANDARD.decode(&event.message).unwrap_or_else(|_| event.message.clone().into_bytes());
@@ -224,7 +225,7 @@ impl LogPage {
     }
 }
 
-/// Something that happened.
+/// An event on the server.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct Event {
     message: String,
@@ -240,19 +241,19 @@ struct Target {
     kind: String,
 }
 
-/// When a job began to run, by the events about it.
+/// Returns when a job started to run, from its events.
 pub(super) fn began(events: &[Event]) -> Option<Timestamp> {
     let begins = |event: &&Event| event.message.ends_with("-> RUNNING");
     events.iter().filter(begins).map(|event| event.recorded_at).min()
 }
 
-/// When a job last came to an instance or left it, by the events about the instance.
+/// Returns when a job was last assigned to an instance or left it, from the instance's events.
 pub(super) fn last_used(events: &[Event]) -> Option<Timestamp> {
     let of_a_job = |event: &&Event| event.targets.iter().any(|target| target.kind == "job");
     events.iter().filter(of_a_job).map(|event| event.recorded_at).max()
 }
 
-/// What was found wrong with an instance lately.
+/// Recent health checks of an instance.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct HealthChecks {
     health_checks: Vec<HealthCheck>,
@@ -270,14 +271,14 @@ struct HealthEvent {
 }
 
 impl HealthChecks {
-    /// The sentences of the newest check.
+    /// Returns the messages of the newest check.
     pub(super) fn newest(&self) -> String {
         let events = self.health_checks.first().map_or(&[][..], |check| &check.events);
         events.iter().map(|event| event.message.as_str()).collect::<Vec<_>>().join("; ")
     }
 }
 
-/// Who asks.
+/// The token's user.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct Myself {
     pub(super) username: String,
@@ -308,19 +309,19 @@ pub(super) struct Secret {
 
 const PREFIX: &str = "doctor-";
 
-/// The name of the dstack run that a run of ours becomes: a letter first, then letters, digits and dashes, 41 at most.
+/// Returns the name of the dstack run for a run of ours: a letter first, then letters, digits and dashes, 41 at most.
 pub(super) fn run_name(run: RunId) -> String {
     format!("{PREFIX}{run}")
 }
 
-/// The run of ours that a dstack run is, by its name.
+/// Returns our run of a dstack run, by its name.
 pub(super) fn run_of(name: &str) -> Option<RunId> {
     name.strip_prefix(PREFIX)?.parse().ok()
 }
 
 const SECRET_PREFIX: &str = "doctor_";
 
-/// Of letters, digits and underscores: a secret by any other name cannot be put into an environment.
+/// Letters, digits and underscores only: dstack cannot put a secret of another name into an environment.
 pub(super) fn secret_name(run: RunId) -> String {
     format!("{SECRET_PREFIX}{run}")
 }
@@ -345,7 +346,7 @@ pub(super) mod tests {
     use crate::work::{JobStatus, Run, RunStatus};
     use serde_json::{Value, json};
 
-    /// Three hosts of an SSH fleet, of which one is unreachable, one fails and one has a warning.
+    /// Three hosts of an SSH fleet: one unreachable, one failing, one with a warning.
     pub(crate) const FLEETS: &str = include_str!("fixtures/fleets_list_mixed.json");
     pub(crate) const RUNNING: &str = include_str!("fixtures/run_get_running.json");
     pub(crate) const DONE: &str = include_str!("fixtures/run_get_done.json");
@@ -357,7 +358,7 @@ pub(super) mod tests {
         serde_json::from_str::<Vec<Fleet>>(FLEETS).unwrap().remove(0)
     }
 
-    /// A healthy idle instance that is reached.
+    /// A healthy, idle and reachable instance.
     pub(crate) fn instance() -> Instance {
         Instance { unreachable: Some(false), health_status: Some(Health::Healthy), ..fleet().instances.remove(0) }
     }
@@ -426,7 +427,7 @@ pub(super) mod tests {
         assert_eq!(log.next_token.as_deref(), Some("3"));
         let checks: HealthChecks = serde_json::from_str(include_str!("fixtures/instance_health_checks.json")).unwrap();
         assert_eq!(checks.newest(), "GPU 5 has a volatile DBE; PCIe replay rate above threshold");
-        // Made by hand after the server's source.
+        // Written by hand from the server's source.
         let events: Vec<Event> = serde_json::from_value(json!([
             { "message": "Job unassigned from instance.", "recorded_at": "2026-11-15T01:30:00Z",
               "targets": [{ "type": "job" }, { "type": "instance" }] },

@@ -1,4 +1,4 @@
-//! `impl Backend for DstackBackend`: snapshot, submit, poll, cancel, replace, and failed work.
+//! Implements [`Backend`] for [`DstackBackend`]: snapshot, submit, poll, cancel, replace, and failed work.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,12 +30,13 @@ use super::{
     work::{JobStatus, Run, Submission},
 };
 
-/// A stop that the job knows of by now will not be forgotten any more.
+/// How long to repeat a stop until the job has received it; from then on dstack does not lose it.
 const TAKES_HOLD: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 impl DstackBackend {
-    /// When dstack terminates instances that nobody uses. Of those not asked about yet some are asked about now.
+    /// Returns when dstack terminates idle instances. Queries at most [`MOST_ASIDE`] instances per snapshot whose last use is
+    /// unknown.
     fn ends(&self, fleets: &[Fleet], now: Timestamp) -> BTreeMap<String, Ends> {
         let there: BTreeSet<&str> =
             fleets.iter().flat_map(|fleet| &fleet.instances).map(|instance| instance.id.as_str()).collect();
@@ -68,7 +69,7 @@ impl DstackBackend {
         Some(used)
     }
 
-    /// What dstack has against instances, in its own sentences. Those that cannot be had are missed by nobody: the word alone counts.
+    /// Returns the messages of dstack's health checks. A failed query is ignored: the status alone decides.
     fn complaints(&self, fleets: &[Fleet]) -> BTreeMap<String, String> {
         let against = |instance: &&Instance| matches!(instance.health_status, Some(Health::Warning | Health::Failure));
         let all = fleets.iter().flat_map(|fleet| fleet.instances.iter().filter(against).map(move |one| (fleet, one)));
@@ -82,8 +83,8 @@ impl DstackBackend {
             .collect()
     }
 
-    /// When the job of a run began to run. Asked for once. A server that has no events to tell is no reason not to know the rest; one
-    /// that did not answer is: asked again, it would say something else.
+    /// Returns when the job of a run started to run; cached. A server without events is no error. A server that did not respond
+    /// is one, because a later answer could contradict this one.
     fn began(&self, run: &Run) -> Result<Option<Timestamp>, NoAnswer> {
         use JobStatus::{Provisioning, Pulling, Submitted};
         let placed = |newest: &&Submission| !matches!(newest.status, Submitted | Provisioning | Pulling);
@@ -103,8 +104,8 @@ impl DstackBackend {
         Ok(began)
     }
 
-    /// dstack 0.22 forgets a stop that comes while it writes down how the run was: `TERMINATING -> RUNNING`, a second later. So it is told
-    /// until the job knows, for a while; whoever polls the run tells it again.
+    /// Stops a run. dstack 0.22 loses a stop that arrives while it records the run's status: `TERMINATING -> RUNNING`, a second
+    /// later. The stop is therefore repeated until the job has received it, for a while; later polls of the run repeat it again.
     fn stop(&self, run: RunId, abort: bool) -> Result<(), NoAnswer> {
         let (path, body) = (self.in_project("runs/stop"), json!({ "runs_names": [run_name(run)], "abort": abort }));
         let until = Instant::now() + TAKES_HOLD;
@@ -157,7 +158,7 @@ impl Backend for DstackBackend {
     fn snapshot(&self) -> Result<Vec<SeenNode>, BackendError> {
         const LOOK: &str = "look at the project";
         let fleets = self.fleets(LOOK)?;
-        // After the instances: a run that came between is on an instance that looks idle, and is seen.
+        // After the instances: a run that starts in between is on an instance that looks idle, and is seen.
         let runs = self.runs(LOOK)?;
         let (me, now) = (self.me(LOOK)?, SystemClock.now());
         self.tidy_keys(&runs, now);
@@ -170,7 +171,7 @@ impl Backend for DstackBackend {
 
     fn submit(&self, job: &JobRequest) -> Result<JobId, BackendError> {
         const SUBMIT: &str = "submit";
-        // The server would make a new run in the place of one that has ended.
+        // The server would create a new run in the place of one that has ended.
         if self.run(SUBMIT, job.run)?.is_some() {
             return Ok(self.job_id(job.run));
         }
@@ -182,7 +183,7 @@ impl Backend for DstackBackend {
         let applied: Result<Run, _> = self.client.ask(&self.in_project("runs/apply"), &plan);
         match applied {
             Ok(_) => Ok(self.job_id(job.run)),
-            // Somebody else was faster with the same run.
+            // Another controller was faster with the same run.
             Err(error) if self.run(SUBMIT, job.run).is_ok_and(|run| run.is_some()) => {
                 tracing::debug!(run = %job.run, %error, "the run is there already");
                 Ok(self.job_id(job.run))
@@ -247,7 +248,7 @@ impl Backend for DstackBackend {
         if self.run(CANCEL, run)?.is_none() {
             return Ok(());
         }
-        // Asked once more, it was not enough to ask.
+        // A second cancel means that the first was not enough.
         let abort = !self.known().stopped.insert(run);
         self.stop(run, abort).map_err(|error| error.during(CANCEL, Does::Changes))
     }

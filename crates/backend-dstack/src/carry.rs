@@ -1,7 +1,7 @@
-//! Results and logs, which come with the log that dstack keeps of a job.
+//! Extracts results and logs from the log that dstack keeps of a job.
 //!
-//! The document is printed at the end of the log, between lines that nothing else there can be. dstack collects logs a few seconds late
-//! and some of its stores show them later still: what is not there yet is asked for again, for as long as the run is asked about.
+//! The document is at the end of the log, between unique marker lines. dstack collects logs a few seconds late, and some of its
+//! log stores show them later still: what is missing is requested again for as long as the run is polled.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,14 +18,14 @@ use super::{
     work::{Run, Selector},
 };
 
-/// Of a log, all pages together: the longest document and what people read before it.
+/// The most bytes of a log, over all pages: the longest document and the output before it.
 const MOST_BYTES: usize = 16 << 20;
-/// The most that dstack gives at once.
+/// The largest page that dstack returns.
 const PAGE: u32 = 1000;
-/// Of pages that bring nothing, in a row: a store may have to be asked again before it has something.
+/// The most pages of one log. A store may return empty pages before it has something.
 const MOST_PAGES: usize = 400;
 
-/// What was taken from logs, by run.
+/// Results taken from logs, by run.
 #[derive(Debug, Default)]
 pub(super) struct Carried(Mutex<BTreeMap<RunId, Parcel>>);
 
@@ -41,13 +41,13 @@ impl Carried {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets all but these runs.
+    /// Drops the results of all other runs.
     pub(super) fn only(&self, runs: &[RunId]) {
         let runs: BTreeSet<&RunId> = runs.iter().collect();
         self.lock().retain(|run, _| runs.contains(run));
     }
 
-    /// The document of a run whose job has ended: fetched now, unless it is here already.
+    /// Returns the document of a run whose job has ended, after fetching it if needed.
     pub(super) fn fetch(&self, client: &Client, project: &str, run: RunId, told: &Run) -> Option<Vec<u8>> {
         if let Some(document) = self.lock().get(&run).and_then(|parcel| parcel.document.clone()) {
             return Some(document);
@@ -92,7 +92,7 @@ fn parcel(text: &str, node: Option<NodeName>) -> Parcel {
     Parcel { node, document, log: log.to_owned() }
 }
 
-/// All that the job printed, as far as dstack has it and we read it.
+/// Reads the job's output, as far as dstack has it and within our limits.
 fn read_log(client: &Client, project: &str, run: &Run) -> Result<String, NoAnswer> {
     let Some(newest) = run.newest() else { return Ok(String::new()) };
     let (mut bytes, mut next) = (Vec::new(), None::<String>);
@@ -104,14 +104,14 @@ fn read_log(client: &Client, project: &str, run: &Run) -> Result<String, NoAnswe
         }
         let page: LogPage = client.ask(&format!("/api/project/{project}/logs/poll"), &ask)?;
         bytes.extend(page.bytes());
-        // A store that has no more gives the same token again, or none.
+        // At the end, a store returns the same token again, or none.
         let over = page.next_token.is_none() || (page.next_token == next && page.is_empty());
         if over || bytes.len() > MOST_BYTES {
             break;
         }
         next = page.next_token;
     }
-    // A job has a terminal, which ends its lines in two characters.
+    // A job has a terminal, which ends lines with CR LF.
     Ok(String::from_utf8_lossy(&bytes).replace("\r\n", "\n"))
 }
 

@@ -1,4 +1,4 @@
-//! Questions to the server: JSON posted over HTTP, with a token that is in no message, a time limit and a size limit.
+//! Requests to the server: JSON over HTTP, with a token that appears in no message, a time limit and a size limit.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -11,15 +11,15 @@ use serde_json::Value;
 
 use super::config::{BadSettings, DstackConfig, Place};
 
-/// What this is written for. A server of another generation says so by itself.
+/// The API version that this client uses. A server of another generation rejects it.
 const VERSION: &str = "0.22.5";
-/// Ten thousand instances are some ten megabytes.
+/// Ten thousand instances are about ten megabytes.
 const MOST_BYTES: usize = 64 << 20;
-/// Characters of what a server says when it refuses, and bytes that are read of it.
+/// The most characters of a rejection that are quoted, and the most bytes of it that are read.
 const MOST_SAID: usize = 300;
 const MOST_REFUSAL: usize = 64 << 10;
 
-/// Whether a question changes anything, so that not hearing its answer leaves a doubt.
+/// Whether a request changes anything, so that a lost response leaves its effect unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Does {
     Reads,
@@ -35,7 +35,7 @@ pub(super) struct Client {
     http: http::Client,
 }
 
-/// Why a question has no answer.
+/// Why a request has no response.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NoAnswer {
     #[error("there is no token: {0}")]
@@ -55,7 +55,7 @@ pub(super) enum NoAnswer {
 }
 
 impl NoAnswer {
-    /// The server was asked, and there is no such thing.
+    /// Returns whether the server reports that the resource does not exist.
     pub(super) fn is_not_there(&self) -> bool {
         matches!(self, Self::Refused { code: Some(code), .. } if code == "resource_not_exists")
     }
@@ -103,12 +103,12 @@ impl Client {
                 NoAnswer::NoToken(format!("set the environment variable {}, or `token_file`", self.token_variable))
             })?,
         };
-        // A token is one word; anything else would be another header.
+        // A token is one word; a line break would begin another header.
         let token: String = token.trim().chars().filter(char::is_ascii_graphic).collect();
         if token.is_empty() { Err(NoAnswer::NoToken("it is empty".to_owned())) } else { Ok(token) }
     }
 
-    /// Posts a question and reads its answer.
+    /// Posts a request and parses the response.
     pub(super) fn ask<T: DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T, NoAnswer> {
         let Place { host, port, before, secure } = &self.place;
         let at = format!("{host}:{port}");
@@ -164,7 +164,7 @@ struct Detail {
     code: Option<String>,
 }
 
-/// The code of a refusal, and its words.
+/// Returns the code and the message of a rejection.
 fn refusal(body: &[u8]) -> (Option<String>, String) {
     let (code, text) = match serde_json::from_slice::<Refusal>(body).map(|refusal| refusal.detail) {
         Ok(Details::One(detail)) => (detail.code, detail.msg),
@@ -187,7 +187,7 @@ mod tests {
         thread::JoinHandle,
     };
 
-    /// Answers one question with this, and gives back what was asked.
+    /// Sends this response to one request, and returns the request.
     fn server(answer: &'static str) -> (DstackConfig, JoinHandle<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/dstack", listener.local_addr().unwrap());
@@ -265,7 +265,7 @@ mod tests {
         assert!(failed.to_string().contains("DOCTOR_TEST_NO_SUCH_TOKEN"), "{failed}");
     }
 
-    /// A server that answers one question over TLS, with a certificate for `localhost` that nobody else has signed.
+    /// A server that responds to one request over TLS, with a self-signed certificate for `localhost`.
     const OVER_TLS: &str = r#"
 import http.server, ssl, sys
 class Answer(http.server.BaseHTTPRequestHandler):

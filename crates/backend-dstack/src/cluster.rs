@@ -1,4 +1,4 @@
-//! Access to one project of a dstack server: the client, the settings, what was learnt, and the queries that other modules share.
+//! Access to one project of a dstack server: the client, the settings, cached facts, and the queries that other modules share.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,44 +24,44 @@ use super::{
     work::Run,
 };
 
-/// So much of a list comes at once; dstack gives no more.
+/// The page size of lists, which is the largest that dstack returns.
 pub(super) const PAGE: usize = 100;
-/// Pages of one list: beyond ten thousand fleets or runs something is wrong.
+/// The most pages of one list: more than ten thousand fleets or runs indicate an error.
 const MOST_PAGES: usize = 100;
 
 #[derive(Debug)]
 pub struct DstackBackend {
     pub(super) config: DstackConfig,
     pub(super) client: Client,
-    /// The policy that jobs are given.
+    /// The policy file for jobs.
     pub(super) policy: Option<PathBuf>,
     pub(super) known: Mutex<Known>,
     pub(super) carried: Carried,
-    /// The way to instances on which dstack starts nothing.
+    /// Access to instances on which dstack starts nothing.
     pub(super) door: Option<SideDoor>,
 }
 
-/// What was learnt and need not be asked again.
+/// Cached facts.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     me: Option<String>,
-    /// When jobs began to run, by submission.
+    /// When jobs started to run, by submission.
     pub(super) began: BTreeMap<String, Timestamp>,
     /// When instances were last used, by id.
     pub(super) used: BTreeMap<String, Timestamp>,
     /// Runs of this process whose key may still be a secret of the project.
     pub(super) secrets: BTreeSet<RunId>,
-    /// What others left.
+    /// Secrets that other processes left behind.
     pub(super) left: OrphanedSecrets,
-    /// Runs that were told to stop.
+    /// Runs that were cancelled.
     pub(super) stopped: BTreeSet<RunId>,
 }
 
 impl DstackBackend {
-    /// `policy` is the site's policy file. Whether the server answers is told by the first snapshot.
+    /// Opens the backend. `policy` is the site's policy file. The first snapshot reports whether the server responds.
     ///
     /// # Errors
-    /// If the settings are wrong, or this program cannot speak TLS and is to.
+    /// If the settings are invalid, or the certificates cannot be loaded.
     pub fn open(config: DstackConfig, policy: Option<&Path>) -> Result<Self, BackendError> {
         let refuse = |text: String| refused("open the dstack backend", text);
         config.check().map_err(|error| refuse(error.to_string()))?;
@@ -88,7 +88,7 @@ impl DstackBackend {
         format!("/api/project/{}/{what}", self.config.project)
     }
 
-    /// Every page of a list; `after` says from where the next one goes on.
+    /// Reads every page of a list; `after` returns the position from which the next one continues.
     fn pages<T: DeserializeOwned>(
         &self,
         operation: &'static str,
@@ -112,7 +112,7 @@ impl DstackBackend {
         Err(try_again(operation, format!("{path} has more than {} entries", all.len())))
     }
 
-    /// The fleets that we look after, with all their instances. The list of instances leaves out those that are being made.
+    /// Returns the managed fleets with all their instances. The server's list of instances omits those that are being created.
     pub(super) fn fleets(&self, operation: &'static str) -> Result<Vec<Fleet>, BackendError> {
         let ask = json!({ "project_name": self.config.project, "only_active": true, "limit": PAGE });
         let after = |fleet: &Fleet| json!({ "prev_created_at": fleet.created_at, "prev_id": fleet.id });
@@ -129,7 +129,7 @@ impl DstackBackend {
         self.pages(operation, "/api/runs/list", &ask, after)
     }
 
-    /// By whose token we ask.
+    /// Returns the user name of our token.
     pub(super) fn me(&self, operation: &'static str) -> Result<String, BackendError> {
         if let Some(me) = &self.known().me {
             return Ok(me.clone());
@@ -139,7 +139,7 @@ impl DstackBackend {
         Ok(me.username)
     }
 
-    /// `None`: the server knows no such run.
+    /// Returns `None` if the server has no such run.
     pub(super) fn run(&self, operation: &'static str, run: RunId) -> Result<Option<Run>, BackendError> {
         let asked = self.client.ask(&self.in_project("runs/get"), &json!({ "run_name": run_name(run) }));
         match asked {
@@ -149,7 +149,7 @@ impl DstackBackend {
         }
     }
 
-    /// `None`: the server was asked, and there is no such instance.
+    /// Returns `None` if the server has no such instance.
     pub(super) fn find(
         &self,
         operation: &'static str,
@@ -162,7 +162,7 @@ impl DstackBackend {
         }))
     }
 
-    /// Fails for good if there is no such instance.
+    /// Like [`Self::find`], but a missing instance is a permanent error.
     pub(super) fn instance(&self, operation: &'static str, node: &NodeName) -> Result<(Fleet, Instance), BackendError> {
         let project = &self.config.project;
         let missing = || refused(operation, format!("there is no instance {node} in the fleets of project {project}"));

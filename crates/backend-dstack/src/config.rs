@@ -1,4 +1,4 @@
-//! Which dstack server and project, whose token, and how a run is made a task there.
+//! Settings of the dstack backend: the server, the project and the token, and how a run becomes a task.
 
 use std::{
     collections::BTreeMap,
@@ -13,65 +13,65 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DstackConfig {
-    /// Where the server answers, such as `https://dstack.example.com`.
+    /// The server's URL, such as `https://dstack.example.com`.
     pub url: String,
     pub project: String,
-    /// The environment variable that holds the token, where `token_file` names no file.
+    /// The environment variable with the token, unless `token_file` is set.
     pub token_variable: String,
-    /// A file with the token. It is read for each question: a token may be changed while the service runs.
+    /// A file with the token. It is read for each request, so that the token may change while the service runs.
     pub token_file: Option<PathBuf>,
-    /// A file with the certificates of whom to believe, in PEM. Absent: those of this machine.
+    /// A PEM file with the trusted certificates. Absent: those of the system.
     pub ca_file: Option<PathBuf>,
-    /// For one answer of the server.
+    /// The limit for one response of the server.
     pub deadline: Span,
     /// Only instances of these fleets. Empty: of all.
     pub fleets: Vec<String>,
-    /// The machine type of a fleet's instances, where dstack does not tell: it calls every host of an SSH fleet `instance`.
+    /// The machine type of a fleet's instances, if dstack does not report it: it calls every host of an SSH fleet `instance`.
     pub skus: BTreeMap<String, Sku>,
-    /// An instance that dstack would terminate within this time, because nobody uses it, is left to that.
+    /// An idle instance that dstack would terminate within this time is left alone.
     pub idle_margin: Span,
-    /// How runs are made tasks.
+    /// How runs become tasks.
     pub task: Task,
-    /// How the key of a run comes to its job.
+    /// How the key of a run reaches its job.
     pub key: KeyBy,
-    /// Whether instances of backend fleets may be deleted, for dstack to make others.
+    /// Whether instances of backend fleets may be deleted, so that dstack creates others.
     pub replace: bool,
-    /// How instances of a case are reached on which dstack starts nothing. Absent: they are not.
+    /// How to reach instances of a case on which dstack starts nothing. Absent: they are not reached.
     pub ssh: Option<OverSsh>,
 }
 
-/// The way to an instance past dstack, by OpenSSH.
+/// SSH access to an instance, bypassing dstack.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OverSsh {
-    /// Who logs in. Absent: whom the fleet names, then whom OpenSSH's own configuration does.
+    /// The login user. Absent: the fleet's, then that of OpenSSH's configuration.
     pub user: Option<String>,
     pub port: Option<u16>,
-    /// The file with the private key.
+    /// The private key file.
     pub key: Option<PathBuf>,
-    /// The host that leads there.
+    /// The jump host.
     pub jump: Option<String>,
-    /// For `ssh -F`. Absent: what OpenSSH reads by itself.
+    /// For `ssh -F`. Absent: OpenSSH's default.
     pub ssh_config: Option<PathBuf>,
-    /// The host keys that are believed. Absent: what OpenSSH reads by itself.
+    /// The trusted host keys. Absent: OpenSSH's default.
     pub known_hosts: Option<PathBuf>,
-    /// What becomes of a host whose key nobody knows.
+    /// What to do with a host whose key is unknown.
     pub host_keys: HostKeys,
-    /// To be connected.
+    /// The limit for connecting.
     pub connect: Span,
-    /// For one answer of a host, from the connection on.
+    /// The limit for one answer of a host, after connecting.
     pub deadline: Span,
-    /// Where `doctor-node` and runs are on a host; relative to the home directory of who logs in. On a local disk.
+    /// Where `doctor-node` and runs are on a host, relative to the login user's home directory. On a local disk.
     pub remote: String,
-    /// The words that make who logs in root. Empty: root logs in.
+    /// The prefix that makes the login user root. Empty: the login user is root.
     pub as_root: Vec<String>,
-    /// The `doctor-node` program that is carried to hosts. Absent: `$DOCTOR_NODE`, then beside this program, then in `PATH`.
+    /// The `doctor-node` program that is copied to hosts. Absent: `$DOCTOR_NODE`, then beside this program, then in `PATH`.
     pub doctor_node: Option<PathBuf>,
-    /// Above this load per core (over one minute) somebody uses a host.
+    /// Above this load per core (one-minute average) a host is in use.
     pub max_load_per_core: f64,
-    /// While one of these files exists on a host, somebody uses it.
+    /// While one of these files exists on a host, it is in use.
     pub locks: Vec<PathBuf>,
-    /// Where this service keeps connections, and which run is on which host. The path has to be short.
+    /// Where the service keeps connection sockets, and the journal of runs and hosts. The path has to be short.
     pub state: PathBuf,
 }
 
@@ -98,7 +98,7 @@ impl Default for OverSsh {
     }
 }
 
-/// The settings of the SSH backend want a host. Which ones there are the dstack server says.
+/// A placeholder: the SSH settings require a host, but the dstack server supplies the hosts.
 const NOBODY: &str = "nobody";
 
 impl OverSsh {
@@ -133,7 +133,7 @@ impl OverSsh {
     }
 }
 
-/// Whether `ssh` takes this for a name and nothing else.
+/// Returns whether `ssh` takes this as a plain name.
 pub(super) fn is_word(text: &str) -> bool {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "._-:@".contains(c);
     !text.is_empty() && !text.starts_with('-') && text.chars().all(harmless)
@@ -143,27 +143,27 @@ pub(super) fn is_word(text: &str) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Task {
-    /// With `doctor-node` in it.
+    /// It must contain `doctor-node`.
     pub image: String,
-    /// Who it runs as. Without one, the server asks the image's registry for each run.
+    /// The user in the container. Without one, the server would query the image's registry for each run.
     pub user: String,
     pub privileged: bool,
-    /// The words that start `doctor-node` in the container.
+    /// The command that starts `doctor-node` in the container.
     pub doctor_node: Vec<String>,
-    /// Where in the container `doctor-node` keeps what it remembers of the instance; a volume belongs there. Absent: nothing is kept.
+    /// Where `doctor-node` keeps state of the instance in the container; mount a volume there. Absent: nothing is kept.
     pub state: Option<PathBuf>,
-    /// As dstack writes them: `/path/on/instance:/path/in/container`, or the name of a volume before the colon.
+    /// In dstack's notation: `/path/on/instance:/path/in/container`, or the name of a volume before the colon.
     pub volumes: Vec<String>,
 }
 
-/// How a run's key comes to its job.
+/// How a run's key reaches its job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KeyBy {
-    /// As a secret of the project, for as long as the job has not begun. The token's owner has to be a manager or admin of the project.
+    /// As a secret of the project, until the job has started. The token's owner must be a manager or admin of the project.
     #[default]
     Secret,
-    /// In the task's environment, where every member of the project can read it.
+    /// In the task's environment, which every member of the project can read.
     Environment,
 }
 
@@ -200,7 +200,7 @@ impl Default for Task {
     }
 }
 
-/// What is wrong with the settings.
+/// Why the settings cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadSettings {
     #[error(
@@ -219,13 +219,13 @@ pub enum BadSettings {
     Ssh(String),
 }
 
-/// Where the server is, as its URL says.
+/// The parts of the server's URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) secure: bool,
     pub(super) host: String,
     pub(super) port: u16,
-    /// What goes before every path.
+    /// The prefix of every path.
     pub(super) before: String,
 }
 
@@ -237,7 +237,7 @@ impl Place {
         };
         let (authority, before) = rest.split_once('/').unwrap_or((rest, ""));
         let (host, port) = match authority.rsplit_once(':') {
-            // Of an address in brackets the last colon may be its own.
+            // In a bracketed address, the last colon may be part of it.
             Some((host, port)) if !port.ends_with(']') => (host, port.parse().ok()?),
             _ => (authority, if secure { 443 } else { 80 }),
         };
@@ -258,14 +258,16 @@ impl DstackConfig {
         Place::of(&self.url).ok_or_else(|| BadSettings::Url(self.url.clone()))
     }
 
+    /// Checks the settings without reading any file.
+    ///
     /// # Errors
-    /// With what would be accepted. Files are not looked at.
+    /// With what would be accepted.
     pub fn check(&self) -> Result<(), BadSettings> {
         self.place()?;
         let names = [("project", &self.project), ("token_variable", &self.token_variable)];
         let fleets = self.fleets.iter().map(|name| ("fleets", name));
         for (key, name) in names.into_iter().chain(fleets) {
-            // A project's name stands in the path of every question.
+            // A project's name is part of every request path.
             if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c)) {
                 return Err(BadSettings::Name { key, name: name.clone() });
             }
@@ -284,7 +286,7 @@ impl DstackConfig {
         self.ssh.as_ref().map_or(Ok(()), OverSsh::check)
     }
 
-    /// Makes the paths of files relative to where the settings are.
+    /// Resolves relative paths against the directory of the settings.
     pub fn beside(&mut self, folder: &Path) {
         for path in [&mut self.token_file, &mut self.ca_file].into_iter().flatten() {
             *path = folder.join(&*path);

@@ -1,4 +1,4 @@
-//! Users' jobs that failed, and on which instance. Pure.
+//! Failed jobs of users and their instances. Pure.
 
 use doctor_backend::SeenFailure;
 use doctor_core::{
@@ -12,14 +12,14 @@ use super::{
     work::{Run, Submission},
 };
 
-/// What failed since then on one of these instances. Work that somebody stopped, that found no instance, or that ran into its own time
-/// limit has not failed.
+/// Returns the failures since then on these instances. Work that was stopped, found no instance, or exceeded its own time limit
+/// has not failed.
 pub(super) fn failures(runs: &[Run], instances: &[&Instance], since: Timestamp) -> Vec<SeenFailure> {
     let of_users = runs.iter().filter(|run| run_of(run.name()).is_none());
     of_users.filter_map(|run| failure(run, instances, since)).collect()
 }
 
-/// The jobs of one run are one piece of work.
+/// The jobs of one run count as one piece of work.
 fn failure(run: &Run, instances: &[&Instance], since: Timestamp) -> Option<SeenFailure> {
     let failed: Vec<(NodeName, Timestamp, HowFailed)> = run
         .jobs
@@ -41,7 +41,7 @@ fn failure(run: &Run, instances: &[&Instance], since: Timestamp) -> Option<SeenF
 fn how(submission: &Submission) -> Option<HowFailed> {
     match (submission.termination_reason.as_deref()?, submission.exit_status) {
         ("instance_unreachable", _) => Some(HowFailed::NodeFailed),
-        // A shell adds 128 to the signal that ended its command.
+        // Shells report a signal as 128 plus its number.
         ("container_exited_with_error", Some(code @ 129..=159)) => Some(HowFailed::Signal { number: code - 128 }),
         ("container_exited_with_error", Some(code)) => Some(HowFailed::Exit { code }),
         ("container_exited_with_error", None) => Some(HowFailed::Untold),

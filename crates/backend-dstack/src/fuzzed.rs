@@ -1,4 +1,4 @@
-//! Ways in for the fuzzer to what the server says, of which users wrote a part.
+//! Entry points for the fuzzer: the server's responses, parts of which users wrote.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use doctor_core::{node::Occupancy, time::Timestamp};
 
 use super::{DstackConfig, answers::Fleet, view::View, work::Run};
 
-/// How a project looks whose server answers this: fleets, and runs. Each instance that is free, by name; `None`: it is no answer.
+/// Returns the names of the free instances of a project with these fleets and runs; `None`: they do not parse.
 pub fn free(fleets: &[u8], runs: &[u8]) -> Option<Vec<String>> {
     let fleets: Vec<Fleet> = serde_json::from_slice(fleets).ok()?;
     let runs: Vec<Run> = serde_json::from_slice(runs).ok()?;

@@ -1,5 +1,5 @@
-//! `doctor config check --live` on dstack: whether the server answers, whose token it is, what it may do in the project, and whether
-//! there are fleets to look after. Nothing is changed.
+//! `doctor config check --live` on dstack: whether the server responds, who owns the token, what it may do in the project, and
+//! whether there are fleets to manage. Changes nothing.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ use super::{
     config::{DstackConfig, KeyBy},
 };
 
-/// Everything that can be asked now.
+/// Inspects the server and the project.
 pub fn inspect(config: &DstackConfig) -> Vec<Inspected> {
     let client = match config.check().map_err(|error| error.to_string()).and_then(|()| Client::new(config)) {
         Ok(client) => client,
@@ -56,7 +56,7 @@ fn no_token(error: &NoAnswer, config: &DstackConfig) -> Inspected {
     }
 }
 
-/// What the token's owner may do. Secrets are for managers.
+/// Checks the role of the token's owner. Only managers may keep secrets.
 fn rights(client: &Client, config: &DstackConfig, me: &Myself) -> Inspected {
     const WHAT: &str = "project";
     let name = &config.project;

@@ -1,4 +1,4 @@
-//! Keys of runs as secrets of the project: there from a run's submission until its job has begun.
+//! Keys of runs as secrets of the project, from a run's submission until its job has started.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use super::{
 };
 
 impl DstackBackend {
-    /// The key as a secret of the project, until the job has it.
+    /// Stores the key as a secret of the project, until the job has it.
     pub(super) fn hide_key(&self, operation: &'static str, job: &JobRequest) -> Result<(), BackendError> {
         if self.config.key != KeyBy::Secret {
             return Ok(());
@@ -34,7 +34,7 @@ impl DstackBackend {
         Ok(())
     }
 
-    /// Takes the keys of these runs away: their jobs have them, or will never want them. What fails is tried again.
+    /// Deletes the keys of these runs: their jobs have them, or will never need them. A failure is retried later.
     pub(super) fn forget_keys(&self, runs: &BTreeSet<RunId>) {
         let known = self.known();
         let there = &(&known.secrets | &known.left.used) & runs;
@@ -48,7 +48,7 @@ impl DstackBackend {
         }
     }
 
-    /// Keys that a controller before this one left.
+    /// Deletes keys that an earlier controller left behind.
     pub(super) fn tidy_keys(&self, runs: &[Run], now: Timestamp) {
         if self.config.key != KeyBy::Secret || !self.known().left.is_time(now) {
             return;
@@ -67,7 +67,7 @@ impl DstackBackend {
         }
     }
 
-    /// Whether it is gone.
+    /// Returns whether the secret is gone.
     fn delete_key(&self, run: RunId) -> bool {
         let body = json!({ "secrets_names": [secret_name(run)] });
         let gone: Result<Value, _> = self.client.ask(&self.in_project("secrets/delete"), &body);

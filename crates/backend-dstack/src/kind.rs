@@ -1,4 +1,4 @@
-//! The dstack backend's registration.
+//! Registers the dstack backend.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! A project of a dstack server. What "free" means here, what a run becomes, and which rights are needed, are in `README.md` beside this
-//! file.
+//! The dstack backend: one project of a dstack server. `README.md` beside this file defines when an instance is free, what a run
+//! becomes, and the required rights.
 
 mod answers;
 mod backend;

@@ -1,8 +1,8 @@
-//! Whether an instance is free, by what dstack says of it. Pure.
+//! Determines an instance's occupancy from dstack's state. Pure.
 //!
-//! Free is only an instance that is idle, or in use by a run of ours alone, that dstack reaches, and whose GPUs it does not call
-//! failing: on any other it starts nothing. dstack says `idle` of one that it cannot reach, and `healthy` of one that it has not
-//! asked, so each word counts only beside the others.
+//! An instance is free if it is idle or used only by our own run, dstack reaches it, and dstack does not report its GPUs as
+//! failing: on any other it starts nothing. dstack reports `idle` for an instance that it cannot reach, and `healthy` for one
+//! that it has not checked, so each field counts only together with the others.
 
 use doctor_core::{
     ids::RunId,
@@ -12,30 +12,31 @@ use doctor_core::{
 
 use super::answers::{Health, Instance, InstanceStatus};
 
-/// What else is known of an instance.
+/// What is known of an instance beyond its own state.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Around {
-    /// Others' runs that are on it: `run train of alice`.
+    /// Other users' runs on it: `run train of alice`.
     pub(super) users: Vec<String>,
-    /// Runs of ours that are on it or are to be.
+    /// Our runs that are on it, or are pending for it.
     pub(super) ours: Vec<RunId>,
-    /// Whoever waits for an instance like this one, and for whom there is no other.
+    /// A pending run that needs such an instance, and for which there is no other.
     pub(super) wanted: Option<String>,
-    /// When dstack terminates it if nobody uses it.
+    /// When dstack terminates it if it stays idle.
     pub(super) ends: Ends,
 }
 
-/// When dstack terminates an instance that nobody uses.
+/// When dstack terminates an idle instance.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Ends {
     #[default]
     Never,
     At(Timestamp),
-    /// It does at some time, and nobody could say when.
+    /// At an unknown time.
     Sometime,
 }
 
-/// `complaint` are the sentences of its newest check; an instance that is terminated within the margin from now on is left to that.
+/// Returns the occupancy. `complaint` has the messages of the newest health check; an instance terminated within the margin
+/// counts as busy.
 pub(super) fn occupancy(
     instance: &Instance,
     around: &Around,
@@ -53,7 +54,7 @@ pub(super) fn occupancy(
         let reason = instance.termination_reason.as_deref().unwrap_or("no reason is given");
         return busy(format!("dstack, which terminates it: {reason}"));
     }
-    // Whoever has it by another project's right is not among the runs of this one.
+    // Runs of other projects are not in this project's list.
     let taken = instance.status == InstanceStatus::Busy || instance.busy_blocks > 0;
     if taken && around.ours.is_empty() {
         return busy("a run that this project does not show".to_owned());
@@ -72,7 +73,7 @@ pub(super) fn occupancy(
     Occupancy::Free
 }
 
-/// What makes it impossible to say, or to start anything there.
+/// Returns why the occupancy is unknown, or nothing can be started there.
 fn not_known(instance: &Instance, complaint: &str) -> Option<String> {
     match &instance.status {
         InstanceStatus::Pending => return Some("dstack has not set it up yet".to_owned()),
@@ -95,8 +96,8 @@ fn not_known(instance: &Instance, complaint: &str) -> Option<String> {
     }
 }
 
-/// dstack's own word against an instance; `details` are the sentences of its newest check. It is a report and nobody's hand: that
-/// dstack starts nothing on one that fails is told by its occupancy.
+/// Returns dstack's own verdict on an instance as a mark; `details` are the messages of its newest check. It is a report and does
+/// not block: the occupancy already shows that dstack starts nothing on a failing instance.
 pub(super) fn foreign_marks(instance: &Instance, details: &str) -> Vec<ForeignMark> {
     let word = match instance.health_status {
         Some(Health::Warning) => "warning",
@@ -145,7 +146,7 @@ mod tests {
         ] {
             assert_eq!(with(&|one| one.status = status.clone()), expected);
         }
-        // Of an instance in blocks one may be taken while the rest is idle.
+        // One block of an instance may be taken while the others are idle.
         assert_eq!(with(&|one| one.busy_blocks = 1), "busy: a run that this project does not show");
     }
 

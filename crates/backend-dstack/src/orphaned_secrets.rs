@@ -1,4 +1,4 @@
-//! Secrets of the project that hold the keys of runs and that an earlier controller process left behind. Pure.
+//! Secrets with the keys of runs that an earlier controller process left behind. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,23 +7,23 @@ use doctor_core::{
     time::{Span, Timestamp},
 };
 
-/// How often others' keys are looked for.
+/// The interval between searches.
 const EVERY: Span = Span::minutes(5);
-/// A key is there before its run is. Only one that was without its run for this long was left behind: a controller needs seconds to submit.
+/// A key exists before its run does, and a controller needs seconds to submit. A key without a run for this long was left behind.
 const LEFT_AFTER: Span = Span::minutes(30);
 
-/// Keys that another process made.
+/// Keys that another process created.
 #[derive(Debug, Default)]
 pub(super) struct OrphanedSecrets {
     looked: Option<Timestamp>,
-    /// Those of runs that are under way.
+    /// Those of active runs.
     pub(super) used: BTreeSet<RunId>,
-    /// Those of runs that are not, and since when that is so.
+    /// Those without an active run, and since when.
     since: BTreeMap<RunId, Timestamp>,
 }
 
 impl OrphanedSecrets {
-    /// Whether to look again; the answer counts as a look.
+    /// Returns whether a search is due, and records it.
     pub(super) fn is_time(&mut self, now: Timestamp) -> bool {
         let is_time = self.looked.is_none_or(|looked| now.since(looked) >= EVERY);
         if is_time {
@@ -32,7 +32,7 @@ impl OrphanedSecrets {
         is_time
     }
 
-    /// The keys that no run uses any more.
+    /// Returns the keys that no run uses any more.
     pub(super) fn old(&mut self, there: &BTreeSet<RunId>, wanted: &BTreeSet<RunId>, now: Timestamp) -> Vec<RunId> {
         self.since.retain(|run, _| there.contains(run) && !wanted.contains(run));
         for run in there.difference(wanted) {
@@ -55,7 +55,7 @@ mod tests {
         let mut old = |there: &[u64], wanted: &[u64], minutes| {
             left.old(&set(there), &set(wanted), at(minutes)).into_iter().collect::<BTreeSet<_>>()
         };
-        // Another controller makes the key of run 2 and has not submitted it yet; run 3 is under way.
+        // Another controller creates the key of run 2 and has not submitted it yet; run 3 is active.
         assert_eq!(old(&[1, 2, 3], &[3], 0), set(&[]));
         assert_eq!(old(&[1, 2, 3], &[2, 3], 29), set(&[]));
         assert_eq!(old(&[1, 2, 3], &[3], 30), set(&[1]), "run 2 was under way in between");

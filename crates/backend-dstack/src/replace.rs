@@ -1,4 +1,4 @@
-//! An instance that goes for another to come: possible where dstack makes instances by itself.
+//! Replaces an instance, if dstack provisions the fleet's instances itself.
 
 use doctor_backend::{BackendError, Effect, NodeOp};
 use doctor_core::ids::NodeName;
@@ -12,7 +12,7 @@ use super::{
     work::Job,
 };
 
-/// What a person does about a host that somebody listed.
+/// Returns the instructions to replace a host of an SSH fleet.
 pub(super) fn by_hand(fleet: &Fleet, instance: &Instance) -> String {
     format!(
         "{} is a host of the SSH fleet {}: take {} out of its `hosts`, apply the fleet, mend or change the host, and add it again",
@@ -23,8 +23,8 @@ pub(super) fn by_hand(fleet: &Fleet, instance: &Instance) -> String {
 }
 
 impl DstackBackend {
-    /// Deletes an instance of a backend fleet, for dstack to make another. One that is not there, or is on its way out, is gone: that is
-    /// what was asked for.
+    /// Deletes an instance of a backend fleet, so that dstack creates another. An instance that is missing or terminating counts
+    /// as replaced.
     pub(super) fn replace(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {
         const REPLACE: &str = "replace the instance";
         if !self.config.replace {
@@ -32,7 +32,7 @@ impl DstackBackend {
         }
         let Some((fleet, instance)) = self.find(REPLACE, node)? else { return Ok(()) };
         let leaves = matches!(instance.status, InstanceStatus::Terminating | InstanceStatus::Terminated);
-        // Or it is the one that came in its place.
+        // Or it is the replacement already.
         if leaves || instance.created > change.op.born() {
             return Ok(());
         }
@@ -47,7 +47,7 @@ impl DstackBackend {
             Err(error) if error.is_not_there() => Ok(()),
             Err(error) => {
                 let mut failed = error.during(REPLACE, Does::Changes);
-                // Said of a fleet that the server itself is working on.
+                // The server reports this for a fleet that it is processing.
                 if failed.effect == Effect::NoneGiveUp && failed.text.contains("Try again later") {
                     failed.effect = Effect::NoneTryAgain;
                 }
@@ -56,7 +56,7 @@ impl DstackBackend {
         }
     }
 
-    /// By the list of runs, and by the instance's own state: a run of another project is only seen there.
+    /// Checks the list of runs and the instance's own state, which alone shows runs of other projects.
     fn is_empty(&self, operation: &'static str, instance: &Instance) -> Result<(), BackendError> {
         let runs = self.runs(operation)?;
         let on_it = |host: &str| Some(host) == instance.hostname.as_deref();

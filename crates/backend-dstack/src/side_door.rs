@@ -1,7 +1,7 @@
-//! The way past dstack to an instance on which it starts nothing, because it calls the GPUs failing or does not reach it.
+//! SSH access to an instance on which dstack starts nothing, because it reports the GPUs as failing or does not reach it.
 //!
-//! Such an instance is looked at over SSH, and proofs of a case run there as on a fleet without a scheduler. It is never free for that:
-//! what is learnt here is only whether somebody uses it, and the planner sends there what a case needs and nothing else.
+//! Such an instance is queried over SSH, and requalification runs of a case start there as on a fleet without a scheduler. It
+//! does not count as free: the query only determines whether it is in use, and the planner sends only what a case needs.
 
 use std::{
     collections::BTreeMap,
@@ -22,23 +22,23 @@ use super::{
     config::{OverSsh, is_word},
 };
 
-/// Questions about single instances in one look: those beyond it are asked about in the next.
+/// The most queries about single instances per snapshot; the others follow in the next.
 pub(super) const MOST_ASIDE: usize = 32;
 
 #[derive(Debug)]
 pub(super) struct SideDoor {
     pub(super) ssh: SshBackend,
     settings: OverSsh,
-    /// Whether it was ever told where instances are.
+    /// Whether the hosts were ever set.
     pub(super) told: AtomicBool,
 }
 
-/// What was found on an instance past dstack.
+/// What an SSH query found on an instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Found {
-    /// Whether a proof may begin there, or who uses it.
+    /// Whether a run may start there, or who uses it.
     pub(super) used: Used,
-    /// Runs of ours there.
+    /// Our runs there.
     pub(super) runs: Vec<RunId>,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Found {
 pub(super) enum Used {
     ByNobody,
     By(String),
-    /// Nobody can say, or somebody wants us to stay away.
+    /// Unknown, or a site's lock keeps us off.
     NotKnown,
 }
 
@@ -57,14 +57,14 @@ impl SideDoor {
         Ok(Self { ssh, settings: settings.clone(), told: AtomicBool::new(false) })
     }
 
-    /// Where instances are from now on. All of them: a run stays where it began, also when dstack uses the instance again.
+    /// Sets the hosts to all instances: a run stays where it started, even if dstack uses the instance again.
     pub(super) fn tell(&self, fleets: &[Fleet]) {
         let all = fleets.iter().flat_map(|fleet| fleet.instances.iter().map(move |instance| (fleet, instance)));
         self.ssh.give(all.filter_map(|(fleet, instance)| self.host(fleet, instance)).collect());
         self.told.store(true, Ordering::Relaxed);
     }
 
-    /// `None`: dstack does not say where it is, or in words that are not for `ssh`.
+    /// Returns `None` if dstack reports no address, or one that is unsafe as an argument of `ssh`.
     fn host(&self, fleet: &Fleet, instance: &Instance) -> Option<Host> {
         let address = instance.hostname.clone().filter(|host| is_word(host))?;
         let (user, port) = fleet.login(&address);
@@ -79,7 +79,7 @@ impl SideDoor {
         })
     }
 
-    /// How those are, by name, that dstack does not start anything on.
+    /// Queries the instances on which dstack starts nothing, and returns the results by name.
     pub(super) fn look(&self, fleets: &[Fleet]) -> BTreeMap<String, Found> {
         self.tell(fleets);
         let all = fleets.iter().flat_map(|fleet| fleet.instances.iter().map(move |instance| (fleet, instance)));
@@ -90,7 +90,7 @@ impl SideDoor {
             .collect();
         let most = self.settings.max_load_per_core;
         let looked = self.ssh.look_at(&hosts).into_iter().filter_map(|(host, look)| {
-            // That it cannot be reached from here either is nothing new.
+            // Failing to reach it from here as well is not news.
             let look = look.inspect_err(|why| tracing::debug!(node = %host.name, %why, "not reached over SSH")).ok()?;
             let used = match (kept_off(&look, most), occupancy(&look, most)) {
                 (None, _) => Used::ByNobody,
@@ -103,13 +103,13 @@ impl SideDoor {
     }
 }
 
-/// Whether dstack starts nothing on it, although it is there.
+/// Returns whether dstack starts nothing on it although it exists.
 pub(super) fn is_passed_over(instance: &Instance) -> bool {
     let there = matches!(instance.status, InstanceStatus::Idle | InstanceStatus::Busy);
     there && (instance.unreachable == Some(true) || instance.health_status == Some(Health::Failure))
 }
 
-/// Whether dstack says that no run has any part of it.
+/// Returns whether dstack reports that no run has any part of it.
 pub(super) fn is_unused(instance: &Instance) -> bool {
     instance.status == InstanceStatus::Idle && instance.busy_blocks == 0
 }

@@ -1,4 +1,4 @@
-//! Runs that start over SSH, on instances on which dstack starts nothing.
+//! Runs started over SSH, on instances on which dstack starts nothing.
 
 use std::sync::atomic::Ordering;
 
@@ -11,7 +11,7 @@ use super::{
 };
 
 impl DstackBackend {
-    /// The way past dstack on which this run went, if it did.
+    /// Returns the SSH access through which this run was started, if it was.
     pub(super) fn door_of(&self, operation: &'static str, run: RunId) -> Result<Option<&SideDoor>, BackendError> {
         let Some(door) = &self.door else { return Ok(None) };
         if !door.ssh.has(operation, run)? {
@@ -23,7 +23,7 @@ impl DstackBackend {
         Ok(Some(door))
     }
 
-    /// Starts a run past dstack, where dstack starts nothing and says that nobody is there. `None`: it is dstack's.
+    /// Starts a run over SSH if dstack starts nothing on its instance and reports it as unused. `None`: the run is for dstack.
     pub(super) fn submit_aside(
         &self,
         operation: &'static str,

@@ -1,4 +1,4 @@
-//! A run as a task of dstack's: what is submitted, and what became of it. Pure.
+//! Builds the dstack task of a run, and derives the run's state from the server's answers. Pure.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use doctor_backend::JobRequest;
@@ -15,18 +15,18 @@ use super::{
     work::{JobStatus, Run, Submission},
 };
 
-/// The job ends itself at its limit, and the controller ends one that did not; dstack ends one when neither is there.
+/// How long after a job's limit dstack ends it, as a backstop for the job itself and the controller.
 const OVER_LIMIT: Span = Span::minutes(10);
-/// dstack keeps no last words of a container: the log has them all.
+/// dstack keeps no termination message of a container: everything is in the log.
 const NO_LAST_WORDS: &str = "/dev/null";
 const KEY_VARIABLE: &str = "DOCTOR_RUN_KEY";
 const POLICY_VARIABLE: &str = "DOCTOR_POLICY";
-/// In the container, which goes with the job.
+/// In the container, which is deleted with the job.
 const POLICY: &str = "/tmp/doctor-policy.toml";
-/// A variable of the environment may have 128 KiB, and a policy is longer when it is packed.
+/// An environment variable may have 128 KiB, and base64 makes a policy longer.
 pub(super) const LONGEST_POLICY: usize = 90 * 1024;
 
-/// What is posted to have the run started: on this instance, whole, and nowhere else.
+/// Builds the request that starts the run: on this instance, with all of it, and nowhere else.
 pub(super) fn plan(
     job: &JobRequest,
     node: &NodeName,
@@ -41,7 +41,7 @@ pub(super) fn plan(
     let mut environment = json!({ KEY_VARIABLE: key });
     let mut commands = Vec::new();
     if let Some(policy) = policy {
-        // Packed, because a shell and dstack itself would each take some of its characters for their own.
+        // In base64, because the shell and dstack would each interpret some characters.
         environment[POLICY_VARIABLE] = json!(STANDARD.encode(policy));
         commands.push(format!("printf %s \"${POLICY_VARIABLE}\" | base64 -d > {POLICY}"));
     }
@@ -52,7 +52,7 @@ pub(super) fn plan(
         "image": config.task.image, "user": config.task.user, "privileged": config.task.privileged,
         "env": environment, "commands": commands, "volumes": config.task.volumes,
         "fleets": [fleet], "instances": [instance.name],
-        // Never a new instance, and behind everybody who waits.
+        // Never a new instance, and the lowest priority.
         "creation_policy": "reuse", "priority": 0,
         "resources": instance.instance_type.as_ref().map(|kind| whole(&kind.resources)),
         "max_duration": (job.limit + OVER_LIMIT).secs(),
@@ -61,7 +61,7 @@ pub(super) fn plan(
     json!({ "plan": { "run_spec": spec, "current_resource": null }, "force": false })
 }
 
-/// All that the instance has: of one that is cut into blocks, every block.
+/// Requests all resources of the instance: if it is divided into blocks, every block.
 fn whole(there: &Resources) -> Value {
     let mut cpu = json!({ "count": { "min": there.cpus, "max": null } });
     if let Some(arch) = &there.cpu_arch {
@@ -75,12 +75,12 @@ fn whole(there: &Resources) -> Value {
             gpu["vendor"] = json!(vendor);
         }
     }
-    // What is asked for by default may be more than a small instance has.
+    // The default request may exceed a small instance.
     let any = json!({ "min": 0, "max": null });
     json!({ "cpu": cpu, "gpu": gpu, "memory": any, "disk": { "size": any } })
 }
 
-/// In the place of the shell: dstack interrupts the first process of a job, and only that.
+/// Builds the command. It replaces the shell, because dstack interrupts only the first process of a job.
 fn command(job: &JobRequest, node: &NodeName, with_policy: bool, config: &DstackConfig) -> String {
     let tests = job.tests.iter().map(|test| test.as_str()).collect::<Vec<_>>().join(",");
     let (run, limit, node) = (job.run.to_string(), job.limit.to_string(), node.to_string());
@@ -97,7 +97,7 @@ fn command(job: &JobRequest, node: &NodeName, with_policy: bool, config: &Dstack
     format!("exec {}", words.join(" "))
 }
 
-/// A word that a shell takes as it is.
+/// Quotes a word for the shell, if needed.
 fn quoted(word: &str) -> String {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "._-=/,:@".contains(c);
     if !word.is_empty() && word.chars().all(harmless) {
@@ -106,7 +106,7 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }
 
-/// What became of a run; `began` is when its job began to run, as far as that is known.
+/// Returns the state of a run; `began` is when its job started to run, if known.
 pub(super) fn seen(run: &Run, job: JobId, began: Option<Timestamp>) -> JobSeen {
     let Some(newest) = run.newest() else {
         let since = run.submitted_at.parse();
@@ -121,7 +121,7 @@ pub(super) fn seen(run: &Run, job: JobId, began: Option<Timestamp>) -> JobSeen {
         JobStatus::Running => running(job, began.unwrap_or(newest.submitted_at)),
         JobStatus::Terminating => began.map_or_else(|| pending(job.clone()), |since| running(job.clone(), since)),
         JobStatus::Terminated | JobStatus::Aborted | JobStatus::Failed | JobStatus::Done => {
-            // Whoever has an exit status has run, whatever is left of the events.
+            // A job with an exit status has run, even if its events are gone.
             let started = began.or(newest.exit_status.map(|_| newest.submitted_at));
             let at = newest.finished_at.unwrap_or(newest.submitted_at);
             JobSeen::Ended { job, started, at: started.map_or(at, |started| at.max(started)), how: how(newest) }
@@ -134,7 +134,7 @@ pub(super) fn seen(run: &Run, job: JobId, began: Option<Timestamp>) -> JobSeen {
 
 fn how(submission: &Submission) -> JobEnd {
     match (submission.termination_reason.as_deref(), &submission.status) {
-        // The instance was taken, or went, before the job had it; or the cloud wanted it back.
+        // The instance was taken or gone before the job had it, or the cloud reclaimed it.
         (Some("failed_to_start_due_to_no_capacity" | "interrupted_by_no_capacity"), _) => JobEnd::Displaced,
         (Some("instance_unreachable" | "instance_access_revoked"), _) => JobEnd::Lost,
         (_, JobStatus::Done) => JobEnd::Exited,

@@ -1,4 +1,4 @@
-//! A project as one look finds it: its instances, who is on each, and who waits. Pure.
+//! Combines a project's instances and runs: what is on each instance, and what is pending. Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,28 +22,28 @@ use super::{
     work::{Run, Selector},
 };
 
-/// What dstack calls every host of an SSH fleet.
+/// dstack's type name for every host of an SSH fleet.
 const NO_TYPE: &str = "instance";
 
-/// What one look at the server brought.
+/// The state of a project at one time.
 #[derive(Debug)]
 pub(super) struct View<'a> {
     pub(super) fleets: &'a [Fleet],
-    /// Those that are under way or wait.
+    /// Active and pending runs.
     pub(super) runs: &'a [Run],
-    /// By whose token we ask: a run of ours is one of theirs.
+    /// The user of our token, who owns our runs.
     pub(super) me: &'a str,
     pub(super) now: Timestamp,
-    /// Of instances that dstack terminates when they are idle, by their id: when that is.
+    /// When dstack terminates idle instances, by instance id.
     pub(super) ends: &'a BTreeMap<String, Ends>,
-    /// Of instances that dstack has a word against, by their id: its sentences.
+    /// dstack's health messages, by instance id.
     pub(super) complaints: &'a BTreeMap<String, String>,
-    /// What was found past dstack on instances that it starts nothing on, by name.
+    /// The results of SSH queries of instances on which dstack starts nothing, by name.
     pub(super) found: &'a BTreeMap<String, Found>,
 }
 
 impl View<'_> {
-    /// Every instance whose name can be a node's.
+    /// Returns every instance whose name is valid as a node name.
     pub(super) fn seen(&self, config: &DstackConfig) -> Vec<SeenNode> {
         let mut around = self.around();
         let offers: Vec<Offer<'_>> = self.offers(&around).collect();
@@ -59,7 +59,7 @@ impl View<'_> {
         .collect()
     }
 
-    /// `None`: a name that cannot be a node's is nobody's.
+    /// Returns `None` if the instance's or the fleet's name is not valid here.
     fn node(&self, fleet: &Fleet, instance: &Instance, around: &Around, config: &DstackConfig) -> Option<SeenNode> {
         let complaint = self.complaints.get(&instance.id).map_or("", String::as_str);
         let occupancy = self.occupancy(instance, around, complaint, config);
@@ -71,7 +71,7 @@ impl View<'_> {
             apart: Some(Arc::new(self.apart(fleet, instance, around, &occupancy))),
             occupancy,
             marks: Marks { ours: Vec::new(), foreign: foreign_marks(instance, complaint) },
-            // The job's result tells.
+            // The job's result reports it.
             hardware: None,
             sku,
         };
@@ -80,7 +80,7 @@ impl View<'_> {
         Some(SeenNode { node: Arc::new(node), heard: None, jobs })
     }
 
-    /// What dstack says, and who was seen there past it where dstack cannot say.
+    /// Returns the occupancy that dstack reports, or the use found over SSH if dstack cannot tell.
     fn occupancy(&self, instance: &Instance, around: &Around, complaint: &str, config: &DstackConfig) -> Occupancy {
         let told = occupancy(instance, around, complaint, (self.now, config.idle_margin));
         match (&told, self.found.get(&instance.name).map(|found| &found.used)) {
@@ -89,22 +89,22 @@ impl View<'_> {
         }
     }
 
-    /// What can be done with it that dstack cannot do.
+    /// Returns what can be done with the instance without dstack.
     fn apart(&self, fleet: &Fleet, instance: &Instance, around: &Around, occupancy: &Occupancy) -> Apart {
         let unused = is_unused(instance) && around.users.is_empty() && around.ours.is_empty();
         let past = unused && is_passed_over(instance) && matches!(occupancy, Occupancy::Unknown { .. });
         let empty = self.found.get(&instance.name).is_some_and(|found| found.used == Used::ByNobody);
-        // Of one that dstack does not reach nobody knows what still runs there.
+        // On an instance that dstack does not reach, work may still run.
         let vacant = past && instance.unreachable == Some(false);
         Apart { proofs: past && empty, vacant, by_hand: fleet.is_ssh().then(|| by_hand(fleet, instance)) }
     }
 
-    /// The run of ours that this is. A name alone is anybody's to write.
+    /// Returns our run of a dstack run. The name alone is no proof: any user may choose it.
     fn ours(&self, run: &Run) -> Option<RunId> {
         run_of(run.name()).filter(|_| run.user == self.me)
     }
 
-    /// Who is on each instance, by its name.
+    /// Returns the runs on each instance, by name.
     fn around(&self) -> BTreeMap<String, Around> {
         let mut all: BTreeMap<String, Around> = BTreeMap::new();
         for instance in self.fleets.iter().flat_map(|fleet| &fleet.instances) {
@@ -121,7 +121,7 @@ impl View<'_> {
             let ours = self.ours(run);
             let mut places: BTreeSet<&str> =
                 run.jobs.iter().filter_map(|job| by_host.get(job.host()?).copied()).collect();
-            // One that waits for its instance has it in its name.
+            // A pending run of ours names its instance.
             places.extend(ours.and_then(|_| pinned(run)));
             for place in places {
                 let around = all.entry(place.to_owned()).or_default();
@@ -134,7 +134,7 @@ impl View<'_> {
         all
     }
 
-    /// Those that a user's run could have: nobody else is on them, and dstack would start something there.
+    /// Returns the instances that a user's run could have: no other run is on them, and dstack would start one there.
     fn offers<'a>(&'a self, around: &'a BTreeMap<String, Around>) -> impl Iterator<Item = Offer<'a>> {
         let usable = |instance: &Instance| {
             instance.unreachable == Some(false)
@@ -153,7 +153,7 @@ impl View<'_> {
     }
 }
 
-/// The instance that a run of ours is for.
+/// Returns the instance for which a run of ours was submitted.
 fn pinned(run: &Run) -> Option<&str> {
     if run.newest().is_some_and(|newest| newest.status.is_finished()) {
         return None;
@@ -170,7 +170,7 @@ mod tests {
     use crate::answers::tests::{FLEETS, RUNNING};
     use serde_json::{Value, json};
 
-    /// The captured fleet with all three instances well, the first of them busy.
+    /// The captured fleet with all three instances healthy, the first of them busy.
     fn fleets() -> Vec<Fleet> {
         let mut fleets: Value = serde_json::from_str(FLEETS).unwrap();
         for instance in fleets[0]["instances"].as_array_mut().unwrap() {
@@ -223,7 +223,7 @@ mod tests {
         };
         assert_eq!(seen(&[ours("doctor")])[0], ("free".to_owned(), vec![id]));
         assert_eq!(words(&seen(&[ours("mallory")]))[0], "run doctor-r0000000000007 of mallory");
-        // One that has no instance yet is where it is to be.
+        // A run that has no instance yet counts on the one that it names.
         let waiting = run(|run| {
             run["user"] = json!("doctor");
             run["run_spec"]["run_name"] = json!("doctor-r0000000000007");

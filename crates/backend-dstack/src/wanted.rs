@@ -1,8 +1,8 @@
-//! Instances that users' runs wait for. Pure.
+//! Determines which instances pending user runs need. Pure.
 //!
-//! dstack does not preempt and, unless a run is to be retried, does not even wait: a run that finds no instance fails. One that is
-//! retried stays `pending`, and if only a run of ours is in its way, ours goes. What is asked here is whether an instance would do;
-//! what dstack knows beyond that (prices, reservations, volumes) can only make it refuse.
+//! dstack does not preempt and, unless a run has a retry policy, does not even queue: a run that finds no instance fails. A run
+//! with retries stays `pending`, and if only a run of ours is in its way, ours is cancelled. This module only checks that an
+//! instance would fit; what dstack knows beyond that (prices, reservations, volumes) can only make it refuse.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use super::{
     work::{Job, Range, Run, RunStatus, Selector, Wanted},
 };
 
-/// A run that was submitted this long ago has been looked at by the server, which found no place.
+/// The server has tried to place a run that was submitted this long ago.
 const LOOKED_AT: Span = Span::from_secs(15);
 
-/// An instance that somebody could have, as far as we can say.
+/// An instance that may suit a pending run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Offer<'a> {
     pub(super) fleet: &'a Fleet,
@@ -25,8 +25,8 @@ pub(super) struct Offer<'a> {
     pub(super) ours: bool,
 }
 
-/// Which instances are wanted, by name, and by whom. One without a run of ours is kept free for the user's; one with a run of ours is
-/// asked for only if there is no other.
+/// Returns the needed instances, by name, and the run that needs each. An instance without our run is reserved for the user's;
+/// one with our run is taken only if there is no other.
 pub(super) fn wanted(offers: &[Offer<'_>], runs: &[&Run], now: Timestamp) -> BTreeMap<String, String> {
     let mut waiting: Vec<&Run> = runs.iter().copied().filter(|run| is_waiting(run, now)).collect();
     waiting.sort_by(|one, other| (&one.submitted_at, &one.id).cmp(&(&other.submitted_at, &other.id)));
@@ -48,7 +48,7 @@ pub(super) fn wanted(offers: &[Offer<'_>], runs: &[&Run], now: Timestamp) -> BTr
 
 fn is_waiting(run: &Run, now: Timestamp) -> bool {
     match run.status {
-        // One that is to begin at a later time waits for that.
+        // A scheduled run waits for its time.
         RunStatus::Pending => run.next_triggered_at.is_none(),
         RunStatus::Submitted => run.submitted_at.parse().is_ok_and(|at| now.since(at) >= LOOKED_AT),
         _ => false,
@@ -75,7 +75,7 @@ fn selects(selector: &Selector, offer: &Offer<'_>) -> bool {
         Selector::Number { fleet, instance } => {
             fleet.name() == offer.fleet.name && *instance == offer.instance.instance_num
         }
-        // What we do not know we do not free instances for.
+        // No instance is released for an unknown selector.
         Selector::Other(_) => false,
     }
 }
@@ -108,7 +108,7 @@ mod tests {
 
     const NOW: &str = "2026-11-15T01:22:00Z";
 
-    /// A run of somebody's that found no place and is retried, with changes.
+    /// A user's run that found no instance and is retried, with changes.
     fn waiting(change: impl FnOnce(&mut Value)) -> Run {
         let mut run: Value = serde_json::from_str(NO_CAPACITY).unwrap();
         run["status"] = json!("pending");
@@ -118,7 +118,7 @@ mod tests {
         serde_json::from_value(run).unwrap()
     }
 
-    /// Who wants which of the fleet's three instances, of which the last two have runs of ours.
+    /// Returns which run needs which of the fleet's three instances, of which the last two have runs of ours.
     fn asked(runs: &[Run]) -> Vec<(String, String)> {
         let fleet = fleet();
         let offer = |(number, instance)| Offer { fleet: &fleet, instance, ours: number > 0 };

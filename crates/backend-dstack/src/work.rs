@@ -1,4 +1,4 @@
-//! What the server says of runs: whose they are, what they ask for, and how far they got. Pure.
+//! The types of the server's responses about runs: their owners, requests and states. Pure.
 
 use doctor_core::time::Timestamp;
 use serde::{Deserialize, de};
@@ -6,7 +6,7 @@ use serde::{Deserialize, de};
 use super::answers::{moment, perhaps_moment, words};
 
 words! {
-    /// How a job of a run is.
+    /// The status of a job.
     JobStatus {
         Submitted = "submitted",
         Provisioning = "provisioning",
@@ -25,14 +25,14 @@ impl JobStatus {
         matches!(self, Self::Terminated | Self::Aborted | Self::Failed | Self::Done)
     }
 
-    /// It is over, or on its way there.
+    /// It has ended or is terminating.
     pub(super) const fn is_leaving(&self) -> bool {
         matches!(self, Self::Terminating) || self.is_finished()
     }
 }
 
 words! {
-    /// How a run is.
+    /// The status of a run.
     RunStatus {
         Pending = "pending",
         Submitted = "submitted",
@@ -46,13 +46,13 @@ words! {
 }
 
 impl RunStatus {
-    /// Nobody has told it to stop.
+    /// It was not told to stop.
     pub(super) const fn goes_on(&self) -> bool {
         matches!(self, Self::Pending | Self::Submitted | Self::Provisioning | Self::Running)
     }
 }
 
-/// Somebody's work.
+/// A run of any user.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct Run {
     pub(super) id: String,
@@ -89,14 +89,14 @@ pub(super) enum FleetRef {
 impl FleetRef {
     pub(super) fn name(&self) -> &str {
         match self {
-            // Of another project's, the name is behind a slash.
+            // A fleet of another project is written `project/fleet`.
             Self::Name(name) => name.rsplit('/').next().unwrap_or(name),
             Self::Entity { name } => name,
         }
     }
 }
 
-/// Which instances a run may have.
+/// A selector of instances that a run may have.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
 pub(super) enum Selector {
@@ -115,7 +115,7 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// The host that the job has, while it has it.
+    /// Returns the host of the job, while it has one.
     pub(super) fn host(&self) -> Option<&str> {
         let newest = self.job_submissions.last().filter(|newest| !newest.status.is_finished())?;
         newest.job_provisioning_data.as_ref()?.hostname.as_deref()
@@ -134,7 +134,7 @@ pub(super) struct Requirements {
     pub(super) resources: Wanted,
 }
 
-/// What a job asks for; amounts of memory are in gigabytes.
+/// The resources that a job requests; amounts of memory are in GiB.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Wanted {
@@ -172,7 +172,7 @@ pub(super) struct Range {
     pub(super) min: Option<f64>,
 }
 
-/// One try to run a job.
+/// One attempt to run a job.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct Submission {
     pub(super) id: String,
@@ -196,12 +196,12 @@ impl Run {
         self.run_spec.run_name.as_deref().unwrap_or_default()
     }
 
-    /// The newest try of its first job, which is all that a run of ours has.
+    /// Returns the newest attempt of its first job, the only job that a run of ours has.
     pub(super) fn newest(&self) -> Option<&Submission> {
         self.jobs.first()?.job_submissions.last()
     }
 
-    /// Whose it is, as people read it.
+    /// Describes the run and its owner for messages.
     pub(super) fn described(&self) -> String {
         format!("run {} of {}", self.name(), self.user)
     }

@@ -1,5 +1,5 @@
-//! The dstack backend on a real server whose hosts are stand-ins, with real `doctor-node` processes there: the contract, users who come
-//! and wait, and what happens when links and GPUs fail. How far that goes is told in `doctor_bed::dstack`.
+//! Tests the dstack backend on a real server with emulated hosts and real `doctor-node` processes: the contract, users who come
+//! and wait, and failures of links and GPUs. `doctor_bed::dstack` documents the limits of the emulation.
 
 use std::{
     path::{Path, PathBuf},
@@ -35,7 +35,7 @@ use tempfile::TempDir;
 
 const KEY: RunKey = RunKey::new([7; 32]);
 
-/// A policy with a test that goes on for longer than any of these tests.
+/// A policy with a test that outlasts all of these tests.
 const POLICY: &str = "[tests.endless.params]\ncommand = [\"/bin/sleep\", \"600\"]\ntimeout = \"20m\"\n";
 
 const HOSTS: u8 = 4;
@@ -43,7 +43,7 @@ const HOSTS: u8 = 4;
 const PATIENCE: Duration = Duration::from_secs(300);
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// One server for all tests of this file, each of which has a host of its own. It ends with the process.
+/// The server that all tests of this file share; each test has its own host. It ends with the process.
 struct Shared {
     dstack: Dstack,
     folder: TempDir,
@@ -80,7 +80,7 @@ impl Shared {
         DstackConfig {
             url: self.dstack.url(),
             token_file: Some(self.at("token")),
-            // The server may have to wait for a core.
+            // The server may have to wait for a CPU core.
             deadline: Span::minutes(2),
             ..DstackConfig::default()
         }
@@ -91,13 +91,13 @@ impl Shared {
     }
 }
 
-/// A host of the shared server, and the instance that it is.
+/// A host of the shared server, and its instance.
 struct Host {
     shared: &'static Shared,
     number: u8,
-    /// Users' runs that this host had.
+    /// The number of users' runs that this host had.
     users: AtomicU64,
-    /// Its runner or its link was lost since it was last seen to be well.
+    /// Whether its runner or link was lost since it was last seen healthy.
     shaken: AtomicBool,
 }
 
@@ -135,7 +135,7 @@ impl Host {
         format!("user{}-{}", self.number, self.users.load(Ordering::SeqCst))
     }
 
-    /// A user's run has the instance. One that finds no place is submitted again, as users do.
+    /// Lets a user's run take the instance. A run that finds no instance is submitted again, as users do.
     fn take(&self, more: &Value) {
         let begun = || {
             self.users.fetch_add(1, Ordering::SeqCst);
@@ -164,7 +164,7 @@ impl Host {
         backend.snapshot().unwrap().into_iter().find(|seen| seen.node.name == self.name()).unwrap()
     }
 
-    /// One look of the server that comes too late makes an instance `unreachable` until the next, and nobody calls that free.
+    /// A single late check of the server makes an instance `unreachable` until the next one, and then it is not free.
     fn wait_free(&self, backend: &DstackBackend, because: &str) {
         let mut last = String::new();
         let began = Instant::now();
@@ -185,7 +185,7 @@ fn has_ended(run: &Value) -> bool {
 }
 
 fn run_id(number: u64) -> RunId {
-    // Born now, so that nothing takes it for an old one.
+    // A recent id, so that it is not pruned as an old one.
     RunId::from_number((u64::try_from(SystemClock.now().millis()).unwrap() << 21) | number)
 }
 
@@ -208,7 +208,7 @@ fn wait_running(backend: &DstackBackend, run: RunId) {
     wait("the job to run", || matches!(polled(backend, run), JobSeen::Running { .. }).then_some(()));
 }
 
-/// How the job ended, whether it had begun, and the document that came.
+/// Returns how the job ended, whether it had started, and its documents.
 fn wait_ended(backend: &DstackBackend, run: RunId) -> (JobEnd, bool, Vec<Vec<u8>>) {
     wait("the end of the job", || match backend.poll(&[run]).unwrap().remove(0) {
         PolledJob { seen: JobSeen::Ended { how, started, .. }, documents } => Some((how, started.is_some(), documents)),
@@ -255,7 +255,7 @@ impl Bed for Host {
         }
     }
 
-    /// DCGM's own word of warning: dstack still starts jobs there.
+    /// DCGM's warning: dstack still starts jobs there.
     fn mark_by_somebody_else(&self, _: &NodeName, there: bool) {
         if there {
             self.wait_health(&Health::Warning("PCIe replay rate above threshold"), "warning");
@@ -277,7 +277,7 @@ impl Bed for Host {
         self.dstack().lose(self.number).unwrap();
     }
 
-    /// The server looks at its runs every few seconds, and on a small machine that is busy with the other tests not even that.
+    /// The server processes its runs every few seconds, and less often on a small machine that is busy with the other tests.
     fn let_time_pass(&self) {
         std::thread::sleep(Duration::from_millis(300));
     }
@@ -305,7 +305,7 @@ fn a_result_comes_with_the_log_and_no_key_is_left_behind() {
     assert!(!secrets().contains(&run.to_string()), "the job has its key");
     let told = host.dstack().run(&format!("doctor-{run}")).unwrap().to_string();
     assert!(!told.contains(&KEY.to_hex()), "whoever may see the run does not see its key");
-    // Told to stop, it leaves what it had finished.
+    // A stopped job returns what it had finished.
     let has_begun = || {
         let submission = &host.dstack().run(&format!("doctor-{run}")).unwrap()["jobs"][0]["job_submissions"][0]["id"];
         let ask = json!({ "run_name": format!("doctor-{run}"), "job_submission_id": submission, "limit": 1000 });
@@ -326,7 +326,7 @@ fn a_result_comes_with_the_log_and_no_key_is_left_behind() {
     parts_of_an_instance(&host, &backend);
 }
 
-/// A run of ours takes every block, and one that somebody has is enough to keep ours away.
+/// A run of ours takes every block, and one block of a user's is enough to keep ours away.
 fn parts_of_an_instance(host: &Host, backend: &DstackBackend) {
     let blocks = |name: &str| host.dstack().instance(host.number).unwrap()[name].clone();
     assert_eq!(blocks("total_blocks"), BLOCKS);
@@ -348,7 +348,7 @@ fn parts_of_an_instance(host: &Host, backend: &DstackBackend) {
     assert_eq!(wait_ended(backend, late).0, JobEnd::Displaced, "seven blocks are not all of them");
     host.leave();
     host.wait_free(backend, "nobody has it");
-    // A fleet as for a cloud, as this server tells of it; there are no instances in it without one.
+    // A cloud fleet as this server reports it; without a cloud it has no instances.
     let cloud = json!({ "type": "fleet", "name": "cloud", "nodes": { "min": 0, "target": 0, "max": 2 }, "idle_duration": "1h" });
     let spec = json!({ "configuration": cloud, "profile": { "name": "default" } });
     let plan = json!({ "plan": { "spec": spec, "current_resource": null }, "force": true });
@@ -362,14 +362,14 @@ fn whoever_comes_or_waits_goes_first() {
     let backend = host.shared.open();
     host.take(&json!({}));
     assert_eq!(why(&host.seen(&backend).node.occupancy), format!("run {} of alice", host.users_run()));
-    // The instance was taken between the look and the submission.
+    // The instance was taken between the snapshot and the submission.
     let late = run_id(2);
     backend.submit(&host.request(late, &["memory"])).unwrap();
     let (how, started, _) = wait_ended(&backend, late);
     assert_eq!((how, started), (JobEnd::Displaced, false), "it never had a place");
     assert_eq!(host.dstack().jobs_started(&format!("doctor-{late}")), 0);
     host.leave();
-    // A user's run that is retried waits while ours has the instance.
+    // A user's run with retries waits while ours has the instance.
     let run = run_id(3);
     host.wait_free(&backend, "nobody has it");
     backend.submit(&host.request(run, &["endless"])).unwrap();
@@ -384,14 +384,14 @@ fn whoever_comes_or_waits_goes_first() {
     assert_eq!(why(&host.seen(&backend).node.occupancy), "run patient of alice");
     host.dstack().stop_run("patient").unwrap();
     host.dstack().wait_for_instance(3, "idle", |instance| instance["status"] == "idle").unwrap();
-    // A link that is cut: dstack goes on saying idle and healthy.
+    // The link is cut: dstack still reports idle and healthy.
     host.dstack().cut(3).unwrap();
     let cut = |instance: &Value| instance["unreachable"] == true && instance["status"] == "idle";
     host.dstack().wait_for_instance(3, "unreachable", cut).unwrap();
     assert_eq!(why(&host.seen(&backend).node.occupancy), "dstack cannot reach it");
     host.dstack().join(3).unwrap();
     host.wait_free(&backend, "nobody has it");
-    // GPUs that fail: dstack's own words are a mark of somebody else.
+    // Failing GPUs: dstack's verdict is a foreign mark.
     host.wait_health(&Health::Failure("GPU 5 has a volatile DBE"), "failure");
     let failing = host.seen(&backend).node;
     assert!(matches!(failing.occupancy, Occupancy::Unknown { .. }), "{failing:?}");
@@ -411,7 +411,7 @@ fn rights_and_limits_are_said_in_words() {
     let good = standing(&shared.config());
     assert!(good.iter().all(|(_, standing, _)| *standing == Standing::Good), "{good:?}");
     assert!(good[0].2.ends_with("dstack 0.22.5") && good[3].2.starts_with("4 instances in bed"), "{good:?}");
-    // A member may look and run, and keeps no secrets.
+    // A member may query and run, and may not keep secrets.
     let member = shared.at("member");
     std::fs::write(&member, &shared.dstack.user().token).unwrap();
     let as_member = DstackConfig { token_file: Some(member), ..shared.config() };
@@ -431,7 +431,7 @@ fn rights_and_limits_are_said_in_words() {
     let error = DstackBackend::open(wrong.clone(), None).unwrap().snapshot().unwrap_err();
     assert!(error.effect == Effect::NoneGiveUp && error.text.contains("Invalid token"), "{error}");
     assert!(standing(&wrong).iter().any(|(what, standing, _)| what == "token" && *standing == Standing::Bad));
-    // A host of an SSH fleet is a person's to replace.
+    // An operator has to replace a host of an SSH fleet.
     let willing = DstackBackend::open(DstackConfig { replace: true, ..shared.config() }, None).unwrap();
     assert!(willing.caps().replace && !willing.caps().mark && !willing.caps().drain);
     let replace = |op| NodeOp { op, what: Change::Replace };
@@ -440,7 +440,8 @@ fn rights_and_limits_are_said_in_words() {
     willing.apply(&host.name(), &replace(OpId::from_number(1))).expect("it was made after that was asked for");
 }
 
-/// Where dstack starts nothing, a run goes over SSH: once, found again by whoever comes after, and never under somebody's work.
+/// Where dstack starts nothing, a run starts over SSH: once, found again by a later controller, and never while the host is in
+/// use.
 #[test]
 fn a_failing_instance_is_proved_past_dstack() {
     let Some(host) = Host::new("a_failing_instance_is_proved_past_dstack", 4) else { return };
@@ -449,7 +450,7 @@ fn a_failing_instance_is_proved_past_dstack() {
     let ssh = OverSsh {
         ssh_config: Some(host.dstack().ssh_config().unwrap()),
         doctor_node: Some(host.shared.at("doctor-node")),
-        // The machine is everybody's, and busy.
+        // The machine is shared and busy.
         max_load_per_core: 1e6,
         deadline: Span::minutes(2),
         connect: Span::from_secs(60),
@@ -462,13 +463,13 @@ fn a_failing_instance_is_proved_past_dstack() {
     let backend = open();
     assert!(!host.seen(&backend).node.takes_proofs(), "dstack itself can use it");
     host.wait_health(&Health::Failure("GPU 5 has a volatile DBE"), "failure");
-    // Jobs of other hosts are seen as well: they share their processes.
+    // Jobs of other hosts are visible too: the emulated hosts share their processes.
     let open_to_proofs = || host.seen(&backend).node.takes_proofs().then_some(());
     wait("the way past dstack", open_to_proofs);
     let node = host.seen(&backend).node;
     assert!(!node.occupancy.is_free(), "{node:?}");
     assert!(node.by_hand().is_some_and(|how| how.contains("take 10.98.4.2 out of its `hosts`")), "{node:?}");
-    // Somebody uses it who is none of dstack's: nothing begins.
+    // The host is in use outside of dstack: nothing starts.
     std::fs::write(&lock, "").unwrap();
     assert_eq!(why(&host.seen(&backend).node.occupancy), "/root/in-use exists");
     let run = run_id(5);
@@ -486,7 +487,7 @@ fn a_failing_instance_is_proved_past_dstack() {
     wait_running(&backend, run);
     assert_eq!(host.seen(&backend).jobs, [run]);
     assert!(!host.seen(&backend).node.occupancy.is_free());
-    // The next controller finds it, and begins nothing anew; dstack knows nothing of it.
+    // The next controller finds the run and starts nothing; dstack does not know of it.
     let successor = open();
     wait_running(&successor, run);
     assert_eq!(begin(&successor, run, &["endless"]), job);
@@ -495,7 +496,7 @@ fn a_failing_instance_is_proved_past_dstack() {
     assert_eq!(wait_ended(&backend, run).0, JobEnd::Killed);
     let proof = run_id(6);
     begin(&successor, proof, &["memory"]);
-    // It stays where it began, also when dstack would have the instance again.
+    // It stays where it started, even when dstack could use the instance again.
     host.wait_health(&Health::Healthy, "healthy");
     let (how, started, documents) = wait_ended(&backend, proof);
     assert_eq!((how, started, documents.len()), (JobEnd::Exited, true, 1));

@@ -1,7 +1,7 @@
-//! What is done to a node beyond marking it: its pods are evicted, its GPUs reset, it is rebooted or replaced.
+//! Node operations beyond marks: evicting pods, resetting GPUs, rebooting and replacing the machine.
 //!
-//! Each is asked for again until it is done, with the same operation, and each asks the cluster first how far it has got: nothing
-//! is kept here. Where it is not done yet, the answer is an error that says what it waits for.
+//! The caller repeats an operation with the same id until it is done. Each call first queries the cluster for the progress; no
+//! state is kept here. While an operation is not done, the call returns an error that names what it waits for.
 
 use std::time::Duration;
 
@@ -30,9 +30,9 @@ use super::{
     webhook,
 };
 
-/// A site's hook for replacing a machine. Shorter than a lease as it comes: who leads must still lead when it ends.
+/// The limit for a site's replacement hook. Shorter than the default lease, so that the leader still leads when the hook ends.
 const HOOK_LIMIT: Duration = Duration::from_secs(40);
-/// A reboot ends its own job, and may end it badly: so long a failed job is no failed reboot.
+/// A reboot ends its own job, possibly as failed: for this long, a failed job does not mean a failed reboot.
 const GOING_DOWN: Span = Span::minutes(5);
 
 fn refuse(operation: &'static str, text: String) -> BackendError {
@@ -43,13 +43,13 @@ fn later(operation: &'static str, text: String) -> BackendError {
     BackendError { operation, text, effect: Effect::NoneTryAgain }
 }
 
-/// It was asked for, and nobody has seen that it happened.
+/// The operation was started, and its effect has not been observed yet.
 fn under_way(operation: &'static str, text: String) -> BackendError {
     BackendError { operation, text, effect: Effect::Unknown }
 }
 
 impl KubernetesBackend {
-    /// Asks every pod that can live elsewhere to go. Done when none is left.
+    /// Evicts every pod that can run elsewhere. Done when none is left.
     pub(super) fn evict(&self, node: &NodeName) -> Result<(), BackendError> {
         let operation = "evict";
         let mut left = Vec::new();
@@ -62,7 +62,7 @@ impl KubernetesBackend {
                 Leaving::Goes => match self.evict_one(&pod) {
                     Ok(()) => left.push(format!("{name} was asked to leave")),
                     Err(Failed { code: Some(404), .. }) => {}
-                    // Its disruption budget says not now.
+                    // Its disruption budget does not permit it now.
                     Err(Failed { code: Some(429), error, .. }) => left.push(format!("{name} waits: {}", error.text)),
                     Err(failed) => left.push(format!("{name}: {}", failed.error.text)),
                 },
@@ -75,21 +75,21 @@ impl KubernetesBackend {
         let (name, namespace) = (pod.name_any(), pod.namespace().unwrap_or_default());
         let eviction = json!({
             "apiVersion": "policy/v1", "kind": "Eviction", "metadata": { "name": name, "namespace": namespace },
-            // Another pod of that name may have come meanwhile.
+            // Another pod of the same name may exist by now.
             "deleteOptions": { "preconditions": { "uid": pod.uid() } },
         });
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/eviction");
         self.post("evict", &path, &eviction).map(drop)
     }
 
-    /// All pods that are on the node now.
+    /// Lists all pods on the node from the API server.
     fn pods_on(&self, operation: &'static str, node: &NodeName) -> Result<Vec<PodObject>, BackendError> {
         let api: Api<PodObject> = Api::all_with(self.client.clone(), &pod_resource());
         let here = ListParams::default().fields(&format!("spec.nodeName={node}"));
         Ok(self.ask(operation, api.list(&here))?.items)
     }
 
-    /// Resets the GPUs or reboots the node, by a job on it.
+    /// Resets the GPUs or reboots the node through a job on it.
     pub(super) fn repair(&self, node: &NodeName, op: OpId, what: Repair) -> Result<(), BackendError> {
         let operation = what.word();
         if what.command(&self.config).is_empty() {
@@ -130,7 +130,7 @@ impl KubernetesBackend {
         }
     }
 
-    /// A restart ends everything on the node, also what uses none of its GPUs; a reset only ends those.
+    /// Fails while pods on the node would be ended. A reboot ends all of them; a reset only those that use its GPUs.
     fn nobody_is_left(&self, operation: &'static str, node: &NodeName, gpus_only: bool) -> Result<(), BackendError> {
         let pods = self.pods_on(operation, node)?;
         let stays = |pod: &&PodObject| {
@@ -161,11 +161,11 @@ impl KubernetesBackend {
         }
     }
 
-    /// Has the machine behind the node replaced, in the way that is configured.
+    /// Replaces the machine behind the node by the configured method.
     pub(super) fn replace(&self, node: &NodeName, op: OpId) -> Result<(), BackendError> {
         let operation = "replace";
         let now = match self.node_now(operation, node) {
-            // Deleting it was all that was to be done.
+            // Deleting it was the whole operation.
             Err(error) if error.effect == Effect::NoneGiveUp && self.config.replace == Replace::DeleteNode => {
                 return Ok(());
             }
@@ -174,7 +174,7 @@ impl KubernetesBackend {
         if marks::noted(now.metadata.annotations.as_ref(), op, operation, &self.config).is_some() {
             return Ok(());
         }
-        // What is on a node that does not answer was seen to before: the plan has it from when it last did.
+        // For a node that is not ready, the planner has already considered its last known pods.
         if is_ready(&now) {
             self.nobody_is_left(operation, node, false)?;
         }
@@ -189,22 +189,22 @@ impl KubernetesBackend {
             Replace::Webhook(hook) => call_webhook(operation, hook, &told)?,
         }
         self.tell(&now, &Change::Replace);
-        // If this fails it is asked for again, and a machine that is gone already is what a cloud says of it then.
+        // If this fails, the caller repeats the operation, and the cloud reports that the machine is already gone.
         self.note(operation, node, op, "done")
     }
 
-    /// Karpenter, and others who make nodes, take a node's deletion for the order to end its machine.
+    /// Deletes the Node object. Karpenter and other node provisioners then terminate its machine.
     fn delete_node(&self, operation: &'static str, node: &NodeAnswer) -> Result<(), BackendError> {
         let same = kube::api::Preconditions { uid: node.uid(), ..kube::api::Preconditions::default() };
         let parameters = DeleteParams { preconditions: Some(same), ..DeleteParams::default() };
         match self.ask(operation, self.nodes().delete(&node.name_any(), &parameters)) {
-            // It may stay until its finalizers are done with it.
+            // It may remain until its finalizers have run.
             Ok(_) | Err(Failed { code: Some(404), .. }) => Ok(()),
             Err(failed) => Err(failed.into()),
         }
     }
 
-    /// The node as the API server has it now.
+    /// Reads the node from the API server.
     fn node_now(&self, operation: &'static str, node: &NodeName) -> Result<NodeAnswer, BackendError> {
         match self.ask(operation, self.nodes().get(node.as_str())) {
             Ok(now) => Ok(now),
@@ -213,7 +213,7 @@ impl KubernetesBackend {
         }
     }
 
-    /// Writes down on the node that this operation was begun.
+    /// Records on the node that this operation was started.
     fn note(&self, what: &'static str, node: &NodeName, op: OpId, text: &str) -> Result<(), BackendError> {
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         for _ in 0..TRIES {
@@ -257,7 +257,7 @@ pub(super) fn written_by_us() -> PostParams {
     PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
 }
 
-/// What a hook learns of the machine. `providerID` is `aws:///us-east-1a/i-0abc`, `gce://project/zone/name`, `azure:///…`.
+/// Returns the values for a hook. `providerID` is `aws:///us-east-1a/i-0abc`, `gce://project/zone/name`, `azure:///…`.
 fn told(node: &NodeAnswer, name: &NodeName, op: OpId) -> Told<'static> {
     let provider = node.spec.provider_id.clone().unwrap_or_default();
     let parts: Vec<&str> =
@@ -265,7 +265,7 @@ fn told(node: &NodeAnswer, name: &NodeName, op: OpId) -> Told<'static> {
     let instance = parts.last().map_or_else(String::new, |last| (*last).to_owned());
     let zone = if parts.len() > 1 { parts[parts.len() - 2].to_owned() } else { String::new() };
     let region = match provider.split_once("://").map(|(cloud, _)| cloud) {
-        // A zone is its region and a letter.
+        // A zone is its region followed by a letter.
         Some("aws") => zone.strip_suffix(|last: char| last.is_ascii_lowercase()).unwrap_or(&zone).to_owned(),
         Some("gce") => zone.rsplit_once('-').map_or_else(String::new, |(region, _)| region.to_owned()),
         _ => String::new(),

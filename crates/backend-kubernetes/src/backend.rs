@@ -1,4 +1,4 @@
-//! `impl Backend for KubernetesBackend`: snapshot, submit, poll, cancel, and the operations on nodes.
+//! Implements [`Backend`] for [`KubernetesBackend`]: snapshot, submit, poll, cancel, and the operations on nodes.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -33,7 +33,7 @@ use super::{
 };
 
 impl KubernetesBackend {
-    /// Nodes that user work waits for, which users could have if we were not there.
+    /// Returns the nodes that pending user work needs and could have without our jobs.
     fn wanted(
         &self,
         nodes: &HashMap<Arc<str>, Box<NodeObject>>,
@@ -79,7 +79,7 @@ fn seen_node(
     })
 }
 
-/// Words that many nodes have in common: pools and machine types.
+/// Strings that many nodes have in common: pools and machine types.
 type Words = Shared<str>;
 
 fn default_pool() -> PoolName {
@@ -138,7 +138,7 @@ impl Backend for KubernetesBackend {
         if runs.is_empty() {
             return Ok(Vec::new());
         }
-        // Pods first: a pod that a job had is then seen, or its job says more.
+        // Pods first: a job's pod is then either in this list, or the later list of jobs reports its end.
         let pods: Vec<PodObject> = self.list("poll", &pod_resource())?;
         let jobs: Vec<JobObject> = self.list_runs()?;
         self.take_along(runs, pods.iter());
@@ -196,7 +196,7 @@ impl Backend for KubernetesBackend {
                     self.watched.written(&written.into());
                     return Ok(());
                 }
-                // What we knew was old: ask, and try with that.
+                // The cached node was outdated: read it again and retry.
                 Err(Failed { code: Some(409), .. }) => {}
                 Err(failed) => return Err(failed.into()),
             }

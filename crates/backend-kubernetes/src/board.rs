@@ -1,6 +1,8 @@
-//! How a node is, written on the node: labels to select by, annotations to read, a condition for those who repair nodes, and events.
+//! Writes a node's status on the Node object: labels for selection, annotations for reading, a condition for controllers that
+//! repair nodes, and events.
 //!
-//! One merge patch without a version: these fields are ours alone, and what somebody else writes there is not fought over.
+//! Labels and annotations are one merge patch without a resourceVersion: only we write these fields, and a foreign change to them
+//! is not reverted.
 
 use doctor_backend::{
     BackendError, Board, Change, Effect, ToShow,
@@ -24,7 +26,7 @@ use super::{
     objects::{FIELD_MANAGER, NodeAnswer, NodeObject},
 };
 
-/// The number of what is written, in an annotation of this name.
+/// The annotation with the number of the written status.
 const NUMBER: &str = "shown";
 
 impl Board for KubernetesBackend {
@@ -32,7 +34,7 @@ impl Board for KubernetesBackend {
         let name = self.config.own(NUMBER);
         let read = |node: &NodeObject| {
             let (number, of) = node.metadata.annotations.get(&name)?.split_once('.')?;
-            // What was written under other settings is to be written anew.
+            // A status written under other settings has to be written again.
             u64::from_str_radix(number, 16).ok().filter(|_| of == switches(&self.config))
         };
         self.watched.with_node(node.as_str(), read)?
@@ -49,8 +51,8 @@ impl Board for KubernetesBackend {
             }
         }
         let patch = Patch::Merge(patch(what, &self.config));
-        // Thousands are written when the service first comes to a cluster: the whole node is not asked back. The watch tells soon,
-        // and to write the same once more would change nothing.
+        // Thousands of nodes are written when the service is first installed, so only the metadata is returned. The watch
+        // delivers the change soon, and writing the same status once more would change nothing.
         match self.ask(operation, self.nodes().patch_metadata(node.as_str(), &parameters, &patch)) {
             Ok(_) => Ok(()),
             Err(Failed { code: Some(404), .. }) => {
@@ -63,7 +65,7 @@ impl Board for KubernetesBackend {
 }
 
 impl KubernetesBackend {
-    /// Tells of a change by an event of the node. One that cannot be written is no reason to stop.
+    /// Records a change as an event of the node. A failure is only logged.
     pub(super) fn tell(&self, node: &NodeAnswer, change: &Change) {
         if !self.config.write.event {
             return;
@@ -94,7 +96,7 @@ fn patch(what: &ToShow, config: &KubernetesConfig) -> Value {
     json!({ "metadata": { "labels": labels, "annotations": annotations } })
 }
 
-/// What of it is written, in short.
+/// Encodes the parts that are switched on, to detect changed settings.
 fn switches(config: &KubernetesConfig) -> String {
     let write = &config.write;
     let condition = write.condition.as_deref().unwrap_or_default();
@@ -102,7 +104,7 @@ fn switches(config: &KubernetesConfig) -> String {
     format!("{}{}{condition}", mark(write.label, "l"), mark(write.annotation, "a"))
 }
 
-/// `True` is well, as with `Ready`.
+/// `True` means healthy, as with `Ready`.
 const fn condition_status(status: Status) -> &'static str {
     match status {
         Status::Pass => "True",
@@ -112,7 +114,7 @@ const fn condition_status(status: Status) -> &'static str {
 }
 
 fn condition_reason(shown: &Shown) -> String {
-    // A reason is one word.
+    // A condition's reason must be a single CamelCase word.
     let reason = shown.findings.first().map_or(shown.status.code(), |worst| worst.reason.as_str());
     let words = reason.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     words.map(|word| word[..1].to_uppercase() + &word[1..]).collect()
@@ -167,7 +169,7 @@ mod tests {
     use super::*;
     use doctor_core::{case::Advice, finding::Severity, ids::TestId, shown::ShownFinding, view::Standing};
 
-    /// More than any node has.
+    /// Larger than any real node's status.
     fn much() -> Shown {
         let id = |n: usize| TestId::new(&format!("{}{n}", "a-long-name-of-a-test-".repeat(2))).unwrap();
         let finding = |n| ShownFinding {

@@ -1,9 +1,9 @@
-//! Results and logs where jobs and controller share no directory: taken from the pod before it goes.
+//! Takes results and logs from pods before they are deleted, where jobs and controller share no directory.
 //!
-//! A pod that ended by itself stays until its job is removed, and is seen when the cluster is asked what became of runs. One that
-//! was told to end goes as soon as it has: of that the watch of failed pods tells in time. The document is in the message that
-//! the container left of its end, which outlives the node; where it is too long for that, in the log, which only the
-//! node has. What cannot be had in time is lost, and the run says so.
+//! A pod that ended by itself remains until its job is removed, and the next poll sees it. A pod that was told to end disappears
+//! as soon as it has ended; the watch of failed pods reports it in time. The result document is in the container's termination
+//! message, which outlives the node, or, if it is too long for that, in the log, which only the node has. What cannot be fetched
+//! in time is lost, and the run reports that.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,17 +20,17 @@ use super::{
     objects::{PodObject, Terminated},
 };
 
-/// Of a log that is for people: its end.
+/// How much of the end of a log is fetched for operators.
 const LOG_LINES: usize = 20_000;
 const LOG_BYTES: usize = 4 << 20;
-/// Lines that may have come after the document.
+/// How many lines may follow the document in the log.
 const AFTER: usize = 8;
-/// Longer than any line in which a document is written.
+/// Longer than any line of a document.
 const LINE_BYTES: usize = 4096;
-/// Pods of which something is held. More are not under way.
+/// The most pods whose results are held. More are never active.
 const MOST: usize = 1024;
 
-/// What was taken from pods, by run and pod.
+/// Results taken from pods, by run and pod.
 #[derive(Debug, Default)]
 pub(super) struct Carried(Mutex<BTreeMap<(RunId, String), Parcel>>);
 
@@ -38,7 +38,7 @@ pub(super) struct Carried(Mutex<BTreeMap<(RunId, String), Parcel>>);
 struct Parcel {
     node: NodeName,
     document: Option<Vec<u8>>,
-    /// Lines of the document in the log, while it was not fetched from there.
+    /// How many lines of the log the document has, until it is fetched.
     in_log: Option<usize>,
     log: Log,
 }
@@ -63,7 +63,7 @@ impl Carried {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what a pod of ours says of its end. What is left to fetch, if anything is.
+    /// Takes the result from a pod of ours that has ended. Returns the log that is still to be fetched, if any.
     pub(super) fn notice(&self, pod: &PodObject, config: &KubernetesConfig) -> Option<Errand> {
         let run = names::run_of(&pod.metadata, config)?;
         let end = end(pod)?;
@@ -102,12 +102,12 @@ impl Carried {
         }
     }
 
-    /// Forgets all but these runs.
+    /// Drops the results of all other runs.
     pub(super) fn only(&self, runs: &BTreeSet<RunId>) {
         self.lock().retain(|(run, _), _| runs.contains(run));
     }
 
-    /// Whether a pod of the run was seen to end.
+    /// Returns whether a pod of the run has ended.
     pub(super) fn knows(&self, run: RunId) -> bool {
         !self.of(run, |_| Some(())).is_empty()
     }
@@ -137,17 +137,17 @@ enum Fetched {
         document: Option<Vec<u8>>,
         text: String,
     },
-    /// Nobody has it any more.
+    /// The API server no longer has it.
     Gone,
 }
 
-/// How the job's container ended, if it has.
+/// Returns the end of the job's container, if it has ended.
 fn end(pod: &PodObject) -> Option<&Terminated> {
     let statuses = &pod.status.as_ref()?.container_statuses;
     statuses.iter().find(|container| container.name == names::CONTAINER)?.state.terminated.as_ref()
 }
 
-/// Fetches a log and keeps it. What fails may be tried again.
+/// Fetches and stores a log. After an error the caller may retry.
 pub(super) async fn fetch(
     client: &Client,
     config: &KubernetesConfig,
@@ -175,7 +175,7 @@ async fn fetch_both(client: &Client, config: &KubernetesConfig, errand: &Errand)
         }
     };
     let mut document = None;
-    // The end alone: what stands before it must not push it over the limit.
+    // Request only the end, so that earlier output does not exceed the limit.
     if let Some(lines) = errand.in_log {
         let lines = lines + AFTER;
         match carried::read_log(&ask(lines, lines * LINE_BYTES).await?) {

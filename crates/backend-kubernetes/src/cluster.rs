@@ -1,4 +1,4 @@
-//! Access to one Kubernetes cluster: the client, the watches, and calls that block until the API server has answered.
+//! Access to one Kubernetes cluster: the client, the watches, and calls that block until the API server responds.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,11 +25,11 @@ use super::{
     webhook,
 };
 
-/// For the first lists, and for new ones after a watch broke.
+/// The limit for the initial lists, and for new ones after a watch broke.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// One exchange with the API server.
+/// The limit for one request to the API server.
 const EXCHANGE: Duration = Duration::from_secs(15);
-/// Somebody else may change a node between our reading and our writing.
+/// How often a patch is retried when another client changed the node in between.
 pub(super) const TRIES: usize = 5;
 
 pub struct KubernetesBackend {
@@ -49,10 +49,10 @@ impl std::fmt::Debug for KubernetesBackend {
 }
 
 impl KubernetesBackend {
-    /// Begins to watch the cluster. Whether it answers is told by the first snapshot.
+    /// Starts to watch the cluster. The first snapshot reports whether it is reachable.
     ///
     /// # Errors
-    /// If nobody says where the cluster is, or what says so cannot be read.
+    /// If no cluster is configured, or its configuration cannot be read.
     pub fn open(config: KubernetesConfig) -> Result<Self, BackendError> {
         let operation = "open the Kubernetes backend";
         let refuse = |text: String| BackendError { operation, text, effect: Effect::NoneGiveUp };
@@ -76,12 +76,12 @@ impl KubernetesBackend {
         Ok(Self { config, client, watched, failures, carried, templates, runtime })
     }
 
-    /// Who says whose a token of this cluster is.
+    /// Returns the reviewer of this cluster's tokens.
     pub fn voucher(&self) -> Arc<dyn Voucher> {
         Arc::new(Reviews::new(self.client.clone(), self.runtime.handle().clone(), Arc::clone(&self.config)))
     }
 
-    /// Asks the API server, and no longer than is reasonable.
+    /// Awaits a request to the API server, with the default limit.
     pub(super) fn ask<T>(
         &self,
         operation: &'static str,
@@ -90,7 +90,7 @@ impl KubernetesBackend {
         self.ask_for(operation, EXCHANGE, question)
     }
 
-    /// Asks somebody, for no longer than this.
+    /// Awaits a request, with a given limit.
     pub(super) fn ask_for<T>(
         &self,
         operation: &'static str,
@@ -109,7 +109,7 @@ impl KubernetesBackend {
         })
     }
 
-    /// Posts what no typed call is there for.
+    /// Posts an object for which there is no typed call.
     pub(super) fn post(&self, operation: &'static str, path: &str, body: &Value) -> Result<Value, Failed> {
         self.ask(operation, async {
             let request = Request::post(path).header("content-type", "application/json");
@@ -149,23 +149,23 @@ pub(super) async fn connect(config: &KubernetesConfig) -> Result<Client, String>
         None => kube::Config::infer().await.map_err(|error| error.to_string()),
     };
     let mut settings = settings?;
-    // A server that is silent or out of breath is an error soon, and an error makes what we know unknown: a client that waits
-    // or tries again by itself would leave us with the past.
+    // A silent or overloaded server must fail soon, because an error makes the state unknown. A client that waits or retries by
+    // itself would leave outdated state in use.
     settings.read_timeout = Some(watch::SILENCE);
     settings.reset_reader_on_write = true;
     settings.default_retry = false;
     Client::try_from(settings).map_err(|error| error.to_string())
 }
 
-/// What kind of object it is, is told at run time.
+/// An object whose kind is given at run time.
 pub(super) trait Described: kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope> {}
 
 impl<K: kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>> Described for K {}
 
-/// An exchange that failed, and the server's code where it answered.
+/// A failed request, with the server's status code if it responded.
 pub(super) struct Failed {
     pub(super) code: Option<u16>,
-    /// What was to be made is there already.
+    /// The object to be created exists already.
     pub(super) exists: bool,
     pub(super) error: BackendError,
 }
@@ -175,8 +175,8 @@ impl Failed {
         let (code, text, effect) = match error {
             kube::Error::Api(status) => {
                 let effect = match status.code {
-                    // Somebody else was first, too many ask, it is on its way down or up; or rights and quotas, which people
-                    // change while we wait.
+                    // A conflict, throttling, a server that starts or stops; or permissions and quotas, which an operator may
+                    // change in the meantime.
                     401 | 403 | 409 | 429 | 503 => Effect::NoneTryAgain,
                     408 => Effect::Unknown,
                     400..=499 => Effect::NoneGiveUp,

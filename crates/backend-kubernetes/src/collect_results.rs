@@ -12,12 +12,12 @@ use super::{
     objects::{PodObject, pod_resource},
 };
 
-/// For one log, and for all logs of one look at the runs: nodes that do not answer must not hold up the cycle.
+/// Limits for one log, and for all logs of one poll: unreachable nodes must not delay the cycle.
 const FOR_ONE: Duration = Duration::from_secs(6);
 const PATIENCE: Duration = Duration::from_secs(15);
 
 impl KubernetesBackend {
-    /// A job that ended between our looking at pods and at jobs is never told without what its pod brought.
+    /// Lists pods again if a job ended between listing pods and jobs, so that its end is never reported without its results.
     pub(super) fn look_again(&self, runs: &[RunId], seen: &[JobSeen]) -> Result<(), BackendError> {
         let missed =
             |(run, seen): (&RunId, &JobSeen)| matches!(seen, JobSeen::Ended { .. }) && !self.carried.knows(*run);
@@ -28,7 +28,7 @@ impl KubernetesBackend {
         Ok(())
     }
 
-    /// What the pods of these runs brought, where nothing else carries it.
+    /// Takes the results of these runs from their pods, if no directory is shared.
     pub(super) fn take_along<'a>(&self, runs: &[RunId], pods: impl Iterator<Item = &'a PodObject>) {
         if self.config.share != Share::None {
             return;

@@ -1,4 +1,4 @@
-//! How the cluster is reached, and what things are called there.
+//! Settings of the Kubernetes backend: access to the cluster, and the names used there.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -9,65 +9,65 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct KubernetesConfig {
-    /// Absent: as `kubectl` finds it, or the pod's own account.
+    /// Absent: as `kubectl` finds it, or the pod's service account.
     pub kubeconfig: Option<PathBuf>,
     pub context: Option<String>,
-    /// Where our jobs run.
+    /// The namespace of our jobs.
     pub namespace: String,
-    /// Of labels, annotations and taints.
+    /// The prefix of our labels, annotations and taints.
     pub prefix: String,
-    /// Nodes to look after, as a label selector; beyond that they must have GPUs.
+    /// A label selector of the nodes to manage; they must also have GPUs.
     pub node_selector: Option<String>,
-    /// What stands for GPUs. A `*` at the end stands for any text.
+    /// The resource names of GPUs. A `*` at the end matches any text.
     pub gpu_resources: Vec<String>,
     pub gpu_present_label: String,
     pub gpu_count_label: String,
     pub pool_label: String,
     pub sku_label: String,
-    /// Taints by key that are on every node of its kind, and keep nobody off who belongs there.
+    /// Keys of taints that every node of a kind has, and that do not keep suitable work off.
     pub usual_taints: Vec<String>,
-    /// Of the job's pod: user pods go first. It has to be there.
+    /// The priority class of job pods, below that of user pods. It must exist.
     pub priority_class: Option<String>,
     pub image: String,
     pub image_pull_policy: String,
     pub service_account: Option<String>,
-    /// What holds the shared directory, for jobs. Absent: there is none, and results come with the pods.
+    /// The volume with the shared directory, for jobs. `none`: there is none, and results come with the pods.
     pub share: Share,
     /// A ConfigMap in the jobs' namespace whose `policy.toml` is the site's policy, for parameters of tests.
     pub policy_map: Option<String>,
-    /// A Job in YAML into which each run is put. Absent: the built-in one.
+    /// A Job in YAML into which each run is filled. Absent: the built-in one.
     pub template: Option<PathBuf>,
-    /// As what runs are made.
+    /// The kind of object that runs become.
     pub run_as: RunAs,
-    /// Whose tokens are taken for those of agents.
+    /// The service account of agents.
     pub agents: AgentAccount,
-    /// How long a job has to write its result after it was told to end.
+    /// How long a cancelled job may take to write its result.
     pub grace: Span,
-    /// A job that ended is removed after this.
+    /// How long a finished job is kept.
     pub keep: Span,
-    /// Whether a pod that nobody would make anew may be evicted too. It is lost then.
+    /// Whether a pod without a controller may be evicted too. It is then lost.
     pub evict_unowned: bool,
-    /// How a node resets its GPUs and reboots, as words of a command in a privileged pod that has the node's file system at
-    /// /host. Empty: it cannot.
+    /// The commands that reset a node's GPUs and reboot it, in a privileged pod with the node's file system at /host. Empty: not
+    /// possible.
     pub reset: Vec<String>,
     pub reboot: Vec<String>,
     pub replace: Replace,
     pub write: Write,
 }
 
-/// What is written on nodes. What is switched off is not written and, where it was, left as it is.
+/// What is written on nodes. Disabling an item stops further writes and leaves the existing ones.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Write {
-    /// `unhealthy` and `maintenance`, which keep work off. Without them a mark of ours is only read by us.
+    /// The taints `unhealthy` and `maintenance`, which keep work off. Without them, only Cluster Doctor itself acts on its marks.
     pub taint: bool,
-    /// `status` and `severity`.
+    /// The labels `status` and `severity`.
     pub label: bool,
-    /// `results` and `quarantine-result`.
+    /// The annotations `results` and `quarantine-result`.
     pub annotation: bool,
     /// Events of the node.
     pub event: bool,
-    /// A condition of this type, `True` where all is well: for systems that repair nodes by their conditions.
+    /// A condition of this type, `True` if healthy: for controllers that repair nodes by their conditions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub condition: Option<String>,
 }
@@ -78,14 +78,14 @@ impl Default for Write {
     }
 }
 
-/// As what a run is made.
+/// The kind of object that a run becomes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RunAs {
-    /// A Job of Kubernetes' own.
+    /// A Kubernetes Job.
     #[default]
     Job,
-    /// A job of Volcano's, which has to be in the cluster.
+    /// A Volcano job. Volcano must be installed in the cluster.
     Volcano(Volcano),
 }
 
@@ -95,7 +95,7 @@ pub struct Volcano {
     /// Absent: Volcano's default queue.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<String>,
-    /// Who gives the pod its place.
+    /// The scheduler of the pods.
     pub scheduler: String,
     /// Plugins of the job by name, with their arguments.
     pub plugins: BTreeMap<String, Vec<String>>,
@@ -111,21 +111,21 @@ impl Default for Volcano {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Replace {
-    /// Not by us.
+    /// Not by Cluster Doctor.
     #[default]
     None,
-    /// The Node is deleted: Karpenter ends its machine then.
+    /// Deletes the Node object: Karpenter then terminates its machine.
     DeleteNode,
-    /// The instance behind the node's `providerID` is terminated by the program `aws`; its group makes another.
+    /// Terminates the instance of the node's `providerID` with the program `aws`; its instance group creates another.
     Aws,
-    /// A command of the site's; `{node}`, `{instance}`, `{zone}`, `{region}`, `{provider_id}` and `{op}` are filled in.
+    /// Runs a site command; `{node}`, `{instance}`, `{zone}`, `{region}`, `{provider_id}` and `{op}` are filled in.
     Command(Vec<String>),
-    /// The same as JSON to a server of the site's.
+    /// Posts the same values as JSON to a site's server.
     Webhook(Webhook),
 }
 
 impl Replace {
-    /// What `aws` stands for. The program finds its account as it always does: environment, instance profile, web identity.
+    /// The command of [`Self::Aws`]. The program finds its credentials as usual: environment, instance profile, web identity.
     pub fn aws_command() -> Vec<String> {
         ["aws", "ec2", "terminate-instances", "--region", "{region}", "--instance-ids", "{instance}"]
             .map(str::to_owned)
@@ -137,21 +137,21 @@ impl Replace {
 #[serde(deny_unknown_fields)]
 pub struct Webhook {
     pub url: String,
-    /// The environment variable that holds a bearer token for it.
+    /// The environment variable with its bearer token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_variable: Option<String>,
 }
 
-/// The account that agents run as, and how its tokens are checked.
+/// The service account of agents, and how its tokens are reviewed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentAccount {
     pub account: String,
-    /// Where the account and its pods are. Absent: where our jobs run.
+    /// The namespace of the account and its pods. Absent: that of our jobs.
     pub namespace: Option<String>,
-    /// For whom the tokens are made. Not the API server: whoever sees one can do nothing there with it.
+    /// The audience of the tokens. It is not the API server, so a leaked token grants no access there.
     pub audience: String,
-    /// For how long an answer of the API server holds: a token of a pod that is gone is believed no longer than this.
+    /// How long a token review is cached: the token of a deleted pod is accepted for at most this long.
     pub remember: Span,
 }
 
@@ -166,11 +166,11 @@ impl Default for AgentAccount {
     }
 }
 
-/// The shared directory as a job sees it.
+/// The shared directory of jobs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Share {
-    /// There is none. A pod brings its result with it, in the message of its end and in its log.
+    /// There is none. A pod returns its result in its termination message and its log.
     #[default]
     None,
     /// A claim in the jobs' namespace that every node can mount.
@@ -215,17 +215,17 @@ impl Default for KubernetesConfig {
 
 #[cfg(feature = "client")]
 impl KubernetesConfig {
-    /// A name of ours: `cluster-doctor.io/run`.
+    /// Returns a name with our prefix, such as `cluster-doctor.io/run`.
     pub(super) fn own(&self, name: &str) -> String {
         format!("{}/{name}", self.prefix)
     }
 
-    /// Where the agents' account and pods are.
+    /// Returns the namespace of the agents' account and pods.
     pub(super) fn agent_namespace(&self) -> &str {
         self.agents.namespace.as_ref().unwrap_or(&self.namespace)
     }
 
-    /// What the API server calls agents.
+    /// Returns the API server's user name of agents.
     pub(super) fn agent_user(&self) -> String {
         format!("system:serviceaccount:{}:{}", self.agent_namespace(), self.agents.account)
     }

@@ -1,12 +1,12 @@
-//! User pods that failed, by a watch of their own that is told of nothing else.
+//! A watch of failed user pods.
 //!
-//! The watch of living pods cannot tell: a pod that ends leaves its selection, and the server then sends it as it was before. To
-//! ask for each pod that is gone would cost as much as the pods that ended well. So a second watch has only those that failed,
-//! from the moment at which it began: old ones, of which a cluster keeps thousands, are never listed. What fails while
-//! nobody watches is not learnt; it is a sign and no more.
+//! The watch of live pods cannot report failures: a pod that ends no longer matches its selector, and the server then sends the
+//! pod's previous state. Fetching each pod that disappears would also cost a request for every pod that succeeded. This second
+//! watch selects failed pods only, starting now: old ones, of which a cluster keeps thousands, are never listed. A failure while
+//! the watch is interrupted is missed; failures are only a hint.
 //!
-//! Of jobs of ours that were told to end, the same watch brings the result where nothing else carries it: such a pod is gone before
-//! anybody would ask for it.
+//! Where no directory is shared, the same watch also delivers the results of our cancelled jobs, whose pods are gone before the
+//! next poll.
 
 use std::{
     collections::VecDeque,
@@ -41,30 +41,30 @@ use super::{
 };
 
 const FAILED: &str = "status.phase=Failed";
-/// So many are held until they are asked for, the newest.
+/// The most failures held until they are queried. The oldest are dropped.
 const MOST: usize = 4096;
-/// Why a pod is called failed that was in somebody's way, came to the wrong node, or had used up its own time.
+/// Reasons of failed pods that were evicted, were rejected by their node, or exceeded their own time limit.
 const NO_FAILURE: [&str; 8] =
     ["Evicted", "Preempting", "Shutdown", "NodeShutdown", "Terminated", "NodeAffinity", "Rejected", "DeadlineExceeded"];
-/// Of so many runs it is remembered that their node died. More do not end within one cycle.
+/// The most runs remembered as ended by the death of their node. No more end within one cycle.
 const MOST_DEATHS: usize = 256;
-/// For the log of one job.
+/// The limit for fetching one log.
 const LOG_WITHIN: Duration = Duration::from_secs(15);
-/// A watch that lasted no longer was ended at once.
+/// A watch that lasted less than this was closed immediately.
 const AT_ONCE: Duration = Duration::from_secs(1);
-/// The server forgot the version that a watch was to begin with.
+/// The server no longer has the resourceVersion from which a watch should start.
 const GONE: u16 = 410;
 
 #[derive(Debug, Default)]
 struct Inside {
-    /// With the moment at which we were told.
+    /// With the time at which the watch reported it.
     told: VecDeque<(Timestamp, SeenFailure)>,
     broken: Option<(Instant, String)>,
-    /// Runs of ours whose pods ended because their node did, the newest last.
+    /// Runs whose pods ended because their node did, the newest last.
     died: VecDeque<RunId>,
 }
 
-/// What the watch has told.
+/// The failures that the watch has reported.
 #[derive(Debug, Default)]
 pub(super) struct Failures(Mutex<Inside>);
 
@@ -73,10 +73,10 @@ impl Failures {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was told since then. What is older is forgotten.
+    /// Returns the failures reported since then and drops the older ones.
     ///
     /// # Errors
-    /// If nothing could be told for a while.
+    /// If the watch has been broken for longer than [`LONGEST_WAIT`].
     pub(super) fn since(&self, since: Timestamp) -> Result<Vec<SeenFailure>, String> {
         let mut inside = self.lock();
         if let Some((began, why)) = &inside.broken
@@ -96,7 +96,7 @@ impl Failures {
         inside.told.push_back((now, failure));
     }
 
-    /// Takes note if this pod of ours ended with its node. It may be gone when its run is asked for.
+    /// Records a run whose pod ended with its node. The pod may be gone by the next poll.
     pub(super) fn notice(&self, pod: &PodObject, config: &KubernetesConfig, watched: &Watched) {
         let is_ready = || {
             pod.spec.node_name.as_deref().and_then(|node| watched.with_node(node, NodeObject::is_ready)) == Some(true)
@@ -113,7 +113,7 @@ impl Failures {
         }
     }
 
-    /// How a job ended, by what is known of its pods.
+    /// Refines how a job ended by what is known of its pods.
     pub(super) fn told_apart(&self, run: RunId, mut seen: JobSeen) -> JobSeen {
         if let JobSeen::Ended { how: how @ JobEnd::Displaced, .. } = &mut seen
             && self.lock().died.contains(&run)
@@ -132,7 +132,7 @@ impl Failures {
     }
 }
 
-/// Follows pods that fail until the process ends.
+/// Follows failed pods until the process ends.
 pub(super) async fn follow(
     client: Client,
     config: Arc<KubernetesConfig>,
@@ -157,7 +157,7 @@ pub(super) async fn follow(
     }
 }
 
-/// How long to wait before the next watch: longer with each one that broke, or that a server or something between ended at once.
+/// The delay before the next watch: it grows with each watch that broke or was closed immediately, by the server or a proxy.
 struct Pace(Duration);
 
 impl Pace {
@@ -174,7 +174,7 @@ impl Pace {
     }
 }
 
-/// Who is told.
+/// The receivers of the watch's events.
 struct Told<'a> {
     client: &'a Client,
     config: &'a Arc<KubernetesConfig>,
@@ -198,7 +198,7 @@ impl Told<'_> {
         }
     }
 
-    /// The pod may be gone in a moment, and the watch must not wait for its log.
+    /// Fetches the log in a task of its own: the pod may soon be gone, and the watch must not wait.
     fn take_along(&self, pod: &PodObject) {
         let Some(errand) = self.carried.notice(pod, self.config) else { return };
         let (client, config, carried) = (self.client.clone(), Arc::clone(self.config), Arc::clone(self.carried));
@@ -211,7 +211,7 @@ impl Told<'_> {
     }
 }
 
-/// One watch, from the version where the last one ended.
+/// Runs one watch from the version at which the last one ended.
 async fn watch(to: &Told<'_>, version: &mut Option<String>) -> kube::Result<()> {
     let from = match version.take() {
         Some(known) => known,
@@ -236,18 +236,18 @@ async fn watch(to: &Told<'_>, version: &mut Option<String>) -> kube::Result<()> 
     Ok(())
 }
 
-/// The version of pods at this moment, without any pod: no pod has this name, and the server looks for one name only.
+/// Returns the current resourceVersion of pods without listing any: no pod has this name, and the server looks up only one name.
 async fn now(client: &Client, config: &KubernetesConfig) -> kube::Result<String> {
     let api: Api<PodObject> = Api::namespaced_with(client.clone(), &config.namespace, &pod_resource());
     let none = api.list(&ListParams::default().fields("metadata.name=doctor-asks-for-the-version")).await?;
     Ok(none.metadata.resource_version.unwrap_or_default())
 }
 
-/// `None`: it took no GPUs, is ours, or ended because somebody wanted it to.
+/// Returns `None` if the pod used no GPUs, is ours, or was ended on purpose.
 fn failure(pod: &PodObject, now: Timestamp, config: &KubernetesConfig) -> Option<SeenFailure> {
     let status = pod.status.as_ref().filter(|status| status.phase == "Failed")?;
     let namespace = pod.namespace()?;
-    // Nobody else's pods are where our jobs run.
+    // Our namespace contains only our own pods.
     if namespace == config.namespace || pod.metadata.deletion_timestamp.is_some() || !uses_gpus(&pod.spec, config) {
         return None;
     }
@@ -258,7 +258,7 @@ fn failure(pod: &PodObject, now: Timestamp, config: &KubernetesConfig) -> Option
     let node = NodeName::new(pod.spec.node_name.as_deref()?).ok()?;
     let end = end(status);
     let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
-    // The pods of one job are one piece of work.
+    // The pods of one job count as one piece of work.
     let controller = owners.iter().find(|owner| owner.controller == Some(true)).map(|owner| owner.uid.clone());
     let work = FailedWork {
         id: Label::new(&controller.or_else(|| pod.uid())?),
@@ -270,8 +270,8 @@ fn failure(pod: &PodObject, now: Timestamp, config: &KubernetesConfig) -> Option
     Some(SeenFailure { work, nodes: vec![node] })
 }
 
-/// The cluster took the pod away because its node is none any more, or does not answer. A taint takes pods away too where somebody
-/// put it on a node that is well: that is a node taken, and nobody's death.
+/// Returns whether the cluster removed the pod because its node was deleted or does not respond. A NoExecute taint on a healthy
+/// node also removes pods; that is a disruption, and the node has not died.
 fn died_with_its_node(pod: &PodObject, is_ready: impl Fn() -> bool) -> bool {
     let conditions = pod.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let taken = conditions.iter().find(|condition| condition.is("DisruptionTarget", "True"));
@@ -282,7 +282,7 @@ fn died_with_its_node(pod: &PodObject, is_ready: impl Fn() -> bool) -> bool {
     }
 }
 
-/// How the first of its containers ended that did not end well.
+/// Returns the end of the first container that failed.
 fn end(status: &PodStatus) -> Option<&Terminated> {
     let all = status.init_container_statuses.iter().chain(&status.container_statuses);
     let ended = all.filter_map(|container: &ContainerStatus| container.state.terminated.as_ref());
@@ -293,7 +293,7 @@ fn how(end: &Terminated) -> HowFailed {
     match (end.reason.as_str(), end.signal, end.exit_code) {
         ("OOMKilled", ..) => HowFailed::OutOfMemory,
         (_, number, _) if number != 0 => HowFailed::Signal { number },
-        // A shell's way of saying which signal it was.
+        // Shells report a signal as 128 plus its number.
         (.., code @ 129..=192) => HowFailed::Signal { number: code - 128 },
         (.., code) => HowFailed::Exit { code },
     }
@@ -307,7 +307,7 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_secs(1_794_729_600);
 
-    /// As the API server of Kubernetes 1.34 tells of it; shortened by hand.
+    /// A pod from the API server of Kubernetes 1.34, shortened by hand.
     fn told(change: impl FnOnce(&mut Value)) -> Option<SeenFailure> {
         let mut pod = json!({
             "apiVersion": "v1", "kind": "Pod",

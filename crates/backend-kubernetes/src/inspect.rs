@@ -1,5 +1,4 @@
-//! Whether a cluster has what the settings name: asked of the API server itself, as whoever the settings speak for, without
-//! changing anything.
+//! Checks that a cluster has what the settings name: queries the API server with the configured credentials and changes nothing.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -24,26 +23,26 @@ use super::{
     template::Templates,
 };
 
-/// One exchange with the API server.
+/// The limit for one request to the API server.
 const EXCHANGE: Duration = Duration::from_secs(15);
-/// Of nodes and pods at a time.
+/// How many nodes or pods are listed at a time.
 const PAGE: u32 = 500;
 const APPLY_RIGHTS: &str = "doctor deploy kubernetes --what rights | kubectl apply -f -";
 const APPLY_ALL: &str = "doctor deploy kubernetes | kubectl apply -f -";
 
-/// What was found, and what is there for agents to look after.
+/// The findings, and where agents should run and do.
 #[derive(Debug, Default)]
 pub struct Inspection {
     pub findings: Vec<Inspected>,
-    /// Nodes with GPUs; `None`: they could not be asked for.
+    /// Nodes with GPUs. `None`: the query failed.
     pub nodes: Option<Vec<NodeName>>,
-    /// Nodes on which a pod of the agents' account is; `None`: pods could not be asked for.
+    /// Nodes with a pod of the agents' account. `None`: the query failed.
     pub agent_pods: Option<BTreeSet<NodeName>>,
 }
 
-/// Looks at everything that the settings name. A cluster that does not answer is a finding.
+/// Inspects everything that the settings name. An unreachable cluster is a finding.
 pub fn inspect(config: &KubernetesConfig) -> Inspection {
-    // That a template cannot be used is told where the configuration is read.
+    // A template that cannot be used is reported where the configuration is read.
     let template = Templates::open(config).ok().map(|templates| templates.now(config));
     let image = template.as_ref().and_then(|template| template.image()).unwrap_or(&config.image).to_owned();
     let config = &KubernetesConfig { image, ..config.clone() };
@@ -83,7 +82,7 @@ struct Asker<'a> {
     found: Inspection,
 }
 
-/// An object that was asked for.
+/// The result of reading an object.
 enum Got {
     There(Box<DynamicObject>),
     Missing,
@@ -118,7 +117,7 @@ impl Asker<'_> {
         }
     }
 
-    /// As whom all of this is asked: rights are that user's.
+    /// Reports the user of these requests, whose permissions the other findings describe.
     async fn account(&mut self) {
         let reviews: Api<SelfSubjectReview> = Api::all(self.client.clone());
         let asked = self.within(reviews.create(&PostParams::default(), &SelfSubjectReview::default())).await;
@@ -308,16 +307,16 @@ fn claim_stands(what: &str, claim: &DynamicObject) -> Inspected {
     Inspected::good(what, "it is bound, and every node can mount it")
 }
 
-/// What the nodes say together.
+/// A summary of all nodes.
 #[derive(Debug, Default)]
 struct SeenNodes {
     all: usize,
-    /// Of those: what they say is not as nodes say it.
+    /// Nodes that could not be parsed.
     unread: usize,
     with_gpus: Vec<NodeName>,
-    /// Of those: without any that could be had now.
+    /// Nodes with GPUs of which none is allocatable now.
     without_allocatable: Vec<NodeName>,
-    /// Of those: with our image.
+    /// Nodes with GPUs that have our image.
     with_image: usize,
 }
 
@@ -366,7 +365,7 @@ impl SeenNodes {
                 "see that the device plugin's pod runs on them: kubectl describe node",
             ));
         }
-        // Pulling can only be tried by running something.
+        // Only running a pod can prove that the image can be pulled.
         found.push(match self.with_image {
             0 => Inspected::unknown("image", format!("not proven: no GPU node has {} yet", config.image)).try_this(
                 "it is pulled with the first job; `doctor log RUN` and kubectl describe pod say if that fails",
@@ -377,7 +376,7 @@ impl SeenNodes {
     }
 }
 
-/// Nodes write the full name: `docker.io/library/x:1` for `x:1`.
+/// Nodes report the full name: `docker.io/library/x:1` for `x:1`.
 fn is_image(on_node: &str, wanted: &str) -> bool {
     on_node == wanted || on_node.strip_suffix(wanted).is_some_and(|before| before.ends_with('/'))
 }

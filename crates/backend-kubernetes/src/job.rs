@@ -1,4 +1,4 @@
-//! A run as a Job: what is submitted, and what became of it. Pure.
+//! Builds the Job of a run, and derives the run's state from the Job and its pods. Pure.
 
 use doctor_backend::JobRequest;
 use doctor_core::{
@@ -20,11 +20,11 @@ use super::{
     volcano,
 };
 
-/// The job ends itself at its limit, and the controller ends one that did not; the cluster ends one when neither is there. Its
-/// time begins when the job is made, and waiting for a place and for an image counts.
+/// How long after a job's limit the cluster ends it, as a backstop for the job itself and the controller. Kubernetes counts from
+/// the job's creation, so waiting for a node and for the image is included.
 const OVER_LIMIT: Span = Span::minutes(30);
 
-/// The job of a run, which takes all `gpus` of its nodes so that the scheduler keeps everybody else off.
+/// Builds the job of a run. It requests all `gpus` of its nodes, so that the scheduler places no other GPU work there.
 pub(super) fn manifest(
     job: &JobRequest,
     gpus: &Amounts,
@@ -58,7 +58,7 @@ pub(super) fn manifest(
         "resources": { "limits": gpus },
         "volumeMounts": mounts,
     });
-    // One of these: a field has one value.
+    // The terms are alternatives, because a field has one value.
     let pinned = |node| json!({ "matchFields": [{ "key": "metadata.name", "operator": "In", "values": [node] }] });
     let pinned: Vec<Value> = job.nodes.iter().map(pinned).collect();
     let mut pod = json!({
@@ -83,7 +83,7 @@ pub(super) fn manifest(
             "backoffLimit": 0, "completions": 1, "parallelism": 1,
             "activeDeadlineSeconds": (job.limit.millis() + OVER_LIMIT.millis()) / 1000,
             "ttlSecondsAfterFinished": config.keep.millis() / 1000,
-            // That somebody took the pod away is written down in the job itself, where it outlives the pod.
+            // Records in the Job itself that its pod was disrupted, because the pod may be deleted.
             "podFailurePolicy": { "rules": [
                 { "action": "FailJob", "onPodConditions": [{ "type": "DisruptionTarget", "status": "True" }] } ] },
             "template": {
@@ -102,15 +102,15 @@ pub(super) fn manifest(
     }
 }
 
-/// What a template may say otherwise.
+/// Defaults that a template may override.
 fn usual(config: &KubernetesConfig) -> Value {
     let container = json!({ "name": CONTAINER, "image": config.image, "imagePullPolicy": config.image_pull_policy });
     let pod = json!({ "automountServiceAccountToken": false, "containers": [container] });
     json!({ "spec": { "template": { "spec": pod } } })
 }
 
-/// Ours, those that every node of its kind has, and a cordon if it is ours: a node that is proven is kept from others. One
-/// that somebody cordons before the job has its place is left to them.
+/// Returns the tolerations: our taints, those that every node of its kind has, and our own cordon, which keeps other work off a
+/// node under requalification. If an operator cordons the node before the pod is scheduled, the pod is not placed there.
 fn tolerations(cordoned_by_us: bool, config: &KubernetesConfig) -> Vec<Value> {
     let mut keys = vec![config.own("unhealthy"), config.own("maintenance")];
     keys.extend(cordoned_by_us.then(|| "node.kubernetes.io/unschedulable".to_owned()));
@@ -141,7 +141,7 @@ fn command(job: &JobRequest, config: &KubernetesConfig) -> Vec<String> {
     command
 }
 
-/// The key that the job signs with. It goes with the job.
+/// Builds the secret with the job's signing key. It is deleted with the job.
 pub(super) fn secret(job: &JobRequest, uid: &str, config: &KubernetesConfig) -> Value {
     let owner = match config.run_as {
         RunAs::Job => "batch/v1",
@@ -158,7 +158,8 @@ pub(super) fn secret(job: &JobRequest, uid: &str, config: &KubernetesConfig) -> 
     })
 }
 
-/// The patch that ends a job; Volcano has to be told by a command beside it. It stays, with its end, until it is removed with those that ended by themselves.
+/// Builds the patch that cancels a job; Volcano also needs a command. The job remains, with its end, until it is removed like any
+/// other.
 pub(super) fn cancelled(config: &KubernetesConfig, now: Timestamp) -> Value {
     let mut patch = json!({ "metadata": { "annotations": { config.own("cancelled"): now.to_string() } } });
     if config.run_as == RunAs::Job {
@@ -167,7 +168,7 @@ pub(super) fn cancelled(config: &KubernetesConfig, now: Timestamp) -> Value {
     patch
 }
 
-/// What a job and its pods say.
+/// Returns the state of a job, from the Job object and its pods.
 pub(super) fn seen(job: &JobObject, pods: &[PodObject], run: RunId, config: &KubernetesConfig) -> JobSeen {
     let job_id = job_id(config, run);
     let created = job.metadata.creation_timestamp.as_ref().map(|time| Timestamp::from_millis(time.0.as_millisecond()));
@@ -181,7 +182,7 @@ pub(super) fn seen(job: &JobObject, pods: &[PodObject], run: RunId, config: &Kub
         .and_then(|end| end.started_at)
         .or_else(|| running.and_then(|running| running.started_at))
         .map(Time::moment)
-        // Of a container that could not be started some say that it did in 1970.
+        // Some container runtimes report a start in 1970 for a container that could not be started.
         .filter(|at| *at >= since);
     let status = job.status.as_ref();
     let begun = status.and_then(|status| status.start_time).map(Time::moment);
@@ -191,26 +192,26 @@ pub(super) fn seen(job: &JobObject, pods: &[PodObject], run: RunId, config: &Kub
         JobSeen::Ended { job: job_id.clone(), started, at: at.max(started.unwrap_or(at)), how }
     };
     if let Some(complete) = conditions.iter().find(|condition| condition.is("Complete", "True")) {
-        // Its pod may be gone already; that it ran is certain.
+        // Its pod may be gone already, but it certainly ran.
         return ended(complete, JobEnd::Exited, started.or(begun));
     }
     if let Some(failed) = conditions.iter().find(|condition| condition.is("Failed", "True")) {
-        // A pod that was counted as failed and is gone may have run; nobody can say that it did not.
+        // A failed pod that is gone may have run; its absence proves nothing.
         let may_have_run = begun.filter(|_| pods.is_empty() && status.is_some_and(|status| status.failed > 0));
         return ended(failed, how_it_failed(job, failed, terminated, config), started.or(may_have_run));
     }
     let cancelled = job.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(&config.own("cancelled")));
     if job.spec.suspend && cancelled && pods.is_empty() {
-        // Nobody ends a job that somebody holds back, and it runs nothing.
+        // The job controller does not end a suspended job, which runs nothing.
         return JobSeen::Ended { job: job_id, started: None, at: since, how: JobEnd::Killed };
     }
     if conditions.iter().any(|one| one.is("FailureTarget", "True") || one.is("SuccessCriteriaMet", "True")) {
-        // It is decided, and its last pod is being removed.
+        // The outcome is decided, and its last pod is being removed.
         return JobSeen::Running { job: job_id, since: started.or(begun).unwrap_or(since) };
     }
     match (running, terminated) {
         (Some(_), _) => JobSeen::Running { job: job_id, since: started.unwrap_or(since) },
-        // It ended, and the job controller has not written that down yet.
+        // The container has ended, and the job controller has not recorded it yet.
         (None, Some(_)) => JobSeen::Running { job: job_id, since: started.unwrap_or(since) },
         (None, None) => JobSeen::Pending { job: job_id, since },
     }
@@ -224,13 +225,13 @@ fn how_it_failed(
 ) -> JobEnd {
     let cancelled = job.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(&config.own("cancelled")));
     match failed.reason.as_str() {
-        // Preempted, evicted, or its node was taken away.
+        // Preempted, evicted, or its node was deleted.
         POD_TAKEN if !cancelled => JobEnd::Displaced,
         ENDED | POD_TAKEN => JobEnd::Killed,
         _ if cancelled => JobEnd::Killed,
         _ => match terminated {
             Some(_) => JobEnd::Failed,
-            // Nobody is left who could tell.
+            // No container status remains to tell how it ended.
             None => JobEnd::Lost,
         },
     }

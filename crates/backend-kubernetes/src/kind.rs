@@ -1,4 +1,5 @@
-//! The Kubernetes backend's registration. Without the client, settings can be read and manifests printed; a cluster cannot be opened.
+//! Registers the Kubernetes backend. Without the client, settings can be read and manifests printed, but no cluster can be
+//! opened.
 
 use std::path::Path;
 
@@ -77,7 +78,7 @@ mod with_client {
         Inspection { findings, agents: Some(agents) }
     }
 
-    #[expect(clippy::unnecessary_wraps, reason = "without the client it is not")]
+    #[expect(clippy::unnecessary_wraps, reason = "without the client it fails")]
     pub(super) const fn available() -> Result<(), &'static str> {
         Ok(())
     }
@@ -118,7 +119,7 @@ mod with_client {
         vec![Inspected::bad("cluster", text, REMEDY)].into()
     }
 
-    #[expect(clippy::unnecessary_wraps, reason = "with the client it is not")]
+    #[expect(clippy::unnecessary_wraps, reason = "with the client it can fail")]
     pub(super) const fn check_template(_: &str, _: &KubernetesConfig) -> Result<(), BadText> {
         Ok(())
     }

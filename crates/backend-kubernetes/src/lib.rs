@@ -1,5 +1,5 @@
-//! A Kubernetes cluster. What "free" means here, what is written where, and the rights that are needed, are in `README.md`
-//! beside this file. The client is heavy to build: without the cargo feature `client` only the settings are here.
+//! The Kubernetes backend. `README.md` beside this file defines when a node is free, what is written where, and the required
+//! permissions. The client is expensive to build: without the cargo feature `client` this crate has only the settings.
 
 mod config;
 mod kind;
@@ -60,5 +60,5 @@ pub use inspect::{Inspection, inspect};
 pub use kind::Kubernetes;
 pub use rights::manifests;
 
-/// The template of jobs that is in force without another, for a site to begin with.
+/// The default template of jobs, as a starting point for a site's own.
 pub const STANDARD_TEMPLATE: &str = include_str!("template/standard.yaml");

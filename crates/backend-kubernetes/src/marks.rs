@@ -1,8 +1,8 @@
-//! Marks on a node: which are ours, which are somebody else's, and how ours come and go. Pure: a change is a patch.
+//! Marks on a node: tells ours from foreign ones, and builds the patches that set and remove ours. Pure.
 //!
-//! Ours is what an annotation of ours says and the node still bears: a taint that somebody has taken away is not ours any
-//! more. A patch names the version of the node that it was made from, so that nothing that changed meanwhile is
-//! overwritten; the list of taints can only be written as a whole (server-side apply has it as one field).
+//! A mark is ours if our annotation records it and the node still has it: once an operator removes a taint, it is not ours any
+//! more. A patch includes the resourceVersion of the node that it was computed from, so that no concurrent change is overwritten;
+//! the list of taints can only be written as a whole (server-side apply treats it as one field).
 
 use std::collections::BTreeMap;
 
@@ -20,24 +20,24 @@ use super::{
     objects::{NodeObject, Taint},
 };
 
-/// Taints that come and go with a cordon or with the node's being ready, which are looked at themselves.
+/// Taints that follow from a cordon or from the node's readiness, which are evaluated directly.
 const SAID_OTHERWISE: [&str; 3] =
     ["node.kubernetes.io/unschedulable", "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
-/// Changes that are remembered on the node. An older one is not asked for again.
+/// How many changes are remembered on the node. The controller does not repeat older ones.
 const REMEMBERED: usize = 8;
 
-/// A mark of ours, as the annotation has it.
+/// A mark of ours, as recorded in the annotation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Written {
     kind: MarkKind,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     case: Option<CaseId>,
-    /// The node was cordoned when we came: that is not ours to end.
+    /// The node was already cordoned by another client, whose cordon we must not remove.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     over: bool,
 }
 
-/// What a node bears.
+/// The marks of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Standing {
     pub(super) marks: Marks,
@@ -58,15 +58,15 @@ impl Standing {
             foreign.push(ForeignMark { by: "somebody".to_owned(), text: "cordoned".to_owned(), blocks: true });
         }
         foreign.sort();
-        // It is kept for each node.
+        // One is kept for each node.
         foreign.shrink_to_fit();
         Self { marks: Marks { ours, foreign } }
     }
 }
 
-/// What our annotation says; nothing, if there is none.
+/// Returns the marks in our annotation.
 fn written(node: &NodeObject, config: &KubernetesConfig) -> Vec<Written> {
-    // What cannot be read is nobody's: then the taint is somebody else's, and left alone.
+    // If it cannot be parsed, no mark is ours: the taints then count as foreign and are left alone.
     annotation(node, &config.own("marks")).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
 }
 
@@ -76,14 +76,14 @@ fn annotation<'a>(node: &'a NodeObject, name: &str) -> Option<&'a str> {
 
 fn bears(node: &NodeObject, kind: MarkKind, config: &KubernetesConfig) -> bool {
     match our_taint(kind, config) {
-        // Where no taint shows it, what is written down is all there is.
+        // Without taints, the annotation is the only record.
         Some(_) if !config.write.taint => true,
         Some(ours) => node.spec.taints.iter().any(|taint| is_same(taint, &ours)),
         None => node.spec.unschedulable && node.spec.cordon_is_ours || is_over(node, config),
     }
 }
 
-/// A cordon of ours on top of somebody else's, which is still there.
+/// Returns whether our cordon is on top of a foreign one that is still there.
 fn is_over(node: &NodeObject, config: &KubernetesConfig) -> bool {
     let over = |mark: &Written| mark.kind == MarkKind::Cordon && mark.over;
     node.spec.unschedulable && written(node, config).iter().any(over)
@@ -105,7 +105,7 @@ fn our_taint(kind: MarkKind, config: &KubernetesConfig) -> Option<Taint> {
     }
 }
 
-/// When it was added says nothing about whose it is.
+/// Ignores the time at which it was added, which says nothing about the owner.
 fn is_same(one: &Taint, other: &Taint) -> bool {
     (&one.key, &one.value, &one.effect) == (&other.key, &other.value, &other.effect)
 }
@@ -124,7 +124,7 @@ fn foreign_taint(taint: &Taint, written: &[Written], config: &KubernetesConfig) 
     })
 }
 
-/// What was written down of this operation on the node, if it was.
+/// Returns the text recorded on the node for this operation, if any.
 pub(super) fn noted(
     annotations: Option<&BTreeMap<String, String>>,
     op: OpId,
@@ -136,7 +136,7 @@ pub(super) fn noted(
     all.split(',').find_map(|one| one.strip_prefix(&this)).map(str::to_owned)
 }
 
-/// The patch that writes it down.
+/// Builds the patch that records it.
 pub(super) fn note(node: &ObjectMeta, op: OpId, what: &str, text: &str, config: &KubernetesConfig) -> Value {
     let changes = config.own("changes");
     let before = node.annotations.as_ref().and_then(|all| all.get(&changes)).map_or("", String::as_str);
@@ -144,14 +144,14 @@ pub(super) fn note(node: &ObjectMeta, op: OpId, what: &str, text: &str, config: 
     json!({ "metadata": { "resourceVersion": node.resource_version, "annotations": { changes: done } } })
 }
 
-/// The last changes, with this one.
+/// Appends a change and keeps only the newest ones.
 fn remembered(before: &str, this: &str) -> String {
     let mut done: Vec<&str> = before.split(',').filter(|one| !one.is_empty()).collect();
     done.push(this);
     done[done.len().saturating_sub(REMEMBERED)..].join(",")
 }
 
-/// The patch that makes a change; `None` if it was made before.
+/// Builds the patch for a change; `None` if it was made before.
 pub(super) fn patch(node: &NodeObject, op: OpId, what: &Change, config: &KubernetesConfig) -> Option<Value> {
     let changes = config.own("changes");
     let before = annotation(node, &changes).unwrap_or_default();
@@ -162,7 +162,7 @@ pub(super) fn patch(node: &NodeObject, op: OpId, what: &Change, config: &Kuberne
         Change::Undrain => (MarkKind::Cordon, None, false),
         Change::Evict | Change::Reset | Change::Reboot | Change::Replace => return None,
     };
-    // One operation may take away several marks.
+    // One operation may remove several marks.
     let this = format!("{op}/{kind}");
     if before.split(',').any(|one| one == this) {
         return None;
@@ -175,13 +175,13 @@ pub(super) fn patch(node: &NodeObject, op: OpId, what: &Change, config: &Kuberne
     let had = marks.iter().position(|mark| mark.kind == kind).map(|place| marks.remove(place)).filter(|_| borne);
     match our_taint(kind, config) {
         Some(ours) => {
-            // One that looks like ours and that we never wrote down is somebody else's.
+            // A taint that looks like ours but is not in our annotation is foreign.
             let goes = |taint: &Taint| (there || had.is_some()) && is_same(taint, &ours);
             let mut taints: Vec<&Taint> = node.spec.taints.iter().filter(|taint| !goes(taint)).collect();
             taints.extend((there && config.write.taint).then_some(&ours));
             spec.insert("taints".to_owned(), json!(taints));
         }
-        // Where somebody else had cordoned the node before us, or has since, that stays.
+        // A foreign cordon stays, whether it is older or newer than ours.
         None if !there && had.as_ref().is_some_and(|mark| !mark.over) => {
             spec.insert("unschedulable".to_owned(), Value::Null);
         }
@@ -191,7 +191,7 @@ pub(super) fn patch(node: &NodeObject, op: OpId, what: &Change, config: &Kuberne
         None => {}
     }
     if there {
-        // Asked for twice under two names, a cordon of ours is still ours.
+        // A second cordon operation on our own cordon leaves it ours.
         let over = kind == MarkKind::Cordon && node.spec.unschedulable && had.is_none_or(|mark| mark.over);
         marks.push(Written { kind, case, over });
     }
@@ -230,7 +230,7 @@ mod tests {
             "fieldsV1": { "f:spec": { "f:unschedulable": {} } } }])
     }
 
-    /// As the server does it (RFC 7396).
+    /// Merges as the server does (RFC 7396).
     fn merge(into: &mut Value, patch: &Value) {
         let Value::Object(patch) = patch else {
             *into = patch.clone();
@@ -265,7 +265,7 @@ mod tests {
             let patch = patch(&read(&self.node), op, what, &config()).unwrap();
             let before = self.node["spec"]["unschedulable"].clone();
             merge(&mut self.node, &patch);
-            // Who writes what is there already does not become its owner.
+            // A writer that changes nothing does not become the owner.
             if self.node["spec"]["unschedulable"] != before {
                 self.node["metadata"]["managedFields"] = cordoned_by("cluster-doctor");
             }
@@ -329,7 +329,7 @@ mod tests {
         cluster.apply(&Change::Drain);
         cluster.node["spec"] = json!({});
         assert_eq!(cluster.marks(), Marks::default());
-        // A cordon that comes later is the operator's, and so is a taint that looks like ours.
+        // A later cordon is the operator's, and so is a taint that looks like ours.
         cluster.node["spec"] = json!({
             "unschedulable": true,
             "taints": [{ "key": "cluster-doctor.io/maintenance", "value": "alice", "effect": "NoExecute" }],

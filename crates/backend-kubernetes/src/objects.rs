@@ -1,5 +1,5 @@
-//! What we read of the cluster's objects, and nothing more. A node has hundreds of fields and a cluster thousands of nodes:
-//! what is not here is not kept.
+//! The fields of Kubernetes objects that the backend reads. A node has hundreds of fields and a cluster thousands of nodes, so
+//! all others are dropped.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::pairs::{Pairs, Shared, SharedPairs};
 
-/// A node as the server tells it.
+/// A node as the API server sends it.
 pub(super) type NodeAnswer = Object<NodeSpec, NodeStatus>;
 pub(super) type PodObject = Object<PodSpec, PodStatus>;
 pub(super) type JobObject = Object<JobSpec, JobStatus>;
@@ -35,10 +35,10 @@ pub(super) fn secret_resource() -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk("", "v1", "Secret"))
 }
 
-/// Amounts of resources as they are written: `8`, `500m`, `1Gi`.
+/// Resource quantities as written: `8`, `500m`, `1Gi`.
 pub(super) type Amounts = Pairs;
 
-/// A node as it is kept: thousands of them, from one list to the next. Tests read it from what a server would tell.
+/// A node in its compact form, of which thousands are kept. Tests parse it from a server's JSON.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(from = "NodeAnswer")]
 pub(super) struct NodeObject {
@@ -58,7 +58,7 @@ pub(super) struct NodeMeta {
 #[derive(Debug, Clone)]
 pub(super) struct KeptSpec {
     pub(super) unschedulable: bool,
-    /// Whether we were the last to write the cordon, by the object's own record of its writers.
+    /// Whether we were the last to write the cordon, according to `managedFields`.
     pub(super) cordon_is_ours: bool,
     pub(super) taints: Arc<[Taint]>,
 }
@@ -71,13 +71,13 @@ pub(super) struct KeptStatus {
     pub(super) hardware: Arc<Hardware>,
 }
 
-/// What a node's kubelet, or whoever misses it, says of it. A kubelet tells of five more conditions, each with a sentence.
+/// The `Ready` condition, as set by the kubelet or, if it is silent, by the node controller. The other conditions are not kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Ready {
     Yes,
-    /// Why not, or why nobody knows.
+    /// The message, or the reason if there is none.
     No(Box<str>),
-    /// Nobody says.
+    /// The node has no such condition.
     Unsaid,
 }
 
@@ -92,7 +92,7 @@ impl Ready {
     }
 }
 
-/// What is the same in many nodes that are kept, or in one before and after it changed.
+/// Interned values that are equal in many nodes, or in one node before and after a change.
 #[derive(Debug, Default)]
 pub(super) struct SharedByNodes {
     names: Shared<str>,
@@ -110,7 +110,7 @@ impl NodeObject {
         self.status.as_ref().is_some_and(|status| status.ready == Ready::Yes)
     }
 
-    /// As it is to be kept for long: without annotations of others and without results, and with what others have too.
+    /// Returns the form that is kept: without foreign annotations and without results, and with interned values.
     pub(super) fn sharing(self, shared: &mut SharedByNodes, prefix: &str) -> Self {
         let own = |name: &str| {
             let rest = name.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('/'));
@@ -158,16 +158,16 @@ impl From<NodeAnswer> for NodeObject {
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct NodeSpec {
     pub(super) unschedulable: bool,
-    /// Which instance of a cloud it is.
+    /// The cloud instance of the node.
     #[serde(rename = "providerID")]
     pub(super) provider_id: Option<String>,
     pub(super) taints: Vec<Taint>,
 }
 
-/// Who writes, in an object's own record of its writers.
+/// Our name in `managedFields`.
 pub(super) const FIELD_MANAGER: &str = "cluster-doctor";
 
-/// Whether we wrote the cordon last, by the object's long record of its writers, which is not kept.
+/// Returns whether we wrote the cordon last, according to `managedFields`, which is too long to keep.
 fn is_our_cordon(writers: &[ManagedFieldsEntry]) -> bool {
     writers.iter().any(|writer| {
         let fields = writer.fields_v1.as_ref();
@@ -183,7 +183,7 @@ pub(super) struct Taint {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) value: Option<String>,
     pub(super) effect: String,
-    /// Kept as it is: the whole list is written back.
+    /// Kept unchanged, because the whole list is written back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) time_added: Option<String>,
 }
@@ -256,7 +256,7 @@ pub(super) struct NodeTerms {
     pub(super) node_selector_terms: Vec<NodeTerm>,
 }
 
-/// All of these.
+/// All requirements must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct NodeTerm {
@@ -285,7 +285,7 @@ pub(super) struct Toleration {
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Container {
     pub(super) resources: Resources,
-    /// `Always` for an init container that stays.
+    /// `Always` for a sidecar, an init container that keeps running.
     pub(super) restart_policy: Option<String>,
 }
 
@@ -300,7 +300,7 @@ pub(super) struct Resources {
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct PodStatus {
     pub(super) phase: String,
-    /// Why the kubelet or a controller ended it, where not its containers did.
+    /// Why the kubelet or a controller ended it, if its containers did not end by themselves.
     pub(super) reason: String,
     pub(super) nominated_node_name: Option<String>,
     pub(super) conditions: Vec<Condition>,
@@ -339,7 +339,7 @@ pub(super) struct Terminated {
     pub(super) signal: i32,
     #[serde(default)]
     pub(super) reason: String,
-    /// What the container wrote of its end.
+    /// The container's termination message.
     #[serde(default)]
     pub(super) message: String,
 }
@@ -355,11 +355,11 @@ pub(super) struct JobSpec {
 pub(super) struct JobStatus {
     pub(super) conditions: Vec<Condition>,
     pub(super) start_time: Option<Time>,
-    /// Pods that failed, counted also when they are gone.
+    /// How many pods failed, including deleted ones.
     pub(super) failed: u32,
 }
 
-/// A moment as Kubernetes writes it, in whole seconds.
+/// A Kubernetes timestamp, in whole seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub(super) struct Time(jiff::Timestamp);
 

@@ -1,4 +1,4 @@
-//! Who uses a node. Pure: from what the cluster says of the node and of the pods on it.
+//! Determines a node's occupancy from the Node and its pods. Pure.
 
 use std::sync::Arc;
 
@@ -10,20 +10,20 @@ use super::{
     objects::{Amounts, Container, NodeObject, PodSpec, Ready},
 };
 
-/// What is kept of a pod.
+/// The part of a pod that is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Tenant {
     /// `namespace/name`.
     pub(super) name: Arc<str>,
-    /// It has the node's GPUs, or will have: by count or by a claim.
+    /// It has or will have GPUs of the node, by count or by a claim.
     pub(super) uses_gpus: bool,
-    /// Not there yet: the scheduler has cleared a place for it.
+    /// It is not on the node yet: the scheduler has preempted other pods for it.
     pub(super) nominated: bool,
     /// A job of ours.
     pub(super) ours: bool,
 }
 
-/// Free only if everything says so.
+/// Returns `Free` only if all evidence agrees.
 pub(super) fn occupancy(
     node: &NodeObject,
     standing: &Standing,
@@ -54,7 +54,7 @@ pub(super) fn occupancy(
         return busy(format!("kept from work by {}: {}", mark.by, mark.text));
     }
     let expected = expected_gpus(node, config);
-    // What cannot be read is not there to be had, and is there where it would be in the way.
+    // An unreadable quantity counts as none where it is offered, and as one where it is required.
     let there = gpus(&status.allocatable, 0, config);
     match (expected, there) {
         (0, 0) => unknown("it has no GPU that Kubernetes knows of".to_owned()),
@@ -63,24 +63,24 @@ pub(super) fn occupancy(
     }
 }
 
-/// How many GPUs the node should have: what its label says, or what it once had.
+/// Returns how many GPUs the node should have: by its label, or by its capacity.
 pub(super) fn expected_gpus(node: &NodeObject, config: &KubernetesConfig) -> u64 {
     let label = node.metadata.labels.get(&config.gpu_count_label);
     let told = label.and_then(|count| count.parse().ok()).unwrap_or(0);
     told.max(node.status.as_ref().map_or(0, |status| gpus(&status.capacity, 1, config)))
 }
 
-/// Whether it is a node to look after.
+/// Returns whether the node is one to manage.
 pub(super) fn has_gpus(node: &NodeObject, config: &KubernetesConfig) -> bool {
     let label = node.metadata.labels.get(&config.gpu_present_label);
-    // A device plugin that died leaves `nvidia.com/gpu: 0`: the node is still one of ours, and nobody knows how it is.
+    // A device plugin that died leaves `nvidia.com/gpu: 0`: the node is still managed, and its state is unknown.
     let once_had = |(name, _): (&str, &str)| is_gpu(name, config);
     label.is_some_and(|present| present == "true")
         || expected_gpus(node, config) > 0
         || node.status.as_ref().is_some_and(|status| status.capacity.iter().any(once_had))
 }
 
-/// Whether a resource is one of those that stand for GPUs.
+/// Returns whether a resource name is configured as a GPU.
 pub(super) fn is_gpu(name: &str, config: &KubernetesConfig) -> bool {
     config.gpu_resources.iter().any(|resource| match resource.strip_suffix('*') {
         Some(start) => name.starts_with(start),
@@ -88,7 +88,7 @@ pub(super) fn is_gpu(name: &str, config: &KubernetesConfig) -> bool {
     })
 }
 
-/// An amount of something that comes in whole pieces: `8`, or `3k` for three thousand. `None`: it is written otherwise.
+/// Parses a quantity of whole units: `8`, or `3k` for three thousand. `None`: it has another form.
 pub(super) fn whole(amount: &str) -> Option<u64> {
     let (digits, scale) = match amount.strip_suffix('k') {
         Some(digits) => (digits, 1_000),
@@ -97,13 +97,13 @@ pub(super) fn whole(amount: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(scale)
 }
 
-/// GPUs of any kind that is configured; parts of GPUs count as one each, and an amount that cannot be read as `unread`.
+/// Sums the configured GPU resources. A GPU partition counts as one, and an unreadable quantity as `unread`.
 fn gpus(amounts: &Amounts, unread: u64, config: &KubernetesConfig) -> u64 {
     let of_gpus = amounts.iter().filter(|(name, _)| is_gpu(name, config));
     of_gpus.map(|(_, amount)| whole(amount).unwrap_or(unread)).fold(0, u64::saturating_add)
 }
 
-/// What a pod takes of the GPUs.
+/// Returns how many GPUs a pod requests.
 pub(super) fn wanted_gpus(pod: &PodSpec, config: &KubernetesConfig) -> u64 {
     let of = |container: &Container| {
         gpus(&container.resources.requests, 1, config).max(gpus(&container.resources.limits, 1, config))
@@ -111,8 +111,8 @@ pub(super) fn wanted_gpus(pod: &PodSpec, config: &KubernetesConfig) -> u64 {
     counted(pod, of, gpus(&pod.overhead, 1, config), u64::saturating_add)
 }
 
-/// What a pod takes of something, counted as the scheduler does: init containers run one after the other before the rest, those
-/// that stay run beside it.
+/// Computes a pod's request as the scheduler does: init containers run one after the other before the others; sidecars run
+/// alongside them.
 pub(super) fn counted<T: Copy + Default + PartialOrd>(
     pod: &PodSpec,
     of: impl Fn(&Container) -> T,

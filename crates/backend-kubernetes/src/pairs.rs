@@ -1,9 +1,10 @@
-//! Names with values, as labels, annotations and amounts of resources are: few on each object, and nearly the same on all.
+//! A compact, interned string map for labels, annotations and resource quantities: few on each object, and nearly the same on
+//! all.
 //!
-//! A node of a GPU cluster has sixty labels, and of sixty not five differ from its neighbour's. Where thousands of nodes are kept,
-//! each pair is kept once and counted, and so is each list of those that many nodes have together ([`SharedPairs`]); a node then has
-//! a word for the list and one for each of its own. Looking one up is a search in two sorted lists, which at this size is as quick
-//! as any map.
+//! A node of a GPU cluster has sixty labels, of which fewer than five differ from its neighbour's. For thousands of nodes, each
+//! pair is stored once and reference-counted, and so is each list of pairs that many nodes share ([`SharedPairs`]). A node then
+//! has one pointer to the list and one for each pair of its own. A lookup is a binary search in two sorted lists, which at this
+//! size is as fast as any map.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -20,11 +21,11 @@ use serde::{
 type NameAndValue = (Box<str>, Box<str>);
 type Pair = Arc<NameAndValue>;
 
-/// By name, each once.
+/// Sorted by name; names are unique.
 #[derive(Clone, Default)]
 pub(super) struct Pairs {
     own: Box<[Pair]>,
-    /// Those of which there are few kinds, as a list that others may have too; no name is in both.
+    /// Pairs that describe a kind of node, as a list shared with other objects; no name is in both lists.
     common: Option<Arc<[Pair]>>,
 }
 
@@ -52,13 +53,13 @@ impl Pairs {
         self.lists().into_iter().flatten().map(|pair| (&*pair.0, &*pair.1))
     }
 
-    /// Only those whose name is wanted.
+    /// Keeps only the pairs whose name is wanted.
     pub(super) fn only(self, wanted: impl Fn(&str) -> bool) -> Self {
         self.lists().into_iter().flatten().filter(|pair| wanted(&pair.0)).cloned().collect()
     }
 }
 
-/// However they are kept.
+/// Compares the content, regardless of the representation.
 impl PartialEq for Pairs {
     fn eq(&self, other: &Self) -> bool {
         self.len() == other.len() && self.iter().all(|(name, value)| other.get(name) == Some(value))
@@ -70,7 +71,7 @@ impl Eq for Pairs {}
 impl FromIterator<Pair> for Pairs {
     fn from_iter<I: IntoIterator<Item = Pair>>(pairs: I) -> Self {
         let mut pairs: Vec<Pair> = pairs.into_iter().collect();
-        // Of two with one name the later counts, as in every JSON reader.
+        // Of two pairs with one name the later wins, as in every JSON parser.
         pairs.sort_by(|a, b| a.0.cmp(&b.0));
         pairs.reverse();
         pairs.dedup_by(|a, b| a.0 == b.0);
@@ -121,11 +122,11 @@ impl<'de> Deserialize<'de> for Pairs {
     }
 }
 
-/// What is the same in many of the objects that are kept, once.
+/// Interns values that are equal in many objects.
 #[derive(Debug)]
 pub(super) struct Shared<T: ?Sized> {
     all: HashSet<Arc<T>>,
-    /// How many there were when those that nobody has any more were last let go.
+    /// The number of values after the last sweep.
     swept: usize,
 }
 
@@ -136,7 +137,7 @@ impl<T: ?Sized> Default for Shared<T> {
 }
 
 impl<T: ?Sized + Eq + Hash> Shared<T> {
-    /// The one that others have, or this.
+    /// Returns the interned equal of this value, after adding it if it is new.
     pub(super) fn one(&mut self, own: Arc<T>) -> Arc<T> {
         self.known(&own).unwrap_or_else(|| self.add(own))
     }
@@ -153,12 +154,12 @@ impl<T: ?Sized + Eq + Hash> Shared<T> {
         own
     }
 
-    /// Nodes come and go, and some labels hold a moment: half of all may be what nobody has any more.
+    /// Nodes come and go, and some labels contain a timestamp: up to half of the values may be unused.
     fn is_to_be_swept(&self) -> bool {
         self.all.len() > 2 * self.swept.max(1 << 10)
     }
 
-    /// Lets go what nobody has any more.
+    /// Drops unused values.
     fn sweep(&mut self) {
         self.all.retain(|one| Arc::strong_count(one) > 1);
         self.swept = self.all.len();
@@ -166,28 +167,28 @@ impl<T: ?Sized + Eq + Hash> Shared<T> {
 }
 
 impl Shared<str> {
-    /// This word as others have it.
+    /// Returns the interned copy of this string.
     pub(super) fn word(&mut self, text: &str) -> Arc<str> {
         self.known(text).unwrap_or_else(|| self.add(text.into()))
     }
 }
 
-/// A name that was seen with more values than this tells nodes apart, such as a serial number does; the others tell what kinds
-/// of nodes there are, and of kinds there are few.
+/// A name with more values than this identifies nodes, such as a serial number; the others describe kinds of nodes, of which
+/// there are few.
 const FEW: u32 = 16;
 
-/// The pairs of all objects of one kind. Each pair is there once, and so is each list of those that tell the kind of a node:
-/// of a node's own are left the few that it alone has.
+/// Interns the pairs of all objects of one kind, and the lists of pairs that describe a kind of node. Only the few pairs that are
+/// unique to a node remain its own.
 #[derive(Debug, Default)]
 pub(super) struct SharedPairs {
     pairs: Shared<NameAndValue>,
     lists: Shared<[Pair]>,
-    /// With how many values each name is there.
+    /// The number of values of each name.
     values: HashMap<Box<str>, u32>,
 }
 
 impl SharedPairs {
-    /// Leaves the same pairs, kept with others'.
+    /// Replaces the pairs by their interned equals.
     pub(super) fn share(&mut self, pairs: &mut Pairs) {
         let all: Vec<Pair> = pairs.lists().into_iter().flatten().map(|pair| self.one(pair)).collect();
         let is_own = |pair: &Pair| self.values.get(&pair.0).is_none_or(|values| *values > FEW);
@@ -203,7 +204,7 @@ impl SharedPairs {
             return known;
         }
         if self.pairs.is_to_be_swept() {
-            // Lists first: they hold pairs.
+            // Lists first, because they hold pairs.
             self.lists.sweep();
             self.pairs.sweep();
             self.values.clear();
@@ -262,7 +263,7 @@ mod tests {
             shared.share(&mut read(json!({ "moment": number.to_string() })));
         }
         assert!(shared.pairs.all.len() < 2_200, "{}", shared.pairs.all.len());
-        // Names that hold a moment go as well, with the lists that they were in.
+        // Names that contain a timestamp are dropped too, with their lists.
         for number in 0..10_000 {
             shared.share(&mut read(json!({ (format!("job-{number}")): "reserved", "zone": "a" })));
         }
@@ -295,7 +296,7 @@ mod tests {
         assert_eq!((first.own.len(), list(first).len()), (1, 3));
         assert_eq!((first.get("hostname"), first.get("zone"), first.get("a")), (Some("n96"), Some("z"), None));
         assert_ne!(first, last);
-        // And again, as when a node is seen anew.
+        // Once more, as when a node is received again.
         let mut again = first.clone();
         shared.share(&mut again);
         assert!(again == *first && Arc::ptr_eq(&list(&again), &list(first)));

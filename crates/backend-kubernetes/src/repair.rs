@@ -1,5 +1,5 @@
-//! Repairs of a node that only something on the node can do: a one-shot privileged Job of `doctor-node`. And who has to leave a
-//! node before. Pure.
+//! Builds the one-shot privileged Job of `doctor-node` for repairs that only a process on the node can make, and decides which
+//! pods have to leave a node before. Pure.
 
 use doctor_core::ids::{NodeName, OpId};
 use kube::core::ObjectMeta;
@@ -11,9 +11,9 @@ use super::{
     objects::{Condition, JobObject, PodObject},
 };
 
-/// Where the job sees the node's own file system.
+/// The node's file system in the job's container.
 const HOST: &str = "/host";
-/// The cluster ends a repair that nobody else ended.
+/// The deadline after which the cluster ends a repair job.
 const LONGEST_SECONDS: u32 = 900;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl Repair {
         }
     }
 
-    /// The node's own command for it, as the site has it; empty: it has none.
+    /// Returns the site's command for this repair. Empty: there is none.
     pub(super) fn command(self, config: &KubernetesConfig) -> &[String] {
         match self {
             Self::Reset => &config.reset,
@@ -43,8 +43,8 @@ pub(super) fn name(op: OpId) -> String {
     format!("doctor-{op}")
 }
 
-/// The job that carries a repair out. It takes no GPU: some may be gone. It goes where nothing else may, and asks nobody to
-/// leave: that nobody is there was made sure of before.
+/// Builds the job that performs a repair. It requests no GPU, because some may be gone. It tolerates every taint and evicts
+/// nothing: the caller has verified that the node is empty.
 pub(super) fn manifest(repair: Repair, op: OpId, node: &NodeName, boot: &str, config: &KubernetesConfig) -> Value {
     let labels = json!({ config.own("op"): op.to_string(), "app.kubernetes.io/name": "cluster-doctor" });
     let mut command = vec!["doctor-node".to_owned(), "repair".to_owned(), repair.word().to_owned()];
@@ -86,11 +86,11 @@ pub(super) fn manifest(repair: Repair, op: OpId, node: &NodeName, boot: &str, co
     })
 }
 
-/// How far a repair has got.
+/// The progress of a repair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Stage {
     UnderWay,
-    /// Its command ended well.
+    /// Its command succeeded.
     Told,
     Failed(String),
 }
@@ -105,21 +105,21 @@ pub(super) fn stage(job: &JobObject) -> Stage {
     }
 }
 
-/// The boot that the node was in when the repair was asked for.
+/// Returns the boot id of the node at the time of the request.
 pub(super) fn boot_before(job: &JobObject, config: &KubernetesConfig) -> Option<String> {
     job.metadata.annotations.as_ref()?.get(&config.own("boot")).cloned()
 }
 
-/// What becomes of a pod when its node is emptied.
+/// What happens to a pod when its node is emptied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Leaving {
     /// It belongs to the node, has ended, or is ours.
     Stays,
-    /// It is evicted, and its owner makes it anew elsewhere.
+    /// It is evicted, and its controller recreates it elsewhere.
     Goes,
-    /// It was told to go already.
+    /// It is already terminating.
     OnItsWay,
-    /// Nobody would make it anew: it is a person's to end.
+    /// It has no controller that would recreate it: an operator has to end it.
     Lost,
 }
 
@@ -140,7 +140,7 @@ pub(super) fn leaving(pod: &PodObject, config: &KubernetesConfig) -> Leaving {
     }
 }
 
-/// A pod of the kubelet's own, written down in the API server for information.
+/// Returns whether the pod is a mirror pod: a static pod of the kubelet, shown in the API server for information.
 fn is_mirror(metadata: &ObjectMeta) -> bool {
     metadata.annotations.as_ref().is_some_and(|all| all.contains_key("kubernetes.io/config.mirror"))
 }
@@ -189,7 +189,7 @@ mod tests {
             })
         };
         assert_eq!(leaving(&ours("cluster-doctor"), &config), Leaving::Stays);
-        // A label is anybody's to write.
+        // Any user may set this label.
         assert_eq!(leaving(&ours("team"), &config), Leaving::Goes);
     }
 }

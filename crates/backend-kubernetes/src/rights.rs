@@ -1,23 +1,23 @@
-//! What the service needs in the cluster, as objects to apply: its namespace, its account, exactly the rights that it uses,
-//! and the priority class of its jobs. The backend's tests run with these rights and no others.
+//! The manifests that the service needs in the cluster: its namespace, its account, exactly the permissions that it uses, and the
+//! priority class of its jobs. The backend's tests run with these permissions and no others.
 
 use serde_json::{Value, json};
 
 use super::{KubernetesConfig, Replace, RunAs, Share};
 
-/// Whom the rights are given to.
+/// The service account that receives the permissions.
 pub(super) const ACCOUNT: &str = "cluster-doctor";
 
-/// One line of a role: group, kind, what may be done with it.
+/// One rule of a role: API group, resource, verbs.
 type Right = (&'static str, &'static str, &'static [&'static str]);
 
-/// Everywhere: who uses a node, our marks on it, and user work that is asked to leave; whose an agent's token is.
+/// Cluster-wide: nodes and our marks on them, pods and their eviction, and the review of agents' tokens.
 const IN_THE_CLUSTER: &[Right] = &[
     ("", "nodes", &["get", "list", "watch", "patch"]),
     ("", "pods", &["list", "watch"]),
     ("", "pods/eviction", &["create"]),
     ("authentication.k8s.io", "tokenreviews", &["create"]),
-    // Only `doctor config check --live` looks at this.
+    // Used only by `doctor config check --live`.
     ("scheduling.k8s.io", "priorityclasses", &["get"]),
 ];
 
@@ -27,38 +27,38 @@ const TO_TELL: Right = ("", "events", &["create"]);
 /// For a condition of nodes.
 const TO_SET_CONDITIONS: Right = ("", "nodes/status", &["patch"]);
 
-/// Where a node is replaced by deleting it.
+/// For replacement by deleting the Node.
 const TO_DELETE_NODES: Right = ("", "nodes", &["delete"]);
 
-/// In our namespace: our jobs and the keys they sign with.
+/// In our namespace: our jobs and their signing keys.
 const IN_OUR_NAMESPACE: &[Right] = &[
     ("batch", "jobs", &["create", "get", "list", "patch"]),
     ("", "secrets", &["create"]),
-    // By which the pods of a run over several nodes find each other.
+    // For the pods of a multi-node run to find each other.
     ("", "services", &["create"]),
-    // Only `doctor config check --live` looks at these: itself, the policy of jobs.
+    // Used only by `doctor config check --live`: the namespace itself, and the policy of jobs.
     ("", "namespaces", &["get"]),
     ("", "configmaps", &["get"]),
 ];
 
-/// Where a volume is shared; only `doctor config check --live` looks at it.
+/// For a shared volume. Used only by `doctor config check --live`.
 const TO_SEE_THE_VOLUME: Right = ("", "persistentvolumeclaims", &["get"]);
 
-/// Where nothing is shared: logs of our jobs, with the results that are too long for anything else.
+/// Without a shared directory: the logs of our jobs, with the results that exceed a termination message.
 const TO_READ_LOGS: Right = ("", "pods/log", &["get"]);
 
-/// Where runs are jobs of Volcano's.
+/// For runs as Volcano jobs.
 const FOR_VOLCANO: &[Right] =
     &[("batch.volcano.sh", "jobs", &["create", "get", "list", "patch"]), ("bus.volcano.sh", "commands", &["create"])];
 
-/// One verb that the service uses.
+/// One permitted verb.
 #[cfg(feature = "client")]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Needed {
     pub(super) group: &'static str,
     kind: &'static str,
     pub(super) verb: &'static str,
-    /// In our namespace, not everywhere.
+    /// In our namespace rather than cluster-wide.
     pub(super) namespaced: bool,
 }
 
@@ -80,7 +80,7 @@ impl std::fmt::Display for Needed {
     }
 }
 
-/// Everything that is given for these settings, one verb at a time.
+/// Returns all permissions for these settings, one verb at a time.
 #[cfg(feature = "client")]
 pub(super) fn needed(config: &KubernetesConfig) -> Vec<Needed> {
     let of = |rights: Vec<Right>, namespaced: bool| {
@@ -112,7 +112,7 @@ fn in_our_namespace(config: &KubernetesConfig) -> Vec<Right> {
     rights
 }
 
-/// Everything that has to be there before the service starts, in the order in which it is made.
+/// Returns the objects that must exist before the service starts, in the order of creation.
 pub fn manifests(config: &KubernetesConfig) -> Vec<Value> {
     let namespace = &config.namespace;
     let rules = |rights: &[Right]| -> Vec<Value> {
@@ -124,7 +124,7 @@ pub fn manifests(config: &KubernetesConfig) -> Vec<Value> {
     let role_of = |kind: &str| json!({ "apiGroup": rbac, "kind": kind, "name": ACCOUNT });
     let version = format!("{rbac}/v1");
     let mut all = vec![
-        // Jobs keep what they remember of a node in a directory of the node, which needs this.
+        // Jobs keep state in a hostPath volume, which requires the privileged level.
         json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace,
             "labels": { "pod-security.kubernetes.io/enforce": "privileged" } } }),
         json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": ACCOUNT, "namespace": namespace } }),

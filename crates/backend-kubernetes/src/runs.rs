@@ -1,4 +1,4 @@
-//! Runs in the cluster, whatever they are made as: Jobs of Kubernetes' own, or of Volcano's.
+//! Creates, lists and cancels runs, as Kubernetes Jobs or Volcano jobs.
 
 use doctor_backend::{BackendError, Effect, JobRequest};
 use doctor_core::{ids::JobId, node::MarkKind};
@@ -18,7 +18,7 @@ use super::{
 };
 
 impl KubernetesBackend {
-    /// What the pods of a run ask for: all GPUs that a node has, of every kind. And whether each of its nodes is cordoned by us.
+    /// Returns the GPU resources that each pod of a run requests, all that a node has, and whether we cordoned all of its nodes.
     pub(super) fn taken_by(&self, request: &JobRequest) -> Result<(Amounts, bool), BackendError> {
         let operation = "submit";
         let refuse = |text: String| BackendError { operation, text, effect: Effect::NoneGiveUp };
@@ -47,8 +47,8 @@ impl KubernetesBackend {
         Ok((gpus.unwrap_or_default(), cordoned_by_us))
     }
 
-    /// Makes what a job needs beside it. What is there from an earlier try is fine; while something is missing, the job waits until
-    /// it is submitted again or cancelled.
+    /// Creates an object that a job needs. One from an earlier attempt is accepted. While an object is missing, the job waits
+    /// until it is submitted again or cancelled.
     pub(super) fn make(&self, kind: &ApiResource, what: serde_json::Value) -> Result<(), BackendError> {
         let operation = "submit";
         let made: DynamicObject = serde_json::from_value(what).map_err(|error| BackendError {
@@ -70,7 +70,7 @@ impl KubernetesBackend {
         }
     }
 
-    /// Asked again, it answers with the same job.
+    /// Creates the job of a run. Idempotent: returns the same job when repeated.
     pub(super) fn make_run(&self, request: &JobRequest) -> Result<JobId, BackendError> {
         let operation = "submit";
         let (gpus, cordoned_by_us) = self.taken_by(request)?;
@@ -84,7 +84,7 @@ impl KubernetesBackend {
         let api: Api<DynamicObject> = self.jobs(&self.kind_of_runs());
         let job = match self.ask(operation, api.create(&written_by_us(), &made)) {
             Ok(job) => job,
-            // It is there from an earlier try.
+            // It exists from an earlier attempt.
             Err(failed) if failed.exists => {
                 let there = self.ask(operation, api.get(&names::object_name(request.run)));
                 there.map_err(|failed| BackendError { effect: Effect::Unknown, ..failed.error })?
@@ -109,7 +109,7 @@ impl KubernetesBackend {
         }
     }
 
-    /// Has Volcano end a job of its own. A command that is there already is one that it has not seen yet.
+    /// Has Volcano end its job. A command that exists already is one that Volcano has not processed yet.
     pub(super) fn tell_volcano(&self, job: &DynamicObject) -> Result<(), BackendError> {
         let operation = "cancel";
         if self.config.run_as == RunAs::Job {

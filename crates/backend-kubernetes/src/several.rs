@@ -1,7 +1,7 @@
-//! A run over several nodes: one pod on each, and a service by which they find the first. Pure.
+//! A multi-node run: one pod on each node, and a service by which they find the first. Pure.
 //!
-//! The job is an indexed one, so that each pod has its rank, and the first a name that the others know before it is there. Which
-//! node a pod is on it learns from the cluster, and writes what belongs to that node.
+//! The job is indexed, so that each pod has a rank, and the first pod a DNS name that the others know before it exists. Each pod
+//! learns its node's name from the cluster and writes the outputs of that node.
 
 use serde_json::{Value, json};
 
@@ -12,12 +12,12 @@ use super::{
     names::{RENDEZVOUS, object_name, run_label},
 };
 
-/// Makes the job of a run one over all its nodes.
+/// Turns the job of a run into an indexed one over all its nodes.
 pub(super) fn spread(ours: &mut Value, job: &JobRequest, config: &KubernetesConfig) {
     let (name, nodes) = (object_name(job.run), job.nodes.len());
     let spec = &mut ours["spec"];
     (spec["completions"], spec["parallelism"], spec["completionMode"]) = (json!(nodes), json!(nodes), json!("Indexed"));
-    // Which of them it is on, only its place says.
+    // A pod's node is known only once it is scheduled.
     spec["template"]["metadata"]["annotations"] = json!({});
     let pod = &mut spec["template"]["spec"];
     pod["subdomain"] = json!(name);
@@ -29,14 +29,14 @@ pub(super) fn spread(ours: &mut Value, job: &JobRequest, config: &KubernetesConf
         variables.extend([
             json!({ "name": "DOCTOR_NODE_NAME", "valueFrom": { "fieldRef": { "fieldPath": "spec.nodeName" } } }),
             json!({ "name": "DOCTOR_NODES", "value": nodes.to_string() }),
-            // The first pod of an indexed job, in the domain of the service.
+            // The first pod of an indexed job, in the subdomain of the service.
             json!({ "name": "DOCTOR_RENDEZVOUS", "value": format!("{name}-0.{name}") }),
             json!({ "name": "DOCTOR_RENDEZVOUS_SECRET", "valueFrom": secret }),
         ]);
     }
 }
 
-/// By this the pods of a run find each other, before they are ready. It goes with the job.
+/// Builds the headless service by which the pods of a run find each other before they are ready. It is deleted with the job.
 pub(super) fn service(job: &JobRequest, uid: &str, config: &KubernetesConfig) -> Value {
     let name = object_name(job.run);
     json!({

@@ -1,10 +1,11 @@
-//! What a site says about its jobs: a `batch/v1` Job in YAML, into which each run is put.
+//! A site's template of jobs: a `batch/v1` Job in YAML into which each run is filled.
 //!
-//! What must be so for a run to be safe is ours and is laid over the template: the node and all its GPUs, the command and its key, the
-//! priority, the end. A template that says something about these is refused instead of overruled, because whoever wrote it
-//! meant something by it. Everything else comes from the template.
+//! Fields that keep a run safe are set by the service: the node and all its GPUs, the command and its key, the priority, the
+//! deadlines. A template that sets one of these is rejected rather than overridden, because its author intended something by it.
+//! All other fields come from the template.
 //!
-//! Whether Kubernetes has a field is told by its own types: what they lose on the way through them, it does not have.
+//! The k8s-openapi types determine which fields exist: a field that does not survive deserialising into them is unknown to
+//! Kubernetes.
 
 mod located;
 
@@ -25,7 +26,7 @@ use super::{
     occupancy::is_gpu,
 };
 
-/// A template that was read and found good.
+/// A template that was parsed and accepted.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Template(Value);
 
@@ -37,7 +38,7 @@ pub(super) enum BadTemplate {
     Bad { path: PathBuf, error: BadText },
 }
 
-/// Maps of which we take only these keys.
+/// Maps in which only these keys are accepted.
 const TAKEN: [(&[&str], &[&str]); 5] = [
     (&[], &["apiVersion", "kind", "metadata", "spec"]),
     (&["metadata"], &["labels", "annotations"]),
@@ -53,7 +54,7 @@ const NODE: &str =
 const PRIORITY: &str = "set `priority_class` of [backend.kubernetes]";
 const ACCOUNT: &str = "set `service_account` of [backend.kubernetes]";
 
-/// Fields of the pod that are ours, and what a site does instead.
+/// Fields of the pod that the service sets, and what a site sets instead.
 const OURS_IN_POD: [(&str, &str); 15] = [
     ("nodeName", NODE),
     ("nodeSelector", NODE),
@@ -72,7 +73,7 @@ const OURS_IN_POD: [(&str, &str); 15] = [
     ("ephemeralContainers", "Kubernetes takes none in a new pod"),
 ];
 
-/// The same of our container.
+/// The same for our container.
 const OURS_IN_CONTAINER: [(&str, &str); 3] = [
     ("command", "each run has its own; what is to run beside it goes under initContainers"),
     ("args", "each run has its own; what is to run beside it goes under initContainers"),
@@ -80,8 +81,10 @@ const OURS_IN_CONTAINER: [(&str, &str); 3] = [
 ];
 
 impl Template {
+    /// Parses a template.
+    ///
     /// # Errors
-    /// If it is no Job in YAML, says what Kubernetes does not know, or what is ours to say.
+    /// If it is not a Job in YAML, or sets a field that Kubernetes does not have or the service reserves.
     pub(super) fn read(text: &str, config: &KubernetesConfig) -> Result<Self, BadText> {
         let tree: Located<Node> = located::read(text)?;
         let reader = Reader { text, config };
@@ -93,20 +96,21 @@ impl Template {
         Ok(Self(job))
     }
 
-    /// The job of a run: what is usual, over it what the template says, over that what is ours.
+    /// Builds the job of a run: the template overrides `usual`, and `ours` overrides both.
     pub(super) fn filled(&self, mut usual: Value, ours: Value) -> Value {
         lay(&mut usual, self.0.clone());
         lay(&mut usual, ours);
         usual
     }
 
-    /// The image of our container, if the template has one.
+    /// Returns the image of our container, if the template sets one.
     pub(super) fn image(&self) -> Option<&str> {
         self.0.pointer("/spec/template/spec/containers/0/image").and_then(Value::as_str)
     }
 }
 
-/// Lists grow, for those of the template and ours have no entry in common; of containers there is one.
+/// Merges `over` into `under`. Lists are concatenated, because the template's and ours have no entry in common; `containers` has
+/// one entry.
 fn lay(under: &mut Value, over: Value) {
     match (under, over) {
         (Value::Object(under), Value::Object(over)) => {
@@ -127,7 +131,7 @@ fn lay(under: &mut Value, over: Value) {
     }
 }
 
-/// Checks one text.
+/// Validates one template.
 #[derive(Clone, Copy)]
 struct Reader<'a> {
     text: &'a str,
@@ -146,7 +150,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Everything that is written is there in what Kubernetes' types have taken.
+    /// Checks that every field in the text survived deserialising into the Kubernetes types.
     fn known<'a>(self, tree: &'a Located<Node>, taken: &Value, path: &mut Vec<&'a str>) -> Result<(), BadText> {
         for (key, value) in tree.value.entries() {
             if value.value == Node::Null {
@@ -208,7 +212,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// By our names of labels and annotations we know what belongs to which run.
+    /// Our labels and annotations identify the objects of a run, so a template must not set them.
     fn names(self, map: Option<&Located<Node>>) -> Result<(), BadText> {
         let own = self.config.own("");
         for (key, _) in map.map_or(&[][..], |map| map.value.entries()) {
@@ -249,7 +253,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// What stands in lists of our container.
+    /// Checks the lists inside our container.
     fn inside(self, container: &Located<Node>) -> Result<(), BadText> {
         let all = |kind: &str| container.value.get(kind).map_or(&[][..], |list| list.value.items());
         for mount in all("volumeMounts") {
@@ -267,7 +271,7 @@ impl Reader<'_> {
         }
     }
 
-    /// All that the node has are put in, and no more can be had.
+    /// A run requests all GPUs of its node, so a template must not request any.
     fn gpus(self, of: &Located<Node>) -> Result<(), BadText> {
         for amounts in ["limits", "requests"] {
             let amounts = of.value.get("resources").and_then(|resources| resources.value.get(amounts));
@@ -281,7 +285,7 @@ impl Reader<'_> {
     }
 }
 
-/// What an error names.
+/// The text that an error quotes.
 trait Shown {
     fn shown(&self) -> &str;
 }
@@ -302,13 +306,13 @@ fn below<'a>(tree: &'a Located<Node>, path: &[&str]) -> Option<&'a Located<Node>
     path.iter().try_fold(tree, |tree, key| tree.value.get(key))
 }
 
-/// The name of an entry of a list.
+/// Returns the name of a list entry.
 fn named(item: &Located<Node>) -> Option<(&Located<Node>, &str)> {
     let name = item.value.get("name")?;
     Some((name, name.value.text()?))
 }
 
-/// Whether it can be used. It is read again for each job: what is wrong is said where the configuration is read.
+/// Checks a template. It is read again for each job; errors are reported where the configuration is read.
 ///
 /// # Errors
 /// As [`Template::read`].
@@ -316,8 +320,8 @@ pub(crate) fn check_template(text: &str, config: &KubernetesConfig) -> Result<()
     Template::read(text, config).map(|_| ())
 }
 
-/// The template as it is now. A file that changed and cannot be used leaves the last good one in force; what is wrong with it
-/// is said by the configuration, which follows the same file.
+/// The current template. If the file changes and is invalid, the last valid one stays in use; the configuration watches the same
+/// file and reports the error.
 #[derive(Debug)]
 pub(super) struct Templates {
     path: Option<PathBuf>,

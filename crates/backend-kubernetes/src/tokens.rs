@@ -1,9 +1,9 @@
-//! Whose a token is, by the API server's own word (TokenReview).
+//! Identifies agents' tokens through the API server (TokenReview).
 //!
-//! A token is believed if it is good, was made for us (its audience), belongs to the agents' account and is bound to a pod; the
-//! node is the one that the API server says that pod runs on. That is told since Kubernetes 1.30, in every cluster since 1.32.
-//! Where it is not told, the token is refused: looking the pod up by its name would be a right more for versions that nobody
-//! maintains, and would answer for whichever pod has that name now.
+//! A token is accepted if it is valid, has our audience, belongs to the agents' account and is bound to a pod; the node is the
+//! one on which that pod runs, according to the API server. The API server reports the node since Kubernetes 1.30, in every
+//! cluster since 1.32. Without it the token is rejected: looking up the pod by name would need one more permission for
+//! unmaintained versions, and would find whichever pod has that name now.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -15,11 +15,11 @@ use tokio::runtime::Handle;
 
 use super::KubernetesConfig;
 
-/// What the API server adds to a user whose token is bound to a pod.
+/// Extra fields that the API server adds to a user whose token is bound to a pod.
 const POD: &str = "authentication.kubernetes.io/pod-name";
 const NODE: &str = "authentication.kubernetes.io/node-name";
 
-/// Asks on the backend's own runtime.
+/// Reviews tokens on the backend's runtime.
 pub(super) struct Reviews {
     client: Client,
     runtime: Handle,
@@ -40,7 +40,7 @@ impl Voucher for Reviews {
             let review =
                 TokenReview { spec: TokenReviewSpec { token: Some(token), audiences }, ..TokenReview::default() };
             let answer = Api::<TokenReview>::all(client).create(&PostParams::default(), &review).await;
-            // Also where we may not ask: that says nothing of the token.
+            // Also if we lack the permission to review: that says nothing about the token.
             let answer = answer.map_err(|error| NotVouched::Unanswered(error.to_string()))?;
             speaks_for(&answer.status.unwrap_or_default(), &config)
         });
@@ -48,7 +48,7 @@ impl Voucher for Reviews {
     }
 }
 
-/// The node that an answer lets a token speak for.
+/// Returns the node that a review identifies.
 fn speaks_for(answer: &TokenReviewStatus, config: &KubernetesConfig) -> Result<NodeName, NotVouched> {
     let refuse = |why: String| Err(NotVouched::Refused(why));
     if answer.authenticated != Some(true) {
@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    /// As an API server of 1.36 answers, shortened: seen with the bed's control plane on 2026-11-15.
+    /// A response of an API server 1.36, shortened: captured from the testbed's control plane on 2026-11-15.
     fn answer() -> Value {
         json!({
             "authenticated": true,
@@ -136,7 +136,7 @@ mod tests {
             (json!({}), "does not know it"),
             (without("/authenticated", json!(false)), "does not know it"),
             (without("/audiences", json!(["https://kubernetes.default.svc"])), "the audience `cluster-doctor`"),
-            // A server that knows no audiences does not say any: it would have taken a token made for itself.
+            // A server without audience support returns none: it would also accept a token for itself.
             (without("/audiences", Value::Null), "the audience `cluster-doctor`"),
             (without("/user/username", json!("system:serviceaccount:default:train")), "agents are `system:service"),
             (without("/user", Value::Null), "it is of ``"),

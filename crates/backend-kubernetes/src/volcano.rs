@@ -1,8 +1,8 @@
-//! A run as a job of Volcano's: the same pod, in the form that Volcano's queues and controller take. Pure.
+//! A run as a Volcano job: the same pod, in the form that Volcano's queues and controller expect. Pure.
 //!
-//! Volcano makes a pod anew that was taken away; a run must not run twice, so that ends the job here. Its jobs have no deadline, so
-//! the pod has one. A job is cancelled by a Command of Volcano's own, and by the one that ends it for good: what is only
-//! aborted can be resumed, and is never removed by its age.
+//! Volcano recreates a disrupted pod. A run must not run twice, so a policy ends the job instead. Volcano jobs have no deadline,
+//! so the pod has one. A job is cancelled by a Volcano Command with the action that is final: an aborted job can be resumed, and
+//! its TTL never removes it.
 
 use kube::core::{ApiResource, GroupVersionKind, Object};
 use serde::Deserialize;
@@ -14,11 +14,11 @@ use super::{
     objects::{Condition, JobObject, JobSpec, JobStatus, Time},
 };
 
-/// A job as Volcano tells it.
+/// A job as Volcano reports it.
 pub(super) type VolcanoJob = Object<VolcanoSpec, VolcanoStatus>;
 
 pub(super) const VERSION: &str = "batch.volcano.sh/v1alpha1";
-/// Of the one task.
+/// The name of the only task.
 const TASK: &str = "run";
 
 pub(super) fn job_resource() -> ApiResource {
@@ -29,7 +29,7 @@ pub(super) fn command_resource() -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk("bus.volcano.sh", "v1alpha1", "Command"))
 }
 
-/// What is read of it: what we asked for is known.
+/// No field is read: the backend knows what it submitted.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(super) struct VolcanoSpec {}
 
@@ -48,7 +48,7 @@ struct State {
     last_transition_time: Option<Time>,
 }
 
-/// A phase that it was in.
+/// A phase that the job was in.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Reached {
@@ -56,7 +56,7 @@ struct Reached {
     last_transition_time: Option<Time>,
 }
 
-/// The same run for Volcano.
+/// Converts the Job of a run for Volcano.
 pub(super) fn manifest(mut job: Value, volcano: &Volcano) -> Value {
     let spec = &mut job["spec"];
     let mut template = spec["template"].take();
@@ -81,7 +81,7 @@ pub(super) fn manifest(mut job: Value, volcano: &Volcano) -> Value {
     json!({ "apiVersion": VERSION, "kind": "Job", "metadata": job["metadata"].take(), "spec": for_volcano })
 }
 
-/// What has Volcano end a job. It takes the command away when it has seen it; should nobody see it, it goes with the job.
+/// Builds the Command that ends a job. Volcano deletes it once processed; otherwise it is deleted with the job.
 pub(super) fn end_it(name: &str, namespace: &str, uid: &str) -> Value {
     let target = json!({ "apiVersion": VERSION, "kind": "Job", "name": name, "uid": uid, "controller": true, "blockOwnerDeletion": true });
     json!({
@@ -91,7 +91,7 @@ pub(super) fn end_it(name: &str, namespace: &str, uid: &str) -> Value {
     })
 }
 
-/// What Volcano says of a job, in the words in which Kubernetes would say it of its own.
+/// Converts the state of a Volcano job into that of a Kubernetes Job.
 pub(super) fn as_job(told: VolcanoJob) -> JobObject {
     let status = told.status.unwrap_or_default();
     let at = status.state.last_transition_time;
@@ -105,12 +105,12 @@ pub(super) fn as_job(told: VolcanoJob) -> JobObject {
     let conditions = match status.state.phase.as_str() {
         "Completed" => vec![condition("Complete", "")],
         "Failed" => vec![condition("Failed", "")],
-        // By us, or because its pod was taken away.
+        // By us, or because its pod was disrupted.
         "Terminated" => vec![condition("Failed", POD_TAKEN)],
-        // By a person: nobody else does that.
+        // By an operator: nothing else aborts jobs.
         "Aborted" => vec![condition("Failed", ENDED)],
         "Aborting" | "Terminating" | "Completing" => vec![condition("FailureTarget", "")],
-        // It waits, or its pod says more.
+        // It is pending, or its pod has the details.
         _ => Vec::new(),
     };
     let ran = status.conditions.iter().find(|reached| reached.status == "Running");

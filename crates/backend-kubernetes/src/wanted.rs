@@ -1,8 +1,8 @@
-//! Nodes that user work waits for. Pure.
+//! Determines which nodes pending user work needs. Pure.
 //!
-//! Where a user's pod may preempt ours, the scheduler does it by itself. Where it may not (its class says never, or its scheduler
-//! does not preempt), it stays pending although only a job of ours is in its way. The scheduler's own word that it found no place
-//! is believed: it knows of more than we do. What is asked here is whether a node of ours would be one.
+//! If a user's pod may preempt ours, the scheduler does that by itself. If it may not (its class never preempts, or its scheduler
+//! does not), it stays pending although only a job of ours is in its way. This module trusts the scheduler's report that no node
+//! fits, since the scheduler knows more, and only asks whether one of our nodes would fit.
 
 use std::collections::HashMap;
 
@@ -14,22 +14,22 @@ use super::{
     occupancy::{counted, is_gpu, uses_gpus},
 };
 
-/// A pod that its scheduler found no place for.
+/// A pod for which its scheduler found no node.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Waiting {
     /// `namespace/name`.
     pub(super) name: String,
-    /// When it was made, in milliseconds: the oldest is served first.
+    /// Its creation time in milliseconds: the oldest is served first.
     since: i64,
-    /// What it takes of everything that a node has so much of.
+    /// Its requests, by resource name.
     takes: Vec<(String, f64)>,
     selector: Amounts,
-    /// Any of these, if there are some.
+    /// Alternatives; empty: no restriction.
     terms: Vec<NodeTerm>,
     tolerations: Vec<Toleration>,
 }
 
-/// `None`: it does not wait for a node, or takes no GPU.
+/// Returns `None` if the pod does not wait for a node, or requests no GPU.
 pub(super) fn waiting(pod: &PodObject, config: &KubernetesConfig) -> Option<Waiting> {
     let status = pod.status.as_ref()?;
     let no_place = |one: &Condition| {
@@ -40,7 +40,7 @@ pub(super) fn waiting(pod: &PodObject, config: &KubernetesConfig) -> Option<Wait
     if !waits || going || !status.conditions.iter().any(no_place) || !uses_gpus(&pod.spec, config) {
         return None;
     }
-    // Which devices a claim could have is decided elsewhere.
+    // Which devices satisfy a claim is decided elsewhere.
     if !pod.spec.resource_claims.is_empty() {
         return None;
     }
@@ -79,7 +79,7 @@ fn takes(pod: &PodSpec) -> Vec<(String, f64)> {
     names.into_iter().map(|name| (name.to_owned(), taken(name))).collect()
 }
 
-/// An amount in Kubernetes' notation: `8`, `500m`, `1.5Gi`, `2e3`. `None`: it is written otherwise.
+/// Parses a Kubernetes quantity: `8`, `500m`, `1.5Gi`, `2e3`. `None`: it has another form.
 fn quantity(text: &str) -> Option<f64> {
     const SCALES: [(&str, f64); 13] = [
         ("Ki", 1024.0),
@@ -101,15 +101,15 @@ fn quantity(text: &str) -> Option<f64> {
     digits.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0).map(|number| number * scale)
 }
 
-/// A node that a waiting pod could have, as far as we can say.
+/// A node that may suit a pending pod.
 pub(super) struct Offer<'a> {
     pub(super) node: &'a NodeObject,
     /// Whether a job of ours is on it.
     pub(super) ours: bool,
 }
 
-/// Which of these nodes are wanted, and by which pod. One without a job of ours is kept free for the pod; one with a job of ours is
-/// asked for only if there is no other. `offers` are in the order of names.
+/// Returns the needed nodes and the pod that needs each. A node without our job is reserved for the pod; one with our job is
+/// taken only if there is no other. `offers` must be sorted by name.
 pub(super) fn wanted(
     offers: &[Offer<'_>],
     mut waiting: Vec<&Waiting>,
@@ -141,7 +141,7 @@ fn allocatable(node: &NodeObject) -> HashMap<&str, f64> {
 
 fn fits(pod: &Waiting, node: &NodeObject, left: &HashMap<&str, f64>, config: &KubernetesConfig) -> bool {
     let enough = |(name, amount): &(String, f64)| {
-        // Of what a node does not tell, such as a resource of a kind that is not known yet, nobody can say.
+        // A resource that the node does not report, such as one of an unknown kind, is assumed sufficient; GPUs are not.
         *amount <= left.get(name.as_str()).copied().unwrap_or(if is_gpu(name, config) { 0.0 } else { f64::INFINITY })
     };
     let labels = &node.metadata.labels;
@@ -154,7 +154,7 @@ fn fits(pod: &Waiting, node: &NodeObject, left: &HashMap<&str, f64>, config: &Ku
     pod.takes.iter().all(enough) && selected && matched && tolerated && !node.spec.unschedulable
 }
 
-/// A term that asks for nothing matches nothing, as with the scheduler.
+/// An empty term matches nothing, as in the scheduler.
 fn matches_term(term: &NodeTerm, node: &NodeObject) -> bool {
     let labels = |name: &str| node.metadata.labels.get(name);
     let fields = |name: &str| (name == "metadata.name").then(|| node.name());
@@ -174,7 +174,7 @@ fn meets(one: &Requirement, value: Option<&str>) -> bool {
         "DoesNotExist" => value.is_none(),
         "Gt" => value.and_then(number).zip(bound()).is_some_and(|(value, bound)| value > bound),
         "Lt" => value.and_then(number).zip(bound()).is_some_and(|(value, bound)| value < bound),
-        // What we do not know we do not free nodes for.
+        // No node is released for an unknown operator.
         _ => false,
     }
 }

@@ -1,7 +1,7 @@
-//! The nodes and pods of the cluster as they are now, kept by watching.
+//! The current nodes and pods of the cluster, kept up to date by watches.
 //!
-//! Each kind is listed once and then followed. A watch that breaks makes what it kept worthless until the kind was listed
-//! anew: what is asked meanwhile is answered with an error, never with the past.
+//! Each kind is listed once and then watched. When a watch breaks, its objects count as unknown until they are listed again:
+//! queries in between return an error, never outdated state.
 
 use std::{
     collections::HashMap,
@@ -24,28 +24,28 @@ use super::{
     wanted::{self, Waiting},
 };
 
-/// A watch is asked for anew this often.
+/// The duration of one watch request.
 pub(super) const WATCH_SECONDS: u32 = 20;
-/// A connection on which nothing comes for so long is dead: longer than a watch without events, with what the client adds.
+/// A connection that is silent for this long is dead: longer than a watch without events, plus the client's margin.
 pub(super) const SILENCE: Duration = Duration::from_secs(30);
-/// Between tries to list, doubled from the first to the last.
+/// The delay between attempts to list, doubled from the first to the longest.
 pub(super) const FIRST_WAIT: Duration = Duration::from_millis(500);
 pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// Objects in one page of a list, as `kubectl` and client-go ask for them: a list of 5,000 nodes takes ten requests. A page is held as
-/// text and as objects before the part that is kept is taken from it.
+/// Objects per page of a list, as in `kubectl` and client-go: listing 5,000 nodes takes ten requests. A page is in memory as text
+/// and as objects until the kept part is extracted.
 const PAGE: u32 = 500;
-/// Pods that have ended take nothing any more.
+/// Pods that have ended use no resources.
 const LIVING: &str = "status.phase!=Succeeded,status.phase!=Failed";
 
-/// What is kept of a pod.
+/// The part of a pod that is kept.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Kept {
     Placed(Placed),
-    /// It takes GPUs and has no place.
+    /// It requests GPUs and is not scheduled.
     Waiting(Box<Waiting>),
 }
 
-/// Where a pod is, or will be, and what it does there.
+/// The node of a pod, assigned or expected, and its use of that node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Placed {
     pub(super) node: Arc<str>,
@@ -57,11 +57,11 @@ pub(super) struct Placed {
 #[derive(Debug)]
 struct Kind<T> {
     items: HashMap<Arc<str>, T>,
-    /// While it is listed: what has come so far.
+    /// The objects received so far, during a list.
     listing: Option<HashMap<Arc<str>, T>>,
-    /// Why it cannot be relied on; `None`: it can.
+    /// Why the objects are not current; `None`: they are.
     broken: Option<(Instant, String)>,
-    /// Whether what was known is newer than what a list brought: we may have written it meanwhile.
+    /// Whether a known object is newer than the listed one: we may have written it in the meantime.
     is_newer: fn(&T, &T) -> bool,
 }
 
@@ -71,7 +71,7 @@ impl<T> Kind<T> {
         Self { items: HashMap::new(), listing: None, broken, is_newer }
     }
 
-    /// `None`: nothing that matters.
+    /// `None` removes the object: it is irrelevant or gone.
     fn take(&mut self, key: Arc<str>, item: Option<T>) {
         let items = self.listing.as_mut().unwrap_or(&mut self.items);
         match item {
@@ -127,10 +127,10 @@ impl Watched {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All nodes and where pods are; waits for the first lists, or for new ones, no longer than this.
+    /// Reads all nodes and pods. Waits at most `patience` for the initial lists, or for new ones.
     ///
     /// # Errors
-    /// Why nobody can say how the cluster is now.
+    /// Why the state of the cluster is unknown.
     pub(super) fn now<T>(
         &self,
         patience: Duration,
@@ -147,23 +147,23 @@ impl Watched {
         Ok(read(&inside.nodes.items, &inside.pods.items))
     }
 
-    /// A node as it is now, if it is known.
+    /// Returns a node, if it is known.
     pub(super) fn node(&self, name: &str) -> Option<NodeObject> {
         self.with_node(name, NodeObject::clone)
     }
 
-    /// Looks at a node as it is now, if it is known.
+    /// Reads a node, if it is known.
     pub(super) fn with_node<T>(&self, name: &str, look: impl FnOnce(&NodeObject) -> T) -> Option<T> {
         self.lock().nodes.items.get(name).map(|node| look(node))
     }
 
-    /// A node that we have just written is seen as we left it, before the watch tells, and also where it is just being
-    /// listed: what comes of before our writing does not replace it.
+    /// Stores a node that we have just written, before the watch delivers it, including in a list that is being received: state
+    /// from before our write does not replace it.
     pub(super) fn written(&self, node: &NodeObject) {
         let mut inside = self.lock();
         let Inside { nodes, .. } = &mut *inside;
         for items in [Some(&mut nodes.items), nodes.listing.as_mut()].into_iter().flatten() {
-            // One that is not there was deleted meanwhile, or is not ours to look after.
+            // A missing node was deleted meanwhile, or is not managed.
             if let Some(known) = items.get_mut(node.name())
                 && is_newer(node, known)
             {
@@ -178,7 +178,7 @@ impl Watched {
     }
 }
 
-/// Whether it is not older than the other. Versions of one kind can be compared.
+/// Returns whether a node is at least as new as the other. Resource versions of one kind can be compared.
 fn is_newer(node: &NodeObject, than: &NodeObject) -> bool {
     let version = |node: &NodeObject| node.metadata.resource_version.as_ref()?.parse::<u64>().ok();
     version(node) >= version(than)
@@ -215,7 +215,7 @@ fn key(pod: &PodObject) -> Arc<str> {
     format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any()).into()
 }
 
-/// `None`: it takes no GPUs, or has no place yet.
+/// Returns `None` if the pod is not ours and requests no GPUs, or has no node yet.
 fn placed(pod: &PodObject, name: &Arc<str>, nodes: &mut Shared<str>, config: &KubernetesConfig) -> Option<Placed> {
     let run = names::run_of(&pod.metadata, config);
     let ours = run.is_some() && pod.namespace().as_deref() == Some(&config.namespace);
@@ -232,7 +232,7 @@ fn placed(pod: &PodObject, name: &Arc<str>, nodes: &mut Shared<str>, config: &Ku
     Some(Placed { node, tenant, run: run.filter(|_| ours) })
 }
 
-/// Lists and follows one kind, and begins anew after each failure.
+/// Lists and watches one kind, and starts again after each failure.
 async fn follow<K, T>(
     api: Api<K>,
     settings: watcher::Config,
@@ -273,7 +273,8 @@ async fn follow<K, T>(
                 }
             }
         }
-        // What can be listed and not be watched would be listed without end.
+        // Reset the delay only after a stable watch: a kind that can be listed but not watched would otherwise be listed
+        // continuously.
         if listed.is_some_and(|at: Instant| at.elapsed() > LONGEST_WAIT) {
             wait = FIRST_WAIT;
         }

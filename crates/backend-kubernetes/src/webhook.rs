@@ -1,4 +1,4 @@
-//! A call to a site's own server: JSON that is posted to a URL.
+//! Posts JSON to a site's own server.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use doctor_backend::{
 use hyper::http::Uri;
 use serde_json::Value;
 
-/// Characters of what a server says when it refuses, and bytes that are read of it.
+/// The most characters of a rejection that are quoted, and the most bytes of it that are read.
 const MOST_SAID: usize = 300;
 const MOST_BYTES: usize = 4096;
 
-/// Whether it can be called at all; said at the start and not when it is needed.
+/// Checks the URL, at startup rather than at the first use.
 pub(super) fn check(url: &str) -> Result<Uri, String> {
     let accepted = "such as https://hooks.example.com/replace";
     let uri: Uri = url.parse().map_err(|error| format!("`{url}` is no URL {accepted}: {error}"))?;
@@ -23,7 +23,7 @@ pub(super) fn check(url: &str) -> Result<Uri, String> {
     }
 }
 
-/// Posts JSON there. Anything but a 2xx is an error.
+/// Posts JSON to the URL. Any status but 2xx is an error.
 pub(super) fn call(
     operation: &'static str,
     url: &str,
@@ -48,7 +48,7 @@ pub(super) fn call(
     let effect = match status {
         200..=299 => return Ok(()),
         425 | 429 | 503 => Effect::NoneTryAgain,
-        // A refusal of theirs is a refusal.
+        // The server rejected the request; a retry will not help.
         300..=407 | 409..=499 => Effect::NoneGiveUp,
         _ => Effect::Unknown,
     };

@@ -1,5 +1,5 @@
-//! The Kubernetes backend on a real control plane: the contract, and an API server that goes away. Pods are played by a
-//! kubelet of the bed; scheduling, preemption and the life of Jobs are the real thing.
+//! Tests the Kubernetes backend on a real control plane: the contract, and an unavailable API server. The testbed's kubelet
+//! emulates pods; scheduling, preemption and the Job controller are real.
 
 #[path = "kubernetes_backend/acts.rs"]
 mod acts;
@@ -41,21 +41,21 @@ use doctor_core::{
 use serde_json::{Value, json};
 
 const NAMESPACE: &str = "cluster-doctor";
-/// Long on a busy machine, and never waited for where all is well.
+/// Generous for a busy machine; a passing test never waits this long.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// Pods that were ever started, by run.
+/// How many pods were ever started, by run.
 type Started = Arc<Mutex<HashMap<String, usize>>>;
 
 struct Cluster {
     plane: ControlPlane,
     kubelet: Kubelet,
     started: Started,
-    /// Of the account that has exactly the rights that `doctor deploy kubernetes` gives.
+    /// The kubeconfig of an account with exactly the permissions that `doctor deploy kubernetes` grants.
     account: PathBuf,
 }
 
-/// One for all tests of this file; each uses nodes of its own.
+/// Returns the cluster that all tests of this file share; each uses its own nodes.
 fn cluster() -> Option<&'static Cluster> {
     static CLUSTER: OnceLock<Option<Cluster>> = OnceLock::new();
     CLUSTER
@@ -119,7 +119,7 @@ impl Cluster {
         KubernetesBackend::open(self.config()).unwrap()
     }
 
-    /// A pod of somebody else that takes all GPUs of a node.
+    /// Creates a user's pod that requests all GPUs of a node.
     fn user_pod(&self, name: &str, node: &str) {
         self.plane.make(&json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "default" },
@@ -139,7 +139,7 @@ impl Cluster {
     }
 }
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 fn until(what: &str, mut so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !so() {
@@ -319,7 +319,7 @@ fn marks_of_others_are_respected_and_our_own_end_where_an_operator_ended_them() 
     let mut ids = ids(3);
     let name = NodeName::new("gpu-3").unwrap();
     let mut apply = |what: Change| backend.apply(&name, &NodeOp { op: ids.op(), what }).unwrap();
-    // Somebody cordons the node, we drain it too and end that: it stays cordoned.
+    // An operator cordons the node; our drain and undrain leave it cordoned.
     let path = "/api/v1/nodes/gpu-3";
     let cordon = |there: bool| {
         let patch = json!({ "spec": { "unschedulable": there } });
@@ -334,7 +334,7 @@ fn marks_of_others_are_respected_and_our_own_end_where_an_operator_ended_them() 
     assert!(seen(&backend, "gpu-3").marks.foreign_block().is_some());
     cordon(false);
     until("the cordon to be gone", || seen(&backend, "gpu-3").occupancy.is_free());
-    // We drain it, an operator ends that and later cordons it for a reason of theirs: that one is not ours to end.
+    // An operator removes our cordon and later cordons the node again: that cordon is foreign.
     apply(Change::Drain);
     assert_eq!(cluster.get(path)["spec"]["unschedulable"], true);
     cordon(false);
@@ -347,11 +347,11 @@ fn marks_of_others_are_respected_and_our_own_end_where_an_operator_ended_them() 
     assert_eq!(cluster.get(path)["spec"]["unschedulable"], true);
     cordon(false);
     until("the cordon to be gone", || seen(&backend, "gpu-3").occupancy.is_free());
-    // We mark it, and an operator takes the taint away.
+    // An operator removes the taint of our mark.
     apply(Change::Mark(OurMark { kind: MarkKind::Unhealthy, case: None }));
     let marked = cluster.get(path);
     assert_eq!(marked["metadata"]["labels"]["cluster-doctor.io/status"], "fail");
-    // Beside it may be the cordon's own, which the controller manager takes away when it comes to it.
+    // The cordon's own taint may still be there until the controller manager removes it.
     let taints = marked["spec"]["taints"].as_array().unwrap();
     assert!(taints.iter().any(|taint| taint["key"] == "cluster-doctor.io/unhealthy"), "{taints:?}");
     cluster.taint("gpu-3", &json!([]));
@@ -382,7 +382,7 @@ fn a_key_is_a_secret_that_goes_with_its_job() {
     assert_eq!(polled(&backend, run), JobSeen::Absent);
 }
 
-/// Alone with its control plane: the others would not understand.
+/// Has its own control plane, because stopping the API server would break the other tests.
 #[test]
 fn while_the_api_server_is_away_nothing_is_said_of_nodes_and_afterwards_nothing_is_doubled() {
     let Some(cluster) = Cluster::start(&["gpu-1"]) else { return };

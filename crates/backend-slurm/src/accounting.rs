@@ -1,25 +1,25 @@
-//! The schedule of queries to Slurm's accounting: every five minutes, and less often while it does not answer.
+//! The schedule of queries to Slurm's accounting: every five minutes, and less often while it fails.
 
 use std::time::{Duration, Instant};
 
 use doctor_core::time::Timestamp;
 
-/// Accounting is asked at most so often.
+/// The interval between queries.
 const EVERY: Duration = Duration::from_secs(300);
-/// One that does not answer is asked twice as late each time, up to this.
+/// The longest interval: each failed query doubles it up to this.
 const SELDOM: Duration = Duration::from_secs(3600);
 
-/// When accounting is asked. Its answer may take as long as a program of Slurm's is waited for, and the cycle waits with it.
+/// When to query accounting. A query may take as long as the deadline of a Slurm command, and the cycle waits for it.
 #[derive(Debug, Default)]
 pub(super) struct Accounting {
     next: Option<Instant>,
-    /// Since when there is something to ask for.
+    /// The earliest time not queried yet.
     from: Option<Timestamp>,
     failed: u32,
 }
 
 impl Accounting {
-    /// From when on to ask now; `None`: not now. What is not asked for now is asked for later.
+    /// Returns the start of the period to query, if a query is due. A period that is not queried now is included later.
     pub(super) fn due(&mut self, since: Timestamp, now: Instant) -> Option<Timestamp> {
         let from = self.from.map_or(since, |from| from.min(since));
         self.from = Some(from);

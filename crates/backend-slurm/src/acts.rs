@@ -1,8 +1,8 @@
-//! What is done to a node beyond marking it: its GPUs are reset, it is rebooted or replaced.
+//! Node operations beyond marks: resetting GPUs, rebooting and replacing the machine.
 //!
-//! Each is asked for again until it is done, with the same operation, and each asks Slurm first how far it has got. A reboot and a
-//! reset happen inside a reservation of ours (see `shelter`), because Slurm resumes a node that it has rebooted, drained or not,
-//! and starts no job on one that is drained: so the node is ours before, during and after, and drained again at the end.
+//! The caller repeats an operation with the same id until it is done. Each call first queries Slurm for the progress. Reboots and
+//! resets happen inside a reservation of ours (see `shelter`), because Slurm resumes a node after rebooting it, drained or not,
+//! and starts no job on a drained node. The node is thus reserved before, during and after, and drained again at the end.
 
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -28,11 +28,11 @@ use super::{
     submit::FOLDER,
 };
 
-/// A site's hook for replacing a machine. Shorter than a lease as it comes: who leads must still lead when it ends.
+/// The limit for a site's replacement hook. Shorter than the default lease, so that the leader still leads when the hook ends.
 const HOOK_LIMIT: Duration = Duration::from_secs(40);
-/// A reset has this long.
+/// The time limit of a reset.
 const RESET_LIMIT: Span = Span::minutes(10);
-/// When a node booted is told to the second, from a clock and a time that passed.
+/// The tolerance of boot times: Slurm derives them from a clock and an uptime, in whole seconds.
 const BLUR: Span = Span::from_secs(5);
 const REBOOT: &str = "reboot";
 const RESET: &str = "reset";
@@ -46,22 +46,22 @@ fn later(operation: &'static str, text: String) -> BackendError {
     BackendError { operation, text, effect: Effect::NoneTryAgain }
 }
 
-/// It was asked for, and nobody has seen that it happened.
+/// The operation was started, and its effect has not been observed yet.
 fn under_way(operation: &'static str, text: &str) -> BackendError {
     BackendError { operation, text: text.to_owned(), effect: Effect::Unknown }
 }
 
-/// The reservation, and the job, of an operation.
+/// Returns the name of an operation's reservation and job.
 fn name(op: OpId) -> String {
     format!("{OURS}{op}")
 }
 
-/// How far a reboot has got, as it is written on the node.
+/// The progress of a reboot, as recorded on the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reboot {
-    /// It is to be, and had booted at this time.
+    /// It is requested. The time is that of the node's last boot.
     Wanted(Timestamp),
-    /// Slurm has heard of it.
+    /// slurmctld has accepted the reboot.
     Told(Timestamp),
     Done,
 }
@@ -87,7 +87,7 @@ impl Reboot {
     }
 }
 
-/// What is to be done about a reboot now.
+/// The next step of a reboot.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
     Begin { before: Option<Timestamp> },
@@ -97,7 +97,7 @@ enum Next {
     GiveUp(&'static str),
 }
 
-/// What follows from what was written down and what Slurm says.
+/// Decides the next step from the record on the node and Slurm's state.
 fn next(noted: Option<Reboot>, node: &NodeSeen) -> Next {
     let at_it = node.state.any(&[Flag::RebootRequested, Flag::RebootIssued]).is_some();
     match noted {
@@ -108,7 +108,7 @@ fn next(noted: Option<Reboot>, node: &NodeSeen) -> Next {
             Next::GiveUp("it did not come back in time (ResumeTimeout of slurm.conf)")
         }
         Some(Reboot::Told(_)) if is_away(node) => Next::Wait("it is not back yet"),
-        // Slurm forgets no reboot by itself.
+        // Slurm does not drop a reboot by itself.
         Some(Reboot::Told(_)) => Next::GiveUp("somebody took it back (scontrol cancel_reboot)"),
         Some(Reboot::Wanted(before)) => Next::Begin { before: Some(before) },
         None => Next::Begin { before: None },
@@ -116,7 +116,7 @@ fn next(noted: Option<Reboot>, node: &NodeSeen) -> Next {
 }
 
 impl SlurmBackend {
-    /// Has Slurm reboot the node. Done when it tells of a newer boot.
+    /// Reboots the node through Slurm. Done when Slurm reports a newer boot.
     pub(super) fn reboot(&self, node: &NodeName, op: OpId, ground: Option<&Ground>) -> Result<(), BackendError> {
         if !self.config.reboot {
             return Err(refuse(REBOOT, "it is switched off (`backend.slurm.reboot`)".to_owned()));
@@ -155,12 +155,12 @@ impl SlurmBackend {
         ];
         self.programs.run(REBOOT, "scontrol", &words, "", Does::Changes)?;
         let told = || self.note(REBOOT, &self.one(REBOOT, node)?, op, &Reboot::Told(before).text());
-        // Where this is not written, a reboot that somebody takes back is asked for once more.
+        // If this is not recorded, a reboot that an operator cancels is requested once more.
         let _unwritten = told();
         Err(under_way(REBOOT, "Slurm was told"))
     }
 
-    /// Slurm has resumed the node. It is closed, also where its reservation was ended by somebody meanwhile.
+    /// Drains the node that Slurm has resumed, even if an operator has deleted its reservation meanwhile.
     fn close_after_reboot(&self, node: &NodeName, op: OpId) -> Result<(), BackendError> {
         self.leave_shelter(REBOOT, node)?;
         let now = self.one(REBOOT, node)?;
@@ -171,7 +171,7 @@ impl SlurmBackend {
         self.write(REBOOT, &now.name, &Update { field: Some(field), ..closing })
     }
 
-    /// Resets the GPUs by a job on the node. Done when it ended well.
+    /// Resets the GPUs through a job on the node. Done when the job has succeeded.
     pub(super) fn reset(&self, node: &NodeName, op: OpId) -> Result<(), BackendError> {
         if self.config.reset.is_empty() {
             return Err(refuse(RESET, "no command for it is configured (`backend.slurm.reset`)".to_owned()));
@@ -191,7 +191,7 @@ impl SlurmBackend {
                     }
                 };
             }
-            // Slurm has forgotten it: whether it helped nobody can say.
+            // Slurm no longer has the job: its result is unknown.
             None if known => {
                 self.leave_shelter(RESET, node)?;
                 return Err(refuse(RESET, "its job is gone, and nobody knows how it ended".to_owned()));
@@ -200,10 +200,10 @@ impl SlurmBackend {
         }
         self.nobody_is_on(RESET, node, &now)?;
         self.shelter(RESET, &name(op), std::slice::from_ref(node))?;
-        // The reservation has cleared the way; what the node is now has changed by it.
+        // The reservation has changed the node's state, so read it again.
         let now = self.one(RESET, node)?;
         self.nobody_drained(RESET, &now)?;
-        // Before the job: one that nobody wrote down would be submitted again after Slurm has forgotten it.
+        // Before the job: an unrecorded one would be submitted again after Slurm has purged it.
         self.note(RESET, &now, op, "")?;
         match self.begin_reset(node, &now, op) {
             Ok(()) => Err(under_way(RESET, "its job was submitted")),
@@ -217,7 +217,8 @@ impl SlurmBackend {
         }
     }
 
-    /// A reset whose job is there. Without its reservation it would wait for ever, on a node that was resumed inside of it.
+    /// Handles a reset whose job exists. If its reservation is gone, the job would stay pending forever, on a node that was
+    /// resumed inside it.
     fn resetting(&self, node: &NodeName, op: OpId, phase: Phase) -> BackendError {
         let sheltered = |all: Vec<Reservation>| all.iter().any(|one| one.name == name(op));
         match self.reservations(RESET).map(sheltered) {
@@ -249,7 +250,7 @@ impl SlurmBackend {
         let place = Place {
             nodes: std::slice::from_ref(node),
             partition: partition.as_deref(),
-            // Of a machine that needs a reset some may be gone; the reservation keeps others off.
+            // Some GPUs of a machine that needs a reset may be gone; the reservation keeps other jobs off.
             gpus: 0,
             reservation: Some(&name),
         };
@@ -262,7 +263,7 @@ impl SlurmBackend {
         self.share().join(FOLDER).join(format!("repair-{op}.txt"))
     }
 
-    /// Has the machine replaced, by the site's own command.
+    /// Replaces the machine through the site's command.
     pub(super) fn replace(&self, node: &NodeName, op: OpId) -> Result<(), BackendError> {
         if self.config.replace.is_empty() {
             return Err(refuse(REPLACE, "no way is configured (`backend.slurm.replace`)".to_owned()));
@@ -274,7 +275,7 @@ impl SlurmBackend {
         self.nobody_is_on(REPLACE, node, &now)?;
         let told = Told { words: vec![("node", node.to_string()), ("op", op.to_string())] };
         hook::run(REPLACE, &self.config.replace, &told, HOOK_LIMIT)?;
-        // If this fails it is asked for again, and a hook that is asked twice has the same operation.
+        // If this fails, the caller repeats it: the hook then receives the same operation id.
         self.note(REPLACE, &now, op, "")
     }
 
@@ -283,7 +284,7 @@ impl SlurmBackend {
         found.ok_or_else(|| refuse(operation, format!("Slurm has no node {node}")))
     }
 
-    /// Whoever took it out of service since the last look works on it, or wants it as it is.
+    /// Fails if an operator took the node out of service since the last snapshot: they work on it, or want it unchanged.
     fn nobody_drained(&self, operation: &'static str, now: &NodeSeen) -> Result<(), BackendError> {
         if !marks::is_out_by_somebody(now, &self.config) {
             return Ok(());
@@ -292,7 +293,7 @@ impl SlurmBackend {
         Err(later(operation, format!("{by} has it out of service: {}", now.reason_text())))
     }
 
-    /// A node that is drained may still work for somebody.
+    /// Fails while a user's job is on the node. A drained node may still run jobs.
     fn nobody_is_on(&self, operation: &'static str, node: &NodeName, now: &NodeSeen) -> Result<(), BackendError> {
         self.nobody_drained(operation, now)?;
         let working =
@@ -307,7 +308,7 @@ impl SlurmBackend {
         }
     }
 
-    /// Writes down on the node that this operation was begun.
+    /// Records on the node that this operation was started.
     fn note(&self, operation: &'static str, now: &NodeSeen, op: OpId, text: &str) -> Result<(), BackendError> {
         self.rewrite(operation, now, |note| note.acts.remember(op, operation, text))
     }
@@ -376,7 +377,7 @@ mod tests {
         assert!(matches!(next(told, &same("DOWN+NOT_RESPONDING")), Next::Wait(_)));
         assert!(matches!(next(told, &same("IDLE")), Next::GiveUp(_)), "somebody cancelled it");
         assert!(matches!(next(None, &same("IDLE+REBOOT_REQUESTED")), Next::Wait(_)), "somebody's reboot");
-        // Whoever resumed the node since then knows why.
+        // An operator who resumed the node since then had a reason.
         assert_eq!(next(Some(Reboot::Done), &newer), Next::Nothing);
     }
 }

@@ -1,4 +1,4 @@
-//! `impl Backend for SlurmBackend`: snapshot, submit, poll, cancel, and the operations on nodes.
+//! Implements [`Backend`] for [`SlurmBackend`]: snapshot, submit, poll, cancel, and the operations on nodes.
 
 use std::{collections::HashMap, sync::PoisonError};
 
@@ -39,11 +39,11 @@ impl SlurmBackend {
             self.write(operation, &now.name, &update)?;
         }
         match &change.what {
-            // Also if it was noted before: a controller may have been killed between the two.
+            // Even if the change is recorded: a controller may have been killed between the two steps.
             Change::Unmark(mark) if mark.kind == MarkKind::Maintenance && shelter.is_there() => {
                 self.leave_shelter(operation, node)
             }
-            // The plan has gone on: what a repair left behind that was given up is not asked for any more.
+            // The planner has moved on and does not repeat the abandoned repair, so its reservation is removed here.
             _ if shelter == Shelter::Repair => self.end_given_up(operation, node),
             _ => Ok(()),
         }
@@ -83,7 +83,7 @@ impl Backend for SlurmBackend {
     }
 
     fn snapshot(&self) -> Result<Vec<SeenNode>, BackendError> {
-        // The nodes first: a job that began or ended since is then seen by one of the two.
+        // Nodes first: a job that starts or ends in between then shows in one of the two.
         let nodes = self.nodes()?;
         let jobs = self.jobs("look at the queue", &[])?;
         let reservations = self.reservations("look at the reservations")?;
@@ -111,7 +111,7 @@ impl Backend for SlurmBackend {
         }
         let look = |run: &RunId| {
             let known = of_run.get(run).and_then(|jobs| job::seen(*run, jobs));
-            // Slurm forgets a job soon after its end; what it wrote itself stays.
+            // Slurm purges a job soon after its end; the claims on the shared directory remain.
             known.unwrap_or_else(|| {
                 self.claims(*run).map_or_else(
                     |error| JobSeen::Unknown { why: format!("its claims cannot be read: {error}") },
@@ -126,7 +126,7 @@ impl Backend for SlurmBackend {
         let words = [format!("--name={}", job::name(run)), format!("--user={}", self.user)];
         match self.programs.run("cancel", "scancel", &words, "", Does::Changes) {
             Err(error) if error.text.contains("already completing or completed") => Ok(()),
-            // Whether or not it got there, asking again is right.
+            // Whether or not it took effect, the caller should repeat it.
             Err(error) => Err(BackendError { effect: Effect::Unknown, ..error }),
             Ok(_) => Ok(()),
         }

@@ -1,6 +1,6 @@
-//! How a node is, written on the node: one word in its note, and a feature that users can ask for.
+//! Writes a node's status on the node: one word in its note, and a feature that users can request.
 //!
-//! A feature lasts until slurmctld reads its configuration again; then it is seen to be missing and is written anew.
+//! A feature lasts until slurmctld reconfigures; the next snapshot then shows that it is missing, and it is written again.
 
 use std::{
     collections::BTreeMap,
@@ -14,14 +14,14 @@ use super::{SlurmBackend, config::SlurmConfig, marks::Update, nodes::NodeSeen, n
 
 const OPERATION: &str = "show results on the node";
 
-/// The number of what is written on a node, if all of it is there.
+/// Returns the number of the status on a node, if it is complete.
 pub(super) fn number(node: &NodeSeen, config: &SlurmConfig) -> Option<u64> {
     let note = Note::of(node, config).note();
     let (number, of) = note.shown.as_deref()?.split_once('.')?;
     let feature = config.validated_feature.as_deref();
     let has = feature.is_some_and(|feature| node.features.iter().any(|one| one == feature));
     let should = feature.is_some() && note.status.as_deref() == Some(Status::Pass.code());
-    // What was written under another setting is to be written anew.
+    // A status written under other settings has to be written again.
     u64::from_str_radix(number, 16).ok().filter(|_| has == should && of == feature.unwrap_or_default())
 }
 
@@ -36,13 +36,13 @@ impl Board for SlurmBackend {
         self.put(&now.name, &self.lines(&now, what)?)
     }
 
-    /// Thousands of nodes bear a handful of texts, and a program is slow to start: the nodes are asked after together, and each
-    /// text is written once, on all nodes that are to bear it.
+    /// Thousands of nodes have a handful of different statuses, and starting a command is slow: one command reads all nodes, and
+    /// each status is written once for all of its nodes.
     fn write_all(&self, work: &[(NodeName, Arc<ToShow>)], workers: usize) -> Vec<(NodeName, BackendError)> {
         let alone =
             |work: &[(NodeName, Arc<ToShow>)]| one_by_one(work, workers, |node, what| Board::write(self, node, what));
         let names: Vec<NodeName> = work.iter().map(|(node, _)| node.clone()).collect();
-        // One of them may be gone: each alone finds out which.
+        // One of them may not exist: writing one by one finds out which.
         let Ok(found) = self.nodes_named(OPERATION, &names) else { return alone(work) };
         let (mut failed, mut groups) = (Vec::new(), BTreeMap::<Lines, Vec<(NodeName, Arc<ToShow>)>>::new());
         for (one, now) in work.iter().zip(&found) {
@@ -61,10 +61,10 @@ impl Board for SlurmBackend {
     }
 }
 
-/// What is written on a node, in Slurm's words.
+/// A status as values of Slurm's node fields.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Lines {
-    /// Those that it can have and those that it has, if they change. The whole lists: that is how Slurm takes them.
+    /// The available and the active features, if they change. Slurm takes only the complete lists.
     features: Option<[String; 2]>,
     field: String,
 }
@@ -84,7 +84,7 @@ impl SlurmBackend {
         Ok(Lines { features: feature.and_then(|feature| features(now, feature, there)), field })
     }
 
-    /// The note last: it says that all of it is there.
+    /// Writes the note last: it records that the status is complete.
     fn put(&self, nodes: &str, lines: &Lines) -> Result<(), BackendError> {
         if let Some([available, active]) = &lines.features {
             let words = [
@@ -99,8 +99,8 @@ impl SlurmBackend {
     }
 }
 
-/// What a node's features are to be, those that it can have and those that it has now; `None`: as they are. Only our word comes
-/// and goes: what a node can be booted into besides is the site's.
+/// Returns the available and active features of a node after the change; `None`: unchanged. Only our feature is added or removed:
+/// the others, which a node can be booted into, are the site's.
 fn features(node: &NodeSeen, feature: &str, there: bool) -> Option<[String; 2]> {
     if node.features.iter().any(|one| one == feature) == there {
         return None;

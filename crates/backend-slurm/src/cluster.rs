@@ -1,6 +1,6 @@
 //! Access to one Slurm cluster: the client programs, the settings, and the queries and node updates that every other module uses.
 //!
-//! Nothing that Slurm answers is kept, except partitions and power saving, which change when an administrator edits slurm.conf.
+//! No answer of Slurm is cached, except partitions and power saving, which change when an administrator edits slurm.conf.
 
 use std::{
     collections::HashMap,
@@ -23,28 +23,28 @@ use super::{
     site::{self, Partition, PowerSaving},
 };
 
-/// Partitions and the times of power saving change when a person edits slurm.conf.
+/// How long partitions and power saving are cached: they change when an administrator edits slurm.conf.
 const SITE_HOLDS: Duration = Duration::from_secs(300);
 
 #[derive(Debug)]
 pub struct SlurmBackend {
     pub(super) config: SlurmConfig,
     pub(super) programs: Programs,
-    /// Who we are to Slurm.
+    /// Our user id in Slurm.
     pub(super) user: u32,
-    /// The shared directory as this service sees it.
+    /// The shared directory at the service's path.
     pub(super) data: PathBuf,
-    /// The policy that jobs are given.
+    /// The policy file for jobs.
     pub(super) policy: Option<PathBuf>,
     site: Mutex<Option<(Instant, Site)>>,
-    /// What the last look found written on nodes.
+    /// The status numbers found on nodes by the last snapshot.
     pub(super) shown: Mutex<HashMap<NodeName, u64>>,
     pub(super) accounting: Mutex<Accounting>,
     /// When old files were last removed.
     pub(super) pruned: Mutex<Option<Instant>>,
 }
 
-/// What Slurm says of itself.
+/// Slurm's own configuration.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Site {
     pub(super) partitions: HashMap<String, Partition>,
@@ -52,10 +52,11 @@ pub(super) struct Site {
 }
 
 impl SlurmBackend {
-    /// `data` is the shared directory, `policy` the site's policy file. Whether Slurm answers is told by the first snapshot.
+    /// Opens the backend. `data` is the shared directory, `policy` the site's policy file. The first snapshot reports whether
+    /// Slurm responds.
     ///
     /// # Errors
-    /// If a setting cannot be.
+    /// If a setting is invalid.
     pub fn open(config: SlurmConfig, data: &Path, policy: Option<&Path>) -> Result<Self, BackendError> {
         let operation = "open the Slurm backend";
         let refuse = |text: String| BackendError { operation, text, effect: Effect::NoneGiveUp };
@@ -74,7 +75,7 @@ impl SlurmBackend {
         })
     }
 
-    /// All nodes, by the way that is configured.
+    /// Reads all nodes, from slurmrestd or `scontrol`.
     pub(super) fn nodes(&self) -> Result<Vec<NodeSeen>, BackendError> {
         let operation = "look at the nodes";
         let unreadable = |text: String| BackendError { operation, text, effect: Effect::NoneTryAgain };
@@ -87,10 +88,10 @@ impl SlurmBackend {
         }
     }
 
-    /// These nodes, as Slurm has them now, in the order asked for.
+    /// Reads these nodes, in this order.
     ///
     /// # Errors
-    /// For good, if one is not there.
+    /// Permanently, if one does not exist.
     pub(super) fn nodes_named(
         &self,
         operation: &'static str,
@@ -111,7 +112,7 @@ impl SlurmBackend {
         names.iter().map(|name| found.remove(name.as_str()).ok_or_else(|| missing(name.as_str()))).collect()
     }
 
-    /// Jobs in the queue. Each line begins with a word that nobody can know.
+    /// Lists the jobs in the queue. Each line begins with a random token that users cannot know.
     pub(super) fn jobs(&self, operation: &'static str, options: &[&str]) -> Result<Vec<Job>, BackendError> {
         let mut token = [0; 8];
         getrandom::fill(&mut token).map_err(|error| BackendError {
@@ -125,14 +126,14 @@ impl SlurmBackend {
         Ok(queue::parse(&self.programs.read(operation, "squeue", &words)?, &token))
     }
 
-    /// Jobs of ours in any state that Slurm still remembers.
+    /// Lists our jobs in any state, as long as Slurm has not purged them.
     pub(super) fn our_jobs(&self, operation: &'static str, more: &[&str]) -> Result<Vec<Job>, BackendError> {
         let user = format!("--user={}", self.user);
         let jobs = self.jobs(operation, &[&["--states=all", &user][..], more].concat())?;
         Ok(jobs.into_iter().filter(|job| job.uid == Some(self.user)).collect())
     }
 
-    /// The job of this name, if Slurm remembers one.
+    /// Lists our jobs of this name, as long as Slurm has not purged them.
     pub(super) fn job_named(&self, operation: &'static str, name: &str) -> Result<Vec<Job>, BackendError> {
         let jobs = self.our_jobs(operation, &[&format!("--name={name}")])?;
         Ok(jobs.into_iter().filter(|job| job.name == name).collect())
@@ -152,8 +153,8 @@ impl SlurmBackend {
         Ok(site)
     }
 
-    /// Writes on a node, all of it at once. One that is to be down is drained before: Slurm may take back what is only down
-    /// when its slurmd starts (`ReturnToService`).
+    /// Updates a node in one command. A node to be set down is drained first: Slurm may resume one that is only down when its
+    /// slurmd starts (`ReturnToService`).
     pub(super) fn write(&self, operation: &'static str, node: &str, update: &Update) -> Result<(), BackendError> {
         if update.state == Some(NewState::Down) {
             self.write_once(operation, node, &Update { state: Some(NewState::Drain), ..update.clone() })?;

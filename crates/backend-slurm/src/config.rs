@@ -1,4 +1,4 @@
-//! How Slurm is reached, what of it is looked after, and how runs are submitted.
+//! Settings of the Slurm backend: access to Slurm, the nodes to manage, and how runs are submitted.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -9,47 +9,47 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SlurmConfig {
-    /// Where `scontrol`, `squeue`, `sbatch` and `scancel` are. Absent: in `PATH`.
+    /// The directory of `scontrol`, `squeue`, `sbatch` and `scancel`. Absent: in `PATH`.
     pub programs: Option<PathBuf>,
-    /// Absent: `$SLURM_CONF`, or where Slurm itself looks.
+    /// Absent: `$SLURM_CONF`, or Slurm's default.
     pub slurm_conf: Option<PathBuf>,
-    /// For one answer of Slurm's. A controller that is down makes its programs wait 9 seconds.
+    /// The limit for one command. If slurmctld is down, Slurm's commands wait 9 seconds.
     pub deadline: Span,
-    /// Where nodes are read, if not by `scontrol`.
+    /// Where nodes are read instead of from `scontrol`.
     pub rest: Option<Rest>,
     /// Only nodes of these partitions. Empty: of all.
     pub partitions: Vec<String>,
-    /// Nodes without GPUs are left alone.
+    /// Whether nodes without GPUs are ignored.
     pub gpus_only: bool,
-    /// A node with this feature is a machine of this type.
+    /// The machine types of nodes, by feature.
     pub skus: BTreeMap<String, Sku>,
-    /// A node that is to be powered down within this time is left to it: a run would wake it for nothing.
+    /// A node that power saving would power down within this time is left alone: a run would wake it for nothing.
     pub suspend_margin: Span,
-    /// A node that somebody's reservation begins on within this time is left to it.
+    /// A node with a foreign reservation that begins within this time is left alone.
     pub reservation_margin: Span,
-    /// What a reason of ours begins with.
+    /// The prefix of our drain reasons.
     pub prefix: String,
-    /// Where on a node we write down what is ours.
+    /// The node field in which we record our state.
     pub notes: Notes,
     /// How runs are submitted.
     pub job: Submission,
-    /// The shared directory as nodes see it. Absent: `data` of the service.
+    /// The shared directory's path on the nodes. Absent: `data` of the service.
     pub share: Option<PathBuf>,
-    /// `doctor-node` on the nodes.
+    /// The path of `doctor-node` on the nodes.
     pub doctor_node: PathBuf,
-    /// What `doctor-node` remembers on each node from one run to the next.
+    /// Where `doctor-node` keeps state on each node from one run to the next.
     pub node_state: PathBuf,
-    /// How a node resets its GPUs, as words of a command. Empty: it cannot.
+    /// The command that resets a node's GPUs. Empty: not possible.
     pub reset: Vec<String>,
-    /// Whether nodes may be rebooted: `RebootProgram` has to be set in slurm.conf.
+    /// Whether nodes may be rebooted. slurm.conf must set `RebootProgram`.
     pub reboot: bool,
-    /// A command of the site's that has a machine replaced; `{node}`, `{instance}` and `{op}` are filled in. Empty: nobody does.
+    /// A site command that replaces a machine; `{node}` and `{op}` are filled in. Empty: machines are not replaced.
     pub replace: Vec<String>,
-    /// The state of a node that is found bad.
+    /// The Slurm state of a node that is found bad.
     pub out_as: OutAs,
-    /// A feature that nodes have while all is well with them, so that users can ask for them. Absent: none is written.
+    /// A feature that healthy nodes have, so that users can request them. Absent: none is written.
     pub validated_feature: Option<String>,
-    /// Whether one word for how a node is (`pass`, `fail`, `unknown`) is kept in its notes. Each change is a write on the node.
+    /// Whether one word for a node's status (`pass`, `fail`, `unknown`) is kept in its note. Each change is a write to the node.
     pub status_note: bool,
 }
 
@@ -59,17 +59,17 @@ pub struct SlurmConfig {
 pub struct Rest {
     /// The socket of slurmrestd, or its address: `/run/slurmrestd.sock`, `127.0.0.1:6820`.
     pub at: String,
-    /// The version of its interface, such as `v0.0.42`.
+    /// The version of its API, such as `v0.0.42`.
     pub version: String,
-    /// A file that holds a token; it is read each time, because tokens end. Absent: the socket itself says who asks.
+    /// A file with a token. It is read for each request, because tokens expire. Absent: the socket authenticates the user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_file: Option<PathBuf>,
-    /// Who asks, where the token alone does not say so.
+    /// The user name, if the token alone does not identify the user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
 }
 
-/// A field of a node that people may write, of which a part is ours.
+/// A node field that users may write too; a part of it is ours.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Notes {
@@ -87,16 +87,16 @@ impl Notes {
     }
 }
 
-/// What Slurm is told of a node that is found bad.
+/// The Slurm state of a node that is found bad.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OutAs {
-    /// What runs there may end.
+    /// Running jobs may end.
     #[default]
     Drain,
     /// The same, and shown as about to fail.
     Fail,
-    /// Gone. Taken only while nobody works there, else it is drained.
+    /// Down. Set only while no job is on the node; otherwise it is drained.
     Down,
 }
 
@@ -107,15 +107,15 @@ pub struct Submission {
     /// Absent: the first partition of the node that is up and allows the time.
     pub partition: Option<String>,
     pub account: Option<String>,
-    /// The lowest that there is; preemptible where the site has that.
+    /// The lowest one; preemptible if the site has that.
     pub qos: Option<String>,
     /// By how much the priority is lowered.
     pub nice: u32,
-    /// Whether all GPUs of the node are asked for.
+    /// Whether all GPUs of the node are requested.
     pub gres: bool,
-    /// How long a job has to write its result after it was told to end.
+    /// How long a cancelled job may take to write its result.
     pub grace: Span,
-    /// More words for `sbatch`.
+    /// Additional arguments of `sbatch`.
     pub arguments: Vec<String>,
 }
 
@@ -161,7 +161,7 @@ impl Default for SlurmConfig {
     }
 }
 
-/// What jobs, reservations and repairs of ours are called before their id.
+/// The prefix of the names of our jobs, reservations and repairs.
 pub(super) const OURS: &str = "doctor-";
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -176,7 +176,7 @@ pub enum BadSettings {
     Argument(String),
 }
 
-/// Options of `sbatch` that make a run what it is.
+/// Options of `sbatch` that the backend sets itself.
 const KEPT: [&str; 12] = [
     "--exclusive",
     "--nodelist",
@@ -193,10 +193,10 @@ const KEPT: [&str; 12] = [
 ];
 
 impl SlurmConfig {
-    /// What can be told without a cluster.
+    /// Checks what can be checked without a cluster.
     ///
     /// # Errors
-    /// With the setting and what it may be.
+    /// With the setting and its accepted values.
     pub fn check(&self) -> Result<(), BadSettings> {
         let is_word = |text: &str, more: &str| {
             !text.is_empty() && text.len() <= 64 && text.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(c))

@@ -1,6 +1,6 @@
-//! Jobs of users that failed, and where: from the queue, which remembers for some minutes, and from accounting where a site has
-//! it (`sacct`, or the list of ended jobs that `sacct --completion` reads). No name of a user's job is asked for: people write
-//! there what they like, and these programs print it as it stands.
+//! Failed jobs of users and their nodes: from the queue, which keeps them for some minutes, and from accounting if a site has it
+//! (`sacct`, or the job completion list that `sacct --completion` reads). The names of users' jobs are not requested: users
+//! choose them freely, and these commands print them unescaped.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -18,12 +18,12 @@ use doctor_core::{
 use super::{SlurmBackend, config::OURS, states::JobState, text::time};
 
 const OPERATION: &str = "look for jobs that failed";
-/// Parts the fields of `sacct`; no field that is asked for can hold it.
+/// Separates the fields of `sacct`; no requested field can contain it.
 const BETWEEN: char = '|';
 /// States of work that failed by itself.
 const FAILED: &str = "BOOT_FAIL,FAILED,NODE_FAIL,OUT_OF_MEMORY";
 
-/// One job that failed.
+/// A failed job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Failure {
     number: String,
@@ -49,7 +49,7 @@ impl SlurmBackend {
         Ok(failures.values().filter_map(told).collect())
     }
 
-    /// Numbers of our own jobs, which say nothing of users' work.
+    /// Returns the numbers of our own jobs, which are not user work.
     fn our_numbers(&self) -> Result<HashSet<String>, BackendError> {
         let user = format!("--user={}", self.user);
         let jobs = self.jobs(OPERATION, &["--states=all", &user])?;
@@ -57,7 +57,7 @@ impl SlurmBackend {
         Ok(ours.map(|job| job.number.to_string()).collect())
     }
 
-    /// What accounting has learned since it was last asked. A site without accounting has none, and that is no trouble.
+    /// Returns the failures in accounting since the last query. A site without accounting has none; that is not an error.
     fn accounted(&self, since: Timestamp) -> Vec<Failure> {
         let mut accounting = self.accounting.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(from) = accounting.due(since, Instant::now()) else { return Vec::new() };
@@ -84,7 +84,7 @@ impl SlurmBackend {
         let begun = Instant::now();
         let failed = |number: &str| format!("--format={number},User,State,End,NodeList,ExitCode");
         let (words, number, listed) = match ask(&full, "--allusers", &failed("JobIDRaw")) {
-            // One that hangs hangs for the other question too.
+            // If it hung, the other query would hang too.
             Err(error) if begun.elapsed() >= self.config.deadline.to_std() => return Err(error),
             Err(_) => (&short, "JobID", ask(&short, "--allusers", &failed("JobID"))?),
             Ok(listed) => (&full, "JobIDRaw", listed),
@@ -93,19 +93,19 @@ impl SlurmBackend {
         if found.is_empty() {
             return Ok(found);
         }
-        // Of our own user only: the names that others give could look like lines of this table.
+        // For our own user only: names chosen by other users could look like lines of this table.
         let ours = our_jobs(&ask(words, &format!("--user={}", self.user), &format!("--format={number},JobName"))?);
         Ok(found.into_iter().filter(|failure| !ours.contains(&failure.number)).collect())
     }
 }
 
-/// Numbers of our jobs, from lines of number and name.
+/// Parses the numbers of our jobs from lines of number and name.
 fn our_jobs(text: &str) -> HashSet<String> {
     let pairs = text.lines().filter_map(|line| line.split_once(BETWEEN));
     pairs.filter(|(_, name)| name.starts_with(OURS)).map(|(number, _)| number.trim().to_owned()).collect()
 }
 
-/// `None`: it ran on so many nodes that it says nothing of any.
+/// Returns `None` if the job ran on so many nodes that its failure implicates none.
 fn told(failure: &Failure) -> Option<SeenFailure> {
     Some(SeenFailure {
         nodes: hostlist::parse_up_to(&failure.nodes, MOST_NODES).ok()?,
@@ -119,13 +119,13 @@ fn told(failure: &Failure) -> Option<SeenFailure> {
     })
 }
 
-/// Lines of number, user, state, end, nodes and, where it is told, how it ended. Others are left out.
+/// Parses lines of number, user, state, end, nodes and, if present, exit code. Skips other lines.
 fn parse(text: &str) -> Vec<Failure> {
     let line = |line: &str| {
         let mut fields = line.split(BETWEEN).map(str::trim);
         let mut next = || fields.next().filter(|field| !field.is_empty());
         let number = next().filter(|number| number.bytes().all(|byte| byte.is_ascii_digit()))?.to_owned();
-        // The list of ended jobs puts the number behind the name.
+        // The completion list appends the user's number to the name.
         let user = next()?.split('(').next()?.to_owned();
         let state = JobState::from_word(next()?.split(' ').next()?)?;
         let (at, nodes) = (time(next()?)?, next()?.to_owned());
@@ -140,7 +140,7 @@ fn parse(text: &str) -> Vec<Failure> {
     text.lines().filter_map(line).collect()
 }
 
-/// `CODE:SIGNAL`; or, from the queue of older versions, as the kernel tells it: the signal below, the exit code above.
+/// Parses `CODE:SIGNAL` or, from the queue of older versions, a wait status: the signal in the low byte, the exit code above it.
 fn how(text: &str) -> Option<HowFailed> {
     let (code, number) = match text.split_once(':') {
         Some((code, signal)) => (code.parse().ok()?, signal.parse().ok()?),

@@ -1,11 +1,11 @@
-//! Ways in for the fuzzer to what Slurm's programs print, of which users, operators and nodes wrote a part.
+//! Entry points for the fuzzer: the output of Slurm's commands, parts of which users, operators and nodes wrote.
 
 use doctor_core::{node::Occupancy, time::Timestamp};
 
 use super::{SlurmConfig, cluster::Site, json, marks, nodes, queue, reservations, site, view::View};
 
-/// How a cluster looks of which the programs print this: nodes, jobs (lines begin with `token`), reservations, partitions and
-/// configuration. Each node that is free, by name.
+/// Returns the names of the free nodes of a cluster with this output: nodes, jobs (lines begin with `token`), reservations,
+/// partitions and configuration.
 pub fn free(texts: [&str; 5], token: &str) -> Vec<String> {
     let [nodes, jobs, reservations, partitions, config] = texts;
     let nodes = nodes::parse(nodes).unwrap_or_default();
@@ -18,7 +18,7 @@ pub fn free(texts: [&str; 5], token: &str) -> Vec<String> {
     free.map(|seen| seen.node.name.to_string()).collect()
 }
 
-/// How many marks the nodes of an answer of slurmrestd bear; `None`: it is none.
+/// Counts the marks of the nodes in a response of slurmrestd; `None`: it is not one.
 pub fn marks_in(bytes: &[u8]) -> Option<usize> {
     let nodes = json::parse(bytes).ok()?;
     let config = SlurmConfig::default();

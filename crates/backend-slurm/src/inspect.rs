@@ -1,5 +1,5 @@
-//! `doctor config check --live` on Slurm: whether its programs answer, whether we may do what we are there for, and whether its
-//! settings go together with our hooks and with the shared file system. Nothing is changed.
+//! `doctor config check --live` on Slurm: whether its commands respond, whether we have the required rights, and whether its
+//! settings fit our hooks and the shared file system. Changes nothing.
 
 mod settings;
 
@@ -13,12 +13,12 @@ use doctor_backend::inspection::Inspected;
 use super::{config::SlurmConfig, programs::Programs};
 use settings::{Slow, Told};
 
-/// What the backend cannot do without.
+/// The commands that the backend requires.
 const NEEDED: [&str; 4] = ["scontrol", "squeue", "sbatch", "scancel"];
-/// The shared directory is asked so often; the slowest answer counts.
+/// How many times the shared directory is timed; the slowest counts.
 const TRIES: usize = 5;
 
-/// Everything that can be asked now. `share` is the directory that jobs write their results into.
+/// Inspects the cluster. `share` is the directory into which jobs write their results.
 pub fn inspect(config: &SlurmConfig, share: &Path) -> Vec<Inspected> {
     let programs = Programs::new(config);
     let mut found = vec![clients(&programs)];
@@ -53,7 +53,7 @@ fn clients(programs: &Programs) -> Inspected {
     }
 }
 
-/// Root, Slurm's own user, and with accounting operators may drain nodes.
+/// Root, SlurmUser and, with accounting, operators may drain nodes.
 fn rights(programs: &Programs, told: &Told) -> Inspected {
     const WHAT: &str = "rights";
     let me = rustix::process::geteuid().as_raw();
@@ -74,12 +74,12 @@ fn rights(programs: &Programs, told: &Told) -> Inspected {
     }
 }
 
-/// How long the shared directory takes to answer at most.
+/// Measures the slowest response of the shared directory.
 fn slowest(share: &Path) -> Slow {
     let mut slowest = Duration::ZERO;
     for _ in 0..TRIES {
         let begun = Instant::now();
-        // It is the time that counts; what else is wrong with it is said elsewhere.
+        // Only the time matters here; other problems of the directory are reported elsewhere.
         if std::fs::read_dir(share).is_err() {
             return Slow::Unknown;
         }

@@ -1,7 +1,7 @@
-//! A run as a batch job: what `sbatch` is told, and what became of it. Pure.
+//! Builds the batch job of a run, and derives the run's state from the queue and the claims. Pure.
 //!
-//! The script comes to `sbatch` through a pipe. It holds the run's key: Slurm shows a script to the job's own user and to
-//! administrators only, and words of a command line to everybody.
+//! The script is piped to `sbatch`. It contains the run's key: Slurm shows a script only to the job's own user and to
+//! administrators, but command-line arguments to every user.
 
 use std::path::Path;
 
@@ -19,37 +19,37 @@ use super::{
     states::{JobState, Phase},
 };
 
-/// What the service may do to Slurm is not what a test may do. `sbatch` hands on every variable of Slurm's whatever `--export`
-/// says, and a list there has it ask for the user's login besides; so the script takes it away itself.
+/// A test must not have the service's rights in Slurm. `sbatch` passes on every variable of Slurm whatever `--export` says, and a
+/// list there makes it load the user's login environment as well; so the script unsets the token itself.
 const WITHOUT_TOKEN: &str = "unset SLURM_JWT";
 
-/// The name of a run's job, and of the reservation that it may need.
+/// Returns the name of a run's job, and of its reservation.
 pub(super) fn name(run: RunId) -> String {
     format!("{OURS}{run}")
 }
 
-/// A name says more than a number here: it is known before the job is, and found after a crash.
+/// Uses the name instead of Slurm's number: it is known before the job exists, and finds the job after a crash.
 pub(super) fn id(run: RunId) -> JobId {
     JobId(name(run))
 }
 
-/// The run that a job of ours is for.
+/// Returns the run of a job of ours.
 pub(super) fn run_of(name: &str) -> Option<RunId> {
     name.strip_prefix(OURS)?.parse().ok()
 }
 
-/// What a job needs of the cluster.
+/// The nodes and resources of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place<'a> {
     pub(super) nodes: &'a [NodeName],
     pub(super) partition: Option<&'a str>,
-    /// Of each node.
+    /// Per node.
     pub(super) gpus: u32,
-    /// The reservation that holds nodes which are drained.
+    /// The reservation of drained nodes.
     pub(super) reservation: Option<&'a str>,
 }
 
-/// The words for `sbatch`.
+/// Builds the arguments of `sbatch`.
 pub(super) fn arguments(
     name: &str,
     comment: &str,
@@ -60,7 +60,7 @@ pub(super) fn arguments(
 ) -> Vec<String> {
     let job = &config.job;
     let nodes = place.nodes.iter().map(NodeName::as_str).collect::<Vec<_>>().join(",");
-    // The job ends itself at its limit; the controller ends one that did not, and Slurm one that nobody else ended.
+    // The job ends itself at its limit; the controller ends one that did not, and Slurm is the backstop for both.
     let minutes = (limit.secs() + job.grace.secs()) / 60 + 2;
     let mut words = vec![
         "--parsable".to_owned(),
@@ -77,7 +77,7 @@ pub(super) fn arguments(
         format!("--signal=B:TERM@{}", job.grace.secs()),
         format!("--output={}", output.display()),
         "--open-mode=append".to_owned(),
-        // Wherever the service stands, the directory may not be there on the node.
+        // The service's working directory may not exist on the node.
         "--chdir=/".to_owned(),
     ];
     if job.gres && place.gpus > 0 {
@@ -95,16 +95,16 @@ pub(super) fn arguments(
     words
 }
 
-/// Where things are, as the nodes see them.
+/// Paths on the nodes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Paths<'a> {
     pub(super) share: &'a Path,
-    /// Of this run: claims and output.
+    /// The run's folder: claims and output.
     pub(super) run: &'a Path,
     pub(super) policy: Option<&'a Path>,
 }
 
-/// The script of a run. On several nodes each runs its own part.
+/// Builds the script of a run. On several nodes, each runs its own part.
 pub(super) fn script(job: &JobRequest, paths: Paths<'_>, config: &SlurmConfig) -> String {
     let mut lines =
         vec!["#!/bin/sh".to_owned(), format!("# Cluster Doctor, run {}", job.run), WITHOUT_TOKEN.to_owned()];
@@ -113,12 +113,12 @@ pub(super) fn script(job: &JobRequest, paths: Paths<'_>, config: &SlurmConfig) -
     match &*job.outputs {
         [_] => lines.extend(parts().map(|(_, words)| format!("exec {words}"))),
         many => {
-            // Ranks and names they have from Slurm; by this they know that the other is of the same run.
+            // Slurm provides ranks and names; the secret proves that a peer belongs to the same run.
             lines.push(format!("export DOCTOR_RENDEZVOUS_SECRET={}", job.key.rendezvous()));
             let arms: Vec<String> = parts().map(|(node, words)| format!("{node}) exec {words} ;;")).collect();
             let each = format!("case \"$SLURMD_NODENAME\" in\n{}\nesac", arms.join("\n"));
             let step = format!("--nodes={0} --ntasks={0} --ntasks-per-node=1", many.len());
-            // With all of this script's environment, whatever a site's own words for `sbatch` said of it.
+            // With the whole environment of this script, whatever the site's arguments of `sbatch` set.
             let step = format!("{step} --kill-on-bad-exit=0 --mem=0 --export=ALL");
             lines.push(format!("exec srun {step} /bin/sh -c {}", quote(&each)));
         }
@@ -126,7 +126,7 @@ pub(super) fn script(job: &JobRequest, paths: Paths<'_>, config: &SlurmConfig) -
     lines.join("\n") + "\n"
 }
 
-/// A script that does one thing.
+/// Builds a script that runs one command.
 pub(super) fn errand(words: &[String]) -> String {
     format!("#!/bin/sh\n{WITHOUT_TOKEN}\nexec {}\n", quoted(words))
 }
@@ -152,7 +152,7 @@ fn command(job: &JobRequest, output: &JobOutput, paths: Paths<'_>, config: &Slur
     words
 }
 
-/// The file in which a node claims its part of a run.
+/// Returns the name of the file in which a node claims its part of a run.
 pub(super) fn claim(node: &NodeName) -> String {
     format!("{node}.json")
 }
@@ -161,16 +161,17 @@ fn quoted(words: &[String]) -> String {
     words.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ")
 }
 
-/// One word for a shell.
+/// Quotes a word for the shell.
 fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }
 
-/// What the queue says of a run's job. Of several by one name the first counts: those that came later find its claim and go.
+/// Returns the state of a run's job from the queue. Of several jobs with one name the first counts: later ones find its claim and
+/// exit.
 pub(super) fn seen(run: RunId, jobs: &[&Job]) -> Option<JobSeen> {
     let job = jobs.iter().min_by_key(|job| job.number)?;
     let since = job.submitted.unwrap_or_else(|| run.born());
-    // One that never had a node is given a beginning by Slurm all the same.
+    // Slurm reports a start time even for a job that never had a node.
     let started = job.started.filter(|_| !job.nodes.is_empty());
     Some(match (job.phase(), job.state) {
         (Phase::Waiting, _) | (Phase::OnNodes, Some(JobState::Configuring)) => JobSeen::Pending { job: id(run), since },
@@ -194,12 +195,13 @@ const fn how(state: JobState) -> JobEnd {
         JobState::Preempted => JobEnd::Displaced,
         JobState::NodeFail => JobEnd::NodeDied,
         JobState::BootFail | JobState::Revoked => JobEnd::Lost,
-        // The rest is not over.
+        // The other states are not final.
         _ => JobEnd::Failed,
     }
 }
 
-/// What the claims of its nodes say of a job that the queue has forgotten. One that was begun and did not say how it ended is lost.
+/// Returns the state of a job that Slurm has purged, from its nodes' claims. A job that started and did not record its end is
+/// lost.
 pub(super) fn from_claims(run: RunId, claims: &[JobFile]) -> JobSeen {
     let begun = claims.iter().filter_map(|claim| claim.process.as_ref()).map(|process| process.started).min();
     let Some(started) = begun else { return JobSeen::Absent };
@@ -271,7 +273,7 @@ mod tests {
         {
             assert!(words.contains(word), "{word}: {words}");
         }
-        // Ten minutes, the grace, and what starting takes.
+        // Ten minutes, the grace, and the time to start.
         assert!(words.contains("--time=12") && words.contains("--signal=B:TERM@30"), "{words}");
     }
 

@@ -1,8 +1,8 @@
-//! Nodes as slurmrestd and `--json` tell them, in three dialects. Pure.
+//! Parses nodes from the JSON of slurmrestd and `--json`, in three dialects. Pure.
 //!
-//! Slurm 22.05 writes a state as one word with a list of flags and moments as numbers; from 24.11 on, states are lists and
-//! numbers are wrapped in objects; between those two and 26.05, fields come and go. Everything here is read in whichever form it
-//! has, and what is not there is not known.
+//! Slurm 22.05 writes a state as one word with a list of flags, and times as numbers; from 24.11 on, states are lists and numbers
+//! are wrapped in objects; between those two and 26.05, fields come and go. Every form is accepted for each field, and a missing
+//! field is unknown.
 
 use doctor_core::time::Timestamp;
 use serde::Deserialize;
@@ -12,7 +12,7 @@ use super::{
     states::State,
 };
 
-/// An answer is not read beyond this.
+/// The most bytes of a response that are read.
 pub(super) const MOST_BYTES: usize = 512 * 1024 * 1024;
 
 #[derive(Debug, thiserror::Error)]
@@ -83,7 +83,7 @@ struct Told {
     instance_type: Option<String>,
 }
 
-/// A list, or one text with commas; or nothing.
+/// A list, a text with commas, or nothing.
 #[derive(Deserialize, Default)]
 #[serde(untagged)]
 enum Words {
@@ -108,7 +108,7 @@ impl Words {
     }
 }
 
-/// A number, or one that says whether it is set.
+/// A number, or an object that states whether it is set.
 #[derive(Deserialize, Default)]
 #[serde(untagged)]
 enum Number {
@@ -137,7 +137,7 @@ impl Number {
     }
 }
 
-/// Reads an answer of any of the dialects.
+/// Parses a response of any dialect.
 pub(super) fn parse(bytes: &[u8]) -> Result<Vec<NodeSeen>, BadAnswer> {
     if bytes.len() > MOST_BYTES {
         return Err(BadAnswer::TooLong(bytes.len()));

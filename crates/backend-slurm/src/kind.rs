@@ -1,4 +1,4 @@
-//! The Slurm backend's registration.
+//! Registers the Slurm backend.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! A Slurm cluster. What "free" means here, how marks and drains map, and which rights are needed, are in `README.md` beside this
-//! file.
+//! The Slurm backend. `README.md` beside this file defines when a node is free, how marks and drains map to Slurm, and the
+//! required rights.
 
 mod accounting;
 mod acts;

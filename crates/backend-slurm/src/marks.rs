@@ -1,11 +1,11 @@
-//! Marks on a node: which are ours, which are somebody else's, and how ours come and go. Pure: a change is an update of the node.
+//! Marks on a node: tells ours from foreign ones, and builds the node updates that set and remove ours. Pure.
 //!
-//! `unhealthy` and a drain both keep the node from users, by Slurm's own means: it is drained with a reason that begins with our
-//! prefix. Whether both or one of them is meant is written in the [`Note`]. `maintenance` is a note too, and a reservation of ours:
-//! inside one a node is not drained, and closed to users all the same.
+//! `unhealthy` and a drain both keep users off by Slurm's own means: the node is drained with a reason that begins with our
+//! prefix. The [`Note`] records which of the two, or both, are set. `maintenance` is recorded there too, and is also a
+//! reservation of ours: inside one a node is not drained, and is closed to users all the same.
 //!
-//! A drain is ours if its reason is. One that somebody made before us, or wrote over ours, is theirs, and so is a node that was
-//! resumed by somebody: then our marks are gone, whatever the note says.
+//! A drain is ours if its reason is. A drain that is older than ours, or whose reason an operator replaced, is foreign. Once an
+//! operator resumes the node, our marks are gone, whatever the note records.
 
 use doctor_backend::{Change, Ground};
 use doctor_core::{
@@ -20,13 +20,13 @@ use super::{
     states::{Base, Flag},
 };
 
-/// Longer reasons are cut: people read them in a column.
+/// Longer reasons are truncated: operators read them in a column.
 const LONGEST_REASON: usize = 240;
-/// Words of Slurm's own for a node that is down by itself. Nobody has decided anything then.
+/// Slurm's own reasons for a node that went down by itself, without an operator's decision.
 const BY_ITSELF: [&str; 5] =
     ["Not responding", "Node unexpectedly rebooted", "reboot timed out", "ResumeTimeout reached", "reboot issued"];
 
-/// Whether a node is out of service, and by whom.
+/// Whether a node is out of service, and whose decision it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Out {
     No,
@@ -49,12 +49,12 @@ fn is_ours(node: &NodeSeen, config: &SlurmConfig) -> bool {
     node.reason_text().starts_with(&config.prefix)
 }
 
-/// Users are kept off by us, and by nothing but the node's own state.
+/// Returns whether we, and only the node's state, keep users off.
 pub(super) fn is_drained_by_us(node: &NodeSeen, config: &SlurmConfig) -> bool {
     out(node, config) == Out::Ours
 }
 
-/// Somebody has it out of service, or has said so over our own word.
+/// Returns whether an operator took the node out of service, or replaced our reason.
 pub(super) fn is_out_by_somebody(node: &NodeSeen, config: &SlurmConfig) -> bool {
     out(node, config) == Out::Somebodys
 }
@@ -66,7 +66,7 @@ pub(super) enum Shelter {
     None,
     /// For a repair, which ends it itself.
     Repair,
-    /// For a run: it is a mark of maintenance, so that it goes when the run is over, whoever left it behind.
+    /// For a run: it counts as a maintenance mark, so that it is removed when the run is over, even if its controller was killed.
     Run,
 }
 
@@ -76,7 +76,7 @@ impl Shelter {
     }
 }
 
-/// What a node bears.
+/// Returns the marks of a node.
 pub(super) fn marks(node: &NodeSeen, shelter: Shelter, config: &SlurmConfig) -> Marks {
     let note = standing(node, shelter.is_there(), config);
     let mut ours: Vec<OurMark> = note.marks.iter().map(|mark| OurMark { kind: mark.kind, case: mark.case }).collect();
@@ -92,7 +92,7 @@ pub(super) fn marks(node: &NodeSeen, shelter: Shelter, config: &SlurmConfig) -> 
     Marks { ours, foreign: foreign.into_iter().collect() }
 }
 
-/// The note as far as it still holds.
+/// Returns the part of the note that still applies.
 pub(super) fn standing(node: &NodeSeen, sheltered: bool, config: &SlurmConfig) -> Note {
     let found = Note::of(node, config);
     let read = found.is_read();
@@ -102,30 +102,30 @@ pub(super) fn standing(node: &NodeSeen, sheltered: bool, config: &SlurmConfig) -
     note.open &= out != Out::Ours;
     let holds = out == Out::Ours || sheltered || note.over;
     note.marks.retain(|mark| holds || mark.kind == MarkKind::Maintenance);
-    // A health hook without a controller drains with our reason and knows nothing of notes.
+    // A health hook without a controller drains with our reason and writes no note.
     if out == Out::Ours && !note.keeps_out() {
         note.marks.push(Written { kind: MarkKind::Unhealthy, case: case_in(node.reason_text()) });
         node.reason_text().clone_into(&mut note.why);
     }
-    // Before a reservation of ours there was a note; where it cannot be read any more, nobody says that users may have the node.
+    // A note preceded our reservation. If it is unreadable now, nothing permits giving the node to users.
     if sheltered && out == Out::No && !read {
         note.marks.push(Written { kind: MarkKind::Unhealthy, case: None });
     }
     note
 }
 
-/// `doctor: code text [CASE]`, also where Slurm has put words behind it.
+/// Parses `doctor: code text [CASE]`, even if Slurm has appended text.
 fn case_in(reason: &str) -> Option<CaseId> {
     reason.rmatch_indices('[').find_map(|(at, _)| reason[at + 1..].split(']').next()?.parse().ok())
 }
 
-/// What is to be written on a node, all of it at once.
+/// An update of a node, made in one command.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Update {
     pub(super) state: Option<NewState>,
-    /// With a state that wants one.
+    /// For states that need one.
     pub(super) reason: Option<String>,
-    /// The whole of the field for notes.
+    /// The complete content of the field with our note.
     pub(super) field: Option<String>,
 }
 
@@ -148,7 +148,7 @@ impl NewState {
     }
 }
 
-/// What a change is about, and whether the mark is to be there.
+/// Returns the mark that a change concerns, and whether it sets or removes it.
 const fn about(what: &Change) -> Option<(MarkKind, bool)> {
     match what {
         Change::Mark(mark) => Some((mark.kind, true)),
@@ -159,7 +159,7 @@ const fn about(what: &Change) -> Option<(MarkKind, bool)> {
     }
 }
 
-/// The update that makes a change; `None` if it was made before, or is none of marks.
+/// Builds the update for a change; `None` if it was made before, or does not concern marks.
 pub(super) fn update(
     node: &NodeSeen,
     sheltered: bool,
@@ -170,11 +170,11 @@ pub(super) fn update(
 ) -> Result<Option<Update>, Taken> {
     let Some((kind, there)) = about(what) else { return Ok(None) };
     let mut note = standing(node, sheltered, config);
-    // One operation may take away several marks.
+    // One operation may remove several marks.
     if note.did.noted(op, kind.code()).is_some() {
         return Ok(None);
     }
-    // What a reservation alone shows is taken away with it, and is nothing to write down.
+    // A mark that only a reservation implies is removed with it and needs no record.
     if !there && kind == MarkKind::Maintenance && !note.has(kind) {
         return Ok(None);
     }
@@ -191,7 +191,7 @@ pub(super) fn update(
             keep_out(node, &mut note, case, ground, &mut update, config);
         }
     } else if kind != MarkKind::Maintenance && !note.keeps_out() {
-        // Where somebody else had it out before us, or has since, that stays.
+        // A foreign drain stays, whether it is older or newer than ours.
         update.state = is_drained_by_us(node, config).then_some(NewState::Resume);
         note.over = false;
         note.why.clear();
@@ -222,8 +222,8 @@ fn keep_out(
     }
 }
 
-/// The update that closes a node to users again which was open inside a reservation. A node that Slurm itself has down is closed
-/// too: it would return with its slurmd.
+/// Builds the update that closes a node to users again which was open inside a reservation. A node that Slurm itself set down is
+/// closed too: it would return with its slurmd.
 pub(super) fn close(node: &NodeSeen, config: &SlurmConfig) -> Option<Update> {
     let note = standing(node, true, config);
     let drained = node.state.any(&[Flag::Drain, Flag::Fail]).is_some();
@@ -235,8 +235,8 @@ pub(super) fn close(node: &NodeSeen, config: &SlurmConfig) -> Option<Update> {
     })
 }
 
-/// The update of a node that is about to be reserved. Marks that somebody took away would hold again inside the reservation, so
-/// they go; and that users had it is written down, because a node of which nothing is known is closed at the end.
+/// Builds the update of a node before it is reserved. Marks that an operator removed would apply again inside the reservation, so
+/// they are dropped; and it records that users had the node, because without a record the node is closed at the end.
 pub(super) fn before_shelter(node: &NodeSeen, config: &SlurmConfig) -> Result<Option<Update>, Taken> {
     let open = out(node, config) == Out::No;
     let note = Note { open, ..standing(node, false, config) };
@@ -246,7 +246,7 @@ pub(super) fn before_shelter(node: &NodeSeen, config: &SlurmConfig) -> Result<Op
     Ok(Some(Update { field: Some(note.written(node, config)?), ..Update::default() }))
 }
 
-/// Down is only what nobody works on: Slurm ends what runs there.
+/// Sets down only an idle node: Slurm ends the jobs of a node that is set down.
 fn new_state(node: &NodeSeen, config: &SlurmConfig) -> NewState {
     let empty = node.state.base() == Some(Base::Idle) && !node.state.has(Flag::Completing);
     match config.out_as {
@@ -256,14 +256,14 @@ fn new_state(node: &NodeSeen, config: &SlurmConfig) -> NewState {
     }
 }
 
-/// `doctor: code text [case]`.
+/// Formats `doctor: code text [case]`.
 pub(super) fn reason(case: Option<CaseId>, ground: Option<&Ground>, config: &SlurmConfig) -> String {
     let words = match ground {
         Some(Ground { code, text, .. }) if text.is_empty() => code.clone(),
         Some(Ground { code, text, .. }) => format!("{code} {text}"),
         None => "unhealthy".to_owned(),
     };
-    // Slurm prints it in one line, and takes quotes at its ends for its own.
+    // Slurm prints the reason in one line, and strips quotes at its ends.
     let plain: String = words
         .chars()
         .map(|c| {
@@ -288,7 +288,7 @@ mod tests {
     use crate::{nodes::Reason, states::State};
     use doctor_core::{ids::IdSource, time::Timestamp};
 
-    /// What Slurm does with an update.
+    /// Emulates Slurm's handling of updates.
     struct Cluster {
         node: NodeSeen,
         ids: IdSource,
@@ -413,7 +413,7 @@ mod tests {
         cluster.write(closing);
         cluster.sheltered = false;
         assert!(cluster.has(MarkKind::Unhealthy) && cluster.has(MarkKind::Cordon));
-        // One that is given back inside of it stays open when the reservation goes.
+        // A node that is returned inside the reservation stays open when the reservation ends.
         cluster.sheltered = true;
         cluster.apply(&Change::Undrain);
         cluster.apply(&Change::Unmark(mark(MarkKind::Unhealthy)));

@@ -1,4 +1,4 @@
-//! Nodes as `scontrol show node -o` prints them: the one form that every version has, and by far the fastest. Pure.
+//! Parses nodes from `scontrol show node -o`: the one format that every version has, and by far the fastest. Pure.
 
 use std::collections::HashMap;
 
@@ -9,20 +9,20 @@ use super::{
     text::{Record, records},
 };
 
-/// What Slurm says of one node.
+/// A node as Slurm reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct NodeSeen {
     pub(super) name: String,
     pub(super) state: State,
     pub(super) partitions: Vec<String>,
-    /// Those that it has now.
+    /// The active features.
     pub(super) features: Vec<String>,
-    /// Those that it can have, maybe after a reboot.
+    /// The available features, some perhaps only after a reboot.
     pub(super) available: Vec<String>,
-    /// All that its configuration names, also where the node itself reports fewer.
+    /// All that its configuration names, even if the node itself reports fewer.
     pub(super) gpus: u32,
     pub(super) cpus: u64,
-    /// In MB, as Slurm counts.
+    /// In MB, as in Slurm.
     pub(super) memory: u64,
     pub(super) booted: Option<Timestamp>,
     pub(super) last_busy: Option<Timestamp>,
@@ -32,7 +32,7 @@ pub(super) struct NodeSeen {
     pub(super) instance_type: Option<String>,
 }
 
-/// Why a node is out of service, and who says so.
+/// Why a node is out of service, and who set the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Reason {
     pub(super) text: String,
@@ -40,7 +40,7 @@ pub(super) struct Reason {
 }
 
 impl NodeSeen {
-    /// A name that can be a node's here.
+    /// Returns the name, if it is valid as a node name.
     pub(super) fn node_name(&self) -> Option<NodeName> {
         NodeName::new(&self.name).ok()
     }
@@ -50,7 +50,7 @@ impl NodeSeen {
     }
 }
 
-/// Where a value ends: every key that Slurm prints of a node, 20.11 to 26.05. In order.
+/// The keys that end a value: all that Slurm prints for a node, from 20.11 to 26.05. Sorted.
 const KEYS: [&str; 55] = [
     "ActiveFeatures",
     "AllocMem",
@@ -115,8 +115,8 @@ pub(super) enum BadNodes {
     None,
 }
 
-/// Reads all nodes. A name that comes twice is a text that looks like a record: which of them is true nobody can say, so the
-/// state of both is one that is not known.
+/// Parses all nodes. A repeated name means that a text looks like a record: which of the two is real cannot be known, so the node
+/// gets an unknown state.
 pub(super) fn parse(text: &str) -> Result<Vec<NodeSeen>, BadNodes> {
     let mut nodes: Vec<NodeSeen> = Vec::new();
     let mut places: HashMap<String, usize> = HashMap::new();
@@ -154,7 +154,7 @@ fn node(line: &str) -> Option<NodeSeen> {
     })
 }
 
-/// `text [user@time]`.
+/// Parses `text [user@time]`.
 fn reason(value: &str) -> Reason {
     let written = value.rfind(" [").and_then(|at| Some((&value[..at], value[at + 2..].split(']').next()?)));
     match written {
@@ -166,12 +166,12 @@ fn reason(value: &str) -> Reason {
     }
 }
 
-/// How many GPUs `gpu:h100:8(S:0-1),gpu:4,shard:16` names.
+/// Counts the GPUs in `gpu:h100:8(S:0-1),gpu:4,shard:16`.
 pub(super) fn gpus(gres: &str) -> u32 {
     outside_brackets(gres).filter_map(|one| counted(one, "gpu")).fold(0, u32::saturating_add)
 }
 
-/// Cuts at commas, but for those of a list in brackets.
+/// Splits at commas outside of brackets.
 fn outside_brackets(text: &str) -> impl Iterator<Item = &str> {
     let mut depth = 0_usize;
     text.split(move |c: char| {
@@ -184,7 +184,7 @@ fn outside_brackets(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The number of one such entry, `NAME[:TYPE][:COUNT]`, if it is of this name.
+/// Returns the count of an entry `NAME[:TYPE][:COUNT]`, if it has this name.
 fn counted(entry: &str, name: &str) -> Option<u32> {
     let entry = entry.split('(').next().unwrap_or_default();
     let mut parts = entry.split([':', '=']);
@@ -195,7 +195,7 @@ fn counted(entry: &str, name: &str) -> Option<u32> {
     Some(parts.next_back().map_or(1, |last| amount(last).unwrap_or(1)))
 }
 
-/// `8`, `2K`.
+/// Parses `8` or `2K`.
 fn amount(text: &str) -> Option<u32> {
     let (digits, scale) = match text.strip_suffix(['k', 'K']) {
         Some(digits) => (digits, 1024),

@@ -1,12 +1,12 @@
-//! What is ours on a node, written on the node itself: a part of its `Extra` (or `Comment`). Pure.
+//! Our record on a node: a part of its `Extra` (or `Comment`) field. Pure.
 //!
-//! A node has one reason, and it goes when the node is resumed; a proving run resumes it inside a reservation of ours. What
-//! must outlast that stands here: the marks and their cases, the words for the reason, and the last changes that were made, so
-//! that none is made twice. Slurm keeps the field over restarts.
+//! A node has one reason, which disappears when the node is resumed, and a requalification run resumes it inside a reservation of
+//! ours. The note keeps what must survive that: the marks and their cases, the text of the reason, and the last changes, so that
+//! none is made twice. Slurm keeps the field over restarts.
 //!
-//! The field is one JSON object of which the key `doctor` is ours; other keys stay as they are. Text that is no JSON object is
-//! somebody's, and a value of `doctor` that cannot be read may be of a later version: neither is written over, and neither
-//! says that users may have a node.
+//! The field is one JSON object whose key `doctor` is ours; other keys are preserved. Text that is not a JSON object belongs to a
+//! user, and an unreadable value of `doctor` may be a later version's: neither is overwritten, and neither permits giving the
+//! node to users.
 
 use doctor_core::{
     ids::{CaseId, OpId},
@@ -20,7 +20,7 @@ use super::{
     nodes::NodeSeen,
 };
 
-/// Changes that are remembered, of marks and of what is done to the machine each. An older one is not asked for again.
+/// How many changes are remembered, of marks and of repairs each. The controller does not repeat older ones.
 const REMEMBERED: usize = 8;
 const KEY: &str = "doctor";
 
@@ -29,25 +29,25 @@ const KEY: &str = "doctor";
 pub(super) struct Note {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) marks: Vec<Written>,
-    /// Somebody else had it out of service when we came: that is not ours to end.
+    /// The node was already out of service by an operator, whose drain we must not remove.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(super) over: bool,
-    /// The reason that goes with the marks.
+    /// The reason of the marks.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) why: String,
-    /// Users had it when we reserved it.
+    /// Users had the node when we reserved it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(super) open: bool,
     /// Changes of marks.
     #[serde(skip_serializing_if = "Deeds::is_empty")]
     pub(super) did: Deeds,
-    /// Reboots, resets and replacements. Apart from the marks, which change often while one of these is under way.
+    /// Reboots, resets and replacements. Separate from the marks, which change often during one of these.
     #[serde(skip_serializing_if = "Deeds::is_empty")]
     pub(super) acts: Deeds,
-    /// What is shown of the node, as `board` counts it.
+    /// The number of the written status, see `board`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) shown: Option<String>,
-    /// One word for how it is.
+    /// The status in one word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) status: Option<String>,
 }
@@ -59,11 +59,11 @@ pub(super) struct Written {
     pub(super) case: Option<CaseId>,
 }
 
-/// What a node's field says of us.
+/// Our part of a node's field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Found {
     Nothing,
-    /// Somebody's text, or a value that this version does not understand.
+    /// A user's text, or a value that this version cannot read.
     Unreadable,
     Read(Note),
 }
@@ -73,7 +73,7 @@ impl Found {
         matches!(self, Self::Read(_))
     }
 
-    /// Without one: an empty note.
+    /// Returns the note, or an empty one.
     pub(super) fn note(self) -> Note {
         match self {
             Self::Read(note) => note,
@@ -82,7 +82,7 @@ impl Found {
     }
 }
 
-/// Changes that were made, the last of them, as `OP/WORD=TEXT`.
+/// The last changes, as `OP/WORD=TEXT`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(super) struct Deeds(Vec<String>);
@@ -92,7 +92,7 @@ impl Deeds {
         self.0.is_empty()
     }
 
-    /// What was written down of a change, if it was made.
+    /// Returns the text recorded for a change, if it was made.
     pub(super) fn noted(&self, op: OpId, word: &str) -> Option<&str> {
         let this = format!("{op}/{word}");
         self.0.iter().find_map(|one| match one.strip_prefix(&this)? {
@@ -124,7 +124,7 @@ pub(super) struct Taken {
 }
 
 impl Note {
-    /// What stands on the node.
+    /// Reads the note of a node.
     pub(super) fn of(node: &NodeSeen, config: &SlurmConfig) -> Found {
         let text = field(node, config.notes);
         if text.is_empty() {
@@ -137,7 +137,7 @@ impl Note {
         }
     }
 
-    /// The field with this in it, in place of what was ours there.
+    /// Returns the field with this note in place of the previous one.
     pub(super) fn written(&self, node: &NodeSeen, config: &SlurmConfig) -> Result<String, Taken> {
         let before = field(node, config.notes);
         let taken = || Taken { key: config.notes.key(), text: before.chars().take(60).collect() };
@@ -145,7 +145,7 @@ impl Note {
             return Err(taken());
         }
         let mut object = if before.is_empty() { Map::new() } else { object(before).ok_or_else(taken)? };
-        // A value of words is always JSON.
+        // Serialising words cannot fail.
         let ours = serde_json::to_value(self).unwrap_or_default();
         match ours.as_object().is_some_and(Map::is_empty) {
             true => drop(object.remove(KEY)),
@@ -154,7 +154,7 @@ impl Note {
         if object.is_empty() {
             return Ok(String::new());
         }
-        // A text that looks like one of Slurm's own keys would cut the line where it is read.
+        // Text that looks like a key of Slurm would split the line when it is parsed.
         Ok(Value::Object(object).to_string().replace('=', "\\u003d"))
     }
 
@@ -162,7 +162,7 @@ impl Note {
         self.marks.iter().any(|mark| mark.kind == kind)
     }
 
-    /// It is to be kept from users.
+    /// Returns whether a mark keeps the node from users.
     pub(super) fn keeps_out(&self) -> bool {
         self.marks.iter().any(|mark| mark.kind != MarkKind::Maintenance)
     }

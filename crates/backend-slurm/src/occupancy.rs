@@ -1,7 +1,7 @@
-//! Whether a node is free, by what Slurm says of it. Pure.
+//! Determines a node's occupancy from Slurm's state. Pure.
 //!
-//! Free is only a node that answers, is powered up, is neither reserved nor planned for anybody, and idle; or in use by a job of
-//! ours alone. A word that is not known makes a node unknown: what it means may be anything.
+//! A node is free if it responds, is powered up, is neither reserved nor planned for other work, and is idle or used only by our
+//! own jobs. An unknown word makes the node's occupancy unknown, because its meaning may be anything.
 
 use doctor_core::{
     node::Occupancy,
@@ -15,25 +15,25 @@ use super::{
 };
 use crate::SlurmConfig;
 
-/// Right after a resume a node is shown as not responding, for about a second.
+/// For about a second after a resume, Slurm shows a node as not responding.
 const JUST_RESUMED: Span = Span::from_secs(5);
 
-/// What else is known of a node.
+/// What is known of a node beyond its own state.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Around {
-    /// Jobs of users that are on it: `job 12 of alice`.
+    /// Users' jobs on it: `job 12 of alice`.
     pub(super) users: Vec<String>,
     /// A job of ours is on it.
     pub(super) ours: bool,
-    /// A job of ours waits for it.
+    /// A job of ours is pending for it.
     pub(super) ours_waits: bool,
-    /// A reservation of somebody's that holds it now or soon.
+    /// A foreign reservation that holds it now or soon.
     pub(super) reserved: Option<String>,
     /// A reservation of ours holds it.
     pub(super) shelter: Shelter,
-    /// A user's job waits for it.
+    /// A user's job is pending for it.
     pub(super) wanted: Option<String>,
-    /// When it will be powered down if nobody uses it.
+    /// When power saving will power it down if it stays idle.
     pub(super) suspends: Option<Timestamp>,
 }
 
@@ -51,7 +51,7 @@ pub(super) fn occupancy(node: &NodeSeen, around: &Around, now: Timestamp, config
         return unknown(why);
     }
     match state.base() {
-        // The queue was read after the nodes: its job has ended meanwhile, or has only begun.
+        // The queue was read after the nodes: its job has ended or started in between.
         Some(Base::Allocated | Base::Mixed) if !around.ours => return busy("a job".to_owned()),
         _ if state.has(Flag::Completing) && !around.ours => return busy("a job that is ending".to_owned()),
         _ => {}
@@ -62,7 +62,7 @@ pub(super) fn occupancy(node: &NodeSeen, around: &Around, now: Timestamp, config
     if state.any(&[Flag::Reserved, Flag::Maintenance]).is_some() && !around.shelter.is_there() {
         return busy("a reservation".to_owned());
     }
-    // A job of ours that waits for the node is one that the scheduler may have planned for it.
+    // The scheduler may have planned our own pending job for the node.
     if state.has(Flag::Planned) && !around.ours_waits && !around.ours {
         return busy("a job that is planned for it".to_owned());
     }
@@ -79,7 +79,7 @@ pub(super) fn occupancy(node: &NodeSeen, around: &Around, now: Timestamp, config
     Occupancy::Free
 }
 
-/// What makes it impossible to say, or not ours to ask.
+/// Returns why the occupancy is unknown, or the node is unavailable.
 fn not_known(node: &NodeSeen, now: Timestamp, config: &SlurmConfig) -> Option<String> {
     let state = &node.state;
     let flagged = |flag: Flag| match flag {
@@ -117,7 +117,7 @@ fn not_known(node: &NodeSeen, now: Timestamp, config: &SlurmConfig) -> Option<St
     }
     match state.base() {
         None => Some("Slurm says nothing of its state".to_owned()),
-        // Down by our own word, and nothing else: it answers.
+        // Down only because we set it down: it responds.
         Some(Base::Down) if marks::is_drained_by_us(node, config) && !node.reason_text().contains(" : reboot") => None,
         Some(Base::Down) => Some(format!("it is down: {}", node.reason_text())),
         Some(base @ Base::Error) => Some(format!("Slurm calls it {}", base.word())),
@@ -155,7 +155,7 @@ mod tests {
         for free in ["IDLE", "IDLE+CLOUD", "IDLE+DYNAMIC_NORM", "IDLE+DYNAMIC_FUTURE", "IDLE+REBOOT_CANCEL"] {
             assert_eq!(plain(free), "free", "{free}");
         }
-        // Every other state and flag there is.
+        // Every other state and flag.
         for base in Base::ALL.iter().filter(|base| **base != Base::Idle) {
             assert_ne!(plain(base.word()), "free", "{base:?}");
         }

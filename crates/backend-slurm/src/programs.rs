@@ -1,7 +1,7 @@
-//! Slurm's own programs: started without a shell, in an environment that is made for them, with a time limit.
+//! Runs Slurm's commands: without a shell, in a minimal environment, with a time limit.
 //!
-//! What the service's own environment holds (passwords, settings for `squeue`, a format for times) is kept from them: `sbatch`
-//! would hand all of it to the job, and the others would print in another form.
+//! They do not inherit the service's environment (passwords, settings of `squeue`, a time format): `sbatch` would pass all of it
+//! to the job, and the other commands would print in another format.
 
 use std::{ffi::OsString, path::PathBuf, process::Command, time::Duration};
 
@@ -12,12 +12,12 @@ use doctor_backend::{
 
 use super::config::SlurmConfig;
 
-/// No answer is read beyond this. A hundred thousand nodes are a tenth of it.
+/// The most bytes of output that are read. A hundred thousand nodes need a tenth of it.
 const MOST_OUTPUT: usize = 512 * 1024 * 1024;
-/// Of our own environment, what Slurm's programs need.
+/// The variables of our environment that Slurm's commands need.
 const HANDED_ON: [&str; 2] = ["PATH", "SLURM_JWT"];
 
-/// What a program does to the cluster.
+/// Whether a command changes the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Does {
     Reads,
@@ -31,7 +31,7 @@ pub(super) struct Programs {
     deadline: Duration,
 }
 
-/// Words by which Slurm says that it did nothing and may do it later.
+/// Messages with which Slurm reports that it did nothing and may succeed later.
 const LATER: [&str; 14] = [
     "Unable to contact slurm controller",
     "connect failure",
@@ -48,7 +48,7 @@ const LATER: [&str; 14] = [
     "node configuration is not available",
     "QOSMax",
 ];
-/// Words by which it says that it does not know.
+/// Messages with which it leaves the result unknown.
 const MAY_HAVE: [&str; 6] = [
     "Socket timed out",
     "Zero Bytes were transmitted",
@@ -68,7 +68,7 @@ impl Programs {
         Self { folder: config.programs.clone(), environment, deadline: config.deadline.to_std() }
     }
 
-    /// Asks for something. Times are told in UTC.
+    /// Runs a query. Times are printed in UTC.
     pub(super) fn read(
         &self,
         operation: &'static str,
@@ -79,7 +79,7 @@ impl Programs {
         self.run(operation, program, &arguments, "", Does::Reads)
     }
 
-    /// Runs a program to its end, with this on its standard input, and answers with what it printed.
+    /// Runs a command to its end with `input` on its standard input, and returns its output.
     pub(super) fn run(
         &self,
         operation: &'static str,
@@ -93,7 +93,7 @@ impl Programs {
         let mut command = Command::new(&path);
         command.args(arguments).env_clear().envs(self.environment.iter().map(|(name, value)| (name, value)));
         if does == Does::Reads {
-            // A job would inherit it.
+            // For queries only, because a job would inherit these.
             command.env("TZ", "UTC0").env("SLURM_TIME_FORMAT", "standard");
         }
         let ran = process::output(command, input.as_bytes(), self.deadline, MOST_OUTPUT).map_err(|error| {
@@ -119,7 +119,7 @@ impl Programs {
     }
 }
 
-/// What may have happened although a program failed.
+/// Returns what a failed command may have changed.
 fn effect(said: &str, does: Does) -> Effect {
     let says = |words: &[&str]| words.iter().any(|word| said.contains(word));
     match does {

@@ -1,8 +1,7 @@
-//! Jobs as `squeue` prints them, in a form of our own choice. Pure.
+//! Parses jobs from `squeue`, in a format of our choice. Pure.
 //!
-//! Users name their jobs as they like: with bars, blanks, line breaks, whole lines that look like another job. So fields are
-//! parted by a sign that nobody types, what a user writes freely stands last, and each line begins with a word that is
-//! made up anew each time and that no user can know.
+//! Users name their jobs freely: with bars, blanks, line breaks, or whole lines that look like another job. Fields are therefore
+//! separated by a control character, the name is the last field, and each line begins with a random token that no user can know.
 
 use doctor_core::{hostlist, ids::NodeName, time::Timestamp};
 
@@ -12,15 +11,15 @@ use super::{
     text::{is_nothing, time},
 };
 
-/// Parts the fields: the unit separator of ASCII.
+/// The field separator: the ASCII unit separator.
 const BETWEEN: char = '\u{1f}';
 
-/// What is asked for, in this order; the name comes last.
+/// The requested fields, in this order; the name follows.
 const FIELDS: [&str; 18] =
     ["%A", "%U", "%u", "%T", "%r", "%P", "%V", "%S", "%e", "%N", "%n", "%x", "%D", "%c", "%m", "%b", "%v", "%f"];
 const NAME: &str = "%j";
 
-/// The argument of `squeue --format`. `token` begins each line.
+/// Returns the argument of `squeue --format`. `token` begins each line.
 pub(super) fn format(token: &str) -> String {
     let between = BETWEEN.to_string();
     [&[token][..], &FIELDS, &[NAME]].concat().join(&between)
@@ -31,9 +30,9 @@ pub(super) struct Job {
     pub(super) number: u64,
     pub(super) uid: Option<u32>,
     pub(super) user: String,
-    /// `None`: a word that is not known.
+    /// `None`: an unknown word.
     pub(super) state: Option<JobState>,
-    /// Why it waits.
+    /// Why it is pending.
     pub(super) reason: String,
     pub(super) partitions: Vec<String>,
     pub(super) submitted: Option<Timestamp>,
@@ -42,9 +41,9 @@ pub(super) struct Job {
     pub(super) nodes: Vec<NodeName>,
     pub(super) required: Vec<NodeName>,
     pub(super) excluded: Vec<NodeName>,
-    /// How many nodes.
+    /// The number of nodes.
     pub(super) count: u32,
-    /// Of each node.
+    /// Per node.
     pub(super) cpus: u64,
     pub(super) memory: u64,
     pub(super) gpus: u32,
@@ -54,7 +53,7 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// A job in a state that is not known may be on its nodes.
+    /// Returns the phase. A job in an unknown state that has nodes counts as running on them.
     pub(super) fn phase(&self) -> Phase {
         match self.state {
             Some(state) => state.phase(),
@@ -64,7 +63,7 @@ impl Job {
     }
 }
 
-/// Reads the lines that begin with `token`. The others are parts of names.
+/// Parses the lines that begin with `token`. Other lines are parts of names.
 pub(super) fn parse(text: &str, token: &str) -> Vec<Job> {
     let begin = format!("{token}{BETWEEN}");
     text.split('\n').filter_map(|line| job(line.strip_prefix(&begin)?)).collect()
@@ -97,23 +96,23 @@ fn job(line: &str) -> Option<Job> {
     Some(job)
 }
 
-/// What cannot be read names nobody: the nodes themselves say that they are in use.
+/// An unreadable list names no node: the nodes' own state shows that they are in use.
 fn names(text: &str) -> Vec<NodeName> {
     hostlist::parse(text).unwrap_or_default()
 }
 
-/// The number at the beginning, as of `2-4`.
+/// Parses the leading number, as in `2-4`.
 fn leading(text: &str) -> u32 {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     text[..digits].parse().unwrap_or_default()
 }
 
-/// `gres:gpu:8` of older versions, `gres/gpu:8` of newer ones.
+/// Strips the prefix: `gres:gpu:8` in older versions, `gres/gpu:8` in newer ones.
 fn plain_gres(text: &str) -> &str {
     text.strip_prefix("gres:").or_else(|| text.strip_prefix("gres/")).unwrap_or(text)
 }
 
-/// `4000M`, `1.5T`; of an amount for each processor nobody knows here how many there will be.
+/// Parses `4000M` or `1.5T`. An amount per CPU is 0, because the number of CPUs is unknown here.
 fn megabytes(text: &str) -> u64 {
     let (number, scale) = match text.char_indices().next_back() {
         Some((at, 'K')) => (&text[..at], 1.0 / 1024.0),
@@ -124,7 +123,7 @@ fn megabytes(text: &str) -> u64 {
         _ => return 0,
     };
     let number = number.parse::<f64>().unwrap_or_default();
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast to a number saturates")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a float-to-integer cast saturates")]
     let whole = (number * scale) as u64;
     whole
 }
@@ -210,7 +209,7 @@ mod tests {
             let mut fields = running();
             fields[18] = &name;
             let jobs = parse(&line(fields), TOKEN);
-            // A line that holds the token by chance is as good as impossible for one that is not told it.
+            // A user who does not know the token cannot write a line with it except by chance.
             prop_assume!(!name.contains(TOKEN));
             prop_assert_eq!(jobs.len(), 1);
         }

@@ -1,4 +1,4 @@
-//! Reservations as `scontrol show reservation -o` prints them. Pure.
+//! Parses reservations from `scontrol show reservation -o`. Pure.
 
 use doctor_core::{hostlist, ids::NodeName, time::Timestamp};
 
@@ -9,9 +9,9 @@ pub(super) struct Reservation {
     pub(super) name: String,
     pub(super) start: Option<Timestamp>,
     pub(super) active: bool,
-    /// In order.
+    /// Sorted.
     pub(super) nodes: Vec<NodeName>,
-    /// Nodes were named that cannot be read: it may hold any of them.
+    /// Its list of nodes could not be parsed: it may hold any node.
     pub(super) unreadable: bool,
 }
 
@@ -21,7 +21,7 @@ impl Reservation {
     }
 }
 
-/// In order.
+/// Sorted.
 const KEYS: [&str; 27] = [
     "Accounts",
     "AllowedPartitions",
@@ -52,7 +52,7 @@ const KEYS: [&str; 27] = [
     "Watts",
 ];
 
-/// Reads all reservations. That there are none is an answer too.
+/// Parses all reservations. There may be none.
 pub(super) fn parse(text: &str) -> Vec<Reservation> {
     records(text, "ReservationName").filter_map(reservation).collect()
 }
@@ -66,7 +66,7 @@ fn reservation(line: &str) -> Option<Reservation> {
     Some(Reservation {
         name: record.word("ReservationName")?.to_owned(),
         start: record.time("StartTime"),
-        // Only what says that it is not is not.
+        // Active unless Slurm says otherwise.
         active: record.word("State") != Some("INACTIVE"),
         nodes,
         unreadable,

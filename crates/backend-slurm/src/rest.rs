@@ -1,4 +1,4 @@
-//! Nodes as slurmrestd tells them, over its socket or its port. One question, one connection: an answer is of now.
+//! Reads nodes from slurmrestd, over its socket or its port. Each request has its own connection.
 
 use std::{
     io,
@@ -14,7 +14,7 @@ use super::{
     nodes::NodeSeen,
 };
 
-/// Bytes of an answer that is an error.
+/// The most bytes of an error response that are read.
 const MOST_SAID: usize = 4096;
 
 #[derive(Debug, thiserror::Error)]
@@ -33,10 +33,10 @@ enum RestError {
     Answer(#[from] json::BadAnswer),
 }
 
-/// Asks for all nodes.
+/// Requests all nodes.
 ///
 /// # Errors
-/// In words, as every failure here is one to try again.
+/// As text, because every failure here is temporary.
 pub(super) fn nodes(rest: &Rest, limit: Duration) -> Result<Vec<NodeSeen>, String> {
     ask(rest, limit).map_err(|error| {
         let mut text = error.to_string();
@@ -53,7 +53,7 @@ fn ask(rest: &Rest, limit: Duration) -> Result<Vec<NodeSeen>, RestError> {
     let token = match &rest.token_file {
         Some(path) => {
             let token = std::fs::read_to_string(path).map_err(|error| RestError::NoToken(path.clone(), error))?;
-            // A token is one word; anything else would be another header.
+            // A token is one word; a line break would begin another header.
             Some(token.trim().chars().filter(char::is_ascii_graphic).collect::<String>())
         }
         None => None,
@@ -93,7 +93,7 @@ mod tests {
 
     const NODES: &[u8] = include_bytes!("fixtures/24.11/slurmrestd-v0.0.42-nodes.json");
 
-    /// Answers one question with this, and then stays silent.
+    /// Sends this response to one request, and then nothing more.
     fn served(answer: Vec<u8>) -> (tempfile::TempDir, Rest) {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path().join("s");

@@ -1,20 +1,21 @@
-//! A reservation of ours, inside of which a node that we drained can run our jobs and nobody else's.
+//! A reservation of ours, inside which a node that we drained can run our jobs and no others.
 //!
-//! Slurm starts nothing on a drained node. So it is reserved for us, resumed inside the reservation, and drained again before the
-//! reservation goes. Each step is read off Slurm itself, never remembered, and each leaves the node closed to users:
+//! Slurm starts nothing on a drained node. The node is therefore reserved for us, resumed inside the reservation, and drained
+//! again before the reservation ends. Each step is derived from Slurm's state, never from memory, and leaves the node closed to
+//! users:
 //!
 //! | reservation | node | who may use it |
 //! |---|---|---|
-//! | none | drained | nobody |
-//! | ours | drained | nobody |
+//! | none | drained | none |
+//! | ours | drained | none |
 //! | ours | resumed | we |
-//! | ours | drained again | nobody |
-//! | none | drained | nobody |
+//! | ours | drained again | none |
+//! | none | drained | none |
 //!
-//! Whoever finds a reservation for a run sees a mark of maintenance on its nodes; taking that mark away closes the nodes and ends the
-//! reservation. So the planner tidies up what a killed controller left, as it does with every mark that outlived its run. One
-//! for a repair is ended by the repair, which is asked for until it is done; of one that was given up, by whatever is done to the node
-//! next. While Slurm reboots a node its reservation stays in any case: Slurm would open the node at the end.
+//! A reservation for a run shows as a maintenance mark on its nodes; removing that mark closes the nodes and ends the
+//! reservation. The planner thus removes what a killed controller left, as it does with every mark that outlived its run. A
+//! reservation for a repair is ended by the repair, which the caller repeats until it is done; one of an abandoned repair, by the
+//! next operation on the node. While Slurm reboots a node its reservation always stays, because Slurm opens the node at the end.
 
 use doctor_backend::{BackendError, Effect};
 use doctor_core::ids::{NodeName, OpId, RunId};
@@ -30,7 +31,7 @@ use super::{
     states::{Flag, Phase},
 };
 
-/// Whose a reservation is: ours are called after a run or an operation.
+/// Returns the kind of a reservation: ours are named after a run or an operation.
 pub(super) fn kind(reservation: &Reservation) -> Shelter {
     let id = reservation.name.strip_prefix(OURS).unwrap_or_default();
     match (id.parse::<RunId>(), id.parse::<OpId>()) {
@@ -61,7 +62,7 @@ impl SlurmBackend {
             }
             self.reserve(operation, name, nodes)?;
         }
-        // What is read back is what holds: made by us now, by us before, or changed by somebody since.
+        // Check what Slurm has now: the reservation may be new, from an earlier attempt, or changed by an operator since.
         let there = self.reservations(operation)?;
         for node in nodes {
             let holding: Vec<&Reservation> = there.iter().filter(|one| one.holds(node)).collect();
@@ -82,8 +83,8 @@ impl SlurmBackend {
         Ok(())
     }
 
-    /// Without the flag for maintenance Slurm refuses what overlaps with somebody's reservation; with it, people see why the node
-    /// is not theirs. So it comes second.
+    /// Creates a reservation, and adds the maintenance flag in a second step. Without the flag, Slurm refuses to overlap with a
+    /// foreign reservation; with it, users see why the node is unavailable.
     fn reserve(&self, operation: &'static str, name: &str, nodes: &[NodeName]) -> Result<(), BackendError> {
         let listed = nodes.iter().map(NodeName::as_str).collect::<Vec<_>>().join(",");
         let made = [
@@ -91,7 +92,7 @@ impl SlurmBackend {
             "reservation".to_owned(),
             format!("reservationname={name}"),
             "starttime=now".to_owned(),
-            // However long nobody is there to end it, it must not end by itself.
+            // It must not end by itself, however long no controller runs.
             "duration=infinite".to_owned(),
             format!("nodes={listed}"),
             format!("users={}", self.user),
@@ -101,7 +102,7 @@ impl SlurmBackend {
         self.programs.run(operation, "scontrol", &shown, "", Does::Changes).map(drop)
     }
 
-    /// The note is written first: it says what the node is to be again.
+    /// Writes the note together with the resume: it records the state to restore.
     fn open_inside(&self, operation: &'static str, node: &NodeSeen) -> Result<(), BackendError> {
         let note = marks::standing(node, true, &self.config);
         let taken = |taken: Taken| BackendError { operation, text: taken.to_string(), effect: Effect::NoneGiveUp };
@@ -110,14 +111,14 @@ impl SlurmBackend {
         self.write(operation, &node.name, &update)
     }
 
-    /// Ends every reservation of ours that holds this node, its nodes closed to users before.
+    /// Ends every reservation of ours that holds this node, after closing its nodes to users.
     pub(super) fn leave_shelter(&self, operation: &'static str, node: &NodeName) -> Result<(), BackendError> {
         let there = self.reservations(operation)?;
         let mut ours = there.iter().filter(|one| kind(one).is_there() && one.holds(node));
         ours.try_for_each(|reservation| self.end_shelter(operation, reservation))
     }
 
-    /// Ends reservations of repairs that nobody asks for any more. One whose job is alive stays: a mark may change meanwhile.
+    /// Ends the reservations of abandoned repairs. One whose job is still active stays: marks may change meanwhile.
     pub(super) fn end_given_up(&self, operation: &'static str, node: &NodeName) -> Result<(), BackendError> {
         for reservation in self.reservations(operation)? {
             let alive = || {
@@ -131,7 +132,7 @@ impl SlurmBackend {
         Ok(())
     }
 
-    /// Ends the job of a repair, if there is one.
+    /// Cancels the job of a repair, if there is one.
     pub(super) fn cancel_repair(&self, operation: &'static str, name: &str) -> Result<(), BackendError> {
         let words = [format!("--name={name}"), format!("--user={}", self.user)];
         match self.programs.run(operation, "scancel", &words, "", Does::Changes) {
@@ -146,14 +147,14 @@ impl SlurmBackend {
             return Err(refuse(format!("the nodes of reservation {} cannot be read", reservation.name)));
         }
         if kind(reservation) == Shelter::Repair {
-            // A repair whose reservation goes must not begin after it.
+            // A repair must not start after its reservation has ended.
             self.cancel_repair(operation, &reservation.name)?;
         }
         if !reservation.nodes.is_empty() {
             let nodes = self.nodes_named(operation, &reservation.nodes)?;
             let rebooting = |node: &&NodeSeen| node.state.any(&[Flag::RebootRequested, Flag::RebootIssued]).is_some();
             if let Some(node) = nodes.iter().find(rebooting) {
-                // Slurm resumes it when it is back, drained or not: until then the reservation is what closes it.
+                // Slurm resumes the node after the reboot, drained or not: until then only the reservation closes it.
                 return Err(refuse(format!("{} is being rebooted", node.name)));
             }
             for node in nodes {
@@ -164,7 +165,7 @@ impl SlurmBackend {
         }
         let words = ["delete".to_owned(), format!("reservationname={}", reservation.name)];
         match self.programs.run(operation, "scontrol", &words, "", Does::Changes) {
-            // Somebody was faster.
+            // It was deleted concurrently.
             Err(error) if error.text.contains("reservation is invalid") => Ok(()),
             other => other.map(drop),
         }

@@ -1,4 +1,4 @@
-//! What Slurm says of itself: its partitions, and when it powers nodes down. Pure.
+//! Slurm's own configuration: its partitions, and when it powers nodes down. Pure.
 
 use std::collections::HashMap;
 
@@ -16,21 +16,21 @@ use super::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Partition {
     pub(super) up: bool,
-    /// `None`: without end.
+    /// `None`: unlimited.
     pub(super) longest: Option<Span>,
     /// Only jobs in a reservation run there.
     pub(super) reserved_only: bool,
     suspend: Option<SuspendAfter>,
 }
 
-/// After which idle time nodes are powered down.
+/// The idle time after which nodes are powered down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SuspendAfter {
     Never,
     After(Span),
 }
 
-/// In order.
+/// Sorted.
 const KEYS: [&str; 46] = [
     "AllocNodes",
     "AllowAccounts",
@@ -80,7 +80,7 @@ const KEYS: [&str; 46] = [
     "TotalNodes",
 ];
 
-/// Reads `scontrol show partition -o`.
+/// Parses `scontrol show partition -o`.
 pub(super) fn partitions(text: &str) -> HashMap<String, Partition> {
     records(text, "PartitionName")
         .filter_map(|line| {
@@ -102,11 +102,11 @@ pub(super) struct PowerSaving {
     after: Option<Span>,
     spared_nodes: Vec<NodeName>,
     spared_partitions: Vec<String>,
-    /// Somebody powers nodes down at all.
+    /// Whether power saving is enabled.
     works: bool,
 }
 
-/// Reads `scontrol show config`.
+/// Parses `scontrol show config`.
 pub(super) fn power_saving(text: &str) -> PowerSaving {
     let mut found = PowerSaving::default();
     for (key, value) in text.lines().filter_map(|line| line.split_once('=')) {
@@ -115,7 +115,7 @@ pub(super) fn power_saving(text: &str) -> PowerSaving {
         match key {
             "SuspendProgram" => found.works = said,
             "SuspendTime" => found.after = suspend(value).and_then(SuspendAfter::span),
-            // `node1:2` spares two of them, whichever: that is no promise for one.
+            // `node1:2` spares any two of them: that guarantees nothing for a single node.
             "SuspendExcNodes" if said => found.spared_nodes = hostlist::parse(value).unwrap_or_default(),
             "SuspendExcParts" if said => found.spared_partitions = value.split(',').map(str::to_owned).collect(),
             _ => {}
@@ -133,7 +133,7 @@ impl SuspendAfter {
     }
 }
 
-/// `300 sec`, `300`, `INFINITE`, `NONE`, `-1`.
+/// Parses `300 sec`, `300`, `INFINITE`, `NONE`, `-1`.
 fn suspend(value: &str) -> Option<SuspendAfter> {
     let word = value.split(' ').next()?;
     match word.parse::<i64>() {
@@ -145,14 +145,14 @@ fn suspend(value: &str) -> Option<SuspendAfter> {
 }
 
 impl PowerSaving {
-    /// When an idle node will be powered down. `None`: nobody does.
+    /// Returns when an idle node will be powered down. `None`: never.
     pub(super) fn moment(&self, node: &NodeSeen, partitions: &HashMap<String, Partition>) -> Option<Timestamp> {
         let spared = self.spared_nodes.iter().any(|name| name.as_str() == node.name)
             || node.partitions.iter().any(|name| self.spared_partitions.contains(name));
         if !self.works || spared {
             return None;
         }
-        // A partition's own word goes before the cluster's; of several the longest counts.
+        // A partition's setting overrides the cluster's; of several the longest counts.
         let own: Vec<SuspendAfter> = node.partitions.iter().filter_map(|name| partitions.get(name)?.suspend).collect();
         let after = match own.as_slice() {
             [] => self.after?,

@@ -1,10 +1,10 @@
-//! The words that Slurm has for the state of a node and of a job. Pure.
+//! Slurm's words for the state of a node and of a job. Pure.
 //!
-//! A node has one base state and any number of flags. The text of `scontrol`, the JSON of 22.05 and that of later versions write
-//! the same words; some were renamed over the years, and both names are known. A word that is not known is kept as it
-//! stands: what it means nobody here can say, so nothing is concluded from the rest.
+//! A node has one base state and any number of flags. The text of `scontrol`, the JSON of 22.05 and that of later versions use
+//! the same words; some were renamed over the years, and both names are accepted. An unknown word is kept: its meaning may be
+//! anything, so the state as a whole is unknown.
 
-/// Declares an enum of Slurm's words: each value with its names, the present one first.
+/// Declares an enum of Slurm's words: each variant with its names, the current one first.
 macro_rules! words {
     ($(#[$doc:meta])* $type:ident { $($(#[$vdoc:meta])* $variant:ident => $first:literal $(| $other:literal)*,)+ }) => {
         $(#[$doc])*
@@ -19,7 +19,7 @@ macro_rules! words {
                 match self { $(Self::$variant => $first,)+ }
             }
 
-            /// As Slurm writes it, in capitals or not.
+            /// Parses a word of Slurm, ignoring case.
             pub(super) fn from_word(word: &str) -> Option<Self> {
                 let is = |name: &str| word.eq_ignore_ascii_case(name);
                 $(if is($first) $(|| is($other))* { return Some(Self::$variant); })+
@@ -30,7 +30,7 @@ macro_rules! words {
 }
 
 words! {
-    /// What a node is at bottom.
+    /// The base state of a node.
     Base {
         Idle => "IDLE",
         Allocated => "ALLOCATED" | "ALLOC",
@@ -40,13 +40,13 @@ words! {
         Error => "ERROR",
         /// Defined for later; it may not exist yet.
         Future => "FUTURE",
-        /// The controller has not heard of it since it started.
+        /// slurmctld has not heard from it since it started.
         Unheard => "UNKNOWN",
     }
 }
 
 words! {
-    /// What is true of a node besides.
+    /// A flag of a node, in addition to its base state.
     Flag {
         Blocked => "BLOCKED",
         Cloud => "CLOUD",
@@ -77,7 +77,7 @@ words! {
 }
 
 words! {
-    /// What became of a job.
+    /// The state of a job.
     JobState {
         BootFail => "BOOT_FAIL",
         Cancelled => "CANCELLED",
@@ -106,7 +106,7 @@ words! {
     }
 }
 
-/// How far a job has got.
+/// The progress of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     Waiting,
@@ -146,29 +146,29 @@ impl JobState {
     }
 }
 
-/// A node's state: its base, its flags, and a word that nobody knows.
+/// A node's state: its base, its flags, and an unknown word.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct State {
     base: Option<Base>,
     flags: Vec<Flag>,
-    /// The first word that is not known.
+    /// The first unknown word.
     strange: Option<String>,
 }
 
-/// Of a word that is not known so much is shown.
+/// How much of an unknown word is kept, in characters.
 const MOST_OF_A_WORD: usize = 40;
 
 impl State {
-    /// Words as Slurm lists them: the base state is among the first, and nothing depends on the order.
+    /// Parses the words of a state. The order does not matter.
     pub(super) fn of<'a>(words: impl Iterator<Item = &'a str>) -> Self {
         let mut state = Self::default();
         for word in words.map(str::trim).filter(|word| !word.is_empty()) {
-            // The marks that `sinfo` puts behind a word, should anybody print them.
+            // Strips the suffixes that `sinfo` appends to a state.
             let word = word.trim_end_matches(['*', '~', '#', '!', '%', '$', '@', '^', '-']);
             match (Base::from_word(word), Flag::from_word(word)) {
                 (Some(base), _) if state.base.is_none() => state.base = Some(base),
                 (None, Some(flag)) => state.flags.push(flag),
-                // Two base states say as little as a word that is not known.
+                // A second base state makes the state unknown, like an unknown word.
                 _ => {
                     state.strange.get_or_insert_with(|| word.chars().take(MOST_OF_A_WORD).collect());
                 }
@@ -177,7 +177,7 @@ impl State {
         state
     }
 
-    /// `IDLE+DRAIN`, as `scontrol` writes it.
+    /// Parses `IDLE+DRAIN`, as `scontrol` writes it.
     pub(super) fn of_text(text: &str) -> Self {
         Self::of(text.split('+'))
     }

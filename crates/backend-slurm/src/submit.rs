@@ -1,8 +1,8 @@
-//! Submits runs, and keeps what a run leaves on the shared directory: `metadata/slurm/RUN/`, with a claim for each of its nodes and
-//! what the job itself had to say.
+//! Submits runs, and manages their files on the shared directory: `metadata/slurm/RUN/`, with a claim of each of its nodes and
+//! the output of the job itself.
 //!
-//! A run is submitted once: its job is looked for by name first, then its claims, which outlast Slurm's memory. Two that submit
-//! it in the same moment make two jobs, of which the second finds the claim and goes away.
+//! A run is submitted once: its job is looked up by name first, then its claims, which outlast the queue. Two concurrent
+//! submissions create two jobs, of which the second finds the claim and exits.
 
 use std::{
     fs, io,
@@ -33,13 +33,13 @@ use super::{
 };
 
 const OPERATION: &str = "submit";
-/// Below the shared directory.
+/// Relative to the shared directory.
 pub(super) const FOLDER: &str = "metadata/slurm";
-/// What runs left is removed after this.
+/// How long the files of runs are kept.
 const KEPT: Span = Span::days(30);
-/// On a shared file system it costs more than a look.
+/// The interval between removals: on a shared file system they are slow.
 const PRUNED_EVERY: Duration = Duration::from_secs(3600);
-/// A claim is some two hundred bytes.
+/// A claim has about two hundred bytes.
 const LONGEST_CLAIM: u64 = 16 * 1024;
 
 fn refuse(text: String) -> BackendError {
@@ -64,7 +64,7 @@ impl SlurmBackend {
         let nodes = self.nodes_named(OPERATION, &request.nodes)?;
         let folder = self.prepare(request.run).map_err(|error| later(format!("the shared directory: {error}")))?;
         let policy = self.hand_out_policy().map_err(|error| later(format!("the policy for jobs: {error}")))?;
-        // Slurm starts nothing on a node that is drained; and one that is sheltered is only for who has the reservation.
+        // Slurm starts nothing on a drained node, and a reserved one accepts only jobs of its reservation.
         let shelters = self.reservations(OPERATION)?;
         let ours = |one: &&Reservation| shelter::kind(one).is_there();
         let sheltered = shelters.iter().filter(ours).any(|one| request.nodes.iter().any(|node| one.holds(node)));
@@ -88,12 +88,12 @@ impl SlurmBackend {
         Ok(job::id(request.run))
     }
 
-    /// The shared directory as nodes see it.
+    /// Returns the shared directory's path on the nodes.
     pub(super) fn share(&self) -> &Path {
         self.config.share.as_deref().unwrap_or(&self.data)
     }
 
-    /// The first partition that has all of these nodes, is up and allows the time; else the first that has them.
+    /// Returns the first partition that has all of these nodes, is up and allows the time; otherwise the first that has them.
     pub(super) fn partition(&self, nodes: &[NodeSeen], limit: Span) -> Result<Option<String>, BackendError> {
         if let Some(partition) = &self.config.job.partition {
             return Ok(Some(partition.clone()));
@@ -115,7 +115,7 @@ impl SlurmBackend {
         }
     }
 
-    /// Makes the run's folder and answers with its path as nodes see it.
+    /// Creates the run's folder and returns its path on the nodes.
     pub(super) fn prepare(&self, run: RunId) -> io::Result<PathBuf> {
         self.prune();
         fs::create_dir_all(self.folder(run))?;
@@ -126,7 +126,7 @@ impl SlurmBackend {
         self.data.join(FOLDER).join(run.to_string())
     }
 
-    /// Removes what runs, repairs and policies of long ago left, now and then. What cannot be removed is tried again later.
+    /// Periodically removes old files of runs, repairs and policies. What cannot be removed is retried later.
     fn prune(&self) {
         let mut last = self.pruned.lock().unwrap_or_else(PoisonError::into_inner);
         if last.is_some_and(|at| at.elapsed() < PRUNED_EVERY) {
@@ -136,7 +136,7 @@ impl SlurmBackend {
         prune(&self.data.join(FOLDER), SystemClock.now());
     }
 
-    /// What the nodes of a run have written of themselves.
+    /// Reads the claims of a run's nodes.
     pub(super) fn claims(&self, run: RunId) -> io::Result<Vec<JobFile>> {
         let entries = match fs::read_dir(self.folder(run)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -160,13 +160,13 @@ impl SlurmBackend {
         Ok(claims)
     }
 
-    /// Puts the policy where jobs find it, under a name that says what is in it: a job that waits reads what it was submitted with.
+    /// Copies the policy for jobs under a name that contains its hash: a pending job reads the version it was submitted with.
     fn hand_out_policy(&self) -> io::Result<Option<PathBuf>> {
         let Some(policy) = &self.policy else { return Ok(None) };
         let text = fs::read(policy)?;
         let name = format!("policy-{:016x}.toml", fnv1a(&text));
         let place = self.data.join(FOLDER).join(&name);
-        // What is handed out is young again; what was not for long is removed.
+        // Touch a policy that is in use; one that is not used for long is removed.
         let touched =
             fs::File::options().append(true).open(&place).and_then(|file| file.set_modified(SystemTime::now()));
         if touched.is_err() {
@@ -199,7 +199,7 @@ fn modified(entry: &fs::DirEntry) -> Option<Timestamp> {
     Some(Timestamp::from_secs(i64::try_from(since.as_secs()).ok()?))
 }
 
-/// Whether the request makes sense: a place for the output of each node, below the shared directory.
+/// Checks that the request has an output for each node, below the shared directory.
 fn check(request: &JobRequest) -> Result<(), BackendError> {
     let same = request.outputs.len() == request.nodes.len()
         && request.nodes.iter().all(|node| request.outputs.iter().any(|output| output.node == *node));

@@ -1,8 +1,8 @@
-//! What Slurm's programs print, one record a line: `Key=value Key=value …`. Pure.
+//! Parses records of Slurm's commands, one per line: `Key=value Key=value …`. Pure.
 //!
-//! Values may have blanks (a reason, the name of a kernel) and may look like keys, because people write them. So a line is cut
-//! only at the keys that Slurm itself has, and of a key that comes twice the first counts: what people write stands behind
-//! what the controller knows. Lines that do not begin as a record does are the rest of a text with a line break in it.
+//! Values may have blanks (a reason, the name of a kernel) and may look like keys, because users write them. A line is therefore
+//! split only at Slurm's own keys, and of a repeated key the first counts: users' text follows the fields that slurmctld sets.
+//! Lines that do not begin a record continue a text with a line break.
 
 use doctor_core::time::{Span, Timestamp};
 
@@ -13,7 +13,7 @@ pub(super) struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    /// Cuts a line at `keys`, which are in order of the alphabet.
+    /// Splits a line at `keys`, which must be sorted.
     pub(super) fn of(line: &'a str, keys: &[&str]) -> Self {
         let bytes = line.as_bytes();
         let mut starts: Vec<(usize, usize)> = Vec::new();
@@ -29,13 +29,13 @@ impl<'a> Record<'a> {
         Self { fields: fields.collect() }
     }
 
-    /// The whole value; nothing is said where Slurm writes that there is none.
+    /// Returns the whole value, or `None` if Slurm prints that there is none.
     pub(super) fn text(&self, key: &str) -> Option<&'a str> {
         let value = self.fields.iter().find(|(name, _)| *name == key)?.1;
         (!is_nothing(value)).then_some(value)
     }
 
-    /// The first word of the value: what follows it belongs to a key that only a later version has.
+    /// Returns the first word of the value: the rest may belong to a key of a later version.
     pub(super) fn word(&self, key: &str) -> Option<&'a str> {
         self.text(key)?.split(' ').next()
     }
@@ -53,23 +53,23 @@ impl<'a> Record<'a> {
     }
 }
 
-/// Slurm has many words for nothing.
+/// Slurm has many words for an absent value.
 pub(super) fn is_nothing(value: &str) -> bool {
     matches!(value, "" | "(null)" | "N/A" | "n/a" | "None" | "NONE" | "Unknown")
 }
 
-/// Lines that begin a record of this kind.
+/// Returns the lines that begin a record of this kind.
 pub(super) fn records<'a>(text: &'a str, first: &str) -> impl Iterator<Item = &'a str> {
     text.lines().filter(move |line| line.strip_prefix(first).is_some_and(|rest| rest.starts_with('=')))
 }
 
-/// A moment as Slurm's programs print it when they are told that the zone is UTC.
+/// Parses a time as Slurm's commands print it in UTC.
 pub(super) fn time(text: &str) -> Option<Timestamp> {
     let at = text.get(..19).filter(|_| text.len() == 19)?;
     format!("{at}Z").parse().ok()
 }
 
-/// How long, as Slurm writes it: `30`, `30:00`, `1:00:00`, `2-00:00:00`, with minutes for a lone number.
+/// Parses a duration: `30`, `30:00`, `1:00:00`, `2-00:00:00`; a single number is minutes.
 pub(super) fn length(text: &str) -> Option<Span> {
     let number = |part: &str| part.parse::<i64>().ok().filter(|number| (0..=10_000_000).contains(number));
     let (days, rest) = match text.split_once('-') {

@@ -1,4 +1,4 @@
-//! What Slurm said, put together: each node with its marks, who uses it, and which jobs of ours are there. Pure.
+//! Combines Slurm's answers: each node with its marks, its occupancy, and our jobs on it. Pure.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -30,7 +30,7 @@ pub(super) struct View<'a> {
     pub(super) jobs: &'a [Job],
     pub(super) reservations: &'a [Reservation],
     pub(super) site: &'a Site,
-    /// Our own number as a user: a name is anybody's to give.
+    /// Our user id: any user may choose our job names.
     pub(super) user: u32,
 }
 
@@ -38,14 +38,14 @@ pub(super) struct View<'a> {
 #[derive(Debug, Default)]
 struct OnNode<'a> {
     users: Vec<&'a Job>,
-    /// Of ours, also repairs.
+    /// Including repairs.
     ours: bool,
     ours_waits: bool,
     runs: Vec<RunId>,
 }
 
 impl View<'_> {
-    /// Every node that is looked after, in order, and the number of what is written on each.
+    /// Returns every managed node, in order, and the number of the status on each.
     pub(super) fn seen(&self, now: Timestamp, config: &SlurmConfig) -> (Vec<SeenNode>, HashMap<NodeName, u64>) {
         let on_nodes = self.on_nodes();
         let (reserved, sheltered) = self.reserved(now, config);
@@ -78,7 +78,7 @@ impl View<'_> {
                 pool: pools.of(node, config),
                 occupancy: occupancy(node, &around, now, config),
                 marks: marks::marks(node, around.shelter, config),
-                // Slurm knows nothing of the machine but its name; the job's result tells.
+                // Slurm knows only the machine's name; the job's result reports the hardware.
                 hardware: None,
                 sku: sku(node, config),
                 apart: None,
@@ -111,7 +111,7 @@ impl View<'_> {
         on
     }
 
-    /// Somebody's reservations by node, and the nodes that ours hold.
+    /// Returns foreign reservations by node, and the nodes that ours hold.
     fn reserved(&self, now: Timestamp, config: &SlurmConfig) -> (HashMap<NodeName, &str>, HashMap<NodeName, Shelter>) {
         let (mut reserved, mut sheltered) = (HashMap::new(), HashMap::new());
         for reservation in self.reservations {
@@ -132,7 +132,7 @@ impl View<'_> {
         (reserved, sheltered)
     }
 
-    /// Nodes that user work waits for, which users could have if we were not there.
+    /// Marks the nodes that pending user work needs and could have without our jobs.
     fn want(&self, places: &mut [(NodeName, &NodeSeen, Around)], now: Timestamp, config: &SlurmConfig) {
         let ours = |job: &&Job| job.uid == Some(self.user) && job.name.starts_with(OURS);
         let waiting: Vec<&Job> = self.jobs.iter().filter(|job| wanted::waits(job) && !ours(job)).collect();
@@ -140,7 +140,7 @@ impl View<'_> {
             return;
         }
         let free = |(_, node, around): &(NodeName, &NodeSeen, Around)| {
-            // What we keep out of service no user could have; what we only test, they could.
+            // Users could not have a node that we keep out of service; they could have one that we only test.
             let open = !marks::marks(node, around.shelter, config).keep_out();
             open && occupancy(node, around, now, config) == Occupancy::Free
         };
@@ -158,7 +158,7 @@ impl View<'_> {
     }
 }
 
-/// Stands for every node in a table of nodes; no node is called so.
+/// A placeholder for every node in a map of nodes; no real node has this name.
 fn everywhere() -> NodeName {
     NodeName::new("all-nodes.of-a-list-that-cannot-be-read").expect("it is a name")
 }
@@ -180,7 +180,7 @@ fn is_looked_after(node: &NodeSeen, config: &SlurmConfig) -> bool {
 struct Pools(HashMap<String, PoolName>);
 
 impl Pools {
-    /// The first partition that is looked after.
+    /// Returns the first managed partition of the node.
     fn of(&mut self, node: &NodeSeen, config: &SlurmConfig) -> PoolName {
         let wanted = |name: &&String| config.partitions.is_empty() || config.partitions.contains(name);
         let name = node.partitions.iter().find(wanted).map_or("none", String::as_str);

@@ -1,8 +1,8 @@
-//! Nodes that user work waits for. Pure.
+//! Determines which nodes pending user work needs. Pure.
 //!
-//! Where a site lets jobs preempt ours, Slurm does it by itself. Where it does not, a user's job stays pending although only a job
-//! of ours is in its way. Slurm's own word that a job could start and finds no place is believed; what is asked here is
-//! whether a node of ours would be one.
+//! If a site lets jobs preempt ours, Slurm does that by itself. If not, a user's job stays pending although only a job of ours is
+//! in its way. This module trusts Slurm's report that a job could start and finds no nodes, and only asks whether our nodes would
+//! suffice.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -10,25 +10,26 @@ use doctor_core::ids::NodeName;
 
 use super::{nodes::NodeSeen, queue::Job, states::Phase};
 
-/// Words for a job that could run and finds no place. Held, too early, over a limit, or waiting for another: those do not.
+/// Reasons of a job that could run and finds no nodes. Jobs that are held, too early, over a limit, or dependent on another have
+/// other reasons.
 const NO_PLACE: [&str; 4] = ["Resources", "Priority", "ReqNodeNotAvail", "Nodes required for job are DOWN"];
 
-/// Whether a job waits for nodes and for nothing else.
+/// Returns whether a job waits for nodes and for nothing else.
 pub(super) fn waits(job: &Job) -> bool {
     let reason = job.reason.replace('_', " ");
-    // One that has a reservation waits for its nodes, which are not among those that we may use.
+    // A job with a reservation waits for that reservation's nodes, which we do not use.
     job.phase() == Phase::Waiting && job.reservation.is_none() && NO_PLACE.iter().any(|words| reason.starts_with(words))
 }
 
-/// A node that a waiting job could have, as far as we can say.
+/// A node that may suit a pending job.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Offer<'a> {
     pub(super) node: &'a NodeSeen,
-    /// Whether a job of ours is on it, or waits for it.
+    /// Whether a job of ours is on it, or pending for it.
     pub(super) ours: bool,
 }
 
-/// Offers that nobody has taken, by partition: first those without a job of ours, then those with one; in order.
+/// The offers not taken yet, by partition: first those without a job of ours, then those with one; sorted.
 #[derive(Debug)]
 struct Left<'a> {
     by_partition: HashMap<&'a str, [BTreeSet<usize>; 2]>,
@@ -46,7 +47,7 @@ impl<'a> Left<'a> {
         Self { by_partition, count: offers.len() }
     }
 
-    /// As many places as the job needs, or `None`.
+    /// Returns as many offers as the job needs, or `None`.
     fn for_job(&self, job: &Job, offers: &[Offer<'_>]) -> Option<Vec<usize>> {
         let needed = usize::try_from(job.count).unwrap_or(usize::MAX);
         let lists: Vec<_> = job.partitions.iter().filter_map(|name| self.by_partition.get(name.as_str())).collect();
@@ -74,7 +75,7 @@ impl<'a> Left<'a> {
     }
 }
 
-/// What of a job decides where it can run.
+/// The properties of a job that determine where it can run.
 type Shape<'a> = (&'a [String], &'a [NodeName], &'a [NodeName], Option<&'a str>, u32, u32, u64, u64);
 
 fn shape(job: &Job) -> Shape<'_> {
@@ -82,10 +83,11 @@ fn shape(job: &Job) -> Shape<'_> {
     (&job.partitions, &job.required, &job.excluded, features, job.count, job.gpus, job.cpus, job.memory)
 }
 
-/// Which of these nodes are wanted, by their place among `offers`, and by which job. Those without a job of ours are kept free for
-/// it; those with one are asked for only if there are not enough others, and only if they are enough then.
+/// Returns the needed nodes, by their index in `offers`, and the job that needs each. Nodes without a job of ours are reserved
+/// for it; those with one are taken only if the others do not suffice, and only if they then do.
 ///
-/// Thousands of jobs may wait, most of them alike: what found no place finds none later, because places only get fewer.
+/// Thousands of jobs may be pending, most of them alike: a job that does not fit now does not fit later, because offers only
+/// decrease.
 pub(super) fn wanted(offers: &[Offer<'_>], mut waiting: Vec<&Job>) -> HashMap<usize, String> {
     waiting.sort_by_key(|job| job.number);
     let mut left = Left::of(offers);
@@ -118,7 +120,7 @@ fn fits(job: &Job, node: &NodeSeen) -> bool {
     partition && place && size && job.features.as_deref().is_none_or(|asked| has_features(asked, node))
 }
 
-/// `a&b` and `a|b` are compared; whatever else a constraint may say, a node that has the words may do.
+/// Evaluates `a&b` and `a|b`. For any other constraint, the node is assumed to match.
 fn has_features(asked: &str, node: &NodeSeen) -> bool {
     let has = |word: &str| node.features.iter().any(|feature| feature == word);
     if asked.contains(['[', '(', '*', '!', '{']) {
@@ -224,7 +226,7 @@ mod tests {
             .collect();
         let began = std::time::Instant::now();
         assert_eq!(names(&offers, &jobs), ["n0"]);
-        // Each against each took minutes in a build for tests.
+        // Comparing every job with every node took minutes in a debug build.
         assert!(began.elapsed() < std::time::Duration::from_secs(10), "{:?}", began.elapsed());
     }
 

@@ -1,5 +1,5 @@
-//! The Slurm backend on real Slurms of both generations, with real `doctor-node job` processes: the contract, runs on nodes that are
-//! drained, and users who come first.
+//! Tests the Slurm backend on real Slurms of both generations, with real `doctor-node job` processes: the contract, runs on
+//! drained nodes, and the priority of users.
 
 use doctor_backend::contract;
 
@@ -18,7 +18,7 @@ use doctor_bed::slurm::Generation;
 
 use stage::Stage;
 
-/// A test that both generations pass.
+/// Declares a test that runs on both generations.
 macro_rules! on_both {
     ($($name:ident,)+) => {
         mod debian12 {

@@ -1,7 +1,7 @@
-//! What is done to a host: marked, closed and opened by the site's own commands, its GPUs reset, rebooted.
+//! Node operations on a host: marks, the site's commands that close and open it, GPU reset and reboot.
 //!
-//! A repair is asked for again until it is done, with the same operation. Whether somebody uses the host is looked at there, in the
-//! same step (`doctor-node host`): between our last look and now somebody may have logged in.
+//! The caller repeats a repair with the same id until it is done. The host itself checks in the same step (`doctor-node host`)
+//! that it is not in use: a user may have logged in since the last snapshot.
 
 use std::time::Duration;
 
@@ -24,15 +24,15 @@ use super::{
     fleet::{failed, refused, try_again, unknown},
 };
 
-/// A command of the site's that closes or opens a host.
+/// The limit for a site's command that closes or opens a host.
 const HOOK_LIMIT: Duration = Duration::from_secs(60);
-/// A command that resets GPUs or tells a host to reboot. One that hangs in the driver is given up.
+/// The limit for a command that resets GPUs or starts a reboot. One that hangs in the driver is abandoned.
 const REPAIR_LIMIT: Span = Span::minutes(5);
 
-/// For a report to come over the line, beside what every answer has.
+/// The time added to the usual deadline for transferring a report.
 const CARRY: Duration = Duration::from_secs(20);
 
-/// The host's own command for a repair; empty: it has none.
+/// Returns the host's command for a repair. Empty: there is none.
 pub(super) fn command(kind: RepairKind, config: &SshConfig) -> &[String] {
     match kind {
         RepairKind::Reset => &config.reset,
@@ -63,7 +63,7 @@ impl SshBackend {
         }
     }
 
-    /// The site's own way to close a host or open it, where it has one.
+    /// Runs the site's command that closes or opens a host, if there is one.
     fn call_hook(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {
         let (operation, command) = match change.what {
             Change::Drain => ("cordon", &self.config.cordon),
@@ -88,7 +88,7 @@ impl SshBackend {
         }
     }
 
-    /// Done when the host says that it happened.
+    /// Repairs a host. Done when the host reports that it has happened.
     fn repair(&self, operation: &'static str, host: &Host, op: OpId, what: RepairKind) -> Result<(), BackendError> {
         let command = command(what, &self.config).to_vec();
         if command.is_empty() {

@@ -1,4 +1,4 @@
-//! The backend itself: asks many hosts at once and keeps nothing but which run is where, and what a host said last.
+//! The SSH backend itself: queries many hosts concurrently. It keeps only the journal of runs, each host's last answer, and logs.
 
 use std::{
     collections::BTreeMap,
@@ -39,22 +39,22 @@ pub struct SshBackend {
     pub(super) config: SshConfig,
     pub(super) asker: Asker,
     pub(super) records: Records,
-    /// The policy that jobs are given.
+    /// The policy file for jobs.
     pub(super) policy: Option<PathBuf>,
     pub(super) hosts: Mutex<BTreeMap<NodeName, Host>>,
-    /// What hosts said last, for when they say nothing.
+    /// The last answers of hosts, used while they do not respond.
     last: Mutex<BTreeMap<NodeName, Last>>,
-    /// Logs of runs that have ended, until the run is asked about no more.
+    /// Logs of ended runs, kept while the runs are polled.
     pub(super) logs: Mutex<BTreeMap<(RunId, NodeName), String>>,
 }
 
 #[derive(Debug, Clone, Default)]
 struct Last {
-    /// Absent: it has never said.
+    /// `None`: the host has never reported them.
     marks: Option<Marks>,
     jobs: Vec<RunId>,
     boot_id: Option<String>,
-    /// It has not answered since.
+    /// It has not responded since.
     silent: bool,
 }
 
@@ -63,10 +63,10 @@ pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl SshBackend {
-    /// `policy` is the site's policy file. Whether hosts answer is told by the first snapshot.
+    /// Opens the backend. `policy` is the site's policy file. The first snapshot reports whether hosts respond.
     ///
     /// # Errors
-    /// If the settings are wrong, there is no program to carry to hosts, or our own files cannot be read.
+    /// If the settings are invalid, there is no program to install on hosts, or our own files cannot be read.
     pub fn open(config: SshConfig, policy: Option<&Path>) -> Result<Self, BackendError> {
         const OPEN: &str = "open the SSH backend";
         let refuse = |text: String| refused(OPEN, text);
@@ -97,12 +97,12 @@ impl SshBackend {
         locked(&self.hosts).values().cloned().collect()
     }
 
-    /// What counts as use of a host, and these runs.
+    /// Builds the parameters of a query: what counts as use of a host, and these runs.
     pub(super) fn wanted(&self, runs: Vec<RunId>) -> Wanted {
         Wanted { runs, locks: self.config.locks.clone(), bystanders: self.config.bystanders.clone() }
     }
 
-    /// A host has done this to its mark: so it is known if it says nothing more.
+    /// Records a mark change that a host has made, in case it stops responding.
     pub(super) fn note(&self, node: &NodeName, change: &MarkChange) {
         let mut all = locked(&self.last);
         let Some(marks) = all.get_mut(node).and_then(|last| last.marks.as_mut()) else { return };
@@ -114,7 +114,7 @@ impl SshBackend {
         marks.ours.extend(set);
     }
 
-    /// One look at a host, with these runs. `Err` says why it could not be looked at.
+    /// Queries a host, including these runs. `Err` is why it could not be queried.
     pub(super) fn look(&self, host: &Host, runs: Vec<RunId>) -> Result<Look, String> {
         match self.asker.ask(host, &Ask::Look(self.wanted(runs)), Duration::ZERO) {
             Ok(Said::Looked(look)) => Ok(*look),
@@ -126,13 +126,13 @@ impl SshBackend {
         }
     }
 
-    /// Does the same for each host, so many at a time, and gives the answers in the order of their names.
+    /// Calls `work` for each host with bounded concurrency, and returns the results sorted by host name.
     pub(super) fn each<T: Send>(&self, hosts: &[Host], work: impl Fn(&Host) -> T + Sync) -> Vec<(Host, T)> {
         each(&[(hosts, self.config.parallel)], work)
     }
 
-    /// The same for all hosts. Those that were silent the last time are asked beside the others, by workers of their own: who waits
-    /// for them in vain keeps nobody waiting.
+    /// Queries all hosts. Those that did not respond the last time have their own workers, so that waiting for them does not
+    /// delay the others.
     fn look_at_all(&self) -> Vec<(Host, Result<Look, String>)> {
         let last = locked(&self.last).clone();
         let was_silent = |host: &Host| last.get(&host.name).is_some_and(|last| last.silent);
@@ -156,7 +156,7 @@ impl SshBackend {
                 Occupancy::Unknown { why: why.into() }
             }
         };
-        // What else the machine is, the result of a job tells.
+        // The result of a job reports the rest of the hardware.
         let hardware = last.boot_id.clone().map(|id| Hardware { boot_id: Some(id), ..Hardware::default() });
         let node = Node {
             name: host.name.clone(),
@@ -171,7 +171,7 @@ impl SshBackend {
     }
 }
 
-/// Groups of hosts, each with its own number of workers, all at the same time. The answers come in the order of the hosts' names.
+/// Processes groups of hosts concurrently, each with its own number of workers. The results are sorted by host name.
 pub(super) fn each<T: Send>(groups: &[(&[Host], usize)], work: impl Fn(&Host) -> T + Sync) -> Vec<(Host, T)> {
     let places: Vec<AtomicUsize> = groups.iter().map(|_| AtomicUsize::new(0)).collect();
     let worker = |hosts: &[Host], next: &AtomicUsize| {
@@ -187,7 +187,7 @@ pub(super) fn each<T: Send>(groups: &[(&[Host], usize)], work: impl Fn(&Host) ->
             let worker = &worker;
             threads.extend((0..(*workers).min(hosts.len())).map(|_| scope.spawn(move || worker(hosts, next))));
         }
-        // A worker that panics takes the caller with it, as it would without threads.
+        // Propagate a worker's panic to the caller.
         let joined = threads.into_iter().map(|one| one.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         joined.flatten().collect()
     });
@@ -246,7 +246,7 @@ fn by_name(hosts: Vec<Host>) -> BTreeMap<NodeName, Host> {
     hosts.into_iter().map(|host| (host.name.clone(), host)).collect()
 }
 
-/// What it means that a host did not say what was hoped for.
+/// Builds the error for an unexpected answer of a host.
 pub(super) fn failed(operation: &'static str, host: &Host, answer: Result<Said, NoAnswer>) -> BackendError {
     let named = |text: &str| format!("{}: {text}", host.name);
     match answer {

@@ -1,4 +1,4 @@
-//! Ways in for the fuzzer to what people and hosts write: host files, and the lines of a connection.
+//! Entry points for the fuzzer: host files, and the lines of a connection.
 
 use doctor_backend::ssh::parse_hosts;
 use doctor_core::node::Occupancy;
@@ -7,13 +7,13 @@ use doctor_host::{
     protocol::{Said, read_answer},
 };
 
-/// How many hosts such a file names, or what is wrong with it.
+/// Counts the hosts in a host file.
 pub fn hosts_in(text: &str) -> Result<usize, String> {
     parse_hosts(text).map(|hosts| hosts.len()).map_err(|error| error.to_string())
 }
 
-/// Whether this line is an answer to the question of this number, and if it is a look, whether it calls the host free although
-/// something in it could not be learnt.
+/// Parses an answer to the request of this number. Returns whether it reports a host as free although something could not be
+/// read, which must never happen.
 pub fn answered(line: &[u8], number: u64) -> Result<bool, String> {
     Ok(match read_answer(line, number)? {
         Said::Looked(look) => {

@@ -1,4 +1,4 @@
-//! Hosts that another backend names, for what its own cluster cannot reach: one at a time, and only those that it means.
+//! Hosts supplied by another backend, for instances that its own cluster cannot reach.
 
 use doctor_backend::{BackendError, ssh::Host};
 use doctor_core::ids::RunId;
@@ -10,17 +10,17 @@ use super::{
 };
 
 impl SshBackend {
-    /// These are the hosts from now on, until it is told otherwise.
+    /// Replaces the list of hosts.
     pub fn give(&self, hosts: Vec<Host>) {
         *locked(&self.hosts) = hosts.into_iter().map(|host| (host.name.clone(), host)).collect();
     }
 
-    /// How these hosts are, in the order of their names. `Err` says why one could not be looked at.
+    /// Queries these hosts, sorted by name. `Err` is why one could not be queried.
     pub fn look_at(&self, hosts: &[Host]) -> Vec<(Host, Result<Look, String>)> {
         self.each(hosts, |host| self.look(host, Vec::new()))
     }
 
-    /// Whether this run was ever to be started on a host of ours.
+    /// Returns whether this run was ever submitted to a host of ours.
     pub fn has(&self, operation: &'static str, run: RunId) -> Result<bool, BackendError> {
         let written = self.records.hosts_of(run).map_err(|error| try_again(operation, error.to_string()))?;
         Ok(written.is_some())

@@ -1,6 +1,6 @@
-//! `doctor config check --live` on SSH hosts: whether each is reached, known and let in, whether we are root there, whether our
-//! program can be carried there, whether clocks agree, and whether it has the commands for what the policy permits. Nothing is
-//! changed on a host, and no connection is kept.
+//! `doctor config check --live` on SSH hosts: whether each is reachable, has a known key and accepts the login, whether we are
+//! root there, whether our program can be installed, whether the clocks agree, and whether the host has the commands for what the
+//! policy permits. Changes nothing on a host, and keeps no connection.
 
 mod facts;
 
@@ -21,19 +21,19 @@ use doctor_core::{ids::NodeName, time::Timestamp};
 use super::fleet::each;
 use facts::Facts;
 
-/// A clock that is off by more makes a mess of history.
+/// The most that a host's clock may be off: a larger offset corrupts the history.
 const MOST_OFF: Duration = Duration::from_secs(30);
-/// For our program, runs and their logs, in KiB.
+/// The free space that our program, runs and their logs need, in KiB.
 const LEAST_SPACE: u64 = 256 * 1024;
 
-/// What the policy permits.
+/// The repairs that the policy permits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wants {
     pub reset: bool,
     pub reboot: bool,
 }
 
-/// One host that was asked.
+/// The answer of one host.
 struct Asked {
     name: NodeName,
     said: Result<Facts, String>,
@@ -41,14 +41,14 @@ struct Asked {
     off: Option<u64>,
 }
 
-/// Our program as it would be carried there.
+/// The program that would be installed.
 struct Carried {
     hash: String,
-    /// What kind of machine it is for; `None`: nobody can tell.
+    /// The machine architecture it is for; `None`: unknown.
     machine: Option<&'static str>,
 }
 
-/// Everything that can be asked now.
+/// Inspects all hosts.
 pub fn inspect(config: &SshConfig, wants: Wants) -> Vec<Inspected> {
     let hosts = match config.read_hosts() {
         Ok(hosts) => hosts,
@@ -81,7 +81,7 @@ pub fn inspect(config: &SshConfig, wants: Wants) -> Vec<Inspected> {
 fn carried(config: &SshConfig) -> Result<Carried, String> {
     let path = program::find(config.doctor_node.as_deref())?;
     let bytes = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    // Bytes 18 and 19 of an ELF file.
+    // `e_machine` of the ELF header.
     let machine = match bytes.get(18..20) {
         Some([62, 0]) => Some("x86_64"),
         Some([183, 0]) => Some("aarch64"),
@@ -90,7 +90,7 @@ fn carried(config: &SshConfig) -> Result<Carried, String> {
     Ok(Carried { hash: hash(&bytes), machine })
 }
 
-/// The programs that hosts need for what the policy permits and the settings name.
+/// Returns the programs that hosts need for the permitted repairs.
 fn wanted_programs(config: &SshConfig, wants: Wants) -> Vec<&str> {
     let commands = [(wants.reset, &config.reset), (wants.reboot, &config.reboot)];
     let programs = commands.into_iter().filter(|(wanted, _)| *wanted).filter_map(|(_, command)| command.first());
@@ -106,14 +106,14 @@ fn ask(lines: &Lines, host: &Host, script: &str, config: &SshConfig) -> Asked {
     Asked { name: host.name.clone(), said, off }
 }
 
-/// How far its clock is off at least: it was read somewhere between these two moments.
+/// Returns the least offset of a host's clock, which was read between these two times.
 fn off(clock: i64, before: Timestamp, after: Timestamp) -> Option<u64> {
     let early = before.secs().saturating_sub(clock).max(0);
     let late = clock.saturating_sub(after.secs()).max(0);
     u64::try_from(early.max(late)).ok()
 }
 
-/// Why a host is not reached, as far as there is something to do about it.
+/// Why a host cannot be reached, grouped by remedy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Obstacle {
     KeyUnknown,
@@ -186,7 +186,7 @@ fn reach(asked: &[Asked], config: &SshConfig) -> Vec<Inspected> {
     found
 }
 
-/// The names of those of which something holds.
+/// Returns the names of the hosts for which the predicate holds.
 fn those(answered: &[(&NodeName, &Facts)], holds: impl Fn(&Facts) -> bool) -> Vec<NodeName> {
     answered.iter().filter(|(_, facts)| holds(facts)).map(|(name, _)| (*name).clone()).collect()
 }
@@ -252,7 +252,7 @@ fn clocks(asked: &[Asked]) -> Inspected {
     }
 }
 
-/// For information: either way is good.
+/// Informational: both ways are fine.
 fn outlive(answered: &[(&NodeName, &Facts)]) -> Inspected {
     let scopes = those(answered, |facts| facts.systemd).len();
     let text = match answered.len() - scopes {

@@ -1,4 +1,4 @@
-//! The SSH backend's registration.
+//! Registers the SSH backend.
 
 use std::path::{Path, PathBuf};
 

@@ -1,8 +1,9 @@
-//! A fleet without a scheduler: hosts that are reached over SSH, by the system's own OpenSSH.
+//! The SSH backend: a fleet of hosts without a scheduler, reached through the system's OpenSSH.
 //!
-//! Nothing runs on a host but what is asked for: `doctor-node` is installed there once for each version
-//! ([`doctor_backend::ssh::install`]) and answers one question for each connection ([`doctor_backend::ssh::session`]). Runs and marks live in files on the hosts (`doctor_host`), so a controller that
-//! starts anew finds them. What "free" means is in [`doctor_host::occupancy`], everything else for operators in `README.md`.
+//! No daemon runs on a host: `doctor-node` is installed there once per version ([`doctor_backend::ssh::install`]) and answers one
+//! request per connection ([`doctor_backend::ssh::session`]). Runs and marks are files on the hosts (`doctor_host`), so that a
+//! restarted controller finds them. [`doctor_host::occupancy`] defines when a host is free; `README.md` has everything else for
+//! operators.
 
 mod acts;
 mod fleet;

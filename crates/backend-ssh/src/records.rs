@@ -1,7 +1,7 @@
-//! On which hosts a run was started: a small file for each, written before the hosts are asked.
+//! The journal of runs: a small file per run with its hosts, written before the hosts are contacted.
 //!
-//! The hosts themselves know their runs. But a host that does not answer cannot say that a run is its own, and without this
-//! every run would be everywhere and nowhere while one host is down.
+//! The hosts themselves know their runs. But a host that does not respond cannot report a run, and without the journal the place
+//! of every run would be unknown while one host is down.
 
 use std::{
     collections::BTreeMap,
@@ -17,7 +17,7 @@ use doctor_core::{
 };
 use doctor_host::files;
 
-/// As long as hosts remember runs.
+/// As long as hosts keep runs.
 const KEEP: Span = Span::days(30);
 
 /// The hosts of a run, by rank.
@@ -55,7 +55,7 @@ impl Records {
         self.directory.join(format!("{run}.json"))
     }
 
-    /// The run is on these hosts from now on. One that is on others stays there, and that is the answer.
+    /// Records that the run is on these hosts, and returns its hosts: if other hosts are recorded already, those.
     pub(super) fn write(&self, run: RunId, hosts: &Hosts) -> io::Result<Hosts> {
         let path = self.path(run);
         let made = files::create(&path, hosts)?;
@@ -65,7 +65,7 @@ impl Records {
         Ok(there)
     }
 
-    /// Seen there: for as long as this process lives.
+    /// Caches the hosts of a run, without writing them.
     pub(super) fn learn(&self, run: RunId, hosts: &Hosts) {
         self.known().insert(run, hosts.clone());
     }

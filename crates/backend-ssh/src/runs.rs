@@ -1,7 +1,7 @@
-//! Runs on hosts: started, found again, ended. One over several hosts is one part on each, under the same id.
+//! Starts, finds and cancels runs on hosts. A multi-node run has one part on each host, under the same id.
 //!
-//! All hosts of a run must answer before a part of it begins, and a part that cannot begin ends the others: alone they would wait for
-//! it until their time is over. What became of the whole is in [`super::several`].
+//! All hosts of a run must respond before any part starts, and a part that cannot start cancels the others: alone they would wait
+//! for it until their time limit. [`super::several`] combines the states of the parts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,7 +33,7 @@ const CANCEL: &str = "cancel";
 enum Place {
     On(Vec<Host>),
     Nowhere,
-    /// No host that answers has it, and not every host does.
+    /// No responding host has it, and some hosts do not respond.
     Unclear(String),
 }
 
@@ -63,14 +63,15 @@ impl SshBackend {
         begun.ok_or_else(|| refused(SUBMIT, "the run names no host".to_owned()))
     }
 
-    /// Nothing has begun yet: a host that does not answer now may do so later.
+    /// Checks that all hosts respond, before anything starts. One that does not may respond later.
     fn all_answer(&self, hosts: &[Host]) -> Result<(), BackendError> {
         let answers = self.each(hosts, |host| self.look(host, Vec::new()));
         let silent = answers.into_iter().find_map(|(host, look)| look.err().map(|why| format!("{}: {why}", host.name)));
         silent.map_or(Ok(()), |text| Err(try_again(SUBMIT, text)))
     }
 
-    /// One part could not begin. Once all others have ended, this run will never be whole, and the next one may.
+    /// Cancels the other parts after one could not start. Once they have ended, this run can never be complete, and a new one may
+    /// start.
     fn end_the_others(&self, run: RunId, hosts: &[Host], error: &BackendError) -> BackendError {
         match self.end_on(run, hosts) {
             Ok(()) => refused(SUBMIT, format!("{}; the run's other parts were ended", error.text)),
@@ -115,14 +116,14 @@ impl SshBackend {
         Ok(orders)
     }
 
-    /// Where the first host of a run over several is for the others.
+    /// Returns the address at which the other hosts of a multi-node run reach the first.
     fn rendezvous(&self, first: &Host) -> Result<String, BackendError> {
         let address = self.asker.address(first).map_err(|why| try_again(SUBMIT, format!("{}: {why}", first.name)))?;
         let port = self.config.rendezvous_port;
         Ok(if address.contains(':') { format!("[{address}]:{port}") } else { format!("{address}:{port}") })
     }
 
-    /// As the host sees them. `None`: there is no shared directory.
+    /// Returns the output paths on the host. `None`: there is no shared directory.
     fn outputs(&self, output: &JobOutput) -> Result<Option<Outputs>, BackendError> {
         for path in output.logs.iter().chain([&output.document]) {
             if !path.components().all(|part| matches!(part, Component::Normal(_))) {
@@ -135,7 +136,7 @@ impl SshBackend {
         }))
     }
 
-    /// Which hosts have the run: as written down, else as the hosts say.
+    /// Finds the hosts of each run: from the journal, otherwise from the hosts.
     fn find(&self, operation: &'static str, runs: &[RunId]) -> Result<BTreeMap<RunId, Place>, BackendError> {
         let mut places = BTreeMap::new();
         let mut homeless = Vec::new();
@@ -161,7 +162,7 @@ impl SshBackend {
         found.map_or_else(|node| Place::Unclear(format!("{node} is not among the hosts any more")), Place::On)
     }
 
-    /// A host knows which others have a part of the run.
+    /// Determines the place of a run from the hosts' answers. Each host knows the other hosts of the run.
     fn as_told(&self, run: RunId, answers: &[(Host, Result<Look, String>)]) -> Place {
         let has_it = |seen: &&SeenRun| seen.run == run && seen.seen != JobSeen::Absent;
         let told = answers.iter().find_map(|(host, look)| {
@@ -193,7 +194,7 @@ impl SshBackend {
         Ok(answers)
     }
 
-    /// What each host says of its parts, all hosts asked once.
+    /// Returns the state of each part; each host is queried once.
     fn parts_of(&self, places: &BTreeMap<RunId, Place>) -> BTreeMap<(RunId, NodeName), SeenRun> {
         let mut by_host: BTreeMap<NodeName, (Host, Vec<RunId>)> = BTreeMap::new();
         for (run, place) in places {
@@ -215,7 +216,7 @@ impl SshBackend {
         seen
     }
 
-    /// Until the run is asked about no more.
+    /// Keeps logs while their runs are polled.
     fn keep_logs(&self, runs: &[RunId], seen: BTreeMap<(RunId, NodeName), SeenRun>) {
         let asked: BTreeSet<&RunId> = runs.iter().collect();
         let mut logs = locked(&self.logs);
@@ -237,7 +238,7 @@ impl SshBackend {
         }
     }
 
-    /// Every host is told, also when one of them cannot be.
+    /// Cancels the run on every host, even if one of them fails.
     fn end_on(&self, run: RunId, hosts: &[Host]) -> Result<(), BackendError> {
         let grace = self.config.grace;
         let end = |host: &Host| self.asker.ask(host, &Ask::Cancel { run, grace }, grace.to_std());
@@ -254,7 +255,7 @@ fn begun_as(host: &Host, answer: Result<Said, NoAnswer>) -> Result<JobId, Backen
         Ok(Said::Started(JobSeen::Pending { job, .. } | JobSeen::Running { job, .. } | JobSeen::Ended { job, .. })) => {
             Ok(job)
         }
-        // Whoever came meanwhile is seen in the next look, and the run is given up for them.
+        // The next snapshot shows the user who came meanwhile, and the planner gives up the run.
         Ok(Said::InUse { by }) => Err(try_again(SUBMIT, format!("{}: {by}", host.name))),
         Ok(Said::Started(seen)) => Err(unknown(SUBMIT, format!("{}: the run is {seen:?}", host.name))),
         other => Err(failed(SUBMIT, host, other)),

@@ -1,15 +1,15 @@
-//! What the parts of a run over several hosts say of the whole. Pure.
+//! Combines the states of the parts of a multi-node run. Pure.
 
 use doctor_core::{
     run::{JobEnd, JobSeen},
     time::Timestamp,
 };
 
-/// Of parts that ended differently, the first of these is how the run ended.
+/// If parts ended differently, the first of these is the run's end.
 const WORST_FIRST: [JobEnd; 5] = [JobEnd::Lost, JobEnd::NodeDied, JobEnd::Failed, JobEnd::Killed, JobEnd::Displaced];
 
-/// One answer for all parts. What a host does not say nobody knows of the run; it is over when every part is, and ended well when
-/// every part did. A part that was never begun, of a run whose others were, is lost.
+/// Returns the state of the whole run. An unknown part makes it unknown; it has ended when every part has, and succeeded when
+/// every part did. A part that never started, of a run whose others did, is lost.
 pub(super) fn together(parts: &[JobSeen]) -> JobSeen {
     if let [alone] = parts {
         return alone.clone();

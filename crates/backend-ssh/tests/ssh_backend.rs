@@ -1,5 +1,5 @@
-//! The SSH backend on real sshd hosts, with real `doctor-node` processes there: the contract, who counts as a user, what happens
-//! when hosts and connections fail, repairs, and runs over several hosts.
+//! Tests the SSH backend on real sshd hosts with real `doctor-node` processes: the contract, what counts as use, failures of
+//! hosts and connections, repairs, and multi-node runs.
 
 #[path = "ssh_backend/repairs.rs"]
 mod repairs;
@@ -43,12 +43,12 @@ fn a_run_outlives_its_connection_and_its_controller_and_its_result_is_carried() 
         wait("the second test", || hosts.log("host1", run).contains("endless: /bin/sleep").then_some(()));
         hosts.fleet.borrow().hosts()[0].cut().unwrap();
     }
-    // The next controller has lost everything that the first one wrote down.
+    // The next controller has lost all of the first one's files.
     fs::remove_dir_all(&hosts.config.state).unwrap();
     let backend = hosts.open();
     assert!(matches!(polled(&backend, run).seen, JobSeen::Running { .. }));
     assert_eq!(backend.snapshot().unwrap()[0].jobs, [run]);
-    // The key is in the job's environment, where only its owner reads it.
+    // The key is in the job's environment, which only its owner can read.
     assert!(!hosts.ssh("host1", "cat /proc/[0-9]*/cmdline").contains(&KEY.to_hex()));
     backend.cancel(run).unwrap();
     let (how, documents) = wait_ended(&backend, run);
@@ -56,7 +56,7 @@ fn a_run_outlives_its_connection_and_its_controller_and_its_result_is_carried() 
     let document = Document::open(&documents[0], &KEY).unwrap();
     assert_eq!(document.tests.iter().map(|test| test.test.as_str()).collect::<Vec<_>>(), ["memory"]);
     assert_eq!((document.run, document.node.as_str()), (run, "host1"));
-    // Its log came along, and goes when nobody asks any more.
+    // Its log arrived too, and is dropped when the run is no longer polled.
     let logs = backend.logs(run);
     assert!(matches!(&*logs, [(of, text)] if *of == node("host1") && text.contains(" endless: cut short")), "{logs:?}");
     backend.poll(&[]).unwrap();
@@ -121,7 +121,7 @@ fn hosts_that_fail_are_unknown_and_cost_one_connect_time_out() {
         }
         fleet.host("host2").unwrap().stop();
         fleet.host("host3").unwrap().hang();
-        // Another machine than the one whose key is known.
+        // Emulates another machine than the one whose key is known.
         let text = fs::read_to_string(fleet.at("known_hosts")).unwrap();
         let keys: Vec<&str> = text.lines().filter_map(|line| line.split_once(' ')).map(|(_, key)| key).collect();
         fs::write(fleet.at("known_hosts"), text.replace(keys[3], keys[4])).unwrap();
@@ -135,13 +135,13 @@ fn hosts_that_fail_are_unknown_and_cost_one_connect_time_out() {
         assert!(words[number].contains(said), "{words:?}");
         assert!(matches!(nodes[number].node.occupancy, Occupancy::Unknown { .. }));
     }
-    // What they said last holds until they say something else.
+    // Their last answers remain in use until they respond again.
     assert_eq!(nodes[1].jobs, [run]);
     assert_eq!(nodes[2].node.marks.ours.len(), 1);
     assert!(matches!(polled(&backend, run).seen, JobSeen::Unknown { .. }));
     let error = backend.submit(&hosts.request("host2", run_id(3), &["memory"])).unwrap_err();
     assert_eq!(error.effect, Effect::NoneTryAgain, "{error}");
-    // After a reboot the host answers, and the run is lost.
+    // After a reboot the host responds, and the run is lost.
     hosts.fleet.borrow_mut().host("host2").unwrap().boot().unwrap();
     assert_eq!(wait_ended(&backend, run).0, JobEnd::Lost);
     hosts.fleet.borrow().hosts()[2].unhang();
@@ -154,7 +154,7 @@ fn hosts_that_fail_are_unknown_and_cost_one_connect_time_out() {
 fn hosts_with_one_home_see_neither_each_others_runs_nor_marks() {
     let Some(hosts) = Hosts::new("hosts_with_one_home_see_neither_each_others_runs_nor_marks", 2) else { return };
     {
-        // As on a share.
+        // As on a shared file system.
         let mut fleet = hosts.fleet.borrow_mut();
         let shared = fleet.hosts()[0].home();
         let second = fleet.host("host2").unwrap();
@@ -170,7 +170,7 @@ fn hosts_with_one_home_see_neither_each_others_runs_nor_marks() {
     let jobs = |seen: &[SeenNode]| seen.iter().map(|seen| seen.jobs.clone()).collect::<Vec<_>>();
     let seen = backend.snapshot().unwrap();
     assert_eq!((marks(&seen), jobs(&seen)), (vec![1, 0], vec![vec![runs[0]], vec![]]));
-    // What becomes of one host's run is nothing to the other's.
+    // The end of one host's run does not affect the other's.
     backend.submit(&hosts.request("host2", runs[1], &["endless"])).unwrap();
     wait("both to run", || {
         runs.iter().all(|run| matches!(polled(&backend, *run).seen, JobSeen::Running { .. })).then_some(())
@@ -200,7 +200,7 @@ fn a_login_that_prints_and_a_program_that_was_changed_are_no_answer() {
     let program = hosts.ssh("host1", "ls .cluster-doctor/bin/doctor-node-*");
     hosts.ssh("host1", "echo 'echo Welcome; echo doctor-node host' > .bashrc");
     assert_eq!(why(&occupancy(&backend, "host1")), "free");
-    // 255 after an answer that was cut off, and after none at all.
+    // Exit code 255 after a truncated answer, and after none.
     let change = |script: &str| {
         let text = format!("printf '#!/bin/sh\\n{script}\\n' > x; chmod +x x; mv x {}", program.trim());
         hosts.ssh("host1", &text);
@@ -211,15 +211,15 @@ fn a_login_that_prints_and_a_program_that_was_changed_are_no_answer() {
     change("exit 255");
     let error = backend.submit(&hosts.request("host1", run_id(5), &["memory"])).unwrap_err();
     assert_eq!(error.effect, Effect::NoneTryAgain, "{error}");
-    // An answer to another question.
+    // An answer to another request.
     change("echo doctor-node host 1; read q; echo {}");
     assert!(why(&occupancy(&backend, "host1")).contains("does not parse"));
-    // One that is not there is carried again.
+    // A missing program is installed again.
     hosts.ssh("host1", "rm -r .cluster-doctor/bin");
     assert_eq!(why(&occupancy(&backend, "host1")), "free");
 }
 
-/// There is no systemd in the bed: what is checked is what it would be told.
+/// The testbed has no systemd: this checks the arguments that it would get.
 #[test]
 fn where_systemd_runs_a_run_is_in_a_scope_of_its_own_as_a_stand_in_for_systemd_run_is_told() {
     let Some(hosts) = Hosts::new("where_systemd_runs_a_run_is_in_a_scope_of_its_own", 1) else { return };
@@ -268,7 +268,7 @@ fn what_hosts_lack_is_found_without_changing_them() {
         let mut fleet = hosts.fleet.borrow_mut();
         let keys = fs::read_to_string(fleet.at("known_hosts")).unwrap();
         let lines: Vec<&str> = keys.lines().collect();
-        // The second has another key, the third none that is known, the fourth is not up.
+        // The second has another key, the third has no known key, the fourth is down.
         let second = lines[1].split_once(' ').unwrap().0;
         let other = lines[0].split_once(' ').unwrap().1;
         fs::write(fleet.at("known"), format!("{}\n{second} {other}\n{}\n", lines[0], lines[3])).unwrap();

@@ -1,15 +1,15 @@
-//! The one place where the controller learns what time it is.
+//! The controller's only source of the current time.
 
 use doctor_core::time::Timestamp;
 
-/// A source of time. Pure code never sees it; it is given moments.
+/// A source of time. Pure code does not use it; its callers pass it timestamps.
 pub trait Clock: Send + Sync {
     fn now(&self) -> Timestamp;
-    /// Waits until then. A virtual clock jumps.
+    /// Blocks until `moment`. A virtual clock jumps there instead.
     fn sleep_until(&self, moment: Timestamp);
 }
 
-/// The machine's clock.
+/// The system's real-time clock.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemClock;
 

@@ -1,8 +1,8 @@
-//! The rules that every backend keeps, as a suite that runs against any of them.
+//! The contract that every backend keeps, as a test suite that runs against any of them.
 //!
-//! A backend is done when [`breaches`] finds none on the real system. What the suite cannot do through the
-//! [`Backend`] seam (make a node busy, lose a job, put a mark there as somebody else) it asks of a [`Bed`], which is
-//! written once per kind of cluster. Every broken rule is reported, not only the first.
+//! A backend is done when [`breaches`] finds none on the real system. The [`Backend`] trait cannot make a node busy, lose a job
+//! or set a foreign mark; the suite does these through a [`Bed`], which each kind of cluster implements once. The suite reports
+//! every broken rule, not only the first.
 
 use std::sync::Arc;
 
@@ -16,38 +16,38 @@ use doctor_core::{
 
 use super::{Backend, BackendError, Change, Effect, JobRequest, NodeOp, SeenNode};
 
-/// The world around a backend under test.
+/// The environment of a backend under test.
 pub trait Bed {
     fn now(&self) -> Timestamp;
 
-    /// A node that the suite may use as it likes. It is free and bears no mark.
+    /// Returns the node that the suite may use freely. It is free and has no marks.
     fn node(&self) -> NodeName;
 
-    /// Makes the backend's cluster see the node like this.
+    /// Makes the cluster report this occupancy for the node.
     fn occupy(&self, node: &NodeName, wanted: Wanted);
 
-    /// Puts a mark on the node, or takes it away, as somebody else would.
+    /// Sets or removes a mark on the node under a foreign owner.
     fn mark_by_somebody_else(&self, node: &NodeName, there: bool);
 
-    /// A request that the backend accepts, on [`Bed::node`].
+    /// Returns a request that the backend accepts, on [`Bed::node`].
     fn job(&self, run: RunId, length: Length) -> JobRequest;
 
-    /// How many jobs were ever started for this run, as seen from outside of the backend.
+    /// Counts the jobs ever started for this run, observed from outside the backend.
     fn jobs_started(&self, run: RunId) -> usize;
 
-    /// Ends the running job of this run so that it cannot say how it ended.
+    /// Ends the run's job in a way that prevents it from reporting how it ended.
     fn lose(&self, run: RunId);
 
-    /// How often the node was reset or rebooted so far, as seen from outside of the backend. `None`: this bed cannot tell, and
-    /// repairs are tried elsewhere.
+    /// Counts the resets or reboots of the node so far, observed from outside the backend. `None`: this bed cannot count them,
+    /// and repairs are tested elsewhere.
     fn repairs_done(&self, _what: StepKind) -> Option<usize> {
         None
     }
 
-    /// A little time goes by: milliseconds of a real clock, seconds of a virtual one.
+    /// Lets a short time pass: milliseconds of a real clock, seconds of a virtual one.
     fn let_time_pass(&self);
 
-    /// The same backend as a controller would find it after it was killed. `None`: it keeps nothing of its own.
+    /// Opens the backend again, as after a controller was killed. `None`: the backend keeps no state.
     fn restarted(&self) -> Option<Box<dyn Backend>> {
         None
     }
@@ -62,25 +62,25 @@ pub enum Wanted {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Length {
-    /// Ends by itself within a few of [`Bed::let_time_pass`].
+    /// Ends by itself within a few calls of [`Bed::let_time_pass`].
     Short,
-    /// Goes on until it is cancelled.
+    /// Runs until it is cancelled.
     Endless,
 }
 
-/// A rule that was not kept, and what was seen instead.
+/// A broken rule, and what the suite observed instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Breach {
     pub rule: &'static str,
     pub seen: String,
 }
 
-/// How often the suite lets time pass before it gives up waiting.
+/// How many times the suite lets time pass before it stops waiting.
 const PATIENCE: usize = 1000;
 
 type RuleCheck<'a> = fn(&mut Suite<'a>) -> Result<(), String>;
 
-/// Runs every rule. An empty answer is a backend that keeps the contract.
+/// Checks every rule and returns the broken ones. An empty list means that the backend keeps the contract.
 pub fn breaches<'a>(backend: &'a dyn Backend, bed: &'a dyn Bed) -> Vec<Breach> {
     let mut suite = Suite { backend, bed, ids: IdSource::new(0xc0de) };
     let rules: [(&'static str, RuleCheck<'a>); 12] = [
@@ -116,7 +116,7 @@ struct Suite<'a> {
     ids: IdSource,
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "the shape that map_err wants")]
+#[expect(clippy::needless_pass_by_value, reason = "map_err passes the error by value")]
 fn said(error: BackendError) -> String {
     format!("an error: {error} ({:?})", error.effect)
 }
@@ -163,7 +163,7 @@ impl Suite<'_> {
         polled.into_iter().next().map(|job| job.seen).ok_or_else(|| "no answer to a poll".to_owned())
     }
 
-    /// Lets time pass until the job looks as wanted.
+    /// Lets time pass until the job satisfies `wanted`.
     fn wait(&self, run: RunId, what: &str, wanted: impl Fn(&JobSeen) -> bool) -> Result<JobSeen, String> {
         for _ in 0..PATIENCE {
             let seen = self.seen(run)?;
@@ -183,7 +183,7 @@ impl Suite<'_> {
         self.wait(run, "the job to end", |seen| matches!(seen, JobSeen::Ended { .. }))
     }
 
-    /// Nothing of one rule is left running for the next.
+    /// Cancels the job and waits for its end, so that no job of one rule is still running in the next.
     fn end(&self, run: RunId) -> Result<(), String> {
         self.backend.cancel(run).map_err(said)?;
         self.wait(run, "the job to be gone", |seen| matches!(seen, JobSeen::Ended { .. } | JobSeen::Absent)).map(drop)
@@ -266,7 +266,7 @@ impl Suite<'_> {
             format!("a cancelled job looks as if it had finished: {ended:?}")
         })?;
         self.backend.cancel(run).map_err(said)?;
-        // Cancelled before anybody saw it start, it must not start afterwards.
+        // A job that is cancelled before any poll saw it start must not start afterwards.
         let early = self.run();
         self.submit(early, Length::Endless)?;
         self.backend.cancel(early).map_err(said)?;
@@ -329,7 +329,7 @@ impl Suite<'_> {
         must(left.ours.is_empty(), || format!("marks of ours stayed: {:?}", left.ours))
     }
 
-    /// Does and undoes a change, each twice, and then asks for the first once more: it was done, so nothing happens.
+    /// Applies and reverts a change, each twice, then repeats the first operation: it is already done, so it must have no effect.
     fn there_and_back(&mut self, (there, back): (Change, Change), kind: MarkKind) -> Result<(), String> {
         let name = self.bed.node();
         let first = NodeOp { op: self.op(), what: there };
@@ -369,7 +369,7 @@ impl Suite<'_> {
             answer.map_err(said)?;
             let now = done();
             must(now == Some(before + 1), || format!("{what:?} is done and happened {now:?} times, {before} before"))?;
-            // Asked once more, and by the next controller.
+            // Repeat the operation, here and from a restarted controller.
             backend.apply(&name, &first).map_err(said)?;
             if let Some(successor) = bed.restarted() {
                 successor.apply(&name, &first).map_err(said)?;

@@ -1,8 +1,8 @@
-//! A command of the site's own, called for what only the site can do: have a machine replaced, close a host to users.
+//! Runs a site's own command for operations that only the site can perform: replacing a machine, closing a host to users.
 //!
-//! It is started without a shell, with words in braces filled in, in an environment that names the node. It has a time limit and
-//! its output a size limit. How it ended says what to do next: 0 is done, 75 (`EX_TEMPFAIL`) and the words that clouds use for
-//! "slower, please" mean later, anything else means that asking again will not help.
+//! The command runs without a shell. Placeholders in braces are filled in, and environment variables name the node. Its run time
+//! and its output are limited. The exit code decides what follows: 0 is success; 75 (`EX_TEMPFAIL`), or a throttling message of a
+//! cloud in the output, is a temporary failure; any other code is permanent.
 
 use std::{
     process::Command,
@@ -15,13 +15,13 @@ use crate::{
     process::{self, Ended, Limits, Tail},
 };
 
-/// `EX_TEMPFAIL` of sysexits.h: not now.
+/// `EX_TEMPFAIL` of sysexits.h: a temporary failure.
 const NOT_NOW: i32 = 75;
-/// Of what it prints, the end is kept.
+/// How much of the end of the output is kept, in bytes.
 const MOST_OUTPUT: usize = 64 * 1024;
-/// How long its output is read after its end, where another process holds that open.
+/// How long output is read after the command has ended, if another process holds the pipe open.
 const DRAIN: Duration = Duration::from_secs(5);
-/// How clouds and their programs say that it may work later.
+/// How clouds and their command-line tools report a temporary failure.
 const LATER: [&str; 10] = [
     "Throttling",
     "RequestLimitExceeded",
@@ -35,17 +35,17 @@ const LATER: [&str; 10] = [
     "timed out",
 ];
 
-/// What a hook is told.
+/// The values that a hook receives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Told<'a> {
-    /// Stands for `{NAME}` in the command's words, and for the environment variable `DOCTOR_NAME`.
+    /// Each replaces `{NAME}` in the command's words and is set as the environment variable `DOCTOR_NAME`.
     pub words: Vec<(&'a str, String)>,
 }
 
-/// Runs a hook and waits for its end, no longer than `limit`.
+/// Runs a hook and waits at most `limit` for its end.
 ///
 /// # Errors
-/// With what it said and whether to ask again.
+/// With the last line of its output, and whether to retry.
 pub fn run(operation: &'static str, command: &[String], told: &Told<'_>, limit: Duration) -> Result<(), BackendError> {
     let refuse = |text: String| BackendError { operation, text, effect: Effect::NoneGiveUp };
     let words = command.iter().map(|word| filled(word, told)).collect::<Result<Vec<_>, _>>().map_err(refuse)?;
@@ -74,7 +74,7 @@ pub fn run(operation: &'static str, command: &[String], told: &Told<'_>, limit: 
     }
 }
 
-/// Fills in what stands in braces. Names that nobody knows are refused: a hook must not act on half a command.
+/// Fills in the placeholders. An unknown or empty one is refused: a hook must not act on an incomplete command.
 fn filled(word: &str, told: &Told<'_>) -> Result<String, String> {
     let (mut out, mut rest) = (String::new(), word);
     while let Some(open) = rest.find('{') {

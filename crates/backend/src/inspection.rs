@@ -1,30 +1,30 @@
-//! What `doctor config check --live` finds: whether what the settings name is really there. What could not be asked is
-//! unknown, never good.
+//! The findings of `doctor config check --live`: whether the things that the settings name really exist. What could not be
+//! queried is unknown, never good.
 
 use std::collections::BTreeSet;
 
 use doctor_core::{hostlist, ids::NodeName};
 use serde::Serialize;
 
-/// So many names are enough to know where to look.
+/// How many node names [`named`] lists: enough to know where to look.
 const NAMED: usize = 8;
 
-/// One thing that has to be so.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Inspected {
     pub what: String,
     pub standing: Standing,
     pub text: String,
-    /// What to do about it.
+    /// What the operator should do about it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
 
-/// Everything that was found.
+/// The result of a live inspection.
 #[derive(Debug, Default)]
 pub struct Inspection {
     pub findings: Vec<Inspected>,
-    /// Where the cluster itself runs the agents: on which nodes they should be, and are.
+    /// Where the agents should run and where they do, if the cluster itself runs them.
     pub agents: Option<AgentPods>,
 }
 
@@ -34,29 +34,29 @@ impl From<Vec<Inspected>> for Inspection {
     }
 }
 
-/// Agents as the cluster runs them.
+/// The agents that the cluster runs.
 #[derive(Debug, Default)]
 pub struct AgentPods {
-    /// Nodes with GPUs; `None`: they could not be asked for.
+    /// Nodes with GPUs. `None`: the query failed.
     pub nodes: Option<Vec<NodeName>>,
-    /// Nodes on which an agent runs; `None`: it could not be asked for.
+    /// Nodes on which an agent runs. `None`: the query failed.
     pub running: Option<BTreeSet<NodeName>>,
-    /// The command that shows why an agent on a node is not heard.
+    /// The command that shows why the controller receives nothing from a node's agent.
     pub logs: String,
-    /// What to look at where no agent runs.
+    /// What to inspect where no agent runs.
     pub deployment: String,
-    /// What runs them.
+    /// The account under which the agents run.
     pub account: String,
 }
 
-/// How it stands.
+/// The outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Standing {
     Good,
-    /// Nobody could say.
+    /// It could not be checked.
     Unknown,
-    /// It has to be mended.
+    /// The operator has to fix it.
     Bad,
 }
 
@@ -85,7 +85,7 @@ impl Inspected {
         Self { what: what.into(), standing: Standing::Bad, text: text.into(), remedy: Some(remedy.into()) }
     }
 
-    /// What may help.
+    /// Adds a suggested remedy.
     #[must_use]
     pub fn try_this(mut self, remedy: impl Into<String>) -> Self {
         self.remedy = Some(remedy.into());
@@ -93,7 +93,7 @@ impl Inspected {
     }
 }
 
-/// The first of these nodes, as people write them.
+/// Formats the first few of these nodes as a host list, and counts the others.
 pub fn named(nodes: &[NodeName]) -> String {
     let mut first: Vec<NodeName> = nodes.iter().take(NAMED).cloned().collect();
     first.sort();

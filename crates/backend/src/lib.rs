@@ -1,12 +1,12 @@
-//! What a cluster must be able to do for us, and what the crates of the backends share. One crate per kind of cluster.
+//! The [`Backend`] trait that each kind of cluster implements, and the code that backends share. Each kind of cluster is a crate.
 //!
-//! The calls block. A backend whose client is asynchronous owns its runtime and blocks on it: the cycle stays one
-//! straight line, and a simulated month costs no scheduler. Every call may be made from several threads at once.
+//! Calls block. A backend with an asynchronous client owns its runtime and blocks on it: the control loop stays sequential, and
+//! simulating a month needs no scheduler. Any method may be called from several threads concurrently.
 //!
-//! Rules that every backend keeps, and the shared contract suite checks:
-//! a node nobody vouches for is `Unknown`, never `Free`; submitting twice with one run id gives one job; cancelling a
-//! job that is not there is fine; a lost job says so; every operation in `caps` is idempotent, shows in the next
-//! snapshot and leaves foreign marks alone; every error says whether to try again.
+//! Rules that every backend keeps, checked by the shared contract suite: a node without positive evidence that it is free is
+//! `Unknown`, never `Free`; submitting twice with one run id gives one job; cancelling a missing job succeeds; a lost job is
+//! reported as lost; every operation in `caps` is idempotent, is visible in the next snapshot and leaves foreign marks alone;
+//! every error states whether to retry.
 
 pub mod clock;
 pub mod contract;
@@ -43,78 +43,80 @@ use doctor_core::{
 use doctor_host::marks::MarkChange;
 pub use doctor_host::reports::Reported;
 
+/// A cluster as the controller observes and changes it.
 pub trait Backend: Send + Sync {
-    /// A short name for messages: `sim`, `local`, `kubernetes`.
+    /// Returns a short name for messages: `sim`, `local`, `kubernetes`.
     fn name(&self) -> &str;
 
+    /// Returns the operations that this cluster supports.
     fn caps(&self) -> Caps;
 
-    /// Every node of the cluster as it is now. A node of which something could not be learnt is in the answer, with
-    /// `Occupancy::Unknown`; if the cluster could not be asked at all, this is an error.
+    /// Returns every node of the cluster in its current state. A node that could not be fully read is included with
+    /// `Occupancy::Unknown`. If the cluster could not be queried at all, this is an error.
     fn snapshot(&self) -> Result<Vec<SeenNode>, BackendError>;
 
-    /// Nodes of the last snapshot that have not told their marks since this backend was opened: what the snapshot says of these is
-    /// no answer, and who has seen them before knows better.
+    /// Returns the nodes of the last snapshot whose marks this backend has not read since it was opened. The snapshot's marks of
+    /// these nodes are not authoritative; the caller uses the marks it recorded earlier.
     fn unread(&self) -> Vec<NodeName> {
         Vec::new()
     }
 
-    /// Starts a job for this run. Asked again with the same run id, it answers with the same job.
+    /// Starts a job for this run. Idempotent: a repeated call with the same run id returns the same job.
     fn submit(&self, job: &JobRequest) -> Result<JobId, BackendError>;
 
-    /// What became of these runs' jobs, in the same order.
+    /// Returns the state of these runs' jobs, in the same order.
     fn poll(&self, runs: &[RunId]) -> Result<Vec<PolledJob>, BackendError>;
 
-    /// What the job of a run wrote on each node, as far as it came with an answer of [`Self::poll`]: where logs are not on the
-    /// shared directory.
+    /// Returns the output of a run's job on each node, as far as [`Self::poll`] has received it. For clusters whose logs are not
+    /// on the shared directory.
     fn logs(&self, _run: RunId) -> Vec<(NodeName, String)> {
         Vec::new()
     }
 
-    /// Ends the job of a run. A job that is not there, or has ended, is fine.
+    /// Ends a run's job. Succeeds if the job is missing or has ended.
     fn cancel(&self, run: RunId) -> Result<(), BackendError>;
 
-    /// Changes a node. Asked again with the same operation id, nothing more happens.
+    /// Changes a node. Idempotent: a repeated call with the same operation id has no further effect.
     fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError>;
 
-    /// The same, with the words for it, where the cluster has a place for words.
+    /// Like [`Self::apply`], and records the reason where the cluster has a field for it.
     fn apply_for(&self, node: &NodeName, change: &NodeOp, _ground: &Ground) -> Result<(), BackendError> {
         self.apply(node, change)
     }
 
-    /// User work that failed since then, as far as the cluster tells. What was told before may be told again, and need not
-    /// be. Work that somebody cancelled, that was preempted, evicted, or ran into its own time limit has not failed.
+    /// Returns user work that failed since then, as far as the cluster reports it. Failures already returned may be returned
+    /// again or omitted. Work that was cancelled, preempted, evicted, or that exceeded its own time limit has not failed.
     fn failed_work(&self, _since: Timestamp) -> Result<Vec<SeenFailure>, BackendError> {
         Ok(Vec::new())
     }
 
-    /// What the node and its vendor's tool say of it, before a step destroys that. It is begun by the first who asks under an
-    /// operation's name, and asked for again until it has ended.
+    /// Collects what the node and its vendor's tool report, before a repair step destroys that evidence. The first call with an
+    /// operation id starts the collection; the caller repeats the call until it has ended.
     fn report(&self, _node: &NodeName, _op: OpId) -> Reported {
         Reported::Failed { text: format!("the backend {} has no way to run it on the node", self.name()) }
     }
 
-    /// Where results can be read on the node itself: who puts them there.
+    /// Returns the writer of status on the nodes themselves, if the cluster has a place for it.
     fn board(&self) -> Option<&dyn Board> {
         None
     }
 }
 
-/// A place on each node where everybody can read how it is.
+/// Writes each node's status where every user of the node can read it.
 pub trait Board: Sync {
-    /// The number of what is written there; `None`: nothing of ours, or nobody knows.
+    /// Returns the [`ToShow::number`] of the status on the node. `None`: there is none of ours, or it could not be read.
     fn number(&self, node: &NodeName) -> Option<u64>;
 
-    /// Writes it there, in place of what was.
+    /// Replaces the status on the node.
     fn write(&self, node: &NodeName, what: &ToShow) -> Result<(), BackendError>;
 
-    /// The same for several, by as many workers. Back come those on which it could not be written.
+    /// Writes several statuses with up to `workers` threads. Returns the nodes whose write failed.
     fn write_all(&self, work: &[(NodeName, Arc<ToShow>)], workers: usize) -> Vec<(NodeName, BackendError)> {
         one_by_one(work, workers, |node, what| self.write(node, what))
     }
 }
 
-/// Writes each alone, several at a time.
+/// Writes one status per call, on up to `workers` threads, and returns the failures.
 pub fn one_by_one(
     work: &[(NodeName, Arc<ToShow>)],
     workers: usize,
@@ -137,71 +139,72 @@ pub fn one_by_one(
     failed.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is written on a node.
+/// The status of a node, ready to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToShow {
     pub shown: Shown,
     /// `shown` as JSON.
     pub text: String,
-    /// The same for the same, but for the sentences of findings.
+    /// A hash of `shown` without the findings' sentences. Equal statuses have equal numbers.
     pub number: u64,
 }
 
 impl ToShow {
     pub fn of(shown: Shown) -> Self {
-        // A value of names and numbers is always text.
+        // Serialising names and numbers cannot fail.
         let text = serde_json::to_string(&shown).unwrap_or_default();
-        // A measured value in a sentence is another one each time, and nothing new.
+        // A measured value in a sentence differs each time without being news.
         let mut plain = shown.clone();
         plain.findings.iter_mut().for_each(|finding| finding.text.clear());
         let counted = serde_json::to_string(&plain).unwrap_or_default();
-        // The same in every version: what another one wrote is recognised.
+        // FNV-1a is the same in every version, so a status written by another version is recognised.
         let number = fnv1a(counted.as_bytes());
         Self { shown, text, number }
     }
 }
 
-/// A node (shared with the backend that keeps it: most do not change from one look to the next), when its agent last spoke through this backend (if agents do), and the jobs of ours on it.
+/// A node of a snapshot. `node` is shared with the backend that caches it: most nodes do not change between snapshots. `heard` is
+/// when its agent last reported through this backend, if agents do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeenNode {
     pub node: Arc<Node>,
     pub heard: Option<Timestamp>,
-    /// Runs whose jobs are pending or running here, whoever submitted them: a controller with an empty store must see
-    /// that the node is in use.
+    /// Runs whose jobs are pending or running here, including those of other controllers: a controller with an empty store must
+    /// see that the node is in use.
     pub jobs: Vec<RunId>,
 }
 
-/// User work that failed, and where it ran. Over many nodes it says little about each; see [`doctor_core::failed_work`].
+/// Failed user work and its nodes. A failure over many nodes says little about each; see [`doctor_core::failed_work`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeenFailure {
     pub work: FailedWork,
-    /// Where it failed; where nobody tells that, where it ran.
+    /// The nodes on which it failed or, if the cluster does not report those, on which it ran.
     pub nodes: Vec<NodeName>,
 }
 
-/// What a job is told.
+/// The parameters of a job.
 #[derive(Debug, Clone)]
 pub struct JobRequest {
     pub run: RunId,
     pub nodes: NonEmpty<NodeName>,
     pub tests: NonEmpty<TestId>,
     pub limit: Span,
-    /// With this the job signs its result document.
+    /// The job signs its result document with this key.
     pub key: RunKey,
-    /// Where log and result document belong.
+    /// Where the logs and the result document are written.
     pub outputs: Vec<JobOutput>,
 }
 
-/// Where a job leaves its logs and its result, relative to the shared directory.
+/// Where a job writes its logs and its result, relative to the shared directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobOutput {
     pub node: NodeName,
-    /// One for each test, in their order.
+    /// One per test, in the order of the tests.
     pub logs: Vec<PathBuf>,
     pub document: PathBuf,
 }
 
-/// What became of a job, and the result documents that came along with the answer, if the backend carries them.
+/// The state of a job, and the result documents that the poll returned, if the backend transports them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolledJob {
     pub seen: JobSeen,
@@ -211,7 +214,7 @@ pub struct PolledJob {
 /// A change to a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeOp {
-    /// The same id is the same change.
+    /// Operations with the same id are the same change.
     pub op: OpId,
     pub what: Change,
 }
@@ -220,7 +223,7 @@ pub struct NodeOp {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ground {
     pub case: Option<CaseId>,
-    /// The reason code of the worst finding, and its words.
+    /// The reason code of the worst finding; `text` is its sentence.
     pub code: String,
     pub text: String,
 }
@@ -230,7 +233,7 @@ pub enum Change {
     Mark(OurMark),
     Unmark(OurMark),
     Drain,
-    /// Asks user work to leave. It is done when none is left; until then, asking again is right.
+    /// Evicts user work. It succeeds when none is left; until then, the caller repeats it.
     Evict,
     Undrain,
     Reset,
@@ -239,7 +242,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// The step of a case that this carries out.
+    /// Returns the step of a case that this carries out.
     pub const fn step(&self) -> StepKind {
         match self {
             Self::Mark(_) => StepKind::Mark,
@@ -253,7 +256,7 @@ impl Change {
         }
     }
 
-    /// As a mark of ours, where the cluster has nothing but marks: a drain is the mark that nothing new may start.
+    /// Returns this change as a change of our marks, for clusters that have only marks: a drain is a cordon mark.
     pub fn as_mark(&self) -> Option<MarkChange> {
         match self {
             Self::Mark(mark) => Some(MarkChange::Mark(mark.clone())),
@@ -265,7 +268,7 @@ impl Change {
     }
 }
 
-/// A backend's failure. It is never a verdict on a node.
+/// A failed backend call. It is never a verdict on a node.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{operation}: {text}")]
 pub struct BackendError {
@@ -274,13 +277,13 @@ pub struct BackendError {
     pub effect: Effect,
 }
 
-/// What may have happened although the call failed.
+/// What a failed call may have changed.
 #[derive(Debug, Copy, Clone, PartialEq, Eq)]
 pub enum Effect {
-    /// Nothing changed; trying again may help.
+    /// Nothing changed; a retry may succeed.
     NoneTryAgain,
-    /// Nothing changed; trying again will not help.
+    /// Nothing changed; a retry will not succeed.
     NoneGiveUp,
-    /// It may have taken effect; ask again with the same id.
+    /// It may have taken effect; repeat the call with the same id.
     Unknown,
 }

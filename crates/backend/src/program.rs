@@ -1,4 +1,4 @@
-//! Where the `doctor-node` program is on this machine, for backends that start it here or carry it to others.
+//! Finds the `doctor-node` program on this machine, for backends that start it here or copy it to hosts.
 
 use std::{
     env,
@@ -10,11 +10,11 @@ pub const PROGRAM_VARIABLE: &str = "DOCTOR_NODE";
 
 const PROGRAM: &str = "doctor-node";
 
-/// As configured, else as the environment has it, else beside this program, else in `PATH`. Looked up whenever it is needed: it
-/// may be built or updated while we run.
+/// Returns the configured path, else `$DOCTOR_NODE`, else the program beside this one, else the first in `PATH`. The lookup is
+/// not cached: the program may be built or updated while the service runs.
 ///
 /// # Errors
-/// With what to do about it.
+/// With instructions for the operator.
 pub fn find(configured: Option<&Path>) -> Result<PathBuf, String> {
     let named = configured.map(Path::to_owned).or_else(|| env::var_os(PROGRAM_VARIABLE).map(PathBuf::from));
     if let Some(program) = named {

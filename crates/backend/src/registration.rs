@@ -1,8 +1,8 @@
 //! How a kind of cluster is registered.
 //!
-//! A backend's crate has one type without values that implements [`Kind`]: it names the section of the configuration, and says
-//! how that section is completed, checked, opened and inspected. The program lists these types in one table; nothing else in it
-//! knows which kinds there are.
+//! A backend crate has one unit type that implements [`Kind`]: it names the section of the configuration and defines how that
+//! section is completed, checked, opened and inspected. The program lists these types in one table; no other code of it depends
+//! on a particular kind.
 
 use std::{
     fmt::Debug,
@@ -26,25 +26,25 @@ use crate::{
     vouch::Voucher,
 };
 
-/// One kind of cluster.
+/// A kind of cluster.
 pub trait Kind {
-    /// Its section is `[backend.NAME]`.
+    /// The name of its section, `[backend.NAME]`.
     const NAME: &'static str;
-    /// Its part of the commented default file, up to its last line break.
+    /// Its part of the commented default file, without the last line break.
     const DEFAULT_TEXT: &'static str;
-    /// Numbers of its section that must lie within limits.
+    /// Permitted ranges of numbers in its section.
     const LIMITS: &'static [Limit] = &[];
-    /// Whether jobs run on the machine of the service.
+    /// Whether jobs run on the service's own machine.
     const RUNS_HERE: bool = false;
 
-    /// Its section, as it is written.
+    /// Its section of the configuration file.
     type Config: Clone + Debug + PartialEq + Serialize + DeserializeOwned;
 
-    /// Completes a section that was read from a file in the directory `beside`: relative paths, and what follows from the
-    /// service's own settings.
+    /// Completes a section read from a file in the directory `beside`: resolves relative paths, and fills in values from the
+    /// service's settings.
     fn resolve(config: &mut Self::Config, beside: &Path, service: &Service<'_>);
 
-    /// Checks what the form of the section does not say by itself.
+    /// Checks what deserialising the section does not.
     ///
     /// # Errors
     /// With what is wrong and what would be accepted.
@@ -52,10 +52,10 @@ pub trait Kind {
         Ok(())
     }
 
-    /// Says whether this program can open such a cluster. Settings can be read and printed in any case.
+    /// Returns whether this program can open such a cluster. Settings can be read and printed in any case.
     ///
     /// # Errors
-    /// With what was left out of this program, and the command that builds it in.
+    /// With the feature missing from this build, and the command that builds it in.
     fn available() -> Result<(), &'static str> {
         Ok(())
     }
@@ -63,15 +63,15 @@ pub trait Kind {
     /// Opens the cluster.
     ///
     /// # Errors
-    /// If it cannot be used as it is configured.
+    /// If it cannot be used as configured.
     fn open(config: &Self::Config, service: &Service<'_>) -> Result<Opened, BackendError>;
 
-    /// Asks whether what the settings name is there and answers. Changes nothing.
+    /// Checks that what the settings name exists and responds. Changes nothing.
     fn inspect(config: &Self::Config, service: &Service<'_>, _policy: &Policy) -> Inspection {
         vec![look(|| Self::open(config, service))].into()
     }
 
-    /// Files that the section names and that are read again when they change.
+    /// Returns the files named in the section that are reloaded when they change.
     fn files(_config: &Self::Config) -> Vec<&Path> {
         Vec::new()
     }
@@ -79,28 +79,28 @@ pub trait Kind {
     /// Checks the text of one of [`Self::files`].
     ///
     /// # Errors
-    /// With the place of the mistake.
+    /// With the position of the error.
     fn check_file(_config: &Self::Config, _text: &str) -> Result<(), BadText> {
         Ok(())
     }
 
-    /// The checks and machine types that such a cluster has under this policy.
+    /// Returns the checks and machine types of such a cluster under this policy.
     fn checks(policy: &Policy) -> (Catalogue, MachineTypes) {
         (Catalogue::with_site_checks(policy), doctor_checks::profiles::built_in())
     }
 
-    /// Directories that the service writes for this backend.
+    /// Returns the directories that the service writes to for this backend.
     fn writes(_config: &Self::Config) -> Vec<PathBuf> {
         Vec::new()
     }
 }
 
-/// What a backend may know of the service that it works for.
+/// The service's settings that a backend may use.
 #[derive(Debug, Clone, Copy)]
 pub struct Service<'a> {
     /// A directory on a local disk, beside the database.
     pub state: &'a Path,
-    /// The shared directory, as the service sees it.
+    /// The shared directory, at the service's path.
     pub data: &'a Path,
     pub policy: Option<&'a Path>,
 }
@@ -109,12 +109,12 @@ pub struct Service<'a> {
 pub struct Opened {
     pub backend: Arc<dyn Backend>,
     pub clock: Arc<dyn Clock>,
-    /// Where the cluster itself says whose agent a token belongs to, and for how long that is believed.
+    /// Verifies the agents' tokens with the cluster itself, if it can. The span is how long a verification is cached.
     pub voucher: Option<(Arc<dyn Voucher>, Span)>,
 }
 
 impl Opened {
-    /// A cluster in which the time is the system's, and agents are enrolled.
+    /// A cluster that uses the system clock and whose agents are enrolled.
     pub fn new(backend: impl Backend + 'static) -> Self {
         Self { backend: Arc::new(backend), clock: Arc::new(SystemClock), voucher: None }
     }
@@ -126,7 +126,7 @@ impl Debug for Opened {
     }
 }
 
-/// Opens a cluster and lists its nodes.
+/// Opens a cluster and counts its nodes.
 pub fn look(open: impl FnOnce() -> Result<Opened, BackendError>) -> Inspected {
     let looked = open().and_then(|opened| Ok((opened.backend.name().to_owned(), opened.backend.snapshot()?.len())));
     match looked {

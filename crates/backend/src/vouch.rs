@@ -1,25 +1,25 @@
-//! The seam to a cluster that gives its pods tokens: whoever runs there needs no enrolment, because the cluster itself says
-//! whose a token is and on which node its owner runs. Only a cluster that can say both has an implementation.
+//! Token review by clusters that issue tokens to their pods. An agent there needs no enrolment: the cluster identifies the
+//! token's owner and the node on which that owner runs. Only clusters that report both have an implementation.
 
 use std::pin::Pin;
 
 use doctor_core::ids::NodeName;
 
-/// Of the question, when it is answered. It may be awaited on any runtime.
+/// The pending result of a token review. It may be awaited on any runtime.
 pub type Answer = Pin<Box<dyn Future<Output = Result<NodeName, NotVouched>> + Send>>;
 
 pub trait Voucher: Send + Sync {
-    /// The node whose agent this token belongs to, as the cluster says it now. Nothing in the token is believed for its own
-    /// sake, and the token goes nowhere but to the cluster.
+    /// Returns the node whose agent owns this token, according to the cluster now. An implementation trusts no claim in the token
+    /// itself and sends the token only to the cluster.
     fn whose(&self, token: String) -> Answer;
 }
 
-/// Why a token speaks for no node. Its text never has the token in it.
+/// Why a token identifies no node. The text never contains the token.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotVouched {
     #[error("the token is not accepted: {0}")]
     Refused(String),
-    /// Nothing is known of the token, good or bad: it may be tried again.
+    /// The token is neither accepted nor rejected; the caller may retry.
     #[error("nobody can say now whose the token is: {0}")]
     Unanswered(String),
 }

@@ -1,4 +1,4 @@
-//! The local backend on this machine, with real `doctor-node job` processes: the contract, and the crash windows.
+//! Tests the local backend on this machine with real `doctor-node job` processes: the contract, and crashes of the controller.
 
 use std::{
     fs,
@@ -29,7 +29,7 @@ use tempfile::TempDir;
 
 const KEY: RunKey = RunKey::new([7; 32]);
 
-/// A policy with a test that goes on for longer than any of these tests.
+/// A policy with a test that outlasts all of these tests.
 const POLICY: &str = "[tests.endless.params]\ncommand = [\"/bin/sleep\", \"600\"]\ntimeout = \"20m\"\n";
 
 struct Local {
@@ -80,7 +80,7 @@ impl Local {
         Document::open(&bytes, &KEY).unwrap()
     }
 
-    /// What a controller leaves behind that is killed before it starts the job.
+    /// Leaves the files of a controller that was killed before it started the job.
     fn leave_intent(&self, run: RunId, at: Timestamp) {
         let place = self.at("state/runs").join(run.to_string());
         fs::create_dir_all(&place).unwrap();
@@ -93,7 +93,7 @@ fn log(run: RunId) -> PathBuf {
 }
 
 fn run_id(number: u64) -> RunId {
-    // Born now, so that nothing takes it for an old one.
+    // A recent id, so that it is not pruned as an old one.
     RunId::from_number((u64::try_from(SystemClock.now().millis()).unwrap() << 21) | number)
 }
 
@@ -102,7 +102,7 @@ fn stats() -> impl Iterator<Item = ProcStat> {
     entries.filter_map(|entry| ProcStat::parse(&fs::read_to_string(entry.path().join("stat")).ok()?))
 }
 
-/// Living processes of this run, by their arguments.
+/// Returns the live processes of this run, found by their arguments.
 fn processes(run: RunId) -> Vec<u32> {
     processes_with(&run.to_string())
 }
@@ -116,7 +116,7 @@ fn processes_with(argument: &str) -> Vec<u32> {
     living.filter(has_it).collect()
 }
 
-/// A test that fails leaves no job behind.
+/// Kills the jobs of a failed test.
 impl Drop for Local {
     fn drop(&mut self) {
         let mine = self.directory.path().display().to_string();
@@ -127,7 +127,7 @@ impl Drop for Local {
 }
 
 fn kill(pid: u32) {
-    // It may have ended by itself meanwhile.
+    // It may have ended meanwhile.
     let _gone = kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), Signal::KILL);
 }
 
@@ -242,7 +242,7 @@ fn a_job_that_was_killed_is_lost_and_leaves_nothing_running() {
     let run = run_id(3);
     backend.submit(&local.request(run, &["endless"])).unwrap();
     wait_log(&local, run, "endless: /bin/sleep");
-    // For an instant, between fork and exec, its child bears the same arguments.
+    // Between fork and exec, its child briefly has the same arguments.
     let leader = wait("one process of this run", || match processes(run)[..] {
         [leader] => Some(leader),
         _ => None,
@@ -290,7 +290,7 @@ fn a_job_cancelled_before_it_came_up_never_runs() {
     backend.cancel(run).unwrap();
     backend.submit(&local.request(run, &["memory"])).unwrap();
     assert_eq!(wait_ended(&backend, run), (None, JobEnd::Killed));
-    // A process that the killed controller had started, and that comes up only now.
+    // A process that the killed controller had started and that comes up only now.
     let late = Command::new(doctor_node())
         .args(["job", "--run", &run.to_string(), "--node", "here", "--tests", "memory"])
         .arg("--log")

@@ -1,5 +1,5 @@
-//! YAML as a tree in which everything knows its place, so that what is right as YAML and wrong as a template is shown where it
-//! stands.
+//! YAML as a tree with source positions, so that text which is valid YAML and invalid as a template can be reported at its
+//! position.
 
 use std::{fmt, ops::Range};
 
@@ -10,14 +10,14 @@ use serde::{
 };
 use serde_saphyr::{Location, Spanned};
 
-/// A key or a value, and where it is.
+/// A key or a value, with its position.
 pub(super) type Located<T> = Spanned<T>;
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Node {
     Null,
     Text(String),
-    /// A number or a truth value: what is asked of a template is never one.
+    /// A number or a boolean: no checked field has such a value.
     Other,
     List(Vec<Located<Node>>),
     Map(Vec<(Located<String>, Located<Node>)>),
@@ -31,7 +31,7 @@ impl Node {
         }
     }
 
-    /// What is under this key.
+    /// Returns the value of this key.
     pub(super) fn get(&self, wanted: &str) -> Option<&Located<Node>> {
         self.entries().iter().find(|(key, _)| key.value == wanted).map(|(_, value)| value)
     }
@@ -51,18 +51,18 @@ impl Node {
     }
 }
 
-/// Reads a document.
+/// Parses a document.
 pub(super) fn read<T: DeserializeOwned>(text: &str) -> Result<T, BadText> {
     serde_saphyr::from_str(text).map_err(|error| {
         let (plain, at) = (error.without_snippet().to_string(), error.location());
-        // The place is shown by whoever shows the text.
+        // The caller prints the position itself.
         let place = at.map(|at| format!(" at line {}, column {}", at.line(), at.column())).unwrap_or_default();
         let message = plain.strip_suffix(&place).unwrap_or(&plain);
         BadText::at(text, at.map(|at| bytes(text, at)), message)
     })
 }
 
-/// What is wrong at this place.
+/// Builds an error at this position.
 pub(super) fn wrong<T>(text: &str, at: &Located<T>, message: impl Into<String>) -> BadText {
     BadText::at(text, Some(bytes(text, at.referenced)), message)
 }

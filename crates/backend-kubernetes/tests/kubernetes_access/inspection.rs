@@ -1,4 +1,4 @@
-//! What `doctor config check --live` says of a cluster that has everything, and of one that lacks something.
+//! Tests `doctor config check --live` on a complete cluster, and on clusters that lack something.
 
 use std::path::PathBuf;
 
@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 
 use crate::{Cluster, cluster};
 
-/// A namespace of its own with an account that has these rights.
+/// A separate namespace with an account that has these permissions.
 struct Site {
     config: KubernetesConfig,
 }
 
 impl Site {
-    /// `without`: a kind and a verb that are left out of the rights.
+    /// `without`: a resource and a verb to omit from the permissions.
     fn new(cluster: &Cluster, name: &str, without: Option<(&str, &str)>) -> Self {
         let config = KubernetesConfig {
             namespace: name.to_owned(),
@@ -25,7 +25,7 @@ impl Site {
             ..KubernetesConfig::default()
         };
         for mut object in manifests(&config) {
-            // What is in no namespace is there for each test by its own name.
+            // Cluster-wide objects get a name per test.
             if ["ClusterRole", "ClusterRoleBinding"].iter().any(|kind| object["kind"] == *kind) {
                 object["metadata"]["name"] = json!(name);
                 if object["roleRef"].is_object() {
@@ -36,7 +36,7 @@ impl Site {
                 let is_it = without.filter(|(kind, _)| rule["resources"][0] == *kind);
                 if let (Some((_, verb)), Some(verbs)) = (is_it, rule["verbs"].as_array_mut()) {
                     verbs.retain(|one| one != verb);
-                    // A rule without verbs is none.
+                    // A rule must have a verb.
                     if verbs.is_empty() {
                         verbs.push(json!("deletecollection"));
                     }
@@ -47,7 +47,7 @@ impl Site {
         Self { config }
     }
 
-    /// Looks as the account, which is the service's.
+    /// Inspects the cluster as the service's account.
     fn inspect(&self, cluster: &Cluster) -> Inspection {
         let account = cluster.plane.kubeconfig_for_service_account(&self.config.namespace, "cluster-doctor").unwrap();
         inspect(&KubernetesConfig { kubeconfig: Some(account), ..self.config.clone() })
@@ -114,7 +114,7 @@ fn each_right_that_is_missing_is_named_with_what_gives_it() {
         assert_eq!(missing.remedy.as_deref(), Some("doctor deploy kubernetes --what rights | kubectl apply -f -"));
         assert!(inspection.findings.iter().all(|found| found.what != "rights"), "{:?}", inspection.findings);
     }
-    // What may not be looked at is unknown, and the missing right is what is bad.
+    // What may not be read is unknown, and the missing permission is bad.
     let inspection = Site::new(cluster, "no-look", Some(("persistentvolumeclaims", "get"))).inspect(cluster);
     assert_eq!(found(&inspection, "volume claim").standing, Standing::Unknown);
     assert_eq!(found(&inspection, "right to get persistentvolumeclaims").standing, Standing::Bad);

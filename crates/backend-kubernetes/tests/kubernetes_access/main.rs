@@ -1,5 +1,5 @@
-//! Who may do what, on a real control plane: the rights that the service is given and those it uses, the tokens that agents
-//! speak with, and what `doctor config check --live` says of a cluster.
+//! Tests access on a real control plane: the service's permissions and those it uses, agents' tokens, and the findings of `doctor
+//! config check --live`.
 
 mod inspection;
 mod rights;
@@ -22,17 +22,17 @@ use serde_json::{Value, json};
 const NAMESPACE: &str = "cluster-doctor";
 const AGENT: &str = "cluster-doctor-agent";
 const AUDIENCE: &str = "cluster-doctor";
-/// Long on a busy machine, and never waited for where all is well.
+/// Generous for a busy machine; a passing test never waits this long.
 const PATIENCE: Duration = Duration::from_secs(240);
 
 struct Cluster {
     plane: ControlPlane,
     kubelet: Kubelet,
-    /// Of the account that has exactly the rights that `doctor deploy kubernetes` gives.
+    /// The kubeconfig of an account with exactly the permissions that `doctor deploy kubernetes` grants.
     account: PathBuf,
 }
 
-/// One for all tests of this program; each uses nodes of its own.
+/// Returns the cluster that all tests of this program share; each uses its own nodes.
 fn cluster() -> Option<&'static Cluster> {
     static CLUSTER: OnceLock<Option<Cluster>> = OnceLock::new();
     CLUSTER.get_or_init(Cluster::start).as_ref()
@@ -48,7 +48,7 @@ impl Cluster {
         for object in manifests(&everything()) {
             plane.make(&object);
         }
-        // One cluster for two ways to get at results: what the other needs is given beside it.
+        // One cluster serves both ways of collecting results, so it also gets the permissions of the other one.
         for mut object in manifests(&nothing_shared()).into_iter().filter(is_role_here) {
             let name = json!("cluster-doctor-carried");
             object["metadata"]["name"].clone_from(&name);
@@ -57,7 +57,7 @@ impl Cluster {
             }
             plane.make(&object);
         }
-        // Printed with the rest by those who deploy agents; here it is all there is of them.
+        // `doctor deploy` prints this account with the agents; the test needs only the account.
         let answer = plane.request(
             "POST",
             &format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts"),
@@ -86,7 +86,7 @@ impl Cluster {
         serde_json::from_str(&answer.text).unwrap()
     }
 
-    /// A pod as the agents' DaemonSet makes them, on this node.
+    /// Creates a pod on this node like those of the agents' DaemonSet.
     fn agent_pod(&self, name: &str, node: &str, account: &str) {
         self.plane.make(&json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": NAMESPACE },
@@ -98,7 +98,7 @@ impl Cluster {
     }
 }
 
-/// Settings that need every right there is.
+/// Settings that need every permission.
 fn everything() -> KubernetesConfig {
     let write = Write { condition: Some("GpuHealthy".to_owned()), ..Write::default() };
     let share = Share::Claim("cluster-doctor-data".to_owned());
@@ -110,12 +110,12 @@ fn nothing_shared() -> KubernetesConfig {
     KubernetesConfig { share: Share::None, ..everything() }
 }
 
-/// A role in our namespace, or who has it.
+/// A role in our namespace, or its binding.
 fn is_role_here(object: &Value) -> bool {
     object["kind"].as_str().is_some_and(|kind| kind.starts_with("Role"))
 }
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 #[track_caller]
 fn until(what: &str, mut so: impl FnMut() -> bool) {
     let began = Instant::now();

@@ -1,5 +1,4 @@
-//! The rights that are printed are those that are used: none more, none less, by the API server's own record of what the
-//! service's account asked for.
+//! The printed permissions are exactly those used, according to the API server's audit log of the service account.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +20,7 @@ use serde_json::{Value, json};
 
 use crate::{AGENT, AUDIENCE, Cluster, NAMESPACE, cluster, everything, nothing_shared, until};
 
-/// All that the service does in a cluster. A new thing that it does is a new line here.
+/// Everything that the service does in a cluster. A new operation needs a new entry.
 const FLOWS: &[fn(&Stage<'_>)] =
     &[looking, running, carrying, marking, showing, evicting, repairing, hearing, inspecting, replacing];
 
@@ -54,7 +53,7 @@ fn looking(stage: &Stage<'_>) {
 fn running(stage: &Stage<'_>) {
     let (run, node) = (ids(77).run(), NodeName::new("gpu-3").unwrap());
     let request = request(run, &node);
-    // Twice: what is there is looked at.
+    // Twice: the second call reads the existing job.
     assert_eq!(stage.backend.submit(&request).unwrap(), stage.backend.submit(&request).unwrap());
     let seen = || stage.backend.poll(&[run]).unwrap().remove(0).seen;
     until("the job to run", || matches!(seen(), JobSeen::Running { .. }));
@@ -66,7 +65,7 @@ fn running(stage: &Stage<'_>) {
     stage.backend.cancel(over_several.run).unwrap();
 }
 
-/// A job that brings its result with it. Nobody has its log here; that it was asked for is enough.
+/// A job that returns its result with its pod. The emulated kubelet has no logs; requesting one is enough here.
 fn carrying(stage: &Stage<'_>) {
     let share = nothing_shared().share;
     let backend = KubernetesBackend::open(KubernetesConfig { share, ..stage.cluster.config() }).unwrap();
@@ -85,7 +84,7 @@ fn carrying(stage: &Stage<'_>) {
 fn marking(stage: &Stage<'_>) {
     let mut ids = ids(78);
     let mark = OurMark { kind: MarkKind::Unhealthy, case: None };
-    // A node that is not watched is asked for.
+    // A node that is not watched is read from the API server.
     for node in ["gpu-3", "plain"].map(|node| NodeName::new(node).unwrap()) {
         for what in [Change::Mark(mark.clone()), Change::Drain, Change::Undrain, Change::Unmark(mark.clone())] {
             stage.backend.apply(&node, &NodeOp { op: ids.op(), what }).unwrap();
@@ -130,14 +129,14 @@ fn evicting(stage: &Stage<'_>) {
     until("the pods to be gone", || stage.cluster.get(pods)["items"].as_array().is_some_and(Vec::is_empty));
 }
 
-/// The job of it is made; that it was done nobody says here.
+/// The repair job is created; its completion is not simulated here.
 fn repairing(stage: &Stage<'_>) {
     let reset = NodeOp { op: ids(80).op(), what: Change::Reset };
     let asked = stage.backend.apply(&NodeName::new("gpu-3").unwrap(), &reset).unwrap_err();
     assert!(asked.text.contains("its job was made"), "{asked}");
 }
 
-/// The last: the node is gone then.
+/// Last, because it deletes the node.
 fn replacing(stage: &Stage<'_>) {
     let replace = NodeOp { op: ids(81).op(), what: Change::Replace };
     stage.backend.apply(&NodeName::new("doomed").unwrap(), &replace).unwrap();
@@ -150,7 +149,7 @@ fn hearing(stage: &Stage<'_>) {
     assert_eq!(runtime.block_on(stage.backend.voucher().whose(token)).unwrap().as_str(), "gpu-3");
 }
 
-/// `doctor config check --live`, with everything that it can be asked to look at.
+/// Runs `doctor config check --live` with all optional settings.
 fn inspecting(stage: &Stage<'_>) {
     for config in [
         KubernetesConfig { policy_map: Some("none".to_owned()), ..stage.cluster.config() },
@@ -160,7 +159,7 @@ fn inspecting(stage: &Stage<'_>) {
     }
 }
 
-/// A right as `get nodes`, or `create tokenreviews.authentication.k8s.io`.
+/// Formats a permission: `get nodes`, or `create tokenreviews.authentication.k8s.io`.
 fn right(verb: &str, group: &str, resource: &str) -> String {
     if group.is_empty() { format!("{verb} {resource}") } else { format!("{verb} {resource}.{group}") }
 }

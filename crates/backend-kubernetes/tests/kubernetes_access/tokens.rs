@@ -1,4 +1,4 @@
-//! Agents' tokens, made and judged by a real API server.
+//! Tests agents' tokens, issued and reviewed by a real API server.
 
 use serde_json::json;
 
@@ -32,10 +32,10 @@ fn the_api_server_says_on_which_node_a_tokens_pod_runs_until_the_pod_is_gone() {
     let token = cluster.plane.pod_token(NAMESPACE, AGENT, "agent-1", AUDIENCE).unwrap();
     assert_eq!(whose(&*voucher, &token).as_deref(), Ok("gpu-1"));
     delete(cluster, "agent-1");
-    // The API server remembers what it found for ten seconds.
+    // The API server caches a review for ten seconds.
     until("the token to be worth nothing", || whose(&*voucher, &token).is_err());
     assert!(refused(&*voucher, &token).contains("the cluster does not know it"));
-    // Another pod of that name is another pod.
+    // A new pod of the same name is a different pod.
     cluster.agent_pod("agent-1", "gpu-2", AGENT);
     assert!(refused(&*voucher, &token).contains("the cluster does not know it"));
     delete(cluster, "agent-1");

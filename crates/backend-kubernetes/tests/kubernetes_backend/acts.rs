@@ -1,4 +1,4 @@
-//! What is done to nodes beyond marking: eviction under a real disruption budget, repair by a job, replacement.
+//! Tests node operations beyond marks: eviction under a real disruption budget, repair by a job, replacement.
 
 use std::{
     io::{Read as _, Write as _},
@@ -17,7 +17,7 @@ fn apply(backend: &KubernetesBackend, node: &str, op: OpId, what: Change) -> Res
     backend.apply(&NodeName::new(node).unwrap(), &NodeOp { op, what })
 }
 
-/// A pod of somebody's that takes no GPU, on this node; with an owner that makes it anew, or without.
+/// A user's pod without GPUs on this node, recreated by a ReplicaSet.
 fn set_of(name: &str, node: &str) -> Value {
     let labels = json!({ "app": name });
     json!({
@@ -49,7 +49,7 @@ impl Cluster {
         assert!(answer.is_success(), "{}", answer.text);
     }
 
-    /// The job of a repair, and its pod once it runs.
+    /// Returns the pod of a repair once it runs.
     fn repair_pod(&self, op: OpId) -> String {
         let path = format!("/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=cluster-doctor.io%2Fop%3D{op}");
         let mut name = None;
@@ -143,7 +143,7 @@ fn a_reboot_is_done_when_a_new_boot_is_seen_and_never_under_user_work() {
     );
     cluster.kubelet.set_boot_id(node, "11111111-1111-4111-8111-111111111111").unwrap();
     until("the reboot to be done", || apply(&backend, node, op, Change::Reboot).is_ok());
-    // Its job is gone one day; the node itself remembers.
+    // Its job is deleted at some point; the annotation on the node remains.
     let jobs = format!("/apis/batch/v1/namespaces/{NAMESPACE}/jobs/doctor-{op}");
     cluster.plane.request("DELETE", &format!("{jobs}?propagationPolicy=Background"), None).unwrap();
     until("the job to be gone", || cluster.repair_jobs(op) == 0);
@@ -188,7 +188,7 @@ fn a_node_is_replaced_by_deleting_it_where_that_is_configured_and_allowed() {
     until("it to be gone", || backend.snapshot().unwrap().iter().all(|seen| seen.node.name.as_str() != node));
 }
 
-/// Answers each call with the next of these codes, and gives back what it was told.
+/// Responds to each call with the next of these codes, and returns the requests.
 fn server(codes: &'static [u16]) -> (String, std::thread::JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/replace?cluster=a", listener.local_addr().unwrap());
@@ -219,7 +219,7 @@ fn a_webhook_is_told_of_the_machine_once() {
     assert_ne!(apply(&backend, "gpu-9", op, Change::Replace).unwrap_err().effect, Effect::NoneGiveUp);
     assert_eq!(apply(&backend, "gpu-9", op, Change::Replace).unwrap_err().effect, Effect::NoneGiveUp);
     apply(&backend, "gpu-9", op, Change::Replace).unwrap();
-    // Asked again after it was done, nobody is called.
+    // Once it is done, a repeated operation calls nothing.
     apply(&backend, "gpu-9", op, Change::Replace).unwrap();
     let calls = calls.join().unwrap();
     assert!(calls[2].starts_with("POST /replace?cluster=a HTTP/1.1"), "{}", calls[2]);
@@ -229,7 +229,7 @@ fn a_webhook_is_told_of_the_machine_once() {
     assert_eq!(body["op"], op.to_string());
 }
 
-/// EC2 as it is when too many ask.
+/// An EC2 endpoint that throttles.
 fn throttling() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -282,7 +282,7 @@ fn an_instance_is_terminated_through_its_cloud_and_a_wrong_id_or_throttling_are_
     assert_eq!(state(), "running");
     apply(&backend(cloud.before()), "in-the-cloud", op, Change::Replace).unwrap();
     assert!(["shutting-down", "terminated"].contains(&state().as_str()), "{}", state());
-    // Asked again it is done, also where the cloud has forgotten the instance.
+    // A repeated operation succeeds, even if the cloud no longer knows the instance.
     apply(&backend(vec!["false".to_owned()]), "in-the-cloud", op, Change::Replace).unwrap();
     for name in ["in-the-cloud", "mistaken"] {
         cluster.delete(&format!("/api/v1/nodes/{name}"));

@@ -1,5 +1,5 @@
-//! Results without a shared directory, on a real control plane: with the pod's last words, also of a pod that is gone by then.
-//! The played kubelet has no logs; what comes by them is shown on a real one.
+//! Tests results without a shared directory on a real control plane: from the termination message, even of a pod that is gone.
+//! The emulated kubelet has no logs; results in logs are tested on a real one.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn backend(cluster: &Cluster) -> KubernetesBackend {
     KubernetesBackend::open(KubernetesConfig { share: Share::None, ..cluster.config() }).unwrap()
 }
 
-/// The pod of a run, once it runs.
+/// Returns the pod of a run once it runs.
 fn pod(cluster: &Cluster, run: RunId) -> String {
     let pods = format!("/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=cluster-doctor.io%2Frun%3D{run}");
     until("the pod to run", || cluster.get(&pods)["items"][0]["status"]["phase"] == "Running");
@@ -61,7 +61,7 @@ fn what_a_pod_said_before_it_was_taken_away_is_known_when_it_is_gone() {
     let Some(cluster) = cluster() else { return };
     let backend = backend(cluster);
     seen(&backend, "gpu-15");
-    // Whether the watch has begun is nobody's to say: it is tried until it has.
+    // Nothing reports that the watch has started, so the test repeats until it has.
     let mut seed = 30;
     until("a result of a pod that is gone", || {
         seed += 1;
@@ -73,7 +73,7 @@ fn what_a_pod_said_before_it_was_taken_away_is_known_when_it_is_gone() {
         until("the pod to end", || cluster.get(&path)["status"]["phase"] == "Failed");
         cluster.delete(&path);
         until("the pod to be gone", || cluster.plane.request("GET", &path, None).unwrap().status == 404);
-        // The watch tells of the end before it tells that the pod is gone, and both a moment later than here.
+        // The watch delivers the end before the deletion, both slightly later than seen here.
         let told = || backend.poll(&[run]).unwrap()[0].documents == [b"half of it".to_vec()];
         (0..40).any(|_| {
             told() || {

@@ -1,5 +1,5 @@
-//! User pods that failed, as a real API server tells of them: only what failed, only from now on, and across a watch that is
-//! begun anew.
+//! Tests failed user pods as a real API server reports them: only failures, only from the start of the watch, and across a
+//! restarted watch.
 
 use doctor_backend::{Backend, SeenFailure};
 use doctor_bed::kubernetes::kubelet::Exit;
@@ -15,7 +15,7 @@ use super::{NAMESPACE, cluster, ids, polled, request, seen, until};
 
 const NODE: &str = "gpu-13";
 
-/// What was told of this node.
+/// Returns the failures reported on this node.
 fn told(backend: &dyn Backend) -> Vec<SeenFailure> {
     let mut all = backend.failed_work(Timestamp::MIN).unwrap();
     all.retain(|failed| failed.nodes.iter().any(|node| node.as_str() == NODE));
@@ -51,7 +51,7 @@ fn user_pods_that_failed_are_told_and_those_that_ended_well_or_were_deleted_are_
     assert_eq!(names, expected.map(|(name, how)| (name.to_owned(), how)));
     assert!(told(&backend).iter().all(|failed| failed.work.owner.as_str() == "default"));
 
-    // What failed before somebody began to look is not listed. When it began is nobody's to say: it is tried until it has.
+    // Failures before the watch started are not listed. Nothing reports its start, so the test repeats until it has started.
     let later = cluster.backend();
     seen(&later, NODE);
     let mut tries = 0;
@@ -67,7 +67,7 @@ fn user_pods_that_failed_are_told_and_those_that_ended_well_or_were_deleted_are_
     }
 }
 
-/// As the cluster's own controllers write it when a node has not answered for five minutes.
+/// The conditions that the cluster's controllers set when a node has been unreachable for five minutes.
 #[test]
 fn a_job_whose_node_died_is_not_told_as_one_that_a_user_displaced() {
     let Some(cluster) = cluster() else { return };

@@ -1,4 +1,4 @@
-//! Jobs made from templates: taken by the API server as they stand, scheduled, and seen as what they are.
+//! Tests jobs from templates: accepted by the API server unchanged, scheduled, and reported correctly.
 
 use std::fs;
 
@@ -47,7 +47,7 @@ impl Cluster {
         self.get(&path)["items"][0].clone()
     }
 
-    /// A claim that is bound, as a driver would have left it: the scheduler waits for nothing less.
+    /// Creates a bound claim, as a storage driver would; the scheduler requires it.
     fn bound_claim(&self, name: &str) {
         let size = json!({ "storage": "1Gi" });
         self.plane.make(&json!({ "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": name },

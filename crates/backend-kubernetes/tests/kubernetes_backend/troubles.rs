@@ -1,4 +1,4 @@
-//! A cluster that is difficult: others write at the same time, the server has enough of us, connections are cut.
+//! Tests a difficult cluster: concurrent writers, a server that throttles, broken connections.
 
 use std::{
     io,
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use super::{Cluster, NAMESPACE, ids, seen, until};
 
-/// A way to the API server that can be cut.
+/// A TCP proxy to the API server whose connections can be cut.
 struct Wire {
     port: u16,
     open: Arc<Mutex<Vec<TcpStream>>>,
@@ -36,7 +36,7 @@ impl Wire {
                 for (from, to) in [(&here, &there), (&there, &here)] {
                     let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
                     std::thread::spawn(move || {
-                        // One side has ended, or both were cut.
+                        // One side has closed, or both were cut.
                         let _ended = io::copy(&mut from, &mut to);
                         let _gone = to.shutdown(Shutdown::Both);
                     });
@@ -54,7 +54,7 @@ impl Wire {
 }
 
 impl Cluster {
-    /// The settings of a backend that goes this way.
+    /// Returns the settings of a backend that uses this proxy.
     fn by(&self, wire: &Wire) -> KubernetesConfig {
         let text = std::fs::read_to_string(&self.account).unwrap();
         let server = self.plane.url();
@@ -70,7 +70,7 @@ impl Cluster {
         assert!(answer.is_success(), "{}", answer.text);
     }
 
-    /// Of our writes to nodes one at a time is taken, by the server's own control of who may ask how much.
+    /// Limits our concurrent writes to nodes to one, by API Priority and Fairness.
     fn reject_us(&self) {
         self.plane.make(&json!({
             "apiVersion": "flowcontrol.apiserver.k8s.io/v1", "kind": "PriorityLevelConfiguration",
@@ -93,7 +93,7 @@ fn our_taints(cluster: &Cluster) -> usize {
     node["spec"]["taints"].as_array().map_or(0, |taints| taints.iter().filter(ours).count())
 }
 
-/// Alone with its control plane: the others would not understand.
+/// Has its own control plane, because its faults would break the other tests.
 #[test]
 fn conflicts_rejections_and_cut_watches_double_nothing_and_lose_nothing() {
     let Some(cluster) = Cluster::start(&["gpu-1"]) else { return };
@@ -104,7 +104,7 @@ fn conflicts_rejections_and_cut_watches_double_nothing_and_lose_nothing() {
     let mut ids = ids(21);
     until("the node", || backend.snapshot().is_ok_and(|nodes| nodes.len() == 1));
 
-    // Somebody writes to the node all the time (409): we get through, and nothing of theirs is lost.
+    // Another client writes to the node continuously (409): our writes succeed, and none of its writes is lost.
     let (over, written) = (AtomicBool::new(false), Mutex::new(0));
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -130,7 +130,7 @@ fn conflicts_rejections_and_cut_watches_double_nothing_and_lose_nothing() {
     });
     assert_eq!(cluster.get("/api/v1/nodes/gpu-1")["metadata"]["labels"]["others"], written.lock().unwrap().to_string());
 
-    // The server has enough of us (429) when several ask at once: nothing happened for those, and later it does, once.
+    // The server throttles concurrent requests (429): those have no effect, and a retry takes effect once.
     cluster.reject_us();
     let change = NodeOp { op: ids.op(), what: Change::Mark(mark) };
     until("a rejection", || {
@@ -148,7 +148,7 @@ fn conflicts_rejections_and_cut_watches_double_nothing_and_lose_nothing() {
     until("the change to be made", || backend.apply(&node, &change).is_ok());
     assert_eq!(our_taints(&cluster), 1);
 
-    // Connections are cut while the world goes on: what was missed is seen, and until then nothing old is told as new.
+    // Connections are cut while the cluster changes: the changes are seen later, and until then no outdated state is reported.
     for round in 0..3 {
         assert!(wire.cut() > 0, "there was nothing to cut");
         let there = round % 2 == 0;

@@ -1,4 +1,4 @@
-//! Runs as jobs of Volcano's, with its own definitions, its own controller and its own scheduler.
+//! Tests runs as Volcano jobs, with its own CRDs, controller and scheduler.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use tempfile::NamedTempFile;
 
 use super::{Cluster, NAMESPACE, ids, polled, request, until};
 
-/// A program of Volcano's. Ends with the test; what it wrote is shown if the test fails.
+/// A Volcano program. It ends with the test, and its log is printed if the test fails.
 struct Program {
     name: &'static str,
     child: Child,
@@ -53,7 +53,7 @@ impl Drop for Program {
     }
 }
 
-/// A cluster with Volcano in it, for which our account has the rights.
+/// Starts a cluster with Volcano, in which our account has the needed permissions.
 fn with_volcano(config: &KubernetesConfig) -> Option<(Cluster, [Program; 2])> {
     let folder = ControlPlane::volcano().inspect_err(|why| why.not_run("jobs of Volcano's")).ok()?;
     let cluster = Cluster::start(&["v-1"])?;
@@ -112,7 +112,8 @@ fn runs_are_jobs_of_volcanos_where_that_is_configured_and_end_as_they_ended_ther
         until("the job to be taken", || backend.submit(&request(run, "v-1", "endless")).is_ok());
         backend.submit(&request(run, "v-1", "endless")).unwrap();
         until("the job to run", || matches!(polled(&backend, run), JobSeen::Running { .. }));
-        // While Volcano has not taken that in, it makes a pod anew that is taken away: it looks at what is missing before it looks at why.
+        // Until Volcano has recorded the running pod, it recreates a disrupted one: it counts missing pods before it evaluates
+        // policies.
         until("Volcano to know that it runs", || {
             let status = &cluster.volcano_job(run)["status"];
             (&status["state"]["phase"], &status["running"]) == (&json!("Running"), &json!(1))
@@ -132,7 +133,7 @@ fn runs_are_jobs_of_volcanos_where_that_is_configured_and_end_as_they_ended_ther
     cluster.kubelet.end_pod(NAMESPACE, pods[0]["metadata"]["name"].as_str().unwrap(), Exit::code(0)).unwrap();
     until("the job to end", || matches!(polled(&backend, run), JobSeen::Ended { how: JobEnd::Exited, .. }));
 
-    // Cancelled: it stays, with its end, and what it signs with goes with it.
+    // A cancelled job remains, with its end, and owns the secret with its key.
     let run = running();
     backend.cancel(run).unwrap();
     until("the job to be ended", || matches!(polled(&backend, run), JobSeen::Ended { how: JobEnd::Killed, .. }));
@@ -141,7 +142,7 @@ fn runs_are_jobs_of_volcanos_where_that_is_configured_and_end_as_they_ended_ther
     let secret = cluster.get(&format!("/api/v1/namespaces/{NAMESPACE}/secrets/doctor-{run}"));
     assert_eq!(secret["metadata"]["ownerReferences"][0]["apiVersion"], "batch.volcano.sh/v1alpha1");
 
-    // Its pod is taken away: it is not made anew.
+    // A disrupted pod is not recreated.
     let run = running();
     let pod = cluster.pods_of_run(run).remove(0);
     cluster.delete(&format!("/api/v1/namespaces/{NAMESPACE}/pods/{}", pod["metadata"]["name"].as_str().unwrap()));

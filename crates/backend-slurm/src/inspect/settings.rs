@@ -1,4 +1,4 @@
-//! Slurm's settings as `scontrol show config` tells them, held against what our hooks and the shared file system need. Pure.
+//! Compares Slurm's settings, as `scontrol show config` prints them, with what our hooks and the shared file system need. Pure.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -7,32 +7,32 @@ use doctor_core::time::Span;
 
 use super::super::config::SlurmConfig;
 
-/// What a hook takes at most unless a site says otherwise: a prolog 5 s, a health check 8 s, an epilog 30 s.
+/// The default limits of our hooks: a prolog 5 s, a health check 8 s, an epilog 30 s.
 const HOOKS: Duration = Duration::from_secs(8);
 const EPILOG: Duration = Duration::from_secs(30);
-/// A verdict of the last health check is used for six minutes by default.
+/// The default time for which a prolog uses the last health check's verdict: six minutes.
 const OFTEN_ENOUGH: Duration = Duration::from_secs(360);
-/// Slurm's own advice: more than this hides nodes that are really gone.
+/// Slurm's own advice: a longer timeout hides nodes that are really gone.
 const MOST_MESSAGE: Duration = Duration::from_secs(100);
 /// `PrologEpilogTimeout` without a limit is 65534.
 const UNLIMITED: u64 = 65_533;
-/// A run that has ended can be asked for at least this long, for a controller that was restarted meanwhile.
+/// The least time for which an ended run must stay in the queue, for a controller that was restarted meanwhile.
 const JOB_AGE: Duration = Duration::from_secs(120);
 const DEPLOY: &str = "`doctor deploy slurm --what slurm-conf` prints the lines";
 
-/// What was seen of the shared directory.
+/// The response time of the shared directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Slow {
     Unknown,
     At(Duration),
 }
 
-/// What Slurm says of itself.
+/// Slurm's settings.
 #[derive(Debug)]
 pub(super) struct Told(BTreeMap<String, String>);
 
 impl Told {
-    /// Lines `Name = value`; what is not set is `(null)` or missing.
+    /// Parses lines `Name = value`; a setting that is not set is `(null)` or missing.
     pub(super) fn read(text: &str) -> Self {
         let pairs = text.lines().filter_map(|line| line.split_once(" = "));
         let pairs = pairs.map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned()));
@@ -40,11 +40,11 @@ impl Told {
     }
 
     fn get(&self, name: &str) -> Option<&str> {
-        // Newer versions number what may be set several times.
+        // Newer versions number settings that may be repeated.
         self.0.get(name).or_else(|| self.0.get(&format!("{name}[0]"))).map(String::as_str)
     }
 
-    /// `300 sec`, or a bare number.
+    /// Parses `300 sec`, or a bare number.
     fn seconds(&self, name: &str) -> Option<Duration> {
         let seconds: u64 = self.get(name)?.split(' ').next()?.parse().ok()?;
         (seconds < UNLIMITED).then(|| Duration::from_secs(seconds))
@@ -58,7 +58,7 @@ impl Told {
         self.get("SLURM_VERSION").unwrap_or("of an unknown version")
     }
 
-    /// `slurm(64030)`
+    /// Parses `slurm(64030)`.
     pub(super) fn slurm_user(&self) -> Option<u32> {
         self.get("SlurmUser")?.split_once('(')?.1.strip_suffix(')')?.parse().ok()
     }
@@ -104,7 +104,7 @@ impl Told {
         Inspected::good(WHAT, format!("{program} every {} s{together}", every.as_secs()))
     }
 
-    /// A node whose slurmd waits for the file system must not be taken for dead, and a hook must be over by then.
+    /// A node whose slurmd waits for the file system must not be set down, and a hook must end before the timeout.
     fn message_timeout(&self, share: Slow) -> Inspected {
         const WHAT: &str = "MessageTimeout";
         let Some(limit) = self.seconds(WHAT) else { return Inspected::unknown(WHAT, "Slurm does not say it") };
@@ -153,7 +153,7 @@ impl Told {
         Inspected::good(WHAT, format!("{} s", limit.as_secs()))
     }
 
-    /// Only where there is a prolog: one of ours that blocks wants these.
+    /// Only if there is a prolog: our blocking prolog needs these settings.
     fn prolog(&self) -> Option<Inspected> {
         let program = self.get("Prolog")?;
         let mut missing = Vec::new();
@@ -186,7 +186,7 @@ impl Told {
         })
     }
 
-    /// With 2 a node that is down returns by itself, whoever set it down.
+    /// With 2, a node that is down returns by itself, regardless of who set it down.
     fn return_to_service(&self) -> Option<Inspected> {
         const WHAT: &str = "ReturnToService";
         Some(match self.get(WHAT)? {
@@ -219,7 +219,7 @@ mod tests {
     use super::*;
     use doctor_backend::inspection::Standing;
 
-    // As `scontrol show config` of Slurm 24.11.5 (Debian 13, 2026-11-15) writes it, cut and with other values.
+    // From `scontrol show config` of Slurm 24.11.5 (Debian 13, 2026-11-15), shortened and with other values.
     const GOOD: &str = "\
 Configuration data as of 2026-11-15T23:40:00
 HealthCheckInterval     = 300 sec

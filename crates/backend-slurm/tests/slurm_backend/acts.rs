@@ -1,4 +1,5 @@
-//! What is done to a node: drained, proven inside a reservation of ours, rebooted, reset; killed at each step, it is never open to users.
+//! Tests node operations: drain, requalification in a reservation, reboot, reset. Killed at any step, the node is never open to
+//! users.
 
 use std::{
     sync::Arc,
@@ -40,7 +41,7 @@ impl<'a> Hands<'a> {
         self.backend.apply(&node(NODE), &NodeOp { op, what })
     }
 
-    /// As a case does it.
+    /// Marks and drains the node, as for a case.
     fn take_out(&mut self) -> CaseId {
         let case = self.ids.case();
         let mark = OurMark { kind: MarkKind::Unhealthy, case: Some(case) };
@@ -83,7 +84,7 @@ pub(crate) fn a_proving_run_on_a_drained_node_never_opens_it_to_users(generation
     assert!(!stage.is_open_to_users(NODE), "drained");
     wait_free(&backend, NODE);
 
-    // The run has its place, its node is ours, and users wait.
+    // The run is active, its node is ours, and users wait.
     let run = run_id(1);
     prove(&backend, run, Length::Endless);
     wait_job(&backend, run, "the proving run", |seen| matches!(seen, JobSeen::Running { .. }));
@@ -93,12 +94,12 @@ pub(crate) fn a_proving_run_on_a_drained_node_never_opens_it_to_users(generation
     wait_free(&backend, NODE);
     assert!(!stage.is_open_to_users(NODE), "while it runs");
 
-    // While it runs the mark cannot go, and what was begun leaves the node closed.
+    // While it runs, the mark cannot be removed, and the attempt leaves the node closed.
     let busy = hands.apply(Change::Unmark(MAINTENANCE)).unwrap_err();
     assert_eq!(busy.effect, Effect::NoneTryAgain, "{busy}");
     assert!(!stage.is_open_to_users(NODE), "closed before its reservation goes");
 
-    // The controller is killed here: its successor finds all of it, and the job's end changes nothing for users.
+    // The controller is killed here: its successor finds everything, and the end of the job does not open the node.
     let successor = stage.open();
     successor.cancel(run).unwrap();
     wait_job(&successor, run, "the end of the run", |seen| matches!(seen, JobSeen::Ended { .. }));
@@ -109,7 +110,7 @@ pub(crate) fn a_proving_run_on_a_drained_node_never_opens_it_to_users(generation
     assert_eq!((reservations(&stage), reason(&stage)), (0, words));
     assert!(!stage.is_open_to_users(NODE), "drained again");
 
-    // A second run passes by the same way, and then it is given back.
+    // A second run passes in the same way, and then the node is returned.
     let second = run_id(2);
     prove(&successor, second, Length::Short);
     let ended = wait_job(&successor, second, "the second run", |seen| matches!(seen, JobSeen::Ended { .. }));
@@ -128,12 +129,12 @@ pub(crate) fn a_reboot_keeps_the_node_closed_and_is_done_when_it_is_back(generat
     let backend = stage.open();
     let mut hands = Hands::new(&backend);
     hands.take_out();
-    // Somebody's work is still there: a drained node is not an empty one.
+    // The first call requests the reboot, whose effect is not observed yet.
     let op = hands.op();
     let reboot = NodeOp { op, what: Change::Reboot };
     let first = backend.apply(&node(NODE), &reboot).unwrap_err();
     assert_eq!(first.effect, Effect::Unknown, "{first}");
-    // Nobody takes its shelter away meanwhile, and it is no mark that a plan would tidy up: Slurm would open the node at the end.
+    // Its reservation stays meanwhile, and is no mark for the planner to remove: Slurm would open the node at the end.
     assert!(!has(&backend, NODE, MarkKind::Maintenance) && has(&backend, NODE, MarkKind::Cordon));
     match hands.apply(Change::Unmark(MAINTENANCE)) {
         Err(error) => assert!(error.text.contains("is being rebooted") && reservations(&stage) == 1, "{error}"),
@@ -142,7 +143,7 @@ pub(crate) fn a_reboot_keeps_the_node_closed_and_is_done_when_it_is_back(generat
     }
     wait("the reboot", || {
         assert!(!stage.is_open_to_users(NODE), "while it reboots");
-        // A successor asks with the same operation.
+        // A successor repeats the same operation.
         stage.open().apply(&node(NODE), &reboot).map_err(|error| error.to_string())
     });
     assert_eq!(stage.slurm.reboots(), [NODE]);
@@ -153,10 +154,10 @@ pub(crate) fn a_reboot_keeps_the_node_closed_and_is_done_when_it_is_back(generat
     assert!(has(&backend, NODE, MarkKind::Unhealthy) && has(&backend, NODE, MarkKind::Cordon));
     wait_free(&backend, NODE);
 
-    // Machines need longer than this to boot again; two boots within a few seconds are one to us.
+    // Real machines take longer to boot again; two boots within a few seconds count as one.
     let back = Instant::now();
     wait("the next boot to be another", || (back.elapsed() > BETWEEN_BOOTS).then_some(()).ok_or_else(String::new));
-    // Somebody ends the reservation under it: at the end the node is closed all the same.
+    // An operator deletes the reservation: the node is closed at the end all the same.
     let second = NodeOp { op: hands.op(), what: Change::Reboot };
     backend.apply(&node(NODE), &second).unwrap_err();
     let reservation = format!("reservationname=doctor-{}", second.op);
@@ -164,7 +165,7 @@ pub(crate) fn a_reboot_keeps_the_node_closed_and_is_done_when_it_is_back(generat
     wait("the second reboot", || backend.apply(&node(NODE), &second).map_err(|error| error.to_string()));
     assert!(!stage.is_open_to_users(NODE), "closed without its reservation");
     assert!(has(&backend, NODE, MarkKind::Unhealthy) && has(&backend, NODE, MarkKind::Cordon));
-    // Asked once more, it is over: whoever resumed the node since then knows why.
+    // A repeated operation does nothing: an operator who resumed the node since then had a reason.
     hands.give_back();
     backend.apply(&node(NODE), &second).unwrap();
     assert!(seen(&backend, NODE).node.marks.ours.is_empty());
@@ -178,7 +179,7 @@ pub(crate) fn a_node_that_is_set_down_is_drained_too(generation: Generation) {
     hands.take_out();
     let state = stage.slurm.node_state(NODE).unwrap();
     assert!(state.starts_with("DOWN") && state.contains("DRAIN"), "{state}");
-    // Slurm takes back what is only down.
+    // Slurm would resume a node that is only down.
     stage.slurm.restart(Daemon::Node(NODE)).unwrap();
     stage.slurm.wait_for_node(NODE, "answering", |state| !state.contains("NOT_RESPONDING")).unwrap();
     assert!(!stage.is_open_to_users(NODE), "{}", stage.slurm.node_state(NODE).unwrap());
@@ -201,7 +202,7 @@ pub(crate) fn a_node_that_does_not_come_back_from_a_reboot_stays_closed(generati
     });
     assert!(failed.text.contains("did not come back"), "{failed}");
     assert_eq!(reservations(&stage), 0);
-    // Hours later somebody starts it, and Slurm would take it back.
+    // Hours later an operator starts it, and Slurm would resume it.
     stage.slurm.set_returns_from_reboot(NODE, true).unwrap();
     stage.slurm.restart(Daemon::Node(NODE)).unwrap();
     stage.slurm.wait_for_node(NODE, "answering", |state| !state.contains("NOT_RESPONDING")).unwrap();
@@ -211,7 +212,7 @@ pub(crate) fn a_node_that_does_not_come_back_from_a_reboot_stays_closed(generati
 
 pub(crate) fn a_reset_runs_on_the_drained_node_and_leaves_it_drained(generation: Generation) {
     let Some(stage) = Stage::new("resets", generation) else { return };
-    // Without GPUs nobody can say that a reset helped: what the command itself did is what is tried here.
+    // Without GPUs the effect of a reset cannot be verified; this tests that the command runs.
     let done = stage.data("done");
     let command = format!("echo $SLURMD_NODENAME >> {}", done.display());
     let program = stage.data("repair");
@@ -233,7 +234,7 @@ pub(crate) fn a_reset_runs_on_the_drained_node_and_leaves_it_drained(generation:
     assert!(busy.text.contains(&format!("job {user} of root")) && busy.effect == Effect::NoneTryAgain, "{busy}");
     stage.slurm.run("scancel", &[&user.to_string()]).unwrap();
     stage.slurm.wait_for_job(user, "CANCELLED").unwrap();
-    // An operator is faster: the node is theirs.
+    // An operator is faster and takes the node out of service.
     let update = |words: &[&str]| {
         stage.slurm.run("scontrol", &[&["update", "nodename=node2"], words].concat()).unwrap();
     };
@@ -251,7 +252,7 @@ pub(crate) fn a_reset_runs_on_the_drained_node_and_leaves_it_drained(generation:
     assert_eq!(reservations(&stage), 0);
     assert!(!stage.is_open_to_users(NODE));
 
-    // One that is given up leaves no job behind.
+    // An abandoned reset leaves no job behind.
     let endless = ["sleep", "600"].map(str::to_owned).to_vec();
     let backend = stage.open_with(SlurmConfig { reset: endless, ..config });
     let reset = NodeOp { op: hands.op(), what: Change::Reset };
@@ -288,7 +289,7 @@ pub(crate) fn results_are_shown_on_the_node(generation: Generation) {
             agent_silent: false,
         }))
     };
-    // A node that can also be booted into something else.
+    // A node that can also be booted with another feature.
     let lists = ["availablefeatures=h100,ib,mig", "activefeatures=h100,ib"];
     stage.slurm.run("scontrol", &[&["update", "nodename=node2"], &lists[..]].concat()).unwrap();
     backend.snapshot().unwrap();
@@ -297,11 +298,11 @@ pub(crate) fn results_are_shown_on_the_node(generation: Generation) {
     board.write(&node(NODE), &well).unwrap();
     backend.snapshot().unwrap();
     assert_eq!(board.number(&node(NODE)), Some(well.number));
-    // Users ask for it.
+    // Users request it.
     let job_id = stage.slurm.submit(&["--constraint=validated", "--wrap=exec sleep 600"]).unwrap();
     stage.slurm.wait_for_job(job_id, "RUNNING").unwrap();
     assert_eq!(stage.slurm.run("squeue", &["--noheader", "--format=%N"]).unwrap().trim(), NODE);
-    // All of them at once, each with what it had; one that Slurm does not know keeps nobody from the rest.
+    // All of them together, each with its own features; a node that Slurm does not have does not prevent the others.
     let all = ["node1", "node2", "node3"].map(node);
     let work: Vec<_> = all.iter().cloned().map(|node| (node, well.clone())).collect();
     assert_eq!(board.write_all(&work, 4), []);

@@ -1,4 +1,4 @@
-//! A controller that is killed between any two things that it tells Slurm: the node is closed to users, and its successor gets on.
+//! Kills the controller between any two changes in Slurm: the node stays closed to users, and the successor continues.
 
 use std::{
     fs,
@@ -21,16 +21,16 @@ const NODE: &str = "node2";
 const MAINTENANCE: OurMark = OurMark { kind: MarkKind::Maintenance, case: None };
 const UNHEALTHY: OurMark = OurMark { kind: MarkKind::Unhealthy, case: None };
 
-/// Where in what it tells Slurm a controller is killed.
+/// The change at which a controller is killed.
 #[derive(Debug, Clone, Copy)]
 struct Killed {
-    /// At so many changes.
+    /// The number of the change.
     at: usize,
-    /// The last of them has happened.
+    /// Whether that change has taken effect.
     after: bool,
 }
 
-/// Slurm's programs, of which those that change something end as if nobody had lived to hear of it.
+/// Slurm's commands, of which those that change something fail as if the controller had been killed.
 fn programs(stage: &Stage, killed: Killed) -> PathBuf {
     let real = stage.config.programs.as_ref().unwrap();
     let folder = stage.data(&format!("killed-{}-{}", killed.at, killed.after));
@@ -65,7 +65,7 @@ impl Hands {
     }
 }
 
-/// Everything of a proving run, to where it is killed. Says whether it got to the end.
+/// Performs a whole requalification run, until it is killed. Returns whether it completed.
 fn prove(stage: &Stage, killed: Killed, hands: &mut Hands, number: u64) -> bool {
     let config = SlurmConfig { programs: Some(programs(stage, killed)), ..stage.config.clone() };
     let (backend, run) = (stage.open_with(config), run_id(number));
@@ -74,7 +74,7 @@ fn prove(stage: &Stage, killed: Killed, hands: &mut Hands, number: u64) -> bool 
     let mut tidied = || {
         wait_job(&backend, run, "the end of the run", |seen| matches!(seen, JobSeen::Ended { .. }));
         let mut apply = || hands.apply(&backend, Change::Unmark(MAINTENANCE));
-        // What is still ending is asked for again; what was killed is not there to ask.
+        // A job that is still ending is retried; a killed controller does not retry.
         wait("the reservation to go", || match apply() {
             Err(error) if error.text.contains("is in use") => Err(error.to_string()),
             other => Ok(other),
@@ -82,7 +82,7 @@ fn prove(stage: &Stage, killed: Killed, hands: &mut Hands, number: u64) -> bool 
         .is_ok()
     };
     let ended = begun && tidied();
-    // A successor finds what is there. Whatever it is, users wait.
+    // A successor finds the current state. Whatever it is, the node is closed to users.
     assert!(!stage.is_open_to_users(NODE), "killed at {killed:?}");
     stage.open().cancel(run).unwrap();
     ended

@@ -1,4 +1,4 @@
-//! How nodes look: the same by every way of asking, and asleep if they are.
+//! Tests that nodes look the same through every interface, and that powered-down nodes are recognised.
 
 use std::{fs, path::PathBuf, time::Duration};
 

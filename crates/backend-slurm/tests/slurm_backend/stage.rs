@@ -1,4 +1,4 @@
-//! A Slurm with the backend beside it, and what the contract asks of a bed.
+//! A Slurm with the backend, and the contract's [`Bed`] for it.
 
 use std::{
     cell::Cell,
@@ -27,9 +27,9 @@ use doctor_core::{
 use tempfile::TempDir;
 
 pub(crate) const KEY: RunKey = RunKey::new([7; 32]);
-/// A policy with a test that goes on for longer than any of these tests.
+/// A policy with a test that outlasts all of these tests.
 const POLICY: &str = "[tests.endless.params]\ncommand = [\"/bin/sleep\", \"600\"]\ntimeout = \"20m\"\n";
-/// For what Slurm does by itself.
+/// For transitions that Slurm makes by itself.
 const PATIENCE: Duration = Duration::from_secs(240);
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -42,7 +42,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// `None`: there is no such Slurm here, and that was said.
+    /// Returns `None`, after printing so, if this Slurm is not installed.
     pub(crate) fn new(what: &str, generation: Generation) -> Option<Self> {
         Self::with(what, &Layout { generation, nodes: 3, ..Layout::default() })
     }
@@ -56,7 +56,7 @@ impl Stage {
             }
             Err(other) => panic!("{other}"),
         };
-        // In the folder of the Slurm, where its own root has it too.
+        // In the folder of the Slurm, which its own root contains too.
         let directory = tempfile::tempdir_in(slurm.conf().parent().unwrap()).unwrap();
         fs::write(directory.path().join("policy.toml"), POLICY).unwrap();
         fs::create_dir(directory.path().join("data")).unwrap();
@@ -106,11 +106,11 @@ impl Stage {
         }
     }
 
-    /// Whether a job that anybody may submit starts on the node, or waits.
+    /// Returns whether a user's job starts on the node, or stays pending.
     pub(crate) fn is_open_to_users(&self, node: &str) -> bool {
         let job =
             self.slurm.submit(&["--nodelist", node, "--job-name=probe", "--time=1", "--wrap=exec sleep 60"]).unwrap();
-        // The scheduler tries a job when it comes; what it says then is its answer.
+        // The scheduler tries a job when it is submitted; its state then is the answer.
         let mut state = String::new();
         for _ in 0..8 {
             state = self.slurm.job_state(job).unwrap();
@@ -130,11 +130,11 @@ pub(crate) fn node(name: &str) -> NodeName {
 }
 
 pub(crate) fn run_id(number: u64) -> RunId {
-    // Born now, so that nothing takes it for an old one.
+    // A recent id, so that it is not pruned as an old one.
     RunId::from_number((u64::try_from(SystemClock.now().millis()).unwrap() << 21) | number)
 }
 
-/// Looks until it is so.
+/// Retries until it succeeds.
 pub(crate) fn wait<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
     let began = Instant::now();
     loop {
@@ -194,7 +194,7 @@ impl Bed for Stage {
             self.slurm.run("scontrol", &["update", "nodename=node1", "state=resume"]).unwrap();
         }
         match wanted {
-            // Not at once: what an ending job leaves, and what a resume shows for a moment.
+            // Wait: an ending job and a resume show for a moment.
             Wanted::Free => self
                 .slurm
                 .wait_for_node(NODE, "idle", |state| {
@@ -231,15 +231,15 @@ impl Bed for Stage {
         listed.lines().count()
     }
 
-    /// The node goes away under it, and comes back without it.
+    /// Kills the node's slurmd and the job, and restarts slurmd without the job.
     fn lose(&self, run: RunId) {
         let daemon = Daemon::Node(NODE);
         self.slurm.kill(daemon).unwrap();
-        // Who watches over it goes first: else it would still say how the job ended.
+        // slurmstepd first: it would otherwise report the end of the job.
         let jobs = processes_with(&run.to_string());
         for pid in jobs.iter().filter_map(|pid| parent(*pid)).chain(jobs.clone()) {
             if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
-                // It may have ended by itself in this moment.
+                // It may have just ended.
                 let _gone = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             }
         }
@@ -257,14 +257,14 @@ impl Bed for Stage {
     }
 }
 
-/// The step daemon that started this process.
+/// Returns the slurmstepd that started this process.
 fn parent(pid: u32) -> Option<u32> {
     let stat = ProcStat::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
     let line = fs::read(format!("/proc/{}/cmdline", stat.parent)).unwrap_or_default();
     String::from_utf8_lossy(&line).starts_with("slurmstepd").then_some(stat.parent)
 }
 
-/// Processes of this machine that have this in their command line.
+/// Returns the processes of this machine with this in their command line.
 fn processes_with(argument: &str) -> Vec<u32> {
     let entries = fs::read_dir("/proc").unwrap().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());

@@ -1,4 +1,4 @@
-//! Users and their jobs come first; and what a run's job leaves when Slurm, or a controller, goes away under it.
+//! Tests that users' jobs come first, and what a run leaves when Slurm or a controller fails.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn occupancy(backend: &dyn Backend, name: &str) -> Occupancy {
 pub(crate) fn the_users_come_first(generation: Generation) {
     let Some(stage) = Stage::new("users' jobs", generation) else { return };
     let backend = stage.open();
-    // Two nodes are taken; on the third one of ours runs.
+    // Two nodes are taken; our job runs on the third.
     let user = |wrap: &str, node: &str| {
         stage.slurm.submit(&["--exclusive", "--nodelist", node, "--job-name=train|1", wrap]).unwrap()
     };
@@ -37,7 +37,7 @@ pub(crate) fn the_users_come_first(generation: Generation) {
     wait_job(&backend, run, "the run", |seen| matches!(seen, JobSeen::Running { .. }));
     wait_free(&backend, "node2");
 
-    // A held job wants nothing, one that could run wants the node that is ours.
+    // A held job needs no node; one that could run needs ours.
     let held = stage.slurm.submit(&["--hold", "--gres=gpu:8", "--wrap=true"]).unwrap();
     wait_free(&backend, "node2");
     let waiting = stage.slurm.submit(&["--gres=gpu:8", "--time=5", "--wrap=exec sleep 600"]).unwrap();
@@ -53,7 +53,7 @@ pub(crate) fn the_users_come_first(generation: Generation) {
     assert_eq!(Document::open(&text, &KEY).unwrap().run, run, "what it had it signed");
     stage.slurm.run("scancel", &[&held.to_string()]).unwrap();
 
-    // The job that failed is told, with its node.
+    // The failed job is reported with its node.
     let failed = backend.failed_work(Timestamp::from_secs(0)).unwrap();
     let told: Vec<String> =
         failed.iter().map(|one| format!("{} {} {:?}", one.work.id, one.work.how, one.nodes)).collect();
@@ -75,7 +75,7 @@ pub(crate) fn what_slurm_forgets_is_told_by_the_claim(generation: Generation) {
         listed.trim().is_empty().then_some(()).ok_or(listed)
     });
     assert!(ended(&job(&backend, run)), "{:?}", job(&backend, run));
-    // Asked for again, it is not run again: it is another controller that asks, and Slurm knows nothing.
+    // Another controller submits it again, and Slurm has purged the job: it does not run again.
     stage.open().submit(&request).unwrap();
     let listed = stage.slurm.run("squeue", &["--noheader", "--states=all", &name]).unwrap();
     assert_eq!(listed.trim(), "");
@@ -90,7 +90,7 @@ pub(crate) fn an_outage_of_the_controller_is_an_error_and_nothing_is_doubled(gen
     let request = Stage::request(run, &["node1"], Length::Endless);
     backend.submit(&request).unwrap();
     let before = wait_job(&backend, run, "the run", |seen| matches!(seen, JobSeen::Running { .. }));
-    // In order: one that is killed has forgotten the last seconds, and starts the job once more.
+    // Stopped cleanly: a killed slurmctld has lost the last seconds, and starts the job once more.
     stage.slurm.stop(Daemon::Controller).unwrap();
     assert_eq!(backend.snapshot().unwrap_err().effect, Effect::NoneTryAgain);
     assert!(backend.poll(&[run]).is_err());

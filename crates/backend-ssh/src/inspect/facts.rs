@@ -1,40 +1,40 @@
-//! What a host is asked before anything is carried there, as a script of a POSIX shell, and what it answers. Pure.
+//! A POSIX shell script that reports a host's facts before anything is installed there, and the parser of its output. Pure.
 
 use doctor_backend::ssh::install::folder;
 
-/// Between these the host speaks; what stands before is a login's.
+/// Delimit the script's output; text before is the login's.
 const BEGIN: &str = "doctor-node facts 1";
 const END: &str = "doctor-node facts end";
-/// Far more than the script prints, and than any login does.
+/// Far more than the script and any login print.
 const MOST_LINES: usize = 400;
 
-/// What one host says of itself. What it does not say is not so.
+/// The facts of one host. What it does not report counts as absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Facts {
-    /// The user that `as_root` makes.
+    /// The user id that `as_root` gives.
     pub(super) root: Option<u32>,
     /// Seconds since 1970.
     pub(super) clock: Option<i64>,
-    /// As `uname -m` has it.
+    /// As `uname -m` prints it.
     pub(super) machine: String,
-    /// This version of `doctor-node` is there.
+    /// Whether this version of `doctor-node` is installed.
     pub(super) program: bool,
-    /// It could be checked after it was carried there.
+    /// Whether an installed program can be verified.
     pub(super) sha256sum: bool,
     pub(super) writable: bool,
-    /// Free in the folder, in KiB.
+    /// Free space in the folder, in KiB.
     pub(super) space: Option<u64>,
     pub(super) systemd: bool,
-    /// Of the programs asked about, those that are there.
+    /// Those of the requested programs that are installed.
     pub(super) has: Vec<String>,
 }
 
-/// A word that means only itself to a shell.
+/// Returns whether a shell takes this word literally.
 pub(super) fn is_plain(word: &str) -> bool {
     !word.is_empty() && !word.starts_with('-') && word.chars().all(|c| c.is_ascii_alphanumeric() || "._-+/".contains(c))
 }
 
-/// The script. `programs` are plain words.
+/// Builds the script. `programs` must be plain words.
 pub(super) fn script(remote: &str, as_root: &str, hash: &str, programs: &[&str]) -> String {
     let folder = folder(remote);
     let asks: String = programs
@@ -52,10 +52,10 @@ pub(super) fn script(remote: &str, as_root: &str, hash: &str, programs: &[&str])
     )
 }
 
-/// Hears lines until the host has said all.
+/// Reads lines until the end marker.
 ///
 /// # Errors
-/// With what the listener says, or that there was no end of it.
+/// The reader's error, or if the end marker does not come.
 pub(super) fn listen(mut hear: impl FnMut() -> Result<Vec<u8>, String>) -> Result<Facts, String> {
     let mut facts = None;
     for _ in 0..MOST_LINES {

@@ -1,4 +1,4 @@
-//! Resets and reboots: only without user work, once, and done only when they are seen to have happened.
+//! Tests resets and reboots: only without user work, once, and done only when they are observed.
 
 use std::fs;
 
@@ -23,7 +23,7 @@ fn a_reboot_waits_for_users_and_runs_and_is_done_in_another_boot() {
         assert_eq!(error.effect, Effect::NoneTryAgain, "{error}");
         assert!(error.text.contains(why), "{error}");
     };
-    // Whoever comes after the controller's last look is seen by the host itself.
+    // The host itself sees a user who came after the controller's last snapshot.
     hosts.ssh("host1", "touch /run/site-lock");
     refused("/run/site-lock exists");
     hosts.ssh("host1", "rm /run/site-lock");
@@ -38,7 +38,7 @@ fn a_reboot_waits_for_users_and_runs_and_is_done_in_another_boot() {
         assert_eq!(error.effect, Effect::Unknown, "{error}");
         (hosts.lines("host1", "told") == 1).then_some(())
     });
-    // Told is not done, however often it is asked, and a host that is away says nothing.
+    // A requested reboot is not done, however often it is polled, and a host that is down reports nothing.
     let error = backend.apply(&node("host1"), &reboot).unwrap_err();
     assert_eq!((error.effect, hosts.lines("host1", "told")), (Effect::Unknown, 1), "{error}");
     hosts.fleet.borrow_mut().host("host1").unwrap().stop();
@@ -63,7 +63,7 @@ fn a_repair_whose_command_fails_says_so_and_is_not_tried_again_under_the_same_na
     });
     assert!(failed.text.contains("ended with exit status: 4"), "{failed}");
     assert_eq!(hosts.lines("host1", "told"), 1);
-    // A new operation is a new try.
+    // A new operation is a new attempt.
     fs::remove_file(home.join("told")).unwrap();
     let again = NodeOp { op: OpId::from_number(13), what: Change::Reboot };
     wait("the second try", || {

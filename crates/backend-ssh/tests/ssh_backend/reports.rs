@@ -1,4 +1,4 @@
-//! What a host and its vendor's tool say of it, over the line: made once for each operation, whole, or not at all.
+//! Tests the reports of a host and its vendor's tool over SSH: created once per operation, complete, or not at all.
 
 use std::fs;
 
@@ -30,7 +30,7 @@ fn a_host_makes_its_report_once_and_the_vendors_file_comes_whole() {
     assert_eq!(file.bytes, fs::read(folder.join(&file.name)).unwrap());
     assert_eq!((file.bytes.len(), file.name.as_str()), (3_000_000, "nvidia-bug-report.log.gz"));
     assert!(report.machine["hardware"]["boot_id"].is_string(), "{}", report.machine);
-    // Another controller that asks gets the same.
+    // Another controller receives the same report.
     assert_eq!(hosts.open().report(&node("host1"), op), Reported::Taken(Box::new(report)));
     assert_eq!(hosts.lines("host1", "reports"), 1);
     let failed = |name: &str, words: &str| match backend.report(&node(name), OpId::from_number(22)) {

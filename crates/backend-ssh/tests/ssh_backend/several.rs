@@ -1,4 +1,4 @@
-//! One run over several hosts: all of it or nothing, found again, ended together.
+//! Tests a run over several hosts: started on all or none, found again, ended together.
 
 use std::fs;
 
@@ -21,13 +21,13 @@ fn a_run_over_several_hosts_is_found_again_and_ended_together() {
         wait("the second test", || hosts.log(host, run).contains("endless: /bin/sleep").then_some(()));
         assert_eq!(hosts.log(host, run).lines().filter(|line| line.contains(" job: run ")).count(), 1);
     }
-    // The next controller knows nothing, and hears from either host where the other part is.
+    // The next controller has no journal, and learns from either host where the other part is.
     drop(first);
     fs::remove_dir_all(&hosts.config.state).unwrap();
     let backend = hosts.open();
     assert!(matches!(polled(&backend, run).seen, JobSeen::Running { .. }));
     assert!(backend.snapshot().unwrap().iter().all(|seen| seen.jobs == [run]));
-    // While one host says nothing, nobody knows how the run is.
+    // While one host does not respond, the state of the run is unknown.
     hosts.fleet.borrow().hosts()[1].cut().unwrap();
     hosts.fleet.borrow().hosts()[1].hang();
     assert!(matches!(polled(&backend, run).seen, JobSeen::Unknown { .. }));
@@ -44,7 +44,7 @@ fn a_part_that_cannot_begin_ends_the_others_and_a_silent_host_lets_none_begin() 
     let Some(hosts) = Hosts::new("a_part_that_cannot_begin_ends_the_others", 2) else { return };
     let (backend, run) = (hosts.open(), run_id(21));
     backend.snapshot().unwrap();
-    // There is something else in the place of its policy.
+    // A directory in the place of its policy file makes the start fail.
     fs::create_dir_all(hosts.at("host2", &format!("runs/{run}/policy.toml"))).unwrap();
     let error = backend.submit(&hosts.request_on(&BOTH, run, &["endless"])).unwrap_err();
     assert_eq!(error.effect, Effect::NoneGiveUp, "{error}");

@@ -30,10 +30,10 @@ use tempfile::TempDir;
 
 pub(crate) const KEY: RunKey = RunKey::new([7; 32]);
 
-/// A policy with a test that goes on for longer than any of these tests.
+/// A policy with a test that outlasts all of these tests.
 const POLICY: &str = "[tests.endless.params]\ncommand = [\"/bin/sleep\", \"600\"]\ntimeout = \"20m\"\n";
 
-/// The program under test, built as this test was, without what only a debugger reads: each host gets it over SSH.
+/// Returns the program under test, stripped of debug information, because each host receives it over SSH.
 fn doctor_node() -> &'static Path {
     static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
     let (_, program) = BUILT.get_or_init(|| {
@@ -53,7 +53,7 @@ pub(crate) struct Hosts {
 }
 
 impl Hosts {
-    /// `None`: this machine has no place for them, and it was said.
+    /// Returns `None`, after printing so, if this machine cannot run them.
     pub(crate) fn new(what: &str, hosts: u8) -> Option<Self> {
         let fleet = Fleet::start(hosts).inspect_err(|why| why.not_run(what)).ok()?;
         let policy = fleet.at("policy.toml");
@@ -81,13 +81,13 @@ impl Hosts {
         SshBackend::open(self.config.clone(), Some(&self.policy)).unwrap()
     }
 
-    /// A file of the host's own, below `remote`.
+    /// Returns the path of a file of the host below `remote`.
     pub(crate) fn at(&self, host: &str, path: &str) -> PathBuf {
         let remote = self.fleet.borrow_mut().host(host).unwrap().home().join(".cluster-doctor");
         remote.join(self.own(host)).join(path)
     }
 
-    /// Where a host keeps what is its own. In this bed all have one machine id.
+    /// Returns the host's own folder. All hosts of this testbed have the same machine id.
     fn own(&self, host: &str) -> PathBuf {
         place::of(host, &fs::read_to_string("/etc/machine-id").unwrap_or_default())
     }
@@ -119,13 +119,13 @@ impl Hosts {
         }
     }
 
-    /// How many lines a file in the host's home has.
+    /// Counts the lines of a file in the host's home.
     pub(crate) fn lines(&self, host: &str, file: &str) -> usize {
         let home = self.fleet.borrow_mut().host(host).unwrap().home();
         fs::read_to_string(home.join(file)).map_or(0, |text| text.lines().count())
     }
 
-    /// A host that was told to go down does, and comes back in another boot.
+    /// Reboots the host with a new boot id, if it was told to go down.
     pub(crate) fn reboot_if_told(&self, host: &str) {
         let mut fleet = self.fleet.borrow_mut();
         let host = fleet.host(host).unwrap();
@@ -139,7 +139,7 @@ impl Hosts {
     }
 }
 
-/// A program on a host.
+/// Writes an executable on a host.
 pub(crate) fn put(path: &Path, text: &str) {
     fs::write(path, text).unwrap();
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -150,7 +150,7 @@ pub(crate) fn node(name: &str) -> NodeName {
 }
 
 pub(crate) fn run_id(number: u64) -> RunId {
-    // Born now, so that nothing takes it for an old one.
+    // A recent id, so that it is not pruned as an old one.
     RunId::from_number((u64::try_from(SystemClock.now().millis()).unwrap() << 21) | number)
 }
 

@@ -1,8 +1,8 @@
-//! The controller's HTTP client: one request over one connection, within a deadline for all of it and a size limit for the answer.
+//! The controller's HTTP client: one request per connection, a deadline for the whole exchange and a size limit for the response.
 //!
-//! Redirects are not followed and no connection is kept: an answer is of now, and goes to the address that was asked. An error says
-//! whether the request may have been sent ([`HttpError::was_sent`]), so that a caller knows whether it may have taken effect. No
-//! error quotes the URL, which may hold a secret.
+//! It follows no redirects and keeps no connections: a response is current and comes from the requested address. An error reports
+//! whether the request may have been sent ([`HttpError::was_sent`]), and so whether it may have taken effect. No error quotes the
+//! URL, which may hold a secret.
 
 mod tls_roots;
 mod unix_socket;
@@ -32,14 +32,14 @@ use crate::Effect;
 pub use tls_roots::{BadRoots, Trust, roots};
 use unix_socket::UnixConnector;
 
-/// Whether a proxy that the environment names is used (`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY`).
+/// Whether to use a proxy named in the environment (`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proxy {
     Never,
     FromEnvironment,
 }
 
-/// Sends requests. It may be used by several threads at once.
+/// Sends requests. Several threads may share it.
 #[derive(Debug)]
 pub struct Client {
     connector: Arc<dyn Connector<(), Out = Box<dyn Transport>>>,
@@ -47,27 +47,27 @@ pub struct Client {
     proxy: Proxy,
 }
 
-/// A request. With a body it is a POST, else a GET.
+/// A request: a POST if it has a body, otherwise a GET.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
     pub url: &'a str,
     pub headers: &'a [(&'a str, &'a str)],
     pub body: Option<&'a [u8]>,
-    /// For all of it: to resolve the name, connect, send, and read the answer to its end.
+    /// The deadline for resolving the name, connecting, sending, and reading the response to its end.
     pub within: Duration,
 }
 
-/// An answer, whatever its status. Its body has not been read yet.
+/// A response of any status. Its body is not read yet.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
-    /// The seconds of the header `Retry-After`.
+    /// The header `Retry-After`, in seconds.
     pub retry_after: Option<u32>,
     response: Response<Body>,
     within: Duration,
 }
 
-/// Why there is no answer, or not all of it.
+/// Why there is no response, or only a part of it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct HttpError {
@@ -78,27 +78,27 @@ pub struct HttpError {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HttpErrorKind {
-    /// The URL or a header cannot be used.
+    /// The URL or a header is invalid.
     BadRequest,
-    /// The host is unknown or takes no connection, or the connection broke.
+    /// The host does not resolve or refuses the connection, or the connection broke.
     Connection,
-    /// TLS could not be agreed on, or the certificate is not trusted.
+    /// The TLS handshake failed, or the certificate is not trusted.
     Tls,
-    /// The time was over.
+    /// The deadline passed.
     Timeout,
-    /// The answer is longer than what is read.
+    /// The response exceeds the size limit.
     TooLong,
-    /// The answer is not HTTP, or ends before its end.
+    /// The response is not HTTP, or is truncated.
     NotHttp,
 }
 
 impl HttpError {
-    /// Whether any of the request may have reached the server. Connecting and TLS come before.
+    /// Returns whether any part of the request may have reached the server. Connecting and the TLS handshake come before.
     pub const fn was_sent(&self) -> bool {
         self.sent
     }
 
-    /// What may have happened. `changes`: the request was to change something.
+    /// Returns what may have happened. `changes`: the request was to change something.
     pub const fn effect(&self, changes: bool) -> Effect {
         if self.sent && changes { Effect::Unknown } else { Effect::NoneTryAgain }
     }
@@ -132,7 +132,7 @@ fn is_tls(error: &io::Error) -> bool {
 }
 
 impl Client {
-    /// `roots` are the certificates that are trusted where a URL asks for TLS.
+    /// Creates a client that trusts the certificates `roots` for TLS URLs.
     pub fn new(roots: &[CertificateDer<'_>], proxy: Proxy) -> Self {
         let roots: Vec<Certificate<'static>> =
             roots.iter().map(|root| Certificate::from_der(root).to_owned()).collect();
@@ -140,16 +140,16 @@ impl Client {
         Self { connector: Arc::new(DefaultConnector::new()), tls, proxy }
     }
 
-    /// For a server that listens on a Unix socket. The host of a URL is not looked at, and is to be an address.
+    /// Creates a client for a server on a Unix socket. The host of a URL is ignored and must be an address.
     pub fn over_socket(path: &Path) -> Self {
         let tls = TlsConfig::builder().root_certs(RootCerts::Specific(Arc::default())).build();
         Self { connector: Arc::new(UnixConnector::new(path)), tls, proxy: Proxy::Never }
     }
 
-    /// Sends a request and reads the head of its answer.
+    /// Sends a request and reads the head of the response.
     ///
     /// # Errors
-    /// If there is none in time.
+    /// If no response begins before the deadline.
     pub fn send(&self, request: &Request<'_>) -> Result<Answer, HttpError> {
         let connected = Arc::new(AtomicBool::new(false));
         let agent = self.agent(request.within, &connected);
@@ -163,12 +163,12 @@ impl Client {
         Ok(Answer { status: response.status().as_u16(), retry_after: after, response, within: request.within })
     }
 
-    /// For one request: `connected` tells how far that came.
+    /// Builds the agent for one request, which sets `connected` once the connection is made.
     fn agent(&self, within: Duration, connected: &Arc<AtomicBool>) -> Agent {
         let builder = Agent::config_builder()
             .timeout_global(Some(within))
             .http_status_as_error(false)
-            // A redirected POST is no POST any more, and its token is for this address.
+            // ureq would redirect a POST as a GET, and its token is meant for this address only.
             .max_redirects(0)
             .max_redirects_will_error(false)
             .max_idle_connections(0)
@@ -191,13 +191,13 @@ fn with_headers<B>(mut request: ureq::RequestBuilder<B>, headers: &[(&str, &str)
 }
 
 impl Answer {
-    /// All of the body.
+    /// Reads the whole body.
     ///
     /// # Errors
-    /// If it has more than `most` bytes, or its end does not come in time.
+    /// If it has more than `most` bytes, or does not end before the deadline.
     pub fn read(mut self, most: usize) -> Result<Vec<u8>, HttpError> {
         let failed = |error: &ureq::Error| HttpError::of(error, true, self.within);
-        // One more than that says that there is more.
+        // One byte more reveals that the body is too long.
         let limit = (most as u64).saturating_add(1);
         let mut bytes = Vec::new();
         let mut reader = self.response.body_mut().as_reader().take(limit);
@@ -209,16 +209,16 @@ impl Answer {
         Ok(bytes)
     }
 
-    /// The beginning of the body, as far as it comes, for a message.
+    /// Reads at most `most` bytes of the body, or as many as arrive, for an error message.
     pub fn beginning(mut self, most: usize) -> String {
         let mut bytes = Vec::new();
-        // What was read until it broke is all there is.
+        // If the stream breaks, the bytes read so far are the result.
         let _broken = self.response.body_mut().as_reader().take(most as u64).read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     }
 }
 
-/// Tells when a connection is made, TLS included: nothing of a request is sent before.
+/// Records when a connection is made, including TLS. No part of a request is sent before that.
 #[derive(Debug)]
 struct Watched {
     inner: Arc<dyn Connector<(), Out = Box<dyn Transport>>>,

@@ -1,4 +1,4 @@
-//! The client against servers that answer well, badly, too much, too late and not at all.
+//! The client against servers that respond correctly, wrongly, with too much, too late and not at all.
 
 use std::{
     io::{BufRead as _, BufReader, Write},
@@ -37,7 +37,7 @@ fn read_request(stream: impl io::Read) -> String {
     head + &String::from_utf8_lossy(&body)
 }
 
-/// Serves each connection with this, and gives back what was asked over the first one.
+/// Serves each connection with `serve`. Returns the URL and the request of the first connection.
 fn served(serve: impl Fn(&mut TcpStream) + Send + 'static) -> (String, mpsc::Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -61,7 +61,7 @@ fn get(client: &Client, url: &str, within: Duration) -> Result<(u16, Vec<u8>), H
     Ok((answer.status, answer.read(MOST)?))
 }
 
-/// What comes of these bytes, after which the server closes the connection.
+/// Returns the client's result for a server that sends these bytes and closes the connection.
 fn answered(bytes: Vec<u8>) -> Result<(u16, Vec<u8>), HttpError> {
     let (url, _asked) = served(move |stream| stream.write_all(&bytes).unwrap());
     get(&plain(), &url, LONG)
@@ -129,7 +129,7 @@ fn a_server_that_hangs_is_waited_for_no_longer_than_the_deadline() {
         assert_eq!((error.effect(false), error.effect(true)), (Effect::NoneTryAgain, Effect::Unknown));
         assert!(began.elapsed() < LONG);
     }
-    // A byte now and then does not make it longer.
+    // A slow trickle of bytes does not extend the deadline.
     let (url, _asked) = served(|stream| {
         let _gone = stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n");
         while stream.write_all(b"x").is_ok() {
@@ -166,7 +166,7 @@ fn without_a_connection_nothing_was_sent() {
     assert_eq!(error.effect(true), Effect::NoneTryAgain);
     let error = get(&plain(), "http://no-such-host.invalid", LONG).unwrap_err();
     assert!(!error.was_sent(), "{error}");
-    // It takes connections, and does not speak TLS.
+    // This server accepts connections and never performs the TLS handshake.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let error = get(&plain(), &format!("https://{}", listener.local_addr().unwrap()), SHORT).unwrap_err();
     assert_eq!((error.kind, error.was_sent()), (HttpErrorKind::Timeout, false), "{error}");
@@ -210,7 +210,7 @@ fn a_unix_socket_on_which_nobody_accepts_is_waited_for_no_longer_than_the_deadli
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().join("s");
     let _listener = UnixListener::bind(&at).unwrap();
-    // Until its queue is full, the system takes connections in its place. Then the next one waits, until the listener is gone.
+    // The kernel accepts connections until the backlog is full. The next `connect` then blocks until the listener is closed.
     let filled = at.clone();
     thread::spawn(move || {
         let mut waiting = Vec::new();
@@ -228,7 +228,7 @@ fn a_unix_socket_on_which_nobody_accepts_is_waited_for_no_longer_than_the_deadli
     assert_eq!(full.kind, HttpErrorKind::Timeout, "{full}");
 }
 
-/// Answers over TLS with a certificate for `localhost` that no authority has signed.
+/// Serves TLS with a self-signed certificate for `localhost`.
 const OVER_TLS: &str = r#"
 import http.server, ssl, sys
 class Answer(http.server.BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-//! The certificates that TLS trusts: those of this machine, of a file, or both.
+//! The certificates that TLS trusts: the system's, those of a file, or both.
 
 use std::path::{Path, PathBuf};
 
@@ -11,13 +11,13 @@ use rustls::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trust<'a> {
     Machine,
-    /// Those of the file instead of the machine's.
+    /// Those of the file instead of the system's.
     Only(&'a Path),
-    /// Those of the file beside the machine's.
+    /// Those of the file in addition to the system's.
     MachineAnd(&'a Path),
 }
 
-/// What is wrong with a file of certificates.
+/// Why a certificate file cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {text}", path.display())]
 pub struct BadRoots {
@@ -25,12 +25,12 @@ pub struct BadRoots {
     pub text: String,
 }
 
-/// The certificates. A machine may have none.
+/// Loads the certificates. A system may have none.
 ///
 /// # Errors
-/// If a file cannot be read, or holds none.
+/// If a file cannot be read, holds no certificate, or holds one that is not valid as a trust anchor.
 pub fn roots(trust: Trust<'_>) -> Result<Vec<CertificateDer<'static>>, BadRoots> {
-    // A store of the machine that is broken in part is used as far as it is good.
+    // Unreadable certificates in the system's store are skipped.
     let machine = || rustls_native_certs::load_native_certs().certs;
     Ok(match trust {
         Trust::Machine => machine(),

@@ -1,4 +1,4 @@
-//! HTTP over a Unix socket, as a transport of ureq.
+//! HTTP over a Unix socket, as a ureq transport.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -32,13 +32,13 @@ impl Connector for UnixConnector {
     }
 }
 
-/// A server that accepts no connections lets the next one wait without a limit, and the system has none to set: so it waits in a thread
-/// of its own.
+/// Connects within the timeout. If the server accepts no connections, `connect` on a Unix socket blocks without a limit and
+/// offers no timeout, so it runs in its own thread.
 fn connect(path: &Path, timeout: NextTimeout) -> Result<UnixStream, ureq::Error> {
     let (send, connected) = mpsc::channel();
     let path = path.to_owned();
     thread::spawn(move || {
-        // The time may be over.
+        // The receiver may have timed out.
         let _late = send.send(UnixStream::connect(path));
     });
     match connected.recv_timeout(left(timeout)?) {
@@ -47,7 +47,7 @@ fn connect(path: &Path, timeout: NextTimeout) -> Result<UnixStream, ureq::Error>
     }
 }
 
-/// What is left of the time; none is an error.
+/// Returns the remaining time, or an error if there is none.
 fn left(timeout: NextTimeout) -> Result<Duration, ureq::Error> {
     if timeout.after.is_zero() { Err(ureq::Error::Timeout(timeout.reason)) } else { Ok(*timeout.after) }
 }
@@ -90,7 +90,7 @@ impl Transport for UnixTransport {
         Ok(count > 0)
     }
 
-    /// No connection is used twice.
+    /// No connection is reused.
     fn is_open(&mut self) -> bool {
         false
     }

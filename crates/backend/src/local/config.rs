@@ -1,4 +1,4 @@
-//! What may be set about the local backend.
+//! Settings of the local backend.
 
 use std::path::PathBuf;
 
@@ -12,36 +12,36 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LocalConfig {
-    /// Jobs and marks are kept here, so that a restarted controller finds them. On a local disk. Empty: beside the database.
+    /// Where jobs and marks are kept for a restarted controller, on a local disk. Empty: beside the database.
     #[serde(default)]
     pub state: PathBuf,
-    /// The shared directory: logs and result documents. It is the service's.
+    /// The shared directory for logs and result documents, from the service's settings.
     #[serde(skip_deserializing)]
     pub share: PathBuf,
-    /// Absent: the host's name.
+    /// Absent: the host name.
     #[serde(default)]
     pub node: Option<NodeName>,
     #[serde(default)]
     pub sku: Option<Sku>,
-    /// Above this load per core (over one minute, without our own jobs) the machine is busy.
+    /// Above this load per core (one-minute average, without our own jobs) the machine is busy.
     #[serde(default = "max_load_per_core")]
     pub max_load_per_core: f64,
-    /// While this file exists, the machine is busy: a user's way to keep us off.
+    /// While this file exists, the machine is busy: users create it to keep jobs off.
     #[serde(default)]
     pub busy_file: Option<PathBuf>,
-    /// Where the load average is read.
+    /// Where the load average is read from.
     #[serde(default = "load_file")]
     pub load_file: PathBuf,
     /// The `doctor-node` program. Absent: `$DOCTOR_NODE`, then beside this program, then in `PATH`.
     #[serde(default)]
     pub doctor_node: Option<PathBuf>,
-    /// The policy file that jobs get, so that they run the probes that the controller will read. It is the service's.
+    /// The policy file for jobs, so that they run the probes that the controller expects. From the service's settings.
     #[serde(skip_deserializing)]
     pub policy: Option<PathBuf>,
-    /// A cancelled job may take this long to write what it has before it is killed.
+    /// How long a cancelled job may take to write its results before it is killed.
     #[serde(default = "grace")]
     pub grace: Span,
-    /// A job that has not come up after this long will not.
+    /// A job that has not started after this long counts as lost.
     #[serde(default = "start_limit")]
     pub start_limit: Span,
 }
@@ -63,7 +63,7 @@ impl LocalConfig {
         }
     }
 
-    /// The pool of this cluster of one.
+    /// The pool of this one-node cluster.
     pub(super) fn pool() -> PoolName {
         PoolName::new("local").expect("a plain word is a pool name")
     }

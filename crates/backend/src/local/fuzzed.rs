@@ -1,10 +1,10 @@
-//! Ways in for the fuzzer to the state files of this backend, which a job, an operator or a full disk may have changed.
+//! Entry points for the fuzzer: this backend's state files, which a job, an operator or a full disk may have changed.
 
 use doctor_checks::job_file::{JobFile, JobProcess};
 use doctor_core::node::ForeignMark;
 use doctor_host::{files, jobs::Decided, marks::Ours};
 
-/// As which of the state files these bytes would be taken.
+/// Returns the kinds of state file as which these bytes parse.
 pub fn taken_as(bytes: &[u8]) -> Vec<&'static str> {
     let kinds = [
         ("job", files::parse::<JobFile>(bytes).is_ok()),
@@ -16,7 +16,7 @@ pub fn taken_as(bytes: &[u8]) -> Vec<&'static str> {
     kinds.into_iter().filter_map(|(kind, fits)| fits.then_some(kind)).collect()
 }
 
-/// The load average that such a `/proc/loadavg` says.
+/// Parses the load average of a `/proc/loadavg`.
 pub fn load(text: &str) -> Option<f64> {
     doctor_host::one_minute(text)
 }

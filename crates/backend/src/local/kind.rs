@@ -1,4 +1,4 @@
-//! The local backend's registration.
+//! Registers the local backend.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::{
     registration::{Kind, Opened, Service},
 };
 
-/// This machine as a cluster of one.
+/// This machine as a one-node cluster.
 #[derive(Debug)]
 pub struct Local;
 
@@ -29,7 +29,7 @@ impl Kind for Local {
 
     fn resolve(config: &mut LocalConfig, beside: &Path, service: &Service<'_>) {
         config.state = match config.state.as_os_str().is_empty() {
-            // On a local disk, as jobs' records must be.
+            // Job records must be on a local disk.
             true => service.state.join("local"),
             false => beside.join(&config.state),
         };

@@ -1,21 +1,21 @@
-//! Whether somebody uses this machine: by its load average, less what our own jobs add to it.
+//! The load average that our own jobs cause, to be subtracted from the machine's.
 
 use std::{
     sync::{Mutex, PoisonError},
     time::Instant,
 };
 
-/// The kernel's load average over one minute forgets with this time constant.
+/// The time constant with which the kernel's one-minute load average decays.
 const MEMORY_SECONDS: f64 = 60.0;
 
-/// Our own part of the load average, followed in the way the kernel computes the whole.
+/// Our own share of the load average, computed in the same way as the kernel's.
 #[derive(Debug, Default)]
 pub(super) struct OwnLoad {
     last: Mutex<Option<(Instant, f64)>>,
 }
 
 impl OwnLoad {
-    /// `threads` of ours run now. Returns what of the load average is ours.
+    /// Records that `threads` of ours run now. Returns our share of the load average.
     #[expect(clippy::cast_precision_loss, reason = "a count of threads")]
     pub(super) fn follow(&self, threads: usize, now: Instant) -> f64 {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,5 @@
-//! This machine as a cluster of one: real jobs, nothing to install. What "free" means here, and the limits, are in
-//! `README.md` beside this file.
+//! This machine as a one-node cluster: runs real jobs and needs no installation. `README.md` beside this file defines when it is
+//! free, and the limits.
 
 mod config;
 #[doc(hidden)]
@@ -42,7 +42,7 @@ pub struct LocalBackend {
     config: LocalConfig,
     node: NodeName,
     jobs: Jobs,
-    /// Kept apart from runs.
+    /// Report jobs, kept apart from runs.
     reports: Jobs,
     marks: MarkFiles,
     own_load: OwnLoad,
@@ -57,7 +57,7 @@ impl LocalBackend {
             return Err(refused("open the local backend", text));
         }
         let failed = |error| try_again("open the local backend", &error);
-        // A child runs elsewhere than we do; what it is told must not depend on where that is.
+        // A job runs in another working directory, so its paths must be absolute.
         let config = LocalConfig {
             state: absolute(&config.state).map_err(failed)?,
             share: absolute(&config.share).map_err(failed)?,
@@ -80,7 +80,7 @@ impl LocalBackend {
         &self.node
     }
 
-    /// Whether somebody else uses the machine. Whatever cannot be read makes it unknown.
+    /// Determines whether other work uses the machine. Anything unreadable makes it unknown.
     fn occupancy(&self) -> io::Result<Occupancy> {
         if let Some(process) = self.jobs.abandoned()? {
             let why = format!("process {} of an earlier job hangs and cannot be killed", process.pid);
@@ -163,7 +163,7 @@ impl Backend for LocalBackend {
             pool: LocalConfig::pool(),
             occupancy,
             marks,
-            // The job's result tells.
+            // The job's result reports it.
             hardware: None,
             sku: self.config.sku.clone(),
             apart: None,
@@ -176,7 +176,7 @@ impl Backend for LocalBackend {
         let command = self.command(job)?;
         let now = now();
         self.jobs.prune(now).map_err(|error| try_again("submit", &error))?;
-        // Once the intent is written the job may exist: asking again is safe and tells.
+        // Once the intent is written, the job may exist. Submitting again is safe and returns it.
         self.jobs.start(job.run, command, now).map_err(|error| unknown("submit", &error))?;
         Ok(self.jobs.id(job.run))
     }
@@ -221,7 +221,7 @@ impl Backend for LocalBackend {
     }
 }
 
-/// Through the environment: arguments are visible to every user of the machine.
+/// Passes the key in the environment: every user of the machine can read arguments.
 fn give_key(command: &mut Command, key: &RunKey) {
     command.env("DOCTOR_RUN_KEY", key.to_hex());
 }

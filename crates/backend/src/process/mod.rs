@@ -1,8 +1,8 @@
 //! Runs a child process with a deadline, capped output and a bounded end. Every process that the controller waits for runs here.
 //!
-//! [`run`] hands what the process prints to listeners while it runs; [`output`] collects it. [`Running`] is a started process for a
-//! caller that talks to it. Nothing here waits without a bound: a process that stays although it was killed, because it is blocked
-//! in the kernel, is abandoned, and reaped by a later call if it ends after all.
+//! [`run`] passes output to listeners while the process runs; [`output`] collects it. [`Running`] is a started process for a
+//! caller that communicates with it. Every wait is bounded: a process that survives SIGKILL, because it is blocked in the kernel,
+//! is abandoned, and a later call reaps it if it ends after all.
 
 mod running;
 
@@ -16,32 +16,32 @@ use std::{
 
 pub use running::{Group, Running};
 
-/// How often a process is asked whether it has ended. Its pipes do not tell: a process that it started may hold them open.
+/// How often to check whether a process has ended. Its pipes do not reveal it: a child of the process may hold them open.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Of standard error, [`output`] keeps the beginning.
+/// How much of the beginning of standard error [`output`] keeps, in bytes.
 const MOST_STDERR: usize = 16 * 1024;
 
-/// Takes what a process prints, in a thread of its own. It must not block.
+/// Receives a process's output on a dedicated thread. Methods must not block.
 pub trait Listen: Send + 'static {
     fn hear(&mut self, part: &[u8]);
 
-    /// Whether the input may be written: some processes are written to only after they have printed something.
+    /// Returns whether the input may be written. Some processes must print something first.
     fn may_answer(&self) -> bool {
         true
     }
 
-    /// Whether nothing more is to come, although the stream is still open.
+    /// Returns whether no more output is expected although the stream is still open.
     fn is_over(&self) -> bool {
         false
     }
 
-    /// Whether the process printed more than it may. Then it is killed.
+    /// Returns whether the process exceeded its output limit. It is then killed.
     fn is_too_much(&self) -> bool {
         false
     }
 }
 
-/// Keeps the beginning.
+/// Keeps the beginning of a stream.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Kept {
     pub bytes: Vec<u8>,
@@ -67,7 +67,7 @@ impl Listen for Kept {
     }
 }
 
-/// Keeps the end.
+/// Keeps the end of a stream.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tail {
     bytes: VecDeque<u8>,
@@ -93,7 +93,7 @@ impl Listen for Tail {
     }
 }
 
-/// One listener for both streams.
+/// Lets both streams share one listener.
 impl<L: Listen> Listen for Arc<Mutex<L>> {
     fn hear(&mut self, part: &[u8]) {
         self.lock().unwrap_or_else(PoisonError::into_inner).hear(part);
@@ -112,7 +112,7 @@ impl<L: Listen> Listen for Arc<Mutex<L>> {
     }
 }
 
-/// All of a stream, or more than may be.
+/// Keeps a whole stream, or reports that it is too long.
 #[derive(Debug)]
 struct Whole(Kept);
 
@@ -129,16 +129,16 @@ impl Listen for Whole {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     pub time: Duration,
-    /// After SIGTERM, before SIGKILL.
+    /// The time between SIGTERM and SIGKILL. Zero: SIGKILL only.
     pub grace: Duration,
-    /// How long the streams are read after the process has ended: another process that it left behind may hold them open. `None`:
-    /// to their end, and if that does not come in time, the process counts as late.
+    /// How long the streams are read after the process has ended, because a process it left behind may hold them open. `None`: to
+    /// their end; if that does not come before the deadline, the process counts as late.
     pub drain: Option<Duration>,
     pub group: Group,
 }
 
 impl Limits {
-    /// For a process that leads its own group and is killed at once when its time is over.
+    /// Limits for a process that leads its own group and gets SIGKILL when its time is over.
     pub const fn new(time: Duration) -> Self {
         Self { time, grace: Duration::ZERO, drain: Some(Duration::from_secs(1)), group: Group::Own }
     }
@@ -148,13 +148,13 @@ impl Limits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
     Itself(ExitStatus),
-    /// Its time was over, or the kernel does not tell of its end, and it was killed.
+    /// It exceeded its time, or the kernel could not report its state, and it was killed.
     Late,
-    /// It printed more than a listener takes, and was killed.
+    /// It exceeded a listener's limit and was killed.
     TooMuch,
 }
 
-/// What [`output`] brings.
+/// The result of [`output`].
 #[derive(Debug)]
 pub enum Output {
     Ended {
@@ -162,19 +162,19 @@ pub enum Output {
         stdout: Vec<u8>,
         stderr: String,
     },
-    /// It printed more than it may, and was killed.
+    /// It exceeded the output limit and was killed.
     TooLong,
-    /// It did not end in time, or its output did not, and it was killed.
+    /// It, or its output, did not end in time, and it was killed.
     Late,
 }
 
-/// Runs a process in a group of its own, with this on its standard input, and collects all that it prints: at most `most` bytes of
-/// standard output and the beginning of standard error.
+/// Runs a process in its own group with `input` on its standard input. Collects at most `most` bytes of standard output, and the
+/// beginning of standard error.
 ///
 /// # Errors
 /// If it cannot be started. Then nothing has happened.
 pub fn output(mut command: Command, input: &[u8], time: Duration, most: usize) -> io::Result<Output> {
-    // What is cut short must not be taken for the whole.
+    // Truncated output must not pass for complete output.
     let limits = Limits { drain: None, ..Limits::new(time) };
     let listeners = (Whole(Kept::up_to(most)), Kept::up_to(MOST_STDERR));
     let (ended, stdout, stderr) = run(&mut command, input.to_vec(), limits, listeners)?;
@@ -185,7 +185,8 @@ pub fn output(mut command: Command, input: &[u8], time: Duration, most: usize) -
     })
 }
 
-/// Runs a process to its end and gives back its listeners. The input is written as soon as the listener of standard output lets it.
+/// Runs a process to its end and returns its listeners. The input is written as soon as the listener of standard output permits
+/// it.
 ///
 /// # Errors
 /// If it cannot be started. Then nothing has happened.
@@ -210,7 +211,7 @@ pub fn run<O: Listen, E: Listen>(
     Ok((ended, taken(&out), taken(&err)))
 }
 
-/// The last line that a process printed, for a message.
+/// Returns the last line that a process printed, at most 400 characters, for a message.
 pub fn last_line(text: &str) -> String {
     let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it failed without a word");
     last.chars().take(400).collect()
@@ -219,21 +220,21 @@ pub fn last_line(text: &str) -> String {
 type Shared<L> = Arc<Mutex<Option<L>>>;
 type Answer = Option<(ChildStdin, Vec<u8>)>;
 
-/// What a reader of a stream tells.
+/// What a stream's reader reports.
 enum Told {
     End,
     TooMuch,
 }
 
-/// Writes the input, once.
+/// Writes the input once, on its own thread.
 fn speak(answer: &mut Answer) {
     if let Some((mut pipe, input)) = answer.take() {
-        // A process that ends without reading it all has decided already.
+        // A process may end without reading all of its input.
         std::thread::spawn(move || pipe.write_all(&input));
     }
 }
 
-/// Reads a stream, and writes the input when the listener lets it. If the listener never does, the process sees the end of its input.
+/// Reads a stream, and writes the input once the listener permits it. If it never does, the process sees the end of its input.
 fn listen<L: Listen>(
     pipe: Option<impl Read + Send + 'static>,
     listener: L,
@@ -247,7 +248,7 @@ fn listen<L: Listen>(
         let mut pipe = pipe;
         while let Some(count @ 1..) = pipe.as_mut().and_then(|pipe| read(pipe, &mut part)) {
             let mut listener = own.lock().unwrap_or_else(PoisonError::into_inner);
-            // The process was given up.
+            // The caller has stopped waiting for the process.
             let Some(listener) = listener.as_mut() else { return };
             listener.hear(&part[..count]);
             if listener.may_answer() {
@@ -266,7 +267,7 @@ fn listen<L: Listen>(
     shared
 }
 
-/// `None`: the stream broke.
+/// Returns `None` if the stream broke.
 fn read(pipe: &mut impl Read, part: &mut [u8]) -> Option<usize> {
     loop {
         match pipe.read(part) {
@@ -291,7 +292,7 @@ fn wait(running: &mut Running, told: &mpsc::Receiver<Told>, until: Instant, limi
                 return Ended::TooMuch;
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {}
-            // Both have ended: only the process itself is waited for.
+            // Both streams have ended; only the process itself is left to wait for.
             Err(mpsc::RecvTimeoutError::Disconnected) => std::thread::sleep(PAUSE),
         }
         let ended = running.has_ended();
@@ -400,7 +401,7 @@ mod tests {
         let began = Instant::now();
         assert!(matches!(collected("yes", long, 1 << 20), Output::TooLong), "it never stops printing");
         assert!(began.elapsed() < long);
-        // The process has ended, and another one holds its output open: whether that is all, nobody knows.
+        // The process has ended while another one holds its output open: the output may be incomplete.
         assert!(matches!(collected("echo a; sleep 600 &", Duration::from_millis(300), 99), Output::Late));
         let Output::Ended { stderr, .. } = collected("head -c 3000000 /dev/zero >&2", long, 5) else {
             panic!("what it writes on standard error does not hold it up")
@@ -428,7 +429,7 @@ mod tests {
             stat.rsplit(')').next().unwrap_or_default().trim().chars().next()
         };
         let until = Instant::now() + Duration::from_secs(30);
-        // Whoever adopts it may take a while to reap it.
+        // The process that adopts it may take a while to reap it.
         while !matches!(state(), None | Some('Z' | 'X')) {
             assert!(Instant::now() < until, "what it started goes on");
             std::thread::sleep(PAUSE);

@@ -1,4 +1,4 @@
-//! A started process: killed with its group, reaped, or abandoned if it stays although it was killed.
+//! A started process that can be killed with its group, reaped, or abandoned if it survives SIGKILL.
 
 use std::{
     io,
@@ -18,24 +18,26 @@ const KILLED: Duration = Duration::from_secs(2);
 /// Killed processes that have not disappeared.
 static ABANDONED: Mutex<Vec<Child>> = Mutex::new(Vec::new());
 
-/// Which signals a process shares.
+/// The process group of a child, which decides what is killed with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Group {
-    /// It leads a process group of its own. Everything that it started in that group is killed with it.
+    /// It leads its own process group. Everything it started in that group is killed with it.
     Own,
     /// It stays in the caller's group, so that Ctrl-C ends both. Only the process itself is killed.
     Shared,
 }
 
-/// A started process. When it is dropped it is killed, unless it has ended.
+/// A started process. Dropping it kills the process unless it has ended.
 #[derive(Debug)]
 pub struct Running {
-    /// Absent once it was reaped or abandoned.
+    /// `None` once it was reaped or abandoned.
     child: Option<Child>,
     group: Group,
 }
 
 impl Running {
+    /// Starts the process.
+    ///
     /// # Errors
     /// If it cannot be started.
     pub fn start(command: &mut Command, group: Group) -> io::Result<Self> {
@@ -58,17 +60,17 @@ impl Running {
         self.child.as_mut()?.stderr.take()
     }
 
-    /// Whether the process has ended. It is not reaped, so that its group cannot become another's.
+    /// Returns whether the process has ended. Does not reap it, so that its process group id cannot be reused.
     ///
     /// # Errors
-    /// If the kernel does not tell.
+    /// If the kernel cannot report its state.
     pub fn has_ended(&self) -> io::Result<bool> {
         let Some(pid) = self.pid() else { return Ok(true) };
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         Ok(waitid(WaitId::Pid(pid), options)?.is_some())
     }
 
-    /// Waits for the end of the process. `false`: it has not ended within this time.
+    /// Waits for the end of the process. Returns `false` if it has not ended within the limit or its state is unknown.
     pub fn wait_up_to(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         loop {
@@ -80,11 +82,11 @@ impl Running {
         }
     }
 
-    /// Sends SIGTERM, and after this grace SIGKILL. Without grace, SIGKILL alone.
+    /// Sends SIGTERM, and SIGKILL after `grace`. A zero grace sends SIGKILL only.
     pub fn end(&mut self, grace: Duration) {
         let Some(pid) = self.pid() else { return };
         if !grace.is_zero() {
-            // To the process alone, which ends what it has started in its own way. It may have ended in this moment.
+            // Only to the process itself, which ends its children in its own way. It may have just ended.
             let _gone = kill_process(pid, Signal::TERM);
             self.wait_up_to(grace);
         }
@@ -96,7 +98,7 @@ impl Running {
         self.reap();
     }
 
-    /// The status of a process that has ended.
+    /// Returns the status of a process that has ended, or abandons it.
     pub(super) fn reap(&mut self) -> Option<ExitStatus> {
         let mut child = self.child.take()?;
         match child.try_wait() {
@@ -108,7 +110,7 @@ impl Running {
         }
     }
 
-    /// `None`: it was reaped or abandoned.
+    /// Returns `None` if it was reaped or abandoned.
     fn pid(&self) -> Option<Pid> {
         i32::try_from(self.child.as_ref()?.id()).ok().and_then(Pid::from_raw)
     }
@@ -134,8 +136,8 @@ mod tests {
 
     use super::*;
 
-    /// Its parent is told of the end of a traced process only when the tracer lets go: until then it looks like one that survives
-    /// SIGKILL. The tracer is a process of its own session, which is not killed with it.
+    /// The kernel reports the end of a traced process to its parent only when the tracer detaches. Until then it looks like one
+    /// that survives SIGKILL. The tracer has its own session and is not killed with it.
     const HELD: &str = r#"
 import ctypes, os, sys, time
 libc = ctypes.CDLL(None, use_errno=True)

@@ -1,7 +1,7 @@
-//! A command of somebody's on a host: what it printed on either stream and how it ended, or why nobody can say.
+//! Runs an arbitrary command on a host. Returns its output and exit code, or why these are unknown.
 //!
-//! The backend asks hosts by `doctor-node`; this is for everything else that is done on hosts by hand, where the answer is
-//! whatever a command prints. [`Between`] tells the command's words from everybody else's.
+//! The SSH backend itself queries hosts through `doctor-node`; this client is for manual work on hosts, where the result is a
+//! command's output. [`Between`] separates that output from other text on the connection.
 
 use std::{
     fs::{self, File},
@@ -26,12 +26,12 @@ use super::{
     session::Lines,
 };
 
-/// The host ends a command when its time is over. Only if it does not, we stop listening.
+/// The host enforces the time limit. If it does not, the client stops waiting after this much longer.
 const MARGIN: Duration = Duration::from_secs(5);
-/// After a command was told to end there, before it is killed there.
+/// Seconds between SIGTERM and SIGKILL on the host.
 const KILL_AFTER: u64 = 2;
 
-/// Reaches hosts.
+/// Runs commands on hosts.
 #[derive(Debug)]
 pub struct Client {
     lines: Lines,
@@ -41,72 +41,72 @@ pub struct Client {
     carrier: std::sync::OnceLock<Result<Asker, String>>,
 }
 
-/// What is to be done on a host.
+/// A command to run on a host.
 #[derive(Debug, Clone)]
 pub struct Order<'a> {
-    /// For a POSIX shell there.
+    /// For a POSIX shell on the host.
     pub script: &'a str,
-    /// For its standard input; there is nothing else on it.
+    /// Its standard input.
     pub input: &'a [u8],
-    /// From the connection on.
+    /// Counted from the connection on.
     pub limit: Duration,
-    /// Of each stream so many bytes are kept.
+    /// How many bytes of each stream are kept.
     pub most: usize,
     pub root: Root,
 }
 
-/// Whether something is done as root.
+/// Whether a command runs as root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Root {
     No,
-    /// By the words of `as_root`, if there are any.
+    /// With the prefix `as_root`, if it is set.
     IfTold,
-    /// By the words of `as_root`; where there are none, who logs in has to be root, or nothing is done.
+    /// With the prefix `as_root`. If it is empty, the login user must be root; otherwise nothing is run.
     Yes,
 }
 
 impl Root {
-    /// As a person has asked for it.
+    /// Translates an operator's choice.
     pub const fn asked(root: bool) -> Self {
         if root { Self::Yes } else { Self::No }
     }
 }
 
-/// What a host ends with on which nobody is root who should be.
+/// The exit code on a host where the command requires root and cannot get it.
 const NOT_ROOT: i32 = 126;
 const WHY_NOT_ROOT: &str = "who logs in is not root, and `as_root` under [backend.ssh] is empty: it would be [\"sudo\", \"-n\"], or what the site has for it";
 
-/// What came of it.
+/// The result of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     pub how: How,
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
-    /// Bytes of either stream that were too many to be kept.
+    /// How many bytes of both streams exceeded the limit and were dropped.
     pub left_out: u64,
     pub took: Duration,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum How {
-    /// The command's own code, whatever `ssh` ended with. A signal is 128 and its number, as shells have it.
+    /// The command's own exit code, whatever `ssh` returned. A signal is 128 plus its number, as in shells.
     Exited(i32),
-    /// Its time was over. `ended`: it was ended there; else it may go on.
+    /// It exceeded its time. `ended`: the host ended it; otherwise it may still run.
     Late { ended: bool },
-    /// It was not begun: the host waits for our word before it does anything, and that was not sent.
+    /// It was not started: the host waits for a start word, which was not sent.
     NotReached(String),
-    /// It may have been begun, and the connection broke before it said how it ended.
+    /// It may have started, and the connection broke before the exit code arrived.
     Lost(String),
 }
 
 impl Client {
-    /// Each command has a connection of its own.
+    /// Creates a client that opens one connection per command.
     pub fn new(config: &SshConfig) -> Self {
         Self::with(config, None)
     }
 
-    /// Connections are kept and shared with the service's, where its folder for them can be used; a person without rights to
-    /// it gets one for each command.
+    /// Creates a client that shares the service's connections, if it may write to their folder. An operator without access gets
+    /// one connection per command.
     pub fn sharing(config: &SshConfig) -> Self {
         let folder = config.state.join("c");
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
@@ -124,12 +124,12 @@ impl Client {
         }
     }
 
-    /// Does it on one host.
+    /// Runs a command on one host.
     pub fn run(&self, host: &Host, order: &Order<'_>) -> Answer {
         self.heard(host, order, |word| Between::new(word, order.most)).0
     }
 
-    /// Does it on one host, and what it prints goes into this file. So many bytes are there then.
+    /// Runs a command on one host and writes its output to `file`. Also returns the number of bytes written.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -142,7 +142,7 @@ impl Client {
         }
     }
 
-    /// What was heard on standard output is in the answer too.
+    /// Runs the command. The text of standard output is moved into the answer.
     fn heard(&self, host: &Host, order: &Order<'_>, listener: impl FnOnce(&str) -> Between) -> (Answer, Heard) {
         let began = Instant::now();
         let failed = |how| {
@@ -164,7 +164,7 @@ impl Client {
         let (mut out, err) = (out.into_heard(), err.into_heard());
         let took = began.elapsed();
         let how = match (out.code, ended) {
-            // What `timeout` ends with; before the time was over it is the command's own code.
+            // `timeout` exits with these codes; before the limit, they are the command's own.
             (Some(124 | 137), _) if took >= order.limit => How::Late { ended: true },
             (Some(code), _) => How::Exited(code),
             (None, Ended::Late | Ended::TooMuch) if out.begun => How::Late { ended: false },
@@ -180,7 +180,7 @@ impl Client {
         let secs = order.limit.as_secs().max(1);
         let root = if order.root == Root::No { String::new() } else { self.as_root.join(" ") };
         let input = if order.input.is_empty() { "</dev/null" } else { "" };
-        // `timeout` is everywhere where coreutils or busybox are; elsewhere only we keep the time.
+        // `timeout` is part of coreutils and busybox; on other hosts only the client enforces the limit.
         let run = format!(
             "T=; if command -v timeout >/dev/null 2>&1; then T=\"timeout -k {KILL_AFTER} {secs}\"; fi; {root} $T sh -c {} {input}",
             quoted(order.script)
@@ -194,7 +194,7 @@ impl Client {
         Between::around(word, &run)
     }
 
-    /// Where OpenSSH goes for a host, as its configuration has it. Nobody is asked.
+    /// Returns the address that OpenSSH's configuration gives for a host. Makes no connection.
     pub fn address(&self, host: &Host) -> Option<String> {
         self.lines.address(host).ok()
     }
@@ -204,16 +204,16 @@ impl Client {
         carrier.as_ref().map_err(Clone::clone)
     }
 
-    /// Where `doctor-node` is on a host, which gets it first if it has none.
+    /// Returns the path of `doctor-node` on a host, after installing it if it is missing.
     ///
     /// # Errors
-    /// If there is no such program here, or it cannot be carried there.
+    /// If there is no such program here, or it cannot be copied there.
     pub fn carry(&self, host: &Host) -> Result<String, String> {
         self.carrier()?.carry(host)
     }
 
-    /// What keeps work off a host, by the rule by which the service calls one free: somebody uses it, somebody may, or it is marked.
-    /// That nobody can say keeps it off too.
+    /// Returns why no work may run on a host, by the rule with which the service determines whether it is free: it is or may be
+    /// in use, or is marked. If that cannot be determined, no work may run there either.
     pub fn kept_off(&self, host: &Host) -> Option<String> {
         let carrier = match self.carrier() {
             Ok(carrier) => carrier,
@@ -230,7 +230,7 @@ impl Client {
         if look.boot_id == boot_id()
             && let Ok(terminals) = &mut look.terminals
         {
-            // The host is this machine: who asks is no user of it.
+            // The host is this machine: the caller's own session is not a user of it.
             terminals.retain(|process| !is_of_our_session(process.pid));
         }
         let of_ours = || look.under_way.first().map(|run| format!("run {run} of the service is on it"));
@@ -238,15 +238,15 @@ impl Client {
     }
 }
 
-/// One word for a POSIX shell, whatever is in it.
+/// Quotes any text as one word for a POSIX shell.
 pub fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
 
-/// A word that no command and no file on a host can know.
+/// Returns a random word that no command or file on a host can contain.
 ///
 /// # Errors
-/// If the system has no random bits.
+/// If the system provides no random bits.
 pub fn unguessable() -> Result<String, getrandom::Error> {
     let mut bits = [0; 16];
     getrandom::fill(&mut bits)?;

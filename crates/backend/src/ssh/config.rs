@@ -1,4 +1,4 @@
-//! Which hosts, how they are reached, and what on them means that somebody uses them.
+//! Settings of the SSH backend: the hosts, how to connect to them, and what makes them busy.
 
 use std::{fs, path::PathBuf};
 
@@ -14,72 +14,73 @@ use super::hosts::{self, BadHosts, Host};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SshConfig {
-    /// One host or range a line. It is read again for each look at the fleet.
+    /// One host or range per line. Read again for each snapshot.
     pub hostfile: Option<PathBuf>,
-    /// The same, written here: `node[01-64]`, or lines of a host file.
+    /// The same inline: `node[01-64]`, or lines of a host file.
     pub hosts: Option<String>,
-    /// The pool that they are in.
+    /// The pool of these hosts.
     pub pool: PoolName,
     pub sku: Option<Sku>,
-    /// For `ssh -F`. Absent: what OpenSSH reads by itself.
+    /// For `ssh -F`. Absent: OpenSSH's default.
     pub ssh_config: Option<PathBuf>,
-    /// The host keys that are believed. Absent: what OpenSSH reads by itself.
+    /// The trusted host keys. Absent: OpenSSH's default.
     pub known_hosts: Option<PathBuf>,
-    /// What becomes of a host whose key nobody knows.
+    /// What to do with a host whose key is unknown.
     pub host_keys: HostKeys,
-    /// To be connected.
+    /// The limit for connecting.
     pub connect: Span,
-    /// For one answer of a host, from the connection on.
+    /// The limit for one answer of a host, after connecting.
     pub deadline: Span,
-    /// To carry `doctor-node` to a host, once for each version.
+    /// The limit for copying `doctor-node` to a host, which is done once per version.
     pub copy: Span,
-    /// So many hosts are asked at the same time.
+    /// How many hosts are queried concurrently.
     pub parallel: usize,
-    /// Where `doctor-node`, runs and marks are on a host; relative to the home directory of who logs in. Each host
-    /// has a folder of its own in it.
+    /// Where `doctor-node`, runs and marks are on a host, relative to the login user's home directory. Each host has its own
+    /// folder in it.
     pub remote: String,
-    /// The words that make who logs in root, such as `["sudo", "-n"]`. Empty: root logs in.
+    /// The prefix that makes the login user root, such as `["sudo", "-n"]`. Empty: the login user is root.
     pub as_root: Vec<String>,
-    /// The `doctor-node` program that is carried to hosts. Absent: `$DOCTOR_NODE`, then beside this program, then in `PATH`.
+    /// The `doctor-node` program that is copied to hosts. Absent: `$DOCTOR_NODE`, then beside this program, then in `PATH`.
     pub doctor_node: Option<PathBuf>,
-    /// The shared directory as hosts see it. Absent: there is none, and results are carried over SSH.
+    /// The shared directory's path on the hosts. Absent: there is none, and results are transported over SSH.
     pub share: Option<PathBuf>,
-    /// Above this load per core (over one minute) a host without a run of ours is busy.
+    /// Above this load per core (one-minute average) a host without a run of ours is busy.
     pub max_load_per_core: f64,
-    /// While one of these files exists on a host, it is busy: a user's or a site's way to keep us off.
+    /// While one of these files exists on a host, it is busy: users or the site create them to keep jobs off.
     pub locks: Vec<PathBuf>,
     /// Programs that hold GPUs open without using them.
     pub bystanders: Vec<String>,
-    /// A file on a host that tells who logs in that the host is marked, such as `/etc/motd.d/cluster-doctor`.
+    /// A file on a host that shows users at login that the host is marked, such as `/etc/motd.d/cluster-doctor`.
     pub motd: Option<PathBuf>,
-    /// A command of the site's that closes a host to users; `{node}` and `{op}` are filled in. Empty: nobody does.
+    /// A site command that closes a host to users; `{node}` and `{op}` are filled in. Empty: hosts are not closed.
     pub cordon: Vec<String>,
-    /// The one that opens it again.
+    /// The site command that opens it again.
     pub release: Vec<String>,
-    /// How a host resets its GPUs and reboots, as words of a command there. Empty: it cannot.
+    /// The commands on a host that reset its GPUs and reboot it. Empty: not possible.
     pub reset: Vec<String>,
     pub reboot: Vec<String>,
-    /// Where the first host of a run over several listens for the others.
+    /// The port on which the first host of a multi-node run listens for the others.
     pub rendezvous_port: u16,
-    /// A cancelled job may take this long to write what it has before it is killed.
+    /// How long a cancelled job may take to write its results before it is killed.
     pub grace: Span,
-    /// Where this service keeps connections, and which run is on which host. Connections are sockets: the path has to be short.
+    /// Where the service keeps connection sockets, and the journal of runs and hosts. Socket paths are limited, so it has to be
+    /// short.
     pub state: PathBuf,
 }
 
-/// Whom to believe.
+/// Which host keys are trusted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HostKeys {
-    /// Only hosts whose keys are known.
+    /// Only keys that are known already.
     #[default]
     Known,
-    /// The key of a host that is seen for the first time is written down and believed from then on. One that changes is refused.
+    /// The key of a new host is recorded and trusted from then on. A changed key is refused.
     Learn,
 }
 
 impl HostKeys {
-    /// As OpenSSH has it.
+    /// Returns the value of OpenSSH's `StrictHostKeyChecking`.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Known => "yes",
@@ -123,10 +124,10 @@ impl Default for SshConfig {
     }
 }
 
-/// A socket's path may have 108 bytes; OpenSSH adds a name of 40 and, while it makes one, 17 more.
+/// A socket's path may have 108 bytes; OpenSSH adds a name of 40 and, while creating the socket, 17 more.
 const LONGEST_STATE: usize = 45;
 
-/// What is wrong with the settings.
+/// Why the settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BadSettings {
     #[error("either `hostfile` or `hosts` names the hosts; one of the two is wanted")]
@@ -154,8 +155,10 @@ pub enum BadSettings {
 }
 
 impl SshConfig {
+    /// Checks the settings without reading any file.
+    ///
     /// # Errors
-    /// With what would be accepted. Files are not looked at.
+    /// With what would be accepted.
     pub fn check(&self) -> Result<(), BadSettings> {
         if self.hostfile.is_some() == self.hosts.is_some() {
             return Err(BadSettings::NoHosts);
@@ -192,7 +195,7 @@ impl SshConfig {
         Ok(())
     }
 
-    /// The hosts as they are written now.
+    /// Reads the current list of hosts.
     ///
     /// # Errors
     /// If the file cannot be read, or with the line that is wrong.

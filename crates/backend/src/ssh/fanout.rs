@@ -1,8 +1,8 @@
-//! The same work on many hosts, so many at a time: one that is slow or dead holds up its own place in the line and no other.
+//! Runs the same work on many hosts with bounded concurrency. A slow or dead host occupies one worker and delays no other.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Does the work for each and gives what came of it, in their order. `done` is told how many are, each time one is.
+/// Calls `work` for each host and returns the results in the order of the hosts. Calls `done` with the number completed so far.
 pub fn each<H: Sync, T: Send>(
     hosts: &[H],
     at_once: usize,
@@ -22,7 +22,7 @@ pub fn each<H: Sync, T: Send>(
     let mut answers: Vec<(usize, T)> = std::thread::scope(|scope| {
         let workers = at_once.clamp(1, hosts.len().max(1));
         let threads: Vec<_> = (0..workers).map(|_| scope.spawn(worker)).collect();
-        // A worker that panics takes the caller with it, as it would without threads.
+        // Propagate a worker's panic to the caller.
         threads
             .into_iter()
             .flat_map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
@@ -63,7 +63,7 @@ mod tests {
         let work = |number: &u32| {
             let mut count = others.lock().unwrap();
             if *number == 0 {
-                // It ends when all the others have.
+                // It ends after all the others.
                 drop(arrived.wait_while(count, |count| *count < 9).unwrap());
             } else {
                 *count += 1;

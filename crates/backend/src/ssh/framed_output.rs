@@ -1,32 +1,32 @@
-//! What a command on a host printed, cut out of everything else that comes over the connection.
+//! Extracts the output of a command on a host from everything else that arrives over the connection.
 //!
-//! A login may print a greeting before, `ssh` may complain at any time, and how `ssh` ends says nothing about the command (255 may
-//! be its own, the command's, or a signal's). So the host prints a line before and a line after that nobody else knows, and the
-//! second one carries the command's exit code. Without it the command has not ended, whatever `ssh` says.
+//! The login may print a greeting, `ssh` may print errors at any time, and the exit code of `ssh` says nothing about the command
+//! (255 may be its own, the command's, or a signal's). The host therefore prints an unguessable line before and after the output,
+//! and the second one has the command's exit code. Without it the command has not ended, whatever `ssh` returns.
 //!
-//! Between its first line and the command the host waits for a word of ours, which is sent when that line was heard. So without the first
-//! line it is certain that the command was not begun, whatever became of the connection.
+//! After its first line the host waits for a start word, which the client sends when it has received that line. Without the first
+//! line it is therefore certain that the command was not started, whatever happened to the connection.
 
 use std::{fs::File, io::Write as _};
 
 use crate::process::Listen;
 
-/// Of what comes before the command begins.
+/// How much of the text before the command is kept, in bytes.
 const MOST_NOISE: usize = 16 * 1024;
 
-/// The word that the host waits for.
+/// The start word that the host waits for.
 pub(super) const GO: &str = "go";
 
-/// One stream of a connection, as it comes in. It keeps no more than it was allowed to.
+/// Parses one stream of a connection as it arrives. Keeps at most `most` bytes of the command's output.
 #[derive(Debug)]
 pub struct Between {
-    /// The word and the line's end.
+    /// The marker line before the output.
     begin: Vec<u8>,
     end: Vec<u8>,
     most: usize,
-    /// Where the command's words go, instead of being kept here.
+    /// Where the output is written instead of being kept in memory.
     file: Option<File>,
-    /// Not yet told apart.
+    /// Received bytes that are not yet classified.
     pending: Vec<u8>,
     place: Place,
     heard: Heard,
@@ -40,25 +40,25 @@ enum Place {
     After,
 }
 
-/// What one stream brought.
+/// The parsed content of one stream.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Heard {
-    /// What came before: greetings, and complaints of `ssh`.
+    /// Text before the command: greetings, and errors of `ssh`.
     pub noise: Vec<u8>,
     pub begun: bool,
     pub text: Vec<u8>,
-    /// Bytes that were kept, here or in a file.
+    /// Bytes that were kept, in memory or in a file.
     pub kept: usize,
-    /// Why not all of it is in the file.
+    /// Why the file is incomplete.
     pub unwritten: Option<String>,
-    /// Bytes of the command's that were too many to be kept.
+    /// Bytes of output beyond the limit.
     pub left_out: u64,
-    /// How the command ended, if it did.
+    /// The command's exit code, if it has ended.
     pub code: Option<i32>,
 }
 
 impl Between {
-    /// `word` is one that nobody can guess.
+    /// Creates a parser. `word` must be unguessable.
     pub fn new(word: &str, most: usize) -> Self {
         Self {
             begin: format!("{word} begin\n").into_bytes(),
@@ -71,12 +71,12 @@ impl Between {
         }
     }
 
-    /// What the command prints goes into this file.
+    /// Creates a parser that writes the command's output to a file.
     pub(super) fn into_file(word: &str, most: usize, file: File) -> Self {
         Self { file: Some(file), ..Self::new(word, most) }
     }
 
-    /// What a shell prints before and after, on both of its streams; `$R` is the exit code. It begins when it hears [`GO`].
+    /// Wraps a command for the shell with the marker lines on both streams; `$R` is the exit code. The command starts on [`GO`].
     pub(super) fn around(word: &str, run: &str) -> String {
         format!(
             "echo {word} begin; echo {word} begin >&2; IFS= read -r G; [ \"$G\" = {GO} ] || exit 0; {run}; R=$?; \
@@ -84,13 +84,13 @@ impl Between {
         )
     }
 
-    /// What was heard until now.
+    /// Returns what was received so far.
     pub fn into_heard(mut self) -> Heard {
         let rest = std::mem::take(&mut self.pending);
         match self.place {
             Place::Before => self.make_noise(&rest),
             Place::Inside => self.keep(&rest),
-            // A line that was cut off is no answer.
+            // A truncated end marker is not an exit code.
             Place::AtTheEnd | Place::After => {}
         }
         self.heard
@@ -115,7 +115,7 @@ impl Between {
         self.heard.left_out += (bytes.len() - kept) as u64;
     }
 
-    /// Tells the next piece apart. Whether more can be told without hearing more.
+    /// Classifies the next piece. Returns whether more can be classified without more input.
     fn step(&mut self) -> bool {
         let mark = match self.place {
             Place::Before => &self.begin,
@@ -127,7 +127,7 @@ impl Between {
             }
         };
         let (found, length) = (find(&self.pending, mark), mark.len());
-        // Without the mark, all but its possible beginning is told apart.
+        // Without the marker, keep back only what may be its beginning.
         let upto = found.unwrap_or_else(|| self.pending.len().saturating_sub(length - 1));
         let told: Vec<u8> = self.pending.drain(..upto).collect();
         let inside = self.place == Place::Inside;
@@ -145,7 +145,7 @@ impl Between {
     }
 
     fn read_code(&mut self) -> bool {
-        /// No exit code has more digits.
+        /// More than any exit code needs.
         const LONGEST: usize = 8;
         let Some(end) = self.pending.iter().position(|byte| *byte == b'\n') else {
             if self.pending.len() > LONGEST {

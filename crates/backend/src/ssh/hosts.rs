@@ -1,4 +1,4 @@
-//! The hosts of a fleet as people write them: a plain host file, one host or range of hosts a line.
+//! Parses host files: one host or range of hosts per line.
 //!
 //! ```text
 //! # every line: [user@]HOSTS[:port] and, where OpenSSH's own configuration does not say it, how to get there
@@ -7,7 +7,7 @@
 //! login1 address=10.0.0.7 user=ubuntu
 //! ```
 //!
-//! `slots=` and `max_slots=` of MPI's host files are passed over.
+//! `slots=` and `max_slots=` of MPI host files are ignored.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -16,20 +16,20 @@ use doctor_core::{
     ids::NodeName,
 };
 
-/// A host and what `ssh` is told of it beside its name.
+/// A host and its connection settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
     pub name: NodeName,
-    /// Where it is; absent: what its name stands for.
+    /// Absent: the address that its name resolves to.
     pub address: Option<String>,
     pub user: Option<String>,
     pub port: Option<u16>,
-    /// The host that leads there.
+    /// The jump host.
     pub jump: Option<String>,
     pub key: Option<PathBuf>,
 }
 
-/// What is wrong with a list of hosts.
+/// Why a list of hosts cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadHosts {
     #[error("line {line}: {source}")]
@@ -48,7 +48,7 @@ pub enum BadHosts {
     Empty,
 }
 
-/// The hosts of a file, in its order.
+/// Parses a host file, in its order.
 ///
 /// # Errors
 /// With the line and what would be accepted.
@@ -114,7 +114,7 @@ fn port_of(line: usize, word: &str) -> Result<u16, BadHosts> {
     port.filter(|port| *port > 0).ok_or_else(|| BadHosts::Port { line, word: word.chars().take(64).collect() })
 }
 
-/// A word that neither `ssh` takes for an option nor a shell for anything else.
+/// Accepts a word that neither `ssh` parses as an option nor a shell interprets.
 fn plain(line: usize, word: &str) -> Result<String, BadHosts> {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "._-:@/".contains(c);
     if word.is_empty() || word.starts_with('-') || !word.chars().all(harmless) {

@@ -1,5 +1,5 @@
-//! Asking a host, and carrying the program that answers there: once for each version, under a name that holds its hash, and in
-//! one step, so that nobody ever runs half of it.
+//! Queries hosts through `doctor-node`, and installs that program on them: once per version, under a name that contains its hash,
+//! and atomically, so that no host runs an incomplete copy.
 
 use std::{
     fs,
@@ -17,21 +17,21 @@ use sha2::{Digest, Sha256};
 
 use super::{config::SshConfig, hosts::Host, session::Lines};
 
-/// What a host says that has no such program yet.
+/// Printed by a host that does not have the program yet.
 const MISSING: &str = "doctor-node missing 1";
 const INSTALLED: &str = "doctor-node installed 1";
-/// What one says that has it, and where.
+/// Printed by a host that has it, followed by its path.
 const PRESENT: &str = "doctor-node present 1";
 
-/// Lines that a login prints before the program comes to speak.
+/// The most lines that a login may print before the program's first line.
 const MOST_NOISE: usize = 200;
 
 /// Why a host gave no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoAnswer {
-    /// It was not asked: nothing has changed there.
+    /// The request was not sent: nothing has changed on the host.
     NotAsked(String),
-    /// It was asked, and may have done it.
+    /// The request was sent and may have taken effect.
     Broken(String),
 }
 
@@ -43,7 +43,7 @@ impl NoAnswer {
     }
 }
 
-/// A question as it goes out: the other side reads a [`doctor_host::protocol::Question`].
+/// A request as it is sent: the host parses it as a [`doctor_host::protocol::Question`].
 #[derive(Serialize)]
 struct Asked<'a> {
     number: u64,
@@ -64,8 +64,10 @@ pub struct Asker {
 }
 
 impl Asker {
+    /// Locates and hashes the program to install.
+    ///
     /// # Errors
-    /// If there is no program to carry.
+    /// If there is none, or it cannot be read.
     pub fn new(config: &SshConfig, sockets: Option<&std::path::Path>) -> Result<Self, String> {
         let program = program::find(config.doctor_node.as_deref())?;
         let bytes = fs::read(&program).map_err(|error| format!("{}: {error}", program.display()))?;
@@ -82,12 +84,12 @@ impl Asker {
         })
     }
 
-    /// Where a host is for others.
+    /// Returns the address at which other hosts reach this one.
     pub fn address(&self, host: &Host) -> Result<String, String> {
         self.lines.address(host)
     }
 
-    /// Asks a host, which gets the program first if it has none.
+    /// Sends a request to a host, after installing the program if it is missing. `longer` is added to the deadline.
     pub fn ask(&self, host: &Host, ask: &Ask, longer: Duration) -> Result<Said, NoAnswer> {
         match self.ask_once(host, ask, longer)? {
             Some(said) => Ok(said),
@@ -99,7 +101,7 @@ impl Asker {
         }
     }
 
-    /// Where the program is on a host, which gets it first if it has none.
+    /// Returns the path of the program on a host, after installing it if it is missing.
     pub fn carry(&self, host: &Host) -> Result<String, String> {
         match self.place(host)? {
             Some(path) => Ok(path),
@@ -127,7 +129,7 @@ impl Asker {
         Err("it prints much and does not come to the point".to_owned())
     }
 
-    /// `None`: there is no such program.
+    /// Returns `None` if the program is missing.
     fn ask_once(&self, host: &Host, ask: &Ask, longer: Duration) -> Result<Option<Said>, NoAnswer> {
         let (folder, as_root, hash) = (folder(&self.remote), &self.as_root, &self.hash);
         let script = format!(
@@ -163,7 +165,7 @@ impl Asker {
         }
         let (folder, hash) = (folder(&self.remote), &self.hash);
         let aside = format!("$D/bin/.{hash}.{}", self.numbers.fetch_add(1, Ordering::Relaxed));
-        // A program that is there stays: hosts with one home on NFS would lose it under their running jobs.
+        // Keep an existing program: hosts that share a home on NFS would lose it under their running jobs.
         let script = format!(
             "{folder}; umask 077; mkdir -p \"$D/bin\" && cat > \"{aside}\" && \
              echo \"{hash}  {aside}\" | sha256sum -c --status && chmod 700 \"{aside}\" && \
@@ -182,7 +184,7 @@ impl Asker {
     }
 }
 
-/// The folder on the host, as the first words of a script.
+/// Returns the shell assignment of the program's folder on the host to `$D`.
 pub fn folder(remote: &str) -> String {
     if remote.starts_with('/') { format!("D=\"{remote}\"") } else { format!("D=\"$HOME/{remote}\"") }
 }

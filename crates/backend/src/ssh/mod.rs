@@ -1,6 +1,6 @@
-//! Hosts over SSH, by the system's own OpenSSH: settings, host files, sessions, commands, and `doctor-node` installed on hosts.
+//! Access to hosts through the system's OpenSSH: settings, host files, sessions, commands, and installing `doctor-node`.
 //!
-//! The backends for SSH and dstack and the commands of `doctor fleet` use it. It knows no runs and no marks.
+//! The SSH and dstack backends and the commands of `doctor fleet` use it. It does not deal with runs or marks.
 
 mod client;
 mod config;

@@ -1,8 +1,8 @@
-//! One connection to a host: the system's `ssh`, a command there, lines of text both ways, a deadline.
+//! One connection to a host: a remote command of the system's `ssh`, with lines of text in both directions and a deadline.
 //!
-//! Connections are kept open and shared (ControlMaster), so that only the first question to a host costs a handshake. How `ssh`
-//! ended is never asked: 255 is what it says when it could not connect, what a remote command may have ended with, and what a
-//! shell makes of a signal. Only what was said counts.
+//! Connections are kept open and shared (ControlMaster), so that only the first request to a host needs a handshake. The exit
+//! code of `ssh` is ignored: 255 may mean that it could not connect, be the remote command's own code, or be a shell's code for a
+//! signal. Only the received lines count.
 
 use std::{
     ffi::OsString,
@@ -18,14 +18,14 @@ use doctor_host::protocol::MOST_ANSWER;
 use super::{config::SshConfig, hosts::Host};
 use crate::process::{Group, Running};
 
-/// Of what `ssh` complains about.
+/// How much of the error output of `ssh` is kept, in bytes.
 const MOST_COMPLAINT: u64 = 16 * 1024;
-/// Of our own environment, what `ssh` needs.
+/// The environment variables that `ssh` needs.
 const HANDED_ON: [&str; 5] = ["PATH", "HOME", "USER", "LOGNAME", "SSH_AUTH_SOCK"];
-/// When everything has been said, both ends are nearly gone.
+/// How long to wait for the end of `ssh` after the last line.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// How hosts are reached.
+/// Opens connections to hosts.
 #[derive(Debug)]
 pub struct Lines {
     options: Vec<OsString>,
@@ -33,8 +33,8 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Connections are kept in this folder, which only we may enter: who can use a connection is logged in. `None`: each ends
-    /// with its question.
+    /// Keeps connections as sockets in the folder `sockets`, which only this user may enter: access to a socket is access to the
+    /// host. `None`: connections are not kept.
     pub fn new(config: &SshConfig, sockets: Option<&Path>) -> Self {
         let mut options: Vec<OsString> = Vec::new();
         if let Some(file) = &config.ssh_config {
@@ -60,7 +60,7 @@ impl Lines {
             }
             None => set("ControlPath", "none".into()),
         }
-        // A host that has gone silent is given up after 15 seconds, and its connection with it.
+        // A silent host is disconnected after 15 seconds.
         set("ServerAliveInterval", "5".into());
         set("ServerAliveCountMax", "3".into());
         set("ClearAllForwardings", "yes".into());
@@ -72,7 +72,7 @@ impl Lines {
         Self { options, connect: config.connect.to_std() }
     }
 
-    /// Runs words of a POSIX shell on a host. They may hold no single quote.
+    /// Runs a script in a POSIX shell on a host. It must not contain a single quote.
     pub fn open(&self, host: &Host, script: &str, limit: Duration) -> Result<Line, String> {
         let mut ssh = self.ssh(host, &[]);
         ssh.arg(format!("exec sh -c '{script}'"));
@@ -80,7 +80,7 @@ impl Lines {
         Ok(Line::new(ssh, Instant::now() + self.connect + limit))
     }
 
-    /// Where a host is, as OpenSSH's configuration has it. Nobody is asked.
+    /// Returns the address that OpenSSH's configuration gives for a host. Makes no connection.
     pub fn address(&self, host: &Host) -> Result<String, String> {
         let mut ssh = self.ssh(host, &["-G"]);
         let ssh = started(&mut ssh)?;
@@ -93,19 +93,19 @@ impl Lines {
         }
     }
 
-    /// `ssh` to a host, with one line for the shell there.
+    /// Returns an `ssh` command that runs one line in the host's shell.
     pub fn command(&self, host: &Host, line: &str) -> Command {
         let mut ssh = self.plain(host, &[]);
         ssh.arg(line);
         ssh
     }
 
-    /// To be connected.
+    /// Returns the limit for connecting.
     pub const fn connect(&self) -> Duration {
         self.connect
     }
 
-    /// The program with all but what it is to do there, for one who talks to it line by line.
+    /// Returns `ssh` with all options and piped streams, for line-by-line use.
     fn ssh(&self, host: &Host, more: &[&str]) -> Command {
         let mut ssh = self.plain(host, more);
         ssh.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -125,7 +125,7 @@ fn started(ssh: &mut Command) -> Result<Running, String> {
     Running::start(ssh, Group::Own).map_err(|error| format!("ssh cannot be started: {error}"))
 }
 
-/// What a line of the host file says.
+/// Returns the options of a host file's line.
 fn words(host: &Host) -> Vec<OsString> {
     let mut words: Vec<OsString> = Vec::new();
     let mut add = |flag: &str, value: Option<OsString>| {
@@ -139,7 +139,7 @@ fn words(host: &Host) -> Vec<OsString> {
     words
 }
 
-/// A connection, until it is dropped or its time is over.
+/// A connection, until it is dropped or its deadline passes.
 #[derive(Debug)]
 pub struct Line {
     ssh: Running,
@@ -148,12 +148,12 @@ pub struct Line {
     deadline: Instant,
 }
 
-/// Why no line came.
+/// Why no line was received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Silence {
-    /// The connection is over.
+    /// The connection has ended.
     Over(String),
-    /// The time is.
+    /// The deadline passed.
     Late,
 }
 
@@ -175,7 +175,7 @@ impl Line {
                 loop {
                     let mut line = Vec::new();
                     match output.read_until(b'\n', &mut line) {
-                        // A line without an end was cut off: nobody said it.
+                        // A line without a line break was truncated and does not count.
                         Ok(1..) if line.pop() == Some(b'\n') && say.send(line).is_ok() => {}
                         _ => return,
                     }
@@ -186,7 +186,7 @@ impl Line {
         if let Some(errors) = ssh.take_stderr() {
             std::thread::spawn(move || {
                 let mut text = Vec::new();
-                // What was read until it broke is all there is; nobody may be listening any more.
+                // If the stream breaks, the bytes read so far are the result; the receiver may be gone.
                 let _broken = errors.take(MOST_COMPLAINT).read_to_end(&mut text);
                 let _late = complain.send(text);
             });
@@ -194,7 +194,7 @@ impl Line {
         Self { ssh, heard, complaint, deadline }
     }
 
-    /// The next line.
+    /// Returns the next line.
     pub fn hear(&self) -> Result<Vec<u8>, Silence> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         self.heard.recv_timeout(left).map_err(|why| match why {
@@ -203,10 +203,10 @@ impl Line {
         })
     }
 
-    /// Says something and, as there is nothing more to say, closes this end.
+    /// Sends these bytes and closes the standard input.
     pub fn say_all(&mut self, bytes: Vec<u8>) {
         if let Some(mut input) = self.ssh.take_stdin() {
-            // Who ends without reading it all has decided already.
+            // The remote command may end without reading all of its input.
             std::thread::spawn(move || input.write_all(&bytes).and_then(|()| input.flush()));
         }
     }
@@ -217,11 +217,11 @@ impl Line {
     }
 }
 
-/// Said of a host whose key nobody knows, and of one whose key was another.
+/// Prefixes of [`Silence::Over`] for a host whose key is unknown, or differs from the known one.
 pub const KEY_UNKNOWN: &str = "its host key is not known";
 pub const KEY_CHANGED: &str = "its host key has changed";
 
-/// What `ssh` complained about, in a line: usually its last. Why a key was refused it says before.
+/// Summarises the error output of `ssh` in one line: usually the last one. The reason for a refused key is in an earlier one.
 fn gist(text: &str) -> String {
     let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
     let last = last.unwrap_or("the connection ended without a word");
@@ -238,7 +238,7 @@ impl Drop for Line {
     fn drop(&mut self) {
         drop(self.ssh.take_stdin());
         let left = self.deadline.saturating_duration_since(Instant::now());
-        // What has not ended by then is killed with it.
+        // If it has not ended by then, dropping it kills it.
         self.ssh.wait_up_to(left.min(FAREWELL));
     }
 }
