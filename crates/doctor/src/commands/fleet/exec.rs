@@ -18,8 +18,8 @@ use crate::{
 /// Standard input is empty. Hosts with the same output are printed once, as node[01-14]. Control sequences in the
 /// output are made visible; --json has all text unchanged.
 ///
-/// Exit codes: 0 it exited with 0 on every host; 1 it failed or exceeded the deadline on some; 3 it failed on none, but
-/// some hosts could not be reached. An exit code of 255 comes from the command.
+/// Exit codes: 0 it exited with 0 on every host; 1 on some it failed, exceeded the deadline or lost its
+/// connection; 3 on none, but some hosts could not be reached. An exit code of 255 comes from the command.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {

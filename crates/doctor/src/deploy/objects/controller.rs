@@ -1,5 +1,5 @@
-//! The controller: one replica with SQLite, two with PostgreSQL. The pod complies with the restricted Pod Security
-//! Standard.
+//! The controller: one replica with SQLite, two with PostgreSQL. Unless `data.kind` is host-path, the pod complies with
+//! the restricted Pod Security Standard.
 
 use serde_json::json;
 
@@ -9,7 +9,7 @@ use super::{
     object, volume,
 };
 
-/// Not below [`ETC`]: that is a ConfigMap volume, into which nothing else can be mounted.
+/// Not below [`ETC`]: that is one volume, into which no other can be mounted.
 const ETC_PROFILES: &str = "/etc/cluster-doctor-profiles";
 
 pub(super) fn objects() -> Vec<Tree> {
@@ -80,7 +80,7 @@ fn controller_pod() -> Tree {
                 volume("profiles", "configMap", map([("name", PROFILES.into())])),
                 volume("data", "persistentVolumeClaim", claim("data.claim")).when(CLAIM),
                 volume("data", "hostPath", map([("path", Tree::Setting("data.hostPath"))])).when(HOST_PATH),
-                // With nothing shared and no store volume, published copies and logs have no volume to be kept on.
+                // Published copies and logs are not kept: with nothing shared and no store volume they have no place.
                 volume("data", "emptyDir", map([])).when(NOTHING_SHARED).when(POSTGRES),
                 volume("store", "persistentVolumeClaim", claim("store.claim")).when(SQLITE),
                 volume("temporary", "emptyDir", map([])),
