@@ -212,7 +212,7 @@ fn status(source: Source, told: &Told<'_>, limit: Span) -> Status {
     let (health, why) = match said {
         "failed" | "unhealthy" => (Health::Unhealthy, first_fault(source, told).unwrap_or_else(|| said.to_owned())),
         "unknown" => (Health::Unknown, "it says unknown itself".to_owned()),
-        // On hosts set up by other tools, the summary says so in every case.
+        // On hosts set up by other tools, the summary reports health whatever was checked.
         "passed" | "healthy" if name == SUM => {
             (Health::Unknown, format!("ours never ran here; {name} says {said}, which is others' word"))
         }

@@ -587,7 +587,7 @@ fn describe(action: &Action) -> Option<String> {
         Action::Answer { .. } => "request seen to".to_owned(),
         Action::Name { node, peer: None, .. } => format!("{node} is named"),
         Action::Name { node, peer: Some(peer), .. } => format!("{node} is named with {peer}"),
-        // Its run has a line of its own.
+        // Its run is printed separately.
         Action::Try { .. } => return None,
         Action::Tidy { node, .. } => format!("maintenance of {node} is over"),
         Action::Rename { node, hardware } => format!("{node} is another machine now, {hardware}"),
