@@ -1,6 +1,6 @@
 //! Slurm's hooks and the controller as real programs: the controller records and acts on a hook's findings, the hook
-//! receives the breaker's permit, real slurmctlds accept the output of `doctor deploy slurm`, and `doctor config check
-//! --live` queries them.
+//! receives the breaker's permit, real slurmctlds accept the output of `doctor deploy slurm`, and
+//! `doctor config check --live` queries them.
 
 use std::{
     fs,
