@@ -1,6 +1,6 @@
-//! The table of backends: the one place in this program that knows which kinds of cluster there are.
+//! The table of backends: the only place in this program that lists the kinds of cluster.
 //!
-//! To add one, make a crate with a [`Kind`] and add its line to the table and its line to `Cargo.toml`.
+//! To add one, write a crate with a [`Kind`], then add one line to the table and one to `Cargo.toml`.
 
 use std::path::{Path, PathBuf};
 
@@ -24,17 +24,17 @@ use doctor_sim::Sim;
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
-/// From the name of a section and the type that stands for its kind: the choice, its section, and what is asked of either.
+/// Generates `BackendChoice`, `Sections` and their functions from pairs of a section name and its [`Kind`].
 macro_rules! backends {
     ($($section:ident => $kind:ident),+ $(,)?) => {
-        /// The one cluster this service is for.
+        /// The one cluster that this service serves, with its configuration.
         #[derive(Debug, Clone, PartialEq, Serialize)]
         #[serde(rename_all = "kebab-case")]
         pub(crate) enum BackendChoice {
             $($kind(Box<<$kind as Kind>::Config>)),+
         }
 
-        /// `[backend]` as it is written.
+        /// The `[backend]` table as parsed.
         #[derive(Debug, Default, Deserialize)]
         #[serde(deny_unknown_fields)]
         pub(crate) struct Sections {
@@ -44,7 +44,7 @@ macro_rules! backends {
         impl Sections {
             pub(crate) const NAMES: &[&str] = &[$(<$kind as Kind>::NAME),+];
 
-            /// How many clusters are named.
+            /// Returns the number of backends configured.
             pub(crate) fn count(&self) -> usize {
                 0 $(+ usize::from(self.$section.is_some()))+
             }
@@ -57,7 +57,7 @@ macro_rules! backends {
                 Ok(())
             }
 
-            /// The first that is named.
+            /// Returns the first backend configured, with its paths resolved against `beside`.
             pub(crate) fn chosen(self, beside: &Path, service: &Service<'_>) -> Option<BackendChoice> {
                 $(if let Some(section) = self.$section {
                     let mut config = section.into_inner();
@@ -68,13 +68,13 @@ macro_rules! backends {
             }
         }
 
-        /// The commented default file: the service's settings, then a section for each kind of cluster.
+        /// Returns the commented default file: the service's settings, then one section per backend.
         pub(crate) fn default_text(service: &str) -> String {
             let sections = [$(<$kind as Kind>::DEFAULT_TEXT),+];
             sections.iter().fold(service.to_owned(), |text, section| format!("{text}\n{section}"))
         }
 
-        /// Numbers of all sections that must lie within limits.
+        /// Returns the allowed ranges of the numeric settings of all sections.
         pub(crate) fn limits() -> impl Iterator<Item = Limit> {
             [$(<$kind as Kind>::LIMITS),+].into_iter().flatten().copied()
         }
@@ -131,7 +131,7 @@ backends! {
 }
 
 impl BackendChoice {
-    /// This machine as a cluster of one: what is meant where no section names a cluster.
+    /// Returns the default backend: this machine as a cluster of one node.
     pub(crate) fn this_machine(beside: &Path, service: &Service<'_>) -> Self {
         let mut config = <Local as Kind>::Config::new("", "");
         Local::resolve(&mut config, beside, service);

@@ -1,4 +1,4 @@
-//! The command line as a whole: the commands and the options that all of them share.
+//! The command line: all commands and the options that they share.
 
 use std::path::PathBuf;
 
@@ -10,15 +10,16 @@ use crate::commands;
 
 /// Finds the bad nodes of a cluster before user jobs do, proves it, and takes them out of service and back.
 ///
-/// Without any configuration this machine is a cluster of one and everything is kept below
-/// ~/.local/state/cluster-doctor. `doctor demo` shows a simulated month.
+/// Without a configuration file this machine is a cluster of one node, and all state is kept below
+/// /.local/state/cluster-doctor. `doctor demo` shows a simulated month.
 #[derive(Debug, Parser)]
 #[command(name = "doctor", version, max_term_width = 100, propagate_version = true)]
 pub(crate) struct Cli {
-    /// The configuration file. Else: ./doctor.toml, /etc/cluster-doctor/doctor.toml, or the built-in one.
+    /// Configuration file. Default: ./doctor.toml, then /etc/cluster-doctor/doctor.toml, then the built-in
+    /// configuration.
     #[arg(long, global = true, value_name = "FILE", env = "DOCTOR_CONFIG", help_heading = "Everywhere")]
     pub config: Option<PathBuf>,
-    /// Another store than the configuration's: a file, or postgres://USER@HOST/DATABASE.
+    /// Database to use instead of the configured one: a file, or postgres://USER@HOST/DATABASE.
     #[arg(long, global = true, value_name = "URL", env = "DOCTOR_STORE", help_heading = "Everywhere")]
     pub store: Option<StoreUrl>,
     /// Print JSON.

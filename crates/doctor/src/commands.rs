@@ -1,4 +1,4 @@
-//! One file per command, or per small family of commands. Each has its arguments and one function.
+//! The commands, one file per command or small family of commands. Each file holds the arguments and one function.
 
 pub(crate) mod agent;
 pub(crate) mod alert;

@@ -1,5 +1,5 @@
-//! The configuration: one file for the service, one for the policy, one per machine type; and the set of all that the
-//! engine is given, read as a whole or not at all.
+//! The configuration: one file for the service, one for the policy, one per machine type. [`Loaded`] holds the complete
+//! set for the engine; either all files load or none.
 
 mod file;
 mod place;
@@ -18,7 +18,7 @@ pub(crate) use self::{
     settings::{Loaded, Reloaded, profile_files},
 };
 
-/// The commented defaults, as `doctor config init` writes them.
+/// Returns the commented default configuration that `doctor config init` writes.
 pub(crate) fn default_text() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| backends::default_text(include_str!("config/default.toml")));
     &TEXT

@@ -1,4 +1,4 @@
-//! What every command is given: how to print, and the way to configuration, store and facts, each opened when asked for.
+//! The context of a command: the output, and lazily opened configuration, store and facts.
 
 use std::{cell::OnceCell, path::PathBuf};
 
@@ -17,7 +17,7 @@ use crate::{
     output::Out,
 };
 
-/// The simulated cluster's name as a backend: its time is its own.
+/// The backend name of the simulated cluster, which has a clock separate from the system clock.
 const SIMULATED: &str = "sim";
 
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl Context {
         Ok(Place::find(self.named.as_deref(), |name| std::env::var(name).ok())?)
     }
 
-    /// The whole configuration, read once: for commands that judge or act.
+    /// Returns the complete configuration, which is read once. For commands that classify results or act.
     pub(crate) fn loaded(&self) -> Result<&Loaded> {
         if let Some(loaded) = self.loaded.get() {
             return Ok(loaded);
@@ -48,7 +48,8 @@ impl Context {
         Ok(self.loaded.get_or_init(|| loaded))
     }
 
-    /// The service's file alone, read once: a mistake in the policy must not keep anybody from looking.
+    /// Returns the service's configuration file alone, which is read once. Read-only commands use it so that they work
+    /// while the policy file is invalid.
     pub(crate) fn config(&self) -> Result<&Config> {
         if let Some(config) = self.config.get() {
             return Ok(config);
@@ -58,11 +59,11 @@ impl Context {
         Ok(self.config.get_or_init(|| config))
     }
 
-    /// What the command line says comes before what the file says.
+    /// Applies command line options, which take precedence over the file.
     fn lay_over(&self, config: &mut Config) {
         let Some(store) = &self.store else { return };
         config.store = store.clone();
-        // What a demonstration or a copied service leaves lies together: the store, and its shared directory.
+        // A demo or a copied service keeps its shared directory beside the database file.
         if let StoreUrl::Sqlite(path) = store {
             let data = path.with_file_name("data");
             if data.is_dir() {
@@ -71,14 +72,14 @@ impl Context {
         }
     }
 
-    /// The store, created if there is none: for commands that bring something into it.
+    /// Opens the store and creates it if it does not exist. For commands that write to it.
     pub(crate) fn make_store(&self) -> Result<Store> {
         let config = self.config()?;
         config.make_places(&self.place()?)?;
         open(&config.store)
     }
 
-    /// The store, which must be there: a slip in a path must not leave an empty database behind.
+    /// Opens the existing store. A missing SQLite file is an error: a mistyped path must not create an empty database.
     pub(crate) fn store(&self) -> Result<Store> {
         let url = &self.config()?.store;
         match url {
@@ -91,8 +92,7 @@ impl Context {
         Ok(Share::open(&self.config()?.data)?)
     }
 
-    /// The present moment for people. A simulated cluster has a time of its own, and it is as late there as when it
-    /// was last seen.
+    /// Returns the current time for display. For a simulated cluster that is the time of the last snapshot.
     pub(crate) fn now(&self, last: Option<&(Timestamp, Cluster)>) -> Timestamp {
         match last {
             Some((at, cluster)) if cluster.backend == SIMULATED => *at,
@@ -100,8 +100,8 @@ impl Context {
         }
     }
 
-    /// What is known, for views. What the leader judges by comes with what it saw; where there is nothing of that kind
-    /// yet, the own configuration has to do.
+    /// Returns the facts for views. The settings come from the leader's last snapshot, or from the local configuration
+    /// if there is no snapshot yet.
     pub(crate) fn facts(&self, store: &Store) -> Result<Facts> {
         let last = snapshot::last_seen(store)?;
         let now = self.now(last.as_ref());
@@ -112,13 +112,13 @@ impl Context {
         Ok(picture::facts(store, seen, cluster, now)?)
     }
 
-    /// The nodes that these selectors mean. A name that nobody knows is a slip, not an empty answer.
+    /// Resolves selectors to node names. An unknown name is an error, not an empty result.
     pub(crate) fn pick(&self, facts: &Facts, selectors: &[Selector]) -> Result<Vec<NodeName>> {
         Ok(orders::pick(facts, selectors)?)
     }
 }
 
-/// An error of a database says nothing about which one; what names itself already is not named twice.
+/// Opens a store. Database errors do not name the database, so the URL is added to them; other errors name it already.
 pub(crate) fn open(url: &StoreUrl) -> Result<Store> {
     Store::open(url).map_err(|source| match source {
         StoreError::Sqlite { .. } | StoreError::Postgres { .. } => Failure::Unopened { store: url.to_string(), source },

@@ -1,6 +1,6 @@
-//! What has to be in a Kubernetes cluster for the service to work there: printed as manifests, or made into a Helm chart. Both
-//! come from the same trees ([`objects`]) and the same table of settings ([`settings`]), so that neither can fall behind. What has to
-//! be on the machines of a Slurm cluster is in [`slurm`], what a small site installs by itself in [`systemd`].
+//! The objects of a Kubernetes deployment, printed as manifests or written as a Helm chart. Both are generated from the
+//! same trees ([`objects`]) and the same table of settings ([`settings`]), so that they cannot diverge. The files of a
+//! Slurm cluster are in [`slurm`], the units of a small site in [`systemd`].
 
 mod chart;
 mod error;
@@ -29,28 +29,28 @@ pub(crate) use self::{
     site::from_site,
 };
 
-/// What to print.
+/// The part of the deployment to print.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum What {
     /// Everything.
     All,
-    /// Namespace, accounts, rights and the priority class: what an administrator has to agree to.
+    /// Namespace, accounts, permissions and the priority class: what an administrator has to approve.
     Rights,
     /// The ConfigMaps.
     Configuration,
-    /// The claims.
+    /// The persistent volume claims.
     Storage,
-    /// The controller, its service and its disruption budget.
+    /// The controller, its Service and its PodDisruptionBudget.
     Controller,
     /// The agents.
     Agent,
-    /// Nothing to apply: the values with which Helm makes the same from the chart.
+    /// Not a manifest: the values with which the Helm chart creates the same objects.
     Values,
-    /// Nothing to apply: the template of jobs that is in force, to begin one of your own with.
+    /// Not a manifest: the job template in force, as a starting point for your own.
     Template,
 }
 
-/// A deployment in the making: defaults, what the configuration says, what the command line says, in this order.
+/// A deployment under construction. Later values override earlier ones: defaults, configuration, command line.
 #[derive(Debug)]
 pub(crate) struct Deployment {
     config: KubernetesConfig,
@@ -58,14 +58,16 @@ pub(crate) struct Deployment {
 }
 
 impl Deployment {
-    /// As the chart is without any values. What `config` says beyond the settings goes into the rights.
+    /// Creates the deployment of the chart's default values. The permissions follow `config`, including what is no
+    /// chart setting.
     pub(crate) fn new(config: KubernetesConfig) -> Self {
         let given = Given { namespace: config.namespace.clone(), values: settings::defaults() };
         Self { config, given }
     }
 
-    /// # Errors
-    /// If it is no name for a namespace.
+    /// Sets the namespace.
+    ///
+    /// # Errors If it is not a valid namespace name.
     pub(crate) fn in_namespace(&mut self, namespace: &str) -> Result<(), BadValue> {
         settings::check_namespace(namespace)?;
         self.given.namespace = namespace.to_owned();
@@ -74,8 +76,7 @@ impl Deployment {
 
     /// Sets one setting.
     ///
-    /// # Errors
-    /// If there is none of that name, or it does not take this.
+    /// # Errors If the setting does not exist or does not accept the value.
     pub(crate) fn set(&mut self, name: &str, value: Value) -> Result<(), BadValue> {
         let setting = settings::find(name)?;
         setting.check(&value)?;
@@ -114,7 +115,7 @@ impl Deployment {
         own.unwrap_or(STANDARD_TEMPLATE)
     }
 
-    /// What to apply, as YAML; or the values.
+    /// Returns the manifests as YAML, or the values or the template.
     pub(crate) fn yaml(&self, what: What) -> String {
         match what {
             What::Values => yaml::file(&Tree::from(chart::only_changes(&self.given.values))),
@@ -123,7 +124,7 @@ impl Deployment {
         }
     }
 
-    /// The same as JSON.
+    /// Returns the same as JSON.
     pub(crate) fn json(&self, what: What) -> Value {
         match what {
             What::Values => chart::only_changes(&self.given.values),

@@ -1,4 +1,4 @@
-//! Wiring: the engine from the configuration.
+//! Builds the controller from the configuration: backend, engine, agent endpoint, API, metrics and alerts.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -29,19 +29,19 @@ use crate::{
     failure::{Failure, Result},
 };
 
-/// The cluster, and the time there.
+/// The cluster's backend and clock.
 pub(crate) struct World {
     pub backend: Arc<dyn Backend>,
     pub clock: Arc<dyn Clock>,
     sim: Option<Arc<RemoteSim>>,
-    /// Where the cluster vouches for its agents.
+    /// Verifies agent tokens with the cluster, if the backend supports that.
     tokens: Option<Tokens>,
 }
 
 impl World {
     pub(crate) fn open(loaded: &Loaded) -> Result<Self> {
         let config = &loaded.config;
-        // A simulated cluster has more to say than a backend has: its agents' reports and its operators' wishes.
+        // A simulated cluster also provides its agents' reports and its operators' commands.
         if let BackendChoice::Sim(sim) = &config.backend {
             let sim = sim.connect()?;
             return Ok(Self { backend: sim.clone(), clock: sim.clone(), sim: Some(sim), tokens: None });
@@ -52,25 +52,25 @@ impl World {
     }
 }
 
-/// The engine and what belongs to its cluster.
+/// The engine with its listeners and its alert delivery.
 pub(crate) struct Controller {
     pub engine: Engine,
     pub clock: Arc<dyn Clock>,
-    /// Rings when something has come in that should not wait for the next cycle.
+    /// Wakes the control loop for input that should not wait for the next cycle.
     pub wake: Arc<Wake>,
     pub door: Option<Door>,
     pub web: Option<Web>,
     pub scraped: Option<Scraped>,
-    /// Whoever delivers messages; a program that does not stay has nobody.
+    /// Delivers alerts. `None` in a process that runs one command and exits.
     alerter: Option<Alerter>,
     serving: Serving,
     sim: Option<Arc<RemoteSim>>,
 }
 
-/// Whether this is a service, to which agents and people may come and which delivers messages, or does one thing and ends.
+/// Whether this process is a service, which opens listeners and delivers alerts, or runs one command and exits.
 #[derive(Debug)]
 pub(crate) enum Serving {
-    /// With what became of its spans, where traces are wanted.
+    /// A service. `traces` counts exported and dropped spans if traces are configured.
     Everybody {
         traces: Option<Arc<Counts>>,
     },
@@ -78,8 +78,8 @@ pub(crate) enum Serving {
 }
 
 impl Controller {
-    /// A shared directory that is missing now is a failure at the start; later it is a trouble of a cycle. It is opened
-    /// before the world is: some worlds would make it.
+    /// Builds the controller. The caller opens the shared directory before the [`World`], because some backends would
+    /// create it. A missing directory is an error at start; in a later cycle it is only reported.
     pub(crate) fn new(loaded: &Loaded, store: Store, share: Share, world: World, serving: Serving) -> Result<Self> {
         let config = &loaded.config;
         let mut salt = [0; 8];
@@ -138,7 +138,7 @@ impl Controller {
         Ok(controller)
     }
 
-    /// Who is told of what from now on. Those who deliver now end what they are at, and others begin.
+    /// Sets the notification routes and replaces the delivery threads. The old threads finish their current delivery.
     pub(crate) fn set_alerts(&mut self, alerts: &AlertSettings) -> Result<()> {
         self.engine.set_routes(alerts.routes());
         if let Serving::Everybody { .. } = self.serving {
@@ -148,19 +148,19 @@ impl Controller {
         Ok(())
     }
 
-    /// What is under way to people may arrive.
+    /// Stops alert delivery after the deliveries in progress have ended.
     pub(crate) fn stop_alerts(&mut self) {
         if let Some(alerter) = self.alerter.take() {
             alerter.stop();
         }
     }
 
-    /// Seconds that pass in the cluster while one passes here. Only a simulated cluster is in a hurry.
+    /// Returns the cluster's seconds per second of real time: 1 except for a simulated cluster.
     pub(crate) fn pace(&self) -> f64 {
         self.sim.as_ref().map_or(1.0, |sim| sim.speed())
     }
 
-    /// One cycle of those that begin as long as `every` apart.
+    /// Runs one cycle. `every` is the interval between the starts of two cycles.
     pub(crate) fn cycle(&mut self, every: Duration) -> std::result::Result<CycleReport, CycleError> {
         let turned = |door: &Option<Door>| door.iter().for_each(|door| door.turned(every));
         turned(&self.door);
@@ -171,17 +171,18 @@ impl Controller {
             self.alerter.iter().for_each(Alerter::ring);
         }
         if let Some(door) = &self.door {
-            // A store that fails may work again in the next cycle; agents wait for that.
+            // After a store error agents keep waiting here, because the next cycle may succeed. Only a passive
+            // controller redirects them.
             door.cycle_ended(!matches!(report, Err(CycleError::Passive { .. })));
             door.may_take_out(self.engine.may_be_taken_out().filter(|_| report.is_ok()), every);
         }
         report
     }
 
-    /// The people of a simulated cluster ask as real ones do, with a line in the store.
+    /// Stores the requests of a simulated cluster's operators as operator commands.
     fn hear_operators(&self) -> std::result::Result<(), StoreError> {
         let Some(sim) = &self.sim else { return Ok(()) };
-        // While the cluster does not answer, its people cannot be heard either.
+        // While the simulated cluster does not answer, its operators' requests cannot be read either.
         for request in sim.take_operator_requests().unwrap_or_default() {
             let asked = Asked::Release { node: request.node };
             self.engine.store().add_request(&asked, "operators", &request.why, self.clock.now())?;
@@ -190,7 +191,7 @@ impl Controller {
     }
 }
 
-/// Agents' reports of a simulated cluster. They wait there until they have been kept here.
+/// Agent reports of a simulated cluster. The cluster keeps each report until it is acknowledged.
 struct SimInbox {
     sim: Arc<RemoteSim>,
     keys: BTreeMap<NodeName, RunKey>,
@@ -198,7 +199,7 @@ struct SimInbox {
 
 impl Inbox for SimInbox {
     fn waiting(&mut self) -> Vec<AgentMessage> {
-        // A cluster that does not answer has no news; that it does not, the snapshot says.
+        // An unreachable cluster has no reports; the snapshot reports the outage.
         let reports = self.sim.agent_reports().unwrap_or_default();
         let mut messages = Vec::with_capacity(reports.len());
         for report in reports {
@@ -211,7 +212,7 @@ impl Inbox for SimInbox {
     }
 
     fn acknowledge(&mut self, numbers: &[u64]) {
-        // What could not be acknowledged comes again and is recognised.
+        // The cluster repeats unacknowledged reports, and the engine recognises repetitions.
         let _comes_again = self.sim.acknowledge_reports(numbers);
     }
 }

@@ -1,8 +1,8 @@
-//! Exit codes. Scripts rely on them: a number never changes its meaning.
+//! Exit codes. Scripts rely on them: a code never changes its meaning.
 
 use std::process::ExitCode;
 
-/// How the program ends.
+/// The exit status of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Exit {
@@ -32,7 +32,7 @@ impl Exit {
         self as u8
     }
 
-    /// For the reference page and `doctor --help`.
+    /// Returns the meaning, for the reference page and `doctor --help`.
     pub(crate) const fn meaning(self) -> &'static str {
         match self {
             Self::Ok => "done, and nothing found that wants attention",

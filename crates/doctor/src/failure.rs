@@ -1,4 +1,4 @@
-//! What keeps a command from doing its work, with its exit code and the way out.
+//! Errors that end a command, each with an exit code and, where possible, a hint.
 
 use std::{error::Error, io, path::PathBuf};
 
@@ -56,7 +56,7 @@ pub(crate) enum Failure {
     NotConfirmed,
     #[error("{0}")]
     Unreachable(String),
-    /// A part of the system refused to do its work; the text says which and why.
+    /// A component failed; the text names it and the cause.
     #[error("{0}")]
     Other(String),
 }
@@ -84,7 +84,7 @@ impl Failure {
         }
     }
 
-    /// What to do, where the message itself does not say.
+    /// Returns what the operator can do, if the message does not say it already.
     pub(crate) fn hint(&self) -> Option<String> {
         Some(match self {
             Self::NoStore(_) => {
@@ -114,13 +114,13 @@ impl Failure {
         })
     }
 
-    /// The message with everything that caused it, on one line where it fits.
+    /// Returns the message followed by its chain of causes, separated by colons.
     pub(crate) fn chain(&self) -> String {
         let mut text = self.to_string();
         let mut cause = self.source();
         while let Some(error) = cause {
             let next = error.to_string();
-            // A transparent layer says the same thing again.
+            // A transparent error repeats the text of its source.
             if !text.ends_with(&next) {
                 text = format!("{text}: {next}");
             }

@@ -1,4 +1,4 @@
-//! The operators' program: parses the command line, runs one command, and ends with a documented exit code.
+//! The `doctor` program: parses the command line, runs one command and exits with a documented exit code.
 
 mod backends;
 mod cli;
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
-            // Nobody is left to tell if this cannot be printed.
+            // There is no other channel on which to report that printing failed.
             let _said = error.print();
             return if error.use_stderr() { Exit::Usage.into() } else { Exit::Ok.into() };
         }
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The command line with the exit codes under its help.
+/// Returns the command line, with the exit codes appended to its long help.
 pub(crate) fn command_line() -> clap::Command {
     let codes = Exit::ALL.map(|exit| format!("  {}  {}", exit.code(), exit.meaning())).join("\n");
     Cli::command().after_long_help(format!("Exit codes:\n{codes}"))
@@ -89,12 +89,12 @@ fn run(cli: Cli) -> Result<Exit> {
     }
 }
 
-/// First what went wrong and because of what, then what to do.
+/// Prints the failure with its causes on standard error, then the hint.
 fn complain(failure: &Failure) {
     let mut text = format!("doctor: {}\n", failure.chain());
     if let Some(hint) = failure.hint() {
         text.push_str(&format!("hint: {hint}\n"));
     }
-    // Nobody is left to tell if this cannot be printed.
+    // There is no other channel on which to report that printing failed.
     let _said = std::io::stderr().write_all(text.as_bytes());
 }

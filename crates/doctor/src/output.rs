@@ -1,4 +1,4 @@
-//! What is printed: the same view as JSON or as text, coloured only for a person at a terminal.
+//! Output: prints a view as JSON or as text. Text is coloured only on a terminal.
 
 mod table;
 mod words;
@@ -12,16 +12,17 @@ pub(crate) use self::{
     words::{ago, clock, harmless, hours, length, list, percent, plural},
 };
 
-/// How this run prints.
+/// How this command prints.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Out {
     json: bool,
     colour: bool,
-    /// Columns of the terminal; `None` when there is none: then nothing is wrapped, so that scripts get one line each.
+    /// Columns of the terminal. `None` without a terminal: lines are not wrapped, so that scripts read one line per
+    /// entry.
     width: Option<u16>,
 }
 
-/// Text in the making: lines, some of them tables.
+/// A text page under construction: lines and tables.
 #[derive(Debug)]
 pub(crate) struct Page {
     text: String,
@@ -40,10 +41,9 @@ impl Out {
         self.json
     }
 
-    /// Prints a view, in whichever form was asked for.
+    /// Prints a view as JSON or as text.
     ///
-    /// # Errors
-    /// If standard output cannot be written.
+    /// # Errors If standard output cannot be written.
     pub(crate) fn show<T: Serialize>(&self, view: &T, text: impl FnOnce(&mut Page)) -> io::Result<()> {
         if self.json {
             return self.json(view);
@@ -63,10 +63,9 @@ impl Out {
         self.print(&text)
     }
 
-    /// Prints text as it is. A reader that went away (`| head`) is no failure.
+    /// Prints text unchanged. A closed pipe (`| head`) is not an error.
     ///
-    /// # Errors
-    /// If standard output cannot be written.
+    /// # Errors If standard output cannot be written.
     pub(crate) fn print(&self, text: &str) -> io::Result<()> {
         let mut stdout = io::stdout().lock();
         match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -77,7 +76,7 @@ impl Out {
 }
 
 impl Page {
-    /// A line, or as many as it takes on a terminal that is narrower.
+    /// Appends a line, wrapped to the width of the terminal.
     pub(crate) fn line(&mut self, text: impl AsRef<str>) -> &mut Self {
         for line in words::wrapped(text.as_ref(), self.out.width.map(usize::from)) {
             self.text.push_str(line.trim_end());
@@ -91,7 +90,7 @@ impl Page {
         self
     }
 
-    /// A heading in front of a block.
+    /// Appends a blank line and a heading.
     pub(crate) fn heading(&mut self, text: &str) -> &mut Self {
         self.blank();
         let text = if self.out.colour { format!("\x1b[1m{text}\x1b[0m\n") } else { format!("{text}\n") };
@@ -99,7 +98,7 @@ impl Page {
         self
     }
 
-    /// A name and its value, aligned with its neighbours.
+    /// Appends a name and its value, aligned with other fields.
     pub(crate) fn field(&mut self, name: &str, value: impl AsRef<str>) -> &mut Self {
         const NAMES: usize = 13;
         let room = self.out.width.map(|width| usize::from(width).saturating_sub(NAMES).max(NAMES));

@@ -1,4 +1,4 @@
-//! Reference pages, made from code: what the code knows is written down once.
+//! Reference pages generated from the code.
 
 mod markdown;
 mod reasons;

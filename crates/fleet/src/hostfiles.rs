@@ -1,11 +1,12 @@
-//! `hostfile` and `hostfile-ip`: one host a line, the name in one and the address in the other, in the same order, with nothing
-//! else in them, because `mpirun`, `parallel-ssh` and people's loops read them.
+//! `hostfile` and `hostfile-ip`: one host per line, names in one file and addresses in the other, in the same order and
+//! with nothing else, because `mpirun`, `parallel-ssh` and shell loops read them.
 //!
-//! A host that was in the file keeps its place there, so that ranks stay where they were. A host that does not answer stays
-//! with what was known of it. Both files are replaced by rename, so nobody reads half of one.
+//! A host in the file keeps its position, so that ranks stay the same. A host that does not answer keeps its last known
+//! line. Both files are replaced by rename, so that readers never see a partial file.
 //!
-//! Two files cannot be replaced in one step. So what both will say is written beside them first (`.hostfile.next`) and goes when both say it: while it is
-//! there, the two may disagree, and the next run makes them say what it says.
+//! Two files cannot be replaced in one step. The new content of both is therefore written beside them first
+//! (`.hostfile.next`) and removed when both are replaced: while it exists the two may disagree, and the next run
+//! completes the replacement.
 
 use std::{
     collections::BTreeMap,
@@ -17,25 +18,25 @@ use std::{
 use doctor_core::{hostlist::MOST_NODES, ids::NodeName};
 use serde::{Deserialize, Serialize};
 
-/// Both names together are shorter than this, a hundred thousand times.
+/// The size limit of a file: 256 bytes for each of at most 100,000 hosts, more than name and address together take.
 const MOST_BYTES: u64 = MOST_NODES as u64 * 256;
 
-/// A host as the two files have it.
+/// A host in the two files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostLine {
     pub name: NodeName,
-    /// Or its name, where nobody knows the address.
+    /// The address, or the name if the address is unknown.
     pub address: String,
 }
 
-/// Where the two files are.
+/// The paths of the two files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostFiles {
     pub names: PathBuf,
     pub addresses: PathBuf,
 }
 
-/// What differs between the files and what they should be.
+/// The changes that a write makes to the files.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Difference {
     pub added: Vec<HostLine>,
@@ -43,7 +44,7 @@ pub struct Difference {
     pub moved: Vec<Moved>,
 }
 
-/// A host with another address than before.
+/// A host whose address changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Moved {
     pub name: NodeName,
@@ -61,12 +62,12 @@ pub enum BadHostFiles {
     Line { path: PathBuf, line: usize, text: String },
 }
 
-/// Why the two files do not belong together line by line.
+/// Why the two files do not match line by line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unsound {
-    /// Whoever wrote them last was ended between the two. What they should say is known.
+    /// The last run was interrupted between the two files. The intended content is known.
     HalfWritten,
-    /// Somebody changed one of them: no address is believed.
+    /// One of the files was changed: no address is trusted.
     Uneven { names: usize, addresses: usize },
 }
 
@@ -109,7 +110,7 @@ impl HostFiles {
         Self { names: folder.join("hostfile"), addresses: folder.join("hostfile-ip") }
     }
 
-    /// What both will say, while they are being replaced.
+    /// Returns the path of the intended content while the files are being replaced.
     fn next(&self) -> PathBuf {
         let mut name = std::ffi::OsString::from(".");
         name.push(self.names.file_name().unwrap_or_default());
@@ -117,11 +118,10 @@ impl HostFiles {
         self.names.with_file_name(name)
     }
 
-    /// What the files say now, or what they should say if they were left half written. Without the second one a host's name stands
-    /// for its address; without both there is no host.
+    /// Reads the files, or the intended content if a replacement was interrupted. Without the second file, names
+    /// replace addresses; without both there are no hosts.
     ///
-    /// # Errors
-    /// With the line that is wrong.
+    /// # Errors With the invalid line.
     pub fn read(&self) -> Result<(Vec<HostLine>, Option<Unsound>), BadHostFiles> {
         if let Some(lines) = self.read_next()? {
             return Ok((lines, Some(Unsound::HalfWritten)));
@@ -158,10 +158,9 @@ impl HostFiles {
         lines.map(Some).map_err(|error| failed(io::Error::new(io::ErrorKind::InvalidData, error)))
     }
 
-    /// These hosts in the order that the files keep, and what would change.
+    /// Returns these hosts in the order of the files, and what would change.
     ///
-    /// # Errors
-    /// As [`Self::read`].
+    /// # Errors As [`Self::read`].
     pub fn compare(&self, hosts: &[HostLine]) -> Result<(Vec<HostLine>, Difference), BadHostFiles> {
         let (old, _) = self.read()?;
         let new = in_order(&old, hosts);
@@ -169,11 +168,10 @@ impl HostFiles {
         Ok((new, difference))
     }
 
-    /// Makes the files say these hosts. Those that were there keep their places, the others come after them in the order
-    /// given, and those that are not among them go.
+    /// Writes these hosts. Existing hosts keep their positions, new ones are appended in the given order, and others
+    /// are removed.
     ///
-    /// # Errors
-    /// If a file cannot be read or written.
+    /// # Errors If a file cannot be read or written.
     pub fn write(&self, hosts: &[HostLine]) -> Result<Difference, BadHostFiles> {
         let (new, difference) = self.compare(hosts)?;
         let names: String = new.iter().flat_map(|line| [line.name.as_str(), "\n"]).collect();
@@ -207,7 +205,7 @@ fn by_name(lines: &[HostLine]) -> BTreeMap<&NodeName, &HostLine> {
     lines.iter().map(|line| (&line.name, line)).collect()
 }
 
-/// The first word of each line, with the line's number. `slots=8` may stand behind it.
+/// Returns the first word of each line with the line's number. Words after it, such as `slots=8`, are ignored.
 fn lines_of(path: &Path) -> Result<Vec<(usize, String)>, BadHostFiles> {
     let failed = |source| BadHostFiles::Read { path: path.to_owned(), source };
     let file = match File::open(path) {
@@ -225,10 +223,9 @@ fn put(path: &Path, text: &str) -> Result<(), BadHostFiles> {
     write_whole(path, text.as_bytes()).map_err(|source| BadHostFiles::Write { path: path.to_owned(), source })
 }
 
-/// Writes a file beside its place and moves it there, so that nobody sees half of it. A file that says so already is left alone.
+/// Replaces a file atomically. A file with the same content is not touched.
 ///
-/// # Errors
-/// If it cannot be written.
+/// # Errors If the file cannot be written.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     if fs::read(path).is_ok_and(|there| there == bytes) {
         return Ok(());
@@ -240,12 +237,12 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let beside = path.with_file_name(beside);
     let written = File::create(&beside).and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()));
     let moved = written.and_then(|()| fs::rename(&beside, path)).and_then(|()| {
-        // The order of two files is one on the disk only if the folder is there too.
+        // Syncing the directory keeps the order of two replacements after a crash.
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         File::open(folder)?.sync_all()
     });
     if moved.is_err() {
-        // It is of no use any more, and may not be there.
+        // The temporary file may not exist.
         let _gone = fs::remove_file(&beside);
     }
     moved
@@ -270,7 +267,7 @@ mod tests {
         let (_folder, files) = files();
         let first = [line("n3", "10.0.0.3"), line("n1", "10.0.0.1"), line("n2", "10.0.0.2")];
         assert_eq!(files.write(&first).unwrap().added.len(), 3);
-        // Another source tells them in another order, one with another address, one not, and a new one.
+        // Another source has another order, one changed address, one host less and one more.
         let second = [line("n1", "10.0.0.1"), line("n4", "10.0.0.4"), line("n3", "10.0.0.9")];
         let (_, difference) = files.compare(&second).unwrap();
         assert_eq!(fs::read_to_string(&files.names).unwrap(), "n3\nn1\nn2\n", "comparing writes nothing");
@@ -290,7 +287,7 @@ mod tests {
     fn a_run_that_was_ended_between_the_two_files_is_made_up_for_by_the_next() {
         let (_folder, files) = files();
         files.write(&[line("n1", "10.0.0.1"), line("n2", "10.0.0.2")]).unwrap();
-        // Ended when the first was replaced: as many lines, and others' addresses beside them.
+        // Interrupted after the first file was replaced: equally many lines, with the addresses of other hosts.
         let wanted = [line("n2", "10.0.0.2"), line("n3", "10.0.0.3")];
         put(&files.next(), &serde_json::to_string(&wanted).unwrap()).unwrap();
         put(&files.names, "n2\nn3\n").unwrap();
@@ -307,7 +304,7 @@ mod tests {
         fs::write(&files.names, "# mine\nn1 slots=8\n\nn2\n").unwrap();
         let (both, named) = ([line("n1", "10.0.0.1"), line("n2", "10.0.0.2")], [line("n1", "n1"), line("n2", "n2")]);
         assert_eq!(files.read().unwrap(), (named.to_vec(), None));
-        // Whose address is it?
+        // It is unclear whose address this is.
         fs::write(&files.addresses, "10.0.0.2\n").unwrap();
         assert_eq!(files.read().unwrap(), (named.to_vec(), Some(Unsound::Uneven { names: 2, addresses: 1 })));
         files.write(&both).unwrap();

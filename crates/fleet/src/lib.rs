@@ -1,6 +1,8 @@
-//! What people do on all hosts of a fleet at once, apart from the service: its host files, its status files, its all-reduce.
+//! Operations on all hosts of a fleet, independent of the service: host files, status files, all-reduce, and
+//! provisioning in Azure.
 //!
-//! The hosts are reached by `doctor_backend::ssh`; what comes back is read here, and nothing here is kept in the store.
+//! The hosts are reached through `doctor_backend::ssh`; this crate parses their answers and stores nothing in the
+//! database.
 
 pub mod azure;
 pub mod hostfiles;

@@ -1,8 +1,9 @@
-//! An all-reduce over hosts by `mpirun` and NVIDIA's `all_reduce_perf`: the words of the command, and what its output is worth.
+//! An all-reduce over hosts with `mpirun` and NVIDIA's `all_reduce_perf`: the command line, and the classification of
+//! its output.
 //!
-//! Sizes and variables are those by which the people who sell such machines try them: 8 GiB, ten times, one process for each GPU.
-//! What is judged is the bus bandwidth of the largest size. Values that are not the sum fail whatever the bandwidth; a table
-//! that is not whole, not compared or not there is no result; without a limit nobody can say whether a bandwidth is good.
+//! Sizes and variables are those with which vendors test such machines: 8 GiB, ten times, one process per GPU. The bus
+//! bandwidth of the largest size is classified. Wrong sums fail at any bandwidth; a table that is incomplete, not
+//! validated or missing is inconclusive; without a limit every bandwidth is inconclusive.
 
 use std::{ffi::OsString, path::PathBuf, process::Command, time::Duration};
 
@@ -12,39 +13,39 @@ use doctor_checks::nccl_tests::{self, BadNcclTests};
 use doctor_core::{finding::Verdict, ids::NodeName, snapshot::TrialSaid};
 use serde::Serialize;
 
-/// As the rules of the test `collective` have it.
+/// The tolerance of the rules of the test `collective`.
 const NEARLY: f64 = 0.95;
 const GB: f64 = 1e9;
 
-/// What is to be run.
+/// The parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub mpirun: PathBuf,
-    /// `all_reduce_perf` on the hosts.
+    /// The path of `all_reduce_perf` on the hosts.
     pub program: String,
-    /// Of each host.
+    /// Per host.
     pub gpus: u32,
-    /// As nccl-tests takes them: `8G`.
+    /// In the notation of nccl-tests: `8G`.
     pub least: String,
     pub most: String,
-    /// How often each size is run.
+    /// The number of iterations per size.
     pub cycles: u32,
     pub environment: Vec<(String, String)>,
-    /// More words for `mpirun`.
+    /// Additional arguments for `mpirun`.
     pub more: Vec<String>,
-    /// How `mpirun` gets to the hosts.
+    /// The command with which `mpirun` reaches the hosts.
     pub agent: String,
     pub limit: Duration,
-    /// Whether it is root who runs it.
+    /// Whether the caller is root.
     pub as_root: bool,
 }
 
-/// Of the table; NCCL's warnings come in between.
+/// The output limit, for the table and NCCL's warnings.
 const MOST_BYTES: usize = 16 << 20;
-/// For `mpirun` to end its processes on the hosts.
+/// The time for `mpirun` to end its processes on the hosts.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Runs it over these hosts. `limit` is what such machines reach, in bytes a second.
+/// Runs an all-reduce over these hosts. `limit` is the expected bandwidth in bytes per second.
 pub fn run(settings: &Settings, hosts: &[NodeName], limit: Option<f64>) -> Judged {
     let mut command = Command::new(&settings.mpirun);
     command.args(words(settings, hosts));
@@ -58,7 +59,7 @@ pub fn run(settings: &Settings, hosts: &[NodeName], limit: Option<f64>) -> Judge
     }
 }
 
-/// `ssh` as we call it: it asks nobody anything. A question that nobody answers would look like hosts that hang.
+/// Returns our `ssh` command line without prompts. An unanswered prompt would look like hosts that hang.
 pub fn agent(config: &SshConfig) -> String {
     let mut words = vec!["ssh".to_owned()];
     words.extend(config.ssh_config.iter().map(|file| format!("-F {}", file.display())));
@@ -73,8 +74,8 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Variables that do no harm anywhere: many channels and several queue pairs for large messages over many cards, no card of
-/// another GPU, and NCCL's warnings.
+/// Variables that are harmless everywhere: many channels and several queue pairs for large messages over many network
+/// cards, no use of another GPU's card, and NCCL's warnings.
 const EVERYWHERE: [(&str, &str); 7] = [
     ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
     ("NCCL_DEBUG", "WARN"),
@@ -85,10 +86,10 @@ const EVERYWHERE: [(&str, &str); 7] = [
     ("NCCL_IGNORE_CPU_AFFINITY", "1"),
 ];
 
-/// The file that Azure's images for its machines with eight H100 or H200 have.
+/// The topology file of Azure's images for machines with eight H100 or H200.
 pub const AZURE_TOPOLOGY: &str = "/opt/microsoft/ndv5-topo.xml";
 
-/// What those machines need beside it.
+/// The additional variables for those machines.
 const AZURE: [(&str, &str); 4] = [
     ("NCCL_TOPO_FILE", AZURE_TOPOLOGY),
     ("NCCL_SOCKET_IFNAME", "eth0"),
@@ -96,7 +97,7 @@ const AZURE: [(&str, &str); 4] = [
     ("UCX_NET_DEVICES", "mlx5_ib0:1"),
 ];
 
-/// The variables, of which those of the command line replace or, without a value, remove any.
+/// Returns the environment. Variables of the command line replace ours, or remove them if the value is empty.
 pub fn environment(azure: bool, set: &[(String, String)]) -> Vec<(String, String)> {
     let mut all: Vec<(String, String)> = Vec::new();
     let azure = if azure { &AZURE[..] } else { &[] };
@@ -110,19 +111,19 @@ pub fn environment(azure: bool, set: &[(String, String)]) -> Vec<(String, String
     all
 }
 
-/// The words for Open MPI's `mpirun`.
+/// Returns the arguments for Open MPI's `mpirun`.
 pub fn words(settings: &Settings, hosts: &[NodeName]) -> Vec<OsString> {
     let gpus = settings.gpus;
     let mut words: Vec<OsString> = Vec::new();
     let mut add = |more: &[&str]| words.extend(more.iter().map(OsString::from));
     if settings.as_root {
-        // Open MPI asks root whether it is meant.
+        // Open MPI requires this flag to run as root.
         add(&["--allow-run-as-root"]);
     }
     let slots: Vec<String> = hosts.iter().map(|host| format!("{host}:{gpus}")).collect();
     add(&["-np", &(hosts.len() * gpus as usize).to_string(), "--host", &slots.join(",")]);
     add(&["--map-by", &format!("ppr:{gpus}:node")]);
-    // Every host is started from here, all at the same time; sums of MPI's own are not what is measured.
+    // Start all hosts from here in parallel. HCOLL is off, because MPI's own collectives are not measured.
     add(&[
         "-mca",
         "plm_rsh_no_tree_spawn",
@@ -145,17 +146,17 @@ pub fn words(settings: &Settings, hosts: &[NodeName]) -> Vec<OsString> {
     words
 }
 
-/// What came of one all-reduce.
+/// The result of one all-reduce.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Judged {
     pub verdict: Verdict,
     pub why: String,
-    /// Of the largest size.
+    /// The largest message size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bus_bandwidth_bytes_per_s: Option<f64>,
-    /// Who was seen to be wrong by himself.
+    /// Hosts that failed individually.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub named: Vec<NodeName>,
 }
@@ -165,7 +166,7 @@ impl Judged {
         Self { verdict, why: why.into(), bytes: None, bus_bandwidth_bytes_per_s: None, named: Vec::new() }
     }
 
-    /// As one trial of several.
+    /// Returns the result as one trial of several.
     pub fn said(&self) -> TrialSaid {
         match self.verdict {
             Verdict::Pass => TrialSaid::Passed,
@@ -176,11 +177,11 @@ impl Judged {
     }
 }
 
-/// What `mpirun` printed and how it ended. `limit` is what such machines reach, in bytes a second.
+/// Classifies the output and exit status of `mpirun`. `limit` is the expected bandwidth in bytes per second.
 pub fn judge(ended: Ended, stdout: &str, stderr: &str, time: Duration, limit: Option<f64>) -> Judged {
     let status = match ended {
         Ended::Itself(status) => status,
-        // It prints who takes part before it does anything.
+        // all_reduce_perf prints its participants before it does anything.
         Ended::Late | Ended::TooMuch if !stdout.lines().any(|line| line.starts_with('#')) => {
             let why = format!("mpirun had not begun it after {} s{}", time.as_secs(), last_line(stderr));
             return Judged::new(Verdict::Inconclusive, why);
@@ -189,7 +190,7 @@ pub fn judge(ended: Ended, stdout: &str, stderr: &str, time: Duration, limit: Op
             return Judged::new(Verdict::Fail, format!("not through within {} s", time.as_secs()));
         }
     };
-    // Its last words may be on either stream; rows of the table are told by their columns.
+    // Final messages may be on either stream; rows of the table are recognised by their columns.
     match nccl_tests::parse(&format!("{stdout}\n{stderr}")) {
         Ok(run) => {
             let whole = figure(run.largest().bytes, run.bus_bandwidth(), run.wrong, limit);
@@ -211,7 +212,7 @@ pub fn judge(ended: Ended, stdout: &str, stderr: &str, time: Duration, limit: Op
     }
 }
 
-/// A bandwidth, and whether it is enough.
+/// Classifies a bandwidth.
 pub fn figure(bytes: u64, bandwidth: f64, wrong: u64, limit: Option<f64>) -> Judged {
     let (verdict, why) = match limit {
         _ if wrong > 0 => (Verdict::Fail, format!("{wrong} values are not the sum")),
@@ -290,7 +291,7 @@ mod tests {
         }
         let hung = judge(Ended::Late, HEAD, "", Duration::from_secs(60), Some(431e9));
         assert_eq!(hung.said(), TrialSaid::Failed);
-        // Nobody knows that any host was ever asked.
+        // It is unknown whether any host was contacted.
         let waits = judge(Ended::Late, "", "Password: ", Duration::from_secs(60), Some(431e9));
         assert_eq!(waits.said(), TrialSaid::Nothing("mpirun had not begun it after 60 s: Password:".to_owned()));
         let broken = "n2: Test NCCL failure all_reduce.cu:44 'remote process exited or there was a network error'\n";

@@ -1,5 +1,5 @@
-//! The same all-reduce without MPI: `doctor-node test collective` on every host at once, over SSH, with a secret that is theirs for
-//! this one run. It goes over standard input, because everybody on a host can read command lines.
+//! The same all-reduce without MPI: `doctor-node test collective` on every host at the same time, over SSH, with a
+//! secret per run. The secret is passed on standard input, because command lines are visible to every user of a host.
 
 use std::time::Duration;
 
@@ -9,18 +9,18 @@ use serde::Deserialize;
 
 use super::nccl::{self, Judged};
 
-/// Where the first host listens.
+/// The port on which the first host listens.
 const PORT: u16 = 29_481;
-/// A table, and NCCL's warnings.
+/// The output limit, for the table and NCCL's warnings.
 const MOST_BYTES: usize = 256 * 1024;
 
-/// A host that takes part.
+/// A participating host.
 #[derive(Debug, Clone)]
 pub struct Rank {
     pub host: Host,
-    /// Where the others find it.
+    /// The address at which the other hosts reach it.
     pub address: String,
-    /// `doctor-node` there.
+    /// The path of `doctor-node` there.
     pub program: String,
 }
 
@@ -32,10 +32,9 @@ pub struct Settings {
     pub limit: Duration,
 }
 
-/// Runs it over these hosts. `limit` is what such machines reach, in bytes a second.
+/// Runs an all-reduce over these hosts. `limit` is the expected bandwidth in bytes per second.
 ///
-/// # Errors
-/// If the system has no random bits.
+/// # Errors If the system provides no random bytes.
 pub fn run(
     client: &Client,
     ranks: &[Rank],
@@ -70,7 +69,7 @@ pub fn run(
 }
 
 fn script(rank: &Rank, number: usize, first: &str, names: &[NodeName], settings: &Settings) -> String {
-    // In their order, which a folded list would not keep.
+    // Not folded, because a folded list would not keep the order.
     let all = names.iter().map(NodeName::as_str).collect::<Vec<_>>().join(",");
     let set = [
         "mode=nodes".to_owned(),
@@ -93,7 +92,7 @@ fn with_port(address: &str) -> String {
     if address.contains(':') { format!("[{address}]:{PORT}") } else { format!("{address}:{PORT}") }
 }
 
-/// A line of what `doctor-node test --json` prints.
+/// A row of the output of `doctor-node test --json`.
 #[derive(Debug, Deserialize)]
 struct Row {
     verdict: Verdict,
@@ -101,10 +100,10 @@ struct Row {
     text: String,
 }
 
-/// What all of them have in common when it fails: it accuses none of them.
+/// Reasons for a failure that all hosts share and that accuse none of them.
 const TOGETHER: [&str; 3] = ["collective-slow", "collective-hung", "link-slow"];
 
-/// What the hosts said, as one.
+/// Combines the hosts' results into one.
 fn judge(heard: &[(NodeName, How, String, String)], limit: Option<f64>) -> Judged {
     let (mut named, mut failed, mut unclear) = (Vec::new(), None, None);
     let mut figures = None;
@@ -156,7 +155,7 @@ fn silence(how: &How, stderr: &str) -> String {
     }
 }
 
-/// The last line of the table of sizes: bytes, bytes a second, wrong values.
+/// Returns the last line of the table of sizes: bytes, bytes per second, wrong values.
 fn last_row(stderr: &str) -> Option<(u64, f64, u64)> {
     let mut lines = stderr.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     lines.find(|words| words[..] == ["bytes", "us", "bus", "GB/s", "wrong"])?;

@@ -1,6 +1,6 @@
-//! Tries hosts together, and if they fail, in pairs, until the host or the pair that is at fault can be named.
+//! Tests hosts together and, if they fail, in pairs, until the faulty host or pair is identified.
 //!
-//! Which trial comes next is [`doctor_core::trials`]'s to say. Trials without a host in common run at the same time.
+//! [`doctor_core::trials`] decides the next trial. Trials without a common host run in parallel.
 
 use std::{collections::BTreeSet, sync::Mutex};
 
@@ -12,8 +12,8 @@ use doctor_core::{
     trials::{Found, Next, Wanted, cleared, next, next_among},
 };
 
-/// Finds who is at fault. `good` are hosts that are known to be, and none of those in question; without any, those that are well
-/// in a pair are good enough. `attempt` tries some hosts together; `told` hears of each trial.
+/// Locates the fault. `good` are known good hosts outside `hosts`; without any, hosts that pass in a pair count as
+/// good. `attempt` tests some hosts together; `told` is called for each finished trial.
 pub fn search(
     hosts: &[NodeName],
     good: &[NodeName],
@@ -26,7 +26,7 @@ pub fn search(
         let step = if good.is_empty() { next_among(hosts, &trials) } else { next(hosts, &trials) };
         let (wanted, otherwise) = match step {
             Next::Over(found) => return (found, trials),
-            // Every trial is waited for before the next step is asked for.
+            // Cannot happen: every trial ends before the next step is computed.
             Next::Wait => return (Found::Nothing("a trial has not ended".to_owned()), trials),
             Next::Try(wanted, otherwise) => (wanted, otherwise),
         };
@@ -35,7 +35,7 @@ pub fn search(
         if round.is_empty() {
             return (hopeless(&wanted, otherwise), trials);
         }
-        // The last word of a trial is heard before the next begins.
+        // Reports are serialised.
         let said = Mutex::new(());
         let answers = each(
             &round,
@@ -49,14 +49,14 @@ pub fn search(
             |_| {},
         );
         trials.extend(answers);
-        // All of them together without an answer: doing it again would bring the same.
+        // All hosts together without a result: a repetition would have the same outcome.
         if let [Trial { said: TrialSaid::Nothing(why), .. }] = &*trials {
             return (Found::Nothing(why.clone()), trials);
         }
     }
 }
 
-/// Of what is wanted, trials that have no host in common.
+/// Selects wanted trials that have no host in common.
 fn apart(wanted: &[Wanted], good: &[NodeName]) -> Vec<NonEmpty<NodeName>> {
     let mut taken: BTreeSet<NodeName> = BTreeSet::new();
     let mut round = Vec::new();
@@ -87,7 +87,7 @@ fn hopeless(wanted: &[Wanted], otherwise: Found) -> Found {
     }
 }
 
-/// What came out, in words.
+/// Describes the outcome in words.
 pub fn words(found: &Found) -> String {
     match found {
         Found::Well => "all are well together".to_owned(),

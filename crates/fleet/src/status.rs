@@ -1,9 +1,10 @@
-//! How a host is, by the files in which its last checks left their words: AzNHC's, DCGM's and our own.
+//! The health of a host, from the files of its last checks: AzNHC, DCGM and our own.
 //!
-//! Each check has a log and beside it a `.status`, to which every run adds a line: a time and `passed` or `failed`, or `healthy`,
-//! `unhealthy` or `unknown`. The last line counts, and it is not believed by itself: a wrapper may write `passed` whatever happened
-//! (the one that these files come from did). So a `passed` counts only if the log of the same run shows that something was checked
-//! and tells of no fault. What is missing, cannot be read, is too old or lies ahead is unknown, never healthy.
+//! Each check has a log and a `.status` file, to which every run appends a line: a time and `passed` or `failed`, or
+//! `healthy`, `unhealthy` or `unknown`. The last line counts, but is not trusted by itself: a wrapper may write
+//! `passed` in every case (the one that these files come from did). A `passed` therefore counts only if the log of the
+//! same run shows that something was checked and reports no fault. What is missing, unreadable, too old or in the
+//! future is unknown, never healthy.
 
 use std::fmt::Write as _;
 
@@ -15,13 +16,13 @@ use doctor_core::{
 };
 use serde::Serialize;
 
-/// Who checked.
+/// The origin of a status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
     Aznhc,
     Dcgm,
-    /// `doctor-node check`; where it has not run, what sums up the other two.
+    /// `doctor-node check`; if it has not run, the host's summary of the other two.
     Own,
 }
 
@@ -40,7 +41,7 @@ impl Source {
         Self::ALL.into_iter().find(|source| source.code() == code)
     }
 
-    /// The name of its log; the other file has `.status` behind it.
+    /// Returns the name of its log; its status file has the suffix `.status`.
     pub const fn log(self) -> &'static str {
         match self {
             Self::Aznhc => "aznhc-health.log",
@@ -50,11 +51,11 @@ impl Source {
     }
 }
 
-/// In which a host's own scripts sum up what the others say.
+/// The log in which a host's scripts summarise the other checks.
 const SUM: &str = "node-health.log";
 const SUM_STATUS: &str = "sum-status";
 
-/// How a host is, or a part of what is known of it. Ordered: the worst counts.
+/// The health of a host or of one source. Ordered, so that the worst is the maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Health {
@@ -75,29 +76,29 @@ impl Health {
     }
 }
 
-/// What one source says.
+/// The status from one source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Status {
     pub source: Source,
     pub health: Health,
     pub why: String,
-    /// How long ago, by the host's own clock.
+    /// The age by the host's clock.
     pub age: Option<Span>,
 }
 
-/// The end of a log is what is asked for, and as much of it.
+/// The number of bytes read from the end of a log.
 const MOST_LOG: usize = 256 * 1024;
 const MOST_STATUS: usize = 4 * 1024;
-/// For the header lines and a few words of the shell.
+/// Allowance for header lines and messages of the shell.
 const AROUND: usize = 4 * 1024;
-/// A clock that was set in between.
+/// How far in the future a time may be, because the clock may have been set.
 const AHEAD: Span = Span::minutes(5);
 const KEPT_CHARACTERS: usize = 200;
 
-/// What a host prints for [`read`] has at most so many bytes.
+/// The limit in bytes of a host's output for [`read`].
 pub const MOST_BYTES: usize = (Source::ALL.len() + 1) * (MOST_LOG + MOST_STATUS + AROUND);
 
-/// For a shell on a host: the time there, and the ends of the files. `word` is one that cannot stand in them.
+/// Returns the shell script that prints a host's time and the ends of its files. `word` must not occur in the files.
 pub fn script(word: &str, folder: &str, sources: &[Source]) -> String {
     let mut script = format!(
         "f() {{ if [ ! -e \"$1\" ]; then echo \"{word} $2 missing\"; elif [ ! -f \"$1\" ] || [ ! -r \"$1\" ]; then \
@@ -107,7 +108,7 @@ pub fn script(word: &str, folder: &str, sources: &[Source]) -> String {
     for source in sources {
         let log = format!("{}/{}", folder.trim_end_matches('/'), source.log());
         let (path, code) = (quoted(&log), source.code());
-        // Writing to a string does not fail.
+        // Writing to a `String` cannot fail.
         let _written = write!(script, "; f {path}.status {code}-status {MOST_STATUS}; f {path} {code}-log {MOST_LOG}");
     }
     if sources.contains(&Source::Own) {
@@ -123,13 +124,13 @@ enum Seen<'a> {
     Missing,
     Unreadable,
     There(&'a str),
-    /// The host did not tell.
+    /// The output has no such file.
     Untold,
 }
 
-/// What a host told.
+/// The parsed output of a host.
 struct Told<'a> {
-    /// The host's time in UTC, and as its own clock shows it.
+    /// The host's time in UTC, and as its local time.
     now: Option<(Timestamp, Timestamp)>,
     sections: Vec<(&'a str, &'a str, &'a str)>,
 }
@@ -138,7 +139,7 @@ impl<'a> Told<'a> {
     fn read(word: &str, text: &'a str) -> Self {
         let mut told = Self { now: None, sections: Vec::new() };
         let start = format!("{word} ");
-        // Where each header begins; a file without a line's end has one added.
+        // Sections begin at header lines; the script adds a newline to a file that does not end with one.
         let mut rest = text;
         while let Some(at) = find_line(rest, &start) {
             let after = &rest[at + start.len()..];
@@ -167,7 +168,7 @@ impl<'a> Told<'a> {
     }
 }
 
-/// Where a line begins with this.
+/// Returns the position of the first line that begins with `start`.
 fn find_line(text: &str, start: &str) -> Option<usize> {
     if text.starts_with(start) {
         return Some(0);
@@ -175,14 +176,14 @@ fn find_line(text: &str, start: &str) -> Option<usize> {
     text.match_indices('\n').map(|(at, _)| at + 1).find(|at| text[*at..].starts_with(start))
 }
 
-/// Reads what [`script`] made a host print. A result older than `limit` says nothing any more, unless it is a failure: that
-/// nobody looked again does not mend anything.
+/// Parses the output of [`script`]. A result older than `limit` is unknown, except a failure: the lack of a newer check
+/// does not repair anything.
 pub fn read(word: &str, text: &str, sources: &[Source], limit: Span) -> Vec<Status> {
     let told = Told::read(word, text);
     sources.iter().map(|source| status(*source, &told, limit)).collect()
 }
 
-/// The worst of what is known; without anything, nobody knows.
+/// Returns the worst status; unknown if there is none.
 pub fn worst(all: &[Status]) -> Health {
     all.iter().map(|status| status.health).max().unwrap_or(Health::Unknown)
 }
@@ -190,7 +191,7 @@ pub fn worst(all: &[Status]) -> Health {
 fn status(source: Source, told: &Told<'_>, limit: Span) -> Status {
     let unknown = |why: String| Status { source, health: Health::Unknown, why, age: None };
     let (name, seen) = match told.file(&format!("{}-status", source.code())) {
-        // Without a word of ours, the host's own sum of the others may say what is wrong.
+        // Without our own status, the host's summary of the other checks may report a fault.
         Seen::Missing if source == Source::Own => (SUM, told.file(SUM_STATUS)),
         seen => (source.log(), seen),
     };
@@ -211,7 +212,7 @@ fn status(source: Source, told: &Told<'_>, limit: Span) -> Status {
     let (health, why) = match said {
         "failed" | "unhealthy" => (Health::Unhealthy, first_fault(source, told).unwrap_or_else(|| said.to_owned())),
         "unknown" => (Health::Unknown, "it says unknown itself".to_owned()),
-        // On hosts that others set up the sum says so whatever was checked.
+        // On hosts set up by other tools, the summary reports health whatever was checked.
         "passed" | "healthy" if name == SUM => {
             (Health::Unknown, format!("ours never ran here; {name} says {said}, which is others' word"))
         }
@@ -222,7 +223,7 @@ fn status(source: Source, told: &Told<'_>, limit: Span) -> Status {
     Status { source, health, why, age: Some(age) }
 }
 
-/// How long ago; `None` for what is no time or lies ahead. Without a zone it is told by the host's own clock.
+/// Returns the age of a time; `None` if it is invalid or in the future. Without a zone it is in the host's local time.
 fn age(time: &str, (utc, own): (Timestamp, Timestamp)) -> Option<Span> {
     let (at, now) = match time.parse::<Timestamp>() {
         Ok(at) => (at, utc),
@@ -231,11 +232,11 @@ fn age(time: &str, (utc, own): (Timestamp, Timestamp)) -> Option<Span> {
     (at <= now.plus(AHEAD)).then(|| now.since(at))
 }
 
-/// A good word, held against the log of the same run.
+/// Verifies a good status with the log of the same run.
 fn believed(source: Source, told: &Told<'_>, said: &str) -> (Health, String) {
     let log = match told.file(&format!("{}-log", source.code())) {
         Seen::There(log) => last_run(log),
-        // Ours says what it saw.
+        // Our own check writes its status only from its results.
         _ if source == Source::Own => return (Health::Healthy, said.to_owned()),
         _ => return (Health::Unknown, format!("{said}, and there is no {} that shows it", source.log())),
     };
@@ -287,7 +288,7 @@ fn fault_of_nhc(log: &str) -> Nhc {
     }
 }
 
-/// What the log says is wrong, for people.
+/// Returns the fault in the log, for display.
 fn first_fault(source: Source, told: &Told<'_>) -> Option<String> {
     let Seen::There(log) = told.file(&format!("{}-log", source.code())) else { return None };
     let log = last_run(log);
@@ -301,7 +302,7 @@ fn first_fault(source: Source, told: &Told<'_>) -> Option<String> {
     }
 }
 
-/// The words with which a run's part of a log ends.
+/// The beginnings of the line that ends a run's part of a log.
 const ENDS: [&str; 6] = [
     "Health checks passed",
     "Health checks failed with exit code",
@@ -311,12 +312,12 @@ const ENDS: [&str; 6] = [
     "doctor-node check failed with exit code",
 ];
 
-/// For a shell on a host: runs our own check there, and leaves its words where [`script`] looks for them. `program` is
+/// Returns the shell script that runs our own check and writes its result where [`script`] reads it. `program` is
 /// `doctor-node`.
 pub fn check_script(program: &str, folder: &str) -> String {
     let log = quoted(&format!("{}/{}", folder.trim_end_matches('/'), Source::Own.log()));
     let program = quoted(program);
-    // Codes as Nagios reads them: 1 is worth watching and takes no host out of service, 3 could not be judged.
+    // Exit codes as in Nagios: 1 is a warning and takes no host out of service, 3 is unknown.
     format!(
         "L={log}; O=$({program} check 2>&1); R=$?; \
          case $R in 0|1) W=passed; N=\"passed (exit code $R)\";; 2) W=failed; N=\"failed with exit code 2\";; \
@@ -326,7 +327,7 @@ pub fn check_script(program: &str, folder: &str) -> String {
     )
 }
 
-/// Of a log to which every run adds, the last one's part.
+/// Returns the last run's part of a log to which every run appends.
 fn last_run(log: &str) -> &str {
     let (mut start, mut at) = (0, 0);
     for line in log.split_inclusive('\n') {

@@ -1,5 +1,5 @@
-//! Every number the simulated world rests on, in one place, printable: a result of a simulation is worth what its
-//! assumptions are worth, so they are shown with it.
+//! The parameters of the simulated world. They are printed with every result, because a simulation is only as good as
+//! its assumptions.
 
 use std::fmt;
 
@@ -8,39 +8,39 @@ use serde::{Deserialize, Serialize};
 
 use crate::fault::FaultKind;
 
-/// The world's parameters. Rates are per node and day unless they say otherwise.
+/// The world's parameters. Rates are per node and day unless stated otherwise.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Assumptions {
-    /// Faults that stop work at once, fleet average.
+    /// Rate of faults that stop work immediately, fleet average.
     pub hard_per_node_day: f64,
-    /// Faults that only degrade, fleet average.
+    /// Rate of faults that only degrade, fleet average.
     pub gray_per_node_day: f64,
-    /// Silent data corruption, fleet average.
+    /// Rate of silent data corruption, fleet average.
     pub sdc_per_node_day: f64,
-    /// Share of machines that fail far more often, and how much more often.
+    /// Share of machines that fail far more often, and the factor of their rate.
     pub lemon_share: f64,
     pub lemon_factor: f64,
-    /// A machine's hazard grows by this factor with every incident.
+    /// The factor by which a machine's hazard grows with every incident.
     pub hazard_per_incident: f64,
     pub infant_factor: f64,
     pub infant_period: Span,
-    /// The oldest machine at the start; ages are even from zero to this.
+    /// The age of the oldest machine at the start; ages are uniform from zero to this.
     pub oldest: Span,
-    /// Weibull shape of the times between faults of one machine; below one is bursts.
+    /// Weibull shape of the times between faults of one machine; below one, faults come in bursts.
     pub weibull_shape: f64,
 
-    /// Chance that one run of the right test shows a degrading fault.
+    /// Chance that one run of the right test detects a degrading fault.
     pub catch_gray: f64,
-    /// Chance that one run of the compute test shows silent corruption, from cold and after other load.
+    /// Chance that one run of the compute test detects silent corruption, when cold and after other load.
     pub catch_sdc_cold: f64,
     pub catch_sdc_hot: f64,
-    /// Between a hard fault and the agent's report of it, at most.
+    /// The longest time between a hard fault and the agent's report of it.
     pub agent_poll: Span,
 
-    /// Deviation of a healthy measurement from what the profile expects.
+    /// Relative deviation of a healthy measurement from the profile's value.
     pub noise: f64,
-    /// Chance that one healthy value is an outlier, and how low such a value goes.
+    /// Chance that a healthy value is an outlier, and how low such a value is.
     pub outlier: f64,
     pub outlier_depth: f64,
 
@@ -54,27 +54,27 @@ pub struct Assumptions {
     pub crash_per_hour_bad: f64,
     /// On a node with a hard fault.
     pub crash_per_hour_hard: f64,
-    /// What a crash throws away: half of this on average, and a restart.
+    /// A crash loses half of this on average, plus a restart.
     pub checkpoint: Span,
     pub restart: Span,
-    /// Chance that a user job avoids nodes under validation when it could be placed elsewhere.
+    /// Chance that a user job avoids nodes under validation if others are available.
     pub avoids_validation: f64,
-    /// A user job that waits longer than this for our job to leave was disturbed.
+    /// A user job that waits longer than this for our job to leave counts as disturbed.
     pub disturbed_after: Span,
 
-    /// Between submission and start of a validation job on a free node, at most.
+    /// The longest time between submission and start of a validation job on a free node.
     pub start_delay: Span,
-    /// Between cancelling a running job and its end.
+    /// The time between cancelling a running job and its end.
     pub cancel_takes: Span,
-    /// Deviation of a test's length, as a share of its usual length.
+    /// Deviation of a test's duration, as a share of its usual duration.
     pub length_sigma: f64,
     pub reset_takes: Span,
     pub reboot_takes: Span,
     pub repair_median: Span,
-    /// Share of repairs that take longer than a day; with the median, this fixes the spread.
+    /// Share of repairs that take longer than a day; with the median, this determines the spread.
     pub repair_over_a_day: f64,
     pub repair_longest: Span,
-    /// Users report what nobody found, after this long on average.
+    /// The mean times until users report an undetected fault.
     pub ticket_hard: Span,
     pub ticket_gray: Span,
     pub ticket_sdc: Span,
@@ -128,7 +128,7 @@ impl Default for Assumptions {
 }
 
 impl Assumptions {
-    /// A world in which nothing breaks, nobody else works and nothing deviates: what a scripted scenario starts from.
+    /// Returns a world without faults, users and deviations: the start of a scripted scenario.
     pub fn quiet() -> Self {
         Self {
             hard_per_node_day: 0.0,
@@ -144,13 +144,14 @@ impl Assumptions {
         }
     }
 
-    /// All faults of an ordinary machine per day. The published rates are averages over fleets with lemons in them.
+    /// Returns the fault rate of an ordinary machine per day. The published rates are averages over fleets that include
+    /// lemons.
     pub(crate) fn ordinary_rate(&self) -> f64 {
         let all = self.hard_per_node_day + self.gray_per_node_day + self.sdc_per_node_day;
         all / (1.0 + self.lemon_share * (self.lemon_factor - 1.0))
     }
 
-    /// The lognormal deviation at which `repair_over_a_day` of all repairs take longer than a day.
+    /// Returns the lognormal sigma at which `repair_over_a_day` of all repairs take longer than a day.
     pub(crate) fn repair_sigma(&self) -> f64 {
         let ratio = (Span::days(1).as_hours() / self.repair_median.as_hours()).ln();
         let z = normal_quantile(1.0 - self.repair_over_a_day);
@@ -159,7 +160,7 @@ impl Assumptions {
 }
 
 impl Assumptions {
-    /// The mean length of a user's job in hours: that of a lognormal cut off at the longest.
+    /// Returns the mean duration of a user job in hours, for a lognormal distribution cut off at the longest duration.
     pub(crate) fn mean_job_hours(&self) -> f64 {
         let (median, longest) = (self.job_median.as_hours(), self.job_longest.as_hours());
         if self.job_sigma <= 0.0 {
@@ -172,7 +173,7 @@ impl Assumptions {
     }
 }
 
-/// The standard normal quantile for probabilities above one half, by bisection on the error function's series.
+/// Returns the standard normal quantile for probabilities above one half, by bisection on the error function's series.
 fn normal_quantile(probability: f64) -> f64 {
     let (mut low, mut high) = (0.0_f64, 8.0_f64);
     for _ in 0..60 {
@@ -312,7 +313,7 @@ mod tests {
             let shown = match value {
                 serde_json::Value::String(text) => text.clone(),
                 serde_json::Value::Array(_) => "0.18".to_owned(),
-                // As Display writes it, which JSON does not for small numbers.
+                // As `Display` writes it; JSON writes small numbers differently.
                 other => other.as_f64().unwrap().to_string(),
             };
             assert!(text.contains(&shown), "{name} = {shown} is not in\n{text}");

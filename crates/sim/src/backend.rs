@@ -1,4 +1,4 @@
-//! The world as a controller sees it: a backend, and a clock that jumps. Both are handles on one shared world.
+//! The in-process simulated cluster: a backend and a clock that jumps. Both are handles on one shared world.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,7 +15,7 @@ use crate::{
     world::{Changes, OperatorRequest, QueuedReport, World},
 };
 
-/// A simulated cluster in this process. Clones are the same cluster.
+/// A simulated cluster in this process. Clones share the cluster.
 #[derive(Debug, Clone)]
 pub struct SimBackend {
     world: Arc<Mutex<World>>,
@@ -23,27 +23,27 @@ pub struct SimBackend {
 }
 
 impl SimBackend {
-    /// # Errors
-    /// If there can be no such world.
+    /// Creates the cluster.
+    ///
+    /// # Errors If the configuration is invalid.
     pub fn new(config: WorldConfig) -> Result<Self, BadWorld> {
         Ok(Self { caps: config.caps, world: Arc::new(Mutex::new(World::new(config)?)) })
     }
 
-    /// The world itself, for scripts and for those who keep the score.
+    /// Returns the world itself, for scripts and scoring.
     pub fn world(&self) -> MutexGuard<'_, World> {
-        // A panic elsewhere leaves the world as it was after the last whole step; looking at it is still right.
+        // A panic elsewhere leaves the world as it was after the last complete step, which is still consistent.
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The controller's clock in this world.
+    /// Returns the controller's clock in this world.
     pub fn clock(&self) -> VirtualClock {
         VirtualClock { world: self.world.clone() }
     }
 
-    /// What changed since an earlier look, for those who keep a picture of their own.
+    /// Returns the changes since a version, for callers that keep their own copy of the cluster state.
     ///
-    /// # Errors
-    /// While the cluster does not answer.
+    /// # Errors While the cluster does not answer.
     pub fn changed_since(&self, version: u64) -> Result<Changes, BackendError> {
         self.world().changed_since(version)
     }
@@ -63,7 +63,7 @@ impl SimBackend {
         self.world().drain_agent_reports()
     }
 
-    /// The key that this node's agent was enrolled with.
+    /// Returns the key that this node's agent was enrolled with.
     pub fn agent_key(&self, node: &NodeName) -> RunKey {
         self.world().agent_key(node)
     }
@@ -108,7 +108,7 @@ impl Backend for SimBackend {
     }
 }
 
-/// A clock that does not tick: time passes when somebody sleeps, and then all at once.
+/// A clock that does not tick: time passes only when a caller sleeps, and then in one step.
 #[derive(Debug, Clone)]
 pub struct VirtualClock {
     world: Arc<Mutex<World>>,

@@ -1,4 +1,4 @@
-//! How to make a world.
+//! The configuration of a world.
 
 use std::path::PathBuf;
 
@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{assumptions::Assumptions, hostile::Hostile};
 
-/// Every node takes memory from the beginning; more than any cluster has are a slip of the pen.
+/// The limit for the number of nodes. Every node takes memory from the start, and no cluster is larger.
 const MOST_NODES: f64 = 1e6;
 
-/// Everything that distinguishes one world from another. Two worlds of equal configuration that are asked the same
-/// things at the same times are equal to the last byte.
+/// The configuration of a world. Two worlds with the same configuration that get the same calls at the same times are
+/// identical to the last byte.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WorldConfig {
@@ -24,19 +24,19 @@ pub struct WorldConfig {
     pub pools: Vec<PoolConfig>,
     pub assumptions: Assumptions,
     pub hostile: Hostile,
-    /// What this cluster lets us do.
+    /// The capabilities of this cluster's backend.
     pub caps: Caps,
-    /// Nodes have agents that report what they see.
+    /// Whether nodes have agents that report.
     pub agents: bool,
-    /// Somebody repairs nodes that we marked as unhealthy, and then asks for their return.
+    /// Whether operators repair nodes that we marked as unhealthy and then request their return.
     pub repairs: bool,
-    /// Users report what nobody found, and operators take such nodes away for repair.
+    /// Whether users report undetected faults, and operators take such nodes away for repair.
     pub tickets: bool,
-    /// Where jobs leave logs and result documents, as real nodes do.
+    /// The shared directory for the logs and result documents of jobs.
     pub share: Option<PathBuf>,
-    /// Result documents also come with the answer to a poll.
+    /// Whether result documents also come with the answer to a poll.
     pub carry_documents: bool,
-    /// Every effect is written there as it happens, one line of JSON each.
+    /// The file to which every effect is appended, one line of JSON each.
     pub effects: Option<PathBuf>,
 }
 
@@ -45,21 +45,22 @@ pub struct WorldConfig {
 pub struct PoolConfig {
     pub name: PoolName,
     pub nodes: u32,
-    /// Nodes are called this and their number.
+    /// Node names are this prefix and a number.
     pub prefix: String,
     pub sku: Sku,
 }
 
 impl PoolConfig {
-    /// # Errors
-    /// If the name is no pool name or cannot begin a node name.
+    /// Creates a pool of the standard machine type.
+    ///
+    /// # Errors If the name is not a valid pool name, or the prefix not a valid beginning of a node name.
     pub fn new(name: &str, nodes: u32, prefix: &str) -> Result<Self, BadName> {
         NodeName::new(prefix)?;
         Ok(Self { name: PoolName::new(name)?, nodes, prefix: prefix.to_owned(), sku: crate::tests::sku() })
     }
 
-    /// The name of the node with this number, counted from one. All names of a pool are equally long, so that their
-    /// order is the order of numbers.
+    /// Returns the name of the node with this number, counted from one. All names of a pool have the same length, so
+    /// that they sort by number.
     pub(crate) fn node_name(&self, number: u32) -> Result<NodeName, BadName> {
         let width = self.nodes.to_string().len().max(3);
         NodeName::new(&format!("{}{number:0width$}", self.prefix))
@@ -73,7 +74,7 @@ impl Default for WorldConfig {
 }
 
 impl WorldConfig {
-    /// One pool of this many nodes, with users, faults, agents and repairs, and nothing hostile.
+    /// Returns one pool of this many nodes, with users, faults, agents and repairs, and without hostile behaviour.
     pub fn of(nodes: u32) -> Self {
         Self {
             seed: 1,
@@ -92,7 +93,7 @@ impl WorldConfig {
         }
     }
 
-    /// One pool of this many nodes where nothing happens by itself.
+    /// Returns one pool of this many nodes in which nothing happens by itself.
     pub fn quiet(nodes: u32) -> Self {
         Self { assumptions: Assumptions::quiet(), repairs: false, tickets: false, ..Self::of(nodes) }
     }
@@ -104,7 +105,7 @@ impl WorldConfig {
     }
 }
 
-/// Why there can be no such world.
+/// An invalid configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum BadWorld {
     #[error("making the world: two nodes would be called `{0}`; give each pool another prefix")]
@@ -120,7 +121,7 @@ pub enum BadWorld {
 }
 
 impl WorldConfig {
-    /// Values that would make time stand still or never pass, and worlds that no memory holds.
+    /// Rejects values with which time would stand still or pass without end, and worlds that do not fit into memory.
     pub(crate) fn check(&self) -> Result<(), BadWorld> {
         let a = &self.assumptions;
         let within = |name, value: f64, low: f64, high: f64, accepted| {
@@ -159,10 +160,9 @@ impl WorldConfig {
     }
 }
 
-/// What a backend can do, by name, with commas between them: `mark,drain`. `none` is nothing.
+/// Parses backend capabilities separated by commas: `mark,drain`. `none` is no capability.
 ///
-/// # Errors
-/// With what would be accepted.
+/// # Errors With the accepted names.
 pub fn caps_named(names: &str) -> Result<Caps, String> {
     let mut caps = Caps::NONE;
     for name in names.split(',').filter(|name| *name != "none") {

@@ -1,7 +1,8 @@
-//! What really happened in the world, in order, whoever asked for it: the record that invariants are judged by.
+//! The record of effects: what really happened in the world, in order, whatever caused it. Invariants are checked
+//! against it.
 //!
-//! It is the world's and not the controller's: after the controller was killed, this is what tells whether anything
-//! was done twice. It says nothing about faults; those are the secret that the controller has to find out.
+//! The world keeps the record, not the controller: after a controller was killed, it shows whether anything was done
+//! twice. It does not contain faults, which the controller has to find.
 
 use std::{
     fs::File,
@@ -19,7 +20,7 @@ use doctor_core::{
 };
 use serde::{Deserialize, Serialize};
 
-/// One thing that happened.
+/// One effect and its time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Effect {
     pub at: Timestamp,
@@ -30,13 +31,13 @@ pub struct Effect {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "effect")]
 pub enum Happened {
-    /// A job was made for a run.
+    /// A job was created for a run.
     Submitted {
         run: RunId,
         nodes: Vec<Target>,
         tests: Vec<TestId>,
     },
-    /// A run was submitted that had its job already.
+    /// A run was submitted that already had a job.
     SubmittedAgain {
         run: RunId,
     },
@@ -57,7 +58,7 @@ pub enum Happened {
         run: RunId,
         node: NodeName,
         bytes: u64,
-        /// The tests that it answers; none if it was spoilt and must be turned away.
+        /// The tests with results in it; none if it was corrupted and must be rejected.
         answers: Vec<TestId>,
     },
     /// An agent sent a report.
@@ -65,12 +66,12 @@ pub enum Happened {
         node: NodeName,
         number: u64,
     },
-    /// A user's job was given a node on which our job is still running.
+    /// A user job was given a node on which our job is still running.
     Wanted {
         run: RunId,
         node: NodeName,
     },
-    /// That user's job has started, this much later than it could have.
+    /// That user job has started, this much later than possible.
     WantedGot {
         node: NodeName,
         after: Span,
@@ -106,16 +107,16 @@ pub enum Happened {
         user: bool,
         under_way: bool,
     },
-    /// What had disturbed it is over.
+    /// The disturbance is over.
     Back {
         node: NodeName,
     },
-    /// An operation was asked for that had been done already.
+    /// An operation was requested that had been done already.
     AskedAgain {
         op: OpId,
         node: NodeName,
     },
-    /// Something that the script or chance brought about.
+    /// An incident from a script or by chance.
     Incident {
         text: String,
         done: bool,
@@ -127,7 +128,7 @@ pub enum Happened {
     },
 }
 
-/// A node that a job was made for or started on.
+/// A node that a job was created for or started on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {
     pub node: NodeName,
@@ -144,20 +145,19 @@ pub enum Disturbance {
     Replace,
 }
 
-/// The record. Nothing in it is ever changed.
+/// The append-only record of effects.
 #[derive(Debug, Default)]
 pub struct EffectLog {
     entries: Vec<Effect>,
     file: Option<BufWriter<File>>,
-    /// The first error of the file. The world goes on; whoever judges must know that the file is not whole.
+    /// The first error of the file. The world continues; readers must check that the file is complete.
     trouble: Option<std::io::Error>,
 }
 
 impl EffectLog {
-    /// A record that is also appended to a file, line by line, each handed to the system before the next.
+    /// Creates a record that is also appended to a file; each line is flushed before the next.
     ///
-    /// # Errors
-    /// If the file cannot be opened.
+    /// # Errors If the file cannot be opened.
     pub fn with_file(path: &Path) -> std::io::Result<Self> {
         let file = File::options().create(true).append(true).open(path)?;
         Ok(Self { file: Some(BufWriter::new(file)), ..Self::default() })
@@ -182,12 +182,12 @@ impl EffectLog {
         &self.entries
     }
 
-    /// Why the file is not whole, if it is not.
+    /// Returns why the file is incomplete, if it is.
     pub const fn trouble(&self) -> Option<&std::io::Error> {
         self.trouble.as_ref()
     }
 
-    /// A number that is equal for equal records, by FNV-1a over their written form.
+    /// Returns a number that is equal for equal records: FNV-1a over their serialised form.
     pub fn digest(&self) -> u64 {
         let mut hash = Hashed(Fnv1a::default());
         for effect in &self.entries {
@@ -197,7 +197,7 @@ impl EffectLog {
     }
 }
 
-/// What is written here is only counted into the number.
+/// A writer that hashes its input.
 struct Hashed(Fnv1a);
 
 impl Write for Hashed {
@@ -211,7 +211,7 @@ impl Write for Hashed {
     }
 }
 
-/// Why a file of effects could not be read.
+/// An unreadable file of effects.
 #[derive(Debug, thiserror::Error)]
 pub enum BadEffects {
     #[error("reading effects from `{path}`")]
@@ -220,11 +220,10 @@ pub enum BadEffects {
     Line { path: String, line: usize, source: serde_json::Error },
 }
 
-/// Reads what [`EffectLog::with_file`] wrote. A last line without its end was being written when the world ended,
-/// and is left out.
+/// Reads what [`EffectLog::with_file`] wrote. An incomplete last line, which was being written when the world ended, is
+/// left out.
 ///
-/// # Errors
-/// If the file cannot be read or a whole line of it is no effect.
+/// # Errors If the file cannot be read or a complete line is not an effect.
 pub fn read_effects(path: &Path) -> Result<Vec<Effect>, BadEffects> {
     let shown = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|source| BadEffects::Read { path: shown.clone(), source })?;

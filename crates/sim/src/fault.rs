@@ -1,7 +1,7 @@
-//! What breaks, how often, who can see it, and what cures it: the table of fault kinds.
+//! The table of fault kinds: how often each occurs, how it is detected, and what cures it.
 //!
-//! Shares of hard kinds follow the interruptions counted over 54 days of Llama 3's training on 2,048 nodes; shares
-//! of degrading kinds follow SuperBench's build-out. Cures and slow-downs are assumptions, printed with the rest.
+//! Shares of hard kinds follow the interruptions counted over 54 days of Llama 3's training on 2,048 nodes; shares of
+//! degrading kinds follow SuperBench's build-out. Cures and slow-downs are assumptions, printed with the rest.
 
 use std::fmt;
 
@@ -25,14 +25,14 @@ pub enum FaultKind {
     SilentCorruption,
 }
 
-/// How a kind of fault shows in general.
+/// The general effect of a kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
     /// Work on the node stops.
     Hard,
-    /// Work goes on, more slowly or less reliably.
+    /// Work continues, more slowly or less reliably.
     Gray,
-    /// Work goes on and its results are wrong.
+    /// Work continues and its results are wrong.
     Sdc,
 }
 
@@ -46,19 +46,19 @@ impl fmt::Display for Class {
     }
 }
 
-/// Who can see a fault, and as what.
+/// How a fault is detected.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Seen {
     /// The agent reads an event of this code from the node.
     Agent { event: &'static str, entity: EntityKind, text: &'static str },
-    /// A test measures this metric times a factor between these two.
+    /// A test measures this metric times a factor within these bounds.
     Slower { test: &'static str, metric: &'static str, factor: [f64; 2] },
-    /// A test measures this metric higher, by an amount between these two.
+    /// A test measures this metric higher, by an amount within these bounds.
     Higher { test: &'static str, metric: &'static str, by: [f64; 2] },
 }
 
 impl Seen {
-    /// The test that shows it. Agents' readings are a test like any other when a run asks for them.
+    /// Returns the test that detects it. The agent's readings are also a test, which a run can request.
     pub(crate) const fn test(&self) -> &'static str {
         match self {
             Self::Agent { .. } => crate::tests::GPU_HEALTH,
@@ -81,7 +81,7 @@ impl fmt::Display for Seen {
     }
 }
 
-/// What ends a fault, weakest first: a stronger cure does what the weaker ones do.
+/// What ends a fault, weakest first: a stronger cure includes the weaker ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cure {
@@ -91,19 +91,19 @@ pub enum Cure {
     Repair,
 }
 
-/// The facts of one kind.
+/// The properties of one kind.
 #[derive(Debug)]
 pub(crate) struct Facts {
     pub(crate) code: &'static str,
     pub(crate) class: Class,
-    /// Of its class.
+    /// Its share of its class.
     pub(crate) share: f64,
-    /// Chances that a reset, only a reboot, only a repair cures it.
+    /// The chances that a reset, only a reboot, or only a repair cures it.
     pub(crate) cures: [f64; 3],
-    /// How much slower all nodes of a user job are that has this one in it.
+    /// How much it slows down all nodes of a user job that includes its node.
     pub(crate) slows: f64,
     pub(crate) seen: Seen,
-    /// Tests that cannot even run while it lasts. They bring no numbers, which is no verdict.
+    /// Tests that cannot run while it lasts. They report no numbers, which is no verdict.
     pub(crate) breaks: &'static [&'static str],
 }
 
@@ -243,12 +243,12 @@ impl FaultKind {
         Self::ALL.iter().copied().find(|kind| kind.code() == code)
     }
 
-    /// Whether the node itself notices, without a test.
+    /// Whether the node's agent detects it, without a test.
     pub fn is_passive(self) -> bool {
         matches!(self.facts().seen, Seen::Agent { .. })
     }
 
-    /// The test that can show it.
+    /// Returns the test that can detect it.
     pub fn shown_by(self) -> &'static str {
         self.facts().seen.test()
     }
@@ -260,24 +260,24 @@ impl fmt::Display for FaultKind {
     }
 }
 
-/// A fault that was or is there. Only the world and those who score it may look at these.
+/// A past or present fault. Only the world and the scoring may read it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Fault {
     pub(crate) kind: FaultKind,
     pub(crate) machine: u32,
-    /// Which of the machine's faults it is.
+    /// Its index among the machine's faults.
     pub(crate) nth: u32,
-    /// What the machine was called then.
+    /// The machine's node name at onset.
     pub(crate) node: NodeName,
     pub(crate) onset: Timestamp,
-    /// Nobody could have been hurt: the node was out of service already.
+    /// The node was out of service already, so no user could be harmed.
     pub(crate) out_at_onset: bool,
     pub(crate) cure: Cure,
-    /// Between zero and one: how far between the bounds of [`Seen`] it is.
+    /// Between zero and one: its position between the bounds of [`Seen`].
     pub(crate) depth: f64,
-    /// Which GPU, NIC or DIMM.
+    /// The index of the GPU, NIC or DIMM.
     pub(crate) part: u8,
-    /// How often a test that could show it has run. Names the next draw.
+    /// How often a test that could detect it has run. Selects the next random draw.
     pub(crate) looks: u32,
     pub(crate) shown: Option<Timestamp>,
     pub(crate) marked: Option<Timestamp>,

@@ -1,5 +1,5 @@
-//! Ways in for the fuzzer to what this crate reads: the lines between a controller and a simulated cluster, lines of
-//! scenarios, the record of effects, and worlds as they are written.
+//! Entry points for the fuzzer: the protocol between a controller and a simulated cluster, lines of scenarios, the
+//! record of effects, and world configurations.
 
 use crate::{
     BadWorld, Effect, Incident, WorldConfig,
@@ -8,17 +8,17 @@ use crate::{
     wire::{Answer, Ask},
 };
 
-/// A question as it would be asked again, if this line is one.
+/// Parses a request and serialises it again.
 pub fn ask(line: &[u8]) -> Option<Vec<u8>> {
     let ask: Ask = serde_json::from_slice(line).ok()?;
     if let Ask::Submit(job) = ask.clone() {
-        // A key that is none makes it no job; that is said elsewhere.
+        // A job with an invalid key is rejected elsewhere.
         let _job = job.into_request();
     }
     serde_json::to_vec(&ask).ok()
 }
 
-/// An answer as it would be given again, if this line is one.
+/// Parses an answer and serialises it again.
 pub fn answer(line: &[u8]) -> Option<Vec<u8>> {
     let answer: Answer = serde_json::from_slice(line).ok()?;
     let again = serde_json::to_vec(&answer).ok();
@@ -30,21 +30,20 @@ pub fn answer(line: &[u8]) -> Option<Vec<u8>> {
     again
 }
 
-/// What a line of a scenario lets happen.
+/// Parses an incident of a scenario line.
 pub fn incident(line: &str) -> Option<Incident> {
     let words: Vec<&str> = line.split_whitespace().collect();
     scenario::incident(&words).ok()
 }
 
-/// The effects of such a file.
+/// Parses a file of effects.
 pub fn effects(text: &str) -> Option<Vec<Effect>> {
     effects::parse(text, "fuzzed").ok()
 }
 
-/// Whether there can be such a world.
+/// Checks a world's configuration.
 ///
-/// # Errors
-/// With what is accepted.
+/// # Errors With the accepted values.
 pub fn check(world: &WorldConfig) -> Result<(), BadWorld> {
     world.check()
 }

@@ -1,5 +1,5 @@
-//! What goes wrong around the nodes: calls that fail or only seem to, jobs that end badly, people and clocks that
-//! interfere. Everything here is off unless a configuration or a script turns it on.
+//! Hostile behaviour around the nodes: calls that fail or only seem to fail, jobs that end badly, interfering operators
+//! and clocks. All of it is off unless a configuration or a script enables it.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -12,17 +12,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::fault::FaultKind;
 
-/// Chances of trouble. All zero by default.
+/// Chances of hostile behaviour. All zero by default.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Hostile {
-    /// Chances, per call.
+    /// Chances per call.
     pub submits: CallChances,
     pub changes: CallChances,
     pub cancels: CallChances,
-    /// Chances, per job.
+    /// Chances per job.
     pub jobs: BTreeMap<JobTrouble, f64>,
-    /// Times a day, on average, that the whole cluster stops answering, and for how long.
+    /// How often per day on average the whole cluster stops answering, and for how long.
     pub outages_per_day: f64,
     pub outage: Span,
 }
@@ -30,14 +30,14 @@ pub struct Hostile {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CallChances {
-    /// Fails without effect.
+    /// The call fails without effect.
     pub refused: f64,
-    /// Takes effect, and the answer never arrives.
+    /// The call takes effect, and the answer never arrives.
     pub unanswered: f64,
 }
 
 impl Hostile {
-    /// A bad week everywhere at once, for tests of endurance.
+    /// Enables everything, for endurance tests.
     pub fn rough() -> Self {
         let calls = CallChances { refused: 0.05, unanswered: 0.05 };
         let jobs = JobTrouble::ALL.iter().map(|trouble| (*trouble, 0.01)).collect();
@@ -49,11 +49,11 @@ impl Hostile {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CallTrouble {
-    /// Nothing happens, and trying again may help.
+    /// Nothing happens, and a retry may help.
     Refused,
-    /// Nothing happens, and trying again will not help.
+    /// Nothing happens, and a retry will not help.
     RefusedForGood,
-    /// It happens, and the answer never arrives.
+    /// It takes effect, and the answer never arrives.
     Unanswered,
 }
 
@@ -72,21 +72,21 @@ pub enum Call {
 pub enum JobTrouble {
     /// Stays pending.
     NeverStarts,
-    /// The cluster forgets it halfway.
+    /// The cluster loses it halfway.
     Lost,
     /// Runs until it is cancelled.
     Hung,
     /// Fails halfway.
     Crashes,
-    /// Ends well and leaves no result.
+    /// Ends successfully without a result.
     NoResult,
-    /// Leaves its result twice.
+    /// Delivers its result twice.
     Twice,
-    /// Leaves half of its result.
+    /// Delivers half of its result.
     Truncated,
     /// Signs its result with another key.
     WronglySigned,
-    /// Leaves a result that names another node.
+    /// Delivers a result that names another node.
     OtherNode,
 }
 
@@ -104,17 +104,17 @@ impl JobTrouble {
     ];
 }
 
-/// Something that happens to the world at a moment of a script's choice.
+/// An event in the world at a time chosen by a script.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case", deny_unknown_fields)]
 pub enum Incident {
-    /// The machine of this node breaks. What would cure it is drawn as for any other fault.
+    /// The machine of this node breaks. Its cure is drawn as for any other fault.
     Fault { node: NodeName, kind: FaultKind },
-    /// All is well with the machine of this node again.
+    /// All faults of this node's machine end.
     Heal { node: NodeName },
-    /// A user's job takes exactly these nodes, for so long. Where our jobs run, it waits for them to leave.
+    /// A user job takes exactly these nodes for this long. If our jobs run there, it waits for them to leave.
     UserJob { nodes: Vec<NodeName>, length: Span },
-    /// The cluster tells that work of this user has failed on these nodes. Nothing else happens.
+    /// The cluster reports that work of this user has failed on these nodes. Nothing else happens.
     UserWorkFails { nodes: Vec<NodeName>, owner: String },
     /// The next calls of this kind go wrong.
     Calls { call: Call, trouble: CallTrouble, times: u32 },
@@ -122,31 +122,31 @@ pub enum Incident {
     Jobs { trouble: JobTrouble, times: u32 },
     /// The whole cluster stops answering.
     Outage { length: Span },
-    /// The cluster does not know what is on this node.
+    /// The cluster cannot reach this node.
     Unreachable { node: NodeName, length: Span },
-    /// The node is in no list any more.
+    /// The node is no longer listed.
     Vanish { node: NodeName },
-    /// The machine that was this node comes back under a name.
+    /// The machine that was this node returns under a name.
     Return { node: NodeName, called: NodeName },
-    /// The node's clock is this far ahead of everybody else's from now on.
+    /// From now on the node's clock is ahead by this much.
     NodeClock { node: NodeName, ahead_secs: i64 },
-    /// The controller's clock jumps by so much.
+    /// The controller's clock jumps by this much.
     ControllerClock { by_secs: i64 },
-    /// One agent says nothing.
+    /// One agent stops reporting.
     AgentSilent { node: NodeName, length: Span },
-    /// This share of all agents says nothing.
+    /// This share of all agents stops reporting.
     AgentsSilent { percent: f64, length: Span },
-    /// Somebody else marks the node.
+    /// Another party marks the node.
     ForeignMark { node: NodeName, mark: ForeignMark },
-    /// Somebody else takes their marks away.
+    /// That party removes its marks.
     ForeignUnmark { node: NodeName, by: String },
-    /// Somebody else takes our marks away.
+    /// Another party removes our marks.
     OurMarksRemoved { node: NodeName },
-    /// Somebody else reboots the node.
+    /// Another party reboots the node.
     ForeignReboot { node: NodeName },
-    /// The cluster loses sight of the job of this run.
+    /// The cluster loses the job of this run.
     JobLost { run: RunId },
-    /// Users, distance and silence leave the node at once.
+    /// Ends the node's user job, unreachability and agent silence immediately.
     Clear { node: NodeName },
 }
 

@@ -1,4 +1,5 @@
-//! Invariants, judged from the record of effects alone: whatever a controller believed, this is what it did.
+//! Checks invariants against the record of effects alone: it shows what a controller did, whatever the controller
+//! believed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,12 +15,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::effects::{Effect, Happened, Target};
 
-/// How much a controller that works in cycles is forgiven for not seeing everything at once.
+/// Tolerances for a controller that works in cycles and does not see every change immediately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Patience {
     /// A job may be submitted to a node that stopped being free this recently.
     pub view: Span,
-    /// A job must have left a node that is wanted after this.
+    /// A job must leave a wanted node within this time.
     pub leave: Span,
 }
 
@@ -30,7 +31,7 @@ impl Default for Patience {
     }
 }
 
-/// An invariant that did not hold.
+/// A violated invariant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Violation {
     pub at: Timestamp,
@@ -40,23 +41,23 @@ pub struct Violation {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "broken")]
 pub enum Broken {
-    /// A second job was made for a node whose first had not ended.
+    /// A second job was created for a node whose first had not ended.
     TwoRuns { node: NodeName, first: RunId, second: RunId },
-    /// One run was given two jobs.
+    /// One run got two jobs.
     TwoJobs { run: RunId },
-    /// A job began on a node that was not free.
+    /// A job started on a node that was not free.
     StartedOnTaken { run: RunId, node: NodeName },
-    /// A job was made for a node that had not been free for long enough to know.
+    /// A job was created for a node that had not been free for longer than the tolerance.
     SubmittedToTaken { run: RunId, node: NodeName, taken_for: Span },
-    /// Users waited for our job to leave.
+    /// Users waited too long for our job to leave.
     SlowToLeave { run: RunId, node: NodeName, after: Span },
     /// One operation took effect twice.
     TwoEffects { op: OpId, node: NodeName },
-    /// A node was reset, rebooted or replaced under a user.
+    /// A node was reset, rebooted or replaced while a user had it.
     DisturbedUser { op: OpId, node: NodeName },
-    /// A node was disturbed again before the first time was over.
+    /// A node was disturbed again before the first disturbance was over.
     DisturbedTwice { op: OpId, node: NodeName },
-    /// A job ended, or left a result, that had not been made or was over.
+    /// A job ended or delivered a result before it was created, or after its end.
     OutOfOrder { run: RunId },
 }
 
@@ -81,7 +82,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Reads a record of effects and names every invariant that did not hold. Empty is good.
+/// Returns every violated invariant in a record of effects; none if the record is sound.
 pub fn judge_effects(effects: &[Effect], patience: Patience) -> Vec<Violation> {
     let mut judge = Judge { patience, ..Judge::default() };
     for effect in effects {
@@ -97,7 +98,7 @@ pub fn judge_effects(effects: &[Effect], patience: Patience) -> Vec<Violation> {
 struct Judge {
     patience: Patience,
     violations: Vec<Violation>,
-    /// Jobs that have been made and have not ended.
+    /// Jobs that were created and have not ended.
     open: BTreeMap<RunId, Vec<NodeName>>,
     made: BTreeSet<RunId>,
     on_node: BTreeMap<NodeName, BTreeSet<RunId>>,
@@ -198,7 +199,7 @@ impl Judge {
         }
     }
 
-    /// Jobs that never left.
+    /// Checks jobs that never left.
     fn close(&mut self, at: Timestamp) {
         for ((run, node), since) in std::mem::take(&mut self.wanted) {
             self.left(at, run, node, at.since(since));
@@ -236,7 +237,7 @@ mod tests {
         Happened::Disturbed { op, node: node(), how: Disturbance::Reset, user, under_way }
     }
 
-    /// Effects a minute apart.
+    /// Checks effects that are a minute apart.
     fn judged(effects: Vec<Happened>) -> Vec<Broken> {
         let effects: Vec<Effect> =
             (0..).zip(effects).map(|(minute, what)| Effect { at: Timestamp::from_secs(minute * 60), what }).collect();

@@ -1,4 +1,4 @@
-//! The simulated cluster's registration.
+//! The registration of the simulated cluster as a backend.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{RemoteSim, tests};
 
-/// A simulated cluster that is just being started is waited for.
+/// The time to wait for a simulated cluster that is starting.
 const WAIT: Duration = Duration::from_secs(5);
 
-/// A simulated cluster in a process of its own.
+/// A simulated cluster in a separate process.
 #[derive(Debug)]
 pub struct Sim;
 
@@ -31,8 +31,9 @@ pub struct SimConfig {
 }
 
 impl SimConfig {
-    /// # Errors
-    /// If no simulated cluster answers there.
+    /// Connects to the simulated cluster.
+    ///
+    /// # Errors If no simulated cluster answers.
     pub fn connect(&self) -> Result<Arc<RemoteSim>, BackendError> {
         let refuse = |text: String| BackendError { operation: "connect", text, effect: Effect::NoneTryAgain };
         RemoteSim::connect(&self.socket, WAIT).map(Arc::new).map_err(|error| refuse(error.to_string()))
@@ -54,7 +55,7 @@ impl Kind for Sim {
         Ok(Opened { backend: sim.clone(), clock: sim, voucher: None })
     }
 
-    /// Its tests are simulated too.
+    /// Returns the simulated tests.
     fn checks(_policy: &Policy) -> (Catalogue, MachineTypes) {
         (tests::catalogue(), MachineTypes::new([tests::profile_file()]))
     }

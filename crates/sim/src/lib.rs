@@ -1,11 +1,11 @@
-//! A simulated cluster behind the backend seam: nodes that break, users who want them, operators who interfere, and a
-//! clock that jumps. It behaves; it is no mock. What runs against it is the production engine from reading to acting.
+//! A simulated cluster behind the `Backend` trait: nodes that break, users who want them, operators who interfere, and
+//! a clock that jumps. It has behaviour; it is not a mock. The production engine runs against it, from observing to
+//! acting.
 //!
-//! Reading order: [`assumptions`] is what the world rests on, [`config`] what a world is made from; [`fault`] and
-//! [`tests`] are what can break and what can show it; [`world`] is the world itself; [`backend`] is what a controller
-//! sees of it, [`serve`] and [`remote`] the same from another process; [`effects`] is the record of what really
-//! happened and [`judge`] the invariants read from that record; [`truth`] is for those who keep the score, and for
-//! nobody else.
+//! Reading order: [`assumptions`] holds the world's parameters, [`config`] its configuration; [`fault`] and [`tests`]
+//! list what can break and what detects it; [`world`] is the world itself; [`backend`] is a controller's view of it,
+//! [`serve`] and [`remote`] the same from another process; [`effects`] is the record of what really happened and
+//! [`judge`] checks invariants against it; [`truth`] is for scoring only.
 
 pub mod assumptions;
 pub mod backend;

@@ -1,5 +1,5 @@
-//! A machine: what it is recognised by, and when it will break. Its fate is drawn from streams of its own, so that
-//! it breaks at the same moments whatever anybody does in the meantime.
+//! A machine: its identity, and when it will break. Its faults come from separate random streams, so that it breaks at
+//! the same times whatever else happens.
 
 use doctor_core::{
     node::Hardware,
@@ -14,27 +14,27 @@ use crate::{
 
 #[derive(Debug)]
 pub(crate) struct Machine {
-    /// Place and generation in one number: the third machine in a place is another one than the second.
+    /// Place and generation in one number: the third machine in a place differs from the second.
     pub(crate) number: u64,
     born: Timestamp,
     lemon: bool,
     stream: Stream,
-    /// What is left of the gap between faults in which it is found at the start, in units of the mean gap.
+    /// The remainder of the gap between faults in which the machine is at the start, in units of the mean gap.
     residue: Option<f64>,
-    /// Faults drawn so far, whether or not they came to pass.
+    /// Faults drawn so far, whether or not they occurred.
     drawn: u32,
     pub(crate) boots: u32,
     /// The next fault.
     pub(crate) coming: Option<Coming>,
-    /// Present faults, as places in the world's list.
+    /// Present faults, as indices into the world's list.
     pub(crate) faults: Vec<u32>,
-    /// Resets, reboots and repairs of it so far; names the next draw of a repair's length.
+    /// Repairs and replacements scheduled so far; selects the next draw of a repair's duration.
     pub(crate) repairs: u32,
-    /// Test results that came from it; names the next draw of noise.
+    /// Test results so far; selects the next draw of noise.
     pub(crate) measured: u32,
 }
 
-/// A fault that will come.
+/// A future fault.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Coming {
     pub(crate) at: Timestamp,
@@ -43,20 +43,20 @@ pub(crate) struct Coming {
     pub(crate) fate: Fate,
 }
 
-/// What is particular to one fault.
+/// The individual properties of one fault.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Fate {
     pub(crate) cure: Cure,
     pub(crate) depth: f64,
     pub(crate) part: u8,
-    /// Of [`Assumptions::agent_poll`].
+    /// As a share of [`Assumptions::agent_poll`].
     pub(crate) agent_delay: f64,
     /// In units of the mean time to a ticket.
     pub(crate) ticket: f64,
 }
 
 impl Machine {
-    /// The first machine in a place stands there for a while already; one that comes later is new.
+    /// Creates a machine. The first machine in a place has some age; later ones are new.
     pub(crate) fn new(seed: Seed, place: u32, generation: u32, now: Timestamp, assumptions: &Assumptions) -> Self {
         let number = (u64::from(place) << 24) | u64::from(generation);
         let mut made = seed.stream(Purpose::Machine, number, 0);
@@ -83,12 +83,12 @@ impl Machine {
         (self.number & 0xff_ffff) as u32
     }
 
-    /// The place it was put into.
+    /// Returns the place of the machine.
     pub(crate) const fn place(&self) -> u32 {
         (self.number >> 24) as u32
     }
 
-    /// What the cluster knows of the machine without asking the node.
+    /// Returns what the cluster knows of the machine without querying the node.
     pub(crate) fn outside(&self) -> Hardware {
         Hardware {
             gpu_uuids: Vec::new(),
@@ -98,7 +98,7 @@ impl Machine {
         }
     }
 
-    /// What the node says of itself.
+    /// Returns what the node reports of itself.
     pub(crate) fn inside(&self) -> Hardware {
         let gpu = |part| format!("GPU-{:010x}-{part:02}", self.number);
         Hardware { gpu_uuids: (0..crate::tests::PARTS).map(gpu).collect(), ..self.outside() }
@@ -108,14 +108,14 @@ impl Machine {
         format!("SIM{:010x}", self.number)
     }
 
-    /// The fault after the one before, counted from `from`. `None`: nothing ever breaks in this world.
+    /// Draws the next fault after `from`. `None`: nothing ever breaks in this world.
     pub(crate) fn next_fault(&mut self, from: Timestamp, assumptions: &Assumptions) -> Option<Coming> {
         let ordinary = assumptions.ordinary_rate();
         if ordinary <= 0.0 {
             return None;
         }
         let lemon = if self.lemon { assumptions.lemon_factor } else { 1.0 };
-        // Without a bound, a machine that nobody ever replaces would come to break every second.
+        // Without a bound, a machine that is never replaced would eventually break every second.
         let incidents = i32::try_from(self.drawn.min(40)).unwrap_or(40);
         let per_day = ordinary * lemon * assumptions.hazard_per_incident.powi(incidents);
         let gap = self.stream.weibull(assumptions.weibull_shape);
@@ -138,7 +138,7 @@ impl Machine {
         Some(Coming { at, kind, nth, fate })
     }
 
-    /// A fault that a script wants now. It takes nothing from the stream of those that come by themselves.
+    /// Creates a fault now, for a script. It draws nothing from the stream of spontaneous faults.
     pub(crate) fn fault_now(&mut self, seed: Seed, kind: FaultKind, now: Timestamp) -> Coming {
         let nth = self.drawn;
         self.drawn += 1;
@@ -146,7 +146,7 @@ impl Machine {
         Coming { at: now, kind, nth, fate: draw_fate(&mut stream, kind) }
     }
 
-    /// The moment `days` of ordinary age after `from`; a young machine ages faster.
+    /// Returns the time `days` of ordinary ageing after `from`; a young machine ages faster.
     fn after(&self, from: Timestamp, days: f64, assumptions: &Assumptions) -> Timestamp {
         let grown = self.born.plus(assumptions.infant_period);
         let young = grown.since(from).as_hours() / 24.0;
@@ -169,8 +169,8 @@ fn draw_fate(stream: &mut Stream, kind: FaultKind) -> Fate {
     }
 }
 
-/// The end of the gap that an observer falls into who comes long after the beginning. Without this, a whole fleet
-/// would begin its story with the burst that follows a fault.
+/// Draws the rest of the gap that an observer finds long after the beginning. Without this, the whole fleet would start
+/// with the burst that follows a fault.
 fn residue(stream: &mut Stream, shape: f64) -> f64 {
     let mut ahead = -30.0;
     while ahead < 0.0 {
@@ -179,13 +179,13 @@ fn residue(stream: &mut Stream, shape: f64) -> f64 {
     ahead
 }
 
-/// A part of a span, or a multiple of it.
+/// Multiplies a duration by a factor.
 #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "milliseconds of a simulated world")]
 pub(crate) fn scaled(span: Span, factor: f64) -> Span {
     Span::from_millis((span.millis() as f64 * factor) as i64)
 }
 
-/// Days, bounded so that a time far away stays a time.
+/// Converts days, bounded so that a distant time stays representable.
 #[expect(clippy::cast_possible_truncation, reason = "bounded just before")]
 fn from_days(days: f64) -> Span {
     Span::from_millis((days.min(1.0e6) * 86_400_000.0) as i64)
@@ -244,7 +244,7 @@ mod tests {
             let mut machine = Machine::new(Seed(3), *place, 0, start, &assumptions);
             machine.next_fault(start, &assumptions).is_some_and(|coming| coming.at < end)
         });
-        // Of ordinary machines about 30 times the daily rate, of lemons nearly all.
+        // About 30 times the daily rate for ordinary machines, nearly all lemons.
         let share = broken.count() as f64 / 20_000.0;
         assert!((0.10..0.16).contains(&share), "{share}");
     }

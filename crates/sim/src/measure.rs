@@ -1,4 +1,4 @@
-//! What a simulated test prints: numbers about what the machine's profile promises, worse where a fault is caught.
+//! The output of simulated tests: values around the machine's profile, worse for detected faults.
 
 use doctor_checks::{
     document::{Measurements, TestEvidence},
@@ -17,10 +17,10 @@ use crate::{
     tests::{GPU_HEALTH, MetricRow, PARTS, metrics_of},
 };
 
-/// The figure that several nodes have in common.
+/// The metric that several nodes have in common.
 const SHARED: &str = "allreduce_bandwidth";
 
-/// Prints one test's measurements. `shown` are the machine's faults that this run of this test shows.
+/// Prints one test's measurements. `shown` are the machine's faults that this run of this test detects.
 pub(crate) fn print(
     test: &str,
     shown: &[&Fault],
@@ -43,7 +43,7 @@ pub(crate) fn print(
     ProbeOutput::Ran { exit: Some(0), stdout, stderr: String::new() }
 }
 
-/// What nodes measure together is one figure, that of the slowest of them.
+/// Replaces a shared measurement of several nodes with that of the slowest.
 pub(crate) fn share<'a>(evidence: impl Iterator<Item = &'a mut TestEvidence>) {
     let read = |evidence: &'a mut TestEvidence| {
         let (_, ProbeOutput::Ran { stdout, .. }) = evidence.probes.first_mut()? else { return None };
@@ -65,7 +65,7 @@ pub(crate) fn share<'a>(evidence: impl Iterator<Item = &'a mut TestEvidence>) {
     }
 }
 
-/// Prints what a test says that cannot run on this machine as it is.
+/// Prints the output of a test that cannot run because of this fault.
 pub(crate) fn print_broken(fault: &Fault) -> ProbeOutput {
     ProbeOutput::Ran {
         exit: Some(1),

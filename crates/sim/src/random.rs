@@ -1,12 +1,12 @@
-//! Chance, reproducibly. Every use has a stream of its own, named by what it is for and whose it is, so that one
-//! seed gives every policy under comparison the same faults and the same user jobs, however differently it acts.
+//! Reproducible random numbers. Every use has a separate stream, identified by purpose and owner, so that one seed
+//! gives every compared policy the same faults and user jobs, however differently it acts.
 
 use rand_chacha::{
     ChaCha8Rng,
     rand_core::{Rng, SeedableRng},
 };
 
-/// What a stream is for. The numbers are part of what a seed means: never reuse one.
+/// The purpose of a stream. The numbers are part of the meaning of a seed: never reuse one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     UserJobs = 1,
@@ -26,7 +26,7 @@ pub(crate) enum Purpose {
 pub(crate) struct Seed(pub(crate) u64);
 
 impl Seed {
-    /// The stream of one purpose for one thing, known by up to two numbers.
+    /// Returns the stream of one purpose for one object, identified by up to two numbers.
     pub(crate) fn stream(self, purpose: Purpose, a: u64, b: u64) -> Stream {
         let mut seed = [0; 32];
         for (place, number) in [self.0, purpose as u64, a, b].into_iter().enumerate() {
@@ -36,12 +36,12 @@ impl Seed {
     }
 }
 
-/// One stream of draws.
+/// One stream of random draws.
 #[derive(Debug, Clone)]
 pub(crate) struct Stream(ChaCha8Rng);
 
 impl Stream {
-    /// In `[0, 1)`, with all 53 bits of a double.
+    /// Returns a number in `[0, 1)` with all 53 bits of a double.
     #[expect(clippy::cast_precision_loss, reason = "53 bits fit a double exactly")]
     pub(crate) fn unit(&mut self) -> f64 {
         (self.0.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
@@ -55,18 +55,18 @@ impl Stream {
         low + (high - low) * self.unit()
     }
 
-    /// A whole number below `bound`, which is not zero.
+    /// Returns an integer below `bound`, which must not be zero.
     #[expect(clippy::cast_possible_truncation, reason = "the high half of the product is below a usize")]
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.0.next_u64()) * bound as u128) >> 64) as usize
     }
 
-    /// With mean one.
+    /// Draws from an exponential distribution with mean one.
     pub(crate) fn exponential(&mut self) -> f64 {
         -(1.0 - self.unit()).ln()
     }
 
-    /// With mean zero and deviation one, by Box and Muller.
+    /// Draws from a standard normal distribution, by Box and Muller.
     pub(crate) fn normal(&mut self) -> f64 {
         let radius = (2.0 * self.exponential()).sqrt();
         radius * (std::f64::consts::TAU * self.unit()).cos()
@@ -76,12 +76,12 @@ impl Stream {
         median * (sigma * self.normal()).exp()
     }
 
-    /// Weibull of this shape with mean one. A shape below one makes bursts.
+    /// Draws from a Weibull distribution of this shape with mean one. A shape below one gives bursts.
     pub(crate) fn weibull(&mut self, shape: f64) -> f64 {
         self.exponential().powf(1.0 / shape) / gamma(1.0 + 1.0 / shape)
     }
 
-    /// The place of a draw among weights.
+    /// Returns the index of a weighted draw.
     pub(crate) fn pick(&mut self, weights: &[f64]) -> usize {
         let mut left = self.unit() * weights.iter().sum::<f64>();
         for (place, weight) in weights.iter().enumerate() {

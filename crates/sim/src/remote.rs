@@ -1,5 +1,5 @@
-//! A controller's side of a simulated cluster in another process: a backend and a clock that may lose their
-//! connection at any time, find it again, and never claim to know what happened in between.
+//! The client of a simulated cluster in another process: a backend and a clock that may lose their connection at any
+//! time and reconnect, and that report an unknown effect for a call whose answer was lost.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -28,9 +28,9 @@ use crate::{
     world::{OperatorRequest, QueuedReport},
 };
 
-/// An answer that takes longer is given up.
+/// The timeout of an answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
-/// Between two tries to connect.
+/// The pause between two attempts to connect.
 const TRY_AGAIN: Duration = Duration::from_millis(20);
 
 /// A simulated cluster in another process.
@@ -40,7 +40,7 @@ pub struct RemoteSim {
     line: Mutex<Option<BufReader<UnixStream>>>,
     caps: Caps,
     speed: f64,
-    /// What the far clock showed, and when that was.
+    /// The last reading of the remote clock, and when it was taken.
     last: Mutex<(Timestamp, Instant)>,
 }
 
@@ -52,20 +52,19 @@ pub enum RemoteError {
     Asked { path: PathBuf, text: String },
 }
 
-/// How a question failed.
+/// How a request failed.
 #[derive(Debug)]
 enum Lost {
-    /// Before anything was said.
+    /// Before anything was sent.
     Unsaid(std::io::Error),
-    /// After the question may have been heard.
+    /// After the request may have arrived.
     Unheard(std::io::Error),
 }
 
 impl RemoteSim {
-    /// Connects, waiting up to `within` for somebody to listen.
+    /// Connects, and waits up to `within` for the cluster to listen.
     ///
-    /// # Errors
-    /// If nobody does, or somebody else does.
+    /// # Errors If no process listens, or the answer is not that of a simulated cluster.
     pub fn connect(socket: &Path, within: Duration) -> Result<Self, RemoteError> {
         let began = Instant::now();
         let stream = loop {
@@ -90,7 +89,7 @@ impl RemoteSim {
         }
     }
 
-    /// One question and its answer. A connection that failed is not used again.
+    /// Sends one request and returns its answer. A connection that failed is not used again.
     fn ask(&self, ask: &Ask) -> Result<Answer, Lost> {
         let mut line = held(&self.line);
         if line.is_none() {
@@ -103,7 +102,7 @@ impl RemoteSim {
         })
     }
 
-    /// A question that changes nothing may be asked twice.
+    /// Sends a read-only request, which may be repeated.
     fn look(&self, operation: &'static str, ask: &Ask) -> Result<Answer, BackendError> {
         let answer = match self.ask(ask) {
             Err(_) => self.ask(ask),
@@ -117,7 +116,7 @@ impl RemoteSim {
         }
     }
 
-    /// A question that changes something is asked once. If it may have been heard, nobody knows what it did.
+    /// Sends a changing request once. If it may have arrived, its effect is unknown.
     fn change(&self, operation: &'static str, ask: &Ask) -> Result<Answer, BackendError> {
         match self.ask(ask) {
             Ok(answer) => understood(operation, answer),
@@ -130,10 +129,9 @@ impl RemoteSim {
         }
     }
 
-    /// Agents' reports that were not acknowledged yet.
+    /// Returns the agent reports that were not acknowledged yet.
     ///
-    /// # Errors
-    /// If the cluster cannot be asked.
+    /// # Errors If the cluster cannot be reached.
     pub fn agent_reports(&self) -> Result<Vec<QueuedReport>, BackendError> {
         const REPORTS: &str = "agent reports";
         match self.look(REPORTS, &Ask::Reports)? {
@@ -145,18 +143,16 @@ impl RemoteSim {
         }
     }
 
-    /// These reports have been kept.
+    /// Acknowledges reports that were stored.
     ///
-    /// # Errors
-    /// If the cluster cannot be told. Telling it again does no harm.
+    /// # Errors If the cluster cannot be reached. A repetition is harmless.
     pub fn acknowledge_reports(&self, numbers: &[u64]) -> Result<(), BackendError> {
         self.change("acknowledge reports", &Ask::Acknowledge(numbers.to_vec())).map(drop)
     }
 
-    /// The key that this node's agent was enrolled with.
+    /// Returns the key that this node's agent was enrolled with.
     ///
-    /// # Errors
-    /// If the cluster cannot be asked.
+    /// # Errors If the cluster cannot be reached.
     pub fn agent_key(&self, node: &NodeName) -> Result<RunKey, BackendError> {
         const KEY: &str = "agent key";
         match self.look(KEY, &Ask::AgentKey(node.clone()))? {
@@ -165,10 +161,9 @@ impl RemoteSim {
         }
     }
 
-    /// What operators asked for since the last time. What is lost on the way is not asked for again.
+    /// Returns the operators' requests since the last call. Requests lost on the way are not repeated.
     ///
-    /// # Errors
-    /// If the cluster cannot be asked.
+    /// # Errors If the cluster cannot be reached.
     pub fn take_operator_requests(&self) -> Result<Vec<OperatorRequest>, BackendError> {
         const REQUESTS: &str = "operator requests";
         match self.change(REQUESTS, &Ask::OperatorRequests)? {
@@ -177,10 +172,9 @@ impl RemoteSim {
         }
     }
 
-    /// Has something happen to the far world. See [`crate::World::inject`].
+    /// Injects an incident into the remote world. See [`crate::World::inject`].
     ///
-    /// # Errors
-    /// If the cluster cannot be told.
+    /// # Errors If the cluster cannot be reached.
     pub fn inject(&self, incident: &Incident) -> Result<bool, BackendError> {
         const INJECT: &str = "inject";
         match self.change(INJECT, &Ask::Inject(incident.clone()))? {
@@ -189,10 +183,9 @@ impl RemoteSim {
         }
     }
 
-    /// What was really wrong, for the score.
+    /// Returns the truth, for scoring.
     ///
-    /// # Errors
-    /// If the cluster cannot be asked.
+    /// # Errors If the cluster cannot be reached.
     pub fn truth(&self) -> Result<Truth, BackendError> {
         match self.look("truth", &Ask::Truth)? {
             Answer::Truth(truth) => Ok(truth),
@@ -200,14 +193,14 @@ impl RemoteSim {
         }
     }
 
-    /// Seconds of the far world per second of ours.
+    /// Returns the simulated seconds per real second.
     pub const fn speed(&self) -> f64 {
         self.speed
     }
 }
 
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing is left half done in there: a connection that failed is gone, a time that was seen is whole.
+    // A poisoned lock is safe: a failed connection is dropped, and a clock reading is complete.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -237,7 +230,7 @@ fn understood(operation: &'static str, answer: Answer) -> Result<Answer, Backend
     }
 }
 
-/// An answer to another question. Something changed at the far side that is not of our making.
+/// Reports an answer to another request. The remote state may have changed.
 fn strange(operation: &'static str, answer: &str) -> BackendError {
     let short: String = answer.chars().take(200).collect();
     BackendError { operation, text: format!("the cluster answered with {short}"), effect: After::Unknown }
@@ -294,7 +287,7 @@ impl Backend for RemoteSim {
 }
 
 impl Clock for RemoteSim {
-    /// The far clock. While it cannot be asked, it is assumed to have gone on as it did.
+    /// Returns the remote time. While the cluster cannot be reached, its clock is extrapolated.
     fn now(&self) -> Timestamp {
         if let Ok(Answer::Now(now)) = self.ask(&Ask::Now) {
             *held(&self.last) = (now, Instant::now());

@@ -1,5 +1,5 @@
-//! The simulated cluster as a process of its own, behind a Unix socket. Its time is real time, so many times faster;
-//! it goes on while nobody asks, as a cluster does when its controller was killed.
+//! Serves the simulated cluster as a separate process on a Unix socket. Its time is a multiple of real time and passes
+//! also without requests, as in a cluster whose controller was killed.
 
 use std::{
     io::{BufRead, BufReader, ErrorKind, Read, Write},
@@ -23,11 +23,11 @@ use crate::{
     world::World,
 };
 
-/// A world, and how fast it goes.
+/// A world and its speed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ServeConfig {
-    /// Seconds of the world per second of ours.
+    /// Simulated seconds per real second.
     pub speed: f64,
     pub world: WorldConfig,
 }
@@ -52,16 +52,15 @@ pub enum ServeError {
     Effects(String),
 }
 
-/// How often the world moves when nobody asks.
+/// The interval at which the world advances without requests.
 const STEP: Duration = Duration::from_millis(5);
-/// How soon a connection notices that it is to end.
+/// The interval at which a connection checks the stop flag.
 const GLANCE: Duration = Duration::from_millis(100);
 
 /// Serves a world until `stop` is set.
 ///
-/// # Errors
-/// If there can be no such world, the socket cannot be had, or the record of effects cannot be written: a world
-/// whose record has holes would judge wrongly.
+/// # Errors If the configuration is invalid, the socket cannot be bound, or the record of effects cannot be written: an
+/// incomplete record would lead to wrong conclusions.
 pub fn serve(config: &ServeConfig, socket: &Path, stop: &AtomicBool) -> Result<(), ServeError> {
     if !(0.001..=1.0e6).contains(&config.speed) {
         return Err(ServeError::Speed(config.speed));
@@ -91,14 +90,14 @@ pub fn serve(config: &ServeConfig, socket: &Path, stop: &AtomicBool) -> Result<(
                 Err(source) => break Err(at_socket(source)),
             }
         };
-        // Conversations end with it, whatever ended it.
+        // End all connections, whatever the outcome.
         stop.store(true, Ordering::Relaxed);
         outcome
     })?;
     std::fs::remove_file(socket).map_err(at_socket)
 }
 
-/// Takes the socket's place, also from a predecessor that was killed.
+/// Binds the socket, and replaces that of a predecessor that was killed.
 fn listen(socket: &Path) -> Result<UnixListener, ServeError> {
     let at_socket = |source| ServeError::Socket { path: socket.to_owned(), source };
     match UnixListener::bind(socket) {
@@ -121,7 +120,7 @@ struct Served {
 }
 
 impl Served {
-    /// The world, moved up to now.
+    /// Returns the world, advanced to the current time.
     fn world(&self) -> MutexGuard<'_, World> {
         let mut world = self.world.lock().unwrap_or_else(PoisonError::into_inner);
         let elapsed = self.began.elapsed().as_secs_f64() * self.speed;
@@ -130,10 +129,10 @@ impl Served {
     }
 }
 
-/// Answers one controller, question by question, until it goes away.
+/// Answers the requests of one controller until it disconnects.
 fn converse(stream: UnixStream, served: &Served, stop: &AtomicBool) {
     let Ok(mut out) = stream.try_clone() else { return };
-    // A read that waits for ever would keep the process from ending.
+    // A read without timeout would keep the process from ending.
     if stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(GLANCE))).is_err() {
         return;
     }
@@ -142,7 +141,7 @@ fn converse(stream: UnixStream, served: &Served, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         reader.get_mut().set_limit(MAX_LINE);
         match reader.read_until(b'\n', &mut line) {
-            // A line without its end is one whose writer was killed: nothing was asked.
+            // An incomplete line is from a client that was killed: it is no request.
             Ok(_) if line.last() != Some(&b'\n') => return,
             Ok(_) => {}
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => continue,

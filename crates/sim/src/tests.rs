@@ -1,7 +1,7 @@
-//! The tests of the simulated cluster: three deep ones, and what the nodes' agents read by themselves.
+//! The tests of the simulated cluster: three deep ones, and the readings of the nodes' agents.
 //!
-//! They are checks like any other. What a simulated node prints passes through the production reading and judging;
-//! only where the numbers come from is simulated.
+//! They are checks like any other. The output of a simulated node passes through the production parsing and
+//! classification; only the numbers are simulated.
 
 use doctor_checks::{Catalogue, Check, Depth, Params, Spec, interpret_measurements, probe::Probe};
 use doctor_core::{
@@ -16,20 +16,20 @@ pub(crate) const DL: &str = "dl";
 pub(crate) const NCCL: &str = "nccl";
 pub(crate) const GPU_HEALTH: &str = "gpu-health";
 
-/// GPUs, and as many network cards, of a simulated node.
+/// The number of GPUs, and of network cards, of a simulated node.
 pub(crate) const PARTS: u8 = 8;
 
 /// One metric of a simulated test.
 #[derive(Debug)]
 pub(crate) struct MetricRow {
     pub(crate) name: &'static str,
-    /// The part that it is about; GPUs and network cards are measured one by one.
+    /// The entity it is about; GPUs and network cards are measured one by one.
     pub(crate) entity: EntityKind,
     pub(crate) id: &'static str,
     pub(crate) unit: Unit,
-    /// What a healthy machine reaches, on average.
+    /// The mean value on a healthy machine.
     pub(crate) expect: f64,
-    /// Whether chance plays with it; a count of errors does not deviate.
+    /// Whether the value has noise; a count of errors has none.
     pub(crate) noisy: bool,
 }
 
@@ -66,7 +66,7 @@ static GPU_HEALTH_METRICS: [MetricRow; 2] = [
     errors("ecc_uncorrected", EntityKind::Node),
 ];
 
-/// The metrics of a test; none if it is not one of ours.
+/// Returns the metrics of a test; none if the test is unknown.
 pub(crate) fn metrics_of(test: &str) -> &'static [MetricRow] {
     match test {
         STORAGE => &STORAGE_METRICS,
@@ -77,17 +77,17 @@ pub(crate) fn metrics_of(test: &str) -> &'static [MetricRow] {
     }
 }
 
-/// The checks of the simulated cluster, in the place of those built into the program.
+/// Returns the checks of the simulated cluster, which replace those built into the program.
 pub fn catalogue() -> Catalogue {
     Catalogue::new(CHECKS)
 }
 
-/// The machine type of the simulated nodes.
+/// Returns the machine type of the simulated nodes.
 pub fn sku() -> Sku {
     Sku::new("sim-8gpu").expect("a fixed name that the type accepts")
 }
 
-/// What a healthy simulated machine of this type is expected to do.
+/// Returns the profile of a healthy simulated machine of this type.
 pub fn profile(sku: Sku) -> Profile {
     let expect = [STORAGE, DL, NCCL, GPU_HEALTH]
         .into_iter()
@@ -98,18 +98,18 @@ pub fn profile(sku: Sku) -> Profile {
     Profile { sku, version: 1, expect }
 }
 
-/// The same as a file. Nothing recognises it: simulated machines say what they are.
+/// Returns the profile as a file. It has no detection rules: simulated machines name their type.
 pub fn profile_file() -> ProfileFile {
     let Profile { sku, version, expect } = profile(sku());
     ProfileFile { sku, version, source: String::new(), like: None, expect, detect: Default::default() }
 }
 
-/// The profiles of a world with the standard machine type only.
+/// Returns the profiles of a world with the standard machine type only.
 pub fn profiles() -> Profiles {
     Profiles::new([profile(sku())])
 }
 
-/// How long a test usually takes here.
+/// Returns the usual duration of a test.
 pub(crate) fn usual(test: &CheckId) -> Option<Span> {
     CHECKS.iter().find(|check| check.spec.id == test.as_str()).map(|check| check.spec.usual)
 }
@@ -221,7 +221,7 @@ mod proofs {
         for rule in rules {
             let metrics = metrics_of(rule.check.as_str());
             match &rule.when {
-                // What trials of several nodes show comes from the planner.
+                // The planner creates the events of multi-node trials.
                 When::Event(code) if code.as_str().ends_with("-by-trials") => {}
                 When::Event(code) | When::EventsWithin { code, .. } => assert!(
                     crate::FaultKind::ALL.iter().any(|kind| matches!(

@@ -1,5 +1,5 @@
-//! What was really wrong, for those who keep the score. Nothing of this reaches a planner, a classifier or a record
-//! of effects: a policy that could look here would be an oracle.
+//! The real faults, for scoring. They never reach a planner, a classifier or the record of effects: a policy that could
+//! read them would be an oracle.
 
 use doctor_core::{
     ids::{HardwareId, NodeName},
@@ -12,51 +12,51 @@ use crate::{
     world::World,
 };
 
-/// The whole truth up to a moment.
+/// The truth up to a time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Truth {
     pub at: Timestamp,
     pub faults: Vec<FaultRecord>,
-    /// Times that a machine without any fault was marked as unhealthy.
+    /// How often a machine without a fault was marked as unhealthy.
     pub false_marks: u32,
     pub users: UserFigures,
     pub validation_node_hours: f64,
 }
 
-/// A fault, from beginning to end.
+/// A fault, from onset to cure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FaultRecord {
     pub kind: FaultKind,
     pub hardware: Option<HardwareId>,
-    /// What the machine was called when it broke.
+    /// The machine's node name at onset.
     pub node: NodeName,
     pub onset: Timestamp,
-    /// The node was out of service already: nobody could be hurt, and nothing had to be found in time.
+    /// The node was out of service already: no user could be harmed, and nothing had to be found in time.
     pub out_at_onset: bool,
     /// The first evidence of it that left the node.
     pub shown: Option<Timestamp>,
     /// The first mark of ours on its node.
     pub marked: Option<Timestamp>,
-    /// A user's complaint, which was faster than we were.
+    /// A user's complaint before we marked the node.
     pub ticket: Option<Timestamp>,
     pub cured: Option<(Timestamp, Cure)>,
     pub lost_node_hours: f64,
 }
 
 impl FaultRecord {
-    /// Whether we found it: marked it before a user complained.
+    /// Whether we found it: we marked the node before a user complained.
     pub fn is_found(&self) -> bool {
         self.marked.is_some_and(|marked| self.ticket.is_none_or(|ticket| marked <= ticket))
     }
 
-    /// How long it took until users were safe from it, whoever saw to that.
+    /// Returns the time from onset to the first mark or complaint.
     pub fn time_to_detect(&self) -> Option<Span> {
         let first = [self.marked, self.ticket].into_iter().flatten().min()?;
         Some(first.since(self.onset))
     }
 }
 
-/// What users got, and what faults and we cost them.
+/// What users got, and what faults and validation cost them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct UserFigures {
     pub jobs_started: u64,
@@ -65,19 +65,19 @@ pub struct UserFigures {
     pub jobs_crashed_by_faults: u64,
     /// Ended because their node was reset, rebooted, replaced or vanished.
     pub jobs_killed: u64,
-    /// Kept waiting by a validation job for longer than assumed to be bearable.
+    /// Jobs that waited for a validation job longer than assumed acceptable.
     pub jobs_disturbed: u64,
-    /// By validation jobs, in all.
+    /// Total time of waiting for validation jobs.
     pub waited: Span,
     pub node_hours: f64,
-    /// To crashes and slow-downs by faults.
+    /// Lost to crashes and slow-downs by faults.
     pub node_hours_lost: f64,
-    /// Of all node-hours since the start.
+    /// Share of all node-hours since the start.
     pub utilisation: f64,
 }
 
 impl World {
-    /// What is and was wrong, and what it cost. Looking changes nothing.
+    /// Returns all past and present faults and their cost. It changes nothing.
     #[expect(clippy::cast_precision_loss, reason = "a count of nodes")]
     pub fn truth(&self) -> Truth {
         let (figures, lost) = self.figures();

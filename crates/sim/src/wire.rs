@@ -1,4 +1,4 @@
-//! What a controller and a simulated cluster in another process say to each other: one line of JSON each way.
+//! The protocol between a controller and a simulated cluster in another process: one line of JSON in each direction.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::{
     world::{OperatorRequest, QueuedReport},
 };
 
-/// Longer lines are nobody's.
+/// The limit of a line in bytes.
 pub(crate) const MAX_LINE: u64 = 64 << 20;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -67,7 +67,7 @@ pub(crate) enum Answer {
         text: String,
         effect: WireEffect,
     },
-    /// The question itself was not understood.
+    /// The request could not be parsed.
     Refused(String),
 }
 
@@ -161,7 +161,7 @@ impl From<&JobRequest> for WireJob {
 }
 
 impl WireJob {
-    /// `None` if the key is none.
+    /// Converts the job; `None` if the key is invalid.
     pub(crate) fn into_request(self) -> Option<JobRequest> {
         let output = |output: WireOutput| JobOutput { node: output.node, logs: output.logs, document: output.document };
         Some(JobRequest {
@@ -288,7 +288,7 @@ impl From<WireEffect> for After {
     }
 }
 
-/// Documents may be cut anywhere, so they travel as digits and not as text.
+/// Encodes bytes as hexadecimal digits: documents may be cut anywhere and need not be valid text.
 fn to_hex(bytes: &[u8]) -> String {
     let digit = |half: u8| char::from(b"0123456789abcdef"[usize::from(half)]);
     bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()

@@ -1,4 +1,4 @@
-//! The simulated cluster keeps the contract of every backend, in this process and from another.
+//! The simulated cluster fulfils the backend contract, in this process and from another.
 
 use std::{
     sync::{Arc, atomic::AtomicBool},
@@ -21,7 +21,7 @@ use doctor_core::{
 };
 use doctor_sim::{Incident, RemoteSim, ServeConfig, SimBackend, WorldConfig};
 
-/// What the suite needs done to the world, by whichever way reaches it.
+/// The operations on the world that the suite needs, in this process or remote.
 struct SimBed<F> {
     inject: F,
     pass: Box<dyn Fn()>,
@@ -62,7 +62,7 @@ impl<F: Fn(&Incident) -> bool> Bed for SimBed<F> {
 
     fn job(&self, run: RunId, length: Length) -> JobRequest {
         let name = self.node();
-        // A test takes ten minutes; sixty of them outlast the patience of the suite.
+        // A test takes ten minutes; sixty of them outlast the suite's timeouts.
         let tests = match length {
             Length::Short => vec![TestId::new("gpu-health").unwrap()],
             Length::Endless => vec![TestId::new("dl").unwrap(); 60],
@@ -160,7 +160,7 @@ fn a_cluster_in_another_process_keeps_the_contract() {
     let (a, b, c) = (remote.clone(), remote.clone(), host);
     let bed = SimBed {
         inject: move |incident: &Incident| a.inject(incident).unwrap(),
-        // A real clock goes by itself; this only keeps the suite from asking too often.
+        // Real time passes by itself; this only limits the rate of the suite's queries.
         pass: Box::new(|| thread::sleep(Duration::from_millis(2))),
         now: Box::new(move || b.now()),
         started: Box::new(move |run| {

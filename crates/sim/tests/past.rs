@@ -1,5 +1,5 @@
-//! The engine over days: rules that know the past are judged as results come in, and the same when they are judged again; what a
-//! repair destroys is put away before it.
+//! The engine over days: rules that use earlier results are applied as results arrive, and give the same verdicts when
+//! results are classified again; evidence that a repair destroys is saved before it.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use doctor_sim::{
 };
 use doctor_store::records::HistoryFilter;
 
-/// Every kind of rule that looks beyond the result itself. Noise is enough to break them now and then.
+/// Every kind of rule that uses more than the result itself. Noise alone violates them now and then.
 const RULES: &str = r#"
 version = 3
 [tests.gpu-health]

@@ -1,6 +1,6 @@
-//! Every script under `scenarios/` is played and its output compared with the reviewed one beside it.
+//! Plays every script under `scenarios/` and compares its output with the reviewed one beside it.
 //!
-//! `UPDATE_SCENARIOS=1 cargo test -p doctor-sim --test scenarios` writes the outputs anew; review the diff.
+//! `UPDATE_SCENARIOS=1 cargo test -p doctor-sim --test scenarios` rewrites the outputs; review the diff.
 
 use std::{fs, path::Path};
 

@@ -1,4 +1,4 @@
-//! `doctor agent`: who may speak for which node, and who does.
+//! `doctor agent`: enrolls, revokes and lists node agents.
 
 use std::{
     fs::{self, File},
@@ -30,7 +30,7 @@ use crate::{
     output::{Page, Table, ago, cell, clock, plural},
 };
 
-/// Let nodes' agents report, take that away again, and see who does.
+/// Enroll, revoke and list node agents.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -44,49 +44,49 @@ enum Sub {
     List(ListArgs),
 }
 
-/// Make a credential for each node's agent. A node that has one gets a new one, and the old one is worth nothing.
+/// Create a credential for each node's agent. It replaces the node's previous credential, which becomes invalid.
 ///
-/// A credential is a secret: put it on its node as /etc/cluster-doctor/agent.key, readable for root alone.
+/// A credential is a secret: install it on its node as /etc/cluster-doctor/agent.key, readable only by root.
 #[derive(Debug, clap::Args)]
 struct EnrollArgs {
-    /// Nodes, as the cluster calls them: node[01-64].
+    /// Nodes, by their names in the cluster: node[01-64].
     #[arg(value_name = "NODE", required = true)]
     nodes: Vec<Hosts>,
-    /// Write DIR/NODE.key for each. Without: to standard output.
+    /// Write DIR/NODE.key for each node. Default: standard output.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// What agents call, such as http://controller:7443. Else: what the configuration says under [agents].
+    /// URL that agents report to, such as http://controller:7443. Default: from [agents] in the configuration.
     #[arg(long, value_name = "URL")]
     controller: Option<String>,
-    /// Why; it stands in the audit trail.
+    /// Reason, recorded in the audit trail.
     #[arg(long, value_name = "TEXT", default_value = "enrolled on the command line")]
     why: String,
     #[command(flatten)]
     signed: Signed,
 }
 
-/// Take nodes' credentials away. What their agents send from now on is refused.
+/// Revoke nodes' credentials. Later reports of their agents are rejected.
 #[derive(Debug, clap::Args)]
 struct RevokeArgs {
     /// Nodes: node[01-64].
     #[arg(value_name = "NODE", required = true)]
     nodes: Vec<Hosts>,
-    /// Why; it stands in the audit trail.
+    /// Reason, recorded in the audit trail.
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]
     signed: Signed,
 }
 
-/// List agents: when each was last heard, what it runs, and how its clock goes.
+/// List agents with the time of their last report, their version and their clock skew.
 #[derive(Debug, clap::Args)]
 struct ListArgs {
-    /// Nodes: node[01-64]. Without: all.
+    /// Nodes: node[01-64]. Default: all.
     #[arg(value_name = "NODE")]
     nodes: Vec<Hosts>,
 }
 
-/// Names that nobody need know yet.
+/// Node names, which need not be known to the store yet.
 #[derive(Debug, Clone)]
 struct Hosts(Vec<NodeName>);
 
@@ -139,7 +139,7 @@ fn enroll(context: &Context, args: &EnrollArgs) -> Result<Exit> {
         let file = args.out.as_deref().map(|out| write(out, &credential)).transpose()?;
         let enrolled = store.enroll_agent(&credential.node, &credential.key, &by, &args.why, at);
         if let (Err(_), Some(file)) = (&enrolled, &file) {
-            // A key that nobody knows is worse than none.
+            // Do not leave a key on disk that the store does not know.
             let _gone = fs::remove_file(file);
         }
         enrolled?;
@@ -153,12 +153,12 @@ struct Made {
     file: Option<PathBuf>,
 }
 
-/// As a script wants it.
+/// The JSON output of `doctor agent enroll`: `key` is set if there is no `file`.
 #[derive(Debug, Serialize)]
 struct MadeView {
     node: NodeName,
     controller: Option<String>,
-    /// Where it was written to; else it is here.
+    /// The file that holds the credential.
     #[serde(skip_serializing_if = "Option::is_none")]
     file: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -189,7 +189,7 @@ fn tell(context: &Context, args: &EnrollArgs, change: &Change, made: &[Made]) ->
     Ok(Exit::Ok)
 }
 
-/// What agents are told to call.
+/// Returns the URL that agents report to.
 fn address(asked: Option<&str>, agents: &Agents) -> Result<String> {
     let usage = |text: String| Err(Failure::Usage(text));
     let url = match (asked, &agents.url, agents.listen) {
@@ -216,7 +216,7 @@ fn new_key() -> Result<RunKey> {
     Ok(RunKey::new(key))
 }
 
-/// Readable for nobody else from its first moment on.
+/// Writes a credential atomically, with mode 0600 from its creation.
 fn write(out: &Path, credential: &Credential) -> Result<PathBuf> {
     let path = out.join(format!("{}.key", credential.node));
     let temporary = out.join(format!(".{}.key.tmp", credential.node));
@@ -276,7 +276,7 @@ fn list(context: &Context, args: &ListArgs) -> Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// What is worth a word in a list of nodes.
+/// Returns the remark about an agent for the list of nodes, if there is one.
 pub(crate) fn note(agent: &AgentView) -> Option<String> {
     match (agent.state, agent.heard) {
         (AgentState::Silent, Some(heard)) => Some(format!("no report since {} UTC", clock(heard))),
@@ -286,7 +286,7 @@ pub(crate) fn note(agent: &AgentView) -> Option<String> {
     }
 }
 
-/// One line about it.
+/// Describes an agent in one line.
 pub(crate) fn words(agent: &AgentView, now: Timestamp) -> String {
     let mut parts = vec![match (agent.state, agent.heard, agent.revoked) {
         (AgentState::Revoked, _, Some(at)) => format!("revoked {}", ago(now, at)),

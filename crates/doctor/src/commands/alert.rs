@@ -1,4 +1,4 @@
-//! `doctor alert`: whether messages to people arrive, and what became of those that did not.
+//! `doctor alert`: tests receivers, and lists pending and lost messages.
 
 use clap::Subcommand;
 use doctor_backend::clock::{Clock, SystemClock};
@@ -14,7 +14,7 @@ use crate::{
     output::{Cell, Table, ago, cell, clock, plural},
 };
 
-/// Messages to people: try whether they arrive, and see what waits or was lost.
+/// Test alert receivers, and list pending and lost messages.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -23,25 +23,25 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Send a message to receivers now and say whether it arrived. Exit code 1 if one did not.
+    /// Send a test message to receivers and print whether it arrived. Exit code 1 if one did not.
     Test(TestArgs),
-    /// Messages that wait, and those that were lost. Exit code 1 if some were, within a day.
+    /// List pending and lost messages. Exit code 1 if a message was lost within the last day.
     List(ListArgs),
 }
 
 #[derive(Debug, clap::Args)]
 struct TestArgs {
-    /// Receivers, as `[alerts.receivers.NAME]` names them. Without: all.
+    /// Receivers, as named in `[alerts.receivers.NAME]`. Default: all.
     #[arg(value_name = "RECEIVER")]
     receivers: Vec<String>,
 }
 
 #[derive(Debug, clap::Args)]
 struct ListArgs {
-    /// Those that arrived too.
+    /// Include delivered messages.
     #[arg(long)]
     all: bool,
-    /// At most so many, the newest first.
+    /// Maximum number of messages, newest first.
     #[arg(long, value_name = "N", default_value_t = 50)]
     limit: u32,
 }

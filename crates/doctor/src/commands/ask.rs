@@ -1,4 +1,5 @@
-//! What operators ask of nodes: test, hold, release, quarantine. The controller's next cycles see to it.
+//! Operator commands on nodes: test, hold, release, quarantine. They are stored, and the controller's next cycles carry
+//! them out.
 
 use doctor_core::{hostlist::Selector, ids::TestId, time::Timestamp};
 use doctor_engine::{
@@ -14,74 +15,75 @@ use crate::{
     failure::{Failure, Result},
 };
 
-/// Ask for tests now, before anything that is merely due.
+/// Request tests now, before any that are only due.
 ///
 /// The tests start as soon as the node is free and the limits allow it.
 ///
-/// With `--nodes`, one run goes over all these nodes at once, as soon as all of them are free: `doctor test --nodes
-/// node[01-08] collective`. If they fail together, each is tried again in a pair with a node that is known to be good, until
-/// the node, or the pair of nodes, that is at fault can be named. `doctor audit` tells how it goes, and what came out.
+/// With `--nodes`, one run covers all these nodes together as soon as all of them are free: `doctor test --nodes
+/// node[01-08] collective`. If the run fails as a whole, each node is tested again in a pair with a known good node,
+/// until the faulty node or pair of nodes is identified. `doctor audit` shows the progress and the outcome.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TestArgs {
-    /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`. With `--nodes`: the test, by default `collective`.
+    /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`. With `--nodes`: the test, by default
+    /// `collective`.
     #[arg(value_name = "NODE", required_unless_present = "together")]
     named: Vec<String>,
-    /// One run over all these nodes together: A,B,… or node[01-08].
+    /// Run one test over all these nodes together: A,B,… or node[01-08].
     #[arg(long = "nodes", value_name = "NODES")]
     together: Vec<Selector>,
-    /// These tests or suites, such as `standard`. Without: all that are run regularly.
+    /// Tests or suites to run, such as `standard`. Default: all routine tests.
     #[arg(long, visible_alias = "suite", value_name = "TEST", value_delimiter = ',')]
     test: Vec<TestId>,
-    /// Why; it stands in the audit trail.
+    /// Reason, recorded in the audit trail.
     #[arg(long, value_name = "TEXT", default_value = "asked for on the command line")]
     why: String,
     #[command(flatten)]
     signed: Signed,
 }
 
-/// Keep the doctor's hands off nodes: no tests, no repairs, until released.
+/// Exclude nodes from tests and repairs until they are released.
 #[derive(Debug, clap::Args)]
 pub(crate) struct HoldArgs {
     /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`.
     #[arg(value_name = "NODE", required = true)]
     nodes: Vec<Selector>,
-    /// The hold ends by itself: a length such as "4h", or a moment such as "2026-11-15T08:00:00Z".
+    /// End of the hold: a duration such as "4h", or a time such as "2026-11-15T08:00:00Z".
     #[arg(long, value_name = "WHEN")]
     until: Option<String>,
-    /// Why; it stands in the audit trail.
+    /// Reason, recorded in the audit trail.
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]
     signed: Signed,
 }
 
-/// Give nodes back: ends a hold, and proves a node that was out of service before users get it.
+/// End a hold, and requalify nodes that were out of service before users get them.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReleaseArgs {
     /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`.
     #[arg(value_name = "NODE", required = true)]
     nodes: Vec<Selector>,
-    /// Why; it stands in the audit trail.
+    /// Reason, recorded in the audit trail.
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]
     signed: Signed,
 }
 
-/// Take nodes out of service on your own judgement, and have them examined.
+/// Take nodes out of service by an operator's decision and examine them.
 ///
-/// The node is marked and drained, the tests of `repair.examine` (the suite `quarantine`) run as soon as it is empty, and
-/// their advice is kept: return, return-flagged, reboot, replace, or examine-again where something could not be tested.
-/// You decide. The breaker does not stand in the way of a person.
+/// The node is marked and drained. The tests of `repair.examine` (the suite `quarantine`) run as soon as it is empty,
+/// and their advice is recorded: return, return-flagged, reboot, replace, or examine-again if something could not be
+/// tested. The operator decides. The circuit breaker does not block this command.
 #[derive(Debug, clap::Args)]
 pub(crate) struct QuarantineArgs {
     /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`.
     #[arg(value_name = "NODE", required = true)]
     nodes: Vec<Selector>,
-    /// Ask user work on it to leave, where the cluster can do that; otherwise it may finish.
+    /// Ask user work to leave, if the cluster supports that; otherwise it may finish.
     #[arg(long)]
     drain: bool,
-    /// Why; it stands in the audit trail.
+    /// Reason, recorded in the audit trail.
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]
@@ -121,7 +123,7 @@ pub(crate) fn quarantine(context: &Context, args: &QuarantineArgs) -> Result<Exi
     args.signed.give(context, &args.why, |_| Ok(Order::Quarantine { nodes: args.nodes.clone(), evict: args.drain }))
 }
 
-/// The moment of a change by an operator, in the cluster's own time.
+/// Returns the time of an operator's change, in the cluster's time.
 pub(crate) fn moment_of_change(context: &Context, store: &Store) -> Result<Timestamp> {
     Ok(context.now(snapshot::last_seen(store)?.as_ref()))
 }

@@ -1,4 +1,4 @@
-//! `doctor audit`: who did what, when, why.
+//! `doctor audit`: lists actions of the controller and of operators.
 
 use doctor_core::ids::NodeName;
 
@@ -9,12 +9,12 @@ use crate::{
     output::{Table, cell, clock, plural},
 };
 
-/// Who did what, when and why: the doctor and its operators. The newest first.
+/// List the actions of the controller and of operators with time and reason, newest first.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only of this node.
+    /// Only actions on this node.
     node: Option<NodeName>,
-    /// At most so many lines.
+    /// Maximum number of lines.
     #[arg(long, value_name = "N", default_value_t = 50)]
     limit: u32,
 }

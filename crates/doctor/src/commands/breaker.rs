@@ -1,4 +1,4 @@
-//! The circuit breaker: how it stands, and closing it.
+//! `doctor breaker`: shows and closes the circuit breaker.
 
 use clap::Subcommand;
 use doctor_core::view::{self, BreakerState, BreakerView, Ledger};
@@ -12,7 +12,7 @@ use crate::{
     output::{ago, clock, plural},
 };
 
-/// The circuit breaker: how many nodes may be taken out before a person must look.
+/// Show or close the circuit breaker, which limits how many nodes are taken out before an operator must look.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -21,15 +21,15 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// How it stands, and what it counted. Exit code 1 while it is open.
+    /// Show its state and its counts. Exit code 1 while it is open.
     Show,
-    /// Let nodes be taken out again. What happened before counts no more.
+    /// Allow nodes to be taken out again. Earlier removals no longer count.
     Close(CloseArgs),
 }
 
 #[derive(Debug, clap::Args)]
 struct CloseArgs {
-    /// Why; it stands in the audit trail.
+    /// Reason, recorded in the audit trail.
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]

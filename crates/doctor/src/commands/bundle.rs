@@ -1,4 +1,4 @@
-//! `doctor bundle`: what a vendor or a cloud asks for about a case, as one archive.
+//! `doctor bundle`: packs what a vendor or a cloud provider asks for about a case into one archive.
 
 use std::{
     fs,
@@ -19,35 +19,36 @@ use crate::{
     failure::{Failure, Result},
 };
 
-/// Pack a case for whoever repairs the machine: one .tar.gz with everything that is known.
+/// Pack everything known about a case into one .tar.gz for the vendor or the cloud provider.
 ///
-/// In it: a summary with serials, UUIDs and the physical host, the case and its steps, findings with their evidence lines, the
-/// machine as it described itself, results, audit trail, evidence documents and logs of the newest runs, and the fields that
-/// Azure (guest-health category), AWS and Google ask for, and firmware versions as the node's checks read them. With --from-node the
-/// node itself is asked: firmware now, what its cloud calls it, and what nvidia-bug-report.sh leaves; this machine and hosts over SSH
-/// can be asked, and where it was not possible the summary says why. What looks like a token, a password or a key is removed. The
-/// controller keeps such an archive by itself, below handoff/ in the shared directory, before a step that destroys evidence.
+/// The archive holds a summary with serials, UUIDs and the physical host, the case and its steps, findings with their
+/// evidence lines, the hardware inventory, results, the audit trail, evidence documents and logs of the newest runs,
+/// firmware versions read by the node's checks, and the fields that Azure (guest-health category), AWS and Google ask
+/// for. --from-node also queries the node: current firmware, its name at the cloud provider, and the output of
+/// nvidia-bug-report.sh. That works for this machine and for SSH hosts; if it fails, the summary gives the reason. Text
+/// that looks like a token, a password or a key is removed. The controller writes such an archive below handoff/ in the
+/// shared directory before a step that destroys evidence.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// A case, as `doctor cases` names it.
+    /// Case id, as `doctor cases` prints it.
     #[arg(value_name = "CASE")]
     case: CaseId,
-    /// Where to write it. Without: case-CASE.tar.gz here.
+    /// File to write. Default: case-CASE.tar.gz in the current directory.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Run `doctor-node report` on the node and add what it says. It may take minutes.
+    /// Run `doctor-node report` on the node and add its output. This may take minutes.
     #[arg(long)]
     from_node: bool,
-    /// Add this file as it is, such as nvidia-bug-report.log.gz from the node. At most 64 MiB.
+    /// Add this file unchanged, such as nvidia-bug-report.log.gz from the node. At most 64 MiB.
     #[arg(long = "with", value_name = "FILE")]
     more: Vec<PathBuf>,
 }
 
-/// Longer than a report may take.
+/// The time to wait for a report, which is longer than a report may take.
 const PATIENCE: Duration = Duration::from_secs(6 * 60);
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Of one file that is added.
+/// The size limit of one added file.
 const MOST: u64 = 64 << 20;
 
 #[derive(Debug, Serialize)]
@@ -64,7 +65,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         return Err(Failure::Unknown { what: "case", name: args.case.to_string(), known });
     };
     let more: Result<Vec<Part>> = args.more.iter().map(read).collect();
-    // Without the shared directory there are no logs; the rest is worth having.
+    // Without the shared directory the archive lacks logs but is still useful.
     let share = context.share().ok();
     let from_node = if args.from_node {
         ask(context, &case.node)?
@@ -88,7 +89,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// Has the node make its report, and waits for it.
+/// Starts the report on the node and waits for it.
 fn ask(context: &Context, node: &NodeName) -> Result<FromNode> {
     let world = World::open(context.loaded()?)?;
     let mut random = [0; 8];

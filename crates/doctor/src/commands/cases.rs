@@ -1,4 +1,4 @@
-//! `doctor cases`: troubles from their first finding to return or replacement.
+//! `doctor cases`: lists cases, each from its first finding to return or replacement of the node.
 
 mod mute;
 
@@ -11,19 +11,19 @@ use crate::{
     output::{Cell, Table, cell, clock, plural},
 };
 
-/// List cases: one trouble of one machine each; or say that one has been seen.
+/// List cases, each one problem of one machine; acknowledge or snooze them.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
     #[command(subcommand)]
     what: Option<mute::What>,
-    /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`. Without: all.
+    /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`. Default: all.
     #[arg(value_name = "SELECTOR")]
     nodes: Vec<Selector>,
-    /// Closed ones too.
+    /// Include closed cases.
     #[arg(long)]
     all: bool,
-    /// At most so many, the newest first.
+    /// Maximum number of cases, newest first.
     #[arg(long, value_name = "N", default_value_t = 100)]
     limit: u32,
 }

@@ -1,4 +1,4 @@
-//! `doctor config`: write, check and show the configuration.
+//! `doctor config`: writes, checks and shows the configuration.
 
 mod coverage;
 mod live;
@@ -31,21 +31,21 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Write doctor.toml and policy.toml with every setting, its default and what it means.
+    /// Write doctor.toml and policy.toml with every setting, its default and its meaning.
     Init {
-        /// The directory to write into.
+        /// Directory to write to.
         #[arg(default_value = ".")]
         dir: PathBuf,
     },
-    /// Read all files and say what is wrong, with line and column.
+    /// Read all files and report errors with line and column.
     Check {
-        /// Also ask whether what they name is there and answers: the store, the shared directory, and the cluster with the
-        /// rights, volume, priority class, image, GPU nodes and agents that the service needs. Each that is not is named with
-        /// its remedy; what could not be asked is unknown, never good.
+        /// Also check that the configured services exist and respond: the store, the shared directory, and the cluster
+        /// with the permissions, volume, priority class, image, GPU nodes and agents that the service needs. Failures
+        /// are printed with a remedy; what could not be checked is unknown, never good.
         #[arg(long)]
         live: bool,
     },
-    /// Show what is in force: the defaults with your files laid over.
+    /// Show the configuration in force: the defaults overlaid with your files.
     Show,
 }
 
@@ -95,9 +95,9 @@ struct Checked {
     profiles: usize,
     tests: Vec<String>,
     rules: usize,
-    /// What is right as text and will not work yet.
+    /// Valid settings that will not work yet.
     remarks: Vec<String>,
-    /// What was asked, where that was wanted.
+    /// The live checks, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     live: Option<Vec<Inspected>>,
 }

@@ -1,4 +1,4 @@
-//! Changes: who makes them, why, and the question before they are made.
+//! Confirmation of changes: who makes them, why, and the prompt before they are made.
 
 use std::{
     io::{self, BufRead, IsTerminal, Write},
@@ -16,44 +16,44 @@ use crate::{
     failure::{Failure, Result},
 };
 
-/// Options of every command that changes something.
+/// The options of every command that changes something.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Signed {
-    /// Who asks; it stands in the audit trail. Else: $SUDO_USER or $USER.
+    /// Name recorded in the audit trail. Default: $SUDO_USER, $USER or $LOGNAME.
     #[arg(long, value_name = "NAME")]
     by: Option<String>,
-    /// Do it without asking.
+    /// Skip the confirmation prompt.
     #[arg(long, short)]
     yes: bool,
 }
 
-/// A change about to be made, or made.
+/// A change to be confirmed, or made.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Change {
-    /// One sentence in the future tense: what would happen.
+    /// One sentence that says what would happen.
     #[serde(skip)]
     pub plan: String,
-    /// One line for each thing that would change.
+    /// One line per object that changes.
     pub changes: Vec<String>,
     pub by: String,
     pub why: String,
     pub at: Timestamp,
-    /// One sentence in the past tense.
+    /// One sentence in the past tense that says what was done.
     pub done: String,
-    /// What to do next.
+    /// What the operator can do next.
     pub next: String,
 }
 
 impl Signed {
-    /// Whose name stands in the audit trail.
+    /// Returns the name for the audit trail.
     pub(crate) fn by(&self) -> String {
         let env = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
         let named = self.by.clone().or_else(|| env("SUDO_USER")).or_else(|| env("USER")).or_else(|| env("LOGNAME"));
         named.unwrap_or_else(|| "somebody without a name".to_owned())
     }
 
-    /// Gives an order, which is made at the moment it is given: shows what would come of it, makes sure that it is wanted,
-    /// writes it down, and says so.
+    /// Prepares an operator command, asks for confirmation, stores the command and reports it. `order` receives the
+    /// current time.
     pub(crate) fn give(
         &self,
         context: &Context,
@@ -64,7 +64,7 @@ impl Signed {
         let facts = context.facts(&store)?;
         let (by, why, at) = (self.by(), why.to_owned(), facts.now);
         let order = order(at)?;
-        // A mistake in the policy keeps nobody from holding a node.
+        // Only commands that name tests need the policy, so that a node can be held while the policy is invalid.
         let catalogue = match order.names_tests() {
             true => Arc::clone(&context.loaded()?.settings.catalogue),
             false => Arc::new(Catalogue::new([])),
@@ -82,7 +82,7 @@ impl Signed {
         self.carry_out(context, &change, || Ok(prepared.carry_out(&store, &Signature { by, why, at })?))
     }
 
-    /// Shows what would change, makes sure that it is wanted, does it, and says that it was done.
+    /// Shows the change, asks for confirmation, makes the change and reports it.
     pub(crate) fn carry_out(
         &self,
         context: &Context,
@@ -95,12 +95,12 @@ impl Signed {
         Ok(Exit::Ok)
     }
 
-    /// Shows what would change and makes sure that it is wanted.
+    /// Shows the change and asks for confirmation, unless `--yes` is given.
     pub(crate) fn confirm(&self, change: &Change) -> Result<()> {
         if self.yes { Ok(()) } else { Self::ask(change) }
     }
 
-    /// Says that it was done.
+    /// Reports a change that was made.
     pub(crate) fn say(&self, context: &Context, change: &Change) -> Result<()> {
         const MOST: usize = 20;
         Ok(context.out.show(change, |page| {
@@ -117,7 +117,7 @@ impl Signed {
     }
 
     fn ask(change: &Change) -> Result<()> {
-        // The question is no part of the answer: standard output may be read by a program.
+        // The prompt goes to standard error, because a program may read standard output.
         let mut err = io::stderr().lock();
         writeln!(err, "{}", change.plan)?;
         for line in &change.changes {

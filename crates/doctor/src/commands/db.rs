@@ -1,4 +1,4 @@
-//! `doctor db`: backup, restore, verify.
+//! `doctor db`: backs up, restores and verifies the database.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use clap::Subcommand;
 use super::confirm::{Change, Signed};
 use crate::{context::Context, exit::Exit, failure::Result};
 
-/// Look after the store.
+/// Back up, restore and verify the database.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -19,21 +19,21 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Write everything into a new SQLite file, whole or not at all. Works while a controller runs, and from
-    /// PostgreSQL too.
+    /// Write the whole database atomically to a new SQLite file. Works while a controller runs, and with PostgreSQL
+    /// too.
     Backup {
-        /// The file to write; it must not exist.
+        /// File to write; it must not exist.
         file: PathBuf,
     },
-    /// Fill an empty store from a backup. A store with anything in it is refused.
+    /// Fill an empty database from a backup. A database with content is refused.
     Restore(RestoreArgs),
-    /// Check that everything in the store fits together. Exit code 1 if something does not.
+    /// Check the consistency of the database. Exit code 1 if it is inconsistent.
     Verify,
 }
 
 #[derive(Debug, clap::Args)]
 struct RestoreArgs {
-    /// A file that `doctor db backup` wrote.
+    /// File written by `doctor db backup`.
     file: PathBuf,
     #[command(flatten)]
     signed: Signed,

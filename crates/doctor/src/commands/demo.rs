@@ -1,4 +1,4 @@
-//! `doctor demo`: a simulated month in seconds, and what to do with what it leaves behind.
+//! `doctor demo`: plays a simulated month in seconds and leaves its store for other commands.
 
 use std::{io::IsTerminal, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -18,39 +18,39 @@ use crate::{
     output::{Page, Table, cell, hours, percent, plural},
 };
 
-/// Play a simulated month of a cluster, then show what was found, how fast, and what it cost.
+/// Play a simulated month of a cluster, then show what was found, how fast, and at what cost.
 ///
-/// The engine is the real one; users, faults and time are simulated. The store is left behind for `doctor nodes`,
-/// `doctor why` and the others.
+/// The engine is the real one; users, faults and time are simulated. The store is kept for `doctor nodes`, `doctor why`
+/// and other commands.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Nodes of the cluster.
+    /// Number of nodes.
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=20_000))]
     nodes: u32,
-    /// Days that are played.
+    /// Number of days to play.
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=365))]
     days: u32,
     /// The same seed gives the same month.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Where the store and the shared directory are left. An earlier demonstration there is replaced.
+    /// Directory for the store and the shared directory. An earlier demo there is replaced.
     #[arg(long, value_name = "DIR", default_value = "doctor-demo")]
     dir: PathBuf,
-    /// Draw nothing while it plays.
+    /// Draw nothing while the demo plays.
     #[arg(long)]
     quiet: bool,
-    /// Then go on behind the dashboard and the API until told to stop: a live cluster to look at.
+    /// Then continue as a live cluster with dashboard and API until stopped.
     #[arg(long)]
     serve: bool,
-    /// Where the API answers.
+    /// Address of the API.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7480", requires = "serve")]
     listen: SocketAddr,
-    /// Seconds of the cluster per second of ours, while it is served.
+    /// Simulated seconds per real second while serving.
     #[arg(long, value_name = "FACTOR", default_value_t = 600.0, requires = "serve")]
     speed: f64,
 }
 
-/// Long enough for an eye to follow.
+/// The least duration of a live demo, so that a viewer can follow it.
 const AT_LEAST: Duration = Duration::from_secs(8);
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
@@ -75,7 +75,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// Plays the past, then goes on behind the API.
+/// Plays the past, then continues behind the API.
 fn serve(context: &Context, args: &Args, demo: &Demo) -> Result<Exit> {
     if !(1.0..=100_000.0).contains(&args.speed) {
         return Err(Failure::Usage(format!("a speed of {} is not between 1 and 100000", args.speed)));
@@ -109,7 +109,7 @@ fn serve(context: &Context, args: &Args, demo: &Demo) -> Result<Exit> {
 
 fn text(page: &mut Page, shown: &Shown) {
     let score = &shown.score;
-    // First: what is read is what stays on the screen.
+    // Assumptions come first: the end of the output is what stays visible on the screen.
     page.heading("What the simulation assumes");
     for line in shown.assumptions.lines() {
         page.line(format!("  {line}"));

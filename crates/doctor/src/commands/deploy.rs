@@ -1,4 +1,4 @@
-//! `doctor deploy`: prints what a cluster has to have for the service to work there.
+//! `doctor deploy`: prints the manifests and files that a cluster needs.
 
 mod slurm;
 mod systemd;
@@ -13,7 +13,7 @@ use crate::{
     failure::Result,
 };
 
-/// Print what to apply to a cluster: nothing is changed.
+/// Print the manifests or files of a deployment. Nothing is changed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -27,35 +27,35 @@ enum Target {
     Systemd(systemd::Args),
 }
 
-/// Namespace, rights, configuration, volumes, controller and agents, as YAML for `kubectl apply -f -`.
+/// Print namespace, permissions, configuration, volumes, controller and agents as YAML for `kubectl apply -f -`.
 ///
-/// What the configuration says ([backend.kubernetes], policy, profiles) is what the controller in the cluster finds. The chart
-/// in deploy/helm/cluster-doctor makes the same objects with the same settings.
+/// The controller in the cluster gets the local configuration ([backend.kubernetes], policy, profiles). The chart in
+/// deploy/helm/cluster-doctor creates the same objects with the same settings.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 struct KubernetesArgs {
-    /// Only a part of it.
+    /// Print only this part.
     #[arg(long, value_name = "PART", default_value = "all")]
     what: What,
-    /// The image with `doctor-node`, for agents and jobs (images.node).
+    /// Image with `doctor-node`, for agents and jobs (images.node).
     #[arg(long, value_name = "IMAGE")]
     image: Option<String>,
-    /// The image with `doctor` (images.controller).
+    /// Image with `doctor` (images.controller).
     #[arg(long, value_name = "IMAGE")]
     controller_image: Option<String>,
-    /// Where everything goes. Else: what the configuration says.
+    /// Namespace of all objects. Default: from the configuration.
     #[arg(long, value_name = "NAME")]
     namespace: Option<String>,
-    /// The namespace is there already.
+    /// The namespace exists already.
     #[arg(long)]
     no_namespace: bool,
-    /// Two controllers on PostgreSQL, whose URL is the key `url` of this Secret (store.kind, store.secret).
+    /// Run two controllers on PostgreSQL, with the URL in the key `url` of this Secret (store.kind, store.secret).
     #[arg(long, value_name = "SECRET")]
     postgres: Option<String>,
-    /// The storage class of the shared volume; every node has to be able to mount it (data.storageClass).
+    /// Storage class of the shared volume; every node must be able to mount it (data.storageClass).
     #[arg(long, value_name = "CLASS")]
     storage_class: Option<String>,
-    /// Any other setting of the chart, such as agent.hostNetwork=true; what is not text is JSON. May be repeated.
+    /// Any other chart setting, such as agent.hostNetwork=true; values that are not text are JSON. May be repeated.
     #[arg(long, value_name = "SETTING=VALUE")]
     set: Vec<String>,
 }
@@ -84,7 +84,7 @@ fn kubernetes(context: &Context, args: &KubernetesArgs) -> Result<Exit> {
     if let Some(namespace) = &args.namespace {
         deployment.in_namespace(namespace)?;
     }
-    // With Helm, making it is Helm's.
+    // Helm creates the namespace itself.
     if !args.no_namespace && args.what != What::Values {
         deployment.set("namespace.create", json!(true))?;
     }

@@ -1,4 +1,5 @@
-//! `doctor docs`: writes the reference pages and the chart, or checks that the committed ones are up to date.
+//! `doctor docs`: writes the generated reference pages and the Helm chart, or checks that the committed files are up to
+//! date.
 
 use std::{fs, path::PathBuf};
 
@@ -11,16 +12,16 @@ use crate::{
     pages,
 };
 
-/// Write what is made from the code: the reference pages and the Helm chart (for developers of the doctor).
+/// Write the generated reference pages and the Helm chart (for developers).
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Where the pages are.
+    /// Directory of the reference pages.
     #[arg(default_value = "docs/reference")]
     dir: PathBuf,
-    /// Where the Helm chart is.
+    /// Directory of the Helm chart.
     #[arg(long, value_name = "DIR", default_value = "deploy/helm/cluster-doctor")]
     chart: PathBuf,
-    /// Write nothing; exit code 1 if a file differs from what the code says.
+    /// Write nothing; exit code 1 if a file is out of date.
     #[arg(long)]
     check: bool,
 }
@@ -55,7 +56,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 }
 
 impl Args {
-    /// Every file that is made from the code.
+    /// Returns the path and text of every generated file.
     fn files(&self) -> Vec<(PathBuf, String)> {
         let pages = pages::all().into_iter().map(|page| (self.dir.join(page.name), page.text));
         let chart = deploy::chart_files().into_iter().map(|(name, text)| (self.chart.join(name), text));

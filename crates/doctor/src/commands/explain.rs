@@ -1,4 +1,4 @@
-//! `doctor explain`: a check, a rule, a reason or an error number in words, with the settings in force.
+//! `doctor explain`: describes a check, a rule, a reason code or an error number, with the settings in force.
 
 mod number;
 
@@ -21,13 +21,13 @@ use crate::{
     pages::{Reason, reasons, rule_condition},
 };
 
-/// Explain a check, a rule, a reason code, or an error number: what it means, what is in force, what to do.
+/// Explain a check, a rule, a reason code or an error number: its meaning, the settings in force, and what to do.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Its name, such as `disk-space`, or `xid`, `sxid`, `dcgm` before a number. Without: what there is to explain.
+    /// Name, such as `disk-space`, or `xid`, `sxid` or `dcgm` before a number. Default: list what can be explained.
     #[arg(value_name = "CHECK|RULE|REASON|xid|sxid|dcgm")]
     name: Option<String>,
-    /// The number of an Xid, an SXid or a DCGM error, such as 79.
+    /// Number of an Xid, an SXid or a DCGM error, such as 79.
     number: Option<String>,
 }
 
@@ -62,7 +62,7 @@ enum Explained<'a> {
     },
 }
 
-/// A suite: what it runs, and when by itself.
+/// A suite: its tests, and how often it runs.
 #[derive(Debug, Serialize)]
 struct SuiteView<'a> {
     name: &'a str,
@@ -71,7 +71,7 @@ struct SuiteView<'a> {
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
-    // A simulated cluster's tests can be explained anywhere: `doctor demo` leaves a store and no configuration.
+    // `doctor demo` leaves a store without a configuration, so the simulated cluster's tests are always known here.
     let own = &context.loaded()?.settings;
     let simulated = simulated(&own.policy)?;
     let explained = match (args.name.as_deref(), args.number.as_deref()) {
@@ -79,7 +79,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         (Some(family), Some(number)) if number::FAMILIES.contains(&family) => {
             Explained::Number(number::explain(family, number, &own.rules)?)
         }
-        // `dcgm` alone is the test of that name.
+        // `dcgm` without a number is the test of that name.
         (Some(family), None) if number::FAMILIES.contains(&family) && explain(own, family).is_none() => {
             return Err(Failure::Usage(format!("which one? Such as `doctor explain {family} 79`")));
         }
@@ -117,7 +117,7 @@ fn explain<'a>(settings: &'a Settings, name: &'a str) -> Option<Explained<'a>> {
     (!meanings.is_empty() || !rules.is_empty()).then_some(Explained::Reason { code: name, meanings, rules })
 }
 
-/// One suite by its name, or all of them by the word `suites`.
+/// Explains one suite by name, or all suites for the name `suites`.
 fn explain_suites<'a>(settings: &'a Settings, name: &str) -> Option<Explained<'a>> {
     let suites = settings.catalogue.suites().iter().filter(|(suite, _)| name == "suites" || suite.as_str() == name);
     let view = |(name, suite): (&'a TestId, &'a Suite)| SuiteView {

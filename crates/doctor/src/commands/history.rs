@@ -1,4 +1,4 @@
-//! `doctor history`: results, newest first.
+//! `doctor history`: lists results, newest first.
 
 use doctor_core::{
     hostlist::Selector,
@@ -15,19 +15,19 @@ use crate::{
     output::{Table, cell, clock, plural},
 };
 
-/// Past results, the newest first.
+/// List past results, newest first.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`. Without: all.
+    /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`. Default: all.
     #[arg(value_name = "SELECTOR")]
     nodes: Vec<Selector>,
-    /// Only this test.
+    /// Only results of this test.
     #[arg(long, value_name = "TEST")]
     test: Option<TestId>,
-    /// Only since then: a length such as "7d", or a moment such as "2026-11-15T08:00:00Z".
+    /// Only results since then: a duration such as "7d", or a time such as "2026-11-15T08:00:00Z".
     #[arg(long, value_name = "WHEN")]
     since: Option<String>,
-    /// At most so many results.
+    /// Maximum number of results.
     #[arg(long, value_name = "N", default_value_t = 50)]
     limit: u32,
 }
@@ -63,7 +63,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 fn table(rows: &[HistoryRow]) -> Table {
     let mut table = Table::new(["AT (UTC)", "NODE", "TEST", "RESULT", "REASON", "SEVERITY", "TOOK", "RUN"]).right(&[6]);
     for row in rows {
-        // A result that came from elsewhere and is not believed has no run of ours.
+        // Untrusted imported results have no run here.
         let run = match (row.run, row.untrusted) {
             (_, true) => "imported, not believed".to_owned(),
             (Some(run), false) => run.to_string(),
@@ -83,7 +83,7 @@ fn table(rows: &[HistoryRow]) -> Table {
     table
 }
 
-/// A length back from now, or a moment.
+/// Parses a duration before now, or a timestamp.
 pub(crate) fn past(text: &str, now: Timestamp) -> Result<Timestamp> {
     text.parse::<Span>().map(|span| now.minus(span)).or_else(|_| text.parse::<Timestamp>()).map_err(|_| {
         Failure::Usage(format!(

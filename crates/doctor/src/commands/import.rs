@@ -1,4 +1,4 @@
-//! `doctor import`: history of the original cluster_doctor; profiles out of the files of others.
+//! `doctor import`: imports the history of the original cluster_doctor, and profiles from the files of other tools.
 
 mod profiles;
 
@@ -9,19 +9,19 @@ use doctor_backend::clock::{Clock, SystemClock};
 use super::confirm::{Change, Signed};
 use crate::{context::Context, exit::Exit, failure::Result, output::plural};
 
-/// Bring in the SQLite files of the original cluster_doctor, or with `profiles` the machine types of other tools.
+/// Import the SQLite files of the original cluster_doctor, or with `profiles` the machine types of other tools.
 ///
-/// Imported rows are history. They are marked as not believed, because the original wrote `pass` whatever happened,
-/// and make nothing fresh without --trust.
+/// Imported rows are history. They are marked as untrusted, because the original wrote `pass` in every case, and do not
+/// count as fresh results without --trust.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Args {
     #[command(subcommand)]
     what: Option<What>,
-    /// The files.
+    /// Files to import.
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
-    /// Believe them: they count as results.
+    /// Trust the rows: they count as results.
     #[arg(long)]
     trust: bool,
     #[command(flatten)]

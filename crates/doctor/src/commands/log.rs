@@ -1,4 +1,4 @@
-//! `doctor log RUN`: what a run's tests wrote on the share, also while they run.
+//! `doctor log RUN`: prints the logs of a run from the shared directory, also while it runs.
 
 use std::{
     fs::File,
@@ -23,20 +23,20 @@ use crate::{
     output::{clock, harmless, list},
 };
 
-/// The output of a run, from the shared directory.
+/// Print the output of a run from the shared directory.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The run, as `doctor history` prints it.
+    /// Run id, as `doctor history` prints it.
     run: RunId,
-    /// Go on while the run is active, and end when it has ended.
+    /// Follow the output until the run ends.
     #[arg(long, short)]
     follow: bool,
-    /// Only of this node, where a run has several.
+    /// Only this node, for a run over several nodes.
     #[arg(long, value_name = "NODE")]
     node: Option<NodeName>,
 }
 
-/// How often a growing log is looked at.
+/// The interval at which a growing log is read.
 const EVERY: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Serialize)]
@@ -48,7 +48,7 @@ struct LogView {
     text: String,
 }
 
-/// One log and how far it has been printed.
+/// A log file and the number of bytes printed.
 struct Growing {
     node: NodeName,
     path: PathBuf,
@@ -80,7 +80,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let mut found = false;
     let mut record = record;
     loop {
-        // Ended is asked for first: what was written before the end is then printed below.
+        // Check for the end before reading, so that everything written before the end is printed.
         let ended = is_ended(&record);
         found |= print_new(context, &mut logs)?;
         if ended || !args.follow {
@@ -121,7 +121,7 @@ fn json(context: &Context, record: &RunRecord, logs: Vec<Growing>) -> Result<Exi
     Ok(if views.is_empty() { Exit::Trouble } else { Exit::Ok })
 }
 
-/// Prints what is new. Whether anything has ever been there.
+/// Prints new output. Returns whether any log exists.
 fn print_new(context: &Context, logs: &mut [Growing]) -> Result<bool> {
     let several = logs.len() > 1;
     let mut found = false;
@@ -138,9 +138,9 @@ fn print_new(context: &Context, logs: &mut [Growing]) -> Result<bool> {
 }
 
 impl Growing {
-    /// What was written since the last look. `None`: there is no such log (yet).
+    /// Returns what was written since the last call. `None`: the log does not exist (yet).
     fn news(&mut self) -> Result<Option<String>> {
-        /// A log is capped by who writes it; this is for one that is not.
+        /// The most that is read per call. Writers cap their logs; this limits one that does not.
         const MOST: u64 = 64 << 20;
         let failed = |source| Failure::File { operation: "reading the log", path: self.path.clone(), source };
         let mut file = match File::open(&self.path) {

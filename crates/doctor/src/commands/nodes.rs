@@ -18,10 +18,10 @@ use crate::{
     output::{Cell, Page, Table, ago, cell, length, list, plural},
 };
 
-/// List nodes: who has them, where they stand, what each test last said.
+/// List nodes with their owner, their state and the latest result of each test.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`. Without: all.
+    /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`. Default: all.
     #[arg(value_name = "SELECTOR")]
     nodes: Vec<Selector>,
 }
@@ -31,11 +31,11 @@ pub(crate) struct Args {
 struct Row {
     #[serde(flatten)]
     row: NodeRow,
-    /// `None`: none was enrolled.
+    /// `None`: no agent was enrolled.
     agent: Option<AgentView>,
 }
 
-/// More tests than this do not get a column each.
+/// With more tests than this, tests are summarised instead of getting one column each.
 const MOST_COLUMNS: usize = 4;
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
@@ -107,13 +107,13 @@ fn used(used: Use) -> Cell {
     }
 }
 
-/// A word, and how old it is.
+/// Returns the status of a test and its age.
 fn standing(test: &TestCell, now: Timestamp) -> Cell {
     let age = test.at.map_or_else(String::new, |at| format!(" {}", length(now.since(at))));
     toned(test.standing, format!("{}{age}", test.standing.word()))
 }
 
-/// Only a pass is green.
+/// Colours a status. Only a pass is green.
 pub(crate) fn toned(standing: Standing, text: String) -> Cell {
     match standing {
         Standing::Pass => cell(text).good(),

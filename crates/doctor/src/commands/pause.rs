@@ -1,4 +1,4 @@
-//! Pausing validation, everywhere or in one pool, and going on.
+//! `doctor pause` and `doctor resume`: stop validation everywhere or in one pool, and continue it.
 
 use doctor_core::{ids::PoolName, time::Span};
 use doctor_engine::orders::Order;
@@ -6,16 +6,16 @@ use doctor_engine::orders::Order;
 use super::confirm::Signed;
 use crate::{context::Context, exit::Exit, failure::Result};
 
-/// Start no validation. What is running may finish; findings are still taken in.
+/// Stop starting validation. Active runs may finish; findings are still recorded.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PauseArgs {
-    /// Only in this pool. Without: everywhere.
+    /// Only in this pool. Default: everywhere.
     #[arg(long, value_name = "POOL")]
     pool: Option<PoolName>,
-    /// Ends by itself after this long, such as "4h".
+    /// End the pause after this long, such as "4h".
     #[arg(long = "for", value_name = "LENGTH")]
     length: Option<Span>,
-    /// Why; it stands in the audit trail.
+    /// Reason, recorded in the audit trail.
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]
@@ -25,10 +25,10 @@ pub(crate) struct PauseArgs {
 /// End a pause.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ResumeArgs {
-    /// The pause of this pool. Without: the one that is everywhere.
+    /// End the pause of this pool. Default: the global pause.
     #[arg(long, value_name = "POOL")]
     pool: Option<PoolName>,
-    /// Why; it stands in the audit trail.
+    /// Reason, recorded in the audit trail.
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! `doctor plan`: what the next cycle would do and why, and why not for every other node. Nothing is done.
+//! `doctor plan`: shows what the next cycle would do and why, and why it would skip the other nodes. It has no effects.
 
 use doctor_core::{
     hostlist::Selector,
@@ -18,15 +18,15 @@ use crate::{
     output::{Page, Table, cell, plural},
 };
 
-/// Show what the next cycle would do, and why; and for every other node, why not.
+/// Show what the next cycle would do and why, and why it would skip the other nodes.
 ///
-/// Asks the cluster and the store, changes neither, and does not take the lease.
+/// Queries the cluster and the store, changes neither, and does not take the lease.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only these nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`.
     #[arg(value_name = "SELECTOR")]
     nodes: Vec<Selector>,
-    /// Name every node that is passed over, instead of counting them.
+    /// List every skipped node instead of counting them.
     #[arg(long)]
     all: bool,
 }
@@ -35,7 +35,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let loaded = context.loaded()?;
     let world = World::open(loaded)?;
     let store = match &loaded.config.store {
-        // Planning on a laptop for the first time leaves nothing behind.
+        // A first plan on a laptop must not create a database.
         StoreUrl::Sqlite(path) if !path.exists() => Store::open_in_memory()?,
         url => context::open(url)?,
     };
@@ -44,7 +44,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
             LookError::Store(error) => Failure::Store(error),
             LookError::Backend(error) => Failure::Backend(error),
         })?;
-    // Ids of a plan that nobody carries out need not be unlike others.
+    // The plan is not carried out, so its ids need not be unique.
     let plan = plan::plan(&snapshot, &mut IdSource::new(0));
     let selected = |name: &NodeName| {
         let place = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(name));

@@ -1,4 +1,4 @@
-//! `doctor rejudge`: kept evidence by the present rules, or by others.
+//! `doctor rejudge`: classifies stored evidence again, with the current policy or another one.
 
 use std::path::PathBuf;
 
@@ -18,24 +18,24 @@ use crate::{
     output::{Table, cell, clock, plural},
 };
 
-/// Judge past results again and show what would differ. Nothing is changed.
+/// Classify past results again and show what would differ. Nothing is changed.
 ///
-/// The raw evidence of results is kept (`[retention] evidence`). It is judged by the present rules and profiles, or by
-/// those of another policy file: what a change of rules would have done, before it is made.
+/// The raw evidence of results is kept (`[retention] evidence`). It is classified with the current rules and profiles,
+/// or with those of another policy file, so that the effect of a rule change is known before it is made.
 ///
 /// Exit code 0 if nothing would differ, 1 if something would.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`. Without: all.
+    /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`. Default: all.
     #[arg(long = "node", value_name = "SELECTOR", value_delimiter = ' ')]
     nodes: Vec<Selector>,
-    /// Results since then: a length such as "30d", or a moment such as "2026-11-15T08:00:00Z".
+    /// Results since then: a duration such as "30d", or a time such as "2026-11-15T08:00:00Z".
     #[arg(long, value_name = "WHEN", default_value = "30d")]
     since: String,
-    /// Judge by this policy instead of the one in force.
+    /// Use this policy file instead of the one in force.
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// Show at most so many differences; all are counted.
+    /// Maximum number of differences shown; all are counted.
     #[arg(long, value_name = "N", default_value_t = 100)]
     limit: usize,
 }

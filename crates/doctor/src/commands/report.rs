@@ -1,4 +1,4 @@
-//! `doctor report`: the daily summary, for a terminal, a mail or a program.
+//! `doctor report`: the summary of a period, as text, HTML, Markdown or JSON.
 
 use std::path::PathBuf;
 
@@ -14,19 +14,19 @@ use crate::{
     output::{Page, Table, cell, clock, plural},
 };
 
-/// A summary of a time: jobs queued, run and skipped, busy and overdue nodes, coverage, findings, cost.
+/// Summarise a period: jobs queued, run and skipped, busy and overdue nodes, coverage, findings, cost.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// From then until now: a length such as "7d", or a moment such as "2026-11-15T00:00:00Z".
+    /// Start of the period, which ends now: a duration such as "7d", or a time such as "2026-11-15T00:00:00Z".
     #[arg(long, value_name = "WHEN", default_value = "1d", conflicts_with = "last")]
     since: String,
-    /// The last whole day or week (UTC, from Monday) instead.
+    /// Summarise the last complete day or week (UTC, from Monday) instead.
     #[arg(long, value_enum)]
     last: Option<Last>,
-    /// The form of the report. --json is the same as --format json.
+    /// Output format. --json is the same as --format json.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
-    /// Write it to this file, as a whole or not at all.
+    /// Write the report to this file atomically.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -41,7 +41,7 @@ enum Last {
 enum Format {
     /// For a terminal.
     Text,
-    /// One page with everything in it, plots too.
+    /// One self-contained page, including plots.
     Html,
     Markdown,
     Json,

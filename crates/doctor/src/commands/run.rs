@@ -1,4 +1,4 @@
-//! `doctor run`: one cycle, or as many as it takes until nothing is running.
+//! `doctor run`: runs one cycle, or cycles until no run is active.
 
 use std::time::Duration;
 
@@ -15,23 +15,23 @@ use crate::{
     output::{Page, Table, cell, plural},
 };
 
-/// Run one cycle: look, plan, act, record.
+/// Run one cycle: observe, plan, act, record.
 ///
-/// Exit code 1 if something could not be seen or done, 5 if another controller leads.
+/// Exit code 1 if something could not be observed or done, 5 if another controller leads.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Go on until no validation is running.
+    /// Repeat until no validation is running.
     #[arg(long)]
     wait: bool,
-    /// Give up waiting after this long.
+    /// Stop waiting after this long.
     #[arg(long, value_name = "LENGTH", default_value = "1h", requires = "wait")]
     timeout: doctor_core::time::Span,
 }
 
-/// Between two cycles of one command.
+/// The pause between two cycles of one command.
 const EVERY: Duration = Duration::from_millis(500);
 
-/// What one or more cycles did.
+/// The combined result of one or more cycles.
 #[derive(Debug, Default, Serialize)]
 struct RunView {
     cycles: u32,
@@ -67,7 +67,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let mut controller = Controller::new(loaded, store, share, world, Serving::Nobody)?;
     let mut view = RunView::default();
     let outcome = cycles(&mut controller, args, &mut view);
-    // The next controller need not wait for this one's lease, whatever happened.
+    // Release the lease even after a failure, so that the next controller need not wait until it expires.
     let stopped = controller.engine.stop();
     alert::deliver_once(&loaded.config.alerts, controller.engine.store(), &controller.clock);
     outcome?;
@@ -132,7 +132,7 @@ pub(super) fn cells(row: &ActionRow) -> Vec<crate::output::Cell> {
     ]
 }
 
-/// The first of many names; the JSON has them all.
+/// Shortens a long list of names. The JSON output has all of them.
 fn few(what: &str) -> String {
     const SHOWN: usize = 6;
     let names: Vec<&str> = what.split(", ").collect();

@@ -1,5 +1,5 @@
-//! `doctor serve`: the controller's loop. It looks every cycle, reads changed files in between, and stops when told to
-//! after the cycle it is in.
+//! `doctor serve`: the control loop. It runs a cycle at every interval, reloads changed files between cycles, and stops
+//! after the current cycle when it receives a signal.
 
 use std::{
     io,
@@ -30,24 +30,25 @@ use crate::{
     failure::{Failure, Result},
 };
 
-/// Run the controller until told to stop (SIGTERM, SIGINT).
+/// Run the controller until it receives SIGTERM or SIGINT.
 ///
-/// Several may run on one store: one leads, the others wait. Changed policy and profile files are used from the next
-/// cycle on; a file with a mistake leaves the last good one in force.
+/// Several controllers may share one store: one leads, the others wait. Changed policy and profile files take effect in
+/// the next cycle; while a file is invalid, the last valid configuration stays in force.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// End after this many cycles.
+    /// Exit after this many cycles.
     #[arg(long, value_name = "N")]
     cycles: Option<u64>,
 }
 
-/// Old things are looked for this often.
+/// The interval at which expired data is removed.
 const HOUSEKEEPING: Duration = Duration::from_secs(3600);
-/// How fast a signal is noticed while nothing is to be done.
+/// The interval at which the stop flag is polled while the loop waits.
 const TICK: Duration = Duration::from_millis(100);
-/// Cycles that are asked for begin this long after one another, and a slow cluster gets as long a rest as it took.
+/// The least time between the starts of two cycles that were triggered early. A slow cluster gets a pause as long as
+/// its cycle.
 const APART: Duration = Duration::from_millis(200);
-/// Who has waited for so long goes on waiting, and needs little memory for it.
+/// After waiting this long, the loop returns unused memory to the system.
 const SHORT: Duration = Duration::from_millis(500);
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
@@ -71,7 +72,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         tracing::info!(at = %web.address(), "the API answers");
     }
     let mut service = Service { controller, said: Said::default(), tidied: None, reporter: Reporter::default() };
-    // What it takes to start is not needed again.
+    // Memory used for the start is not needed again.
     doctor_engine::memory::rest();
     let mut done = 0;
     while !stop.load(Ordering::Relaxed) {
@@ -94,24 +95,24 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// And traces to a collector, where one is named.
+/// Sets up logging to standard error, and traces to a collector if one is configured.
 fn log_to_stderr(telemetry: &TelemetrySettings) -> Result<Option<Traces>> {
     let started = Traces::start(telemetry, &store::this_process());
     let started = started.map_err(|error| Failure::Other(format!("starting the thread that sends traces: {error}")))?;
     let (traces, layer) = started.unzip();
     let wanted = std::env::var("DOCTOR_LOG").ok().and_then(|wanted| wanted.parse().ok());
     let filter: Targets = wanted.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
-    // Spans are for the collector: a log line says itself what it is about.
+    // Spans go only to the collector: log lines carry their own context.
     let filter = filter.with_target(TARGET, LevelFilter::OFF);
     let layer = layer.map(|layer| layer.with_filter(Targets::new().with_target(TARGET, LevelFilter::INFO)));
     let ansi = io::IsTerminal::is_terminal(&io::stderr()) && std::env::var_os("NO_COLOR").is_none();
-    // A second subscriber would be a second call of this function.
+    // Fails only if a subscriber is installed already, that is, if this function is called twice.
     let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(ansi);
     let _first = tracing_subscriber::registry().with(lines.with_filter(filter)).with(layer).try_init();
     Ok(traces)
 }
 
-/// Set by the first signal. The second one ends the program at once, as people expect.
+/// Returns a flag that the first SIGTERM or SIGINT sets. The second signal ends the program immediately.
 pub(crate) fn stop_flag() -> io::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
@@ -121,7 +122,7 @@ pub(crate) fn stop_flag() -> io::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// Until the next cycle, or until something has come in, but not before `earliest`.
+/// Waits until the next cycle is due, or until it is woken, but then not before `earliest`.
 fn wait(stop: &AtomicBool, wake: &Wake, until: Instant, earliest: Instant) {
     let began = Instant::now();
     let (mut woken, mut rested) = (false, false);
@@ -143,7 +144,7 @@ fn wait(stop: &AtomicBool, wake: &Wake, until: Instant, earliest: Instant) {
     }
 }
 
-/// What was said already, so that it is said once.
+/// What has been logged already, so that each state is logged once.
 #[derive(Debug, Default)]
 struct Said {
     passive: Option<String>,
@@ -184,7 +185,7 @@ impl Service {
         }
     }
 
-    /// How long after one cycle the next one begins, if nobody asks for it earlier.
+    /// Returns the time between the starts of two cycles, unless one is triggered early.
     fn every(&self, loaded: &Loaded) -> Duration {
         loaded.config.cycle.to_std().div_f64(self.controller.pace())
     }
@@ -221,7 +222,7 @@ impl Service {
         }
     }
 
-    /// One line for a cycle that did something, and each trouble once while it lasts.
+    /// Logs one line for a cycle that did something, and each problem once while it lasts.
     fn tell(&mut self, report: &CycleReport) {
         for trouble in report.troubles.iter().filter(|trouble| !self.said.troubles.contains(trouble)) {
             tracing::warn!("{trouble}");

@@ -1,4 +1,4 @@
-//! For shells and `man`: made from the command line itself.
+//! `doctor completions` and `doctor man`: shell completions and manual pages, generated from the command line.
 
 use std::path::PathBuf;
 
@@ -18,7 +18,7 @@ pub(crate) struct CompletionsArgs {
 /// Write manual pages, one per command.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ManArgs {
-    /// The directory to write into.
+    /// Directory to write to.
     dir: PathBuf,
 }
 

@@ -1,4 +1,4 @@
-//! `doctor sim`: the simulated cluster for scenarios, for comparing policies, and as a process of its own.
+//! `doctor sim`: plays scenarios, compares policies, and serves a simulated cluster to a controller.
 
 use std::{
     io::{IsTerminal, Write},
@@ -24,7 +24,7 @@ use crate::{
     output::{Page, Table, cell, hours, plural},
 };
 
-/// The simulated cluster: play a scenario, compare policies, or serve it to a controller.
+/// Play scenarios, compare policies, or serve a simulated cluster to a controller.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -33,9 +33,9 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Play scenario scripts and print what happened.
+    /// Play scenario scripts and print the events.
     Run {
-        /// Text scripts; see docs/guide/simulation.md.
+        /// Scenario scripts; see docs/guide/simulation.md.
         #[arg(value_name = "SCRIPT", required = true)]
         scripts: Vec<PathBuf>,
     },
@@ -43,41 +43,42 @@ enum What {
     Serve(ServeArgs),
 }
 
-/// Play policies on the same faults and users: none, the seed's, ours, an oracle's.
+/// Compare policies on the same faults and users: none, the seed's, ours, an oracle's.
 #[derive(Debug, clap::Args)]
 struct CompareArgs {
-    /// Nodes of the cluster.
+    /// Number of nodes.
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=20_000))]
     nodes: u32,
-    /// Days that are played.
+    /// Number of days to play.
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=365))]
     days: u32,
-    /// How many seeds, from 1 on.
+    /// Number of seeds, starting at 1.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: u64,
 }
 
-/// Serve a simulated cluster on a socket, for a controller with `[backend.sim]`. It goes on when nobody asks.
+/// Serve a simulated cluster on a socket, for a controller with `[backend.sim]`. Time passes there also without
+/// requests.
 #[derive(Debug, clap::Args)]
 struct ServeArgs {
-    /// The Unix socket to listen on.
+    /// Unix socket to listen on.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
-    /// A world as TOML (seed, pools, assumptions, hostile, …). Without: 200 nodes.
+    /// World as TOML (seed, pools, assumptions, hostile, …). Default: 200 nodes.
     #[arg(long, value_name = "FILE")]
     world: Option<PathBuf>,
-    /// Nodes of the cluster, where no world is given.
+    /// Number of nodes, if no world is given.
     #[arg(long, value_name = "N", default_value_t = 200, conflicts_with = "world", value_parser = clap::value_parser!(u32).range(1..=20_000))]
     nodes: u32,
     #[arg(long, value_name = "N", help = "The same seed gives the same faults and users")]
     seed: Option<u64>,
-    /// Seconds of the world per second of ours.
+    /// Simulated seconds per real second.
     #[arg(long, value_name = "FACTOR", default_value_t = 600.0)]
     speed: f64,
-    /// The shared directory, where jobs leave logs and results.
+    /// Shared directory for the logs and results of jobs.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Write every effect there as it happens, one line of JSON each.
+    /// Append every effect to this file, one line of JSON each.
     #[arg(long, value_name = "FILE")]
     effects: Option<PathBuf>,
 }
@@ -113,7 +114,7 @@ fn compare_policies(context: &Context, args: &CompareArgs) -> Result<Exit> {
     let watched = std::io::stderr().is_terminal();
     let rows = compare::compare(&world, args.days, &seeds, |policy, seed| {
         if watched {
-            // Progress that cannot be shown is no reason to stop.
+            // A failure to print progress does not stop the comparison.
             let _shown = write!(std::io::stderr(), "\r\x1b[K{} (seed {seed})", policy.word());
         }
     })

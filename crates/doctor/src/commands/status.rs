@@ -1,4 +1,4 @@
-//! `doctor status`: is somebody at work, what is in the way, how much has been looked at.
+//! `doctor status`: whether a controller runs, what is in the way, and how much of the cluster is covered.
 
 use doctor_core::view::{self, CoverageRow, LeaderView, StatusView};
 use doctor_engine::picture;
@@ -10,9 +10,9 @@ use crate::{
     output::{Cell, Page, Table, ago, cell, clock, hours, list, percent, plural},
 };
 
-/// The state of the whole: cycle, leader, breaker, coverage, what wants attention.
+/// Show the state of the service: cycle, leader, breaker, coverage and open problems.
 ///
-/// Exit code 1 if something wants attention.
+/// Exit code 1 if there is an open problem.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {}
 
@@ -110,7 +110,7 @@ fn agents(view: &StatusView) -> String {
     }
 }
 
-/// The table of coverage, also for reports.
+/// Returns the table of coverage, which reports use too.
 pub(crate) fn coverage(rows: &[CoverageRow]) -> Table {
     let header =
         ["TEST", "COVERED", "NODES", "PASS", "FAIL", "INCONCLUSIVE", "STALE", "NEVER TESTED", "NOT APPLICABLE"];

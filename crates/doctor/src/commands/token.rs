@@ -1,4 +1,4 @@
-//! `doctor token`: who may use the API.
+//! `doctor token`: creates, lists and revokes API tokens.
 
 use doctor_backend::clock::{Clock, SystemClock};
 use doctor_core::time::{Span, Timestamp};
@@ -13,10 +13,10 @@ use crate::{
     output::{Table, ago, cell, clock, plural},
 };
 
-/// Make, list and revoke tokens for the API.
+/// Create, list and revoke API tokens.
 ///
-/// A token is told once, when it is made; the store keeps what it comes down to and not the token. Whoever has it may look
-/// (viewer), or also order what the command line may order (operator).
+/// A token is printed once, when it is created; the store keeps only its digest. A viewer token allows reading; an
+/// operator token also allows every action of the command line.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -27,33 +27,33 @@ pub(crate) struct Args {
 enum What {
     Create(CreateArgs),
     Revoke(RevokeArgs),
-    /// List tokens: who made them, what they may do, and until when.
+    /// List tokens with their creator, role and expiry.
     List,
 }
 
-/// Make a token and print it. It cannot be shown again.
+/// Create a token and print it. It cannot be shown again.
 #[derive(Debug, clap::Args)]
 struct CreateArgs {
-    /// Whose or what for; it stands in the audit trail beside whatever is done with it.
+    /// Owner or purpose; recorded in the audit trail with every action taken with the token.
     name: String,
-    /// What it may be used for: viewer or operator.
+    /// Role of the token: viewer or operator.
     #[arg(long, value_name = "ROLE", default_value = "viewer")]
     role: Role,
-    /// It is worth nothing after this long, such as "30d".
+    /// Lifetime of the token, such as "30d".
     #[arg(long, value_name = "LENGTH", default_value = "90d")]
     expires: Span,
-    /// Why; it stands in the audit trail.
+    /// Reason, recorded in the audit trail.
     #[arg(long, value_name = "TEXT", default_value = "asked for on the command line")]
     why: String,
     #[command(flatten)]
     signed: Signed,
 }
 
-/// Make a token worth nothing. A controller notices within a second.
+/// Revoke a token. A controller rejects it within a second.
 #[derive(Debug, clap::Args)]
 struct RevokeArgs {
     name: String,
-    /// Why; it stands in the audit trail.
+    /// Reason, recorded in the audit trail.
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]
@@ -68,7 +68,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     }
 }
 
-/// As a script wants it.
+/// The JSON output of `doctor token create`.
 #[derive(Debug, Serialize)]
 struct Made<'a> {
     name: &'a str,
@@ -88,7 +88,7 @@ fn create(context: &Context, args: &CreateArgs) -> Result<Exit> {
         return Err(Failure::Usage("a token lasts for a while: --expires 30d".to_owned()));
     }
     let store = context.make_store()?;
-    // Tokens live in the time of people, whatever time it is in a simulated cluster.
+    // Tokens expire in real time, even if the cluster is simulated.
     let (by, at) = (args.signed.by(), SystemClock.now());
     let expires = at.plus(args.expires);
     let (name, role) = (&args.name, args.role);

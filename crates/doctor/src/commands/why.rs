@@ -1,4 +1,4 @@
-//! `doctor why NODE`: everything about one node, and what to do.
+//! `doctor why NODE`: everything known about one node, and what to do.
 
 use std::collections::BTreeMap;
 
@@ -24,14 +24,14 @@ use crate::{
     output::{Cell, Page, Table, ago, cell, clock, list},
 };
 
-/// Why a node is as it is: findings with their rule and evidence, every test, why it is not being tested now, what was
-/// done, and what to do next.
+/// Explain the state of a node: findings with their rule and evidence, every test, why it is not being tested now, past
+/// actions and the next step.
 ///
-/// Exit code 1 if something failing is open against it.
+/// Exit code 1 if the node has open findings.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     node: NodeName,
-    /// So many lines of the audit trail.
+    /// Number of lines of the audit trail.
     #[arg(long, value_name = "N", default_value_t = 8)]
     audit: u32,
 }
@@ -55,7 +55,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 struct Shown {
     #[serde(flatten)]
     view: WhyView,
-    /// `None`: none was enrolled.
+    /// `None`: no agent was enrolled.
     agent: Option<AgentView>,
 }
 
@@ -135,7 +135,7 @@ fn situation(view: &WhyView) -> String {
     parts.join(" · ")
 }
 
-/// Each finding takes two or three lines: no column is wide enough for a sentence.
+/// Prints findings, two or three lines each, because no column is wide enough for a sentence.
 fn findings(page: &mut Page, findings: &[FindingView], now: Timestamp) {
     for finding in findings {
         let confirmed = if finding.confirmed { "confirmed" } else { "not confirmed" };
@@ -155,7 +155,7 @@ fn findings(page: &mut Page, findings: &[FindingView], now: Timestamp) {
     }
 }
 
-/// With more tests than this, those of which the node has nothing stand together, by the reason.
+/// With more tests than this, tests that do not apply are grouped by reason.
 const MANY: usize = 12;
 
 fn not_applicable(page: &mut Page, lines: &[&TestLine]) {
@@ -222,7 +222,7 @@ fn steps(page: &mut Page, case: &CaseView) {
     }
 }
 
-/// It says nothing about the node by itself; who looks for a cause begins here.
+/// Lists failed user work on the node. It proves nothing about the node, but is a starting point for diagnosis.
 fn failed_work(works: &[FailedWork]) -> Table {
     let mut table = Table::new(["AT (UTC)", "OWNER", "WORK", "ENDED WITH"]).indent(2);
     for work in works {
@@ -245,7 +245,7 @@ fn audit(lines: &[AuditLine]) -> Table {
     table
 }
 
-/// What a verdict looks like outside a test's standing.
+/// Formats the verdict of a single result.
 pub(crate) fn verdict(verdict: doctor_core::finding::Verdict) -> Cell {
     use doctor_core::finding::Verdict;
     let standing = match verdict {

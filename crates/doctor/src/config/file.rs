@@ -1,4 +1,4 @@
-//! The service's file: `doctor.toml`.
+//! The service's configuration file, `doctor.toml`.
 
 use std::{
     net::SocketAddr,
@@ -26,7 +26,7 @@ use toml::Spanned;
 use super::default_text;
 use crate::backends::{self, BackendChoice, Sections};
 
-/// The configuration of the service, with every path made absolute or relative to where the program stands.
+/// The configuration of the service. Paths are resolved against the directory of the file.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Config {
     #[serde(serialize_with = "as_text")]
@@ -44,18 +44,18 @@ pub(crate) struct Config {
     pub metrics: MetricsSettings,
     pub reports: ReportSettings,
     pub telemetry: TelemetrySettings,
-    /// Without it, nobody listens.
+    /// `None`: the API is off.
     pub web: Option<WebConfig>,
     pub backend: BackendChoice,
 }
 
-/// The door for nodes' agents.
+/// The agent endpoint.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Agents {
-    /// Without it, nobody listens.
+    /// `None`: the endpoint is off.
     pub listen: Option<SocketAddr>,
-    /// What agents are told to call, where that is not `listen`.
+    /// The URL that agents use, if it differs from `listen`.
     pub url: Option<String>,
 }
 
@@ -63,7 +63,7 @@ fn as_text<S: serde::Serializer>(url: &StoreUrl, serializer: S) -> Result<S::Ok,
     serializer.collect_str(url)
 }
 
-/// The file as it is written.
+/// The file as parsed, before validation.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -95,7 +95,7 @@ const WORKERS: Limit = Limit { key: &["workers"], least: 1.0, most: 256.0, accep
 const SHORTEST: Span = Span::from_secs(1);
 
 impl Config {
-    /// Reads the file's text; `beside` is the directory it is in.
+    /// Parses and validates the file's text. `beside` is the directory of the file.
     pub(crate) fn read(text: &str, beside: &Path) -> Result<Self, BadText> {
         let limits: Vec<Limit> = backends::limits().chain([WORKERS]).collect();
         let written: Written = toml_text::read_over(default_text(), text, &limits)?;
@@ -144,17 +144,17 @@ impl Config {
         })
     }
 
-    /// What a backend may know of this service.
+    /// Returns the part of this configuration that backends may use.
     pub(crate) fn service<'a>(&'a self, state: &'a Path) -> Service<'a> {
         Service { state, data: &self.data, policy: self.policy.as_deref() }
     }
 
-    /// A directory on a local disk, for what a backend keeps.
+    /// Returns a directory on a local disk for the backend's state.
     pub(crate) fn state(&self) -> PathBuf {
         state_of(&self.store)
     }
 
-    /// The defaults with everything kept below one directory.
+    /// Returns the default configuration with all state below one directory.
     pub(crate) fn built_in(state: &Path) -> Result<Self, BadText> {
         let quoted = |path: PathBuf| toml::Value::String(path.to_string_lossy().into_owned()).to_string();
         let text = format!("store = {}\ndata = {}\n", quoted(state.join("doctor.db")), quoted(state.join("data")));
@@ -207,7 +207,8 @@ impl Written {
         }
     }
 
-    /// Of the two, the one that the site wrote; the other has its place in the defaults.
+    /// Returns the position of `lease` if the site's file sets it, otherwise that of `cycle`: a default has no position
+    /// there.
     fn place_of_lease(&self, text: &str) -> std::ops::Range<usize> {
         let here = |value: &Spanned<Span>| {
             text.get(value.span())
@@ -217,7 +218,7 @@ impl Written {
     }
 }
 
-/// A directory on a local disk, beside the database if that is a file.
+/// Returns the directory of the SQLite file, or /var/lib/cluster-doctor for PostgreSQL.
 fn state_of(store: &StoreUrl) -> PathBuf {
     match store {
         StoreUrl::Sqlite(path) => path.parent().unwrap_or(Path::new("")).to_owned(),
@@ -257,7 +258,7 @@ mod tests {
             .filter(|line| line.starts_with('[') || line.contains(" = "))
             .filter(|line| !line.contains("Durations"))
             .collect();
-        // A section of a cluster goes to the next one; of several only one may be there.
+        // Lines after a `[backend` line belong to that section. A file may have only one such section.
         let begins = |line: &&str| line.starts_with("[backend");
         let first = settings.iter().position(begins).unwrap();
         let (service, clusters) = settings.split_at(first);
@@ -275,7 +276,7 @@ mod tests {
             let config = read(&[service, section].concat().join("\n")).unwrap();
             assert!(is_it(&config.backend), "{section:?}");
         }
-        // What is commented is the default.
+        // Commented settings must equal the defaults.
         let kubernetes = read(&sections[1].join("\n")).unwrap().backend;
         let BackendChoice::Kubernetes(written) = kubernetes else { panic!("{kubernetes:?}") };
         let named = KubernetesConfig {

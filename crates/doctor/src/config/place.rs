@@ -1,25 +1,25 @@
-//! Which configuration is meant: the one named, else the first that exists, else the one built in.
+//! Selects the configuration: the named file, else the first default path that exists, else the built-in configuration.
 
 use std::path::{Path, PathBuf};
 
 use super::ConfigError;
 
-/// Where the configuration comes from.
+/// The source of the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Place {
     File(PathBuf),
-    /// None was found: this machine as a cluster of one, everything kept below this directory.
+    /// No file was found: this machine is a cluster of one node, with all state below this directory.
     BuiltIn {
         state: PathBuf,
     },
 }
 
-/// Searched when nothing is named.
+/// Paths searched if no file is named.
 const SEARCHED: [&str; 2] = ["doctor.toml", "/etc/cluster-doctor/doctor.toml"];
 
 impl Place {
-    /// `named` is `--config` or `$DOCTOR_CONFIG`. A named file that is missing is an error later; it is not replaced
-    /// by another one.
+    /// Finds the configuration. `named` is `--config` or `$DOCTOR_CONFIG`. If that file does not exist, reading it
+    /// fails later; no other file is used instead.
     pub(crate) fn find(named: Option<&Path>, env: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
         if let Some(path) = named {
             return Ok(Self::File(path.to_owned()));

@@ -1,4 +1,4 @@
-//! Everything that configures the engine, read together, and read again when a file changes.
+//! Loads all files that configure the engine, and reloads them when one changes.
 
 use std::{
     fs, io,
@@ -14,32 +14,32 @@ use doctor_engine::settings::Settings;
 
 use super::{Config, ConfigError, Place};
 
-/// A configuration that was read and found good, with the texts it was read from.
+/// A valid configuration and the file contents it was read from.
 #[derive(Debug, Clone)]
 pub(crate) struct Loaded {
     pub place: Place,
     pub config: Config,
     pub settings: Settings,
-    /// As the file says; `config` may have been changed by the command line.
+    /// The configuration in the file. `config` may differ because of command line options.
     written: Config,
     texts: Vec<Text>,
 }
 
-/// A file as it was when it was read.
+/// The contents of a file when it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Text {
     path: PathBuf,
     content: String,
 }
 
-/// What a look at the files brought.
+/// The result of a reload.
 #[derive(Debug)]
 pub(crate) enum Reloaded {
-    /// The same as last time, good or bad.
+    /// No file changed since the last reload, whether that succeeded or failed.
     Same,
-    /// In force from now on, but for these settings, which are only read at the start.
+    /// The new configuration is in force, except for these settings, which are read only at start.
     Changed { after_restart: Vec<&'static str> },
-    /// It cannot be used; what was loaded before stays in force. Said once for each change.
+    /// The new files are invalid; the previous configuration stays in force. Returned once per change.
     Bad(ConfigError),
 }
 
@@ -51,7 +51,7 @@ impl Loaded {
         Ok(Self { place, written: config.clone(), config, settings, texts })
     }
 
-    /// Looks at the files again. After a bad change the texts are remembered, so that it is said once.
+    /// Reloads the files if one changed. An invalid change is remembered, so that it is reported only once.
     pub(crate) fn reload(&mut self) -> Reloaded {
         if self.texts.iter().all(|text| content_now(&text.path).is_ok_and(|now| now == text.content)) {
             return Reloaded::Same;
@@ -73,7 +73,7 @@ impl Loaded {
         }
     }
 
-    /// Settings that are only read at the start and differ in `other`.
+    /// Returns the settings that differ in `other` and are read only at start.
     fn needs_restart(&self, other: &Self) -> Vec<&'static str> {
         let (a, b) = (&self.written, &other.written);
         let pairs = [
@@ -93,13 +93,13 @@ impl Loaded {
 }
 
 impl Config {
-    /// The service's file alone: enough to look at a store, whatever is wrong with the policy.
+    /// Reads the service's file alone, so that the store can be read while the policy is invalid.
     pub(crate) fn load(place: &Place) -> Result<Self, ConfigError> {
         read_config(place, &mut Vec::new())
     }
 
-    /// Makes the directories of the built-in configuration. Those of a file are the operator's: making one would hide
-    /// that a mount is missing.
+    /// Creates the directories of the built-in configuration. Directories named in a file are never created, because
+    /// that would hide a missing mount.
     pub(crate) fn make_places(&self, place: &Place) -> Result<(), ConfigError> {
         let Place::BuiltIn { .. } = place else { return Ok(()) };
         fs::create_dir_all(&self.data).map_err(|source| ConfigError::State { path: self.data.clone(), source })
@@ -118,13 +118,14 @@ fn read_config(place: &Place, texts: &mut Vec<Text>) -> Result<Config, ConfigErr
 }
 
 impl Text {
-    /// A file that cannot be read is as good as empty here: only the change is of interest.
+    /// Reads a file; an unreadable file counts as empty, because only changes matter here.
     fn now(path: &Path) -> Self {
         Self { path: path.to_owned(), content: content_now(path).unwrap_or_default() }
     }
 }
 
-/// What a file holds, or which profiles a directory has: a new file in it is a change.
+/// Returns the contents of a file, or the names of the profiles in a directory, so that a new profile counts as a
+/// change.
 fn content_now(path: &Path) -> io::Result<String> {
     if path.is_dir() {
         let files = profile_files(path)?;
@@ -162,7 +163,7 @@ fn settings(config: &Config, place: &Place, texts: &mut Vec<Text>) -> Result<Set
         .map_err(|source| ConfigError::Settings { path: policy_path, source })
 }
 
-/// Files that the backend follows too; here they are only looked at.
+/// Reads and validates the files that the backend watches itself.
 fn check_files(config: &Config, texts: &mut Vec<Text>) -> Result<(), ConfigError> {
     for path in config.backend.files() {
         let text = read(path, texts)?;
@@ -171,7 +172,7 @@ fn check_files(config: &Config, texts: &mut Vec<Text>) -> Result<(), ConfigError
     Ok(())
 }
 
-/// Lays the site's profiles over: each path is a file, or a directory of which every `.toml` is one.
+/// Merges the site's profiles over the built-in ones. Each path is a file, or a directory whose `.toml` files are read.
 fn lay_over(types: &mut MachineTypes, paths: &[PathBuf], texts: &mut Vec<Text>) -> Result<(), ConfigError> {
     let mut files = Vec::new();
     for path in paths {
@@ -190,7 +191,7 @@ fn lay_over(types: &mut MachineTypes, paths: &[PathBuf], texts: &mut Vec<Text>) 
     types.lay_over_all(files).map_err(|source| ConfigError::Profiles { path: path(), source })
 }
 
-/// The profiles of a directory: every `.toml` in it, by name.
+/// Returns the `.toml` files in a directory, sorted by path.
 pub(crate) fn profile_files(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(directory)? {

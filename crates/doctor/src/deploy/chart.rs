@@ -1,4 +1,4 @@
-//! The Helm chart, made from the same trees and the same table of settings as the printed manifests.
+//! The Helm chart, generated from the same trees and the same table of settings as the printed manifests.
 
 use std::fmt::Write as _;
 
@@ -14,7 +14,7 @@ use super::{
 
 const MADE: &str = "# Made from the code by `make docs`; changes here are overwritten.\n";
 
-/// Every file of the chart: its path below the chart's folder, and its text.
+/// Returns every file of the chart: its path in the chart and its text.
 pub(crate) fn files() -> Vec<(String, String)> {
     let config = KubernetesConfig::default();
     let template = |group: Group| {
@@ -47,7 +47,7 @@ fn chart() -> String {
     )
 }
 
-/// The defaults, each with what it is about.
+/// Returns values.yaml: the defaults, each with a description.
 pub(crate) fn values() -> String {
     let mut text = format!("{MADE}# Every value here is the default; give only what you change.\n");
     let mut group = "";
@@ -62,7 +62,7 @@ pub(crate) fn values() -> String {
         group = own;
         let indent = if own.is_empty() { "" } else { "  " };
         for line in [format!("# {}", setting.about), format!("{name}: {}", in_flow(&setting.default_value()))] {
-            // Writing to text does not fail.
+            // Writing to a `String` cannot fail.
             let _written = writeln!(text, "{indent}{line}");
         }
     }
@@ -84,13 +84,13 @@ fn in_flow(value: &Value) -> String {
     }
 }
 
-/// What Helm holds values against before it does anything. A name that is not there is refused too.
+/// Returns the JSON schema that Helm validates values against. Unknown names are rejected.
 fn schema() -> String {
     let closed = || json!({ "type": "object", "additionalProperties": false, "properties": {} });
     let mut root = closed();
     root["$schema"] = json!("http://json-schema.org/draft-07/schema#");
     root["title"] = json!("Values of the chart cluster-doctor");
-    // Helm itself puts this one in.
+    // Helm adds `global` itself.
     root["properties"]["global"] = json!({ "type": "object" });
     for setting in settings::ALL {
         let mut place = &mut root["properties"];
@@ -139,7 +139,7 @@ It marks bad nodes and proposes the rest; what it may do beyond that is in `poli
 {{- end }}
 ";
 
-/// The settings as a page for people.
+/// Returns the settings as a Markdown table.
 pub(crate) fn page() -> String {
     let mut text = String::from("| setting | without it | what it is |\n|---|---|---|\n");
     for setting in settings::ALL {
@@ -152,12 +152,12 @@ pub(crate) fn page() -> String {
     text
 }
 
-/// The values that differ from the defaults, as `helm --values` takes them.
+/// Returns the values that differ from the defaults, for `helm --values`.
 pub(crate) fn only_changes(values: &Value) -> Value {
     changes(&settings::defaults(), values).unwrap_or_else(|| json!({}))
 }
 
-/// Helm lays maps over one another: what is in the defaults and not wanted has to be named as null.
+/// Compares recursively. Helm merges maps, so a default that must go is set to null.
 fn changes(usual: &Value, now: &Value) -> Option<Value> {
     let (Value::Object(before), Value::Object(after)) = (usual, now) else {
         return (usual != now).then(|| now.clone());

@@ -1,4 +1,4 @@
-//! Why nothing to deploy could be printed or written.
+//! The errors of `doctor deploy`.
 
 use std::{io, path::PathBuf};
 

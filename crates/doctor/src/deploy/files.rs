@@ -1,5 +1,5 @@
-//! Files that a site installs by itself, each with the machines that it belongs on: printed one after the other, or written into a
-//! folder for each kind of machine.
+//! Files that a site installs, each with the kind of machine it is for. They are printed in sequence, or written into
+//! one directory per kind of machine.
 
 use std::{
     fs::{self, OpenOptions},
@@ -12,13 +12,13 @@ use serde::Serialize;
 
 use super::error::{DeployError, Result};
 
-/// Where a file belongs.
+/// The machines that a file is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Machines {
-    /// Where slurmctld runs, and where its configuration is kept.
+    /// The machine of slurmctld, where its configuration is kept.
     Slurmctld,
-    /// Where `doctor serve` or `doctor run` runs.
+    /// The machine of `doctor serve` or `doctor run`.
     Controller,
     EveryNode,
 }
@@ -32,7 +32,7 @@ impl Machines {
         }
     }
 
-    /// The folder that files for these machines are written into.
+    /// Returns the directory for the files of these machines.
     pub(crate) const fn folder(self) -> &'static str {
         match self {
             Self::Slurmctld => "slurmctld",
@@ -42,7 +42,7 @@ impl Machines {
     }
 }
 
-/// One file.
+/// A file: its path on the machine, its mode and its text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Printed {
     pub(crate) path: String,
@@ -57,7 +57,7 @@ impl Printed {
     }
 }
 
-/// All of them one after the other, each under a line that says where it belongs.
+/// Returns all files in sequence, each below a line with its machine, path and mode. A single file has no such line.
 pub(crate) fn listing(files: &[Printed]) -> String {
     if let [only] = files {
         return only.text.clone();
@@ -68,7 +68,7 @@ pub(crate) fn listing(files: &[Printed]) -> String {
     titled.collect::<Vec<_>>().join("\n")
 }
 
-/// Writes them below a folder that is new, and says where each is.
+/// Writes the files below a directory that must not exist, and returns their paths.
 pub(crate) fn write(folder: &Path, files: &[Printed]) -> Result<Vec<(PathBuf, Machines)>> {
     let failed = |operation, path: &Path, source| DeployError::File { operation, path: path.to_owned(), source };
     if folder.exists() {
@@ -90,7 +90,7 @@ pub(crate) fn write(folder: &Path, files: &[Printed]) -> Result<Vec<(PathBuf, Ma
     Ok(written)
 }
 
-/// Whether a path can stand in a unit, a script and slurm.conf.
+/// Checks that a path needs no quoting in a unit, a script or slurm.conf.
 pub(crate) fn check_path(path: &Path) -> Result<()> {
     let text = path.to_string_lossy();
     if path.is_absolute() && !text.contains(|c: char| c.is_whitespace() || c.is_control() || "\"'#\\$`%".contains(c)) {

@@ -1,6 +1,6 @@
-//! Everything that a deployment consists of, as trees: what the controller needs, the controller, and the agents.
+//! All objects of a deployment as trees: permissions, configuration, storage, the controller and the agents.
 //!
-//! The table of privileges in `docs/guide/kubernetes.md` has the reason for each one that is taken here.
+//! The table of privileges in `docs/guide/kubernetes.md` gives the reason for each privilege used here.
 
 mod agent;
 mod controller;
@@ -11,14 +11,14 @@ use doctor_backend_kubernetes::{KubernetesConfig, Replace, RunAs, Share, Volcano
 
 use super::tree::{Line, NAMESPACE, Name, Test, Tree, map, parts, words};
 
-/// What belongs together, in the order in which it is made.
+/// A group of objects. Groups are applied in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Group {
-    /// Namespace, accounts, rights, priority class.
+    /// Namespace, accounts, permissions, priority class.
     Rights,
     /// ConfigMaps.
     Configuration,
-    /// Claims.
+    /// Persistent volume claims.
     Storage,
     Controller,
     Agent,
@@ -37,7 +37,7 @@ impl Group {
         }
     }
 
-    /// Its objects. What differs from site to site and is no setting of the deployment comes from `config`.
+    /// Returns the group's objects. Site-specific values that are no setting of the deployment come from `config`.
     pub(super) fn objects(self, config: &KubernetesConfig) -> Vec<Tree> {
         match self {
             Self::Rights => rights(config),
@@ -53,7 +53,7 @@ const CONTROLLER: &str = "cluster-doctor";
 const AGENT: &str = "cluster-doctor-agent";
 const POLICY: &str = "cluster-doctor-policy";
 const PROFILES: &str = "cluster-doctor-profiles";
-/// Where the controller and the agents find their files.
+/// The configuration directory in the pods of the controller and the agents.
 const ETC: &str = "/etc/cluster-doctor";
 
 const SQLITE: Test = Test::Is("store.kind", "sqlite");
@@ -75,10 +75,10 @@ fn object(version: &str, kind: &str, metadata: Tree, rest: Vec<(&str, Tree)>) ->
     Tree::Map(head.into_iter().chain(rest).map(|(key, tree)| (key.to_owned(), tree)).collect())
 }
 
-/// How something is switched on in the backend.
+/// Enables a feature in the backend's configuration.
 type Switch = fn(&mut KubernetesConfig);
 
-/// What needs a right of its own, and when it is switched on.
+/// The features that need additional permissions, with the condition under which each is enabled.
 const SWITCHES: [(Test, Switch); 6] = [
     (CLAIM, |config| config.share = Share::Claim("any".to_owned())),
     (NOTHING_SHARED, |config| config.share = Share::None),
@@ -88,7 +88,7 @@ const SWITCHES: [(Test, Switch); 6] = [
     (Test::Has("volcano"), |config| config.run_as = RunAs::Volcano(Volcano::default())),
 ];
 
-/// The tables of rights are the backend's, which is tested with exactly them.
+/// Returns the permissions. The backend defines them, and its tests run with exactly these.
 fn rights(config: &KubernetesConfig) -> Vec<Tree> {
     let (namespace, class) = ("@namespace", "@priority-class");
     let mut usual = config.clone();
@@ -113,13 +113,13 @@ fn rights(config: &KubernetesConfig) -> Vec<Tree> {
             _ => tree,
         });
     }
-    // Nothing is bound to it: it only has a name, by which the controller knows its agents.
+    // No role is bound to this account: the controller only uses its name to identify its agents.
     let account = [("automountServiceAccountToken", Tree::from(false))];
     all.push(object("v1", "ServiceAccount", metadata(AGENT, "agent"), account.into()).when(Test::Has("agent.enabled")));
     all
 }
 
-/// The rules of a role that are there only then.
+/// Returns the rules that a role gains when a feature is enabled, each under the condition `then`.
 fn further_rules(usual: &Value, switched: &Value, then: Test) -> Vec<Tree> {
     let rules = |role: &Value| role["rules"].as_array().cloned().unwrap_or_default();
     let known = rules(usual);
@@ -134,7 +134,7 @@ fn with_rules(mut role: Tree, more: Vec<Tree>) -> Tree {
     role
 }
 
-/// An object that bears the annotations of this setting, if there are any.
+/// Adds the annotations of this setting to an object, if there are any.
 fn annotated(mut tree: Tree, setting: Name) -> Tree {
     if let Some(Tree::Map(metadata)) = tree.entry("metadata") {
         metadata.push(("annotations".to_owned(), Tree::Setting(setting).when(Test::Has(setting))));
@@ -142,7 +142,7 @@ fn annotated(mut tree: Tree, setting: Name) -> Tree {
     tree
 }
 
-/// Files that are mounted, and followed when they change.
+/// Returns the ConfigMaps. They are mounted as files, and the controller reloads changes.
 fn configuration() -> Vec<Tree> {
     let line = |line: &'static str| Line::Of(parts(line));
     let doctor = Tree::Lines(vec![
@@ -194,7 +194,7 @@ fn storage() -> Vec<Tree> {
             ("name", Tree::Setting(name)),
             ("namespace", Tree::Setting(NAMESPACE)),
             ("labels", labels("controller")),
-            // The history outlives the release.
+            // The claims, and with them the history, outlive the Helm release.
             ("annotations", map([("helm.sh/resource-policy", "keep".into())])),
         ]);
         let spec = map([

@@ -1,5 +1,5 @@
-//! The settings of a deployment: what each means, what it is without being set, and what it accepts. The chart's values, their
-//! schema, the page about them and what `--set` takes are all made from this one table.
+//! The settings of a deployment: meaning, default and accepted values. The chart's values, their schema, the reference
+//! page and `--set` are all generated from this table.
 
 mod accepts;
 
@@ -10,10 +10,10 @@ pub(super) use self::accepts::Accepts;
 /// One setting.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Setting {
-    /// Its place in the chart's values.
+    /// Its path in the chart's values.
     pub name: &'static str,
     pub accepts: Accepts,
-    /// As JSON.
+    /// The default as JSON.
     pub default: &'static str,
     pub about: &'static str,
 }
@@ -27,7 +27,7 @@ const fn setting(name: &'static str, accepts: Accepts, default: &'static str, ab
     Setting { name, accepts, default, about }
 }
 
-/// Every setting, in the order of the file.
+/// Every setting, in the order of values.yaml.
 pub(super) const ALL: &[Setting] = &[
     setting("images.controller", Image, r#""cluster-doctor:latest""#, "The image with `doctor`."),
     setting(
@@ -218,7 +218,7 @@ pub(super) const ALL: &[Setting] = &[
     setting("profiles", Files, "{}", "Machine types of your own: NAME.toml and its text."),
 ];
 
-/// A value that a setting does not take.
+/// An invalid setting or value.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BadValue {
     #[error("`{0}` is not of the form SETTING=VALUE, such as store.size=20Gi")]
@@ -234,7 +234,7 @@ impl Setting {
         serde_json::from_str(self.default).expect("every default in the table is JSON, which a test holds")
     }
 
-    /// Reads what a person wrote: text where the setting is text, else JSON.
+    /// Parses a value from the command line: text for text settings, otherwise JSON.
     pub(super) fn read(&self, written: &str) -> Result<Value, BadValue> {
         let value = match self.accepts {
             OneOf(_) | Image | Name | AnyName | Condition | Prefix | Size | Path | Lines => {
@@ -256,7 +256,7 @@ impl Setting {
     }
 }
 
-/// The setting of this name.
+/// Returns the setting of this name.
 pub(super) fn find(name: &str) -> Result<&'static Setting, BadValue> {
     let unknown = || {
         let group = name.split('.').next().unwrap_or_default();
@@ -271,8 +271,9 @@ pub(super) fn find(name: &str) -> Result<&'static Setting, BadValue> {
     ALL.iter().find(|setting| setting.name == name).ok_or_else(unknown)
 }
 
-/// # Errors
-/// If it is no name for a namespace.
+/// Checks a namespace name.
+///
+/// # Errors If it is not a valid namespace name.
 pub(super) fn check_namespace(namespace: &str) -> Result<(), BadValue> {
     if Name.takes(&namespace.into()) && !namespace.contains('.') && namespace.len() <= 63 {
         return Ok(());
@@ -281,7 +282,7 @@ pub(super) fn check_namespace(namespace: &str) -> Result<(), BadValue> {
     Err(BadValue::Value { name: "namespace", value: namespace.to_owned(), expected })
 }
 
-/// Every setting at its default.
+/// Returns all settings with their defaults.
 pub(super) fn defaults() -> Value {
     let mut values = Value::Object(Map::new());
     for setting in ALL {
@@ -290,7 +291,7 @@ pub(super) fn defaults() -> Value {
     values
 }
 
-/// Puts a value in its place.
+/// Stores a value under its path.
 pub(super) fn put(values: &mut Value, name: &str, value: Value) {
     match name.split_once('.') {
         Some((group, rest)) => put(&mut values[group], rest, value),

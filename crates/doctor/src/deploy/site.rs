@@ -1,5 +1,5 @@
-//! A deployment as the site's own configuration describes it: what `doctor.toml` says where the operator stands is what the
-//! controller in the cluster will find, but for the paths, which are the pod's.
+//! The deployment that the site's `doctor.toml` describes. The controller in the cluster gets the same configuration as
+//! the operator's, except for paths, which are those of the pod.
 
 use std::{ffi::OsStr, fs, path::Path};
 
@@ -18,7 +18,8 @@ use crate::{
     config::{Config, profile_files},
 };
 
-/// Settings of the backend that are settings of the deployment too, or that mean the place where the operator stands.
+/// Backend settings that are not copied: they are also settings of the deployment, or apply only to the operator's
+/// machine.
 const ELSEWHERE: [&str; 11] = [
     "kubeconfig",
     "context",
@@ -32,13 +33,12 @@ const ELSEWHERE: [&str; 11] = [
     "template",
     "write",
 ];
-/// Settings of the service that mean the same everywhere.
+/// Service settings that are copied unchanged.
 const SERVICE: [&str; 5] = ["cycle", "publish", "lease", "workers", "retention"];
 
-/// The deployment that this configuration describes. One for another kind of cluster describes none: the defaults then.
+/// Returns the deployment that this configuration describes. For another backend, that is the default deployment.
 ///
-/// # Errors
-/// If a file that it names cannot be read, or a name in it is none that Kubernetes would take.
+/// # Errors If a file named in the configuration cannot be read, or a name in it is invalid in Kubernetes.
 pub(crate) fn from_site(config: &Config) -> Result<Deployment> {
     let BackendChoice::Kubernetes(backend) = &config.backend else {
         return Ok(Deployment::new(KubernetesConfig::default()));
@@ -86,7 +86,7 @@ pub(crate) fn from_site(config: &Config) -> Result<Deployment> {
     Ok(deployment)
 }
 
-/// Ways that need words of their own are written down as they are.
+/// Returns the chart's word for a replacement method. Methods with parameters are copied verbatim (`own`).
 const fn replace_word(replace: &Replace) -> &'static str {
     match replace {
         Replace::None => "none",
@@ -104,7 +104,7 @@ fn lines(of: &Table) -> Result<String> {
     toml::to_string(of).map_err(|error| DeployError::Other(format!("writing the settings down: {error}")))
 }
 
-/// What the site has changed.
+/// Returns the settings that differ from the defaults.
 fn changes(now: Table, usual: &Table, wanted: impl Fn(&str) -> bool) -> Table {
     now.into_iter().filter(|(key, value)| wanted(key) && usual.get(key) != Some(value)).collect()
 }
@@ -122,7 +122,7 @@ fn backend_lines(backend: &KubernetesConfig) -> Result<String> {
     if changed.is_empty() {
         return Ok(String::new());
     }
-    // With its full name, so that sections below it have theirs; its own heading is there already.
+    // Serialised with the full name, so that subsections have theirs too. The heading itself is in the file already.
     let whole = table(&json!({ "backend": { "kubernetes": changed } }))?;
     Ok(lines(&whole)?.replacen("[backend.kubernetes]\n", "", 1))
 }
@@ -163,7 +163,7 @@ mod tests {
 
     use super::{super::What, *};
 
-    /// The controller in the cluster finds what the operator has, whatever way it went.
+    /// The controller in the cluster gets the operator's configuration.
     #[test]
     fn the_deployed_configuration_says_what_the_sites_own_says() {
         let site = tempfile::tempdir().unwrap();

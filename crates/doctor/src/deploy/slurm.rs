@@ -1,8 +1,9 @@
-//! What has to be on the machines of a Slurm cluster: lines of slurm.conf, the scripts of its hooks, settings and units of
-//! systemd. Slurm has no object store to apply things to, so these are files, each with the machines that it belongs on.
+//! The files of a Slurm cluster: lines of slurm.conf, hook scripts, settings and systemd units. Slurm has no API to
+//! apply objects to, so these are files, each with the machines it is for.
 //!
-//! A cluster whose nodes get their configuration from slurmctld ("configless") needs the same; only slurm.conf is then
-//! changed in one place. The scripts are never sent along: a hook that comes over the network is missing when it is needed.
+//! A cluster whose nodes get their configuration from slurmctld ("configless") needs the same files, but slurm.conf
+//! changes in only one place. The scripts are always installed locally: a hook that is fetched over the network can be
+//! missing when it is needed.
 
 use std::{fmt::Write as _, path::PathBuf};
 
@@ -15,10 +16,10 @@ use super::{
 
 const POLICY: &str = "/etc/cluster-doctor/policy.toml";
 
-/// slurmd kills nothing of ours before this: it ends a HealthCheckProgram after a minute.
+/// The least HealthCheckInterval: slurmd kills a HealthCheckProgram after one minute.
 const SHORTEST_INTERVAL: Span = Span::from_secs(60);
 
-/// Which part of it.
+/// The part of the files to print.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Part {
     /// Everything.
@@ -27,32 +28,32 @@ pub(crate) enum Part {
     SlurmConf,
     /// The three scripts that Slurm runs.
     Scripts,
-    /// Settings on the nodes: of the hooks, of the agent, the policy.
+    /// Settings on the nodes: hooks, agent, policy.
     Settings,
-    /// Units of systemd: the agent's and the controller's.
+    /// systemd units of the agent and the controller.
     Units,
 }
 
-/// What a site is like.
+/// The properties of a site.
 #[derive(Debug, Clone)]
 pub(crate) struct Site {
-    /// Nobody runs a controller.
+    /// There is no controller.
     pub(crate) alone: bool,
     pub(crate) block: bool,
     pub(crate) configless: bool,
-    /// Where the scripts go.
+    /// The directory of the scripts.
     pub(crate) folder: PathBuf,
-    /// `doctor-node` on the nodes.
+    /// The path of `doctor-node` on the nodes.
     pub(crate) doctor_node: PathBuf,
-    /// How often the node is looked at.
+    /// The interval of the node's checks.
     pub(crate) every: Span,
-    /// The site's own policy.
+    /// The text of the site's policy.
     pub(crate) policy: Option<String>,
-    /// Where agents reach the controller.
+    /// The URL of the agent endpoint.
     pub(crate) url: Option<String>,
-    /// As whom the controller runs.
+    /// The user that the controller runs as.
     pub(crate) user: String,
-    /// Its configuration, and what it writes.
+    /// The controller's configuration file, and the paths it writes.
     pub(crate) config: PathBuf,
     pub(crate) writes: Vec<PathBuf>,
 }
@@ -120,7 +121,7 @@ impl Site {
                 let _infallible = writeln!(text, "policy = {POLICY:?}");
             }
         }
-        // A verdict lives as long as it takes to be renewed, and a little.
+        // A verdict stays valid until it is renewed, plus one minute.
         let fresh = self.every.max(SHORTEST_INTERVAL) + Span::minutes(1);
         let _infallible = writeln!(text, "fresh = \"{fresh}\"");
         if self.block {

@@ -1,9 +1,9 @@
-//! Units of systemd: the controller as a service, or one cycle again and again by a timer, and the agent on nodes. They are the files of
-//! `deploy/systemd` with a site's words filled in.
+//! systemd units: the controller as a service or as a timer that runs single cycles, and the agent on nodes. They are
+//! the files of `deploy/systemd` with the site's values filled in.
 //!
-//! A unit is left nothing that it does not need. Where the cluster is this machine itself, jobs are children of the unit: they
-//! look at devices, at the kernel's log and at what users have mounted, and they outlive a cycle, so those limits are taken away
-//! again, each by its name.
+//! Units are restricted to what they need. If the cluster is this machine, jobs are children of the unit: they read
+//! devices, the kernel log and user mounts, and outlive a cycle. The restrictions that prevent this are removed, each
+//! by name.
 
 use std::{fmt::Write as _, path::PathBuf};
 
@@ -11,20 +11,21 @@ use doctor_core::time::Span;
 
 use super::files::{Machines, Printed};
 
-/// The unit of the agent, as it stands in the repository.
+/// The agent's unit, as in the repository.
 const AGENT_UNIT: &str = include_str!("../../../../deploy/systemd/doctor-node-agent.service");
-/// The unit of the controller; a site's words are filled in.
+/// The controller's unit, in which the site's values are filled in.
 const CONTROLLER_UNIT: &str = include_str!("../../../../deploy/systemd/doctor.service");
 const RUN_UNIT: &str = include_str!("../../../../deploy/systemd/doctor-run.service");
 const RUN_TIMER: &str = include_str!("../../../../deploy/systemd/doctor-run.timer");
 
-/// What of them is the site's.
+/// The lines and paths that are replaced with the site's values.
 const USER_LINE: &str = "User=root";
 const CONFIG: &str = "/etc/cluster-doctor/doctor.toml";
 const WRITES_LINE: &str = "ReadWritePaths=/var/lib/cluster-doctor";
 const EVERY_LINE: &str = "OnUnitInactiveSec=5min";
 
-/// What keeps jobs on this machine from looking at it, or ends them with the cycle that started them.
+/// Restrictions that keep jobs on this machine from inspecting it, or end them together with the cycle that started
+/// them.
 const NOT_FOR_JOBS_HERE: [&str; 12] = [
     "ProtectSystem=strict",
     "ProtectHome=read-only",
@@ -47,34 +48,34 @@ const JOBS_HERE: &str = "# Jobs run on this machine as children of the unit: the
 pub(crate) enum Runs {
     /// `doctor serve`.
     Service,
-    /// `doctor run`, this long after the one before.
+    /// `doctor run`, this long after the previous run ended.
     Every(Span),
 }
 
-/// Which part of it.
+/// The part of the units to print.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Part {
     /// Everything.
     All,
-    /// The controller's unit, and its timer where there is one.
+    /// The controller's unit, and its timer if there is one.
     Controller,
     /// The agent's unit.
     Agent,
 }
 
-/// What a site is like.
+/// The properties of a site.
 #[derive(Debug, Clone)]
 pub(crate) struct Site {
     pub(crate) runs: Runs,
     pub(crate) user: String,
-    /// Its configuration, and what it writes beside its state.
+    /// The configuration file, and the paths that the controller writes besides its state.
     pub(crate) config: PathBuf,
     pub(crate) writes: Vec<PathBuf>,
     pub(crate) doctor: PathBuf,
     pub(crate) doctor_node: PathBuf,
     /// The cluster is this machine: jobs are children of the unit.
     pub(crate) jobs_here: bool,
-    /// Nodes report to the controller, which needs to be there all the time.
+    /// Agents report to the controller, which must therefore run as a service.
     pub(crate) agents: bool,
 }
 

@@ -1,30 +1,30 @@
-//! An object of the cluster with settings in it. With values for its settings it is a manifest; without, it is a template of
-//! the chart. There is one source for both.
+//! Kubernetes objects with placeholders for settings. With values filled in, a tree is a manifest; without, it is a
+//! template of the Helm chart.
 
 use serde_json::Value;
 
-/// A name of [`super::settings`], or [`NAMESPACE`].
+/// A setting's name from [`super::settings`], or [`NAMESPACE`].
 pub(super) type Name = &'static str;
 
-/// Where everything goes. Helm has it from its command line and not from its values.
+/// The namespace. Helm takes it from its command line, not from its values.
 pub(super) const NAMESPACE: Name = "Release.Namespace";
 
 /// A part of an object.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Tree {
-    /// Text, a number, true or false.
+    /// A string, a number or a boolean.
     Plain(Value),
     Map(Vec<(String, Tree)>),
     List(Vec<Tree>),
-    /// Whatever the setting holds.
+    /// The value of the setting.
     Setting(Name),
-    /// Text in one line.
+    /// Text on one line.
     Text(Vec<Part>),
-    /// Text in several lines.
+    /// Text of several lines.
     Lines(Vec<Line>),
-    /// An entry of a map or of a list, or a whole object, that is there only then.
+    /// A map entry, a list item or a whole object that exists only if the test holds.
     When(Test, Box<Tree>),
-    /// Entries of a list: those that the setting holds.
+    /// List items: those of the setting's list.
     Each(Name),
 }
 
@@ -32,7 +32,7 @@ pub(super) enum Tree {
 pub(super) enum Part {
     Fixed(String),
     Of(Name),
-    /// In quotation marks, as JSON and TOML write them.
+    /// The value in quotation marks, as in JSON and TOML.
     Quoted(Name),
 }
 
@@ -40,19 +40,19 @@ pub(super) enum Part {
 pub(super) enum Line {
     Of(Vec<Part>),
     When(Test, Vec<Line>),
-    /// Lines of the site's own. Those who have none leave nothing behind.
+    /// The lines of a text setting; nothing if it is empty.
     Block(Name),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Test {
-    /// The setting is this word.
+    /// The setting has this value.
     Is(Name, &'static str),
-    /// The setting is true, or says something.
+    /// The setting is true or not empty.
     Has(Name),
 }
 
-/// What the settings are: the chart's values, and the namespace.
+/// The values of the settings: the chart's values and the namespace.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Given {
     pub namespace: String,
@@ -115,7 +115,7 @@ impl Given {
 }
 
 impl Tree {
-    /// The tree with these settings put in: maps, lists and plain values are left. Nothing is left of what is not to be there.
+    /// Fills in the settings, which leaves maps, lists and plain values. `None`: the tree's condition does not hold.
     pub(super) fn with(&self, given: &Given) -> Option<Self> {
         Some(match self {
             Self::Plain(value) => Self::Plain(value.clone()),
@@ -139,7 +139,7 @@ impl Tree {
         }
     }
 
-    /// The tree as a value. What is a setting in it is null: whoever wants it puts the settings in first.
+    /// Returns the tree as JSON. Placeholders become null, so the caller fills in settings first.
     pub(super) fn value(&self) -> Value {
         match self {
             Self::Plain(value) => value.clone(),
@@ -154,7 +154,7 @@ impl Tree {
         Self::When(test, Box::new(self))
     }
 
-    /// An entry of a map.
+    /// Returns an entry of a map.
     pub(super) fn entry(&mut self, name: &str) -> Option<&mut Self> {
         match self {
             Self::Map(entries) => entries.iter_mut().find(|(key, _)| key == name).map(|(_, tree)| tree),
@@ -162,7 +162,7 @@ impl Tree {
         }
     }
 
-    /// Wherever this text stands, the setting stands from now on.
+    /// Replaces every string that equals `text` with the setting.
     pub(super) fn exchange(self, text: &str, name: Name) -> Self {
         match self {
             Self::Plain(Value::String(found)) if found == text => Self::Setting(name),
@@ -175,7 +175,7 @@ impl Tree {
         }
     }
 
-    /// Every setting that is named in it.
+    /// Returns the names of all settings in the tree.
     #[cfg(test)]
     pub(super) fn names(&self) -> Vec<Name> {
         let of_parts = |parts: &[Part]| -> Vec<Name> {
@@ -244,7 +244,7 @@ impl From<i64> for Tree {
     }
 }
 
-/// A map in the order in which a person would write it.
+/// A map that keeps the order of its entries.
 pub(super) fn map<const N: usize>(entries: [(&str, Tree); N]) -> Tree {
     Tree::Map(entries.map(|(key, tree)| (key.to_owned(), tree)).into())
 }
@@ -253,13 +253,13 @@ pub(super) fn list<const N: usize>(items: [Tree; N]) -> Tree {
     Tree::List(items.into())
 }
 
-/// A list of words.
+/// A list of strings.
 pub(super) fn words<const N: usize>(words: [&str; N]) -> Tree {
     Tree::List(words.map(Tree::from).into())
 }
 
-/// Text with settings in braces: `http://cluster-doctor.{Release.Namespace}.svc:{port}`. `{"name"}` is in quotation marks. A brace
-/// with a space after it is only a brace.
+/// Parses text with settings in braces: `http://cluster-doctor.{Release.Namespace}.svc:{port}`. `{"name"}` is quoted. A
+/// brace followed by a space is literal.
 pub(super) fn parts(text: &'static str) -> Vec<Part> {
     let mut found = Vec::new();
     let (mut rest, mut from) = (text, 0);

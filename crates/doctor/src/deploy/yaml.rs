@@ -1,18 +1,18 @@
-//! A tree as YAML: plain where its settings were put in, and with Helm's placeholders where they were not.
+//! Writes a tree as YAML, with Helm's placeholders for settings that are not filled in.
 
 use serde_json::Value;
 
 use super::tree::{Line, NAMESPACE, Name, Part, Test, Tree};
 
-/// Words that YAML takes for something else than text, in some version of it.
+/// Words that some version of YAML does not read as a string.
 const NO_TEXT: [&str; 10] = ["true", "false", "null", "yes", "no", "on", "off", "y", "n", "~"];
 
-/// Several objects in one file.
+/// Returns several objects as one file.
 pub(super) fn documents<'a>(objects: impl IntoIterator<Item = &'a Tree>) -> String {
     objects.into_iter().flat_map(document).map(|line| helped(&line) + "\n").collect()
 }
 
-/// Where an object is not there, its separator is not either.
+/// Writes an object with its separator. Both are inside the object's condition.
 fn document(object: &Tree) -> Vec<String> {
     match object {
         Tree::When(test, object) => around(*test, document(object)),
@@ -20,7 +20,7 @@ fn document(object: &Tree) -> Vec<String> {
     }
 }
 
-/// Several lines, each as far to the right as this one: how far that is, is known when the line stands there.
+/// A block of lines with the indentation of this line, which is known only when the line is complete.
 const BESIDE: &str = "{{- . | nindent HERE }}";
 
 fn helped(line: &str) -> String {
@@ -30,12 +30,12 @@ fn helped(line: &str) -> String {
     }
 }
 
-/// One map, alone in its file.
+/// Returns a single map as a file without a separator.
 pub(super) fn file(tree: &Tree) -> String {
     block(tree).into_iter().map(|line| line + "\n").collect()
 }
 
-/// The lines of a map or a list.
+/// Returns the lines of a map or a list.
 fn block(tree: &Tree) -> Vec<String> {
     match tree {
         Tree::Map(entries) if !entries.is_empty() => entries.iter().flat_map(|(key, tree)| entry(key, tree)).collect(),
@@ -92,13 +92,13 @@ fn begun(first: String, rest: Vec<String>) -> Vec<String> {
     std::iter::once(first).chain(rest).collect()
 }
 
-/// What Helm reads is the same wherever its braces stand; blank lines stay blank.
+/// Indents lines, except blank ones. Indentation does not matter to Helm's directives.
 fn indented(lines: Vec<String>) -> Vec<String> {
     let deeper = |line: String| if line.is_empty() { line } else { format!("  {line}") };
     lines.into_iter().map(deeper).collect()
 }
 
-/// Lines of text, of which some are there only with Helm's leave.
+/// Returns lines of text; conditional lines are wrapped in Helm's directives.
 fn written(lines: &[Line]) -> Vec<String> {
     let line = |line: &Line| match line {
         Line::Of(parts) => vec![joined(parts)],
@@ -119,7 +119,7 @@ fn joined(parts: &[Part]) -> String {
     parts.iter().map(part).collect()
 }
 
-/// Where Helm keeps a setting.
+/// Returns the path of a setting in a Helm template.
 fn place(name: Name) -> String {
     if name == NAMESPACE { format!(".{name}") } else { format!(".Values.{name}") }
 }
@@ -130,7 +130,7 @@ fn in_line(tree: &Tree) -> String {
         Tree::Map(_) => "{}".to_owned(),
         Tree::List(_) => "[]".to_owned(),
         Tree::Setting(name) => format!("{{{{ {} | toJson }}}}", place(name)),
-        // The schema of the values lets nothing into these that would end the quotation.
+        // The schema of the values admits no character that would end the string.
         Tree::Text(parts) => format!("\"{}\"", joined(parts)),
         Tree::Lines(_) | Tree::When(..) | Tree::Each(_) => {
             unreachable!("lines, conditions and repetitions stand in a map or a list, where they are written")
@@ -138,7 +138,7 @@ fn in_line(tree: &Tree) -> String {
     }
 }
 
-/// JSON's way of writing is YAML's too; what reads the same without quotation marks goes without.
+/// Writes a value as JSON, which is valid YAML; quotation marks are omitted if the text reads the same without them.
 pub(super) fn scalar(value: &Value) -> String {
     let Value::String(text) = value else { return value.to_string() };
     let plain = text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/')
@@ -147,7 +147,7 @@ pub(super) fn scalar(value: &Value) -> String {
     if plain { text.clone() } else { value.to_string() }
 }
 
-/// Whether it can be written line by line: nothing in it that YAML would not give back as it was.
+/// Whether the text can be written as a literal block that YAML reads back unchanged.
 fn is_literal(text: &str) -> bool {
     let lines = text.strip_suffix('\n').unwrap_or_default();
     !lines.is_empty()

@@ -1,13 +1,14 @@
-//! Tables: a header, aligned columns, two blanks between them, no lines. Colour says nothing that a word does not.
+//! Tables: a header and aligned columns, separated by two spaces, without borders. Colour only repeats what a word
+//! says.
 
 use comfy_table::{Cell as Inner, CellAlignment, Color, ColumnConstraint, ContentArrangement, Width, presets};
 
-/// Blanks between columns.
+/// Spaces between columns.
 const GAP: u16 = 2;
-/// A last column narrower than this is no help; the terminal may break the line instead.
+/// The least width of a wrapped last column. On a narrower terminal, the terminal breaks the line.
 const LEAST: u16 = 14;
 
-/// A table in the making.
+/// A table under construction.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     header: Vec<String>,
@@ -16,7 +17,7 @@ pub(crate) struct Table {
     indent: usize,
 }
 
-/// One cell and its tone.
+/// A cell and its colour.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cell {
     text: String,
@@ -81,7 +82,7 @@ impl Table {
         Self { header: header.into_iter().map(str::to_owned).collect(), ..Self::default() }
     }
 
-    /// These columns hold numbers.
+    /// Right-aligns these columns, for numbers.
     #[must_use]
     pub(crate) fn right(mut self, columns: &[usize]) -> Self {
         self.right = columns.to_vec();
@@ -126,8 +127,8 @@ impl Table {
         table.lines().map(|line| format!("{indent}{}\n", line.trim_end())).collect()
     }
 
-    /// On a terminal that is too narrow, headers break at their blanks and the last column takes what is left. A name or
-    /// a number is never broken: it would not be found again.
+    /// Fits the table to a narrow terminal: headers break at spaces and the last column wraps. Names and numbers are
+    /// never broken, so that they can be searched for.
     fn fit(&self, table: &mut comfy_table::Table, width: Option<u16>) {
         table.set_content_arrangement(ContentArrangement::Disabled);
         let Some(width) = width else { return };
@@ -148,7 +149,7 @@ impl Table {
         table.set_content_arrangement(ContentArrangement::Dynamic).set_width(u16::MAX);
     }
 
-    /// The longest cell of a column, or the longest word of its header.
+    /// Returns the width of the longest cell of a column or of the longest word of its header, whichever is greater.
     fn narrowest(&self, place: usize) -> u16 {
         let header = self.header[place].split(' ').map(|word| word.chars().count()).max().unwrap_or(0);
         let cells = self.rows.iter().filter_map(|row| row.get(place)).map(|cell| cell.text.chars().count()).max();

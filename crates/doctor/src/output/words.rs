@@ -1,9 +1,9 @@
-//! Times, lengths and counts as people say them.
+//! Formats durations, times, counts and lists for people.
 
 use doctor_core::time::{Span, Timestamp};
 pub(crate) use doctor_core::view::{clock, hours, percent, plural};
 
-/// A length in its largest unit: `3d`, `5h`, `12m`, `8s`. For columns; exact lengths print themselves.
+/// Formats a duration in its largest unit: `3d`, `5h`, `12m`, `8s`. For columns; `Display` of [`Span`] is exact.
 pub(crate) fn length(span: Span) -> String {
     let secs = span.secs();
     match secs {
@@ -14,7 +14,7 @@ pub(crate) fn length(span: Span) -> String {
     }
 }
 
-/// How long ago, or how far ahead. What lies ahead is rounded up: a result good for a week is due in 7 days.
+/// Formats a time relative to now. A future time is rounded up: a result valid for a week is due in 7 days.
 pub(crate) fn ago(now: Timestamp, at: Timestamp) -> String {
     if at <= now {
         return format!("{} ago", length(now.since(at)));
@@ -29,7 +29,7 @@ pub(crate) fn ago(now: Timestamp, at: Timestamp) -> String {
     format!("in {}", length(Span::from_secs((ahead + unit - 1) / unit * unit)))
 }
 
-/// Text cut at blanks so that it fits; what follows the first line is indented under its first word.
+/// Wraps text at spaces. Continuation lines are indented under the first word.
 pub(super) fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
     let mut lines = Vec::new();
     for paragraph in text.split('\n') {
@@ -55,15 +55,15 @@ pub(super) fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
     lines
 }
 
-/// What a node or a host wrote, and they are not trusted: no control sequence of theirs reaches a terminal, and none that makes
-/// text run backwards.
+/// Replaces control characters (except newline and tab) and bidirectional overrides with U+FFFD. Text from nodes and
+/// hosts is not trusted and must not send escape sequences to a terminal.
 pub(crate) fn harmless(text: &str) -> String {
     let backwards = |c: char| matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let harmful = |c: char| c.is_control() && c != '\n' && c != '\t' || backwards(c);
     text.chars().map(|c| if harmful(c) { '\u{fffd}' } else { c }).collect()
 }
 
-/// Joined by commas; `-` where there is nothing.
+/// Joins items with commas; `-` if there are none.
 pub(crate) fn list(items: impl IntoIterator<Item = impl ToString>) -> String {
     let items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
     if items.is_empty() { "-".to_owned() } else { items.join(", ") }

@@ -1,4 +1,4 @@
-//! The pages of `docs/reference`.
+//! Generates the pages of `docs/reference`.
 
 use clap::{Arg, Command};
 use doctor_api::metrics::FAMILIES;
@@ -20,7 +20,7 @@ pub(crate) struct Written {
 
 const MADE: &str = "<!-- Made from the code by `make docs`; changes here are overwritten. -->\n";
 
-/// Every reference page.
+/// Returns every reference page.
 pub(crate) fn all() -> Vec<Written> {
     vec![
         Written { name: "checks.md", text: checks() },
@@ -43,7 +43,7 @@ fn escaped(text: &str) -> String {
     text.replace('|', "\\|")
 }
 
-/// When a rule speaks.
+/// Returns the condition of a rule in words.
 pub(crate) fn rule_condition(rule: &Rule) -> String {
     condition(&rule.when)
 }
@@ -73,7 +73,7 @@ fn deployment() -> String {
     page("Settings of a deployment", intro) + &settings_page()
 }
 
-/// What others check, and where that is looked at here.
+/// Lists the health checks of other systems and the check here that covers each.
 fn coverage() -> String {
     let mut text = page(
         "Coverage",

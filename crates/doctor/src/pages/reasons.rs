@@ -1,4 +1,5 @@
-//! Every code that a person may meet, with its meaning. The matches are exhaustive: a new code cannot be forgotten.
+//! Every reason code that is shown to people, with its meaning. The matches are exhaustive, so that the compiler
+//! rejects a code without a description.
 
 use doctor_core::{
     case::{Closed, StepState},
@@ -9,17 +10,17 @@ use doctor_core::{
 };
 use serde::Serialize;
 
-/// A code in one of its uses.
+/// A reason code and its description in one context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct Reason {
     pub code: &'static str,
-    /// What kind of thing it is said of.
+    /// The kind of event that the code describes.
     pub kind: &'static str,
     pub means: &'static str,
     pub to_do: &'static str,
 }
 
-/// All of them, by kind.
+/// Returns all reason codes, grouped by kind.
 pub(crate) fn reasons() -> Vec<Reason> {
     let mut all: Vec<Reason> = PASSED_OVER
         .iter()
@@ -41,7 +42,7 @@ pub(crate) fn reasons() -> Vec<Reason> {
     all
 }
 
-/// What it means, and what to do.
+/// Returns the meaning and what to do.
 const fn judged(why: JudgedWhy) -> (&'static str, &'static str) {
     match why {
         JudgedWhy::WithinLimits => ("every rule had its number, and every number kept its limit", ""),

@@ -1,6 +1,6 @@
-// What the browser's tests stand on: the program as it was built, with a simulated cluster behind it, and Debian's Chromium.
+// The environment of the browser tests: the built program with a simulated cluster, and Debian's Chromium.
 //
-//   DOCTOR    the program            CHROMIUM  the browser            MODULES  where playwright-core and axe-core lie
+//   DOCTOR    the program            CHROMIUM  the browser            MODULES  the directory of playwright-core and axe-core
 
 import { spawn, spawnSync } from "node:child_process";
 import { once } from "node:events";
@@ -18,7 +18,7 @@ const require_ = createRequire(join(need("MODULES"), "x.js"));
 const { chromium } = require_("playwright-core");
 const AXE = readFileSync(require_.resolve("axe-core/axe.min.js"), "utf8");
 
-// A simulated cluster, served until `stop`.
+// Serves a simulated cluster until `stop`.
 export async function cluster({ nodes, days, speed = 60 }) {
   const folder = mkdtempSync(join(tmpdir(), "doctor-browser-"));
   const store = join(folder, "demo", "doctor.db");
@@ -48,7 +48,7 @@ export async function cluster({ nodes, days, speed = 60 }) {
   if (!address) throw new Error("the program does not say where it answers");
   return {
     address,
-    // The words of the command line, on the same store.
+    // Runs a command on the same store.
     doctor: (...words) => {
       const { status, stdout, stderr } = spawnSync(need("DOCTOR"), [...words, "--store", store], {
         encoding: "utf8",
@@ -66,12 +66,12 @@ export async function cluster({ nodes, days, speed = 60 }) {
   };
 }
 
-// A browser, in which a page is opened with what it says to its console.
+// Starts a browser. Pages are opened together with their console messages.
 export async function browser() {
   const args = process.getuid() === 0 ? ["--no-sandbox"] : [];
   const program = await chromium.launch({ executablePath: need("CHROMIUM"), args });
   return {
-    // `before` may say what the network answers, with Playwright's `route`.
+    // `before` may replace network responses with Playwright's `route`.
     open: async (url, { before = async () => {}, ...options } = {}) => {
       const context = await program.newContext({ viewport: { width: 1280, height: 800 }, ...options });
       const page = await context.newPage();
@@ -86,7 +86,8 @@ export async function browser() {
   };
 }
 
-// What the accessibility checker finds that is serious or worse, by all its rules or by some. It is put in by the debugger, which the page's policy does not bind.
+// Returns the serious and critical findings of the accessibility checker, for all rules or some. The debugger injects
+// the checker, so the page's content security policy does not apply to it.
 export async function serious(page, rules = null) {
   await page.evaluate(AXE);
   const { violations } = await page.evaluate((rules) => globalThis.axe.run(document, rules ? { runOnly: rules } : {}), rules);

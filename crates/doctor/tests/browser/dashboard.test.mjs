@@ -1,5 +1,6 @@
-// The dashboard in a real browser, over a real controller with a simulated cluster: each page with data, without, while it waits and when it
-// fails; ten thousand nodes; the keyboard alone; dark; a phone; text that would be markup; orders. With SHOTS=folder, pictures for the guide.
+// The dashboard in a real browser, over a real controller with a simulated cluster: each page with data, without, while
+// loading and on errors; ten thousand nodes; keyboard only; dark mode; a phone; text that looks like markup; operator
+// commands. SHOTS=folder writes screenshots for the guide.
 
 import assert from "node:assert/strict";
 import { mkdirSync, readFileSync } from "node:fs";
@@ -18,7 +19,7 @@ before(async () => {
   const { items } = await doctor.get("cases?state=all&limit=1");
   broken = items[0];
   assert.ok(broken, "eight simulated days bring a case");
-  // Every page: its name, its address, the places it reads, and what is on it when it has data.
+  // Every page: its name, path, API requests, and an element that is present when it has data.
   pages = [
     ["fleet", "", ["status", "map", "findings*", "tests"], "canvas"],
     ["fleet-table", "?view=table", ["status", "map", "findings*", "tests"], "tbody tr"],
@@ -71,7 +72,7 @@ test("every page is readable in the dark and fits on a phone", async () => {
   for (const [name, path, , what] of pages) {
     const options = { colorScheme: "dark", viewport: { width: 390, height: 844 } };
     const said = await seen(path, what, options, async (page) => {
-      // What else it looks for is the same in the light.
+      // All other rules have the same result in light mode.
       assert.deepEqual(await serious(page, ["color-contrast"]), [], name);
       const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
       assert.ok(wide <= 0, `${name} is ${wide} px too wide`);
@@ -166,7 +167,7 @@ test("ten thousand nodes are drawn, found under the pointer and filtered without
     await page.waitForFunction(() => document.querySelector(".map").dataset.cells === "10000", null, WAIT);
     await page.locator("canvas").hover({ position: { x: 12, y: 22 } });
     await page.locator(".tip strong", { hasText: "r001-node" }).waitFor(WAIT);
-    // Within the page, where nothing but the page takes time: from the event to the changed element.
+    // Measured in the page, from the event to the changed element, so that only the page's own time counts.
     const slowest = await page.evaluate(async () => {
       const [map_, tip, filter] = [
         document.querySelector(".map"),
@@ -194,7 +195,7 @@ test("ten thousand nodes are drawn, found under the pointer and filtered without
           filter.value = text;
           filter.dispatchEvent(new InputEvent("input"));
         });
-      // The least of a few times each, a frame apart: others use the same cores.
+      // The minimum of a few attempts each, a frame apart, because other processes use the same cores.
       const least = async (act) => {
         const times = [];
         for (let turn = 0; turn < 5; turn += 1) {
@@ -208,7 +209,7 @@ test("ten thousand nodes are drawn, found under the pointer and filtered without
       for (const text of ["r0", "r01", "health:fail", "*99", ""]) filters.push(await least(() => type(text)));
       return { hover: Math.max(...hovers), filter: Math.max(...filters) };
     });
-    // So long takes only what goes through the nodes again and again. The 50 ms that are promised are M17's to measure, on an idle machine.
+    // Only repeated passes over all nodes take this long. M17 measures the promised 50 ms on an idle machine.
     assert.ok(slowest.hover < 1000, `a hover took ${slowest.hover} ms`);
     assert.ok(slowest.filter < 1000, `a filter took ${slowest.filter} ms`);
     await page.getByLabel("Filter").fill("r002-*");
@@ -264,7 +265,7 @@ test("a table is saved as CSV, and what a spreadsheet would take for a formula i
 
 test("markup in names, reasons, evidence and logs stays text", async () => {
   const evil = `<img src=x onerror="window.hit=1"><script>window.hit=1</script>`;
-  // Whatever text the controller sends, except what the pages go by.
+  // Any text from the controller, except the values that pages depend on.
   const spoil = (value, key) => {
     if (Array.isArray(value)) return value.map((one) => spoil(one, key));
     if (value && typeof value === "object")
@@ -342,7 +343,7 @@ test("pictures for the guide are taken where they are asked for", { skip: !proce
   await seen("?colour=age", "canvas", phone, (page) => page.screenshot({ path: `${process.env.SHOTS}/phone.png` }));
 });
 
-// The last one: from the first token on everybody needs one.
+// Must be last: once a token exists, every request needs one.
 test("an operator signs in, sees the plan, confirms it with a reason, and a viewer is offered no action", async () => {
   const make = (name, role) =>
     /doctor_token_\S+/.exec(doctor.doctor("token", "create", name, "--role", role, "--yes"))[0].replace(/[".,]+$/, "");

@@ -1,4 +1,4 @@
-// A map of as many nodes as are wanted, made from the one that a real controller sent: the same columns and words, more rows, in racks.
+// Extends the map that a real controller sent to any number of nodes: the same columns and words, more rows, in racks.
 
 export function fleetOf(map, count) {
   const perRack = 16;

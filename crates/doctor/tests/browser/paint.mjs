@@ -1,6 +1,7 @@
-// How long it takes until ten thousand nodes are painted, and until a hover or a filter is answered, as one line of JSON: the worst of
-// several. Painted is when the browser is done with the frame of the first whole drawing of the map and begins the next but one, counted
-// from the start of the navigation: nobody points at what is not to be seen yet.
+// Measures the time until ten thousand nodes are painted, and until a hover or a filter takes effect; prints the worst
+// of several as one line of JSON. The map counts as painted when the browser has finished the frame of the first
+// complete drawing and begins the next but one, counted from the start of the navigation: users cannot point at what is
+// not visible yet.
 
 import assert from "node:assert/strict";
 
@@ -10,7 +11,7 @@ const { ADDRESS, NODES: said, DAYS } = process.env;
 const NODES = Number(said ?? 10_000);
 const TIMES = 5;
 
-// In the page: from an event to the frame after it, in which its effect is seen.
+// In the page: measures from an event to the frame in which its effect is visible.
 async function answers() {
   const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
   const [map, tip, filter] = [
@@ -38,7 +39,7 @@ async function answers() {
   return { hovers, filters };
 }
 
-// A controller that is there already, or a demonstration of our own.
+// An existing controller, or a demo started here.
 const doctor = ADDRESS ? { address: ADDRESS, stop: async () => {} } : await cluster({ nodes: NODES, days: DAYS ?? 1 });
 const chrome = await browser();
 try {

@@ -1,4 +1,4 @@
-//! A controller and an agent as two real programs on loopback: from a line in the kernel's log to a finding.
+//! A controller and an agent as real processes on loopback: from a line in the kernel log to a finding.
 
 use std::{
     fs::{self, File},
@@ -16,7 +16,8 @@ use crate::{
     traces,
 };
 
-/// A cluster of one that no job is started on, a door for its agent, and a recorded machine for the agent to look at.
+/// A cluster of one node on which no job is started, with an agent endpoint and a recorded machine for the agent to
+/// check.
 struct Stage {
     bed: Bed,
 }
@@ -54,7 +55,7 @@ impl Stage {
         writeln!(log, "3,{sequence},999999000000,-;{text}").unwrap();
     }
 
-    /// When the controller first saw the finding with these words, in milliseconds since 1970.
+    /// Returns when the controller first saw the finding with these words, in milliseconds since 1970.
     fn seen(&self, words: &str) -> Option<i64> {
         let why = self.bed.json(&["why", "here"]);
         let found =
@@ -135,7 +136,7 @@ fn what_an_agent_sees_while_the_controller_is_away_comes_once_when_it_is_back() 
     stage.kernel_says(2, OFF_THE_BUS);
     until("a report that waits", || stage.spooled() >= 1);
     agent.says("does not answer");
-    // A restart of the agent loses nothing either.
+    // Restarting the agent loses nothing either.
     let (code, said) = agent.stop();
     assert_eq!(code, Some(0), "{said}");
     let mut agent = stage.agent();

@@ -1,5 +1,5 @@
-//! Messages to people, from the outbox of a real controller to a receiver that fails, hangs and comes back, with the
-//! controller killed in between.
+//! Alert delivery from the outbox of a real controller to a receiver that fails, hangs and recovers, while the
+//! controller is killed in between.
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +22,7 @@ use crate::{
     this_machine::Service,
 };
 
-/// What a receiver does with a request.
+/// How a receiver handles a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mood {
     /// Reads it and never answers.
@@ -31,7 +31,7 @@ pub(crate) enum Mood {
     Takes,
 }
 
-/// A request as it came.
+/// A received request.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
     mood: Mood,
@@ -41,7 +41,7 @@ pub(crate) struct Request {
     pub(crate) raw: Vec<u8>,
 }
 
-/// A receiver of webhooks on loopback.
+/// A webhook receiver on loopback.
 pub(crate) struct Receiver {
     pub(crate) port: u16,
     mood: Arc<Mutex<Mood>>,
@@ -93,17 +93,17 @@ fn serve(stream: &TcpStream, moods: &Mutex<Mood>, kept: &Mutex<Vec<Request>>) {
     let body = serde_json::from_slice(&raw).unwrap();
     kept.lock().unwrap().push(Request { mood, path, headers, body, raw });
     let answer = match mood {
-        // Until the other end is gone.
+        // Until the client closes the connection.
         Mood::Hangs => return drop(reader.read_to_end(&mut Vec::new())),
         Mood::Fails => "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
         Mood::Takes => "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
     };
-    // Who has been killed meanwhile is not there to hear it.
+    // A controller killed in the meantime does not read the answer.
     let mut stream = stream;
     let _heard = stream.write_all(answer.as_bytes());
 }
 
-/// A cluster of one that no job is started on, whose controller tells a receiver.
+/// A cluster of one node on which no job is started, whose controller notifies a receiver.
 fn stage(port: u16, more: &str) -> (Bed, Store) {
     let bed = Bed::local();
     bed.write("busy", "");
@@ -119,7 +119,7 @@ fn stage(port: u16, more: &str) -> (Bed, Store) {
     (bed, store)
 }
 
-/// Something to tell, as a cycle would write it down.
+/// Queues a notification, as a cycle would.
 fn tell(store: &Store, what: usize) {
     let note = Note { at: Timestamp::from_secs(1), about: About::Trial { by: format!("number {what}") } };
     let known = store.alert_conditions().unwrap();
@@ -148,13 +148,13 @@ fn each_message_arrives_once_at_a_receiver_that_hangs_fails_and_comes_back_while
     tell(&store, 1);
     let hung = receiver.seen(Mood::Hangs);
     until("it is tried again", || receiver.seen(Mood::Hangs) > hung);
-    // SIGKILL.
+    // Dropping it sends SIGKILL.
     drop(controller);
     receiver.is(Mood::Fails);
     tell(&store, 2);
     let controller = Service::start(&bed);
     until("a message that fails", || receiver.seen(Mood::Fails) > 0);
-    // SIGKILL.
+    // SIGKILL again.
     drop(controller);
     receiver.is(Mood::Takes);
     let controller = Service::start(&bed);
@@ -207,7 +207,7 @@ fn a_case_that_opens_is_told_with_its_reason_and_acknowledged_it_is_told_no_more
 
 #[test]
 fn a_message_that_nobody_takes_is_said_to_be_lost_and_no_secret_is_told() {
-    // Nobody listens there.
+    // No process listens on this port.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let (bed, store) = stage(port, "give_up = \"2s\"");
     tell(&store, 0);
@@ -224,12 +224,12 @@ fn a_message_that_nobody_takes_is_said_to_be_lost_and_no_secret_is_told() {
     assert!(!shown.out.contains("not-to-be-told") && shown.out.contains("pager.url"), "{}", shown.out);
 }
 
-/// A program of the system that is ended with the test.
+/// A child process that is killed when the test ends.
 struct Ended(Child);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have exited already.
         let _gone = self.0.kill();
         let _gone = self.0.wait();
     }
@@ -247,7 +247,8 @@ fn get(port: u16, path: &str) -> Option<serde_json::Value> {
     serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()
 }
 
-/// A real Alertmanager with this configuration, to which the controller of this bed tells everything; `None`: there is none here.
+/// Starts a real Alertmanager with this configuration, which the bed's controller notifies. `None`: it is not
+/// installed.
 fn alertmanager(bed: &Bed, config: &str) -> Option<(Ended, u16)> {
     let (port, cluster) = (free_port(), free_port());
     bed.write("alertmanager.yml", config);
@@ -295,7 +296,7 @@ fn an_alertmanager_shows_an_open_breaker_and_that_it_was_closed() {
             .is_some_and(|alerts| alerts.iter().any(|alert| alert["labels"]["condition"] == "breaker-open"))
     };
     let controller = Service::start(&bed);
-    // The breaker of the store is closed: the controller sees that, and says so.
+    // The store's breaker is closed: the controller detects that and resolves the alert.
     until("the breaker's alert is over", || all_arrived(&store) && store.alert_conditions().unwrap().is_empty());
     until("the Alertmanager knows", || !fires());
     controller.stop();
@@ -311,7 +312,7 @@ fn an_alertmanager_shows_an_open_breaker_and_that_it_was_closed() {
     assert_eq!(raised, [true, false]);
 }
 
-/// Groups by name and node, and tells each change of a group at once, what is over included.
+/// Groups by name and node, and sends each change of a group immediately, including resolved alerts.
 fn grouping(hook: u16) -> String {
     format!(
         "route:\n  receiver: hook\n  group_by: [alertname, node]\n  group_wait: 1s\n  group_interval: 1s\n  repeat_interval: 4h\n\
@@ -328,7 +329,7 @@ fn an_alertmanager_groups_a_case_by_its_labels_hears_of_it_once_over_restarts_an
         let alerts = get(port, "/api/v2/alerts?filter=alertname%3DClusterDoctorCase").unwrap_or_default();
         alerts.as_array().cloned().unwrap_or_default()
     };
-    // What the Alertmanager told of the case, by its state.
+    // The Alertmanager's notices about the case with this status.
     let told = |status: &str| -> Vec<serde_json::Value> {
         let requests = hook.requests.lock().unwrap();
         let notices = requests.iter().map(|request| &request.body).filter(|notice| notice["status"] == status);
@@ -354,7 +355,7 @@ fn an_alertmanager_groups_a_case_by_its_labels_hears_of_it_once_over_restarts_an
     assert_eq!((&notice["groupLabels"], notice["alerts"].as_array().map(Vec::len)), (&group, Some(1)), "{notice}");
     assert_eq!(notice["commonLabels"]["case"], case.as_str(), "{notice}");
 
-    // SIGKILL. Another controller tells again what is open, and it is the same alert.
+    // SIGKILL. Another controller sends the open case again, and it is the same alert.
     drop(controller);
     let controller = Service::start(&bed);
     until("it is told again", || cases().first().is_some_and(|alert| alert["updatedAt"] != first["updatedAt"]));
@@ -363,7 +364,7 @@ fn an_alertmanager_groups_a_case_by_its_labels_hears_of_it_once_over_restarts_an
         assert_eq!(again[field], first[field], "{field}: {again}");
     }
 
-    // Nobody uses the machine any more: it is proven and given back.
+    // The machine is no longer in use: it is requalified and returned to service.
     std::fs::remove_file(bed.path("busy")).unwrap();
     bed.expect(0, &["release", "here", "--why", "it does not", "--yes"]);
     until("the case is closed", || bed.json(&["cases"]).as_array().is_some_and(Vec::is_empty));
@@ -377,7 +378,7 @@ fn an_alertmanager_groups_a_case_by_its_labels_hears_of_it_once_over_restarts_an
     assert!(all_arrived(&store));
 }
 
-/// A mail server that wants STARTTLS and a password, and writes what it takes into a folder.
+/// A mail server that requires STARTTLS and a password, and writes mails to a directory.
 const MAIL_SERVER: &str = r#"
 import os, ssl, sys
 from aiosmtpd.controller import Controller
@@ -420,7 +421,7 @@ fn a_mail_goes_through_starttls_and_a_login_and_a_server_that_is_not_known_gets_
     let port = free_port();
     let mut command = Command::new("/usr/bin/python3");
     command.args(["server.py", &port.to_string()]).current_dir(bed.path(""));
-    // It ends with its standard input, and tells of every client that does not believe it.
+    // It exits when its standard input closes, and logs every client that rejects its certificate.
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut server = Ended(command.spawn().unwrap());
     let mut ready = String::new();

@@ -1,4 +1,4 @@
-//! The API of real programs: a demonstration that goes on, and a controller with tokens.
+//! The API of real processes: a demo that keeps running, and a controller with tokens.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -12,18 +12,18 @@ use crate::{
     this_machine::Service,
 };
 
-/// A program that is ended with the test.
+/// A child process that is killed when the test ends.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have exited already.
         let _gone = self.0.kill();
         let _gone = self.0.wait();
     }
 }
 
-/// The status and the body.
+/// Returns the status and the body.
 pub(crate) fn get(address: &str, path: &str, token: Option<&str>) -> (u16, serde_json::Value) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();

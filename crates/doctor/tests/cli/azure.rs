@@ -1,5 +1,6 @@
-//! `doctor fleet provision` and `destroy` with the real `az`: its own parser takes every call, and a server that plays Azure's resource manager
-//! answers them. That proves the calls and what happens on the machines, which are real sshd; it proves nothing about Azure.
+//! `doctor fleet provision` and `destroy` with the real `az`: its own parser accepts every call, and a server that
+//! imitates Azure's resource manager answers them. This tests the calls and what happens on the machines, which run
+//! real sshd; it proves nothing about Azure itself.
 
 use std::{
     fs,
@@ -13,12 +14,13 @@ use serde_json::{Value, json};
 
 use crate::bed::{Bed, Said};
 
-/// As the file of the scripts that this replaces has it.
+/// The file format of the scripts that this command replaces.
 const ENV_FILE: &str = "RESOURCE_GROUP='vmss-rg'\nVMSS_NAME='vmss'\nLOCATION='westus3'\nSKU='Standard_ND96isr_H200_v5'\n\
     IMAGE='microsoft-dsvm:ubuntu-hpc:2204:latest'\nINSTANCE_COUNT='2'\nVM_NAME_PREFIX='vm-'\nADMIN='azureuser'\nORCH_MODE='Flexible'\n\
     SSH_PATH='~/.ssh/id_rsa.pub'\nTAGS=(\n    example-tag-1=value1,\n    example-tag-2=value2,\n)\n";
 
-/// Hands each call to the CLI's own entry, in one process, because it takes seconds to begin; says how each ended and what it said.
+/// Passes the calls to the CLI's entry point in one process, because it takes seconds to start. Prints the exit code
+/// and output of each.
 const PARSE: &str = r#"
 import json, os, sys, tempfile
 from azure.cli.core import get_default_cli
@@ -43,7 +45,7 @@ fn key(bed: &Bed) {
     assert!(made.unwrap().success());
 }
 
-/// Everything that a file can ask for.
+/// A file with every setting.
 fn full(mode: &str) -> String {
     format!(
         "resource_group = \"rg\"\nsubscription = \"a0a0a0a0-0000-0000-0000-000000000000\"\nlocation = \"westus3\"\nscale_set = \"gpu\"\nmode = \"{mode}\"\n\
@@ -67,7 +69,7 @@ fn every_call_of_the_plan_is_taken_by_the_parser_of_the_real_az() {
     bed.write("uniform.toml", &full("uniform"));
     let mut calls: Vec<Value> = Vec::new();
     for file in ["cluster.env", "flexible.toml", "uniform.toml"] {
-        // What az reads by itself has to be there; the other scripts are made from the answers of earlier calls.
+        // Files that az reads must exist; the other scripts are generated from the answers of earlier calls.
         let words = ["fleet", "provision", file, "--plan", "--fresh", "--files", "files"];
         let plan = bed.json(&words);
         let steps = plan["steps"].as_array().unwrap();
@@ -97,11 +99,11 @@ fn every_call_of_the_plan_is_taken_by_the_parser_of_the_real_az() {
     for (call, (code, said)) in calls.iter().zip(&said).take(count) {
         assert!(*code == 1 && said.contains("az login"), "{code}: {said}\n{call}");
     }
-    // The parser can say no.
+    // The parser can reject a call.
     assert!(said[count..].iter().all(|(code, _)| *code == 2), "{:?}", &said[count..]);
 }
 
-/// What docs/guide/fleet-steps.md has people do here.
+/// The commands of docs/guide/fleet-steps.md that need Azure.
 pub(crate) const MAKE: &str = "doctor fleet provision cluster.toml --yes";
 pub(crate) const SHOW_REMOVAL: &str = "doctor fleet destroy cluster.toml";
 pub(crate) const TAKE_AWAY: &str = "doctor fleet destroy cluster.toml --yes";
@@ -125,13 +127,13 @@ impl Cluster<'_> {
         said
     }
 
-    /// As the page prints it.
+    /// Runs a command line as printed on the page.
     #[track_caller]
     fn typed(&self, code: i32, line: &str) -> Said {
         self.expect(code, &line.split(' ').skip(1).collect::<Vec<_>>())
     }
 
-    /// Logs in as a person would: verified host keys, no questions.
+    /// Logs in as a person would: verified host keys, no prompts.
     #[track_caller]
     fn ssh(&self, host: &str, command: &str) -> String {
         let mut ssh = self.azure.command(Path::new("/usr/bin/ssh"), &self.bed.path(""));
@@ -141,7 +143,7 @@ impl Cluster<'_> {
         said.out
     }
 
-    /// Begins, and is killed when it has come to this step.
+    /// Starts provisioning and kills it at this step.
     fn killed_at(&self, step: &str) {
         let mut child =
             self.command(&["fleet", "provision", "cluster.toml", "--yes"]).stderr(Stdio::piped()).spawn().unwrap();
@@ -175,7 +177,7 @@ fn a_cluster_is_made_taken_up_after_a_kill_and_taken_away_against_a_stand_in_for
     made.says("2 nodes ready").says("ssh -p 50000 azureuser@");
     assert!(!made.err.contains("resource group rg"), "it was there already: {}", made.err);
 
-    // Nothing of this was taken on trust: the host keys came through Azure.
+    // No host key was trusted on first use: all came through Azure.
     let hosts: Vec<String> = bed.read("gpu/hostfile").lines().map(str::to_owned).collect();
     assert_eq!(hosts.len(), 2);
     let head = &hosts[0];
@@ -196,7 +198,7 @@ fn a_cluster_is_made_taken_up_after_a_kill_and_taken_away_against_a_stand_in_for
     assert_eq!(azure.changes(), before);
 
     stranger(&azure, "strangers", "{}");
-    // As by a policy that hands a group's tags on to whatever is made in it.
+    // Like a policy that copies a group's tags to every resource in it.
     stranger(&azure, "heirs", r#"{"cluster-doctor": "gpu"}"#);
     cluster.typed(6, SHOW_REMOVAL).says("az vmss delete");
     let gone = cluster.typed(0, TAKE_AWAY);
@@ -216,7 +218,7 @@ fn a_cluster_is_made_taken_up_after_a_kill_and_taken_away_against_a_stand_in_for
     );
 }
 
-/// Somebody else has something in the group.
+/// Creates a resource in the group that does not belong to the cluster.
 fn stranger(azure: &Azure, name: &str, tags: &str) {
     let put = "import ssl, sys, urllib.request\n\
         url = 'https://127.0.0.1:5991/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/rg/providers/Microsoft.Network/networkSecurityGroups/' + sys.argv[2]\n\

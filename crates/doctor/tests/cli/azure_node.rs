@@ -1,5 +1,5 @@
-//! What a machine in Azure does by itself, as `doctor fleet cloud-init` prints it: held against cloud-init's own checker, and its scripts run
-//! here, with stand-ins for the programs of GPUs and disks.
+//! The cloud-init file that `doctor fleet cloud-init` prints: validated with cloud-init's own checker, and its scripts
+//! run here with stand-ins for the GPU and disk tools.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ fn printed(bed: &Bed) -> String {
     bed.expect(0, &["fleet", "cloud-init", "cluster.toml"]).out
 }
 
-/// The files of the machine below a folder, and a place for programs that stand in for its own.
+/// The machine's files below a directory, and a directory of stand-in programs.
 struct Machine {
     bed: Bed,
 }
@@ -53,7 +53,7 @@ impl Machine {
         Said::of(&command.output().unwrap())
     }
 
-    /// The word in the last line of a status file.
+    /// Returns the word in the last line of a status file.
     fn status(&self, name: &str) -> String {
         let text = self.bed.read(&format!("root/var/log/{name}.log.status"));
         text.lines().last().unwrap().split(' ').nth(1).unwrap().to_owned()
@@ -165,7 +165,7 @@ fn a_machine_is_healthy_only_if_all_three_have_passed() {
             "{code}"
         );
     }
-    // What passed long ago says nothing any more; that it failed does.
+    // An old pass is unknown; an old failure still counts.
     machine.stand_in("doctor-node", "exit 0");
     for (said, health) in [("passed", "unknown"), ("failed", "unhealthy")] {
         machine.bed.write("root/var/log/dcgmi-diag.log.status", &format!("2025-01-01T00:00:00Z {said}\n"));
@@ -183,7 +183,7 @@ fn local_disks_become_an_array_once_and_nothing_is_overwritten() {
     assert!(none.code == 0 && none.out.contains("nothing to do"), "{}{}", none.out, none.err);
     assert!(!machine.bed.path("root/etc/docker/daemon.json").exists(), "caches stay where they are");
 
-    // Two local disks, and the system's, which is an NVMe disk too.
+    // Two local disks, and the system disk, which is NVMe too.
     for (disk, model) in [
         ("nvme0n1", "MSFT NVMe Accelerator v1.0"),
         ("nvme1n1", "Microsoft NVMe Direct Disk v2"),
@@ -234,7 +234,7 @@ fn local_disks_become_an_array_once_and_nothing_is_overwritten() {
 #[test]
 fn a_machine_says_who_it_is_and_fetches_only_what_has_the_right_sum() {
     let machine = Machine::new();
-    // Records of Hyper-V: names of 512 bytes, values of 2048, filled up with zeros.
+    // Hyper-V records: names of 512 bytes and values of 2048, padded with zeros.
     let field = |text: &str, length: usize| [text.as_bytes(), &vec![0; length - text.len()]].concat();
     let pool = [("HostName", "rack"), ("PhysicalHostName", "BY2-17"), ("VirtualMachineName", "x")];
     let pool: Vec<u8> = pool.iter().flat_map(|(name, value)| [field(name, 512), field(value, 2048)].concat()).collect();

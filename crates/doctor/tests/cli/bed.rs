@@ -1,4 +1,4 @@
-//! The program under test in a directory of its own, and what it said.
+//! Runs the program under test in a temporary directory and captures its output.
 
 use std::{
     path::PathBuf,
@@ -10,12 +10,12 @@ use std::{
 pub(crate) use doctor_bed::programs::doctor_node;
 use tempfile::TempDir;
 
-/// A directory, with nothing of the caller's environment in it.
+/// A temporary directory for commands that run without the caller's environment.
 pub(crate) struct Bed {
     dir: TempDir,
 }
 
-/// What a command said.
+/// The exit code and output of a command.
 pub(crate) struct Said {
     pub code: i32,
     pub out: String,
@@ -27,7 +27,7 @@ impl Bed {
         Self { dir: tempfile::tempdir().unwrap() }
     }
 
-    /// This machine as a cluster of one that is never too busy, with a few checks that any machine passes.
+    /// This machine as a cluster of one node that is never too busy, with a few checks that any machine passes.
     pub(crate) fn local() -> Self {
         let bed = Self::new();
         std::fs::create_dir(bed.path("data")).unwrap();
@@ -39,13 +39,13 @@ impl Bed {
         bed
     }
 
-    /// A policy that begins like this and leaves a few checks on: what else may be wrong with the machine that runs these
-    /// tests is not what they are about.
+    /// Writes a policy that begins with this text and enables only a few checks, so that other faults of the machine
+    /// that runs the tests do not matter.
     pub(crate) fn policy(&self, beginning: &str) {
         self.policy_for(&["clock-source", "disk-space", "kernel-log", "memory"], beginning);
     }
 
-    /// A policy that begins like this and leaves these tests on.
+    /// Writes a policy that begins with this text and enables only these tests.
     pub(crate) fn policy_for(&self, wanted: &[&str], beginning: &str) {
         let others = doctor_checks::CHECKS.iter().map(|check| check.spec.id).filter(|id| !wanted.contains(id));
         let rest: String = others.map(|id| format!("[tests.{id}]\nenabled = false\n")).collect();
@@ -76,7 +76,7 @@ impl Bed {
         Said::of(&self.command(args).output().unwrap())
     }
 
-    /// Runs it and expects this exit code.
+    /// Runs a command and asserts its exit code.
     #[track_caller]
     pub(crate) fn expect(&self, code: i32, args: &[&str]) -> Said {
         let said = self.doctor(args);
@@ -111,7 +111,7 @@ impl Said {
     }
 }
 
-/// A store that a short demonstration left; made once, and copied for those who change it.
+/// Returns the store of a short demo, which is created once. Tests that change it use a copy.
 pub(crate) fn demo() -> &'static Bed {
     static DEMO: OnceLock<Bed> = OnceLock::new();
     DEMO.get_or_init(|| {
@@ -122,14 +122,14 @@ pub(crate) fn demo() -> &'static Bed {
     })
 }
 
-/// A copy of the demonstration's store to write to.
+/// Returns a writable copy of the demo's store.
 pub(crate) fn demo_copy() -> Bed {
     let bed = Bed::new();
     std::fs::copy(demo().path("demo/doctor.db"), bed.path("doctor.db")).unwrap();
     bed
 }
 
-/// Long enough for a machine under load; it is the bound of a wait on a level, not a pause.
+/// The limit of a wait, long enough for a machine under load.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 #[track_caller]

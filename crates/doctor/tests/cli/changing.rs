@@ -1,4 +1,4 @@
-//! Commands that change something: nothing happens without `--yes`, and everything stands in the audit trail.
+//! Commands that change something: nothing happens without `--yes`, and every change is in the audit trail.
 
 use crate::bed::{Bed, demo_copy};
 

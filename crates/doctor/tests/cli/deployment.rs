@@ -1,5 +1,5 @@
-//! `doctor deploy kubernetes` and the Helm chart: the same objects from both, taken by a real API server; and files that change as
-//! the kubelet changes them.
+//! `doctor deploy kubernetes` and the Helm chart: both produce the same objects, which a real API server accepts; and
+//! configuration files that change the way the kubelet changes them.
 
 use std::{
     collections::BTreeSet,
@@ -23,7 +23,7 @@ fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-/// Helm, or `None` where it cannot be built, which is said, and in CI is a failure.
+/// Returns the path of Helm. `None` if it cannot be built, which is printed; in CI it is a failure.
 fn helm() -> Option<PathBuf> {
     let built = Command::new(repository("scripts/helm.sh")).output().unwrap();
     if built.status.success() {
@@ -42,7 +42,7 @@ fn run(helm: &Path, bed: &Bed, args: &[&str]) -> Said {
     Said::of(&command.output().unwrap())
 }
 
-/// Objects by kind and name, whatever order they came in.
+/// Sorts objects by kind and name.
 fn sorted(mut objects: Vec<Value>) -> Vec<Value> {
     objects.retain(|object| !object.is_null());
     let key = |object: &Value| (object["kind"].to_string(), object["metadata"]["name"].to_string());
@@ -54,7 +54,7 @@ fn printed(bed: &Bed, args: &[&str]) -> Vec<Value> {
     bed.json(&[&["deploy", "kubernetes"], args].concat())["items"].as_array().unwrap().clone()
 }
 
-/// Settings that differ from the defaults in each way that changes what is made.
+/// Sets of options that cover every setting that changes which objects exist.
 const WAYS: [&[&str]; 9] = [
     &[],
     &["--postgres", "doctor-db", "--set", "store.create=false"],
@@ -128,7 +128,7 @@ fn helm_makes_what_the_command_prints() {
     assert_same(&made(&[], &["--set", "namespace.create=true"]), &sorted(printed(&bed, &[])));
 }
 
-/// Only what differs is shown.
+/// Compares objects one by one, so that only the difference is printed.
 #[track_caller]
 fn assert_same(by_helm: &[Value], printed: &[Value]) {
     for (by_helm, printed) in by_helm.iter().zip(printed) {
@@ -185,7 +185,7 @@ fn a_real_api_server_takes_everything_that_is_printed() {
         }
     }
 
-    // The controller asks for nothing that the strictest level does not allow; the agents' namespace allows theirs.
+    // The controller is admitted at the restricted level; the agents' namespace admits the agents.
     for account in all.iter().filter(|object| object["kind"] == "ServiceAccount") {
         plane.make(account);
         let mut there = account.clone();
@@ -208,7 +208,7 @@ fn a_real_api_server_takes_everything_that_is_printed() {
     }
 }
 
-/// A release comes, changes its database, and goes; what is worth keeping stays.
+/// Installs a release, changes its database and uninstalls it; the volume claims remain.
 fn install(plane: &ControlPlane, helm: &Path, bed: &Bed) {
     let helm = |args: &[&str]| {
         let kubeconfig = plane.admin().to_str().unwrap();
@@ -228,7 +228,7 @@ fn install(plane: &ControlPlane, helm: &Path, bed: &Bed) {
     assert_eq!(claims(), 2, "the history is not thrown away with the release");
 }
 
-/// The status with which a controller answers; 0 while nobody does.
+/// Returns the status of a controller's answer; 0 while it does not answer.
 #[cfg(feature = "kubernetes-bed")]
 fn status(port: u16, path: &str) -> u16 {
     use std::io::{Read, Write};
@@ -261,7 +261,7 @@ fn what_is_printed_makes_a_controller_that_outlives_its_api_server() {
         let found = all.iter().find(|object| object["kind"] == "ConfigMap" && object["metadata"]["name"] == map);
         found.unwrap()["data"][file].as_str().unwrap().to_owned()
     };
-    // The pod's places are on this machine somewhere else; nothing else is changed.
+    // Only the pod's paths are replaced with paths on this machine.
     let mut doctor = text("cluster-doctor", "doctor.toml").replace("0.0.0.0:", "127.0.0.1:");
     for (there, here) in
         [("sqlite:/var/lib/cluster-doctor", "store"), ("/data", "data"), ("/etc/cluster-doctor-profiles", "profiles")]
@@ -285,7 +285,7 @@ fn what_is_printed_makes_a_controller_that_outlives_its_api_server() {
     service.says("the trouble is over");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    // One that has just begun knows nobody's rights for a moment.
+    // A new API server does not know any permissions for a moment.
     let before = log.split("look at the cluster").next().unwrap();
     assert!(!before.contains("forbidden"), "{log}");
 }
@@ -307,8 +307,8 @@ fn a_setting_that_is_not_there_or_not_right_is_refused_by_name() {
     assert!(!rights.out.contains("Deployment"), "{}", rights.out);
 }
 
-/// A directory as the kubelet mounts a ConfigMap: the files are links through the link `..data`, which is turned from one folder
-/// to the next in one step.
+/// A directory like a mounted ConfigMap: files are links through the link `..data`, which is switched atomically from
+/// one directory to the next.
 struct MountedMap<'a> {
     bed: &'a Bed,
     folder: &'static str,
@@ -329,7 +329,7 @@ impl MountedMap<'_> {
         for (name, _) in files.iter().filter(|(name, _)| !at(name).is_symlink()) {
             symlink(Path::new("..data").join(name), at(name)).unwrap();
         }
-        // On the first turn there is none before.
+        // Before the first turn there is none.
         let _gone = fs::remove_dir_all(at(&before));
     }
 }
@@ -347,7 +347,7 @@ fn a_config_map_that_changes_is_in_force_without_a_restart() {
     map.turn(&[("doctor.toml", &doctor), ("policy.toml", &format!("version = 1\n{policy}"))]);
     let mut service = Service::of(bed.command(&["serve", "--config", "mounted/doctor.toml"]));
     service.says("started");
-    // Of the same length, so that nothing but what is in it tells the difference.
+    // The length is the same, so that only the content differs.
     map.turn(&[("doctor.toml", &doctor), ("policy.toml", &format!("version = 2\n{policy}"))]);
     service.says("the changed configuration is in force policy=2");
     map.turn(&[("doctor.toml", &doctor), ("policy.toml", "version = 3\nmode = \"yolo\"\n")]);

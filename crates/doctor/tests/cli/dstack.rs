@@ -1,5 +1,5 @@
-//! A service that looks after the instances of a real dstack server: idle ones are validated, users come first, and what dstack cannot
-//! reach or calls failing is left alone and said.
+//! A service for the instances of a real dstack server: idle instances are validated, users come first, and instances
+//! that dstack cannot reach or reports as failing are left alone and reported.
 
 use std::{
     collections::BTreeSet,
@@ -15,7 +15,7 @@ use crate::{
     this_machine::Service,
 };
 
-/// dstack takes its time between the steps of a run, and more on a machine that does other things too.
+/// dstack is slow between the steps of a run, and slower on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 #[track_caller]
@@ -27,7 +27,7 @@ fn until(what: &str, mut level: impl FnMut() -> bool) {
     }
 }
 
-/// A service of this server, with its token in a file.
+/// Configures a service for this server, with its token in a file.
 fn configure(bed: &Bed, dstack: &Dstack, more: &str) {
     bed.write("token", &dstack.admin().token);
     let settings =
@@ -56,7 +56,7 @@ fn idle_instances_are_validated_and_given_up_to_users() {
     configure(&bed, &dstack, "");
     bed.expect(0, &["config", "check", "--live"]).says("dstack 0.22.5").says("All of it is good.");
 
-    // One is behind a cut link, and of one the GPUs fail: only the first is free.
+    // One is behind a cut link and the GPUs of another fail: only the first is free.
     dstack.cut(2).unwrap();
     dstack.set_health(3, &Health::Failure("GPU 5 has a volatile DBE")).unwrap();
     dstack.wait_for_instance(2, "unreachable", |instance| instance["unreachable"] == true).unwrap();
@@ -73,7 +73,7 @@ fn idle_instances_are_validated_and_given_up_to_users() {
     assert_eq!(dstack.jobs_started(&format!("doctor-{run}")), 1);
     assert_eq!(service.stop().0, Some(0));
 
-    // A test that goes on until somebody ends it, everywhere; and a user who waits for one of the instances.
+    // A test on every instance that runs until it is ended, and a user who waits for one of the instances.
     bed.policy_for(
         &[],
         "version = 2\n[limits]\nresult_grace = \"1s\"\n[retry]\ninconclusive = \"1h\"\n\

@@ -1,5 +1,5 @@
-//! `doctor fleet` on real sshd hosts: those that answer, refuse, hang and are slow, and what they say that nobody should believe.
-//! The steps are those from new machines to a tested fleet, as docs/guide/fleet.md has them.
+//! `doctor fleet` on real sshd hosts that answer, refuse, hang or are slow, and whose output must not be trusted. The
+//! steps lead from new machines to a tested fleet, as in docs/guide/fleet.md.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use crate::{
     slurm_several::POLICY,
 };
 
-/// Hosts, and a directory from which they are reached, without any configuration of the service.
+/// Hosts, and a directory from which they are reached without any configuration of the service.
 struct Stage {
     bed: Bed,
     fleet: ssh::Fleet,
@@ -34,7 +34,7 @@ impl Stage {
     fn words<'a>(&self, words: &[&'a str]) -> Vec<&'a str> {
         let (command, rest) = words.split_first().unwrap();
         let reach = ["fleet", command, "--hostfile", "hosts", "--ssh-config", "ssh_config"];
-        // A living host is reached, however slow this machine is.
+        // A long timeout, so that a live host is reached even if this machine is slow.
         let patient = if rest.contains(&"--connect") { &[][..] } else { &["--connect", "30s"] };
         [&reach[..], patient, rest].concat()
     }
@@ -51,7 +51,7 @@ impl Stage {
         serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}\n{}\n{}", said.out, said.err))
     }
 
-    /// A file in the home directory of a host.
+    /// Writes a file in the home directory of a host.
     fn put(&self, host: usize, path: &str, text: &str) {
         let path = self.fleet.hosts()[host - 1].home().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -68,13 +68,14 @@ fn a_command_runs_on_every_host_and_who_says_the_same_is_shown_once() {
     let Some(stage) = Stage::new("commands on SSH hosts", 3) else { return };
     let said = stage.expect(0, &["exec", "--", "echo same"]);
     assert_eq!((said.out.as_str(), said.err.as_str()), ("host[1-3]: same\n", ""));
-    // Several words arrive as they are, and one host says something else and ends as ssh does when it fails.
+    // Several arguments are passed unchanged. One host has other output and exits with the code that ssh uses for its
+    // own errors.
     stage.expect(0, &["exec", "--hosts", "host1", "--", "echo", "it's; $HOME"]).says("host1: it's; $HOME\n");
     let said = stage.expect(1, &["exec", "--", "hostname; [ $(hostname) != host2 ] || { echo no >&2; exit 255; }"]);
     said.says("host1: host1\nhost2: host2\n").complains("host2: no\nhost2: ended with 255\n3 hosts: 2 well, 1 not");
     let rows = stage.json(&["exec", "--hosts", "host*", "--", "kill -9 $$"]);
     assert_eq!((rows[0]["ended"].as_str(), rows[0]["code"].as_i64()), (Some("exited"), Some(137)), "{rows}");
-    // What would clear the screen, or pretend to be another host's line, is made visible.
+    // Sequences that would clear the screen or imitate another host's line are made visible.
     let said = stage.expect(0, &["exec", "--hosts", "host1", "--", "printf 'a\\033[2Jb\\rhost2: c\\n\\302\\2332J'"]);
     assert_eq!(said.out, "host1: a\u{fffd}[2Jb\u{fffd}host2: c\nhost1: \u{fffd}2J\n");
     let said =
@@ -86,7 +87,7 @@ fn a_command_runs_on_every_host_and_who_says_the_same_is_shown_once() {
         .complains("known: host[1-3]");
     let said = stage.bed.expect(2, &["fleet", "exec", "--", "true"]);
     said.complains("--hosts node[01-08] or --hostfile FILE");
-    // With the service's own configuration, and connections that are kept between commands.
+    // With the service's configuration, and connections that are kept between commands.
     let (hosts, ssh_config, state) = (stage.fleet.at("hostfile"), stage.fleet.ssh_config(), stage.fleet.at("s"));
     let config = format!(
         "[backend.ssh]\nhostfile = \"{}\"\nssh_config = \"{}\"\nstate = \"{}\"\n",
@@ -120,7 +121,7 @@ fn hosts_that_refuse_hang_or_are_slow_hold_up_nobody_and_what_is_late_is_ended_t
     until("the command to be gone", || {
         !stage.expect(0, &["exec", "--hosts", "host1", "--", "cat /proc/[0-9]*/comm; true"]).out.contains("sleep")
     });
-    // A connection that breaks is not taken for the command's end.
+    // A broken connection is not mistaken for the end of the command.
     let words = stage.words(&["exec", "--hosts", "host1", "--", "echo up > /root/up; sleep 600"]);
     let cut = stage.bed.command(&words).stderr(Stdio::piped()).spawn().unwrap();
     let up = stage.fleet.hosts()[0].home().join("up");
@@ -140,7 +141,7 @@ fn hosts_that_refuse_hang_or_are_slow_hold_up_nobody_and_what_is_late_is_ended_t
     let ends: Vec<&str> = rows.as_array().unwrap().iter().map(|row| row["ended"].as_str().unwrap()).collect();
     assert_eq!(ends, ["exited", "not-reached", "not-reached", "exited"], "{rows}");
     stage.fleet.hosts()[2].unhang();
-    // A host whose key nobody knows is not talked to, unless it is to be learnt.
+    // An unknown host key is rejected unless --learn-keys is given.
     stage.bed.write("known_hosts", "");
     let config = stage.bed.read("ssh_config").replace(
         &stage.fleet.at("known_hosts").display().to_string(),
@@ -155,13 +156,13 @@ fn hosts_that_refuse_hang_or_are_slow_hold_up_nobody_and_what_is_late_is_ended_t
 #[test]
 fn a_host_that_was_not_heard_has_done_nothing_and_root_is_meant_or_refused() {
     let Some(mut stage) = Stage::new("commands that were not begun on SSH hosts", 2) else { return };
-    // Its words are lost on the way: it must not begin, or nobody could say that nothing happened there.
+    // The host's output is lost, so the command must not start: otherwise it could not be reported as not executed.
     stage.put(1, ".bashrc", "exec >/dev/null\n");
     let said = stage.expect(3, &["exec", "--hosts", "host1", "--deadline", "1s", "--", "touch /root/begun"]);
     said.complains("host1: not reached: it does not answer");
     stage.put(1, ".bashrc", "");
     stage.expect(0, &["exec", "--hosts", "host1", "--", "[ ! -e /root/begun ]"]);
-    // A person without rights logs in to the second host.
+    // An unprivileged user logs in to the second host.
     let second = stage.fleet.host("host2").unwrap();
     let config = second.home().with_file_name("sshd_config");
     let forced =
@@ -196,7 +197,7 @@ fn a_file_is_gathered_from_every_host_and_who_does_not_bring_it_is_named() {
     assert_eq!(stage.bed.read("all/host2/log.status"), "2026-11-16T03:00:01 unhealthy");
     assert_eq!(fs::read(stage.bed.path("all/host4/log.status")).unwrap().len(), 2 << 20);
     assert!(!stage.bed.path("all/host3").exists());
-    // A file that cannot be read is said to be so, also of its last lines.
+    // An unreadable file is reported as such, also with --last.
     let rows = stage.json(&["gather", "/proc/self/mem", "--hosts", "host1", "--last", "1", "--out", "none"]);
     assert_eq!(rows[0]["brought"], "failed", "{rows}");
     assert!(rows[0]["why"].as_str().unwrap().contains("Input/output error"), "{rows}");
@@ -227,7 +228,7 @@ fn the_host_files_are_made_kept_in_order_and_a_silent_host_stays_in_them() {
         (stage.bed.read("hostfile"), stage.bed.read("hostfile-ip")),
         ("host3\nhost1\n".to_owned(), "127.0.1.3\n127.0.1.1\n".to_owned())
     );
-    // One comes, one does not answer any more: the order stays, and nobody is dropped.
+    // A host is added and one no longer answers: the order stays, and no host is dropped.
     stage.bed.write("hosts", "host[1-3]\n");
     stage.stop("host3");
     let said = stage.expect(3, &["hosts"]);
@@ -236,12 +237,12 @@ fn the_host_files_are_made_kept_in_order_and_a_silent_host_stays_in_them() {
         (stage.bed.read("hostfile"), stage.bed.read("hostfile-ip")),
         ("host3\nhost1\nhost2\n".to_owned(), "127.0.1.3\n127.0.1.1\n127.0.1.2\n".to_owned())
     );
-    // Who is asked for alone changes nobody else's line.
+    // Querying one host does not change the lines of others.
     stage.expect(0, &["hosts", "--hosts", "host2"]).says("are as they should be");
     stage.bed.write("hosts", "host2\nhost1\n");
     stage.expect(0, &["hosts"]).says("- host3 127.0.1.3");
     assert_eq!(stage.bed.read("hostfile"), "host1\nhost2\n");
-    // Files that do not belong together are made anew, and nobody gets another's address, also not who is silent.
+    // Files that do not match each other are rebuilt, and no host, not even a silent one, gets the address of another.
     stage.bed.write("hosts", "host1\nhost2\nhost3\n");
     stage.bed.write("hostfile", "host3\nhost1\nhost2\n");
     stage.bed.write("hostfile-ip", "127.0.1.1\n127.0.1.2\n");
@@ -254,7 +255,7 @@ fn the_host_files_are_made_kept_in_order_and_a_silent_host_stays_in_them() {
         "127.0.1.3\n127.0.1.1\n127.0.1.2\n",
         "the address of a silent host that was another's"
     );
-    // A run that was ended between the two files.
+    // A run that was interrupted between the two files.
     stage.bed.write("hostfile", "host1\nhost2\n");
     let next = r#"[{"name": "host1", "address": "127.0.1.1"}, {"name": "host2", "address": "127.0.1.2"}]"#;
     stage.bed.write(".hostfile.next", next);
@@ -264,7 +265,7 @@ fn the_host_files_are_made_kept_in_order_and_a_silent_host_stays_in_them() {
     assert_eq!(stage.bed.read("hostfile-ip"), "127.0.1.1\n127.0.1.2\n");
     assert!(!stage.bed.path(".hostfile.next").exists());
     stage.expect(0, &["hosts", "--check"]).says("are as they should be");
-    // One that calls itself otherwise than the list does keeps its line when it is silent.
+    // A host whose own name differs from the listed one keeps its line while it is silent.
     let at = stage.fleet.hosts()[1].at;
     let way = format!("Host other\n  HostName {0}\n  Port {1}\n  HostKeyAlias [{0}]:{1}\n", at.ip(), at.port());
     stage.bed.write("ssh_config", &(way + &stage.bed.read("ssh_config")));
@@ -275,7 +276,7 @@ fn the_host_files_are_made_kept_in_order_and_a_silent_host_stays_in_them() {
     assert_eq!(stage.bed.read("hostfile"), "host1\nhost2\n");
     stage.fleet.host("host2").unwrap().boot().unwrap();
     stage.bed.write("hosts", "host1\nhost2\n");
-    // The files that it makes are host files.
+    // The written files are valid host files.
     stage.bed.expect(0, &["fleet", "exec", "--hostfile", "hostfile", "--ssh-config", "ssh_config", "--", "true"]);
     stage.bed.write("hostfile", "host1 user=root\nhost2\n");
     let said = stage.bed.expect(2, &["fleet", "hosts", "--hostfile", "hostfile", "--ssh-config", "ssh_config"]);
@@ -300,7 +301,7 @@ fn the_health_of_hosts_is_read_from_their_logs_and_a_passed_without_a_check_is_u
         stage.put(host, "log/dcgmi-diag.log.status", &format!("{now} passed\n"));
         stage.put(host, "log/doctor-check.log.status", &format!("{now} passed\n"));
     }
-    // AzNHC is not there, and its wrapper wrote `passed` all the same.
+    // AzNHC is not installed, but its wrapper wrote `passed`.
     stage.put(3, "log/aznhc-health.log", "run-health-checks.sh: No such file or directory\nHealth checks passed\n");
     stage.put(3, "log/aznhc-health.log.status", &format!("{now} passed\n"));
     stage.put(3, "log/dcgmi-diag.log.status", "2020-01-01T00:00:00 passed\n");
@@ -314,7 +315,7 @@ fn the_health_of_hosts_is_read_from_their_logs_and_a_passed_without_a_check_is_u
     stage.expect(0, &["health", "--logs", "/root/log", "--hosts", "host1"]).says("healthy");
     stage.expect(3, &["health", "--logs", "/root/log", "--hosts", "host3", "--of", "aznhc"]);
     stage.expect(2, &["health", "--of", "nhc"]).complains("use aznhc, dcgm, own");
-    // Our own check leaves its words in the same form; what it said before does not count.
+    // Our own check writes the same format; its earlier result does not count.
     stage.put(1, "log/doctor-check.log.status", "2020-01-01T00:00:00 passed\n");
     let rows = stage.json(&["health", "--run", "--logs", "/root/log", "--hosts", "host1", "--of", "own"]);
     assert!(rows[0]["checks"][0]["age"].is_string(), "{rows}");
@@ -325,7 +326,7 @@ fn the_health_of_hosts_is_read_from_their_logs_and_a_passed_without_a_check_is_u
     assert!(["passed", "failed", "unknown"].contains(&word), "{status}");
     assert!(log.contains("CHECK") && log.contains("\ndoctor-node check "), "{log}");
     assert_eq!(status.lines().count(), 2, "{status}");
-    // A check that cannot be made now is not replaced by an older one.
+    // A check that fails to run is not replaced by an older result.
     let rows = stage.json(&["health", "--run", "--logs", "/proc/none", "--hosts", "host1", "--of", "own"]);
     assert!(
         rows[0]["health"] == "unknown"
@@ -334,7 +335,7 @@ fn the_health_of_hosts_is_read_from_their_logs_and_a_passed_without_a_check_is_u
     );
 }
 
-/// Prints what `all_reduce_perf` prints, slowly where host3 takes part.
+/// Prints what `all_reduce_perf` prints, with a low bandwidth if host3 takes part.
 const MPIRUN: &str = r##"#!/bin/sh
 while [ $# -gt 0 ]; do [ "$1" = --host ] && hosts=$2; shift; done
 rate=430.10 wrong=0
@@ -369,11 +370,11 @@ fn with_a_stand_in_for_mpirun_the_slow_host_is_named_by_pairs_and_silence_is_no_
         .says("at fault: host3\n");
     let view = stage.json(&words(&["--expect", "431"]));
     assert_eq!((view["verdict"].as_str(), view["at_fault"][0].as_str()), (Some("fail"), Some("host3")), "{view}");
-    // Known-good hosts that are none of those in question.
+    // Known good hosts outside the tested set.
     let said = stage.expect(1, &words(&["--expect", "431", "--hosts", "host[2-3]", "--good", "host[1,4]"]));
     said.says("at fault: host3\n");
     stage.expect(0, &words(&["--expect", "431", "--hosts", "host[1-2]"])).says("host[1-2]: pass: 430.1 GB/s");
-    // Without a limit nobody can say, and without a row it is no pass.
+    // Without a limit the result is inconclusive, and without a result row it is no pass.
     stage.expect(3, &words(&[])).says("inconclusive: 198.2 GB/s").says("no limit to judge by");
     stage.bed.write("wrong", "");
     stage.expect(1, &words(&["--no-pairs"])).says("21 values are not the sum");
@@ -382,13 +383,13 @@ fn with_a_stand_in_for_mpirun_the_slow_host_is_named_by_pairs_and_silence_is_no_
         .expect(3, &words(&["--expect", "1"]))
         .says("inconclusive: mpirun ended with exit status: 0, and this is no output");
     fs::remove_file(stage.bed.path("silent")).unwrap();
-    // Who waits for something else accuses nobody: no host was seen to begin.
+    // A hang before the start accuses no host: no host was seen to begin.
     stage.bed.write("hangs", "");
     let said = stage.expect(3, &words(&["--expect", "431", "--deadline", "1s"]));
     said.says("host[1-4]: inconclusive: mpirun had not begun it after 1 s");
     assert!(!said.out.contains("at fault"), "{}", said.out);
     fs::remove_file(stage.bed.path("hangs")).unwrap();
-    // Somebody's work goes first, by name, unless it is meant.
+    // A host in use is left out by name, unless --even-in-use is given.
     let mut user = stage
         .fleet
         .ssh("host2", "exec 3</dev/nvidia0; echo up; read x")
@@ -413,7 +414,7 @@ fn with_a_stand_in_for_mpirun_the_slow_host_is_named_by_pairs_and_silence_is_no_
     stage.stop("host4");
     let said = stage.expect(3, &words(&["--expect", "431", "--hosts", "host[1-2,4]"]));
     said.says("host[1-2]: pass").says("host4 took no part: not reached");
-    // What several reach together says nothing about one that is left alone.
+    // A limit for several hosts does not apply to one that remains alone.
     let said = stage.expect(3, &words(&["--expect", "431", "--hosts", "host[1,4]"]));
     said.says(
         "host1: inconclusive: 430.1 GB/s at 8589934592 bytes, only one host takes part, and --expect is for several",
@@ -449,11 +450,11 @@ fn without_mpi_doctor_node_adds_up_over_the_hosts_with_stand_ins_for_gpus() {
         command.env("DOCTOR_NODE", stage.bed.path("node"));
         Said::of(&command.output().unwrap())
     };
-    // Stand-ins are as fast as this machine happens to be: that the sums are right is all that can be said.
+    // The speed of stand-ins depends on this machine: only the sums can be verified.
     let well = run(&words(&[]));
     assert_eq!(well.code, 3, "{}\n{}", well.out, well.err);
     well.says("host[1-2]: inconclusive: ").says("at 16384 bytes").says("no limit to judge by");
-    // The second host keeps the others waiting: of two, nobody can say which.
+    // The second host delays the others: of two hosts, the faulty one cannot be identified.
     let hung = run(&words(&["--env", "FAULTY=host2", "--env", "FAULT=hang:2"]));
     assert_eq!(hung.code, 1, "{}\n{}", hung.out, hung.err);
     hung.says("host[1-2]: fail: ").says("at fault: the way between host1 with host2");

@@ -1,8 +1,9 @@
-//! docs/guide/fleet-steps.md, letter by letter: every command that it prints is run here, in its order, on real sshd hosts of which the
-//! first is the head node. Where the page says something else than this file, the test fails; what takes Azure is run by [`azure`].
+//! Runs every command of docs/guide/fleet-steps.md verbatim and in order, on real sshd hosts of which the first is the
+//! head node. The test fails if the page and this file differ; commands that need Azure are run by [`azure`].
 //!
-//! The hosts have the scripts that `doctor fleet cloud-init` gives to machines, in an `/opt` and a `/var/log` of their own. AzNHC, dcgmi,
-//! nvidia-smi, mpirun and all_reduce_perf are stand-ins; `mpirun` starts the last of them on every host, by the agent that it is told.
+//! The hosts have the scripts that `doctor fleet cloud-init` gives to machines, in a private `/opt` and `/var/log`.
+//! AzNHC, dcgmi, nvidia-smi, mpirun and all_reduce_perf are stand-ins; `mpirun` starts all_reduce_perf on every host
+//! through its configured agent.
 
 use std::{
     fs,
@@ -30,7 +31,7 @@ enum At {
     Azure,
 }
 
-/// The commands of the page, in their order.
+/// Returns the commands of the page, in order.
 fn printed() -> Vec<(At, &'static str)> {
     let typed = |line: &'static str| match (line.strip_prefix("$ "), line.strip_prefix("head$ ")) {
         (Some(line), _) => Some(line.strip_suffix("☁").map_or((At::Here, line), |line| (At::Azure, line.trim_end()))),
@@ -41,14 +42,15 @@ fn printed() -> Vec<(At, &'static str)> {
 
 const AZNHC: &str = "echo 'Running health checks for Standard_X SKU...'
 echo 'SUCCESS:  nhc:  Health check passed:  check_gpu_count: Expected 8 and found 8'";
-/// Level and all: it fails while the machine has a fault.
+/// Prints the level it was given, and fails while the machine has a fault.
 const DCGMI: &str = "echo \"level $3\"
 if [ -e /var/log/fault ]; then echo '| GPU Memory | Fail - GPU 3 |'; exit 226; fi
 echo '| GPU Memory | Pass - All |'";
-/// Remembers what it was told.
+/// Records the persistence mode.
 const NVIDIA_SMI: &str =
     "case $1 in -pm) echo $2 >/var/log/persistence;; *) grep -q 1 /var/log/persistence && echo Enabled;; esac";
-/// The program on every host, by the agent and with the words that it was given; the slowest host sets the pace.
+/// Runs the program on every host through the given agent and with the given arguments; the slowest host sets the
+/// bandwidth.
 const MPIRUN: &str = r##"agent=ssh
 while [ $# -gt 0 ]; do
   case $1 in --host) hosts=$2; shift;; plm_rsh_agent) agent=$2; shift;; /*) break;; esac
@@ -63,7 +65,7 @@ echo "#       size         count      type   redop    root     time   algbw   bu
 echo "  8589934592    2147483648     float     sum      -1    35920  239.14  $rate      0    35915  239.17  $rate      0"
 echo "# Out of bounds values : 0 OK""##;
 
-/// Three machines as they are when `provision` has made them, and the folder from which that was done.
+/// Three machines as `provision` leaves them, and the directory from which that was done.
 struct Stage {
     bed: Bed,
     fleet: Fleet,
@@ -81,7 +83,7 @@ impl Stage {
         let mut fleet = Fleet::start(3).inspect_err(|why| why.not_run("the steps of the guide on SSH hosts")).ok()?;
         let roots = fleet.hosts_mut().iter_mut().map(|host| host.own_folders().unwrap()).collect();
         let bed = Bed::new();
-        // What any machine passes, whatever else may be wrong with the one that runs this.
+        // Checks that any machine passes, whatever else is wrong with the one that runs this test.
         bed.policy_for(&["clock-source", "memory"], "");
         Some(Self { bed, fleet, roots })
     }
@@ -90,7 +92,7 @@ impl Stage {
         put(&self.roots[host - 1].join(path), &format!("#!/bin/sh\n{script}\n"), 0o755);
     }
 
-    /// What `provision` leaves, here and on the machines, by the cloud-init file that was printed.
+    /// Writes what `provision` leaves here and on the machines, from the printed cloud-init file.
     fn machines_are_made(&self) {
         let config: Value = serde_saphyr::from_str(&self.bed.read("cloud-init.yaml")).unwrap();
         let files = config["write_files"].as_array().unwrap();
@@ -112,7 +114,7 @@ impl Stage {
             let rate = if host == 3 { "198.20" } else { "481.00" };
             self.program(host, "opt/nccl-tests/build/all_reduce_perf", &format!("echo {rate}"));
         }
-        // One of them comes with a fault.
+        // One of them has a fault from the start.
         put(&self.roots[1].join("var/log/fault"), "", 0o644);
         let doctor =
             format!("export DOCTOR_NODE=/usr/local/bin/doctor-node; exec {} \"$@\"", env!("CARGO_BIN_EXE_doctor"));
@@ -129,7 +131,8 @@ impl Stage {
         self.machines_boot(files);
     }
 
-    /// There is no systemd in these hosts: what its units would start is started here. The disks of this machine are left alone.
+    /// Starts what the systemd units would start, because these hosts have no systemd. The disks of this machine are
+    /// left alone.
     fn machines_boot(&self, files: &[Value]) {
         let units = ["cluster-doctor-boot.service", "cluster-doctor-first-boot.service"].map(|unit| {
             let found = files.iter().find(|file| file["path"].as_str().unwrap().ends_with(unit));
@@ -147,7 +150,7 @@ impl Stage {
         }
     }
 
-    /// Types a line into a shell: here, or after the login that the page shows, on the head node.
+    /// Types a line into a shell: here, or on the head node after the login that the page shows.
     fn typed(&self, at: At, line: &str) -> Said {
         let mut shell = match at {
             At::Here => Command::new("sh"),
@@ -168,7 +171,7 @@ impl Stage {
     }
 }
 
-/// The page's next command, which has to be this one.
+/// Reads the page's commands, each of which must be the expected one.
 struct Reader<'a> {
     stage: &'a Stage,
     rest: std::vec::IntoIter<(At, &'static str)>,
@@ -233,7 +236,7 @@ fn make(page: &mut Reader<'_>) {
         .says("host files and host keys on the head node");
     page.next(At::Azure, azure::MAKE);
     page.stage.machines_are_made();
-    // What it is typed for follows: each line on the head node goes this way.
+    // The login precedes every later line on the head node.
     page.here("ssh -F vmss/ssh_config host1");
     let said = page.head(0, "doctor fleet exec --hostfile hostfile -- hostname");
     said.says("host1: host1\nhost2: host2\nhost3: host3\n");

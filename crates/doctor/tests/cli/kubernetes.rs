@@ -1,5 +1,5 @@
-//! The whole way on Kubernetes: the service as it is started, a real control plane, and `doctor-node` run by the bed's kubelet
-//! with what its pod says.
+//! The service on Kubernetes end to end: a real control plane, and `doctor-node` run by the bed's kubelet as its pod
+//! specifies.
 
 use std::{
     collections::HashMap,
@@ -31,8 +31,8 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// On nodes called `stuck…` no container starts, on those called `slow…` none ends. `None`: there is no control plane on
-    /// this machine, which is said, and in CI is a failure.
+    /// Starts the cluster. On nodes named `stuck…` no container starts, on nodes named `slow…` none ends. `None`: this
+    /// machine has no control plane, which is printed; in CI it is a failure.
     pub(crate) fn start(bed: &Bed, nodes: &[&str]) -> Option<Self> {
         let programs = ControlPlane::programs().inspect_err(|why| why.not_run("the service on Kubernetes")).ok()?;
         let plane = Arc::new(ControlPlane::start(&programs).unwrap());
@@ -45,7 +45,7 @@ impl Cluster {
                 return Play::Waits { reason: "ImagePullBackOff".to_owned(), message: "no such image".to_owned() };
             }
             if pod.metadata.labels.as_ref().is_some_and(of_a_run) && !on.starts_with("slow") {
-                // Nobody listens any more when the test is over.
+                // The receiver is gone when the test is over.
                 let _gone = start.send(serde_json::to_value(pod).unwrap());
             }
             Play::UntilTold
@@ -62,13 +62,13 @@ impl Cluster {
         std::thread::spawn(move || {
             for pod in started {
                 let (container, ending) = (Arc::clone(&container), ending.clone());
-                // Those of one run wait for each other.
+                // The pods of one run wait for each other, so each has a thread.
                 std::thread::spawn(move || {
                     let code = container.run(&pod);
                     let (Some(kubelet), Some(name)) = (ending.upgrade(), pod["metadata"]["name"].as_str()) else {
                         return;
                     };
-                    // A pod that was deleted meanwhile has ended already.
+                    // A pod that was deleted in the meantime has ended already.
                     let _ended = kubelet.end_pod(NAMESPACE, name, Exit::code(code));
                 });
             }
@@ -86,19 +86,19 @@ impl Cluster {
     }
 }
 
-/// Where a container's paths are on this machine.
+/// The locations of a container's paths on this machine.
 struct Container {
     data: PathBuf,
     state: PathBuf,
     policy: PathBuf,
     plane: Arc<ControlPlane>,
-    /// The port of this machine at which the pods meet that would meet at a name of the cluster.
+    /// The local ports at which pods meet that would meet at a name of the cluster.
     meetings: Mutex<HashMap<String, u16>>,
 }
 
 impl Container {
-    /// Runs the pod's command and gives back its exit code. Its GPUs and NCCL are stand-ins; on a node called `bad…` its first GPU
-    /// keeps the others waiting.
+    /// Runs the pod's command and returns its exit code. Its GPUs and NCCL are stand-ins; on a node named `bad…` its
+    /// first GPU hangs.
     fn run(&self, pod: &Value) -> i32 {
         let container = &pod["spec"]["containers"][0];
         let words = container["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap());
@@ -119,7 +119,7 @@ impl Container {
         command.status().unwrap().code().unwrap_or(-1)
     }
 
-    /// As a kubelet fills it in.
+    /// Resolves an environment variable as a kubelet does.
     fn variable(&self, pod: &Value, one: &Value) -> (String, String) {
         let (name, from) = (one["name"].as_str().unwrap().to_owned(), &one["valueFrom"]);
         if let Some(key) = from["secretKeyRef"]["key"].as_str() {
@@ -156,7 +156,7 @@ impl Container {
         )
     }
 
-    /// As a kubelet does, it waits until the secret is there.
+    /// Reads a secret and, like a kubelet, waits until it exists.
     fn secret(&self, secret: &str, key: &str) -> String {
         let path = format!("/api/v1/namespaces/{NAMESPACE}/secrets/{secret}");
         let mut encoded = None;
@@ -175,7 +175,7 @@ fn taint_of(cluster: &Cluster, node: &str) -> String {
     cluster.node(node)["spec"]["taints"].to_string()
 }
 
-/// Fails everywhere: no machine has less memory than none.
+/// Fails everywhere, because every machine has more than 0 bytes of memory.
 pub(crate) const BAD: &str = "version = 2\n[[rules]]\nid = \"bad\"\ncheck = \"memory\"\nmetric = \"mem_total_bytes\"\nabove = 0.0\n\
                    severity = \"isolate\"\nreason = \"bad-memory\"\ntext = \"a planted fault\"\n";
 
@@ -238,7 +238,7 @@ fn nodes_are_tested_by_real_jobs_and_a_bad_one_is_marked_until_it_is_proven() {
     until("the node to pass again", || label("gpu-1", "status") == "pass" && label("gpu-1", "severity").is_null());
     assert_eq!(label("gpu-2", "status"), "pass");
 
-    // An operator wants to know: examined, advised, and still out.
+    // An operator quarantines the node: it is examined, the advice is recorded, and it stays out of service.
     bed.expect(0, &["quarantine", "gpu-2", "--why", "it smells", "--yes"]);
     until("the advice", || annotation("gpu-2", "quarantine-result")["recommendation"] == "return");
     assert!(taint_of(&cluster, "gpu-2").contains("unhealthy"), "a person decides");

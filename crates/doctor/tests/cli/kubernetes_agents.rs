@@ -1,4 +1,4 @@
-//! Agents on Kubernetes: the service and the agent as they are started, and a real API server that says whose a token is.
+//! Agents on Kubernetes: the real service and agent, and a real API server that reviews tokens.
 
 use std::{
     fs::{self, File},
@@ -16,10 +16,10 @@ use crate::{
 };
 
 const AGENT: &str = "cluster-doctor-agent";
-/// What the check of the kernel's log knows as a fault.
+/// A line that the kernel log check reports as a fault.
 const FAULT: &str = "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 7: be00000000800400";
 
-/// A cluster of two nodes, a service with a door for agents, and a recorded machine that the agent looks at.
+/// A cluster of two nodes, a service with an agent endpoint, and a recorded machine for the agent to check.
 struct Stage {
     bed: Bed,
     cluster: Cluster,
@@ -40,7 +40,7 @@ impl Stage {
         let cluster = Cluster::start(&bed, &["gpu-1", "gpu-2"])?;
         let accounts = format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts");
         let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": AGENT } });
-        // Printed manifests may have it already.
+        // The printed manifests may have created it already.
         let made = cluster.plane.request("POST", &accounts, Some(&account)).unwrap();
         assert!(made.is_success() || made.status == 409, "{}", made.text);
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -60,7 +60,7 @@ impl Stage {
         Some(stage)
     }
 
-    /// A pod of the agents' account. Its containers are played; the program is started by the test.
+    /// Creates a pod of the agents' account. Its containers are simulated; the test starts the program.
     fn pod(&self, name: &str, node: &str) {
         self.cluster.plane.make(&json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": NAMESPACE },
@@ -71,7 +71,7 @@ impl Stage {
         }));
     }
 
-    /// As the kubelet does it: a new file in the place of the old one.
+    /// Renews the token like the kubelet: a new file replaces the old one.
     fn renew_token(&self, pod: &str) {
         let token = self.cluster.plane.pod_token(NAMESPACE, AGENT, pod, "cluster-doctor").unwrap();
         self.bed.write("token.new", &token);
@@ -111,7 +111,7 @@ impl Stage {
         why["open_findings"].as_array().into_iter().flatten().any(|found| found["text"].to_string().contains(words))
     }
 
-    /// What `doctor config check --live` says of this.
+    /// Returns what `doctor config check --live` reports about this.
     fn live(&self, what: &str) -> Value {
         let view = self.bed.json(&["config", "check", "--live"]);
         let found = view["live"].as_array().unwrap().iter().find(|one| one["what"] == what).cloned();
@@ -122,7 +122,7 @@ impl Stage {
         self.cluster.node("gpu-1")["spec"]["taints"].to_string()
     }
 
-    /// Another policy, for the service and for the agent, which each say when they go by it.
+    /// Changes the policy of the service and the agent, and waits until both report that it is in force.
     fn judge_by(&self, policy_text: &str, version: u32, service: &mut Service, agent: &mut Service) {
         policy(&self.bed, policy_text);
         service.says(&format!("the changed configuration is in force policy={version}"));
@@ -146,7 +146,7 @@ fn an_agent_speaks_with_its_pods_token_and_what_it_finds_marks_the_node_until_it
     assert_eq!(stage.listed("gpu-1")["speaks_by"], "token");
     stage.bed.expect(0, &["agent", "list"]).says("token");
 
-    // With the token of one node nobody speaks for another.
+    // The token of one node is not accepted for another.
     let mut liar = stage.agent("gpu-2");
     liar.says(
         "does not accept this node's token (403: the token is of the agent on gpu-1, and does not speak for gpu-2)",
@@ -165,7 +165,7 @@ fn an_agent_speaks_with_its_pods_token_and_what_it_finds_marks_the_node_until_it
     until("the annotation", || written("annotations", "results").contains("a planted fault"));
     stage.bed.doctor(&["why", "gpu-1"]).says("a planted fault").says("by the agent");
 
-    // It passes again, an operator lets it back, and a run proves it.
+    // The check passes again, an operator releases the node, and a run requalifies it.
     stage.judge_by("version = 3\n", 3, &mut service, &mut agent);
     stage.bed.expect(0, &["release", "gpu-1", "--why", "it was planted", "--yes"]);
     until("the node to be back", || !stage.taints().contains("cluster-doctor"));
@@ -199,7 +199,7 @@ fn a_live_check_names_who_is_not_heard_and_while_the_api_server_is_away_no_token
     let agents = stage.live("agents");
     assert!(agents["text"].to_string().contains("1 of 2 GPU nodes were not heard: gpu-2"), "{agents}");
     assert!(agents["remedy"].to_string().contains("no pod of cluster-doctor-agent is on gpu-2"), "{agents}");
-    // The policy that the jobs are to have was never made here: it is named with its remedy.
+    // The policy's ConfigMap for jobs does not exist here: it is reported with its remedy.
     let said = stage.bed.expect(1, &["config", "check", "--live"]);
     said.says("bad      policy in ConfigMap policy").says("create configmap policy --from-file=policy.toml");
     said.says("good     rights: all ").says("unknown  image: not proven").says("to be mended");

@@ -1,5 +1,5 @@
-//! What the seeds describe, on a real control plane: small batches, jobs that wait too long, nodes that users take; and what is
-//! left when everything ends in the worst moment.
+//! The workflows of the seeds on a real control plane: small batches, jobs that wait too long, nodes taken by users,
+//! and what remains after a crash at the worst moment.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use crate::{
     this_machine::Service,
 };
 
-/// A service of this cluster with the rights that are printed, and this beginning of its policy.
+/// Configures a service for this cluster with the printed permissions and this beginning of its policy.
 pub(crate) fn configure(bed: &Bed, cluster: &Cluster, policy: &str) {
     bed.policy_for(&["memory"], policy);
     let kubeconfig = cluster.plane.kubeconfig_for_service_account(NAMESPACE, "cluster-doctor").unwrap();
@@ -78,7 +78,7 @@ fn free_nodes_are_tested_five_at_a_time_and_users_come_first() {
     until("why it was", || bed.doctor(&["why", "stuck-1"]).out.contains("pending"));
     assert!(rows().iter().all(|row| row["node"] != "stuck-1"), "what never started leaves no row");
 
-    // A user takes the node of a job that runs: the scheduler itself ends ours.
+    // A user takes the node of a running job: the scheduler itself preempts ours.
     cluster.plane.make(&json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "train", "namespace": "default" },
         "spec": { "nodeSelector": { "kubernetes.io/hostname": "slow-1" }, "terminationGracePeriodSeconds": 0,
@@ -101,7 +101,7 @@ fn a_controller_killed_between_taint_and_job_leaves_nothing_behind_and_doubles_n
     let bed = Bed::new();
     std::fs::create_dir(bed.path("data")).unwrap();
     let Some(cluster) = Cluster::start(&bed, &["gpu-1"]) else { return };
-    // No job can be made, and the mark that comes before it can.
+    // The quota rejects jobs, but not the mark that is set before.
     let quota = format!("/api/v1/namespaces/{NAMESPACE}/resourcequotas/none");
     cluster.plane.make(&json!({ "apiVersion": "v1", "kind": "ResourceQuota",
         "metadata": { "name": "none", "namespace": NAMESPACE }, "spec": { "hard": { "count/jobs.batch": "0" } } }));
@@ -112,7 +112,7 @@ fn a_controller_killed_between_taint_and_job_leaves_nothing_behind_and_doubles_n
     configure(&bed, &cluster, "[suites.sweep]\ntests = [\"memory\"]\nevery = \"6h\"\nmaintenance = true\n");
     let service = Service::start(&bed);
     until("the taint", || cluster.taints("gpu-1").contains("cluster-doctor.io/maintenance"));
-    // SIGKILL: it has no time to tidy up.
+    // SIGKILL: no time for cleanup.
     drop(service);
     assert!(cluster.jobs().is_empty());
     assert!(cluster.plane.request("DELETE", &quota, None).unwrap().is_success());
@@ -145,7 +145,7 @@ fn while_we_only_observe_nodes_are_tested_and_nothing_is_written_on_them() {
         bed.path("doctor.db").exists()
             && bed.json(&["history", "--test", "memory"]).as_array().is_some_and(|rows| rows.len() == 1)
     });
-    // What the result changed is seen to in the cycles after it.
+    // The effects of the result follow in later cycles.
     bed.policy_for(&["memory"], &format!("version = 2\n{sweep}"));
     service.says("the changed configuration is in force policy=2");
     let node = cluster.node("gpu-1");

@@ -1,5 +1,6 @@
-//! A test over several nodes of a real control plane: an indexed job whose pods find each other, and trials that tell who is at
-//! fault. Pods run the real `doctor-node`; their GPUs and NCCL are stand-ins, whose ranks really add up over sockets.
+//! A multi-node test on a real control plane: an indexed job whose pods find each other, and trials that identify the
+//! faulty node. Pods run the real `doctor-node`; their GPUs and NCCL are stand-ins whose ranks really add up over
+//! sockets.
 
 use serde_json::{Value, json};
 
@@ -46,7 +47,7 @@ fn nodes_are_tested_together_and_the_one_that_fails_with_every_partner_is_named(
     assert_eq!((&met["spec"]["clusterIP"], &met["spec"]["publishNotReadyAddresses"]), (&json!("None"), &json!(true)));
     assert_eq!(met["metadata"]["ownerReferences"][0]["uid"], job["metadata"]["uid"], "it goes with the job");
 
-    // Those that are well together are, after one run.
+    // Good nodes are confirmed by a single run.
     bed.expect(0, &["test", "--nodes", "gpu-[1-3]", "--yes"]);
     until("all to be well", || bed.doctor(&["audit"]).out.contains("all are well together"));
     let (code, log) = service.stop();

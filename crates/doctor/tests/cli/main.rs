@@ -1,4 +1,4 @@
-//! The program as people use it: built, started, and asked; what it prints and how it ends is compared.
+//! Tests of the built program: its output and exit codes, as users see them.
 
 mod agents;
 mod alerts;

@@ -1,4 +1,4 @@
-//! Numbers for Prometheus, as a real controller gives them, read by Prometheus' own tool.
+//! Metrics of a real controller, checked with Prometheus' promtool.
 
 use std::{
     io::{Read, Write},
@@ -22,7 +22,7 @@ pub(crate) fn scrape(port: u16) -> Option<String> {
     head.starts_with("HTTP/1.1 200").then(|| body.to_owned())
 }
 
-/// What the tool has to say against it; nothing, if it is good. `None`: there is no such tool.
+/// Returns the tool's complaints, empty if there are none. `None`: the tool is not installed.
 fn promtool(args: &[&str], input: &str) -> Option<String> {
     let child =
         Command::new("promtool").args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();

@@ -1,4 +1,4 @@
-//! Commands that only look, on the store that a demonstration leaves behind.
+//! Read-only commands, on the store of a demo.
 
 use crate::bed::{Bed, demo};
 

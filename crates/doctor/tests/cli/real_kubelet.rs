@@ -1,5 +1,5 @@
-//! The whole way on a real node: the service as it is started, with the rights that it prints; a real control plane; a real
-//! kubelet and containers, which run `doctor-node` in our image. Only the GPUs are said to be there and are not.
+//! The service on a real node end to end: its printed permissions, a real control plane, and a real kubelet with
+//! containers that run `doctor-node` in our image. Only the GPUs are pretended.
 
 use std::{net::TcpListener, path::Path, sync::Arc};
 
@@ -14,15 +14,15 @@ use crate::{
 const NAMESPACE: &str = "cluster-doctor";
 const PODS: &str = "/api/v1/namespaces/cluster-doctor/pods";
 const NODE: &str = "real-1";
-/// What a reboot is here: a file that only a program with the node's own file system can make.
+/// A reboot in this test: a file that only a program with access to the node's file system can create.
 const REBOOTED: &str = "rebooted";
 
-/// Fails everywhere: no machine has less memory than none. And its node may be rebooted.
+/// Fails everywhere, because every machine has more than 0 bytes of memory. The node may be rebooted.
 const BAD: &str = "mode = \"act\"\n[allow]\ndrain = true\nreboot = true\n\
                    [[rules]]\nid = \"bad\"\ncheck = \"memory\"\nmetric = \"mem_total_bytes\"\nabove = 0.0\n\
                    severity = \"reboot\"\nreason = \"bad-memory\"\ntext = \"a planted fault\"\n";
 
-/// The service and the one node that it looks after.
+/// The service and its one node.
 struct Cluster {
     bed: Bed,
     plane: Arc<ControlPlane>,
@@ -60,13 +60,13 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Has the storage test take so long for each of its patterns, and what else is said. The service reads a file, and jobs
-    /// a ConfigMap. What never comes is soon given up.
+    /// Changes the policy: the storage test takes this long per pattern. The service reads a file, jobs a ConfigMap.
+    /// Missing results are given up soon.
     fn change_policy(&mut self, pattern_time: &str, more: &str) {
         self.change_policy_and_wait("1s", pattern_time, more);
     }
 
-    /// The same, with results awaited for so long after the end of their job.
+    /// The same, with this `result_grace` for results after the end of their job.
     fn change_policy_and_wait(&mut self, grace: &str, pattern_time: &str, more: &str) {
         self.policy += 1;
         let storage = format!("size = \"16MiB\"\npattern_time = \"{pattern_time}\"\ndirectories = [\"/tmp\"]\n");
@@ -96,7 +96,7 @@ impl Cluster {
         self.ask("GET", PODS, None)["items"].as_array().unwrap().clone()
     }
 
-    /// Has memory and storage tested, and waits until the storage test runs. Gives the run and its pod.
+    /// Requests memory and storage tests, and waits until the storage test runs. Returns the run and its pod.
     fn test_storage(&self) -> (String, String) {
         let asked = ["test", NODE, "--test", "memory", "--test", "storage", "--why", "a real node", "--yes"];
         self.bed.expect(0, &asked);
@@ -111,7 +111,7 @@ impl Cluster {
         found.unwrap()
     }
 
-    /// Has these tested. Gives the run and its pod; there may be runs that nobody asked for.
+    /// Requests these tests. Returns the run and its pod; scheduled runs may exist besides.
     fn test(&self, tests: &[&str]) -> (String, String) {
         let (named, before) = (json!(tests.join(",")), self.pods());
         let tests: Vec<&str> = tests.iter().flat_map(|test| ["--test", test]).collect();
@@ -140,14 +140,14 @@ impl Cluster {
         self.bed.doctor(&["log", run]).out
     }
 
-    /// What became of a test in a run; `None` while that is not known.
+    /// Returns the verdict of a test in a run; `None` while it is unknown.
     fn verdict(&self, run: &str, test: &str) -> Option<String> {
         let rows = self.bed.json(&["history", "--test", test]);
         let row = rows.as_array()?.iter().find(|row| row["run"] == run)?;
         row["verdict"].as_str().map(str::to_owned)
     }
 
-    /// The condition with which the run's job ended: its type and its reason.
+    /// Returns the type and reason of the condition with which the run's job ended.
     fn job_end(&self, run: &str) -> Option<(String, String)> {
         let job = self.ask("GET", &format!("/apis/batch/v1/namespaces/{NAMESPACE}/jobs/doctor-{run}"), None);
         let ended = job["status"]["conditions"].as_array()?.iter().find(|condition| {
@@ -198,7 +198,7 @@ fn jobs_run_in_containers_and_their_results_are_kept_whatever_happens_to_pod_and
     cluster.bed.expect(0, &["db", "verify"]).says("The store is sound.");
 }
 
-/// The controller's image needs no root, no rights and nothing of itself that can be written.
+/// The controller's image needs no root, no capabilities and no writable root file system.
 fn controller_without_rights(cluster: &Cluster) {
     cluster.plane.make(&json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "controller", "namespace": "default" },
@@ -231,7 +231,7 @@ fn controller_without_rights(cluster: &Cluster) {
     assert!(pod["status"]["phase"] == "Succeeded" && log.text.contains("is good"), "{log:?}\n{}", pod["status"]);
 }
 
-/// From submit to the stored result with its log.
+/// From submission to the stored result with its log.
 fn whole_run(cluster: &Cluster) {
     let rows = || cluster.bed.json(&["history", "--test", "memory"]);
     until("the first result", || rows().as_array().is_some_and(|rows| !rows.is_empty()));
@@ -245,7 +245,7 @@ fn whole_run(cluster: &Cluster) {
     assert_eq!(pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"], 0, "{pod}");
 }
 
-/// Containers go on without it, and when it is back it finds them again.
+/// Containers continue without the kubelet, which finds them again after its restart.
 fn kubelet_dies(cluster: &Cluster) {
     let (run, _) = cluster.test_storage();
     cluster.node.kill_kubelet().unwrap();
@@ -256,12 +256,12 @@ fn kubelet_dies(cluster: &Cluster) {
     cluster.until_ended(&run, ("Complete", "CompletionsReached"));
 }
 
-/// Prints more than fits into the message of a container's end.
+/// Prints more than a container's termination message can hold.
 const LARGE: &str =
     "[tests.large.params]\ncommand = [\"/bin/sh\", \"-c\", \"head -c 30000 /dev/urandom | od -An -tx1\"]\n";
 
-/// Without a directory that anybody shares: results come with the pods, small ones with their last words, large ones with their
-/// logs, and those of a pod that was taken away before it is gone.
+/// Without a shared directory, results come with the pods: small ones in termination messages, large ones in logs, and
+/// those of a deleted pod before it is gone.
 fn nothing_shared(cluster: &mut Cluster, shared: &str) -> Service {
     let own = shared.replace("data = \"data\"", "data = \"own\"");
     let kept: Vec<&str> = own.lines().filter(|line| !line.starts_with("share = ")).collect();
@@ -273,7 +273,7 @@ fn nothing_shared(cluster: &mut Cluster, shared: &str) -> Service {
             cluster.ask("PATCH", &path, Some(object));
         }
     }
-    // A log that could not be had at once, because the kubelet is busy, is asked for again in the next cycle.
+    // If a log is not available immediately because the kubelet is busy, the next cycle requests it again.
     cluster.change_policy_and_wait("2m", "1s", LARGE);
     let mut service = Service::start(&cluster.bed);
     for test in ["memory", "large"] {
@@ -293,7 +293,7 @@ fn nothing_shared(cluster: &mut Cluster, shared: &str) -> Service {
     service
 }
 
-/// A result that came with its pod, and its log.
+/// Checks a result that came with its pod, and its log.
 fn carried(cluster: &Cluster, test: &str) {
     let (run, pod) = cluster.test(&[test]);
     until("the result", || cluster.verdict(&run, test).is_some());
@@ -306,7 +306,7 @@ fn carried(cluster: &Cluster, test: &str) {
     assert!(end["message"].as_str().is_some_and(|message| message.starts_with(beginning)), "{test}: {end}");
 }
 
-/// Somebody takes the pod away. It has the time to sign what had finished.
+/// The pod is deleted. It has time to sign what had finished.
 fn pod_deleted(cluster: &Cluster) {
     let (run, pod) = cluster.test_storage();
     cluster.ask("DELETE", &format!("{PODS}/{pod}"), None);
@@ -315,7 +315,7 @@ fn pod_deleted(cluster: &Cluster) {
     until("the run to be given up", || cluster.audit().contains("job-lost"));
 }
 
-/// An operator wants the node: the job is told to end, and has the time as well.
+/// An operator holds the node: the job is ended, and has time to sign what had finished.
 fn withdrawn(cluster: &Cluster) {
     let (run, _) = cluster.test_storage();
     cluster.bed.expect(0, &["hold", NODE, "--why", "somebody needs it", "--yes"]);
@@ -324,8 +324,9 @@ fn withdrawn(cluster: &Cluster) {
     until("the run to be given up", || cluster.audit().contains("withdrawn: the job ended (killed)"));
 }
 
-/// The agents as they are printed: the DaemonSet's own controller puts one on the node, the kubelet gives it a token for the service
-/// alone, and whoever takes its pod's place is heard as well. Names are not resolved in this cluster, so the service's is written down.
+/// The printed agents: the DaemonSet controller places one on the node, the kubelet gives it a token for the service
+/// only, and the pod that replaces it is accepted as well. This cluster has no DNS, so the service's address is written
+/// down.
 fn agents(cluster: &Cluster) {
     let label = json!({ "metadata": { "labels": { "nvidia.com/gpu.present": "true" } } });
     cluster.ask("PATCH", &format!("/api/v1/nodes/{NODE}"), Some(&label));
@@ -372,11 +373,11 @@ fn agents(cluster: &Cluster) {
         }
         !began.is_empty()
     });
-    // It is written down once a minute. Moments are text whose order is theirs.
+    // The report time is stored once a minute. Timestamps sort as text.
     until("the other to be heard", || heard().is_some_and(|agent| *agent["heard"].as_str().unwrap() > *began));
 }
 
-/// On a node that is bad the command of its own system is run, by a pod with all rights. It is not done by that alone.
+/// On a bad node a privileged pod runs the reboot command of the node's system. That alone does not complete the step.
 fn rebooted(cluster: &Cluster) {
     cluster.bed.expect(0, &["release", NODE, "--why", "they are done", "--yes"]);
     cluster.bed.expect(0, &["test", NODE, "--test", "memory", "--why", "a planted fault", "--yes"]);
@@ -386,7 +387,7 @@ fn rebooted(cluster: &Cluster) {
     cluster.bed.doctor(&["why", NODE]).says("is being repaired (reboot");
 }
 
-/// The signal reached `doctor-node`, which signed the test that had finished and not the one that was running.
+/// The signal reached `doctor-node`, which signed the test that had finished, but not the one that was running.
 fn cut_short(cluster: &Cluster, run: &str) {
     until("what had finished", || cluster.verdict(run, "memory").is_some());
     assert_eq!(cluster.verdict(run, "memory").as_deref(), Some("pass"));

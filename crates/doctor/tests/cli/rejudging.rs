@@ -1,4 +1,4 @@
-//! Results judged again, on the store that a demonstration left.
+//! `doctor rejudge`, on the store of a demo.
 
 use crate::bed::{Bed, demo_copy};
 
@@ -40,7 +40,8 @@ fn a_rule_about_peers_shows_what_it_would_have_done_and_changes_nothing() {
     bed.expect(1, &["rejudge", "--policy", "stricter.toml"]).says("slower-than-peers").says("policy version 7");
     let json = bed.json(&["rejudge", "--policy", "stricter.toml"]);
     let differs = json["differs"].as_array().unwrap();
-    // Each is compared with the median of the others: about half are below, and nobody who had no peers yet.
+    // Each result is compared with the median of its peers: about half are below, and results without peers are not
+    // compared.
     let (found, judged) = (differs.len() as u64, json["judged"].as_u64().unwrap());
     assert!(found > 5 && found < judged / 2, "{found} of {judged}");
     for difference in differs {

@@ -1,4 +1,4 @@
-//! Pages and archives that people are given, from the store of a demonstration.
+//! Reports and support bundles, from the store of a demo.
 
 use std::process::Command;
 
@@ -19,7 +19,7 @@ use crate::{
     this_machine::Service,
 };
 
-/// A demonstration's store in which a case is open against a node that has results, and the case.
+/// A demo's store with a case against a node that has results, and the case.
 fn with_a_case() -> (Bed, String) {
     let bed = demo_copy();
     let store = Store::open(&StoreUrl::Sqlite(bed.path("doctor.db"))).unwrap();

@@ -1,4 +1,4 @@
-//! Configuration: found, checked, shown, and refused with line and column.
+//! Configuration: searched for, checked, shown, and rejected with line and column.
 
 use crate::bed::Bed;
 
@@ -7,7 +7,7 @@ fn init_writes_commented_defaults_that_are_good_and_overwrites_nothing() {
     let bed = Bed::new();
     bed.expect(0, &["config", "init", "site"]).says("site/doctor.toml");
     assert!(bed.read("site/policy.toml").contains("# Validation jobs at a time"));
-    // The default data directory belongs to an operator who has not made it here.
+    // The default data directory does not exist here.
     let said = bed.doctor(&["config", "check", "--config", "site/doctor.toml"]);
     said.says("site/doctor.toml is good.").says("disk-space");
     bed.expect(2, &["config", "init", "site"]).complains("is there already");

@@ -1,4 +1,4 @@
-//! A simulated cluster as a process of its own, and a controller on it.
+//! A simulated cluster as a separate process, with a controller.
 
 use std::{
     io::{BufRead, BufReader},
@@ -10,12 +10,12 @@ use crate::{
     this_machine::Service,
 };
 
-/// The served cluster; it ends with the test.
+/// The served cluster, which is killed when the test ends.
 struct Cluster(Child);
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have exited already.
         let _gone = self.0.kill();
         let _gone = self.0.wait();
     }

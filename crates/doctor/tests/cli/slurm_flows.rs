@@ -1,5 +1,5 @@
-//! What the seeds describe, on real Slurms of two generations: users come first, a node that we took out is open to nobody but us
-//! whatever moment the controller ends in, and what operators and broken daemons do stays theirs.
+//! The workflows of the seeds on real Slurm clusters of two versions: users come first, a node that we took out stays
+//! closed to users whenever the controller dies, and changes by operators and broken daemons are left alone.
 
 use std::{
     fs,
@@ -16,14 +16,14 @@ use crate::{
     this_machine::Service,
 };
 
-/// Fails everywhere: no machine has less memory than none.
+/// Fails everywhere, because every machine has more than 0 bytes of memory.
 const BAD: &str = "version = 2\n[[rules]]\nid = \"bad\"\ncheck = \"memory\"\nmetric = \"mem_total_bytes\"\nabove = 0.0\n\
     severity = \"isolate\"\nreason = \"bad-memory\"\ntext = \"a planted fault\"\n";
 
-/// As the seed has it: users get a node that we test on within a minute.
+/// The seed's limit: users get a node under test within a minute.
 const GIVEN_UP_WITHIN: Duration = Duration::from_secs(60);
 
-/// Runs the real program. A change that was not made before ends the service: once before it is made, once after.
+/// Runs the real program, and kills the service at each new change: once before it is made, once after.
 const KILLER: &str = r#"#!/bin/sh
 name=$(basename "$0")
 case "$name $1" in
@@ -43,14 +43,14 @@ echo "$name $*" >"$key.after"
 kill -KILL $PPID
 "#;
 
-/// A Slurm, and the service's folder with a share in it. A test that fails shows how they were.
+/// A Slurm cluster, and the service's directory with a share. A failing test prints their state.
 pub(crate) struct Scene {
     pub(crate) bed: Bed,
     pub(crate) slurm: Slurm,
 }
 
 impl Scene {
-    /// `None`: there is no Slurm on this machine, which is said, and in CI is a failure.
+    /// Starts the cluster. `None`: this machine has no Slurm, which is printed; in CI it is a failure.
     pub(crate) fn start(what: &str, layout: &Layout) -> Option<Self> {
         let slurm = match Slurm::start(layout) {
             Ok(slurm) => slurm,
@@ -82,7 +82,7 @@ impl Drop for Scene {
     }
 }
 
-/// A service of this Slurm that runs these programs, with further settings of the backend.
+/// Configures a service for this cluster that runs these programs, with further backend settings.
 fn configure(bed: &Bed, slurm: &Slurm, programs: &Path, settings: &str) {
     bed.write(
         "doctor.toml",
@@ -104,7 +104,7 @@ pub(crate) fn rows(bed: &Bed, test: &str) -> Vec<Value> {
     bed.json(&["history", "--test", test]).as_array().cloned().unwrap_or_default()
 }
 
-/// Jobs of ours that Slurm remembers: name, state, node.
+/// Returns our jobs that Slurm remembers: name, state, node.
 fn our_jobs(slurm: &Slurm) -> Vec<[String; 3]> {
     let listed = slurm.run("squeue", &["--noheader", "--states=all", "--format=%j|%T|%N|"]).unwrap_or_default();
     let words = listed.lines().map(|line| line.split_terminator('|').map(str::to_owned).collect::<Vec<_>>());
@@ -134,7 +134,7 @@ fn users_come_first(generation: Generation) {
     let Some(scene) = Scene::start("users come first on Slurm", &layout) else { return };
     let Scene { bed, slurm } = &scene;
     configure(bed, slurm, slurm.programs(), "");
-    // A test that goes on until somebody ends it.
+    // A test that runs until it is ended.
     bed.policy_for(
         &[],
         "[limits]\nresult_grace = \"1s\"\n[retry]\ninconclusive = \"1h\"\n\
@@ -151,7 +151,7 @@ fn users_come_first(generation: Generation) {
     };
     until("a run on each free node", || running(slurm) == ["node2", "node3"]);
 
-    // One node is wanted, and one is given up.
+    // A user job wants one node, and one is given up.
     let wants = slurm.submit(&["--exclusive", "--gres=gpu:8", "--wrap=exec sleep 600"]).unwrap();
     let asked = Instant::now();
     slurm.wait_for_job(wants, "RUNNING").unwrap();
@@ -192,7 +192,7 @@ fn a_job_that_does_not_start_is_given_up_and_results_come_from_those_that_do() {
     assert_eq!(our_jobs(slurm).len(), 2, "{:?}", our_jobs(slurm));
     assert_eq!(service.stop().0, Some(0));
 
-    // Slurm itself holds the next ones back.
+    // Slurm itself delays the next jobs.
     bed.policy_for(&["memory"], "version = 2\n[limits]\npending = \"3s\"\n[retry]\nnot_started = \"1h\"\n");
     configure(bed, slurm, slurm.programs(), "job = { arguments = [\"--begin=now+1hour\"] }\n");
     let service = Service::start(bed);
@@ -206,7 +206,7 @@ fn a_job_that_does_not_start_is_given_up_and_results_come_from_those_that_do() {
     assert_eq!(code, Some(0), "{log}");
 }
 
-/// A service that is started again whenever it was killed.
+/// A service that is restarted whenever it was killed.
 struct Restarted<'a> {
     bed: &'a Bed,
     service: Service,
@@ -221,7 +221,7 @@ impl<'a> Restarted<'a> {
     #[track_caller]
     fn until(&mut self, what: &str, mut level: impl FnMut() -> bool) {
         let before = self.starts;
-        // Each start has the whole patience of a wait.
+        // Each start has the full time limit of a wait.
         loop {
             let began = self.starts;
             until(&format!("{what} (after {before} to {began} starts)"), || {
@@ -238,7 +238,8 @@ impl<'a> Restarted<'a> {
     }
 }
 
-/// A folder of programs that end the service at each change, and where they note at which they did.
+/// Creates a directory of programs that kill the service at each change, and returns it with the directory of their
+/// records.
 fn killers(bed: &Bed, slurm: &Slurm) -> (PathBuf, PathBuf) {
     let (programs, killed) = (bed.path("killers"), bed.path("killed"));
     fs::create_dir(&killed).unwrap();
@@ -259,7 +260,7 @@ fn stays_closed_while_it_is_ours(generation: Generation) {
     let Scene { bed, slurm } = &scene;
     let (programs, killed) = killers(bed, slurm);
     configure(bed, slurm, &programs, "");
-    // What a kill prevented is tried again soon.
+    // What a kill prevented is retried soon.
     bed.policy_for(
         &["memory"],
         "mode = \"act\"\n[allow]\ndrain = true\n[repair]\nexamine = [\"memory\"]\n\
@@ -271,11 +272,11 @@ fn stays_closed_while_it_is_ours(generation: Generation) {
     bed.expect(0, &["quarantine", "node1", "--why", "it smells", "--yes"]);
     service.until("the drain", || slurm.node_state("node1").is_ok_and(|state| state.contains("DRAIN")));
     assert!(reason(slurm, "node1").starts_with("doctor:"), "{}", reason(slurm, "node1"));
-    // Whoever lets users in, lets this one in, and it stays.
+    // If the node opens for users at any moment, this job starts and keeps running.
     let user = slurm.submit(&["--nodelist=node1", "--no-requeue", "--wrap=exec sleep 600"]).unwrap();
     service.until("the examination", || {
         assert_eq!(slurm.job_state(user).unwrap(), "PENDING", "node1 is {:?}", slurm.node_state("node1"));
-        // A run that was killed in the wrong moment brings no result, and then it advises to examine again.
+        // A run that was killed at the wrong moment has no result; the advice is then to examine again.
         bed.doctor(&["why", "node1"]).out.contains("its examination advises")
     });
     service.until("the node to be drained again", || {
@@ -363,7 +364,7 @@ fn daemons_that_end_make_nodes_unknown_and_nothing_is_done_twice() {
     };
     assert_eq!(used("node1"), "free");
 
-    // Nobody can be asked: nothing is concluded, and it is said once.
+    // Slurm cannot be queried: nothing is concluded, and the problem is reported once.
     slurm.kill(Daemon::Munge).unwrap();
     until("the trouble in status", || bed.doctor(&["status"]).out.contains("look at the nodes"));
     slurm.restart(Daemon::Munge).unwrap();
@@ -371,8 +372,8 @@ fn daemons_that_end_make_nodes_unknown_and_nothing_is_done_twice() {
     slurm.stop(Daemon::Controller).unwrap();
     until("the trouble in status", || bed.doctor(&["status"]).out.contains("look at the nodes"));
     slurm.restart(Daemon::Controller).unwrap();
-    // What is known of the nodes was seen before slurmctld ended until a look succeeds again, and a
-    // slurmctld that has just started knows no node until its slurmd has registered.
+    // Until a query succeeds, the node states are those from before slurmctld stopped; and a newly started slurmctld
+    // knows no node until its slurmd has registered.
     until("the trouble to be over", || !bed.doctor(&["status"]).out.contains("look at the nodes"));
     for node in ["node1", "node2"] {
         until("slurmd to register", || slurm.node_state(node).is_ok_and(|state| state == "IDLE"));

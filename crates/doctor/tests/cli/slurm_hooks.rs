@@ -1,5 +1,6 @@
-//! Slurm's hooks and the controller, as real programs: what a hook sees comes in and is acted on, the breaker's permit goes out,
-//! what `doctor deploy slurm` prints is taken by real slurmctlds, and `doctor config check --live` asks them.
+//! Slurm's hooks and the controller as real programs: the controller records and acts on a hook's findings, the hook
+//! receives the breaker's permit, real slurmctlds accept the output of `doctor deploy slurm`, and
+//! `doctor config check --live` queries them.
 
 use std::{
     fs,
@@ -19,7 +20,7 @@ use crate::{
 
 const DAMAGED: &str = "3,2,999999000000,-;EXT4-fs error (device sda1): ext4_lookup:1855: inode #2\n";
 
-/// A recorded machine below a folder.
+/// Writes a recorded machine below a directory.
 fn machine(bed: &Bed, folder: &str, log: &str) {
     for directory in ["dev", "proc/sys/kernel/random"] {
         fs::create_dir_all(bed.path(&format!("{folder}/{directory}"))).unwrap();
@@ -34,7 +35,7 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// A Slurm, or `None` where this machine has none, which is said and in CI is a failure.
+/// Starts Slurm. `None`: this machine has none, which is printed; in CI it is a failure.
 fn slurm(what: &str, layout: &Layout) -> Option<Slurm> {
     match Slurm::start(layout) {
         Ok(slurm) => Some(slurm),
@@ -52,7 +53,7 @@ fn executable(path: &Path, text: &str) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// The settings of a node's agent and hooks, below `folder`.
+/// Writes the settings of a node's agent and hooks below `folder`.
 fn settings(bed: &Bed, folder: &str, node: &str, more: &str) {
     let at = |name: &str| bed.path(&format!("{folder}/{name}"));
     let agent = format!(
@@ -88,7 +89,7 @@ fn what_a_hook_sees_comes_to_the_controller_by_itself_or_by_the_agent_and_its_pe
     machine(&bed, "here/machine", "");
     settings(&bed, "here", "here", "[prolog]\nblock = true\n");
 
-    // Nobody is there: jobs run, and what was seen waits.
+    // Without a controller jobs run, and the report is queued.
     let said = hook(&bed, "health");
     assert_eq!(said.code, 0);
     said.complains("health: well").complains("the controller does not take it now, it waits");
@@ -100,14 +101,14 @@ fn what_a_hook_sees_comes_to_the_controller_by_itself_or_by_the_agent_and_its_pe
     until("a hook that is heard", || hook(&bed, "health").err.contains("; reported"));
     let found = || bed.json(&["why", "here"])["open_findings"].to_string();
     until("the finding", || found().contains("ext4_lookup"));
-    // The breaker's word came back with the answer. How many nodes are out already only Slurm could say, and there is none here.
+    // The answer carried the breaker's permit. Only Slurm knows how many nodes are out already, and there is none here.
     let permit = bed.path("here/agent/permit.json");
     assert!(permit.exists(), "{:?}", fs::read_dir(bed.path("here/agent")).unwrap().collect::<Vec<_>>());
     let said = hook(&bed, "prolog");
     assert_eq!(said.code, 0, "{}", said.err);
     said.complains("prolog: damage (isolate) of kernel-log").complains("the job is let through: scontrol failed");
 
-    // An agent that runs is the one who speaks.
+    // While an agent runs, the agent reports.
     let mut command = Command::new(doctor_node());
     command.args(["agent", "--config", "here/agent.toml"]).current_dir(bed.path("")).stdin(Stdio::null()).env_clear();
     let mut agent = Service::of(command);
@@ -127,7 +128,7 @@ fn is_taken(generation: Generation) {
     bed.write("policy.toml", "[agents]\nlook_every = \"2m\"\n[tests.time-sync]\nenabled = false\n");
     bed.write("doctor.toml", "data = \"data\"\npolicy = \"policy.toml\"\n");
     machine(&bed, "node/machine", "");
-    // Where the scripts look for settings is the machine's own; the tests' lie here.
+    // The scripts look for settings in system paths; the tests' settings are here.
     let program = bed.path("bin/doctor-node");
     let config = bed.path("node/hook.toml");
     executable(
@@ -158,7 +159,7 @@ fn is_taken(generation: Generation) {
     );
     fs::write(&config, state).unwrap();
     let said = bed.expect(0, &[&args[..], &["--what", "slurm-conf"]].concat());
-    // The bed has parameters of the scheduler's already: the word goes beside them, as the comment says.
+    // The bed has SchedulerParameters already: the value is added to them, as the printed comment says.
     let lines = said.out.replace("SchedulerParameters=nohold", "SchedulerParameters=sched_interval=2,nohold");
     let layout =
         Layout { generation, nodes: 1, lines: lines.lines().map(str::to_owned).collect(), ..Layout::default() };
@@ -198,7 +199,7 @@ fn deploy_slurm_writes_a_folder_for_each_kind_of_machine_and_refuses_what_slurm_
     bed.expect(2, &["deploy", "slurm", "--user", "a b"]).complains("no name of a user");
 }
 
-/// A controller of this Slurm, with a door for its nodes.
+/// Configures a controller for this cluster with an agent endpoint.
 fn controller(bed: &Bed, slurm: &Slurm) {
     fs::create_dir(bed.path("data")).unwrap();
     bed.write(
@@ -216,7 +217,7 @@ fn controller(bed: &Bed, slurm: &Slurm) {
 
 fn drains_by_the_controller(generation: Generation) {
     let bed = Bed::new();
-    // Of two nodes one is an operator's: by the usual share the other one would be for a person.
+    // An operator holds one of two nodes; with the default share, the breaker would leave the other to an operator.
     bed.policy("[breaker]\npercent_of_pool = 100.0\n");
     let mut nodes = Vec::new();
     for n in 1..=2 {
@@ -241,7 +242,7 @@ fn drains_by_the_controller(generation: Generation) {
     service.says("agents may report");
     let log = |node: &str| fs::read_to_string(bed.path(&format!("{node}/hook/hook.log"))).unwrap_or_default();
     until("hooks that are heard", || nodes.iter().all(|node| log(node).contains("; reported")));
-    // Each of its hooks brings the breaker's word back.
+    // Each hook's report returns the breaker's permit.
     until("a permit", || bed.path("node1/agent/permit.json").exists());
 
     slurm.run("scontrol", &["update", "nodename=node2", "state=drain", "reason=Maintenance"]).unwrap();

@@ -1,5 +1,5 @@
-//! A test over several nodes of a real Slurm: one job of which each node runs its part, and trials that tell who is at fault. GPUs
-//! and NCCL are stand-ins, whose ranks really add up over sockets.
+//! A multi-node test on a real Slurm: one job of which each node runs its part, and trials that identify the faulty
+//! node. GPUs and NCCL are stand-ins whose ranks really add up over sockets.
 
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
@@ -11,7 +11,7 @@ use crate::{
     this_machine::Service,
 };
 
-/// The stand-ins are slower than any real GPUs, and what hangs is given up soon.
+/// The stand-ins are slower than real GPUs, and hangs are given up soon.
 pub(crate) const POLICY: &str = "[limits]\nresult_grace = \"2s\"\n[tests.collective-nodes]\n\
     params = { mode = \"nodes\", least = 1024, most = \"16KiB\", stall = \"5s\", gather = \"60s\" }\n\
     [[rules]]\nid = \"collective-nccl_nodes_busbw_bytes_per_s-floor\"\ncheck = \"collective\"\nmetric = \"nccl_nodes_busbw_bytes_per_s\"\n\
@@ -19,8 +19,8 @@ pub(crate) const POLICY: &str = "[limits]\nresult_grace = \"2s\"\n[tests.collect
     [[rules]]\nid = \"collective-link-slow\"\ncheck = \"collective\"\nmetric = \"nccl_link_percent_of_median\"\nbelow = 0.01\n\
     where_measured = true\nof_all = true\nreason = \"link-slow\"\nseverity = \"monitor\"\ntext = \"{value}\"\n";
 
-/// `doctor-node` on nodes that are all this machine: they meet on a port of their job, and the first GPU of `node2` keeps the
-/// others waiting.
+/// `doctor-node` on nodes that are all this machine: they meet on a port derived from their job id, and the first GPU
+/// of `node2` hangs.
 const ON_A_NODE: &str = r#"#!/bin/sh
 export DOCTOR_CUDA=LIBRARY DOCTOR_NCCL=LIBRARY DOCTOR_STANDIN_GPUS=2 DOCTOR_STANDIN_NODE="${SLURM_PROCID:-0}"
 export DOCTOR_RENDEZVOUS="127.0.0.1:$((PORTS + SLURM_JOB_ID))"

@@ -1,5 +1,5 @@
-//! A fleet without a scheduler, the whole way: the service over real sshd hosts. Runs outlive it and their connections, users come
-//! first, and a host is rebooted only when nobody is on it.
+//! A fleet without a scheduler end to end: the service over real sshd hosts. Runs survive the service and its
+//! connections, users come first, and a host is rebooted only while it has no users.
 
 use std::{
     fs,
@@ -18,17 +18,17 @@ use crate::{
     this_machine::Service,
 };
 
-/// As the seed has it for users of a scheduler: a host that we test on is given up within a minute.
+/// The seed's limit for users of a scheduler: a host under test is given up within a minute.
 const GIVEN_UP_WITHIN: Duration = Duration::from_secs(60);
 
-/// Hosts, and the service's folder.
+/// Hosts, and the service's directory.
 pub(crate) struct Site {
     pub(crate) bed: Bed,
     pub(crate) fleet: Fleet,
 }
 
 impl Site {
-    /// `None`: there are no hosts on this machine, which is said, and in CI is a failure.
+    /// Starts the hosts. `None`: this machine cannot run them, which is printed; in CI it is a failure.
     pub(crate) fn start(what: &str, hosts: u8) -> Option<Self> {
         let fleet = Fleet::start(hosts).inspect_err(|why| why.not_run(what)).ok()?;
         let bed = Bed::new();
@@ -38,9 +38,9 @@ impl Site {
         Some(site)
     }
 
-    /// Without a shared directory: everything comes over SSH.
+    /// Configures a service without a shared directory: everything comes over SSH.
     pub(crate) fn configure(&self, settings: &str) {
-        // What a debugger reads is not carried to every host.
+        // Debug symbols are not copied to every host.
         let program = self.bed.path("carried");
         if !program.exists() {
             let stripped = Command::new("strip").arg("-o").arg(&program).arg(doctor_node()).status().unwrap();
@@ -71,7 +71,7 @@ impl Site {
         row.map(|row| row["used"].as_str().unwrap_or_default().to_owned()).unwrap_or_default()
     }
 
-    /// The run that is on a host, by the files there.
+    /// Returns the active run of a host, from the files there.
     fn run_on(&self, host: usize) -> Option<String> {
         let runs = fs::read_dir(own(&self.fleet.hosts()[host])?.join("runs")).ok()?;
         let claimed = |run: &fs::DirEntry| {
@@ -88,7 +88,7 @@ impl Site {
     }
 }
 
-/// A test that fails shows how everything was.
+/// A failing test prints the state of the service.
 impl Drop for Site {
     fn drop(&mut self) {
         if !std::thread::panicking() {
@@ -110,7 +110,7 @@ impl Drop for Site {
     }
 }
 
-/// Where a host keeps what is its own.
+/// Returns the state directory of a host.
 fn own(host: &Host) -> Option<PathBuf> {
     let hosts = fs::read_dir(host.home().join(".cluster-doctor/hosts")).ok()?;
     hosts.flatten().map(|entry| entry.path()).next()
@@ -133,7 +133,7 @@ fn a_run_outlives_the_service_and_its_connection_and_its_result_is_taken_in_once
     let service = Service::start(bed);
     until("the run on the host", || site.run_on(0).is_some());
     let run = site.run_on(0).unwrap();
-    // Killed, and every connection cut. Nobody is there when the run ends.
+    // The service is killed and every connection cut: no controller exists when the run ends.
     drop(service);
     fleet.hosts()[0].cut().unwrap();
     site.on("host1", "touch /root/go");
@@ -187,7 +187,7 @@ fn whoever_comes_to_a_host_gets_it_within_a_minute_and_a_lock_keeps_us_off() {
     }
     fleet.hosts()[0].cut().unwrap();
     until("a host without users to be free", || site.used("host1") == "free");
-    // Nothing was ever begun where the lock is.
+    // No run ever started on the host with the lock.
     let runs = own(&fleet.hosts()[2]).and_then(|own| own.join("runs").read_dir().ok());
     assert!(runs.is_none_or(|mut runs| runs.next().is_none()));
     bed.doctor(&["why", "host3"]).says("/run/site-lock exists");
@@ -215,7 +215,7 @@ fn a_host_that_is_silent_when_the_service_comes_back_keeps_the_marks_that_it_had
     let before = marks(&site.bed);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    // Whoever leads next has never heard of it, and cannot ask it.
+    // The next controller has never seen the host and cannot reach it.
     site.fleet.host("host1").unwrap().stop();
     site.bed.expect(0, &["run"]);
     assert_eq!(site.used("host1"), "unknown");
@@ -234,7 +234,7 @@ fn a_reboot_that_does_not_come_back_is_told_by_its_deadline_and_one_that_does_is
     site.bed.policy_for(&["memory"], &format!("version = 1\n{acting}"));
     let mut service = Service::start(&site.bed);
     until("all hosts to pass", || rows(&site.bed, "memory").len() == 3);
-    // Fails everywhere: no machine has less memory than none.
+    // Fails everywhere, because every machine has more than 0 bytes of memory.
     let bad = "[[rules]]\nid = \"bad\"\ncheck = \"memory\"\nmetric = \"mem_total_bytes\"\nabove = 0.0\n\
         severity = \"reboot\"\nreason = \"bad-memory\"\ntext = \"a planted fault\"\n";
     site.bed.policy_for(&["memory"], &format!("version = 2\n{acting}{bad}"));
@@ -242,7 +242,7 @@ fn a_reboot_that_does_not_come_back_is_told_by_its_deadline_and_one_that_does_is
     site.bed.expect(0, &["test", "host1", "--test", "memory", "--why", "a planted fault", "--yes"]);
     let times = || fs::read_to_string(&told).map_or(0, |text| text.lines().count());
     until("the host to be told", || times() == 1);
-    // It does not reboot.
+    // The host does not reboot.
     until("the deadline", || site.bed.doctor(&["audit"]).out.contains("reboot did not happen within 5s"));
     until("the second try", || times() == 2);
     site.bed.policy_for(&["memory"], &format!("version = 3\n{acting}"));

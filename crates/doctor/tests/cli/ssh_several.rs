@@ -1,5 +1,5 @@
-//! A test over several SSH hosts: a part on each, and trials that tell who is at fault. GPUs and NCCL are stand-ins, whose ranks really
-//! add up over sockets.
+//! A multi-node test over SSH hosts: a part on each, and trials that identify the faulty host. GPUs and NCCL are
+//! stand-ins whose ranks really add up over sockets.
 
 use doctor_bed::machine;
 
@@ -11,7 +11,7 @@ use crate::{
     this_machine::Service,
 };
 
-/// In the place of systemd, which would only pass on what it is told: the first GPU of `host2` keeps the others waiting.
+/// Replaces systemd-run, which would only execute its command: the first GPU of `host2` hangs.
 const SYSTEMD_RUN: &str = r#"#!/bin/sh
 while [ "$1" != -- ]; do shift; done
 shift
@@ -41,7 +41,7 @@ fn hosts_are_tested_together_and_the_one_that_fails_with_every_partner_is_named(
         let why = bed.doctor(&["why", host]);
         assert!(!why.out.contains("fails together"), "{}", why.out);
     }
-    // Each host's part is taken in once: the run, and the trials with good partners.
+    // Each host's part is recorded once: the run, and the trials with good partners.
     let mut parts: Vec<String> =
         rows(bed, "collective-nodes").iter().map(|row| format!("{} {}", row["run"], row["node"])).collect();
     let all = parts.len();

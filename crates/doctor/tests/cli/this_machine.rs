@@ -1,4 +1,4 @@
-//! The whole way on this machine: real jobs, real results, a controller that leads and one that waits.
+//! The service on this machine end to end: real jobs and results, one controller that leads and one that waits.
 
 use std::{
     io::{BufRead, BufReader},
@@ -20,7 +20,7 @@ fn one_command_tests_this_machine_and_the_others_show_what_was_found() {
     assert!(tests.iter().all(|test| test["standing"] != "never-tested"), "{rows}");
     let run = bed.json(&["history"])[0]["run"].as_str().unwrap().to_owned();
     bed.expect(0, &["log", &run]).says("disk-space");
-    // Nothing is due now, and that is the reason given.
+    // Nothing is due, and that is the reason given.
     let plan = bed.json(&["plan"]);
     assert_eq!(plan["passed_over"][0]["code"], "fresh", "{plan}");
     let why = bed.doctor(&["why", "here"]);
@@ -69,7 +69,7 @@ fn the_standard_suite_runs_through_the_controller_and_why_explains_each_test() {
 fn an_imported_history_is_history_and_makes_nothing_fresh() {
     let bed = Bed::local();
     bed.expect(0, &["run", "--wait", "--timeout", "1m"]);
-    // The copy is made at the beginning and then every ten minutes: the next controller makes one.
+    // A controller publishes a copy at its start and then every ten minutes, so a new controller publishes one.
     bed.expect(0, &["run"]);
     let published = "data/metadata/validation.db";
     bed.expect(6, &["import", published, "--store", "other.db"]).complains("Would import 1 file");
@@ -103,7 +103,7 @@ fn a_held_machine_is_left_alone() {
     bed.doctor(&["why", "here"]).says("held by ann");
 }
 
-/// A controller that is ended with the test.
+/// A controller that is killed when the test ends.
 pub(crate) struct Service {
     child: Child,
     log: std::sync::mpsc::Receiver<String>,
@@ -115,7 +115,7 @@ impl Service {
         Self::of(bed.command(&["serve"]))
     }
 
-    /// Any program that speaks on standard error and ends on SIGTERM.
+    /// Starts any program that logs to standard error and exits on SIGTERM.
     pub(crate) fn of(mut command: std::process::Command) -> Self {
         let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let (send, log) = std::sync::mpsc::channel();
@@ -132,25 +132,25 @@ impl Service {
         });
     }
 
-    /// The line that says this.
+    /// Returns the line with this text.
     #[track_caller]
     pub(crate) fn line(&mut self, part: &str) -> String {
         self.says(part);
         self.seen.lines().find(|line| line.contains(part)).unwrap_or_default().to_owned()
     }
 
-    /// Asks it to read its configuration again.
+    /// Makes it reload its configuration.
     pub(crate) fn hang_up(&self) {
         let pid = self.child.id().to_string();
         assert!(std::process::Command::new("kill").args(["-HUP", &pid]).status().unwrap().success());
     }
 
-    /// Whether it has ended by itself, or by somebody's signal.
+    /// Whether it has exited, by itself or by a signal.
     pub(crate) fn has_ended(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Asks it to stop, as an init system does, and gives back its exit code.
+    /// Stops it like an init system, and returns its exit code and log.
     pub(crate) fn stop(mut self) -> (Option<i32>, String) {
         let pid = self.child.id().to_string();
         assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
@@ -166,7 +166,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have exited already.
         let _gone = self.child.kill();
         let _gone = self.child.wait();
     }
@@ -188,7 +188,7 @@ fn a_service_leads_reloads_and_stops_when_told_to() {
         bed.path("doctor.db").exists() && bed.json(&["history"]).as_array().is_some_and(|rows| !rows.is_empty())
     });
     assert_eq!(bed.json(&["status"])["leader"]["is"], "leads");
-    // Another one on the same store stays passive, and so does a single cycle.
+    // Another controller on the same store stays passive, and so does a single cycle.
     bed.expect(5, &["run"]).complains("another controller leads");
     let mut second = Service::start(&bed);
     second.says("another controller leads; this one waits");

@@ -1,4 +1,4 @@
-//! Traces of a real controller, as a collector gets them; and a collector that hangs.
+//! Traces of a real controller as a collector receives them, and a collector that hangs.
 
 use std::{
     io::{Read, Write},
@@ -15,7 +15,7 @@ use crate::{
     this_machine::Service,
 };
 
-/// A cluster of one with an API, numbers and a collector.
+/// A cluster of one node with an API, metrics and a collector.
 fn stage(receiver: &Receiver, more: &str) -> (Bed, u16) {
     let (bed, metrics) = (Bed::local(), free_port());
     bed.write("collector.url", &format!("http://127.0.0.1:{}/v1/traces?key=not-to-be-told\n", receiver.port));
@@ -29,7 +29,7 @@ fn stage(receiver: &Receiver, more: &str) -> (Bed, u16) {
     (bed, metrics)
 }
 
-/// All spans that came, in their order.
+/// Returns all received spans, in order.
 fn spans(receiver: &Receiver) -> Vec<Value> {
     let requests = receiver.requests.lock().unwrap();
     let parts = requests.iter().flat_map(|request| request.body["resourceSpans"].as_array().unwrap().clone());
@@ -73,7 +73,7 @@ fn cycles_calls_and_questions_reach_a_collector_with_their_parents_and_without_s
     let with = |flags: &str| format!("{bearer}traceparent: 00-{trace}-{parent}-{flags}\r\n");
     until("the node is shown", || ask(&address, "/nodes/here", &bearer) == "200");
     assert_eq!(ask(&address, "/nodes/here", &with("01")), "200");
-    // Who does not record does not want this recorded either.
+    // A caller that does not sample its trace is not recorded here either.
     assert_eq!(ask(&address, "/coverage", &with("00")), "200");
     assert_eq!(ask(&address, "/cases?state=a-secret-in-a-question", &bearer), "400");
     assert_eq!(ask(&address, "/plan", ""), "401");

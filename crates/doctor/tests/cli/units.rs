@@ -1,10 +1,10 @@
-//! Units of systemd, of `doctor deploy systemd` and of machines in Azure, held against systemd's own checker.
+//! The systemd units of `doctor deploy systemd` and of machines in Azure, verified with systemd's own checker.
 
 use std::{fs, path::Path, process::Command};
 
 use crate::bed::{Bed, doctor_node};
 
-/// What systemd says of unit files; `None` where it is not installed, which is said, and in CI is a failure.
+/// Verifies unit files with systemd. `None`: it is not installed, which is printed; in CI it is a failure.
 fn verify(files: &[std::path::PathBuf]) -> Option<(bool, String)> {
     if !Path::new("/usr/bin/systemd-analyze").exists() {
         assert!(std::env::var("CI").as_deref() != Ok("true"), "systemd-analyze is not installed");

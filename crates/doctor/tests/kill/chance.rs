@@ -1,4 +1,4 @@
-//! Chance that can be repeated, and what it does to the cluster while controllers come and go.
+//! Reproducible random numbers, and the random incidents in the cluster while controllers are killed.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -27,35 +27,35 @@ impl Chance {
         z ^ (z >> 31)
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
 
-    /// True once in so many times.
+    /// Returns true once in `times` calls on average.
     pub(crate) fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 }
 
-/// What people and machines around the cluster do without asking us. What keeps a node from us is undone after a while:
-/// a cluster that is all taken away would leave nothing to kill.
+/// Incidents in the cluster that the controller does not cause. Those that take a node away are undone after a while:
+/// without nodes there would be nothing to kill.
 #[derive(Default)]
 pub(crate) struct Mischief {
     nodes: Vec<NodeName>,
-    /// Nodes that are in no list for now.
+    /// Nodes that are not listed now.
     vanished: VecDeque<NodeName>,
-    /// Nodes that somebody else has marked.
+    /// Nodes with a foreign mark.
     marked: VecDeque<NodeName>,
-    /// Nodes from which our marks were taken away, whether or not they had any.
+    /// Nodes whose marks of ours were removed, whether or not they had any.
     unmarked: VecDeque<NodeName>,
-    /// Nodes that were in no list for a while.
+    /// Nodes that were not listed for a while.
     pub(crate) were_away: BTreeSet<NodeName>,
     pub(crate) done: u32,
 }
 
 const OTHERS: &str = "somebody else";
-/// So many nodes are taken away from us in one way at a time.
+/// The number of nodes taken away in each way at a time.
 const AT_ONCE: usize = 2;
 
 impl Mischief {
@@ -63,7 +63,7 @@ impl Mischief {
         Self { nodes, ..Self::default() }
     }
 
-    /// Has something happen to some node.
+    /// Makes an incident happen to a random node.
     pub(crate) fn strike(&mut self, chance: &mut Chance, cluster: &RemoteSim) {
         let node = self.nodes[usize::try_from(chance.below(self.nodes.len() as u64)).unwrap()].clone();
         let a_while = Span::minutes(5 + i64::try_from(chance.below(60)).unwrap());
@@ -93,7 +93,7 @@ impl Mischief {
         }
     }
 
-    /// Half of those that come back have another name then.
+    /// Removes a node, or brings one back, half of the time under another name.
     fn vanish_or_return(&mut self, chance: &mut Chance, node: NodeName) -> Incident {
         let Some(node) = oldest(&mut self.vanished) else {
             self.vanished.push_back(node.clone());
@@ -110,7 +110,7 @@ impl Mischief {
         Incident::Return { node, called }
     }
 
-    /// Whoever took our marks away gives the nodes back, as operators do: with a line in the store.
+    /// Releases the nodes whose marks were removed, with an operator command in the store.
     pub(crate) fn give_back(&mut self, store: &Store, now: Timestamp) {
         while let Some(node) = oldest(&mut self.unmarked) {
             let asked = Asked::Release { node };
@@ -118,7 +118,7 @@ impl Mischief {
         }
     }
 
-    /// Brings back what vanished: its marks are to be judged too.
+    /// Brings back the nodes that vanished, so that their marks are checked too.
     pub(crate) fn tidy(&mut self, cluster: &RemoteSim) {
         for node in std::mem::take(&mut self.vanished) {
             self.happen(cluster, &Incident::Return { called: node.clone(), node });
@@ -130,7 +130,7 @@ impl Mischief {
     }
 }
 
-/// The one whose time is over, if there are enough.
+/// Returns the oldest entry once the queue is full.
 fn oldest(nodes: &mut VecDeque<NodeName>) -> Option<NodeName> {
     if nodes.len() < AT_ONCE { None } else { nodes.pop_front() }
 }

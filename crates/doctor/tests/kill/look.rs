@@ -1,4 +1,4 @@
-//! A look at the store right after a kill: was an effect under way, and had it happened?
+//! Inspects the store right after a kill: was an effect in flight, and had it happened?
 
 use std::collections::BTreeSet;
 
@@ -11,23 +11,23 @@ use doctor_core::{
 use doctor_sim::{Effect, Happened};
 use doctor_store::Store;
 
-/// What the looks have seen so far.
+/// What the inspections have found so far.
 ///
-/// A few intentions are open because the cluster refused them or did not answer, and not because of a kill.
+/// A few intents are open because the cluster refused them or did not answer, and not because of a kill.
 #[derive(Debug, Default)]
 pub(crate) struct Looks {
     pub(crate) taken: u32,
-    /// Intentions that were found open, by their number. Each counts once, however long it stays open.
+    /// The numbers of open intents. Each counts once, however long it stays open.
     open: BTreeSet<u64>,
-    /// Looks that found an intention whose effect nobody had written down.
+    /// Inspections that found an intent whose effect was not recorded.
     pub(crate) in_flight: u32,
-    /// Such intentions: the effect had happened, or it had not.
+    /// Such intents whose effect had happened, or had not.
     pub(crate) happened: usize,
     pub(crate) not_happened: usize,
 }
 
 impl Looks {
-    /// Opening the store is what the next controller would do first; here it is done in its place.
+    /// Inspects the store. Opening it performs the recovery that the next controller would otherwise perform.
     pub(crate) fn take(&mut self, store: &Store, effects: &[Effect]) {
         let verified = store.verify().unwrap();
         assert!(verified.is_sound(), "after a kill: {:#?}", verified.troubles);
@@ -64,7 +64,7 @@ impl Looks {
     }
 }
 
-/// The other steps happen in our own books only.
+/// The other steps only change the store.
 const fn acts_on_the_cluster(step: StepKind) -> bool {
     !matches!(step, StepKind::KeepEvidence | StepKind::Prove | StepKind::HandOver | StepKind::Release)
 }

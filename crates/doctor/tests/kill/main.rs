@@ -1,12 +1,13 @@
-//! The kill test: whatever instant the controller dies at, nothing is lost and nothing is doubled.
+//! The kill test: at whatever instant the controller dies, nothing is lost and nothing is doubled.
 //!
-//! A simulated cluster runs as a process of its own: nodes break, users come and go, calls fail or only seem to, other
-//! people put their hands on nodes. Controllers are started on it one after the other, each is killed with SIGKILL at a
-//! random instant of its life. Nothing in the program knows of this test; that all phases of a cycle are hit is left to
-//! chance and number. In the end one controller is left to finish and asked to stop, and the cluster's own record of
-//! effects is compared with the store.
+//! A simulated cluster runs as a separate process: nodes break, users come and go, calls fail or only seem to fail,
+//! operators change nodes. Controllers are started on it one after the other, and each is killed with SIGKILL at a
+//! random instant. The program has no hooks for this test; the number of random kills covers all phases of a cycle. In
+//! the end one controller finishes all work and is stopped, and the cluster's record of effects is compared with the
+//! store.
 //!
-//! `DOCTOR_KILLS` is how often (200) at least, `DOCTOR_KILL_SEED` repeats the chances of an earlier run, though not its timing.
+//! `DOCTOR_KILLS` sets the least number of kills (200). `DOCTOR_KILL_SEED` repeats the random choices of an earlier
+//! run, but not its timing.
 
 mod chance;
 mod look;
@@ -34,10 +35,10 @@ use crate::{
     verdict::{Figures, under_way},
 };
 
-/// How often it is killed unless `DOCTOR_KILLS` says otherwise.
+/// The number of kills unless `DOCTOR_KILLS` sets it.
 const MANY: u64 = 200;
 
-/// Both stories want the whole machine.
+/// Each test needs the whole machine.
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]
@@ -72,7 +73,7 @@ fn setting(name: &str) -> Option<u64> {
 fn seed() -> u64 {
     setting("DOCTOR_KILL_SEED").unwrap_or_else(|| {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-        // A configuration file holds signed numbers.
+        // TOML integers are signed.
         u64::from(now.subsec_nanos()) << 20 ^ now.as_secs() & 0xf_ffff
     })
 }
@@ -92,7 +93,8 @@ fn endure(name: &str, seed: u64, stage: &Stage) {
     let mut mischief = Mischief::new(nodes(&cluster).into_iter().map(|node| node.name).collect());
     let (mut looks, mut pace) = (Looks::default(), Pace::default());
     let mut done = 0;
-    // On a busy machine a controller does little before it is killed. Without a mark there was nothing to lose: go on.
+    // On a busy machine a controller does little before it is killed. Without a mark there was nothing to lose, so
+    // continue.
     while done < kills || (done < MANY && !has_marked(stage)) {
         done += 1;
         let controller = stage.start_controller();
@@ -101,7 +103,7 @@ fn endure(name: &str, seed: u64, stage: &Stage) {
         }
         live(&mut chance, &mut pace, stage, &controller);
         controller.kill();
-        // The others leave the store as the killed one left it for the next to open.
+        // Otherwise the next controller opens the store as the killed one left it.
         if chance.once_in(2) {
             let store = stage.open_store();
             looks.take(&store, &read_effects(&stage.effects()).unwrap());
@@ -128,8 +130,8 @@ fn endure(name: &str, seed: u64, stage: &Stage) {
     assert!(figures.documents > 0 && figures.marked > 0, "nothing happened: {figures:?}");
 }
 
-/// How long a controller lives: most for a few cycles, some not even until the first, and some until just after
-/// something has happened in the cluster, which may be what they have just done and not written down yet.
+/// Lets a controller live for a random time: most for a few cycles, some not until their first, and some until just
+/// after an effect in the cluster, which they may have caused and not recorded yet.
 fn live(chance: &mut Chance, pace: &mut Pace, stage: &Stage, controller: &Process) {
     let moment = Duration::from_micros(chance.below(1000));
     let rest = match chance.below(10) {
@@ -144,11 +146,11 @@ fn live(chance: &mut Chance, pace: &mut Pace, stage: &Stage, controller: &Proces
             pace.life().mul_f64(chance.below(1000) as f64 / 1000.0)
         }
     };
-    // This is the random instant itself and no waiting for something to come about.
+    // The sleep is the random instant itself, not a wait for a condition.
     std::thread::sleep(rest + moment);
 }
 
-/// Until the cluster's record grows, or for as long as others live.
+/// Waits until the cluster's record grows, but at most for `life`.
 fn wait_for_effect(stage: &Stage, life: Duration) {
     let length = || fs::metadata(stage.effects()).unwrap().len();
     let (began, before) = (Instant::now(), length());
@@ -157,8 +159,8 @@ fn wait_for_effect(stage: &Stage, life: Duration) {
     }
 }
 
-/// No new validation; then controllers run until all work is over, and are asked to stop. A step that was begun in the
-/// last moment is finished by the next one.
+/// Pauses validation, then runs controllers until all work is done, and stops them. A step that was started at the last
+/// moment is completed by the next one.
 fn finish(pace: &mut Pace, stage: &Stage, cluster: &RemoteSim) {
     stage.run(&["pause", "--why", "the test ends", "--yes"]);
     let began = Instant::now();
@@ -181,7 +183,7 @@ fn finish(pace: &mut Pace, stage: &Stage, cluster: &RemoteSim) {
     }
 }
 
-/// The cluster's nodes, as soon as it answers.
+/// Returns the cluster's nodes as soon as it answers.
 fn nodes(cluster: &RemoteSim) -> Vec<Node> {
     let began = Instant::now();
     loop {

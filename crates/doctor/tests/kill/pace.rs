@@ -1,8 +1,8 @@
-//! How fast this machine is while the story is played.
+//! Measures how fast this machine is during the test.
 //!
-//! The cluster's clock runs with ours, and a machine that is short of time does less in an hour there. A controller that is
-//! given milliseconds on it does not get to the end of a cycle, and what is left undone then is nobody's fault. So lives and
-//! patience are measured by what a start takes: about the work of a cycle, and done by every controller.
+//! The cluster's clock follows ours, so a slow machine does less per simulated hour. A controller that lives only
+//! milliseconds on it does not complete a cycle, and unfinished work is then not a defect. Lifetimes and tolerances
+//! therefore scale with the duration of a start, which is about the work of a cycle and is done by every controller.
 
 use std::{fmt, time::Duration};
 
@@ -11,7 +11,7 @@ use doctor_sim::Patience;
 
 use crate::stage::{OUTAGE, SPEED};
 
-/// The longest life, where nothing is slow.
+/// The longest lifetime on a fast machine.
 const LIFE: Duration = Duration::from_millis(400);
 
 #[derive(Debug, Default)]
@@ -26,17 +26,17 @@ impl Pace {
         self.slowest = self.slowest.max(took);
     }
 
-    /// The longest that a controller lives from now: for a few cycles.
+    /// Returns the longest lifetime of the next controller: a few cycles.
     pub(crate) fn life(&self) -> Duration {
         LIFE.max(self.last * 2)
     }
 
-    /// How much a controller that is killed all the time is forgiven.
+    /// Returns the tolerances for a controller that is killed all the time.
     ///
-    /// `view`: between looking at a node and submitting to it lie planning and a transaction, and on a machine that builds
-    /// something beside this test they may take seconds; each is [`SPEED`] seconds there. `leave`: a job that is in a user's
-    /// way is cancelled by the first controller that lives to the end of a cycle, once the cluster answers, and a refused
-    /// cancellation is asked for again. All other invariants are exact.
+    /// `view`: planning and a transaction come between observing a node and submitting to it. On a machine that also
+    /// builds software they may take seconds, each of which is [`SPEED`] seconds in the cluster. `leave`: the first
+    /// controller that completes a cycle cancels a job in a user's way, once the cluster answers, and repeats a refused
+    /// cancellation. All other invariants are exact.
     pub(crate) fn patience(&self) -> Patience {
         let there = |real: Duration| Span::from_millis((real.as_secs_f64() * 1000.0 * SPEED) as i64);
         let view = Duration::from_secs(5).max(self.slowest * 5);

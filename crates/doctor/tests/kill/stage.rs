@@ -1,5 +1,5 @@
-//! What the story is played on: a folder with the configuration, and the processes that are started from it. Whatever
-//! ends the test, no process of it is left behind.
+//! The environment of the kill test: a directory with the configuration, and the processes started from it. However the
+//! test ends, none of its processes survives.
 
 use std::{
     fs::{self, File},
@@ -15,16 +15,16 @@ use doctor_sim::{Assumptions, Hostile, JobTrouble, PoolConfig, RemoteSim, WorldC
 use doctor_store::{Store, StoreUrl};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Seconds of the cluster per second of ours: half an hour. Two minutes of killing are two and a half days there.
+/// Simulated seconds per real second: half an hour. Two minutes of kills are two and a half days in the cluster.
 pub(crate) const SPEED: f64 = 1800.0;
 
-/// How long the whole cluster does not answer, now and then.
+/// The length of the occasional outages in which the whole cluster does not answer.
 pub(crate) const OUTAGE: Span = Span::minutes(10);
 
-/// Anything that is waited for has come by then, on the busiest machine.
+/// The limit of every wait, long enough for the busiest machine.
 pub(crate) const BOUND: Duration = Duration::from_secs(120);
 
-/// Everything is allowed and the breaker is wide, so that much happens. The periods are short for the same reason.
+/// Allows everything and widens the breaker, so that much happens. Periods are short for the same reason.
 pub(crate) const POLICY: &str = r#"
 mode = "act"
 
@@ -63,7 +63,7 @@ cutoff = "4h"
 enabled = false
 "#;
 
-/// A folder, a store, and what is started with them.
+/// The directory and the store.
 pub(crate) struct Stage {
     folder: tempfile::TempDir,
     pub(crate) store: StoreUrl,
@@ -77,8 +77,8 @@ impl Stage {
         fs::create_dir(stage.share()).unwrap();
         fs::write(stage.path("policy.toml"), POLICY).unwrap();
         fs::write(stage.path("world.toml"), toml::to_string(&stage.world(seed)).unwrap()).unwrap();
-        // A cycle is five seconds of the cluster, a few milliseconds of ours: the controller hardly ever rests. The
-        // lease would last for seconds of ours; the next controller sees that its holder is dead and does not wait.
+        // A cycle is five simulated seconds, a few real milliseconds: the controller hardly ever idles. The lease would
+        // last for real seconds, but the next controller detects that its holder is dead and does not wait.
         let service = format!(
             "store = \"{}\"\ndata = \"share\"\npolicy = \"policy.toml\"\ncycle = \"5s\"\npublish = \"10m\"\nlease = \"2h\"\n\
              workers = 4\n[backend.sim]\nsocket = \"sim.sock\"\n",
@@ -88,7 +88,7 @@ impl Stage {
         stage
     }
 
-    /// Two pools in which everything goes wrong far more often than in life.
+    /// Two pools with fault rates far above reality.
     fn world(&self, seed: u64) -> WorldConfig {
         let pool = |name, prefix| PoolConfig::new(name, 12, prefix).unwrap();
         let assumptions = Assumptions {
@@ -117,7 +117,7 @@ impl Stage {
             assumptions,
             hostile,
             share: Some(self.share()),
-            // Results come by the share alone, as from real nodes.
+            // Results come only through the share, as from real nodes.
             carry_documents: false,
             effects: Some(self.effects()),
             ..WorldConfig::default()
@@ -133,7 +133,7 @@ impl Stage {
         self.path("share")
     }
 
-    /// The cluster's own record of what happened.
+    /// Returns the path of the cluster's record of effects.
     pub(crate) fn effects(&self) -> PathBuf {
         self.path("effects.jsonl")
     }
@@ -159,7 +159,7 @@ impl Stage {
         Process::start("the controller", self.doctor().arg("serve"), &self.path("controllers.log"))
     }
 
-    /// Runs a command of the operators and returns what it printed; it must succeed.
+    /// Runs an operator's command, which must succeed, and returns its output.
     pub(crate) fn run(&self, arguments: &[&str]) -> String {
         let output = self.doctor().args(arguments).output().unwrap();
         let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -176,7 +176,7 @@ impl Stage {
 }
 
 impl Drop for Stage {
-    /// What is left of a story that ended badly is needed to understand it.
+    /// Keeps the directory of a failed test for analysis.
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.folder.disable_cleanup(true);
@@ -185,7 +185,7 @@ impl Drop for Stage {
     }
 }
 
-/// A process of ours. It is gone when this is.
+/// A child process that is killed on drop.
 pub(crate) struct Process {
     what: &'static str,
     child: Child,
@@ -195,7 +195,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Its words are appended to a file; one of them says that it has started.
+    /// Starts a process. Its log is appended to a file; one line says that it has started.
     fn start(what: &'static str, command: &mut Command, log: &Path) -> Self {
         let began = Instant::now();
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
@@ -204,14 +204,14 @@ impl Process {
         let (say, started) = mpsc::channel();
         std::thread::spawn(move || {
             for line in lines.lines().map_while(Result::ok) {
-                // Nobody listens any more when the process was killed early.
+                // The receiver is gone if the process was killed early.
                 let _heard = writeln!(file, "{line}").map(|()| line.contains(" started ").then(|| say.send(())));
             }
         });
         Self { what, child, began, started, log: log.to_owned() }
     }
 
-    /// Waits until it says that it has started; its first cycle begins then. How long that took.
+    /// Waits until the process logs that it has started, just before its first cycle. Returns how long that took.
     pub(crate) fn wait_until_started(&self) -> Duration {
         if self.started.recv_timeout(BOUND).is_err() {
             panic!("{} did not start:\n{}", self.what, self.last_words());
@@ -219,7 +219,7 @@ impl Process {
         self.began.elapsed()
     }
 
-    /// Nobody but us may end it.
+    /// Kills the process, which must still be running.
     pub(crate) fn kill(mut self) {
         if let Some(status) = self.child.try_wait().unwrap() {
             panic!("{} ended by itself ({status}):\n{}", self.what, self.last_words());
@@ -228,7 +228,7 @@ impl Process {
         self.child.wait().unwrap();
     }
 
-    /// Asks it to end, and waits until it has. It must say that all went well.
+    /// Stops the process and waits for it. It must exit successfully.
     pub(crate) fn stop(mut self) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, Signal::TERM).unwrap();
@@ -256,7 +256,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Gone already is what was wanted.
+        // It may have exited already.
         let _gone = self.child.kill();
         let _reaped = self.child.wait();
     }

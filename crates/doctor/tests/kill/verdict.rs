@@ -1,7 +1,7 @@
-//! The verdict: the cluster's record of what happened and the store must tell one story.
+//! Compares the cluster's record of effects with the store.
 //!
-//! The record is the cluster's own; it was written by a process that nobody killed. What a document says is judged here
-//! once more from the file that the node left on the share, so that a result that was taken in wrongly is seen too.
+//! The cluster's process, which is never killed, writes the record. Documents are classified here once more from the
+//! files on the share, so that a wrongly recorded result is detected too.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,25 +37,25 @@ use crate::{
     stage::{POLICY, Stage},
 };
 
-/// What the cluster's record says of one run.
+/// One run in the cluster's record.
 #[derive(Debug, Default)]
 struct Told {
     tests: BTreeSet<TestId>,
     nodes: Vec<NodeName>,
     started: bool,
     ended: bool,
-    /// By node: the tests that a good document answers.
+    /// By node: the tests with results in a valid document.
     answers: BTreeMap<NodeName, BTreeSet<TestId>>,
 }
 
-/// How much there was to judge.
+/// The amounts of data that were compared.
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
     pub(crate) runs: usize,
     pub(crate) started: usize,
     pub(crate) documents: usize,
     pub(crate) rows: usize,
-    /// Rows of good results that were kept unjudged, because their node had left the cluster meanwhile.
+    /// Rows of good results that were not classified because their node had left the cluster.
     pub(crate) unjudged: usize,
     pub(crate) marked: usize,
     pub(crate) disturbed: usize,
@@ -64,7 +64,7 @@ pub(crate) struct Figures {
     pub(crate) cases: usize,
 }
 
-/// Everything that is wrong, in words. Empty is good.
+/// Returns all differences in words; none if the test passes.
 pub(crate) fn judge(
     stage: &Stage,
     effects: &[Effect],
@@ -117,7 +117,7 @@ fn told(effects: &[Effect]) -> BTreeMap<RunId, Told> {
     told
 }
 
-/// Every run is over on both sides, and in the same way.
+/// Every run has ended on both sides, and in the same way.
 fn judge_runs(told: &BTreeMap<RunId, Told>, store: &Store, wrong: &mut Vec<String>) {
     let records = store.last_runs(u32::MAX >> 1).unwrap();
     let known: BTreeMap<RunId, &RunRecord> = records.iter().map(|record| (record.run.id, record)).collect();
@@ -144,10 +144,10 @@ fn judge_runs(told: &BTreeMap<RunId, Told>, store: &Store, wrong: &mut Vec<Strin
     }
 }
 
-/// Each test of each run that started has one row: what its document says, or that it brought nothing.
+/// Each test of each started run has one row: its document's verdict, or that there was no result.
 ///
-/// A controller that never saw a node does not know the type of its machine, and says so in the place of a verdict: that
-/// is right for a node that left the cluster after its result, and for no other. Those are counted.
+/// A controller that never saw a node does not know its machine type, and records that instead of a verdict. That is
+/// correct only for a node that left the cluster after its result. Such rows are counted.
 fn judge_rows(
     stage: &Stage,
     told: &BTreeMap<RunId, Told>,
@@ -205,7 +205,7 @@ fn judge_rows(
     unjudged
 }
 
-/// What a node's document says, from the file on the share, which the store must have byte for byte.
+/// Returns the verdicts of a node's document on the share, which the store must hold byte for byte.
 fn said(
     stage: &Stage,
     settings: &Settings,
@@ -236,7 +236,7 @@ fn said(
     judged.collect()
 }
 
-/// No mark without an open case that answers for it, and no case that believes in a mark that is not there.
+/// Every mark belongs to an open case, and every mark that a case relies on exists.
 fn judge_marks(world: &[Node], store: &Store, cases: &[Case], wrong: &mut Vec<String>) {
     let stored = store.load_nodes().unwrap();
     let mut open: BTreeMap<&NodeName, &Case> = BTreeMap::new();
@@ -269,7 +269,7 @@ fn judge_marks(world: &[Node], store: &Store, cases: &[Case], wrong: &mut Vec<St
             }
         }
     }
-    // A machine that was taken away for good may leave its case behind, and a name that nobody bears any more.
+    // A machine that was removed for good may leave an open case under a name that is no longer used.
     for (name, case) in open {
         let there = |node: &&Node| node.hardware.as_ref().is_some_and(|hardware| hardware.is(&case.hardware));
         if let Some(node) = world.iter().find(there) {
@@ -278,7 +278,7 @@ fn judge_marks(world: &[Node], store: &Store, cases: &[Case], wrong: &mut Vec<St
     }
 }
 
-/// Whether the case says that its mark is there.
+/// Whether, according to the case, its mark is set.
 fn believes(case: &Case, set: StepKind, unset: StepKind) -> bool {
     let last = case
         .steps
@@ -288,7 +288,7 @@ fn believes(case: &Case, set: StepKind, unset: StepKind) -> bool {
     last.is_some_and(|step| step.what == set)
 }
 
-/// What is left to do: runs that are not over, and marks on which the cluster and the store do not agree yet.
+/// Returns the remaining work: active runs, and marks on which the cluster and the store do not agree yet.
 pub(crate) fn under_way(store: &Store, world: &[Node]) -> Vec<String> {
     let mut work = store.active_runs().unwrap().into_iter().map(|active| format!("{:?}", active.run)).collect();
     judge_marks(world, store, &store.cases(Timestamp::MAX).unwrap(), &mut work);

@@ -1,4 +1,4 @@
-//! Azure's program: one call as data, which is printed as it is run, and the running of it with limits.
+//! The Azure CLI: calls as data, which are printed exactly as they are run, and their execution with limits.
 
 use std::{
     fmt,
@@ -11,17 +11,17 @@ use doctor_backend::process::{self, Output};
 
 use serde_json::Value;
 
-/// A list of a thousand machines with everything that Azure knows of them is a tenth of it.
+/// The output limit in bytes. A complete list of a thousand machines is a tenth of it.
 const MOST_OUTPUT: usize = 64 * 1024 * 1024;
-/// Said by `az` with every answer of ours.
+/// Arguments of every call.
 const ALWAYS: [&str; 3] = ["--output", "json", "--only-show-errors"];
 
-/// The words of one call, after `az`.
+/// The arguments of one call, after `az`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Call(Vec<String>);
 
 impl Call {
-    /// The command itself, such as `network lb create`.
+    /// Starts a call with its command, such as `network lb create`.
     pub(super) fn new(command: &str) -> Self {
         Self(command.split(' ').map(str::to_owned).collect())
     }
@@ -55,7 +55,7 @@ impl Call {
     }
 }
 
-/// As one would type it.
+/// Prints the call as it would be typed in a shell.
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("az")?;
@@ -63,7 +63,7 @@ impl fmt::Display for Call {
     }
 }
 
-/// One word for a shell, in quotes only where it needs them.
+/// Quotes a word for a shell if it needs quotes.
 pub(super) fn quoted(word: &str) -> String {
     let bare = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./:=@,+%".contains(&byte);
     match !word.is_empty() && word.bytes().all(bare) {
@@ -72,7 +72,7 @@ pub(super) fn quoted(word: &str) -> String {
     }
 }
 
-/// Why a cluster could not be made, looked at or taken away.
+/// An error in creating, inspecting or deleting a cluster.
 #[derive(Debug, thiserror::Error)]
 pub enum AzureError {
     #[error("{program} cannot be started; install Azure's command line, or name it with --az", program = program.display())]
@@ -108,13 +108,13 @@ pub enum AzureError {
 }
 
 impl AzureError {
-    /// Whether Azure could not be asked at all.
+    /// Whether Azure could not be queried at all.
     pub const fn is_about_reaching(&self) -> bool {
         matches!(self, Self::Start { .. } | Self::NotLoggedIn { .. } | Self::Late { .. })
     }
 }
 
-/// Azure's program, where it is.
+/// The `az` program at a path.
 #[derive(Debug, Clone)]
 pub struct Az {
     program: PathBuf,
@@ -125,14 +125,13 @@ impl Az {
         Self { program: program.to_owned() }
     }
 
-    /// Runs a call and gives back what it printed.
+    /// Runs a call and returns its output.
     ///
-    /// # Errors
-    /// With the step's name and what `az` said.
+    /// # Errors With the name of the step and the error of `az`.
     pub(super) fn run(&self, step: &str, call: &Call, limit: Duration) -> Result<Value, AzureError> {
         let mut command = Command::new(&self.program);
         command.args(call.words());
-        // It must not ask anybody, nor paint.
+        // No prompts and no colours.
         command.env("AZURE_CORE_NO_COLOR", "true").env("AZURE_CORE_DISABLE_PROGRESS_BAR", "true");
         command.env("AZURE_CORE_DISABLE_CONFIRM_PROMPT", "true");
         let ran = process::output(command, b"", limit, MOST_OUTPUT);
@@ -147,7 +146,7 @@ impl Az {
     }
 }
 
-/// Some commands print nothing when they have done it.
+/// Parses the output as JSON. Some commands print nothing on success, which is `null`.
 fn answer(step: String, output: &[u8]) -> Result<Value, AzureError> {
     if output.trim_ascii().is_empty() {
         return Ok(Value::Null);
@@ -162,7 +161,8 @@ fn refused(step: String, complaint: &str) -> AzureError {
     AzureError::Refused { step, said: said(complaint) }
 }
 
-/// The first line of an error names it and the following ones repeat it; a traceback ends with it.
+/// Returns the error message: the first `ERROR:` line, which later lines only repeat, or else the last line, which ends
+/// a traceback.
 fn said(complaint: &str) -> String {
     let error = complaint.lines().find_map(|line| line.trim().strip_prefix("ERROR: "));
     let line = error.map_or_else(|| process::last_line(complaint), str::to_owned);

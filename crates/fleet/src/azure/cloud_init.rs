@@ -1,8 +1,8 @@
-//! What a machine is told when it first boots: one cloud-init file, made from the scripts and units in `deploy/azure/node`, so that what is
-//! checked there is what runs on machines.
+//! The cloud-init file of a new machine, generated from the scripts and units in `deploy/azure/node`, so that the files
+//! that are checked there are those that run on machines.
 //!
-//! cloud-init takes no notice of a word at the top that it does not know: what stands below it is silently not done. So a file of the
-//! site's is held against the list of what it knows.
+//! cloud-init silently ignores a top-level key that it does not know, together with everything below it. A site's file
+//! is therefore checked against the list of known keys.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ use doctor_core::toml_text::BadText;
 
 use super::{Cluster, az::quoted, cloud_init_words::KNOWN};
 
-/// What Azure hands to a machine, at most.
+/// Azure's limit for custom data, in bytes.
 const MOST: usize = 64 * 1024;
 
 /// A file on the machine.
@@ -40,10 +40,10 @@ const FILES: &[Placed] = placed! {
     "/etc/systemd/system/cluster-doctor-first-boot.service" "0644" "cluster-doctor-first-boot.service"
 };
 
-/// For people on the machine, and for the array of its disks.
+/// Packages for people who log in, and for the RAID array of the local disks.
 const PACKAGES: [&str; 8] = ["tree", "ncdu", "tmux", "nload", "inotify-tools", "mdadm", "xfsprogs", "curl"];
 
-/// What is wrong with a file for cloud-init.
+/// An invalid cloud-init file.
 #[derive(Debug, thiserror::Error)]
 pub enum CloudInit {
     #[error("{0}")]
@@ -54,7 +54,7 @@ pub enum CloudInit {
     Beginning(String),
 }
 
-/// The file for this cluster.
+/// Returns the cloud-init file of this cluster.
 pub fn text(cluster: &Cluster) -> String {
     let mut text = String::from(
         "#cloud-config\n# Made by `doctor fleet cloud-init`. What each file is for stands at its top.\npackage_update: true\npackages:\n",
@@ -80,25 +80,24 @@ pub fn text(cluster: &Cluster) -> String {
         docker,
         "systemctl daemon-reload".to_owned(),
         "systemctl enable --now cluster-doctor-boot.service".to_owned(),
-        // Docker's data have moved.
+        // Docker's data directory has moved.
         "systemctl try-restart docker.service".to_owned(),
     ];
-    // Machines are there for people when this is through: the validation goes on by itself.
+    // The machine is usable when cloud-init ends; the validation continues in the background.
     let validate = [
         "systemctl enable cluster-doctor-first-boot.service",
         "systemctl start --no-block cluster-doctor-first-boot.service",
     ];
     for command in begin.into_iter().chain(install).chain(validate.map(str::to_owned)) {
-        // A JSON text is a YAML one, whatever stands in it.
+        // A JSON string is valid YAML for any content.
         let _infallible = writeln!(text, "  - [sh, -c, {}]", serde_json::Value::String(command));
     }
     text
 }
 
-/// Whether a file can be handed to machines.
+/// Checks whether a file can be used for machines.
 ///
-/// # Errors
-/// With the first word at the top that cloud-init would take no notice of.
+/// # Errors With the first top-level key that cloud-init would ignore.
 pub fn check(text: &str) -> Result<(), CloudInit> {
     if text.len() > MOST {
         return Err(CloudInit::TooLong(text.len()));
@@ -130,7 +129,7 @@ pub fn check(text: &str) -> Result<(), CloudInit> {
     Ok(())
 }
 
-/// How many pairs of letters two words have in common.
+/// Returns the similarity of two words, by the pairs of letters that they share.
 fn likeness(one: &str, other: &str) -> usize {
     let pairs =
         |word: &str| -> Vec<[u8; 2]> { word.as_bytes().windows(2).filter_map(|pair| pair.try_into().ok()).collect() };

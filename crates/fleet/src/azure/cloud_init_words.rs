@@ -1,6 +1,6 @@
-//! The words that cloud-init knows at the top of a file, in alphabetical order: the properties that its own schema lists
-//! (schema-cloud-config-v1.json of canonical/cloud-init, read on 2026-11-16; what an older version does not know is not
-//! told apart).
+//! The top-level keys that cloud-init knows, in alphabetical order: the properties of its schema
+//! (schema-cloud-config-v1.json of canonical/cloud-init, read on 2026-11-16; keys unknown to older versions are not
+//! distinguished).
 
 pub(super) const KNOWN: &[&str] = &[
     "allow_public_ssh_keys",

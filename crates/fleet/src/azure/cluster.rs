@@ -1,7 +1,7 @@
-//! The cluster that is wanted, as one file says it: `cluster.toml`, or the `KEY=value` file of the scripts that this replaces.
+//! The desired cluster, read from one file: `cluster.toml`, or the `KEY=value` file of the scripts that this replaces.
 //!
-//! Every word of it becomes an argument of a program or a line of a script on a machine, so each is held against what Azure accepts
-//! before anything is asked of anybody; a mistake is told with its line and column.
+//! Every value becomes an argument of a program or a line of a script on a machine, so each is validated against what
+//! Azure accepts before any call is made. Errors have a line and a column.
 
 use std::{
     collections::BTreeMap,
@@ -20,13 +20,13 @@ use super::{
     },
 };
 
-/// A commented file to begin with.
+/// A commented example file.
 pub const EXAMPLE: &str = include_str!("../../../../deploy/azure/cluster.toml");
 
-/// A cluster, with every path made absolute or relative to where the program stands.
+/// A cluster. Paths are resolved against the directory of the file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cluster {
-    /// Absent: the one that `az` has as its default.
+    /// `None`: the default subscription of `az`.
     pub subscription: Option<String>,
     pub resource_group: String,
     pub location: String,
@@ -37,28 +37,28 @@ pub struct Cluster {
     pub count: u32,
     pub name_prefix: String,
     pub admin: String,
-    /// The public half of the key by which people log in.
+    /// The public key with which operators log in.
     pub ssh_key: PathBuf,
     pub disk_gb: u32,
     pub accelerated_networking: bool,
     pub placement_group: Option<String>,
     pub spot: Option<Spot>,
     pub security: Security,
-    /// A file of the site's. Absent: ours.
+    /// The site's cloud-init file. `None`: the generated one.
     pub cloud_init: Option<PathBuf>,
     pub doctor_node: Option<Download>,
-    /// Whether the head node gets an address of its own.
+    /// Whether the head node gets a public address.
     pub head_address: bool,
     pub network: Network,
     pub tags: BTreeMap<String, String>,
     pub limits: Limits,
 }
 
-/// Where machines fetch `doctor-node` when they first boot.
+/// The URL from which machines fetch `doctor-node` on first boot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Download {
     pub url: String,
-    /// What is fetched is run only if it has this.
+    /// The required digest of the download.
     pub sha256: String,
 }
 
@@ -66,10 +66,10 @@ pub struct Download {
 pub struct Network {
     pub vnet: String,
     pub subnet: String,
-    /// A subnet that somebody else made, by its resource id; then no network of ours is needed.
+    /// The resource id of an existing subnet; then no network is created.
     pub subnet_id: Option<String>,
     pub addresses: String,
-    /// Who may reach port 22.
+    /// The sources that may reach port 22.
     pub ssh_from: Vec<String>,
 }
 
@@ -81,11 +81,10 @@ const LIMITS: [Limit; 4] = [
 ];
 
 impl Cluster {
-    /// Reads a file's text; `beside` is the directory it is in, `home` what `~` stands for. A name that ends in `.env` is read as the
-    /// `KEY=value` form.
+    /// Reads a file's text. Paths are resolved against the directory of `path`, and `~` against `home`. A name that
+    /// ends in `.env` is read in the `KEY=value` format.
     ///
-    /// # Errors
-    /// With the place of the first mistake.
+    /// # Errors With the position of the first error.
     pub fn read(text: &str, path: &Path, home: Option<&Path>) -> Result<Self, BadText> {
         let written = match path.extension().is_some_and(|extension| extension == "env") {
             true => env_file::read(text)?,
@@ -99,10 +98,10 @@ impl Cluster {
     }
 }
 
-/// What one placement group holds; InfiniBand connects no others.
+/// The size of a placement group; InfiniBand does not connect machines of different ones.
 const MOST_UNIFORM: u32 = 100;
 
-/// A text's words, each held against its form.
+/// Validates the values of a file.
 struct Words<'a> {
     text: &'a str,
 }
@@ -202,7 +201,7 @@ impl WrittenNetwork {
     }
 }
 
-/// What a scale set's name has too much of for a host name is left out.
+/// Derives a host name prefix from the scale set's name: invalid characters are dropped and the length is limited.
 fn host_prefix(scale_set: &str) -> String {
     let kept = scale_set.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(39);
     kept.collect::<String>().to_ascii_lowercase() + "-"

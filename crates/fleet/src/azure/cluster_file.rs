@@ -1,5 +1,5 @@
-//! The settings of a cluster as its file has them, before they are checked: `cluster.toml` is deserialized into [`Written`], and
-//! the `KEY=value` file is read into the same type.
+//! The settings of a cluster file before validation: `cluster.toml` is deserialized into [`Written`], and the
+//! `KEY=value` file is read into the same type.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -7,7 +7,7 @@ use doctor_core::time::Span;
 use serde::Deserialize;
 use toml::Spanned;
 
-/// Who keeps the machines of a scale set alike.
+/// The orchestration mode of the scale set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
@@ -16,7 +16,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// As Azure writes it.
+    /// Returns Azure's name for the mode.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Flexible => "Flexible",
@@ -41,22 +41,22 @@ impl Security {
     }
 }
 
-/// Machines that Azure may take back.
+/// Spot machines, which Azure may evict.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Spot {
-    /// Dollars an hour. Absent: up to the ordinary price.
+    /// Dollars per hour. `None`: up to the regular price.
     pub max_price: Option<f64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// For one call of `az`.
+    /// The time limit of one `az` call.
     pub call: Span,
-    /// For the one that makes the machines.
+    /// The time limit of the call that creates the machines.
     pub create: Span,
-    /// So many machines are talked to at the same time.
+    /// The number of machines that scripts run on in parallel.
     pub at_once: usize,
 }
 
@@ -66,7 +66,7 @@ impl Default for Limits {
     }
 }
 
-/// The file as it is written.
+/// The file as parsed, before validation.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Written {

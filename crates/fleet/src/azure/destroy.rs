@@ -1,8 +1,8 @@
-//! Taking a cluster away: only what `provision` makes for it, in the order in which Azure lets go of it. What else is in the resource group is
-//! named and stays, and the group with it.
+//! Deletes a cluster: only what `provision` creates for it, in the order that Azure requires. Other resources in the
+//! resource group are listed and kept, and then the group is kept too.
 //!
-//! The tag alone proves nothing: a site's policy may hand the tags of a group on to everything that anybody makes in it. Ours is what bears the
-//! tag and has the kind and the name of something that we make.
+//! The tag alone proves nothing: a site's policy may copy the tags of a group to every resource in it. A resource is
+//! ours if it has the tag and also the kind and name of something that we create.
 
 use serde::Serialize;
 
@@ -13,15 +13,15 @@ use super::{
     seen::{Kind, Owner, Resource, Seen},
 };
 
-/// One thing to delete.
+/// A resource to delete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Removal {
-    /// What it is, and its name.
+    /// Its kind and name.
     pub what: String,
     pub call: Call,
 }
 
-/// What is deleted and what stays.
+/// The resources to delete and those that are kept.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Removals {
     pub steps: Vec<Removal>,
@@ -35,7 +35,7 @@ pub struct Left {
     pub why: &'static str,
 }
 
-/// What would be deleted. The group itself goes when it is ours and nobody else has anything in it.
+/// Plans the deletion. The group is deleted if it is ours and contains nothing else.
 pub fn removal(cluster: &Cluster, seen: &Seen) -> Removals {
     let mut removals = Removals::default();
     let Some(group) = seen.group else { return removals };
@@ -69,7 +69,7 @@ pub fn removal(cluster: &Cluster, seen: &Seen) -> Removals {
     removals
 }
 
-/// What is made for a cluster, in the order in which it can be deleted.
+/// Returns what is created for a cluster, in the order in which it can be deleted.
 fn made(cluster: &Cluster) -> Vec<(Kind, String)> {
     let names = Names::of(cluster);
     let mut made = vec![
@@ -88,10 +88,11 @@ fn is(resource: &Resource, kind: &Kind, name: &str) -> bool {
     resource.kind == *kind && resource.name.eq_ignore_ascii_case(name)
 }
 
-/// Machines, their network cards and disks come and go with their scale set, whatever tags Azure gives them.
+/// Whether Azure creates and deletes the resource with the scale set, whatever its tags: machines, network interfaces,
+/// disks.
 fn is_part_of_the_set(seen: &Seen, resource: &Resource) -> bool {
     let Kind::Other(kind) = &resource.kind else { return false };
-    // A machine's disks and extensions have its name in front, and something behind that tells them apart.
+    // The names of a machine's disks and extensions begin with its name, followed by a separator.
     let name = resource.name.to_ascii_lowercase();
     let of_a_machine = |next: Option<char>| {
         let rests = seen.nodes.iter().filter_map(|node| name.strip_prefix(&node.machine.to_ascii_lowercase()));
@@ -120,10 +121,9 @@ fn delete(kind: &Kind) -> Call {
     }
 }
 
-/// Deletes it, and looks again: what came to light meanwhile keeps the group.
+/// Deletes the cluster, then inspects the group again: resources found then keep the group.
 ///
-/// # Errors
-/// With the step that failed and what `az` said; what is left is found by the next run.
+/// # Errors With the failed step and the error of `az`. The next run finds what remains.
 pub fn destroy(cluster: &Cluster, az: &Az, tell: &dyn Fn(&Removal)) -> Result<Removals, AzureError> {
     let mut done = Removals::default();
     let before = look(cluster, az)?;
@@ -137,7 +137,7 @@ pub fn destroy(cluster: &Cluster, az: &Az, tell: &dyn Fn(&Removal)) -> Result<Re
         act(&removal)?;
         done.steps.push(removal);
     }
-    // A network card may outlive its machine by a moment, and is no stranger's for that.
+    // A network interface may outlive its machine briefly; it still counts as part of the set.
     let mut after = look(cluster, az)?;
     after.nodes.extend(before.nodes);
     let rest = removal(cluster, &after);

@@ -1,7 +1,7 @@
-//! The `KEY=value` file of the shell scripts that this replaces: read as the data that it is, never run.
+//! Parses the `KEY=value` file of the shell scripts that this replaces, without executing it.
 //!
-//! A shell would run what stands in it. Here only quoted and plain values and the list `TAGS=( … )` are known; anything else is a mistake with
-//! its place. The commas that the example of those scripts has between tags are no part of the tags.
+//! Only quoted and plain values and the list `TAGS=( … )` are accepted; everything else that a shell would interpret is
+//! an error with its position. The commas between tags in the example of those scripts are not part of the tags.
 
 use std::{collections::BTreeMap, ops::Range, path::PathBuf};
 
@@ -60,7 +60,7 @@ pub(super) fn read(text: &str) -> Result<Written, BadText> {
         cloud_init: values.find("CLOUD_INIT").map(|word| path(word).into_inner()),
         doctor_node: None,
         head_address: None,
-        // Those scripts let everybody in.
+        // Those scripts allowed SSH from everywhere.
         network: WrittenNetwork {
             vnet: None,
             subnet: None,
@@ -135,7 +135,7 @@ impl<'a> Values<'a> {
     }
 }
 
-/// The lines of a list up to its end.
+/// Reads the lines of a list up to its end.
 fn list(text: &str, first: &str, line: &Range<usize>, rest: &mut Range<usize>) -> Result<Spanned<String>, BadText> {
     let mut words = String::new();
     let mut part = first;
@@ -166,7 +166,7 @@ fn next_line(text: &str, rest: &mut Range<usize>) -> Option<Range<usize>> {
     Some(line)
 }
 
-/// A value as a shell would read it, if it would only read it.
+/// Returns a value as a shell would read it; `None` if a shell would expand or execute a part of it.
 fn unquoted(value: &str) -> Option<String> {
     let value = value.trim();
     let inside = |quote: char| {

@@ -1,10 +1,11 @@
-//! What each word of a cluster's file has to be like. They are narrower than Azure's own rules where a word goes on into a shell or a file.
+//! The accepted forms of the values of a cluster file. They are narrower than Azure's rules for values that end up in a
+//! shell or a file.
 
 use std::net::Ipv4Addr;
 
 use super::TAG;
 
-/// What a word has to be like, and how that is said.
+/// A predicate for a value, and its description for errors.
 pub(super) struct Form(pub(super) fn(&str) -> bool, pub(super) &'static str);
 
 fn plain(text: &str, more: &str, longest: usize) -> bool {
@@ -57,11 +58,11 @@ pub(super) const TAG_NAME: Form = Form(
     |text| plain(text, "._-", 128) && text != TAG,
     "a tag's name: letters, digits and ._-, and not cluster-doctor, which is ours",
 );
-/// `az` has two ways of reading a tag, of which one takes blanks, quotes and brackets for its own.
+/// `az` has two tag syntaxes, one of which interprets spaces, quotes and brackets.
 pub(super) const TAG_VALUE: Form =
     Form(|text| plain(text, "._-/:@+", 256), "a tag's value: up to 256 letters, digits and ._-/:@+");
 
-/// Names that Azure refuses for the first user.
+/// User names that Azure rejects.
 const RESERVED: [&str; 14] = [
     "root",
     "admin",

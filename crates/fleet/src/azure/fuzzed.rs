@@ -1,4 +1,4 @@
-//! Ways in for the fuzzer: the file of a cluster, what `az` prints, what a script on a machine says.
+//! Entry points for the fuzzer: the cluster file, the output of `az`, the output of a script on a machine.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{Cluster, EXAMPLE, Files, Mode, destroy::removal, nodes::Said, plan::plan, seen};
 
-/// How many words its plan has; `None`: it is refused.
+/// Returns the number of words in the plan; `None` if the file is rejected.
 pub fn cluster(text: &str, name: &str) -> Option<usize> {
     let cluster = Cluster::read(text, Path::new(name), None).ok()?;
     words(&cluster, &seen::Seen::default())
@@ -17,7 +17,7 @@ fn words(cluster: &Cluster, seen: &seen::Seen) -> Option<usize> {
     Some(plan.steps.iter().flat_map(|step| &step.calls).map(|call| call.words().len()).sum())
 }
 
-/// Everything that is read of what `az` prints: the plan that is made from it, and what would be deleted.
+/// Parses all outputs of `az`. Returns the number of words in the resulting plan, and of resources to delete.
 pub fn answers(text: &str, uniform: bool) -> Option<(usize, usize)> {
     let mut cluster = Cluster::read(EXAMPLE, Path::new("cluster.toml"), None).ok()?;
     if uniform {
@@ -36,7 +36,7 @@ pub fn answers(text: &str, uniform: bool) -> Option<(usize, usize)> {
     Some((words(&cluster, &seen)?, removal(&cluster, &seen).steps.len()))
 }
 
-/// The host key that a script said.
+/// Returns the host key in a script's output.
 pub fn key_said(text: &str) -> Option<String> {
     let answer: Value = serde_json::from_str(text).ok()?;
     let said = Said::of(&answer);

@@ -1,12 +1,13 @@
-//! A cluster of GPU machines in Azure: made from one file, and taken away again, by Azure's own program `az`.
+//! Creates a cluster of GPU machines in Azure from one file, and deletes it, with Azure's own program `az`.
 //!
-//! What is there is what Azure says, never what a file of ours remembers: each round looks ([`seen`]), a pure function says what is
-//! missing ([`plan`]), and only that is done ([`provision`]). So a second run does nothing, and one that was killed is taken up by the
-//! next. Everything that we make bears a tag, and only what bears it is changed or deleted.
+//! The state is always queried from Azure, never remembered in a file: each round inspects it ([`seen`]), a pure
+//! function computes what is missing ([`plan`]), and only that is done ([`provision`]). A second run therefore does
+//! nothing, and a run after an interruption continues. Every resource that we create has a tag, and only resources with
+//! the tag are changed or deleted.
 //!
-//! Keys are exchanged through Azure's run-command and not over SSH: it is authenticated by the account that made the machines, so the host
-//! keys that it brings back are the machines' own, and nobody has to believe a key because it was the first one seen. The head node's
-//! private key is made there and stays there.
+//! Keys are exchanged through Azure's run-command and not over SSH: it is authenticated by the account that created the
+//! machines, so the host keys that it returns are genuine and no key is trusted on first use. The head node's private
+//! key is generated there and never leaves it.
 
 mod az;
 mod cloud_init;
@@ -34,5 +35,5 @@ pub use self::{
     seen::Seen,
 };
 
-/// On everything that we make; its value is the name of the scale set.
+/// The tag of every resource that we create; its value is the name of the scale set.
 pub const TAG: &str = "cluster-doctor";

@@ -1,7 +1,7 @@
-//! What is done on the machines themselves, as scripts that Azure's agent there runs as root, and what they say.
+//! The scripts that Azure's agent runs as root on the machines, and the parsing of their output.
 //!
-//! Each script looks before it changes anything, and its last line is a word of ours: one that did not get there has failed, whatever Azure
-//! says of it. An answer is cut after 4 KiB by Azure, so each says little.
+//! Each script checks before it changes anything, and its last line is a fixed word: a script without it has failed,
+//! whatever Azure reports. Azure cuts the output after 4 KiB, so scripts print little.
 
 use std::{fmt::Write as _, net::Ipv4Addr};
 
@@ -9,21 +9,21 @@ use serde_json::Value;
 
 use super::{Cluster, az::quoted, seen::Node};
 
-/// Begins every line that is for us.
+/// The prefix of every output line that is parsed.
 const MARK: &str = "cluster-doctor";
-/// The key that the head node logs in with, on a line of its own in authorized_keys.
+/// The comment that marks the head node's key in authorized_keys.
 const COMMENT: &str = "cluster-doctor-head";
 
-/// A host and the key by which it is known.
+/// A host and its host key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Known {
     pub host: String,
     pub address: Ipv4Addr,
-    /// Kind and key, as in a file of known hosts.
+    /// Type and key, as in known_hosts.
     pub key: String,
 }
 
-/// All of them, by address, the head node by its place among them.
+/// All hosts in the order of their addresses, and the name of the head node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hosts {
     pub all: Vec<Known>,
@@ -31,7 +31,7 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// One name a line.
+    /// Returns the host file: one name per line.
     pub fn hostfile(&self) -> String {
         self.all.iter().fold(String::new(), |text, known| text + &known.host + "\n")
     }
@@ -46,8 +46,8 @@ impl Hosts {
             .fold(String::new(), |text, known| format!("{text}{},{} {}\n", known.host, known.address, known.key))
     }
 
-    /// The same for who comes from outside: the head node at its address, any of them behind the load balancer, and the others by
-    /// their names, through the head node.
+    /// Returns known_hosts for use from outside: the head node at its public address, every node behind the load
+    /// balancer, and all nodes by their names for connections through the head node.
     pub fn known_from_outside(&self, head_at: &str, port: u32, balancer: Option<&str>) -> String {
         let mut text = self.known_hosts();
         for known in &self.all {
@@ -55,7 +55,7 @@ impl Hosts {
             if known.host == self.head {
                 names.push(if port == 22 { head_at.to_owned() } else { format!("[{head_at}]:{port}") });
             }
-            // Azure says which port leads to which of them.
+            // Azure assigns the load balancer's ports, so the key is valid for any port.
             names.extend(balancer.map(|balancer| format!("[{balancer}]:*")));
             if !names.is_empty() {
                 let _infallible = writeln!(text, "{} {}", names.join(","), known.key);
@@ -64,7 +64,7 @@ impl Hosts {
         text
     }
 
-    /// For `ssh -F` from outside: the head node at an address that can be reached, the others through it.
+    /// Returns the file for `ssh -F` from outside: the head node at a reachable address, the other nodes through it.
     pub fn ssh_config(&self, cluster: &Cluster, head_at: &str, port: u32, known_hosts: &str) -> String {
         let mut text = format!(
             "# Made by `doctor fleet provision`.\nHost {}\n    HostName {head_at}\n    Port {port}\n",
@@ -88,7 +88,7 @@ impl Hosts {
     }
 }
 
-/// Where who logs in is at home.
+/// The common beginning of all scripts: finds the login user's home directory and creates its `.ssh`.
 fn beginning(cluster: &Cluster) -> String {
     format!(
         "#!/bin/sh\nset -eu\nadmin={}\nhome=$(getent passwd \"$admin\" | cut -d: -f6)\ngroup=$(id -g \"$admin\")\n\
@@ -97,7 +97,7 @@ fn beginning(cluster: &Cluster) -> String {
     )
 }
 
-/// Makes the head node's key pair, unless it has one, and says the public half.
+/// Generates the head node's key pair unless it exists, and prints the public key.
 pub(super) fn head_key_script(cluster: &Cluster) -> String {
     format!(
         "{}key=$home/.ssh/id_ed25519\n\
@@ -111,7 +111,7 @@ pub(super) fn head_key_script(cluster: &Cluster) -> String {
     )
 }
 
-/// Lets the head node in, in place of an earlier one, and says by which key this host is known.
+/// Authorises the head node's key, which replaces that of an earlier head node, and prints the machine's host key.
 pub(super) fn trust_script(cluster: &Cluster, head_key: &str) -> String {
     format!(
         "{}line={}\n\
@@ -131,7 +131,7 @@ pub(super) fn trust_script(cluster: &Cluster, head_key: &str) -> String {
     )
 }
 
-/// Writes host files and host keys on the head node, and tries to log in everywhere as people will.
+/// Writes host files and host keys on the head node, and tries to log in to every node.
 pub(super) fn head_files_script(cluster: &Cluster, hosts: &Hosts) -> String {
     format!(
         "{}put() {{ cat >\"$1.new\"; chown \"$admin:$group\" \"$1.new\"; mv \"$1.new\" \"$1\"; }}\n\
@@ -157,17 +157,17 @@ pub(super) fn head_files_script(cluster: &Cluster, hosts: &Hosts) -> String {
     )
 }
 
-/// What a script said to us, and whether it came to its end.
+/// The output of a script, and whether the script completed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Said {
     lines: Vec<String>,
     pub(super) whole: bool,
-    /// For people, when it is not whole.
+    /// The message for people if the script did not complete.
     pub(super) last: String,
 }
 
 impl Said {
-    /// From what run-command prints: a message with the script's output and its complaints, one after the other.
+    /// Parses the output of run-command: one message with the script's standard output, then its standard error.
     pub(super) fn of(answer: &Value) -> Self {
         let messages = answer["value"].as_array().into_iter().flatten().filter_map(|part| part["message"].as_str());
         let message: String = messages.collect::<Vec<_>>().join("\n");
@@ -187,7 +187,7 @@ impl Said {
         }
     }
 
-    /// Kind and key of a line `what KIND KEY`, if they are what they should be: they become lines of other files.
+    /// Returns type and key of a line `what KIND KEY`. They are validated, because they become lines of other files.
     pub(super) fn key(&self, what: &str) -> Option<String> {
         let line = self.lines.iter().find_map(|line| line.strip_prefix(what)?.strip_prefix(' '))?;
         let (kind, key) = line.split_once(' ')?;
@@ -202,7 +202,7 @@ impl Said {
     }
 }
 
-/// A node with the key that it said.
+/// Combines a node with its host key.
 pub(super) fn known(node: &Node, key: String) -> Known {
     Known { host: node.host.clone(), address: node.address, key }
 }
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn only_a_script_that_came_to_its_end_has_said_something() {
-        // The form is that of Azure's RunShellScript, written by hand after its documentation.
+        // The format of Azure's RunShellScript, written by hand from its documentation.
         let answer =
             |message: &str| json!({ "value": [{ "code": "ProvisioningState/succeeded", "message": message }] });
         let said = Said::of(&answer(&format!(

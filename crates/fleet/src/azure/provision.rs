@@ -1,8 +1,8 @@
-//! Doing what is missing, round by round: look, plan, do what can be done now, look again, until nothing is left.
+//! Creates what is missing in rounds: inspect, plan, do what is possible now, until nothing is missing.
 //!
-//! A round is short because most steps need nothing of one another but their order. What was done when this program is killed is done: the
-//! next run looks, and goes on. A step that fails ends everything with its name; nothing is undone, because what is there is as
-//! good for the next attempt as it was for this one.
+//! Rounds are few because most steps depend only on the order of the others. Completed steps survive a kill: the next
+//! run inspects the state and continues. A failed step ends the run with its name; nothing is rolled back, because the
+//! next attempt can use what exists.
 
 use std::{
     fs,
@@ -21,12 +21,12 @@ use super::{
     seen::{self, Kind, Seen},
 };
 
-/// Machines that are not ready are looked at again after this.
+/// The interval at which machines that are not ready are inspected again.
 const PAUSE: Duration = Duration::from_secs(10);
 /// Resources, scale, machines, access: four rounds do something, and each may have to wait once more.
 const MOST_ROUNDS: usize = 12;
 
-/// What is going on, for people.
+/// Progress, for display.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Progress<'a> {
     Begun { step: &'a Step, number: usize, of: usize },
@@ -34,23 +34,23 @@ pub enum Progress<'a> {
     Waiting { why: &'a str },
 }
 
-/// How the cluster is reached, when it is there.
+/// How the complete cluster is reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Provisioned {
-    /// Steps that were done; none: everything was there.
+    /// The number of steps done; 0: everything existed.
     pub done: usize,
     pub head: String,
-    /// Where the head node is reached from outside, and at which port; absent: only from inside.
+    /// The head node's public address and port. `None`: reachable only from inside.
     pub head_at: Option<(String, u32)>,
     pub balancer: Option<String>,
     pub nodes: usize,
-    /// Known only when keys were exchanged in this run.
+    /// Set only if this run exchanged keys.
     pub hosts: Option<Hosts>,
 }
 
-/// Calls that only look, in their order; those on single things are left out where the thing is not there.
+/// Returns the call that lists resource groups.
 fn group_call(cluster: &Cluster) -> Call {
-    // All of them: Azure tells names apart without regard to capitals, and a query does not.
+    // All groups, because Azure's names are case-insensitive and its queries are not.
     plan::finish(Call::new("group list"), cluster)
 }
 
@@ -65,10 +65,9 @@ fn nics_call(cluster: &Cluster) -> Call {
     }
 }
 
-/// Looks at what is there.
+/// Inspects the state in Azure. Single resources are queried only if they exist.
 ///
-/// # Errors
-/// If Azure cannot be asked, or answers something that is not understood: that is never taken for "nothing".
+/// # Errors If Azure cannot be queried, or its answer cannot be parsed, which never counts as "nothing exists".
 pub fn look(cluster: &Cluster, az: &Az) -> Result<Seen, AzureError> {
     let names = Names::of(cluster);
     let limit = cluster.limits.call.to_std();
@@ -105,11 +104,10 @@ pub fn look(cluster: &Cluster, az: &Az) -> Result<Seen, AzureError> {
     Ok(seen)
 }
 
-/// Makes the cluster, or what of it is missing. `cloud_init` is the text that machines get when they first boot; files for `az` are
-/// written into `files`. With `again`, keys are exchanged although the machines are known to know each other.
+/// Creates the missing parts of the cluster. `cloud_init` is the file that machines get on first boot; files for `az`
+/// are written into `files`. With `again`, keys are exchanged even if that was recorded as done.
 ///
-/// # Errors
-/// With the step that failed and what `az` said.
+/// # Errors With the failed step and the error of `az`.
 pub fn provision(
     cluster: &Cluster,
     az: &Az,
@@ -152,7 +150,7 @@ fn left(plan: &Plan) -> String {
     open.collect::<Vec<_>>().join(", ")
 }
 
-/// A file for `az` to read. Nothing in it is secret; others have no business with it all the same.
+/// Writes a file for `az`, with mode 0600 although its content is not secret.
 fn put(folder: &Path, name: &str, text: &str) -> Result<PathBuf, AzureError> {
     let path = folder.join(name);
     let failed = |source| AzureError::Write { path: path.clone(), source };
@@ -173,9 +171,9 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Does what can be done now; whether that was anything.
+    /// Does what is possible now. Returns whether anything was done.
     fn round(&mut self, plan: &Plan, seen: &Seen) -> Result<bool, AzureError> {
-        // Machines are waited for by looking again; everything behind them waits with them.
+        // The caller waits for machines by inspecting again; all later steps wait for them.
         let now = plan
             .steps
             .iter()
@@ -225,7 +223,8 @@ impl Work<'_> {
         }
     }
 
-    /// Every node is told of the head's key and says its own; several at a time, because each takes half a minute.
+    /// Authorises the head node's key on every node and reads their host keys; in parallel, because each call takes
+    /// half a minute.
     fn trust(&mut self, step: &Step, seen: &Seen) -> Result<(), AzureError> {
         let key = self.head_key.as_ref().ok_or_else(|| not_said(step, "the head node", "its public key"))?;
         put(&self.files.folder, Files::TRUST, &nodes::trust_script(self.cluster, key))?;
@@ -267,7 +266,7 @@ impl Work<'_> {
         Ok(Provisioned { done: self.done, head, head_at, balancer, nodes: seen.nodes.len(), hosts: self.hosts.clone() })
     }
 
-    /// Where the load balancer leads to the head node; Azure hands out the ports of a Uniform scale set.
+    /// Returns the head node's address and port at the load balancer; Azure assigns the ports of a Uniform scale set.
     fn through_balancer(&self, seen: &Seen) -> Result<Option<(String, u32)>, AzureError> {
         let cluster = self.cluster;
         if cluster.mode != Mode::Uniform {
@@ -276,7 +275,7 @@ impl Work<'_> {
         let call =
             in_group(cluster, Call::new("vmss list-instance-connection-info").with("--name", &cluster.scale_set));
         let answer = self.az.run("asking for the ports of the load balancer", &call, cluster.limits.call.to_std());
-        // Right after a scale set was made it may not know yet; the cluster is there all the same.
+        // A new scale set may not have ports yet; the cluster is complete nevertheless.
         let answer = match answer {
             Err(AzureError::Refused { .. }) => return Ok(None),
             other => other?,

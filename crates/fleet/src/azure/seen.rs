@@ -1,6 +1,6 @@
-//! What is there, as Azure says: read from what `az` prints, of which only the parts that decide something are kept.
+//! The state in Azure, parsed from the output of `az`. Only what affects a decision is kept.
 //!
-//! What cannot be read is an error and never "nothing there": a plan made from it would make everything a second time.
+//! Unreadable output is an error and never "nothing exists": a plan based on it would create everything a second time.
 
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
@@ -9,12 +9,12 @@ use serde_json::Value;
 
 use super::{Cluster, Mode, TAG};
 
-/// A resource group's things, as far as they concern one cluster.
+/// The contents of a resource group that concern one cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Seen {
     pub group: Option<Owner>,
     pub(super) resources: Vec<Resource>,
-    /// Who may reach port 22; `None`: there is no such rule.
+    /// The sources that may reach port 22; `None`: there is no such rule.
     pub(super) ssh_from: Option<Vec<String>>,
     pub(super) balancer: Balancer,
     pub(super) scale_set: Option<ScaleSet>,
@@ -27,7 +27,7 @@ pub enum Owner {
     Others,
 }
 
-/// A thing that has a name in the group.
+/// A named resource in the group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Resource {
     pub(super) kind: Kind,
@@ -35,7 +35,7 @@ pub(super) struct Resource {
     pub(super) owner: Owner,
 }
 
-/// What it is. Only kinds that we make have a name of their own.
+/// The kind of a resource. Only kinds that we create have a variant.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     ScaleSet,
@@ -75,7 +75,7 @@ impl Kind {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Balancer {
-    /// First and last port of the rule that leads to port 22 of the nodes.
+    /// First and last port of the rule that forwards to port 22 of the nodes.
     pub(super) nat: Option<(u32, u32)>,
     pub(super) outbound: bool,
 }
@@ -87,11 +87,11 @@ pub(super) struct ScaleSet {
     pub(super) sku: String,
     pub(super) capacity: u32,
     pub(super) state: State,
-    /// Which nodes were told of each other, as we noted there.
+    /// The recorded digest of the nodes that have exchanged keys.
     pub(super) noted: Option<String>,
 }
 
-/// How far Azure is with something.
+/// The provisioning state of a resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum State {
     Done,
@@ -112,7 +112,7 @@ impl State {
 /// A machine of the scale set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// By which run-command finds it: its name, or its number in a Uniform scale set.
+    /// Its id for run-command: its name, or its instance number in a Uniform scale set.
     pub(super) machine: String,
     pub host: String,
     pub address: Ipv4Addr,
@@ -120,7 +120,7 @@ pub struct Node {
     pub(super) ip_config: String,
     /// The resource id of its public address.
     pub(super) public: Option<String>,
-    /// What makes it another machine under the same name.
+    /// Differs for a new machine under the same name.
     pub(super) identity: String,
     pub(super) state: State,
 }
@@ -147,14 +147,14 @@ fn owner(tags: Option<&BTreeMap<String, String>>, cluster: &Cluster) -> Owner {
     }
 }
 
-/// From `az group list`: Azure takes no notice of capitals in names, and neither do we.
+/// Parses `az group list`. Names are compared without case, as in Azure.
 pub(super) fn group(answer: Value, cluster: &Cluster) -> Result<Option<Owner>, Unread> {
     let groups: Vec<Named> = items(answer)?;
     let ours = groups.iter().find(|group| group.name.eq_ignore_ascii_case(&cluster.resource_group));
     Ok(ours.map(|group| owner(group.tags.as_ref(), cluster)))
 }
 
-/// From `az resource list`.
+/// Parses `az resource list`.
 pub(super) fn resources(answer: Value, cluster: &Cluster) -> Result<Vec<Resource>, Unread> {
     let resources: Vec<Named> = items(answer)?;
     let read = |named: Named| Resource {
@@ -165,7 +165,7 @@ pub(super) fn resources(answer: Value, cluster: &Cluster) -> Result<Vec<Resource
     Ok(resources.into_iter().map(read).collect())
 }
 
-/// From `az network nsg show`.
+/// Parses `az network nsg show`.
 pub(super) fn ssh_from(answer: &Value, rule: &str) -> Result<Option<Vec<String>>, Unread> {
     let rules = answer["securityRules"].as_array().ok_or("a security group without securityRules")?;
     let Some(rule) = rules.iter().find(|found| found["name"] == rule) else { return Ok(None) };
@@ -176,7 +176,7 @@ pub(super) fn ssh_from(answer: &Value, rule: &str) -> Result<Option<Vec<String>>
     Ok(Some(from))
 }
 
-/// From `az network lb show`.
+/// Parses `az network lb show`.
 pub(super) fn balancer(answer: &Value, nat: &str, outbound: &str) -> Result<Balancer, Unread> {
     let list = |name: &str| answer[name].as_array().ok_or_else(|| format!("a load balancer without {name}"));
     let port = |rule: &Value, name: &str| rule[name].as_u64().and_then(|port| u32::try_from(port).ok());
@@ -187,11 +187,11 @@ pub(super) fn balancer(answer: &Value, nat: &str, outbound: &str) -> Result<Bala
     })
 }
 
-/// From `az vmss show`.
+/// Parses `az vmss show`.
 pub(super) fn scale_set(answer: &Value, noted: &str) -> Result<ScaleSet, Unread> {
     let mode = match answer["orchestrationMode"].as_str() {
         Some("Flexible") => Mode::Flexible,
-        // What Azure calls no mode at all is the older one.
+        // A scale set without a mode has the older one.
         Some("Uniform") | None => Mode::Uniform,
         Some(other) => return Err(format!("a scale set of the mode {other}")),
     };
@@ -255,8 +255,8 @@ struct IpConfig {
     public: Option<Id>,
 }
 
-/// From the list of machines and the list of their network cards, by address. A machine without an address yet is left out; that
-/// it is missing shows by the count.
+/// Combines the list of machines with the list of their network interfaces, sorted by address. A machine without an
+/// address is left out; the planner notices it by the count.
 pub(super) fn nodes(machines: Value, nics: Value, cluster: &Cluster) -> Result<Vec<Node>, Unread> {
     let machines: Vec<Machine> = items(machines)?;
     let nics: Vec<Nic> = items(nics)?;
@@ -278,7 +278,7 @@ fn node(machine: &Machine, nics: &[Nic]) -> Option<Node> {
     let nic = nics.iter().find(is_its)?;
     let config = nic.ip_configurations.iter().find(|config| config.private.is_some())?;
     let host = machine.os_profile.as_ref().and_then(|profile| profile.computer_name.clone())?;
-    // It becomes a line of a host file and of a script.
+    // The name becomes a line of a host file and of a script.
     let plain = host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
     (plain && !host.is_empty() && !host.starts_with('-')).then(|| Node {
         machine: machine.instance_id.clone().unwrap_or_else(|| machine.name.clone()),
@@ -293,7 +293,7 @@ fn node(machine: &Machine, nics: &[Nic]) -> Option<Node> {
 }
 
 impl Seen {
-    /// As if nobody had noted that the machines know each other.
+    /// Clears the record of exchanged keys.
     pub(super) fn forget_keys(&mut self) {
         if let Some(set) = &mut self.scale_set {
             set.noted = None;
@@ -305,7 +305,7 @@ impl Seen {
     }
 }
 
-/// From `az vmss list-instance-connection-info`: an address and a port for each machine, under a name that ends in its number.
+/// Parses `az vmss list-instance-connection-info`: address and port per machine, under a name that ends in its number.
 pub(super) fn connection(answer: &Value, machine: &str) -> Option<(String, u32)> {
     let found = answer.as_object()?.iter().find(|(name, _)| name.rsplit(' ').next() == Some(machine))?;
     let (address, port) = found.1.as_str()?.rsplit_once(':')?;

@@ -1,9 +1,9 @@
-//! Policies on the same seeds: what each would have found, how fast, and at what cost to users.
+//! Compares policies on the same seeds: what each would have found, how fast, and at what cost to users.
 //!
-//! All of them run the same engine, the same tests and the same rules on the same faults and the same users (common
-//! random numbers). They differ in who chooses what to test: our planner; the seed's way (nodes by their newest test
-//! of any kind, oldest first, all tests at once, in batches that are waited for); nobody; or an oracle that knows
-//! which nodes are bad and tests them as soon as they are free.
+//! All policies run the same engine, tests and rules on the same faults and users (common random numbers). They differ
+//! in what chooses the tests: our planner; the seed's method (nodes by their newest result of any test, oldest first,
+//! all tests together, in batches that must finish first); no validation; or an oracle that knows the bad nodes and
+//! tests them as soon as they are free.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::WorldConfig;
 
-/// Who chooses.
+/// What chooses the tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Chooser {
@@ -46,7 +46,7 @@ impl Chooser {
     }
 }
 
-/// One policy over several seeds.
+/// The result of one policy over several seeds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
     pub policy: Chooser,
@@ -54,7 +54,7 @@ pub struct Row {
     pub faults: usize,
     pub found: usize,
     pub median_hours_to_detect: Option<f64>,
-    /// Of the faults that only a test can show.
+    /// For faults that only a test can detect.
     pub median_hours_to_detect_by_tests: Option<f64>,
     pub user_node_hours_lost: f64,
     pub validation_node_hours: f64,
@@ -64,8 +64,7 @@ pub struct Row {
 
 /// Plays every policy on every seed.
 ///
-/// # Errors
-/// If a session cannot be made or its store fails.
+/// # Errors If a session cannot be created or its store fails.
 pub fn compare(
     world: &WorldConfig,
     days: u32,
@@ -84,15 +83,14 @@ pub fn compare(
     Ok(rows)
 }
 
-/// One policy on one seed.
+/// Plays one policy on one seed.
 ///
-/// # Errors
-/// If the session cannot be made or its store fails.
+/// # Errors If the session cannot be created or its store fails.
 pub fn play(world: WorldConfig, days: u32, chooser: Chooser) -> Result<Score, SessionError> {
     let mut session = Session::new(SessionConfig::new(world))?;
     let until = session.backend().world().now().plus(Span::days(i64::from(days)));
     if chooser != Chooser::Ours {
-        // Our planner starts nothing by itself then; what is asked for is still carried out by it.
+        // A pause keeps our planner from starting validation; it still carries out requests.
         let why = "another policy chooses".to_owned();
         session.store().pause(&Pause { pool: None, by: "compare".into(), why, since: session.now(), until: None })?;
     }
@@ -108,7 +106,7 @@ pub fn play(world: WorldConfig, days: u32, chooser: Chooser) -> Result<Score, Se
     Score::of(&session)
 }
 
-/// What another chooser has asked for and not seen the end of.
+/// Open requests of another chooser.
 #[derive(Debug, Default)]
 struct Requests {
     batch: Vec<(NodeName, Timestamp)>,
@@ -120,11 +118,12 @@ const BATCH: usize = 5;
 const THRESHOLD: Span = Span::days(7);
 
 impl Requests {
-    /// Free nodes whose newest result of any test is old, oldest first, in batches that are waited for.
+    /// Requests tests on free nodes whose newest result of any test is old, oldest first, in batches that must finish
+    /// first.
     fn seed(&mut self, session: &Session) -> Result<(), SessionError> {
         let now = session.now();
         let waiting = !session.store().active_runs()?.is_empty() || !session.store().requests()?.is_empty();
-        // A node that was taken before its job began never gets a result; the seed's pending timeout lets go of it.
+        // A node that was taken before its job started never gets a result; the seed's pending timeout drops it.
         self.batch.retain(|(_, asked)| now.since(*asked) < Span::minutes(5));
         if waiting || !self.batch.is_empty() {
             return Ok(());
@@ -143,7 +142,7 @@ impl Requests {
         Ok(())
     }
 
-    /// Bad nodes as soon as they are free; twice, since our rules want a failure confirmed.
+    /// Requests tests on bad nodes as soon as they are free; repeatedly, because our rules require a confirmed failure.
     fn oracle(&mut self, session: &Session) -> Result<(), SessionError> {
         let now = session.now();
         let free: BTreeSet<NodeName> = free_nodes(session).into_iter().collect();

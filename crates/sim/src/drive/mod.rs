@@ -1,4 +1,4 @@
-//! Driving the production engine over a simulated cluster: sessions, scenarios, the demonstration, comparisons.
+//! Drives the production engine over a simulated cluster: sessions, scenarios, the demo, comparisons.
 
 pub mod compare;
 pub mod demo;

@@ -1,12 +1,12 @@
-//! Scenarios: a text script drives a session, and what is printed is reviewed as a diff.
+//! Scenarios: a text script drives a session, and its output is reviewed as a diff.
 //!
-//! One command a line; `#` begins a comment, which is printed too, so that the output tells the story by itself. Times
-//! are counted from the beginning. Ids are replaced by small numbers in the order in which they appear.
+//! One command per line; `#` begins a comment, which is printed too, so that the output can be read by itself. Times
+//! are relative to the start. Ids are replaced with small numbers in the order of their appearance.
 //!
 //! ```text
 //! world nodes 4                         a quiet cluster of four nodes (also: pool NAME N PREFIX, seed N, users, agents off, caps replace)
 //! policy mode = "act"                   one line of the policy file, before or between runs
-//! record node001 storage pass 9d        a result of that long ago
+//! record node001 storage pass 9d        a result from that long ago
 //! fresh                                 every test of every node passed a day ago
 //! fault node002 gpu-off-bus             and other incidents, see `incident`
 //! run 30m every 1m                      lets time pass; prints every decision
@@ -37,7 +37,7 @@ use crate::{
     judge::{Patience, judge_effects},
 };
 
-/// A script that cannot be understood or carried out.
+/// A script that is invalid or fails.
 #[derive(Debug, thiserror::Error)]
 pub enum ScenarioError {
     #[error("line {line}: {text}: {why}")]
@@ -46,10 +46,9 @@ pub enum ScenarioError {
     Session(#[from] SessionError),
 }
 
-/// Plays a script and returns what is to be reviewed.
+/// Plays a script and returns the output for review.
 ///
-/// # Errors
-/// With the line that is wrong and what is accepted there.
+/// # Errors With the invalid line and what is accepted there.
 pub fn play(script: &str) -> Result<String, ScenarioError> {
     let mut stage = Stage::default();
     for (number, line) in script.lines().enumerate() {
@@ -199,7 +198,7 @@ impl Stage {
         Ok(outcome?)
     }
 
-    /// Every decision and every result of a cycle, one line each.
+    /// Prints every decision and every result of a cycle, one line each.
     fn tell(&mut self, session: &Session, report: &CycleReport) {
         let start = session.backend().world().config().start;
         let clock = clock(session.now(), start);
@@ -214,7 +213,7 @@ impl Stage {
             let line = describe(&action.what)?;
             Some(format!("{line} [{}] {}", action.code, action.text))
         }));
-        // An outage is told once, not every minute.
+        // An outage is printed once, not every minute.
         if report.troubles != self.troubles {
             lines.extend(report.troubles.iter().map(|trouble| format!("trouble: {trouble}")));
             self.troubles.clone_from(&report.troubles);
@@ -225,7 +224,7 @@ impl Stage {
         }
     }
 
-    /// Ids become small numbers, moments become distances.
+    /// Replaces ids with small numbers, and timestamps with the time since the start.
     fn plain(&mut self, line: &str, start: Timestamp) -> String {
         let mut plain = String::with_capacity(line.len());
         for word in line.split_inclusive(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | ':' | '.'))) {
@@ -263,7 +262,7 @@ impl Stage {
         name
     }
 
-    /// Every test of every node passed a day ago.
+    /// Records a pass of every test on every node, a day ago.
     fn fresh(&mut self) -> Result<(), Trouble> {
         let session = self.session()?;
         let at = session.now().minus(Span::days(1));
@@ -439,7 +438,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Whatever the story was, the world's own record must show no invariant broken.
+    /// Checks the world's record of effects for violated invariants.
     fn close(&mut self) {
         let Some(session) = &self.session else { return };
         let violations = judge_effects(session.backend().world().effects().entries(), Patience::default());
@@ -457,7 +456,7 @@ fn is_id(word: &str) -> bool {
             || word.parse::<doctor_core::ids::OpId>().is_ok())
 }
 
-/// The policy of a script: the simulation's default with these lines laid over.
+/// Returns the script's policy: the simulation's default overlaid with these lines.
 fn laid_over(lines: &[String]) -> Result<Policy, Trouble> {
     let mut table = toml::Table::try_from(policy()).map_err(|error| Trouble::Said(error.to_string()))?;
     for line in lines {
@@ -533,7 +532,7 @@ pub(crate) fn incident(words: &[&str]) -> Result<Incident, Trouble> {
     })
 }
 
-/// A word of one of the incident enums, as they are written in configuration.
+/// Parses a word of an incident enum, in its spelling in configuration files.
 fn word<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, Trouble> {
     serde_json::from_value(serde_json::Value::String(text.to_owned())).map_err(|error| Trouble::Said(error.to_string()))
 }
@@ -554,14 +553,14 @@ fn number(text: &str) -> Result<u32, Trouble> {
     text.parse().map_err(|_| Trouble::Said(format!("`{text}` is not a number such as 4")))
 }
 
-/// `+0d 01:05:00` after the beginning; `-` before it.
+/// Formats the time since the start as `+0d01:05:00`; `-` for a time before it.
 fn clock(at: Timestamp, start: Timestamp) -> String {
     let millis = at.millis().saturating_sub(start.millis());
     let (sign, secs) = if millis < 0 { ('-', -millis / 1000) } else { ('+', millis / 1000) };
     format!("{sign}{}d{:02}:{:02}:{:02}", secs / 86_400, secs / 3600 % 24, secs / 60 % 60, secs % 60)
 }
 
-/// A decision in a few words; bookkeeping that only repeats another line is left out.
+/// Describes a decision in a few words. `None` for bookkeeping that only repeats another line.
 fn describe(action: &Action) -> Option<String> {
     Some(match action {
         Action::Submit(run) => {
@@ -588,11 +587,11 @@ fn describe(action: &Action) -> Option<String> {
         Action::Answer { .. } => "request seen to".to_owned(),
         Action::Name { node, peer: None, .. } => format!("{node} is named"),
         Action::Name { node, peer: Some(peer), .. } => format!("{node} is named with {peer}"),
-        // Its run stands in a line of its own.
+        // Its run is printed separately.
         Action::Try { .. } => return None,
         Action::Tidy { node, .. } => format!("maintenance of {node} is over"),
         Action::Rename { node, hardware } => format!("{node} is another machine now, {hardware}"),
-        // Every node is identified once at the beginning.
+        // Every node is identified once at the start.
         Action::Identify { .. } => return None,
     })
 }

@@ -1,4 +1,5 @@
-//! Keeping score: what was broken, what was found, how fast, at what cost. Only this and `compare` read the truth.
+//! The score: which faults there were, which were found, how fast, and at what cost. Only this module and `compare`
+//! read the truth.
 
 use std::collections::BTreeMap;
 
@@ -12,39 +13,39 @@ use serde::Serialize;
 use super::session::{Session, SessionError};
 use crate::truth::{FaultRecord, Truth};
 
-/// The figures of one simulated time.
+/// The figures of one simulated period.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Score {
     pub nodes: usize,
     pub virtual_days: f64,
     pub seed: u64,
-    /// Faults on nodes that users could have got.
+    /// Faults on nodes that were in service.
     pub faults_injected: usize,
-    /// Of these, nodes we marked before a user complained.
+    /// Of these, faults on nodes that we marked before a user complained.
     pub faults_found: usize,
     pub found_by_agents: usize,
     pub found_by_tests: usize,
-    /// Users complained first.
+    /// Faults of which users complained first.
     pub found_by_users: usize,
     /// Healthy machines that were marked as unhealthy.
     pub false_alarms: u32,
-    /// From onset until users were safe from it, over faults that anybody found.
+    /// From onset until the first mark or complaint, over the faults that have one.
     pub median_hours_to_detect: Option<f64>,
     pub mean_hours_to_detect: Option<f64>,
-    /// The same over those faults that only a test can show.
+    /// The same for faults that only a test can detect.
     pub median_hours_to_detect_by_tests: Option<f64>,
     pub validation_node_hours: f64,
     pub user_node_hours: f64,
     pub user_node_hours_lost: f64,
     pub user_jobs: u64,
-    /// Kept waiting by a validation job for longer than is bearable.
+    /// Jobs that waited for a validation job longer than assumed acceptable.
     pub user_jobs_disturbed: u64,
     pub utilisation: f64,
     /// Share of nodes with a settled result within its cut-off, per test.
     pub coverage: BTreeMap<TestId, f64>,
     /// Per kind of fault.
     pub kinds: BTreeMap<&'static str, KindScore>,
-    /// A hash of everything that happened: equal for equal seeds.
+    /// A hash of all effects, equal for equal seeds.
     pub effects_digest: String,
 }
 
@@ -56,10 +57,9 @@ pub struct KindScore {
 }
 
 impl Score {
-    /// The figures of a session as it stands.
+    /// Returns the current figures of a session.
     ///
-    /// # Errors
-    /// If the store cannot be read.
+    /// # Errors If the store cannot be read.
     #[expect(clippy::cast_precision_loss, reason = "counts of nodes and hours are shown, not compared")]
     pub fn of(session: &Session) -> Result<Self, SessionError> {
         let now = session.now();
@@ -67,7 +67,7 @@ impl Score {
             let world = session.backend().world();
             (world.truth(), world.size(), world.config().start, world.config().seed, world.effects().digest())
         };
-        // A second fault of a node that is out already hurts nobody and need not be found.
+        // A further fault of a node that is out of service harms no user and need not be found.
         let faults: Vec<&FaultRecord> = truth.faults.iter().filter(|fault| !fault.out_at_onset).collect();
         let found = |passive: bool| faults.iter().filter(|f| f.is_found() && f.kind.is_passive() == passive).count();
         let all = hours_to_detect(faults.iter().copied());
@@ -139,7 +139,7 @@ pub(super) fn median(sorted: &[f64]) -> Option<f64> {
     }
 }
 
-/// Three digits after the point: enough, and equal when printed twice.
+/// Rounds to three decimals, so that repeated outputs are equal.
 pub(super) fn round(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }

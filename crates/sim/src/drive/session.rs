@@ -1,7 +1,7 @@
-//! One controller and one simulated cluster in one process, under one virtual clock.
+//! One controller and one simulated cluster in one process, with one virtual clock.
 //!
-//! The engine is the production one, with its store; only the backend and the clock are simulated. The same seed
-//! gives the same session to the last byte.
+//! The engine and its store are the production ones; only the backend and the clock are simulated. The same seed gives
+//! the same session to the last byte.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -40,20 +40,20 @@ use crate::{
     tests,
 };
 
-/// How long it takes the simulated operators to look at an open breaker and close it.
+/// The time until the simulated operators inspect and close an open breaker.
 const BREAKER_LOOKED_AT: Span = Span::hours(1);
 
-/// How to make a session.
+/// The configuration of a session.
 #[derive(Debug, Clone)]
 pub struct SessionConfig {
     pub world: WorldConfig,
     pub policy: Policy,
-    /// Without it, the store lives in memory.
+    /// `None`: the store is in memory.
     pub store: Option<StoreUrl>,
     pub share: Option<PathBuf>,
     /// Time between cycles when nothing wakes the controller.
     pub every: Span,
-    /// Time between two copies of the results for others on the share.
+    /// Time between two published copies of the results on the share.
     pub publish_every: Span,
 }
 
@@ -70,7 +70,7 @@ impl SessionConfig {
     }
 }
 
-/// The default policy, for a cluster whose agents do the quick checks.
+/// Returns the default policy for a cluster whose agents do the quick checks.
 pub fn policy() -> Policy {
     let mut policy = Policy::standard();
     let health = TestId::new(tests::GPU_HEALTH).expect("a fixed name that the type accepts");
@@ -97,14 +97,14 @@ pub struct Session {
     clock: Arc<VirtualClock>,
     engine: Engine,
     config: SessionConfig,
-    /// How many effects have been looked at for a reason to wake.
+    /// The number of effects that were checked for a reason to wake the controller.
     looked_at: usize,
     controllers: u64,
-    /// Since when the breaker waits for somebody to look.
+    /// Since when the breaker waits for an operator.
     breaker_opened: Option<Timestamp>,
-    /// Whoever is shown the cluster after each cycle.
+    /// Receives the cluster state after each cycle.
     audience: Option<Arc<Audience>>,
-    /// Results written by [`Session::record`], so that no two of them share an id.
+    /// The number of results written by [`Session::record`], so that no two share an id.
     recorded: std::cell::Cell<u64>,
 }
 
@@ -115,8 +115,9 @@ impl std::fmt::Debug for Session {
 }
 
 impl Session {
-    /// # Errors
-    /// If world, policy or store cannot be made.
+    /// Creates a session.
+    ///
+    /// # Errors If world, policy or store cannot be created.
     pub fn new(config: SessionConfig) -> Result<Self, SessionError> {
         let backend = Arc::new(SimBackend::new(config.world.clone())?);
         let clock = Arc::new(backend.clock());
@@ -154,15 +155,14 @@ impl Session {
         self.engine.settings()
     }
 
-    /// Time between cycles from here on.
+    /// Sets the time between cycles.
     pub fn set_every(&mut self, every: Span) {
         self.config.every = every;
     }
 
-    /// Writes a result of the past into the store, by the way that every result goes.
+    /// Writes a past result into the store, in the same way as every result.
     ///
-    /// # Errors
-    /// If the store fails or a controller leads already.
+    /// # Errors If the store fails or a controller already leads.
     pub fn record(&self, node: &NodeName, test: &TestId, verdict: Verdict, at: Timestamp) -> Result<(), SessionError> {
         let store = self.store();
         let lease = store.acquire("the past", self.now(), Span::from_secs(1)).map_err(|error| match error {
@@ -222,29 +222,26 @@ impl Session {
         Ok(store.release(&lease)?)
     }
 
-    /// Exchanges the policy, as a changed file would.
+    /// Replaces the policy, as a changed file would.
     ///
-    /// # Errors
-    /// If the policy cannot be used.
+    /// # Errors If the policy is invalid.
     pub fn set_policy(&mut self, policy: Policy) -> Result<(), SessionError> {
         self.config.policy = policy.clone();
         self.engine.set_settings(Settings::new(policy, tests::catalogue(), tests::profiles())?);
         Ok(())
     }
 
-    /// The controller dies and another takes over, on the same store or on an empty one.
+    /// Replaces the controller, as after a crash, on the same store or an empty one.
     ///
-    /// # Errors
-    /// If the new one cannot be made.
+    /// # Errors If the new controller cannot be created.
     pub fn restart(&mut self, empty_store: bool) -> Result<(), SessionError> {
         let store = if empty_store { Store::open_in_memory()? } else { self.engine.store().clone() };
         self.move_to(store)
     }
 
-    /// The controller dies and another takes over on this store.
+    /// Replaces the controller, as after a crash, on this store.
     ///
-    /// # Errors
-    /// If the new one cannot be made.
+    /// # Errors If the new controller cannot be created.
     pub fn move_to(&mut self, store: Store) -> Result<(), SessionError> {
         self.controllers += 1;
         self.engine = engine(&self.config, &self.backend, &self.clock, store, self.controllers)?;
@@ -254,7 +251,7 @@ impl Session {
         Ok(())
     }
 
-    /// Shows the cluster to these after each cycle from now on.
+    /// Publishes the cluster state to this audience after each cycle.
     pub fn set_audience(&mut self, audience: Arc<Audience>) {
         self.engine.set_audience(Arc::clone(&audience));
         self.audience = Some(audience);
@@ -278,18 +275,16 @@ impl Session {
         Ok(report)
     }
 
-    /// The controller stops as it does when it is asked to.
+    /// Stops the controller in an orderly way.
     ///
-    /// # Errors
-    /// If the store fails.
+    /// # Errors If the store fails.
     pub fn stop(&mut self) -> Result<(), SessionError> {
         Ok(self.engine.stop()?)
     }
 
-    /// Lets time pass until then, with a cycle at every tick and whenever something wakes the controller.
+    /// Lets time pass until `until`, with a cycle at every tick and whenever something wakes the controller.
     ///
-    /// # Errors
-    /// As [`Session::cycle`], and whatever `each` says.
+    /// # Errors As [`Session::cycle`], and errors of `each`.
     pub fn run_until(
         &mut self,
         until: Timestamp,
@@ -303,7 +298,7 @@ impl Session {
         Ok(())
     }
 
-    /// To the next tick, or to the moment that somebody wants a node of ours or an agent speaks.
+    /// Advances to the next tick, or to the moment when a user wants one of our nodes or an agent reports.
     fn pass_time(&mut self, until: Timestamp) {
         let mut world = self.backend.world();
         let target = world.now().plus(self.config.every).min(until);
@@ -318,7 +313,8 @@ impl Session {
         world.advance_to(target);
     }
 
-    /// The simulated people who repair nodes ask for their return as real ones would, and look at an open breaker.
+    /// Stores the requests of the simulated operators as operator commands, and closes a breaker that they have
+    /// inspected.
     fn hear_operators(&mut self) -> Result<(), SessionError> {
         if let Some(opened) = self.breaker_opened
             && self.now().since(opened) >= BREAKER_LOOKED_AT
@@ -354,7 +350,7 @@ fn engine(
         keys: Box::new(move || keys.bytes()),
         salt: config.world.seed ^ controller.rotate_left(32),
         holder: format!("simulation:{controller}"),
-        // One process: whoever comes next may lead at once.
+        // With one process, the next controller may lead immediately.
         lease: Span::from_secs(1),
         workers: 1,
         publish_every: config.publish_every,

@@ -1,4 +1,4 @@
-//! The nodes' agents: each reports what it reads when that has changed, and keeps its report until somebody takes it.
+//! The nodes' agents: each reports its readings when they change, and keeps the report until it is acknowledged.
 
 use doctor_checks::document::{AgentReport, Schema, Versions};
 use doctor_core::ids::NodeName;
@@ -6,12 +6,12 @@ use doctor_core::ids::NodeName;
 use super::{World, queue::Event};
 use crate::effects::Happened;
 
-/// A signed report that waits to be taken.
+/// A signed report that waits for acknowledgement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueuedReport {
-    /// Names it when it is acknowledged.
+    /// Its id for the acknowledgement.
     pub number: u64,
-    /// Whose connection it came over. What the report itself says is for its reader to verify.
+    /// The node whose agent sent it. The reader verifies the contents.
     pub node: NodeName,
     pub bytes: Vec<u8>,
 }
@@ -23,22 +23,22 @@ pub(super) struct Agents {
 }
 
 impl World {
-    /// Reports that nobody has acknowledged, oldest first. They are delivered at least once.
+    /// Returns the unacknowledged reports, oldest first. Delivery is at least once.
     pub fn agent_reports(&self) -> Vec<QueuedReport> {
         self.agents.queued.clone()
     }
 
-    /// These reports have been kept; their agents need not send them again.
+    /// Acknowledges reports that were stored; their agents need not send them again.
     pub fn acknowledge_reports(&mut self, numbers: &[u64]) {
         self.agents.queued.retain(|report| !numbers.contains(&report.number));
     }
 
-    /// Takes all reports at once, for a reader that cannot be interrupted.
+    /// Takes all reports together, for a reader that cannot be interrupted.
     pub fn drain_agent_reports(&mut self) -> Vec<QueuedReport> {
         std::mem::take(&mut self.agents.queued)
     }
 
-    /// The agent looks, and reports if it sees something else than what it reported last.
+    /// Runs the agent's checks, and queues a report if the result differs from the last one.
     pub(super) fn agent_speaks(&mut self, slot: u32) {
         if !self.speaks(self.slot(slot)) {
             return;
@@ -79,7 +79,7 @@ impl World {
         self.agents.queued.push(QueuedReport { number, node: report.node, bytes });
     }
 
-    /// Agents whose silence ends then speak again, if they have anything to say.
+    /// Schedules a report for when the agent is no longer silent.
     pub(super) fn await_voice(&mut self, slot: u32) {
         let here = self.slot(slot);
         let at = here.silent_until.max(here.unreachable_until);

@@ -1,4 +1,4 @@
-//! Changes that the controller asks of nodes. Each operation takes effect once, however often it is asked for.
+//! Changes of nodes by the controller. Each operation takes effect once, however often it is requested.
 
 use doctor_backend::{BackendError, Change, Effect as After, NodeOp};
 use doctor_core::{
@@ -17,14 +17,13 @@ use crate::{
 
 const APPLY: &str = "change node";
 
-/// Drains carry no case: the order to drain does not name one.
+/// A cordon has no case, because the drain operation does not name one.
 const CORDON: OurMark = OurMark { kind: MarkKind::Cordon, case: None };
 
 impl World {
     /// Changes a node.
     ///
-    /// # Errors
-    /// For nodes that are not, for changes this cluster cannot make, and when the world is hostile.
+    /// # Errors For unknown nodes, for changes that this cluster does not support, and by hostile behaviour.
     pub fn apply(&mut self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {
         self.answering(APPLY)?;
         if !can(self.config.caps, &change.what) {
@@ -91,7 +90,7 @@ impl World {
         self.touch(slot);
     }
 
-    /// Takes our mark of this kind away. One that belongs to another case stays: it is not the mark that was meant.
+    /// Removes our mark of this kind. A mark that belongs to another case stays.
     fn remove_mark(&mut self, slot: u32, mark: &OurMark) {
         let ours = &mut self.slot_mut(slot).node_mut().marks.ours;
         ours.retain(|there| there.kind != mark.kind || (mark.case.is_some() && there.case != mark.case));
@@ -105,7 +104,7 @@ impl World {
         self.take_down(slot, how, true);
     }
 
-    /// A node comes back from a reset, a reboot or a replacement.
+    /// Brings a node back from a reset, a reboot or a replacement.
     pub(super) fn back(&mut self, slot: u32, turn: u32) {
         if self.slot(slot).turn != turn {
             return;
@@ -125,14 +124,15 @@ impl World {
         self.queue.push(self.now, Event::AgentSpeaks(slot));
     }
 
-    /// The machine starts anew.
+    /// Reboots the machine.
     pub(super) fn reboot(&mut self, slot: u32) {
         let machine = &mut self.machines[self.slots[slot as usize].machine as usize];
         machine.boots += 1;
         self.slots[slot as usize].node_mut().hardware = Some(machine.outside().into());
     }
 
-    /// Another machine under the same name. Marks stay: they are on the name, and whoever made them takes them away.
+    /// Puts another machine under the same name. Marks stay, because they belong to the name and are removed by their
+    /// owners.
     fn put_new_machine(&mut self, slot: u32) {
         self.cure(slot, Cure::Repair);
         let old = &self.machines[self.slot(slot).machine as usize];
@@ -146,7 +146,7 @@ impl World {
     }
 }
 
-/// Whether the cluster can do this.
+/// Whether the cluster supports this change.
 const fn can(caps: Caps, what: &Change) -> bool {
     match what {
         Change::Mark(_) | Change::Unmark(_) => caps.mark,

@@ -1,5 +1,5 @@
-//! What the cluster tells of user work that failed: jobs that crashed, by the fault of a machine or by their own. Nobody in
-//! this world can tell the two apart.
+//! Failed user work as the cluster reports it: jobs that crashed, because of a machine's fault or their own. The
+//! reports do not tell the two apart.
 
 use std::collections::VecDeque;
 
@@ -12,28 +12,29 @@ use doctor_core::{
 
 use super::World;
 
-/// So many people share the cluster.
+/// The number of users.
 const OWNERS: u64 = 40;
 
-/// The cluster remembers failed work for so long.
+/// How long the cluster remembers failed work.
 const REMEMBERED: Span = Span::days(1);
 
 #[derive(Debug, Default)]
 pub(super) struct Failures {
-    /// The oldest first.
+    /// Oldest first.
     told: VecDeque<SeenFailure>,
     scripted: u32,
 }
 
 impl World {
-    /// # Errors
-    /// While the cluster does not answer.
+    /// Returns the work that failed since then, newest first.
+    ///
+    /// # Errors While the cluster does not answer.
     pub(crate) fn failed_work(&self, since: Timestamp) -> Result<Vec<SeenFailure>, BackendError> {
         self.answering("asking for failed user work")?;
         Ok(self.failures.told.iter().rev().take_while(|failed| failed.work.at >= since).cloned().collect())
     }
 
-    /// A user's job has crashed on its nodes.
+    /// Reports a user job that has crashed on its nodes.
     pub(super) fn tell_crash(&mut self, job: u32) {
         let crashed = &self.users.jobs[job as usize];
         let (label, owner) = (Label::new(&crashed.label), Label::new(&format!("user-{:02}", crashed.choice % OWNERS)));
@@ -43,7 +44,7 @@ impl World {
         self.tell(SeenFailure { work, nodes });
     }
 
-    /// A script says so.
+    /// Reports a failure from a script.
     pub(super) fn scripted_failure(&mut self, nodes: &[NodeName], owner: &str) {
         self.failures.scripted += 1;
         let label = Label::new(&format!("scripted work {}", self.failures.scripted));

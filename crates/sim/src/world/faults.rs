@@ -1,4 +1,4 @@
-//! Faults as they come and go, and the people who deal with them: users who complain and operators who repair.
+//! Faults as they come and go, users who complain about them and operators who repair them.
 
 use doctor_core::{
     ids::NodeName,
@@ -12,7 +12,8 @@ use crate::{
     machine::{Coming, scaled},
 };
 
-/// An operator wants a repaired node back in service. Whoever drives the engine hands this on as a request.
+/// An operator's request to return a repaired node to service. The driver of the engine stores it as an operator
+/// command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OperatorRequest {
     pub at: Timestamp,
@@ -20,13 +21,13 @@ pub struct OperatorRequest {
     pub why: String,
 }
 
-/// Who takes nodes away after a complaint.
+/// The owner of the mark that takes a node away after a complaint.
 pub(super) const OPERATORS: &str = "operators";
-/// A repair that finds the node in use comes again after this.
+/// The delay of a repair that finds the node in use.
 const COME_AGAIN: Span = Span::hours(1);
 
 impl World {
-    /// Arranges the next fault of a machine.
+    /// Schedules the next fault of a machine.
     pub(super) fn await_fault(&mut self, machine: usize) {
         let coming = self.machines[machine].next_fault(self.now, &self.config.assumptions);
         if let Some(coming) = coming {
@@ -39,7 +40,7 @@ impl World {
         let coming = self.machines[machine as usize].coming.take();
         let slot = self.machines[machine as usize].place();
         if self.slot(slot).machine != machine {
-            // It was carried away, with its fate.
+            // The machine was replaced, and its faults went with it.
             return;
         }
         if let Some(coming) = coming {
@@ -52,7 +53,7 @@ impl World {
         let machine = self.slot(slot).machine;
         let present = &self.machines[machine as usize].faults;
         if present.iter().any(|fault| self.faults[*fault as usize].kind == coming.kind) {
-            // A part that is broken does not break again.
+            // A kind of fault that is present does not occur again.
             return;
         }
         let number = u32::try_from(self.faults.len()).unwrap_or(u32::MAX);
@@ -105,7 +106,7 @@ impl World {
         }
     }
 
-    /// We marked the node as unhealthy: rightly, if something is wrong with its machine.
+    /// Records that we marked the node as unhealthy: a false mark if its machine has no fault.
     pub(super) fn found(&mut self, slot: u32) {
         let present = self.machines[self.slot(slot).machine as usize].faults.clone();
         if present.is_empty() {
@@ -116,7 +117,7 @@ impl World {
         }
     }
 
-    /// Somebody will come and repair what we marked.
+    /// Schedules the repair of a node that we marked.
     pub(super) fn await_visit(&mut self, slot: u32) {
         if self.config.repairs {
             let (machine, mark) = (self.slot(slot).machine, self.slot(slot).mark);
@@ -142,7 +143,7 @@ impl World {
             why: "repaired; please prove it and give it back".to_owned(),
         };
         self.requests.push(request);
-        // Should it not be given back, somebody looks again.
+        // If the node is not returned, the operators come again.
         self.await_visit(slot);
     }
 
@@ -157,7 +158,7 @@ impl World {
         self.touch(slot);
     }
 
-    /// A user complains about what nobody found.
+    /// Records a user's complaint about an undetected fault.
     pub(super) fn ticket(&mut self, fault: u32) {
         let machine = self.faults[fault as usize].machine;
         let slot = self.machines[machine as usize].place();
@@ -166,7 +167,7 @@ impl World {
         }
         let marks = &self.slot(slot).seen.node.marks;
         if !marks.ours.is_empty() || marks.foreign_block().is_some() || !self.slot(slot).present {
-            // Nobody works there, so nobody complains for now.
+            // The node has no users now, so the complaint is postponed.
             self.queue.push(self.now.plus(Span::days(1)), Event::Ticket(fault));
             return;
         }
@@ -190,7 +191,7 @@ impl World {
         self.touch(slot);
     }
 
-    /// What operators asked for since the last time.
+    /// Returns the operators' requests since the last call.
     pub fn take_operator_requests(&mut self) -> Vec<OperatorRequest> {
         std::mem::take(&mut self.requests)
     }

@@ -17,7 +17,7 @@ use crate::{
     random::{Purpose, Seed, Stream},
 };
 
-/// Trouble that waits for its occasion.
+/// Pending hostile behaviour.
 #[derive(Debug)]
 pub(super) struct Troubles {
     calls: BTreeMap<Call, VecDeque<CallTrouble>>,
@@ -37,13 +37,13 @@ impl Troubles {
     }
 }
 
-/// The answer that a call gives which took effect and is not heard.
+/// Returns the error of a call that took effect, but whose answer is lost.
 pub(super) fn unanswered(operation: &'static str) -> BackendError {
     BackendError { operation, text: "no answer within 30 s".to_owned(), effect: After::Unknown }
 }
 
 impl World {
-    /// Whether the cluster answers at all.
+    /// Fails while the cluster does not answer.
     pub(super) fn answering(&self, operation: &'static str) -> Result<(), BackendError> {
         if self.troubles.outage_until <= self.now {
             return Ok(());
@@ -52,7 +52,7 @@ impl World {
         Err(BackendError { operation, text, effect: After::NoneTryAgain })
     }
 
-    /// The trouble of this call, if it is not refused.
+    /// Draws the trouble of a call. Returns an error if the call is refused.
     pub(super) fn refusing(
         &mut self,
         operation: &'static str,
@@ -118,10 +118,11 @@ impl World {
         self.inject(&incident);
     }
 
-    /// Has something happen now. False, and nothing happened, if it names a node that is not there or cannot be had.
+    /// Makes an incident happen now. Returns false, and nothing happens, if it names an absent node or one that is not
+    /// available.
     pub fn inject(&mut self, incident: &Incident) -> bool {
         let done = self.befall(incident).is_some();
-        // Faults are the secret that the controller has to find out; the record does not give them away.
+        // Faults stay out of the record, because the controller has to find them.
         if !matches!(incident, Incident::Fault { .. } | Incident::Heal { .. }) {
             self.log(Happened::Incident { text: incident.to_string(), done });
         }
@@ -243,7 +244,7 @@ impl World {
         self.slot_mut(slot).present = false;
         self.vanished.insert(node.clone(), slot);
         self.drop_user(slot);
-        // Also those that had not started: a job is made for a name, and the name is gone.
+        // Pending jobs too: a job is created for a name, and the name is gone.
         for run in self.slot(slot).runs.clone() {
             self.lose_run(run);
         }
@@ -252,7 +253,7 @@ impl World {
         Some(())
     }
 
-    /// The same machine, freshly booted, under this name. Marks were on the old name.
+    /// Brings back the same machine, rebooted, under this name. Marks belonged to the old name.
     fn come_back(&mut self, node: &NodeName, called: &NodeName) -> Option<()> {
         if self.by_name.contains_key(called) {
             return None;

@@ -1,4 +1,4 @@
-//! How users' jobs fare: what their nodes do to them, when they crash, what is lost, and what goes back into the queue.
+//! The course of user jobs: how their nodes affect them, when they crash, what is lost, and what is queued again.
 
 use doctor_core::time::Span;
 
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{fault::Class, machine::scaled, random::Purpose};
 
-/// A user gives a job that crashed to the cluster again so many times.
+/// How often a user resubmits a crashed job.
 const TRIES: u32 = 10;
 
 /// What users got and lost.
@@ -19,15 +19,15 @@ pub(crate) struct Figures {
     pub(crate) jobs_completed: u64,
     pub(crate) jobs_crashed: u64,
     pub(crate) jobs_crashed_by_faults: u64,
-    /// Reset, rebooted or taken away under them, by us or by others.
+    /// Their node was reset, rebooted or taken away, by us or by others.
     pub(crate) jobs_killed: u64,
-    /// Kept waiting for longer than assumed to be bearable.
+    /// Waited longer than assumed acceptable.
     pub(crate) jobs_disturbed: u64,
     pub(crate) waited_for_us: Span,
     pub(crate) node_hours: f64,
     pub(crate) node_hours_lost: f64,
     pub(crate) validation_node_hours: f64,
-    /// Marks on machines that had nothing.
+    /// Marks on machines without a fault.
     pub(crate) false_marks: u32,
 }
 
@@ -54,7 +54,7 @@ impl World {
         all
     }
 
-    /// Counts what a job used and lost since it was last counted.
+    /// Accounts for what a job used and lost since it was last counted.
     #[expect(clippy::cast_precision_loss, reason = "sizes of jobs are small")]
     fn count(&mut self, job: u32) {
         let now = self.now;
@@ -76,7 +76,7 @@ impl World {
         }
     }
 
-    /// Arranges the end of a running job: its own, or the crash that its nodes give it.
+    /// Schedules the end of a running job: its completion, or the crash that its nodes cause.
     pub(super) fn arrange_end(&mut self, job: u32) {
         let hazard = self.hazard_of(&self.users.jobs[job as usize].nodes);
         let base = self.config.assumptions.crash_per_hour;
@@ -88,7 +88,7 @@ impl World {
         self.queue.push(at, Event::UserEnds(job, arranged.turn));
     }
 
-    /// The machine behind a node became better or worse.
+    /// Updates the user job of a node whose machine became better or worse.
     pub(super) fn hazard_changed(&mut self, node: u32) {
         let Some(job) = self.slot(node).user else { return };
         if self.users.jobs[job as usize].phase == Phase::Running {
@@ -126,7 +126,7 @@ impl World {
         }
     }
 
-    /// Work of a job that no checkpoint has: on average half of what could be.
+    /// Returns the work since the last checkpoint: on average half of the possible amount.
     fn unsaved(&self, job: u32) -> Span {
         let job = &self.users.jobs[job as usize];
         scaled(self.now.since(job.since).min(self.config.assumptions.checkpoint), 0.5)
@@ -137,7 +137,7 @@ impl World {
         self.users.jobs[job as usize].nodes.len() as f64
     }
 
-    /// What is left of a job that was interrupted goes back into the queue.
+    /// Puts the rest of an interrupted job back into the queue.
     fn resubmit(&mut self, job: u32) {
         let (unsaved, now) = (self.unsaved(job), self.now);
         let back = &self.users.jobs[job as usize];
@@ -170,7 +170,7 @@ impl World {
         self.users.unused.push(job);
     }
 
-    /// The node goes away under its user.
+    /// Takes the node away from its user.
     pub(super) fn drop_user(&mut self, node: u32) {
         let Some(job) = self.slot(node).user else { return };
         if self.users.jobs[job as usize].phase == Phase::Running {
@@ -179,7 +179,7 @@ impl World {
             self.resubmit(job);
             return;
         }
-        // It had not started: it goes back to the head of the queue.
+        // The job had not started: it goes back to the head of the queue.
         self.free_nodes(job);
         let now = self.now;
         let back = &mut self.users.jobs[job as usize];
@@ -193,7 +193,7 @@ impl World {
         self.pools[pool].waiting.push_front(job);
     }
 
-    /// Ends the user's job on this node, as if its time were up.
+    /// Ends the user job on this node, as if its time were up.
     pub(super) fn end_user_of(&mut self, node: u32) {
         if let Some(job) = self.slot(node).user {
             if self.users.jobs[job as usize].phase == Phase::Running {
@@ -204,7 +204,7 @@ impl World {
         }
     }
 
-    /// Forgets what users got so far, also of jobs that are under way.
+    /// Resets the figures, also for running jobs.
     pub(super) fn begin_counting(&mut self) {
         for job in 0..u32::try_from(self.users.jobs.len()).unwrap_or(u32::MAX) {
             if self.users.jobs[job as usize].phase == Phase::Running {
@@ -214,7 +214,7 @@ impl World {
         self.figures = Figures::default();
     }
 
-    /// What users got and lost up to now, jobs under way included, and what each fault cost. Looking changes nothing.
+    /// Returns what users got and lost so far, including running jobs, and what each fault cost. It changes nothing.
     #[expect(clippy::cast_precision_loss, reason = "sizes of jobs are small")]
     pub(crate) fn figures(&self) -> (Figures, Vec<f64>) {
         let mut figures = self.figures.clone();

@@ -1,7 +1,7 @@
 //! The world: nodes, the machines behind them, users, operators and time.
 //!
-//! Time passes by [`World::advance_to`] only, event by event; between two calls nothing moves. Everything random has
-//! a stream of its own, and every table has a fixed order, so that the same calls make the same world.
+//! Time passes only in [`World::advance_to`], event by event; between two calls nothing changes. Every random choice
+//! has a separate stream and every table a fixed order, so that the same calls produce the same world.
 
 mod agents;
 mod changes;
@@ -48,7 +48,7 @@ use runs::{Carried, TestRun};
 use share::Share;
 use users::Users;
 
-/// Users fill the cluster for this long before anybody looks.
+/// Users fill the cluster for this long before the start.
 const WARM_UP: Span = Span::days(2);
 
 /// A simulated cluster.
@@ -57,15 +57,15 @@ pub struct World {
     config: WorldConfig,
     seed: Seed,
     now: Timestamp,
-    /// How far the controller's clock is ahead of the world's.
+    /// How far the controller's clock is ahead of the world's, in milliseconds.
     controller_ahead: i64,
     queue: Queue,
     slots: Vec<Slot>,
     /// Present nodes.
     by_name: BTreeMap<NodeName, u32>,
-    /// Nodes that vanished, by their last name.
+    /// Vanished nodes, by their last name.
     vanished: BTreeMap<NodeName, u32>,
-    /// Names that went away, with the version in which they did.
+    /// Vanished names, each with the version of the change.
     gone: Vec<(u64, NodeName)>,
     pools: Vec<Pool>,
     machines: Vec<Machine>,
@@ -89,8 +89,9 @@ pub struct World {
 }
 
 impl World {
-    /// # Errors
-    /// If the configuration contradicts itself, or the file of effects cannot be opened.
+    /// Creates a world.
+    ///
+    /// # Errors If the configuration is invalid, or the file of effects cannot be opened.
     pub fn new(config: WorldConfig) -> Result<Self, BadWorld> {
         config.check()?;
         let effects = match &config.effects {
@@ -132,7 +133,7 @@ impl World {
         world.open_to_users();
         world.advance_to(world.config.start);
         world.begin_counting();
-        // Breakage begins with the story: what broke before would count as undetected for as long as nobody looked.
+        // Faults begin at the start: earlier ones would count as undetected for the time before any controller ran.
         for machine in 0..world.machines.len() {
             world.await_fault(machine);
         }
@@ -162,12 +163,12 @@ impl World {
         self.now
     }
 
-    /// What the controller's clock shows.
+    /// Returns the time on the controller's clock.
     pub const fn controller_now(&self) -> Timestamp {
         self.now.plus(Span::from_millis(self.controller_ahead))
     }
 
-    /// The world's time at which the controller's clock will show `moment`, as it goes now.
+    /// Returns the world's time at which the controller's clock will show `moment`.
     pub(crate) const fn world_time(&self, moment: Timestamp) -> Timestamp {
         moment.minus(Span::from_millis(self.controller_ahead))
     }
@@ -180,7 +181,7 @@ impl World {
         &self.effects
     }
 
-    /// Lets time pass until `moment`, with everything that happens on the way. A moment that has passed is fine.
+    /// Lets time pass until `moment`, with all events on the way. A past moment has no effect on the time.
     pub fn advance_to(&mut self, moment: Timestamp) {
         self.settle();
         while let Some((at, event)) = self.queue.next_until(moment) {
@@ -191,19 +192,19 @@ impl World {
         self.now = self.now.max(moment);
     }
 
-    /// When something will happen next, if anything will.
+    /// Returns the time of the next event, if there is one.
     pub fn next_event(&self) -> Option<Timestamp> {
         self.queue.peek()
     }
 
-    /// Has something happen at a moment; if that has passed, with the next step of time.
+    /// Schedules an incident; one in the past happens with the next step of time.
     pub fn schedule(&mut self, at: Timestamp, incident: Incident) {
         let number = u32::try_from(self.script.len()).unwrap_or(u32::MAX);
         self.script.push(incident);
         self.queue.push(at.max(self.now), Event::Scripted(number));
     }
 
-    /// The key with which this node's agent signs.
+    /// Returns the key with which this node's agent signs.
     pub fn agent_key(&self, node: &NodeName) -> RunKey {
         let number = doctor_core::fnv::fnv1a(node.as_str().as_bytes());
         RunKey::new(self.seed.stream(Purpose::Keys, number, 0).bytes())
@@ -230,7 +231,7 @@ impl World {
         }
     }
 
-    /// What follows at once from what just happened: users take nodes that became free.
+    /// Applies immediate consequences: users take nodes that became free.
     fn settle(&mut self) {
         for pool in 0..self.pools.len() {
             if std::mem::take(&mut self.pools[pool].freed) {
@@ -255,8 +256,9 @@ impl World {
         self.slot(slot).seen.node.name.clone()
     }
 
-    /// # Errors
-    /// If there is no such node.
+    /// Finds a node by name.
+    ///
+    /// # Errors If there is no such node.
     fn find(&self, operation: &'static str, node: &NodeName) -> Result<u32, BackendError> {
         self.by_name.get(node).copied().ok_or_else(|| BackendError {
             operation,
@@ -266,12 +268,12 @@ impl World {
     }
 }
 
-/// Words that are shared, not copied.
+/// Returns a shared string.
 fn words(text: &str) -> Arc<str> {
     Arc::from(text)
 }
 
-/// For the score only.
+/// For scoring only.
 impl World {
     pub(crate) fn faults_so_far(&self) -> &[Fault] {
         &self.faults

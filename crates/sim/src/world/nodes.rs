@@ -1,4 +1,4 @@
-//! Nodes as the cluster shows them: who has them, who marked them, which machine they are.
+//! Nodes as the cluster shows them: their users, marks and machines.
 
 use std::sync::Arc;
 
@@ -17,17 +17,17 @@ use crate::{
     random::Purpose,
 };
 
-/// A place in the cluster. Its machine may be another one tomorrow, and so may its name.
+/// A place in the cluster. Its machine and its name may change.
 #[derive(Debug)]
 pub(super) struct Slot {
-    /// As the cluster shows it. `heard` holds only while the agent is silent.
+    /// The node as the cluster shows it. `heard` is valid only while the agent is silent.
     pub(super) seen: SeenNode,
     pub(super) pool: usize,
     pub(super) machine: u32,
     pub(super) present: bool,
-    /// The user's job that has it, or waits for our job to leave.
+    /// The user job that has it, or waits for our job to leave.
     pub(super) user: Option<u32>,
-    /// Our jobs that are made for it and have not ended.
+    /// Our jobs for this node that have not ended.
     pub(super) runs: Vec<u32>,
     pub(super) down: Option<Down>,
     pub(super) unreachable_until: Timestamp,
@@ -36,52 +36,52 @@ pub(super) struct Slot {
     pub(super) clock_ahead: i64,
     /// Since when it has not been free.
     pub(super) taken_since: Option<Timestamp>,
-    /// Counts downs and marks, so that what was arranged for an earlier one is recognised.
+    /// Counts downtimes and marks, so that events scheduled for an earlier one are recognised.
     pub(super) turn: u32,
     pub(super) mark: u32,
-    /// Faults that its agent reported last.
+    /// The faults that its agent reported last.
     pub(super) reported: Vec<u32>,
     pub(super) reports: u64,
-    /// The world's version when it last changed.
+    /// The world's version at its last change.
     changed: u64,
-    /// Its place among the pool's idle nodes.
+    /// Its index among the pool's idle nodes.
     idle: Option<u32>,
 }
 
 impl Slot {
-    /// The node as others see it, to be changed. Whoever looked at it before keeps what they saw.
+    /// Returns the node for a change. Snapshots taken earlier keep their copy.
     pub(super) fn node_mut(&mut self) -> &mut Node {
         Arc::make_mut(&mut self.seen.node)
     }
 }
 
-/// Why a node is away, and what will be better when it comes back.
+/// Why a node is down, and until when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Down {
     pub(super) how: Disturbance,
     pub(super) until: Timestamp,
-    /// Asked for by the controller, and not somebody else's doing, which the controller cannot know of.
+    /// Whether the controller requested it. The controller cannot know of other causes.
     pub(super) ours: bool,
 }
 
-/// What became different between two looks at the cluster.
+/// The changes between two queries of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Changes {
-    /// Names that went away. To be taken out before `nodes` are put in.
+    /// Names that went away. The caller removes them before it adds `nodes`.
     pub gone: Vec<NodeName>,
     pub nodes: Vec<SeenNode>,
-    /// To ask with next time.
+    /// The version for the next query.
     pub version: u64,
 }
 
 /// The users' side of a pool.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
-    /// Nodes that users could have now, in no particular but a reproducible order.
+    /// Nodes available to users, in a reproducible order without meaning.
     pub(super) idle: Vec<u32>,
-    /// Users' jobs in the order of their arrival.
+    /// User jobs in the order of their arrival.
     pub(super) waiting: std::collections::VecDeque<u32>,
-    /// Something became idle since jobs were last placed.
+    /// Whether a node became idle since jobs were last placed.
     pub(super) freed: bool,
 }
 
@@ -123,19 +123,17 @@ impl Slot {
 }
 
 impl World {
-    /// Every present node by name. The agents' heartbeats are in it; there are no messages for them.
+    /// Returns every present node, sorted by name. It includes the agents' heartbeats; they have no messages.
     ///
-    /// # Errors
-    /// While the cluster does not answer.
+    /// # Errors While the cluster does not answer.
     pub fn snapshot(&mut self) -> Result<Vec<SeenNode>, doctor_backend::BackendError> {
         self.answering("snapshot")?;
         Ok(self.by_name.values().map(|slot| self.as_seen(*slot)).collect())
     }
 
-    /// What changed after `version`, heartbeats aside. A name that went away and came back is in both lists.
+    /// Returns the changes after `version`, except heartbeats. A name that went away and returned is in both lists.
     ///
-    /// # Errors
-    /// While the cluster does not answer.
+    /// # Errors While the cluster does not answer.
     pub fn changed_since(&mut self, version: u64) -> Result<Changes, doctor_backend::BackendError> {
         self.answering("snapshot")?;
         let changed = self.by_name.values().filter(|slot| self.slot(**slot).changed > version);
@@ -161,15 +159,14 @@ impl World {
             && slot.unreachable_until <= self.now
     }
 
-    /// The agent falls silent from here on: what was heard last stays what was heard.
+    /// Fixes the time of the last heartbeat when the agent falls silent.
     pub(super) fn freeze_heard(&mut self, slot: u32) {
         if self.speaks(self.slot(slot)) {
             self.slot_mut(slot).seen.heard = Some(minute(self.now));
         }
     }
 
-    /// Works out what a node's change means for its occupancy, for users and for jobs that wait for it. Called after
-    /// every change of a slot.
+    /// Updates a node's occupancy, the users' idle nodes and pending jobs. Must be called after every change of a slot.
     pub(super) fn touch(&mut self, place: u32) {
         self.note_change(place);
         let occupancy = self.occupancy(place);
@@ -187,7 +184,7 @@ impl World {
         }
     }
 
-    /// The node looks different from now on.
+    /// Records that the node changed.
     pub(super) fn note_change(&mut self, place: u32) {
         self.version += 1;
         let version = self.version;
@@ -213,7 +210,8 @@ impl World {
         }
     }
 
-    /// Whether a job of ours could begin here. Our own marks do not keep it away: repaired nodes are proved marked.
+    /// Whether a job of ours could start here. Our own marks do not prevent it: repaired nodes are requalified while
+    /// marked.
     pub(super) fn can_start_on(&self, place: u32) -> bool {
         let slot = self.slot(place);
         slot.present
@@ -249,7 +247,7 @@ impl World {
         Target { node: slot.seen.node.name.clone(), taken_for: slot.taken_since.map(|since| self.now.since(since)) }
     }
 
-    /// Takes a node away for a while. Whatever runs on it dies.
+    /// Takes a node down for a while. Everything that runs on it ends.
     pub(super) fn take_down(&mut self, place: u32, how: Disturbance, ours: bool) {
         self.freeze_heard(place);
         let takes = match how {
@@ -259,7 +257,7 @@ impl World {
         };
         let until = self.now.plus(takes);
         let slot = self.slot_mut(place);
-        // What is under way is not cut short by something lighter.
+        // A lighter disturbance does not shorten one in progress.
         let (how, until, ours) =
             slot.down.map_or((how, until, ours), |down| (how.max(down.how), until.max(down.until), ours || down.ours));
         slot.down = Some(Down { how, until, ours });
@@ -270,16 +268,16 @@ impl World {
         self.touch(place);
     }
 
-    /// Everybody on the node loses it.
+    /// Ends the user job and our jobs on the node.
     pub(super) fn evict(&mut self, place: u32) {
-        // The user first: one who waits for our job must not be let onto a node that is going away.
+        // The user first: a user who waits for our job must not get a node that is going down.
         self.drop_user(place);
         for run in self.slot(place).runs.clone() {
             self.lose_node(run);
         }
     }
 
-    /// How long the next repair or replacement of a machine takes.
+    /// Draws the duration of the next repair or replacement of a machine.
     pub(super) fn repair_time(&mut self, machine: u32) -> Span {
         let assumptions = &self.config.assumptions;
         let machine = &mut self.machines[machine as usize];
@@ -291,7 +289,7 @@ impl World {
     }
 }
 
-/// Heartbeats are a minute apart.
+/// Rounds down to the minute, the interval of heartbeats.
 const fn minute(now: Timestamp) -> Timestamp {
     now.minus(Span::from_millis(now.millis().rem_euclid(60_000)))
 }

@@ -1,11 +1,11 @@
-//! What will happen, in order of time; what falls on one moment happens in the order in which it was arranged.
+//! The event queue, ordered by time; events at the same time happen in the order in which they were scheduled.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use doctor_core::time::Timestamp;
 
-/// Something arranged. The numbers are places in the world's tables; a turn tells an arrangement that still holds
-/// from one that was overtaken.
+/// A scheduled event. The numbers are indices into the world's tables; a turn distinguishes a valid event from one that
+/// was superseded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Event {
     UserArrives(u32),
@@ -19,7 +19,7 @@ pub(super) enum Event {
     AgentSpeaks(u32),
     Ticket(u32),
     TicketDone(u32, u32),
-    /// A repairer comes to this node, for this machine, because of this mark.
+    /// An operator comes to repair this node, for this machine, because of this mark.
     Visit(u32, u32, u32),
     Back(u32, u32),
     Reached(u32),
@@ -43,7 +43,7 @@ impl Queue {
         self.heap.peek().map(|Reverse((at, _, _))| *at)
     }
 
-    /// The next event, if it falls on or before `moment`.
+    /// Removes and returns the next event, if it is at or before `moment`.
     pub(super) fn next_until(&mut self, moment: Timestamp) -> Option<(Timestamp, Event)> {
         if self.peek()? > moment {
             return None;

@@ -1,5 +1,5 @@
-//! What tests bring: evidence from each node, bound together and signed as the node program does it, and spoilt where
-//! the world is hostile.
+//! Test results: evidence from each node, combined and signed as by `doctor-node`, and corrupted if the world is
+//! hostile.
 
 use doctor_checks::{
     document::{Document, RunKey, TestEvidence},
@@ -18,12 +18,12 @@ use crate::{
 };
 
 impl World {
-    /// The test that is running on a job's nodes ends now, and brings something from each of them.
+    /// Ends the current test of a job and collects its evidence from each node.
     pub(super) fn gather(&mut self, number: u32) {
         let run = &self.runs[number as usize];
         let done = run.evidence.first().map_or(0, Vec::len);
         let (test, began) = (run.request.tests[done].clone(), run.test_began);
-        // A GPU that has worked just before is hot.
+        // A GPU is hot after a compute test.
         let hot = done > 0 && matches!(run.request.tests[done - 1].as_str(), DL | NCCL);
         for (place, slot) in run.slots.clone().into_iter().enumerate() {
             let evidence = self.test_on(slot, &test, began, hot);
@@ -32,7 +32,7 @@ impl World {
         measure::share(self.runs[number as usize].evidence.iter_mut().filter_map(|tests| tests.last_mut()));
     }
 
-    /// One test on one node, from `began` until now.
+    /// Returns the evidence of one test on one node, from `began` until now.
     pub(super) fn test_on(&mut self, slot: u32, test: &TestId, began: Timestamp, hot: bool) -> TestEvidence {
         let (machine, clock) = (self.slot(slot).machine, self.slot(slot).clock(self.now));
         let output = self.measure(machine, test, hot, clock);
@@ -63,7 +63,7 @@ impl World {
         measure::print(test.as_str(), &shown, clock, &mut noise, &self.config.assumptions)
     }
 
-    /// Whether this run of this test shows the fault. Each look is another draw.
+    /// Draws whether this run of this test detects the fault. Each run is an independent draw.
     fn is_caught(&mut self, fault: u32, test: &TestId, hot: bool) -> bool {
         let assumptions = &self.config.assumptions;
         let fault = &mut self.faults[fault as usize];
@@ -82,13 +82,13 @@ impl World {
         self.seed.stream(Purpose::Catch, machine, look).chance(chance)
     }
 
-    /// What the agent reads of a node by itself, as of now.
+    /// Returns the agent's current readings of a node.
     pub(super) fn passive_evidence(&mut self, slot: u32) -> TestEvidence {
         let test = TestId::new(GPU_HEALTH).expect("a fixed name that the type accepts");
         self.test_on(slot, &test, self.now, false)
     }
 
-    /// Signs and leaves a job's results: one document per node, or what trouble makes of them.
+    /// Signs and delivers a job's results: one document per node, changed by the job's trouble.
     pub(super) fn leave_results(&mut self, number: u32) {
         let trouble = self.runs[number as usize].trouble;
         if trouble == Some(JobTrouble::NoResult) {
@@ -158,7 +158,7 @@ impl World {
         }
     }
 
-    /// One line in the log of each node of a job, about the test that is running.
+    /// Appends one line about the current test to the log of each node of a job.
     pub(super) fn log_lines(&mut self, number: u32, what: &str) {
         let Some(share) = &mut self.share else { return };
         let run = &self.runs[number as usize];

@@ -1,4 +1,4 @@
-//! Our jobs: submitted, pending, running test by test, and over in one way or another.
+//! Our jobs: submitted, pending, running test by test, and ended in one way or another.
 
 use std::collections::VecDeque;
 
@@ -19,7 +19,7 @@ use crate::{
     tests::usual,
 };
 
-/// Results of jobs that ended longer ago are not carried any more.
+/// How long after a job's end its results are kept for polls.
 const CARRIED_FOR: Span = Span::days(1);
 
 /// One job of ours.
@@ -31,13 +31,13 @@ pub(super) struct TestRun {
     pub(super) phase: Phase,
     submitted: Timestamp,
     pub(super) trouble: Option<JobTrouble>,
-    /// How long each test takes this time; drawn at the start.
+    /// The durations of the tests, drawn at the start.
     lengths: Vec<Span>,
-    /// When the test that is running began.
+    /// When the current test began.
     pub(super) test_began: Timestamp,
-    /// By node, then by test: what the tests that are over brought.
+    /// The evidence of finished tests, by node, then by test.
     pub(super) evidence: Vec<Vec<TestEvidence>>,
-    /// Signed results, ready to be carried.
+    /// Signed results, ready for delivery.
     pub(super) documents: Vec<Vec<u8>>,
 }
 
@@ -47,7 +47,7 @@ pub(super) enum Phase {
     Running {
         since: Timestamp,
     },
-    /// Told to end; the node is not free of it yet.
+    /// Cancelled, but still on its nodes.
     Dying {
         since: Timestamp,
     },
@@ -59,7 +59,7 @@ pub(super) enum Phase {
 }
 
 impl TestRun {
-    /// On its nodes, whether or not it was told to leave.
+    /// Whether it is on its nodes, cancelled or not.
     pub(super) const fn is_running(&self) -> bool {
         matches!(self.phase, Phase::Running { .. } | Phase::Dying { .. })
     }
@@ -90,14 +90,13 @@ impl TestRun {
     }
 }
 
-/// Ended jobs, oldest first, whose results are still carried.
+/// Ended jobs whose results are still kept, oldest first.
 pub(super) type Carried = VecDeque<(Timestamp, u32)>;
 
 impl World {
-    /// Makes a job for a run, or answers with the one that it has.
+    /// Creates a job for a run, or returns its existing job.
     ///
-    /// # Errors
-    /// As a cluster would: for nodes, tests or paths that are not, and when the world is hostile.
+    /// # Errors Like a cluster: for unknown nodes or tests and invalid paths, and by hostile behaviour.
     pub fn submit(&mut self, request: &JobRequest) -> Result<JobId, BackendError> {
         const SUBMIT: &str = "submit";
         self.answering(SUBMIT)?;
@@ -146,10 +145,9 @@ impl World {
         job
     }
 
-    /// What became of runs, in the order asked.
+    /// Returns the states of runs, in the order of the request.
     ///
-    /// # Errors
-    /// While the cluster does not answer.
+    /// # Errors While the cluster does not answer.
     pub fn poll(&mut self, runs: &[RunId]) -> Result<Vec<PolledJob>, BackendError> {
         self.answering("poll")?;
         let carry = self.config.carry_documents;
@@ -164,10 +162,9 @@ impl World {
         Ok(runs.iter().map(answer).collect())
     }
 
-    /// Ends the job of a run.
+    /// Ends the job of a run. A job that does not exist or has ended is not an error.
     ///
-    /// # Errors
-    /// When the world is hostile. A job that is not there, or has ended, is fine.
+    /// # Errors By hostile behaviour.
     pub fn cancel(&mut self, run: RunId) -> Result<(), BackendError> {
         const CANCEL: &str = "cancel";
         self.answering(CANCEL)?;
@@ -189,7 +186,7 @@ impl World {
         self.answered(CANCEL, trouble)
     }
 
-    /// A pending job is looked at after its scheduler's delay. Looking twice does no harm.
+    /// Schedules the start of a pending job after the scheduler's delay. A duplicate is harmless.
     pub(super) fn arrange_start(&mut self, run: u32) {
         let mut stream = self.seed.stream(Purpose::Timing, u64::from(run), 0);
         let delay = scaled(self.config.assumptions.start_delay, stream.between(0.1, 1.0));
@@ -243,7 +240,7 @@ impl World {
         }
     }
 
-    /// Whether the run is running this test, and nobody told it to end.
+    /// Whether the run is at this test and was not cancelled.
     fn is_at(&self, number: u32, test: u32) -> bool {
         let run = &self.runs[number as usize];
         matches!(run.phase, Phase::Running { .. }) && run.evidence.first().map(Vec::len) == Some(test as usize)
@@ -265,7 +262,7 @@ impl World {
         }
     }
 
-    /// A job that is lost or crashes on the way leaves nothing.
+    /// Ends a job that is lost or crashes. It delivers nothing.
     pub(super) fn run_breaks(&mut self, number: u32) {
         if self.runs[number as usize].is_running() {
             let how = match self.runs[number as usize].trouble {
@@ -276,7 +273,7 @@ impl World {
         }
     }
 
-    /// A job that was told to end leaves what it has so far, as the node program does.
+    /// Ends a cancelled job. It delivers its results so far, as `doctor-node` does.
     pub(super) fn run_killed(&mut self, number: u32) {
         if matches!(self.runs[number as usize].phase, Phase::Dying { .. }) {
             if self.runs[number as usize].evidence.iter().any(|tests| !tests.is_empty()) {
@@ -286,14 +283,14 @@ impl World {
         }
     }
 
-    /// A node went away under a job. One that was pending waits for it.
+    /// Ends a running job whose node went away. A pending job waits for the node.
     pub(super) fn lose_node(&mut self, number: u32) {
         if self.runs[number as usize].is_running() {
             self.end_run(number, JobEnd::Lost);
         }
     }
 
-    /// The job is as if it had never been seen to end.
+    /// Ends the job as lost, unless it has ended.
     pub(super) fn lose_run(&mut self, number: u32) {
         if !matches!(self.runs[number as usize].phase, Phase::Ended { .. }) {
             self.end_run(number, JobEnd::Lost);
@@ -324,13 +321,13 @@ impl World {
         }
     }
 
-    /// How often a job was started for a run: what the backend contract asks from outside.
+    /// Returns how many jobs were started for a run, for the backend contract suite.
     pub fn jobs_started(&self, run: RunId) -> usize {
         let started = |entry: &&crate::Effect| matches!(entry.what, Happened::Started { run: r, .. } if r == run);
         self.effects.entries().iter().filter(started).count()
     }
 
-    /// Whether trouble of a call is such that its answer is lost.
+    /// Fails if the answer of the call is lost.
     fn answered(&self, operation: &'static str, trouble: Option<CallTrouble>) -> Result<(), BackendError> {
         match trouble {
             Some(CallTrouble::Unanswered) => Err(super::incidents::unanswered(operation)),

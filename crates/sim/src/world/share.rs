@@ -1,4 +1,4 @@
-//! The shared directory as the simulated nodes write it: logs that grow, and results that appear whole.
+//! The shared directory as the simulated nodes write it: logs that grow, and results that appear atomically.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -9,17 +9,17 @@ use std::{
 
 use doctor_backend::JobOutput;
 
-/// The most logs that are kept open.
+/// The limit of logs kept open.
 const MOST_OPEN: usize = 32;
 
 #[derive(Debug)]
 pub(super) struct Share {
     root: PathBuf,
-    /// Logs that were written to last. A test writes to its own several times.
+    /// The logs written last. A test writes to its log several times.
     open: BTreeMap<PathBuf, fs::File>,
 }
 
-/// Whether a job may write there: below the shared directory and nowhere else.
+/// Whether a job's paths are below the shared directory.
 pub(super) fn is_inside(output: &JobOutput) -> bool {
     let plain = |path: &Path| {
         !path.as_os_str().is_empty() && path.components().all(|part| matches!(part, Component::Normal(_)))
@@ -47,18 +47,18 @@ impl Share {
         file.write_all(format!("{line}\n").as_bytes())
     }
 
-    /// Readers see nothing of it, or all of it.
+    /// Writes a file atomically.
     pub(super) fn put(&self, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
         let place = self.root.join(path);
         let name = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let beside = place.with_file_name(format!(".{name}.part"));
-        // No sync: a simulated disk need not survive a real power cut.
+        // No sync: a simulated disk need not survive a real power failure.
         in_its_folder(&beside, || fs::write(&beside, bytes))?;
         fs::rename(&beside, &place)
     }
 }
 
-/// Makes the folder of a file when it turns out to be missing.
+/// Creates the directory of a file if it is missing.
 fn in_its_folder<T>(place: &Path, make: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
     match (make(), place.parent()) {
         (Err(error), Some(folder)) if error.kind() == std::io::ErrorKind::NotFound => {

@@ -1,8 +1,8 @@
-//! Users: jobs of many sizes and lengths that arrive whatever we do, take nodes that are free, crash more often on
-//! bad ones, and are kept waiting where a job of ours is slow to leave.
+//! Users: jobs of many sizes and durations that arrive independently of us, take free nodes, crash more often on bad
+//! ones, and wait if a job of ours is slow to leave.
 //!
-//! A job's size, length and luck are drawn when it arrives, from its pool's stream. Only where it is placed depends
-//! on what else goes on.
+//! A job's size, duration and luck are drawn on arrival, from its pool's stream. Only its placement depends on other
+//! events.
 
 use std::sync::Arc;
 
@@ -16,15 +16,15 @@ use crate::{
     random::{Purpose, Stream},
 };
 
-/// How many waiting jobs are looked at past one that does not fit.
+/// The number of waiting jobs that are tried after one that does not fit.
 const BACKFILL: usize = 32;
-/// A job that has waited for so long is not overtaken any more.
+/// Once the first job in the queue has waited this long, no job overtakes it.
 const PATIENCE: Span = Span::hours(4);
 
 #[derive(Debug, Default)]
 pub(super) struct Users {
     pub(super) jobs: Vec<UserJob>,
-    /// Places of jobs that are over.
+    /// Indices of jobs that are over.
     pub(super) unused: Vec<u32>,
     pub(super) arrivals: Vec<Stream>,
     pub(super) numbered: u64,
@@ -41,9 +41,9 @@ pub(super) struct UserJob {
     pub(super) nodes: Vec<u32>,
     /// When it arrived, or was given nodes that it waits for, or started.
     pub(super) since: Timestamp,
-    /// Up to when its luck is used up and its losses are counted.
+    /// Up to when its luck and losses are accounted for.
     pub(super) counted: Timestamp,
-    /// Hazard it will survive; crashes when none is left.
+    /// The hazard that it survives; it crashes when none is left.
     pub(super) luck: f64,
     pub(super) hazard: Hazard,
     pub(super) turn: u32,
@@ -52,7 +52,7 @@ pub(super) struct UserJob {
     pub(super) choice: u64,
 }
 
-/// What the nodes of a job do to it.
+/// The effect of the nodes of a job on it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Hazard {
     /// Crashes per hour because of faults.
@@ -64,14 +64,14 @@ pub(super) struct Hazard {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     Queued,
-    /// Given its nodes; a job of ours is still on one of them.
+    /// It has its nodes; a job of ours is still on one of them.
     KeptWaiting,
     Running,
     Over,
 }
 
 impl UserJob {
-    /// A script placed it on certain nodes, where nothing but the script ends it; it has no business elsewhere.
+    /// Whether a script placed it on certain nodes. It never crashes and is never placed elsewhere.
     pub(super) const fn is_pinned(&self) -> bool {
         self.luck.is_infinite()
     }
@@ -84,7 +84,7 @@ impl Users {
 }
 
 impl Assumptions {
-    /// Sizes of user jobs in a pool of so many nodes, with their weights.
+    /// Returns the sizes of user jobs in a pool of this many nodes, with their weights.
     fn sizes(&self, nodes: u32) -> (Vec<usize>, Vec<f64>) {
         let largest = (nodes / 4).max(1) as usize;
         let sizes: Vec<usize> =
@@ -93,7 +93,7 @@ impl Assumptions {
         (sizes, weights)
     }
 
-    /// User jobs per hour at which such a pool is as full as it should be.
+    /// Returns the user jobs per hour that lead to the assumed utilisation.
     #[expect(clippy::cast_precision_loss, reason = "sizes of jobs are small")]
     fn arrivals_per_hour(&self, nodes: u32) -> f64 {
         let (sizes, weights) = self.sizes(nodes);
@@ -161,7 +161,7 @@ impl World {
             choice,
         };
         if let Some(place) = self.users.unused.pop() {
-            // The turn goes on counting, so that what was arranged for the job before means nothing to this one.
+            // The turn keeps counting, so that events of the previous job do not apply to this one.
             let turn = self.users.jobs[place as usize].turn + 1;
             self.users.jobs[place as usize] = UserJob { turn, ..job };
             place
@@ -171,7 +171,7 @@ impl World {
         }
     }
 
-    /// A job that takes exactly these nodes, which no other user has. False if one of them cannot be had.
+    /// Creates a job on exactly these nodes. Returns false if one of them is not available.
     pub(super) fn pinned_job(&mut self, nodes: &[u32], length: Span) -> bool {
         let Some(&first) = nodes.first() else { return false };
         if nodes.iter().any(|node| !self.can_start_on(*node)) {
@@ -182,7 +182,7 @@ impl World {
         true
     }
 
-    /// Gives idle nodes to waiting jobs: in order of arrival, smaller ones past larger ones that do not fit yet.
+    /// Gives idle nodes to waiting jobs in order of arrival; smaller jobs may overtake larger ones that do not fit yet.
     pub(super) fn place_jobs(&mut self, pool: usize) {
         let (mut place, mut passed) = (0, 0);
         while passed < BACKFILL {
@@ -252,7 +252,7 @@ impl World {
         self.start_if_clear(job);
     }
 
-    /// A job of ours has left this node.
+    /// Starts a waiting user job after a job of ours has left this node.
     pub(super) fn node_cleared(&mut self, node: u32) {
         if let Some(job) = self.slot(node).user {
             self.start_if_clear(job);

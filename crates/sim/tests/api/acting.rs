@@ -1,4 +1,4 @@
-//! Acting: shown first, then done once, and written down with who, from where, why and the plan.
+//! Actions of the API: planned first, then done once, and recorded with user, origin, reason and plan.
 
 use doctor_core::{
     ids::NodeName,
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::bed::{Bed, OPERATOR, live, until};
 
-/// Asks twice: for the plan, and with its confirmation.
+/// Requests an action twice: for the plan, and with its confirmation.
 fn confirmed(bed: &Bed, action: &str, mut body: Value) -> Value {
     let planned = bed.act(OPERATOR, action, &body);
     assert_eq!(planned.status, 200, "{}", String::from_utf8_lossy(&planned.body));

@@ -1,4 +1,4 @@
-//! A controller on a simulated cluster with an API, and a client that says exactly what it is told to.
+//! A controller on a simulated cluster with an API, and a client that sends exactly what a test specifies.
 
 use std::{
     collections::BTreeMap,
@@ -27,20 +27,20 @@ use doctor_store::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Long enough for a machine under load; it is the bound of a wait on a level, not a pause.
+/// The limit of a wait, long enough for a machine under load.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
 
 pub(crate) const VIEWER: &str = "doctor_token_viewer";
 pub(crate) const OPERATOR: &str = "doctor_token_operator";
 
-/// The API of a cluster that was.
+/// The API of a simulated cluster.
 pub(crate) struct Bed {
     pub(crate) web: Web,
     pub(crate) store: Store,
     _share: TempDir,
 }
 
-/// What was answered.
+/// A response.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) status: u16,
@@ -69,12 +69,12 @@ pub(crate) fn until(what: &str, mut level: impl FnMut() -> bool) {
     }
 }
 
-/// So many nodes after so many hours, and their session.
+/// Returns the API of a cluster of this many nodes after this many hours, and its session.
 pub(crate) fn live(nodes: u32, hours: i64) -> (Bed, Session) {
     played(nodes, hours, |_| {})
 }
 
-/// The same, with something happening an hour before the end.
+/// The same, with an action one hour before the end.
 fn played(nodes: u32, hours: i64, happens: impl FnOnce(&Session)) -> (Bed, Session) {
     let share = tempfile::tempdir().unwrap();
     let mut config = SessionConfig::new(WorldConfig::of(nodes).with_seed(7));
@@ -98,14 +98,14 @@ fn played(nodes: u32, hours: i64, happens: impl FnOnce(&Session)) -> (Bed, Sessi
     session.set_audience(audience);
     session.cycle().unwrap();
     let bed = Bed { store: session.store().clone(), web, _share: share };
-    // Before the first picture the API lists the store's nodes, which have no pool: their cluster was not seen yet. A test that
-    // went on from there would miss the events between that list and the first picture.
+    // Before the first cluster state, the API lists the store's nodes without pools. A test that continued from there
+    // would miss the events between that list and the first state.
     let seen = |nodes: &[Value]| nodes.iter().any(|node| node["pool"].is_string());
     until("the first picture", || bed.get("/nodes").json()["items"].as_array().is_some_and(|nodes| seen(nodes)));
     (bed, session)
 }
 
-/// One that many look at.
+/// Returns a bed that many tests read.
 pub(crate) fn shared() -> &'static Bed {
     static BED: OnceLock<Bed> = OnceLock::new();
     BED.get_or_init(|| {
@@ -125,7 +125,7 @@ impl Bed {
         self.web.address()
     }
 
-    /// From now on tokens are needed.
+    /// Creates tokens, after which every request needs one.
     pub(crate) fn with_tokens(&self) {
         for (name, token, role) in [
             ("vi", VIEWER, Role::Viewer),
@@ -157,14 +157,14 @@ impl Bed {
         }
         head += &format!("content-length: {}\r\n\r\n", body.len());
         stream.write_all(head.as_bytes()).unwrap();
-        // Who is refused early may hang up before all was said.
+        // The server may close the connection of a rejected request before it is sent completely.
         let _said = stream.write_all(body);
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).unwrap();
         parsed(&answer)
     }
 
-    /// As a program that has this token would.
+    /// Sends an action as a program with this token would.
     pub(crate) fn act(&self, token: &str, action: &str, body: &Value) -> Said {
         let authorization = format!("Bearer {token}");
         let headers = [("authorization", authorization.as_str()), ("content-type", "application/json")];

@@ -1,8 +1,8 @@
-//! Whether a value has the form that the description gives: as much of JSON Schema as the description uses.
+//! Validates values with the part of JSON Schema that the API description uses.
 
 use serde_json::Value;
 
-/// What is wrong, with the place; empty if nothing is.
+/// Returns the violations with their positions; none if the value is valid.
 pub(crate) fn troubles(value: &Value, schema: &Value, at: &str) -> Vec<String> {
     let mut found = Vec::new();
     if let Some(forms) = schema.get("anyOf").or_else(|| schema.get("oneOf")).and_then(Value::as_array) {

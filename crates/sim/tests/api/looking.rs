@@ -1,4 +1,5 @@
-//! Reading: every place has the form that is described, pages add up, and what did not change is not sent again.
+//! Reads of the API: every response has its described form, pages are complete, and unchanged content is not sent
+//! again.
 
 use std::{
     collections::BTreeSet,
@@ -19,7 +20,7 @@ use crate::{
     form::troubles,
 };
 
-/// Something to put into a part of a path.
+/// Returns a valid value for a path parameter.
 fn sample(bed: &Bed, part: &str) -> String {
     let first = |path: &str, field: &str| {
         let page = bed.get(path).json();
@@ -97,7 +98,7 @@ fn what_is_not_there_is_told_with_what_would_be_accepted() {
     assert!(page.status == 200 && page.headers["content-type"].starts_with("text/html"));
 }
 
-/// All rows of a list, page by page, each as text.
+/// Returns all rows of a list, page by page, each as text.
 fn all_of(bed: &Bed, path: &str, limit: u32) -> Vec<String> {
     let mut rows: Vec<String> = Vec::new();
     let mut cursor = String::new();
@@ -201,7 +202,7 @@ fn changes_are_told_as_they_happen_and_again_to_who_comes_back() {
         write!(stream, "GET /api/v1/events HTTP/1.1\r\nhost: localhost\r\n{last}\r\n").unwrap();
         BufReader::new(stream)
     };
-    /// The id and data of the next event with this name.
+    /// Returns the id and data of the next event with this name.
     fn next(stream: &mut BufReader<TcpStream>, name: &str) -> (String, String) {
         let (mut id, mut matches) = (String::new(), false);
         loop {
@@ -220,7 +221,7 @@ fn changes_are_told_as_they_happen_and_again_to_who_comes_back() {
         }
     }
     let mut stream = listen(None);
-    // It listens once the greeting is there.
+    // The server listens once it has sent the greeting.
     let mut line = String::new();
     while !line.starts_with(": listening") {
         line.clear();
@@ -230,7 +231,7 @@ fn changes_are_told_as_they_happen_and_again_to_who_comes_back() {
     let hold = Hold { by: "ann".to_owned(), why: "<b>fan</b>".to_owned(), since: session.now(), until: None };
     bed.store.hold(&node, &hold).unwrap();
     session.cycle().unwrap();
-    // A picture of before may come first: the store's and the engine's are made one after the other.
+    // An older cluster state may come first: the store's and the engine's are made one after the other.
     let (id, why) = loop {
         let (id, data) = next(&mut stream, "nodes");
         let why = bed.get("/nodes/node003");

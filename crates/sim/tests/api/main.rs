@@ -1,4 +1,4 @@
-//! The API over a simulated cluster: what is answered to whom, in which form, and what comes of it.
+//! The API over a simulated cluster: responses, permissions, formats and effects.
 
 mod acting;
 mod bed;

@@ -1,4 +1,4 @@
-//! Who may do what: every place and every action, by everybody who might knock.
+//! Authorisation: every path and every action, for every kind of client.
 
 use std::io::{Read, Write};
 
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::bed::{Bed, OPERATOR, Said, VIEWER, live};
 
-/// Actions with a body that would be carried out.
+/// Returns the actions with a valid body for each.
 fn actions() -> Vec<(String, serde_json::Value)> {
     let description = openapi();
     let paths = description["paths"].as_object().unwrap().iter();

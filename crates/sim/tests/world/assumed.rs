@@ -1,4 +1,4 @@
-//! The same seed makes the same world, and it is as full and as broken as assumed.
+//! The same seed gives the same world, with the assumed utilisation and fault rates.
 
 use super::*;
 
@@ -114,7 +114,7 @@ fn tests_catch_faults_about_as_often_as_stated() {
     }
 }
 
-/// Whether a test's own words show the fault, read without our judgement.
+/// Whether a test's output shows the fault, without our classification.
 fn is_shown(kind: FaultKind, text: &str, metric: &str) -> bool {
     let values = text.split(metric).skip(1).filter_map(|rest| {
         let value = rest.split("value\\\":").nth(1)?;

@@ -1,4 +1,4 @@
-//! Machines, their agents, clocks and marks, and what is written about them.
+//! Machines, their agents, clocks and marks, and the files about them.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The world keeps its word: reproducible, as full and as broken as assumed, and loyal to the backend seam.
+//! Tests of the world: it is reproducible, matches its assumptions, and fulfils the `Backend` trait.
 
 mod assumed;
 mod jobs;
@@ -40,7 +40,7 @@ fn job(run: RunId, name: &str, tests: &[&str]) -> JobRequest {
     }
 }
 
-/// A quiet world with somebody to ask for things.
+/// A quiet world with helpers for requests.
 struct Bench {
     sim: SimBackend,
     ids: IdSource,
@@ -103,7 +103,7 @@ impl Bench {
 
 const UNHEALTHY: Change = Change::Mark(OurMark { kind: MarkKind::Unhealthy, case: None });
 
-/// Something like a controller: tests free nodes in turn, and marks and resets what fails now and then.
+/// A minimal controller: tests free nodes in turn, and marks and resets failing ones now and then.
 fn drive(config: WorldConfig, days: i64) -> SimBackend {
     let mut bench = Bench::new(config);
     let mut turn = 0;

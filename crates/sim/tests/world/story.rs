@@ -1,11 +1,11 @@
-//! Whatever is asked of it, a world contradicts neither itself nor the seam.
+//! Property test: no sequence of calls makes a world inconsistent or violates the `Backend` trait.
 
 use doctor_sim::{Patience, judge::Broken, judge_effects};
 use proptest::prelude::*;
 
 use super::*;
 
-/// One step of somebody who knows no restraint.
+/// One step of an arbitrary sequence.
 #[derive(Debug, Clone)]
 enum Step {
     Submit(u8),
@@ -111,7 +111,7 @@ fn play(steps: &[Step], seed: u64) -> SimBackend {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is asked of it: a world contradicts neither itself nor the seam.
+    /// No sequence of calls makes a world inconsistent.
     #[test]
     fn the_world_stays_whole(steps in proptest::collection::vec(step(), 1..60), seed in 0..50_u64) {
         let sim = play(&steps, seed);

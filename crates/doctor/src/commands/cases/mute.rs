@@ -1,4 +1,4 @@
-//! `doctor cases ack` and `snooze`: a case is somebody's, or can wait. Nothing is changed about the case itself.
+//! `doctor cases ack` and `snooze`: silence the notifications of a case. The case itself does not change.
 
 use clap::Subcommand;
 use doctor_core::{alert::Mute, case::Case, ids::CaseId};
@@ -18,18 +18,18 @@ use crate::{
 
 #[derive(Debug, Subcommand)]
 pub(super) enum What {
-    /// Somebody has it: nothing more is told of these cases until they close.
+    /// Acknowledge cases: send no more notifications about them until they close.
     Ack(AckArgs),
-    /// Nothing is told of these cases for a while, and then how they stand.
+    /// Send no notifications about cases for a while, then report their state.
     Snooze(SnoozeArgs),
 }
 
 #[derive(Debug, clap::Args)]
 pub(super) struct AckArgs {
-    /// Cases, as `doctor cases` names them.
+    /// Case ids, as `doctor cases` prints them.
     #[arg(value_name = "CASE", required = true)]
     cases: Vec<CaseId>,
-    /// Why; it stands in the audit trail.
+    /// Reason, recorded in the audit trail.
     #[arg(long, value_name = "TEXT", default_value = "seen")]
     why: String,
     #[command(flatten)]
@@ -38,13 +38,13 @@ pub(super) struct AckArgs {
 
 #[derive(Debug, clap::Args)]
 pub(super) struct SnoozeArgs {
-    /// Cases, as `doctor cases` names them.
+    /// Case ids, as `doctor cases` prints them.
     #[arg(value_name = "CASE", required = true)]
     cases: Vec<CaseId>,
-    /// Until when: a length such as "4h", or a moment such as "2026-11-15T08:00:00Z".
+    /// End of the snooze: a duration such as "4h", or a time such as "2026-11-15T08:00:00Z".
     #[arg(long, value_name = "WHEN", default_value = "8h")]
     until: String,
-    /// Why; it stands in the audit trail.
+    /// Reason, recorded in the audit trail.
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]

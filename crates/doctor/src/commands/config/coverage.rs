@@ -1,4 +1,4 @@
-//! Whether the agents of a cluster are heard: by the store's word, and by the pods that should speak.
+//! Checks whether the agents of a cluster report, from the store and from the list of agent pods.
 
 use doctor_backend::{
     clock::{Clock, SystemClock},
@@ -11,7 +11,7 @@ use crate::config::Loaded;
 
 const WHAT: &str = "agents";
 
-/// A node whose agent is not heard is named, with where to look.
+/// Names the nodes without a recent report, and where to look for the cause.
 pub(super) fn agents(loaded: &Loaded, there: &AgentPods, store: Option<&Store>) -> Inspected {
     if loaded.config.agents.listen.is_none() {
         return Inspected::unknown(WHAT, "no door is open for them: between its tests nobody looks at a node")

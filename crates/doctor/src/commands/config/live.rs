@@ -1,5 +1,5 @@
-//! `doctor config check --live`: whether what the configuration names is there and answers. Nothing is changed but a file that
-//! is written into the shared directory and taken away again.
+//! `doctor config check --live`: checks that what the configuration names exists and responds. Its only effect is a
+//! temporary file in the shared directory, or in the directory of a store that does not exist yet.
 
 use std::{fs, path::Path};
 
@@ -15,7 +15,7 @@ use crate::{
     output::Page,
 };
 
-/// Everything that can be asked now.
+/// Runs all live checks.
 pub(super) fn inspect(context: &Context, loaded: &Loaded) -> Result<Vec<Inspected>> {
     let (store, mut found) = store(context, loaded)?;
     found.push(shared_directory(&loaded.config.data));
@@ -27,7 +27,7 @@ pub(super) fn inspect(context: &Context, loaded: &Loaded) -> Result<Vec<Inspecte
     Ok(found)
 }
 
-/// The store as the service would open it. One that was never made is not made by looking.
+/// Opens the store as the service would, without creating it.
 fn store(context: &Context, loaded: &Loaded) -> Result<(Option<Store>, Vec<Inspected>)> {
     let url = &loaded.config.store;
     Ok(match context.store() {
@@ -44,7 +44,7 @@ fn store(context: &Context, loaded: &Loaded) -> Result<(Option<Store>, Vec<Inspe
     })
 }
 
-/// The first start makes it, if it can.
+/// Reports whether the first start can create the store.
 fn not_made_yet(url: &StoreUrl) -> Inspected {
     let StoreUrl::Sqlite(path) = url else { return Inspected::unknown("store", format!("{url} is not there")) };
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -75,7 +75,7 @@ fn try_to_write(directory: &Path) -> std::io::Result<()> {
     fs::remove_file(&path)
 }
 
-/// One line for each, and one more for what to do about it.
+/// Prints one line per finding, and a second line with its remedy.
 pub(super) fn show(page: &mut Page, found: &[Inspected]) {
     page.blank();
     for one in found {

@@ -1,4 +1,4 @@
-//! `doctor deploy slurm`: prints the files of a Slurm cluster, or writes them into a folder to hand out.
+//! `doctor deploy slurm`: prints the files of a Slurm cluster, or writes them into a directory for distribution.
 
 use std::{
     fs,
@@ -20,35 +20,35 @@ use crate::{
     failure::{Failure, Result},
 };
 
-/// Lines of slurm.conf, the scripts of Slurm's hooks, settings and units of systemd, each with the machines that it belongs on.
+/// Print slurm.conf lines, hook scripts, settings and systemd units, each with the machines it is for.
 ///
-/// The site's policy, and where agents reach the controller, come from the configuration. Nothing is changed; docs/guide/slurm-hooks.md
-/// says in which order to bring it out.
+/// The site's policy and the URL of the agent endpoint come from the configuration. Nothing is changed;
+/// docs/guide/slurm-hooks.md gives the order of the rollout.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
-    /// Only a part of it.
+    /// Print only this part.
     #[arg(long, value_name = "PART", default_value = "all")]
     what: Part,
-    /// There is no controller: the hooks drain their nodes by themselves, within the policy's breaker.
+    /// No controller: the hooks drain their nodes themselves, within the limits of the policy's breaker.
     #[arg(long)]
     alone: bool,
-    /// The prolog keeps jobs from a node with a finding that isolates it, while the breaker permits.
+    /// Let the prolog keep jobs from a node with an isolating finding, while the breaker permits.
     #[arg(long)]
     block: bool,
     /// Nodes get their slurm.conf from slurmctld.
     #[arg(long)]
     configless: bool,
-    /// Where the scripts go, on every node and on a disk of its own.
+    /// Directory of the scripts on every node, on a local disk.
     #[arg(long, value_name = "DIR", default_value = "/usr/lib/cluster-doctor/slurm")]
     scripts: PathBuf,
-    /// The node's program.
+    /// Path of doctor-node on the nodes.
     #[arg(long, value_name = "FILE", default_value = "/usr/bin/doctor-node")]
     doctor_node: PathBuf,
-    /// As whom the controller runs: root, Slurm's SlurmUser, or with accounting an operator.
+    /// User that the controller runs as: root, Slurm's SlurmUser, or with accounting an operator.
     #[arg(long, value_name = "USER", default_value = "root", conflicts_with = "alone")]
     user: String,
-    /// Write the files below this folder, which must be new, in one folder for each kind of machine.
+    /// Write the files below this new directory, in one directory per kind of machine.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -82,7 +82,7 @@ fn site(loaded: &Loaded, args: &Args) -> Result<Site> {
     if let StoreUrl::Sqlite(path) = &config.store {
         writes.extend(path.parent().map(Path::to_owned));
     }
-    // What is not absolute is meant from where the operator stands, which is not where the service runs.
+    // Relative paths refer to the operator's directory, not to that of the service.
     writes.retain(|path| path.is_absolute());
     let place = match &loaded.place {
         Place::File(path) if path.is_absolute() => path.clone(),

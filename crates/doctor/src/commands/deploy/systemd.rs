@@ -1,4 +1,4 @@
-//! `doctor deploy systemd`: prints the units of a small site, or writes them into a folder to hand out.
+//! `doctor deploy systemd`: prints the units of a small site, or writes them into a directory for distribution.
 
 use std::path::{Path, PathBuf};
 
@@ -17,30 +17,32 @@ use crate::{
     failure::{Failure, Result},
 };
 
-/// Units of systemd for a site without Kubernetes: the controller as a service, or one cycle again and again by a timer, and the agent
-/// on nodes.
+/// Print systemd units for a site without Kubernetes: the controller as a service or as a timer that runs single
+/// cycles, and the agent on nodes.
 ///
-/// What may be written, and whether jobs run on this machine, comes from the configuration. Each limit that a unit has stands in it with
-/// its reason where that is not plain. Nothing is changed; docs/guide/operations.md says how to install them.
+/// Writable paths, and whether jobs run on this machine, come from the configuration. The units explain their
+/// restrictions where the reason is not obvious. Nothing is changed; docs/guide/operations.md describes the
+/// installation.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
-    /// Only a part of it.
+    /// Print only this part.
     #[arg(long, value_name = "PART", default_value = "all")]
     what: Part,
-    /// No service: a timer starts `doctor run`, this long after the one before has ended. Agents need the service.
+    /// Use a timer instead of a service: it starts `doctor run` this long after the previous run ended. Agents need the
+    /// service.
     #[arg(long, value_name = "LENGTH")]
     timer: Option<Span>,
-    /// As whom the controller runs.
+    /// User that the controller runs as.
     #[arg(long, value_name = "USER", default_value = "root")]
     user: String,
-    /// The operators' program.
+    /// Path of doctor.
     #[arg(long, value_name = "FILE", default_value = "/usr/bin/doctor")]
     doctor: PathBuf,
-    /// The node's program.
+    /// Path of doctor-node on the nodes.
     #[arg(long, value_name = "FILE", default_value = "/usr/bin/doctor-node")]
     doctor_node: PathBuf,
-    /// Write the files below this folder, which must be new, in one folder for each kind of machine.
+    /// Write the files below this new directory, in one directory per kind of machine.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -83,7 +85,7 @@ fn site(config: &Config, place: &Place, args: &Args) -> Result<Site> {
         writes.extend(path.parent().map(Path::to_owned));
     }
     writes.extend(config.backend.writes());
-    // What is not absolute is meant from where the operator stands, which is not where the service runs.
+    // Relative paths refer to the operator's directory, not to that of the service.
     writes.retain(|path| path.is_absolute());
     writes.sort();
     writes.dedup();

@@ -1,4 +1,4 @@
-//! What one of NVIDIA's error numbers means: `doctor explain xid 79`, `sxid 12028`, `dcgm 30`.
+//! Explains NVIDIA's error numbers: `doctor explain xid 79`, `sxid 12028`, `dcgm 30`.
 
 use doctor_checks::tables::{self, Class, DcgmError, Sxid, Table, Variant, Xid};
 use doctor_core::{finding::Severity, policy::Rule};
@@ -10,7 +10,7 @@ use crate::{
     output::Page,
 };
 
-/// A row of a table with where it is from and the rules in force for it.
+/// A row of an error table, with its source and the rules in force for it.
 #[derive(Debug, Serialize)]
 pub(super) struct Number<'a> {
     #[serde(flatten)]
@@ -29,10 +29,10 @@ enum Row {
     Dcgm(&'static DcgmError),
 }
 
-/// The families of numbers, as they are called on the command line.
+/// The families of numbers, as named on the command line.
 pub(super) const FAMILIES: [&str; 3] = ["xid", "sxid", "dcgm"];
 
-/// `rules` are those in force; a site's own are among them.
+/// Explains a number. `rules` are those in force, including the site's.
 pub(super) fn explain<'a>(family: &str, number: &str, rules: &'a [Rule]) -> Result<Number<'a>> {
     let n = number.parse::<u32>().ok();
     let unknown = |what, known: &str| Failure::Unknown { what, name: number.to_owned(), known: known.to_owned() };
@@ -59,7 +59,7 @@ pub(super) fn explain<'a>(family: &str, number: &str, rules: &'a [Rule]) -> Resu
 }
 
 fn of_table<'a, T>(row: Row, check: &str, code: &str, table: &'static Table<T>, rules: &'a [Rule]) -> Number<'a> {
-    // `xid-64` and `xid-64-reboot`, and not `xid-640`.
+    // Matches `xid-64` and `xid-64-reboot`, but not `xid-640`.
     let is_about =
         |reason: &str| reason.strip_prefix(code).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
     Number {
@@ -181,7 +181,7 @@ fn architectures(letters: &str) -> String {
     if found.is_empty() { "none of A100, Hopper, B100, GB200".to_owned() } else { found.join(", ") }
 }
 
-/// NVIDIA's word for an action, and what it means.
+/// Returns NVIDIA's word for an action and its meaning.
 fn action(word: &str) -> String {
     let means = match word {
         "" => return "says nothing".to_owned(),

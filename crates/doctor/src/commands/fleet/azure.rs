@@ -1,4 +1,4 @@
-//! What the commands for Azure share: the file of a cluster, and the program that is asked.
+//! Shared by the Azure commands: reading the cluster file, and the options for the `az` program.
 
 use std::{
     fs,
@@ -9,13 +9,13 @@ use doctor_fleet::azure::{Az, Cluster};
 
 use crate::failure::{Failure, Result};
 
-/// No file of a cluster, nor one for cloud-init, is longer.
+/// The size limit of a cluster or cloud-init file, in bytes.
 const MOST: u64 = 1024 * 1024;
 
-/// Options of every command that asks Azure.
+/// The options of every command that queries Azure.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct AzArgs {
-    /// Azure's command line.
+    /// Path of the Azure CLI.
     #[arg(long, value_name = "PROGRAM", default_value = "az")]
     az: PathBuf,
 }
@@ -26,7 +26,7 @@ impl AzArgs {
     }
 }
 
-/// A text file of the site's.
+/// Reads a text file of the site, of at most [`MOST`] bytes.
 pub(super) fn read(path: &Path) -> Result<String> {
     let failed = |source| Failure::File { operation: "reading", path: path.to_owned(), source };
     let length = fs::metadata(path).map_err(failed)?.len();

@@ -1,4 +1,4 @@
-//! `doctor fleet cloud-init`: prints what machines are told when they first boot, or looks at a file of the site's.
+//! `doctor fleet cloud-init`: prints the cloud-init file of new machines, or checks a site's file.
 
 use std::path::PathBuf;
 
@@ -13,16 +13,17 @@ use crate::{
 
 /// Print the cloud-init file with which machines prepare and validate themselves.
 ///
-/// Packages, the local NVMe disks as one RAID-0 with the caches of Docker and Hugging Face, node information, GPU persistence at
-/// every boot, and scripts below /opt that run AzNHC, DCGM and our own checks: once when a machine first boots, and whenever wanted.
-/// Logs and .status files are below /var/log; what could not run is unknown, never passed.
+/// It installs packages, makes one RAID-0 of the local NVMe disks with the caches of Docker and Hugging Face, records
+/// node information, sets GPU persistence at every boot, and installs scripts below /opt that run AzNHC, DCGM and our
+/// own checks on first boot and on demand. Logs and .status files are below /var/log; what could not run is unknown,
+/// never passed.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
-    /// The cluster's file, of which `admin` and `doctor_node` count.
+    /// Cluster file; only `admin` and `doctor_node` are used.
     #[arg(value_name = "FILE", required_unless_present = "check")]
     cluster: Option<PathBuf>,
-    /// Print nothing; say whether this file has words at its top that cloud-init does not know, which its own checker passes over.
+    /// Print nothing; check this file for top-level keys unknown to cloud-init, which cloud-init's own checker ignores.
     #[arg(long, value_name = "FILE", conflicts_with = "cluster")]
     check: Option<PathBuf>,
 }

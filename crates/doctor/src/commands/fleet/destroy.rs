@@ -1,4 +1,4 @@
-//! `doctor fleet destroy`: takes a cluster away again, and only what was made for it.
+//! `doctor fleet destroy`: deletes the resources that were created for a cluster, and only those.
 
 use std::{io::Write as _, path::PathBuf};
 
@@ -14,19 +14,19 @@ use crate::{
     output::plural,
 };
 
-/// Delete what `provision` made in Azure: only what bears the cluster's tag and has the kind and name of something that it makes.
-/// What else is there is named and stays.
+/// Delete what `provision` created in Azure: only resources with the cluster's tag and a kind and name that it creates.
+/// Other resources are listed and kept.
 ///
 /// Without --yes nothing is deleted: the calls are printed as they would be run.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The cluster's file.
+    /// Cluster file.
     #[arg(value_name = "FILE")]
     cluster: PathBuf,
     /// Only print what would be deleted; exit code 0.
     #[arg(long, conflicts_with = "yes")]
     plan: bool,
-    /// Do it. Machines and everything on their disks are gone then.
+    /// Delete the machines and all data on their disks.
     #[arg(long, short)]
     yes: bool,
     #[command(flatten)]
@@ -38,7 +38,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let az = args.az.az();
     if args.yes {
         let done = azure::destroy(&cluster, &az, &|removal| {
-            // Progress is no part of the answer, and nobody is left to tell if it cannot be written.
+            // Progress goes to standard error; a failure to write it is ignored.
             let _said = writeln!(std::io::stderr(), "deleting {}", removal.what);
         })?;
         show(context, &done, &format!("{} deleted.", plural(done.steps.len(), "thing")))?;

@@ -1,4 +1,4 @@
-//! `doctor fleet exec`: a command on every host.
+//! `doctor fleet exec`: runs a command on every host.
 
 use doctor_backend::ssh::{Answer, How, Order, Root, quoted};
 use doctor_core::{ids::NodeName, time::Span};
@@ -12,32 +12,32 @@ use crate::{
     output::{harmless, plural},
 };
 
-/// Run a command on every host, and show who said what.
+/// Run a command on every host and print its output by host.
 ///
-/// One word after `--` is a line for a shell on the host; several are a command and its arguments, which arrive as they are.
-/// There is nothing on its standard input. Hosts that say the same are shown once, as node[01-14]. What control sequences
-/// a host sends is made visible; --json has every byte that is text.
+/// A single argument after `--` is a shell command line; several are a command and its arguments, passed unchanged.
+/// Standard input is empty. Hosts with the same output are printed once, as node[01-14]. Control sequences in the
+/// output are made visible; --json has all text unchanged.
 ///
-/// Exit codes: 0 it ended with 0 on every host; 1 on some it ended otherwise, or was not done in time; 3 it did not fail
-/// anywhere, and some hosts were not reached. A code of 255 is the command's own.
+/// Exit codes: 0 it exited with 0 on every host; 1 on some it failed, exceeded the deadline or lost its
+/// connection; 3 on none, but some hosts could not be reached. An exit code of 255 comes from the command.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
-    /// For each host, from its connection on; then the command is ended there.
+    /// Time limit per host, counted from the connection; then the command is ended there.
     #[arg(long, value_name = "TIME", default_value = "60s")]
     deadline: Span,
-    /// As root, by the words of `as_root` under [backend.ssh]; where there are none, who logs in has to be root.
+    /// Run as root with `as_root` of [backend.ssh]; without that setting the login user must be root.
     #[arg(long)]
     root: bool,
-    /// Keep so many KiB of each host's output, and of its errors.
+    /// Limit in KiB for each host's standard output, and for its standard error.
     #[arg(long, value_name = "KIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     most: u64,
-    /// Show each host by itself.
+    /// Print each host separately.
     #[arg(long)]
     no_fold: bool,
     #[command(flatten)]
     reach: Reach,
-    /// The command.
+    /// Command to run.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
@@ -58,7 +58,7 @@ struct View {
     why: Option<String>,
     stdout: String,
     stderr: String,
-    /// Bytes that were not kept.
+    /// Bytes over the limit, which were dropped.
     left_out: u64,
     seconds: f64,
 }
@@ -106,7 +106,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     Ok(exit)
 }
 
-/// One word is a line for a shell; several arrive as they are.
+/// Returns a single argument as a shell command line, and quotes several.
 fn script(command: &[String]) -> String {
     match command {
         [line] => line.clone(),
@@ -130,9 +130,9 @@ fn exit<'a>(all: impl Iterator<Item = &'a How>) -> Exit {
     }
 }
 
-/// What the hosts said goes to standard output, what they complained about and how they ended to standard error.
+/// Prints the hosts' standard output to standard output, and their standard error and failures to standard error.
 fn show(context: &Context, views: &[View], apart: bool) -> Result<()> {
-    // Apart, no two are the same.
+    // Including the index makes every key unique, so that hosts stay separate.
     let key = |(place, view): (usize, &View)| {
         let place = if apart { place } else { 0 };
         let left_out = (view.left_out > 0).then(|| format!("{} bytes more were not kept", view.left_out));
@@ -152,7 +152,7 @@ fn show(context: &Context, views: &[View], apart: bool) -> Result<()> {
     Ok(())
 }
 
-/// Every line behind the name of who said it. A part of another's line cannot look like one.
+/// Puts the label before every line, so that a host cannot imitate another host's lines.
 pub(super) fn labelled(label: &str, text: &str) -> String {
     harmless(text).lines().map(|line| format!("{label}: {line}\n")).collect()
 }

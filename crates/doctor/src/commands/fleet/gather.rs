@@ -1,4 +1,4 @@
-//! `doctor fleet gather`: a file of every host, labelled by host.
+//! `doctor fleet gather`: collects a file from every host, labelled by host.
 
 use std::{
     fs::{self, File},
@@ -20,31 +20,32 @@ use crate::{
 
 /// Collect a file from every host.
 ///
-/// Into a file: each line with the name of its host before it, in the order of the hosts; who has nothing to bring stands at the
-/// end as a comment. Into a directory (one that exists, or a path that ends in `/`): DIR/HOST/NAME, byte by byte. Both appear
-/// at once when all hosts have had their time; until then what comes lies beside it, in a folder that is gone at the end.
+/// Into a file: every line is preceded by its host's name, in the order of the hosts; hosts without a result are listed
+/// at the end as comments. Into a directory (an existing one, or a path that ends in `/`): DIR/HOST/NAME, byte by byte.
+/// The result appears only after all hosts have finished; until then, data is kept beside it in a temporary directory
+/// that is removed at the end.
 ///
-/// Exit codes: 0 every host has brought it; 1 on some it is missing, cannot be read or is too large; 3 none of that, and some
-/// hosts were not reached.
+/// Exit codes: 0 the file came from every host; 1 on some it is missing, unreadable or too large; 3 none of these, but
+/// some hosts could not be reached.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
-    /// The file on the hosts.
+    /// Path of the file on the hosts.
     #[arg(value_name = "PATH")]
     path: String,
-    /// Where to: a file, or a directory.
+    /// Destination: a file or a directory.
     #[arg(long, value_name = "FILE|DIR")]
     out: PathBuf,
-    /// Only its last lines.
+    /// Only the last lines of the file.
     #[arg(long, value_name = "N")]
     last: Option<u32>,
-    /// A host whose file, or the last lines of it, has more brings nothing.
+    /// Size limit in MiB. A larger file, or larger last lines, is not collected.
     #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1024))]
     most: u64,
-    /// For each host, from its connection on.
+    /// Time limit per host, counted from the connection.
     #[arg(long, value_name = "TIME", default_value = "60s")]
     deadline: Span,
-    /// As root, by the words of `as_root` under [backend.ssh]; where there are none, who logs in has to be root.
+    /// Read as root with `as_root` of [backend.ssh]; without that setting the login user must be root.
     #[arg(long)]
     root: bool,
     #[command(flatten)]
@@ -56,12 +57,12 @@ Examples:
   doctor fleet gather /var/log/node-health.log.status --last 1 --out cluster-health.status
   doctor fleet gather /var/log/dcgmi-diag.log --out diags/";
 
-/// What a host's shell ends with when there is nothing to bring.
+/// Exit codes of the script on the host if there is nothing to collect.
 const NO_FILE: i32 = 81;
 const NOT_A_FILE: i32 = 82;
 const UNREADABLE: i32 = 83;
 
-/// What became of one host's file.
+/// The outcome for one host's file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Brought {
@@ -92,7 +93,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let most = usize::try_from(args.most * 1024 * 1024).unwrap_or(usize::MAX);
     let script = script(&args.path, args.last, most);
     let limit = args.deadline.to_std();
-    // One more than allowed tells that it is too large.
+    // Reading one byte more than allowed detects a file that is too large.
     let most_read = most.saturating_add(1);
     let order = Order { script: &script, input: b"", limit, most: most_read, root: Root::asked(args.root) };
     let into_folder = args.out.is_dir() || args.out.as_os_str().to_string_lossy().ends_with('/');
@@ -128,8 +129,8 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     Ok(exit(&views))
 }
 
-/// What the hosts brought, a file for each, in a folder that ends with this value. It is where the rest will be, so that a file can be
-/// moved there in one step.
+/// A temporary directory with one file per host, removed on drop. It is on the same file system as the destination, so
+/// that files can be renamed into place.
 struct Parts {
     folder: PathBuf,
 }
@@ -148,7 +149,7 @@ impl Parts {
         self.folder.join(host.as_str())
     }
 
-    /// Each file in a folder of its host's.
+    /// Moves each file to its host's directory.
     fn hand_out(&self, views: &[View], out: &Path, name: &std::ffi::OsStr) -> Result<()> {
         for view in views.iter().filter(|view| view.brought == Brought::There) {
             let folder = out.join(view.host.as_str());
@@ -159,9 +160,9 @@ impl Parts {
         Ok(())
     }
 
-    /// All in one.
+    /// Writes all files to one, and renames it into place.
     fn put_together(&self, views: &[View], out: &Path) -> Result<()> {
-        // No host has this name.
+        // Not a valid host name, so it cannot collide.
         let beside = self.folder.join(".all");
         let made = File::create(&beside).and_then(|file| {
             let mut all = BufWriter::new(file);
@@ -172,7 +173,8 @@ impl Parts {
         moved.map_err(|source| Failure::File { operation: "writing", path: out.to_owned(), source })
     }
 
-    /// The host before each line, as in `node01 2026-11-16T03:00:00 healthy`; who brought nothing at the end.
+    /// Writes the host's name before each line, as in `node01 2026-11-16T03:00:00 healthy`, then the hosts without a
+    /// result.
     fn aggregate(&self, views: &[View], to: &mut impl Write) -> io::Result<()> {
         for view in views.iter().filter(|view| view.brought == Brought::There) {
             label(&view.host, BufReader::new(File::open(self.of(&view.host))?), to)?;
@@ -187,12 +189,12 @@ impl Parts {
 
 impl Drop for Parts {
     fn drop(&mut self) {
-        // What is left of it is seen by who looks there, and harms nobody.
+        // A leftover temporary directory is visible and harmless.
         let _gone = fs::remove_dir_all(&self.folder);
     }
 }
 
-/// Every line behind the name of its host, piece by piece: a line may be as long as the file.
+/// Copies in chunks and writes the host's name before each line: a line may be as long as the file.
 fn label(host: &NodeName, mut from: impl Read, to: &mut impl Write) -> io::Result<()> {
     let mut piece = [0; 16 * 1024];
     let mut at_start = true;
@@ -215,8 +217,8 @@ fn label(host: &NodeName, mut from: impl Read, to: &mut impl Write) -> io::Resul
 fn script(path: &str, last: Option<u32>, most: usize) -> String {
     let path = quoted(path);
     let most = most.saturating_add(1);
-    // A path that begins with a dash is none of the words of these programs. Of a pipe a shell tells how its end went, and `tail` is
-    // its beginning: its own code goes beside it.
+    // `--` protects against a path that begins with a dash. A shell reports the exit code of the last command of a
+    // pipe, so that of `tail` is passed over a separate descriptor. 141 means that `head` closed the pipe.
     let read = match last {
         Some(lines) => format!(
             "exec 4>&1; E=$({{ {{ tail -n {lines} -- \"$F\"; echo $? >&3; }} | head -c {most} >&4; }} 3>&1); \
@@ -320,7 +322,7 @@ mod tests {
         assert_eq!(run(&path.display().to_string(), Some(1)), (Some(0), "two\n".to_owned()));
         assert_eq!(run("/no/such/file", None).0, Some(NO_FILE));
         assert_eq!(run("/", None).0, Some(NOT_A_FILE));
-        // More than is wanted ends who reads, and that is no error of the file's; one that cannot be read is.
+        // A file over the limit ends `tail` early, which is not an error of the file. An unreadable file is an error.
         fs::write(&path, "0123456789\n".repeat(100_000)).unwrap();
         assert_eq!(run(&path.display().to_string(), Some(90_000)), (Some(0), "012345".to_owned()));
         for last in [None, Some(1)] {

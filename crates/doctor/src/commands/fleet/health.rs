@@ -1,4 +1,4 @@
-//! `doctor fleet health`: how each host is, by its last checks.
+//! `doctor fleet health`: shows the health of each host by its last checks.
 
 use doctor_backend::ssh::{Host, How, Order, Root, unguessable};
 use doctor_core::{ids::NodeName, time::Span};
@@ -13,33 +13,33 @@ use crate::{
     output::{Cell, Page, Table, cell, harmless, length, plural},
 };
 
-/// How each host is, by what its last checks left: AzNHC, DCGM's diagnosis, and our own.
+/// Show the health of each host by the results of its last checks: AzNHC, DCGM's diagnostics, and our own.
 ///
-/// Read are aznhc-health.log, dcgmi-diag.log and doctor-check.log (where that is not there, node-health.log, which sums up the
-/// others) with the `.status` beside each. A `passed` counts only if the
-/// log of the same run shows that something was checked and tells of no fault. What is missing, cannot be read or is too old is
-/// unknown, never healthy; a failure stays one however old it is. The worst of the three is the host's.
+/// Reads aznhc-health.log, dcgmi-diag.log and doctor-check.log (or, if that is missing, node-health.log, which
+/// summarises the others) with the `.status` file of each. A `passed` counts only if the log of the same run shows that
+/// something was checked and reports no fault. What is missing, unreadable or too old is unknown, never healthy; a
+/// failure counts at any age. The worst of the three is the host's health.
 ///
-/// Exit codes: 0 every host is healthy; 1 one is unhealthy; 3 none is, and of some nobody knows.
+/// Exit codes: 0 every host is healthy; 1 some host is unhealthy; 3 none is, but the health of some is unknown.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
-    /// Run `doctor-node check` on each host first, which adds to its doctor-check.log; as root, where `as_root` says how.
+    /// Run `doctor-node check` on each host first, which appends to its doctor-check.log; as root, if `as_root` is set.
     #[arg(long)]
     run: bool,
-    /// Only these, separated by commas: aznhc, dcgm, own.
+    /// Only these sources, separated by commas: aznhc, dcgm, own.
     #[arg(long = "of", value_name = "SOURCES", value_delimiter = ',', value_parser = source)]
     of: Vec<Source>,
-    /// A good result that is older says nothing any more.
+    /// Age after which a good result is unknown.
     #[arg(long, value_name = "TIME", default_value = "7d")]
     stale: Span,
-    /// Where the logs are on the hosts.
+    /// Directory of the logs on the hosts.
     #[arg(long, value_name = "DIR", default_value = "/var/log")]
     logs: String,
-    /// For each host, from its connection on.
+    /// Time limit per host, counted from the connection.
     #[arg(long, value_name = "TIME", default_value = "2m")]
     deadline: Span,
-    /// Read the logs as root, by the words of `as_root` under [backend.ssh]; where there are none, who logs in has to be root.
+    /// Read the logs as root with `as_root` of [backend.ssh]; without that setting the login user must be root.
     #[arg(long)]
     root: bool,
     #[command(flatten)]
@@ -88,7 +88,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
 }
 
 fn look(fleet: &Fleet, host: &Host, args: &Args, sources: &[Source], word: &str) -> Vec<Status> {
-    // Before the run: what it says now is read below, and what it said before must not stand in for it.
+    // Check first, so that the new result is read below. If the check fails, an older result must not replace it.
     let unchecked = args.run.then(|| check(fleet, host, args).err()).flatten();
     let script = status::script(word, &args.logs, sources);
     let (limit, most) = (args.deadline.to_std(), MOST_BYTES);
@@ -114,12 +114,12 @@ fn look(fleet: &Fleet, host: &Host, args: &Args, sources: &[Source], word: &str)
     all
 }
 
-/// Runs our own check on a host, which leaves its words where they are looked for.
+/// Runs our own check on a host, which writes its result to the logs that are read.
 fn check(fleet: &Fleet, host: &Host, args: &Args) -> std::result::Result<(), String> {
     let program = fleet.client.carry(host)?;
     let mut script = status::check_script(&program, &args.logs);
     if args.logs == "/var/log" {
-        // Where the host sums up its checks, it does so anew.
+        // Update the host's summary, if the host has the script that writes it.
         script.push_str("; S=$?; [ ! -x /opt/check-node-health.sh ] || /opt/check-node-health.sh >/dev/null; exit $S");
     }
     let order = Order { script: &script, input: b"", limit: args.deadline.to_std(), most: 4096, root: Root::IfTold };
@@ -155,7 +155,8 @@ fn text(page: &mut Page, views: &[View], sources: &[Source]) {
     page.line(format!("{}: {}", plural(views.len(), "host"), counts.join(", ")));
 }
 
-/// Only what is not plain; a host that was not reached says it once.
+/// Joins the reasons of all sources that need one. A host that was not reached has the same reason everywhere: print it
+/// once.
 fn why(checks: &[Status]) -> String {
     let same = |other: &Status| checks.first().is_some_and(|first| first.why == other.why && first.age.is_none());
     if checks.len() > 1 && checks.iter().all(same) {

@@ -1,4 +1,4 @@
-//! `doctor fleet hosts`: makes and updates `hostfile` and `hostfile-ip` from what the hosts say of themselves.
+//! `doctor fleet hosts`: writes and updates `hostfile` and `hostfile-ip` from what the hosts report.
 
 use std::{
     collections::BTreeMap,
@@ -20,39 +20,40 @@ use crate::{
     output::{Page, harmless, plural},
 };
 
-/// Make or update `hostfile` and `hostfile-ip`: names and private addresses, one a line, in the same order.
+/// Write or update `hostfile` and `hostfile-ip`: names and private addresses, one per line, in the same order.
 ///
-/// Each host is asked what it is called and by which address it was reached. Hosts that are in the files keep their places,
-/// new ones come after them, and those that are no longer in the list go. A host that does not answer is named and stays, with the
-/// address that is known. The files hold nothing else, for mpirun and people's loops. Each is replaced whole; while both are, `.hostfile.next` beside
-/// them holds what they will say, and a run that was ended in between is made up for by the next. Files that do not belong together are made anew.
+/// Each host is queried for its name and for the address it was reached at. Hosts in the files keep their positions,
+/// new ones are appended, and those no longer in the list are removed. A host that does not answer is reported and kept
+/// with its last known address. The files hold nothing else, so that mpirun and shell loops can read them. Each file is
+/// replaced atomically; while both are being replaced, `.hostfile.next` beside them holds the new content, and the next
+/// run completes one that was interrupted. Files that do not match each other are rebuilt.
 ///
-/// Exit codes: 0 the files are right; 1 they differ or do not belong together (--check), or two hosts say the same of themselves; 3 some hosts did not
-/// answer.
+/// Exit codes: 0 the files are correct; 1 they differ or do not match each other (--check), or two hosts report the
+/// same name or address; 3 some hosts did not answer.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The directory of the two files.
+    /// Directory of the two files.
     #[arg(long, value_name = "DIR", default_value = ".")]
     out: PathBuf,
-    /// Say what would change, and write nothing.
+    /// Print what would change, and write nothing.
     #[arg(long)]
     check: bool,
     #[command(flatten)]
     reach: Reach,
 }
 
-/// What a host says of itself: its name, the connection as its sshd sees it, and all its addresses.
+/// Prints the host's name, the connection as its sshd sees it, and all its addresses.
 const SCRIPT: &str = "hostname; echo \"$SSH_CONNECTION\"; hostname -I 2>/dev/null || true";
 const LIMIT: Duration = Duration::from_secs(10);
 const MOST_BYTES: usize = 4096;
 
-/// One host, asked.
+/// The result of querying one host.
 #[derive(Debug, Clone, Serialize)]
 struct Asked {
     host: NodeName,
     #[serde(flatten)]
     line: HostLine,
-    /// Why it did not answer.
+    /// Why the host did not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     silent: Option<String>,
 }
@@ -64,7 +65,7 @@ struct View<'a> {
     written: bool,
     hosts: &'a [Asked],
     difference: &'a Difference,
-    /// Why the files did not belong together.
+    /// Why the two files do not match each other.
     #[serde(skip_serializing_if = "Option::is_none")]
     unsound: Option<String>,
     remarks: &'a [String],
@@ -79,7 +80,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     disbelieve(&fleet, &mut asked);
     let remarks = tell_apart(&mut asked);
     let mut lines: Vec<HostLine> = asked.iter().map(|asked| asked.line.clone()).collect();
-    // Who was not asked stays as it is.
+    // Hosts that were not queried keep their lines.
     lines.extend(fleet.others.iter().filter_map(|host| known(&fleet, &old, host)));
     let difference = match args.check {
         true => files.compare(&lines).map(|(_, difference)| difference),
@@ -113,7 +114,7 @@ fn failed(error: BadHostFiles) -> Failure {
     }
 }
 
-/// A list that says how hosts are reached is not replaced by one that does not.
+/// Refuses to overwrite a host file that has connection settings, because the new file would not have them.
 fn refuse_to_lose(fleet: &Fleet, files: &HostFiles) -> Result<()> {
     let same = |path: &PathBuf| {
         let (one, other) = (path.canonicalize(), files.names.canonicalize());
@@ -152,7 +153,7 @@ fn ask(fleet: &Fleet, host: &Host, old: &[HostLine]) -> Asked {
     Asked { host: host.name.clone(), line: last_known(fleet, host, old), silent: Some(harmless(&silent)) }
 }
 
-/// Name and address from the answer. What others could not reach is no address.
+/// Parses name and address from the answer. Loopback addresses are ignored, because other hosts cannot reach them.
 fn told(text: &str) -> Option<(Option<NodeName>, Option<IpAddr>)> {
     let mut lines = text.lines();
     let name = NodeName::new(lines.next()?.trim()).ok().filter(|name| name.as_str() != "localhost");
@@ -163,7 +164,8 @@ fn told(text: &str) -> Option<(Option<NodeName>, Option<IpAddr>)> {
     Some((name, address))
 }
 
-/// As the files have it: by its name in the list, or, as they have the name that it gives itself, by where it is.
+/// Finds a host's line in the files: by its listed name, else by its address, because the files hold the host's own
+/// name.
 fn known(fleet: &Fleet, old: &[HostLine], host: &Host) -> Option<HostLine> {
     let by = |fits: &dyn Fn(&HostLine) -> bool| old.iter().find(|line| fits(line)).cloned();
     by(&|line| line.name == host.name).or_else(|| {
@@ -172,7 +174,7 @@ fn known(fleet: &Fleet, old: &[HostLine], host: &Host) -> Option<HostLine> {
     })
 }
 
-/// Where OpenSSH would go for a host, and its address, if that can be learnt without asking it.
+/// Returns the host name that OpenSSH would use, and its address if it can be resolved without contacting the host.
 fn place(fleet: &Fleet, host: &Host) -> (String, Option<IpAddr>) {
     let listed = fleet.client.address(host).unwrap_or_else(|| host.name.to_string());
     let resolved = || (listed.as_str(), 22).to_socket_addrs().ok()?.next().map(|address| address.ip());
@@ -180,10 +182,10 @@ fn place(fleet: &Fleet, host: &Host) -> (String, Option<IpAddr>) {
     (listed, address)
 }
 
-/// What can be said of a host without asking it.
+/// Returns the last known line of a host that did not answer.
 fn last_known(fleet: &Fleet, host: &Host, old: &[HostLine]) -> HostLine {
     let line = known(fleet, old, host);
-    // A name that stands for an address is none.
+    // A name in place of the address is not an address.
     match line.filter(|line| line.address != line.name.as_str()) {
         Some(line) => line,
         None => {
@@ -194,7 +196,7 @@ fn last_known(fleet: &Fleet, host: &Host, old: &[HostLine]) -> HostLine {
     }
 }
 
-/// A silent host's address of the files that another says is its own is believed no more: the two files did not belong together.
+/// Drops a silent host's recorded address if another host reports it: the two files did not match.
 fn disbelieve(fleet: &Fleet, asked: &mut [Asked]) {
     let taken: Vec<String> =
         asked.iter().filter(|one| one.silent.is_none()).map(|one| one.line.address.clone()).collect();
@@ -206,7 +208,7 @@ fn disbelieve(fleet: &Fleet, asked: &mut [Asked]) {
     }
 }
 
-/// Two that give themselves one name keep those of the list, and it is said; so is one address for two.
+/// Hosts that report the same name keep their listed names, with a remark; a shared address gets a remark too.
 fn tell_apart(asked: &mut [Asked]) -> Vec<String> {
     let mut remarks = Vec::new();
     let twice = |key: &dyn Fn(&Asked) -> String, asked: &[Asked]| {

@@ -1,4 +1,4 @@
-//! `doctor fleet`: what people do with machines that no scheduler hands out: make them, and work on all of them over SSH.
+//! `doctor fleet`: provisions machines without a scheduler, and works on all of them over SSH.
 
 mod azure;
 mod cloud_init;
@@ -29,10 +29,10 @@ use crate::{
 };
 use progress::Progress;
 
-/// Make a fleet without a scheduler, work on all its hosts over SSH, take it away.
+/// Provision a fleet without a scheduler, work on its hosts over SSH, and destroy it.
 ///
-/// The hosts are those of [backend.ssh] in the configuration, of a host file, or of the command line. `ssh HOST true` has to
-/// work for each without a question. docs/guide/fleet.md has the steps from new machines to a tested fleet.
+/// The hosts are those of [backend.ssh] in the configuration, of a host file, or of the command line. `ssh HOST true`
+/// must succeed for each without a prompt. docs/guide/fleet.md has the steps from new machines to a tested fleet.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -64,34 +64,35 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     }
 }
 
-/// Which hosts, and how they are reached.
+/// The options that select hosts and how they are reached.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Hosts")]
 struct Reach {
-    /// A host or range a line (docs/guide/ssh.md). Else: what [backend.ssh] says.
+    /// Host file, one host or range per line (docs/guide/ssh.md). Default: from [backend.ssh].
     #[arg(long, value_name = "FILE")]
     hostfile: Option<PathBuf>,
-    /// Only these: node[01-08], or a name with `*`. Where neither a file nor [backend.ssh] names hosts, these are the hosts.
+    /// Only these hosts: node[01-08], or a name with `*`. If neither a file nor [backend.ssh] lists hosts, these are
+    /// the hosts.
     #[arg(long, value_name = "HOSTS")]
     hosts: Vec<Selector>,
-    /// For `ssh -F`.
+    /// Configuration file for `ssh -F`.
     #[arg(long, value_name = "FILE")]
     ssh_config: Option<PathBuf>,
-    /// So many hosts at the same time [default: 32, or `parallel` of the configuration].
+    /// Number of hosts in parallel [default: 32, or `parallel` of the configuration].
     #[arg(long, value_name = "N")]
     parallel: Option<usize>,
-    /// To be connected [default: 5s, or `connect` of the configuration].
+    /// Connection timeout [default: 5s, or `connect` of the configuration].
     #[arg(long, value_name = "TIME")]
     connect: Option<Span>,
-    /// Believe the key of a host that is seen for the first time, and write it down. One that has changed is refused.
+    /// Accept and record the key of a host that is seen for the first time. A changed key is rejected.
     #[arg(long)]
     learn_keys: bool,
 }
 
-/// Hosts, and the way to them.
+/// The selected hosts and the SSH client.
 struct Fleet {
     hosts: Vec<Host>,
-    /// Those that were not chosen.
+    /// Listed hosts that were not selected.
     others: Vec<Host>,
     config: SshConfig,
     client: Client,
@@ -143,7 +144,7 @@ impl Reach {
 
     fn listed(&self, config: &SshConfig) -> Result<Vec<Host>> {
         match &self.hostfile {
-            // As the command line names it: what is wrong with it is said with its place.
+            // Read here and not by the backend, so that errors name the path given on the command line.
             Some(path) => {
                 let failed = |source| Failure::File { operation: "reading the host file", path: path.clone(), source };
                 let text = fs::read_to_string(path).map_err(failed)?;
@@ -153,7 +154,7 @@ impl Reach {
         }
     }
 
-    /// Those that are meant, in the order of the list, and the others.
+    /// Splits the list into selected and other hosts, in the order of the list.
     fn chosen(&self, listed: Vec<Host>) -> Result<(Vec<Host>, Vec<Host>)> {
         for selector in &self.hosts {
             let known = || {
@@ -186,7 +187,7 @@ impl Reach {
 }
 
 impl Fleet {
-    /// The same on every host, with a count of those that are done on a terminal.
+    /// Runs the work on every host and shows the number of finished hosts on a terminal.
     fn on_each<T: Send>(&self, what: &'static str, work: impl Fn(&Host) -> T + Sync) -> Vec<T> {
         let progress = Progress::new(what, self.hosts.len());
         each(&self.hosts, self.config.parallel, work, |done| progress.show(done))
@@ -197,7 +198,7 @@ impl Fleet {
     }
 }
 
-/// Why a host did not do it, in words; `None`: it ended with 0.
+/// Describes why the command failed on a host; `None` if it exited with 0.
 fn trouble(how: &How) -> Option<String> {
     match how {
         How::Exited(0) => None,
@@ -209,7 +210,7 @@ fn trouble(how: &How) -> Option<String> {
     }
 }
 
-/// Hosts with the same to say, under one name each: `node[01-14]`. The order of the first of each stays.
+/// Groups hosts with the same value under one name: `node[01-14]`. Groups are in the order of their first host.
 fn folded<K: Ord>(said: impl IntoIterator<Item = (NodeName, K)>) -> Vec<(String, usize, K)> {
     let mut groups: BTreeMap<K, (usize, Vec<NodeName>)> = BTreeMap::new();
     for (place, (host, key)) in said.into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! `doctor fleet nccl`: an all-reduce over the hosts, and who is at fault when it fails.
+//! `doctor fleet nccl`: runs an all-reduce over the hosts, and locates the faulty host if it fails.
 
 mod job;
 
@@ -29,53 +29,53 @@ use crate::{
     output::{Page, harmless},
 };
 
-/// An all-reduce over the hosts: is it right, and fast enough? If not, who is at fault?
+/// Run an all-reduce over the hosts, check that it is correct and fast enough, and locate the faulty host if not.
 ///
-/// By `mpirun` here and NVIDIA's all_reduce_perf on the hosts, 8 GiB ten times with one process for each GPU; or, without
-/// MPI, by `doctor-node` on every host. The bus bandwidth of the largest size is held against the machine type's profile or
-/// --expect; without a limit nobody can say whether it is good. If the hosts fail together, they are tried in pairs: with hosts
-/// that are known to be good (--good), or with those that turn out to be, until the host or the pair at fault can be named.
+/// It runs NVIDIA's all_reduce_perf on the hosts with the local `mpirun`, 8 GiB ten times with one process per GPU; or,
+/// without MPI, `doctor-node` on every host. The bus bandwidth of the largest size is compared with the machine type's
+/// profile or --expect; without a limit the result is inconclusive. If the hosts fail together, they are tested in
+/// pairs with known good hosts (--good), or with hosts that prove good, until the faulty host or pair is identified.
 ///
-/// Hosts are looked at first: one that is in use, by the rule by which the service calls a host free (docs/guide/ssh.md), takes no part,
-/// unless --even-in-use says so. That takes root there, by login or by `as_root`. Exit codes: 0 right and fast enough; 1 it fails; 3 nobody can say, or some
-/// hosts could not take part.
+/// A host in use, by the service's rule for a free host (docs/guide/ssh.md), is left out unless --even-in-use is given.
+/// That check needs root there, by login or by `as_root`. Exit codes: 0 correct and fast enough; 1 it fails; 3
+/// inconclusive, or some hosts were left out.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
-    /// By what it is run. Else: mpirun where it is found, or doctor-node.
+    /// Program that runs it. Default: mpirun if found, otherwise doctor-node.
     #[arg(long, value_enum)]
     launcher: Option<Launcher>,
-    /// What such hosts reach together, in GB/s. Else: what the profile of the machine type says.
+    /// Expected bus bandwidth over these hosts, in GB/s. Default: from the machine type's profile.
     #[arg(long, value_name = "GB/S", value_parser = bandwidth)]
     expect: Option<f64>,
-    /// The machine type. Else: `sku` under [backend.ssh].
+    /// Machine type. Default: `sku` of [backend.ssh].
     #[arg(long, value_name = "NAME")]
     sku: Option<Sku>,
-    /// Hosts that are known to be good, of the same list, to try the others with.
+    /// Known good hosts of the same list, to pair the others with.
     #[arg(long, value_name = "HOSTS")]
     good: Vec<Selector>,
-    /// If they fail, do not look for who it is.
+    /// Do not locate the faulty host after a failure.
     #[arg(long)]
     no_pairs: bool,
-    /// So many pairs at the same time.
+    /// Number of pairs in parallel.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=64))]
     pairs: u8,
-    /// For each all-reduce; one that takes longer hangs.
+    /// Time limit of one all-reduce, after which it counts as hung.
     #[arg(long, value_name = "TIME", default_value = "10m")]
     deadline: Span,
-    /// A variable for every process; without a value it is not set.
+    /// Environment variable for every process; with an empty value it is unset.
     #[arg(long = "env", value_name = "NAME=VALUE", value_parser = variable)]
     env: Vec<(String, String)>,
-    /// Also on hosts that somebody uses, or of which nobody can say; else they take no part.
+    /// Include hosts that are in use or whose use is unknown; by default they are left out.
     #[arg(long)]
     even_in_use: bool,
-    /// Say what would be run, and run nothing.
+    /// Print what would be run, and run nothing.
     #[arg(long)]
     print: bool,
-    /// Open MPI's mpirun.
+    /// Path of Open MPI's mpirun.
     #[arg(long, value_name = "PROGRAM", default_value = "mpirun", help_heading = "By mpirun")]
     mpirun: PathBuf,
-    /// all_reduce_perf on the hosts.
+    /// Path of all_reduce_perf on the hosts.
     #[arg(
         long,
         value_name = "PATH",
@@ -83,22 +83,22 @@ pub(super) struct Args {
         help_heading = "By mpirun"
     )]
     program: String,
-    /// GPUs of each host. Else: as many as they have.
+    /// GPUs per host. Default: all.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "By mpirun")]
     gpus: Option<u32>,
-    /// The smallest message, as nccl-tests takes it.
+    /// Smallest message size, in the notation of nccl-tests.
     #[arg(long, value_name = "SIZE", default_value = "8G", help_heading = "By mpirun")]
     least: String,
-    /// The largest.
+    /// Largest message size.
     #[arg(long, value_name = "SIZE", default_value = "8G", help_heading = "By mpirun")]
     most: String,
-    /// How often each size is run.
+    /// Number of iterations per size.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000), help_heading = "By mpirun")]
     cycles: u32,
-    /// More words for mpirun.
+    /// Additional argument for mpirun.
     #[arg(long, value_name = "WORD", allow_hyphen_values = true, help_heading = "By mpirun")]
     mpi_arg: Vec<String>,
-    /// A parameter of the test `collective`, such as most=8GiB or net=Socket.
+    /// Parameter of the test `collective`, such as most=8GiB or net=Socket.
     #[arg(long = "set", value_name = "NAME=VALUE", help_heading = "By doctor-node")]
     set: Vec<String>,
     #[command(flatten)]
@@ -142,11 +142,11 @@ struct TrialView {
 struct View {
     verdict: Verdict,
     limit_bytes_per_s: Option<f64>,
-    /// What came of looking for who is at fault; absent where nobody had to.
+    /// The result of fault localisation; absent if it was not needed.
     #[serde(skip_serializing_if = "Option::is_none")]
     found: Option<String>,
     at_fault: Vec<NodeName>,
-    /// Pairs of which each is well with others.
+    /// Pairs of hosts that fail together, although each succeeds with others.
     pairs_at_fault: Vec<(NodeName, NodeName)>,
     left_out: Vec<LeftOut>,
     trials: Vec<TrialView>,
@@ -182,7 +182,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     })
 }
 
-/// As a shell would look for it.
+/// Whether the program exists, searched for as a shell would.
 fn find(program: &std::path::Path) -> bool {
     if program.components().count() > 1 {
         return program.is_file();
@@ -212,10 +212,10 @@ fn good_ones(fleet: &Fleet, selectors: &[Selector]) -> Result<Vec<Host>> {
     Ok(good)
 }
 
-/// What such hosts reach, in bytes a second: between them, and within one.
+/// The expected bandwidths in bytes per second: between hosts, and within one.
 #[derive(Debug, Default)]
 struct Limits {
-    /// By --expect, for as many hosts as were named: one, or several.
+    /// From --expect, and whether it applies to several hosts.
     expected: Option<(f64, bool)>,
     between: Option<f64>,
     within: Option<f64>,
@@ -236,7 +236,8 @@ impl Limits {
         Ok(Self { expected: None, between: limit(Mode::Nodes), within: limit(Mode::Nvlink) })
     }
 
-    /// For an all-reduce over so many hosts: how many were named says nothing if only one of them can take part.
+    /// Returns the limit for an all-reduce over this many hosts. --expect for several hosts does not apply if only one
+    /// takes part.
     fn over(&self, hosts: usize) -> Option<f64> {
         match self.expected {
             Some(_) if self.is_for_others(hosts) => None,
@@ -246,7 +247,7 @@ impl Limits {
         }
     }
 
-    /// What was expected is the way between hosts, and there is only one.
+    /// Whether --expect describes bandwidth between hosts, but only one takes part.
     fn is_for_others(&self, hosts: usize) -> bool {
         hosts == 1 && matches!(self.expected, Some((_, true)))
     }

@@ -1,8 +1,8 @@
-//! How far it is, for a person who waits at a terminal. Nobody else sees it.
+//! Progress display on standard error, shown only on a terminal.
 
 use std::io::{self, IsTerminal, Write as _};
 
-/// A line that changes, and is gone at the end.
+/// A line that is rewritten, and erased on drop.
 #[derive(Debug)]
 pub(super) struct Progress {
     what: &'static str,
@@ -19,14 +19,14 @@ impl Progress {
         self.write(&format!("\r\x1b[K{}: {done} of {} hosts", self.what, self.all));
     }
 
-    /// One line that stays.
+    /// Prints a permanent line.
     pub(super) fn say(&self, line: &str) {
         self.write(&format!("\r\x1b[K{line}\n"));
     }
 
     fn write(&self, text: &str) {
         if self.terminal {
-            // Who cannot be shown how far it is waits without.
+            // A failure to show progress is ignored.
             let _shown = io::stderr().lock().write_all(text.as_bytes());
         }
     }

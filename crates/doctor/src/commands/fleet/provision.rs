@@ -1,4 +1,4 @@
-//! `doctor fleet provision`: makes a cluster in Azure from one file, or shows how it would.
+//! `doctor fleet provision`: creates a cluster in Azure from one file, or prints the plan.
 
 use std::{
     io::Write as _,
@@ -20,33 +20,34 @@ use crate::{
     output::plural,
 };
 
-/// Make a cluster of GPU machines in Azure from one file: network, load balancer, scale set, head node, keys, host files.
+/// Create a cluster of GPU machines in Azure from one file: network, load balancer, scale set, head node, keys, host
+/// files.
 ///
-/// Without --yes nothing is changed: every call of `az` is printed as it would be run. What is there already is left as it is, so a second
-/// run does nothing, and one that was ended in the middle is taken up by the next. Afterwards the head node logs in to every node
-/// without a question, and knows each by the host key that was read through Azure.
+/// Without --yes nothing is changed: every `az` call is printed as it would be run. Existing resources are kept, so a
+/// second run does nothing, and a run after an interruption continues. Afterwards the head node logs in to every node
+/// without a prompt, and knows each by the host key that was read through Azure.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
-    /// The cluster's file: TOML, or KEY=value if its name ends in .env.
+    /// Cluster file: TOML, or KEY=value if its name ends in .env.
     #[arg(value_name = "FILE", required_unless_present = "example")]
     cluster: Option<PathBuf>,
     /// Only print the calls; exit code 0.
     #[arg(long, conflicts_with = "yes")]
     plan: bool,
-    /// Plan as if nothing was there, without asking Azure.
+    /// Plan as if nothing existed, without querying Azure.
     #[arg(long, requires = "plan")]
     fresh: bool,
-    /// Do it.
+    /// Create the cluster.
     #[arg(long, short)]
     yes: bool,
-    /// Exchange keys and write host files anew although nothing seems to have changed, as after a machine was installed again.
+    /// Exchange keys and rewrite host files even if nothing seems to have changed, as after a machine was reinstalled.
     #[arg(long)]
     again: bool,
-    /// Where the files for `az` and for `ssh` go. Else: a folder named after the scale set, beside FILE.
+    /// Directory of the files for `az` and `ssh`. Default: named after the scale set, beside FILE.
     #[arg(long, value_name = "DIR")]
     files: Option<PathBuf>,
-    /// Print a commented file to begin with.
+    /// Print a commented cluster file.
     #[arg(long, conflicts_with_all = ["cluster", "plan", "yes"])]
     example: bool,
     #[command(flatten)]
@@ -96,7 +97,7 @@ fn cloud_init(cluster: &Cluster) -> Result<String> {
     }
 }
 
-/// Progress is no part of the answer; nobody is left to tell if it cannot be written.
+/// Prints progress to standard error; a failure to write it is ignored.
 fn tell(progress: &Progress<'_>) {
     let mut err = std::io::stderr().lock();
     let _said = match progress {
@@ -135,7 +136,7 @@ fn show_plan(context: &Context, cluster: &Cluster, plan: &Plan) -> Result<()> {
     })?)
 }
 
-/// Files with which the cluster is reached from here; whether they were written.
+/// Writes the files for reaching the cluster from here. Returns whether they were written.
 fn write(cluster: &Cluster, files: &Files, made: &Provisioned) -> Result<bool> {
     let (Some(hosts), Some((at, port))) = (&made.hosts, &made.head_at) else { return Ok(false) };
     let folder = std::path::absolute(&files.folder).unwrap_or_else(|_| files.folder.clone());

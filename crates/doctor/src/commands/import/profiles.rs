@@ -1,4 +1,4 @@
-//! `doctor import profiles`: machine types out of the files of other tools.
+//! `doctor import profiles`: converts the machine types of other tools to profiles.
 
 use std::{
     fs, io,
@@ -17,20 +17,19 @@ use crate::{
 
 /// Write profiles from an instance-profiles.conf (AWS's health-check suite) or from AzNHC's conf/*.conf.
 ///
-/// Each machine type becomes a file of its own in --out; name that directory under `profiles` in the configuration.
-/// Lines that are not understood are named and left out. A file that is there and differs is left as it is without
-/// --force.
+/// Each machine type becomes one file in --out; add that directory to `profiles` in the configuration. Lines that are
+/// not understood are listed and left out. An existing file that differs is kept unless --force is given.
 ///
-/// Exit code 0 if every line was understood, 1 if not, or if a file was left as it was.
+/// Exit code 0 if every line was understood, 1 if not, or if a file was kept.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The files.
+    /// Files to convert.
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
-    /// The directory to write to; made if it is not there.
+    /// Directory to write to; created if it does not exist.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Write over files that differ.
+    /// Overwrite files that differ.
     #[arg(long)]
     force: bool,
 }
@@ -38,10 +37,10 @@ pub(super) struct Args {
 #[derive(Debug, Default, Serialize)]
 struct Done {
     written: Vec<PathBuf>,
-    /// There already, and other than what would have been written.
+    /// Existing files that differ from the new profile and were kept.
     left: Vec<PathBuf>,
     used: usize,
-    /// Lines about what our checks look at without a profile.
+    /// The number of lines about what checks cover without a profile.
     covered: usize,
     /// `FILE:LINE: why: text`
     skipped: Vec<String>,

@@ -1,4 +1,4 @@
-//! The agents: one on each GPU node, privileged on the node and without any right in the cluster.
+//! The agents: a DaemonSet on GPU nodes, privileged on the node and without permissions in the cluster.
 
 use serde_json::json;
 
@@ -7,9 +7,9 @@ use super::{
     AGENT, ETC, POLICY, labels, metadata, mount, object, volume,
 };
 
-/// Where an agent keeps what must outlive its pod.
+/// The agent's state directory, which outlives its pod.
 const STATE: &str = "/var/lib/cluster-doctor/agent";
-/// Where an agent sees its node.
+/// The node's root file system in the agent's container.
 const HOST: &str = "/host";
 
 pub(super) fn objects() -> Vec<Tree> {
@@ -30,7 +30,7 @@ fn agent_pod() -> Tree {
         "audience": "cluster-doctor", "expirationSeconds": 3600, "path": "token" } }] });
     map([
         ("serviceAccountName", Tree::from(AGENT)),
-        // The token below is for the controller. The API server does not take it, and the agent has no other.
+        // The projected token below is for the controller only. The API server rejects it, and the agent has no other.
         ("automountServiceAccountToken", false.into()),
         ("imagePullSecrets", Tree::Setting("images.pullSecrets").when(Test::Has("images.pullSecrets"))),
         ("priorityClassName", Tree::Setting("agent.priorityClass").when(Test::Has("agent.priorityClass"))),
@@ -66,7 +66,7 @@ fn agent_container() -> Tree {
     let node = json!({ "name": "NODE_NAME", "valueFrom": { "fieldRef": { "fieldPath": "spec.nodeName" } } });
     let mut host = mount("host", HOST, true);
     if let Tree::Map(entries) = &mut host {
-        // What is mounted on the node later is seen too.
+        // Mounts made on the node later are visible too.
         entries.push(("mountPropagation".to_owned(), "HostToContainer".into()));
     }
     let command = list([

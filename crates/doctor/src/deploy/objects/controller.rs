@@ -1,4 +1,5 @@
-//! The controller: one on SQLite, two on PostgreSQL, with nothing that a pod of the strictest kind may not have.
+//! The controller: one replica with SQLite, two with PostgreSQL. Unless `data.kind` is host-path, the pod complies with
+//! the restricted Pod Security Standard.
 
 use serde_json::json;
 
@@ -8,7 +9,7 @@ use super::{
     object, volume,
 };
 
-/// Not below the other files: those are one volume, and nothing can be mounted into it.
+/// Not below [`ETC`]: that is one volume, into which no other can be mounted.
 const ETC_PROFILES: &str = "/etc/cluster-doctor-profiles";
 
 pub(super) fn objects() -> Vec<Tree> {
@@ -21,7 +22,7 @@ pub(super) fn objects() -> Vec<Tree> {
     let spec = map([
         ("replicas", Tree::from(1).when(SQLITE)),
         ("replicas", Tree::from(2).when(POSTGRES)),
-        // A block volume is mounted by one node at a time: the old controller goes before the new one comes.
+        // One node at a time can mount a block volume, so the old controller stops before the new one starts.
         ("strategy", map([("type", Tree::from("Recreate"))]).when(SQLITE)),
         ("strategy", rolling.when(POSTGRES)),
         ("selector", selector()),
@@ -36,7 +37,7 @@ pub(super) fn objects() -> Vec<Tree> {
             name(),
             vec![("spec", map([("selector", labels("controller")), ("ports", list([port]))]))],
         ),
-        // One may always be moved: a single controller that nobody may move would hold up the drain of its node.
+        // Always allow one eviction: a controller that cannot be evicted would block the drain of its node.
         object(
             "policy/v1",
             "PodDisruptionBudget",
@@ -79,7 +80,7 @@ fn controller_pod() -> Tree {
                 volume("profiles", "configMap", map([("name", PROFILES.into())])),
                 volume("data", "persistentVolumeClaim", claim("data.claim")).when(CLAIM),
                 volume("data", "hostPath", map([("path", Tree::Setting("data.hostPath"))])).when(HOST_PATH),
-                // Copies and logs of the controller's own, which has no volume here that they could be kept on.
+                // Published copies and logs are not kept: with nothing shared and no store volume they have no place.
                 volume("data", "emptyDir", map([])).when(NOTHING_SHARED).when(POSTGRES),
                 volume("store", "persistentVolumeClaim", claim("store.claim")).when(SQLITE),
                 volume("temporary", "emptyDir", map([])),
@@ -109,7 +110,7 @@ fn controller_container() -> Tree {
         ("command", words(["doctor", "serve"])),
         ("env", list([configured, from_secret.when(POSTGRES), Tree::Each("controller.env")])),
         ("ports", list([map([("name", "agents".into()), ("containerPort", Tree::Setting("port"))])])),
-        // An old store is brought up to date before the door opens.
+        // Schema migrations run before the agent endpoint opens.
         ("startupProbe", probe("/healthz", 5, 120)),
         ("livenessProbe", probe("/healthz", 30, 3)),
         ("readinessProbe", probe("/readyz", 10, 3)),
@@ -138,7 +139,7 @@ fn controller_container() -> Tree {
     ])
 }
 
-/// Where nothing is shared, copies and logs of the controller's own are a folder of its database's volume.
+/// Mounts a directory of the store's volume for published copies and logs, if nothing is shared.
 fn beside_the_store() -> Tree {
     map([("name", Tree::from("store")), ("mountPath", "/data".into()), ("subPath", "data".into())])
 }

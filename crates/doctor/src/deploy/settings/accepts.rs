@@ -1,4 +1,4 @@
-//! What a setting of a deployment accepts: for Helm as JSON schema, for `--set` as code, and for people in words.
+//! The types of a deployment's settings: as JSON schema for Helm, as code for `--set`, and in words for messages.
 
 use serde_json::{Value, json};
 
@@ -6,29 +6,29 @@ use serde_json::{Value, json};
 pub(in super::super) enum Accepts {
     Flag,
     Port,
-    /// The number of a user or group that is not root's.
+    /// A user or group id other than root's.
     User,
     OneOf(&'static [&'static str]),
     /// An image: registry, name, tag or digest.
     Image,
-    /// A name as Kubernetes has them.
+    /// A Kubernetes object name.
     Name,
-    /// Such a name, or nothing.
+    /// A Kubernetes object name, or empty.
     AnyName,
-    /// The type of a condition, or nothing.
+    /// The type of a node condition, or empty.
     Condition,
-    /// The first part of our labels.
+    /// The prefix of our labels.
     Prefix,
-    /// An amount of storage.
+    /// A storage quantity.
     Size,
     Path,
-    /// Any text in any number of lines.
+    /// Text of any number of lines.
     Lines,
-    /// A text for each file name.
+    /// A map from file names to texts.
     Files,
-    /// Names to texts.
+    /// A map from strings to strings.
     Labels,
-    /// Objects of Kubernetes, in a list; the API server knows their form.
+    /// A list of Kubernetes objects; the API server validates them.
     Objects,
     /// `requests` and `limits` of a container.
     Resources,
@@ -41,7 +41,7 @@ use Accepts::{
 };
 
 impl Accepts {
-    /// In JSON schema's words.
+    /// Returns the JSON schema.
     pub(in super::super) fn schema(self) -> Value {
         match self {
             Flag => json!({ "type": "boolean" }),
@@ -67,7 +67,7 @@ impl Accepts {
         }
     }
 
-    /// The same without Helm. What is inside of objects is the API server's to judge.
+    /// Validates a value like the schema, without Helm. The API server validates the contents of objects.
     pub(super) fn takes(self, value: &Value) -> bool {
         let text = value.as_str();
         let all = |text: &str, more: &str| text.chars().all(|one| one.is_ascii_alphanumeric() || more.contains(one));

@@ -1,8 +1,9 @@
-//! What is missing: a pure function from the cluster that is wanted and what Azure says is there to steps, each with the calls that do it.
+//! Plans what is missing: a pure function from the desired cluster and its state in Azure to steps, each with the calls
+//! that perform it.
 //!
-//! The steps are always the same and in the same order; what is there already says so and has nothing to run. Who is logged in to which
-//! machine by which key is not asked of every machine each time: when all of them know each other, the scale set is given a tag with
-//! a digest of them, and while that is still right there is nothing to do.
+//! The steps and their order are always the same; a step that is satisfied has nothing to run. The key exchange is not
+//! verified on every machine each time: when it is complete, the scale set gets a tag with a digest of the machines,
+//! and while the digest matches there is nothing to do.
 
 mod steps;
 
@@ -17,15 +18,15 @@ use super::{
 };
 use steps::Planner;
 
-/// On the scale set: which machines know each other.
+/// The tag of the scale set that records which machines have exchanged keys.
 pub(super) const NOTED: &str = "cluster-doctor-hosts";
 pub(super) const SSH_RULE: &str = "ssh";
 pub(super) const NAT_RULE: &str = "ssh";
 pub(super) const OUTBOUND_RULE: &str = "out";
-/// The first port of the load balancer that leads to a node's port 22.
+/// The first port of the load balancer that is forwarded to a node's port 22.
 pub(super) const FIRST_PORT: u32 = 50_000;
 
-/// One thing that has to be true.
+/// The part of the cluster that a step is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Part {
@@ -92,21 +93,21 @@ impl Part {
     }
 }
 
-/// Whether a step has to be done.
+/// The state of a step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "is", content = "why")]
 pub enum Need {
     There,
     Missing,
     Differs(String),
-    /// Azure is at it: it is waited for.
+    /// Azure is working on it; the caller waits.
     UnderWay(String),
-    /// Cannot be said before the machines are there.
+    /// Cannot be decided before the machines exist.
     Later,
 }
 
 impl Need {
-    /// Whether it is done now.
+    /// Whether the step is to be done now.
     pub const fn is_open(&self) -> bool {
         matches!(self, Self::Missing | Self::Differs(_) | Self::UnderWay(_))
     }
@@ -135,7 +136,7 @@ pub struct Step {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     pub steps: Vec<Step>,
-    /// What a person should know before agreeing.
+    /// Remarks for the operator before confirming.
     pub notes: Vec<String>,
 }
 
@@ -145,7 +146,7 @@ impl Plan {
     }
 }
 
-/// Files that are handed to `az`.
+/// The directory of the files that `az` reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Files {
     pub folder: PathBuf,
@@ -162,7 +163,7 @@ impl Files {
     }
 }
 
-/// Names of what we make, all from the scale set's.
+/// The names of the resources that we create, derived from the name of the scale set.
 pub(super) struct Names {
     pub(super) security_group: String,
     pub(super) balancer: String,
@@ -182,14 +183,14 @@ impl Names {
     }
 }
 
-/// Which node is the head: the one that has its address already, else the first by address.
+/// Returns the head node: the node that has the head's public address already, otherwise the first by address.
 pub(super) fn head<'a>(seen: &'a Seen, names: &Names) -> Option<&'a Node> {
     let end = format!("/{}", names.head_address).to_ascii_lowercase();
     let chosen = |node: &&Node| node.public.as_ref().is_some_and(|id| id.to_ascii_lowercase().ends_with(&end));
     seen.nodes.iter().find(chosen).or_else(|| seen.nodes.first())
 }
 
-/// A digest of the machines: another machine, another name or another address makes another one.
+/// Returns a digest of the machines, which changes with any machine, name or address.
 pub(super) fn digest(cluster: &Cluster, nodes: &[Node], head: &Node) -> String {
     let mut digest = Sha256::new();
     digest.update(format!("{}\n{}\n", cluster.admin, head.host));
@@ -199,10 +200,9 @@ pub(super) fn digest(cluster: &Cluster, nodes: &[Node], head: &Node) -> String {
     digest.finalize().iter().take(8).fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
-/// What has to be done, and by which calls.
+/// Plans the steps.
 ///
-/// # Errors
-/// If what is there is somebody else's, has failed, or is of another kind than the file says.
+/// # Errors If an existing resource is not ours, has failed, or differs from the file in a way that cannot be changed.
 pub fn plan(cluster: &Cluster, seen: &Seen, files: &Files) -> Result<Plan, AzureError> {
     let planner = Planner { cluster, seen, files, names: Names::of(cluster) };
     let mut steps = planner.resources()?;
@@ -215,7 +215,7 @@ pub(super) fn finish(call: Call, cluster: &Cluster) -> Call {
     cluster.subscription.iter().fold(call, |call, subscription| call.with("--subscription", subscription)).finished()
 }
 
-/// Lists the machines of the scale set.
+/// Returns the call that lists the machines of the scale set.
 pub(super) fn machines_call(cluster: &Cluster) -> Call {
     let call = match cluster.mode {
         Mode::Flexible => Call::new("vm list"),

@@ -1,4 +1,4 @@
-//! The steps themselves: for each part, whether it is there and the call that makes it so.
+//! The steps: for each part of the cluster, whether it exists, and the call that creates or changes it.
 
 use super::{
     FIRST_PORT, Files, NAT_RULE, NOTED, Names, Need, OUTBOUND_RULE, Part, SSH_RULE, Step, digest, finish, head,
@@ -11,13 +11,13 @@ use crate::azure::{
 
 const FRONTEND: &str = "front";
 const POOL: &str = "nodes";
-/// As many as Azure's own default has; a cluster that grows has room.
+/// Azure's default number of ports, which leaves room for growth.
 const FEWEST_PORTS: u32 = 120;
-/// What stands in a plan for the machines that are not there yet.
+/// Placeholders in a plan for machines that do not exist yet.
 const ANY_NODE: &str = "<each node>";
 const THE_HEAD: &str = "<head node>";
 
-/// What a plan is made from.
+/// The inputs of a plan.
 pub(super) struct Planner<'a> {
     pub(super) cluster: &'a Cluster,
     pub(super) seen: &'a Seen,
@@ -25,7 +25,7 @@ pub(super) struct Planner<'a> {
     pub(super) names: Names,
 }
 
-/// Whether a thing that somebody else made may be used as it is.
+/// Whether a resource that is not ours may be used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Shared {
     Yes,
@@ -37,7 +37,7 @@ impl Planner<'_> {
         Call::new(command)
     }
 
-    /// Everything is in the group, and of the subscription, if one is named.
+    /// Adds the resource group, and the subscription if one is set.
     fn in_group(&self, call: Call) -> Call {
         let call = call.with("--resource-group", &self.cluster.resource_group);
         finish(call, self.cluster)
@@ -48,7 +48,7 @@ impl Planner<'_> {
         std::iter::once(format!("{TAG}={}", self.cluster.scale_set)).chain(own).collect()
     }
 
-    /// A call that makes something with a name.
+    /// Starts a call that creates a named resource.
     fn make(&self, command: &str, name: &str) -> Call {
         self.call(command)
             .with("--name", name)
@@ -157,7 +157,8 @@ impl Planner<'_> {
         Self::step(Part::NatRule, &format!("{FIRST_PORT} to {last}"), need, self.in_group(call))
     }
 
-    /// Behind such a load balancer a machine reaches nothing outside unless a rule says so, not even an archive of packages.
+    /// Without this rule, machines behind the load balancer have no outbound connectivity, not even to package
+    /// archives.
     fn outbound_rule(&self) -> Step {
         let need = if self.seen.balancer.outbound { Need::There } else { Need::Missing };
         let call = self
@@ -258,7 +259,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Who reaches whom, and by which keys.
+    /// Plans the public address of the head node and the exchange of keys.
     pub(super) fn access(&self) -> Vec<Step> {
         let (cluster, names) = (self.cluster, &self.names);
         let head = head(self.seen, names);
@@ -298,7 +299,7 @@ impl Planner<'_> {
         steps
     }
 
-    /// A script on a machine, through Azure.
+    /// Returns the call that runs a script on a machine through Azure.
     fn run(&self, machine: &str, file: &str) -> Call {
         let call = match self.cluster.mode {
             Mode::Flexible => self.call("vm run-command invoke").with("--name", machine),
@@ -349,7 +350,7 @@ const fn later_unless(ready: bool) -> Need {
     if ready { Need::Missing } else { Need::Later }
 }
 
-/// For errors, which outlive what was seen.
+/// Returns the name of a kind for errors.
 fn part_kind(kind: &Kind) -> &'static str {
     match kind {
         Kind::ScaleSet => "scale set",

@@ -1,4 +1,4 @@
-//! What is planned for a cluster of which nothing, a part, or all of it is there.
+//! Plans for clusters that do not exist, exist partly, or are complete.
 
 use std::net::Ipv4Addr;
 
@@ -26,7 +26,7 @@ fn node(number: u8) -> Node {
     }
 }
 
-/// Everything that is made for the small cluster, and nobody knows anybody yet.
+/// All resources of the small cluster, before the exchange of keys.
 fn made(cluster: &Cluster) -> Seen {
     let names = Names::of(cluster);
     let ours = |kind, name: &str| Resource { kind, name: name.to_owned(), owner: Owner::Ours };
@@ -86,7 +86,7 @@ fn what_is_there_is_not_made_again_and_keys_are_exchanged_until_it_is_noted() {
     let done = plan(&cluster, &seen, &files()).unwrap();
     assert!(done.is_done(), "{:?}", open(&done));
 
-    // Another machine under the same name has other keys.
+    // A new machine under the same name has other keys.
     seen.nodes[1].identity = "another".to_owned();
     let again = plan(&cluster, &seen, &files()).unwrap();
     assert_eq!(open(&again), [Part::HeadKey, Part::Trust, Part::HeadFiles, Part::Noted]);
@@ -122,7 +122,7 @@ fn what_differs_is_changed_and_what_cannot_be_is_refused() {
             "{place}"
         );
     }
-    // Somebody else's network is used as it is.
+    // A foreign network is used as it is.
     let mut seen = made(&cluster);
     seen.resources[1].owner = Owner::Others;
     assert!(!open(&plan(&cluster, &seen, &files()).unwrap()).contains(&Part::Network));
@@ -154,7 +154,7 @@ fn only_what_bears_our_tag_is_deleted_and_the_group_only_when_nobody_else_is_in_
             && whole.steps[0].what == "scale set vmss"
             && whole.steps[6].what == "resource group vmss-rg"
     );
-    // A machine's card goes with its scale set; a stranger's stays, and the group with it.
+    // A machine's network interface is deleted with its scale set; a foreign one is kept, and the group with it.
     let other = |name: &str| Resource {
         kind: Kind::Other("microsoft.network/networkinterfaces".to_owned()),
         name: name.to_owned(),
@@ -176,7 +176,7 @@ fn what_has_merely_inherited_our_tag_is_left_and_named() {
     let cluster = read(SMALL).unwrap();
     let mut seen = made(&cluster);
     let whole = removal(&cluster, &seen);
-    // A site's policy hands the group's tags on to whatever is made in it: of our kinds, of our names, and neither.
+    // A site's policy copies the group's tags to resources with our kinds, with our names, and with neither.
     let inherited = |kind, name: &str| Resource { kind, name: name.to_owned(), owner: Owner::Ours };
     let other = |kind: &str| Kind::Other(kind.to_owned());
     let strangers = [
@@ -187,7 +187,7 @@ fn what_has_merely_inherited_our_tag_is_left_and_named() {
         inherited(other("microsoft.compute/disks"), "vmss_40_disk"),
     ];
     seen.resources.extend(strangers);
-    // A machine of the scale set and its disk go with it, and keep nothing from going.
+    // A machine of the scale set and its disk are deleted with it, and do not block the deletion of the group.
     seen.resources.push(inherited(other("microsoft.compute/virtualmachines"), "vmss_4"));
     seen.resources.push(inherited(other("microsoft.compute/disks"), "vmss_4_OsDisk_1_a0"));
     let part = removal(&cluster, &seen);

@@ -1,4 +1,4 @@
-//! A demonstration that goes on after its month, so many times faster than real time, for those who look at it live.
+//! A demo that continues after its month at a multiple of real time, for live viewing.
 
 use std::{
     sync::{
@@ -16,12 +16,12 @@ use doctor_store::Store;
 use super::Session;
 use crate::{drive::session::SessionError, machine::scaled};
 
-/// How soon the end is noticed, and a wish of an operator.
+/// The interval at which the stop flag and operator commands are noticed.
 const TICK: Duration = Duration::from_millis(100);
-/// Between two looks at the cluster, in real time, at most.
+/// The longest real time between two cycles.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// A session whose time goes on with ours.
+/// A session whose time follows real time.
 #[derive(Debug)]
 pub struct GoingOn {
     session: Session,
@@ -44,10 +44,9 @@ impl GoingOn {
         self.session.clock()
     }
 
-    /// Goes on until `stop` is set, `speed` times as fast as real time, with a cycle whenever somebody rings.
+    /// Continues until `stop` is set, `speed` times as fast as real time, with an additional cycle for every wake-up.
     ///
-    /// # Errors
-    /// If the store fails.
+    /// # Errors If the store fails.
     pub fn go_on(
         &mut self,
         speed: f64,
@@ -65,7 +64,7 @@ impl GoingOn {
                 looked = Some(Instant::now());
                 let until = start.plus(scaled(Span::from_secs(1), began.elapsed().as_secs_f64() * speed));
                 self.session.run_until(until, |_, _| Ok(()))?;
-                // After the last step, so that what is shown is of now.
+                // After the last step, so that viewers see the current state.
                 self.session.cycle()?;
             }
         }

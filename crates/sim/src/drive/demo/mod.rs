@@ -1,8 +1,8 @@
-//! The demonstration: a month of a cluster in seconds, to watch and to look into afterwards.
+//! The demo: a month of a cluster in seconds, to watch and to inspect afterwards.
 //!
-//! It is a session like any other, with the default policy: bad nodes are marked, people repair them, proofs bring them
-//! back. The store lives in memory while it runs (a simulated month in real fsyncs would show nothing but the disk) and
-//! is written to a file at the end.
+//! It is an ordinary session with the default policy: bad nodes are marked, operators repair them, requalification
+//! returns them. The store is in memory during the demo, because a simulated month of real fsyncs would only measure
+//! the disk, and is written to a file at the end.
 
 mod going_on;
 mod picture;
@@ -26,17 +26,17 @@ use picture::Picture;
 
 pub use going_on::GoingOn;
 
-/// What to show.
+/// The parameters of a demo.
 #[derive(Debug, Clone)]
 pub struct Demo {
     pub nodes: u32,
     pub days: u32,
     pub seed: u64,
-    /// Where store and shared directory are left; an earlier demonstration there is replaced.
+    /// The directory of the store and the shared directory; an earlier demo there is replaced.
     pub folder: PathBuf,
-    /// Draw the cluster while time passes.
+    /// Whether to draw the cluster while time passes.
     pub live: bool,
-    /// How long the drawing takes at least, so that an eye can follow.
+    /// The least duration of the drawing, so that a viewer can follow it.
     pub at_least: Duration,
 }
 
@@ -52,13 +52,13 @@ pub enum DemoError {
     Drawing(io::Error),
 }
 
-/// What was shown, and where it can be looked into.
+/// The result of a demo and the paths for its inspection.
 #[derive(Debug)]
 pub struct Shown {
     pub score: Score,
     pub store: PathBuf,
     pub share: PathBuf,
-    /// The numbers that the simulation rests on.
+    /// The assumptions of the simulation.
     pub assumptions: String,
     pub took: Duration,
 }
@@ -68,22 +68,20 @@ fn fail(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> DemoE
     move |source| DemoError::File { operation, path, source }
 }
 
-/// Says whose folder it is.
+/// The file that marks a directory as a demo's.
 const SIGN: &str = ".cluster-doctor-demo";
 
 impl Demo {
-    /// Plays it.
+    /// Plays the demo.
     ///
-    /// # Errors
-    /// If the folder cannot be used or the session fails.
+    /// # Errors If the directory cannot be used or the session fails.
     pub fn play(&self, screen: &mut dyn Write) -> Result<Shown, DemoError> {
         self.played(screen).map(|(shown, _)| shown)
     }
 
-    /// Plays it, and goes on from there on the store that it left, at a speed that people can follow.
+    /// Plays the demo, and returns a session that continues on its store.
     ///
-    /// # Errors
-    /// If the folder cannot be used or the session fails.
+    /// # Errors If the directory cannot be used or the session fails.
     pub fn play_and_go_on(&self, screen: &mut dyn Write) -> Result<(Shown, GoingOn), DemoError> {
         let (shown, mut session) = self.played(screen)?;
         let store = Store::open(&StoreUrl::Sqlite(shown.store.clone())).map_err(SessionError::from)?;
@@ -97,7 +95,7 @@ impl Demo {
         let mut config = SessionConfig::new(WorldConfig::of(self.nodes).with_seed(self.seed));
         config.world.share = Some(share.clone());
         config.share = Some(share.clone());
-        // Nobody reads the copies of the days before.
+        // Intermediate copies are never read.
         config.publish_every = Span::days(1);
         let assumptions = config.world.assumptions.to_string();
         let mut session = Session::new(config)?;
@@ -126,7 +124,7 @@ impl Demo {
         Ok((shown, session))
     }
 
-    /// Where an earlier demonstration waits to be removed.
+    /// Returns the path to which an earlier demo is moved before its removal.
     fn earlier(&self) -> PathBuf {
         let mut name = self.folder.clone().into_os_string();
         name.push(".old");
@@ -141,8 +139,8 @@ impl Demo {
         fs::remove_dir_all(&earlier).map_err(fail("removing", &earlier))
     }
 
-    /// An empty folder; an earlier demonstration in it is moved aside, anything else is not touched. It is removed at the
-    /// end: some file systems are slow to make files where as many have just been removed.
+    /// Creates an empty directory. An earlier demo in it is moved aside, anything else is an error. The earlier demo is
+    /// removed at the end, because some file systems are slow to create files where as many have just been removed.
     fn prepare(&self) -> Result<(PathBuf, PathBuf), DemoError> {
         let sign = self.folder.join(SIGN);
         if self.folder.exists() {

@@ -1,4 +1,4 @@
-//! The cluster drawn in a terminal: one cell a node, what happened lately below.
+//! Draws the cluster in a terminal: one cell per node, with recent events below.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -18,7 +18,7 @@ use doctor_engine::report::CycleReport;
 
 use crate::drive::session::Session;
 
-/// Frames a second; more is not seen.
+/// The time between frames; a higher rate is not visible.
 const FRAME: Duration = Duration::from_millis(40);
 const NEWS: usize = 7;
 const PER_ROW: usize = 50;
@@ -58,7 +58,7 @@ impl Picture {
         }
     }
 
-    /// Takes note of a cycle, and draws if it is time.
+    /// Records a cycle, and draws a frame if one is due.
     pub(super) fn note(
         &mut self,
         session: &Session,
@@ -149,7 +149,7 @@ impl Picture {
         lines.push(String::new());
         lines.extend((0..NEWS).map(|n| self.news.get(n).map(|line| clip(line)).unwrap_or_default()));
         self.drawn = lines.len();
-        // Each line is cleared to its end, so that shorter ones leave nothing of longer ones behind.
+        // Each line is cleared to its end, so that a shorter line leaves nothing of a longer one.
         frame.extend(lines.into_iter().map(|line| format!("{line}{RESET}\x1b[K\n")));
         screen.write_all(frame.concat().as_bytes())?;
         screen.flush()
@@ -194,7 +194,7 @@ fn legend() -> String {
     )
 }
 
-/// To the width of a page, not counting colours.
+/// Clips a line to the width of the page, not counting colour codes.
 fn clip(line: &str) -> String {
     let (mut out, mut width, mut escape) = (String::new(), 0, false);
     for c in line.chars() {

@@ -1,4 +1,4 @@
-//! Who can take part in an all-reduce, and how one is run over some of them.
+//! Selects the hosts that can take part in an all-reduce, and runs it over a subset of them.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{
     output::{harmless, plural},
 };
 
-/// A host, looked at before.
+/// A host that can take part.
 pub(super) struct Ready {
     pub(super) host: Host,
     address: String,
@@ -33,7 +33,7 @@ pub(super) struct LeftOut {
 
 const LOOK_LIMIT: Duration = Duration::from_secs(20);
 
-/// Who can take part, and why the others cannot.
+/// Inspects the hosts. Returns those that can take part, and the reasons why others cannot.
 pub(super) fn prepare(fleet: &Fleet, hosts: &[Host], args: &Args, launcher: Launcher) -> (Vec<Ready>, Vec<LeftOut>) {
     let (program, topology) = (quoted(&args.program), AZURE_TOPOLOGY);
     let script = format!(
@@ -42,7 +42,7 @@ pub(super) fn prepare(fleet: &Fleet, hosts: &[Host], args: &Args, launcher: Laun
     );
     let order = Order { script: &script, input: b"", limit: LOOK_LIMIT, most: 4096, root: Root::No };
     let progress = Progress::new("looked at", hosts.len());
-    // Saying what would be run leaves nothing on hosts.
+    // --print must not write anything on the hosts.
     let looks = !args.even_in_use && !args.print;
     let look = |host: &Host| {
         let answer = fleet.run(host, &order);
@@ -74,7 +74,7 @@ pub(super) fn prepare(fleet: &Fleet, hosts: &[Host], args: &Args, launcher: Laun
     (ready, left_out)
 }
 
-/// How one all-reduce is run.
+/// How an all-reduce is run.
 pub(super) enum Job<'a> {
     Mpirun(nccl::Settings),
     Ranks { fleet: &'a Fleet, ready: Vec<&'a Ready>, settings: ranks::Settings },
@@ -126,7 +126,7 @@ impl<'a> Job<'a> {
         }))
     }
 
-    /// The command, for people.
+    /// Returns the command line for display.
     pub(super) fn line(&self, hosts: &[NodeName]) -> String {
         match self {
             Self::Mpirun(settings) => {
