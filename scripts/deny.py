@@ -2,7 +2,7 @@
 """Checks licences, banned crates and sources of all dependencies against deny.toml.
 
 cargo-deny reads the same file and checks more (advisories, licence texts), but every fresh machine would have to build it first, so
-the tests use this program for the three sections of deny.toml. A setting that this program does not know is an error: nothing in
+the tests use this program for the three checks that deny.toml configures. A setting that this program does not know is an error: nothing in
 deny.toml is silently ignored.
 """
 
