@@ -121,8 +121,7 @@ format() {
   "$cargo" fmt --all --check && "$cargo" fmt --manifest-path fuzz/Cargo.toml --check
 }
 
-# Built here and not by the first test that needs it, so that its time is listed separately. Without it those tests report NOT
-# RUN.
+# Built here and not by the first test that needs it, so that its time is listed separately. Without it those tests report NOT RUN.
 control_plane() {
   local part
   for part in control-plane kubelet; do

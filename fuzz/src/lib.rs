@@ -4,8 +4,7 @@ pub mod outputs;
 
 use std::{borrow::Cow, fmt, str::FromStr};
 
-/// Returns the parser that the first byte selects, and its input. Counted from `a`, so that seeds are text as far as
-/// possible.
+/// Returns the parser that the first byte selects, and its input. Counted from `a`, so that seeds are text as far as possible.
 pub fn pick<'a, T>(parsers: &'a [T], data: &'a [u8]) -> Option<(&'a T, &'a [u8])> {
     let (first, rest) = data.split_first()?;
     Some((&parsers[usize::from(first.wrapping_sub(b'a')) % parsers.len()], rest))

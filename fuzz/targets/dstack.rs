@@ -1,7 +1,6 @@
 //! Replies of a dstack server: fleets and runs, parts of which users write.
 //!
-//! An instance is free only if its own record says that it is idle or busy and reachable, and contains no unknown
-//! value.
+//! An instance is free only if its own record says that it is idle or busy and reachable, and contains no unknown value.
 
 #![no_main]
 

@@ -1,7 +1,6 @@
 //! NCCL's log, with lines of other programs in it, and the output of nccl-tests.
 //!
-//! A log that does not name every connection has no transport, and a run that reports its own failure is never
-//! accepted.
+//! A log that does not name every connection has no transport, and a run that reports its own failure is never accepted.
 
 #![no_main]
 

@@ -7,12 +7,10 @@ use std::{
 };
 
 /// The environment variable with the folder of the programs already built. `scripts/suite.py` sets it: a build of a
-/// single package would select other features of shared crates, compile those again, and replace a program that another
-/// test runs.
+/// single package would select other features of shared crates, compile those again, and replace a program that another test runs.
 const BUILT: &str = "DOCTOR_BUILT";
 
-/// Returns the path of `doctor-node`: `$DOCTOR_NODE`, the one in `$DOCTOR_BUILT`, or one built with the profile of this
-/// test.
+/// Returns the path of `doctor-node`: `$DOCTOR_NODE`, the one in `$DOCTOR_BUILT`, or one built with the profile of this test.
 ///
 /// # Panics
 /// Panics if it cannot be built.
@@ -34,8 +32,7 @@ pub(crate) fn built(name: &str) -> Option<PathBuf> {
     Some(path)
 }
 
-/// Returns the target folder of the profile that this program was built with. Tests are in `deps` below it, programs in
-/// it.
+/// Returns the target folder of the profile that this program was built with. Tests are in `deps` below it, programs in it.
 pub(crate) fn profile() -> PathBuf {
     let me = std::env::current_exe().expect("a running program has a path");
     let folder = me.ancestors().skip(1).find(|folder| !folder.ends_with("deps"));

@@ -1,5 +1,4 @@
-//! The Slurm test bed does what tests of Cluster Doctor rely on, and leaves nothing behind, even if its process is
-//! killed.
+//! The Slurm test bed does what tests of Cluster Doctor rely on, and leaves nothing behind, even if its process is killed.
 
 use std::{
     fs,

@@ -1,5 +1,4 @@
-//! M15: one cycle of the service on a Slurm of 10,000 nodes, from the start of the program to its end: snapshot, plan,
-//! commit.
+//! M15: one cycle of the service on a Slurm of 10,000 nodes, from the start of the program to its end: snapshot, plan, commit.
 //!
 //! `cpu_s` and `rss_mb` are for a cluster in use, replayed from `scontrol` and `squeue` output of a real slurmctld,
 //! with the states that its nodes would have if they responded. `…_live` are for that slurmctld itself, whose nodes

@@ -1,8 +1,7 @@
 //! Runs the layers on the first GPU and prints a table: a manual trial of what `doctor-node test dl` runs.
 //!
 //! `layers [REPEATS [ERRORS]]`: runs the layers this many times, then injects at least this many errors of each kind
-//! into their outputs. Exits 1 if an output is wrong without an injected error, or if an injected error is not
-//! detected.
+//! into their outputs. Exits 1 if an output is wrong without an injected error, or if an injected error is not detected.
 
 use std::{env, ffi::OsStr, process::ExitCode, time::Instant};
 

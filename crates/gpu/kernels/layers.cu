@@ -34,8 +34,7 @@ extern "C" __global__ void make_values(float *to, u32 count, u32 seed, u32 kind,
 // ---- Comparison. ----
 
 // Reduces the bits of a replica's outputs and their positions to one number, one block per replica. A single wrong bit
-// always changes it: a position adds a different number for each value. Integers are added, so the order does not
-// matter.
+// always changes it: a position adds a different number for each value. Integers are added, so the order does not matter.
 extern "C" __global__ void __launch_bounds__(THREADS) fingerprint(const u32 *out, u32 stride, u32 count, u64 *prints) {
     __shared__ u64 sums[THREADS];
     u64 sum = 0;

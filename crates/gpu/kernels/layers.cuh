@@ -72,8 +72,7 @@ __device__ __forceinline__ float logarithm(float x) {
 
 __device__ __forceinline__ u32 lane() { return threadIdx.x % 32; }
 
-// Sums a row with one warp: lane l adds the positions l, l + 32, and so on; then the sums of the lanes are added in
-// pairs.
+// Sums a row with one warp: lane l adds the positions l, l + 32, and so on; then the sums of the lanes are added in pairs.
 template <typename Add>
 __device__ __forceinline__ float summed(u32 count, Add add) {
     float sum = 0.0f;

@@ -1,5 +1,4 @@
-// Layers that multiply: linear, convolution, attention. crates/gpu/src/dl/layers/exact/matrices.rs has the same in
-// Rust.
+// Layers that multiply: linear, convolution, attention. crates/gpu/src/dl/layers/exact/matrices.rs has the same in Rust.
 
 // ---- Linear: y = x w^T + b on the tensor cores, in bf16 with sums in single precision. ----
 

@@ -1,5 +1,4 @@
-// Layers that work on rows: the norms, softmax, cross-entropy. crates/gpu/src/dl/layers/exact/rows.rs has the same in
-// Rust.
+// Layers that work on rows: the norms, softmax, cross-entropy. crates/gpu/src/dl/layers/exact/rows.rs has the same in Rust.
 
 // ---- Layer norm, and root-mean-square norm, which does not subtract the mean. One warp per row. ----
 

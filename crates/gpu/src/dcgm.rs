@@ -88,8 +88,7 @@ const fn version<T>(number: usize) -> c_uint {
     (size_of::<T>() | number << 24) as c_uint
 }
 
-/// Queries the watches of the engine at `address` and returns [`Watch::text`]. If `library` is empty, the known names
-/// are tried.
+/// Queries the watches of the engine at `address` and returns [`Watch::text`]. If `library` is empty, the known names are tried.
 ///
 /// # Errors
 /// Returns `Missing` without the library, and `Failed` with DCGM's code for everything else.
@@ -109,8 +108,7 @@ pub fn health(library: &OsStr, address: &str) -> Result<String, ProbeFailure> {
     Ok(Watch::Asked(answer).text())
 }
 
-/// Returns whether a process listens at this address. The library does not distinguish an absent engine from one that
-/// hangs.
+/// Returns whether a process listens at this address. The library does not distinguish an absent engine from one that hangs.
 fn is_listening(address: &str) -> Result<bool, ProbeFailure> {
     let failed = |error: std::io::Error| ProbeFailure::new(FailureKind::Failed, format!("{address}: {error}"));
     let places: Vec<SocketAddr> = address.to_socket_addrs().map_err(failed)?.collect();
@@ -254,8 +252,7 @@ impl<'a> Session<'a> {
         ids[..count].iter().map(|id| Ok((*id, self.bus(*id)?))).collect()
     }
 
-    /// Returns the bus id, or an empty text if DCGM does not know it: the incident is then reported with DCGM's own
-    /// number.
+    /// Returns the bus id, or an empty text if DCGM does not know it: the incident is then reported with DCGM's own number.
     fn bus(&self, gpu: c_uint) -> Result<String, ProbeFailure> {
         // SAFETY: a struct of numbers and arrays of numbers, for which all zeroes is a value.
         let mut attributes: Box<Attributes> = Box::new(unsafe { std::mem::zeroed() });
@@ -283,8 +280,7 @@ impl<'a> Session<'a> {
         &self,
         number: usize,
     ) -> Result<Result<(Vec<Incident>, bool), (&'static str, c_int)>, ProbeFailure> {
-        // SAFETY: a struct of numbers and arrays of numbers, for which all zeroes is a value. A megabyte, too large for
-        // the stack.
+        // SAFETY: a struct of numbers and arrays of numbers, for which all zeroes is a value. A megabyte, too large for the stack.
         let mut response: Box<Response<MOST>> = unsafe { Box::new_zeroed().assume_init() };
         response.version = version::<Response<MOST>>(number);
         let answer = call!(self.dcgm, dcgmHealthCheck(

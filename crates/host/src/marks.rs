@@ -15,8 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::files;
 
-/// The number of operation ids remembered for idempotence. The controller retries an operation within minutes, if at
-/// all.
+/// The number of operation ids remembered for idempotence. The controller retries an operation within minutes, if at all.
 const REMEMBERED: usize = 4096;
 
 #[derive(Debug)]

@@ -1,6 +1,5 @@
 //! Decides from one status whether a host is in use. Evidence of use outranks missing data: a host with a known user is
-//! busy even if other values could not be read. Without such evidence, a host with an unreadable value is unknown,
-//! never free.
+//! busy even if other values could not be read. Without such evidence, a host with an unreadable value is unknown, never free.
 //!
 //! The controller plans with this result. The host evaluates it again before it starts a run, a reset or a reboot.
 

@@ -61,8 +61,7 @@ impl std::fmt::Debug for VendorFile {
     }
 }
 
-/// Starts a report, or returns its progress. `start` builds the command from the arguments that follow the program's
-/// name.
+/// Starts a report, or returns its progress. `start` builds the command from the arguments that follow the program's name.
 ///
 /// # Errors
 /// Fails if the job's files cannot be read or written.

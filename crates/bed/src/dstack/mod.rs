@@ -11,8 +11,7 @@
 //!
 //! All decisions of the server are real: states, scheduling, logs, health, events. The hosts are not: a small stand-in
 //! for shim and runner (`shim.py`) starts jobs as plain processes and reads DCGM health from a file. Nothing here
-//! therefore shows how Docker, images, GPUs or the real shim and runner behave. The server's intervals are shortened
-//! (`server.py`).
+//! therefore shows how Docker, images, GPUs or the real shim and runner behave. The server's intervals are shortened (`server.py`).
 //!
 //! It needs root. All processes end when the value is dropped and when this process exits, even if it is killed.
 
@@ -242,8 +241,7 @@ impl Dstack {
         self.wait_for(&format!("run {name} {status}"), || self.run(name), |run| run["status"] == status)
     }
 
-    /// Submits a user's task to the instance of a host, or without one to any that fits. `more` overrides its
-    /// configuration.
+    /// Submits a user's task to the instance of a host, or without one to any that fits. `more` overrides its configuration.
     ///
     /// # Errors
     /// Fails if the server rejects the task.
@@ -304,8 +302,7 @@ impl Dstack {
         self.order("lose", number)
     }
 
-    /// Writes an OpenSSH configuration that reaches hosts from outside their namespace, bypassing dstack, with the
-    /// server's key.
+    /// Writes an OpenSSH configuration that reaches hosts from outside their namespace, bypassing dstack, with the server's key.
     ///
     /// # Errors
     /// Fails if a file cannot be written.

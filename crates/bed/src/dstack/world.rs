@@ -1,5 +1,4 @@
-//! The namespaces of server and hosts: `world.sh`, which takes commands line by line and ends everything when its input
-//! ends.
+//! The namespaces of server and hosts: `world.sh`, which takes commands line by line and ends everything when its input ends.
 
 use std::{
     fs::{self, File},

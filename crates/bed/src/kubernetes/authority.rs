@@ -1,8 +1,7 @@
 //! The certificates of a control plane: its certificate authority, the server's certificate, and one per user.
 //!
 //! The `openssl` program creates them, because every machine with TLS has it, and a certificate library would be built
-//! for these few calls only. Keys are P-256 in PKCS#8, which Go and rustls both read and which take no time to
-//! generate.
+//! for these few calls only. Keys are P-256 in PKCS#8, which Go and rustls both read and which take no time to generate.
 
 use std::{
     fs,

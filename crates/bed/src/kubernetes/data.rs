@@ -1,5 +1,4 @@
-//! Keeps the data of a cluster from one control plane to the next: filling a large one takes minutes, copying its data
-//! a second.
+//! Keeps the data of a cluster from one control plane to the next: filling a large one takes minutes, copying its data a second.
 
 use std::{fs, path::Path};
 
@@ -9,8 +8,7 @@ use super::{BedError, ControlPlane, Part, at};
 pub(super) const FOLDER: &str = "etcd";
 
 impl ControlPlane {
-    /// Ends all components and copies the objects to a new folder, for [`Setup::data`](super::Setup) of another control
-    /// plane.
+    /// Ends all components and copies the objects to a new folder, for [`Setup::data`](super::Setup) of another control plane.
     ///
     /// # Errors
     /// Fails if a component cannot be ended or the folder cannot be written.

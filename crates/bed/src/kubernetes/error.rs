@@ -64,8 +64,7 @@ impl BedError {
     /// Reports that these tests could not run.
     ///
     /// # Panics
-    /// Panics in CI, where a skipped test is a failure, and everywhere if the control plane or node is available but
-    /// fails.
+    /// Panics in CI, where a skipped test is a failure, and everywhere if the control plane or node is available but fails.
     pub fn not_run(&self, what: &str) {
         excuse::not_run(what, self, matches!(self, Self::NotBuilt { .. } | Self::NoNode { .. }));
     }

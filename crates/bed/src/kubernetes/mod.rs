@@ -16,8 +16,7 @@
 //! ```
 //!
 //! It starts in seconds and takes half a GiB: the tests of one file share it, each in its own namespace, and every
-//! method takes `&self`. Its processes and files are removed when it is dropped and when this process exits, even if it
-//! is killed.
+//! method takes `&self`. Its processes and files are removed when it is dropped and when this process exits, even if it is killed.
 
 mod audit;
 mod authority;
@@ -114,8 +113,7 @@ enum Speaker<'a> {
 }
 
 impl ControlPlane {
-    /// Returns the folder of the programs in the version that this repository pins. Builds them if needed, which takes
-    /// minutes.
+    /// Returns the folder of the programs in the version that this repository pins. Builds them if needed, which takes minutes.
     ///
     /// # Errors
     /// Returns [`BedError::NotBuilt`] with what is missing on this machine.

@@ -76,8 +76,7 @@ struct Card {
     fields: BTreeMap<String, Field>,
 }
 
-/// The results of one check run: `CHECK REASON SEVERITY ENTITY` per failure, `CHECK REASON TEXT` per inconclusive
-/// result.
+/// The results of one check run: `CHECK REASON SEVERITY ENTITY` per failure, `CHECK REASON TEXT` per inconclusive result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
     pub failing: Vec<String>,

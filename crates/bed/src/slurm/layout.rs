@@ -20,8 +20,7 @@ impl Generation {
     pub const ALL: [Self; 2] = [Self::Debian12, Self::Debian13];
 }
 
-/// Options of a Slurm cluster. [`Layout::default`] has four nodes with eight GPUs each in one partition and nothing
-/// else.
+/// Options of a Slurm cluster. [`Layout::default`] has four nodes with eight GPUs each in one partition and nothing else.
 #[derive(Debug, Clone)]
 pub struct Layout {
     pub generation: Generation,
@@ -45,8 +44,7 @@ pub struct Layout {
     pub rest: Option<Rest>,
     /// How long a completed job can still be queried.
     pub min_job_age: Duration,
-    /// How long a node may be unresponsive before it is down. Slurm checks in steps: any small value takes half a
-    /// minute.
+    /// How long a node may be unresponsive before it is down. Slurm checks in steps: any small value takes half a minute.
     pub slurmd_timeout: Duration,
     /// Additional lines for slurm.conf.
     pub lines: Vec<String>,

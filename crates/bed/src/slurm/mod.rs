@@ -123,8 +123,7 @@ impl Slurm {
         &self.programs
     }
 
-    /// Returns the environment that makes programs use this Slurm: `SLURM_CONF`, and a `PATH` that starts with its
-    /// programs.
+    /// Returns the environment that makes programs use this Slurm: `SLURM_CONF`, and a `PATH` that starts with its programs.
     pub fn environment(&self) -> [(&'static str, String); 2] {
         let path = format!("{}:{PATH}", self.programs.display());
         [("SLURM_CONF", self.conf().display().to_string()), ("PATH", path)]
@@ -217,8 +216,7 @@ impl Slurm {
         self.world.end(daemon, Signal::KILL)
     }
 
-    /// Stops a daemon with SIGTERM, as a service manager would, and waits until it is gone. slurmctld saves its state
-    /// first.
+    /// Stops a daemon with SIGTERM, as a service manager would, and waits until it is gone. slurmctld saves its state first.
     ///
     /// # Errors
     /// Fails if the daemon does not end.

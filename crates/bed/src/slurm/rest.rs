@@ -11,8 +11,7 @@ use super::{
     layout::{Place, Rest},
 };
 
-/// slurmrestd serves only clients of its own user on its socket, and refuses to run as root by default. Here all are
-/// root.
+/// slurmrestd serves only clients of its own user on its socket, and refuses to run as root by default. Here all are root.
 const SECURITY: &str = "SLURMRESTD_SECURITY=disable_user_check";
 
 /// The output of slurmrestd, which has no log file.

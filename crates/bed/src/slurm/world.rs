@@ -152,8 +152,7 @@ impl World {
         Err(BedError::NotStarted { daemon: daemon.to_string(), said: last_lines(&log) })
     }
 
-    /// Starts a program that does not daemonise, in this machine's PID namespace. It ends when the returned value is
-    /// dropped.
+    /// Starts a program that does not daemonise, in this machine's PID namespace. It ends when the returned value is dropped.
     pub(super) fn attach(&self, words: &[String], log: &Path) -> Result<Attached, BedError> {
         let shell = ["sh", "-c", ATTACHED, "sh"].map(str::to_owned);
         let mut command = self.inside(&[], &[&shell, words].concat(), log)?;

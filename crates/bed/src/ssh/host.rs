@@ -133,8 +133,7 @@ impl Host {
         self.folder.join("home")
     }
 
-    /// Gives the host private, empty `/opt`, `/usr/local/bin` and `/var/log`, and reboots it. Returns their parent
-    /// outside.
+    /// Gives the host private, empty `/opt`, `/usr/local/bin` and `/var/log`, and reboots it. Returns their parent outside.
     ///
     /// # Errors
     /// Fails if the folders cannot be created or the host does not come back.

@@ -1,5 +1,4 @@
-//! A fleet without a scheduler: hosts reached over SSH, each a real sshd with its own processes, devices, home and boot
-//! id.
+//! A fleet without a scheduler: hosts reached over SSH, each a real sshd with its own processes, devices, home and boot id.
 //!
 //! Hosts can be made to hang, refuse connections, vanish, be slow, lose their connections and reboot. All processes end
 //! when the value is dropped, even if the process that holds it is killed.

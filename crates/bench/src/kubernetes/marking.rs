@@ -150,8 +150,7 @@ impl Marker {
         Ok(Self { backend, store, lease, settings, _folder: folder })
     }
 
-    /// Takes a snapshot. On a busy machine the first lists take longer than the backend lets a cycle wait, hence the
-    /// retries.
+    /// Takes a snapshot. On a busy machine the first lists take longer than the backend lets a cycle wait, hence the retries.
     fn look(&self) -> Result<Snapshot> {
         let began = Instant::now();
         loop {

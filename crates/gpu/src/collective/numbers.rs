@@ -1,5 +1,4 @@
-//! The number that each rank contributes to a sum. `kernels/collective.cu` computes the same, and each run compares the
-//! two.
+//! The number that each rank contributes to a sum. `kernels/collective.cu` computes the same, and each run compares the two.
 
 /// All integers up to this one are exact in f32.
 const EXACT: u32 = 1 << 24;

@@ -1,5 +1,4 @@
-//! One rank: joins, and for each size fills its share, reduces with the others, compares the result, and measures the
-//! time.
+//! One rank: joins, and for each size fills its share, reduces with the others, compares the result, and measures the time.
 
 use std::{
     sync::atomic::Ordering,

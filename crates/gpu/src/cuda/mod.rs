@@ -1,5 +1,4 @@
-//! The CUDA driver, loaded at run time behind an interface that is safe enough for the tests: devices, memory, kernels
-//! and timing.
+//! The CUDA driver, loaded at run time behind an interface that is safe enough for the tests: devices, memory, kernels and timing.
 //!
 //! A [`Gpu`] is one device whose context is current on the thread that opened it, and stays there. Everything created
 //! from it borrows it, so nothing outlives its context. Calls may hang with a faulty driver: call from a process that
@@ -195,8 +194,7 @@ impl<'c> Gpu<'c> {
         self.check("cuCtxSynchronize", unsafe { (self.cuda.symbols.context_synchronize)() })
     }
 
-    /// Returns the device time in seconds between the first and the last operation that `work` enqueues. Waits for the
-    /// end.
+    /// Returns the device time in seconds between the first and the last operation that `work` enqueues. Waits for the end.
     pub fn timed(&self, work: impl FnOnce() -> Result<(), CudaError>) -> Result<f64, CudaError> {
         let (from, to) = self.timers()?;
         self.mark(from)?;

@@ -1,5 +1,4 @@
-//! Copies between host and device, within a device and between devices: their rate, and whether the data arrives
-//! intact.
+//! Copies between host and device, within a device and between devices: their rate, and whether the data arrives intact.
 
 use super::memory::{MemoryTester, Pattern, word_at};
 use crate::cuda::{CudaError, Gpu, HostBuffer};

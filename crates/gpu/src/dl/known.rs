@@ -2,8 +2,7 @@
 //! formulas in CUDA.
 //!
 //! The checksum of row i of C = A Bᵀ is Σⱼ Cᵢⱼ wⱼ = Σₖ Aᵢₖ (Σⱼ Bⱼₖ wⱼ), modulo 2³². The right side takes as many steps
-//! as the matrices have numbers, so the host computes it while the GPU starts up, and no unit of the GPU under test is
-//! involved.
+//! as the matrices have numbers, so the host computes it while the GPU starts up, and no unit of the GPU under test is involved.
 
 use std::thread;
 

@@ -1,8 +1,7 @@
 //! The deep-learning test: memory, products, layers, copies and heat of every GPU, checked value by value.
 //!
 //! It needs only NVIDIA's driver. The right answers are known beforehand, so each GPU is classified by itself and not
-//! by comparison with others, which may be wrong in the same way. Each run starts with injected errors that must be
-//! detected.
+//! by comparison with others, which may be wrong in the same way. Each run starts with injected errors that must be detected.
 
 pub mod control;
 pub mod copies;

@@ -102,8 +102,7 @@ impl Nccl {
         Ok(id)
     }
 
-    /// Starts to join as this rank, with the GPU whose context is current. [`Communicator::ready`] waits for the
-    /// others.
+    /// Starts to join as this rank, with the GPU whose context is current. [`Communicator::ready`] waits for the others.
     pub fn join<'n>(
         &'n self,
         gpu: &'n Gpu<'n>,

@@ -1,5 +1,4 @@
-//! A real node of a control plane: released builds of kubelet, containerd and runc in their own namespaces on this
-//! machine.
+//! A real node of a control plane: released builds of kubelet, containerd and runc in their own namespaces on this machine.
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -19,8 +18,7 @@
 //! this machine's files elsewhere, so a test's folder can be mounted under its own path.
 //!
 //! A link that only the two can reach connects node and control plane. The API server contacts the kubelet directly.
-//! The kubelet reaches the API server, which listens only on loopback, through a relay at the host's end of the link
-//! (`road`).
+//! The kubelet reaches the API server, which listens only on loopback, through a relay at the host's end of the link (`road`).
 
 mod road;
 mod settings;
@@ -346,8 +344,7 @@ fn ready(node: &Value) -> Option<&Value> {
     node["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == "Ready")
 }
 
-/// Returns whether the node is schedulable. The controller manager removes a new node's taint a moment after it is
-/// ready.
+/// Returns whether the node is schedulable. The controller manager removes a new node's taint a moment after it is ready.
 fn is_ready(node: &Value) -> bool {
     let tainted = node["spec"]["taints"].as_array().is_some_and(|taints| {
         taints

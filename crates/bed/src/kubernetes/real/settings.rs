@@ -1,5 +1,4 @@
-//! The configuration files of a node's programs. Paths are those inside the node, which has its own /run, /var/lib and
-//! /var/log.
+//! The configuration files of a node's programs. Paths are those inside the node, which has its own /run, /var/lib and /var/log.
 
 use std::{fs, path::Path};
 

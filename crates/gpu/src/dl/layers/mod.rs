@@ -1,8 +1,7 @@
 //! Layers of deep learning, forward and backward, on every multiprocessor of a GPU, with known answers.
 //!
 //! Every block of a kernel is a replica: it computes the whole layer from the same inputs into its own memory. There
-//! are two replicas per multiprocessor, so that each one runs each layer. The outputs in memory are then verified
-//! twice:
+//! are two replicas per multiprocessor, so that each one runs each layer. The outputs in memory are then verified twice:
 //!
 //! - A separate kernel reduces the bits of each replica to one number, its fingerprint. The kernels use only operations
 //!   whose result IEEE 754 defines, in a fixed order, so the right fingerprint is the same on every architecture,
