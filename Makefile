@@ -1,15 +1,15 @@
-# What people and CI type. Each target is one line here; the work is in scripts/ or in a crate.
+# The targets for developers and CI. The work is in scripts/ or in a crate.
 #
 #   make build               the two programs, optimised
 #   make test                everything CI runs, with the minutes of each part
 #   make test-full           the same with more repetitions: 200 kills on each database, a minute for each fuzz target
 #   make bench [M=M1]        benchmarks; standard output is JSON lines only
-#   make fuzz  [T=60]        a million inputs for every parser of outside text; with T, at most T seconds each
-#   make kill                the controller is killed 200 times on each database; nothing may be lost or doubled
+#   make fuzz  [T=60]        a million inputs for every parser of external text; with T, at most T seconds each
+#   make kill                kills the controller 200 times on each database; nothing may be lost or duplicated
 #   make portable            doctor-node for x86-64 and aarch64, glibc 2.28 or newer, into target/portable
 #   make images              both container images without Docker, into target/images (Debian or Ubuntu; deploy/image)
 #   make demo                a simulated month in the terminal
-#   make fmt | lint | docs   format; clippy; rewrite the pages that are generated from code
+#   make fmt | lint | docs   format; clippy; regenerate the pages that are generated from code
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -18,7 +18,7 @@ SHELL := bash
 CARGO ?= cargo
 # One benchmark, or all when empty.
 M ?=
-# Seconds per fuzz target; empty: as long as its million inputs take, half an hour at most.
+# Seconds per fuzz target. Empty: as long as its million inputs take, half an hour at most.
 T ?=
 
 .PHONY: build test test-full bench fuzz kill portable images demo fmt lint docs

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# The API against its own description: schemathesis reads openapi.json from a running controller (a small simulated cluster) and asks
-# whatever the description allows and forbids. Answers must have the described form, and nothing may be an error of ours. It is
-# fetched once and kept under DOCTOR_BED_CACHE. `doctor` must have been built.
+# Tests the API against its own description: schemathesis reads openapi.json from a running controller (a small simulated cluster)
+# and sends requests that the description allows or forbids. Responses must have the described form, and none may be a server
+# error. schemathesis is fetched once and kept under DOCTOR_BED_CACHE. `doctor` must be built.
 #
-# Where it cannot be done, the last line says why: "NOT RUN: …"; with CI=true that is a failure.
+# If this cannot run, the last line is the reason: "NOT RUN: …"; with CI=true that is a failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(schemathesis==4.32.5)
-# Inputs for each place; the same ones every time.
+# Inputs for each operation; the same ones every time.
 examples=${EXAMPLES:-25}
 
 cannot() {
@@ -21,7 +21,7 @@ cache=${DOCTOR_BED_CACHE:-${HOME:?is where the cache is kept unless DOCTOR_BED_C
 folder=$cache/api-$(printf '%s\n' "${packages[@]}" | sha256sum | cut -c 1-16)
 if [ ! -x "$folder/whole" ]; then
   mkdir -p "$cache"
-  # Who comes second waits, and finds it done.
+  # A concurrent run waits here and finds it done.
   exec 9>"$folder.lock"
   flock 9
   if [ ! -x "$folder/whole" ]; then
@@ -53,7 +53,7 @@ url=$(sed -n 's|.*"url": *"\([^"]*\)/api/v1/".*|\1|p' told)
 [ -n "$url" ] || { cat told said >&2; echo "the demonstration does not say where it answers" >&2; exit 1; }
 token=$("$doctor" token create check --role operator --yes --json --store demo/doctor.db | sed -n 's|.*"token": *"\([^"]*\)".*|\1|p')
 
-# Events never end, and answers to reads in a row are tested elsewhere: both would only take time.
+# Event streams never end, and stateful sequences are tested elsewhere: both would only take time.
 "$folder/bin/schemathesis" run "$url/api/v1/openapi.json" \
   --header "Authorization: Bearer $token" \
   --exclude-path /api/v1/events \

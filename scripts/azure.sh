@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Azure's own command line, which tests of `doctor fleet provision` run: prints the folder in which `az` and its `python` lie; everything
-# else is said on standard error. It is fetched once and kept under DOCTOR_BED_CACHE. Nothing of it ever talks to Azure: what answers is
-# a server of ours on loopback (crates/bed/src/azure).
+# Installs Azure's own command line for tests of `doctor fleet provision`: prints the folder of `az` and its `python`; all other
+# output is on standard error. It is fetched once and kept under DOCTOR_BED_CACHE. It never talks to Azure: a server of ours on
+# loopback (crates/bed/src/azure) answers.
 #
-# Where it cannot be done, the last line says why: "not run: …", exit 3, or exit 1 with CI=true.
+# If this cannot run, the last line is the reason: "not run: …", exit 3, or exit 1 with CI=true.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Of the 150 packages that azure-cli depends on, those that it loads for what the tests ask of it; the rest are clients of services that
-# nobody here talks to, and four fifths of the time and space.
+# Of the 150 packages that azure-cli depends on, only those that it loads for the tests; the rest are clients of services that the
+# tests do not use, and four fifths of the time and space.
 packages=(
   argcomplete==3.5.3 azure-cli==2.91.0 azure-cli-core==2.91.0 azure-cli-telemetry==1.1.0 azure-common==1.1.28 azure-core==1.39.0
   azure-mgmt-core==1.6.0 azure-mgmt-imagebuilder==1.3.0 azure-mgmt-monitor==7.0.0 azure-mgmt-resource==24.0.0
@@ -30,17 +30,17 @@ folder=$cache/azure-$(sha256sum scripts/azure.sh | cut -c 1-16)
 
 if [ ! -e "$folder/whole" ]; then
   mkdir -p "$cache"
-  # Who comes second waits, and finds it done.
+  # A concurrent run waits here and finds it done.
   exec 9>"$folder.lock"
   flock 9
   if [ ! -e "$folder/whole" ]; then
     python3 -c 'import venv, ensurepip' 2>/dev/null ||
       cannot "Python 3 with venv is not installed (apt-get install python3-venv)"
     echo "fetching Azure's command line: a minute or two, once" >&2
-    # A virtual environment knows its own place: it is made where it stays, and a file tells that it is whole.
+    # A virtual environment contains its own path: it is created in place, and a file marks it as complete.
     rm -rf "$folder"
     python3 -m venv "$folder" >&2
-    # What is used is compiled when it is first used.
+    # Modules are compiled on first use.
     "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps --no-compile "${packages[@]}" >&2 ||
       { rm -rf "$folder"; cannot "azure-cli cannot be fetched; pip says why above"; }
     touch "$folder/whole"

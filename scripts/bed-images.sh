@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# An image for a real node in tests, as an archive on standard output.
-#   bed-images.sh pause                        what holds a pod together
-#   bed-images.sh controller|node PROGRAM      ours, as deploy/image makes it, with the program that is to be tested
+# Writes an image for a real node in tests to standard output, as an archive.
+#   bed-images.sh pause                        the sandbox image that holds a pod's namespaces
+#   bed-images.sh controller|node PROGRAM      our image as deploy/image builds it, with the program under test
 #
-# The packages of ours are kept under DOCTOR_BED_CACHE by the hash of what they are made from; the program is a layer on top of
-# them, without what only a debugger reads.
+# The packages of our images are cached under DOCTOR_BED_CACHE by the hash of their sources; the program is a layer on top,
+# without debug information.
 #
-# Where it cannot be done, the last line says why: "not run: …", exit 3, or exit 1 with CI=true.
+# If this cannot run, the last line is the reason: "not run: …", exit 3, or exit 1 with CI=true.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -36,7 +36,7 @@ trap 'rm -rf "$work"' EXIT
 
 if [ "$kind" = pause ]; then
   mkdir "$work/layer"
-  # It needs no handlers: whoever ends a pod kills it.
+  # It needs no signal handlers: ending a pod kills it.
   cc -static -Os -s -x c -o "$work/layer/pause" - <<'C' || cannot "a static program cannot be built: libc6-dev is missing"
 #include <unistd.h>
 int main(void) {
@@ -56,13 +56,13 @@ rootfs() {
 }
 
 update_packages() {
-  # Two apt-get at once break each other beyond what dpkg's own lock prevents: the lock of scripts/system.sh.
+  # Two concurrent apt-get runs break each other despite dpkg's own lock; this is the lock of scripts/system.sh.
   [ "$(id -u)" -eq 0 ] && flock /var/lock/cluster-doctor-apt.lock apt-get -o DPkg::Lock::Timeout=300 -qq update >&2
 }
 
 make_base() {
   say "fetching the packages of the $kind's image, once"
-  # As in a fresh container, the list of packages may be missing or old: once more with a new one.
+  # In a fresh container the package list may be missing or old: retry with a new one.
   rootfs || { update_packages && rootfs; } ||
     cannot "the root file system of the $kind's image cannot be made; deploy/image/rootfs.sh says why above"
   tar --create --file "$base.new" --directory "$work/root" --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 .
@@ -71,7 +71,7 @@ make_base() {
 
 if [ ! -e "$base" ]; then
   mkdir -p "$cache"
-  # Who comes second waits, and finds it done.
+  # A concurrent run waits here and finds it done.
   exec 9>"$base.lock"
   flock 9
   [ -e "$base" ] || make_base

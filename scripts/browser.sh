@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The dashboard in a real browser: Debian's Chromium, driven by Playwright, with an accessibility checker. Both are fetched once by npm
-# and kept under DOCTOR_BED_CACHE; `doctor` must have been built.
+# Tests the dashboard in a real browser: Debian's Chromium, driven by Playwright, with an accessibility checker. npm fetches both
+# once, and they are kept under DOCTOR_BED_CACHE; `doctor` must be built.
 #   browser.sh          the tests
-#   browser.sh shots    the tests, and the pictures of docs/guide/images anew
-#   browser.sh paint    how fast ten thousand nodes are painted and answered for, as one line of JSON; ADDRESS names a controller that
-#                       has them, else DOCTOR plays them
+#   browser.sh shots    the tests, and new screenshots in docs/guide/images
+#   browser.sh paint    how fast ten thousand nodes are painted and respond, as one line of JSON; ADDRESS names a controller that
+#                       has them, else DOCTOR simulates them
 #
-# Where it cannot be done, the last line says why: "NOT RUN: …"; with CI=true that is a failure.
+# If this cannot run, the last line is the reason: "NOT RUN: …"; with CI=true that is a failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -28,14 +28,14 @@ cache=${DOCTOR_BED_CACHE:-${HOME:?is where the cache is kept unless DOCTOR_BED_C
 MODULES=$cache/browser-$(printf '%s\n' "${packages[@]}" | sha256sum | cut -c 1-16)
 if [ ! -e "$MODULES/whole" ]; then
   mkdir -p "$cache"
-  # Who comes second waits, and finds it done.
+  # A concurrent run waits here and finds it done.
   exec 9>"$MODULES.lock"
   flock 9
   if [ ! -e "$MODULES/whole" ]; then
     echo "fetching Playwright and axe: some seconds, once" >&2
     rm -rf "$MODULES"
     mkdir "$MODULES"
-    # Playwright would fetch browsers of its own by a script; there is one already.
+    # Playwright's install script would download browsers; Debian's is used instead.
     npm install --prefix "$MODULES" --no-audit --no-fund --ignore-scripts --loglevel error "${packages[@]}" >&2 ||
       { rm -rf "$MODULES"; cannot "Playwright and axe cannot be fetched; npm says why above"; }
     touch "$MODULES/whole"

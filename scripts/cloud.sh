@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The cloud that tests stand on: prints the folder in which `aws` and `moto_server` lie; everything else is said on standard
-# error. moto plays EC2, the program of AWS is the real one. Both are fetched once and kept under DOCTOR_BED_CACHE.
+# Installs the fake AWS for tests: prints the folder of `aws` and `moto_server`; all other output is on standard error. moto
+# serves EC2, and `aws` is the real program. Both are fetched once and kept under DOCTOR_BED_CACHE.
 #
-# Where it cannot be done, the last line says why: "not run: …", exit 3, or exit 1 with CI=true.
+# If this cannot run, the last line is the reason: "not run: …", exit 3, or exit 1 with CI=true.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,14 +19,14 @@ folder=$cache/cloud-$(printf '%s\n' "${packages[@]}" | sha256sum | cut -c 1-16)
 
 if [ ! -x "$folder/bin/moto_server" ]; then
   mkdir -p "$cache"
-  # Who comes second waits, and finds it done.
+  # A concurrent run waits here and finds it done.
   exec 9>"$folder.lock"
   flock 9
   if [ ! -x "$folder/bin/moto_server" ]; then
     python3 -c 'import venv, ensurepip' 2>/dev/null ||
       cannot "Python 3 with venv is not installed (apt-get install python3-venv)"
     echo "fetching moto and the program of AWS: a minute, once" >&2
-    # A virtual environment knows its own place: it is made where it stays, and its last program tells that it is whole.
+    # A virtual environment contains its own path: it is created in place, and its last program marks it as complete.
     rm -rf "$folder"
     python3 -m venv "$folder" >&2
     "$folder/bin/pip" install --quiet --disable-pip-version-check "${packages[@]}" >&2 ||

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Checks licences, banned crates and sources of all dependencies against deny.toml.
 
-cargo-deny reads the same file and checks more (advisories, licence texts). Every fresh machine would have to build it first, so the
-tests use this program for the three things that deny.toml says. A setting that this program does not know is an error: nothing in
-deny.toml is silently left out.
+cargo-deny reads the same file and checks more (advisories, licence texts), but every fresh machine would have to build it first, so
+the tests use this program for the three checks that deny.toml configures. A setting that this program does not know is an error: nothing in
+deny.toml is silently ignored.
 """
 
 import json
@@ -13,15 +13,15 @@ import subprocess
 import sys
 import tomllib
 
-# What is built is built for these.
+# The platforms that we build for.
 PLATFORMS = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"]
 CRATES_IO = ("registry+https://github.com/rust-lang/crates.io-index", "sparse+https://index.crates.io/")
 
-# The settings that this program understands, and the values for which it does. None: any value.
+# The settings that this program understands, and the values that it supports. None: any value.
 KNOWN = {
     ("graph", "all-features"): [True],
     ("licenses", "allow"): None,
-    # For cargo-deny, which compares texts. Here a crate without an expression fails.
+    # For cargo-deny, which compares licence texts. Here a crate without an expression fails.
     ("licenses", "confidence-threshold"): None,
     ("bans", "multiple-versions"): ["allow"],
     ("bans", "wildcards"): ["deny"],
@@ -33,14 +33,14 @@ KNOWN = {
 
 
 def allows(expression, allowed):
-    """Whether a licence expression (SPDX, or the older form with slashes) can be kept with the allowed licences alone."""
+    """Returns whether the allowed licences satisfy a licence expression (SPDX, or the older form with slashes)."""
     words = re.findall(r"[()]|[^\s()]+", re.sub(r"\s*/\s*", " OR ", expression))
 
     def either():
         kept = both()
         while words and words[0] == "OR":
             words.pop(0)
-            # Both sides are read, also when the first decides.
+            # Both sides are parsed, even if the first decides.
             kept = both() or kept
         return kept
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Fuzzes every parser of what others wrote: a million inputs for each target, two targets at a time, none over its limits
-# of time and memory. The stable toolchain and a C++ compiler are enough: the targets are built once, with the coverage
-# counters that libFuzzer follows, and run as the plain programs they are.
+# Fuzzes every parser of external text: a million inputs for each target, two targets at a time, each within its limits of time
+# and memory. The stable toolchain and a C++ compiler are enough: the targets are built once, with the coverage counters that
+# libFuzzer uses, and run as plain programs.
 #   fuzz.sh [seconds] [target...]
-#   fuzz.sh build       builds the targets, and runs none
-# Without seconds a target has half an hour for its million and fails if it does not get there. With seconds it ends after
+#   fuzz.sh build       builds the targets without running them
+# Without seconds, a target has half an hour for its million inputs and fails if it does not finish. With seconds, it ends after
 # the million or after that time, whichever is first.
-#   FUZZ_JOBS=N         so many targets at a time, instead of two
-#   FUZZ_RUNS=N         another number than a million
+#   FUZZ_JOBS=N         run N targets at a time instead of two
+#   FUZZ_RUNS=N         another number of inputs than a million
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,7 +22,7 @@ cap=${seconds:-1800}
 targets=("$@")
 [ ${#targets[@]} -gt 0 ] || mapfile -t targets < <(cd fuzz/targets && printf '%s\n' *.rs | sed 's/\.rs$//')
 
-# The longest input: about what the real thing has, or a multiple of where the parser's own limits begin.
+# The longest input: about the size of real input, or a multiple of the parser's own limit.
 longest() {
   case $1 in
     words) echo 256 ;;
@@ -38,7 +38,7 @@ host=$(rustc -vV | sed -n 's/^host: //p')
 counters="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
 -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares"
 echo "building ${#targets[@]} targets"
-# With --target the flags stay away from build scripts and macros.
+# With --target the flags do not apply to build scripts and macros.
 RUSTFLAGS="--cfg fuzzing $counters" \
   "$cargo" build --release --quiet --manifest-path fuzz/Cargo.toml --target "$host" "${targets[@]/#/--bin=}"
 built=$("$cargo" metadata --format-version 1 --no-deps --manifest-path fuzz/Cargo.toml |
@@ -46,18 +46,18 @@ built=$("$cargo" metadata --format-version 1 --no-deps --manifest-path fuzz/Carg
 
 if [ -n "$only_build" ]; then exit 0; fi
 
-# In memory where there is one to be had: some targets write files for each input.
+# In memory if possible: some targets write files for each input.
 logs=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 mkdir "$logs/scratch"
 
 fuzz() { # target; its log and the seconds it took
   local target=$1 began=$SECONDS
-  # Seeds are committed and stay as they are; what the fuzzer finds goes to the ignored corpus.
+  # Seeds are committed and not changed; new inputs go to the ignored corpus.
   mkdir -p "fuzz/corpus/$target" "fuzz/artifacts/$target"
   local seeds=()
   [ -d "fuzz/seeds/$target" ] && seeds=("fuzz/seeds/$target")
-  # What is told about single inputs would hide what matters; an input that fails is kept with its trace.
+  # The log of single inputs would bury the result; a failing input is kept with its trace.
   TMPDIR=$logs/scratch "$built/$target" "fuzz/corpus/$target" "${seeds[@]}" \
     -runs="$enough" -max_total_time="$cap" -max_len="$(longest "$target")" -timeout=10 -rss_limit_mb=1024 \
     -print_final_stats=1 -artifact_prefix="fuzz/artifacts/$target/" >"$logs/$target" 2>&1 || echo failed >"$logs/$target.failed"

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What the code knows best is written by `doctor docs` and committed: pages (checks, exit codes, command line) and the
-# Helm chart.
-#   generated.sh check    fails if a committed file differs from what the code says
+# Checks or rewrites the files that `doctor docs` generates and that are committed: reference pages (checks, exit codes, command
+# line) and the Helm chart.
+#   generated.sh check    fails if a committed file differs from the generated one
 #   generated.sh write    rewrites them
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# DOCTOR names a program that is built already.
+# DOCTOR names an existing build of the program.
 doctor() {
   if [ -n "${DOCTOR:-}" ]; then "$DOCTOR" "$@"; else "${CARGO:-cargo}" run --quiet -p doctor --bin doctor -- "$@"; fi
 }

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Helm, which the chart's tests run: prints the program's path; everything else is said on standard error.
+# Builds Helm for the chart's tests: prints the program's path; all other output is on standard error.
 #
-# HELM, where it is set, is that program. Otherwise Go builds it from crates/bed/kubernetes, which pins it, once: the result is
-# kept under DOCTOR_BED_CACHE by the hash of go.sum and of this file. That takes two minutes, or half a minute after the control plane.
+# HELM, if set, is that program. Otherwise Go builds it once from crates/bed/kubernetes, which pins it: the result is kept under
+# DOCTOR_BED_CACHE by the hash of go.sum and of this file. That takes two minutes, or half a minute after the control plane.
 #
-# Where it cannot be done, the last line says why: "not run: …", exit 3, or exit 1 with CI=true.
+# If this cannot run, the last line is the reason: "not run: …", exit 3, or exit 1 with CI=true.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -27,7 +27,7 @@ fi
 cache=${DOCTOR_BED_CACHE:-${HOME:?is where the cache is kept unless DOCTOR_BED_CACHE names a folder}/.cache/cluster-doctor-beds}
 version=$(sed -n 's|^\s*helm.sh/helm/v3 \(v[0-9.]*\).*|\1|p' "$module/go.mod")
 folder=$cache/helm-$version-$(cat "$module/go.sum" scripts/helm.sh | sha256sum | cut -c 1-16)
-# Without this it takes every cluster for one of 2020, and refuses charts that want a newer one.
+# Without this, Helm assumes a cluster version of 2020 and rejects charts that need a newer one.
 minor=$(sed -n 's|^\s*k8s.io/client-go => k8s.io/client-go v0\.\([0-9]*\)\..*|\1|p' "$module/go.mod")
 flags="-s -w -X helm.sh/helm/v3/internal/version.version=$version"
 for package in chartutil lint/rules; do
@@ -36,7 +36,7 @@ done
 
 if [ ! -x "$folder/helm" ]; then
   mkdir -p "$cache"
-  # Who comes second waits, and finds it done.
+  # A concurrent run waits here and finds it done.
   exec 9>"$folder.lock"
   flock 9
   if [ ! -x "$folder/helm" ]; then
@@ -45,7 +45,7 @@ if [ ! -x "$folder/helm" ]; then
     trap 'rm -rf "$new"' EXIT
     chmod 755 "$new"
     say "building Helm $version: a minute or two, once"
-    # The compiler's flags are those of scripts/kubernetes.sh, or nothing that it has compiled could be used.
+    # The compiler flags of scripts/kubernetes.sh, so that its compiled packages are reused.
     CGO_ENABLED=0 go -C "$module" build -mod=readonly -buildvcs=false -trimpath -gcflags all=-dwarf=false -ldflags "$flags" \
       -o "$new/" helm.sh/helm/v3/cmd/helm >&2 ||
       cannot "Helm $version does not build; go says why above (it downloads the sources when it has not got them)"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Rules of this repository that neither the compiler nor clippy knows: which crate may see which, what the pure crates
-# may never depend on, and what every source file looks like. Each rule prints the places that break it.
+# Rules of this repository that neither the compiler nor clippy enforces: which crate may depend on which, what the pure crates
+# may never depend on, and the form of every source file. Each rule prints the violations.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -14,7 +14,7 @@ rule() { # text, places
   fi
 }
 
-# The arrows of ARCHITECTURE.md. A crate that is not listed is a decision that nobody has taken.
+# The dependencies allowed by ARCHITECTURE.md. A crate that is not listed fails the check.
 declare -A may_see=(
   [doctor-core]=""
   [doctor-checks]="doctor-core"
@@ -44,7 +44,7 @@ for manifest in crates/*/Cargo.toml; do
     arrows+="$crate is not in the list of scripts/house-rules.sh"$'\n'
     continue
   fi
-  # Ordinary dependencies only: a test may look anywhere.
+  # Only normal dependencies: tests may depend on any crate.
   if ! tree=$("$cargo" tree --quiet --package "$crate" --edges normal --depth 1 --prefix none --format '{p}'); then
     arrows+="the dependencies of $crate could not be read"$'\n'
     continue

@@ -1,7 +1,7 @@
 """Compiles the kernels of crates/gpu/kernels from CUDA to PTX with NVRTC, whose folder is the first argument.
 
-The second argument is where the .ptx files go. Each source says in its first line for which architecture it is, and may
-say in its second for which numbers it is compiled, each into a file of its own: the driver compiles files side by side.
+The second argument is the output folder of the .ptx files. The first line of each source names its architecture, and the
+second may list the number types it is compiled for, each into a separate file: the driver compiles files in parallel.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ def compiled(nvrtc, source, text, number):
     options = [
         f"--gpu-architecture={first.removeprefix(prefix)}",
         "--std=c++17",
-        # Nothing is fused, reordered or flushed unless the source says so: results are the same bits with every driver.
+        # Nothing is fused, reordered or flushed unless the source says so: results have the same bits with every driver.
         "--fmad=false",
         "--ftz=false",
         "--prec-div=true",
@@ -65,7 +65,7 @@ def check(nvrtc, result):
 
 
 def without_comments(ptx):
-    """What the compiler says about itself, and constants of its own that nothing uses, are no part of the kernels."""
+    """Removes the compiler's header comments and unused internal constants from PTX."""
     lines = [line.rstrip() for line in ptx.splitlines()]
     kept = [line for line in lines if line and not line.startswith("//") and "nv6target6detail" not in line]
     return "\n".join(kept) + "\n"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The GPU kernels: PTX from the CUDA sources of crates/gpu/kernels. The output is committed, so that nobody needs a CUDA
-# compiler to build Cluster Doctor; this rewrites it, or checks that it is what the sources give.
+# Compiles the GPU kernels: PTX from the CUDA sources in crates/gpu/kernels. The output is committed, so that building Cluster
+# Doctor needs no CUDA compiler; this script rewrites it, or checks that it matches the sources.
 #   kernels.sh write|check
-# The compiler is NVRTC 12.0 from PyPI: its PTX 8.0 is understood by every driver since 525.
+# The compiler is NVRTC 12.0 from PyPI: every driver since 525 accepts its PTX 8.0.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The kill test: the controller is killed with SIGKILL at random instants, again and again, against a simulated cluster
-# that runs as its own process and keeps its own log of effects. That log and the store must agree afterwards.
-# It is not part of `cargo test --workspace` (its target says `test = false`) because it takes minutes.
+# The kill test: kills the controller with SIGKILL at random instants, again and again, against a simulated cluster that runs
+# as its own process and keeps its own log of effects. That log and the store must agree afterwards.
+# It is not part of `cargo test --workspace` (its target has `test = false`) because it takes minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

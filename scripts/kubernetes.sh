@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# The parts of Kubernetes that tests stand on. Prints the folder in which they lie; everything else is said on standard error.
+# Builds the Kubernetes components for tests. Prints their folder; all other output is on standard error.
 #   kubernetes.sh             the control plane: kube-apiserver, kube-controller-manager, kube-scheduler and etcd
-#   kubernetes.sh kubelet     the kubelet, for the tests that want a real node
+#   kubernetes.sh kubelet     the kubelet, for tests with a real node
 #
-# KUBEBUILDER_ASSETS, where it is set, is that folder; it has no kubelet as a rule, and that one is built then. Otherwise they
-# are built by Go from crates/bed/kubernetes, which pins them (no distribution has them), and etcd is the distribution's, or is
-# unpacked from its package without being installed. That takes ten minutes once, and one more for the kubelet; the result is
-# kept under DOCTOR_BED_CACHE by the hash of go.sum and of what is built.
+# KUBEBUILDER_ASSETS, if set, is that folder; it usually has no kubelet, which is then built. Otherwise Go builds the components
+# from crates/bed/kubernetes, which pins them (no distribution packages them), and etcd is the distribution's, or is unpacked from
+# its package without being installed. That takes ten minutes once, and one more for the kubelet; the result is kept under
+# DOCTOR_BED_CACHE by the hash of go.sum and of the list of programs.
 #
-# Where it cannot be done, the last line says why: "not run: …", exit 3, or exit 1 with CI=true.
+# If this cannot run, the last line is the reason: "not run: …", exit 3, or exit 1 with CI=true.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -36,7 +36,7 @@ cannot() {
   exit 3
 }
 
-# The programs of a folder that are not there.
+# Prints the programs that are missing in a folder.
 missing_in() {
   local name
   for name in "${programs[@]}" "${packages[@]}"; do [ -x "$1/$name" ] || echo "$name"; done
@@ -62,13 +62,13 @@ build() { # into
   flags+=" -X $stamp.gitMinor=$(cut -d . -f 2 <<<"$number")"
   for name in "${programs[@]}"; do commands+=("k8s.io/kubernetes/cmd/$name"); done
   say "building ${programs[*]} $version: minutes, once"
-  # Nobody debugs them, and what a debugger wants is a twelfth of the compiler's work.
+  # Without debug information, which is a twelfth of the compiler's work.
   CGO_ENABLED=0 go -C "$module" build -mod=readonly -buildvcs=false -trimpath -gcflags all=-dwarf=false -ldflags "$flags" \
     -o "$1/" "${commands[@]}" >&2 ||
     cannot "Kubernetes $version does not build; go says why above (it downloads the sources when it has not got them)"
 }
 
-# Unpacking needs neither root nor a service that must be kept from starting.
+# Unpacking needs no root, and no service has to be kept from starting.
 unpack_etcd() { # into
   say "fetching the package etcd-server"
   rm -rf "$1/package" && mkdir "$1/package" &&
@@ -77,7 +77,7 @@ unpack_etcd() { # into
 }
 
 update_packages() {
-  # Two apt-get at once break each other beyond what dpkg's own lock prevents: the lock of scripts/system.sh.
+  # Two concurrent apt-get runs break each other despite dpkg's own lock; this is the lock of scripts/system.sh.
   [ "$(id -u)" -eq 0 ] && flock /var/lock/cluster-doctor-apt.lock apt-get -o DPkg::Lock::Timeout=300 -qq update >&2
 }
 
@@ -90,14 +90,14 @@ bring_etcd() { # into
   if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
     cannot "etcd is not installed, and this is no Debian or Ubuntu whose package etcd-server could be fetched: install etcd 3.4 or newer"
   fi
-  # As in a fresh container, the list of packages may be missing or old: once more with a new one.
+  # In a fresh container the package list may be missing or old: retry with a new one.
   unpack_etcd "$1" || { update_packages && unpack_etcd "$1"; } ||
     cannot "the package etcd-server cannot be fetched; apt says why above (sudo apt-get install etcd-server)"
 }
 
 if [ -n "$(missing_in "$folder")" ]; then
   mkdir -p "$cache"
-  # Who comes second waits, and finds it done.
+  # A concurrent run waits here and finds it done.
   exec 9>"$folder.lock"
   flock 9
   if [ -n "$(missing_in "$folder")" ]; then

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Clippy with the workspace's lints. Warnings are errors in CI only, so that they never stop somebody in mid-thought.
+# Clippy with the workspace's lints. Warnings are errors only in CI, so that they do not interrupt work in progress.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

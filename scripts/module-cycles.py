@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Finds module cycles in the crates of this workspace.
 
-Rule: the modules that share a parent form a directed acyclic graph. A module stands for everything below it, so `a/mod.rs`,
-`a/b.rs` and `a/c.rs` are one node beside `d.rs`, and `b` and `c` are two nodes of their own inside `a`. What a child takes from
-its parent, or a parent from its child, is not an edge: to every other module the two are one.
+Rule: the modules that share a parent form a directed acyclic graph. A module represents everything below it, so `a/mod.rs`,
+`a/b.rs` and `a/c.rs` are one node beside `d.rs`, and `b` and `c` are two separate nodes inside `a`. A use between a child and its
+parent, in either direction, is not an edge: to every other module the two are one.
 
-The check reads the text. It sees `use` declarations, in functions too, and paths that begin with `crate`, `super`, `self`, an
+The check parses the text. It finds `use` declarations, in functions too, and paths that start with `crate`, `super`, `self`, an
 imported name or a child module. A name that a module re-exports, also by a glob, counts as the module that defines it. Code
-under `#[cfg(test)]` does not count. The check does not see method calls or what macros expand to.
+under `#[cfg(test)]` does not count. The check does not find method calls or macro expansions.
 
     module-cycles.py [crate folder...]     all crates, or those named; exit 1 if there is a cycle
-    module-cycles.py --self-test           plants a cycle in a crate made for it, and must find just that one
+    module-cycles.py --self-test           adds cycles to a generated crate, and must find exactly those
 """
 
 import re
@@ -21,7 +21,7 @@ from pathlib import Path
 COMMENT_OR_LITERAL = re.compile(
     r'//[^\n]*|/\*.*?\*/|\bb?r(#*)".*?"\1|\bb?"(?:\\.|[^"\\])*"|"(?:\\.|[^"\\])*"|b?\'(?:\\.[^\']*|[^\'\\])\'', re.DOTALL
 )
-# Attributes of serde name functions and modules in literals.
+# serde attributes name functions and modules in string literals.
 NAMED_BY_SERDE = re.compile(r'\b(?:with|default|\w+_with|\w+_if|into|from|try_from|remote)\s*=\s*"([\w:]+)"')
 RESTRICTED = re.compile(r"\bpub\s*\(\s*in\b[^)]*\)")
 TEST_ONLY = re.compile(r"#\[cfg\((?:all\()?test\b[^\]]*\]")
@@ -36,7 +36,7 @@ EXPORTED_MACRO = re.compile(r"#\[macro_export[^\]]*\]\s*(?:#\[[^\]]*\]\s*)*macro
 
 
 def block_end(text, at):
-    """The place after the block whose opening brace is next."""
+    """Returns the position after the block whose opening brace is next."""
     depth = 0
     for at in range(at, len(text)):
         depth += (text[at] == "{") - (text[at] == "}")
@@ -46,7 +46,7 @@ def block_end(text, at):
 
 
 def item_end(text, at):
-    """The place after the item, field, variant, arm or statement that begins here."""
+    """Returns the position after the item, field, variant, arm or statement that starts here."""
     is_item, depth = ITEM.match(text, at), 0
     for at in range(at, len(text)):
         if text[at] in "({[":
@@ -63,7 +63,7 @@ def item_end(text, at):
 
 
 def product_code(text):
-    """The code without comments, literals and what is compiled for tests only."""
+    """Returns the code without comments, literals and test-only items."""
 
     def blank(match):
         return " " if match.group()[0] == "/" else '""'
@@ -76,7 +76,7 @@ def product_code(text):
 
 
 def leaves(tree):
-    """`a::{b, c::d as e}` as [(['a', 'b'], 'b'), (['a', 'c', 'd'], 'e')]: each path with the name it gets."""
+    """`a::{b, c::d as e}` as [(['a', 'b'], 'b'), (['a', 'c', 'd'], 'e')]: each path with its local name."""
     if "{" not in tree:
         path, _, name = tree.partition(" as ")
         path = [part.strip() for part in path.split("::") if part.strip()]
@@ -112,7 +112,7 @@ class Crate:
             if name[-1] == "mod" or name in (("lib",), ("main",)):
                 name = name[:-1]
             self.add(name, path, product_code(path.read_text()))
-        # A file whose declaration is for tests only is no product code.
+        # A file that is declared only for tests is no product code.
         for name in sorted(self.text, key=len):
             if name and not re.search(rf"\bmod\s+{name[-1]}\s*;", self.text.get(name[:-1], "")):
                 del self.text[name]
@@ -129,12 +129,12 @@ class Crate:
             end = block_end(text, match.end() - 1)
             self.add((*name, match.group(1)), path, text[match.end() : end - 1])
             text = f"{text[: match.start()]}mod {match.group(1)};{text[end:]}"
-        # A library and a program of one crate have one root here.
+        # A crate's library and program share one root here.
         self.text[name] = self.text.get(name, "") + text
         self.file.setdefault(name, path)
 
     def absolute(self, module, path):
-        """A path from the crate's root, or None if it leaves the crate."""
+        """Returns a path from the crate's root, or None if it leaves the crate."""
         if path[0] == "crate":
             return path[1:]
         if path[0] not in ("self", "super"):
@@ -146,7 +146,7 @@ class Crate:
         return at + path
 
     def imports(self, module):
-        """What each imported name stands for, and the modules of which everything is imported."""
+        """Returns the path of each imported name, and the modules that are imported by a glob."""
         names, globs = {}, []
         for declaration in USE.findall(self.text[module]):
             for path, name in leaves(declaration):
@@ -160,7 +160,7 @@ class Crate:
         return names, globs
 
     def origin(self, path, seen=frozenset()):
-        """The module that defines what a path names, through re-exports."""
+        """Returns the module that defines the item of a path, through re-exports."""
         at = next(end for end in range(len(path), -1, -1) if tuple(path[:end]) in self.text)
         module, rest = tuple(path[:at]), path[at:]
         if not rest or (module, rest[0]) in seen:
@@ -176,7 +176,7 @@ class Crate:
         return module
 
     def uses(self, module):
-        """The path of each thing that a module names, from the crate's root."""
+        """Yields the path of each item that a module uses, from the crate's root."""
         text = self.text[module]
         for declaration in USE.findall(text):
             for path, _ in leaves(declaration):
@@ -198,7 +198,7 @@ class Crate:
                     yield [*glob, name]
 
     def cycles(self):
-        """For each parent, the groups of its modules that use each other, and the uses that tie them."""
+        """Yields for each parent the groups of its modules that use each other, and the uses between them."""
         levels = {}
         for user in self.text:
             for path in self.uses(user):
@@ -214,7 +214,7 @@ class Crate:
 
 
 def circles(edges):
-    """The groups in which each reaches each."""
+    """Returns the groups of nodes that reach each other."""
     after = {}
     for a, b in edges:
         after.setdefault(a, set()).add(b)
@@ -255,7 +255,7 @@ CLEAN = {
     "d.rs": "pub use crate::c::*;\n",
     "e.rs": "use super::*;\nfn f() { b::f(); }\n",
 }
-# Each of these lines closes a circle of its own in one of the modules above.
+# Each of these lines closes a cycle in one of the modules above.
 PLANTED = [
     ("c.rs", "use crate::Thing;", ["a", "b", "c"]),
     ("c.rs", "fn f() { use super::{a as other}; }", ["a", "c"]),

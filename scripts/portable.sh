@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# doctor-node for every machine of a cluster: x86-64 and aarch64 (GB200), for glibc 2.28 (RHEL 8) or newer. It is linked
-# against glibc and not static, because a static program cannot load the GPU's driver.
-#   portable.sh dist          both, as they are shipped, into target/portable
-#   portable.sh check         aarch64 built quickly; then what can be shown without such a machine, under qemu-user
-# zig, which brings the headers of every glibc, and cargo-zigbuild come from PyPI.
+# Builds doctor-node for all machines of a cluster: x86-64 and aarch64 (GB200), for glibc 2.28 (RHEL 8) or newer. It is linked
+# dynamically, because a static program cannot load the GPU driver.
+#   portable.sh dist          both, as shipped, into target/portable
+#   portable.sh check         a quick aarch64 build, and what can be tested of it under qemu-user
+# zig, which includes the headers of every glibc, and cargo-zigbuild come from PyPI.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,7 +24,7 @@ fi
 export PATH="$tools/bin:$PATH" PYTHONPATH="$tools"
 export CARGO_ZIGBUILD_ZIG_PATH="$tools/ziglang/zig"
 
-# The program for one processor, with the profile of the second argument; prints its path.
+# Builds the program for one architecture with the profile of the second argument; prints its path.
 build() {
   local target=$1-unknown-linux-gnu profile=$2
   if ! rustc --print target-libdir --target "$target" | xargs test -d; then
@@ -34,7 +34,7 @@ build() {
   echo "${CARGO_TARGET_DIR:-target}/$target/$profile/doctor-node"
 }
 
-# The newest glibc that a program asks for must not be newer than ours.
+# Checks that the newest glibc version that a program needs is not newer than ours.
 needs_at_most() {
   local newest
   newest=$(objdump -T "$1" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1)
@@ -45,8 +45,8 @@ needs_at_most() {
   echo "$(basename "$(dirname "$(dirname "$1")")"): needs $newest, $(stat -c %s "$1") bytes"
 }
 
-# What runs on any machine: it says its version, checks this machine, and looks for the GPU's driver. The test is started as
-# the program starts it for itself, in a process of its own: qemu-user alone does not follow a program that does that.
+# Tests what runs on any machine: the version, checks of this machine, and the search for the GPU driver. The test is started
+# directly, as the program starts it as a child process, because qemu-user alone does not follow a program that does that.
 smoke() {
   local out code
   out=$("$@" --version)

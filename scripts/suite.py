@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 """Runs the tests of the whole workspace, several test programs at a time.
 
-  suite.py               all of them, and the examples in the documentation
+  suite.py               all test programs, and the examples in the documentation
   suite.py NAME...       only the test programs with these names (`cli`, `slurm_hooks`)
 
 Cargo runs one test program after the other. Most of ours wait for a real Kubernetes, Slurm, dstack or database, and leave the
-processors idle meanwhile. Cargo builds them here, and this program starts the next one whenever the processors have been idle for a
-fifth of the last seconds and enough memory is free. So nobody keeps a list of which tests are heavy, and a busy or small machine runs
-fewer of them at a time. The longest start first, by the times of the run before (kept in the target folder), else by size.
+processors idle meanwhile. Cargo only builds them, and this program starts the next one whenever the processors have been idle for a
+fifth of the last seconds and enough memory is free. There is no list of heavy tests to maintain, and a busy or small machine runs
+fewer at a time. The longest start first, by the times of the previous run (kept in the target folder), else by size.
 
-A test that failed runs once more, alone. If it fails again, it has failed. If it passes, it is reported as UNSTEADY: a fault of the
-test or of the program that somebody has to look at, and a failure all the same. The share of its time that the host did not give to
-this machine (`steal` in /proc/stat) is printed beside it.
+A failed test runs once more, alone. If it fails again, it has failed. If it passes, it is reported as UNSTEADY: a bug in the test or
+in the program that must be investigated, and a failure all the same. The share of time that the host withheld from this machine
+(`steal` in /proc/stat) is printed beside it.
 
 SUITE_JOBS=N runs at most N programs at a time.
 """
@@ -25,16 +25,16 @@ import sys
 import tempfile
 import time
 
-# More failures than this have a common cause: running them once more tells nothing.
+# More failures than this have a common cause: running them again tells nothing.
 FEW = 5
-# Programs at a time, whatever the machine. Each one has several tests under way.
+# The most programs at a time on any machine. Each runs several tests in parallel.
 MOST = int(os.environ.get("SUITE_JOBS") or 6)
 # A program is started if the processors were idle for this share of this many seconds in which none was started.
 IDLE_SHARE = 0.2
 SETTLED_S = 4.0
-# A real kubelet with its control plane takes one GiB and a half.
+# A real kubelet with its control plane takes one and a half GiB.
 FREE_KIB = 3 << 20
-# Seconds between two messages about what still runs.
+# Seconds between two messages about what is still running.
 SILENCE_S = 60
 
 CARGO = os.environ.get("CARGO") or "cargo"
@@ -44,7 +44,7 @@ DOCUMENTATION = "examples in the documentation"
 
 
 def ticks():
-    """Ticks of all processors since the boot: used, idle, and not given by the host. What runs with `nice` takes nothing from a test."""
+    """Returns the ticks of all processors since boot: used, idle, and withheld by the host. Time at low priority counts as idle."""
     with open("/proc/stat") as file:
         user, nice, system, idle, wait, irq, soft, steal = (int(word) for word in file.readline().split()[1:9])
     return user + system + irq + soft, nice + idle + wait, steal
@@ -74,11 +74,11 @@ class Program:
             stdout=self.output, stderr=subprocess.STDOUT, start_new_session=True)
 
     def arguments(self):
-        # --show-output: a test that passes because it could not run says so in its output.
+        # --show-output: a test that passes because it could not run reports that in its output.
         return ["--quiet", "--show-output", "--test-threads", str(self.threads)]
 
     def alone(self, test):
-        """Runs one test, with nothing beside it; prints what it says. Whether it passed."""
+        """Runs one test with nothing beside it and prints its output. Returns whether it passed."""
         words = self.words + ["--quiet", "--show-output", "--test-threads", "1", "--exact", test]
         said = subprocess.run(words, cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout.decode(errors="replace")
@@ -91,14 +91,14 @@ class Program:
 
 
 class Documentation(Program):
-    """The examples in the documentation, which Cargo alone can run."""
+    """The examples in the documentation, which only Cargo can run."""
 
     def arguments(self):
         return ["--", "--show-output"]
 
 
 def executables():
-    """Builds everything, and gives the test programs."""
+    """Builds everything and returns Cargo's messages about the test programs."""
     subprocess.run([CARGO, "build", "--workspace", "--all-features", "--quiet"], cwd=ROOT, check=True)
     told = subprocess.run(
         [CARGO, "test", "--workspace", "--all-features", "--no-run", "--quiet", "--message-format=json-render-diagnostics"],
@@ -115,7 +115,7 @@ def programs(wanted):
     messages = executables()
     if not messages:
         sys.exit("error: Cargo names no test program")
-    # A test lies in `deps` of the folder in which the programs lie.
+    # Tests are in `deps` below the folder of the programs.
     built = os.path.dirname(os.path.dirname(messages[0]["executable"]))
     common = dict(os.environ, CARGO=CARGO, DOCTOR_BUILT=built)
     libraries = [os.path.join(built, "deps"), built, os.environ.get("LD_LIBRARY_PATH")]
@@ -139,7 +139,7 @@ def programs(wanted):
 
 
 def in_order(found, record):
-    """The longest first."""
+    """Sorts programs, the longest first."""
     try:
         with open(record) as file:
             before = json.load(file)
@@ -150,7 +150,7 @@ def in_order(found, record):
 
 
 def run_all(found):
-    """Runs them; yields each as it ends, with its exit status."""
+    """Runs programs and yields each as it ends, with its exit status."""
     waiting, running = list(found), []
     last_word = since = time.monotonic()
     before = ticks()
@@ -187,13 +187,13 @@ def run_all(found):
 
 
 def failures(said):
-    """The tests that failed, by libtest's last list."""
+    """Returns the failed tests from libtest's last list."""
     last = said.rpartition("\nfailures:\n")[2]
     return re.findall(r"^    (\S+)$", last.partition("\ntest result:")[0], re.M)
 
 
 def main():
-    # Whoever ends this ends what it started: each program is in a session of its own.
+    # Ending this process ends the programs, each of which is in its own session.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     wanted = sys.argv[1:]
@@ -209,7 +209,7 @@ def main():
         if status != 0:
             failed += [(program, name) for name in names]
             if not names:
-                # It ended without naming a test, as one that crashes does.
+                # The program ended without naming a test, for example by a crash.
                 broken.append(f"{program.name} (ended with {status})")
         elif not re.search(r"^test result: ok", said, re.M):
             broken.append(f"{program.name} (ran no test)")

@@ -1,19 +1,17 @@
 #!/usr/bin/env bash
-# Brings what the tests need from outside Cargo: compilers of C (SQLite and zstd are built from source) and C++ (the
-# fuzzer is), and PostgreSQL's programs, which the test set-up starts by itself in a temporary directory. No system service
-# is started. fio is what the storage test runs, and bindfs serves a mount for it that stops answering; perftest and libfabric's
-# programs are what the fabric test runs, and without an adapter they still show what they say and how they fail. pip brings the
-# compiler that the GPU kernels were made with, to see that they are what their sources give. qemu-user and a C library for it
-# run the node's program as it is built for aarch64. containerd, runc and the plugins for networks of containers are what a real
-# node of Kubernetes is made of, beside the kubelet, which scripts/kubernetes.sh builds. munge and Slurm's daemons are what tests of
-# Slurm stand on; mmdebstrap makes the root file system that the second generation of Slurm lives in (scripts/slurm.sh).
-# sshd is what the hosts of a fleet without a scheduler run. promtool, of Prometheus' package, reads our metrics and rules; an
-# Alertmanager and a mail server are receivers of messages. cloud-init and systemd check what machines in Azure and small sites are
-# given. openssl makes certificates for the API, and curl asks it over TLS. Chromium and Node.js are what the dashboard is looked at
-# with. shellcheck reads our scripts.
+# Installs what the tests need from outside Cargo; no system service is started. What each is for: compilers for C (SQLite and
+# zstd are built from source) and C++ (the fuzzer); PostgreSQL's programs, which the tests start in a temporary directory; fio for
+# the storage test, and bindfs for a mount that stops answering; perftest and libfabric's programs for the fabric test, whose
+# output and failures can be tested without an adapter; pip for the compiler that verifies the committed GPU kernels; qemu-user
+# and a C library to run doctor-node for aarch64; containerd, runc and CNI plugins for a real Kubernetes node, beside the kubelet
+# of scripts/kubernetes.sh; munge and Slurm's daemons; mmdebstrap for the root file system of the second Slurm release
+# (scripts/slurm.sh); sshd for the hosts of a fleet without a scheduler; promtool, from Prometheus' package, for our metrics and
+# rules; an Alertmanager and a mail server as receivers of notifications; cloud-init and systemd to check the files for Azure
+# machines and small sites; openssl for certificates of the API, and curl for TLS requests; Chromium and Node.js for the
+# dashboard; shellcheck for our scripts.
 #
-# What is there already is left alone. Without root nothing is installed: what is missing is named, the tests that
-# need it say NOT RUN, and in CI that is a failure.
+# Installed packages are left alone. Without root nothing is installed: the missing packages are listed, the tests that need them
+# report NOT RUN, and in CI that is a failure.
 set -euo pipefail
 
 missing=()
@@ -51,7 +49,7 @@ command -v prometheus-alertmanager >/dev/null || missing+=(prometheus-alertmanag
 command -v chromium >/dev/null || missing+=(chromium fonts-dejavu-core)
 command -v node >/dev/null || missing+=(nodejs)
 command -v npm >/dev/null || missing+=(npm)
-# What a host of dstack's is set up with, and what stands in for its daemons there.
+# What a dstack host is set up with, and what the stand-in for its daemons needs.
 [ -x /usr/bin/curl ] || missing+=(curl)
 [ -x /usr/bin/python3 ] || missing+=(python3)
 command -v cloud-init >/dev/null || missing+=(cloud-init)
@@ -80,7 +78,7 @@ install() {
     DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -qq install -y --no-install-recommends "${missing[@]}"
 }
 
-# Two apt-get at once break each other beyond what dpkg's own lock prevents, hence one lock around all of it.
+# Two concurrent apt-get runs break each other despite dpkg's own lock, hence one lock around all of it.
 exec 9>/var/lock/cluster-doctor-apt.lock
 flock 9
 echo "installing: ${missing[*]}"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Everything CI runs, part by part, with the minutes of each. All parts run even when one fails, except that nothing is
-# tested that does not build. With CI=true a warning is an error and a test that could not run is a failure.
+# Runs everything CI runs, part by part, with the minutes of each. All parts run even if one fails, except that nothing is tested
+# if the build fails. With CI=true, a warning is an error and a test that could not run is a failure.
 #   test.sh [part...]     all parts, or only those named
-#   FULL=true             with the repetitions that `make test-full` has: more kills, more inputs (CONTRIBUTING.md lists them)
+#   FULL=true             with the repetitions of `make test-full`: more kills, more inputs (CONTRIBUTING.md lists them)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -14,10 +14,10 @@ rows=()
 failed=0
 declare -A started_beside=()
 
-# Repetitions of the same: few here, many in `make test-full`.
+# The repetitions: few here, many in `make test-full`.
 if [ "${FULL:-}" = true ]; then kills=200 fuzz_seconds=60; else kills=50 fuzz_seconds=5; fi
 
-# Ticks that this machine used, and ticks that it would have used and that its host did not give (`steal`).
+# Prints the CPU ticks that this machine used, and those that its host withheld (`steal`).
 ticks() {
   awk '$1 == "cpu" { print $2 + $3 + $4 + $7 + $8, $9 + 0 }' /proc/stat
 }
@@ -31,14 +31,14 @@ row() { # name, seconds, result
   rows+=("$(printf '%-12s %5d.%d min  %s' "$1" $(($2 / 60)) $(($2 % 60 * 10 / 60)) "$3")")
 }
 
-# The result of a part that did not fail, by its output: what was not checked is not in order.
+# Prints the result of a part that did not fail, from its output: a part with skipped checks is incomplete.
 whole() {
   local missing
   missing=$(grep -aio 'not run: .*' | sort -u | wc -l)
   if [ "$missing" -gt 0 ]; then echo "INCOMPLETE, $missing not run"; else echo ok; fi
 }
 
-# A part is a name and a command; the command's output goes to the terminal and to the log that is searched at the end.
+# Runs a part: a name and a command, whose output goes to the terminal and to the log that is searched at the end.
 part() {
   local name=$1 started=$SECONDS result before
   shift
@@ -56,7 +56,7 @@ part() {
   [ "$result" != FAILED ]
 }
 
-# As a part, but the parts after it begin at once: they compute while it waits, or the other way round. `join` waits for it.
+# As `part`, in the background: the parts after it compute while it waits, or the reverse. `join` waits for it.
 beside() {
   local name=$1
   shift
@@ -88,7 +88,7 @@ join() {
 
 report() {
   local not_run
-  # What failed comes last, where the long output of everything else cannot hide it.
+  # Failures are printed last, where other output cannot hide them.
   if [ "$failed" -ne 0 ]; then
     echo
     echo "== failures"
@@ -103,7 +103,7 @@ report() {
   used=$((used - used_before)) stolen=$((stolen - stolen_before))
   echo "the host took $((stolen * 100 / (used + stolen + 1))) % of this machine's time away"
   grep -a '^UNSTEADY: ' "$log" | sort -u
-  # What could not run is said once more where it cannot be overlooked.
+  # Skipped tests are listed again where they cannot be overlooked.
   not_run=$(grep -ao 'NOT RUN: .*' "$log" | sort -u)
   if [ -n "$not_run" ]; then
     echo
@@ -117,11 +117,11 @@ report() {
 }
 
 format() {
-  # The fuzz targets are a workspace of their own.
+  # The fuzz targets are a separate workspace.
   "$cargo" fmt --all --check && "$cargo" fmt --manifest-path fuzz/Cargo.toml --check
 }
 
-# Built here and not by the first test that asks, so that its minutes are its own. Without it those tests say NOT RUN.
+# Built here and not by the first test that needs it, so that its time is listed separately. Without it those tests report NOT RUN.
 control_plane() {
   local part
   for part in control-plane kubelet; do
@@ -135,22 +135,22 @@ helm() {
   scripts/helm.sh || [ $? -eq 3 ]
 }
 
-# The same for the cloud that replacement is tested on.
+# The same for the fake AWS, on which node replacement is tested.
 cloud() {
   scripts/cloud.sh || [ $? -eq 3 ]
 }
 
-# The same for the second generation of Slurm; the first comes with the system's packages.
+# The same for the second Slurm release; the first comes with the system's packages.
 slurm() {
   scripts/slurm.sh || [ $? -eq 3 ]
 }
 
-# The dashboard in a browser; without one it says NOT RUN.
+# The dashboard in a browser; without one it reports NOT RUN.
 browser() {
   scripts/browser.sh || [ $? -eq 3 ]
 }
 
-# The API against its own description; without schemathesis it says NOT RUN.
+# The API against its own description; without schemathesis it reports NOT RUN.
 api() {
   scripts/api.sh || [ $? -eq 3 ]
 }
@@ -165,7 +165,7 @@ azure() {
   scripts/azure.sh || [ $? -eq 3 ]
 }
 
-# Every script, wherever it lies.
+# Checks all scripts with shellcheck.
 shell() {
   local scripts
   mapfile -t scripts < <(find scripts deploy crates -name '*.sh' | sort)
@@ -178,7 +178,7 @@ shell() {
 
 wanted=("$@")
 part system scripts/system.sh
-# These wait for the network, and Go computes.
+# These wait for the network while Go compiles.
 beside cloud cloud
 beside slurm slurm
 beside dstack dstack
@@ -191,7 +191,7 @@ part rules scripts/house-rules.sh
 part shell shell
 part lint scripts/lint.sh
 part build "$cargo" build --workspace --all-features --all-targets --quiet || report
-# They only have the time that the tests leave: those wait more than they compute.
+# These use the time that the tests leave: the tests wait more than they compute.
 beside fuzz-build nice -n 19 scripts/fuzz.sh build
 beside portable nice -n 19 scripts/portable.sh check
 part tests scripts/suite.py

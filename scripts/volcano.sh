@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Volcano's controller, its scheduler and the definitions of its kinds, for the tests that run its jobs. Prints the folder in which
-# they lie, as vc-controller-manager, vc-scheduler and crd/; everything else is said on standard error.
+# Builds Volcano's controller and scheduler and copies its CRDs, for tests that run its jobs. Prints their folder, with
+# vc-controller-manager, vc-scheduler and crd/; all other output is on standard error.
 #
-# Go builds them from Volcano's own module, which pins what it needs (this file pins the version), once: the result is kept under
-# DOCTOR_BED_CACHE by the hash of this file. That takes a few minutes.
+# Go builds them once from Volcano's own module, which pins its dependencies (this file pins the version): the result is kept
+# under DOCTOR_BED_CACHE by the hash of this file. That takes a few minutes.
 #
-# Where it cannot be done, the last line says why: "not run: …", exit 3, or exit 1 with CI=true.
+# If this cannot run, the last line is the reason: "not run: …", exit 3, or exit 1 with CI=true.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,7 +22,7 @@ cannot() {
 cache=${DOCTOR_BED_CACHE:-${HOME:?is where the cache is kept unless DOCTOR_BED_CACHE names a folder}/.cache/cluster-doctor-beds}
 folder=$cache/volcano-$version-$(sha256sum scripts/volcano.sh | cut -c 1-16)
 
-# Where Go has put the sources.
+# Prints the folder of the sources that Go has downloaded.
 sources() {
   local told
   if ! told=$(cd "$cache" && go mod download -json "volcano.sh/volcano@$version"); then
@@ -34,7 +34,7 @@ sources() {
 
 if [ ! -d "$folder" ]; then
   mkdir -p "$cache"
-  # Who comes second waits, and finds it done.
+  # A concurrent run waits here and finds it done.
   exec 9>"$folder.lock"
   flock 9
   if [ ! -d "$folder" ]; then

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# An image without Docker: the archive that `docker load`, `podman load` and `ctr images import` read.
+# Builds an image without Docker: the archive that `docker load`, `podman load` and `ctr images import` read.
 #   archive.sh NAME CONFIG OUT LAYER...     CONFIG is the image's configuration as JSON, each LAYER a folder or a tar of one; OUT may be -
 set -euo pipefail
 
@@ -7,7 +7,7 @@ set -euo pipefail
 name=$1 config=$2 out=$3
 shift 3
 
-# Of no moment: the same content is the same image.
+# Constant, so that the same content gives the same image.
 created=1970-01-01T00:00:00Z
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -22,13 +22,13 @@ for layer in "$@"; do
   file=layer-${#files[@]}.tar
   files+=("$file")
   if [ -d "$layer" ]; then
-    # The same content is the same layer, whoever makes it and when.
+    # The same content gives the same layer, independent of user and time.
     tar --create --file "$work/$file" --directory "$layer" --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 .
   else
     ln -s "$(realpath "$layer")" "$work/$file"
   fi
   layers+="${layers:+,}\"$file\""
-  # Those who build on an image count its layers by this.
+  # Builders of derived images count the layers by this.
   history+="${history:+,}{\"created\":\"$created\",\"created_by\":\"${0##*/}\"}"
   digests+="${digests:+,}\"sha256:$(sha256sum <"$work/$file" | cut -d ' ' -f 1)\""
 done

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Both images without Docker, from the programs that are built: OUT/controller.tar and OUT/node.tar, for `docker load`,
+# Builds both images without Docker from compiled programs: OUT/controller.tar and OUT/node.tar, for `docker load`,
 # `podman load` or `ctr --namespace k8s.io images import`.
 #   build.sh DOCTOR DOCTOR-NODE OUT       TAG names their version (latest); EXTRA_PACKAGES is for the node's (rootfs.sh)
 set -euo pipefail

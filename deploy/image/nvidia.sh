@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# A layer of the node's image from NVIDIA's package repository, in a container of Debian 12 that is thrown away afterwards.
+# Builds a layer of the node image from NVIDIA's package repository, in a temporary Debian 12 container.
 #   nvidia.sh dcgm OUT           dcgmi and nv-hostengine
 #   nvidia.sh nccl-tests OUT     libnccl.so.2, and all_reduce_perf in /opt/nccl-tests/build
 #
-# NVIDIA_REPOSITORY is a mirror, or the repository of another processor; the versions below can be set likewise.
+# NVIDIA_REPOSITORY is a mirror, or the repository of another architecture; the versions below can be set likewise.
 set -euo pipefail
 
 repository=${NVIDIA_REPOSITORY:-https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64}
@@ -16,7 +16,7 @@ out=$2
 
 bring() { apt-get install --yes --quiet --no-install-recommends "$@"; }
 
-# NVIDIA's key and the list of its repository.
+# Installs NVIDIA's key and the list of its repository.
 open_repository() {
   bring ca-certificates curl
   curl --fail --silent --show-error --location --output /tmp/keyring.deb "$repository/$keyring"

@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
-# The root file system of an image, from the packages of the Debian or Ubuntu that this runs on. Neither Docker nor root is needed:
-# packages are fetched and unpacked, and none of their scripts runs.
-#   rootfs.sh controller OUT [PROGRAM]     what `doctor` needs: certificates, time zones, a user without rights
+# Builds the root file system of an image from the packages of the Debian or Ubuntu that this runs on. It needs neither Docker nor
+# root: packages are downloaded and unpacked, and none of their scripts runs.
+#   rootfs.sh controller OUT [PROGRAM]     what `doctor` needs: certificates, time zones, an unprivileged user
 #   rootfs.sh node OUT [PROGRAM]           what `doctor-node` runs: fio, nvme, the programs of perftest and libfabric, chroot, a shell
 #
-# OUT is made. PROGRAM is put in /usr/local/bin; without one the image is a base to put it on. EXTRA_PACKAGES names more packages
-# of the configured sources: datacenter-gpu-manager-4-cuda12 where NVIDIA's are among them.
+# OUT is created. PROGRAM is copied to /usr/local/bin; without one the image is a base to add it to. EXTRA_PACKAGES names more
+# packages of the configured sources, for example datacenter-gpu-manager-4-cuda12 if NVIDIA's are among them.
 set -euo pipefail
 
 usage() { sed -n '4,5s/^# *//p' "$0" >&2 && exit 2; }
 kind=${1:-} out=${2:-} program=${3:-}
 [ -n "$out" ] || usage
 read -ra extra <<<"${EXTRA_PACKAGES:-}"
-# What a program loads at run time is no dependency of its package: libnss for names of hosts comes with libc6.
+# Libraries loaded at run time are no dependencies of a package: libnss for host names comes with libc6.
 case $kind in
 controller) packages=(libc6 libgcc-s1 ca-certificates tzdata) ;;
 node) packages=(libc6 libgcc-s1 tzdata fio nvme-cli perftest ibverbs-providers libfabric-bin libatomic1 busybox-static) ;;
 *) usage ;;
 esac
 
-# They configure a system, or are scripts of fio's that nobody here runs, or what those are written in.
+# Packages that configure a system, scripts of fio that are not used here, and the interpreters of those.
 unneeded='adduser|base-files|debconf|dmsetup|dpkg|init-system-helpers|libpam-modules|libpam-modules-bin|libsemanage.*|media-types|passwd'
 unneeded+='|perl.*|libperl.*|lib.*-perl|python3.*|libpython3.*|tar|usrmerge|uuid-runtime|openssl|pci\.ids|libgdbm.*|libdb5.*|libsqlite3.*|readline-common'
 
@@ -27,7 +27,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 fetch() {
-  # As for a machine on which nothing is installed, so that all that is needed comes.
+  # As for a machine with nothing installed, so that all dependencies are downloaded.
   mkdir -p "$work/archives/partial"
   : >"$work/status"
   apt-get -qq -o Dir::State::Status="$work/status" -o Dir::Cache::Archives="$work/archives" -o Debug::NoLocking=true \
@@ -48,22 +48,22 @@ unpack() {
         tar --extract --directory "$out" --keep-directory-symlink --no-same-owner \
           --exclude='./usr/share/doc/*' --exclude='./usr/share/man/*' --exclude='./usr/share/locale/*' \
           --exclude='./usr/share/lintian*' --exclude='./usr/share/bash-completion*' --exclude='*/gconv/*' --exclude='./lib/systemd/*'
-      # Which versions are in the image.
+      # Records the package versions in the image.
       echo "${name%.deb}" | tr _ ' ' >>"$out/usr/share/cluster-doctor-packages"
     fi
   done
 }
 
-# What packages leave to their scripts.
+# Does what packages leave to their scripts.
 settle() {
   local library applet
   printf '%s\n' 'root:x:0:0:root:/:/usr/sbin/nologin' 'doctor:x:65532:65532:Cluster Doctor:/:/usr/sbin/nologin' >"$out/etc/passwd"
   printf '%s\n' 'root:x:0:' 'doctor:x:65532:' >"$out/etc/group"
   echo 'hosts: files dns' >"$out/etc/nsswitch.conf"
-  # libfabric's is one of several, and the script chooses.
+  # libfabric's library is one of several alternatives, and its package script selects it.
   library=$(find "$out/usr/lib" -name 'libpsm_infinipath.so.1.*' -type f -print -quit)
   if [ -n "$library" ]; then ln -s --relative "$library" "$out/usr/lib/$(uname -m)-linux-gnu/libpsm_infinipath.so.1"; fi
-  # A repair is a command of the node's own system, and a site's checks may be scripts.
+  # Repair commands run in the node's own system, and a site's checks may be scripts.
   if [ -e "$out/usr/bin/busybox" ]; then
     for applet in chroot nsenter sh; do ln -s busybox "$out/usr/bin/$applet"; done
   fi
@@ -73,13 +73,13 @@ settle() {
   fi
 }
 
-# Every program has to find its libraries among those that are there, and not on the machine that this runs on.
+# Checks that every program finds its libraries in the image, and not on this machine.
 check() {
   local loader libraries file missing=""
   loader=$(find "$out/usr/lib" -name 'ld-linux-*' -type f -print -quit)
   libraries=$(find "$out/usr/lib" -name '*.so*' -printf '%h\n' | sort -u | paste -sd :)
   for file in "$out"/usr/bin/* "$out"/usr/sbin/* "$out"/usr/local/bin/*; do
-    # Neither scripts nor static programs load any.
+    # Scripts and static programs load none.
     if [ -f "$file" ] && "$loader" --verify "$file" >/dev/null 2>&1; then
       missing+=$({ "$loader" --library-path "$libraries" --list "$file" 2>&1 || true; } |
         awk -v program="${file##*/}" -v out="$out/" '

@@ -1,5 +1,5 @@
-//! What each kind of probe may bring, made out of bytes: in the shape that a runner would give it, so that a check's own
-//! reading is reached, and now and then in another.
+//! Builds probe outputs from bytes: usually in the form that the runner gives them, so that a check's own parser is
+//! reached, and sometimes in another.
 
 use doctor_checks::{
     gpu::{Driver, Gpu, GpuAnswer, Reading},
@@ -12,17 +12,17 @@ use doctor_core::{
 
 use crate::text;
 
-/// Between the files, GPUs or processes of one answer.
+/// Separates the files, GPUs or processes of one output.
 const NEXT: u8 = 0xff;
-/// Between the looks of a sampled one.
+/// Separates the samples of a sampled file.
 const LOOK: u8 = 0xfe;
 
-/// The output of this probe. The first byte says whether it came to anything.
+/// Returns an output of this probe. The first byte decides whether the probe failed.
 pub fn output(probe: &Probe, bytes: &[u8]) -> ProbeOutput {
     let (kind, rest) = bytes.split_first().map_or((u8::MAX, bytes), |(first, rest)| (*first, rest));
     match kind {
         0..=15 => ProbeOutput::Failed(failure(kind, rest)),
-        // What another version of the node's program may send, in the form in which it travels.
+        // What another version of `doctor-node` may send, in its serialised form.
         16..=23 => serde_json::from_slice(rest).unwrap_or_else(|_| ProbeOutput::Text(text(rest).into_owned())),
         24..=31 => ProbeOutput::Text(text(rest).into_owned()),
         _ => natural(probe, kind, rest),
@@ -65,7 +65,7 @@ fn natural(probe: &Probe, kind: u8, bytes: &[u8]) -> ProbeOutput {
     }
 }
 
-/// Each begins with a line of names for the open places of the pattern.
+/// Parses files, each of which starts with a line of names for the wildcards of the pattern.
 fn files(pattern: &str, bytes: &[u8]) -> Vec<FileText> {
     if bytes.is_empty() {
         return Vec::new();
@@ -111,7 +111,7 @@ fn process(bytes: &[u8]) -> Process {
     }
 }
 
-/// One line for each field that was asked for, in order; a field with a `*` takes a line for each of its links.
+/// Parses GPUs with one line per requested field, in order; a field with a `*` takes a line for each of its links.
 fn gpus(fields: &[String], kind: u8, bytes: &[u8]) -> GpuAnswer {
     let bus = |n: usize| format!("0000:{:02x}:00.0", 0x18 + n);
     let one = |(n, bytes): (usize, &[u8])| {
@@ -141,7 +141,7 @@ fn reading(line: &str) -> Reading {
         Some(("!", code)) => Reading::Failed { code: code.parse().unwrap_or(15), text: line.to_owned() },
         Some(("=", said)) => Reading::Text(said.to_owned()),
         Some(_) => match line.parse::<f64>() {
-            // JSON carries no other numbers.
+            // JSON has no other numbers.
             Ok(number) if number.is_finite() => Reading::Number(number),
             _ => Reading::Text(line.to_owned()),
         },

@@ -1,7 +1,7 @@
-//! A cluster in Azure: its file in both forms, what Azure's program prints, what machines say through it.
+//! Azure clusters: the file in both formats, the output of `az`, and the output of machines through run-command.
 //!
-//! A file that is accepted makes a whole plan. What Azure prints never makes a plan without its steps. A key that a machine said
-//! becomes a line of other files: it is one line, of two words.
+//! An accepted file gives a complete plan. No output of `az` gives a plan without its steps. An SSH host key reported
+//! by a machine becomes a line of other files, so it must be one line of two words.
 
 #![no_main]
 
@@ -10,7 +10,7 @@ use doctor_fuzz::{pick, text};
 use libfuzzer_sys::fuzz_target;
 
 const PARSERS: &[fn(&str)] = &[cluster, env_file, flexible, uniform, said];
-/// The shortest plan has more words.
+/// Fewer words than the shortest plan has.
 const PLAN: usize = 100;
 
 fn cluster(text: &str) {

@@ -1,8 +1,8 @@
-//! What the controller reads beside results: where its store is, the state files of the local backend, the holder of a
-//! lease, host files, what hosts answer, what a command on a host prints, and status files of hosts.
+//! What the controller reads besides results: its store URL, the state files of the local backend, the holder of a
+//! lease, host files, replies of hosts, the output of commands on hosts, and status files of hosts.
 //!
-//! A password never shows in what is printed of a store's URL. No command says itself how it ended, and no host is healthy whose
-//! files do not say so.
+//! A password never appears in the printed form of a store URL. No output can fake the exit code of its command, and no
+//! host is healthy unless its files say so.
 
 #![no_main]
 
@@ -27,7 +27,7 @@ fn host_file(bytes: &[u8]) {
     }
 }
 
-/// A host that could not be looked at is never free, whatever it says; and an answer to another question is none.
+/// A host whose status could not be read is never free, and a reply to another request is rejected.
 fn host_answer(bytes: &[u8]) {
     match answered(bytes, 7) {
         Ok(free_in_doubt) => {
@@ -38,7 +38,7 @@ fn host_answer(bytes: &[u8]) {
     }
 }
 
-/// In pieces of any size, it is the same; and it keeps no more than it may.
+/// The result does not depend on the chunk size, and its length is bounded.
 fn command(bytes: &[u8]) {
     let heard = |size: usize| {
         let mut between = Between::new("word", 64);
@@ -70,7 +70,7 @@ fn url(bytes: &[u8]) {
     }
 }
 
-/// User, password, host and query, each on its line; with the password where it belongs, and again as a parameter.
+/// User, password, host and query, one per line; with the password in its place, and again as a parameter.
 fn secret(bytes: &[u8]) {
     let written = text(bytes);
     let mut lines = written.lines();
@@ -85,12 +85,12 @@ fn secret(bytes: &[u8]) {
             Ok(url) => format!("{url}\n{url:?}"),
             Err(error) => error.to_string(),
         };
-        // A password that stands elsewhere too proves nothing.
+        // A password that also occurs elsewhere proves nothing.
         let elsewhere = form(user, "…", host, query).contains(password);
         assert!(elsewhere || !shown.contains(password), "{shown}");
     };
     let parts = |text: &str| text.contains(['@', ':', '/', '?', '&']);
-    // Nor does one with the sign that stands for what is hidden.
+    // Nor does one that contains the placeholder for hidden text.
     if password.len() < 6
         || password.contains('…')
         || parts(user)
@@ -106,7 +106,7 @@ fn secret(bytes: &[u8]) {
 }
 
 fn state_file(bytes: &[u8]) {
-    // A file that could be two things would be believed to be either.
+    // A file that could be of two kinds would be accepted as either.
     let kinds = taken_as(bytes);
     assert!(kinds.len() <= 1, "{kinds:?}");
 }

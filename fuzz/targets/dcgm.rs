@@ -1,6 +1,6 @@
-//! `dcgmi diag -j` prints JSON of three shapes, with text around it, and without `-j` a table for people.
+//! `dcgmi diag -j` prints JSON of three forms, with text around it, and without `-j` a table.
 //!
-//! What comes out measured rests on at least one result, and every event has a rule. A table has a line for each result.
+//! A measured observation is based on at least one result, and every event has a rule. A table has a line for each result.
 
 #![no_main]
 

@@ -1,8 +1,8 @@
-//! Result documents and agents' reports come from nodes, and nodes are not trusted.
+//! Result documents and agent reports come from nodes, which are not trusted.
 //!
-//! Random bytes never get past the signature, so the input is tried as it is, and as a body signed with a key that the
-//! reader knows. What opens must be safe to build a path from, must say the same after a second trip, and is judged
-//! without a pass that rests on nothing.
+//! Random bytes never pass the signature check, so the input is tried unchanged, and as a body signed with a key that
+//! the reader knows. An accepted document must be safe to build a path from, must survive another round trip, and must
+//! not be classified as a pass without evidence.
 
 #![no_main]
 
@@ -58,7 +58,7 @@ fn result(key: &RunKey, body: &[u8]) {
     document.tests.iter().for_each(|evidence| judged(evidence, document.up));
 }
 
-/// What a pod says of its end, and its log, are a node's own words too.
+/// The termination message and the log of a pod also come from the node.
 fn unpacked(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let most = usize::try_from(MAX_DOCUMENT_BYTES).expect("it is a few megabytes");

@@ -1,7 +1,7 @@
-//! The controller's door: bytes as anybody on the network may send them.
+//! The agent endpoint of the controller: bytes as any client on the network may send them.
 //!
-//! The server's own parser is in the way, as it is in production. Nobody gets in without the key of a node: whatever is
-//! answered is a refusal, or the page that says whether this controller leads.
+//! The server's own HTTP parser is in the path, as in production. Without the key of a node, every response is a
+//! rejection or the page that reports whether this controller leads.
 
 #![no_main]
 

@@ -1,6 +1,6 @@
-//! What a dstack server answers: fleets and runs, of which users wrote a part.
+//! Replies of a dstack server: fleets and runs, parts of which users write.
 //!
-//! Whatever stands there, an instance is free only if its own record says that it is idle or busy, reached, and nothing that is not known.
+//! An instance is free only if its own record says that it is idle or busy and reachable, and contains no unknown value.
 
 #![no_main]
 
@@ -27,7 +27,7 @@ fn fleets(bytes: &[u8]) {
     }
 }
 
-/// No run of anybody's frees an instance that is busy, whatever it is called: ours are known by their owner too.
+/// No foreign run frees a busy instance, whatever its name: ours are also recognised by their owner.
 fn runs(bytes: &[u8]) {
     let busy = instance("busy", "healthy").to_string();
     let Some(names) = free(busy.as_bytes(), bytes) else { return };
@@ -35,7 +35,7 @@ fn runs(bytes: &[u8]) {
     assert!(names.is_empty() || told.iter().any(|run| run["user"] == "doctor"), "{names:?}");
 }
 
-/// Words of the server's that nobody knows here never say free.
+/// Unknown status words of the server never mean free.
 fn words(bytes: &[u8]) {
     let written = text(bytes);
     let (status, health) = written.split_once(' ').unwrap_or((&written, "healthy"));

@@ -1,6 +1,6 @@
-//! fio prints JSON with remarks before it, and a version that nobody has seen yet may print it otherwise.
+//! fio prints JSON with remarks before it, and a future version may print another format.
 //!
-//! What is read holds only numbers from 0 on, whatever stands behind it, and of a text that is cut nothing is made up.
+//! Parsed numbers are never negative, whatever text follows, and nothing is made up from truncated text.
 
 #![no_main]
 
@@ -18,7 +18,7 @@ fuzz_target!(|text: &str| {
     }
     assert!(run.version.starts_with("fio-"), "{}", run.version);
     assert_eq!(parse(&format!("{text}\nfio: a last remark\n")).as_ref(), Ok(&run));
-    // Of a text that is cut, nothing is made up.
+    // Nothing is made up from truncated text.
     if let Some(cut) = text.trim_end().strip_suffix('}') {
         assert!(parse(cut).is_err() || parse(cut).as_ref() == Ok(&run));
     }

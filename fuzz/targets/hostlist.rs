@@ -1,6 +1,6 @@
 //! Host lists come from command lines, and a short one may name a great many nodes.
 //!
-//! The answer is bounded, has each name once, and what it folds to means the same nodes.
+//! The result is bounded, has each name once, and its folded form means the same nodes.
 
 #![no_main]
 
@@ -16,7 +16,7 @@ fuzz_target!(|text: &str| -> Corpus {
     let _ = text.parse::<Selector>();
     let Ok(names) = parse(text) else { return Corpus::Keep };
     assert!((1..=MOST_NODES).contains(&names.len()));
-    // Long lists are only slow: nothing is to be built upon them.
+    // Long lists are only slow: keep them out of the corpus.
     if names.len() > 2000 {
         return Corpus::Reject;
     }

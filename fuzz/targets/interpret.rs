@@ -1,8 +1,8 @@
-//! Every check reads what a sick machine brings.
+//! Every check interprets the output of a faulty machine.
 //!
-//! The first byte picks the check; the rest is cut into one output for each of its probes. Whatever it says must not
-//! panic, must never be a measurement of nothing, and must be judged by the check's own rules without a pass that
-//! rests on no number and no event.
+//! The first byte selects the check; the rest is split into one output for each of its probes. The interpretation must
+//! not panic, must never be a measurement of nothing, and the check's own rules must not classify it as a pass without
+//! a number or an event.
 
 #![no_main]
 
@@ -19,7 +19,7 @@ use doctor_core::{
 use doctor_fuzz::{outputs::output, pick};
 use libfuzzer_sys::fuzz_target;
 
-/// Between the outputs of two probes.
+/// Separates the outputs of two probes.
 const PROBE: u8 = 0xfd;
 
 static RULES: LazyLock<Vec<Rule>> =
@@ -49,7 +49,7 @@ fuzz_target!(|data: &[u8]| {
             assert!(judged.findings.is_empty());
         }
     }
-    // Where nothing at all could be read, nothing is well.
+    // If nothing could be read, nothing passes.
     if outputs.iter().all(|output| matches!(output, ProbeOutput::Failed(_))) {
         assert_ne!(judged.verdict, Verdict::Pass, "{id} passed although every probe failed");
     }

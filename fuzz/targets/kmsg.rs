@@ -1,7 +1,7 @@
-//! The kernel log holds what any driver, and any user who plugs something in, makes the kernel write.
+//! The kernel log contains what any driver, and any user with physical access, makes the kernel write.
 //!
-//! The text is read as a whole log by each check that reads the log, and once more with every line as the words of an
-//! Xid, an SXid and a record of a network card. Events are never more than the lines, and every one has a rule.
+//! Each check that reads the log reads the text as a whole log, and once more with every line as the message of an Xid,
+//! an SXid and a network card. There are never more events than lines, and every event has a rule.
 
 #![no_main]
 

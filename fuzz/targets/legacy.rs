@@ -1,7 +1,6 @@
-//! Databases of the system that we replace, as `doctor import` finds them: any file somebody calls `validation.db`.
+//! Databases of the system that we replace, as `doctor import` finds them: any file called `validation.db`.
 //!
-//! A row that was understood is of a moment that its run number holds, so that no two rows of different times are taken
-//! for the same one.
+//! The run number of an imported row contains its time, so that no two rows of different times count as the same one.
 
 #![no_main]
 
@@ -18,7 +17,7 @@ fuzz_target!(|data: &[u8]| {
     fs::write(&*FILE, data).expect("memory can be written");
     match old_rows(&FILE) {
         Ok((rows, skipped)) => {
-            // A row has a byte at least; SQLite does not make any up.
+            // A row has at least one byte; SQLite does not make any up.
             assert!(rows.len() as u64 + skipped <= data.len() as u64);
             let mut moments = BTreeMap::new();
             for (node, at, run) in rows {

@@ -1,6 +1,6 @@
-//! What the programs of the fabric test print, and what the kernel says beside them.
+//! The output of the programs of the fabric test, and the kernel's counters.
 //!
-//! A result is a number of bits that moved; text without the line of columns has none, and nothing that is no number of the kernel's
+//! A result is a number of bits that moved. Text without the header line has none, and only a number from the kernel
 //! makes a counter grow.
 
 #![no_main]

@@ -1,6 +1,6 @@
-//! Tests of a site print measurements in a shape of ours, from programs that are not ours.
+//! A site's own tests print measurements in our format, from programs that are not ours.
 //!
-//! What comes out measured holds something, holds only finite numbers, and can be judged.
+//! A measured observation contains something, contains only finite numbers, and can be classified.
 
 #![no_main]
 

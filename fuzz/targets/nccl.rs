@@ -1,7 +1,6 @@
-//! NCCL's log, with lines of other programs in it, and what nccl-tests prints.
+//! NCCL's log, with lines of other programs in it, and the output of nccl-tests.
 //!
-//! Of a log that does not name every connection there is no way that the data went, and a run is never read as right that
-//! says of itself that it is not.
+//! A log that does not name every connection has no transport, and a run that reports its own failure is never accepted.
 
 #![no_main]
 
@@ -25,7 +24,7 @@ fn log(bytes: &[u8]) {
         assert!(paths.all > 0 && paths.without_gpu_direct <= paths.network && paths.network <= paths.all);
         assert!(*mode != Mode::Loopback || paths.network == paths.all);
         assert!(*mode != Mode::Nvlink || paths.network == 0);
-        // One connection through sockets spoils it.
+        // One connection through sockets invalidates it.
         let mut more = read.clone();
         more.hear("host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/0");
         assert!(more.judge(&asked).is_err());

@@ -1,6 +1,6 @@
-//! NHC and AzNHC print what their checks, and those of a site, say.
+//! The output of NHC and AzNHC, including that of a site's own checks.
 //!
-//! A run that failed is never read as one without a fault, and every event has a rule.
+//! A failed run is never parsed as one without a fault, and every event has a rule.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! What the node's program reads beside its checks: answers of the controller and of a cloud's metadata service, tables of
-//! the kernel, and its own files of yesterday.
+//! What `doctor-node` reads besides its checks: replies of the controller and of a cloud's metadata service, tables of
+//! the kernel, and its own files.
 
 #![no_main]
 
@@ -50,7 +50,7 @@ fn machine_type(answer: &[u8]) {
 
 fn mounts(bytes: &[u8]) {
     let table = text(bytes);
-    // What is not mounted is not local.
+    // A path that is not mounted is not local.
     assert!(!fuzzed::is_local("", Path::new("/")));
     for line in table.lines() {
         let place = line.split(' ').nth(1).unwrap_or_default();
@@ -64,7 +64,7 @@ fn up(bytes: &[u8]) {
     assert!(check::uptime(&runner).is_none_or(|up| up >= Span::ZERO));
 }
 
-/// Whatever was kept, the last look is this one, and there are never more than were asked for.
+/// Whatever was stored, the last sample is the current one, and there are never more than requested.
 fn samples(kept: &[u8]) {
     let now = (Timestamp::from_secs(1_800_000_000), Span::days(1));
     let file = FileText { path: "/sys/fuzzed/a".to_owned(), text: Ok("1".to_owned()) };
@@ -107,7 +107,7 @@ fn other_node(bytes: &[u8]) {
     assert!(several_nodes::said_by_the_other(bytes).is_none_or(|findings| findings == 0));
 }
 
-/// Only a reason of ours makes a node ours: what a person writes never does, wherever it stands.
+/// Only our own reason marks a node as ours: no text of an operator does, wherever it occurs.
 fn slurm_nodes(bytes: &[u8]) {
     let said = text(bytes);
     for (name, is_ours) in hooks::slurm_says(&said).unwrap_or_default() {
@@ -116,7 +116,7 @@ fn slurm_nodes(bytes: &[u8]) {
     }
 }
 
-/// Nobody makes a permit without the node's key.
+/// No permit is valid without the node's key.
 fn permit(bytes: &[u8]) {
     let node = NodeName::new("n1").expect("a name");
     assert_eq!(Permit::open(&text(bytes), &node, 1, &RunKey::new([7; 32])), None);

@@ -1,6 +1,6 @@
-//! nvidia-smi writes what the driver, and whoever named a process, say.
+//! The output of nvidia-smi, which includes process names chosen by users.
 //!
-//! Every field that was asked for has an answer of every GPU, and none is a number that is none.
+//! Every requested field has a reading for every GPU, and no reading is an invalid number.
 
 #![no_main]
 

@@ -1,8 +1,8 @@
-//! Policy files are written by people in a hurry.
+//! Policy files, which operators write by hand.
 //!
-//! The text is read as a site's file laid over the defaults. A mistake is shown at a place that exists in the text;
-//! whatever is accepted must survive being written out and read again, because verdicts are replayed from stored
-//! policies, and its windows must be answerable for any moment.
+//! The text is parsed as a site's file over the defaults. An error points to a line that exists in the text. An
+//! accepted policy must survive being written and parsed again, because verdicts are replayed from stored policies, and
+//! its windows must be decidable for any time.
 
 #![no_main]
 
@@ -25,6 +25,6 @@ fuzz_target!(|text: &str| {
     }
     let written = toml::to_string(&policy).expect("a policy that was read can be written");
     let again = Policy::over_defaults(&written).unwrap_or_else(|error| panic!("{error}\n{written}"));
-    // Compared as text: a rule's limit may be NaN, which equals nothing, itself included.
+    // Compared as text: a rule's limit may be NaN, which is not equal to itself.
     assert_eq!(toml::to_string(&again).expect("as before"), written);
 });

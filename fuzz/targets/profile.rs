@@ -1,6 +1,6 @@
-//! Profiles of machine types: a site's own files, and those of AWS's and Azure's health checks.
+//! Machine profiles: a site's own files, and those of AWS's and Azure's health checks.
 //!
-//! What is read can be written and read again; of an imported file no line is passed over in silence.
+//! An accepted profile can be written and parsed again; no line of an imported file is skipped silently.
 
 #![no_main]
 
@@ -52,7 +52,7 @@ fn imported(text: &str) {
     let imported = import(name, text);
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).count();
     let told = imported.used + imported.covered + imported.skipped.len();
-    // One more where the file's own name is not one of a machine type.
+    // One more if the file's own name is not that of a machine type.
     assert!(told == lines || told == lines + 1, "{told} of {lines} lines are accounted for");
     assert!(imported.files.len() <= lines);
     imported.files.iter().for_each(reads_back);

@@ -1,7 +1,7 @@
-//! What is asked of the API: parts of paths, parameters, cursors, selectors, filters, and the bodies of orders.
+//! Requests to the API: path segments, parameters, cursors, selectors, filters, and bodies of operator commands.
 //!
-//! Whatever is asked is answered or refused in words, never with an error of ours; a page that says where the next one begins is right
-//! about that; and no answer is much longer than what there is to tell.
+//! Every request is answered or rejected with a reason, never with a server error; a page's cursor points to the next
+//! page; and no response is much longer than the data it describes.
 
 #![no_main]
 
@@ -16,13 +16,13 @@ use serde_json::Value;
 static API: LazyLock<ApiOfFew> = LazyLock::new(|| ApiOfFew::new().expect("a store in memory"));
 static PLACES: LazyLock<Vec<&str>> = LazyLock::new(|| ApiOfFew::places().collect());
 
-/// A character as it may stand in an address, whatever it is.
+/// Percent-encodes characters for a URL.
 fn written(text: &str) -> String {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~&=%+".contains(byte);
     text.bytes().map(|byte| if plain(&byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
 }
 
-/// The first line is the parts of the path, the rest the query.
+/// Sends a request: the first line is the path segments, the rest the query.
 fn question(which: usize, asked: &str) {
     let (parts, query) = asked.split_once('\n').unwrap_or(("", asked));
     let mut parts = parts.split('/');
@@ -52,7 +52,7 @@ fn question(which: usize, asked: &str) {
 
 fuzz_target!(|data: &[u8]| {
     let Some((first, rest)) = data.split_first() else { return };
-    // Counted from `A` for orders and from `a` for questions, so that seeds are text.
+    // Counted from `A` for operator commands and from `a` for queries, so that seeds are text.
     match first {
         b'A'..=b'Z' => {
             let refused = ApiOfFew::order(usize::from(first - b'A'), rest);

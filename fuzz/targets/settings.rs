@@ -1,6 +1,6 @@
-//! Files that configure a program: `doctor.toml`, `agent.toml`, an agent's credential, a simulated world.
+//! Configuration files: `doctor.toml`, `agent.toml`, an agent's credential, a simulated world.
 //!
-//! A mistake is shown at a place that exists in the text, and never shows a key. What is accepted is within its limits.
+//! An error points to a line that exists in the text, and never shows a key. Accepted values are within their limits.
 
 #![no_main]
 
@@ -13,8 +13,8 @@ use doctor_node::agent::{config::Written, http::Address};
 use doctor_sim::{ServeConfig, fuzzed};
 use libfuzzer_sys::fuzz_target;
 
-/// The operators' program is no library: its file is read here by the same source.
-#[expect(dead_code, reason = "of the file only the reading is used here")]
+/// `doctor` has no library, so the same source file is compiled here.
+#[expect(dead_code, reason = "only the parser is used here")]
 #[path = "../../crates/doctor/src/config/file.rs"]
 mod file;
 
@@ -55,7 +55,7 @@ fn agent(text: &str) {
 fn credential(text: &str) {
     match Credential::read(text) {
         Ok(credential) => assert_eq!(Credential::read(&credential.text()), Ok(credential)),
-        // Nothing of the text is quoted: it may be the key.
+        // Nothing of the text is quoted, because it may be the key.
         Err(error) => assert!(error.to_string().len() < 120, "{error}"),
     }
 }

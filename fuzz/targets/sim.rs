@@ -1,6 +1,6 @@
-//! The simulated cluster: the lines that it and a controller exchange, lines of scenarios, and its record of effects.
+//! The simulated cluster: the lines that it and a controller exchange, lines of scenarios, and its log of effects.
 //!
-//! What is read and written again is read as the same.
+//! A value that is parsed and written again parses as the same.
 
 #![no_main]
 
@@ -30,7 +30,7 @@ fn incident(bytes: &[u8]) -> Corpus {
     for line in text(bytes).lines().take(4) {
         if let Some(Incident::UserJob { nodes, .. }) = fuzzed::incident(line) {
             assert!(nodes.len() <= MOST_NODES);
-            // Long lists are only slow: nothing is to be built upon them.
+            // Long lists are only slow: keep them out of the corpus.
             if nodes.len() > 2000 {
                 kept = Corpus::Reject;
             }

@@ -1,6 +1,6 @@
-//! What Slurm's programs print, of which users, operators and nodes wrote a part.
+//! The output of Slurm's programs, parts of which users, operators and nodes write.
 //!
-//! Whatever stands there, a node is free only if its own record begins with a state that says so, and no text of a user makes it so.
+//! A node is free only if its own record starts with a state that says so; no text of a user can change that.
 
 #![no_main]
 
@@ -25,7 +25,7 @@ fn nodes(bytes: &[u8]) {
     }
 }
 
-/// A job's name is what a user writes: it frees nothing that another line says is in use.
+/// A job's name is a user's text: it frees nothing that another field says is in use.
 fn queue(bytes: &[u8]) {
     let name = text(bytes);
     let used = ["12", "1000", "alice", "RUNNING", "None", "gpu", "", "", "", "n1", "", "", "1", "1", "0", "", "", ""];
@@ -40,7 +40,7 @@ fn reservations(bytes: &[u8]) {
     assert_eq!(free([IDLE, "", &line, "", ""], TOKEN), [""; 0]);
 }
 
-/// The parts, each behind a line of its own.
+/// Splits the input into the five outputs, separated by `---` lines.
 fn all(bytes: &[u8]) {
     let written = text(bytes);
     let mut parts = written.split("\n---\n");

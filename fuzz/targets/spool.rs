@@ -1,7 +1,7 @@
-//! The directory where an agent's reports wait, after somebody changed its files.
+//! The agent's report spool, after its files were changed.
 //!
-//! The input is cut into files: the numbers that were given out, what was lost, and reports. However they look, the
-//! directory opens, is emptied in bounded steps, and gives a new report a number of its own.
+//! The input is split into files: the counter of report numbers, the record of losses, and reports. Whatever they
+//! contain, the spool opens, is drained in bounded steps, and gives a new report a unique number.
 
 #![no_main]
 
@@ -14,7 +14,7 @@ use libfuzzer_sys::fuzz_target;
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| scratch().keep());
 const ROOM: Room = Room { bytes: 4096, reports: 3 };
 
-/// Of each part the first line is the file's name, where it is a plain one.
+/// Writes files. The first line of each part is the file name, if it is a plain one.
 fn fill(data: &[u8]) -> usize {
     let parts = data.split(|byte| *byte == 0xff).take(6);
     let mut written = 0;

@@ -1,6 +1,6 @@
-//! Words and single lines: names, ids, durations, moments, keys, and what the kernel writes into one line.
+//! Words and single lines: names, ids, durations, times, keys, and single lines of the kernel.
 //!
-//! What is accepted reads back as itself, names are safe to build a path from, and numbers are numbers.
+//! An accepted value reads back as itself, names are safe to build a path from, and numbers are valid.
 
 #![no_main]
 
@@ -117,7 +117,7 @@ fn place(text: &str) {
     assert!(pci::above(text).is_none_or(|bus| text.contains(bus)));
 }
 
-/// The open places of a pattern, put back, give the path.
+/// Filling the wildcards of the pattern with the matches gives the path.
 fn wild(text: &str) {
     let Some((pattern, path)) = text.split_once('\n') else { return };
     let Some(found) = files::wild(pattern, path) else { return };
@@ -132,9 +132,9 @@ fn wild(text: &str) {
     assert_eq!(filled.join("/"), path);
 }
 
-/// What DCGM's watches say, in lines of ours.
+/// DCGM's watches, in our line format.
 fn watch(text: &str) {
-    // Runs of white space become one space, so what is compared is what is written.
+    // Runs of white space become one space, so the written forms are compared.
     if let Ok(watch) = Watch::parse(text) {
         let written = watch.text();
         assert_eq!(Watch::parse(&written).map(|again| again.text()), Ok(written));

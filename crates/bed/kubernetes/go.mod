@@ -1,5 +1,5 @@
-// The Kubernetes control plane and the Helm that tests run; scripts/kubernetes.sh and scripts/helm.sh build them. They are one
-// module, so that what both are made of is compiled once. The lock on it is go.sum.
+// The Kubernetes control plane and Helm for tests; scripts/kubernetes.sh and scripts/helm.sh build them. They share one
+// module, so that common dependencies are compiled once. go.sum pins them.
 module cluster-doctor.io/bed/kubernetes
 
 go 1.26.0
@@ -221,8 +221,8 @@ tool (
 	k8s.io/kubernetes/cmd/kubelet
 )
 
-// k8s.io/kubernetes replaces its own modules by folders of its tree, which counts only there: here they are, at the versions
-// that were published with it.
+// k8s.io/kubernetes replaces its own modules by folders of its source tree, which has no effect on its importers. These are
+// the versions published with it.
 replace (
 	k8s.io/api => k8s.io/api v0.36.4
 	k8s.io/apiextensions-apiserver => k8s.io/apiextensions-apiserver v0.36.4

@@ -1,6 +1,6 @@
-//! A cloud that is not there: moto plays EC2 on loopback, and the program `aws` talks to it as to the real one.
+//! A fake AWS: moto serves EC2 on loopback, and the `aws` program talks to it as to the real service.
 //!
-//! What it does not play: throttling, and instances that take time. A test that needs those answers for itself.
+//! moto plays neither throttling nor instances that take time to start. A test that needs those serves its own replies.
 
 use std::{
     net::TcpListener,
@@ -11,12 +11,12 @@ use std::{
 
 use crate::{excuse, kubernetes::from_script};
 
-/// Long on a busy machine: an interpreter starts and reads a hundred modules.
+/// How long moto may take to listen. On a busy machine, Python needs long to import a hundred modules.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Debug, thiserror::Error)]
 pub enum CloudError {
-    /// It is not on this machine and cannot be brought here.
+    /// moto is not on this machine and cannot be installed.
     #[error("{0}")]
     NotThere(String),
     #[error("{0}")]
@@ -24,16 +24,16 @@ pub enum CloudError {
 }
 
 impl CloudError {
-    /// Says that a test did not run, by name and reason.
+    /// Reports by name and reason that a test did not run.
     ///
     /// # Panics
-    /// In CI, where that is a failure; and anywhere if there is a cloud that does not do what it should.
+    /// Panics in CI, where a skipped test is a failure, and everywhere if moto is installed but fails.
     pub fn not_run(&self, what: &str) {
         excuse::not_run(what, self, matches!(self, Self::NotThere(_)));
     }
 }
 
-/// A running EC2 of one region. It ends with this value.
+/// A running EC2 endpoint for one region. Dropping it stops the server.
 #[derive(Debug)]
 pub struct Cloud {
     programs: PathBuf,
@@ -43,19 +43,21 @@ pub struct Cloud {
 
 impl Drop for Cloud {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The server may have exited already.
         let _gone = self.server.kill();
         let _ended = self.server.wait();
     }
 }
 
 impl Cloud {
+    /// Starts moto and waits until it listens.
+    ///
     /// # Errors
-    /// With what is missing on this machine, or if it does not begin to answer.
+    /// Returns what is missing on this machine, or an error if the server does not listen in time.
     pub fn start() -> Result<Self, CloudError> {
         let programs = from_script("scripts/cloud.sh", &[]).map_err(CloudError::NotThere)?;
         let failed = |error: std::io::Error| CloudError::Failed(format!("starting moto_server: {error}"));
-        // Whoever takes the port in between makes the server fail, which is said.
+        // Another process may take the port before moto binds it. moto then fails to start, which is reported.
         let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).map_err(failed)?;
         let mut command = Command::new(programs.join("moto_server"));
         command.args(["-H", "127.0.0.1", "-p", &free.port().to_string()]);
@@ -71,20 +73,20 @@ impl Cloud {
         Ok(cloud)
     }
 
-    /// What makes a program talk to this cloud: words to put before its own.
+    /// Returns the `env` command that points a program at this endpoint. Put it before the program's own arguments.
     pub fn before(&self) -> Vec<String> {
         environment(&self.programs, &self.url)
     }
 
-    /// The same for another server that plays the cloud.
+    /// As [`Self::before`], for another server that plays the cloud.
     pub fn before_at(&self, url: &str) -> Vec<String> {
         environment(&self.programs, url)
     }
 
-    /// Runs `aws` with these words and gives back what it printed.
+    /// Runs `aws` with these arguments and returns its output.
     ///
     /// # Panics
-    /// If it fails.
+    /// Panics if `aws` fails.
     pub fn aws(&self, words: &[&str]) -> String {
         let before = self.before();
         let Output { status, stdout, stderr } =
@@ -104,7 +106,7 @@ fn environment(programs: &Path, url: &str) -> Vec<String> {
         "AWS_SECRET_ACCESS_KEY=nothing".to_owned(),
         "AWS_DEFAULT_REGION=us-east-1".to_owned(),
         "AWS_MAX_ATTEMPTS=1".to_owned(),
-        // It must not find an account of whoever runs the tests.
+        // The developer's own AWS account must stay out of reach.
         "AWS_CONFIG_FILE=/dev/null".to_owned(),
         "AWS_SHARED_CREDENTIALS_FILE=/dev/null".to_owned(),
     ]

@@ -1,21 +1,21 @@
-//! When a test may be left out: a contributor's machine lacks something, and it is said by name.
+//! Skipping a test with a printed reason where the machine lacks what the test needs.
 
 use std::fmt::Display;
 
-/// Says that these tests could not run, and why. `lacking`: this machine lacks what they stand on.
+/// Reports that these tests could not run, and why. `lacking`: the machine lacks a prerequisite.
 ///
 /// # Panics
-/// If nothing is lacking and it failed all the same; and in CI, where what could not run is a failure.
+/// Panics if nothing is lacking and the setup failed all the same, and in CI, where a skipped test is a failure.
 pub(crate) fn not_run(what: &str, why: &dyn Display, lacking: bool) {
     let excused = lacking && std::env::var("CI").as_deref() != Ok("true");
     assert!(excused, "{why}");
     println!("NOT RUN: {what}: {why}");
 }
 
-/// Says that these tests could not run because this machine lacks a program that they stand on.
+/// Reports that these tests could not run because this machine lacks a program.
 ///
 /// # Panics
-/// In CI, where what could not run is a failure.
+/// Panics in CI, where a skipped test is a failure.
 pub fn lacking(what: &str, why: &str) {
     not_run(what, &why, true);
 }

@@ -1,5 +1,5 @@
-//! The systems that tests and benchmarks stand on: real ones, started from what the distribution installs or from their
-//! sources, and a machine with GPUs for where there is none. Nothing that is shipped depends on this.
+//! Real systems for tests and benchmarks, started from the distribution's packages or from source, and a fake machine
+//! with GPUs for hosts without any. No shipped program depends on this crate.
 
 pub mod azure;
 pub mod cloud;

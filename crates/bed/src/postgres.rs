@@ -1,6 +1,6 @@
-//! A PostgreSQL server from the distribution's binaries: its own data directory, its own port on loopback.
+//! A PostgreSQL server from the distribution's packages with a temporary data directory and a free port on loopback.
 //!
-//! A watcher outside this process stops the server and removes its files when this process is gone, however it went.
+//! A watcher process stops the server and removes its files when this process exits, even if it is killed.
 
 use std::{
     fs::{self, File},
@@ -15,15 +15,15 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// How long a server may take to answer, or to stop, on a busy machine.
+/// How long a server may take to answer or to stop on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// How a server is to be.
+/// Options of a server.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Setup<'a> {
-    /// Whether a commit waits for the disk. Only a measurement needs that.
+    /// Whether a commit waits for the disk. Only measurements need this.
     pub durable: bool,
-    /// Begin with a copy of this data directory of a stopped server.
+    /// Start from a copy of this data directory of a stopped server.
     pub data: Option<&'a Path>,
 }
 
@@ -33,11 +33,11 @@ pub struct Server {
     port: u16,
     folder: TempDir,
     process: Child,
-    /// Held open: the watcher waits for its end.
+    /// Holds the pipe whose end the watcher waits for.
     watcher: Child,
 }
 
-/// Why there is no server to stand on.
+/// Why no server is available.
 #[derive(Debug, thiserror::Error)]
 pub enum BedError {
     #[error("no server is installed under /usr/lib/postgresql: install your distribution's postgresql package")]
@@ -72,10 +72,10 @@ fn at(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> BedError {
 }
 
 impl Server {
-    /// Whether this machine has what a server needs.
+    /// Checks that this machine has what a server needs.
     ///
     /// # Errors
-    /// With what is missing.
+    /// Returns what is missing.
     pub fn can_start() -> Result<(), BedError> {
         programs().ok_or(BedError::NotInstalled)?;
         Account::find().map(drop)
@@ -84,7 +84,7 @@ impl Server {
     /// Starts a server and waits until it answers.
     ///
     /// # Errors
-    /// With what is missing.
+    /// Returns what is missing or what failed.
     pub fn start(setup: Setup<'_>) -> Result<Self, BedError> {
         let programs = programs().ok_or(BedError::NotInstalled)?;
         let account = Account::find()?;
@@ -108,26 +108,26 @@ impl Server {
         Ok(server)
     }
 
-    /// How to reach a database of this server.
+    /// Returns the URL of a database over TCP.
     pub fn url(&self, database: &str) -> String {
         format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
     }
 
-    /// The same by the server's socket in the file system, as a program on the same machine would.
+    /// Returns the URL of a database over the server's Unix socket, as a program on the same machine would use.
     pub fn socket_url(&self, database: &str) -> String {
         let folder = self.folder.path().display().to_string().replace('/', "%2F");
         format!("postgres://postgres@{folder}:{}/{database}", self.port)
     }
 
-    /// The server's first process; the others are its children.
+    /// Returns the id of the server's main process, the parent of the others.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// A new, empty database, by its URL.
+    /// Creates an empty database and returns its URL.
     ///
     /// # Errors
-    /// If there is one of that name, or the server is gone.
+    /// Fails if a database of that name exists or the server is gone.
     pub fn create_database(&self, name: &str) -> Result<String, BedError> {
         let sql = |operation| move |source| BedError::Sql { operation, source };
         let mut client =
@@ -136,10 +136,10 @@ impl Server {
         Ok(self.url(name))
     }
 
-    /// Stops the server in good order and leaves its data directory at `kept`, where there must be nothing yet.
+    /// Shuts the server down cleanly and copies its data directory to `kept`, which must not exist yet.
     ///
     /// # Errors
-    /// If it does not stop, or its files cannot be copied.
+    /// Fails if the server does not stop or its files cannot be copied.
     pub fn stop_and_keep(mut self, kept: &Path) -> Result<(), BedError> {
         self.stop().map_err(at("stopping the server in", self.folder.path()))?;
         copy_folder(&self.folder.path().join("data"), kept)
@@ -156,7 +156,7 @@ impl Server {
         }
     }
 
-    /// A fast shutdown: sessions are ended, everything is written.
+    /// Performs a fast shutdown: sessions are ended, all data is written.
     fn stop(&mut self) -> io::Result<()> {
         if self.process.try_wait()?.is_some() {
             return Ok(());
@@ -176,14 +176,14 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // What does not stop here is left to the watcher, which is told by the end of its input.
+        // If the server does not stop here, the watcher ends it when its input closes.
         drop(self.stop());
         drop(self.watcher.stdin.take());
         drop(self.watcher.wait());
     }
 }
 
-/// Whom the server runs as: it refuses to run as root.
+/// The account that the server runs as: PostgreSQL refuses to run as root.
 #[derive(Debug, Clone, Copy)]
 enum Account {
     Ourselves,
@@ -205,7 +205,7 @@ impl Account {
         }
     }
 
-    /// Hands a folder over, with all that is in it.
+    /// Gives a folder and its contents to this account.
     fn own(self, path: &Path) -> Result<(), BedError> {
         let Self::Other { user, group } = self else { return Ok(()) };
         chown(path, Some(user), Some(group)).map_err(at("handing over", path))?;
@@ -254,7 +254,7 @@ impl Account {
     }
 }
 
-/// The newest installed server.
+/// Returns the folder of the newest installed server.
 fn programs() -> Option<PathBuf> {
     let mut versions: Vec<(u32, PathBuf)> = fs::read_dir("/usr/lib/postgresql")
         .ok()?
@@ -273,9 +273,9 @@ fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// A shell that waits until this process is gone, then stops the server and removes its files.
+/// Starts a shell that waits until this process exits, then stops the server and removes its files.
 fn watch(server: &Child, folder: &Path) -> Result<Child, BedError> {
-    // A server that has stopped in good order has removed its pid file, and its number may be another process' by now.
+    // A server that has stopped cleanly has removed its pid file, and its process id may have been reused since.
     const SCRIPT: &str = "cat; running() { [ -e \"$2/data/postmaster.pid\" ] && kill -0 \"$1\" 2>/dev/null; }; n=0; \
                           if running \"$@\"; then kill -INT \"$1\"; fi; \
                           while running \"$@\" && [ $n -lt 200 ]; do sleep 0.05; n=$((n+1)); done; rm -rf \"$2\"";
@@ -289,7 +289,7 @@ fn watch(server: &Child, folder: &Path) -> Result<Child, BedError> {
         .map_err(|error| BedError::Program { program: "sh", why: error.to_string() })
 }
 
-/// Copies a data directory: plain files and folders, closed to others, as the server demands.
+/// Copies a data directory with mode 0700, which the server requires.
 fn copy_folder(from: &Path, to: &Path) -> Result<(), BedError> {
     use std::os::unix::fs::DirBuilderExt;
     fs::DirBuilder::new().mode(0o700).create(to).map_err(at("creating", to))?;

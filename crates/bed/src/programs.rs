@@ -1,4 +1,4 @@
-//! Programs of this workspace that tests run beside the one that they are of.
+//! Finds or builds the other programs of this workspace that a test runs.
 
 use std::{
     path::{Path, PathBuf},
@@ -6,14 +6,14 @@ use std::{
     sync::OnceLock,
 };
 
-/// Names the folder in which the programs of this workspace are built already. `scripts/suite.py` sets it: a build for one package
-/// alone would choose other features of shared crates, compile those once more, and replace a program that another test runs.
+/// The environment variable with the folder of the programs already built. `scripts/suite.py` sets it: a build of a
+/// single package would select other features of shared crates, compile those again, and replace a program that another test runs.
 const BUILT: &str = "DOCTOR_BUILT";
 
-/// The program that jobs run: `$DOCTOR_NODE`, or the one in `$DOCTOR_BUILT`, or one that is built as this test was.
+/// Returns the path of `doctor-node`: `$DOCTOR_NODE`, the one in `$DOCTOR_BUILT`, or one built with the profile of this test.
 ///
 /// # Panics
-/// If it cannot be built.
+/// Panics if it cannot be built.
 pub fn doctor_node() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -22,17 +22,17 @@ pub fn doctor_node() -> &'static Path {
     })
 }
 
-/// A file in `$DOCTOR_BUILT`, where that is set.
+/// Returns a file in `$DOCTOR_BUILT`, or `None` if the variable is not set.
 ///
 /// # Panics
-/// If the folder has no such file.
+/// Panics if the folder has no such file.
 pub(crate) fn built(name: &str) -> Option<PathBuf> {
     let path = PathBuf::from(std::env::var_os(BUILT)?).join(name);
     assert!(path.exists(), "{BUILT} names a folder without {name}: {}", path.display());
     Some(path)
 }
 
-/// The folder of the profile that this program was built with: a test lies in `deps` below it, a program in it.
+/// Returns the target folder of the profile that this program was built with. Tests are in `deps` below it, programs in it.
 pub(crate) fn profile() -> PathBuf {
     let me = std::env::current_exe().expect("a running program has a path");
     let folder = me.ancestors().skip(1).find(|folder| !folder.ends_with("deps"));

@@ -1,4 +1,4 @@
-//! The bed itself: a real dstack server, hosts that are its instances, work on them, and nothing left when it ends.
+//! Tests of the dstack test bed: a real server, hosts as its instances, jobs on them, and nothing left behind.
 
 use std::{
     fs,
@@ -29,7 +29,7 @@ fn hosts_become_instances_that_run_work_fall_ill_and_go_with_the_bed() {
     }
 }
 
-/// Whether a process was started from there.
+/// Returns whether a process's command line contains this folder.
 fn is_used(folder: &Path) -> bool {
     let folder = folder.display().to_string();
     let all = fs::read_dir("/proc").unwrap().flatten();

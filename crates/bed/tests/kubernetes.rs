@@ -1,5 +1,5 @@
-//! The control plane and the kubelet that plays its nodes do what tests of Cluster Doctor rely on: real scheduling, real
-//! preemption, real RBAC, and an API server that can be away for a while.
+//! The control plane and the fake kubelet do what tests of Cluster Doctor rely on: real scheduling, real preemption,
+//! real RBAC, and an API server that can be down for a while.
 
 use std::{
     fmt::Debug,
@@ -34,11 +34,11 @@ const PATIENCE: Duration = Duration::from_secs(120);
 static PLANE: LazyLock<Result<ControlPlane, BedError>> =
     LazyLock::new(|| ControlPlane::programs().and_then(|programs| ControlPlane::start(&programs)));
 
-/// One test kills the API server, so they take turns.
+/// Serialises the tests, because one of them kills the API server.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// The control plane that the tests share. Where it cannot be built this says so and gives `None`; in CI that is
-/// a failure, and one that is there and does not start always is.
+/// Returns the control plane that the tests share, or `None` if it cannot be built, which is reported. In CI that is a
+/// failure, and everywhere if the control plane is built but does not start.
 fn plane() -> Option<(MutexGuard<'static, ()>, &'static ControlPlane)> {
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     match &*PLANE {
@@ -69,7 +69,7 @@ where
     await_condition(api.clone(), name, until).await.unwrap()
 }
 
-/// A pod that wants all GPUs of the one node it may run on.
+/// A pod that requests all GPUs of the only node it may run on.
 fn whole_node(node: &str) -> Value {
     json!({
         "nodeSelector": { "kubernetes.io/hostname": node },
@@ -179,7 +179,7 @@ fn the_api_server_is_killed_and_comes_back_and_everybody_goes_on() {
 
         let survivor = wait(&pods, "survivor", has_phase("Failed")).await.unwrap();
         assert_eq!(terminated(&survivor).exit_code, 3);
-        // So are the kubelet's watch, which hears of a deletion, and the scheduler's, which hears of a new pod.
+        // The kubelet's watch sees a deletion again, and the scheduler's watch a new pod.
         pods.delete("survivor", &DeleteParams::default()).await.unwrap();
         wait(&pods, "survivor", conditions::is_deleted(survivor.metadata.uid.as_deref().unwrap())).await;
         create(&pods, pod("newcomer", &whole_node("away-1"))).await;
@@ -198,7 +198,7 @@ fn a_node_is_what_its_kubelet_says() {
     assert!(kubelet.set_ready("job-1", false).is_err(), "another kubelet's");
     block_on(async {
         let nodes: Api<Node> = Api::all(connect(plane.admin()).await.unwrap());
-        // The controller manager believes it.
+        // The controller manager acts on the reported condition.
         let node = wait(&nodes, "said-1", has_taint("node.kubernetes.io/not-ready")).await.unwrap();
         assert_eq!(node.metadata.labels.unwrap()["pool"], "training");
         assert_eq!(node.spec.unwrap().provider_id.as_deref(), Some("cloud:///zone/i-1"));
@@ -254,7 +254,7 @@ fn a_cluster_begins_with_what_another_one_left_and_without_controllers_it_stays_
         assert!(there.is_success(), "{there:?}");
         let accounts = next.request("GET", "/api/v1/namespaces/left/serviceaccounts", None).unwrap();
         assert!(accounts.text.contains("\"items\":[]"), "nobody makes accounts: {accounts:?}");
-        // What is done with a copy is not in what was kept.
+        // Changes to a copy do not affect the saved data.
         assert!(next.request("DELETE", "/api/v1/namespaces/left", None).unwrap().is_success());
     }
 }
@@ -285,7 +285,7 @@ fn a_user_and_a_service_account_may_do_nothing_until_they_are_allowed_to() {
             let path = format!("/apis/rbac.authorization.k8s.io/v1/{kind}");
             assert_eq!(plane.request("POST", &path, Some(&object)).unwrap().status, 201);
         }
-        // The authorizer hears of a binding by a watch of its own.
+        // The authorizer learns of a binding through its own watch.
         while list(&agent).await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

@@ -1,4 +1,4 @@
-//! A real node leaves nothing behind, however it ended, and changes nothing of the machine that it is on.
+//! A real node leaves nothing behind, even if its keeper is killed, and does not change the machine it runs on.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use doctor_bed::kubernetes::{
     real::{Programs, RealNode},
 };
 
-/// What a node could leave here: control groups, links, mounts.
+/// Returns what a node could leave behind: cgroups, links, mounts.
 fn traces() -> Vec<String> {
     let hierarchies = fs::read_dir("/sys/fs/cgroup").unwrap().flatten().map(|entry| entry.path());
     let hierarchies: Vec<PathBuf> = hierarchies.chain([PathBuf::from("/sys/fs/cgroup")]).collect();
@@ -28,7 +28,7 @@ fn traces() -> Vec<String> {
     found
 }
 
-/// What a kubelet sets for the whole kernel.
+/// Returns the kernel-wide settings that a kubelet changes.
 fn kernel() -> Vec<String> {
     let names = ["vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"];
     names.map(|name| fs::read_to_string(Path::new("/proc/sys").join(name)).unwrap()).to_vec()

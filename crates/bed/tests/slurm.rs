@@ -1,4 +1,4 @@
-//! A Slurm of the bed does what tests of Cluster Doctor rely on, and leaves nothing behind, however it ended.
+//! The Slurm test bed does what tests of Cluster Doctor rely on, and leaves nothing behind, even if its process is killed.
 
 use std::{
     fs,
@@ -12,10 +12,10 @@ use std::{
 
 use doctor_bed::slurm::{BedError, Daemon, Generation, Layout, Rest, Slurm};
 
-/// Set for the process of a test that holds a Slurm until it is killed.
+/// Set for the child process that holds a Slurm until it is killed.
 const HOLDS: &str = "DOCTOR_BED_HOLDS_SLURM";
 
-/// A Slurm of this generation. Where there is none this says so; in CI that is a failure.
+/// Starts a Slurm, or reports that there is none; in CI that is a failure.
 fn slurm(what: &str, layout: &Layout) -> Option<Slurm> {
     match Slurm::start(layout) {
         Ok(slurm) => Some(slurm),
@@ -27,7 +27,7 @@ fn slurm(what: &str, layout: &Layout) -> Option<Slurm> {
     }
 }
 
-/// The processes of this machine whose command line or working folder names the folder of a Slurm.
+/// Returns the processes whose command line or working directory contains the folder of a Slurm.
 fn processes_in(folder: &Path) -> Vec<String> {
     let folder = folder.to_str().unwrap();
     let processes = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
@@ -66,7 +66,7 @@ fn runs_jobs_and_loses_nothing(generation: Generation, version: &str) {
     wait_until("the job says where it is", || fs::read_to_string(&said).is_ok_and(|said| said.ends_with('\n')));
     assert_eq!(fs::read_to_string(&said).unwrap(), "node2 0,1,2,3,4,5,6,7\n");
 
-    // What they kept is there again: the job runs on.
+    // The daemons restore their saved state: the job continues.
     slurm.kill(Daemon::Munge).unwrap();
     assert_eq!(slurm.pids(Daemon::Munge), Vec::<u32>::new());
     slurm.stop(Daemon::Controller).unwrap();
@@ -136,20 +136,20 @@ fn a_controller_can_have_thousands_of_nodes_that_nobody_runs() {
     }
 }
 
-/// Asks slurmrestd for the nodes, and gives the first line and the rest of what it answers.
+/// Requests the nodes from slurmrestd and returns the first line and the rest of its reply.
 fn ask_for_nodes(mut door: impl io::Read + io::Write, version: &str, head: &str) -> (String, String) {
     let request = format!("GET /slurm/{version}/nodes HTTP/1.1\r\nHost: bed\r\nConnection: close\r\n{head}\r\n");
-    // In one piece: slurmrestd can take the first half of a line that came in two for a bad request.
+    // Sent in one piece: slurmrestd can reject the first half of a line that arrives in two.
     door.write_all(request.as_bytes()).unwrap();
     let mut answer = Vec::new();
-    // It may close before the last byte was read, which says nothing about what came before.
+    // slurmrestd may close the connection before the last byte is read. The reply is complete all the same.
     let _closed = door.read_to_end(&mut answer);
     let answer = String::from_utf8(answer).unwrap();
     let (status, rest) = answer.split_once("\r\n").unwrap();
     (status.to_owned(), rest.to_owned())
 }
 
-/// Each generation with the version of the interface that it has.
+/// Each release with its API version.
 const INTERFACES: [(Generation, &str); 2] = [(Generation::Debian12, "v0.0.38"), (Generation::Debian13, "v0.0.42")];
 
 #[test]
@@ -178,7 +178,7 @@ fn slurmrestd_answers_to_a_token_and_goes_with_its_slurm() {
         assert!(status.contains(" 401 ") && !nodes.contains("node1"), "{status} {nodes}");
 
         slurm.kill(Daemon::Rest).unwrap();
-        // Not by its port: that may be somebody else's by now, and a socket that asks for it may even be given it.
+        // Not tested by its port: another process may have taken it, and a connecting socket may even be assigned it.
         assert_eq!(slurm.pids(Daemon::Rest), Vec::<u32>::new());
         slurm.restart(Daemon::Rest).unwrap();
         wait_until("it listens again", || TcpStream::connect(address).is_ok());
@@ -212,7 +212,7 @@ fn nothing_is_left_of_a_slurm_whose_process_was_killed() {
     wait_until("its files are gone", || !folder.exists());
 }
 
-/// In the process that is killed.
+/// Runs in the child process that is killed.
 fn hold() {
     let slurm = Slurm::start(&Layout { nodes: 1, rest: Some(Rest::Socket), ..Layout::default() }).unwrap();
     let job = slurm.submit(&["--wrap=exec sleep 600"]).unwrap();

@@ -1,4 +1,4 @@
-//! The SSH hosts of the bed do what tests of Cluster Doctor rely on: each is a machine of its own, and each fault is the fault.
+//! The SSH test bed does what tests of Cluster Doctor rely on: hosts are isolated, and each fault is real.
 
 use std::{
     fs,
@@ -42,7 +42,7 @@ fn each_host_is_a_machine_of_its_own() {
     assert!(fleet.hosts()[1].home().join("file").exists() && !fleet.hosts()[0].home().join("file").exists());
     fleet.hosts()[0].set_load("7.5 0 0 1/1 1\n").unwrap();
     assert!(said(&fleet, "host1", "cat /proc/loadavg").starts_with("7.5"));
-    // What was started and left lives until the next boot.
+    // A detached process lives until the next boot.
     let started = said(&fleet, "host1", "setsid sleep 600 >/dev/null 2>&1 </dev/null & echo $!");
     assert_eq!(said(&fleet, "host1", &format!("kill -0 {started} && echo yes")), "yes");
     let before = said(&fleet, "host1", "cat /proc/sys/kernel/random/boot_id");
@@ -87,7 +87,7 @@ fn a_slow_line_is_slow_and_works() {
     let began = Instant::now();
     let output = ssh.output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "well\n", "{}", complaint(&output));
-    // Keys are exchanged in more than four pieces, one after the other.
+    // The key exchange takes more than four messages, one after the other.
     assert!(began.elapsed() > Duration::from_millis(200), "{:?}", began.elapsed());
 }
 

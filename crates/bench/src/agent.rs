@@ -1,17 +1,16 @@
-//! M6: the agent as it is shipped and its helper that asks the driver, on a machine that does not exist with eight GPUs and
-//! eight ports.
+//! M6: the shipped agent and its driver helper, on a fake machine with eight GPUs and eight ports.
 //!
-//! A listener on the loopback answers as the controller's door does. What an hour costs in which everything is found as before is
-//! put together from its parts, each measured: sixty minutes of waiting, from a report to the sign of life; twelve looks that find
-//! nothing new, of an agent whose policy has it look every other second instead of every five minutes; and one look that reports
-//! everything. That one is asked for by SIGHUP, so it also reads the configuration again: more than it would be. A minute with a
-//! report is a minute of waiting and a look that finds a GPU changed and reports it.
+//! A listener on loopback replies as the controller's agent endpoint does. The cost of an hour without changes is
+//! assembled from measured parts: sixty minutes of waiting, from a report to the heartbeat; twelve check rounds without
+//! changes, of an agent whose policy checks every two seconds instead of every five minutes; and one round that reports
+//! everything. SIGHUP triggers that one, so it also reloads the configuration and costs more than a scheduled one. A
+//! minute with a report is a minute of waiting and a round that finds and reports a changed GPU.
 //!
-//! CPU time is that of the agent and of all processes that it starts. Memory is the anonymous memory of the agent and its helper
-//! together, the most that was ever seen, looked at every millisecond from the start to the end of the waiting.
+//! CPU time includes all processes that the agent starts. Memory is the peak anonymous memory of the agent and its
+//! helper together, sampled every millisecond from the start to the end of the waiting.
 //!
-//! Its twin: the first report is signed, has evidence of every check that an agent runs, and no rule finds anything in it; a
-//! changed GPU is found in every look after it changed, and nothing else is.
+//! Correctness check: the first report is signed, has evidence of every check that an agent runs, and no rule matches;
+//! a changed GPU is found in every round after the change, and nothing else is.
 
 mod door;
 
@@ -43,14 +42,14 @@ use serde_json::json;
 use crate::{Measured, figure::Figure, process::Running, shipped, stopwatch::cpu_time_of};
 use door::Door;
 
-/// Looks that are measured together.
+/// The number of check rounds in one measurement.
 const LOOKS: u32 = 20;
-/// Of an ordinary agent, in minutes.
+/// The default intervals of an agent, in minutes.
 const LOOK_EVERY: f64 = 5.0;
 const SAY_ALL_EVERY: f64 = 60.0;
-/// For anything that should come at once.
+/// The limit for anything that should come immediately.
 const SOON: Duration = Duration::from_secs(30);
-/// The agent gives a sign of life after a minute without a word.
+/// The agent sends a heartbeat after a minute without a report.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(70);
 const MEGABYTE: f64 = 1e6;
 
@@ -125,7 +124,7 @@ pub(crate) fn run() -> Result<Measured> {
     ]))
 }
 
-/// Milliseconds of CPU time in a minute in which there is nothing to do but give a sign of life.
+/// Measures the CPU time, in milliseconds, of a minute with only a heartbeat.
 fn waiting_minute(agent: &Running, door: &Door, key: &RunKey) -> Result<f64> {
     let (began, used) = (Instant::now(), agent.threads_used()?);
     let alive = AgentReport::open(&door.next(SIGN_OF_LIFE)?, key).context("opening the sign of life")?;
@@ -135,7 +134,7 @@ fn waiting_minute(agent: &Running, door: &Door, key: &RunKey) -> Result<f64> {
     Ok((agent.threads_used()? - used).as_secs_f64() * 1000.0 / minutes)
 }
 
-/// An agent that looks every other second, after its first report.
+/// An agent that checks every two seconds, after its first report.
 struct Busy {
     standing: Standing,
     door: Door,
@@ -159,7 +158,7 @@ fn often() -> Machine {
     Machine::hgx_h100().policy("[agents]\nlook_every = \"2s\"\n")
 }
 
-/// Milliseconds of CPU time that a look takes which finds what the last one found.
+/// Measures the CPU time, in milliseconds, of a check round without changes.
 fn ordinary_look(program: &Path, library: &Path, key: &RunKey) -> Result<f64> {
     let Busy { standing: _stands, door, agent } = Busy::start(program, library, key)?;
     let used = cpu_time_of(agent.pid())?;
@@ -175,10 +174,10 @@ fn ordinary_look(program: &Path, library: &Path, key: &RunKey) -> Result<f64> {
     Ok(look)
 }
 
-/// Milliseconds of CPU time that a look takes which finds a GPU changed, with its report.
+/// Measures the CPU time, in milliseconds, of a check round that finds a changed GPU, with its report.
 fn changed_look(program: &Path, library: &Path, key: &RunKey) -> Result<f64> {
     let Busy { standing, door, agent } = Busy::start(program, library, key)?;
-    // Of a failure the agent tells several times, so the first look after each change is measured alone.
+    // The agent reports a failure several times, so only the first round after each change is measured.
     let mut spent = Duration::ZERO;
     for look in 0..LOOKS {
         let pending = if look % 2 == 0 { 1.0 } else { 0.0 };
@@ -193,7 +192,7 @@ fn changed_look(program: &Path, library: &Path, key: &RunKey) -> Result<f64> {
     Ok(spent.as_secs_f64() * 1000.0 / f64::from(LOOKS))
 }
 
-/// The next report that is more than a sign of life.
+/// Returns the next report that is more than a heartbeat.
 fn what_it_saw(door: &Door, key: &RunKey) -> Result<AgentReport> {
     loop {
         let report = AgentReport::open(&door.next(SOON)?, key).context("opening a report")?;
@@ -207,7 +206,7 @@ fn round(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
 
-/// Every check that an agent runs is in the report, and nothing is wrong. Returns how many there are.
+/// Verifies that the report has every check that an agent runs and no finding. Returns the number of checks.
 fn prove(standing: &Standing, report: &AgentReport) -> Result<usize> {
     let policy = Policy::over_defaults(&fs::read_to_string(standing.at("policy.toml"))?)?;
     let profile = ProfileFile::read(&fs::read_to_string(standing.at("profile.toml"))?)?.profile();

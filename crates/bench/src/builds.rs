@@ -1,8 +1,8 @@
-//! M18: what a contributor waits for. A clean copy of this commit is built with an empty target directory: the CPU time of
-//! `cargo build --release`, the time until `cargo run --release -- demo` prints its first line, and the time of the next build after one
-//! line of the Slurm backend was changed.
+//! M18: the build times of a contributor. A clean clone of this commit is built with an empty target directory: the CPU
+//! time of `cargo build --release`, the time until `cargo run --release -- demo` prints its first line, and the time of
+//! the next build after a change of one line in the Slurm backend.
 //!
-//! It takes many minutes, so that it runs only where it is named. Its twin: the demonstration prints what it is.
+//! It takes many minutes and runs only when named. Correctness check: the demo prints its first line.
 
 use std::{
     fs::{self, OpenOptions},
@@ -57,7 +57,7 @@ fn cargo(clone: &Path) -> Command {
     command
 }
 
-/// By the clock, and of CPU.
+/// Returns wall time and CPU time.
 fn build(clone: &Path) -> Result<(Duration, Duration)> {
     let (began, used) = (Instant::now(), used_by_children()?);
     let status = cargo(clone).args(["build", "--release", "--quiet"]).status().context("starting cargo")?;
@@ -80,7 +80,7 @@ fn first_line(clone: &Path) -> Result<Duration> {
     Ok(took)
 }
 
-/// CPU time of all processes that this one has waited for.
+/// Returns the CPU time of all children that this process has waited for.
 fn used_by_children() -> Result<Duration> {
     let stat = fs::read_to_string("/proc/self/stat").context("reading /proc/self/stat")?;
     let fields: Vec<u64> = stat

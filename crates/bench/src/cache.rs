@@ -1,4 +1,4 @@
-//! Where large inputs are kept between runs, outside the work tree.
+//! The folder of large inputs that are kept between runs, outside the work tree.
 
 use std::{
     fs,
@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-/// The cache folder, created if there is none: `$DOCTOR_BENCH_CACHE`, else one under the home directory.
+/// Returns the cache folder, `$DOCTOR_BENCH_CACHE` or one in the home directory, and creates it if needed.
 pub(crate) fn folder() -> Result<PathBuf> {
     let folder = match std::env::var_os("DOCTOR_BENCH_CACHE") {
         Some(named) => PathBuf::from(named),
@@ -21,8 +21,8 @@ pub(crate) fn folder() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// An input by its kind and a fingerprint of how it is made. `make` puts a missing one at the path it is given;
-/// whatever of this kind was made in another way is removed first.
+/// Returns an input by its kind and the fingerprint of its generator. `make` creates a missing one at the given path;
+/// inputs of this kind with another fingerprint are removed first.
 pub(crate) fn input(kind: &str, fingerprint: u64, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let folder = folder()?;
     let whole = folder.join(format!("{kind}-{fingerprint:016x}"));

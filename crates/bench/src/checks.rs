@@ -1,8 +1,8 @@
-//! M7: the fast checks on a machine that does not exist, with eight GPUs and eight ports, by the program as people run it.
+//! M7: the fast checks on a fake machine with eight GPUs and eight ports, run by the shipped program.
 //!
-//! CPU time is that of the program and of the helper process by which it asks the driver.
+//! CPU time is that of the program and of its driver helper.
 //!
-//! Its twin: the machine is healthy and every check says so; with a fault planted, that one is found.
+//! Correctness check: the machine is healthy and every check passes; an injected fault is found.
 
 use std::{
     collections::BTreeSet,
@@ -21,7 +21,7 @@ use crate::{
     stopwatch::{REPEATS, median, spread},
 };
 
-/// Runs in one repeat: the kernel counts the CPU time of children in hundredths of a second.
+/// Runs per repeat: the kernel counts the CPU time of children in hundredths of a second.
 const RUNS: u32 = 20;
 
 pub(crate) fn run() -> Result<Measured> {
@@ -77,7 +77,7 @@ fn quietly(standing: &Standing) -> Command {
     command
 }
 
-/// CPU time of children that have ended and were waited for.
+/// Returns the CPU time of children that have ended and were waited for.
 fn children_used() -> Result<Duration> {
     let stat = std::fs::read_to_string("/proc/self/stat").context("reading /proc/self/stat")?;
     let fields: Vec<&str> = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ').collect();
@@ -86,12 +86,12 @@ fn children_used() -> Result<Duration> {
     Ok(Duration::from_millis((user + system) * 1000 / rustix::param::clock_ticks_per_second().max(1)))
 }
 
-/// The most processes that a look of several has started.
+/// Returns the largest number of processes that one of several check runs starts.
 fn most_children(standing: &Standing) -> Result<usize> {
     let mut most = 0;
     for _run in 0..REPEATS {
         let mut child = quietly(standing).spawn().context("starting doctor-node")?;
-        // It is looked at without a pause: to start a program takes far longer than to read this once.
+        // Polled without a pause: starting a program takes far longer than one read.
         let (began, mut seen) = (Instant::now(), BTreeSet::new());
         while child.try_wait().context("waiting for doctor-node")?.is_none() {
             ensure!(began.elapsed() < Duration::from_secs(30), "doctor-node check does not end");

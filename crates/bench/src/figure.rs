@@ -1,8 +1,8 @@
-//! A figure, and the line of JSON that it is printed as.
+//! A figure, and the JSON line in which it is printed.
 
 use serde_json::{Value, json};
 
-/// One measured number with what it was measured on.
+/// One measured number with its inputs.
 #[derive(Debug, Clone)]
 pub(crate) struct Figure {
     pub(crate) name: String,
@@ -26,7 +26,7 @@ impl Figure {
     }
 }
 
-/// Four digits: more would be noise.
+/// Rounds to four significant digits: more would be noise.
 fn rounded(value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;
@@ -35,7 +35,7 @@ fn rounded(value: f64) -> f64 {
     (value * scale).round() / scale
 }
 
-/// Which commit is measured, and whether the tree differs from it.
+/// Returns the measured commit, and whether the tree differs from it.
 pub(crate) fn commit() -> String {
     let asked = std::process::Command::new("git").args(["describe", "--always", "--dirty"]).output();
     match asked {

@@ -1,7 +1,7 @@
-//! M8 to M10: the deep-learning test on a real GPU, by the program as it is shipped. Only where there is one.
+//! M8 to M10: the deep-learning test on a real GPU, run by the shipped program. Skipped on machines without a GPU.
 //!
-//! M8 is how long a verdict takes, M9 how near its kernels come to what the chip can do, M10 whether it sees errors. Its
-//! twins are in the test itself: every number is checked, and errors are planted at the beginning of each run.
+//! M8 is the time to a verdict, M9 how close the kernels come to the chip's peak, M10 whether errors are detected. The
+//! correctness checks are part of the test: every number is verified, and each run starts with injected errors.
 
 use std::{
     ffi::OsString,
@@ -25,22 +25,22 @@ use crate::{
     stopwatch::{median, spread},
 };
 
-/// Cold verdicts take seconds each.
+/// Few, because each cold verdict takes seconds.
 const REPEATS: usize = 9;
 
-/// Errors of each kind, in each part of the test.
+/// The number of errors of each kind in each part of the test.
 const TRIALS: u64 = 10_000;
 
 fn figure(name: &str, value: f64, unit: &'static str, inputs: &Value, note: String) -> Figure {
     Figure { name: name.to_owned(), value, unit, inputs: inputs.clone(), note }
 }
 
-/// A GPU, or why there is none to measure.
+/// Opens the GPU driver, or returns why there is no GPU to measure.
 fn gpu_or_not() -> Result<Cuda, String> {
     Cuda::open(LIBRARY.as_ref()).map_err(|error| error.failure().text)
 }
 
-/// Beside this program, where it was built, or where somebody carried both.
+/// Returns the `doctor-node` beside this program, where it was built or copied to.
 fn program() -> Result<PathBuf> {
     let here = std::env::current_exe().context("where am I")?;
     let program = here.with_file_name("doctor-node");
@@ -48,7 +48,7 @@ fn program() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// The test in a process of its own, with the driver compiling every kernel anew.
+/// Runs the test in its own process, with the driver's compilation cache disabled.
 fn test(args: &[&str]) -> Result<(f64, Measurements)> {
     let began = Instant::now();
     let ran = Command::new(program()?)

@@ -1,7 +1,7 @@
-//! M4: questions to ten million rows of history, on both databases, asked through the store as everybody asks them.
+//! M4: queries over ten million rows of history, on both databases, through the store's public interface.
 //!
-//! Its twin: every answer equals the one computed from the rows' own maker. The databases are made once and kept in the
-//! cache; when they are made, the store itself must find them sound.
+//! Correctness check: every answer equals the one computed from the generator of the rows. The databases are generated
+//! once and cached; after generation the store's own verification must succeed.
 
 mod expected;
 mod fill;
@@ -23,9 +23,9 @@ use crate::{
     stopwatch::{REPEATS, Samples, time},
 };
 
-/// How many rows of a node are asked for.
+/// The number of rows requested for a node.
 const LAST: u32 = 20;
-/// The database of the server that the cache keeps.
+/// The database on the cached server.
 const DATABASE: &str = "history";
 
 pub(crate) fn run_sqlite() -> Result<Measured> {
@@ -65,7 +65,7 @@ fn inputs(database: &str) -> Value {
     })
 }
 
-/// The store's own opinion: `latest` and the counts are what its history says.
+/// Runs the store's own verification: `latest` and the counts must match the history.
 fn sound(store: &Store) -> Result<()> {
     eprintln!("  twin: the store verifies what was made");
     let verified = store.verify()?;
@@ -99,7 +99,7 @@ impl Answers {
     }
 }
 
-/// Asks everything, compares the answers, then asks again with a stopwatch.
+/// Runs every query, compares the answers, then repeats them with a stopwatch.
 fn ask(store: &Store) -> Result<Answers> {
     eprintln!("  twin: answers against the maker of the rows");
     let expected = Expected::compute()?;

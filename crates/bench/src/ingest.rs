@@ -1,8 +1,8 @@
-//! M5: results a second, from signed bytes to a durable row, with 64 writers.
+//! M5: results per second, from signed bytes to a durable row, with 64 writers.
 //!
-//! Each writer takes a document that a node could have written, has it verified, understood and judged, and waits until
-//! the store has it on disk. Its twin: afterwards every run has its result in history once, with the right verdict, and
-//! the store finds itself sound.
+//! Each writer verifies, parses and classifies a document as a node would write it, and waits until the store has it on
+//! disk. Correctness check: afterwards every run has exactly one result with the right verdict, and the store's own
+//! verification succeeds.
 
 mod documents;
 mod writers;
@@ -31,9 +31,9 @@ use crate::{
 };
 
 const WRITERS: usize = 64;
-/// Results of one repeat: one for each node.
+/// Results per repeat, one for each node.
 const RESULTS: usize = 10_000;
-/// Whose writer holds the lease.
+/// The lease holder.
 const HOLDER: &str = "bench";
 
 pub(crate) fn run_sqlite() -> Result<Measured> {
@@ -65,7 +65,7 @@ fn inputs(database: &str, durability: &str) -> Value {
     })
 }
 
-/// Measures all repeats and then looks whether everything is there. The first repeat only warms up.
+/// Runs all repeats and then verifies the stored results. The first repeat is a warm-up.
 fn measure(store: &Store, server: Option<u32>) -> Result<Vec<Round>> {
     let settings = documents::settings()?;
     let mut plans = Plans::new(RESULTS);

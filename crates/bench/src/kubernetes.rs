@@ -1,8 +1,8 @@
 //! M2, M3 and M14: the service on a real API server with 5,000 nodes and 20,000 pods.
 //!
-//! What is measured is the program `doctor serve` as it is shipped (profile dist, feature `kubernetes`), with the rights that
-//! `doctor deploy kubernetes` prints, on SQLite. M14 drives the same executor, store and backend inside this process.
-//! Each first shows that the service sees what was put into the cluster, node by node, and again after it was changed.
+//! The shipped `doctor serve` (profile dist, feature `kubernetes`) is measured on SQLite, with the RBAC rules that
+//! `doctor deploy kubernetes` prints. M14 drives the same executor, store and backend inside this process. Each
+//! benchmark first verifies that the service reports every node as it was created, and again after changes.
 
 #[cfg(feature = "kubernetes")]
 mod cluster;

@@ -1,7 +1,7 @@
-//! `make bench [M=M1]`: what this machine can measure of Cluster Doctor.
+//! `make bench [M=M1]`: the benchmarks of Cluster Doctor that this machine can run.
 //!
-//! Standard output is JSON lines only, one figure each; progress goes to standard error. A benchmark first proves that
-//! what it measures gives the right answers. One whose answers are wrong prints no figure, and the program exits 1.
+//! Standard output is JSON lines, one figure each; progress goes to standard error. Each benchmark first verifies that
+//! the measured code gives right answers. If it does not, the benchmark prints no figure and the program exits 1.
 
 mod agent;
 mod builds;
@@ -26,17 +26,17 @@ use std::{io::Write, process::ExitCode, time::Instant};
 
 use crate::figure::{Figure, commit};
 
-/// One thing to measure. A metric may have several, on different databases.
+/// One benchmark. A metric may have several, for example one per database.
 struct Benchmark {
     metric: &'static str,
     what: &'static str,
     run: fn() -> anyhow::Result<Measured>,
 }
 
-/// What came of a benchmark whose answers are right.
+/// The result of a benchmark whose answers are right.
 enum Measured {
     Figures(Vec<Figure>),
-    /// This machine lacks something.
+    /// This machine lacks a prerequisite.
     NotHere(String),
 }
 
@@ -61,7 +61,7 @@ const BENCHMARKS: [Benchmark; 18] = [
     Benchmark { metric: "M18", what: "builds", run: builds::run },
 ];
 
-/// These take many minutes: they run only where they are named.
+/// Benchmarks that take many minutes and run only when named.
 const BY_NAME: [&str; 2] = ["M16", "M18"];
 
 fn main() -> ExitCode {
@@ -83,7 +83,7 @@ fn main() -> ExitCode {
     if all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs one benchmark and prints what it found. `false`: it failed.
+/// Runs one benchmark and prints its figures. Returns false if it failed.
 fn measure(benchmark: &Benchmark, commit: &str) -> bool {
     let Benchmark { metric, what, run } = benchmark;
     eprintln!("{metric}: {what}");

@@ -1,4 +1,4 @@
-//! The service as a process of its own that makes one cycle, and what that took.
+//! Runs the service for one cycle in its own process and measures it.
 
 use std::{
     collections::BTreeMap,
@@ -13,12 +13,12 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// For one cycle on a busy machine.
+/// The limit for one cycle on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The most memory it held is asked for so often: at its end nobody knows it any more.
+/// The sampling interval of peak memory, which is gone when the process ends.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// What one cycle took, from the start of the program to its end.
+/// The cost of one cycle, from the start of the program to its end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Look {
     pub(crate) wall: Duration,
@@ -26,9 +26,9 @@ pub(crate) struct Look {
     pub(crate) own: Duration,
     /// CPU time of the programs that it started and waited for.
     pub(crate) programs: Duration,
-    /// The most anonymous memory there was, in bytes.
+    /// Peak anonymous memory in bytes.
     pub(crate) most_anonymous: u64,
-    /// The most resident memory there was, in bytes.
+    /// Peak resident memory in bytes.
     pub(crate) most_resident: u64,
 }
 
@@ -38,8 +38,8 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// A service with a store of its own and these settings of its backend. It only observes: no jobs are started and nothing is
-    /// written on nodes, which the first cycles on a large cluster otherwise spend their time with.
+    /// Creates a service with its own store and this backend configuration. It only observes: it starts no jobs and
+    /// marks no nodes, on which the first cycles on a large cluster would otherwise spend their time.
     pub(crate) fn new(program: &Path, backend: &str) -> Result<Self> {
         let folder = tempfile::tempdir().context("creating a folder for the service")?;
         let settings = format!("store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\n{backend}");
@@ -52,7 +52,7 @@ impl Service {
         Ok(Self { program: program.to_owned(), folder })
     }
 
-    /// Makes one cycle.
+    /// Runs one cycle.
     pub(crate) fn look(&self) -> Result<Look> {
         let log = File::create(self.folder.path().join("log")).context("creating the service's log")?;
         let mut command = self.doctor();
@@ -60,7 +60,7 @@ impl Service {
         let mut child = command.spawn().context("starting doctor serve")?;
         let looked = watch(child.id());
         if looked.is_err() {
-            // It may have ended by itself.
+            // The process may have ended already.
             let _gone = child.kill();
         }
         let ended = child.wait().context("waiting for doctor serve")?;
@@ -68,7 +68,7 @@ impl Service {
         looked
     }
 
-    /// Whether each node was seen as it must be.
+    /// Verifies the occupancy of each node.
     pub(crate) fn compare(&self, expected: &BTreeMap<String, &'static str>) -> Result<()> {
         let asked = self.doctor().args(["--json", "nodes"]).output().context("asking for the nodes")?;
         ensure!(asked.status.success(), "doctor nodes: {}", String::from_utf8_lossy(&asked.stderr).trim());
@@ -97,7 +97,7 @@ impl Service {
     }
 }
 
-/// Follows a process to its end, until which nobody may wait for it: then its counters are gone.
+/// Samples a process until it ends. The caller must not reap it before, because that discards its counters.
 fn watch(pid: u32) -> Result<Look> {
     let began = Instant::now();
     let (mut most_anonymous, mut most_resident) = (0, 0);

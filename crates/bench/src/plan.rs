@@ -1,7 +1,7 @@
-//! M1: planning for 100,000 nodes and 10 tests, from nothing and after one event.
+//! M1: planning for 100,000 nodes and 10 tests, from scratch and after one event.
 //!
-//! Its twin: the planner that remembers decides and explains as the one that starts from nothing, and the nodes are
-//! taken in the order that a plain sort gives.
+//! Correctness check: the incremental planner decides and explains as one that starts from scratch, and nodes are
+//! selected in the order of a plain sort.
 
 mod fleet;
 mod naive;
@@ -28,10 +28,10 @@ use crate::{
 const NODES: usize = 100_000;
 const TESTS: usize = 10;
 
-/// So many nodes are taken in the test of their order.
+/// The number of nodes selected in the check of their order.
 const QUEUE: u32 = 500;
 
-/// Events whose plans are compared, node by node, with plans from nothing.
+/// The number of events whose plans are compared, node by node, with plans from scratch.
 const COMPARED: usize = 3;
 
 pub(crate) fn run() -> Result<Measured> {
@@ -80,7 +80,7 @@ pub(crate) fn run() -> Result<Measured> {
     Ok(Measured::Figures(figures))
 }
 
-/// A node that was free is taken, or the other way round.
+/// Returns a node with its occupancy flipped between free and busy.
 fn event(planner: &Planner, random: &mut Random) -> NodeRecord {
     let nodes = &planner.snapshot().nodes;
     let place = usize::try_from(random.below(nodes.len() as u64)).unwrap_or(0);
@@ -92,7 +92,7 @@ fn event(planner: &Planner, random: &mut Random) -> NodeRecord {
     record
 }
 
-/// Each node is passed over or in an action; a run that is under way has its node too.
+/// Counts the nodes of a plan: skipped, in an action, or in a run that is under way.
 fn accounted(planned: &Plan) -> usize {
     planned.passed_over.len() + planned.actions.len() + fleet::RUNNING
 }
@@ -111,7 +111,7 @@ fn same_plan(planner: &mut Planner, changed: NodeRecord, ids: &IdSource) -> Resu
     Ok(())
 }
 
-/// With nothing in the way but the number of jobs, nodes are taken as a plain sort orders them.
+/// Verifies that nodes are selected in the order of a plain sort if only the number of jobs is limited.
 fn same_queue(snapshot: &Snapshot) -> Result<()> {
     let unhindered = fleet::unhindered(snapshot.clone(), QUEUE);
     let planned = plan(&unhindered, &mut IdSource::new(1));

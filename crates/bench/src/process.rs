@@ -1,4 +1,4 @@
-//! A process of ours that is measured: what it uses and holds, from /proc.
+//! A child process under measurement: its CPU time and memory, from /proc.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Quiet for so long, it sleeps.
+/// A process without CPU time for this long counts as idle.
 const QUIET: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
@@ -30,18 +30,18 @@ impl Running {
         self.0.id()
     }
 
-    /// Makes it read its configuration again, and look.
+    /// Sends SIGHUP, which makes the agent reload its configuration and run its checks.
     pub(crate) fn hang_up(&self) -> Result<()> {
         self.signal(Signal::HUP)
     }
 
-    /// Tells it to end, and waits until it has.
+    /// Sends SIGTERM and waits for the process.
     pub(crate) fn stop(mut self) -> Result<ExitStatus> {
         self.signal(Signal::TERM)?;
         self.0.wait().context("waiting for its end")
     }
 
-    /// An error if it has ended by itself.
+    /// Fails if the process has ended.
     pub(crate) fn check(&mut self) -> Result<()> {
         let ended = self.0.try_wait().context("looking whether it runs")?;
         ensure!(ended.is_none(), "it has ended: {ended:?}");
@@ -53,7 +53,7 @@ impl Running {
         kill_process(pid, signal).with_context(|| format!("sending {signal:?}"))
     }
 
-    /// Waits until it uses CPU time again.
+    /// Waits until the process uses CPU time again.
     pub(crate) fn wake(&self, within: Duration) -> Result<()> {
         let (began, before) = (Instant::now(), self.threads_used()?);
         while self.threads_used()? == before {
@@ -63,7 +63,7 @@ impl Running {
         Ok(())
     }
 
-    /// Waits until it uses no CPU time any more.
+    /// Waits until the process uses no more CPU time.
     pub(crate) fn settle(&self, within: Duration) -> Result<()> {
         let began = Instant::now();
         let mut before = self.threads_used()?;
@@ -78,29 +78,29 @@ impl Running {
         }
     }
 
-    /// CPU time of the threads that it and its children have now, to the nanosecond.
+    /// Returns the CPU time of the live threads of the process and its children, in nanosecond resolution.
     pub(crate) fn threads_used(&self) -> Result<Duration> {
         let folder = format!("/proc/{}/task", self.pid());
         let mut used = threads_used(&folder).with_context(|| format!("reading {folder}"))?;
         for child in self.children() {
-            // One that has ended meanwhile uses nothing.
+            // A child that has ended in the meantime counts as zero.
             used += threads_used(&format!("/proc/{child}/task")).unwrap_or_default();
         }
         Ok(used)
     }
 
-    /// The processes that it has started and that are there now.
+    /// Returns the live children of the process.
     pub(crate) fn children(&self) -> Vec<u32> {
         children(self.pid())
     }
 
-    /// Watches a line of the status, such as `RssAnon`, of this process and its children together.
+    /// Samples the peak of a status line, such as `RssAnon`, of this process and its children together.
     pub(crate) fn watch_memory(&self, what: &'static str) -> MemoryWatch {
         let (pid, most, over) = (self.pid(), Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let (seen, ends) = (Arc::clone(&most), Arc::clone(&over));
         thread::spawn(move || {
             while !ends.load(Ordering::Relaxed) {
-                // A child that has not yet become its program has the memory of its parent, which is counted already.
+                // A child that has not called exec yet shares its parent's memory, which is counted already.
                 let words = |pid: u32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
                 let own = words(pid);
                 let all = children(pid).into_iter().filter(|child| words(*child) != own).chain([pid]);
@@ -111,18 +111,18 @@ impl Running {
         MemoryWatch { most, over }
     }
 
-    /// The most bytes of memory that it ever held.
+    /// Returns the peak resident memory in bytes.
     pub(crate) fn most_resident(&self) -> Result<u64> {
         self.memory("VmHWM")
     }
 
-    /// A line of its status, in bytes: `VmRSS`, `VmHWM`, `RssAnon`.
+    /// Returns a line of the process status in bytes: `VmRSS`, `VmHWM`, `RssAnon`.
     pub(crate) fn memory(&self, what: &str) -> Result<u64> {
         memory_of(self.pid(), what)
     }
 }
 
-/// Looks at memory until it is dropped.
+/// Samples memory until it is dropped.
 #[derive(Debug)]
 pub(crate) struct MemoryWatch {
     most: Arc<AtomicU64>,
@@ -130,7 +130,7 @@ pub(crate) struct MemoryWatch {
 }
 
 impl MemoryWatch {
-    /// The most bytes that were seen so far.
+    /// Returns the peak so far, in bytes.
     pub(crate) fn most(&self) -> u64 {
         self.most.load(Ordering::Relaxed)
     }
@@ -142,7 +142,7 @@ impl Drop for MemoryWatch {
     }
 }
 
-/// The processes that this one has started and that are there now. None where it has ended.
+/// Returns the live children of a process. Empty if the process has ended.
 pub(crate) fn children(pid: u32) -> Vec<u32> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
@@ -152,7 +152,7 @@ pub(crate) fn children(pid: u32) -> Vec<u32> {
 fn threads_used(folder: &str) -> Result<Duration> {
     let mut used = 0;
     for thread in fs::read_dir(folder)? {
-        // One that has ended meanwhile uses nothing.
+        // A thread that has ended in the meantime counts as zero.
         let stat = fs::read_to_string(thread?.path().join("schedstat")).unwrap_or_default();
         used += stat.split(' ').next().and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
     }
@@ -170,7 +170,7 @@ fn memory_of(pid: u32, what: &str) -> Result<u64> {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Nobody measures it any more.
+        // The measurement is over.
         let _ended = self.0.kill().and_then(|()| self.0.wait());
     }
 }

@@ -1,6 +1,6 @@
-//! Numbers that look random and are the same in every run: made inputs must be the same ones each time.
+//! A deterministic pseudo-random generator, so that generated inputs are the same in every run.
 
-/// Spreads a number over all 64 bits; near numbers give unlike ones (the finaliser of SplitMix64).
+/// Mixes a number over all 64 bits, so that neighbouring inputs give unrelated outputs (the finaliser of SplitMix64).
 pub(crate) const fn spread(number: u64) -> u64 {
     let mut mixed = number.wrapping_add(0x9E37_79B9_7F4A_7C15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -22,12 +22,12 @@ impl Random {
         spread(self.0)
     }
 
-    /// Below `limit`, which is small against 2^64.
+    /// Returns a number below `limit`, which must be small against 2^64.
     pub(crate) const fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit
     }
 
-    /// True in so many of ten thousand cases.
+    /// Returns true with a probability in ten-thousandths.
     pub(crate) const fn chance(&mut self, of_ten_thousand: u64) -> bool {
         self.below(10_000) < of_ten_thousand
     }

@@ -1,20 +1,20 @@
-//! The programs as they are shipped: profile `dist`, with the backend for Kubernetes. Benchmarks of a program measure these.
+//! The shipped programs: profile `dist`, with the Kubernetes backend. Benchmarks of a program measure these.
 
 use std::{path::PathBuf, process::Command, sync::OnceLock, time::Instant};
 
 use anyhow::{Context, Result, ensure};
 
-/// `doctor` as it is shipped.
+/// Returns the path of the shipped `doctor`.
 pub(crate) fn doctor() -> Result<PathBuf> {
     Ok(folder()?.join("doctor"))
 }
 
-/// `doctor-node` as it is shipped.
+/// Returns the path of the shipped `doctor-node`.
 pub(crate) fn doctor_node() -> Result<PathBuf> {
     Ok(folder()?.join("doctor-node"))
 }
 
-/// The folder that both are in. Building them takes many minutes where they are not there yet.
+/// Returns the folder of both. Builds them first, which takes many minutes from scratch.
 pub(crate) fn folder() -> Result<PathBuf> {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     if let Some(folder) = BUILT.get() {

@@ -1,11 +1,10 @@
-//! M15: one cycle of the service on a Slurm of 10,000 nodes, from the start of the program to its end: looking, deciding,
-//! keeping what was decided.
+//! M15: one cycle of the service on a Slurm of 10,000 nodes, from the start of the program to its end: snapshot, plan, commit.
 //!
-//! `cpu_s` and `rss_mb` are those of a cluster at work, as `scontrol` and `squeue` print it: what a real controller printed, with
-//! the states that its nodes would have if they were there. `…_live` are those of the real controller itself, whose nodes nobody
-//! runs. CPU time is that of the service and of every program that it started.
+//! `cpu_s` and `rss_mb` are for a cluster in use, replayed from `scontrol` and `squeue` output of a real slurmctld,
+//! with the states that its nodes would have if they responded. `…_live` are for that slurmctld itself, whose nodes
+//! have no slurmd. CPU time is that of the service and of every program that it started.
 //!
-//! Its twin: the service sees each node as it was made, in both.
+//! Correctness check: the service reports the expected occupancy of each node, in both cases.
 
 mod captured;
 
@@ -25,10 +24,10 @@ use crate::{
 };
 
 const NODES: usize = 10_000;
-/// Jobs of users that are to begin later, each on this many nodes.
+/// Users' jobs with a later start time, each on this many nodes.
 const WAITING: usize = 200;
 const NODES_OF_A_JOB: usize = 16;
-/// One node in so many was drained by an operator.
+/// One node in this many was drained by an operator.
 const DRAINED_EVERY: usize = 100;
 
 const REPEATS: usize = 9;
@@ -69,14 +68,14 @@ pub(crate) fn run() -> Result<Measured> {
     Ok(Measured::Figures(figures))
 }
 
-/// A service that asks these programs.
+/// Creates a service that uses these client programs.
 fn service(program: &Path, programs: &Path, conf: Option<&Path>) -> Result<Service> {
     let conf = conf.map(|conf| format!("slurm_conf = \"{}\"\n", conf.display())).unwrap_or_default();
     Service::new(program, &format!("[backend.slurm]\nprograms = \"{}\"\n{conf}", programs.display()))
 }
 
-/// A controller that knows the nodes, some of them drained, with jobs in its queue. Those wait for their time: ones that wait for
-/// nodes would make the free ones wanted, and which of them is not for the twin to say.
+/// Starts a slurmctld with the nodes, some of them drained, and queued jobs with a later start time. Jobs that were
+/// pending for nodes would reserve free ones, and the check could not predict which.
 fn cluster() -> Result<Slurm, BedError> {
     let slurm = Slurm::start(&Layout { nodes: NODES, slurmds: false, ..Layout::default() })?;
     let drained: Vec<String> = (1..=NODES).filter(|node| is_drained(*node)).map(node_name).collect();
@@ -97,7 +96,7 @@ const fn is_drained(number: usize) -> bool {
     number.is_multiple_of(DRAINED_EVERY)
 }
 
-/// How nodes must be seen that nobody runs: nothing is known of them.
+/// Returns the expected occupancy of nodes without a slurmd: unknown.
 fn silent() -> BTreeMap<String, &'static str> {
     (1..=NODES).map(|node| (node_name(node), "unknown")).collect()
 }

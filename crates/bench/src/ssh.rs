@@ -1,14 +1,14 @@
 //! M16: one cycle of the service on 200 SSH hosts of which 20 are dead, from the start of the program to its end.
 //!
-//! Each host is a real sshd with an address, a key, processes and a home of its own, on loopback. Of the dead ones a third refuse, a
-//! third accept and say nothing, and of the rest not even a connection comes about. Both ends of every connection are on this
-//! machine: a handshake takes its CPU time twice.
+//! Each host is a real sshd with its own address, key, processes and home, on loopback. Of the dead ones, a third
+//! refuse connections, a third accept them and send nothing, and a third do not answer at all. Both ends of every
+//! connection are on this machine, so the CPU time of a handshake counts twice.
 //!
-//! `wall_s` is a cycle without a single open connection; `kept_wall_s` is the next one, which finds those of the one before, as all
-//! cycles of a running service do. `dead_add_s` is what the dead ones cost: the same cycle without them is taken off. `first_wall_s`
-//! is the very first, in which `doctor-node` is carried to every host.
+//! `wall_s` is a cycle without open connections; `kept_wall_s` is the next one, which reuses them, as all cycles of a
+//! running service do. `dead_add_s` is the cost of the dead hosts: `wall_s` less the same cycle without them.
+//! `first_wall_s` is the very first cycle, which copies `doctor-node` to every host.
 //!
-//! Its twin: every host is seen as it is, and a connection is kept to each living one.
+//! Correctness check: every host has the right occupancy, and a connection is kept to each live one.
 
 use std::{
     collections::BTreeMap,
@@ -32,13 +32,13 @@ use crate::{
 };
 
 const HOSTS: u8 = 200;
-/// One host in so many is dead.
+/// One host in this many is dead.
 const DEAD_EVERY: usize = 10;
 /// A cycle without connections takes as long as its handshakes; the others are quick.
 const COLD_REPEATS: usize = 5;
 const KEPT_REPEATS: usize = 9;
 const MEGABYTE: f64 = 1e6;
-/// For connections to end.
+/// The limit for connections to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -83,7 +83,7 @@ pub(crate) fn run() -> Result<Measured> {
     Ok(Measured::Figures(figures(&Taken { first, cold, living, kept, connections, memory }, &inputs)))
 }
 
-/// How a host is dead.
+/// How a dead host behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Refuses,
@@ -118,7 +118,7 @@ fn kill_some(fleet: &mut Fleet) -> Result<()> {
     Ok(())
 }
 
-/// Two services that share connections: one of all hosts, one of the living.
+/// Two services that share connections: one for all hosts, one for the live ones.
 struct Bench {
     all: Service,
     living: Service,
@@ -161,7 +161,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Ends every connection that is kept.
+    /// Closes all kept connections.
     fn hang_up(&self) -> Result<()> {
         for socket in self.sockets()? {
             let mut ssh = Command::new("ssh");
@@ -177,7 +177,7 @@ impl Bench {
         Ok(())
     }
 
-    /// What the processes that keep connections hold for themselves, in bytes.
+    /// Returns the memory of the processes that keep connections, in bytes (PSS).
     fn memory_of_connections(&self) -> Result<u64> {
         let sockets = self.sockets.to_string_lossy().into_owned();
         let mut held = 0;
@@ -186,7 +186,7 @@ impl Bench {
             if !String::from_utf8_lossy(&line).contains(&sockets) {
                 continue;
             }
-            // One that has ended meanwhile holds nothing.
+            // A process that has ended in the meantime counts as zero.
             let text = fs::read_to_string(entry.path().join("smaps_rollup")).unwrap_or_default();
             let pss = text.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix(" kB"));
             held += pss.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) * 1024;
@@ -201,7 +201,7 @@ fn version() -> String {
     asked.map(|output| String::from_utf8_lossy(&output.stderr).trim().to_owned()).unwrap_or_default()
 }
 
-/// All that was measured.
+/// All measurements.
 struct Taken {
     first: Look,
     cold: Vec<Look>,

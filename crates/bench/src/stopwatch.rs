@@ -1,4 +1,4 @@
-//! Wall time and CPU time, many times over. The machine may be busy with other things, so the CPU time stands beside.
+//! Wall time and CPU time over repeats. CPU time is recorded as well, because the machine may be busy.
 
 use std::{
     fs,
@@ -11,10 +11,10 @@ use serde_json::Value;
 
 use crate::figure::Figure;
 
-/// How often everything is measured.
+/// The number of repeats.
 pub(crate) const REPEATS: usize = 11;
 
-/// How long one repeat took.
+/// The duration of one repeat.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sample {
     pub(crate) wall: Duration,
@@ -22,7 +22,7 @@ pub(crate) struct Sample {
     pub(crate) cpu: Duration,
 }
 
-/// Does something once and says how long it took.
+/// Runs a function and measures it.
 pub(crate) fn time<T>(body: impl FnOnce() -> T) -> (T, Sample) {
     let (began, used) = (Instant::now(), cpu_time());
     let value = body();
@@ -36,19 +36,19 @@ fn cpu_time() -> Duration {
     Duration::from_secs(seconds) + Duration::from_nanos(u64::try_from(spent.tv_nsec).unwrap_or(0))
 }
 
-/// CPU time that another process, such as a database server, and all its children have used so far. The kernel counts it
-/// in hundredths of a second.
+/// Returns the CPU time of another process, such as a database server, and its children so far. The kernel counts in
+/// hundredths of a second.
 pub(crate) fn cpu_time_of(pid: u32) -> Result<Duration> {
     let ticks_per_second = rustix::param::clock_ticks_per_second();
     let mut ticks = 0;
     for entry in fs::read_dir("/proc").context("reading /proc")? {
         let name = entry.context("reading /proc")?.file_name();
         let Some(other) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        // A process that is gone meanwhile is counted by its parent.
+        // A process that has exited in the meantime is counted by its parent.
         let Ok(stat) = fs::read_to_string(format!("/proc/{other}/stat")) else { continue };
         let Some((_, fields)) = stat.rsplit_once(") ") else { continue };
         let fields: Vec<u64> = fields.split(' ').map(|field| field.parse().unwrap_or(0)).collect();
-        // From the state on: the parent is second, then user and system time and those of children that are gone.
+        // Fields from the state on: the parent is second, then user and system time, and those of reaped children.
         if let [_, parent, _, _, _, _, _, _, _, _, _, user, system, gone_user, gone_system, ..] = fields[..] {
             if other == pid {
                 ticks += user + system + gone_user + gone_system;
@@ -60,7 +60,7 @@ pub(crate) fn cpu_time_of(pid: u32) -> Result<Duration> {
     Ok(Duration::from_millis(ticks * 1_000 / ticks_per_second.max(1)))
 }
 
-/// All repeats of one thing.
+/// All repeats of one measurement.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Samples(Vec<Sample>);
 
@@ -69,7 +69,7 @@ impl Samples {
         self.0.push(sample);
     }
 
-    /// Two figures: `NAME_ms`, the median of the wall times, and `NAME_cpu_ms`, that of the CPU times.
+    /// Returns two figures: `NAME_ms`, the median wall time, and `NAME_cpu_ms`, the median CPU time.
     pub(crate) fn figures(&self, name: &str, suffix: &str, inputs: &Value, note: &str) -> [Figure; 2] {
         let wall: Vec<f64> = self.0.iter().map(|sample| millis(sample.wall)).collect();
         let cpu: Vec<f64> = self.0.iter().map(|sample| millis(sample.cpu)).collect();
@@ -96,14 +96,14 @@ pub(crate) fn millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-/// The middle one; of an even number, the lower of the two.
+/// Returns the median; of an even number of values, the lower of the middle two.
 pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len().saturating_sub(1) / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// From where to where the repeats went, for the note.
+/// Formats the range of the repeats, for the note of a figure.
 pub(crate) fn spread(values: &[f64]) -> String {
     let lowest = values.iter().copied().fold(f64::INFINITY, f64::min);
     let highest = values.iter().copied().fold(0.0, f64::max);

@@ -1,11 +1,11 @@
-//! M17, the API: a hundred readers of a controller that leads 10,000 nodes while results come in.
+//! M17, the API: a hundred clients of a controller with 10,000 nodes while results come in.
 //!
-//! The cluster is simulated in a process of its own; the controller is `doctor serve` as it is shipped, on SQLite. Each reader asks for
-//! what a dashboard shows, in turn, over a connection that it keeps, and asks again a fifth of a second after an answer. The picture of
-//! the fleet is asked for with the tag that the reader has, as a browser does. `api_p99_ms` is over all requests of all readers;
-//! `rss_anon_mb` is the most anonymous memory of the controller, from its start.
+//! The cluster is simulated in its own process; the controller is the shipped `doctor serve`, on SQLite. Each client
+//! requests the resources of a dashboard in turn, over a persistent connection, and pauses a fifth of a second after
+//! each response. It requests the fleet map with its last ETag, as a browser does. `api_p99_ms` covers all requests of
+//! all clients; `rss_anon_mb` is the controller's peak anonymous memory since its start.
 //!
-//! Its twin: every answer is 200 or 304, the map has every node, and results have come in meanwhile.
+//! Correctness check: every response is 200 or 304, the map has every node, and results came in during the measurement.
 
 pub(crate) mod browser;
 mod reader;

@@ -1,7 +1,7 @@
-//! The layers on the first GPU, as a table: a trial by hand of what `doctor-node test dl` runs.
+//! Runs the layers on the first GPU and prints a table: a manual trial of what `doctor-node test dl` runs.
 //!
-//! `layers [REPEATS [ERRORS]]`: the layers so many times; then at least so many errors of each kind planted in their
-//! outputs. Ends with 1 if an output is wrong where nothing was planted, or if a planted error is not found.
+//! `layers [REPEATS [ERRORS]]`: runs the layers this many times, then injects at least this many errors of each kind
+//! into their outputs. Exits 1 if an output is wrong without an injected error, or if an injected error is not detected.
 
 use std::{env, ffi::OsStr, process::ExitCode, time::Instant};
 

@@ -1,10 +1,10 @@
 // arch: compute_80
-// Makes the matrices, and checks every number of a product against what it must be.
+// Fills the matrices, and checks every number of a product against its expected value.
 //
-// The sum of a row, each number times the weight of its column, modulo 2^32, is known beforehand from the rows of A and
-// B without multiplying the matrices. A single wrong number always changes it; several cancel out with a chance of one
-// in four thousand million. Numbers that no sum of integers can give (fractions, infinities, NaN, minus zero) are errors
-// by themselves.
+// The checksum of a row, the sum of each number times the weight of its column modulo 2^32, is known beforehand from
+// the rows of A and B without multiplying the matrices. A single wrong number always changes it; several cancel out
+// with a probability of one in four thousand million. Numbers that no sum of integers can give (fractions, infinities,
+// NaN, minus zero) are errors by themselves.
 
 #include "numbers.cuh"
 
@@ -57,7 +57,7 @@ MAKE(fp32, FP32)
 MAKE(fp8, FP8)
 MAKE(int8, INT8)
 
-// The integer that is stored as `bits`, and whether it is one.
+// Returns whether `bits` is an integer, and which.
 template <bool IS_FLOAT>
 __device__ __forceinline__ bool is_integer(u32 bits, int &x) {
     if (!IS_FLOAT) {
@@ -66,13 +66,13 @@ __device__ __forceinline__ bool is_integer(u32 bits, int &x) {
     }
     const float value = __uint_as_float(bits);
     x = __float2int_rn(value);
-    // Compared as bits: minus zero is no sum of ours, and no NaN is equal to anything.
+    // Compared as bits: minus zero is no sum of ours, and a NaN is equal to nothing.
     return __float_as_uint((float)x) == bits;
 }
 
 struct Row { u32 row, got; };
 
-// One block a row. Rows whose sum is not the expected one go into `wrong`.
+// One block per row. Rows with an unexpected checksum are added to `wrong`.
 template <bool IS_FLOAT>
 __device__ __forceinline__ void check_rows(const uint4 *c, u32 n, const uint4 *weights, const u32 *expected, u32 *count, Row *wrong, u32 room) {
     __shared__ u32 sums[8];
@@ -123,7 +123,7 @@ extern "C" __global__ void make_weights(u32 *weights, u32 n) {
 
 struct Wrong { u32 row, column, got; int expected; };
 
-// Which numbers of one wrong row are wrong: each is computed again from the places alone, by the integer units.
+// Finds the wrong numbers of a wrong row: each is computed again from the positions alone, by the integer units.
 extern "C" __global__ void locate(const u32 *c, u32 n, u32 k, u32 row, u32 seed_a, u32 seed_b, u32 range, u32 is_float, u32 *count, Wrong *wrong, u32 room) {
     const u32 column = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     if (column >= n) return;
@@ -140,8 +140,8 @@ extern "C" __global__ void locate(const u32 *c, u32 n, u32 k, u32 row, u32 seed_
     }
 }
 
-// Plants errors for the negative control and for trials, one a thread; `kinds`: 0 the number is lost (zero in its
-// place), 1 one bit is turned, 2 NaN, 3 a slightly larger number. `changed` says whether the place had another value.
+// Injects errors for the negative control and for trials, one per thread; `kinds`: 0 the number is lost (replaced by
+// zero), 1 one bit is flipped, 2 NaN, 3 a slightly larger number. `changed` is set if the value changed.
 extern "C" __global__ void plant_numbers(u32 *c, const u32 *places, const u32 *kinds, const u32 *bits, u32 is_float, u32 *changed, u32 count) {
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;

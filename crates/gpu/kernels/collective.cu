@@ -1,13 +1,13 @@
 // arch: compute_80
-// What each rank brings to a sum, and whether what came back is the sum of it.
+// Fills each rank's shares of a sum, and checks the sums.
 //
-// A share is an integer that depends on its rank and its place alone and is never zero; at one place all ranks have the same
-// sign. So a sum is exact in whatever order it is added, is never zero, and lacks something if any rank's share is lost.
-// crates/gpu/src/collective/numbers.rs says the same in Rust.
+// A share is an integer that depends only on its rank and position and is never zero; at one position all ranks have
+// the same sign. A sum is therefore exact in any order of addition, is never zero, and is too small if a rank's share
+// is lost. crates/gpu/src/collective/numbers.rs has the same formulas in Rust.
 
 #include "numbers.cuh"
 
-// What all ranks share at a place: its lowest bit is the sign.
+// Returns the value that all ranks have in common at a position: its lowest bit is the sign.
 __device__ __forceinline__ u32 place_at(u64 place, u32 seed) {
     return scrambled((u32)place ^ seed) + (u32)(place >> 32) * 0x9e3779b9u;
 }
@@ -47,7 +47,7 @@ extern "C" __global__ void check_sums(const u32 *numbers, u64 count, u32 ranks, 
     }
 }
 
-// Plants one error for the negative control: 0 nothing in its place, 1 the bits of `value` turned, 2 NaN, 3 these very bits.
+// Injects one error for the negative control: 0 zero, 1 the bits of `value` flipped, 2 NaN, 3 exactly these bits.
 extern "C" __global__ void plant_number(u32 *numbers, u64 place, u32 kind, u32 value) {
     switch (kind) {
     case 0: numbers[place] = 0; break;

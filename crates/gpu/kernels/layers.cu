@@ -1,22 +1,22 @@
 // arch: compute_80
-// Layers of deep learning, forward and backward, each as one block does it: every block is a replica of the same problem
-// and writes a whole result of its own, so that every multiprocessor runs every layer and all results must be the same
+// Layers of deep learning, forward and backward, each computed by one block: every block is a replica of the same
+// problem and writes a whole result, so that every multiprocessor runs every layer and all results must have the same
 // bits.
 //
-// They are the same bits on every architecture, and crates/gpu/src/dl/layers/exact says which: only operations whose
-// result IEEE 754 fixes are used (the functions above them are written here), sums are in a fixed order, and nothing is
-// added atomically. The tensor cores round in their own way, so what they get has exact sums.
+// The bits are the same on every architecture, and crates/gpu/src/dl/layers/exact computes them: only operations whose
+// result IEEE 754 defines are used (the functions are built from them here), sums have a fixed order, and nothing is
+// added atomically. The tensor cores round in their own way, so their inputs have exact sums.
 
 #include "layers.cuh"
 #include "layers_matrices.cuh"
 #include "layers_points.cuh"
 #include "layers_rows.cuh"
 
-// ---- The inputs: each number depends on its place alone. ----
+// ---- The inputs: each number depends only on its position. ----
 
 enum Kind : u32 { SIGNED, POSITIVE, SMALL, INDEX };
 
-// `range`: of SMALL, the largest integer; of INDEX, how many there are.
+// `range`: for SMALL, the largest integer; for INDEX, the number of values.
 extern "C" __global__ void make_values(float *to, u32 count, u32 seed, u32 kind, u32 range, float scale) {
     for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
         const u32 h = scrambled(i ^ seed);
@@ -31,10 +31,10 @@ extern "C" __global__ void make_values(float *to, u32 count, u32 seed, u32 kind,
     }
 }
 
-// ---- What is compared. ----
+// ---- Comparison. ----
 
-// One number for all the bits of a replica's outputs and their places; a block each. A single wrong bit always changes
-// it: what one place adds is different for each value there. Integers are added, so the order is free.
+// Reduces the bits of a replica's outputs and their positions to one number, one block per replica. A single wrong bit
+// always changes it: a position adds a different number for each value. Integers are added, so the order does not matter.
 extern "C" __global__ void __launch_bounds__(THREADS) fingerprint(const u32 *out, u32 stride, u32 count, u64 *prints) {
     __shared__ u64 sums[THREADS];
     u64 sum = 0;
@@ -57,9 +57,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) fingerprint(const u32 *out
     if (threadIdx.x == 0) prints[blockIdx.x] = sums[0];
 }
 
-// Plants errors for the negative control and for trials, one a thread: four words for each, the place among all
-// replicas' outputs in two of them, then the kind (0 the number is lost, 1 one bit is turned, 2 NaN), then which bit.
-// `changed` says whether the place had another value.
+// Injects errors for the negative control and for trials, one per thread: four words for each, the position among all
+// replicas' outputs in two of them, then the kind (0 the number is lost, 1 one bit is flipped, 2 NaN), then the bit.
+// `changed` is set if the value changed.
 extern "C" __global__ void plant_outputs(u32 *out, const uint4 *errors, u32 *changed, u32 count) {
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;

@@ -1,12 +1,12 @@
-// What all layers share: the sizes of the problems, functions and sums that round in one way only, and how a layer
-// becomes a kernel.
+// Common code of the layers: problem sizes, functions and sums with defined rounding, and the macro that turns a layer
+// into a kernel.
 
 #include "numbers.cuh"
 
 #define THREADS 256
 #define WARPS (THREADS / 32)
 
-// The sizes of the problems. A test holds crates/gpu/src/dl/layers/problem.rs against them.
+// The sizes of the problems. A test compares crates/gpu/src/dl/layers/problem.rs with them.
 #define LINEAR_ROWS 128
 #define LINEAR_INPUTS 128
 #define LINEAR_OUTPUTS 128
@@ -31,15 +31,15 @@
 
 #define CONV_PLANE (CONV_SIDE * CONV_SIDE)
 
-// ---- Functions, from operations that round in one way only. ----
+// ---- Functions built from operations with defined rounding. ----
 
 __device__ __forceinline__ float exponential(float x) {
-    // Beyond these ends the result would be subnormal or infinite.
+    // Beyond these limits the result would be subnormal or infinite.
     x = x < -87.0f ? -87.0f : x;
     x = x > 88.0f ? 88.0f : x;
-    // Adding and taking off 1.5 * 2^23 rounds to an integer.
+    // Adding and subtracting 1.5 * 2^23 rounds to an integer.
     const float n = __fmaf_rn(x, 0x1.715476p+0f, 0x1.8p+23f) - 0x1.8p+23f;
-    // ln 2 in two parts: what the first lacks, the second has.
+    // ln 2 in two parts: the second is the remainder of the first.
     const float r = __fmaf_rn(n, 0x1.05c610p-29f, __fmaf_rn(n, -0x1.62e430p-1f, x));
     float p = 0x1.a01a02p-13f;
     p = __fmaf_rn(p, r, 0x1.6c16c2p-10f);
@@ -72,7 +72,7 @@ __device__ __forceinline__ float logarithm(float x) {
 
 __device__ __forceinline__ u32 lane() { return threadIdx.x % 32; }
 
-// The sum over a row by one warp: lane l takes the places l, l + 32, and so on; then the lanes' sums meet in pairs.
+// Sums a row with one warp: lane l adds the positions l, l + 32, and so on; then the sums of the lanes are added in pairs.
 template <typename Add>
 __device__ __forceinline__ float summed(u32 count, Add add) {
     float sum = 0.0f;
@@ -99,7 +99,7 @@ __device__ __forceinline__ float largest(u32 count, At at) {
     return most;
 }
 
-// What the exponentials of a row are made and divided by, by one warp.
+// The maximum and the sum by which the exponentials of a row are normalised, computed by one warp.
 struct Exponents { float most, sum; };
 
 __device__ __forceinline__ Exponents exponents(const float *x, u32 count) {
@@ -107,7 +107,7 @@ __device__ __forceinline__ Exponents exponents(const float *x, u32 count) {
     return Exponents{most, summed(count, [&](float sum, u32 i) { return sum + exponential(x[i] - most); })};
 }
 
-// A layer of this name: `in` has its inputs one after the other, and each block has `stride` numbers for its outputs.
+// Defines a layer: `in` holds its inputs one after the other, and each block has `stride` numbers for its outputs.
 #define LAYER(name)                                                                                                     \
     __device__ __forceinline__ void name##_of(const float *in, float *out);                                             \
     extern "C" __global__ void __launch_bounds__(THREADS) name(const float *in, float *out, u32 stride, u32 *where) {   \

@@ -1,13 +1,13 @@
-// Layers that multiply: linear, convolution, attention. crates/gpu/src/dl/layers/exact/matrices.rs says the same in Rust.
+// Layers that multiply: linear, convolution, attention. crates/gpu/src/dl/layers/exact/matrices.rs has the same in Rust.
 
-// ---- Linear: y = x w^T + b by the tensor cores, in bf16 with sums in single precision. ----
+// ---- Linear: y = x w^T + b on the tensor cores, in bf16 with sums in single precision. ----
 
-// A matrix, by the steps to the next row and to the next number that is summed over.
+// A matrix, with the strides to the next row and to the next number that is summed over.
 struct Matrix {
     const float *numbers;
     u32 row, along;
 
-    // Two neighbours as a pair of bf16, which their upper halves are: the inputs have no more digits.
+    // Two neighbours as a pair of bf16, which are their upper halves: the inputs have no more digits.
     __device__ __forceinline__ u32 pair(u32 r, u32 k) const {
         const float *at = numbers + r * row + k * along;
         return (__float_as_uint(at[0]) >> 16) | (__float_as_uint(at[along]) & 0xffff0000u);
@@ -56,9 +56,9 @@ LAYER(linear_backward) {
     }
 }
 
-// ---- Convolution of images, 3 x 3, with a border of zeros. ----
+// ---- Convolution of images, 3 x 3, with zero padding. ----
 
-// Calls `take(place in the plane at (y + ky - 1, x + kx - 1), place in the kernel)` for those inside the plane.
+// Calls `take(position in the plane at (y + ky - 1, x + kx - 1), position in the kernel)` for those inside the plane.
 template <typename Take>
 __device__ __forceinline__ void around(u32 y, u32 x, Take take) {
 #pragma unroll 1
@@ -93,7 +93,7 @@ LAYER(conv2d_backward) {
 #pragma unroll 1
         for (u32 o = 0; o < CONV_OUTPUTS; o++) {
             const float *plane = dy + (image * CONV_OUTPUTS + o) * CONV_PLANE, *kernel = w + (o * CONV_INPUTS + c) * 9;
-            // An output sees this input through the kernel turned around.
+            // An output sees this input through the flipped kernel.
             around(at / CONV_SIDE, at % CONV_SIDE, [&](u32 place, u32 k) { sum = __fmaf_rn(plane[place], kernel[8 - k], sum); });
         }
         dx[i] = sum;
@@ -134,7 +134,7 @@ __device__ __forceinline__ float inner(const float *a, const float *b) {
     return sum;
 }
 
-// What share each token up to `token` has in it, by one warp; the rest are zeros.
+// Computes the attention weights of the tokens up to `token`, with one warp; the rest are zeros.
 __device__ __forceinline__ void shares(const float *q, const float *k, u32 token, float *share) {
     for (u32 j = lane(); j <= token; j += 32) {
         share[j] = inner(q + token * ATTENTION_WIDTH, k + j * ATTENTION_WIDTH) * ATTENTION_SCALE;

@@ -1,9 +1,8 @@
-// Layers that work on each number by itself: GELU, embedding, Adam. crates/gpu/src/dl/layers/exact/points.rs says the same
-// in Rust.
+// Elementwise layers: GELU, embedding, Adam. crates/gpu/src/dl/layers/exact/points.rs has the same in Rust.
 
-// ---- GELU by its tanh form, written as x / (1 + exp(-2u)), where nothing cancels. ----
+// ---- GELU in its tanh form, written as x / (1 + exp(-2u)), where nothing cancels. ----
 
-// u = sqrt(2 / pi) (x + 0.044715 x^3); these are of 2u.
+// u = sqrt(2 / pi) (x + 0.044715 x^3); these constants are for 2u.
 #define GELU_LINEAR 0x1.988454p+0f
 #define GELU_CUBIC 0x1.2444f2p-4f
 
@@ -28,7 +27,7 @@ LAYER(gelu_backward) {
     }
 }
 
-// ---- Embedding: rows of a table by the words of a text; backward, each row gathers from the places of its word. ----
+// ---- Embedding: rows of a table by the words of a text; backward, each row sums over the positions of its word. ----
 
 LAYER(embedding_forward) {
     const float *words = in, *table = words + EMBEDDING_TOKENS;

@@ -1,6 +1,6 @@
-// Layers that work on rows: the norms, softmax, cross-entropy. crates/gpu/src/dl/layers/exact/rows.rs says the same in Rust.
+// Layers that work on rows: the norms, softmax, cross-entropy. crates/gpu/src/dl/layers/exact/rows.rs has the same in Rust.
 
-// ---- Layer norm, and root-mean-square norm, which takes no mean off. A warp has a row. ----
+// ---- Layer norm, and root-mean-square norm, which does not subtract the mean. One warp per row. ----
 
 #define NORM_EPSILON 0x1p-17f
 
@@ -73,7 +73,7 @@ LAYER(layernorm_backward) { norm_backward<true>(in, out); }
 LAYER(rmsnorm_forward) { norm_forward<false>(in, out); }
 LAYER(rmsnorm_backward) { norm_backward<false>(in, out); }
 
-// ---- Softmax and cross-entropy. A warp has a row. ----
+// ---- Softmax and cross-entropy. One warp per row. ----
 
 LAYER(softmax_forward) {
 #pragma unroll 1
@@ -107,7 +107,7 @@ LAYER(cross_entropy_forward) {
     }
 }
 
-// Of the mean loss over all rows.
+// The gradient of the mean loss over all rows.
 LAYER(cross_entropy_backward) {
     const float *targets = in + ENTROPY_ROWS * ENTROPY_CLASSES;
 #pragma unroll 1

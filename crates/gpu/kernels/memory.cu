@@ -1,8 +1,8 @@
 // arch: compute_80
-// Patterns over all of the memory: what is written, what is read back and compared, and errors planted on purpose.
+// Patterns over all of the memory: writing, reading back and comparing, and injecting errors.
 //
-// A word is 64 bits. What belongs at a place is a function of its address and of the pattern alone, so that nothing has
-// to be remembered: a word that was written to a wrong address is found as surely as one that changed.
+// A word is 64 bits. Its expected value is a function of its address and the pattern alone, so nothing has to be
+// stored, and a word written to a wrong address is found as surely as one that changed.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -12,7 +12,7 @@ struct Found { u64 address, expected, got; };
 enum Pattern : u32 { ADDRESS, INVERSE, WALK_ONE, WALK_ZERO, RANDOM, CHECKER };
 
 __device__ __forceinline__ u64 mixed(u64 x) {
-    // Two rounds of multiply and shift: every bit of the address decides about every bit of the word.
+    // Two rounds of multiply and shift: every bit of the address affects every bit of the word.
     x ^= x >> 32;
     x *= 0xd6e8feb86659fd93ull;
     x ^= x >> 32;
@@ -102,8 +102,8 @@ KERNELS(walk_zero, WALK_ZERO)
 KERNELS(checker, CHECKER)
 KERNELS(random, RANDOM)
 
-// Plants errors for the negative control and for trials, one a thread: into the word `places[i]` goes what `kinds[i]`
-// says: 0 nothing at all in it, 1 one bit of it turned, 2 a NaN of single precision in its lower half, 3 this very value.
+// Injects errors for the negative control and for trials, one per thread: `kinds[i]` selects what is written to the
+// word `places[i]`: 0 zero, 1 one bit flipped, 2 a single-precision NaN in its lower half, 3 exactly this value.
 extern "C" __global__ void plant_words(u64 *memory, const u64 *places, const u32 *kinds, const u64 *values, u32 count) {
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;

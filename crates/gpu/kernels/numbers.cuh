@@ -1,7 +1,7 @@
-// The numbers in the matrices, and the weights of the checksums. crates/gpu/src/dl/known.rs says the same in Rust.
+// The numbers in the matrices, and the weights of the checksums. crates/gpu/src/dl/known.rs has the same in Rust.
 //
-// A number is a small integer that depends on its place alone, so that it can be had again anywhere without memory. All
-// products and sums of such numbers are exact in every type that is tested, in whatever order they are added.
+// A number is a small integer that depends only on its position, so that it can be recomputed anywhere without memory.
+// All products and sums of such numbers are exact in every tested type, in any order of addition.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -15,11 +15,11 @@ __device__ __forceinline__ u32 scrambled(u32 x) {
     return x;
 }
 
-// Of matrix `seed`, from -range to range.
+// Returns a number of matrix `seed`, from -range to range.
 __device__ __forceinline__ int number_at(u32 seed, u32 row, u32 k, int range) {
     const u32 h = scrambled(((row << 16) | k) ^ seed);
     return (int)(((h >> 16) * (u32)(2 * range + 1)) >> 16) - range;
 }
 
-// Odd, so that no error of any size is multiplied away.
+// Odd, so that no error is multiplied to zero.
 __device__ __forceinline__ u32 weight_at(u32 column) { return scrambled(column ^ 0x5bd1e995u) | 1u; }

@@ -3,8 +3,8 @@
 // Matrix products on the tensor cores of any GPU since Ampere (mma.sync): C = A * B^T, A of m rows, B of n rows, both
 // with `k_bytes` bytes of numbers in a row, C of 32-bit numbers.
 //
-// What a type of number is, is only the instruction: tiles are moved as bytes, and each instruction takes 32 bytes of a
-// row. A block makes 128 x 128 numbers with eight warps of 64 x 32.
+// The types of numbers differ only in the instruction: tiles are moved as bytes, and each instruction takes 32 bytes of
+// a row. A block computes 128 x 128 numbers with eight warps of 64 x 32.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -14,7 +14,7 @@ typedef unsigned long long u64;
 #define STAGES 4
 #define TILE_BYTES (TILE * STAGE_BYTES)
 
-// Which multiprocessor made a tile, and in how many of its clock ticks.
+// The multiprocessor of a tile, and its time in that multiprocessor's clock ticks.
 struct TileRecord { u32 multiprocessor, ticks; };
 
 __device__ __forceinline__ u32 shared_address(const void *pointer) { return (u32)__cvta_generic_to_shared(pointer); }
@@ -30,8 +30,8 @@ __device__ __forceinline__ void load_four(u32 (&r)[4], u32 address) {
                  : "memory");
 }
 
-// A tile in shared memory: rows of 64 bytes, their four pieces of 16 in an order that depends on the row, so that eight
-// rows read at the same piece are in different banks.
+// A tile in shared memory: rows of 64 bytes, their four chunks of 16 in an order that depends on the row, so that eight
+// rows read at the same chunk are in different banks.
 __device__ __forceinline__ u32 place(u32 row, u32 piece) { return row * STAGE_BYTES + ((piece ^ ((row >> 1) & 3)) * 16); }
 
 #define MULTIPLY(NAME, SHAPE, NUMBER, CONSTRAINT)                                                                       \
@@ -50,7 +50,7 @@ MULTIPLY(Type_tf32, "m16n8k8.row.col.f32.tf32.tf32.f32", float, "+f")
 MULTIPLY(Type_int8, "m16n8k32.row.col.s32.s8.s8.s32", int, "+r")
 
 __device__ __forceinline__ void fetch_tile(u32 to, const unsigned char *from, u64 row_bytes) {
-    // 128 rows of four pieces: two for each thread.
+    // 128 rows of four chunks: two for each thread.
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
         const u32 at = threadIdx.x + i * 256, row = at / 4, piece = at % 4;

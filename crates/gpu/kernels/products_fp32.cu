@@ -1,13 +1,13 @@
 // arch: compute_80
-// Matrix products in single precision by the ordinary units of any GPU: C = A * B^T, A of m rows, B of n rows, both with
-// `k_bytes` bytes of numbers in a row. A block makes 128 x 128 numbers, eight by eight a thread.
+// Matrix products in single precision on the ordinary units of any GPU: C = A * B^T, A of m rows, B of n rows, both
+// with `k_bytes` bytes of numbers in a row. A block computes 128 x 128 numbers, eight by eight per thread.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #define TILE 128
 
-// Which multiprocessor made a tile, and in how many of its clock ticks.
+// The multiprocessor of a tile, and its time in that multiprocessor's clock ticks.
 struct TileRecord { u32 multiprocessor, ticks; };
 
 #define DEPTH 16
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
             *(float4 *)to = make_float4(d[i][0], d[i][1], d[i][2], d[i][3]);
             *(float4 *)(to + 64) = make_float4(d[i][4], d[i][5], d[i][6], d[i][7]);
         }
-        // The next tile begins in the half of shared memory that slower warps may still read.
+        // The next tile starts in the half of shared memory that slower warps may still read.
         __syncthreads();
         if (threadIdx.x == 0 && records) {
             u32 multiprocessor;

@@ -1,34 +1,34 @@
 // arch: compute_90a
 // numbers: bf16 fp16 tf32 fp8 int8
-// Matrix products on Hopper's tensor cores, as fast as the chip allows: C = A * B^T, A of m rows, B of n rows, both with
-// `k_bytes` bytes of numbers in a row, C of 32-bit numbers.
+// Matrix products on Hopper's tensor cores, as fast as the chip allows: C = A * B^T, A of m rows, B of n rows, both
+// with `k_bytes` bytes of numbers in a row, C of 32-bit numbers.
 //
-// The tile of a block is 128 x 320: the larger, the less has to come from the cache for each product, and that is what
-// limits this kernel; 160 of the 232 registers that a multiplying thread can have are for the results. One warp group
-// fetches (the copy engine brings 128 bytes of each row at a time, four stages ahead), two multiply, 64 rows each. Two
-// blocks form a cluster: they stand one below the other, use the same rows of B and fetch one half of them each for both.
-// Blocks stay and take tile after tile.
+// The tile of a block is 128 x 320: the larger it is, the less data comes from the cache for each product, which limits
+// this kernel; 160 of the 232 registers that a multiplying thread can have hold results. One warp group fetches (the
+// copy engine brings 128 bytes of each row at a time, four stages ahead), two multiply, 64 rows each. Two blocks form a
+// cluster: they are one below the other, use the same rows of B, and each fetches half of them for both. Blocks are
+// persistent and process tile after tile.
 //
-// What a type of number is, is only the instruction: a stage is 128 bytes wide and each instruction takes 32 of them.
+// The types of numbers differ only in the instruction: a stage is 128 bytes wide and each instruction takes 32 of them.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #define TILE_M 128
 #define TILE_N 320
-// A warp group makes its part of a tile in two halves of this many columns.
+// A warp group computes its part of a tile in two halves of this many columns.
 #define HALF_N (TILE_N / 2)
 #define STAGE_BYTES 128
 #define STAGES 4
 #define A_BYTES (TILE_M * STAGE_BYTES)
 #define B_BYTES (TILE_N * STAGE_BYTES)
 #define CLUSTER 2
-// This many tiles of a column come one after the other, so that the blocks at work at a time share rows and columns.
+// The number of tiles of a column that are consecutive, so that concurrent blocks share rows and columns.
 #define GROUP 8
 
 struct __align__(64) TensorMap { u64 opaque[16]; };
 
-// Which multiprocessor made a tile, and in how many of its clock ticks.
+// The multiprocessor of a tile, and its time in that multiprocessor's clock ticks.
 struct TileRecord { u32 multiprocessor, ticks; };
 
 __device__ __forceinline__ u32 shared_address(const void *pointer) { return (u32)__cvta_generic_to_shared(pointer); }
@@ -53,7 +53,7 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
         "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// Tells the barrier at the same place in a block of the cluster.
+// Arrives at the barrier at the same address in a block of the cluster.
 __device__ __forceinline__ void barrier_arrive_in(u32 barrier, u32 block) {
     asm volatile(
         "{\n"
@@ -87,7 +87,7 @@ __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// A tile in shared memory as the tensor cores are told of it: rows of 128 bytes, swizzled, eight of them 1024 bytes.
+// Describes a tile in shared memory to the tensor cores: rows of 128 bytes, swizzled, eight of them 1024 bytes.
 __device__ __forceinline__ u64 described(u32 address) {
     return (u64)((address & 0x3ffff) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
 }
@@ -128,7 +128,7 @@ MULTIPLY(Type_int8, "m64n160k32.s32.s8.s8", int, "+r", "")
 
 struct Tile { u32 m, n; };
 
-// The pair of tiles that a cluster takes at its `turn`.
+// Returns the pair of tiles that a cluster computes in a turn.
 __device__ __forceinline__ Tile pair_at(u32 turn, u32 rows, u32 columns) {
     const u32 in_group = GROUP * columns, group = turn / in_group, rest = turn % in_group;
     const u32 first = group * GROUP, height = min((u32)GROUP, rows - first);
@@ -201,7 +201,7 @@ __device__ __forceinline__ void product(const TensorMap *a, const TensorMap *b, 
                     Type::multiply(d[1], x + part * 2, y + part * 2 + HALF_N * STAGE_BYTES / 16, add);
                 }
                 asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                // The step before this one has been read entirely when at most one is under way.
+                // When at most one group is in flight, the step before this one has been read entirely.
                 asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
                 if (step > 0 && lane < CLUSTER) barrier_arrive_in(shared_address(&empty[before]), lane);
                 before = stage;

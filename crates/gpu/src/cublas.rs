@@ -1,4 +1,4 @@
-//! cuBLAS, where a machine has it: what others multiply matrices with, to compare our own kernels with. No test needs it.
+//! cuBLAS, if installed: a reference for the speed of our own matrix kernels. No test needs it.
 
 use std::{
     ffi::{OsStr, c_int, c_void},
@@ -29,7 +29,7 @@ type GemmEx = unsafe extern "C" fn(
     c_int,
 ) -> c_int;
 
-/// The library with a handle for the context that is current.
+/// The library with a handle for the current context.
 pub struct Cublas {
     handle: *mut c_void,
     gemm: GemmEx,
@@ -51,7 +51,7 @@ pub enum CublasError {
     Failed { call: &'static str, code: i32 },
 }
 
-/// Numbers of `cublasOperation_t`, `cudaDataType` and `cublasComputeType_t`.
+/// Values of `cublasOperation_t`, `cudaDataType` and `cublasComputeType_t`.
 const AS_IT_IS: c_int = 0;
 const TRANSPOSED: c_int = 1;
 const BF16: c_int = 14;
@@ -59,11 +59,11 @@ const IN_FP32: c_int = 68;
 const CHOOSE: c_int = -1;
 
 impl Cublas {
-    /// For the GPU whose context is current on this thread.
+    /// Opens the library for the GPU whose context is current on this thread.
     pub fn open(library: &OsStr) -> Result<Self, CublasError> {
-        // SAFETY: NVIDIA's library, loaded as any program that multiplies matrices loads it.
+        // SAFETY: NVIDIA's library, loaded as by every program that uses cuBLAS.
         let library = unsafe { Library::new(library) }?;
-        // SAFETY: the symbols have the types that NVIDIA's header gives them.
+        // SAFETY: the symbols have the types of NVIDIA's header.
         let (create, destroy, gemm) = unsafe {
             (
                 *library.get::<unsafe extern "C" fn(*mut *mut c_void) -> c_int>(b"cublasCreate_v2\0")?,
@@ -72,19 +72,19 @@ impl Cublas {
             )
         };
         let mut handle = ptr::null_mut();
-        // SAFETY: the pointer leads to a live variable.
+        // SAFETY: the pointer points to a live variable.
         done("cublasCreate", unsafe { create(&raw mut handle) })?;
         Ok(Self { handle, gemm, destroy, _library: library })
     }
 
-    /// Asks for C = A Bᵀ in bf16: A of m rows, B of n rows, of k numbers each, all at these addresses of the device.
+    /// Enqueues C = A Bᵀ in bf16: A has m rows, B has n rows, of k numbers each, at these device addresses.
     ///
-    /// The matrices must be there: the device's memory is all that can be harmed.
+    /// The matrices must exist: a wrong address can only harm the device's memory.
     pub(crate) fn multiply(&self, shape: [u32; 3], a: u64, b: u64, c: u64) -> Result<(), CublasError> {
         let [m, n, k] = shape.map(|size| c_int::try_from(size).unwrap_or(c_int::MAX));
         let (one, zero) = (1.0f32, 0.0f32);
-        // SAFETY: it takes matrices by columns: rows of ours are its columns, and it is asked for the transposed product.
-        // The two factors live until the call returns; the addresses are the device's.
+        // SAFETY: cuBLAS stores matrices by columns: our rows are its columns, and the transposed product is requested.
+        // The two scale factors live until the call returns; the addresses are the device's.
         let code = unsafe {
             (self.gemm)(
                 self.handle,
@@ -114,7 +114,7 @@ impl Cublas {
 
 impl Drop for Cublas {
     fn drop(&mut self) {
-        // SAFETY: made by `open` and used by nobody else.
+        // SAFETY: created by `open` and not used elsewhere.
         let _given_back = unsafe { (self.destroy)(self.handle) };
     }
 }

@@ -1,9 +1,9 @@
-//! DCGM's health watches, from a host engine that runs already.
+//! DCGM's health watches, from a host engine that is already running.
 //!
-//! The library only carries questions to the engine (`nv-hostengine`): none is started here, neither embedded nor as a
-//! process. Health watches that nobody has switched on are switched on and left on, because a check of watches that are
-//! off passes whatever is wrong. Sizes of structs and numbers are those of DCGM's public header, 3.x and 4.x; a version
-//! that does not agree refuses the struct by its first word, and that is told.
+//! The library only forwards requests to the engine (`nv-hostengine`); no engine is started here, neither embedded nor
+//! as a process. If no health watch is enabled, all are enabled and left on, because a check with disabled watches
+//! passes whatever is wrong. Struct sizes and constants are those of DCGM's public header, 3.x and 4.x. Another version
+//! rejects a struct by its first word, and the error is reported.
 
 use std::{
     ffi::{CString, OsStr, c_char, c_int, c_uint},
@@ -21,19 +21,19 @@ use libloading::Library;
 /// Newest first.
 pub const LIBRARIES: [&str; 2] = ["libdcgm.so.4", "libdcgm.so.3"];
 
-/// How long the engine may take to let us in, and to show that it is there at all.
+/// The limit for connecting to the engine, and for finding out whether it is there at all.
 const CONNECT: Duration = Duration::from_secs(5);
 
 type Handle = usize;
 type Group = usize;
 
-/// Numbers of DCGM's header.
+/// Constants of DCGM's header.
 const OK: c_int = 0;
 const VERSION_MISMATCH: c_int = -12;
 const ALL_GPUS: Group = 0x7fff_ffff;
 const ALL_SYSTEMS: c_uint = 0xffff_ffff;
 const MOST_GPUS: usize = 32;
-/// Incidents in a response: version 4 is DCGM 2 and 3, version 5 is DCGM 4.
+/// Incidents per response: version 4 is DCGM 2 and 3, version 5 is DCGM 4.
 const INCIDENTS_4: usize = 64;
 const INCIDENTS_5: usize = 1024;
 
@@ -64,7 +64,7 @@ struct Response<const MOST: usize> {
     incidents: [RawIncident; MOST],
 }
 
-/// What DCGM knows of a GPU. Of all that, the bus id is wanted.
+/// DCGM's attributes of a GPU, of which only the bus id is used.
 #[repr(C)]
 struct Attributes {
     version: c_uint,
@@ -83,15 +83,15 @@ struct Attributes {
     settings: [c_uint; 4],
 }
 
-/// A struct's first word: its size and its version.
+/// Returns the first word of a struct: its size and version.
 const fn version<T>(number: usize) -> c_uint {
     (size_of::<T>() | number << 24) as c_uint
 }
 
-/// What the watches of the engine at `address` say, as [`Watch::text`]. An empty `library` is looked for by its names.
+/// Queries the watches of the engine at `address` and returns [`Watch::text`]. If `library` is empty, the known names are tried.
 ///
 /// # Errors
-/// `Missing` without the library, `Failed` with DCGM's number for all else.
+/// Returns `Missing` without the library, and `Failed` with DCGM's code for everything else.
 pub fn health(library: &OsStr, address: &str) -> Result<String, ProbeFailure> {
     let dcgm = Dcgm::load(library)?;
     if !is_listening(address)? {
@@ -108,7 +108,7 @@ pub fn health(library: &OsStr, address: &str) -> Result<String, ProbeFailure> {
     Ok(Watch::Asked(answer).text())
 }
 
-/// Whether somebody listens there. The library itself does not tell an engine that is not there from one that hangs.
+/// Returns whether a process listens at this address. The library does not distinguish an absent engine from one that hangs.
 fn is_listening(address: &str) -> Result<bool, ProbeFailure> {
     let failed = |error: std::io::Error| ProbeFailure::new(FailureKind::Failed, format!("{address}: {error}"));
     let places: Vec<SocketAddr> = address.to_socket_addrs().map_err(failed)?.collect();
@@ -136,8 +136,8 @@ impl Dcgm {
             if library.is_empty() { LIBRARIES.iter().map(OsStr::new).collect() } else { vec![library] };
         let mut why = String::new();
         for name in names {
-            // SAFETY: loading runs the library's initialisers. It is NVIDIA's, installed by root, and every program that
-            // uses DCGM does the same.
+            // SAFETY: loading runs the library's initialisers. It is NVIDIA's, installed by root, and loaded by every
+            // program that uses DCGM.
             match unsafe { Library::new(name) } {
                 Ok(library) => return Ok(Self { library }),
                 Err(error) => why = format!("{} cannot be loaded: {error}", name.to_string_lossy()),
@@ -147,7 +147,7 @@ impl Dcgm {
     }
 
     fn symbol<T: Copy>(&self, name: &str) -> Result<T, ProbeFailure> {
-        // SAFETY: each caller gives the function the type that DCGM's header gives it, and keeps it no longer than this.
+        // SAFETY: each caller uses the type of DCGM's header, and keeps the function no longer than this value.
         let found = unsafe { self.library.get::<T>(name.as_bytes()) };
         found
             .map(|symbol| *symbol)
@@ -155,13 +155,13 @@ impl Dcgm {
     }
 }
 
-/// Calls a function of the library, whose arguments are of the types that stand with them.
+/// Calls a function of the library, with the type given for each argument.
 macro_rules! call {
     ($dcgm:expr, $function:ident ( $($argument:expr => $type:ty),* $(,)? )) => {{
         let name = stringify!($function);
         let function: unsafe extern "C" fn($($type),*) -> c_int = $dcgm.symbol(name)?;
-        // SAFETY: the function has the type that DCGM's header gives it, and pointers lead to live variables of the types
-        // and sizes that their first words say.
+        // SAFETY: the function has the type of DCGM's header, and pointers point to live variables of the types and
+        // sizes that their first words give.
         match unsafe { function($($argument),*) } {
             OK => Ok(()),
             code => Err((name, code)),
@@ -206,7 +206,7 @@ impl<'a> Session<'a> {
         call!(dcgm, dcgmInit()).map_err(told)?;
         let mut params = ConnectParams {
             version: version::<ConnectParams>(2),
-            // What is watched stays watched: a look a quarter of an hour later wants to see it.
+            // The watches stay enabled for the next check, a quarter of an hour later.
             persist_after_disconnect: 1,
             timeout_ms: CONNECT.as_millis() as c_uint,
             address_is_unix_socket: 0,
@@ -218,7 +218,7 @@ impl<'a> Session<'a> {
         match connected {
             Ok(()) => Ok(Self { dcgm, handle }),
             Err(error) => {
-                // Nobody is left to tell if it will not shut down.
+                // There is nothing to do about a failed shutdown.
                 let _closed = call!(dcgm, dcgmShutdown());
                 Err(told(error))
             }
@@ -252,9 +252,9 @@ impl<'a> Session<'a> {
         ids[..count].iter().map(|id| Ok((*id, self.bus(*id)?))).collect()
     }
 
-    /// Empty where DCGM does not tell: the incident is told all the same, by DCGM's number.
+    /// Returns the bus id, or an empty text if DCGM does not know it: the incident is then reported with DCGM's own number.
     fn bus(&self, gpu: c_uint) -> Result<String, ProbeFailure> {
-        // SAFETY: a struct of numbers and of arrays of numbers, for which zeroes are a value.
+        // SAFETY: a struct of numbers and arrays of numbers, for which all zeroes is a value.
         let mut attributes: Box<Attributes> = Box::new(unsafe { std::mem::zeroed() });
         attributes.version = version::<Attributes>(3);
         let answer = call!(self.dcgm, dcgmGetDeviceAttributes(
@@ -271,16 +271,16 @@ impl<'a> Session<'a> {
         .map_err(told)
     }
 
-    /// What a response of this size and version says; a library of the other one refuses it.
+    /// Requests a response of this size and version. A library of the other version rejects it.
     #[expect(
         clippy::type_complexity,
-        reason = "a refusal of the version is told apart from a library without the function"
+        reason = "distinguishes a rejected version from a missing function"
     )]
     fn check<const MOST: usize>(
         &self,
         number: usize,
     ) -> Result<Result<(Vec<Incident>, bool), (&'static str, c_int)>, ProbeFailure> {
-        // SAFETY: a struct of numbers and of arrays of numbers, for which zeroes are a value. A megabyte: not on the stack.
+        // SAFETY: a struct of numbers and arrays of numbers, for which all zeroes is a value. A megabyte, too large for the stack.
         let mut response: Box<Response<MOST>> = unsafe { Box::new_zeroed().assume_init() };
         response.version = version::<Response<MOST>>(number);
         let answer = call!(self.dcgm, dcgmHealthCheck(
@@ -300,7 +300,7 @@ impl<'a> Session<'a> {
         }))
     }
 
-    /// Errors on the way out change nothing of what was learnt.
+    /// Closes the session. Errors are ignored, because the results are complete.
     fn close(&self) -> Result<(), ProbeFailure> {
         let _disconnected = call!(self.dcgm, dcgmDisconnect(self.handle => Handle));
         let _shut = call!(self.dcgm, dcgmShutdown());
@@ -314,7 +314,7 @@ impl Drop for Session<'_> {
     }
 }
 
-/// A text of C in a buffer.
+/// Converts a zero-terminated text in a buffer.
 fn words(buffer: &[u8]) -> String {
     let end = buffer.iter().position(|byte| *byte == 0).unwrap_or(buffer.len());
     String::from_utf8_lossy(&buffer[..end]).trim().to_owned()

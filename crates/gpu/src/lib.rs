@@ -1,8 +1,7 @@
-//! NVIDIA's libraries, loaded at run time and made safe: the node program needs none of them to start, and says so
-//! plainly where they are missing.
+//! NVIDIA's libraries, loaded at run time behind safe interfaces: the node program starts without them and reports
+//! which are missing.
 //!
-//! A call into a driver may hang for ever. Nothing here guards against that: whoever calls does so where it may hang
-//! without harm.
+//! A driver call may hang for ever. This crate does not guard against that: call it where a hang does no harm.
 
 pub mod collective;
 pub mod cublas;

@@ -1,4 +1,4 @@
-//! Small state files: read whole, written whole, or made by the first who comes.
+//! Small JSON state files that are read and replaced as a whole, or created exactly once.
 
 use std::{
     fs::{self, File},
@@ -8,7 +8,7 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 
-/// `None`: there is no such file. One that does not parse is an error and stays as it is.
+/// Reads a file. Returns `None` if it does not exist. A file that does not parse is an error and is left unchanged.
 pub fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     match fs::read(path) {
         Ok(bytes) => parse(&bytes)
@@ -23,14 +23,14 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
     serde_json::from_slice(bytes)
 }
 
-/// Replaces the file, durably.
+/// Replaces the file atomically and durably.
 pub fn write<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
     let aside = written_aside(path, value)?;
     fs::rename(&aside, path)?;
     sync_parent(path)
 }
 
-/// Makes the file unless there is one; says whether it did.
+/// Creates the file unless it exists. Returns whether it was created.
 pub fn create<T: Serialize>(path: &Path, value: &T) -> io::Result<bool> {
     let aside = written_aside(path, value)?;
     let linked = fs::hard_link(&aside, path);
@@ -43,7 +43,7 @@ pub fn create<T: Serialize>(path: &Path, value: &T) -> io::Result<bool> {
 }
 
 fn written_aside<T: Serialize>(path: &Path, value: &T) -> io::Result<PathBuf> {
-    // Two threads or processes never write the same one.
+    // A random name, so that two threads or processes never write the same temporary file.
     let mut random = [0; 8];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
     let aside = path.with_extension(format!("{:016x}.tmp", u64::from_ne_bytes(random)));

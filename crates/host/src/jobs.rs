@@ -1,9 +1,9 @@
-//! Jobs of this machine, kept in files so that they outlive the controller that started them.
+//! Jobs of this machine, stored in files so that they survive a restart of the controller.
 //!
-//! One directory per run: `intent.json` is there before anything is started; `job.json` is the claim that the job
-//! itself makes, and tells its end ([`JobFile`]); `cancel.json` is there before anything is ended; `output.txt` holds
-//! what the program said. Killed at any instant, the controller finds on its return either no claim (then it may
-//! start the job again: only one of the two gets the claim) or the claim of the one job there is.
+//! Each run has a directory. `intent.json` is written before the job is started; `job.json` is the claim that the job
+//! itself creates and completes when it ends ([`JobFile`]); `cancel.json` is written before the job is ended;
+//! `output.txt` holds the program's output. A controller that was killed at any instant finds either no claim, and may
+//! start the job again because only one of the two obtains the claim, or the claim of the only job.
 
 use std::{
     fs::{self, File},
@@ -24,30 +24,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::{files, process};
 
-/// What a killed process may take to be gone; one stuck in the kernel takes longer and is left behind.
+/// How long a killed process may take to disappear. One that is stuck in the kernel takes longer and is abandoned.
 const KILL_GRACE: Duration = Duration::from_secs(2);
 
-/// Ended runs are forgotten after this long.
+/// The age, counted from the creation of the run, at which an ended run is removed.
 const KEEP: Span = Span::days(30);
 
 #[derive(Debug)]
 pub struct Jobs {
     directory: PathBuf,
-    /// What the ids of its jobs begin with.
+    /// The prefix of this store's job ids.
     kind: &'static str,
     start_limit: Span,
-    /// Those that this process started, to be reaped.
+    /// Children of this process, kept so that they are reaped.
     children: Mutex<Vec<(RunId, Child)>>,
 }
 
-/// A moment that something was decided.
+/// The time of a decision.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decided {
     at: Timestamp,
 }
 
-/// How a child that this process started is doing.
+/// The state of a child of this process.
 enum Started {
     NotHere,
     Living,
@@ -69,7 +69,7 @@ impl Jobs {
         self.place(run).join("job.json")
     }
 
-    /// The directory of a run.
+    /// Returns the directory of a run.
     pub fn place(&self, run: RunId) -> PathBuf {
         self.directory.join(run.to_string())
     }
@@ -80,7 +80,7 @@ impl Jobs {
 
     /// Starts the job unless it was started before.
     pub fn start(&self, run: RunId, mut command: Command, now: Timestamp) -> io::Result<()> {
-        // One at a time: two threads with the same run must not both find that nobody has begun.
+        // Serialises callers: two threads with the same run must not both conclude that it has not been started.
         let mut children = self.children();
         let place = self.place(run);
         fs::create_dir_all(&place)?;
@@ -97,11 +97,11 @@ impl Jobs {
         Ok(())
     }
 
-    /// What became of a job.
+    /// Returns the state of a job.
     pub fn look(&self, run: RunId, now: Timestamp) -> io::Result<JobSeen> {
         let place = self.place(run);
         let Some(intent) = files::read::<Decided>(&place.join("intent.json"))? else { return Ok(JobSeen::Absent) };
-        // Before the claim is read: a child that has ended by now has also written all it will ever write.
+        // Read before the claim: a child that has ended by now has written everything it will ever write.
         let child = started(&mut self.children(), run)?;
         let file = match files::read::<JobFile>(&self.job_file(run))? {
             Some(file) => file,
@@ -139,11 +139,13 @@ impl Jobs {
         Ok(JobSeen::Ended { job, started, at: ended.at, how })
     }
 
-    /// The job is gone and did not say how, or cannot be killed. The moment of finding out is written down, so that
-    /// everybody who asks later hears the same; what the job left running is ended.
+    /// Records the end of a job that vanished without reporting one, or that cannot be killed.
+    ///
+    /// The time of discovery is written to the claim, so that every later query returns the same. Processes that the
+    /// job left running are killed.
     fn settle(&self, run: RunId, process: Option<&JobProcess>, now: Timestamp) -> io::Result<JobEnded> {
         let path = self.job_file(run);
-        // It may have told its end between the reading and the look at its process.
+        // The job may have recorded its end between the read of the claim and the check of its process.
         let told = files::read::<JobFile>(&path)?.and_then(|file| file.ended);
         if let Some(ended) = told {
             return Ok(ended);
@@ -156,7 +158,7 @@ impl Jobs {
         Ok(ended)
     }
 
-    /// Nobody claimed the run in time. We do, so that a job that comes after all finds that it is not wanted.
+    /// Claims a run that no job has claimed in time, so that a job that starts later finds its claim taken and exits.
     fn never_came(&self, run: RunId, now: Timestamp, exit: Option<u8>) -> io::Result<JobFile> {
         let file = JobFile { run, process: None, ended: Some(JobEnded { at: now, exit }) };
         if files::create(&self.job_file(run), &file)? {
@@ -165,8 +167,9 @@ impl Jobs {
         files::read(&self.job_file(run))?.ok_or_else(|| io::Error::other("the claim came and went"))
     }
 
-    /// Ends the job of a run, if there is one, and waits a bounded time for it. One that is asked for later, as by a question that was long
-    /// under way, finds that it is not wanted.
+    /// Ends the job of a run, if there is one, and waits for it for a bounded time.
+    ///
+    /// A start request that arrives later, for example one that was delayed on the network, finds the run claimed.
     pub fn cancel(&self, run: RunId, grace: Span, now: Timestamp) -> io::Result<()> {
         let place = self.place(run);
         fs::create_dir_all(&place)?;
@@ -190,7 +193,7 @@ impl Jobs {
         self.place(run).join("abandoned.json").exists()
     }
 
-    /// A job that could not be killed and still hangs.
+    /// Returns a job that could not be killed and still hangs.
     pub fn abandoned(&self) -> io::Result<Option<JobProcess>> {
         for run in self.runs()? {
             let left = files::read::<JobProcess>(&self.place(run).join("abandoned.json"))?;
@@ -201,7 +204,7 @@ impl Jobs {
         Ok(None)
     }
 
-    /// Processes of jobs that run now. A number that means somebody else by now is not among them.
+    /// Returns the processes of running jobs. A process id that the kernel has since reused is left out.
     pub fn running(&self) -> io::Result<Vec<JobProcess>> {
         let mut running = Vec::new();
         for run in self.runs()? {
@@ -212,7 +215,7 @@ impl Jobs {
         Ok(running)
     }
 
-    /// Runs whose jobs are pending or running.
+    /// Returns the runs whose jobs are pending or running.
     pub fn under_way(&self, now: Timestamp) -> io::Result<Vec<RunId>> {
         let mut under_way = Vec::new();
         for run in self.runs()? {
@@ -228,7 +231,7 @@ impl Jobs {
         Ok(names.filter_map(|name| name.parse().ok()).collect())
     }
 
-    /// Forgets runs that ended long ago.
+    /// Removes old runs that have ended.
     pub fn prune(&self, now: Timestamp) -> io::Result<()> {
         for run in self.runs()?.into_iter().filter(|run| now.since(run.born()) > KEEP) {
             if matches!(self.look(run, now)?, JobSeen::Ended { .. } | JobSeen::Absent) {
@@ -240,7 +243,7 @@ impl Jobs {
 }
 
 fn started(children: &mut [(RunId, Child)], run: RunId) -> io::Result<Started> {
-    // All of them, so that none stays defunct for longer than it takes to be looked at.
+    // Polls all children, so that none stays a zombie until its own run is queried.
     let mut found = Started::NotHere;
     for (id, child) in children {
         let state = match child.try_wait()? {

@@ -1,7 +1,7 @@
-//! Runs and marks of one machine, kept in files on it, so that they outlive whoever asked for them.
+//! Jobs and marks of one machine, stored in files on it so that they survive a restart of the controller.
 //!
-//! The local backend uses this on the machine that it runs on. On a host that is reached over SSH, `doctor-node host` does, and
-//! [`protocol`] is what the controller and that program say to each other.
+//! The local backend calls this crate on its own machine. On an SSH host, `doctor-node host` calls it, and the
+//! controller talks to that program through [`protocol`].
 
 pub mod files;
 pub mod jobs;
@@ -13,7 +13,7 @@ pub mod process;
 pub mod protocol;
 pub mod reports;
 
-/// The first number of /proc/loadavg.
+/// Parses the one-minute load average from the text of `/proc/loadavg`.
 pub fn one_minute(text: &str) -> Option<f64> {
     let load: f64 = text.split_ascii_whitespace().next()?.parse().ok()?;
     (load.is_finite() && load >= 0.0).then_some(load)

@@ -1,4 +1,4 @@
-//! Marks on this machine: ours in `marks.json`, others' in `foreign.json`, which we never write.
+//! Marks of this machine: ours in `marks.json`, foreign ones in `foreign.json`, which we never write.
 
 use std::{
     fs::File,
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::files;
 
-/// Operations are asked again within minutes if at all; this many are remembered.
+/// The number of operation ids remembered for idempotence. The controller retries an operation within minutes, if at all.
 const REMEMBERED: usize = 4096;
 
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub struct MarkFiles {
     lock: PathBuf,
 }
 
-/// What is to become of a mark of ours.
+/// A change to one of our marks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MarkChange {
@@ -37,7 +37,7 @@ pub enum MarkChange {
 #[serde(deny_unknown_fields)]
 pub struct Ours {
     marks: Vec<OurMark>,
-    /// Operations that were done, newest last.
+    /// Completed operations, newest last.
     done: Vec<OpId>,
 }
 
@@ -53,9 +53,9 @@ impl MarkFiles {
         Ok(Marks { ours, foreign })
     }
 
-    /// Puts a mark there, or takes it away, and says what is there then. Asked again with the same operation, nothing happens.
+    /// Sets or removes a mark and returns the marks that remain. Idempotent: repeating an operation id changes nothing.
     pub fn apply(&self, op: OpId, change: &MarkChange) -> io::Result<Vec<OurMark>> {
-        // Held until the file is closed; two controllers, or a controller and a command, take turns.
+        // Locked until the file is closed: serialises two controllers, or a controller and a command.
         let lock = File::options().create(true).append(true).open(&self.lock)?;
         flock(&lock, FlockOperation::LockExclusive)?;
         let mut ours = files::read::<Ours>(&self.ours)?.unwrap_or_default();

@@ -1,16 +1,16 @@
-//! What the allocator is told by a process that stays.
+//! Allocator settings for long-running processes.
 //!
-//! Such a process works for a moment and then waits, an agent for minutes and a controller for half of one. An allocator that
-//! keeps a heap for each thread, and keeps what it once had, holds twice of what is used.
+//! Such a process works for a moment and then sleeps, an agent for minutes and a controller for half a minute. With one
+//! heap per thread and memory that is never returned, it would hold twice what it uses.
 
-/// Before any other thread is there: one heap for all.
+/// Uses one heap for all threads. Call it before the first thread is started.
 pub fn one_heap() {
     set(Knob::Heaps, 1);
 }
 
-/// What is larger than this, in bytes, comes from the system and goes back at once.
+/// Allocates blocks of this size in bytes and above with mmap, and returns them to the system when they are freed.
 pub fn return_from(large: i32) {
-    // Setting it also keeps the allocator from raising it by what it sees.
+    // An explicit value also disables glibc's dynamic threshold.
     set(Knob::MapFrom, large);
     set(Knob::TrimFrom, large);
 }
@@ -30,19 +30,19 @@ fn set(knob: Knob, value: i32) {
         Knob::MapFrom => libc::M_MMAP_THRESHOLD,
         Knob::TrimFrom => libc::M_TRIM_THRESHOLD,
     };
-    // SAFETY: it takes no pointer, and only changes how later calls of the allocator behave.
+    // SAFETY: mallopt takes no pointer and only changes how later allocator calls behave.
     let _done = unsafe { libc::mallopt(knob, value) };
 }
 
-/// Returns to the system what is free.
+/// Returns free memory to the system.
 #[cfg(target_env = "gnu")]
 #[expect(unsafe_code, reason = "no safe binding of malloc_trim(3) exists")]
 pub fn give_back() {
-    // SAFETY: it takes no pointer, may be called at any time from any thread, and only releases what nobody uses.
+    // SAFETY: malloc_trim takes no pointer, may be called at any time from any thread, and releases only free memory.
     let _gave_any = unsafe { libc::malloc_trim(0) };
 }
 
-/// Other allocators do this by themselves.
+/// Other allocators need no settings.
 #[cfg(not(target_env = "gnu"))]
 fn set(_: Knob, _: i32) {}
 

@@ -1,13 +1,13 @@
-//! Whether somebody uses a host, by the facts of one look. What is known goes before what is not: a host that somebody is seen
-//! on is busy, whatever else could not be read; one of which something could not be read is unknown, never free.
+//! Decides from one status whether a host is in use. Evidence of use outranks missing data: a host with a known user is
+//! busy even if other values could not be read. Without such evidence, a host with an unreadable value is unknown, never free.
 //!
-//! The controller plans by this, and the host itself asks the same once more before a run begins or it is reset or rebooted.
+//! The controller plans with this result. The host evaluates it again before it starts a run, a reset or a reboot.
 
 use doctor_core::node::Occupancy;
 
 use crate::protocol::{Look, Process};
 
-/// What keeps us from beginning anything on a host: somebody uses it, somebody may, or an operator keeps work off it.
+/// Returns why no work may start on a host: it is in use, its use is unknown, or an operator's mark blocks it.
 pub fn kept_off(look: &Look, max_load_per_core: f64) -> Option<String> {
     if let Some(mark) = look.marks.foreign.iter().find(|mark| mark.blocks) {
         return Some(format!("{} keeps work off it: {}", mark.by, mark.text));
@@ -36,7 +36,7 @@ fn busy(look: &Look, max_load_per_core: f64) -> Option<String> {
     if let Some(process) = some(&look.terminals) {
         return Some(format!("process {} ({}) computes at a terminal", process.pid, process.name));
     }
-    // What a run of ours adds to the load cannot be told from others' work; terminals and GPUs can.
+    // The load of our own run cannot be separated from that of other processes. Terminals and GPUs can.
     let load = look.load.as_ref().ok().filter(|_| look.under_way.is_empty())?;
     #[expect(clippy::cast_precision_loss, reason = "a count of cores")]
     let per_core = load / look.cores.max(1) as f64;

@@ -1,20 +1,22 @@
-//! Where a machine keeps what is its own, below a folder that several machines may share: homes are often on NFS. Its name and its id are both
-//! in the path, because machines made from one image may have one id, and machines of two sites one name.
+//! The path of a machine's own state below a folder that several machines may share, because home directories are often
+//! on NFS. The path contains host name and machine id: machines from one image may share an id, and machines of two
+//! sites a name.
 
 use std::{fs, path::PathBuf};
 
-/// So much of the machine's id is in the path.
+/// The number of characters of the machine id in the path.
 const OF_ID: usize = 8;
 
-/// For the machine that this runs on.
+/// Returns the path for this machine.
 pub fn here() -> PathBuf {
     let name = rustix::system::uname();
-    // Where there is none, the name has to do.
+    // Without a machine id, the host name alone has to do.
     let id = fs::read_to_string("/etc/machine-id").unwrap_or_default();
     of(&name.nodename().to_string_lossy(), &id)
 }
 
-/// For a machine with this host name and this text in `/etc/machine-id`: `hosts/gpu01-4c4c4544`. People's scripts build the same path.
+/// Returns the path for a host name and the text of `/etc/machine-id`: `hosts/gpu01-4c4c4544`. Users' scripts build the
+/// same path, so its form must not change.
 pub fn of(name: &str, machine_id: &str) -> PathBuf {
     let plain = |text: &str| -> String {
         text.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect()

@@ -1,4 +1,4 @@
-//! Processes of this machine, and ending a job's with everything it started.
+//! Processes of this machine: liveness by process id and start time, and ending a job with all its descendants.
 
 use std::{
     fs,
@@ -26,12 +26,12 @@ pub fn is_alive(process: &JobProcess) -> bool {
         && stat_of(process.pid).is_some_and(|stat| stat.start_ticks == process.start_ticks && !stat.is_over())
 }
 
-/// Asks the job to end. A process that bears its number but began at another time is not asked.
+/// Sends SIGTERM to the job, unless its process id now belongs to a process with another start time.
 pub fn ask_to_end(process: &JobProcess) {
-    // Held from here on, the number cannot come to mean another process between the look and the signal.
+    // The pidfd pins the process: its id cannot be reused between the liveness check and the signal.
     let held = pid(process.pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     if is_alive(process) {
-        // An error means that it has ended meanwhile.
+        // An error means that the process has ended in the meantime.
         let _ended = match (held, pid(process.pid)) {
             (Some(held), _) => pidfd_send_signal(held, Signal::TERM),
             (None, Some(pid)) => kill_process(pid, Signal::TERM),
@@ -40,7 +40,7 @@ pub fn ask_to_end(process: &JobProcess) {
     }
 }
 
-/// Kills what there is of the job's session: itself and all that it started. Says whether nothing is left.
+/// Kills the job and every process of its session. Returns whether all are gone within the limit.
 pub fn kill_session(process: &JobProcess, within: Duration) -> bool {
     let deadline = Instant::now() + within;
     loop {
@@ -58,13 +58,15 @@ pub fn kill_session(process: &JobProcess, within: Duration) -> bool {
     }
 }
 
-/// Whether the job's number still means the job, or what is left of its session. A number is not given out again while a session
-/// bears it: if another process bears it now, nothing is left of ours, and the session of that number is a stranger's.
+/// Returns whether the job's process id still belongs to the job or to the rest of its session.
+///
+/// The kernel does not reuse an id while a session has it. If another process has the id now, nothing of the job is
+/// left, and the session with that id is foreign.
 pub fn is_ours(process: &JobProcess) -> bool {
     process.boot_id == boot_id() && stat_of(process.pid).is_none_or(|stat| stat.start_ticks == process.start_ticks)
 }
 
-/// Living processes of the job's session, which bears the job's number.
+/// Returns the live processes of the job's session, whose id is the job's process id.
 fn session(process: &JobProcess) -> Vec<ProcStat> {
     if !is_ours(process) {
         return Vec::new();
@@ -83,7 +85,7 @@ pub fn gone_within(process: &JobProcess, within: Duration) -> bool {
     true
 }
 
-/// How many threads of the job's session run or wait for a disk now: its part of the load.
+/// Counts the threads of the job's session that run or wait for a disk: its share of the load.
 pub fn running_threads(process: &JobProcess) -> usize {
     let threads = |pid: u32| {
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();

@@ -1,8 +1,8 @@
-//! What a controller and `doctor-node host` say to each other, over one connection for each question.
+//! The protocol between a controller and `doctor-node host`: one connection per request.
 //!
-//! The program says [`HELLO`] first. Only then is the question sent, as one line of JSON; the answer is one line too, and bears
-//! the question's number. So whatever the connection did (an exit code that a shell made up, a silent second try, the words that
-//! a login prints) cannot be taken for an answer, and a connection that broke before the hello has changed nothing.
+//! The program sends [`HELLO`] first. The client then sends the request as one line of JSON, and the program replies
+//! with one line that repeats the request's number. Shell exit codes, silent reconnects and login banners can therefore
+//! never be mistaken for a reply, and a connection that breaks before the hello has changed nothing.
 
 use std::path::PathBuf;
 
@@ -16,25 +16,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::{marks::MarkChange, reports::Reported};
 
-/// The first line of the program. The number changes when the form of what follows does.
+/// The first line that the program prints. The number is the protocol version.
 pub const HELLO: &str = "doctor-node host 1";
 
-/// A question is one run's order with a policy, at the most.
+/// The largest request, in bytes: the parameters of one run with a policy.
 pub const MOST_QUESTION: u64 = 4 * 1024 * 1024;
 
-/// An answer is a look with the result documents of a host's runs, at the most.
+/// The largest reply, in bytes: a host's status with the result documents of its runs.
 pub const MOST_ANSWER: u64 = 32 * 1024 * 1024;
 
-/// A longer result document is not carried, and the run is without one.
+/// The largest result document that a reply carries, in bytes. A longer one is dropped, and the run has no document.
 pub const MOST_DOCUMENT: u64 = 8 * 1024 * 1024;
 
-/// Of a log that is carried: its end.
+/// The number of bytes kept from the end of a log that a reply carries.
 pub const MOST_LOG: u64 = 1024 * 1024;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Question {
-    /// The answer bears it too.
+    /// Repeated in the reply.
     pub number: u64,
     pub ask: Ask,
 }
@@ -47,30 +47,30 @@ pub enum Ask {
     /// Ends the job of a run, if there is one.
     Cancel {
         run: RunId,
-        /// It has this long to write what it has.
+        /// How long the job may take to write its results before it is killed.
         grace: Span,
     },
     Mark(Mark),
     Repair(Box<Repair>),
-    /// What the machine and its vendor's tool say of it. Asked again, it tells how far that has got.
+    /// Collects the machine's own report and its vendor's. Repeating the request returns the progress.
     Report {
         op: OpId,
     },
 }
 
-/// What a look is to find.
+/// What a status request collects, and what counts as use of the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Wanted {
-    /// Runs whose jobs are asked about, with their documents and logs.
+    /// Runs whose job state, result document and log are returned.
     pub runs: Vec<RunId>,
-    /// Files that keep us off while they exist.
+    /// Lock files: while one exists, the host counts as busy.
     pub locks: Vec<PathBuf>,
-    /// Programs that may hold a GPU without using it.
+    /// Programs that may hold a GPU open without using it.
     pub bystanders: Vec<String>,
 }
 
-/// A run to be started. Asked again, nothing more happens.
+/// Starts a run. Idempotent: repeating the request starts nothing more.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Start {
@@ -78,40 +78,40 @@ pub struct Start {
     pub node: NodeName,
     pub tests: NonEmpty<TestId>,
     pub limit: Span,
-    /// The run's key in hexadecimal. Nowhere but in here and in the job's environment.
+    /// The run's key in hexadecimal. It is stored only here and in the job's environment.
     pub key: String,
-    /// Where logs and document belong; absent: in the run's directory, from which they are carried to who asks.
+    /// Where logs and the document are written. `None`: into the run's directory; replies carry them to the controller.
     pub outputs: Option<Outputs>,
-    /// The text of the policy that the controller judges by.
+    /// The text of the controller's policy, used for classification.
     pub policy: Option<String>,
-    /// The other hosts of a run over several; absent: it is for this one alone.
+    /// The other hosts of a multi-node run. `None`: the run uses this host only.
     #[serde(default)]
     pub together: Option<Together>,
-    /// What counts as use: the host looks once more before it begins.
+    /// What counts as use of the host, which checks once more before it starts the job.
     pub users: Wanted,
     pub max_load_per_core: f64,
 }
 
-/// How the hosts of one run find each other.
+/// How the hosts of a multi-node run find each other.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Together {
-    /// All of them, by rank.
+    /// All hosts in rank order.
     pub nodes: NonEmpty<NodeName>,
-    /// `HOST:PORT`, where the first listens.
+    /// `HOST:PORT` on which the first host listens.
     pub rendezvous: String,
-    /// What they know each other by.
+    /// The secret that authenticates the hosts to each other.
     pub secret: String,
 }
 
-/// The secret is not for logs either.
+/// Omits the secret, so that it cannot reach a log.
 impl std::fmt::Debug for Together {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Together").field("nodes", &self.nodes).finish_non_exhaustive()
     }
 }
 
-/// The key is not for logs.
+/// Omits the key, so that it cannot reach a log.
 impl std::fmt::Debug for Start {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Start").field("run", &self.run).field("tests", &self.tests).finish_non_exhaustive()
@@ -121,7 +121,7 @@ impl std::fmt::Debug for Start {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Outputs {
-    /// One for each test, in their order.
+    /// One path per test, in the order of the tests.
     pub logs: Vec<PathBuf>,
     pub document: PathBuf,
 }
@@ -131,21 +131,21 @@ pub struct Outputs {
 pub struct Mark {
     pub op: OpId,
     pub change: MarkChange,
-    /// A file that tells who logs in of the marks; absent: none is written.
+    /// A message-of-the-day file that shows the marks to users who log in. `None`: none is written.
     pub motd: Option<PathBuf>,
 }
 
-/// GPUs to be reset, or a machine to be rebooted, if nobody uses it. Asked again, it tells how far that has got.
+/// Resets the GPUs or reboots the machine if it is not in use. Repeating the request returns the progress.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Repair {
     pub op: OpId,
     pub what: RepairKind,
-    /// The command that does it, word by word.
+    /// The command and its arguments.
     pub command: Vec<String>,
-    /// The command is ended after this long.
+    /// The command is killed after this long.
     pub limit: Span,
-    /// What counts as use.
+    /// What counts as use of the host.
     pub users: Wanted,
     pub max_load_per_core: f64,
 }
@@ -160,7 +160,7 @@ pub enum RepairKind {
 impl RepairKind {
     pub const ALL: [Self; 2] = [Self::Reset, Self::Reboot];
 
-    /// As `doctor-node repair` has it.
+    /// The word that `doctor-node repair` uses.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Reset => "reset",
@@ -169,17 +169,17 @@ impl RepairKind {
     }
 }
 
-/// How far a repair has got.
+/// The progress of a repair.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Repaired {
-    /// Seen to have happened: another boot, or a driver that asks for nothing more.
+    /// Confirmed: the boot id changed, or the driver no longer requests a reset.
     Done,
-    /// It was begun, and nobody has seen yet that it happened.
+    /// Started, not yet confirmed.
     UnderWay { text: String },
-    /// Somebody uses the machine, or that cannot be ruled out: nothing was begun.
+    /// The machine is in use, or its use could not be determined. Nothing was started.
     InUse { by: String },
-    /// It was tried and did not happen.
+    /// Attempted without effect.
     Failed { text: String },
 }
 
@@ -193,45 +193,45 @@ pub struct Answer {
 #[serde(rename_all = "kebab-case")]
 pub enum Said {
     Looked(Box<Look>),
-    /// What has become of the run that was to be started.
+    /// The state of the job that the request was to start.
     Started(JobSeen),
-    /// Nothing was begun: somebody uses the host, or may.
+    /// The host is in use, or its use could not be determined. Nothing was started.
     InUse {
         by: String,
     },
     Done,
     Repair(Repaired),
     Report(Reported),
-    /// It could not be done; it may have been done in part.
+    /// The request failed, possibly after part of it took effect.
     Failed {
         text: String,
     },
 }
 
-/// One host as it is now. What could not be learnt is an error in its place, never a good value.
+/// The current status of one host. A value that could not be read is an error in its place, never a healthy default.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Look {
     pub at: Timestamp,
     pub boot_id: String,
     pub cores: usize,
-    /// The load average of one minute, of everybody.
+    /// The one-minute load average, our own jobs included.
     pub load: Result<f64, String>,
-    /// Processes of others that hold a GPU open.
+    /// Foreign processes that hold a GPU open.
     pub gpus: Result<Vec<Process>, String>,
-    /// Processes of others that have a terminal and are computing.
+    /// Foreign processes that have a terminal and use CPU time.
     pub terminals: Result<Vec<Process>, String>,
-    /// Those of [`Wanted::locks`] that exist.
+    /// The files of [`Wanted::locks`] that exist.
     pub locks: Vec<PathBuf>,
-    /// A process of an earlier job that could not be killed.
+    /// The process id of an earlier job that could not be killed.
     pub abandoned: Option<u32>,
     pub marks: Marks,
-    /// Runs whose jobs are pending or running here.
+    /// Runs whose jobs are pending or running on this host.
     pub under_way: Vec<RunId>,
-    /// One for each of [`Wanted::runs`].
+    /// One entry for each of [`Wanted::runs`].
     pub runs: Vec<SeenRun>,
 }
 
-/// Somebody's process.
+/// A process on the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     pub pid: u32,
@@ -242,27 +242,27 @@ pub struct Process {
 pub struct SeenRun {
     pub run: RunId,
     pub seen: JobSeen,
-    /// The result document, of a run that has ended and was to be carried.
+    /// The result document, once the run has ended and if the reply is to carry it.
     pub document: Option<String>,
-    /// The end of its log, likewise.
+    /// The end of the log, under the same conditions.
     #[serde(default)]
     pub log: Option<String>,
-    /// All hosts of a run over several; empty: it is for this one.
+    /// All hosts of a multi-node run. Empty: the run uses this host only.
     #[serde(default)]
     pub nodes: Vec<NodeName>,
 }
 
 impl SeenRun {
-    /// Without anything that came along.
+    /// A run without document, log or other hosts.
     pub const fn bare(run: RunId, seen: JobSeen) -> Self {
         Self { run, seen, document: None, log: None, nodes: Vec::new() }
     }
 }
 
-/// The answer in a line, if it is one and bears this number.
+/// Parses a reply and checks that it carries this request number.
 ///
 /// # Errors
-/// With what is wrong with it.
+/// Returns the reason if the line is no reply or carries another number.
 pub fn read_answer(line: &[u8], number: u64) -> Result<Said, String> {
     let answer: Answer = serde_json::from_slice(line).map_err(|error| format!("its answer does not parse: {error}"))?;
     if answer.number != number {
@@ -281,7 +281,7 @@ mod tests {
         fn whatever_a_host_prints_is_an_answer_only_with_its_number(
             line in "(\\{|\\}|\"|:|,|number|said|done|failed|text|looked|7|8| |.){0,40}", number in 0..16_u64,
         ) {
-            // Whether it parses or not, nothing breaks, and no line answers two questions.
+            // Parsing may fail but not panic, and no line answers two requests.
             let answers = (0..16).filter(|asked| read_answer(line.as_bytes(), *asked).is_ok()).count();
             prop_assert!(answers <= 1);
             let answer = serde_json::to_vec(&Answer { number, said: Said::Failed { text: line.clone() } }).unwrap();

@@ -1,7 +1,7 @@
-//! What a machine and its vendor's own tool say of it, taken before a step that destroys that.
+//! Collects a report from the machine and from its vendor's tool before a repair step destroys that state.
 //!
-//! `doctor-node report` does it, as a job of its own ([`Jobs`]): it is begun once for each operation, outlives who asked, has
-//! limits, and is asked for again until it has ended.
+//! `doctor-node report` runs as a job ([`Jobs`]) under the operation's id: it starts once per operation, survives its
+//! caller, has limits, and is polled until it has ended.
 
 use std::{ffi::OsString, fs, io, io::Read as _, path::Path, process::Command};
 
@@ -14,25 +14,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::jobs::Jobs;
 
-/// The vendor's tool is ended after this long.
+/// The vendor's tool is killed after this long.
 pub const LIMIT: Span = Span::minutes(3);
-/// A longer file of the vendor's tool is not carried. In an answer over SSH it takes twice as much.
+/// The largest vendor file that is carried, in bytes. A reply over SSH encodes it in hexadecimal, twice the size.
 pub const MOST_FILE: u64 = 12 << 20;
-/// What the machine says of itself is a page.
+/// The largest machine report, in bytes. A usual one is a page.
 pub const MOST_MACHINE: u64 = 1 << 20;
 
-/// What the machine says of itself, below the folder of a report.
+/// The machine report, relative to the report's folder.
 pub const MACHINE: &str = "machine.json";
-/// What the vendor's tool leaves, and what of it there is if it was ended early.
+/// The files of the vendor's tool: the finished archive, and the plain log that remains if the tool was killed early.
 pub const FILES: [&str; 2] = ["nvidia-bug-report.log.gz", "nvidia-bug-report.log"];
 
-/// How far a report has got.
+/// The progress of a report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reported {
     UnderWay,
     Taken(Box<Report>),
-    /// Nothing was learnt.
+    /// Nothing was collected.
     Failed {
         text: String,
     },
@@ -41,12 +41,12 @@ pub enum Reported {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Report {
-    /// Serials, firmware, cloud; whether the vendor's tool ran, and why not.
+    /// Serial numbers, firmware, cloud; whether the vendor's tool ran, and if not, why.
     pub machine: serde_json::Value,
     pub file: Option<VendorFile>,
 }
 
-/// What the vendor's tool left.
+/// The file that the vendor's tool wrote.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VendorFile {
@@ -61,17 +61,17 @@ impl std::fmt::Debug for VendorFile {
     }
 }
 
-/// Begins a report, or tells what has become of it. `start` makes a command of the words that follow the program's name.
+/// Starts a report, or returns its progress. `start` builds the command from the arguments that follow the program's name.
 ///
 /// # Errors
-/// If its files cannot be read or written.
+/// Fails if the job's files cannot be read or written.
 pub fn report(
     jobs: &Jobs,
     op: OpId,
     now: Timestamp,
     start: impl FnOnce(&[OsString], RunId) -> io::Result<Command>,
 ) -> io::Result<Reported> {
-    // An operation has its job under its own number; runs are elsewhere.
+    // The job is stored under the operation's number. Runs are in another directory, so the two cannot collide.
     let id = RunId::from_number(op.number());
     let folder = jobs.place(id).join("report");
     match jobs.look(id, now)? {
@@ -97,7 +97,7 @@ pub fn report(
     Ok(Reported::UnderWay)
 }
 
-/// `None`: there is none, or it is longer than that.
+/// Returns `None` if the file does not exist or is longer than `most` bytes.
 fn read(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
     let file = match fs::File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -108,7 +108,7 @@ fn read(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes).filter(|bytes| bytes.len() as u64 <= most))
 }
 
-/// Bytes as text that JSON can carry.
+/// Serialises bytes as hexadecimal text.
 mod hex {
     use doctor_core::hex::{decode, encode};
     use serde::{Deserialize, Deserializer, Serializer, de::Error};

@@ -6,11 +6,11 @@ use crate::scene::{Card, Field, Scene};
 
 pub(crate) const NOT_SUPPORTED: u32 = 3;
 
-/// Read when the first function is called, and again after a shutdown: a program that stays opens a session for each look,
-/// and must neither see an old file nor pile up what it has read.
+/// Loaded by the first call, and again after a shutdown: a long-running program opens a session per read, and must
+/// neither see an old file nor accumulate old scenes.
 static SCENE: Mutex<Option<&'static Scene>> = Mutex::new(None);
 
-/// A file that cannot be read is a driver that does not work.
+/// Returns the scene. A file that cannot be read stands for a driver that does not work.
 pub(crate) fn scene() -> &'static Scene {
     let mut kept = SCENE.lock().unwrap_or_else(PoisonError::into_inner);
     kept.get_or_insert_with(|| {
@@ -27,18 +27,18 @@ pub(crate) fn scene() -> &'static Scene {
     })
 }
 
-/// Forgets the scene.
+/// Frees the scene.
 ///
 /// # Safety
-/// No function of this library is being called, which NVML asks of whoever shuts it down.
+/// No other function of this library may be running, as NVML requires for a shutdown.
 pub(crate) unsafe fn forget() {
     if let Some(scene) = SCENE.lock().unwrap_or_else(PoisonError::into_inner).take() {
-        // SAFETY: it was made by `Box::leak`, has just been taken out of its place, and nobody uses it, as the caller says.
+        // SAFETY: created by `Box::leak`, just removed from its place, and unused, as the caller guarantees.
         drop(unsafe { Box::from_raw(std::ptr::from_ref(scene).cast_mut()) });
     }
 }
 
-/// Waits for ever where the scene says so.
+/// Hangs if the scene says so for this function.
 pub(crate) fn maybe_hang(function: &str) {
     while scene().hang == function {
         std::thread::sleep(std::time::Duration::from_secs(3600));
@@ -46,10 +46,10 @@ pub(crate) fn maybe_hang(function: &str) {
 }
 
 impl Card {
-    /// Waits for ever where the scene says that this GPU hangs, or for as long as the kernel holds the caller.
+    /// Hangs if the scene says so for this GPU, or as long as the kernel blocks the write.
     pub(crate) fn maybe_hang(&self) {
         if !self.touches.is_empty() {
-            // Whether it could be written does not matter to who asks for a GPU.
+            // The caller does not depend on the success of the write.
             let _touched = std::fs::write(&self.touches, "");
         }
         if self.hang {
@@ -80,7 +80,7 @@ impl Card {
         }
     }
 
-    /// Domain, bus and device.
+    /// Returns domain, bus and device.
     pub(crate) fn place(&self) -> (u32, u32, u32) {
         place(&self.bus)
     }

@@ -1,7 +1,7 @@
-//! The CUDA driver's functions, under their real names, for GPUs that are memory of this process.
+//! The functions of the CUDA driver, under their real names, for GPUs that are memory of this process.
 //!
-//! Each GPU has a thread that does what it is asked in order, as a stream does: calls come back at once, events tell when it
-//! was done. A context is the number of its GPU, counted from one.
+//! Each GPU has a thread that executes work in order, as a stream does: calls return immediately, and events record
+//! when work was done. A context is the number of its GPU, counted from one.
 
 use std::{
     alloc::{Layout, alloc, dealloc},
@@ -35,7 +35,7 @@ type Work = Box<dyn FnOnce() + Send>;
 
 pub(crate) struct Device {
     queue: Mutex<Sender<Work>>,
-    /// What every call says once the GPU has failed.
+    /// The result of every call once the GPU has failed.
     pub(crate) failed: AtomicI32,
 }
 
@@ -71,7 +71,7 @@ thread_local! {
     static CURRENT: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Of this thread, counted from zero.
+/// Returns the current GPU of this thread, counted from zero.
 pub(crate) fn current() -> usize {
     CURRENT.get().saturating_sub(1)
 }
@@ -80,7 +80,7 @@ fn device() -> &'static Device {
     &devices()[current()]
 }
 
-/// Sizes of what was given out, by address.
+/// The sizes of allocations, by address.
 fn given() -> &'static Mutex<HashMap<usize, usize>> {
     static GIVEN: OnceLock<Mutex<HashMap<usize, usize>>> = OnceLock::new();
     GIVEN.get_or_init(Mutex::default)
@@ -88,7 +88,7 @@ fn given() -> &'static Mutex<HashMap<usize, usize>> {
 
 fn give(bytes: usize) -> Option<usize> {
     let layout = Layout::from_size_align(bytes.max(1), 256).ok()?;
-    // SAFETY: the layout has a size.
+    // SAFETY: the size is not zero.
     let address = unsafe { alloc(layout) } as usize;
     given().lock().unwrap_or_else(PoisonError::into_inner).insert(address, bytes.max(1));
     Some(address)
@@ -97,7 +97,7 @@ fn give(bytes: usize) -> Option<usize> {
 fn take_back(address: usize) -> i32 {
     let bytes = given().lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
     let Some(layout) = bytes.and_then(|bytes| Layout::from_size_align(bytes, 256).ok()) else { return INVALID_VALUE };
-    // SAFETY: given out by `give` with this layout, and taken back once.
+    // SAFETY: allocated by `give` with this layout, and freed once.
     unsafe { dealloc(address as *mut u8, layout) };
     OK
 }
@@ -107,24 +107,28 @@ struct Event {
     at: Mutex<Option<Instant>>,
 }
 
+/// Returns the event of a handle.
+///
 /// # Safety
-/// Made by `cuEventCreate`, not yet destroyed.
+/// The handle was created by `cuEventCreate` and is not destroyed.
 unsafe fn event(handle: *mut c_void) -> Arc<Event> {
     let handle = handle.cast_const().cast::<Event>();
-    // SAFETY: the handle holds one count of its own.
+    // SAFETY: the handle holds its own reference count.
     unsafe {
         Arc::increment_strong_count(handle);
         Arc::from_raw(handle)
     }
 }
 
+/// Writes a zero-terminated text.
+///
 /// # Safety
 /// `to` has room for `length` bytes.
 unsafe fn put_text(text: &str, to: *mut c_char, length: c_int) -> i32 {
     if text.len() >= length.unsigned_abs() as usize {
         return INVALID_VALUE;
     }
-    // SAFETY: the text and its end fit.
+    // SAFETY: the text and its terminator fit.
     unsafe {
         ptr::copy_nonoverlapping(text.as_ptr().cast(), to, text.len());
         to.add(text.len()).write(0);
@@ -139,7 +143,7 @@ macro_rules! driver {
     )* };
 }
 
-/// What the collective test does not ask for.
+/// Functions that the collective test does not use.
 macro_rules! not_here {
     ($($name:ident),* $(,)?) => { $(
         #[unsafe(no_mangle)]
@@ -161,7 +165,7 @@ not_here![
     cuTensorMapEncodeTiled,
 ];
 
-// SAFETY of all below: called with pointers as NVIDIA's header describes them, and addresses that `cuMemAlloc` gave out.
+// SAFETY of all below: called with pointers as described in NVIDIA's header, and addresses from `cuMemAlloc`.
 driver! {
     cuInit(_flags: c_uint) {
         if devices().is_empty() { 100 } else { OK }
@@ -255,7 +259,7 @@ driver! {
     }
     cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, _stream: *mut c_void) {
         device().wait();
-        // SAFETY: see above. As the real one does for memory that is not pinned, it copies before it returns.
+        // SAFETY: see above. Like the real driver with memory that is not pinned, it copies before it returns.
         unsafe { ptr::copy_nonoverlapping(from.cast::<u8>(), to as *mut u8, bytes) };
         OK
     }
@@ -298,7 +302,7 @@ driver! {
         OK
     }
     cuEventDestroy_v2(handle: *mut c_void) {
-        // SAFETY: the count that `cuEventCreate` left in the handle.
+        // SAFETY: the reference that `cuEventCreate` left in the handle.
         drop(unsafe { Arc::from_raw(handle.cast_const().cast::<Event>()) });
         OK
     }

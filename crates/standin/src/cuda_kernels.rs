@@ -1,11 +1,11 @@
-//! What the kernels of the collective test compute, as functions on this process's memory. Written a second time, after
-//! `crates/gpu/kernels/collective.cu`, so that a mistake in the one is not also in the other.
+//! The kernels of the collective test as functions on this process's memory. Written independently of
+//! `crates/gpu/kernels/collective.cu`, so that a mistake in one is not also in the other.
 
 use std::ffi::c_void;
 
 use crate::faults;
 
-/// Kernels by name; a handle is a place in this list, counted from one.
+/// Kernels by name; a handle is a position in this list, counted from one.
 pub(crate) const NAMES: [&str; 3] = ["fill_shares", "check_sums", "plant_number"];
 
 /// A launch, with its arguments copied.
@@ -16,10 +16,12 @@ pub(crate) enum Launch {
 }
 
 impl Launch {
+    /// Copies the arguments of a launch. Returns `None` for an unknown kernel.
+    ///
     /// # Safety
-    /// `arguments` leads to as many pointers to values as the kernel takes.
+    /// `arguments` points to as many pointers to values as the kernel takes.
     pub(crate) unsafe fn read(kernel: usize, arguments: *const *const c_void) -> Option<Self> {
-        // SAFETY: the caller says so, here and below.
+        // SAFETY: guaranteed by the caller, here and below.
         let long = |place: usize| unsafe { (*arguments.add(place)).cast::<u64>().read_unaligned() };
         // SAFETY: as above.
         let short = |place: usize| unsafe { (*arguments.add(place)).cast::<u32>().read_unaligned() };
@@ -40,15 +42,17 @@ impl Launch {
         }
     }
 
+    /// Executes the launch.
+    ///
     /// # Safety
-    /// The addresses lead to memory of this process that is as long as the counts say.
+    /// The addresses point to memory of this process that is as long as the counts require.
     pub(crate) unsafe fn run(self) {
         match self {
             Self::Fill { to, count, rank, seed, range } => {
                 for i in 0..count {
                     let base = base(i, seed);
                     let value = signed(base, share(base, rank, range));
-                    // SAFETY: the caller says so.
+                    // SAFETY: guaranteed by the caller.
                     unsafe { (to as *mut f32).add(i as usize).write(value) };
                 }
             }
@@ -57,23 +61,23 @@ impl Launch {
                 for i in 0..count {
                     let base = base(i, seed);
                     let sum = (0..ranks).fold(0, |sum: u32, rank| sum + share(base, rank, range));
-                    // SAFETY: the caller says so.
+                    // SAFETY: guaranteed by the caller.
                     let bits = unsafe { (got as *const u32).add(i as usize).read() };
                     let expected = signed(base, sum).to_bits();
                     if bits != expected && !faults::is_planted("blind") {
                         if found < u64::from(room) {
                             let words = [i as u32, (i >> 32) as u32, expected, bits];
-                            // SAFETY: there is room for so many entries of four words.
+                            // SAFETY: there is room for this many entries of four words.
                             unsafe { (listed as *mut [u32; 4]).add(found as usize).write(words) };
                         }
                         found += 1;
                     }
                 }
-                // SAFETY: the caller says so.
+                // SAFETY: guaranteed by the caller.
                 unsafe { (wrong as *mut u64).write((wrong as *const u64).read() + found) };
             }
             Self::Plant { at, place, kind, value } => {
-                // SAFETY: the caller says so.
+                // SAFETY: guaranteed by the caller.
                 let word = unsafe { &mut *(at as *mut u32).add(place as usize) };
                 *word = match kind {
                     0 => 0,

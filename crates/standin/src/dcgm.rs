@@ -1,10 +1,10 @@
-//! DCGM's library, for tests of the health watches. `DOCTOR_STANDIN_DCGM` names its file, TOML:
+//! A stand-in for DCGM's library, for tests of the health watches. `DOCTOR_STANDIN_DCGM` names its file, TOML:
 //!
 //! ```toml
-//! major = 4                     # which DCGM this is: 4 knows the response of version 5, 3 that of version 4
-//! connect = 0                   # what connecting returns: -21 is "the connection is not valid"
-//! watched = 0                   # the systems that are watched
-//! hang = ""                     # the name of a function that never comes back
+//! major = 4                     # the DCGM release: 4 accepts the response of version 5, 3 that of version 4
+//! connect = 0                   # the result of connecting: -21 is "the connection is not valid"
+//! watched = 0                   # a bit mask of the watched systems
+//! hang = ""                     # the name of a function that hangs
 //! gpus = ["00000000:18:00.0"]
 //! [[incident]]
 //! gpu = 0
@@ -14,8 +14,8 @@
 //! text = "a double-bit error"
 //! ```
 //!
-//! Switching watches on writes `DOCTOR_STANDIN_DCGM.watched`, which the next process finds. Where fields of a struct lie
-//! is counted here anew from DCGM's header, in bytes, so that a mistake in the program's structs shows.
+//! Enabling watches writes `DOCTOR_STANDIN_DCGM.watched`, which the next process reads. The offsets of struct fields
+//! are computed independently from DCGM's header, in bytes, so that a mistake in the program's structs shows.
 
 use std::{
     ffi::{c_char, c_int, c_uint, c_void},
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn dcgmConnect_v2(_: *const c_char, params: *mut c_uint, h
     if unsafe { *params } != 2 << 24 | 16 {
         return VERSION_MISMATCH;
     }
-    // SAFETY: the caller gives a place for the handle.
+    // SAFETY: the caller provides a variable for the handle.
     unsafe { *handle = HANDLE };
     engine.connect
 }
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn dcgmHealthGet(_: usize, _: usize, systems: *mut c_uint)
     let engine = called("dcgmHealthGet");
     let kept = path().and_then(|path| std::fs::read_to_string(path.with_extension("watched")).ok());
     let kept = kept.and_then(|text| text.parse().ok()).unwrap_or(engine.watched);
-    // SAFETY: the caller gives a place for them.
+    // SAFETY: the caller provides a variable for them.
     unsafe { *systems = kept };
     0
 }
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn dcgmGetAllDevices(_: usize, ids: *mut c_uint, count: *m
         // SAFETY: the caller's list has room for 32.
         unsafe { *ids.add(n) = n as c_uint };
     }
-    // SAFETY: the caller gives a place for it.
+    // SAFETY: the caller provides a variable for it.
     unsafe { *count = gpus.len().min(32) as c_int };
     0
 }
@@ -142,11 +142,11 @@ pub unsafe extern "C" fn dcgmGetDeviceAttributes(_: usize, gpu: c_uint, attribut
     const SIZE: usize = 5220;
     const BUS: usize = 3636;
     let Some(bus) = called("dcgmGetDeviceAttributes").gpus.get(gpu as usize) else { return BAD_PARAMETER };
-    // SAFETY: the first word of the struct is its version, which holds its size.
+    // SAFETY: the first word of the struct is its version, which contains its size.
     if unsafe { *attributes.cast::<c_uint>() } != 3 << 24 | SIZE as c_uint {
         return VERSION_MISMATCH;
     }
-    // SAFETY: the struct is as large as it says, and so is the text in it.
+    // SAFETY: the struct has the size that it contains, and so has the text in it.
     unsafe { write(attributes.cast::<u8>().add(BUS), bus, 256) };
     0
 }
@@ -156,12 +156,12 @@ pub unsafe extern "C" fn dcgmHealthCheck(_: usize, _: usize, response: *mut c_vo
     const INCIDENT: usize = 1044;
     let engine = called("dcgmHealthCheck");
     let (number, most) = if engine.major >= 4 { (5, 1024) } else { (4, 64) };
-    // SAFETY: the first word of the struct is its version, which holds its size.
+    // SAFETY: the first word of the struct is its version, which contains its size.
     if unsafe { *response.cast::<c_uint>() } != number << 24 | (12 + most * INCIDENT) as c_uint {
         return VERSION_MISMATCH;
     }
     let put = |at: usize, value: c_uint| {
-        // SAFETY: `at` is below the size that the struct says.
+        // SAFETY: `at` is below the size that the struct contains.
         unsafe { *response.cast::<u8>().add(at).cast::<c_uint>() = value };
     };
     let incidents = &engine.incident[..engine.incident.len().min(most)];
@@ -180,11 +180,13 @@ pub unsafe extern "C" fn dcgmHealthCheck(_: usize, _: usize, response: *mut c_vo
     0
 }
 
+/// Writes a zero-terminated text, cut to `most` bytes.
+///
 /// # Safety
 /// There is room for `most` bytes.
 unsafe fn write(to: *mut u8, text: &str, most: usize) {
     let text = &text.as_bytes()[..text.len().min(most - 1)];
-    // SAFETY: the caller says that there is room, and the last byte is left for the zero.
+    // SAFETY: the caller guarantees the room, and the last byte is left for the zero.
     unsafe {
         std::ptr::copy_nonoverlapping(text.as_ptr(), to, text.len());
         *to.add(text.len()) = 0;

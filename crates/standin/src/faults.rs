@@ -1,11 +1,12 @@
-//! What is planted: words in `DOCTOR_STANDIN_FAULTS`, separated by spaces.
+//! Injected faults: words in `DOCTOR_STANDIN_FAULTS`, separated by spaces.
 //!
-//! - `zero:RANK:PLACE`, `element:RANK:PLACE`: the sum that this rank gets is zero there, or one too large;
-//! - `share:RANK:PLACE`: what this rank brings there is lost on its way;
-//! - `slow:RANK:MILLISECONDS`, `hang:RANK`, `crash:RANK`: before each message; `ecc:RANK`: its GPU fails in one;
-//! - `drag:RANK:MILLISECONDS`: before each message that it sends to the next rank alone;
-//! - `socket`, `shm`, `peer`: connections take this way whatever was asked; `mute`: the log does not name them;
-//! - `no-net`: there is no network of the name that is asked for; `blind`: wrong sums are not seen.
+//! - `zero:RANK:PLACE`, `element:RANK:PLACE`: the sum that this rank receives is zero there, or one too large;
+//! - `share:RANK:PLACE`: this rank's share is lost there;
+//! - `slow:RANK:MILLISECONDS`, `hang:RANK`, `crash:RANK`: before each message; `ecc:RANK`: its GPU fails during one;
+//! - `drag:RANK:MILLISECONDS`: before each message that it sends only to the next rank;
+//! - `socket`, `shm`, `peer`: connections use this transport whatever was requested; `mute`: the log does not name
+//!   them;
+//! - `no-net`: the requested network does not exist; `blind`: wrong sums are not detected.
 
 use std::env;
 
@@ -19,7 +20,7 @@ pub(crate) fn is_planted(word: &str) -> bool {
     words().iter().any(|planted| planted == word)
 }
 
-/// The number after a word and a rank, 0 where there is none.
+/// Returns the number after a word and a rank, or 0 if there is none.
 pub(crate) fn of_rank(word: &str, rank: i32) -> Option<u64> {
     words().iter().find_map(|planted| {
         let mut parts = planted.split(':');

@@ -1,7 +1,7 @@
-//! NCCL's functions, under their real names: ranks that meet at a socket of this machine and really add up.
+//! The functions of NCCL, under their real names: ranks that meet at a local socket and really add up.
 //!
-//! Where they meet, a thread of the first rank's process takes what each rank brings, adds it, and gives the sum to all. The
-//! log is in NCCL's words, by the same variables; which way a connection is said to go follows from them, too.
+//! A thread of the first rank's process receives each rank's share, adds them, and sends the sum to all. The log has
+//! NCCL's format and variables, which also determine the transport that it names.
 
 use std::{
     cell::Cell,
@@ -33,7 +33,7 @@ const MAGIC: u32 = 0xcafe_beef;
 const ECC_UNCORRECTABLE: i32 = 214;
 const CHANNELS: usize = 2;
 
-/// The port, then nothing.
+/// The port, followed by zeroes.
 #[repr(C)]
 pub struct UniqueId([u8; 128]);
 
@@ -52,17 +52,19 @@ struct Comm {
     state: AtomicI32,
     aborted: AtomicBool,
     stream: Mutex<Option<TcpStream>>,
-    /// For the ring: where the rank before comes, and where the next one waits.
+    /// The ring: a listener for the previous rank, and the port of the next one.
     door: TcpListener,
     next: AtomicU32,
     ring: Mutex<Option<(TcpStream, TcpStream)>>,
 }
 
+/// Returns the communicator of a handle.
+///
 /// # Safety
-/// Made by `ncclCommInitRankConfig`, not yet aborted.
+/// The handle was created by `ncclCommInitRankConfig` and is not aborted.
 unsafe fn comm(handle: *mut c_void) -> Arc<Comm> {
     let handle = handle.cast_const().cast::<Comm>();
-    // SAFETY: the handle holds one count of its own.
+    // SAFETY: the handle holds its own reference count.
     unsafe {
         Arc::increment_strong_count(handle);
         Arc::from_raw(handle)
@@ -85,7 +87,7 @@ fn log(device: usize, level: &str, text: &str) {
     };
 }
 
-/// Where the ranks meet.
+/// Serves as the meeting point of the ranks.
 fn hub(listener: &TcpListener) -> io::Result<()> {
     let mut ranks: Vec<Option<(TcpStream, [u32; 2])>> = Vec::new();
     loop {
@@ -146,7 +148,7 @@ impl Comm {
         Ok(())
     }
 
-    /// A ring, twice.
+    /// Logs the connections of a ring, on two channels.
     fn name_connections(&self, nodes: &[u32]) {
         let (rank, ranks) = (self.rank, self.ranks);
         let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
@@ -165,7 +167,7 @@ impl Comm {
             for (from, to, other, mark) in [(before, rank, before, "[receive] "), (rank, next, next, "[send] ")] {
                 let way = way(other);
                 let is_net = way.starts_with("NET");
-                // Of ways inside a node only the sender speaks.
+                // Within a node, only the sender logs.
                 if is_net || mark == "[send] " {
                     let mark = if is_net { mark } else { "" };
                     log(
@@ -179,14 +181,14 @@ impl Comm {
         log(self.device, "INFO", "Connected all rings, use ring PXN 0 GDR 1");
     }
 
-    /// One sum, on the GPU's own thread.
+    /// Performs one sum, on the GPU's own thread.
     fn add_up(&self, from: u64, to: u64, count: usize) {
         if self.is_well() && self.exchange(from, to, count).is_err() && !self.aborted.load(Ordering::SeqCst) {
             self.state.store(REMOTE_ERROR, Ordering::SeqCst);
         }
     }
 
-    /// To the next rank and from the one before, on the GPU's own thread.
+    /// Sends to the next rank and receives from the previous one, on the GPU's own thread.
     fn pass_on(&self, from: u64, to: u64, count: usize) {
         if let Some(milliseconds) = faults::of_rank("drag", self.rank) {
             thread::sleep(Duration::from_millis(milliseconds));
@@ -207,9 +209,9 @@ impl Comm {
             let (next, before) = ring.as_ref().ok_or(io::ErrorKind::NotConnected)?;
             (next.try_clone()?, before.try_clone()?)
         };
-        // SAFETY: memory that the stand-in driver gave out, as long as the caller says.
+        // SAFETY: memory from the stand-in driver, of the length that the caller gives.
         let bytes = unsafe { std::slice::from_raw_parts(from as *const u8, count * 4) };
-        // SAFETY: as above; nobody else uses it while this is under way.
+        // SAFETY: as above; not used elsewhere while the operation runs.
         let received = unsafe { std::slice::from_raw_parts_mut(to as *mut u8, count * 4) };
         thread::scope(|scope| {
             let sent = scope.spawn(move || next.write_all(bytes));
@@ -218,7 +220,7 @@ impl Comm {
         })
     }
 
-    /// Does what is planted before a message. `false`: there is none.
+    /// Applies the faults injected before a message. Returns false if no message follows.
     fn is_well(&self) -> bool {
         if let Some(milliseconds) = faults::of_rank("slow", self.rank) {
             thread::sleep(Duration::from_millis(milliseconds));
@@ -240,12 +242,12 @@ impl Comm {
     }
 
     fn exchange(&self, from: u64, to: u64, count: usize) -> io::Result<()> {
-        // Not held while it waits: an end from another thread comes through it.
+        // Not locked while waiting: an abort from another thread takes the lock.
         let mut stream = {
             let kept = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
             kept.as_ref().ok_or(io::ErrorKind::NotConnected)?.try_clone()?
         };
-        // SAFETY: memory that the stand-in driver gave out, as long as the caller says.
+        // SAFETY: memory from the stand-in driver, of the length that the caller gives.
         let mut share = unsafe { std::slice::from_raw_parts(from as *const f32, count) }.to_vec();
         if let Some(place) = faults::of_rank("share", self.rank).filter(|place| (*place as usize) < count) {
             share[place as usize] = 0.0;
@@ -253,7 +255,7 @@ impl Comm {
         stream.write_all(&(count as u32).to_le_bytes())?;
         let bytes: Vec<u8> = share.iter().flat_map(|number| number.to_le_bytes()).collect();
         stream.write_all(&bytes)?;
-        // SAFETY: as above; nobody else uses it while this is under way.
+        // SAFETY: as above; not used elsewhere while the operation runs.
         let sum = unsafe { std::slice::from_raw_parts_mut(to as *mut u8, count * 4) };
         stream.read_exact(sum)?;
         // SAFETY: as above.
@@ -268,7 +270,7 @@ impl Comm {
     }
 }
 
-// SAFETY of all below: called with pointers as NVIDIA's header describes them.
+// SAFETY of all below: called with pointers as described in NVIDIA's header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetVersion(to: *mut c_int) -> i32 {
     // SAFETY: see above.
@@ -298,7 +300,7 @@ pub unsafe extern "C" fn ncclGetUniqueId(to: *mut UniqueId) -> i32 {
     let Ok(address) = listener.local_addr() else { return SYSTEM_ERROR };
     let mut id = UniqueId([0; 128]);
     id.0[..2].copy_from_slice(&address.port().to_le_bytes());
-    // A rank that goes ends the sums of all.
+    // A rank that leaves ends the sums of all.
     thread::spawn(move || drop(hub(&listener)));
     // SAFETY: see above.
     unsafe { to.write(id) };
@@ -358,7 +360,7 @@ pub unsafe extern "C" fn ncclCommGetAsyncError(handle: *mut c_void, to: *mut c_i
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommAbort(handle: *mut c_void) -> i32 {
-    // SAFETY: the count that `ncclCommInitRankConfig` left in the handle.
+    // SAFETY: the reference that `ncclCommInitRankConfig` left in the handle.
     let comm = unsafe { Arc::from_raw(handle.cast_const().cast::<Comm>()) };
     comm.aborted.store(true, Ordering::SeqCst);
     if let Some(stream) = comm.stream.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
@@ -371,7 +373,7 @@ pub unsafe extern "C" fn ncclCommAbort(handle: *mut c_void) -> i32 {
 }
 
 thread_local! {
-    /// What a group is to send, and where from.
+    /// The address and count of a group's send.
     static SENT: Cell<Option<(u64, usize)>> = const { Cell::new(None) };
 }
 
@@ -385,7 +387,7 @@ pub extern "C" fn ncclGroupEnd() -> i32 {
     SUCCESS
 }
 
-/// A send is always to the next rank here, and a receive from the one before follows it.
+/// Accepts only sends to the next rank; a receive from the previous one must follow.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclSend(
     from: u64,

@@ -1,6 +1,6 @@
-//! Reads a scene. Its form is TOML, and of TOML only what a scene has: a line is a table's head, a key with its value, or
-//! a comment. The stand-in is measured together with the program that loads it, and a whole TOML parser took half of the
-//! time of reading eight GPUs.
+//! Parses a scene: a subset of TOML in which a line is a table header, a key with its value, or a comment. Benchmarks
+//! measure the stand-in together with the program that loads it, and a full TOML parser took half of the time of
+//! reading eight GPUs.
 
 #[derive(Debug, Default)]
 pub(crate) struct Scene {
@@ -16,11 +16,11 @@ pub(crate) struct Scene {
 pub(crate) struct Card {
     pub(crate) bus: String,
     pub(crate) handle: u32,
-    /// Every function that is called with its handle hangs.
+    /// Every call with its handle hangs.
     pub(crate) hang: bool,
-    /// Every function that is called with its handle first writes to this file.
+    /// Every call with its handle first writes to this file.
     pub(crate) touches: String,
-    /// In the order of their names.
+    /// Sorted by name.
     pub(crate) fields: Vec<(String, Field)>,
 }
 
@@ -28,11 +28,11 @@ pub(crate) struct Card {
 pub(crate) enum Field {
     Number(f64),
     Text(String),
-    /// The driver gives this code instead.
+    /// The driver returns this error code.
     Error(u32),
 }
 
-/// To which table a line belongs.
+/// The table that a line belongs to.
 enum Table {
     Top,
     Gpu,
@@ -40,8 +40,10 @@ enum Table {
 }
 
 impl Scene {
+    /// Parses the text of a scene.
+    ///
     /// # Errors
-    /// With the line that is wrong.
+    /// Returns the line that is wrong.
     pub(crate) fn read(text: &str) -> Result<Self, String> {
         let (mut scene, mut table) = (Self::default(), Table::Top);
         for (number, line) in (1..).zip(text.lines()) {
@@ -87,7 +89,7 @@ impl Scene {
     }
 }
 
-/// `driver = …` or `"temperature.gpu" = …`.
+/// Splits `driver = …` or `"temperature.gpu" = …`.
 fn key_and_value(line: &str) -> Option<(String, &str)> {
     let (key, value) = line.split_once(" = ")?;
     let key = if key.starts_with('"') { quoted(key)? } else { key.to_owned() };

@@ -1,4 +1,4 @@
-//! The library's functions, under their real names. A handle is the number of a GPU, counted from one.
+//! The functions of NVML, under their real names. A handle is the number of a GPU, counted from one.
 
 use std::{
     ffi::{c_char, c_int, c_uint, c_ulonglong},
@@ -32,26 +32,28 @@ fn code(result: Result<(), u32>) -> u32 {
     result.err().unwrap_or(0)
 }
 
-/// Writes where the caller wants it.
+/// Writes a value to the caller's variable.
 ///
 /// # Safety
-/// `to` is null or leads to a `T` that may be written.
+/// `to` is null or points to a writable `T`.
 unsafe fn put<T>(to: *mut T, value: T) -> Result<(), u32> {
     if to.is_null() {
         return Err(INVALID_ARGUMENT);
     }
-    // SAFETY: the caller says so.
+    // SAFETY: guaranteed by the caller.
     unsafe { to.write(value) };
     Ok(())
 }
 
+/// Writes a zero-terminated text.
+///
 /// # Safety
-/// `to` leads to `length` bytes that may be written.
+/// `to` is null or points to `length` writable bytes.
 unsafe fn put_text(text: &str, to: *mut c_char, length: c_uint) -> Result<(), u32> {
     if to.is_null() || text.len() >= length as usize {
         return Err(INSUFFICIENT_SIZE);
     }
-    // SAFETY: the text and its end fit.
+    // SAFETY: the text and its terminator fit.
     unsafe {
         std::ptr::copy_nonoverlapping(text.as_ptr().cast(), to, text.len());
         to.add(text.len()).write(0);
@@ -70,21 +72,21 @@ macro_rules! plain {
     )* };
 }
 
-/// A text of a GPU by its field.
+/// Defines functions that return a text field of a GPU.
 macro_rules! texts {
     ($($name:ident => $field:literal),* $(,)?) => { plain! { $(
         $name(device: Handle, to: *mut c_char, length: c_uint) {
-            // SAFETY: as NVIDIA's header says, `to` has `length` bytes.
+            // SAFETY: by NVIDIA's header, `to` has `length` bytes.
             unsafe { put_text(card(device)?.text($field)?, to, length) }
         }
     )* } };
 }
 
-/// A number of a GPU by its field.
+/// Defines functions that return a number field of a GPU.
 macro_rules! numbers {
     ($($name:ident : $type:ty => $field:literal $(* $scale:literal)?),* $(,)?) => { plain! { $(
         $name(device: Handle, to: *mut $type) {
-            // SAFETY: as NVIDIA's header says, `to` leads to one of these.
+            // SAFETY: by NVIDIA's header, `to` points to one of these.
             unsafe { put(to, (card(device)?.number($field)? $(* $scale)?) as $type) }
         }
     )* } };
@@ -97,7 +99,7 @@ plain! {
         for _ in 0..scene().loses {
             std::mem::forget(std::fs::File::open("/dev/null"));
         }
-        // SAFETY: as NVIDIA's header says, nobody else calls meanwhile.
+        // SAFETY: by NVIDIA's header, no other call runs during a shutdown.
         unsafe { forget() };
         Ok(())
     }
@@ -272,7 +274,7 @@ plain! {
             let info = nvmlProcessInfo_t {
                 pid: pid as c_uint, usedGpuMemory: memory, gpuInstanceId: c_uint::MAX, computeInstanceId: c_uint::MAX,
             };
-            // SAFETY: as NVIDIA's header says, `to` has as many places as `count` says before the call.
+            // SAFETY: by NVIDIA's header, `to` has as many entries as `count` contains before the call.
             unsafe {
                 if found >= count.read() {
                     return Err(INSUFFICIENT_SIZE);
@@ -311,12 +313,12 @@ plain! {
     nvmlDeviceGetGpuFabricInfoV(device: Handle, to: *mut nvmlGpuFabricInfo_v3_t) {
         let card = card(device)?;
         let state = card.number("fabric.state")?;
-        // SAFETY: as NVIDIA's header says; the second form is the beginning of the third.
+        // SAFETY: as in NVIDIA's header; version 2 is a prefix of version 3.
         let version = unsafe { (*to).version };
         if version != form::<nvmlGpuFabricInfo_v3_t>(3) && version != form::<nvmlGpuFabricInfo_v2_t>(2) {
             return Err(VERSION_MISMATCH);
         }
-        // SAFETY: as above; only fields of both forms are written.
+        // SAFETY: as above; only fields of both versions are written.
         unsafe {
             (*to).state = state as _;
             (*to).status = card.number("fabric.status").unwrap_or(0.0) as c_uint;
@@ -338,7 +340,7 @@ plain! {
     nvmlDeviceGetFieldValues(device: Handle, count: c_int, values: *mut nvmlFieldValue_t) {
         let card = card(device)?;
         for place in 0..usize::try_from(count).map_err(|_| INVALID_ARGUMENT)? {
-            // SAFETY: as NVIDIA's header says, there are `count` of them.
+            // SAFETY: by NVIDIA's header, there are `count` of them.
             let value = unsafe { &mut *values.add(place) };
             let answer = match value.fieldId {
                 82 => card.number("temperature.memory"),
@@ -390,7 +392,7 @@ fn ecc(kind: c_uint, since: c_uint, place: &str) -> Result<String, u32> {
     Ok(format!("ecc.errors.{kind}.{since}.{place}"))
 }
 
-/// A link that the chip does not have is a wrong argument.
+/// Reads a number of a link. A link that the chip does not have is an invalid argument.
 fn link_number(device: Handle, link: c_uint, what: &str) -> Result<f64, u32> {
     let card = card(device)?;
     if what != "state" && card.number(&format!("nvlink.{link}.state")).is_err() {
@@ -400,7 +402,7 @@ fn link_number(device: Handle, link: c_uint, what: &str) -> Result<f64, u32> {
         .map_err(|code| if code == NOT_SUPPORTED && what == "state" { INVALID_ARGUMENT } else { code })
 }
 
-/// The first word of a struct that grows: its size and its version.
+/// Returns the first word of a versioned struct: its size and version.
 const fn form<T>(number: c_uint) -> c_uint {
     size_of::<T>() as c_uint | number << 24
 }

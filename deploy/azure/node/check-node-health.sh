@@ -1,6 +1,6 @@
 #!/bin/sh
-# What the last results of AzNHC, DCGM and our own checks say together: healthy if all have passed within HEALTH_DAYS (7), unhealthy if
-# the last word of one is that it failed, else unknown. /var/log/node-health.log and its .status.
+# Combines the last results of AzNHC, DCGM and our own checks: healthy if all passed within HEALTH_DAYS (7), unhealthy if the last
+# result of one is a failure, else unknown. Writes /var/log/node-health.log and its .status.
 set -u
 logs=${ROOT:-}/var/log
 oldest=$(($(date +%s) - ${HEALTH_DAYS:-7} * 86400))
@@ -14,7 +14,7 @@ EOF
   case $status in
     failed) echo failed ;;
     passed)
-      # A time that cannot be read is as good as none.
+      # A time that cannot be parsed counts as none.
       time=$(date -d "$time" +%s 2>/dev/null) || time=0
       if [ "$time" -ge "$oldest" ]; then echo passed; else echo unknown; fi
       ;;

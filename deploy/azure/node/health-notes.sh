@@ -1,12 +1,13 @@
 # shellcheck shell=sh
-# How a check of this machine leaves its result, for the scripts beside it: its output at the end of /var/log/NAME.log, and a line in
-# /var/log/NAME.log.status with a time and `passed`, `failed` or `unknown`. Then all results are summed up anew.
+# How the check scripts beside this file record their results: the output is appended to /var/log/NAME.log, and a line with a time
+# and `passed`, `failed` or `unknown` to /var/log/NAME.log.status. Then the overall health is updated.
 #
-# Only a check that ran and says so has passed. One that is not installed, could not run or said nothing that can be believed is unknown.
+# Only a check that ran and reports success has passed. One that is not installed, could not run or gave no usable result is
+# unknown.
 
 now() { date -u '+%Y-%m-%dT%H:%M:%SZ'; }
 
-# begin NAME: nobody else runs the same check meanwhile.
+# begin NAME: locks the check against concurrent runs.
 begin() {
   log=${ROOT:-}/var/log/$1.log
   exec 9>>"$log.lock"
@@ -18,7 +19,7 @@ begin() {
   trap 'rm -f "$part"' EXIT
 }
 
-# run WORDS...: what it prints is kept, how it ends is in $code.
+# run WORDS...: runs a command, keeps its output, and sets $code to its exit code.
 run() {
   "$@" 9>&- >"$part" 2>&1
   # shellcheck disable=SC2034 # for who called

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Brings doctor-node to this machine, once: fetched from URL and put in place only if it has SHA256.
+# Installs doctor-node on this machine, once: downloads it from URL and installs it only if its checksum is SHA256.
 #   install-doctor-node.sh URL SHA256
 set -eu
 url=$1 sha256=$2 program=${DOCTOR_NODE:-/usr/local/bin/doctor-node}

@@ -1,9 +1,9 @@
 #!/bin/sh
-# The local NVMe disks of this machine as one RAID-0 at /mnt/resource_nvme, with the caches of Docker and Hugging Face on it. Runs at
-# every boot: an array that is there is mounted again, and only disks with nothing on them are made into one. Where there are no
-# such disks, nothing is changed.
+# Combines the local NVMe disks of this machine to a RAID-0 at /mnt/resource_nvme, with the caches of Docker and Hugging Face on
+# it. Runs at every boot: an existing array is mounted again, and only empty disks are made into a new one. Without such disks,
+# nothing is changed.
 #
-# Only Azure's local disks are taken, by their model: on newer machine types the system's disk is an NVMe disk too.
+# Only Azure's local disks are used, selected by their model: on newer machine types the system disk is an NVMe disk too.
 set -eu
 root=${ROOT:-}
 mount=$root/mnt/resource_nvme
@@ -20,7 +20,7 @@ local_disks() {
   done
 }
 
-# Everything that others wrote there stays: Docker's settings name the runtime of the GPUs.
+# Other settings are preserved: Docker's configuration names the GPU runtime.
 use_for_caches() {
   mkdir -p "$mount/docker" "$mount/hf_cache" "$root/etc/docker" "$root/etc/profile.d"
   chmod 711 "$mount/docker"
@@ -52,12 +52,12 @@ if [ -z "$disks" ]; then
   say "no local NVMe disks: nothing to do"
   exit 0
 fi
-# The list is of plain device names.
+# The list contains plain device names.
 # shellcheck disable=SC2086
 set -- $disks
 if mdadm --assemble --quiet "$array" "$@" 2>/dev/null; then
   say "the array of $# disks is there again"
-  # An earlier attempt may have ended before there was a file system. 2: none is there; anything else is not for us to judge.
+  # An earlier attempt may have ended before it created a file system. 2: there is none; other results are left alone.
   blank=0
   blkid -p "$array" >/dev/null 2>&1 || blank=$?
   if [ "$blank" -eq 2 ]; then mkfs.xfs -q -L resource_nvme "$array"; fi
@@ -70,7 +70,7 @@ else
     fi
   done
   say "making an array of $# disks"
-  # --force: one disk alone is an array too.
+  # --force: allows an array of one disk.
   mdadm --create "$array" --run --force --level 0 --name resource_nvme --homehost any --raid-devices $# "$@"
   mkfs.xfs -q -L resource_nvme "$array"
 fi

@@ -1,10 +1,10 @@
-"""A stand-in for Azure's resource manager and its metadata service, as far as the real `az` asks them for one scale set.
+"""A stand-in for Azure's resource manager and metadata service, as far as the real `az` uses them for one scale set.
 
-It keeps what it is given and gives it back in Azure's form; it checks no quota, no name and no right, and nothing takes time. So it
-shows that the calls are ones that `az` makes and that their order works, and nothing about Azure itself. Two things it does for real:
-machines of a scale set are sshd processes with files of their own, and run-command runs its script there.
+It stores resources and returns them in Azure's form. It checks no quota, name or permission, and no operation takes time. Tests
+therefore show that `az` makes these calls and that their order works, and nothing about Azure itself. Two parts are real: machines
+of a scale set are sshd processes with their own files, and run-command runs its script there.
 
-    arm.py FOLDER KEEP    FOLDER has cert.pem and key.pem; requests.log in it gets a line for each request
+    arm.py FOLDER KEEP    FOLDER holds cert.pem and key.pem; each request is logged to requests.log in it
 """
 
 import base64
@@ -24,11 +24,11 @@ SUBSCRIPTION = "00000000-0000-0000-0000-000000000001"
 TENANT = "00000000-0000-0000-0000-000000000002"
 BASE = "https://127.0.0.1:5991"
 ROOT = f"/subscriptions/{SUBSCRIPTION}"
-# Lists that are parts of a thing and have addresses of their own.
+# Nested lists whose items have their own resource ids.
 PARTS = ("securityRules", "inboundNatRules", "outboundRules", "backendAddressPools", "frontendIPConfigurations", "subnets", "ipConfigurations")
 lock = threading.RLock()
 groups = {}
-# By address in small letters.
+# Keyed by lower-case resource id.
 things = {}
 machines = {}
 next_public = iter(range(10, 250))
@@ -57,7 +57,7 @@ def group_of(name):
 
 
 def split(path):
-    """The group, the kind and the name of what an address means; without a name it means all of that kind."""
+    """Splits a resource id into group, type, names, and whether it names one resource rather than a collection."""
     found = re.fullmatch(r"/subscriptions/[^/]+/resourcegroups/([^/]+)/providers/(.+)", path, re.I)
     if not found:
         return None
@@ -67,7 +67,7 @@ def split(path):
 
 
 def place_parts(thing):
-    """What is listed inside a thing has an address too."""
+    """Assigns resource ids to the items of nested lists."""
     for part in PARTS:
         for item in thing.get("properties", {}).get(part) or []:
             item["id"] = f"{thing['id']}/{part}/{item['name']}"
@@ -82,7 +82,7 @@ def keep(path, body, group, kind, name):
     thing.setdefault("etag", "x")
     lower = kind.lower()
     if lower in ("microsoft.compute/virtualmachinescalesets", "microsoft.network/networkinterfaces"):
-        # What is not said stays as it is; `az` never says whose network card it is.
+        # A PUT of these kinds keeps the properties that it omits; `az` never sends the virtual machine of a network card.
         thing = {**old, **thing, "properties": {**old.get("properties", {}), **thing["properties"]}}
     if lower == "microsoft.network/publicipaddresses":
         thing["properties"].setdefault("ipAddress", old.get("properties", {}).get("ipAddress") or f"192.0.2.{next(next_public)}")
@@ -100,7 +100,7 @@ def keep(path, body, group, kind, name):
 
 
 def answer_at_public(nic):
-    """The machine behind a network card is reached at its public address as well."""
+    """Makes the sshd of the machine behind a network card listen on its public address as well."""
     for config in nic["properties"].get("ipConfigurations", []):
         public = (config["properties"].get("publicIPAddress") or {}).get("id")
         machine = machines.get(nic["properties"].get("virtualMachine", {}).get("id", "").lower())
@@ -116,7 +116,7 @@ def inside(machine, words, **more):
 
 
 def grow(scale_set, group):
-    """As many machines as the scale set has to have."""
+    """Starts machines up to the capacity of the scale set."""
     uniform = scale_set["properties"].get("orchestrationMode", "Uniform") == "Uniform"
     profile = scale_set["properties"]["virtualMachineProfile"]
     mine = [machine for machine in machines.values() if machine["set"] == scale_set["id"]]
@@ -168,7 +168,7 @@ def boot(vm, scale_set, host, address, profile):
 
 
 def forget(path):
-    """Takes a thing away, and with a scale set its machines."""
+    """Deletes a resource, and the machines of a scale set with it."""
     thing = things.pop(path.lower(), None)
     for vm, machine in list(machines.items()):
         if thing and machine["set"].lower() == path.lower():
@@ -184,14 +184,14 @@ def forget(path):
 def run_command(vm, body):
     machine = machines[vm.lower()]
     ran = inside(machine, ["sh", "-s"], input="\n".join(body.get("script") or []) + "\n")
-    # Azure keeps the ends of both.
+    # Azure keeps the end of both streams.
     message = f"Enable succeeded: \n[stdout]\n{ran.stdout[-4096:]}\n[stderr]\n{ran.stderr[-4096:]}"
     status = {"code": "ProvisioningState/succeeded", "level": "Info", "displayStatus": "Provisioning succeeded", "message": message}
     return {"value": [status]}
 
 
 def deploy(path, body, group):
-    """A template: its things are made in the order of what they need, which is the order in which `az` writes them."""
+    """Deploys a template. `az` writes its resources in dependency order."""
     template = body["properties"]["template"]
     made = []
     for resource in template["resources"]:
@@ -233,7 +233,7 @@ def on_group(method, name, body):
 
 
 def on_list(group, kind, names):
-    """All of a kind, in a group or inside one thing."""
+    """Lists all resources of a type, in a group or in one scale set."""
     start = group_of(group).lower() + "/"
     if len(names) == 1 and kind.lower().endswith("/networkinterfaces"):
         inside_set = f"/virtualmachinescalesets/{names[0].lower()}/"
@@ -244,7 +244,7 @@ def on_list(group, kind, names):
 
 
 def on_part(method, path, body):
-    """A part of a thing, which has its own address but no place of its own."""
+    """Reads or writes an item of a nested list, which has a resource id but is stored in its parent."""
     above, part, name = path.rsplit("/", 2)
     part = next(known for known in PARTS if known.lower() == part.lower())
     thing = things.get(above.lower())
@@ -343,7 +343,7 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_PATCH = do_DELETE = do_HEAD = work
 
     def log_message(self, *_):
-        """Requests have a log of their own."""
+        """Silenced: requests are logged to requests.log."""
 
 
 def serve(address, secure):

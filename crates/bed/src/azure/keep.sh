@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
-# A piece of Azure without Azure: a network of its own in which a server plays the resource manager, and machines are sshd with files
-# of their own.
+# A fake Azure: a private network in which a server plays the resource manager and machines are sshd with their own files.
 #
-#   keep.sh keep FOLDER PYTHON    says "ready" on standard output, and stays until its standard input ends
-#   keep.sh inside FOLDER PYTHON  the same, in the namespaces
-#   keep.sh vm FOLDER NAME ADDRESS ADMIN    one machine; runs its sshd until it is ended
-#   keep.sh try                   whether this may be done here at all; the last line says why not
+#   keep.sh keep FOLDER PYTHON    prints "ready" on standard output, and runs until its standard input ends
+#   keep.sh inside FOLDER PYTHON  the same, inside the namespaces
+#   keep.sh vm FOLDER NAME ADDRESS ADMIN    runs the sshd of one machine until it is ended
+#   keep.sh try                   checks that this machine allows namespaces; the last line is the reason if not
 #
-# Everything lives in one PID namespace whose first process waits for the end of its input, which comes however the process that holds
-# the other end went.
+# All processes are in one PID namespace whose first process waits for the end of its input, which comes even if the process
+# at the other end is killed.
 set -euo pipefail
 
 what=$1 folder=${2:-}
@@ -21,9 +20,9 @@ keep)
 inside)
   mount -t proc proc /proc
   ip link set lo up
-  # Where every machine of Azure finds who it is.
+  # The address of Azure's metadata service.
   ip address add 169.254.169.254/32 dev lo
-  # Machines are added as they are made; all of them see the same file.
+  # Machines are added as they are created; all of them see the same file.
   cp /etc/hosts "$folder/hosts"
   mount --bind "$folder/hosts" /etc/hosts
   "$3" "$folder/arm.py" "$folder" "$0" >"$folder/arm.log" 2>&1 </dev/null &
@@ -34,7 +33,7 @@ inside)
   done
   [ -e "$folder/arm.ready" ]
   echo ready
-  # bash collects every process whose parent has gone, also while it waits for input.
+  # bash reaps every orphaned process, also while it waits for input.
   while read -r _; do :; done
   ;;
 vm)

@@ -1,7 +1,8 @@
-//! A piece of Azure without Azure, for the real `az`: a server plays the resource manager in a network of its own, and machines of a scale set
-//! are sshd with files of their own, in which run-command runs its scripts.
+//! A fake Azure for the real `az`: a server plays the resource manager in a private network, and scale set instances
+//! are sshd with their own files, in which run-command executes its scripts.
 //!
-//! It proves the calls and what is done on the machines, not Azure: no quota, no right and no name is checked, and nothing takes time.
+//! It verifies the calls and their effect on the machines, not Azure: quotas, permissions and names are not checked,
+//! and no operation takes time.
 
 use std::{
     fs::{self, File},
@@ -21,7 +22,7 @@ use crate::{
 
 const KEEPER: &str = include_str!("keep.sh");
 const SERVER: &str = include_str!("arm.py");
-/// Tells the real `az` who it talks to; one process for three calls, because each takes seconds to begin.
+/// Registers the endpoint and logs in: one process for three calls of `az`, because each takes seconds to start.
 const LOGIN: &str = "import sys
 from azure.cli.core import get_default_cli
 for words in (['cloud', 'register', '--name', 'bed', '--endpoint-resource-manager', 'https://127.0.0.1:5991/'],
@@ -32,7 +33,7 @@ for words in (['cloud', 'register', '--name', 'bed', '--endpoint-resource-manage
 
 #[derive(Debug, thiserror::Error)]
 pub enum AzureError {
-    /// It is not on this machine and cannot be brought here.
+    /// `az` is not on this machine and cannot be installed.
     #[error("{0}")]
     NotThere(String),
     #[error("{0}")]
@@ -40,49 +41,51 @@ pub enum AzureError {
 }
 
 impl AzureError {
-    /// Says that a test did not run, by name and reason.
+    /// Reports by name and reason that a test did not run.
     ///
     /// # Panics
-    /// In CI, where that is a failure; and anywhere if there is a bed that does not do what it should.
+    /// Panics in CI, where a skipped test is a failure, and everywhere if the test bed fails.
     pub fn not_run(&self, what: &str) {
         excuse::not_run(what, self, matches!(self, Self::NotThere(_)));
     }
 }
 
-/// Where `az` and its Python are.
+/// Returns the folder of `az` and its Python.
 ///
 /// # Errors
-/// With why they cannot be brought here.
+/// Returns why they cannot be installed.
 pub fn programs() -> Result<PathBuf, AzureError> {
     from_script("scripts/azure.sh", &[]).map_err(AzureError::NotThere)
 }
 
-/// What keeps `az` to itself: it finds no account of whoever runs the tests, and tells nobody about them.
+/// Isolates `az`: it finds no account of the developer and sends no telemetry.
 pub fn alone(command: &mut Command, folder: &Path) {
     command.env("AZURE_CONFIG_DIR", folder.join("az")).env("AZURE_CORE_COLLECT_TELEMETRY", "false");
     command.env("AZURE_CORE_SURVEY_MESSAGE", "false").env("AZURE_CORE_CHECK_FOR_UPDATES", "false");
 }
 
-/// A subscription with nothing in it. It ends with this value.
+/// An empty subscription. Dropping it ends all processes.
 #[derive(Debug)]
 pub struct Azure {
     keeper: Child,
-    /// The first process inside, as seen from here.
+    /// The first process inside, by its id outside.
     inside: u32,
     programs: PathBuf,
     folder: TempDir,
 }
 
 impl Azure {
+    /// Starts the resource manager and logs in.
+    ///
     /// # Errors
-    /// With what is missing on this machine, or if it does not begin to answer.
+    /// Returns what is missing on this machine, or an error if it does not start.
     pub fn start() -> Result<Self, AzureError> {
         try_it()?;
         let programs = programs()?;
         let failed = |error: std::io::Error| AzureError::Failed(format!("making a piece of Azure: {error}"));
         let folder = tempfile::tempdir().map_err(failed)?;
         fs::write(folder.path().join("arm.py"), SERVER).map_err(failed)?;
-        // The shell reads a script while it runs it.
+        // Stored in the folder, because a shell reads its script while it runs.
         fs::write(folder.path().join("keep.sh"), KEEPER).map_err(failed)?;
         certificate(folder.path())?;
         let log = folder.path().join("keep.log");
@@ -100,7 +103,7 @@ impl Azure {
             .map_err(failed)?;
         let mut ready = String::new();
         if let Some(output) = keeper.stdout.take() {
-            // What cannot be read is an empty line, which is not an answer.
+            // A failed read leaves an empty line, which is handled as no reply.
             let _read = BufReader::new(output).read_line(&mut ready);
         }
         let inside = child_of(keeper.id()).and_then(child_of);
@@ -122,7 +125,7 @@ impl Azure {
         }
     }
 
-    /// A program inside, in this folder, with an `az` that is logged in. Nothing else of the caller's environment comes with it.
+    /// Returns a command that runs inside, in this folder, with `az` logged in and without the caller's environment.
     pub fn command(&self, program: &Path, folder: &Path) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--target={}", self.inside)).args(["--net", "--mount", "--pid"]);
@@ -134,13 +137,13 @@ impl Azure {
         command
     }
 
-    /// Kills what [`Self::command`] started: nsenter waits outside for a process that is inside.
+    /// Kills a process that [`Self::command`] started. nsenter stays outside and waits for its child inside.
     ///
     /// # Errors
-    /// If it cannot be waited for.
+    /// Fails if the process cannot be waited for.
     pub fn kill(started: &mut Child) -> std::io::Result<()> {
         let inner = child_of(started.id()).and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
-        // It may have ended by itself.
+        // The process may have ended already.
         let _gone = inner.map(|pid| kill_process(pid, Signal::KILL));
         started.wait().map(drop)
     }
@@ -149,7 +152,7 @@ impl Azure {
         self.folder.path().join(name)
     }
 
-    /// What was asked of Azure that changes something: method and address, without those that `az` asks for itself.
+    /// Returns the requests that change something, as method and URL, without the validation calls of `az`.
     pub fn changes(&self) -> Vec<String> {
         let log = fs::read_to_string(self.at("requests.log")).unwrap_or_default();
         let changes =
@@ -158,7 +161,7 @@ impl Azure {
     }
 
     fn end(&mut self) {
-        // The end of its input is the order.
+        // The end of its input tells the keeper to exit.
         drop(self.keeper.stdin.take());
         drop(self.keeper.wait());
     }
@@ -188,7 +191,7 @@ fn try_it() -> Result<(), AzureError> {
     }
 }
 
-/// `az` hands its token only to who speaks TLS.
+/// `az` sends its token only over TLS.
 fn certificate(folder: &Path) -> Result<(), AzureError> {
     let words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1";
     let mut command = Command::new("openssl");

@@ -1,4 +1,4 @@
-//! Asking the server as a person's program would: one question, one connection.
+//! A minimal HTTP client for the dstack server: one request per connection.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -10,17 +10,17 @@ use serde_json::Value;
 
 use super::error::BedError;
 
-/// A server that is only starting, or has to wait for a core, may take this long for an answer.
+/// How long a server that is starting, or that waits for a core, may take to reply.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Who asks.
+/// A user of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Person {
     pub name: String,
     pub token: String,
 }
 
-/// Posts a question and gives back what was answered.
+/// Posts a request and returns the JSON reply.
 pub(super) fn ask(at: SocketAddr, token: &str, path: &str, body: &Value) -> Result<Value, BedError> {
     let failed = |source| BedError::Ask { path: path.to_owned(), source };
     let (status, text) = exchange(at, token, path, &body.to_string()).map_err(failed)?;

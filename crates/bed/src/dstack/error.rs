@@ -1,4 +1,4 @@
-//! Why there is no dstack to test on: this machine lacks something, which excuses a test, or something failed, which does not.
+//! Errors of the dstack test bed. A missing prerequisite excuses a test; any other failure does not.
 
 use std::{
     io,
@@ -8,10 +8,10 @@ use std::{
 
 use crate::excuse;
 
-/// Why there is no dstack, or why it did not do what it was asked.
+/// Why no dstack is available, or why it failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BedError {
-    /// What this machine lacks.
+    /// This machine lacks a prerequisite.
     #[error("no dstack on this machine: {why}")]
     NotThere { why: String },
     #[error("{operation} {path}")]
@@ -46,10 +46,10 @@ pub enum BedError {
 }
 
 impl BedError {
-    /// Says that these tests could not run.
+    /// Reports that these tests could not run.
     ///
     /// # Panics
-    /// In CI, where that is a failure; and anywhere if there is a dstack that does not do what it should.
+    /// Panics in CI, where a skipped test is a failure, and everywhere if dstack is installed but fails.
     pub fn not_run(&self, what: &str) {
         excuse::not_run(what, self, matches!(self, Self::NotThere { .. }));
     }

@@ -1,4 +1,4 @@
-//! The files of one host: what its sshd reads, what its jobs find, and what it says of its GPUs.
+//! The files of one host: its sshd configuration, the programs of its jobs, and its GPU health.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command};
 
@@ -8,14 +8,14 @@ use super::error::{BedError, at};
 
 const SHIM: &str = include_str!("shim.py");
 const SYSTEMCTL: &str = include_str!("systemctl.sh");
-/// Who is root already needs nobody's leave.
+/// Everything in the host runs as root, so sudo has nothing to do.
 const SUDO: &str = "#!/bin/sh\nexec \"$@\"\n";
-/// Seen from the host: `world.sh` puts its folder there.
+/// The paths are those inside the host, where `world.sh` mounts its folder.
 const SSHD: &str = "HostKey /run/bed/host_key\nAuthorizedKeysFile .ssh/authorized_keys\nPidFile none\nStrictModes no\nUsePAM no\n\
     PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\nMaxStartups 200\n\
     MaxSessions 64\nSubsystem sftp internal-sftp\n";
 
-/// What DCGM says of a host's GPUs, in a word and a sentence.
+/// The DCGM health of a host's GPUs, with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Health<'a> {
     Healthy,
@@ -23,7 +23,7 @@ pub enum Health<'a> {
     Failure(&'a str),
 }
 
-/// Makes the files of a host.
+/// Creates the files of a host.
 pub(super) fn lay_out(bed: &Path, number: u8) -> Result<(), BedError> {
     let folder = bed.join(format!("host{number}"));
     for name in ["home/.ssh", "home/.dstack", "bin", "tmp"] {
@@ -47,7 +47,7 @@ pub(super) fn lay_out(bed: &Path, number: u8) -> Result<(), BedError> {
     put("home/.ssh/authorized_keys", &key, 0o600)
 }
 
-/// In place by a rename: it may be read at any moment.
+/// Replaces the health file with a rename, because the shim may read it at any moment.
 pub(super) fn set_health(folder: &Path, health: &Health<'_>) -> Result<(), BedError> {
     let (number, text) = match health {
         Health::Healthy => (0, None),
@@ -61,7 +61,7 @@ pub(super) fn set_health(folder: &Path, health: &Health<'_>) -> Result<(), BedEr
     fs::write(&aside, told.to_string()).and_then(|()| fs::rename(&aside, &path)).map_err(at("writing", &path))
 }
 
-/// A key pair without a passphrase.
+/// Creates a key pair without a passphrase.
 pub(super) fn keygen(path: &Path) -> Result<(), BedError> {
     let program = "ssh-keygen";
     let made = Command::new(program).args(["-q", "-t", "ed25519", "-N", "", "-C", "bed", "-f"]).arg(path).output();

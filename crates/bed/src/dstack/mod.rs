@@ -1,4 +1,4 @@
-//! A dstack of one's own: the real server in a namespace, with hosts that are namespaces with an sshd each.
+//! A private dstack: the real server in a namespace, with hosts that are namespaces with an sshd each.
 //!
 //! ```no_run
 //! use doctor_bed::dstack::{Dstack, Health};
@@ -9,11 +9,11 @@
 //! # Ok::<(), doctor_bed::dstack::BedError>(())
 //! ```
 //!
-//! Everything that the server decides is its own: states, scheduling, logs, health, events. What its hosts run is not: a stand-in of a
-//! few pages for shim and runner (`shim.py`) starts jobs as plain processes and answers for DCGM from a file. So nothing here shows how
-//! Docker, images, GPUs or the real shim and runner behave. The server's intervals are shortened (`server.py`).
+//! All decisions of the server are real: states, scheduling, logs, health, events. The hosts are not: a small stand-in
+//! for shim and runner (`shim.py`) starts jobs as plain processes and reads DCGM health from a file. Nothing here
+//! therefore shows how Docker, images, GPUs or the real shim and runner behave. The server's intervals are shortened (`server.py`).
 //!
-//! It needs root. All of it ends with the value, and when this process is gone, however it went.
+//! It needs root. All processes end when the value is dropped and when this process exits, even if it is killed.
 
 mod api;
 mod error;
@@ -42,24 +42,24 @@ use world::{KEEPER, Keeper, SERVER, keep, token, try_one};
 
 use crate::kubernetes::last_lines;
 
-/// An interpreter starts and reads a thousand modules, on a machine that does other things too.
+/// Python imports a thousand modules, on a machine that may be busy.
 const PATIENCE: Duration = Duration::from_secs(300);
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// How `ssh` comes from outside of the world to a host in it.
+/// The ProxyCommand by which `ssh` reaches a host from outside its network namespace.
 const REACH: &str = include_str!("reach.py");
 
-/// The project that every server has.
+/// The default project of every server.
 pub const PROJECT: &str = "main";
-/// The fleet of the bed's hosts.
+/// The fleet of the test bed's hosts.
 pub const FLEET: &str = "bed";
 
 /// The host that several runs may share, each with some of its blocks.
 pub const IN_BLOCKS: u8 = 2;
-/// So many, with one GPU each.
+/// The number of blocks, with one GPU each.
 pub const BLOCKS: u8 = 8;
 
-/// A running server with its hosts. Dropping it ends all of it.
+/// A running server with its hosts. Dropping it ends all processes.
 #[derive(Debug)]
 pub struct Dstack {
     at: SocketAddr,
@@ -67,15 +67,16 @@ pub struct Dstack {
     user: Person,
     hosts: u8,
     keeper: Mutex<Keeper>,
-    /// Last: the files go after the processes that use them. The keeper removes them too, for when this process is killed.
+    /// Declared last: the files are removed after the processes that use them. The keeper also removes them, in case
+    /// this process is killed.
     folder: TempDir,
 }
 
 impl Dstack {
-    /// Starts a server and waits until all its hosts are idle instances.
+    /// Starts a server and waits until all hosts are idle instances.
     ///
     /// # Errors
-    /// [`BedError::NotThere`] with what this machine lacks; others if it does not start.
+    /// Returns [`BedError::NotThere`] with what is missing, or another error if the server does not start.
     pub fn start(hosts: u8) -> Result<Self, BedError> {
         let programs = try_one()?;
         let place = std::env::temp_dir();
@@ -120,10 +121,10 @@ impl Dstack {
         Ok(())
     }
 
-    /// Makes a member of the project.
+    /// Creates a user and adds it to the project.
     ///
     /// # Errors
-    /// If the server refuses.
+    /// Fails if the server refuses.
     pub fn hire(&self, name: &str) -> Result<Person, BedError> {
         self.ask(
             "/api/users/create",
@@ -136,49 +137,51 @@ impl Dstack {
         Ok(Person { name: name.to_owned(), token })
     }
 
-    /// Where the server answers.
+    /// Returns the URL of the server.
     pub fn url(&self) -> String {
         format!("http://{}", self.at)
     }
 
-    /// Where its files are, for as long as it lives.
+    /// Returns the folder of its files, which exists as long as this value.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Who may do everything.
+    /// Returns the administrator.
     pub fn admin(&self) -> &Person {
         &self.admin
     }
 
-    /// Somebody who has work of their own.
+    /// Returns an ordinary user.
     pub fn user(&self) -> &Person {
         &self.user
     }
 
-    /// The instance that a host is; they are counted from 1 and from 0.
+    /// Returns the name of a host's instance. Hosts are counted from 1, instances from 0.
     pub fn instance_name(number: u8) -> String {
         format!("{FLEET}-{}", number - 1)
     }
 
-    /// Asks the server as its administrator.
+    /// Sends a request as the administrator.
     ///
     /// # Errors
-    /// With what it answered, if that is not what was asked for.
+    /// Returns the reply if the request did not succeed.
     pub fn ask(&self, path: &str, body: &Value) -> Result<Value, BedError> {
         self.ask_as(&self.admin, path, body)
     }
 
+    /// Sends a request as this user.
+    ///
     /// # Errors
     /// As [`Self::ask`].
     pub fn ask_as(&self, person: &Person, path: &str, body: &Value) -> Result<Value, BedError> {
         api::ask(self.at, &person.token, path, body)
     }
 
-    /// What the server says of the instance that a host is.
+    /// Returns the instance of a host, or null if the server has none.
     ///
     /// # Errors
-    /// If the server does not answer.
+    /// Fails if the server does not answer.
     pub fn instance(&self, number: u8) -> Result<Value, BedError> {
         let fleets = self.ask(&in_project("fleets/list"), &json!({}))?;
         let name = Self::instance_name(number);
@@ -190,19 +193,19 @@ impl Dstack {
         Ok(all.into_iter().find(|instance| instance["name"] == *name).cloned().unwrap_or_default())
     }
 
-    /// Waits until the instance that a host is looks as wanted; `what` names it in the error.
+    /// Waits until the instance of a host satisfies `is`; `what` names it in the error.
     ///
     /// # Errors
-    /// With how it looked last.
+    /// Returns its last state.
     pub fn wait_for_instance(&self, number: u8, what: &str, is: impl Fn(&Value) -> bool) -> Result<Value, BedError> {
         self.wait_for(&format!("{} {what}", Self::instance_name(number)), || self.instance(number), is)
     }
 
-    /// Waits until dstack would start something on a host and goes on doing so. After a link or a runner was lost, a look at the host that
-    /// began before may still end badly: the second that ends well after that began when all was well.
+    /// Waits until dstack reliably accepts work on a host again. After a link or a runner was lost, a health check that
+    /// started before may still fail. The second one that succeeds after that started when the host was healthy.
     ///
     /// # Errors
-    /// With how it looked last.
+    /// Returns its last state.
     pub fn wait_settled(&self, number: u8) -> Result<(), BedError> {
         let free = |instance: &Value| instance["status"] == "idle" && instance["unreachable"] == false;
         let ask = json!({ "fleet_name": FLEET, "instance_num": number - 1, "limit": 1 });
@@ -222,24 +225,26 @@ impl Dstack {
         }
     }
 
-    /// What the server says of a run.
+    /// Returns a run.
     ///
     /// # Errors
-    /// If the server does not answer, or does not know it.
+    /// Fails if the server does not answer or does not know the run.
     pub fn run(&self, name: &str) -> Result<Value, BedError> {
         self.ask(&in_project("runs/get"), &json!({ "run_name": name }))
     }
 
+    /// Waits until a run has this status.
+    ///
     /// # Errors
-    /// With how it looked last.
+    /// Returns its last state.
     pub fn wait_for_run(&self, name: &str, status: &str) -> Result<Value, BedError> {
         self.wait_for(&format!("run {name} {status}"), || self.run(name), |run| run["status"] == status)
     }
 
-    /// A user's task on the instance that a host is, or, without one, on any that fits. `more` goes over its configuration.
+    /// Submits a user's task to the instance of a host, or without one to any that fits. `more` overrides its configuration.
     ///
     /// # Errors
-    /// If the server refuses it.
+    /// Fails if the server rejects the task.
     pub fn submit_as_user(&self, name: &str, number: Option<u8>, command: &str, more: &Value) -> Result<(), BedError> {
         let mut task = json!({ "type": "task", "name": name, "image": "debian:12", "user": "root", "commands": [command],
             "creation_policy": "reuse", "fleets": [FLEET], "max_duration": "1h",
@@ -255,10 +260,11 @@ impl Dstack {
         self.ask_as(&self.user, &in_project("runs/apply"), &plan).map(drop)
     }
 
-    /// Ends a run, whoever has it, and waits for that. The server may forget a stop that comes while it looks at the run.
+    /// Stops a run of any user and waits until it has ended. The server may lose a stop that arrives while it processes
+    /// the run, so the request is repeated.
     ///
     /// # Errors
-    /// If the server does not answer.
+    /// Fails if the server does not answer.
     pub fn stop_run(&self, name: &str) -> Result<(), BedError> {
         let stop = || self.ask(&in_project("runs/stop"), &json!({ "runs_names": [name], "abort": false }));
         let told = || {
@@ -272,34 +278,34 @@ impl Dstack {
         self.wait_for(&format!("the end of run {name}"), told, ended).map(drop)
     }
 
-    /// The link to a host is cut: whoever waits for it waits in vain.
+    /// Cuts the link to a host: packets are lost and connections hang.
     ///
     /// # Errors
-    /// If the world does not obey.
+    /// Fails if the keeper does not confirm.
     pub fn cut(&self, number: u8) -> Result<(), BedError> {
         self.order("cut", number)
     }
 
-    /// The link is there again.
+    /// Restores the link to a host.
     ///
     /// # Errors
-    /// If the world does not obey.
+    /// Fails if the keeper does not confirm.
     pub fn join(&self, number: u8) -> Result<(), BedError> {
         self.order("join", number)
     }
 
-    /// What runs the newest job of a host is gone, and the job with it.
+    /// Kills the runner of a host's newest job, and the job with it.
     ///
     /// # Errors
-    /// If the world does not obey.
+    /// Fails if the keeper does not confirm.
     pub fn lose(&self, number: u8) -> Result<(), BedError> {
         self.order("lose", number)
     }
 
-    /// A configuration for OpenSSH by which hosts are reached from outside of their world, past dstack, as the server reaches them.
+    /// Writes an OpenSSH configuration that reaches hosts from outside their namespace, bypassing dstack, with the server's key.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// Fails if a file cannot be written.
     pub fn ssh_config(&self) -> Result<PathBuf, BedError> {
         let bed = self.folder.path();
         let inside = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).inside();
@@ -333,18 +339,18 @@ impl Dstack {
         self.folder.path().join(format!("host{number}"))
     }
 
-    /// What DCGM says of a host from now on.
+    /// Sets the DCGM health of a host from now on.
     ///
     /// # Errors
-    /// If that cannot be written down.
+    /// Fails if the file cannot be written.
     pub fn set_health(&self, number: u8, health: &Health<'_>) -> Result<(), BedError> {
         host::set_health(&self.host(number), health)
     }
 
-    /// Puts a program where jobs of all hosts find it by its name.
+    /// Installs a program on all hosts, in the search path of their jobs.
     ///
     /// # Errors
-    /// If it cannot be copied.
+    /// Fails if it cannot be copied.
     pub fn install(&self, program: &Path) -> Result<(), BedError> {
         let name = program.file_name().unwrap_or_default();
         for number in 1..=self.hosts {
@@ -355,21 +361,21 @@ impl Dstack {
         Ok(())
     }
 
-    /// How many jobs of this run were ever started on the hosts.
+    /// Returns the number of jobs of this run that were ever started on the hosts.
     pub fn jobs_started(&self, run: &str) -> usize {
         let told = |number| fs::read_to_string(self.host(number).join("home/.dstack/started")).unwrap_or_default();
         (1..=self.hosts).map(|number| told(number).lines().filter(|line| *line == run).count()).sum()
     }
 
-    /// The end of what the server has noted.
+    /// Returns the end of the server's log.
     pub fn log(&self) -> String {
         last_lines(&self.folder.path().join("server.log"))
     }
 
-    /// Waits until what is asked for is as wanted. Not being answered is only one of the states in between.
+    /// Polls `ask` until the reply satisfies `is`. A failed query is retried.
     ///
     /// # Errors
-    /// With the last answer.
+    /// Returns the last reply.
     pub fn wait_for(
         &self,
         what: &str,
@@ -391,7 +397,7 @@ impl Dstack {
     }
 }
 
-/// The path of a question about the project.
+/// Returns the API path of a resource in the project.
 pub fn in_project(what: &str) -> String {
     format!("/api/project/{PROJECT}/{what}")
 }

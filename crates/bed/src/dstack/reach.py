@@ -1,4 +1,4 @@
-"""Connects where it stands and hands the connection to the `ssh` that asked for it."""
+"""Connects from the current network namespace and passes the socket to `ssh`, as ProxyUseFdpass requires."""
 
 import array
 import socket

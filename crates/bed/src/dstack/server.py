@@ -1,8 +1,7 @@
-"""The dstack server, unchanged but for its patience, on a socket that was handed down.
+"""The dstack server with shorter intervals, on an inherited socket.
 
-How often it looks at jobs and instances, and how long it waits for a host that does not answer, is written into its code and tuned for
-hundreds of hosts. A bed has three, and a test that waits half a minute for each step is a test that nobody runs. Nothing else of the
-server is touched: what it does when it looks is its own.
+Its polling intervals and its timeouts for unresponsive hosts are constants in its code, tuned for hundreds of hosts. The test bed has
+three, and a test that waited half a minute for each step would be too slow to run. Nothing else of the server is changed.
 """
 
 import socket
@@ -31,10 +30,10 @@ def begin_hurried(self, **settings):
 
 base.Pipeline.__init__ = begin_hurried
 base.Fetcher._DEFAULT_FETCH_DELAYS = [0.2]
-# Short, but not so short that a host which has to wait for a core is given up: one look that fails makes an instance `unreachable`, and
-# whatever is submitted in that moment finds no place.
+# Short, but long enough for a host that waits for a core: one failed check makes an instance `unreachable`, and a run
+# submitted at that moment finds no capacity.
 jobs_running.JOB_DISCONNECTED_RETRY_TIMEOUT = timedelta(seconds=30)
-# And a job that was told to stop is not killed, and its log lost, because host and server were slow to hear of each other.
+# A job that is being stopped must not be killed, and its log lost, because host or server are slow to respond.
 jobs_terminating.JOB_TERMINATION_DEADLINE = timedelta(seconds=120)
 client.REQUEST_TIMEOUT = 20
 tunnel.SSH_TIMEOUT = 30

@@ -1,9 +1,9 @@
 #!/usr/bin/python3
-"""Stands in for dstack's shim, and as `shim.py runner PORT` for its runner, on a host of the bed.
+"""Stands in for dstack's shim, and as `shim.py runner PORT` for its runner, on a host of the test bed.
 
-Written against what the server of dstack 0.22.5 asks of them. A job's commands run as plain processes of the host, on a terminal as
-with the real runner: no Docker, no images, no GPUs. What DCGM would say of the host's health is in `health.json` beside this program's
-other files.
+Written against the requests of the dstack 0.22.5 server. A job's commands run as plain processes of the host, on a terminal as with
+the real runner: no Docker, no images, no GPUs. The DCGM health of the host is read from `health.json` beside this program's other
+files.
 """
 
 import base64
@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 VERSION = "0.22.5"
 HOME = os.environ.get("DSTACK_SHIM_HOME", "/root/.dstack")
 SHIM_PORT, RUNNER_PORT = 10998, 10999
-# What a job is given between its interrupt and its end. The real runner gives ten seconds; a job here may have to wait for a core.
+# Seconds between a job's interrupt and its kill. The real runner allows ten; a job here may have to wait for a core.
 GRACE = 60
 GPUS = {"gpu_vendor": "nvidia", "gpu_name": "H100", "gpu_memory": 81559, "gpu_count": 8}
 
@@ -33,7 +33,7 @@ def at(name):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers with what `self.server.answer` makes of a question: a value, or `None` for what is not there."""
+    """Replies with the value that `self.server.answer` returns, or 404 for `None`."""
 
     protocol_version = "HTTP/1.1"
 
@@ -66,7 +66,7 @@ def serve(port, answer):
 
 
 class Runner:
-    """One job, from what it is told to what it printed."""
+    """One job, from its specification to its output."""
 
     def __init__(self):
         self.lock, self.beginning = threading.Lock(), threading.Lock()
@@ -75,7 +75,7 @@ class Runner:
         self.over = self.stopped = False
 
     def stamp(self):
-        # Each line of the story has a time of its own: the server asks for what came after one.
+        # Each event has a unique time, because the server requests those after a given one.
         self.last = max(self.last + 1, int(time.time() * 1000))
         return self.last
 
@@ -101,7 +101,7 @@ class Runner:
         return None
 
     def run(self):
-        """A server that had no answer in time asks again, and the job is there once."""
+        """Starts the job. Idempotent, because the server retries if it had no reply in time."""
         with self.beginning:
             if self.process is None:
                 self.begin()
@@ -144,7 +144,7 @@ class Runner:
         self.stopped = True
         if self.process is None or self.process.poll() is not None:
             return
-        # As the real one: the first process alone, and all of them when that did not help.
+        # As the real runner: first only the main process, then the whole group.
         self.process.send_signal(signal.SIGINT)
         late = threading.Timer(GRACE, lambda: os.killpg(self.process.pid, signal.SIGKILL))
         late.daemon = True
@@ -203,10 +203,10 @@ class Shim:
             return {"overall_health": 0, "incidents": []}
 
     def begin(self, body):
-        # Asked again by a server that had no answer in time.
+        # The server retries if it had no reply in time.
         if body["id"] in self.tasks:
             return {}
-        # A job that has the whole host has its network too; parts of a host are told apart by their ports.
+        # A job with the whole host uses the host's network; jobs on parts of a host differ by port.
         port = RUNNER_PORT
         if body["network_mode"] != "host":
             self.begun += 1
@@ -225,7 +225,7 @@ class Shim:
     def end(self, id):
         task = self.tasks[id]
         task["status"] = "terminated"
-        # With the runner goes its terminal, and the job with that.
+        # Killing the runner closes its terminal, which ends the job.
         task["runner"].kill()
         task["runner"].wait()
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Of systemd only this: a unit that is restarted runs, and answers when the order returns.
+# A minimal systemctl: `restart` starts the unit and returns when it answers.
 [ "$1" = restart ] || exit 0
 if [ -e /root/.dstack/shim.pid ]; then kill "$(cat /root/.dstack/shim.pid)" 2>/dev/null; fi
 set -a

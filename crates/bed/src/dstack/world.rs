@@ -1,4 +1,4 @@
-//! The world that server and hosts live in: `world.sh`, which is told what to do line by line and ends all of it when it is left alone.
+//! The namespaces of server and hosts: `world.sh`, which takes commands line by line and ends everything when its input ends.
 
 use std::{
     fs::{self, File},
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::kubernetes::{from_script, last_lines};
 
-/// Lives in the folder, because the shell reads a script while it runs it.
+/// Stored in the folder, because a shell reads its script while it runs.
 pub(super) const KEEPER: &str = include_str!("world.sh");
 pub(super) const SERVER: &str = include_str!("server.py");
 
@@ -33,14 +33,14 @@ pub(super) struct Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        // The end of its input is the order.
+        // The end of its input tells the keeper to exit.
         drop(self.child.stdin.take());
         drop(self.child.wait());
     }
 }
 
 impl Keeper {
-    /// A process in the world's network: what it started, which is in there itself.
+    /// Returns a process in the network namespace: the keeper's child.
     pub(super) fn inside(&self) -> Option<u32> {
         let keeper = self.child.id();
         let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
@@ -60,7 +60,7 @@ impl Keeper {
     }
 }
 
-/// Whether this machine allows it, and where the server's programs are.
+/// Checks that this machine allows namespaces, and returns the folder of the server's programs.
 pub(super) fn try_one() -> Result<PathBuf, BedError> {
     let no = |why: String| BedError::NotThere { why };
     if !rustix::process::geteuid().is_root() {
@@ -81,7 +81,7 @@ pub(super) fn try_one() -> Result<PathBuf, BedError> {
     from_script("scripts/dstack.sh", &[]).map_err(no)
 }
 
-/// Starts the world. The listener is handed down, and forgotten here.
+/// Starts the namespaces and the server, which inherits the listening socket.
 pub(super) fn keep(
     folder: &Path,
     hosts: u8,
@@ -116,7 +116,7 @@ pub(super) fn keep(
     };
     let mut keeper = Keeper { child, answers: BufReader::new(output), log: log.clone() };
     let mut ready = String::new();
-    // What cannot be read is an empty line, which is not an answer.
+    // A failed read leaves an empty line, which is handled as no reply.
     let _read = keeper.answers.read_line(&mut ready);
     if ready.trim() == "ready" {
         return Ok(keeper);
@@ -125,7 +125,7 @@ pub(super) fn keep(
     Err(BedError::Keeper { said: last_lines(&log) })
 }
 
-/// Nothing of the machine that this runs on is the server's: no home, no account at a cloud.
+/// Isolates the server from this machine: no home directory, no cloud credentials.
 fn server_settings(home: &Path, admin: &Person) -> [(&'static str, String); 9] {
     let home = home.display().to_string();
     [
@@ -135,14 +135,14 @@ fn server_settings(home: &Path, admin: &Person) -> [(&'static str, String); 9] {
         ("DSTACK_DEFAULT_CREDS_DISABLED", "1".to_owned()),
         ("DSTACK_DO_NOT_UPDATE_DEFAULT_PROJECT", "1".to_owned()),
         ("DSTACK_SERVER_INSTANCE_HEALTH_MIN_COLLECT_INTERVAL_SECONDS", "1".to_owned()),
-        // Three seconds, unless it is told otherwise: a host that waits for a core needs more.
+        // The default is three seconds, too short for a host that waits for a core.
         ("DSTACK_SERVER_SSH_CONNECT_TIMEOUT", "15".to_owned()),
         ("DSTACK_SHIM_DOWNLOAD_URL", "file:///run/bed/shim.py".to_owned()),
         ("DSTACK_RUNNER_DOWNLOAD_URL", "file:///run/bed/shim.py".to_owned()),
     ]
 }
 
-/// Nobody else's: a number that this machine has not given out yet.
+/// Returns a random token.
 pub(super) fn token() -> String {
     let uuid = fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
     uuid.trim().to_owned()

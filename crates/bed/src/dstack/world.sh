@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# A world for one dstack server and its hosts: processes, network and temporary files of their own.
+# The namespaces of one dstack server and its hosts, with their own processes, network and temporary files.
 #
-#   world.sh keep FOLDER HOSTS     says "ready" on standard output, does what lines of standard input say, and stays until that ends
-#   world.sh host FOLDER N         what `keep` starts for each host
-#   world.sh try                   whether this may be done here at all; the last line says why not
+#   world.sh keep FOLDER HOSTS     prints "ready" on standard output, executes lines of its standard input, and runs until that ends
+#   world.sh host FOLDER N         one host, started by `keep`
+#   world.sh try                   checks that this machine allows it; the last line is the reason if not
 #
-# The server runs in the world itself and each host in a network, mount and UTS namespace below it, joined by a link: the server is
-# at 10.98.N.1 and host N at 10.98.N.2. The socket on which the server listens was made outside, where the test is, and handed down.
-# The first process of the world waits for the end of its input, which comes however the process that holds the other end went; with
-# it goes everything in there. `keep` waits outside and removes FOLDER.
+# The server runs in the outer namespaces, and each host in a network, mount and UTS namespace below, connected by a veth
+# pair: the server is at 10.98.N.1, host N at 10.98.N.2. The server inherits its listening socket from the test outside. The
+# first process of the PID namespace waits for the end of its input, which comes even if the process at the other end is
+# killed; all others end with it. `keep` waits outside and removes FOLDER.
 set -euo pipefail
 
 what=$1 folder=${2:-} hosts=${3:-}
 
 case $what in
 keep)
-  # Whoever ends the writer's process group must not end this one before it has removed the files.
+  # A signal to the writer's process group must not end this process before it has removed the files.
   trap '' INT HUP TERM
   unshare --pid --fork --mount --net --propagation private --kill-child "$BASH" "$0" inside "$folder" "$hosts" || true
   # A process that was just killed may still create a file while its folder is removed.
@@ -41,12 +41,12 @@ inside)
   done
   "$DOCTOR_BED_PYTHON" "$folder/server.py" "$DOCTOR_BED_SOCKET" </dev/null >"$folder/server.log" 2>&1 &
   echo ready
-  # bash collects every process whose parent has gone, also while it waits for input.
+  # bash reaps every orphaned process, also while it waits for input.
   while read -r word n; do
     case $word in
     cut) ip link set "host$n" down ;;
     join) ip link set "host$n" up ;;
-    # The runner alone: it can no longer say how its job ended, and with its terminal the job goes.
+    # Only the runner: it can no longer report how its job ended, and closing its terminal ends the job.
     lose) kill -KILL "$(cat "$folder/host$n/home/.dstack/runner.pid")" ;;
     esac
     echo "$word $n"
@@ -62,7 +62,7 @@ host)
   mount -t tmpfs -o mode=755 tmpfs /run
   mkdir /run/sshd /run/bed
   mount --bind "$own" /run/bed
-  # Last, because everything above lies in there. What is uploaded to a host is not another's.
+  # Mounted last, because all paths above are below /tmp. Uploads to a host stay on that host.
   mount --bind "$own/tmp" /tmp
   exec /usr/sbin/sshd -D -f /run/bed/sshd_config -E /run/bed/sshd.log
   ;;

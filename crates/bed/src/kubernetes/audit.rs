@@ -1,4 +1,4 @@
-//! What the API server was asked, by its own record: who asked for what, and whether it was allowed.
+//! The API server's audit log: which user requested what, and with which result.
 
 use std::{
     fs,
@@ -9,18 +9,18 @@ use serde_json::{Value, json};
 
 use super::{BedError, at};
 
-/// One request that the API server answered.
+/// A request that the API server answered.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Asked {
     pub user: String,
     pub verb: String,
     pub group: String,
-    /// With its subresource: `pods/eviction`.
+    /// Includes the subresource: `pods/eviction`.
     pub resource: String,
     pub status: u16,
 }
 
-/// Has every request of service accounts noted, without what was in it.
+/// Writes a policy that logs the metadata of every request of service accounts, without bodies.
 pub(super) fn write_policy(path: &Path) -> Result<(), BedError> {
     let policy = json!({
         "apiVersion": "audit.k8s.io/v1",
@@ -34,13 +34,13 @@ pub(super) fn write_policy(path: &Path) -> Result<(), BedError> {
     fs::write(path, policy.to_string()).map_err(at("writing", path))
 }
 
-/// All that was asked so far; a watch counts as soon as it is answered.
+/// Returns all requests so far. A watch is logged as soon as it is answered.
 pub(super) fn read(path: &PathBuf) -> Result<Vec<Asked>, BedError> {
     let text = fs::read_to_string(path).map_err(at("reading", path))?;
     Ok(text.lines().filter_map(|line| asked(&serde_json::from_str(line).ok()?)).collect())
 }
 
-/// `None`: it was not about an object.
+/// Parses a line of the log. Returns `None` for a request without an object.
 fn asked(line: &Value) -> Option<Asked> {
     let word = |pointer: &str| line.pointer(pointer).and_then(Value::as_str);
     let resource = word("/objectRef/resource")?;

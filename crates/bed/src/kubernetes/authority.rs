@@ -1,7 +1,7 @@
-//! The certificates of a control plane: its own authority, the server's certificate, one for each user.
+//! The certificates of a control plane: its certificate authority, the server's certificate, and one per user.
 //!
-//! They are made by the program `openssl`, which is on every machine that has TLS at all: a certificate library would be built
-//! for these few calls only. Keys are P-256 in PKCS#8, which both Go and rustls read, and take no time to make.
+//! The `openssl` program creates them, because every machine with TLS has it, and a certificate library would be built
+//! for these few calls only. Keys are P-256 in PKCS#8, which Go and rustls both read and which take no time to generate.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use std::{
 
 use super::{BedError, at};
 
-/// Extensions by kind of certificate. The distribution's own file would make every certificate an authority.
+/// Extensions by kind of certificate. The distribution's default file would make every certificate an authority.
 const SETTINGS: &str = "\
 [req]
 distinguished_name = none
@@ -40,7 +40,7 @@ pub(super) struct Authority {
     made: usize,
 }
 
-/// A certificate and its key, each in a file.
+/// The paths of a certificate and its key.
 #[derive(Debug, Clone)]
 pub(super) struct Pair {
     pub(super) certificate: PathBuf,
@@ -48,7 +48,7 @@ pub(super) struct Pair {
 }
 
 impl Authority {
-    /// A new authority whose files are in this folder.
+    /// Creates an authority with its files in this folder.
     pub(super) fn new(folder: &Path) -> Result<Self, BedError> {
         fs::create_dir(folder).map_err(at("creating", folder))?;
         let settings = folder.join("openssl.cnf");
@@ -63,19 +63,19 @@ impl Authority {
         &self.own.certificate
     }
 
-    /// For a server on loopback.
+    /// Issues a certificate for a server on loopback.
     pub(super) fn server(&self) -> Result<Pair, BedError> {
         self.issue("server", "/CN=kube-apiserver", "server")
     }
 
-    /// For a user, as Kubernetes reads one from a certificate.
+    /// Issues a client certificate with the user name and groups that Kubernetes reads.
     pub(super) fn user(&mut self, name: &str, groups: &[&str]) -> Result<Pair, BedError> {
-        // A user's name may hold what a file's may not.
+        // A user name may contain characters that a file name may not.
         self.made += 1;
         self.issue(&format!("user-{}", self.made), &subject(name, groups), "user")
     }
 
-    /// A key to sign tokens of service accounts with, and in place of a certificate the public half to know them by.
+    /// Creates the key that signs service account tokens. `certificate` is its public half, which verifies them.
     pub(super) fn token_key(&self) -> Result<Pair, BedError> {
         let key = self.folder.join("tokens.key");
         let certificate = self.folder.join("tokens.pub");
@@ -114,7 +114,7 @@ fn pair(folder: &Path, name: &str) -> Pair {
     Pair { certificate: folder.join(format!("{name}.crt")), key: folder.join(format!("{name}.key")) }
 }
 
-/// A user's name and groups as `openssl` reads a subject: a group is an organisation.
+/// Formats user name and groups as an `openssl` subject: Kubernetes reads a group from an organisation.
 fn subject(name: &str, groups: &[&str]) -> String {
     let escaped = |text: &str| text.replace('\\', "\\\\").replace('/', "\\/").replace('+', "\\+");
     let organisations: String = groups.iter().map(|group| format!("/O={}", escaped(group))).collect();

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// One process of a control plane, in the order in which they start.
+/// One process of a control plane, in starting order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     Etcd,
@@ -14,7 +14,7 @@ pub enum Part {
 impl Part {
     pub const ALL: [Self; 4] = [Self::Etcd, Self::ApiServer, Self::ControllerManager, Self::Scheduler];
 
-    /// The name of its program.
+    /// Returns the name of the program.
     pub fn program(self) -> &'static str {
         match self {
             Self::Etcd => "etcd",

@@ -1,8 +1,8 @@
-//! The processes of a control plane: each with its log, none outliving the process that started them.
+//! The processes of a control plane, each with a log. None survives the process that started it.
 //!
-//! The kernel can end a child with its parent, but it means the parent's thread: a control plane that several tests share would
-//! end with the test that started it. So a watcher outside this process is told what began and what ended; when this process
-//! is gone, however it went, the watcher ends what is left and removes the files.
+//! The kernel can end a child with its parent, but "parent" means the thread: a control plane that several tests share
+//! would end with the test that started it. A watcher process therefore records which processes start and end. When
+//! this process exits, even if it is killed, the watcher kills the rest and removes the files.
 
 use std::{
     collections::BTreeMap,
@@ -15,9 +15,9 @@ use std::{
 
 use super::{BedError, Part, at, last_lines};
 
-/// Reads what began and ended until its input ends with the process that writes it.
+/// Reads `began` and `ended` records until its input ends with the process that writes them.
 ///
-/// A process that was just killed may still create a file while its folder is removed, hence more than one try.
+/// Removal is retried, because a process that was just killed may still create a file in the folder.
 const WATCHER: &str = r#"
 running=
 while read -r what pid; do
@@ -46,7 +46,7 @@ pub(super) struct Daemons {
 }
 
 impl Daemons {
-    /// For processes whose files are all in this folder.
+    /// Creates an empty set for processes whose files are all in this folder.
     pub(super) fn new(folder: &Path) -> Result<Self, BedError> {
         let watcher = Command::new("sh")
             .args(["-c", WATCHER, "sh"])
@@ -54,14 +54,14 @@ impl Daemons {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // Whoever ends this process by its group must not end the watcher as well.
+            // A signal to this process's group must not reach the watcher.
             .process_group(0)
             .spawn()
             .map_err(|source| BedError::Program { program: "sh".into(), source })?;
         Ok(Self { folder: folder.to_owned(), running: BTreeMap::new(), watcher })
     }
 
-    /// Starts the part's program; what it says is added to the part's log.
+    /// Starts the program of a component and appends its output to the component's log.
     pub(super) fn begin(&mut self, part: Part, programs: &Path, arguments: &[String]) -> Result<(), BedError> {
         let log = self.log(part);
         let output = File::options().create(true).append(true).open(&log).map_err(at("opening", &log))?;
@@ -81,20 +81,20 @@ impl Daemons {
         self.tell("began", pid)
     }
 
-    /// Kills the part's process, if it runs, and waits until it is gone.
+    /// Kills a component, if it runs, and waits until it is gone.
     pub(super) fn kill(&mut self, part: Part) -> Result<(), BedError> {
         let Some(mut child) = self.running.remove(&part) else { return Ok(()) };
         let ended = |source| BedError::Ending { part, source };
         child.kill().map_err(ended)?;
-        // Told before its number can become another process's.
+        // Recorded before the process id can be reused.
         self.tell("ended", child.id())?;
         child.wait().map(drop).map_err(ended)
     }
 
-    /// Whether the part's process still runs.
+    /// Checks that a component still runs.
     ///
     /// # Errors
-    /// If it has ended, with the last that it said.
+    /// Returns the end of its log if it has ended.
     pub(super) fn check(&mut self, part: Part) -> Result<(), BedError> {
         let child = self.running.get_mut(&part).ok_or(BedError::NotRunning { part })?;
         if child.try_wait().map_err(|source| BedError::Ending { part, source })?.is_none() {
@@ -114,7 +114,7 @@ impl Daemons {
         self.folder.join(format!("{}.log", part.program()))
     }
 
-    /// The end of what a part has said.
+    /// Returns the end of a component's log.
     pub(super) fn last_lines(&self, part: Part) -> String {
         last_lines(&self.log(part))
     }
@@ -130,9 +130,9 @@ impl Daemons {
 
 impl Drop for Daemons {
     fn drop(&mut self) {
-        // Those that ask the API server go first, so that they do not fill their logs with its absence.
+        // Clients of the API server go first, so that they do not fill their logs with connection errors.
         for part in Part::ALL.into_iter().rev() {
-            // What could not be ended here is left to the watcher, which is told by the end of its input.
+            // What could not be killed here, the watcher kills when its input ends.
             drop(self.kill(part));
         }
         drop(self.watcher.stdin.take());
@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder with programs that say something and stay, or end at once.
+    /// Creates a folder with a program that prints a line and stays, and one that exits immediately.
     fn programs(folder: &Path) -> PathBuf {
         let programs = folder.join("programs");
         fs::create_dir(&programs).expect("a folder");
@@ -205,7 +205,7 @@ mod tests {
         let mut daemons = Daemons::new(&folder).expect("a watcher");
         daemons.begin(Part::Etcd, &programs, &[]).expect("it starts");
         wait_until(|| !daemons.last_lines(Part::Etcd).is_empty());
-        // All that the watcher can see of the end of this process.
+        // This is how the watcher observes the end of this process.
         drop(daemons.watcher.stdin.take());
         let child = daemons.running.get_mut(&Part::Etcd).expect("it was begun");
         wait_until(|| child.try_wait().expect("it is our child").is_some());

@@ -1,18 +1,17 @@
-//! What a cluster holds, kept from one control plane to the next: filling a large one takes minutes, copying its data a second.
+//! Keeps the data of a cluster from one control plane to the next: filling a large one takes minutes, copying its data a second.
 
 use std::{fs, path::Path};
 
 use super::{BedError, ControlPlane, Part, at};
 
-/// Where etcd has its data in the folder of a control plane.
+/// The folder of etcd's data, relative to that of the control plane.
 pub(super) const FOLDER: &str = "etcd";
 
 impl ControlPlane {
-    /// Ends the API server and etcd, and leaves all objects in a folder that was not there, for
-    /// [`Setup::data`](super::Setup) of another control plane.
+    /// Ends all components and copies the objects to a new folder, for [`Setup::data`](super::Setup) of another control plane.
     ///
     /// # Errors
-    /// If they cannot be ended, or the folder cannot be written.
+    /// Fails if a component cannot be ended or the folder cannot be written.
     pub fn keep_data(&self, to: &Path) -> Result<(), BedError> {
         let mut inner = self.lock();
         for part in [Part::Scheduler, Part::ControllerManager, Part::ApiServer, Part::Etcd] {
@@ -22,7 +21,7 @@ impl ControlPlane {
     }
 }
 
-/// Copies a folder with all that is in it.
+/// Copies a folder recursively.
 pub(super) fn copy(from: &Path, to: &Path) -> Result<(), BedError> {
     fs::create_dir(to).map_err(at("creating", to))?;
     for entry in fs::read_dir(from).map_err(at("reading", from))? {

@@ -1,7 +1,7 @@
-//! One request at a time to the API server, through the program `openssl`.
+//! Single requests to the API server through the `openssl` program.
 //!
-//! The bed asks three questions of a cluster before anybody else does (is it ready, has it a service account, a token please);
-//! a TLS library and an HTTP client would be built for them in every test that wants PostgreSQL.
+//! The test bed itself makes only three requests (readiness, service account, token). A TLS library and an HTTP client
+//! would be compiled for them into every test that needs only PostgreSQL.
 
 use std::{
     io::Write as _,
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::{BedError, authority::Pair};
 
-/// Seconds that one request may take; the program `timeout` counts them.
+/// The limit of one request in seconds, enforced by the `timeout` program.
 const PATIENCE: &str = "10";
 
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(super) struct Door {
     pub(super) user: Pair,
 }
 
-/// What the API server says: the status and the text under it.
+/// A reply of the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     pub status: u16,
@@ -31,7 +31,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// As HTTP/1.0 writes it: no chunks, and the end is the end of the connection.
+    /// Parses an HTTP/1.0 response: not chunked, ended by the end of the connection.
     fn read(bytes: &[u8]) -> Option<Self> {
         let answer = String::from_utf8_lossy(bytes);
         let (head, text) = answer.split_once("\r\n\r\n")?;
@@ -39,7 +39,7 @@ impl Answer {
         Some(Self { status, text: text.to_owned() })
     }
 
-    /// Whether the request was done.
+    /// Returns whether the status is 2xx.
     pub fn is_success(&self) -> bool {
         (200..300).contains(&self.status)
     }
@@ -71,7 +71,7 @@ impl Door {
             body.len()
         );
         if let Some(mut input) = asking.stdin.take() {
-            // Where nobody listens this fails; what the program says about it is the better reason.
+            // The write fails if no server listens; the program's own message is the better reason.
             drop(input.write_all(request.as_bytes()));
         }
         let ended = asking.wait_with_output().map_err(failed)?;

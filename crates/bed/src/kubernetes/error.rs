@@ -1,4 +1,4 @@
-//! Why there is nothing to stand on: this machine lacks something, which excuses a test, or something failed, which does not.
+//! Errors of the Kubernetes test bed. A missing prerequisite excuses a test; any other failure does not.
 
 use std::{
     io,
@@ -8,13 +8,13 @@ use std::{
 use super::{PATIENCE, Part};
 use crate::excuse;
 
-/// Why there is no control plane to stand on, or why it did not do what it was asked.
+/// Why no control plane is available, or why it failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BedError {
-    /// What this machine lacks, as scripts/kubernetes.sh says it.
+    /// This machine lacks a prerequisite, as reported by scripts/kubernetes.sh.
     #[error("no control plane on this machine: {why}")]
     NotBuilt { why: String },
-    /// What this machine lacks for a node with a kubelet and containers.
+    /// This machine lacks a prerequisite for a node with a kubelet and containers.
     #[error("no real node on this machine: {why}")]
     NoNode { why: String },
     #[error("{folder} has no {program}: name the folder that scripts/kubernetes.sh prints")]
@@ -61,10 +61,10 @@ pub enum BedError {
 }
 
 impl BedError {
-    /// Says that these tests could not run.
+    /// Reports that these tests could not run.
     ///
     /// # Panics
-    /// In CI, where that is a failure; and anywhere if there is a control plane or a node that does not do what it should.
+    /// Panics in CI, where a skipped test is a failure, and everywhere if the control plane or node is available but fails.
     pub fn not_run(&self, what: &str) {
         excuse::not_run(what, self, matches!(self, Self::NotBuilt { .. } | Self::NoNode { .. }));
     }

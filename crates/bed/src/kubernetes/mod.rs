@@ -1,7 +1,8 @@
-//! A Kubernetes control plane of one's own: etcd, API server, controller manager and scheduler as they are released, on
-//! loopback, with TLS and RBAC on. It has no nodes of its own: many, and what happens to pods on them, are played by
-//! `kubelet` (cargo feature `kubernetes`), one or two are real (`real`, which needs root). Everything else is the real thing,
-//! the scheduler's preemption included.
+//! A private Kubernetes control plane: released builds of etcd, API server, controller manager and scheduler on
+//! loopback, with TLS and RBAC. All of it is real, the scheduler's preemption included.
+//!
+//! It has no nodes at first. `kubelet` (cargo feature `kubernetes`) simulates many nodes and their pods; `real` starts
+//! one or two real nodes and needs root.
 //!
 //! ```no_run
 //! use doctor_bed::kubernetes::ControlPlane;
@@ -14,8 +15,8 @@
 //! # Ok::<(), doctor_bed::kubernetes::BedError>(())
 //! ```
 //!
-//! It takes seconds and half a GiB to have one: tests of one file share it, each in a namespace of its own, and every method
-//! takes `&self`. Its processes and files go when it is dropped, and when this process is gone, however it went.
+//! It starts in seconds and takes half a GiB: the tests of one file share it, each in its own namespace, and every
+//! method takes `&self`. Its processes and files are removed when it is dropped and when this process exits, even if it is killed.
 
 mod audit;
 mod authority;
@@ -54,29 +55,29 @@ use parts::Place;
 /// How long a step of the start may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How long between two looks at whether a step is done.
+/// The polling interval.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How much of a log an error shows.
+/// The number of log lines in an error.
 const LAST_LINES: usize = 12;
 
-/// How a script begins its last line when this machine lacks something.
+/// The prefix of a script's last line if this machine lacks a prerequisite.
 const NOT_RUN: &str = "not run: ";
 
-/// How often another process may take a port between its choice and its use.
+/// The number of attempts to start. One fails if another process takes a port between its selection and its use.
 const TRIES: usize = 3;
 
-/// How a control plane is to be.
+/// Options of a control plane.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup<'a> {
-    /// How long a node may be silent before it is held to be unreachable. As it comes, a day: nobody keeps fake nodes alive.
+    /// How long a node may miss heartbeats before it is unreachable. The default is a day: fake nodes send none.
     pub node_grace: Duration,
-    /// Whether what service accounts ask for is noted, for [`ControlPlane::asked`].
+    /// Whether requests of service accounts are logged, for [`ControlPlane::asked`].
     pub audit: bool,
-    /// What the cluster begins with: a folder that [`ControlPlane::keep_data`] left. It is copied, and stays as it is.
+    /// Initial data: a folder that [`ControlPlane::keep_data`] wrote. It is copied and not changed.
     pub data: Option<&'a Path>,
-    /// Whether controller manager and scheduler run. Without them nothing happens to an object but what it is asked for,
-    /// and nobody makes the service accounts that pods need.
+    /// Whether controller manager and scheduler run. Without them, objects change only by requests, and the service
+    /// accounts that pods need are not created.
     pub controllers: bool,
 }
 
@@ -94,7 +95,7 @@ pub struct ControlPlane {
     admin: PathBuf,
     took: Duration,
     inner: Mutex<Inner>,
-    /// Last: the files go after the processes that use them.
+    /// Declared last: the files are removed after the processes that use them.
     _folder: TempDir,
 }
 
@@ -105,41 +106,41 @@ struct Inner {
     kubeconfigs: usize,
 }
 
-/// Who a kubeconfig speaks for.
+/// The credential in a kubeconfig.
 enum Speaker<'a> {
     Certificate(&'a Pair),
     Token(&'a str),
 }
 
 impl ControlPlane {
-    /// The folder of the programs that this repository pins. Where they were never built, this builds them, which takes minutes.
+    /// Returns the folder of the programs in the version that this repository pins. Builds them if needed, which takes minutes.
     ///
     /// # Errors
-    /// [`BedError::NotBuilt`] with what is missing on this machine.
+    /// Returns [`BedError::NotBuilt`] with what is missing on this machine.
     pub fn programs() -> Result<PathBuf, BedError> {
         from_script("scripts/kubernetes.sh", &[]).map_err(|why| BedError::NotBuilt { why })
     }
 
-    /// The folder with Volcano's controller, its scheduler and the definitions of its kinds, which `scripts/volcano.sh` builds or finds.
+    /// Returns the folder with Volcano's controller, scheduler and CRDs, which `scripts/volcano.sh` builds or finds.
     ///
     /// # Errors
-    /// [`BedError::NotBuilt`] with what is missing on this machine.
+    /// Returns [`BedError::NotBuilt`] with what is missing on this machine.
     pub fn volcano() -> Result<PathBuf, BedError> {
         from_script("scripts/volcano.sh", &[]).map_err(|why| BedError::NotBuilt { why })
     }
 
-    /// Starts a control plane from the programs of a folder and waits until it is ready and has its first service account.
+    /// Starts a control plane and waits until it is ready and has its first service account.
     ///
     /// # Errors
-    /// With what is missing, or with the end of the log of the process that failed.
+    /// Returns what is missing, or the end of the log of the process that failed.
     pub fn start(programs: &Path) -> Result<Self, BedError> {
         Self::start_with(programs, Setup::default())
     }
 
-    /// As [`Self::start`], with something other than usual.
+    /// As [`Self::start`], with options.
     ///
     /// # Errors
-    /// With what is missing, or with the end of the log of the process that failed.
+    /// Returns what is missing, or the end of the log of the process that failed.
     pub fn start_with(programs: &Path, setup: Setup<'_>) -> Result<Self, BedError> {
         for part in Part::ALL {
             if !programs.join(part.program()).exists() {
@@ -157,49 +158,49 @@ impl ControlPlane {
         }
     }
 
-    /// Where the API server is.
+    /// Returns the URL of the API server.
     pub fn url(&self) -> String {
         format!("https://127.0.0.1:{}", self.door.port)
     }
 
-    /// The kubeconfig of a user who may do everything.
+    /// Returns the kubeconfig of the cluster administrator.
     pub fn admin(&self) -> &Path {
         &self.admin
     }
 
-    /// The certificate of the authority that signed the API server's.
+    /// Returns the CA certificate that signed the API server's.
     pub fn authority(&self) -> &Path {
         &self.door.authority
     }
 
-    /// How long it took to be ready.
+    /// Returns how long the start took.
     pub fn took(&self) -> Duration {
         self.took
     }
 
-    /// A kubeconfig for this user in these groups: what it may do is what roles are bound to them.
+    /// Writes a kubeconfig for a user in these groups. Its permissions are those of the roles bound to them.
     ///
     /// # Errors
-    /// If the certificate cannot be made.
+    /// Fails if the certificate cannot be created.
     pub fn kubeconfig_for_user(&self, name: &str, groups: &[&str]) -> Result<PathBuf, BedError> {
         let mut inner = self.lock();
         let pair = inner.authority.user(name, groups)?;
         self.place.kubeconfig(&inner.next_kubeconfig(), &self.url(), &Speaker::Certificate(&pair))
     }
 
-    /// A kubeconfig with a token of a service account that exists, good for a day.
+    /// Writes a kubeconfig with a token of an existing service account, valid for a day.
     ///
     /// # Errors
-    /// If there is no such account.
+    /// Fails if the account does not exist.
     pub fn kubeconfig_for_service_account(&self, namespace: &str, name: &str) -> Result<PathBuf, BedError> {
         let token = self.token(namespace, name, &json!({ "expirationSeconds": 86_400 }))?;
         self.place.kubeconfig(&self.lock().next_kubeconfig(), &self.url(), &Speaker::Token(&token))
     }
 
-    /// A token of a service account that exists; `spec` is that of a TokenRequest.
+    /// Requests a token of an existing service account; `spec` is that of a TokenRequest.
     ///
     /// # Errors
-    /// If it is refused.
+    /// Fails if the request is rejected.
     pub fn token(&self, namespace: &str, account: &str, spec: &Value) -> Result<String, BedError> {
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
         let asked = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec });
@@ -214,10 +215,10 @@ impl ControlPlane {
         }
     }
 
-    /// A token as a kubelet has it made for a pod that exists, for this audience and ten minutes.
+    /// Requests a token as the kubelet does for an existing pod, for this audience and ten minutes.
     ///
     /// # Errors
-    /// If there is no such pod, or it does not run as this account.
+    /// Fails if the pod does not exist or does not run as this account.
     pub fn pod_token(&self, namespace: &str, account: &str, pod: &str, audience: &str) -> Result<String, BedError> {
         let found = self.request("GET", &format!("/api/v1/namespaces/{namespace}/pods/{pod}"), None)?;
         let found: Value = serde_json::from_str(&found.text).unwrap_or_default();
@@ -226,23 +227,23 @@ impl ControlPlane {
         self.token(namespace, account, &spec)
     }
 
-    /// What service accounts have asked for so far, where [`Setup::audit`] was set.
+    /// Returns the requests of service accounts so far, if [`Setup::audit`] is set.
     ///
     /// # Errors
-    /// If nothing is noted.
+    /// Fails if there is no audit log.
     pub fn asked(&self) -> Result<Vec<Asked>, BedError> {
         audit::read(&self.place.audit_log())
     }
 
-    /// Asks the API server something as the user who may do everything; a body is JSON.
+    /// Sends a request as the cluster administrator. The body is JSON.
     ///
     /// # Errors
-    /// If there is no answer. A refusal is an answer.
+    /// Fails if there is no reply. A rejection is a reply.
     pub fn request(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Answer, BedError> {
         self.door.ask(method, path, body)
     }
 
-    /// Where objects of this one's kind are made, for a kind whose plural is a regular one.
+    /// Returns the collection path for an object, for kinds with a regular plural.
     pub fn place_of(object: &Value) -> String {
         let word = |key: &str| object[key].as_str().unwrap_or_default();
         let root = if word("apiVersion") == "v1" { "/api" } else { "/apis" };
@@ -253,28 +254,28 @@ impl ControlPlane {
         format!("{root}/{}{namespace}/{kind}{plural}", word("apiVersion"))
     }
 
-    /// Makes an object of a kind whose plural is a regular one.
+    /// Creates an object of a kind with a regular plural.
     ///
     /// # Panics
-    /// If it is not taken.
+    /// Panics if the API server rejects it.
     pub fn make(&self, object: &Value) {
         let path = Self::place_of(object);
         let answer = self.request("POST", &path, Some(object));
         assert!(answer.as_ref().is_ok_and(Answer::is_success), "{path}: {answer:?}");
     }
 
-    /// Kills the API server, as a crash would: connections break, watches end, nothing answers at its address.
+    /// Kills the API server, as a crash would: connections break, watches end, its address refuses connections.
     ///
     /// # Errors
-    /// If it cannot be ended.
+    /// Fails if it cannot be ended.
     pub fn kill_apiserver(&self) -> Result<(), BedError> {
         self.lock().daemons.kill(Part::ApiServer)
     }
 
-    /// Starts the API server again, at the same address and with the same data, and waits until it is ready.
+    /// Restarts the API server at the same address with the same data, and waits until it is ready.
     ///
     /// # Errors
-    /// With the end of its log.
+    /// Returns the end of its log.
     pub fn restart_apiserver(&self) -> Result<(), BedError> {
         self.kill_apiserver()?;
         let mut inner = self.lock();
@@ -282,12 +283,12 @@ impl ControlPlane {
         self.wait_until_ready(&mut inner.daemons)
     }
 
-    /// The file in which a part's output is.
+    /// Returns the log file of a component.
     pub fn log(&self, part: Part) -> PathBuf {
         self.lock().daemons.log(part)
     }
 
-    /// The process of each part that runs.
+    /// Returns the process id of each running component.
     pub fn pids(&self) -> Vec<(Part, u32)> {
         self.lock().daemons.pids().collect()
     }
@@ -337,7 +338,7 @@ impl ControlPlane {
         Ok(plane)
     }
 
-    /// What comes once the API server has been started: the parts that give up when it does not answer.
+    /// Starts the components that would exit while the API server does not answer.
     fn finish_start(&self, controllers: bool) -> Result<(), BedError> {
         let mut inner = self.lock();
         self.wait_until_ready(&mut inner.daemons)?;
@@ -355,7 +356,7 @@ impl ControlPlane {
         self.wait_for(daemons, Part::ApiServer, "/readyz", "the API server was not ready")
     }
 
-    /// Waits until the path is there; `part` is who must make it so.
+    /// Waits until a GET of the path succeeds; `part` is the component responsible for it.
     fn wait_for(&self, daemons: &mut Daemons, part: Part, path: &str, what: &'static str) -> Result<(), BedError> {
         let began = Instant::now();
         loop {
@@ -364,7 +365,7 @@ impl ControlPlane {
             }
             match self.door.ask("GET", path, None) {
                 Ok(answer) if answer.is_success() => return Ok(()),
-                // Before it listens there is no answer, and before it is ready there is a refusal.
+                // Before the server listens there is no reply, and before it is ready it rejects requests.
                 Ok(_) | Err(BedError::Unanswered { .. }) => {}
                 Err(other) => return Err(other),
             }
@@ -376,7 +377,7 @@ impl ControlPlane {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // A test that failed while it held this leaves nothing half done that the next one could not see.
+        // No operation leaves state half changed, so a test that panicked while it held the lock does no harm.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -385,7 +386,7 @@ fn repository_file(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-/// The path that a script of this repository prints, or the last that it said.
+/// Runs a script of this repository and returns the path that it prints, or the last line of its standard error.
 pub(crate) fn from_script(script: &str, arguments: &[&str]) -> Result<PathBuf, String> {
     let ended = Command::new(repository_file(script)).args(arguments).output();
     let ended = ended.map_err(|error| format!("running {script}: {error}"))?;
@@ -395,12 +396,12 @@ pub(crate) fn from_script(script: &str, arguments: &[&str]) -> Result<PathBuf, S
     Err(last_reason(&String::from_utf8_lossy(&ended.stderr)))
 }
 
-/// Why a script could not do it, as it says last.
+/// Extracts the reason from the last line of a script's standard error.
 fn last_reason(said: &str) -> String {
     said.lines().last().unwrap_or("it said nothing").trim_start_matches(NOT_RUN).to_owned()
 }
 
-/// The end of a log.
+/// Returns the last lines of a log.
 pub(crate) fn last_lines(log: &Path) -> String {
     let log = fs::read(log).unwrap_or_default();
     let log = String::from_utf8_lossy(&log);
@@ -416,7 +417,7 @@ impl Inner {
 }
 
 impl Place {
-    /// Writes a kubeconfig. It is JSON, which every reader of YAML reads.
+    /// Writes a kubeconfig as JSON, which is valid YAML.
     fn kubeconfig(&self, name: &str, url: &str, speaker: &Speaker<'_>) -> Result<PathBuf, BedError> {
         let user = match speaker {
             Speaker::Certificate(pair) => json!({ "client-certificate": pair.certificate, "client-key": pair.key }),
@@ -436,7 +437,7 @@ impl Place {
     }
 }
 
-/// Ports that are free now and differ from each other.
+/// Returns distinct ports that are free at this moment.
 fn free_ports<const N: usize>() -> io::Result<[u16; N]> {
     let mut held = Vec::with_capacity(N);
     let mut ports = [0; N];

@@ -1,4 +1,4 @@
-//! How each component of a control plane is started.
+//! The command line of each component of a control plane.
 
 use std::{
     fmt,
@@ -8,10 +8,10 @@ use std::{
 
 use super::{Part, authority::Pair, data};
 
-/// Where a control plane is: its ports and its files.
+/// The ports, files and options of a control plane.
 #[derive(Debug)]
 pub(super) struct Place {
-    /// How long a node may be silent.
+    /// How long a node may miss heartbeats.
     pub(super) node_grace: Duration,
     pub(super) audit: bool,
     pub(super) programs: PathBuf,
@@ -21,7 +21,7 @@ pub(super) struct Place {
     pub(super) server: Pair,
     pub(super) authority: PathBuf,
     pub(super) tokens: Pair,
-    /// As whom the API server asks a kubelet for logs.
+    /// The client certificate with which the API server asks a kubelet for logs.
     pub(super) kubelet_client: Pair,
 }
 
@@ -53,9 +53,9 @@ impl Place {
             setting("data-dir", self.folder.join(data::FOLDER).display()),
             setting("listen-client-urls", &url),
             setting("advertise-client-urls", &url),
-            // It has no peers: any port that is free.
+            // There are no peers, so any free port will do.
             setting("listen-peer-urls", "http://127.0.0.1:0"),
-            // Nobody's data: a power cut may have it.
+            // The data is disposable, so it need not survive a power failure.
             "--unsafe-no-fsync".to_owned(),
         ]
     }
@@ -64,7 +64,7 @@ impl Place {
         let mut arguments = vec![
             setting("etcd-servers", format_args!("http://127.0.0.1:{}", self.etcd_port)),
             setting("bind-address", "127.0.0.1"),
-            // Otherwise a machine without a default route has none to announce.
+            // Without it, the API server needs a default route to choose an address.
             setting("advertise-address", "127.0.0.1"),
             setting("endpoint-reconciler-type", "none"),
             setting("secure-port", self.port),
@@ -80,9 +80,9 @@ impl Place {
             setting("enable-admission-plugins", "NodeRestriction"),
             file("kubelet-client-certificate", &self.kubelet_client.certificate),
             file("kubelet-client-key", &self.kubelet_client.key),
-            // Nobody resolves the names of a bed's nodes.
+            // The names of the nodes are not in DNS.
             setting("kubelet-preferred-address-types", "InternalIP"),
-            // What runs on a node to reset or test it is privileged.
+            // Pods that test or reset a node are privileged.
             setting("allow-privileged", true),
         ];
         if self.audit {
@@ -99,20 +99,20 @@ impl Place {
             file("root-ca-file", &self.authority),
             setting("use-service-account-credentials", true),
             setting("node-monitor-grace-period", format_args!("{}s", self.node_grace.as_secs())),
-            // The shortest that takes the taint off a new node soon.
+            // A short period, so that a new node loses its not-ready taint soon.
             setting("node-monitor-period", "1s"),
         ]);
         arguments
     }
 
-    /// What every part that asks the API server is told: whom to ask and as whom, that it is alone, that it need not hold back.
+    /// Returns the flags of each API client: its kubeconfig, no leader election, no rate limit worth mentioning.
     fn client(&self, part: Part) -> Vec<String> {
         vec![
             file("kubeconfig", &self.kubeconfig_path(part.program())),
             setting("leader-elect", false),
             setting("kube-api-qps", 500),
             setting("kube-api-burst", 1000),
-            // It serves nothing that anybody here asks for.
+            // No test queries its own endpoint.
             setting("secure-port", 0),
         ]
     }

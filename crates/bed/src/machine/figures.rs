@@ -1,4 +1,4 @@
-//! What the machine says of itself while all is well.
+//! The values that the fake machine reports while it is healthy.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -105,7 +105,7 @@ const NUMBERS: &[(&str, f64)] = &[
     ("fabric.clique", 0.0),
 ];
 
-/// Ten days up. Files of /proc and /sys that every machine has.
+/// Files of /proc and /sys that every machine has. Uptime: ten days.
 pub(super) const HOST: &[(&str, &str)] = &[
     ("/proc/uptime", "864000.00 3000000.00\n"),
     ("/proc/sys/kernel/random/boot_id", "5b1f0a7e-3c52-4f7e-9a53-0d4a6c1f2b11\n"),

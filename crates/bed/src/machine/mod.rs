@@ -1,9 +1,10 @@
-//! A machine that does not exist: eight GPUs behind NVSwitches, eight InfiniBand ports, two NVMe disks. Its driver is the
-//! stand-in library, its /sys and /proc a tree of files. The real program looks at it, through its real loading and
-//! reading code.
+//! A fake machine: eight GPUs behind NVSwitches, eight InfiniBand ports, two NVMe disks.
 //!
-//! Names and forms of files follow Linux 6.8 and driver 570 on an HGX H100; the GPUs' figures are those of a real H200
-//! (driver 580.159.04, 2026-11-15) where one has them. The values are made by hand.
+//! Its driver is the stand-in library, its /sys and /proc a tree of files. The real `doctor-node` checks it through its
+//! real loading and reading code.
+//!
+//! File names and formats follow Linux 6.8 and driver 570 on an HGX H100. GPU values are those of a real H200 (driver
+//! 580.159.04, 2026-11-15) where it has them; the others are made by hand.
 
 mod figures;
 
@@ -24,10 +25,10 @@ use figures::{HOST, PROFILE, card};
 pub const GPUS: usize = 8;
 pub const PORTS: usize = 8;
 
-/// The library that answers for the driver: the one in `$DOCTOR_BUILT`, or one that is built beside a program of the same build.
+/// Returns the path of the stand-in library: the one in `$DOCTOR_BUILT`, or one built into the folder of `program`.
 ///
 /// # Panics
-/// If it cannot be built.
+/// Panics if it cannot be built.
 pub fn standin(program: &Path) -> PathBuf {
     const LIBRARY: &str = "libdoctor_standin.so";
     if let Some(library) = crate::programs::built(LIBRARY) {
@@ -44,12 +45,12 @@ pub fn standin(program: &Path) -> PathBuf {
     folder.join(LIBRARY)
 }
 
-/// A field's value as the stand-in's file writes it.
+/// The value of a field in the stand-in's file.
 #[derive(Debug, Clone)]
 pub enum Field {
     Number(f64),
     Text(String),
-    /// The driver gives this code instead.
+    /// The driver returns this error code.
     Error(u32),
 }
 
@@ -75,7 +76,7 @@ struct Card {
     fields: BTreeMap<String, Field>,
 }
 
-/// What one look found: `CHECK REASON SEVERITY ENTITY` for each finding, and `CHECK REASON` for what could not be judged.
+/// The results of one check run: `CHECK REASON SEVERITY ENTITY` per failure, `CHECK REASON TEXT` per inconclusive result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
     pub failing: Vec<String>,
@@ -84,7 +85,7 @@ pub struct Seen {
     pub not_applicable: Vec<String>,
 }
 
-/// A machine on disk, and the program that looks at it.
+/// A machine written to disk, and the program that checks it.
 #[derive(Debug)]
 pub struct Standing {
     folder: TempDir,
@@ -100,7 +101,7 @@ pub fn nic_bus(n: usize) -> String {
     format!("0000:{:02x}:00.0", 0x1a + 0x10 * n)
 }
 
-/// A file of an InfiniBand device.
+/// Returns the path of a file of an InfiniBand device.
 pub fn ib(n: usize, name: &str) -> String {
     format!("{}/infiniband/mlx5_{n}/{name}", nic_pci(n))
 }
@@ -110,7 +111,7 @@ fn nic_pci(n: usize) -> String {
     format!("/sys/devices/pci{}/{port}/{}", &port[..7], nic_bus(n))
 }
 
-/// A file of a GPU on the bus.
+/// Returns the path of a file of a GPU's PCI device.
 pub fn gpu_pci(n: usize, name: &str) -> String {
     let port = root_port(n, 1);
     format!("/sys/devices/pci{}/{port}/{}/{name}", &port[..7], gpu_bus(n))
@@ -126,7 +127,7 @@ impl Machine {
             gpus: (0..GPUS).map(card).collect(),
             files: BTreeMap::new(),
             links: BTreeMap::new(),
-            // The clock is that of the machine the test runs on.
+            // The clock is that of the test machine.
             policy: "[tests.time-sync]\nenabled = false\n".to_owned(),
             profile: PROFILE.to_owned(),
         };
@@ -169,19 +170,19 @@ impl Machine {
         self
     }
 
-    /// What opening the driver returns.
+    /// Sets the code that initialising the driver returns.
     pub fn driver_fails(mut self, code: u32) -> Self {
         self.init = code;
         self
     }
 
-    /// A function of the driver that never comes back.
+    /// Makes a function of the driver hang.
     pub fn driver_hangs(mut self, function: &str) -> Self {
         self.hang = function.to_owned();
         self
     }
 
-    /// The driver's library leaves so many file descriptors open each time a session is closed.
+    /// Makes the driver library leak this many file descriptors each time a session is closed.
     pub fn driver_loses_descriptors(mut self, count: u32) -> Self {
         self.loses = count;
         self
@@ -202,7 +203,7 @@ impl Machine {
         self
     }
 
-    /// Every question about this GPU gets this code.
+    /// Makes every query of this GPU return this code.
     pub fn gpu_lost(mut self, n: usize, code: u32) -> Self {
         for field in self.gpus[n].fields.values_mut() {
             *field = Field::Error(code);
@@ -210,19 +211,19 @@ impl Machine {
         self
     }
 
-    /// The driver never comes back once it is asked about this GPU.
+    /// Makes the driver hang on any query of this GPU.
     pub fn gpu_hangs(mut self, n: usize) -> Self {
         self.gpus[n].hang = true;
         self
     }
 
-    /// The driver writes to this file whenever it is asked about this GPU.
+    /// Makes the driver write to this file on any query of this GPU.
     pub fn gpu_touches(mut self, n: usize, file: &Path) -> Self {
         self.gpus[n].touches = file.to_owned();
         self
     }
 
-    /// The driver does not list it.
+    /// Removes the GPU from the driver's list.
     pub fn gpu_unlisted(mut self, n: usize) -> Self {
         self.gpus.remove(n);
         self
@@ -243,14 +244,14 @@ impl Machine {
         self
     }
 
-    /// A symbolic link that leads to a place of this machine.
+    /// Adds a symbolic link to a path of this machine.
     pub fn linked(mut self, path: &str, to: &str) -> Self {
         let up = "../".repeat(path.matches('/').count() - 1);
         self.link(path, &format!("{up}{}", to.trim_start_matches('/')));
         self
     }
 
-    /// With everything below it.
+    /// Removes a path and everything below it.
     pub fn without(mut self, path: &str) -> Self {
         let below = format!("{path}/");
         let before = self.files.len() + self.links.len();
@@ -260,7 +261,7 @@ impl Machine {
         self
     }
 
-    /// A record of the kernel, a minute ago.
+    /// Adds a kernel log record, dated a minute ago.
     pub fn kernel_says(mut self, text: &str) -> Self {
         let log = self.files.get_mut("/dev/kmsg").expect("a machine has one");
         let number = log.lines().count() + 1000;
@@ -306,7 +307,7 @@ impl Machine {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "a PCI device has so many things to say")]
+    #[expect(clippy::too_many_arguments, reason = "a PCI device has this many attributes")]
     fn pci(
         &mut self,
         bus: &str,
@@ -434,10 +435,10 @@ impl Machine {
         );
     }
 
-    /// Writes it all down.
+    /// Writes the machine to a temporary folder.
     ///
     /// # Panics
-    /// If there is no place to write.
+    /// Panics if the folder cannot be written.
     pub fn stand(&self, program: &Path, library: &Path) -> Standing {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let standing = Standing { folder, program: program.to_owned(), library: library.to_owned() };
@@ -490,21 +491,22 @@ impl Machine {
 }
 
 impl Standing {
-    /// A file of it: `policy.toml`, `profile.toml`, `scene.toml`; or of its own below `root`.
+    /// Returns the path of a file: `policy.toml`, `profile.toml`, `scene.toml`, or one of the machine's own below
+    /// `root`.
     pub fn at(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// The machine changes while it stands: what was counted before stays counted.
+    /// Replaces the machine's files. The program's state is kept, counter history included.
     pub fn becomes(&self, machine: &Machine) {
         let _was_there = fs::remove_dir_all(self.at("root"));
         machine.write(self.folder.path());
     }
 
-    /// Of the machine, only what its driver says changes, all at once: a program may be asking at this moment.
+    /// Replaces only the driver's replies, atomically, because a program may be querying the driver at this moment.
     ///
     /// # Panics
-    /// If it cannot be written.
+    /// Panics if the file cannot be written.
     pub fn driver_says(&self, machine: &Machine) {
         let beside = self.at("scene.new");
         fs::write(&beside, machine.scene())
@@ -512,7 +514,7 @@ impl Standing {
             .expect("a test bed that cannot be written is no test bed");
     }
 
-    /// `doctor-node check` with these arguments, not yet started.
+    /// Returns the command `doctor-node check` with these arguments, not yet started.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         command.arg("check").arg("--root").arg(self.at("root")).arg("--state").arg(self.at("state"));
@@ -521,10 +523,10 @@ impl Standing {
         command
     }
 
-    /// `doctor-node agent` with the machine's profile and this credential, not yet started.
+    /// Returns the command `doctor-node agent` with the machine's profile and this credential, not yet started.
     ///
     /// # Panics
-    /// If the credential cannot be written.
+    /// Panics if the credential cannot be written.
     pub fn agent(&self, credential: &str) -> Command {
         let key = self.at("agent.key");
         fs::write(&key, credential)
@@ -538,17 +540,17 @@ impl Standing {
         command
     }
 
-    /// The fast checks, as JSON, with the machine's profile.
+    /// Returns the command that runs the `fast` suite with the machine's profile and prints JSON.
     pub fn fast(&self) -> Command {
         let mut command = self.command(&["--suite", "fast", "--json", "--profile"]);
         command.arg(self.at("profile.toml"));
         command
     }
 
-    /// What the fast checks find.
+    /// Runs the `fast` suite and returns its results.
     ///
     /// # Panics
-    /// If the program does not answer.
+    /// Panics if the program does not start or prints no JSON.
     pub fn look(&self) -> Seen {
         let output = self.fast().output().expect("the program starts");
         let rows: Vec<Value> = serde_json::from_slice(&output.stdout)

@@ -1,4 +1,4 @@
-//! The files that a Slurm begins with: its configuration, munge's key, the devices of its GPUs, folders for what it keeps.
+//! The files that Slurm starts with: its configuration, munge's key, GPU device nodes, and state folders.
 
 use std::{
     fs,
@@ -14,10 +14,10 @@ use super::{
     layout::{Layout, Place, Rest},
 };
 
-/// What a node runs to reboot.
+/// The program that a node runs to reboot.
 const REBOOT: &str = include_str!("reboot.sh");
 
-/// The device that swallows everything. It stands for a GPU: Slurm wants a device and does not open it.
+/// The numbers of /dev/null. It stands for a GPU: Slurm requires a device file and does not open it.
 const NULL_DEVICE: (u32, u32) = (1, 3);
 
 pub(super) fn write(layout: &Layout, place: &Place) -> Result<(), BedError> {
@@ -45,7 +45,7 @@ pub(super) fn write(layout: &Layout, place: &Place) -> Result<(), BedError> {
     })
 }
 
-/// Writes a program.
+/// Writes an executable file.
 pub(super) fn executable(path: &Path, text: &str) -> Result<(), BedError> {
     fs::write(path, text).map_err(at("writing", path))?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(at("writing", path))
@@ -55,7 +55,7 @@ pub(super) fn folder(path: &Path) -> Result<(), BedError> {
     fs::create_dir_all(path).map_err(at("creating", path))
 }
 
-/// A key that only this Slurm has: daemons of two beds never believe each other.
+/// Writes a random munge key, so that daemons of two test beds never accept each other.
 fn secret(path: &Path) -> Result<(), BedError> {
     let mut key = [0; 128];
     let random = Path::new("/dev/urandom");

@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# A PID and mount namespace for the processes of one Slurm, so that the kernel ends whatever they started.
+# A PID and mount namespace for the processes of one Slurm, so that the kernel ends everything they started.
 #
-#   keeper.sh keep FOLDER [ROOT]     says "ready PID" on standard output, and stays until its standard input ends
-#   keeper.sh try                    whether this may be done here at all; the last line says why not
+#   keeper.sh keep FOLDER [ROOT]     prints "ready PID" on standard output, and runs until its standard input ends
+#   keeper.sh try                    checks that this machine allows it; the last line is the reason if not
 #
-# Slurm's daemons leave their parent's session, and their jobs leave theirs: no list of processes is complete. The first process
-# of the namespace waits for the end of its input, which comes however the process that holds the other end went; with it goes
-# everything in there, jobs included. `keep` waits outside and removes FOLDER.
+# Slurm's daemons leave their parent's session, and their jobs leave theirs, so no list of processes is complete. The first
+# process of the namespace waits for the end of its input, which comes even if the process at the other end is killed; all
+# others, jobs included, end with it. `keep` waits outside and removes FOLDER.
 #
-# With ROOT, a root file system of another distribution, the processes see that in place of this machine's, and everything that is
-# not a distribution's own (devices, homes, temporary files, FOLDER) at the path where it is.
+# ROOT is a root file system of another distribution, which the processes see in place of this machine's. Everything else
+# (devices, homes, temporary files, FOLDER) is mounted into it at the same path.
 set -euo pipefail
 
 what=$1 folder=${2:-} root=${3:-}
 
-# What a distribution brings by itself. The rest of this machine is shown in the other's root.
+# Directories that belong to the distribution. The others are mounted from this machine.
 own=' bin boot etc lib lib32 lib64 libx32 lost+found proc sbin usr var '
 
-# Who is who must be the same on both sides: numbers of users are in messages and files.
+# User and group ids must match on both sides, because messages and files contain them.
 accounts=(etc/passwd etc/group etc/hosts)
 
 show_machine() {
@@ -36,7 +36,7 @@ show_machine() {
 
 case $what in
 keep)
-  # Whoever ends the writer's process group must not end this one before it has removed the files.
+  # A signal to the writer's process group must not end this process before it has removed the files.
   trap '' INT HUP TERM
   unshare --pid --fork --mount --propagation private --kill-child "$BASH" "$0" inside "$folder" "$root" || true
   # A process that was just killed may still create a file while its folder is removed.
@@ -46,12 +46,12 @@ keep)
   done
   ;;
 inside)
-  # Until /proc is this namespace's own, it shows by which number the outside knows this process.
+  # The outer /proc, still mounted here, shows the process id outside the namespace.
   read -r pid _ </proc/self/stat
   if [ -n "$root" ]; then show_machine; fi
   mount -t proc proc "$root/proc"
-  # Who enters this process' root must find the other one there: it is ready after chroot and not before.
-  # bash collects every process whose parent has gone, also while it waits for input.
+  # nsenter --root must find the other root: ready only after chroot. bash reaps every orphaned process, also while it waits
+  # for input.
   stay="echo ready $pid; while read -r _; do :; done"
   if [ -n "$root" ]; then exec chroot "$root" bash -c "$stay"; fi
   exec bash -c "$stay"

@@ -1,4 +1,4 @@
-//! What a Slurm is to be like, and the files that make it so.
+//! Options of a Slurm cluster, and the configuration files generated from them.
 
 use std::{
     fmt::Write as _,
@@ -6,13 +6,13 @@ use std::{
     time::Duration,
 };
 
-/// Which Slurm. Their messages, flags and JSON differ.
+/// The Slurm release. Messages, flags and JSON differ between releases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Generation {
-    /// 22.05, as the packages of Debian 12 install it on this machine.
+    /// 22.05, from the packages of Debian 12 installed on this machine.
     #[default]
     Debian12,
-    /// 24.11, from a root file system of Debian 13 that `scripts/slurm.sh` makes.
+    /// 24.11, from a Debian 13 root file system that `scripts/slurm.sh` creates.
     Debian13,
 }
 
@@ -20,33 +20,33 @@ impl Generation {
     pub const ALL: [Self; 2] = [Self::Debian12, Self::Debian13];
 }
 
-/// What a Slurm is to be like. [`Layout::default`] has four nodes with eight GPUs each in one partition, nothing else.
+/// Options of a Slurm cluster. [`Layout::default`] has four nodes with eight GPUs each in one partition and nothing else.
 #[derive(Debug, Clone)]
 pub struct Layout {
     pub generation: Generation,
-    /// How many nodes: `node1`, `node2`, …
+    /// The number of nodes, named `node1`, `node2`, …
     pub nodes: usize,
-    /// Whether they have a slurmd. Without, only the controller knows them: they are idle, do not respond, and no job begins.
+    /// Whether slurmd runs on the nodes. Without it, nodes are idle but do not respond, and no job starts.
     pub slurmds: bool,
-    /// How many GPUs each node has, as `gres/gpu` of type `h100`.
+    /// The number of GPUs per node, declared as `gres/gpu` of type `h100`.
     pub gpus: usize,
-    /// The first is where jobs go that name none.
+    /// The first is the default partition.
     pub partitions: Vec<Partition>,
     pub health_check: Option<HealthCheck>,
     pub prolog: Option<PathBuf>,
     pub epilog: Option<PathBuf>,
-    /// Whether a partition of a higher tier takes the nodes of a lower one, whose jobs are cancelled.
+    /// Whether jobs of a higher-tier partition preempt those of a lower tier, which are cancelled.
     pub preemption: bool,
-    /// Whether ended jobs are noted in a file, for `sacct -c`.
+    /// Whether completed jobs are recorded in a file, for `sacct -c`.
     pub job_completions: bool,
     pub power_saving: Option<PowerSaving>,
-    /// Whether slurmrestd runs, and for whom.
+    /// Whether slurmrestd runs, and how it authenticates.
     pub rest: Option<Rest>,
-    /// How long an ended job can still be asked for.
+    /// How long a completed job can still be queried.
     pub min_job_age: Duration,
-    /// How long a node may be silent before it is down. Slurm notices in steps: half a minute passes with any small value.
+    /// How long a node may be unresponsive before it is down. Slurm checks in steps: any small value takes half a minute.
     pub slurmd_timeout: Duration,
-    /// Further lines of slurm.conf.
+    /// Additional lines for slurm.conf.
     pub lines: Vec<String>,
 }
 
@@ -76,47 +76,47 @@ impl Default for Layout {
 #[derive(Debug, Clone)]
 pub struct Partition {
     pub name: String,
-    /// Who comes first: the higher number.
+    /// The priority tier; a higher number goes first.
     pub tier: u32,
-    /// Further settings, as in slurm.conf: `MaxTime=60 OverSubscribe=NO`.
+    /// Additional settings in slurm.conf syntax: `MaxTime=60 OverSubscribe=NO`.
     pub settings: String,
 }
 
 impl Partition {
-    /// With nothing but a name.
+    /// A partition with default settings.
     pub fn new(name: &str) -> Self {
         Self { name: name.to_owned(), tier: 1, settings: String::new() }
     }
 }
 
-/// What every slurmd runs from time to time.
+/// The health check program of slurmd.
 #[derive(Debug, Clone)]
 pub struct HealthCheck {
     pub program: PathBuf,
     pub interval: Duration,
-    /// On nodes in which states, as slurm.conf has it: `ANY`, `IDLE`, `ALLOC`, …
+    /// The node states in which it runs, in slurm.conf syntax: `ANY`, `IDLE`, `ALLOC`, …
     pub states: String,
 }
 
-/// What powers idle nodes down and up again.
+/// The programs that power idle nodes down and up.
 #[derive(Debug, Clone)]
 pub struct PowerSaving {
     pub suspend: PathBuf,
     pub resume: PathBuf,
-    /// How long a node is idle before.
+    /// How long a node is idle before it is powered down.
     pub after: Duration,
 }
 
-/// By what slurmrestd knows who asks. The one of 22.05 does not do both at once.
+/// How slurmrestd authenticates clients. Version 22.05 does not support both ways together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rest {
-    /// On a socket of this machine: whoever may be root.
+    /// On a Unix socket, for root.
     Socket,
-    /// On loopback: whoever has a token.
+    /// On loopback TCP, with a token.
     Token,
 }
 
-/// Where this Slurm lies: the folder of its files and its ports on loopback.
+/// The location of this Slurm: the folder of its files and its ports on loopback.
 #[derive(Debug, Clone)]
 pub(super) struct Place {
     pub(super) folder: PathBuf,
@@ -125,7 +125,7 @@ pub(super) struct Place {
     pub(super) rest_port: u16,
 }
 
-/// The programs that look at what is due do so every second or two: a test waits for them.
+/// Short intervals for periodic work, because tests wait for it.
 const QUICK: &str = "\
 SchedulerParameters=sched_interval=2,sched_min_interval=20000,bf_interval=2,batch_sched_delay=0
 MessageTimeout=10
@@ -135,7 +135,7 @@ SuspendTimeout=5
 ReturnToService=1
 ";
 
-/// Many slurmds on one machine that claim more than it has, whose jobs stand in no control group.
+/// Allows many slurmds on one machine that declare more than it has. Jobs are not placed in cgroups.
 const MANY_ON_ONE: &str = "\
 ClusterName=bed
 SlurmctldHost=localhost(127.0.0.1)
@@ -152,7 +152,7 @@ GresTypes=gpu
 MpiDefault=none
 ";
 
-/// What one node claims to have.
+/// The resources that each node declares.
 const NODE: &str = "CPUs=96 Sockets=2 CoresPerSocket=48 ThreadsPerCore=1 RealMemory=1900000 Feature=h100,ib";
 
 impl Place {
@@ -168,7 +168,7 @@ impl Place {
         self.folder.join("gpu").join(node)
     }
 
-    /// By which tokens are signed.
+    /// The key that signs tokens.
     pub(super) fn token_key(&self) -> PathBuf {
         self.folder.join("state/jwt.key")
     }
@@ -179,12 +179,12 @@ impl Place {
 }
 
 impl Layout {
-    /// The names of its nodes.
+    /// Returns the names of the nodes.
     pub fn node_names(&self) -> impl Iterator<Item = String> + use<> {
         (1..=self.nodes).map(|number| format!("node{number}"))
     }
 
-    /// slurm.conf.
+    /// Returns the text of slurm.conf.
     pub(super) fn conf(&self, place: &Place) -> String {
         let mut conf = format!("{MANY_ON_ONE}{QUICK}");
         let mut say = |line: &str| {
@@ -193,7 +193,7 @@ impl Layout {
         };
         say(&paths(&place.folder));
         say(&format!("SlurmctldPort={}", place.controller_port));
-        // 0: never down, however long they are silent.
+        // 0: a node never becomes down, however long it does not respond.
         let timeout = if self.slurmds { self.slurmd_timeout.as_secs() } else { 0 };
         say(&format!("SlurmdTimeout={timeout}"));
         say(&format!("MinJobAge={}", self.min_job_age.as_secs()));
@@ -209,7 +209,7 @@ impl Layout {
         if self.slurmds {
             self.node_names().zip(&place.node_ports).for_each(|(name, port)| say(&node(&name, *port)));
         } else {
-            // Nobody listens there, and one line is read faster than thousands.
+            // No daemon listens on that port, and one line parses faster than thousands.
             say(&node(&format!("node[1-{}]", self.nodes), 1));
         }
         for (at, Partition { name, tier, settings }) in self.partitions.iter().enumerate() {
@@ -219,7 +219,7 @@ impl Layout {
         conf
     }
 
-    /// What is run by Slurm, or done by it, where the layout says so.
+    /// Returns the lines for the programs and features that the layout enables.
     fn programs(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if let Some(HealthCheck { program, interval, states }) = &self.health_check {
@@ -243,7 +243,7 @@ impl Layout {
         lines
     }
 
-    /// gres.conf: which devices the GPUs of each node are.
+    /// Returns the text of gres.conf, which assigns device files to the GPUs of each node.
     pub(super) fn gres(&self, place: &Place) -> String {
         let Some(last) = self.gpus.checked_sub(1).filter(|_| self.slurmds) else { return String::new() };
         self.node_names().fold(String::new(), |mut text, node| {
@@ -254,7 +254,7 @@ impl Layout {
         })
     }
 
-    /// cgroup.conf: none, as this generation says it.
+    /// Returns the text of cgroup.conf, which disables cgroups in the syntax of this release.
     pub(super) fn cgroup(&self) -> &'static str {
         match self.generation {
             Generation::Debian12 => "CgroupAutomount=no\n",

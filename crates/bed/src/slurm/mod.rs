@@ -1,5 +1,5 @@
-//! A Slurm of one's own: munged, slurmctld and several slurmd as Debian releases them, on loopback, with GPUs that are devices
-//! without a card behind them. Jobs really run, as processes of this machine.
+//! A private Slurm cluster: munged, slurmctld and several slurmds as Debian packages them, on loopback, with GPUs that
+//! are device files without hardware. Jobs really run, as processes of this machine.
 //!
 //! ```no_run
 //! use doctor_bed::slurm::{Daemon, Layout, Slurm};
@@ -13,8 +13,8 @@
 //! # Ok::<(), doctor_bed::slurm::BedError>(())
 //! ```
 //!
-//! It needs root. Two seconds suffice to have one: each test may have its own. Its processes, jobs included, and its files go when
-//! it is dropped, and when this process is gone, however it went.
+//! It needs root and starts in two seconds, so each test may have its own. Its processes, jobs included, and its files
+//! are removed when the value is dropped and when this process exits, even if it is killed.
 
 mod error;
 mod files;
@@ -49,14 +49,14 @@ use crate::kubernetes::last_lines;
 /// How long a step may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// How long a new controller may be silent, which takes a second or two. One that lives and never answers was seen under load.
+/// How long a new slurmctld may take to answer; a second or two is usual. Under load, one was seen to hang forever.
 const FIRST_ANSWER: Duration = Duration::from_secs(60);
 
-/// How long between two looks at whether a step is done.
+/// The polling interval.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// How often it is begun anew, because another process took a port between its choice and its use or because the controller
-/// is silent.
+/// The number of attempts to start. One fails if another process takes a port between its selection and its use, or if
+/// slurmctld does not answer.
 const TRIES: usize = 3;
 
 /// A running Slurm. Dropping it ends its processes, jobs included, and removes its files.
@@ -68,24 +68,25 @@ pub struct Slurm {
     programs: PathBuf,
     attached: Mutex<Option<Attached>>,
     world: World,
-    /// Last: the files go after the processes that use them. The keeper removes them too, for when this process is killed.
+    /// Declared last: the files are removed after the processes that use them. The keeper also removes them, in case
+    /// this process is killed.
     _folder: TempDir,
 }
 
 impl Slurm {
-    /// Whether this machine has what this generation needs.
+    /// Checks that this machine has what this release needs.
     ///
     /// # Errors
-    /// [`BedError::NotThere`] with what it lacks.
+    /// Returns [`BedError::NotThere`] with what is missing.
     pub fn can_start(generation: Generation) -> Result<(), BedError> {
         World::try_one()?;
         System::find(generation).map(drop)
     }
 
-    /// Starts a Slurm and waits until all its nodes are idle.
+    /// Starts a Slurm and waits until all nodes are idle.
     ///
     /// # Errors
-    /// [`BedError::NotThere`] with what this machine lacks; others if it does not start.
+    /// Returns [`BedError::NotThere`] with what is missing, or another error if Slurm does not start.
     pub fn start(layout: &Layout) -> Result<Self, BedError> {
         World::try_one()?;
         let system = System::find(layout.generation)?;
@@ -107,38 +108,38 @@ impl Slurm {
         }
     }
 
-    /// The names of its nodes.
+    /// Returns the names of the nodes.
     pub fn nodes(&self) -> &[String] {
         &self.nodes
     }
 
-    /// slurm.conf. What is changed there is in force after `scontrol reconfigure`.
+    /// Returns the path of slurm.conf. Changes take effect after `scontrol reconfigure`.
     pub fn conf(&self) -> PathBuf {
         self.place.conf()
     }
 
-    /// The folder in which its client programs lie: `scontrol`, `squeue`, `sbatch`, …
+    /// Returns the folder of the client programs: `scontrol`, `squeue`, `sbatch`, …
     pub fn programs(&self) -> &Path {
         &self.programs
     }
 
-    /// What makes programs talk to this Slurm: `SLURM_CONF`, and a `PATH` that begins with its own.
+    /// Returns the environment that makes programs use this Slurm: `SLURM_CONF`, and a `PATH` that starts with its programs.
     pub fn environment(&self) -> [(&'static str, String); 2] {
         let path = format!("{}:{PATH}", self.programs.display());
         [("SLURM_CONF", self.conf().display().to_string()), ("PATH", path)]
     }
 
-    /// A client program of this Slurm.
+    /// Returns the command of a client program.
     pub fn command(&self, name: &str) -> Command {
         let mut command = Command::new(self.programs.join(name));
         command.envs(self.environment());
         command
     }
 
-    /// Runs a client program and gives what it printed.
+    /// Runs a client program and returns its output.
     ///
     /// # Errors
-    /// With what it said, if it fails.
+    /// Returns its standard error if it fails.
     pub fn run(&self, name: &str, arguments: &[&str]) -> Result<String, BedError> {
         let ended = self.command(name).args(arguments).output();
         let ended = ended.map_err(|source| BedError::Program { program: name.to_owned(), source })?;
@@ -149,36 +150,36 @@ impl Slurm {
         Err(BedError::Refused { command, said: String::from_utf8_lossy(&ended.stderr).trim().to_owned() })
     }
 
-    /// Submits a job whose output nobody wants and gives its number.
+    /// Submits a job with its output discarded and returns the job id.
     ///
     /// # Errors
-    /// If `sbatch` refuses it.
+    /// Fails if `sbatch` rejects the job.
     pub fn submit(&self, arguments: &[&str]) -> Result<u32, BedError> {
         let all: Vec<&str> = ["--parsable", "--output=/dev/null"].iter().chain(arguments).copied().collect();
         let said = self.run("sbatch", &all)?;
         said.parse().map_err(|_| BedError::Refused { command: format!("sbatch {}", arguments.join(" ")), said })
     }
 
-    /// The state of a node, as `scontrol show node` has it: `IDLE`, `ALLOCATED+DRAIN`, …
+    /// Returns the state of a node as `scontrol show node` prints it: `IDLE`, `ALLOCATED+DRAIN`, …
     ///
     /// # Errors
-    /// If the controller does not answer.
+    /// Fails if slurmctld does not answer.
     pub fn node_state(&self, node: &str) -> Result<String, BedError> {
         self.run("scontrol", &["show", "node", "-o", node]).map(|said| field(&said, "State").to_owned())
     }
 
-    /// The state of a job: `PENDING`, `RUNNING`, `COMPLETED`, …
+    /// Returns the state of a job: `PENDING`, `RUNNING`, `COMPLETED`, …
     ///
     /// # Errors
-    /// If the controller does not know it, or no longer.
+    /// Fails if slurmctld does not know the job, or no longer does.
     pub fn job_state(&self, job: u32) -> Result<String, BedError> {
         self.run("scontrol", &["show", "job", "-o", &job.to_string()]).map(|said| field(&said, "JobState").to_owned())
     }
 
-    /// Waits until the state of a node is as wanted; `what` names it in the error.
+    /// Waits until the state of a node satisfies `is`; `what` names it in the error.
     ///
     /// # Errors
-    /// With the last state, if that takes more than four minutes.
+    /// Returns the last state if that takes more than four minutes.
     pub fn wait_for_node(&self, node: &str, what: &str, is: impl Fn(&str) -> bool) -> Result<(), BedError> {
         self.wait_for(&format!("node {node} {what}"), || self.node_state(node), is)
     }
@@ -186,15 +187,15 @@ impl Slurm {
     /// Waits until a job is in this state.
     ///
     /// # Errors
-    /// With the last state, if that takes more than four minutes.
+    /// Returns the last state if that takes more than four minutes.
     pub fn wait_for_job(&self, job: u32, state: &str) -> Result<(), BedError> {
         self.wait_for(&format!("job {job} {state}"), || self.job_state(job), |now| now == state)
     }
 
-    /// Waits until what is asked for is as wanted. Not being answered is only one of the states in between.
+    /// Polls `ask` until the reply satisfies `is`. A failed query is retried.
     ///
     /// # Errors
-    /// With the last answer, if that takes more than four minutes.
+    /// Returns the last reply if that takes more than four minutes.
     pub fn wait_for(
         &self,
         what: &str,
@@ -204,27 +205,29 @@ impl Slurm {
         wait_within(PATIENCE, what, ask, is)
     }
 
-    /// Kills a daemon (SIGKILL) and waits until it is gone. Jobs of a node go on without its slurmd. A controller forgets what
-    /// it has not kept yet, which can be all of the last seconds.
+    /// Kills a daemon (SIGKILL) and waits until it is gone.
+    ///
+    /// Jobs of a node continue without its slurmd. slurmctld loses the state that it has not saved, which can be that
+    /// of the last seconds.
     ///
     /// # Errors
-    /// If it does not go.
+    /// Fails if the daemon does not end.
     pub fn kill(&self, daemon: Daemon<'_>) -> Result<(), BedError> {
         self.world.end(daemon, Signal::KILL)
     }
 
-    /// Stops a daemon as a service is stopped, and waits until it is gone. A controller keeps its state before.
+    /// Stops a daemon with SIGTERM, as a service manager would, and waits until it is gone. slurmctld saves its state first.
     ///
     /// # Errors
-    /// If it does not go.
+    /// Fails if the daemon does not end.
     pub fn stop(&self, daemon: Daemon<'_>) -> Result<(), BedError> {
         self.world.end(daemon, Signal::TERM)
     }
 
-    /// Starts a daemon that is gone, with what it had kept. Who needs it to answer waits for that.
+    /// Starts a daemon that has ended, with its saved state. Does not wait until it answers.
     ///
     /// # Errors
-    /// If it does not start.
+    /// Fails if the daemon does not start.
     pub fn restart(&self, daemon: Daemon<'_>) -> Result<(), BedError> {
         let conf = self.conf().display().to_string();
         let words: Vec<String> = match daemon {
@@ -239,12 +242,12 @@ impl Slurm {
         self.world.start(daemon, &words)
     }
 
-    /// The processes of a daemon, as this machine numbers them.
+    /// Returns the process ids of a daemon in this machine's PID namespace.
     pub fn pids(&self, daemon: Daemon<'_>) -> Vec<u32> {
         self.world.pids(daemon)
     }
 
-    /// The end of what a daemon has noted.
+    /// Returns the end of a daemon's log.
     pub fn log(&self, daemon: Daemon<'_>) -> String {
         last_lines(&match daemon {
             Daemon::Munge => self.place.munge("log"),
@@ -254,10 +257,10 @@ impl Slurm {
         })
     }
 
-    /// Whether a node that is rebooted comes back. Every node does unless told otherwise.
+    /// Sets whether a node comes back after a reboot. By default every node does.
     ///
     /// # Errors
-    /// If that cannot be written down.
+    /// Fails if the marker file cannot be changed.
     pub fn set_returns_from_reboot(&self, node: &str, returns: bool) -> Result<(), BedError> {
         let never = self.place.folder.join(format!("never.{node}"));
         let done = if returns { fs::remove_file(&never) } else { fs::write(&never, "") };
@@ -267,7 +270,7 @@ impl Slurm {
         }
     }
 
-    /// The nodes that Slurm has rebooted so far, in order.
+    /// Returns the nodes that Slurm has rebooted so far, in order.
     pub fn reboots(&self) -> Vec<String> {
         let noted = fs::read_to_string(self.place.folder.join("reboots")).unwrap_or_default();
         noted.lines().map(str::to_owned).collect()
@@ -277,7 +280,7 @@ impl Slurm {
         let temporary = std::env::temp_dir();
         let folder = tempfile::Builder::new().prefix("doctor-slurm-").tempdir_in(&temporary);
         let folder = folder.map_err(at("creating a folder in", &temporary))?;
-        // Users other than root have jobs too, and look for the socket of munge in there.
+        // Other users than root have jobs too and need access to munge's socket in the folder.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).map_err(at("opening", folder.path()))?;
         let mut ports = free_ports(2 + if layout.slurmds { layout.nodes } else { 0 }).map_err(BedError::Ports)?;
         let (controller_port, rest_port) = (ports.remove(0), ports.remove(0));
@@ -318,14 +321,14 @@ impl Slurm {
         Ok(())
     }
 
-    /// A node that never spoke is in no state at all until it was down once and resumed.
+    /// A node that never registered has no usable state until it is set down and resumed.
     fn make_idle(&self) -> Result<(), BedError> {
         let all = format!("nodename=node[1-{}]", self.nodes.len());
         self.run("scontrol", &["update", &all, "state=down", "reason=silent"])?;
         self.run("scontrol", &["update", &all, "state=resume"]).map(drop)
     }
 
-    /// As [`Self::wait_for`], but a daemon that has ended is an error at once.
+    /// As [`Self::wait_for`], but fails immediately if the daemon has ended.
     fn wait_while_running(
         &self,
         daemon: Daemon<'_>,
@@ -376,13 +379,13 @@ fn wait_within(
     }
 }
 
-/// What follows `name=` in a line of `scontrol show -o`, up to the next blank.
+/// Returns the value after `name=` in a line of `scontrol show -o`, up to the next blank.
 fn field<'a>(line: &'a str, name: &str) -> &'a str {
     let fields = line.split_ascii_whitespace().filter_map(|field| field.split_once('='));
     fields.into_iter().find(|(found, _)| *found == name).map_or("", |(_, value)| value)
 }
 
-/// Ports that are free now and differ from each other.
+/// Returns distinct ports that are free at this moment.
 fn free_ports(count: usize) -> io::Result<Vec<u16>> {
     let held: io::Result<Vec<TcpListener>> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect();
     held?.iter().map(|listener| Ok(listener.local_addr()?.port())).collect()

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# What Slurm runs to reboot a node: its slurmd goes without a word and comes back as after a boot, or never.
+# The reboot program of Slurm: kills the node's slurmd and starts it again as after a boot, or never.
 #
-# slurmd gives neither the node's name nor an environment; both are in the command line of the slurmd above this process.
-# A file never.NODE beside this script is a node that does not come back.
+# slurmd passes neither the node's name nor an environment; both are in the command line of the slurmd above this process. A
+# file never.NODE beside this script marks a node that does not come back.
 set -euo pipefail
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 
@@ -15,14 +15,14 @@ while [ "$pid" -gt 1 ]; do
     if [ "${words[at]}" = -N ]; then node=${words[at + 1]}; fi
   done
   [ -z "$node" ] || break
-  # The name in the second column may hold blanks: what counts begins behind its bracket.
+  # The name in the second column may contain blanks: parse behind its closing bracket.
   stat=$(<"/proc/$pid/stat")
   read -r _ pid _ <<<"${stat##*) }"
 done
 [ -n "$node" ] || { echo "no slurmd above this process" >&2; exit 1; }
 
 echo "$node" >>"$here/reboots"
-# Outside slurmd's session: it goes with everything that it started.
+# In its own session, because slurmd's ends with it.
 setsid bash -c '
   kill -KILL "$1"
   while [ -e "/proc/$1/exe" ]; do sleep 0.05; done

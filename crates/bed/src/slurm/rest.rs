@@ -1,7 +1,7 @@
-//! slurmrestd: on a socket for this machine's users, and on loopback for whoever has a token.
+//! slurmrestd, on a Unix socket for root or on loopback TCP for clients with a token.
 //!
-//! It asks the kernel who is at the other end of its socket, and believes no process that its own PID namespace does not have: it
-//! is the one daemon outside of that, with a shell beside it that ends it.
+//! It asks the kernel for the peer of its socket and rejects processes that its own PID namespace does not contain. It
+//! is therefore the one daemon outside that namespace, with a shell that ends it.
 
 use std::{net::TcpStream, os::unix::net::UnixStream, path::PathBuf, sync::PoisonError};
 
@@ -11,27 +11,27 @@ use super::{
     layout::{Place, Rest},
 };
 
-/// It answers on its socket only who is the same as itself, and refuses to be root unless told: here everybody is root.
+/// slurmrestd serves only clients of its own user on its socket, and refuses to run as root by default. Here all are root.
 const SECURITY: &str = "SLURMRESTD_SECURITY=disable_user_check";
 
-/// What it says, for it has no log of its own.
+/// The output of slurmrestd, which has no log file.
 pub(super) const LOG: &str = "rest.log";
 
 impl Slurm {
-    /// Where slurmrestd answers root, with [`Rest::Socket`].
+    /// Returns the socket on which slurmrestd serves root, with [`Rest::Socket`].
     pub fn rest_socket(&self) -> PathBuf {
         self.place.rest_socket()
     }
 
-    /// Where slurmrestd answers who has a token, with [`Rest::Token`]: `http://127.0.0.1:PORT`.
+    /// Returns the URL on which slurmrestd serves clients with a token, with [`Rest::Token`]: `http://127.0.0.1:PORT`.
     pub fn rest_url(&self) -> String {
         format!("http://127.0.0.1:{}", self.place.rest_port)
     }
 
-    /// A token by which its bearer is this user, for an hour.
+    /// Creates a token for this user, valid for an hour.
     ///
     /// # Errors
-    /// If the controller gives none, as without [`Rest::Token`].
+    /// Fails if slurmctld issues none, as without [`Rest::Token`].
     pub fn token(&self, user: &str) -> Result<String, BedError> {
         let said = self.run("scontrol", &["token", &format!("username={user}"), "lifespan=3600"])?;
         Ok(said.strip_prefix("SLURM_JWT=").unwrap_or(&said).to_owned())
@@ -41,7 +41,7 @@ impl Slurm {
         let Some(rest) = self.layout.rest else { return Err(BedError::NoRest) };
         let words = words(&self.place, self.layout.generation, rest);
         let attached = self.world.attach(&words, &self.place.folder.join(LOG))?;
-        // Who was here before has ended, or ends now.
+        // Drops, and thereby ends, the previous one.
         *self.attached.lock().unwrap_or_else(PoisonError::into_inner) = Some(attached);
         Ok(())
     }
@@ -55,16 +55,16 @@ impl Slurm {
             };
             opened.map(|()| "open".to_owned()).map_err(at("connecting to", &self.rest_socket()))
         };
-        // Whether it runs cannot be asked yet: it may still be the program that is about to become it.
+        // The process list cannot be used yet: the process may not have called exec.
         self.wait_for("slurmrestd listening", answers, |_| true)
             .map_err(|_| BedError::NotStarted { daemon: Daemon::Rest.to_string(), said: self.log(Daemon::Rest) })
     }
 }
 
-/// How it is started.
+/// Returns its command line.
 fn words(place: &Place, generation: Generation, rest: Rest) -> Vec<String> {
     let conf = place.conf().display().to_string();
-    // Without a database there must be none of the parts that ask one.
+    // Without slurmdbd, the plugins that query it must not be loaded.
     let parts = match generation {
         Generation::Debian12 => "openapi/v0.0.38",
         Generation::Debian13 => "slurmctld",

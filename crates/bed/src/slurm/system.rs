@@ -1,4 +1,4 @@
-//! Where the programs of a generation come from: this machine's packages, or a root file system of another release.
+//! The source of a release's programs: this machine's packages, or a root file system of another Debian.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,22 +11,24 @@ use super::{
 };
 use crate::kubernetes::from_script;
 
-/// What is called on a Slurm from outside.
+/// The client programs that tests call.
 const CLIENTS: [&str; 10] =
     ["sacct", "salloc", "sattach", "sbatch", "scancel", "scontrol", "sdiag", "sinfo", "squeue", "srun"];
 
-/// What the packages of Debian 12 install.
+/// The version in the packages of Debian 12.
 const RELEASED: &str = "22.05";
 
 #[derive(Debug)]
 pub(super) struct System {
-    /// The root file system that stands in place of this machine's.
+    /// The root file system used in place of this machine's.
     pub(super) root: Option<PathBuf>,
 }
 
 impl System {
+    /// Finds the programs of a release.
+    ///
     /// # Errors
-    /// [`BedError::NotThere`] with what is missing.
+    /// Returns [`BedError::NotThere`] with what is missing.
     pub(super) fn find(generation: Generation) -> Result<Self, BedError> {
         let no = |why: String| BedError::NotThere { why };
         match generation {
@@ -38,7 +40,7 @@ impl System {
         }
     }
 
-    /// The folder of the client programs: as installed, or programs that run those of the other root.
+    /// Returns the folder of the client programs: the installed ones, or wrappers that run those of the other root.
     pub(super) fn client_programs(&self, place: &Place, world: &World) -> Result<PathBuf, BedError> {
         if self.root.is_none() {
             return Ok(PathBuf::from("/usr/bin"));
@@ -54,7 +56,7 @@ impl System {
     }
 }
 
-/// Whether this machine has the Slurm of Debian 12, or why not.
+/// Checks that this machine has the Slurm of Debian 12. Returns why not.
 fn installed() -> Result<(), String> {
     for program in ["/usr/sbin/munged", "/usr/sbin/slurmctld", "/usr/sbin/slurmd", "/usr/bin/scontrol"] {
         if !Path::new(program).exists() {

@@ -1,7 +1,7 @@
-//! The namespace in which the processes of one Slurm run (`keeper.sh`): starting a daemon there, finding it again, ending it.
+//! The PID namespace of one Slurm (`keeper.sh`): starting, finding and ending daemons in it.
 //!
-//! Daemons are found by their command line and not by the process that started them: they leave it, and one that a reboot
-//! brought back was never our child.
+//! Daemons are found by their command line, not by their parent: they detach from it, and a slurmd that a simulated
+//! reboot has started was never our child.
 
 use std::{
     fs::{self, File},
@@ -20,24 +20,24 @@ use super::{
 };
 use crate::kubernetes::last_lines;
 
-/// Lives in the folder, because the shell reads a script while it runs it.
+/// Stored in the folder, because a shell reads its script while it runs.
 const KEEPER: &str = include_str!("keeper.sh");
 
-/// Ends a program when its own input ends, which it does however the process that holds the other end went.
+/// Kills a program when the shell's input ends, which happens even if the process at the other end is killed.
 const ATTACHED: &str = r#""$@" </dev/null & read -r _; kill -KILL $!"#;
 
-/// Where programs lie, in every root.
+/// The program search path, in every root.
 pub(super) const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// A daemon of Slurm's.
+/// A daemon of Slurm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Daemon<'a> {
-    /// By which all others know each other.
+    /// munged, which authenticates the other daemons to each other.
     Munge,
     Controller,
-    /// The slurmd of this node. Its jobs are processes of their own.
+    /// The slurmd of this node. Its jobs are separate processes.
     Node(&'a str),
-    /// What answers over HTTP, where the layout has it.
+    /// slurmrestd, if the layout has it.
     Rest,
 }
 
@@ -53,13 +53,13 @@ impl std::fmt::Display for Daemon<'_> {
 }
 
 impl Daemon<'_> {
-    /// Whether a process with this command line is it.
+    /// Returns whether a process with this command line is this daemon.
     fn is(self, words: &[&str]) -> bool {
         let Some(program) = words.first() else { return false };
         let program = program.rsplit('/').next().unwrap_or_default();
         match self {
             Self::Munge => program == "munged",
-            // Its second process, which runs its scripts under another name, goes with it.
+            // slurmctld's helper process, which runs scripts under another name, ends with it.
             Self::Controller => program == "slurmctld",
             Self::Node(node) => program == "slurmd" && words.windows(2).any(|pair| pair == ["-N", node]),
             Self::Rest => program == "slurmrestd",
@@ -70,12 +70,12 @@ impl Daemon<'_> {
 #[derive(Debug)]
 pub(super) struct World {
     folder: PathBuf,
-    /// Its first process, by which the namespace is entered.
+    /// The first process of the namespace, the target of nsenter.
     first: u32,
     keeper: Child,
 }
 
-/// A program that ends with this value.
+/// A program that is killed when this value is dropped.
 #[derive(Debug)]
 pub(super) struct Attached(Child);
 
@@ -87,7 +87,7 @@ impl Drop for Attached {
 }
 
 impl World {
-    /// Whether this machine allows it.
+    /// Checks that this machine allows namespaces.
     pub(super) fn try_one() -> Result<(), BedError> {
         let no = |why: String| BedError::NotThere { why };
         if !rustix::process::geteuid().is_root() {
@@ -101,7 +101,7 @@ impl World {
         Err(no(String::from_utf8_lossy(&tried.stderr).trim().to_owned()))
     }
 
-    /// A namespace for processes whose files are all in this folder; with a root file system in place of the machine's own.
+    /// Creates a namespace for processes whose files are all in `folder`, optionally with another root file system.
     pub(super) fn new(folder: &Path, root: Option<&Path>) -> Result<Self, BedError> {
         let script = folder.join("keeper.sh");
         fs::write(&script, KEEPER).map_err(at("writing", &script))?;
@@ -121,7 +121,7 @@ impl World {
             .map_err(|source| BedError::Program { program: "bash".to_owned(), source })?;
         let mut ready = String::new();
         if let Some(output) = keeper.stdout.take() {
-            // What cannot be read is an empty line, which is not an answer.
+            // A failed read leaves an empty line, which is handled as no reply.
             let _read = BufReader::new(output).read_line(&mut ready);
         }
         let first = ready.trim().strip_prefix("ready ").and_then(|pid| pid.parse().ok());
@@ -133,12 +133,12 @@ impl World {
         Ok(Self { folder: folder.to_owned(), first, keeper })
     }
 
-    /// The words to put before a program so that it runs in there.
+    /// Returns the nsenter command to put before a program so that it runs inside.
     pub(super) fn enter(&self) -> Vec<String> {
         ["nsenter", "--target", &self.first.to_string(), "--mount", "--root"].map(str::to_owned).to_vec()
     }
 
-    /// Runs a program that becomes a daemon, and waits until it has.
+    /// Runs a program that daemonises, and waits until it has.
     pub(super) fn start(&self, daemon: Daemon<'_>, words: &[String]) -> Result<(), BedError> {
         let log = self.folder.join("start.log");
         let ended = self
@@ -152,7 +152,7 @@ impl World {
         Err(BedError::NotStarted { daemon: daemon.to_string(), said: last_lines(&log) })
     }
 
-    /// Starts a program that does not become a daemon, in the PID namespace of this machine. It ends with what this gives.
+    /// Starts a program that does not daemonise, in this machine's PID namespace. It ends when the returned value is dropped.
     pub(super) fn attach(&self, words: &[String], log: &Path) -> Result<Attached, BedError> {
         let shell = ["sh", "-c", ATTACHED, "sh"].map(str::to_owned);
         let mut command = self.inside(&[], &[&shell, words].concat(), log)?;
@@ -160,7 +160,7 @@ impl World {
         shell.map(Attached).map_err(|source| BedError::Program { program: words[0].clone(), source })
     }
 
-    /// A program with the files of this Slurm's system, and these namespaces besides.
+    /// Returns a command that sees the files of this Slurm's system, in these additional namespaces.
     fn inside(&self, namespaces: &[&str], words: &[String], log: &Path) -> Result<Command, BedError> {
         let output = File::options().create(true).append(true).open(log).map_err(at("opening", log))?;
         let errors = output.try_clone().map_err(at("opening", log))?;
@@ -171,23 +171,23 @@ impl World {
         Ok(command)
     }
 
-    /// The processes of a daemon that run now.
+    /// Returns the ids of a daemon's live processes.
     pub(super) fn pids(&self, daemon: Daemon<'_>) -> Vec<u32> {
         let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let folder = self.folder.to_string_lossy();
         pids.filter(|pid: &u32| {
-            // A process that has ended and was not collected yet has no command line.
+            // A zombie has an empty command line.
             let Ok(line) = fs::read(format!("/proc/{pid}/cmdline")) else { return false };
             let line = String::from_utf8_lossy(&line);
             let words: Vec<&str> = line.split_terminator('\0').collect();
-            // The folder of a Slurm is in every one of its command lines, and in no other's.
+            // Every command line of this Slurm contains its folder, and no other process's does.
             daemon.is(&words) && words.iter().any(|word| word.contains(&*folder))
         })
         .collect()
     }
 
-    /// Sends a signal that ends a daemon, and waits until it is gone.
+    /// Sends a signal to a daemon and waits until it is gone.
     pub(super) fn end(&self, daemon: Daemon<'_>, signal: Signal) -> Result<(), BedError> {
         let pids = self.pids(daemon);
         for pid in pids.iter().filter_map(|&pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
@@ -208,7 +208,7 @@ impl World {
     }
 }
 
-/// Whether nothing of a process is left but its number. Its first thread can be dead while others still hold its sockets.
+/// Returns whether a process has ended. Its main thread can be dead while other threads still hold its sockets.
 fn is_gone(pid: u32) -> bool {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
     threads == 0 || threads == 1 && fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.is_empty())
@@ -216,7 +216,7 @@ fn is_gone(pid: u32) -> bool {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // The end of its input is the order; it removes the files before it goes.
+        // The end of its input tells the keeper to clean up. It removes the files before it exits.
         drop(self.keeper.stdin.take());
         drop(self.keeper.wait());
     }

@@ -1,4 +1,4 @@
-//! Why there are no hosts to log in to: this machine lacks something, which excuses a test, or something failed, which does not.
+//! Errors of the SSH test bed. A missing prerequisite excuses a test; any other failure does not.
 
 use std::{
     io,
@@ -8,10 +8,10 @@ use std::{
 
 use crate::excuse;
 
-/// Why there are no hosts, or why one did not do what it was asked.
+/// Why no hosts are available, or why one failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BedError {
-    /// What this machine lacks.
+    /// This machine lacks a prerequisite.
     #[error("no SSH hosts on this machine: {why}")]
     NotThere { why: String },
     #[error("{operation} {path}")]
@@ -44,10 +44,10 @@ pub enum BedError {
 }
 
 impl BedError {
-    /// Says that these tests could not run.
+    /// Reports that these tests could not run.
     ///
     /// # Panics
-    /// In CI, where that is a failure; and anywhere if there are hosts that do not do what they should.
+    /// Panics in CI, where a skipped test is a failure, and everywhere if sshd is installed but fails.
     pub fn not_run(&self, what: &str) {
         excuse::not_run(what, self, matches!(self, Self::NotThere { .. }));
     }

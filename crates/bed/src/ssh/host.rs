@@ -1,5 +1,5 @@
-//! One sshd in namespaces of its own: starting it, stopping its listener, cutting its connections, booting it anew, and putting
-//! a black hole in its place.
+//! One sshd in its own namespaces: starting it, stopping its listener, cutting its connections, rebooting it, and
+//! replacing it by a black hole.
 
 use std::{
     fs::{self, File},
@@ -20,14 +20,14 @@ use super::{
 };
 use crate::kubernetes::last_lines;
 
-/// Lives in the folder, because the shell reads a script while it runs it.
+/// Stored in the folder, because a shell reads its script while it runs.
 const KEEPER: &str = include_str!("host.sh");
 
-/// A host that one can log in to.
+/// A host with an sshd.
 #[derive(Debug)]
 pub struct Host {
     pub name: String,
-    /// Where its sshd listens.
+    /// The address on which its sshd listens.
     pub at: SocketAddrV4,
     pub(super) folder: PathBuf,
     keeper: Option<Child>,
@@ -35,16 +35,16 @@ pub struct Host {
     boots: u32,
 }
 
-/// A listener that takes nobody and whose queue is full: the kernel drops whoever comes, as a host does that is gone.
+/// A listener with a full backlog that never accepts: the kernel drops new connections, as if the host were gone.
 #[derive(Debug)]
 struct Hole {
     _listener: TcpListener,
     _queue: Vec<TcpStream>,
 }
 
-/// A connection over loopback that is not there by then will not be.
+/// A connection over loopback that is not established by then never will be.
 const DROPPED: Duration = Duration::from_millis(200);
-/// More than a queue without room takes.
+/// More connections than a backlog of zero accepts.
 const MOST_QUEUED: usize = 16;
 
 impl Hole {
@@ -62,7 +62,7 @@ impl Hole {
     }
 }
 
-/// Whether this machine allows it.
+/// Checks that this machine can run such hosts.
 pub(super) fn try_one() -> Result<(), BedError> {
     let no = |why: String| BedError::NotThere { why };
     if !rustix::process::geteuid().is_root() {
@@ -82,7 +82,7 @@ pub(super) fn try_one() -> Result<(), BedError> {
 }
 
 impl Host {
-    /// Makes the files of a host and boots it. The number is a part of its address.
+    /// Creates the files of a host and boots it. `number` is the last byte of its address.
     pub(super) fn new(bed: &Path, name: &str, number: u8) -> Result<Self, BedError> {
         let folder = bed.join(name);
         let home = folder.join("home");
@@ -123,20 +123,20 @@ impl Host {
         fs::write(&path, text).map_err(at("writing", &path))
     }
 
-    /// What its /proc/loadavg says. In place: it is mounted there.
+    /// Sets the content of its /proc/loadavg, in place because the file is bind-mounted.
     pub fn set_load(&self, text: &str) -> Result<(), BedError> {
         self.put("loadavg", text)
     }
 
-    /// Its home directory, as seen from outside.
+    /// Returns its home directory, as seen from outside.
     pub fn home(&self) -> PathBuf {
         self.folder.join("home")
     }
 
-    /// Gives it `/opt`, `/usr/local/bin` and `/var/log` of its own, empty ones, and says where they are from outside. It boots anew.
+    /// Gives the host private, empty `/opt`, `/usr/local/bin` and `/var/log`, and reboots it. Returns their parent outside.
     ///
     /// # Errors
-    /// If they cannot be made, or it does not come back.
+    /// Fails if the folders cannot be created or the host does not come back.
     pub fn own_folders(&mut self) -> Result<PathBuf, BedError> {
         let root = self.folder.join("root");
         for name in ["opt", "usr/local/bin", "var/log"] {
@@ -151,7 +151,7 @@ impl Host {
         format!("00000000-0000-4000-8000-{:012}", self.boots)
     }
 
-    /// Ends everything that runs there, if it is up, and comes back in another boot.
+    /// Ends all processes of the host, if it is up, and boots it with a new boot id.
     pub fn boot(&mut self) -> Result<(), BedError> {
         self.stop();
         self.boots += 1;
@@ -173,7 +173,7 @@ impl Host {
             .map_err(|source| BedError::Program { program: "bash", source })?;
         let mut ready = String::new();
         if let Some(output) = keeper.stdout.take() {
-            // What cannot be read is an empty line, which is not an answer.
+            // A failed read leaves an empty line, which is handled as no reply.
             let _read = BufReader::new(output).read_line(&mut ready);
         }
         self.keeper = Some(keeper);
@@ -184,7 +184,7 @@ impl Host {
         self.wait_until("the sshd to listen", |host| TcpStream::connect(host.at).is_ok())
     }
 
-    /// It is gone: who connects hears nothing at all.
+    /// Makes the host unreachable: connection attempts get no reply at all.
     pub fn black_hole(&mut self) -> Result<(), BedError> {
         self.stop();
         let hole = Hole::at(self.at).map_err(|source| BedError::Port { address: self.at.to_string(), source })?;
@@ -192,17 +192,17 @@ impl Host {
         Ok(())
     }
 
-    /// Nobody listens any more: connections are refused.
+    /// Stops the host: connections are refused.
     pub fn stop(&mut self) {
         self.hole = None;
         if let Some(mut keeper) = self.keeper.take() {
-            // The end of its input is the order.
+            // The end of its input tells the keeper to exit.
             drop(keeper.stdin.take());
             drop(keeper.wait());
         }
     }
 
-    /// From now on connections are accepted and nothing is said; those that are there go on.
+    /// Makes sshd hang: new connections are accepted without a banner, and existing ones continue.
     pub fn hang(&self) {
         self.listeners().into_iter().for_each(|pid| signal(pid, Signal::STOP));
     }
@@ -211,7 +211,7 @@ impl Host {
         self.listeners().into_iter().for_each(|pid| signal(pid, Signal::CONT));
     }
 
-    /// Ends every connection that is there. What was started over them goes on, if it has left its session.
+    /// Kills all existing connections. Processes started over them survive if they have left their session.
     pub fn cut(&self) -> Result<(), BedError> {
         let listeners = self.listeners();
         let connections = || -> Vec<u32> {
@@ -243,7 +243,7 @@ impl Host {
         Ok(())
     }
 
-    /// The same host seen over a line on which every piece takes this long.
+    /// Returns a relay to this host that delays each chunk of data by this long.
     pub fn slowed(&self, by: Duration) -> Result<super::Slow, BedError> {
         super::Slow::new(self.at, by)
     }
@@ -263,11 +263,11 @@ fn processes() -> impl Iterator<Item = u32> {
 fn parent(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut words = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-    // A dead one that nobody has collected has no connection any more.
+    // A zombie has no connection any more.
     (words.next()? != "Z").then(|| words.next()?.parse().ok()).flatten()
 }
 
 fn signal(pid: u32, signal: Signal) {
-    // It may have ended by itself meanwhile.
+    // The process may have ended in the meantime.
     let _gone = i32::try_from(pid).ok().and_then(Pid::from_raw).map(|pid| kill_process(pid, signal));
 }

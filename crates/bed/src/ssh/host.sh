@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# One host of the bed: an sshd with processes, devices, a home, a boot and a load of its own, on an address of loopback.
+# One host of the test bed: an sshd with its own processes, devices, home, boot id and load, on a loopback address.
 #
 #   host.sh keep FOLDER NAME PROGRAMS
-#                                says "ready" on standard output, and stays until its standard input ends
-#   host.sh try                  whether this may be done here at all; the last line says why not
+#                                prints "ready" on standard output, and runs until its standard input ends
+#   host.sh try                  checks that this machine allows it; the last line is the reason if not
 #
-# Everything that is started over SSH lives in one PID namespace. Its first process waits for the end of its input, which comes
-# however the process that holds the other end went; with it goes everything in there.
+# All processes started over SSH are in one PID namespace. Its first process waits for the end of its input, which comes even
+# if the process at the other end is killed; all others end with it.
 set -euo pipefail
 
 what=$1 folder=${2:-} name=${3:-} programs=${4:-}
 
-# A device that swallows everything stands for a GPU: only who holds it open matters.
+# /dev/null's device numbers stand for a GPU: only which process holds it open matters.
 devices() {
   local dev=$folder/dev
   mkdir -p "$dev/pts"
@@ -29,7 +29,7 @@ devices() {
   mount --move "$dev" /dev
 }
 
-# A home of its own. Programs that were built in the home directory of whoever tests stay where they are.
+# A private home. Programs built in the developer's home directory stay visible at their path.
 home() {
   if [[ $programs != /root/* ]]; then
     mount --bind "$folder/home" /root
@@ -54,14 +54,14 @@ inside)
   home
   mount -t tmpfs -o mode=755 tmpfs /run
   mkdir /run/sshd
-  # What it does not share with this machine, where it has been given folders of its own.
+  # Private folders, if the host has them. The others are shared with this machine.
   for own in opt usr/local/bin var/log; do
     if [ -d "$folder/root/$own" ]; then mount --bind "$folder/root/$own" "/$own"; fi
   done
   devices
   /usr/sbin/sshd -D -f "$folder/sshd_config" -E "$folder/sshd.log" </dev/null &
   echo ready
-  # bash collects every process whose parent has gone, also while it waits for input.
+  # bash reaps every orphaned process, also while it waits for input.
   while read -r _; do :; done
   ;;
 try)

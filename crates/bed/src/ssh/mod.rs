@@ -1,6 +1,7 @@
-//! A fleet without a scheduler: hosts that one logs in to over SSH, each a real sshd with processes, devices, a home and a boot
-//! of its own. They can be made to hang, to refuse, to vanish, to be slow, to lose their connections and to reboot. All of it ends with
-//! the value, however the process that holds it went.
+//! A fleet without a scheduler: hosts reached over SSH, each a real sshd with its own processes, devices, home and boot id.
+//!
+//! Hosts can be made to hang, refuse connections, vanish, be slow, lose their connections and reboot. All processes end
+//! when the value is dropped, even if the process that holds it is killed.
 
 mod error;
 mod host;
@@ -22,25 +23,25 @@ pub use slow::Slow;
 
 use error::at;
 
-/// Nothing in here takes as long on a machine that does anything at all.
+/// Longer than any step takes on a machine that makes progress at all.
 const PATIENCE: Duration = Duration::from_secs(240);
 const PAUSE: Duration = Duration::from_millis(10);
-/// Hosts that boot at the same time.
+/// The number of hosts that boot in parallel.
 const AT_A_TIME: usize = 4;
 
-/// Hosts, one key that opens all of them, and the keys by which they are known.
+/// Hosts, one key that opens all of them, and their host keys.
 #[derive(Debug)]
 pub struct Fleet {
-    // Before the folder: what runs in it ends first.
+    // Declared before the folder: processes end before their files are removed.
     hosts: Vec<Host>,
     folder: TempDir,
 }
 
 impl Fleet {
-    /// Boots hosts `host1`, `host2`, and so on.
+    /// Boots hosts `host1`, `host2`, …
     ///
     /// # Errors
-    /// [`BedError::NotThere`] with what this machine lacks.
+    /// Returns [`BedError::NotThere`] with what is missing.
     pub fn start(hosts: u8) -> Result<Self, BedError> {
         host::try_one()?;
         let place = std::env::temp_dir();
@@ -63,7 +64,7 @@ impl Fleet {
         self.folder.path().join(name)
     }
 
-    /// For `ssh -F`: where each host is and by which key it is entered.
+    /// Returns the file for `ssh -F`, with the address of each host and the key.
     pub fn ssh_config(&self) -> PathBuf {
         self.at("ssh_config")
     }
@@ -76,14 +77,16 @@ impl Fleet {
         &mut self.hosts
     }
 
+    /// Finds a host by name.
+    ///
     /// # Errors
-    /// [`BedError::NoHost`].
+    /// Returns [`BedError::NoHost`] if there is none.
     pub fn host(&mut self, name: &str) -> Result<&mut Host, BedError> {
         let found = self.hosts.iter_mut().find(|host| host.name == name);
         found.ok_or_else(|| BedError::NoHost { host: name.to_owned() })
     }
 
-    /// As a person would log in: verified host keys, no questions.
+    /// Returns an ssh command that verifies host keys and never prompts.
     pub fn ssh(&self, host: &str, command: &str) -> Command {
         let mut ssh = Command::new("ssh");
         ssh.arg("-F").arg(self.ssh_config()).args(["-o", "BatchMode=yes", "-o", "ConnectTimeout=5", host, command]);
@@ -117,7 +120,7 @@ impl Fleet {
     }
 }
 
-/// Several at a time: a host is mostly waited for.
+/// Boots hosts in parallel, because booting is mostly waiting.
 fn boot(bed: &Path, hosts: u8) -> Result<Vec<Host>, BedError> {
     let numbers: Vec<u8> = (1..=hosts).collect();
     let mut booted = std::thread::scope(|scope| {
@@ -135,7 +138,7 @@ fn boot(bed: &Path, hosts: u8) -> Result<Vec<Host>, BedError> {
     Ok(booted.into_iter().map(|(_, host)| host).collect())
 }
 
-/// A key pair without a passphrase.
+/// Creates a key pair without a passphrase.
 fn keygen(path: &Path) -> Result<(), BedError> {
     let program = "ssh-keygen";
     let made = Command::new(program).args(["-q", "-t", "ed25519", "-N", "", "-C", "bed", "-f"]).arg(path).output();

@@ -1,4 +1,4 @@
-//! A line on which every piece takes its time. The kernel of a small machine often cannot delay packets; a relay can.
+//! A relay that delays each chunk of data. The kernel of a small machine often cannot delay packets.
 
 use std::{
     io::{Read as _, Write as _},
@@ -13,7 +13,7 @@ use std::{
 
 use super::error::BedError;
 
-/// Listens until it is dropped.
+/// A relay that listens until it is dropped.
 #[derive(Debug)]
 pub struct Slow {
     pub at: SocketAddrV4,
@@ -44,7 +44,7 @@ impl Slow {
     }
 }
 
-/// Carries one direction, until one side ends.
+/// Forwards one direction until either side ends.
 fn relay(from: &TcpStream, to: &TcpStream, by: Duration) {
     let (Ok(mut from), Ok(mut to)) = (from.try_clone(), to.try_clone()) else { return };
     std::thread::spawn(move || {
@@ -55,7 +55,7 @@ fn relay(from: &TcpStream, to: &TcpStream, by: Duration) {
                 break;
             }
         }
-        // One that has ended already needs no telling.
+        // An error means that the connection has ended already.
         let _ended = to.shutdown(Shutdown::Write);
     });
 }
@@ -63,7 +63,7 @@ fn relay(from: &TcpStream, to: &TcpStream, by: Duration) {
 impl Drop for Slow {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Release);
-        // It waits for a client: this is the last one.
+        // Unblocks the accept call with one last connection.
         let _woken = TcpStream::connect(self.at);
         if let Some(listener) = self.listener.take() {
             drop(listener.join());

@@ -1,4 +1,4 @@
-//! A listener that takes reports as the controller's door does, and hands them over as they came.
+//! A listener that accepts reports as the controller's agent endpoint does and returns them unchanged.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-/// Longer than any report.
+/// Larger than any report.
 const MOST_BYTES: usize = 64 << 20;
 
 pub(super) struct Door {
@@ -23,7 +23,7 @@ impl Door {
         let listener = TcpListener::bind("127.0.0.1:0").context("listening on the loopback")?;
         let address = format!("http://{}", listener.local_addr().context("asking for the port")?);
         let (give, reports) = channel();
-        // It ends with the process: nobody else is to listen there meanwhile.
+        // The thread ends with the process, so that the port stays taken.
         thread::spawn(move || listener.incoming().flatten().all(|stream| answer(stream, &give)));
         Ok(Self { address, reports })
     }
@@ -32,18 +32,18 @@ impl Door {
         &self.address
     }
 
-    /// The next report, signed as it came.
+    /// Returns the next report as received, still signed.
     pub(super) fn next(&self, within: Duration) -> Result<Vec<u8>> {
         self.reports.recv_timeout(within).context("the agent does not report")
     }
 
-    /// What has come and was not asked for.
+    /// Returns the reports that have been received and not read.
     pub(super) fn waiting(&self) -> impl Iterator<Item = Vec<u8>> {
         self.reports.try_iter()
     }
 }
 
-/// False when nobody wants more. A connection that breaks off is the agent's to try again.
+/// Returns false when the receiver is gone. The agent retries after a broken connection.
 fn answer(mut stream: TcpStream, give: &Sender<Vec<u8>>) -> bool {
     let Some(report) = body(&stream) else { return true };
     let said = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nkept\n");
@@ -60,7 +60,7 @@ fn body(stream: &TcpStream) -> Option<Vec<u8>> {
             Some((name, value)) if name.eq_ignore_ascii_case("content-length") => length = value.parse().ok()?,
             Some(_) => {}
             None if line.trim().is_empty() => break,
-            // The line of the request.
+            // The request line.
             None => {}
         }
     }

@@ -1,4 +1,4 @@
-//! What the store must answer, computed from the maker of the rows in the plainest way.
+//! The expected answers of the store, computed from the generator of the rows in the simplest way.
 
 use anyhow::{Context, Result, ensure};
 use doctor_core::{
@@ -14,7 +14,7 @@ use super::past::Past;
 
 const HOUR: i64 = 3_600_000;
 
-/// Where one test on one node stands after all rows.
+/// The state of one test on one node after all rows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stand {
     pub(crate) record: TestRecord,
@@ -24,7 +24,7 @@ pub(crate) struct Stand {
     pub(crate) sure: Option<(usize, Timestamp)>,
 }
 
-/// The folded past.
+/// The expected state of all tests.
 #[derive(Debug)]
 pub(crate) struct Expected {
     /// By node, then by test.
@@ -69,7 +69,7 @@ impl Expected {
         Ok(())
     }
 
-    /// Counted by the hour, as the store says it does.
+    /// Verifies failure rates, which the store counts by the hour.
     pub(crate) fn check_rates(&self, answer: &[FailureRate], since: Timestamp) -> Result<()> {
         let from = since.millis().div_euclid(HOUR) * HOUR;
         let mut counts = [[0_u64; 4]; Past::TESTS.len()];
@@ -101,7 +101,7 @@ impl Expected {
     }
 }
 
-/// The newest rows of a node, newest first, the tests of one run in the order of their names.
+/// Verifies the newest rows of a node: newest first, the tests of one run in the order of their names.
 pub(crate) fn check_newest(node: u32, answer: &[HistoryRow], count: usize) -> Result<()> {
     let newest = (0..Past::DAYS).rev().flat_map(|day| Past::of_run(node, day)).take(count);
     ensure!(answer.len() == count, "{} newest results of a node, {count} were asked for", answer.len());

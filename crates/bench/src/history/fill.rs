@@ -1,7 +1,7 @@
-//! Fills a store's tables with the made past, in the order in which it would have come, by each database's fast way in.
+//! Fills a store's tables with the generated history in chronological order, through each database's bulk interface.
 //!
-//! The store's own door takes minutes for ten million results. What is written here past the door is checked by the
-//! store's `verify`, so that it is what the door would have left.
+//! The store's own interface takes minutes for ten million results. The store's `verify` confirms that the tables
+//! contain what that interface would have written.
 
 use std::{collections::BTreeMap, fmt::Write as _, io::Write as _, path::Path};
 
@@ -39,13 +39,13 @@ impl<T: Into<Self>> From<Option<T>> for Cell {
     }
 }
 
-/// A database on the inside of the door.
+/// Direct access to a database, bypassing the store.
 trait Inside {
     /// Appends rows to `table (columns)`.
     fn append(&mut self, table: &str, columns: &[&str], rows: &mut dyn Iterator<Item = Vec<Cell>>) -> Result<()>;
 }
 
-/// Changes when the tables do, or the way in which they are filled here.
+/// Returns a fingerprint that changes with the schema and with the generator.
 pub(crate) fn fingerprint() -> Result<u64> {
     const MADE: u64 = 1;
     let folder = tempfile::tempdir().context("creating a folder for an empty store")?;
@@ -61,7 +61,7 @@ pub(crate) fn sqlite(path: &Path) -> Result<()> {
     drop(Store::open(&StoreUrl::Sqlite(path.to_owned()))?);
     let operation = "filling the SQLite database";
     let mut connection = rusqlite::Connection::open(path).context(operation)?;
-    // Nobody else looks at it, and what is not finished is thrown away: no journal, no sync, everything in memory.
+    // There is no other reader, and an unfinished database is discarded: no journal, no sync, everything in memory.
     let settings = "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -2097152; PRAGMA locking_mode = EXCLUSIVE;";
     connection.execute_batch(settings).context(operation)?;
     let tx = connection.transaction().context(operation)?;
@@ -75,7 +75,7 @@ pub(crate) fn postgres(url: &str) -> Result<()> {
     let operation = "filling the PostgreSQL database";
     let mut client = postgres::Client::connect(url, postgres::NoTls).context(operation)?;
     fill(&mut PostgresInside(&mut client))?;
-    // The server does this by itself before long.
+    // Autovacuum would do this before long.
     client.batch_execute("VACUUM ANALYZE").context(operation)
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn postgres_bytes(url: &str) -> Result<u64> {
     Ok(bytes.cast_unsigned())
 }
 
-/// Numbers in the database begin at 1.
+/// Returns a database id; ids start at 1.
 fn number(place: usize) -> Cell {
     Cell::Int(i64::try_from(place).unwrap_or(i64::MAX) + 1)
 }
@@ -159,7 +159,7 @@ fn fill_hourly(inside: &mut dyn Inside) -> Result<()> {
     let columns = ["hour", "test", "passed", "failed", "inconclusive", "not_applicable"];
     let mut counts: BTreeMap<(i64, usize), [i64; 4]> = BTreeMap::new();
     for row in Past::all() {
-        // The columns follow the outcomes: one kind for each verdict.
+        // The columns have the order of the outcomes: one per verdict.
         counts.entry((row.at.millis().div_euclid(HOUR), row.test)).or_default()[row.outcome] += 1;
     }
     let mut rows = counts.into_iter().map(|((hour, test), counts)| {
@@ -206,7 +206,7 @@ impl Inside for PostgresInside<'_> {
             line.clear();
             for (place, cell) in row.iter().enumerate() {
                 line.push_str(if place > 0 { "\t" } else { "" });
-                // No name that is made here has a character that COPY would want escaped.
+                // No generated name contains a character that COPY needs escaped.
                 match cell {
                     Cell::Null => line.push_str("\\N"),
                     Cell::Int(number) => write!(line, "{number}").context("writing a number")?,

@@ -1,6 +1,6 @@
-//! Ten million results, made: each node is tested once a day with three tests in one run, for most of a year.
+//! Ten million generated results: each node is tested once a day with three tests in one run, for most of a year.
 //!
-//! Every row is a function of its node, day and test, so that an answer of the database can be computed without it.
+//! Every row is a function of its node, day and test, so that answers can be computed without the database.
 
 use doctor_core::{
     finding::{Severity, Verdict},
@@ -21,7 +21,7 @@ pub(crate) struct Past {
     pub(crate) took: Span,
 }
 
-/// What a row can say.
+/// A possible outcome of a test.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Outcome {
     pub(crate) verdict: Verdict,
@@ -30,7 +30,7 @@ pub(crate) struct Outcome {
 }
 
 const DAY: i64 = 86_400_000;
-/// Between a moment and the number of a run that was born then.
+/// The number of bits below the creation time in a run's number.
 const BIRTH_SHIFT: u32 = 21;
 
 impl Past {
@@ -39,7 +39,7 @@ impl Past {
     /// In the order of their names.
     pub(crate) const TESTS: [&'static str; 3] = ["dl", "nccl", "storage"];
     pub(crate) const PAIRS: usize = Self::NODES as usize * Self::TESTS.len();
-    /// 333 days of three tests, and one of one test: ten million.
+    /// 333 days of three tests and one day of one test: ten million rows.
     pub(crate) const DAYS: u32 = 334;
     /// Midnight after the last day.
     pub(crate) const END: Timestamp = Timestamp::from_secs(1_794_700_800);
@@ -55,12 +55,12 @@ impl Past {
         NodeName::new(&format!("node{node:05}")).expect("a plain name")
     }
 
-    /// All rows, in the order in which they came.
+    /// Returns all rows in chronological order.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         (0..Self::DAYS).flat_map(|day| (0..Self::NODES).flat_map(move |node| Self::of_run(node, day)))
     }
 
-    /// The rows of a node's run of one day.
+    /// Returns the rows of a node's run of one day.
     pub(crate) fn of_run(node: u32, day: u32) -> impl Iterator<Item = Self> {
         let tests = if day + 1 < Self::DAYS { Self::TESTS.len() } else { 1 };
         (0..tests).map(move |test| Self::row(node, day, test))
@@ -69,7 +69,7 @@ impl Past {
     fn row(node: u32, day: u32, test: usize) -> Self {
         let luck = spread((u64::from(day) << 32) | u64::from(node));
         let start = Self::END.millis() - i64::from(Self::DAYS) * DAY;
-        // The nodes of a day follow each other at the same distance, give or take a few seconds.
+        // The runs of a day are evenly spaced, give or take a few seconds.
         let turn = i64::from(node) * (DAY / i64::from(Self::NODES)) + below(luck, 8_000);
         let born = start + i64::from(day) * DAY + turn;
         let suffix = (luck >> 16) & ((1 << BIRTH_SHIFT) - 1);
@@ -84,7 +84,7 @@ fn below(luck: u64, limit: u64) -> i64 {
     (luck % limit).cast_signed()
 }
 
-/// Of a thousand results 10 fail, 15 say nothing and 5 do not apply.
+/// Draws an outcome: of a thousand results, 10 fail, 15 are inconclusive and 5 not applicable.
 const fn outcome(luck: u64) -> usize {
     match luck % 1_000 {
         0..10 => 1,

@@ -1,4 +1,4 @@
-//! Runs and the documents that nodes would send for them: the memory check, on captured output.
+//! Runs and the documents that nodes would send for them: the memory check, with captured output.
 
 use std::collections::BTreeMap;
 
@@ -27,26 +27,26 @@ use doctor_store::{
 
 use crate::random::spread;
 
-/// Of the documents, so many of a hundred tell of a fault.
+/// The percentage of documents that report a fault.
 pub(super) const FAILING_PERCENT: u64 = 1;
 
 const HEALTHY: &str = include_str!("../../../checks/fixtures/memory/healthy.txt");
 const FAILING: &str = include_str!("../../../checks/fixtures/memory/nothing-available.txt");
 const TEST: &str = "memory";
 const SOURCE: &str = "/proc/meminfo";
-/// Of so many runs any may be done first.
+/// The number of consecutive runs whose results may arrive in any order.
 const NEIGHBOURS: usize = 256;
-/// Runs written down in one transaction.
+/// Runs per transaction.
 const CYCLE: usize = 1_000;
 
-/// A run, and the document that will come for it.
+/// A run, and its document.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) run: StoredRun,
     pub(super) node: NodeName,
     pub(super) document: Vec<u8>,
     pub(super) received: Timestamp,
-    /// What must come of it.
+    /// The expected verdict.
     pub(super) verdict: Verdict,
 }
 
@@ -54,13 +54,12 @@ pub(super) fn settings() -> Result<Settings> {
     Ok(Settings::new(Policy::standard(), Catalogue::built_in(), Profiles::default())?)
 }
 
-/// Of a usual document, before compression.
+/// Returns the size of a usual document before compression.
 pub(super) fn size() -> usize {
     Plans::new(1).jobs().map_or(0, |jobs| jobs.iter().map(|job| job.document.len()).sum())
 }
 
-/// One run on each node, again and again. So many results a second mean that each node is heard of every few minutes at
-/// least.
+/// Generates one run per node, repeatedly. At this rate each node reports every few minutes at least.
 #[derive(Debug)]
 pub(super) struct Plans {
     nodes: Vec<NodeName>,
@@ -82,8 +81,8 @@ impl Plans {
         self.now = self.now.plus(Span::minutes(5));
     }
 
-    /// Runs are planned in an order that has nothing to do with names. Their results come in about that order: those of
-    /// neighbouring runs overtake each other.
+    /// Returns the jobs of a round. Runs are planned in an order unrelated to node names. Results arrive roughly in
+    /// that order, with neighbouring runs overtaking each other.
     pub(super) fn jobs(&mut self) -> Result<Vec<Job>> {
         self.ids.at(self.now);
         let mut nodes = self.nodes.clone();
@@ -133,7 +132,7 @@ impl Plans {
         Ok(Job { run, node, document, received: ended.plus(Span::from_secs(2)), verdict })
     }
 
-    /// Writes the runs down, as the cycle does before it submits them.
+    /// Commits the runs, as the cycle does before it submits them.
     pub(super) fn commit(&self, store: &Store, lease: &Lease, jobs: &[Job]) -> Result<()> {
         let policy = Policy::standard();
         for jobs in jobs.chunks(CYCLE) {

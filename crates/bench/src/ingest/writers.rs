@@ -1,4 +1,4 @@
-//! Many writers at once, each waiting for its own result to be durable.
+//! Concurrent writers, each waiting until its own result is durable.
 
 use std::{
     sync::Barrier,
@@ -20,9 +20,9 @@ use crate::stopwatch::{Sample, millis, time};
 #[derive(Debug)]
 pub(super) struct Round {
     pub(super) sample: Sample,
-    /// CPU time of the database server, where there is one.
+    /// CPU time of the database server, if there is one.
     pub(super) server: Duration,
-    /// Of every result, shortest first.
+    /// The latency of every result, in ascending order.
     pub(super) latencies: Vec<Duration>,
 }
 
@@ -32,8 +32,8 @@ impl Round {
     }
 }
 
-/// Shares the jobs out and has them all done. The time counts until every result can be read, which is later than when
-/// the last one is durable.
+/// Distributes the jobs and runs all writers. The time ends when every result is readable, which is later than when the
+/// last one is durable.
 pub(super) fn run(
     settings: &Settings,
     store: &Store,
@@ -57,7 +57,7 @@ pub(super) fn run(
                 })
             })
             .collect();
-        // The clock starts when every thread is there.
+        // The clock starts when every thread is ready.
         ready.wait();
         time(|| {
             let done: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();

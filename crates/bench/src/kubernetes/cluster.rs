@@ -1,7 +1,7 @@
-//! The control plane that is measured, and the way to it that the benchmark itself uses.
+//! The measured control plane, and the benchmark's own client.
 //!
-//! The API server and etcd are real and alone: no controller and no kubelet runs, so that whatever happens to an object is the
-//! service's doing or ours. What they hold is made once and kept.
+//! API server and etcd are real and run alone: without controllers or kubelets, every change of an object comes from
+//! the service or from the benchmark. Their data is generated once and cached.
 
 use std::{
     collections::BTreeMap,
@@ -25,7 +25,7 @@ use super::population::{self, NODES, Pod};
 use crate::{cache, random::spread};
 
 const NODE_PATH: &str = "/api/v1/nodes";
-/// Requests at a time while the cluster is made.
+/// Concurrent requests while the cluster is created.
 const AT_ONCE: usize = 24;
 
 pub(super) struct Cluster {
@@ -35,7 +35,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// The cluster as it was made, once. `Err` inside: what this machine lacks.
+    /// Starts the cluster from cached data, which is created on first use. The inner `Err` is what this machine lacks.
     pub(super) fn start() -> Result<Result<Self, String>> {
         let programs = match ControlPlane::programs() {
             Ok(programs) => programs,
@@ -65,7 +65,7 @@ impl Cluster {
         Ok(Self { plane, runtime, client })
     }
 
-    /// The kubeconfig of the service's own account, which leads to this port instead of the API server's.
+    /// Writes a kubeconfig of the service's account that points to this port instead of the API server's.
     pub(super) fn kubeconfig(&self, port: u16, folder: &Path) -> Result<PathBuf> {
         let own = self.plane.kubeconfig_for_service_account("cluster-doctor", "cluster-doctor")?;
         let text = std::fs::read_to_string(&own).context("reading the service's kubeconfig")?;
@@ -75,19 +75,19 @@ impl Cluster {
         Ok(path)
     }
 
-    /// Where the API server listens.
+    /// Returns the port of the API server.
     pub(super) fn port(&self) -> Result<u16> {
         let url = self.plane.url();
         url.rsplit(':').next().and_then(|port| port.parse().ok()).with_context(|| format!("{url} names no port"))
     }
 
-    /// All objects of a kind, as JSON text.
+    /// Returns all objects of a kind, as JSON text.
     pub(super) fn list(&self, path: &str) -> Result<String> {
         let request = Request::new(path).list(&ListParams::default()).context("asking for a list")?;
         self.runtime.block_on(self.client.request_text(request)).with_context(|| format!("listing {path}"))
     }
 
-    /// Every node, by name.
+    /// Returns all nodes by name.
     pub(super) fn nodes(&self) -> Result<BTreeMap<String, Value>> {
         let mut list: Value = serde_json::from_str(&self.list(NODE_PATH)?).context("reading the list of nodes")?;
         let Value::Array(items) = list["items"].take() else { bail!("the list of nodes has no items") };
@@ -95,7 +95,7 @@ impl Cluster {
         Ok(items.into_iter().filter_map(named).collect())
     }
 
-    /// How often somebody has written a node so far, by the API server's own count.
+    /// Returns the number of writes to nodes so far, from the API server's metrics.
     pub(super) fn node_writes(&self) -> Result<u64> {
         let metrics = self.plane.request("GET", "/metrics", None)?.text;
         let writes = metrics.lines().filter(|line| {
@@ -107,7 +107,7 @@ impl Cluster {
         Ok(writes.filter_map(count).sum::<f64>() as u64)
     }
 
-    /// Changes a node, or only its status, one after the other.
+    /// Patches these nodes, `at_once` at a time.
     pub(super) fn patch_nodes(&self, names: &[String], at_once: usize, patch: impl Fn(&str) -> Value) -> Result<()> {
         let change = |name: &String| patch_node(self.client.clone(), name.clone(), None, patch(name), "bench");
         let changes: Vec<_> = names.iter().map(change).collect();
@@ -121,18 +121,18 @@ impl Cluster {
         self.runtime.block_on(stream::iter(changes).buffer_unordered(AT_ONCE).try_collect())
     }
 
-    /// What happens to pods, many at a time; each does it in its own order.
+    /// Plays lifecycle events of pods, concurrently across pods and in order for each.
     pub(super) fn play(&self, pods: &[Pod], parts: &[Part]) -> Result<()> {
         let playing = pods.iter().map(|pod| play(self.client.clone(), pod, parts)).collect::<Vec<_>>();
         self.runtime.block_on(stream::iter(playing).buffer_unordered(AT_ONCE).try_collect())
     }
 }
 
-/// One thing that happens in the life of a pod, and that everybody hears of who watches pods.
+/// One event in the lifecycle of a pod, which every watcher of pods receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
     Made,
-    /// Made on its node, past any scheduler.
+    /// Created with a node assigned, bypassing the scheduler.
     MadeInPlace,
     Bound,
     Creating,
@@ -191,7 +191,7 @@ fn body(object: &Value) -> Vec<u8> {
     object.to_string().into_bytes()
 }
 
-/// Nodes as their kubelets register them and an operator labels them, then pods as they are made and reported.
+/// Creates nodes as kubelets register them and an operator labels them, then pods as they are created and reported.
 async fn fill(cluster: &Cluster) -> Result<()> {
     let account = |namespace: &str| {
         json!({ "apiVersion": "v1", "kind": "ServiceAccount",
@@ -220,7 +220,7 @@ async fn fill(cluster: &Cluster) -> Result<()> {
     stream::iter(playing).buffer_unordered(AT_ONCE).try_collect::<()>().await
 }
 
-/// Changes with what is made and with whom it is made for.
+/// Returns a fingerprint that changes with the generated objects and the Kubernetes version.
 fn fingerprint(programs: &Path) -> u64 {
     const MADE: u64 = 1;
     let version = programs.file_name().unwrap_or_default();

@@ -1,11 +1,11 @@
-//! M14: 750 nodes marked at once, against a bare loop of patches in the same run on the same API server.
+//! M14: marking 750 nodes in one cycle, against a bare loop of patches in the same run on the same API server.
 //!
-//! Ours is the way of every cycle from the plan on: the intent of all marks is committed to the store, then the executor asks
-//! for the lease, patches the node from what the watch knows of it, and records the step, for each node, with as many hands as
-//! the service has. Only the plan is made here: the circuit breaker would not let 750 nodes go, which is its purpose. Beside it
-//! run two loops that do nothing but patch: one after the other, and as many at a time as we do.
+//! Our path is that of every cycle after planning: the intents of all marks are committed to the store; then, for each
+//! node, the executor checks the lease, patches the node from the watch cache and records the step, with as many
+//! workers as the service has. Only the plan is generated here, because the circuit breaker exists to stop 750 marks.
+//! Two bare loops are measured beside it: one patch at a time, and as many at a time as our workers.
 //!
-//! Afterwards every node that was to be marked bears exactly our mark, and nothing else of any node has changed.
+//! Afterwards every node to be marked has exactly our mark, and nothing else has changed on any node.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -50,11 +50,11 @@ use crate::{
     stopwatch::{median, spread},
 };
 
-/// Nodes that are marked at once.
+/// Nodes that are marked in one cycle.
 const MARKED: usize = 750;
-/// Each with other nodes for ours.
+/// Each round marks different nodes.
 const ROUNDS: usize = 3;
-/// As the service has it by default.
+/// The default number of workers of the service.
 const HANDS: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -75,7 +75,7 @@ pub(crate) fn run() -> Result<Measured> {
     let (mut alone, mut together, mut marked) = (Vec::new(), Vec::new(), Vec::new());
     for (round, nodes) in ours.chunks_exact(MARKED).take(ROUNDS).enumerate() {
         eprintln!("  measuring: round {} of {ROUNDS}", round + 1);
-        // Each comes first once.
+        // Each variant comes first once.
         for turn in 0..3 {
             let value = format!("{round}-{turn}");
             match (round + turn) % 3 {
@@ -117,19 +117,19 @@ pub(crate) fn run() -> Result<Measured> {
     ]))
 }
 
-/// Patches a second.
+/// Returns patches per second.
 fn rate(patch: impl FnOnce() -> Result<()>) -> Result<f64> {
     let began = Instant::now();
     patch()?;
     Ok(MARKED as f64 / began.elapsed().as_secs_f64())
 }
 
-/// Always a change: the value differs from the last one's.
+/// Returns a patch that always changes the node, because the value differs from the previous one.
 fn bare_patch(value: &str) -> Value {
     json!({ "spec": { "taints": [{ "key": "bench.example/bare", "value": value, "effect": "PreferNoSchedule" }] } })
 }
 
-/// The service's own parts, in this process.
+/// The components of the service, in this process.
 struct Marker {
     backend: KubernetesBackend,
     store: Store,
@@ -150,7 +150,7 @@ impl Marker {
         Ok(Self { backend, store, lease, settings, _folder: folder })
     }
 
-    /// On a busy machine the first lists take longer than the backend makes a cycle wait.
+    /// Takes a snapshot. On a busy machine the first lists take longer than the backend lets a cycle wait, hence the retries.
     fn look(&self) -> Result<Snapshot> {
         let began = Instant::now();
         loop {
@@ -162,7 +162,7 @@ impl Marker {
         }
     }
 
-    /// Marks a second.
+    /// Returns marks per second.
     fn mark(&self, nodes: &[usize], snapshot: &Snapshot) -> Result<f64> {
         let actions = plan(nodes)?;
         let began = Instant::now();
@@ -192,7 +192,7 @@ impl Marker {
         Ok(rate)
     }
 
-    /// The store has every step as done, and the backend sees our mark on these nodes and no others.
+    /// Verifies that the store has every step as done, and that the backend sees our mark on exactly these nodes.
     fn prove(&self, snapshot: &Snapshot, marked: &[String]) -> Result<()> {
         let bears = snapshot.nodes.iter().filter(|record| record.node.marks.has_ours(MarkKind::Unhealthy));
         let bears: BTreeSet<&str> = bears.map(|record| record.node.name.as_str()).collect();
@@ -205,7 +205,7 @@ impl Marker {
     }
 }
 
-/// A case and its first step for each node, as the planner would have them.
+/// Returns a case and its first step for each node, as the planner would create them.
 fn plan(nodes: &[usize]) -> Result<Vec<Because<Action>>> {
     let now = SystemClock.now();
     let mut ids = IdSource::new(now.millis().cast_unsigned());
@@ -234,7 +234,7 @@ fn plan(nodes: &[usize]) -> Result<Vec<Because<Action>>> {
     Ok(actions)
 }
 
-/// The backend's view is what was put into the cluster.
+/// Verifies that the backend sees every node as it was created.
 fn compare(snapshot: &Snapshot) -> Result<()> {
     let word = |record: &doctor_core::snapshot::NodeRecord| match record.node.occupancy {
         doctor_core::node::Occupancy::Free => "free",
@@ -247,7 +247,7 @@ fn compare(snapshot: &Snapshot) -> Result<()> {
     Ok(())
 }
 
-/// Our mark and nothing else on our nodes, the loop's taint and nothing else on its own, no change on the rest.
+/// Verifies that only our mark was added to our nodes, only the loop's taint to its nodes, and nothing to the rest.
 fn prove(
     before: &BTreeMap<String, Value>,
     after: &BTreeMap<String, Value>,

@@ -1,7 +1,8 @@
-//! M2: what the controller holds in memory, at most and in steady cycles.
+//! M2: the memory of the controller, at its peak and in steady cycles.
 //!
-//! The default policy is in force, so five validation jobs wait in the cluster and are asked after in every cycle; nothing
-//! carries them out here. A cycle is a second instead of thirty, so that half a minute has as many as a quarter of an hour.
+//! The default policy is in force, so five validation jobs are pending in the cluster and polled in every cycle;
+//! nothing runs them here. A cycle is a second instead of thirty, so that half a minute has as many cycles as a quarter
+//! of an hour.
 
 use std::{
     thread,
@@ -18,7 +19,7 @@ use super::{
 };
 use crate::{Measured, figure::Figure};
 
-/// How long it is looked at after everything was seen.
+/// How long it is sampled after every node was seen.
 const STEADY: Duration = Duration::from_secs(25);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 const MEGABYTE: f64 = 1e6;

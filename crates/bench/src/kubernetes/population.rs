@@ -1,29 +1,29 @@
-//! The cluster that is measured: 5,000 nodes with eight GPUs and 20,000 pods, written out as a kubelet, a GPU operator and a
-//! controller of pods would write them. Pure, and known beforehand: what the service must make of each node is said here.
+//! The measured cluster: 5,000 nodes with eight GPUs and 20,000 pods, as kubelets, a GPU operator and pod controllers
+//! would write them. Pure functions, which also give the expected occupancy of each node.
 
 use serde_json::{Map, Value, json};
 
 pub(super) const NODES: usize = 5_000;
 pub(super) const PODS: usize = 20_000;
-/// One of each on every node; none of them takes GPUs.
+/// One of each on every node; none of them uses GPUs.
 const DAEMONS: [(&str, &str); 3] =
     [("kube-system", "cni-agent"), ("gpu-operator", "device-plugin"), ("monitoring", "dcgm-exporter")];
-/// Users' namespaces.
+/// The number of users' namespaces.
 const TEAMS: usize = 8;
 /// As many as a kubelet reports.
 const IMAGES: usize = 50;
 
-/// How a node is made, and so how it must be seen.
+/// The state in which a node is created, and thus its expected occupancy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// A pod has all of its GPUs.
+    /// A pod uses all of its GPUs.
     Taken,
     Idle,
     /// Cordoned by an operator.
     Cordoned,
-    /// Its kubelet says that it is not ready.
+    /// Reported as not ready by its kubelet.
     NotReady,
-    /// One GPU cannot be had.
+    /// One GPU is not allocatable.
     ShortOfGpus,
 }
 
@@ -42,7 +42,7 @@ impl State {
         }
     }
 
-    /// In the words of `doctor nodes`.
+    /// Returns the occupancy that `doctor nodes` prints.
     pub(super) const fn seen_as(self) -> &'static str {
         match self {
             Self::Taken | Self::Cordoned => "busy",
@@ -56,11 +56,11 @@ pub(super) fn node_name(node: usize) -> String {
     format!("gpu-{node:04}.cluster.internal")
 }
 
-/// All namespaces that pods are in.
+/// Returns all namespaces with pods, except kube-system.
 pub(super) fn namespaces() -> Vec<String> {
     let daemons = DAEMONS.iter().map(|(namespace, _)| (*namespace).to_owned());
     let mut all: Vec<String> = daemons.chain((0..TEAMS).map(team)).collect();
-    // The API server makes this one itself.
+    // The API server creates this one itself.
     all.retain(|namespace| namespace != "kube-system");
     all
 }
@@ -69,7 +69,7 @@ fn team(number: usize) -> String {
     format!("team-{number}")
 }
 
-/// A node as its kubelet registers it.
+/// Returns a node as its kubelet registers it.
 pub(super) fn node(number: usize) -> Value {
     let name = node_name(number);
     let state = State::of(number);
@@ -145,7 +145,7 @@ fn conditions(state: State, number: usize) -> Value {
     ])
 }
 
-/// Two names each, by digest and by tag, as containerd reports them.
+/// Returns images with two names each, by digest and by tag, as containerd reports them.
 fn images(number: usize) -> Vec<Value> {
     let image = |image: usize| {
         let name = format!("registry.internal.example/ml-platform/training-{}", (number + image) % 400);
@@ -156,7 +156,7 @@ fn images(number: usize) -> Vec<Value> {
     (0..IMAGES).map(image).collect()
 }
 
-/// What a GPU operator and a feature discovery add: the bulk of a GPU node's labels.
+/// Returns the labels of a GPU operator and of feature discovery: the bulk of a GPU node's labels.
 pub(super) fn operator_labels(number: usize) -> Value {
     let mut labels = Map::new();
     let mut put = |key: &str, value: String| labels.insert(key.to_owned(), json!(value));
@@ -220,7 +220,7 @@ pub(super) fn operator_labels(number: usize) -> Value {
     json!({ "metadata": { "labels": labels } })
 }
 
-/// A pod: where it is, and what to make of it.
+/// A pod and its node.
 #[derive(Debug, Clone)]
 pub(super) struct Pod {
     pub(super) namespace: String,
@@ -229,7 +229,7 @@ pub(super) struct Pod {
     pub(super) takes_gpus: bool,
 }
 
-/// All pods: the daemons of every node, a training pod on each that is taken, and the rest without GPUs.
+/// Returns all pods: the daemons of every node, a training pod on each node in use, and others without GPUs.
 pub(super) fn pods() -> Vec<Pod> {
     let mut pods = Vec::with_capacity(PODS);
     for node in 0..NODES {
@@ -248,13 +248,13 @@ pub(super) fn pods() -> Vec<Pod> {
     pods
 }
 
-/// A pod that takes all GPUs of a node.
+/// Returns a pod that uses all GPUs of a node.
 pub(super) fn training(node: usize, job: &str) -> Pod {
     Pod { namespace: team(node % TEAMS), name: format!("{job}-worker-{node:05}"), node, takes_gpus: true }
 }
 
 impl Pod {
-    /// As its controller makes it; with a place it has already been given one.
+    /// Returns the object as its controller creates it; `placed`: with a node assigned.
     pub(super) fn object(&self, placed: bool) -> Value {
         let Self { namespace, name, node, takes_gpus } = self;
         let owner = name.rsplit_once('-').map_or(name.as_str(), |(owner, _)| owner);
@@ -298,7 +298,7 @@ impl Pod {
         })
     }
 
-    /// As its kubelet reports it while its image is fetched.
+    /// Returns the status while its image is pulled.
     pub(super) fn creating(&self) -> Value {
         self.status("Pending", &json!({ "waiting": { "reason": "ContainerCreating" } }))
     }

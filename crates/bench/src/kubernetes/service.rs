@@ -1,4 +1,4 @@
-//! The service as a process of its own, and what it says of the cluster.
+//! The service in its own process, and the node list that it reports.
 
 use std::{
     collections::BTreeMap,
@@ -20,14 +20,14 @@ use super::{
 };
 use crate::{process::Running, shipped};
 
-/// For the first look at the whole cluster on a busy machine.
+/// The limit for the first snapshot of the whole cluster on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Whether validation jobs are started. Nothing carries them out here.
+/// Whether validation jobs are started. Nothing runs them here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Validation {
-    /// As many at a time as the default policy has it.
+    /// As many at a time as the default policy allows.
     AsUsual,
     None,
 }
@@ -61,7 +61,7 @@ impl Service {
         Ok(Self { running: Running::start(&mut command)?, wire, program, folder })
     }
 
-    /// Waits until every node is seen, and as this one must be.
+    /// Waits until every node is reported with the expected occupancy.
     pub(super) fn wait_until_seen(&mut self, expected: &BTreeMap<String, &'static str>) -> Result<()> {
         let began = Instant::now();
         loop {
@@ -71,7 +71,7 @@ impl Service {
                     None => return Ok(()),
                     Some(wrong) => wrong,
                 },
-                // Before the first cycle there is no store and no picture.
+                // Before the first cycle there is no store and no snapshot.
                 Err(why) => format!("{why:#}"),
             };
             if began.elapsed() > PATIENCE {
@@ -81,7 +81,7 @@ impl Service {
         }
     }
 
-    /// Ends the service, which leaves what its last cycle saw, and compares that.
+    /// Ends the service and compares the snapshot of its last cycle.
     pub(super) fn stop_and_compare(self, expected: &BTreeMap<String, &'static str>) -> Result<()> {
         let Self { running, folder, program, .. } = self;
         let ended = running.stop()?;
@@ -101,7 +101,7 @@ impl Service {
     }
 }
 
-/// Who has each node, as `doctor nodes` says it.
+/// Returns the occupancy of each node as `doctor nodes` prints it.
 fn nodes(program: &Path, folder: &Path) -> Result<BTreeMap<String, String>> {
     let asked = doctor(program, folder).args(["--json", "nodes"]).output().context("asking for the nodes")?;
     ensure!(asked.status.success(), "doctor nodes: {}", String::from_utf8_lossy(&asked.stderr).trim());
@@ -122,12 +122,12 @@ fn said(folder: &Path) -> String {
     lines[lines.len().saturating_sub(5)..].join("\n")
 }
 
-/// How each node must be seen as long as nobody changes it.
+/// Returns the expected occupancy of each node before any change.
 pub(super) fn as_made() -> BTreeMap<String, &'static str> {
     (0..NODES).map(|node| (node_name(node), State::of(node).seen_as())).collect()
 }
 
-/// How many nodes are seen otherwise, and one of them.
+/// Returns how many nodes differ, with an example.
 fn difference(seen: &BTreeMap<String, String>, expected: &BTreeMap<String, &'static str>) -> Option<String> {
     if seen.len() != expected.len() {
         return Some(format!("{} nodes of {}", seen.len(), expected.len()));

@@ -1,17 +1,18 @@
-//! M3: what the service and the API server say to each other in ten minutes, against listing all nodes and pods once, as a
-//! program that does not watch would do in every cycle.
+//! M3: the traffic between service and API server in ten minutes, against listing all nodes and pods once, as a program
+//! without watches would do in every cycle.
 //!
-//! Ten minutes are put together from their parts, each measured at a forwarder: a time in which nothing happens (watches are
-//! asked for anew, bookmarks come), scaled by the clock, and what changes in ten minutes, played at once. Kinds of change are told
-//! apart, because they cost differently:
+//! Ten minutes are assembled from parts, each measured at a forwarder: an idle period (watches are renewed, bookmarks
+//! arrive), scaled to ten minutes, and the changes of ten minutes, played in one go. Kinds of change are separate,
+//! because their costs differ:
 //!
 //! - `percent_of_list`: one in a hundred pods changes once: it ends.
-//! - `…_nodes_too`: and one in a hundred nodes: it is cordoned or falls ill.
-//! - `…_turnover`: one in a hundred pods is replaced, with all that is told of both: end; creation, binding, fetching, running.
-//! - `…_heartbeats`: one in a hundred pods changes once, and every kubelet reports its node each five minutes although nothing
-//!   changed. Whoever watches nodes pays for that.
+//! - `…_nodes_too`: and one in a hundred nodes: it is cordoned or becomes not ready.
+//! - `…_turnover`: one in a hundred pods is replaced, with all events of both: end; creation, binding, image pull,
+//!   running.
+//! - `…_heartbeats`: one in a hundred pods changes once, and every kubelet reports its node every five minutes although
+//!   nothing changed, a cost of every client that watches nodes.
 //!
-//! No validation jobs are started: what they add is a list of a few jobs in each cycle, and depends on their number only.
+//! No validation jobs are started: they add a list of a few jobs per cycle, which depends only on their number.
 
 use std::{
     collections::BTreeMap,
@@ -31,16 +32,16 @@ use super::{
 use crate::{Measured, figure::Figure};
 
 const TEN_MINUTES: f64 = 600.0;
-/// A watch is asked for anew every twenty seconds; this has one of each kind in it.
+/// Watches are renewed every twenty seconds, so this contains one renewal of each kind.
 const IDLE: Duration = Duration::from_millis(20_500);
-/// Nothing new for so long: everything has been told, and two cycles have looked at it.
+/// Without traffic for this long, all events are delivered and two cycles have processed them.
 const QUIET: Duration = Duration::from_millis(2_500);
 /// At its first start the service writes every node once.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// One in a hundred.
 const CHANGED_PODS: usize = PODS / 100;
 const CHANGED_NODES: usize = NODES / 100;
-/// In ten minutes, of every node.
+/// Of every node in ten minutes.
 const HEARTBEATS: f64 = 2.0;
 
 pub(crate) fn run() -> Result<Measured> {
@@ -127,7 +128,7 @@ pub(crate) fn run() -> Result<Measured> {
     ]))
 }
 
-/// Waits until nothing goes through any more.
+/// Waits until there is no more traffic.
 fn settle(wire: &Wire) -> Result<Passed> {
     let began = Instant::now();
     let (mut before, mut since) = (wire.passed(), Instant::now());
@@ -142,15 +143,15 @@ fn settle(wire: &Wire) -> Result<Passed> {
     Ok(before)
 }
 
-/// Who changes, and how.
+/// The nodes that change, and how.
 struct Change {
-    /// Their pods end.
+    /// Nodes whose pods end.
     ended: Vec<usize>,
     cordoned: Vec<usize>,
     ill: Vec<usize>,
-    /// New pods come here: half of those whose pods ended, and as many that were free.
+    /// Nodes that get new pods: half of those whose pods ended, and as many that were free.
     taken: Vec<usize>,
-    /// Nothing happens to them.
+    /// Nodes without a change, which only send heartbeats.
     reporting: Vec<usize>,
 }
 
@@ -200,7 +201,7 @@ fn names(nodes: &[usize]) -> Vec<String> {
     nodes.iter().map(|node| node_name(*node)).collect()
 }
 
-/// What a kubelet says of its node: all conditions, each with the moment.
+/// Returns a kubelet's status update: all conditions, each with a heartbeat time.
 fn report(ready: &str, at: &str) -> Value {
     let mut node = population::node(1);
     let mut conditions = node["status"]["conditions"].take();

@@ -1,5 +1,5 @@
-//! A forwarder between the service and the API server that counts what goes through. TLS is between those two: what is counted is
-//! what a network would carry, encrypted and with all headers, only without those of TCP.
+//! A forwarder between service and API server that counts bytes. TLS is end to end, so the count is what a network
+//! would carry, encrypted and with all headers except those of TCP.
 
 use std::{
     io::{Read, Write},
@@ -25,7 +25,7 @@ pub(super) struct Wire {
     counted: Arc<Counted>,
 }
 
-/// What has gone through so far.
+/// The traffic so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Passed {
     pub(super) to_server: u64,
@@ -48,16 +48,16 @@ impl Passed {
 }
 
 impl Wire {
-    /// To a port of this machine.
+    /// Forwards to a port of this machine.
     pub(super) fn to(server: u16) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").context("listening on the loopback")?;
         let port = listener.local_addr().context("asking for the port")?.port();
         let counted = Arc::new(Counted::default());
         let counts = Arc::clone(&counted);
-        // It ends with the process: nobody else is to listen there meanwhile.
+        // The thread ends with the process, so that the port stays taken.
         thread::spawn(move || {
             for service in listener.incoming().flatten() {
-                // A server that is not there is the service's to notice: its connection ends.
+                // If the server is down, the service's connection is closed and the service handles it.
                 if let Ok(server) = TcpStream::connect(("127.0.0.1", server)) {
                     counts.connections.fetch_add(1, Ordering::Relaxed);
                     forward(&service, &server, &counts, |counted| &counted.to_server);
@@ -81,11 +81,11 @@ impl Wire {
     }
 }
 
-/// Copies one direction until it ends, on a thread of its own.
+/// Copies one direction until it ends, on its own thread.
 fn forward(from: &TcpStream, to: &TcpStream, counted: &Arc<Counted>, count: fn(&Counted) -> &AtomicU64) {
     let (Ok(mut from), Ok(mut to)) = (from.try_clone(), to.try_clone()) else { return };
     let counted = Arc::clone(counted);
-    // Small messages go at once, as they do without us.
+    // Small messages are sent without delay, as they are without the forwarder.
     let _slower = to.set_nodelay(true);
     thread::spawn(move || {
         let mut buffer = vec![0; 64 << 10];
@@ -95,7 +95,7 @@ fn forward(from: &TcpStream, to: &TcpStream, counted: &Arc<Counted>, count: fn(&
                 break;
             }
         }
-        // Whoever has gone already needs no telling.
+        // An error means that the peer is gone already.
         let _gone = to.shutdown(Shutdown::Write);
     });
 }

@@ -1,4 +1,4 @@
-//! A made fleet as large sites have it: four nodes of five are in use, and of the rest every other one is due.
+//! A generated fleet in the proportions of a large site: four of five nodes are in use, and half of the rest are due.
 
 use std::sync::Arc;
 
@@ -19,14 +19,14 @@ use crate::random::Random;
 
 pub(crate) const POOLS: usize = 4;
 pub(crate) const BUSY_PERCENT: u64 = 80;
-/// Validation runs that are under way, and how many more may start.
+/// Validation runs under way, and how many more may start.
 pub(crate) const RUNNING: usize = 3;
 pub(crate) const OPEN_SLOTS: u32 = 2;
 
 /// 2026-11-15, a Sunday, at eight in the morning.
 const NOW: Timestamp = Timestamp::from_secs(1_794_729_600);
 const RACK: usize = 64;
-/// Each test of a node is due in so many of ten thousand cases: with ten tests, every other node has one that is.
+/// How often a test of a node is due, in ten-thousandths: with ten tests, every other node has one that is.
 const TEST_DUE: u64 = 670;
 
 pub(crate) fn busy(nodes: usize, tests: usize) -> Snapshot {
@@ -54,7 +54,7 @@ pub(crate) fn busy(nodes: usize, tests: usize) -> Snapshot {
     }
 }
 
-/// The same fleet with nothing in the way of a run but the number of jobs.
+/// Returns the same fleet with no limit except the number of jobs.
 pub(crate) fn unhindered(mut snapshot: Snapshot, jobs: u32) -> Snapshot {
     snapshot.runs.clear();
     let mut policy = Policy::clone(&snapshot.policy);
@@ -67,7 +67,7 @@ pub(crate) fn unhindered(mut snapshot: Snapshot, jobs: u32) -> Snapshot {
     snapshot
 }
 
-/// Two of the tests load a shared mount.
+/// Returns a test; two of the tests load a shared mount.
 fn test(place: usize) -> TestPolicy {
     TestPolicy {
         id: TestId::new(&format!("test-{place:02}")).expect("a plain name"),
@@ -117,7 +117,7 @@ fn record(place: usize, tests: &[TestPolicy], random: &mut Random) -> NodeRecord
     }
 }
 
-/// Now and then somebody else has drained a node.
+/// Generates marks: a few nodes are drained by an operator.
 fn marks(random: &mut Random) -> Marks {
     let drained = ForeignMark { by: "root".to_owned(), text: "fan replaced".to_owned(), blocks: true };
     Marks { ours: Vec::new(), foreign: if random.chance(10) { vec![drained] } else { Vec::new() } }
@@ -127,7 +127,7 @@ fn hold() -> Hold {
     Hold { by: "alice".to_owned(), why: "debugging".to_owned(), since: NOW.minus(Span::hours(5)), until: None }
 }
 
-/// A result of the last week, or an older one, or, rarely, none that says anything.
+/// Generates a test record: a result of the last week, an older one, or rarely none that settles anything.
 fn past(random: &mut Random) -> TestRecord {
     let mut known = TestRecord::NEVER;
     let week = Span::days(7).millis().unsigned_abs();
@@ -143,7 +143,7 @@ fn past(random: &mut Random) -> TestRecord {
     known
 }
 
-/// Something failed once, and two times are needed.
+/// Returns a finding that failed once and needs a second failure to be confirmed.
 fn unconfirmed(test: &TestPolicy) -> OpenFinding {
     let finding = Finding {
         check: test.id.clone(),

@@ -1,4 +1,4 @@
-//! The queue of due nodes as one would write it down at once: look at everything, sort.
+//! The queue of due nodes in the simplest form: evaluate everything, sort.
 
 use doctor_core::{
     ids::{NodeName, TestId},
@@ -8,7 +8,7 @@ use doctor_core::{
     time::Timestamp,
 };
 
-/// Due nodes with their due tests: suspects first, then those whose oldest due test is oldest, then by name.
+/// Returns due nodes with their due tests: suspects first, then by the age of the oldest due test, then by name.
 pub(crate) fn queue(snapshot: &Snapshot) -> Vec<(NodeName, Vec<TestId>)> {
     let mut queue: Vec<(bool, Timestamp, NodeName, Vec<TestId>)> = snapshot
         .nodes
@@ -40,7 +40,7 @@ fn is_open(snapshot: &Snapshot, record: &NodeRecord) -> bool {
         && !snapshot.runs.iter().any(|active| active.run.nodes.contains(&record.node.name))
 }
 
-/// Stale, or failing once and to be repeated. Findings of this fleet are all unconfirmed.
+/// Returns whether a test is stale, or failed once and is to be repeated. All findings of this fleet are unconfirmed.
 fn is_due(snapshot: &Snapshot, record: &NodeRecord, test: &TestPolicy, known: &TestRecord) -> bool {
     let retry = &snapshot.policy.retry;
     let failing = record.findings.iter().any(|open| open.finding.check == test.id);

@@ -1,5 +1,5 @@
-//! A cluster at work, as Slurm's programs print it: taken from a real controller through the service's own questions, with the
-//! states that nodes have which are there.
+//! A cluster in use, as printed by Slurm's client programs: recorded from a real slurmctld through the service's own
+//! queries, with the states that responding nodes would have.
 
 use std::{
     collections::BTreeMap,
@@ -14,8 +14,8 @@ use tempfile::TempDir;
 
 use super::{NODES, is_drained, node_name, service};
 
-/// Which question this is: the program and its words. The service begins each line of the queue with a word of its own, new each
-/// time, in whose place another stands.
+/// Derives the file of a reply from the program and its arguments. The service starts each line of the queue with a
+/// random token, which is replaced by a constant.
 const QUESTION: &str = r#"#!/bin/sh
 name=$(basename "$0")
 token=$(printf %s "$*" | sed -n 's/.*--format=\([0-9a-f]*\).*/\1/p')
@@ -23,7 +23,7 @@ token=${token:-none}
 answer=@ANSWERS@/$(printf %s "$name $*" | sed "s/$token/TOKEN/" | cksum | cut -d ' ' -f 1)
 "#;
 
-/// Asks the real program and keeps its answer.
+/// Runs the real program and records its output.
 const RECORD: &str = r#"
 SLURM_CONF=@CONF@ @PROGRAMS@/"$name" "$@" >"$answer.new" || { rm "$answer.new"; exit 1; }
 sed "s/^$token/TOKEN/" "$answer.new" >"$answer"
@@ -31,16 +31,16 @@ cat "$answer.new"
 rm "$answer.new"
 "#;
 
-/// Answers what was kept. What failed, or was never asked, fails.
+/// Prints the recorded output. A query that failed or was never made fails.
 const REPLAY: &str = r#"
 [ "$token" = none ] && exec cat "$answer"
 exec sed "s/^TOKEN/$token/" "$answer"
 "#;
 
-/// Of ten nodes, so many are free.
+/// Of ten nodes, this many are free.
 const FREE_OF_TEN: usize = 3;
 
-/// The states of nodes that nobody runs, as a controller prints them.
+/// The states of nodes without a slurmd, as slurmctld prints them.
 const SILENT: [&str; 2] = ["State=IDLE+NOT_RESPONDING ", "State=IDLE* "];
 const SILENT_DRAINED: [&str; 2] = ["State=IDLE+DRAIN+NOT_RESPONDING ", "State=IDLE*+DRAIN "];
 
@@ -50,7 +50,7 @@ pub(super) struct Captured {
 }
 
 impl Captured {
-    /// What the service asks this Slurm in one cycle, and what it would be told if the nodes were there.
+    /// Records the queries of one cycle on this Slurm, and edits the replies to those of a cluster in use.
     pub(super) fn of(slurm: &Slurm, program: &Path) -> Result<Self> {
         let folder = tempfile::tempdir().context("creating a folder for what was captured")?;
         let (answers, record, replay) =
@@ -84,12 +84,12 @@ impl Captured {
         Ok(Self { folder, bytes })
     }
 
-    /// The folder of the programs that answer.
+    /// Returns the folder of the replaying programs.
     pub(super) fn programs(&self) -> PathBuf {
         self.folder.path().join("bin")
     }
 
-    /// How long the answer with all nodes is.
+    /// Returns the size of the reply with all nodes, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -100,7 +100,7 @@ fn write_program(path: &Path, text: &str) -> Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).with_context(|| format!("writing {}", path.display()))
 }
 
-/// The same nodes in the states that they have on a cluster at work.
+/// Replaces the state of each node by that on a cluster in use.
 fn put_to_work(text: &str) -> Result<String> {
     let mut changed = 0;
     let lines = text.lines().map(|line| {
@@ -122,7 +122,7 @@ const fn is_free(number: usize) -> bool {
     number % 10 < FREE_OF_TEN
 }
 
-/// How the nodes must be seen.
+/// Returns the expected occupancy of the nodes.
 pub(super) fn at_work() -> BTreeMap<String, &'static str> {
     let used = |node| if !is_drained(node) && is_free(node) { "free" } else { "busy" };
     (1..=NODES).map(|node| (node_name(node), used(node))).collect()

@@ -1,10 +1,11 @@
 //! M17, the dashboard: 10,000 nodes in a real browser.
 //!
-//! The controller is the one that the API is measured on, while results come in; the browser is Debian's Chromium without a screen, driven
-//! by the script that the dashboard's tests use. `first_paint_ms` is from the start of the navigation to the frame in which every node is
-//! on the map, `hover_ms` from the event of a hover or a filter to the frame in which it is answered; both are the worst of five pages.
+//! The controller is that of the API benchmark, while results come in; the browser is Debian's headless Chromium,
+//! driven by the script of the dashboard's tests. `first_paint_ms` is from the start of the navigation to the frame
+//! with every node on the map, `hover_ms` from a hover or filter event to the frame that shows its effect; both are the
+//! worst of five pages.
 //!
-//! Its twin: the map that was painted has every node, and the page said nothing to its console.
+//! Correctness check: the painted map has every node, and the page logged nothing to its console.
 
 use std::process::Command;
 
@@ -14,7 +15,7 @@ use serde_json::{Value, json};
 use super::{NODES, stage::Stage};
 use crate::{Measured, figure::Figure, shipped};
 
-/// What the script exits with where there is no browser.
+/// The exit code of the script on a machine without a browser.
 const NOT_HERE: i32 = 3;
 
 pub(crate) fn run() -> Result<Measured> {

@@ -1,4 +1,4 @@
-//! One reader: a connection that is kept, and what a dashboard asks for.
+//! One client: a persistent connection, and the requests of a dashboard.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// A person or a page thinks for a moment.
+/// The think time between two requests.
 const PAUSE: Duration = Duration::from_millis(200);
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -26,11 +26,11 @@ pub(super) struct Reader {
     address: SocketAddr,
     number: usize,
     connection: Option<BufReader<TcpStream>>,
-    /// Of what the reader has already.
+    /// ETags of responses already received.
     tags: BTreeMap<String, String>,
 }
 
-/// The head of an answer that matters here, and its body.
+/// The relevant headers of a response, and its body.
 pub(super) struct Answer {
     pub(super) body: Vec<u8>,
     tag: Option<String>,
@@ -42,10 +42,10 @@ impl Reader {
         Self { address, number, connection: None, tags: BTreeMap::new() }
     }
 
-    /// Asks in turn until it is over.
+    /// Sends requests in turn until `over` is set.
     pub(super) fn read_until(mut self, over: &AtomicBool) -> Result<Vec<Asked>> {
         let mut asked = Vec::new();
-        // Readers do not begin with the same.
+        // Clients start at different positions.
         let mut turn = self.number;
         while !over.load(Ordering::Relaxed) {
             let path = self.path(turn);
@@ -73,7 +73,7 @@ impl Reader {
         }
     }
 
-    /// One request and its answer, in gzip form if that is wanted.
+    /// Sends one request; `packed`: accept gzip.
     pub(super) fn get(&mut self, path: &str, packed: bool) -> Result<Answer> {
         let mut connection = match self.connection.take() {
             Some(connection) => connection,

@@ -1,4 +1,4 @@
-//! A simulated cluster and the controller that leads it, each a process of its own.
+//! A simulated cluster and its controller, each in its own process.
 
 use std::{
     fs::{self, File},
@@ -16,9 +16,9 @@ use tempfile::TempDir;
 use super::reader::Reader;
 use crate::process::{MemoryWatch, Running};
 
-/// For the first cycle on a busy machine.
+/// The limit for the first cycle on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Seconds of the cluster in one of ours: a cycle every five seconds, and a run in half a minute.
+/// The simulation's speed-up: a cycle every five seconds, and a run in half a minute.
 const SPEED: &str = "60";
 
 pub(super) struct Stage {
@@ -64,7 +64,7 @@ impl Stage {
         self.address
     }
 
-    /// Until results come in.
+    /// Waits until results come in.
     fn wait(&mut self) -> Result<()> {
         let began = Instant::now();
         while self.results().unwrap_or(0) == 0 {
@@ -83,7 +83,7 @@ impl Stage {
         serde_json::from_slice(&answer.body).with_context(|| format!("reading {path}"))
     }
 
-    /// Nodes that were tested, of any test.
+    /// Returns the number of tested nodes, summed over all tests.
     fn results(&self) -> Result<u64> {
         let rows = self.get("/coverage")?;
         let tested = |row: &Value| {
@@ -92,7 +92,7 @@ impl Stage {
         Ok(rows.as_array().context("coverage is a list")?.iter().map(tested).sum())
     }
 
-    /// Every node is there. How many results there are.
+    /// Verifies that every node is reported. Returns the number of results.
     pub(super) fn twin(&self, nodes: usize) -> Result<u64> {
         let map = self.get("/map")?;
         let rows = map["nodes"].as_array().context("the map has nodes")?;
@@ -102,7 +102,7 @@ impl Stage {
         self.results()
     }
 
-    /// The map, plain and as gzip.
+    /// Returns the size of the map, plain and with gzip.
     pub(super) fn map_bytes(&self) -> Result<(usize, usize)> {
         let plain = Reader::new(self.address, 0).get("/map", false)?.body.len();
         Ok((plain, Reader::new(self.address, 0).get("/map", true)?.body.len()))
@@ -117,7 +117,7 @@ impl Stage {
     }
 }
 
-/// Whoever takes it in between makes the controller fail, which is said.
+/// Returns a free address. If another process takes the port, the controller fails to start, which is reported.
 fn free_address() -> Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").context("looking for a port")?;
     listener.local_addr().context("looking for a port")

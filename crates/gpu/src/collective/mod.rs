@@ -1,9 +1,9 @@
-//! The collective test: the GPUs of this machine as ranks of one all-reduce, each on a thread of its own, every element
+//! The collective test: the GPUs of this machine as ranks of one all-reduce, each on its own thread, every element
 //! compared.
 //!
-//! The ranks of several machines go in step: before each size, and at the end, every rank waits until all are there. Who
-//! holds them back or tells them to stop is the caller's business ([`Steps`]). A rank tells what it has seen before it lets
-//! go of NCCL and the driver, because letting go may hang.
+//! The ranks of all machines run in lockstep: before each size, and at the end, every rank waits for all others. The
+//! caller provides the barrier and the stop signal ([`Steps`]). A rank reports its results before it releases NCCL and
+//! the driver, because that may hang.
 
 mod numbers;
 mod one_rank;
@@ -19,10 +19,10 @@ use crate::{
     nccl::{Nccl, UniqueId},
 };
 
-/// Two messages, and as much again for what NCCL and others take.
+/// The number of equal shares of free memory: two for the buffers of a message, one for NCCL and other processes.
 const SHARE_OF_FREE: u64 = 3;
 
-/// The GPUs of this machine, with the libraries to use them.
+/// The GPUs of this machine, and the loaded libraries.
 #[derive(Debug)]
 pub struct Ranks {
     cuda: Cuda,
@@ -31,26 +31,26 @@ pub struct Ranks {
     room: u64,
 }
 
-/// What the ranks of this machine do in a job.
+/// The work of this machine's ranks in a job.
 #[derive(Debug, Clone)]
 pub struct Task {
     pub id: UniqueId,
-    /// Of the first GPU here; the others follow.
+    /// The rank of the first GPU on this machine; the others follow.
     pub first_rank: u32,
     pub ranks: u32,
-    /// Bytes of each message, ascending.
+    /// The sizes of the messages in bytes, ascending.
     pub sizes: Vec<u64>,
-    /// How long one size may take, and how long all ranks may take to find each other.
+    /// The limit for one size, and for all ranks to join.
     pub stall: Duration,
 }
 
-/// How the ranks of all machines keep in step.
+/// How the ranks of all machines stay in lockstep.
 pub struct Steps<'a> {
-    /// Called by every rank before each step; comes back when all are there. `false`: stop.
+    /// Called by every rank before each step; returns when all have arrived. `false`: stop.
     pub wait: &'a (dyn Fn(usize) -> bool + Sync),
-    /// Set when a rank should stop in the middle of a step.
+    /// Set to stop a rank in the middle of a step.
     pub stop: &'a AtomicBool,
-    /// Hears of each rank when it is done or broken.
+    /// Receives each rank's report when it has finished or failed.
     pub report: &'a (dyn Fn(GpuReport) + Sync),
 }
 
@@ -61,10 +61,10 @@ impl std::fmt::Debug for Steps<'_> {
 }
 
 impl Ranks {
-    /// Loads both libraries and looks at the GPUs.
+    /// Loads both libraries and opens the GPUs.
     ///
     /// # Errors
-    /// Without a GPU, its driver, or NCCL.
+    /// Fails without a GPU, its driver, or NCCL.
     pub fn open(cuda: &OsStr, nccl: &OsStr) -> Result<Self, ProbeFailure> {
         let cuda = Cuda::open(cuda).map_err(|error| error.failure())?;
         let count = cuda.count().map_err(|error| error.failure())?;
@@ -91,33 +91,33 @@ impl Ranks {
         Ok(Self { cuda, nccl, gpus, room })
     }
 
-    /// Addresses on the bus, in the driver's order.
+    /// Returns the PCI addresses, in the driver's order.
     pub fn gpus(&self) -> &[String] {
         &self.gpus
     }
 
-    /// The largest message that every GPU has room for.
+    /// Returns the largest message, in bytes, that fits on every GPU.
     pub const fn room(&self) -> u64 {
         self.room
     }
 
-    /// As 22809 for 2.28.9.
+    /// Returns the version, such as 22809 for 2.28.9.
     ///
     /// # Errors
-    /// If NCCL does not say.
+    /// Fails if NCCL does not report one.
     pub fn nccl_version(&self) -> Result<u32, ProbeFailure> {
         self.nccl.version().map_err(|error| error.failure())
     }
 
-    /// Begins a job, of which this process is the place to meet.
+    /// Creates the id of a job, with this process as the rendezvous.
     ///
     /// # Errors
-    /// If NCCL finds no network interface, for instance.
+    /// Fails if NCCL finds no network interface, for instance.
     pub fn unique_id(&self) -> Result<UniqueId, ProbeFailure> {
         self.nccl.unique_id().map_err(|error| error.failure())
     }
 
-    /// Runs all ranks of this machine to their end.
+    /// Runs all ranks of this machine to completion.
     pub fn run(&self, task: &Task, steps: &Steps<'_>) {
         thread::scope(|scope| {
             for (index, gpu) in self.gpus.iter().enumerate() {

@@ -1,8 +1,8 @@
-//! What each rank brings to a sum. `kernels/collective.cu` says the same, and each run compares the two.
+//! The number that each rank contributes to a sum. `kernels/collective.cu` computes the same, and each run compares the two.
 
-/// The largest integer up to which all of them are floats.
+/// All integers up to this one are exact in f32.
 const EXACT: u32 = 1 << 24;
-/// More than this makes no difference to what is found.
+/// A larger range would not detect more errors.
 const MOST: u32 = 1 << 20;
 
 /// The numbers of one message.
@@ -15,15 +15,15 @@ pub(super) struct Numbers {
 }
 
 impl Numbers {
-    /// Sums stay exact for any number of ranks that a job can have.
+    /// Chooses the range such that sums stay exact for any number of ranks that a job can have.
     pub(super) const fn new(ranks: u32, seed: u32) -> Self {
         let exact = EXACT / ranks;
         let range = if exact < MOST { exact } else { MOST };
-        // Seeds are counted; here their bits are spread.
+        // Seeds are consecutive; hashing spreads their bits.
         Self { ranks, range, seed: scrambled(seed ^ 0x5bf0_3635) }
     }
 
-    /// Of one rank at one place, without the sign.
+    /// Returns the share of one rank at one position, without the sign.
     pub(super) fn share(&self, place: u64, rank: u32) -> u32 {
         let mixed = scrambled(self.place(place).wrapping_add((rank + 1).wrapping_mul(0x85eb_ca6b)));
         1 + ((u64::from(mixed) * u64::from(self.range)) >> 32) as u32
@@ -34,7 +34,7 @@ impl Numbers {
         if self.place(place) & 1 == 1 { -size } else { size }
     }
 
-    /// The rank whose share is what a wrong sum lacks, if there is exactly one.
+    /// Returns the rank whose share a wrong sum lacks, if exactly one fits.
     pub(super) fn lost(&self, place: u64, got: f32) -> Option<u32> {
         let lacks = (self.sum(place).abs() - got.abs()) as i64;
         if !got.is_finite() || got.fract() != 0.0 {

@@ -1,4 +1,4 @@
-//! One rank: joins, and for each size fills its share, adds up with the others, compares, and takes the time.
+//! One rank: joins, and for each size fills its share, reduces with the others, compares the result, and measures the time.
 
 use std::{
     sync::atomic::Ordering,
@@ -16,17 +16,17 @@ use crate::{
     nccl::{Communicator, Nccl, NcclError},
 };
 
-/// What no sum is: every bit set, which is a NaN. What is not written stays wrong.
+/// A value that no sum has: all bits set, a NaN. An element that is not written is therefore wrong.
 const POISON: u32 = u32::MAX;
 
-/// Milliseconds on the fastest link: long against the moments by which ranks begin apart.
+/// Milliseconds on the fastest link: long against the skew with which ranks start.
 const MOST_PASSED_ON: u64 = 1 << 30;
-/// The first one also pays for the way being opened.
+/// Several rounds, because the first also pays for setting up the connection.
 const ROUNDS: usize = 6;
-/// Numbers of these messages are no numbers of a sum.
+/// The seed space of these messages, disjoint from that of sums.
 const PASSED_ON: u32 = 1 << 31;
 
-/// Why a rank did not come to its end.
+/// Why a rank did not finish.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
     #[error(transparent)]
@@ -73,12 +73,12 @@ pub(super) fn run(cuda: &Cuda, nccl: &Nccl, index: usize, bus: &str, task: &Task
         }
     };
     report.broken = rank.work(&mut report).err().map(Ended::broken);
-    // Told before the rank is let go: ending a communicator that hangs may hang.
+    // Reported before the rank is released, because ending a communicator that hangs may hang.
     (steps.report)(report);
 }
 
 struct Rank<'a> {
-    // Ended before the memory that it works on is given back.
+    // Declared first: dropped before the memory that it works on.
     communicator: Communicator<'a>,
     share: Buffer<'a>,
     sum: Buffer<'a>,
@@ -119,20 +119,20 @@ impl<'a> Rank<'a> {
         }
         let sums = self.task.sizes.len() + 1;
         report.exchange = Some(self.pass_on(sums)?);
-        // Nobody leaves while another still needs what this one holds.
+        // No rank leaves while another still needs its resources.
         step(self.steps, sums + ROUNDS)
     }
 
-    /// To the next rank, and from the one before: where a sum is slow, this says between which two.
+    /// Exchanges data with the neighbouring ranks in a ring. If a sum is slow, this shows between which two ranks.
     ///
-    /// All begin together, and once in each round: one after the other, every rank would soon go at the pace of the slowest.
-    /// The best round counts, as a rank that begins a little earlier than its neighbour waits for it.
+    /// All ranks start together, once per round: back to back, every rank would soon run at the pace of the slowest.
+    /// The best round counts, because a rank that starts a little earlier waits for its neighbour.
     fn pass_on(&self, first_step: usize) -> Result<SizeReport, Ended> {
         let ranks = self.task.ranks;
         let (next, before) = ((self.number + 1) % ranks, (self.number + ranks - 1) % ranks);
         let bytes = self.task.sizes.last().copied().unwrap_or_default().min(MOST_PASSED_ON);
         let count = bytes as usize / size_of::<f32>();
-        // A sum of one share; each rank's message is another.
+        // A sum of one share; each rank's message differs.
         let message = |rank: u32| Numbers::new(1, PASSED_ON ^ rank);
         let shares = || self.values.fill(message(self.number), 0, &self.share, count);
         let exchange = |go_on: &dyn Fn() -> bool| {
@@ -144,13 +144,13 @@ impl<'a> Rank<'a> {
             seconds = seconds.min(self.pass(bytes, 1, shares, exchange)?);
         }
         let (wrong, listed) = self.values.check(message(before), &self.sum, count)?;
-        // Nothing of a sum is in it that a rank could have left out.
+        // The message is no sum, so no rank's share can be missing from it.
         let listed = listed.into_iter().map(|element| WrongElement { lost: None, ..element }).collect();
         Ok(SizeReport { bytes, seconds, wrong, listed })
     }
 
-    /// Compared before and after the time is taken, with other numbers each time: what is left of the first pass is wrong in
-    /// the second.
+    /// Compares the sums before and after the timed pass, with different numbers: data left from the first pass is
+    /// wrong in the second.
     fn one_size(&self, number: u32, bytes: u64) -> Result<SizeReport, Ended> {
         let (first, mut listed, _) = self.sum(2 * number, bytes, 1)?;
         let (second, more, seconds) = self.sum(2 * number + 1, bytes, CollectiveOrder::repeats(bytes))?;
@@ -168,7 +168,7 @@ impl<'a> Rank<'a> {
         Ok((wrong, listed, seconds))
     }
 
-    /// Seconds of one of so many, with nothing of before in what is received.
+    /// Returns the seconds per repeat, with the receive buffer poisoned before.
     fn pass(
         &self,
         bytes: u64,
@@ -184,7 +184,7 @@ impl<'a> Rank<'a> {
         let go_on = || self.goes_on(deadline);
         let ask = |times| (0..times).try_for_each(|_| once(&go_on).map_err(|error| self.or_hung(error, &what())));
         if repeats > 1 {
-            // Not timed: all ranks are there when it is through.
+            // Not timed: when it completes, all ranks have arrived.
             ask(1)?;
         }
         let seconds = self.gpu.timed_while(
@@ -194,7 +194,7 @@ impl<'a> Rank<'a> {
                 Ok::<_, Ended>(self.goes_on(deadline))
             },
         )?;
-        // What ended because another rank went away looks as if it were through, and its sum as if it were wrong.
+        // An operation that was aborted because another rank left looks complete, and its sum wrong.
         self.communicator.trouble()?;
         seconds.map(|seconds| seconds / f64::from(repeats)).ok_or_else(|| self.given_up(&what()))
     }

@@ -1,4 +1,4 @@
-//! Shares and sums on the GPU: filling a message, comparing what came back, and proving that a wrong one is seen.
+//! Shares and sums on the GPU: filling a message, comparing the result, and proving that errors are detected.
 
 use doctor_checks::collective_report::WrongElement;
 
@@ -7,9 +7,9 @@ use crate::cuda::{Argument, Attribute, Buffer, CudaError, Gpu, Launch, Module};
 
 const KERNELS: &str = include_str!("../../kernels/collective.ptx");
 
-/// More wrong elements than this are counted and not listed.
+/// Further wrong elements are counted but not listed.
 const LISTED: u32 = 64;
-/// Of `struct Wrong` in the kernel.
+/// The size in words of `struct Wrong` in the kernel.
 const WORDS: usize = 4;
 
 /// The kernels on one GPU.
@@ -34,13 +34,13 @@ impl<'g> Values<'g> {
         })
     }
 
-    /// Asks for this rank's shares in the first `count` numbers, and does not wait.
+    /// Enqueues the fill of the first `count` numbers with this rank's shares.
     pub(super) fn fill(&self, numbers: Numbers, rank: u32, to: &Buffer<'_>, count: usize) -> Result<(), CudaError> {
         let arguments = [to.into(), (count as u64).into(), rank.into(), numbers.seed.into(), numbers.range.into()];
         self.module.function("fill_shares")?.launch(self.launch, &arguments)
     }
 
-    /// Compares every number with the sum that it must be; how many are not, and which.
+    /// Compares every number with the expected sum. Returns how many are wrong, and which.
     pub(super) fn check(
         &self,
         numbers: Numbers,
@@ -68,9 +68,9 @@ impl<'g> Values<'g> {
         Ok((wrong, listed))
     }
 
-    /// Plants errors into right sums and looks whether each is found where it is, and nothing else.
+    /// Injects errors into correct sums and verifies that each is found at its position, and nothing else.
     ///
-    /// The right sums come from the host, so that both ways of computing them are compared, too.
+    /// The correct sums come from the host, so the two implementations are compared as well.
     pub(super) fn sees_errors(&self, ranks: u32) -> Result<Option<String>, CudaError> {
         const COUNT: usize = 1 << 14;
         let numbers = Numbers::new(ranks, u32::MAX);
@@ -82,7 +82,7 @@ impl<'g> Values<'g> {
         }
         let sum = |place: u64| sums[place as usize];
         let without = |place: u64| sum(place) - sum(place).signum() * numbers.share(place, ranks - 1) as f32;
-        // A lost value, a turned bit, a NaN, a neighbour's value, and a sum without the last rank's share.
+        // A lost value, a flipped bit, a NaN, a neighbour's value, and a sum without the last rank's share.
         let planted = [
             (3u64, 0u32, 0u32),
             (4_097, 1, 1 << 13),
@@ -107,7 +107,7 @@ impl<'g> Values<'g> {
 mod tests {
     use super::*;
 
-    /// Driver 525 came with CUDA 12.0 and understands PTX up to 8.0.
+    /// Driver 525 shipped with CUDA 12.0 and accepts PTX up to 8.0.
     #[test]
     fn the_kernels_are_ptx_that_the_oldest_driver_understands() {
         let mut lines = KERNELS.lines();

@@ -1,13 +1,13 @@
-//! What goes wrong in the CUDA driver, and whose fault it is.
+//! Errors of the CUDA driver, and what they say about the hardware.
 //!
-//! The same call can fail because the machine has no GPU, because somebody else holds its memory, or because the GPU has
-//! just returned garbage. Only the last one is a finding about the hardware.
+//! The same call can fail because the machine has no GPU, because another process holds its memory, or because the GPU
+//! has just returned garbage. Only the last is a finding about the hardware.
 
 use std::fmt;
 
 use doctor_core::observation::{FailureKind, ProbeFailure};
 
-/// `CUresult` of a call that failed, with the driver's own name for it.
+/// The `CUresult` of a failed call, with the driver's name for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriverError {
     pub call: &'static str,
@@ -31,7 +31,7 @@ pub enum CudaError {
     Driver(DriverError),
 }
 
-/// Codes that say that a GPU misbehaved, and not that a question was wrong or the machine is otherwise in use.
+/// Codes that indicate a GPU fault rather than a wrong argument or a GPU in use.
 const HARDWARE: &[i32] = &[
     214, // ECC_UNCORRECTABLE
     220, // NVLINK_UNCORRECTABLE
@@ -44,7 +44,7 @@ const HARDWARE: &[i32] = &[
     717, // INVALID_ADDRESS_SPACE
     718, // INVALID_PC
     719, // LAUNCH_FAILED
-    721, // EXTERNAL_DEVICE and TENSOR_MEMORY_LEAK share this range on newer drivers
+    721, // TENSOR_MEMORY_LEAK
 ];
 
 const OUT_OF_MEMORY: i32 = 2;
@@ -52,7 +52,7 @@ const NO_DEVICE: i32 = 100;
 const SYSTEM_NOT_READY: i32 = 802;
 
 impl CudaError {
-    /// Whether a GPU that worked a moment ago has failed.
+    /// Returns whether a GPU that worked a moment ago has failed.
     pub fn is_hardware(&self) -> bool {
         matches!(self, Self::Driver(error) if HARDWARE.contains(&error.code))
     }
@@ -65,7 +65,7 @@ impl CudaError {
         matches!(self, Self::Driver(error) if error.code == NO_DEVICE)
     }
 
-    /// Why there is no measurement.
+    /// Converts the error into the reason for a missing measurement.
     pub fn failure(&self) -> ProbeFailure {
         match self {
             Self::NoLibrary { .. } | Self::NoSymbol { .. } => ProbeFailure::new(FailureKind::Missing, self.to_string()),

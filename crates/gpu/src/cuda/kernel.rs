@@ -1,4 +1,4 @@
-//! Kernels: PTX that the driver compiles for the device it finds, and their launches.
+//! Kernels: PTX that the driver compiles for the present device, and their launches.
 
 use std::{
     ffi::{CString, c_int, c_void},
@@ -7,7 +7,7 @@ use std::{
 
 use super::{Buffer, CudaError, Gpu, TensorMap, symbols::Handle};
 
-/// `CU_JIT_ERROR_LOG_BUFFER` and the size of it: what the compiler says when it refuses.
+/// `CU_JIT_ERROR_LOG_BUFFER` and its size: the compiler's error message.
 const JIT_ERROR_LOG: c_int = 5;
 const JIT_ERROR_LOG_BYTES: c_int = 6;
 const LOG_BYTES: usize = 8 << 10;
@@ -34,8 +34,8 @@ impl<'c> Gpu<'c> {
         Ok(Module { gpu: self, handle })
     }
 
-    /// The same for several at once: compiling takes a second each, and the host has many processors. Meanwhile the
-    /// device is there for `work`, which leaves a little of its memory for them.
+    /// Compiles and loads several sources in parallel, because each takes a second and the host has many cores.
+    /// Meanwhile `work` may use the device; it must leave a little memory for the modules.
     pub fn modules<T>(
         &self,
         sources: &[&str],
@@ -48,7 +48,7 @@ impl<'c> Gpu<'c> {
             let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join().expect("loading does not panic");
             (threads.into_iter().map(join).collect::<Vec<Result<Loaded, CudaError>>>(), done)
         });
-        // Those that did load are given back when another did not.
+        // If one source fails, the modules that did load are dropped.
         let modules = loaded.into_iter().map(|loaded| loaded.map(|Loaded(handle)| Module { gpu: self, handle }));
         Ok((modules.collect::<Result<_, _>>()?, done?))
     }
@@ -59,8 +59,8 @@ impl<'c> Gpu<'c> {
         let mut options = [JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES];
         let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), LOG_BYTES as *mut c_void];
         let mut handle = ptr::null_mut();
-        // SAFETY: the text ends with a zero; two options with two values, of which the first leads to a live buffer of
-        // the size that the second gives.
+        // SAFETY: the text ends with a zero byte; two options with two values, of which the first points to a live
+        // buffer of the size that the second gives.
         let code = unsafe {
             (self.cuda.symbols.module_load)(
                 &raw mut handle,
@@ -75,21 +75,21 @@ impl<'c> Gpu<'c> {
     }
 }
 
-/// A module of the driver's, which belongs to its context and to no thread.
+/// A module handle, which belongs to its context and to no thread.
 struct Loaded(Handle);
-// SAFETY: the driver's handles may be used from any thread.
+// SAFETY: driver handles may be used from any thread.
 unsafe impl Send for Loaded {}
 
-/// A device for the threads that load modules into it.
+/// A device, shared with the threads that load modules.
 #[derive(Clone, Copy)]
 struct Shared<'a>(&'a Gpu<'a>);
-// SAFETY: the other threads use only the driver's functions and the context's handle, which any thread may, and make the
-// context their own before that.
+// SAFETY: the other threads use only the driver's functions and the context handle, which any thread may use, and make
+// the context current first.
 unsafe impl Send for Shared<'_> {}
 
 impl Shared<'_> {
     fn load_here(self, ptx: &str) -> Result<Loaded, CudaError> {
-        // SAFETY: the context lives as long as the device that is borrowed here.
+        // SAFETY: the context lives as long as the borrowed device.
         let code = unsafe { (self.0.cuda.symbols.context_set)(self.0.context) };
         self.0.check("cuCtxSetCurrent", code)?;
         self.0.load(ptx)
@@ -113,7 +113,7 @@ impl Module<'_> {
         let text = CString::new(name).expect("a kernel's name has no zero byte in it");
         let mut handle = ptr::null_mut();
         let symbols = &self.gpu.cuda.symbols;
-        // SAFETY: a live variable, a loaded module, and a text that ends with a zero.
+        // SAFETY: a live variable, a loaded module, and a zero-terminated text.
         let code = unsafe { (symbols.module_function)(&raw mut handle, self.handle, text.as_ptr()) };
         self.gpu.check("cuModuleGetFunction", code)?;
         Ok(Function { gpu: self.gpu, handle })
@@ -140,7 +140,7 @@ impl fmt::Debug for Function<'_> {
     }
 }
 
-/// How many blocks of how many threads, and the shared memory of each block.
+/// The numbers of blocks and threads, and the shared memory of each block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
     pub grid: [u32; 3],
@@ -160,11 +160,11 @@ impl Launch {
     }
 }
 
-/// One argument of a kernel, in the order and of the types of its source.
+/// One kernel argument, in the order and with the types of the source.
 #[derive(Debug, Clone, Copy)]
 pub enum Argument<'a> {
     Buffer(&'a Buffer<'a>),
-    /// An address within a buffer, or none.
+    /// An address within a buffer, or zero.
     Address(u64),
     U32(u32),
     U64(u64),
@@ -197,15 +197,15 @@ impl From<f32> for Argument<'_> {
 }
 
 impl Function<'_> {
-    /// Lets a block have more shared memory than every device gives.
+    /// Raises the shared memory limit of a block above the default.
     pub fn allow_shared(&self, bytes: u32) -> Result<(), CudaError> {
         let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
-        // SAFETY: a function of a loaded module; too large a number is answered with an error.
+        // SAFETY: a function of a loaded module; the driver rejects a number that is too large.
         let code = unsafe { (self.gpu.cuda.symbols.function_attribute)(self.handle, MOST_SHARED, bytes) };
         self.gpu.check("cuFuncSetAttribute", code)
     }
 
-    /// How many such blocks one multiprocessor holds at a time.
+    /// Returns how many such blocks fit on a multiprocessor at a time.
     pub fn blocks_per_multiprocessor(&self, launch: Launch) -> Result<u32, CudaError> {
         let mut blocks = 0;
         let block = c_int::try_from(launch.block).unwrap_or(c_int::MAX);
@@ -222,12 +222,12 @@ impl Function<'_> {
         Ok(u32::try_from(blocks).unwrap_or_default())
     }
 
-    /// Asks for a run and does not wait.
+    /// Enqueues a launch without waiting.
     ///
-    /// The arguments must be those of the kernel's source. That is not checked here: a kernel and its one caller stand
-    /// in this crate and are tested together on a GPU.
+    /// The arguments must match the kernel's source. This is not checked here: each kernel and its one caller are in
+    /// this crate and are tested together on a GPU.
     pub fn launch(&self, launch: Launch, arguments: &[Argument<'_>]) -> Result<(), CudaError> {
-        // The driver wants a pointer to each value; these live until the call returns, when it has copied them.
+        // The driver takes a pointer to each value and copies the values before the call returns.
         let values: Vec<u64> = arguments.iter().map(bits).collect();
         let mut pointers: Vec<*mut c_void> = arguments
             .iter()
@@ -238,8 +238,8 @@ impl Function<'_> {
             })
             .collect();
         let [x, y, z] = launch.grid;
-        // SAFETY: a function of a loaded module with as many live values as it takes, as said above. Buffers are borrowed
-        // here and given back only after the driver has waited for what uses them.
+        // SAFETY: a function of a loaded module with as many live values as it takes, see above. Buffers are borrowed
+        // here and freed only after the driver has waited for the work that uses them.
         let code = unsafe {
             (self.gpu.cuda.symbols.launch)(
                 self.handle,
@@ -259,7 +259,7 @@ impl Function<'_> {
     }
 }
 
-/// The value's bytes, first in memory as every machine with such a GPU stores them.
+/// Returns the value's bytes, lowest address first: all hosts of such GPUs are little-endian.
 fn bits(argument: &Argument<'_>) -> u64 {
     match argument {
         Argument::Buffer(buffer) => buffer.address(),

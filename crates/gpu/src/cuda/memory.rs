@@ -1,13 +1,13 @@
-//! Memory of the device, and memory of the host that the device can reach at full speed.
+//! Device memory, and pinned host memory that the device accesses at full speed.
 
 use std::{ffi::c_void, fmt, ops, ptr, slice};
 
 use super::{CudaError, Gpu, symbols::DevicePtr};
 
-/// Plain numbers: every pattern of bits is a value, and there is no padding.
+/// Plain numbers: every bit pattern is a value, and there is no padding.
 ///
 /// # Safety
-/// Only for such types.
+/// Implement it only for such types.
 pub unsafe trait Pod: Copy + Default + 'static {}
 
 // SAFETY: plain numbers.
@@ -25,7 +25,7 @@ unsafe impl Pod for f32 {}
 // SAFETY: plain numbers.
 unsafe impl Pod for f64 {}
 
-/// A piece of the device's memory.
+/// A buffer in device memory.
 pub struct Buffer<'g> {
     gpu: &'g Gpu<'g>,
     address: DevicePtr,
@@ -41,35 +41,35 @@ impl fmt::Debug for Buffer<'_> {
 impl<'c> Gpu<'c> {
     pub fn allocate(&self, bytes: usize) -> Result<Buffer<'_>, CudaError> {
         let mut address = 0;
-        // SAFETY: the pointer leads to a live variable; this device's context is current.
+        // SAFETY: the pointer points to a live variable; this device's context is current.
         let code = unsafe { (self.cuda.symbols.allocate)(&raw mut address, bytes) };
         self.check("cuMemAlloc", code)?;
         Ok(Buffer { gpu: self, address, bytes })
     }
 
-    /// A buffer with these values in it.
+    /// Allocates a buffer with these values.
     pub fn upload<T: Pod>(&self, values: &[T]) -> Result<Buffer<'_>, CudaError> {
         let buffer = self.allocate(size_of_val(values))?;
         buffer.write(values)?;
         Ok(buffer)
     }
 
-    /// Pinned memory of the host.
+    /// Allocates pinned host memory.
     pub fn allocate_host(&self, words: usize) -> Result<HostBuffer<'_>, CudaError> {
         let mut address = ptr::null_mut();
-        // SAFETY: the pointer leads to a live variable; this device's context is current.
+        // SAFETY: the pointer points to a live variable; this device's context is current.
         let code = unsafe { (self.cuda.symbols.allocate_host)(&raw mut address, words * 8, 0) };
         self.check("cuMemHostAlloc", code)?;
         let host = HostBuffer { gpu: self, address: address.cast(), words };
-        // SAFETY: fresh memory of this many bytes, which becomes initialised by it.
+        // SAFETY: fresh memory of this many words, which this call initialises.
         unsafe { ptr::write_bytes(host.address, 0, words) };
         Ok(host)
     }
 
-    /// Whether the other device's memory can be reached from this one.
+    /// Returns whether this device can access the other's memory.
     pub fn reaches(&self, other: &Gpu<'_>) -> Result<bool, CudaError> {
         let mut can = 0;
-        // SAFETY: the pointer leads to a live variable; both devices are open.
+        // SAFETY: the pointer points to a live variable; both devices are open.
         let code = unsafe { (self.cuda.symbols.can_access_peer)(&raw mut can, self.device, other.device) };
         self.check("cuDeviceCanAccessPeer", code)?;
         Ok(can != 0)
@@ -93,7 +93,7 @@ impl Buffer<'_> {
         self.bytes == 0
     }
 
-    /// Every 32-bit word.
+    /// Sets every 32-bit word.
     pub fn fill(&self, word: u32) -> Result<(), CudaError> {
         // SAFETY: as many words as the buffer has.
         let code = unsafe { (self.gpu.cuda.symbols.set_words)(self.address, word, self.bytes / 4, ptr::null_mut()) };
@@ -103,7 +103,7 @@ impl Buffer<'_> {
     /// Copies from the host and waits.
     ///
     /// # Panics
-    /// If there are more values than room.
+    /// Panics if the values do not fit.
     pub fn write<T: Pod>(&self, values: &[T]) -> Result<(), CudaError> {
         let bytes = size_of_val(values);
         assert!(bytes <= self.bytes, "{bytes} bytes do not fit into {}", self.bytes);
@@ -117,7 +117,7 @@ impl Buffer<'_> {
     /// Copies the first `count` values to the host and waits.
     ///
     /// # Panics
-    /// If the buffer has fewer.
+    /// Panics if the buffer has fewer.
     pub fn read<T: Pod>(&self, count: usize) -> Result<Vec<T>, CudaError> {
         self.read_from(0, count)
     }
@@ -125,7 +125,7 @@ impl Buffer<'_> {
     /// Copies `count` values after the first `skipped` ones to the host and waits.
     ///
     /// # Panics
-    /// If the buffer has fewer.
+    /// Panics if the buffer has fewer.
     pub fn read_from<T: Pod>(&self, skipped: usize, count: usize) -> Result<Vec<T>, CudaError> {
         let mut values = vec![T::default(); count];
         let (before, bytes) = (skipped * size_of::<T>(), size_of_val(values.as_slice()));
@@ -142,10 +142,10 @@ impl Buffer<'_> {
         Ok(values)
     }
 
-    /// Asks for a copy of the first `bytes` of another buffer of the same device, and does not wait.
+    /// Enqueues a copy of the first `bytes` of another buffer of the same device.
     ///
     /// # Panics
-    /// If either buffer is shorter.
+    /// Panics if either buffer is shorter.
     pub fn copy_from(&self, other: &Buffer<'_>, bytes: usize) -> Result<(), CudaError> {
         assert!(bytes <= self.bytes && bytes <= other.bytes, "a copy within both buffers");
         // SAFETY: both buffers have this many bytes and live as long as their context.
@@ -153,14 +153,14 @@ impl Buffer<'_> {
         self.gpu.check("cuMemcpyDtoD", code)
     }
 
-    /// Asks for a copy of the first `bytes` of this buffer to `to` bytes further in it, and does not wait.
+    /// Enqueues a copy of the first `bytes` of this buffer to the offset `to`.
     ///
     /// # Panics
-    /// If the two parts overlap or the second is not all within the buffer.
+    /// Panics if the two parts overlap or the second is not all within the buffer.
     pub fn copy_within(&self, to: usize, bytes: usize) -> Result<(), CudaError> {
         assert!(bytes <= to && to + bytes <= self.bytes, "two parts of one buffer");
         let symbols = &self.gpu.cuda.symbols;
-        // SAFETY: both parts are in the buffer and apart.
+        // SAFETY: both parts are within the buffer and do not overlap.
         let code = unsafe { (symbols.on_device)(self.address + to as u64, self.address, bytes, ptr::null_mut()) };
         self.gpu.check("cuMemcpyDtoD", code)
     }
@@ -168,10 +168,10 @@ impl Buffer<'_> {
     /// As [`Buffer::copy_from`], from another device.
     ///
     /// # Panics
-    /// If either buffer is shorter.
+    /// Panics if either buffer is shorter.
     pub fn copy_from_peer(&self, other: &Buffer<'_>, bytes: usize) -> Result<(), CudaError> {
         assert!(bytes <= self.bytes && bytes <= other.bytes, "a copy within both buffers");
-        // SAFETY: both buffers have this many bytes, each in the context that is named with it.
+        // SAFETY: both buffers have this many bytes, each in the context passed with it.
         let code = unsafe {
             (self.gpu.cuda.symbols.to_peer)(
                 self.address,
@@ -185,18 +185,18 @@ impl Buffer<'_> {
         self.gpu.check("cuMemcpyPeer", code)
     }
 
-    /// Asks for a copy from pinned memory, and does not wait.
+    /// Enqueues a copy from pinned memory.
     pub fn load(&self, host: &HostBuffer<'_>) -> Result<(), CudaError> {
         let bytes = self.bytes.min(host.words * 8);
-        // SAFETY: both sides have this many bytes. The host's memory is pinned and given back only after its context has
-        // been waited for.
+        // SAFETY: both sides have this many bytes. The host memory is pinned and freed only after its context has been
+        // synchronised.
         let code =
             unsafe { (self.gpu.cuda.symbols.to_device)(self.address, host.address.cast(), bytes, ptr::null_mut()) };
         self.gpu.check("cuMemcpyHtoD", code)
     }
 
-    /// Asks for a copy to pinned memory, and does not wait. Taking it mutably keeps others from reading it meanwhile only
-    /// until this returns: wait before you look.
+    /// Enqueues a copy to pinned memory. The mutable borrow ends when this returns, before the copy does: synchronise
+    /// before reading.
     pub fn store(&self, host: &mut HostBuffer<'_>) -> Result<(), CudaError> {
         let bytes = self.bytes.min(host.words * 8);
         // SAFETY: as above.
@@ -208,12 +208,12 @@ impl Buffer<'_> {
 
 impl Drop for Buffer<'_> {
     fn drop(&mut self) {
-        // SAFETY: allocated by this context and used by nobody else. The driver waits for work that uses it.
+        // SAFETY: allocated by this context and not used elsewhere. The driver waits for work that uses it.
         let _given_back = unsafe { (self.gpu.cuda.symbols.free)(self.address) };
     }
 }
 
-/// Pinned memory of the host, as 64-bit words.
+/// Pinned host memory, as 64-bit words.
 pub struct HostBuffer<'g> {
     gpu: &'g Gpu<'g>,
     address: *mut u64,
@@ -229,24 +229,24 @@ impl fmt::Debug for HostBuffer<'_> {
 impl ops::Deref for HostBuffer<'_> {
     type Target = [u64];
     fn deref(&self) -> &[u64] {
-        // SAFETY: this many initialised words, ours until dropped.
+        // SAFETY: this many initialised words, owned until dropped.
         unsafe { slice::from_raw_parts(self.address, self.words) }
     }
 }
 
 impl ops::DerefMut for HostBuffer<'_> {
     fn deref_mut(&mut self) -> &mut [u64] {
-        // SAFETY: this many initialised words, ours alone while borrowed.
+        // SAFETY: this many initialised words, exclusively borrowed.
         unsafe { slice::from_raw_parts_mut(self.address, self.words) }
     }
 }
 
 impl Drop for HostBuffer<'_> {
     fn drop(&mut self) {
-        // A copy may still be under way; its end comes first.
+        // A copy may still be running; wait for its end first.
         let _waited = self.gpu.synchronize();
         let address: *mut c_void = self.address.cast();
-        // SAFETY: allocated by this context and used by nobody else.
+        // SAFETY: allocated by this context and not used elsewhere.
         let _given_back = unsafe { (self.gpu.cuda.symbols.free_host)(address) };
     }
 }

@@ -1,8 +1,8 @@
-//! The CUDA driver, loaded at run time and made safe enough for the tests: devices, memory, kernels and time.
+//! The CUDA driver, loaded at run time behind an interface that is safe enough for the tests: devices, memory, kernels and timing.
 //!
-//! A [`Gpu`] is one device with its context current on the thread that opened it, and stays there. Everything made from
-//! it borrows it, so nothing outlives its context. Calls may hang with a sick driver: the process that makes them is one
-//! that can be killed.
+//! A [`Gpu`] is one device whose context is current on the thread that opened it, and stays there. Everything created
+//! from it borrows it, so nothing outlives its context. Calls may hang with a faulty driver: call from a process that
+//! can be killed.
 
 mod error;
 mod kernel;
@@ -25,10 +25,10 @@ pub use tensor::{TensorMap, Tile};
 
 use symbols::{Handle, Symbols};
 
-/// The library's name since it has one.
+/// The soname of the library.
 pub const LIBRARY: &str = "libcuda.so.1";
 
-/// `CUdevice_attribute` numbers that mean something here.
+/// The values of `CUdevice_attribute` used here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Attribute {
@@ -40,52 +40,54 @@ pub enum Attribute {
     SharedBytesPerBlock = 97,
 }
 
-/// How often the end of work is looked for that may have none.
+/// The polling interval for work that may never complete.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
 
-/// The driver, initialised.
+/// The initialised driver.
 #[derive(Debug)]
 pub struct Cuda {
     symbols: Symbols,
 }
 
 impl Cuda {
+    /// Loads and initialises the driver.
+    ///
     /// # Errors
-    /// Without the library, without a GPU, or with a driver that is not in order.
+    /// Fails without the library, without a GPU, or with a driver that does not initialise.
     pub fn open(library: &OsStr) -> Result<Self, CudaError> {
         let cuda = Self { symbols: Symbols::load(library)? };
-        // SAFETY: the first call that any program makes; it takes no pointer.
+        // SAFETY: the first call of any CUDA program; it takes no pointer.
         cuda.check("cuInit", unsafe { (cuda.symbols.init)(0) })?;
         Ok(cuda)
     }
 
-    /// Of CUDA that the driver knows, such as 13000 for 13.0.
+    /// Returns the CUDA version of the driver, such as 13000 for 13.0.
     pub fn version(&self) -> Result<i32, CudaError> {
         let mut version = 0;
-        // SAFETY: the pointer leads to a live variable.
+        // SAFETY: the pointer points to a live variable.
         self.check("cuDriverGetVersion", unsafe { (self.symbols.driver_version)(&raw mut version) })?;
         Ok(version)
     }
 
     pub fn count(&self) -> Result<usize, CudaError> {
         let mut count = 0;
-        // SAFETY: the pointer leads to a live variable.
+        // SAFETY: the pointer points to a live variable.
         self.check("cuDeviceGetCount", unsafe { (self.symbols.device_count)(&raw mut count) })?;
         Ok(usize::try_from(count).unwrap_or_default())
     }
 
-    /// Opens a device and makes its context the current one of this thread.
+    /// Opens a device and makes its context current on this thread.
     pub fn gpu(&self, index: usize) -> Result<Gpu<'_>, CudaError> {
         let mut device = 0;
         let index = c_int::try_from(index).unwrap_or(c_int::MAX);
-        // SAFETY: the pointer leads to a live variable; a wrong index is answered with an error.
+        // SAFETY: the pointer points to a live variable; the driver rejects a wrong index.
         self.check("cuDeviceGet", unsafe { (self.symbols.device_get)(&raw mut device, index) })?;
         let mut context = ptr::null_mut();
-        // SAFETY: the pointer leads to a live variable; the device is the one just found.
+        // SAFETY: the pointer points to a live variable; the device is the one just found.
         let kept = unsafe { (self.symbols.context_retain)(&raw mut context, device) };
         self.check("cuDevicePrimaryCtxRetain", kept)?;
         let gpu = Gpu { cuda: self, device, context, timers: Cell::new(None), not_send: PhantomData };
-        // SAFETY: the context was just retained and is released when the `Gpu` goes.
+        // SAFETY: the context was just retained and is released when the `Gpu` is dropped.
         self.check("cuCtxSetCurrent", unsafe { (self.symbols.context_set)(context) })?;
         Ok(gpu)
     }
@@ -95,7 +97,7 @@ impl Cuda {
             return Ok(());
         }
         let mut name = ptr::null::<c_char>();
-        // SAFETY: the pointer leads to a live variable; the driver's answer is a constant string or null.
+        // SAFETY: the pointer points to a live variable; the driver writes a constant string or null.
         let named = unsafe { (self.symbols.error_name)(code, &raw mut name) };
         let name = if named == 0 && !name.is_null() {
             // SAFETY: as above.
@@ -128,7 +130,7 @@ impl<'c> Gpu<'c> {
         self.text("cuDeviceGetName", self.cuda.symbols.device_name)
     }
 
-    /// As the driver writes it: `0000:3B:00.0`.
+    /// Returns the PCI address as the driver writes it: `0000:3B:00.0`.
     pub fn bus_id(&self) -> Result<String, CudaError> {
         self.text("cuDeviceGetPCIBusId", self.cuda.symbols.device_bus_id)
     }
@@ -139,7 +141,7 @@ impl<'c> Gpu<'c> {
         function: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> i32,
     ) -> Result<String, CudaError> {
         let mut text = [0u8; 128];
-        // SAFETY: the buffer is as long as it is said to be, less one byte that stays zero.
+        // SAFETY: the buffer has the given length and one more byte that stays zero.
         let code = unsafe { function(text.as_mut_ptr().cast(), 127, self.device) };
         self.check(call, code)?;
         Ok(CStr::from_bytes_until_nul(&text).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default())
@@ -147,24 +149,24 @@ impl<'c> Gpu<'c> {
 
     pub fn attribute(&self, attribute: Attribute) -> Result<i32, CudaError> {
         let mut value = 0;
-        // SAFETY: the pointer leads to a live variable; an unknown attribute is answered with an error.
+        // SAFETY: the pointer points to a live variable; the driver rejects an unknown attribute.
         let code = unsafe { (self.cuda.symbols.device_attribute)(&raw mut value, attribute as c_int, self.device) };
         self.check("cuDeviceGetAttribute", code)?;
         Ok(value)
     }
 
-    /// As 90 for 9.0.
+    /// Returns the compute capability, such as 90 for 9.0.
     pub fn capability(&self) -> Result<i32, CudaError> {
         Ok(self.attribute(Attribute::Major)? * 10 + self.attribute(Attribute::Minor)?)
     }
 
-    /// Makes this device's context the one of this thread again, after another was opened on it.
+    /// Makes this device's context current again after another was opened on this thread.
     pub fn make_current(&self) -> Result<(), CudaError> {
         // SAFETY: the context is retained while the `Gpu` lives.
         self.check("cuCtxSetCurrent", unsafe { (self.cuda.symbols.context_set)(self.context) })
     }
 
-    /// Lets this device, whose context is current, reach the memory of another where the hardware can.
+    /// Enables this device, whose context is current, to access the memory of another if the hardware can.
     pub fn open_to(&self, other: &Gpu<'_>) -> Result<(), CudaError> {
         const ALREADY: i32 = 704;
         if !self.reaches(other)? {
@@ -177,22 +179,22 @@ impl<'c> Gpu<'c> {
         }
     }
 
-    /// Free and all bytes of the device's memory.
+    /// Returns free and total device memory in bytes.
     pub fn memory(&self) -> Result<(usize, usize), CudaError> {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: both pointers lead to live variables; this device's context is current.
+        // SAFETY: both pointers point to live variables; this device's context is current.
         let code = unsafe { (self.cuda.symbols.memory_info)(&raw mut free, &raw mut total) };
         self.check("cuMemGetInfo", code)?;
         Ok((free, total))
     }
 
-    /// Waits for everything that was asked of the device.
+    /// Waits for all enqueued work.
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        // SAFETY: takes nothing; this device's context is current.
+        // SAFETY: takes no argument; this device's context is current.
         self.check("cuCtxSynchronize", unsafe { (self.cuda.symbols.context_synchronize)() })
     }
 
-    /// Seconds that the device spent between the first and the last thing that `work` asked of it. Waits for its end.
+    /// Returns the device time in seconds between the first and the last operation that `work` enqueues. Waits for the end.
     pub fn timed(&self, work: impl FnOnce() -> Result<(), CudaError>) -> Result<f64, CudaError> {
         let (from, to) = self.timers()?;
         self.mark(from)?;
@@ -204,8 +206,8 @@ impl<'c> Gpu<'c> {
         self.elapsed(from, to)
     }
 
-    /// As [`Self::timed`], for work that may never end: looks for its end as long as `go_on` says so, else there is none.
-    /// What was asked of the device goes on then.
+    /// As [`Self::timed`], for work that may never complete: polls while `go_on` returns true, and returns `None`
+    /// afterwards. The device may then still be working.
     pub fn timed_while<E: From<CudaError>>(
         &self,
         work: impl FnOnce() -> Result<(), E>,
@@ -231,7 +233,7 @@ impl<'c> Gpu<'c> {
         Ok(Some(self.elapsed(from, to)?))
     }
 
-    /// Between two events that have been.
+    /// Returns the seconds between two completed events.
     fn elapsed(&self, from: Handle, to: Handle) -> Result<f64, CudaError> {
         let mut milliseconds = 0.0;
         // SAFETY: two recorded events of this context, and a live variable.
@@ -251,7 +253,7 @@ impl<'c> Gpu<'c> {
 
     fn event(&self) -> Result<Handle, CudaError> {
         let mut event = ptr::null_mut();
-        // SAFETY: the pointer leads to a live variable; this device's context is current.
+        // SAFETY: the pointer points to a live variable; this device's context is current.
         self.check("cuEventCreate", unsafe { (self.cuda.symbols.event_create)(&raw mut event, 0) })?;
         Ok(event)
     }
@@ -268,10 +270,10 @@ impl<'c> Gpu<'c> {
 
 impl Drop for Gpu<'_> {
     fn drop(&mut self) {
-        // Nobody is left to tell when giving back fails; the process ends soon after.
+        // An error cannot be reported any more; the process ends soon after.
         if let Some((from, to)) = self.timers.take() {
             for event in [from, to] {
-                // SAFETY: made by this context and used by nobody else.
+                // SAFETY: created by this context and not used elsewhere.
                 let _given_back = unsafe { (self.cuda.symbols.event_destroy)(event) };
             }
         }

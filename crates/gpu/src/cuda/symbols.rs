@@ -1,4 +1,4 @@
-//! The functions of libcuda that the tests use, by the types of NVIDIA's header, looked up at run time.
+//! The functions of libcuda that the tests use, with the types of NVIDIA's header, resolved at run time.
 
 use std::{
     ffi::{OsStr, c_char, c_int, c_uint, c_void},
@@ -15,7 +15,7 @@ pub(super) type Handle = *mut c_void;
 
 macro_rules! symbols {
     ($($field:ident = $symbol:literal : fn($($argument:ty),* $(,)?);)*) => {
-        /// The driver's functions. They stay valid while the library is loaded, which is as long as this lives.
+        /// The driver's functions. They are valid while the library is loaded, which is as long as this value lives.
         pub(super) struct Symbols {
             $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> Result,)*
             _library: Library,
@@ -23,13 +23,13 @@ macro_rules! symbols {
 
         impl Symbols {
             pub(super) fn load(name: &OsStr) -> std::result::Result<Self, CudaError> {
-                // SAFETY: loading runs the initialisers of NVIDIA's driver library, which any CUDA program does.
+                // SAFETY: loading runs the initialisers of NVIDIA's driver library, as in any CUDA program.
                 let library = unsafe { Library::new(name) }.map_err(|error| CudaError::NoLibrary {
                     library: name.to_string_lossy().into_owned(),
                     text: error.to_string(),
                 })?;
                 $(
-                    // SAFETY: the symbol has the type that NVIDIA's header gives it.
+                    // SAFETY: the symbol has the type of NVIDIA's header.
                     let $field = *unsafe {
                         library.get::<unsafe extern "C" fn($($argument),*) -> Result>(concat!($symbol, "\0").as_bytes())
                     }

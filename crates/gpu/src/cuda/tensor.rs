@@ -1,24 +1,24 @@
-//! How a matrix in memory is described to the copy engine of Hopper and newer GPUs.
+//! The description of a matrix for the copy engine (TMA) of Hopper and newer GPUs.
 
 use std::{ffi::c_void, ptr};
 
 use super::{Buffer, CudaError, Gpu};
 
-/// `CU_TENSOR_MAP_DATA_TYPE_UINT8`: tiles are moved as bytes, whatever they mean.
+/// `CU_TENSOR_MAP_DATA_TYPE_UINT8`: tiles are copied as bytes, whatever their type.
 const BYTES: i32 = 0;
 const NO_INTERLEAVE: i32 = 0;
-/// `CU_TENSOR_MAP_SWIZZLE_128B`, as the tensor cores want to find a tile in shared memory.
+/// `CU_TENSOR_MAP_SWIZZLE_128B`, the layout that the tensor cores expect in shared memory.
 const SWIZZLE_128: i32 = 3;
 /// `CU_TENSOR_MAP_L2_PROMOTION_L2_256B`.
 const PROMOTE_256: i32 = 3;
 const ZERO_OUTSIDE: i32 = 0;
 
-/// An opaque description, which is an argument of a kernel.
+/// An opaque descriptor, passed to a kernel as an argument.
 #[derive(Debug, Clone)]
 #[repr(C, align(64))]
 pub struct TensorMap([u64; 16]);
 
-/// A matrix of rows of bytes, of which tiles are fetched.
+/// A matrix of rows of bytes that is fetched in tiles.
 #[derive(Debug, Clone, Copy)]
 pub struct Tile {
     pub row_bytes: u64,
@@ -41,7 +41,7 @@ impl Gpu<'_> {
         let tile_sizes = [tile.tile_row_bytes, tile.tile_rows];
         let steps = [1u32, 1];
         let address = buffer.address() as *mut c_void;
-        // SAFETY: the map is as large and as aligned as the header says; the arrays have one entry for each of the two
+        // SAFETY: the map has the size and alignment of the header; the arrays have one entry for each of the two
         // dimensions, the strides one less; the address is the device's and only described here.
         let code = unsafe {
             (self.cuda.symbols.tensor_map)(

@@ -1,8 +1,8 @@
-//! The negative control: whether the test still sees errors.
+//! The negative control: verifies that the test still detects errors.
 //!
-//! A checker that has lost its sight passes everything. So errors are planted in device memory by kernels that have
-//! nothing to do with the checkers, the checkers run exactly as they always do, and every error must be found where it
-//! was put. Without that the run says nothing about the GPU.
+//! A broken checker passes everything. Kernels that share no code with the checkers therefore inject errors into device
+//! memory, the checkers run as usual, and every error must be found at its position. Otherwise the run proves nothing
+//! about the GPU.
 
 use std::collections::BTreeSet;
 
@@ -13,14 +13,14 @@ use super::{
 };
 use crate::cuda::{CudaError, Gpu};
 
-/// A kind of error, as hardware makes them.
+/// A kind of error, as faulty hardware produces it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Planted {
-    /// A value is lost: zero stands in its place.
+    /// A value is lost and replaced by zero.
     Zero,
     BitFlip,
     NotANumber,
-    /// The same wrong value in every repeat, which comparing repeats would never show.
+    /// The same wrong value in every repeat, which a comparison of repeats would never reveal.
     Repeated,
 }
 
@@ -40,7 +40,7 @@ impl Planted {
         Self::ALL.iter().copied().find(|planted| planted.name() == name)
     }
 
-    /// As `plant_words` and `plant_numbers` have it.
+    /// Returns the code that `plant_words` and `plant_numbers` use.
     pub const fn code(self) -> u32 {
         match self {
             Self::Zero => 0,
@@ -51,12 +51,12 @@ impl Planted {
     }
 }
 
-/// What came of planted errors.
+/// The result of injecting errors.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Trial {
     pub planted: u64,
     pub caught: u64,
-    /// Places that were said to be wrong and were not.
+    /// Positions reported as wrong that were not.
     pub false_alarms: u64,
 }
 
@@ -75,7 +75,7 @@ impl Trial {
     }
 }
 
-/// A sequence that looks random and is always the same.
+/// A deterministic pseudo-random sequence.
 #[derive(Debug)]
 struct Places(u64);
 
@@ -86,10 +86,10 @@ impl Places {
     }
 }
 
-/// Of a product's rows, this many get an error at a time: few enough that untouched rows lie between them.
+/// The number of rows that get an error at a time: few enough that there are untouched rows between them.
 const ROWS_AT_A_TIME: u32 = 1024;
 
-/// Plants at least `count` errors into products, at most one in a row, and counts the rows that the check names.
+/// Injects at least `count` errors into products, at most one per row, and counts the rows that the check reports.
 pub fn products(product: &Product<'_>, kind: Planted, count: u64, seed: u64) -> Result<Trial, CudaError> {
     let mut trial = Trial::default();
     let mut places = Places(seed);
@@ -102,7 +102,7 @@ pub fn products(product: &Product<'_>, kind: Planted, count: u64, seed: u64) -> 
                 (row * step * shape.n + places.below(shape.n.into()) as u32, kind.code(), places.below(32) as u32)
             })
             .collect();
-        // The same error twice over: both times it must be seen.
+        // The same error in two repeats: both must be detected.
         let repeats = if kind == Planted::Repeated { 2 } else { 1 };
         for _ in 0..repeats {
             product.multiply()?;
@@ -122,7 +122,7 @@ pub fn products(product: &Product<'_>, kind: Planted, count: u64, seed: u64) -> 
             });
         }
     }
-    // And the way from a wrong row to the wrong number in it.
+    // Also verifies that the wrong number in a wrong row is located.
     let place = places.below(u64::from(shape.m) * u64::from(shape.n)) as u32;
     product.multiply()?;
     if product.plant(&[(place, Planted::BitFlip.code(), 9)])? == [true] {
@@ -138,7 +138,7 @@ pub fn products(product: &Product<'_>, kind: Planted, count: u64, seed: u64) -> 
     Ok(trial)
 }
 
-/// Plants `count` errors into words of memory and counts those that are found where they are.
+/// Injects `count` errors into words of memory and counts those found at their position.
 pub fn memory(
     gpu: &Gpu<'_>,
     tester: &MemoryTester<'_>,
@@ -169,8 +169,8 @@ pub fn memory(
     Ok(trial)
 }
 
-/// Plants errors into the outputs of layers, in every replica of every pass, at least `count` of each kind, and counts the
-/// replicas that are said to be wrong.
+/// Injects errors into the outputs of layers, in every replica of every pass, at least `count` of each kind, and counts
+/// the replicas reported as wrong.
 pub fn layers(layers: &Layers<'_>, kinds: &[Planted], count: u64) -> Result<Trial, CudaError> {
     let mut trial = Trial::default();
     for &kind in kinds {
@@ -219,7 +219,7 @@ fn layers_once(layers: &Layers<'_>, kind: Planted, places: &mut Places) -> Resul
             Replicas::All => 0..replicas,
         });
         let chosen: BTreeSet<usize> = changed.collect();
-        // The first replica is also held against the reference, where no NaN is ever within the tolerance.
+        // The first replica is also compared with the reference, where a NaN is never within the tolerance.
         let blind = kind == Planted::NotANumber && pass.deviation.is_allowed();
         trial = trial.and(Trial {
             planted: chosen.len() as u64,

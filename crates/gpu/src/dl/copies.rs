@@ -1,16 +1,16 @@
-//! Copies between host and device, within a device and between devices: how fast, and whether what arrives is what left.
+//! Copies between host and device, within a device and between devices: their rate, and whether the data arrives intact.
 
 use super::memory::{MemoryTester, Pattern, word_at};
 use crate::cuda::{CudaError, Gpu, HostBuffer};
 
-/// Bytes a second, and how many 64-bit words arrived wrong.
+/// The rate in bytes per second, and the number of 64-bit words that arrived wrong.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Copied {
     pub rate: f64,
     pub wrong: u64,
 }
 
-/// How the copies of one GPU did.
+/// The copies of one GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CopyReport {
     pub to_device: Copied,
@@ -18,7 +18,7 @@ pub struct CopyReport {
     pub on_device: Copied,
 }
 
-/// Long enough for the full rate of PCIe 5, short enough to pin quickly.
+/// Large enough for the full rate of PCIe 5, small enough to be pinned quickly.
 const BYTES: usize = 128 << 20;
 const REPEATS: usize = 5;
 
@@ -51,7 +51,7 @@ fn to_host(gpu: &Gpu<'_>, tester: &MemoryTester<'_>, host: &mut HostBuffer<'_>) 
     Ok(Copied { rate, wrong: host.iter().enumerate().filter(|word| !right(*word)).count() as u64 })
 }
 
-/// What a word must be depends on its address: after the way there and back it must be right where it came from.
+/// Copies within the device. The expected value of a word depends on its address, so the data is copied there and back.
 fn on_device(gpu: &Gpu<'_>, tester: &MemoryTester<'_>) -> Result<Copied, CudaError> {
     // Well beyond the cache.
     let bytes = 16 * BYTES;
@@ -65,7 +65,7 @@ fn on_device(gpu: &Gpu<'_>, tester: &MemoryTester<'_>) -> Result<Copied, CudaErr
     Ok(Copied { rate, wrong: tester.take_found(pattern, &[here])?.0 })
 }
 
-/// From one GPU to another and back. Both are open on this thread; `testers` belong to them.
+/// Copies from one GPU to another and back. Both are open on this thread; the testers belong to them.
 pub fn between(from: &MemoryTester<'_>, to: &MemoryTester<'_>) -> Result<Copied, CudaError> {
     let (near, far, pattern) = (from.gpu(), to.gpu(), Pattern::random(4));
     far.make_current()?;
@@ -84,7 +84,7 @@ pub fn between(from: &MemoryTester<'_>, to: &MemoryTester<'_>) -> Result<Copied,
 }
 
 fn median_rate(bytes: usize, mut copy: impl FnMut() -> Result<f64, CudaError>) -> Result<f64, CudaError> {
-    // The first one also pays for the way being opened.
+    // The first copy also pays for setting up the path.
     copy()?;
     let mut rates =
         (0..REPEATS).map(|_| copy().map(|seconds| bytes as f64 / seconds)).collect::<Result<Vec<_>, _>>()?;

@@ -1,5 +1,5 @@
-//! Load until the GPU is as warm as it gets, with every product checked: some errors come only with heat, and a cooler that
-//! fails shows only then.
+//! Load until the GPU reaches its final temperature, with every product checked: some errors occur only at heat, and a
+//! cooling fault shows only then.
 
 use std::{
     ffi::OsStr,
@@ -12,41 +12,41 @@ use crate::{
     nvml::Nvml,
 };
 
-/// What the driver said at one moment under load.
+/// The driver's readings at one moment under load.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Sample {
-    /// Since the load began.
+    /// Seconds since the load began.
     pub seconds: f64,
     pub celsius: Option<f64>,
     pub watts: Option<f64>,
     pub megahertz: Option<f64>,
-    /// Bits of NVML's clock event reasons.
+    /// NVML's clock event reasons, as a bit mask.
     pub reasons: Option<u64>,
 }
 
-/// How the GPU did under load.
+/// The behaviour of the GPU under load.
 #[derive(Debug, Clone, Default)]
 pub struct HeatReport {
     pub samples: Vec<Sample>,
     pub seconds: f64,
-    /// Products and checks together, over the last third, when it is warm.
+    /// Products and checks together, over the last third, when the GPU is warm.
     pub flop_per_s: f64,
-    /// Each of them checked; the rows that were wrong wait on the device.
+    /// The number of products, each checked. Wrong rows are kept on the device.
     pub products: u64,
     /// Whether the temperature had stopped rising.
     pub plateau: bool,
 }
 
-/// Reasons for low clocks that are faults: the hardware slows down (8), for heat (64, in software 32), by the power brake
-/// (128). That the power limit is reached (4) is how a GPU under full load is meant to run.
+/// Clock event reasons that are faults: hardware slowdown (8), thermal slowdown (64, in software 32), power brake
+/// (128). The power cap (4) is normal for a GPU under full load.
 pub const FAULTY_REASONS: u64 = 8 | 32 | 64 | 128;
 
-/// Warm enough when it has risen by no more than this over the window.
+/// The GPU is warm when it has risen by no more than this over the window.
 const RISE: f64 = 1.0;
 const WINDOW: f64 = 5.0;
 const LEAST: f64 = 8.0;
 
-/// Runs products one after the other, each with its check, until the temperature stands still or the time is over.
+/// Runs products back to back, each with its check, until the temperature stops rising or the time is over.
 pub fn run(
     gpu: &Gpu<'_>,
     product: &Product<'_>,

@@ -1,5 +1,5 @@
-//! The kernels as they are shipped: PTX, which the driver compiles for the GPU it finds. `scripts/kernels.sh` makes it
-//! from the CUDA sources.
+//! The shipped kernels: PTX, which the driver compiles for the present GPU. `scripts/kernels.sh` generates it from the
+//! CUDA sources.
 
 use super::products::{Number, is_hopper};
 use crate::cuda::{CudaError, Gpu, Module};
@@ -8,8 +8,8 @@ pub(super) const MEMORY: &str = include_str!("../../kernels/memory.ptx");
 pub(super) const CHECKS: &str = include_str!("../../kernels/checks.ptx");
 pub(super) const LAYERS: &str = include_str!("../../kernels/layers.ptx");
 
-/// The kernel that multiplies such numbers on a GPU of Hopper's, or on any other. `None`: it cannot, as far as we know how
-/// to ask it.
+/// Returns the kernel that multiplies such numbers on Hopper, or on any other GPU. `None`: the GPU has no such
+/// instruction that our kernels use.
 pub(super) const fn product(number: Number, hopper: bool) -> Option<&'static str> {
     Some(match (number, hopper) {
         (Number::Fp32, _) => include_str!("../../kernels/products_fp32.ptx"),
@@ -42,8 +42,8 @@ impl<'g> Small<'g> {
     }
 }
 
-/// The kernels that multiply, for each type of number that the GPU has. The driver takes a second and more over each of
-/// them: the device is there for `work` meanwhile.
+/// Compiles the product kernels for each type of number that the GPU has. The driver takes a second or more for each;
+/// meanwhile `work` may use the device.
 pub(super) fn products<'g, T>(
     gpu: &'g Gpu<'g>,
     work: impl FnOnce() -> Result<T, CudaError>,
@@ -59,7 +59,7 @@ pub(super) fn products<'g, T>(
 mod tests {
     use super::*;
 
-    /// Driver 525 came with CUDA 12.0 and understands PTX up to 8.0.
+    /// Driver 525 shipped with CUDA 12.0 and accepts PTX up to 8.0.
     #[test]
     fn every_kernel_is_ptx_that_the_oldest_driver_understands() {
         let everywhere =

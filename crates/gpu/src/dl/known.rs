@@ -1,8 +1,8 @@
-//! What the products must be, known without multiplying matrices. `kernels/numbers.cuh` says the same in CUDA.
+//! The expected checksums of the products, computed without multiplying matrices. `kernels/numbers.cuh` has the same
+//! formulas in CUDA.
 //!
-//! The checksum of row i of C = A Bᵀ is Σⱼ Cᵢⱼ wⱼ = Σₖ Aᵢₖ (Σⱼ Bⱼₖ wⱼ), modulo 2³². The right side needs as many steps as
-//! the matrices have numbers, so the host computes it while the GPU is being woken, and no unit of the GPU under test
-//! has a part in it.
+//! The checksum of row i of C = A Bᵀ is Σⱼ Cᵢⱼ wⱼ = Σₖ Aᵢₖ (Σⱼ Bⱼₖ wⱼ), modulo 2³². The right side takes as many steps
+//! as the matrices have numbers, so the host computes it while the GPU starts up, and no unit of the GPU under test is involved.
 
 use std::thread;
 
@@ -18,18 +18,18 @@ pub(super) const fn scrambled(mut x: u32) -> u32 {
     x ^ (x >> 15)
 }
 
-/// The number at a place of a matrix, from -range to range.
+/// Returns the number at a position of a matrix, from -range to range.
 pub const fn number_at(seed: u32, row: u32, k: u32, range: u32) -> i32 {
     let h = scrambled(((row << 16) | k) ^ seed);
     (((h >> 16) * (2 * range + 1)) >> 16) as i32 - range as i32
 }
 
-/// Odd, so that no error of any size is multiplied away.
+/// Returns the weight of a column. It is odd, so that no error is multiplied to zero.
 pub const fn weight_at(column: u32) -> u32 {
     scrambled(column ^ 0x5bd1_e995) | 1
 }
 
-/// The checksum of each row of the product of `m` rows with `n` rows of `k` numbers.
+/// Returns the checksum of each row of the product of `m` rows with `n` rows of `k` numbers.
 pub fn row_sums(m: u32, n: u32, k: u32, range: u32) -> Vec<u32> {
     let weighted = weighted_columns(n, k, range);
     let row_sum = |row: u32| -> u32 {
@@ -41,7 +41,7 @@ pub fn row_sums(m: u32, n: u32, k: u32, range: u32) -> Vec<u32> {
     in_parts(m, |rows| rows.map(row_sum).collect::<Vec<_>>()).concat()
 }
 
-/// Σⱼ Bⱼₖ wⱼ for each k.
+/// Returns Σⱼ Bⱼₖ wⱼ for each k.
 fn weighted_columns(n: u32, k: u32, range: u32) -> Vec<u32> {
     let parts = in_parts(n, |rows| {
         let mut sums = vec![0u32; k as usize];

@@ -1,9 +1,9 @@
-//! The memory of a GPU: patterns over all of it that is free, written and read back.
+//! The memory test of a GPU: patterns written to all free memory and read back.
 
 use super::kernels;
 use crate::cuda::{Argument, Attribute, Buffer, CudaError, Function, Gpu, Launch, Module};
 
-/// One pass: what is written everywhere and must be read again.
+/// One pass: a pattern that is written everywhere and read back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pattern {
     pub name: &'static str,
@@ -16,13 +16,13 @@ const fn pattern(name: &'static str, kernel: &'static str, seed: u64) -> Pattern
 }
 
 impl Pattern {
-    /// Random words, others for each number.
+    /// A pattern of random words, different for each number.
     pub const fn random(number: u64) -> Self {
         pattern("random", "random", 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(number + 5))
     }
 }
 
-/// What a random pattern has at an address. `kernels/memory.cu` says the same.
+/// Returns the word of a random pattern at an address. `kernels/memory.cu` has the same formula.
 pub const fn word_at(address: u64, random: Pattern) -> u64 {
     let mut x = address ^ random.seed;
     x ^= x >> 32;
@@ -32,8 +32,8 @@ pub const fn word_at(address: u64, random: Pattern) -> u64 {
     x ^ (x >> 32)
 }
 
-/// Address and inverse find lines that are stuck or joined; the walking bit finds neighbours that disturb each other;
-/// the checkerboards charge every cell against its neighbours; random words find the rest.
+/// Address and inverse find address lines that are stuck or shorted; the walking bit finds neighbours that disturb each
+/// other; the checkerboards charge every cell against its neighbours; random words find the rest.
 pub const PATTERNS: &[Pattern] = &[
     pattern("address in address", "address", 0),
     pattern("inverse address", "inverse", 0),
@@ -47,34 +47,34 @@ pub const PATTERNS: &[Pattern] = &[
     pattern("random 4", "random", 0xd6e8_feb8_6659_fd93),
 ];
 
-/// A word that was not what was written.
+/// A word that differs from what was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WrongWord {
     pub pattern: &'static str,
-    /// As the GPU's programs see it.
+    /// The device address.
     pub address: u64,
-    /// Bytes from the beginning of the tested memory.
+    /// Bytes from the start of the tested memory.
     pub offset: u64,
     pub expected: u64,
     pub got: u64,
 }
 
-/// How the memory did.
+/// The results of the memory test.
 #[derive(Debug, Clone, Default)]
 pub struct MemoryReport {
     pub free_before: usize,
     pub tested: usize,
     pub seconds: f64,
     pub passes: usize,
-    /// All of them; of the first some it is known where.
+    /// The total number of errors; `wrong` lists the first of them.
     pub errors: u64,
     pub wrong: Vec<WrongWord>,
-    /// Bytes read and written a second when the device copies within itself.
+    /// Bytes read and written per second in a copy within the device.
     pub copy_rate: f64,
 }
 
 impl MemoryReport {
-    /// Bytes written and read a second.
+    /// Returns the bytes written and read per second.
     pub fn rate(&self) -> f64 {
         if self.seconds > 0.0 { 2.0 * self.passes as f64 * self.tested as f64 / self.seconds } else { 0.0 }
     }
@@ -84,16 +84,16 @@ impl MemoryReport {
     }
 }
 
-/// More wrong words than this are counted and not listed.
+/// Further wrong words are counted but not listed.
 pub const LISTED: u32 = 1 << 16;
 
-/// The driver gives out memory in pages of this size.
+/// The page size of the driver's allocator.
 const PAGE: usize = 2 << 20;
 
-/// For kernels that are loaded meanwhile.
+/// Left free for kernels that are loaded in the meantime.
 const LEFT: usize = 256 << 20;
 
-/// What is left when no more can be had: not worth another buffer.
+/// A smaller remainder is not worth another buffer.
 const REST: usize = 64 << 20;
 
 /// The kernels of this test on one GPU.
@@ -111,7 +111,7 @@ impl<'g> MemoryTester<'g> {
         Self::with_module(gpu, gpu.module(kernels::MEMORY)?)
     }
 
-    /// With kernels that are compiled already.
+    /// Creates a tester from compiled kernels.
     pub(super) fn with_module(gpu: &'g Gpu<'g>, module: Module<'g>) -> Result<Self, CudaError> {
         let multiprocessors = gpu.attribute(Attribute::Multiprocessors)?.unsigned_abs();
         let count = gpu.allocate(8)?;
@@ -129,7 +129,7 @@ impl<'g> MemoryTester<'g> {
         self.gpu
     }
 
-    /// Takes all the memory that can be had, and tests it. Gives it back.
+    /// Allocates all available memory, tests it, and frees it.
     pub fn run(&self, patterns: &[Pattern]) -> Result<MemoryReport, CudaError> {
         let (free_before, _) = self.gpu.memory()?;
         let buffers = take_all(self.gpu)?;
@@ -152,7 +152,7 @@ impl<'g> MemoryTester<'g> {
         kernel.launch(self.launch, &[buffer.into(), pairs.into(), pattern.seed.into()])
     }
 
-    /// Compares every word; what is wrong is listed on the device until [`Self::take_found`].
+    /// Enqueues a comparison of every word. Wrong words are listed on the device until [`Self::take_found`].
     pub fn verify(&self, pattern: Pattern, buffer: &Buffer<'_>) -> Result<(), CudaError> {
         let kernel = self.kernel("verify", pattern)?;
         let pairs = (buffer.bytes() / 16) as u64;
@@ -160,7 +160,7 @@ impl<'g> MemoryTester<'g> {
         kernel.launch(self.launch, &[buffer.into(), pairs.into(), pattern.seed.into(), count, found, LISTED.into()])
     }
 
-    /// How many words were wrong since the last call, and which.
+    /// Returns how many words were wrong since the last call, and which.
     pub fn take_found(&self, pattern: Pattern, buffers: &[Buffer<'_>]) -> Result<(u64, Vec<WrongWord>), CudaError> {
         let errors = self.count.read::<u64>(1)?[0];
         if errors == 0 {
@@ -179,7 +179,7 @@ impl<'g> MemoryTester<'g> {
         Ok((errors, wrong.collect()))
     }
 
-    /// Puts errors into words of a buffer, by a kernel of its own. See `plant_words` for what the kinds do.
+    /// Injects errors into words of a buffer with a separate kernel. `plant_words` defines the kinds.
     pub fn plant(&self, buffer: &Buffer<'_>, planted: &[(u64, u32, u64)]) -> Result<(), CudaError> {
         let places: Vec<u64> = planted.iter().map(|(place, _, _)| *place).collect();
         let kinds: Vec<u32> = planted.iter().map(|(_, kind, _)| *kind).collect();
@@ -195,7 +195,7 @@ impl<'g> MemoryTester<'g> {
         self.module.function(&format!("{verb}_{}", pattern.kernel))
     }
 
-    /// Half of the largest buffer onto its other half would overlap nothing; the driver's own copy, for comparison.
+    /// Measures the driver's own copy of one half of the largest buffer onto the other, for comparison.
     fn copy_rate(&self, buffers: &[Buffer<'_>]) -> Result<f64, CudaError> {
         let Some(largest) = buffers.iter().max_by_key(|buffer| buffer.bytes()) else { return Ok(0.0) };
         let half = largest.bytes() / 2 / PAGE * PAGE;
@@ -213,7 +213,7 @@ impl<'g> MemoryTester<'g> {
     }
 }
 
-/// All free memory, in as few buffers as the driver will give it.
+/// Allocates all free memory, in as few buffers as the driver allows.
 fn take_all<'g>(gpu: &'g Gpu<'g>) -> Result<Vec<Buffer<'g>>, CudaError> {
     let mut buffers = Vec::new();
     loop {

@@ -1,7 +1,7 @@
 //! The deep-learning test: memory, products, layers, copies and heat of every GPU, checked value by value.
 //!
-//! It needs NVIDIA's driver and nothing else. Answers are known beforehand, so that one GPU is judged by itself and not by
-//! comparison with others, which may be wrong in the same way. Each run begins with planted errors that must be seen.
+//! It needs only NVIDIA's driver. The right answers are known beforehand, so each GPU is classified by itself and not
+//! by comparison with others, which may be wrong in the same way. Each run starts with injected errors that must be detected.
 
 pub mod control;
 pub mod copies;
@@ -33,21 +33,21 @@ use control::Planted;
 use memory::MemoryTester;
 use products::{Number, Shape};
 
-/// The first driver whose CUDA understands the kernels.
+/// The CUDA version of the first driver that accepts the kernels.
 const CUDA_12_0: i32 = 12_000;
 
-/// What to do, and with which libraries.
+/// Options of the test.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// libcuda, by name or path.
     pub cuda: OsString,
     /// NVML, for temperatures and clocks.
     pub nvml: OsString,
-    /// Load until warm, for at most this long. Zero: the cold test alone.
+    /// How long to apply load at most. Zero: only the cold test.
     pub heat: Duration,
-    /// Plants one such error into each product that is measured, as a trial of everything that follows.
+    /// Injects one such error into each measured product, as an end-to-end trial.
     pub inject: Option<Planted>,
-    /// Plants this many errors of each kind after the test, and counts those that are found.
+    /// Injects this many errors of each kind after the test, and counts those detected.
     pub trials: u64,
 }
 
@@ -63,13 +63,13 @@ impl Default for Options {
     }
 }
 
-/// Whoever listens while the test runs.
+/// Receives progress messages while the test runs.
 pub type Say<'a> = dyn Fn(&str) + Sync + 'a;
 
-/// Tests every GPU of the machine, all at the same time.
+/// Tests all GPUs of the machine in parallel.
 ///
 /// # Errors
-/// If there is no GPU to test, or no driver to reach it by.
+/// Fails if there is no GPU, or no driver for it.
 pub fn run(options: &Options, say: &Say<'_>) -> Result<Measurements, ProbeFailure> {
     let cuda = Cuda::open(&options.cuda).map_err(|error| error.failure())?;
     let version = cuda.version().map_err(|error| error.failure())?;
@@ -85,7 +85,7 @@ pub fn run(options: &Options, say: &Say<'_>) -> Result<Measurements, ProbeFailur
     let known = KnownSums::default();
     let mut all = Measurements::default();
     let parts = thread::scope(|scope| {
-        // While the driver compiles.
+        // Runs while the driver compiles.
         scope.spawn(|| Number::ALL.iter().for_each(|&number| drop(known.of(number, one_gpu::shape_of(number)))));
         let threads: Vec<_> = (0..count)
             .map(|index| {
@@ -113,10 +113,10 @@ pub fn run(options: &Options, say: &Say<'_>) -> Result<Measurements, ProbeFailur
     Ok(all)
 }
 
-/// Products a second by our checked kernel and by cuBLAS, in turns, in flop/s. For benchmarks.
+/// Measures our checked kernel and cuBLAS alternately, in flop/s. For benchmarks.
 ///
 /// # Errors
-/// If the driver or cuBLAS refuses.
+/// Fails if the driver or cuBLAS returns an error.
 pub fn against_cublas(
     gpu: &Gpu<'_>,
     cublas: &Cublas,
@@ -130,7 +130,7 @@ pub fn against_cublas(
     let product = multipliers.product(Number::Bf16, shape, &sums)?;
     let rate = |seconds: f64| shape.flop() * f64::from(TIMES) / seconds;
     let mut pairs = Vec::new();
-    // The first turn wakes both up.
+    // The first turn is a warm-up for both.
     for turn in 0..=repeats {
         let ours = gpu.timed(|| {
             (0..TIMES).try_for_each(|_| {
@@ -156,7 +156,7 @@ pub fn against_cublas(
     Ok(pairs)
 }
 
-/// Each GPU to the next one around: every GPU sends once and receives once.
+/// Copies from each GPU to the next in a ring: every GPU sends once and receives once.
 fn between_gpus(cuda: &Cuda, count: usize, all: &mut Measurements, say: &Say<'_>) {
     for index in 0..count {
         let pair = (index, (index + 1) % count);
@@ -201,7 +201,7 @@ impl KnownSums {
             let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(sums.entry((shape, number.range())).or_default())
         };
-        // Whoever comes second waits for these sums, and not for others.
+        // A second caller waits only for these sums, not for others.
         Arc::clone(place.get_or_init(|| Arc::new(known::row_sums(shape.m, shape.n, shape.k, number.range()))))
     }
 }

@@ -1,4 +1,4 @@
-//! The whole test on one GPU, in order: sight first, then memory, products, layers, copies, and heat at the end.
+//! The whole test on one GPU, in order: negative control, memory, products, layers, copies, heat.
 
 use std::time::Instant;
 
@@ -17,11 +17,11 @@ use super::{
 };
 use crate::cuda::{Cuda, CudaError, Gpu};
 
-/// Fits the tiles of every kernel, and the multiprocessors of an H100 or H200 have 13 tiles each.
+/// A multiple of the tiles of every kernel, which gives each multiprocessor of an H100 or H200 13 tiles.
 const ROWS: u32 = 8448;
 const COLUMNS: u32 = 8320;
 
-/// Deep enough that looking at every number costs little beside making it.
+/// Returns the shape of a product, deep enough that checking a number costs little compared with computing it.
 pub(super) const fn shape_of(number: Number) -> Shape {
     let k = match number {
         Number::Bf16 => 16384,
@@ -30,21 +30,21 @@ pub(super) const fn shape_of(number: Number) -> Shape {
     Shape { m: ROWS, n: COLUMNS, k }
 }
 
-/// Errors of each kind that are planted at the beginning.
+/// The number of errors of each kind injected at the start.
 const CONTROLS: u64 = 256;
 
-/// The list of what is wrong stays readable.
+/// Keeps the list of errors readable.
 const MOST_EVENTS: usize = 16;
 
-/// The oldest that the kernels are for: Ampere.
+/// The oldest compute capability that the kernels support: Ampere.
 const OLDEST: i32 = 80;
 
-/// The driver's name for the place of a GPU, as all checks write it.
+/// Returns the PCI address of a GPU in the form that all checks use.
 pub(super) fn bus(gpu: &Gpu<'_>) -> String {
     gpu.bus_id().ok().and_then(|text| bus_id(&text)).unwrap_or_else(|| "unknown".to_owned())
 }
 
-/// Everything that was seen of one GPU. What it could not look at, it says.
+/// Tests one GPU. Parts that could not be tested are reported as unread.
 pub(super) fn test(cuda: &Cuda, index: usize, options: &Options, known: &KnownSums, say: &Say<'_>) -> Measurements {
     let began = Instant::now();
     let gpu = match cuda.gpu(index) {
@@ -117,7 +117,7 @@ fn look(gpu: &Gpu<'_>, options: &Options, known: &KnownSums, seen: &mut Seen<'_>
     Ok(())
 }
 
-/// Small: it is there to be checked, not to be measured.
+/// Small, because it is only checked and not measured.
 const CONTROL_SHAPE: Shape = Shape { m: 1280, n: 1280, k: 2048 };
 
 const LAYER_REPEATS: u32 = 3;
@@ -132,13 +132,13 @@ fn memory_trials(gpu: &Gpu<'_>, tester: &MemoryTester<'_>) -> Result<Trial, Cuda
     Ok(all)
 }
 
-/// One type of number: its rate with every product checked, and who was slow.
+/// Measures one type of number with every product checked, and finds slow multiprocessors.
 fn products(gpu: &Gpu<'_>, product: &Product<'_>, options: &Options, seen: &mut Seen<'_>) -> Result<(), CudaError> {
     let checked = || {
         product.multiply()?;
         product.check()
     };
-    // Once to wake up, and to know how long it takes.
+    // A warm-up, which also gives the duration.
     let once = gpu.timed(checked)?;
     let repeats = (0.1 / once).clamp(2.0, 64.0) as u32;
     let seconds = gpu.timed(|| (0..repeats).try_for_each(|_| checked()))?;
@@ -167,10 +167,10 @@ fn products(gpu: &Gpu<'_>, product: &Product<'_>, options: &Options, seen: &mut 
     seen.wrong_rows(product)
 }
 
-/// On a healthy H200 the slowest of 132 takes at most 1.05 of the median.
+/// On a healthy H200 the slowest of 132 multiprocessors takes at most 1.05 of the median.
 const SLOW: f64 = 1.15;
 
-/// The slowest multiprocessor and its time as a part of the median.
+/// Returns the slowest multiprocessor and its time relative to the median.
 fn slowest(product: &Product<'_>) -> Result<(u32, f64), CudaError> {
     let paces = product.paces()?;
     Ok(match (paces.first(), paces.get(paces.len() / 2)) {
@@ -179,7 +179,7 @@ fn slowest(product: &Product<'_>) -> Result<(u32, f64), CudaError> {
     })
 }
 
-/// What has been seen of one GPU, and a voice to say it.
+/// The measurements of one GPU so far, and the progress callback.
 struct Seen<'a> {
     entity: Entity,
     began: Instant,
@@ -205,7 +205,7 @@ impl Seen<'_> {
         self.all.events.push(Event::seen(code, self.entity.clone(), text));
     }
 
-    /// A GPU that fails in the middle of a test is a finding; a question that was not answered for another reason is none.
+    /// Records an error. A GPU that fails during a test is a finding; any other error is a missing measurement.
     fn broke_off(&mut self, error: &CudaError) {
         if error.is_hardware() {
             self.event("gpu-failed", format!("the GPU failed under the test: {error}"));

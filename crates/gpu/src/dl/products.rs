@@ -1,4 +1,4 @@
-//! Matrix products in each type of number, of which every result is checked.
+//! Matrix products in each type of number, with every result checked.
 
 use super::known::{self, SEED_A, SEED_B};
 use crate::cublas::{Cublas, CublasError};
@@ -29,7 +29,7 @@ impl Number {
         }
     }
 
-    /// Of one number in a matrix.
+    /// Returns the size of one number of a matrix in bytes.
     pub const fn bytes(self) -> u32 {
         match self {
             Self::Bf16 | Self::Fp16 => 2,
@@ -38,8 +38,8 @@ impl Number {
         }
     }
 
-    /// Numbers go from minus this to this. The tensor cores keep some 13 bits of a sum of fp8 products, so these are
-    /// kept small; a sum of int8 products has 31 bits.
+    /// Returns the range: numbers are from minus this to this. The tensor cores keep some 13 bits of a sum of fp8
+    /// products, so those are small; a sum of int8 products has 31 bits.
     pub const fn range(self) -> u32 {
         match self {
             Self::Bf16 | Self::Fp16 | Self::Tf32 | Self::Fp32 => 7,
@@ -48,12 +48,12 @@ impl Number {
         }
     }
 
-    /// Whether results are floating-point numbers.
+    /// Returns whether results are floating-point numbers.
     const fn is_float(self) -> bool {
         !matches!(self, Self::Int8)
     }
 
-    /// The kernel that makes a matrix of such numbers. tf32 is fp32 of which the tensor cores take the upper bits.
+    /// Returns the kernel that fills a matrix. tf32 is fp32 of which the tensor cores use the upper bits.
     const fn maker(self) -> &'static str {
         match self {
             Self::Bf16 => "make_bf16",
@@ -79,12 +79,12 @@ impl Shape {
     }
 }
 
-/// Whether it has Hopper's own instructions, which nothing after it has.
+/// Returns whether the GPU has the Hopper-only instructions, which later architectures lack.
 pub(super) fn is_hopper(gpu: &Gpu<'_>) -> Result<bool, CudaError> {
     Ok(gpu.capability()? == 90)
 }
 
-/// The multiplying kernels that fit a GPU.
+/// The product kernels for a GPU.
 #[derive(Debug)]
 pub struct Multipliers<'g> {
     gpu: &'g Gpu<'g>,
@@ -94,7 +94,7 @@ pub struct Multipliers<'g> {
     multiprocessors: u32,
 }
 
-/// Of each block on Hopper: four stages of 56 KiB, and room to begin at a multiple of 1 KiB.
+/// Shared memory per block on Hopper: four stages of 56 KiB, and room to align to 1 KiB.
 const HOPPER_SHARED: u32 = 4 * (128 + 320) * 128 + 1024;
 const AMPERE_SHARED: u32 = 4 * 2 * 128 * 64;
 
@@ -104,7 +104,7 @@ impl<'g> Multipliers<'g> {
         Ok(Self { gpu, checks, products, hopper: is_hopper(gpu)?, multiprocessors })
     }
 
-    /// The types of numbers that this GPU has, as far as these kernels know how to ask for them.
+    /// Returns the types of numbers that this GPU and our kernels support.
     pub fn numbers(&self) -> impl Iterator<Item = Number> + '_ {
         self.products.iter().map(|(number, _)| *number)
     }
@@ -114,7 +114,7 @@ impl<'g> Multipliers<'g> {
         let function = module.function("product_of_matrices")?;
         let launch = match number {
             Number::Fp32 => Launch::of(self.multiprocessors * 2, 256),
-            // Clusters of two blocks: an odd multiprocessor would stay without work.
+            // Clusters of two blocks: with an odd number of multiprocessors, one would be idle.
             _ if self.hopper => Launch::of(self.multiprocessors / 2 * 2, 384).shared(HOPPER_SHARED),
             _ => Launch::of(self.multiprocessors * 2, 256).shared(AMPERE_SHARED),
         };
@@ -124,10 +124,10 @@ impl<'g> Multipliers<'g> {
         Ok((function, launch))
     }
 
-    /// Makes the two matrices. `expected` are the checksums of [`known::row_sums`].
+    /// Creates the two matrices. `expected` are the checksums of [`known::row_sums`].
     ///
     /// # Panics
-    /// If the number is none of [`Self::numbers`].
+    /// Panics if the number is none of [`Self::numbers`].
     pub fn product<'p>(&'p self, number: Number, shape: Shape, expected: &[u32]) -> Result<Product<'p>, CudaError> {
         let row = shape.k * number.bytes();
         let (kernel, launch) = self.kernel(number)?;
@@ -174,7 +174,7 @@ impl<'g> Multipliers<'g> {
     }
 }
 
-/// Two matrices, their product, and what it must be.
+/// Two matrices, their product, and its expected checksums.
 #[derive(Debug)]
 pub struct Product<'p> {
     all: &'p Multipliers<'p>,
@@ -194,30 +194,30 @@ pub struct Product<'p> {
     wrong: Buffer<'p>,
 }
 
-/// A number of a product that is not what it must be.
+/// A wrong number of a product.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WrongNumber {
     pub row: u32,
     pub column: u32,
-    /// Bits as they stand in memory.
+    /// The bits in memory.
     pub got: u32,
     pub expected: i32,
-    /// Which multiprocessor made it.
+    /// The multiprocessor that computed it.
     pub multiprocessor: u32,
 }
 
-/// A multiprocessor and how long its tiles took it, on average, in its own clock ticks.
+/// A multiprocessor and the average time of its tiles, in its own clock ticks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pace {
     pub multiprocessor: u32,
     pub ticks: f64,
 }
 
-/// At most so many wrong numbers of a row are listed.
+/// The most wrong numbers of a row that are listed.
 const LISTED: u32 = 1024;
 
 impl Product<'_> {
-    /// Asks for one multiplication.
+    /// Enqueues one multiplication.
     pub fn multiply(&self) -> Result<(), CudaError> {
         let row_bytes = self.shape.k * self.number.bytes();
         let (a, b) = match &self.maps {
@@ -229,13 +229,13 @@ impl Product<'_> {
         self.kernel.launch(self.launch, &arguments)
     }
 
-    /// Asks cuBLAS for the same multiplication, in bf16 and without a look at what comes out.
+    /// Enqueues the same multiplication with cuBLAS, in bf16 and without a check.
     pub(super) fn multiply_by(&self, cublas: &Cublas) -> Result<(), CublasError> {
         let Shape { m, n, k } = self.shape;
         cublas.multiply([m, n, k], self.a.address(), self.b.address(), self.c.address())
     }
 
-    /// Asks for a look at every number of the product.
+    /// Enqueues a check of every number of the product.
     pub fn check(&self) -> Result<(), CudaError> {
         let name = if self.number.is_float() { "check_rows_float" } else { "check_rows_int" };
         let arguments = [
@@ -250,7 +250,7 @@ impl Product<'_> {
         self.all.checks.function(name)?.launch(Launch::of(self.shape.m, 256), &arguments)
     }
 
-    /// The rows that were wrong in any check since the last call.
+    /// Returns the rows that were wrong in any check since the last call.
     pub fn take_wrong_rows(&self) -> Result<Vec<u32>, CudaError> {
         let count = self.count.read::<u32>(1)?[0];
         if count == 0 {
@@ -264,7 +264,7 @@ impl Product<'_> {
         Ok(rows)
     }
 
-    /// Which numbers of a wrong row are wrong now, and which multiprocessors made them.
+    /// Returns the numbers of a row that are wrong now, and the multiprocessors that computed them.
     pub fn locate(&self, row: u32) -> Result<Vec<WrongNumber>, CudaError> {
         let gpu = self.all.gpu;
         let (count, list) = (gpu.allocate(4)?, gpu.allocate(LISTED as usize * 16)?);
@@ -282,7 +282,7 @@ impl Product<'_> {
             (&list).into(),
             LISTED.into(),
         ];
-        // One warp for each number.
+        // One warp per number.
         self.all.checks.function("locate")?.launch(Launch::of(self.shape.n.div_ceil(8), 256), &arguments)?;
         let found = count.read::<u32>(1)?[0].min(LISTED) as usize;
         let records = self.records()?;
@@ -297,13 +297,13 @@ impl Product<'_> {
         Ok(wrong)
     }
 
-    /// For each tile of the last multiplication: who made it, in how many ticks.
+    /// Returns for each tile of the last multiplication its multiprocessor and ticks.
     fn records(&self) -> Result<Vec<(u32, u32)>, CudaError> {
         let words = self.records.read::<u32>(self.records.len::<u32>())?;
         Ok(words.chunks_exact(2).map(|record| (record[0], record[1])).collect())
     }
 
-    /// How long the multiprocessors took over their tiles in the last multiplication, slowest first.
+    /// Returns the average time of each multiprocessor's tiles in the last multiplication, slowest first.
     pub fn paces(&self) -> Result<Vec<Pace>, CudaError> {
         let mut sums = std::collections::BTreeMap::<u32, (f64, f64)>::new();
         for (multiprocessor, ticks) in self.records()? {
@@ -317,8 +317,8 @@ impl Product<'_> {
         Ok(paces)
     }
 
-    /// Puts errors into the product, by a kernel of its own: place, kind (see `plant_numbers`) and bit of each. Says of
-    /// each whether the place had another value before.
+    /// Injects errors into the product with a separate kernel: position, kind (see `plant_numbers`) and bit of each.
+    /// Returns for each whether the value changed.
     pub fn plant(&self, planted: &[(u32, u32, u32)]) -> Result<Vec<bool>, CudaError> {
         let gpu = self.all.gpu;
         let column = |pick: fn(&(u32, u32, u32)) -> u32| planted.iter().map(pick).collect::<Vec<u32>>();

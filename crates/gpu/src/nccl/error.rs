@@ -1,4 +1,4 @@
-//! What goes wrong in NCCL.
+//! Errors of NCCL.
 
 use doctor_core::observation::{FailureKind, ProbeFailure};
 
@@ -12,7 +12,7 @@ pub enum NcclError {
     NoSymbol { symbol: &'static str },
     #[error("{call} answered {code}: {text}")]
     Failed { call: &'static str, code: i32, text: String },
-    /// Whoever waited was told not to wait any longer.
+    /// The caller's `go_on` ended the wait.
     #[error("{call} was given up")]
     GivenUp { call: &'static str },
 }
@@ -21,12 +21,12 @@ pub enum NcclError {
 const REMOTE_ERROR: i32 = 6;
 
 impl NcclError {
-    /// Whether another rank went away, or the network to it.
+    /// Returns whether another rank left or became unreachable.
     pub const fn is_of_another_rank(&self) -> bool {
         matches!(self, Self::Failed { code: REMOTE_ERROR, .. })
     }
 
-    /// Why there is no measurement.
+    /// Converts the error into the reason for a missing measurement.
     pub fn failure(&self) -> ProbeFailure {
         let kind = match self {
             Self::NoLibrary { .. } | Self::NoSymbol { .. } => FailureKind::Missing,

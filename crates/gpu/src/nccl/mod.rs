@@ -1,8 +1,8 @@
-//! NCCL, loaded at run time and made safe: joining a communicator, adding up, and getting out of it again.
+//! NCCL, loaded at run time behind a safe interface: joining a communicator, reducing, and leaving it again.
 //!
-//! Every communicator is one that does not block (`ncclConfig_t.blocking = 0`): NCCL answers "in progress", and whoever
-//! waits can stop waiting. That is the only way out of a collective that hangs, because some rank of it will never come.
-//! The configuration is that of 2.14, the first version that has it; newer ones take it by the size and version in it.
+//! All communicators are non-blocking (`ncclConfig_t.blocking = 0`): NCCL returns "in progress", and the caller can
+//! stop waiting. That is the only way out of a collective that hangs because a rank never arrives. The configuration is
+//! that of 2.14, the first version with it; newer versions accept it by the size and version that it contains.
 
 mod error;
 mod symbols;
@@ -19,10 +19,10 @@ pub use error::NcclError;
 use crate::cuda::{Buffer, Gpu};
 use symbols::{CommHandle, Symbols};
 
-/// The library's name since it has one.
+/// The soname of the library.
 pub const LIBRARY: &str = "libnccl.so.2";
 
-/// `ncclUniqueId`: where the first rank waits for the others.
+/// The size of `ncclUniqueId`, which encodes where the first rank waits for the others.
 pub const ID_BYTES: usize = 128;
 
 #[derive(Clone, Copy)]
@@ -45,14 +45,14 @@ impl fmt::Debug for UniqueId {
     }
 }
 
-/// `ncclConfig_v21400`: what every version since then reads at the beginning of its own.
+/// `ncclConfig_v21400`: the prefix that every later version reads.
 #[repr(C)]
 struct Config {
     size: usize,
     magic: c_uint,
     version: c_uint,
     blocking: c_int,
-    /// The struct ends here in 2.14; newer ones have a number at this place and read it as not set.
+    /// Padding in 2.14; newer versions have a field at this offset and read it as not set.
     not_set: c_int,
 }
 
@@ -66,41 +66,43 @@ const SUM: c_int = 0;
 
 const INIT: &str = "ncclCommInitRankConfig";
 
-/// How often an answer is looked for. A step of a test takes milliseconds.
+/// The polling interval. A step of a test takes milliseconds.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
 
-/// The library.
+/// The loaded library.
 #[derive(Debug)]
 pub struct Nccl {
     symbols: Symbols,
 }
 
 impl Nccl {
+    /// Loads the library.
+    ///
     /// # Errors
-    /// Without the library, or with one that is older than 2.14.
+    /// Fails without the library, or with one older than 2.14.
     pub fn open(library: &OsStr) -> Result<Self, NcclError> {
         Ok(Self { symbols: Symbols::load(library)? })
     }
 
-    /// As 22809 for 2.28.9.
+    /// Returns the version, such as 22809 for 2.28.9.
     pub fn version(&self) -> Result<u32, NcclError> {
         let mut version = 0;
-        // SAFETY: the pointer leads to a live variable.
+        // SAFETY: the pointer points to a live variable.
         let code = unsafe { (self.symbols.version)(&raw mut version) };
         self.check("ncclGetVersion", code)?;
         Ok(version.unsigned_abs())
     }
 
-    /// Begins a communicator: this process is where the ranks will meet, and must live until they have.
+    /// Creates the id of a communicator. The ranks meet in this process, which must live until they have.
     pub fn unique_id(&self) -> Result<UniqueId, NcclError> {
         let mut id = UniqueId([0; ID_BYTES]);
-        // SAFETY: the pointer leads to as many bytes as the header says.
+        // SAFETY: the pointer points to as many bytes as the header requires.
         let code = unsafe { (self.symbols.unique_id)(&raw mut id) };
         self.check("ncclGetUniqueId", code)?;
         Ok(id)
     }
 
-    /// Begins to join as this rank, with the GPU whose context is current. [`Communicator::ready`] waits for the others.
+    /// Starts to join as this rank, with the GPU whose context is current. [`Communicator::ready`] waits for the others.
     pub fn join<'n>(
         &'n self,
         gpu: &'n Gpu<'n>,
@@ -112,8 +114,8 @@ impl Nccl {
             Config { size: size_of::<Config>(), magic: MAGIC, version: VERSION_2_14, blocking: 0, not_set: NOT_SET };
         let number = |value: u32| c_int::try_from(value).unwrap_or(c_int::MAX);
         let mut handle = ptr::null_mut();
-        // SAFETY: the pointers lead to live variables, the configuration is as long as it says; the GPU's context is the
-        // current one of this thread, on which the `Gpu` stays.
+        // SAFETY: the pointers point to live variables, the configuration has the size that it contains; the GPU's
+        // context is current on this thread, to which the `Gpu` is bound.
         let code =
             unsafe { (self.symbols.init)(&raw mut handle, number(ranks), id, number(rank), (&raw mut config).cast()) };
         if code != symbols::IN_PROGRESS {
@@ -130,7 +132,7 @@ impl Nccl {
     }
 
     fn words(&self, code: c_int) -> String {
-        // SAFETY: NCCL answers with a constant text for any number.
+        // SAFETY: NCCL returns a constant text for any number.
         let text = text_of(unsafe { (self.symbols.error_string)(code) });
         // SAFETY: the last error of this process; the argument is not used.
         let last = text_of(unsafe { (self.symbols.last_error)(ptr::null_mut()) });
@@ -142,14 +144,14 @@ fn text_of(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }
-    // SAFETY: a text of NCCL's that ends with a zero.
+    // SAFETY: a zero-terminated text of NCCL.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned()
 }
 
 /// One rank.
 pub struct Communicator<'n> {
     nccl: &'n Nccl,
-    /// Its work is on this GPU.
+    /// The GPU that runs its work.
     _gpu: &'n Gpu<'n>,
     handle: CommHandle,
     ended: Cell<bool>,
@@ -162,15 +164,15 @@ impl fmt::Debug for Communicator<'_> {
 }
 
 impl Communicator<'_> {
-    /// Waits for all ranks to have joined, as long as `go_on` says so.
+    /// Waits until all ranks have joined, or until `go_on` returns false.
     pub fn ready(&self, go_on: &dyn Fn() -> bool) -> Result<(), NcclError> {
         self.settle(INIT, symbols::IN_PROGRESS, go_on)
     }
 
-    /// Asks for the sum over all ranks of the first `count` floats, and does not wait for it.
+    /// Enqueues the sum over all ranks of the first `count` floats.
     ///
     /// # Panics
-    /// If a buffer is shorter.
+    /// Panics if a buffer is shorter.
     pub fn all_reduce(
         &self,
         from: &Buffer<'_>,
@@ -179,8 +181,8 @@ impl Communicator<'_> {
         go_on: &dyn Fn() -> bool,
     ) -> Result<(), NcclError> {
         assert!(count <= from.len::<f32>() && count <= to.len::<f32>(), "a message within both buffers");
-        // SAFETY: both buffers have this many numbers on the communicator's own GPU, and are given back only after the
-        // driver has waited for what uses them; the stream is the default one of its context.
+        // SAFETY: both buffers have this many numbers on the communicator's own GPU and are freed only after the driver
+        // has waited for the work that uses them; the stream is the context's default one.
         let code = unsafe {
             (self.nccl.symbols.all_reduce)(
                 from.address(),
@@ -195,10 +197,10 @@ impl Communicator<'_> {
         self.settle("ncclAllReduce", code, go_on)
     }
 
-    /// Asks for `count` floats to go to one rank while as many come from another, and does not wait for it.
+    /// Enqueues a send of `count` floats to one rank and a receive of as many from another.
     ///
     /// # Panics
-    /// If a buffer is shorter.
+    /// Panics if a buffer is shorter.
     pub fn exchange(
         &self,
         (from, next): (&Buffer<'_>, u32),
@@ -210,21 +212,21 @@ impl Communicator<'_> {
         let symbols = &self.nccl.symbols;
         let number = |rank: u32| c_int::try_from(rank).unwrap_or(c_int::MAX);
         let grouped = |code| if code == symbols::IN_PROGRESS { Ok(()) } else { self.nccl.check("ncclSend", code) };
-        // SAFETY: takes nothing; ended below, whatever is asked in between.
+        // SAFETY: takes no argument; the group is ended below in all cases.
         self.nccl.check("ncclGroupStart", unsafe { (symbols.group_start)() })?;
-        // SAFETY: as for `all_reduce`; a rank that is none is answered with an error.
+        // SAFETY: as for `all_reduce`; NCCL rejects an invalid rank.
         let sent = unsafe { (symbols.send)(from.address(), count, FLOAT, number(next), self.handle, ptr::null_mut()) };
         // SAFETY: as above.
         let received =
             unsafe { (symbols.receive)(to.address(), count, FLOAT, number(before), self.handle, ptr::null_mut()) };
-        // SAFETY: ends the group that was begun above on this thread.
+        // SAFETY: ends the group that was started above on this thread.
         let ended = unsafe { (symbols.group_end)() };
         grouped(sent)?;
         grouped(received)?;
         self.settle("ncclGroupEnd", ended, go_on)
     }
 
-    /// What went wrong since, if anything did.
+    /// Returns an asynchronous error, if there was one.
     pub fn trouble(&self) -> Result<(), NcclError> {
         match self.state()? {
             symbols::IN_PROGRESS => Ok(()),
@@ -234,13 +236,13 @@ impl Communicator<'_> {
 
     fn state(&self) -> Result<c_int, NcclError> {
         let mut state = 0;
-        // SAFETY: a communicator of NCCL's that was not ended, and a live variable.
+        // SAFETY: a communicator that was not ended, and a live variable.
         let code = unsafe { (self.nccl.symbols.async_error)(self.handle, &raw mut state) };
         self.nccl.check("ncclCommGetAsyncError", code)?;
         Ok(state)
     }
 
-    /// Waits until what was asked is under way.
+    /// Waits until a call is no longer in progress.
     fn settle(&self, call: &'static str, code: c_int, go_on: &dyn Fn() -> bool) -> Result<(), NcclError> {
         if code != symbols::IN_PROGRESS {
             return self.nccl.check(call, code);
@@ -254,10 +256,10 @@ impl Communicator<'_> {
         }
     }
 
-    /// Ends it, whatever it is doing. Ranks that still wait for this one will wait in vain.
+    /// Aborts the communicator in any state. Ranks that still wait for this one will never be served.
     pub fn abort(&self) {
         if !self.ended.replace(true) {
-            // SAFETY: a communicator of NCCL's, ended once. An error leaves nothing to be done.
+            // SAFETY: a communicator that is ended once. There is nothing to do about an error.
             let _ended = unsafe { (self.nccl.symbols.abort)(self.handle) };
         }
     }
@@ -274,7 +276,7 @@ mod tests {
     use super::*;
     use std::mem::{align_of, offset_of, size_of};
 
-    /// As `nccl.h` of 2.14 has it, which is how every newer one begins.
+    /// The layout of 2.14's `nccl.h`, which every later version starts with.
     #[test]
     fn the_configuration_has_the_layout_of_the_header() {
         assert_eq!((size_of::<Config>(), align_of::<Config>()), (24, 8));

@@ -1,4 +1,4 @@
-//! The functions of libnccl that the test uses, by the types of NVIDIA's header, looked up at run time.
+//! The functions of libnccl that the test uses, with the types of NVIDIA's header, resolved at run time.
 
 use std::{
     ffi::{OsStr, c_char, c_int, c_void},
@@ -17,7 +17,7 @@ pub(super) const IN_PROGRESS: c_int = 7;
 
 macro_rules! symbols {
     ($($field:ident = $symbol:literal : fn($($argument:ty),* $(,)?) -> $answer:ty;)*) => {
-        /// The library's functions. They stay valid while it is loaded, which is as long as this lives.
+        /// The library's functions. They are valid while it is loaded, which is as long as this value lives.
         pub(super) struct Symbols {
             $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> $answer,)*
             _library: Library,
@@ -25,13 +25,13 @@ macro_rules! symbols {
 
         impl Symbols {
             pub(super) fn load(name: &OsStr) -> Result<Self, NcclError> {
-                // SAFETY: loading runs the initialisers of NVIDIA's library, which any program that uses it does.
+                // SAFETY: loading runs the initialisers of NVIDIA's library, as in any program that uses it.
                 let library = unsafe { Library::new(name) }.map_err(|error| NcclError::NoLibrary {
                     library: name.to_string_lossy().into_owned(),
                     text: error.to_string(),
                 })?;
                 $(
-                    // SAFETY: the symbol has the type that NVIDIA's header gives it.
+                    // SAFETY: the symbol has the type of NVIDIA's header.
                     let $field = *unsafe {
                         library.get::<unsafe extern "C" fn($($argument),*) -> $answer>(concat!($symbol, "\0").as_bytes())
                     }

@@ -1,6 +1,6 @@
-//! From the name of a field to the call that brings it. The names are those of [`doctor_checks::gpu`].
+//! Maps the name of a field to the NVML call that reads it. The names are those of [`doctor_checks::gpu`].
 //!
-//! Calls that bring several fields at once are made once for a GPU and remembered.
+//! The result of a call that serves several fields is cached per GPU.
 
 use std::os::raw::{c_uint, c_ulonglong};
 
@@ -15,19 +15,21 @@ use super::{Card, Device, ask, code, text};
 
 pub(super) type Answer<T> = Result<T, Reading>;
 
-/// Plain data of the C library, as it wants to have it before it fills it.
+/// Returns a zeroed C struct, as the library expects it.
 pub(super) fn zeroed<T: Plain>() -> T {
     // SAFETY: `Plain` is implemented only for structs of numbers and arrays of numbers.
     unsafe { std::mem::zeroed() }
 }
 
+/// A C struct that may be zeroed.
+///
 /// # Safety
-/// Every bit pattern of zeroes is a value of it.
+/// All zeroes must be a value of the type.
 pub(super) unsafe trait Plain {}
 
 macro_rules! plain {
     ($($type:ty),*) => { $(
-        // SAFETY: a struct of numbers, by NVIDIA's header.
+        // SAFETY: a struct of numbers in NVIDIA's header.
         unsafe impl Plain for $type {}
     )* };
 }
@@ -43,7 +45,7 @@ plain!(
     nvmlViolationTime_t
 );
 
-/// Structs that grow carry their size and their version in their first word.
+/// Returns the first word of a versioned struct: its size and version.
 const fn version<T>(number: usize) -> c_uint {
     (size_of::<T>() | number << 24) as c_uint
 }
@@ -65,7 +67,7 @@ fn milli(value: Answer<c_uint>) -> Reading {
     value.map_or_else(|reading| reading, |value| Reading::Number(f64::from(value) / 1000.0))
 }
 
-/// What several fields share.
+/// Results that several fields share.
 #[derive(Default)]
 pub(super) struct Kept {
     remapped: Option<Answer<[c_uint; 4]>>,
@@ -76,7 +78,7 @@ pub(super) struct Kept {
 }
 
 impl Device<'_> {
-    /// These fields, those with a `*` unrolled, each with its place among all that were asked for.
+    /// Reads these fields, with `*` expanded, each with its position among all requested ones.
     pub(super) fn read(
         self,
         index: c_uint,
@@ -93,7 +95,7 @@ impl Device<'_> {
                         let named = |(number, reading)| (place, format!("{family}.{number}.{what}"), reading);
                         all.extend(each.into_iter().map(named));
                     }
-                    // Nothing is known of any of them.
+                    // No instance of the field could be read.
                     Err(reading) => all.push((place, field.clone(), reading)),
                 },
             }
@@ -173,7 +175,7 @@ impl Device<'_> {
         ask!(self.nvml, nvmlDeviceGetEccMode(self.handle, &mut current, &mut pending)).map(|()| (current, pending))
     }
 
-    /// `errors.uncorrected.volatile.sram`
+    /// Reads an ECC counter by the rest of its name: `errors.uncorrected.volatile.sram`.
     fn ecc_errors(self, rest: &str) -> Reading {
         let parts: Vec<&str> = rest.split('.').collect();
         let ["errors", kind, since, place] = parts[..] else { return Reading::NotSupported };
@@ -188,7 +190,7 @@ impl Device<'_> {
             _ => return Reading::NotSupported,
         };
         let (nvml, handle) = (self.nvml, self.handle);
-        // Places in memory by NVML's numbers. Parts before Ampere name their SRAM by its caches only.
+        // Memory locations by NVML's numbers. GPUs before Ampere report SRAM only by cache.
         match place {
             "total" => large(number(|to| ask!(nvml, nvmlDeviceGetTotalEccErrors(handle, kind, since, to)))),
             "dram" => large(number(|to| ask!(nvml, nvmlDeviceGetMemoryErrorCounter(handle, kind, since, 2, to)))),
@@ -223,7 +225,7 @@ impl Device<'_> {
 
     fn retired(self, cause: c_uint) -> Reading {
         let mut count = 0;
-        // Asked without a buffer, it says how many there are.
+        // Without a buffer, the call returns the count.
         let answer = ask!(self.nvml, nvmlDeviceGetRetiredPages(self.handle, cause, &mut count, std::ptr::null_mut()));
         match answer {
             Err(Reading::Failed { code: code::INSUFFICIENT_SIZE, .. }) | Ok(()) => Reading::Number(f64::from(count)),
@@ -233,7 +235,7 @@ impl Device<'_> {
 
     fn clocks(self, what: &str) -> Reading {
         let Device { nvml, handle } = self;
-        // Kinds of clock by NVML's numbers: graphics 0, SM 1, memory 2.
+        // Clock types by NVML's numbers: graphics 0, SM 1, memory 2.
         match what {
             "sm" => whole(number(|to| ask!(nvml, nvmlDeviceGetClockInfo(handle, 1, to)))),
             "mem" => whole(number(|to| ask!(nvml, nvmlDeviceGetClockInfo(handle, 2, to)))),
@@ -251,7 +253,7 @@ impl Device<'_> {
         }
     }
 
-    /// The call was renamed with driver 535.
+    /// Reads the clock event reasons. The call was renamed with driver 535.
     fn clock_reasons(self) -> Reading {
         let Device { nvml, handle } = self;
         match large(number(|to| ask!(nvml, nvmlDeviceGetCurrentClocksEventReasons(handle, to)))) {
@@ -350,7 +352,7 @@ impl Device<'_> {
         }
     }
 
-    /// The newest form that this driver knows. The older one is the beginning of the newer.
+    /// Reads the newest struct version that this driver knows. The older one is a prefix of the newer.
     fn fabric_info(self) -> Answer<nvmlGpuFabricInfo_v3_t> {
         let mut answer = Err(Reading::NotSupported);
         for form in [version::<nvmlGpuFabricInfo_v3_t>(3), version::<nvmlGpuFabricInfo_v2_t>(2)] {
@@ -373,7 +375,7 @@ impl Device<'_> {
         if let Err(reading) = super::became(value.nvmlReturn) {
             return reading;
         }
-        // SAFETY: the library says which of the union's members it wrote.
+        // SAFETY: the library reports which member of the union it wrote.
         unsafe {
             match value.valueType {
                 0 => Reading::Number(value.value.dVal),

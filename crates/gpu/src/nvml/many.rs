@@ -1,4 +1,4 @@
-//! Fields that there are several of: links, processes, and what lies between this GPU and each other one.
+//! Fields with several instances: links, processes, and the paths to the other GPUs.
 
 use std::{
     collections::BTreeMap,
@@ -13,21 +13,21 @@ use super::{
     fields::{Answer, Kept, large, number, whole, zeroed},
 };
 
-/// NVLinks of one GPU in the largest design so far.
+/// NVLinks per GPU in the largest design so far.
 const MOST_LINKS: c_uint = 18;
-/// Processes on one GPU; more are not listed.
+/// The most processes per GPU. With more, the list is not available.
 const MOST_PROCESSES: usize = 256;
 
-/// Families of fields that say what lies between two GPUs.
+/// Families of fields about the path between two GPUs.
 const BETWEEN: [&str; 2] = ["topology", "p2p"];
 
-/// Whether a field says what lies between two GPUs.
+/// Returns whether a field is about the path between two GPUs.
 pub(super) fn is_between(field: &str) -> bool {
     field.split_once(".*.").is_some_and(|(family, _)| BETWEEN.contains(&family))
 }
 
 impl Device<'_> {
-    /// Fields that there are several of.
+    /// Reads all instances of a field.
     pub(super) fn numbered(
         self,
         family: &str,
@@ -48,7 +48,7 @@ impl Device<'_> {
                 Ok(processes) => {
                     let one = |process: &nvmlProcessInfo_t| match what {
                         "pid" => Reading::Number(f64::from(process.pid)),
-                        // All ones: the driver does not know.
+                        // All ones: unknown to the driver.
                         "memory" if process.usedGpuMemory != c_ulonglong::MAX => {
                             Reading::Number(process.usedGpuMemory as f64)
                         }
@@ -66,14 +66,14 @@ impl Device<'_> {
         }
     }
 
-    /// The links that this GPU has, working or not.
+    /// Returns the links that this GPU has, working or not.
     fn links(self) -> Vec<c_uint> {
         (0..MOST_LINKS)
             .filter(|link| {
                 let mut state = 0;
                 !matches!(
                     ask!(self.nvml, nvmlDeviceGetNvLinkState(self.handle, *link, &mut state)),
-                    // A link that the chip does not have is a wrong argument or not supported.
+                    // NVML rejects a link that the chip does not have as an invalid argument or as not supported.
                     Err(Reading::NotSupported | Reading::Failed { code: 2, .. })
                 )
             })
@@ -113,7 +113,7 @@ impl Device<'_> {
         let answer =
             ask!(self.nvml, nvmlDeviceGetComputeRunningProcesses_v3(self.handle, &mut count, processes.as_mut_ptr()));
         match answer {
-            // More than fit: those that fit were not written either.
+            // There are more than fit, and NVML wrote none of them.
             Err(Reading::Failed { code: code::INSUFFICIENT_SIZE, .. }) => Err(Reading::NotSupported),
             other => other.map(|()| {
                 processes.truncate(count as usize);
@@ -132,7 +132,7 @@ impl Device<'_> {
             ("topology", "level") => {
                 whole(number(|to| ask!(nvml, nvmlDeviceGetTopologyCommonAncestor(self.handle, peer, to))))
             }
-            // Index 2 of what can be asked is NVLink.
+            // Capability index 2 is NVLink.
             ("p2p", "nvlink") => whole(number(|to| ask!(nvml, nvmlDeviceGetP2PStatus(self.handle, peer, 2, to)))),
             _ => Reading::NotSupported,
         }

@@ -1,6 +1,6 @@
-//! NVML: what the driver says of each GPU.
+//! NVML: the driver's readings of each GPU.
 //!
-//! A session is opened for one look and closed after it: while a process holds NVML open, no GPU of the machine can be
+//! A session is opened for one read and closed after it: while a process holds NVML open, no GPU of the machine can be
 //! reset and the driver cannot be unloaded.
 
 mod fields;
@@ -12,13 +12,13 @@ use doctor_checks::gpu::{Driver, Gpu, GpuAnswer, Reading, bus_id};
 use doctor_core::observation::{FailureKind, ProbeFailure};
 use nvml_wrapper_sys::bindings::{NvmlLib, nvmlDevice_t, nvmlReturn_t};
 
-/// The library's name since it has one.
+/// The soname of the library.
 pub const LIBRARY: &str = "libnvidia-ml.so.1";
 
-/// More GPUs than any machine has; a library that says more is not believed.
+/// An upper bound on the number of GPUs, in case the library returns nonsense.
 const MOST_GPUS: c_uint = 256;
 
-/// Return codes of NVML that mean something here.
+/// The NVML return codes used here.
 mod code {
     pub(super) const SUCCESS: u32 = 0;
     pub(super) const NOT_SUPPORTED: u32 = 3;
@@ -32,7 +32,7 @@ mod code {
     pub(super) const DEPRECATED: u32 = 26;
 }
 
-/// Open for one look.
+/// A session, open for one read.
 pub struct Nvml {
     lib: NvmlLib,
     /// Whether there is a session to close.
@@ -45,7 +45,7 @@ impl fmt::Debug for Nvml {
     }
 }
 
-/// A GPU by the driver's own handle. Valid while the session is.
+/// A GPU by the driver's handle. Valid while the session is.
 #[derive(Clone, Copy)]
 struct Device<'a> {
     nvml: &'a Nvml,
@@ -56,7 +56,7 @@ struct Device<'a> {
 struct Card<'a> {
     index: c_uint,
     bus: String,
-    /// Why it has no handle, if it has none.
+    /// The reason, if it has no handle.
     device: Result<Device<'a>, Reading>,
 }
 
@@ -64,8 +64,8 @@ struct Card<'a> {
 macro_rules! ask {
     ($nvml:expr, $function:ident ( $($argument:expr),* $(,)? )) => {
         match $nvml.lib.$function.as_ref() {
-            // SAFETY: the function has the type that NVIDIA's header gives it, pointers lead to live variables of the
-            // types it says, buffers are as long as they are said to be, and the session is open while `$nvml` lives.
+            // SAFETY: the function has the type of NVIDIA's header, pointers point to live variables of its types,
+            // buffers have the given lengths, and the session is open while `$nvml` lives.
             Ok(function) => $crate::nvml::became(unsafe { function($($argument),*) }),
             Err(_) => Err(doctor_checks::gpu::Reading::NotSupported),
         }
@@ -77,15 +77,16 @@ impl Nvml {
     /// Loads the library and opens a session.
     ///
     /// # Errors
-    /// `Missing` without the library or the driver, `Denied` without the right, `Failed` for all else, with NVML's code.
+    /// Returns `Missing` without the library or the driver, `Denied` without permission, and `Failed` with NVML's code
+    /// for everything else.
     pub fn open(library: &OsStr) -> Result<Self, ProbeFailure> {
         let name = library.to_string_lossy();
-        // SAFETY: loading runs the library's initialisers. It is the driver's own library, installed by root, and every
-        // program that uses a GPU does the same.
+        // SAFETY: loading runs the library's initialisers. It is the driver's own library, installed by root, and
+        // loaded by every program that uses a GPU.
         let lib = unsafe { NvmlLib::new(library) }
             .map_err(|error| ProbeFailure::new(FailureKind::Missing, format!("{name} cannot be loaded: {error}")))?;
         let mut nvml = Self { lib, is_open: false };
-        // Without GPUs the driver answers all the same.
+        // The driver then also answers on a machine without GPUs.
         const NO_GPUS_IS_FINE: c_uint = 1;
         let opened = match ask!(nvml, nvmlInitWithFlags(NO_GPUS_IS_FINE)) {
             Err(Reading::NotSupported) => ask!(nvml, nvmlInit_v2()),
@@ -96,10 +97,11 @@ impl Nvml {
         Ok(nvml)
     }
 
-    /// What it says of every GPU. `on_pci` is what the bus says, which the driver may not agree with. `begins` is called with
-    /// the index and the bus id of each GPU before the driver is asked about it, so that a driver that hangs is known to hang
-    /// there. Until the driver has told the bus id, it is the one that the order on the bus gives: NVML counts GPUs in that
-    /// order. It is empty where the driver counts other GPUs than the bus has.
+    /// Reads the fields of every GPU. `on_pci` lists the GPUs on the bus, with which the driver may disagree.
+    ///
+    /// `begins` is called with index and bus id before each GPU is queried, so that the caller knows on which GPU a
+    /// driver hangs. Until the driver has returned the bus id, it is derived from the order on the bus, which NVML
+    /// follows. It is empty if driver and bus count differently.
     pub fn answer(&self, fields: &[String], on_pci: Vec<String>, begins: &mut dyn FnMut(u32, &str)) -> GpuAnswer {
         let driver = Driver {
             version: self.driver_version().unwrap_or_default(),
@@ -116,7 +118,7 @@ impl Nvml {
         GpuAnswer { on_pci, driver: Ok(driver), gpus }
     }
 
-    /// Handle and bus id of each GPU.
+    /// Returns handle and bus id of each GPU.
     fn cards(&self, count: c_uint, on_pci: &[String], begins: &mut dyn FnMut(u32, &str)) -> Vec<Card<'_>> {
         let agree = usize::try_from(count).is_ok_and(|count| count == on_pci.len());
         let mut cards = Vec::new();
@@ -147,7 +149,7 @@ impl Nvml {
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        // Nobody is left to tell if it will not close. The library itself is unloaded after this.
+        // There is nothing to do about a failed shutdown. The library is unloaded after this.
         if self.is_open {
             drop(ask!(self, nvmlShutdown()));
         }
@@ -163,8 +165,8 @@ impl Device<'_> {
     }
 }
 
-/// Every field of every GPU. What lies between two GPUs is asked last: by then each has answered for itself, and one that hangs
-/// is not taken for another that was asked about it.
+/// Reads every field of every GPU. Paths between GPUs are read last: by then each GPU has answered for itself, and a
+/// hang on one is not attributed to another.
 fn read(cards: &[Card<'_>], fields: &[String], begins: &mut dyn FnMut(u32, &str)) -> Vec<Gpu> {
     let mut read: Vec<Vec<(usize, String, Reading)>> = cards.iter().map(|_| Vec::new()).collect();
     for between in [false, true] {
@@ -178,7 +180,7 @@ fn read(cards: &[Card<'_>], fields: &[String], begins: &mut dyn FnMut(u32, &str)
                     begins(card.index, &card.bus);
                     device.read(card.index, cards, &now, read);
                 }
-                // Every field of a GPU that has no handle fails for the same reason.
+                // Without a handle, every field of the GPU fails for the same reason.
                 Err(reading) => {
                     read.extend(now.iter().map(|(place, field)| (*place, (*field).clone(), reading.clone())))
                 }
@@ -193,7 +195,7 @@ fn read(cards: &[Card<'_>], fields: &[String], begins: &mut dyn FnMut(u32, &str)
     cards.iter().zip(read).map(gpu).collect()
 }
 
-/// What a return code means.
+/// Converts a return code.
 fn became(code: nvmlReturn_t) -> Result<(), Reading> {
     match code {
         code::SUCCESS => Ok(()),
@@ -222,7 +224,7 @@ fn words(reading: &Reading) -> String {
     }
 }
 
-/// In our words. The library has its own, which need a session and change from version to version.
+/// Returns our text for a code. The library's own texts need a session and change between versions.
 const fn name_of(code: u32) -> &'static str {
     match code {
         1 => "NVML is not initialised",
@@ -247,7 +249,7 @@ const fn name_of(code: u32) -> &'static str {
     }
 }
 
-/// A text that the library writes into a buffer.
+/// Reads a text that the library writes into a buffer.
 fn text(fill: impl FnOnce(*mut std::os::raw::c_char, c_uint) -> Result<(), Reading>) -> Reading {
     let mut buffer = [0_u8; 256];
     match fill(buffer.as_mut_ptr().cast(), buffer.len() as c_uint) {

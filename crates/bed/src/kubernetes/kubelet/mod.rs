@@ -1,5 +1,6 @@
-//! One kubelet for many nodes that do not exist. It registers them, keeps their leases, and plays what the real scheduler binds
-//! to them: a pod's containers do what the test says, and the API server hears of it as it would from a real kubelet.
+//! A fake kubelet for many simulated nodes. It registers them, renews their leases, and simulates the pods that the
+//! real scheduler binds to them: containers do what the test specifies, and the API server sees the status updates of a
+//! real kubelet.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -15,8 +16,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! What it does not play: a pod ends once, whatever its restart policy says; all its containers end alike; there are no logs, no
-//! probes, no eviction by pressure and no deadline of a pod's own (a Job's is the controller manager's, and works).
+//! Not simulated: a pod ends once, regardless of its restart policy; all its containers end alike; there are no logs,
+//! probes, evictions by pressure or pod deadlines (a Job's deadline belongs to the controller manager and works).
 
 mod node;
 mod pods;
@@ -45,24 +46,24 @@ use tokio::{
 pub use node::FakeNode;
 use pods::Order;
 
-/// How long a request may be repeated on a busy machine.
+/// How long a request may be retried on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How much longer each node may take to be registered: several times what it takes on two busy cores.
+/// The extra time for each node to be registered: several times what it takes on two busy cores.
 const PATIENCE_PER_NODE: Duration = Duration::from_millis(100);
 
-/// How long between two tries of what failed: short, because the API server of a bed is killed and comes back.
+/// The retry interval. Short, because tests kill and restart the API server.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// How many nodes are registered at the same time.
+/// The number of nodes handled in parallel.
 const AT_ONCE: usize = 16;
 
 /// What the containers of a pod do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Play {
-    /// They run for so long and then end.
+    /// They run for this long and then end.
     Runs { lasts: Duration, then: Exit },
-    /// They run until [`Kubelet::end_pod`], or until the pod is deleted.
+    /// They run until [`Kubelet::end_pod`] or until the pod is deleted.
     UntilTold,
     /// They never start, for a reason such as `ImagePullBackOff`.
     Waits { reason: String, message: String },
@@ -77,19 +78,19 @@ pub struct Exit {
 }
 
 impl Exit {
-    /// With this exit code.
+    /// Ends with this exit code.
     pub fn code(code: i32) -> Self {
         Self { code, reason: None, message: String::new() }
     }
 
-    /// Having left this termination message.
+    /// Adds a termination message.
     #[must_use]
     pub fn saying(mut self, message: impl Into<String>) -> Self {
         self.message = message.into();
         self
     }
 
-    /// For a reason other than `Completed` or `Error`, such as `OOMKilled`.
+    /// Sets a reason other than `Completed` or `Error`, such as `OOMKilled`.
     #[must_use]
     pub fn because(mut self, reason: impl Into<String>) -> Self {
         self.reason = Some(reason.into());
@@ -97,7 +98,7 @@ impl Exit {
     }
 }
 
-/// Why the kubelet did not start, or did not do what it was told.
+/// Why the kubelet did not start or an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum KubeletError {
     #[error("reading the kubeconfig {path}")]
@@ -122,10 +123,10 @@ pub enum KubeletError {
     NoSuchNode { node: String },
 }
 
-/// The pods that are being played, by namespace and name, and how to tell each something.
+/// The simulated pods by namespace and name, each with its uid and the channel to its task.
 type Playing = Arc<Mutex<BTreeMap<String, (String, UnboundedSender<Order>)>>>;
 
-/// A running kubelet. Dropping it leaves the nodes and pods in the cluster as they are.
+/// A running kubelet. Dropping it leaves nodes and pods in the cluster unchanged.
 pub struct Kubelet {
     client: Client,
     nodes: BTreeSet<String>,
@@ -142,11 +143,11 @@ impl fmt::Debug for Kubelet {
 }
 
 impl Kubelet {
-    /// Registers the nodes and plays what is bound to them; `play` is asked once for each pod what it does. Comes back when the
-    /// nodes are ready and the scheduler may use them.
+    /// Registers the nodes and simulates the pods bound to them; `play` is called once per pod. Returns when the nodes
+    /// are ready and schedulable.
     ///
     /// # Errors
-    /// If the API server does not answer or refuses a node.
+    /// Fails if the API server does not answer or rejects a node.
     pub fn start<F>(kubeconfig: &Path, nodes: Vec<FakeNode>, play: F) -> Result<Self, KubeletError>
     where
         F: Fn(&Pod) -> Play + Send + 'static,
@@ -156,7 +157,7 @@ impl Kubelet {
         let handle = runtime.handle().clone();
         let client = runtime.block_on(connect(kubeconfig))?;
         let (stop, stopped) = oneshot::channel();
-        // Everything it does is a task of this runtime, and ends with it.
+        // All work is done in tasks of this runtime and ends with it.
         let thread = std::thread::Builder::new().name("kubelet".into()).spawn(move || {
             drop(runtime.block_on(stopped));
         });
@@ -174,10 +175,10 @@ impl Kubelet {
         Ok(kubelet)
     }
 
-    /// Ends the containers of a pod that runs.
+    /// Ends the containers of a running pod.
     ///
     /// # Errors
-    /// If no such pod is being played.
+    /// Fails if no such pod is simulated.
     pub fn end_pod(&self, namespace: &str, name: &str, exit: Exit) -> Result<(), KubeletError> {
         let pod = format!("{namespace}/{name}");
         let playing = self.playing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -187,27 +188,27 @@ impl Kubelet {
         }
     }
 
-    /// Reports a node as ready or not, as its kubelet would. Comes back when the API server has it; the taints that follow
-    /// are the controller manager's.
+    /// Reports a node as ready or not ready. Returns when the API server has stored it; the controller manager then
+    /// sets the taints.
     ///
     /// # Errors
-    /// If there is no such node, or the API server does not take it.
+    /// Fails if the node does not exist or the API server rejects the update.
     pub fn set_ready(&self, node: &str, ready: bool) -> Result<(), KubeletError> {
         self.change(node, node::ready_status(ready))
     }
 
-    /// Reports another boot of a node: what is seen of a reboot once it is over.
+    /// Reports a new boot id of a node, as after a reboot.
     ///
     /// # Errors
-    /// If there is no such node, or the API server does not take it.
+    /// Fails if the node does not exist or the API server rejects the update.
     pub fn set_boot_id(&self, node: &str, boot_id: &str) -> Result<(), KubeletError> {
         self.change(node, node::boot_status(boot_id))
     }
 
-    /// Reports how much of a resource a node has, such as 7 of `nvidia.com/gpu`.
+    /// Reports a node's quantity of a resource, such as 7 of `nvidia.com/gpu`.
     ///
     /// # Errors
-    /// If there is no such node, or the API server does not take it.
+    /// Fails if the node does not exist or the API server rejects the update.
     pub fn set_resource(&self, node: &str, resource: &str, quantity: &str) -> Result<(), KubeletError> {
         self.change(node, node::resource_status(resource, quantity))
     }
@@ -235,7 +236,7 @@ impl Kubelet {
         self.wait("changing a node", PATIENCE, async move { node::patch_status(&client, &node, &status).await })
     }
 
-    /// Does it on the kubelet's thread and waits.
+    /// Runs a future on the kubelet's thread and waits for it.
     fn wait<W>(&self, operation: &'static str, patience: Duration, work: W) -> Result<(), KubeletError>
     where
         W: Future<Output = Result<(), KubeletError>> + Send + 'static,
@@ -243,7 +244,7 @@ impl Kubelet {
         let (done, outcome) = mpsc::channel();
         self.runtime.spawn(async move {
             let result = tokio::time::timeout(patience, work).await;
-            // Who asked is still waiting: it waits longer than this takes.
+            // The receiver is still there: it waits without a limit.
             drop(done.send(result.unwrap_or(Err(KubeletError::Late { operation, patience }))));
         });
         outcome.recv().unwrap_or(Err(KubeletError::Late { operation, patience }))
@@ -259,10 +260,10 @@ impl Drop for Kubelet {
     }
 }
 
-/// A client for whom a kubeconfig speaks for.
+/// Creates a client from a kubeconfig.
 ///
 /// # Errors
-/// If it cannot be read.
+/// Fails if the file cannot be read.
 pub async fn connect(kubeconfig: &Path) -> Result<Client, KubeletError> {
     let unreadable = |source| KubeletError::Kubeconfig { path: kubeconfig.to_owned(), source: Box::new(source) };
     let read = Kubeconfig::read_from(kubeconfig).map_err(unreadable)?;
@@ -274,7 +275,7 @@ fn failed(operation: impl Into<String>) -> impl FnOnce(kube::Error) -> KubeletEr
     |source| KubeletError::Api { operation: operation.into(), source: Box::new(source) }
 }
 
-/// Repeats a request for as long as the API server is away, out of breath, or has a conflict to sort out.
+/// Retries a request while the API server is down, overloaded, or reports a conflict.
 async fn insist<T, F>(mut request: impl FnMut() -> F) -> kube::Result<T>
 where
     F: Future<Output = kube::Result<T>>,
@@ -290,7 +291,7 @@ where
 
 fn may_pass(error: &kube::Error) -> bool {
     match error {
-        // A conflict over the uid: it is another object by now, and stays so.
+        // On a uid conflict the object has been replaced, and retrying does not help.
         kube::Error::Api(status) if status.code == 409 => {
             status.reason != "AlreadyExists" && !status.message.to_lowercase().contains("uid")
         }
@@ -300,7 +301,7 @@ fn may_pass(error: &kube::Error) -> bool {
     }
 }
 
-/// Between two tries of a watch.
+/// The constant retry interval of a watch.
 #[derive(Debug, Clone, Copy)]
 struct Steadily;
 

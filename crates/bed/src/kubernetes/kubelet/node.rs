@@ -1,4 +1,4 @@
-//! Nodes that do not exist: what a kubelet says of its own when it registers, and afterwards.
+//! Simulated nodes: the objects that a kubelet registers and updates.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,22 +21,22 @@ use serde_json::{Value, json};
 
 use super::{AT_ONCE, KubeletError, Steadily, failed, insist};
 
-/// Where kubelets keep their leases, and for how long one says it is good.
+/// The namespace of node leases, and the lease duration.
 const LEASES: &str = "kube-node-lease";
 const LEASE_SECONDS: u32 = 40;
 
-/// A real kubelet renews every ten seconds; here nobody wants to wait that long to see that one no longer does.
+/// A real kubelet renews every ten seconds. Here it is one second, so that tests see a missed lease sooner.
 const LEASE_EVERY: Duration = Duration::from_secs(1);
 
 const MANAGER: &str = "fake-kubelet";
 
-/// What it claims to be: new enough that nobody treats the node as an old one.
+/// The reported kubelet version, recent enough not to trigger compatibility behaviour.
 const VERSION: &str = "v1.36.0";
 
-/// What the controller manager takes off a node that is ready.
+/// The taint that the controller manager removes from a ready node.
 const NOT_READY: &str = "node.kubernetes.io/not-ready";
 
-/// Each node of this process has an address and a boot id that no other has.
+/// Numbers the nodes of this process, for unique addresses and boot ids.
 static MADE: AtomicU32 = AtomicU32::new(1);
 
 /// A node to be registered.
@@ -52,7 +52,7 @@ pub struct FakeNode {
 }
 
 impl FakeNode {
-    /// A node with eight GPUs, labelled as NVIDIA's operator does it.
+    /// A node with eight GPUs and the label of NVIDIA's GPU operator.
     pub fn gpu(name: &str) -> Self {
         Self::plain(name).label("nvidia.com/gpu.present", "true").resource("nvidia.com/gpu", "8")
     }
@@ -84,7 +84,7 @@ impl FakeNode {
         self
     }
 
-    /// How much of a resource it has, in Kubernetes' own notation; as much is allocatable.
+    /// Sets capacity and allocatable of a resource, in Kubernetes' quantity notation.
     #[must_use]
     pub fn resource(mut self, resource: &str, quantity: &str) -> Self {
         self.resources.insert(resource.to_owned(), quantity.to_owned());
@@ -97,15 +97,15 @@ impl FakeNode {
         self
     }
 
-    /// Which instance of a cloud it is, such as `aws:///us-east-1a/i-0123456789abcdef0`.
+    /// Sets the cloud instance id, such as `aws:///us-east-1a/i-0123456789abcdef0`.
     #[must_use]
     pub fn provider_id(mut self, provider_id: &str) -> Self {
         self.provider_id = Some(provider_id.to_owned());
         self
     }
 
-    /// Renews its lease for as long as the kubelet runs. Without one it is silent from the start, and is held to be ready for as
-    /// long as [`Setup::node_grace`](crate::kubernetes::Setup) says.
+    /// Renews the node's lease while the kubelet runs. A node without a lease sends no heartbeat and counts as ready
+    /// for [`Setup::node_grace`](crate::kubernetes::Setup).
     #[must_use]
     pub fn with_lease(mut self) -> Self {
         self.lease = true;
@@ -120,7 +120,7 @@ impl FakeNode {
         self.lease
     }
 
-    /// Creates the node, or brings one of that name up to date, as a kubelet does when it starts.
+    /// Creates the node or updates an existing one of that name, as a kubelet does when it starts.
     pub(super) async fn register(self, client: Client) -> Result<(), KubeletError> {
         let nodes: Api<Node> = Api::all(client.clone());
         let wanted = self.object();
@@ -198,7 +198,7 @@ pub(super) fn resource_status(resource: &str, quantity: &str) -> Value {
     json!({ "capacity": { resource: quantity }, "allocatable": { resource: quantity } })
 }
 
-/// Conditions are merged by their type, everything else as it comes.
+/// Patches the status. Conditions are merged by type; everything else is replaced.
 pub(super) async fn patch_status(client: &Client, node: &str, status: &Value) -> Result<(), KubeletError> {
     let nodes: Api<Node> = Api::all(client.clone());
     let patch = Patch::Strategic(json!({ "status": status }));
@@ -209,13 +209,13 @@ pub(super) async fn patch_status(client: &Client, node: &str, status: &Value) ->
         .map_err(failed(format!("reporting the status of node {node}")))
 }
 
-/// Waits until the controller manager has taken from all of them the taint with which a node begins.
+/// Waits until the controller manager has removed the initial taint from all these nodes.
 pub(super) async fn wait_until_schedulable(client: &Client, mut waiting: BTreeSet<String>) -> Result<(), KubeletError> {
     let nodes: Api<Node> = Api::all(client.clone());
     let seen = watcher(nodes, watcher::Config::default()).backoff(Steadily).applied_objects();
     pin_mut!(seen);
     while !waiting.is_empty() {
-        // Errors are tried again by the watch; who called bounds the time.
+        // The watch retries after errors; the caller bounds the time.
         let Some(Ok(node)) = seen.next().await else { continue };
         let tainted = node.spec.and_then(|spec| spec.taints).into_iter().flatten().any(|taint| taint.key == NOT_READY);
         if let Some(name) = node.metadata.name.filter(|_| !tainted) {
@@ -225,7 +225,7 @@ pub(super) async fn wait_until_schedulable(client: &Client, mut waiting: BTreeSe
     Ok(())
 }
 
-/// Renews the leases of these nodes for as long as the kubelet runs.
+/// Renews the leases of these nodes while the kubelet runs.
 pub(super) async fn keep_leases(client: Client, nodes: Vec<String>) {
     let leases: Api<Lease> = Api::namespaced(client, LEASES);
     let mut ticks = tokio::time::interval(LEASE_EVERY);
@@ -248,7 +248,7 @@ async fn renew(leases: Api<Lease>, node: String) {
         },
     });
     if let Err(error) = leases.patch(&node, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&lease)).await {
-        // The next tick tries again, as a kubelet does; who looks for why a node is not ready finds this.
+        // The next tick retries, as in a real kubelet. The message explains a node that is not ready.
         eprintln!("the lease of {node} was not renewed: {error}");
     }
 }

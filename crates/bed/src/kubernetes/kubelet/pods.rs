@@ -1,8 +1,8 @@
-//! The life of a pod on a node that does not exist: running, ended, gone.
+//! The lifecycle of a pod on a simulated node: running, ended, removed.
 //!
-//! One task watches all pods that are bound; each pod of ours has a task of its own, which is told by the watch when the pod is
-//! to go. As with a real kubelet a pod that is deleted first ends, which is reported, and only then is removed for good:
-//! a Job's controller counts what was reported.
+//! One task watches all bound pods. Each pod of our nodes has its own task, which the watch notifies of a deletion. As
+//! with a real kubelet, a deleted pod first ends, which is reported, and only then is removed: a Job's controller
+//! counts the reported result.
 
 use std::{
     collections::BTreeSet,
@@ -27,21 +27,21 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::{Exit, Play, Playing, Steadily, insist};
 
-/// A container that ends when it is asked to by SIGTERM.
+/// The exit code of a container that ends on SIGTERM.
 const TERMINATED: i32 = 143;
 
-/// What a pod's task is told.
+/// A message to a pod's task.
 #[derive(Debug)]
 pub(super) enum Order {
-    /// Its containers end now.
+    /// End the containers now.
     End(Exit),
-    /// It is being deleted.
+    /// The pod is being deleted.
     Delete,
-    /// It is no longer there.
+    /// The pod no longer exists.
     Gone,
 }
 
-/// Watches for pods on our nodes and has each of them played.
+/// Watches for pods on our nodes and starts a task for each.
 pub(super) async fn play<F>(client: Client, nodes: BTreeSet<String>, playing: Playing, play: F)
 where
     F: Fn(&Pod) -> Play,
@@ -60,7 +60,7 @@ where
                 continue;
             }
             Ok(watcher::Event::InitDone) => {
-                // What went while the watch was down.
+                // Pods that were removed while the watch was down.
                 if let Some(there) = listed.take() {
                     forget(&playing, |uid| !there.contains(uid));
                 }
@@ -72,7 +72,7 @@ where
                 continue;
             }
             Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) => pod,
-            // The watch begins again by itself.
+            // The watch restarts by itself.
             Err(_) => continue,
         };
         if let (Some(listed), Some(uid)) = (&mut listed, pod.uid()) {
@@ -84,7 +84,7 @@ where
     }
 }
 
-/// Begins to play a pod that is new, and tells one that is known that it is being deleted.
+/// Starts a task for a new pod, and notifies that of a known one of its deletion.
 fn seen(client: &Client, playing: &Playing, addresses: &AtomicU32, pod: Pod, play: &impl Fn(&Pod) -> Play) {
     let (Some(uid), key) = (pod.uid(), format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())) else {
         return;
@@ -101,7 +101,7 @@ fn seen(client: &Client, playing: &Playing, addresses: &AtomicU32, pod: Pod, pla
         }
     }
     if let Some((_, orders)) = playing.get(&key).filter(|_| deleted) {
-        // A task that has ended has nothing left to do for its pod.
+        // A task that has ended needs no message.
         drop(orders.send(Order::Delete));
     }
 }
@@ -117,13 +117,13 @@ fn forget(playing: &Playing, gone: impl Fn(&str) -> bool) {
     });
 }
 
-/// An address that no other pod of this kubelet has.
+/// Returns an address that no other pod of this kubelet has.
 fn address(made: &AtomicU32) -> String {
     let [_, high, middle, low] = made.fetch_add(1, Ordering::Relaxed).to_be_bytes();
     format!("100.{}.{middle}.{low}", 64 | (high & 63))
 }
 
-/// Whether a pod has ended already, as when the kubelet was started after it.
+/// Returns whether a pod has ended already, for example before the kubelet was started.
 fn is_over(pod: &Pod) -> bool {
     matches!(pod.status.as_ref().and_then(|status| status.phase.as_deref()), Some("Succeeded" | "Failed"))
 }
@@ -144,7 +144,7 @@ enum Stop {
 }
 
 impl Life {
-    /// From the first container to the pod's end; without a play it has ended before.
+    /// Runs from the first container to the end of the pod. Without a play, the pod has ended before.
     async fn live(mut self, play: Option<Play>) {
         let stop = match play {
             None => Stop::Ended(Exit::code(0)),
@@ -246,7 +246,7 @@ impl Life {
         containers.map(|container| status(container, true, &state)).collect()
     }
 
-    /// Tells the API server. The uid keeps it from being said of another pod of the same name.
+    /// Updates the pod's status. The uid keeps the update from reaching another pod of the same name.
     async fn report(&self, status: Value) {
         let patch = Patch::Strategic(json!({ "metadata": { "uid": self.uid }, "status": status }));
         let (pods, name, parameters) = (self.pods(), self.pod.name_any(), PatchParams::default());
@@ -254,7 +254,7 @@ impl Life {
         self.complain("reporting its status", reported.map(drop));
     }
 
-    /// The last word of a kubelet on a pod.
+    /// Removes the pod from the API server for good.
     async fn remove(&self) {
         let now = DeleteParams {
             grace_period_seconds: Some(0),
@@ -266,7 +266,7 @@ impl Life {
         self.complain("removing it", removed.map(drop));
     }
 
-    /// A pod that is gone, or another by now, needs nothing more; whatever else failed is said where a failed test shows it.
+    /// Ignores errors for a pod that is gone or was replaced. Prints others, so that a failed test shows them.
     fn complain(&self, operation: &str, outcome: kube::Result<()>) {
         match outcome {
             Ok(()) => {}

@@ -1,4 +1,4 @@
-//! A real node of a control plane: kubelet, containerd and runc as they are released, in namespaces of their own on this machine.
+//! A real node of a control plane: released builds of kubelet, containerd and runc in their own namespaces on this machine.
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -7,18 +7,18 @@
 //! let plane = Arc::new(ControlPlane::start(&ControlPlane::programs()?)?);
 //! let node = RealNode::start(&RealNode::programs()?, &plane, "real-1")?;
 //! node.install("doctor".as_ref(), "doctor-node".as_ref())?;    // in our images, as deploy/image makes them
-//! node.set_gpus(8)?;                                           // nobody has to have any
+//! node.set_gpus(8)?;                                           // without any hardware
 //! node.kill_kubelet()?;                                        // containers go on
 //! node.start_kubelet()?;
 //! # Ok::<(), doctor_bed::kubernetes::BedError>(())
 //! ```
 //!
-//! It needs root. Processes and mounts are in namespaces that end with the process that started the node, however that ended;
-//! what no namespace holds is removed by a keeper outside (`node.sh`). Containers see a file system of the node's own under
-//! /run, /var/lib and /var/log, and this machine's elsewhere: a path of a test's folder can be mounted as it is.
+//! It needs root. Processes and mounts are in namespaces that end with the process that started the node, even if it is
+//! killed; a keeper outside (`node.sh`) removes the rest. Containers see the node's own /run, /var/lib and /var/log and
+//! this machine's files elsewhere, so a test's folder can be mounted under its own path.
 //!
-//! The way between node and control plane is a link that only the two can reach. The API server asks the kubelet directly; the
-//! kubelet asks the API server, which listens on loopback alone, through a socket at the host's end of the link (`road`).
+//! A link that only the two can reach connects node and control plane. The API server contacts the kubelet directly.
+//! The kubelet reaches the API server, which listens only on loopback, through a relay at the host's end of the link (`road`).
 
 mod road;
 mod settings;
@@ -45,23 +45,24 @@ use super::{
 };
 use road::Road;
 
-/// Lives in its folder, because the shell reads a script while it runs it.
+/// Stored in the folder, because a shell reads its script while it runs.
 const SCRIPT: &str = include_str!("node.sh");
 
-/// What a pod's namespaces are held by, as scripts/bed-images.sh names it.
+/// The sandbox image that holds a pod's namespaces, as named by scripts/bed-images.sh.
 const PAUSE_IMAGE: &str = "cluster-doctor-bed-pause:latest";
 
-/// Namespace of containerd in which a kubelet's images are.
+/// The containerd namespace of the kubelet's images.
 const IMAGES: &str = "k8s.io";
 
-/// A node that is ready, until it is dropped.
+/// A ready node. Dropping it ends its processes.
 #[derive(Debug)]
 pub struct RealNode {
     name: String,
     plane: Arc<ControlPlane>,
     inner: Mutex<Inner>,
     road: Road,
-    /// Last: the files go after the processes that use them. The keeper removes them too, for when this process is killed.
+    /// Declared last: the files are removed after the processes that use them. The keeper also removes them, in case
+    /// this process is killed.
     folder: TempDir,
 }
 
@@ -70,11 +71,11 @@ struct Inner {
     keeper: Child,
     orders: Option<ChildStdin>,
     answers: Receiver<String>,
-    /// What was no answer.
+    /// Output lines that were no reply.
     said: String,
 }
 
-/// Where the programs are that a node is made of.
+/// The paths of the programs of a node.
 #[derive(Debug, Clone)]
 pub struct Programs {
     kubelet: PathBuf,
@@ -82,10 +83,10 @@ pub struct Programs {
 }
 
 impl RealNode {
-    /// What a node is made of. Where the kubelet was never built, this builds it.
+    /// Finds the programs of a node. Builds the kubelet if needed.
     ///
     /// # Errors
-    /// [`BedError::NoNode`] with what is missing on this machine.
+    /// Returns [`BedError::NoNode`] with what is missing on this machine.
     pub fn programs() -> Result<Programs, BedError> {
         let no = |why: String| BedError::NoNode { why };
         if !rustix::process::geteuid().is_root() {
@@ -106,10 +107,10 @@ impl RealNode {
         Ok(Programs { kubelet, plugins })
     }
 
-    /// Starts a node and waits until the scheduler may use it.
+    /// Starts a node and waits until it is schedulable.
     ///
     /// # Errors
-    /// With the end of the log of what failed.
+    /// Returns the end of the log of what failed.
     pub fn start(programs: &Programs, plane: &Arc<ControlPlane>, name: &str) -> Result<Self, BedError> {
         let temporary = std::env::temp_dir();
         let folder = tempfile::Builder::new().prefix("doctor-node-").tempdir_in(&temporary);
@@ -136,31 +137,32 @@ impl RealNode {
         &self.name
     }
 
-    /// This machine, as the node reaches it: whoever is to be asked by the node listens there.
+    /// Returns this machine's address on the link. A server that the node is to reach listens there.
     pub fn host(&self) -> IpAddr {
         self.road.address().ip()
     }
 
-    /// What the node's API object says.
+    /// Returns the node's API object.
     ///
     /// # Errors
-    /// If the API server does not answer.
+    /// Fails if the API server does not answer.
     pub fn object(&self) -> Result<Value, BedError> {
         let answer = self.plane.request("GET", &format!("/api/v1/nodes/{}", self.name), None)?;
         Ok(serde_json::from_str(&answer.text).unwrap_or_default())
     }
 
-    /// Brings the images of our pods: `cluster-doctor:latest` runs this `doctor`, `cluster-doctor-node:latest` this `doctor-node`.
+    /// Imports the images of our pods: `cluster-doctor:latest` with this `doctor`, `cluster-doctor-node:latest` with
+    /// this `doctor-node`.
     ///
     /// # Errors
-    /// [`BedError::NoNode`] if this machine cannot make them.
+    /// Returns [`BedError::NoNode`] if this machine cannot build them.
     pub fn install(&self, doctor: &Path, doctor_node: &Path) -> Result<(), BedError> {
         self.import("pause", None)?;
         self.import("controller", Some(doctor))?;
         self.import("node", Some(doctor_node))
     }
 
-    /// Gives containerd an image while it is made: on a disk of its own it would only be in the way.
+    /// Streams an image into containerd while it is built, without storing the archive.
     fn import(&self, kind: &'static str, program: Option<&Path>) -> Result<(), BedError> {
         let script = repository_file("scripts/bed-images.sh");
         let log = self.folder.path().join("images.log");
@@ -178,7 +180,7 @@ impl RealNode {
         let mut taking = self.ctr(&["--namespace", IMAGES, "images", "import", "--snapshotter", snapshotter, "-"]);
         let taken = taking.stdin(archive).output();
         let taken = taken.map_err(|source| BedError::Program { program: "ctr".into(), source })?;
-        // Otherwise it would hold on to the end of the pipe for which the script waits.
+        // Closes its copy of the pipe, or the script would never see the end.
         drop(taking);
         let made = making.wait().map_err(|source| BedError::Program { program: script, source })?;
         if made.success() && taken.status.success() {
@@ -192,10 +194,10 @@ impl RealNode {
         Err(BedError::Image { kind, said: format!("{}\n{said}", taken.trim()) })
     }
 
-    /// Has the node say that it has GPUs, as a device plugin's kubelet would.
+    /// Reports GPUs in the node's status, as with a device plugin.
     ///
     /// # Errors
-    /// If the API server refuses.
+    /// Fails if the API server rejects the update.
     pub fn set_gpus(&self, count: u32) -> Result<(), BedError> {
         let path = format!("/api/v1/nodes/{}/status", self.name);
         let gpus = json!({ "nvidia.com/gpu": count.to_string() });
@@ -207,18 +209,18 @@ impl RealNode {
         Err(BedError::Refused { asked: format!("PATCH {path}"), status: answer.status, said: answer.text })
     }
 
-    /// Kills the kubelet, as a crash would. Containers go on.
+    /// Kills the kubelet, as a crash would. Containers continue.
     ///
     /// # Errors
-    /// If the node has ended.
+    /// Fails if the node has ended.
     pub fn kill_kubelet(&self) -> Result<(), BedError> {
         self.order("kill kubelet", "killed")
     }
 
-    /// Starts the kubelet, for the first time or again, and waits until it has said that the node is ready.
+    /// Starts or restarts the kubelet and waits until it reports the node as ready.
     ///
     /// # Errors
-    /// With the end of its log.
+    /// Returns the end of its log.
     pub fn start_kubelet(&self) -> Result<(), BedError> {
         let began = self.heartbeat();
         self.order("start kubelet", "started")?;
@@ -227,17 +229,17 @@ impl RealNode {
         })
     }
 
-    /// The file in which the kubelet's output is.
+    /// Returns the kubelet's log file.
     pub fn log(&self) -> PathBuf {
         self.folder.path().join("kubelet.log")
     }
 
-    /// The process that removes what no namespace holds.
+    /// Returns the id of the keeper process, which removes what no namespace contains.
     pub fn keeper(&self) -> u32 {
         self.lock().keeper.id()
     }
 
-    /// When the kubelet last said something about the node.
+    /// Returns the time of the kubelet's last heartbeat.
     fn heartbeat(&self) -> Option<String> {
         let node = self.object().ok()?;
         ready(&node)?["lastHeartbeatTime"].as_str().map(str::to_owned)
@@ -274,7 +276,7 @@ impl RealNode {
         Ok(())
     }
 
-    /// The end of every log of the node.
+    /// Returns the end of each log of the node.
     fn last_said(&self) -> String {
         let logs = ["containerd.log", "kubelet.log"].map(|log| last_lines(&self.folder.path().join(log)));
         format!("{}{}", self.lock().said, logs.join("\n"))
@@ -288,7 +290,7 @@ impl RealNode {
 impl Drop for RealNode {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // The files go with the node, and this may be why.
+            // The logs, which may explain the panic, are removed with the node.
             eprintln!("node {} said last:\n{}", self.name, self.last_said());
         }
     }
@@ -304,7 +306,7 @@ impl Inner {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
-            // Whoever ends this process by its group must not end the keeper as well.
+            // A signal to this process's group must not reach the keeper.
             .process_group(0)
             .spawn()
             .map_err(|source| BedError::Program { program: "bash".into(), source })?;
@@ -318,7 +320,7 @@ impl Inner {
         Ok(Self { keeper, orders, answers, said: String::new() })
     }
 
-    /// The rest of the next line that begins like this; what else is said is kept.
+    /// Returns the rest of the next line with this prefix. Other lines are kept in `said`.
     fn answer(&mut self, begins: &str) -> Option<String> {
         loop {
             let line = self.answers.recv_timeout(PATIENCE).ok()?;
@@ -342,7 +344,7 @@ fn ready(node: &Value) -> Option<&Value> {
     node["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == "Ready")
 }
 
-/// Whether pods may be put on it: the controller manager takes a new node's taint off a moment after it is ready.
+/// Returns whether the node is schedulable. The controller manager removes a new node's taint a moment after it is ready.
 fn is_ready(node: &Value) -> bool {
     let tainted = node["spec"]["taints"].as_array().is_some_and(|taints| {
         taints
@@ -352,7 +354,7 @@ fn is_ready(node: &Value) -> bool {
     ready(node).is_some_and(|condition| condition["status"] == "True") && !tainted
 }
 
-/// Why a node may not be made here: root in a container has not all rights.
+/// Returns why a node cannot be created here: root in a container may lack privileges.
 fn forbidden() -> Result<Option<String>, BedError> {
     let tried = Command::new("bash").args(["-c", SCRIPT, "node.sh", "try", "", "", ""]).output();
     let tried = tried.map_err(|source| BedError::Program { program: "bash".into(), source })?;

@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
-# A node of its own on this machine: containerd and a kubelet in namespaces, so that the kernel removes what they leave.
+# A node on this machine: containerd and a kubelet in namespaces, so that the kernel removes what they leave.
 #
-#   node.sh keep FOLDER PROGRAMS NAME        orders are read from standard input, answers go to standard output
-#   node.sh try - - -                        whether this may be done here at all; the last line says why not
+#   node.sh keep FOLDER PROGRAMS NAME        reads commands from standard input and replies on standard output
+#   node.sh try - - -                        checks that this machine allows it; the last line is the reason if not
 #
-# The first process of a PID namespace takes the orders. When its input ends, which it does however the process that writes it
-# ended, it goes, and the kernel ends everything else in there: containerd, its shims, every container, the kubelet. Mounts go
-# with their namespace, the link to the host with its own. What no namespace holds is left to `keep`, which waits outside:
-# the directories of control groups and the files.
+# The first process of a PID namespace reads the commands. It exits when its input ends, which happens even if the writer is
+# killed, and the kernel then ends everything else: containerd, its shims, all containers, the kubelet. Mounts end with their
+# namespace, the link to the host with its own. `keep` waits outside and removes what no namespace contains: cgroup
+# directories and files.
 #
-# FOLDER has the settings of both, and gets /run, /var/lib and /var/log of the node. PROGRAMS is where the kubelet is.
+# FOLDER holds the configuration, and the node's /run, /var/lib and /var/log. PROGRAMS is the folder of the kubelet.
 set -euo pipefail
 
 what=$1 folder=$2 programs=$3 name=$4 keeper=${5:-$$}
-# Named by the process that removes it, so that those who come later know what was left behind.
+# Named after the process that removes it, so that a later run recognises what was left behind.
 cgroup=doctor-bed-$keeper
 
-# What the kubelet writes for the whole kernel. It writes to files of the node instead: nothing has to be put back.
+# Kernel-wide settings that the kubelet writes. Files of the node are mounted over them, so nothing has to be restored.
 sysctls=(vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes)
 
-# The roots of all hierarchies: one with cgroup v2, one for each controller with v1.
+# Prints the roots of all cgroup hierarchies: one with v2, one per controller with v1.
 hierarchies() {
   if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
     echo /sys/fs/cgroup
@@ -35,11 +35,11 @@ make_cgroups() {
   local root file
   for root in $(hierarchies); do
     if [ -e "$root/cgroup.subtree_control" ] && [ -s "$root/cgroup.controllers" ]; then
-      # Those that are there; one that cannot be had is missed by the kubelet, which says so.
+      # Enables the controllers that exist. If one cannot be enabled, the kubelet reports it.
       for file in $(<"$root/cgroup.controllers"); do echo "+$file" >"$root/cgroup.subtree_control" || true; done
     fi
     mkdir "$root/$cgroup"
-    # In v1 a group begins without any processor or memory.
+    # In v1, a new group has neither CPUs nor memory nodes.
     for file in cpuset.mems cpuset.cpus; do
       if [ -e "$root/$cgroup/$file" ] && [ -e "$root/$file" ] && [ ! -e "$root/cgroup.controllers" ]; then
         cat "$root/$file" >"$root/$cgroup/$file"
@@ -48,7 +48,7 @@ make_cgroups() {
   done
 }
 
-# A group can go once its last process is gone, which may be a moment after it was killed.
+# A group can be removed once its last process has exited, which may be a moment after it was killed.
 remove_cgroups() { # name
   local root
   for root in $(hierarchies); do
@@ -59,7 +59,7 @@ remove_cgroups() { # name
   done
 }
 
-# What is left of a node whose keeper was killed.
+# Removes what is left of nodes whose keeper was killed.
 remove_forgotten() {
   local root left
   for root in $(hierarchies); do
@@ -70,10 +70,10 @@ remove_forgotten() {
 }
 
 keep() {
-  # Whoever ends the tests from a terminal must not end this: it ends when its input does.
+  # A signal from the terminal must not end this process: it ends with its input.
   trap '' INT TERM HUP
   trap 'remove_cgroups "$cgroup"; rm -rf --one-file-system "$folder"' EXIT
-  # What fails is said where it is read.
+  # The caller reads errors from standard output.
   exec 2>&1
   remove_forgotten
   make_cgroups
@@ -87,7 +87,7 @@ try() {
   unshare --mount --net --uts --ipc --pid --fork --propagation private ip link add eth0 type veth peer name eth1
 }
 
-# Links the node to the host. The link's name is taken by the first who comes, and with it the addresses.
+# Links the node to the host. The name of the link reserves its number and thereby the addresses.
 connect() {
   local number why
   for number in $(seq 0 255); do
@@ -100,7 +100,7 @@ connect() {
   ip address add "198.18.$number.2/30" dev eth0
   ip link set lo up
   ip link set eth0 up
-  # The kubelet asks for one.
+  # The kubelet needs a default route.
   ip route add default via "198.18.$number.1"
   echo "address 198.18.$number.1"
   exec unshare --pid --fork --kill-child bash "$folder/node.sh" live "$folder" "$programs" "$name" "$keeper"
@@ -108,7 +108,7 @@ connect() {
 
 furnish() {
   local file
-  # As systemd has it on a node: what is mounted here later is seen by containers that ask for it, and by nobody outside.
+  # As systemd configures a node: later mounts propagate to containers that request it, and not to this machine.
   mount --make-shared /
   mount -t proc proc /proc
   for file in "${sysctls[@]}"; do
@@ -119,7 +119,7 @@ furnish() {
   for file in run var/lib var/log; do
     mkdir -p "$folder/$file"
     mount --bind "$folder/$file" "/$file"
-    # What the kubelet mounts for a container has to reach it.
+    # Mounts that the kubelet makes for a container must propagate to it.
     mount --make-shared "/$file"
   done
   mkdir -p /run/lock
@@ -144,7 +144,7 @@ live() {
       echo "started"
       ;;
     "kill kubelet")
-      # The shell would report it as well.
+      # Suppresses the shell's own report.
       { kill -KILL "$kubelet" && wait "$kubelet"; } 2>/dev/null || true
       echo "killed"
       ;;

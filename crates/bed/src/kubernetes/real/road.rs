@@ -1,5 +1,5 @@
-//! The way of a node to the API server, which listens on loopback alone: a socket at the host's end of the node's link, from
-//! which every connection goes on to loopback.
+//! The relay from a node to the API server, which listens only on loopback: it accepts connections at the host's end of
+//! the node's link and forwards them.
 
 use std::{
     io,
@@ -13,7 +13,7 @@ use std::{
 
 use super::super::BedError;
 
-/// Open until it is dropped; connections that were made end with either of their ends.
+/// Accepts connections until it is dropped. Existing connections end with either of their ends.
 #[derive(Debug)]
 pub(super) struct Road {
     address: SocketAddr,
@@ -21,7 +21,7 @@ pub(super) struct Road {
 }
 
 impl Road {
-    /// From this address of the host to a port on loopback.
+    /// Opens a relay from this address of the host to a port on loopback.
     pub(super) fn open(host: Ipv4Addr, port: u16) -> Result<Self, BedError> {
         let listener = TcpListener::bind((host, 0)).map_err(BedError::Ports)?;
         let address = listener.local_addr().map_err(BedError::Ports)?;
@@ -32,7 +32,7 @@ impl Road {
                 if seen.load(Ordering::Relaxed) {
                     return;
                 }
-                // While the API server is away a connection ends at once, as it would without a road.
+                // While the API server is down, a connection is closed immediately, as it would be without the relay.
                 if let (Ok(from), Ok(to)) = (from, TcpStream::connect((Ipv4Addr::LOCALHOST, port))) {
                     join(&from, &to).unwrap_or_default();
                 }
@@ -49,17 +49,17 @@ impl Road {
 impl Drop for Road {
     fn drop(&mut self) {
         self.closed.store(true, Ordering::Relaxed);
-        // Wakes the thread; where the link is gone already it fails, and the thread has nobody left to serve.
+        // Wakes the accepting thread. If the link is gone already, this fails and the thread has no client left.
         drop(TcpStream::connect(self.address));
     }
 }
 
-/// Carries what either end says to the other until one of them ends.
+/// Forwards both directions until one side ends.
 fn join(one: &TcpStream, other: &TcpStream) -> io::Result<()> {
     for (from, to) in [(one, other), (other, one)] {
         let (mut from, mut to) = (from.try_clone()?, to.try_clone()?);
         thread::spawn(move || {
-            // How it ended is for those at the ends to say.
+            // The endpoints report errors themselves.
             drop(io::copy(&mut from, &mut to));
             drop(to.shutdown(Shutdown::Both));
             drop(from.shutdown(Shutdown::Both));

@@ -1,4 +1,4 @@
-//! The files with which a node's programs are started. Paths in them are the node's, whose /run, /var/lib and /var/log are its own.
+//! The configuration files of a node's programs. Paths are those inside the node, which has its own /run, /var/lib and /var/log.
 
 use std::{fs, path::Path};
 
@@ -9,10 +9,10 @@ use super::{
     PAUSE_IMAGE, Programs,
 };
 
-/// containerd 1.6 reads this, and newer ones translate it.
+/// Returns the configuration of containerd, in the format of 1.6, which newer versions migrate.
 ///
-/// Root in a container or a small virtual machine may lack the right to lower the score by which the kernel chooses whom to
-/// end when memory is short, and may have no AppArmor; without these two settings no sandbox starts there.
+/// Root in a container or a small virtual machine may lack the right to lower an OOM score, and may have no AppArmor.
+/// Without these two settings no sandbox starts there.
 fn containerd(folder: &Path, plugins: &Path) -> String {
     format!(
         r#"version = 2
@@ -38,8 +38,8 @@ runtime_type = "io.containerd.runc.v2"
     )
 }
 
-/// How containerd lays the layers of an image over each other: an overlay cannot lie on another one, as a machine that is itself
-/// a container has it, and copies do.
+/// Returns containerd's snapshotter. overlayfs cannot be mounted on overlayfs, as in a machine that is itself a
+/// container; `native` copies the layers instead.
 pub(super) fn snapshotter(folder: &Path) -> &'static str {
     const OVERLAY: i128 = 0x794c_7630;
     match rustix::fs::statfs(folder) {
@@ -51,7 +51,7 @@ pub(super) fn snapshotter(folder: &Path) -> &'static str {
 pub(super) fn write(folder: &Path, programs: &Programs, authority: &Path) -> Result<(), BedError> {
     let network = folder.join("network");
     fs::create_dir(&network).map_err(at("creating", &network))?;
-    // Pods of one node reach each other and the node; nothing is translated, so nothing of the machine's firewall is touched.
+    // Pods of a node reach each other and the node. There is no NAT, so this machine's firewall rules are not changed.
     let bridge = json!({
         "cniVersion": "0.4.0", "name": "pods",
         "plugins": [{
@@ -71,10 +71,10 @@ pub(super) fn write(folder: &Path, programs: &Programs, authority: &Path) -> Res
         "failSwapOn": false,
         "makeIPTablesUtilChains": false,
         "resolvConf": "",
-        // How full the machine is that tests run on is not what they are about.
+        // The free memory and disk of the test machine must not matter.
         "evictionHard": { "memory.available": "1Mi" },
         "imageGCHighThresholdPercent": 100,
-        // A test waits for the next time.
+        // Tests wait for the next update.
         "nodeStatusReportFrequency": "1s",
         "nodeStatusUpdateFrequency": "1s",
     });
@@ -90,7 +90,7 @@ pub(super) fn write(folder: &Path, programs: &Programs, authority: &Path) -> Res
     Ok(())
 }
 
-/// The kubelet's own. The API server's certificate names loopback and not the address at which the node finds it.
+/// Writes the kubelet's kubeconfig. The API server's certificate is valid for loopback, not for the relay's address.
 pub(super) fn kubeconfig(folder: &Path, server: &str, authority: &Path, user: &Pair) -> Result<(), BedError> {
     let config = json!({
         "apiVersion": "v1", "kind": "Config",

@@ -1,15 +1,15 @@
-//! The comparison of outputs: with the reference within its tolerance, and bit by bit.
+//! Compares outputs with the reference within its tolerance, and bit by bit.
 
 use super::passes::Tolerance;
 
-/// The largest distances of outputs from their reference.
+/// The largest deviations of outputs from their reference.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Deviation {
     /// Infinite if an output is not a number.
     pub error: f64,
-    /// In parts of what is allowed, which depends on the place; above 1 is wrong.
+    /// Relative to the tolerance, which depends on the position; above 1 is wrong.
     pub of_tolerance: f64,
-    /// Where that is.
+    /// The position of that deviation.
     pub place: usize,
 }
 
@@ -20,10 +20,10 @@ impl Deviation {
         let mut worst = Self::NONE;
         for (place, (output, expected)) in outputs.iter().zip(expected).enumerate() {
             let error = (f64::from(*output) - expected).abs();
-            // A NaN would lose every comparison below, and be within everything.
+            // A NaN would lose every comparison below and count as within the tolerance.
             let error = if error.is_nan() { f64::INFINITY } else { error };
             let allowed = tolerance.allows(*expected);
-            // Of nothing allowed, nothing is no part.
+            // Avoids 0/0 where the tolerance is zero.
             let part = if error == 0.0 { 0.0 } else { error / allowed };
             worst.error = worst.error.max(error);
             if part > worst.of_tolerance {
@@ -38,7 +38,7 @@ impl Deviation {
     }
 }
 
-/// One output that has not the right bits.
+/// An output with wrong bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WrongNumber {
     pub place: usize,
@@ -46,7 +46,7 @@ pub struct WrongNumber {
     pub expected: u32,
 }
 
-/// How many outputs have not the right bits, and the first of them.
+/// Returns how many outputs have wrong bits, and the first of them.
 pub(super) fn wrong_numbers(outputs: &[f32], exact: &[f32]) -> (usize, Option<WrongNumber>) {
     let mut wrong = outputs.iter().zip(exact).enumerate().filter_map(|(place, (got, expected))| {
         let (got, expected) = (got.to_bits(), expected.to_bits());

@@ -1,16 +1,16 @@
 //! Layers of deep learning, forward and backward, on every multiprocessor of a GPU, with known answers.
 //!
-//! Every block of a kernel is a replica: it computes the whole layer by itself, from the same inputs, into memory of its
-//! own. There are two replicas for each multiprocessor, so that each one runs each layer. Then, on what lies in memory:
+//! Every block of a kernel is a replica: it computes the whole layer from the same inputs into its own memory. There
+//! are two replicas per multiprocessor, so that each one runs each layer. The outputs in memory are then verified twice:
 //!
-//! - The bits of every replica give one number, its fingerprint, by a kernel of its own. The kernels use only operations
-//!   whose result IEEE 754 fixes, in a fixed order, so the right fingerprint is the same for every architecture, driver
-//!   and repeat: [`exact`] computes it without a GPU, and [`passes`] has it in a table. A replica with another one is
-//!   wrong, and the multiprocessor that made it is named. That all replicas are wrong in the same way does not help them.
-//! - The first replica is held against [`mod@reference`], textbook formulas in double precision, within tolerances that
-//!   follow from the number of roundings. That is what says the known bits are those of the layer and of nothing else.
+//! - A separate kernel reduces the bits of each replica to one number, its fingerprint. The kernels use only operations
+//!   whose result IEEE 754 defines, in a fixed order, so the right fingerprint is the same on every architecture,
+//!   driver and repeat: [`exact`] computes it without a GPU, and [`passes`] lists it. A replica with another one is
+//!   wrong, and its multiprocessor is reported. This also detects errors that are the same in all replicas.
+//! - The first replica is compared with [`mod@reference`], textbook formulas in double precision, within tolerances
+//!   derived from the number of roundings. This shows that the known bits are indeed those of the layer.
 //!
-//! Errors are planted after the pass and before both comparisons, in memory, by a kernel that they know nothing of.
+//! Errors are injected in memory after the pass and before both comparisons, by a kernel that shares nothing with them.
 
 mod compare;
 pub mod exact;

@@ -1,5 +1,5 @@
-//! The passes: each layer's forward and backward kernel, how many numbers it gives, how far they may be from the truth,
-//! and the fingerprint of the right ones.
+//! The passes: the forward and backward kernel of each layer, its number of outputs, their tolerance, and the
+//! fingerprint of the right ones.
 
 use std::fmt;
 
@@ -29,27 +29,27 @@ pub enum Pass {
     AdamStep,
 }
 
-/// How far an output may be from its reference: `absolute + relative * |reference|`.
+/// The tolerance of an output against its reference: `absolute + relative * |reference|`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tolerance {
     pub absolute: f64,
     pub relative: f64,
 }
 
-/// What one rounding in single precision may change, in parts of the number.
+/// The largest relative error of one rounding in single precision.
 const UNIT: f64 = 1.0 / 16_777_216.0;
 
 impl Tolerance {
     /// Nothing is rounded.
     const EXACT: Self = Self { absolute: 0.0, relative: 0.0 };
 
-    /// In roundings of numbers of size 1 and of the output's own size.
+    /// A tolerance in roundings of numbers of size 1 and of the output's own size.
     const fn roundings(absolute: f64, relative: f64) -> Self {
         Self { absolute: absolute * UNIT, relative: relative * UNIT }
     }
 
-    /// A sum of `root`² terms whose sizes sum up to `size`. Roundings go up as often as down, so their sum grows as the
-    /// root of their number.
+    /// The tolerance of a sum of `root`² terms whose sizes add up to `size`. Roundings go up as often as down, so their
+    /// sum grows with the square root of their number.
     const fn sum(root: f64, size: f64) -> Self {
         Self::roundings(root * size, 0.0)
     }
@@ -59,15 +59,15 @@ impl Tolerance {
     }
 }
 
-/// What is known of a pass beforehand.
+/// The known properties of a pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Known {
-    /// The kernel's name, and the pass's in reports.
+    /// The name of the kernel, and of the pass in reports.
     pub name: &'static str,
     /// Outputs of one replica.
     pub numbers: usize,
     pub tolerance: Tolerance,
-    /// Of the right outputs, on every architecture.
+    /// The fingerprint of the right outputs, on every architecture.
     pub fingerprint: u64,
 }
 
@@ -108,11 +108,11 @@ impl Pass {
             }
             // 72 products and the bias.
             Self::Conv2dForward => known("conv2d_forward", CONV_Y, T::sum(8.6, 16.0), 0xbbc3_b043_11b9_711f),
-            // The gradient of a weight is the longest: a product for each of 512 points.
+            // The gradient of a weight is the longest sum: a product for each of 512 points.
             Self::Conv2dBackward => {
                 known("conv2d_backward", CONV_X + CONV_W + CONV_OUTPUTS, T::sum(22.7, 160.0), 0x83a8_f75c_4b63_9899)
             }
-            // The mean and the deviation are sums over 512 columns and go into numbers of at most 5.
+            // Mean and deviation are sums over 512 columns and enter numbers of at most 5.
             Self::LayerNormForward => known("layernorm_forward", NORM_X, T::sum(22.7, 5.0), 0xee63_f63f_8eff_2144),
             // The gradient of gamma sums such numbers over 128 rows.
             Self::LayerNormBackward => {
@@ -124,23 +124,23 @@ impl Pass {
             }
             // A quotient by a sum over 512 columns, with a few roundings in each exponential.
             Self::SoftmaxForward => known("softmax_forward", SOFTMAX_X, T::roundings(0.0, 32.0), 0x6077_e8a1_d073_1181),
-            // No share is over 1/50, and what it is multiplied with comes of such a sum.
+            // No softmax value exceeds 1/50, and its factor comes from such a sum.
             Self::SoftmaxBackward => known("softmax_backward", SOFTMAX_X, T::sum(22.7, 0.04), 0xc0a9_f77a_3b76_c19a),
-            // The exponent goes up to 11 and is rounded three times: so much is the exponential off, in parts of itself.
+            // The exponent is up to 11 and is rounded three times, which is the relative error of the exponential.
             Self::GeluForward => known("gelu_forward", GELU_NUMBERS, T::roundings(0.0, 48.0), 0x71e3_a544_91b3_f9b8),
-            // The same, where the slope goes through zero.
+            // The same, where the slope passes through zero.
             Self::GeluBackward => known("gelu_backward", GELU_NUMBERS, T::roundings(48.0, 0.0), 0x36fb_7904_31e5_65cc),
-            // Scores are sums of 32 products and up to 6 large, sums over up to 64 shares follow.
+            // Scores are sums of 32 products, up to 6 in size, followed by sums over up to 64 weights.
             Self::AttentionForward => {
                 known("attention_forward", ATTENTION_X, T::roundings(64.0, 0.0), 0xcef9_efa3_6c72_0744)
             }
-            // The same once more, times numbers up to 4.
+            // The same again, times numbers up to 4.
             Self::AttentionBackward => {
                 known("attention_backward", 3 * ATTENTION_X, T::roundings(256.0, 0.0), 0x80e8_7d1f_746b_4dd1)
             }
             // A copy.
             Self::EmbeddingForward => known("embedding_forward", EMBEDDING_Y, T::EXACT, 0xefc2_cdde_262d_fe19),
-            // No word comes more than 9 times.
+            // No word occurs more than 9 times.
             Self::EmbeddingBackward => {
                 known("embedding_backward", EMBEDDING_TABLE, T::sum(3.0, 9.0), 0xac39_5451_c731_5e1f)
             }
@@ -151,7 +151,7 @@ impl Pass {
             Self::CrossEntropyBackward => {
                 known("cross_entropy_backward", ENTROPY_X, T::roundings(0.0, 48.0), 0xf82a_ee41_3cf3_de76)
             }
-            // A few roundings of numbers up to 1, and a quotient of them times the rate.
+            // A few roundings of numbers up to 1, and their quotient times the rate.
             Self::AdamStep => known("adam_step", 3 * ADAM_NUMBERS, T::roundings(4.0, 4.0), 0x52e0_15bf_c9c9_8a2d),
         }
     }
@@ -218,7 +218,7 @@ mod tests {
         }
     }
 
-    /// All passes at once: they take a while without optimisation.
+    /// Runs all passes in parallel, because they are slow without optimisation.
     #[test]
     fn the_exact_bits_have_the_known_fingerprints_and_are_within_the_tolerances() {
         let wrong: Vec<String> = thread::scope(|scope| {
@@ -237,11 +237,11 @@ mod tests {
             writeln!(wrong, "{pass}: the fingerprint is {found:#018x}").expect("a string takes it");
         }
         let deviation = Deviation::between(&exact, &expected, known.tolerance);
-        // As the guide says.
+        // The limit stated in the guide.
         if deviation.of_tolerance >= 0.4 {
             writeln!(wrong, "{pass}: {deviation:?} over {:?}", known.tolerance).expect("a string takes it");
         }
-        // A tolerance that hides a lost number would be none.
+        // A tolerance must not hide a lost number.
         let typical = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len() as f64).sqrt();
         if known.tolerance.allows(typical) > typical / 1000.0 {
             writeln!(wrong, "{pass}: typical numbers are {typical:e}, too small for {:?}", known.tolerance)

@@ -1,15 +1,15 @@
-//! Errors planted in the outputs on purpose: the negative control of every run, and trials.
+//! Errors injected into the outputs: the negative control of every run, and trials.
 
 use crate::cuda::{Buffer, CudaError, Function, Gpu, Launch};
 
 use super::passes::Pass;
 
-/// An error put into the outputs of every repeat, after the pass and before the comparison.
+/// An error injected into the outputs of every repeat, after the pass and before the comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Planted {
     pub pass: Pass,
     pub replicas: Replicas,
-    /// Which output.
+    /// The index of the output.
     pub place: usize,
     pub error: PlantedError,
 }
@@ -17,13 +17,13 @@ pub struct Planted {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replicas {
     One(usize),
-    /// The same error everywhere: the replicas agree, and are wrong.
+    /// The same error in all: the replicas agree, and are wrong.
     All,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlantedError {
-    /// Zero in its place.
+    /// Replaced by zero.
     Lost,
     /// The lowest bit is 0, the sign is 31.
     Flipped {
@@ -33,7 +33,7 @@ pub enum PlantedError {
 }
 
 impl PlantedError {
-    /// As the kernel takes it.
+    /// Returns the encoding that the kernel takes.
     const fn words(self) -> [u32; 2] {
         match self {
             Self::Lost => [0, 0],
@@ -49,15 +49,15 @@ pub(super) struct Errors<'g> {
     kernel: Function<'g>,
     errors: Buffer<'g>,
     changed: Buffer<'g>,
-    /// For each error on the device, which of the caller's it is.
+    /// For each error on the device, its index among the caller's.
     whose: Vec<usize>,
 }
 
 impl<'g> Errors<'g> {
-    /// Those of the pass, or none if there are none.
+    /// Uploads the errors of the pass. Returns `None` if it has none.
     ///
     /// # Panics
-    /// At a replica or an output that does not exist.
+    /// Panics for a replica or an output that does not exist.
     pub(super) fn of(
         gpu: &'g Gpu<'g>,
         kernel: Function<'g>,
@@ -73,7 +73,7 @@ impl<'g> Errors<'g> {
         Ok(Some(Self { kernel, errors: gpu.upload(&words)?, changed, whose }))
     }
 
-    /// Into the outputs, and into `changed` whether that made a difference.
+    /// Injects the errors into the outputs, and sets `changed` for those that changed a value.
     pub(super) fn plant(&self, outputs: &Buffer<'_>, changed: &mut [bool]) -> Result<(), CudaError> {
         let count = u32::try_from(self.whose.len()).expect("errors that fit into a launch");
         self.kernel.launch(
@@ -87,7 +87,7 @@ impl<'g> Errors<'g> {
     }
 }
 
-/// The errors of a pass as the kernel takes them, four words each, and which of the caller's each one is.
+/// Encodes the errors of a pass for the kernel, four words each, and returns the caller's index of each.
 fn described(pass: Pass, replicas: usize, planted: &[Planted]) -> (Vec<u32>, Vec<usize>) {
     let (mut words, mut whose) = (Vec::new(), Vec::new());
     for (index, one) in planted.iter().enumerate().filter(|(_, one)| one.pass == pass) {

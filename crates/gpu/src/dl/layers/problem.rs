@@ -1,10 +1,10 @@
-//! The problems: the layers and their passes, the sizes and inputs of each, and how far from the truth an output may be.
+//! The layers, and the sizes and inputs of each.
 //!
-//! Inputs depend on their place alone, so that the device and the host have the same ones without a copy.
+//! Inputs depend only on their position, so that device and host have the same ones without a copy.
 
 use crate::dl::known::scrambled;
 
-/// A layer, with the inputs that both of its passes take.
+/// A layer, with the inputs of both of its passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layer {
     Linear,
@@ -20,7 +20,7 @@ pub enum Layer {
 }
 
 pub mod sizes {
-    //! As kernels/layers.cuh has them; a test compares.
+    //! The sizes in kernels/layers.cuh; a test compares them.
 
     pub const LINEAR_ROWS: usize = 128;
     pub const LINEAR_INPUTS: usize = 128;
@@ -60,30 +60,30 @@ pub mod sizes {
 }
 
 pub mod constants {
-    //! What the layers are defined by, apart from their inputs.
+    //! The constants of the layers.
 
-    /// 2⁻¹⁷, close to the usual 10⁻⁵ and the same number in single precision.
+    /// 2⁻¹⁷, close to the usual 10⁻⁵ and exact in single precision.
     pub const NORM_EPSILON: f64 = 1.0 / 131_072.0;
     pub const ADAM_RATE: f64 = 0.001;
     pub const ADAM_BETA1: f64 = 0.9;
     pub const ADAM_BETA2: f64 = 0.999;
     pub const ADAM_EPSILON: f64 = 1e-8;
-    /// Which step it is.
+    /// The number of the step.
     pub const ADAM_STEP: i32 = 10;
 }
 
 use sizes::*;
 
-/// How the numbers of an input are spread.
+/// The distribution of an input's numbers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Spread {
     /// From -scale to scale, in steps of scale / 2²³.
     Signed { scale: f32 },
     /// From 0 to scale.
     Positive { scale: f32 },
-    /// Multiples of scale, up to 31 of it: exact in bf16, and so are sums of thousands of products in single precision.
+    /// Multiples of scale, up to 31 times: exact in bf16, and so are sums of thousands of products in single precision.
     Small { scale: f32 },
-    /// One of so many places in a table.
+    /// An index into a table of this size.
     Index { count: u32 },
 }
 
@@ -91,7 +91,7 @@ pub enum Spread {
 const SMALL: u32 = 31;
 
 impl Spread {
-    /// As the kernel takes it: the kind's number, the range and the scale.
+    /// Returns the encoding that the kernel takes: kind, range and scale.
     pub const fn words(self) -> (u32, u32, f32) {
         match self {
             Self::Signed { scale } => (0, 0, scale),
@@ -150,7 +150,7 @@ impl Layer {
         Self::Adam,
     ];
 
-    /// The inputs in the order in which they lie in memory; what comes back from the layer above is last.
+    /// Returns the inputs in memory order; the gradient from the layer above is last.
     pub const fn tensors(self) -> &'static [Tensor] {
         match self {
             // x, w, b, dy
@@ -198,20 +198,20 @@ impl Layer {
         }
     }
 
-    /// Numbers of all its inputs.
+    /// Returns the total number of values in its inputs.
     pub fn count(self) -> usize {
         self.tensors().iter().map(|tensor| tensor.count).sum()
     }
 
-    /// What the numbers of an input are drawn from, so that no two inputs are alike.
+    /// Returns the seed of an input, different for each.
     pub const fn seed(self, tensor: usize) -> u32 {
         scrambled(0x4c61_7900 + (self as u32) * 16 + tensor as u32)
     }
 
-    /// The inputs themselves.
+    /// Returns the inputs.
     ///
     /// # Panics
-    /// If the layer has not `N` inputs.
+    /// Panics if the layer does not have `N` inputs.
     pub fn inputs<const N: usize>(self) -> [Vec<f32>; N] {
         let tensors = self.tensors();
         assert_eq!(tensors.len(), N, "{self:?} has {} inputs", tensors.len());
@@ -261,7 +261,7 @@ mod tests {
         for tensor in Layer::Linear.inputs::<4>() {
             assert!(tensor.iter().all(|x| x.to_bits() & 0xffff == 0));
         }
-        // In units of the product's last digit, the largest sum that may come up, and the bits that a float has.
+        // The largest possible sum, in units of the product's last digit, must fit into the significand of a float.
         let most = SMALL * SMALL * LINEAR_INPUTS.max(LINEAR_OUTPUTS).max(LINEAR_ROWS) as u32 + SMALL * 16;
         assert!(most < 1 << 20, "{most}");
     }

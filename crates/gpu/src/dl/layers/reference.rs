@@ -1,6 +1,6 @@
-//! The layers by their textbook formulas, in double precision: what the outputs are held against.
+//! The layers by their textbook formulas, in double precision: the reference for the outputs.
 //!
-//! Nothing here follows the kernels. The tests hold each backward pass against differences of the forward pass.
+//! Nothing here follows the kernels. Tests compare each backward pass with finite differences of the forward pass.
 
 use std::f64::consts::PI;
 
@@ -11,7 +11,7 @@ use super::{
 
 type Numbers = Vec<f64>;
 
-/// All outputs of a pass, in the order of memory.
+/// Returns all outputs of a pass, in memory order.
 pub fn outputs(pass: Pass) -> Numbers {
     match pass {
         Pass::LinearForward => with(Layer::Linear, |[x, w, b, _]| linear(&x, &w, &b)),
@@ -72,7 +72,7 @@ fn linear_backward(x: &[f64], w: &[f64], dy: &[f64]) -> Numbers {
     [dx, dw, db].concat()
 }
 
-/// Every multiplication of a convolution: places of y, x and w.
+/// Calls `term` for every multiplication of a convolution, with the positions in y, x and w.
 fn conv2d_terms(mut term: impl FnMut(usize, usize, usize)) {
     for y in 0..CONV_Y {
         let (image, o) = (y / CONV_PLANE / CONV_OUTPUTS, y / CONV_PLANE % CONV_OUTPUTS);
@@ -120,7 +120,7 @@ fn layernorm(x: &[f64], gamma: &[f64], beta: &[f64]) -> Numbers {
     y
 }
 
-/// Each row less its mean.
+/// Subtracts from each row its mean.
 fn centred(x: &[f64]) -> Numbers {
     let rows = x.chunks(NORM_COLUMNS).flat_map(|x| {
         let mean = mean(x.iter().copied());
@@ -131,7 +131,7 @@ fn centred(x: &[f64]) -> Numbers {
 
 fn layernorm_backward(x: &[f64], gamma: &[f64], dy: &[f64]) -> Numbers {
     let all = rmsnorm_backward(&centred(x), gamma, dy);
-    // Taking the mean off is its own transpose.
+    // Subtracting the mean is its own transpose.
     let (dx, dgamma) = all.split_at(NORM_X);
     let mut dbeta = vec![0.0; NORM_COLUMNS];
     for dy in dy.chunks(NORM_COLUMNS) {
@@ -173,7 +173,7 @@ fn softmax(x: &[f64]) -> Numbers {
     exponentials.iter().map(|x| x / sum).collect()
 }
 
-/// What comes back through one row.
+/// Returns the gradient through the softmax of one row.
 fn through_softmax(y: &[f64], dy: &[f64]) -> Numbers {
     let along = inner(y, dy);
     y.iter().zip(dy).map(|(y, dy)| y * (dy - along)).collect()
@@ -188,7 +188,7 @@ fn softmax_backward(x: &[f64], dy: &[f64]) -> Numbers {
     rows.flat_map(|(x, dy)| through_softmax(&softmax(x), dy)).collect()
 }
 
-/// √(2/π) (x + 0.044715 x³), and its slope.
+/// Returns √(2/π) (x + 0.044715 x³), and its slope.
 fn gelu_inner(x: f64) -> (f64, f64) {
     let factor = (2.0 / PI).sqrt();
     (factor * (x + 0.044_715 * x.powi(3)), factor * (1.0 + 3.0 * 0.044_715 * x * x))
@@ -203,7 +203,7 @@ fn gelu_slope(x: f64) -> f64 {
     0.5 * (1.0 + u.tanh()) + 0.5 * x * slope / u.cosh().powi(2)
 }
 
-/// The numbers of one token of one head.
+/// Returns the numbers of one token of one head.
 fn token(numbers: &[f64], at: usize) -> &[f64] {
     &numbers[at * ATTENTION_WIDTH..(at + 1) * ATTENTION_WIDTH]
 }
@@ -216,7 +216,7 @@ fn attention_scale() -> f64 {
     1.0 / (ATTENTION_WIDTH as f64).sqrt()
 }
 
-/// The share of each token from the first of its head up to this one.
+/// Returns the attention weight of each token from the first of its head up to this one.
 fn shares(q: &[f64], k: &[f64], at: usize) -> Numbers {
     let first = at - at % ATTENTION_TOKENS;
     let scores: Numbers = (first..=at).map(|j| inner(token(q, at), token(k, j)) * attention_scale()).collect();
@@ -270,7 +270,7 @@ fn cross_entropy(x: &[f64], targets: &[f64]) -> Numbers {
     rows.map(|(x, target)| -softmax(x)[*target as usize].ln()).collect()
 }
 
-/// Of the mean over all rows.
+/// Returns the gradient of the mean over all rows.
 fn cross_entropy_backward(x: &[f64], targets: &[f64]) -> Numbers {
     let rows = x.chunks(ENTROPY_CLASSES).zip(targets).flat_map(|(x, target)| {
         let mut y = softmax(x);
@@ -280,7 +280,7 @@ fn cross_entropy_backward(x: &[f64], targets: &[f64]) -> Numbers {
     rows.map(|y| y / ENTROPY_ROWS as f64).collect()
 }
 
-/// The parameters, then both moments.
+/// Returns the parameters, then both moments.
 fn adam(w: &[f64], g: &[f64], m: &[f64], v: &[f64]) -> Numbers {
     let blend = |beta: f64, old: f64, new: f64| beta * old + (1.0 - beta) * new;
     let m: Numbers = m.iter().zip(g).map(|(m, g)| blend(ADAM_BETA1, *m, *g)).collect();
@@ -295,8 +295,7 @@ fn adam(w: &[f64], g: &[f64], m: &[f64], v: &[f64]) -> Numbers {
 mod tests {
     use super::*;
 
-    /// Holds the part of a backward pass for one input against what the forward pass does when numbers of that input
-    /// are moved a little.
+    /// Compares the gradient for one input with finite differences of the forward pass.
     struct Moved<const N: usize> {
         inputs: [Numbers; N],
         dy: Numbers,
@@ -422,7 +421,7 @@ mod tests {
 
     #[test]
     fn the_first_step_of_adam_goes_by_the_rate_against_the_gradient() {
-        // With no history, m / bias1 is (1 - beta1) g / bias1 and so on: the size of the gradient drops out.
+        // Without history, m / bias1 is (1 - beta1) g / bias1 and so on: the size of the gradient cancels.
         let all = adam(&[1.0, 1.0], &[0.5, -3.0], &[0.0; 2], &[0.0; 2]);
         let bias1 = 1.0 - ADAM_BETA1.powi(ADAM_STEP);
         let bias2 = 1.0 - ADAM_BETA2.powi(ADAM_STEP);

@@ -1,4 +1,4 @@
-//! What a run of the layers found.
+//! The results of a run of the layers.
 
 use std::{
     cmp::Reverse,
@@ -14,12 +14,12 @@ use super::{
 pub struct LayersReport {
     /// In the order of [`Pass::ALL`].
     pub passes: Vec<PassReport>,
-    /// Of each pass in each repeat.
+    /// Replicas of each pass in each repeat.
     pub replicas: usize,
     pub repeats: u32,
-    /// That the device has.
+    /// Multiprocessors of the device.
     pub multiprocessors: usize,
-    /// Whether each planted error changed anything: a lost zero is none.
+    /// Whether each injected error changed a value: replacing a zero by zero does not.
     pub planted_changed: Vec<bool>,
 }
 
@@ -28,18 +28,18 @@ impl LayersReport {
         self.passes.iter().all(PassReport::is_right)
     }
 
-    /// How many multiprocessors ran every pass.
+    /// Returns how many multiprocessors ran every pass.
     pub fn covered(&self) -> usize {
         let every = self.passes.iter().map(|pass| pass.multiprocessors.clone()).reduce(|every, one| &every & &one);
         every.map_or(0, |every| every.len())
     }
 
-    /// For the comparison with other GPUs: one number for each pass.
+    /// Returns one number per pass, for comparison with other GPUs.
     pub fn fingerprints(&self) -> Vec<u64> {
         self.passes.iter().map(|pass| pass.fingerprint).collect()
     }
 
-    /// Seconds on the device, all passes and repeats.
+    /// Returns the seconds on the device for all passes and repeats.
     pub fn seconds(&self) -> f64 {
         self.passes.iter().map(|pass| pass.seconds).sum()
     }
@@ -48,19 +48,19 @@ impl LayersReport {
 #[derive(Debug, Clone, PartialEq)]
 pub struct PassReport {
     pub pass: Pass,
-    /// That most replicas have.
+    /// The fingerprint of most replicas.
     pub fingerprint: u64,
-    /// Of the first replica in the first repeat from the reference.
+    /// The deviation of the first replica in the first repeat from the reference.
     pub deviation: Deviation,
-    /// On the device, over all repeats, of the kernel alone.
+    /// Seconds on the device, over all repeats, of the kernel alone.
     pub seconds: f64,
-    /// That ran it, as they number themselves.
+    /// The multiprocessors that ran it, by their own ids.
     pub multiprocessors: BTreeSet<u32>,
-    /// Over all repeats, how many replicas have not the known fingerprint.
+    /// How many replicas, over all repeats, have another than the known fingerprint.
     pub wrong_replicas: usize,
-    /// Which ones, in any repeat.
+    /// Their indices, in any repeat.
     pub flagged: BTreeSet<usize>,
-    /// The first of them.
+    /// Details of the first of them.
     pub wrong: Vec<WrongReplica>,
 }
 
@@ -70,21 +70,21 @@ impl PassReport {
     }
 }
 
-/// A replica whose bits are not the right ones.
+/// A replica with wrong bits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WrongReplica {
     pub repeat: u32,
     pub replica: usize,
-    /// The one that computed it, as it numbers itself.
+    /// The multiprocessor that computed it, by its own id.
     pub multiprocessor: u32,
     pub fingerprint: u64,
-    /// How many of its outputs are wrong. None says that the outputs are right and their fingerprint was not: the
+    /// How many of its outputs are wrong. Zero: the outputs are right and their fingerprint was not. Either the
     /// fingerprint was computed wrongly, or the error was gone when the outputs were read.
     pub numbers: usize,
     pub first: Option<WrongNumber>,
 }
 
-/// The value that came up most often; of several such, the smallest.
+/// Returns the most frequent value; of several, the smallest.
 pub(super) fn most_common(counts: BTreeMap<u64, usize>) -> u64 {
     counts.into_iter().max_by_key(|(value, count)| (*count, Reverse(*value))).map_or(0, |(value, _)| value)
 }

@@ -1,4 +1,4 @@
-//! The layers on a device: kernels loaded and inputs made once, then any number of runs.
+//! Runs the layers on a device: kernels are loaded and inputs created once, for any number of runs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,16 +23,16 @@ use super::{
 /// As in kernels/layers.cuh.
 const THREADS: u32 = 256;
 
-/// One would do if the blocks were spread evenly; nothing promises that.
+/// One would do if blocks were distributed evenly, which is not guaranteed.
 const REPLICAS_PER_MULTIPROCESSOR: usize = 2;
 
-/// Not a number: an output that nobody wrote is wrong.
+/// A NaN: an output that is never written is wrong.
 const POISON: u32 = !0;
 
-/// So many wrong replicas of a pass are looked at closely.
+/// The number of wrong replicas of a pass that are examined in detail.
 const WRONG_SHOWN: usize = 16;
 
-/// Compiles and runs all passes, so many times, with at most one planted error.
+/// Compiles and runs all passes this many times, with at most one injected error.
 pub fn run(gpu: &Gpu<'_>, repeats: u32, planted: Option<Planted>) -> Result<LayersReport, CudaError> {
     Layers::load(gpu)?.run(repeats, planted.as_slice())
 }
@@ -44,17 +44,17 @@ pub struct Layers<'g> {
     module: Module<'g>,
     multiprocessors: usize,
     replicas: u32,
-    /// Of all layers, one after the other.
+    /// The inputs of all layers, one after the other.
     inputs: Buffer<'g>,
     outputs: Buffer<'g>,
     fingerprints: Buffer<'g>,
-    /// Which multiprocessor made which replica.
+    /// The multiprocessor of each replica.
     places: Buffer<'g>,
     /// In the order of [`Pass::ALL`].
     expected: Vec<Expected>,
 }
 
-/// What the outputs of a pass must be.
+/// The expected outputs of a pass.
 #[derive(Debug)]
 struct Expected {
     reference: Vec<f64>,
@@ -68,12 +68,12 @@ impl Expected {
 }
 
 impl<'g> Layers<'g> {
-    /// Compiles the kernels, makes the inputs, and computes on the host what must come out.
+    /// Compiles the kernels, creates the inputs, and computes the expected outputs on the host.
     pub fn load(gpu: &'g Gpu<'g>) -> Result<Self, CudaError> {
         Self::with_module(gpu, gpu.module(LAYERS)?)
     }
 
-    /// The same with kernels that are compiled already.
+    /// As [`Self::load`], with compiled kernels.
     pub(in crate::dl) fn with_module(gpu: &'g Gpu<'g>, module: Module<'g>) -> Result<Self, CudaError> {
         thread::scope(|scope| {
             let expected = scope.spawn(|| Pass::ALL.map(Expected::of).into());
@@ -97,15 +97,15 @@ impl<'g> Layers<'g> {
         })
     }
 
-    /// How many there are of each pass: two for each multiprocessor.
+    /// Returns the number of replicas of each pass: two per multiprocessor.
     pub const fn replicas(&self) -> usize {
         self.replicas as usize
     }
 
-    /// All passes, so many times.
+    /// Runs all passes this many times.
     ///
     /// # Panics
-    /// At an error planted where no output is.
+    /// Panics if an error is to be injected where there is no output.
     pub fn run(&self, repeats: u32, planted: &[Planted]) -> Result<LayersReport, CudaError> {
         let mut changed = vec![false; planted.len()];
         let mut passes = Vec::with_capacity(Pass::ALL.len());
@@ -168,7 +168,7 @@ impl<'g> Layers<'g> {
         Ok(report)
     }
 
-    /// One run of a pass by every replica; the seconds that it took.
+    /// Runs a pass once on every replica and returns its seconds.
     fn compute(&self, pass: Pass) -> Result<f64, CudaError> {
         let known = pass.known();
         let kernel = self.module.function(known.name)?;
@@ -194,7 +194,7 @@ impl<'g> Layers<'g> {
     }
 }
 
-/// Asks for the inputs of all layers, one after the other.
+/// Enqueues the creation of the inputs of all layers, one after the other.
 fn make_inputs(module: &Module<'_>, to: &Buffer<'_>) -> Result<(), CudaError> {
     let kernel = module.function("make_values")?;
     let mut address = to.address();
@@ -223,7 +223,7 @@ fn make_inputs(module: &Module<'_>, to: &Buffer<'_>) -> Result<(), CudaError> {
 mod tests {
     use super::*;
 
-    /// A multiplication and an addition without `.rn` may be made one by the driver's compiler, which rounds otherwise;
+    /// Without `.rn`, the driver's compiler may fuse a multiplication and an addition, which rounds differently;
     /// approximations differ between architectures; sums by atomics have no order.
     #[test]
     fn every_operation_rounds_in_one_way_only() {

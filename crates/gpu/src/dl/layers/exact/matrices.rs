@@ -5,7 +5,7 @@ use super::{
     functions::{Exponents, summed},
 };
 
-/// The sum of products over the `steps`; exact for what the tensor cores get, so that their order does not matter.
+/// Sums products over `depth`. The sums are exact for the inputs of the tensor cores, so their order does not matter.
 fn product(rows: usize, columns: usize, depth: usize, term: impl Fn(usize, usize, usize) -> f32) -> Vec<f32> {
     let mut c = Vec::with_capacity(rows * columns);
     for row in 0..rows {
@@ -39,7 +39,7 @@ pub(super) fn linear_backward() -> Vec<f32> {
     all
 }
 
-/// The places of the plane around (y, x), with the places of the kernel that fall on them, in order.
+/// Returns the positions of the plane around (y, x) with the kernel positions that fall on them, in order.
 fn around(y: usize, x: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..9).filter_map(move |k| {
         let (row, column) = ((y + k / 3).checked_sub(1)?, (x + k % 3).checked_sub(1)?);
@@ -98,7 +98,7 @@ pub(super) fn conv2d_backward() -> Vec<f32> {
     all
 }
 
-/// One over the root of the width.
+/// One over the square root of the width.
 const ATTENTION_SCALE: f32 = 0.176_776_69;
 
 type Square = Vec<[f32; ATTENTION_TOKENS]>;
@@ -111,7 +111,7 @@ fn inner(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).fold(0.0, |sum, (a, b)| a.mul_add(*b, sum))
 }
 
-/// What share each token has in each.
+/// Returns the attention weight of each token for each token.
 fn shares(q: &[f32], k: &[f32]) -> Square {
     (0..ATTENTION_TOKENS)
         .map(|at| {
@@ -122,7 +122,7 @@ fn shares(q: &[f32], k: &[f32]) -> Square {
         .collect()
 }
 
-/// The head's part of each input.
+/// Returns the head's part of each input.
 fn head<const N: usize>(inputs: &[Vec<f32>; N], head: usize) -> [&[f32]; N] {
     let numbers = ATTENTION_TOKENS * ATTENTION_WIDTH;
     std::array::from_fn(|i| &inputs[i][head * numbers..(head + 1) * numbers])

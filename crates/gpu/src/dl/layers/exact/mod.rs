@@ -1,8 +1,8 @@
-//! The layers as the kernels compute them, in single precision, operation by operation: the bits that every right GPU
-//! must give. Read each function beside the kernel of its name.
+//! The layers as the kernels compute them, in single precision, operation by operation: the bits that every correct GPU
+//! produces. Read each function beside the kernel of its name.
 //!
-//! That is possible because the kernels use no operation whose result IEEE 754 leaves open. The tests hold these
-//! bits against the reference in double precision; the fingerprints of [`super::passes`] are theirs.
+//! This is possible because the kernels use no operation whose result IEEE 754 leaves open. Tests compare these bits
+//! with the reference in double precision; the fingerprints in [`super::passes`] are computed from them.
 
 mod functions;
 mod matrices;
@@ -11,7 +11,7 @@ mod rows;
 
 use super::passes::Pass;
 
-/// All outputs of a pass, in the order of memory.
+/// Returns all outputs of a pass, in memory order.
 pub fn outputs(pass: Pass) -> Vec<f32> {
     match pass {
         Pass::LinearForward => matrices::linear_forward(),
@@ -36,7 +36,7 @@ pub fn outputs(pass: Pass) -> Vec<f32> {
     }
 }
 
-/// One number for all bits and their places; the kernel `fingerprint` says why.
+/// Returns one number for all bits and their positions; the kernel `fingerprint` explains why.
 pub fn fingerprint(numbers: &[f32]) -> u64 {
     numbers.iter().zip(0u64..).fold(0, |sum, (number, place)| {
         let mut x = place << 32 | u64::from(number.to_bits());

@@ -1,4 +1,4 @@
-//! Layers that work on each number by itself: GELU, embedding, Adam.
+//! Elementwise layers: GELU, embedding, Adam.
 
 use super::{
     super::problem::{Layer, constants::*, sizes::*},
@@ -57,7 +57,7 @@ pub(super) fn embedding_backward() -> Vec<f32> {
     table
 }
 
-/// The constants of [`Adam`](Layer::Adam) as single precision has them, and 1 - beta and 1 - beta¹⁰ rounded once.
+/// The constants of [`Adam`](Layer::Adam) in single precision, and 1 - beta and 1 - beta¹⁰ rounded once.
 const RATE: f32 = ADAM_RATE as f32;
 const BETA1: f32 = ADAM_BETA1 as f32;
 const BETA2: f32 = ADAM_BETA2 as f32;

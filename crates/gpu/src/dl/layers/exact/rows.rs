@@ -13,7 +13,7 @@ struct Row {
 }
 
 impl Row {
-    /// `CENTRED`: a layer norm, which takes the mean off.
+    /// Returns the statistics of a row. `CENTRED`: a layer norm, which subtracts the mean.
     fn of<const CENTRED: bool>(x: &[f32]) -> Self {
         let mean = if CENTRED { summed(x.len(), |sum, i| sum + x[i]) * PART } else { 0.0 };
         let square = summed(x.len(), |sum, i| {
