@@ -272,10 +272,7 @@ impl<'a> Session<'a> {
     }
 
     /// Requests a response of this size and version. A library of the other version rejects it.
-    #[expect(
-        clippy::type_complexity,
-        reason = "distinguishes a rejected version from a missing function"
-    )]
+    #[expect(clippy::type_complexity, reason = "distinguishes a rejected version from a missing function")]
     fn check<const MOST: usize>(
         &self,
         number: usize,
