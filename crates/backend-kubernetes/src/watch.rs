@@ -2,6 +2,9 @@
 //!
 //! Each kind is listed once and then watched. When a watch breaks, its objects count as unknown until they are listed again:
 //! queries in between return an error, never outdated state.
+//!
+//! The list is streamed (`sendInitialEvents`), object by object, so that the peak of memory is not a page of objects of which
+//! little is kept. A server that does not stream lists is listed in pages.
 
 use std::{
     collections::HashMap,
@@ -32,7 +35,7 @@ pub(super) const SILENCE: Duration = Duration::from_secs(30);
 pub(super) const FIRST_WAIT: Duration = Duration::from_millis(500);
 pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// Objects per page of a list, as in `kubectl` and client-go: listing 5,000 nodes takes ten requests. A page is in memory as text
-/// and as objects until the kept part is extracted.
+/// and as objects until the kept part is extracted. Used only with servers that do not stream lists.
 const PAGE: u32 = 500;
 /// Pods that have ended use no resources.
 const LIVING: &str = "status.phase!=Succeeded,status.phase!=Failed";
@@ -194,7 +197,7 @@ pub(super) async fn follow_nodes(client: Client, config: Arc<KubernetesConfig>, 
         let node = NodeObject::from(node).sharing(&mut shared, &config.prefix);
         (Arc::clone(&node.metadata.name), Some(node).filter(|node| has_gpus(node, &config)).map(Box::new))
     };
-    follow(api, settings, keep, |change| watched.with(|inside| change(&mut inside.nodes))).await;
+    follow("nodes", api, settings, keep, |change| watched.with(|inside| change(&mut inside.nodes))).await;
 }
 
 /// Follows the pods until the process ends.
@@ -208,7 +211,7 @@ pub(super) async fn follow_pods(client: Client, config: Arc<KubernetesConfig>, w
         let kept = placed(&pod, &name, &mut nodes, &config).map(Kept::Placed).or_else(waits);
         (name, kept)
     };
-    follow(api, settings, keep, |change| watched.with(|inside| change(&mut inside.pods))).await;
+    follow("pods", api, settings, keep, |change| watched.with(|inside| change(&mut inside.pods))).await;
 }
 
 fn key(pod: &PodObject) -> Arc<str> {
@@ -232,8 +235,14 @@ fn placed(pod: &PodObject, name: &Arc<str>, nodes: &mut Shared<str>, config: &Ku
     Some(Placed { node, tenant, run: run.filter(|_| ours) })
 }
 
+/// Returns whether the server rejects streamed lists: its feature gate `WatchList` is off, or it is older than that.
+fn is_stream_rejected(error: &watcher::Error) -> bool {
+    matches!(error, watcher::Error::WatchStartFailed(kube::Error::Api(status)) if matches!(status.code, 400 | 422))
+}
+
 /// Lists and watches one kind, and starts again after each failure.
 async fn follow<K, T>(
+    name: &'static str,
     api: Api<K>,
     settings: watcher::Config,
     mut keep: impl FnMut(K) -> (Arc<str>, Option<T>),
@@ -242,12 +251,25 @@ async fn follow<K, T>(
     K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
     let mut wait = FIRST_WAIT;
+    let mut streams = true;
     loop {
-        let mut listed = None;
-        let mut events = std::pin::pin!(watcher(api.clone(), settings.clone()));
+        let had_streams = streams;
+        let (mut listed, mut is_listing) = (None, false);
+        let settings = if streams { settings.clone().streaming_lists() } else { settings.clone() };
+        let mut events = std::pin::pin!(watcher(api.clone(), settings));
         while let Some(event) = events.next().await {
             match event {
-                Ok(Event::Init) => change(&mut |kind| kind.listing = Some(HashMap::new())),
+                // The stream ended before the whole list was sent, and would do so again: `WATCH_SECONDS` limits it, and a proxy
+                // may drop the bookmark at its end. Pages have no such limit.
+                Ok(Event::Init) if streams && is_listing => {
+                    tracing::info!(kind = name, "a streamed list did not end in time; listing in pages");
+                    streams = false;
+                    break;
+                }
+                Ok(Event::Init) => {
+                    is_listing = true;
+                    change(&mut |kind| kind.listing = Some(HashMap::new()));
+                }
                 Ok(Event::InitApply(object) | Event::Apply(object)) => {
                     let (key, item) = keep(object);
                     let mut item = Some((key, item));
@@ -262,8 +284,13 @@ async fn follow<K, T>(
                     change(&mut |kind| kind.take(key.clone(), None));
                 }
                 Ok(Event::InitDone) => {
-                    listed = Some(Instant::now());
+                    (listed, is_listing) = (Some(Instant::now()), false);
                     change(&mut Kind::listed);
+                }
+                Err(error) if streams && is_stream_rejected(&error) => {
+                    tracing::info!(kind = name, "the API server does not stream lists; listing in pages");
+                    streams = false;
+                    break;
                 }
                 Err(error) => {
                     let why = error.to_string();
@@ -272,6 +299,9 @@ async fn follow<K, T>(
                     break;
                 }
             }
+        }
+        if had_streams && !streams {
+            continue;
         }
         // Reset the delay only after a stable watch: a kind that can be listed but not watched would otherwise be listed
         // continuously.

@@ -202,3 +202,18 @@ fn every_right_that_is_given_is_used_and_none_that_is_used_is_missing() {
     let unused: BTreeSet<String> = granted().difference(&used).cloned().collect();
     assert_eq!((missing, unused), (BTreeSet::new(), BTreeSet::new()), "missing in rights.rs, and unused there");
 }
+
+#[test]
+fn a_server_that_does_not_stream_lists_is_listed_in_pages() {
+    let Some(cluster) = cluster() else { return };
+    let backend = cluster.backend();
+    until("the nodes", || backend.snapshot().is_ok_and(|nodes| nodes.len() >= 3));
+    let asked = cluster.plane.asked().unwrap();
+    for resource in ["nodes", "pods"] {
+        let was = |verb: &str, status: u16| {
+            asked.iter().any(|one| one.resource == resource && one.verb == verb && one.status == status)
+        };
+        assert!(was("watch", 422), "a streamed list of {resource} is rejected: {asked:#?}");
+        assert!(was("list", 200), "{resource} are listed: {asked:#?}");
+    }
+}

@@ -79,11 +79,14 @@ pub struct Setup<'a> {
     /// Whether controller manager and scheduler run. Without them, objects change only by requests, and the service
     /// accounts that pods need are not created.
     pub controllers: bool,
+    /// Whether the API server streams lists through watches (feature gate `WatchList`). Servers before 1.32 do not, by default.
+    pub streaming_lists: bool,
 }
 
 impl Default for Setup<'_> {
     fn default() -> Self {
-        Self { node_grace: Duration::from_secs(24 * 3600), data: None, controllers: true, audit: false }
+        let node_grace = Duration::from_secs(24 * 3600);
+        Self { node_grace, data: None, controllers: true, audit: false, streaming_lists: true }
     }
 }
 
@@ -307,6 +310,7 @@ impl ControlPlane {
         let place = Place {
             node_grace: setup.node_grace,
             audit: setup.audit,
+            streaming_lists: setup.streaming_lists,
             programs: programs.to_owned(),
             folder: folder.path().to_owned(),
             etcd_port,

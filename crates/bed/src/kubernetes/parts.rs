@@ -14,6 +14,7 @@ pub(super) struct Place {
     /// How long a node may miss heartbeats.
     pub(super) node_grace: Duration,
     pub(super) audit: bool,
+    pub(super) streaming_lists: bool,
     pub(super) programs: PathBuf,
     pub(super) folder: PathBuf,
     pub(super) etcd_port: u16,
@@ -88,6 +89,9 @@ impl Place {
         if self.audit {
             arguments.push(file("audit-policy-file", &self.audit_policy()));
             arguments.push(file("audit-log-path", &self.audit_log()));
+        }
+        if !self.streaming_lists {
+            arguments.push(setting("feature-gates", "WatchList=false"));
         }
         arguments
     }
