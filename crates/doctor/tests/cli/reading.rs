@@ -142,7 +142,7 @@ fn explain_knows_the_numbers_of_nvidia() {
     bed.expect(2, &["explain", "sxid", "1"]).complains("no SXid `1`");
     bed.expect(2, &["explain", "dcgm", "many"]).complains("no DCGM error `many`");
     bed.expect(2, &["explain", "xid"]).complains("which one?");
-    bed.expect(0, &["explain", "dcgm"]).says("dcgm: what does NVIDIA");
+    bed.expect(0, &["explain", "dcgm"]).says("dcgm: do the GPUs pass NVIDIA");
     bed.expect(2, &["explain", "disk-space", "3"]).complains("a number stands only behind");
 }
 

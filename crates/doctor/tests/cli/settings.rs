@@ -6,7 +6,7 @@ use crate::bed::Bed;
 fn init_writes_commented_defaults_that_are_good_and_overwrites_nothing() {
     let bed = Bed::new();
     bed.expect(0, &["config", "init", "site"]).says("site/doctor.toml");
-    assert!(bed.read("site/policy.toml").contains("# Validation jobs at a time"));
+    assert!(bed.read("site/policy.toml").contains("# Concurrent validation jobs"));
     // The default data directory does not exist here.
     let said = bed.doctor(&["config", "check", "--config", "site/doctor.toml"]);
     said.says("site/doctor.toml is good.").says("disk-space");

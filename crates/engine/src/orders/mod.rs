@@ -379,6 +379,15 @@ mod tests {
     }
 
     #[test]
+    fn before_the_cluster_was_observed_no_node_counts_as_gone() {
+        let (store, settings) = store();
+        let facts = picture::facts(&store, None, Cluster::unseen(&settings), NOW).unwrap();
+        let order = Order::Quarantine { nodes: vec!["here".parse::<Selector>().unwrap()], evict: false };
+        let prepared = order.prepare(&facts, &settings.catalogue).unwrap();
+        assert!(prepared.writes.iter().any(|write| matches!(write, Write::Request(_))), "{prepared:?}");
+    }
+
+    #[test]
     fn each_node_is_told_with_what_is_in_the_way_there() {
         let (store, settings) = store();
         let facts = facts(&store, &settings);
