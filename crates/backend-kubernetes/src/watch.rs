@@ -286,6 +286,8 @@ async fn follow<K, T>(
                 Ok(Event::InitDone) => {
                     (listed, is_listing) = (Some(Instant::now()), false);
                     change(&mut Kind::listed);
+                    // Most of each object was dropped: the heap has gaps between what is kept.
+                    doctor_host::memory::give_back();
                 }
                 Err(error) if streams && is_stream_rejected(&error) => {
                     tracing::info!(kind = name, "the API server does not stream lists; listing in pages");

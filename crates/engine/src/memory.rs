@@ -1,7 +1,6 @@
 //! Heap settings of a controller, to keep its memory small between cycles.
 //!
-//! A cycle reads the cluster's nodes and pods in pages and discards most of each page; the first cycle allocates what
-//! later ones only update.
+//! A cycle reads more about the cluster than it keeps, and the first cycle allocates what later ones only update.
 
 use doctor_host::memory;
 
