@@ -252,8 +252,7 @@ async fn follow<K, T>(
 {
     let mut wait = FIRST_WAIT;
     let mut streams = true;
-    loop {
-        let had_streams = streams;
+    'list: loop {
         let (mut listed, mut is_listing) = (None, false);
         let settings = if streams { settings.clone().streaming_lists() } else { settings.clone() };
         let mut events = std::pin::pin!(watcher(api.clone(), settings));
@@ -264,7 +263,7 @@ async fn follow<K, T>(
                 Ok(Event::Init) if streams && is_listing => {
                     tracing::info!(kind = name, "a streamed list did not end in time; listing in pages");
                     streams = false;
-                    break;
+                    continue 'list;
                 }
                 Ok(Event::Init) => {
                     is_listing = true;
@@ -292,7 +291,7 @@ async fn follow<K, T>(
                 Err(error) if streams && is_stream_rejected(&error) => {
                     tracing::info!(kind = name, "the API server does not stream lists; listing in pages");
                     streams = false;
-                    break;
+                    continue 'list;
                 }
                 Err(error) => {
                     let why = error.to_string();
@@ -301,9 +300,6 @@ async fn follow<K, T>(
                     break;
                 }
             }
-        }
-        if had_streams && !streams {
-            continue;
         }
         // Reset the delay only after a stable watch: a kind that can be listed but not watched would otherwise be listed
         // continuously.
