@@ -12,7 +12,7 @@ use doctor_core::{
     ids::{NodeName, PoolName, RunId, TestId},
     node::{Marks, Node, Occupancy},
     policy::{Policy, TestPolicy},
-    snapshot::{ActiveRun, Caps, RecentActions, Records, Snapshot},
+    snapshot::{ActiveRun, Caps, NodeRecord, RecentActions, Records, Snapshot},
     time::{Span, Timestamp},
     view::{AuditLine, CycleView, Facts, Kept, Latest, Ledger, PassedBy},
 };
@@ -37,10 +37,21 @@ const DAY: i64 = 86_400_000;
 pub fn facts(store: &Store, seen: Option<Timestamp>, cluster: Cluster, now: Timestamp) -> Result<Facts, StoreError> {
     let by = Judged { caps: cluster.caps, policy: cluster.policy, tests: cluster.tests };
     let nodes = cluster.nodes.into_iter().map(ClusterRow::seen).collect();
-    let (snapshot, gone) = assemble(store, by, nodes, &BTreeMap::new(), now)?;
+    let (mut snapshot, stored_only) = assemble(store, by, nodes, &BTreeMap::new(), now)?;
     let (tests, never) = (snapshot.tests.clone(), Records::never(snapshot.tests.len()));
-    let gone = gone.into_iter().map(|(name, stored)| record(&tests, &never, no_longer_named(name), Some(stored), None));
-    Ok(Facts { now, seen, gone: gone.collect(), reasons: reasons(store)?, snapshot })
+    let stored_only = stored_only.into_iter().map(|(name, stored)| {
+        let node = if seen.is_some() { no_longer_named(name) } else { not_observed(name) };
+        record(&tests, &never, node, Some(stored), None)
+    });
+    let stored_only: Vec<NodeRecord> = stored_only.collect();
+    // Before the first observation, no node is known to be gone.
+    let gone = if seen.is_some() {
+        stored_only
+    } else {
+        snapshot.nodes = stored_only;
+        Vec::new()
+    };
+    Ok(Facts { now, seen, gone, reasons: reasons(store)?, snapshot })
 }
 
 /// Returns the facts for a cluster that this process has just observed. The snapshot is updated with what the cycle has
@@ -207,12 +218,22 @@ fn assemble(
     Ok((snapshot, stored))
 }
 
-/// A node that only the store knows. The pool is a placeholder that views do not show.
+/// A node that the store knows and the cluster no longer lists.
 fn no_longer_named(name: NodeName) -> SeenNode {
+    from_store(name, "gone", "the cluster no longer lists it")
+}
+
+/// A node that the store knows, before the first observation of the cluster.
+fn not_observed(name: NodeName) -> SeenNode {
+    from_store(name, "unknown", "the cluster has not been observed yet")
+}
+
+/// A node that only the store knows. The pool is a placeholder.
+fn from_store(name: NodeName, pool: &str, why: &str) -> SeenNode {
     let node = Node {
         name,
-        pool: PoolName::new("gone").expect("a plain word is a pool name"),
-        occupancy: Occupancy::Unknown { why: "the cluster does not name it any more".into() },
+        pool: PoolName::new(pool).expect("a plain word is a pool name"),
+        occupancy: Occupancy::Unknown { why: why.into() },
         marks: Marks::default(),
         hardware: None,
         sku: None,

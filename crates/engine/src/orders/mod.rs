@@ -382,6 +382,9 @@ mod tests {
     fn before_the_cluster_was_observed_no_node_counts_as_gone() {
         let (store, settings) = store();
         let facts = picture::facts(&store, None, Cluster::unseen(&settings), NOW).unwrap();
+        assert!(facts.gone.is_empty(), "{:?}", facts.gone);
+        let here = facts.snapshot.nodes.iter().find(|record| record.node.name.as_str() == "here").unwrap();
+        assert!(matches!(here.node.occupancy, Occupancy::Unknown { .. }), "{here:?}");
         let order = Order::Quarantine { nodes: vec!["here".parse::<Selector>().unwrap()], evict: false };
         let prepared = order.prepare(&facts, &settings.catalogue).unwrap();
         assert!(prepared.writes.iter().any(|write| matches!(write, Write::Request(_))), "{prepared:?}");

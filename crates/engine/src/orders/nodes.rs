@@ -44,9 +44,7 @@ impl<'a> Meant<'a> {
             ));
         }
         let nodes = pick(facts, selectors)?;
-        // Before the first observation, no node is known to be gone.
-        let known = |name| facts.node(name).map(|(record, here)| (record, here || facts.seen.is_none()));
-        Ok(Self { facts, nodes: nodes.iter().filter_map(known).collect() })
+        Ok(Self { facts, nodes: nodes.iter().filter_map(|name| facts.node(name)).collect() })
     }
 
     fn all(&self) -> Vec<NodeName> {
