@@ -160,12 +160,12 @@ impl Doubt {
         match open {
             Some(unjudged) => Judgement::inconclusive(unjudged.reason.clone(), unjudged.text.clone()),
             None if !self.judged_any => {
-                Judgement::inconclusive(NO_LIMIT, "no rule says what to make of these measurements".to_owned())
+                Judgement::inconclusive(NO_LIMIT, "no rule has a limit for these measurements".to_owned())
             }
             None => Judgement {
                 verdict: Verdict::Pass,
                 reason: WITHIN_LIMITS,
-                text: "every measurement keeps its limit".to_owned(),
+                text: "all measurements within limits".to_owned(),
                 findings: Vec::new(),
             },
         }
@@ -184,7 +184,7 @@ impl Known<'_> {
     fn limit(self, when: &When, entity: &Entity) -> Result<f64, (ReasonCode, String)> {
         let expected = |metric: &str| {
             let value = self.profile.and_then(|profile| profile.expect.get(metric)).copied();
-            value.ok_or_else(|| (NO_LIMIT, format!("no profile says what `{metric}` should be on this machine type")))
+            value.ok_or_else(|| (NO_LIMIT, format!("no profile has an expected `{metric}` for this machine type")))
         };
         let of_median = |values: &[f64], at_least: u32, percent: f64| {
             let enough = values.len() as u64 >= u64::from(at_least.max(1));
@@ -198,7 +198,7 @@ impl Known<'_> {
                 let peers = self.past.peers_of(metric);
                 of_median(peers, *at_least, *percent).ok_or_else(|| {
                     let text = format!(
-                        "`{metric}` is known of {} other nodes of this type, {at_least} are needed",
+                        "`{metric}` is known for {} other nodes of this type, {at_least} are needed",
                         peers.len()
                     );
                     (NO_PEERS, text)
@@ -275,7 +275,7 @@ fn judge_metric(rule: &Rule, known: Known<'_>, metrics: &[Metric], findings: &mu
         }
         match held(&rule.when, metric, limit, known.past) {
             Held::Unknown => {
-                let text = format!("too few earlier results of `{name}` of {entity} are known");
+                let text = format!("`{name}` of {entity} has too few earlier results");
                 doubt.cannot(name, Some(entity.clone()), NO_PAST, text);
             }
             Held::No => {
@@ -309,7 +309,8 @@ fn judge_events(
         return;
     }
     let Some(at) = past.at else {
-        let text = format!("rule `{}` looks back over {within}, and nobody said from when", rule.id);
+        let text =
+            format!("rule `{}` counts events within {within}, but the time of the observation is unknown", rule.id);
         doubt.cannot(rule.id.as_str(), None, NO_PAST, text);
         return;
     };
@@ -349,7 +350,7 @@ pub fn after_boot(judgement: Judgement, up: Option<Span>, grace: Span) -> Judgem
         },
         (None, waiting) => {
             let what = waiting.map_or(judgement.text.as_str(), |finding| finding.text.as_str());
-            let text = format!("up for {up}, and nothing is judged in the first {grace}; as it stands: {what}");
+            let text = format!("up for {up}, measurements do not count in the first {grace} after a boot: {what}");
             Judgement::inconclusive(BOOTING, text)
         }
     }
@@ -652,9 +653,9 @@ mod tests {
         let judged = |events: Vec<Event>| with(condition, &Past::at(at), &measured(vec![], events)).0;
         assert_eq!(judged(vec![event(1, "a", "0"), event(59, "b", "0")]), Verdict::Fail);
         assert_eq!(judged(vec![event(1, "a", "0"), event(61, "b", "0")]), Verdict::Pass, "an old one fails nothing");
-        assert_eq!(judged(vec![event(1, "a", "0"), event(1, "a", "0")]), Verdict::Pass, "told twice is once");
+        assert_eq!(judged(vec![event(1, "a", "0"), event(1, "a", "0")]), Verdict::Pass, "a repeated event counts once");
         assert_eq!(judged(vec![event(1, "a", "0"), event(1, "b", "1")]), Verdict::Pass, "two parts, one each");
-        assert_eq!(judged(vec![dead(), dead()]), Verdict::Fail, "what nobody dated was seen now");
+        assert_eq!(judged(vec![dead(), dead()]), Verdict::Fail, "an event without a time counts as now");
         let unknown = with(condition, &Past::default(), &measured(vec![], vec![event(1, "a", "0")]));
         assert_eq!(unknown, (Verdict::Inconclusive, "no-past".into()));
     }
@@ -672,11 +673,11 @@ mod tests {
         assert_eq!((waits.verdict, waits.reason.as_str()), (Verdict::Inconclusive, "booting"));
         assert!(waits.text.contains("2m") && waits.text.contains("99 % full"), "{}", waits.text);
         assert_eq!(judged(vec![], 99.0, Some(grace)).verdict, Verdict::Fail);
-        assert_eq!(judged(vec![], 99.0, None).verdict, Verdict::Fail, "nobody said that it has just booted");
+        assert_eq!(judged(vec![], 99.0, None).verdict, Verdict::Fail, "the uptime is unknown");
         assert_eq!(judged(vec![], 9.0, soon).verdict, Verdict::Pass);
         let stands = judged(vec![recorded], 99.0, soon);
         assert_eq!((stands.verdict, stands.findings.len()), (Verdict::Fail, 1));
-        assert_eq!(judged(vec![dead()], 9.0, soon).reason.as_str(), "booting", "found by looking, not recorded");
+        assert_eq!(judged(vec![dead()], 9.0, soon).reason.as_str(), "booting", "found by inspection");
     }
 
     proptest! {

@@ -9,7 +9,7 @@ pub const MOST_NODES: usize = 100_000;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadHostlist {
-    #[error("`{0}` has a bracket without its partner; write it like node[01-64]")]
+    #[error("`{0}` has an unmatched bracket; write it like node[01-64]")]
     Bracket(String),
     #[error("`{0}` is not a range; write it like 01-64 or 7, the smaller number first")]
     Range(String),

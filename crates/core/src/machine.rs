@@ -89,23 +89,23 @@ pub fn detect(types: &MachineTypes, facts: &MachineFacts) -> Detection {
     match &facts.instance_type {
         Some(name) => {
             let fits = fitting(&|signs| Signs::says(&signs.instance_types, name));
-            detection.settle(ToldBy::Metadata, &format!("the cloud's metadata service says `{name}`"), fits);
+            detection.settle(ToldBy::Metadata, &format!("the cloud's metadata service reports `{name}`"), fits);
         }
-        None => detection.steps.push("metadata: no cloud said what this machine is".to_owned()),
+        None => detection.steps.push("metadata: no cloud reports an instance type".to_owned()),
     }
     if let Some(told) = &facts.told {
         let fits = types.get(told).map(|file| file.sku.clone());
         // A label may also be the cloud's instance type (`node.kubernetes.io/instance-type`).
         let by_cloud = || fitting(&|signs| Signs::says(&signs.instance_types, told.as_str()));
         let fits = fits.map_or_else(by_cloud, |sku| vec![sku]);
-        detection.settle(ToldBy::Label, &format!("the label or the operator says `{told}`"), fits);
+        detection.settle(ToldBy::Label, &format!("the label or the setting is `{told}`"), fits);
     }
     match &facts.product {
         Some(name) => {
             let fits = fitting(&|signs| Signs::says(&signs.products, name) || Signs::says(&signs.instance_types, name));
-            detection.settle(ToldBy::Product, &format!("the firmware calls it `{}`", name.trim()), fits);
+            detection.settle(ToldBy::Product, &format!("the firmware reports `{}`", name.trim()), fits);
         }
-        None => detection.steps.push("product: the firmware does not say what it is".to_owned()),
+        None => detection.steps.push("product: the firmware reports no product name".to_owned()),
     }
     let fits = fitting(&|signs| fits_gpus(signs, facts));
     detection.settle(ToldBy::Gpus, &gpus_in_words(facts), fits);
@@ -128,7 +128,8 @@ fn gpus_in_words(facts: &MachineFacts) -> String {
     kinds.sort_unstable();
     kinds.dedup();
     match facts.gpu_ids.len().max(facts.gpu_names.len()) {
-        0 => "there is no NVIDIA GPU".to_owned(),
+        0 => "no NVIDIA GPU".to_owned(),
+        1 => format!("1 NVIDIA GPU ({})", kinds.join(", ")),
         count => format!("{count} NVIDIA GPUs ({})", kinds.join(", ")),
     }
 }
@@ -137,13 +138,13 @@ impl Detection {
     /// Adopts the step's result if it is unique and no more reliable step had one.
     fn settle(&mut self, by: ToldBy, seen: &str, fits: Vec<Sku>) {
         let outcome = match (fits.as_slice(), &self.found) {
-            ([], _) => "no profile fits".to_owned(),
-            ([sku], None) => format!("that is profile `{sku}`"),
+            ([], _) => "no profile matches".to_owned(),
+            ([sku], None) => format!("profile `{sku}`"),
             ([sku], Some(found)) if found.sku == *sku => "as above".to_owned(),
-            ([sku], Some(_)) => format!("profile `{sku}`, but what is surer comes first"),
+            ([sku], Some(_)) => format!("profile `{sku}`, overridden by a more reliable source"),
             (several, _) => {
                 let names: Vec<_> = several.iter().map(Sku::as_str).collect();
-                format!("several profiles fit ({}), so it decides nothing; say which with --sku", names.join(", "))
+                format!("several profiles match ({}), so none is chosen; choose one with --sku", names.join(", "))
             }
         };
         self.steps.push(format!("{by}: {seen}: {outcome}"));
@@ -188,7 +189,7 @@ mod tests {
         assert_eq!(found(&facts), Some(("p5".to_owned(), ToldBy::Metadata)));
         let steps = detect(&types(), &facts).steps;
         assert_eq!(steps.len(), 4, "{steps:?}");
-        assert!(steps[2].contains("`DGXH100`") && steps[2].contains("surer"), "{steps:?}");
+        assert!(steps[2].contains("`DGXH100`") && steps[2].contains("more reliable"), "{steps:?}");
         facts.instance_type = Some("p99".to_owned());
         assert_eq!(found(&facts), Some(("hgx".to_owned(), ToldBy::Label)), "a type without profile hides nothing");
     }

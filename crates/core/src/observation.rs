@@ -119,7 +119,7 @@ impl fmt::Display for EventKey {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no key such as BOOT:17")]
+#[error("`{0}` is not an event key such as BOOT:17")]
 pub struct BadEventKey(String);
 
 impl FromStr for EventKey {

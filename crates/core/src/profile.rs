@@ -93,7 +93,7 @@ impl ProfileFile {
 
 /// A file that is based on an unknown machine type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("profile `{sku}` is like `{like}`, and there is no such profile; known: {known}")]
+#[error("profile `{sku}` is like `{like}`, which is not a known profile; known: {known}")]
 pub struct UnknownLike {
     sku: Sku,
     like: Sku,

@@ -84,7 +84,7 @@ enum Code {
 impl ReasonCode {
     /// Creates a code from a literal. A malformed code in a constant does not compile.
     pub const fn fixed(code: &'static str) -> Self {
-        assert!(is_code(code.as_bytes()), "a reason code is small letters, digits and hyphens");
+        assert!(is_code(code.as_bytes()), "a reason code is lower-case letters, digits and hyphens");
         Self(Code::Fixed(code))
     }
 
@@ -94,7 +94,7 @@ impl ReasonCode {
         } else {
             Err(UnknownCode {
                 text: text.chars().take(64).collect(),
-                accepted: "1 to 64 small letters, digits and hyphens".to_owned(),
+                accepted: "1 to 64 lower-case letters, digits and hyphens".to_owned(),
             })
         }
     }

@@ -156,7 +156,7 @@ impl FromStr for Timestamp {
     fn from_str(text: &str) -> Result<Self, BadTime> {
         text.parse::<jiff::Timestamp>()
             .map(|moment| Self(moment.as_millisecond()))
-            .map_err(|_| BadTime { text: text.to_owned(), wanted: "a moment such as \"2026-11-15T08:00:00Z\"" })
+            .map_err(|_| BadTime { text: text.to_owned(), wanted: "a time such as \"2026-11-15T08:00:00Z\"" })
     }
 }
 

@@ -134,7 +134,7 @@ fn in_pairs(nodes: &[NodeName], trials: &[Trial]) -> Next {
         Some(why) if suspects.is_empty() => Next::Over(Found::Nothing(why)),
         _ if suspects.is_empty() => neighbours(nodes, trials),
         _ if round.good.is_empty() => {
-            Next::Over(Found::Nothing("every pair of them that was tried fails as well".to_owned()))
+            Next::Over(Found::Nothing("every pair that was tested fails as well".to_owned()))
         }
         _ => not_with_each_other(with_good_ones(&suspects, trials), &suspects),
     }
@@ -270,7 +270,7 @@ fn with_good_ones(nodes: &[NodeName], trials: &[Trial]) -> Next {
 }
 
 fn unknown() -> Found {
-    Found::Nothing("nothing more can be tried".to_owned())
+    Found::Nothing("no further trial is possible".to_owned())
 }
 
 fn found(bad: BTreeSet<NodeName>, pairs: Vec<(NodeName, NodeName)>) -> Option<Found> {
@@ -296,7 +296,7 @@ fn all_bad(nodes: &[NodeName], trials: &[Trial], bad: BTreeSet<NodeName>) -> Nex
         Known::Silent(times, _) if times < MOST_SILENT => Next::Try(vec![Wanted::These(good.to_vec())], unknown()),
         Known::Silent(_, why) => Next::Over(Found::Nothing(format!("{} with {}: {why}", good[0], good[1]))),
         Known::Said(TrialSaid::Failed) => {
-            let text = format!("everybody fails, {} with {} too, who were known to be good", good[0], good[1]);
+            let text = format!("every pair fails, also {} with {}, which were known to be good", good[0], good[1]);
             Next::Over(Found::Nothing(text))
         }
         Known::Said(TrialSaid::Named(named)) => Next::Over(Found::Nodes(named)),
@@ -345,7 +345,7 @@ mod tests {
         for _ in 0..200 {
             let wanted = match next_among(nodes, &trials) {
                 Next::Over(found) => return (found, trials),
-                Next::Wait => panic!("nothing is under way"),
+                Next::Wait => panic!("no trial is in progress"),
                 Next::Try(wanted, otherwise) => (wanted, otherwise),
             };
             let mut tried = false;
@@ -366,7 +366,7 @@ mod tests {
                 return (wanted.1, trials);
             }
         }
-        panic!("it does not come to an end");
+        panic!("the search does not end");
     }
 
     fn nodes(count: usize) -> Vec<NodeName> {
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn one_bad_node_is_named_without_anybody_known_to_be_good() {
+    fn one_bad_node_is_named_without_any_known_good_node() {
         for count in 3..9 {
             let nodes = nodes(count);
             for bad in &nodes {
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_between_two_is_named_as_a_pair() {
+    fn a_path_between_two_is_named_as_a_pair() {
         let nodes = nodes(6);
         let (one, other) = (&nodes[2], &nodes[3]);
         let (found, _) = played(&nodes, |over| over.contains(one) && over.contains(other));
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_for_everybody_or_only_for_all_accuses_nobody() {
+    fn what_fails_in_every_pair_or_only_for_all_names_no_node() {
         let nodes = nodes(5);
         assert!(matches!(played(&nodes, |_| true).0, Found::Nothing(why) if why.contains("every pair")));
         assert_eq!(played(&nodes, |over| over.len() > 2).0, Found::OnlyAll);
@@ -409,7 +409,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nobody_is_named_who_is_well_and_it_comes_to_an_end(count in 3..10usize, bad in proptest::collection::btree_set(0..10usize, 0..3)) {
+        fn no_healthy_node_is_named_and_it_comes_to_an_end(count in 3..10usize, bad in proptest::collection::btree_set(0..10usize, 0..3)) {
             let nodes = nodes(count);
             let bad: Vec<NodeName> = nodes.iter().enumerate().filter(|(place, _)| bad.contains(place)).map(|(_, node)| node.clone()).collect();
             let (found, _) = played(&nodes, |over| over.iter().any(|node| bad.contains(node)));

@@ -102,7 +102,7 @@ impl Plans {
             nodes: NonEmpty::one(node.clone()),
             tests: NonEmpty::one(test.clone()),
             state: RunState::Planned,
-            asked: Because::new(Purpose::Validation, "stale", "last settled 8d ago"),
+            asked: Because::new(Purpose::Validation, "stale", "last result 8d ago"),
             case: None,
             planned: self.now,
             limit: Span::minutes(30),
@@ -137,7 +137,7 @@ impl Plans {
         let policy = Policy::standard();
         for jobs in jobs.chunks(CYCLE) {
             let keys: BTreeMap<_, _> = jobs.iter().map(|job| (job.run.run.id, job.run.key.clone())).collect();
-            let submit = |job: &Job| Because::new(Action::Submit(job.run.run.clone()), "stale", "last settled 8d ago");
+            let submit = |job: &Job| Because::new(Action::Submit(job.run.run.clone()), "stale", "last result 8d ago");
             let actions: Vec<_> = jobs.iter().map(submit).collect();
             let intent = CycleIntent {
                 at: self.now,

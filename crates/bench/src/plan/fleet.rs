@@ -175,7 +175,7 @@ fn under_way(nodes: &[NodeRecord], tests: &[TestPolicy]) -> Vec<ActiveRun> {
                 nodes: NonEmpty::one(record.node.name.clone()),
                 tests: NonEmpty::one(tests[tests.len() - 1].id.clone()),
                 state: RunState::Running { job: job.clone(), since: began },
-                asked: Because::new(Purpose::Validation, "stale", "last settled 8d ago"),
+                asked: Because::new(Purpose::Validation, "stale", "last result 8d ago"),
                 case: None,
                 planned: began,
                 limit: Span::minutes(30),

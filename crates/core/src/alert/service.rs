@@ -68,22 +68,22 @@ pub struct ServiceFacts {
 pub fn conditions(facts: &ServiceFacts) -> BTreeMap<Condition, String> {
     let mut there = BTreeMap::new();
     if let Breaker::Open { why, .. } = &facts.breaker {
-        there.insert(Condition::BreakerOpen, format!("the breaker is open, nothing is taken out: {why}"));
+        there.insert(Condition::BreakerOpen, format!("the circuit breaker is open, no node is taken out: {why}"));
     }
     if facts.agents_silent {
-        let text = "so many agents are silent that the fault is not theirs: look at the network";
+        let text = "many agents are silent at the same time: check the network";
         there.insert(Condition::AgentsSilent, text.to_owned());
     }
     if facts.unseen_for > facts.cycle_old_after {
         let limit = facts.cycle_old_after;
-        there.insert(Condition::CycleOld, format!("the cluster has not been looked at for more than {limit}"));
+        there.insert(Condition::CycleOld, format!("no cycle has observed the cluster for more than {limit}"));
     }
     if facts.rejected > facts.rejected_most {
-        let text = format!("{} results were turned away lately: they are below rejected/ on the share", facts.rejected);
+        let text = format!("results rejected recently: {}; see rejected/ on the share", facts.rejected);
         there.insert(Condition::ResultsRejected, text);
     }
     if facts.lost > 0 {
-        there.insert(Condition::AlertsLost, format!("{} messages to people were given up within a day", facts.lost));
+        there.insert(Condition::AlertsLost, format!("messages not delivered within the last day: {}", facts.lost));
     }
     there
 }

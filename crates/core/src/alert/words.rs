@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{About, CaseNote, ChangeKind, Note};
-use crate::hostlist;
+use crate::{hostlist, view::plural};
 
 /// Notes listed in one message. The others are counted.
 const SPELLED_OUT: usize = 20;
@@ -31,7 +31,7 @@ pub fn tally(notes: &[Note]) -> String {
             }
             About::Service(service) if service.raised => others.push(service.condition.to_string()),
             About::Service(service) => others.push(format!("{} is over", service.condition)),
-            About::Trial { .. } => others.push("a trial".to_owned()),
+            About::Trial { .. } => others.push("a test message".to_owned()),
         }
     }
     let cases = cases.into_iter().map(|(kind, cases)| {
@@ -57,7 +57,7 @@ pub fn line(note: &Note) -> String {
         }
         About::Service(service) if service.raised => format!("{}: {}", service.condition, service.text),
         About::Service(service) => format!("{} is over", service.condition),
-        About::Trial { by } => format!("this is a trial by {by}; nothing is wrong"),
+        About::Trial { by } => format!("test message by {by}; nothing is wrong"),
     }
 }
 
@@ -88,11 +88,11 @@ fn paragraph(note: &Note) -> String {
             format!("  {} on {}: {evidence}", finding.check, finding.entity)
         }));
         if case.more_findings > 0 {
-            lines.push(format!("  and {} more findings", case.more_findings));
+            lines.push(format!("  and {}", plural(case.more_findings as usize, "more finding")));
         }
         lines.push(format!("  case {}, machine {}", case.case, case.hardware));
     }
-    lines.push(format!("  look: {}", command(note)));
+    lines.push(format!("  details: {}", command(note)));
     lines.join("\n")
 }
 

@@ -23,7 +23,7 @@ pub fn judge_clock(
     let (off, way) = if started < asked.minus(CLOCK_TOLERANCE) {
         (asked.since(started), "behind")
     } else if ended > received.plus(CLOCK_TOLERANCE) {
-        (ended.since(received), "ahead")
+        (ended.since(received), "ahead of")
     } else {
         return None;
     };
@@ -34,7 +34,7 @@ pub fn judge_clock(
         severity: Severity::Monitor,
         remedy: Severity::Monitor.usual_remedy(),
         reason: ReasonCode::fixed("clock-off"),
-        text: format!("the node's clock is at least {} {way} of the controller's", Span::from_secs(off.secs())),
+        text: format!("the node's clock is at least {} {way} the controller's", Span::from_secs(off.secs())),
         rule: RuleId::new("clock-off").expect("a plain word is a rule name"),
         evidence: Evidence::Nothing,
         confirm: 1,

@@ -17,7 +17,7 @@ pub fn of_several(mut judgement: Judgement, rules: &[Rule]) -> Judgement {
         None => Judgement {
             verdict: Verdict::Inconclusive,
             reason: ReasonCode::fixed(JudgedWhy::FailedTogether.code()),
-            text: format!("all together: {}", judgement.text),
+            text: format!("all nodes together: {}", judgement.text),
             findings: Vec::new(),
         },
     }

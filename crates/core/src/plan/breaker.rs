@@ -67,7 +67,7 @@ impl Gate {
         let lately = self.taken_lately + self.added.iter().sum::<u32>();
         if lately >= self.limits.nodes_per_hour {
             let most = self.limits.nodes_per_hour;
-            return Some(format!("{lately} nodes were taken out within the last hour and {most} is the limit"));
+            return Some(format!("hourly limit reached: {lately} nodes taken out, {most} allowed"));
         }
         let (out, most) = (count.out + added_here, self.limits.most_out(count.total));
         let over = || {

@@ -66,7 +66,7 @@ fn choose(draft: &mut Draft<'_>, rank: Rank, tests: &TestSet) {
         ago(draft.snapshot.at, rank.age)
     };
     let asked = if confirming {
-        because(Purpose::Confirmation, "unconfirmed", "a failing test is repeated before it is believed".into())
+        because(Purpose::Confirmation, "unconfirmed", "a failed test is repeated to confirm it".into())
     } else if !rank.calm {
         because(Purpose::Validation, "suspect", format!("suspect; {age}"))
     } else if let Some(failed) = record.failed.as_ref().filter(|failed| failed.weight > Weight::NONE) {
@@ -81,5 +81,5 @@ fn lately(failed: &FailedHere) -> String {
     let works = if failed.count == 1 { "user work" } else { "pieces of user work" };
     let count = if failed.count == 1 { String::new() } else { format!("{} ", failed.count) };
     let owners = if failed.owners == 1 { String::new() } else { format!(" of {} owners", failed.owners) };
-    format!("{count}{works}{owners} failed here lately")
+    format!("{count}{works}{owners} failed here recently")
 }

@@ -216,8 +216,8 @@ pub(super) fn is_free_to_us(record: &NodeRecord, at: Timestamp) -> bool {
 /// Returns whether proving runs can reach the node past its cluster: we took it out, and the cluster cannot use it.
 pub(super) fn takes_proofs(record: &NodeRecord, at: Timestamp) -> bool {
     let ours = record.life.is_out() && record.case.is_some() && record.hold_at(at).is_none();
-    let nobodys = matches!(record.node.occupancy, Occupancy::Unknown { .. }) && record.node.takes_proofs();
-    ours && nobodys && record.node.marks.foreign_block().is_none()
+    let unused = matches!(record.node.occupancy, Occupancy::Unknown { .. }) && record.node.takes_proofs();
+    ours && unused && record.node.marks.foreign_block().is_none()
 }
 
 fn usual(snapshot: &Snapshot, tests: &[TestId]) -> Span {
@@ -313,7 +313,7 @@ pub(super) fn ago(now: Timestamp, then: Timestamp) -> String {
     if then == Timestamp::MIN {
         "never tested".to_owned()
     } else {
-        format!("last settled {} ago", coarse(now.since(then)))
+        format!("last result {} ago", coarse(now.since(then)))
     }
 }
 

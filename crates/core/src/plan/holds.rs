@@ -26,19 +26,19 @@ pub(super) fn plan(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) -> boo
         // An inferred hold stays as long as its cause is visible.
         if !case.is_some_and(|case| foreign.is_some() || mark_was_removed(draft, record, case)) {
             let event = LifeEvent::LetGo { out: case.is_some_and(|case| !is_left_to_a_person(case)) };
-            draft.advance(node, &event, record.case, "hold-over", "the hold is over");
+            draft.advance(node, &event, record.case, "hold-over", "the hold has ended");
         }
         return true;
     }
     let Some(case) = case.filter(|_| record.life.is_out()) else { return false };
     if let Some(mark) = foreign {
-        let text = format!("{} marked it too ({}); it is theirs now", mark.by, mark.text);
+        let text = format!("{} also marked the node ({}); the controller leaves it alone", mark.by, mark.text);
         draft.advance(node, &LifeEvent::HeldBy { by: mark.by.clone() }, Some(case.id), "foreign-mark", text);
         return true;
     }
     if mark_was_removed(draft, record, case) {
-        let by = LifeEvent::HeldBy { by: "whoever removed our mark".to_owned() };
-        let text = "our mark was removed by somebody else; we do not put it back";
+        let by = LifeEvent::HeldBy { by: "another party, which removed our mark".to_owned() };
+        let text = "another party removed our mark; the controller does not set it again";
         draft.advance(node, &by, Some(case.id), "mark-removed", text);
         return true;
     }

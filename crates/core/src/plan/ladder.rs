@@ -40,7 +40,7 @@ pub(super) fn climb(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case:
             StepKind::Replace => replaced(draft, node, record, case),
             StepKind::Prove => proof::begin(draft, node, record, case),
             StepKind::Examine => proof::examine(draft, node, record, case),
-            StepKind::HandOver => hand_over(draft, node, record, case, "the policy says so"),
+            StepKind::HandOver => hand_over(draft, node, record, case, "the policy's next repair step is hand-over"),
             // Part of draining.
             StepKind::Evict => true,
             StepKind::KeepEvidence | StepKind::Release | StepKind::Undrain | StepKind::Unmark => true,
@@ -49,7 +49,7 @@ pub(super) fn climb(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case:
             return;
         }
     }
-    hand_over(draft, node, record, case, "the policy lists nothing more to do");
+    hand_over(draft, node, record, case, "the policy lists no further repair step");
 }
 
 /// Returns the steps of the case's escalation level, as listed in the policy.
@@ -73,7 +73,7 @@ fn route(draft: &Draft<'_>, case: &Case) -> Vec<StepKind> {
 fn worsened(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
     let open: Vec<&OpenFinding> = record.findings.iter().collect();
     let Some(worst) = worst_confirmed(&open).filter(|worst| *worst > case.severity) else { return false };
-    let text = format!("worse than before: {worst}");
+    let text = format!("severity raised to {worst}");
     draft.act(Action::Worsen { case: case.id, node: record.node.name.clone() }, "worsened", text.clone());
     draft.touched.insert(node);
     let rung = Policy::first_rung(worst);
@@ -90,7 +90,8 @@ fn marked(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) ->
     if may(draft, StepKind::Mark) || is_ordered(draft, case, StepKind::Mark) {
         drive(draft, node, record, case, StepKind::Mark);
     } else {
-        propose(draft, node, record, case, StepKind::Mark, "marking is left to a person");
+        let why = "waiting for an operator: the controller may not mark the node";
+        propose(draft, node, record, case, StepKind::Mark, why);
     }
     false
 }
@@ -132,9 +133,9 @@ fn drained(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -
 /// Proposes the drain to an operator if user work does not end, or cannot be ruled out, for too long.
 fn stuck(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) {
     let why = match record.node.occupancy {
-        Occupancy::Busy { .. } => "user work does not end; a person has to decide",
-        Occupancy::Free => "what is on it does not leave; a person has to decide",
-        Occupancy::Unknown { .. } => "it does not answer and may have user work on it; a person has to decide",
+        Occupancy::Busy { .. } => "user work did not end within the drain deadline; waiting for an operator",
+        Occupancy::Free => "eviction did not finish within the drain deadline; waiting for an operator",
+        Occupancy::Unknown { .. } => "occupancy unknown, user work may be running; waiting for an operator",
     };
     let since = case.step(StepKind::Drain).map_or(record.since, |step| step.at);
     if draft.snapshot.at.since(since) > draft.snapshot.policy.repair.drain_deadline {
@@ -182,7 +183,7 @@ fn repaired(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, 
             if kind == StepKind::Reboot && boot_changed(record, case) {
                 draft.touched.insert(node);
                 let settle = Action::Settle { case: case.id, op: step.op, done: true };
-                draft.act(settle, "rebooted", "somebody rebooted it");
+                draft.act(settle, "rebooted", "the node was rebooted by other means");
                 return false;
             }
             if !may(draft, kind) {
@@ -190,7 +191,7 @@ fn repaired(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, 
             }
         }
         Some(step) if step.state == StepState::Failed && step.tries >= draft.snapshot.policy.repair.tries => {
-            escalate(draft, node, record, case, &format!("{kind} failed {} times", step.tries));
+            escalate(draft, node, record, case, &format!("{kind} failed (try {})", step.tries));
             return false;
         }
         Some(step) if step.state == StepState::Intended && may(draft, kind) => {
@@ -201,7 +202,7 @@ fn repaired(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, 
             if draft.snapshot.at.since(step.at) > limit {
                 draft.touched.insert(node);
                 let text = if happened {
-                    "it was rebooted".to_owned()
+                    "the node was rebooted".to_owned()
                 } else {
                     format!("{kind} did not happen within {limit}")
                 };
@@ -227,10 +228,11 @@ fn repaired(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, 
     if !ours {
         // Nothing keeps users off the node until an operator acts.
         if only_excludes(draft) && may(draft, StepKind::Replace) && record.node.by_hand().is_none() {
-            escalate(draft, node, record, case, &format!("there is no {kind} here, and it can be replaced"));
+            escalate(draft, node, record, case, &format!("{kind} is not available here; the node can be replaced"));
             return false;
         }
-        propose(draft, node, record, case, kind, "the policy leaves it to a person");
+        let why = format!("waiting for an operator: the controller may not {kind} the node");
+        propose(draft, node, record, case, kind, &why);
         return false;
     }
     if may_disturb(draft, record) && !draft.active.contains(&node) {
@@ -291,14 +293,15 @@ fn replaced(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) 
         return hand_over(draft, node, record, case, how);
     }
     if !may(draft, StepKind::Replace) {
-        return hand_over(draft, node, record, case, "no restart cures it, and replacing is left to a person");
+        let why = "a restart does not fix it; waiting for an operator to replace the node";
+        return hand_over(draft, node, record, case, why);
     }
     match case.step(StepKind::Replace) {
         Some(step) if step.state == StepState::Done => {
-            draft.advance(node, &LifeEvent::GivenUp, Some(case.id), "replacing", "waiting for another machine");
+            draft.advance(node, &LifeEvent::GivenUp, Some(case.id), "replacing", "waiting for the replacement machine");
         }
         Some(step) if step.state == StepState::Failed && step.tries >= draft.snapshot.policy.repair.tries => {
-            return hand_over(draft, node, record, case, "replacing it failed");
+            return hand_over(draft, node, record, case, "replacing the node failed");
         }
         // The replacement was requested repeatedly, and the backend has not confirmed it.
         Some(step)
@@ -307,7 +310,7 @@ fn replaced(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) 
         {
             draft.touched.insert(node);
             let settle = Action::Settle { case: case.id, op: step.op, done: false };
-            draft.act(settle, "deadline", "nobody says that it was replaced");
+            draft.act(settle, "deadline", "the backend did not confirm the replacement in time");
         }
         _ => {
             if !is_empty(record, case, StepKind::Replace) {

@@ -22,7 +22,7 @@ pub(super) fn plan(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) {
     let name = &record.node.name;
     let life = if record.hardware.is_none() {
         let action = Action::Identify { node: name.clone(), hardware: now.clone() };
-        draft.act(action, "machine-known", format!("{name} is {now}"));
+        draft.act(action, "machine-known", format!("{name} is machine {now}"));
         record.life.clone()
     } else {
         exchanged(draft, node, record, &now);
@@ -78,10 +78,10 @@ fn exchanged(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, now: &Hardwa
         && !turns_up(draft, node, &case.hardware)
     {
         let close = Action::CloseCase { case: case.id, node: name.clone(), how: Closed::Replaced };
-        draft.act(close, "machine-exchanged", format!("another machine is called {name} now"));
+        draft.act(close, "machine-exchanged", format!("another machine has the name {name} now"));
     }
     let action = Action::Rename { node: name.clone(), hardware: now.clone() };
-    draft.act(action, "machine-exchanged", format!("{name} is {now} now; its past begins anew"));
+    draft.act(action, "machine-exchanged", format!("{name} is machine {now} now; its history starts anew"));
 }
 
 fn turns_up(draft: &Draft<'_>, here: u32, machine: &HardwareId) -> bool {
@@ -108,10 +108,10 @@ fn case_elsewhere<'a>(draft: &Draft<'a>, record: &NodeRecord, now: &HardwareId) 
 
 fn follow(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, life: &Life, case: &Case) {
     let name = &record.node.name;
-    let text = format!("{} came back as {name} with its case open", case.hardware);
+    let text = format!("machine {} is now named {name}; its case is still open", case.hardware);
     if let Some(own) = draft.open_case(record).filter(|_| record.hardware.is_none()) {
         let close = Action::CloseCase { case: own.id, node: name.clone(), how: Closed::Withdrawn };
-        draft.act(close, "machine-followed", "its machine's own case takes over");
+        draft.act(close, "machine-followed", "superseded by the open case of its machine");
     }
     draft.act(Action::Follow { case: case.id, node: name.clone() }, "machine-followed", text.clone());
     draft.left_alone.extend(draft.find(&case.node));
@@ -119,7 +119,7 @@ fn follow(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, life: &Life, ca
     for step in case.steps.iter().filter(|step| step.state == StepState::Done) {
         if matches!(step.what, StepKind::Mark | StepKind::Drain | StepKind::Evict) {
             let settle = Action::Settle { case: case.id, op: step.op, done: false };
-            draft.act(settle, "machine-followed", format!("{} was of the name {}", step.what, case.node));
+            draft.act(settle, "machine-followed", format!("{} was done under the old name {}", step.what, case.node));
         }
     }
     let events = [LifeEvent::TakenOut, LifeEvent::StepEnded, LifeEvent::ProofEnded];
@@ -130,7 +130,7 @@ fn follow(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, life: &Life, ca
 
 /// Opens a case for a new machine under a marked name: the mark is removed after a proving run.
 fn newcomer(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, now: HardwareId, life: &Life) {
-    let text = "a new machine proves itself before it serves";
+    let text = "a new machine is tested before it enters service";
     let mut case = new_case(draft, record, Severity::Isolate, Vec::new());
     case.hardware = now;
     case.rung = Rung::Quarantine;

@@ -44,7 +44,7 @@ fn found(draft: &mut Draft<'_>, record: &NodeRecord, rung: Rung) -> Vec<Step> {
             state: StepState::Done,
             at: draft.snapshot.at,
             tries: 1,
-            text: "found in place".to_owned(),
+            text: "already present".to_owned(),
         })
         .collect()
 }
@@ -68,6 +68,6 @@ fn remembered(draft: &Draft<'_>, hardware: &HardwareId) -> Option<Rung> {
 fn machine_of(record: &NodeRecord) -> HardwareId {
     let told = record.node.hardware.as_ref().and_then(|hardware| hardware.id());
     told.or_else(|| record.hardware.clone()).unwrap_or_else(|| {
-        HardwareId::new(record.node.name.as_str()).expect("what is safe as a node name is safe as a hardware id")
+        HardwareId::new(record.node.name.as_str()).expect("a valid node name is a valid hardware id")
     })
 }

@@ -57,12 +57,12 @@ fn examined(draft: &Draft<'_>, node: u32, case: &Case) -> Vec<TestId> {
 /// Starts the examination when the node is empty and the limits allow it.
 pub(super) fn examine(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
     let Some(tests) = NonEmpty::new(examined(draft, node, case)) else {
-        return advise(draft, node, record, case, Advice::ExamineAgain, "no test of `repair.examine` applies to it");
+        return advise(draft, node, record, case, Advice::ExamineAgain, "no test of repair.examine applies to the node");
     };
     if !draft.is_open_to_proofs(node) || !draft.usage.admits(draft, node, &tests) {
         return false;
     }
-    let text = "an operator wants it examined";
+    let text = "an operator requested an examination";
     let asked = because(Purpose::Proving, "quarantine", format!("case {}: {text}", case.id));
     let run = draft.submit(node, tests, asked, Some(case.id));
     draft.advance(node, &LifeEvent::ProofBegan { run }, Some(case.id), "quarantine", text);
@@ -106,9 +106,9 @@ fn weigh_examination(
     missing.sort();
     missing.dedup();
     match passed {
-        _ if !missing.is_empty() => (Advice::ExamineAgain, format!("no result of {}", missing.join(", "))),
-        0 => (Advice::ExamineAgain, "no test applies to it".to_owned()),
-        _ => (Advice::Return, format!("{passed} tests passed and nothing is open against it")),
+        _ if !missing.is_empty() => (Advice::ExamineAgain, format!("no result from {}", missing.join(", "))),
+        0 => (Advice::ExamineAgain, "no test applies to the node".to_owned()),
+        _ => (Advice::Return, format!("tests passed: {passed}; no open finding")),
     }
 }
 
@@ -116,10 +116,10 @@ fn weigh_examination(
 fn advise(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, advice: Advice, why: &str) -> bool {
     if let Some(step) = case.step(StepKind::Examine) {
         let settle = Action::Settle { case: case.id, op: step.op, done: true };
-        draft.act(settle, "examined", "the examination is over");
+        draft.act(settle, "examined", "the examination has ended");
     }
     draft.act(Action::Advise { case: case.id, node: record.node.name.clone(), advice }, "examined", why);
-    hand_over(draft, node, record, case, &format!("examined, the advice is: {advice} ({why})"))
+    hand_over(draft, node, record, case, &format!("examination finished, recommendation: {advice} ({why})"))
 }
 
 /// Evaluates the proving run once it has ended.
@@ -138,7 +138,8 @@ pub(super) fn conclude(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, ca
         Proof::Well => give_back(draft, node, record, case),
         Proof::Bad(text) => escalate(draft, node, record, case, &text),
         Proof::Nothing => {
-            draft.advance(node, &LifeEvent::ProofEnded, Some(case.id), "proof-empty", "the proof brought no result");
+            let text = "requalification gave no conclusive result";
+            draft.advance(node, &LifeEvent::ProofEnded, Some(case.id), "proof-empty", text);
         }
     }
 }
@@ -153,7 +154,7 @@ fn weigh(draft: &Draft<'_>, node: u32, record: &NodeRecord, case: &Case, since: 
         let fresh = known.attempt().is_some_and(|at| at >= since);
         let had_failed = case.findings.iter().any(|finding| finding.check == test);
         match known.verdict().filter(|_| fresh) {
-            Some(Verdict::Fail) => return Proof::Bad(format!("{test} fails still")),
+            Some(Verdict::Fail) => return Proof::Bad(format!("{test} still fails")),
             Some(Verdict::Pass) => passed += 1,
             Some(Verdict::NotApplicable) if !had_failed => {}
             _ => missing = true,
@@ -162,7 +163,7 @@ fn weigh(draft: &Draft<'_>, node: u32, record: &NodeRecord, case: &Case, since: 
     for open in &record.findings {
         if open.is_confirmed() && open.finding.severity > Severity::Monitor {
             if open.last_seen >= since {
-                return Proof::Bad(format!("{} is still open against it", open.finding.check));
+                return Proof::Bad(format!("{} still has an open finding", open.finding.check));
             }
             // Not seen again, but not cleared either: absence is not recovery.
             missing = true;
@@ -175,11 +176,11 @@ fn weigh(draft: &Draft<'_>, node: u32, record: &NodeRecord, case: &Case, since: 
 /// separate state change.
 pub(super) fn begin(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
     let Some(tests) = NonEmpty::new(required(draft, node, record, case)) else {
-        return hand_over(draft, node, record, case, "no test applies that could prove it");
+        return hand_over(draft, node, record, case, "no requalification test applies to the node");
     };
     let earlier = proofs(case);
     if earlier.len() >= MOST_PROOFS {
-        return hand_over(draft, node, record, case, "it could not be proved well: the tests bring no result");
+        return hand_over(draft, node, record, case, "the requalification runs gave no conclusive result");
     }
     let pool = draft.index.pool(node);
     let retry = &draft.snapshot.policy.retry;
@@ -192,13 +193,13 @@ pub(super) fn begin(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case:
         let repair = &draft.snapshot.policy.repair;
         let due = earlier.last().map_or(record.since, |step| step.at.max(record.since));
         if draft.snapshot.at.since(due) > repair.prove_deadline && !draft.active.contains(&node) {
-            let why = format!("no proof could start within {}", repair.prove_deadline);
+            let why = format!("requalification could not start within {}", repair.prove_deadline);
             return hand_over(draft, node, record, case, &why);
         }
         return wait_for_proof(draft, node, record, case);
     }
     let (op, step) = (draft.ids.op(), StepKind::Prove);
-    let text = "it is proved before it returns";
+    let text = "requalification before the node returns to service";
     draft.act(Action::Step { case: case.id, node: record.node.name.clone(), step, op, tries: 1 }, "proof", text);
     let asked = because(Purpose::Proving, "proof", format!("case {}: {text}", case.id));
     let run = draft.submit(node, tests, asked, Some(case.id));
@@ -215,7 +216,7 @@ fn proofs(case: &Case) -> Vec<&Step> {
 /// Ends the repair step, whatever happens until the proving run can start.
 fn wait_for_proof(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
     if matches!(record.life, Life::Repairing { .. }) {
-        draft.advance(node, &LifeEvent::StepEnded, Some(case.id), "repaired", "it waits for its proof");
+        draft.advance(node, &LifeEvent::StepEnded, Some(case.id), "repaired", "waiting for requalification");
     }
     false
 }
@@ -226,11 +227,12 @@ fn give_back(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case)
     let step = if marks.has_ours(MarkKind::Cordon) { StepKind::Undrain } else { StepKind::Unmark };
     if marks.ours.is_empty() {
         let name = record.node.name.clone();
-        draft.act(Action::CloseCase { case: case.id, node: name, how: Closed::Returned }, "proved", "proved well");
-        draft.advance(node, &LifeEvent::Returned, None, "proved", "proved well and back in service");
+        let close = Action::CloseCase { case: case.id, node: name, how: Closed::Returned };
+        draft.act(close, "proved", "requalification passed");
+        draft.advance(node, &LifeEvent::Returned, None, "proved", "requalification passed; back in service");
     } else if may(draft, step) {
         drive(draft, node, record, case, step);
     } else {
-        propose(draft, node, record, case, step, "it is proved well; taking our mark away is left to a person");
+        propose(draft, node, record, case, step, "requalification passed; waiting for an operator to remove our mark");
     }
 }

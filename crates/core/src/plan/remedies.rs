@@ -54,7 +54,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
         let record = &draft.snapshot.nodes[node as usize];
         let spoken_of = draft.moved.contains(&node) || draft.left_alone.contains(&node);
         if record.life == Life::InService && !spoken_of && record.hold_at(draft.snapshot.at).is_none() {
-            draft.advance(node, &LifeEvent::Doubted, None, "agent-silent", "its agent has not been heard");
+            draft.advance(node, &LifeEvent::Doubted, None, "agent-silent", "its agent does not report");
         }
     }
     if let Some(why) = draft.gate.opens_now().map(str::to_owned) {
@@ -96,7 +96,7 @@ fn tidy(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) {
     draft.touched.insert(node);
     // Two changes of one node in the same plan have no order: everything else waits for the next plan.
     draft.left_alone.insert(node);
-    draft.act(Action::Tidy { node: name.clone(), op }, "tested", "no test runs on it any more");
+    draft.act(Action::Tidy { node: name.clone(), op }, "tested", "no test runs on the node");
 }
 
 /// Completes steps that took effect although the controller stopped before recording it. Until then, the removal of the
@@ -131,13 +131,13 @@ fn silence(draft: &mut Draft<'_>) -> Vec<u32> {
     if incident {
         if !snapshot.silence_reported {
             let text =
-                format!("{count} of {agents} agents are silent: an incident of ours; no node is suspected for it");
+                format!("{count} of {agents} agents are silent: controller or network at fault; no node becomes suspect");
             draft.act(Action::Notice(Notice::AgentsSilent { silent: count, of: agents }), "agents-silent", text);
         }
         return Vec::new();
     }
     if snapshot.silence_reported {
-        draft.act(Action::Notice(Notice::AgentsBack), "agents-back", "agents are heard again");
+        draft.act(Action::Notice(Notice::AgentsBack), "agents-back", "agents report again");
     }
     silent
 }
@@ -146,11 +146,11 @@ fn silence(draft: &mut Draft<'_>) -> Vec<u32> {
 /// is missing. It stays until an operator releases it.
 fn adopt(draft: &mut Draft<'_>, node: u32, record: &NodeRecord) {
     if is_touchable(&record.life) {
-        let text = "a mark of ours was found that this store does not know; it stays until released";
+        let text = "found a mark of ours that is not in the database; it stays until an operator releases the node";
         open_for_person(draft, node, Severity::Isolate, "mark-adopted", text);
     } else if !matches!(record.node.occupancy, Occupancy::Unknown { .. }) {
         // A name of unknown occupancy may be one that its machine has left, together with the case.
-        let text = "it is out of service and no case says why; it stays until released";
+        let text = "the node is out of service without a case; it stays so until an operator releases it";
         open_for_person(draft, node, Severity::Isolate, "case-missing", text);
     }
 }
@@ -188,7 +188,7 @@ pub(super) fn open_to_examine(draft: &mut Draft<'_>, node: u32, evict: bool, tex
     let record = &draft.snapshot.nodes[node as usize];
     if let Some(open) = draft.open_case(record) {
         let close = Action::CloseCase { case: open.id, node: record.node.name.clone(), how: Closed::Withdrawn };
-        draft.act(close, "operator", "an operator's quarantine takes over");
+        draft.act(close, "operator", "superseded by an operator's quarantine");
     }
     let findings = record.findings.iter().map(|open| open.finding.clone()).collect();
     let mut case = new_case(draft, record, Severity::Isolate, findings);
@@ -229,7 +229,7 @@ fn doubt(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, silent: bool) {
     let live: Vec<&OpenFinding> = record.findings.iter().filter(|open| is_live(draft, open)).collect();
     let Some(newest) = live.iter().max_by_key(|open| (open.is_confirmed(), open.finding.severity)) else {
         if !silent {
-            draft.advance(node, &LifeEvent::Cleared, None, "cleared", "nothing is open against it any more");
+            draft.advance(node, &LifeEvent::Cleared, None, "cleared", "no finding is open any more");
         }
         return;
     };
@@ -255,7 +255,7 @@ fn take_out(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, severity: Sev
     let worst = live.iter().filter(|open| open.is_confirmed()).max_by_key(|open| open.finding.severity);
     let text = worst.map_or_else(String::new, |open| open.finding.text.clone());
     if let Some(mark) = record.node.marks.foreign_block() {
-        let text = format!("{} keeps it out of service already; {text}", mark.by);
+        let text = format!("{} already keeps the node out of service; {text}", mark.by);
         draft.advance(node, &LifeEvent::Doubted, None, "foreign-mark", text);
         return;
     }
@@ -264,7 +264,7 @@ fn take_out(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, severity: Sev
         let (id, op) = (case.id, draft.ids.op());
         draft.act(Action::OpenCase(case), "confirmed", text.clone());
         let propose = Action::Propose { case: id, node: record.node.name.clone(), step: StepKind::Mark, op };
-        draft.act(propose, "not-allowed", "marking is left to a person");
+        draft.act(propose, "not-allowed", "waiting for an operator: the controller may not mark the node");
         draft.move_to(node, Life::Suspect, Some(id), "confirmed", text);
         return;
     }
@@ -300,23 +300,24 @@ fn passes_gate(draft: &mut Draft<'_>, node: u32) -> bool {
 fn proposed(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) {
     let marks = &record.node.marks;
     if record.findings.is_empty() {
-        let text = "nothing is open against it any more";
+        let text = "no finding is open any more";
         let close = Action::CloseCase { case: case.id, node: record.node.name.clone(), how: Closed::Withdrawn };
         draft.act(close, "cleared", text);
         draft.touched.insert(node);
         draft.advance(node, &LifeEvent::Cleared, None, "cleared", text);
     } else if marks.has_ours(MarkKind::Unhealthy) {
-        draft.advance(node, &LifeEvent::TakenOut, Some(case.id), "marked", "the mark is there");
+        draft.advance(node, &LifeEvent::TakenOut, Some(case.id), "marked", "the mark is set");
         draft.left_alone.insert(node);
     } else if marks.foreign_block().is_none() && may_take_out(draft) && passes_gate(draft, node) {
-        let text = if steps::only_excludes(draft) { "it can do without a mark" } else { "marking is allowed now" };
+        let text = if steps::only_excludes(draft) { "this cluster needs no mark" } else { "marking is allowed now" };
         if !steps::only_excludes(draft) {
             mark(draft, record, case.id, "now-allowed", text);
         }
         draft.advance(node, &LifeEvent::TakenOut, Some(case.id), "now-allowed", text);
         draft.left_alone.insert(node);
     } else {
-        draft.advance(node, &LifeEvent::Doubted, Some(case.id), "confirmed", "marking it is left to a person");
+        let text = "waiting for an operator to mark the node";
+        draft.advance(node, &LifeEvent::Doubted, Some(case.id), "confirmed", text);
     }
 }
 

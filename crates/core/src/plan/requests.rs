@@ -33,7 +33,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
             }
         };
         if answered {
-            draft.act(Action::Answer { request: request.id }, "operator", format!("asked by {}", request.by));
+            draft.act(Action::Answer { request: request.id }, "operator", format!("requested by {}", request.by));
         }
     }
 }
@@ -50,7 +50,7 @@ fn test(draft: &mut Draft<'_>, request: &Request, name: &NodeName, tests: &[Test
     if repairing || !draft.is_open_to_proofs(node) || !draft.usage.admits(draft, node, &wanted) {
         return false;
     }
-    let asked = because(Purpose::Requested, "operator", format!("asked by {}: {}", request.by, request.why));
+    let asked = because(Purpose::Requested, "operator", format!("requested by {}: {}", request.by, request.why));
     draft.submit(node, wanted, asked, None);
     true
 }
@@ -77,7 +77,7 @@ fn release(draft: &mut Draft<'_>, request: &Request, name: &NodeName) -> bool {
         (life, Some(case)) => {
             if case.rung != Rung::Quarantine {
                 let climb = Action::Escalate { case: case.id, to: Rung::Quarantine };
-                draft.act(climb, "released", "a proof decides");
+                draft.act(climb, "released", "requalification decides");
             }
             give_back(draft, node, case, name, &text);
             let event = match life {
@@ -96,7 +96,7 @@ fn release(draft: &mut Draft<'_>, request: &Request, name: &NodeName) -> bool {
 fn give_back(draft: &mut Draft<'_>, node: u32, case: &Case, name: &NodeName, text: &str) {
     if let Some(step) = case.step(StepKind::Examine).filter(|_| case.is_examined()) {
         let settle = Action::Settle { case: case.id, op: step.op, done: false };
-        draft.act(settle, "released", "the examination was not waited for");
+        draft.act(settle, "released", "released before the examination ended");
     }
     let (op, step) = (draft.ids.op(), StepKind::Release);
     draft.act(Action::Step { case: case.id, node: name.clone(), step, op, tries: 1 }, "released", text);

@@ -41,7 +41,7 @@ impl Next {
             Self::Resubmit => (
                 Action::Resubmit { run },
                 "never-submitted",
-                "written down earlier and not known to the backend".into(),
+                "recorded earlier, but not known to the backend".into(),
             ),
             Self::Cancel(why, text) => (Action::Cancel { run, why }, why.code(), text),
             Self::Conclude(end @ Conclusion::Incomplete(why), text) => {
@@ -59,7 +59,7 @@ fn withdrawn(draft: &Draft<'_>, active: &ActiveRun) -> Option<Next> {
     let run = active.run.id;
     let request = draft.snapshot.requests.iter().find(|request| request.what == Asked::Withdraw { run })?;
     let over = active.cancelling.is_some() || matches!(active.seen, JobSeen::Ended { .. });
-    (!over).then(|| Next::Cancel(CancelWhy::Withdrawn, format!("asked by {}: {}", request.by, request.why)))
+    (!over).then(|| Next::Cancel(CancelWhy::Withdrawn, format!("requested by {}: {}", request.by, request.why)))
 }
 
 fn decide(draft: &Draft<'_>, active: &ActiveRun) -> Option<Next> {
@@ -86,7 +86,7 @@ fn absent(draft: &Draft<'_>, active: &ActiveRun) -> Option<Next> {
             return None;
         }
         let why = active.cancelling.map_or(IncompleteWhy::JobLost, |cancelling| cancelling.why.incomplete());
-        return Some(Next::Conclude(Conclusion::Incomplete(why), "the backend knows the job no more".into()));
+        return Some(Next::Conclude(Conclusion::Incomplete(why), "the backend no longer knows the job".into()));
     }
     if let Some(cancelling) = active.cancelling {
         return not_started(cancelling.why.not_started(), "cancelled before it started");
@@ -99,7 +99,7 @@ fn absent(draft: &Draft<'_>, active: &ActiveRun) -> Option<Next> {
         return not_started(NotStarted::Rejected, "the backend lost the job before it started");
     }
     if at.since(active.run.planned) > draft.snapshot.policy.limits.pending {
-        return not_started(NotStarted::PendingTooLong, "it could not be submitted in time");
+        return not_started(NotStarted::PendingTooLong, "the job could not be submitted in time");
     }
     let open = |record: &NodeRecord| is_free_to_us(record, at) || takes_proofs(record, at);
     match active.run.nodes.iter().all(|node| draft.record(node).is_some_and(open)) {
@@ -134,7 +134,7 @@ fn ended(
         },
         CancelWhy::incomplete,
     );
-    Some(Next::Conclude(Conclusion::Incomplete(why), format!("the job ended ({how}) and no full result came")))
+    Some(Next::Conclude(Conclusion::Incomplete(why), format!("the job ended ({how}) without a complete result")))
 }
 
 /// Handles a pending or running job: cancels it if another user wants a node or it takes too long.
@@ -142,7 +142,7 @@ fn in_the_way(draft: &Draft<'_>, active: &ActiveRun, running: bool, since: Times
     let at = draft.snapshot.at;
     if let Some(cancelling) = active.cancelling {
         let again = at.since(cancelling.since) >= CANCEL_AGAIN;
-        return again.then(|| Next::Cancel(cancelling.why, "it is still there after it was cancelled".into()));
+        return again.then(|| Next::Cancel(cancelling.why, "the job still exists after it was cancelled".into()));
     }
     for name in active.run.nodes.iter() {
         let Some(record) = draft.record(name) else {

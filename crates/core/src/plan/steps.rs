@@ -81,7 +81,7 @@ pub(super) fn drive(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case:
     {
         return;
     }
-    let text = format!("for case {} at rung {}", case.id, case.rung);
+    let text = format!("for case {}, repair step {}", case.id, case.rung);
     draft.touched.insert(node);
     draft.act(
         Action::Step { case: case.id, node: record.node.name.clone(), step: kind, op, tries },

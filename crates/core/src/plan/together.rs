@@ -31,13 +31,13 @@ pub(super) fn plan(
     (nodes, test, trials): (&NonEmpty<NodeName>, &TestId, &[RunId]),
 ) -> Option<String> {
     if nodes.len() > MOST_NODES {
-        return Some(format!("{} nodes are too many, {MOST_NODES} is the limit", nodes.len()));
+        return Some(format!("{} nodes requested, {MOST_NODES} is the limit", nodes.len()));
     }
     if let Some(gone) = nodes.iter().find(|node| draft.find(node).is_none()) {
         return Some(format!("{gone} is not in the cluster"));
     }
     let Some(place) = draft.snapshot.tests.iter().position(|policy| policy.id == *test && policy.together) else {
-        return Some(format!("{test} is no test over several nodes"));
+        return Some(format!("{test} is not a multi-node test"));
     };
     let known = |run: &RunId| draft.snapshot.trials.iter().find(|trial| trial.run == *run).cloned();
     let known: Vec<Trial> = trials.iter().filter_map(known).collect();
@@ -102,7 +102,7 @@ fn partner(
     let mut fitting = good.iter().copied().filter(fits).peekable();
     if fitting.peek().is_none() {
         let other = if not.is_empty() { "" } else { "other " };
-        return Err(format!("there is no {other}node known to be good to try {node} with"));
+        return Err(format!("there is no {other}known-good node to test {node} with"));
     }
     let free = fitting.find(|other| draft.is_open_to_runs(*other));
     Ok(free.map(|other| vec![node.clone(), other_node(other).name.clone()]))
@@ -140,24 +140,24 @@ fn submit(draft: &mut Draft<'_>, request: &Request, test: &TestId, over: &[NodeN
     if !places.iter().all(open) {
         return;
     }
-    let asked = because(Purpose::Requested, "operator", format!("asked by {}: {}", request.by, request.why));
+    let asked = because(Purpose::Requested, "operator", format!("requested by {}: {}", request.by, request.why));
     let run = draft.submit_on(&places, tests, asked, None);
-    let text = format!("one of the trials that {} asked for", request.by);
+    let text = format!("trial requested by {}", request.by);
     draft.act(Action::Try { request: request.id, run }, "operator", text);
 }
 
 /// Reports the nodes or pairs at fault.
 fn conclude(draft: &mut Draft<'_>, test: &TestId, trials: &[Trial], found: &Found) -> String {
-    let Some(run) = trials.last().map(|trial| trial.run) else { return "there was no trial".to_owned() };
+    let Some(run) = trials.last().map(|trial| trial.run) else { return "no trial ran".to_owned() };
     let mut name = |node: &NodeName, peer: Option<&NodeName>, text: String| {
         draft.touch_name(node);
         let what = Action::Name { node: node.clone(), test: test.clone(), peer: peer.cloned(), run };
         draft.act(what, if peer.is_some() { "pair" } else { "named" }, text);
     };
     match found {
-        Found::Well => "all are well together".to_owned(),
-        Found::OnlyAll => "they fail only all together: every pair of them is well".to_owned(),
-        Found::Nothing(why) => format!("nobody can be named: {why}"),
+        Found::Well => "all nodes pass together".to_owned(),
+        Found::OnlyAll => "the nodes fail only all together: every pair passes".to_owned(),
+        Found::Nothing(why) => format!("the fault is not located: {why}"),
         Found::Nodes(nodes) => {
             for node in nodes {
                 let with = |said: &TrialSaid| {
@@ -180,12 +180,12 @@ fn conclude(draft: &mut Draft<'_>, test: &TestId, trials: &[Trial], found: &Foun
         }
         Found::Pairs(pairs) => {
             for (one, other) in pairs {
-                let text = |peer| format!("fails together with {peer}, and is well with others");
+                let text = |peer| format!("fails together with {peer}, and passes with others");
                 name(one, Some(other), text(other));
                 name(other, Some(one), text(one));
             }
-            let pairs: Vec<String> = pairs.iter().map(|(one, other)| format!("{one} with {other}")).collect();
-            format!("at fault: the way between {}", pairs.join(", and between "))
+            let pairs: Vec<String> = pairs.iter().map(|(one, other)| format!("{one} and {other}")).collect();
+            format!("at fault: the path between {}", pairs.join(", and between "))
         }
     }
 }

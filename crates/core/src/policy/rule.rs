@@ -160,7 +160,7 @@ impl TryFrom<WrittenRule> for Rule {
     fn try_from(written: WrittenRule) -> Result<Self, String> {
         let when = written.condition().map_err(|why| format!("rule `{}` {why}", written.id))?;
         if written.confirm == 0 {
-            return Err(format!("rule `{}`: `confirm` is at least 1", written.id));
+            return Err(format!("rule `{}`: `confirm` must be at least 1", written.id));
         }
         Ok(Self {
             id: written.id,
@@ -188,22 +188,22 @@ impl WrittenRule {
 
     fn of_event(&self, code: &ReasonCode) -> Result<When, String> {
         if self.conditions("").next().is_some() || self.n_of_last_m.is_some() || self.where_measured {
-            return Err("is about an `event`: a limit is for a `metric`".to_owned());
+            return Err("has an `event`: a limit is for a `metric`".to_owned());
         }
         match (self.times, self.within) {
             (None, None) => Ok(When::Event(code.clone())),
-            (Some(0), _) => Err("says `times = 0`: it is at least 1".to_owned()),
+            (Some(0), _) => Err("has `times = 0`, expected at least 1".to_owned()),
             (times, Some(within)) if within > Span::ZERO => {
                 Ok(When::EventsWithin { code: code.clone(), times: times.unwrap_or(1), within })
             }
-            (Some(_), None) => Err("says `times`: say also `within`, such as \"1h\"".to_owned()),
-            (_, Some(_)) => Err("says `within = \"0s\"`: nothing happens within no time".to_owned()),
+            (Some(_), None) => Err("has `times` without `within`; add `within`, such as \"1h\"".to_owned()),
+            (_, Some(_)) => Err("has `within = \"0s\"`, expected a duration such as \"1h\"".to_owned()),
         }
     }
 
     fn of_metric(&self, metric: &str) -> Result<When, String> {
         if self.times.is_some() || self.within.is_some() {
-            return Err("is about a `metric`: `times` and `within` are for an `event`".to_owned());
+            return Err("has a `metric`: `times` and `within` are for an `event`".to_owned());
         }
         let mut all = self.conditions(metric);
         let (Some(when), None) = (all.next(), all.next()) else {
@@ -212,12 +212,12 @@ impl WrittenRule {
                 .to_owned());
         };
         if self.peers_at_least.is_some_and(|least| least == 0 || self.below_percent_of_peers.is_none()) {
-            return Err("says `peers_at_least`, which is 1 or more and goes with `below_percent_of_peers`".to_owned());
+            return Err("has `peers_at_least`, which is at least 1 and goes with `below_percent_of_peers`".to_owned());
         }
         let few = 1..=MOST_RESULTS;
         if self.own_at_least.is_some_and(|least| !few.contains(&least) || self.below_percent_of_own.is_none()) {
             return Err(format!(
-                "says `own_at_least`, which is 1 to {MOST_RESULTS} and goes with `below_percent_of_own`"
+                "has `own_at_least`, which is 1 to {MOST_RESULTS} and goes with `below_percent_of_own`"
             ));
         }
         match self.n_of_last_m {
@@ -225,7 +225,7 @@ impl WrittenRule {
             Some([times, last]) if times >= 1 && times <= last && last <= MOST_RESULTS => {
                 Ok(When::OftenOf { when: Box::new(when), times, last })
             }
-            Some(_) => Err(format!("says `n_of_last_m`, expected such as [3, 5], at most {MOST_RESULTS}")),
+            Some(_) => Err(format!("has an invalid `n_of_last_m`, expected such as [3, 5], at most {MOST_RESULTS}")),
         }
     }
 
@@ -343,9 +343,9 @@ mod tests {
             ("metric = \"m\"", "exactly one of"),
             ("metric = \"m\"\nabove = 1.0\nbelow = 0.0", "exactly one of"),
             ("event = \"e\"\nabove = 1.0", "for a `metric`"),
-            ("event = \"e\"\ntimes = 3", "say also `within`"),
+            ("event = \"e\"\ntimes = 3", "add `within`"),
             ("event = \"e\"\ntimes = 0\nwithin = \"1h\"", "at least 1"),
-            ("event = \"e\"\nwithin = \"0s\"", "no time"),
+            ("event = \"e\"\nwithin = \"0s\"", "such as"),
             ("metric = \"m\"\nabove = 1.0\nwithin = \"1h\"", "for an `event`"),
             ("metric = \"m\"\nabove = 1.0\nn_of_last_m = [6, 5]", "[3, 5]"),
             ("metric = \"m\"\nabove = 1.0\nn_of_last_m = [0, 5]", "[3, 5]"),

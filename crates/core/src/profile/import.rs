@@ -89,7 +89,7 @@ fn instance_profiles<'a>(name: &str, lines: impl Iterator<Item = (usize, &'a str
             continue;
         };
         if imported.files.iter().any(|file| file.sku == sku) {
-            imported.skip((number, line), "this type was there before");
+            imported.skip((number, line), "duplicate machine type");
             continue;
         }
         let expect = [("gpu_count".to_owned(), gpus), ("efa_devices".to_owned(), efa)].into();
@@ -113,7 +113,7 @@ fn nhc<'a>(name: &str, lines: impl Iterator<Item = (usize, &'a str)>, imported: 
             continue;
         };
         if mask.trim() != "*" {
-            imported.skip((number, line), "it is for some hosts only, a profile is for a whole machine type");
+            imported.skip((number, line), "applies to some hosts only; a profile is for a whole machine type");
             continue;
         }
         let mut words = rest.split_whitespace();
@@ -129,7 +129,7 @@ fn nhc<'a>(name: &str, lines: impl Iterator<Item = (usize, &'a str)>, imported: 
         }
     }
     let Ok(sku) = Sku::new(&name.to_ascii_lowercase()) else {
-        imported.skip((1, name), "the file's name is not one of a machine type");
+        imported.skip((1, name), "the file name is not a valid machine type");
         return;
     };
     let expect = machine.expect();
@@ -160,7 +160,7 @@ impl Machine {
         let giga = |place: usize| number(place).map(|value| value * 1e9);
         match check {
             "check_gpu_count" if arguments.get(1) == Some(&"rocm") => {
-                return Err("AMD's GPUs are out of scope".to_owned());
+                return Err("AMD GPUs are not supported".to_owned());
             }
             "check_gpu_count" => self.set("gpu_count", number(0)?),
             "check_nvme_count" => self.set("nvme_disks", number(0)?),
@@ -185,7 +185,7 @@ impl Machine {
             "check_ib_bw_gdr" => self.set("ib_write_gdr_bits_per_s", giga(0)?),
             "check_ib_bw_non_gdr" => self.set("ib_write_bits_per_s", giga(0)?),
             "check_cpu_stream" => self.set("stream_bytes_per_s", number(0)? * 1e6),
-            other => return Err(format!("nothing here is like `{}`", other.chars().take(40).collect::<String>())),
+            other => return Err(format!("unknown check `{}`", other.chars().take(40).collect::<String>())),
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use crate::{
 pub(super) fn headline(view: &WhyView) -> String {
     let node = &view.row.node;
     if view.row.used == Use::Gone {
-        return format!("{node} is not named by the cluster any more");
+        return format!("{node} is no longer listed by the cluster");
     }
     let worst = view.findings.first().map_or_else(String::new, |finding| format!(": {}", finding.text));
     match &view.life {
@@ -22,8 +22,8 @@ pub(super) fn headline(view: &WhyView) -> String {
         Life::Suspect => format!("{node} is suspect{worst}"),
         Life::Quarantined => format!("{node} is out of service{worst}"),
         Life::Repairing { step, tries } => format!("{node} is being repaired ({step}, try {tries}){worst}"),
-        Life::Proving { run } => format!("{node} is being proved by run {run}"),
-        Life::Out => format!("{node} is out of service until a person gives it back{worst}"),
+        Life::Proving { run } => format!("{node} is being requalified by run {run}"),
+        Life::Out => format!("{node} is out of service until an operator releases it{worst}"),
         Life::Held { by } => format!("{node} is held by {by}"),
     }
 }
@@ -40,7 +40,7 @@ fn unproved(view: &WhyView) -> Option<String> {
         }
     }
     if view.tests.is_empty() {
-        words.push("no test applies to it".to_owned());
+        words.push("no test applies to the node".to_owned());
     }
     (!words.is_empty()).then(|| words.join("; "))
 }
@@ -50,7 +50,7 @@ pub(super) fn next(view: &WhyView, breaker: &Breaker) -> Vec<String> {
     let node = &view.row.node;
     let mut lines = Vec::new();
     if view.row.used == Use::Gone {
-        return vec!["if it was renamed, its past follows its hardware; otherwise nothing".to_owned()];
+        return vec!["nothing to do; if it was renamed, its history follows the hardware".to_owned()];
     }
     if let Some(hold) = &view.hold {
         let until = hold.until.map_or_else(|| "until released".to_owned(), |until| format!("until {until}"));
@@ -63,15 +63,15 @@ pub(super) fn next(view: &WhyView, breaker: &Breaker) -> Vec<String> {
     if let Breaker::Open { why, .. } = breaker
         && view.findings.iter().any(|finding| finding.confirmed)
     {
-        lines.push(format!("the breaker is open ({why}): look, then `doctor breaker close --why …`"));
+        lines.push(format!("the breaker is open ({why}): check the cause, then `doctor breaker close --why …`"));
     }
     let waiting = view.findings.iter().find(|finding| !finding.confirmed);
     if let Some(finding) = waiting {
         let (check, times, confirm) = (&finding.check, finding.times, finding.confirm);
-        lines.push(format!("{check} failed {times} of {confirm} times that it takes: it is repeated by itself"));
+        lines.push(format!("{check} failed {times} of {confirm} times needed to confirm it; retry scheduled"));
     }
     if let Some(active) = &view.row.run {
-        lines.push(format!("`doctor log {} --follow` shows the run that is on it now", active.run));
+        lines.push(format!("`doctor log {} --follow` shows the current run", active.run));
     }
     if lines.is_empty() {
         lines.push(quiet(view));
@@ -93,24 +93,24 @@ fn person(view: &WhyView) -> Vec<String> {
             | StepKind::Reset
             | StepKind::Reboot
             | StepKind::Replace => {
-                format!("{what} it yourself, then `doctor release {node} --why …`; or allow it (`allow.{what} = true`)")
+                format!("{what} the node, then `doctor release {node} --why …`; or set `allow.{what} = true`")
             }
-            _ => format!("{what} it yourself: {}", step.text),
+            _ => format!("{what} the node: {}", step.text),
         });
     }
     if let Some(advice) = case.advice.filter(|_| case.waits_for_person) {
         let meaning = match advice {
-            Advice::Return => "it passed: release it",
-            Advice::ReturnFlagged => "release it if you can live with what is open against it",
-            Advice::Reboot => "reboot it, then release it",
-            Advice::Replace => "have it replaced",
-            Advice::ExamineAgain => "nobody can say: something could not be tested",
+            Advice::Return => "all tests passed: release the node",
+            Advice::ReturnFlagged => "release the node if its open findings are acceptable",
+            Advice::Reboot => "reboot the node, then release it",
+            Advice::Replace => "have the node replaced",
+            Advice::ExamineAgain => "no recommendation: a test gave no result",
         };
-        lines.push(format!("its examination advises {advice}: {meaning}"));
+        lines.push(format!("the examination recommends {advice}: {meaning}"));
     }
     if case.waits_for_person || view.life == Life::Out {
         lines.push(format!(
-            "it waits for a person: repair it, then `doctor release {node} --why …` proves and returns it"
+            "waiting for an operator: repair the node, then `doctor release {node} --why …` tests and returns it"
         ));
     }
     lines
@@ -121,9 +121,9 @@ fn quiet(view: &WhyView) -> String {
     let due = view.tests.iter().any(|line| line.due == Due::Now);
     match (&view.row.passed_over, due) {
         (Some(passed), true) => {
-            format!("due, and not chosen: {}; `doctor test {node}` puts it first", passed.text)
+            format!("due, but not chosen: {}; `doctor test {node}` tests it first", passed.text)
         }
-        (None, true) => format!("it is due and will be chosen; `doctor test {node}` puts it first"),
-        (_, false) => format!("nothing; `doctor test {node}` tests it all the same"),
+        (None, true) => format!("due, will be chosen; `doctor test {node}` tests it first"),
+        (_, false) => format!("nothing to do; `doctor test {node}` tests it anyway"),
     }
 }

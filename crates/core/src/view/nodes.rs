@@ -115,7 +115,7 @@ pub(super) fn not_chosen(facts: &Facts, record: &NodeRecord, here: bool) -> Opti
 
 pub(super) fn used(record: &NodeRecord, here: bool) -> (Use, Option<String>) {
     match &record.node.occupancy {
-        _ if !here => (Use::Gone, Some("the cluster does not name it any more".to_owned())),
+        _ if !here => (Use::Gone, Some("no longer listed by the cluster".to_owned())),
         Occupancy::Free => (Use::Free, None),
         Occupancy::Busy { by } => (Use::Busy, Some(by.to_string())),
         Occupancy::Unknown { why } => (Use::Unknown, Some(why.to_string())),

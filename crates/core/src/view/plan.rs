@@ -75,19 +75,19 @@ fn describe(action: &Action) -> (&'static str, Option<String>, String) {
         Action::Move { node, to, .. } => ("move", Some(node.to_string()), to.word().to_owned()),
         Action::CloseCase { case, node, how } => ("close case", Some(node.to_string()), format!("{case}: {how}")),
         Action::Follow { case, node } => ("follow", Some(node.to_string()), format!("{case} follows its machine")),
-        Action::OpenBreaker => ("open breaker", None, "nothing more is marked".to_owned()),
+        Action::OpenBreaker => ("open breaker", None, "no further node is marked".to_owned()),
         Action::Notice(Notice::AgentsSilent { silent, of }) => {
             ("notice", None, format!("{silent} of {of} agents are silent"))
         }
-        Action::Notice(Notice::AgentsBack) => ("notice", None, "agents are heard again".to_owned()),
+        Action::Notice(Notice::AgentsBack) => ("notice", None, "agents report again".to_owned()),
         Action::Answer { request } => ("answer", None, format!("request {request}")),
         Action::Identify { node, hardware } => ("identify", Some(node.to_string()), hardware.to_string()),
         Action::Try { request, run } => ("try", None, format!("run {run} for request {request}")),
         Action::Name { node, peer: None, test, .. } => {
-            ("name", Some(node.to_string()), format!("{test}: it is at fault"))
+            ("name", Some(node.to_string()), format!("{test}: the node is at fault"))
         }
         Action::Name { node, peer: Some(peer), test, .. } => {
-            ("name", Some(node.to_string()), format!("{test}: the way between it and {peer} is at fault"))
+            ("name", Some(node.to_string()), format!("{test}: the path between the node and {peer} is at fault"))
         }
         Action::Tidy { node, .. } => ("unmark", Some(node.to_string()), "maintenance".to_owned()),
         Action::Rename { node, hardware } => ("rename", Some(node.to_string()), format!("{hardware} now")),

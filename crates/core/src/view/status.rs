@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{CoverageRow, Facts, Use, coverage, is_overdue, nodes::used};
+use super::{CoverageRow, Facts, Use, coverage, is_overdue, nodes::used, plural};
 use crate::{
     hostlist::LIVES,
     ids::NodeName,
@@ -229,16 +229,16 @@ fn troubles(view: &StatusView) -> Vec<String> {
         LeaderView::Leads { .. } => {}
         LeaderView::Lost { by, since } => {
             let ago = view.at.since(*since);
-            lines.push(format!("no controller leads: {by} was last heard {ago} ago; start `doctor serve`"));
+            lines.push(format!("no controller leads: the lease of {by} expired {ago} ago; start `doctor serve`"));
         }
         LeaderView::Nobody => lines.push("no controller leads; start `doctor serve`".to_owned()),
     }
     if let Some(trouble) = view.last_cycle.as_ref().and_then(|cycle| cycle.trouble.as_ref()) {
-        lines.push(format!("the last cycle had trouble: {trouble}"));
+        lines.push(format!("problem in the last cycle: {trouble}"));
     }
     if view.breaker.state == BreakerState::Open {
-        let why = view.breaker.why.as_deref().unwrap_or("for a reason that was not kept");
-        lines.push(format!("the breaker is open: {why}; look, then `doctor breaker close --why …`"));
+        let why = view.breaker.why.as_deref().unwrap_or("reason unknown");
+        lines.push(format!("the breaker is open: {why}; check the cause, then `doctor breaker close --why …`"));
     }
     for pause in &view.pauses {
         let place = pause.pool.as_ref().map_or_else(|| "everywhere".to_owned(), |pool| format!("in pool {pool}"));
@@ -247,11 +247,10 @@ fn troubles(view: &StatusView) -> Vec<String> {
     }
     if view.silent.incident {
         let (silent, agents) = (view.silent.silent.len(), view.silent.agents);
-        lines.push(format!("{silent} of {agents} agents are silent: look at the network before any node"));
+        lines.push(format!("{silent} of {agents} agents are silent: check the network first"));
     }
     if view.nodes.unknown > 0 {
-        lines
-            .push(format!("of {} nodes nobody knows whether they are in use; they are not tested", view.nodes.unknown));
+        lines.push(format!("{}: occupancy unknown, not tested", plural(view.nodes.unknown as usize, "node")));
     }
     lines
 }

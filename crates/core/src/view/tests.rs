@@ -268,7 +268,7 @@ fn why_says_what_is_wrong_and_what_to_do_for_every_life() {
             state: StepState::Proposed,
             at: days(1),
             tries: 1,
-            text: "draining is left to a person".into(),
+            text: "waiting for an operator: the controller may not drain the node".into(),
         }],
         state: CaseState::Open,
         boot_id: None,
@@ -287,7 +287,7 @@ fn why_says_what_is_wrong_and_what_to_do_for_every_life() {
     let table: [(&Set, &str, &str); 4] = [
         (&suspect, "is suspect: storage is slow", "storage failed 1 of 2 times"),
         (&held, "is held by ann", "doctor release a"),
-        (&|record| record.life = Life::Out, "until a person gives it back", "allow.drain"),
+        (&|record| record.life = Life::Out, "until an operator releases it", "allow.drain"),
         (&|record| record.life = Life::InService, "in service", "allow.drain"),
     ];
     for (set, headline, advice) in table {
@@ -313,7 +313,7 @@ fn a_node_that_the_cluster_names_no_more_is_gone_and_not_free() {
     assert_eq!((row.used, row.pool), (Use::Gone, None));
     let counts = status(&facts, &Ledger::default()).nodes;
     assert_eq!((counts.total, counts.gone, counts.free), (0, 1, 0));
-    assert!(why(&facts, &name("a"), Kept::default()).unwrap().headline.contains("not named by the cluster"));
+    assert!(why(&facts, &name("a"), Kept::default()).unwrap().headline.contains("no longer listed by the cluster"));
 }
 
 #[test]
@@ -321,11 +321,11 @@ fn status_names_what_wants_attention_and_nothing_else() {
     let leads = Ledger { leader: Some(("ctl".into(), NOW.plus(Span::minutes(1)))), ..Ledger::default() };
     assert_eq!(status(&cluster().with("a"), &leads).troubles, Vec::<String>::new());
 
-    let nobody = status(&cluster(), &Ledger::default());
-    assert_eq!((nobody.leader, nobody.troubles.len()), (LeaderView::Nobody, 1));
+    let leaderless = status(&cluster(), &Ledger::default());
+    assert_eq!((leaderless.leader, leaderless.troubles.len()), (LeaderView::Nobody, 1));
 
     let lost = Ledger { leader: Some(("ctl".into(), NOW.minus(Span::hours(1)))), ..Ledger::default() };
-    assert!(status(&cluster(), &lost).troubles[0].contains("ctl was last heard 1h ago"));
+    assert!(status(&cluster(), &lost).troubles[0].contains("the lease of ctl expired 1h ago"));
 
     let mut facts = cluster().with("a").with("b").with("c");
     facts.snapshot.nodes[0].node.occupancy = Occupancy::Unknown { why: "no answer".into() };
@@ -336,7 +336,7 @@ fn status_names_what_wants_attention_and_nothing_else() {
     facts.snapshot.pauses =
         vec![Pause { pool: None, by: "ann".into(), why: "upgrade".into(), since: days(1), until: None }];
     let view = status(&facts, &leads);
-    for part in ["breaker is open", "paused everywhere by ann", "3 of 3 agents are silent", "of 1 nodes nobody knows"] {
+    for part in ["breaker is open", "paused everywhere by ann", "3 of 3 agents are silent", "1 node: occupancy"] {
         assert!(view.troubles.iter().any(|line| line.contains(part)), "{part}: {:?}", view.troubles);
     }
     assert_eq!((view.nodes.free, view.nodes.unknown, view.nodes.overdue), (2, 1, 3));

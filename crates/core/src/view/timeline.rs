@@ -86,8 +86,8 @@ fn act(line: AuditLine) -> Moment {
 
 fn started(boot: &BootFacts) -> Moment {
     let (at, text) = match boot.up {
-        Some(up) => (boot.seen.minus(up), "the machine was started".to_owned()),
-        None => (boot.seen, "the machine had been started anew, some time before this".to_owned()),
+        Some(up) => (boot.seen.minus(up), "the machine booted".to_owned()),
+        None => (boot.seen, "the machine had rebooted, at an unknown time before this".to_owned()),
     };
     Moment { at, kind: Happening::Boot, what: boot.boot.clone(), text, by: None, code: None, run: None }
 }

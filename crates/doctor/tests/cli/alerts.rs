@@ -452,5 +452,5 @@ fn a_mail_goes_through_starttls_and_a_login_and_a_server_that_is_not_known_gets_
         .collect();
     let [mail] = &mails[..] else { panic!("{mails:?}") };
     assert!(mail.starts_with("a@example.org\nb@example.org\n\n"), "{mail}");
-    assert!(mail.contains("Subject: Cluster Doctor: this is a trial by ann"), "{mail}");
+    assert!(mail.contains("Subject: Cluster Doctor: test message by ann"), "{mail}");
 }

@@ -116,7 +116,7 @@ fn a_failing_instance_is_examined_and_proved_over_ssh() {
     assert_eq!(passed(&bed), [""; 0], "nothing is run there as a matter of course");
     bed.expect(0, &["quarantine", "bed-0", "--why", "dstack says failure", "--yes"]);
     until("the examination", || passed(&bed) == ["bed-0"]);
-    until("the advice", || bed.doctor(&["why", "bed-0"]).out.contains("its examination advises return"));
+    until("the advice", || bed.doctor(&["why", "bed-0"]).out.contains("the examination recommends return"));
     bed.expect(0, &["release", "bed-0", "--why", "a GPU was changed", "--yes"]);
     until("its return", || bed.json(&["nodes"])[0]["life"] == "in-service");
     let all = rows(&bed, "memory");

@@ -243,7 +243,7 @@ fn nodes_are_tested_by_real_jobs_and_a_bad_one_is_marked_until_it_is_proven() {
     until("the advice", || annotation("gpu-2", "quarantine-result")["recommendation"] == "return");
     assert!(taint_of(&cluster, "gpu-2").contains("unhealthy"), "a person decides");
     assert_eq!(cluster.node("gpu-2")["spec"]["unschedulable"], true);
-    bed.doctor(&["why", "gpu-2"]).says("its examination advises return");
+    bed.doctor(&["why", "gpu-2"]).says("the examination recommends return");
     bed.expect(0, &["release", "gpu-2", "--why", "it does not", "--yes"]);
     until("gpu-2 to be back", || !taint_of(&cluster, "gpu-2").contains("cluster-doctor"));
     until("the advice to be gone", || annotation("gpu-2", "quarantine-result").is_null());

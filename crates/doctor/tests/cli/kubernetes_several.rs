@@ -49,7 +49,7 @@ fn nodes_are_tested_together_and_the_one_that_fails_with_every_partner_is_named(
 
     // Good nodes are confirmed by a single run.
     bed.expect(0, &["test", "--nodes", "gpu-[1-3]", "--yes"]);
-    until("all to be well", || bed.doctor(&["audit"]).out.contains("all are well together"));
+    until("all to be well", || bed.doctor(&["audit"]).out.contains("all nodes pass together"));
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
     bed.expect(0, &["db", "verify"]).says("The store is sound.");

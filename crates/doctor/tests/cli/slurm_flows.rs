@@ -277,7 +277,7 @@ fn stays_closed_while_it_is_ours(generation: Generation) {
     service.until("the examination", || {
         assert_eq!(slurm.job_state(user).unwrap(), "PENDING", "node1 is {:?}", slurm.node_state("node1"));
         // A run that was killed at the wrong moment has no result; the advice is then to examine again.
-        bed.doctor(&["why", "node1"]).out.contains("its examination advises")
+        bed.doctor(&["why", "node1"]).out.contains("the examination recommends")
     });
     service.until("the node to be drained again", || {
         let reservations = slurm.run("scontrol", &["show", "reservation", "-o"]).unwrap();

@@ -24,7 +24,7 @@ fn one_command_tests_this_machine_and_the_others_show_what_was_found() {
     let plan = bed.json(&["plan"]);
     assert_eq!(plan["passed_over"][0]["code"], "fresh", "{plan}");
     let why = bed.doctor(&["why", "here"]);
-    why.says("(fresh): nothing is due before");
+    why.says("(fresh): no test is due before");
     assert!(bed.path("data/metadata/free_nodes.txt").exists());
     assert!(bed.path("data/metadata/validation.db").exists());
     bed.expect(0, &["db", "verify"]).says("The store is sound.");
@@ -86,7 +86,7 @@ fn an_operators_wish_comes_first_and_is_answered() {
     let bed = Bed::local();
     bed.expect(0, &["run", "--wait", "--timeout", "1m"]);
     bed.expect(0, &["test", "here", "--test", "memory", "--why", "curious", "--yes"]);
-    bed.expect(0, &["run", "--wait", "--timeout", "1m"]).says("asked by ann: curious");
+    bed.expect(0, &["run", "--wait", "--timeout", "1m"]).says("requested by ann: curious");
     let history = bed.json(&["history", "--test", "memory"]);
     assert_eq!(history.as_array().unwrap().len(), 2);
     assert_eq!(bed.json(&["status"])["requests"], 0);

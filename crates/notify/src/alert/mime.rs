@@ -96,7 +96,7 @@ mod tests {
         assert!(mail.contains("Date: Mon, 16 Nov 2026 02:10:00 +0000\r\n"), "{mail}");
         let (_, body) = mail.split_once("\r\n\r\n").unwrap();
         let text = String::from_utf8(STANDARD.decode(body.replace("\r\n", "")).unwrap()).unwrap();
-        assert!(text.contains("this is a trial by ann") && text.contains("look: doctor alert list"), "{text}");
+        assert!(text.contains("test message by ann") && text.contains("details: doctor alert list"), "{text}");
     }
 
     proptest! {

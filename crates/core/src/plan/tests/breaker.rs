@@ -46,7 +46,7 @@ fn no_more_than_three_nodes_an_hour_are_taken_out() {
 }
 
 #[test]
-fn nodes_that_are_out_already_count_whoever_took_them_out() {
+fn nodes_that_are_already_out_count_whatever_took_them_out() {
     let others = [
         busy("c1").fresh().cordoned_by("bob"),
         busy("c1").fresh().out(Severity::Isolate, Rung::Replace).life(crate::lifecycle::Life::Out),
@@ -68,7 +68,7 @@ fn others_may_take_out_what_the_breaker_would_let_go() {
         snapshot.recent.taken_out = ["x1", "x2", "x3"].map(|node| (name(node), NOW.minus(10.minutes()))).to_vec();
     };
     assert!(!allowed(pool_of(100, 1).with(lately), "b00"), "three within the hour");
-    assert!(!allowed(pool_of(20, 1).caps(Caps::NONE), "b00"), "who only observes");
+    assert!(!allowed(pool_of(20, 1).caps(Caps::NONE), "b00"), "a controller that only observes");
     // One pool is at its limit and the other is not.
     let two = pool_of(10, 1).node(busy("y1").fresh().pool("other")).node(busy("c1").fresh().cordoned_by("bob"));
     assert!(!allowed(two.clone(), "b00"));
@@ -105,7 +105,7 @@ fn an_open_breaker_records_findings_marks_nothing_and_is_spoken_of_once() {
 fn the_breaker_says_which_limit_it_was() {
     let why = |cluster: Cluster| cluster.plan().actions.last().unwrap().text.clone();
     assert_eq!(why(pool_of(10, 3)), "1 of 10 nodes of pool gpu are out already and 1 is the limit (10 %)");
-    assert_eq!(why(pool_of(100, 5)), "3 nodes were taken out within the last hour and 3 is the limit");
+    assert_eq!(why(pool_of(100, 5)), "hourly limit reached: 3 nodes taken out, 3 allowed");
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn closing_the_breaker_counts_the_hour_anew_but_not_the_pool() {
     share.cycle();
     closed(&mut share);
     let lines = share.cycle();
-    assert_eq!((taken_out(&lines), opened(&lines)), (0, 1), "one is out still");
+    assert_eq!((taken_out(&lines), opened(&lines)), (0, 1), "one is still out");
 }
 
 #[test]

@@ -38,7 +38,7 @@ fn a_chosen_node_gets_a_planned_run_with_its_reason() {
     let plan = cluster().node(free("a").stale(8.days())).plan();
     let [action] = &plan.actions[..] else { panic!("{plan:?}") };
     assert_eq!(action.code.as_str(), "stale");
-    assert_eq!(action.text, "last settled 8d ago");
+    assert_eq!(action.text, "last result 8d ago");
     let super::super::Action::Submit(run) = &action.what else { panic!("{action:?}") };
     assert_eq!((run.state.clone(), run.planned, run.limit), (RunState::Planned, NOW, 20.minutes()));
     assert_eq!(run.asked.what, Purpose::Validation);
@@ -87,8 +87,8 @@ fn where_user_work_failed_is_tested_before_others_that_are_as_stale_and_more_own
     let plan = cluster.plan();
     assert_eq!(cluster.chosen(), ["c dl", "b dl"]);
     let said: Vec<_> = plan.actions.iter().map(|action| (action.code.as_str(), action.text.as_str())).collect();
-    let three = "3 pieces of user work of 3 owners failed here lately; last settled 8d ago";
-    let one = "user work failed here lately; last settled 8d ago";
+    let three = "3 pieces of user work of 3 owners failed here recently; last result 8d ago";
+    let one = "user work failed here recently; last result 8d ago";
     assert_eq!(said, [("user-work-failed", three), ("user-work-failed", one)]);
 }
 

@@ -94,7 +94,7 @@ fn a_hold_whose_time_is_over_does_not_fight_with_a_foreign_mark() {
 }
 
 #[test]
-fn a_bad_node_that_somebody_else_keeps_out_is_recorded_and_not_marked() {
+fn a_bad_node_that_another_party_keeps_out_is_recorded_and_not_marked() {
     let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Isolate)).cordoned_by("bob"));
     assert_eq!(cluster.cycle(), ["move a suspect: foreign-mark"]);
     assert!(cluster.cycle().is_empty());
@@ -108,10 +108,10 @@ fn a_foreign_mark_that_keeps_no_work_off_is_no_hold() {
 }
 
 #[test]
-fn our_mark_removed_by_somebody_is_not_put_back() {
+fn our_mark_removed_by_another_party_is_not_set_again() {
     let mut cluster = lone(free("a").fresh().out(Severity::Reset, Rung::Reset));
     cluster.record("a").node.marks.ours.clear();
-    assert_eq!(cluster.cycle(), ["move a held by whoever removed our mark: mark-removed"]);
+    assert_eq!(cluster.cycle(), ["move a held by another party, which removed our mark: mark-removed"]);
     for _ in 0..5 {
         assert!(cluster.cycle().is_empty());
         cluster.wait(1.days());
@@ -121,10 +121,10 @@ fn our_mark_removed_by_somebody_is_not_put_back() {
 }
 
 #[test]
-fn our_cordon_removed_by_somebody_is_not_put_back() {
+fn our_cordon_removed_by_another_party_is_not_set_again() {
     let node = free("a").fresh().out(Severity::Reboot, Rung::Reboot);
     let mut cluster = lone(node.step(done(StepKind::Drain, Rung::Reboot, 30.minutes())));
-    assert_eq!(cluster.cycle(), ["move a held by whoever removed our mark: mark-removed"]);
+    assert_eq!(cluster.cycle(), ["move a held by another party, which removed our mark: mark-removed"]);
     assert!(cluster.cycle().is_empty());
 }
 
@@ -135,7 +135,7 @@ fn a_mark_whose_maker_died_before_writing_it_down_counts_as_made_once_it_is_seen
     assert_eq!(cluster.cycle(), ["settle done: seen-done", "step a drain: case"]);
     cluster.wait(5.minutes());
     cluster.record("a").node.marks.ours.clear();
-    assert_eq!(cluster.cycle(), ["move a held by whoever removed our mark: mark-removed"], "and is not put back");
+    assert_eq!(cluster.cycle(), ["move a held by another party, which removed our mark: mark-removed"]);
 }
 
 #[test]
@@ -145,11 +145,11 @@ fn a_mark_that_is_not_to_be_seen_yet_was_not_removed() {
     cluster.record("a").node.marks.ours.clear();
     assert!(cluster.cycle().is_empty());
     cluster.wait(2.minutes());
-    assert_eq!(cluster.lines(), ["move a held by whoever removed our mark: mark-removed"]);
+    assert_eq!(cluster.lines(), ["move a held by another party, which removed our mark: mark-removed"]);
 }
 
 #[test]
-fn a_mark_that_we_took_away_ourselves_was_not_removed_by_somebody() {
+fn a_mark_that_we_removed_was_not_removed_by_another_party() {
     let node = free("a").out(Severity::Reset, Rung::Reset).step(done(StepKind::Unmark, Rung::Reset, 10.minutes()));
     let node =
         node.life(Life::Proving { run: crate::ids::RunId::from_number(1) }).result("dl", Verdict::Pass, 5.minutes());
@@ -182,14 +182,14 @@ fn adopting_does_not_ask_the_breaker_and_does_not_open_it() {
 }
 
 #[test]
-fn an_adopted_mark_that_somebody_removes_is_not_put_back() {
+fn an_adopted_mark_that_another_party_removes_is_not_set_again() {
     for kind in [MarkKind::Unhealthy, MarkKind::Cordon] {
         let mut cluster = lone(free("a").fresh());
         cluster.record("a").node.marks.ours = vec![unhealthy_mark(), OurMark { kind: MarkKind::Cordon, case: None }];
         cluster.cycle();
         cluster.wait(10.minutes());
         cluster.record("a").node.marks.ours.retain(|mark| mark.kind != kind);
-        assert_eq!(cluster.cycle(), ["move a held by whoever removed our mark: mark-removed"], "{kind}");
+        assert_eq!(cluster.cycle(), ["move a held by another party, which removed our mark: mark-removed"], "{kind}");
         assert!(cluster.cycle().is_empty(), "{kind}");
     }
 }
@@ -203,5 +203,5 @@ fn a_node_out_of_service_whose_case_is_gone_gets_one_and_a_person() {
         assert!(cluster.record("a").life.is_out(), "{life:?}");
         assert!(cluster.cycle().is_empty(), "{life:?}");
     }
-    assert!(lone(unknown("a").fresh().life(Life::Out)).lines().is_empty(), "nobody vouches for that name");
+    assert!(lone(unknown("a").fresh().life(Life::Out)).lines().is_empty(), "the machine of that name is unknown");
 }

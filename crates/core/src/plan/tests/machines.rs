@@ -123,7 +123,7 @@ fn two_machines_that_change_places_take_their_cases_along() {
 }
 
 #[test]
-fn a_serial_number_that_two_nodes_bear_takes_nobody_out() {
+fn a_serial_number_shared_by_two_nodes_takes_no_node_out() {
     let cluster = lone(out("a")).node(free("b").fresh().shows_machine("J1"));
     assert_eq!(cluster.lines(), ["identify b board-J1: machine-known"]);
     let many = lone(free("b").fresh().shows_machine("J1"))
@@ -134,7 +134,7 @@ fn a_serial_number_that_two_nodes_bear_takes_nobody_out() {
 }
 
 #[test]
-fn a_name_that_nobody_vouches_for_does_not_keep_its_machines_case() {
+fn a_name_of_unknown_occupancy_does_not_keep_its_machines_case() {
     let mut old = lone(out("a")).node(free("b").fresh().shows_machine("J1"));
     old.record("a").node.occupancy = unknown_occupancy();
     assert_eq!(old.cycle()[1], "follow b: machine-followed");

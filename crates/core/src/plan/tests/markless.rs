@@ -43,7 +43,7 @@ fn what_the_cluster_cannot_do_is_passed_over_on_the_way_to_what_it_can() {
     let lines = cycles(&mut cluster, 6);
     let climbed: Vec<&String> = lines.iter().filter(|line| line.starts_with("escalate")).collect();
     assert_eq!(climbed, ["escalate reboot: did-not-help", "escalate quarantine: did-not-help"]);
-    assert!(lines.contains(&"submit a dl: proof".to_owned()), "a proof decides before it is replaced: {lines:?}");
+    assert!(lines.contains(&"submit a dl: proof".to_owned()), "requalification comes before replacement: {lines:?}");
     assert!(!lines.iter().any(|line| line.starts_with("propose")), "{lines:?}");
 }
 
@@ -57,7 +57,7 @@ fn a_node_with_users_on_it_waits_until_they_have_gone() {
     cluster.record("a").node.apart = Some(Apart { vacant: true, ..Apart::default() }.into());
     assert!(
         cycles(&mut cluster, 2).contains(&"step a replace: case".to_owned()),
-        "the cluster says that nobody is on it"
+        "the cluster reports that it runs no work"
     );
 }
 
@@ -96,7 +96,7 @@ fn a_proof_goes_past_the_cluster_to_a_node_of_a_case_and_to_no_other() {
 }
 
 #[test]
-fn a_proof_past_the_cluster_ends_when_somebody_comes_and_returns_the_node_when_it_is_well() {
+fn requalification_past_the_cluster_ends_when_a_user_arrives_and_returns_a_healthy_node() {
     let node = unknown("a").fresh().excluded(Severity::Isolate, Rung::Quarantine).apart(aside());
     let mut cluster = lone(node.clone());
     cluster.cycle();
@@ -105,7 +105,7 @@ fn a_proof_past_the_cluster_ends_when_somebody_comes_and_returns_the_node_when_i
     let mut taken = lone(node);
     taken.cycle();
     taken.snapshot.runs[0].seen = running(1.minutes());
-    assert_eq!(taken.lines(), [""; 0], "that nobody can say who uses it is no reason to stop");
+    assert_eq!(taken.lines(), [""; 0], "unknown occupancy is no reason to stop");
     taken.record("a").node.occupancy = Occupancy::Busy { by: "process 7 (train) holds a GPU".into() };
     assert!(taken.lines()[0].starts_with("cancel"), "{:?}", taken.lines());
 }

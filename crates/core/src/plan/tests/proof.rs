@@ -213,7 +213,7 @@ fn a_proof_that_cannot_start_for_a_day_goes_to_a_person() {
     };
     assert!(out(23.hours()).lines().is_empty());
     assert_eq!(out(25.hours()).lines(), ["step a hand-over: handed-over", "move a out: handed-over"]);
-    assert!(out(25.hours()).paused(None, None).lines().is_empty(), "whoever paused knows");
+    assert!(out(25.hours()).paused(None, None).lines().is_empty(), "a pause is no reason to hand over");
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn releasing_what_serves_already_or_is_being_proved_changes_nothing() {
 
 #[test]
 fn releasing_a_node_that_is_held_by_its_marks_cause_lets_it_go() {
-    let node = free("a").fresh().out(Severity::Reset, Rung::Reset).life(Life::Held { by: "whoever".into() });
+    let node = free("a").fresh().out(Severity::Reset, Rung::Reset).life(Life::Held { by: "ann".into() });
     let mut cluster = acting().fillers(20).node(node).asks(Asked::Release { node: name("a") });
     cluster.record("a").node.marks.ours.clear();
     assert_eq!(cluster.cycle()[2], "move a quarantined: released");

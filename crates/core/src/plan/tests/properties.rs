@@ -104,7 +104,7 @@ fn runs_go_only_where_they_may(snapshot: &Snapshot, plan: &Plan) {
                 !matches!(record.life, Life::Held { .. }) && record.hold_at(snapshot.at).is_none(),
                 "{node} is held"
             );
-            assert!(record.node.marks.foreign_block().is_none(), "{node} is somebody else's");
+            assert!(record.node.marks.foreign_block().is_none(), "another party marked {node}");
             if matches!(run.asked.what, Purpose::Validation | Purpose::Confirmation) {
                 assert!(!record.life.is_out() && record.node.marks.ours.is_empty(), "{node} is out");
                 assert!(record.backoff.is_none_or(|backoff| backoff.until <= snapshot.at), "{node} backs off");
@@ -190,7 +190,7 @@ fn the_breaker_holds(snapshot: &Snapshot, plan: &Plan) {
     let opens = plan.actions.iter().filter(|action| action.what == Action::OpenBreaker).count();
     let since = match &snapshot.breaker {
         Breaker::Open { .. } => {
-            assert!(taken.is_empty() && opens == 0, "an open breaker lets nothing out and is spoken of once");
+            assert!(taken.is_empty() && opens == 0, "an open breaker takes no node out and is reported once");
             return;
         }
         Breaker::Closed { since } => since.unwrap_or(Timestamp::MIN),
@@ -349,7 +349,7 @@ fn steps_are_allowed_and_careful(snapshot: &Snapshot, plan: &Plan) {
         };
         assert!(allowed, "{step} on {node} is not allowed");
         if matches!(step, S::Mark | S::Drain | S::Evict | S::Reset | S::Reboot | S::Replace | S::Unmark | S::Undrain) {
-            assert!(record.node.marks.foreign_block().is_none(), "{step} on {node}, which is somebody else's");
+            assert!(record.node.marks.foreign_block().is_none(), "{step} on {node}, which another party marked");
             assert!(record.hold_at(snapshot.at).is_none(), "{step} on {node}, which is held");
         }
         if step.destroys_evidence() {
@@ -358,7 +358,7 @@ fn steps_are_allowed_and_careful(snapshot: &Snapshot, plan: &Plan) {
             let ended = case.steps.iter().filter(|step| matches!(step.state, StepState::Done | StepState::Failed));
             let last = ended.rev().find(|step| step.what == S::KeepEvidence || step.what.destroys_evidence());
             let kept = last.is_some_and(|step| step.what == S::KeepEvidence && step.state == StepState::Done);
-            assert!(kept || case.steps.iter().any(|step| step.op == *op), "{step} on {node} without evidence kept");
+            assert!(kept || case.steps.iter().any(|step| step.op == *op), "{step} on {node} without saved evidence");
         }
     }
 }
@@ -424,7 +424,7 @@ proptest! {
                 return Ok(());
             }
         }
-        prop_assert!(false, "it never rests: {:#?}", cluster.lines());
+        prop_assert!(false, "the plan never becomes empty: {:#?}", cluster.lines());
     }
 
     #[test]

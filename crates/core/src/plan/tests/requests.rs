@@ -24,7 +24,7 @@ fn a_test_that_was_asked_for_runs_although_the_node_is_fresh() {
     assert_eq!(cluster.lines(), ["submit a dl: operator", "answer 1: operator"]);
     let super::super::Action::Submit(run) = &cluster.plan().actions[0].what else { panic!() };
     assert_eq!(run.asked.what, Purpose::Requested);
-    assert_eq!(run.asked.text, "asked by ann: I say so");
+    assert_eq!(run.asked.text, "requested by ann: I say so");
 }
 
 #[test]

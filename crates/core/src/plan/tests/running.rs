@@ -230,7 +230,7 @@ fn a_job_that_the_cluster_ended_for_a_user_was_taken_and_did_not_crash() {
 }
 
 #[test]
-fn a_maintenance_mark_goes_when_its_run_is_over_or_somebody_wants_the_node() {
+fn a_maintenance_mark_is_removed_when_its_run_ends_or_a_user_wants_the_node() {
     let mark = OurMark { kind: MarkKind::Maintenance, case: None };
     let marked = |mut cluster: Cluster| {
         cluster.record("a").node.marks.ours.push(mark.clone());
@@ -238,9 +238,9 @@ fn a_maintenance_mark_goes_when_its_run_is_over_or_somebody_wants_the_node() {
     };
     let runs = || run("a", &["dl"], running(5.minutes()));
     assert!(marked(cluster().node(free("a").fresh()).run(runs())).lines().is_empty(), "its run goes on");
-    assert_eq!(marked(cluster().node(free("a").fresh())).lines(), ["tidy a: tested"], "whoever left it");
+    assert_eq!(marked(cluster().node(free("a").fresh())).lines(), ["tidy a: tested"], "left by any controller");
     let wanted = marked(cluster().node(busy("a").fresh()).run(runs())).lines();
     assert_eq!(wanted, ["cancel: node-taken", "tidy a: tested"]);
     let watching = marked(cluster().node(free("a").fresh())).policy(|policy| policy.mode = Mode::Observe);
-    assert_eq!(watching.lines(), ["tidy a: tested"], "it was ours for a while, and locks users out");
+    assert_eq!(watching.lines(), ["tidy a: tested"], "our temporary mark keeps users out");
 }

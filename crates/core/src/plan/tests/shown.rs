@@ -48,5 +48,5 @@ fn it_says_what_is_wrong_and_what_is_not_known_and_changes_only_when_they_do() {
         ["nccl never-tested"]
     );
     let later = shown(free("a").result("dl", Verdict::Fail, 5.minutes()).found(bad("dl", Severity::Isolate)));
-    assert_eq!(first, later, "the same result once more is nothing new");
+    assert_eq!(first, later, "a repeated result changes nothing");
 }

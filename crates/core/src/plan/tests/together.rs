@@ -79,11 +79,11 @@ fn fails_between(one: &str, other: &str, over: &[NodeName]) -> TrialSaid {
 fn one_run_over_all_of_them_is_enough_if_it_passes() {
     let cluster = eight();
     assert_eq!(cluster.lines(), ["submit a+b+c+d ring: operator", "try 1: operator"]);
-    assert_eq!(played(cluster, |_| TrialSaid::Passed), (vec!["all are well together".to_owned()], 1));
+    assert_eq!(played(cluster, |_| TrialSaid::Passed), (vec!["all nodes pass together".to_owned()], 1));
 }
 
 #[test]
-fn who_fails_with_two_good_nodes_is_named_and_nobody_else() {
+fn a_node_that_fails_with_two_good_nodes_is_named_and_no_other() {
     let (said, trials) = played(eight(), |over| fails_with(&["c"], over));
     assert_eq!(said, ["name c: named: fails together with each of a, b, d, g1, g3", "at fault: c"]);
     // All, four pairs, and one more for `c`.
@@ -93,18 +93,18 @@ fn who_fails_with_two_good_nodes_is_named_and_nobody_else() {
 #[test]
 fn a_bad_way_between_two_nodes_is_named_as_such() {
     let (said, _) = played(eight(), |over| fails_between("b", "c", over));
-    assert_eq!(said.last().unwrap(), "at fault: the way between b with c");
-    assert_eq!(said[0], "name b with c: pair: fails together with c, and is well with others");
+    assert_eq!(said.last().unwrap(), "at fault: the path between b and c");
+    assert_eq!(said[0], "name b with c: pair: fails together with c, and passes with others");
     let two = cluster().tests(vec![test("dl"), ring()]);
     let two = ["a", "b", "g1", "g2"].into_iter().fold(two, |cluster, node| cluster.node(free(node).fresh()));
     let (said, trials) = played(two.asks(asked(&["a", "b"])), |over| fails_between("a", "b", over));
-    assert_eq!((said.last().unwrap().as_str(), trials), ("at fault: the way between a with b", 3));
+    assert_eq!((said.last().unwrap().as_str(), trials), ("at fault: the path between a and b", 3));
 }
 
 #[test]
 fn what_only_all_of_them_show_is_said_so() {
     let (said, _) = played(eight(), |over| if over.len() > 2 { TrialSaid::Failed } else { TrialSaid::Passed });
-    assert_eq!(said, ["they fail only all together: every pair of them is well"]);
+    assert_eq!(said, ["the nodes fail only all together: every pair passes"]);
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn a_node_that_was_thought_good_and_is_not_takes_the_blame_itself() {
         if over.len() > 2 || has("g1") { TrialSaid::Failed } else { TrialSaid::Passed }
     });
     let named = said.last().unwrap();
-    assert!(named == "at fault: the way between a with g1" || named == "at fault: g1", "{said:?}");
+    assert!(named == "at fault: the path between a and g1" || named == "at fault: g1", "{said:?}");
 }
 
 #[test]
@@ -125,38 +125,39 @@ fn what_a_node_measured_of_itself_needs_no_pairs() {
 }
 
 #[test]
-fn silence_names_nobody() {
+fn no_result_names_no_node() {
     let (said, trials) = played(eight(), |_| TrialSaid::Nothing("no-result".to_owned()));
-    assert_eq!((said, trials), (vec!["nobody can be named: no-result".to_owned()], 3));
+    assert_eq!((said, trials), (vec!["the fault is not located: no-result".to_owned()], 3));
     let (said, _) = played(eight(), |_| TrialSaid::Nothing("withdrawn".to_owned()));
-    assert_eq!(said, ["nobody can be named: an operator withdrew it"]);
+    assert_eq!(said, ["the fault is not located: an operator withdrew it"]);
     let (said, _) = played(eight(), |over| match over.len() {
         2 => TrialSaid::Nothing("no-result".to_owned()),
         _ => TrialSaid::Failed,
     });
-    assert!(said[0].starts_with("nobody can be named: ") && said[0].ends_with("with another: no-result"), "{said:?}");
+    let why = said[0].strip_prefix("the fault is not located: ");
+    assert!(why.is_some_and(|why| why.ends_with("with another: no-result")), "{said:?}");
 }
 
 #[test]
-fn without_nodes_known_to_be_good_nobody_is_named() {
+fn without_known_good_nodes_no_node_is_named() {
     let doubtful = [free("g"), free("g").fresh().found(bad("dl", Severity::Monitor))];
     for other in doubtful {
         let two = cluster().tests(vec![test("dl"), ring()]).node(free("a").fresh()).node(free("b").fresh());
         let (said, trials) = played(two.node(other.clone()).asks(asked(&["a", "b"])), |_| TrialSaid::Failed);
         assert_eq!((said.len(), trials), (1, 1), "{other:?}");
-        assert!(said[0].starts_with("nobody can be named: there is no "), "{said:?}");
+        assert!(said[0].starts_with("the fault is not located: there is no "), "{said:?}");
     }
 }
 
 #[test]
-fn what_fails_for_everybody_is_nobodys_fault() {
+fn what_fails_in_every_pair_names_no_node() {
     let (said, _) = played(eight(), |_| TrialSaid::Failed);
     assert_eq!(said.len(), 1, "{said:?}");
-    assert!(said[0].starts_with("nobody can be named: everybody fails, g1 with g2 too"), "{said:?}");
+    assert!(said[0].starts_with("the fault is not located: every pair fails, also g1 with g2"), "{said:?}");
 }
 
 #[test]
-fn who_is_known_to_be_at_fault_is_named_although_nobody_is_left_to_try_another_with() {
+fn a_node_at_fault_is_named_although_no_partner_is_left_for_another_node() {
     let nodes = ["a", "b", "g1", "g2"].into_iter();
     let few = nodes.fold(cluster().tests(vec![test("dl"), ring()]), |cluster, node| cluster.node(free(node).fresh()));
     // `a` fails with both. `b` fails with `g2`, and with `g1` the fault was attributed to `g1`.
@@ -196,7 +197,7 @@ fn a_test_over_several_nodes_is_never_run_on_one() {
         }),
         |_| TrialSaid::Passed,
     );
-    assert_eq!(said, ["dl is no test over several nodes"]);
+    assert_eq!(said, ["dl is not a multi-node test"]);
 }
 
 proptest! {
