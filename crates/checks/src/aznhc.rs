@@ -36,7 +36,7 @@ use crate::{
 };
 
 const SPEC: Spec =
-    Spec::deep("aznhc", "what Azure's own health checks say", Span::minutes(5), Span::minutes(20)).opt_in();
+    Spec::deep("aznhc", "Azure's node health checks (AzNHC)", Span::minutes(5), Span::minutes(20)).opt_in();
 
 // The fault codes are AzNHC's; their severities follow those of our own checks for the same faults. A failed check
 // without a code may be site-specific, and only the site knows what it proves.
