@@ -270,7 +270,7 @@ mod tests {
         rows: impl Iterator<Item = (u32, Option<Severity>)>,
         variants: impl IntoIterator<Item = &'a Variant>,
     ) -> String {
-        let mut text = "# Made from the table beside it; a test holds both together.\nrules = [\n".to_owned();
+        let mut text = "# Generated from the table of the same name; a test keeps both equal.\nrules = [\n".to_owned();
         let mut rule = |id: String, code: String, severity: Severity| {
             let line = format!(
                 "  {{ id = \"{id}\", check = \"{check}\", event = \"{code}\", reason = \"{code}\", \
