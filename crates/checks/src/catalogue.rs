@@ -394,7 +394,7 @@ mod tests {
         let of = |check: &str| rules.iter().filter(|rule| rule.check.as_str() == check).count();
         assert!(of("dl-hot") > 0 && of("dl-hot") == of("dl"));
         let failed = rules.iter().find(|rule| rule.id.as_str() == "dl-hot-dl-gpu-failed").unwrap();
-        assert_eq!(failed.severity, doctor_core::finding::Severity::Isolate, "a site's rule for a test applies to its variants");
+        assert_eq!(failed.severity, doctor_core::finding::Severity::Isolate, "a test's rules apply to its variants");
         assert!(catalogue.get(&id("dl-hotter")).is_none(), "a variant cannot have variants");
     }
 }

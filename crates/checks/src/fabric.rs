@@ -79,7 +79,7 @@ rules = [
     where_measured = true, reason = "loopback-slow", severity = "reboot", confirm = 2,
     text = "{entity}: {value}bit/s, expected at least {limit}bit/s (85 % of this port's median)" },
   { id = "fabric-odd", check = "fabric", metric = "loopback_percent_of_others", below = 90.0, where_measured = true,
-    reason = "loopback-odd", severity = "monitor", confirm = 2, text = "{entity}: {value} % of the bandwidth of this node's other ports, expected at least {limit} %" },
+    reason = "loopback-odd", severity = "monitor", confirm = 2, text = "{entity}: {value} % of the other ports' bandwidth, expected at least {limit} %" },
 "#, $(
             "  { id = \"fabric-", $counter, "\", check = \"fabric\", event = \"", $counter, "\", reason = \"", $counter,
             "\", severity = \"", $severity, "\",\n    confirm = ", $confirm, ", text = \"{entity}: {value}\" },\n",

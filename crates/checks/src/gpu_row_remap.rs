@@ -74,7 +74,7 @@ fn flagged(gpu: &Gpu, pending: f64, failure: f64) -> impl Iterator<Item = Event>
     let failed = (failure != 0.0)
         .then(|| Event::seen("row-remap-failed", gpu.entity(), "row remapping failed: no spare memory row is left"));
     let waits = (pending != 0.0)
-        .then(|| Event::seen("row-remap-pending", gpu.entity(), "row remapping pending: a bad memory row is in use until the next reset"));
+        .then(|| Event::seen("row-remap-pending", gpu.entity(), "row remapping pending until the next reset"));
     failed.into_iter().chain(waits)
 }
 

@@ -21,7 +21,7 @@ pub fn host_processes(output: Option<&ProbeOutput>) -> Result<&[Process], ProbeF
     if processes.iter().any(|process| process.pid == 2 && process.name == "kthreadd") {
         return Ok(processes);
     }
-    let text = "only the container's processes are visible; run it in the host's PID namespace (Kubernetes: `hostPID: true`)";
+    let text = "only the container's processes are visible; use the host's PID namespace (Kubernetes: `hostPID: true`)";
     Err(ProbeFailure::new(FailureKind::Denied, text))
 }
 

@@ -84,7 +84,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
             Err(failure) => look.could_not(failure),
             Ok(None) if named.is_some() => {}
             Ok(None) => {
-                look.event(Event::seen("port-down", port_entity(id.0, id.1), "the port has disappeared since the last checks"));
+                look.event(Event::seen("port-down", port_entity(id.0, id.1), "the port has disappeared"));
             }
         }
     }

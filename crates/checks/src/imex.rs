@@ -53,7 +53,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         Some(None) => return refused("required", "required = true"),
     };
     let listed = match (required, text(outputs.first())) {
-        (Some(false), _) => return not_applicable("not-configured", "IMEX is disabled for this check (required = false)"),
+        (Some(false), _) => return not_applicable("not-configured", "not required here (required = false)"),
         (_, Ok(config)) => nodes(config),
         (_, Err(failure)) if failure.kind == FailureKind::Missing => 0,
         (Some(true), Err(_)) => 0,

@@ -48,7 +48,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     let required = match params.get("required").map(toml::Value::as_bool) {
         None => None,
-        Some(Some(false)) => return not_applicable("not-configured", "nvidia_peermem is disabled for this check (required = false)"),
+        Some(Some(false)) => return not_applicable("not-configured", "not required here (required = false)"),
         Some(Some(true)) => Some(()),
         Some(None) => return refused("required", "required = true"),
     };
@@ -82,7 +82,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     }
     let metric = Metric::count("peermem_loaded", Entity::node(), f64::from(u8::from(loaded)));
     let missing = (!loaded).then(|| {
-        let text = format!("nvidia_peermem is not loaded: RDMA traffic of GPUs is staged through host memory; RDMA adapters: {cards}");
+        let text = format!("nvidia_peermem not loaded: RDMA to GPUs is staged through host memory; RDMA adapters: {cards}");
         Event::seen("peermem-missing", Entity::node(), text)
     });
     Observation::measured(vec![metric], missing.into_iter().collect())

@@ -113,7 +113,7 @@ mod tests {
         let types = built_in();
         assert_eq!(types.iter().count(), BUILT_IN.len(), "two files have the same name");
         for (name, text) in BUILT_IN {
-            let file = types.get(&Sku::new(name).unwrap()).unwrap_or_else(|| panic!("the profile in {name}.toml has another name"));
+            let file = types.get(&Sku::new(name).unwrap()).unwrap_or_else(|| panic!("{name}.toml has another name"));
             assert!(text.starts_with("# ") && !file.source.is_empty() && !file.detect.is_empty(), "{name}");
             assert!(file.expect.contains_key("gpu_count"), "{name}");
         }
