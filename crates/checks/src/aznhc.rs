@@ -11,7 +11,7 @@
 //! What to do: AzNHC writes its log to `health.log` next to its program; the line with the code shows what was
 //! measured. Compare it with the results of our own checks of the same component.
 //! - `nhc-2008`, `nhc-2018`, `nhc-2019`, `nhc-2023`, `nhc-2005` and `nhc-2010` are `isolate`: infoROM, memory beyond
-//!   repair, a missing disk, a flapping link, or Azure's "a person has to look". Return the machine.
+//!   repair, a missing disk, a flapping link, or Azure's "needs manual inspection". Return the machine.
 //! - `nhc-2007`, `nhc-2011`, `nhc-2014` and `nhc-2016` are `reset`: GPU memory or an NVLink that a reset recovers.
 //! - Codes for heat, the processor and contained errors are `monitor`; all others are `reboot`.
 //! - `nhc-failed` is `monitor`: a check without a code, or with one that is not in Azure's dictionary.
@@ -36,7 +36,7 @@ use crate::{
 };
 
 const SPEC: Spec =
-    Spec::deep("aznhc", "what Azure's own health checks say", Span::minutes(5), Span::minutes(20)).opt_in();
+    Spec::deep("aznhc", "Azure's node health checks (AzNHC)", Span::minutes(5), Span::minutes(20)).opt_in();
 
 // The fault codes are AzNHC's; their severities follow those of our own checks for the same faults. A failed check
 // without a code may be site-specific, and only the site knows what it proves.

@@ -38,13 +38,13 @@ pub struct Packed(String);
 /// Why a document cannot be packed, found or unpacked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadCarried {
-    #[error("the result has {bytes} bytes when packed, and at most {MOST_PACKED} are carried by a log")]
+    #[error("the packed result is {bytes} bytes; a job log carries at most {MOST_PACKED} bytes")]
     TooLong { bytes: usize },
-    #[error("the message of the container's end says nothing of a result")]
+    #[error("the container's termination message contains no result")]
     NoMessage,
-    #[error("the log holds no whole result: it was cut, or the job ended before it had one")]
+    #[error("the log contains no complete result: the log was truncated, or the job ended before it wrote one")]
     NotInLog,
-    #[error("what came in the place of a result cannot be unpacked: {0}")]
+    #[error("the packed result cannot be unpacked: {0}")]
     Unreadable(String),
 }
 
@@ -185,7 +185,7 @@ mod tests {
         for cut in [0, 10, BEGIN.len() + 1, end - 10, end + 3] {
             assert!(read_log(&log[..cut]).is_err(), "{cut}");
         }
-        assert_eq!(read_log(&log[20..]), Err(BadCarried::NotInLog), "the begin is gone");
+        assert_eq!(read_log(&log[20..]), Err(BadCarried::NotInLog), "the begin marker is cut off");
         for other in ["", "OOMKilled", "doctor-in-log-1 many", "doctor-in-log-1 99999999"] {
             assert_eq!(read_message(other), Err(BadCarried::NoMessage), "{other}");
         }

@@ -71,7 +71,7 @@ impl Catalogue {
     pub fn with_site_checks(policy: &Policy) -> Self {
         let checks = crate::CHECKS.iter().copied().chain(crate::site::site_checks(policy));
         static OURS: LazyLock<Written> =
-            LazyLock::new(|| toml::from_str(Catalogue::SUITES_TEXT).expect("the compiled-in suites are tested"));
+            LazyLock::new(|| toml::from_str(Catalogue::SUITES_TEXT).expect("the compiled-in suites parse"));
         let (ours, mut catalogue) = (&*OURS, Self::new(checks));
         catalogue.lay(&ours.suites, &ours.tests);
         catalogue.under(policy)
@@ -309,7 +309,7 @@ mod tests {
             assert!(page.starts_with(&format!("{id}: ")), "{id}: {page}");
             assert!(page.contains("\nWhy it matters: ") && page.contains("\nWhat to do:"), "{id}: {page}");
             assert!(!page.contains("//!") && !page.contains("use doctor_core"), "{id}: {page}");
-            assert!(!(check.probes)(&Params::new()).is_empty(), "{id} looks at nothing");
+            assert!(!(check.probes)(&Params::new()).is_empty(), "{id} has no probe");
         }
         assert!(rules.iter().all(|rule| catalogue.get(&rule.check).is_some()));
         assert_eq!(catalogue.iter().count(), crate::CHECKS.len(), "two checks have the same id");
@@ -376,7 +376,7 @@ mod tests {
         assert_eq!(routine(weekly, "dl"), Some((true, Span::days(3))));
         assert_eq!(routine(&format!("{weekly}[tests.dl]\ncutoff = \"1d\""), "dl"), Some((true, Span::days(1))));
         assert_eq!(routine(&format!("{weekly}[tests.dl]\nenabled = false"), "dl"), None);
-        assert_eq!(routine("", "aznhc"), None, "no suite has it");
+        assert_eq!(routine("", "aznhc"), None, "not in any suite");
         assert_eq!(routine("[repair]\nproving = [\"aznhc\"]", "aznhc"), Some((false, Span::days(7))));
     }
 
@@ -394,7 +394,7 @@ mod tests {
         let of = |check: &str| rules.iter().filter(|rule| rule.check.as_str() == check).count();
         assert!(of("dl-hot") > 0 && of("dl-hot") == of("dl"));
         let failed = rules.iter().find(|rule| rule.id.as_str() == "dl-hot-dl-gpu-failed").unwrap();
-        assert_eq!(failed.severity, doctor_core::finding::Severity::Isolate, "the site's rule is the form's too");
-        assert!(catalogue.get(&id("dl-hotter")).is_none(), "a form of a form is none");
+        assert_eq!(failed.severity, doctor_core::finding::Severity::Isolate, "a test's rules apply to its variants");
+        assert!(catalogue.get(&id("dl-hotter")).is_none(), "a variant cannot have variants");
     }
 }

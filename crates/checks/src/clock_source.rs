@@ -23,7 +23,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("clock-source", "the clock that the kernel tells the time from");
+const SPEC: Spec = Spec::quick("clock-source", "clock source of the kernel");
 
 const RULES: &str = r#"
 [[rules]]
@@ -53,19 +53,19 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         [ProbeOutput::Failed(failure), _] | [_, ProbeOutput::Failed(failure)] => {
             return Observation::CouldNot(failure.clone());
         }
-        _ => return could_not(FailureKind::Unparseable, "the clocks are not text"),
+        _ => return could_not(FailureKind::Unparseable, "the list of clock sources is not text"),
     };
     let available: Vec<_> = available.split_ascii_whitespace().collect();
     if current.is_empty() || available.is_empty() {
-        return could_not(FailureKind::Empty, "the kernel names no clock");
+        return could_not(FailureKind::Empty, "the kernel reports no clock source");
     }
     if !available.contains(&current) {
-        return could_not(FailureKind::Unparseable, "the kernel's clock is none of those it could use");
+        return could_not(FailureKind::Unparseable, "the current clock source is not among the available ones");
     }
     let accepted = params.get("accept").and_then(toml::Value::as_array).into_iter().flatten();
     let is_fast = FAST.contains(&current) || accepted.filter_map(toml::Value::as_str).any(|name| name == current);
     let slow = (!is_fast).then(|| {
-        let text = format!("the kernel tells the time from {current}; it could use {}", available.join(", "));
+        let text = format!("clock source is {current}; available: {}", available.join(", "));
         Event::seen("clock-source-slow", Entity::node(), text)
     });
     let count = u32::try_from(available.len()).unwrap_or(u32::MAX);

@@ -72,10 +72,10 @@ use crate::{
 };
 
 const SPEC: Spec =
-    Spec::deep("collective", "GPUs add up together, right and fast", Span::from_secs(40), Span::minutes(20)).opt_in();
+    Spec::deep("collective", "NCCL all-reduce: correct sums and bandwidth", Span::from_secs(40), Span::minutes(20)).opt_in();
 
 macro_rules! rules {
-    ($($metric:literal floor $floor:literal $(own $own:literal)? $(of $all:literal)?,)*) => {
+    ($($metric:literal $label:literal floor $floor:literal $(own $own:literal)? $(of $all:literal)?,)*) => {
         concat!(r#"
 rules = [
   { id = "collective-wrong", check = "collective", event = "collective-wrong", reason = "collective-wrong",
@@ -90,32 +90,32 @@ rules = [
     severity = "monitor", text = "{value}" },
   { id = "collective-no-gpu-direct", check = "collective", metric = "nccl_without_gpu_direct", above = 0.0,
     where_measured = true, reason = "no-gpu-direct", severity = "monitor",
-    text = "{value} connections take a detour over the host's memory" },
+    text = "{value} connections are staged through host memory (no GPUDirect RDMA)" },
   { id = "collective-link-slow", check = "collective", metric = "nccl_link_percent_of_median", below = 70.0,
     where_measured = true, of_all = true, reason = "link-slow", severity = "monitor", confirm = 2,
-    text = "{entity}: {value} % of what the other links carry" },
+    text = "{entity}: {value} % of the other links' median bandwidth, expected at least {limit} %" },
 "#, $(
             "  { id = \"collective-", $metric, "-floor\", check = \"collective\", metric = \"", $metric, "\", below = ", $floor,
             ", where_measured = true,", $(" of_", $all, " = true,",)?
             "\n    reason = \"collective-slow\", severity = \"monitor\", confirm = 2,\n    text = \"",
-            $metric, " is {value}, less than any such machine reaches ({limit})\" },\n",
+            $label, " {value}B/s, expected at least {limit}B/s on any machine\" },\n",
             "  { id = \"collective-", $metric, "-profile\", check = \"collective\", metric = \"", $metric,
             "\", below_percent_of_profile = 95.0, where_measured = true,", $(" of_", $all, " = true,",)?
             "\n    reason = \"collective-slow\", ",
-            "severity = \"monitor\", confirm = 2,\n    text = \"", $metric,
-            " is {value}, below 95 % of the profile ({limit})\" },\n",
+            "severity = \"monitor\", confirm = 2,\n    text = \"", $label,
+            " {value}B/s, expected at least {limit}B/s (95 % of this machine type's profile)\" },\n",
             $("  { id = \"collective-", $metric, "-own\", check = \"collective\", metric = \"", $metric,
             "\", below_percent_of_own = ", $own, ", where_measured = true,\n    reason = \"collective-slow\", ",
-            "severity = \"monitor\", confirm = 2,\n    text = \"", $metric,
-            " is {value}, below 93 % of its own median ({limit})\" },\n",)?
+            "severity = \"monitor\", confirm = 2,\n    text = \"", $label,
+            " {value}B/s, expected at least {limit}B/s (93 % of this node's median)\" },\n",)?
         )* "]\n")
     };
 }
 
 const RULES: &str = rules![
-    "nccl_busbw_bytes_per_s" floor "1e9" own "93.0",
-    "nccl_ib_loopback_busbw_bytes_per_s" floor "5e8" own "93.0",
-    "nccl_nodes_busbw_bytes_per_s" floor "5e8" of "all",
+    "nccl_busbw_bytes_per_s" "NCCL bus bandwidth" floor "1e9" own "93.0",
+    "nccl_ib_loopback_busbw_bytes_per_s" "NCCL loopback bus bandwidth" floor "5e8" own "93.0",
+    "nccl_nodes_busbw_bytes_per_s" "NCCL bus bandwidth across nodes" floor "5e8" of "all",
 ];
 
 pub(crate) const CHECK: Check =
@@ -167,7 +167,7 @@ fn order(params: &Params) -> Result<CollectiveOrder, Observation> {
     };
     let nccl_tests = settings::words(params, "nccl_tests", example("nccl_tests"))?.unwrap_or_default();
     if mode == Mode::Nodes && !nccl_tests.is_empty() {
-        let text = "nccl_tests is for one node; for `mode = \"nodes\"` leave it out";
+        let text = "`nccl_tests` runs on one node; remove it, or `mode = \"nodes\"`";
         return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, text)));
     }
     let order = CollectiveOrder {
@@ -233,10 +233,10 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
                 (true, _) => observation,
                 (false, true) => Observation::NotApplicable(Why {
                     code: ReasonCode::fixed("one-gpu"),
-                    text: "there is one GPU: an all-reduce over it moves nothing".to_owned(),
+                    text: "the node has one GPU; an all-reduce needs at least two".to_owned(),
                 }),
                 (false, false) => {
-                    let text = format!("the test ended without its figure, {}", order.mode.metric());
+                    let text = format!("the test ended without a value for {}", order.mode.metric());
                     Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, text))
                 }
             }
@@ -316,7 +316,7 @@ mod tests {
         let [Probe::Builtin { args, timeout, .. }] = &probes(&params(set))[..] else { panic!("one test") };
         let order: CollectiveOrder = serde_json::from_str(&args[0]).unwrap();
         assert_eq!((order.mode, order.job.rank, order.job.nodes, order.most), (Mode::Nodes, Some(3), Some(4), 1 << 30));
-        assert!(*timeout > order.timeout, "the test itself answers first");
+        assert!(*timeout > order.timeout, "the test ends before the probe's timeout");
         for wrong in [
             "mode = 'fast'",
             "mode = 3",

@@ -107,6 +107,6 @@ mod tests {
         };
         assert_eq!(slow(0), ["link:0000:19:00.0-0000:1a:00.0"]);
         assert!(slow(1).is_empty());
-        assert!(links(&job(1, 2)).is_empty(), "of two nobody can say which");
+        assert!(links(&job(1, 2)).is_empty(), "with two nodes the slow one cannot be determined");
     }
 }

@@ -160,7 +160,7 @@ mod tests {
         let mib = |sizes: Vec<u64>| sizes.into_iter().map(|size| size >> 20).collect::<Vec<_>>();
         assert_eq!(mib(order().sizes(u64::MAX)), [1, 4, 16, 64, 256, 1024]);
         assert_eq!(mib(order().sizes(100 << 20)), [1, 6, 25, 100]);
-        assert!(order().sizes(1 << 10).is_empty(), "no room is no test");
+        assert!(order().sizes(1 << 10).is_empty(), "no size fits into the memory");
         assert_eq!((CollectiveOrder::repeats(8), CollectiveOrder::repeats(16 << 30)), (50, 4));
     }
 

@@ -66,7 +66,7 @@ impl Broken {
     pub fn text(&self) -> &str {
         match self {
             Self::Hung(text) | Self::Gpu(text) | Self::Failed(text) | Self::Lost(text) | Self::Blind(text) => text,
-            Self::Stopped => "told to stop",
+            Self::Stopped => "stopped by the coordinator",
         }
     }
 }

@@ -146,12 +146,12 @@ impl Wrongs<'_> {
         match blamed(&gpus) {
             Some(rank) => self.blame(rank, bad[0], said),
             None if self.nodes.len() == 1 => {
-                let text = format!("{}; every GPU got the same", words(bad[0]));
+                let text = format!("{}; on every GPU", words(bad[0]));
                 said.events.push(Event::seen("collective-wrong", Entity::node(), text));
             }
             None => {
                 let text = format!(
-                    "{}; every GPU of every node got wrong sums, so nobody can say whose fault it is",
+                    "{}; every GPU of every node got wrong sums, so the faulty node is unknown",
                     words(bad[0])
                 );
                 said.unread.push(ProbeFailure::new(FailureKind::Failed, text));
@@ -160,7 +160,7 @@ impl Wrongs<'_> {
     }
 
     fn blame(&self, rank: u32, seen: &GpuReport, said: &mut Measurements) {
-        let text = format!("{}; what is missing is the share of rank {rank}", words(seen));
+        let text = format!("{}; the contribution of rank {rank} is missing", words(seen));
         let owner = self.nodes.iter().find(|node| node.gpus.iter().any(|gpu| gpu.rank == rank));
         let mine = self.nodes[self.own].gpus.iter().find(|gpu| gpu.rank == rank);
         match (mine, owner) {
@@ -191,12 +191,12 @@ fn words(gpu: &GpuReport) -> String {
     let first = gpu.sizes.iter().find_map(|size| Some((size.bytes, size.listed.first()?)));
     match first {
         Some((bytes, element)) => format!(
-            "{all} elements are not the sum, the first is number {} of a message of {bytes} bytes: {} instead of {}",
+            "{all} wrong elements, the first at index {} of a message of {bytes} bytes: got {}, expected {}",
             element.place,
             f32::from_bits(element.got),
             f32::from_bits(element.expected)
         ),
-        None => format!("{all} elements are not the sum"),
+        None => format!("{all} wrong elements"),
     }
 }
 
@@ -245,7 +245,7 @@ mod tests {
         assert!((figure(&all).unwrap() - expected).abs() < 1.0, "{all:?}");
         assert!(all.events.is_empty() && all.unread.is_empty());
         assert_eq!(table(&job(1, 8)).len(), 2);
-        assert_eq!(figure(&measurements(Mode::Nvlink, &job(1, 8), 0, None, 1)), None, "nobody knows which way");
+        assert_eq!(figure(&measurements(Mode::Nvlink, &job(1, 8), 0, None, 1)), None, "the path is unknown");
     }
 
     #[test]
@@ -255,7 +255,7 @@ mod tests {
         assert!(said(&nodes, 0).events.is_empty() && said(&nodes, 0).unread.is_empty());
         let own = said(&nodes, 1);
         assert_eq!(own.events[0].entity.to_string(), "gpu:0000:1e:00.0");
-        assert!(own.events[0].text.contains("0 instead of 3; 1 of 8 GPUs"), "{}", own.events[0].text);
+        assert!(own.events[0].text.contains("got 0, expected 3; 1 of 8 GPUs"), "{}", own.events[0].text);
     }
 
     #[test]
@@ -263,7 +263,7 @@ mod tests {
         let mut nodes = job(2, 4);
         nodes.iter_mut().flat_map(|node| &mut node.gpus).for_each(|gpu| spoil(gpu, Some(5)));
         let theirs = said(&nodes, 0);
-        assert!(theirs.events.is_empty() && theirs.unread[0].text.contains("rank 5, on node n1"), "{theirs:?}");
+        assert!(theirs.events.is_empty() && theirs.unread[0].text.contains("rank 5 is missing, on node n1"), "{theirs:?}");
         assert_eq!(figure(&theirs), None);
         assert_eq!(said(&nodes, 1).events[0].entity.to_string(), "gpu:0000:1d:00.0");
     }
@@ -283,7 +283,7 @@ mod tests {
         let hang = |nodes: &mut Vec<NodeReport>| {
             for gpu in nodes.iter_mut().flat_map(|node| &mut node.gpus) {
                 gpu.sizes.pop();
-                gpu.broken = Some(Broken::Hung("not through within 60s".to_owned()));
+                gpu.broken = Some(Broken::Hung("a message of 8 bytes did not complete within 60s".to_owned()));
             }
         };
         let (mut one, mut two) = (job(1, 2), job(2, 2));
@@ -315,9 +315,9 @@ mod tests {
         assert_eq!(figure(&first), None);
         assert_eq!(first.unread[0].text, "node n1: 4 through sockets (NET/Socket)");
         let mut slow = job(1, 2);
-        slow[0].gpus[0].broken = Some(Broken::Hung("not through within 60s".to_owned()));
+        slow[0].gpus[0].broken = Some(Broken::Hung("a message of 8 bytes did not complete within 60s".to_owned()));
         slow[0].other_way = Some("4 through sockets (NET/Socket)".to_owned());
-        assert!(said(&slow, 0).events.is_empty(), "slow by another way is no finding");
+        assert!(said(&slow, 0).events.is_empty(), "slow over another path is no finding");
         assert_eq!(said(&slow, 0).unread[0].text, "4 through sockets (NET/Socket)");
     }
 }

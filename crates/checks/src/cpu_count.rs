@@ -32,11 +32,11 @@ const SPEC: Spec = Spec::quick("cpu-count", "sockets, cores and threads").every(
 const RULES: &str = r#"
 rules = [
   { id = "cpu-count-sockets", check = "cpu-count", metric = "cpu_sockets", not_as_profile = true,
-    reason = "cpu-count-wrong", severity = "isolate", text = "{value} sockets, this machine type has {limit}" },
+    reason = "cpu-count-wrong", severity = "isolate", text = "{value} CPU sockets, expected {limit} on this machine type" },
   { id = "cpu-count-cores", check = "cpu-count", metric = "cpu_cores", not_as_profile = true,
-    reason = "cpu-count-wrong", severity = "isolate", text = "{value} cores, this machine type has {limit}" },
+    reason = "cpu-count-wrong", severity = "isolate", text = "{value} CPU cores, expected {limit} on this machine type" },
   { id = "cpu-count-threads", check = "cpu-count", metric = "cpu_threads", not_as_profile = true,
-    reason = "cpu-count-wrong", severity = "isolate", text = "{value} threads, this machine type has {limit}" },
+    reason = "cpu-count-wrong", severity = "isolate", text = "{value} CPU threads, expected {limit} on this machine type" },
 ]
 "#;
 
@@ -69,7 +69,7 @@ fn texts(output: Option<&ProbeOutput>) -> Result<Vec<&str>, Observation> {
     let texts = files(output)?.iter().map(|file| file.text.as_deref().map(str::trim));
     let texts: Vec<&str> = texts.collect::<Result<_, _>>().map_err(|failure| Observation::CouldNot(failure.clone()))?;
     if texts.is_empty() || texts.contains(&"") {
-        let text = "the kernel shows no processor in /sys/devices/system/cpu";
+        let text = "no CPU found in /sys/devices/system/cpu";
         return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, text)));
     }
     Ok(texts)

@@ -25,7 +25,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("cpu-governor", "frequency governor of the processors");
+const SPEC: Spec = Spec::quick("cpu-governor", "CPU frequency governor");
 
 const RULES: &str = r#"
 rules = [
@@ -58,13 +58,13 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     }
     let all: u32 = governors.values().sum();
     for (governor, count) in governors.iter().filter(|(name, _)| !accepted.iter().any(|own| own == **name)) {
-        let text = format!("{count} of {all} groups of processors have the governor `{governor}`");
+        let text = format!("{count} of {all} CPU frequency policies use the governor {governor}");
         look.event(Event::seen("governor-slow", Entity::node(), text));
     }
     if all > 0 {
         look.metric(Metric::count("frequency_groups", Entity::node(), f64::from(all)));
     }
-    Ok(look.or(not_applicable("no-cpufreq", "the kernel does not set the frequency of processors here")))
+    Ok(look.or(not_applicable("no-cpufreq", "the kernel does not control the CPU frequency on this node")))
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("cpu-online", "processors that are switched off");
+const SPEC: Spec = Spec::quick("cpu-online", "CPUs that are offline");
 
 const RULES: &str = r#"
 rules = [
@@ -54,7 +54,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     };
     let (present, online) = (number(0)?, number(1)?);
     if present == 0 || online == 0 {
-        return Err(Observation::CouldNot(unreadable(FILES[0], "no processor")));
+        return Err(Observation::CouldNot(unreadable(FILES[0], "no CPU")));
     }
     // Kernels without this file have no isolated processors.
     let isolated = number(2).unwrap_or(0);
@@ -63,7 +63,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     // With SMT disabled, every second thread is offline, and no more.
     let meant = if matches!(smt, "off" | "forceoff") { present / 2 } else { 0 };
     let event = (offline > meant).then(|| {
-        let text = format!("{} of {present} processors are switched off", offline - meant);
+        let text = format!("{} of {present} CPUs are offline", offline - meant);
         Event::seen("cpu-offline", Entity::node(), text)
     });
     let metric = |name, value: u64| Metric::count(name, Entity::node(), value as f64);

@@ -23,13 +23,13 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("cpu-throttle", "processors that throttle for heat");
+const SPEC: Spec = Spec::quick("cpu-throttle", "thermal throttling of CPUs");
 
 const RULES: &str = r#"
 rules = [
   { id = "cpu-throttle-many", check = "cpu-throttle", metric = "package_throttles", above = 60.0,
     reason = "cpu-throttled", severity = "monitor",
-    text = "a processor throttled itself {value} times within the hour, {limit} is the limit" },
+    text = "a CPU throttled {value} times within the hour, limit {limit}" },
 ]
 "#;
 
@@ -62,7 +62,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     if let Some(worst) = worst {
         look.metric(Metric::new("package_throttles", Entity::node(), worst, Unit::PerHour));
     }
-    look.or(not_applicable("no-counter", "the processors here do not count how often they throttle"))
+    look.or(not_applicable("no-counter", "the CPUs of this node do not count throttling"))
 }
 
 #[cfg(test)]

@@ -46,7 +46,7 @@ impl Credential {
         let controller =
             self.controller.as_ref().map_or_else(String::new, |url| format!("controller = {}\n", quoted(url)));
         format!(
-            "# Whoever has this file speaks for the node. Keep it readable for root alone.\nnode = {}\nkey = {}\n{controller}",
+            "# This file authenticates the node's agent. Keep it readable by root only.\nnode = {}\nkey = {}\n{controller}",
             quoted(self.node.as_str()),
             quoted(&self.key.to_hex())
         )

@@ -59,7 +59,7 @@ use crate::{
 const USUAL: &[Span] = &[Span::from_secs(30), Span::minutes(10), Span::minutes(20), Span::minutes(90)];
 
 const SPEC: Spec =
-    Spec::deep("dcgm", "what NVIDIA's own diagnosis says of the GPUs", Span::minutes(10), Span::minutes(40))
+    Spec::deep("dcgm", "NVIDIA's GPU diagnostics (DCGM)", Span::minutes(10), Span::minutes(40))
         .opt_in()
         .usual_by("level", USUAL);
 
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn a_level_has_to_bring_what_it_promises() {
         assert_eq!(judge("level = 2\nmay_skip = ['targeted_stress']", ran(0, SKIPPED)), ["pass within-limits"]);
-        assert_eq!(judge("level = 2", ran(0, SKIPPED)), ["inconclusive empty"], "it was skipped and not excused");
+        assert_eq!(judge("level = 2", ran(0, SKIPPED)), ["inconclusive empty"], "it was skipped and is not in `may_skip`");
         assert_eq!(judge("level = 3\nskip = ['Targeted Stress']", ran(0, SKIPPED)), ["inconclusive empty"]);
         let excused = "level = 3\nskip = ['targeted_stress']\nmay_skip = ['diagnostic', 'targeted_power']";
         assert_eq!(judge(excused, ran(0, SKIPPED)), ["pass within-limits"]);

@@ -40,10 +40,10 @@ pub fn interpret(output: Option<&ProbeOutput>, gpus: &[Gpu], scope: Scope<'_>) -
         Some(ProbeOutput::Ran { exit, stdout, stderr }) => (stdout, *exit, stderr.as_str()),
         Some(ProbeOutput::Text(text)) => (text, Some(0), ""),
         Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
-        _ => return could_not(FailureKind::Unparseable, "the probe brought no output of dcgmi"),
+        _ => return could_not(FailureKind::Unparseable, "the probe returned no output of dcgmi"),
     };
     if text.len() > MAX_MEASUREMENTS_BYTES {
-        return could_not(FailureKind::TooLong, "dcgmi printed more than is read");
+        return could_not(FailureKind::TooLong, "the output of dcgmi exceeds the output limit");
     }
     let Some(document) = document(text) else { return without_document(text, exit, stderr) };
     let mut reading = Reading {
@@ -94,7 +94,7 @@ fn without_document(text: &str, exit: Option<i32>, stderr: &str) -> Observation 
         return could_not(FailureKind::Empty, "dcgmi printed nothing");
     }
     let said: String = text.trim().chars().take(200).collect();
-    could_not(FailureKind::Unparseable, format!("no result of a diagnosis in: {said}"))
+    could_not(FailureKind::Unparseable, format!("no diagnostic result in the output of dcgmi: {said}"))
 }
 
 #[derive(Default)]
@@ -140,7 +140,7 @@ impl Reading<'_> {
     }
 
     fn test(&mut self, test: &Value) {
-        let name = test["name"].as_str().unwrap_or("a test without a name");
+        let name = test["name"].as_str().unwrap_or("unnamed test");
         let results = list(&test["results"]);
         for result in results {
             self.result(name, result);
@@ -151,7 +151,7 @@ impl Reading<'_> {
         if results.is_empty() && summary.get("status").is_some() || failed(summary) && !results.iter().any(failed) {
             self.result(name, summary);
         } else if results.is_empty() {
-            self.look.could_not(ProbeFailure::new(FailureKind::Empty, format!("{name} brought no result")));
+            self.look.could_not(ProbeFailure::new(FailureKind::Empty, format!("{name} returned no result")));
         }
     }
 
@@ -184,7 +184,7 @@ impl Reading<'_> {
                     self.tell(
                         &ReasonCode::fixed("dcgm-unrated"),
                         result,
-                        &format!("{name} failed and does not say why"),
+                        &format!("{name} failed without a reason"),
                     );
                 }
                 for warning in warnings {
@@ -194,7 +194,7 @@ impl Reading<'_> {
             }
             None => {
                 let said = words(&result["status"]);
-                let text = format!("{name} ended as `{said}`, which is none of Pass, Fail, Warn, Skip, Not Run");
+                let text = format!("{name} has status `{said}`; expected Pass, Fail, Warn, Skip or Not Run");
                 self.look.could_not(ProbeFailure::new(FailureKind::Unparseable, text));
             }
         }
@@ -246,13 +246,13 @@ impl Reading<'_> {
         // A diagnostic without any result is reported once, by `conclude`.
         let is_about_something = !self.ran.is_empty() || !self.skipped.is_empty();
         for name in scope.promised.iter().filter(|name| is_about_something && !has_result(name) && !excused(name)) {
-            let text = format!("{name} belongs to this level and has no result");
+            let text = format!("{name} is part of this level and has no result");
             self.look.could_not(ProbeFailure::new(FailureKind::Empty, text));
         }
         // Up to 3.3, the tests of libraries and settings name no GPU.
         let names_gpus = self.parts.iter().any(|part| part.kind == EntityKind::Gpu);
         for gpu in self.gpus.iter().map(Gpu::entity).filter(|gpu| names_gpus && !self.parts.contains(gpu)) {
-            let text = format!("{gpu} has no result, and others have");
+            let text = format!("{gpu} has no result; other GPUs have");
             self.look.could_not(ProbeFailure::new(FailureKind::Empty, text));
         }
     }
@@ -261,7 +261,7 @@ impl Reading<'_> {
     fn doubt(&mut self, exit: Option<i32>, stderr: &str) {
         if exit != Some(0) && self.tally.failed == 0 {
             let ProbeFailure { kind, text } = ended_badly(exit, stderr);
-            self.look.could_not(ProbeFailure::new(kind, format!("no result failed, and yet {text}")));
+            self.look.could_not(ProbeFailure::new(kind, format!("no test failed, but {text}")));
         }
     }
 
@@ -277,8 +277,8 @@ impl Reading<'_> {
             }
         }
         let text = match skipped {
-            0 => "the diagnosis has no result at all".to_owned(),
-            count => format!("all {count} results say that their test was skipped"),
+            0 => "the diagnostic has no result".to_owned(),
+            count => format!("all {count} tests were skipped"),
         };
         self.look.or(could_not(FailureKind::Empty, text))
     }
@@ -542,7 +542,7 @@ mod tests {
             said[0].starts_with("DCGM skipped targeted_stress on gpu:0000:18:00.0, gpu:0000:19:00.0: "),
             "{said:?}"
         );
-        assert_eq!(said[1], "diagnostic belongs to this level and has no result");
+        assert_eq!(said[1], "diagnostic is part of this level and has no result");
         assert!(unread(&["memory", "targeted_stress", "diagnostic"], &["targeted_stress", "diagnostic"]).is_empty());
     }
 

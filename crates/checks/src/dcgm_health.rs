@@ -45,7 +45,7 @@ use crate::{
 };
 
 /// Less often than the fast checks: the library is loaded in a child process.
-const SPEC: Spec = Spec::quick("dcgm-health", "what DCGM's health watches say").every(Span::minutes(15));
+const SPEC: Spec = Spec::quick("dcgm-health", "DCGM health watches").every(Span::minutes(15));
 
 const RULES: &str = r#"
 rules = [
@@ -98,17 +98,17 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     let answer = match Watch::parse(said) {
         Ok(Watch::Asked(answer)) => answer,
         Ok(Watch::NoEngine) => {
-            let text = format!("DCGM is installed and no host engine listens at {address}");
+            let text = format!("DCGM is installed, but no host engine listens at {address}");
             return Err(not_applicable("dcgm-not-running", text));
         }
-        Err(line) => return Err(could_not(FailureKind::Unparseable, format!("not understood: {line}"))),
+        Err(line) => return Err(could_not(FailureKind::Unparseable, format!("unexpected line in the DCGM report: {line}"))),
     };
     if answer.watched == 0 {
-        let text = "DCGM's health watches were off and have been switched on; the next look has something to tell";
+        let text = "DCGM's health watches were off and are now on; the next check has results";
         return Err(could_not(FailureKind::Empty, text.to_owned()));
     }
     if answer.gpus.is_empty() && answer.incidents.is_empty() {
-        return Err(could_not(FailureKind::Empty, "DCGM's host engine watches no GPU".to_owned()));
+        return Err(could_not(FailureKind::Empty, "the DCGM host engine watches no GPU".to_owned()));
     }
     Ok(told(&answer))
 }
@@ -128,7 +128,7 @@ fn told(answer: &Answer) -> Observation {
         look.event(Event { code: ReasonCode::fixed(code), entity, at: None, text: texts.join("; "), key: None });
     }
     if answer.cut {
-        let text = "DCGM has more incidents than it hands over at once";
+        let text = "DCGM has more incidents than one report contains";
         look.could_not(ProbeFailure::new(FailureKind::TooLong, text));
     }
     look.metric(Metric::count("dcgm_gpus_watched", Entity::node(), answer.gpus.len() as f64));

@@ -84,7 +84,7 @@ impl From<Level> for u8 {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no level of DCGM; there are 1, 2, 3 and 4")]
+#[error("`{0}` is not a DCGM level; expected 1, 2, 3 or 4")]
 pub struct NoSuchLevel(u8);
 
 impl TryFrom<u8> for Level {
@@ -118,7 +118,7 @@ mod tests {
             assert!(pair[1].promises().starts_with(pair[0].promises()) && pair[0].timeout() < pair[1].timeout());
         }
         let wrong = serde_json::from_str::<Level>("5").unwrap_err().to_string();
-        assert!(wrong.contains("1, 2, 3 and 4"), "{wrong}");
+        assert!(wrong.contains("1, 2, 3 or 4"), "{wrong}");
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub(crate) fn about(check: &Check, events: &[Event]) -> Result<Vec<Rule>, Error>
 /// Parses the rules for which `wanted` returns true, given the rule's event code.
 fn read(text: &str, mut wanted: impl FnMut(Option<&str>) -> bool) -> Result<Vec<Rule>, Error> {
     let Some(rules) = DeTable::parse(text)?.into_inner().remove("rules") else { return Ok(Vec::new()) };
-    let DeValue::Array(rules) = rules.into_inner() else { return Err(Error::custom("`rules` is no list")) };
+    let DeValue::Array(rules) = rules.into_inner() else { return Err(Error::custom("`rules` is not a list")) };
     let mut read = Vec::new();
     for rule in rules {
         let event = rule.get_ref().as_table().and_then(|rule| rule.get("event"));

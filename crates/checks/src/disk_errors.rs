@@ -23,12 +23,12 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("disk-errors", "commands that disks failed");
+const SPEC: Spec = Spec::quick("disk-errors", "failed commands of SCSI and SATA disks");
 
 const RULES: &str = r#"
 rules = [
   { id = "disk-errors-many", check = "disk-errors", metric = "failed_commands", above = 10.0, reason = "disk-errors",
-    severity = "monitor", text = "{entity} failed {value} commands within the hour, {limit} is the limit" },
+    severity = "monitor", text = "{entity}: {value} failed commands within the hour, limit {limit}" },
 ]
 "#;
 
@@ -60,7 +60,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
             (None, Ok(None)) => {}
         }
     }
-    look.or(not_applicable("no-disk", "there is no SCSI or SATA disk"))
+    look.or(not_applicable("no-disk", "no SCSI or SATA disk on this node"))
 }
 
 /// Parses the kernel's format, such as `0x1f`.

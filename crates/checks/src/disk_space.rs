@@ -30,7 +30,7 @@ use crate::{
 
 const SPEC: Spec = Spec {
     id: "disk-space",
-    title: "space and inodes of the mounts that matter",
+    title: "free space and inodes of mounts",
     depth: Depth::Quick,
     exclusive: false,
     every: Span::minutes(5),
@@ -51,7 +51,7 @@ metric = "used_percent"
 above = 90.0
 severity = "monitor"
 reason = "disk-full"
-text = "{entity} is {value} % full, {limit} % is the limit"
+text = "{entity} is {value} % full, limit {limit} %"
 
 [[rules]]
 id = "disk-space-inodes"
@@ -60,7 +60,7 @@ metric = "inodes_used_percent"
 above = 90.0
 severity = "monitor"
 reason = "inodes-full"
-text = "{entity} has used {value} % of its inodes, {limit} % is the limit"
+text = "{entity} uses {value} % of its inodes, limit {limit} %"
 
 [[rules]]
 id = "disk-space-missing"
@@ -77,7 +77,7 @@ event = "mount-hangs"
 severity = "monitor"
 confirm = 2
 reason = "mount-hangs"
-text = "{entity} does not answer: {value}"
+text = "{entity} does not respond: {value}"
 "#;
 
 pub(crate) const CHECK: Check =
@@ -116,7 +116,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     if wanted.len() != spaces.len() || wanted.is_empty() {
         let (wanted, answers) = (wanted.len(), spaces.len());
         let text =
-            format!("{wanted} mounts to look at and {answers} answers; `mounts` is a list such as [\"/\", \"/data\"]");
+            format!("{wanted} mounts and {answers} answers; write `mounts` as a list, such as [\"/\", \"/data\"]");
         return could_not(FailureKind::Empty, text);
     }
     let mut look = Look::default();
@@ -132,11 +132,11 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
             }
             ProbeOutput::Failed(failure) if is_there => look.could_not(failure.clone()),
             ProbeOutput::StatFs(_) | ProbeOutput::Failed(_) => {
-                let text = format!("nothing is mounted at {path}");
+                let text = format!("no file system is mounted at {path}");
                 look.event(Event::seen("mount-missing", entity, text));
             }
             _ => {
-                return could_not(FailureKind::Unparseable, format!("the answer about {path} is no statfs"));
+                return could_not(FailureKind::Unparseable, format!("the answer for {path} is not a statfs result"));
             }
         }
     }

@@ -47,10 +47,10 @@ use crate::{
 };
 
 const SPEC: Spec =
-    Spec::deep("dl", "GPUs compute what they should, and fast", Span::from_secs(30), Span::minutes(15)).opt_in();
+    Spec::deep("dl", "GPU arithmetic, memory and copies: correct and fast", Span::from_secs(30), Span::minutes(15)).opt_in();
 
 macro_rules! rules {
-    ($($rate:literal floor $floor:literal,)*) => {
+    ($($rate:literal $label:literal $unit:literal floor $floor:literal,)*) => {
         concat!(r#"
 rules = [
   { id = "dl-memory-wrong", check = "dl", event = "memory-wrong", reason = "memory-wrong", severity = "isolate", text = "{entity}: {value}" },
@@ -61,39 +61,39 @@ rules = [
   { id = "dl-multiprocessor-slow", check = "dl", event = "multiprocessor-slow", reason = "multiprocessor-slow",
     severity = "monitor", confirm = 2, text = "{entity}: {value}" },
   { id = "dl-memory-tested", check = "dl", metric = "memory_tested_percent", below = 98.0, reason = "memory-not-tested",
-    severity = "monitor", text = "{entity}: only {value} % of the free memory was tested" },
+    severity = "monitor", text = "{entity}: {value} % of the free memory tested, expected at least {limit} %" },
   { id = "dl-layers-missed", check = "dl", metric = "layers_multiprocessors_missed", above = 0.0, reason = "multiprocessor-missed",
-    severity = "monitor", text = "{entity}: {value} multiprocessors did not run every layer" },
+    severity = "monitor", text = "{entity}: {value} multiprocessors (SMs) did not run every layer" },
   { id = "dl-slowed", check = "dl", metric = "load_slowed_percent", above = 10.0, reason = "gpu-hot", severity = "monitor",
-    where_measured = true, confirm = 2, text = "{entity}: slowed down by its hardware during {value} % of the load" },
+    where_measured = true, confirm = 2, text = "{entity}: hardware slowdown during {value} % of the load, limit {limit} %" },
 "#, $(
             "  { id = \"dl-", $rate, "-floor\", check = \"dl\", metric = \"", $rate, "\", below = ", $floor,
-            ", where_measured = true,\n    reason = \"gpu-slow\", severity = \"monitor\", confirm = 2, text = \"{entity}: ", $rate,
-            " is {value}, less than any such GPU reaches ({limit})\" },\n",
+            ", where_measured = true,\n    reason = \"gpu-slow\", severity = \"monitor\", confirm = 2, text = \"{entity}: ", $label,
+            " {value}", $unit, ", expected at least {limit}", $unit, " on any GPU\" },\n",
             "  { id = \"dl-", $rate, "-profile\", check = \"dl\", metric = \"", $rate, "\", below_percent_of_profile = 93.0,",
-            " where_measured = true,\n    reason = \"gpu-slow\", severity = \"monitor\", confirm = 2, text = \"{entity}: ", $rate,
-            " is {value}, below 93 % of the profile ({limit})\" },\n",
+            " where_measured = true,\n    reason = \"gpu-slow\", severity = \"monitor\", confirm = 2, text = \"{entity}: ", $label,
+            " {value}", $unit, ", expected at least {limit}", $unit, " (93 % of this machine type's profile)\" },\n",
             "  { id = \"dl-", $rate, "-own\", check = \"dl\", metric = \"", $rate, "\", below_percent_of_own = 93.0,",
-            " where_measured = true,\n    reason = \"gpu-slow\", severity = \"monitor\", confirm = 2, text = \"{entity}: ", $rate,
-            " is {value}, below 93 % of its own median ({limit})\" },\n",
+            " where_measured = true,\n    reason = \"gpu-slow\", severity = \"monitor\", confirm = 2, text = \"{entity}: ", $label,
+            " {value}", $unit, ", expected at least {limit}", $unit, " (93 % of its past median)\" },\n",
         )* "]\n")
     };
 }
 
 // The floors are well below the smallest GPU that the kernels support: a GPU below them is broken, whatever its model.
 const RULES: &str = rules![
-    "gemm_bf16_flop_per_s" floor "1e13",
-    "gemm_bf16_warm_flop_per_s" floor "1e13",
-    "gemm_fp16_flop_per_s" floor "1e13",
-    "gemm_tf32_flop_per_s" floor "5e12",
-    "gemm_fp32_flop_per_s" floor "2e12",
-    "gemm_fp8_flop_per_s" floor "1e14",
-    "gemm_int8_flop_per_s" floor "1e13",
-    "memory_bytes_per_s" floor "1e11",
-    "h2d_bytes_per_s" floor "2e9",
-    "d2h_bytes_per_s" floor "2e9",
-    "d2d_bytes_per_s" floor "1e11",
-    "p2p_bytes_per_s" floor "1e9",
+    "gemm_bf16_flop_per_s" "matrix product bf16" "flop/s" floor "1e13",
+    "gemm_bf16_warm_flop_per_s" "matrix product bf16, warm," "flop/s" floor "1e13",
+    "gemm_fp16_flop_per_s" "matrix product fp16" "flop/s" floor "1e13",
+    "gemm_tf32_flop_per_s" "matrix product tf32" "flop/s" floor "5e12",
+    "gemm_fp32_flop_per_s" "matrix product fp32" "flop/s" floor "2e12",
+    "gemm_fp8_flop_per_s" "matrix product fp8" "flop/s" floor "1e14",
+    "gemm_int8_flop_per_s" "matrix product int8" "op/s" floor "1e13",
+    "memory_bytes_per_s" "memory test" "B/s" floor "1e11",
+    "h2d_bytes_per_s" "copy from host to GPU" "B/s" floor "2e9",
+    "d2h_bytes_per_s" "copy from GPU to host" "B/s" floor "2e9",
+    "d2d_bytes_per_s" "copy within the GPU" "B/s" floor "1e11",
+    "p2p_bytes_per_s" "copy between GPUs" "B/s" floor "1e9",
 ];
 
 pub(crate) const CHECK: Check =

@@ -104,7 +104,7 @@ impl RunKey {
     }
 
     fn mac(&self, body: &[u8]) -> Hmac<Sha256> {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes a key of any length");
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC accepts a key of any length");
         mac.update(body);
         mac
     }
@@ -119,19 +119,19 @@ impl fmt::Debug for RunKey {
 /// Why bytes are not a valid document.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadDocument {
-    #[error("it is {bytes} bytes long, at most {MAX_DOCUMENT_BYTES} are read")]
+    #[error("it is {bytes} bytes; the limit is {MAX_DOCUMENT_BYTES} bytes")]
     TooLong { bytes: u64 },
-    #[error("it does not begin with `doctor-result-1 ` (of an agent: `doctor-report-1 `) and a signature")]
+    #[error("it does not begin with `doctor-result-1 ` (agent reports: `doctor-report-1 `) and a signature")]
     NoSignature,
-    #[error("its signature does not fit its run's key")]
+    #[error("its signature does not match its run's key")]
     WrongSignature,
-    #[error("its body is not a result: {0}")]
+    #[error("its body is not a valid result: {0}")]
     Malformed(String),
     #[error(
-        "it is a report of schema {found}, and this program reads {older} and {known}: update the controller first"
+        "it has schema {found}, this controller accepts {older} and {known}: update the controller first"
     )]
     NewerSchema { found: Schema, older: Schema, known: Schema },
-    #[error("it is a report of schema {found}, and this program reads {older} and {known}: update the agent")]
+    #[error("it has schema {found}, this controller accepts {older} and {known}: update the agent")]
     OlderSchema { found: Schema, older: Schema, known: Schema },
 }
 
@@ -230,7 +230,7 @@ impl fmt::Display for Schema {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no schema such as 1.1")]
+#[error("`{0}` is not a schema version, such as 1.1")]
 pub struct BadSchema(String);
 
 impl FromStr for Schema {

@@ -26,7 +26,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("edac", "errors of main memory");
+const SPEC: Spec = Spec::quick("edac", "ECC errors of main memory");
 
 const RULES: &str = r#"
 rules = [
@@ -81,7 +81,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
                 let Some(errors) = in_an_hour(&series, &mut look) else { continue };
                 (sum, any) = (sum + errors, true);
                 if errors > most {
-                    let text = format!("{errors:.0} {word} errors within the hour");
+                    let text = format!("{errors:.0} {word} memory errors within the hour");
                     look.event(Event::seen(code, module(pattern, series.path, &labels), text));
                 }
             }
@@ -90,7 +90,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
             look.metric(Metric::count(&format!("memory_errors_{word}"), Entity::node(), sum));
         }
     }
-    Ok(look.or(not_applicable("no-edac", "the kernel watches no memory controller here")))
+    Ok(look.or(not_applicable("no-edac", "the kernel monitors no memory controller (EDAC) on this node")))
 }
 
 fn in_an_hour(series: &Series<'_>, look: &mut Look) -> Option<f64> {

@@ -28,7 +28,7 @@ const RULES: &str = r#"
 rules = [
   { id = "efa-count-wrong", check = "efa-count", metric = "efa_devices", not_as_profile = true,
     reason = "efa-count-wrong", severity = "isolate", confirm = 2,
-    text = "{value} EFA adapters are usable, this machine type has {limit}" },
+    text = "{value} usable EFA adapters, expected {limit} on this machine type" },
 ]
 "#;
 
@@ -52,7 +52,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let efa = all.iter().filter(|function| function.is_efa());
     let (bound, waiting): (Vec<_>, Vec<_>) = efa.partition(|function| function.driver == Some("efa"));
     if !waiting.is_empty() && uptime < GRACE_SECONDS {
-        let text = format!("{} EFA adapters have no driver yet, {uptime:.0} s after the boot", waiting.len());
+        let text = format!("{} EFA adapters have no driver yet, {uptime:.0} s after boot", waiting.len());
         return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, text)));
     }
     look.metric(Metric::count("efa_devices", Entity::node(), bound.len() as f64));

@@ -27,7 +27,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("efa-counters", "drops and time-outs of EFA adapters");
+const SPEC: Spec = Spec::quick("efa-counters", "drops and timeouts of EFA adapters");
 
 const RULES: &str = r#"
 rules = [
@@ -55,7 +55,7 @@ pub(crate) const COUNTERS: [Counter; 2] = [
         pattern: "/sys/class/infiniband/*/ports/*/hw_counters/retrans_timeout_events",
         metric: "timeouts_per_second",
         code: "efa-timeouts",
-        what: "time-outs",
+        what: "timeouts",
         most: 1.0,
     },
     Counter {
@@ -86,7 +86,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
                     let (entity, rate) = (port_entity(device, port), growth.per_second());
                     look.metric(Metric::new(counter.metric, entity.clone(), rate, Unit::PerSecond));
                     if rate > counter.most {
-                        let text = format!("{rate:.1} {} a second, {} is the limit", counter.what, counter.most);
+                        let text = format!("{rate:.1} {} per second, limit {}", counter.what, counter.most);
                         look.event(Event::seen(counter.code, entity, text));
                     }
                 }
@@ -97,7 +97,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
             }
         }
     }
-    Ok(look.or(not_applicable("no-efa", "no RDMA device here counts what EFA counts")))
+    Ok(look.or(not_applicable("no-efa", "no RDMA device of this node has EFA counters")))
 }
 
 #[cfg(test)]

@@ -64,7 +64,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let all = functions(outputs.first(), &mut look)?;
     let efa: Vec<_> = all.iter().filter(|function| function.is_efa()).collect();
     if efa.is_empty() {
-        return Ok(look.or(not_applicable("no-efa", "there is no EFA adapter on the PCI bus")));
+        return Ok(look.or(not_applicable("no-efa", "no EFA adapter on the PCI bus")));
     }
     let rdma = links(outputs.get(1))?;
     let modules = names(outputs.get(2)).map_err(Observation::CouldNot)?;
@@ -80,10 +80,10 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
         match (function.driver, has_rdma) {
             (Some("efa"), true) => usable += 1.0,
             (Some("efa"), false) => {
-                troubles.push(Event::seen("efa-not-bound", function.entity(), "no RDMA device for it"));
+                troubles.push(Event::seen("efa-not-bound", function.entity(), "it has no RDMA device"));
             }
             (driver, _) => {
-                let text = format!("its driver is {} and not efa", driver.unwrap_or("none"));
+                let text = format!("its driver is {}, expected efa", driver.unwrap_or("none"));
                 troubles.push(Event::seen("efa-not-bound", function.entity(), text));
             }
         }
@@ -91,13 +91,13 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     look.metric(Metric::count("efa_usable", Entity::node(), usable));
     if seconds < GRACE_SECONDS && !troubles.is_empty() {
         let text = format!(
-            "{usable} of {} EFA adapters are ready {seconds:.0} s after the boot; some take minutes",
+            "{usable} of {} EFA adapters are ready {seconds:.0} s after boot; some take minutes",
             efa.len()
         );
         return Ok(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, text)));
     }
     troubles.into_iter().for_each(|event| look.event(event));
-    Ok(look.or(not_applicable("no-efa", "there is no EFA adapter on the PCI bus")))
+    Ok(look.or(not_applicable("no-efa", "no EFA adapter on the PCI bus")))
 }
 
 #[cfg(test)]

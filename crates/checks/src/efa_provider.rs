@@ -57,7 +57,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     };
     let mut look = Look::default();
     let adapters = functions(outputs.first(), &mut look)?.iter().filter(|function| function.is_efa()).count();
-    let none = not_applicable("no-efa", "there is no EFA adapter on the PCI bus");
+    let none = not_applicable("no-efa", "no EFA adapter on the PCI bus");
     if adapters == 0 {
         return Ok(look.or(none));
     }
@@ -81,7 +81,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
             match places.into_iter().find_map(Result::err) {
                 Some(failure) => look.could_not(failure),
                 None => {
-                    let text = format!("libfabric is neither in {} nor in {}", PLACES[0], PLACES[1]);
+                    let text = format!("libfabric not found in {} or {}", PLACES[0], PLACES[1]);
                     look.event(Event::seen("libfabric-missing", Entity::node(), text));
                 }
             }

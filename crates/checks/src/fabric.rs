@@ -51,7 +51,7 @@ use crate::{
 };
 
 const SPEC: Spec =
-    Spec::deep("fabric", "ports of the fast network move data, and fast", Span::from_secs(70), Span::minutes(20))
+    Spec::deep("fabric", "loopback bandwidth of RDMA ports", Span::from_secs(70), Span::minutes(20))
         .opt_in();
 
 macro_rules! rules {
@@ -63,23 +63,23 @@ rules = [
   { id = "fabric-stalled", check = "fabric", event = "loopback-stalled", reason = "loopback-stalled", severity = "monitor",
     confirm = 2, text = "{entity}: {value}" },
   { id = "fabric-ib-rate", check = "fabric", metric = "ib_write_percent_of_rate", below = 75.0, where_measured = true,
-    reason = "loopback-slow", severity = "reboot", confirm = 2, text = "{entity} moves {value} % of what its link could" },
+    reason = "loopback-slow", severity = "reboot", confirm = 2, text = "{entity}: {value} % of the link rate, expected at least {limit} %" },
   { id = "fabric-ib-floor", check = "fabric", metric = "ib_write_bits_per_s", below = 1000000000.0, where_measured = true,
-    reason = "loopback-slow", severity = "reboot", confirm = 2, text = "{entity} moves {value}bit/s, slower than any such port" },
+    reason = "loopback-slow", severity = "reboot", confirm = 2, text = "{entity}: {value}bit/s, expected at least {limit}bit/s on any port" },
   { id = "fabric-ib-profile", check = "fabric", metric = "ib_write_bits_per_s", below_percent_of_profile = 100.0,
     where_measured = true, reason = "loopback-slow", severity = "reboot", confirm = 2,
-    text = "{entity} moves {value}bit/s, {limit}bit/s are expected of this machine type" },
+    text = "{entity}: {value}bit/s, expected at least {limit}bit/s on this machine type" },
   { id = "fabric-ib-own", check = "fabric", metric = "ib_write_bits_per_s", below_percent_of_own = 85.0,
     where_measured = true, reason = "loopback-slow", severity = "reboot", confirm = 2,
-    text = "{entity} moves {value}bit/s, below 85 % of its own median ({limit}bit/s)" },
+    text = "{entity}: {value}bit/s, expected at least {limit}bit/s (85 % of this port's median)" },
   { id = "fabric-efa-floor", check = "fabric", metric = "efa_pingpong_bits_per_s", below = 20000000000.0,
     where_measured = true, reason = "loopback-slow", severity = "reboot", confirm = 2,
-    text = "{entity} moves {value}bit/s, an EFA adapter moves {limit}bit/s and more" },
+    text = "{entity}: {value}bit/s, expected at least {limit}bit/s of an EFA adapter" },
   { id = "fabric-efa-own", check = "fabric", metric = "efa_pingpong_bits_per_s", below_percent_of_own = 85.0,
     where_measured = true, reason = "loopback-slow", severity = "reboot", confirm = 2,
-    text = "{entity} moves {value}bit/s, below 85 % of its own median ({limit}bit/s)" },
+    text = "{entity}: {value}bit/s, expected at least {limit}bit/s (85 % of this port's median)" },
   { id = "fabric-odd", check = "fabric", metric = "loopback_percent_of_others", below = 90.0, where_measured = true,
-    reason = "loopback-odd", severity = "monitor", confirm = 2, text = "{entity} moves {value} % of what this node's other ports do" },
+    reason = "loopback-odd", severity = "monitor", confirm = 2, text = "{entity}: {value} % of the other ports' bandwidth, expected at least {limit} %" },
 "#, $(
             "  { id = \"fabric-", $counter, "\", check = \"fabric\", event = \"", $counter, "\", reason = \"", $counter,
             "\", severity = \"", $severity, "\",\n    confirm = ", $confirm, ", text = \"{entity}: {value}\" },\n",

@@ -102,7 +102,7 @@ mod tests {
         let symbols = format!("{LINK}/symbol_error");
         assert_eq!(told(&symbols, "900\n", "900\n", 5.0), [""; 0]);
         assert_eq!(told(&symbols, "900\n", "903\n", 5.0), ["symbol-errors link:mlx5_0/1"]);
-        assert_eq!(told(&symbols, "900\n", "2\n", 5.0), ["symbol-errors link:mlx5_0/1"], "it began anew");
+        assert_eq!(told(&symbols, "900\n", "2\n", 5.0), ["symbol-errors link:mlx5_0/1"], "the counter was reset");
         assert_eq!(told(&symbols, "N/A (no PMA)\n", "N/A (no PMA)\n", 5.0), [""; 0]);
         assert_eq!(told(&symbols, "900\n", "?\n", 5.0), ["unparseable"]);
         let received = format!("{LINK}/port_rcv_errors");

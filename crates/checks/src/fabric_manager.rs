@@ -25,7 +25,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("fabric-manager", "whether the fabric manager of NVSwitches runs");
+const SPEC: Spec = Spec::quick("fabric-manager", "whether the NVIDIA fabric manager is running");
 
 const RULES: &str = r#"
 rules = [
@@ -47,10 +47,10 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let count = match outputs.first() {
         Some(ProbeOutput::Names(names)) => switches(names).count(),
         Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
-        _ => return Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, "/dev is no list")),
+        _ => return Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, "the answer for /dev is not a list")),
     };
     if count == 0 {
-        return not_applicable("no-nvswitch", "there is no NVSwitch in /dev");
+        return not_applicable("no-nvswitch", "no NVSwitch in /dev");
     }
     let processes = match host_processes(outputs.get(1)) {
         Ok(processes) => processes,
@@ -59,7 +59,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let entity = Entity::new(EntityKind::Service, "nvidia-fabricmanager");
     let is_up = runs(processes, NAME);
     let metric = Metric::count("fabric_manager_runs", entity.clone(), f64::from(u8::from(is_up)));
-    let text = format!("the machine has {count} NVSwitches and {NAME} does not run");
+    let text = format!("{NAME} is not running; NVSwitches in /dev: {count}");
     let down = (!is_up).then(|| Event::seen("fabric-manager-down", entity, text));
     Observation::measured(vec![metric], down.into_iter().collect())
 }

@@ -76,7 +76,7 @@ pub fn text(output: Option<&ProbeOutput>) -> Result<&str, ProbeFailure> {
 /// Returns the failure for a file with unexpected content.
 pub fn unreadable(path: &str, text: &str) -> ProbeFailure {
     let text: String = text.trim().chars().take(40).collect();
-    ProbeFailure::new(FailureKind::Unparseable, format!("{path} says `{text}`"))
+    ProbeFailure::new(FailureKind::Unparseable, format!("unexpected content of {path}: `{text}`"))
 }
 
 /// Returns the parts of a path that match each `*` of the pattern, or `None` if the path does not match.
@@ -323,7 +323,7 @@ pub(crate) mod tests {
         let pattern = "/sys/class/infiniband/*/ports/*/state";
         assert_eq!(wild(pattern, "/sys/class/infiniband/mlx5_0/ports/1/state"), Some(vec!["mlx5_0", "1"]));
         assert_eq!(wild("/sys/block/nvme*n1/size", "/sys/block/nvme12n1/size"), Some(vec!["12"]));
-        assert_eq!(wild("/a**", "/ab"), None, "one place for each name");
+        assert_eq!(wild("/a**", "/ab"), None, "one wildcard per path element");
         for path in ["/sys/class/infiniband/mlx5_0/ports/1/rate", "/sys/class/infiniband/mlx5_0", ""] {
             assert_eq!(wild(pattern, path), None, "{path}");
         }

@@ -40,17 +40,17 @@ pub struct Latency {
 /// Why a text is not the result of a fio run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadFio {
-    #[error("fio printed {0} bytes, at most {MAX_MEASUREMENTS_BYTES} are read")]
+    #[error("fio printed {0} bytes; the limit is {MAX_MEASUREMENTS_BYTES} bytes")]
     TooLong(usize),
-    #[error("fio printed no JSON; it said: {0}")]
+    #[error("fio printed no JSON; it printed: {0}")]
     NoJson(String),
-    #[error("fio's JSON is not understood: {0}")]
+    #[error("fio's JSON cannot be parsed: {0}")]
     Malformed(String),
-    #[error("`{0}` is not understood; fio 3.0 or newer is")]
+    #[error("fio version `{0}` is not supported; 3.0 or newer is required")]
     OldVersion(String),
     #[error("fio reported no job")]
     NoJobs,
-    #[error("fio reported `{0}`, which is no number from 0 on")]
+    #[error("fio reported `{0}`; expected a number of at least 0")]
     NotANumber(&'static str),
 }
 

@@ -65,7 +65,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
         let Some([of, disk]) = parts(BTRFS, series.path) else { continue };
         tell(format!("{of}/{disk}"), series, None, &mut look);
     }
-    Ok(look.or(not_applicable("no-counter", "no file system here counts its errors")))
+    Ok(look.or(not_applicable("no-counter", "no file system of this node counts its errors")))
 }
 
 /// Sums the counters: a plain number, or lines that each end in a number, such as `write_errs 0`.
@@ -91,12 +91,12 @@ fn tell(disk: String, series: &Series<'_>, when: Option<u64>, look: &mut Look) {
     let looks = series.points.iter().filter(|point| point.text.is_some()).count();
     let grown = if looks > 1 { series.growth_of(DAY, sum).map_or(0.0, |growth| growth.by) } else { 0.0 };
     if grown > 0.0 {
-        let text = format!("{grown} new errors within the day, {count} in all");
+        let text = format!("{grown} new file-system errors within a day, {count} in total");
         look.event(Event::seen("file-system-errors-grow", entity, text));
     } else if count > 0.0 {
         let when = when.map(|at| doctor_core::time::Timestamp::from_secs(i64::try_from(at).unwrap_or(i64::MAX)));
         let when = when.map(|at| format!(", the last at {at}")).unwrap_or_default();
-        look.event(Event::seen("file-system-errors", entity, format!("{count} errors that were never repaired{when}")));
+        look.event(Event::seen("file-system-errors", entity, format!("{count} unrepaired file-system errors{when}")));
     }
 }
 

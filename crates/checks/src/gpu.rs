@@ -25,7 +25,7 @@ pub fn gpus(output: Option<&ProbeOutput>) -> Result<&[Gpu], Observation> {
     let answer = match output {
         Some(ProbeOutput::Gpus(answer)) => answer,
         Some(ProbeOutput::Failed(failure)) => return Err(Observation::CouldNot(failure.clone())),
-        _ => return Err(could_not(FailureKind::Unparseable, "the answer is not one about GPUs".to_owned())),
+        _ => return Err(could_not(FailureKind::Unparseable, "the probe returned no GPU data".to_owned())),
     };
     if answer.on_pci.is_empty() && answer.gpus.is_empty() {
         return Err(no_gpu());
@@ -34,7 +34,7 @@ pub fn gpus(output: Option<&ProbeOutput>) -> Result<&[Gpu], Observation> {
         return Err(Observation::CouldNot(failure.clone()));
     }
     if answer.gpus.is_empty() {
-        let text = format!("{} NVIDIA GPUs are on the PCI bus and the driver knows none of them", answer.on_pci.len());
+        let text = format!("{} NVIDIA GPUs on the PCI bus, none in the driver", answer.on_pci.len());
         return Err(could_not(FailureKind::Empty, text));
     }
     Ok(&answer.gpus)
@@ -44,7 +44,7 @@ pub fn gpus(output: Option<&ProbeOutput>) -> Result<&[Gpu], Observation> {
 pub fn unread(gpu: &Gpu, fields: &[&str]) -> Option<ProbeFailure> {
     let because = |kind, text: String| ProbeFailure::new(kind, format!("{}: {text}", gpu.entity()));
     fields.iter().find_map(|field| match gpu.get(field) {
-        None => Some(because(FailureKind::Empty, format!("the driver was not asked for {field}"))),
+        None => Some(because(FailureKind::Empty, format!("the probe did not query {field}"))),
         Some(Reading::Failed { text, .. }) => Some(because(FailureKind::Failed, format!("{field}: {text}"))),
         Some(Reading::Number(_) | Reading::Text(_) | Reading::NotSupported) => None,
     })
@@ -69,7 +69,7 @@ pub fn read_number(gpu: &Gpu, field: &str, look: &mut Look) -> Option<f64> {
     match gpu.get(field) {
         Some(Reading::Number(value)) => Some(*value),
         Some(Reading::Text(text)) => {
-            let text = format!("{}: {field} is no number: {text}", gpu.entity());
+            let text = format!("{}: {field} is not a number: {text}", gpu.entity());
             look.could_not(ProbeFailure::new(FailureKind::Unparseable, text));
             None
         }
@@ -88,7 +88,7 @@ pub fn read_text<'a>(gpu: &'a Gpu, field: &str, look: &mut Look) -> Option<&'a s
         Some(Reading::Text(_) | Reading::Number(_)) => {
             look.could_not(ProbeFailure::new(
                 FailureKind::Unparseable,
-                format!("{}: {field} is no text", gpu.entity()),
+                format!("{}: {field} is not text", gpu.entity()),
             ));
             None
         }
@@ -116,7 +116,7 @@ pub fn read_numbered(gpu: &Gpu, family: &str, what: &str, look: &mut Look) -> Ve
 
 /// The observation of a GPU check on a machine without GPUs.
 pub fn no_gpu() -> Observation {
-    not_applicable("no-gpu", "there is no NVIDIA GPU on the PCI bus")
+    not_applicable("no-gpu", "no NVIDIA GPU on the PCI bus")
 }
 
 /// Returns a "not applicable" observation with a fixed reason.

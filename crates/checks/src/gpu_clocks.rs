@@ -23,7 +23,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("gpu-clocks", "clocks that GPUs may reach");
+const SPEC: Spec = Spec::quick("gpu-clocks", "maximum and application clocks of GPUs");
 
 const RULES: &str = r#"
 rules = [
@@ -68,13 +68,13 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         }
         memories.extend(read_number(gpu, MAX_MEMORY, &mut look).map(part));
     }
-    for (what, parts) in [("its chip", chips), ("its memory", memories)] {
+    for (what, parts) in [("SM", chips), ("memory", memories)] {
         for odd in odd_ones(&parts) {
-            let text = format!("{what} reaches {} MHz, that of its neighbours {} MHz", odd.part.value, odd.usual);
+            let text = format!("maximum {what} clock {} MHz, the other GPUs have {} MHz", odd.part.value, odd.usual);
             look.event(Event::seen("clocks-differ", odd.part.entity.clone(), text));
         }
     }
-    look.or(not_applicable("not-supported", "no GPU here tells its clocks"))
+    look.or(not_applicable("not-supported", "no GPU of this node reports its clocks"))
 }
 
 /// Newer drivers have no application clocks.
@@ -83,7 +83,7 @@ fn lowered(gpu: &Gpu, look: &mut Look) {
         let (set, usual) = (read_number(gpu, set, look), read_number(gpu, usual, look));
         let (Some(set), Some(usual)) = (set, usual) else { continue };
         if set < usual {
-            let text = format!("its application clock ({what}) is {set} MHz, its default is {usual} MHz");
+            let text = format!("application clock ({what}) {set} MHz, default {usual} MHz");
             look.event(Event::seen("clocks-lowered", gpu.entity(), text));
         }
     }

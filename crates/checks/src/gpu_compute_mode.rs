@@ -20,7 +20,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("gpu-compute-mode", "whether programs may compute on GPUs");
+const SPEC: Spec = Spec::quick("gpu-compute-mode", "compute mode of GPUs");
 
 const RULES: &str = r#"
 rules = [
@@ -47,16 +47,16 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         Some(Some(mode)) if MODES.contains(&mode) => mode,
         Some(_) => return refused("mode", "mode = \"exclusive-process\""),
     };
-    each(outputs.first(), "no GPU here has a compute mode", |gpu, look| {
+    each(outputs.first(), "no GPU of this node has a compute mode", |gpu, look| {
         let Some(number) = read_number(gpu, MODE, look) else { return };
         let Some(mode) = MODES.get(number as usize) else {
-            let text = format!("{}: {MODE} {number} is not known to this program", gpu.entity());
+            let text = format!("{}: unknown {MODE} {number}", gpu.entity());
             look.could_not(ProbeFailure::new(FailureKind::Unparseable, text));
             return;
         };
         look.metric(Metric::count("compute_mode", gpu.entity(), number));
         if *mode != wanted {
-            let text = format!("its compute mode is {mode} and should be {wanted}");
+            let text = format!("compute mode is {mode}, expected {wanted}");
             look.event(Event::seen("compute-mode", gpu.entity(), text));
         }
     })

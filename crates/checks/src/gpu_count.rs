@@ -31,7 +31,7 @@ const SPEC: Spec = Spec::quick("gpu-count", "number of GPUs, by the machine type
 const RULES: &str = r#"
 rules = [
   { id = "gpu-count", check = "gpu-count", metric = "gpu_count", not_as_profile = true, reason = "gpu-count",
-    severity = "reboot", text = "{value} GPUs are there, this machine type has {limit}" },
+    severity = "reboot", text = "{value} GPUs, expected {limit} on this machine type" },
 ]
 "#;
 
@@ -47,7 +47,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         Some(ProbeOutput::Gpus(answer)) => answer,
         Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
         _ => {
-            let failure = ProbeFailure::new(FailureKind::Unparseable, "the answer is not one about GPUs");
+            let failure = ProbeFailure::new(FailureKind::Unparseable, "the probe returned no GPU data");
             return Observation::CouldNot(failure);
         }
     };

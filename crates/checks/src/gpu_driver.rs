@@ -26,12 +26,12 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("gpu-driver", "whether NVIDIA's driver answers");
+const SPEC: Spec = Spec::quick("gpu-driver", "whether the NVIDIA driver is loaded and responds");
 
 const RULES: &str = r#"
 rules = [
   { id = "gpu-driver-hung", check = "gpu-driver", event = "driver-hung", reason = "driver-hung",
-    severity = "reboot", confirm = 2, text = "the GPU driver hangs: {value}" },
+    severity = "reboot", confirm = 2, text = "GPU driver does not respond: {value}" },
   { id = "gpu-driver-mismatch", check = "gpu-driver", event = "driver-mismatch", reason = "driver-mismatch",
     severity = "reboot", text = "{value}" },
   { id = "gpu-driver-not-loaded", check = "gpu-driver", event = "driver-not-loaded", reason = "driver-not-loaded",
@@ -54,23 +54,23 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         // The bus could not be read either, but a driver that is loaded and does not answer hangs.
         Some(ProbeOutput::Failed(failure)) if loaded && hangs(failure.kind) => return hung(failure),
         Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
-        _ => return Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, "no answer about GPUs")),
+        _ => return Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, "the probe returned no GPU data")),
     };
     let on_pci = answer.on_pci.len();
     match &answer.driver {
         _ if on_pci == 0 && answer.gpus.is_empty() => no_gpu(),
         Ok(driver) if driver.version.trim().is_empty() => {
-            Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "the driver tells no version"))
+            Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "the driver reports no version"))
         }
         Ok(_) => Observation::measured(vec![answered(1.0)], Vec::new()),
         Err(failure) if hangs(failure.kind) => hung(failure),
         Err(failure) if says(failure, "version mismatch") => {
             let text =
-                format!("the driver's library and its kernel module are of different versions: {}", failure.text);
+                format!("versions of the driver's library and kernel module differ: {}", failure.text);
             found("driver-mismatch", text)
         }
         Err(failure) if is_absent || says(failure, "driver not loaded") || says(failure, "couldn't communicate") => {
-            let text = format!("{on_pci} NVIDIA GPUs are on the PCI bus and the driver is not loaded");
+            let text = format!("driver not loaded; NVIDIA GPUs on the PCI bus: {on_pci}");
             found("driver-not-loaded", text)
         }
         Err(failure) => Observation::CouldNot(failure.clone()),

@@ -22,16 +22,16 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("gpu-ecc-corrected", "memory errors of GPUs that were corrected");
+const SPEC: Spec = Spec::quick("gpu-ecc-corrected", "corrected memory errors of GPUs");
 
 const RULES: &str = r#"
 rules = [
   { id = "gpu-ecc-corrected-sram", check = "gpu-ecc-corrected", metric = "ecc_corrected_sram", above = 10000.0,
     reason = "ecc-corrected-sram", severity = "monitor",
-    text = "{entity}: {value} corrected errors of SRAM since the last reset, {limit} are many" },
+    text = "{entity}: {value} corrected SRAM errors since the last reset, limit {limit}" },
   { id = "gpu-ecc-corrected-dram", check = "gpu-ecc-corrected", metric = "ecc_corrected_dram", above = 20000000.0,
     reason = "ecc-corrected-dram", severity = "monitor",
-    text = "{entity}: {value} corrected errors of DRAM since the last reset, {limit} are many" },
+    text = "{entity}: {value} corrected DRAM errors since the last reset, limit {limit}" },
 ]
 "#;
 
@@ -46,7 +46,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU here counts ECC errors of SRAM and DRAM apart", |gpu, look| {
+    each(outputs.first(), "no GPU of this node has separate counters for SRAM and DRAM errors", |gpu, look| {
         let (sram, dram) = (read_number(gpu, SRAM, look), read_number(gpu, DRAM, look));
         if let (Some(sram), Some(dram)) = (sram, dram) {
             look.metric(Metric::count("ecc_corrected_sram", gpu.entity(), sram));

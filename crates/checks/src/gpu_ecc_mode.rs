@@ -22,7 +22,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("gpu-ecc-mode", "whether GPUs correct memory errors");
+const SPEC: Spec = Spec::quick("gpu-ecc-mode", "ECC mode of GPUs");
 
 const RULES: &str = r#"
 rules = [
@@ -49,18 +49,18 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         Some(Some("off")) => false,
         Some(_) => return refused("mode", "mode = \"off\""),
     };
-    each(outputs.first(), "no GPU here has ECC", |gpu, look| {
+    each(outputs.first(), "no GPU of this node has ECC", |gpu, look| {
         let (current, pending) = (read_number(gpu, CURRENT, look), read_number(gpu, PENDING, look));
         let (Some(current), Some(pending)) = (current, pending) else { return };
         let (on, will_be) = (current != 0.0, pending != 0.0);
         look.metric(Metric::count("ecc_on", gpu.entity(), current));
         let word = |on| if on { "on" } else { "off" };
         if on != wanted {
-            let text = format!("ECC is {} and should be {}", word(on), word(wanted));
+            let text = format!("ECC is {}, expected {}", word(on), word(wanted));
             look.event(Event::seen("ecc-mode-wrong", gpu.entity(), text));
         }
         if on != will_be {
-            let text = format!("ECC is {} and will be {} after a reset", word(on), word(will_be));
+            let text = format!("ECC is {}; after a reset it will be {}", word(on), word(will_be));
             look.event(Event::seen("ecc-mode-pending", gpu.entity(), text));
         }
     })

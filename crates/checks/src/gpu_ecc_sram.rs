@@ -21,7 +21,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("gpu-ecc-sram", "errors of the GPUs' on-chip memory over their life");
+const SPEC: Spec = Spec::quick("gpu-ecc-sram", "lifetime SRAM errors of GPUs");
 
 const RULES: &str = r#"
 rules = [
@@ -41,7 +41,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU here has a threshold for errors of SRAM", |gpu, look| {
+    each(outputs.first(), "no GPU of this node has a threshold for SRAM errors", |gpu, look| {
         let Some(flag) = read_number(gpu, FLAG, look) else { return };
         let errors = gpu.number(ERRORS);
         look.metric(Metric::count("sram_threshold_exceeded", gpu.entity(), flag));
@@ -49,8 +49,8 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
             look.metric(Metric::count("sram_uncorrected_aggregate", gpu.entity(), errors));
         }
         if flag != 0.0 {
-            let number = errors.map_or_else(|| "an unknown number".to_owned(), |errors| errors.to_string());
-            let text = format!("errors of its SRAM passed NVIDIA's threshold; {number} were not corrected in its life");
+            let number = errors.map_or_else(|| "unknown".to_owned(), |errors| errors.to_string());
+            let text = format!("SRAM errors above NVIDIA's threshold; uncorrected in its lifetime: {number}");
             look.event(Event::seen("sram-threshold", gpu.entity(), text));
         }
     })

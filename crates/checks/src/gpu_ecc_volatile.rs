@@ -21,7 +21,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("gpu-ecc-volatile", "memory errors of GPUs that were not corrected");
+const SPEC: Spec = Spec::quick("gpu-ecc-volatile", "uncorrected memory errors of GPUs");
 
 const RULES: &str = r#"
 rules = [
@@ -42,7 +42,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU here counts ECC errors", |gpu, look| {
+    each(outputs.first(), "no GPU of this node counts ECC errors", |gpu, look| {
         let Some(total) = read_number(gpu, TOTAL, look) else { return };
         look.metric(Metric::count("ecc_uncorrected_volatile", gpu.entity(), total));
         if total > 0.0 {
@@ -50,7 +50,8 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
             let parts = PARTS.iter().filter_map(|(field, name)| Some(format!("{name} {}", gpu.number(field)?)));
             let parts = parts.collect::<Vec<_>>().join(", ");
             let place = if parts.is_empty() { String::new() } else { format!(" ({parts})") };
-            let text = format!("{total} uncorrected memory errors since the last reset{place}");
+            let errors = if total == 1.0 { "error" } else { "errors" };
+            let text = format!("{total} uncorrected memory {errors} since the last reset{place}");
             look.event(Event::seen("ecc-uncorrected", gpu.entity(), text));
         }
     })

@@ -52,7 +52,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU here registers with an NVLink fabric", |gpu, look| {
+    each(outputs.first(), "no GPU of this node registers with an NVLink fabric", |gpu, look| {
         let Some(state) = read_number(gpu, STATE, look) else { return };
         // 0: this GPU has no fabric.
         if state == 0.0 {
@@ -60,11 +60,11 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         }
         look.metric(Metric::count("fabric_state", gpu.entity(), state));
         match state as u32 {
-            1 => not_ready(gpu, "registration with the NVLink fabric has not begun", look),
-            2 => not_ready(gpu, "registration with the NVLink fabric does not come to an end", look),
+            1 => not_ready(gpu, "registration with the NVLink fabric has not started", look),
+            2 => not_ready(gpu, "registration with the NVLink fabric does not complete", look),
             3 => registered(gpu, look),
             _ => {
-                let text = format!("{}: {STATE} {state} is not known to this program", gpu.entity());
+                let text = format!("{}: unknown {STATE} {state}", gpu.entity());
                 look.could_not(ProbeFailure::new(FailureKind::Unparseable, text));
             }
         }
@@ -79,7 +79,7 @@ fn registered(gpu: &Gpu, look: &mut Look) {
     match read_number(gpu, STATUS, look) {
         Some(0.0) | None => {}
         Some(code) => {
-            let text = format!("registration with the NVLink fabric failed with NVML's code {code}");
+            let text = format!("registration with the NVLink fabric failed (NVML {code})");
             look.event(Event::seen("fabric-failed", gpu.entity(), text));
             return;
         }
@@ -96,28 +96,28 @@ fn health(gpu: &Gpu, mask: u32) -> Vec<Event> {
     let seen = |code, text: &str| Event::seen(code, gpu.entity(), text);
     let mut events = Vec::new();
     if is(0) {
-        events.push(seen("fabric-degraded", "the fabric has less bandwidth than usual"));
+        events.push(seen("fabric-degraded", "NVLink fabric bandwidth is degraded"));
     }
     if is(2) {
-        events.push(seen("fabric-degraded", "a route of the fabric is being repaired"));
+        events.push(seen("fabric-degraded", "NVLink fabric route recovery is in progress"));
     }
     if is(4) {
-        events.push(seen("fabric-unhealthy", "a route of the fabric is broken"));
+        events.push(seen("fabric-unhealthy", "NVLink fabric route is unhealthy"));
     }
     if is(6) {
-        events.push(seen("fabric-degraded", "the fabric recovers from an access that timed out"));
+        events.push(seen("fabric-degraded", "NVLink fabric is recovering from an access timeout"));
     }
     let wrong = match mask >> 8 & 0xf {
         0 | 1 => return events,
-        2 => "the system's identifier is wrong",
-        3 => "the chassis' serial number is wrong",
-        4 => "it belongs to no partition",
-        5 => "it has too few NVLinks",
-        6 => "its firmware does not fit",
-        7 => "its place is not valid",
-        _ => "the reason is not known to this program",
+        2 => "wrong system identifier",
+        3 => "wrong chassis serial number",
+        4 => "no partition",
+        5 => "too few NVLinks",
+        6 => "incompatible firmware",
+        7 => "invalid location",
+        _ => "unknown reason",
     };
-    events.push(seen("fabric-unhealthy", &format!("the fabric's configuration is wrong: {wrong}")));
+    events.push(seen("fabric-unhealthy", &format!("NVLink fabric configuration is incorrect: {wrong}")));
     events
 }
 

@@ -42,7 +42,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU here has an infoROM", |gpu, look| {
+    each(outputs.first(), "no GPU of this node has an infoROM", |gpu, look| {
         let valid = match gpu.get(VALID) {
             Some(Reading::Failed { code: NVML_CORRUPTED_INFOROM, .. }) => Some(0.0),
             _ => read_number(gpu, VALID, look),
@@ -50,7 +50,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         let Some(valid) = valid else { return };
         look.metric(Metric::count("inforom_valid", gpu.entity(), valid));
         if valid == 0.0 {
-            let text = "its infoROM is corrupt: settings and the list of bad memory rows cannot be trusted";
+            let text = "infoROM is corrupt: settings and the list of remapped memory rows are unreliable";
             look.event(Event::seen("inforom-corrupt", gpu.entity(), text));
         }
     })

@@ -24,7 +24,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("gpu-libraries", "whether the driver's libraries are whole").every(Span::hours(1));
+const SPEC: Spec = Spec::quick("gpu-libraries", "integrity of the driver's libraries").every(Span::hours(1));
 
 const RULES: &str = r#"
 rules = [
@@ -56,7 +56,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let Some((driver, lists)) = outputs.split_first() else {
-        return Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "nothing was looked at"));
+        return Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "the probe returned no files"));
     };
     // A driver that does not answer may do so because of these files: check them all the same.
     let silent = match gpus(Some(driver)) {
@@ -86,11 +86,11 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         look.metric(Metric::count("libraries_whole", Entity::node(), f64::from(whole)));
     }
     if !broken.is_empty() {
-        let text = format!("{} libraries of the driver are broken: {}", broken.len(), broken.join(", "));
+        let text = format!("{} broken driver libraries: {}", broken.len(), broken.join(", "));
         look.event(Event::seen("library-broken", Entity::node(), text));
     }
     look.or(silent.map_or_else(
-        || not_applicable("libraries-elsewhere", "the driver's libraries are in none of the usual places"),
+        || not_applicable("libraries-elsewhere", "the driver's libraries are in none of the standard directories"),
         Observation::CouldNot,
     ))
 }
@@ -100,9 +100,9 @@ fn fault(file: &FileText) -> Result<Option<&'static str>, ProbeFailure> {
     match &file.text {
         Ok(bytes) if bytes.trim().eq_ignore_ascii_case(ELF) => Ok(None),
         Ok(bytes) if bytes.trim().is_empty() => Ok(Some("is empty")),
-        Ok(_) => Ok(Some("is no library")),
+        Ok(_) => Ok(Some("is not a library")),
         // The name was listed but the file could not be opened: a dangling link.
-        Err(failure) if failure.kind == FailureKind::Missing => Ok(Some("leads nowhere")),
+        Err(failure) if failure.kind == FailureKind::Missing => Ok(Some("is a dangling link")),
         Err(failure) => Err(failure.clone()),
     }
 }

@@ -25,7 +25,7 @@ const RULES: &str = r#"
 rules = [
   { id = "gpu-memory-size", check = "gpu-memory-size", metric = "gpu_memory_bytes", below_percent_of_profile = 98.0,
     reason = "gpu-memory-small", severity = "isolate",
-    text = "{entity}: {value} bytes of memory, at least {limit} are expected on this machine type" },
+    text = "{entity}: {value}B of memory, expected at least {limit}B on this machine type" },
 ]
 "#;
 
@@ -39,7 +39,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU here has memory of its own", |gpu, look| {
+    each(outputs.first(), "no GPU of this node has its own memory", |gpu, look| {
         if let Some(bytes) = read_number(gpu, TOTAL, look) {
             look.metric(Metric::new("gpu_memory_bytes", gpu.entity(), bytes, Unit::Bytes));
         }

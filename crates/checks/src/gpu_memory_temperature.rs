@@ -26,7 +26,7 @@ const RULES: &str = r#"
 rules = [
   { id = "gpu-memory-temperature", check = "gpu-memory-temperature", metric = "memory_temperature_celsius",
     above = 95.0, reason = "gpu-memory-hot", severity = "monitor", confirm = 2,
-    text = "{entity}: its memory has {value} degrees, {limit} is the limit" },
+    text = "{entity}: memory temperature {value} °C, limit {limit} °C" },
 ]
 "#;
 
@@ -40,7 +40,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU here tells the temperature of its memory", |gpu, look| {
+    each(outputs.first(), "no GPU of this node reports its memory temperature", |gpu, look| {
         if let Some(degrees) = read_number(gpu, MEMORY, look) {
             look.metric(Metric::new("memory_temperature_celsius", gpu.entity(), degrees, Unit::Celsius));
         }

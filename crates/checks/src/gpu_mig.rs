@@ -24,7 +24,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("gpu-mig", "whether GPUs are divided (MIG)");
+const SPEC: Spec = Spec::quick("gpu-mig", "MIG mode of GPUs");
 
 const RULES: &str = r#"
 rules = [
@@ -70,18 +70,18 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     let divided = modes.iter().filter(|(_, on)| *on).count();
     match wanted {
         Wanted::Alike if divided > 0 && divided < modes.len() => {
-            let text = format!("{divided} of {} GPUs are divided by MIG and the others are not", modes.len());
+            let text = format!("MIG is on for {divided} of {} GPUs and off for the others", modes.len());
             look.event(Event::seen("mig-mixed", Entity::node(), text));
         }
         Wanted::Alike | Wanted::Mixed => {}
         Wanted::All(wanted) => {
             for (gpu, on) in modes.iter().filter(|(_, on)| *on != wanted) {
-                let text = format!("MIG is {} and should be {}", word(*on), word(wanted));
+                let text = format!("MIG is {}, expected {}", word(*on), word(wanted));
                 look.event(Event::seen("mig-mode", gpu.entity(), text));
             }
         }
     }
-    look.or(not_applicable("not-supported", "no GPU here can be divided"))
+    look.or(not_applicable("not-supported", "no GPU of this node supports MIG"))
 }
 
 const fn word(on: bool) -> &'static str {
@@ -94,7 +94,7 @@ fn mode(gpu: &Gpu, look: &mut Look) -> Option<bool> {
     let (on, will_be) = (current? != 0.0, pending? != 0.0);
     look.metric(Metric::count("mig_on", gpu.entity(), f64::from(u8::from(on))));
     if on != will_be {
-        let text = format!("MIG is {} and will be {} after a reset", word(on), word(will_be));
+        let text = format!("MIG is {}; after a reset it will be {}", word(on), word(will_be));
         look.event(Event::seen("mig-pending", gpu.entity(), text));
     }
     Some(on)

@@ -47,18 +47,18 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU here tells of its PCIe link", |gpu, look| {
+    each(outputs.first(), "no GPU of this node reports its PCIe link", |gpu, look| {
         if let Some([current, best]) = pair(gpu, WIDTH, look) {
             look.metric(Metric::count("pcie_width", gpu.entity(), current));
             if current < best {
-                let text = format!("its PCIe link has {current} lanes, GPU and slot have {best}");
+                let text = format!("PCIe link width x{current}, GPU and slot support x{best}");
                 look.event(Event::seen("pcie-width", gpu.entity(), text));
             }
         }
         if let Some([current, best]) = pair(gpu, GENERATION, look) {
             look.metric(Metric::count("pcie_generation", gpu.entity(), current));
             if current < best && works(gpu) {
-                let text = format!("its PCIe link runs at generation {current} under load, GPU and slot have {best}");
+                let text = format!("PCIe generation {current} under load, GPU and slot support {best}");
                 look.event(Event::seen("pcie-generation", gpu.entity(), text));
             }
         }

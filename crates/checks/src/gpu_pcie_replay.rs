@@ -22,13 +22,13 @@ use crate::{
     uptime::{self, hours_up},
 };
 
-const SPEC: Spec = Spec::quick("gpu-pcie-replay", "PCIe packets of GPUs that were sent again");
+const SPEC: Spec = Spec::quick("gpu-pcie-replay", "PCIe replays of GPUs");
 
 const RULES: &str = r#"
 rules = [
   { id = "gpu-pcie-replay", check = "gpu-pcie-replay", metric = "pcie_replays_per_hour", above = 480.0,
     reason = "pcie-replays", severity = "isolate",
-    text = "{entity}: {value} PCIe replays an hour since the boot, {limit} is the limit" },
+    text = "{entity}: {value} PCIe replays per hour since boot, limit {limit}" },
 ]
 "#;
 
@@ -43,7 +43,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let hours = hours_up(outputs.get(1));
-    each(outputs.first(), "no GPU here counts PCIe replays", |gpu, look| {
+    each(outputs.first(), "no GPU of this node counts PCIe replays", |gpu, look| {
         let Some(replays) = read_number(gpu, REPLAYS, look) else { return };
         match &hours {
             Ok(hours) => {

@@ -19,7 +19,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("gpu-persistence", "whether the driver stays loaded between jobs");
+const SPEC: Spec = Spec::quick("gpu-persistence", "persistence mode of GPUs");
 
 const RULES: &str = r#"
 rules = [
@@ -38,11 +38,11 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU here has a persistence mode", |gpu, look| {
+    each(outputs.first(), "no GPU of this node has a persistence mode", |gpu, look| {
         let Some(mode) = read_number(gpu, MODE, look) else { return };
         look.metric(Metric::count("persistence_on", gpu.entity(), mode));
         if mode == 0.0 {
-            let text = "persistence mode is off: the driver lets go of it between jobs";
+            let text = "persistence mode is off: the driver unloads the GPU between jobs";
             look.event(Event::seen("persistence-off", gpu.entity(), text));
         }
     })

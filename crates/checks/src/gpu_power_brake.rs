@@ -22,7 +22,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("gpu-power-brake", "GPUs braked by the power supply");
+const SPEC: Spec = Spec::quick("gpu-power-brake", "GPUs slowed by the power brake");
 
 const RULES: &str = r#"
 rules = [
@@ -41,13 +41,13 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU here tells why its clocks are as they are", |gpu, look| {
+    each(outputs.first(), "no GPU of this node reports clock event reasons", |gpu, look| {
         let Some(active) = read_number(gpu, REASONS, look) else { return };
         let brakes = active as u64 & HW_POWER_BRAKE != 0;
         look.metric(Metric::count("power_brake", gpu.entity(), f64::from(u8::from(brakes))));
         if brakes {
             let draw = gpu.number(DRAW).map_or_else(String::new, |watts| format!(" at {watts} W"));
-            let text = format!("the machine's power brake holds its clocks down{draw}");
+            let text = format!("clocks reduced by the external power brake{draw}");
             look.event(Event::seen("power-brake", gpu.entity(), text));
         }
     })

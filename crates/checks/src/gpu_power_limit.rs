@@ -50,12 +50,12 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         Ok(watts) => watts,
         Err(instead) => return instead,
     };
-    each(outputs.first(), "no GPU here has a power limit", |gpu, look| {
+    each(outputs.first(), "no GPU of this node has a power limit", |gpu, look| {
         let (limit, default) = (read_number(gpu, LIMIT, look), read_number(gpu, DEFAULT, look));
         let (Some(limit), Some(wanted)) = (limit, watts.or(default)) else { return };
         look.metric(Metric::new("power_limit_watts", gpu.entity(), limit, Unit::Watts));
-        let whose = if watts.is_some() { "this site wants" } else { "its default is" };
-        let text = format!("it may draw {limit} W, {whose} {wanted} W");
+        let whose = if watts.is_some() { "expected" } else { "default" };
+        let text = format!("power limit {limit} W, {whose} {wanted} W");
         if limit < wanted - NOISE {
             look.event(Event::seen("power-limit-low", gpu.entity(), text));
         } else if watts.is_some() && limit > wanted + NOISE {

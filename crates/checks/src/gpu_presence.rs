@@ -70,7 +70,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let answer = match outputs.first() {
         Some(ProbeOutput::Gpus(answer)) => answer,
         Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
-        _ => return could_not(FailureKind::Unparseable, "the answer is not one about GPUs"),
+        _ => return could_not(FailureKind::Unparseable, "the probe returned no GPU data"),
     };
     if answer.on_pci.is_empty() && answer.gpus.is_empty() {
         return no_gpu();
@@ -84,7 +84,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         // The driver does not exist: no GPU is passed through.
         Some(ProbeOutput::Failed(failure)) if failure.kind == FailureKind::Missing => Vec::new(),
         Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
-        _ => return could_not(FailureKind::Unparseable, "the devices of vfio-pci are no list"),
+        _ => return could_not(FailureKind::Unparseable, "the answer for the devices of vfio-pci is not a list"),
     };
     let mut look = Look::default();
     compare(answer, &guests, &mut look);
@@ -94,7 +94,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     match outputs.get(1) {
         Some(ProbeOutput::Names(names)) => device_files(&answer.gpus, names, &mut look),
         Some(ProbeOutput::Failed(failure)) => look.could_not(failure.clone()),
-        _ => look.could_not(ProbeFailure::new(FailureKind::Unparseable, "/dev is no list")),
+        _ => look.could_not(ProbeFailure::new(FailureKind::Unparseable, "the answer for /dev is not a list")),
     }
     look.or(no_gpu())
 }
@@ -115,14 +115,14 @@ fn compare(answer: &GpuAnswer, guests: &[String], look: &mut Look) {
     // A GPU that does not even report its bus id may be any of those that seem to be missing.
     for bus in on_pci.iter().filter(|bus| !nameless && !driven.contains(bus)) {
         let entity = Entity::new(EntityKind::Gpu, bus.clone());
-        look.event(Event::seen("gpu-not-driven", entity, "it is on the PCI bus and the driver does not have it"));
+        look.event(Event::seen("gpu-not-driven", entity, "GPU on the PCI bus, but not in the driver"));
     }
     // A GPU whose queries fail is reported by its error instead.
     let answers = |gpu: &&Gpu| !gpu.fields.iter().any(|(_, reading)| matches!(reading, Reading::Failed { .. }));
     for gpu in answer.gpus.iter().filter(answers) {
         let bus = same(&gpu.bus);
         if !bus.is_empty() && !on_pci.contains(&bus) {
-            let text = "the driver has it and the PCI bus does not show it";
+            let text = "GPU off bus: in the driver, but not on the PCI bus";
             look.event(Event::seen("gpu-off-bus", gpu.entity(), text));
         }
     }
@@ -143,7 +143,7 @@ fn refusal(gpu: &Gpu, look: &mut Look) {
         (NVML_RESET_REQUIRED, "gpu-needs-reset"),
     ];
     match known.into_iter().find_map(|(wanted, code)| Some((code, said(wanted)?))) {
-        Some((code, text)) => look.event(Event::seen(code, gpu.entity(), format!("the driver says: {text}"))),
+        Some((code, text)) => look.event(Event::seen(code, gpu.entity(), format!("the driver reports: {text}"))),
         None => unread(gpu, &FIELDS).into_iter().for_each(|failure| look.could_not(failure)),
     }
 }
@@ -153,7 +153,7 @@ fn device_files(gpus: &[Gpu], names: &[String], look: &mut Look) {
         let Some(minor) = gpu.number("minor_number") else { continue };
         let name = format!("nvidia{minor:.0}");
         if !names.contains(&name) {
-            let text = format!("there is no /dev/{name}; programs cannot open it");
+            let text = format!("/dev/{name} is missing; programs cannot open the GPU");
             look.event(Event::seen("gpu-device-missing", gpu.entity(), text));
         }
     }

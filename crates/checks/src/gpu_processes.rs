@@ -70,10 +70,10 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 fn dead(gpu: &Gpu, number: u32, pid: f64, processes: &[Process], look: &mut Look) {
     let held = gpu
         .number(&format!("process.{number}.memory"))
-        .map_or_else(String::new, |bytes| format!(" and holds {:.0} MiB", bytes / f64::from(1 << 20)));
+        .map_or_else(String::new, |bytes| format!(", holding {:.0} MiB", bytes / f64::from(1 << 20)));
     match processes.iter().find(|process| f64::from(process.pid) == pid) {
         None => {
-            let text = format!("the driver lists process {pid}, which is gone{held}");
+            let text = format!("process {pid} has ended and the driver still lists it{held}");
             look.event(Event::seen("gpu-process-ghost", gpu.entity(), text));
         }
         Some(process) if matches!(process.state, 'Z' | 'X') => {

@@ -21,7 +21,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("gpu-recovery-action", "what the driver asks for to repair a GPU");
+const SPEC: Spec = Spec::quick("gpu-recovery-action", "recovery action that the driver requests");
 
 const RULES: &str = r#"
 rules = [
@@ -46,19 +46,19 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU here tells how it wants to be repaired", |gpu, look| {
+    each(outputs.first(), "no GPU of this node reports a recovery action", |gpu, look| {
         let Some(action) = read_number(gpu, ACTION, look) else { return };
         let (code, text) = match action as u32 {
             0 => {
                 look.metric(Metric::count("recovery_action", gpu.entity(), action));
                 return;
             }
-            1 => ("recovery-reset", "the driver asks for a reset of this GPU"),
-            2 => ("recovery-reboot", "the driver asks for a boot of the node"),
-            3 => ("recovery-drain", "the driver asks to end all traffic between this GPU and others"),
-            4 => ("recovery-drain-reset", "the GPU works at reduced capacity until it is drained and reset"),
+            1 => ("recovery-reset", "the driver requests a reset of this GPU"),
+            2 => ("recovery-reboot", "the driver requests a reboot of the node"),
+            3 => ("recovery-drain", "the driver requests that peer-to-peer traffic of this GPU is drained"),
+            4 => ("recovery-drain-reset", "GPU works at reduced capacity until it is drained and reset"),
             _ => {
-                let text = format!("{}: {ACTION} {action} is not known to this program", gpu.entity());
+                let text = format!("{}: unknown {ACTION} {action}", gpu.entity());
                 look.could_not(ProbeFailure::new(FailureKind::Unparseable, text));
                 return;
             }

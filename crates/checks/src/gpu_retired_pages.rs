@@ -22,13 +22,13 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("gpu-retired-pages", "pages of memory that older GPUs took out of use");
+const SPEC: Spec = Spec::quick("gpu-retired-pages", "retired memory pages (GPUs before Ampere)");
 
 const RULES: &str = r#"
 rules = [
   { id = "gpu-retired-pages-many", check = "gpu-retired-pages", metric = "retired_pages", above = 59.0,
     reason = "retired-pages-many", severity = "isolate",
-    text = "{entity}: {value} pages of memory were retired, more than {limit} are a reason to return the board" },
+    text = "{entity}: {value} retired memory pages, limit {limit} (replace the board)" },
   { id = "gpu-retired-pages-pending", check = "gpu-retired-pages", event = "page-retirement-pending",
     reason = "page-retirement-pending", severity = "reset", text = "{entity}: {value}" },
 ]
@@ -50,7 +50,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU here retires pages", |gpu, look| {
+    each(outputs.first(), "no GPU of this node retires pages", |gpu, look| {
         match read_number(gpu, ARCHITECTURE, look) {
             Some(architecture) if architecture < AMPERE => {}
             _ => return,
@@ -59,7 +59,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         let [Some(single), Some(double), Some(pending)] = fields else { return };
         look.metric(Metric::count("retired_pages", gpu.entity(), single + double));
         if pending != 0.0 {
-            let text = "a bad page of its memory is in use until the next reset";
+            let text = "a bad memory page is in use until the next reset";
             look.event(Event::seen("page-retirement-pending", gpu.entity(), text));
         }
     })

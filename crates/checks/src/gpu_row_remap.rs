@@ -25,7 +25,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("gpu-row-remap", "rows of GPU memory exchanged for spare ones");
+const SPEC: Spec = Spec::quick("gpu-row-remap", "remapped rows of GPU memory");
 
 const RULES: &str = r#"
 rules = [
@@ -34,7 +34,7 @@ rules = [
   { id = "gpu-row-remap-pending", check = "gpu-row-remap", event = "row-remap-pending", reason = "row-remap-pending",
     severity = "reset", text = "{entity}: {value}" },
   { id = "gpu-row-remap-many", check = "gpu-row-remap", metric = "rows_remapped_uncorrectable", above = 512.0,
-    reason = "row-remap-many", severity = "monitor", text = "{entity}: {value} rows were exchanged, {limit} are many" },
+    reason = "row-remap-many", severity = "monitor", text = "{entity}: {value} remapped memory rows, limit {limit}" },
 ]
 "#;
 
@@ -67,14 +67,14 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
             look.could_not(failure);
         }
     }
-    look.or(not_applicable("not-supported", "no GPU here exchanges rows of its memory"))
+    look.or(not_applicable("not-supported", "no GPU of this node supports row remapping"))
 }
 
 fn flagged(gpu: &Gpu, pending: f64, failure: f64) -> impl Iterator<Item = Event> {
     let failed = (failure != 0.0)
-        .then(|| Event::seen("row-remap-failed", gpu.entity(), "a bad row could not be exchanged: no spare is left"));
+        .then(|| Event::seen("row-remap-failed", gpu.entity(), "row remapping failed: no spare memory row is left"));
     let waits = (pending != 0.0)
-        .then(|| Event::seen("row-remap-pending", gpu.entity(), "a bad row is exchanged at the next reset"));
+        .then(|| Event::seen("row-remap-pending", gpu.entity(), "row remapping pending until the next reset"));
     failed.into_iter().chain(waits)
 }
 

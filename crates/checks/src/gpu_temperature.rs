@@ -21,14 +21,14 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("gpu-temperature", "how far GPUs are from being too hot");
+const SPEC: Spec = Spec::quick("gpu-temperature", "GPU temperature below the slowdown threshold");
 
 // Throttling begins at 0. The sensor reports whole degrees, and boards vary by one or two under steady load.
 const RULES: &str = r#"
 rules = [
   { id = "gpu-temperature-margin", check = "gpu-temperature", metric = "temperature_margin_celsius", below = 3.0,
     reason = "gpu-hot", severity = "monitor", confirm = 2,
-    text = "{entity}: {value} degrees below the temperature at which it is slowed down, {limit} is the least" },
+    text = "{entity}: {value} °C below the slowdown temperature, expected at least {limit} °C" },
 ]
 "#;
 
@@ -44,7 +44,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU here tells at which temperature it is slowed down", |gpu, look| {
+    each(outputs.first(), "no GPU of this node reports its slowdown temperature", |gpu, look| {
         if let Some(margin) = margin(gpu, look) {
             look.metric(Metric::new("temperature_margin_celsius", gpu.entity(), margin, Unit::Celsius));
         }

@@ -26,7 +26,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("gpu-throttle", "clocks of GPUs held down by the hardware");
+const SPEC: Spec = Spec::quick("gpu-throttle", "GPU clocks reduced by the hardware");
 
 const RULES: &str = r#"
 rules = [
@@ -53,20 +53,20 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU here tells why its clocks are as they are", |gpu, look| {
+    each(outputs.first(), "no GPU of this node reports clock event reasons", |gpu, look| {
         let Some(active) = read_number(gpu, REASONS, look) else { return };
         // A mask of reasons is far below 2^53.
         let reasons = active as u64;
         look.metric(Metric::count("clock_reasons", gpu.entity(), active));
         let at = match (gpu.number(CLOCK), gpu.number(MAX)) {
-            (Some(clock), Some(max)) => format!("its clock is {clock} of {max} MHz"),
-            _ => "its clock is unknown".to_owned(),
+            (Some(clock), Some(max)) => format!("clock {clock} of {max} MHz"),
+            _ => "clock unknown".to_owned(),
         };
         if reasons & HW_THERMAL != 0 {
-            let text = format!("the hardware slows it down because it is too hot; {at}");
+            let text = format!("hardware thermal slowdown; {at}");
             look.event(Event::seen("thermal-slowdown", gpu.entity(), text));
         } else if reasons & HW_SLOWDOWN != 0 && reasons & HW_POWER_BRAKE == 0 {
-            let text = format!("the hardware slows it down, not for heat and not by the power brake; {at}");
+            let text = format!("hardware slowdown, neither thermal nor by the power brake; {at}");
             look.event(Event::seen("hw-slowdown", gpu.entity(), text));
         }
     })

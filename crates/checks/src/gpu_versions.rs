@@ -66,18 +66,18 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     let Some(ProbeOutput::Gpus(answer)) = outputs.first() else { return no_gpu() };
     let version = answer.driver.as_ref().map(|driver| driver.version.trim()).unwrap_or_default();
     if version.is_empty() {
-        return Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "the driver tells no version"));
+        return Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "the driver reports no version"));
     }
     let mut look = Look::default();
     look.metric(Metric::count("gpus_compared", Entity::node(), gpus.len() as f64));
     if let Some(wanted) = wanted_driver.filter(|wanted| *wanted != version) {
-        let text = format!("the driver is {version}, this site wants {wanted}");
+        let text = format!("driver version {version}, expected {wanted}");
         look.event(Event::seen("driver-unexpected", Entity::node(), text));
     }
     let vbios = parts(gpus, VBIOS, &mut look);
     for part in vbios.iter().filter(|part| wanted_vbios.is_some_and(|wanted| !part.value.eq_ignore_ascii_case(wanted)))
     {
-        let text = format!("its VBIOS is {}, this site wants {}", part.value, wanted_vbios.unwrap_or_default());
+        let text = format!("VBIOS version {}, expected {}", part.value, wanted_vbios.unwrap_or_default());
         look.event(Event::seen("vbios-unexpected", part.entity.clone(), text));
     }
     // Deviations from the configured version are already reported.
@@ -108,7 +108,7 @@ fn parts(gpus: &[Gpu], field: &str, look: &mut Look) -> Vec<Part> {
 
 fn differing(parts: &[Part], code: &'static str, what: &str, look: &mut Look) {
     for odd in odd_ones(parts) {
-        let text = format!("its {what} is {}, its neighbours have {}", odd.part.value, odd.usual);
+        let text = format!("{what} {}, the other GPUs have {}", odd.part.value, odd.usual);
         look.event(Event::seen(code, odd.part.entity.clone(), text));
     }
 }

@@ -53,7 +53,7 @@ use crate::{
     xid_record::{LinkFault, Nvlink5, Recovery, XidRecord},
 };
 
-const SPEC: Spec = Spec::quick("gpu-xid", "errors of GPUs in the kernel's log");
+const SPEC: Spec = Spec::quick("gpu-xid", "GPU errors in the kernel log (Xid)");
 
 pub(crate) const CHECK: Check = Check {
     spec: SPEC,
@@ -165,7 +165,7 @@ impl<'a> Seen<'a> {
             74 => match xid.link_fault() {
                 LinkFault::Minor => Some("xid-74-minor".to_owned()),
                 LinkFault::Mechanical => {
-                    note = Some("look at the seating".to_owned());
+                    note = Some("check the GPU's seating".to_owned());
                     Some("xid-74".to_owned())
                 }
                 LinkFault::Other => Some("xid-74".to_owned()),

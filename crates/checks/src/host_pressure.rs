@@ -23,16 +23,16 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("host-pressure", "time lost to memory and disks");
+const SPEC: Spec = Spec::quick("host-pressure", "time lost waiting for memory and disks");
 
 const RULES: &str = r#"
 rules = [
   { id = "host-pressure-memory", check = "host-pressure", metric = "memory_stall_percent", above = 10.0,
     reason = "memory-pressure", severity = "monitor", confirm = 3,
-    text = "programs stood still for {value} % of the time for want of memory, {limit} % is the limit" },
+    text = "all programs waited for memory {value} % of the time, limit {limit} %" },
   { id = "host-pressure-disk", check = "host-pressure", metric = "disk_stall_percent", above = 50.0,
     reason = "disk-pressure", severity = "monitor", confirm = 3,
-    text = "programs stood still for {value} % of the time waiting for disks, {limit} % is the limit" },
+    text = "all programs waited for disks {value} % of the time, limit {limit} %" },
 ]
 "#;
 
@@ -58,7 +58,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
             Err(failure) => look.could_not(failure),
         }
     }
-    look.or(not_applicable("not-measured", "this kernel does not measure pressure"))
+    look.or(not_applicable("not-measured", "this kernel does not measure pressure (PSI)"))
 }
 
 /// Parses `full avg10=0.00 avg60=0.00 avg300=1.25 total=0`.

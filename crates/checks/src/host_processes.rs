@@ -15,13 +15,13 @@ pub fn host_processes(output: Option<&ProbeOutput>) -> Result<&[Process], ProbeF
     let processes = match output {
         Some(ProbeOutput::Processes(processes)) => processes,
         Some(ProbeOutput::Failed(failure)) => return Err(failure.clone()),
-        _ => return Err(ProbeFailure::new(FailureKind::Unparseable, "the answer is no list of processes")),
+        _ => return Err(ProbeFailure::new(FailureKind::Unparseable, "the answer is not a list of processes")),
     };
     // kthreadd, which starts all other kernel threads, is process 2 of the machine and of no container.
     if processes.iter().any(|process| process.pid == 2 && process.name == "kthreadd") {
         return Ok(processes);
     }
-    let text = "this program sees its container's processes only; give it the host's (in Kubernetes `hostPID: true`)";
+    let text = "only the container's processes are visible; use the host's PID namespace (Kubernetes: `hostPID: true`)";
     Err(ProbeFailure::new(FailureKind::Denied, text))
 }
 

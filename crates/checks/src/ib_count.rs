@@ -21,13 +21,13 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("ib-count", "number of fast ports that are up");
+const SPEC: Spec = Spec::quick("ib-count", "number of active RDMA ports");
 
 const RULES: &str = r#"
 rules = [
   { id = "ib-count-wrong", check = "ib-count", metric = "fabric_ports_active", not_as_profile = true,
     reason = "ib-count-wrong", severity = "isolate", confirm = 2,
-    text = "{value} fast ports are up, this machine type has {limit}" },
+    text = "{value} active RDMA ports, expected {limit} on this machine type" },
 ]
 "#;
 

@@ -46,7 +46,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("ib-counters", "error counters of the fast network's ports");
+const SPEC: Spec = Spec::quick("ib-counters", "error counters of RDMA ports");
 
 const RULES: &str = r#"
 rules = [
@@ -93,8 +93,8 @@ impl Per {
 
     const fn words(self) -> &'static str {
         match self {
-            Self::Hour => "in an hour",
-            Self::Second => "a second",
+            Self::Hour => "per hour",
+            Self::Second => "per second",
         }
     }
 }
@@ -168,7 +168,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
                     look.metric(Metric::new(counter.name, entity.clone(), rate, counter.per.unit()));
                     if rate > most {
                         let (name, unit) = (counter.name, counter.per.words());
-                        let text = format!("{name} grows by {rate:.1} {unit}, {most} is the limit");
+                        let text = format!("{name} grows by {rate:.1} {unit}, limit {most}");
                         look.event(Event::seen(counter.code, entity, text));
                     }
                 }
@@ -181,7 +181,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
             }
         }
     }
-    Ok(look.or(not_applicable("no-counters", "no RDMA device here counts errors of its link")))
+    Ok(look.or(not_applicable("no-counters", "no RDMA device of this node counts link errors")))
 }
 
 fn limit(params: &Params, counter: &Counter) -> Result<f64, Observation> {

@@ -76,11 +76,11 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
         let accepted = words(&accepted, board, EXAMPLE)?.unwrap_or_else(|| vec![most_common(adapters).to_owned()]);
         for (device, version) in adapters.iter().filter(|(_, version)| !accepted.iter().any(|own| own == version)) {
             let text =
-                format!("firmware {version}, adapters of this kind ({board}) should have {}", accepted.join(" or "));
+                format!("firmware {version}, expected {} on adapters {board}", accepted.join(" or "));
             look.event(Event::seen("firmware-differs", Entity::new(EntityKind::Nic, *device), text));
         }
     }
-    Ok(look.or(not_applicable("no-rdma", "no RDMA adapter here tells a firmware version")))
+    Ok(look.or(not_applicable("no-rdma", "no RDMA adapter of this node reports a firmware version")))
 }
 
 /// On a tie, returns the version that compares greater as text; either choice is good enough to point at a difference.

@@ -30,14 +30,14 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("ib-flaps", "ports of the fast network that drop, or come and go");
+const SPEC: Spec = Spec::quick("ib-flaps", "RDMA ports that drop or flap");
 
 const RULES: &str = r#"
 rules = [
   { id = "ib-flaps-dropped", check = "ib-flaps", event = "port-dropped", reason = "port-dropped", severity = "isolate",
     text = "{entity}: {value}" },
   { id = "ib-flaps-flaps", check = "ib-flaps", metric = "link_returns", above = 2.0, reason = "port-flaps",
-    severity = "isolate", text = "{entity} went down and came back {value} times within twelve hours" },
+    severity = "isolate", text = "{entity} went down and came back {value} times within 12 hours" },
 ]
 "#;
 
@@ -130,8 +130,8 @@ fn drop_of(state: &Series<'_>, count: Option<&Series<'_>>) -> Option<String> {
     let told = last_down + 1 == points.len() || now.since(points[last_down + 1].at) <= TOLD_FOR;
     let is_up_now = last_down + 1 < points.len();
     (long >= DROPPED_AFTER && stands_still && told).then(|| {
-        let end = if is_up_now { "it is back now" } else { "it is still down" };
-        format!("the port was down for {long} or more without a try to return; {end}")
+        let end = if is_up_now { "it is up again" } else { "it is still down" };
+        format!("the port was down for at least {long} without link recovery attempts; {end}")
     })
 }
 

@@ -58,7 +58,7 @@ fn key(text: &str) -> Option<u16> {
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let Some(wanted) = words(params, "pkeys", EXAMPLE)? else {
-        return Ok(not_applicable("not-configured", "no partition key is named in `pkeys`"));
+        return Ok(not_applicable("not-configured", "`pkeys` is not set"));
     };
     let wanted: Vec<u16> =
         wanted.iter().map(|text| key(text)).collect::<Option<_>>().ok_or_else(|| refused("pkeys", EXAMPLE))?;
@@ -81,7 +81,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
         let has: Vec<u16> = own.filter_map(|file| key(file.text.as_deref().ok()?)).filter(|key| *key != 0).collect();
         let entity = port_entity(device, port);
         if has.is_empty() {
-            look.could_not(ProbeFailure::new(FailureKind::Empty, format!("{entity} shows no partition key")));
+            look.could_not(ProbeFailure::new(FailureKind::Empty, format!("{entity} has no partition key")));
             continue;
         }
         look.metric(Metric::count("partitions", entity.clone(), has.len() as f64));
@@ -91,7 +91,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
             look.event(Event::seen("pkey-missing", entity.clone(), text));
         }
     }
-    Ok(look.or(not_applicable("no-infiniband", "no port here is InfiniBand")))
+    Ok(look.or(not_applicable("no-infiniband", "no InfiniBand port on this node")))
 }
 
 #[cfg(test)]

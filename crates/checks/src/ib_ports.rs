@@ -34,7 +34,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("ib-ports", "state of each port of the fast network");
+const SPEC: Spec = Spec::quick("ib-ports", "state of each RDMA port");
 
 const RULES: &str = r#"
 rules = [
@@ -67,7 +67,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     let mut look = Look::default();
     for wanted in named.iter().flatten() {
         if !series.iter().any(|one| ids(one).is_some_and(|id| is(wanted, id)) && one.reading() != Ok(None)) {
-            look.event(Event::seen("port-missing", link(wanted), "the port is named in `ports` and is not there"));
+            look.event(Event::seen("port-missing", link(wanted), "the port is listed in `ports` and does not exist"));
         }
     }
     let mut active = 0.0;
@@ -84,7 +84,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
             Err(failure) => look.could_not(failure),
             Ok(None) if named.is_some() => {}
             Ok(None) => {
-                look.event(Event::seen("port-down", port_entity(id.0, id.1), "the port was there today and is gone"));
+                look.event(Event::seen("port-down", port_entity(id.0, id.1), "the port has disappeared"));
             }
         }
     }
@@ -117,13 +117,13 @@ fn trouble(series: &Series<'_>, id: (&str, &str), state: &str, phys: &[FileText]
     let entity = port_entity(id.0, id.1);
     let phys = of(phys, PHYS_STATE, &[id.0, id.1]).ok().flatten().and_then(state_word).unwrap_or("unknown");
     let was_up = series.points.iter().any(|point| point.text.and_then(state_word) == Some("ACTIVE"));
-    let text = format!("the port is {state}, its link {phys}");
+    let text = format!("port state {state}, physical state {phys}");
     if phys == "LinkUp" {
         Event::seen("port-not-configured", entity, text)
     } else if is_named || was_up {
         Event::seen("port-down", entity, text)
     } else {
-        Event::seen("port-unused", entity, format!("{text}, and it was not up in the last day"))
+        Event::seen("port-unused", entity, format!("{text}; not active within the last day"))
     }
 }
 

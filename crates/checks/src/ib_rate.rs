@@ -26,18 +26,18 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("ib-rate", "rate of each port of the fast network");
+const SPEC: Spec = Spec::quick("ib-rate", "rate of each RDMA port");
 
 // No such link was ever slower than one lane of SDR: without a profile, that is the lower limit of the node.
 const RULES: &str = r#"
 rules = [
   { id = "ib-rate-port", check = "ib-rate", metric = "percent_of_best_port", below = 100.0, reason = "port-slow",
-    severity = "isolate", confirm = 2, text = "{entity} runs at {value} % of the rate of the best port of its kind" },
+    severity = "isolate", confirm = 2, text = "{entity}: {value} % of the rate of the fastest port of its type" },
   { id = "ib-rate-node", check = "ib-rate", metric = "fabric_rate_bits", below_percent_of_profile = 100.0,
     reason = "fabric-slow", severity = "isolate", confirm = 2,
-    text = "the best port runs at {value}bit/s, {limit}bit/s are expected of this machine type" },
+    text = "the fastest port runs at {value}bit/s, expected {limit}bit/s on this machine type" },
   { id = "ib-rate-floor", check = "ib-rate", metric = "fabric_rate_bits", below = 2500000000.0, reason = "fabric-slow",
-    severity = "isolate", confirm = 2, text = "the best port runs at {value}bit/s, none is slower than {limit}bit/s" },
+    severity = "isolate", confirm = 2, text = "the fastest port runs at {value}bit/s, expected at least {limit}bit/s on any machine" },
 ]
 "#;
 
@@ -82,7 +82,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     if best_of_all > 0.0 {
         look.metric(Metric::new("fabric_rate_bits", Entity::node(), best_of_all, Unit::BitsPerSecond));
     }
-    let none = ProbeFailure::new(FailureKind::Empty, "no port is up, so none has a rate; see ib-ports");
+    let none = ProbeFailure::new(FailureKind::Empty, "no port is active, so none has a rate; see ib-ports");
     Ok(look.or(Observation::CouldNot(none)))
 }
 

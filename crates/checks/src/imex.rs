@@ -27,7 +27,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("imex", "whether IMEX runs where it is used");
+const SPEC: Spec = Spec::quick("imex", "whether IMEX is running where it is used");
 
 const RULES: &str = r#"
 rules = [
@@ -53,14 +53,14 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         Some(None) => return refused("required", "required = true"),
     };
     let listed = match (required, text(outputs.first())) {
-        (Some(false), _) => return not_applicable("not-configured", "this site does not use IMEX here"),
+        (Some(false), _) => return not_applicable("not-configured", "not required here (required = false)"),
         (_, Ok(config)) => nodes(config),
         (_, Err(failure)) if failure.kind == FailureKind::Missing => 0,
         (Some(true), Err(_)) => 0,
         (None, Err(failure)) => return Observation::CouldNot(failure),
     };
     if required.is_none() && listed == 0 {
-        return not_applicable("not-configured", format!("{CONFIG} lists no node: IMEX is not in use"));
+        return not_applicable("not-configured", format!("IMEX is not in use: {CONFIG} lists no node"));
     }
     let processes = match host_processes(outputs.get(1)) {
         Ok(processes) => processes,
@@ -68,7 +68,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     };
     let entity = Entity::new(EntityKind::Service, NAME);
     let metric = Metric::count("imex_nodes", entity.clone(), listed as f64);
-    let text = format!("IMEX is in use here ({listed} nodes are listed) and {NAME} does not run");
+    let text = format!("{NAME} is not running and IMEX is in use; nodes in its configuration: {listed}");
     let down = (!runs(processes, NAME)).then(|| Event::seen("imex-down", entity, text));
     Observation::measured(vec![metric], down.into_iter().collect())
 }

@@ -28,12 +28,12 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("job-ends", "users' jobs that died here");
+const SPEC: Spec = Spec::quick("job-ends", "user jobs that failed on this node");
 
 const RULES: &str = r#"
 rules = [
   { id = "jobs-died", check = "job-ends", metric = "users_whose_jobs_died", above = 2.0, reason = "jobs-died",
-    severity = "monitor", text = "jobs of {value} users died here of signals that hardware sends, {limit} is the limit" },
+    severity = "monitor", text = "jobs of {value} users were killed by hardware-related signals on this node, limit {limit}" },
 ]
 "#;
 
@@ -83,11 +83,11 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
         look.event(end.event());
     }
     if noted.is_empty() {
-        return Ok(not_applicable("no-job-ends", "no failed job was noted here by an epilog of Slurm's"));
+        return Ok(not_applicable("no-job-ends", "the Slurm epilog has recorded no failed job on this node"));
     }
     look.metric(Metric::count("jobs_died", Entity::node(), f64::from(died)));
     look.metric(Metric::count("users_whose_jobs_died", Entity::node(), users.len() as f64));
-    Ok(look.or(not_applicable("no-job-ends", "no failed job is noted here any more")))
+    Ok(look.or(not_applicable("no-job-ends", "no recorded job failure is recent")))
 }
 
 /// A record of the epilog, line by line: `job 17`, `user ann`, `ended 2026-11-15T00:00:00Z`, `batch 0:6`, `step 0:0`.

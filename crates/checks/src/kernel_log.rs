@@ -40,7 +40,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("kernel-log", "errors in the kernel's log");
+const SPEC: Spec = Spec::quick("kernel-log", "errors in the kernel log");
 
 /// `reboot` where a reboot repairs or resets the part, `monitor` where the record alone does not prove the node bad.
 const RULES: &str = r#"

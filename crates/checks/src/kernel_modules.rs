@@ -44,7 +44,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let Some(wanted) = words(params, "modules", "modules = [\"nvidia_peermem\"]")? else {
-        return Ok(not_applicable("not-configured", "no module is named in `modules`"));
+        return Ok(not_applicable("not-configured", "`modules` is not set"));
     };
     let loaded = names(outputs.first()).map_err(Observation::CouldNot)?;
     if loaded.is_empty() {

@@ -22,7 +22,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("kernel-settings", "settings of the kernel");
+const SPEC: Spec = Spec::quick("kernel-settings", "kernel settings (sysctl) and command line");
 
 const RULES: &str = r#"
 rules = [
@@ -91,11 +91,11 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
         match text(outputs.get(place + 1)) {
             Ok(own) if same(own, value) => right += 1.0,
             Ok(own) => {
-                let text = format!("{name} is {}, not {value}", own.trim());
+                let text = format!("{name} is {}, expected {value}", own.trim());
                 look.event(Event::seen("setting-wrong", Entity::node(), text));
             }
             Err(failure) if failure.kind == FailureKind::Missing => {
-                let text = format!("this kernel has no setting {name}; {value} is wanted");
+                let text = format!("this kernel has no setting {name}; expected {value}");
                 look.event(Event::seen("setting-wrong", Entity::node(), text));
             }
             Err(failure) => look.could_not(failure),

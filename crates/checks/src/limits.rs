@@ -19,22 +19,22 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("limits", "tables of files and processes");
+const SPEC: Spec = Spec::quick("limits", "open files and threads, relative to the kernel's limits");
 
 // The limits are gpud's.
 const RULES: &str = r#"
 rules = [
   { id = "limits-files-full", check = "limits", metric = "files_used_percent", above = 95.0, reason = "files-full",
     severity = "reboot", confirm = 2,
-    text = "{value} % of all files that may be open are open, {limit} % is the limit" },
+    text = "{value} % of the kernel's open-file limit in use, limit {limit} %" },
   { id = "limits-files-many", check = "limits", metric = "files_used_percent", above = 80.0, reason = "files-many",
-    severity = "monitor", text = "{value} % of all files that may be open are open, {limit} % is the limit" },
+    severity = "monitor", text = "{value} % of the kernel's open-file limit in use, limit {limit} %" },
   { id = "limits-threads-full", check = "limits", metric = "threads_used_percent", above = 95.0,
     reason = "threads-full", severity = "reboot", confirm = 2,
-    text = "{value} % of all threads that may be there are there, {limit} % is the limit" },
+    text = "{value} % of the kernel's thread limit in use, limit {limit} %" },
   { id = "limits-threads-many", check = "limits", metric = "threads_used_percent", above = 80.0,
     reason = "threads-many", severity = "monitor",
-    text = "{value} % of all threads that may be there are there, {limit} % is the limit" },
+    text = "{value} % of the kernel's thread limit in use, limit {limit} %" },
 ]
 "#;
 

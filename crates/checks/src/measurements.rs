@@ -27,7 +27,7 @@ pub fn interpret_measurements(_: &Params, outputs: &[ProbeOutput]) -> Observatio
     }
     let Measurements { metrics, events, mut unread } = all;
     match (metrics.is_empty() && events.is_empty(), unread.is_empty()) {
-        (true, true) => could_not(FailureKind::Empty, "the test ran and reported nothing"),
+        (true, true) => could_not(FailureKind::Empty, "the test reported no measurement"),
         (true, false) => Observation::CouldNot(unread.swap_remove(0)),
         (false, _) => Observation::Measured { metrics, events, unread },
     }
@@ -39,7 +39,7 @@ fn read(output: &ProbeOutput) -> Result<Measurements, ProbeFailure> {
         ProbeOutput::Ran { exit, stderr, .. } => return Err(ended_badly(*exit, stderr)),
         ProbeOutput::Failed(failure) => return Err(failure.clone()),
         _ => {
-            return Err(ProbeFailure::new(FailureKind::Unparseable, "the probe brought no measurements"));
+            return Err(ProbeFailure::new(FailureKind::Unparseable, "the probe returned no measurements"));
         }
     };
     parse(text)
@@ -47,14 +47,14 @@ fn read(output: &ProbeOutput) -> Result<Measurements, ProbeFailure> {
 
 fn parse(text: &str) -> Result<Measurements, ProbeFailure> {
     if text.len() > MAX_MEASUREMENTS_BYTES {
-        let text = format!("measurements are {} bytes long, at most {MAX_MEASUREMENTS_BYTES} are read", text.len());
+        let text = format!("measurements are {} bytes; the limit is {MAX_MEASUREMENTS_BYTES} bytes", text.len());
         return Err(ProbeFailure::new(FailureKind::TooLong, text));
     }
     if text.trim().is_empty() {
         return Err(ProbeFailure::new(FailureKind::Empty, "the test printed nothing"));
     }
     let read: Measurements = serde_json::from_str(text)
-        .map_err(|error| ProbeFailure::new(FailureKind::Unparseable, format!("not measurements: {error}")))?;
+        .map_err(|error| ProbeFailure::new(FailureKind::Unparseable, format!("measurements cannot be parsed: {error}")))?;
     match read.metrics.iter().find(|metric| !metric.value.is_finite()) {
         Some(metric) => {
             let text = format!("`{}` of {} is not a number", metric.name, metric.entity);
@@ -71,7 +71,7 @@ pub fn ended_badly(exit: Option<i32>, stderr: &str) -> ProbeFailure {
     let colon = if said.is_empty() { "" } else { ": " };
     match exit {
         Some(code) => ProbeFailure::new(FailureKind::Failed, format!("it ended with exit code {code}{colon}{said}")),
-        None => ProbeFailure::new(FailureKind::Killed, format!("it was ended by a signal{colon}{said}")),
+        None => ProbeFailure::new(FailureKind::Killed, format!("it was killed by a signal{colon}{said}")),
     }
 }
 

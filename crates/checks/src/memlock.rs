@@ -27,7 +27,7 @@ const SPEC: Spec = Spec::quick("memlock", "limit on locked memory");
 const RULES: &str = r#"
 rules = [
   { id = "memlock-small", check = "memlock", metric = "memlock_bytes", below = 17179869184.0, reason = "memlock-small",
-    severity = "monitor", text = "{value} bytes may be locked, RDMA wants {limit} or no limit" },
+    severity = "monitor", text = "locked-memory limit {value}B, RDMA needs at least {limit}B or unlimited" },
 ]
 "#;
 
@@ -49,7 +49,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
             Observation::measured(vec![Metric::new("memlock_bytes", Entity::node(), bytes, Unit::Bytes)], Vec::new())
         }
         Ok(None) => {
-            let text = "/proc/self/limits has no readable line `Max locked memory`";
+            let text = "/proc/self/limits has no valid line `Max locked memory`";
             Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, text))
         }
         Err(failure) => Observation::CouldNot(failure),

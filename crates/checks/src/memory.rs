@@ -32,7 +32,7 @@ use crate::{
 
 const SPEC: Spec = Spec {
     id: "memory",
-    title: "size of memory, and what is free of it",
+    title: "size of memory and available memory",
     depth: Depth::Quick,
     exclusive: false,
     every: Span::minutes(5),
@@ -54,7 +54,7 @@ metric = "mem_total_bytes"
 below_percent_of_profile = 98.0
 severity = "isolate"
 reason = "memory-small"
-text = "{value} bytes of memory, at least {limit} are expected of this machine type"
+text = "{value}B of memory, expected at least {limit}B on this machine type"
 
 [[rules]]
 id = "memory-total-floor"
@@ -63,7 +63,7 @@ metric = "mem_total_bytes"
 below = 268435456.0
 severity = "isolate"
 reason = "memory-small"
-text = "{value} bytes of memory, no machine does with less than {limit}"
+text = "{value}B of memory, expected at least {limit}B on any machine"
 
 [[rules]]
 id = "memory-available"
@@ -73,7 +73,7 @@ below = 10.0
 severity = "monitor"
 confirm = 2
 reason = "memory-low"
-text = "{value} % of memory is available, {limit} % is the least"
+text = "{value} % of memory available, expected at least {limit} %"
 
 [[rules]]
 id = "memory-hugepages"
@@ -82,7 +82,7 @@ metric = "hugepages_percent"
 above = 50.0
 severity = "monitor"
 reason = "hugepages-left"
-text = "{value} % of memory is reserved as huge pages, {limit} % is the limit"
+text = "{value} % of memory reserved as huge pages, limit {limit} %"
 
 [[rules]]
 id = "memory-swap"
@@ -92,7 +92,7 @@ above = 50.0
 severity = "monitor"
 confirm = 2
 reason = "swap-used"
-text = "{value} % of swap is in use, {limit} % is the limit"
+text = "{value} % of swap in use, limit {limit} %"
 "#;
 
 pub(crate) const CHECK: Check =
@@ -120,7 +120,7 @@ fn read(text: &str) -> Result<Vec<Metric>, String> {
     let or_none = |name: &str| find(name).unwrap_or(0.0);
     let total = need("MemTotal")?;
     if total <= 0.0 {
-        return Err("/proc/meminfo says that there is no memory".to_owned());
+        return Err("/proc/meminfo reports no memory".to_owned());
     }
     let available = need("MemAvailable")?;
     let huge = or_none("HugePages_Total") * or_none("Hugepagesize");

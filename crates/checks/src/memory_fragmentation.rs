@@ -20,13 +20,13 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("memory-fragmentation", "free memory in large pieces");
+const SPEC: Spec = Spec::quick("memory-fragmentation", "free memory in blocks of 2 MiB or more");
 
 const RULES: &str = r#"
 rules = [
   { id = "memory-fragmentation-high", check = "memory-fragmentation", metric = "free_in_large_pieces_percent",
     below = 1.0, reason = "memory-fragmented", severity = "monitor", confirm = 3,
-    text = "{value} % of the free memory of a NUMA node is in pieces of 2 MiB or more, {limit} % is the least" },
+    text = "{value} % of a NUMA node's free memory in blocks of 2 MiB or more, expected at least {limit} %" },
 ]
 "#;
 

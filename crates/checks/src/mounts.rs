@@ -39,7 +39,7 @@ rules = [
   { id = "mounts-read-only", check = "mounts", event = "mount-read-only", reason = "mount-read-only",
     severity = "reboot", text = "{entity}: {value}" },
   { id = "mounts-hangs", check = "mounts", event = "mount-hangs", reason = "mount-hangs", severity = "monitor",
-    confirm = 2, text = "{entity} does not answer: {value}" },
+    confirm = 2, text = "{entity} does not respond: {value}" },
   { id = "mounts-wrong", check = "mounts", event = "mount-wrong", reason = "mount-wrong", severity = "monitor",
     text = "{entity}: {value}" },
 ]
@@ -121,7 +121,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     for (place, wanted) in wanted.iter().enumerate() {
         let entity = Entity::new(EntityKind::Mount, &*wanted.path);
         match table.iter().rev().find(|line| line.path == wanted.path) {
-            None => look.event(Event::seen("mount-missing", entity, "nothing is mounted there")),
+            None => look.event(Event::seen("mount-missing", entity, "no file system is mounted")),
             Some(line) => {
                 as_wanted(wanted, line).into_iter().for_each(|event| look.event(event));
                 answers(&entity, outputs.get(place + 2), &mut look);
@@ -145,7 +145,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
             look.event(Event::seen(
                 "mount-read-only",
                 entity,
-                "/etc/fstab has it writable and it is mounted read-only",
+                "mounted read-only, writable in /etc/fstab",
             ));
         }
     }
@@ -157,13 +157,13 @@ fn as_wanted(wanted: &Wanted, line: &Line<'_>) -> Vec<Event> {
     let entity = Entity::new(EntityKind::Mount, &*wanted.path);
     let mut events = Vec::new();
     if let Some(kind) = wanted.kind.as_ref().filter(|kind| *kind != line.kind) {
-        let text = format!("a file system of type {}, not {kind}, is mounted there", line.kind);
+        let text = format!("file system type {}, expected {kind}", line.kind);
         events.push(Event::seen("mount-wrong", entity.clone(), text));
     }
     for option in wanted.options.iter().filter(|option| !line.options.contains(&option.as_str())) {
         let is_ro = option == "rw" && line.options.contains(&"ro");
         let code = if is_ro { "mount-read-only" } else { "mount-wrong" };
-        let text = if is_ro { "it is mounted read-only".to_owned() } else { format!("mounted without `{option}`") };
+        let text = if is_ro { "mounted read-only".to_owned() } else { format!("mounted without `{option}`") };
         events.push(Event::seen(code, entity.clone(), text));
     }
     events
@@ -179,7 +179,7 @@ fn answers(entity: &Entity, output: Option<&ProbeOutput>, look: &mut Look) {
         }
         Some(ProbeOutput::Failed(failure)) => look.could_not(failure.clone()),
         _ => look
-            .could_not(ProbeFailure::new(FailureKind::Unparseable, format!("the answer about {entity} is no statfs"))),
+            .could_not(ProbeFailure::new(FailureKind::Unparseable, format!("the answer for {entity} is not a statfs result"))),
     }
 }
 

@@ -217,13 +217,13 @@ pub struct Paths {
 /// Why a measurement would not be of the requested path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotAsAsked {
-    #[error("NCCL's log names no connection, so nobody can say which way the data went")]
+    #[error("NCCL's log lists no connection, so the data path is unknown")]
     NoConnection,
     #[error("{count} of {all} connections did not go {asked}: {ways}")]
     OtherWay { count: u64, all: u64, asked: String, ways: String },
-    #[error("NCCL's log does not say that rank {rank} sends and receives through the network {net}")]
+    #[error("NCCL's log does not show that rank {rank} sends and receives through the network {net}")]
     RankNotNamed { rank: u32, net: String },
-    #[error("a connection in NCCL's log is not understood: {line}")]
+    #[error("a connection in NCCL's log cannot be parsed: {line}")]
     Unread { line: String },
 }
 
@@ -291,7 +291,7 @@ mod tests {
             "{nodes:?}"
         );
         let inside = judge("2.21-peer", Mode::Nodes, 0..8).unwrap_err();
-        assert!(matches!(inside, NotAsAsked::RankNotNamed { .. }), "nothing left the node: {inside}");
+        assert!(matches!(inside, NotAsAsked::RankNotNamed { .. }), "no connection leaves the node: {inside}");
     }
 
     #[test]
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(silent.judge(&asked), Err(NotAsAsked::NoConnection));
         let mut cut = fixture("2.21-peer");
         cut.hear("host:1:2 [0] NCCL INFO Channel 00/0 : 0[0 via P2P/CUMEM");
-        assert!(cut.judge(&asked).is_ok(), "the rank is there, of the rest nothing is asked");
+        assert!(cut.judge(&asked).is_ok(), "the rank is listed; the path is not checked");
         cut.hear("host:1:2 [0] NCCL INFO Channel 00/0 : [0] -> via P2P/CUMEM");
         assert!(matches!(cut.judge(&asked), Err(NotAsAsked::Unread { .. })));
     }

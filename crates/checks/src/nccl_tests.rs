@@ -45,11 +45,11 @@ pub struct Row {
 pub enum BadNcclTests {
     #[error("nccl-tests failed: {0}")]
     Failed(String),
-    #[error("nccl-tests did not compare the values; it is to be run with `-c 1`")]
+    #[error("nccl-tests did not verify the values; run it with `-c 1`")]
     NotCompared,
-    #[error("this is no output of all_reduce_perf: {0}")]
+    #[error("not the output of all_reduce_perf: {0}")]
     NoTable(&'static str),
-    #[error("the JSON of nccl-tests is not understood: {0}")]
+    #[error("the JSON of nccl-tests cannot be parsed: {0}")]
     Json(String),
 }
 
@@ -96,7 +96,7 @@ fn of_table(text: &str) -> Result<NcclTests, BadNcclTests> {
     }
     match (head, said) {
         (None, _) => Err(BadNcclTests::NoTable("it has no table of sizes and bandwidths")),
-        (_, None) => Err(BadNcclTests::NoTable("it ends before it says whether the values are right")),
+        (_, None) => Err(BadNcclTests::NoTable("it ends before the line `Out of bounds values`")),
         // Both count the same values. The larger one applies, so that neither line hides an error in the other.
         (Some(_), Some(said)) => Ok(NcclTests { rows, wrong: said.max(marked) }),
     }
@@ -212,7 +212,7 @@ fn of_json(text: &str) -> Result<NcclTests, BadNcclTests> {
         }
         let JsonSide { time, bus_bw, .. } = out_of_place;
         if !(time >= 0.0 && bus_bw >= 0.0) {
-            return Err(BadNcclTests::Json("a time or a bandwidth is below zero".to_owned()));
+            return Err(BadNcclTests::Json("a time or a bandwidth is negative".to_owned()));
         }
         rows.push(Row { bytes: size, seconds: time / 1e6, bus_bandwidth: bus_bw * 1e9 });
     }
@@ -266,7 +266,7 @@ mod tests {
     #[test]
     fn wrong_values_are_counted_wherever_they_are_told() {
         assert_eq!(parse(WRONG).unwrap().wrong, 12);
-        assert_eq!(parse(&WRONG.replace("12 FAILED", "0 OK")).unwrap().wrong, 12, "the rows say it too");
+        assert_eq!(parse(&WRONG.replace("12 FAILED", "0 OK")).unwrap().wrong, 12, "the rows count wrong values too");
         assert_eq!(parse(&NEW.replace("0 OK", "3 FAILED")).unwrap().wrong, 3);
         assert_eq!(
             parse(&JSON.replace(r#""nwrong":0},"in_place":{"cpu_time""#, r#""nwrong":7},"in_place":{"cpu_time""#))

@@ -36,9 +36,9 @@ const SPEC: Spec = Spec::quick("net-link", "carrier, errors and speed of network
 const RULES: &str = r#"
 rules = [
   { id = "net-link-flaps", check = "net-link", metric = "carrier_changes", above = 4.0, reason = "carrier-flaps",
-    severity = "monitor", text = "{entity}: the carrier changed {value} times within the hour, {limit} is the limit" },
+    severity = "monitor", text = "{entity}: carrier changed {value} times within the hour, limit {limit}" },
   { id = "net-link-errors", check = "net-link", metric = "errors_per_second", above = 10.0, reason = "network-errors",
-    severity = "monitor", text = "{entity}: {value} errors a second, {limit} is the limit" },
+    severity = "monitor", text = "{entity}: {value} errors per second, limit {limit}" },
   { id = "net-link-slow", check = "net-link", event = "network-slow", reason = "network-slow", severity = "monitor",
     confirm = 2, text = "{entity}: {value}" },
 ]
@@ -93,11 +93,11 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     for interfaces in kinds.values() {
         let best = interfaces.iter().map(|(_, speed)| *speed).fold(0.0, f64::max);
         for (entity, speed) in interfaces.iter().filter(|(_, speed)| *speed < best) {
-            let text = format!("{:.0} Mbit/s, an equal adapter has {:.0}", speed / 1e6, best / 1e6);
+            let text = format!("{:.0} Mbit/s, another adapter of the same type has {:.0} Mbit/s", speed / 1e6, best / 1e6);
             look.event(Event::seen("network-slow", entity.clone(), text));
         }
     }
-    Ok(look.or(not_applicable("no-interface", "no network interface here has hardware behind it")))
+    Ok(look.or(not_applicable("no-interface", "no physical network interface on this node")))
 }
 
 fn of<'a, 'b>(all: &'b [Series<'a>], pattern: &str, name: &str) -> Option<&'b Series<'a>> {

@@ -17,27 +17,27 @@ use crate::{gpu::not_applicable, measurements::ended_badly, probe::ProbeOutput};
 
 /// AzNHC's codes and their meaning, from Azure's fault dictionary. 2006 is not used.
 pub const FAULTS: &[(u16, &str)] = &[
-    (2001, "a fault without a kind of its own"),
+    (2001, "generic fault"),
     (2002, "an InfiniBand device is missing"),
     (2003, "InfiniBand is slow"),
     (2004, "an InfiniBand port is down"),
-    (2005, "an InfiniBand port goes up and down"),
-    (2007, "rows of GPU memory wait for, or failed, their exchange"),
-    (2008, "the infoROM is damaged"),
+    (2005, "an InfiniBand port flaps"),
+    (2007, "row remapping of GPU memory is pending or failed"),
+    (2008, "the infoROM is corrupt"),
     (2009, "a GPU is missing"),
-    (2010, "a person has to look"),
+    (2010, "needs manual inspection"),
     (2011, "Xid 95: a memory error was not contained"),
     (2012, "Xid 94: a memory error was contained"),
     (2013, "Xid 79: a GPU has fallen off the bus"),
     (2014, "Xid 48: a double-bit error"),
     (2015, "nvidia-smi fails"),
     (2016, "an NVLink is down"),
-    (2017, "DCGM reports heat"),
+    (2017, "DCGM reports a thermal violation"),
     (2018, "the table of retired pages is full"),
     (2019, "too many ECC errors"),
-    (2020, "a GPU's bandwidth or diagnosis fails"),
+    (2020, "a GPU's bandwidth test or diagnostic fails"),
     (2021, "GPU memory is slow"),
-    (2022, "the processor is slow"),
+    (2022, "the CPU is slow"),
     (2023, "an NVMe disk is missing"),
 ];
 
@@ -47,7 +47,7 @@ pub fn interpret(output: Option<&ProbeOutput>) -> Observation {
     let (exit, stdout, stderr) = match output {
         Some(ProbeOutput::Ran { exit, stdout, stderr }) => (*exit, stdout, stderr),
         Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
-        _ => return could_not(FailureKind::Unparseable, "the probe brought no output of NHC"),
+        _ => return could_not(FailureKind::Unparseable, "the probe returned no output of NHC"),
     };
     let lines = || stdout.lines().chain(stderr.lines());
     let mut look = Look::default();
@@ -103,7 +103,7 @@ fn nothing_said(exit: Option<i32>, stdout: &str, stderr: &str) -> Observation {
     Observation::CouldNot(match exit {
         Some(0) => ProbeFailure::new(
             FailureKind::Empty,
-            "NHC does not say that it checked anything; run it as `nhc -v -l -`, with lines for this host in its configuration",
+            "the output of NHC names no check; run `nhc -v -l -`, with lines for this host in its configuration",
         ),
         exit => ended_badly(exit, if stderr.trim().is_empty() { stdout } else { stderr }),
     })
@@ -220,7 +220,7 @@ mod tests {
         let output = ProbeOutput::Ran { exit: Some(1), stdout: hung, stderr: String::new() };
         let Observation::CouldNot(failure) = interpret(Some(&output)) else { panic!("could not") };
         assert_eq!(failure.kind, FailureKind::TimedOut);
-        assert!(failure.text.contains("check_fs_mount_rw"), "which check hung is told: {}", failure.text);
+        assert!(failure.text.contains("check_fs_mount_rw"), "the text names the check that hung: {}", failure.text);
     }
 
     #[test]
@@ -247,7 +247,7 @@ mod tests {
         let still = "ERROR:  Prior NHC instance is still running (PID #1234); is it hung?";
         assert_eq!(ran(145, "", still), ["inconclusive failed"]);
         assert_eq!(ran(3, "", "nhc: command not found"), ["inconclusive failed"]);
-        assert_eq!(ran(1, well, ""), ["inconclusive failed"], "it says both");
+        assert_eq!(ran(1, well, ""), ["inconclusive failed"], "success and a non-zero exit code");
     }
 
     #[test]

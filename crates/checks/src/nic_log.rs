@@ -39,7 +39,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("nic-log", "errors of network cards in the kernel's log");
+const SPEC: Spec = Spec::quick("nic-log", "network adapter errors in the kernel log");
 
 const RULES: &str = r#"
 rules = [
@@ -76,7 +76,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let no_card = || not_applicable("no-mlx5", "no device is run by mlx5_core");
+    let no_card = || not_applicable("no-mlx5", "no device uses the driver mlx5_core");
     let none_here = match outputs.get(3) {
         Some(ProbeOutput::Links(links)) => !links.iter().any(|(path, _)| is_device(path)),
         _ => false,

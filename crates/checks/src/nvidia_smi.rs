@@ -24,14 +24,14 @@ const MOST_DEPTH: usize = 16;
 /// If the log is incomplete.
 pub fn read(log: &str, fields: &[String], on_pci: Vec<String>) -> Result<GpuAnswer, ProbeFailure> {
     let bad = |what: &str| ProbeFailure::new(FailureKind::Unparseable, format!("nvidia-smi -q -x: {what}"));
-    let log = Log::parse(log).ok_or_else(|| bad("the log is not complete"))?;
-    let version = log.text("driver_version").ok_or_else(|| bad("it tells no version of the driver"))?;
+    let log = Log::parse(log).ok_or_else(|| bad("the output is not complete"))?;
+    let version = log.text("driver_version").ok_or_else(|| bad("no driver version in the output"))?;
     let attached: usize = log
         .text("attached_gpus")
         .and_then(|text| text.parse().ok())
-        .ok_or_else(|| bad("it tells no number of GPUs"))?;
+        .ok_or_else(|| bad("no number of GPUs in the output"))?;
     if attached != log.gpus.len() {
-        return Err(bad(&format!("{attached} GPUs are attached and {} are told of", log.gpus.len())));
+        return Err(bad(&format!("{attached} GPUs attached, {} in the output", log.gpus.len())));
     }
     let driver = Driver {
         version: version.to_owned(),
@@ -252,13 +252,13 @@ impl Card {
 }
 
 fn not_told(name: &str) -> Reading {
-    Reading::Failed { code: UNKNOWN_ERROR, text: format!("nvidia-smi does not tell {name}") }
+    Reading::Failed { code: UNKNOWN_ERROR, text: format!("nvidia-smi does not report {name}") }
 }
 
 /// Returns a text, or the reading for one of nvidia-smi's placeholders.
 fn words(text: &str) -> Reading {
     let plain = text.trim_matches(['[', ']']);
-    let failed = |code| Reading::Failed { code, text: format!("nvidia-smi says: {plain}") };
+    let failed = |code| Reading::Failed { code, text: format!("nvidia-smi reports: {plain}") };
     match plain {
         "N/A" | "Not Supported" | "Requested functionality has been deprecated" => Reading::NotSupported,
         "GPU is lost" => failed(NVML_GPU_IS_LOST),
@@ -278,7 +278,7 @@ fn number(text: &str) -> Reading {
     match (value, unit) {
         (Some(value), "MiB") => Reading::Number(value * 1_048_576.0),
         (Some(value), "" | "%" | "C" | "W" | "MHz") => Reading::Number(value),
-        _ => Reading::Failed { code: UNKNOWN_ERROR, text: format!("nvidia-smi says {text:?}, which is no number") },
+        _ => Reading::Failed { code: UNKNOWN_ERROR, text: format!("nvidia-smi reports {text:?}, which is not a number") },
     }
 }
 
@@ -445,11 +445,11 @@ mod tests {
         for (word, reading) in [
             ("N/A", Reading::NotSupported),
             ("[Not Supported]", Reading::NotSupported),
-            ("GPU is lost", Reading::Failed { code: 15, text: "nvidia-smi says: GPU is lost".into() }),
-            ("[GPU requires reset]", Reading::Failed { code: 16, text: "nvidia-smi says: GPU requires reset".into() }),
-            ("ERR!", Reading::Failed { code: 999, text: "nvidia-smi says: ERR!".into() }),
-            ("inf", Reading::Failed { code: 999, text: "nvidia-smi says \"inf\", which is no number".into() }),
-            ("hot", Reading::Failed { code: 999, text: "nvidia-smi says \"hot\", which is no number".into() }),
+            ("GPU is lost", Reading::Failed { code: 15, text: "nvidia-smi reports: GPU is lost".into() }),
+            ("[GPU requires reset]", Reading::Failed { code: 16, text: "nvidia-smi reports: GPU requires reset".into() }),
+            ("ERR!", Reading::Failed { code: 999, text: "nvidia-smi reports: ERR!".into() }),
+            ("inf", Reading::Failed { code: 999, text: "nvidia-smi reports \"inf\", which is not a number".into() }),
+            ("hot", Reading::Failed { code: 999, text: "nvidia-smi reports \"hot\", which is not a number".into() }),
         ] {
             let log = H200.replace("<gpu_temp>40 C<", &format!("<gpu_temp>{word}<"));
             assert_eq!(gpu(&log, &["temperature.gpu"]).get("temperature.gpu"), Some(&reading), "{word}");
@@ -461,7 +461,7 @@ mod tests {
     #[test]
     fn processes_that_compute_are_listed_and_no_list_is_not_an_empty_one() {
         let fields = ["process.*.pid", "process.*.memory"];
-        assert_eq!(gpu(H200, &fields).fields, [], "an empty list is an answer");
+        assert_eq!(gpu(H200, &fields).fields, [], "an empty list is valid");
         let one = |pid: u32, kind: &str| {
             format!("<process_info><pid>{pid}</pid><type>{kind}</type><used_memory>2 MiB</used_memory></process_info>")
         };
@@ -482,7 +482,7 @@ mod tests {
             assert_eq!(gpu(&log, &["name"]).text("name"), Some(known), "{name}");
         }
         let deep = H200.replace("40 C", &format!("{}40 C{}", "<a>".repeat(20), "</a>".repeat(20)));
-        assert!(read(&deep, &[], Vec::new()).is_err(), "no log goes so deep");
+        assert!(read(&deep, &[], Vec::new()).is_err(), "the nesting is limited");
     }
 
     #[test]
@@ -494,8 +494,8 @@ mod tests {
                 "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.".to_owned(),
                 "not complete",
             ),
-            (H200.replace("<attached_gpus>1<", "<attached_gpus>8<"), "8 GPUs are attached and 1 are told of"),
-            (H200.replace("<driver_version>580.159.04</driver_version>", ""), "no version"),
+            (H200.replace("<attached_gpus>1<", "<attached_gpus>8<"), "8 GPUs attached, 1 in the output"),
+            (H200.replace("<driver_version>580.159.04</driver_version>", ""), "no driver version"),
         ] {
             let failure = read(&log, &[], Vec::new()).unwrap_err();
             assert!(failure.text.contains(what), "{}", failure.text);

@@ -27,7 +27,7 @@ const RULES: &str = r#"
 rules = [
   { id = "nvlink-count", check = "nvlink-count", metric = "nvlink_count", not_as_profile = true,
     reason = "nvlink-count", severity = "reset",
-    text = "{entity}: {value} NVLinks are in use, {limit} are expected on this machine type" },
+    text = "{entity}: {value} active NVLinks, expected {limit} on this machine type" },
 ]
 "#;
 
@@ -42,7 +42,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let is_up = |reading: &Reading| matches!(reading, Reading::Number(state) if *state != 0.0);
     let any_up = gpus(outputs.first())
         .is_ok_and(|gpus| gpus.iter().any(|gpu| gpu.numbered("nvlink", "state").any(|(_, reading)| is_up(reading))));
-    each(outputs.first(), "no GPU here has NVLink", |gpu, look| {
+    each(outputs.first(), "no GPU of this node has NVLink", |gpu, look| {
         let states = read_numbered(gpu, "nvlink", "state", look);
         // If a link could not be read there is no count.
         if !states.is_empty() && states.len() == has_links(gpu) {

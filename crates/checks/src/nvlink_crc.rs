@@ -27,7 +27,7 @@ const RULES: &str = r#"
 rules = [
   { id = "nvlink-crc", check = "nvlink-crc", metric = "nvlink_crc_errors_per_hour", above = 360000.0,
     reason = "nvlink-crc", severity = "isolate",
-    text = "{entity}: {value} CRC errors an hour since the boot, {limit} is the limit" },
+    text = "{entity}: {value} CRC errors per hour since boot, limit {limit}" },
 ]
 "#;
 

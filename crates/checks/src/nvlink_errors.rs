@@ -29,7 +29,7 @@ const RULES: &str = r#"
 rules = [
   { id = "nvlink-errors-retries", check = "nvlink-errors", metric = "nvlink_retries_per_hour", above = 1.0,
     reason = "nvlink-errors", severity = "monitor",
-    text = "{entity}: {value} replays and recoveries an hour since the boot, {limit} is the limit" },
+    text = "{entity}: {value} replays and recoveries per hour since boot, limit {limit}" },
 ]
 "#;
 
@@ -55,7 +55,7 @@ pub(crate) fn counted(counters: &[&str]) -> Vec<Probe> {
 /// Returns the sum of these counters of each link, as errors per hour since the boot.
 pub(crate) fn per_hour(outputs: &[ProbeOutput], name: &str, counters: &[&str]) -> Observation {
     let hours = hours_up(outputs.get(1));
-    each(outputs.first(), "no GPU here counts errors of NVLinks", |gpu, look| match &hours {
+    each(outputs.first(), "no GPU of this node counts NVLink errors", |gpu, look| match &hours {
         Ok(hours) => rates(gpu, name, counters, *hours, look),
         Err(failure) => look.could_not(failure.clone()),
     })

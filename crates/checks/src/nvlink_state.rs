@@ -67,19 +67,19 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         let ill: Vec<_> = linked().filter(|(_, states)| down(states) > 0).collect();
         match ill.first().map(|(_, states)| down(states)) {
             Some(each) if ill.len() > 1 && linked().all(|(_, states)| down(states) == each) => {
-                let text = format!("{each} NVLinks are down on each of {} GPUs: what they share is broken", ill.len());
+                let text = format!("{each} NVLinks are down on each of {} GPUs: a shared part is faulty", ill.len());
                 look.event(Event::seen("nvlink-down-all", Entity::node(), text));
             }
             _ => ill.iter().for_each(|(gpu, states)| {
                 look.event(Event::seen("nvlink-down", gpu.entity(), told(states, wanted)));
             }),
         }
-        return look.or(not_applicable("no-nvlink", "no GPU here has NVLink"));
+        return look.or(not_applicable("no-nvlink", "no GPU of this node has NVLink"));
     }
     let (code, text) = if links.iter().all(|(_, states)| states.is_empty()) {
-        ("no-nvlink", "no GPU here has NVLink")
+        ("no-nvlink", "no GPU of this node has NVLink")
     } else {
-        ("nvlink-unused", "not one NVLink of this machine is up")
+        ("nvlink-unused", "no NVLink of this node is up")
     };
     look.or(not_applicable(code, text))
 }

@@ -69,7 +69,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         }
     }
     if pairs.is_empty() {
-        return look.or(not_applicable("no-nvlink-switch", "no two GPUs here are connected by an NVLink switch"));
+        return look.or(not_applicable("no-nvlink-switch", "no two GPUs of this node are connected by an NVLink switch"));
     }
     look.metric(Metric::count("nvlink_pairs", Entity::node(), (pairs.len() - missing.len()) as f64));
     if missing.len() == pairs.len() {
@@ -78,7 +78,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     } else {
         blame(&judged, missing).into_iter().for_each(|event| look.event(event));
     }
-    look.or(not_applicable("no-nvlink-switch", "no two GPUs here are connected by an NVLink switch"))
+    look.or(not_applicable("no-nvlink-switch", "no two GPUs of this node are connected by an NVLink switch"))
 }
 
 /// Returns whether NVLinks connect the GPU to a switch and MIG is off.
@@ -103,7 +103,7 @@ fn blame(gpus: &[&Gpu], mut missing: BTreeSet<(u32, u32)>) -> Vec<Event> {
         let others = mine.iter().map(|(a, b)| if *a == worst.index { *b } else { *a });
         let name = |index| gpus.iter().find(|gpu| gpu.index == index).map(|gpu| gpu.entity().id).unwrap_or_default();
         let others: Vec<String> = others.map(name).collect();
-        let text = format!("NVLink does not lead from it to {}", others.join(", "));
+        let text = format!("no NVLink path to {}", others.join(", "));
         events.push(Event::seen("nvlink-no-path", worst.entity(), text));
         missing.retain(|pair| !mine.contains(pair));
     }

@@ -24,7 +24,7 @@ const RULES: &str = r#"
 rules = [
   { id = "nvme-count-wrong", check = "nvme-count", metric = "nvme_disks", not_as_profile = true,
     reason = "nvme-count-wrong", severity = "isolate", confirm = 2,
-    text = "{value} NVMe disks are there, this machine type has {limit}" },
+    text = "{value} NVMe disks, expected {limit} on this machine type" },
 ]
 "#;
 

@@ -33,7 +33,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("nvme-health", "what NVMe disks say of themselves").every(Span::hours(1));
+const SPEC: Spec = Spec::quick("nvme-health", "SMART health of NVMe disks").every(Span::hours(1));
 
 const RULES: &str = r#"
 rules = [
@@ -44,9 +44,9 @@ rules = [
   { id = "nvme-health-hot", check = "nvme-health", event = "nvme-hot", reason = "nvme-hot", severity = "monitor",
     confirm = 2, text = "{entity}: {value}" },
   { id = "nvme-health-worn", check = "nvme-health", metric = "life_used_percent", above = 100.0, reason = "nvme-worn",
-    severity = "monitor", text = "{entity} has used {value} % of its expected life" },
+    severity = "monitor", text = "{entity} has used {value} % of its rated endurance, limit {limit} %" },
   { id = "nvme-health-media", check = "nvme-health", metric = "media_errors", above = 0.0, reason = "nvme-media-errors",
-    severity = "monitor", text = "{entity} has lost data of its medium {value} times" },
+    severity = "monitor", text = "{entity}: {value} media and data integrity errors" },
 ]
 "#;
 
@@ -83,14 +83,14 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let named: Vec<String> = disks(params)?.into_iter().filter(|name| is_plain(name)).collect();
-    let none = not_applicable("no-nvme", "there is no NVMe controller");
+    let none = not_applicable("no-nvme", "no NVMe controller on this node");
     let present = names(outputs.first()).map_err(Observation::CouldNot)?;
     let mut look = Look::default();
     for name in present.iter().map(String::as_str).filter(|name| is_plain(name)) {
         let entity = Entity::new(EntityKind::Disk, name);
         match named.iter().position(|other| other == name).map(|place| outputs.get(place + 1)) {
             None => {
-                let text = format!("{name} is there and was not asked; name it in `disks`");
+                let text = format!("{name} exists and was not read; add it to `disks`");
                 look.could_not(ProbeFailure::new(FailureKind::Empty, text));
             }
             Some(output) => match log(output) {
@@ -114,16 +114,16 @@ fn log(output: Option<&ProbeOutput>) -> Result<Log, ProbeFailure> {
     let text = match output {
         Some(ProbeOutput::Ran { exit: Some(0), stdout, .. }) => stdout,
         Some(ProbeOutput::Ran { exit, stdout, stderr }) => {
-            let line = stderr.lines().chain(stdout.lines()).next().unwrap_or("it said nothing");
+            let line = stderr.lines().chain(stdout.lines()).next().unwrap_or("no output");
             let exit = exit.map_or("a signal".to_owned(), |exit| format!("exit status {exit}"));
             return Err(ProbeFailure::new(FailureKind::Failed, format!("nvme smart-log: {exit}: {line}")));
         }
         Some(ProbeOutput::Failed(failure)) => return Err(failure.clone()),
-        _ => return Err(ProbeFailure::new(FailureKind::Unparseable, "the answer is not the output of a program")),
+        _ => return Err(ProbeFailure::new(FailureKind::Unparseable, "the probe returned no program output")),
     };
     let bad = |what: &str| ProbeFailure::new(FailureKind::Unparseable, format!("nvme smart-log: {what}"));
     let json: serde_json::Value = serde_json::from_str(text).map_err(|_| bad("the output is not JSON"))?;
-    let need = |name: &str| number(json.get(name)).ok_or_else(|| bad(&format!("there is no number `{name}`")));
+    let need = |name: &str| number(json.get(name)).ok_or_else(|| bad(&format!("no number `{name}` in the output")));
     Ok(Log {
         warning: need("critical_warning")? as u64,
         spare: need("avail_spare")?,
@@ -143,22 +143,22 @@ fn number(value: Option<&serde_json::Value>) -> Option<f64> {
 impl Log {
     fn tell(&self, entity: &Entity, look: &mut Look) {
         // Bits of the NVMe specification, log page 02h.
-        let bits = [(1 << 2, "not reliable any more"), (1 << 3, "read-only"), (1 << 4, "without backup of its cache")];
+        let bits = [(1 << 2, "no longer reliable"), (1 << 3, "read-only"), (1 << 4, "without cache backup")];
         let words: Vec<_> = bits.iter().filter(|(bit, _)| self.warning & bit != 0).map(|(_, words)| *words).collect();
         if !words.is_empty() {
             look.event(Event::seen(
                 "nvme-failing",
                 entity.clone(),
-                format!("the disk says it is {}", words.join(", ")),
+                format!("the disk reports that it is {}", words.join(", ")),
             ));
         }
         if self.warning & 1 != 0 || self.spare < self.least_spare {
             let text =
-                format!("{} % of spare blocks are left, {} % is the maker's limit", self.spare, self.least_spare);
+                format!("{} % of spare blocks left, the vendor's limit is {} %", self.spare, self.least_spare);
             look.event(Event::seen("nvme-spare-low", entity.clone(), text));
         }
         if self.warning & 2 != 0 {
-            look.event(Event::seen("nvme-hot", entity.clone(), "the temperature is beyond its limit"));
+            look.event(Event::seen("nvme-hot", entity.clone(), "temperature above the disk's limit"));
         }
         let metric = |name, value, unit| Metric::new(name, entity.clone(), value, unit);
         look.metric(metric("spare_percent", self.spare, Unit::Percent));

@@ -53,10 +53,10 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         match file.text.as_deref().map(str::trim) {
             Ok("live") => live += 1.0,
             Ok(state @ ("new" | "resetting" | "connecting")) => {
-                look.event(Event::seen("nvme-not-live", entity, format!("the controller is {state}")));
+                look.event(Event::seen("nvme-not-live", entity, format!("controller state is {state}")));
             }
             Ok(state @ ("dead" | "deleting" | "deleting (no IO)")) => {
-                look.event(Event::seen("nvme-dead", entity, format!("the controller is {state}")));
+                look.event(Event::seen("nvme-dead", entity, format!("controller state is {state}")));
             }
             Ok(other) => look.could_not(unreadable(&file.path, other)),
             Err(failure) => look.could_not(failure.clone()),
@@ -65,7 +65,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     if !files.is_empty() {
         look.metric(Metric::count("nvme_live", Entity::node(), live));
     }
-    look.or(not_applicable("no-nvme", "there is no NVMe controller"))
+    look.or(not_applicable("no-nvme", "no NVMe controller on this node"))
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ const RULES: &str = r#"
 rules = [
   { id = "nvswitch-count", check = "nvswitch", metric = "nvswitch_count", not_as_profile = true,
     reason = "nvswitch-count", severity = "reboot",
-    text = "{value} NVSwitches are in /dev, this machine type has {limit}" },
+    text = "{value} NVSwitches in /dev, expected {limit} on this machine type" },
 ]
 "#;
 
@@ -52,7 +52,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let count = match outputs.first() {
         Some(ProbeOutput::Names(names)) => switches(names).count(),
         Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
-        _ => return Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, "/dev is no list")),
+        _ => return Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, "the answer for /dev is not a list")),
     };
     let found = Metric::count("nvswitch_count", Entity::node(), count as f64);
     if count > 0 {
@@ -69,7 +69,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     if gpus.iter().any(to_switch) {
         return Observation::measured(vec![found], Vec::new());
     }
-    look.or(not_applicable("no-nvswitch", "no NVSwitch is in /dev and no GPU has an NVLink to one"))
+    look.or(not_applicable("no-nvswitch", "no NVSwitch in /dev, and no GPU has an NVLink to one"))
 }
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ use crate::{
     sxid_record::SxidRecord,
 };
 
-const SPEC: Spec = Spec::quick("nvswitch-sxid", "errors of NVSwitches in the kernel's log");
+const SPEC: Spec = Spec::quick("nvswitch-sxid", "NVSwitch errors in the kernel log (SXid)");
 
 pub(crate) const CHECK: Check = Check {
     spec: SPEC,
@@ -50,7 +50,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let no_switch = || not_applicable("no-nvswitch", "no device is run by NVIDIA's NVSwitch driver");
+    let no_switch = || not_applicable("no-nvswitch", "no device uses NVIDIA's NVSwitch driver");
     let none_here = match outputs.get(3) {
         Some(ProbeOutput::Links(links)) => !links.iter().any(|(path, _)| is_device(path)),
         _ => false,

@@ -28,7 +28,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("oom", "processes killed for want of memory");
+const SPEC: Spec = Spec::quick("oom", "processes killed by the OOM killer");
 
 const RULES: &str = r#"
 rules = [
@@ -58,7 +58,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     let told = kmsg::log(params, outputs).map(|log| told_by_log(&log)).unwrap_or_default();
     let mut look = Look::default();
     count(&all, &told, &mut look);
-    look.or(not_applicable("no-counter", "the control groups here do not count kills"))
+    look.or(not_applicable("no-counter", "the control groups of this node do not count OOM kills"))
 }
 
 /// Returns the kills of the last hour because the whole node ran out of memory, by slice:
@@ -87,7 +87,7 @@ fn count(all: &[Series<'_>], told: &BTreeMap<&str, f64>, look: &mut Look) {
                 // A single old kill, averaged over the time since the boot, does not count.
                 if own > 0.5 {
                     let entity = Entity::new(EntityKind::Service, format!("{slice}.slice"));
-                    let text = format!("{own:.0} processes were killed for want of memory within the hour");
+                    let text = format!("{own:.0} OOM kills within the hour");
                     look.event(Event::seen("oom-kills", entity, text));
                 }
             }

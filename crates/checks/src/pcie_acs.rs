@@ -27,7 +27,7 @@ use crate::{
 };
 
 // It changes only with a boot, and each configuration space has four kilobytes.
-const SPEC: Spec = Spec::quick("pcie-acs", "peer traffic on PCIe bridges").every(Span::hours(1));
+const SPEC: Spec = Spec::quick("pcie-acs", "ACS redirection on PCIe bridges").every(Span::hours(1));
 
 const RULES: &str = r#"
 rules = [
@@ -66,7 +66,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     }
     let cpus = text(outputs.get(2)).map_err(Observation::CouldNot)?;
     if cpus.lines().any(|line| line.starts_with("flags") && line.split(' ').any(|flag| flag == "hypervisor")) {
-        return Ok(not_applicable("virtual-machine", "a hypervisor decides about ACS here"));
+        return Ok(not_applicable("virtual-machine", "virtual machine: the hypervisor controls ACS"));
     }
     let (places, bridges) = (links(outputs.get(1))?, links(outputs.get(3))?);
     let configs = files(outputs.get(4))?;
@@ -85,7 +85,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
         let read = match config.map(|file| &file.text) {
             Some(Ok(hexadecimal)) => Config::of(hexadecimal).and_then(|config| config.acs_control()),
             Some(Err(failure)) => Err(failure.clone()),
-            None => Err(ProbeFailure::new(FailureKind::Missing, format!("{bus} shows no configuration space"))),
+            None => Err(ProbeFailure::new(FailureKind::Missing, format!("{bus} has no configuration space in /sys"))),
         };
         match read {
             Ok(control) => {
@@ -100,7 +100,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     if seen > 0.0 {
         look.metric(Metric::count("bridges_above_gpus", Entity::node(), seen));
     }
-    Ok(look.or(not_applicable("no-bridge", "no GPU here is below a PCIe bridge")))
+    Ok(look.or(not_applicable("no-bridge", "no GPU of this node is below a PCIe bridge")))
 }
 
 /// Reports redirection of requests or completions, which sends peer traffic to the root. Upstream forwarding is only
@@ -109,7 +109,7 @@ fn redirects(bus: &str, control: u16) -> Option<Event> {
     let bits = [(1 << 2, "ReqRedir"), (1 << 3, "CmpltRedir"), (1 << 4, "UpstreamFwd")];
     let on: Vec<_> = bits.iter().filter(|(bit, _)| control & bit != 0).map(|(_, name)| *name).collect();
     (control & 0b1100 != 0).then(|| {
-        let text = format!("peer traffic goes up to the processor: ACSCtl {control:#06x} ({})", on.join(", "));
+        let text = format!("ACS redirects peer-to-peer traffic to the CPU: ACSCtl {control:#06x} ({})", on.join(", "));
         Event::seen("acs-redirects", Entity::new(EntityKind::Link, bus), text)
     })
 }
@@ -128,7 +128,7 @@ impl Config {
         if bytes.len() <= 256 {
             // Users other than root can read 64 bytes; PCIe extended capabilities begin at 256.
             let text =
-                format!("{} bytes of configuration space may be read, ACS is beyond 256: run as root", bytes.len());
+                format!("only {} bytes of configuration space are readable, ACS is beyond 256: run as root", bytes.len());
             return Err(ProbeFailure::new(FailureKind::Denied, text));
         }
         Ok(Self(bytes))
@@ -146,7 +146,7 @@ impl Config {
         // There is room for fewer than a thousand; a longer list is a cycle.
         for _ in 0..960 {
             let (Some(id), Some(rest)) = (self.word(at), self.word(at + 2)) else {
-                let text = format!("the list of capabilities leads beyond what was read, to {at:#x}");
+                let text = format!("the capability list points beyond the bytes read, to {at:#x}");
                 return Err(ProbeFailure::new(FailureKind::Unparseable, text));
             };
             if id == ACS {
@@ -157,7 +157,7 @@ impl Config {
                 return Ok(None);
             }
         }
-        Err(ProbeFailure::new(FailureKind::Unparseable, "the list of capabilities has no end"))
+        Err(ProbeFailure::new(FailureKind::Unparseable, "the capability list does not end"))
     }
 }
 

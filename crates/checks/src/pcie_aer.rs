@@ -27,7 +27,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("pcie-aer", "errors that PCIe devices report");
+const SPEC: Spec = Spec::quick("pcie-aer", "errors reported by PCIe devices (AER)");
 
 const RULES: &str = r#"
 rules = [
@@ -97,7 +97,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
                 Some(errors) => {
                     (sum, any) = (sum + errors, true);
                     if errors > kind.most {
-                        let text = format!("{errors:.0} {} errors on the PCIe bus within the hour", kind.words);
+                        let text = format!("{errors:.0} {} PCIe errors within the hour", kind.words);
                         look.event(Event::seen(kind.code, function.entity(), text));
                     }
                 }
@@ -113,7 +113,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
             look.metric(Metric::count(&kind.code.replace('-', "_"), Entity::node(), sum));
         }
     }
-    Ok(look.or(not_applicable("no-aer", "no PCIe device here reports its errors")))
+    Ok(look.or(not_applicable("no-aer", "no PCIe device of this node reports errors (AER)")))
 }
 
 /// Parses the total, which follows the counts of each kind of error on its own line.

@@ -109,16 +109,16 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
         if let (Some(has), Some(could)) = (speed.get(function.bus), both(&most_speed))
             && has < could
         {
-            let text = format!("{has} GT/s, device and port can do {could}");
+            let text = format!("PCIe link speed {has} GT/s, device and port support {could} GT/s");
             look.event(Event::seen("pcie-slow", function.entity(), text));
         }
     }
-    Ok(look.or(not_applicable("no-link", "no network adapter or NVMe disk here tells of a PCIe link")))
+    Ok(look.or(not_applicable("no-link", "no network adapter or NVMe disk of this node reports a PCIe link")))
 }
 
 fn narrow(function: &Function<'_>, has: f64, could: f64) -> Event {
     let code = if function.kind() == Kind::Nvme { "nvme-narrow" } else { "pcie-narrow" };
-    Event::seen(code, function.entity(), format!("x{has}, device and port can do x{could}"))
+    Event::seen(code, function.entity(), format!("PCIe link width x{has}, device and port support x{could}"))
 }
 
 #[cfg(test)]
@@ -162,7 +162,7 @@ mod tests {
         let half = ["8\n", "32.0 GT/s PCIe\n"];
         assert_eq!(look(NIC.0, NIC.1, FULL, FULL, FULL), ["pass within-limits"]);
         assert_eq!(look(NIC.0, NIC.1, half, FULL, FULL), ["fail pcie-narrow isolate nic:0000:18:00.0"]);
-        assert_eq!(look(GPU.0, GPU.1, half, FULL, FULL), ["not-applicable no-link"], "gpu-pcie tells of it");
+        assert_eq!(look(GPU.0, GPU.1, half, FULL, FULL), ["not-applicable no-link"], "gpu-pcie reports it");
         assert_eq!(look("10802", "144D:A80A", half, FULL, FULL), ["fail nvme-narrow monitor disk:0000:18:00.0"]);
     }
 

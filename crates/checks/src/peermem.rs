@@ -24,7 +24,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("peermem", "direct access of network cards to GPU memory");
+const SPEC: Spec = Spec::quick("peermem", "GPUDirect RDMA kernel module (nvidia_peermem)");
 
 const RULES: &str = r#"
 rules = [
@@ -48,7 +48,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     let required = match params.get("required").map(toml::Value::as_bool) {
         None => None,
-        Some(Some(false)) => return not_applicable("not-configured", "this site does not use nvidia_peermem"),
+        Some(Some(false)) => return not_applicable("not-configured", "not required here (required = false)"),
         Some(Some(true)) => Some(()),
         Some(None) => return refused("required", "required = true"),
     };
@@ -59,10 +59,10 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         Some(ProbeOutput::Names(names)) => names.iter().filter(|name| name.starts_with("mlx")).count(),
         Some(ProbeOutput::Failed(failure)) if failure.kind == FailureKind::Missing => 0,
         Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
-        _ => return could_not("/sys/class/infiniband is no list"),
+        _ => return could_not("the answer for /sys/class/infiniband is not a list"),
     };
     if cards == 0 {
-        return not_applicable("no-rdma", "there is no InfiniBand or RoCE card that would use it");
+        return not_applicable("no-rdma", "no InfiniBand or RoCE adapter on this node");
     }
     let modules = match text(outputs.get(2)) {
         Ok(modules) if modules.trim().is_empty() => return could_not("/proc/modules is empty"),
@@ -76,13 +76,13 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
                 return not_applicable("dma-buf", "NVIDIA's open kernel modules use DMA-BUF instead of nvidia_peermem");
             }
             Ok(version) if version.contains("Kernel Module") => {}
-            Ok(_) => return could_not("/proc/driver/nvidia/version does not tell which kernel module it is"),
+            Ok(_) => return could_not("/proc/driver/nvidia/version does not name the kernel module"),
             Err(failure) => return Observation::CouldNot(failure),
         }
     }
     let metric = Metric::count("peermem_loaded", Entity::node(), f64::from(u8::from(loaded)));
     let missing = (!loaded).then(|| {
-        let text = format!("{cards} RDMA cards and no nvidia_peermem: GPU memory is reached through the host's memory");
+        let text = format!("nvidia_peermem not loaded: RDMA to GPUs is staged through host memory; RDMA adapters: {cards}");
         Event::seen("peermem-missing", Entity::node(), text)
     });
     Observation::measured(vec![metric], missing.into_iter().collect())

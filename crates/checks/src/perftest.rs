@@ -18,13 +18,13 @@ pub struct Written {
 /// Why there is no result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoResult {
-    #[error("ib_write_bw printed {0} bytes, at most {MAX_PERFTEST_BYTES} are read")]
+    #[error("ib_write_bw printed {0} bytes; the limit is {MAX_PERFTEST_BYTES} bytes")]
     TooLong(usize),
-    #[error("ib_write_bw named no column `BW average` in Gb/sec, MB/sec or MiB/sec")]
+    #[error("ib_write_bw printed no column `BW average` in Gb/sec, MB/sec or MiB/sec")]
     NoColumns,
-    #[error("ib_write_bw printed no line of results")]
+    #[error("ib_write_bw printed no result line")]
     NoRow,
-    #[error("ib_write_bw moved nothing")]
+    #[error("ib_write_bw transferred no data")]
     Nothing,
 }
 
@@ -87,21 +87,21 @@ pub fn complaint(said: &str) -> Complaint {
         return Complaint::Traffic(format!("{}{meaning}", line(status)));
     }
     let last = said.lines().rev().find(|line| !line.trim().is_empty() && !line.trim_start().starts_with("---"));
-    Complaint::Other(last.map_or_else(|| "it said nothing".to_owned(), line))
+    Complaint::Other(last.map_or_else(|| "no output".to_owned(), line))
 }
 
 /// Numbers of verbs (`ibv_wc_status`) that may occur in a loopback.
 const fn of_status(number: u32) -> Option<&'static str> {
     match number {
         1 => Some("wrong length"),
-        2 => Some("error of the queue pair"),
-        4 => Some("memory protection"),
-        5 => Some("given up after another error"),
-        8 => Some("the other side refused the request"),
-        9 | 10 => Some("the other side could not carry it out"),
-        11 => Some("the other side is in error"),
-        12 => Some("no answer after all retries"),
-        13 => Some("the other side was not ready"),
+        2 => Some("queue pair error"),
+        4 => Some("memory protection error"),
+        5 => Some("flushed after another error"),
+        8 => Some("the remote side rejected the request"),
+        9 | 10 => Some("remote access or operation error"),
+        11 => Some("the remote side aborted"),
+        12 => Some("no acknowledgement after all retries"),
+        13 => Some("the remote side was not ready"),
         _ => None,
     }
 }
@@ -140,10 +140,10 @@ mod tests {
     #[test]
     fn only_messages_that_did_not_arrive_are_held_against_the_hardware() {
         let Complaint::Traffic(text) = complaint(BROKEN) else { panic!("traffic") };
-        assert_eq!(text, "Failed status 12: wr_id 0 syndrom 0x81 (no answer after all retries)");
+        assert_eq!(text, "Failed status 12: wr_id 0 syndrom 0x81 (no acknowledgement after all retries)");
         let Complaint::Other(text) = complaint(REFUSED) else { panic!("other") };
         assert_eq!(text, "Unable to find the Infiniband/RoCE device");
-        assert_eq!(complaint(" \n"), Complaint::Other("it said nothing".to_owned()));
+        assert_eq!(complaint(" \n"), Complaint::Other("no output".to_owned()));
         assert!(matches!(complaint("Couldn't allocate MR\nFailed to create MR\n"), Complaint::Other(_)));
     }
 

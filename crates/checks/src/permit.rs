@@ -58,7 +58,7 @@ mod tests {
         let node = NodeName::new("n1").unwrap();
         let text = Permit { lasts: Span::minutes(2) }.sign(&node, 41, &KEY);
         assert_eq!(Permit::open(&text, &node, 41, &KEY), Some(Permit { lasts: Span::minutes(2) }));
-        assert_eq!(Permit::open(&text, &node, 42, &KEY), None, "kept from an older answer");
+        assert_eq!(Permit::open(&text, &node, 42, &KEY), None, "replayed from an older answer");
         assert_eq!(Permit::open(&text, &NodeName::new("n2").unwrap(), 41, &KEY), None);
         assert_eq!(Permit::open(&text, &node, 41, &RunKey::new([8; 32])), None);
         for made in [text.replacen("120", "300", 1), text[..text.len() - 1].to_owned(), "120".into(), String::new()] {

@@ -19,15 +19,15 @@ pub struct Returned {
 /// Why there is no result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoResult {
-    #[error("fi_pingpong printed {0} bytes, at most {MAX_PINGPONG_BYTES} are read")]
+    #[error("fi_pingpong printed {0} bytes; the limit is {MAX_PINGPONG_BYTES} bytes")]
     TooLong(usize),
-    #[error("fi_pingpong named no columns `bytes`, `#sent`, `#ack`, `MB/sec` and `usec/xfer`")]
+    #[error("fi_pingpong printed no columns `bytes`, `#sent`, `#ack`, `MB/sec` and `usec/xfer`")]
     NoColumns,
-    #[error("fi_pingpong printed no line of results")]
+    #[error("fi_pingpong printed no result line")]
     NoRow,
-    #[error("fi_pingpong moved nothing")]
+    #[error("fi_pingpong transferred no data")]
     Nothing,
-    #[error("fi_pingpong sent {sent} messages and had word of {returned}")]
+    #[error("fi_pingpong sent {sent} messages and received {returned} acknowledgements")]
     Lost { sent: u64, returned: u64 },
 }
 
@@ -135,7 +135,7 @@ pub fn complaint(client: &str, server: &str) -> Complaint {
     };
     let of_client = || client.lines().rev().map(line).find(|line| !line.is_empty());
     let said = last(client).or_else(|| last(server)).or_else(of_client);
-    Complaint::Other(said.unwrap_or_else(|| "it said nothing".to_owned()))
+    Complaint::Other(said.unwrap_or_else(|| "no output".to_owned()))
 }
 
 #[cfg(test)]
@@ -174,9 +174,9 @@ mod tests {
         assert_eq!(text, "fi_getinfo(): util/pingpong.c:1489, ret=-61 (No data available)");
         let Complaint::Other(text) = complaint(CLIENT, "") else { panic!("other") };
         assert!(text.ends_with("remote connection closed"), "{text}");
-        assert!(matches!(complaint(CLIENT, LOST), Complaint::Other(_)), "it was the client that went away");
+        assert!(matches!(complaint(CLIENT, LOST), Complaint::Other(_)), "the client disconnected");
         assert!(matches!(complaint(LOST, ""), Complaint::Traffic(_)));
-        assert_eq!(complaint("\n", ""), Complaint::Other("it said nothing".to_owned()));
+        assert_eq!(complaint("\n", ""), Complaint::Other("no output".to_owned()));
     }
 
     proptest! {

@@ -24,7 +24,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("processes-stuck", "processes that hang in the kernel");
+const SPEC: Spec = Spec::quick("processes-stuck", "processes stuck in the kernel (state D)");
 
 const RULES: &str = r#"
 rules = [
@@ -77,7 +77,7 @@ fn told(processes: &[&Process]) -> String {
     };
     let first: Vec<_> = processes.iter().take(4).map(one).collect();
     let more = if processes.len() > 4 { ", …" } else { "" };
-    format!("{} processes hang in the kernel: {}{more}", processes.len(), first.join(", "))
+    format!("{} processes stuck in the kernel (state D): {}{more}", processes.len(), first.join(", "))
 }
 
 #[cfg(test)]

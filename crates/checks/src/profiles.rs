@@ -88,13 +88,13 @@ pub fn built_in_like(sku: &Sku) -> MachineTypes {
 fn together(files: Vec<ProfileFile>) -> MachineTypes {
     let mut types = MachineTypes::default();
     for file in files {
-        types.lay_over(file).expect("what a compiled-in profile builds on comes before it");
+        types.lay_over(file).expect("a compiled-in profile comes after the one that it extends");
     }
     types
 }
 
 fn read((name, text): &(&str, &str)) -> ProfileFile {
-    ProfileFile::read(text).unwrap_or_else(|error| panic!("the compiled-in profile {name}: {error}"))
+    ProfileFile::read(text).unwrap_or_else(|error| panic!("compiled-in profile {name}: {error}"))
 }
 
 #[cfg(test)]
@@ -113,7 +113,7 @@ mod tests {
         let types = built_in();
         assert_eq!(types.iter().count(), BUILT_IN.len(), "two files have the same name");
         for (name, text) in BUILT_IN {
-            let file = types.get(&Sku::new(name).unwrap()).unwrap_or_else(|| panic!("{name} is called otherwise"));
+            let file = types.get(&Sku::new(name).unwrap()).unwrap_or_else(|| panic!("{name}.toml has another name"));
             assert!(text.starts_with("# ") && !file.source.is_empty() && !file.detect.is_empty(), "{name}");
             assert!(file.expect.contains_key("gpu_count"), "{name}");
         }
@@ -125,7 +125,7 @@ mod tests {
         for file in all.iter() {
             assert_eq!(built_in_like(&file.sku).get(&file.sku), Some(file), "{}", file.sku);
         }
-        assert_eq!(built_in_like(&Sku::new("nobody-knows-it").unwrap()), MachineTypes::default());
+        assert_eq!(built_in_like(&Sku::new("unknown-sku").unwrap()), MachineTypes::default());
     }
 
     #[test]
@@ -191,7 +191,7 @@ mod tests {
             .collect();
         for file in built_in().iter() {
             for metric in file.expect.keys().filter(|metric| !metric.ends_with("_per_s")) {
-                assert!(asked.contains(metric.as_str()), "{}: no rule asks for {metric}", file.sku);
+                assert!(asked.contains(metric.as_str()), "{}: no rule uses {metric}", file.sku);
             }
         }
     }

@@ -47,7 +47,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let none = not_applicable("no-raid", "there is no software RAID array");
+    let none = not_applicable("no-raid", "no software RAID array on this node");
     let table = match text(outputs.first()) {
         Ok(table) => table,
         // The kernel creates the file when it first finds an array.
@@ -65,7 +65,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
             let text = if is_broken { "the array is broken" } else { "the array is inactive" };
             look.event(Event::seen("raid-broken", entity, text));
         } else if array.missing > 0.0 || array.has_failed {
-            let text = format!("{} members are missing or failed", array.missing.max(1.0));
+            let text = format!("missing or failed members: {}", array.missing.max(1.0));
             look.event(Event::seen("raid-degraded", entity, text));
         }
     }

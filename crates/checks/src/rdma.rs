@@ -21,7 +21,7 @@ pub fn port_entity(device: &str, port: &str) -> Entity {
 
 /// The observation of a check on a machine without RDMA.
 pub fn no_rdma() -> Observation {
-    not_applicable("no-rdma", "there is no RDMA device in /sys/class/infiniband")
+    not_applicable("no-rdma", "no RDMA device in /sys/class/infiniband")
 }
 
 /// Parses `4: ACTIVE` to `ACTIVE` and `5: LinkUp` to `LinkUp`. Returns `None` for other formats.

@@ -66,7 +66,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
             }
         }
         let Some((name, state)) = interface(states, port.device) else {
-            let text = format!("{} has no network interface to be seen here", port.entity());
+            let text = format!("no network interface of {} is visible", port.entity());
             look.could_not(ProbeFailure::new(FailureKind::Missing, text));
             continue;
         };
@@ -74,7 +74,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
         match state {
             Ok("up" | "unknown") => {}
             Ok(state) => {
-                let text = format!("{} is active and its interface is {state}", port.entity());
+                let text = format!("RDMA port {} is active, its interface is {state}", port.entity());
                 look.event(Event::seen("roce-interface-down", entity.clone(), text));
             }
             Err(failure) => look.could_not(failure),
@@ -95,11 +95,11 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     for interfaces in kinds.values() {
         let most = interfaces.iter().map(|(_, mtu)| *mtu).fold(0.0, f64::max);
         for (entity, mtu) in interfaces.iter().filter(|(_, mtu)| *mtu < most) {
-            let text = format!("the MTU is {mtu}, that of an equal adapter {most}");
+            let text = format!("MTU {mtu}, another adapter of the same type has {most}");
             look.event(Event::seen("roce-mtu-differs", entity.clone(), text));
         }
     }
-    Ok(look.or(not_applicable("no-roce", "no RDMA port here is up on Ethernet")))
+    Ok(look.or(not_applicable("no-roce", "no active RoCE port on this node")))
 }
 
 /// Returns a device's interface that is up, else any: representors of virtual functions are listed next to the real

@@ -26,7 +26,7 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("services", "services that should run");
+const SPEC: Spec = Spec::quick("services", "systemd services that should be running");
 
 const RULES: &str = r#"
 rules = [
@@ -58,7 +58,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let Some(wanted) = words(params, "units", "units = [\"slurmd.service\"]")? else {
-        return Ok(not_applicable("not-configured", "no service is named in `units`"));
+        return Ok(not_applicable("not-configured", "`units` is not set"));
     };
     let mut look = Look::default();
     let mut running: BTreeMap<&str, bool> = BTreeMap::new();
@@ -74,7 +74,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
         }
     }
     if running.is_empty() {
-        let text = "systemd keeps no control groups of services here";
+        let text = "no control group of a systemd service found";
         return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, text)));
     }
     let mut well = 0.0;
@@ -84,8 +84,8 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
                 well += 1.0;
                 continue;
             }
-            Some(false) => "it has no process",
-            None => "it was not started, or there is no such service",
+            Some(false) => "service has no process",
+            None => "service is not started or does not exist",
         };
         look.event(Event::seen("service-not-running", Entity::new(EntityKind::Service, plain(unit)), text));
     }

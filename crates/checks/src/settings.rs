@@ -104,7 +104,7 @@ pub fn only<'a>(params: &Params, known: &'a [(&'a str, &'a str)]) -> Result<impl
 
 /// The observation of a check with an invalid parameter.
 pub fn refused(name: &str, example: &str) -> Observation {
-    let text = format!("the parameter `{name}` is not understood; write it as `{example}`");
+    let text = format!("invalid parameter `{name}`; expected `{example}`");
     Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, text))
 }
 

@@ -62,7 +62,7 @@ fn site_check(id: &CheckId, quick: bool) -> Check {
 }
 
 fn spec(id: &'static str, quick: bool) -> Spec {
-    const TITLE: &str = "a check of this site";
+    const TITLE: &str = "command of this site";
     match quick {
         // Longer than the fast checks' period: it starts a program, and scheduler hooks run only checks that do not.
         true => Spec::quick(id, TITLE).every(Span::minutes(6)),
@@ -101,14 +101,14 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         [ProbeOutput::Failed(failure)] => return Observation::CouldNot(failure.clone()),
         [] => {
             let text =
-                "`command` is a list such as [\"/usr/bin/check\", \"-v\"] and `timeout` a duration such as \"30s\"";
+                "`command` must be a list such as [\"/usr/bin/check\", \"-v\"] and `timeout` a duration such as \"30s\"";
             return Observation::CouldNot(ProbeFailure::new(FailureKind::Missing, text));
         }
         _ => return Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, "no command was run")),
     };
     let line = stdout.lines().next().unwrap_or("").trim();
     let words: String =
-        if line.is_empty() { "the command said nothing".to_owned() } else { line.chars().take(300).collect() };
+        if line.is_empty() { "the command printed nothing".to_owned() } else { line.chars().take(300).collect() };
     let event = |code| vec![Event::seen(code, Entity::node(), words.clone())];
     let events = match exit {
         Some(0) => Vec::new(),
@@ -117,7 +117,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         Some(3) => {
             return Observation::CouldNot(ProbeFailure::new(
                 FailureKind::Failed,
-                format!("the command could not tell: {words}"),
+                format!("the command reported unknown (exit code 3): {words}"),
             ));
         }
         other => return Observation::CouldNot(ended_badly(other, stderr)),

@@ -29,9 +29,9 @@ mod tests {
     #[test]
     fn a_port_that_is_listened_on_is_told_from_one_that_is_in_use() {
         assert!(listens(TABLE, 5555));
-        assert!(!listens(TABLE, 5556), "it is connected");
+        assert!(!listens(TABLE, 5556), "a connection is no listener");
         assert!(!listens(TABLE, 5557) && !listens("", 5555));
-        assert!(listens("  0: 00000000000000000000000000000000:B9E8 0:0 0A", 47592), "of IPv6");
+        assert!(listens("  0: 00000000000000000000000000000000:B9E8 0:0 0A", 47592), "IPv6");
     }
 
     proptest! {

@@ -36,7 +36,7 @@ impl Check {
         if wanted.iter().ne(evidence.probes.iter().map(|(probe, _)| probe)) {
             return Observation::CouldNot(ProbeFailure::new(
                 FailureKind::Unparseable,
-                "the node ran other probes than this policy asks for; give both the same policy file",
+                "the node ran other probes than this policy requests; use the same policy file on node and controller",
             ));
         }
         let outputs: Vec<_> = evidence.probes.iter().map(|(_, output)| output.clone()).collect();

@@ -61,7 +61,7 @@ use crate::{
 };
 
 const SPEC: Spec =
-    Spec::deep("storage", "mounts give back what was written, and fast", Span::from_secs(45), Span::minutes(30))
+    Spec::deep("storage", "data integrity and speed of mounts", Span::from_secs(45), Span::minutes(30))
         .opt_in()
         .loads("mounts");
 
@@ -84,14 +84,14 @@ rules = [
 "#, $(
             "  { id = \"storage-", $metric, "-floor\", check = \"storage\", metric = \"", $metric, "\", below = ", $floor,
             ",\n    reason = \"storage-slow\", severity = \"monitor\", confirm = 2,\n    text = \"{entity}: ", $metric,
-            " is {value}", $unit, ", slower than one hard disk ({limit}", $unit, ")\" },\n",
+            " {value}", $unit, ", expected at least {limit}", $unit, " (one hard disk)\" },\n",
             "  { id = \"storage-", $metric, "-own\", check = \"storage\", metric = \"", $metric,
             "\", below_percent_of_own = 50.0,\n    reason = \"storage-slow\", severity = \"monitor\", confirm = 2,\n",
-            "    text = \"{entity}: ", $metric, " is {value}", $unit, ", less than half of its own median ({limit}", $unit,
+            "    text = \"{entity}: ", $metric, " {value}", $unit, ", expected at least {limit}", $unit, " (50 % of its past median",
             ")\" },\n",
             "  { id = \"storage-", $metric, "-profile\", check = \"storage\", metric = \"", $metric,
             "\", below_percent_of_profile = 70.0,\n    reason = \"storage-slow\", severity = \"monitor\", confirm = 2,\n",
-            "    text = \"{entity}: ", $metric, " is {value}", $unit, ", below 70 % of the profile ({limit}", $unit,
+            "    text = \"{entity}: ", $metric, " {value}", $unit, ", expected at least {limit}", $unit, " (70 % of the profile",
             ")\" },\n",
         )* "]\n")
     };
@@ -178,7 +178,7 @@ fn order(params: &Params) -> Result<StorageOrder, Observation> {
 }
 
 fn too_little(name: &str, least: &str) -> Observation {
-    let text = format!("the parameter `{name}` is too little; it is {least} at least");
+    let text = format!("parameter `{name}` is too small; expected at least {least}");
     Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, text))
 }
 
@@ -278,8 +278,8 @@ mod tests {
         };
         let faster = judge_with(&rules, None, &own(&[5e9; 5]), &id, &observation);
         assert_eq!(faster.findings.len(), 1);
-        assert!(faster.text.contains("iodepth_read_1file_bw is 2 GB/s, less than half"), "{}", faster.text);
-        assert!(judge_with(&rules, None, &own(&[5e9; 4]), &id, &observation).findings.is_empty(), "too few to say");
+        assert!(faster.text.contains("iodepth_read_1file_bw 2 GB/s, expected at least"), "{}", faster.text);
+        assert!(judge_with(&rules, None, &own(&[5e9; 4]), &id, &observation).findings.is_empty(), "too few results");
     }
 
     #[test]
@@ -317,7 +317,7 @@ mod tests {
         assert_eq!((set.size, set.rate, set.timeout), (64 << 20, Some(500_000_000), Span::from_secs(680)));
         let [Probe::Builtin { args, timeout, .. }] = &probes(&params("timeout = '1m'"))[..] else { panic!("one probe") };
         assert_eq!(serde_json::from_str::<StorageOrder>(&args[0]).unwrap().timeout, Span::minutes(1));
-        assert!(*timeout > Span::minutes(2), "the test itself answers first");
+        assert!(*timeout > Span::minutes(2), "the test ends before the probe's timeout");
     }
 
     #[test]
@@ -350,7 +350,7 @@ mod tests {
             tests.into_iter().find(|test| test.id.as_str() == "storage").map(|test| test.shares)
         };
         let mounts = "[tests.storage.params]\nmounts = [\"/data\"]\n";
-        assert_eq!(shares(mounts), None, "it waits to be switched on");
+        assert_eq!(shares(mounts), None, "it is opt-in");
         assert_eq!(shares("[tests.storage]\nenabled = true\n"), Some(Vec::new()));
         assert_eq!(shares(&format!("[tests.storage]\nenabled = true\n{mounts}")), Some(vec!["/data".to_owned()]));
         let local = format!("[tests.storage]\nenabled = true\nshares = []\n{mounts}");

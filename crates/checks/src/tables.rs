@@ -205,7 +205,7 @@ pub fn dcgm_error(n: u32) -> Option<&'static DcgmError> {
 }
 
 fn read<T: for<'de> Deserialize<'de>>(text: &str) -> Table<T> {
-    let written: Written<T> = toml::from_str(text).expect("the compiled-in tables are tested");
+    let written: Written<T> = toml::from_str(text).expect("the compiled-in tables parse");
     let Written { source, version, date, variants, rows } = written;
     Table { source, version, date, variants, rows }
 }
@@ -270,7 +270,7 @@ mod tests {
         rows: impl Iterator<Item = (u32, Option<Severity>)>,
         variants: impl IntoIterator<Item = &'a Variant>,
     ) -> String {
-        let mut text = "# Made from the table beside it; a test holds both together.\nrules = [\n".to_owned();
+        let mut text = "# Generated from the table of the same name; a test keeps both equal.\nrules = [\n".to_owned();
         let mut rule = |id: String, code: String, severity: Severity| {
             let line = format!(
                 "  {{ id = \"{id}\", check = \"{check}\", event = \"{code}\", reason = \"{code}\", \
@@ -351,7 +351,7 @@ mod tests {
         let errors: Vec<u32> = DCGM.rows.iter().map(|row| row.n).collect();
         assert_eq!(errors, (0..=132).collect::<Vec<_>>());
         for row in &DCGM.rows {
-            assert_eq!(row.severity.is_none(), row.n == 0, "only 0 is no error, {} is one", row.n);
+            assert_eq!(row.severity.is_none(), row.n == 0, "only 0 is no error: {}", row.n);
         }
     }
 

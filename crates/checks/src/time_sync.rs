@@ -21,19 +21,21 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("time-sync", "how the clock is kept");
+const SPEC: Spec = Spec::quick("time-sync", "clock synchronisation");
 
 const RULES: &str = r#"
 rules = [
   { id = "time-sync-not-kept", check = "time-sync", event = "clock-not-kept", reason = "clock-not-kept",
     severity = "monitor", confirm = 2, text = "{value}" },
   { id = "time-sync-off", check = "time-sync", metric = "clock_offset_seconds", above = 0.1, reason = "clock-off",
-    severity = "monitor", confirm = 2, text = "the clock is {value} s off, {limit} s is the limit" },
+    severity = "monitor", confirm = 2, text = "clock offset {value} s, limit {limit} s" },
 ]
 "#;
 
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("time_sync.rs")), rules: RULES, probes, interpret };
+
+const NOT_SYNCHRONISED: &str = "clock not synchronised: no NTP or PTP daemon, or no reachable source";
 
 fn probes(_: &Params) -> Vec<Probe> {
     vec![Probe::ClockDiscipline]
@@ -51,9 +53,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let (Some(kept), Some(offset)) = (value("synchronized"), value("offset_us")) else {
         return Observation::CouldNot(unreadable("the kernel's clock", lines));
     };
-    let event = (kept == 0.0).then(|| {
-        Event::seen("clock-not-kept", Entity::node(), "no program keeps the clock, or it has lost its sources")
-    });
+    let event = (kept == 0.0).then(|| Event::seen("clock-not-kept", Entity::node(), NOT_SYNCHRONISED));
     let seconds = |name, micros: f64| Metric::new(name, Entity::node(), micros.abs() / 1e6, Unit::Seconds);
     let error = value("max_error_us").map(|micros| seconds("clock_error_seconds", micros));
     let metrics = std::iter::once(seconds("clock_offset_seconds", offset)).chain(error).collect();
@@ -72,7 +72,7 @@ mod tests {
 
     // Made by hand in the format of the probe.
     #[test]
-    fn a_clock_that_nobody_keeps_is_not_right_by_chance() {
+    fn a_clock_that_is_not_synchronised_is_not_right_by_chance() {
         let good = "synchronized 1\noffset_us -12\nmax_error_us 5000\nestimated_error_us 100\nfrequency_ppm 1.5\n";
         assert_eq!(look(good), ["pass within-limits"]);
         assert_eq!(look(&good.replace("synchronized 1", "synchronized 0")), ["fail clock-not-kept monitor node"]);

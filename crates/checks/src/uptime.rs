@@ -23,7 +23,7 @@ pub fn seconds_up(output: Option<&ProbeOutput>) -> Result<f64, ProbeFailure> {
     let seconds = text.split_ascii_whitespace().next().and_then(|word| word.parse::<f64>().ok());
     seconds
         .filter(|seconds| seconds.is_finite() && *seconds >= 0.0)
-        .ok_or_else(|| ProbeFailure::new(FailureKind::Unparseable, format!("{PATH} tells no time: {text:.40}")))
+        .ok_or_else(|| ProbeFailure::new(FailureKind::Unparseable, format!("{PATH} contains no uptime: {text:.40}")))
 }
 
 #[cfg(test)]

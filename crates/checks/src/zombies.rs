@@ -20,15 +20,15 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("zombies", "dead processes that nobody buried");
+const SPEC: Spec = Spec::quick("zombies", "zombie processes");
 
 // The limits are gpud's.
 const RULES: &str = r#"
 rules = [
   { id = "zombies-flood", check = "zombies", metric = "zombies", above = 2000.0, reason = "zombies-flood",
-    severity = "reboot", confirm = 2, text = "{value} dead processes were not buried, {limit} is the limit" },
+    severity = "reboot", confirm = 2, text = "{value} zombie processes, limit {limit}" },
   { id = "zombies-many", check = "zombies", metric = "zombies", above = 1000.0, reason = "zombies-many",
-    severity = "monitor", confirm = 2, text = "{value} dead processes were not buried, {limit} is the limit" },
+    severity = "monitor", confirm = 2, text = "{value} zombie processes, limit {limit}" },
 ]
 "#;
 

@@ -108,7 +108,7 @@ fn every_captured_case_gives_the_verdict_beside_it() {
             let name = path.display();
             let case: Case =
                 toml::from_str(&fs::read_to_string(&path).unwrap()).unwrap_or_else(|e| panic!("{name}: {e}"));
-            assert!(case.source.is_told(), "{name}: say where it is from");
+            assert!(case.source.is_told(), "{name}: the source is not given");
             let outputs: Vec<_> = case.outputs.into_iter().map(|output| output.load(&directory)).collect();
             assert_eq!(outputs.len(), (check.probes)(&case.params).len(), "{name}: one output for each probe");
             let judged = judge(&rules, None, &id, &(check.interpret)(&case.params, &outputs));

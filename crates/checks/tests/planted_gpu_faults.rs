@@ -165,7 +165,7 @@ impl Machine {
                 ProbeOutput::Files(vec![FileText { path, text: Ok(self.library.to_owned()) }])
             }
             Probe::Bytes { .. } => ProbeOutput::Files(Vec::new()),
-            other => panic!("{other:?} is not asked by a GPU check"),
+            other => panic!("no GPU check uses {other:?}"),
         }
     }
 
@@ -222,7 +222,7 @@ impl Machine {
     fn with(&self, index: usize, field: &str, value: Reading) -> Self {
         let mut other = self.clone();
         let old = other.gpus[index].1.insert(field.to_owned(), value);
-        assert!(old.is_some(), "{field} is no field of this machine");
+        assert!(old.is_some(), "this machine has no field {field}");
         other
     }
 }

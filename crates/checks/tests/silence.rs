@@ -57,7 +57,7 @@ fn a_check_that_may_not_look_says_so() {
     let mut wrong = Vec::new();
     for check in Catalogue::built_in().iter() {
         let probes: [(&str, Vec<ProbeOutput>); 3] = [
-            ("every probe is refused", answers(check, |_| ProbeOutput::Failed(denied()))),
+            ("every probe is denied", answers(check, |_| ProbeOutput::Failed(denied()))),
             ("no file may be read", answers(check, nothing_may_be_read)),
             ("no answer at all", Vec::new()),
         ];

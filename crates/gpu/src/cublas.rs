@@ -47,7 +47,7 @@ impl fmt::Debug for Cublas {
 pub enum CublasError {
     #[error("cuBLAS cannot be loaded: {0}")]
     NoLibrary(#[from] libloading::Error),
-    #[error("{call} answered {code}")]
+    #[error("{call} returned {code}")]
     Failed { call: &'static str, code: i32 },
 }
 

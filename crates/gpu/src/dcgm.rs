@@ -122,7 +122,7 @@ fn is_listening(address: &str) -> Result<bool, ProbeFailure> {
     }
     match refused {
         Some(()) => Ok(false),
-        None => Err(ProbeFailure::new(FailureKind::Failed, format!("{address} is no address"))),
+        None => Err(ProbeFailure::new(FailureKind::Failed, format!("{address} is not an address, such as 127.0.0.1:5555"))),
     }
 }
 
@@ -171,19 +171,19 @@ macro_rules! call {
 
 fn told((function, code): (&str, c_int)) -> ProbeFailure {
     let words = match code {
-        -3 => "a generic error",
+        -3 => "generic error",
         -6 => "not supported",
-        -7 => "it cannot be initialised",
-        -11 => "it timed out",
-        VERSION_MISMATCH => "versions of library, engine and this program do not agree",
+        -7 => "not initialised",
+        -11 => "timed out",
+        VERSION_MISMATCH => "version mismatch of library, host engine and doctor-node",
         -17 | -29 => "no permission",
         -18 => "a GPU is lost",
         -19 => "a GPU needs a reset",
         -21 => "the connection to the host engine is not valid",
-        -33 => "the module for health is not loaded",
-        -35 => "there is no GPU in its group",
+        -33 => "the health module is not loaded",
+        -35 => "no GPU in the group",
         -57 => "the driver timed out",
-        _ => "an error",
+        _ => "error",
     };
     let kind = match code {
         -11 | -57 => FailureKind::TimedOut,
@@ -201,7 +201,7 @@ struct Session<'a> {
 
 impl<'a> Session<'a> {
     fn open(dcgm: &'a Dcgm, address: &str) -> Result<Self, ProbeFailure> {
-        let no_address = |_| ProbeFailure::new(FailureKind::Failed, "the engine's address is no text of C");
+        let no_address = |_| ProbeFailure::new(FailureKind::Failed, "the host engine's address contains a zero byte");
         let address = CString::new(address).map_err(no_address)?;
         call!(dcgm, dcgmInit()).map_err(told)?;
         let mut params = ConnectParams {

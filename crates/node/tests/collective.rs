@@ -125,17 +125,17 @@ fn every_planted_fault_is_found_for_what_it_is() {
     let first = "gpu:0000:18:00.0";
     let second = "gpu:0000:28:00.0";
     for (faults, code, row, words) in [
-        ("zero:1:5", 2, format!("fail collective-wrong {second}"), "0 instead of"),
-        ("element:0:3", 2, format!("fail collective-wrong {first}"), "number 3 of a message of 1024 bytes"),
-        ("share:1:4095", 2, format!("fail collective-wrong {second}"), "the share of rank 1"),
+        ("zero:1:5", 2, format!("fail collective-wrong {second}"), "got 0, expected"),
+        ("element:0:3", 2, format!("fail collective-wrong {first}"), "index 3 of a message of 1024 bytes"),
+        ("share:1:4095", 2, format!("fail collective-wrong {second}"), "the contribution of rank 1"),
         ("ecc:0", 2, format!("fail gpu-failed {first}"), "CUDA_ERROR_ECC_UNCORRECTABLE"),
         ("crash:1", 3, "inconclusive failed node".to_owned(), "ended by signal 6"),
-        ("blind", 3, "inconclusive failed node".to_owned(), "does not see errors"),
-        ("mute", 3, "inconclusive failed node".to_owned(), "names no connection"),
+        ("blind", 3, "inconclusive failed node".to_owned(), "does not detect planted errors"),
+        ("mute", 3, "inconclusive failed node".to_owned(), "lists no connection"),
     ] {
         bench.run(faults, &[]).is(code, &row, words);
     }
-    bench.run("hang:1", &["stall=1s"]).is(1, "fail collective-hung node", "not through within 1s");
+    bench.run("hang:1", &["stall=1s"]).is(1, "fail collective-hung node", "did not complete within 1s");
 }
 
 #[test]
@@ -277,8 +277,8 @@ fn a_fault_of_one_node_is_its_own_and_the_others_are_not_blamed() {
     let bench = Bench::new();
     // Ranks 2 and 3 belong to the second node.
     let said = Job::of(&bench, 2).run("share:3:7", &[]);
-    said[0].is(3, "inconclusive failed node", "the share of rank 3, on node");
-    said[1].is(2, "fail collective-wrong gpu:0000:28:00.0", "the share of rank 3");
+    said[0].is(3, "inconclusive failed node", "the contribution of rank 3 is missing, on node");
+    said[1].is(2, "fail collective-wrong gpu:0000:28:00.0", "the contribution of rank 3");
     let said = Job::of(&bench, 2).run("zero:2:7", &[]);
     said[0].is(0, "pass within-limits node", "");
     said[1].is(2, "fail collective-wrong gpu:0000:18:00.0", "1 of 4 GPUs");
@@ -286,7 +286,7 @@ fn a_fault_of_one_node_is_its_own_and_the_others_are_not_blamed() {
     said[0].is(3, "inconclusive failed node", "GPU 0000:18:00.0: its worker was ended by signal 6");
     assert_eq!(said[1].row, "inconclusive failed node");
     let said = Job::of(&bench, 2).run("hang:2", &["stall=1s"]);
-    said[0].is(1, "fail collective-hung node", "not through within 1s");
+    said[0].is(1, "fail collective-hung node", "did not complete within 1s");
 }
 
 #[test]

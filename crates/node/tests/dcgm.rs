@@ -225,12 +225,12 @@ fn failures_of_dcgm_3_and_4_are_findings_by_gpu_and_error() {
 fn what_dcgm_did_not_say_in_full_has_not_passed() {
     let whole = passed(&LEVEL_2);
     for (script, answer, begins) in [
-        ("cat answer.json; exit 205", whole.as_str(), "inconclusive failed node no result failed, and yet"),
-        ("cat answer.json; kill -9 $$", &whole, "inconclusive killed node no result failed, and yet"),
+        ("cat answer.json; exit 205", whole.as_str(), "inconclusive failed node no test failed, but"),
+        ("cat answer.json; kill -9 $$", &whole, "inconclusive killed node no test failed, but"),
         ("cat answer.json", &whole[..whole.len() / 2], "inconclusive unparseable"),
         ("exit 0", "", "inconclusive empty node dcgmi printed nothing"),
         ("echo 'Error: unable to establish a connection'; exit 1", "", "inconclusive failed"),
-        ("cat answer.json", &passed(&["software", "memory"]), "inconclusive empty node pcie belongs to this level"),
+        ("cat answer.json", &passed(&["software", "memory"]), "inconclusive empty node pcie is part of this level"),
         ("sed 's/Pass/Skip/' answer.json", &whole, "inconclusive empty node DCGM skipped memory on gpu:0000:18:00.0"),
         ("sed 's/Pass/Not Run/' answer.json", &whole, "inconclusive failed node software did not run"),
         ("yes", "", "inconclusive too-long"),

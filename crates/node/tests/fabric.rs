@@ -170,11 +170,11 @@ fn every_port_that_is_up_is_tested_and_one_that_is_down_is_not() {
 fn a_slow_port_a_broken_one_and_one_whose_errors_grow_are_findings() {
     let slow =
         Bed::new(&Machine::hgx_h100(), "[ $device = mlx5_3 ] && sed 's/394.61/340.00/' well.txt || cat well.txt");
-    assert!(slow.says("fail loopback-odd link:mlx5_3/1").contains("moves 86"));
+    assert!(slow.says("fail loopback-odd link:mlx5_3/1").contains(": 86"));
     let slower = Bed::new(&Machine::hgx_h100(), "sed 's/394.61/200.00/' well.txt").set("devices=[\"mlx5_0\"]");
-    slower.says("fail loopback-slow link:mlx5_0/1 link:mlx5_0/1 moves 50 %");
+    slower.says("fail loopback-slow link:mlx5_0/1 link:mlx5_0/1: 50 %");
     let broken = Bed::new(&Machine::hgx_h100(), "cat broken.txt >&2; exit 1").set("devices=[\"mlx5_2\"]");
-    assert!(broken.says("fail loopback-failed link:mlx5_2/1").contains("no answer after all retries"));
+    assert!(broken.says("fail loopback-failed link:mlx5_2/1").contains("no acknowledgement after all retries"));
     let counter = "root/sys/class/infiniband/mlx5_1/ports/1/counters/symbol_error";
     let grows = Bed::new(&Machine::hgx_h100(), &format!("echo 40 > {counter}; cat well.txt"));
     let said = grows.set("devices=[\"mlx5_1\"]").says("fail symbol-errors link:mlx5_1/1");

@@ -81,7 +81,7 @@ fn an_xid_of_an_application_is_no_fault_of_the_node() {
     {
         assert_eq!(look(&[line]), PASS, "{line}");
     }
-    assert_eq!(look(&["31, pid=1"; 500]), PASS, "a burst of one program is one mistake");
+    assert_eq!(look(&["31, pid=1"; 500]), PASS, "a burst of one program is one error");
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn a_gpu_that_the_driver_calls_recovered_is_not_blamed_again() {
     assert_eq!(look(&["48, ", &reset, back]), PASS);
     assert_eq!(look(&["94, ", &reset, back]), PASS);
     assert_eq!(look(&["48, ", &reset, back, "48, "]), fails("xid-48 reset"));
-    assert_eq!(look(&["54, ", back]), fails("xid-54 isolate"), "no reset brings a cable back");
+    assert_eq!(look(&["54, ", back]), fails("xid-54 isolate"), "a reset does not connect a cable");
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn one_place_that_fails_again_and_again_is_watched() {
     };
     assert_eq!(times(600, &[at(0), at(0), at(0)]), fails("xid-13-repeated monitor"));
     assert_eq!(times(600, &[at(0), at(0)]), PASS);
-    assert_eq!(times(600, &[at(0), at(1), at(2), at(3)]), PASS, "a mistake of the program wanders");
+    assert_eq!(times(600, &[at(0), at(1), at(2), at(3)]), PASS, "an error of the program changes place");
     assert_eq!(times(60, &[at(0), at(0), at(0)]), PASS, "one burst");
     let fault = written("31, pid=1, MMU Fault: ENGINE GRAPHICS GPC3 GPCCLIENT_T1_0 faulted @ 0x7f42");
     assert_eq!(times(600, &vec![fault.clone(); 5]), fails("xid-31-repeated monitor"));

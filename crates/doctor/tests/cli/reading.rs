@@ -131,7 +131,7 @@ fn explain_knows_checks_rules_and_reasons() {
 fn explain_knows_the_numbers_of_nvidia() {
     let bed = Bed::new();
     let said = bed.expect(0, &["explain", "xid", "79"]);
-    said.says("Xid 79: the GPU does not answer on PCIe any more.").says("RESTART_BM: boot the machine");
+    said.says("Xid 79: GPU off bus: it no longer responds on PCIe.").says("RESTART_BM: boot the machine");
     said.says("Ours         reboot").says("gpud fatal").says("Azure's runbook").says("gpu-xid-79: event xid-79");
     bed.expect(0, &["explain", "xid", "64"]).says("xid-64-reboot (reboot)").says("gpu-xid-64-reboot");
     bed.expect(0, &["explain", "xid", "13"]).says("counted, not judged").says("compute-sanitizer");

@@ -80,7 +80,7 @@ impl Ranks {
                 })
             };
             let threads: Vec<_> = (0..count).map(look).collect();
-            threads.into_iter().map(|thread| thread.join().expect("looking does not panic")).collect::<Vec<_>>()
+            threads.into_iter().map(|thread| thread.join().expect("the query does not panic")).collect::<Vec<_>>()
         });
         let (mut gpus, mut room) = (Vec::new(), u64::MAX);
         for seen in looked {

@@ -33,11 +33,11 @@ enum Ended {
     Cuda(#[from] CudaError),
     #[error(transparent)]
     Nccl(#[from] NcclError),
-    #[error("{what} was not through within {limit:?}")]
+    #[error("{what} did not complete within {limit:?}")]
     Hung { what: String, limit: Duration },
     #[error("{0}")]
     Blind(String),
-    #[error("told to stop")]
+    #[error("stopped by the coordinator")]
     Stopped,
 }
 
@@ -99,7 +99,7 @@ impl<'a> Rank<'a> {
     ) -> Result<Self, Ended> {
         let values = Values::load(gpu)?;
         if let Some(why) = values.sees_errors(task.ranks)? {
-            return Err(Ended::Blind(format!("the test does not see errors, so it proves nothing: {why}")));
+            return Err(Ended::Blind(format!("the test does not detect planted errors: {why}")));
         }
         let most = task.sizes.last().copied().unwrap_or_default() as usize;
         let (share, sum) = (gpu.allocate(most)?, gpu.allocate(most)?);
@@ -112,7 +112,7 @@ impl<'a> Rank<'a> {
         let deadline = Instant::now() + self.task.stall;
         self.communicator
             .ready(&|| self.goes_on(deadline))
-            .map_err(|error| self.or_hung(error, "finding each other"))?;
+            .map_err(|error| self.or_hung(error, "connecting the ranks"))?;
         for (number, bytes) in self.task.sizes.iter().enumerate() {
             step(self.steps, number + 1)?;
             report.sizes.push(self.one_size(number as u32, *bytes)?);

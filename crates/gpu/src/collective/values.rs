@@ -78,7 +78,7 @@ impl<'g> Values<'g> {
         let buffer = self.gpu.upload(&sums)?;
         let (wrong, listed) = self.check(numbers, &buffer, COUNT)?;
         if wrong > 0 {
-            return Ok(Some(format!("{wrong} right sums were taken for wrong, such as number {}", listed[0].place)));
+            return Ok(Some(format!("{wrong} correct sums were reported as wrong, such as index {}", listed[0].place)));
         }
         let sum = |place: u64| sums[place as usize];
         let without = |place: u64| sum(place) - sum(place).signum() * numbers.share(place, ranks - 1) as f32;
@@ -99,7 +99,7 @@ impl<'g> Values<'g> {
         let places = planted.map(|(place, ..)| place);
         let lost = listed.last().and_then(|element| element.lost);
         Ok((wrong != places.len() as u64 || found != places || lost != Some(ranks - 1))
-            .then(|| format!("errors were planted in {places:?}, and {wrong} were found, in {found:?}")))
+            .then(|| format!("errors were planted at {places:?}, and {wrong} were found, at {found:?}")))
     }
 }
 

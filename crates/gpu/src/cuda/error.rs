@@ -17,7 +17,7 @@ pub struct DriverError {
 
 impl fmt::Display for DriverError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} answered {} ({})", self.call, self.name, self.code)
+        write!(f, "{} returned {} ({})", self.call, self.name, self.code)
     }
 }
 
@@ -25,7 +25,7 @@ impl fmt::Display for DriverError {
 pub enum CudaError {
     #[error("the CUDA driver {library} cannot be loaded; it comes with NVIDIA's driver: {text}")]
     NoLibrary { library: String, text: String },
-    #[error("the CUDA driver is too old: it has no {symbol}; driver 525 or newer is needed")]
+    #[error("the CUDA driver is too old: it has no {symbol}; driver 525 or newer is required")]
     NoSymbol { symbol: &'static str },
     #[error("{0}")]
     Driver(DriverError),

@@ -54,7 +54,7 @@ impl<'c> Gpu<'c> {
     }
 
     fn load(&self, ptx: &str) -> Result<Loaded, CudaError> {
-        let text = CString::new(ptx).expect("PTX is text without a zero byte in it");
+        let text = CString::new(ptx).expect("PTX contains no zero byte");
         let mut log = vec![0u8; LOG_BYTES];
         let mut options = [JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES];
         let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), LOG_BYTES as *mut c_void];
@@ -110,7 +110,7 @@ fn with_log(error: CudaError, log: &[u8]) -> CudaError {
 
 impl Module<'_> {
     pub fn function(&self, name: &str) -> Result<Function<'_>, CudaError> {
-        let text = CString::new(name).expect("a kernel's name has no zero byte in it");
+        let text = CString::new(name).expect("a kernel's name contains no zero byte");
         let mut handle = ptr::null_mut();
         let symbols = &self.gpu.cuda.symbols;
         // SAFETY: a live variable, a loaded module, and a zero-terminated text.

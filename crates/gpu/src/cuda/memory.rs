@@ -131,7 +131,7 @@ impl Buffer<'_> {
         let (before, bytes) = (skipped * size_of::<T>(), size_of_val(values.as_slice()));
         assert!(
             before + bytes <= self.bytes,
-            "{bytes} bytes after {before} are more than the {} there are",
+            "{bytes} bytes at offset {before} exceed the buffer of {} bytes",
             self.bytes
         );
         let from = self.address + before as DevicePtr;
@@ -147,7 +147,7 @@ impl Buffer<'_> {
     /// # Panics
     /// Panics if either buffer is shorter.
     pub fn copy_from(&self, other: &Buffer<'_>, bytes: usize) -> Result<(), CudaError> {
-        assert!(bytes <= self.bytes && bytes <= other.bytes, "a copy within both buffers");
+        assert!(bytes <= self.bytes && bytes <= other.bytes, "the copy exceeds a buffer");
         // SAFETY: both buffers have this many bytes and live as long as their context.
         let code = unsafe { (self.gpu.cuda.symbols.on_device)(self.address, other.address, bytes, ptr::null_mut()) };
         self.gpu.check("cuMemcpyDtoD", code)
@@ -158,7 +158,7 @@ impl Buffer<'_> {
     /// # Panics
     /// Panics if the two parts overlap or the second is not all within the buffer.
     pub fn copy_within(&self, to: usize, bytes: usize) -> Result<(), CudaError> {
-        assert!(bytes <= to && to + bytes <= self.bytes, "two parts of one buffer");
+        assert!(bytes <= to && to + bytes <= self.bytes, "the parts overlap or exceed the buffer");
         let symbols = &self.gpu.cuda.symbols;
         // SAFETY: both parts are within the buffer and do not overlap.
         let code = unsafe { (symbols.on_device)(self.address + to as u64, self.address, bytes, ptr::null_mut()) };
@@ -170,7 +170,7 @@ impl Buffer<'_> {
     /// # Panics
     /// Panics if either buffer is shorter.
     pub fn copy_from_peer(&self, other: &Buffer<'_>, bytes: usize) -> Result<(), CudaError> {
-        assert!(bytes <= self.bytes && bytes <= other.bytes, "a copy within both buffers");
+        assert!(bytes <= self.bytes && bytes <= other.bytes, "the copy exceeds a buffer");
         // SAFETY: both buffers have this many bytes, each in the context passed with it.
         let code = unsafe {
             (self.gpu.cuda.symbols.to_peer)(

@@ -103,7 +103,7 @@ impl Cuda {
             // SAFETY: as above.
             unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
         } else {
-            "an unknown error".to_owned()
+            "unknown error".to_owned()
         };
         Err(CudaError::Driver(DriverError { call, code, name }))
     }

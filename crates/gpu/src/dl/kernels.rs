@@ -37,7 +37,7 @@ pub(super) struct Small<'g> {
 impl<'g> Small<'g> {
     pub(super) fn load(gpu: &'g Gpu<'g>) -> Result<Self, CudaError> {
         let (modules, ()) = gpu.modules(&[MEMORY, LAYERS, CHECKS], || Ok(()))?;
-        let [memory, layers, checks] = <[Module<'g>; 3]>::try_from(modules).expect("as many modules as sources");
+        let [memory, layers, checks] = <[Module<'g>; 3]>::try_from(modules).expect("one module per source");
         Ok(Self { memory, layers, checks })
     }
 }

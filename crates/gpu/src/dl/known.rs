@@ -73,7 +73,7 @@ fn in_parts<T: Send>(rows: u32, work: impl Fn(std::ops::Range<u32>) -> T + Sync)
                 scope.spawn(move || work(range))
             })
             .collect();
-        parts.into_iter().map(|part| part.join().expect("sums of integers do not panic")).collect()
+        parts.into_iter().map(|part| part.join().expect("the integer sums do not panic")).collect()
     })
 }
 

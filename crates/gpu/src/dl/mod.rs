@@ -75,7 +75,7 @@ pub fn run(options: &Options, say: &Say<'_>) -> Result<Measurements, ProbeFailur
     let version = cuda.version().map_err(|error| error.failure())?;
     if version < CUDA_12_0 {
         let text =
-            format!("the driver knows CUDA {}.{}; driver 525 or newer is needed", version / 1000, version % 1000 / 10);
+            format!("the driver supports CUDA {}.{}; driver 525 or newer is required", version / 1000, version % 1000 / 10);
         return Err(ProbeFailure::new(FailureKind::Missing, text));
     }
     let count = cuda.count().map_err(|error| error.failure())?;
@@ -103,7 +103,7 @@ pub fn run(options: &Options, say: &Say<'_>) -> Result<Measurements, ProbeFailur
                 all.unread.extend(part.unread);
             }
             Err(_) => {
-                all.unread.push(ProbeFailure::new(FailureKind::Failed, format!("GPU {index}: the test broke off")))
+                all.unread.push(ProbeFailure::new(FailureKind::Failed, format!("GPU {index}: the test panicked")))
             }
         }
     }
@@ -178,11 +178,11 @@ fn between(cuda: &Cuda, pair: (usize, usize), all: &mut Measurements, say: &Say<
     let near_tester = MemoryTester::new(&near)?;
     let copied = copies::between(&near_tester, &far_tester)?;
     let link = Entity::new(EntityKind::Link, format!("{}-{}", one_gpu::bus(&near), one_gpu::bus(&far)));
-    say(&format!("{link}: {:.1} GB/s, {} words wrong", copied.rate / 1e9, copied.wrong));
+    say(&format!("{link}: {:.1} GB/s, {} wrong words", copied.rate / 1e9, copied.wrong));
     all.metrics.push(Metric::new("p2p_bytes_per_s", link.clone(), copied.rate, Unit::BytesPerSecond));
     all.metrics.push(Metric::count("copy_wrong_words", link.clone(), copied.wrong as f64));
     if copied.wrong > 0 {
-        let text = format!("{} of the 64-bit words that were copied arrived wrong", copied.wrong);
+        let text = format!("{} copied 64-bit words arrived wrong", copied.wrong);
         all.events.push(Event::seen("copy-wrong", link, text));
     }
     Ok(())

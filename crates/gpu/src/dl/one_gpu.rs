@@ -66,8 +66,8 @@ fn look(gpu: &Gpu<'_>, options: &Options, known: &KnownSums, seen: &mut Seen<'_>
     let capability = gpu.capability()?;
     seen.line(&format!("{}, compute capability {}.{}", gpu.name()?, capability / 10, capability % 10));
     if capability < OLDEST {
-        let text = format!("{}: its compute capability is {}.{}", seen.entity, capability / 10, capability % 10);
-        seen.all.unread.push(ProbeFailure::new(FailureKind::Missing, format!("{text}; 8.0 or newer is needed")));
+        let text = format!("{}: compute capability {}.{}", seen.entity, capability / 10, capability % 10);
+        seen.all.unread.push(ProbeFailure::new(FailureKind::Missing, format!("{text}; 8.0 or newer is required")));
         return Ok(());
     }
     let small = kernels::Small::load(gpu)?;
@@ -160,7 +160,7 @@ fn products(gpu: &Gpu<'_>, product: &Product<'_>, options: &Options, seen: &mut 
     if product.number == Number::Bf16 {
         seen.metric("multiprocessor_slowest_ratio", slowest.1, Unit::Ratio);
         if slowest.1 > SLOW {
-            let text = format!("multiprocessor {} takes {:.2} times as long as the others", slowest.0, slowest.1);
+            let text = format!("multiprocessor (SM) {} takes {:.2} times as long as the median", slowest.0, slowest.1);
             seen.event("multiprocessor-slow", text);
         }
     }
@@ -208,9 +208,9 @@ impl Seen<'_> {
     /// Records an error. A GPU that fails during a test is a finding; any other error is a missing measurement.
     fn broke_off(&mut self, error: &CudaError) {
         if error.is_hardware() {
-            self.event("gpu-failed", format!("the GPU failed under the test: {error}"));
+            self.event("gpu-failed", format!("GPU failed during the test: {error}"));
         } else {
-            self.line(&format!("broke off: {error}"));
+            self.line(&format!("aborted: {error}"));
             let failure = error.failure();
             self.all.unread.push(ProbeFailure::new(failure.kind, format!("{}: {}", self.entity, failure.text)));
         }
@@ -224,7 +224,7 @@ impl Seen<'_> {
         }
         let Trial { planted, caught, false_alarms } = trial;
         let text = format!(
-            "{}: the test does not see what it should: {caught} of {planted} planted errors found, {false_alarms} false",
+            "{}: the test does not detect planted errors: {caught} of {planted} found, {false_alarms} false alarms",
             self.entity
         );
         self.all.unread.push(ProbeFailure::new(FailureKind::Failed, text));
@@ -232,7 +232,7 @@ impl Seen<'_> {
 
     fn memory(&mut self, report: &MemoryReport) {
         self.line(&format!(
-            "memory: {:.1} GB, {:.2} % of what was free, {} patterns at {:.0} GB/s ({:.0} % of a copy), {} words wrong",
+            "memory: {:.1} GB, {:.2} % of the free memory, {} patterns at {:.0} GB/s ({:.0} % of a copy), {} wrong words",
             report.tested as f64 / 1e9,
             report.percent_tested(),
             report.passes,
@@ -246,7 +246,7 @@ impl Seen<'_> {
         self.count("memory_wrong_words", report.errors);
         for wrong in report.wrong.iter().take(MOST_EVENTS) {
             let text = format!(
-                "{}: at byte {:#x} of the tested memory (address {:#x}) {:#018x} became {:#018x}, bits {:#x}; {} wrong words in all",
+                "{}: offset {:#x} of the tested memory (address {:#x}): expected {:#018x}, got {:#018x}, bits {:#x}; {} wrong words in total",
                 wrong.pattern,
                 wrong.offset,
                 wrong.address,
@@ -273,7 +273,7 @@ impl Seen<'_> {
                     f32::from_bits(wrong.got).to_string()
                 };
                 let text = format!(
-                    "{name}: row {row}, column {}: {got} instead of {} (bits {:#x}), made by multiprocessor {}",
+                    "{name}: row {row}, column {}: got {got}, expected {} (bits {:#x}), computed by multiprocessor {}",
                     wrong.column, wrong.expected, wrong.got, wrong.multiprocessor
                 );
                 self.event("product-wrong", text);
@@ -282,7 +282,7 @@ impl Seen<'_> {
         if named == 0 && !rows.is_empty() {
             self.event(
                 "product-wrong",
-                format!("{name}: {} rows had wrong sums, and later none was wrong", rows.len()),
+                format!("{name}: {} rows had wrong checksums; the error did not recur", rows.len()),
             );
         }
         Ok(())
@@ -292,7 +292,7 @@ impl Seen<'_> {
         let worst = report.passes.iter().map(|pass| pass.deviation.of_tolerance).fold(0.0, f64::max);
         let wrong: usize = report.passes.iter().map(|pass| pass.wrong_replicas).sum();
         self.line(&format!(
-            "layers: {} passes on {} of {} multiprocessors, {wrong} replicas wrong, largest error {worst:.2} of what is allowed",
+            "layers: {} passes on {} of {} multiprocessors, {wrong} wrong replicas, largest error {worst:.2} of the tolerance",
             report.passes.len(),
             report.covered(),
             report.multiprocessors
@@ -303,9 +303,9 @@ impl Seen<'_> {
         for pass in report.passes.iter().filter(|pass| !pass.is_right()).take(MOST_EVENTS) {
             let who = match pass.wrong.first() {
                 Some(wrong) => format!("first by multiprocessor {}", wrong.multiprocessor),
-                None => format!("off by {:.3} of what is allowed", pass.deviation.of_tolerance),
+                None => format!("error {:.3} of the tolerance", pass.deviation.of_tolerance),
             };
-            self.event("layer-wrong", format!("{}: {} replicas wrong, {who}", pass.pass.name(), pass.wrong_replicas));
+            self.event("layer-wrong", format!("{}: {} wrong replicas, {who}", pass.pass.name(), pass.wrong_replicas));
         }
     }
 
@@ -317,7 +317,7 @@ impl Seen<'_> {
         ];
         let mut wrong = 0;
         for (name, words, copied) in parts {
-            self.line(&format!("copies {words}: {:.1} GB/s, {} words wrong", copied.rate / 1e9, copied.wrong));
+            self.line(&format!("copies {words}: {:.1} GB/s, {} wrong words", copied.rate / 1e9, copied.wrong));
             self.metric(name, copied.rate, Unit::BytesPerSecond);
             wrong += copied.wrong;
             if copied.wrong > 0 {
@@ -333,11 +333,11 @@ impl Seen<'_> {
         let watts = over(|sample| sample.watts).fold(f64::NAN, f64::max);
         let clock = over(|sample| sample.megahertz).fold(f64::NAN, f64::min);
         self.line(&format!(
-            "load for {:.1} s: {} products at {:.1} Tflop/s when warm, up to {celsius} °C and {watts:.0} W, clock never below {clock} MHz{}",
+            "load for {:.1} s: {} products at {:.1} Tflop/s when warm, up to {celsius} °C and {watts:.0} W, minimum clock {clock} MHz{}",
             report.seconds,
             report.products,
             report.flop_per_s / 1e12,
-            if report.plateau { "" } else { "; it was still getting warmer" }
+            if report.plateau { "" } else { "; temperature still rising" }
         ));
         self.metric("gemm_bf16_warm_flop_per_s", report.flop_per_s, Unit::FlopPerSecond);
         self.metric("load_seconds", report.seconds, Unit::Seconds);

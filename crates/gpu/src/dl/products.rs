@@ -110,7 +110,7 @@ impl<'g> Multipliers<'g> {
     }
 
     fn kernel(&self, number: Number) -> Result<(Function<'_>, Launch), CudaError> {
-        let (_, module) = self.products.iter().find(|(known, _)| *known == number).expect("one of `numbers`");
+        let (_, module) = self.products.iter().find(|(known, _)| *known == number).expect("a supported number format");
         let function = module.function("product_of_matrices")?;
         let launch = match number {
             Number::Fp32 => Launch::of(self.multiprocessors * 2, 256),

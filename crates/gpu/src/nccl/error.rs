@@ -5,15 +5,15 @@ use doctor_core::observation::{FailureKind, ProbeFailure};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NcclError {
     #[error(
-        "NCCL ({library}) cannot be loaded; install libnccl2, or give its path as `library` or in DOCTOR_NCCL: {text}"
+        "NCCL ({library}) cannot be loaded; install libnccl2, or set `library` or DOCTOR_NCCL to its path: {text}"
     )]
     NoLibrary { library: String, text: String },
-    #[error("NCCL is too old: it has no {symbol}; 2.14 or newer is needed")]
+    #[error("NCCL is too old: it has no {symbol}; 2.14 or newer is required")]
     NoSymbol { symbol: &'static str },
-    #[error("{call} answered {code}: {text}")]
+    #[error("{call} returned {code}: {text}")]
     Failed { call: &'static str, code: i32, text: String },
     /// The caller's `go_on` ended the wait.
-    #[error("{call} was given up")]
+    #[error("{call} was aborted")]
     GivenUp { call: &'static str },
 }
 

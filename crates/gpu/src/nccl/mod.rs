@@ -180,7 +180,7 @@ impl Communicator<'_> {
         count: usize,
         go_on: &dyn Fn() -> bool,
     ) -> Result<(), NcclError> {
-        assert!(count <= from.len::<f32>() && count <= to.len::<f32>(), "a message within both buffers");
+        assert!(count <= from.len::<f32>() && count <= to.len::<f32>(), "the message exceeds a buffer");
         // SAFETY: both buffers have this many numbers on the communicator's own GPU and are freed only after the driver
         // has waited for the work that uses them; the stream is the context's default one.
         let code = unsafe {
@@ -208,7 +208,7 @@ impl Communicator<'_> {
         count: usize,
         go_on: &dyn Fn() -> bool,
     ) -> Result<(), NcclError> {
-        assert!(count <= from.len::<f32>() && count <= to.len::<f32>(), "a message within both buffers");
+        assert!(count <= from.len::<f32>() && count <= to.len::<f32>(), "the message exceeds a buffer");
         let symbols = &self.nccl.symbols;
         let number = |rank: u32| c_int::try_from(rank).unwrap_or(c_int::MAX);
         let grouped = |code| if code == symbols::IN_PROGRESS { Ok(()) } else { self.nccl.check("ncclSend", code) };

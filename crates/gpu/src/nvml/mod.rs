@@ -212,13 +212,13 @@ fn not_opened(library: &str, reading: &Reading) -> ProbeFailure {
         Reading::Failed { code: code::NO_PERMISSION, .. } => FailureKind::Denied,
         _ => FailureKind::Failed,
     };
-    ProbeFailure::new(kind, format!("{library} does not open: {}", words(reading)))
+    ProbeFailure::new(kind, format!("{library} cannot be initialised: {}", words(reading)))
 }
 
 fn words(reading: &Reading) -> String {
     match reading {
         Reading::Failed { code, text } => format!("{text} (NVML {code})"),
-        Reading::NotSupported => "this version of the library cannot".to_owned(),
+        Reading::NotSupported => "not supported by this version of the library".to_owned(),
         Reading::Number(number) => number.to_string(),
         Reading::Text(text) => text.clone(),
     }
@@ -228,14 +228,14 @@ fn words(reading: &Reading) -> String {
 const fn name_of(code: u32) -> &'static str {
     match code {
         1 => "NVML is not initialised",
-        2 => "NVML takes this for a wrong argument",
+        2 => "invalid argument",
         code::NO_PERMISSION => "no permission",
         code::NOT_FOUND => "not found",
         code::INSUFFICIENT_SIZE => "the buffer is too small",
         8 => "a power cable is not attached",
         code::DRIVER_NOT_LOADED => "the driver is not loaded",
         10 => "the driver timed out",
-        11 => "an interrupt of the GPU does not arrive",
+        11 => "interrupts of the GPU do not arrive",
         12 => "a shared library is missing",
         14 => "the infoROM is corrupt",
         15 => "the GPU is lost",
@@ -244,7 +244,7 @@ const fn name_of(code: u32) -> &'static str {
         code::LIB_RM_VERSION_MISMATCH => "version mismatch of driver and library",
         19 => "the GPU is in use",
         20 => "out of memory",
-        21 => "there is no data",
+        21 => "no data",
         _ => "unknown error",
     }
 }

@@ -214,7 +214,7 @@ mod tests {
             let Known { name, numbers, tolerance, fingerprint } = pass.known();
             let (absolute, relative) = (size(tolerance.absolute), size(tolerance.relative));
             let row = format!("| `{name}` | {numbers} | {absolute} | {relative} | `{fingerprint:016x}` |");
-            assert!(page.lines().any(|line| line == row), "docs/guide/gpu-layers.md has not this row:\n{row}");
+            assert!(page.lines().any(|line| line == row), "docs/guide/gpu-layers.md lacks this row:\n{row}");
         }
     }
 
@@ -234,18 +234,18 @@ mod tests {
         let mut wrong = String::new();
         let found = exact::fingerprint(&exact);
         if found != known.fingerprint {
-            writeln!(wrong, "{pass}: the fingerprint is {found:#018x}").expect("a string takes it");
+            writeln!(wrong, "{pass}: the fingerprint is {found:#018x}").expect("writing to a string does not fail");
         }
         let deviation = Deviation::between(&exact, &expected, known.tolerance);
         // The limit stated in the guide.
         if deviation.of_tolerance >= 0.4 {
-            writeln!(wrong, "{pass}: {deviation:?} over {:?}", known.tolerance).expect("a string takes it");
+            writeln!(wrong, "{pass}: {deviation:?} over {:?}", known.tolerance).expect("writing to a string does not fail");
         }
         // A tolerance must not hide a lost number.
         let typical = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len() as f64).sqrt();
         if known.tolerance.allows(typical) > typical / 1000.0 {
             writeln!(wrong, "{pass}: typical numbers are {typical:e}, too small for {:?}", known.tolerance)
-                .expect("a string takes it");
+                .expect("writing to a string does not fail");
         }
         (!wrong.is_empty()).then_some(wrong)
     }

@@ -75,7 +75,7 @@ impl<'g> Errors<'g> {
 
     /// Injects the errors into the outputs, and sets `changed` for those that changed a value.
     pub(super) fn plant(&self, outputs: &Buffer<'_>, changed: &mut [bool]) -> Result<(), CudaError> {
-        let count = u32::try_from(self.whose.len()).expect("errors that fit into a launch");
+        let count = u32::try_from(self.whose.len()).expect("the errors fit into a launch");
         self.kernel.launch(
             Launch::of(count.div_ceil(256), 256),
             &[outputs.into(), (&self.errors).into(), (&self.changed).into(), count.into()],

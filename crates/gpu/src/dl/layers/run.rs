@@ -87,12 +87,12 @@ impl<'g> Layers<'g> {
                 gpu,
                 module,
                 multiprocessors,
-                replicas: u32::try_from(replicas).expect("a device has far fewer multiprocessors"),
+                replicas: u32::try_from(replicas).expect("the number of replicas fits into u32"),
                 inputs,
                 outputs: gpu.allocate(replicas * largest * size_of::<f32>())?,
                 fingerprints: gpu.allocate(replicas * size_of::<u64>())?,
                 places: gpu.allocate(replicas * size_of::<u32>())?,
-                expected: expected.join().expect("what is computed from constants does not panic"),
+                expected: expected.join().expect("the reference computation does not panic"),
             })
         })
     }
