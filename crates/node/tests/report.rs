@@ -120,7 +120,7 @@ fn why_there_is_no_vendors_file_is_written_down_instead() {
     for (tool, why) in [
         (None, "is not installed here"),
         (Some("echo 'please run it as root' >&2; exit 1"), "please run it as root"),
-        (Some("exit 0"), "left no file"),
+        (Some("exit 0"), "wrote no file"),
         (Some("head -c 13000000 /dev/zero >nvidia-bug-report.log.gz"), "the limit is 12 MiB"),
         (Some("exec sleep 600"), "did not end within"),
     ] {

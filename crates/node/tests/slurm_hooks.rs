@@ -173,7 +173,7 @@ fn drains_alone(generation: Generation) {
         site.alone(node, "release = true\n");
     }
     let Some(slurm) = start("a hook that drains alone", &site.layout(generation, 4)) else { return };
-    site.wait_for_line("node4", "well");
+    site.wait_for_line("node4", "healthy");
     slurm.run("scontrol", &["update", "nodename=node2", "state=drain", "reason=Maintenance of Bob's"]).unwrap();
 
     // Two fail; an operator has drained one of them already.
@@ -232,7 +232,7 @@ fn nodes_that_fail_together_do_not_take_each_other_for_the_first() {
     }
     let names: Vec<String> = (1..=8).map(|node| format!("node{node}")).collect();
     let settled =
-        |name: &String| ["; drained", "taken back", "not drained"].iter().any(|word| site.log(name).contains(word));
+        |name: &String| ["; drained", "drain reverted", "not drained"].iter().any(|word| site.log(name).contains(word));
     until(
         "all to have looked",
         || names.iter().all(settled),
@@ -267,7 +267,7 @@ fn holds_back(generation: Generation) {
     let give = |at: Timestamp| permit::keep(&state, Some(Permit { lasts: PERMITTED }), at).unwrap();
 
     completes();
-    site.wait_for_line("node1", "prolog: well");
+    site.wait_for_line("node1", "prolog: healthy");
     // A recent verdict would be reused: delete it to force a new check.
     let forget = || fs::remove_file(site.at("node1/state/verdict.json")).unwrap();
     site.kernel_says("node1", &[OFF_THE_BUS]);
@@ -403,7 +403,7 @@ fn what_hangs_drains_nothing_and_holds_up_no_job() {
     let mut layout = site.layout(Generation::Debian12, 2);
     layout.prolog = Some(site.at("prolog"));
     let Some(slurm) = start("hooks of what hangs", &layout) else { return };
-    site.wait_for_line("node1", "health: well");
+    site.wait_for_line("node1", "health: healthy");
     mount.signal(Signal::STOP);
     for node in ["node1", "node2"] {
         site.kernel_says(node, &[OFF_THE_BUS]);
@@ -436,12 +436,12 @@ fn looks_after_jobs(generation: Generation) {
         job
     };
     job("exit 0", "COMPLETED");
-    site.wait_for_line("node1", "epilog: well");
+    site.wait_for_line("node1", "epilog: healthy");
     let coded = job("exit 3", "FAILED");
-    site.wait_for_line("node1", &format!("job {coded} ended with code 3; well"));
+    site.wait_for_line("node1", &format!("job {coded} ended with code 3; healthy"));
     assert!(!site.log("node1").contains("deeper checks run"));
     let aborted = job("kill -ABRT $$", "FAILED");
-    site.wait_for_line("node1", &format!("job {aborted} ended by signal 6; well"));
+    site.wait_for_line("node1", &format!("job {aborted} ended by signal 6; healthy"));
     assert!(site.log("node1").contains("deeper checks run: "), "{}", site.log("node1"));
     let kept = fs::read_to_string(site.at(&format!("node1/state/jobs/{aborted}"))).unwrap();
     assert!(kept.contains("batch 0:6\n"), "{kept}");
