@@ -85,7 +85,7 @@ fn run(command: &[String], limit: Duration) -> anyhow::Result<ExitStatus> {
 }
 
 fn helped(runner: &dyn ProbeRunner) -> anyhow::Result<String> {
-    let names = AFTER_A_RESET.map(CheckId::new).into_iter().collect::<Result<Vec<_>, _>>().context("invalid check name")?;
+    let names = AFTER_A_RESET.map(CheckId::new).into_iter().collect::<Result<Vec<_>, _>>().context("bad check name")?;
     let answers = check::check(&names, Suite::Quick, &Policy::standard(), None, runner)?;
     for answer in &answers {
         // The number of GPUs is the controller's to judge.

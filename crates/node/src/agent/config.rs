@@ -98,7 +98,7 @@ pub enum ConfigError {
     Address(#[from] BadAddress),
     #[error("{} is readable by all users and allows them to report as this node: chmod 600", .0.display())]
     OpenSecret(PathBuf),
-    #[error("{} is writable by users other than its owner {owner}, and the agent runs commands from it", .path.display())]
+    #[error("{} is writable by users other than its owner {owner}; the agent runs commands from it", .path.display())]
     NotOurs { path: PathBuf, owner: u32 },
     #[error("cannot parse the default rules of a check")]
     Rules(#[source] toml::de::Error),

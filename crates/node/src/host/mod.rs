@@ -103,7 +103,7 @@ fn tell(state: &Path, mark: &Mark, ours: &[OurMark]) -> io::Result<()> {
             if kinds.is_empty() {
                 continue;
             }
-            let text = format!("{} has content that Cluster Doctor did not write; configure a separate file", path.display());
+            let text = format!("{} has content of another program; configure a separate file", path.display());
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
         }
         if kinds.is_empty() {

@@ -114,7 +114,7 @@ fn stage(what: RepairKind, seen: &JobSeen, place: &Path) -> io::Result<Repaired>
         (RepairKind::Reboot, JobEnd::Exited) => under_way("the command succeeded, the machine has not rebooted yet"),
         (_, JobEnd::Failed) => Repaired::Failed { text: words()? },
         (RepairKind::Reboot, _) => {
-            under_way(&format!("the command ended without a status, the machine has not rebooted yet; output: {}", words()?))
+            under_way(&format!("the command ended without a status, no reboot seen yet; output: {}", words()?))
         }
         (RepairKind::Reset, _) => Repaired::Failed {
             text: format!("the command ended without a status; output: {}", words()?),

@@ -132,8 +132,8 @@ fn work(order: &Order, stop: &Stop) -> Result<u8, JobError> {
     let bytes = document.sign(&order.key).map_err(JobError::Sign)?;
     let (code, words) = match told {
         None => (exit::DONE, "done"),
-        Some(StopWhy::Signal) => (exit::STOPPED, "stopped by a signal; the result contains the tests that finished"),
-        Some(StopWhy::TimeLimit) => (exit::OVER_LIMIT, "time limit exceeded; the result contains the tests that finished"),
+        Some(StopWhy::Signal) => (exit::STOPPED, "stopped by a signal; the result has the tests that finished"),
+        Some(StopWhy::TimeLimit) => (exit::OVER_LIMIT, "time limit exceeded; the result has the tests that finished"),
     };
     log.line("job", words);
     hand_over(&order.hand_over, &bytes).inspect_err(|error| {

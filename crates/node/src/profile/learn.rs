@@ -53,7 +53,7 @@ pub fn learn(sku: Sku, facts: &MachineFacts, looked: &[Looked], rules: &[Rule], 
         if values.is_empty() || !least.is_finite() || !most.is_finite() {
             missing.push(format!("{name}: {} measured no value", rule.check));
         } else if exact && most - least > most.abs() * 1e-9 {
-            missing.push(format!("{name}: components of this machine differ ({least} to {most}), a profile needs one value"));
+            missing.push(format!("{name}: components differ ({least} to {most}), a profile needs one value"));
         } else {
             expect.insert(name.clone(), least);
         }

@@ -48,7 +48,7 @@ pub(super) enum NoPlace {
     #[error("cannot read the secret from {path}: {why}")]
     SecretFile { path: String, why: String },
     #[error(
-        "no secret of at least {LEAST_SECRET} characters: set the same one on all nodes, in DOCTOR_RENDEZVOUS_SECRET or \
+        "no secret of at least {LEAST_SECRET} characters: set the same one on all nodes in DOCTOR_RENDEZVOUS_SECRET or \
          in the file that `secret_file` or DOCTOR_RENDEZVOUS_SECRET_FILE names"
     )]
     NoSecret,

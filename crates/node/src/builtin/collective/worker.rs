@@ -102,7 +102,7 @@ fn task(order: &CollectiveOrder, begin: &Begin) -> Result<Task, ProbeFailure> {
     let id = id(&begin.id).ok_or_else(|| wrong("the first node sent an invalid NCCL id"))?;
     let sizes = order.sizes(begin.room);
     if sizes.is_empty() {
-        let text = format!("not enough GPU memory: {} bytes are free, the smallest message has {} bytes", begin.room, order.least);
+        let text = format!("not enough GPU memory: {} bytes free, smallest message {} bytes", begin.room, order.least);
         return Err(ProbeFailure::new(FailureKind::Failed, text));
     }
     Ok(Task { id, first_rank: begin.first_rank, ranks: begin.ranks, sizes, stall: order.stall.to_std() })

@@ -76,7 +76,7 @@ impl Address {
         let with_port = text.to_socket_addrs().ok().and_then(|mut all| all.next());
         let address = with_port.or_else(|| (text, DEFAULT_PORT).to_socket_addrs().ok()?.next());
         address.map(Self::Tcp).ok_or_else(|| {
-            let text = format!("`{text}` is not an address of a host engine; expected one such as 127.0.0.1:5555 or unix:///PATH");
+            let text = format!("`{text}` is not a host engine address; expected 127.0.0.1:5555 or unix:///PATH");
             ProbeFailure::new(FailureKind::Failed, text)
         })
     }
@@ -142,7 +142,7 @@ impl Engine {
             return Err(failed(text));
         }
         if !address.is_here() {
-            return Err(failed("no host engine answers at this address; the test starts one only on this machine".to_owned()));
+            return Err(failed("no host engine answers there; the test starts one only on this machine".to_owned()));
         }
         let beside = dcgmi.parent().unwrap_or_else(|| Path::new("/"));
         let engine = Program::find(&beside.join(ENGINE).to_string_lossy(), &[]).or_else(|| Program::find(ENGINE, &[]));

@@ -106,7 +106,7 @@ impl Test<'_> {
         match self.pair(tool, program, BOGUS, "1")? {
             Ran::Ended(said) => match tool.read(&said) {
                 Answer::Unread(FailureKind::Failed, text) => {
-                    eprintln!("{}: negative control passed: a device that does not exist is rejected ({text})", tool.name());
+                    eprintln!("{}: negative control: a device that does not exist is rejected ({text})", tool.name());
                     Ok(())
                 }
                 Answer::Moved { .. } => Err(broken("gives a result")),

@@ -229,6 +229,6 @@ fn not_kept(why: NotKept, doing: &str) -> Told {
         }
         NotKept::Gone(text) => Told::Unread(FailureKind::Failed, format!("{doing}: {text}")),
         NotKept::Stopped(StopWhy::Signal) => Told::Unread(FailureKind::Killed, "stopped by a signal".to_owned()),
-        NotKept::Stopped(StopWhy::TimeLimit) => Told::Unread(FailureKind::TimedOut, format!("{doing}: time limit exceeded")),
+        NotKept::Stopped(StopWhy::TimeLimit) => Told::Unread(FailureKind::TimedOut, format!("{doing}: timed out")),
     }
 }

@@ -183,7 +183,7 @@ fn begin<'a>(slot: &'a mut Option<Running>, question: &DriverQuestion<'_>) -> Re
         running.pending = Some(Pending { runner: question.runner, fields: question.fields.to_vec(), since: now() });
         let words = frame::Question { fields: question.fields.to_vec() };
         running.unsent = frame::frame(&words)
-            .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("{ASK}: cannot encode the query: {error}")))?;
+            .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("{ASK}: cannot encode it: {error}")))?;
         // An error here recurs where the answer is awaited.
         let _sent_now = running.send();
     }
@@ -442,8 +442,8 @@ mod tests {
         let stuck = |pid| Stuck { pid, since: Some(Timestamp::from_secs(0)), doing: Some(doing(Some(&asked))) };
         assert_eq!(
             told_stuck(&[stuck(7), stuck(9)]),
-            "2 helper processes are stuck in the kernel and cannot be killed: process 7 since 1970-01-01T00:00:00Z while \
-             querying GPU 3 (0000:48:00.0), process 9 since 1970-01-01T00:00:00Z while querying GPU 3 (0000:48:00.0)"
+            "2 helper processes are stuck in the kernel and cannot be killed: process 7 since 1970-01-01T00:00:00Z \
+             while querying GPU 3 (0000:48:00.0), process 9 since 1970-01-01T00:00:00Z while querying GPU 3 (0000:48:00.0)"
         );
     }
 
