@@ -322,7 +322,7 @@ fn a_result_comes_with_the_log_and_no_key_is_left_behind() {
     assert_eq!(document.tests.iter().map(|test| test.test.as_str()).collect::<Vec<_>>(), ["memory"]);
     assert_eq!((document.run, &document.node), (run, &host.name()));
     let [(node, log)] = &backend.logs(run)[..] else { panic!("one log") };
-    assert!(node == &host.name() && log.contains("told to stop") && !log.contains("DOCTOR RESULT"), "{log}");
+    assert!(node == &host.name() && log.contains("stopped by a signal") && !log.contains("DOCTOR RESULT"), "{log}");
     parts_of_an_instance(&host, &backend);
 }
 

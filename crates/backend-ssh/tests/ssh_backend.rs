@@ -58,7 +58,7 @@ fn a_run_outlives_its_connection_and_its_controller_and_its_result_is_carried() 
     assert_eq!((document.run, document.node.as_str()), (run, "host1"));
     // Its log arrived too, and is dropped when the run is no longer polled.
     let logs = backend.logs(run);
-    assert!(matches!(&*logs, [(of, text)] if *of == node("host1") && text.contains(" endless: cut short")), "{logs:?}");
+    assert!(matches!(&*logs, [(of, text)] if *of == node("host1") && text.contains(" endless: interrupted")), "{logs:?}");
     backend.poll(&[]).unwrap();
     assert!(backend.logs(run).is_empty());
 }
@@ -91,7 +91,7 @@ fn somebody_at_work_on_a_host_is_seen() {
     end(holder);
     gone();
     let typist = work(&["-tt"], "while :; do :; done");
-    seen("computes at a terminal");
+    seen("uses the CPU at a terminal");
     end(typist);
     gone();
     let waits = work(&["-tt"], "touch /run/waits; read x");

@@ -164,7 +164,7 @@ impl Jobs {
         if files::create(&self.job_file(run), &file)? {
             return Ok(file);
         }
-        files::read(&self.job_file(run))?.ok_or_else(|| io::Error::other("the claim came and went"))
+        files::read(&self.job_file(run))?.ok_or_else(|| io::Error::other("the claim disappeared while it was read"))
     }
 
     /// Ends the job of a run, if there is one, and waits for it for a bounded time.
@@ -267,9 +267,9 @@ mod tests {
         let jobs = Jobs::open(folder.path(), "x", Span::from_secs(30)).unwrap();
         let (run, now) = (RunId::from_number(1), Timestamp::from_secs(1));
         jobs.cancel(run, Span::ZERO, now).unwrap();
-        assert_eq!(jobs.look(run, now).unwrap(), JobSeen::Absent, "there never was one");
+        assert_eq!(jobs.look(run, now).unwrap(), JobSeen::Absent, "the run never existed");
         jobs.start(run, Command::new("true"), now).unwrap();
         assert!(matches!(jobs.look(run, now).unwrap(), JobSeen::Ended { started: None, how: JobEnd::Killed, .. }));
-        assert!(!jobs.place(run).join("output.txt").exists(), "nothing was begun");
+        assert!(!jobs.place(run).join("output.txt").exists(), "nothing was started");
     }
 }

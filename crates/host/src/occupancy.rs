@@ -10,7 +10,7 @@ use crate::protocol::{Look, Process};
 /// Returns why no work may start on a host: it is in use, its use is unknown, or an operator's mark blocks it.
 pub fn kept_off(look: &Look, max_load_per_core: f64) -> Option<String> {
     if let Some(mark) = look.marks.foreign.iter().find(|mark| mark.blocks) {
-        return Some(format!("{} keeps work off it: {}", mark.by, mark.text));
+        return Some(format!("{} blocks new work: {}", mark.by, mark.text));
     }
     match occupancy(look, max_load_per_core) {
         Occupancy::Free => None,
@@ -34,14 +34,14 @@ fn busy(look: &Look, max_load_per_core: f64) -> Option<String> {
         return Some(format!("process {} ({}) holds a GPU", process.pid, process.name));
     }
     if let Some(process) = some(&look.terminals) {
-        return Some(format!("process {} ({}) computes at a terminal", process.pid, process.name));
+        return Some(format!("process {} ({}) uses the CPU at a terminal", process.pid, process.name));
     }
     // The load of our own run cannot be separated from that of other processes. Terminals and GPUs can.
     let load = look.load.as_ref().ok().filter(|_| look.under_way.is_empty())?;
     #[expect(clippy::cast_precision_loss, reason = "a count of cores")]
     let per_core = load / look.cores.max(1) as f64;
     (per_core > max_load_per_core)
-        .then(|| format!("work of others: {per_core:.2} per core, {max_load_per_core} is free"))
+        .then(|| format!("load {per_core:.2} per core, limit {max_load_per_core}"))
 }
 
 fn unknown(look: &Look) -> Option<String> {
@@ -92,9 +92,9 @@ mod tests {
         for (look, expected) in [
             (quiet(), "free"),
             (Look { gpus: train(), ..quiet() }, "busy: process 7 (train) holds a GPU"),
-            (Look { terminals: train(), gpus: no(), ..quiet() }, "busy: process 7 (train) computes at a terminal"),
+            (Look { terminals: train(), gpus: no(), ..quiet() }, "busy: process 7 (train) uses the CPU at a terminal"),
             (Look { locks: vec!["/run/site".into()], ..quiet() }, "busy: /run/site exists"),
-            (Look { load: Ok(4.0), ..quiet() }, "busy: work of others: 1.00 per core, 0.7 is free"),
+            (Look { load: Ok(4.0), ..quiet() }, "busy: load 1.00 per core, limit 0.7"),
             (Look { load: Ok(4.0), under_way: vec![RunId::from_number(1)], ..quiet() }, "free"),
             (Look { load: Err("no load".to_owned()), ..quiet() }, "unknown: no load"),
             (Look { gpus: Err("denied".to_owned()), ..quiet() }, "unknown: denied"),
@@ -108,7 +108,7 @@ mod tests {
     fn an_operators_mark_keeps_us_off_a_host_that_is_free() {
         let mark = |blocks| ForeignMark { by: "ann".to_owned(), text: "mine today".to_owned(), blocks };
         let look = |mark| Look { marks: Marks { foreign: vec![mark], ..Marks::default() }, ..quiet() };
-        assert_eq!(kept_off(&look(mark(true)), 0.7).as_deref(), Some("ann keeps work off it: mine today"));
+        assert_eq!(kept_off(&look(mark(true)), 0.7).as_deref(), Some("ann blocks new work: mine today"));
         assert_eq!(kept_off(&look(mark(false)), 0.7), None);
         let unsure = Look { gpus: Err("denied".to_owned()), ..quiet() };
         assert_eq!(kept_off(&unsure, 0.7).as_deref(), Some("denied"));

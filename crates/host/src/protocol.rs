@@ -264,9 +264,9 @@ impl SeenRun {
 /// # Errors
 /// Returns the reason if the line is no reply or carries another number.
 pub fn read_answer(line: &[u8], number: u64) -> Result<Said, String> {
-    let answer: Answer = serde_json::from_slice(line).map_err(|error| format!("its answer does not parse: {error}"))?;
+    let answer: Answer = serde_json::from_slice(line).map_err(|error| format!("cannot parse its response: {error}"))?;
     if answer.number != number {
-        return Err(format!("it answered question {} where {number} was asked", answer.number));
+        return Err(format!("it answered request {} instead of {number}", answer.number));
     }
     Ok(answer.said)
 }
@@ -296,7 +296,7 @@ mod tests {
     fn an_answer_to_another_question_is_none() {
         assert!(matches!(read_answer(br#"{"number": 7, "said": "done"}"#, 7), Ok(Said::Done)));
         let error = read_answer(br#"{"number": 6, "said": "done"}"#, 7).unwrap_err();
-        assert!(error.contains("question 6"), "{error}");
+        assert!(error.contains("request 6"), "{error}");
         for line in ["", "Welcome!", "{\"number\": 7}", "{\"number\": 7, \"said\": \"done\"", "[7]"] {
             assert!(read_answer(line.as_bytes(), 7).is_err(), "{line}");
         }

@@ -80,7 +80,7 @@ pub fn report(
         JobSeen::Unknown { why } => return Ok(Reported::Failed { text: why }),
         JobSeen::Ended { how, .. } => {
             let Some(machine) = read(&folder.join(MACHINE), MOST_MACHINE)? else {
-                return Ok(Reported::Failed { text: format!("`doctor-node report` ended ({how}) and left nothing") });
+                return Ok(Reported::Failed { text: format!("`doctor-node report` ended ({how}) without output") });
             };
             let machine = serde_json::from_slice(&machine).map_err(io::Error::other)?;
             let file = FILES.iter().find_map(|name| Some((*name, read(&folder.join(name), MOST_FILE).transpose()?)));
@@ -119,7 +119,7 @@ mod hex {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
         let text = String::deserialize(deserializer)?;
-        decode(&text).ok_or_else(|| D::Error::custom("these are no bytes in hexadecimal"))
+        decode(&text).ok_or_else(|| D::Error::custom("not a hexadecimal string"))
     }
 }
 

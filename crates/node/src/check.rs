@@ -41,9 +41,9 @@ pub mod exit {
 
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
-    #[error("there is no check `{name}`; there are: {known}")]
+    #[error("unknown check `{name}`; known checks: {known}")]
     NoSuchCheck { name: String, known: String },
-    #[error("a check's own rules do not parse")]
+    #[error("cannot parse the default rules of a check")]
     Rules(#[source] toml::de::Error),
 }
 

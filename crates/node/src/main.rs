@@ -77,7 +77,7 @@ struct CheckArgs {
     all: bool,
     #[command(flatten, next_help_heading = "Machine type")]
     machine: MachineArgs,
-    #[command(flatten, next_help_heading = "Place")]
+    #[command(flatten, next_help_heading = "Paths")]
     place: Place,
 }
 
@@ -105,7 +105,7 @@ struct TestArgs {
     json: bool,
     #[command(flatten, next_help_heading = "Machine type")]
     machine: MachineArgs,
-    #[command(flatten, next_help_heading = "Place")]
+    #[command(flatten, next_help_heading = "Paths")]
     place: Place,
 }
 
@@ -119,7 +119,7 @@ struct ProfileArgs {
     what: profile_command::What,
     #[command(flatten, next_help_heading = "Machine type")]
     machine: MachineArgs,
-    #[command(flatten, next_help_heading = "Place")]
+    #[command(flatten, next_help_heading = "Paths")]
     place: Place,
 }
 
@@ -302,7 +302,7 @@ struct Place {
     #[arg(long, global = true, value_name = "FILE")]
     policy: Option<PathBuf>,
     /// Directory for state between invocations: which probes hang in the kernel, so that they do not pile up, and the
-    /// previous values of counters, so that their growth can be judged.
+    /// previous values of counters, so that checks can measure their growth.
     #[arg(long, global = true, value_name = "DIR", env = "DOCTOR_NODE_STATE")]
     state: Option<PathBuf>,
     /// Path of NVIDIA's management library, if the loader does not find it by name.
@@ -371,7 +371,7 @@ fn usage(error: &clap::Error) -> ExitCode {
 
 fn check(args: &CheckArgs) -> anyhow::Result<u8> {
     let policy = load_policy(args.place.policy.as_deref())?;
-    let stop = Stop::on_signals().context("cannot watch for signals")?;
+    let stop = Stop::on_signals().context("cannot install signal handlers")?;
     let runner = args.place.runner(&stop);
     let profile = profile::choose(&args.machine, args.place.state.as_deref(), &runner)?.profile;
     let names: Vec<_> = args.names.iter().chain(&args.only).cloned().collect();
@@ -386,7 +386,7 @@ fn test(args: &TestArgs) -> anyhow::Result<u8> {
     if let Some(level) = args.level {
         test::set_level(&mut policy, &names, level)?;
     }
-    let stop = Stop::on_signals().context("cannot watch for signals")?;
+    let stop = Stop::on_signals().context("cannot install signal handlers")?;
     let say = |line: &str| eprintln!("{line}");
     let mut runner = args.place.runner(&stop);
     if args.echo || std::io::stderr().is_terminal() {
@@ -408,16 +408,16 @@ fn shown(answers: &[check::Answer], json: bool, every_line: bool) -> anyhow::Res
 
 fn record(args: &RecordArgs) -> anyhow::Result<u8> {
     let policy = load_policy(args.place.policy.as_deref())?;
-    let stop = Stop::on_signals().context("cannot watch for signals")?;
+    let stop = Stop::on_signals().context("cannot install signal handlers")?;
     let runner = LocalRunner::new(&args.place.root, &stop).library(args.place.nvml.clone());
     doctor_node::record::record(&policy, &runner, &args.place.root, &args.out)?;
-    println!("recorded below {}", args.out.display());
+    println!("wrote the recording to {}", args.out.display());
     Ok(check::exit::OK)
 }
 
 fn profile(args: &ProfileArgs) -> anyhow::Result<u8> {
     let policy = load_policy(args.place.policy.as_deref())?;
-    let stop = Stop::on_signals().context("cannot watch for signals")?;
+    let stop = Stop::on_signals().context("cannot install signal handlers")?;
     let runner = args.place.runner(&stop);
     let (said, code) = profile_command::run(&args.what, &args.machine, args.place.state.as_deref(), &policy, &runner)?;
     print!("{said}");
@@ -425,7 +425,7 @@ fn profile(args: &ProfileArgs) -> anyhow::Result<u8> {
 }
 
 fn repair(args: &RepairArgs) -> anyhow::Result<u8> {
-    let stop = Stop::on_signals().context("cannot watch for signals")?;
+    let stop = Stop::on_signals().context("cannot install signal handlers")?;
     let runner = args.place.runner(&stop);
     let (limit, root) = (args.limit.to_std(), args.place.root.as_path());
     let work = || -> anyhow::Result<u8> {
@@ -440,7 +440,7 @@ fn repair(args: &RepairArgs) -> anyhow::Result<u8> {
 }
 
 fn report(args: &ReportArgs) -> anyhow::Result<u8> {
-    let stop = Stop::on_signals().context("cannot watch for signals")?;
+    let stop = Stop::on_signals().context("cannot install signal handlers")?;
     let runner = args.place.runner(&stop);
     let work = || -> anyhow::Result<u8> {
         println!("{}", report::report(&args.out, args.limit, &args.metadata, &runner, &stop)?);
@@ -453,14 +453,14 @@ fn report(args: &ReportArgs) -> anyhow::Result<u8> {
 }
 
 fn watch(args: &AgentArgs) -> anyhow::Result<u8> {
-    let stop = Stop::on_signals().context("cannot watch for signals")?;
+    let stop = Stop::on_signals().context("cannot install signal handlers")?;
     agent::run(&args.settings, args.config.as_deref(), &stop)?;
     Ok(0)
 }
 
 fn job(args: JobArgs) -> anyhow::Result<u8> {
     // Must come first: an early SIGTERM needs its handler installed.
-    let mut stop = Stop::on_signals().context("cannot watch for signals")?;
+    let mut stop = Stop::on_signals().context("cannot install signal handlers")?;
     if let Some(limit) = args.limit {
         stop = stop.after(limit.to_std());
     }
@@ -518,7 +518,7 @@ fn key(file: Option<&Path>, by_hand: bool) -> anyhow::Result<RunKey> {
         None => match std::env::var(KEY_VARIABLE) {
             Ok(text) => text,
             Err(_) if by_hand => return place::passing_key(),
-            Err(_) => bail!("no key for this run: set {KEY_VARIABLE} or give --key-file"),
+            Err(_) => bail!("no key for this run: set {KEY_VARIABLE} or --key-file"),
         },
     };
     // The text is a secret: errors must not quote it.
@@ -529,7 +529,7 @@ fn helper(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     let asked = args.next().and_then(|text| text.into_string().ok());
     let probe = asked.and_then(|text| serde_json::from_str::<Probe>(&text).ok());
     let (Some(probe), Some(root), Some(library)) = (probe, args.next(), args.next()) else {
-        eprintln!("{HELPER_ARGUMENT} is for doctor-node itself");
+        eprintln!("{HELPER_ARGUMENT} is internal to doctor-node");
         return ExitCode::FAILURE;
     };
     let answer = runner::answer_as_helper(&probe, Path::new(&root), &library);

@@ -15,23 +15,23 @@ use doctor_core::{
 pub enum FileError {
     #[error("cannot read {}", .path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("{} is not {what}", .path.display())]
+    #[error("{} is not a valid {what}", .path.display())]
     Parse { path: PathBuf, what: &'static str, source: BadText },
-    #[error("{} builds on what is not there", .path.display())]
+    #[error("cannot resolve the base profile of {}", .path.display())]
     Like { path: PathBuf, source: UnknownLike },
 }
 
 /// Loads the default policy with the site's file merged over it, key by key. Returns the default without a file.
 pub fn load_policy(path: Option<&Path>) -> Result<Policy, FileError> {
     let Some(path) = path else { return Ok(Policy::standard()) };
-    let bad = |source| FileError::Parse { path: path.to_owned(), what: "a policy", source };
+    let bad = |source| FileError::Parse { path: path.to_owned(), what: "policy", source };
     Policy::over_defaults(&read(path)?).map_err(bad)
 }
 
 /// Loads a profile file and resolves the built-in profile that it extends. Returns `None` without a file.
 pub fn load_profile(path: Option<&Path>) -> Result<Option<Profile>, FileError> {
     let Some(path) = path else { return Ok(None) };
-    let bad = |source| FileError::Parse { path: path.to_owned(), what: "a hardware profile", source };
+    let bad = |source| FileError::Parse { path: path.to_owned(), what: "hardware profile", source };
     let file = ProfileFile::read(&read(path)?).map_err(bad)?;
     let sku = file.sku.clone();
     let mut types = doctor_checks::profiles::built_in();

@@ -35,11 +35,11 @@ const NONE: &str = "none";
 pub enum ProfileError {
     #[error("cannot read {}", .path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("{} is not a profile", .path.display())]
+    #[error("{} is not a valid profile", .path.display())]
     Parse { path: PathBuf, source: BadText },
-    #[error("the profiles do not go together")]
+    #[error("cannot merge the profiles")]
     Like(#[from] UnknownLike),
-    #[error("there is no profile `{name}`; there are: {known}")]
+    #[error("unknown profile `{name}`; known profiles: {known}")]
     NoSuchProfile { name: Sku, known: String },
 }
 
@@ -84,8 +84,8 @@ impl Choice {
     pub fn in_words(&self) -> String {
         match (&self.profile, &self.detection.found) {
             (Some(profile), Some(found)) => format!("{} (by {}), version {}", profile.sku, found.by, profile.version),
-            (Some(profile), None) => format!("{}, version {}, as asked for", profile.sku, profile.version),
-            (None, _) => "none: what needs one is inconclusive".to_owned(),
+            (Some(profile), None) => format!("{}, version {}, as requested", profile.sku, profile.version),
+            (None, _) => "none: checks that need a profile are inconclusive".to_owned(),
         }
     }
 }
@@ -105,13 +105,13 @@ pub fn choose(args: &MachineArgs, state: Option<&Path>, runner: &dyn ProbeRunner
             types = known_types(args.profiles.as_deref())?;
         }
         types.lay_over(file)?;
-        let steps = vec![format!("file: {} was asked for", path.display())];
+        let steps = vec![format!("file: {} was requested", path.display())];
         let profile = types.get(&sku).map(ProfileFile::profile);
         return Ok(Choice { profile, detection: Detection { found: None, steps } });
     }
     let types = known_types(args.profiles.as_deref())?;
     if let Some(name) = &args.sku {
-        let steps = vec![format!("--sku: `{name}` was asked for")];
+        let steps = vec![format!("--sku: `{name}` was requested")];
         let detection = Detection { found: None, steps };
         if name.as_str() == NONE {
             return Ok(Choice { profile: None, detection });

@@ -62,7 +62,7 @@ pub fn run(
                 Some(with) => named_or_file(with, args)?,
                 None => match profile::choose(args, state, runner)?.profile {
                     Some(profile) => profile,
-                    None => bail!("no profile fits this machine: name one, or a file"),
+                    None => bail!("no profile matches this machine: give the name of a profile, or a file"),
                 },
             };
             diff(&profile, *json, policy, runner)
@@ -70,11 +70,11 @@ pub fn run(
         What::Learn { out, anyway } => {
             let facts = profile::gather(args, state, runner).machine;
             let name = args.sku.clone().or_else(|| profile::usual_name(&facts));
-            let name = name.context("neither the cloud nor the firmware names this machine: give --sku")?;
+            let name = name.context("neither the cloud nor the firmware reports a machine type: set --sku")?;
             let (text, failing) = learn(name, &facts, policy, runner)?;
             if !failing.is_empty() && !anyway {
                 let said = format!(
-                    "this machine fails checks and teaches nothing (--anyway does it all the same):\n{failing}"
+                    "no profile written: checks fail on this machine (--anyway overrides this):\n{failing}"
                 );
                 return Ok((said, check::exit::CRITICAL));
             }
@@ -94,7 +94,7 @@ fn named_or_file(with: &str, args: &MachineArgs) -> anyhow::Result<Profile> {
     }
     let path = PathBuf::from(with);
     if !path.exists() {
-        bail!("`{with}` is neither a file nor a profile; there are: {}", types.names());
+        bail!("`{with}` is neither a file nor a profile; known profiles: {}", types.names());
     }
     let file = profile::read(&path)?;
     let sku = file.sku.clone();
@@ -112,7 +112,7 @@ fn show(choice: &profile::Choice, json: bool) -> anyhow::Result<(String, u8)> {
         writeln!(said, "  {step}")?;
     }
     let Some(profile) = &choice.profile else {
-        said.push_str("`doctor-node profile learn` writes one from a healthy machine; --sku names one.\n");
+        said.push_str("Run `doctor-node profile learn` on a healthy machine to write one, or select one with --sku.\n");
         return Ok((said, code));
     };
     said.push_str("expects:\n");
@@ -134,7 +134,7 @@ fn diff(profile: &Profile, json: bool, policy: &Policy, runner: &dyn ProbeRunner
         format!("{}\n", serde_json::to_string_pretty(&rows)?)
     } else {
         format!(
-            "this machine beside profile {}, version {}:\n\n{}",
+            "this machine compared with profile {}, version {}:\n\n{}",
             profile.sku,
             profile.version,
             profile::differences_table(&rows)
@@ -150,7 +150,7 @@ fn learn(
     policy: &Policy,
     runner: &dyn ProbeRunner,
 ) -> anyhow::Result<(String, String)> {
-    let rules = Catalogue::with_site_checks(policy).rules(policy).context("a check's own rules do not parse")?;
+    let rules = Catalogue::with_site_checks(policy).rules(policy).context("cannot parse the default rules of a check")?;
     let looked = check::look(&[], Suite::Quick, policy, runner)?;
     let mut failing = String::new();
     for seen in &looked {

@@ -22,7 +22,7 @@ use doctor_core::policy::Policy;
 use crate::runner::{CLOCK_FILE, ProbeRunner};
 
 #[derive(Debug, thiserror::Error)]
-#[error("writing {}", path.display())]
+#[error("cannot write {}", path.display())]
 pub struct RecordError {
     path: PathBuf,
     source: io::Error,

@@ -51,7 +51,7 @@ pub fn repair(
         let path = root.join(BOOT);
         let now = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         if now.trim() != before.trim() {
-            return Ok(format!("it has been rebooted already: this is boot {}", now.trim()));
+            return Ok(format!("already rebooted: the current boot is {}", now.trim()));
         }
     }
     let status = run(command, limit)?;
@@ -59,7 +59,7 @@ pub fn repair(
         bail!("`{}` ended with {status}", command.join(" "));
     }
     match what {
-        What::Reboot => Ok("told to reboot".to_owned()),
+        What::Reboot => Ok("reboot requested".to_owned()),
         What::Reset => helped(runner),
     }
 }
@@ -85,19 +85,19 @@ fn run(command: &[String], limit: Duration) -> anyhow::Result<ExitStatus> {
 }
 
 fn helped(runner: &dyn ProbeRunner) -> anyhow::Result<String> {
-    let names = AFTER_A_RESET.map(CheckId::new).into_iter().collect::<Result<Vec<_>, _>>().context("naming a check")?;
+    let names = AFTER_A_RESET.map(CheckId::new).into_iter().collect::<Result<Vec<_>, _>>().context("bad check name")?;
     let answers = check::check(&names, Suite::Quick, &Policy::standard(), None, runner)?;
     for answer in &answers {
         // The number of GPUs is the controller's to judge.
         let uncounted = answer.verdict == Verdict::Inconclusive && answer.reason.as_str() == NO_LIMIT;
         match answer.verdict {
             Verdict::Fail | Verdict::Inconclusive if !uncounted => {
-                bail!("reset, and {} says: {}", answer.check, answer.text)
+                bail!("reset, but {} reports: {}", answer.check, answer.text)
             }
             // The driver is too old to report it: the command's success is all that is known.
-            Verdict::NotApplicable => return Ok(format!("reset; whether it helped cannot be told: {}", answer.text)),
+            Verdict::NotApplicable => return Ok(format!("reset; effect unknown: {}", answer.text)),
             _ => {}
         }
     }
-    Ok("reset, and the driver asks for nothing more".to_owned())
+    Ok("reset; the driver requests no further recovery action".to_owned())
 }

@@ -190,11 +190,11 @@ pub(crate) mod tests {
         kept.note(&check, Verdict::Pass, &[], "", at);
         assert!(kept.failing().is_empty());
         kept.note(&check, Verdict::Fail, &found, "", at);
-        assert_eq!(times(&kept), [1], "it begins anew");
+        assert_eq!(times(&kept), [1], "the count restarts");
         kept.forget_before(at);
         assert_eq!(kept.failing().len(), 1);
         kept.forget_before(at.plus(Span::from_secs(1)));
-        assert!(kept.failing().is_empty(), "nobody has looked since");
+        assert!(kept.failing().is_empty(), "not checked since");
     }
 
     #[test]

@@ -96,12 +96,12 @@ fn without_a_gpu_or_without_nccl_it_is_inconclusive_and_says_why() {
         let mut command = bench.command("", &[]);
         Said::of(&command.env(variable, library).output().unwrap())
     };
-    missing("DOCTOR_CUDA", "libcuda-of-nobody.so").is(
+    missing("DOCTOR_CUDA", "libcuda-missing.so").is(
         3,
         "inconclusive missing node",
-        "libcuda-of-nobody.so cannot be loaded",
+        "libcuda-missing.so cannot be loaded",
     );
-    missing("DOCTOR_NCCL", "libnccl-of-nobody.so").is(3, "inconclusive missing node", "NCCL (libnccl-of-nobody.so)");
+    missing("DOCTOR_NCCL", "libnccl-missing.so").is(3, "inconclusive missing node", "NCCL (libnccl-missing.so)");
     missing("DOCTOR_STANDIN_GPUS", "0").is(3, "inconclusive missing node", "sees no GPU");
     missing("DOCTOR_STANDIN_GPUS", "1").is(3, "not-applicable one-gpu node", "one GPU");
 }
@@ -250,8 +250,8 @@ fn a_node_that_never_comes_is_named_to_all_that_did() {
     let job = Job::of(&bench, 3);
     let settings = ["gather=4s", "names=gpu[07-09]"];
     let (first, last) = (job.start(0, "", &settings), job.start(2, "", &settings));
-    end(first).is(3, "inconclusive timed-out node", "rank 1 (gpu08) never came within 4s; 2 of 3 nodes were there");
-    end(last).is(3, "inconclusive failed node", "rank 1 (gpu08) never came within 4s");
+    end(first).is(3, "inconclusive timed-out node", "rank 1 (gpu08) did not join within 4s; 2 of 3 nodes joined");
+    end(last).is(3, "inconclusive failed node", "rank 1 (gpu08) did not join within 4s");
     let alone = Job::of(&bench, 2).start(1, "", &["gather=1s"]);
     end(alone).is(3, "inconclusive timed-out node", "was not reached within 1s");
 }
@@ -263,13 +263,13 @@ fn who_does_not_know_the_secret_or_is_of_another_job_is_not_let_in() {
     let mut stranger = job.command(1, "", &["gather=2s"]);
     let stranger = stranger.env("DOCTOR_RENDEZVOUS_SECRET", "not the secret of this job").spawn().unwrap();
     let first = job.start(0, "", &["gather=5s"]);
-    end(stranger).is(3, "inconclusive timed-out node", "is the secret the same there?");
-    end(first).is(3, "inconclusive timed-out node", "rank 1 never came");
+    end(stranger).is(3, "inconclusive timed-out node", "is the secret the same on both nodes?");
+    end(first).is(3, "inconclusive timed-out node", "rank 1 did not join");
     let job = Job::of(&bench, 2);
     let mut other = job.command(1, "", &[]);
     let (other, first) = (other.env("DOCTOR_NODES", "3").spawn().unwrap(), job.start(0, "", &["gather=5s"]));
-    end(other).is(3, "inconclusive failed node", "waits for 2 nodes, and this one is of a job of 3");
-    end(first).is(3, "inconclusive timed-out node", "rank 1 never came");
+    end(other).is(3, "inconclusive failed node", "expects 2 nodes, this node expects 3");
+    end(first).is(3, "inconclusive timed-out node", "rank 1 did not join");
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn a_fault_of_one_node_is_its_own_and_the_others_are_not_blamed() {
     said[0].is(0, "pass within-limits node", "");
     said[1].is(2, "fail collective-wrong gpu:0000:18:00.0", "1 of 4 GPUs");
     let said = Job::of(&bench, 2).run("crash:2", &[]);
-    said[0].is(3, "inconclusive failed node", "GPU 0000:18:00.0: its worker was ended by signal 6");
+    said[0].is(3, "inconclusive failed node", "GPU 0000:18:00.0: its worker was killed by signal 6");
     assert_eq!(said[1].row, "inconclusive failed node");
     let said = Job::of(&bench, 2).run("hang:2", &["stall=1s"]);
     said[0].is(1, "fail collective-hung node", "did not complete within 1s");
@@ -323,7 +323,7 @@ fn without_the_first_node_the_others_end_at_once() {
     first.kill().unwrap();
     first.wait().unwrap();
     let killed = Instant::now();
-    end(second).is(3, "inconclusive failed node", "the first node went away");
+    end(second).is(3, "inconclusive failed node", "lost the connection to the first node");
     assert!(killed.elapsed() < DEAD, "{:?}", killed.elapsed());
 }
 

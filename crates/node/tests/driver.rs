@@ -35,7 +35,7 @@ const IN_TIME: Duration = Duration::from_secs(60);
 /// For a driver that never answers: long enough for any machine to reach the GPU that hangs.
 const HANGS: Duration = Duration::from_secs(4);
 const LOADED: &str = "/proc/driver/nvidia/gpus/0000:18:00.0/information";
-const GPU_3: &str = "while the driver was asked about GPU 3 (0000:48:00.0)";
+const GPU_3: &str = "while querying GPU 3 (0000:48:00.0)";
 
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
@@ -211,7 +211,7 @@ fn a_driver_that_hangs_when_it_is_opened_is_told_as_such() {
     let bench = Bench::new(&standing);
     let failure = bench.fails(&["uuid"]);
     assert_eq!(failure.kind, FailureKind::TimedOut);
-    assert!(failure.text.contains("no answer within 4s while the driver was opened"), "{failure:?}");
+    assert!(failure.text.contains("no answer within 4s while opening the driver"), "{failure:?}");
     assert!(helpers(&standing).is_empty());
 }
 
@@ -347,7 +347,7 @@ fn the_helper_gets_no_key_of_the_run() {
     assert!(!environment.contains("DOCTOR_RUN_KEY") && !environment.contains("abab"), "{environment}");
     signal(job.0.id(), Signal::TERM);
     let (code, _) = job.ends(Instant::now());
-    assert_ne!(code, Some(0), "it was told to stop");
+    assert_ne!(code, Some(0), "it was stopped by a signal");
     until("all processes to be gone", || processes(&standing).is_empty());
 }
 
@@ -421,8 +421,8 @@ fn helpers_that_cannot_be_killed_are_at_most_two_and_are_told_until_they_are_gon
         let begun = Instant::now();
         let failure = bench.fails(&["serial"]);
         assert_eq!(failure.kind, FailureKind::Abandoned);
-        assert!(begun.elapsed() < HANGS, "it was asked: {:?}", begun.elapsed());
-        assert!(failure.text.contains("it is not asked: 2 helper processes are stuck"), "{failure:?}");
+        assert!(begun.elapsed() < HANGS, "it was queried: {:?}", begun.elapsed());
+        assert!(failure.text.contains("not queried: 2 helper processes are stuck"), "{failure:?}");
         assert_eq!(failure.text.matches(GPU_3).count(), 2, "{failure:?}");
         assert_eq!(failure.text.matches(" since 20").count(), 2, "{failure:?}");
         assert!(stuck.iter().all(|pid| failure.text.contains(&format!("process {pid} "))), "{failure:?}");

@@ -98,7 +98,7 @@ fn without_a_cloud_nobody_is_asked_and_the_gpus_tell() {
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json["detection"]["found"]["sku"], "hgx-h100", "{json}");
     assert_eq!(json["detection"]["found"]["by"], "gpus");
-    assert!(listener.accept().is_err(), "somebody was asked");
+    assert!(listener.accept().is_err(), "the metadata service was queried");
     // The operator's choice overrides detection.
     let output = node(root.path(), &["profile", "show", "--sku", "Standard_ND96isr_H100_v5"]);
     assert!(said(&output).contains("profile: nd96isr_h100_v5"), "{}", said(&output));

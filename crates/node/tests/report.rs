@@ -107,7 +107,7 @@ fn serials_firmware_cloud_and_the_vendors_file_are_written_down() {
     let cloud = &machine["cloud"];
     assert_eq!((&cloud["name"], &cloud["instance_type"]), (&"aws".into(), &"p5.48xlarge".into()), "{cloud:#}");
     assert_eq!((&cloud["instance_id"], &cloud["placement_group"]), (&"i-0123456789abcdef0".into(), &"train-a".into()));
-    assert!(!machine.to_string().contains("a-token-of-aws"), "the token is nobody's business");
+    assert!(!machine.to_string().contains("a-token-of-aws"), "the token must not be stored");
 
     // Disabled: no query.
     let (_, machine) = bed.report(&["--metadata", "none"]);
@@ -120,11 +120,11 @@ fn why_there_is_no_vendors_file_is_written_down_instead() {
     for (tool, why) in [
         (None, "is not installed here"),
         (Some("echo 'please run it as root' >&2; exit 1"), "please run it as root"),
-        (Some("exit 0"), "left no file"),
-        (Some("head -c 13000000 /dev/zero >nvidia-bug-report.log.gz"), "more than 12 are not carried"),
+        (Some("exit 0"), "wrote no file"),
+        (Some("head -c 13000000 /dev/zero >nvidia-bug-report.log.gz"), "the limit is 12 MiB"),
         (Some("exec sleep 600"), "did not end within"),
     ] {
-        let bed = Bed::new("Somebody", tool);
+        let bed = Bed::new("Unknown Vendor", tool);
         let limit = if why == "did not end within" { "1s" } else { "2m" };
         let (output, machine) = bed.report(&["--limit", limit]);
         assert!(output.status.success(), "{output:?}");
@@ -136,11 +136,11 @@ fn why_there_is_no_vendors_file_is_written_down_instead() {
 
 #[test]
 fn what_a_tool_that_hangs_had_written_is_kept() {
-    let bed = Bed::new("Somebody", Some("echo 'the first half' >nvidia-bug-report.log; exec sleep 600"));
+    let bed = Bed::new("Unknown Vendor", Some("echo 'the first half' >nvidia-bug-report.log; exec sleep 600"));
     let (_, machine) = bed.report(&["--limit", "2s"]);
     assert_eq!(bed.left("nvidia-bug-report.log").unwrap(), b"the first half\n");
     let said = machine["vendor_report"]["file"].as_str().unwrap_or_default();
-    assert!(said.contains("nvidia-bug-report.log, cut: it did not end within 2s"), "{machine:#}");
+    assert!(said.contains("nvidia-bug-report.log, truncated: it did not end within 2s"), "{machine:#}");
     // A file of an earlier run is not taken for this one's.
     fs::write(bed.folder.path().join("nvidia-bug-report.sh"), "#!/bin/sh\nexit 3\n").unwrap();
     let (_, machine) = bed.report(&[]);

@@ -265,7 +265,7 @@ fn what_cannot_be_killed_is_left_behind_once_and_tried_again_when_it_is_free() {
         // Its own limit is 300 ms.
         begun.elapsed() < Duration::from_millis(200)
     };
-    assert!((0..20).any(|_| does_not_wait()), "each further try waits");
+    assert!((0..20).any(|_| does_not_wait()), "each further attempt waits");
     assert_eq!(fs::read_dir(state.path().join("abandoned")).unwrap().count(), 1, "it piles up");
 
     // Another process knows it from the directory.
@@ -281,7 +281,7 @@ fn what_cannot_be_killed_is_left_behind_once_and_tried_again_when_it_is_free() {
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&other.stdout);
-    assert!(said.contains("still hangs from an earlier try"), "{said}");
+    assert!(said.contains("still hangs from an earlier attempt"), "{said}");
     assert_eq!(other.status.code(), Some(3));
     assert!(begun.elapsed() < DEAD, "{:?}", begun.elapsed());
 

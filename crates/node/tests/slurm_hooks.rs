@@ -173,7 +173,7 @@ fn drains_alone(generation: Generation) {
         site.alone(node, "release = true\n");
     }
     let Some(slurm) = start("a hook that drains alone", &site.layout(generation, 4)) else { return };
-    site.wait_for_line("node4", "well");
+    site.wait_for_line("node4", "healthy");
     slurm.run("scontrol", &["update", "nodename=node2", "state=drain", "reason=Maintenance of Bob's"]).unwrap();
 
     // Two fail; an operator has drained one of them already.
@@ -186,7 +186,7 @@ fn drains_alone(generation: Generation) {
         said.contains("Reason=doctor: file-system-error kernel-log: disk:sda1: ") && said.contains(" [hook] [root@"),
         "{said}"
     );
-    site.wait_for_line("node2", "it is left alone: IDLE+DRAIN, Maintenance of Bob's");
+    site.wait_for_line("node2", "not touched, state set by others: IDLE+DRAIN, Maintenance of Bob's");
     let env = fs::read_to_string(site.at("env.health")).unwrap();
     assert!(env.contains("SLURMD_NODENAME=node"), "{env}");
     assert!(!env.lines().any(|line| line.starts_with("PATH=")), "Slurm gives no PATH: {env}");
@@ -195,7 +195,7 @@ fn drains_alone(generation: Generation) {
     site.kernel_says("node3", &[DAMAGED]);
     site.wait_for_line(
         "node3",
-        "not drained, a person must look: 1 of 4 nodes are drained by us already, 1 is the limit",
+        "not drained, an operator must decide: nodes drained by Cluster Doctor: 1 of 4, limit 1",
     );
     assert_eq!(slurm.node_state("node3").unwrap(), "IDLE");
     assert_eq!(slurm.node_state("node4").unwrap(), "IDLE");
@@ -232,7 +232,7 @@ fn nodes_that_fail_together_do_not_take_each_other_for_the_first() {
     }
     let names: Vec<String> = (1..=8).map(|node| format!("node{node}")).collect();
     let settled =
-        |name: &String| ["; drained", "taken back", "not drained"].iter().any(|word| site.log(name).contains(word));
+        |name: &String| ["; drained", "drain reverted", "not drained"].iter().any(|word| site.log(name).contains(word));
     until(
         "all to have looked",
         || names.iter().all(settled),
@@ -267,21 +267,21 @@ fn holds_back(generation: Generation) {
     let give = |at: Timestamp| permit::keep(&state, Some(Permit { lasts: PERMITTED }), at).unwrap();
 
     completes();
-    site.wait_for_line("node1", "prolog: well");
+    site.wait_for_line("node1", "prolog: healthy");
     // A recent verdict would be reused: delete it to force a new check.
     let forget = || fs::remove_file(site.at("node1/state/verdict.json")).unwrap();
     site.kernel_says("node1", &[OFF_THE_BUS]);
     forget();
     completes();
-    site.wait_for_line("node1", "the job is let through: no fresh permit");
+    site.wait_for_line("node1", "the job is allowed: no fresh drain permit");
     give(now().minus(PERMITTED).minus(Span::minutes(5)));
     completes();
     assert!(!is_drained(&slurm, "node1"), "a stale permit is none");
-    assert!(!site.log("node1").contains("is kept from this node"));
+    assert!(!site.log("node1").contains("is blocked on this node"));
 
     give(now());
     let held = submit();
-    site.wait_for_line("node1", "the job is kept from this node");
+    site.wait_for_line("node1", "the job is blocked on this node");
     slurm.wait_for_node("node1", "drained", |state| state.contains("DRAIN")).unwrap();
     let said = shown(&slurm, "node1");
     assert!(said.contains("Reason=doctor: xid-79 gpu-xid: "), "{said}");
@@ -295,7 +295,7 @@ fn holds_back(generation: Generation) {
     slurm.run("scontrol", &["update", &format!("jobid={held}"), "starttime=now+2"]).unwrap();
     slurm.run("scontrol", &["release", &held.to_string()]).unwrap();
     slurm.wait_for_job(held, "COMPLETED").unwrap();
-    assert_eq!(site.log("node1").matches("the job is kept from this node").count(), 1, "{}", site.log("node1"));
+    assert_eq!(site.log("node1").matches("the job is blocked on this node").count(), 1, "{}", site.log("node1"));
 }
 
 /// Waits until Slurm has handled a failed prolog on node1. The hook logs its line before it exits, and only then does
@@ -338,9 +338,9 @@ fn a_fault_of_all_nodes_keeps_jobs_from_as_many_as_the_breaker_allows() {
     }
     let said = |node: &str, words: &str| site.log(node).contains(words);
     let logs = || names.map(|node| site.log(node)).concat();
-    let answered = |node: &str| said(node, "the job is kept from this node") || said(node, "the job is let through");
+    let answered = |node: &str| said(node, "the job is blocked on this node") || said(node, "the job is allowed");
     until("all to have answered", || names.iter().all(|node| answered(node)), logs);
-    let kept: Vec<&str> = names.into_iter().filter(|node| said(node, "the job is kept from this node")).collect();
+    let kept: Vec<&str> = names.into_iter().filter(|node| said(node, "the job is blocked on this node")).collect();
     assert_eq!(kept.len(), 1, "{}", logs());
     let out = || names.into_iter().filter(|node| is_drained(&slurm, node)).collect::<Vec<_>>();
     until("that one to be out", || out() == kept, || format!("{:?} are out\n{}", out(), logs()));
@@ -403,12 +403,12 @@ fn what_hangs_drains_nothing_and_holds_up_no_job() {
     let mut layout = site.layout(Generation::Debian12, 2);
     layout.prolog = Some(site.at("prolog"));
     let Some(slurm) = start("hooks of what hangs", &layout) else { return };
-    site.wait_for_line("node1", "health: well");
+    site.wait_for_line("node1", "health: healthy");
     mount.signal(Signal::STOP);
     for node in ["node1", "node2"] {
         site.kernel_says(node, &[OFF_THE_BUS]);
     }
-    site.wait_for_line("node1", "inconclusive: the look took longer than 2s");
+    site.wait_for_line("node1", "inconclusive: the check took longer than 2s");
     site.wait_for_line("node2", "nothing is done: Slurm did not answer in time");
     for node in ["node1", "node2"] {
         let begun = Instant::now();
@@ -436,17 +436,17 @@ fn looks_after_jobs(generation: Generation) {
         job
     };
     job("exit 0", "COMPLETED");
-    site.wait_for_line("node1", "epilog: well");
+    site.wait_for_line("node1", "epilog: healthy");
     let coded = job("exit 3", "FAILED");
-    site.wait_for_line("node1", &format!("job {coded} ended with code 3; well"));
-    assert!(!site.log("node1").contains("looked deeper"));
+    site.wait_for_line("node1", &format!("job {coded} ended with code 3; healthy"));
+    assert!(!site.log("node1").contains("deeper checks run"));
     let aborted = job("kill -ABRT $$", "FAILED");
-    site.wait_for_line("node1", &format!("job {aborted} ended by signal 6; well"));
-    assert!(site.log("node1").contains("looked deeper with"), "{}", site.log("node1"));
+    site.wait_for_line("node1", &format!("job {aborted} ended by signal 6; healthy"));
+    assert!(site.log("node1").contains("deeper checks run: "), "{}", site.log("node1"));
     let kept = fs::read_to_string(site.at(&format!("node1/state/jobs/{aborted}"))).unwrap();
     assert!(kept.contains("batch 0:6\n"), "{kept}");
     // The controller is unreachable: the report is spooled.
-    site.wait_for_line("node1", "the controller does not take it now, it waits");
+    site.wait_for_line("node1", "the controller does not accept it now, it is spooled");
     let waits = fs::read_dir(state.join("spool")).unwrap().flatten();
     assert!(waits.filter(|file| file.file_name().to_string_lossy().ends_with(".report")).count() >= 1);
     assert_eq!(slurm.node_state("node1").unwrap(), "IDLE");
@@ -462,7 +462,7 @@ fn a_hook_that_is_called_wrongly_complains_and_lets_the_job_begin() {
     for words in [&["hook", "prologue"][..], &["hook"], &["hook", "prolog", "--confg", "x"]] {
         let output = Command::new(PROGRAM).args(words).output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{words:?}");
-        assert!(!output.stderr.is_empty(), "{words:?}: somebody reads slurmd's log");
+        assert!(!output.stderr.is_empty(), "{words:?}: slurmd's log shows the error");
     }
     let check = Command::new(PROGRAM).args(["check", "--confg"]).output().unwrap();
     assert_eq!(check.status.code(), Some(3), "any other command says that it could not");

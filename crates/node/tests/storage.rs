@@ -467,7 +467,7 @@ fn told_to_stop_it_is_gone_within_two_seconds_with_all_its_files() {
         let begun = Instant::now();
         signal(node.child.id(), Signal::TERM);
         let (said, took) = (node.ended(), begun.elapsed());
-        assert!(said.contains("inconclusive") && said.contains("told to stop"), "{said}");
+        assert!(said.contains("inconclusive") && said.contains("stopped by a signal"), "{said}");
         nothing_is_left(directory.path());
         took
     };
@@ -504,7 +504,7 @@ fn what_a_test_left_whose_every_process_was_killed_goes_with_the_next_one() {
     wait("all to be gone", || processes_on(directory.path()).is_empty());
     assert!(directory.path().join(".cluster-doctor").exists());
     let tested = test(&format!("directories = ['{}']\n{SMALL}timeout = '2s'\n", directory.path().display()), None);
-    assert!(tested.log.contains("removed what 1 earlier tests left"), "{}", tested.log);
+    assert!(tested.log.contains("removed the files of 1 earlier tests"), "{}", tested.log);
     nothing_is_left(directory.path());
 }
 

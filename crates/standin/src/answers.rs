@@ -18,7 +18,7 @@ pub(crate) fn scene() -> &'static Scene {
         let scene = match text.map(|text| Scene::read(&text)) {
             Some(Ok(scene)) => scene,
             Some(Err(error)) => {
-                eprintln!("stand-in for NVML: {error}");
+                eprintln!("fake NVML: {error}");
                 Scene { init: 999, ..Scene::default() }
             }
             None => Scene { init: 999, ..Scene::default() },

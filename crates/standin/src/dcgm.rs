@@ -65,7 +65,7 @@ fn engine() -> &'static Engine {
     ENGINE.get_or_init(|| {
         let text = path().and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
         toml::from_str(&text).unwrap_or_else(|error| {
-            eprintln!("stand-in for DCGM: {error}");
+            eprintln!("fake DCGM: {error}");
             Engine { connect: GENERIC, ..Engine::default() }
         })
     })

@@ -47,7 +47,7 @@ impl Scene {
     pub(crate) fn read(text: &str) -> Result<Self, String> {
         let (mut scene, mut table) = (Self::default(), Table::Top);
         for (number, line) in (1..).zip(text.lines()) {
-            let wrong = || format!("line {number} is not understood: {line}");
+            let wrong = || format!("cannot parse line {number}: {line}");
             match line.trim() {
                 "" => {}
                 comment if comment.starts_with('#') => {}
@@ -65,7 +65,7 @@ impl Scene {
         for card in &mut scene.gpu {
             card.fields.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
             if let Some(two) = card.fields.windows(2).find(|two| two[0].0 == two[1].0) {
-                return Err(format!("{} of {} is said twice", two[0].0, card.bus));
+                return Err(format!("{} of {} is defined twice", two[0].0, card.bus));
             }
         }
         Ok(scene)

@@ -93,7 +93,7 @@ fn a_line_in_the_kernels_log_is_a_finding_within_two_seconds_although_cycles_are
     let mut service = Service::start(&stage.bed);
     service.says("agents may report");
     let mut agent = stage.agent();
-    agent.says("reports for here to http://127.0.0.1:");
+    agent.says("reporting as here to http://127.0.0.1:");
     let list = || stage.bed.json(&["agent", "list"])[0].clone();
     until("the first report", || list()["state"] == "reports");
     assert_eq!((list()["schema"].as_str(), list()["skew"].as_array().map(Vec::len)), (Some("1.1"), Some(0)));
@@ -145,7 +145,7 @@ fn what_an_agent_sees_while_the_controller_is_away_comes_once_when_it_is_back() 
 
     let mut service = Service::start(&stage.bed);
     service.says("agents may report");
-    agent.says("takes reports again");
+    agent.says("accepts reports again");
     until("both findings", || stage.seen("fallen off the bus").is_some() && stage.seen("Machine Check").is_some());
     until("an empty spool", || stage.spooled() == 0);
     assert_eq!((stage.opened("fallen off the bus"), stage.opened("Machine Check")), (1, 1));
@@ -158,10 +158,10 @@ fn a_bad_change_of_the_agents_settings_keeps_the_last_good_one_and_says_so() {
     let mut command = Command::new(doctor_node());
     command.args(["agent", "--config", "agent.toml"]).current_dir(stage.bed.path("")).env_clear();
     let mut agent = Service::of(command);
-    agent.says("reports for here to http://127.0.0.1:");
+    agent.says("reporting as here to http://127.0.0.1:");
     stage.bed.write("agent.toml", "credental = \"keys/here.key\"\n");
     agent.hang_up();
-    agent.says("is not used, the last good one is: agent.toml: line 1");
+    agent.says("is invalid, the previous one stays in force: agent.toml: line 1");
     let good =
         "controller = \"http://127.0.0.1:9\"\ncredential = \"keys/here.key\"\nstate = \"agent\"\nroot = \"machine\"\n";
     stage.bed.write("agent.toml", good);

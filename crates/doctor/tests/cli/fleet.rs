@@ -407,7 +407,7 @@ fn with_a_stand_in_for_mpirun_the_slow_host_is_named_by_pairs_and_silence_is_no_
     stage.expect(0, &words(&[&busy[..], &["--even-in-use"]].concat())).says("host[1-2,4]: pass");
     stage.fleet.hosts()[0].set_load("99.00 0.10 0.10 1/84 7182\n").unwrap();
     let said = stage.expect(3, &words(&["--hosts", "host[1-2]"]));
-    said.complains("no host can take part; host1: it is not free: work of others");
+    said.complains("no host can take part; host1: it is not free: load ");
     stage.fleet.hosts()[0].set_load("0.10 0.10 0.10 1/84 7182\n").unwrap();
     drop(user.stdin.take());
     user.wait().unwrap();

@@ -141,7 +141,7 @@ fn an_agent_speaks_with_its_pods_token_and_what_it_finds_marks_the_node_until_it
     let mut service = Service::start(&stage.bed);
     service.says("agents may report");
     let mut agent = stage.agent("gpu-1");
-    agent.says("reports for gpu-1 to http://127.0.0.1:");
+    agent.says("reporting as gpu-1 to http://127.0.0.1:");
     until("the agent to be heard", || stage.listed("gpu-1")["state"] == "reports");
     assert_eq!(stage.listed("gpu-1")["speaks_by"], "token");
     stage.bed.expect(0, &["agent", "list"]).says("token");

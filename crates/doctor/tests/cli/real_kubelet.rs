@@ -409,5 +409,5 @@ fn cut_short(cluster: &Cluster, run: &str) {
     let unfinished = cluster.verdict(run, "storage");
     assert!(matches!(unfinished.as_deref(), None | Some("inconclusive")), "{unfinished:?}");
     let log = cluster.log(run);
-    assert!(log.contains("told to stop; what had finished is in the result"), "{log}");
+    assert!(log.contains("stopped by a signal; the result has the tests that finished"), "{log}");
 }

@@ -92,7 +92,7 @@ fn what_a_hook_sees_comes_to_the_controller_by_itself_or_by_the_agent_and_its_pe
     // Without a controller jobs run, and the report is queued.
     let said = hook(&bed, "health");
     assert_eq!(said.code, 0);
-    said.complains("health: well").complains("the controller does not take it now, it waits");
+    said.complains("health: healthy").complains("the controller does not accept it now, it is spooled");
     assert_eq!(hook(&bed, "prolog").code, 0);
 
     let mut service = Service::start(&bed);
@@ -106,13 +106,13 @@ fn what_a_hook_sees_comes_to_the_controller_by_itself_or_by_the_agent_and_its_pe
     assert!(permit.exists(), "{:?}", fs::read_dir(bed.path("here/agent")).unwrap().collect::<Vec<_>>());
     let said = hook(&bed, "prolog");
     assert_eq!(said.code, 0, "{}", said.err);
-    said.complains("prolog: damage (isolate) of kernel-log").complains("the job is let through: scontrol failed");
+    said.complains("prolog: damage (isolate) of kernel-log").complains("the job is allowed: scontrol failed");
 
     // While an agent runs, the agent reports.
     let mut command = Command::new(doctor_node());
     command.args(["agent", "--config", "here/agent.toml"]).current_dir(bed.path("")).stdin(Stdio::null()).env_clear();
     let mut agent = Service::of(command);
-    agent.says("reports for here");
+    agent.says("reporting as here");
     let verdict = bed.path("here/agent/verdict.json");
     until("the agent's verdict", || verdict.exists());
     fs::remove_file(bed.path("here/hook/verdict.json")).unwrap();
@@ -178,7 +178,7 @@ fn is_taken(generation: Generation) {
     let job = slurm.submit(&["--output=/dev/null", "--wrap=exit 0"]).unwrap();
     slurm.wait_for_job(job, "COMPLETED").unwrap();
     let log = || fs::read_to_string(bed.path("node/state/hook.log")).unwrap_or_default();
-    until("the hooks to have run", || [" prolog: well", " epilog: well"].iter().all(|words| log().contains(words)));
+    until("the hooks to have run", || [" prolog: healthy", " epilog: healthy"].iter().all(|words| log().contains(words)));
 }
 
 #[test]

@@ -86,24 +86,21 @@ pub enum ConfigError {
     Bad { path: PathBuf, source: BadText },
     #[error(transparent)]
     File(#[from] FileError),
-    #[error("nobody says where the controller is: name it with --controller, or enroll the node again")]
+    #[error("no controller address: set --controller, or enroll the node again")]
     NoController,
-    #[error(
-        "nobody says which node this is: name it with --node or DOCTOR_NODE_NAME; in a pod that is spec.nodeName of the \
-         downward API"
-    )]
+    #[error("no node name: set --node or DOCTOR_NODE_NAME; in a pod, to spec.nodeName of the downward API")]
     NoNode,
-    #[error("both `token` and `credential` are named: keep the one that this node speaks with")]
+    #[error("both `token` and `credential` are set: keep one")]
     TwoProofs,
     #[error(transparent)]
     Token(#[from] TokenError),
     #[error(transparent)]
     Address(#[from] BadAddress),
-    #[error("{} can be read by everybody, and whoever reads it speaks for this node: chmod 600", .0.display())]
+    #[error("{} is readable by all users and allows them to report as this node: chmod 600", .0.display())]
     OpenSecret(PathBuf),
-    #[error("{} can be written by others than its owner {owner}, and this agent runs commands from it", .path.display())]
+    #[error("{} is writable by users other than its owner {owner}; the agent runs commands from it", .path.display())]
     NotOurs { path: PathBuf, owner: u32 },
-    #[error("a check's own rules do not parse")]
+    #[error("cannot parse the default rules of a check")]
     Rules(#[source] toml::de::Error),
 }
 

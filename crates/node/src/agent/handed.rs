@@ -208,7 +208,7 @@ mod tests {
         }
         assert!(bell.take_ring() && !bell.take_ring());
         drop(bell);
-        assert!(!ring(state.path()), "what it left behind is deaf");
+        assert!(!ring(state.path()), "its old socket does not answer");
         Bell::hang(state.path()).unwrap();
     }
 }

@@ -28,8 +28,8 @@ pub struct Address {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadAddress {
     #[error(
-        "`{0}`: https is not spoken here; reports are signed with the node's key, so name http://HOST:PORT, or put a \
-         tunnel in between"
+        "`{0}`: https is not supported, because reports are signed with the node's key; use http://HOST:PORT, or a \
+         tunnel"
     )]
     Tls(String),
     #[error("`{0}` is not an address such as http://controller:7443")]
@@ -121,7 +121,7 @@ pub fn post(to: &Address, node: &NodeName, token: Option<&Token>, body: &[u8], l
 
 fn connect(to: &Address, limit: Duration) -> io::Result<TcpStream> {
     let host = to.host.trim_start_matches('[').trim_end_matches(']');
-    let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
+    let mut last = io::Error::new(io::ErrorKind::NotFound, format!("no address found for {host}"));
     for address in (host, to.port).to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, limit) {
             Ok(stream) => return Ok(stream),
@@ -153,11 +153,11 @@ fn read_answer(stream: &mut TcpStream, deadline: Instant) -> io::Result<Reply> {
             break;
         }
         if answer.len() > MOST_ANSWER {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the answer is longer than anything we expect"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the response is too long"));
         }
     }
     Reply::read(&answer)
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "what answers there does not speak HTTP"))
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the response is not HTTP"))
 }
 
 /// Whether the response has reached its declared length.

@@ -194,7 +194,7 @@ mod tests {
         let mut file = File::options().append(true).open(&path).unwrap();
         let start = Instant::now();
         log.notice(start).unwrap();
-        assert!(!log.take_due(start + Duration::from_secs(60)), "what was there before is no news");
+        assert!(!log.take_due(start + Duration::from_secs(60)), "earlier messages do not count");
 
         assert!(!is_readable(&log), "nothing to wake up for");
         writeln!(file, "4,2,0,-;new").unwrap();
@@ -216,6 +216,6 @@ mod tests {
     fn only_the_kernels_own_records_wake_the_agent() {
         assert!(is_kernels(b"4,812,1,-;NVRM: Xid"));
         assert!(!is_kernels(b"30,813,1,-;systemd[1]: Started"));
-        assert!(is_kernels(b"what is this"), "in doubt, look");
+        assert!(is_kernels(b"what is this"), "an unknown record counts");
     }
 }

@@ -70,11 +70,11 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 pub enum AgentError {
     #[error(transparent)]
     Config(#[from] ConfigError),
-    #[error("cannot use {} for what has to be remembered", .path.display())]
+    #[error("cannot use {} as the state directory", .path.display())]
     State { path: PathBuf, source: io::Error },
-    #[error("another agent uses {}: stop it, or give this one another --state", .0.display())]
+    #[error("another agent uses {}: stop it, or set another --state", .0.display())]
     Taken(PathBuf),
-    #[error("cannot watch for signals")]
+    #[error("cannot install signal handlers")]
     Signals(#[source] io::Error),
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
@@ -102,13 +102,13 @@ pub fn run(told: &Written, file: Option<&std::path::Path>, stop: &Stop) -> Resul
         sender::run(&sending, &say);
     };
     thread::Builder::new().name("doctor-sender".to_owned()).spawn(body).map_err(AgentError::Thread)?;
-    say(&format!("reports for {} to {}", config.route.node, config.route.address));
+    say(&format!("reporting as {} to {}", config.route.node, config.route.address));
     let rung = Rung { hung_up, bell };
     Agent::new(told, file, config, &outbox, stop, rung).run();
     outbox.close();
     // Do not wait longer for a sender in mid-exchange: unsent reports are on disk.
     let _in_time = ended.recv_timeout(LAST_WORDS);
-    say(&format!("stopped; {} reports wait for the next start", outbox.waiting()));
+    say(&format!("stopped; reports in the spool: {}", outbox.waiting()));
     Ok(())
 }
 
@@ -157,7 +157,7 @@ impl<'a> Agent<'a> {
         rung: Rung,
     ) -> Self {
         let log = KernelLog::follow(&config.root).unwrap_or_else(|error| {
-            say(&format!("the kernel's log cannot be followed, and is looked at every few minutes instead: {error}"));
+            say(&format!("cannot follow the kernel log, it is read every few minutes instead: {error}"));
             KernelLog::deaf()
         });
         let started = Instant::now();
@@ -190,7 +190,7 @@ impl<'a> Agent<'a> {
                 self.take_handed();
             }
             if let Err(error) = self.log.notice(Instant::now()) {
-                say(&format!("the kernel's log is not followed any more: {error}"));
+                say(&format!("cannot follow the kernel log any more: {error}"));
             }
             let mut due: BTreeSet<CheckId> = self.schedule.take_due(self.started.elapsed()).into_iter().collect();
             if self.log.take_due(Instant::now()) {
@@ -274,7 +274,7 @@ impl<'a> Agent<'a> {
         if let Some(trouble) = &trouble
             && self.disk_trouble.as_ref() != Some(trouble)
         {
-            say(&format!("reports are kept in memory only: {trouble}"));
+            say(&format!("cannot write the spool, reports are in memory only: {trouble}"));
         }
         self.disk_trouble = trouble;
     }
@@ -313,7 +313,7 @@ impl<'a> Agent<'a> {
                 if (&config.state, &config.root, config.room)
                     != (&self.config.state, &self.config.root, self.config.room)
                 {
-                    say("`state`, `root` and the size of the spool are used after a restart");
+                    say("changes of `state`, `root` and the spool size take effect after a restart");
                 }
                 config.state.clone_from(&self.config.state);
                 config.root.clone_from(&self.config.root);
@@ -329,7 +329,7 @@ impl<'a> Agent<'a> {
             Err(error) => {
                 self.config.note_files();
                 let why = chain(&error);
-                say(&format!("the changed configuration is not used, the last good one is: {why}"));
+                say(&format!("the changed configuration is invalid, the previous one stays in force: {why}"));
             }
         }
     }

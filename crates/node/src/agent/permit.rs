@@ -49,7 +49,7 @@ mod tests {
     fn a_permit_counts_for_its_time_and_not_at_all_once_it_is_taken_back() {
         let (state, at) = (tempfile::tempdir().unwrap(), Timestamp::from_secs(1_794_700_800));
         let fresh = |after: i64| is_fresh(state.path(), at.plus(Span::from_secs(after)));
-        assert!(!fresh(0), "nobody gave one");
+        assert!(!fresh(0), "no permit was given");
         keep(state.path(), None, at).unwrap();
         keep(state.path(), Some(Permit { lasts: Span::minutes(2) }), at).unwrap();
         assert!(fresh(0) && fresh(119) && !fresh(120));
@@ -57,7 +57,7 @@ mod tests {
         keep(state.path(), None, at).unwrap();
         assert!(!fresh(1));
         fs::write(state.path().join(FILE), "{\"until\"").unwrap();
-        assert!(!fresh(1), "cut short");
+        assert!(!fresh(1), "truncated");
         assert_eq!(fs::read_dir(state.path()).unwrap().count(), 1);
     }
 }

@@ -83,12 +83,12 @@ mod tests {
     fn only_a_changed_answer_is_news_and_a_number_within_its_limits_is_not() {
         let (mut said, check) = (Said::default(), CheckId::new("memory").unwrap());
         let mut news = |value, key, verdict| said.is_news(&check, &seen(value, key), &judged(verdict));
-        assert!(news(1.0, None, Verdict::Pass), "the first answer");
+        assert!(news(1.0, None, Verdict::Pass), "the first result");
         assert!(!news(2.0, None, Verdict::Pass));
         assert!(news(2.0, Some("boot:1"), Verdict::Pass), "an event");
         assert!(!news(2.0, Some("boot:1"), Verdict::Pass), "the same event");
         assert!(news(2.0, Some("boot:2"), Verdict::Pass), "another of its kind");
-        assert!(news(9.0, None, Verdict::Inconclusive), "not knowing");
+        assert!(news(9.0, None, Verdict::Inconclusive), "inconclusive");
     }
 
     #[test]

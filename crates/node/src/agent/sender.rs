@@ -190,7 +190,7 @@ impl Sender<'_> {
                 }
                 self.spoke = Some(Instant::now());
                 if self.trouble.take().is_some() {
-                    (self.tell)("the controller takes reports again");
+                    (self.tell)("the controller accepts reports again");
                 }
                 self.failures = 0;
             }
@@ -277,7 +277,7 @@ pub(super) fn attempt(route: &Route, mut report: AgentReport, limit: Duration) -
         },
     };
     let Ok(bytes) = report.sign(&key) else {
-        return failed(Fate::Refused, "a report cannot be written as JSON; it is counted as lost".to_owned());
+        return failed(Fate::Refused, "cannot serialise a report; it is counted as lost".to_owned());
     };
     match http::post(&route.address, &route.node, token.as_ref(), &bytes, limit) {
         Ok(reply) => {
@@ -297,9 +297,9 @@ fn judge(route: &Route, reply: &Reply) -> (Fate, Option<String>) {
         (401 | 403, Proof::Key(_)) => (Fate::Later(WAIT_FOR_PEOPLE), said("does not accept this node's credential")),
         // The cluster will renew the token.
         (401 | 403, Proof::Token(_)) => (Fate::Later(LONGEST_WAIT), said("does not accept this node's token")),
-        (404 | 405, _) => (Fate::Later(WAIT_FOR_PEOPLE), said("is no controller that takes reports")),
-        (409, _) => (Fate::Later(WAIT_FOR_PEOPLE), said("does not read reports of this program")),
-        (400 | 411 | 413 | 422, _) => (Fate::Refused, said("will never take this report; it is counted as lost")),
+        (404 | 405, _) => (Fate::Later(WAIT_FOR_PEOPLE), said("does not accept agent reports")),
+        (409, _) => (Fate::Later(WAIT_FOR_PEOPLE), said("does not support reports of this doctor-node version")),
+        (400 | 411 | 413 | 422, _) => (Fate::Refused, said("rejected this report; it is counted as lost")),
         _ => (Fate::Later(reply.retry_after.unwrap_or_default().min(LONGEST_WAIT)), said("is busy")),
     }
 }
@@ -344,7 +344,7 @@ mod tests {
             assert_eq!(fate(status, None), Fate::Later(Duration::ZERO), "{status}");
         }
         assert_eq!(fate(503, Some(3)), Fate::Later(Duration::from_secs(3)));
-        assert_eq!(fate(503, Some(99_999)), Fate::Later(LONGEST_WAIT), "nobody sends us to sleep");
+        assert_eq!(fate(503, Some(99_999)), Fate::Later(LONGEST_WAIT), "the wait has a limit");
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub fn run(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     // Without a parent, no process would read the result.
     let _kept = rustix::process::set_parent_process_death_signal(Some(Signal::TERM));
     let Some(test) = name.as_deref().and_then(BuiltinTest::named) else {
-        eprintln!("this argument is for doctor-node itself");
+        eprintln!("this argument is internal to doctor-node");
         return ExitCode::FAILURE;
     };
     let args = args.collect();
@@ -64,7 +64,7 @@ pub fn run(mut args: impl Iterator<Item = OsString>) -> ExitCode {
 /// Converts the result of a test that measures by itself.
 fn measured(result: Result<Measurements, ProbeFailure>) -> ProbeOutput {
     let failed = |error| {
-        let text = format!("the measurements cannot be written down: {error}");
+        let text = format!("cannot serialise the measurements: {error}");
         ProbeOutput::Failed(ProbeFailure::new(FailureKind::Failed, text))
     };
     match result.map(|measurements| serde_json::to_string(&measurements)) {

@@ -83,7 +83,7 @@ pub(super) fn bound(args: &[OsString]) -> ExitCode {
     let [at_the_end, parent, program, args @ ..] = args else { return ExitCode::FAILURE };
     let at_the_end = AtTheEnd::ALL.iter().find(|known| at_the_end == known.code());
     let Some(Ok(())) = at_the_end.map(|known| set_parent_process_death_signal(Some(known.signal()))) else {
-        eprintln!("{BOUND} is for doctor-node itself");
+        eprintln!("{BOUND} is internal to doctor-node");
         return ExitCode::FAILURE;
     };
     // A parent that ended earlier sends no signal any more.
@@ -106,10 +106,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let tool = folder.path().join("doctor-tool");
         fs::write(&tool, "#!/bin/sh\n").unwrap();
-        assert_eq!(Program::find("doctor-tool", &[folder.path()]), None, "nobody may run it");
+        assert_eq!(Program::find("doctor-tool", &[folder.path()]), None, "it is not executable");
         fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).unwrap();
         assert_eq!(Program::find("doctor-tool", &[folder.path()]).unwrap().path, tool);
         assert_eq!(Program::find("doctor-tool", &[]), None);
-        assert_eq!(Program::find(folder.path().to_str().unwrap(), &[]), None, "a folder is no program");
+        assert_eq!(Program::find(folder.path().to_str().unwrap(), &[]), None, "a directory is not a program");
     }
 }

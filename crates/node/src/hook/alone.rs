@@ -41,19 +41,19 @@ pub(super) enum Decision {
 /// Why the node is left as it is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Leave {
-    #[error("there is nothing to do")]
+    #[error("nothing to do")]
     Well,
-    #[error("Slurm knows no node {0}")]
+    #[error("node {0} is unknown to Slurm")]
     NotSlurms(String),
-    #[error("it was drained for this before")]
+    #[error("already drained")]
     DrainedAlready,
-    #[error("it stays drained: {0}")]
+    #[error("stays drained: {0}")]
     StaysDrained(String),
-    #[error("it is left alone: {state}, {reason}")]
+    #[error("not touched, state set by others: {state}, {reason}")]
     Foreign { state: String, reason: String },
-    #[error("not drained, a person must look: {out} of {total} nodes are drained by us already, {most} is the limit")]
+    #[error("not drained, an operator must decide: nodes drained by Cluster Doctor: {out} of {total}, limit {most}")]
     Share { out: usize, total: usize, most: u32 },
-    #[error("not drained, a person must look: {0} nodes were drained by us within the last hour, {1} is the limit")]
+    #[error("not drained, an operator must decide: nodes drained by Cluster Doctor in the last hour: {0}, limit {1}")]
     PerHour(usize, u32),
 }
 
@@ -80,7 +80,7 @@ impl Scene<'_> {
         }
         let Some((check, finding)) = self.trouble else { return Decision::Leave(Leave::Well) };
         if own.is_others() {
-            let reason = own.reason.as_ref().map_or("without a reason", |reason| reason.text.as_str());
+            let reason = own.reason.as_ref().map_or("no reason", |reason| reason.text.as_str());
             return Decision::Leave(Leave::Foreign { state: own.state.clone(), reason: reason.to_owned() });
         }
         let taken: Vec<&Node> = self.nodes.iter().filter(|node| node.is_taken()).collect();
@@ -204,7 +204,7 @@ mod tests {
         let left = cluster(node("n1", "IDLE", Some(("doctor: x y: z [hook]", NOW - 60))), Vec::new(), 20);
         assert!(
             matches!(decide(&left, &sick(), false, false), Decision::Drain(_)),
-            "its old drain was ended by somebody"
+            "an operator ended its old drain"
         );
         let missing = cluster(node("n2", "IDLE", None), Vec::new(), 2);
         assert!(matches!(decide(&missing, &sick(), false, false), Decision::Leave(Leave::NotSlurms(_))));
@@ -262,12 +262,12 @@ mod tests {
         let small = with(vec![drained("n2")], idle(8, "IDLE"));
         assert_eq!(after(small.clone()), refused);
         let many = idle(500, "IDLE").into_iter().map(elsewhere).collect();
-        assert_eq!(after(with(small.clone(), many)), refused, "nodes for other work spare us nothing");
+        assert_eq!(after(with(small.clone(), many)), refused, "nodes of other partitions do not count");
         for state in ["IDLE+CLOUD+POWERED_DOWN", "FUTURE"] {
             assert_eq!(after(with(small.clone(), idle(500, state))), refused, "{state}");
         }
         let other = with(vec![elsewhere(drained("n2"))], idle(8, "IDLE"));
-        assert!(matches!(after(other), Decision::Drain(_)), "another partition's drains take nothing from ours");
+        assert!(matches!(after(other), Decision::Drain(_)), "drains of other partitions do not count");
     }
 
     #[test]
@@ -311,7 +311,7 @@ mod tests {
         two[0] = node("n1", "IDLE+DRAIN", Some(("doctor: xid-79 gpu-xid: off the bus [hook]", NOW - 86_400)));
         two[1] = node("n0", "IDLE+DRAIN", Some(("doctor: x y: z [hook]", NOW - 90_000)));
         let old = decide(&two[..2], &sick(), false, false);
-        assert_eq!(old, Decision::Leave(Leave::DrainedAlready), "limits that were changed since free no sick node");
+        assert_eq!(old, Decision::Leave(Leave::DrainedAlready), "changed limits do not release a failed node");
         assert_eq!(decide(&hooks, &Verdicts::none(), true, true), Decision::Release);
         for (nodes, kept, release, over) in [
             (&hooks, Verdicts::none(), false, true),

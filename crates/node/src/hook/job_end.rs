@@ -92,7 +92,7 @@ impl JobEnd {
     pub(super) fn words(&self) -> String {
         let worst = if self.batch.is_well() { self.step } else { self.batch };
         match (worst.by_signal(), worst.code) {
-            _ if worst.is_well() => format!("job {} ended well", self.job),
+            _ if worst.is_well() => format!("job {} succeeded", self.job),
             (Some(signal), _) => format!("job {} ended by signal {signal}", self.job),
             (None, code) => format!("job {} ended with code {code}", self.job),
         }
@@ -146,7 +146,7 @@ mod tests {
     fn a_job_that_died_of_the_machines_signals_calls_for_a_look_and_a_cancelled_one_does_not() {
         // From an epilog of Slurm 22.05.8 on 2026-11-15, except for the last three.
         for (pair, derived, looks, words) in [
-            ("0:0", "0", false, "job 17 ended well"),
+            ("0:0", "0", false, "job 17 succeeded"),
             ("3:0", "0", false, "job 17 ended with code 3"),
             ("0:6", "0", true, "job 17 ended by signal 6"),
             ("139:0", "11", true, "job 17 ended by signal 11"),

@@ -108,7 +108,7 @@ fn answer(moment: Moment, config: Option<&Path>, alone: bool) -> u8 {
         Ok(settings) => settings,
         Err(error) => {
             // Without settings there is no state directory to log to.
-            let said = format!("doctor-node: {}: nothing is looked at: {}", moment.word(), line::chain(&error));
+            let said = format!("doctor-node: {}: no check ran: {}", moment.word(), line::chain(&error));
             line::tell_slurm(&said);
             return exit::GO_ON;
         }
@@ -125,12 +125,12 @@ fn supervised(order: &Order) -> (u8, String) {
     let abandoned = AbandonedProbes::kept_in(&order.settings.state);
     let what = format!("hook {}", order.moment.word());
     if let Some(pid) = abandoned.hanging(&what) {
-        return (exit::GO_ON, format!("inconclusive: an earlier look still hangs in the kernel (process {pid})"));
+        return (exit::GO_ON, format!("inconclusive: an earlier check still hangs in the kernel (process {pid})"));
     }
     let limit = order.settings.limit(order.moment).to_std();
     let text = match serde_json::to_string(order) {
         Ok(text) => text,
-        Err(error) => return (exit::GO_ON, format!("inconclusive: the settings cannot be handed on: {error}")),
+        Err(error) => return (exit::GO_ON, format!("inconclusive: cannot serialise the settings: {error}")),
     };
     let mut command = Command::new("/proc/self/exe");
     command.arg(HOOK_ARGUMENT).arg(text);
@@ -141,18 +141,18 @@ fn supervised(order: &Order) -> (u8, String) {
             let said = String::from_utf8_lossy(&stderr).trim().to_owned();
             match status.code().and_then(|code| u8::try_from(code).ok()) {
                 Some(code @ (exit::GO_ON | exit::STOP)) => (code, said),
-                _ => (exit::GO_ON, format!("inconclusive: the look ended with {status}: {said}")),
+                _ => (exit::GO_ON, format!("inconclusive: the check ended with {status}: {said}")),
             }
         }
         Ok(Ended::Unkillable { pid, child }) => {
             abandoned.add(&what, pid, child);
-            (exit::GO_ON, format!("inconclusive: the look hangs in the kernel (process {pid}) and was left behind"))
+            (exit::GO_ON, format!("inconclusive: the check hangs in the kernel (process {pid}) and was left behind"))
         }
         Ok(Ended::TimedOut | Ended::Stopped(_)) => {
-            (exit::GO_ON, format!("inconclusive: the look took longer than {}", order.settings.limit(order.moment)))
+            (exit::GO_ON, format!("inconclusive: the check took longer than {}", order.settings.limit(order.moment)))
         }
-        Ok(Ended::TooLong) => (exit::GO_ON, "inconclusive: the look said more than anybody reads".to_owned()),
-        Err(error) => (exit::GO_ON, format!("inconclusive: the look could not be started: {error}")),
+        Ok(Ended::TooLong) => (exit::GO_ON, "inconclusive: the check printed too much output".to_owned()),
+        Err(error) => (exit::GO_ON, format!("inconclusive: cannot start the check: {error}")),
     }
 }
 
@@ -160,7 +160,7 @@ fn supervised(order: &Order) -> (u8, String) {
 pub fn worker(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     let order = args.next().and_then(|text| serde_json::from_str::<Order>(text.to_str()?).ok());
     let Some(Order { moment, settings }) = order else {
-        line::tell_slurm(&format!("{HOOK_ARGUMENT} is for doctor-node itself"));
+        line::tell_slurm(&format!("{HOOK_ARGUMENT} is internal to doctor-node"));
         return ExitCode::FAILURE;
     };
     // Gives up shortly before it is killed, so that it can print what it waited for.

@@ -132,7 +132,7 @@ pub enum SettingsError {
     Read { path: PathBuf, source: io::Error },
     #[error("{}: {source}", .path.display())]
     Bad { path: PathBuf, source: BadText },
-    #[error("{}: `{key}` is {given}; it may be from {least} to {most}", .path.display())]
+    #[error("{}: `{key}` is {given}; accepted: {least} to {most}", .path.display())]
     Limit { path: PathBuf, key: &'static str, given: Span, least: Span, most: Span },
     #[error(transparent)]
     NotOurs(#[from] agent::config::ConfigError),

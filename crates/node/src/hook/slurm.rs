@@ -22,15 +22,15 @@ const KILL: Duration = Duration::from_millis(200);
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SlurmError {
-    #[error("scontrol is in none of {0}: name its folder as `slurm_programs`")]
+    #[error("scontrol is in none of {0}: set its directory as `slurm_programs`")]
     NoProgram(String),
-    #[error("scontrol could not be started")]
+    #[error("cannot start scontrol")]
     Start(#[source] io::Error),
     #[error("Slurm did not answer in time")]
     NoAnswer,
     #[error("scontrol failed: {0}")]
     Failed(String),
-    #[error("scontrol's list of nodes is not understood")]
+    #[error("cannot parse the node list of scontrol")]
     Unreadable,
 }
 

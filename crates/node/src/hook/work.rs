@@ -84,13 +84,13 @@ pub(super) fn work(moment: Moment, settings: &Settings, surroundings: &Surroundi
     if let Some(job) = job.as_ref().filter(|job| !job.is_well())
         && let Err(error) = job.keep(&settings.state, now())
     {
-        words.push(format!("which could not be kept: {error}"));
+        words.push(format!("cannot store the end of the job: {error}"));
     }
     let deeper = job.as_ref().is_some_and(|job| job.calls_for_a_look(&settings.epilog));
     let known = match known(moment, deeper, settings, &ear) {
         Ok(known) => known,
         Err(error) => {
-            words.push(format!("inconclusive: nothing was looked at: {}", chain(&error)));
+            words.push(format!("inconclusive: no check ran: {}", chain(&error)));
             return Done { code: exit::GO_ON, line: words.join("; ") };
         }
     };
@@ -99,7 +99,7 @@ pub(super) fn work(moment: Moment, settings: &Settings, surroundings: &Surroundi
     let (code, did) = match &ear {
         Ear::Slurm => hook.act_alone(&known),
         Ear::Controller(config) => hook.tell(config, &known),
-        Ear::Nobody(why) => (exit::GO_ON, Some(format!("nobody hears of it: {why}"))),
+        Ear::Nobody(why) => (exit::GO_ON, Some(format!("not reported: {why}"))),
     };
     words.extend(did);
     Done { code, line: words.join("; ") }
@@ -191,7 +191,7 @@ impl Known {
     fn words(&self, deeper: bool) -> String {
         let failing = self.verdicts.failing();
         let what = match failing.as_slice() {
-            [] => "well".to_owned(),
+            [] => "healthy".to_owned(),
             [(check, finding), more @ ..] => {
                 let HeldFinding { reason, severity, text, .. } = finding;
                 let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
@@ -204,9 +204,9 @@ impl Known {
             (count, Some(why)) => format!(", {count} inconclusive ({why})"),
         };
         let how = match &self.source {
-            Source::Kept(age) => format!("as it was seen {age} ago"),
-            Source::Seen(looked, _) if deeper => format!("looked deeper with {} checks", looked.checks),
-            Source::Seen(looked, _) => format!("looked with {} checks", looked.checks),
+            Source::Kept(age) => format!("checked {age} ago"),
+            Source::Seen(looked, _) if deeper => format!("deeper checks run: {}", looked.checks),
+            Source::Seen(looked, _) => format!("checks run: {}", looked.checks),
         };
         format!("{what}{unknown}, {how}")
     }
@@ -234,8 +234,8 @@ impl Hook<'_> {
                 Some(match reporting::report(config, &looked.news, FOR_TELLING) {
                     Ok(Reported::ByAgent) => "the agent reports it".to_owned(),
                     Ok(Reported::Now) => "reported".to_owned(),
-                    Ok(Reported::Later) => "the controller does not take it now, it waits".to_owned(),
-                    Err(error) => format!("it could not be handed in: {error}"),
+                    Ok(Reported::Later) => "the controller does not accept it now, it is spooled".to_owned(),
+                    Err(error) => format!("cannot report it: {error}"),
                 })
             }
             Source::Seen(..) | Source::Kept(_) => None,
@@ -244,8 +244,8 @@ impl Hook<'_> {
             return (exit::GO_ON, told);
         }
         let (code, did) = match self.block(config, known) {
-            Ok(did) => (exit::STOP, format!("the job is kept from this node: {did}")),
-            Err(why) => (exit::GO_ON, format!("the job is let through: {why}")),
+            Ok(did) => (exit::STOP, format!("the job is blocked on this node: {did}")),
+            Err(why) => (exit::GO_ON, format!("the job is allowed: {why}")),
         };
         (code, Some(told.into_iter().chain([did]).collect::<Vec<_>>().join("; ")))
     }
@@ -255,10 +255,10 @@ impl Hook<'_> {
     /// drains in Slurm, as in standalone mode.
     fn block(&self, config: &Config, known: &Known) -> Result<String, String> {
         if !permit::is_fresh(&config.state, now()) {
-            return Err("no fresh permit of the breaker".to_owned());
+            return Err("no fresh drain permit from the controller".to_owned());
         }
         if self.stop.at_most(FOR_BLOCKING) < FOR_BLOCKING {
-            return Err("too little of `prolog.limit` is left to count who else is out".to_owned());
+            return Err("too little of `prolog.limit` is left to count the drained nodes".to_owned());
         }
         // Slurm drains the node anyway; setting our reason first makes the cause visible.
         let node = self.surroundings.node(self.settings).unwrap_or_else(|| config.route.node.clone());
@@ -280,7 +280,7 @@ impl Hook<'_> {
             return (exit::GO_ON, None);
         }
         let Some(node) = self.surroundings.node(self.settings).or_else(|| place::this_node().ok()) else {
-            return (exit::GO_ON, Some("nothing is done: nobody says what Slurm calls this node".to_owned()));
+            return (exit::GO_ON, Some("nothing is done: the name of this node in Slurm is unknown".to_owned()));
         };
         let policy = match Eyes::alone(self.settings) {
             Ok(eyes) => eyes.policy,
@@ -325,7 +325,7 @@ impl Hook<'_> {
             Decision::Leave(why) => Ok((Some(why.to_string()), false)),
             Decision::Release => {
                 slurm.resume(node)?;
-                Ok((Some("its finding is gone: in service again".to_owned()), false))
+                Ok((Some("resumed: the finding has cleared".to_owned()), false))
             }
             Decision::TakeBack(why) => take_back(&slurm, node, &why),
             Decision::Drain(reason) => {
@@ -358,5 +358,5 @@ impl Hook<'_> {
 
 fn take_back(slurm: &Slurm<'_>, node: &NodeName, why: &dyn Display) -> Result<Settled, SlurmError> {
     slurm.resume(node)?;
-    Ok((Some(format!("its drain was taken back: {why}")), false))
+    Ok((Some(format!("drain reverted: {why}")), false))
 }

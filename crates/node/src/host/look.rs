@@ -39,7 +39,7 @@ pub(super) fn look(state: &Path, jobs: &Jobs, wanted: &Wanted) -> io::Result<Loo
     let ours: Vec<u32> = ours.iter().map(|job| job.pid).collect();
     let loadavg = fs::read_to_string("/proc/loadavg").map_err(|error| format!("/proc/loadavg: {error}"));
     let load = loadavg.and_then(|text| {
-        one_minute(&text).ok_or_else(|| "/proc/loadavg does not begin with a load average".to_owned())
+        one_minute(&text).ok_or_else(|| "/proc/loadavg does not start with a load average".to_owned())
     });
     let mut room = ROOM;
     let runs = wanted.runs.iter().map(|run| seen(jobs, *run, &mut room)).collect();
@@ -102,7 +102,7 @@ fn document(path: &Path, room: u64) -> Result<Option<String>, String> {
         return Ok(None);
     }
     if length > room {
-        return Err("its result did not fit into this answer".to_owned());
+        return Err("the result did not fit into this response".to_owned());
     }
     let mut text = String::new();
     match file.take(MOST_DOCUMENT).read_to_string(&mut text) {

@@ -40,7 +40,7 @@ pub fn answer(state: &Path) -> io::Result<()> {
     let mut line = Vec::new();
     io::stdin().lock().take(MOST_QUESTION).read_until(b'\n', &mut line)?;
     if line.last() != Some(&b'\n') {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the question has no end"));
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the request is incomplete"));
     }
     let question: Question = serde_json::from_slice(&line).map_err(io::Error::other)?;
     let said = carry_out(state, &question.ask).unwrap_or_else(|error| Said::Failed { text: error.to_string() });
@@ -103,7 +103,7 @@ fn tell(state: &Path, mark: &Mark, ours: &[OurMark]) -> io::Result<()> {
             if kinds.is_empty() {
                 continue;
             }
-            let text = format!("{} holds something that is not ours; name a file of its own", path.display());
+            let text = format!("{} has content of another program; configure a separate file", path.display());
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
         }
         if kinds.is_empty() {

@@ -66,13 +66,13 @@ pub(super) fn repair(state: &Path, runs: &Jobs, order: &Repair) -> io::Result<Re
         files::create(&asked, &Asked { boot: boot.clone() })?;
     }
     repairs.start(id, command(&repairs, id, order, &boot)?, now())?;
-    Ok(Repaired::UnderWay { text: format!("the {} was begun", order.what.word()) })
+    Ok(Repaired::UnderWay { text: format!("{} started", order.what.word()) })
 }
 
 /// Returns who would lose work.
 fn in_use(mut look: Look, order: &Repair) -> Option<String> {
     if let Some(run) = look.under_way.first() {
-        return Some(format!("run {run} is on it"));
+        return Some(format!("run {run} is active"));
     }
     // A reboot is the remedy for our own unkillable process.
     if order.what == RepairKind::Reboot {
@@ -102,22 +102,22 @@ fn stage(what: RepairKind, seen: &JobSeen, place: &Path) -> io::Result<Repaired>
     let how = match seen {
         JobSeen::Ended { how, .. } => *how,
         JobSeen::Unknown { why } => return Ok(under_way(why)),
-        JobSeen::Absent | JobSeen::Pending { .. } => return Ok(under_way("it has not begun yet")),
-        JobSeen::Running { .. } => return Ok(under_way("its command is under way")),
+        JobSeen::Absent | JobSeen::Pending { .. } => return Ok(under_way("not started yet")),
+        JobSeen::Running { .. } => return Ok(under_way("the command is running")),
     };
     let words = || -> io::Result<String> {
         let text = tail(&place.join("output.txt"), MOST_WORDS)?.unwrap_or_default();
-        Ok(text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it said nothing").to_owned())
+        Ok(text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no output").to_owned())
     };
     Ok(match (what, how) {
         (RepairKind::Reset, JobEnd::Exited) => Repaired::Done,
-        (RepairKind::Reboot, JobEnd::Exited) => under_way("it was told to, and is still in the same boot"),
+        (RepairKind::Reboot, JobEnd::Exited) => under_way("the command succeeded, the machine has not rebooted yet"),
         (_, JobEnd::Failed) => Repaired::Failed { text: words()? },
         (RepairKind::Reboot, _) => {
-            under_way(&format!("its command is gone, and it is still in the same boot; it said: {}", words()?))
+            under_way(&format!("the command ended without a status, no reboot seen yet; output: {}", words()?))
         }
         (RepairKind::Reset, _) => Repaired::Failed {
-            text: format!("its command is gone and did not say how it ended; it said: {}", words()?),
+            text: format!("the command ended without a status; output: {}", words()?),
         },
     })
 }
@@ -130,13 +130,13 @@ mod tests {
     #[test]
     fn a_reset_is_done_when_its_command_helped_and_a_reboot_never_in_the_same_boot() {
         let place = tempfile::tempdir().unwrap();
-        fs::write(place.path().join("output.txt"), "trying\nreset, and gpu-presence says: 7 of 8\n\n").unwrap();
+        fs::write(place.path().join("output.txt"), "trying\nreset, but gpu-presence reports: 7 of 8\n\n").unwrap();
         let said = |what, how| {
             let (job, at) = (JobId("x".to_owned()), Timestamp::from_secs(1));
             stage(what, &JobSeen::Ended { job, started: None, at, how }, place.path()).unwrap()
         };
         assert_eq!(said(RepairKind::Reset, JobEnd::Exited), Repaired::Done);
-        let text = "reset, and gpu-presence says: 7 of 8".to_owned();
+        let text = "reset, but gpu-presence reports: 7 of 8".to_owned();
         assert_eq!(said(RepairKind::Reset, JobEnd::Failed), Repaired::Failed { text: text.clone() });
         assert_eq!(said(RepairKind::Reboot, JobEnd::Failed), Repaired::Failed { text });
         assert!(matches!(said(RepairKind::Reset, JobEnd::Lost), Repaired::Failed { .. }));

@@ -86,7 +86,7 @@ fn command(state: &Path, jobs: &Jobs, order: &Start) -> io::Result<Command> {
     command.env(KEY_VARIABLE, &order.key).current_dir("/");
     if let Some(together) = &order.together {
         let rank = together.nodes.iter().position(|node| *node == order.node);
-        let rank = rank.ok_or_else(|| io::Error::other(format!("{} is not one of the run's hosts", order.node)))?;
+        let rank = rank.ok_or_else(|| io::Error::other(format!("{} is not a host of this run", order.node)))?;
         let names = together.nodes.iter().map(NodeName::as_str).collect::<Vec<_>>().join(",");
         command.env("DOCTOR_NODE_NAME", order.node.as_str());
         command.env("DOCTOR_RANK", rank.to_string()).env("DOCTOR_NODES", together.nodes.len().to_string());

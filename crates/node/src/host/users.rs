@@ -30,7 +30,7 @@ fn others(ours: &[u32]) -> io::Result<Vec<Seen>> {
     if !rustix::process::geteuid().is_root() {
         return Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
-            "only root is sure to be shown everybody's processes",
+            "only root can see the processes of all users",
         ));
     }
     let mut seen = Vec::new();
@@ -69,7 +69,7 @@ pub(super) fn of_gpus(ours: &[u32], bystanders: &[String]) -> Result<Vec<Process
             Ok(true) => holders.push(seen),
             Ok(false) => {}
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                return Err(format!("what process {} ({}) has open can only root see", seen.stat.pid, seen.name));
+                return Err(format!("only root can see the open files of process {} ({})", seen.stat.pid, seen.name));
             }
             // It has ended meanwhile.
             Err(_) => {}

@@ -16,7 +16,7 @@ use crate::clock::now;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
-    #[error("cannot learn about this process from /proc")]
+    #[error("cannot read the state of this process from /proc")]
     Myself(#[source] io::Error),
     #[error("cannot write the job file {}", .path.display())]
     Write { path: PathBuf, source: io::Error },
@@ -61,7 +61,7 @@ fn bytes(file: &JobFile) -> io::Result<Vec<u8>> {
 
 fn myself() -> io::Result<JobProcess> {
     let line = fs::read_to_string("/proc/self/stat")?;
-    let stat = ProcStat::parse(&line).ok_or_else(|| io::Error::other("/proc/self/stat has another form"))?;
+    let stat = ProcStat::parse(&line).ok_or_else(|| io::Error::other("/proc/self/stat has an unexpected format"))?;
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
     Ok(JobProcess { pid: stat.pid, start_ticks: stat.start_ticks, boot_id, started: now() })
 }

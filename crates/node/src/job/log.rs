@@ -56,7 +56,7 @@ impl Log {
         let Some(open) = file.as_mut() else { return };
         // One write per line, so that a reader never sees half a line.
         if let Err(error) = open.write_all(format!("{} {about}: {text}\n", now()).as_bytes()) {
-            eprintln!("cannot write the log any more: {error}");
+            eprintln!("cannot write the log, the rest is lost: {error}");
             *file = None;
         }
     }

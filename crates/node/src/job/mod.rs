@@ -79,9 +79,9 @@ pub enum JobError {
     Sign(#[source] serde_json::Error),
     #[error("cannot write the result document {}", .path.display())]
     Write { path: PathBuf, source: io::Error },
-    #[error("cannot give the result document to standard output")]
+    #[error("cannot write the result document to standard output")]
     Print(#[source] io::Error),
-    #[error("cannot hand the result document over")]
+    #[error("cannot pack the result document")]
     Carry(#[source] BadCarried),
 }
 
@@ -132,8 +132,8 @@ fn work(order: &Order, stop: &Stop) -> Result<u8, JobError> {
     let bytes = document.sign(&order.key).map_err(JobError::Sign)?;
     let (code, words) = match told {
         None => (exit::DONE, "done"),
-        Some(StopWhy::Signal) => (exit::STOPPED, "told to stop; what had finished is in the result"),
-        Some(StopWhy::TimeLimit) => (exit::OVER_LIMIT, "over the time limit; what had finished is in the result"),
+        Some(StopWhy::Signal) => (exit::STOPPED, "stopped by a signal; the result has the tests that finished"),
+        Some(StopWhy::TimeLimit) => (exit::OVER_LIMIT, "time limit exceeded; the result has the tests that finished"),
     };
     log.line("job", words);
     hand_over(&order.hand_over, &bytes).inspect_err(|error| {
@@ -177,7 +177,7 @@ fn run_tests(
         let mut evidence = run_test(order, &catalogue, test, stop, driver, log);
         let told = if was_killed(&evidence) { stop.told_within(A_MOMENT) } else { stop.told() };
         if let Some(why) = told {
-            log.line(test.as_str(), "cut short");
+            log.line(test.as_str(), "interrupted");
             return (finished, Some(why));
         }
         room = keep_within(room, &mut evidence);
@@ -219,7 +219,7 @@ fn run_test(
     let mut probes = Vec::new();
     match catalogue.get(test) {
         // A test without probes is no evidence; the controller reports it as such.
-        None => say("this doctor-node does not know the test; is it older than the controller?"),
+        None => say("unknown test; this doctor-node may be older than the controller"),
         Some(check) => {
             let params = catalogue.params(&order.policy, test);
             for probe in (check.probes)(&params) {
@@ -248,7 +248,7 @@ fn say_what_was_seen(observation: &Observation, say: &dyn Fn(&str)) {
                 say(&format!("{} at {}: {}", event.code, event.entity, event.text));
             }
         }
-        Observation::NotApplicable(why) => say(&format!("does not apply here: {}", why.text)),
+        Observation::NotApplicable(why) => say(&format!("not applicable: {}", why.text)),
         Observation::CouldNot(failure) => say(&format!("no measurement: {}: {}", failure.kind, failure.text)),
     }
 }

@@ -12,7 +12,7 @@ use super::parent;
 pub(crate) fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let directory = parent(path);
     make_folders(directory)?;
-    let name = path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "it names no file"))?;
+    let name = path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the path names no file"))?;
     let temporary = directory.join(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
     // A killed job with the same pid may have left one. Absence is fine.
     let _absent = fs::remove_file(&temporary);

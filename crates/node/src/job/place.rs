@@ -23,7 +23,7 @@ pub fn new_run() -> RunId {
 pub fn this_node() -> anyhow::Result<NodeName> {
     let name = rustix::system::uname();
     let name = name.nodename().to_string_lossy();
-    NodeName::new(&name).context("the host name cannot be a node's name: give --node")
+    NodeName::new(&name).context("the host name is not a valid node name: set --node")
 }
 
 /// Returns the logs and the document in the layout of the shared directory. `None` without tests.
@@ -40,7 +40,7 @@ pub fn which(nodes: &[NodeName], this: Option<&str>) -> anyhow::Result<usize> {
         (_, Some(this)) => nodes
             .iter()
             .position(|node| node.as_str() == this)
-            .with_context(|| format!("this is node {this}, which is not one of the run's")),
+            .with_context(|| format!("node {this} is not part of this run")),
         (_, None) => bail!("the run has {} nodes: set DOCTOR_NODE_NAME to the name of this one", nodes.len()),
     }
 }
@@ -69,7 +69,7 @@ pub fn among(
 pub fn passing_key() -> anyhow::Result<RunKey> {
     let mut bytes = [0; 32];
     let read = |bytes: &mut [u8]| -> io::Result<()> { File::open("/dev/urandom")?.read_exact(bytes) };
-    read(&mut bytes).context("cannot make a key")?;
+    read(&mut bytes).context("cannot generate a key")?;
     Ok(RunKey::new(bytes))
 }
 
@@ -85,7 +85,7 @@ mod tests {
             ([name("a"), name("b")], paths(&["a1", "a2", "b1", "b2"]), paths(&["a.json", "b.json"]));
         let among = |this| among(&nodes, &logs, &documents, this);
         assert_eq!(among(Some("b")).unwrap(), (name("b"), paths(&["b1", "b2"]), PathBuf::from("b.json")));
-        assert!(among(Some("c")).unwrap_err().to_string().contains("not one of the run's"));
+        assert!(among(Some("c")).unwrap_err().to_string().contains("not part of this run"));
         assert!(among(None).unwrap_err().to_string().contains("DOCTOR_NODE_NAME"));
         assert!(super::among(&nodes, &logs[..3], &documents, Some("a")).is_err());
         let alone = super::among(&nodes[..1], &logs[..2], &documents[..1], None).unwrap();

@@ -44,16 +44,16 @@ pub fn learn(sku: Sku, facts: &MachineFacts, looked: &[Looked], rules: &[Rule], 
                 continue;
             }
             Observation::CouldNot(failure) => {
-                missing.push(format!("{name}: {} could not look: {}", rule.check, failure.text));
+                missing.push(format!("{name}: {} could not measure: {}", rule.check, failure.text));
                 continue;
             }
         };
         let least = values.iter().copied().fold(f64::INFINITY, f64::min);
         let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         if values.is_empty() || !least.is_finite() || !most.is_finite() {
-            missing.push(format!("{name}: {} measured none", rule.check));
+            missing.push(format!("{name}: {} measured no value", rule.check));
         } else if exact && most - least > most.abs() * 1e-9 {
-            missing.push(format!("{name}: parts of this machine differ ({least} to {most}), and one number is wanted"));
+            missing.push(format!("{name}: components differ ({least} to {most}), a profile needs one value"));
         } else {
             expect.insert(name.clone(), least);
         }
@@ -86,7 +86,7 @@ impl Learned {
     /// If it cannot be serialised as TOML, which a profile always can.
     pub fn text(&self) -> Result<String, toml::ser::Error> {
         let mut text =
-            String::from("# A profile of Cluster Doctor, learnt from one machine. Read it before you trust it.\n");
+            String::from("# A profile of Cluster Doctor, learnt from one machine. Review it before use.\n");
         for missing in &self.missing {
             let _infallible = writeln!(text, "# Not learnt: {}", missing.replace('\n', " "));
         }

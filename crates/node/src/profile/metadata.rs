@@ -22,13 +22,13 @@ const MOST: u64 = 16 << 10;
 
 #[derive(Debug, thiserror::Error)]
 pub enum MetadataError {
-    #[error("`{0}` is not an address such as http://169.254.169.254")]
+    #[error("`{0}` is not an address; expected one such as http://169.254.169.254")]
     BadUrl(String),
     #[error("its metadata service does not answer: {0}")]
     Io(#[from] io::Error),
-    #[error("its metadata service answers `{0}`")]
+    #[error("its metadata service responded with `{0}`")]
     Status(String),
-    #[error("its metadata service says what is no machine type: `{0}`")]
+    #[error("its metadata service returned an invalid machine type: `{0}`")]
     Word(String),
 }
 
@@ -197,7 +197,7 @@ fn read_until(stream: &mut TcpStream, until: Instant) -> Result<Vec<u8>, Metadat
             read => answer.extend_from_slice(&some[..read]),
         }
         if answer.len() as u64 > MOST {
-            return Err(MetadataError::Word("something longer than 16 KiB".to_owned()));
+            return Err(MetadataError::Word("more than 16 KiB".to_owned()));
         }
     }
 }
@@ -297,7 +297,7 @@ mod tests {
         let silent = format!("http://{}", listener.local_addr().unwrap());
         assert!(matches!(instance(Cloud::Gcp, &silent), Err(MetadataError::Io(_))));
         listener.set_nonblocking(true).unwrap();
-        assert!(listener.accept().is_ok() && listener.accept().is_err(), "it was asked once");
+        assert!(listener.accept().is_ok() && listener.accept().is_err(), "it was queried once");
     }
 
     #[test]

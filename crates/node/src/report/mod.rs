@@ -42,12 +42,12 @@ pub fn report(
     runner: &dyn ProbeRunner,
     stop: &Stop,
 ) -> anyhow::Result<String> {
-    fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     let mut machine = machine::describe(metadata, runner);
     let taken = vendor(out, limit, stop);
     let said = match &taken {
-        Ok(file) => format!("{TOOL} left {file}"),
-        Err(why) => format!("{TOOL} left nothing: {why}"),
+        Ok(file) => format!("{TOOL} wrote {file}"),
+        Err(why) => format!("no report from {TOOL}: {why}"),
     };
     machine["vendor_report"] = match taken {
         Ok(file) => json!({ "file": file }),
@@ -83,33 +83,33 @@ fn vendor(out: &Path, limit: Span, stop: &Stop) -> Result<String, String> {
             Some(format!("it ended with {status}: {}", last(&stdout, &stderr)))
         }
         Ok(Ended::TimedOut) => Some(format!("it did not end within {limit}")),
-        Ok(Ended::TooLong) => Some("it printed without end".to_owned()),
-        Ok(Ended::Stopped(_)) => Some("it was told to stop".to_owned()),
-        Ok(Ended::Unkillable { pid, .. }) => Some(format!("it hangs in the kernel as process {pid}")),
-        Err(error) => Some(format!("it cannot be run: {error}")),
+        Ok(Ended::TooLong) => Some("it printed too much output".to_owned()),
+        Ok(Ended::Stopped(_)) => Some("it was stopped".to_owned()),
+        Ok(Ended::Unkillable { pid, .. }) => Some(format!("process {pid} hangs in the kernel")),
+        Err(error) => Some(format!("cannot start it: {error}")),
     };
     let left = FILES.iter().find_map(|name| Some((*name, fs::metadata(out.join(name)).ok()?.len())));
     match (left, trouble) {
         (Some((name, bytes)), _) if bytes > MOST_FILE => {
             let path = out.join(name);
             Err(format!(
-                "{} has {} MiB, and more than {} are not carried",
+                "{} has {} MiB, the limit is {} MiB",
                 path.display(),
                 bytes >> 20,
                 MOST_FILE >> 20
             ))
         }
         (Some((name, 1..)), None) => Ok(name.to_owned()),
-        (Some((name, 1..)), Some(trouble)) => Ok(format!("{name}, cut: {trouble}")),
+        (Some((name, 1..)), Some(trouble)) => Ok(format!("{name}, truncated: {trouble}")),
         (_, Some(trouble)) => Err(trouble),
-        (_, None) => Err("it ended well and left no file".to_owned()),
+        (_, None) => Err("it succeeded but wrote no file".to_owned()),
     }
 }
 
 /// Returns the last non-empty line.
 fn last(stdout: &[u8], stderr: &[u8]) -> String {
     let text = format!("{}\n{}", String::from_utf8_lossy(stdout), String::from_utf8_lossy(stderr));
-    let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it said nothing");
+    let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no output");
     line.chars().take(200).collect()
 }
 

@@ -48,7 +48,7 @@ impl LocalRunner<'_> {
         let echo = Echo { stdout: None, stderr: self.echo };
         match self.listen_to(command, &what, timeout, BUILTIN_GRACE, echo) {
             ProbeOutput::Ran { exit: Some(0), stdout, .. } => serde_json::from_str(&stdout)
-                .unwrap_or_else(|error| failed(FailureKind::Unparseable, format!("{what}: its answer: {error}"))),
+                .unwrap_or_else(|error| failed(FailureKind::Unparseable, format!("{what}: invalid output: {error}"))),
             ProbeOutput::Ran { exit, stderr, .. } => ProbeOutput::Failed(ended_badly(exit, &stderr)),
             other => other,
         }
@@ -77,7 +77,7 @@ impl LocalRunner<'_> {
 
     pub(super) fn read_apart(&self, probe: &Probe, what: &str) -> ProbeOutput {
         let Ok(asked) = serde_json::to_string(probe) else {
-            return failed(FailureKind::Failed, format!("{what}: the probe cannot be written down"));
+            return failed(FailureKind::Failed, format!("{what}: cannot serialise the probe"));
         };
         let mut command = Command::new(&self.helper);
         let library = if matches!(probe, Probe::DcgmHealth { .. }) { &self.dcgm } else { &self.library };
@@ -87,11 +87,11 @@ impl LocalRunner<'_> {
         match child::run(&mut command, &limits, self.stop, Echo::default()) {
             Ok(Ended::Exited { status, stdout, .. }) if status.success() => serde_json::from_slice(&stdout)
                 .unwrap_or_else(|error| {
-                    failed(FailureKind::Unparseable, format!("{what}: the helper's answer: {error}"))
+                    failed(FailureKind::Unparseable, format!("{what}: invalid output of the helper: {error}"))
                 }),
             Ok(Ended::Exited { status, stderr, .. }) => {
                 let said = String::from_utf8_lossy(&stderr).trim().to_owned();
-                failed(FailureKind::Failed, format!("{what}: the helper ended with {status}: {said}"))
+                failed(FailureKind::Failed, format!("{what}: the helper process ended with {status}: {said}"))
             }
             other => self.explain(what, other, Span::from_millis(limit.as_millis() as i64)),
         }
@@ -107,7 +107,7 @@ impl LocalRunner<'_> {
             Ok(Ended::TooLong) => {
                 (FailureKind::TooLong, format!("{what}: it printed more than {MAX_STREAM_BYTES} bytes and was killed"))
             }
-            Ok(Ended::Stopped(StopWhy::Signal)) => (FailureKind::Killed, format!("{what}: told to stop")),
+            Ok(Ended::Stopped(StopWhy::Signal)) => (FailureKind::Killed, format!("{what}: stopped by a signal")),
             Ok(Ended::Stopped(StopWhy::TimeLimit)) => {
                 (FailureKind::Killed, format!("{what}: the job's time limit was reached"))
             }

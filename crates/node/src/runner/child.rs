@@ -161,7 +161,7 @@ fn listen(
 }
 
 fn pid(child: &Child) -> io::Result<Pid> {
-    i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or_else(|| io::Error::other("a process without a number"))
+    i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or_else(|| io::Error::other("the child has no valid pid"))
 }
 
 /// Whether the child has exited. Does not reap it, so that its pid is not reused.

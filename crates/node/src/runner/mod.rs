@@ -360,7 +360,7 @@ impl<'a> LocalRunner<'a> {
         };
         match self.moment.get_or_init(|| self.look_at_clock()) {
             Some(moment) => ProbeOutput::Samples(self.samples.add(pattern, keep, *moment, files)),
-            None => failed(FailureKind::Unparseable, format!("{pattern}: /proc/uptime does not say how long")),
+            None => failed(FailureKind::Unparseable, format!("{pattern}: cannot parse /proc/uptime")),
         }
     }
 
@@ -404,13 +404,13 @@ impl ProbeRunner for LocalRunner<'_> {
         // The driver helper tracks its own hangs.
         let hanging = (!matches!(probe, Probe::Gpu { .. })).then(|| self.abandoned.hanging(&what)).flatten();
         if let Some(pid) = hanging {
-            return failed(FailureKind::Abandoned, format!("{what}: process {pid} still hangs from an earlier try"));
+            return failed(FailureKind::Abandoned, format!("{what}: process {pid} still hangs from an earlier attempt"));
         }
         match probe {
             Probe::Exec { program, args, timeout } => self.exec(program, args, *timeout),
             Probe::ExecWhere { path, program, args, timeout } => match reading::below(&self.root, path).try_exists() {
                 Ok(true) => self.exec(program, args, *timeout),
-                Ok(false) => failed(FailureKind::Missing, format!("{path} is not there")),
+                Ok(false) => failed(FailureKind::Missing, format!("{path} does not exist")),
                 Err(error) => failed(kind_of(&error), format!("{path}: {error}")),
             },
             Probe::Sampled { pattern, keep } => self.sample(pattern, *keep),
@@ -444,9 +444,9 @@ fn no_answer(probe: &Probe, why: NoAnswer) -> ProbeOutput {
     match why {
         NoAnswer::Hangs => {
             let limit = Span::from_millis(time_for(probe).as_millis() as i64);
-            failed(FailureKind::TimedOut, format!("{what}: no answer within {limit}; it was left behind"))
+            failed(FailureKind::TimedOut, format!("{what}: no answer within {limit}; the read was abandoned"))
         }
-        NoAnswer::NoThread => failed(FailureKind::Failed, format!("{what}: the reading came to nothing")),
+        NoAnswer::NoThread => failed(FailureKind::Failed, format!("{what}: the reader thread failed")),
     }
 }
 

@@ -63,7 +63,7 @@ impl Reader {
                 return dcgm::health(&self.library, address).map_or_else(ProbeOutput::Failed, ProbeOutput::Text);
             }
             Probe::Exec { .. } | Probe::ExecWhere { .. } | Probe::Builtin { .. } | Probe::Sampled { .. } => {
-                return failed(FailureKind::Failed, "this is no probe that reads");
+                return failed(FailureKind::Failed, "not a reading probe");
             }
         };
         done.unwrap_or_else(|error| match error.kind() {

@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(samples[1].gone, ["/sys/b/count"]);
         let samples = look(folder.path(), 2400, &[("/sys/a/count", "2")]);
         assert_eq!(samples.len(), 1, "older than half an hour");
-        assert_eq!(samples[0].files.len(), 1, "the first look has everything in it");
+        assert_eq!(samples[0].files.len(), 1, "the first sample is complete");
     }
 
     #[test]
@@ -230,7 +230,7 @@ mod tests {
         let ten_days = 14_400;
         pass(ten_days, &["/a"]);
         let kept = load(folder.path()).unwrap();
-        assert_eq!(kept.keys().collect::<Vec<_>>(), ["/a"], "nobody asks for the other any more");
+        assert_eq!(kept.keys().collect::<Vec<_>>(), ["/a"], "no check queries the other any more");
     }
 
     #[test]

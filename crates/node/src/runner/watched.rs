@@ -175,7 +175,7 @@ mod tests {
         let answers = read_all(&probes, limit, make.clone(), || false);
         assert_eq!(answers, [text("a"), Err(NoAnswer::Hangs), text("b")]);
         let answers = read_all(&probes, limit, make, || true);
-        assert_eq!(answers, [text("a"), Err(NoAnswer::Hangs)], "told to stop");
+        assert_eq!(answers, [text("a"), Err(NoAnswer::Hangs)], "stop requested");
         drop(free);
     }
 

@@ -14,11 +14,11 @@ pub fn describe(probe: &Probe) -> String {
         Probe::Links { pattern } => format!("follow {pattern}"),
         Probe::Sampled { pattern, .. } => format!("watch {pattern}"),
         Probe::Kmsg => "read the kernel log".to_owned(),
-        Probe::Processes => "look at the processes".to_owned(),
-        Probe::ClockDiscipline => "look at the clock".to_owned(),
+        Probe::Processes => "list processes".to_owned(),
+        Probe::ClockDiscipline => "read the clock state".to_owned(),
         // Independent of the fields: a driver that hangs for one query hangs for all.
         Probe::Gpu { .. } => ASK.to_owned(),
-        Probe::DcgmHealth { address } => format!("ask DCGM at {address}"),
+        Probe::DcgmHealth { address } => format!("query DCGM at {address}"),
         Probe::Exec { program, args, .. } | Probe::ExecWhere { program, args, .. } => name_of(program, args),
         Probe::Builtin { test, .. } => format!("test {test}"),
     }

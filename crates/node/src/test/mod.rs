@@ -16,11 +16,11 @@ use crate::{
 
 #[derive(Debug, thiserror::Error)]
 pub enum TestError {
-    #[error("there is no test or suite `{name}`; there are: {known}")]
+    #[error("unknown test or suite `{name}`; known: {known}")]
     NoSuchTest { name: String, known: String },
     #[error("`{name}` is a check that only reads: `doctor-node check {name}`")]
     IsQuick { name: String },
-    #[error("--level is for the test `dcgm`, which is not among those that were named")]
+    #[error("--level is for the test `dcgm`, which is not among the named tests")]
     NoLevels,
     #[error(transparent)]
     Check(#[from] CheckError),
@@ -34,7 +34,7 @@ pub struct Setting {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("`{0}` is no setting; write NAME=VALUE, such as `pattern_time=30s` or `mounts=[\"/data\"]`")]
+#[error("`{0}` is not a setting; expected NAME=VALUE, such as `pattern_time=30s` or `mounts=[\"/data\"]`")]
 pub struct BadSetting(String);
 
 impl FromStr for Setting {

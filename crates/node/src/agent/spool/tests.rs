@@ -43,7 +43,7 @@ fn send(spool: &mut Spool) -> Option<Next> {
 fn numbers(spool: &mut Spool) -> Vec<u64> {
     let one = |next| match next {
         Next::Report(report) => report.number,
-        Next::Lost { .. } => panic!("nothing was to be lost"),
+        Next::Lost { .. } => panic!("no report may be lost"),
     };
     std::iter::from_fn(|| send(spool)).map(one).collect()
 }
@@ -124,7 +124,7 @@ fn what_is_being_sent_is_not_called_lost() {
     }
     assert_eq!(spool.lost(), 3);
     let again = Spool::open(directory.path(), PLENTY).unwrap();
-    assert_eq!((again.len(), again.lost()), (2, 3), "nor by whoever comes after a crash");
+    assert_eq!((again.len(), again.lost()), (2, 3), "nor by the process after a crash");
     assert!(matches!(&flying, Next::Report(report) if report.number == first));
     spool.taken(&flying);
     assert!(matches!(send(&mut spool), Some(Next::Lost { dropped, .. }) if dropped.reports == 3));

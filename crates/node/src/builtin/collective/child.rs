@@ -48,7 +48,7 @@ impl Worker {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (Some(input), Some(words), Some(log)) = pipes else {
-            return Err(io::Error::other("a process without pipes"));
+            return Err(io::Error::other("the child process has no pipes"));
         };
         let (said, logged, last) = (queue.clone(), queue.clone(), queue.clone());
         // Both pipes must be read to their end before the worker counts as ended: its log is judged then.
@@ -130,7 +130,7 @@ impl Shown {
         self.bytes += line.len() + 1;
         eprintln!("{line}");
         if self.bytes > KEPT_LOG {
-            eprintln!("the rest of NCCL's log is not kept");
+            eprintln!("NCCL's log is truncated here");
         }
     }
 }

@@ -91,7 +91,7 @@ impl<'a> Conduct<'a> {
             ProbeFailure::new(kind, error.to_string())
         })?;
         let worker = Worker::start(order, &queue).map_err(|error| {
-            ProbeFailure::new(FailureKind::Failed, format!("the worker cannot be started: {error}"))
+            ProbeFailure::new(FailureKind::Failed, format!("cannot start the worker: {error}"))
         })?;
         Ok(Self {
             order,
@@ -155,7 +155,7 @@ impl<'a> Conduct<'a> {
             News::FirstGone(why) => {
                 self.first_gone = true;
                 self.failure.get_or_insert_with(|| {
-                    ProbeFailure::new(FailureKind::Failed, format!("the first node went away: {why}"))
+                    ProbeFailure::new(FailureKind::Failed, format!("lost the connection to the first node: {why}"))
                 });
                 return Some(Down::Stop(why));
             }
@@ -223,7 +223,7 @@ impl<'a> Conduct<'a> {
             }
             Down::Go(step) => self.worker.tell(&Told::Go(step)),
             Down::Stop(why) => {
-                eprintln!("the test is ended: {why}");
+                eprintln!("ending the test: {why}");
                 self.stopping.get_or_insert_with(Instant::now);
                 self.worker.tell(&Told::Stop);
             }
@@ -249,7 +249,7 @@ impl<'a> Conduct<'a> {
         }
         self.reported = true;
         if self.opened.is_none() && self.stopping.is_none() {
-            let text = "the worker ended before it had looked at the GPUs; its last words are in the log";
+            let text = "the worker exited before it reported its GPUs; see the log";
             self.failure.get_or_insert_with(|| ProbeFailure::new(FailureKind::Failed, text));
         }
         self.complete();
@@ -265,7 +265,7 @@ impl<'a> Conduct<'a> {
             // The log of an aborted test is incomplete.
             Err(why) => (!broken).then(|| why.to_string()),
         };
-        let text = "its worker ended early".to_owned();
+        let text = "its worker exited early".to_owned();
         let report = NodeReport { node: self.name.clone(), gpus, other_way };
         // A node that ends unasked stops the others; an earlier reason stays.
         let stop = if broken { self.up(Up::Broken(text)) } else { None };
@@ -281,9 +281,9 @@ impl<'a> Conduct<'a> {
             let rank = first + index as u32;
             if self.gpus.iter().all(|report| report.rank != rank) {
                 let broken = match (&crashed, self.stopping) {
-                    (Some(how), _) => Broken::Failed(format!("its worker was ended by {how}")),
+                    (Some(how), _) => Broken::Failed(format!("its worker was killed by {how}")),
                     (None, Some(_)) => Broken::Stopped,
-                    (None, None) => Broken::Failed("its worker ended without a word of it".to_owned()),
+                    (None, None) => Broken::Failed("its worker exited without a report".to_owned()),
                 };
                 self.gpus.push(GpuReport {
                     rank,
@@ -312,7 +312,7 @@ impl<'a> Conduct<'a> {
     fn look_at_clock(&mut self) -> Result<Option<Outcome>, ProbeFailure> {
         if self.stop.told() == Some(StopWhy::Signal) {
             self.worker.kill();
-            return Err(ProbeFailure::new(FailureKind::Killed, "told to stop"));
+            return Err(ProbeFailure::new(FailureKind::Killed, "stopped by a signal"));
         }
         if self.stopping.is_some_and(|since| since.elapsed() > LAST_WORDS) && !self.ended {
             // It hangs in a library or in the driver.
@@ -323,7 +323,7 @@ impl<'a> Conduct<'a> {
             return self.without_last_words();
         }
         let why = if self.began.elapsed() > self.order.timeout.to_std() {
-            Some(format!("the test was not done within {}; give it more `timeout`", self.order.timeout))
+            Some(format!("the test did not finish within {}; increase `timeout`", self.order.timeout))
         } else {
             self.who_is_late()
         };
@@ -345,7 +345,7 @@ impl<'a> Conduct<'a> {
             let named: Vec<_> = missing.iter().map(|node| place.words(*node as u32)).collect();
             let came = place.nodes as usize - missing.len();
             return (self.began.elapsed() > gather.to_std()).then(|| {
-                format!("{} never came within {gather}; {came} of {} nodes were there", named.join(", "), place.nodes)
+                format!("{} did not join within {gather}; {came} of {} nodes joined", named.join(", "), place.nodes)
             });
         }
         let late = steps.late();
@@ -356,7 +356,7 @@ impl<'a> Conduct<'a> {
         let since = *self.waiting.get_or_insert_with(Instant::now);
         let named: Vec<_> = late.iter().map(|node| steps.words(*node)).collect();
         (since.elapsed() > stall.to_std() + BEYOND_STALL)
-            .then(|| format!("{} did not come to the next step within {stall}", named.join(", ")))
+            .then(|| format!("{} did not reach the next step within {stall}", named.join(", ")))
     }
 
     /// Some nodes have not reported. The first node ends the test for the others.
@@ -365,13 +365,13 @@ impl<'a> Conduct<'a> {
             let silent = steps.silent();
             silent
                 .into_iter()
-                .flat_map(|node| steps.gone(node, "it said nothing more after it was told to stop"))
+                .flat_map(|node| steps.gone(node, "no report after the stop request"))
                 .collect()
         });
         match down {
             Some(down) => self.obey(down),
             None => Err(self.failure.take().unwrap_or_else(|| {
-                ProbeFailure::new(FailureKind::TimedOut, "the first node did not say how the test ended")
+                ProbeFailure::new(FailureKind::TimedOut, "the first node sent no result")
             })),
         }
     }

@@ -15,7 +15,7 @@ use super::{
 pub fn lets_in(bytes: &[u8]) -> bool {
     let Some((nonce, rest)) = bytes.split_first_chunk::<NONCE_BYTES>() else { return false };
     let (mut reading, _) =
-        seal::channels((rest, io::sink()), b"what nobody knows", &[7; NONCE_BYTES], nonce, End::Listens);
+        seal::channels((rest, io::sink()), b"an unknown secret", &[7; NONCE_BYTES], nonce, End::Listens);
     reading.read::<Hello>().is_ok()
 }
 

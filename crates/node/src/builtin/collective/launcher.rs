@@ -37,19 +37,19 @@ impl std::fmt::Debug for Place {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NoPlace {
-    #[error("the job does not say {what}; set {variables}, or --set {example}")]
+    #[error("{what} is unknown; set {variables}, or --set {example}")]
     Missing { what: &'static str, variables: &'static str, example: &'static str },
-    #[error("{variable} is `{value}`, which is no {what}")]
+    #[error("{variable} is `{value}`, which is not a valid {what}")]
     NoNumber { variable: String, value: String, what: &'static str },
     #[error("rank {rank} of {nodes} nodes: ranks are counted from 0")]
     RankTooLarge { rank: u32, nodes: u32 },
-    #[error("the list of nodes `{list}` is not understood: {why}")]
+    #[error("cannot parse the node list `{list}`: {why}")]
     Names { list: String, why: String },
-    #[error("the secret cannot be read from {path}: {why}")]
+    #[error("cannot read the secret from {path}: {why}")]
     SecretFile { path: String, why: String },
     #[error(
-        "the nodes of a job need a secret of {LEAST_SECRET} characters at least, the same on all: in \
-         DOCTOR_RENDEZVOUS_SECRET, or in the file that `secret_file` or DOCTOR_RENDEZVOUS_SECRET_FILE names"
+        "no secret of at least {LEAST_SECRET} characters: set the same one on all nodes in DOCTOR_RENDEZVOUS_SECRET or \
+         in the file that `secret_file` or DOCTOR_RENDEZVOUS_SECRET_FILE names"
     )]
     NoSecret,
 }
@@ -72,12 +72,12 @@ impl Place {
                 .transpose(),
         };
         let rank = number(job.rank, &RANKS, "rank")?.ok_or(NoPlace::Missing {
-            what: "which node this is",
-            variables: "DOCTOR_RANK, or start it by srun or as an Indexed Job",
+            what: "the rank of this node",
+            variables: "DOCTOR_RANK, or use srun or an Indexed Job",
             example: "rank=0",
         })?;
         let nodes = number(job.nodes, &NODES, "number of nodes")?.ok_or(NoPlace::Missing {
-            what: "how many nodes it has",
+            what: "the number of nodes",
             variables: "DOCTOR_NODES",
             example: "nodes=4",
         })?;
@@ -87,7 +87,7 @@ impl Place {
         let names = names(job, variable)?;
         let address = job.address.clone().or_else(|| variable("DOCTOR_RENDEZVOUS")).or_else(|| names.first().cloned());
         let address = address.ok_or(NoPlace::Missing {
-            what: "where its first node is",
+            what: "the address of the first node",
             variables: "DOCTOR_RENDEZVOUS",
             example: "address=node01:29481",
         })?;

@@ -84,7 +84,7 @@ impl Link {
         self.with_steps(|steps| {
             let mut tell = steps.stop(why);
             for node in steps.missing() {
-                tell.extend(steps.gone(node, "it never came"));
+                tell.extend(steps.gone(node, "it did not join"));
             }
             tell
         })
@@ -129,16 +129,16 @@ impl First {
     fn came(&mut self, hello: &Hello, reading: Reading, mut writing: Writing) {
         let (node, nodes) = (hello.rank as usize, self.peers.len());
         let refused = if hello.nodes as usize != nodes {
-            Some(format!("the first node waits for {nodes} nodes, and this one is of a job of {}", hello.nodes))
+            Some(format!("the first node expects {nodes} nodes, this node expects {}", hello.nodes))
         } else if self.steps.is_stopped() || !self.steps.came(node, &hello.name) {
-            Some(format!("{} is there already, or the test has ended", self.steps.words(node)))
+            Some(format!("{} has already joined, or the test has ended", self.steps.words(node)))
         } else {
             None
         };
         let welcome = refused.clone().map_or(Welcome::In, Welcome::Refused);
         let written = writing.write(&welcome).and_then(|()| Ok(rendezvous::unhurried(&reading)?));
         if let Some(text) = refused {
-            eprintln!("node {} was sent away: {text}", hello.name);
+            eprintln!("node {} was rejected: {text}", hello.name);
             return;
         }
         let queue = self.queue.clone();

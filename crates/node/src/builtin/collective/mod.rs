@@ -40,10 +40,10 @@ pub(super) use worker::{WORK, work};
 pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
     let order = args.into_iter().next().and_then(|text| serde_json::from_str::<CollectiveOrder>(text.to_str()?).ok());
     let Some(order) = order else {
-        return Err(ProbeFailure::new(FailureKind::Unparseable, "the order of the collective test is not understood"));
+        return Err(ProbeFailure::new(FailureKind::Unparseable, "cannot parse the parameters of the collective test"));
     };
     let stop = Stop::on_signals()
-        .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot watch for signals: {error}")))?;
+        .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot install signal handlers: {error}")))?;
     if !order.nccl_tests.is_empty() {
         return tool::run(&order, &stop);
     }

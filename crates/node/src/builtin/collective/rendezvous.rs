@@ -40,13 +40,13 @@ const HUNG_UP: [io::ErrorKind; 3] =
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NoRendezvous {
-    #[error("the first node cannot listen at {address}: {source}")]
+    #[error("cannot listen at {address}: {source}")]
     Listen { address: String, source: io::Error },
     #[error("the first node at {address} was not reached within {within}: {last}")]
     NotReached { address: String, within: Span, last: String },
-    #[error("the first node at {address} refused this one: {text}")]
+    #[error("the first node at {address} rejected this node: {text}")]
     Refused { address: String, text: String },
-    #[error("told to stop")]
+    #[error("stopped by a signal")]
     Stopped,
 }
 
@@ -79,7 +79,7 @@ pub(super) fn listen(place: &Place, news: &Sender<News>) -> Result<(), NoRendezv
                     Ok((hello, reading, writing)) => drop(news.send(News::Came { hello, reading, writing })),
                     Err(error) => {
                         let from = from.map_or_else(|_| "somewhere".to_owned(), |from| from.to_string());
-                        eprintln!("a connection from {from} was not taken: {error}");
+                        eprintln!("rejected a connection from {from}: {error}");
                     }
                 }
                 strangers.fetch_sub(1, Ordering::SeqCst);
@@ -142,7 +142,7 @@ pub(super) fn join(place: &Place, name: &str, within: Span, stop: &Stop) -> Resu
                 return Err(NoRendezvous::Refused { address: place.address.clone(), text });
             }
             Err(SealError::Io(error)) if HUNG_UP.contains(&error.kind()) => {
-                hung_up = Some("it hung up; is the secret the same there?".to_owned());
+                hung_up = Some("it closed the connection; is the secret the same on both nodes?".to_owned());
                 error.to_string()
             }
             Err(error) => error.to_string(),

@@ -32,11 +32,11 @@ pub(super) type Nonce = [u8; NONCE_BYTES];
 pub(super) enum SealError {
     #[error("{0}")]
     Io(#[from] io::Error),
-    #[error("the seal does not fit: the other side has another secret, or is something else")]
+    #[error("message authentication failed: the peer has another secret, or is not doctor-node")]
     WrongSeal,
     #[error("a message of {0} bytes is too long")]
     TooLong(u32),
-    #[error("a message is not understood: {0}")]
+    #[error("cannot parse a message: {0}")]
     Malformed(#[from] serde_json::Error),
 }
 
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn nothing_made_up_changed_repeated_left_out_or_sent_back_is_taken() {
         assert!(is_refused(&written(b"another secret..", End::Comes, &["one"])));
-        assert!(is_refused(&written(SECRET, End::Listens, &["one"])), "its own words sent back");
+        assert!(is_refused(&written(SECRET, End::Listens, &["one"])), "its own message sent back");
         let bytes = written(SECRET, End::Comes, &["one", "two"]);
         for place in 4..bytes.len() / 2 {
             let mut changed = bytes.clone();

@@ -102,7 +102,7 @@ impl Steps {
         let mut tell = if member.report.is_some() {
             Vec::new()
         } else {
-            let text = format!("it went away: {why}");
+            let text = format!("disconnected: {why}");
             let gpu = GpuReport {
                 rank: u32::MAX,
                 gpu: "?".to_owned(),
@@ -206,7 +206,7 @@ mod tests {
         assert!(steps.hear(1, Up::At(0)).is_empty() && steps.hear(0, Up::At(0)).is_empty());
         assert_eq!(steps.late(), [2]);
         assert_eq!(steps.hear(2, Up::At(0)), [Tell::All(Down::Go(0))]);
-        assert!(steps.late().is_empty(), "nobody waits for anybody");
+        assert!(steps.late().is_empty(), "no node waits for another");
         assert!(steps.hear(2, Up::At(1)).is_empty());
         assert_eq!(steps.late(), [0, 1]);
     }
@@ -228,7 +228,7 @@ mod tests {
     fn one_that_goes_away_is_named_and_the_others_come_to_an_end() {
         let mut steps = opened(2);
         let told = steps.gone(1, "connection reset");
-        assert_eq!(told, [Tell::All(Down::Stop("rank 1 (n1): it went away: connection reset".to_owned()))]);
+        assert_eq!(told, [Tell::All(Down::Stop("rank 1 (n1): disconnected: connection reset".to_owned()))]);
         assert!(steps.gone(1, "again").is_empty());
         let told = steps.hear(0, Up::Report(report(0)));
         let [Tell::All(Down::All { reports, why: Some(why) })] = &told[..] else { panic!("{told:?}") };

@@ -40,7 +40,7 @@ pub(super) fn run(order: &CollectiveOrder, stop: &Stop) -> Result<Measurements, 
         (exit, _) => return Err(ended_badly(exit, &stderr)),
     };
     if tests.wrong > 0 {
-        let text = format!("{} elements are not the sum, by all_reduce_perf", tests.wrong);
+        let text = format!("{} elements are not the sum, according to all_reduce_perf", tests.wrong);
         said.events.push(Event::seen("collective-wrong", Entity::node(), text));
     }
     let log = NcclLog::read(&format!("{stdout}\n{stderr}"));
@@ -78,7 +78,7 @@ type Ran = (Option<i32>, String, String);
 
 fn ran(order: &CollectiveOrder, gpus: u32, stop: &Stop) -> Result<Ran, ProbeFailure> {
     let Some((program, rest)) = order.nccl_tests.split_first() else {
-        return Err(ProbeFailure::new(FailureKind::Missing, "no program is named"));
+        return Err(ProbeFailure::new(FailureKind::Missing, "`nccl_tests` names no program"));
     };
     // Under a launcher each process has one GPU.
     let each = if rest.is_empty() { gpus } else { 1 };
@@ -99,16 +99,16 @@ fn ran(order: &CollectiveOrder, gpus: u32, stop: &Stop) -> Result<Ran, ProbeFail
             let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
             Ok((status.code(), text(stdout), text(stderr)))
         }
-        Ok(Ended::TimedOut) => Err(failed(FailureKind::TimedOut, format!("not done within {}", order.timeout))),
+        Ok(Ended::TimedOut) => Err(failed(FailureKind::TimedOut, format!("did not finish within {}", order.timeout))),
         Ok(Ended::TooLong) => Err(failed(FailureKind::TooLong, format!("it printed more than {MOST_BYTES} bytes"))),
         Ok(Ended::Stopped(StopWhy::Signal | StopWhy::TimeLimit)) => {
-            Err(failed(FailureKind::Killed, "told to stop".to_owned()))
+            Err(failed(FailureKind::Killed, "stopped by a signal".to_owned()))
         }
         Ok(Ended::Unkillable { pid, .. }) => {
             Err(failed(FailureKind::Abandoned, format!("process {pid} cannot be killed and was left behind")))
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            Err(failed(FailureKind::Missing, "there is no such program".to_owned()))
+            Err(failed(FailureKind::Missing, "program not found".to_owned()))
         }
         Err(error) => Err(failed(FailureKind::Failed, error.to_string())),
     }

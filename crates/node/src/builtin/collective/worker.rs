@@ -38,7 +38,7 @@ pub(in crate::builtin) fn work(args: &[OsString]) -> ExitCode {
     let _killed_with_it = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     let order = args.first().and_then(|text| serde_json::from_str::<CollectiveOrder>(text.to_str()?).ok());
     let Some(order) = order else {
-        eprintln!("{WORK} is for doctor-node itself");
+        eprintln!("{WORK} is internal to doctor-node");
         return ExitCode::FAILURE;
     };
     if let Err(failure) = add_up(&order) {
@@ -99,10 +99,10 @@ fn listen(ranks: &Ranks, gate: &Gate, begin: mpsc::Sender<Begin>) {
 
 fn task(order: &CollectiveOrder, begin: &Begin) -> Result<Task, ProbeFailure> {
     let wrong = |text: &str| ProbeFailure::new(FailureKind::Unparseable, text);
-    let id = id(&begin.id).ok_or_else(|| wrong("the place to meet that the first node named is none of NCCL's"))?;
+    let id = id(&begin.id).ok_or_else(|| wrong("the first node sent an invalid NCCL id"))?;
     let sizes = order.sizes(begin.room);
     if sizes.is_empty() {
-        let text = format!("no message fits: {} bytes of GPU memory are free for one of {}", begin.room, order.least);
+        let text = format!("not enough GPU memory: {} bytes free, smallest message {} bytes", begin.room, order.least);
         return Err(ProbeFailure::new(FailureKind::Failed, text));
     }
     Ok(Task { id, first_rank: begin.first_rank, ranks: begin.ranks, sizes, stall: order.stall.to_std() })

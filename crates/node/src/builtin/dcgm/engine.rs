@@ -76,7 +76,7 @@ impl Address {
         let with_port = text.to_socket_addrs().ok().and_then(|mut all| all.next());
         let address = with_port.or_else(|| (text, DEFAULT_PORT).to_socket_addrs().ok()?.next());
         address.map(Self::Tcp).ok_or_else(|| {
-            let text = format!("`{text}` is no address of a host engine; write 127.0.0.1:5555 or unix:///PATH");
+            let text = format!("`{text}` is not a host engine address; expected 127.0.0.1:5555 or unix:///PATH");
             ProbeFailure::new(FailureKind::Failed, text)
         })
     }
@@ -130,7 +130,7 @@ impl Engine {
     /// If there is none and none can be started.
     pub(super) fn at(address: &Address, running: Option<u32>, dcgmi: &Path, stop: &Stop) -> Result<Self, ProbeFailure> {
         if address.answers() {
-            eprintln!("a host engine runs already and is asked");
+            eprintln!("using the running host engine");
             return Ok(Self::Theirs);
         }
         let failed = |text: String| ProbeFailure::new(FailureKind::Failed, text);
@@ -142,7 +142,7 @@ impl Engine {
             return Err(failed(text));
         }
         if !address.is_here() {
-            return Err(failed("no host engine answers there, and one is started on this machine only".to_owned()));
+            return Err(failed("no host engine answers there; the test starts one only on this machine".to_owned()));
         }
         let beside = dcgmi.parent().unwrap_or_else(|| Path::new("/"));
         let engine = Program::find(&beside.join(ENGINE).to_string_lossy(), &[]).or_else(|| Program::find(ENGINE, &[]));
@@ -151,10 +151,10 @@ impl Engine {
             ProbeFailure::new(FailureKind::Missing, text)
         };
         let mut kept = Kept::start(&engine.ok_or_else(missing)?, address)
-            .map_err(|error| failed(format!("the keeper of {ENGINE} cannot be started: {error}")))?;
+            .map_err(|error| failed(format!("cannot start the keeper process of {ENGINE}: {error}")))?;
         match kept.wait_for(address, stop) {
             Ok(()) => {
-                eprintln!("no host engine ran: ours does until the test ends");
+                eprintln!("started a host engine for this test");
                 Ok(Self::Ours(kept))
             }
             Err(failure) => {
@@ -189,10 +189,10 @@ impl Kept {
                 return Ok(());
             }
             if stop.told().is_some() {
-                return Err(ProbeFailure::new(FailureKind::Killed, "told to stop"));
+                return Err(ProbeFailure::new(FailureKind::Killed, "stopped by a signal"));
             }
             if !matches!(self.keeper.try_wait(), Ok(None)) {
-                let text = format!("{ENGINE} ended before it answered; the log has what it said");
+                let text = format!("{ENGINE} ended before it answered; see its output in the log");
                 return Err(ProbeFailure::new(FailureKind::Failed, text));
             }
             if begun.elapsed() > START {
@@ -208,7 +208,7 @@ impl Kept {
         let begun = Instant::now();
         while matches!(self.keeper.try_wait(), Ok(None)) {
             if begun.elapsed() > patience {
-                eprintln!("{ENGINE} takes its time to end; its keeper sees to it");
+                eprintln!("{ENGINE} is still stopping; its keeper process waits for it");
                 return;
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -259,7 +259,7 @@ fn engine_in(folder: &Path, engine: &Program, arguments: &[OsString]) -> io::Res
             break;
         }
         if child::has_exited(&running)? {
-            eprintln!("{ENGINE} ended by itself");
+            eprintln!("{ENGINE} exited unexpectedly");
             break;
         }
     }

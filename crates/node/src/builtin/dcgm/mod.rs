@@ -52,10 +52,10 @@ pub(super) fn run(args: Vec<OsString>) -> ProbeOutput {
 fn diagnose(args: Vec<OsString>) -> Result<ProbeOutput, ProbeFailure> {
     let order = args.into_iter().next().and_then(|text| serde_json::from_str::<DcgmOrder>(text.to_str()?).ok());
     let Some(order) = order else {
-        return Err(ProbeFailure::new(FailureKind::Unparseable, "the order of the DCGM test is not understood"));
+        return Err(ProbeFailure::new(FailureKind::Unparseable, "cannot parse the parameters of the DCGM test"));
     };
     let stop = Stop::on_signals()
-        .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot watch for signals: {error}")))?;
+        .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot install signal handlers: {error}")))?;
     let dcgmi = Program::find(&order.program, &[]).ok_or_else(|| {
         let text = format!("{} is not installed; it comes with DCGM (`datacenter-gpu-manager`)", order.program);
         ProbeFailure::new(FailureKind::Missing, text)
@@ -64,7 +64,7 @@ fn diagnose(args: Vec<OsString>) -> Result<ProbeOutput, ProbeFailure> {
     let state = env::var_os(STATE_VARIABLE).map(PathBuf::from);
     let left = state.as_deref().map_or_else(AbandonedProbes::of_this_process, AbandonedProbes::kept_in);
     if let Some(pid) = left.hanging(WHAT) {
-        let text = format!("process {pid} of an earlier diagnosis still hangs; another is not begun beside it");
+        let text = format!("process {pid} of an earlier diagnosis still hangs; no other is started");
         return Err(ProbeFailure::new(FailureKind::Abandoned, text));
     }
     let running = look_around(&order, &stop, state.as_deref())?;
@@ -85,7 +85,7 @@ fn look_around(order: &DcgmOrder, stop: &Stop, state: Option<&Path>) -> Result<O
         match runner.run(&Probe::gpu(&preconditions::FIELDS)) {
             ProbeOutput::Gpus(answer) => preconditions::are_met(&answer, &root)?,
             ProbeOutput::Failed(failure) => return Err(failure),
-            _ => return Err(ProbeFailure::new(FailureKind::Unparseable, "the answer is not one about GPUs")),
+            _ => return Err(ProbeFailure::new(FailureKind::Unparseable, "unexpected answer to the GPU query")),
         }
     }
     match runner.run(&Probe::Processes) {
@@ -122,20 +122,20 @@ fn ask(dcgmi: &Program, order: &DcgmOrder, stop: &Stop, left: &AbandonedProbes) 
         }),
         Ok(Ended::TimedOut) => {
             let text = format!(
-                "the diagnosis at level {level} did not end within {} and was stopped; give it more `timeout`, or \
-                 look for a GPU that hangs",
+                "the diagnosis at level {level} did not end within {} and was stopped; increase `timeout`, or \
+                 look for a hung GPU",
                 order.timeout
             );
             failed(FailureKind::TimedOut, text)
         }
         Ok(Ended::TooLong) => failed(FailureKind::TooLong, format!("dcgmi printed more than {MOST_BYTES} bytes")),
         Ok(Ended::Stopped(StopWhy::Signal | StopWhy::TimeLimit)) => {
-            failed(FailureKind::Killed, "told to stop".to_owned())
+            failed(FailureKind::Killed, "stopped by a signal".to_owned())
         }
         Ok(Ended::Unkillable { pid, child }) => {
             left.add(WHAT, pid, child);
             failed(FailureKind::Abandoned, format!("dcgmi hangs in the kernel and was left behind as process {pid}"))
         }
-        Err(error) => failed(FailureKind::Failed, format!("dcgmi cannot be started: {error}")),
+        Err(error) => failed(FailureKind::Failed, format!("cannot start dcgmi: {error}")),
     }
 }

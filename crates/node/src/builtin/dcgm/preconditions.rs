@@ -22,14 +22,14 @@ pub(super) fn are_met(answer: &GpuAnswer, root: &Path) -> Result<(), ProbeFailur
         return Err(failure.clone());
     }
     if answer.gpus.is_empty() {
-        let text = format!("the driver knows no GPU, the PCI bus has {}", answer.on_pci.len());
+        let text = format!("the driver lists no GPU, the PCI bus has {}", answer.on_pci.len());
         return Err(ProbeFailure::new(FailureKind::Failed, text));
     }
     let unmet: Vec<String> = answer.gpus.iter().flat_map(|gpu| unmet(gpu, root)).collect();
     if unmet.is_empty() {
         return Ok(());
     }
-    let text = format!("the GPUs are not ready for it: {}", unmet.join("; "));
+    let text = format!("preconditions not met: {}", unmet.join("; "));
     Err(ProbeFailure::new(FailureKind::Failed, text))
 }
 
@@ -38,8 +38,8 @@ fn unmet(gpu: &Gpu, root: &Path) -> Vec<String> {
     let mut unmet = Vec::new();
     match gpu.get(MIG) {
         Some(Reading::Number(0.0) | Reading::NotSupported) => {}
-        Some(Reading::Number(_)) => unmet.push(format!("`mig-off`: {part} is divided by MIG")),
-        other => unmet.push(format!("`mig-off`: whether {part} is divided by MIG cannot be told ({})", why(other))),
+        Some(Reading::Number(_)) => unmet.push(format!("`mig-off`: {part} has MIG enabled")),
+        other => unmet.push(format!("`mig-off`: MIG mode of {part} unknown ({})", why(other))),
     }
     let users: Vec<String> = gpu
         .numbered("process", "pid")
@@ -52,7 +52,7 @@ fn unmet(gpu: &Gpu, root: &Path) -> Vec<String> {
         // The driver uses this name only if it has no list.
         None if users.is_empty() => {}
         None => unmet.push(format!("`gpus-free`: {part} is used by {}", users.join(", "))),
-        other => unmet.push(format!("`gpus-free`: whether {part} is used cannot be told ({})", why(other))),
+        other => unmet.push(format!("`gpus-free`: use of {part} unknown ({})", why(other))),
     }
     unmet
 }
@@ -60,7 +60,7 @@ fn unmet(gpu: &Gpu, root: &Path) -> Vec<String> {
 fn why(reading: Option<&Reading>) -> String {
     match reading {
         Some(Reading::Failed { text, .. }) => text.clone(),
-        _ => "the driver does not say".to_owned(),
+        _ => "not reported by the driver".to_owned(),
     }
 }
 
@@ -95,10 +95,10 @@ mod tests {
         let busy = said(&[off.clone(), ("process.0.pid", Reading::Number(us))]).unwrap();
         assert!(busy.contains("`gpus-free`: gpu:0000:18:00.0 is used by process") && busy.contains(" ("), "{busy}");
         let divided = said(&[(MIG, Reading::Number(1.0))]).unwrap();
-        assert!(divided.contains("`mig-off`: gpu:0000:18:00.0 is divided"), "{divided}");
+        assert!(divided.contains("`mig-off`: gpu:0000:18:00.0 has MIG enabled"), "{divided}");
         let lost = || Reading::Failed { code: 15, text: "GPU is lost".to_owned() };
         let both = said(&[(MIG, lost()), (PROCESSES, lost())]).unwrap();
-        assert!(both.contains("divided by MIG cannot be told (GPU is lost); `gpus-free`"), "{both}");
-        assert!(said(&[off, (PROCESSES, Reading::NotSupported)]).unwrap().contains("cannot be told"));
+        assert!(both.contains("MIG mode of gpu:0000:18:00.0 unknown (GPU is lost); `gpus-free`"), "{both}");
+        assert!(said(&[off, (PROCESSES, Reading::NotSupported)]).unwrap().contains("unknown ("));
     }
 }

@@ -35,10 +35,10 @@ const BOGUS: &str = "doctor-none0";
 pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
     let order = args.into_iter().next().and_then(|text| serde_json::from_str::<FabricOrder>(text.to_str()?).ok());
     let Some(order) = order else {
-        return Err(ProbeFailure::new(FailureKind::Unparseable, "the order of the fabric test is not understood"));
+        return Err(ProbeFailure::new(FailureKind::Unparseable, "cannot parse the parameters of the fabric test"));
     };
     let stop = Stop::on_signals()
-        .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot watch for signals: {error}")))?;
+        .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot install signal handlers: {error}")))?;
     let found = ports::find(&order, &stop)?;
     let left = env::var_os(STATE_VARIABLE)
         .map_or_else(AbandonedProbes::of_this_process, |directory| AbandonedProbes::kept_in(Path::new(&directory)));
@@ -60,7 +60,7 @@ pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
             test.seen.unread.push(failure);
         }
         if stop.told().is_some() {
-            return Err(ProbeFailure::new(FailureKind::Killed, "told to stop"));
+            return Err(ProbeFailure::new(FailureKind::Killed, "stopped by a signal"));
         }
     }
     test.compare();
@@ -89,7 +89,7 @@ impl Test<'_> {
             }
             if self.begun.elapsed() > self.order.timeout.to_std() {
                 let (entity, timeout) = (port.entity(), self.order.timeout);
-                let text = format!("{entity} was not begun within {timeout}; give the test more `timeout`");
+                let text = format!("{entity} was not tested within {timeout}; increase `timeout`");
                 return Err(ProbeFailure::new(FailureKind::TimedOut, text));
             }
             self.port(&program, port)?;
@@ -106,19 +106,19 @@ impl Test<'_> {
         match self.pair(tool, program, BOGUS, "1")? {
             Ran::Ended(said) => match tool.read(&said) {
                 Answer::Unread(FailureKind::Failed, text) => {
-                    eprintln!("{}: a device that does not exist is refused, as it must be ({text})", tool.name());
+                    eprintln!("{}: negative control: a device that does not exist is rejected ({text})", tool.name());
                     Ok(())
                 }
                 Answer::Moved { .. } => Err(broken("gives a result")),
                 Answer::Failed(_) => Err(broken("moves messages")),
-                Answer::Unread(..) => Err(broken("does not say that it fails")),
+                Answer::Unread(..) => Err(broken("does not report a failure")),
             },
             Ran::Stalled(limit) => Err(broken(&format!("does not end within {limit:?}"))),
             Ran::LeftBehind { pid, child } => {
                 self.left.add(tool.name(), pid, child);
                 Err(broken(&format!("hangs as process {pid}")))
             }
-            Ran::TooLong => Err(broken("prints more than is read")),
+            Ran::TooLong => Err(broken("prints too much output")),
             Ran::Stopped => Ok(()),
         }
     }
@@ -130,7 +130,7 @@ impl Test<'_> {
         let listen = pair::free_port().map_err(|error| failed("no port to listen on", error))?;
         let sides = tool.sides(self.order, device, port, listen);
         let limit = tool.lasts(self.order).to_std() + self.order.stall.to_std();
-        pair::run(program, &sides, limit, self.stop).map_err(|error| failed("it cannot be started", error))
+        pair::run(program, &sides, limit, self.stop).map_err(|error| failed("cannot start it", error))
     }
 
     /// Tests one port: its counters, the load, its counters again.
@@ -138,7 +138,7 @@ impl Test<'_> {
         let entity = port.entity();
         let what = format!("fabric {entity}");
         if let Some(pid) = self.left.hanging(&what) {
-            let text = format!("process {pid} of an earlier test still hangs on it; it is not tried again");
+            let text = format!("process {pid} of an earlier test still hangs on it; not tested again");
             self.tell(port, "loopback-stalled", text);
             return Ok(());
         }
@@ -152,7 +152,7 @@ impl Test<'_> {
                 self.tell(port, "loopback-stalled", format!("{} did not end within {limit:.0?}", port.tool.name()));
             }
             Ran::TooLong => {
-                let text = format!("{entity}: {} prints more than is read", port.tool.name());
+                let text = format!("{entity}: {} prints too much output", port.tool.name());
                 self.unread(ProbeFailure::new(FailureKind::TooLong, text));
             }
             Ran::LeftBehind { pid, child } => {

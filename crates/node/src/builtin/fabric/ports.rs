@@ -95,7 +95,7 @@ pub(super) fn find(order: &FabricOrder, stop: &Stop) -> Result<Found, ProbeFailu
         match &port.state {
             Err(failure) => found.unread.push(failure.clone()),
             Ok("ACTIVE") if !is_efa && layer == "Ethernet" && has_infiniband && !is_named => {
-                eprintln!("{entity}: Ethernet on a node with InfiniBand; name it in `devices` to test it");
+                eprintln!("{entity}: not tested: Ethernet on a node with InfiniBand; add it to `devices` to test it");
             }
             Ok("ACTIVE") if is_efa || matches!(layer, "InfiniBand" | "Ethernet") => found.ports.push(Port {
                 device: port.device.to_owned(),
@@ -104,19 +104,19 @@ pub(super) fn find(order: &FabricOrder, stop: &Stop) -> Result<Found, ProbeFailu
                 tool: if is_efa { Tool::Pingpong } else { Tool::Write },
             }),
             Ok("ACTIVE") => {
-                eprintln!("{entity}: neither InfiniBand nor Ethernet nor EFA, so nobody knows how to test it");
+                eprintln!("{entity}: not tested: neither InfiniBand nor Ethernet nor EFA");
             }
-            Ok(state) => eprintln!("{entity}: is {state} and not tested; ib-ports tells of it"),
+            Ok(state) => eprintln!("{entity}: not tested: state {state}; see ib-ports"),
         }
     }
     let missing = order.devices.iter().filter(|name| all.iter().all(|port| port.device != **name));
     found.unread.extend(
         missing.map(|name| {
-            ProbeFailure::new(FailureKind::Missing, format!("the device {name} was named and is not there"))
+            ProbeFailure::new(FailureKind::Missing, format!("the device {name} of `devices` does not exist"))
         }),
     );
     if found.ports.is_empty() && found.unread.is_empty() {
-        let text = format!("none of {} ports is up and of a kind to test; see ib-ports", all.len());
+        let text = format!("none of {} ports is active and supported by the test; see ib-ports", all.len());
         return Err(ProbeFailure::new(FailureKind::Empty, text));
     }
     Ok(found)

@@ -61,7 +61,7 @@ impl Tool {
             Self::Pingpong => (&order.fi_pingpong, &[Path::new(AMAZON)], "libfabric-bin"),
         };
         Program::find(asked, also_in).ok_or_else(|| {
-            let text = format!("{asked} is not installed; its package is called `{package}`");
+            let text = format!("{asked} is not installed; it is in the package `{package}`");
             ProbeFailure::new(FailureKind::Missing, text)
         })
     }
@@ -116,7 +116,7 @@ impl Tool {
         match (parsed, said.exit) {
             (Ok(moved), Some(0)) => moved,
             (Err(text), Some(0)) => Answer::Unread(FailureKind::Unparseable, text),
-            (_, None) => Answer::Unread(FailureKind::Killed, format!("{} was ended by a signal", self.name())),
+            (_, None) => Answer::Unread(FailureKind::Killed, format!("{} was killed by a signal", self.name())),
             (_, Some(code)) => {
                 let complaint = |text: String| format!("{} ended with exit code {code}: {text}", self.name());
                 let client = format!("{}\n{}", said.stdout, said.stderr);

@@ -97,7 +97,7 @@ impl Directory {
     fn try_out(&mut self) -> Result<(), Trouble> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = openat(&self.itself, TRIAL, flags, Mode::RUSR | Mode::WUSR).map_err(trouble("creating a file"))?;
-        self.is_ours(&fstat(&file).map_err(trouble("looking at a file"))?)?;
+        self.is_ours(&fstat(&file).map_err(trouble("checking a file"))?)?;
         let mut file = File::from(file);
         let written = file.write_all(&[0x5a; 4096]).and_then(|()| file.sync_all());
         written.map_err(trouble_io("writing to a file"))?;
@@ -108,7 +108,7 @@ impl Directory {
             Err(errno) => return Err(trouble("opening a file for direct I/O")(errno)),
         };
         unlinkat(&self.itself, TRIAL, AtFlags::empty()).map_err(trouble("removing a file"))?;
-        let space = fstatvfs(&self.itself).map_err(trouble("asking for free space"))?;
+        let space = fstatvfs(&self.itself).map_err(trouble("reading the free space"))?;
         self.free = (space.f_blocks > 0).then(|| space.f_bavail.saturating_mul(space.f_frsize));
         Ok(())
     }
@@ -116,14 +116,14 @@ impl Directory {
     /// Verifies the owners: a user who could replace the directory could make us write through a link.
     fn is_ours(&self, file: &Stat) -> Result<(), Trouble> {
         let (itself, parent) = (fstat(&self.itself), fstat(&self.parent));
-        let itself = itself.map_err(trouble("looking at the directory"))?;
-        let parent = parent.map_err(trouble("looking at the directory"))?;
+        let itself = itself.map_err(trouble("checking the directory"))?;
+        let parent = parent.map_err(trouble("checking the directory"))?;
         let of_us = itself.st_uid == file.st_uid && (parent.st_uid == file.st_uid || parent.st_uid == 0);
         let for_others = Mode::WGRP | Mode::WOTH;
         if of_us && !Mode::from_raw_mode(parent.st_mode).intersects(for_others) {
             return Ok(());
         }
-        let what = format!("{PARENT} belongs to user {} or others may write to it; remove it", parent.st_uid);
+        let what = format!("{PARENT} is owned by user {} or writable by others; remove it", parent.st_uid);
         Err(trouble(what)(Errno::PERM))
     }
 
@@ -161,7 +161,7 @@ fn make_inside(mount: &OwnedFd, name: &str, owner: &Owner) -> Result<Made, Troub
     for _ in 0..TRIES {
         match mkdirat(mount, PARENT, mode) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(trouble(format!("making {PARENT}"))(errno)),
+            Err(errno) => return Err(trouble(format!("creating {PARENT}"))(errno)),
         }
         let parent = match openat(mount, PARENT, flags, Mode::empty()) {
             Ok(parent) => parent,
@@ -172,12 +172,12 @@ fn make_inside(mount: &OwnedFd, name: &str, owner: &Owner) -> Result<Made, Troub
         match mkdirat(&parent, name, Mode::RWXU) {
             Ok(()) => {}
             Err(Errno::NOENT) => continue,
-            Err(errno) => return Err(trouble("making a directory")(errno)),
+            Err(errno) => return Err(trouble("creating a directory")(errno)),
         }
         let itself = openat(&parent, name, flags, Mode::empty()).map_err(trouble("opening the directory"))?;
         return Ok(Made { itself, parent, swept });
     }
-    Err(trouble(format!("making {PARENT}, which others remove all the time"))(Errno::BUSY))
+    Err(trouble(format!("creating {PARENT}, which other processes keep removing"))(Errno::BUSY))
 }
 
 /// Removes every file in it.
@@ -333,7 +333,7 @@ mod tests {
         }
         let with_directory = left(Owner { start_ticks: 2, ..owner() });
         fs::create_dir(place(&with_directory).join("deep")).unwrap();
-        fs::create_dir_all(place("somebody-elses")).unwrap();
+        fs::create_dir_all(place("foreign")).unwrap();
         fs::write(mount.path().join("precious"), "x").unwrap();
         symlink(mount.path(), place(&Owner { start_ticks: 3, ..owner() }.name())).unwrap();
 
@@ -341,7 +341,7 @@ mod tests {
         assert_eq!(made.swept, 2);
         made.remove().unwrap();
         assert!(!place(&dead).exists() && !place(&of_old_boot).exists());
-        for stays in [&alive, &of_other_host, &of_fresh_boot, &with_directory, "somebody-elses"] {
+        for stays in [&alive, &of_other_host, &of_fresh_boot, &with_directory, "foreign"] {
             assert!(place(stays).exists(), "{stays}");
         }
         assert!(mount.path().join("precious").exists());

@@ -59,7 +59,7 @@ pub(in crate::builtin) fn keep(args: &[OsString]) -> ExitCode {
         }
     }
     let (Some(mount), Some(owner)) = (args.first(), Owner::here()) else {
-        eprintln!("{KEEP} is for doctor-node itself");
+        eprintln!("{KEEP} is internal to doctor-node");
         return ExitCode::FAILURE;
     };
     match Directory::make(Path::new(mount), &owner) {
@@ -114,18 +114,18 @@ impl Keeper {
         stop: &Stop,
         left: &Left<'_>,
     ) -> Result<(Self, Ready), NotKept> {
-        let gone = |error: io::Error| NotKept::Gone(format!("the keeper cannot be started: {error}"));
+        let gone = |error: io::Error| NotKept::Gone(format!("cannot start the keeper process: {error}"));
         let mut command = Command::new(OURSELVES);
         command.args([BUILTIN_ARGUMENT, KEEP]).arg(mount).process_group(0);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(gone)?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(NotKept::Gone("the keeper has no pipes".to_owned()));
+            return Err(NotKept::Gone("the keeper process has no pipes".to_owned()));
         };
         let mut keeper = Self { child, input: Some(input), output, heard: Vec::new() };
         match keeper.hear(patience, Some(stop)) {
             Ok(Said::Ready(ready)) => Ok((keeper, ready)),
             Ok(Said::Cannot(trouble)) => Err(NotKept::Trouble(trouble)),
-            Ok(Said::Removed) => Err(NotKept::Gone("the keeper spoke out of turn".to_owned())),
+            Ok(Said::Removed) => Err(NotKept::Gone("unexpected message of the keeper process".to_owned())),
             Err(why @ (NotKept::Stalled(_) | NotKept::Stopped(_))) => Err(keeper.kill(why, left)),
             Err(why) => Err(why),
         }
@@ -145,7 +145,7 @@ impl Keeper {
                 Ok(())
             }
             Ok(Said::Cannot(trouble)) => Err(NotKept::Trouble(trouble)),
-            Ok(Said::Ready(_)) => Err(NotKept::Gone("the keeper spoke out of turn".to_owned())),
+            Ok(Said::Ready(_)) => Err(NotKept::Gone("unexpected message of the keeper process".to_owned())),
             Err(NotKept::Stalled(_)) => {
                 let pid = self.child.id();
                 left.note(pid, self.child);
@@ -162,7 +162,7 @@ impl Keeper {
             if let Some(end) = self.heard.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.heard.drain(..=end).collect();
                 return serde_json::from_slice(&line)
-                    .map_err(|error| NotKept::Gone(format!("the keeper's word: {error}")));
+                    .map_err(|error| NotKept::Gone(format!("cannot read from the keeper process: {error}")));
             }
             if let Some(why) = stop.and_then(Stop::told) {
                 return Err(NotKept::Stopped(why));
@@ -177,10 +177,10 @@ impl Keeper {
             }
             let mut buffer = [0; 4096];
             match self.output.read(&mut buffer) {
-                Ok(0) => return Err(NotKept::Gone("the keeper ended without a word".to_owned())),
+                Ok(0) => return Err(NotKept::Gone("the keeper process exited without a message".to_owned())),
                 Ok(count) => self.heard.extend_from_slice(&buffer[..count]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(NotKept::Gone(format!("the keeper's word: {error}"))),
+                Err(error) => return Err(NotKept::Gone(format!("cannot read from the keeper process: {error}"))),
             }
         }
     }

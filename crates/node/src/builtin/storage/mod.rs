@@ -45,10 +45,10 @@ const HURRY: Duration = Duration::from_millis(600);
 pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
     let order = args.into_iter().next().and_then(|text| serde_json::from_str::<StorageOrder>(text.to_str()?).ok());
     let Some(order) = order else {
-        return Err(ProbeFailure::new(FailureKind::Unparseable, "the order of the storage test is not understood"));
+        return Err(ProbeFailure::new(FailureKind::Unparseable, "cannot parse the parameters of the storage test"));
     };
     let stop = Stop::on_signals()
-        .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot watch for signals: {error}")))?
+        .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot install signal handlers: {error}")))?
         .after(order.timeout.to_std());
     let fio = Fio::find(&stop)?;
     eprintln!("{} with engine {}", fio.version, fio.engine);
@@ -64,7 +64,7 @@ pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
             test.tell(told);
         }
         if stop.told() == Some(StopWhy::Signal) {
-            return Err(ProbeFailure::new(FailureKind::Killed, "told to stop"));
+            return Err(ProbeFailure::new(FailureKind::Killed, "stopped by a signal"));
         }
     }
     Ok(all)
@@ -102,7 +102,7 @@ impl PlaceTest<'_> {
     /// Runs the test, from creating the directory to removing it.
     fn run(&mut self, place: &Place, path: &Path) -> Result<(), Told> {
         if let Some(pid) = self.left.hanging() {
-            let text = format!("process {pid} of an earlier test still hangs on it; it is not tried again");
+            let text = format!("process {pid} of an earlier test still hangs on it; not tested again");
             return Err(Told::Wrong(Wrong::Stalled, text));
         }
         let mounted = || mounts::points(&fs::read_to_string("/proc/self/mounts").unwrap_or_default());
@@ -111,7 +111,7 @@ impl PlaceTest<'_> {
         }
         let patience = self.order.stall.to_std();
         let (keeper, ready) =
-            Keeper::start(path, patience, self.stop, &self.left).map_err(|why| not_kept(why, "making a directory"))?;
+            Keeper::start(path, patience, self.stop, &self.left).map_err(|why| not_kept(why, "creating a directory"))?;
         let result = self.passes(&keeper, &ready);
         let in_a_hurry =
             self.stop.told() == Some(StopWhy::Signal) || matches!(result, Err(Told::Wrong(Wrong::Stalled, _)));
@@ -124,15 +124,15 @@ impl PlaceTest<'_> {
         let Some(sizes) = Sizes::within(self.order.size, ready.free) else {
             let free = ready.free.map_or_else(String::new, bytes);
             let needed = bytes(Sizes::needs_free());
-            let text = format!("{free} are free; the test takes a tenth of it at most, and needs {needed} for that");
+            let text = format!("{free} free, {needed} required: the test uses at most a tenth of the free space");
             return Err(Told::Wrong(Wrong::NoSpace, text));
         };
         let free =
-            ready.free.map_or_else(|| "does not say what is free".to_owned(), |free| format!("{} free", bytes(free)));
-        let how = if ready.direct { "direct I/O" } else { "through the page cache: it refuses direct I/O" };
+            ready.free.map_or_else(|| "free space unknown".to_owned(), |free| format!("{} free", bytes(free)));
+        let how = if ready.direct { "direct I/O" } else { "through the page cache: direct I/O is not supported" };
         eprintln!("{}: {free}; 2 x {} of files, {how}", self.entity.id, bytes(sizes.set));
         if ready.swept > 0 {
-            eprintln!("{}: removed what {} earlier tests left", self.entity.id, ready.swept);
+            eprintln!("{}: removed the files of {} earlier tests", self.entity.id, ready.swept);
         }
         let directory = keeper.directory(ready);
         let track = Track { fio: self.fio, order: self.order, directory: &directory, sizes, stop: self.stop };
@@ -160,7 +160,7 @@ impl PlaceTest<'_> {
         loop {
             match track.run(pass, *direct) {
                 Outcome::Ran(run) if run.error == libc::EINVAL && *direct => {
-                    eprintln!("{}: direct I/O is refused; now through the page cache", self.entity.id);
+                    eprintln!("{}: direct I/O is rejected; using the page cache", self.entity.id);
                     *direct = false;
                 }
                 Outcome::Ran(run) if run.error == 0 => {
@@ -170,7 +170,7 @@ impl PlaceTest<'_> {
                 }
                 Outcome::Ran(run) => return Err(of_errno(run.error, &format!("{name}: fio"))),
                 Outcome::Stalled(limit) => {
-                    let text = format!("{name}: fio did not come back within {limit:.0?} and was killed");
+                    let text = format!("{name}: fio did not return within {limit:.0?} and was killed");
                     return Err(Told::Wrong(Wrong::Stalled, text));
                 }
                 Outcome::LeftBehind { pid, child } => {
@@ -209,9 +209,9 @@ impl PlaceTest<'_> {
 
 fn stopped(why: StopWhy, order: &StorageOrder) -> Told {
     match why {
-        StopWhy::Signal => Told::Unread(FailureKind::Killed, "told to stop".to_owned()),
+        StopWhy::Signal => Told::Unread(FailureKind::Killed, "stopped by a signal".to_owned()),
         StopWhy::TimeLimit => {
-            let text = format!("the test was not done within {}; give it more `timeout`", order.timeout);
+            let text = format!("the test did not finish within {}; increase `timeout`", order.timeout);
             Told::Unread(FailureKind::TimedOut, text)
         }
     }
@@ -221,14 +221,14 @@ fn not_kept(why: NotKept, doing: &str) -> Told {
     match why {
         NotKept::Trouble(trouble) => of_errno(trouble.errno, &trouble.what),
         NotKept::Stalled(patience) => {
-            Told::Wrong(Wrong::Stalled, format!("{doing} did not come back within {patience:.0?}"))
+            Told::Wrong(Wrong::Stalled, format!("{doing} did not return within {patience:.0?}"))
         }
         NotKept::LeftBehind(pid) => {
             let text = format!("{doing} hangs and was left behind as process {pid}");
             Told::Wrong(Wrong::Stalled, text)
         }
         NotKept::Gone(text) => Told::Unread(FailureKind::Failed, format!("{doing}: {text}")),
-        NotKept::Stopped(StopWhy::Signal) => Told::Unread(FailureKind::Killed, "told to stop".to_owned()),
-        NotKept::Stopped(StopWhy::TimeLimit) => Told::Unread(FailureKind::TimedOut, format!("{doing}: out of time")),
+        NotKept::Stopped(StopWhy::Signal) => Told::Unread(FailureKind::Killed, "stopped by a signal".to_owned()),
+        NotKept::Stopped(StopWhy::TimeLimit) => Told::Unread(FailureKind::TimedOut, format!("{doing}: timed out")),
     }
 }

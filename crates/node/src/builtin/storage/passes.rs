@@ -81,16 +81,16 @@ impl Fio {
                 String::from_utf8_lossy(&stdout).trim().to_owned()
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Err(missing("fio is not installed; its package is called `fio`"));
+                return Err(missing("fio is not installed; it is in the package `fio`"));
             }
-            _ => return Err(ProbeFailure::new(FailureKind::Failed, "`fio --version` does not answer")),
+            _ => return Err(ProbeFailure::new(FailureKind::Failed, "`fio --version` failed")),
         };
         let has = |engine: &&str| {
             let answer = ask(&format!("--enghelp={engine}"));
             matches!(answer, Ok(Ended::Exited { status, .. }) if status.success())
         };
         let engine = ENGINES.into_iter().find(|engine| has(engine));
-        let engine = engine.ok_or_else(|| missing("fio has none of the engines libaio, io_uring and posixaio"))?;
+        let engine = engine.ok_or_else(|| missing("fio supports none of the engines libaio, io_uring and posixaio"))?;
         Ok(Self { version, engine })
     }
 }
@@ -225,9 +225,9 @@ impl Track<'_> {
             }
             Ok(Ended::TimedOut) => Outcome::Stalled(limit),
             Ok(Ended::Unkillable { pid, child }) => Outcome::LeftBehind { pid, child },
-            Ok(Ended::TooLong) => failed(FailureKind::TooLong, "fio printed more than is read".to_owned()),
+            Ok(Ended::TooLong) => failed(FailureKind::TooLong, "fio printed too much output".to_owned()),
             Ok(Ended::Stopped(why)) => Outcome::Stopped(why),
-            Err(error) => failed(FailureKind::Failed, format!("fio cannot be started: {error}")),
+            Err(error) => failed(FailureKind::Failed, format!("cannot start fio: {error}")),
         }
     }
 }

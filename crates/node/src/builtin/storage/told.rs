@@ -77,7 +77,7 @@ pub(super) fn words(errno: i32) -> String {
 /// Formats a pass as one line of the log.
 pub(super) fn of_pass(pass: Pass, run: &FioRun) -> String {
     match pass {
-        Pass::Verify => format!("{} written, read back and the same", bytes(run.read.bytes)),
+        Pass::Verify => format!("{} written, read back and identical", bytes(run.read.bytes)),
         Pass::Measure(_) => {
             let both = run.read.and(run.write);
             let sides = [("read ", run.read), ("write ", run.write)];

@@ -25,7 +25,7 @@ const MOST_DESCRIPTORS: usize = 64;
 /// machine's file system, and NVML's library.
 pub fn serve_driver_questions(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     let (Some(parent), Some(root), Some(library)) = (args.next(), args.next(), args.next()) else {
-        eprintln!("{DRIVER_ARGUMENT} is for doctor-node itself");
+        eprintln!("{DRIVER_ARGUMENT} is internal to doctor-node");
         return ExitCode::FAILURE;
     };
     // A closed pipe ends an idle helper; one that hangs in the driver needs the signal.

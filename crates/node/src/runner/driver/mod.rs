@@ -59,7 +59,7 @@ pub use helper::serve_driver_questions;
 pub const DRIVER_ARGUMENT: &str = "__driver";
 
 /// The description of every driver query.
-pub(super) const ASK: &str = "ask the driver";
+pub(super) const ASK: &str = "query the driver";
 
 /// Number of stuck helpers at which no further one is started.
 const MOST_STUCK: usize = 2;
@@ -183,7 +183,7 @@ fn begin<'a>(slot: &'a mut Option<Running>, question: &DriverQuestion<'_>) -> Re
         running.pending = Some(Pending { runner: question.runner, fields: question.fields.to_vec(), since: now() });
         let words = frame::Question { fields: question.fields.to_vec() };
         running.unsent = frame::frame(&words)
-            .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("{ASK}: the question: {error}")))?;
+            .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("{ASK}: cannot encode it: {error}")))?;
         // An error here recurs where the answer is awaited.
         let _sent_now = running.send();
     }
@@ -211,7 +211,7 @@ impl Running {
         let stuck = question.abandoned.all_hanging(ASK);
         if stuck.len() >= MOST_STUCK {
             let text = format!(
-                "{ASK}: it is not asked: {}; a further one is started when one of them is gone",
+                "{ASK}: not queried: {}; the next helper starts when one of them exits",
                 told_stuck(&stuck)
             );
             return Err(ProbeFailure::new(FailureKind::Abandoned, text));
@@ -222,14 +222,14 @@ impl Running {
         command.env_clear().envs(env::vars_os().filter(|(name, _)| is_for_driver(name)));
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         Self::spawn(&mut command, question).map_err(|error| {
-            ProbeFailure::new(super::kind_of(&error), format!("{ASK}: its helper process does not start: {error}"))
+            ProbeFailure::new(super::kind_of(&error), format!("{ASK}: cannot start the helper process: {error}"))
         })
     }
 
     fn spawn(command: &mut Command, question: &DriverQuestion<'_>) -> io::Result<Self> {
         let mut child = command.spawn()?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(io::Error::other("a process without pipes"));
+            return Err(io::Error::other("the child process has no pipes"));
         };
         ioctl_fionbio(&input, true)?;
         ioctl_fionbio(&output, true)?;
@@ -379,7 +379,7 @@ fn stopped(why: StopWhy) -> ProbeFailure {
 
 const fn words_of(why: StopWhy) -> &'static str {
     match why {
-        StopWhy::Signal => "told to stop",
+        StopWhy::Signal => "stopped by a signal",
         StopWhy::TimeLimit => "the job's time limit was reached",
     }
 }
@@ -393,7 +393,7 @@ fn why(silence: &Silence, limit: Duration, asked: Option<&Asked>) -> String {
             format!("no answer within {limit} {doing}")
         }
         Silence::Stopped(why) => format!("{} {doing}", words_of(*why)),
-        Silence::Ended => format!("its helper ended {doing}"),
+        Silence::Ended => format!("the helper process exited {doing}"),
         Silence::Io(error) if error.kind() == io::ErrorKind::FileTooLarge => {
             format!("its answer is longer than {MOST_ANSWER} bytes")
         }
@@ -404,13 +404,13 @@ fn why(silence: &Silence, limit: Duration, asked: Option<&Asked>) -> String {
 /// Describes the driver call that was announced last.
 fn doing(asked: Option<&Asked>) -> String {
     match asked {
-        None => "while the driver was opened".to_owned(),
-        Some(Asked { index, bus }) if bus.is_empty() => format!("while the driver was asked about GPU {index}"),
-        Some(Asked { index, bus }) => format!("while the driver was asked about GPU {index} ({bus})"),
+        None => "while opening the driver".to_owned(),
+        Some(Asked { index, bus }) if bus.is_empty() => format!("while querying GPU {index}"),
+        Some(Asked { index, bus }) => format!("while querying GPU {index} ({bus})"),
     }
 }
 
-/// Formats `2 helper processes are stuck in the kernel and cannot be killed: process 71 since … while the driver …`.
+/// Formats `2 helper processes are stuck in the kernel and cannot be killed: process 71 since … while querying …`.
 fn told_stuck(stuck: &[Stuck]) -> String {
     let one = |stuck: &Stuck| {
         let since = stuck.since.map_or_else(String::new, |since| format!(" since {since}"));
@@ -437,14 +437,13 @@ mod tests {
     fn a_failure_names_the_gpu_and_every_process_that_is_stuck() {
         let asked = Asked { index: 3, bus: "0000:48:00.0".to_owned() };
         let words = why(&Silence::TimedOut, Duration::from_secs(30), Some(&asked));
-        assert_eq!(words, "no answer within 30s while the driver was asked about GPU 3 (0000:48:00.0)");
-        assert_eq!(doing(None), "while the driver was opened");
+        assert_eq!(words, "no answer within 30s while querying GPU 3 (0000:48:00.0)");
+        assert_eq!(doing(None), "while opening the driver");
         let stuck = |pid| Stuck { pid, since: Some(Timestamp::from_secs(0)), doing: Some(doing(Some(&asked))) };
         assert_eq!(
             told_stuck(&[stuck(7), stuck(9)]),
-            "2 helper processes are stuck in the kernel and cannot be killed: process 7 since 1970-01-01T00:00:00Z while the \
-             driver was asked about GPU 3 (0000:48:00.0), process 9 since 1970-01-01T00:00:00Z while the driver was asked \
-             about GPU 3 (0000:48:00.0)"
+            "2 helper processes are stuck in the kernel and cannot be killed: process 7 since 1970-01-01T00:00:00Z \
+             while querying GPU 3 (0000:48:00.0), process 9 since 1970-01-01T00:00:00Z while querying GPU 3 (0000:48:00.0)"
         );
     }
 
