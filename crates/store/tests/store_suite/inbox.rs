@@ -82,7 +82,7 @@ fn another_process_sees_what_was_kept_a_moment_later(bed: &mut Bed) {
         submit(bed, &group, some);
         let began = Instant::now();
         while results_seen(&other) < expected {
-            assert!(began.elapsed() < Duration::from_secs(240), "{} of {expected} are seen", results_seen(&other));
+            assert!(began.elapsed() < Duration::from_secs(240), "{} of {expected} results are visible", results_seen(&other));
             std::thread::yield_now();
         }
         bed.store.counters().unwrap();
@@ -224,11 +224,11 @@ fn what_was_acknowledged_is_there_whatever_instant_the_process_dies_at() {
             assert_eq!(seen.insert(run, row.node), None, "{run} is in history twice");
         }
         let lost: Vec<_> = told.iter().filter(|(run, name)| seen.get(run) != Some(name)).collect();
-        assert!(lost.is_empty(), "acknowledged and not there: {lost:?}");
+        assert!(lost.is_empty(), "acknowledged but missing: {lost:?}");
         assert_eq!(bed.store.counters().unwrap().results_kept, seen.len() as u64);
         bed.assert_sound();
     }
-    assert!(left_in_the_inbox > 0, "no process died between keeping and entering: this has shown nothing");
+    assert!(left_in_the_inbox > 0, "no process died between storing and entering: the test proves nothing");
 }
 
 /// Starts a process that submits results for these runs, kills it after `acknowledged` results, and returns which were
