@@ -74,7 +74,7 @@ impl Store {
             for (node, at) in nodes {
                 let sql = "INSERT INTO agent (node, secret, created) VALUES ($1, '', $2) ON CONFLICT (node) DO NOTHING";
                 if tx.run("registering an agent", sql, vals![node.as_str(), *at])? > 0 {
-                    let (code, words) = ("token".to_owned(), format!("{node}: its agent authenticates with a token of the cluster"));
+                    let (code, words) = ("token".to_owned(), format!("{node}: its agent uses a token of the cluster"));
                     let node = tx.names.node_number(node);
                     let line = Line { what: "introduce-agent", node, code, words, ..Line::default() };
                     audit::append(tx, *at, None, &[line])?;

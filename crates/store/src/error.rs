@@ -26,12 +26,13 @@ pub enum StoreError {
     Damaged { path: PathBuf, why: String },
 
     #[error(
-        "the store has schema version {found}, this program supports up to {known}: use the version that wrote it, or a newer one"
+        "the store has schema {found}, this program supports up to {known}: use the version that wrote it, or a newer one"
     )]
     NewerSchema { found: i64, known: i64 },
 
     #[error(
-        "{database} requires TLS, which this build does not support for PostgreSQL: use a local socket, a tunnel, or `sslmode=disable`"
+        "{database} requires TLS, which this build does not support for PostgreSQL: use a local socket, a tunnel, or \
+         `sslmode=disable`"
     )]
     TlsNotSupported { database: String },
 

@@ -354,7 +354,7 @@ mod tests {
         let (answer, answered) = mpsc::channel();
         let asking = store.until(Instant::now() + Duration::from_secs(300));
         std::thread::spawn(move || answer.send(asking.tokens().map(|tokens| tokens.len())));
-        let tokens = answered.recv_timeout(Duration::from_secs(120)).expect("the query returns while results are entered");
+        let tokens = answered.recv_timeout(Duration::from_secs(120)).expect("a read while results are entered");
         assert_eq!(tokens.unwrap(), 0);
         drop(entering);
     }

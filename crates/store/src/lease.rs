@@ -124,7 +124,7 @@ mod tests {
         let (host, pid, start) = split(&us).unwrap();
         assert!(is_dead_neighbour(&format!("{host}:{pid}:{}", start + 1), &us));
         assert!(is_dead_neighbour(&format!("{host}:{}:{start}", u32::MAX), &us));
-        assert!(!is_dead_neighbour(&format!("elsewhere:{}:{start}", u32::MAX), &us), "processes of other hosts are not visible");
+        assert!(!is_dead_neighbour(&format!("elsewhere:{}:{start}", u32::MAX), &us), "other hosts are not visible");
         assert!(!is_dead_neighbour("other", &us));
     }
 }

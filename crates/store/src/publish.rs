@@ -250,7 +250,7 @@ fn keep_foreign(dest: &Path) -> Result<()> {
         return Err(StoreError::Refused {
             operation: "publishing the copy",
             why: format!(
-                "{} is not a published copy and {} exists: move one of them away, or import it with `doctor import` first",
+                "{} is not a published copy, and {} exists: move one of them away, or `doctor import` it first",
                 dest.display(),
                 aside.display()
             ),

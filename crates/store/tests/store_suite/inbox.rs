@@ -82,7 +82,7 @@ fn another_process_sees_what_was_kept_a_moment_later(bed: &mut Bed) {
         submit(bed, &group, some);
         let began = Instant::now();
         while results_seen(&other) < expected {
-            assert!(began.elapsed() < Duration::from_secs(240), "{} of {expected} results are visible", results_seen(&other));
+            assert!(began.elapsed() < Duration::from_secs(240), "{} of {expected} are visible", results_seen(&other));
             std::thread::yield_now();
         }
         bed.store.counters().unwrap();
