@@ -26,7 +26,7 @@ pub enum StoreError {
     Damaged { path: PathBuf, why: String },
 
     #[error(
-        "the store has schema {found}, this program supports up to {known}: use the version that wrote it, or a newer one"
+        "the store has schema {found}, this program supports up to {known}: use the version that wrote it, or newer"
     )]
     NewerSchema { found: i64, known: i64 },
 

@@ -156,7 +156,7 @@ fn a_server_that_sends_without_end_is_cut_off() {
         assert_eq!((error.kind, error.was_sent()), (expected, true), "{error}");
     }
     let exact = [b"HTTP/1.1 200 OK\r\n\r\n", &vec![b'x'; MOST][..]].concat();
-    assert_eq!(answered(exact).unwrap().1.len(), MOST, "what is just not too long is read");
+    assert_eq!(answered(exact).unwrap().1.len(), MOST, "a response of the maximum length is read");
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn a_unix_socket_on_which_nobody_accepts_is_waited_for_no_longer_than_the_deadli
     let began = Instant::now();
     let full = loop {
         match get(&Client::over_socket(&at), "http://127.0.0.1/", SHORT).unwrap_err() {
-            error if error.was_sent() => assert!(began.elapsed() < LONG, "its queue does not fill"),
+            error if error.was_sent() => assert!(began.elapsed() < LONG, "the queue does not fill"),
             error => break error,
         }
     };
