@@ -64,8 +64,8 @@ fn a_run_outlives_its_connection_and_its_controller_and_its_result_is_carried() 
 }
 
 #[test]
-fn somebody_at_work_on_a_host_is_seen() {
-    let Some(hosts) = Hosts::new("somebody_at_work_on_a_host_is_seen", 1) else { return };
+fn a_user_of_a_host_is_detected() {
+    let Some(hosts) = Hosts::new("a_user_of_a_host_is_detected", 1) else { return };
     let backend = hosts.open();
     assert_eq!(why(&occupancy(&backend, "host1")), "free");
     let work = |options: &[&str], command: &str| -> Child {

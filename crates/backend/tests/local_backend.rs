@@ -319,7 +319,7 @@ fn a_job_that_cannot_begin_says_so_at_once() {
 }
 
 #[test]
-fn a_job_that_nobody_starts_is_given_up_for_good() {
+fn a_job_that_never_starts_is_given_up() {
     let mut local = Local::new();
     local.config.start_limit = Span::ZERO;
     let run = run_id(8);

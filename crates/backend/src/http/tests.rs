@@ -45,7 +45,7 @@ fn served(serve: impl Fn(&mut TcpStream) + Send + 'static) -> (String, mpsc::Rec
     thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
-            let _nobody = send.send(read_request(&stream));
+            let _receiver_gone = send.send(read_request(&stream));
             serve(&mut stream);
         }
     });
@@ -206,7 +206,7 @@ fn over_a_unix_socket_it_is_the_same() {
 }
 
 #[test]
-fn a_unix_socket_on_which_nobody_accepts_is_waited_for_no_longer_than_the_deadline() {
+fn a_unix_socket_without_an_accepting_server_is_waited_for_until_the_deadline() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().join("s");
     let _listener = UnixListener::bind(&at).unwrap();

@@ -24,8 +24,8 @@ use crate::{
 
 suite!(
     the_published_copy_answers_the_seeds_queries_and_follows_what_changes,
-    a_database_of_somebody_else_is_put_aside_and_not_overwritten,
-    an_import_is_history_that_nobody_believes_and_comes_in_once,
+    a_foreign_database_is_moved_aside_and_not_overwritten,
+    an_import_is_untrusted_history_and_is_added_once,
     a_trusted_import_makes_tests_fresh_also_when_it_was_untrusted_before,
     what_cannot_be_imported_is_named_and_nothing_is_changed,
     a_backup_restores_into_an_empty_store_of_either_kind,
@@ -106,7 +106,7 @@ fn the_published_copy_answers_the_seeds_queries_and_follows_what_changes(bed: &m
     assert_eq!(bed.store.counters().unwrap().published, 7);
 }
 
-fn a_database_of_somebody_else_is_put_aside_and_not_overwritten(bed: &mut Bed) {
+fn a_foreign_database_is_moved_aside_and_not_overwritten(bed: &mut Bed) {
     let dest = bed.path("validation.db");
     validation_db(&dest, &[("n9", "all", "1700000000", "pass")]);
     let before = std::fs::read(&dest).unwrap();
@@ -127,7 +127,7 @@ fn validation_db(path: &Path, rows: &[(&str, &str, &str, &str)]) {
     }
 }
 
-fn an_import_is_history_that_nobody_believes_and_comes_in_once(bed: &mut Bed) {
+fn an_import_is_untrusted_history_and_is_added_once(bed: &mut Bed) {
     let (runs, storage) = (bed.path("old.db"), bed.path("test-storage.db"));
     validation_db(
         &runs,

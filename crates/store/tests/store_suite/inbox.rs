@@ -29,7 +29,7 @@ suite!(
     a_result_is_read_as_soon_as_it_is_kept,
     another_process_sees_what_was_kept_a_moment_later,
     a_run_whose_result_was_kept_is_not_ended_without_it,
-    an_inbox_that_somebody_else_has_emptied_is_not_entered_again,
+    an_inbox_emptied_by_another_process_is_not_entered_again,
     a_new_leader_enters_what_the_old_one_had_kept,
     a_document_is_found_whatever_its_length_and_its_neighbours,
 );
@@ -108,7 +108,7 @@ fn a_run_whose_result_was_kept_is_not_ended_without_it(bed: &mut Bed) {
     bed.assert_sound();
 }
 
-fn an_inbox_that_somebody_else_has_emptied_is_not_entered_again(bed: &mut Bed) {
+fn an_inbox_emptied_by_another_process_is_not_entered_again(bed: &mut Bed) {
     let Some(url) = bed.url.clone() else { return };
     let runs = plan(bed, "n", 50);
     let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
