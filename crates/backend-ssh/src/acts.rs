@@ -50,7 +50,7 @@ impl SshBackend {
             _ => {}
         }
         let Some(mark) = change.what.as_mark() else {
-            return Err(refused(APPLY, format!("the SSH backend cannot {}; see its caps", change.what.step())));
+            return Err(refused(APPLY, format!("the SSH backend does not support {}", change.what.step())));
         };
         self.call_hook(node, change)?;
         let ask = Ask::Mark(Mark { op: change.op, change: mark.clone(), motd: self.config.motd.clone() });

@@ -90,7 +90,7 @@ impl SshBackend {
 
     pub(super) fn host(&self, operation: &'static str, node: &NodeName) -> Result<Host, BackendError> {
         let found = locked(&self.hosts).get(node).cloned();
-        found.ok_or_else(|| refused(operation, format!("there is no host {node}; see `hostfile` or `hosts`")))
+        found.ok_or_else(|| refused(operation, format!("there is no host {node}; check `hostfile` or `hosts`")))
     }
 
     pub(super) fn all(&self) -> Vec<Host> {
@@ -120,7 +120,7 @@ impl SshBackend {
             Ok(Said::Looked(look)) => Ok(*look),
             Ok(Said::Failed { text }) => Err(text),
             Ok(Said::Started(_) | Said::InUse { .. } | Said::Done | Said::Repair(_) | Said::Report(_)) => {
-                Err("it answered something else".to_owned())
+                Err("unexpected answer".to_owned())
             }
             Err(why) => Err(why.text().to_owned()),
         }
@@ -206,7 +206,7 @@ impl Backend for SshBackend {
     }
 
     fn snapshot(&self) -> Result<Vec<SeenNode>, BackendError> {
-        let hosts = self.config.read_hosts().map_err(|error| try_again("look at the fleet", error.to_string()))?;
+        let hosts = self.config.read_hosts().map_err(|error| try_again("query the hosts", error.to_string()))?;
         *locked(&self.hosts) = by_name(hosts);
         Ok(self.look_at_all().into_iter().map(|(host, looked)| self.seen(&host, looked)).collect())
     }
@@ -252,7 +252,7 @@ pub(super) fn failed(operation: &'static str, host: &Host, answer: Result<Said, 
     match answer {
         Err(NoAnswer::NotAsked(text)) => try_again(operation, named(&text)),
         Err(NoAnswer::Broken(text)) | Ok(Said::Failed { text }) => unknown(operation, named(&text)),
-        Ok(_) => unknown(operation, named("it answered something else")),
+        Ok(_) => unknown(operation, named("unexpected answer")),
     }
 }
 

@@ -52,12 +52,12 @@ struct Carried {
 pub fn inspect(config: &SshConfig, wants: Wants) -> Vec<Inspected> {
     let hosts = match config.read_hosts() {
         Ok(hosts) => hosts,
-        Err(error) => return vec![Inspected::bad("hosts", error.to_string(), "see `hostfile` or `hosts`")],
+        Err(error) => return vec![Inspected::bad("hosts", error.to_string(), "check `hostfile` or `hosts`")],
     };
     let carried = match carried(config) {
         Ok(carried) => carried,
         Err(why) => {
-            return vec![Inspected::bad("doctor-node", why, "name the program as `doctor_node` under [backend.ssh]")];
+            return vec![Inspected::bad("doctor-node", why, "set `doctor_node` under [backend.ssh] to the program")];
         }
     };
     let programs: Vec<&str> = wanted_programs(config, wants);
@@ -141,23 +141,23 @@ impl Obstacle {
         match self {
             Self::KeyUnknown => match config.host_keys {
                 HostKeys::Known => {
-                    "compare what `ssh-keyscan HOST` prints with the host's own key and add it to known_hosts, \
-                                    or set host_keys = \"learn\" for one start on a network that you trust"
+                    "compare the output of `ssh-keyscan HOST` with the host's own key and add it to known_hosts, \
+                                    or set host_keys = \"learn\" for one start on a trusted network"
                 }
-                HostKeys::Learn => "let the user that the service runs as write `known_hosts`",
+                HostKeys::Learn => "give the user of the service write access to `known_hosts`",
             }
             .to_owned(),
-            Self::KeyChanged => "it is another machine or somebody's trap; if it was made anew: ssh-keygen -R HOST, \
-                                 and then learn its key again"
+            Self::KeyChanged => "the host was reinstalled, or another machine uses its address; if it was \
+                                 reinstalled: ssh-keygen -R HOST, then learn its new key"
                 .to_owned(),
             Self::NotLetIn => {
-                "let `ssh HOST true` work without a question as the user that the service runs as: its key in \
+                "make `ssh HOST true` work without a prompt for the user of the service: its key in \
                  authorized_keys there, `user=` and `key=` in the host file, no passphrase without an agent"
                     .to_owned()
             }
             Self::NoName => "give it an `address=` in the host file, or a HostName in ssh_config".to_owned(),
             Self::Silent => format!(
-                "see that it is up and that its sshd answers within {}; a jump host is `jump=` in the host file",
+                "check that it is up and that its sshd answers within {}; a jump host is `jump=` in the host file",
                 config.connect
             ),
         }
@@ -168,7 +168,8 @@ fn reach(asked: &[Asked], config: &SshConfig) -> Vec<Inspected> {
     const WHAT: &str = "hosts";
     let answered = asked.iter().filter(|one| one.said.is_ok()).count();
     if answered == asked.len() {
-        return vec![Inspected::good(WHAT, format!("all {answered} are reached, known and let us in"))];
+        let text = format!("{} reachable, host keys known, login accepted", host_count(answered));
+        return vec![Inspected::good(WHAT, text)];
     }
     let mut found = Vec::new();
     for obstacle in Obstacle::ALL {
@@ -186,6 +187,10 @@ fn reach(asked: &[Asked], config: &SshConfig) -> Vec<Inspected> {
     found
 }
 
+fn host_count(count: usize) -> String {
+    format!("{count} host{}", if count == 1 { "" } else { "s" })
+}
+
 /// Returns the names of the hosts for which the predicate holds.
 fn those(answered: &[(&NodeName, &Facts)], holds: impl Fn(&Facts) -> bool) -> Vec<NodeName> {
     answered.iter().filter(|(_, facts)| holds(facts)).map(|(name, _)| (*name).clone()).collect()
@@ -194,15 +199,17 @@ fn those(answered: &[(&NodeName, &Facts)], holds: impl Fn(&Facts) -> bool) -> Ve
 fn root(answered: &[(&NodeName, &Facts)], config: &SshConfig) -> Inspected {
     let others = those(answered, |facts| facts.root != Some(0));
     if others.is_empty() {
-        return Inspected::good("rights", format!("we are root on {} hosts", answered.len()));
+        return Inspected::good("rights", format!("root access on {}", host_count(answered.len())));
     }
     let remedy = if config.as_root.is_empty() {
         "log in as root, or set as_root = [\"sudo\", \"-n\"] under [backend.ssh]"
     } else {
-        "let the user run `doctor-node` by `as_root` without a password: a line with NOPASSWD in sudoers"
+        "allow `as_root` to run `doctor-node` without a password (NOPASSWD in sudoers)"
     };
-    let text =
-        format!("we are not root on {}: who holds a GPU nobody else sees, and nothing can be reset", named(&others));
+    let text = format!(
+        "no root access on {}: GPU processes of other users are not visible, and no GPU can be reset",
+        named(&others)
+    );
     Inspected::bad("rights", text, remedy)
 }
 
@@ -211,23 +218,23 @@ fn program(answered: &[(&NodeName, &Facts)], carried: &Carried, config: &SshConf
     let mut found = Vec::new();
     let mut bad = |nodes: &[NodeName], text: &str, remedy: &str| {
         if !nodes.is_empty() {
-            found.push(Inspected::bad(WHAT, format!("{} {text}", named(nodes)), remedy));
+            found.push(Inspected::bad(WHAT, format!("{}: {text}", named(nodes)), remedy));
         }
     };
     if let Some(machine) = carried.machine {
         let others = those(answered, |facts| !facts.machine.is_empty() && facts.machine != machine);
-        let remedy = "name one for these hosts as `doctor_node`; `make portable` builds both kinds";
-        bad(&others, &format!("cannot run it: it is for {machine}"), remedy);
+        let remedy = "set `doctor_node` to a build for these hosts; `make portable` builds both architectures";
+        bad(&others, &format!("the program is built for {machine}"), remedy);
     }
     let closed = those(answered, |facts| !facts.program && !facts.writable);
-    bad(&closed, "cannot take it: the folder is not to be written", &format!("see `remote` ({})", config.remote));
+    bad(&closed, "the folder is not writable", &format!("check `remote` ({})", config.remote));
     let uncheckable = those(answered, |facts| !facts.program && !facts.sha256sum);
-    bad(&uncheckable, "cannot check it: there is no sha256sum", "install coreutils");
+    bad(&uncheckable, "sha256sum is missing", "install coreutils");
     let full = those(answered, |facts| !facts.program && facts.space.is_some_and(|space| space < LEAST_SPACE));
-    bad(&full, "have less than 256 MiB free", "make room there, or name another folder as `remote`");
+    bad(&full, "less than 256 MiB free", "free space there, or set `remote` to another folder");
     if found.is_empty() {
         let there = those(answered, |facts| facts.program).len();
-        let text = format!("{there} of {} hosts have this version; the others can take it", answered.len());
+        let text = format!("{there} of {} hosts have this version; it can be installed on the others", answered.len());
         found.push(Inspected::good(WHAT, text));
     }
     found
@@ -243,12 +250,13 @@ fn clocks(asked: &[Asked]) -> Inspected {
         Some(worst) => {
             let names: Vec<NodeName> = off.iter().map(|one| one.name.clone()).collect();
             let most = worst.off.unwrap_or_default();
-            Inspected::bad(WHAT, format!("{} are off, {} by {most} s", named(&names), worst.name), remedy)
+            let text = format!("wrong on {}; largest offset {most} s, on {}", named(&names), worst.name);
+            Inspected::bad(WHAT, text, remedy)
         }
         None if told < answered => {
-            Inspected::unknown(WHAT, format!("{} hosts do not tell their time", answered - told)).try_this(remedy)
+            Inspected::unknown(WHAT, format!("unknown on {}", host_count(answered - told))).try_this(remedy)
         }
-        None => Inspected::good(WHAT, format!("{told} agree with ours within {} s", MOST_OFF.as_secs())),
+        None => Inspected::good(WHAT, format!("{} within {} s of ours", host_count(told), MOST_OFF.as_secs())),
     }
 }
 
@@ -256,8 +264,10 @@ fn clocks(asked: &[Asked]) -> Inspected {
 fn outlive(answered: &[(&NodeName, &Facts)]) -> Inspected {
     let scopes = those(answered, |facts| facts.systemd).len();
     let text = match answered.len() - scopes {
-        0 => "in scopes of systemd, which end with no login".to_owned(),
-        others => format!("in scopes of systemd on {scopes} hosts, in sessions of their own on {others}"),
+        0 => "in systemd scopes, which outlive logins".to_owned(),
+        others => {
+            format!("in systemd scopes on {}, in separate sessions on {}", host_count(scopes), host_count(others))
+        }
     };
     Inspected::good("runs", text)
 }
@@ -265,10 +275,10 @@ fn outlive(answered: &[(&NodeName, &Facts)]) -> Inspected {
 fn command(answered: &[(&NodeName, &Facts)], program: &str) -> Inspected {
     let without = those(answered, |facts| facts.has.iter().all(|has| has != program));
     if without.is_empty() {
-        return Inspected::good("repair", format!("{} hosts have {program}", answered.len()));
+        return Inspected::good("repair", format!("{program} is on {}", host_count(answered.len())));
     }
-    let remedy = "install it there, name another command under [backend.ssh], or forbid it (`[allow]` in the policy)";
-    Inspected::bad("repair", format!("{} have no {program}", named(&without)), remedy)
+    let remedy = "install it there, set another command under [backend.ssh], or forbid it (`[allow]` in the policy)";
+    Inspected::bad("repair", format!("no {program} on {}", named(&without)), remedy)
 }
 
 #[cfg(test)]
@@ -333,12 +343,12 @@ mod tests {
         let complete = || Facts { has: vec!["nvidia-smi".to_owned()], ..good() };
         assert_eq!(said(complete()), "");
         for (facts, word) in [
-            (Facts { machine: "aarch64".to_owned(), ..complete() }, "it is for x86_64"),
-            (Facts { writable: false, ..complete() }, "not to be written"),
-            (Facts { sha256sum: false, ..complete() }, "no sha256sum"),
+            (Facts { machine: "aarch64".to_owned(), ..complete() }, "built for x86_64"),
+            (Facts { writable: false, ..complete() }, "not writable"),
+            (Facts { sha256sum: false, ..complete() }, "sha256sum is missing"),
             (Facts { space: Some(1), ..complete() }, "less than 256 MiB"),
-            (Facts { root: Some(1000), ..complete() }, "not root on n1"),
-            (Facts { root: None, ..complete() }, "not root on n1"),
+            (Facts { root: Some(1000), ..complete() }, "no root access on n1"),
+            (Facts { root: None, ..complete() }, "no root access on n1"),
             (Facts { has: Vec::new(), ..complete() }, "no nvidia-smi"),
         ] {
             assert!(said(facts).contains(word), "{word}");
@@ -352,7 +362,7 @@ mod tests {
         assert_eq!(off(100, at(150), at(160)), Some(50));
         assert_eq!(off(100, at(10), at(20)), Some(80));
         let far = [host("n1", Ok(good()), 31), host("n2", Ok(good()), 0)];
-        assert!(clocks(&far).text.contains("n1 by 31 s"));
+        assert!(clocks(&far).text.contains("31 s, on n1"));
         assert_eq!(clocks(&far[1..]).standing, Standing::Good);
         let mute = Asked { off: None, ..host("n3", Ok(good()), 0) };
         assert_eq!(clocks(&[mute]).standing, Standing::Unknown);

@@ -45,7 +45,7 @@ impl SshBackend {
         let there = there.map_err(|error| try_again(SUBMIT, error.to_string()))?;
         if there != job.nodes {
             let names = there.iter().map(NodeName::as_str).collect::<Vec<_>>().join(", ");
-            return Err(refused(SUBMIT, format!("run {} is on {names}", job.run)));
+            return Err(refused(SUBMIT, format!("run {} is already on {names}", job.run)));
         }
         if hosts.len() > 1 {
             self.all_answer(&hosts)?;
@@ -74,14 +74,14 @@ impl SshBackend {
     /// start.
     fn end_the_others(&self, run: RunId, hosts: &[Host], error: &BackendError) -> BackendError {
         match self.end_on(run, hosts) {
-            Ok(()) => refused(SUBMIT, format!("{}; the run's other parts were ended", error.text)),
-            Err(other) => unknown(SUBMIT, format!("{}; another part could not be ended: {}", error.text, other.text)),
+            Ok(()) => refused(SUBMIT, format!("{}; the other parts of the run were cancelled", error.text)),
+            Err(other) => unknown(SUBMIT, format!("{}; cancelling another part failed: {}", error.text, other.text)),
         }
     }
 
     fn orders(&self, job: &JobRequest) -> Result<BTreeMap<NodeName, (Host, Ask)>, BackendError> {
         if job.outputs.len() != job.nodes.len() {
-            return Err(refused(SUBMIT, "each host of a run has one place for its output".to_owned()));
+            return Err(refused(SUBMIT, "each host of a run needs one output".to_owned()));
         }
         let policy = self.policy.as_ref().map(fs::read_to_string).transpose();
         let policy = policy.map_err(|error| try_again(SUBMIT, format!("the policy file: {error}")))?;
@@ -92,7 +92,7 @@ impl SshBackend {
         };
         let mut orders = BTreeMap::new();
         for host in hosts {
-            let missing = || refused(SUBMIT, format!("{} has no place for its output", host.name));
+            let missing = || refused(SUBMIT, format!("{} has no output", host.name));
             let output = job.outputs.iter().find(|output| output.node == host.name).ok_or_else(missing)?;
             let together = rendezvous.as_ref().map(|rendezvous| Together {
                 nodes: job.nodes.clone(),
@@ -159,7 +159,7 @@ impl SshBackend {
     fn on(&self, nodes: &[NodeName]) -> Place {
         let hosts = locked(&self.hosts);
         let found = nodes.iter().map(|node| hosts.get(node).cloned().ok_or(node)).collect::<Result<Vec<_>, _>>();
-        found.map_or_else(|node| Place::Unclear(format!("{node} is not among the hosts any more")), Place::On)
+        found.map_or_else(|node| Place::Unclear(format!("{node} is no longer among the hosts")), Place::On)
     }
 
     /// Determines the place of a run from the hosts' answers. Each host knows the other hosts of the run.
@@ -176,7 +176,7 @@ impl SshBackend {
         let mut silent = answers.iter().filter(|(_, look)| look.is_err()).map(|(host, _)| &host.name);
         match silent.next() {
             None => Place::Nowhere,
-            Some(first) => Place::Unclear(format!("{} hosts do not answer, {first} among them", silent.count() + 1)),
+            Some(first) => Place::Unclear(format!("hosts that do not answer: {}, first {first}", silent.count() + 1)),
         }
     }
 
@@ -187,7 +187,7 @@ impl SshBackend {
             Some(Place::On(hosts)) => whole(*run, hosts, &seen),
             Some(Place::Nowhere) => bare(JobSeen::Absent),
             Some(Place::Unclear(why)) => bare(JobSeen::Unknown { why: why.clone() }),
-            None => bare(JobSeen::Unknown { why: "it was not asked about".to_owned() }),
+            None => bare(JobSeen::Unknown { why: "it was not queried".to_owned() }),
         };
         let answers = runs.iter().map(answer).collect();
         self.keep_logs(runs, seen);
@@ -264,7 +264,7 @@ fn begun_as(host: &Host, answer: Result<Said, NoAnswer>) -> Result<JobId, Backen
 
 fn whole(run: RunId, hosts: &[Host], seen: &BTreeMap<(RunId, NodeName), SeenRun>) -> PolledJob {
     let part = |host: &Host| seen.get(&(run, host.name.clone()));
-    let silent = |host: &Host| JobSeen::Unknown { why: format!("{} did not say", host.name) };
+    let silent = |host: &Host| JobSeen::Unknown { why: format!("{} did not report the run", host.name) };
     let parts: Vec<JobSeen> =
         hosts.iter().map(|host| part(host).map_or_else(|| silent(host), |one| one.seen.clone())).collect();
     let documents = hosts.iter().filter_map(|host| part(host)?.document.clone()).map(String::into_bytes);

@@ -64,8 +64,8 @@ fn a_run_outlives_its_connection_and_its_controller_and_its_result_is_carried() 
 }
 
 #[test]
-fn somebody_at_work_on_a_host_is_seen() {
-    let Some(hosts) = Hosts::new("somebody_at_work_on_a_host_is_seen", 1) else { return };
+fn a_user_of_a_host_is_detected() {
+    let Some(hosts) = Hosts::new("a_user_of_a_host_is_detected", 1) else { return };
     let backend = hosts.open();
     assert_eq!(why(&occupancy(&backend, "host1")), "free");
     let work = |options: &[&str], command: &str| -> Child {
@@ -281,12 +281,12 @@ fn what_hosts_lack_is_found_without_changing_them() {
         "bad hosts: 1 of 4: host3: its host key is not known",
         "bad hosts: 1 of 4: host2: its host key has changed",
         "bad hosts: 1 of 4: host4: ssh: connect to host",
-        "good rights: we are root on 1 hosts",
+        "good rights: root access on 1 host",
         "good doctor-node: 0 of 1 hosts have this version",
-        "good clocks: 1 agree",
-        "good runs: in scopes of systemd on 0 hosts, in sessions of their own on 1",
-        "bad repair: host1 have no no-such-program",
-        "good repair: 1 hosts have /root/reboot",
+        "good clocks: 1 host within",
+        "good runs: in systemd scopes on 0 hosts, in separate sessions on 1 host",
+        "bad repair: no no-such-program on host1",
+        "good repair: /root/reboot is on 1 host",
     ] {
         assert!(said.iter().any(|line| line.starts_with(part)), "`{part}` is not in {said:#?}");
     }

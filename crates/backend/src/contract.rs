@@ -86,16 +86,16 @@ pub fn breaches<'a>(backend: &'a dyn Backend, bed: &'a dyn Bed) -> Vec<Breach> {
     let rules: [(&'static str, RuleCheck<'a>); 12] = [
         ("every node is in the snapshot, once", Suite::nodes_are_there_once),
         ("unknown and busy are never reported as free", Suite::occupancy_is_told_apart),
-        ("a run nobody submitted is absent, and answers keep their order", Suite::absent_is_said),
+        ("a run that was not submitted is absent, and poll results keep their order", Suite::absent_is_said),
         ("submitting twice with one run id gives one job", Suite::submit_is_idempotent),
-        ("a job that ended says so, and is not started again", Suite::an_end_is_final),
+        ("an ended job is reported as ended and is not started again", Suite::an_end_is_final),
         ("cancelling ends the job; cancelling nothing is fine", Suite::cancel_is_idempotent),
-        ("a lost job does not look alive or well", Suite::lost_is_said),
+        ("a lost job is reported neither as running nor as successful", Suite::lost_is_said),
         ("a restarted controller finds the job", Suite::a_restart_loses_nothing),
-        ("marks and drains are idempotent, visible, and leave others' marks alone", Suite::marks_are_ours_only),
-        ("a repair never happens under somebody's work, and happens once", Suite::repairs_are_done_once),
-        ("what is not in caps is refused for good", Suite::caps_are_the_truth),
-        ("a node that is not there is refused, with nothing done", Suite::strangers_are_refused),
+        ("marks and drains are idempotent, visible, and leave foreign marks alone", Suite::marks_are_ours_only),
+        ("a repair runs once, and never while the node is in use", Suite::repairs_are_done_once),
+        ("a change that is not in caps is refused permanently", Suite::caps_are_the_truth),
+        ("an unknown node is refused, without any effect", Suite::strangers_are_refused),
     ];
     let mut broken = Vec::new();
     for (rule, check) in rules {
@@ -159,8 +159,8 @@ impl Suite<'_> {
 
     fn seen(&self, run: RunId) -> Result<JobSeen, String> {
         let polled = self.backend.poll(&[run]).map_err(said)?;
-        must(polled.len() == 1, || format!("{} answers to a poll of one run", polled.len()))?;
-        polled.into_iter().next().map(|job| job.seen).ok_or_else(|| "no answer to a poll".to_owned())
+        must(polled.len() == 1, || format!("{} results for a poll of one run", polled.len()))?;
+        polled.into_iter().next().map(|job| job.seen).ok_or_else(|| "no result for a poll".to_owned())
     }
 
     /// Lets time pass until the job satisfies `wanted`.
@@ -172,7 +172,7 @@ impl Suite<'_> {
             }
             self.bed.let_time_pass();
         }
-        Err(format!("waited in vain for {what}; it is {:?}", self.seen(run)?))
+        Err(format!("timed out waiting for {what}; state is {:?}", self.seen(run)?))
     }
 
     fn wait_running(&self, run: RunId) -> Result<JobSeen, String> {
@@ -214,16 +214,16 @@ impl Suite<'_> {
     }
 
     fn absent_is_said(&mut self) -> Result<(), String> {
-        let (nobodys, ours) = (self.run(), self.run());
+        let (unsubmitted, ours) = (self.run(), self.run());
         self.submit(ours, Length::Endless)?;
-        let polled = self.backend.poll(&[nobodys, ours, nobodys]).map_err(said)?;
+        let polled = self.backend.poll(&[unsubmitted, ours, unsubmitted]).map_err(said)?;
         let seen: Vec<_> = polled.iter().map(|job| &job.seen).collect();
         let right =
             matches!(seen[..], [JobSeen::Absent, JobSeen::Pending { .. } | JobSeen::Running { .. }, JobSeen::Absent]);
         let text = format!("{seen:?}");
         self.end(ours)?;
         must(right, || text)?;
-        must(self.backend.poll(&[]).map_err(said)?.is_empty(), || "answers to a poll of nothing".to_owned())
+        must(self.backend.poll(&[]).map_err(said)?.is_empty(), || "results for an empty poll".to_owned())
     }
 
     fn submit_is_idempotent(&mut self) -> Result<(), String> {
@@ -255,9 +255,9 @@ impl Suite<'_> {
     }
 
     fn cancel_is_idempotent(&mut self) -> Result<(), String> {
-        let (nobodys, run) = (self.run(), self.run());
-        self.backend.cancel(nobodys).map_err(said)?;
-        must(self.seen(nobodys)? == JobSeen::Absent, || "cancelling nothing made a job".to_owned())?;
+        let (unsubmitted, run) = (self.run(), self.run());
+        self.backend.cancel(unsubmitted).map_err(said)?;
+        must(self.seen(unsubmitted)? == JobSeen::Absent, || "cancelling an unknown run created a job".to_owned())?;
         self.submit(run, Length::Endless)?;
         self.wait_running(run)?;
         self.backend.cancel(run).map_err(said)?;
@@ -282,7 +282,7 @@ impl Suite<'_> {
         self.wait_running(run)?;
         self.bed.lose(run);
         let gone = |seen: &JobSeen| matches!(seen, JobSeen::Absent | JobSeen::Ended { .. });
-        let seen = self.wait(run, "the lost job to be missed", gone)?;
+        let seen = self.wait(run, "the lost job to be noticed", gone)?;
         must(matches!(seen, JobSeen::Absent | JobSeen::Ended { how: JobEnd::Lost | JobEnd::NodeDied, .. }), || {
             format!("a lost job is {seen:?}")
         })
@@ -309,7 +309,7 @@ impl Suite<'_> {
         let name = self.bed.node();
         self.bed.mark_by_somebody_else(&name, true);
         let foreign = self.node()?.marks.foreign;
-        must(!foreign.is_empty(), || "somebody else's mark is not seen".to_owned())?;
+        must(!foreign.is_empty(), || "the foreign mark is not visible".to_owned())?;
         let case = {
             self.ids.at(self.bed.now());
             self.ids.case()
@@ -325,8 +325,8 @@ impl Suite<'_> {
             self.there_and_back((Change::Drain, Change::Undrain), MarkKind::Cordon)?;
         }
         let left = self.node()?.marks;
-        must(left.foreign == foreign, || format!("others' marks were {foreign:?} and are {:?}", left.foreign))?;
-        must(left.ours.is_empty(), || format!("marks of ours stayed: {:?}", left.ours))
+        must(left.foreign == foreign, || format!("foreign marks were {foreign:?} and are {:?}", left.foreign))?;
+        must(left.ours.is_empty(), || format!("our marks remain: {:?}", left.ours))
     }
 
     /// Applies and reverts a change, each twice, then repeats the first operation: it is already done, so it must have no effect.
@@ -354,8 +354,8 @@ impl Suite<'_> {
             bed.occupy(&name, Wanted::Busy);
             let answer = backend.apply(&name, &first);
             let later = matches!(&answer, Err(error) if error.effect == Effect::NoneTryAgain);
-            must(later, || format!("{what:?} under somebody's work was answered with {answer:?}"))?;
-            must(done() == Some(before), || format!("{what:?} happened under somebody's work"))?;
+            must(later, || format!("{what:?} of a node in use returned {answer:?}"))?;
+            must(done() == Some(before), || format!("{what:?} ran on a node in use"))?;
             bed.occupy(&name, Wanted::Free);
             let mut answer = backend.apply(&name, &first);
             for _ in 0..PATIENCE {
@@ -368,14 +368,14 @@ impl Suite<'_> {
             }
             answer.map_err(said)?;
             let now = done();
-            must(now == Some(before + 1), || format!("{what:?} is done and happened {now:?} times, {before} before"))?;
+            must(now == Some(before + 1), || format!("{what:?} is done and ran {now:?} times, {before} before"))?;
             // Repeat the operation, here and from a restarted controller.
             backend.apply(&name, &first).map_err(said)?;
             if let Some(successor) = bed.restarted() {
                 successor.apply(&name, &first).map_err(said)?;
             }
             let now = done();
-            must(now == Some(before + 1), || format!("{what:?} that was done happened again: {now:?}"))?;
+            must(now == Some(before + 1), || format!("{what:?} ran again: {now:?}"))?;
         }
         Ok(())
     }
@@ -396,7 +396,7 @@ impl Suite<'_> {
             }
             let answer = self.backend.apply(&name, &NodeOp { op: self.op(), what: what.clone() });
             let refused = matches!(&answer, Err(error) if error.effect == Effect::NoneGiveUp);
-            must(refused, || format!("{what:?} is not in caps and was answered with {answer:?}"))?;
+            must(refused, || format!("{what:?} is not in caps and returned {answer:?}"))?;
         }
         Ok(())
     }

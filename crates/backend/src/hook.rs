@@ -89,7 +89,7 @@ fn filled(word: &str, told: &Told<'_>) -> Result<String, String> {
             Some((_, value)) => out.push_str(value),
             None => {
                 let known = told.words.iter().map(|(known, _)| format!("{{{known}}}")).collect::<Vec<_>>().join(", ");
-                return Err(format!("`{word}` names `{{{name}}}`; known are {known}"));
+                return Err(format!("`{word}` has the unknown placeholder `{{{name}}}`; use {known}"));
             }
         }
         rest = &inside[close + 1..];
@@ -125,7 +125,7 @@ mod tests {
         hook(&["test", "{node}/{instance}", "=", "gpu-1/i-0abc"], LONG).unwrap();
         hook(&["sh", "-c", "test \"$DOCTOR_NODE\" = gpu-1"], LONG).unwrap();
         let error = hook(&["true", "{pool}"], LONG).unwrap_err();
-        assert!(error.text.contains("known are {node}, {instance}, {zone}"), "{error}");
+        assert!(error.text.contains("use {node}, {instance}, {zone}"), "{error}");
         assert_eq!(error.effect, Effect::NoneGiveUp);
         assert!(hook(&["true", "{zone}"], LONG).unwrap_err().text.contains("the node has no zone"));
         assert!(hook(&["true", "{zone"], LONG).is_err() && hook(&[], LONG).is_err());

@@ -93,7 +93,7 @@ pub trait Backend: Send + Sync {
     /// Collects what the node and its vendor's tool report, before a repair step destroys that evidence. The first call with an
     /// operation id starts the collection; the caller repeats the call until it has ended.
     fn report(&self, _node: &NodeName, _op: OpId) -> Reported {
-        Reported::Failed { text: format!("the backend {} has no way to run it on the node", self.name()) }
+        Reported::Failed { text: format!("the backend {} cannot run it on a node", self.name()) }
     }
 
     /// Returns the writer of status on the nodes themselves, if the cluster has a place for it.

@@ -18,7 +18,7 @@ const PROGRAM: &str = "doctor-node";
 pub fn find(configured: Option<&Path>) -> Result<PathBuf, String> {
     let named = configured.map(Path::to_owned).or_else(|| env::var_os(PROGRAM_VARIABLE).map(PathBuf::from));
     if let Some(program) = named {
-        return if program.is_file() { Ok(program) } else { Err(format!("{} is no program", program.display())) };
+        return if program.is_file() { Ok(program) } else { Err(format!("{} is not a program", program.display())) };
     }
     let beside = env::current_exe().ok().and_then(|me| Some(me.parent()?.to_owned()));
     let path = env::var_os("PATH").unwrap_or_default();

@@ -131,8 +131,8 @@ pub fn look(open: impl FnOnce() -> Result<Opened, BackendError>) -> Inspected {
     let looked = open().and_then(|opened| Ok((opened.backend.name().to_owned(), opened.backend.snapshot()?.len())));
     match looked {
         Ok((name, nodes)) => {
-            Inspected::good("cluster", format!("{name} answers with {nodes} node{}", if nodes == 1 { "" } else { "s" }))
+            Inspected::good("cluster", format!("{name} reports {nodes} node{}", if nodes == 1 { "" } else { "s" }))
         }
-        Err(error) => Inspected::bad("cluster", error.to_string(), "see what [backend] names"),
+        Err(error) => Inspected::bad("cluster", error.to_string(), "check the section [backend]"),
     }
 }

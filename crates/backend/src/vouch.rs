@@ -20,6 +20,6 @@ pub enum NotVouched {
     #[error("the token is not accepted: {0}")]
     Refused(String),
     /// The token is neither accepted nor rejected; the caller may retry.
-    #[error("nobody can say now whose the token is: {0}")]
+    #[error("token review failed: {0}")]
     Unanswered(String),
 }

@@ -138,7 +138,7 @@ fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    panic!("waited in vain for {what}");
+    panic!("timed out waiting for {what}");
 }
 
 fn seen(backend: &LocalBackend, run: RunId) -> JobSeen {
@@ -277,7 +277,7 @@ fn controllers_that_submit_at_the_same_instant_start_one_job() {
         }
     });
     assert_eq!(wait_ended(&backends[0], run).1, JobEnd::Exited);
-    wait("the others to go away", || processes(run).is_empty().then_some(()));
+    wait("the other jobs to end", || processes(run).is_empty().then_some(()));
     assert_eq!(local.jobs_started(run), 1);
 }
 
@@ -319,7 +319,7 @@ fn a_job_that_cannot_begin_says_so_at_once() {
 }
 
 #[test]
-fn a_job_that_nobody_starts_is_given_up_for_good() {
+fn a_job_that_never_starts_is_given_up() {
     let mut local = Local::new();
     local.config.start_limit = Span::ZERO;
     let run = run_id(8);
@@ -337,7 +337,7 @@ fn a_missing_program_is_an_error_that_names_it() {
     local.config.doctor_node = Some(local.at("no-such-program"));
     let error = local.open().submit(&local.request(run_id(9), &["memory"])).unwrap_err();
     assert_eq!(error.effect, Effect::NoneGiveUp);
-    assert!(error.to_string().contains("no-such-program is no program"), "{error}");
+    assert!(error.to_string().contains("no-such-program is not a program"), "{error}");
 }
 
 #[test]

@@ -55,7 +55,7 @@ const MEGABYTE: f64 = 1e6;
 
 pub(crate) fn run() -> Result<Measured> {
     let program = shipped::doctor_node()?;
-    let bytes = fs::metadata(&program).context("looking at the program")?.len();
+    let bytes = fs::metadata(&program).context("reading the size of the program")?.len();
     let library = standin(&std::env::current_exe().context("finding this program")?);
     let standing = Machine::hgx_h100().stand(&program, &library);
     let key = RunKey::new([7; 32]);
@@ -64,11 +64,11 @@ pub(crate) fn run() -> Result<Measured> {
         Credential { node: NodeName::new("bench")?, key: key.clone(), controller: Some(door.address().to_owned()) };
     let agent = Running::start(standing.agent(&credential.text()).stderr(Stdio::null()))?;
     let memory = agent.watch_memory("RssAnon");
-    eprintln!("  twin: the first report");
+    eprintln!("  checking: the first report");
     let checks = prove(&standing, &what_it_saw(&door, &key)?)?;
     agent.settle(SOON)?;
 
-    eprintln!("  measuring: looks that report everything");
+    eprintln!("  measuring: check rounds that report everything");
     let used = cpu_time_of(agent.pid())?;
     for _look in 0..LOOKS {
         agent.hang_up()?;
@@ -77,16 +77,16 @@ pub(crate) fn run() -> Result<Measured> {
     }
     let full = (cpu_time_of(agent.pid())? - used).as_secs_f64() * 1000.0 / f64::from(LOOKS);
 
-    eprintln!("  measuring: a minute of waiting, and meanwhile other agents' looks");
+    eprintln!("  measuring: an idle minute, and meanwhile check rounds of other agents");
     let (waiting, looks) = thread::scope(|scope| {
         let looks = scope.spawn(|| -> Result<(f64, f64)> {
             Ok((ordinary_look(&program, &library, &key)?, changed_look(&program, &library, &key)?))
         });
         let waiting = waiting_minute(&agent, &door, &key);
-        (waiting, looks.join().expect("a panic there is a panic here"))
+        (waiting, looks.join().expect("the measuring thread does not panic"))
     });
     let (waiting, (look, changed)) = (waiting?, looks?);
-    ensure!(agent.children().len() == 1, "an agent has one helper, and not {:?}", agent.children());
+    ensure!(agent.children().len() == 1, "expected one helper process, found {:?}", agent.children());
     let most = memory.most();
 
     let inputs = json!({
@@ -105,20 +105,20 @@ pub(crate) fn run() -> Result<Measured> {
             "rss_anon_mb",
             most as f64 / MEGABYTE,
             "MB",
-            "RssAnon of the agent and its helper together, the most there was, in 10^6 bytes",
+            "peak RssAnon of the agent and its helper together, in 10^6 bytes",
         ),
         figure(
             "cpu_ms_per_min",
             waiting + look / LOOK_EVERY + full / SAY_ALL_EVERY,
             "ms",
-            "a waiting minute with its sign of life, a fifth of a look that finds nothing new, and a sixtieth of one that \
+            "an idle minute with its heartbeat, a fifth of a check round without changes, and a sixtieth of one that \
              reports everything; agent and helper together",
         ),
         figure(
             "cpu_ms_per_min_reporting",
             waiting + changed,
             "ms",
-            "a waiting minute, and a look that finds a GPU changed and reports it; agent and helper together",
+            "an idle minute, and a check round that finds and reports a changed GPU; agent and helper together",
         ),
         figure("binary_mb", bytes as f64 / MEGABYTE, "MB", "doctor-node, profile dist, in 10^6 bytes"),
     ]))
@@ -127,8 +127,8 @@ pub(crate) fn run() -> Result<Measured> {
 /// Measures the CPU time, in milliseconds, of a minute with only a heartbeat.
 fn waiting_minute(agent: &Running, door: &Door, key: &RunKey) -> Result<f64> {
     let (began, used) = (Instant::now(), agent.threads_used()?);
-    let alive = AgentReport::open(&door.next(SIGN_OF_LIFE)?, key).context("opening the sign of life")?;
-    ensure!(alive.checks.is_empty(), "it looked again within the minute: {} checks", alive.checks.len());
+    let alive = AgentReport::open(&door.next(SIGN_OF_LIFE)?, key).context("opening the heartbeat")?;
+    ensure!(alive.checks.is_empty(), "the agent ran checks within the idle minute: {} checks", alive.checks.len());
     agent.settle(SOON)?;
     let minutes = began.elapsed().as_secs_f64() / 60.0;
     Ok((agent.threads_used()? - used).as_secs_f64() * 1000.0 / minutes)
@@ -169,7 +169,7 @@ fn ordinary_look(program: &Path, library: &Path, key: &RunKey) -> Result<f64> {
     let look = (cpu_time_of(agent.pid())? - used).as_secs_f64() * 1000.0 / f64::from(LOOKS);
     for report in door.waiting() {
         let said = AgentReport::open(&report, key).context("opening a report")?.checks;
-        ensure!(said.is_empty(), "a look at an unchanged machine had something to say: {}", said.len());
+        ensure!(said.is_empty(), "the agent reported {} checks of an unchanged machine", said.len());
     }
     Ok(look)
 }
@@ -187,7 +187,7 @@ fn changed_look(program: &Path, library: &Path, key: &RunKey) -> Result<f64> {
         agent.settle(SOON)?;
         spent += cpu_time_of(agent.pid())? - used;
         let tests: Vec<&str> = told.checks.iter().map(|evidence| evidence.test.as_str()).collect();
-        ensure!(tests == ["gpu-row-remap"], "one thing has changed, and it reports {tests:?}");
+        ensure!(tests == ["gpu-row-remap"], "one check has changed, and the agent reports {tests:?}");
     }
     Ok(spent.as_secs_f64() * 1000.0 / f64::from(LOOKS))
 }
@@ -216,9 +216,9 @@ fn prove(standing: &Standing, report: &AgentReport) -> Result<usize> {
         |id: &CheckId| catalogue.get(id).is_some_and(|check| check.spec.depth == Depth::Quick && !check.spec.exclusive);
     let wanted: BTreeSet<CheckId> = catalogue.tests(&policy).into_iter().map(|test| test.id).filter(runs).collect();
     let told: BTreeSet<CheckId> = report.checks.iter().map(|evidence| evidence.test.clone()).collect();
-    ensure!(wanted == told, "the report has not every check: {:?}", wanted.symmetric_difference(&told));
+    ensure!(wanted == told, "missing or unexpected checks: {:?}", wanted.symmetric_difference(&told));
     for evidence in &report.checks {
-        let check = catalogue.get(&evidence.test).context("a check that the agent knows and we do not")?;
+        let check = catalogue.get(&evidence.test).context("the report has a check that this program does not know")?;
         let seen = check.observe(&catalogue.params(&policy, &evidence.test), evidence);
         let judged = judge(&rules, Some(&profile), &evidence.test, &seen);
         ensure!(judged.verdict != Verdict::Fail, "a healthy machine fails {}: {}", evidence.test, judged.text);

@@ -21,10 +21,10 @@ use crate::{Measured, figure::Figure};
 const CHANGED: &str = "crates/backend-slurm/src/lib.rs";
 
 pub(crate) fn run() -> Result<Measured> {
-    let folder = tempfile::tempdir().context("creating a folder")?;
+    let folder = tempfile::tempdir().context("creating a temporary folder")?;
     let clone = folder.path().join("clone");
     let status = Command::new("git").args(["clone", "--quiet", "."]).arg(&clone).status().context("starting git")?;
-    ensure!(status.success(), "git cannot clone this repository");
+    ensure!(status.success(), "git clone of this repository failed");
     eprintln!("  cargo build --release, from an empty target directory");
     let (cold_wall, cold_cpu) = build(&clone)?;
     eprintln!("  cargo run --release -- demo, to its first line");
@@ -32,7 +32,7 @@ pub(crate) fn run() -> Result<Measured> {
     let path = clone.join(CHANGED);
     let mut file = OpenOptions::new().append(true).open(&path).with_context(|| format!("opening {CHANGED}"))?;
     file.write_all(b"// One line more.\n").with_context(|| format!("writing {CHANGED}"))?;
-    eprintln!("  cargo build --release, after one line of the Slurm backend");
+    eprintln!("  cargo build --release, after a change of one line in the Slurm backend");
     let (again_wall, again_cpu) = build(&clone)?;
     let inputs = json!({ "features": "default", "profile": "release", "target": "empty", "changed": CHANGED });
     let figure = |name: &str, value: Duration, note: String| Figure {
@@ -42,11 +42,11 @@ pub(crate) fn run() -> Result<Measured> {
         inputs: inputs.clone(),
         note,
     };
-    let wall = |time: Duration| format!("once; {:.0} s by the clock", time.as_secs_f64());
-    let cpu = |time: Duration| format!("once; {:.0} s of CPU", time.as_secs_f64());
+    let wall = |time: Duration| format!("once; {:.0} s of wall time", time.as_secs_f64());
+    let cpu = |time: Duration| format!("once; {:.0} s of CPU time", time.as_secs_f64());
     Ok(Measured::Figures(vec![
         figure("cold_cpu_s", cold_cpu, wall(cold_wall)),
-        figure("first_line_s", cold_wall + line_wall, "once; the build and the demonstration's first line".to_owned()),
+        figure("first_line_s", cold_wall + line_wall, "once; the build and the first line of the demo".to_owned()),
         figure("rebuild_s", again_wall, cpu(again_cpu)),
     ]))
 }
@@ -61,7 +61,7 @@ fn cargo(clone: &Path) -> Command {
 fn build(clone: &Path) -> Result<(Duration, Duration)> {
     let (began, used) = (Instant::now(), used_by_children()?);
     let status = cargo(clone).args(["build", "--release", "--quiet"]).status().context("starting cargo")?;
-    ensure!(status.success(), "it does not build");
+    ensure!(status.success(), "cargo build failed");
     Ok((began.elapsed(), used_by_children()?.saturating_sub(used)))
 }
 
@@ -70,13 +70,13 @@ fn first_line(clone: &Path) -> Result<Duration> {
     let mut command = cargo(clone);
     command.args(["run", "--release", "--quiet", "--", "demo"]).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().context("starting cargo")?;
-    let stdout = child.stdout.take().context("its output is piped")?;
+    let stdout = child.stdout.take().context("the output is piped")?;
     let mut lines = BufReader::new(stdout).lines();
-    let first = lines.next().transpose().context("reading its output")?.unwrap_or_default();
+    let first = lines.next().transpose().context("reading the output")?.unwrap_or_default();
     let took = began.elapsed();
     let rest = lines.map_while(std::io::Result::ok).count();
-    ensure!(child.wait().context("waiting for it")?.success(), "the demonstration fails");
-    ensure!(!first.is_empty() && rest > 0, "the demonstration says nothing");
+    ensure!(child.wait().context("waiting for the demo")?.success(), "the demo failed");
+    ensure!(!first.is_empty() && rest > 0, "the demo printed nothing");
     Ok(took)
 }
 
@@ -90,7 +90,7 @@ fn used_by_children() -> Result<Duration> {
         .map(|field| field.parse().unwrap_or(0))
         .collect();
     let (Some(user), Some(system)) = (fields.get(13), fields.get(14)) else {
-        anyhow::bail!("/proc/self/stat has no times of children")
+        anyhow::bail!("/proc/self/stat has no CPU times of children")
     };
     Ok(Duration::from_millis((user + system) * 1000 / rustix::param::clock_ticks_per_second().max(1)))
 }

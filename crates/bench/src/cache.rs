@@ -13,7 +13,7 @@ pub(crate) fn folder() -> Result<PathBuf> {
         Some(named) => PathBuf::from(named),
         None => {
             let home =
-                std::env::var_os("HOME").context("set DOCTOR_BENCH_CACHE: there is no HOME to keep inputs in")?;
+                std::env::var_os("HOME").context("HOME is not set: set DOCTOR_BENCH_CACHE")?;
             Path::new(&home).join(".cache/cluster-doctor-bench")
         }
     };
@@ -37,7 +37,7 @@ pub(crate) fn input(kind: &str, fingerprint: u64, make: impl FnOnce(&Path) -> Re
     }
     let part = folder.join(format!("{kind}-{fingerprint:016x}.part"));
     make(&part)?;
-    fs::rename(&part, &whole).with_context(|| format!("putting {} in place", whole.display()))?;
+    fs::rename(&part, &whole).with_context(|| format!("renaming to {}", whole.display()))?;
     Ok(whole)
 }
 

@@ -29,11 +29,11 @@ pub(crate) fn run() -> Result<Measured> {
     let library = standin(&std::env::current_exe().context("finding this program")?);
     let healthy = Machine::hgx_h100();
     let standing = healthy.stand(&program, &library);
-    eprintln!("  twin: a healthy machine, and one with a fault");
+    eprintln!("  checking: a healthy machine, and one with a fault");
     let seen = standing.look();
-    ensure!(seen.failing.is_empty() && seen.inconclusive.is_empty(), "a healthy machine: {seen:?}");
+    ensure!(seen.failing.is_empty() && seen.inconclusive.is_empty(), "a healthy machine has findings: {seen:?}");
     let faulty = Machine::hgx_h100().gpu(3, "remapped_rows.failure", 1.0).stand(&program, &library).look();
-    ensure!(faulty.failing.len() == 1, "one fault was planted: {:?}", faulty.failing);
+    ensure!(faulty.failing.len() == 1, "one fault was planted, found: {:?}", faulty.failing);
     eprintln!("  measuring");
     let (mut wall, mut cpu) = (Vec::new(), Vec::new());
     for _repeat in 0..REPEATS {
@@ -66,7 +66,7 @@ pub(crate) fn run() -> Result<Measured> {
             "child_processes",
             children as f64,
             "count",
-            format!("processes that one look starts, the most of {REPEATS} looks"),
+            format!("processes that one check round starts, maximum of {REPEATS} rounds"),
         ),
     ]))
 }

@@ -42,7 +42,7 @@ fn gpu_or_not() -> Result<Cuda, String> {
 
 /// Returns the `doctor-node` beside this program, where it was built or copied to.
 fn program() -> Result<PathBuf> {
-    let here = std::env::current_exe().context("where am I")?;
+    let here = std::env::current_exe().context("finding this program")?;
     let program = here.with_file_name("doctor-node");
     ensure!(program.exists(), "there is no {}: build it (`make build`)", program.display());
     Ok(program)
@@ -60,11 +60,11 @@ fn test(args: &[&str]) -> Result<(f64, Measurements)> {
         .output()
         .context("starting doctor-node")?;
     let seconds = began.elapsed().as_secs_f64();
-    let answer: ProbeOutput = serde_json::from_slice(&ran.stdout).context("the test's answer")?;
-    let ProbeOutput::Text(text) = answer else { bail!("the test brought nothing: {answer:?}") };
-    let seen: Measurements = serde_json::from_str(&text).context("the test's measurements")?;
-    ensure!(seen.unread.is_empty(), "the test could not look at everything: {:?}", seen.unread);
-    ensure!(seen.events.is_empty(), "the test found this GPU bad: {:?}", seen.events);
+    let answer: ProbeOutput = serde_json::from_slice(&ran.stdout).context("reading the output of the test")?;
+    let ProbeOutput::Text(text) = answer else { bail!("the test returned no measurements: {answer:?}") };
+    let seen: Measurements = serde_json::from_str(&text).context("reading the measurements of the test")?;
+    ensure!(seen.unread.is_empty(), "the test could not read everything: {:?}", seen.unread);
+    ensure!(seen.events.is_empty(), "the test reports faults of this GPU: {:?}", seen.events);
     Ok((seconds, seen))
 }
 
@@ -84,10 +84,10 @@ pub(crate) fn run_verdict() -> Result<Measured> {
         cold.push(test(&["--heat=0s"])?.0);
     }
     let (warm, seen) = test(&["--heat=20s"])?;
-    let note = format!("until the temperature stood still, {:.1} s of load", value(&seen, "load_seconds")?);
+    let note = format!("until the temperature was stable, {:.1} s of load", value(&seen, "load_seconds")?);
     Ok(Measured::Figures(vec![
         figure("verdict_s", warm, "s", &inputs, note),
-        figure("cold_verdict_s", median(&cold), "s", &inputs, format!("no compiled kernels kept; {}", spread(&cold))),
+        figure("cold_verdict_s", median(&cold), "s", &inputs, format!("without cached kernels; {}", spread(&cold))),
     ]))
 }
 
@@ -100,7 +100,7 @@ pub(crate) fn run_rates() -> Result<Measured> {
     let inputs = json!({ "gpu": gpu.name()? });
     let (_, seen) = test(&["--heat=0s"])?;
     let (ours, copy) = (value(&seen, "memory_bytes_per_s")?, value(&seen, "memory_copy_bytes_per_s")?);
-    let note = format!("{:.0} GB/s written and read, the driver's copy moves {:.0}", ours / 1e9, copy / 1e9);
+    let note = format!("{:.0} GB/s written and read; the driver's copy: {:.0} GB/s", ours / 1e9, copy / 1e9);
     let mut figures = vec![
         figure("hbm_ratio_copy", ours / copy, "ratio", &inputs, note),
         figure("hbm_covered_percent", value(&seen, "memory_tested_percent")?, "percent", &inputs, String::new()),
@@ -112,14 +112,14 @@ pub(crate) fn run_rates() -> Result<Measured> {
             let ratios: Vec<f64> = pairs.iter().map(|(ours, theirs)| ours / theirs).collect();
             let of = |pick: fn(&(f64, f64)) -> f64| median(&pairs.iter().map(pick).collect::<Vec<_>>()) / 1e12;
             let note = format!(
-                "bf16 with every number checked {:.0} Tflop/s, cuBLAS without {:.0}, interleaved; {}",
+                "bf16 with every number checked {:.0} Tflop/s, cuBLAS without checks {:.0} Tflop/s, interleaved; {}",
                 of(|pair| pair.0),
                 of(|pair| pair.1),
                 spread(&ratios)
             );
             figures.push(figure("gemm_ratio_cublas", median(&ratios), "ratio", &inputs, note));
         }
-        Err(why) => eprintln!("NOT RUN: M9: gemm_ratio_cublas: {why}; name the library in DOCTOR_CUBLAS"),
+        Err(why) => eprintln!("NOT RUN: M9: gemm_ratio_cublas: {why}; set DOCTOR_CUBLAS to the library"),
     }
     Ok(Measured::Figures(figures))
 }

@@ -30,19 +30,19 @@ const DATABASE: &str = "history";
 
 pub(crate) fn run_sqlite() -> Result<Measured> {
     let path = cache::input("history-sqlite", fill::fingerprint()?, |path| {
-        eprintln!("  making {} rows, once", Past::ROWS);
+        eprintln!("  generating {} rows, once", Past::ROWS);
         fill::sqlite(path)?;
         sound(&Store::open(&StoreUrl::Sqlite(path.to_owned()))?)
     })?;
     let store = Store::open(&StoreUrl::Sqlite(path.clone()))?;
     let samples = ask(&store)?;
-    let bytes = std::fs::metadata(&path).context("looking at the database")?.len();
+    let bytes = std::fs::metadata(&path).context("reading the size of the database")?.len();
     Ok(Measured::Figures(samples.figures("", bytes, &inputs("SQLite"))))
 }
 
 pub(crate) fn run_postgres() -> Result<Measured> {
     let making = |path: &Path| {
-        eprintln!("  making {} rows, once", Past::ROWS);
+        eprintln!("  generating {} rows, once", Past::ROWS);
         let server = Server::start(Setup::default())?;
         let url = server.create_database(DATABASE)?;
         fill::postgres(&url)?;
@@ -67,9 +67,9 @@ fn inputs(database: &str) -> Value {
 
 /// Runs the store's own verification: `latest` and the counts must match the history.
 fn sound(store: &Store) -> Result<()> {
-    eprintln!("  twin: the store verifies what was made");
+    eprintln!("  checking: the store verifies the generated history");
     let verified = store.verify()?;
-    ensure!(verified.is_sound(), "the made history contradicts itself: {}", verified.troubles.join("; "));
+    ensure!(verified.is_sound(), "the generated history is inconsistent: {}", verified.troubles.join("; "));
     Ok(())
 }
 
@@ -92,7 +92,7 @@ impl Answers {
             value: bytes as f64 / Past::ROWS as f64,
             unit: "bytes",
             inputs: inputs.clone(),
-            note: "the whole database by the rows of history; runs and evidence, which retention prunes, are not in it"
+            note: "size of the database by rows of history, without runs and evidence, which retention deletes"
                 .to_owned(),
         });
         figures
@@ -101,7 +101,7 @@ impl Answers {
 
 /// Runs every query, compares the answers, then repeats them with a stopwatch.
 fn ask(store: &Store) -> Result<Answers> {
-    eprintln!("  twin: answers against the maker of the rows");
+    eprintln!("  checking: query results against the generator");
     let expected = Expected::compute()?;
     let since = Past::END.minus(Span::days(30));
     expected.check_latest(&store.latest_all()?)?;
@@ -110,7 +110,7 @@ fn ask(store: &Store) -> Result<Answers> {
     let mut answers = Answers { all_latest: Samples::default(), last: Samples::default(), rates: Samples::default() };
     for repeat in 0..REPEATS as u64 {
         let (all, sample) = time(|| store.latest_all());
-        ensure!(all?.len() == Past::PAIRS, "the latest results are not all there");
+        ensure!(all?.len() == Past::PAIRS, "latest results are missing");
         answers.all_latest.push(sample);
 
         let node = u32::try_from(spread(repeat) % u64::from(Past::NODES)).context("choosing a node")?;

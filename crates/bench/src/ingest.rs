@@ -83,7 +83,7 @@ fn measure(store: &Store, server: Option<u32>) -> Result<Vec<Round>> {
         }
     }
     drop(group);
-    eprintln!("  twin: every result once");
+    eprintln!("  checking: every result once");
     check(store, &expected)?;
     Ok(rounds)
 }
@@ -106,22 +106,22 @@ fn ingest(
     let before = used(server)?;
     let mut round = writers::run(settings, store, group, WRITERS, jobs)?;
     round.server = used(server)?.saturating_sub(before);
-    ensure!(round.latencies.len() == RESULTS, "{} results were kept, {RESULTS} were sent", round.latencies.len());
+    ensure!(round.latencies.len() == RESULTS, "{} results were stored, {RESULTS} were sent", round.latencies.len());
     Ok(round)
 }
 
 fn check(store: &Store, expected: &HashMap<(RunId, NodeName), Verdict>) -> Result<()> {
     let rows = store.history(&HistoryFilter::default())?;
-    ensure!(rows.len() == expected.len(), "{} rows are in history, {} results were kept", rows.len(), expected.len());
+    ensure!(rows.len() == expected.len(), "{} rows are in history, {} results were stored", rows.len(), expected.len());
     let mut seen = HashMap::with_capacity(rows.len());
     for row in rows {
         let run = row.run.context("a row of history has no run")?;
-        let kept = expected.get(&(run, row.node.clone())).with_context(|| format!("nobody sent {run}"))?;
+        let kept = expected.get(&(run, row.node.clone())).with_context(|| format!("{run} was not sent"))?;
         ensure!(row.verdict == *kept, "{run} on {} is {}, {kept} was sent", row.node, row.verdict);
         ensure!(seen.insert((run, row.node), ()).is_none(), "{run} is in history twice");
     }
     let verified = store.verify()?;
-    ensure!(verified.is_sound(), "the store contradicts itself: {}", verified.troubles.join("; "));
+    ensure!(verified.is_sound(), "the store is inconsistent: {}", verified.troubles.join("; "));
     Ok(())
 }
 
@@ -141,7 +141,7 @@ fn figures(rounds: &[Round], suffix: &str, inputs: &Value) -> Vec<Figure> {
     let server: Vec<f64> = rounds.iter().map(|round| each(round.server)).collect();
     let mut figures = vec![
         figure("results_per_s", "1/s", &rates, "signature, parse, interpret, classify, compress, store, sync"),
-        figure("p99_ms", "ms", &p99, "from taking a document to its result being durable"),
+        figure("p99_ms", "ms", &p99, "from receiving a document until its result is durable"),
         figure("cpu_us_per_result", "us", &cpu, "CPU time of this process"),
     ];
     if median(&server) > 0.0 {

@@ -27,7 +27,7 @@ mod left_out {
     use crate::Measured;
 
     pub(crate) fn run() -> anyhow::Result<Measured> {
-        let why = "this program was built without the feature `kubernetes`; `make bench M=M2` builds it with";
+        let why = "this program was built without the feature `kubernetes`; `make bench M=M2` enables it";
         Ok(Measured::NotHere(why.to_owned()))
     }
 }

@@ -48,8 +48,8 @@ const BENCHMARKS: [Benchmark; 18] = [
     Benchmark { metric: "M4", what: "history on PostgreSQL", run: history::run_postgres },
     Benchmark { metric: "M5", what: "ingest on SQLite", run: ingest::run_sqlite },
     Benchmark { metric: "M5", what: "ingest on PostgreSQL", run: ingest::run_postgres },
-    Benchmark { metric: "M6", what: "the agent on stand-in hardware", run: agent::run },
-    Benchmark { metric: "M7", what: "fast checks on stand-in hardware", run: checks::run },
+    Benchmark { metric: "M6", what: "the agent on simulated hardware", run: agent::run },
+    Benchmark { metric: "M7", what: "fast checks on simulated hardware", run: checks::run },
     Benchmark { metric: "M8", what: "a verdict on a GPU", run: gpu::run_verdict },
     Benchmark { metric: "M9", what: "rates on a GPU", run: gpu::run_rates },
     Benchmark { metric: "M10", what: "planted errors on a GPU", run: gpu::run_sight },
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
     if let Some(unknown) = wanted.iter().find(|name| BENCHMARKS.iter().all(|one| one.metric != **name)) {
         let mut known: Vec<&str> = BENCHMARKS.iter().map(|one| one.metric).collect();
         known.dedup();
-        eprintln!("there is no benchmark `{unknown}`; there are: {}", known.join(", "));
+        eprintln!("there is no benchmark `{unknown}`; use {}", known.join(", "));
         return ExitCode::from(2);
     }
     let commit = commit();

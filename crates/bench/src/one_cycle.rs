@@ -70,15 +70,15 @@ impl Service {
 
     /// Verifies the occupancy of each node.
     pub(crate) fn compare(&self, expected: &BTreeMap<String, &'static str>) -> Result<()> {
-        let asked = self.doctor().args(["--json", "nodes"]).output().context("asking for the nodes")?;
+        let asked = self.doctor().args(["--json", "nodes"]).output().context("running doctor nodes")?;
         ensure!(asked.status.success(), "doctor nodes: {}", String::from_utf8_lossy(&asked.stderr).trim());
         let rows: Vec<Value> = serde_json::from_slice(&asked.stdout).context("reading the nodes")?;
         let named = |row: &Value| Some((row["node"].as_str()?.to_owned(), row["used"].as_str()?.to_owned()));
         let seen: BTreeMap<String, String> = rows.iter().filter_map(named).collect();
-        ensure!(seen.len() == expected.len(), "{} nodes of {} are seen: {}", seen.len(), expected.len(), self.said());
+        ensure!(seen.len() == expected.len(), "{} nodes, expected {}: {}", seen.len(), expected.len(), self.said());
         for (name, used) in expected {
             let seen = seen.get(name).map(String::as_str);
-            ensure!(seen == Some(*used), "{name} is seen as {seen:?} and not as {used}: {}", self.said());
+            ensure!(seen == Some(*used), "{name} is {seen:?}, expected {used}: {}", self.said());
         }
         Ok(())
     }
@@ -117,7 +117,7 @@ fn watch(pid: u32) -> Result<Look> {
             let (Some(user), Some(system), Some(their_user), Some(their_system)) =
                 (ticks(11), ticks(12), ticks(13), ticks(14))
             else {
-                bail!("{path} has no times")
+                bail!("{path} has no CPU times")
             };
             let time = |ticks| Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second().max(1));
             return Ok(Look {

@@ -36,13 +36,13 @@ const COMPARED: usize = 3;
 
 pub(crate) fn run() -> Result<Measured> {
     let snapshot = fleet::busy(NODES, TESTS);
-    eprintln!("  twin: the order of the queue");
+    eprintln!("  checking: the order of the queue");
     same_queue(&snapshot)?;
     let mut planner = Planner::new(snapshot.clone());
     let mut ids = IdSource::new(1);
     planner.plan(snapshot.at, &mut ids);
     let mut events = Random::new(2);
-    eprintln!("  twin: incremental against from nothing");
+    eprintln!("  checking: incremental plan against a full plan");
     for _ in 0..COMPARED {
         let changed = event(&planner, &mut events);
         same_plan(&mut planner, changed, &ids)?;
@@ -52,12 +52,12 @@ pub(crate) fn run() -> Result<Measured> {
     let (mut cold, mut one_event) = (Samples::default(), Samples::default());
     for _ in 0..REPEATS {
         let (planned, sample) = time(|| plan(&snapshot, &mut ids.clone()));
-        ensure!(accounted(&planned) >= NODES, "a plan from nothing leaves nodes out");
+        ensure!(accounted(&planned) >= NODES, "a full plan omits nodes");
         cold.push(sample);
         let changed = event(&planner, &mut events);
         let at = planner.snapshot().at.plus(Span::from_secs(1));
         let ((known, planned), sample) = time(|| (planner.set_node(changed), planner.plan(at, &mut ids)));
-        ensure!(known && !planned.actions.is_empty(), "a plan after an event decides nothing");
+        ensure!(known && !planned.actions.is_empty(), "a plan after an event has no actions");
         one_event.push(sample);
     }
     let inputs = json!({
@@ -69,7 +69,7 @@ pub(crate) fn run() -> Result<Measured> {
         "cold",
         "",
         &inputs,
-        "plan() of a snapshot, with the reason of every node passed over",
+        "plan() of a snapshot, with the reason of every skipped node",
     ));
     figures.extend(one_event.figures(
         "one_event",
@@ -102,11 +102,11 @@ fn same_plan(planner: &mut Planner, changed: NodeRecord, ids: &IdSource) -> Resu
     let at = planner.snapshot().at.plus(Span::from_secs(1));
     let grown = planner.plan(at, &mut ids.clone());
     let fresh = plan(planner.snapshot(), &mut ids.clone());
-    ensure!(grown.actions == fresh.actions, "the incremental plan acts otherwise than the plan from nothing");
+    ensure!(grown.actions == fresh.actions, "the actions of the incremental plan and the full plan differ");
     let reasons: HashMap<NodeName, PassedOver> = fresh.passed_over.into_iter().collect();
     for record in &planner.snapshot().nodes {
         let name = &record.node.name;
-        ensure!(planner.reason(name).as_ref() == reasons.get(name), "{name} is passed over for another reason");
+        ensure!(planner.reason(name).as_ref() == reasons.get(name), "{name} is skipped for another reason");
     }
     Ok(())
 }
@@ -117,10 +117,10 @@ fn same_queue(snapshot: &Snapshot) -> Result<()> {
     let planned = plan(&unhindered, &mut IdSource::new(1));
     let taken: Vec<(NodeName, Vec<TestId>)> = planned.actions.iter().filter_map(submitted).collect();
     let queue = naive::queue(&unhindered);
-    let expected = queue.get(..taken.len()).context("more nodes were taken than are due")?;
-    ensure!(taken.len() == QUEUE as usize, "{} nodes were taken, {QUEUE} could have been", taken.len());
+    let expected = queue.get(..taken.len()).context("more nodes were selected than are due")?;
+    ensure!(taken.len() == QUEUE as usize, "{} nodes were selected, expected {QUEUE}", taken.len());
     for (place, (taken, expected)) in taken.iter().zip(expected).enumerate() {
-        ensure!(taken == expected, "at place {place} {taken:?} was taken, a plain sort has {expected:?} there");
+        ensure!(taken == expected, "position {place}: selected {taken:?}, expected {expected:?}");
     }
     Ok(())
 }

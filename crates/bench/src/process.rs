@@ -38,18 +38,18 @@ impl Running {
     /// Sends SIGTERM and waits for the process.
     pub(crate) fn stop(mut self) -> Result<ExitStatus> {
         self.signal(Signal::TERM)?;
-        self.0.wait().context("waiting for its end")
+        self.0.wait().context("waiting for the process")
     }
 
     /// Fails if the process has ended.
     pub(crate) fn check(&mut self) -> Result<()> {
-        let ended = self.0.try_wait().context("looking whether it runs")?;
-        ensure!(ended.is_none(), "it has ended: {ended:?}");
+        let ended = self.0.try_wait().context("checking the process")?;
+        ensure!(ended.is_none(), "the process has ended: {ended:?}");
         Ok(())
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
-        let pid = Pid::from_raw(self.pid().cast_signed()).context("a process has a number")?;
+        let pid = Pid::from_raw(self.pid().cast_signed()).context("a process has an id")?;
         kill_process(pid, signal).with_context(|| format!("sending {signal:?}"))
     }
 
@@ -57,7 +57,7 @@ impl Running {
     pub(crate) fn wake(&self, within: Duration) -> Result<()> {
         let (began, before) = (Instant::now(), self.threads_used()?);
         while self.threads_used()? == before {
-            ensure!(began.elapsed() < within, "it does nothing");
+            ensure!(began.elapsed() < within, "the process uses no CPU time");
             thread::sleep(QUIET / 4);
         }
         Ok(())
@@ -73,7 +73,7 @@ impl Running {
             if now == before {
                 return Ok(());
             }
-            ensure!(began.elapsed() < within, "it does not come to rest");
+            ensure!(began.elapsed() < within, "the process does not become idle");
             before = now;
         }
     }
@@ -164,7 +164,7 @@ fn memory_of(pid: u32, what: &str) -> Result<u64> {
     let status = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
     let line = status.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(':'));
     let line = line.with_context(|| format!("{path} has no {what}"))?;
-    let kibibytes: u64 = line.trim().trim_end_matches(" kB").parse().with_context(|| format!("{what} is no number"))?;
+    let kibibytes: u64 = line.trim().trim_end_matches(" kB").parse().with_context(|| format!("{what}: not a number"))?;
     Ok(kibibytes * 1024)
 }
 

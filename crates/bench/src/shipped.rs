@@ -27,13 +27,13 @@ pub(crate) fn folder() -> Result<PathBuf> {
         .args(["--features", "doctor/kubernetes"])
         .status()
         .context("starting cargo")?;
-    ensure!(status.success(), "doctor and doctor-node do not build");
+    ensure!(status.success(), "building doctor and doctor-node failed");
     eprintln!("  built in {:.0} s", began.elapsed().as_secs_f64());
     let this = std::env::current_exe().context("finding this program")?;
-    let target = this.ancestors().nth(2).context("a program lies in a folder of the target directory")?;
+    let target = this.ancestors().nth(2).context("this program is not in a target directory")?;
     let folder = target.join("dist");
     for program in ["doctor", "doctor-node"] {
-        ensure!(folder.join(program).exists(), "{} is not there", folder.join(program).display());
+        ensure!(folder.join(program).exists(), "{} does not exist", folder.join(program).display());
     }
     Ok(BUILT.get_or_init(|| folder).clone())
 }

@@ -34,7 +34,7 @@ const REPEATS: usize = 9;
 const MEGABYTE: f64 = 1e6;
 
 pub(crate) fn run() -> Result<Measured> {
-    eprintln!("  starting a controller of {NODES} nodes");
+    eprintln!("  starting a slurmctld with {NODES} nodes");
     let slurm = match cluster() {
         Ok(slurm) => slurm,
         Err(BedError::NotThere { why }) => return Ok(Measured::NotHere(why)),
@@ -42,12 +42,12 @@ pub(crate) fn run() -> Result<Measured> {
     };
     let program = shipped::doctor()?;
     let live = service(&program, slurm.programs(), Some(&slurm.conf()))?;
-    eprintln!("  twin: the service sees every node of the controller as it is");
+    eprintln!("  checking: the service sees every node of the slurmctld");
     live.look()?;
     live.compare(&silent())?;
     let captured = Captured::of(&slurm, &program)?;
     let working = service(&program, &captured.programs(), None)?;
-    eprintln!("  twin: the service sees every node of the captured cluster as it was made");
+    eprintln!("  checking: the service sees every node of the captured cluster");
     working.look()?;
     working.compare(&captured::at_work())?;
 
@@ -117,7 +117,7 @@ fn figures(suffix: &str, looks: &[Look], inputs: &Value) -> Vec<Figure> {
     vec![
         figure("cpu_s", &all, "s", "doctor serve --cycles 1 and the programs it starts, user and system time"),
         figure("own_cpu_s", &own, "s", "the same without those programs"),
-        figure("rss_anon_mb", &anonymous, "MB", "the most RssAnon of doctor serve --cycles 1, in 10^6 bytes"),
+        figure("rss_anon_mb", &anonymous, "MB", "peak RssAnon of doctor serve --cycles 1, in 10^6 bytes"),
         figure("rss_mb", &resident, "MB", "VmHWM of doctor serve --cycles 1, in 10^6 bytes"),
     ]
 }

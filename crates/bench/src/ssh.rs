@@ -51,11 +51,11 @@ pub(crate) fn run() -> Result<Measured> {
         Err(other) => return Err(other).context("starting the hosts"),
     };
     let bench = Bench::new(&fleet, &programs)?;
-    eprintln!("  carrying doctor-node to {HOSTS} hosts");
+    eprintln!("  installing doctor-node on {HOSTS} hosts");
     let first = bench.all.look()?;
     bench.all.compare(&(0..usize::from(HOSTS)).map(|host| (name(host), "free")).collect())?;
     kill_some(&mut fleet)?;
-    eprintln!("  twin: every host is seen as it is");
+    eprintln!("  checking: every host has the expected occupancy");
     bench.all.look()?;
     bench.check()?;
 
@@ -109,10 +109,10 @@ fn kill_some(fleet: &mut Fleet) -> Result<()> {
         match end_of(host) {
             End::Refuses => one.stop(),
             End::Hangs => {
-                one.cut().context("ending its connections")?;
+                one.cut().context("closing its connections")?;
                 one.hang();
             }
-            End::BlackHole => one.black_hole().context("making a black hole")?,
+            End::BlackHole => one.black_hole().context("dropping its packets")?,
         }
     }
     Ok(())
@@ -132,7 +132,7 @@ impl Bench {
             .filter(|host| dead().all(|dead| dead != *host))
             .map(|host| name(host) + "\n")
             .collect();
-        fs::write(fleet.at("living"), living).context("writing the list of the living")?;
+        fs::write(fleet.at("living"), living).context("writing the list of live hosts")?;
         let service = |hostfile: &str| {
             let settings = format!(
                 "[backend.ssh]\nhostfile = \"{}\"\nssh_config = \"{}\"\ndoctor_node = \"{}\"\nstate = \"{}\"\n",
@@ -157,7 +157,7 @@ impl Bench {
             (0..usize::from(HOSTS)).map(|host| (name(host), seen(host))).collect();
         self.all.compare(&expected)?;
         let (kept, alive) = (self.sockets()?.len(), usize::from(HOSTS) - dead().count());
-        ensure!(kept == alive, "{kept} connections are kept, to {alive} living hosts");
+        ensure!(kept == alive, "{kept} connections are open, expected one for each of {alive} live hosts");
         Ok(())
     }
 
@@ -167,11 +167,11 @@ impl Bench {
             let mut ssh = Command::new("ssh");
             ssh.args(["-F", "none", "-O", "exit", "-S"]).arg(&socket).arg("none");
             let status = ssh.stdin(Stdio::null()).stderr(Stdio::null()).status().context("starting ssh")?;
-            ensure!(status.success() || !socket.exists(), "{} does not hang up", socket.display());
+            ensure!(status.success() || !socket.exists(), "closing the connection {} failed", socket.display());
         }
         let began = Instant::now();
         while !self.sockets()?.is_empty() {
-            ensure!(began.elapsed() < PATIENCE, "connections are left");
+            ensure!(began.elapsed() < PATIENCE, "connections remain open");
             thread::sleep(PAUSE);
         }
         Ok(())
@@ -191,7 +191,7 @@ impl Bench {
             let pss = text.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix(" kB"));
             held += pss.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) * 1024;
         }
-        ensure!(held > 0, "nobody keeps connections");
+        ensure!(held > 0, "no process holds connections");
         Ok(held)
     }
 }
@@ -231,26 +231,26 @@ fn figures(taken: &Taken, inputs: &Value) -> Vec<Figure> {
     #[expect(clippy::cast_precision_loss, reason = "a few hundred")]
     let connections = taken.connections as f64;
     vec![
-        among("wall_s", &cold, "s", "doctor serve --cycles 1, every connection opened anew"),
-        among("kept_wall_s", &kept, "s", "the same with the connections of the cycle before"),
+        among("wall_s", &cold, "s", "doctor serve --cycles 1, all connections new"),
+        among("kept_wall_s", &kept, "s", "the same with the connections of the previous cycle"),
         among("dead_add_s", &added, "s", "wall_s less the same cycle without the dead hosts, in pairs"),
         figure(
             "first_wall_s",
             taken.first.wall.as_secs_f64(),
             "s",
-            "once: doctor-node carried to every host".to_owned(),
+            "once: doctor-node installed on every host".to_owned(),
         ),
         among(
             "cpu_s",
             &of(&taken.cold, cpu),
             "s",
-            "of wall_s: the service and the ssh it waited for; neither sshd nor those that keep connections",
+            "of wall_s: the service and the ssh it waited for, without sshd and the ssh that hold connections",
         ),
         among(
             "rss_anon_mb",
             &of(&all, |look| look.most_anonymous as f64 / MEGABYTE),
             "MB",
-            "the most RssAnon of doctor serve, in 10^6 bytes",
+            "peak RssAnon of doctor serve, in 10^6 bytes",
         ),
         among(
             "rss_mb",
@@ -262,13 +262,13 @@ fn figures(taken: &Taken, inputs: &Value) -> Vec<Figure> {
             "connections",
             connections,
             "connections",
-            "kept open after a cycle, one for each living host".to_owned(),
+            "open after a cycle, one per live host".to_owned(),
         ),
         figure(
             "connections_mb",
             taken.memory as f64 / MEGABYTE,
             "MB",
-            "Pss of the ssh processes that keep them".to_owned(),
+            "Pss of the ssh processes that hold them".to_owned(),
         ),
     ]
 }

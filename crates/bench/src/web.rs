@@ -33,7 +33,7 @@ const MEGABYTE: f64 = 1e6;
 
 pub(crate) fn run() -> Result<Measured> {
     let program = shipped::doctor()?;
-    eprintln!("  a simulated cluster of {NODES} nodes, and a controller that has seen it");
+    eprintln!("  starting a simulated cluster of {NODES} nodes and a controller");
     let stage = Stage::new(&program, NODES)?;
     let before = stage.twin(NODES)?;
     eprintln!("  {READERS} readers for {} s", LASTS.as_secs());
@@ -47,15 +47,15 @@ pub(crate) fn run() -> Result<Measured> {
             .collect();
         thread::sleep(LASTS);
         over.store(true, Ordering::Relaxed);
-        readers.into_iter().map(|reader| reader.join().map_err(|_| anyhow::anyhow!("a reader died"))?).collect()
+        readers.into_iter().map(|reader| reader.join().map_err(|_| anyhow::anyhow!("a reader panicked"))?).collect()
     });
     let asked: Vec<Asked> = read?.into_iter().flatten().collect();
     let after = stage.twin(NODES)?;
-    ensure!(after > before, "no result came in while it was read: {before} before, {after} after");
+    ensure!(after > before, "no results arrived during the reads: {before} before, {after} after");
     let mut took: Vec<f64> = asked.iter().map(|asked| asked.took.as_secs_f64() * 1e3).collect();
     took.sort_by(f64::total_cmp);
     let part = |percent: usize| took.get((took.len() * percent / 100).min(took.len().saturating_sub(1))).copied();
-    let (p50, p99) = (part(50).context("nothing was asked")?, part(99).context("nothing was asked")?);
+    let (p50, p99) = (part(50).context("no requests were made")?, part(99).context("no requests were made")?);
     let slowest = took.last().copied().unwrap_or(0.0);
     let (map, packed) = stage.map_bytes()?;
     let inputs = json!({
@@ -74,13 +74,13 @@ pub(crate) fn run() -> Result<Measured> {
             "api_p99_ms",
             p99,
             "ms",
-            format!("from the request to the last byte; median {p50:.1}, most {slowest:.1}"),
+            format!("from the request to the last byte; median {p50:.1}, maximum {slowest:.1}"),
         ),
         figure(
             "rss_anon_mb",
             stage.most_anonymous() as f64 / MEGABYTE,
             "MB",
-            "the most RssAnon of doctor serve, in 10^6 bytes".to_owned(),
+            "peak RssAnon of doctor serve, in 10^6 bytes".to_owned(),
         ),
         figure(
             "rss_mb",

@@ -357,7 +357,7 @@ fn show_findings(tx: &mut Tx<'_>, before: &Before, kept: &[Entry<'_>], proofs: &
 /// Removes completed runs from `awaited`. A node that answers before the other nodes of its run stays occupied until
 /// the run ends.
 fn strike_off(tx: &mut Tx<'_>, ended: &BTreeMap<RunId, Spell>, kept: &[Entry<'_>]) -> Result<()> {
-    let operation = "noting answers";
+    let operation = "recording answers";
     let over: Vec<Val<'_>> = ended.keys().map(|run| (*run).into()).collect();
     let sqlite = "DELETE FROM awaited WHERE run = $1";
     let postgres = "DELETE FROM awaited WHERE run = ANY ($1::int8[])";

@@ -35,7 +35,7 @@ impl fmt::Display for Role {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no role: viewer or operator")]
+#[error("`{0}` is not a role: use viewer or operator")]
 pub struct BadRole(String);
 
 impl FromStr for Role {

@@ -53,7 +53,7 @@ fn told_of_drops(node: i64, dropped: &Dropped) -> Line {
         node: Some(node),
         code: "spool-full".to_owned(),
         words: format!(
-            "the agent had no room for {} reports made from {} to {}: {}",
+            "the agent's spool was full: {} reports from {} to {} were dropped: {}",
             dropped.reports,
             dropped.from,
             dropped.to,
@@ -68,5 +68,5 @@ fn told_of_drops(node: i64, dropped: &Dropped) -> Line {
 fn note_report(tx: &mut Tx<'_>, node: i64, report: &AgentFindings) -> Result<bool> {
     let sql = "UPDATE node SET report = $2, report_sent = $3 \
                WHERE id = $1 AND (report IS NULL OR report < $2 OR report_sent < $3)";
-    Ok(tx.run("noting a report", sql, vals![node, report.number, report.sent])? > 0)
+    Ok(tx.run("recording a report", sql, vals![node, report.number, report.sent])? > 0)
 }

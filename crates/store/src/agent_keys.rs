@@ -61,7 +61,7 @@ impl Store {
             }
             let key = RunKey::from_hex(&secret).ok_or_else(|| StoreError::Unreadable {
                 what: "agent's key",
-                why: format!("that of {node} is not 64 hexadecimal digits"),
+                why: format!("the key of {node} is not 64 hexadecimal digits"),
             })?;
             Ok(AgentKey::Enrolled { key, heard: agent.heard, since: agent.created })
         })
@@ -73,8 +73,8 @@ impl Store {
         self.write_unfenced(Access::Write, |tx| {
             for (node, at) in nodes {
                 let sql = "INSERT INTO agent (node, secret, created) VALUES ($1, '', $2) ON CONFLICT (node) DO NOTHING";
-                if tx.run("introducing an agent", sql, vals![node.as_str(), *at])? > 0 {
-                    let (code, words) = ("token".to_owned(), format!("{node}: its cluster vouches for its agent"));
+                if tx.run("registering an agent", sql, vals![node.as_str(), *at])? > 0 {
+                    let (code, words) = ("token".to_owned(), format!("{node}: its agent uses a token of the cluster"));
                     let node = tx.names.node_number(node);
                     let line = Line { what: "introduce-agent", node, code, words, ..Line::default() };
                     audit::append(tx, *at, None, &[line])?;
@@ -111,7 +111,7 @@ impl Store {
                             AS h (node, at, number, sent, program, form, policy) \
                             WHERE agent.node = h.node AND agent.revoked IS NULL";
             let kinds = [Text, Int, Int, Int, Text, Text, Int];
-            tx.each("noting what was heard of agents", (sqlite, postgres), &kinds, &rows)
+            tx.each("recording contacts of agents", (sqlite, postgres), &kinds, &rows)
         })
     }
 }
@@ -120,7 +120,7 @@ fn read_agent(row: &Row<'_>) -> Result<AgentRow> {
     let heard = match row.opt_moment(3)? {
         None => None,
         Some(at) => {
-            let schema: Schema = parsed("schema of reports", row.text(7)?.parse())?;
+            let schema: Schema = parsed("report schema", row.text(7)?.parse())?;
             // A queue length from the past says nothing about the present.
             let versions = Versions { program: row.text(6)?.to_owned(), schema, policy: row.count(8)?, waiting: 0 };
             Some(AgentHeard { at, number: row.number(4)?, sent: row.moment(5)?, versions })

@@ -25,7 +25,7 @@ impl Store {
     /// Writes the whole store into a new file. The file appears complete or not at all.
     pub fn backup(&self, dest: &Path) -> Result<()> {
         if dest.exists() {
-            let why = format!("{} is there already: name a new file", dest.display());
+            let why = format!("{} exists already: name a new file", dest.display());
             return Err(StoreError::Refused { operation: "backing up", why });
         }
         let draft = Draft::beside(dest)?;
@@ -106,7 +106,7 @@ fn open_backup(path: &Path) -> Result<Connection> {
     let version: Option<i64> = file
         .query_row("SELECT MAX(version) FROM schema_version", (), |row| row.get(0))
         .optional()
-        .map_err(|_| damaged("it is a database and no backup of a store".to_owned()))?
+        .map_err(|_| damaged("it is a SQLite database but not a backup of a store".to_owned()))?
         .flatten();
     match version {
         Some(version) if version == schema::KNOWN => Ok(file),
@@ -126,7 +126,7 @@ fn refuse_unless_empty(tx: &mut Tx<'_>) -> Result<()> {
     for table in ["node", "run", "history", "case_file"] {
         let sql = format!("SELECT 1 FROM {table} LIMIT 1");
         if tx.first("restoring", &sql, &[], |_| Ok(()))?.is_some() {
-            let why = "this store is not empty: restore into a new one, then put it in place".to_owned();
+            let why = "this store is not empty: restore into a new store, then replace this one".to_owned();
             return Err(StoreError::Refused { operation: "restoring", why });
         }
     }

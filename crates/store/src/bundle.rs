@@ -102,7 +102,7 @@ pub(super) fn keep(tx: &mut Tx<'_>, arrivals: &[Arrival<'_>]) -> Result<Vec<i64>
         rows.extend_from_slice(vals![*id, *newest, *documents, body.as_slice()]);
     }
     let kinds = [Kind::Int, Kind::Int, Kind::Int, Kind::Blob];
-    tx.bulk("keeping documents", "bundle (id, received, documents, body)", &kinds, &rows, "")?;
+    tx.bulk("storing documents", "bundle (id, received, documents, body)", &kinds, &rows, "")?;
     keep_alone(tx, arrivals)?;
     Ok(ids)
 }
@@ -139,7 +139,7 @@ fn in_bundles<'a, 'b>(arrivals: &'b [Arrival<'a>]) -> Vec<&'b [Arrival<'a>]> {
 }
 
 fn pack(arrivals: &[Arrival<'_>]) -> Result<Vec<u8>> {
-    let refused = |why: String| StoreError::Refused { operation: "keeping documents", why };
+    let refused = |why: String| StoreError::Refused { operation: "storing documents", why };
     let places: Vec<Place<'_>> = arrivals
         .iter()
         .map(|one| Place { result: one.result, bytes: (!one.is_alone()).then_some(one.result.evidence.len()) })
@@ -162,7 +162,7 @@ fn unpack<T: for<'a> Deserialize<'a>>(body: &[u8]) -> Result<(Vec<T>, Vec<u8>)> 
     let bytes = decompress(body)?;
     let (length, rest) = bytes.split_first_chunk::<LENGTH>().ok_or_else(|| unreadable("it is empty"))?;
     let length = usize::try_from(u32::from_le_bytes(*length)).map_err(|error| unreadable(&error.to_string()))?;
-    let (list, documents) = rest.split_at_checked(length).ok_or_else(|| unreadable("its list is cut off"))?;
+    let (list, documents) = rest.split_at_checked(length).ok_or_else(|| unreadable("its list is truncated"))?;
     let list = serde_json::from_slice(list).map_err(|error| unreadable(&error.to_string()))?;
     Ok((list, documents.to_vec()))
 }
@@ -191,7 +191,7 @@ fn document(body: &[u8], run: RunId, node: &NodeName) -> Result<Option<EvidenceR
     for FoundDocument { result, bytes } in list {
         let end = first + bytes.unwrap_or(0);
         if result.run == run && result.node == *node && bytes.is_some() {
-            let bytes = documents.get(first..end).ok_or_else(|| unreadable("a document is cut off"))?.to_vec();
+            let bytes = documents.get(first..end).ok_or_else(|| unreadable("a document is truncated"))?.to_vec();
             let DocumentOf { received, policy_version, profile_version, .. } = result;
             let row =
                 EvidenceRow { bytes, truncated: false, received, policy_version, profile_version, pinned_by: None };

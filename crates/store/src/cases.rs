@@ -108,7 +108,7 @@ pub(super) fn open(tx: &mut Tx<'_>, case: &Case) -> Result<()> {
 }
 
 fn set_node_case(tx: &mut Tx<'_>, node: i64, case: Option<CaseId>) -> Result<()> {
-    tx.run("noting a case", "UPDATE node SET case_id = $2 WHERE id = $1", vals![node, case]).map(drop)
+    tx.run("recording a case", "UPDATE node SET case_id = $2 WHERE id = $1", vals![node, case]).map(drop)
 }
 
 pub(super) fn escalate(tx: &mut Tx<'_>, case: CaseId, to: Rung) -> Result<()> {
@@ -203,7 +203,7 @@ pub(super) fn close(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, how: Closed,
 /// Moves the case to the name under which its hardware was found again.
 pub(super) fn follow(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, at: Timestamp) -> Result<()> {
     let mut file = get(tx, case)?;
-    let operation = "following a machine";
+    let operation = "rebinding a case";
     tx.run(operation, "UPDATE node SET case_id = NULL WHERE case_id = $1", vals![case])?;
     file.node = node.clone();
     put(tx, &file)?;

@@ -26,19 +26,19 @@ impl Store {
     /// Replaces the saved cluster state as a whole.
     pub fn save_cluster(&self, lease: &Lease, at: Timestamp, picture: &impl Serialize) -> Result<()> {
         let body = packed(picture).map_err(|why| StoreError::Refused {
-            operation: "compressing the picture of the cluster",
+            operation: "compressing the cluster state",
             why: why.to_string(),
         })?;
         self.write(lease, |tx| {
             let sql = "INSERT INTO picture (id, at, body) VALUES (1, $1, $2) \
                        ON CONFLICT (id) DO UPDATE SET at = excluded.at, body = excluded.body";
-            tx.run("writing the picture of the cluster", sql, vals![at, body.as_slice()]).map(drop)
+            tx.run("writing the cluster state", sql, vals![at, body.as_slice()]).map(drop)
         })
     }
 
     /// Returns when a cycle last saved the cluster state.
     pub fn cluster_seen(&self) -> Result<Option<Timestamp>> {
-        let operation = "reading when the cluster was seen";
+        let operation = "reading the time of the cluster state";
         self.transaction(Access::Read, &mut |tx| {
             tx.first(operation, "SELECT at FROM picture", &[], |row| row.moment(0))
         })
@@ -46,12 +46,12 @@ impl Store {
 
     /// Returns the last cluster state as JSON, and when it was saved.
     pub fn cluster(&self) -> Result<Option<(Timestamp, Vec<u8>)>> {
-        let operation = "reading the picture of the cluster";
+        let operation = "reading the cluster state";
         self.read(|tx| {
             tx.first(operation, "SELECT at, body FROM picture", &[], |row| {
                 let body = row.blob(1)?;
                 let unreadable =
-                    |why: io::Error| StoreError::Unreadable { what: "picture of the cluster", why: why.to_string() };
+                    |why: io::Error| StoreError::Unreadable { what: "cluster state", why: why.to_string() };
                 let text =
                     if body.starts_with(&COMPRESSED) { unpacked(body).map_err(unreadable)? } else { body.to_vec() };
                 Ok((row.moment(0)?, text))

@@ -70,7 +70,7 @@ fn apply(
         Action::Submit(run) => {
             let key = intent.keys.get(&run.id).ok_or_else(|| StoreError::Refused {
                 operation: "writing a cycle",
-                why: format!("the plan submits {} and there is no key for it", run.id),
+                why: format!("the plan submits {} without a key for it", run.id),
             })?;
             if run.case.is_some() {
                 // Kernel events up to now are what requalification answers; from here on only new ones count.
@@ -105,7 +105,7 @@ fn apply(
             let was_out = nodes::life_of(tx, id)?.is_some_and(|life| life.is_out());
             if to.is_out() && !was_out && taken_out.contains(node) {
                 let sql = "INSERT INTO taken_out (at, node) VALUES ($1, $2) ON CONFLICT DO NOTHING";
-                tx.run("noting a node taken out", sql, vals![at, id])?;
+                tx.run("recording a node taken out of service", sql, vals![at, id])?;
             }
             nodes::set_life(tx, id, to, at, *case)
         }
@@ -119,7 +119,7 @@ fn apply(
                 let node = tx.node_id(&node, at)?;
                 settled::release(tx, node, at)?;
             }
-            tx.run("answering a request", "DELETE FROM request WHERE id = $1", vals![*request]).map(drop)
+            tx.run("completing a request", "DELETE FROM request WHERE id = $1", vals![*request]).map(drop)
         }
         Action::Identify { node, hardware } => {
             let id = tx.node_id(node, at)?;

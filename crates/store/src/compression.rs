@@ -84,7 +84,7 @@ mod tests {
             .collect();
         let packed = Packed::new(&noise).unwrap();
         assert!(packed.truncated && packed.bytes.len() <= CAP);
-        assert!(packed.bytes.len() > CAP / 2, "no more is thrown away than needed: {}", packed.bytes.len());
+        assert!(packed.bytes.len() > CAP / 2, "more was dropped than needed: {}", packed.bytes.len());
         let back = decompress(&packed.bytes).unwrap();
         assert!(noise.starts_with(&back));
     }

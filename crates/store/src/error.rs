@@ -26,31 +26,32 @@ pub enum StoreError {
     Damaged { path: PathBuf, why: String },
 
     #[error(
-        "the store has schema {found}, this program knows up to {known}: use the program that wrote it, or a newer one"
+        "the store has schema {found}, this program supports up to {known}: use the version that wrote it, or newer"
     )]
     NewerSchema { found: i64, known: i64 },
 
     #[error(
-        "{database} refuses TLS settings: this build speaks to PostgreSQL without TLS; use a local socket, a tunnel, or `sslmode=disable`"
+        "{database} requires TLS, which this build does not support for PostgreSQL: use a local socket, a tunnel, or \
+         `sslmode=disable`"
     )]
     TlsNotSupported { database: String },
 
     /// Another controller leads. The caller must stop acting immediately.
-    #[error("the lease is no longer ours: {by} leads since fence {fence}")]
+    #[error("lease lost: held by {by}, fence {fence}")]
     LeaseLost { by: String, fence: u64 },
 
     /// The lease expired and is not held by another controller yet. Acquire it again before acting.
-    #[error("the lease ran out at {at}: acquire it again")]
+    #[error("the lease expired at {at}: acquire it again")]
     LeaseExpired { at: Timestamp },
 
-    #[error("{operation} in the SQLite store")]
+    #[error("{operation} in the SQLite store failed")]
     Sqlite {
         operation: &'static str,
         #[source]
         source: rusqlite::Error,
     },
 
-    #[error("{operation} in the PostgreSQL store")]
+    #[error("{operation} in the PostgreSQL store failed")]
     Postgres {
         operation: &'static str,
         #[source]
@@ -58,14 +59,14 @@ pub enum StoreError {
     },
 
     /// The state that the plan was based on has changed. Nothing was done.
-    #[error("{what} is not any more as it was when this was planned: look at the plan again")]
+    #[error("{what} has changed since the plan was made: review the new plan")]
     Changed { what: String },
 
     /// The caller's deadline passed. The store is not at fault.
-    #[error("{operation} took longer than whoever asked would wait")]
+    #[error("{operation} exceeded the deadline of the request")]
     Late { operation: &'static str },
 
-    #[error("{operation} {path}")]
+    #[error("{operation} {path} failed")]
     File {
         operation: &'static str,
         path: PathBuf,
@@ -74,10 +75,10 @@ pub enum StoreError {
     },
 
     /// The store contains a value that this program never writes.
-    #[error("the store holds a {what} that cannot be read: {why}. Run `doctor db verify`")]
+    #[error("the store contains an unreadable {what}: {why}. Run `doctor db verify`")]
     Unreadable { what: &'static str, why: String },
 
-    #[error("no {what} {id} is in the store")]
+    #[error("the store has no {what} {id}")]
     NotFound { what: &'static str, id: String },
 
     #[error("{operation}: {why}")]

@@ -33,7 +33,7 @@ impl Store {
             }
             let into = "failed_work (work, node, owner, name, at, how)";
             let conflict = "ON CONFLICT (work, node) DO UPDATE SET at = excluded.at, how = excluded.how";
-            tx.bulk("keeping failed user work", into, &[Text, Int, Text, Text, Int, Text], &rows, conflict)
+            tx.bulk("storing failed user jobs", into, &[Text, Int, Text, Text, Int, Text], &rows, conflict)
         })
     }
 
@@ -43,13 +43,13 @@ impl Store {
             let names = Arc::clone(&tx.names);
             let sql = "SELECT work, node, owner, name, at, how FROM failed_work WHERE at >= $1 \
                        ORDER BY at DESC, work, node LIMIT $2";
-            tx.all("reading failed user work", sql, vals![since, MOST], |row| {
+            tx.all("reading failed user jobs", sql, vals![since, MOST], |row| {
                 let work = FailedWork {
                     id: Label::new(row.text(0)?),
                     owner: Label::new(row.text(2)?),
                     name: Label::new(row.text(3)?),
                     at: row.moment(4)?,
-                    how: json::read("failed user work", row.text(5)?)?,
+                    how: json::read("failed user job", row.text(5)?)?,
                 };
                 Ok((names.node(row.int(1)?)?.clone(), work))
             })
@@ -59,10 +59,10 @@ impl Store {
 
 /// Deletes a node's failures: they say nothing about the machine that has its name now.
 pub(super) fn forget_node(tx: &mut Tx<'_>, node: i64) -> Result<()> {
-    tx.run("beginning a node anew", "DELETE FROM failed_work WHERE node = $1", vals![node]).map(drop)
+    tx.run("resetting a node", "DELETE FROM failed_work WHERE node = $1", vals![node]).map(drop)
 }
 
 /// Deletes expired failures. Cases have their own copy.
 pub(super) fn prune(tx: &mut Tx<'_>, before: Timestamp) -> Result<()> {
-    tx.run("forgetting failed user work", "DELETE FROM failed_work WHERE at < $1", vals![before]).map(drop)
+    tx.run("deleting failed user jobs", "DELETE FROM failed_work WHERE at < $1", vals![before]).map(drop)
 }

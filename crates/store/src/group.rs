@@ -86,7 +86,7 @@ impl Drop for GroupCommit {
 }
 
 fn stopped() -> Arc<StoreError> {
-    Arc::new(StoreError::Refused { operation: "keeping a result", why: "the writer has stopped".to_owned() })
+    Arc::new(StoreError::Refused { operation: "storing a result", why: "the writer has stopped".to_owned() })
 }
 
 fn write_what_waits(store: &Store, lease: &Lease, queue: &Queue, unsynced: Option<&Sender<Unsynced>>) {
@@ -107,14 +107,14 @@ fn enter_what_is_kept(store: &Store, queue: &Queue) {
     let mut checkpoints = store.shared.db.checkpoints();
     while store.inbox().wait(|| queue.is_over()) {
         if let Err(error) = store.enter_some() {
-            tracing::warn!(%error, "results that are kept could not be entered yet");
+            tracing::warn!(%error, "entering results in history failed; will be retried");
             if queue.is_over() {
                 return;
             }
             store.inbox().rest();
         }
         if let Err(error) = checkpoints.when_due() {
-            tracing::warn!(%error, "the log could not be brought into the database; whoever writes next will");
+            tracing::warn!(%error, "checkpoint failed; the next writer runs it");
         }
     }
 }

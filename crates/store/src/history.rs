@@ -476,7 +476,7 @@ mod tests {
                 };
                 let (found, asked) = parts(&store, &filter, effort);
                 assert_eq!(found, wanted, "{filter:?} {effort:?}");
-                assert!(effort.most > 1000 || since.is_some() || asked > 2, "{filter:?}: it was not bounded");
+                assert!(effort.most > 1000 || since.is_some() || asked > 2, "{filter:?}: the query was not bounded");
                 let once = store.history(&filter).unwrap();
                 assert_eq!(once, wanted[..wanted.len().min(limit as usize)], "{filter:?}");
             }

@@ -100,7 +100,7 @@ impl Store {
         if report.added + report.trusted > 0 {
             self.write_unfenced(Access::Write, |tx| {
                 let words = format!(
-                    "{} rows, {} of them known, {} not understood, from {}",
+                    "{} rows, {} of them already imported, {} unreadable, from {}",
                     report.added + report.known,
                     report.known,
                     report.skipped,
@@ -233,7 +233,7 @@ fn understand(row: &rusqlite::Row<'_>, source: Source) -> rusqlite::Result<std::
             Some("pass") => (Verdict::Pass, IMPORTED),
             Some("fail") => (Verdict::Fail, IMPORTED),
             Some("incomplete") => (Verdict::Inconclusive, IMPORTED),
-            Some(other) => return Err(format!("{name}: `{other}` is none of pass, fail, incomplete")),
+            Some(other) => return Err(format!("{name}: `{other}` is not pass, fail or incomplete")),
         };
         Ok((name, test, at, verdict, reason))
     })())
@@ -303,7 +303,7 @@ fn there(tx: &mut Tx<'_>, nodes: &[i64], keys: &[(i64, i64, i64)]) -> Result<BTr
         "SELECT node, run, test, outcome FROM history WHERE node IN {{keys}} AND run >= {lowest} AND run <= {highest}"
     );
     let mut there = BTreeMap::new();
-    tx.keyed("looking for known rows", &sql, nodes, |row| {
+    tx.keyed("reading imported rows", &sql, nodes, |row| {
         there.insert((row.int(0)?, row.int(1)?, row.int(2)?), row.int(3)?);
         Ok(())
     })?;
@@ -321,7 +321,7 @@ fn believe(tx: &mut Tx<'_>, before: &ledger::Before, entries: &[Posting]) -> Res
     let postgres = "UPDATE history h SET outcome = b.outcome \
                     FROM UNNEST($1::int8[], $2::int8[], $3::int8[], $4::int8[]) AS b (node, run, test, outcome) \
                     WHERE h.node = b.node AND h.run = b.run AND h.test = b.test";
-    tx.each("believing imported rows", (sqlite, postgres), &[Kind::Int; 4], &rows)?;
+    tx.each("trusting imported rows", (sqlite, postgres), &[Kind::Int; 4], &rows)?;
     ledger::count_believed(tx, entries)?;
     let tests: BTreeSet<(i64, i64)> = entries.iter().map(|entry| (entry.node, entry.test)).collect();
     let tests: Vec<(i64, i64)> = tests.into_iter().collect();

@@ -293,7 +293,7 @@ fn keep(tx: &mut Tx<'_>, asked: &Asked<'_>, batch: &[Handed], known: &[bool]) ->
     let mut new = bundles.clone();
     new.dedup();
     let rows: Vec<Val<'_>> = new.into_iter().map(Val::Int).collect();
-    tx.bulk("keeping results", "inbox (bundle)", &[Kind::Int], &rows, "")?;
+    tx.bulk("storing results", "inbox (bundle)", &[Kind::Int], &rows, "")?;
     accept::count_turned_away(tx, &admitted)?;
     Ok((admitted, bundles))
 }
@@ -324,7 +324,7 @@ pub(super) fn enter_what_is_left(tx: &mut Tx<'_>) -> Result<()> {
     for bundle in left {
         let sql = "SELECT body FROM bundle WHERE id = $1";
         let results = tx.first(operation, sql, &[bundle.into()], |row| bundle::results(row.blob(0)?))?;
-        let lost = || StoreError::Unreadable { what: "bundle", why: format!("number {bundle} is not there") };
+        let lost = || StoreError::Unreadable { what: "bundle", why: format!("bundle {bundle} is missing") };
         let results = results.ok_or_else(lost)?.into_iter();
         let results: Vec<_> = results.map(|result| Admission { result, bundle, admitted: None }).collect();
         let results: Vec<&Admission> = results.iter().collect();
@@ -344,7 +344,7 @@ mod tests {
     use crate::StoreUrl;
 
     #[test]
-    fn who_reads_for_somebody_that_waits_does_not_wait_for_results_to_be_entered() {
+    fn a_read_with_a_deadline_does_not_wait_for_results_to_be_entered() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(&StoreUrl::Sqlite(folder.path().join("doctor.db"))).unwrap();
         let lease = Lease { holder: "me".to_owned(), fence: 1, ttl: Span::minutes(1) };
@@ -354,7 +354,7 @@ mod tests {
         let (answer, answered) = mpsc::channel();
         let asking = store.until(Instant::now() + Duration::from_secs(300));
         std::thread::spawn(move || answer.send(asking.tokens().map(|tokens| tokens.len())));
-        let tokens = answered.recv_timeout(Duration::from_secs(120)).expect("it is answered while results are entered");
+        let tokens = answered.recv_timeout(Duration::from_secs(120)).expect("a read while results are entered");
         assert_eq!(tokens.unwrap(), 0);
         drop(entering);
     }

@@ -23,7 +23,7 @@ pub struct Lease {
 /// Why the lease was not acquired.
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseError {
-    #[error("{by} leads until {until}: stop it, or wait until its lease runs out")]
+    #[error("{by} holds the lease until {until}: stop it, or wait until its lease expires")]
     Held { by: String, until: Timestamp },
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -39,7 +39,7 @@ pub(super) struct Held {
 
 /// The error for a controller whose fence is not the current one.
 pub(super) fn lost(held: Held) -> StoreError {
-    let by = if held.holder.is_empty() { "nobody".to_owned() } else { held.holder };
+    let by = if held.holder.is_empty() { "no controller".to_owned() } else { held.holder };
     StoreError::LeaseLost { by, fence: held.fence }
 }
 
@@ -47,7 +47,7 @@ pub(super) fn read(tx: &mut Tx<'_>) -> Result<Held> {
     let held = tx.first("reading the lease", "SELECT holder, fence, expires FROM lease WHERE one = 1", &[], |row| {
         Ok(Held { holder: row.text(0)?.to_owned(), fence: row.number(1)?, expires: row.moment(2)? })
     })?;
-    held.ok_or_else(|| StoreError::Unreadable { what: "lease", why: "its row is gone".to_owned() })
+    held.ok_or_else(|| StoreError::Unreadable { what: "lease", why: "its row is missing".to_owned() })
 }
 
 /// Begins a write: checks that the fence is ours, keeps it so until the transaction ends, and refreshes names. On
@@ -67,7 +67,7 @@ pub(super) fn begin_write(tx: &mut Tx<'_>, access: Access, lease: Option<&Lease>
         Ok((held, [row.opt_int(3)?, row.opt_int(4)?, row.opt_int(5)?], row.opt_int(6)?))
     })?;
     let (held, there, last_bundle) =
-        found.ok_or_else(|| StoreError::Unreadable { what: "lease", why: "its row is gone".to_owned() })?;
+        found.ok_or_else(|| StoreError::Unreadable { what: "lease", why: "its row is missing".to_owned() })?;
     if lease.is_some_and(|lease| lease.fence != held.fence) {
         return Err(lost(held));
     }
@@ -124,7 +124,7 @@ mod tests {
         let (host, pid, start) = split(&us).unwrap();
         assert!(is_dead_neighbour(&format!("{host}:{pid}:{}", start + 1), &us));
         assert!(is_dead_neighbour(&format!("{host}:{}:{start}", u32::MAX), &us));
-        assert!(!is_dead_neighbour(&format!("elsewhere:{}:{start}", u32::MAX), &us), "other hosts cannot be seen");
-        assert!(!is_dead_neighbour("somebody", &us));
+        assert!(!is_dead_neighbour(&format!("elsewhere:{}:{start}", u32::MAX), &us), "other hosts are not visible");
+        assert!(!is_dead_neighbour("other", &us));
     }
 }

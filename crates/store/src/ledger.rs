@@ -152,7 +152,7 @@ pub(super) fn post(tx: &mut Tx<'_>, before: &Before, entries: &[Posting]) -> Res
     if longest > USUAL_RUN.millis() {
         let sql = "INSERT INTO counter (name, n) VALUES ($1, $2) \
                    ON CONFLICT (name) DO UPDATE SET n = excluded.n WHERE counter.n < excluded.n";
-        tx.run("noting a long run", sql, vals![LONGEST_RUN, longest])?;
+        tx.run("recording the longest run", sql, vals![LONGEST_RUN, longest])?;
     }
     let believed: Vec<(&Posting, i64)> = numbered.into_iter().filter(|(entry, _)| !entry.kind.untrusted).collect();
     update_latest(tx, before, &believed)?;

@@ -228,7 +228,7 @@ impl Store {
             value = Some(body(tx)?);
             Ok(())
         })?;
-        Ok(value.expect("a transaction that was committed has come to its end"))
+        Ok(value.expect("a committed transaction has a value"))
     }
 
     fn transact(&self, access: Access, body: &mut dyn FnMut(&mut Tx<'_>) -> Result<()>) -> Result<()> {

@@ -17,7 +17,7 @@ impl Store {
     pub fn mutes(&self) -> Result<BTreeMap<CaseId, Mute>> {
         self.transaction(Access::Read, &mut |tx| {
             let sql = "SELECT case_id, body FROM mute";
-            let rows = tx.all("reading what is not spoken of", sql, &[], |row| {
+            let rows = tx.all("reading muted cases", sql, &[], |row| {
                 Ok((CaseId::from_number(row.number(0)?), json::read("mute", row.text(1)?)?))
             })?;
             Ok(rows.into_iter().collect())

@@ -107,7 +107,7 @@ impl Tx<'_> {
         self.run(operation, insert, vals)?;
         let sql = format!("SELECT id FROM {table} WHERE name = $1");
         self.first(operation, &sql, vals![name], |row| row.int(0))?
-            .ok_or_else(|| StoreError::Unreadable { what: "name", why: format!("{name} was added and is not there") })
+            .ok_or_else(|| StoreError::Unreadable { what: "name", why: format!("{name} was added and is missing") })
     }
 }
 

@@ -144,7 +144,7 @@ impl Names {
 }
 
 fn unknown(what: &'static str, id: i64) -> StoreError {
-    StoreError::Unreadable { what, why: format!("nothing is known under its number {id}") }
+    StoreError::Unreadable { what, why: format!("id {id} is unknown") }
 }
 
 /// Converts a parse error of a stored value into [`StoreError::Unreadable`].

@@ -51,7 +51,7 @@ impl Store {
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
             let sql = "SELECT node, at FROM taken_out WHERE at >= $1 ORDER BY at, node";
-            tx.all("reading what was taken out", sql, vals![since], |row| {
+            tx.all("reading nodes taken out of service", sql, vals![since], |row| {
                 Ok((names.node(row.int(0)?)?.clone(), row.moment(1)?))
             })
         })
@@ -183,19 +183,19 @@ pub(super) fn life_of(tx: &mut Tx<'_>, node: i64) -> Result<Option<Life>> {
 pub(super) fn set_life(tx: &mut Tx<'_>, node: i64, life: &Life, at: Timestamp, case: Option<CaseId>) -> Result<()> {
     let life = json::write(life)?;
     let sql = "UPDATE node SET life = $2, since = $3, case_id = COALESCE($4, case_id) WHERE id = $1";
-    tx.run("moving a node", sql, vals![node, &life, at, case]).map(drop)
+    tx.run("writing a node's state", sql, vals![node, &life, at, case]).map(drop)
 }
 
 /// Records the machine behind a name, unless a report or result has identified it already.
 pub(super) fn identify(tx: &mut Tx<'_>, node: i64, hardware: &HardwareId, at: Timestamp) -> Result<()> {
     let sql = "UPDATE node SET hardware = $2, hardware_seen = $3 WHERE id = $1 AND hardware IS NULL";
-    tx.run("identifying a machine", sql, vals![node, hardware.as_str(), at]).map(drop)
+    tx.run("recording a node's hardware", sql, vals![node, hardware.as_str(), at]).map(drop)
 }
 
 /// Resets a node whose name now belongs to another machine: earlier results do not count for it. History keeps its
 /// rows.
 pub(super) fn begin_anew(tx: &mut Tx<'_>, node: i64, hardware: &HardwareId, at: Timestamp) -> Result<()> {
-    let operation = "beginning a node anew";
+    let operation = "resetting a node";
     let life = json::write(&Life::InService)?;
     let sql = "UPDATE node SET life = $2, since = $3, counts_from = $3, hardware = $4, boot = NULL, \
                hardware_seen = $3, backoff_until = NULL, backoff_times = NULL, case_id = NULL, report = NULL, \
@@ -270,7 +270,7 @@ pub(super) fn note_hardware(
         }
         seen.insert((one.node, hardware), (one.at, json::write(one.hardware)?));
     }
-    let operation = "noting hardware";
+    let operation = "recording hardware";
     let mut rows = Vec::with_capacity(seen.len() * 5);
     for ((node, hardware), (at, body)) in &seen {
         rows.extend_from_slice(vals![*node, hardware.as_str(), *at, *at, body]);

@@ -230,7 +230,7 @@ mod tests {
             Err::<(), _>(StoreError::Refused { operation: "testing", why: "the disk is full".to_owned() })
         });
         assert!(failed.is_err());
-        assert!(store.audit(10, None).unwrap().is_empty(), "nothing of it stands");
+        assert!(store.audit(10, None).unwrap().is_empty(), "nothing was written");
         assert_eq!(store.breaker().unwrap(), Breaker::Closed { since: None });
         store
             .ordered(|orders| orders.hold(&node, &hold).and_then(|()| orders.close_breaker("ann", "seen", at)))

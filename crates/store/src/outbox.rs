@@ -82,7 +82,7 @@ impl MessageState {
     }
 
     fn read(code: &str) -> Result<Self> {
-        let unreadable = || StoreError::Unreadable { what: "message", why: format!("`{code}` is no state of one") };
+        let unreadable = || StoreError::Unreadable { what: "message", why: format!("`{code}` is not a state") };
         Self::ALL.into_iter().find(|state| state.code() == code).ok_or_else(unreadable)
     }
 }
@@ -120,7 +120,7 @@ const MOST_NOTES: i64 = 500;
 impl Store {
     /// Returns pending notifications by receiver.
     pub fn alerts_waiting(&self) -> Result<BTreeMap<String, Waiting>> {
-        let operation = "reading what is to be told";
+        let operation = "reading pending notes";
         let notes = "SELECT receiver, COUNT(*) FROM alert_note WHERE message IS NULL GROUP BY receiver";
         let messages = "SELECT receiver, CAST(SUM(CASE WHEN state = 'waiting' THEN 1 ELSE 0 END) AS BIGINT), MAX(composed) \
                         FROM alert_message GROUP BY receiver";
@@ -147,7 +147,7 @@ impl Store {
 
     /// Claims a due message for this process until the given time.
     pub fn claim_alert(&self, receiver: &str, now: Timestamp, until: Timestamp) -> Result<Option<Claimed>> {
-        let operation = "taking a message to deliver";
+        let operation = "claiming a message";
         let due = "SELECT id, composed, give_up, tries FROM alert_message WHERE receiver = $1 AND state = 'waiting' \
                    AND next <= $2 ORDER BY id LIMIT 1";
         let claim =
@@ -175,7 +175,7 @@ impl Store {
 
     /// Gives up what waits for receivers that are no longer configured. Returns the number of messages.
     pub fn abandon_alerts(&self, known: &[&str], now: Timestamp) -> Result<u64> {
-        let operation = "giving up messages to nobody";
+        let operation = "giving up messages to removed receivers";
         let waiting = self.alerts_waiting()?;
         let strangers = waiting
             .iter()
@@ -192,7 +192,7 @@ impl Store {
                         return Ok(lost);
                     }
                     for id in ids {
-                        let trouble = format!("no receiver is called {receiver} any more");
+                        let trouble = format!("receiver {receiver} is no longer configured");
                         settle(tx, id, &Tried::Lost { trouble }, now)?;
                         lost += 1;
                     }
@@ -230,7 +230,7 @@ impl Store {
 
     /// Deletes messages that ended before this time.
     pub fn forget_alerts(&self, before: Timestamp) -> Result<u64> {
-        let operation = "forgetting messages";
+        let operation = "deleting messages";
         let notes = "DELETE FROM alert_note WHERE message IN (SELECT id FROM alert_message WHERE ended < $1)";
         self.write_unfenced(Access::Write, |tx| {
             tx.run(operation, notes, vals![before])?;
@@ -251,7 +251,7 @@ impl Store {
         after: &BTreeMap<Condition, Timestamp>,
         told: &[Addressed],
     ) -> Result<bool> {
-        let operation = "writing the service's troubles";
+        let operation = "writing service conditions";
         self.write_unfenced(Access::WriteAlone, |tx| {
             if read_conditions(tx)? != *before {
                 return Ok(false);
@@ -275,11 +275,11 @@ pub(super) fn queue(tx: &mut Tx<'_>, told: &[Addressed]) -> Result<()> {
     for (told, body) in told.iter().zip(&bodies) {
         rows.extend_from_slice(vals![&told.receiver, body]);
     }
-    tx.bulk("writing what is to be told", "alert_note (receiver, body)", &[Kind::Text; 2], &rows, "")
+    tx.bulk("writing notes", "alert_note (receiver, body)", &[Kind::Text; 2], &rows, "")
 }
 
 fn compose(tx: &mut Tx<'_>, receiver: &str, now: Timestamp, give_up: Timestamp) -> Result<Option<i64>> {
-    let operation = "making a message";
+    let operation = "composing a message";
     let under_way = "SELECT id FROM alert_message WHERE receiver = $1 AND state = 'waiting' LIMIT 1";
     if tx.first(operation, under_way, vals![receiver], |row| row.int(0))?.is_some() {
         return Ok(None);
@@ -295,7 +295,7 @@ fn compose(tx: &mut Tx<'_>, receiver: &str, now: Timestamp, give_up: Timestamp) 
 }
 
 fn settle(tx: &mut Tx<'_>, id: i64, tried: &Tried, now: Timestamp) -> Result<()> {
-    let operation = "noting how a message fared";
+    let operation = "recording a delivery attempt";
     let (sql, vals, counter) = match tried {
         Tried::Again { next, trouble } => {
             let sql = "UPDATE alert_message SET next = $2, trouble = $3 WHERE id = $1 AND state = 'waiting'";
@@ -319,7 +319,7 @@ fn settle(tx: &mut Tx<'_>, id: i64, tried: &Tried, now: Timestamp) -> Result<()>
 }
 
 fn read_conditions(tx: &mut Tx<'_>) -> Result<BTreeMap<Condition, Timestamp>> {
-    let rows = tx.all("reading the service's troubles", "SELECT name, since FROM alert_condition", &[], |row| {
+    let rows = tx.all("reading service conditions", "SELECT name, since FROM alert_condition", &[], |row| {
         // A condition that only a newer program knows counts as over.
         Ok(Condition::from_code(row.text(0)?).zip(Some(row.moment(1)?)))
     })?;

@@ -250,13 +250,13 @@ fn keep_foreign(dest: &Path) -> Result<()> {
         return Err(StoreError::Refused {
             operation: "publishing the copy",
             why: format!(
-                "{} is not ours and neither is {}: move one of them away, or `doctor import` it first",
+                "{} is not a published copy, and {} exists: move one of them away, or `doctor import` it first",
                 dest.display(),
                 aside.display()
             ),
         });
     }
-    std::fs::rename(dest, &aside).map_err(file_error("putting aside", dest))
+    std::fs::rename(dest, &aside).map_err(file_error("moving aside", dest))
 }
 
 /// SQLite VFS without locks: a draft has one writer and no reader, and locks on a share may hang.
@@ -299,7 +299,7 @@ impl Draft {
     pub(super) fn rename(self, dest: &Path) -> Result<()> {
         let synced = File::open(&self.path).and_then(|file| file.sync_all());
         synced.map_err(file_error("syncing", &self.path))?;
-        std::fs::rename(&self.path, dest).map_err(file_error("putting in place", dest))?;
+        std::fs::rename(&self.path, dest).map_err(file_error("replacing", dest))?;
         let folder = dest.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(file_error("syncing", folder))
     }

@@ -56,7 +56,7 @@ impl Store {
         let rows: Vec<Val<'_>> = runs.iter().map(|run| (*run).into()).collect();
         let sqlite = "UPDATE run SET logs_pruned = 1 WHERE id = $1";
         let postgres = "UPDATE run SET logs_pruned = 1 WHERE id = ANY ($1::int8[])";
-        self.write(lease, |tx| tx.each("noting deleted logs", (sqlite, postgres), &[Kind::Int], &rows))
+        self.write(lease, |tx| tx.each("recording deleted logs", (sqlite, postgres), &[Kind::Int], &rows))
     }
 
     fn prune_history(&self, lease: &Lease, before: Timestamp) -> Result<u64> {
@@ -73,7 +73,7 @@ impl Store {
                 let postgres = "DELETE FROM history h USING UNNEST($1::int8[], $2::int8[], $3::int8[]) \
                                 AS d (node, run, test) WHERE h.node = d.node AND h.run = d.run AND h.test = d.test";
                 let rows: Vec<Val<'_>> = old.iter().flatten().map(|number| (*number).into()).collect();
-                tx.count_each("forgetting history", (sqlite, postgres), &[Kind::Int; 3], &rows)
+                tx.count_each("deleting history", (sqlite, postgres), &[Kind::Int; 3], &rows)
             })?;
         }
         Ok(gone)
@@ -98,7 +98,7 @@ impl Store {
                 let postgres = "DELETE FROM evidence e USING UNNEST($1::int8[], $2::int8[]) AS d (run, node) \
                                 WHERE e.run = d.run AND e.node = d.node";
                 let rows: Vec<Val<'_>> = old.iter().flatten().map(|number| (*number).into()).collect();
-                tx.count_each("forgetting evidence", (sqlite, postgres), &[Kind::Int; 2], &rows)
+                tx.count_each("deleting evidence", (sqlite, postgres), &[Kind::Int; 2], &rows)
             })?;
         }
     }
@@ -118,7 +118,7 @@ impl Store {
             let rows: Vec<Val<'_>> = old.iter().map(|(id, _)| (*id).into()).collect();
             let (sqlite, postgres) =
                 ("DELETE FROM bundle WHERE id = $1", "DELETE FROM bundle WHERE id = ANY ($1::int8[])");
-            self.write(lease, |tx| tx.each("forgetting evidence", (sqlite, postgres), &[Kind::Int], &rows))?;
+            self.write(lease, |tx| tx.each("deleting evidence", (sqlite, postgres), &[Kind::Int], &rows))?;
             gone += old.iter().map(|(_, documents)| documents).sum::<u64>();
         }
     }
@@ -190,7 +190,7 @@ fn expired_logs(tx: &mut Tx<'_>, before: Timestamp) -> Result<Vec<ExpiredLog>> {
                AND NOT EXISTS (SELECT 1 FROM case_file c WHERE c.id = r.case_id AND c.closed IS NULL) \
                AND NOT EXISTS (SELECT 1 FROM evidence e JOIN case_file c ON c.id = e.case_id \
                WHERE e.run = r.id AND c.closed IS NULL) ORDER BY r.id LIMIT $2";
-    tx.all("looking for old logs", sql, vals![first_run(before), LOGS], |row| {
+    tx.all("searching old logs", sql, vals![first_run(before), LOGS], |row| {
         let tests: Result<Vec<_>> =
             runs::unlist(row.text(1)?)?.into_iter().map(|test| names.test(test).cloned()).collect();
         let node = names.node(row.int(3)?)?.clone();
@@ -200,7 +200,7 @@ fn expired_logs(tx: &mut Tx<'_>, before: Timestamp) -> Result<Vec<ExpiredLog>> {
 
 /// Deletes runs without results and logs.
 fn prune_runs(tx: &mut Tx<'_>, before: Timestamp) -> Result<u64> {
-    let operation = "forgetting runs";
+    let operation = "deleting runs";
     let sql = "SELECT r.id FROM run r WHERE r.id < $1 \
                AND (r.logs_pruned = 1 OR (r.started IS NULL AND r.ending IS NOT NULL)) \
                AND NOT EXISTS (SELECT 1 FROM awaited a WHERE a.run = r.id) \
@@ -218,7 +218,7 @@ fn prune_runs(tx: &mut Tx<'_>, before: Timestamp) -> Result<u64> {
 
 /// Deletes expired audit lines, except those of open cases, and expired cycle records.
 fn prune_trail(tx: &mut Tx<'_>, before: Timestamp) -> Result<u64> {
-    let operation = "forgetting the trail";
+    let operation = "deleting old audit lines";
     let sql = "DELETE FROM audit WHERE at < $1 AND NOT EXISTS \
                (SELECT 1 FROM case_file c WHERE c.id = audit.case_id AND c.closed IS NULL)";
     let lines = tx.run(operation, sql, vals![before])?;

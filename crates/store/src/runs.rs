@@ -221,7 +221,7 @@ fn read_run(row: &Row<'_>, names: &Names) -> Result<RunRecord> {
     let tests: NonEmpty<TestId> = named(row.text(3)?, |id| names.test(id).cloned())?;
     let job = row.opt_text(11)?.map(|job| JobId(job.to_owned()));
     let (submitted, started) = (row.opt_moment(12)?, row.opt_moment(13)?);
-    let some = |what: &str| unreadable(&format!("a {what} run lacks its job or time"));
+    let some = |what: &str| unreadable(&format!("a {what} run has no job or time"));
     let state = match row.text(1)? {
         _ if row.opt_text(10)?.is_none() => RunState::Ended(read_end(row)?),
         PLANNED => RunState::Planned,
@@ -234,10 +234,10 @@ fn read_run(row: &Row<'_>, names: &Names) -> Result<RunRecord> {
             let since = started.ok_or_else(|| some(RUNNING))?;
             RunState::Running { job: job.unwrap_or_else(|| JobId(JOB_UNKNOWN.to_owned())), since }
         }
-        other => return Err(unreadable(&format!("`{other}` is no state of a run that is awaited"))),
+        other => return Err(unreadable(&format!("`{other}` is not a state of an active run"))),
     };
     let cancelling = match (row.opt_text(17)?, row.opt_moment(18)?) {
-        (Some(why), Some(since)) => Some(Cancelling { why: parsed("reason to cancel", why.parse())?, since }),
+        (Some(why), Some(since)) => Some(Cancelling { why: parsed("cancel reason", why.parse())?, since }),
         _ => None,
     };
     let run = Run {
@@ -263,7 +263,7 @@ fn read_end(row: &Row<'_>) -> Result<RunEnd> {
         COMPLETED => RunEnd::Completed(Report::default()),
         INCOMPLETE => RunEnd::Incomplete { why: parsed("end of a run", why.parse())?, partial: None },
         NOT_STARTED => RunEnd::NotStarted(parsed("end of a run", why.parse())?),
-        other => return Err(unreadable(&format!("`{other}` is no end of a run"))),
+        other => return Err(unreadable(&format!("`{other}` is not an ending of a run"))),
     })
 }
 

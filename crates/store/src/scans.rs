@@ -116,7 +116,7 @@ fn a_question_that_takes_too_long_is_given_up_and_the_next_one_is_answered() {
     let late = count(&soon, endless).unwrap_err();
     assert!(matches!(late, super::StoreError::Late { .. }), "{late}");
     let late = count(&soon, "SELECT 1").unwrap_err();
-    assert!(matches!(late, super::StoreError::Late { .. }), "its time is over: {late}");
+    assert!(matches!(late, super::StoreError::Late { .. }), "the deadline has passed: {late}");
     for store in [&store, &store.until(Instant::now() + Duration::from_secs(600))] {
         assert_eq!(count(store, "SELECT COUNT(*) FROM token").unwrap(), Some(0));
     }

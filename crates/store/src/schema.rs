@@ -79,7 +79,7 @@ pub(super) fn migrate(tx: &mut Tx<'_>) -> Result<()> {
     }
     for (text, number) in MIGRATIONS.iter().zip(1_i64..).filter(|(_, number)| *number > found) {
         let text = for_database(text, tx.is_sqlite());
-        tx.script("bringing the schema up to date", &text)?;
+        tx.script("migrating the schema", &text)?;
         tx.run(operation, "INSERT INTO schema_version (version) VALUES ($1)", vals![number])?;
     }
     Ok(())

@@ -27,7 +27,7 @@ impl Store {
             let names = Arc::clone(&tx.names);
             let mut all: BTreeMap<NodeName, Vec<Settled>> = BTreeMap::new();
             let sql = "SELECT node, test, code, entity, key FROM settled ORDER BY node, test, code, entity";
-            tx.rows("reading settled events", sql, &[], |row| {
+            tx.rows("reading acknowledged events", sql, &[], |row| {
                 let settled = Settled {
                     check: names.test(row.int(1)?)?.clone(),
                     code: parsed("reason code", ReasonCode::new(row.text(2)?))?,
@@ -67,7 +67,7 @@ pub(super) fn settle(tx: &mut Tx<'_>, node: i64, at: Timestamp) -> Result<()> {
     }
     let into = "settled (node, test, code, entity, key, at)";
     let conflict = "ON CONFLICT (node, test, code, entity) DO UPDATE SET key = excluded.key, at = excluded.at";
-    tx.bulk("settling events", into, &[Int, Int, Text, Text, Text, Int], &rows, conflict)
+    tx.bulk("acknowledging events", into, &[Int, Int, Text, Text, Text, Int], &rows, conflict)
 }
 
 /// Acknowledges events of a node that an operator releases. Clears its findings, unless it is in a case: then

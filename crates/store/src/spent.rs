@@ -28,7 +28,7 @@ impl Store {
         let sql = "SELECT CAST(SUM(millis) AS BIGINT) FROM spent WHERE slot >= $1";
         self.read(|tx| {
             let slot = since.millis().div_euclid(SLOT);
-            let spent = tx.first("adding up node-hours", sql, vals![slot], |row| row.opt_int(0))?;
+            let spent = tx.first("counting node-hours", sql, vals![slot], |row| row.opt_int(0))?;
             Ok(Span::from_millis(spent.flatten().unwrap_or(0)))
         })
     }
@@ -41,7 +41,7 @@ impl Store {
         let sql = "SELECT slot, millis FROM spent WHERE slot >= $1";
         self.read(|tx| {
             let mut days: BTreeMap<i64, i64> = BTreeMap::new();
-            tx.rows("adding up node-hours", sql, vals![since.millis().div_euclid(SLOT)], |row| {
+            tx.rows("counting node-hours", sql, vals![since.millis().div_euclid(SLOT)], |row| {
                 *days.entry(row.int(0)?.div_euclid(DAY)).or_default() += row.int(1)?;
                 Ok(())
             })?;
@@ -58,7 +58,7 @@ pub(super) fn add(tx: &mut Tx<'_>, spells: &[Spell]) -> Result<()> {
         rows.extend_from_slice(vals![slot, millis]);
     }
     let conflict = "ON CONFLICT (slot) DO UPDATE SET millis = spent.millis + excluded.millis";
-    tx.add_up("adding up node-hours", "spent (slot, millis)", &[Kind::Int; 2], &rows, conflict)
+    tx.add_up("counting node-hours", "spent (slot, millis)", &[Kind::Int; 2], &rows, conflict)
 }
 
 fn by_slot(spells: &[Spell]) -> BTreeMap<i64, i64> {
@@ -78,7 +78,7 @@ fn by_slot(spells: &[Spell]) -> BTreeMap<i64, i64> {
 /// Deletes expired slots.
 pub(super) fn prune(tx: &mut Tx<'_>, before: Timestamp) -> Result<()> {
     let slot = before.millis().div_euclid(SLOT);
-    tx.run("forgetting node-hours", "DELETE FROM spent WHERE slot < $1", vals![slot]).map(drop)
+    tx.run("deleting node-hours", "DELETE FROM spent WHERE slot < $1", vals![slot]).map(drop)
 }
 
 #[cfg(test)]
@@ -93,6 +93,6 @@ mod tests {
         let slots: Vec<(i64, i64)> = by_slot(&[long, none]).into_iter().collect();
         assert_eq!(slots, [(0, SLOT), (1, 2 * SLOT), (2, 2)]);
         let back = Spell { began: at(9), ended: at(-9), nodes: 1 };
-        assert!(by_slot(&[back]).is_empty(), "a clock that was set back spends nothing");
+        assert!(by_slot(&[back]).is_empty(), "a clock that was set back adds no node-hours");
     }
 }

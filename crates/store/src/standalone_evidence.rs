@@ -41,7 +41,7 @@ pub(super) fn keep(tx: &mut Tx<'_>, all: &[Kept<'_>]) -> Result<()> {
         ]);
     }
     let into = "evidence (run, node, received, policy, profile, truncated, case_id, body)";
-    tx.bulk("keeping evidence", into, &[Int, Int, Int, Int, Int, Int, Int, Blob], &rows, "")
+    tx.bulk("storing evidence", into, &[Int, Int, Int, Int, Int, Int, Int, Blob], &rows, "")
 }
 
 /// Returns a result's document, if it is stored on its own.

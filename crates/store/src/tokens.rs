@@ -35,7 +35,7 @@ impl Store {
         self.write_unfenced(Access::Write, |tx| {
             let known = "SELECT 1 FROM token WHERE name = $1";
             if tx.first("adding a token", known, vals![&token.name], |_| Ok(()))?.is_some() {
-                let why = format!("there is or was a token `{}`: give this one another name", token.name);
+                let why = format!("the token name `{}` is already used: choose another name", token.name);
                 return Err(StoreError::Refused { operation: "adding a token", why });
             }
             let sql = "INSERT INTO token (name, role, digest, actor, created, expires) VALUES ($1, $2, $3, $4, $5, $6)";
@@ -66,7 +66,7 @@ impl Store {
             tx.all("reading tokens", sql, &[], |row| {
                 let digest = TokenDigest::from_hex(row.text(2)?).ok_or_else(|| StoreError::Unreadable {
                     what: "token",
-                    why: "what it comes down to is not 64 hexadecimal digits".to_owned(),
+                    why: "its digest is not 64 hexadecimal digits".to_owned(),
                 })?;
                 Ok(TokenRow {
                     name: row.text(0)?.to_owned(),

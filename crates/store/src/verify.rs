@@ -102,7 +102,7 @@ fn history(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     fold.finish_node();
     let missing: Vec<_> = fold.latest.keys().copied().collect();
     let mut troubles = fold.wrong;
-    troubles.extend(missing.into_iter().map(|key| (key, "is in latest and not in history")));
+    troubles.extend(missing.into_iter().map(|key| (key, "is in `latest` but not in `history`")));
     let mut troubles: Vec<String> = troubles
         .into_iter()
         .map(|((node, test), what)| {
@@ -112,7 +112,7 @@ fn history(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
         })
         .collect();
     troubles.sort();
-    report.add(format!("latest results against {rows} rows of history"), troubles);
+    report.add(format!("latest results, compared with {rows} rows of history"), troubles);
     hourly(tx, report, &fold.counts)
 }
 
@@ -140,8 +140,8 @@ impl Fold {
             let key = (self.node, test);
             match (self.latest.remove(&key), Standing::fold(results)) {
                 (Some(kept), Some(folded)) if kept == folded => {}
-                (Some(_), _) => self.wrong.push((key, "stands otherwise in latest than its history says")),
-                (None, _) => self.wrong.push((key, "has history and is not in latest")),
+                (Some(_), _) => self.wrong.push((key, "differs between `latest` and `history`")),
+                (None, _) => self.wrong.push((key, "is in `history` but not in `latest`")),
             }
         }
     }
@@ -162,7 +162,7 @@ fn hourly(tx: &mut Tx<'_>, report: &mut Report, counts: &BTreeMap<(i64, i64), [i
         kept.iter().zip(counted.iter()).any(|(kept, counted)| kept < counted)
     });
     let troubles = short.map(|((hour, test), _)| {
-        format!("the counts of test number {test} in the hour of {} are too low", Timestamp::from_millis(hour * HOUR))
+        format!("the hourly counts of test {test} at {} are too low", Timestamp::from_millis(hour * HOUR))
     });
     report.add("hourly counts".to_owned(), troubles.collect());
     Ok(())
@@ -180,14 +180,14 @@ fn runs(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
             troubles.push(format!("{name} has two runs, {other} and {run}"));
         }
         if row.opt_text(2)?.is_some() {
-            troubles.push(format!("{run} on {name} is ended in one place and active in another"));
+            troubles.push(format!("{run} on {name} is both ended and active"));
         }
         Ok(())
     })?;
     let sql = "SELECT run FROM awaited a WHERE LENGTH(secret) <> 64 \
                OR NOT EXISTS (SELECT 1 FROM run_node n WHERE n.run = a.run AND n.node = a.node)";
     tx.rows("reading runs", sql, &[], |row| {
-        troubles.push(format!("{} is active and has no key, or is not a run of that node", row.run(0)?));
+        troubles.push(format!("{} is active without a key, or is not a run of that node", row.run(0)?));
         Ok(())
     })?;
     report.add(format!("{} active runs", busy.len()), troubles);
@@ -198,8 +198,8 @@ fn runs(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
 fn inbox(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     let sql = "SELECT bundle FROM inbox i WHERE NOT EXISTS (SELECT 1 FROM bundle b WHERE b.id = i.bundle)";
     let lost = tx.all("reading the inbox", sql, &[], |row| row.int(0))?;
-    let troubles = lost.into_iter().map(|bundle| format!("bundle {bundle} is to be entered and is not there"));
-    report.add("results to be entered".to_owned(), troubles.collect());
+    let troubles = lost.into_iter().map(|bundle| format!("bundle {bundle} in the ingest queue is missing"));
+    report.add("the ingest queue".to_owned(), troubles.collect());
     Ok(())
 }
 
@@ -209,12 +209,12 @@ fn open_cases(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     let mut troubles: Vec<String> = open
         .iter()
         .filter(|(_, node, _)| names.node(*node).is_err())
-        .map(|(case, _, name)| format!("{case} is open on a node that is not there: {name}"))
+        .map(|(case, _, name)| format!("{case} is open on an unknown node: {name}"))
         .collect();
     let known: HashSet<CaseId> = open.iter().map(|(case, ..)| *case).collect();
     tx.rows("reading nodes", "SELECT name, case_id FROM node WHERE case_id IS NOT NULL", &[], |row| {
         if let Some(case) = row.opt_case(1)?.filter(|case| !known.contains(case)) {
-            troubles.push(format!("{} stands under {case}, which is not open", row.text(0)?));
+            troubles.push(format!("{} refers to {case}, which is not open", row.text(0)?));
         }
         Ok(())
     })?;

@@ -290,7 +290,7 @@ fn a_lease_is_held_until_it_runs_out_is_released_or_its_process_is_dead(bed: &mu
     store.acquire(&format!("{place}:1"), now, Span::hours(1)).unwrap();
     store.acquire(&us, now, Span::hours(1)).unwrap();
     let busy = store.acquire("host-b:17:99", now, Span::hours(1)).unwrap_err();
-    assert!(busy.to_string().contains("leads until"), "{busy}");
+    assert!(busy.to_string().contains("holds the lease until"), "{busy}");
 }
 
 fn findings_count_up_while_they_last_and_a_conclusive_result_clears_them(bed: &mut Bed) {

@@ -68,7 +68,7 @@ pub(super) fn listen(mut hear: impl FnMut() -> Result<Vec<u8>, String>) -> Resul
             (_, None) => {}
         }
     }
-    Err("it prints much and does not come to the point".to_owned())
+    Err("too much output before the answer".to_owned())
 }
 
 impl Facts {
@@ -111,14 +111,14 @@ mod tests {
         assert_eq!((facts.root, facts.clock, facts.space), (Some(0), Some(1_794_700_800), Some(1234)));
         assert_eq!((facts.machine.as_str(), &*facts.has), ("x86_64", &["nvidia-smi".to_owned()][..]));
         assert_eq!(heard(&format!("{BEGIN}\nroot 0\n")).unwrap_err(), "cut");
-        assert_eq!(heard(&"x\n".repeat(MOST_LINES + 1)).unwrap_err(), "it prints much and does not come to the point");
+        assert_eq!(heard(&"x\n".repeat(MOST_LINES + 1)).unwrap_err(), "too much output before the answer");
         assert_eq!(heard(&format!("{BEGIN}\nroot \nclock x\n{END}\n")).unwrap(), Facts::default());
     }
 
     #[test]
     fn the_script_is_one_that_a_shell_reads() {
         let text = script(".cluster-doctor", "", "00ff", &["sh", "no-such-program", "x; rm"]);
-        assert!(!text.contains('\''), "it stands in single quotes");
+        assert!(!text.contains('\''), "it is in single quotes");
         let output = std::process::Command::new("sh").args(["-c", &text]).env("HOME", "/").output().unwrap();
         let facts = heard(&String::from_utf8(output.stdout).unwrap()).unwrap();
         assert!(facts.clock.is_some() && facts.root.is_some() && facts.space.is_some(), "{facts:?}");

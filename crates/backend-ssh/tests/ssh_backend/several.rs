@@ -48,7 +48,7 @@ fn a_part_that_cannot_begin_ends_the_others_and_a_silent_host_lets_none_begin() 
     fs::create_dir_all(hosts.at("host2", &format!("runs/{run}/policy.toml"))).unwrap();
     let error = backend.submit(&hosts.request_on(&BOTH, run, &["endless"])).unwrap_err();
     assert_eq!(error.effect, Effect::NoneGiveUp, "{error}");
-    assert!(error.text.contains("host2") && error.text.contains("were ended"), "{error}");
+    assert!(error.text.contains("host2") && error.text.contains("were cancelled"), "{error}");
     assert!(backend.snapshot().unwrap().iter().all(|seen| seen.jobs.is_empty()));
 
     hosts.fleet.borrow().hosts()[1].cut().unwrap();

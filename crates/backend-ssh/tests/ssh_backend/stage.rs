@@ -160,7 +160,7 @@ pub(crate) fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = look() {
             return found;
         }
-        assert!(began.elapsed() < Duration::from_secs(240), "waited in vain for {what}");
+        assert!(began.elapsed() < Duration::from_secs(240), "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

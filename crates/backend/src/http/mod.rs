@@ -107,21 +107,21 @@ impl HttpError {
         use HttpErrorKind::{BadRequest, Connection, NotHttp, Timeout, Tls};
         let (kind, text) = match error {
             ureq::Error::Timeout(_) => (Timeout, format!("no answer within {} s", within.as_secs_f64())),
-            ureq::Error::HostNotFound => (Connection, "the host name has no address".to_owned()),
+            ureq::Error::HostNotFound => (Connection, "the host name does not resolve".to_owned()),
             ureq::Error::Io(error) if is_tls(error) => (Tls, error.to_string()),
             ureq::Error::Io(error) if sent && error.kind() == io::ErrorKind::UnexpectedEof => {
-                (NotHttp, "the connection ended before the answer did".to_owned())
+                (NotHttp, "the connection closed before the response was complete".to_owned())
             }
             ureq::Error::Io(error) => (Connection, error.to_string()),
             ureq::Error::Rustls(error) => (Tls, error.to_string()),
             ureq::Error::Tls(_) | ureq::Error::TlsRequired => (Tls, "TLS cannot be used with this address".to_owned()),
             ureq::Error::BadUri(_) | ureq::Error::Http(_) => {
-                (BadRequest, "the address or a header cannot be used".to_owned())
+                (BadRequest, "the URL or a header is invalid".to_owned())
             }
             ureq::Error::Protocol(_) | ureq::Error::LargeResponseHeader(..) => {
-                (NotHttp, "the answer is not HTTP".to_owned())
+                (NotHttp, "the response is not HTTP".to_owned())
             }
-            _ => (Connection, "no connection could be made".to_owned()),
+            _ => (Connection, "the connection failed".to_owned()),
         };
         Self { kind, sent, text }
     }
@@ -203,7 +203,7 @@ impl Answer {
         let mut reader = self.response.body_mut().as_reader().take(limit);
         reader.read_to_end(&mut bytes).map_err(|error| failed(&error.into()))?;
         if bytes.len() > most {
-            let text = format!("the answer has more than {most} bytes");
+            let text = format!("the response exceeds {most} bytes");
             return Err(HttpError { kind: HttpErrorKind::TooLong, sent: true, text });
         }
         Ok(bytes)

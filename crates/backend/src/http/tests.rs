@@ -45,7 +45,7 @@ fn served(serve: impl Fn(&mut TcpStream) + Send + 'static) -> (String, mpsc::Rec
     thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
-            let _nobody = send.send(read_request(&stream));
+            let _receiver_gone = send.send(read_request(&stream));
             serve(&mut stream);
         }
     });
@@ -156,7 +156,7 @@ fn a_server_that_sends_without_end_is_cut_off() {
         assert_eq!((error.kind, error.was_sent()), (expected, true), "{error}");
     }
     let exact = [b"HTTP/1.1 200 OK\r\n\r\n", &vec![b'x'; MOST][..]].concat();
-    assert_eq!(answered(exact).unwrap().1.len(), MOST, "what is just not too long is read");
+    assert_eq!(answered(exact).unwrap().1.len(), MOST, "a response of the maximum length is read");
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn over_a_unix_socket_it_is_the_same() {
 }
 
 #[test]
-fn a_unix_socket_on_which_nobody_accepts_is_waited_for_no_longer_than_the_deadline() {
+fn a_unix_socket_without_an_accepting_server_is_waited_for_until_the_deadline() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().join("s");
     let _listener = UnixListener::bind(&at).unwrap();
@@ -221,7 +221,7 @@ fn a_unix_socket_on_which_nobody_accepts_is_waited_for_no_longer_than_the_deadli
     let began = Instant::now();
     let full = loop {
         match get(&Client::over_socket(&at), "http://127.0.0.1/", SHORT).unwrap_err() {
-            error if error.was_sent() => assert!(began.elapsed() < LONG, "its queue does not fill"),
+            error if error.was_sent() => assert!(began.elapsed() < LONG, "the queue does not fill"),
             error => break error,
         }
     };

@@ -47,7 +47,7 @@ fn of_file(path: &Path) -> Result<Vec<CertificateDer<'static>>, BadRoots> {
     for certificate in &certificates {
         store.add(certificate.clone()).map_err(|error| bad(error.to_string()))?;
     }
-    if certificates.is_empty() { Err(bad("there is no certificate in it".to_owned())) } else { Ok(certificates) }
+    if certificates.is_empty() { Err(bad("it contains no certificate".to_owned())) } else { Ok(certificates) }
 }
 
 #[cfg(test)]
@@ -67,7 +67,7 @@ mod tests {
             errors[0].clone()
         };
         said(None);
-        assert!(said(Some("not PEM")).ends_with("there is no certificate in it"));
+        assert!(said(Some("not PEM")).ends_with("it contains no certificate"));
         said(Some("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"));
     }
 }

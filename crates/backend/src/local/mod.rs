@@ -53,7 +53,7 @@ impl LocalBackend {
     pub fn open(config: LocalConfig) -> Result<Self, BackendError> {
         if !(config.max_load_per_core.is_finite() && config.max_load_per_core > 0.0) {
             let text =
-                format!("`max_load_per_core` is {}; it is a number above 0, such as 0.7", config.max_load_per_core);
+                format!("`max_load_per_core` is {}, expected a number above 0, such as 0.7", config.max_load_per_core);
             return Err(refused("open the local backend", text));
         }
         let failed = |error| try_again("open the local backend", &error);
@@ -103,7 +103,7 @@ impl LocalBackend {
         #[expect(clippy::cast_precision_loss, reason = "a count of cores")]
         let per_core = others / self.cores as f64;
         if per_core > self.config.max_load_per_core {
-            let by = format!("work of others: {per_core:.2} per core, {} is free", self.config.max_load_per_core);
+            let by = format!("work of others: load {per_core:.2} per core, limit {}", self.config.max_load_per_core);
             return Ok(Occupancy::Busy { by: by.into() });
         }
         Ok(Occupancy::Free)
@@ -120,7 +120,7 @@ impl LocalBackend {
         let refuse = |text: String| refused("submit", text);
         let output = match (&*job.nodes, &*job.outputs) {
             ([node], [output]) if *node == self.node && output.node == self.node => output,
-            _ => return Err(refuse(format!("a job here is for {} alone, with one place for its output", self.node))),
+            _ => return Err(refuse(format!("a job of the local backend has one node, {}, and one output", self.node))),
         };
         let JobOutput { logs, document, .. } = output;
         for path in logs.iter().chain([document]) {
@@ -168,7 +168,7 @@ impl Backend for LocalBackend {
             sku: self.config.sku.clone(),
             apart: None,
         };
-        let jobs = self.jobs.under_way(now()).map_err(|error| try_again("look at the jobs", &error))?;
+        let jobs = self.jobs.under_way(now()).map_err(|error| try_again("read the jobs", &error))?;
         Ok(vec![SeenNode { node: node.into(), heard: None, jobs }])
     }
 
@@ -215,7 +215,7 @@ impl Backend for LocalBackend {
         let operation = "change the node";
         self.check_node(operation, node)?;
         let Some(mark) = change.what.as_mark() else {
-            return Err(refused(operation, format!("the local backend cannot {}; see its caps", change.what.step())));
+            return Err(refused(operation, format!("the local backend does not support {}", change.what.step())));
         };
         self.marks.apply(change.op, &mark).map(drop).map_err(|error| unknown(operation, &error))
     }

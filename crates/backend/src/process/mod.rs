@@ -213,7 +213,7 @@ pub fn run<O: Listen, E: Listen>(
 
 /// Returns the last line that a process printed, at most 400 characters, for a message.
 pub fn last_line(text: &str) -> String {
-    let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it failed without a word");
+    let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it failed without output");
     last.chars().take(400).collect()
 }
 
@@ -361,7 +361,7 @@ mod tests {
         assert_eq!(
             heard("echo stop; exec >/dev/null; read x; echo \"$x\" >&2"),
             "stop\n",
-            "it hears the end of its input"
+            "it sees the end of its input"
         );
     }
 
@@ -394,7 +394,7 @@ mod tests {
     fn all_of_the_output_is_collected_or_none_of_it() {
         let long = Duration::from_secs(30);
         let Output::Ended { status, stdout, stderr } = collected("cat; echo no >&2; exit 3", long, 5) else {
-            panic!("it ended by itself")
+            panic!("it ended before the limit")
         };
         assert_eq!((status.code(), &*stdout, &*stderr), (Some(3), &b"input"[..], "no\n"));
         assert!(matches!(collected("cat; echo", long, 5), Output::TooLong), "one byte too many");
@@ -404,7 +404,7 @@ mod tests {
         // The process has ended while another one holds its output open: the output may be incomplete.
         assert!(matches!(collected("echo a; sleep 600 &", Duration::from_millis(300), 99), Output::Late));
         let Output::Ended { stderr, .. } = collected("head -c 3000000 /dev/zero >&2", long, 5) else {
-            panic!("what it writes on standard error does not hold it up")
+            panic!("output on standard error does not block it")
         };
         assert_eq!(stderr.len(), MOST_STDERR);
     }

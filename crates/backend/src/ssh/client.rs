@@ -74,7 +74,7 @@ impl Root {
 
 /// The exit code on a host where the command requires root and cannot get it.
 const NOT_ROOT: i32 = 126;
-const WHY_NOT_ROOT: &str = "who logs in is not root, and `as_root` under [backend.ssh] is empty: it would be [\"sudo\", \"-n\"], or what the site has for it";
+const WHY_NOT_ROOT: &str = "the login user is not root, and `as_root` under [backend.ssh] is empty: set it, for example to [\"sudo\", \"-n\"]";
 
 /// The result of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -151,7 +151,7 @@ impl Client {
         };
         let word = match unguessable() {
             Ok(word) => word,
-            Err(error) => return failed(How::NotReached(format!("asking the system for random bits: {error}"))),
+            Err(error) => return failed(How::NotReached(format!("no random bits from the system: {error}"))),
         };
         let mut ssh = self.lines.command(host, &format!("exec sh -c {}", quoted(&self.script(&word, order))));
         let limits = Limits { group: Group::Shared, ..Limits::new(self.lines.connect() + order.limit + MARGIN) };
@@ -224,7 +224,7 @@ impl Client {
         let mut look = match carrier.ask(host, &ask, Duration::ZERO) {
             Ok(Said::Looked(look)) => *look,
             Ok(Said::Failed { text }) => return Some(text),
-            Ok(_) => return Some("it answered something else".to_owned()),
+            Ok(_) => return Some("unexpected answer".to_owned()),
             Err(why) => return Some(why.text().to_owned()),
         };
         if look.boot_id == boot_id()
@@ -233,7 +233,7 @@ impl Client {
             // The host is this machine: the caller's own session is not a user of it.
             terminals.retain(|process| !is_of_our_session(process.pid));
         }
-        let of_ours = || look.under_way.first().map(|run| format!("run {run} of the service is on it"));
+        let of_ours = || look.under_way.first().map(|run| format!("run {run} of the controller is on it"));
         occupancy::kept_off(&look, self.config.max_load_per_core).or_else(of_ours)
     }
 }
@@ -264,7 +264,7 @@ fn is_of_our_session(pid: u32) -> bool {
 fn complaint(noise: &[u8]) -> String {
     let text = String::from_utf8_lossy(noise);
     let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
-    last.unwrap_or("the connection ended without a word").chars().take(300).collect()
+    last.unwrap_or("the connection closed without a message").chars().take(300).collect()
 }
 
 fn may_write(folder: &Path) -> bool {
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn the_last_complaint_is_the_one_that_counts() {
         assert_eq!(complaint(b"Welcome\n\nssh: Connection refused\r\n\n"), "ssh: Connection refused");
-        assert_eq!(complaint(b""), "the connection ended without a word");
+        assert_eq!(complaint(b""), "the connection closed without a message");
     }
 
     #[test]

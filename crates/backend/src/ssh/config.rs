@@ -130,7 +130,7 @@ const LONGEST_STATE: usize = 45;
 /// Why the settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BadSettings {
-    #[error("either `hostfile` or `hosts` names the hosts; one of the two is wanted")]
+    #[error("set exactly one of `hostfile` and `hosts`")]
     NoHosts,
     #[error("`hosts`: {0}")]
     Hosts(#[source] BadHosts),
@@ -139,7 +139,7 @@ pub enum BadSettings {
     #[error("reading the host file {}: {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
     #[error(
-        "`{key}`: `{word}` would mean something else to a shell; use letters, digits and . _ - = /, and no - in front"
+        "`{key}`: `{word}` has a special meaning in a shell; use letters, digits and . _ - = /, without a leading -"
     )]
     Word { key: &'static str, word: String },
     #[error("`parallel` is {0}, expected 1 to 1024")]
@@ -150,7 +150,7 @@ pub enum BadSettings {
     Port,
     #[error("`max_load_per_core` is {0}, expected a load per core, 0 or more")]
     Load(f64),
-    #[error("`state` is {} and holds sockets: {LONGEST_STATE} bytes are the most it may have", .0.display())]
+    #[error("`state` is {}, expected at most {LONGEST_STATE} bytes: it holds sockets", .0.display())]
     LongState(PathBuf),
 }
 
@@ -232,11 +232,11 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said_with_what_would_do() {
         for (text, expected) in [
-            ("", "one of the two is wanted"),
-            ("hosts = \"a\"\nhostfile = \"b\"\n", "one of the two is wanted"),
+            ("", "exactly one of `hostfile` and `hosts`"),
+            ("hosts = \"a\"\nhostfile = \"b\"\n", "exactly one of `hostfile` and `hosts`"),
             ("hosts = \"node[1-\"\n", "`hosts`: line 1"),
-            ("hosts = \"a\"\nremote = \"x; rm\"\n", "`remote`: `x; rm` would mean something else to a shell"),
-            ("hosts = \"a\"\nremote = \"-x\"\n", "no - in front"),
+            ("hosts = \"a\"\nremote = \"x; rm\"\n", "`remote`: `x; rm` has a special meaning in a shell"),
+            ("hosts = \"a\"\nremote = \"-x\"\n", "without a leading -"),
             ("hosts = \"a\"\nparallel = 0\n", "expected 1 to 1024"),
             ("hosts = \"a\"\nconnect = \"10ms\"\n", "expected 1s or more"),
             ("hosts = \"a\"\nmax_load_per_core = -1.0\n", "0 or more"),

@@ -36,15 +36,15 @@ pub enum BadHosts {
     Names { line: usize, source: BadHostlist },
     #[error("line {line}: `{word}` is not a setting; use user=, port=, jump=, key= or address=")]
     Setting { line: usize, word: String },
-    #[error("line {line}: `{word}` is no port; use 1 to 65535")]
+    #[error("line {line}: `{word}` is not a port; use 1 to 65535")]
     Port { line: usize, word: String },
-    #[error("line {line}: `{word}` cannot be handed to ssh; use letters, digits and . _ - : @ /, and no - in front")]
+    #[error("line {line}: `{word}` cannot be passed to ssh; use letters, digits and . _ - : @ /, without a leading -")]
     Word { line: usize, word: String },
-    #[error("line {line}: one address for {hosts} hosts; give each its own line")]
+    #[error("line {line}: one address for {hosts} hosts; write one line per host")]
     OneAddress { line: usize, hosts: usize },
-    #[error("line {line}: {name} stands in line {before} already")]
+    #[error("line {line}: {name} is already in line {before}")]
     Twice { line: usize, name: NodeName, before: usize },
-    #[error("it names no host; write one a line, such as node[01-64]")]
+    #[error("it names no host; write one host or range per line, such as node[01-64]")]
     Empty,
 }
 
@@ -154,12 +154,12 @@ mod tests {
             ("n1\nn[1-\n", "line 2: `n[1-` has a bracket"),
             ("n1 user\n", "line 1: `user` is not a setting; use user="),
             ("n1 colour=red\n", "`colour=red` is not a setting"),
-            ("n1:0\n", "line 1: `0` is no port"),
-            ("n1 port=+7\n", "`+7` is no port"),
-            ("n1 jump=-oProxyCommand=x\n", "cannot be handed to ssh"),
-            ("n1 user=$(id)\n", "cannot be handed to ssh"),
+            ("n1:0\n", "line 1: `0` is not a port"),
+            ("n1 port=+7\n", "`+7` is not a port"),
+            ("n1 jump=-oProxyCommand=x\n", "cannot be passed to ssh"),
+            ("n1 user=$(id)\n", "cannot be passed to ssh"),
             ("n[1-2] address=10.0.0.1\n", "one address for 2 hosts"),
-            ("n1\nn2\nn[1-3]\n", "line 3: n1 stands in line 1 already"),
+            ("n1\nn2\nn[1-3]\n", "line 3: n1 is already in line 1"),
         ] {
             let error = parse(text).unwrap_err().to_string();
             assert!(error.contains(said), "{text:?}: {error}");

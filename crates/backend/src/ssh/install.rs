@@ -95,7 +95,7 @@ impl Asker {
             Some(said) => Ok(said),
             None => {
                 self.install(host).map_err(NoAnswer::NotAsked)?;
-                let gone = || NoAnswer::NotAsked("the program is not where it was put".to_owned());
+                let gone = || NoAnswer::NotAsked("the installed program is missing".to_owned());
                 self.ask_once(host, ask, longer)?.ok_or_else(gone)
             }
         }
@@ -107,7 +107,7 @@ impl Asker {
             Some(path) => Ok(path),
             None => {
                 self.install(host)?;
-                self.place(host)?.ok_or_else(|| "the program is not where it was put".to_owned())
+                self.place(host)?.ok_or_else(|| "the installed program is missing".to_owned())
             }
         }
     }
@@ -126,7 +126,7 @@ impl Asker {
                 None => {}
             }
         }
-        Err("it prints much and does not come to the point".to_owned())
+        Err("too much output before the answer".to_owned())
     }
 
     /// Returns `None` if the program is missing.
@@ -144,7 +144,7 @@ impl Asker {
                 HELLO => break,
                 MISSING => return Ok(None),
                 _ if noise == MOST_NOISE => {
-                    return Err(NoAnswer::NotAsked("it prints much and does not come to the point".to_owned()));
+                    return Err(NoAnswer::NotAsked("too much output before the answer".to_owned()));
                 }
                 _ => noise += 1,
             }
@@ -154,14 +154,14 @@ impl Asker {
         let mut question = serde_json::to_vec(&asked).map_err(|error| NoAnswer::NotAsked(error.to_string()))?;
         question.push(b'\n');
         line.say_all(question);
-        let answer = line.hear().map_err(|why| NoAnswer::Broken(format!("it was asked, and then {why}")))?;
+        let answer = line.hear().map_err(|why| NoAnswer::Broken(format!("after the request was sent: {why}")))?;
         read_answer(&answer, number).map(Some).map_err(NoAnswer::Broken)
     }
 
     fn install(&self, host: &Host) -> Result<(), String> {
         let bytes = fs::read(&self.program).map_err(|error| format!("{}: {error}", self.program.display()))?;
         if hash(&bytes) != self.hash {
-            return Err(format!("{} is another program than when we began: start again", self.program.display()));
+            return Err(format!("{} has changed since this process started: start it again", self.program.display()));
         }
         let (folder, hash) = (folder(&self.remote), &self.hash);
         let aside = format!("$D/bin/.{hash}.{}", self.numbers.fetch_add(1, Ordering::Relaxed));
@@ -172,7 +172,7 @@ impl Asker {
              P=\"$D/bin/doctor-node-{hash}\" && {{ ln \"{aside}\" \"$P\" 2>/dev/null || [ -x \"$P\" ] || mv -f \"{aside}\" \"$P\"; }} && \
              echo {INSTALLED}; rm -f \"{aside}\""
         );
-        let failed = |why: String| format!("{} could not be carried there: {why}", self.program.display());
+        let failed = |why: String| format!("copying {} to the host failed: {why}", self.program.display());
         let mut line = self.lines.open(host, &script, self.copy).map_err(failed)?;
         line.say_all(bytes);
         for _ in 0..MOST_NOISE {
@@ -180,7 +180,7 @@ impl Asker {
                 return Ok(());
             }
         }
-        Err(failed("it prints much and does not come to the point".to_owned()))
+        Err(failed("too much output before the answer".to_owned()))
     }
 }
 

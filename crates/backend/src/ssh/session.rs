@@ -86,7 +86,7 @@ impl Lines {
         let ssh = started(&mut ssh)?;
         let line = Line::new(ssh, Instant::now() + self.connect);
         loop {
-            let heard = line.hear().map_err(|why| format!("ssh does not say where it is: {why}"))?;
+            let heard = line.hear().map_err(|why| format!("`ssh -G` printed no address: {why}"))?;
             if let Some(address) = String::from_utf8_lossy(&heard).strip_prefix("hostname ") {
                 return Ok(address.trim().to_owned());
             }
@@ -224,7 +224,7 @@ pub const KEY_CHANGED: &str = "its host key has changed";
 /// Summarises the error output of `ssh` in one line: usually the last one. The reason for a refused key is in an earlier one.
 fn gist(text: &str) -> String {
     let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
-    let last = last.unwrap_or("the connection ended without a word");
+    let last = last.unwrap_or("the connection closed without a message");
     let key = if text.contains("IDENTIFICATION HAS CHANGED") {
         Some(KEY_CHANGED)
     } else {
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn why_a_key_was_refused_is_said_beside_that_it_was() {
         for (text, said) in [
-            ("", "the connection ended without a word"),
+            ("", "the connection closed without a message"),
             (
                 "ssh: connect to host 127.0.1.1 port 22: Connection refused\r\n",
                 "ssh: connect to host 127.0.1.1 port 22: Connection refused",

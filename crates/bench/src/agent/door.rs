@@ -20,8 +20,8 @@ pub(super) struct Door {
 
 impl Door {
     pub(super) fn open() -> Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").context("listening on the loopback")?;
-        let address = format!("http://{}", listener.local_addr().context("asking for the port")?);
+        let listener = TcpListener::bind("127.0.0.1:0").context("listening on the loopback address")?;
+        let address = format!("http://{}", listener.local_addr().context("reading the port")?);
         let (give, reports) = channel();
         // The thread ends with the process, so that the port stays taken.
         thread::spawn(move || listener.incoming().flatten().all(|stream| answer(stream, &give)));
@@ -34,7 +34,7 @@ impl Door {
 
     /// Returns the next report as received, still signed.
     pub(super) fn next(&self, within: Duration) -> Result<Vec<u8>> {
-        self.reports.recv_timeout(within).context("the agent does not report")
+        self.reports.recv_timeout(within).context("no report from the agent")
     }
 
     /// Returns the reports that have been received and not read.

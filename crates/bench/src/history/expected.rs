@@ -46,25 +46,25 @@ impl Expected {
                 stand.sure = Some((row.outcome, row.at));
             }
         }
-        let stands = stands.into_iter().collect::<Option<Vec<Stand>>>().context("a test without a row was made")?;
+        let stands = stands.into_iter().collect::<Option<Vec<Stand>>>().context("a test has no generated row")?;
         Ok(Self { stands })
     }
 
     pub(crate) fn check_latest(&self, answer: &[LatestRow]) -> Result<()> {
-        ensure!(answer.len() == Past::PAIRS, "{} latest results, {} were made", answer.len(), Past::PAIRS);
+        ensure!(answer.len() == Past::PAIRS, "{} latest results, expected {}", answer.len(), Past::PAIRS);
         for (place, (stand, row)) in self.stands.iter().zip(answer).enumerate() {
             let node = u32::try_from(place / Past::TESTS.len()).context("counting nodes")?;
             let expected = LatestRow {
                 node: Past::name(node),
                 test: test(place % Past::TESTS.len())?,
-                at: stand.record.attempt().context("a test without a result was made")?,
+                at: stand.record.attempt().context("a test has no generated result")?,
                 verdict: Past::OUTCOMES[stand.outcome].verdict,
                 reason: reason(stand.outcome)?,
                 run: Some(stand.run),
                 conclusive: stand.sure.map(|(outcome, at)| (Past::OUTCOMES[outcome].verdict, at)),
                 misses: stand.record.misses(),
             };
-            ensure!(*row == expected, "the latest result is {row:?}, {expected:?} was made");
+            ensure!(*row == expected, "the latest result is {row:?}, expected {expected:?}");
         }
         Ok(())
     }
@@ -82,7 +82,7 @@ impl Expected {
                 }
             }
         }
-        ensure!(answer.len() == counts.len(), "{} failure rates, {} were made", answer.len(), counts.len());
+        ensure!(answer.len() == counts.len(), "{} failure rates, expected {}", answer.len(), counts.len());
         for (place, (row, counts)) in answer.iter().zip(counts).enumerate() {
             let of = |verdict| {
                 let kinds = Past::OUTCOMES.iter().zip(counts).filter(|(kind, _)| kind.verdict == verdict);
@@ -95,7 +95,7 @@ impl Expected {
                 inconclusive: of(Verdict::Inconclusive),
                 not_applicable: of(Verdict::NotApplicable),
             };
-            ensure!(*row == expected, "the failure rate is {row:?}, {expected:?} was made");
+            ensure!(*row == expected, "the failure rate is {row:?}, expected {expected:?}");
         }
         Ok(())
     }
@@ -104,7 +104,7 @@ impl Expected {
 /// Verifies the newest rows of a node: newest first, the tests of one run in the order of their names.
 pub(crate) fn check_newest(node: u32, answer: &[HistoryRow], count: usize) -> Result<()> {
     let newest = (0..Past::DAYS).rev().flat_map(|day| Past::of_run(node, day)).take(count);
-    ensure!(answer.len() == count, "{} newest results of a node, {count} were asked for", answer.len());
+    ensure!(answer.len() == count, "{} newest results of a node, expected {count}", answer.len());
     for (row, past) in answer.iter().zip(newest) {
         let kind = Past::OUTCOMES[past.outcome];
         let expected = HistoryRow {
@@ -118,7 +118,7 @@ pub(crate) fn check_newest(node: u32, answer: &[HistoryRow], count: usize) -> Re
             took: past.took,
             untrusted: false,
         };
-        ensure!(*row == expected, "the history has {row:?}, {expected:?} was made");
+        ensure!(*row == expected, "the history has {row:?}, expected {expected:?}");
     }
     Ok(())
 }

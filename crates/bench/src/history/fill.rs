@@ -80,7 +80,7 @@ pub(crate) fn postgres(url: &str) -> Result<()> {
 }
 
 pub(crate) fn postgres_bytes(url: &str) -> Result<u64> {
-    let operation = "asking for the size of the database";
+    let operation = "reading the size of the database";
     let mut client = postgres::Client::connect(url, postgres::NoTls).context(operation)?;
     let bytes: i64 = client.query_one("SELECT pg_database_size(current_database())", &[]).context(operation)?.get(0);
     Ok(bytes.cast_unsigned())
@@ -92,7 +92,7 @@ fn number(place: usize) -> Cell {
 }
 
 fn fill(inside: &mut dyn Inside) -> Result<()> {
-    let life = serde_json::to_string(&Life::InService).context("writing a life")?;
+    let life = serde_json::to_string(&Life::InService).context("writing a state")?;
     let began = Past::END.millis();
     let mut nodes = (0..Past::NODES)
         .map(|node| vec![number(node as usize), Past::name(node).as_str().into(), life.as_str().into(), began.into()]);

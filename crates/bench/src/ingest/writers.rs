@@ -64,7 +64,7 @@ pub(super) fn run(
             (done, store.counters())
         })
     });
-    readable.context("reading what was kept")?;
+    readable.context("reading the counters")?;
     let mut latencies = Vec::new();
     for of_thread in done {
         latencies.extend(of_thread.ok().context("a writer panicked")??);
@@ -76,7 +76,7 @@ pub(super) fn run(
 fn write(settings: &Settings, group: &GroupCommit, job: Job) -> Result<Duration> {
     let began = Instant::now();
     let result = open_document(settings, &job.run, None, job.document, job.received, |_| Vec::new(), &mut no_past)?;
-    let accepted = group.submit(result).context("keeping a result")?;
-    ensure!(accepted == Accepted::Kept, "{} was not kept: {accepted:?}", job.run.run.id);
+    let accepted = group.submit(result).context("storing a result")?;
+    ensure!(accepted == Accepted::Kept, "{} was not stored: {accepted:?}", job.run.run.id);
     Ok(began.elapsed())
 }

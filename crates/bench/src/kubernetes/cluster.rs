@@ -43,12 +43,12 @@ impl Cluster {
             Err(other) => return Err(other.into()),
         };
         let data = cache::input("kubernetes", fingerprint(&programs), |path| {
-            eprintln!("  making {NODES} nodes and {} pods, once", population::PODS);
+            eprintln!("  creating {NODES} nodes and {} pods, once", population::PODS);
             let began = Instant::now();
             let cluster = Self::on(&programs, None)?;
             cluster.runtime.block_on(fill(&cluster))?;
             cluster.plane.keep_data(path)?;
-            eprintln!("  made in {:.0} s", began.elapsed().as_secs_f64());
+            eprintln!("  created in {:.0} s", began.elapsed().as_secs_f64());
             Ok(())
         })?;
         let cluster = Self::on(&programs, Some(&data))?;
@@ -60,7 +60,7 @@ impl Cluster {
 
     fn on(programs: &Path, data: Option<&Path>) -> Result<Self> {
         let plane = ControlPlane::start_with(programs, Setup { data, controllers: false, ..Setup::default() })?;
-        let runtime = Builder::new_current_thread().enable_all().build().context("making a runtime")?;
+        let runtime = Builder::new_current_thread().enable_all().build().context("creating a runtime")?;
         let client = runtime.block_on(connect(plane.admin()))?;
         Ok(Self { plane, runtime, client })
     }
@@ -78,12 +78,12 @@ impl Cluster {
     /// Returns the port of the API server.
     pub(super) fn port(&self) -> Result<u16> {
         let url = self.plane.url();
-        url.rsplit(':').next().and_then(|port| port.parse().ok()).with_context(|| format!("{url} names no port"))
+        url.rsplit(':').next().and_then(|port| port.parse().ok()).with_context(|| format!("{url} has no port"))
     }
 
     /// Returns all objects of a kind, as JSON text.
     pub(super) fn list(&self, path: &str) -> Result<String> {
-        let request = Request::new(path).list(&ListParams::default()).context("asking for a list")?;
+        let request = Request::new(path).list(&ListParams::default()).context("requesting a list")?;
         self.runtime.block_on(self.client.request_text(request)).with_context(|| format!("listing {path}"))
     }
 

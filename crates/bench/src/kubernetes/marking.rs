@@ -64,7 +64,7 @@ pub(crate) fn run() -> Result<Measured> {
         Err(why) => return Ok(Measured::NotHere(why)),
     };
     let marker = Marker::new(&cluster)?;
-    eprintln!("  twin: the backend sees every node as it was made");
+    eprintln!("  checking: the backend sees every node as created");
     let before = cluster.nodes()?;
     let mut snapshot = marker.look()?;
     compare(&snapshot)?;
@@ -86,7 +86,7 @@ pub(crate) fn run() -> Result<Measured> {
         }
         snapshot = marker.look()?;
     }
-    eprintln!("  twin: every node bears exactly its mark");
+    eprintln!("  checking: every node has exactly its mark");
     let ours: Vec<String> = ours[..ROUNDS * MARKED].iter().map(|node| node_name(*node)).collect();
     prove(&before, &cluster.nodes()?, &ours, &bare)?;
     marker.prove(&snapshot, &ours)?;
@@ -104,9 +104,9 @@ pub(crate) fn run() -> Result<Measured> {
     };
     let ratios = |to: &[f64]| -> Vec<f64> { marked.iter().zip(to).map(|(ours, bare)| ours / bare).collect() };
     let (to_loop, to_eight) = (ratios(&alone), ratios(&together));
-    let how = "commit of the intents, lease, patch and record of each node, over the time of a loop that only patches";
+    let how = "commit of the intents, lease, patch and record of each node, relative to a loop that only patches";
     Ok(Measured::Figures(vec![
-        figure("ratio_to_bare_loop", median(&to_loop), "", format!("{how}, one after the other; {}", spread(&to_loop))),
+        figure("ratio_to_bare_loop", median(&to_loop), "", format!("{how}, one at a time; {}", spread(&to_loop))),
         figure("nodes_per_s", median(&marked), "1/s", format!("from plan to record; {}", spread(&marked))),
         figure(
             "ratio_to_bare_loop_of_8",
@@ -197,10 +197,10 @@ impl Marker {
         let bears = snapshot.nodes.iter().filter(|record| record.node.marks.has_ours(MarkKind::Unhealthy));
         let bears: BTreeSet<&str> = bears.map(|record| record.node.name.as_str()).collect();
         let wanted: BTreeSet<&str> = marked.iter().map(String::as_str).collect();
-        ensure!(bears == wanted, "{} nodes bear our mark, {} should", bears.len(), wanted.len());
+        ensure!(bears == wanted, "{} nodes have our mark, expected {}", bears.len(), wanted.len());
         let done = |case: &&Case| case.steps.iter().all(|step| step.state == StepState::Done) && case.steps.len() == 1;
         let done: BTreeSet<&str> = snapshot.cases.iter().filter(done).map(|case| case.node.as_str()).collect();
-        ensure!(done == wanted, "{} marks are recorded, {} should be", done.len(), wanted.len());
+        ensure!(done == wanted, "{} marks are recorded, expected {}", done.len(), wanted.len());
         Ok(())
     }
 }
@@ -243,7 +243,7 @@ fn compare(snapshot: &Snapshot) -> Result<()> {
     };
     let seen: BTreeMap<String, &str> =
         snapshot.nodes.iter().map(|record| (record.node.name.to_string(), word(record))).collect();
-    ensure!(seen == as_made(), "the backend does not see the {NODES} nodes as they were made");
+    ensure!(seen == as_made(), "the backend does not see the {NODES} nodes as created");
     Ok(())
 }
 
@@ -255,7 +255,7 @@ fn prove(
     bare: &[String],
 ) -> Result<()> {
     let (ours, bare): (BTreeSet<&String>, BTreeSet<&String>) = (ours.iter().collect(), bare.iter().collect());
-    ensure!(before.keys().eq(after.keys()), "nodes came or went");
+    ensure!(before.keys().eq(after.keys()), "nodes were added or removed");
     for (name, now) in after {
         let mut now = now.clone();
         let mut then = before[name].clone();
@@ -268,7 +268,7 @@ fn prove(
         let metadata = now["metadata"].as_object_mut().context("a node has metadata")?;
         if ours.contains(name) {
             wanted.push(json!({ "key": "cluster-doctor.io/unhealthy", "value": "true", "effect": "NoSchedule" }));
-            ensure!(borne == wanted, "{name} bears {borne:?} and not {wanted:?}");
+            ensure!(borne == wanted, "{name} has the taints {borne:?}, expected {wanted:?}");
             for (of, key) in [("labels", "status"), ("annotations", "marks"), ("annotations", "changes")] {
                 let key = format!("cluster-doctor.io/{key}");
                 let there = metadata[of].as_object_mut().and_then(|all| all.remove(&key));
@@ -279,7 +279,7 @@ fn prove(
             let metadata = node["metadata"].as_object_mut().context("a node has metadata")?;
             metadata.retain(|key, _| !["resourceVersion", "managedFields"].contains(&key.as_str()));
         }
-        ensure!(now == then, "of {name} more was changed than its mark: {now} was {then}");
+        ensure!(now == then, "{name}: more than its mark was changed: {now}, before {then}");
     }
     Ok(())
 }

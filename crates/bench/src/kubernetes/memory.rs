@@ -31,7 +31,7 @@ pub(crate) fn run() -> Result<Measured> {
     };
     let mut service = Service::start(&cluster, Validation::AsUsual)?;
     let anonymous = service.running.watch_memory("RssAnon");
-    eprintln!("  twin: the service sees every node as it was made");
+    eprintln!("  checking: the service sees every node as created");
     service.wait_until_seen(&as_made())?;
     let listed = anonymous.most();
     eprintln!("  measuring: steady cycles");
@@ -62,7 +62,7 @@ pub(crate) fn run() -> Result<Measured> {
         figure(
             "rss_anon_mb",
             most,
-            "the most RssAnon of doctor serve from its start to the end of the steady cycles, in 10^6 bytes",
+            "peak RssAnon of doctor serve from its start to the end of the steady cycles, in 10^6 bytes",
         ),
         figure("rss_mb", resident, "VmHWM of the same, in 10^6 bytes"),
     ]))

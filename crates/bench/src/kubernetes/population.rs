@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(pods.len(), PODS);
         let names: BTreeSet<(&str, &str)> =
             pods.iter().map(|pod| (pod.namespace.as_str(), pod.name.as_str())).collect();
-        assert_eq!(names.len(), PODS, "no two have one name");
+        assert_eq!(names.len(), PODS, "names are unique");
         let taken: BTreeSet<usize> = pods.iter().filter(|pod| pod.takes_gpus).map(|pod| pod.node).collect();
         let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
         for node in 0..NODES {

@@ -75,7 +75,7 @@ impl Service {
                 Err(why) => format!("{why:#}"),
             };
             if began.elapsed() > PATIENCE {
-                bail!("the service does not see what is there: {wrong}; it said: {}", self.said());
+                bail!("the nodes of the service differ: {wrong}; its log: {}", self.said());
             }
             thread::sleep(PAUSE);
         }
@@ -88,7 +88,7 @@ impl Service {
         ensure!(ended.success(), "the service ended with {ended}: {}", said(folder.path()));
         match difference(&nodes(&program, folder.path())?, expected) {
             None => Ok(()),
-            Some(wrong) => bail!("the service did not see what is there: {wrong}"),
+            Some(wrong) => bail!("the nodes of the service differ: {wrong}"),
         }
     }
 
@@ -103,7 +103,7 @@ impl Service {
 
 /// Returns the occupancy of each node as `doctor nodes` prints it.
 fn nodes(program: &Path, folder: &Path) -> Result<BTreeMap<String, String>> {
-    let asked = doctor(program, folder).args(["--json", "nodes"]).output().context("asking for the nodes")?;
+    let asked = doctor(program, folder).args(["--json", "nodes"]).output().context("running doctor nodes")?;
     ensure!(asked.status.success(), "doctor nodes: {}", String::from_utf8_lossy(&asked.stderr).trim());
     let rows: Vec<Value> = serde_json::from_slice(&asked.stdout).context("reading the nodes")?;
     let named = |row: &Value| Some((row["node"].as_str()?.to_owned(), row["used"].as_str()?.to_owned()));
@@ -135,5 +135,5 @@ fn difference(seen: &BTreeMap<String, String>, expected: &BTreeMap<String, &'sta
     let is_other = |(name, used): &(&String, &&'static str)| seen.get(*name).is_none_or(|seen| seen != **used);
     let others: Vec<_> = expected.iter().filter(is_other).collect();
     let (name, used) = others.first()?;
-    Some(format!("{} nodes otherwise, such as {name}: {:?} and not {used}", others.len(), seen.get(*name)))
+    Some(format!("{} nodes differ, such as {name}: {:?}, expected {used}", others.len(), seen.get(*name)))
 }

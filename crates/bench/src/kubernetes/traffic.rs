@@ -50,11 +50,11 @@ pub(crate) fn run() -> Result<Measured> {
         Err(why) => return Ok(Measured::NotHere(why)),
     };
     let mut service = Service::start(&cluster, Validation::None)?;
-    eprintln!("  twin: the service sees every node as it was made");
+    eprintln!("  checking: the service sees every node as created");
     service.wait_until_seen(&as_made())?;
     let first = settle(&service.wire)?;
 
-    eprintln!("  measuring: nothing happens");
+    eprintln!("  measuring: no changes");
     let (began, writes) = (Instant::now(), cluster.node_writes()?);
     let list = cluster.list("/api/v1/nodes")?.len() + cluster.list("/api/v1/pods")?.len();
     thread::sleep(IDLE.saturating_sub(began.elapsed()));
@@ -71,11 +71,11 @@ pub(crate) fn run() -> Result<Measured> {
     };
     let ended = told("one in a hundred pods ends", &|| change.end(&cluster))?;
     let changed = told("one in a hundred nodes changes", &|| change.nodes(&cluster))?;
-    let came = told("as many pods come as have ended", &|| change.come(&cluster))?;
+    let came = told("as many pods are created as have ended", &|| change.come(&cluster))?;
     let beats = told("one in a hundred kubelets reports its node", &|| change.heartbeats(&cluster))?;
-    eprintln!("  twin: the service sees what became of it");
+    eprintln!("  checking: the service sees every node as changed");
     service.stop_and_compare(&change.seen_as())?;
-    ensure!(idle.connections == 0 && ended.connections == 0, "watches were begun anew: {idle:?}, {ended:?}");
+    ensure!(idle.connections == 0 && ended.connections == 0, "watches were restarted: {idle:?}, {ended:?}");
 
     let idle_bytes = idle.bytes() as f64 / idle_s * TEN_MINUTES;
     let beat = beats.bytes() as f64 / CHANGED_NODES as f64;
@@ -99,31 +99,31 @@ pub(crate) fn run() -> Result<Measured> {
             "percent_of_list",
             percent(churn),
             "%",
-            "bytes of TLS both ways in ten minutes, one in a hundred pods changing once, of a JSON list of nodes and pods",
+            "TLS bytes both ways in ten minutes, with 1 % of pods changing once, relative to a JSON list of both",
         ),
         figure(
             "idle_writes_per_s",
             idle_writes as f64 / idle_s,
             "1/s",
-            "writes to nodes while nothing happens, by the API server's own count",
+            "writes to nodes without changes, as counted by the API server",
         ),
         figure(
             "percent_of_list_nodes_too",
             percent(churn + changed.bytes() as f64),
             "%",
-            "and one in a hundred nodes changing once",
+            "also with 1 % of nodes changing once",
         ),
         figure(
             "percent_of_list_turnover",
             percent(churn + came.bytes() as f64),
             "%",
-            "one in a hundred pods replaced: its end is told once, its successor four times",
+            "with 1 % of pods replaced: one event for the old pod, four for the new one",
         ),
         figure(
             "percent_of_list_heartbeats",
             percent(churn + beat * HEARTBEATS * NODES as f64),
             "%",
-            "one in a hundred pods changing once, and every kubelet reporting its node twice, by the cost of one report",
+            "with 1 % of pods changing once, and every kubelet reporting its node twice, by the cost of one report",
         ),
     ]))
 }
@@ -133,7 +133,7 @@ fn settle(wire: &Wire) -> Result<Passed> {
     let began = Instant::now();
     let (mut before, mut since) = (wire.passed(), Instant::now());
     while since.elapsed() < QUIET {
-        ensure!(began.elapsed() < PATIENCE, "the service and the API server do not come to rest");
+        ensure!(began.elapsed() < PATIENCE, "traffic between the service and the API server does not stop");
         thread::sleep(QUIET / 50);
         let now = wire.passed();
         if now != before {

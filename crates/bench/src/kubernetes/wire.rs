@@ -50,8 +50,8 @@ impl Passed {
 impl Wire {
     /// Forwards to a port of this machine.
     pub(super) fn to(server: u16) -> Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").context("listening on the loopback")?;
-        let port = listener.local_addr().context("asking for the port")?.port();
+        let listener = TcpListener::bind("127.0.0.1:0").context("listening on the loopback address")?;
+        let port = listener.local_addr().context("reading the port")?.port();
         let counted = Arc::new(Counted::default());
         let counts = Arc::clone(&counted);
         // The thread ends with the process, so that the port stays taken.

@@ -52,7 +52,7 @@ pub(super) struct Captured {
 impl Captured {
     /// Records the queries of one cycle on this Slurm, and edits the replies to those of a cluster in use.
     pub(super) fn of(slurm: &Slurm, program: &Path) -> Result<Self> {
-        let folder = tempfile::tempdir().context("creating a folder for what was captured")?;
+        let folder = tempfile::tempdir().context("creating a folder for the capture")?;
         let (answers, record, replay) =
             (folder.path().join("answers"), folder.path().join("record"), folder.path().join("bin"));
         fs::create_dir(&answers).context("creating a folder for answers")?;
@@ -69,7 +69,7 @@ impl Captured {
                 write_program(&place.join(name), &script)?;
             }
         }
-        service(program, &record, None)?.look().context("capturing what Slurm says")?;
+        service(program, &record, None)?.look().context("capturing the output of Slurm")?;
         let mut bytes = 0;
         for answer in fs::read_dir(&answers).context("reading the answers")? {
             let path = answer.context("reading the answers")?.path();
@@ -80,7 +80,7 @@ impl Captured {
                 fs::write(&path, text).context("writing an answer")?;
             }
         }
-        ensure!(bytes > 0, "the service did not ask for all nodes");
+        ensure!(bytes > 0, "the service did not query all nodes");
         Ok(Self { folder, bytes })
     }
 
@@ -114,7 +114,7 @@ fn put_to_work(text: &str) -> Result<String> {
         line.unwrap_or_default() + "\n"
     });
     let text: String = lines.collect();
-    ensure!(changed == NODES, "{changed} nodes of {NODES} are in a state that is expected");
+    ensure!(changed == NODES, "{changed} of {NODES} nodes are in an expected state");
     Ok(text)
 }
 

@@ -20,7 +20,7 @@ const NOT_HERE: i32 = 3;
 
 pub(crate) fn run() -> Result<Measured> {
     let program = shipped::doctor()?;
-    eprintln!("  a simulated cluster of {NODES} nodes, and a controller that has seen it");
+    eprintln!("  starting a simulated cluster of {NODES} nodes and a controller");
     let stage = Stage::new(&program, NODES)?;
     stage.twin(NODES)?;
     let mut script = Command::new("scripts/browser.sh");
@@ -33,16 +33,16 @@ pub(crate) fn run() -> Result<Measured> {
     if !said.status.success() {
         bail!("the browser failed: {told}");
     }
-    let figures: Value = serde_json::from_slice(&said.stdout).context("reading what the browser measured")?;
-    let value = |name: &str| figures[name].as_f64().with_context(|| format!("the browser told no {name}"));
+    let figures: Value = serde_json::from_slice(&said.stdout).context("reading the measurements of the browser")?;
+    let value = |name: &str| figures[name].as_f64().with_context(|| format!("the browser did not report {name}"));
     let inputs = json!({ "nodes": NODES, "pages": 5, "browser": "Chromium, headless", "cluster": "simulated" });
     let figure = |name: &str, note: String| {
         Ok(Figure { name: name.to_owned(), value: value(name)?, unit: "ms", inputs: inputs.clone(), note })
     };
     let (hover, filter) = (value("hover_alone_ms")?, value("filter_ms")?);
     let parts: Result<Vec<Figure>> = [
-        figure("first_paint_ms", "until the frame in which every node is on the map; the worst of 5".to_owned()),
-        figure("hover_ms", format!("until the frame that answers; worst hover {hover}, worst filter {filter}")),
+        figure("first_paint_ms", "until the frame in which every node is on the map; maximum of 5".to_owned()),
+        figure("hover_ms", format!("until the frame that responds; maximum hover {hover}, maximum filter {filter}")),
     ]
     .into_iter()
     .collect();

@@ -79,8 +79,8 @@ impl Reader {
             Some(connection) => connection,
             None => {
                 let stream = TcpStream::connect(self.address).context("connecting")?;
-                stream.set_read_timeout(Some(PATIENCE)).context("setting a limit")?;
-                stream.set_nodelay(true).context("setting no delay")?;
+                stream.set_read_timeout(Some(PATIENCE)).context("setting a timeout")?;
+                stream.set_nodelay(true).context("setting TCP_NODELAY")?;
                 BufReader::new(stream)
             }
         };
@@ -92,7 +92,7 @@ impl Reader {
             head += &format!("if-none-match: {tag}\r\n");
         }
         head += "\r\n";
-        connection.get_mut().write_all(head.as_bytes()).context("asking")?;
+        connection.get_mut().write_all(head.as_bytes()).context("sending the request")?;
         let answer = read_answer(&mut connection)?;
         if let Some(tag) = answer.tag.clone().filter(|_| packed) {
             self.tags.insert(path.to_owned(), tag);
@@ -107,7 +107,7 @@ impl Reader {
 fn read_answer(connection: &mut BufReader<TcpStream>) -> Result<Answer> {
     let mut line = String::new();
     connection.read_line(&mut line).context("reading the status")?;
-    let status: u16 = line.split(' ').nth(1).and_then(|word| word.parse().ok()).context("there is no status")?;
+    let status: u16 = line.split(' ').nth(1).and_then(|word| word.parse().ok()).context("the response has no status")?;
     let (mut length, mut tag, mut stays) = (0, None, true);
     loop {
         line.clear();
@@ -117,12 +117,12 @@ fn read_answer(connection: &mut BufReader<TcpStream>) -> Result<Answer> {
             "content-length" => length = value.parse().context("reading the length")?,
             "etag" => tag = Some(value.to_owned()),
             "connection" => stays = value != "close",
-            "transfer-encoding" => bail!("an answer without a length"),
+            "transfer-encoding" => bail!("a response without a length"),
             _ => {}
         }
     }
     let mut body = vec![0; length];
     connection.read_exact(&mut body).context("reading the body")?;
-    ensure!(matches!(status, 200 | 304), "it is answered with {status}: {}", String::from_utf8_lossy(&body));
+    ensure!(matches!(status, 200 | 304), "status {status}: {}", String::from_utf8_lossy(&body));
     Ok(Answer { body, tag, stays })
 }

@@ -31,7 +31,7 @@ pub(super) struct Stage {
 
 impl Stage {
     pub(super) fn new(program: &Path, nodes: usize) -> Result<Self> {
-        let folder = tempfile::tempdir().context("creating a folder")?;
+        let folder = tempfile::tempdir().context("creating a temporary folder")?;
         fs::create_dir(folder.path().join("data")).context("creating the shared directory")?;
         let address = free_address()?;
         let settings = format!(
@@ -72,7 +72,7 @@ impl Stage {
                 let log = fs::read_to_string(self._folder.path().join("controller.log")).unwrap_or_default();
                 bail!("{error}: {log}");
             }
-            ensure!(began.elapsed() < PATIENCE, "no result comes in");
+            ensure!(began.elapsed() < PATIENCE, "no results arrive");
             thread::sleep(Duration::from_millis(500));
         }
         Ok(())
@@ -96,7 +96,7 @@ impl Stage {
     pub(super) fn twin(&self, nodes: usize) -> Result<u64> {
         let map = self.get("/map")?;
         let rows = map["nodes"].as_array().context("the map has nodes")?;
-        ensure!(rows.len() == nodes, "the map has {} nodes of {nodes}", rows.len());
+        ensure!(rows.len() == nodes, "the map has {} nodes, expected {nodes}", rows.len());
         let total = self.get("/status")?["nodes"]["total"].as_u64();
         ensure!(total == u64::try_from(nodes).ok(), "the status counts {total:?} nodes");
         self.results()
@@ -119,6 +119,6 @@ impl Stage {
 
 /// Returns a free address. If another process takes the port, the controller fails to start, which is reported.
 fn free_address() -> Result<SocketAddr> {
-    let listener = TcpListener::bind("127.0.0.1:0").context("looking for a port")?;
-    listener.local_addr().context("looking for a port")
+    let listener = TcpListener::bind("127.0.0.1:0").context("choosing a port")?;
+    listener.local_addr().context("choosing a port")
 }

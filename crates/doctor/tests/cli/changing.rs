@@ -85,7 +85,7 @@ fn requests_wait_for_the_controller_and_are_counted() {
 fn a_backup_restores_into_an_empty_store_only() {
     let bed = demo_copy();
     bed.expect(0, &with_store(&["db", "backup", "copy.db"])).says("Wrote a backup");
-    bed.expect(1, &with_store(&["db", "backup", "copy.db"])).complains("is there already");
+    bed.expect(1, &with_store(&["db", "backup", "copy.db"])).complains("exists already");
     bed.expect(0, &with_store(&["db", "verify"])).says("The store is sound.");
     bed.expect(6, &["db", "restore", "copy.db", "--store", "new.db"]).complains("Would fill");
     assert!(!bed.path("new.db").exists(), "asking leaves nothing behind");

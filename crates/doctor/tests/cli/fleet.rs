@@ -172,7 +172,7 @@ fn a_host_that_was_not_heard_has_done_nothing_and_root_is_meant_or_refused() {
     second.boot().unwrap();
     stage.expect(0, &["exec", "--", "id", "-u"]).says("host1: 0\nhost2: 65534\n");
     let said = stage.expect(1, &["exec", "--root", "--", "id", "-u"]);
-    said.complains("host2: who logs in is not root, and `as_root` under [backend.ssh] is empty");
+    said.complains("host2: the login user is not root, and `as_root` under [backend.ssh] is empty");
     assert_eq!(said.out, "host1: 0\n");
     stage.expect(1, &["gather", "/etc/hostname", "--root", "--out", "names"]).says("host2: ").says("is not root");
 }

@@ -207,7 +207,7 @@ fn a_live_check_names_who_is_not_heard_and_while_the_api_server_is_away_no_token
     stage.cluster.plane.kill_apiserver().unwrap();
     service.says("look at the cluster");
     stage.kernel_says(FAULT);
-    agent.says("is busy (503: nobody can say now whose the token is");
+    agent.says("is busy (503: token review failed");
     until("a report that waits", || stage.spooled("gpu-1") >= 1);
     assert!(!stage.finds("Machine Check"));
     assert_eq!(stage.live("cluster")["standing"], "bad");

@@ -38,7 +38,7 @@ impl<'a> Checkpoints<'a> {
             Some(connection) => connection,
             None => file.connect()?,
         };
-        let fail = sqlite_error("bringing the log into the database");
+        let fail = sqlite_error("running a checkpoint");
         connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", (), |_| Ok(())).map_err(fail)?;
         self.connection = Some(connection);
         self.last = Some(Instant::now());

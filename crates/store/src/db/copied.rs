@@ -43,7 +43,7 @@ impl Copied {
 
     /// Fails unless the end marker was read.
     pub(super) fn end(&self) -> Result<()> {
-        if self.at == At::End { Ok(()) } else { Err(unreadable("it is cut off")) }
+        if self.at == At::End { Ok(()) } else { Err(unreadable("it is truncated")) }
     }
 
     /// Returns the incomplete rest.
@@ -68,10 +68,10 @@ impl Copied {
 fn header(rest: &mut Rest<'_>) -> Result<Option<()>> {
     let Some(signature) = rest.take(SIGNATURE.len()) else { return Ok(None) };
     if signature != SIGNATURE {
-        return Err(unreadable("it begins otherwise"));
+        return Err(unreadable("it does not start with the signature of a binary copy"));
     }
     let (Some(_flags), Some(length)) = (rest.take(4), rest.number(4)?) else { return Ok(None) };
-    let length = usize::try_from(length).map_err(|_| unreadable("its extension has no length"))?;
+    let length = usize::try_from(length).map_err(|_| unreadable("the length of its header extension is negative"))?;
     Ok(rest.take(length).map(|_| ()))
 }
 
@@ -108,7 +108,7 @@ impl<'a> Rest<'a> {
     /// Reads an integer of two, four or eight bytes. Returns `None` if it is incomplete.
     fn number(&mut self, length: usize) -> Result<Option<i64>> {
         if !matches!(length, 2 | 4 | 8) {
-            return Err(unreadable("a value of it is no whole number"));
+            return Err(unreadable("a value is not an integer of 2, 4 or 8 bytes"));
         }
         Ok(self.take(length).map(|bytes| match *bytes {
             [a, b] => i64::from(i16::from_be_bytes([a, b])),

@@ -393,7 +393,7 @@ async fn in_order<T>(mut before: Vec<Sent<'_>>, last: impl Future<Output = Resul
     .await;
     let foreseen: Result<Vec<Option<Foreseen>>> = answers.into_iter().flatten().collect();
     let foreseen = foreseen?.into_iter().flatten().collect();
-    Ok((foreseen, answer.expect("it was polled until it was there")?))
+    Ok((foreseen, answer.expect("polled until ready")?))
 }
 
 #[cfg(test)]

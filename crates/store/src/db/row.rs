@@ -222,7 +222,7 @@ impl Row<'_> {
                         Val::Text(std::str::from_utf8(text).map_err(|error| unreadable("text", &error))?)
                     }
                     ValueRef::Blob(bytes) => Val::Blob(bytes),
-                    ValueRef::Real(_) => return Err(unreadable("number", &"a fraction where none is kept")),
+                    ValueRef::Real(_) => return Err(unreadable("number", &"a fraction in an integer column")),
                 })
             }
             Self::Postgres(row) => match row.columns()[column].type_() {
@@ -277,7 +277,7 @@ fn missing(column: usize) -> StoreError {
 }
 
 fn not_copied(what: &'static str) -> StoreError {
-    unreadable(what, &"only whole numbers are copied out")
+    unreadable(what, &"only integers are read by COPY")
 }
 
 fn unreadable(what: &'static str, why: &dyn std::fmt::Display) -> StoreError {

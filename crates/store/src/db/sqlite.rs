@@ -75,7 +75,7 @@ impl SqliteFile {
             cannot_open(&self.path, format!("{error}; it must be writable, and so must its directory"))
         })?;
         if connection.is_readonly("main").map_err(sqlite_error("setting up"))? {
-            return Err(cannot_open(&self.path, "it is read-only: give this user the right to write it".to_owned()));
+            return Err(cannot_open(&self.path, "it is read-only: give this user write access".to_owned()));
         }
         prepare(&connection)?;
         // FULL, because results are durable when acknowledged. The log grows longer than usual between checkpoints,
@@ -172,7 +172,7 @@ pub(super) fn transaction(
     body: Body<'_>,
 ) -> Result<()> {
     if !connection.is_autocommit() {
-        connection.execute_batch("ROLLBACK").map_err(sqlite_error("rolling back what a panic left"))?;
+        connection.execute_batch("ROLLBACK").map_err(sqlite_error("rolling back after a panic"))?;
         set_sync(connection, "FULL")?;
     }
     if !matches!(access, Access::WriteResults | Access::EnterResults) {
@@ -188,7 +188,7 @@ pub(super) fn transaction(
 /// statement would have no effect.
 fn set_sync(connection: &Connection, level: &str) -> Result<()> {
     let words = format!("PRAGMA synchronous = {level}");
-    connection.execute_batch(&words).map_err(sqlite_error("choosing how to sync"))
+    connection.execute_batch(&words).map_err(sqlite_error("setting the sync mode"))
 }
 
 fn attempt(connection: &Connection, access: Access, names: &mut Arc<Names>, body: Body<'_>) -> Result<()> {
@@ -233,7 +233,7 @@ fn refuse_damaged(path: &Path) -> Result<()> {
     let mut head = [0; 16];
     let mut file = File::open(path).map_err(|error| cannot_open(path, error.to_string()))?;
     if file.read_exact(&mut head).is_err() || head != *MAGIC {
-        return Err(damaged("it does not begin as a SQLite database does".to_owned()));
+        return Err(damaged("it does not start with the SQLite header".to_owned()));
     }
     // The last writer's log is part of the database. Reading it needs its index, which a read-only open may not create;
     // then the check is left to the open for writing, which recovers the log first.

@@ -280,7 +280,7 @@ impl Tx<'_> {
     /// Inserts a row and returns its id.
     pub(crate) fn insert(&mut self, operation: &'static str, sql: &str, vals: &[Val<'_>]) -> Result<i64> {
         self.first(operation, &format!("{sql} RETURNING id"), vals, |row| row.int(0))?
-            .ok_or_else(|| StoreError::Unreadable { what: "answer", why: format!("{operation} gave no number back") })
+            .ok_or_else(|| StoreError::Unreadable { what: "result", why: format!("{operation} returned no id") })
     }
 }
 

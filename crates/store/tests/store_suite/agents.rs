@@ -28,13 +28,13 @@ fn agents_open_and_clear_findings_without_history(bed: &mut Bed) {
     };
     assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Kept);
     report.received = bed.wait(Span::minutes(1));
-    assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Duplicate, "it was kept before");
+    assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Duplicate, "it was stored before");
     report.number = 2;
     assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Kept);
     let stored = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
     assert_eq!((stored.findings[0].times, stored.findings[0].run), (2, None));
     assert_eq!(stored.hardware, hardware("n1").id());
-    assert_eq!(bed.store.audit(10, None).unwrap().len(), 1, "only what changed is worth a line");
+    assert_eq!(bed.store.audit(10, None).unwrap().len(), 1, "only a change is written to the audit trail");
     // The agent was reinstalled and restarts its numbering.
     (report.number, report.sent) = (1, bed.now);
     report.by_check.insert(test("gpu"), Vec::new());
@@ -54,10 +54,10 @@ fn an_agent_speaks_with_its_key_until_it_is_revoked(bed: &mut Bed) {
     };
     bed.store.enroll_agent(&n1, &first, "ann", "new node", bed.now).unwrap();
     assert_eq!(key_now(bed), first);
-    bed.store.enroll_agent(&n1, &second, "ann", "set up anew", bed.now).unwrap();
+    bed.store.enroll_agent(&n1, &second, "ann", "reinstalled", bed.now).unwrap();
     assert_eq!(key_now(bed), second, "one key at a time");
     assert!(bed.store.operator_changes().unwrap() > operators);
-    assert!(bed.store.load_nodes().unwrap().is_empty(), "enrolling makes no node of the cluster");
+    assert!(bed.store.load_nodes().unwrap().is_empty(), "enrolling adds no node to the cluster");
 
     let at = bed.wait(Span::minutes(1));
     assert!(bed.store.revoke_agent(&n1, "ann", "stolen", at).unwrap());
@@ -78,13 +78,13 @@ fn an_agent_that_its_cluster_vouches_for_has_no_key_and_can_be_revoked(bed: &mut
     assert_eq!(bed.store.agent_key(&n2).unwrap(), AgentKey::Vouched { heard: None });
     let by: Vec<SpeaksBy> = bed.store.agents().unwrap().iter().map(|agent| agent.speaks_by).collect();
     assert_eq!(by, [SpeaksBy::Key, SpeaksBy::Token]);
-    assert_eq!(bed.store.operator_changes().unwrap(), operators, "no operator had a hand in it");
+    assert_eq!(bed.store.operator_changes().unwrap(), operators, "no operator was involved");
     let said: Vec<String> = bed.store.audit(10, None).unwrap().into_iter().map(|line| line.what).collect();
-    assert_eq!(said, ["introduce-agent", "enroll-agent"], "once, and of the one that is new");
+    assert_eq!(said, ["introduce-agent", "enroll-agent"], "once, and only for the new one");
 
     assert!(bed.store.revoke_agent(&n2, "ann", "taken over", bed.now).unwrap());
     bed.store.introduce_agents(&[(n2.clone(), bed.now)]).unwrap();
-    assert_eq!(bed.store.agent_key(&n2).unwrap(), AgentKey::Revoked, "only an operator lets it back");
+    assert_eq!(bed.store.agent_key(&n2).unwrap(), AgentKey::Revoked, "only an operator can enroll it again");
 }
 
 fn what_was_heard_of_agents_is_kept_and_what_was_dropped_is_told(bed: &mut Bed) {
@@ -102,7 +102,7 @@ fn what_was_heard_of_agents_is_kept_and_what_was_dropped_is_told(bed: &mut Bed) 
     let all: Vec<_> = ["n1", "n2", "n9"].map(|name| (node(name), heard(5, at))).into();
     bed.store.note_agents(&bed.lease, &all).unwrap();
     let known: Vec<_> = bed.store.agents().unwrap().into_iter().map(|agent| agent.heard).collect();
-    assert_eq!(known, [Some(heard(5, at)), None, None], "neither the revoked nor the unknown are heard");
+    assert_eq!(known, [Some(heard(5, at)), None, None], "neither revoked nor unknown agents are recorded");
 
     let dropped = Dropped { reports: 12, checks: [(test("gpu"), 9)].into(), from: at, to: at };
     let report = AgentFindings {

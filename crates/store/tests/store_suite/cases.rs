@@ -153,7 +153,7 @@ fn what_operators_say_is_read_back_and_audited(bed: &mut Bed) {
     let before = store.operator_changes().unwrap();
     let hold = Hold { by: "ada".to_owned(), why: "debugging".to_owned(), since: now, until: None };
     store.hold(&node("n1"), &hold).unwrap();
-    assert_eq!(store.load_nodes_named(&[node("n1"), node("nobody")]).unwrap()[&node("n1")].hold, Some(hold));
+    assert_eq!(store.load_nodes_named(&[node("n1"), node("unknown")]).unwrap()[&node("n1")].hold, Some(hold));
     store.unhold(&node("n1"), "ada", "done", now).unwrap();
     assert_eq!(store.load_nodes().unwrap()[&node("n1")].hold, None);
 

@@ -132,14 +132,14 @@ fn an_old_event_neither_keeps_a_proved_node_out_nor_brings_it_back_and_a_new_one
 
 fn a_log_that_was_rotated_heals_no_node_and_a_boot_does_where_it_is_the_cure(bed: &mut Bed) {
     assert_eq!(reports(bed, BOOT, &[(500, MACHINE_CHECK)]), ["machine-check"]);
-    assert_eq!(reports(bed, BOOT, &[]), ["machine-check"], "it has left the log, and the node is as it was");
+    assert_eq!(reports(bed, BOOT, &[]), ["machine-check"], "the event has left the log, and the node is unchanged");
     assert_eq!(reports(bed, NEXT_BOOT, &[]), Vec::<String>::new());
 }
 
 fn an_operator_who_releases_a_node_ends_its_old_events(bed: &mut Bed) {
     assert_eq!(reports(bed, BOOT, &[(500, MACHINE_CHECK)]), ["machine-check"]);
     let stored = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
-    assert_eq!((stored.life, stored.case), (Life::InService, None), "nobody opened a case");
+    assert_eq!((stored.life, stored.case), (Life::InService, None), "no case was opened");
     let request = bed.store.add_request(&Asked::Release { node: node("n1") }, "ann", "seen to", bed.now).unwrap();
     bed.commit(&[Because::new(Action::Answer { request }, "operator", "asked by ann")]);
     assert_eq!(open(bed), Vec::<String>::new());

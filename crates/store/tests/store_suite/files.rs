@@ -24,8 +24,8 @@ use crate::{
 
 suite!(
     the_published_copy_answers_the_seeds_queries_and_follows_what_changes,
-    a_database_of_somebody_else_is_put_aside_and_not_overwritten,
-    an_import_is_history_that_nobody_believes_and_comes_in_once,
+    a_foreign_database_is_moved_aside_and_not_overwritten,
+    an_import_is_untrusted_history_and_is_added_once,
     a_trusted_import_makes_tests_fresh_also_when_it_was_untrusted_before,
     what_cannot_be_imported_is_named_and_nothing_is_changed,
     a_backup_restores_into_an_empty_store_of_either_kind,
@@ -106,7 +106,7 @@ fn the_published_copy_answers_the_seeds_queries_and_follows_what_changes(bed: &m
     assert_eq!(bed.store.counters().unwrap().published, 7);
 }
 
-fn a_database_of_somebody_else_is_put_aside_and_not_overwritten(bed: &mut Bed) {
+fn a_foreign_database_is_moved_aside_and_not_overwritten(bed: &mut Bed) {
     let dest = bed.path("validation.db");
     validation_db(&dest, &[("n9", "all", "1700000000", "pass")]);
     let before = std::fs::read(&dest).unwrap();
@@ -115,7 +115,7 @@ fn a_database_of_somebody_else_is_put_aside_and_not_overwritten(bed: &mut Bed) {
     assert_eq!(std::fs::read(bed.path("validation.db.original")).unwrap(), before);
     validation_db(&dest, &[("n9", "all", "1700000000", "pass")]);
     let error = publish(bed, &dest).unwrap_err().to_string();
-    assert!(error.contains("is not ours"), "{error}");
+    assert!(error.contains("is not a published copy"), "{error}");
 }
 
 fn validation_db(path: &Path, rows: &[(&str, &str, &str, &str)]) {
@@ -127,7 +127,7 @@ fn validation_db(path: &Path, rows: &[(&str, &str, &str, &str)]) {
     }
 }
 
-fn an_import_is_history_that_nobody_believes_and_comes_in_once(bed: &mut Bed) {
+fn an_import_is_untrusted_history_and_is_added_once(bed: &mut Bed) {
     let (runs, storage) = (bed.path("old.db"), bed.path("test-storage.db"));
     validation_db(
         &runs,
@@ -314,7 +314,7 @@ fn retention_keeps_the_last_conclusive_result_and_what_came_after_the_settled_on
     bed.store.logs_deleted(&bed.lease, &named).unwrap();
     let again = bed.store.retention(&bed.lease, bed.now, KEEP).unwrap();
     assert!(again.logs.is_empty() && again.history_rows == 0);
-    assert_eq!(again.run_rows, 4, "runs of which nothing is left are gone");
+    assert_eq!(again.run_rows, 4, "runs without any data are deleted");
     assert_eq!(bed.store.run(runs[0]).unwrap(), None);
     assert!(bed.store.run(runs[2]).unwrap().is_some());
     bed.assert_sound();
@@ -358,7 +358,7 @@ fn retention_keeps_an_open_cases_evidence_and_logs(bed: &mut Bed) {
 fn a_file_that_is_no_database_is_refused_and_left_as_it_is() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("doctor.db");
-    for content in [b"precious notes of somebody".to_vec(), b"SQLite format 3\0 but not really".to_vec()] {
+    for content in [b"an operator's precious notes".to_vec(), b"SQLite format 3\0 but not really".to_vec()] {
         std::fs::write(&path, &content).unwrap();
         let error = Store::open(&StoreUrl::Sqlite(path.clone())).unwrap_err();
         assert!(matches!(error, StoreError::Damaged { .. }), "{error}");
@@ -403,8 +403,8 @@ fn a_place_where_no_store_can_be_says_why_and_what_to_do() {
     assert!(Store::open(&missing).unwrap_err().to_string().contains("create it first"));
     let directory = StoreUrl::Sqlite(folder.path().to_owned());
     assert!(Store::open(&directory).unwrap_err().to_string().contains("name a file in it"));
-    let nobody: StoreUrl = "postgres://doctor@127.0.0.1:1/doctor".parse().unwrap();
-    assert!(Store::open(&nobody).unwrap_err().to_string().contains("connecting"));
+    let unreachable: StoreUrl = "postgres://doctor@127.0.0.1:1/doctor".parse().unwrap();
+    assert!(Store::open(&unreachable).unwrap_err().to_string().contains("connecting"));
 }
 
 #[test]
@@ -426,15 +426,15 @@ fn a_store_that_was_killed_in_the_middle_opens_with_all_that_was_acknowledged() 
 #[test]
 fn verification_finds_what_does_not_fit() {
     for (damage, finds) in [
-        ("UPDATE latest SET misses = 7", "stands otherwise"),
-        ("DELETE FROM history", "not in history"),
-        ("DELETE FROM latest", "not in latest"),
+        ("UPDATE latest SET misses = 7", "differs between"),
+        ("DELETE FROM history", "not in `history`"),
+        ("DELETE FROM latest", "not in `latest`"),
         (
             "INSERT INTO awaited (run, node, secret, whole) SELECT run, node, 'x', 0 FROM run_node; \
              UPDATE run SET ending = 'completed'",
-            "active in another",
+            "both ended and active",
         ),
-        ("INSERT INTO awaited (run, node, secret, whole) SELECT run, node, '', 0 FROM run_node", "has no key"),
+        ("INSERT INTO awaited (run, node, secret, whole) SELECT run, node, '', 0 FROM run_node", "without a key"),
         ("UPDATE node SET case_id = 5", "which is not open"),
         ("UPDATE hourly SET passed = 0", "too low"),
     ] {

@@ -29,7 +29,7 @@ suite!(
     a_result_is_read_as_soon_as_it_is_kept,
     another_process_sees_what_was_kept_a_moment_later,
     a_run_whose_result_was_kept_is_not_ended_without_it,
-    an_inbox_that_somebody_else_has_emptied_is_not_entered_again,
+    an_inbox_emptied_by_another_process_is_not_entered_again,
     a_new_leader_enters_what_the_old_one_had_kept,
     a_document_is_found_whatever_its_length_and_its_neighbours,
 );
@@ -82,7 +82,7 @@ fn another_process_sees_what_was_kept_a_moment_later(bed: &mut Bed) {
         submit(bed, &group, some);
         let began = Instant::now();
         while results_seen(&other) < expected {
-            assert!(began.elapsed() < Duration::from_secs(240), "{} of {expected} are seen", results_seen(&other));
+            assert!(began.elapsed() < Duration::from_secs(240), "{} of {expected} are visible", results_seen(&other));
             std::thread::yield_now();
         }
         bed.store.counters().unwrap();
@@ -108,7 +108,7 @@ fn a_run_whose_result_was_kept_is_not_ended_without_it(bed: &mut Bed) {
     bed.assert_sound();
 }
 
-fn an_inbox_that_somebody_else_has_emptied_is_not_entered_again(bed: &mut Bed) {
+fn an_inbox_emptied_by_another_process_is_not_entered_again(bed: &mut Bed) {
     let Some(url) = bed.url.clone() else { return };
     let runs = plan(bed, "n", 50);
     let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
@@ -224,11 +224,11 @@ fn what_was_acknowledged_is_there_whatever_instant_the_process_dies_at() {
             assert_eq!(seen.insert(run, row.node), None, "{run} is in history twice");
         }
         let lost: Vec<_> = told.iter().filter(|(run, name)| seen.get(run) != Some(name)).collect();
-        assert!(lost.is_empty(), "acknowledged and not there: {lost:?}");
+        assert!(lost.is_empty(), "acknowledged but missing: {lost:?}");
         assert_eq!(bed.store.counters().unwrap().results_kept, seen.len() as u64);
         bed.assert_sound();
     }
-    assert!(left_in_the_inbox > 0, "no process died between keeping and entering: this has shown nothing");
+    assert!(left_in_the_inbox > 0, "no process died between storing and entering: the test proves nothing");
 }
 
 /// Starts a process that submits results for these runs, kills it after `acknowledged` results, and returns which were

@@ -47,7 +47,7 @@ fn by(notes: &[Note]) -> Vec<&str> {
         .iter()
         .map(|note| match &note.about {
             About::Trial { by } => by.as_str(),
-            _ => panic!("only trials are told here"),
+            _ => panic!("only trials are notified here"),
         })
         .collect()
 }
@@ -56,13 +56,13 @@ const MINUTE: Span = Span::minutes(1);
 
 fn notes_become_one_message_and_what_comes_later_waits_for_the_next(bed: &mut Bed) {
     let (store, now) = (bed.store.clone(), bed.now);
-    assert!(!store.compose_alert("chat", now, now.plus(MINUTE)).unwrap(), "of nothing no message is made");
+    assert!(!store.compose_alert("chat", now, now.plus(MINUTE)).unwrap(), "without notes there is no message");
     queue(bed, &[trial("chat", "1"), trial("pager", "1"), trial("chat", "2")]);
     let waiting = store.alerts_waiting().unwrap();
     assert_eq!((waiting["chat"].notes, waiting["pager"].notes), (2, 1));
     assert!(store.compose_alert("chat", now, now.plus(MINUTE)).unwrap());
     queue(bed, &[trial("chat", "3")]);
-    assert!(!store.compose_alert("chat", now, now.plus(MINUTE)).unwrap(), "one is on its way");
+    assert!(!store.compose_alert("chat", now, now.plus(MINUTE)).unwrap(), "one delivery is in progress");
     let first = store.claim_alert("chat", now, now.plus(MINUTE)).unwrap().unwrap();
     assert_eq!((by(&first.notes), first.tries, first.lost_before), (vec!["1", "2"], 1, 0));
     store.settle_alert(first.id, &Tried::Delivered, now).unwrap();
@@ -85,7 +85,7 @@ fn a_message_is_tried_by_one_at_a_time_and_keeps_its_key(bed: &mut Bed) {
     assert_eq!((again.key.as_str(), again.tries), (first.key.as_str(), 2));
     let next = until.plus(Span::from_secs(5));
     store.settle_alert(again.id, &Tried::Again { next, trouble: "500".to_owned() }, until).unwrap();
-    assert_eq!(store.claim_alert("chat", until, next).unwrap(), None, "its next try is later");
+    assert_eq!(store.claim_alert("chat", until, next).unwrap(), None, "its next attempt is later");
     let rows = store.alert_messages(10, false).unwrap();
     assert_eq!((rows.len(), rows[0].state, rows[0].next), (1, MessageState::Waiting, Some(next)));
     assert_eq!(rows[0].trouble.as_deref(), Some("500"));
@@ -113,7 +113,7 @@ fn what_is_given_up_is_counted_and_said_with_the_next_message(bed: &mut Bed) {
     let message = store.claim_alert("chat", now, now).unwrap().unwrap();
     assert_eq!(message.lost_before, 2);
     assert_eq!(store.forget_alerts(now.plus(MINUTE)).unwrap(), 2);
-    assert_eq!(store.alert_messages(10, true).unwrap().len(), 1, "what waits is not forgotten");
+    assert_eq!(store.alert_messages(10, true).unwrap().len(), 1, "a waiting message is not deleted");
 }
 
 fn messages_to_a_receiver_that_is_no_more_are_lost_and_not_forgotten(bed: &mut Bed) {
@@ -148,7 +148,7 @@ fn a_snooze_ends_once_and_a_closed_case_is_muted_no_more(bed: &mut Bed) {
     assert_eq!(store.mutes().unwrap().get(&case.id), Some(&mute));
     let told = |_: &doctor_core::case::Case, _: &Mute| vec![trial("chat", "still open")];
     store.end_mute(case.id, bed.now, &told).unwrap();
-    assert_eq!(store.mutes().unwrap().len(), 1, "its time is not over");
+    assert_eq!(store.mutes().unwrap().len(), 1, "its snooze has not ended");
     store.end_mute(case.id, until, &told).unwrap();
     store.end_mute(case.id, until, &told).unwrap();
     assert_eq!(store.alerts_waiting().unwrap()["chat"].notes, 1);

@@ -33,13 +33,13 @@ fn a_token_is_kept_by_what_it_comes_down_to_and_its_name_is_used_once(bed: &mut 
     bed.store.add_token(&token, "for the pipeline").unwrap();
     assert_eq!(bed.store.tokens().unwrap(), std::slice::from_ref(&token));
     let again = bed.store.add_token(&token, "again").unwrap_err().to_string();
-    assert!(again.contains("another name"), "{again}");
+    assert!(again.contains("choose another name"), "{again}");
     let at = bed.wait(Span::minutes(1));
     assert!(bed.store.revoke_token("ops", "bob", "left", at).unwrap());
-    assert!(!bed.store.revoke_token("ops", "bob", "left", at).unwrap(), "it was worth nothing before");
+    assert!(!bed.store.revoke_token("ops", "bob", "left", at).unwrap(), "it was not accepted before");
     assert!(!bed.store.revoke_token("none", "bob", "left", at).unwrap());
     assert_eq!(bed.store.tokens().unwrap()[0].revoked, Some(at));
-    assert!(bed.store.add_token(&token, "again").is_err(), "the trail goes by names");
+    assert!(bed.store.add_token(&token, "again").is_err(), "the audit trail refers to tokens by name");
     let trail: Vec<String> = bed.store.audit(10, None).unwrap().into_iter().map(|line| line.what).collect();
     assert_eq!(trail, ["revoke-token", "add-token"]);
 }
@@ -131,7 +131,7 @@ fn pages_of_runs_audit_and_days_add_up(bed: &mut Bed) {
 
 /// Opens a second connection to the database of this bed.
 fn beside(bed: &Bed) -> (tokio::runtime::Runtime, tokio_postgres::Client) {
-    let Some(StoreUrl::Postgres(url)) = &bed.url else { panic!("a bed on PostgreSQL has its address") };
+    let Some(StoreUrl::Postgres(url)) = &bed.url else { panic!("a test bed on PostgreSQL has an address") };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (client, connection) = runtime.block_on(tokio_postgres::connect(url, tokio_postgres::NoTls)).unwrap();
     runtime.spawn(async move { drop(connection.await) });
@@ -197,7 +197,7 @@ fn a_question_that_postgresql_does_not_answer_in_time_is_given_up() {
         assert!(matches!(late, StoreError::Late { .. }), "{late}");
     }
     let soon = || bed.store.until(Instant::now() + Duration::from_secs(120));
-    assert!(soon().audit(1, None).unwrap().is_empty(), "what is not locked is answered");
+    assert!(soon().audit(1, None).unwrap().is_empty(), "a query of an unlocked table returns");
     runtime.block_on(client.batch_execute("ROLLBACK")).unwrap();
     assert!(soon().tokens().unwrap().is_empty());
 }
