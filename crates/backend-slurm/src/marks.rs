@@ -85,7 +85,7 @@ pub(super) fn marks(node: &NodeSeen, shelter: Shelter, config: &SlurmConfig) -> 
     }
     ours.sort();
     let foreign = (out(node, config) == Out::Somebodys).then(|| ForeignMark {
-        by: node.reason.as_ref().and_then(|reason| reason.by.clone()).unwrap_or_else(|| "somebody".to_owned()),
+        by: node.reason.as_ref().and_then(|reason| reason.by.clone()).unwrap_or_else(|| "an unknown user".to_owned()),
         text: if node.reason_text().is_empty() { "drained".to_owned() } else { node.reason_text().to_owned() },
         blocks: true,
     });

@@ -116,7 +116,7 @@ impl Deeds {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{key} of the node holds `{text}`, which is somebody's; set `notes` of [backend.slurm] to a field that is free"
+    "{key} of the node is used by others: `{text}`; set `notes` of [backend.slurm] to a free field"
 )]
 pub(super) struct Taken {
     key: &'static str,
