@@ -437,7 +437,7 @@ fn rights_and_limits_are_said_in_words() {
     let replace = |op| NodeOp { op, what: Change::Replace };
     let error = willing.apply(&host.name(), &replace(op_now())).unwrap_err();
     assert!(error.effect == Effect::NoneGiveUp && error.text.contains("remove 10.98.1.2 from its `hosts`"), "{error}");
-    willing.apply(&host.name(), &replace(OpId::from_number(1))).expect("it was created after the replacement was requested");
+    willing.apply(&host.name(), &replace(OpId::from_number(1))).expect("created after the request");
 }
 
 /// Where dstack starts nothing, a run starts over SSH: once, found again by a later controller, and never while the host is in

@@ -63,7 +63,9 @@ impl KubernetesBackend {
                     Ok(()) => left.push(format!("{name}: eviction requested")),
                     Err(Failed { code: Some(404), .. }) => {}
                     // Its disruption budget does not permit it now.
-                    Err(Failed { code: Some(429), error, .. }) => left.push(format!("{name}: eviction blocked: {}", error.text)),
+                    Err(Failed { code: Some(429), error, .. }) => {
+                        left.push(format!("{name}: eviction blocked: {}", error.text));
+                    }
                     Err(failed) => left.push(format!("{name}: {}", failed.error.text)),
                 },
             }
@@ -117,7 +119,7 @@ impl KubernetesBackend {
             }
             Some(Stage::Failed(text)) => Err(refuse(operation, text)),
             Some(Stage::Told) if what == Repair::Reset => Ok(()),
-            Some(Stage::Told) => Err(under_way(operation, "reboot requested; the boot ID has not changed yet".to_owned())),
+            Some(Stage::Told) => Err(under_way(operation, "reboot requested; boot ID not changed yet".to_owned())),
             Some(Stage::UnderWay) => Err(under_way(operation, "the repair job is running".to_owned())),
             None => {
                 self.nobody_is_left(operation, node, what == Repair::Reset)?;

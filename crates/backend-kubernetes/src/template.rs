@@ -234,8 +234,8 @@ impl Reader<'_> {
                 other => {
                     let at = other.map_or(container, |(name, _)| name);
                     let message = format!(
-                        "the only container is `name: {CONTAINER}`: a job ends when all its containers have ended; a sidecar \
-                         goes under initContainers with `restartPolicy: Always`"
+                        "the only container is `name: {CONTAINER}`: a job ends when all its containers have ended; \
+                         a sidecar goes under initContainers with `restartPolicy: Always`"
                     );
                     return Err(wrong(self.text, at, message));
                 }

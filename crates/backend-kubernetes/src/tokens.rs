@@ -77,8 +77,8 @@ fn speaks_for(answer: &TokenReviewStatus, config: &KubernetesConfig) -> Result<N
         Some(Ok(node)) => Ok(node),
         Some(Err(error)) => refuse(format!("the name of its node is invalid: {error}")),
         None => refuse(
-            "the API server does not report the node of its pod; Kubernetes 1.32 and newer do, elsewhere enroll the agents \
-             (`doctor agent enroll`)"
+            "the API server does not report the node of its pod; Kubernetes 1.32 and newer do, elsewhere enroll \
+             agents (`doctor agent enroll`)"
                 .to_owned(),
         ),
     }

@@ -97,7 +97,7 @@ impl Told {
         }
         let states = self.words("HealthCheckNodeState");
         if !states.contains(&"ANY") {
-            let text = format!("{program} runs only on nodes that are {}: faults of other nodes are missed", states.join(", "));
+            let text = format!("{program} runs only on nodes that are {}: other faults are missed", states.join(", "));
             return Inspected::bad(WHAT, text, "set HealthCheckNodeState=ANY,CYCLE: our checks do not disturb jobs");
         }
         let together = if states.contains(&"CYCLE") { "" } else { ", on all nodes at once: CYCLE would spread them" };
@@ -124,7 +124,7 @@ impl Told {
             }
             _ if limit > MOST_MESSAGE => {
                 let remedy = "set MessageTimeout to 100 or less, unless the file system really stalls for so long";
-                Inspected::unknown(WHAT, format!("{shown} s: an unreachable node goes unnoticed for as long")).try_this(remedy)
+                Inspected::unknown(WHAT, format!("{shown} s delays the detection of dead nodes")).try_this(remedy)
             }
             Slow::At(took) => {
                 let millis = took.as_millis();
@@ -144,7 +144,7 @@ impl Told {
         let message = self.seconds("MessageTimeout").unwrap_or_default();
         if limit < message * 2 {
             let text = format!(
-                "{} s is less than twice the MessageTimeout of {} s: a file system that stalls makes a healthy node DOWN",
+                "{} s is less than twice the MessageTimeout of {} s: a stalled file system makes a healthy node DOWN",
                 limit.as_secs(),
                 message.as_secs()
             );
@@ -192,7 +192,7 @@ impl Told {
         Some(match self.get(WHAT)? {
             "2" => Inspected::good(
                 WHAT,
-                "2: a node that is only DOWN returns when its slurmd starts; a node that we isolate is drained too and stays out",
+                "2: a node that is only DOWN returns when its slurmd starts; our isolated nodes are drained too and stay out",
             ),
             value @ ("0" | "1") => Inspected::good(WHAT, format!("{value}: a node that is set DOWN stays DOWN")),
             value => Inspected::unknown(WHAT, format!("unrecognised value `{value}`"))
