@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_run_does_not_make_it_busy_and_everybody_else_does() {
+    fn our_own_run_does_not_make_it_busy_and_any_other_does() {
         let mut busy = instance();
         busy.status = InstanceStatus::Busy;
         busy.busy_blocks = 1;
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn dstacks_word_against_an_instance_is_somebody_elses_mark() {
+    fn a_bad_health_report_of_dstack_is_a_foreign_mark() {
         let marks = |health| foreign_marks(&Instance { health_status: health, ..instance() }, "GPU 5 has a DBE");
         assert_eq!(marks(Some(Health::Healthy)), []);
         let [warning] = &marks(Some(Health::Warning))[..] else { panic!("one mark") };

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_document_comes_with_the_log_and_is_asked_for_until_it_came_or_nobody_has_it() {
+    fn a_long_document_is_fetched_from_the_log_until_it_is_complete_or_lost() {
         let carried = Carried::default();
         let errand = carried.notice(&pod("p", "doctor-in-log-1 9"), &config()).unwrap();
         assert_eq!((carried.documents(run()), errand.in_log), (Vec::new(), Some(9)));

@@ -224,7 +224,7 @@ impl Asker<'_> {
                 Some(value) if value < 0 => Inspected::good(what, format!("its value is {value}")),
                 value => Inspected::bad(
                     what,
-                    format!("its value is {}, expected less than 0, which user pods usually have", value.unwrap_or(0)),
+                    format!("its value is {}, expected below 0, the usual value of user pods", value.unwrap_or(0)),
                     format!("kubectl delete priorityclass {name}; {APPLY_RIGHTS}"),
                 ),
             },
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_without_gpus_and_images_that_nobody_has_are_told_apart_from_good_ones() {
+    fn nodes_without_gpus_and_images_on_no_node_are_told_apart_from_good_ones() {
         let node = |name: &str, gpus: &str, image: &str| -> DynamicObject {
             serde_json::from_value(json!({
                 "apiVersion": "v1", "kind": "Node", "spec": {},

@@ -282,7 +282,7 @@ fn a_user_pod_takes_the_node_from_our_job_by_the_schedulers_own_preemption() {
 }
 
 #[test]
-fn a_node_that_a_user_pod_waits_for_is_wanted_where_nobody_preempts() {
+fn a_node_that_a_user_pod_waits_for_is_wanted_where_the_pod_may_not_preempt() {
     let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
     cluster.plane.make(&json!({ "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_somebody_uses_is_not_written_over() {
+    fn a_field_in_use_is_not_written_over() {
         let error = Note::default().written(&node("rack 7"), &config()).unwrap_err().to_string();
         assert!(error.contains("rack 7") && error.contains("`notes`"), "{error}");
         assert_eq!(Note::of(&node("rack 7"), &config()), Found::Unreadable);

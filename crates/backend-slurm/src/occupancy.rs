@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_of_ours_leaves_a_node_free_for_us_and_one_of_somebody_does_not() {
+    fn a_drain_of_ours_leaves_a_node_free_for_us_and_a_foreign_one_does_not() {
         let node = |state: &str, reason: &str| NodeSeen {
             state: State::of_text(state),
             reason: Some(Reason { text: reason.to_owned(), by: Some("root".to_owned()) }),

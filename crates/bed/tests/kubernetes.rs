@@ -163,7 +163,7 @@ fn a_pod_that_matters_more_takes_the_node_of_one_that_matters_less() {
 }
 
 #[test]
-fn the_api_server_is_killed_and_comes_back_and_everybody_goes_on() {
+fn the_api_server_is_killed_and_restarted_and_clients_go_on() {
     let Some((_turn, plane)) = plane() else { return };
     let kubelet = Kubelet::start(plane.admin(), vec![FakeNode::gpu("away-1")], |_| Play::UntilTold).unwrap();
     block_on(async {

@@ -126,7 +126,7 @@ fn a_node_of_debian_13_reboots_and_comes_back_unless_told_not_to() {
 }
 
 #[test]
-fn a_controller_can_have_thousands_of_nodes_that_nobody_runs() {
+fn a_controller_can_have_thousands_of_nodes_without_a_slurmd() {
     for generation in Generation::ALL {
         let layout = Layout { generation, nodes: 5_000, slurmds: false, ..Layout::default() };
         let Some(slurm) = slurm("a large Slurm", &layout) else { return };

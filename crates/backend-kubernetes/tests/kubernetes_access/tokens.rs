@@ -42,7 +42,7 @@ fn the_api_server_says_on_which_node_a_tokens_pod_runs_until_the_pod_is_gone() {
 }
 
 #[test]
-fn a_token_for_somebody_else_or_of_somebody_else_or_of_no_pod_speaks_for_no_node() {
+fn a_token_for_another_audience_or_account_or_of_no_pod_is_rejected() {
     let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
     let voucher = backend.voucher();

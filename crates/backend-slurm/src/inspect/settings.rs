@@ -97,7 +97,7 @@ impl Told {
         }
         let states = self.words("HealthCheckNodeState");
         if !states.contains(&"ANY") {
-            let text = format!("{program} runs only on nodes that are {}: other faults are missed", states.join(", "));
+            let text = format!("{program} runs only on nodes that are {}: the others go unchecked", states.join(", "));
             return Inspected::bad(WHAT, text, "set HealthCheckNodeState=ANY,CYCLE: our checks do not disturb jobs");
         }
         let together = if states.contains(&"CYCLE") { "" } else { ", on all nodes at once: CYCLE would spread them" };
