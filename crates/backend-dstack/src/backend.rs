@@ -137,10 +137,7 @@ impl DstackBackend {
         let policy = policy.map_err(|error| try_again(SUBMIT, format!("the policy file: {error}")))?;
         if let Some(length) = policy.as_ref().map(String::len).filter(|length| *length > task::LONGEST_POLICY) {
             let most = task::LONGEST_POLICY;
-            return Err(refused(
-                SUBMIT,
-                format!("the policy file has {length} bytes, expected at most {most}"),
-            ));
+            return Err(refused(SUBMIT, format!("the policy file has {length} bytes, expected at most {most}")));
         }
         Ok(task::plan(job, node, (&fleet.name, &instance), policy.as_deref(), &self.config))
     }

@@ -95,10 +95,7 @@ impl KubernetesBackend {
     pub(super) fn repair(&self, node: &NodeName, op: OpId, what: Repair) -> Result<(), BackendError> {
         let operation = what.word();
         if what.command(&self.config).is_empty() {
-            return Err(refuse(
-                operation,
-                format!("no command is configured (`backend.kubernetes.{operation}`)"),
-            ));
+            return Err(refuse(operation, format!("no command is configured (`backend.kubernetes.{operation}`)")));
         }
         let now = self.node_now(operation, node)?;
         let boot = now.status.as_ref().map_or_else(String::new, |status| status.node_info.boot_id.clone());

@@ -140,7 +140,7 @@ fn event(node: &NodeAnswer, change: &Change, now: Timestamp) -> Value {
     let (reason, kind, words) = match change {
         Change::Mark(mark) if mark.kind == MarkKind::Maintenance => ("MaintenanceBegan", "Normal", "is being tested"),
         Change::Mark(_) => ("MarkedUnhealthy", "Warning", "is marked unhealthy and gets no new pods"),
-        Change::Unmark(mark) if mark.kind == MarkKind::Maintenance => ("MaintenanceEnded", "Normal", "finished testing"),
+        Change::Unmark(mark) if mark.kind == MarkKind::Maintenance => ("MaintenanceEnded", "Normal", "has been tested"),
         Change::Unmark(_) => ("Returned", "Normal", "passed requalification and returns to service"),
         Change::Drain => ("Drained", "Warning", "is drained for repair"),
         Change::Undrain => ("Undrained", "Normal", "accepts new pods again"),

@@ -49,8 +49,7 @@ const TAKEN: [(&[&str], &[&str]); 5] = [
 
 const POD: [&str; 3] = ["spec", "template", "spec"];
 
-const NODE: &str =
-    "the service chooses the node, among those of `node_selector` of [backend.kubernetes]";
+const NODE: &str = "the service chooses the node, among those of `node_selector` of [backend.kubernetes]";
 const PRIORITY: &str = "set `priority_class` of [backend.kubernetes]";
 const ACCOUNT: &str = "set `service_account` of [backend.kubernetes]";
 

@@ -115,9 +115,7 @@ impl Deeds {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{key} of the node is used by others: `{text}`; set `notes` of [backend.slurm] to a free field"
-)]
+#[error("{key} of the node is used by others: `{text}`; set `notes` of [backend.slurm] to a free field")]
 pub(super) struct Taken {
     key: &'static str,
     text: String,

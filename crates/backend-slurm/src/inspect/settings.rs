@@ -115,8 +115,7 @@ impl Told {
         }
         match share {
             Slow::At(took) if took * 2 > limit => {
-                let text =
-                    format!("{shown} s, and the shared directory took {:.1} s to respond", took.as_secs_f64());
+                let text = format!("{shown} s, and the shared directory took {:.1} s to respond", took.as_secs_f64());
                 let wanted = (took.as_secs() * 4).clamp(30, MOST_MESSAGE.as_secs());
                 let remedy =
                     format!("set MessageTimeout={wanted}: a stall of the file system would make healthy nodes DOWN");
@@ -167,8 +166,7 @@ impl Told {
         if missing.is_empty() {
             return Some(Inspected::good("Prolog", format!("{program}, and a job that it rejects is requeued")));
         }
-        let text =
-            format!("{program}; with `block` in hook.toml, a job that it rejects is held, or rejected too late");
+        let text = format!("{program}; with `block` in hook.toml, a job that it rejects is held, or rejected too late");
         Some(Inspected::unknown("Prolog", text).try_this(format!("with `block`, set {}", missing.join(" and "))))
     }
 
