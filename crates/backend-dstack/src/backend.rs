@@ -130,17 +130,14 @@ impl DstackBackend {
     fn plan(&self, job: &JobRequest) -> Result<Value, BackendError> {
         const SUBMIT: &str = "submit";
         let [node] = &*job.nodes else {
-            return Err(refused(SUBMIT, "a run on dstack is for one instance".to_owned()));
+            return Err(refused(SUBMIT, "a run on dstack uses one instance, not several".to_owned()));
         };
         let (fleet, instance) = self.instance(SUBMIT, node)?;
         let policy = self.policy.as_ref().map(fs::read_to_string).transpose();
         let policy = policy.map_err(|error| try_again(SUBMIT, format!("the policy file: {error}")))?;
         if let Some(length) = policy.as_ref().map(String::len).filter(|length| *length > task::LONGEST_POLICY) {
             let most = task::LONGEST_POLICY;
-            return Err(refused(
-                SUBMIT,
-                format!("the policy file has {length} bytes, and at most {most} go with a task"),
-            ));
+            return Err(refused(SUBMIT, format!("the policy file has {length} bytes, expected at most {most}")));
         }
         Ok(task::plan(job, node, (&fleet.name, &instance), policy.as_deref(), &self.config))
     }
@@ -156,7 +153,7 @@ impl Backend for DstackBackend {
     }
 
     fn snapshot(&self) -> Result<Vec<SeenNode>, BackendError> {
-        const LOOK: &str = "look at the project";
+        const LOOK: &str = "read the project";
         let fleets = self.fleets(LOOK)?;
         // After the instances: a run that starts in between is on an instance that looks idle, and is seen.
         let runs = self.runs(LOOK)?;
@@ -185,7 +182,7 @@ impl Backend for DstackBackend {
             Ok(_) => Ok(self.job_id(job.run)),
             // Another controller was faster with the same run.
             Err(error) if self.run(SUBMIT, job.run).is_ok_and(|run| run.is_some()) => {
-                tracing::debug!(run = %job.run, %error, "the run is there already");
+                tracing::debug!(run = %job.run, %error, "run exists already");
                 Ok(self.job_id(job.run))
             }
             Err(error) => {
@@ -213,11 +210,11 @@ impl Backend for DstackBackend {
                 continue;
             };
             if run.status.goes_on() && self.known().stopped.contains(id) {
-                tracing::debug!(run = %id, "a stop was forgotten");
+                tracing::debug!(run = %id, "server lost the stop; stopping the run again");
                 self.stop(*id, false).map_err(|error| error.during(POLL, Does::Reads))?;
             }
             let seen = self.began(&run).map_or_else(
-                |error| JobSeen::Unknown { why: format!("when it began is not told: {error}") },
+                |error| JobSeen::Unknown { why: format!("its start time is unknown: {error}") },
                 |began| task::seen(&run, self.job_id(*id), began),
             );
             asked.extend(run.newest().map(|newest| newest.id.clone()));
@@ -256,12 +253,12 @@ impl Backend for DstackBackend {
     fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {
         match change.what {
             Change::Replace => self.replace(node, change),
-            _ => Err(refused("change the node", format!("dstack cannot {}; see its caps", change.what.step()))),
+            _ => Err(refused("change the node", format!("dstack cannot {}", change.what.step()))),
         }
     }
 
     fn failed_work(&self, since: Timestamp) -> Result<Vec<SeenFailure>, BackendError> {
-        const LOOK: &str = "look for failed work";
+        const LOOK: &str = "list failed runs";
         let fleets = self.fleets(LOOK)?;
         let instances: Vec<&Instance> = fleets.iter().flat_map(|fleet| &fleet.instances).collect();
         let ask = json!({ "project_name": self.config.project, "only_active": false, "limit": PAGE, "job_submissions_limit": 1 });

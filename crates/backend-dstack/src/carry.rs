@@ -60,7 +60,7 @@ impl Carried {
                 document
             }
             Err(error) => {
-                tracing::warn!(run = %run, %error, "the log of a job could not be had");
+                tracing::warn!(run = %run, %error, "job log not fetched");
                 None
             }
         }
@@ -85,7 +85,7 @@ fn parcel(text: &str, node: Option<NodeName>) -> Parcel {
     let document = packed.and_then(|_| match carried::read_log(text) {
         Ok(document) => Some(document),
         Err(why) => {
-            tracing::warn!(%why, "a job's result is not in its log");
+            tracing::warn!(%why, "result missing from the job log");
             None
         }
     });

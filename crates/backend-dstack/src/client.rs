@@ -38,17 +38,17 @@ pub(super) struct Client {
 /// Why a request has no response.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NoAnswer {
-    #[error("there is no token: {0}")]
+    #[error("no token: {0}")]
     NoToken(String),
     #[error("connecting to {at}: {source}")]
     Connect { at: String, source: HttpError },
-    #[error("asking {at}: {source}")]
+    #[error("request to {at} failed: {source}")]
     Broken { at: String, source: HttpError },
-    #[error("{0} answered with more than is read")]
+    #[error("the response of {0} exceeds the size limit")]
     TooLong(String),
-    #[error("{0} did not answer in HTTP")]
+    #[error("{0} did not respond in HTTP")]
     NoHttp(String),
-    #[error("{path} was answered with something else: {source}")]
+    #[error("unexpected response to {path}: {source}")]
     NotThat { path: String, source: serde_json::Error },
     #[error("{at} answered with {status}: {text}")]
     Refused { at: String, status: u16, code: Option<String>, text: String },
@@ -105,7 +105,7 @@ impl Client {
         };
         // A token is one word; a line break would begin another header.
         let token: String = token.trim().chars().filter(char::is_ascii_graphic).collect();
-        if token.is_empty() { Err(NoAnswer::NoToken("it is empty".to_owned())) } else { Ok(token) }
+        if token.is_empty() { Err(NoAnswer::NoToken("the token is empty".to_owned())) } else { Ok(token) }
     }
 
     /// Posts a request and parses the response.
@@ -239,8 +239,8 @@ mod tests {
             ),
             ("HTTP/1.1 429 Slow\r\n\r\nlater", NoneTryAgain, NoneTryAgain, "429: later"),
             ("HTTP/1.1 500 Oops\r\n\r\nInternal", NoneTryAgain, Unknown, "500: Internal"),
-            ("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", NoneTryAgain, Unknown, "did not answer in HTTP"),
-            ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", NoneTryAgain, Unknown, "something else"),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", NoneTryAgain, Unknown, "did not respond in HTTP"),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", NoneTryAgain, Unknown, "unexpected response"),
         ] {
             let (config, serving) = server(answer);
             let (_folder, client) = with_token(config);
@@ -260,8 +260,8 @@ mod tests {
         let (_folder, client) = with_token(closed);
         let failed = client.ask::<Value>("/x", &Value::Null).unwrap_err();
         assert_eq!(failed.effect(Does::Changes), Effect::NoneTryAgain, "{failed}");
-        let nobody = DstackConfig { token_variable: "DOCTOR_TEST_NO_SUCH_TOKEN".to_owned(), ..config };
-        let failed = Client::new(&nobody).unwrap().ask::<Value>("/x", &Value::Null).unwrap_err();
+        let no_token = DstackConfig { token_variable: "DOCTOR_TEST_NO_SUCH_TOKEN".to_owned(), ..config };
+        let failed = Client::new(&no_token).unwrap().ask::<Value>("/x", &Value::Null).unwrap_err();
         assert!(failed.to_string().contains("DOCTOR_TEST_NO_SUCH_TOKEN"), "{failed}");
     }
 

@@ -99,13 +99,13 @@ impl Default for OverSsh {
 }
 
 /// A placeholder: the SSH settings require a host, but the dstack server supplies the hosts.
-const NOBODY: &str = "nobody";
+const PLACEHOLDER: &str = "placeholder";
 
 impl OverSsh {
     pub(super) fn as_ssh(&self) -> SshConfig {
         let own = self.clone();
         SshConfig {
-            hosts: Some(NOBODY.to_owned()),
+            hosts: Some(PLACEHOLDER.to_owned()),
             ssh_config: own.ssh_config,
             known_hosts: own.known_hosts,
             host_keys: own.host_keys,

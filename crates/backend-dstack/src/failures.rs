@@ -64,7 +64,7 @@ mod tests {
         assert_eq!(failure.nodes.len(), 1);
         let later = failure.work.at.plus(doctor_core::time::Span::from_secs(1));
         assert_eq!(failures(&[run(FAILED)], &instances, later), []);
-        assert_eq!(failures(&[run(FAILED)], &[], long_ago), [], "an instance that is gone is nobody's node");
+        assert_eq!(failures(&[run(FAILED)], &[], long_ago), [], "an instance that is gone has no node");
         let died = FAILED.replace("container_exited_with_error", "instance_unreachable");
         assert_eq!(failures(&[run(&died)], &instances, long_ago)[0].work.how, HowFailed::NodeFailed);
     }

@@ -25,7 +25,7 @@ pub fn inspect(config: &DstackConfig) -> Vec<Inspected> {
             return found;
         }
     };
-    found.push(Inspected::good("token", format!("it is {}'s", me.username)));
+    found.push(Inspected::good("token", format!("it belongs to {}", me.username)));
     found.push(rights(&client, config, &me));
     found.push(fleets(&client, config));
     found
@@ -37,10 +37,10 @@ fn server(client: &Client, config: &DstackConfig) -> Inspected {
             Inspected::good("dstack server", format!("{} answers; dstack {version}", config.url))
         }
         Ok(ServerInfo { server_version: None }) => {
-            Inspected::unknown("dstack server", format!("{} answers and does not say its version", config.url))
+            Inspected::unknown("dstack server", format!("{} answers but does not report its version", config.url))
         }
         Err(error) => {
-            Inspected::bad("dstack server", error.to_string(), "see that `url` is the server's, and that it runs")
+            Inspected::bad("dstack server", error.to_string(), "check that `url` is the server's, and that it runs")
         }
     }
 }
@@ -73,7 +73,7 @@ fn rights(client: &Client, config: &DstackConfig, me: &Myself) -> Inspected {
     let manages = everything || matches!(role, "admin" | "manager");
     if config.key == KeyBy::Environment || manages {
         let text = if everything {
-            format!("{} may do everything", me.username)
+            format!("{} is a global admin", me.username)
         } else {
             format!("{} is {role} of {name}", me.username)
         };
@@ -85,7 +85,7 @@ fn rights(client: &Client, config: &DstackConfig, me: &Myself) -> Inspected {
     }
     Inspected::bad(
         WHAT,
-        format!("{} is {role} of {name} and may not keep secrets there", me.username),
+        format!("{} is {role} of {name} and may not create secrets there", me.username),
         "make it a manager of the project, or set `key = \"environment\"`",
     )
 }
@@ -96,20 +96,21 @@ fn fleets(client: &Client, config: &DstackConfig) -> Inspected {
     let fleets: Vec<Fleet> = match client.ask::<Value>("/api/fleets/list", &ask).map(serde_json::from_value) {
         Ok(Ok(fleets)) => fleets,
         Ok(Err(error)) => {
-            return Inspected::bad(WHAT, format!("they cannot be read: {error}"), "see which dstack this is");
+            return Inspected::bad(WHAT, format!("unexpected response: {error}"), "check the version of dstack");
         }
         Err(error) => return Inspected::unknown(WHAT, error.to_string()),
     };
     let missing = config.fleets.iter().find(|name| fleets.iter().all(|fleet| fleet.name != **name));
     if let Some(name) = missing {
-        return Inspected::bad(WHAT, format!("there is no fleet {name} in {}", config.project), "see `fleets`");
+        return Inspected::bad(WHAT, format!("there is no fleet {name} in {}", config.project), "correct `fleets`");
     }
     let ours: Vec<&Fleet> =
         fleets.iter().filter(|fleet| config.fleets.is_empty() || config.fleets.contains(&fleet.name)).collect();
     let instances: usize = ours.iter().map(|fleet| fleet.instances.len()).sum();
     let names = ours.iter().map(|fleet| fleet.name.as_str()).take(8).collect::<Vec<_>>().join(", ");
     match instances {
-        0 => Inspected::unknown(WHAT, format!("no instance is in any fleet of {}", config.project)),
+        0 => Inspected::unknown(WHAT, format!("no fleet of {} has an instance", config.project)),
+        1 => Inspected::good(WHAT, format!("1 instance in {names}")),
         count => Inspected::good(WHAT, format!("{count} instances in {names}")),
     }
 }

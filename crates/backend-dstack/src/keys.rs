@@ -25,7 +25,7 @@ impl DstackBackend {
         made.map_err(|error| {
             let mut failed = error.during(operation, Does::Reads);
             failed.text = format!(
-                "the run's key cannot be made a secret: {}; a manager of the project may, or set `key = \"environment\"`",
+                "creating the secret for the run's key failed: {}; use a project manager's token, or set `key = \"environment\"`",
                 failed.text
             );
             failed
@@ -75,7 +75,7 @@ impl DstackBackend {
             Ok(_) => true,
             Err(error) if error.is_not_there() => true,
             Err(error) => {
-                tracing::warn!(%run, %error, "the key of a run is still a secret of the project");
+                tracing::warn!(%run, %error, "secret of a run not deleted");
                 false
             }
         }

@@ -51,13 +51,13 @@ pub(super) fn occupancy(
         return Occupancy::Unknown { why: why.into() };
     }
     if matches!(instance.status, InstanceStatus::Terminating | InstanceStatus::Terminated) {
-        let reason = instance.termination_reason.as_deref().unwrap_or("no reason is given");
-        return busy(format!("dstack, which terminates it: {reason}"));
+        let reason = instance.termination_reason.as_deref().unwrap_or("no reason given");
+        return busy(format!("dstack is terminating it: {reason}"));
     }
     // Runs of other projects are not in this project's list.
     let taken = instance.status == InstanceStatus::Busy || instance.busy_blocks > 0;
     if taken && around.ours.is_empty() {
-        return busy("a run that this project does not show".to_owned());
+        return busy("a run that is not visible to this project".to_owned());
     }
     if let Some(waiting) = &around.wanted {
         return busy(format!("{waiting}, which waits for an instance"));
@@ -68,7 +68,7 @@ pub(super) fn occupancy(
         Ends::Sometime => true,
     };
     if around.ours.is_empty() && soon {
-        return busy("dstack, which terminates it because it is idle".to_owned());
+        return busy("dstack is about to terminate it as idle".to_owned());
     }
     Occupancy::Free
 }
@@ -78,20 +78,20 @@ fn not_known(instance: &Instance, complaint: &str) -> Option<String> {
     match &instance.status {
         InstanceStatus::Pending => return Some("dstack has not set it up yet".to_owned()),
         InstanceStatus::Provisioning => return Some("dstack is setting it up".to_owned()),
-        InstanceStatus::Strange(word) => return Some(format!("dstack calls it {word}, which is not known here")),
+        InstanceStatus::Strange(word) => return Some(format!("unrecognised dstack status {word}")),
         InstanceStatus::Idle | InstanceStatus::Busy | InstanceStatus::Terminating | InstanceStatus::Terminated => {}
     }
     match instance.unreachable {
         Some(false) => {}
         Some(true) => return Some("dstack cannot reach it".to_owned()),
-        None => return Some("dstack does not say whether it reaches it".to_owned()),
+        None => return Some("dstack does not report whether it is reachable".to_owned()),
     }
     match &instance.health_status {
         Some(Health::Failure) => {
             let colon = if complaint.is_empty() { "" } else { ": " };
-            Some(format!("dstack calls its GPUs failing and starts nothing there{colon}{complaint}"))
+            Some(format!("dstack reports failing GPUs and starts nothing there{colon}{complaint}"))
         }
-        Some(Health::Strange(word)) => Some(format!("dstack calls its health {word}, which is not known here")),
+        Some(Health::Strange(word)) => Some(format!("unrecognised dstack health {word}")),
         Some(Health::Healthy | Health::Warning) | None => None,
     }
 }
@@ -133,25 +133,25 @@ mod tests {
         assert_eq!(with(&|_| {}), "free");
         assert_eq!(with(&|one| one.health_status = Some(Health::Warning)), "free");
         assert_eq!(with(&|one| one.health_status = None), "free");
-        let failing = "unknown: dstack calls its GPUs failing and starts nothing there";
+        let failing = "unknown: dstack reports failing GPUs and starts nothing there";
         assert_eq!(with(&|one| one.health_status = Some(Health::Failure)), failing);
         assert_eq!(with(&|one| one.unreachable = Some(true)), "unknown: dstack cannot reach it");
-        assert_eq!(with(&|one| one.unreachable = None), "unknown: dstack does not say whether it reaches it");
+        assert_eq!(with(&|one| one.unreachable = None), "unknown: dstack does not report whether it is reachable");
         for (status, expected) in [
             (InstanceStatus::Pending, "unknown: dstack has not set it up yet"),
             (InstanceStatus::Provisioning, "unknown: dstack is setting it up"),
-            (InstanceStatus::Busy, "busy: a run that this project does not show"),
-            (InstanceStatus::Terminating, "busy: dstack, which terminates it: no reason is given"),
-            (InstanceStatus::Strange("odd".into()), "unknown: dstack calls it odd, which is not known here"),
+            (InstanceStatus::Busy, "busy: a run that is not visible to this project"),
+            (InstanceStatus::Terminating, "busy: dstack is terminating it: no reason given"),
+            (InstanceStatus::Strange("odd".into()), "unknown: unrecognised dstack status odd"),
         ] {
             assert_eq!(with(&|one| one.status = status.clone()), expected);
         }
         // One block of an instance may be taken while the others are idle.
-        assert_eq!(with(&|one| one.busy_blocks = 1), "busy: a run that this project does not show");
+        assert_eq!(with(&|one| one.busy_blocks = 1), "busy: a run that is not visible to this project");
     }
 
     #[test]
-    fn our_own_run_does_not_make_it_busy_and_everybody_else_does() {
+    fn our_own_run_does_not_make_it_busy_and_any_other_does() {
         let mut busy = instance();
         busy.status = InstanceStatus::Busy;
         busy.busy_blocks = 1;
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn an_instance_that_is_about_to_be_terminated_is_left_alone_unless_we_use_it() {
         let at = |minutes| Around { ends: Ends::At(NOW.plus(Span::minutes(minutes))), ..Around::default() };
-        let leaving = "busy: dstack, which terminates it because it is idle";
+        let leaving = "busy: dstack is about to terminate it as idle";
         assert_eq!(told(&instance(), &at(16)), "free");
         assert_eq!(told(&instance(), &at(15)), leaving);
         assert_eq!(told(&instance(), &Around { ends: Ends::Sometime, ..Around::default() }), leaving);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn dstacks_word_against_an_instance_is_somebody_elses_mark() {
+    fn a_bad_health_report_of_dstack_is_a_foreign_mark() {
         let marks = |health| foreign_marks(&Instance { health_status: health, ..instance() }, "GPU 5 has a DBE");
         assert_eq!(marks(Some(Health::Healthy)), []);
         let [warning] = &marks(Some(Health::Warning))[..] else { panic!("one mark") };

@@ -15,7 +15,7 @@ use super::{
 /// Returns the instructions to replace a host of an SSH fleet.
 pub(super) fn by_hand(fleet: &Fleet, instance: &Instance) -> String {
     format!(
-        "{} is a host of the SSH fleet {}: take {} out of its `hosts`, apply the fleet, mend or change the host, and add it again",
+        "{} is a host of the SSH fleet {}: remove {} from its `hosts`, apply the fleet, repair or replace the host, and add it again",
         instance.name,
         fleet.name,
         instance.hostname.as_deref().unwrap_or("it"),
@@ -28,7 +28,7 @@ impl DstackBackend {
     pub(super) fn replace(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {
         const REPLACE: &str = "replace the instance";
         if !self.config.replace {
-            return Err(refused(REPLACE, "`replace` is off in [backend.dstack]".to_owned()));
+            return Err(refused(REPLACE, "disabled by `replace` of [backend.dstack]".to_owned()));
         }
         let Some((fleet, instance)) = self.find(REPLACE, node)? else { return Ok(()) };
         let leaves = matches!(instance.status, InstanceStatus::Terminating | InstanceStatus::Terminated);
@@ -67,6 +67,6 @@ impl DstackBackend {
         if is_unused(instance) {
             return Ok(());
         }
-        Err(try_again(operation, format!("dstack does not say that {} is idle", instance.name)))
+        Err(try_again(operation, format!("dstack does not report {} as idle", instance.name)))
     }
 }

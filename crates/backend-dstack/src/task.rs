@@ -110,7 +110,7 @@ fn quoted(word: &str) -> String {
 pub(super) fn seen(run: &Run, job: JobId, began: Option<Timestamp>) -> JobSeen {
     let Some(newest) = run.newest() else {
         let since = run.submitted_at.parse();
-        return since.map_or(JobSeen::Unknown { why: "dstack shows no job of it".to_owned() }, |since| {
+        return since.map_or(JobSeen::Unknown { why: "dstack lists no job of the run".to_owned() }, |since| {
             JobSeen::Pending { job, since }
         });
     };
@@ -127,7 +127,7 @@ pub(super) fn seen(run: &Run, job: JobId, began: Option<Timestamp>) -> JobSeen {
             JobSeen::Ended { job, started, at: started.map_or(at, |started| at.max(started)), how: how(newest) }
         }
         JobStatus::Strange(word) => {
-            JobSeen::Unknown { why: format!("dstack calls the job {word}, which is not known here") }
+            JobSeen::Unknown { why: format!("unrecognised dstack job status {word}") }
         }
     }
 }

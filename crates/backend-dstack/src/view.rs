@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn a_users_run_makes_its_instance_busy_and_names_them() {
         assert_eq!(words(&seen(&[run(|_| {})])), ["run val3 of admin", "free", "free"]);
-        assert_eq!(words(&seen(&[])), ["a run that this project does not show", "free", "free"]);
+        assert_eq!(words(&seen(&[])), ["a run that is not visible to this project", "free", "free"]);
     }
 
     #[test]

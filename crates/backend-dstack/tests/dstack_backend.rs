@@ -144,7 +144,7 @@ impl Host {
             let run = self.dstack().wait_for("a user's run", || self.dstack().run(&self.users_run()), over).unwrap();
             (run["status"] == "running").then_some(())
         };
-        wait("a user's run to have a place", begun);
+        wait("a user's run to have an instance", begun);
     }
 
     fn leave(&self) {
@@ -195,7 +195,7 @@ fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = look() {
             return found;
         }
-        assert!(began.elapsed() < PATIENCE, "waited in vain for {what}");
+        assert!(began.elapsed() < PATIENCE, "timed out waiting for {what}");
         std::thread::sleep(PAUSE);
     }
 }
@@ -300,11 +300,11 @@ fn a_result_comes_with_the_log_and_no_key_is_left_behind() {
     backend.submit(&host.request(run, &["memory", "endless"])).unwrap();
     assert_eq!(host.seen(&backend).jobs, [run]);
     wait_running(&backend, run);
-    host.wait_free(&backend, "our own run is in nobody's way");
+    host.wait_free(&backend, "our own run leaves the node free");
     let secrets = || host.dstack().ask(&in_project("secrets/list"), &json!({})).unwrap().to_string();
     assert!(!secrets().contains(&run.to_string()), "the job has its key");
     let told = host.dstack().run(&format!("doctor-{run}")).unwrap().to_string();
-    assert!(!told.contains(&KEY.to_hex()), "whoever may see the run does not see its key");
+    assert!(!told.contains(&KEY.to_hex()), "the run does not show its key");
     // A stopped job returns what it had finished.
     let has_begun = || {
         let submission = &host.dstack().run(&format!("doctor-{run}")).unwrap()["jobs"][0]["job_submissions"][0]["id"];
@@ -331,7 +331,7 @@ fn parts_of_an_instance(host: &Host, backend: &DstackBackend) {
     let blocks = |name: &str| host.dstack().instance(host.number).unwrap()[name].clone();
     assert_eq!(blocks("total_blocks"), BLOCKS);
     let run = run_id(7);
-    host.wait_free(backend, "nobody has it");
+    host.wait_free(backend, "no run uses it");
     backend.submit(&host.request(run, &["endless"])).unwrap();
     wait_running(backend, run);
     assert_eq!(blocks("busy_blocks"), BLOCKS);
@@ -347,7 +347,7 @@ fn parts_of_an_instance(host: &Host, backend: &DstackBackend) {
     backend.submit(&host.request(late, &["memory"])).unwrap();
     assert_eq!(wait_ended(backend, late).0, JobEnd::Displaced, "seven blocks are not all of them");
     host.leave();
-    host.wait_free(backend, "nobody has it");
+    host.wait_free(backend, "no run uses it");
     // A cloud fleet as this server reports it; without a cloud it has no instances.
     let cloud = json!({ "type": "fleet", "name": "cloud", "nodes": { "min": 0, "target": 0, "max": 2 }, "idle_duration": "1h" });
     let spec = json!({ "configuration": cloud, "profile": { "name": "default" } });
@@ -366,12 +366,12 @@ fn whoever_comes_or_waits_goes_first() {
     let late = run_id(2);
     backend.submit(&host.request(late, &["memory"])).unwrap();
     let (how, started, _) = wait_ended(&backend, late);
-    assert_eq!((how, started), (JobEnd::Displaced, false), "it never had a place");
+    assert_eq!((how, started), (JobEnd::Displaced, false), "it never had an instance");
     assert_eq!(host.dstack().jobs_started(&format!("doctor-{late}")), 0);
     host.leave();
     // A user's run with retries waits while ours has the instance.
     let run = run_id(3);
-    host.wait_free(&backend, "nobody has it");
+    host.wait_free(&backend, "no run uses it");
     backend.submit(&host.request(run, &["endless"])).unwrap();
     wait_running(&backend, run);
     let retried = json!({ "retry": { "on_events": ["no-capacity"], "duration": "1h" } });
@@ -390,14 +390,14 @@ fn whoever_comes_or_waits_goes_first() {
     host.dstack().wait_for_instance(3, "unreachable", cut).unwrap();
     assert_eq!(why(&host.seen(&backend).node.occupancy), "dstack cannot reach it");
     host.dstack().join(3).unwrap();
-    host.wait_free(&backend, "nobody has it");
+    host.wait_free(&backend, "no run uses it");
     // Failing GPUs: dstack's verdict is a foreign mark.
     host.wait_health(&Health::Failure("GPU 5 has a volatile DBE"), "failure");
     let failing = host.seen(&backend).node;
     assert!(matches!(failing.occupancy, Occupancy::Unknown { .. }), "{failing:?}");
     let [mark] = &failing.marks.foreign[..] else { panic!("one mark: {failing:?}") };
     assert_eq!((mark.by.as_str(), mark.text.as_str()), ("dstack", "health failure: GPU 5 has a volatile DBE"));
-    assert!(failing.is_vacant() && !failing.takes_proofs(), "there is no way past dstack");
+    assert!(failing.is_vacant() && !failing.takes_proofs(), "there is no SSH fallback");
     host.wait_health(&Health::Healthy, "healthy");
 }
 
@@ -411,20 +411,20 @@ fn rights_and_limits_are_said_in_words() {
     let good = standing(&shared.config());
     assert!(good.iter().all(|(_, standing, _)| *standing == Standing::Good), "{good:?}");
     assert!(good[0].2.ends_with("dstack 0.22.5") && good[3].2.starts_with("4 instances in bed"), "{good:?}");
-    // A member may query and run, and may not keep secrets.
+    // A member may query and run, and may not create secrets.
     let member = shared.at("member");
     std::fs::write(&member, &shared.dstack.user().token).unwrap();
     let as_member = DstackConfig { token_file: Some(member), ..shared.config() };
     let found = standing(&as_member);
-    assert!(found[2].1 == Standing::Bad && found[2].2.contains("may not keep secrets"), "{found:?}");
+    assert!(found[2].1 == Standing::Bad && found[2].2.contains("may not create secrets"), "{found:?}");
     let open = DstackConfig { key: KeyBy::Environment, ..as_member.clone() };
     assert!(standing(&open).iter().all(|(_, standing, _)| *standing == Standing::Good));
     let host = Host::of(shared, 1);
     let error =
         DstackBackend::open(as_member, None).unwrap().submit(&host.request(run_id(4), &["memory"])).unwrap_err();
     assert!(error.effect == Effect::NoneGiveUp && error.text.contains("key = \"environment\""), "{error}");
-    let nobody = DstackConfig { token_file: Some(Path::new("/dev/null").to_owned()), ..shared.config() };
-    assert_eq!(DstackBackend::open(nobody, None).unwrap().snapshot().unwrap_err().effect, Effect::NoneTryAgain);
+    let no_token = DstackConfig { token_file: Some(Path::new("/dev/null").to_owned()), ..shared.config() };
+    assert_eq!(DstackBackend::open(no_token, None).unwrap().snapshot().unwrap_err().effect, Effect::NoneTryAgain);
     let wrong = shared.at("wrong");
     std::fs::write(&wrong, "no-such-token").unwrap();
     let wrong = DstackConfig { token_file: Some(wrong), ..shared.config() };
@@ -436,8 +436,8 @@ fn rights_and_limits_are_said_in_words() {
     assert!(willing.caps().replace && !willing.caps().mark && !willing.caps().drain);
     let replace = |op| NodeOp { op, what: Change::Replace };
     let error = willing.apply(&host.name(), &replace(op_now())).unwrap_err();
-    assert!(error.effect == Effect::NoneGiveUp && error.text.contains("take 10.98.1.2 out of its `hosts`"), "{error}");
-    willing.apply(&host.name(), &replace(OpId::from_number(1))).expect("it was made after that was asked for");
+    assert!(error.effect == Effect::NoneGiveUp && error.text.contains("remove 10.98.1.2 from its `hosts`"), "{error}");
+    willing.apply(&host.name(), &replace(OpId::from_number(1))).expect("created after the request");
 }
 
 /// Where dstack starts nothing, a run starts over SSH: once, found again by a later controller, and never while the host is in
@@ -465,10 +465,10 @@ fn a_failing_instance_is_proved_past_dstack() {
     host.wait_health(&Health::Failure("GPU 5 has a volatile DBE"), "failure");
     // Jobs of other hosts are visible too: the emulated hosts share their processes.
     let open_to_proofs = || host.seen(&backend).node.takes_proofs().then_some(());
-    wait("the way past dstack", open_to_proofs);
+    wait("the SSH fallback", open_to_proofs);
     let node = host.seen(&backend).node;
     assert!(!node.occupancy.is_free(), "{node:?}");
-    assert!(node.by_hand().is_some_and(|how| how.contains("take 10.98.4.2 out of its `hosts`")), "{node:?}");
+    assert!(node.by_hand().is_some_and(|how| how.contains("remove 10.98.4.2 from its `hosts`")), "{node:?}");
     // The host is in use outside of dstack: nothing starts.
     std::fs::write(&lock, "").unwrap();
     assert_eq!(why(&host.seen(&backend).node.occupancy), "/root/in-use exists");

@@ -57,13 +57,15 @@ impl KubernetesBackend {
             let name = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
             match repair::leaving(&pod, &self.config) {
                 Leaving::Stays => {}
-                Leaving::OnItsWay => left.push(format!("{name} is ending")),
-                Leaving::Lost => left.push(format!("{name} belongs to nobody who would make it anew: end it yourself")),
+                Leaving::OnItsWay => left.push(format!("{name} is terminating")),
+                Leaving::Lost => left.push(format!("{name} has no controller to recreate it: delete it by hand")),
                 Leaving::Goes => match self.evict_one(&pod) {
-                    Ok(()) => left.push(format!("{name} was asked to leave")),
+                    Ok(()) => left.push(format!("{name}: eviction requested")),
                     Err(Failed { code: Some(404), .. }) => {}
                     // Its disruption budget does not permit it now.
-                    Err(Failed { code: Some(429), error, .. }) => left.push(format!("{name} waits: {}", error.text)),
+                    Err(Failed { code: Some(429), error, .. }) => {
+                        left.push(format!("{name}: eviction blocked: {}", error.text));
+                    }
                     Err(failed) => left.push(format!("{name}: {}", failed.error.text)),
                 },
             }
@@ -93,10 +95,7 @@ impl KubernetesBackend {
     pub(super) fn repair(&self, node: &NodeName, op: OpId, what: Repair) -> Result<(), BackendError> {
         let operation = what.word();
         if what.command(&self.config).is_empty() {
-            return Err(refuse(
-                operation,
-                format!("no command for it is configured (`backend.kubernetes.{operation}`)"),
-            ));
+            return Err(refuse(operation, format!("no command is configured (`backend.kubernetes.{operation}`)")));
         }
         let now = self.node_now(operation, node)?;
         let boot = now.status.as_ref().map_or_else(String::new, |status| status.node_info.boot_id.clone());
@@ -113,12 +112,12 @@ impl KubernetesBackend {
         }
         match job.as_ref().map(repair::stage) {
             Some(Stage::Failed(text)) if what == Repair::Reboot && (!is_ready(&now) || ended_lately(job.as_ref())) => {
-                Err(under_way(operation, format!("it may be going down: {text}")))
+                Err(under_way(operation, format!("the node may be shutting down: {text}")))
             }
             Some(Stage::Failed(text)) => Err(refuse(operation, text)),
             Some(Stage::Told) if what == Repair::Reset => Ok(()),
-            Some(Stage::Told) => Err(under_way(operation, "it was told to reboot; no new boot is seen yet".to_owned())),
-            Some(Stage::UnderWay) => Err(under_way(operation, "its job is under way".to_owned())),
+            Some(Stage::Told) => Err(under_way(operation, "reboot requested; boot ID not changed yet".to_owned())),
+            Some(Stage::UnderWay) => Err(under_way(operation, "the repair job is running".to_owned())),
             None => {
                 self.nobody_is_left(operation, node, what == Repair::Reset)?;
                 if noted.is_none() {
@@ -145,7 +144,7 @@ impl KubernetesBackend {
             [] => Ok(()),
             left => Err(later(
                 operation,
-                format!("{} would be ended by it: let it go first (`allow.evict`)", left.join(", ")),
+                format!("{} would be terminated: evict first (`allow.evict`)", left.join(", ")),
             )),
         }
     }
@@ -156,7 +155,7 @@ impl KubernetesBackend {
             .map_err(|error| refuse(operation, error.to_string()))?;
         let api: Api<DynamicObject> = self.jobs(&job_resource());
         match self.ask(operation, api.create(&written_by_us(), &job)) {
-            Ok(_) | Err(Failed { exists: true, .. }) => Err(under_way(operation, "its job was made".to_owned())),
+            Ok(_) | Err(Failed { exists: true, .. }) => Err(under_way(operation, "repair job created".to_owned())),
             Err(failed) => Err(failed.into()),
         }
     }
@@ -181,7 +180,7 @@ impl KubernetesBackend {
         let told = told(&now, node, op);
         match &self.config.replace {
             Replace::None => {
-                return Err(refuse(operation, "no way is configured (`backend.kubernetes.replace`)".to_owned()));
+                return Err(refuse(operation, "no method is configured (`backend.kubernetes.replace`)".to_owned()));
             }
             Replace::DeleteNode => return self.delete_node(operation, &now),
             Replace::Aws => hook::run(operation, &Replace::aws_command(), &told, HOOK_LIMIT)?,
@@ -225,7 +224,7 @@ impl KubernetesBackend {
                 Err(failed) => return Err(failed.into()),
             }
         }
-        Err(later(what, format!("{node} changed {TRIES} times while we tried")))
+        Err(later(what, format!("{node} was modified concurrently {TRIES} times")))
     }
 }
 
@@ -234,7 +233,7 @@ fn call_webhook(operation: &'static str, hook: &Webhook, told: &Told<'_>) -> Res
         told.words.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
     let token = match &hook.token_variable {
         Some(name) => {
-            Some(std::env::var(name).map_err(|_| refuse(operation, format!("the environment has no {name}")))?)
+            Some(std::env::var(name).map_err(|_| refuse(operation, format!("environment variable {name} is not set")))?)
         }
         None => None,
     };

@@ -83,7 +83,7 @@ fn seen_node(
 type Words = Shared<str>;
 
 fn default_pool() -> PoolName {
-    PoolName::new("default").expect("it is a name")
+    PoolName::new("default").expect("a valid pool name")
 }
 
 impl Backend for KubernetesBackend {
@@ -120,7 +120,7 @@ impl Backend for KubernetesBackend {
                 nodes.iter().filter_map(|(name, node)| seen_node(node, of(name), by(name), &self.config, &mut words));
             seen.collect()
         });
-        let broken = |text| BackendError { operation: "look at the cluster", text, effect: Effect::NoneTryAgain };
+        let broken = |text| BackendError { operation: "read the cluster state", text, effect: Effect::NoneTryAgain };
         let mut seen: Vec<SeenNode> = seen.map_err(broken)?;
         seen.sort_by(|a, b| a.node.name.cmp(&b.node.name));
         for one in &mut seen {
@@ -201,12 +201,12 @@ impl Backend for KubernetesBackend {
                 Err(failed) => return Err(failed.into()),
             }
         }
-        let text = format!("{node} changed {TRIES} times while we tried");
+        let text = format!("{node} was modified concurrently {TRIES} times");
         Err(BackendError { operation, text, effect: Effect::NoneTryAgain })
     }
 
     fn failed_work(&self, since: Timestamp) -> Result<Vec<SeenFailure>, BackendError> {
-        let broken = |text| BackendError { operation: "follow failed pods", text, effect: Effect::NoneTryAgain };
+        let broken = |text| BackendError { operation: "watch failed pods", text, effect: Effect::NoneTryAgain };
         self.failures.since(since).map_err(broken)
     }
 

@@ -41,7 +41,7 @@ impl Board for KubernetesBackend {
     }
 
     fn write(&self, node: &NodeName, what: &ToShow) -> Result<(), BackendError> {
-        let operation = "show results on the node";
+        let operation = "write the status to the node";
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         if let Some(kind) = &self.config.write.condition {
             let now = self.ask(operation, self.nodes().get(node.as_str()))?;
@@ -72,7 +72,7 @@ impl KubernetesBackend {
         }
         let event = event(node, change, SystemClock.now());
         if let Err(failed) = self.post("write an event", "/api/v1/namespaces/default/events", &event) {
-            tracing::debug!(error = %failed.error, "an event was not written");
+            tracing::debug!(error = %failed.error, "event not written");
         }
     }
 }
@@ -138,16 +138,16 @@ fn has_condition(node: &NodeAnswer, kind: &str, shown: &Shown) -> bool {
 fn event(node: &NodeAnswer, change: &Change, now: Timestamp) -> Value {
     let name = node.name_any();
     let (reason, kind, words) = match change {
-        Change::Mark(mark) if mark.kind == MarkKind::Maintenance => ("MaintenanceBegan", "Normal", "is tested"),
-        Change::Mark(_) => ("MarkedUnhealthy", "Warning", "was found bad and gets no new work"),
-        Change::Unmark(mark) if mark.kind == MarkKind::Maintenance => ("MaintenanceEnded", "Normal", "was tested"),
-        Change::Unmark(_) => ("Returned", "Normal", "was proved well and returns to service"),
+        Change::Mark(mark) if mark.kind == MarkKind::Maintenance => ("MaintenanceBegan", "Normal", "is being tested"),
+        Change::Mark(_) => ("MarkedUnhealthy", "Warning", "is marked unhealthy and gets no new pods"),
+        Change::Unmark(mark) if mark.kind == MarkKind::Maintenance => ("MaintenanceEnded", "Normal", "has been tested"),
+        Change::Unmark(_) => ("Returned", "Normal", "passed requalification and returns to service"),
         Change::Drain => ("Drained", "Warning", "is drained for repair"),
-        Change::Undrain => ("Undrained", "Normal", "is open to work again"),
-        Change::Evict => ("Evicting", "Warning", "is emptied for repair"),
+        Change::Undrain => ("Undrained", "Normal", "accepts new pods again"),
+        Change::Evict => ("Evicting", "Warning", "has its pods evicted for repair"),
         Change::Reset => ("ResettingGpus", "Warning", "has its GPUs reset"),
-        Change::Reboot => ("Rebooting", "Warning", "is rebooted"),
-        Change::Replace => ("Replacing", "Warning", "is replaced"),
+        Change::Reboot => ("Rebooting", "Warning", "is being rebooted"),
+        Change::Replace => ("Replacing", "Warning", "is being replaced"),
     };
     let case = match change {
         Change::Mark(mark) | Change::Unmark(mark) => mark.case,
@@ -222,7 +222,7 @@ mod tests {
         (config.write.label, config.write.annotation) = (false, false);
         let none = patch(&ToShow::of(well), &config);
         assert_eq!(none["metadata"]["labels"], json!({}));
-        assert_eq!(none["metadata"]["annotations"].as_object().unwrap().len(), 1, "what tells that nothing changed");
+        assert_eq!(none["metadata"]["annotations"].as_object().unwrap().len(), 1, "only the number of the status");
     }
 
     #[test]

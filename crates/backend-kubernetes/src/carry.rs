@@ -78,7 +78,7 @@ impl Carried {
                 Ok(Told::Document(document)) => (Some(document), None),
                 Ok(Told::InLog { lines }) => (None, Some(lines)),
                 Err(why) => {
-                    tracing::warn!(run = %run, pod = pod.name_any(), %why, "a job left no result");
+                    tracing::warn!(run = %run, pod = pod.name_any(), %why, "job left no result");
                     (None, None)
                 }
             };
@@ -180,7 +180,7 @@ async fn fetch_both(client: &Client, config: &KubernetesConfig, errand: &Errand)
         let lines = lines + AFTER;
         match carried::read_log(&ask(lines, lines * LINE_BYTES).await?) {
             Ok(found) => document = Some(found),
-            Err(why) => tracing::warn!(run = %errand.run, pod = errand.pod, %why, "a job's result is not in its log"),
+            Err(why) => tracing::warn!(run = %errand.run, pod = errand.pod, %why, "result missing from the job log"),
         }
     }
     let text = ask(LOG_LINES, LOG_BYTES).await?;
@@ -225,25 +225,25 @@ mod tests {
         carried.keep(&errand, Fetched::Log { document: None, text: "job: done\n".to_owned() });
         assert_eq!(carried.notice(&pod("p", &message), &config()), None, "nothing is left to fetch");
         assert_eq!(carried.logs(run()), [(NodeName::new("gpu-1").unwrap(), "job: done\n".to_owned())]);
-        assert_eq!(carried.documents(run()).len(), 1, "it is still offered");
+        assert_eq!(carried.documents(run()).len(), 1, "it is still returned");
         carried.only(&BTreeSet::new());
         assert!(carried.documents(run()).is_empty() && carried.logs(run()).is_empty());
     }
 
     #[test]
-    fn a_long_document_comes_with_the_log_and_is_asked_for_until_it_came_or_nobody_has_it() {
+    fn a_long_document_is_fetched_from_the_log_until_it_is_complete_or_lost() {
         let carried = Carried::default();
         let errand = carried.notice(&pod("p", "doctor-in-log-1 9"), &config()).unwrap();
         assert_eq!((carried.documents(run()), errand.in_log), (Vec::new(), Some(9)));
         carried.keep(&errand, Fetched::Log { document: None, text: String::new() });
         let again = carried.notice(&pod("p", "doctor-in-log-1 9"), &config()).unwrap();
-        assert_eq!(again, errand, "the log was cut: it is tried again while there is time");
+        assert_eq!(again, errand, "a truncated log is fetched again");
         carried.keep(&again, Fetched::Log { document: Some(b"long".to_vec()), text: String::new() });
         assert_eq!(carried.documents(run()), [b"long".to_vec()]);
         let other = carried.notice(&pod("q", "doctor-in-log-1 9"), &config()).unwrap();
         carried.keep(&other, Fetched::Gone);
         assert_eq!(carried.notice(&pod("q", "doctor-in-log-1 9"), &config()), None);
-        assert_eq!(carried.documents(run()).len(), 1, "of two pods one brought a result");
+        assert_eq!(carried.documents(run()).len(), 1, "one of the two pods has a result");
     }
 
     #[test]

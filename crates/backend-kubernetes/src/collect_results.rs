@@ -42,7 +42,7 @@ impl KubernetesBackend {
             }
             let fetched = fetch(&self.client, &self.config, &self.carried, &errand);
             if let Err(failed) = self.ask_for("fetch the log of a job", left.min(FOR_ONE), fetched) {
-                tracing::warn!(run = %errand.run, pod = errand.pod, error = %failed.error, "the log of a job could not be had");
+                tracing::warn!(run = %errand.run, pod = errand.pod, error = %failed.error, "job log not fetched");
             }
         }
     }

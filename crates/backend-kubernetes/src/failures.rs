@@ -82,7 +82,7 @@ impl Failures {
         if let Some((began, why)) = &inside.broken
             && began.elapsed() > LONGEST_WAIT
         {
-            return Err(format!("failed pods have not been followed for {} s: {why}", began.elapsed().as_secs()));
+            return Err(format!("the watch of failed pods has been down for {} s: {why}", began.elapsed().as_secs()));
         }
         inside.told.retain(|(told, _)| *told >= since);
         Ok(inside.told.iter().map(|(_, failure)| failure.clone()).collect())
@@ -147,7 +147,7 @@ pub(super) async fn follow(
         let began = Instant::now();
         let ended = watch(&to, &mut version).await;
         if let Err(error) = &ended {
-            tracing::debug!(%error, "the watch of failed pods broke; it is begun anew");
+            tracing::debug!(%error, "watch of failed pods failed; restarting it");
             if matches!(error, kube::Error::Api(status) if status.code == GONE) {
                 version = None;
             }
@@ -205,7 +205,7 @@ impl Told<'_> {
         tokio::spawn(async move {
             let fetched = tokio::time::timeout(LOG_WITHIN, carry::fetch(&client, &config, &carried, &errand)).await;
             if let Ok(Err(error)) = fetched {
-                tracing::debug!(%error, ?errand, "the log of a job that was ended could not be had");
+                tracing::debug!(%error, ?errand, "log of a terminated job not fetched");
             }
         });
     }
@@ -375,7 +375,7 @@ mod tests {
     fn a_watch_that_breaks_or_ends_at_once_is_begun_anew_ever_later() {
         let (at_once, lasted) = (Duration::from_millis(2), Duration::from_secs(WATCH_SECONDS.into()));
         let mut pace = Pace(FIRST_WAIT);
-        assert_eq!(pace.wait_after(lasted, false), Duration::ZERO, "it ended as it should");
+        assert_eq!(pace.wait_after(lasted, false), Duration::ZERO, "it ended normally");
         assert_eq!(
             [false, true, false].map(|broke| pace.wait_after(at_once, broke)),
             [1, 2, 4].map(|n| FIRST_WAIT * n)
@@ -405,6 +405,6 @@ mod tests {
         }
         assert_eq!(failures.since(Timestamp::MIN).unwrap().len(), MOST);
         assert_eq!(failures.since(Timestamp::from_secs(MOST.try_into().unwrap())).unwrap().len(), 1);
-        assert_eq!(failures.since(Timestamp::MIN).unwrap().len(), 1, "what nobody asks for is forgotten");
+        assert_eq!(failures.since(Timestamp::MIN).unwrap().len(), 1, "failures that are never read are dropped");
     }
 }

@@ -47,7 +47,7 @@ pub fn inspect(config: &KubernetesConfig) -> Inspection {
     let image = template.as_ref().and_then(|template| template.image()).unwrap_or(&config.image).to_owned();
     let config = &KubernetesConfig { image, ..config.clone() };
     let unreached = |text: String| {
-        let remedy = "see that `kubeconfig` and `context` name the right cluster, and that its API server can be reached from here";
+        let remedy = "check that `kubeconfig` and `context` name the right cluster, and that its API server is reachable from here";
         Inspection { findings: vec![Inspected::bad("cluster", text, remedy)], ..Inspection::default() }
     };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -126,15 +126,15 @@ impl Asker<'_> {
         });
         let service = format!("system:serviceaccount:{}:{ACCOUNT}", self.config.namespace);
         self.say(match name {
-            Ok(name) if name == service => Inspected::good("account", format!("asked as {name}")),
+            Ok(name) if name == service => Inspected::good("account", format!("checked as {name}")),
             Ok(name) => {
-                Inspected::unknown("account", format!("asked as {name}: its rights are not those of {service}"))
+                Inspected::unknown("account", format!("checked as {name}: its rights are not those of {service}"))
                     .try_this(format!(
-                        "ask from inside: kubectl -n {} exec deploy/cluster-doctor -- doctor config check --live",
+                        "run it in the pod: kubectl -n {} exec deploy/cluster-doctor -- doctor config check --live",
                         self.config.namespace
                     ))
             }
-            Err(error) => Inspected::unknown("account", format!("who we are could not be asked: {error}")),
+            Err(error) => Inspected::unknown("account", format!("SelfSubjectReview failed: {error}")),
         });
     }
 
@@ -156,11 +156,11 @@ impl Asker<'_> {
             match self.within(reviews.create(&PostParams::default(), &review)).await {
                 Ok(answer) if answer.status.as_ref().is_some_and(|status| status.allowed) => there += 1,
                 Ok(_) => self.say(Inspected::bad(what, self.not_given(&right), APPLY_RIGHTS)),
-                Err(error) => self.say(Inspected::unknown(what, format!("it could not be asked: {error}"))),
+                Err(error) => self.say(Inspected::unknown(what, format!("SelfSubjectAccessReview failed: {error}"))),
             }
         }
         if self.found.findings.len() == before {
-            self.say(Inspected::good("rights", format!("all {there} that the service uses are given")));
+            self.say(Inspected::good("rights", format!("all {there} that the service uses are granted")));
         }
     }
 
@@ -170,14 +170,14 @@ impl Asker<'_> {
         } else {
             "in the whole cluster".to_owned()
         };
-        format!("it is not given {place}")
+        format!("not granted {place}")
     }
 
     async fn namespace(&mut self) {
         let name = &self.config.namespace;
         let found = match self.get(("", "v1", "Namespace"), None, name).await {
-            Got::There(_) => Inspected::good("namespace", format!("{name} is there")),
-            Got::Missing => Inspected::bad("namespace", format!("there is no {name}"), APPLY_RIGHTS),
+            Got::There(_) => Inspected::good("namespace", format!("{name} exists")),
+            Got::Missing => Inspected::bad("namespace", format!("{name} does not exist"), APPLY_RIGHTS),
             Got::Unasked(error) => Inspected::unknown("namespace", error),
         };
         self.say(found);
@@ -190,12 +190,12 @@ impl Asker<'_> {
             Share::HostPath(_) => {
                 return self.say(Inspected::unknown(
                     "shared directory",
-                    "a path on every node: whether it is the same directory everywhere is seen from the nodes only",
+                    "a path on every node; only the nodes can tell whether it is the same directory everywhere",
                 ));
             }
             Share::None => {
                 return self
-                    .say(Inspected::good("shared directory", "there is none: results and logs come with the pods"));
+                    .say(Inspected::good("shared directory", "none: results and logs are read from the pods"));
             }
         };
         let what = format!("volume claim {name}");
@@ -203,8 +203,8 @@ impl Asker<'_> {
             Got::There(claim) => claim_stands(&what, &claim),
             Got::Missing => Inspected::bad(
                 what,
-                format!("it is not in the namespace {}", config.namespace),
-                format!("make it, for a volume that every node can mount, or name another in `share`; or: {APPLY_ALL}"),
+                format!("not found in namespace {}", config.namespace),
+                format!("create it for a volume that every node can mount, or set another in `share`; or: {APPLY_ALL}"),
             ),
             Got::Unasked(error) => Inspected::unknown(what, error),
         };
@@ -215,7 +215,7 @@ impl Asker<'_> {
         let Some(name) = &self.config.priority_class else {
             return self.say(Inspected::good(
                 "priority class",
-                "none is named: jobs have the cluster's usual priority, and user pods do not preempt them",
+                "not set: jobs have the cluster's default priority, and user pods do not preempt them",
             ));
         };
         let what = format!("priority class {name}");
@@ -224,11 +224,11 @@ impl Asker<'_> {
                 Some(value) if value < 0 => Inspected::good(what, format!("its value is {value}")),
                 value => Inspected::bad(
                     what,
-                    format!("its value is {}, and user pods have 0 as a rule", value.unwrap_or(0)),
+                    format!("its value is {}, expected below 0, the usual value of user pods", value.unwrap_or(0)),
                     format!("kubectl delete priorityclass {name}; {APPLY_RIGHTS}"),
                 ),
             },
-            Got::Missing => Inspected::bad(what, "it is not there: no job can be made", APPLY_RIGHTS),
+            Got::Missing => Inspected::bad(what, "not found: no job can be created", APPLY_RIGHTS),
             Got::Unasked(error) => Inspected::unknown(what, error),
         };
         self.say(found);
@@ -237,14 +237,14 @@ impl Asker<'_> {
     async fn policy_map(&mut self) {
         let config = self.config;
         let Some(name) = &config.policy_map else {
-            return self.say(Inspected::good("policy", "none is named for jobs: they have the built-in parameters"));
+            return self.say(Inspected::good("policy", "not set: jobs use the built-in parameters"));
         };
         let what = format!("policy in ConfigMap {name}");
         let make = format!("kubectl -n {} create configmap {name} --from-file=policy.toml", config.namespace);
         let found = match self.get(("", "v1", "ConfigMap"), Some(&config.namespace), name).await {
-            Got::There(map) if map.data["data"]["policy.toml"].is_string() => Inspected::good(what, "it is there"),
+            Got::There(map) if map.data["data"]["policy.toml"].is_string() => Inspected::good(what, "exists"),
             Got::There(_) => Inspected::bad(what, "it has no key policy.toml", make),
-            Got::Missing => Inspected::bad(what, format!("it is not in the namespace {}", config.namespace), make),
+            Got::Missing => Inspected::bad(what, format!("not found in namespace {}", config.namespace), make),
             Got::Unasked(error) => Inspected::unknown(what, error),
         };
         self.say(found);
@@ -260,7 +260,7 @@ impl Asker<'_> {
             let page = match self.within(api.list(&selected)).await {
                 Ok(page) => page,
                 Err(error) => {
-                    return self.say(Inspected::unknown("nodes", format!("they could not be listed: {error}")));
+                    return self.say(Inspected::unknown("nodes", format!("listing failed: {error}")));
                 }
             };
             for node in page.items {
@@ -287,21 +287,21 @@ impl Asker<'_> {
                 self.found.agent_pods = Some(placed.collect());
             }
             Err(error) => {
-                self.say(Inspected::unknown("agents' pods", format!("they could not be listed: {error}")));
+                self.say(Inspected::unknown("agents' pods", format!("listing failed: {error}")));
             }
         }
     }
 }
 
 fn claim_stands(what: &str, claim: &DynamicObject) -> Inspected {
-    let phase = claim.data["status"]["phase"].as_str().unwrap_or("in no phase");
+    let phase = claim.data["status"]["phase"].as_str().unwrap_or("without a phase");
     let modes = claim.data["spec"]["accessModes"].as_array().cloned().unwrap_or_default();
     if phase != "Bound" {
-        let remedy = "kubectl describe it: no volume fits, or its class waits for the first pod that mounts it (WaitForFirstConsumer)";
+        let remedy = "see kubectl describe pvc: no volume fits, or its class waits for the first pod that mounts it (WaitForFirstConsumer)";
         return Inspected::bad(what, format!("it is {phase}, not Bound"), remedy);
     }
     if !modes.iter().any(|mode| mode == "ReadWriteMany") {
-        let remedy = "make one with the access mode ReadWriteMany: jobs run on every node, and the service reads it";
+        let remedy = "create one with the access mode ReadWriteMany: jobs run on every node, and the service reads it";
         return Inspected::bad(what, "only one node at a time can mount it", remedy);
     }
     Inspected::good(what, "it is bound, and every node can mount it")
@@ -355,19 +355,19 @@ impl SeenNodes {
             Inspected::good("GPU nodes", format!("{total} of {} nodes", self.all))
         });
         if self.unread > 0 {
-            found.push(Inspected::unknown("nodes", format!("{} of {} could not be understood", self.unread, self.all)));
+            found.push(Inspected::unknown("nodes", format!("{} of {} could not be parsed", self.unread, self.all)));
         }
         if !self.without_allocatable.is_empty() {
-            let text = format!("no GPU can be had on {}", named(&self.without_allocatable));
+            let text = format!("no GPU is allocatable on {}", named(&self.without_allocatable));
             found.push(Inspected::bad(
                 "device plugin",
                 text,
-                "see that the device plugin's pod runs on them: kubectl describe node",
+                "check that the device plugin's pod runs on them: kubectl describe node",
             ));
         }
         // Only running a pod can prove that the image can be pulled.
         found.push(match self.with_image {
-            0 => Inspected::unknown("image", format!("not proven: no GPU node has {} yet", config.image)).try_this(
+            0 => Inspected::unknown("image", format!("not verified: no GPU node has {} yet", config.image)).try_this(
                 "it is pulled with the first job; `doctor log RUN` and kubectl describe pod say if that fails",
             ),
             some => Inspected::good("image", format!("{} is on {some} of {total} GPU nodes", config.image)),
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_without_gpus_and_images_that_nobody_has_are_told_apart_from_good_ones() {
+    fn nodes_without_gpus_and_images_on_no_node_are_told_apart_from_good_ones() {
         let node = |name: &str, gpus: &str, image: &str| -> DynamicObject {
             serde_json::from_value(json!({
                 "apiVersion": "v1", "kind": "Node", "spec": {},

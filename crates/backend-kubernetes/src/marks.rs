@@ -55,7 +55,7 @@ impl Standing {
             node.spec.taints.iter().filter_map(|taint| foreign_taint(taint, &written, config)).collect();
         let cordon = written.iter().find(|mark| mark.kind == MarkKind::Cordon);
         if node.spec.unschedulable && !(cordon.is_some_and(|mark| !mark.over) && node.spec.cordon_is_ours) {
-            foreign.push(ForeignMark { by: "somebody".to_owned(), text: "cordoned".to_owned(), blocks: true });
+            foreign.push(ForeignMark { by: "another client".to_owned(), text: "cordoned".to_owned(), blocks: true });
         }
         foreign.sort();
         // One is kept for each node.
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cordon_of_somebody_else_stays_when_ours_ends() {
+    fn a_foreign_cordon_stays_when_ours_ends() {
         let mut node = bare();
         node["spec"] = json!({ "unschedulable": true, "taints": [{ "key": "team", "effect": "NoSchedule" }] });
         node["metadata"]["managedFields"] = cordoned_by("kubectl-cordon");

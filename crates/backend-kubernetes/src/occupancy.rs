@@ -36,8 +36,8 @@ pub(super) fn occupancy(
     let Some(status) = &node.status else { return unknown("the node has not reported yet".to_owned()) };
     match &status.ready {
         Ready::Yes => {}
-        Ready::No(why) => return unknown(format!("it is not ready: {why}")),
-        Ready::Unsaid => return unknown("nobody says whether it is ready".to_owned()),
+        Ready::No(why) => return unknown(format!("not ready: {why}")),
+        Ready::Unsaid => return unknown("no Ready condition reported".to_owned()),
     }
     if let Some(user) = tenants.iter().find(|tenant| tenant.uses_gpus && !tenant.ours) {
         let by = if user.nominated {
@@ -51,14 +51,14 @@ pub(super) fn occupancy(
         return busy(format!("pod {by}, which waits for it"));
     }
     if let Some(mark) = standing.marks.foreign_block() {
-        return busy(format!("kept from work by {}: {}", mark.by, mark.text));
+        return busy(format!("kept out of service by {}: {}", mark.by, mark.text));
     }
     let expected = expected_gpus(node, config);
     // An unreadable quantity counts as none where it is offered, and as one where it is required.
     let there = gpus(&status.allocatable, 0, config);
     match (expected, there) {
-        (0, 0) => unknown("it has no GPU that Kubernetes knows of".to_owned()),
-        (expected, there) if there < expected => unknown(format!("{there} of {expected} GPUs can be had")),
+        (0, 0) => unknown("no GPU resource on the node".to_owned()),
+        (expected, there) if there < expected => unknown(format!("{there} of {expected} GPUs allocatable")),
         _ => Occupancy::Free,
     }
 }
@@ -181,15 +181,15 @@ mod tests {
         let nominated = Tenant { nominated: true, ..tenant(true, false) };
         assert_eq!(by(seen(&healthy, &[nominated])), "busy: pod team/train-0, which is about to start");
         for (change, expected) in [
-            (("/status/conditions/0/status", json!("Unknown")), "unknown: it is not ready: KubeletReady"),
-            (("/status/conditions", json!([])), "unknown: nobody says whether it is ready"),
+            (("/status/conditions/0/status", json!("Unknown")), "unknown: not ready: KubeletReady"),
+            (("/status/conditions", json!([])), "unknown: no Ready condition reported"),
             (("/status", Value::Null), "unknown: the node has not reported yet"),
-            (("/status/allocatable", json!({ "nvidia.com/gpu": "7" })), "unknown: 7 of 8 GPUs can be had"),
-            (("/status/allocatable", json!({})), "unknown: 0 of 8 GPUs can be had"),
-            (("/spec", json!({ "unschedulable": true })), "busy: kept from work by somebody: cordoned"),
+            (("/status/allocatable", json!({ "nvidia.com/gpu": "7" })), "unknown: 7 of 8 GPUs allocatable"),
+            (("/status/allocatable", json!({})), "unknown: 0 of 8 GPUs allocatable"),
+            (("/spec", json!({ "unschedulable": true })), "busy: kept out of service by another client: cordoned"),
             (
                 ("/spec", json!({ "taints": [{ "key": "team", "value": "ml", "effect": "NoSchedule" }] })),
-                "busy: kept from work by taint team: team=ml:NoSchedule",
+                "busy: kept out of service by taint team: team=ml:NoSchedule",
             ),
             (("/spec", json!({ "taints": [{ "key": "nvidia.com/gpu", "effect": "NoSchedule" }] })), "free"),
             (("/spec", json!({ "taints": [{ "key": "team", "effect": "PreferNoSchedule" }] })), "free"),
@@ -209,7 +209,7 @@ mod tests {
                 )
         );
         let labelled = node(|node| node["metadata"]["labels"]["nvidia.com/gpu.count"] = json!("16"));
-        assert_eq!(by(seen(&labelled, &[])), "unknown: 8 of 16 GPUs can be had");
+        assert_eq!(by(seen(&labelled, &[])), "unknown: 8 of 16 GPUs allocatable");
     }
 
     #[test]

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_pairs_are_kept_once_and_let_go_when_nobody_has_them() {
+    fn equal_pairs_are_stored_once_and_dropped_when_unused() {
         let mut shared = SharedPairs::default();
         let mut kept: Vec<Pairs> = Vec::new();
         for number in 0..3 {

@@ -139,7 +139,7 @@ pub fn manifests(config: &KubernetesConfig) -> Vec<Value> {
     all.extend(config.priority_class.as_ref().map(|class| {
         json!({ "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": { "name": class },
             "value": -1000, "globalDefault": false, "preemptionPolicy": "Never",
-            "description": "Validation by Cluster Doctor: every other pod goes first." })
+            "description": "Cluster Doctor's validation jobs; user pods preempt them." })
     }));
     all
 }

@@ -24,7 +24,7 @@ impl KubernetesBackend {
         let refuse = |text: String| BackendError { operation, text, effect: Effect::NoneGiveUp };
         let again = |text: String| BackendError { operation, text, effect: Effect::NoneTryAgain };
         if request.nodes.len() > 1 && self.config.run_as != RunAs::Job {
-            return Err(refuse("runs over several nodes are jobs of Kubernetes' own: `run_as = \"job\"`".to_owned()));
+            return Err(refuse("multi-node runs need `run_as = \"job\"`".to_owned()));
         }
         let (mut gpus, mut cordoned_by_us) = (None, true);
         for name in request.nodes.iter() {
@@ -34,12 +34,12 @@ impl KubernetesBackend {
             let its: Amounts =
                 allocatable.filter(|(name, amount)| is_gpu(name, &self.config) && whole(amount) != Some(0)).collect();
             if its.is_empty() {
-                return Err(again(format!("no GPU of {name} can be had now")));
+                return Err(again(format!("no GPU of {name} is allocatable now")));
             }
             cordoned_by_us &= Standing::of(&node, &self.config).marks.has_ours(MarkKind::Cordon);
             match &gpus {
                 Some(first) if *first != its => {
-                    return Err(refuse(format!("{name} has other GPUs than {}", request.nodes.first())));
+                    return Err(refuse(format!("the GPUs of {name} differ from those of {}", request.nodes.first())));
                 }
                 _ => gpus = Some(its),
             }

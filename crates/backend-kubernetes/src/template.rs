@@ -49,8 +49,7 @@ const TAKEN: [(&[&str], &[&str]); 5] = [
 
 const POD: [&str; 3] = ["spec", "template", "spec"];
 
-const NODE: &str =
-    "the service chooses the node; which nodes it looks after is `node_selector` of [backend.kubernetes]";
+const NODE: &str = "the service chooses the node, among those of `node_selector` of [backend.kubernetes]";
 const PRIORITY: &str = "set `priority_class` of [backend.kubernetes]";
 const ACCOUNT: &str = "set `service_account` of [backend.kubernetes]";
 
@@ -61,8 +60,8 @@ const OURS_IN_POD: [(&str, &str); 15] = [
     ("affinity", NODE),
     ("topologySpreadConstraints", NODE),
     ("tolerations", "name the taint's key in `usual_taints` of [backend.kubernetes]"),
-    ("schedulingGates", "a job is made when its node is free, and has to start then"),
-    ("restartPolicy", "a run is never repeated by Kubernetes"),
+    ("schedulingGates", "a job is created when its node is free, and must start at once"),
+    ("restartPolicy", "Kubernetes must not repeat a run"),
     ("activeDeadlineSeconds", "it follows from the limits of the tests, in the policy"),
     ("terminationGracePeriodSeconds", "set `grace` of [backend.kubernetes]"),
     ("priorityClassName", PRIORITY),
@@ -70,14 +69,14 @@ const OURS_IN_POD: [(&str, &str); 15] = [
     ("preemptionPolicy", PRIORITY),
     ("serviceAccountName", ACCOUNT),
     ("serviceAccount", ACCOUNT),
-    ("ephemeralContainers", "Kubernetes takes none in a new pod"),
+    ("ephemeralContainers", "Kubernetes accepts none in a new pod"),
 ];
 
 /// The same for our container.
 const OURS_IN_CONTAINER: [(&str, &str); 3] = [
-    ("command", "each run has its own; what is to run beside it goes under initContainers"),
-    ("args", "each run has its own; what is to run beside it goes under initContainers"),
-    ("restartPolicy", "a run is never repeated by Kubernetes"),
+    ("command", "each run has its own; sidecars go under initContainers"),
+    ("args", "each run has its own; sidecars go under initContainers"),
+    ("restartPolicy", "Kubernetes must not repeat a run"),
 ];
 
 impl Template {
@@ -200,7 +199,7 @@ impl Reader<'_> {
     }
 
     fn ours<T: Shown>(self, at: &Located<T>, instead: &str) -> BadText {
-        wrong(self.text, at, format!("`{}` is put in by the service: {instead}", at.value.shown()))
+        wrong(self.text, at, format!("`{}` is set by the service: {instead}", at.value.shown()))
     }
 
     fn fields(self, map: &Located<Node>, ours: &[(&str, &str)]) -> Result<(), BadText> {
@@ -229,13 +228,13 @@ impl Reader<'_> {
             match named(container) {
                 Some((_, CONTAINER)) if place == 0 => {}
                 Some((name, CONTAINER)) => {
-                    return Err(wrong(self.text, name, "there is a second container of this name"));
+                    return Err(wrong(self.text, name, "duplicate container name"));
                 }
                 other => {
                     let at = other.map_or(container, |(name, _)| name);
                     let message = format!(
-                        "the one container is `name: {CONTAINER}`: a job ends when all its containers have ended; one that runs \
-                         beside it goes under initContainers with `restartPolicy: Always`"
+                        "the only container is `name: {CONTAINER}`: a job ends when all its containers have ended; \
+                         a sidecar goes under initContainers with `restartPolicy: Always`"
                     );
                     return Err(wrong(self.text, at, message));
                 }
@@ -262,11 +261,11 @@ impl Reader<'_> {
                 .get("mountPath")
                 .filter(|path| path.value.text().is_some_and(|path| PLACES.contains(&path.trim_end_matches('/'))));
             if let Some(at) = at {
-                return Err(self.ours(at, &format!("any place but {} is accepted", PLACES.join(", "))));
+                return Err(self.ours(at, &format!("any path but {} is accepted", PLACES.join(", "))));
             }
         }
         match all("env").iter().find_map(|one| named(one).filter(|(_, name)| *name == KEY_VARIABLE)) {
-            Some((name, _)) => Err(self.ours(name, "the key of a run is its secret")),
+            Some((name, _)) => Err(self.ours(name, "the key of a run comes from its Secret")),
             None => Ok(()),
         }
     }
@@ -449,11 +448,11 @@ mod tests {
             ),
             (pod("volumes: [{ name: data }]"), 6, 25, "any name but data"),
             (pod("containers:\n- name: exporter"), 7, 15, "initContainers with `restartPolicy: Always`"),
-            (pod("containers:\n- name: doctor-node\n- name: doctor-node"), 8, 15, "a second container"),
+            (pod("containers:\n- name: doctor-node\n- name: doctor-node"), 8, 15, "duplicate container"),
             (pod("initContainers: [{ name: doctor-node }]"), 6, 32, "another name"),
             (container("command: [sh]"), 8, 9, "each run has its own"),
-            (container("env: [{ name: DOCTOR_RUN_KEY, value: a }]"), 8, 23, "its secret"),
-            (container("volumeMounts: [{ name: a, mountPath: /data/ }]"), 8, 46, "any place but /data"),
+            (container("env: [{ name: DOCTOR_RUN_KEY, value: a }]"), 8, 23, "its Secret"),
+            (container("volumeMounts: [{ name: a, mountPath: /data/ }]"), 8, 46, "any path but /data"),
             (container("resources:\n  limits:\n    nvidia.com/gpu: 4"), 10, 13, "takes all GPUs"),
         ] {
             let error = read(&text).unwrap_err();

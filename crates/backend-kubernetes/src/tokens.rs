@@ -52,17 +52,17 @@ impl Voucher for Reviews {
 fn speaks_for(answer: &TokenReviewStatus, config: &KubernetesConfig) -> Result<NodeName, NotVouched> {
     let refuse = |why: String| Err(NotVouched::Refused(why));
     if answer.authenticated != Some(true) {
-        let why = answer.error.as_deref().unwrap_or("it has expired, its pod is gone, or it is for somebody else");
-        return refuse(format!("the cluster does not know it ({why})"));
+        let why = answer.error.as_deref().unwrap_or("it has expired, its pod is gone, or it is for another audience");
+        return refuse(format!("TokenReview did not authenticate it ({why})"));
     }
     let audience = &config.agents.audience;
     if !answer.audiences.as_ref().is_some_and(|all| all.contains(audience)) {
-        return refuse(format!("it was not made for the audience `{audience}`"));
+        return refuse(format!("it was not issued for the audience `{audience}`"));
     }
     let user = answer.user.as_ref();
     let (name, wanted) = (user.and_then(|user| user.username.as_deref()).unwrap_or_default(), config.agent_user());
     if name != wanted {
-        return refuse(format!("it is of `{name}`, and agents are `{wanted}`"));
+        return refuse(format!("its account is `{name}`, expected `{wanted}`"));
     }
     let none = BTreeMap::new();
     let extra = user.and_then(|user| user.extra.as_ref()).unwrap_or(&none);
@@ -71,14 +71,14 @@ fn speaks_for(answer: &TokenReviewStatus, config: &KubernetesConfig) -> Result<N
         _ => None,
     };
     if only(POD).is_none() {
-        return refuse("it is bound to no pod".to_owned());
+        return refuse("it is not bound to a pod".to_owned());
     }
     match only(NODE).map(NodeName::new) {
         Some(Ok(node)) => Ok(node),
-        Some(Err(error)) => refuse(format!("its node has a name that cannot be one here: {error}")),
+        Some(Err(error)) => refuse(format!("the name of its node is invalid: {error}")),
         None => refuse(
-            "the cluster does not say on which node its pod runs; Kubernetes 1.32 and newer do, elsewhere agents are \
-             enrolled (`doctor agent enroll`)"
+            "the API server does not report the node of its pod; Kubernetes 1.32 and newer do, elsewhere enroll \
+             agents (`doctor agent enroll`)"
                 .to_owned(),
         ),
     }
@@ -113,7 +113,7 @@ mod tests {
         match speaks_for(&status, &KubernetesConfig::default()) {
             Ok(node) => Ok(node.to_string()),
             Err(NotVouched::Refused(why)) => Err(why),
-            Err(NotVouched::Unanswered(why)) => panic!("it was answered: {why}"),
+            Err(NotVouched::Unanswered(why)) => panic!("expected a verdict: {why}"),
         }
     }
 
@@ -133,18 +133,18 @@ mod tests {
         let extra = |key: &str| format!("/user/extra/authentication.kubernetes.io~1{key}");
         for (answer, reason) in [
             (json!({ "error": "token has been invalidated" }), "token has been invalidated"),
-            (json!({}), "does not know it"),
-            (without("/authenticated", json!(false)), "does not know it"),
+            (json!({}), "did not authenticate it"),
+            (without("/authenticated", json!(false)), "did not authenticate it"),
             (without("/audiences", json!(["https://kubernetes.default.svc"])), "the audience `cluster-doctor`"),
             // A server without audience support returns none: it would also accept a token for itself.
             (without("/audiences", Value::Null), "the audience `cluster-doctor`"),
-            (without("/user/username", json!("system:serviceaccount:default:train")), "agents are `system:service"),
-            (without("/user", Value::Null), "it is of ``"),
-            (without("/user/extra", Value::Null), "bound to no pod"),
-            (without(&extra("pod-name"), json!([])), "bound to no pod"),
-            (without(&extra("node-name"), json!([])), "does not say on which node"),
-            (without(&extra("node-name"), json!(["gpu-1", "gpu-2"])), "does not say on which node"),
-            (without(&extra("node-name"), json!(["gpu 1"])), "cannot be one here"),
+            (without("/user/username", json!("system:serviceaccount:default:train")), "expected `system:service"),
+            (without("/user", Value::Null), "its account is ``"),
+            (without("/user/extra", Value::Null), "not bound to a pod"),
+            (without(&extra("pod-name"), json!([])), "not bound to a pod"),
+            (without(&extra("node-name"), json!([])), "does not report the node"),
+            (without(&extra("node-name"), json!(["gpu-1", "gpu-2"])), "does not report the node"),
+            (without(&extra("node-name"), json!(["gpu 1"])), "is invalid"),
         ] {
             let refused = judged(answer.clone()).unwrap_err();
             assert!(refused.contains(reason), "{refused}: {answer}");

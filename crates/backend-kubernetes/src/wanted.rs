@@ -243,8 +243,8 @@ mod tests {
     fn only_a_pod_that_its_scheduler_found_no_place_for_waits() {
         assert!(pod("p", 0, |_| {}).is_none(), "it takes no GPU");
         assert!(pod("p", 8, |pod| pod["status"]["conditions"][0]["reason"] = json!("SchedulingGated")).is_none());
-        assert!(pod("p", 8, |pod| pod["status"]["conditions"] = json!([])).is_none(), "nobody has looked yet");
-        assert!(pod("p", 8, |pod| pod["status"]["nominatedNodeName"] = json!("a")).is_none(), "it is being seen to");
+        assert!(pod("p", 8, |pod| pod["status"]["conditions"] = json!([])).is_none(), "not yet tried");
+        assert!(pod("p", 8, |pod| pod["status"]["nominatedNodeName"] = json!("a")).is_none(), "it is nominated");
         assert!(pod("p", 8, |pod| pod["metadata"]["deletionTimestamp"] = json!("2026-11-15T20:00:00Z")).is_none());
         assert!(pod("p", 8, |pod| pod["spec"]["nodeName"] = json!("a")).is_none());
     }

@@ -70,7 +70,7 @@ struct Kind<T> {
 
 impl<T> Kind<T> {
     fn new(is_newer: fn(&T, &T) -> bool) -> Self {
-        let broken = Some((Instant::now(), "it has not been listed yet".to_owned()));
+        let broken = Some((Instant::now(), "not listed yet".to_owned()));
         Self { items: HashMap::new(), listing: None, broken, is_newer }
     }
 
@@ -144,7 +144,7 @@ impl Watched {
             self.changed.wait_timeout_while(self.lock(), patience, broken).unwrap_or_else(PoisonError::into_inner);
         for (what, broken) in [("nodes", &inside.nodes.broken), ("pods", &inside.pods.broken)] {
             if let Some((since, why)) = broken {
-                return Err(format!("{what} have not been seen for {} s: {why}", since.elapsed().as_secs()));
+                return Err(format!("the watch of {what} has been down for {} s: {why}", since.elapsed().as_secs()));
             }
         }
         Ok(read(&inside.nodes.items, &inside.pods.items))
@@ -261,7 +261,7 @@ async fn follow<K, T>(
                 // The stream ended before the whole list was sent, and would do so again: `WATCH_SECONDS` limits it, and a proxy
                 // may drop the bookmark at its end. Pages have no such limit.
                 Ok(Event::Init) if streams && is_listing => {
-                    tracing::info!(kind = name, "a streamed list did not end in time; listing in pages");
+                    tracing::info!(kind = name, "streamed list did not end in time; listing in pages");
                     streams = false;
                     continue 'list;
                 }
@@ -289,13 +289,13 @@ async fn follow<K, T>(
                     doctor_host::memory::give_back();
                 }
                 Err(error) if streams && is_stream_rejected(&error) => {
-                    tracing::info!(kind = name, "the API server does not stream lists; listing in pages");
+                    tracing::info!(kind = name, "API server does not stream lists; listing in pages");
                     streams = false;
                     continue 'list;
                 }
                 Err(error) => {
                     let why = error.to_string();
-                    tracing::warn!(error = %why, "a watch of the cluster broke; it is begun anew");
+                    tracing::warn!(kind = name, error = %why, "watch failed; restarting it");
                     change(&mut |kind| kind.fail(why.clone()));
                     break;
                 }

@@ -143,7 +143,7 @@ impl Cluster {
 fn until(what: &str, mut so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !so() {
-        assert!(began.elapsed() < PATIENCE, "waited in vain for {what}");
+        assert!(began.elapsed() < PATIENCE, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -222,7 +222,7 @@ impl Bed for RealBed<'_> {
     fn mark_by_somebody_else(&self, _: &NodeName, there: bool) {
         let taints = if there { json!([{ "key": "team", "value": "ml", "effect": "NoSchedule" }]) } else { json!([]) };
         self.cluster.taint(self.node, &taints);
-        self.wait("somebody else's mark", |node| node.marks.foreign.is_empty() != there);
+        self.wait("the foreign mark", |node| node.marks.foreign.is_empty() != there);
     }
 
     fn job(&self, run: RunId, length: Length) -> JobRequest {
@@ -282,7 +282,7 @@ fn a_user_pod_takes_the_node_from_our_job_by_the_schedulers_own_preemption() {
 }
 
 #[test]
-fn a_node_that_a_user_pod_waits_for_is_wanted_where_nobody_preempts() {
+fn a_node_that_a_user_pod_waits_for_is_wanted_where_the_pod_may_not_preempt() {
     let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
     cluster.plane.make(&json!({ "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
@@ -303,7 +303,7 @@ fn a_node_that_a_user_pod_waits_for_is_wanted_where_nobody_preempts() {
         "the node to be wanted",
         || matches!(seen(&backend, "gpu-10").occupancy, Occupancy::Busy { by } if by.contains("polite-on-gpu-10, which waits")),
     );
-    assert!(matches!(polled(&backend, run), JobSeen::Running { .. }), "nobody but us ends it");
+    assert!(matches!(polled(&backend, run), JobSeen::Running { .. }), "only the controller ends it");
     backend.cancel(run).unwrap();
     until(
         "the user's pod to have the node",
@@ -371,7 +371,7 @@ fn a_key_is_a_secret_that_goes_with_its_job() {
     let job = cluster.get(&format!("/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{name}"));
     let secret = cluster.get(&format!("/api/v1/namespaces/{NAMESPACE}/secrets/{name}"));
     assert_eq!(secret["metadata"]["ownerReferences"][0]["uid"], job["metadata"]["uid"]);
-    assert!(!job.to_string().contains(&RunKey::new([3; 32]).to_hex()), "the key stands in the job");
+    assert!(!job.to_string().contains(&RunKey::new([3; 32]).to_hex()), "the job contains the key");
     let jobs = format!("/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{name}");
     let answer = cluster.plane.request("DELETE", &format!("{jobs}?propagationPolicy=Background"), None).unwrap();
     assert!(answer.is_success(), "{}", answer.text);

@@ -51,7 +51,7 @@ mod tests {
         let later = since.plus(Span::minutes(1));
         assert_eq!(accounting.due(later, begun + Duration::from_secs(60)), None);
         let now = begun + EVERY;
-        assert_eq!(accounting.due(since.plus(Span::minutes(5)), now), Some(later), "from where it was not asked");
+        assert_eq!(accounting.due(since.plus(Span::minutes(5)), now), Some(later), "from the end of the last query");
         accounting.asked(false, now);
         assert_eq!(accounting.due(since.plus(Span::minutes(10)), now + EVERY), None, "it did not answer");
         assert_eq!(accounting.due(since.plus(Span::minutes(15)), now + EVERY * 2), Some(later));

@@ -103,13 +103,13 @@ fn next(noted: Option<Reboot>, node: &NodeSeen) -> Next {
     match noted {
         Some(Reboot::Done) => Next::Nothing,
         Some(Reboot::Wanted(before) | Reboot::Told(before)) if has_booted(node, before) => Next::Close,
-        _ if at_it => Next::Wait("Slurm is at it"),
+        _ if at_it => Next::Wait("Slurm is rebooting it"),
         Some(_) if node.reason_text().ends_with("reboot timed out") => {
             Next::GiveUp("it did not come back in time (ResumeTimeout of slurm.conf)")
         }
-        Some(Reboot::Told(_)) if is_away(node) => Next::Wait("it is not back yet"),
+        Some(Reboot::Told(_)) if is_away(node) => Next::Wait("it has not come back yet"),
         // Slurm does not drop a reboot by itself.
-        Some(Reboot::Told(_)) => Next::GiveUp("somebody took it back (scontrol cancel_reboot)"),
+        Some(Reboot::Told(_)) => Next::GiveUp("an operator cancelled it (scontrol cancel_reboot)"),
         Some(Reboot::Wanted(before)) => Next::Begin { before: Some(before) },
         None => Next::Begin { before: None },
     }
@@ -119,7 +119,7 @@ impl SlurmBackend {
     /// Reboots the node through Slurm. Done when Slurm reports a newer boot.
     pub(super) fn reboot(&self, node: &NodeName, op: OpId, ground: Option<&Ground>) -> Result<(), BackendError> {
         if !self.config.reboot {
-            return Err(refuse(REBOOT, "it is switched off (`backend.slurm.reboot`)".to_owned()));
+            return Err(refuse(REBOOT, "disabled by `backend.slurm.reboot`".to_owned()));
         }
         let now = self.one(REBOOT, node)?;
         let noted = Note::of(&now, &self.config).note().acts.noted(op, REBOOT).and_then(Reboot::read);
@@ -134,7 +134,7 @@ impl SlurmBackend {
             Next::Begin { before } => before,
         };
         self.nobody_is_on(REBOOT, node, &now)?;
-        let unknown = || later(REBOOT, "Slurm does not know yet when it booted".to_owned());
+        let unknown = || later(REBOOT, "Slurm has not reported its boot time yet".to_owned());
         let before = match before {
             Some(before) => before,
             None => {
@@ -157,7 +157,7 @@ impl SlurmBackend {
         let told = || self.note(REBOOT, &self.one(REBOOT, node)?, op, &Reboot::Told(before).text());
         // If this is not recorded, a reboot that an operator cancels is requested once more.
         let _unwritten = told();
-        Err(under_way(REBOOT, "Slurm was told"))
+        Err(under_way(REBOOT, "reboot requested"))
     }
 
     /// Drains the node that Slurm has resumed, even if an operator has deleted its reservation meanwhile.
@@ -174,7 +174,7 @@ impl SlurmBackend {
     /// Resets the GPUs through a job on the node. Done when the job has succeeded.
     pub(super) fn reset(&self, node: &NodeName, op: OpId) -> Result<(), BackendError> {
         if self.config.reset.is_empty() {
-            return Err(refuse(RESET, "no command for it is configured (`backend.slurm.reset`)".to_owned()));
+            return Err(refuse(RESET, "no command is configured (`backend.slurm.reset`)".to_owned()));
         }
         let jobs = self.job_named(RESET, &name(op))?;
         let now = self.one(RESET, node)?;
@@ -187,14 +187,14 @@ impl SlurmBackend {
                     Some(JobState::Completed) => Ok(()),
                     state => {
                         let word = state.map_or("unknown", JobState::word);
-                        Err(refuse(RESET, format!("its job ended as {word}: see {}", self.output(op).display())))
+                        Err(refuse(RESET, format!("the reset job ended as {word}: see {}", self.output(op).display())))
                     }
                 };
             }
             // Slurm no longer has the job: its result is unknown.
             None if known => {
                 self.leave_shelter(RESET, node)?;
-                return Err(refuse(RESET, "its job is gone, and nobody knows how it ended".to_owned()));
+                return Err(refuse(RESET, "the reset job is gone, and how it ended is unknown".to_owned()));
             }
             None => {}
         }
@@ -206,7 +206,7 @@ impl SlurmBackend {
         // Before the job: an unrecorded one would be submitted again after Slurm has purged it.
         self.note(RESET, &now, op, "")?;
         match self.begin_reset(node, &now, op) {
-            Ok(()) => Err(under_way(RESET, "its job was submitted")),
+            Ok(()) => Err(under_way(RESET, "reset job submitted")),
             Err(error) => {
                 if error.effect != Effect::Unknown {
                     let unmade = |note: &mut Note| note.acts.forget(op, RESET);
@@ -225,11 +225,11 @@ impl SlurmBackend {
             Ok(false) if phase == Phase::Waiting => {
                 let ended = self.cancel_repair(RESET, &name(op)).and_then(|()| self.close(RESET, node));
                 match ended {
-                    Ok(()) => refuse(RESET, "somebody ended its reservation before it began".to_owned()),
+                    Ok(()) => refuse(RESET, "its reservation was deleted before the reset job started".to_owned()),
                     Err(error) => error,
                 }
             }
-            Ok(_) => under_way(RESET, "its job is under way"),
+            Ok(_) => under_way(RESET, "reset job in progress"),
             Err(error) => BackendError { effect: Effect::Unknown, ..error },
         }
     }
@@ -266,7 +266,7 @@ impl SlurmBackend {
     /// Replaces the machine through the site's command.
     pub(super) fn replace(&self, node: &NodeName, op: OpId) -> Result<(), BackendError> {
         if self.config.replace.is_empty() {
-            return Err(refuse(REPLACE, "no way is configured (`backend.slurm.replace`)".to_owned()));
+            return Err(refuse(REPLACE, "no method is configured (`backend.slurm.replace`)".to_owned()));
         }
         let now = self.one(REPLACE, node)?;
         if Note::of(&now, &self.config).note().acts.noted(op, REPLACE).is_some() {
@@ -289,8 +289,8 @@ impl SlurmBackend {
         if !marks::is_out_by_somebody(now, &self.config) {
             return Ok(());
         }
-        let by = now.reason.as_ref().and_then(|reason| reason.by.as_deref()).unwrap_or("somebody");
-        Err(later(operation, format!("{by} has it out of service: {}", now.reason_text())))
+        let by = now.reason.as_ref().and_then(|reason| reason.by.as_deref()).unwrap_or("an unknown user");
+        Err(later(operation, format!("{by} took it out of service: {}", now.reason_text())))
     }
 
     /// Fails while a user's job is on the node. A drained node may still run jobs.
@@ -302,8 +302,8 @@ impl SlurmBackend {
         let jobs = self.jobs(operation, &[&here])?;
         let mut on_it = jobs.iter().filter(|job| job.phase() == Phase::OnNodes);
         match on_it.next() {
-            Some(job) => Err(later(operation, format!("job {} of {} would be ended by it", job.number, job.user))),
-            None if working => Err(later(operation, "a job would be ended by it".to_owned())),
+            Some(job) => Err(later(operation, format!("job {} of {} would be killed", job.number, job.user))),
+            None if working => Err(later(operation, "a job would be killed".to_owned())),
             None => Ok(()),
         }
     }
@@ -375,8 +375,8 @@ mod tests {
             assert!(matches!(next(noted, &late), Next::GiveUp(_)));
         }
         assert!(matches!(next(told, &same("DOWN+NOT_RESPONDING")), Next::Wait(_)));
-        assert!(matches!(next(told, &same("IDLE")), Next::GiveUp(_)), "somebody cancelled it");
-        assert!(matches!(next(None, &same("IDLE+REBOOT_REQUESTED")), Next::Wait(_)), "somebody's reboot");
+        assert!(matches!(next(told, &same("IDLE")), Next::GiveUp(_)), "an operator cancelled it");
+        assert!(matches!(next(None, &same("IDLE+REBOOT_REQUESTED")), Next::Wait(_)), "a foreign reboot");
         // An operator who resumed the node since then had a reason.
         assert_eq!(next(Some(Reboot::Done), &newer), Next::Nothing);
     }

@@ -59,7 +59,7 @@ impl SlurmBackend {
             Change::Replace => self.replace(node, change.op),
             Change::Evict => Err(BackendError {
                 operation: "evict",
-                text: "jobs of users end by themselves here: a drained node lets them".to_owned(),
+                text: "Slurm does not evict jobs: on a drained node they run to their end".to_owned(),
                 effect: Effect::NoneGiveUp,
             }),
         }
@@ -85,8 +85,8 @@ impl Backend for SlurmBackend {
     fn snapshot(&self) -> Result<Vec<SeenNode>, BackendError> {
         // Nodes first: a job that starts or ends in between then shows in one of the two.
         let nodes = self.nodes()?;
-        let jobs = self.jobs("look at the queue", &[])?;
-        let reservations = self.reservations("look at the reservations")?;
+        let jobs = self.jobs("read the queue", &[])?;
+        let reservations = self.reservations("read the reservations")?;
         let site = self.site()?;
         let view = View { nodes: &nodes, jobs: &jobs, reservations: &reservations, site: &site, user: self.user };
         let (seen, shown) = view.seen(SystemClock.now(), &self.config);
@@ -114,7 +114,7 @@ impl Backend for SlurmBackend {
             // Slurm purges a job soon after its end; the claims on the shared directory remain.
             known.unwrap_or_else(|| {
                 self.claims(*run).map_or_else(
-                    |error| JobSeen::Unknown { why: format!("its claims cannot be read: {error}") },
+                    |error| JobSeen::Unknown { why: format!("reading its claims failed: {error}") },
                     |claims| job::from_claims(*run, &claims),
                 )
             })

@@ -12,7 +12,7 @@ use doctor_core::{ids::NodeName, shown::Status};
 
 use super::{SlurmBackend, config::SlurmConfig, marks::Update, nodes::NodeSeen, note::Note, programs::Does};
 
-const OPERATION: &str = "show results on the node";
+const OPERATION: &str = "write the status to the node";
 
 /// Returns the number of the status on a node, if it is complete.
 pub(super) fn number(node: &NodeSeen, config: &SlurmConfig) -> Option<u64> {

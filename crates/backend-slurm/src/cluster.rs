@@ -77,7 +77,7 @@ impl SlurmBackend {
 
     /// Reads all nodes, from slurmrestd or `scontrol`.
     pub(super) fn nodes(&self) -> Result<Vec<NodeSeen>, BackendError> {
-        let operation = "look at the nodes";
+        let operation = "read the nodes";
         let unreadable = |text: String| BackendError { operation, text, effect: Effect::NoneTryAgain };
         match &self.config.rest {
             Some(rest) => rest::nodes(rest, self.config.deadline.to_std()).map_err(unreadable),
@@ -117,7 +117,7 @@ impl SlurmBackend {
         let mut token = [0; 8];
         getrandom::fill(&mut token).map_err(|error| BackendError {
             operation,
-            text: format!("asking the system for random bits: {error}"),
+            text: format!("reading random bytes failed: {error}"),
             effect: Effect::NoneTryAgain,
         })?;
         let token = format!("{:016x}", u64::from_le_bytes(token));
@@ -140,7 +140,7 @@ impl SlurmBackend {
     }
 
     pub(super) fn site(&self) -> Result<Site, BackendError> {
-        let operation = "look at the partitions";
+        let operation = "read the partitions";
         let mut known = self.site.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, site)) = known.as_ref().filter(|(at, _)| at.elapsed() < SITE_HOLDS) {
             return Ok(site.clone());

@@ -166,13 +166,13 @@ pub(super) const OURS: &str = "doctor-";
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadSettings {
-    #[error("`prefix` is `{0}`; it is a word that ends in a colon, such as `doctor:`")]
+    #[error("`prefix` is `{0}`, expected a word that ends in a colon, such as `doctor:`")]
     Prefix(String),
-    #[error("`validated_feature` is `{0}`; it is one word of letters, digits, `_`, `-`, `.` or `=`")]
+    #[error("`validated_feature` is `{0}`, expected one word of letters, digits, `_`, `-`, `.` or `=`")]
     Feature(String),
-    #[error("`rest.version` is `{0}`; it is written like `v0.0.42`")]
+    #[error("`rest.version` is `{0}`, expected a version such as `v0.0.42`")]
     RestVersion(String),
-    #[error("`job.arguments` has `{0}`, which a run needs for itself")]
+    #[error("`job.arguments` has `{0}`, which the controller sets")]
     Argument(String),
 }
 

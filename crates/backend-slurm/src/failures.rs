@@ -17,7 +17,7 @@ use doctor_core::{
 
 use super::{SlurmBackend, config::OURS, states::JobState, text::time};
 
-const OPERATION: &str = "look for jobs that failed";
+const OPERATION: &str = "list failed jobs";
 /// Separates the fields of `sacct`; no requested field can contain it.
 const BETWEEN: char = '|';
 /// States of work that failed by itself.
@@ -66,7 +66,7 @@ impl SlurmBackend {
         match answer {
             Ok(found) => found.into_iter().filter(|failure| failure.at >= from).collect(),
             Err(error) => {
-                tracing::debug!(%error, "there is no accounting");
+                tracing::debug!(%error, "accounting not available");
                 Vec::new()
             }
         }

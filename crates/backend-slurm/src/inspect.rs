@@ -22,7 +22,7 @@ const TRIES: usize = 5;
 pub fn inspect(config: &SlurmConfig, share: &Path) -> Vec<Inspected> {
     let programs = Programs::new(config);
     let mut found = vec![clients(&programs)];
-    match programs.read("reading Slurm's configuration", "scontrol", &["show", "config"]) {
+    match programs.read("read Slurm's configuration", "scontrol", &["show", "config"]) {
         Ok(text) => {
             let told = Told::read(&text);
             found.push(Inspected::good("slurmctld", format!("answers; Slurm {}", told.version())));
@@ -32,7 +32,7 @@ pub fn inspect(config: &SlurmConfig, share: &Path) -> Vec<Inspected> {
         Err(error) => found.push(Inspected::bad(
             "slurmctld",
             error.text,
-            "see that slurmctld and munge run, and that this machine has the cluster's slurm.conf and munge key",
+            "check that slurmctld and munge run, and that this machine has the cluster's slurm.conf and munge key",
         )),
     }
     found
@@ -41,14 +41,14 @@ pub fn inspect(config: &SlurmConfig, share: &Path) -> Vec<Inspected> {
 fn clients(programs: &Programs) -> Inspected {
     let missing: Vec<String> = NEEDED
         .iter()
-        .filter_map(|name| programs.read("asking for a version", name, &["--version"]).err().map(|error| error.text))
+        .filter_map(|name| programs.read("read the version", name, &["--version"]).err().map(|error| error.text))
         .collect();
     match missing.first() {
         None => Inspected::good("slurm programs", format!("{} answer", NEEDED.join(", "))),
         Some(first) => Inspected::bad(
             "slurm programs",
             first.clone(),
-            "install Slurm's client programs, and name their folder as `programs` under [backend.slurm]",
+            "install Slurm's client programs, or set `programs` under [backend.slurm] to their directory",
         ),
     }
 }
@@ -63,13 +63,13 @@ fn rights(programs: &Programs, told: &Told) -> Inspected {
     let remedy = "run the service as root or as Slurm's SlurmUser; with accounting: sacctmgr modify user NAME set adminlevel=Operator";
     let user = std::env::var("USER").unwrap_or_default();
     let asked = ["--noheader", "--parsable2", "show", "user", &user, "format=adminlevel"];
-    match programs.read("asking for this user's rights", "sacctmgr", &asked) {
+    match programs.read("read this user's rights", "sacctmgr", &asked) {
         Ok(level) if ["Operator", "Administrator"].contains(&level.trim()) => {
             Inspected::good(WHAT, format!("{user} is {} of this Slurm", level.trim()))
         }
-        Ok(_) => Inspected::bad(WHAT, format!("{user} is no operator of this Slurm"), remedy),
+        Ok(_) => Inspected::bad(WHAT, format!("{user} is not an operator of this Slurm"), remedy),
         Err(error) => {
-            Inspected::unknown(WHAT, format!("nobody says what user {me} may do: {}", error.text)).try_this(remedy)
+            Inspected::unknown(WHAT, format!("the rights of user {me} are unknown: {}", error.text)).try_this(remedy)
         }
     }
 }

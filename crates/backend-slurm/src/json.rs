@@ -17,13 +17,13 @@ pub(super) const MOST_BYTES: usize = 512 * 1024 * 1024;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BadAnswer {
-    #[error("the answer has {0} bytes; up to {MOST_BYTES} are read")]
+    #[error("the response has {0} bytes, expected at most {MOST_BYTES}")]
     TooLong(usize),
-    #[error("the answer is not the JSON of a list of nodes")]
+    #[error("the response is not a list of nodes in JSON")]
     Json(#[source] serde_json::Error),
-    #[error("Slurm says: {0}")]
+    #[error("Slurm reports: {0}")]
     Said(String),
-    #[error("the answer is the table of `sinfo`, which is by groups; ask for nodes (`/slurm/v0.0.42/nodes`)")]
+    #[error("the response is the table of `sinfo`, which is by groups; request nodes (`/slurm/v0.0.42/nodes`)")]
     Grouped,
     #[error(transparent)]
     Nodes(#[from] BadNodes),

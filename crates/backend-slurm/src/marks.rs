@@ -85,7 +85,7 @@ pub(super) fn marks(node: &NodeSeen, shelter: Shelter, config: &SlurmConfig) -> 
     }
     ours.sort();
     let foreign = (out(node, config) == Out::Somebodys).then(|| ForeignMark {
-        by: node.reason.as_ref().and_then(|reason| reason.by.clone()).unwrap_or_else(|| "somebody".to_owned()),
+        by: node.reason.as_ref().and_then(|reason| reason.by.clone()).unwrap_or_else(|| "an unknown user".to_owned()),
         text: if node.reason_text().is_empty() { "drained".to_owned() } else { node.reason_text().to_owned() },
         blocks: true,
     });
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_of_somebody_stays_when_ours_ends() {
+    fn a_foreign_drain_stays_when_ours_ends() {
         let mut cluster = Cluster::new();
         cluster.drained_by("alice", "fan noise");
         let foreign = cluster.marks().foreign;
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_resumed_or_wrote_over_is_not_ours_any_more() {
+    fn what_an_operator_resumed_or_wrote_over_is_not_ours_any_more() {
         let mut cluster = Cluster::new();
         cluster.apply(&Change::Drain);
         cluster.node.state = State::of_text("IDLE");
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_that_somebody_took_away_does_not_come_back_with_a_reservation() {
+    fn a_mark_that_an_operator_removed_does_not_come_back_with_a_reservation() {
         let mut cluster = Cluster::new();
         cluster.apply(&Change::Drain);
         assert_eq!(before_shelter(&cluster.node, &cluster.config), Ok(None));
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn down_is_only_what_nobody_works_on() {
+    fn only_a_node_without_jobs_is_set_down() {
         let config = SlurmConfig { out_as: OutAs::Down, ..SlurmConfig::default() };
         let state = |text: &str| NodeSeen { state: State::of_text(text), ..NodeSeen::default() };
         assert_eq!(new_state(&state("IDLE"), &config), NewState::Down);

@@ -111,7 +111,7 @@ const KEYS: [&str; 55] = [
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum BadNodes {
-    #[error("Slurm named no node")]
+    #[error("Slurm listed no node")]
     None,
 }
 

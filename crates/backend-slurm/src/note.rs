@@ -115,9 +115,7 @@ impl Deeds {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{key} of the node holds `{text}`, which is somebody's; set `notes` of [backend.slurm] to a field that is free"
-)]
+#[error("{key} of the node is used by others: `{text}`; set `notes` of [backend.slurm] to a free field")]
 pub(super) struct Taken {
     key: &'static str,
     text: String,
@@ -213,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_somebody_uses_is_not_written_over() {
+    fn a_field_in_use_is_not_written_over() {
         let error = Note::default().written(&node("rack 7"), &config()).unwrap_err().to_string();
         assert!(error.contains("rack 7") && error.contains("`notes`"), "{error}");
         assert_eq!(Note::of(&node("rack 7"), &config()), Found::Unreadable);

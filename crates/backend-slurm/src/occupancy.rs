@@ -42,7 +42,7 @@ pub(super) fn occupancy(node: &NodeSeen, around: &Around, now: Timestamp, config
     let busy = |by: String| Occupancy::Busy { by: by.into() };
     let state = &node.state;
     if let Some(word) = state.strange() {
-        return unknown(format!("Slurm calls it {word}, which is not known here"));
+        return unknown(format!("unrecognised Slurm state {word}"));
     }
     if let Some(user) = around.users.first() {
         return busy(user.clone());
@@ -53,7 +53,7 @@ pub(super) fn occupancy(node: &NodeSeen, around: &Around, now: Timestamp, config
     match state.base() {
         // The queue was read after the nodes: its job has ended or started in between.
         Some(Base::Allocated | Base::Mixed) if !around.ours => return busy("a job".to_owned()),
-        _ if state.has(Flag::Completing) && !around.ours => return busy("a job that is ending".to_owned()),
+        _ if state.has(Flag::Completing) && !around.ours => return busy("a completing job".to_owned()),
         _ => {}
     }
     if let Some(name) = &around.reserved {
@@ -88,8 +88,8 @@ fn not_known(node: &NodeSeen, now: Timestamp, config: &SlurmConfig) -> Option<St
         Flag::PowerDown | Flag::PoweringDown | Flag::PowerDrain => "it is being powered down".to_owned(),
         Flag::PowerUp | Flag::PoweringUp => "it is being powered up".to_owned(),
         Flag::RebootIssued | Flag::RebootRequested => "it is being rebooted".to_owned(),
-        Flag::Blocked => "its switch is taken by a job that wants it alone".to_owned(),
-        other => format!("Slurm calls it {}", other.word()),
+        Flag::Blocked => "its switch is allocated exclusively to another job".to_owned(),
+        other => format!("Slurm state {}", other.word()),
     };
     const KEEPS: [Flag; 12] = [
         Flag::InvalidReg,
@@ -111,18 +111,18 @@ fn not_known(node: &NodeSeen, now: Timestamp, config: &SlurmConfig) -> Option<St
     if state.has(Flag::NotResponding) {
         let resumed = node.last_busy.filter(|at| now.distance(*at) <= JUST_RESUMED);
         return Some(match resumed {
-            Some(_) => "it was resumed a moment ago and has not answered yet".to_owned(),
+            Some(_) => "resumed a moment ago, not responding yet".to_owned(),
             None => "it does not respond".to_owned(),
         });
     }
     match state.base() {
-        None => Some("Slurm says nothing of its state".to_owned()),
+        None => Some("Slurm reports no state".to_owned()),
         // Down only because we set it down: it responds.
         Some(Base::Down) if marks::is_drained_by_us(node, config) && !node.reason_text().contains(" : reboot") => None,
         Some(Base::Down) => Some(format!("it is down: {}", node.reason_text())),
-        Some(base @ Base::Error) => Some(format!("Slurm calls it {}", base.word())),
-        Some(Base::Future) => Some("it is defined for later".to_owned()),
-        Some(Base::Unheard) => Some("Slurm has not heard of it yet".to_owned()),
+        Some(base @ Base::Error) => Some(format!("Slurm state {}", base.word())),
+        Some(Base::Future) => Some("defined for future use".to_owned()),
+        Some(Base::Unheard) => Some("it has not registered with slurmctld yet".to_owned()),
         Some(Base::Idle | Base::Allocated | Base::Mixed) => None,
     }
 }
@@ -171,17 +171,17 @@ mod tests {
         for (state, said) in [
             ("IDLE+CLOUD+POWERED_DOWN", "unknown: it is powered down"),
             ("IDLE+POWERING_UP", "unknown: it is being powered up"),
-            ("FUTURE", "unknown: it is defined for later"),
+            ("FUTURE", "unknown: defined for future use"),
             ("IDLE+NOT_RESPONDING", "unknown: it does not respond"),
             ("IDLE+DRAIN+INVALID_REG", "unknown: it reports less than its configuration says"),
-            ("IDLE+QUANTUM", "unknown: Slurm calls it QUANTUM, which is not known here"),
-            ("UNKNOWN", "unknown: Slurm has not heard of it yet"),
+            ("IDLE+QUANTUM", "unknown: unrecognised Slurm state QUANTUM"),
+            ("UNKNOWN", "unknown: it has not registered with slurmctld yet"),
             ("DOWN+DRAIN+REBOOT_ISSUED", "unknown: it is being rebooted"),
             ("MIXED", "busy: a job"),
-            ("IDLE+COMPLETING", "busy: a job that is ending"),
+            ("IDLE+COMPLETING", "busy: a completing job"),
             ("IDLE+PLANNED", "busy: a job that is planned for it"),
             ("IDLE+MAINTENANCE+RESERVED", "busy: a reservation"),
-            ("", "unknown: Slurm says nothing of its state"),
+            ("", "unknown: Slurm reports no state"),
         ] {
             assert_eq!(plain(state), said, "{state}");
         }
@@ -195,7 +195,7 @@ mod tests {
             ..NodeSeen::default()
         };
         let none = Around::default();
-        assert_eq!(of(&node(1), &none), "unknown: it was resumed a moment ago and has not answered yet");
+        assert_eq!(of(&node(1), &none), "unknown: resumed a moment ago, not responding yet");
         assert_eq!(of(&node(60), &none), "unknown: it does not respond");
     }
 
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_of_ours_leaves_a_node_free_for_us_and_one_of_somebody_does_not() {
+    fn a_drain_of_ours_leaves_a_node_free_for_us_and_a_foreign_one_does_not() {
         let node = |state: &str, reason: &str| NodeSeen {
             state: State::of_text(state),
             reason: Some(Reason { text: reason.to_owned(), by: Some("root".to_owned()) }),

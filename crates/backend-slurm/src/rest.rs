@@ -19,13 +19,13 @@ const MOST_SAID: usize = 4096;
 
 #[derive(Debug, thiserror::Error)]
 enum RestError {
-    #[error("cannot read {}, which `rest.token_file` names", .0.display())]
+    #[error("cannot read {} (`rest.token_file`)", .0.display())]
     NoToken(PathBuf, #[source] io::Error),
-    #[error("asking {0}")]
+    #[error("request to {0} failed")]
     Ask(String, #[source] HttpError),
-    #[error("{0} answered with more than is read")]
+    #[error("the response of {0} exceeds the size limit")]
     TooLong(String),
-    #[error("{0} did not answer in HTTP")]
+    #[error("{0} did not respond in HTTP")]
     NoHttp(String),
     #[error("{at} answered with {status}: {text}")]
     Status { at: String, status: u16, text: String },
@@ -115,7 +115,7 @@ mod tests {
         let (_folder, rest) = served([head.as_bytes(), NODES].concat());
         assert_eq!(nodes(&rest, Duration::from_secs(20)).unwrap().len(), 4);
         let (_folder, rest) = served(Vec::new());
-        assert!(nodes(&rest, Duration::from_millis(200)).unwrap_err().starts_with("asking "));
+        assert!(nodes(&rest, Duration::from_millis(200)).unwrap_err().starts_with("request to "));
         let (_folder, rest) = served(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 4\r\n\r\nnope".to_vec());
         assert!(nodes(&rest, Duration::from_secs(20)).unwrap_err().ends_with("answered with 401: nope"));
     }

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_nobody_knows_is_kept_and_two_base_states_are_none() {
+    fn an_unknown_word_is_kept_and_two_base_states_are_none() {
         let state = State::of_text("IDLE+DRAIN+LEVITATING");
         assert_eq!((state.base(), state.has(Flag::Drain)), (Some(Base::Idle), true));
         assert_eq!(state.strange(), Some("LEVITATING"));

@@ -57,7 +57,7 @@ impl SlurmBackend {
         if !self.job_named(OPERATION, &name)?.is_empty() {
             return Ok(job::id(request.run));
         }
-        let begun = self.claims(request.run).map_err(|error| later(format!("its claims cannot be read: {error}")))?;
+        let begun = self.claims(request.run).map_err(|error| later(format!("reading its claims failed: {error}")))?;
         if !begun.is_empty() {
             return Ok(job::id(request.run));
         }
@@ -111,7 +111,7 @@ impl SlurmBackend {
         let chosen = all.iter().copied().find(|name| good(name)).or_else(|| all.first().copied());
         match chosen {
             Some(name) => Ok(Some(name.clone())),
-            None => Err(refuse("no partition has all of the nodes; set `job.partition`".to_owned())),
+            None => Err(refuse("no partition contains all nodes; set `job.partition`".to_owned())),
         }
     }
 
@@ -204,7 +204,7 @@ fn check(request: &JobRequest) -> Result<(), BackendError> {
     let same = request.outputs.len() == request.nodes.len()
         && request.nodes.iter().all(|node| request.outputs.iter().any(|output| output.node == *node));
     if !same {
-        return Err(refuse("each node of a run has one place for its output".to_owned()));
+        return Err(refuse("each node of a run needs exactly one output path".to_owned()));
     }
     let paths = request.outputs.iter().flat_map(|output| output.logs.iter().chain([&output.document]));
     match paths.into_iter().find(|path| !path.components().all(|part| matches!(part, Component::Normal(_)))) {

@@ -160,7 +160,7 @@ impl View<'_> {
 
 /// A placeholder for every node in a map of nodes; no real node has this name.
 fn everywhere() -> NodeName {
-    NodeName::new("all-nodes.of-a-list-that-cannot-be-read").expect("it is a name")
+    NodeName::new("all-nodes.of-a-list-that-cannot-be-read").expect("a valid node name")
 }
 
 impl OnNode<'_> {
@@ -187,7 +187,7 @@ impl Pools {
         if let Some(known) = self.0.get(name) {
             return known.clone();
         }
-        let pool = PoolName::new(name).unwrap_or_else(|_| PoolName::new("other").expect("it is a name"));
+        let pool = PoolName::new(name).unwrap_or_else(|_| PoolName::new("other").expect("a valid pool name"));
         self.0.insert(name.to_owned(), pool.clone());
         pool
     }

@@ -102,7 +102,7 @@ fn environment(programs: &Path, url: &str) -> Vec<String> {
         "env".to_owned(),
         format!("PATH={}:{path}", programs.display()),
         format!("AWS_ENDPOINT_URL={url}"),
-        "AWS_ACCESS_KEY_ID=nobody".to_owned(),
+        "AWS_ACCESS_KEY_ID=testing".to_owned(),
         "AWS_SECRET_ACCESS_KEY=nothing".to_owned(),
         "AWS_DEFAULT_REGION=us-east-1".to_owned(),
         "AWS_MAX_ATTEMPTS=1".to_owned(),

@@ -208,7 +208,7 @@ impl Account {
     /// Gives a folder and its contents to this account.
     fn own(self, path: &Path) -> Result<(), BedError> {
         let Self::Other { user, group } = self else { return Ok(()) };
-        chown(path, Some(user), Some(group)).map_err(at("handing over", path))?;
+        chown(path, Some(user), Some(group)).map_err(at("changing the owner of", path))?;
         if path.is_dir() {
             for entry in fs::read_dir(path).map_err(at("reading", path))? {
                 self.own(&entry.map_err(at("reading", path))?.path())?;

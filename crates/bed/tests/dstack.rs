@@ -24,7 +24,7 @@ fn hosts_become_instances_that_run_work_fall_ill_and_go_with_the_bed() {
     drop(dstack);
     let began = Instant::now();
     while folder.exists() || is_used(&folder) {
-        assert!(began.elapsed() < Duration::from_secs(240), "something of {} is left", folder.display());
+        assert!(began.elapsed() < Duration::from_secs(240), "files or processes of {} are left", folder.display());
         std::thread::sleep(Duration::from_millis(50));
     }
 }

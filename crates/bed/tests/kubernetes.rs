@@ -163,7 +163,7 @@ fn a_pod_that_matters_more_takes_the_node_of_one_that_matters_less() {
 }
 
 #[test]
-fn the_api_server_is_killed_and_comes_back_and_everybody_goes_on() {
+fn the_api_server_is_killed_and_restarted_and_clients_go_on() {
     let Some((_turn, plane)) = plane() else { return };
     let kubelet = Kubelet::start(plane.admin(), vec![FakeNode::gpu("away-1")], |_| Play::UntilTold).unwrap();
     block_on(async {
@@ -173,8 +173,8 @@ fn the_api_server_is_killed_and_comes_back_and_everybody_goes_on() {
         wait(&pods, "survivor", has_phase("Running")).await;
 
         plane.kill_apiserver().unwrap();
-        assert!(pods.get("survivor").await.is_err(), "nobody can have answered");
-        kubelet.end_pod("default", "survivor", Exit::code(3).saying("ended while nobody listened")).unwrap();
+        assert!(pods.get("survivor").await.is_err(), "the API server is down");
+        kubelet.end_pod("default", "survivor", Exit::code(3).saying("ended while the API server was down")).unwrap();
         plane.restart_apiserver().unwrap();
 
         let survivor = wait(&pods, "survivor", has_phase("Failed")).await.unwrap();
@@ -253,7 +253,7 @@ fn a_cluster_begins_with_what_another_one_left_and_without_controllers_it_stays_
         let there = next.request("GET", "/api/v1/namespaces/left", None).unwrap();
         assert!(there.is_success(), "{there:?}");
         let accounts = next.request("GET", "/api/v1/namespaces/left/serviceaccounts", None).unwrap();
-        assert!(accounts.text.contains("\"items\":[]"), "nobody makes accounts: {accounts:?}");
+        assert!(accounts.text.contains("\"items\":[]"), "no controller creates accounts: {accounts:?}");
         // Changes to a copy do not affect the saved data.
         assert!(next.request("DELETE", "/api/v1/namespaces/left", None).unwrap().is_success());
     }
@@ -264,7 +264,7 @@ fn a_user_and_a_service_account_may_do_nothing_until_they_are_allowed_to() {
     let Some((_turn, plane)) = plane() else { return };
     let agent = plane.kubeconfig_for_user("agent", &["readers"]).unwrap();
     let account = plane.kubeconfig_for_service_account("default", "default").unwrap();
-    assert!(plane.kubeconfig_for_service_account("default", "nobody").is_err());
+    assert!(plane.kubeconfig_for_service_account("default", "missing").is_err());
     let role = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": { "name": "readers" },
         "rules": [{ "apiGroups": [""], "resources": ["nodes"], "verbs": ["list"] }],

@@ -49,13 +49,13 @@ fn a_node_is_ready_and_nothing_is_left_of_it_nor_of_one_whose_keeper_was_killed(
     let node = RealNode::start(&programs, &plane, "real-1").unwrap();
     let info = node.object().unwrap()["status"]["nodeInfo"].clone();
     assert!(info["containerRuntimeVersion"].as_str().unwrap().starts_with("containerd://"), "{info}");
-    assert_ne!(traces(), before, "it would not be seen if it left something");
+    assert_ne!(traces(), before, "leftovers would be detected");
     assert_eq!(kernel(), settings);
 
     let killed = Command::new("kill").args(["-KILL", &node.keeper().to_string()]).status().unwrap();
     assert!(killed.success());
     drop(node);
-    assert_ne!(traces(), before, "nobody was there to remove its control groups");
+    assert_ne!(traces(), before, "its control groups are still there");
 
     let next = RealNode::start(&programs, &plane, "real-2").unwrap();
     let folder = next.log().parent().unwrap().to_owned();

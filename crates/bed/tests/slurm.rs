@@ -79,7 +79,7 @@ fn runs_jobs_and_loses_nothing(generation: Generation, version: &str) {
 
     let stays = slurm.submit(&["--exclusive", "--wrap=exec sleep 600"]).unwrap();
     slurm.wait_for_job(stays, "RUNNING").unwrap();
-    assert!(!processes_in(&folder).is_empty(), "it would not be seen if it left something");
+    assert!(!processes_in(&folder).is_empty(), "leftovers would be detected");
     drop(slurm);
     assert_eq!(processes_in(&folder), Vec::<String>::new());
     assert!(!folder.exists());
@@ -126,7 +126,7 @@ fn a_node_of_debian_13_reboots_and_comes_back_unless_told_not_to() {
 }
 
 #[test]
-fn a_controller_can_have_thousands_of_nodes_that_nobody_runs() {
+fn a_controller_can_have_thousands_of_nodes_without_a_slurmd() {
     for generation in Generation::ALL {
         let layout = Layout { generation, nodes: 5_000, slurmds: false, ..Layout::default() };
         let Some(slurm) = slurm("a large Slurm", &layout) else { return };
@@ -205,7 +205,7 @@ fn nothing_is_left_of_a_slurm_whose_process_was_killed() {
     let said = BufReader::new(holder.stdout.take().unwrap()).lines().map(Result::unwrap);
     let folder = said.filter_map(|line| line.split_once("holding ").map(|(_, folder)| PathBuf::from(folder))).next();
     let folder = folder.expect("it says where its files are");
-    assert!(!processes_in(&folder).is_empty(), "it would not be seen if it left something");
+    assert!(!processes_in(&folder).is_empty(), "leftovers would be detected");
     holder.kill().unwrap();
     holder.wait().unwrap();
     wait_until("its processes are gone", || processes_in(&folder).is_empty());

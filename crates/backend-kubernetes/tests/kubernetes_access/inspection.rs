@@ -121,7 +121,7 @@ fn each_right_that_is_missing_is_named_with_what_gives_it() {
 }
 
 #[test]
-fn what_the_settings_name_and_nobody_made_is_named_with_its_remedy() {
+fn a_configured_object_that_is_missing_is_reported_with_its_remedy() {
     let Some(cluster) = cluster() else { return };
     let site = Site::new(cluster, "half-made", None);
     site.make_policy(cluster, &json!({ "other.toml": "" }));

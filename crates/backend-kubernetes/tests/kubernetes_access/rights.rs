@@ -123,7 +123,7 @@ fn evicting(stage: &Stage<'_>) {
     let pods = "/api/v1/namespaces/default/pods?labelSelector=app%3Dweb";
     until("the pod to run", || stage.cluster.get(pods)["items"][0]["status"]["phase"] == "Running");
     let evict = NodeOp { op: ids(79).op(), what: Change::Evict };
-    assert!(stage.backend.apply(&node, &evict).unwrap_err().text.contains("was asked to leave"));
+    assert!(stage.backend.apply(&node, &evict).unwrap_err().text.contains("eviction requested"));
     let path = "/apis/apps/v1/namespaces/default/replicasets/web?propagationPolicy=Background";
     assert!(plane.request("DELETE", path, None).unwrap().is_success());
     until("the pods to be gone", || stage.cluster.get(pods)["items"].as_array().is_some_and(Vec::is_empty));
@@ -133,7 +133,7 @@ fn evicting(stage: &Stage<'_>) {
 fn repairing(stage: &Stage<'_>) {
     let reset = NodeOp { op: ids(80).op(), what: Change::Reset };
     let asked = stage.backend.apply(&NodeName::new("gpu-3").unwrap(), &reset).unwrap_err();
-    assert!(asked.text.contains("its job was made"), "{asked}");
+    assert!(asked.text.contains("repair job created"), "{asked}");
 }
 
 /// Last, because it deletes the node.
@@ -193,7 +193,7 @@ fn every_right_that_is_given_is_used_and_none_that_is_used_is_missing() {
     let ours = format!("system:serviceaccount:{NAMESPACE}:cluster-doctor");
     let mut asked = cluster.plane.asked().unwrap();
     asked.retain(|asked| asked.user == ours);
-    assert!(!asked.is_empty(), "the API server notes nothing");
+    assert!(!asked.is_empty(), "the audit log is empty");
     let rights = |refused: bool| -> BTreeSet<String> {
         let those = asked.iter().filter(|asked| (asked.status == 403) == refused);
         those.map(|asked| right(&asked.verb, &asked.group, &asked.resource)).collect()

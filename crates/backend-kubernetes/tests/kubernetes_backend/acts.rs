@@ -94,8 +94,8 @@ fn pods_leave_within_their_budgets_and_what_would_be_lost_is_left_to_a_person() 
     let waits = apply(&backend, node, op, Change::Evict).unwrap_err();
     assert_eq!(waits.effect, Effect::NoneTryAgain);
     assert!(waits.text.contains("default/web-") && waits.text.contains("disruption budget"), "{waits}");
-    assert!(waits.text.contains("default/bare-on-gpu-5 belongs to nobody"), "{waits}");
-    assert!(cluster.runs_on("web", node), "its budget was not kept");
+    assert!(waits.text.contains("default/bare-on-gpu-5 has no controller"), "{waits}");
+    assert!(cluster.runs_on("web", node), "its disruption budget was violated");
     cluster.delete("/apis/policy/v1/namespaces/default/poddisruptionbudgets/web");
     until("the pod to have left", || {
         let left = apply(&backend, node, op, Change::Evict).unwrap_err();
@@ -138,8 +138,8 @@ fn a_reboot_is_done_when_a_new_boot_is_seen_and_never_under_user_work() {
     assert!(command.starts_with("[\"doctor-node\",\"repair\",\"reboot\",\"--boot\",\"00000000-"), "{command}");
     cluster.kubelet.end_pod(NAMESPACE, &pod, Exit::code(0)).unwrap();
     until(
-        "the order to have been given",
-        || matches!(apply(&backend, node, op, Change::Reboot), Err(error) if error.text.contains("no new boot is seen")),
+        "the reboot to be requested",
+        || matches!(apply(&backend, node, op, Change::Reboot), Err(error) if error.text.contains("boot ID not")),
     );
     cluster.kubelet.set_boot_id(node, "11111111-1111-4111-8111-111111111111").unwrap();
     until("the reboot to be done", || apply(&backend, node, op, Change::Reboot).is_ok());
@@ -182,7 +182,7 @@ fn a_node_is_replaced_by_deleting_it_where_that_is_configured_and_allowed() {
     let role = manifests(&config).into_iter().find(|object| object["kind"] == "ClusterRole").unwrap();
     let path = "/apis/rbac.authorization.k8s.io/v1/clusterroles/cluster-doctor";
     assert!(cluster.plane.request("PATCH", path, Some(&json!({ "rules": role["rules"] }))).unwrap().is_success());
-    until("the right to be known", || apply(&backend, node, op, Change::Replace).is_ok());
+    until("the permission to take effect", || apply(&backend, node, op, Change::Replace).is_ok());
     assert_eq!(cluster.plane.request("GET", &format!("/api/v1/nodes/{node}"), None).unwrap().status, 404);
     apply(&backend, node, op, Change::Replace).unwrap();
     until("it to be gone", || backend.snapshot().unwrap().iter().all(|seen| seen.node.name.as_str() != node));

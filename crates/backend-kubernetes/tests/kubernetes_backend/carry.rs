@@ -45,7 +45,7 @@ fn a_result_comes_with_the_message_of_the_pods_end_and_a_message_that_was_cut_br
     cluster.kubelet.end_pod(NAMESPACE, &name, says(b"signed", 0)).unwrap();
     until("the result", || backend.poll(&[run]).unwrap()[0].documents == [b"signed".to_vec()]);
     until("the job's end", || matches!(polled(&backend, run), JobSeen::Ended { how: JobEnd::Exited, .. }));
-    assert_eq!(backend.poll(&[run]).unwrap()[0].documents.len(), 1, "it is offered until the run is over");
+    assert_eq!(backend.poll(&[run]).unwrap()[0].documents.len(), 1, "it is returned until the run is over");
 
     let run = ids(22).run();
     backend.submit(&request(run, "gpu-14", "endless")).unwrap();
@@ -53,7 +53,7 @@ fn a_result_comes_with_the_message_of_the_pods_end_and_a_message_that_was_cut_br
     let whole = Packed::of(b"signed").unwrap().for_message();
     cluster.kubelet.end_pod(NAMESPACE, &name, Exit::code(0).saying(&whole[..whole.len() - 5])).unwrap();
     until("the job's end", || matches!(polled(&backend, run), JobSeen::Ended { .. }));
-    assert!(backend.poll(&[run]).unwrap()[0].documents.is_empty(), "what was cut is no result");
+    assert!(backend.poll(&[run]).unwrap()[0].documents.is_empty(), "a truncated document is no result");
 }
 
 #[test]

@@ -74,13 +74,13 @@ impl Cluster {
     fn reject_us(&self) {
         self.plane.make(&json!({
             "apiVersion": "flowcontrol.apiserver.k8s.io/v1", "kind": "PriorityLevelConfiguration",
-            "metadata": { "name": "nobody" },
+            "metadata": { "name": "no-seats" },
             "spec": { "type": "Limited", "limited": { "nominalConcurrencyShares": 0, "lendablePercent": 0,
                 "borrowingLimitPercent": 0, "limitResponse": { "type": "Reject" } } },
         }));
         self.plane.make(&json!({
-            "apiVersion": "flowcontrol.apiserver.k8s.io/v1", "kind": "FlowSchema", "metadata": { "name": "nobody" },
-            "spec": { "matchingPrecedence": 2, "priorityLevelConfiguration": { "name": "nobody" }, "rules": [{
+            "apiVersion": "flowcontrol.apiserver.k8s.io/v1", "kind": "FlowSchema", "metadata": { "name": "no-seats" },
+            "spec": { "matchingPrecedence": 2, "priorityLevelConfiguration": { "name": "no-seats" }, "rules": [{
                 "subjects": [{ "kind": "ServiceAccount", "serviceAccount": { "name": "cluster-doctor", "namespace": NAMESPACE } }],
                 "resourceRules": [{ "apiGroups": [""], "resources": ["nodes"], "verbs": ["patch"], "clusterScope": true }] }] },
         }));
@@ -144,7 +144,7 @@ fn conflicts_rejections_and_cut_watches_double_nothing_and_lose_nothing() {
         errors.iter().any(|error| error.text.to_lowercase().contains("too many requests"))
     });
     assert_eq!(our_taints(&cluster), 0);
-    cluster.delete("/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas/nobody");
+    cluster.delete("/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas/no-seats");
     until("the change to be made", || backend.apply(&node, &change).is_ok());
     assert_eq!(our_taints(&cluster), 1);
 

@@ -148,5 +148,5 @@ fn runs_are_jobs_of_volcanos_where_that_is_configured_and_end_as_they_ended_ther
     cluster.delete(&format!("/api/v1/namespaces/{NAMESPACE}/pods/{}", pod["metadata"]["name"].as_str().unwrap()));
     until("the job to be over", || matches!(polled(&backend, run), JobSeen::Ended { how: JobEnd::Displaced, .. }));
     assert_eq!(cluster.started.lock().unwrap().get(&run.to_string()), Some(&1));
-    assert!(backend.cancel(ids.run()).is_ok(), "what is not there needs no end");
+    assert!(backend.cancel(ids.run()).is_ok(), "cancelling a missing job succeeds");
 }

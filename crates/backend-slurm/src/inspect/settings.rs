@@ -70,7 +70,7 @@ impl Told {
         found.extend(self.min_job_age());
         found.extend(self.return_to_service());
         if config.reboot && self.get("RebootProgram").is_none() {
-            let text = "nodes may be rebooted by our settings, and Slurm has no program for that";
+            let text = "`reboot` is enabled, and slurm.conf has no RebootProgram";
             let remedy = "set RebootProgram in slurm.conf, or `reboot = false` under [backend.slurm]";
             found.push(Inspected::bad("RebootProgram", text, remedy));
         }
@@ -80,7 +80,7 @@ impl Told {
     fn health_check(&self) -> Inspected {
         const WHAT: &str = "HealthCheckProgram";
         let Some(program) = self.get(WHAT) else {
-            return Inspected::unknown(WHAT, "none is set: between two tests only agents look at the nodes")
+            return Inspected::unknown(WHAT, "not set: between two tests only agents check the nodes")
                 .try_this(DEPLOY);
         };
         let Some(every) = self.seconds("HealthCheckInterval").filter(|every| !every.is_zero()) else {
@@ -88,7 +88,7 @@ impl Told {
             return Inspected::bad(WHAT, format!("{program} is never run: HealthCheckInterval is 0"), remedy);
         };
         if every > OFTEN_ENOUGH {
-            let text = format!("{program} is run every {} s; a prolog believes its verdict for 360 s", every.as_secs());
+            let text = format!("{program} runs every {} s; a prolog accepts its verdict for 360 s", every.as_secs());
             return Inspected::bad(
                 WHAT,
                 text,
@@ -97,26 +97,25 @@ impl Told {
         }
         let states = self.words("HealthCheckNodeState");
         if !states.contains(&"ANY") {
-            let text = format!("{program} is run on nodes that are {} only: others go bad unseen", states.join(", "));
+            let text = format!("{program} runs only on nodes that are {}: the others go unchecked", states.join(", "));
             return Inspected::bad(WHAT, text, "set HealthCheckNodeState=ANY,CYCLE: our checks do not disturb jobs");
         }
-        let together = if states.contains(&"CYCLE") { "" } else { ", on all of them at once: CYCLE would spread them" };
+        let together = if states.contains(&"CYCLE") { "" } else { ", on all nodes at once: CYCLE would spread them" };
         Inspected::good(WHAT, format!("{program} every {} s{together}", every.as_secs()))
     }
 
     /// A node whose slurmd waits for the file system must not be set down, and a hook must end before the timeout.
     fn message_timeout(&self, share: Slow) -> Inspected {
         const WHAT: &str = "MessageTimeout";
-        let Some(limit) = self.seconds(WHAT) else { return Inspected::unknown(WHAT, "Slurm does not say it") };
+        let Some(limit) = self.seconds(WHAT) else { return Inspected::unknown(WHAT, "not reported by Slurm") };
         let shown = limit.as_secs();
         if limit <= HOOKS {
-            let text = format!("{shown} s is no longer than a health check of ours may take ({} s)", HOOKS.as_secs());
+            let text = format!("{shown} s, expected more than our health check may take ({} s)", HOOKS.as_secs());
             return Inspected::bad(WHAT, text, "set MessageTimeout=30, or shorter limits in hook.toml of the nodes");
         }
         match share {
             Slow::At(took) if took * 2 > limit => {
-                let text =
-                    format!("{shown} s, and the shared directory took {:.1} s to answer just now", took.as_secs_f64());
+                let text = format!("{shown} s, and the shared directory took {:.1} s to respond", took.as_secs_f64());
                 let wanted = (took.as_secs() * 4).clamp(30, MOST_MESSAGE.as_secs());
                 let remedy =
                     format!("set MessageTimeout={wanted}: a stall of the file system would make healthy nodes DOWN");
@@ -124,11 +123,11 @@ impl Told {
             }
             _ if limit > MOST_MESSAGE => {
                 let remedy = "set MessageTimeout to 100 or less, unless the file system really stalls for so long";
-                Inspected::unknown(WHAT, format!("{shown} s hides nodes that are gone for as long")).try_this(remedy)
+                Inspected::unknown(WHAT, format!("{shown} s delays the detection of dead nodes")).try_this(remedy)
             }
             Slow::At(took) => {
                 let millis = took.as_millis();
-                Inspected::good(WHAT, format!("{shown} s; the shared directory answered within {millis} ms just now"))
+                Inspected::good(WHAT, format!("{shown} s; the shared directory responded within {millis} ms"))
             }
             Slow::Unknown => Inspected::unknown(WHAT, format!("{shown} s; the shared directory could not be timed")),
         }
@@ -136,15 +135,15 @@ impl Told {
 
     fn slurmd_timeout(&self) -> Inspected {
         const WHAT: &str = "SlurmdTimeout";
-        let Some(limit) = self.seconds(WHAT) else { return Inspected::unknown(WHAT, "Slurm does not say it") };
+        let Some(limit) = self.seconds(WHAT) else { return Inspected::unknown(WHAT, "not reported by Slurm") };
         if limit.is_zero() {
-            let text = "0: a node that is gone is never shown as down";
+            let text = "0: an unreachable node is never set DOWN";
             return Inspected::bad(WHAT, text, "set SlurmdTimeout=300");
         }
         let message = self.seconds("MessageTimeout").unwrap_or_default();
         if limit < message * 2 {
             let text = format!(
-                "{} s is less than two messages of {} s: one that waits for the file system makes a healthy node DOWN",
+                "{} s is less than twice the MessageTimeout of {} s: a stalled file system makes a healthy node DOWN",
                 limit.as_secs(),
                 message.as_secs()
             );
@@ -165,10 +164,9 @@ impl Told {
             missing.push("SchedulerParameters=nohold_on_prolog_fail");
         }
         if missing.is_empty() {
-            return Some(Inspected::good("Prolog", format!("{program}, and a job that it turns away goes elsewhere")));
+            return Some(Inspected::good("Prolog", format!("{program}, and a job that it rejects is requeued")));
         }
-        let text =
-            format!("{program}; where hook.toml says `block`, a job that it turns away is held or seen too late");
+        let text = format!("{program}; with `block` in hook.toml, a job that it rejects is held, or rejected too late");
         Some(Inspected::unknown("Prolog", text).try_this(format!("with `block`, set {}", missing.join(" and "))))
     }
 
@@ -177,7 +175,7 @@ impl Told {
         let limit = self.seconds(WHAT)?;
         self.get("Epilog").or_else(|| self.get("Prolog"))?;
         let text = format!(
-            "{} s is shorter than an epilog of ours may take ({} s), and a node whose epilog is ended is drained",
+            "{} s is shorter than our epilog may take ({} s), and Slurm drains a node whose epilog times out",
             limit.as_secs(),
             EPILOG.as_secs()
         );
@@ -192,10 +190,10 @@ impl Told {
         Some(match self.get(WHAT)? {
             "2" => Inspected::good(
                 WHAT,
-                "2: a node that is only DOWN returns when its slurmd starts; what we take out is drained too and stays out",
+                "2: a node that is only DOWN returns when its slurmd starts; our isolated nodes are drained too and stay out",
             ),
-            value @ ("0" | "1") => Inspected::good(WHAT, format!("{value}: a node that is set DOWN stays so")),
-            value => Inspected::unknown(WHAT, format!("`{value}` is not known here"))
+            value @ ("0" | "1") => Inspected::good(WHAT, format!("{value}: a node that is set DOWN stays DOWN")),
+            value => Inspected::unknown(WHAT, format!("unrecognised value `{value}`"))
                 .try_this("set ReturnToService to 0, 1 or 2"),
         })
     }
@@ -204,7 +202,7 @@ impl Told {
         const WHAT: &str = "MinJobAge";
         let age = self.seconds(WHAT)?;
         let text = format!(
-            "{} s: a run that ends while the controller is restarted is known by its result alone",
+            "{} s: a run that ends while the controller restarts is known only by its result",
             age.as_secs()
         );
         (age < JOB_AGE).then(|| {

@@ -75,7 +75,7 @@ fn prove(backend: &SlurmBackend, run: RunId, length: Length) {
 }
 
 pub(crate) fn a_proving_run_on_a_drained_node_never_opens_it_to_users(generation: Generation) {
-    let Some(stage) = Stage::new("proving runs", generation) else { return };
+    let Some(stage) = Stage::new("requalification runs", generation) else { return };
     let backend = stage.open();
     let mut hands = Hands::new(&backend);
     let case = hands.take_out();
@@ -87,7 +87,7 @@ pub(crate) fn a_proving_run_on_a_drained_node_never_opens_it_to_users(generation
     // The run is active, its node is ours, and users wait.
     let run = run_id(1);
     prove(&backend, run, Length::Endless);
-    wait_job(&backend, run, "the proving run", |seen| matches!(seen, JobSeen::Running { .. }));
+    wait_job(&backend, run, "the requalification run", |seen| matches!(seen, JobSeen::Running { .. }));
     let marks = seen(&backend, NODE).node.marks.clone();
     assert!(MarkKind::ALL.iter().all(|kind| marks.has_ours(*kind)) && marks.foreign.is_empty(), "{marks:?}");
     assert_eq!(seen(&backend, NODE).jobs, [run]);
@@ -103,7 +103,7 @@ pub(crate) fn a_proving_run_on_a_drained_node_never_opens_it_to_users(generation
     let successor = stage.open();
     successor.cancel(run).unwrap();
     wait_job(&successor, run, "the end of the run", |seen| matches!(seen, JobSeen::Ended { .. }));
-    assert!(!stage.is_open_to_users(NODE), "between the run and the tidying");
+    assert!(!stage.is_open_to_users(NODE), "between the run and the removal of its reservation");
     assert!(has(&successor, NODE, MarkKind::Maintenance));
     let mut hands = Hands::new(&successor);
     wait("the reservation to go", || hands.apply(Change::Unmark(MAINTENANCE)).map_err(|error| error.to_string()));
@@ -115,7 +115,7 @@ pub(crate) fn a_proving_run_on_a_drained_node_never_opens_it_to_users(generation
     prove(&successor, second, Length::Short);
     let ended = wait_job(&successor, second, "the second run", |seen| matches!(seen, JobSeen::Ended { .. }));
     assert!(matches!(ended, JobSeen::Ended { how: JobEnd::Exited, .. }), "{ended:?}");
-    assert!(!stage.is_open_to_users(NODE), "proven, and not yet given back");
+    assert!(!stage.is_open_to_users(NODE), "requalified, and not yet returned");
     wait("the reservation to go", || hands.apply(Change::Unmark(MAINTENANCE)).map_err(|error| error.to_string()));
     hands.give_back();
     assert!(seen(&successor, NODE).node.marks.ours.is_empty());
@@ -148,7 +148,7 @@ pub(crate) fn a_reboot_keeps_the_node_closed_and_is_done_when_it_is_back(generat
     });
     assert_eq!(stage.slurm.reboots(), [NODE]);
     assert_eq!(reservations(&stage), 0);
-    assert!(!stage.is_open_to_users(NODE), "rebooted, and not yet proven");
+    assert!(!stage.is_open_to_users(NODE), "rebooted, and not yet requalified");
     backend.apply(&node(NODE), &reboot).unwrap();
     assert_eq!(stage.slurm.reboots(), [NODE], "once");
     assert!(has(&backend, NODE, MarkKind::Unhealthy) && has(&backend, NODE, MarkKind::Cordon));
@@ -240,7 +240,7 @@ pub(crate) fn a_reset_runs_on_the_drained_node_and_leaves_it_drained(generation:
     };
     update(&["state=drain", "reason=mine now"]);
     let theirs = wait("the user's job to be off", || match backend.apply(&node(NODE), &reset) {
-        Err(error) if error.text.contains("would be ended") => Err(error.to_string()),
+        Err(error) if error.text.contains("would be killed") => Err(error.to_string()),
         other => Ok(other.unwrap_err()),
     });
     assert!(theirs.text.contains("mine now") && theirs.effect == Effect::NoneTryAgain, "{theirs}");

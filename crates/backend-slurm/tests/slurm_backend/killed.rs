@@ -96,7 +96,7 @@ pub(crate) fn killed_anywhere_the_node_is_never_open_to_users(generation: Genera
     hands.apply(&successor, Change::Drain).unwrap();
     let (mut number, mut steps) = (1, 0);
     'steps: for at in 1.. {
-        assert!(at < 20, "it ends some time");
+        assert!(at < 20, "it ends after a bounded number of steps");
         for after in [false, true] {
             let killed = Killed { at, after };
             if prove(&stage, killed, &mut hands, number) {
@@ -108,11 +108,11 @@ pub(crate) fn killed_anywhere_the_node_is_never_open_to_users(generation: Genera
                 "{killed:?}"
             );
             if has(&successor, NODE, MarkKind::Maintenance) {
-                wait("what was left to be tidied", || {
+                wait("the leftovers to be removed", || {
                     hands.apply(&successor, Change::Unmark(MAINTENANCE)).map_err(|error| error.to_string())
                 });
             }
-            assert!(!stage.is_open_to_users(NODE), "tidied after {killed:?}");
+            assert!(!stage.is_open_to_users(NODE), "cleaned up after {killed:?}");
             let left = stage.slurm.run("scontrol", &["show", "reservation", "-o"]).unwrap();
             assert!(!left.contains("ReservationName=doctor-"), "{killed:?}: {left}");
         }

@@ -54,12 +54,12 @@ pub(crate) fn a_node_that_is_powered_down_is_left_asleep(generation: Generation)
         Occupancy::Unknown { why } => why.to_string(),
     };
     assert!(said(&careful).contains("power saving") || said(&careful).contains("powered down"), "{}", said(&careful));
-    wait("the node to sleep", || match said(&bold) {
+    wait("the node to be powered down", || match said(&bold) {
         asleep if asleep == "it is powered down" => Ok(()),
         other => Err(other),
     });
     for _ in 0..3 {
         careful.snapshot().unwrap();
     }
-    assert!(stage.slurm.node_state("node1").unwrap().contains("POWERED_DOWN"), "looking at it woke it");
+    assert!(stage.slurm.node_state("node1").unwrap().contains("POWERED_DOWN"), "reading its state woke it");
 }

@@ -140,7 +140,7 @@ pub(crate) fn wait<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -
     loop {
         match look() {
             Ok(found) => return found,
-            Err(seen) => assert!(began.elapsed() < PATIENCE, "waited in vain for {what}: {seen}"),
+            Err(seen) => assert!(began.elapsed() < PATIENCE, "timed out waiting for {what}: {seen}"),
         }
         std::thread::sleep(PAUSE);
     }

@@ -50,7 +50,7 @@ pub(crate) fn the_users_come_first(generation: Generation) {
     let ended = wait_job(&backend, run, "the end of the run", |seen| matches!(seen, JobSeen::Ended { .. }));
     assert!(matches!(ended, JobSeen::Ended { how: JobEnd::Killed, started: Some(_), .. }), "{ended:?}");
     let text = std::fs::read(stage.data(&format!("endless/node2/{run}.json"))).unwrap();
-    assert_eq!(Document::open(&text, &KEY).unwrap().run, run, "what it had it signed");
+    assert_eq!(Document::open(&text, &KEY).unwrap().run, run, "the partial result is signed");
     stage.slurm.run("scancel", &[&held.to_string()]).unwrap();
 
     // The failed job is reported with its node.

@@ -62,7 +62,7 @@ vm)
   ;;
 try)
   if ! said=$(unshare --pid --fork --mount --net --propagation private mount -t proc proc /proc 2>&1); then
-    echo "namespaces of one's own are not allowed here: $said" >&2
+    echo "creating namespaces is not permitted here: $said" >&2
     exit 3
   fi
   ;;

@@ -82,7 +82,7 @@ impl Azure {
     pub fn start() -> Result<Self, AzureError> {
         try_it()?;
         let programs = programs()?;
-        let failed = |error: std::io::Error| AzureError::Failed(format!("making a piece of Azure: {error}"));
+        let failed = |error: std::io::Error| AzureError::Failed(format!("starting the fake Azure: {error}"));
         let folder = tempfile::tempdir().map_err(failed)?;
         fs::write(folder.path().join("arm.py"), SERVER).map_err(failed)?;
         // Stored in the folder, because a shell reads its script while it runs.
@@ -110,7 +110,7 @@ impl Azure {
         let mut azure = Self { keeper, inside: inside.unwrap_or_default(), programs, folder };
         if ready.trim() != "ready" || azure.inside == 0 {
             azure.end();
-            return Err(AzureError::Failed(format!("the namespace has ended before it began: {}", last_lines(&log))));
+            return Err(AzureError::Failed(format!("the namespace exited at startup: {}", last_lines(&log))));
         }
         azure.log_in()?;
         Ok(azure)
@@ -176,11 +176,11 @@ impl Drop for Azure {
 fn try_it() -> Result<(), AzureError> {
     let no = |why: String| Err(AzureError::NotThere(why));
     if !rustix::process::geteuid().is_root() {
-        return no("it needs root: namespaces are made, and machines in them".to_owned());
+        return no("root is required to create namespaces and machines".to_owned());
     }
     for program in ["/usr/sbin/sshd", "/usr/bin/ssh", "/usr/bin/openssl"] {
         if !Path::new(program).exists() {
-            return no(format!("{program} is not installed; scripts/system.sh brings it"));
+            return no(format!("{program} is not installed; scripts/system.sh installs it"));
         }
     }
     let tried = Command::new("bash").args(["-c", KEEPER, "bash", "try"]).output();

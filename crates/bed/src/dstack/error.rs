@@ -29,11 +29,11 @@ pub enum BedError {
     },
     #[error("{program} failed: {said}")]
     Refused { program: &'static str, said: String },
-    #[error("making the socket that the server listens on")]
+    #[error("creating the socket that the server listens on")]
     Socket(#[source] io::Error),
-    #[error("the world has ended before it began: {said}")]
+    #[error("the namespaces exited at startup: {said}")]
     Keeper { said: String },
-    #[error("asking the server for {path}")]
+    #[error("requesting {path} from the server")]
     Ask {
         path: String,
         #[source]
@@ -41,7 +41,7 @@ pub enum BedError {
     },
     #[error("the server answered {path} with {status}: {text}")]
     Answer { path: String, status: u16, text: String },
-    #[error("{what} was not reached within {} s; the last was {last}", within.as_secs())]
+    #[error("{what}: timed out after {} s; last state: {last}", within.as_secs())]
     Late { what: String, within: Duration, last: String },
 }
 

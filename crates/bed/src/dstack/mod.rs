@@ -217,7 +217,7 @@ impl Dstack {
             self.wait_for_instance(number, "idle", free)?;
             for _ in 0..2 {
                 let before = looked()?;
-                self.wait_for("another look at it", looked, |at| *at != before)?;
+                self.wait_for("another health check", looked, |at| *at != before)?;
             }
             if free(&self.instance(number)?) {
                 return Ok(());
@@ -309,12 +309,12 @@ impl Dstack {
     pub fn ssh_config(&self) -> Result<PathBuf, BedError> {
         let bed = self.folder.path();
         let inside = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).inside();
-        let inside = inside.ok_or_else(|| BedError::Keeper { said: "it has no world".to_owned() })?;
+        let inside = inside.ok_or_else(|| BedError::Keeper { said: "it has no namespaces".to_owned() })?;
         let mut known = String::new();
         for number in 1..=self.hosts {
             let key = self.host(number).join("host_key.pub");
             let key = fs::read_to_string(&key).map_err(at("reading", &key))?;
-            writeln!(known, "10.98.{number}.2 {}", key.trim()).expect("text can be written to");
+            writeln!(known, "10.98.{number}.2 {}", key.trim()).expect("writing to a string cannot fail");
         }
         let (config, known_hosts) = (bed.join("ssh_config"), bed.join("known_hosts"));
         let reach = bed.join("reach.py");

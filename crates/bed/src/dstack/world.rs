@@ -64,13 +64,13 @@ impl Keeper {
 pub(super) fn try_one() -> Result<PathBuf, BedError> {
     let no = |why: String| BedError::NotThere { why };
     if !rustix::process::geteuid().is_root() {
-        return Err(no("it needs root: namespaces are made and entered".to_owned()));
+        return Err(no("root is required to create and enter namespaces".to_owned()));
     }
     for program in
         ["/usr/sbin/sshd", "/usr/bin/ssh", "/usr/bin/ssh-keygen", "/usr/bin/curl", "/usr/bin/python3", "/usr/sbin/ip"]
     {
         if !Path::new(program).exists() {
-            return Err(no(format!("{program} is not installed; scripts/system.sh brings it")));
+            return Err(no(format!("{program} is not installed; scripts/system.sh installs it")));
         }
     }
     let tried = Command::new("bash").args(["-c", KEEPER, "bash", "try"]).output();

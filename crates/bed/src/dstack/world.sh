@@ -69,7 +69,7 @@ host)
 try)
   if ! said=$(unshare --pid --fork --mount --net --propagation private "$BASH" -c \
     'mount -t tmpfs tmpfs /run && ip netns add try && ip link add try type veth peer name eth0 netns try' 2>&1); then
-    echo "namespaces and links of one's own are not allowed here: $said" >&2
+    echo "creating namespaces and links is not permitted here: $said" >&2
     exit 3
   fi
   ;;

@@ -179,7 +179,7 @@ mod tests {
         daemons.begin(Part::ApiServer, &programs, &[]).expect("it starts");
         let mut said = String::new();
         wait_until(|| daemons.check(Part::ApiServer).map_err(|error| said = error.to_string()).is_err());
-        assert_eq!(said, "kube-apiserver has ended; it said last:\nport taken");
+        assert_eq!(said, "kube-apiserver exited; last output:\nport taken");
         assert!(matches!(daemons.check(Part::ApiServer), Err(BedError::NotRunning { part: Part::ApiServer })));
     }
 

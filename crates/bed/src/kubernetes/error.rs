@@ -17,7 +17,7 @@ pub enum BedError {
     /// This machine lacks a prerequisite for a node with a kubelet and containers.
     #[error("no real node on this machine: {why}")]
     NoNode { why: String },
-    #[error("{folder} has no {program}: name the folder that scripts/kubernetes.sh prints")]
+    #[error("{folder} has no {program}: use the folder that scripts/kubernetes.sh prints")]
     Missing { folder: PathBuf, program: &'static str },
     #[error("{operation} {path}")]
     File {
@@ -32,31 +32,31 @@ pub enum BedError {
         #[source]
         source: io::Error,
     },
-    #[error("openssl made no certificate (3.0 or newer is needed): {said}")]
+    #[error("openssl created no certificate (3.0 or newer is needed): {said}")]
     Certificate { said: String },
     #[error("looking for free ports on loopback")]
     Ports(#[source] io::Error),
-    #[error("ending {part}")]
+    #[error("stopping {part}")]
     Ending {
         part: Part,
         #[source]
         source: io::Error,
     },
-    #[error("{part} does not run: it was killed and not restarted")]
+    #[error("{part} is not running: it was killed and not restarted")]
     NotRunning { part: Part },
-    #[error("{part} has ended; it said last:\n{said}")]
+    #[error("{part} exited; last output:\n{said}")]
     Ended { part: Part, said: String },
-    #[error("{what} within {} s, {part} said last:\n{said}", PATIENCE.as_secs())]
+    #[error("{what} within {} s; last output of {part}:\n{said}", PATIENCE.as_secs())]
     Late { what: &'static str, part: Part, said: String },
-    #[error("node {node}: {what} within {} s; it said last:\n{said}", PATIENCE.as_secs())]
+    #[error("node {node}: {what} within {} s; last output:\n{said}", PATIENCE.as_secs())]
     LateNode { node: String, what: &'static str, said: String },
-    #[error("node {node} has ended; it said last:\n{said}")]
+    #[error("node {node} exited; last output:\n{said}")]
     EndedNode { node: String, said: String },
     #[error("importing the image `{kind}`: {said}")]
     Image { kind: &'static str, said: String },
-    #[error("{asked} was not answered: {said}")]
+    #[error("{asked} got no response: {said}")]
     Unanswered { asked: String, said: String },
-    #[error("{asked} was refused with {status}: {said}")]
+    #[error("{asked} was rejected with {status}: {said}")]
     Refused { asked: String, status: u16, said: String },
 }
 

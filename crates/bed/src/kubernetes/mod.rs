@@ -353,7 +353,7 @@ impl ControlPlane {
             inner.daemons.begin(part, &self.place.programs, &self.place.arguments(part))?;
         }
         let account = "/api/v1/namespaces/default/serviceaccounts/default";
-        self.wait_for(&mut inner.daemons, Part::ControllerManager, account, "no service account was made")
+        self.wait_for(&mut inner.daemons, Part::ControllerManager, account, "no service account was created")
     }
 
     fn wait_until_ready(&self, daemons: &mut Daemons) -> Result<(), BedError> {
@@ -402,7 +402,7 @@ pub(crate) fn from_script(script: &str, arguments: &[&str]) -> Result<PathBuf, S
 
 /// Extracts the reason from the last line of a script's standard error.
 fn last_reason(said: &str) -> String {
-    said.lines().last().unwrap_or("it said nothing").trim_start_matches(NOT_RUN).to_owned()
+    said.lines().last().unwrap_or("no output").trim_start_matches(NOT_RUN).to_owned()
 }
 
 /// Returns the last lines of a log.

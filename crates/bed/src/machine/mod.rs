@@ -41,7 +41,7 @@ pub fn standin(program: &Path) -> PathBuf {
         build.arg("--release");
     }
     let built = build.status().is_ok_and(|status| status.success());
-    assert!(built, "the stand-in for NVML does not build");
+    assert!(built, "building the fake NVML failed");
     folder.join(LIBRARY)
 }
 
@@ -450,20 +450,20 @@ impl Machine {
         let place = |path: &str| folder.join("root").join(path.trim_start_matches('/'));
         let in_folder = |path: &str| {
             fs::create_dir_all(place(path).parent().expect("a file lies in a folder"))
-                .expect("a test bed that cannot be written is no test bed");
+                .expect("the testbed is writable");
         };
         for (path, text) in &self.files {
             in_folder(path);
-            fs::write(place(path), text).expect("a test bed that cannot be written is no test bed");
+            fs::write(place(path), text).expect("the testbed is writable");
         }
         for (path, to) in &self.links {
             in_folder(path);
-            std::os::unix::fs::symlink(to, place(path)).expect("a test bed that cannot be written is no test bed");
+            std::os::unix::fs::symlink(to, place(path)).expect("the testbed is writable");
         }
-        fs::write(folder.join("scene.toml"), self.scene()).expect("a test bed that cannot be written is no test bed");
-        fs::write(folder.join("policy.toml"), &self.policy).expect("a test bed that cannot be written is no test bed");
+        fs::write(folder.join("scene.toml"), self.scene()).expect("the testbed is writable");
+        fs::write(folder.join("policy.toml"), &self.policy).expect("the testbed is writable");
         fs::write(folder.join("profile.toml"), &self.profile)
-            .expect("a test bed that cannot be written is no test bed");
+            .expect("the testbed is writable");
     }
 
     fn scene(&self) -> String {
@@ -511,7 +511,7 @@ impl Standing {
         let beside = self.at("scene.new");
         fs::write(&beside, machine.scene())
             .and_then(|()| fs::rename(beside, self.at("scene.toml")))
-            .expect("a test bed that cannot be written is no test bed");
+            .expect("the testbed is writable");
     }
 
     /// Returns the command `doctor-node check` with these arguments, not yet started.
@@ -531,7 +531,7 @@ impl Standing {
         let key = self.at("agent.key");
         fs::write(&key, credential)
             .and_then(|()| fs::set_permissions(&key, fs::Permissions::from_mode(0o600)))
-            .expect("a test bed that cannot be written is no test bed");
+            .expect("the testbed is writable");
         let mut command = Command::new(&self.program);
         command.arg("agent").arg("--credential").arg(key).arg("--state").arg(self.at("agent-state"));
         command.arg("--root").arg(self.at("root")).arg("--nvml").arg(&self.library);

@@ -29,13 +29,13 @@ pub enum BedError {
     },
     #[error("looking for free ports on loopback")]
     Ports(#[source] io::Error),
-    #[error("the namespace of this Slurm has ended before it began: {said}")]
+    #[error("the namespace of this Slurm exited at startup: {said}")]
     Keeper { said: String },
-    #[error("{daemon} does not start: {said}")]
+    #[error("{daemon} failed to start: {said}")]
     NotStarted { daemon: String, said: String },
     #[error("slurmctld runs and has not answered for {} s: {said}", within.as_secs())]
     Silent { within: Duration, said: String },
-    #[error("ending {daemon}")]
+    #[error("stopping {daemon}")]
     Ending {
         daemon: String,
         #[source]
@@ -43,11 +43,11 @@ pub enum BedError {
     },
     #[error("there is no node {node} in this Slurm")]
     NoNode { node: String },
-    #[error("this Slurm has no slurmrestd: `rest` of its layout says whether it has")]
+    #[error("this Slurm has no slurmrestd: set `rest` of its layout")]
     NoRest,
-    #[error("`{command}` was refused: {said}")]
+    #[error("`{command}` was rejected: {said}")]
     Refused { command: String, said: String },
-    #[error("{what} was not reached within {} s; it was {last}", within.as_secs())]
+    #[error("{what}: timed out after {} s; last state: {last}", within.as_secs())]
     Late { what: String, within: Duration, last: String },
 }
 

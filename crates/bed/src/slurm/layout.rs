@@ -249,7 +249,7 @@ impl Layout {
         self.node_names().fold(String::new(), |mut text, node| {
             let devices = place.gpus(&node);
             let line = writeln!(text, "NodeName={node} Name=gpu Type=h100 File={}/nvidia[0-{last}]", devices.display());
-            line.expect("a string takes everything");
+            line.expect("writing to a string cannot fail");
             text
         })
     }

@@ -60,7 +60,7 @@ impl System {
 fn installed() -> Result<(), String> {
     for program in ["/usr/sbin/munged", "/usr/sbin/slurmctld", "/usr/sbin/slurmd", "/usr/bin/scontrol"] {
         if !Path::new(program).exists() {
-            return Err(format!("{program} is not installed; scripts/system.sh brings it"));
+            return Err(format!("{program} is not installed; scripts/system.sh installs it"));
         }
     }
     let told = Command::new("/usr/sbin/slurmctld").arg("-V").output();
@@ -69,5 +69,5 @@ fn installed() -> Result<(), String> {
     if version.contains(RELEASED) {
         return Ok(());
     }
-    Err(format!("the installed Slurm is `{version}`, and {RELEASED} of Debian 12 is wanted"))
+    Err(format!("the installed Slurm is `{version}`, expected {RELEASED} of Debian 12"))
 }

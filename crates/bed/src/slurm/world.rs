@@ -91,7 +91,7 @@ impl World {
     pub(super) fn try_one() -> Result<(), BedError> {
         let no = |why: String| BedError::NotThere { why };
         if !rustix::process::geteuid().is_root() {
-            return Err(no("it needs root: devices are made and namespaces entered".to_owned()));
+            return Err(no("root is required to create devices and enter namespaces".to_owned()));
         }
         let tried = Command::new("bash").args(["-c", KEEPER, "bash", "try"]).output();
         let tried = tried.map_err(|source| no(format!("running bash: {source}")))?;

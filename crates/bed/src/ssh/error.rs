@@ -35,11 +35,11 @@ pub enum BedError {
         #[source]
         source: io::Error,
     },
-    #[error("the namespace of {host} has ended before it began: {said}")]
+    #[error("the namespace of {host} exited at startup: {said}")]
     Keeper { host: String, said: String },
-    #[error("there is no host {host} in this bed")]
+    #[error("there is no host {host} in this testbed")]
     NoHost { host: String },
-    #[error("{what} was not reached within {} s", within.as_secs())]
+    #[error("{what}: timed out after {} s", within.as_secs())]
     Late { what: String, within: Duration },
 }
 

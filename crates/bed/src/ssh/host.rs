@@ -66,11 +66,11 @@ impl Hole {
 pub(super) fn try_one() -> Result<(), BedError> {
     let no = |why: String| BedError::NotThere { why };
     if !rustix::process::geteuid().is_root() {
-        return Err(no("it needs root: devices are made and namespaces entered".to_owned()));
+        return Err(no("root is required to create devices and enter namespaces".to_owned()));
     }
     for program in ["/usr/sbin/sshd", "/usr/bin/ssh", "/usr/bin/ssh-keygen"] {
         if !Path::new(program).exists() {
-            return Err(no(format!("{program} is not installed; scripts/system.sh brings it")));
+            return Err(no(format!("{program} is not installed; scripts/system.sh installs it")));
         }
     }
     let tried = Command::new("bash").args(["-c", KEEPER, "bash", "try"]).output();

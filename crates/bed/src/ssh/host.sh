@@ -66,7 +66,7 @@ inside)
   ;;
 try)
   if ! said=$(unshare --pid --fork --mount --uts --propagation private mount -t proc proc /proc 2>&1); then
-    echo "namespaces of one's own are not allowed here: $said" >&2
+    echo "creating namespaces is not permitted here: $said" >&2
     exit 3
   fi
   ;;

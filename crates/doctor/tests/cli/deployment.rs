@@ -279,14 +279,14 @@ fn what_is_printed_makes_a_controller_that_outlives_its_api_server() {
     service.says("agents may report");
     until("a controller that is ready", || status(port, "/readyz") == 200 && status(port, "/healthz") == 200);
     plane.kill_apiserver().unwrap();
-    service.says("look at the cluster");
+    service.says("read the cluster state");
     assert_eq!((status(port, "/healthz"), status(port, "/readyz")), (200, 200), "a restart would mend nothing");
     plane.restart_apiserver().unwrap();
     service.says("the trouble is over");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
     // A new API server does not know any permissions for a moment.
-    let before = log.split("look at the cluster").next().unwrap();
+    let before = log.split("read the cluster state").next().unwrap();
     assert!(!before.contains("forbidden"), "{log}");
 }
 

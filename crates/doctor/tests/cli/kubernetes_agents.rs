@@ -202,10 +202,10 @@ fn a_live_check_names_who_is_not_heard_and_while_the_api_server_is_away_no_token
     // The policy's ConfigMap for jobs does not exist here: it is reported with its remedy.
     let said = stage.bed.expect(1, &["config", "check", "--live"]);
     said.says("bad      policy in ConfigMap policy").says("create configmap policy --from-file=policy.toml");
-    said.says("good     rights: all ").says("unknown  image: not proven").says("to be mended");
+    said.says("good     rights: all ").says("unknown  image: not verified").says("to be mended");
 
     stage.cluster.plane.kill_apiserver().unwrap();
-    service.says("look at the cluster");
+    service.says("read the cluster state");
     stage.kernel_says(FAULT);
     agent.says("is busy (503: token review failed");
     until("a report that waits", || stage.spooled("gpu-1") >= 1);

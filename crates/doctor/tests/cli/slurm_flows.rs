@@ -366,15 +366,15 @@ fn daemons_that_end_make_nodes_unknown_and_nothing_is_done_twice() {
 
     // Slurm cannot be queried: nothing is concluded, and the problem is reported once.
     slurm.kill(Daemon::Munge).unwrap();
-    until("the trouble in status", || bed.doctor(&["status"]).out.contains("look at the nodes"));
+    until("the trouble in status", || bed.doctor(&["status"]).out.contains("read the nodes"));
     slurm.restart(Daemon::Munge).unwrap();
     service.says("the trouble is over");
     slurm.stop(Daemon::Controller).unwrap();
-    until("the trouble in status", || bed.doctor(&["status"]).out.contains("look at the nodes"));
+    until("the trouble in status", || bed.doctor(&["status"]).out.contains("read the nodes"));
     slurm.restart(Daemon::Controller).unwrap();
     // Until a query succeeds, the node states are those from before slurmctld stopped; and a newly started slurmctld
     // knows no node until its slurmd has registered.
-    until("the trouble to be over", || !bed.doctor(&["status"]).out.contains("look at the nodes"));
+    until("the trouble to be over", || !bed.doctor(&["status"]).out.contains("read the nodes"));
     for node in ["node1", "node2"] {
         until("slurmd to register", || slurm.node_state(node).is_ok_and(|state| state == "IDLE"));
     }

@@ -115,9 +115,9 @@ pub enum KubeletError {
         #[source]
         source: Box<kube::Error>,
     },
-    #[error("{operation}: not within {} s", patience.as_secs())]
+    #[error("{operation}: timed out after {} s", patience.as_secs())]
     Late { operation: &'static str, patience: Duration },
-    #[error("the kubelet plays no pod {pod}: it was not bound to a node of this kubelet, or is gone")]
+    #[error("the kubelet has no pod {pod}: it was not bound to a node of this kubelet, or is gone")]
     NoSuchPod { pod: String },
     #[error("the kubelet has no node {node}")]
     NoSuchNode { node: String },
@@ -268,7 +268,7 @@ pub async fn connect(kubeconfig: &Path) -> Result<Client, KubeletError> {
     let unreadable = |source| KubeletError::Kubeconfig { path: kubeconfig.to_owned(), source: Box::new(source) };
     let read = Kubeconfig::read_from(kubeconfig).map_err(unreadable)?;
     let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await.map_err(unreadable)?;
-    Client::try_from(config).map_err(failed("making a client"))
+    Client::try_from(config).map_err(failed("creating a client"))
 }
 
 fn failed(operation: impl Into<String>) -> impl FnOnce(kube::Error) -> KubeletError {

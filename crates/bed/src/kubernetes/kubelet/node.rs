@@ -124,8 +124,7 @@ impl FakeNode {
     pub(super) async fn register(self, client: Client) -> Result<(), KubeletError> {
         let nodes: Api<Node> = Api::all(client.clone());
         let wanted = self.object();
-        let node: Node =
-            serde_json::from_value(wanted.clone()).expect("it is written below in the form of a Node, from texts");
+        let node: Node = serde_json::from_value(wanted.clone()).expect("the JSON below is a Node");
         let parameters = PostParams::default();
         match insist(|| nodes.create(&parameters, &node)).await {
             Ok(_) => return Ok(()),

@@ -94,7 +94,7 @@ impl RealNode {
         }
         for program in ["containerd", "runc", "ctr", "ip", "nsenter", "unshare"] {
             if !on_path(program) {
-                return Err(no(format!("{program} is not installed; scripts/system.sh brings it")));
+                return Err(no(format!("{program} is not installed; scripts/system.sh installs it")));
             }
         }
         let plugins = ["/usr/lib/cni", "/opt/cni/bin"].map(PathBuf::from);
@@ -224,7 +224,7 @@ impl RealNode {
     pub fn start_kubelet(&self) -> Result<(), BedError> {
         let began = self.heartbeat();
         self.order("start kubelet", "started")?;
-        self.wait("the kubelet did not say that the node is ready", || {
+        self.wait("the kubelet did not report the node as ready", || {
             self.object().is_ok_and(|node| is_ready(&node)) && self.heartbeat() != began
         })
     }
@@ -291,7 +291,7 @@ impl Drop for RealNode {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // The logs, which may explain the panic, are removed with the node.
-            eprintln!("node {} said last:\n{}", self.name, self.last_said());
+            eprintln!("node {}: last output:\n{}", self.name, self.last_said());
         }
     }
 }
@@ -359,8 +359,8 @@ fn forbidden() -> Result<Option<String>, BedError> {
     let tried = Command::new("bash").args(["-c", SCRIPT, "node.sh", "try", "", "", ""]).output();
     let tried = tried.map_err(|source| BedError::Program { program: "bash".into(), source })?;
     let said = String::from_utf8_lossy(&tried.stdout);
-    let why = said.lines().last().unwrap_or("the attempt said nothing");
-    Ok((!tried.status.success()).then(|| format!("root may not make namespaces and control groups here: {why}")))
+    let why = said.lines().last().unwrap_or("no output");
+    Ok((!tried.status.success()).then(|| format!("root may not create namespaces and control groups here: {why}")))
 }
 
 fn on_path(program: &str) -> bool {

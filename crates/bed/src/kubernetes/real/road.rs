@@ -92,9 +92,9 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_listens_at_the_end_the_connection_ends() {
-        let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let road = Road::open(Ipv4Addr::LOCALHOST, nobody).unwrap();
+    fn without_a_listener_at_the_end_the_connection_ends() {
+        let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let road = Road::open(Ipv4Addr::LOCALHOST, unused).unwrap();
         let mut client = TcpStream::connect(road.address()).unwrap();
         let mut heard = Vec::new();
         assert_eq!(client.read_to_end(&mut heard).unwrap_or(0), 0);
