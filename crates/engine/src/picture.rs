@@ -212,7 +212,7 @@ fn no_longer_named(name: NodeName) -> SeenNode {
     let node = Node {
         name,
         pool: PoolName::new("gone").expect("a plain word is a pool name"),
-        occupancy: Occupancy::Unknown { why: "the cluster does not name it any more".into() },
+        occupancy: Occupancy::Unknown { why: "the cluster no longer lists it".into() },
         marks: Marks::default(),
         hardware: None,
         sku: None,

@@ -196,8 +196,8 @@ fn a_cluster_that_is_gone_is_an_error_that_does_not_pretend_to_know() {
     let before = remote.now();
     drop(host);
     let run = RunId::from_number(1);
-    assert_eq!(remote.cancel(run).unwrap_err().effect, Effect::Unknown, "it may have been heard");
-    assert_eq!(remote.cancel(run).unwrap_err().effect, Effect::NoneTryAgain, "there was nobody to say it to");
+    assert_eq!(remote.cancel(run).unwrap_err().effect, Effect::Unknown, "the server may have received it");
+    assert_eq!(remote.cancel(run).unwrap_err().effect, Effect::NoneTryAgain, "the server was not reached");
     assert_eq!(remote.snapshot().unwrap_err().effect, Effect::NoneTryAgain);
     assert!(remote.now() >= before, "the clock is assumed to go on");
 }

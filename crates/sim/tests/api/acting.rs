@@ -123,7 +123,7 @@ fn a_node_that_somebody_has_held_meanwhile_is_told_and_nothing_is_done_without_a
     let said = bed.act(OPERATOR, "hold", &body);
     assert_eq!((said.status, said.code().as_str()), (409, "other-plan"));
     let now = said.json()["error"]["plan"].clone();
-    assert_eq!(now["changes"][1], "node002: held by ann (noise) already; this hold takes its place", "{now}");
+    assert_eq!(now["changes"][1], "node002: already held by ann (noise); this hold replaces it", "{now}");
     assert_eq!(bed.store.operator_changes().unwrap(), before, "nothing was done");
     body["confirm"] = now["confirm"].clone();
     assert_eq!(bed.act(OPERATOR, "hold", &body).status, 200);

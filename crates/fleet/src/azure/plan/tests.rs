@@ -194,5 +194,5 @@ fn what_has_merely_inherited_our_tag_is_left_and_named() {
     assert_eq!(part.steps[..], whole.steps[..6]);
     let left: Vec<&str> = part.left.iter().map(|left| left.name.as_str()).collect();
     assert_eq!(left, ["theirs", "vmss-nsg", "data", "vmss_40", "vmss_40_disk", "vmss-rg"]);
-    assert!(part.left[..5].iter().all(|left| left.why.starts_with("it bears our tag, but")), "{part:?}");
+    assert!(part.left[..5].iter().all(|left| left.why.starts_with("it has our tag, but")), "{part:?}");
 }
