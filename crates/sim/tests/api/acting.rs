@@ -23,7 +23,7 @@ fn confirmed(bed: &Bed, action: &str, mut body: Value) -> Value {
     let done = done.json();
     assert_eq!((&done["state"], &done["changes"]), (&json!("done"), &planned["changes"]), "{done}");
     let again = bed.act(OPERATOR, action, &body);
-    assert_eq!(again.status, 409, "a confirmation is good once");
+    assert_eq!(again.status, 409, "a confirmation is valid once");
     done
 }
 
@@ -77,7 +77,7 @@ fn a_plan_that_would_be_another_by_now_is_shown_again_and_nothing_is_done() {
     assert_eq!((said.status, said.code().as_str()), (409, "other-plan"));
     let now = said.json()["error"]["plan"].clone();
     assert_eq!(now["nodes"].as_array().unwrap().len(), first.len() - 1, "{now}");
-    assert_eq!(held(), 1, "nothing was done");
+    assert_eq!(held(), 1, "nothing changed");
     body["confirm"] = now["confirm"].clone();
     assert_eq!(bed.act(OPERATOR, "hold", &body).status, 200, "what is shown now can be confirmed");
     body["why"] = json!("another");
@@ -124,7 +124,7 @@ fn a_node_that_somebody_has_held_meanwhile_is_told_and_nothing_is_done_without_a
     assert_eq!((said.status, said.code().as_str()), (409, "other-plan"));
     let now = said.json()["error"]["plan"].clone();
     assert_eq!(now["changes"][1], "node002: already held by ann (noise); this hold replaces it", "{now}");
-    assert_eq!(bed.store.operator_changes().unwrap(), before, "nothing was done");
+    assert_eq!(bed.store.operator_changes().unwrap(), before, "nothing changed");
     body["confirm"] = now["confirm"].clone();
     assert_eq!(bed.act(OPERATOR, "hold", &body).status, 200);
 }

@@ -66,7 +66,7 @@ fn every_place_answers_in_the_form_that_is_described() {
         seen += 1;
     }
     assert!(seen >= 20, "{seen}");
-    assert!(!bed.get("/findings").json()["items"].as_array().unwrap().is_empty(), "there was something to look at");
+    assert!(!bed.get("/findings").json()["items"].as_array().unwrap().is_empty(), "there are findings");
 }
 
 #[test]

@@ -106,7 +106,7 @@ fn clocks_that_are_wrong_are_wrong_where_they_are() {
     assert_eq!(bench.sim.clock().now(), now.plus(Span::hours(2)));
     bench.pass(Span::minutes(1));
     assert_eq!(bench.sim.clock().now(), now.plus(Span::minutes(121)));
-    assert_eq!(bench.sim.world().now(), now.plus(Span::minutes(1)), "the world goes its own way");
+    assert_eq!(bench.sim.world().now(), now.plus(Span::minutes(1)), "the world's clock is independent");
 }
 
 #[test]
