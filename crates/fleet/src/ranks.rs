@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_wrong_by_himself_is_named_and_what_all_share_accuses_nobody() {
+    fn a_failure_of_one_host_names_it_and_a_shared_failure_names_none() {
         let (well, slow) = (row("pass", "within-limits"), row("fail", "collective-hung"));
         let wrong =
             judge(&[host("host1", 0, &well, TABLE), host("host2", 2, &row("fail", "collective-wrong"), "")], None);

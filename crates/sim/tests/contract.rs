@@ -174,7 +174,7 @@ fn a_cluster_in_another_process_keeps_the_contract() {
 }
 
 #[test]
-fn time_goes_on_while_nobody_asks_and_the_connection_is_found_again() {
+fn time_advances_without_requests_and_the_client_reconnects() {
     let host = Host::start(ServeConfig { speed: 3600.0, world: WorldConfig::quiet(2) });
     let first = host.connect();
     let began = first.now();

@@ -91,7 +91,7 @@ fn a_plan_that_would_be_another_by_now_is_shown_again_and_nothing_is_done() {
 }
 
 #[test]
-fn a_pause_for_a_while_can_be_confirmed_by_somebody_who_takes_a_while_to_read() {
+fn a_pause_can_be_confirmed_some_time_after_it_was_shown() {
     let (bed, mut session) = live(3, 1);
     bed.with_tokens();
     let mut body = json!({ "for": "4h", "why": "demo" });
@@ -109,7 +109,7 @@ fn a_pause_for_a_while_can_be_confirmed_by_somebody_who_takes_a_while_to_read() 
 }
 
 #[test]
-fn a_node_that_somebody_has_held_meanwhile_is_told_and_nothing_is_done_without_a_new_confirmation() {
+fn a_node_held_in_the_meantime_requires_a_new_confirmation() {
     let (bed, session) = live(3, 1);
     bed.with_tokens();
     let mut body = json!({ "nodes": ["node00[1-2]"], "why": "fan" });

@@ -130,7 +130,7 @@ fn operators_repair_what_is_marked_and_ask_for_it_back() {
 }
 
 #[test]
-fn somebody_else_can_remove_our_marks_and_we_cannot_remove_theirs() {
+fn operators_can_remove_our_marks_and_we_cannot_remove_theirs() {
     let mut bench = Bench::quiet(1);
     let theirs = ForeignMark { by: "ops".into(), text: "rack move".into(), blocks: true };
     bench.inject(Incident::ForeignMark { node: node("node001"), mark: theirs.clone() });

@@ -144,7 +144,7 @@ fn machines_that_are_not_ready_are_waited_for_and_nothing_is_done_behind_them() 
 }
 
 #[test]
-fn only_what_bears_our_tag_is_deleted_and_the_group_only_when_nobody_else_is_in_it() {
+fn only_resources_with_our_tag_are_deleted_and_the_group_only_if_it_is_empty() {
     let cluster = read(SMALL).unwrap();
     let mut seen = made(&cluster);
     let whole = removal(&cluster, &seen);
