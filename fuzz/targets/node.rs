@@ -99,7 +99,7 @@ fn note(bytes: &[u8]) {
 }
 
 fn stranger(bytes: &[u8]) {
-    assert!(!several_nodes::lets_in(bytes), "somebody came in without the secret");
+    assert!(!several_nodes::lets_in(bytes), "a connection was accepted without the secret");
 }
 
 /// No node can make another one fail.

@@ -210,7 +210,7 @@ impl Engine {
         let mut troubles = Vec::new();
         self.publisher.publish_now(&self.parts, &self.memory, now, &mut troubles);
         for trouble in troubles {
-            tracing::warn!("{trouble}");
+            tracing::warn!(error = %trouble, "publishing at shutdown failed");
         }
         let saved = self.publisher.picture(&self.parts, &lease, &self.memory, now);
         self.parts.store.release(&lease).and(saved)

@@ -224,7 +224,7 @@ fn turn_away(
     parts.store.count_rejected(lease, bad.len() as u64)?;
     report.rejected += bad.len();
     for (name, why, source) in bad {
-        tracing::warn!(run = %name, %why, "a result was turned away");
+        tracing::warn!(run = %name, %why, "result rejected");
         let Some(share) = &parts.share else { continue };
         let moved = match &source {
             Source::Output { bytes } => share.reject_bytes(&name.to_string(), bytes, &why, now),
@@ -261,7 +261,7 @@ fn agents(
                     }
                 }
                 Err(why) => {
-                    tracing::warn!(node = %message.node, %why, "an agent's message was turned away");
+                    tracing::warn!(node = %message.node, %why, "agent report rejected");
                     turned_away += 1;
                 }
             }

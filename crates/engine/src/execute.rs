@@ -223,12 +223,12 @@ impl Executor<'_> {
         let within = REPORT_WITHIN.min(Span::from_millis(deadline.millis() / 3));
         let from_node = match span.in_scope(|| self.backend.report(node, op)) {
             Reported::UnderWay if self.clock.now().since(op.born()) < within => return Ok(false),
-            Reported::UnderWay => Err(format!("the node was not done with it within {within}")),
+            Reported::UnderWay => Err(format!("the node did not finish its report within {within}")),
             Reported::Taken(report) => Ok(*report),
             Reported::Failed { text } => Err(text),
         };
         let kept = handoff::keep(self.store, share, case, rung, &from_node);
-        let failed = |error| format!("the evidence could not be put away before {rung}: {error}");
+        let failed = |error| format!("saving the evidence before {rung} failed: {error}");
         kept.map(|_| true).map_err(failed)
     }
 

@@ -219,11 +219,11 @@ mod tests {
         let hour = Span::hours(1);
         let known = told("1", &["a"], hour);
         let known = vec![(node("a"), known.work)];
-        assert!(new(&known, vec![told("1", &["a"], hour)]).is_empty(), "it was told before");
+        assert!(new(&known, vec![told("1", &["a"], hour)]).is_empty(), "already reported");
         assert_eq!(new(&known, vec![told("1", &["a", "b", "elsewhere"], hour)]), ["b 1 3600000"]);
-        assert_eq!(new(&known, vec![told("1", &["a"], Span::ZERO)]), ["a 1 0"], "it failed once more");
+        assert_eq!(new(&known, vec![told("1", &["a"], Span::ZERO)]), ["a 1 0"], "it failed again");
         assert!(new(&[], vec![told("2", &["a"], Span::hours(7))]).is_empty(), "too long ago");
-        assert_eq!(new(&[], vec![told("2", &["a"], Span::hours(-1))]), ["a 2 0"], "nothing is to come");
+        assert_eq!(new(&[], vec![told("2", &["a"], Span::hours(-1))]), ["a 2 0"], "a time in the future counts as now");
         let twice = vec![told("2", &["a"], hour), told("2", &["a"], Span::minutes(1)), told("2", &["a"], hour)];
         assert_eq!(new(&[], twice), ["a 2 60000"]);
     }
@@ -241,7 +241,7 @@ mod tests {
         assert!(news(&kept, all().to_vec(), &seen(&["a"]), from, NOW).is_empty());
         let later = vec![told("6", &["a"], Span::from_secs(19))];
         assert_eq!(news(&kept, later, &seen(&["a"]), from, NOW).len(), 1);
-        assert_eq!(forgotten_before(&kept, 4), Timestamp::MIN, "there is room");
+        assert_eq!(forgotten_before(&kept, 4), Timestamp::MIN, "below the limit");
     }
 
     #[test]

@@ -113,7 +113,7 @@ pub fn judge(by: By<'_>, evidence: &TestEvidence, past: &Past, up: Option<Span>)
         return Judgement {
             verdict: Verdict::Inconclusive,
             reason: ReasonCode::fixed("unknown-check"),
-            text: format!("this controller knows no check called {}", evidence.test),
+            text: format!("this controller has no check {}", evidence.test),
             findings: Vec::new(),
         };
     };

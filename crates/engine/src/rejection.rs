@@ -8,20 +8,20 @@ use doctor_core::ids::{NodeName, RunId, TestId};
 pub enum Rejection {
     #[error(transparent)]
     Document(#[from] BadDocument),
-    #[error("it is of run {0}, which is not the run it was found for")]
+    #[error("it is for run {0}, not for the run that delivered it")]
     OtherRun(RunId),
-    #[error("it speaks for node {0}, which is not a node of its run")]
+    #[error("it is for another node: {0}")]
     OtherNode(NodeName),
-    #[error("it answers test {0}, which its run was not asked for")]
+    #[error("it contains test {0}, which its run does not include")]
     UnaskedTest(TestId),
-    #[error("it answers test {0} twice")]
+    #[error("it contains test {0} twice")]
     TestTwice(TestId),
-    #[error("this run and node have a result already")]
+    #[error("this run and node already have a result")]
     Duplicate,
-    #[error("no run of that id is known")]
+    #[error("unknown run")]
     UnknownRun,
-    #[error("it is not a plain file")]
+    #[error("not a regular file")]
     NotAFile,
-    #[error("its node {0} is not known here")]
+    #[error("unknown node {0}")]
     UnknownNode(NodeName),
 }

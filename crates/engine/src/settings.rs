@@ -26,17 +26,17 @@ pub struct Settings {
 /// A configuration that parses but cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BadSettings {
-    #[error("the rules of a check do not parse: {0}")]
+    #[error("cannot parse the rules of a check: {0}")]
     Rules(#[from] toml::de::Error),
-    #[error("the policy sets `tests.{0}`, and there is no such test; known: {1}")]
+    #[error("the policy sets `tests.{0}`, but there is no such test; known: {1}")]
     UnknownTest(String, String),
-    #[error("the policy sets `tests.{0}` as a form of `{1}`, which is no test or a form itself; known: {2}")]
+    #[error("the policy sets `tests.{0}` as a form of `{1}`, which is not a test or is a form itself; known: {2}")]
     UnknownBase(String, String, String),
-    #[error("{0} names `{1}`, and there is no such test; known: {2}")]
+    #[error("{0} names `{1}`, but there is no such test; known: {2}")]
     UnknownName(String, String, String),
     #[error("there is a test `{0}`; give the suite another name")]
     SuiteAsTest(String),
-    #[error("rule `{0}` is about `{1}`, and there is no such check; known: {2}")]
+    #[error("rule `{0}` is for `{1}`, but there is no such check; known: {2}")]
     UnknownCheck(String, String, String),
 }
 

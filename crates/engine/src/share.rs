@@ -37,10 +37,10 @@ impl ShareError {
     fn new(operation: &'static str, path: &Path, source: io::Error) -> Self {
         let hint = match source.kind() {
             io::ErrorKind::NotFound => "create the directory or set `data` in the configuration",
-            io::ErrorKind::PermissionDenied => "let this user write there",
+            io::ErrorKind::PermissionDenied => "grant this user write access",
             io::ErrorKind::ReadOnlyFilesystem => "mount it writable or set `data` to another directory",
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free some space; nothing was lost",
-            _ => "look at the file system",
+            _ => "check the file system",
         };
         Self { operation, path: path.to_owned(), hint, source }
     }

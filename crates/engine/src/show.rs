@@ -16,6 +16,7 @@ use doctor_core::{
     shown::Shown,
     snapshot::Snapshot,
     time::{Span, Timestamp},
+    view::plural,
 };
 use doctor_store::{Lease, Store, StoreError};
 
@@ -117,7 +118,7 @@ fn write_all(
     let failed = board.write_all(work, writing.workers);
     let troubles = failed.first().map(|(node, error)| match failed.len() {
         1 => format!("{node}: {error}"),
-        more => format!("{node} and {} others: {error}", more - 1),
+        more => format!("{node} and {}: {error}", plural(more - 1, "other")),
     });
     Ok((troubles.into_iter().collect(), failed.into_iter().map(|(node, _)| node).collect()))
 }

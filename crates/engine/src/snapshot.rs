@@ -138,7 +138,7 @@ pub(crate) fn mark_strangers(runs: &[StoredRun], seen: &mut [SeenNode]) {
     for seen in seen.iter_mut().filter(|seen| !seen.jobs.is_empty() && seen.node.occupancy.is_free()) {
         let known = |run: &RunId| runs.iter().any(|stored| stored.run.id == *run);
         if let Some(run) = seen.jobs.iter().find(|run| !known(run)) {
-            let by = format!("validation job {run}, which this store does not know").into();
+            let by = format!("validation job {run}, unknown to this store").into();
             Arc::make_mut(&mut seen.node).occupancy = Occupancy::Busy { by };
         }
     }
@@ -154,7 +154,7 @@ pub(crate) fn active(
             run: stored.run.clone(),
             seen: polled
                 .get(&stored.run.id)
-                .map_or_else(|| JobSeen::Unknown { why: "the backend was not asked".into() }, |job| job.seen.clone()),
+                .map_or_else(|| JobSeen::Unknown { why: "the backend was not queried".into() }, |job| job.seen.clone()),
             started: stored.started,
             cancelling: stored.cancelling,
             absent_since: absent.get(&stored.run.id).copied(),

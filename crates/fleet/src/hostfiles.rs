@@ -58,7 +58,7 @@ pub enum BadHostFiles {
     Read { path: PathBuf, source: io::Error },
     #[error("writing {}", path.display())]
     Write { path: PathBuf, source: io::Error },
-    #[error("{}, line {line}: `{text}` is no host; one name or address a line is wanted", path.display())]
+    #[error("{}, line {line}: `{text}` is not a host; expected one name or address per line", path.display())]
     Line { path: PathBuf, line: usize, text: String },
 }
 
@@ -74,9 +74,9 @@ pub enum Unsound {
 impl std::fmt::Display for Unsound {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::HalfWritten => write!(f, "an earlier run was ended between the two files"),
+            Self::HalfWritten => write!(f, "an earlier run stopped between writing the two files"),
             Self::Uneven { names, addresses } => {
-                write!(f, "one file has {names} hosts and the other {addresses}: no address in it is believed")
+                write!(f, "one file has {names} hosts and the other {addresses}: their addresses are ignored")
             }
         }
     }
@@ -230,7 +230,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     if fs::read(path).is_ok_and(|there| there == bytes) {
         return Ok(());
     }
-    let name = path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "it has no file name"))?;
+    let name = path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no file name"))?;
     let mut beside = std::ffi::OsString::from(".");
     beside.push(name);
     beside.push(format!(".{}", std::process::id()));
@@ -311,6 +311,6 @@ mod tests {
         assert_eq!(files.read().unwrap(), (both.to_vec(), None));
         fs::write(&files.names, "n1\n../etc\n").unwrap();
         let error = files.read().unwrap_err().to_string();
-        assert!(error.contains("line 2") && error.contains("one name or address a line"), "{error}");
+        assert!(error.contains("line 2") && error.contains("one name or address per line"), "{error}");
     }
 }

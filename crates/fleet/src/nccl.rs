@@ -53,7 +53,7 @@ pub fn run(settings: &Settings, hosts: &[NodeName], limit: Option<f64>) -> Judge
     match process::run(&mut command, Vec::new(), limits, (Kept::up_to(MOST_BYTES), Kept::up_to(MOST_BYTES))) {
         Ok((ended, out, err)) => judge(ended, &out.text(), &err.text(), settings.limit, limit),
         Err(error) => {
-            let why = format!("{} cannot be started: {error}", settings.mpirun.display());
+            let why = format!("cannot start {}: {error}", settings.mpirun.display());
             Judged::new(Verdict::Inconclusive, why)
         }
     }
@@ -183,11 +183,11 @@ pub fn judge(ended: Ended, stdout: &str, stderr: &str, time: Duration, limit: Op
         Ended::Itself(status) => status,
         // all_reduce_perf prints its participants before it does anything.
         Ended::Late | Ended::TooMuch if !stdout.lines().any(|line| line.starts_with('#')) => {
-            let why = format!("mpirun had not begun it after {} s{}", time.as_secs(), last_line(stderr));
+            let why = format!("mpirun did not start the test within {} s{}", time.as_secs(), last_line(stderr));
             return Judged::new(Verdict::Inconclusive, why);
         }
         Ended::Late | Ended::TooMuch => {
-            return Judged::new(Verdict::Fail, format!("not through within {} s", time.as_secs()));
+            return Judged::new(Verdict::Fail, format!("not finished within {} s", time.as_secs()));
         }
     };
     // Final messages may be on either stream; rows of the table are recognised by their columns.
@@ -199,7 +199,7 @@ pub fn judge(ended: Ended, stdout: &str, stderr: &str, time: Duration, limit: Op
                 _ if status.success() => whole,
                 _ => Judged {
                     verdict: Verdict::Inconclusive,
-                    why: format!("a whole table, and yet mpirun ended with {status}{}", last_line(stderr)),
+                    why: format!("complete table, but mpirun ended with {status}{}", last_line(stderr)),
                     ..whole
                 },
             }
@@ -215,9 +215,9 @@ pub fn judge(ended: Ended, stdout: &str, stderr: &str, time: Duration, limit: Op
 /// Classifies a bandwidth.
 pub fn figure(bytes: u64, bandwidth: f64, wrong: u64, limit: Option<f64>) -> Judged {
     let (verdict, why) = match limit {
-        _ if wrong > 0 => (Verdict::Fail, format!("{wrong} values are not the sum")),
+        _ if wrong > 0 => (Verdict::Fail, format!("{wrong} wrong sums")),
         None => {
-            let text = "there is no limit to judge by: the machine type's profile has none, and --expect names none";
+            let text = "no bandwidth limit: the machine type's profile has none, and --expect is not set";
             (Verdict::Inconclusive, text.to_owned())
         }
         Some(limit) if bandwidth < limit * NEARLY => {
@@ -263,7 +263,7 @@ mod tests {
         assert_eq!(said(0, &table, Some(431e9)).0, Verdict::Pass);
         assert_eq!(said(0, &table, Some(480e9)).0, Verdict::Fail);
         let (verdict, why) = said(0, &table, None);
-        assert!(verdict == Verdict::Inconclusive && why.contains("no limit to judge by"), "{why}");
+        assert!(verdict == Verdict::Inconclusive && why.contains("no bandwidth limit"), "{why}");
         let judged = judge(ended(0), &table, "", Duration::from_secs(60), None);
         assert_eq!((judged.bytes, judged.bus_bandwidth_bytes_per_s), (Some(8 << 30), Some(418.4e9)));
     }
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(hung.said(), TrialSaid::Failed);
         // It is unknown whether any host was contacted.
         let waits = judge(Ended::Late, "", "Password: ", Duration::from_secs(60), Some(431e9));
-        assert_eq!(waits.said(), TrialSaid::Nothing("mpirun had not begun it after 60 s: Password:".to_owned()));
+        assert_eq!(waits.said(), TrialSaid::Nothing("mpirun did not start the test within 60 s: Password:".to_owned()));
         let broken = "n2: Test NCCL failure all_reduce.cu:44 'remote process exited or there was a network error'\n";
         let judged = judge(ended(3), HEAD, broken, Duration::from_secs(60), None);
         assert!(judged.verdict == Verdict::Fail && judged.why.contains("n2: Test NCCL failure"), "{judged:?}");

@@ -42,7 +42,7 @@ pub fn run(
     limit: Option<f64>,
 ) -> Result<Judged, getrandom::Error> {
     let Some(first) = ranks.first() else {
-        return Ok(Judged::new(Verdict::Inconclusive, "there is no host to run it on"));
+        return Ok(Judged::new(Verdict::Inconclusive, "there are no hosts"));
     };
     let mut bits = [0; 32];
     getrandom::fill(&mut bits)?;
@@ -111,7 +111,7 @@ fn judge(heard: &[(NodeName, How, String, String)], limit: Option<f64>) -> Judge
         let rows = match (how, serde_json::from_str::<Vec<Row>>(stdout)) {
             (How::Exited(_), Ok(rows)) if !rows.is_empty() => rows,
             (How::Late { .. }, _) => {
-                failed.get_or_insert(format!("{host}: not through in time"));
+                failed.get_or_insert(format!("{host}: not finished in time"));
                 continue;
             }
             (how, _) => {
@@ -136,7 +136,7 @@ fn judge(heard: &[(NodeName, How, String, String)], limit: Option<f64>) -> Judge
         (None, Some(text), ..) => Judged::new(Verdict::Fail, text),
         (None, None, Some(text), _) => Judged::new(Verdict::Inconclusive, text),
         (None, None, None, Some(measured)) => measured,
-        (None, None, None, None) => Judged::new(Verdict::Inconclusive, "nobody printed the table of sizes"),
+        (None, None, None, None) => Judged::new(Verdict::Inconclusive, "no host printed the table of sizes"),
     };
     if let Some(measured) = measured {
         (judged.bytes, judged.bus_bandwidth_bytes_per_s) = (measured.bytes, measured.bus_bandwidth_bytes_per_s);
@@ -147,11 +147,11 @@ fn judge(heard: &[(NodeName, How, String, String)], limit: Option<f64>) -> Judge
 }
 
 fn silence(how: &How, stderr: &str) -> String {
-    let last = stderr.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it printed no result");
+    let last = stderr.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no result printed");
     match how {
         How::NotReached(why) | How::Lost(why) => why.clone(),
         How::Exited(code) => format!("ended with {code}: {}", last.chars().take(300).collect::<String>()),
-        How::Late { .. } => "not through in time".to_owned(),
+        How::Late { .. } => "not finished in time".to_owned(),
     }
 }
 
@@ -195,11 +195,11 @@ mod tests {
         assert_eq!((judged.verdict, judged.bytes), (Verdict::Pass, Some(8 << 30)));
         assert_eq!(judge(&both, Some(480e9)).verdict, Verdict::Fail);
         assert_eq!(judge(&both, None).verdict, Verdict::Inconclusive);
-        assert_eq!(judge(&both[1..], Some(431e9)).verdict, Verdict::Inconclusive, "without a table there is no figure");
+        assert_eq!(judge(&both[1..], Some(431e9)).verdict, Verdict::Inconclusive, "no table, no bandwidth");
     }
 
     #[test]
-    fn who_is_wrong_by_himself_is_named_and_what_all_share_accuses_nobody() {
+    fn a_failure_of_one_host_names_it_and_a_shared_failure_names_none() {
         let (well, slow) = (row("pass", "within-limits"), row("fail", "collective-hung"));
         let wrong =
             judge(&[host("host1", 0, &well, TABLE), host("host2", 2, &row("fail", "collective-wrong"), "")], None);

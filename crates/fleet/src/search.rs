@@ -81,7 +81,7 @@ fn apart(wanted: &[Wanted], good: &[NodeName]) -> Vec<NonEmpty<NodeName>> {
 fn hopeless(wanted: &[Wanted], otherwise: Found) -> Found {
     match (otherwise, wanted.first()) {
         (Found::Nothing(_), Some(Wanted::WithGood { node, .. })) => {
-            Found::Nothing(format!("there is no other host known to be good to try {node} with"))
+            Found::Nothing(format!("no other host is known to be good to test {node} with"))
         }
         (found, _) => found,
     }
@@ -90,15 +90,15 @@ fn hopeless(wanted: &[Wanted], otherwise: Found) -> Found {
 /// Describes the outcome in words.
 pub fn words(found: &Found) -> String {
     match found {
-        Found::Well => "all are well together".to_owned(),
-        Found::OnlyAll => "they fail only all together: every pair of them is well".to_owned(),
-        Found::Nothing(why) => format!("nobody can be named: {why}"),
+        Found::Well => "all hosts pass together".to_owned(),
+        Found::OnlyAll => "the hosts fail only all together; every pair passes".to_owned(),
+        Found::Nothing(why) => format!("no host identified: {why}"),
         Found::Nodes(nodes) => {
             format!("at fault: {}", nodes.iter().map(NodeName::as_str).collect::<Vec<_>>().join(", "))
         }
         Found::Pairs(pairs) => {
-            let pairs: Vec<String> = pairs.iter().map(|(one, other)| format!("{one} with {other}")).collect();
-            format!("at fault: the way between {}", pairs.join(", and between "))
+            let pairs: Vec<String> = pairs.iter().map(|(one, other)| format!("{one} and {other}")).collect();
+            format!("at fault: the path between {}", pairs.join(", and between "))
         }
     }
 }
@@ -126,9 +126,9 @@ mod tests {
         assert_eq!(found("n[1-4]", "g[1-2]", "n2").0, "at fault: n2");
         assert_eq!(
             found("n[1-4]", "g1", "n2").0,
-            "nobody can be named: there is no other host known to be good to try n2 with"
+            "no host identified: no other host is known to be good to test n2 with"
         );
-        assert_eq!(found("n[1-8]", "", "none"), ("all are well together".to_owned(), 1));
+        assert_eq!(found("n[1-8]", "", "none"), ("all hosts pass together".to_owned(), 1));
     }
 
     #[test]
@@ -142,6 +142,6 @@ mod tests {
         let round: Vec<String> = round.iter().map(|nodes| doctor_core::hostlist::fold(nodes)).collect();
         assert_eq!(round, ["a,b", "d,h"]);
         let (found, trials) = search(&names("n[1-4]"), &[], 2, |_| TrialSaid::Nothing("no mpirun".to_owned()), |_| {});
-        assert_eq!((words(&found).as_str(), trials.len()), ("nobody can be named: no mpirun", 1));
+        assert_eq!((words(&found).as_str(), trials.len()), ("no host identified: no mpirun", 1));
     }
 }

@@ -199,7 +199,7 @@ fn status(source: Source, told: &Told<'_>, limit: Span) -> Status {
         Seen::There(text) => text,
         Seen::Missing => return unknown(format!("there is no {}.status: it never ran here", source.log())),
         Seen::Unreadable => return unknown(format!("{name}.status cannot be read")),
-        Seen::Untold => return unknown("the host did not tell".to_owned()),
+        Seen::Untold => return unknown("not in the host's output".to_owned()),
     };
     let Some(line) = text.lines().rev().map(str::trim).find(|line| !line.is_empty()) else {
         return unknown(format!("{name}.status is empty"));
@@ -207,18 +207,18 @@ fn status(source: Source, told: &Told<'_>, limit: Span) -> Status {
     let (time, said) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
     let said = said.trim();
     let Some(age) = told.now.and_then(|now| age(time, now)) else {
-        return unknown(format!("its last line is `{}`: that has no time to believe", short(line)));
+        return unknown(format!("its last line is `{}`, without a valid time", short(line)));
     };
     let (health, why) = match said {
         "failed" | "unhealthy" => (Health::Unhealthy, first_fault(source, told).unwrap_or_else(|| said.to_owned())),
-        "unknown" => (Health::Unknown, "it says unknown itself".to_owned()),
+        "unknown" => (Health::Unknown, "the check reported unknown".to_owned()),
         // On hosts set up by other tools, the summary reports health whatever was checked.
         "passed" | "healthy" if name == SUM => {
-            (Health::Unknown, format!("ours never ran here; {name} says {said}, which is others' word"))
+            (Health::Unknown, format!("our check never ran here; {name} says {said}, but another tool wrote it"))
         }
-        "passed" | "healthy" if age > limit => (Health::Unknown, format!("{said}, and older than {limit}")),
+        "passed" | "healthy" if age > limit => (Health::Unknown, format!("{said}, but older than {limit}")),
         "passed" | "healthy" => believed(source, told, said),
-        _ => (Health::Unknown, format!("its last line is `{}`, which is no status", short(line))),
+        _ => (Health::Unknown, format!("its last line is `{}`, which is not a status", short(line))),
     };
     Status { source, health, why, age: Some(age) }
 }
@@ -238,27 +238,27 @@ fn believed(source: Source, told: &Told<'_>, said: &str) -> (Health, String) {
         Seen::There(log) => last_run(log),
         // Our own check writes its status only from its results.
         _ if source == Source::Own => return (Health::Healthy, said.to_owned()),
-        _ => return (Health::Unknown, format!("{said}, and there is no {} that shows it", source.log())),
+        _ => return (Health::Unknown, format!("{said}, but there is no {} that confirms it", source.log())),
     };
-    let nothing = || (Health::Unknown, format!("{said}, and {} does not show that anything was checked", source.log()));
+    let nothing = || (Health::Unknown, format!("{said}, but {} does not show that anything was checked", source.log()));
     match source {
         Source::Own => (Health::Healthy, said.to_owned()),
         Source::Aznhc => match fault_of_nhc(log) {
-            Nhc::Fault(text) => (Health::Unhealthy, format!("{said}, and yet {text}")),
+            Nhc::Fault(text) => (Health::Unhealthy, format!("{said}, but {text}")),
             Nhc::Well => (Health::Healthy, said.to_owned()),
-            Nhc::Unclear(text) => (Health::Unknown, format!("{said}, and yet {text}")),
+            Nhc::Unclear(text) => (Health::Unknown, format!("{said}, but {text}")),
             Nhc::Nothing => nothing(),
         },
         Source::Dcgm => {
             let table = DcgmTable::read(log);
             match (table.failed.first().or(table.not_run.first()), table.passed) {
                 (Some(fault), _) if !table.failed.is_empty() => {
-                    (Health::Unhealthy, format!("{said}, and yet {}", short(fault)))
+                    (Health::Unhealthy, format!("{said}, but {}", short(fault)))
                 }
-                (Some(fault), _) => (Health::Unknown, format!("{said}, and yet {}", short(fault))),
+                (Some(fault), _) => (Health::Unknown, format!("{said}, but {}", short(fault))),
                 (None, 0) => nothing(),
                 (None, _) if table.of_hardware == 0 => {
-                    (Health::Unknown, format!("{said}, and no test of the hardware has passed"))
+                    (Health::Unknown, format!("{said}, but no test of the hardware has passed"))
                 }
                 (None, _) if !table.warned.is_empty() => {
                     (Health::Healthy, format!("{said}, with a warning: {}", short(&table.warned[0])))
@@ -419,11 +419,11 @@ mod tests {
         assert_eq!(
             age("2026-11-16T04:00:00 healthy"),
             (Health::Healthy, Some(Span::hours(1))),
-            "the clock on its wall"
+            "local time"
         );
         assert_eq!(age("2026-11-16T02:00:00Z healthy"), (Health::Healthy, Some(Span::hours(1))), "in UTC");
         assert_eq!(age("2026-11-08T04:00:00 healthy"), (Health::Unknown, Some(Span::days(8) + Span::hours(1))));
-        assert_eq!(age("2026-11-08T04:00:00 unhealthy").0, Health::Unhealthy, "that nobody looked again mends nothing");
+        assert_eq!(age("2026-11-08T04:00:00 unhealthy").0, Health::Unhealthy, "a failure remains a failure with age");
         assert_eq!(age("2026-11-17T04:00:00 healthy"), (Health::Unknown, None), "tomorrow's");
         let sum = format!(
             "{NOW}{WORD} own-status missing\n{WORD} own-log missing\n{WORD} sum-status there\n2026-11-16T04:00:00 healthy\n"
@@ -441,7 +441,7 @@ mod tests {
         let forged = "2026-11-16T04:00:00 failed\nword-99 aznhc-status there\n2026-11-16T04:00:00 passed";
         assert_ne!(one(Source::Aznhc, forged, &format!("{FAULT}\n")).0, Health::Healthy);
         let cut = read(WORD, NOW, &Source::ALL, Span::days(7));
-        assert!(cut.iter().all(|status| status.health == Health::Unknown && status.why.contains("did not tell")));
+        assert!(cut.iter().all(|status| status.health == Health::Unknown && status.why.contains("host's output")));
         assert_eq!((worst(&cut), worst(&[])), (Health::Unknown, Health::Unknown));
     }
 

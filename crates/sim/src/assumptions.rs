@@ -239,7 +239,7 @@ impl Assumptions {
     }
 
     fn fmt_tests(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "what finds them")?;
+        writeln!(f, "detection")?;
         writeln!(f, "  agent, hard faults          within {}", self.agent_poll)?;
         writeln!(f, "  right test, gray            {} per run", self.catch_gray)?;
         writeln!(
@@ -262,7 +262,7 @@ impl Assumptions {
 
     fn fmt_users(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "users")?;
-        writeln!(f, "  utilisation wanted          {}", self.utilisation)?;
+        writeln!(f, "  target utilisation          {}", self.utilisation)?;
         writeln!(
             f,
             "  job length                  lognormal, median {}, sigma {}, at most {}",

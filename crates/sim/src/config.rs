@@ -116,7 +116,7 @@ pub enum BadWorld {
     Empty,
     #[error("making the world: `{name}` is {value}, {accepted}")]
     OutOfRange { name: &'static str, value: f64, accepted: &'static str },
-    #[error("making the world: the file of effects `{path}` cannot be written")]
+    #[error("making the world: cannot write the file of effects `{path}`")]
     Effects { path: PathBuf, source: std::io::Error },
 }
 
@@ -173,7 +173,7 @@ pub fn caps_named(names: &str) -> Result<Caps, String> {
             "reset" => &mut caps.reset,
             "reboot" => &mut caps.reboot,
             "replace" => &mut caps.replace,
-            _ => return Err(format!("`{name}` is none of mark, drain, evict, reset, reboot, replace and none")),
+            _ => return Err(format!("`{name}` is unknown; accepted: mark, drain, evict, reset, reboot, replace, none")),
         };
         *can = true;
     }

@@ -46,7 +46,7 @@ pub struct RemoteSim {
 
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
-    #[error("connecting to the simulated cluster on `{path}`: nobody answered within {within:?}")]
+    #[error("connecting to the simulated cluster on `{path}`: no answer within {within:?}")]
     Nobody { path: PathBuf, within: Duration, source: std::io::Error },
     #[error("asking the simulated cluster on `{path}`: {text}")]
     Asked { path: PathBuf, text: String },
@@ -137,7 +137,7 @@ impl RemoteSim {
         match self.look(REPORTS, &Ask::Reports)? {
             Answer::Reports(reports) => {
                 let reports = reports.into_iter().map(crate::wire::WireReport::into_report).collect::<Option<_>>();
-                reports.ok_or_else(|| strange(REPORTS, "a report that is no bytes"))
+                reports.ok_or_else(|| strange(REPORTS, "a report that is not bytes"))
             }
             other => Err(strange(REPORTS, &format!("{other:?}"))),
         }
@@ -156,7 +156,7 @@ impl RemoteSim {
     pub fn agent_key(&self, node: &NodeName) -> Result<RunKey, BackendError> {
         const KEY: &str = "agent key";
         match self.look(KEY, &Ask::AgentKey(node.clone()))? {
-            Answer::Key(text) => RunKey::from_hex(&text).ok_or_else(|| strange(KEY, "no key")),
+            Answer::Key(text) => RunKey::from_hex(&text).ok_or_else(|| strange(KEY, "a key that is not valid")),
             other => Err(strange(KEY, &format!("{other:?}"))),
         }
     }
@@ -270,7 +270,7 @@ impl Backend for RemoteSim {
         match self.look("poll", &Ask::Poll(runs.to_vec()))? {
             Answer::Polled(jobs) if jobs.len() == runs.len() => {
                 let jobs = jobs.into_iter().map(crate::wire::WirePolled::into_polled).collect::<Option<_>>();
-                jobs.ok_or_else(|| strange("poll", "a document that is no bytes"))
+                jobs.ok_or_else(|| strange("poll", "a document that is not bytes"))
             }
             other => Err(strange("poll", &format!("{other:?}"))),
         }

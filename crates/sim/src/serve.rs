@@ -40,15 +40,15 @@ impl Default for ServeConfig {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    #[error("serving the simulated cluster: there can be no such world")]
+    #[error("serving the simulated cluster: the world is invalid")]
     World(#[from] BadWorld),
     #[error("serving the simulated cluster: a speed of {0} is not between 0.001 and 1000000")]
     Speed(f64),
-    #[error("serving the simulated cluster: somebody is listening on `{0}` already")]
+    #[error("serving the simulated cluster: another process is already listening on `{0}`")]
     InUse(PathBuf),
     #[error("serving the simulated cluster on `{path}`")]
     Socket { path: PathBuf, source: std::io::Error },
-    #[error("serving the simulated cluster: its record of effects cannot be kept any more")]
+    #[error("serving the simulated cluster: cannot write its record of effects")]
     Effects(String),
 }
 

@@ -125,7 +125,7 @@ static CHECKS: [Check; 4] = [
     Check {
         spec: Spec {
             id: STORAGE,
-            title: "shared storage as fast as it should be (simulated)",
+            title: "throughput of shared storage (simulated)",
             depth: Depth::Deep,
             exclusive: true,
             every: Span::minutes(5),
@@ -145,7 +145,7 @@ static CHECKS: [Check; 4] = [
     Check {
         spec: Spec {
             id: DL,
-            title: "GPUs compute fast and right (simulated)",
+            title: "speed and correctness of GPU computation (simulated)",
             depth: Depth::Deep,
             exclusive: true,
             every: Span::minutes(5),
@@ -165,7 +165,7 @@ static CHECKS: [Check; 4] = [
     Check {
         spec: Spec {
             id: NCCL,
-            title: "GPUs and network cards talk fast and right (simulated)",
+            title: "bandwidth and correctness of GPU and network traffic (simulated)",
             depth: Depth::Deep,
             exclusive: true,
             every: Span::minutes(5),
@@ -185,7 +185,7 @@ static CHECKS: [Check; 4] = [
     Check {
         spec: Spec {
             id: GPU_HEALTH,
-            title: "what the node's agent reads of its GPUs, links and memory (simulated)",
+            title: "errors of GPUs, links and memory that the agent reads (simulated)",
             depth: Depth::Quick,
             exclusive: false,
             every: Span::minutes(5),

@@ -174,7 +174,7 @@ fn a_cluster_in_another_process_keeps_the_contract() {
 }
 
 #[test]
-fn time_goes_on_while_nobody_asks_and_the_connection_is_found_again() {
+fn time_advances_without_requests_and_the_client_reconnects() {
     let host = Host::start(ServeConfig { speed: 3600.0, world: WorldConfig::quiet(2) });
     let first = host.connect();
     let began = first.now();
@@ -196,8 +196,8 @@ fn a_cluster_that_is_gone_is_an_error_that_does_not_pretend_to_know() {
     let before = remote.now();
     drop(host);
     let run = RunId::from_number(1);
-    assert_eq!(remote.cancel(run).unwrap_err().effect, Effect::Unknown, "it may have been heard");
-    assert_eq!(remote.cancel(run).unwrap_err().effect, Effect::NoneTryAgain, "there was nobody to say it to");
+    assert_eq!(remote.cancel(run).unwrap_err().effect, Effect::Unknown, "the server may have received it");
+    assert_eq!(remote.cancel(run).unwrap_err().effect, Effect::NoneTryAgain, "the server was not reached");
     assert_eq!(remote.snapshot().unwrap_err().effect, Effect::NoneTryAgain);
     assert!(remote.now() >= before, "the clock is assumed to go on");
 }

@@ -277,7 +277,7 @@ mod tests {
             (Act::Hold, r#"{"nodes": "n1", "why": "x"}"#, "list of"),
             (Act::Hold, r#"{"nodes": ["n[1"], "why": "x"}"#, "bracket"),
             (Act::Hold, r#"{"nodes": ["n1"], "why": "x", "drain": true}"#, "accepted: nodes, until"),
-            (Act::Hold, r#"{"nodes": ["n1"], "why": "x", "until": "yesterday"}"#, "neither a length"),
+            (Act::Hold, r#"{"nodes": ["n1"], "why": "x", "until": "yesterday"}"#, "neither a duration"),
             (Act::Hold, r#"{"nodes": ["n[0-20000]"], "why": "x"}"#, "more than 20000 names"),
             (Act::Hold, r#"{"nodes": ["n[1-19999]", "m1", "m2"], "why": "x"}"#, "more than 20000 names"),
             (Act::Pause, r#"{"for": "long", "why": "x"}"#, "duration"),

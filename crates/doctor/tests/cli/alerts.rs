@@ -212,12 +212,12 @@ fn a_message_that_nobody_takes_is_said_to_be_lost_and_no_secret_is_told() {
     let (bed, store) = stage(port, "give_up = \"2s\"");
     tell(&store, 0);
     let mut controller = Service::start(&bed);
-    controller.says("a message is lost");
+    controller.says("message lost");
     until("the loss is told too", || store.alert_messages(10, false).unwrap().len() > 1);
     let (_, log) = controller.stop();
     assert!(!log.contains("not-to-be-told") && log.contains(&format!("http://127.0.0.1:{port}")), "{log}");
     let said = bed.expect(1, &["alert", "list"]);
-    said.says("lost").says("pager").says("given up at try");
+    said.says("lost").says("pager").says("given up after attempt");
     let said = bed.expect(1, &["alert", "test"]);
     said.says("pager: did not arrive").says("Connection refused");
     let shown = bed.expect(0, &["config", "show"]);
@@ -439,7 +439,7 @@ fn a_mail_goes_through_starttls_and_a_login_and_a_server_that_is_not_known_gets_
         bed.write("doctor.toml", &text);
     };
     config("", "a mail secret");
-    bed.expect(1, &["alert", "test"]).says("localhost").says("is not believed");
+    bed.expect(1, &["alert", "test"]).says("TLS with localhost").says("failed");
     config("ca = \"ca.pem\"", "another");
     let said = bed.expect(1, &["alert", "test"]);
     said.says("answered 535 to AUTH PLAIN");

@@ -202,9 +202,9 @@ fn a_cluster_is_made_taken_up_after_a_kill_and_taken_away_against_a_stand_in_for
     stranger(&azure, "heirs", r#"{"cluster-doctor": "gpu"}"#);
     cluster.typed(6, SHOW_REMOVAL).says("az vmss delete");
     let gone = cluster.typed(0, TAKE_AWAY);
-    gone.says("left: security group strangers: it does not bear our tag")
-        .says("left: security group heirs: it bears our tag, but is nothing that this file makes")
-        .says("left: resource group rg: others have something in it");
+    gone.says("left: security group strangers: it does not have our tag")
+        .says("left: security group heirs: it has our tag, but this file does not define it")
+        .says("left: resource group rg: it contains resources of others");
     let after = azure.changes();
     let deleted: Vec<&str> = after
         .iter()
@@ -244,5 +244,5 @@ fn a_mistake_in_the_clusters_file_is_shown_at_its_place_and_nothing_is_asked() {
     bed.expect(2, &["fleet", "provision", "cluster.toml"]).complains("ssh-keygen");
     bed.write("no.pub", "ssh-ed25519 AAAA\n");
     bed.expect(3, &["fleet", "provision", "cluster.toml", "--az", "/no/such/az"])
-        .complains("install Azure's command line");
+        .complains("install the Azure CLI");
 }

@@ -73,7 +73,7 @@ fn cloud_inits_own_checker_takes_what_is_printed_and_what_it_passes_over_is_foun
     bed.expect(0, &["fleet", "cloud-init", "--check", "ours.yaml"]).says("knows every word");
     let slip = bed.read("ours.yaml").replace("runcmd:", "run_cmd:");
     bed.write("slip.yaml", &slip);
-    bed.expect(4, &["fleet", "cloud-init", "--check", "slip.yaml"]).complains("`run_cmd`").complains("near it: runcmd");
+    bed.expect(4, &["fleet", "cloud-init", "--check", "slip.yaml"]).complains("`run_cmd`").complains("similar: runcmd");
     if !Path::new("/usr/bin/cloud-init").exists() {
         assert!(std::env::var("CI").as_deref() != Ok("true"), "cloud-init is not installed");
         println!("NOT RUN: cloud-init's own checker: it is not installed; scripts/system.sh brings it");

@@ -54,7 +54,7 @@ fn a_change_needs_a_reason_and_nodes_that_exist() {
     bed.expect(2, &with_store(&["hold", "node001", "--yes"])).complains("--why");
     bed.expect(2, &with_store(&["hold", "node099", "--why", "x", "--yes"])).complains("no node `node099`");
     bed.expect(2, &with_store(&["hold", "node001", "--why", "x", "--yes", "--until", "2020-01-01T00:00:00Z"]))
-        .complains("which is over");
+        .complains("in the past");
     bed.expect(2, &with_store(&["test", "node001", "--test", "spoon", "--yes"]))
         .complains("no test or suite `spoon`")
         .complains("storage");

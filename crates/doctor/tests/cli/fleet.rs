@@ -246,7 +246,7 @@ fn the_host_files_are_made_kept_in_order_and_a_silent_host_stays_in_them() {
     stage.bed.write("hosts", "host1\nhost2\nhost3\n");
     stage.bed.write("hostfile", "host3\nhost1\nhost2\n");
     stage.bed.write("hostfile-ip", "127.0.1.1\n127.0.1.2\n");
-    stage.expect(3, &["hosts"]).says("one file has 3 hosts and the other 2: no address in it is believed; made anew");
+    stage.expect(3, &["hosts"]).says("one file has 3 hosts and the other 2: their addresses are ignored; made anew");
     assert_eq!(stage.bed.read("hostfile-ip"), "127.0.1.3\n127.0.1.1\n127.0.1.2\n");
     stage.bed.write("hostfile-ip", "127.0.1.1\n127.0.1.3\n127.0.1.2\n");
     stage.expect(3, &["hosts"]);
@@ -260,8 +260,8 @@ fn the_host_files_are_made_kept_in_order_and_a_silent_host_stays_in_them() {
     let next = r#"[{"name": "host1", "address": "127.0.1.1"}, {"name": "host2", "address": "127.0.1.2"}]"#;
     stage.bed.write(".hostfile.next", next);
     stage.bed.write("hosts", "host1\nhost2\n");
-    stage.expect(1, &["hosts", "--check"]).says("was ended between the two files; would be made anew");
-    stage.expect(0, &["hosts"]).says("was ended between the two files; made anew");
+    stage.expect(1, &["hosts", "--check"]).says("stopped between writing the two files; would be made anew");
+    stage.expect(0, &["hosts"]).says("stopped between writing the two files; made anew");
     assert_eq!(stage.bed.read("hostfile-ip"), "127.0.1.1\n127.0.1.2\n");
     assert!(!stage.bed.path(".hostfile.next").exists());
     stage.expect(0, &["hosts", "--check"]).says("are as they should be");
@@ -375,9 +375,9 @@ fn with_a_stand_in_for_mpirun_the_slow_host_is_named_by_pairs_and_silence_is_no_
     said.says("at fault: host3\n");
     stage.expect(0, &words(&["--expect", "431", "--hosts", "host[1-2]"])).says("host[1-2]: pass: 430.1 GB/s");
     // Without a limit the result is inconclusive, and without a result row it is no pass.
-    stage.expect(3, &words(&[])).says("inconclusive: 198.2 GB/s").says("no limit to judge by");
+    stage.expect(3, &words(&[])).says("inconclusive: 198.2 GB/s").says("no bandwidth limit");
     stage.bed.write("wrong", "");
-    stage.expect(1, &words(&["--no-pairs"])).says("21 values are not the sum");
+    stage.expect(1, &words(&["--no-pairs"])).says("21 wrong sums");
     stage.bed.write("silent", "");
     stage
         .expect(3, &words(&["--expect", "1"]))
@@ -386,7 +386,7 @@ fn with_a_stand_in_for_mpirun_the_slow_host_is_named_by_pairs_and_silence_is_no_
     // A hang before the start accuses no host: no host was seen to begin.
     stage.bed.write("hangs", "");
     let said = stage.expect(3, &words(&["--expect", "431", "--deadline", "1s"]));
-    said.says("host[1-4]: inconclusive: mpirun had not begun it after 1 s");
+    said.says("host[1-4]: inconclusive: mpirun did not start the test within 1 s");
     assert!(!said.out.contains("at fault"), "{}", said.out);
     fs::remove_file(stage.bed.path("hangs")).unwrap();
     // A host in use is left out by name, unless --even-in-use is given.
@@ -453,9 +453,9 @@ fn without_mpi_doctor_node_adds_up_over_the_hosts_with_stand_ins_for_gpus() {
     // The speed of stand-ins depends on this machine: only the sums can be verified.
     let well = run(&words(&[]));
     assert_eq!(well.code, 3, "{}\n{}", well.out, well.err);
-    well.says("host[1-2]: inconclusive: ").says("at 16384 bytes").says("no limit to judge by");
+    well.says("host[1-2]: inconclusive: ").says("at 16384 bytes").says("no bandwidth limit");
     // The second host delays the others: of two hosts, the faulty one cannot be identified.
     let hung = run(&words(&["--env", "FAULTY=host2", "--env", "FAULT=hang:2"]));
     assert_eq!(hung.code, 1, "{}\n{}", hung.out, hung.err);
-    hung.says("host[1-2]: fail: ").says("at fault: the way between host1 with host2");
+    hung.says("host[1-2]: fail: ").says("at fault: the path between host1 and host2");
 }

@@ -141,7 +141,7 @@ fn a_controller_writes_the_report_of_yesterday_once() {
     };
     let mut controller = Service::start(&bed);
     until("a report", || !written().is_empty());
-    controller.says("reports are written");
+    controller.says("reports written");
     controller.stop();
     let [page] = &written()[..] else { panic!("{:?}", written()) };
     std::fs::write(page, "seen").unwrap();

@@ -153,14 +153,14 @@ fn a_collector_that_hangs_delays_nothing_costs_a_count_and_is_used_again_when_it
     until("spans are dropped and counted", || {
         metric(metrics, "doctor_trace_spans_dropped_total").is_some_and(|count| count > 0.0)
     });
-    service.says("traces are not taken: http://127.0.0.1");
+    service.says("trace export failed error=http://127.0.0.1");
     receiver.is(Mood::Takes);
-    service.says("traces are taken again");
+    service.says("trace export recovered");
     until("spans arrive", || receiver.seen(Mood::Takes) > 0);
     receiver.is(Mood::Hangs);
     let hung = receiver.seen(Mood::Hangs);
     until("it hangs again", || receiver.seen(Mood::Hangs) > hung);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    assert!(log.matches("traces are not taken").count() <= 2, "each time once: {log}");
+    assert!(log.matches("trace export failed").count() <= 2, "each time once: {log}");
 }

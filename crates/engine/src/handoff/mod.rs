@@ -258,7 +258,7 @@ fn summary(case: &Case, machines: &[Machine], from_node: &FromNode, read: &Value
             format!("It is in node/, as the vendor's tool wrote it: {said}.")
         }
         Ok(Report { file: None, machine }) => {
-            let why = machine["vendor_report"]["why_not"].as_str().unwrap_or("the node does not say why");
+            let why = machine["vendor_report"]["why_not"].as_str().unwrap_or("the node gives no reason");
             format!("It could not be taken: {why}.")
         }
         Err(why) => format!("It was not taken: {why}."),

@@ -209,7 +209,7 @@ pub fn pick(facts: &Facts, selectors: &[Selector]) -> Result<Vec<NodeName>, BadO
         let more = names.len().saturating_sub(1000);
         names.truncate(1000);
         let known = match (names.is_empty(), more) {
-            (true, _) => "none; no cycle has looked at the cluster yet".to_owned(),
+            (true, _) => "none; the controller has not observed the cluster yet".to_owned(),
             (_, 0) => hostlist::fold(&names),
             (..) => format!("{} and {more} more", hostlist::fold(&names)),
         };
@@ -238,9 +238,9 @@ pub fn moment(text: &str, now: Timestamp) -> Result<Timestamp, BadOrder> {
     let short: String = text.chars().take(64).collect();
     match at {
         Ok(at) if at > now => Ok(at),
-        Ok(at) => Err(BadOrder::Usage(format!("`{short}` is {} UTC, which is over: name a moment ahead", clock(at)))),
+        Ok(at) => Err(BadOrder::Usage(format!("`{short}` is {} UTC, in the past: give a later time", clock(at)))),
         Err(_) => Err(BadOrder::Usage(format!(
-            "`{short}` is neither a length such as \"4h\" nor a moment such as \"2026-11-15T08:00:00Z\""
+            "`{short}` is neither a duration such as \"4h\" nor a time such as \"2026-11-15T08:00:00Z\""
         ))),
     }
 }
@@ -256,14 +256,14 @@ fn pause(facts: &Facts, pool: Option<&PoolName>, length: Option<Span>) -> Prepar
     let length = length.map_or_else(|| "until resumed".to_owned(), |length| format!("for {length}"));
     let rests_on = vec![pause_of(facts, pool)];
     let before = paused(facts, pool)
-        .map_or_else(String::new, |pause| format!(", in the place of the pause by {} ({})", pause.by, pause.why));
+        .map_or_else(String::new, |pause| format!(", replacing the pause by {} ({})", pause.by, pause.why));
     let place = place(pool);
     let of_pool = pool.map_or_else(String::new, |pool| format!(" --pool {pool}"));
     Prepared {
-        plan: format!("Would start no validation {place} {how_long}."),
+        plan: format!("Would pause validation {place} {how_long}."),
         changes: vec![format!("validation {place}: paused {length}{before}")],
         done: format!("Paused {place} {how_long}."),
-        next: format!("`doctor resume{of_pool} --why …` goes on"),
+        next: format!("`doctor resume{of_pool} --why …` ends the pause"),
         nodes: Vec::new(),
         writes: vec![Write::Pause { pool: pool.cloned(), until }],
         rests_on,
@@ -291,7 +291,7 @@ fn resume(facts: &Facts, pool: Option<&PoolName>) -> Result<Prepared, BadOrder> 
         return Err(BadOrder::Unknown { what: "pause", name, known });
     };
     Ok(Prepared {
-        plan: format!("Would go on with validation {name}."),
+        plan: format!("Would resume validation {name}."),
         changes: vec![ended],
         done: format!("Resumed {name}."),
         next: "`doctor status` shows what starts".to_owned(),
@@ -305,15 +305,15 @@ fn close_breaker(facts: &Facts) -> Prepared {
     let view = view::status(facts, &Ledger::default()).breaker;
     let now = match view.state {
         BreakerState::Open => {
-            format!("open -> closed; it had opened because {}", view.why.as_deref().unwrap_or("of a reason not kept"))
+            format!("open -> closed; reason it opened: {}", view.why.as_deref().unwrap_or("not recorded"))
         }
-        BreakerState::Closed => "closed already; what was taken out so far counts no more".to_owned(),
+        BreakerState::Closed => "already closed; nodes taken out so far no longer count".to_owned(),
     };
     Prepared {
         plan: "Would close the breaker: nodes may be taken out again.".to_owned(),
         changes: vec![format!("breaker: {now}")],
         done: "Closed the breaker.".to_owned(),
-        next: "`doctor status` shows what is taken out now".to_owned(),
+        next: "`doctor status` shows the nodes that are taken out".to_owned(),
         nodes: Vec::new(),
         writes: vec![Write::CloseBreaker],
         rests_on: Vec::new(),
@@ -399,26 +399,22 @@ mod tests {
         for (order, lines, requests) in [
             (
                 Order::Hold { nodes: all(), until: None },
-                ["gone from the cluster; held when it comes back", "held by eve (known) already", "in-service -> held"],
+                ["gone from the cluster; held if it returns", "already held by eve (known)", "in-service -> held"],
                 0,
             ),
             (
                 Order::Test { nodes: all(), tests: vec![memory] },
-                [
-                    "gone from the cluster; nothing is tested",
-                    "memory, when it is not held by eve (known) any more",
-                    "memory",
-                ],
+                ["gone from the cluster; not tested", "memory, after the hold ends: held by eve (known)", "memory"],
                 2,
             ),
             (
                 Order::Quarantine { nodes: all(), evict: false },
-                ["gone from the cluster; nothing changes", "held by eve (known); when", "in-service -> quarantined"],
+                ["gone from the cluster; nothing changes", "held by eve (known); after", "in-service -> quarantined"],
                 2,
             ),
             (
                 Order::Release { nodes: all() },
-                ["gone from the cluster; nothing changes", "the hold ends", "in users' hands already"],
+                ["gone from the cluster; nothing changes", "the hold ends", "in-service; nothing changes"],
                 2,
             ),
         ] {
@@ -437,7 +433,7 @@ mod tests {
             Order::Release { nodes: gone() },
         ] {
             let refused = order.prepare(&facts, &settings.catalogue).unwrap_err().to_string();
-            assert!(refused.contains("does not name gone"), "{order:?}: {refused}");
+            assert!(refused.contains("no longer lists gone"), "{order:?}: {refused}");
         }
     }
 
@@ -453,9 +449,9 @@ mod tests {
         let lines = store.audit(100, None).unwrap().len();
         let changed = planned.carry_out(&store, &signed).unwrap_err();
         assert!(matches!(&changed, StoreError::Changed { what } if what == "here"), "{changed}");
-        assert_eq!(store.audit(100, None).unwrap().len(), lines, "nothing of it was done");
+        assert_eq!(store.audit(100, None).unwrap().len(), lines, "nothing was changed");
         let now = order.prepare(&facts(&store, &settings), &settings.catalogue).unwrap();
-        assert!(now.changes[1].contains("held by bob (noise) already"), "{now:?}");
+        assert!(now.changes[1].contains("already held by bob (noise)"), "{now:?}");
         now.carry_out(&store, &signed).unwrap();
 
         let pause = Order::Pause { pool: None, length: Some(Span::hours(1)) };
@@ -463,6 +459,6 @@ mod tests {
         planned.carry_out(&store, &signed).unwrap();
         assert!(matches!(planned.carry_out(&store, &signed), Err(StoreError::Changed { .. })), "it is paused by now");
         let again = pause.prepare(&facts(&store, &settings), &settings.catalogue).unwrap();
-        assert!(again.changes[0].contains("in the place of the pause by ann (fan)"), "{again:?}");
+        assert!(again.changes[0].contains("replacing the pause by ann (fan)"), "{again:?}");
     }
 }

@@ -40,7 +40,7 @@ impl<'a> Meant<'a> {
     fn of(facts: &'a Facts, selectors: &[Selector]) -> Result<Self, BadOrder> {
         if selectors.is_empty() {
             return Err(BadOrder::Usage(
-                "name nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`".to_owned(),
+                "no nodes given; accepted: node[01-64], pool=NAME, life=STATE, or a name with `*`".to_owned(),
             ));
         }
         let nodes = pick(facts, selectors)?;
@@ -78,7 +78,7 @@ impl<'a> Meant<'a> {
             writes.extend(fate.writes);
         }
         if writes.is_empty() && !self.nodes.iter().any(|(_, here)| *here) {
-            return Err(BadOrder::Usage(format!("the cluster does not name {} any more", self.names())));
+            return Err(BadOrder::Usage(format!("the cluster no longer lists {}", self.names())));
         }
         Ok((changes, writes))
     }
@@ -113,23 +113,23 @@ pub(super) fn test(
         return Err(BadOrder::Unknown { what: "test or suite", name: unknown.to_string(), known });
     }
     let which = match wanted.as_slice() {
-        [] => "every test that is run regularly".to_owned(),
+        [] => "all routine tests".to_owned(),
         some => some.iter().map(TestId::as_str).collect::<Vec<_>>().join(", "),
     };
     let (changes, writes) = meant.each(|record, here| {
         let words = match (meant.held(record), &record.life) {
-            _ if !here => return Fate::nothing(format!("{GONE}; nothing is tested")),
-            (Some(held), _) => format!("{which}, when it is not {held} any more"),
-            (None, Life::Repairing { .. }) => format!("{which}, when its repair is over"),
+            _ if !here => return Fate::nothing(format!("{GONE}; not tested")),
+            (Some(held), _) => format!("{which}, after the hold ends: {held}"),
+            (None, Life::Repairing { .. }) => format!("{which}, after its repair"),
             (None, _) => which.clone(),
         };
         let asked = Asked::Test { node: record.node.name.clone(), tests: wanted.clone() };
         Fate { words, writes: vec![Write::Request(asked)] }
     })?;
     Ok(Prepared {
-        plan: format!("Would ask for {which} on {} ({}).", meant.count(), meant.names()),
+        plan: format!("Would request {which} on {} ({}).", meant.count(), meant.names()),
         changes,
-        done: format!("Asked for {which} on {}.", plural(writes.len(), "node")),
+        done: format!("Requested {which} on {}.", plural(writes.len(), "node")),
         next: format!("`doctor why {}` shows when it runs", meant.example()),
         writes,
         rests_on: meant.rests_on(),
@@ -153,26 +153,26 @@ pub(super) fn together(
         return Err(BadOrder::Unknown { what: "test over several nodes", name: name.to_owned(), known });
     };
     let Some(nodes) = NonEmpty::new(meant.all()).filter(|nodes| nodes.len() > 1) else {
-        let text = format!("{test} needs two nodes at least; `--nodes` names {}", meant.count());
+        let text = format!("{test} needs at least two nodes; `--nodes` names {}", meant.count());
         return Err(BadOrder::Usage(text));
     };
     if nodes.len() > MOST_NODES {
-        return Err(BadOrder::Usage(format!("`--nodes` names {}, {MOST_NODES} is the limit", meant.count())));
+        return Err(BadOrder::Usage(format!("`--nodes` names {}; the limit is {MOST_NODES}", meant.count())));
     }
     if let Some((gone, _)) = meant.nodes.iter().find(|(_, here)| !here) {
-        let text = format!("{} is {GONE}, and {test} runs over all of them together", gone.node.name);
+        let text = format!("{} is {GONE}; {test} needs all of its nodes", gone.node.name);
         return Err(BadOrder::Usage(text));
     }
-    let mut changes = vec![format!("{}: {test}, together", meant.names())];
+    let mut changes = vec![format!("{}: {test}, one run", meant.names())];
     changes.extend(meant.nodes.iter().filter_map(|(record, _)| {
         let held = meant.held(record)?;
-        Some(format!("{}: {held}; the others wait until it is not any more", record.node.name))
+        Some(format!("{}: {held}; the run waits until the hold ends", record.node.name))
     }));
     Ok(Prepared {
-        plan: format!("Would ask for {test} over {} together ({}).", meant.count(), meant.names()),
+        plan: format!("Would request one run of {test} over {} ({}).", meant.count(), meant.names()),
         changes,
-        done: format!("Asked for {test} over {} together.", meant.count()),
-        next: "`doctor audit` shows each trial and what came out".to_owned(),
+        done: format!("Requested one run of {test} over {}.", meant.count()),
+        next: "`doctor audit` shows each trial and its result".to_owned(),
         writes: vec![Write::Request(Asked::Together { nodes, test: (*test).clone(), trials: Vec::new() })],
         rests_on: meant.rests_on(),
         nodes: meant.all(),
@@ -184,8 +184,8 @@ pub(super) fn hold(facts: &Facts, selectors: &[Selector], until: Option<Timestam
     let how_long = until.map_or_else(|| "until released".to_owned(), |until| format!("until {} UTC", clock(until)));
     let (changes, writes) = meant.each(|record, here| {
         let words = match (meant.held(record), here) {
-            (Some(held), _) => format!("{held} already; this hold takes its place"),
-            (None, false) => format!("{GONE}; held when it comes back"),
+            (Some(held), _) => format!("already {held}; this hold replaces it"),
+            (None, false) => format!("{GONE}; held if it returns"),
             (None, true) => format!("{} -> held", record.life.word()),
         };
         Fate { words, writes: vec![Write::Hold { node: record.node.name.clone(), until }] }
@@ -213,13 +213,11 @@ pub(super) fn release(facts: &Facts, selectors: &[Selector]) -> Result<Prepared,
         }
         let after = match &record.life {
             Life::InService | Life::Suspect if end.is_some() => "the hold ends",
-            Life::InService | Life::Suspect if tells_of_events(record) => {
-                "in users' hands already; what events told of it is settled"
-            }
-            Life::InService | Life::Suspect => "in users' hands already; nothing changes",
-            Life::Proving { .. } => "a proof is running already",
-            Life::Held { .. } => "the hold ends; proved first if a case is open",
-            Life::Quarantined | Life::Repairing { .. } | Life::Out => "proved, then returned to users",
+            Life::InService | Life::Suspect if tells_of_events(record) => "its events are acknowledged",
+            Life::InService | Life::Suspect => "nothing changes",
+            Life::Proving { .. } => "requalification is already running",
+            Life::Held { .. } => "the hold ends; requalified first if a case is open",
+            Life::Quarantined | Life::Repairing { .. } | Life::Out => "requalified, then returned to service",
         };
         let asked = Write::Request(Asked::Release { node: name.clone() });
         Fate { words: format!("{held}; {after}"), writes: end.into_iter().chain([asked]).collect() }
@@ -228,7 +226,7 @@ pub(super) fn release(facts: &Facts, selectors: &[Selector]) -> Result<Prepared,
         plan: format!("Would release {} ({}).", meant.count(), meant.names()),
         changes,
         done: format!("Released {}.", meant.count()),
-        next: format!("`doctor why {}` follows it", meant.example()),
+        next: format!("`doctor why {}` shows its progress", meant.example()),
         writes,
         rests_on: meant.rests_on(),
         nodes: meant.all(),
@@ -243,17 +241,17 @@ fn tells_of_events(record: &NodeRecord) -> bool {
 
 pub(super) fn quarantine(facts: &Facts, selectors: &[Selector], evict: bool) -> Result<Prepared, BadOrder> {
     let meant = Meant::of(facts, selectors)?;
-    let work = if evict { "user work asked to leave" } else { "user work may finish" };
+    let work = if evict { "user work evicted" } else { "user work may finish" };
     let (changes, writes) = meant.each(|record, here| {
         let then = format!("quarantined, {work}, then examined");
         let life = record.life.word();
         let words = match (meant.held(record), &record.life) {
             _ if !here => return Fate::nothing(format!("{GONE}; nothing changes")),
-            (Some(held), _) => format!("{held}; when it is not any more: {then}"),
+            (Some(held), _) => format!("{held}; after the hold: {then}"),
             (None, Life::InService | Life::Suspect) => format!("{life} -> {then}"),
-            (None, Life::Held { .. }) => format!("{life}; when it is not any more: {then}"),
+            (None, Life::Held { .. }) => format!("{life}; after the hold: {then}"),
             (None, Life::Quarantined | Life::Repairing { .. } | Life::Proving { .. } | Life::Out) => {
-                return Fate::nothing(format!("{life}: out of service already; nothing changes"));
+                return Fate::nothing(format!("{life}: already out of service; nothing changes"));
             }
         };
         let asked = Asked::Quarantine { node: record.node.name.clone(), evict };
@@ -262,9 +260,9 @@ pub(super) fn quarantine(facts: &Facts, selectors: &[Selector], evict: bool) -> 
     Ok(Prepared {
         plan: format!("Would take {} out of service ({}).", meant.count(), meant.names()),
         changes,
-        done: format!("Asked to take {} out of service and to examine it.", plural(writes.len(), "node")),
+        done: format!("Requested quarantine and examination of {}.", plural(writes.len(), "node")),
         next: format!(
-            "`doctor why {0}` tells what the examination advises; `doctor release {0} --why …` proves and returns it",
+            "`doctor why {0}` shows the advice; `doctor release {0} --why …` requalifies and returns it",
             meant.example()
         ),
         writes,

@@ -75,33 +75,33 @@ pub(super) fn quoted(word: &str) -> String {
 /// An error in creating, inspecting or deleting a cluster.
 #[derive(Debug, thiserror::Error)]
 pub enum AzureError {
-    #[error("{program} cannot be started; install Azure's command line, or name it with --az", program = program.display())]
+    #[error("cannot start {program}; install the Azure CLI, or set its path with --az", program = program.display())]
     Start { program: PathBuf, source: std::io::Error },
     #[error("{step}: az is not logged in; run `az login`, or `az login --identity` on a machine that has an identity")]
     NotLoggedIn { step: String },
-    #[error("{step}: az says: {said}")]
+    #[error("{step}: az failed: {said}")]
     Refused { step: String, said: String },
-    #[error("{step}: az did not end within {} s; what it began may go on in Azure, run this again to take it up", limit.as_secs())]
+    #[error("{step}: az did not finish within {} s; its operation may continue in Azure, run this again to resume", limit.as_secs())]
     Late { step: String, limit: Duration },
     #[error("{step}: az printed more than {MOST_OUTPUT} bytes")]
     TooMuch { step: String },
-    #[error("{step}: what az printed is not understood: {why}")]
+    #[error("{step}: cannot parse the output of az: {why}")]
     Unreadable { step: String, why: String },
     #[error(
-        "{kind} {name} is there already and does not bear our tag: it is left alone; choose another name, or delete it"
+        "{kind} {name} already exists without our tag and is left unchanged; choose another name, or delete it"
     )]
     NotOurs { kind: &'static str, name: String },
     #[error(
-        "{kind} {name} is {is}, and the file says {wanted}: that cannot be changed in place; destroy it first, or change the file"
+        "{kind} {name} is {is}, but the file says {wanted}; this cannot be changed in place: destroy it first, or change the file"
     )]
     Other { kind: &'static str, name: String, is: String, wanted: String },
-    #[error("{kind} {name} failed in Azure ({state}); see it in the portal, delete it, and run this again")]
+    #[error("{kind} {name} failed in Azure ({state}); inspect it in the portal, delete it, and run this again")]
     Failed { kind: &'static str, name: String, state: String },
-    #[error("{step} on {node}: the script did not get to its end: {said}")]
+    #[error("{step} on {node}: the script did not finish: {said}")]
     Script { step: String, node: String, said: String },
     #[error("the head node cannot log in to {}", nodes.join("; "))]
     Unreached { nodes: Vec<String> },
-    #[error("after {rounds} rounds there is still something to do: {left}")]
+    #[error("still incomplete after {rounds} rounds: {left}")]
     NoEnd { rounds: usize, left: String },
     #[error("writing {}", path.display())]
     Write { path: PathBuf, source: std::io::Error },
@@ -202,14 +202,14 @@ mod tests {
         let denied = az(
             "echo 'ERROR: (AuthorizationFailed) You may not.\nCode: AuthorizationFailed\nMessage: You may not.' >&2; exit 1",
         );
-        assert_eq!(denied.unwrap_err(), "the network: az says: (AuthorizationFailed) You may not.");
+        assert_eq!(denied.unwrap_err(), "the network: az failed: (AuthorizationFailed) You may not.");
         assert!(
             az("echo \"ERROR: Please run 'az login' to setup account.\" >&2; exit 1")
                 .unwrap_err()
                 .contains("not logged in")
         );
-        assert!(az("echo not json").unwrap_err().contains("not understood"));
-        assert!(az("sleep 60").unwrap_err().contains("did not end within 1 s"));
+        assert!(az("echo not json").unwrap_err().contains("cannot parse the output of az"));
+        assert!(az("sleep 60").unwrap_err().contains("did not finish within 1 s"));
         let gone = Az::new(Path::new("/no/such/az")).run("x", &Call::new("x"), Duration::from_secs(1)).unwrap_err();
         assert!(gone.to_string().contains("--az"), "{gone}");
     }

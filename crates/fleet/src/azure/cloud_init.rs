@@ -48,7 +48,7 @@ const PACKAGES: [&str; 8] = ["tree", "ncdu", "tmux", "nload", "inotify-tools", "
 pub enum CloudInit {
     #[error("{0}")]
     Word(BadText),
-    #[error("the file has {0} bytes, and Azure hands at most {MOST} to a machine")]
+    #[error("the file has {0} bytes, but Azure passes at most {MOST} to a machine")]
     TooLong(usize),
     #[error("the file begins with {0:?}, expected #cloud-config on its first line, or a script that begins with #!")]
     Beginning(String),
@@ -57,7 +57,7 @@ pub enum CloudInit {
 /// Returns the cloud-init file of this cluster.
 pub fn text(cluster: &Cluster) -> String {
     let mut text = String::from(
-        "#cloud-config\n# Made by `doctor fleet cloud-init`. What each file is for stands at its top.\npackage_update: true\npackages:\n",
+        "#cloud-config\n# Made by `doctor fleet cloud-init`. The first lines of each file say what it is for.\npackage_update: true\npackages:\n",
     );
     for package in PACKAGES {
         let _infallible = writeln!(text, "  - {package}");
@@ -120,7 +120,7 @@ pub fn check(text: &str) -> Result<(), CloudInit> {
         if !KNOWN.contains(&word.trim_end()) {
             let near = KNOWN.iter().max_by_key(|known| likeness(known, word)).copied().unwrap_or_default();
             let message = format!(
-                "cloud-init knows no `{}` and would take no notice of what stands below it; near it: {near}",
+                "cloud-init has no key `{}` and would ignore everything below it; similar: {near}",
                 word.trim_end()
             );
             return Err(CloudInit::Word(BadText::at(text, Some(begin..begin + word.trim_end().len()), message)));
@@ -155,7 +155,7 @@ mod tests {
         check(&text).unwrap();
         assert!(text.len() < MOST / 3, "{}", text.len());
         assert!(text.contains("/opt/install-doctor-node.sh 'https://x.org/doctor-node?a=1' 000"), "{text}");
-        assert!(!text.contains("StrictHostKeyChecking"), "hosts are known by their keys");
+        assert!(!text.contains("StrictHostKeyChecking"), "host keys are verified");
     }
 
     #[test]
@@ -163,7 +163,7 @@ mod tests {
         let error = check("#cloud-config\n# packges: x\npackages:\n  - tree\npackges:\n  - tmux\n").unwrap_err();
         let CloudInit::Word(error) = error else { panic!("{error}") };
         assert_eq!((error.line(), error.column()), (Some(5), Some(1)), "{error}");
-        assert!(error.to_string().contains("near it: packages"), "{error}");
+        assert!(error.to_string().contains("similar: packages"), "{error}");
         assert!(matches!(check("packages: [tree]\n"), Err(CloudInit::Beginning(_))));
         assert!(matches!(check(&format!("#cloud-config\n{}", " ".repeat(MOST))), Err(CloudInit::TooLong(_))));
         check("#!/bin/sh\nreboot: now\n").unwrap();

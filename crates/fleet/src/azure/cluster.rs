@@ -131,8 +131,8 @@ impl Written {
         if let Some(wanted) =
             self.head_address.as_ref().filter(|wanted| *wanted.get_ref() && self.mode == Mode::Uniform)
         {
-            let why = "`head_address` is true, expected false: Azure gives no machine of a Uniform scale set an address of its own; \
-                       it is reached through the load balancer";
+            let why = "`head_address` is true, expected false: machines of a Uniform scale set have no public address; \
+                       the head node is reached through the load balancer";
             return Err(words.bad(wanted, why.to_owned()));
         }
         if self.mode == Mode::Uniform && *self.count.get_ref() > MOST_UNIFORM {
@@ -183,7 +183,7 @@ impl WrittenNetwork {
         let id = self.subnet.as_ref().filter(|subnet| subnet.get_ref().starts_with('/'));
         if let Some(id) = id.filter(|id| !is_id(id.get_ref())) {
             return Err(
-                words.bad(id, "`network.subnet` is no resource id, expected /subscriptions/…/subnets/NAME".to_owned())
+                words.bad(id, "`network.subnet` must be a resource id: /subscriptions/…/subnets/NAME".to_owned())
             );
         }
         let named = self.subnet.as_ref().filter(|_| id.is_none());
@@ -249,11 +249,11 @@ ssh_from = ["203.0.113.0/24"]
             ("\"westus3\"", "\"--output\"", 3, "a region"),
             ("\"vmss\"", "\"vm ss\"", 4, "a name: up to 60"),
             ("\"azureuser\"", "\"root\"", 8, "not root or admin"),
-            ("\"azureuser\"", "\"x; reboot\"", 8, "small letters"),
+            ("\"azureuser\"", "\"x; reboot\"", 8, "lower-case letters"),
             ("203.0.113.0/24", "my-office", 11, "a block such as"),
             ("ubuntu-hpc:2204:latest", "ubuntu hpc", 6, "publisher:offer:sku:version"),
             ("[network]", "mode = \"uniform\"\nhead_address = true\n[network]", 11, "load balancer"),
-            ("[network]", "tags = { cluster-doctor = \"x\" }\n[network]", 10, "which is ours"),
+            ("[network]", "tags = { cluster-doctor = \"x\" }\n[network]", 10, "which is reserved"),
             ("[network]", "doctor_node = { url = \"http://x\", sha256 = \"0\" }\n[network]", 10, "https://"),
             ("[network]", "[network]\nsubnet = \"/x/y\"", 11, "/subscriptions/"),
         ] {

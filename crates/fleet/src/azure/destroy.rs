@@ -52,15 +52,15 @@ pub fn removal(cluster: &Cluster, seen: &Seen) -> Removals {
         let is_made = made(cluster).iter().any(|(kind, name)| is(resource, kind, name));
         let why = match resource.owner {
             Owner::Ours if is_made => continue,
-            Owner::Ours => "it bears our tag, but is nothing that this file makes",
-            Owner::Others => "it does not bear our tag",
+            Owner::Ours => "it has our tag, but this file does not define it",
+            Owner::Others => "it does not have our tag",
         };
         removals.left.push(Left { kind: resource.kind.words().to_owned(), name: resource.name.clone(), why });
     }
     let group_left = |why| Left { kind: "resource group".to_owned(), name: cluster.resource_group.clone(), why };
     match group {
-        Owner::Others => removals.left.push(group_left("it was there before us")),
-        Owner::Ours if !removals.left.is_empty() => removals.left.push(group_left("others have something in it")),
+        Owner::Others => removals.left.push(group_left("it existed before provisioning")),
+        Owner::Ours if !removals.left.is_empty() => removals.left.push(group_left("it contains resources of others")),
         Owner::Ours => {
             let call = finish(Call::new("group delete").with("--name", &cluster.resource_group).flag("--yes"), cluster);
             removals.steps.push(Removal { what: format!("resource group {}", cluster.resource_group), call });

@@ -102,7 +102,7 @@ impl<'a> Values<'a> {
                 ),
             };
             if values.insert(key, value).is_some() {
-                return Err(bad(format!("{key} is there twice")));
+                return Err(bad(format!("{key} is set twice")));
             }
         }
         Ok(Self { text, values })
@@ -128,7 +128,7 @@ impl<'a> Values<'a> {
             let tag = unquoted(word)
                 .and_then(|word| word.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned())));
             let (name, value) =
-                tag.ok_or_else(|| self.bad(&list, format!("{word:?} is no tag, expected name=value")))?;
+                tag.ok_or_else(|| self.bad(&list, format!("{word:?} is not a tag, expected name=value")))?;
             tags.insert(Spanned::new(list.span(), name), Spanned::new(list.span(), value));
         }
         Ok(tags)
@@ -144,13 +144,13 @@ fn list(text: &str, first: &str, line: &Range<usize>, rest: &mut Range<usize>) -
             words.push_str(last);
             return match after.trim() {
                 "" => Ok(Spanned::new(line.clone(), words)),
-                _ => Err(BadText::at(text, Some(line.clone()), "something stands after the list's `)`")),
+                _ => Err(BadText::at(text, Some(line.clone()), "unexpected text after the list's `)`")),
             };
         }
         words.push_str(part);
         words.push(' ');
         let Some(next) = next_line(text, rest) else {
-            return Err(BadText::at(text, Some(line.clone()), "the list has no end, expected `)`"));
+            return Err(BadText::at(text, Some(line.clone()), "the list is not closed, expected `)`"));
         };
         part = text[next].split('#').next().unwrap_or_default();
     }
@@ -220,7 +220,7 @@ mod tests {
             ("LOCATION=\"westus3\"", "LOCATION='<region>'", Some(4), "a region"),
             ("'2'", "'two'", Some(7), "1 to 1000"),
             ("'Flexible'", "'flex'", Some(10), "expected Flexible or Uniform"),
-            (")\n", "\n", Some(13), "no end"),
+            (")\n", "\n", Some(13), "not closed"),
             ("SSH_PATH='~/.ssh/id_rsa.pub'\n", "", None, "SSH_PATH is missing"),
             ("ADMIN=", "LOCATION=", Some(9), "twice"),
         ] {

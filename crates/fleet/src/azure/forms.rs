@@ -26,12 +26,12 @@ pub(super) const GROUP: Form = Form(
 pub(super) const NAME: Form =
     Form(|text| plain(text, "._-", 60) && !text.ends_with(['.', '-']), "a name: up to 60 letters, digits and ._-");
 pub(super) const LOCATION: Form =
-    Form(|text| lower_plain(text, "", 40), "a region as `az account list-locations` has it, such as westus3");
-pub(super) const SKU: Form = Form(|text| plain(text, "_-", 80), "a size of machine, such as Standard_ND96isr_H200_v5");
+    Form(|text| lower_plain(text, "", 40), "a region as `az account list-locations` prints it, such as westus3");
+pub(super) const SKU: Form = Form(|text| plain(text, "_-", 80), "a VM size, such as Standard_ND96isr_H200_v5");
 pub(super) const PREFIX: Form =
-    Form(|text| lower_plain(text, "-", 40), "the beginning of host names: up to 40 small letters, digits and -");
+    Form(|text| lower_plain(text, "-", 40), "the beginning of host names: up to 40 lower-case letters, digits and -");
 pub(super) const SUBSCRIPTION: Form =
-    Form(|text| plain(text, "-_ .()", 64), "the id or name of a subscription, as `az account list` has it");
+    Form(|text| plain(text, "-_ .()", 64), "the id or name of a subscription, as `az account list` prints it");
 pub(super) const ADDRESSES: Form =
     Form(|text| parse_block(text).is_some_and(|(_, bits)| (8..=29).contains(&bits)), "a block such as 10.0.0.0/16");
 pub(super) const FROM: Form = Form(
@@ -56,7 +56,7 @@ pub(super) const SHA256: Form = Form(
 );
 pub(super) const TAG_NAME: Form = Form(
     |text| plain(text, "._-", 128) && text != TAG,
-    "a tag's name: letters, digits and ._-, and not cluster-doctor, which is ours",
+    "a tag's name: letters, digits and ._-, and not cluster-doctor, which is reserved",
 );
 /// `az` has two tag syntaxes, one of which interprets spaces, quotes and brackets.
 pub(super) const TAG_VALUE: Form =
@@ -84,7 +84,7 @@ pub(super) const ADMIN: Form = Form(
     |text| {
         lower_plain(text, "_-", 32) && text.starts_with(|c: char| c.is_ascii_lowercase()) && !RESERVED.contains(&text)
     },
-    "a user's name that Azure takes, such as azureuser: small letters, digits, _ and -, not root or admin",
+    "a user name that Azure accepts, such as azureuser: lower-case letters, digits, _ and -, not root or admin",
 );
 
 fn is_image(text: &str) -> bool {

@@ -183,7 +183,7 @@ impl Said {
         Self {
             whole: lines.last().is_some_and(|line| line == "done"),
             lines,
-            last: clean(last.unwrap_or("it said nothing")),
+            last: clean(last.unwrap_or("no output")),
         }
     }
 

@@ -73,31 +73,31 @@ pub fn look(cluster: &Cluster, az: &Az) -> Result<Seen, AzureError> {
     let limit = cluster.limits.call.to_std();
     let ask = |step: &str, call: &Call| az.run(step, call, limit);
     let unread = |step: &'static str| move |why: String| AzureError::Unreadable { step: step.to_owned(), why };
-    let step = "looking at the resource group";
+    let step = "reading the resource group";
     let group = seen::group(ask(step, &group_call(cluster))?, cluster).map_err(unread(step))?;
     if group.is_none() {
         return Ok(Seen::default());
     }
-    let step = "looking at what is in the resource group";
+    let step = "listing the resource group";
     let listed = ask(step, &in_group(cluster, Call::new("resource list")))?;
     let mut seen =
         Seen { group, resources: seen::resources(listed, cluster).map_err(unread(step))?, ..Seen::default() };
     let show = |command: &str, name: &str| in_group(cluster, Call::new(command).with("--name", name));
     if seen.find(&Kind::SecurityGroup, &names.security_group).is_some() {
-        let step = "looking at the security group";
+        let step = "reading the security group";
         let answer = ask(step, &show("network nsg show", &names.security_group))?;
         seen.ssh_from = seen::ssh_from(&answer, SSH_RULE).map_err(unread(step))?;
     }
     if seen.find(&Kind::Balancer, &names.balancer).is_some() {
-        let step = "looking at the load balancer";
+        let step = "reading the load balancer";
         let answer = ask(step, &show("network lb show", &names.balancer))?;
         seen.balancer = seen::balancer(&answer, NAT_RULE, OUTBOUND_RULE).map_err(unread(step))?;
     }
     if seen.find(&Kind::ScaleSet, &cluster.scale_set).is_some() {
-        let step = "looking at the scale set";
+        let step = "reading the scale set";
         let answer = ask(step, &show("vmss show", &cluster.scale_set))?;
         seen.scale_set = Some(seen::scale_set(&answer, NOTED).map_err(unread(step))?);
-        let step = "looking at the machines";
+        let step = "reading the machines";
         let (machines, nics) = (ask(step, &plan::machines_call(cluster))?, ask(step, &nics_call(cluster))?);
         seen.nodes = seen::nodes(machines, nics, cluster).map_err(unread(step))?;
     }
@@ -254,7 +254,7 @@ impl Work<'_> {
         let limit = cluster.limits.call.to_std();
         let address = |name: &str| -> Result<Option<String>, AzureError> {
             let call = in_group(cluster, Call::new("network public-ip show").with("--name", name));
-            let answer = self.az.run("asking for the address", &call, limit)?;
+            let answer = self.az.run("reading the address", &call, limit)?;
             Ok(answer["ipAddress"].as_str().map(str::to_owned))
         };
         let balancer = address(&names.balancer_address)?;
@@ -274,7 +274,7 @@ impl Work<'_> {
         }
         let call =
             in_group(cluster, Call::new("vmss list-instance-connection-info").with("--name", &cluster.scale_set));
-        let answer = self.az.run("asking for the ports of the load balancer", &call, cluster.limits.call.to_std());
+        let answer = self.az.run("reading the ports of the load balancer", &call, cluster.limits.call.to_std());
         // A new scale set may not have ports yet; the cluster is complete nevertheless.
         let answer = match answer {
             Err(AzureError::Refused { .. }) => return Ok(None),
@@ -286,6 +286,6 @@ impl Work<'_> {
 }
 
 fn not_said(step: &Step, node: &str, what: &str) -> AzureError {
-    let said = format!("it did not say {what}");
+    let said = format!("its output does not contain {what}");
     AzureError::Script { step: step.part.words().to_owned(), node: node.to_owned(), said }
 }

@@ -171,7 +171,7 @@ impl TryFrom<Written> for Receiver {
         ];
         let mut ways = ways.into_iter().flatten();
         let (Some(way), None) = (ways.next(), ways.next()) else {
-            let text = "a receiver has one of `webhook`, `slack`, `alertmanager`, `email`";
+            let text = "a receiver needs exactly one of `webhook`, `slack`, `alertmanager`, `email`";
             return Err(BadReceiver(text.to_owned()));
         };
         way.check()?;
@@ -185,7 +185,7 @@ impl Way {
         match self {
             Self::Webhook { url, .. } | Self::Slack { url } | Self::Alertmanager { url, .. } => match url {
                 Address::Plain(text) if !text.starts_with("https://") && !text.starts_with("http://") => {
-                    Err(BadReceiver("`url` begins with http:// or https://".to_owned()))
+                    Err(BadReceiver("`url` must begin with http:// or https://".to_owned()))
                 }
                 Address::Plain(_) | Address::Hidden(_) => Ok(()),
             },
@@ -211,21 +211,19 @@ impl Email {
         let bad = |text: &str| Err(BadReceiver(text.to_owned()));
         let port = self.server.rsplit_once(':').and_then(|(host, port)| (!host.is_empty()).then_some(port));
         if port.is_none_or(|port| port.parse::<u16>().is_err()) {
-            return bad("`server` is HOST:PORT, such as \"smtp.example.org:587\"");
+            return bad("`server` must be HOST:PORT, such as \"smtp.example.org:587\"");
         }
         if self.to.is_empty() || self.to.len() > 100 {
-            return bad("`to` names 1 to 100 mailboxes");
+            return bad("`to` must name 1 to 100 mailboxes");
         }
         if !self.to.iter().chain([&self.from]).all(|address| is_mailbox(address)) {
-            return bad("`from` and `to` are plain addresses, such as \"ops@example.org\"");
+            return bad("`from` and `to` must be plain addresses, such as \"ops@example.org\"");
         }
         if self.user.is_some() != self.password.is_some() {
-            return bad("`user` and `password` go together");
+            return bad("`user` and `password` must be set together");
         }
         if self.password.is_some() && self.security == Security::None {
-            return bad(
-                "a password is not sent in the clear: `security` is \"starttls\" or \"tls\" where there is one",
-            );
+            return bad("a password is not sent unencrypted: set `security` to \"starttls\" or \"tls\"");
         }
         Ok(())
     }
@@ -302,7 +300,7 @@ mod tests {
             ("[receivers.a]\n", "one of `webhook`, `slack`, `alertmanager`, `email`"),
             ("[receivers.a]\nslack = { url = \"http://x\" }\nwebhook = { url = \"http://y\" }", "one of"),
             ("[receivers.a]\nslack = { url = \"x\" }", "http:// or https://"),
-            ("[receivers.a]\nslack = { url = { fil = \"x\" } }", "where it is kept"),
+            ("[receivers.a]\nslack = { url = { fil = \"x\" } }", "{ env = "),
             ("[receivers.a]\nslack = { url = \"http://x\" }\nseverity = \"bad\"", "monitor, reset, reboot, isolate"),
             ("[receivers.a]\nslack = { url = \"http://x\" }\nchanges = [\"open\"]", "opened"),
             ("[receivers.a]\nemail = { server = \"x\", from = \"a@b\", to = [\"a@b\"] }", "HOST:PORT"),
@@ -314,12 +312,12 @@ mod tests {
             ),
             (
                 "[receivers.a]\nemail = { server = \"x:25\", from = \"a@b\", to = [\"a@b\"], user = \"u\" }",
-                "go together",
+                "must be set together",
             ),
             (
                 "[receivers.a]\nemail = { server = \"x:25\", from = \"a@b\", to = [\"a@b\"], user = \"u\", \
                  password = { env = \"P\" }, security = \"none\" }",
-                "not sent in the clear",
+                "not sent unencrypted",
             ),
         ] {
             let error = read(text).unwrap_err();

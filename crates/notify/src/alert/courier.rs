@@ -45,7 +45,7 @@ impl Courier {
     /// Does what is due and returns the delay until the next call.
     pub(super) fn look(&mut self) -> Duration {
         self.turn().unwrap_or_else(|error| {
-            self.say_once(&format!("the outbox cannot be read: {error}"));
+            self.say_once(&format!("cannot read the outbox: {error}"));
             STORE_FAILED
         })
     }
@@ -92,7 +92,7 @@ impl Courier {
         match self.send(&letter) {
             Ok(()) => {
                 if self.said.take().is_some() || *tries > 1 {
-                    tracing::info!(receiver = self.name, tries, "a message arrived");
+                    tracing::info!(receiver = self.name, tries, "message delivered");
                 }
                 Tried::Delivered
             }
@@ -113,15 +113,15 @@ impl Courier {
             }
             None => {
                 let (receiver, tries, what) = (&self.name, message.tries, alert::tally(&message.notes));
-                tracing::error!(receiver, tries, what, "a message is lost: {}", error.text);
-                Tried::Lost { trouble: format!("given up at try {tries}: {}", error.text) }
+                tracing::error!(receiver, tries, what, %error, "message lost");
+                Tried::Lost { trouble: format!("given up after attempt {tries}: {}", error.text) }
             }
         }
     }
 
     fn say_once(&mut self, text: &str) {
         if self.said.as_deref() != Some(text) {
-            tracing::warn!(receiver = self.name, "a message did not arrive and is tried again: {text}");
+            tracing::warn!(receiver = self.name, error = %text, "delivery failed, will retry");
             self.said = Some(text.to_owned());
         }
     }
@@ -148,7 +148,7 @@ impl Courier {
         if !notes.is_empty() {
             let letter = Letter { key: "refresh", composed: now, notes: &notes, lost_before: 0, now };
             if let Err(error) = self.send(&letter) {
-                tracing::debug!(receiver = self.name, %error, "what is open could not be told again");
+                tracing::debug!(receiver = self.name, %error, "refresh of open alerts failed");
             }
         }
         Ok(())
@@ -176,7 +176,7 @@ mod tests {
         let waits: Vec<_> = [1, 2, 3, 8, 60].map(|tries| after(Retry::Later, tries)).into();
         assert_eq!(waits, [Some(5), Some(10), Some(20), Some(300), Some(300)]);
         assert_eq!(after(Retry::After(Span::from_secs(60)), 1), Some(60));
-        assert_eq!(after(Retry::After(Span::days(3)), 1), Some(3600), "nobody is waited for that long");
+        assert_eq!(after(Retry::After(Span::days(3)), 1), Some(3600), "an hour at most");
         assert_eq!(after(Retry::After(Span::ZERO), 2), Some(10));
         assert_eq!(after(Retry::Never, 1), None);
     }

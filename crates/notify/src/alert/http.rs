@@ -47,10 +47,10 @@ impl<'a> Client<'a> {
     fn no_answer(&self, url: &str, error: &HttpError) -> NotSent {
         let why = match error.kind {
             HttpErrorKind::Timeout => format!("did not answer within {}", self.limit),
-            HttpErrorKind::BadRequest => "is not an address that can be used".to_owned(),
-            HttpErrorKind::Tls => format!("is not believed: {error}"),
+            HttpErrorKind::BadRequest => "is not a usable address".to_owned(),
+            HttpErrorKind::Tls => format!("failed TLS verification: {error}"),
             HttpErrorKind::Connection | HttpErrorKind::NotHttp | HttpErrorKind::TooLong => {
-                format!("could not be spoken to: {error}")
+                format!("did not complete the request: {error}")
             }
         };
         NotSent::later(format!("{} {why}", host(url)))

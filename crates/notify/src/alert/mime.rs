@@ -38,7 +38,7 @@ pub(super) fn mail(email: &Email, letter: &Letter<'_>) -> String {
 fn body(letter: &Letter<'_>) -> String {
     let mut paragraphs = Vec::new();
     if letter.lost_before > 0 {
-        paragraphs.push(format!("{} messages before this one were lost: doctor alert list", letter.lost_before));
+        paragraphs.push(format!("messages lost before this one: {}; see doctor alert list", letter.lost_before));
     }
     paragraphs.extend(alert::paragraphs(letter.notes));
     format!("{}\r\n", paragraphs.join("\n\n").replace('\n', "\r\n"))

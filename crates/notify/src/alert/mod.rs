@@ -130,7 +130,7 @@ impl Alerter {
         if settings.receivers.is_empty() {
             // No worker is left to handle waiting messages.
             if let Err(error) = store.abandon_alerts(&[], SystemClock.now()) {
-                tracing::warn!("messages that nobody receives any more cannot be given up: {error}");
+                tracing::warn!(%error, "cannot discard messages without a receiver");
             }
         } else {
             let mut watch = Watch::new(settings.clone(), store.clone(), Arc::clone(clock));

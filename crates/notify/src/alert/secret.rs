@@ -25,7 +25,7 @@ pub enum Hidden {
 
 /// A URL, or the location of one.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
-#[serde(untagged, expecting = "a URL, or { file = \"…\" } or { env = \"…\" } where it is kept")]
+#[serde(untagged, expecting = "a URL, or { file = \"…\" } or { env = \"…\" }")]
 pub enum Address {
     Plain(String),
     Hidden(Hidden),
@@ -50,7 +50,7 @@ impl Hidden {
                 text
             }
             Self::Env(name) => {
-                std::env::var(name).map_err(|_| NotSent::later(format!("${name} is not set, or is not text")))?
+                std::env::var(name).map_err(|_| NotSent::later(format!("${name} is not set, or is not valid UTF-8")))?
             }
         };
         let line = text.lines().next().unwrap_or_default().trim();

@@ -16,7 +16,7 @@ pub(super) fn send(url: &Address, letter: &Letter<'_>, client: &Client<'_>) -> R
 fn text(letter: &Letter<'_>) -> String {
     let mut text = format!("*{}*", escaped(&alert::headline(letter.notes)));
     if letter.lost_before > 0 {
-        text.push_str(&format!("\n({} messages before this one were lost: `doctor alert list`)", letter.lost_before));
+        text.push_str(&format!("\n(messages lost before this one: {}; see `doctor alert list`)", letter.lost_before));
     }
     let paragraphs = alert::paragraphs(letter.notes);
     for (place, paragraph) in paragraphs.iter().enumerate() {

@@ -96,7 +96,7 @@ pub(super) fn deliver(email: &Email, mail: &str, limit: Span, ca: Option<&Path>)
 
 impl<'a> Talk<'a> {
     fn open(server: &'a str, until: Instant) -> Result<Self, NotSent> {
-        let unknown = |error| NotSent::later(format!("{server} is not a host that is known: {error}"));
+        let unknown = |error| NotSent::later(format!("cannot resolve {server}: {error}"));
         let mut last = None;
         for address in server.to_socket_addrs().map_err(unknown)? {
             match TcpStream::connect_timeout(&address, left(until)) {
@@ -104,13 +104,13 @@ impl<'a> Talk<'a> {
                 Err(error) => last = Some(error),
             }
         }
-        let why = last.map_or_else(|| "it has no address".to_owned(), |error| error.to_string());
-        Err(NotSent::later(format!("{server} takes no connection: {why}")))
+        let why = last.map_or_else(|| "it has no addresses".to_owned(), |error| error.to_string());
+        Err(NotSent::later(format!("cannot connect to {server}: {why}")))
     }
 
     /// Switches to TLS and verifies the server's certificate.
     fn secured(self, ca: Option<&Path>) -> Result<Self, NotSent> {
-        let bad = |why: String| NotSent::later(format!("{} is not believed: {why}", self.server));
+        let bad = |why: String| NotSent::later(format!("TLS with {} failed: {why}", self.server));
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(trust::roots(ca)?);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -165,7 +165,7 @@ impl<'a> Talk<'a> {
     fn ask(&mut self, line: &str, shown: &str, code: u16) -> Result<Answer, NotSent> {
         let broken = |error: io::Error| {
             let late = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
-            let why = if late { "did not answer in time".to_owned() } else { format!("broke off: {error}") };
+            let why = if late { "did not answer in time".to_owned() } else { format!("failed ({error})") };
             NotSent::later(format!("{} {why} at {shown}", self.server))
         };
         if !line.is_empty() {
@@ -211,9 +211,9 @@ fn read_answer(wire: &mut Wire, until: Instant) -> io::Result<Answer> {
         match parse(&read) {
             Parsed::Whole(answer) => return Ok(answer),
             Parsed::More if read.len() < ANSWER => {}
-            Parsed::More => return Err(io::Error::new(io::ErrorKind::InvalidData, "the answer does not end")),
+            Parsed::More => return Err(io::Error::new(io::ErrorKind::InvalidData, "the reply is too long")),
             Parsed::Bad => {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "that is no answer of a mail server"));
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "not an SMTP reply"));
             }
         }
     }

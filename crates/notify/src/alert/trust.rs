@@ -15,9 +15,7 @@ pub(super) fn roots(ca: Option<&Path>) -> Result<Vec<CertificateDer<'static>>, N
     let roots = http::roots(ca.map_or(Trust::Machine, Trust::MachineAnd));
     let roots = roots.map_err(|error| NotSent::later(format!("cannot read the certificates in {error}")))?;
     if roots.is_empty() {
-        return Err(NotSent::later(
-            "this system has no certificates to believe in: install them, or name some with `ca`",
-        ));
+        return Err(NotSent::later("this system has no trusted CA certificates: install them, or set `ca`"));
     }
     Ok(roots)
 }

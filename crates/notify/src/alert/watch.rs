@@ -47,7 +47,7 @@ impl Watch {
             Err(error) => {
                 let text = error.to_string();
                 if self.said.as_ref() != Some(&text) {
-                    tracing::warn!("the service's own troubles cannot be looked at: {text}");
+                    tracing::warn!(error = %text, "service self-check failed");
                     self.said = Some(text);
                 }
             }
@@ -120,7 +120,7 @@ impl Watch {
         let known: Vec<&str> = self.settings.receivers.keys().map(String::as_str).collect();
         let lost = self.store.abandon_alerts(&known, SystemClock.now())?;
         if lost > 0 {
-            tracing::warn!(lost, "messages to receivers that are configured no more are given up");
+            tracing::warn!(lost, "discarded messages to receivers that are no longer configured");
         }
         self.store.forget_alerts(SystemClock.now().minus(REMEMBERED)).map(drop)
     }
@@ -136,7 +136,7 @@ mod tests {
         let mut watch = Watch::new(AlertSettings::default(), store, Arc::new(SystemClock));
         let start = Instant::now();
         let at = |minutes: u64| start + Duration::from_secs(60 * minutes);
-        assert_eq!(watch.rejected_lately(at(0), 7), 0, "what was before is not new");
+        assert_eq!(watch.rejected_lately(at(0), 7), 0, "earlier rejections do not count");
         assert_eq!(watch.rejected_lately(at(5), 9), 2);
         assert_eq!(watch.rejected_lately(at(10), 20), 13);
         assert_eq!(watch.rejected_lately(at(14), 20), 13);

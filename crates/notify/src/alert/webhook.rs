@@ -78,7 +78,7 @@ pub fn signature(secret: &[u8], timestamp: &str, body: &[u8]) -> String {
 
 pub(super) fn json(value: &impl Serialize) -> Result<Vec<u8>, NotSent> {
     let failed =
-        |error: serde_json::Error| NotSent { text: format!("cannot be written: {error}"), retry: Retry::Never };
+        |error: serde_json::Error| NotSent { text: format!("cannot encode as JSON: {error}"), retry: Retry::Never };
     serde_json::to_vec(value).map_err(failed)
 }
 
@@ -91,6 +91,6 @@ mod tests {
         // echo -n '1700000000.{}' | openssl dgst -sha256 -hmac secret
         let expected = "sha256=b8569b78799ff9e3cbff0fc2d63a33a2b57f3282abd07c37ae5e8e7d79a5f163";
         assert_eq!(signature(b"secret", "1700000000", b"{}"), expected);
-        assert_ne!(signature(b"secret", "1700000001", b"{}"), expected, "the moment is signed too");
+        assert_ne!(signature(b"secret", "1700000001", b"{}"), expected, "the timestamp is signed too");
     }
 }

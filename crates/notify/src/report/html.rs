@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_says_stays_text_and_the_page_asks_nobody_for_anything() {
+    fn text_from_nodes_is_escaped_and_the_page_loads_nothing() {
         let hostile = "</td><script>alert(1)</script><img src=x onerror=alert(1)>\"'&";
         let page = page(&view(hostile));
         for part in ["<script", "<img", "onerror=alert(1)>", "http://", "https://", "src=\""] {

@@ -187,7 +187,7 @@ fn facts_of_page(view: &ReportView) -> [(&'static str, String); 10] {
         ("not started", counted(&view.not_started)),
         ("incomplete", counted(&view.incomplete)),
         ("skipped", counted(&view.skipped)),
-        ("busy", format!("{} ({} of unknown use)", view.busy, view.unknown)),
+        ("busy", format!("{} ({} with unknown occupancy)", view.busy, view.unknown)),
         ("overdue", overdue(view)),
         ("cases open", view.cases_open.to_string()),
         ("findings open", view.open_findings.to_string()),

@@ -40,8 +40,8 @@ impl Reporter {
         if let Some(writing) = self.writing.take_if(|writing| writing.is_finished()) {
             match writing.join() {
                 Ok(Ok(0)) | Err(_) => {}
-                Ok(Ok(files)) => tracing::info!(files, "reports are written"),
-                Ok(Err(failure)) => tracing::warn!("writing a report: {}", chain(&failure)),
+                Ok(Ok(files)) => tracing::info!(files, "reports written"),
+                Ok(Err(failure)) => tracing::warn!(error = %chain(&failure), "report failed"),
             }
         }
         if self.writing.is_some() || self.looked.is_some_and(|looked| looked.elapsed() < LOOK) {

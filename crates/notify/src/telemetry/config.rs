@@ -68,7 +68,7 @@ impl TelemetrySettings {
             && !url.starts_with("https://")
         {
             return bad(
-                "`telemetry.traces` begins with http:// or https://, such as \"http://collector:4318/v1/traces\""
+                "`telemetry.traces` must begin with http:// or https://, such as \"http://collector:4318/v1/traces\""
                     .to_owned(),
             );
         }
@@ -81,7 +81,7 @@ impl TelemetrySettings {
         let long =
             |(name, value): &(&String, &String)| name.is_empty() || name.len() > LONGEST || value.len() > LONGEST;
         if self.resource.len() > 32 || self.resource.iter().any(|pair| long(&pair)) {
-            return bad(format!("`telemetry.resource` has at most 32 names and values of at most {LONGEST} letters"));
+            return bad(format!("`telemetry.resource` accepts at most 32 names and values of at most {LONGEST} bytes"));
         }
         Ok(())
     }
@@ -103,7 +103,7 @@ mod tests {
             let error = settings.check().unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
         }
-        assert!(toml::from_str::<TelemetrySettings>("trace = \"x\"").is_err(), "a word that is not known");
+        assert!(toml::from_str::<TelemetrySettings>("trace = \"x\"").is_err(), "an unknown key");
         TelemetrySettings::default().check().unwrap();
     }
 }

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_records_elsewhere_is_not_recorded_and_what_does_not_fit_is_counted() {
+    fn unsampled_spans_are_not_recorded_and_dropped_ones_are_counted() {
         let (spans, _) = traced(16, || {
             let asked = span!("api", traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00");
             asked.in_scope(|| drop(span!("make")));

@@ -42,8 +42,8 @@ impl Sender {
                 }
                 let posted = self.post(&batch);
                 match &posted {
-                    Ok(_) if said => tracing::info!(dropped = self.queue.counts().dropped(), "traces are taken again"),
-                    Err(error) if !said => tracing::warn!("traces are not taken: {error}"),
+                    Ok(_) if said => tracing::info!(dropped = self.queue.counts().dropped(), "trace export recovered"),
+                    Err(error) if !said => tracing::warn!(%error, "trace export failed"),
                     Ok(_) | Err(_) => {}
                 }
                 said = posted.is_err();

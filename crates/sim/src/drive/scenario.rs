@@ -117,7 +117,7 @@ impl Stage {
 
     fn make_world(&mut self, words: &[&str]) -> Result<(), Trouble> {
         if self.session.is_some() {
-            return said("the world is made already");
+            return said("the world already exists");
         }
         let mut world = WorldConfig::quiet(4);
         let mut pools = Vec::new();
@@ -204,10 +204,10 @@ impl Stage {
         let clock = clock(session.now(), start);
         let mut lines = Vec::new();
         if report.results > 0 {
-            lines.push(format!("results taken in: {}", report.results));
+            lines.push(format!("results accepted: {}", report.results));
         }
         if report.rejected > 0 {
-            lines.push(format!("results turned away: {}", report.rejected));
+            lines.push(format!("results rejected: {}", report.rejected));
         }
         lines.extend(report.actions.iter().filter_map(|action| {
             let line = describe(&action.what)?;
@@ -286,7 +286,7 @@ impl Stage {
         let incident = incident(words)?;
         let session = self.session()?;
         let done = session.backend().world().inject(&incident);
-        if done { Ok(()) } else { said("it could not happen: is the node there and in that state?") }
+        if done { Ok(()) } else { said("not possible: the node does not exist, or is not in the required state") }
     }
 
     fn operator(&mut self, words: &[&str]) -> Result<(), Trouble> {
@@ -371,7 +371,7 @@ impl Stage {
                         seen.node.name
                     ));
                 }
-                lines.push(format!("in service, with nothing against them: {well}"));
+                lines.push(format!("in service, no findings or marks: {well}"));
             }
             ["history"] | ["history", _] => {
                 let node = words.get(1).map(|node| name(node)).transpose()?;
@@ -400,7 +400,7 @@ impl Stage {
                         doctor_core::case::CaseState::Closed { at, how } => format!("{how} at {}", clock(at, start)),
                     };
                     lines.push(format!(
-                        "{} {} {} at rung {}: {state}; {}",
+                        "{} {} {} at repair step {}: {state}; {}",
                         case.id,
                         case.node,
                         case.severity,
@@ -571,26 +571,28 @@ fn describe(action: &Action) -> Option<String> {
         Action::Cancel { run, .. } => format!("cancel {run}"),
         Action::Conclude { run, end: Conclusion::Incomplete(_) } => format!("conclude {run}: incomplete"),
         Action::Conclude { run, end: Conclusion::NotStarted(_) } => format!("conclude {run}: not started, no row"),
-        Action::OpenCase(case) => format!("open {} on {}: {} at rung {}", case.id, case.node, case.severity, case.rung),
-        Action::Escalate { case, to } => format!("{case} moves to rung {to}"),
-        Action::Worsen { case, .. } => format!("{case} is worse"),
+        Action::OpenCase(case) => {
+            format!("open {} on {}: {} at repair step {}", case.id, case.node, case.severity, case.rung)
+        }
+        Action::Escalate { case, to } => format!("{case} escalates to {to}"),
+        Action::Worsen { case, .. } => format!("{case}: severity raised"),
         Action::Advise { advice, .. } => format!("advice: {advice}"),
         Action::Step { node, step, tries: 1, .. } => format!("{step} {node}"),
         Action::Step { node, step, tries, .. } => format!("{step} {node}, try {tries}"),
         Action::Propose { node, step, .. } => format!("propose {step} of {node}"),
-        Action::Settle { done, .. } => format!("step settled: {}", if *done { "done" } else { "failed" }),
+        Action::Settle { done, .. } => format!("step {}", if *done { "done" } else { "failed" }),
         Action::Move { node, to, .. } => format!("{node} is {}", to.word()),
         Action::CloseCase { case, how, .. } => format!("close {case}: {how}"),
         Action::Follow { case, node } => format!("{case} follows its machine to {node}"),
         Action::OpenBreaker => "the breaker opens".to_owned(),
         Action::Notice(_) => "notice".to_owned(),
-        Action::Answer { .. } => "request seen to".to_owned(),
-        Action::Name { node, peer: None, .. } => format!("{node} is named"),
-        Action::Name { node, peer: Some(peer), .. } => format!("{node} is named with {peer}"),
+        Action::Answer { .. } => "command completed".to_owned(),
+        Action::Name { node, peer: None, .. } => format!("fault attributed to {node}"),
+        Action::Name { node, peer: Some(peer), .. } => format!("fault attributed to {node} and {peer}"),
         // Its run is printed separately.
         Action::Try { .. } => return None,
         Action::Tidy { node, .. } => format!("maintenance of {node} is over"),
-        Action::Rename { node, hardware } => format!("{node} is another machine now, {hardware}"),
+        Action::Rename { node, hardware } => format!("{node} has other hardware now, {hardware}"),
         // Every node is identified once at the start.
         Action::Identify { .. } => return None,
     })

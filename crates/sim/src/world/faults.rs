@@ -140,7 +140,7 @@ impl World {
         let request = OperatorRequest {
             at: self.now,
             node: self.name(slot),
-            why: "repaired; please prove it and give it back".to_owned(),
+            why: "repaired; requalify and return to service".to_owned(),
         };
         self.requests.push(request);
         // If the node is not returned, the operators come again.

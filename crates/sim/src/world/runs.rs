@@ -108,10 +108,10 @@ impl World {
         let refuse = |text: String| BackendError { operation: SUBMIT, text, effect: After::NoneGiveUp };
         let slots = request.nodes.iter().map(|node| self.find(SUBMIT, node)).collect::<Result<Vec<_>, _>>()?;
         if let Some(test) = request.tests.iter().find(|test| usual(test).is_none()) {
-            return Err(refuse(format!("the simulated nodes know no test `{test}`")));
+            return Err(refuse(format!("the simulated nodes have no test `{test}`")));
         }
         if let Some(output) = request.outputs.iter().find(|output| !share::is_inside(output)) {
-            return Err(refuse(format!("`{}` does not lie inside the shared directory", output.document.display())));
+            return Err(refuse(format!("`{}` is not inside the shared directory", output.document.display())));
         }
         let job = self.make_run(request, slots);
         self.answered(SUBMIT, trouble)?;

@@ -23,7 +23,7 @@ fn confirmed(bed: &Bed, action: &str, mut body: Value) -> Value {
     let done = done.json();
     assert_eq!((&done["state"], &done["changes"]), (&json!("done"), &planned["changes"]), "{done}");
     let again = bed.act(OPERATOR, action, &body);
-    assert_eq!(again.status, 409, "a confirmation is good once");
+    assert_eq!(again.status, 409, "a confirmation is valid once");
     done
 }
 
@@ -77,7 +77,7 @@ fn a_plan_that_would_be_another_by_now_is_shown_again_and_nothing_is_done() {
     assert_eq!((said.status, said.code().as_str()), (409, "other-plan"));
     let now = said.json()["error"]["plan"].clone();
     assert_eq!(now["nodes"].as_array().unwrap().len(), first.len() - 1, "{now}");
-    assert_eq!(held(), 1, "nothing was done");
+    assert_eq!(held(), 1, "nothing changed");
     body["confirm"] = now["confirm"].clone();
     assert_eq!(bed.act(OPERATOR, "hold", &body).status, 200, "what is shown now can be confirmed");
     body["why"] = json!("another");
@@ -91,7 +91,7 @@ fn a_plan_that_would_be_another_by_now_is_shown_again_and_nothing_is_done() {
 }
 
 #[test]
-fn a_pause_for_a_while_can_be_confirmed_by_somebody_who_takes_a_while_to_read() {
+fn a_pause_can_be_confirmed_some_time_after_it_was_shown() {
     let (bed, mut session) = live(3, 1);
     bed.with_tokens();
     let mut body = json!({ "for": "4h", "why": "demo" });
@@ -109,7 +109,7 @@ fn a_pause_for_a_while_can_be_confirmed_by_somebody_who_takes_a_while_to_read() 
 }
 
 #[test]
-fn a_node_that_somebody_has_held_meanwhile_is_told_and_nothing_is_done_without_a_new_confirmation() {
+fn a_node_held_in_the_meantime_requires_a_new_confirmation() {
     let (bed, session) = live(3, 1);
     bed.with_tokens();
     let mut body = json!({ "nodes": ["node00[1-2]"], "why": "fan" });
@@ -123,8 +123,8 @@ fn a_node_that_somebody_has_held_meanwhile_is_told_and_nothing_is_done_without_a
     let said = bed.act(OPERATOR, "hold", &body);
     assert_eq!((said.status, said.code().as_str()), (409, "other-plan"));
     let now = said.json()["error"]["plan"].clone();
-    assert_eq!(now["changes"][1], "node002: held by ann (noise) already; this hold takes its place", "{now}");
-    assert_eq!(bed.store.operator_changes().unwrap(), before, "nothing was done");
+    assert_eq!(now["changes"][1], "node002: already held by ann (noise); this hold replaces it", "{now}");
+    assert_eq!(bed.store.operator_changes().unwrap(), before, "nothing changed");
     body["confirm"] = now["confirm"].clone();
     assert_eq!(bed.act(OPERATOR, "hold", &body).status, 200);
 }

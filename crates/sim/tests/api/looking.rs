@@ -66,7 +66,7 @@ fn every_place_answers_in_the_form_that_is_described() {
         seen += 1;
     }
     assert!(seen >= 20, "{seen}");
-    assert!(!bed.get("/findings").json()["items"].as_array().unwrap().is_empty(), "there was something to look at");
+    assert!(!bed.get("/findings").json()["items"].as_array().unwrap().is_empty(), "there are findings");
 }
 
 #[test]
@@ -239,7 +239,7 @@ fn changes_are_told_as_they_happen_and_again_to_who_comes_back() {
             break (id, why);
         }
     };
-    assert_eq!(why.headers["content-type"], "application/json", "text of others is never a page");
+    assert_eq!(why.headers["content-type"], "application/json", "untrusted text is never a page");
 
     bed.store.unhold(&node, "ann", "done", Timestamp::from_secs(2_000_000_000)).unwrap();
     session.cycle().unwrap();
@@ -257,12 +257,12 @@ fn an_engine_that_hangs_is_not_shown_as_one_that_leads_and_what_it_saw_grows_old
     assert_eq!(status["leader"]["is"], "leads", "{status}");
     let before = bed.get("/coverage").headers["x-doctor-picture"].clone();
     session.clock().sleep_until(session.now().plus(Span::days(60)));
-    until("that nobody leads is shown", || bed.get("/status").json()["leader"]["is"] == "lost");
+    until("the loss of the leader is shown", || bed.get("/status").json()["leader"]["is"] == "lost");
     let later = bed.get("/coverage");
     assert!(later.headers["x-doctor-picture"] > before, "{:?}", later.headers);
     let rows = later.json();
     assert!(
         rows.as_array().unwrap().iter().all(|row| row["pass"] == 0),
-        "nothing is known of two months later: {rows}"
+        "no data two months later: {rows}"
     );
 }

@@ -35,7 +35,7 @@ fn unauthenticated_viewers_and_forged_requests_for_every_action_are_refused_and_
     let operator = format!("Bearer {OPERATOR}");
     let viewer = format!("Bearer {VIEWER}");
     let forged = [
-        ("nobody", vec![json], 401, "no-token"),
+        ("no token", vec![json], 401, "no-token"),
         ("a viewer", vec![json, ("authorization", viewer.as_str())], 403, "role"),
         ("an invented token", vec![json, ("authorization", "Bearer doctor_token_x")], 401, "bad-token"),
         ("an expired token", vec![json, ("authorization", "Bearer doctor_token_old")], 401, "bad-token"),
@@ -65,7 +65,7 @@ fn unauthenticated_viewers_and_forged_requests_for_every_action_are_refused_and_
         let got = bed.say("GET", &format!("/actions/{name}"), &[("authorization", operator.as_str())], b"");
         assert_eq!(got.status, 405, "{name}");
     }
-    assert_eq!(refused_lines(&bed), asked, "each is in the trail");
+    assert_eq!(refused_lines(&bed), asked, "each is in the audit log");
     let line = bed.store.audit(1, None).unwrap().remove(0);
     assert_eq!((line.origin.as_deref(), line.code.as_str()), (Some("127.0.0.1"), "not-json"));
     assert_eq!(bed.store.operator_changes().unwrap(), before, "nothing was done");
@@ -79,9 +79,9 @@ fn every_place_wants_a_token_as_soon_as_there_is_one_and_a_revoked_one_is_none()
         let headers: Vec<(&str, &str)> = authorization.iter().map(|text| ("authorization", text.as_str())).collect();
         bed.say("GET", path, &headers, b"")
     };
-    assert_eq!(get("/status", None).status, 200, "until then this machine may look");
+    assert_eq!(get("/status", None).status, 200, "until then this machine may read");
     let evil = bed.say("GET", "/status", &[("host", "evil.example")], b"");
-    assert_eq!((evil.status, evil.code().as_str()), (403, "wrong-host"), "but no page that was made to resolve here");
+    assert_eq!((evil.status, evil.code().as_str()), (403, "wrong-host"), "but no page of a rebound name");
     let act = bed.say("POST", "/actions/pause", &[("content-type", "application/json")], b"{\"why\":\"x\"}");
     assert_eq!((act.status, act.code().as_str()), (403, "read-only"));
     assert_eq!(refused_lines(&bed), 1);

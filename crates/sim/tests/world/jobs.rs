@@ -19,7 +19,7 @@ fn a_job_starts_ends_and_leaves_one_signed_result() {
     bench.pass(Span::days(3));
     let later = bench.submit("node002", &["dl"]);
     bench.pass(Span::hours(1));
-    assert!(bench.documents(run).is_empty(), "results are not carried for ever");
+    assert!(bench.documents(run).is_empty(), "results are not kept for ever");
     assert!(matches!(bench.seen(run), JobSeen::Ended { .. }) && matches!(bench.seen(later), JobSeen::Ended { .. }));
 }
 
@@ -41,7 +41,7 @@ fn a_node_that_a_user_wants_is_busy_and_waits_for_our_job_to_leave() {
         _ => None,
     });
     assert_eq!(waited, Some(Span::from_secs(65)));
-    assert_eq!(world.truth().users.jobs_disturbed, 0, "a minute is bearable");
+    assert_eq!(world.truth().users.jobs_disturbed, 0, "a minute does not count as a disturbance");
     drop(world);
     bench.pass(Span::hours(2));
     assert!(bench.occupancy("node001").is_free() && bench.occupancy("node002").is_free());
@@ -106,7 +106,7 @@ fn each_trouble_of_jobs_shows_as_itself() {
         assert!(matches!(bench.seen(run), JobSeen::Ended { .. }), "{trouble:?}");
         let next = bench.submit("node001", &["dl"]);
         bench.pass(Span::hours(1));
-        assert!(matches!(bench.seen(next), JobSeen::Ended { how: JobEnd::Exited, .. }), "only one was to go wrong");
+        assert!(matches!(bench.seen(next), JobSeen::Ended { how: JobEnd::Exited, .. }), "only one job was to fail");
     }
 }
 

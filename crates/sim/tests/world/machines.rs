@@ -36,7 +36,7 @@ fn an_agent_reports_hard_faults_within_its_poll_and_their_end_after_the_cure() {
     bench.inject(Incident::Fault { node: node("node001"), kind: FaultKind::HbmUncorrectable });
     bench.pass(Span::minutes(5));
     let reports = bench.sim.agent_reports();
-    assert_eq!(reports, bench.sim.agent_reports(), "until somebody acknowledges it");
+    assert_eq!(reports, bench.sim.agent_reports(), "until it is acknowledged");
     let [report] = &reports[..] else { panic!("{reports:?}") };
     let opened = AgentReport::open(&report.bytes, &bench.sim.agent_key(&node("node001"))).unwrap();
     assert!(format!("{:?}", opened.checks).contains("xid-48"));
@@ -90,7 +90,7 @@ fn a_machine_comes_back_under_another_name_with_its_faults_and_without_marks() {
     assert_eq!(changes.nodes.len(), 1);
     bench.pass(Span::minutes(5));
     assert!(bench.sim.drain_agent_reports().iter().any(|report| report.node == node("node077")));
-    assert!(!bench.sim.world().inject(&Incident::Heal { node: node("node001") }), "nobody is called that any more");
+    assert!(!bench.sim.world().inject(&Incident::Heal { node: node("node001") }), "no node has that name any more");
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn clocks_that_are_wrong_are_wrong_where_they_are() {
     assert_eq!(bench.sim.clock().now(), now.plus(Span::hours(2)));
     bench.pass(Span::minutes(1));
     assert_eq!(bench.sim.clock().now(), now.plus(Span::minutes(121)));
-    assert_eq!(bench.sim.world().now(), now.plus(Span::minutes(1)), "the world goes its own way");
+    assert_eq!(bench.sim.world().now(), now.plus(Span::minutes(1)), "the world's clock is independent");
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn operators_repair_what_is_marked_and_ask_for_it_back() {
 }
 
 #[test]
-fn somebody_else_can_remove_our_marks_and_we_cannot_remove_theirs() {
+fn operators_can_remove_our_marks_and_we_cannot_remove_theirs() {
     let mut bench = Bench::quiet(1);
     let theirs = ForeignMark { by: "ops".into(), text: "rack move".into(), blocks: true };
     bench.inject(Incident::ForeignMark { node: node("node001"), mark: theirs.clone() });

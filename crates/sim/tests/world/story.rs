@@ -126,7 +126,7 @@ proptest! {
                     | Broken::DisturbedUser { .. }
                     | Broken::DisturbedTwice { .. }
             );
-            prop_assert!(asked_for, "only whoever asks can break {violation}");
+            prop_assert!(asked_for, "only the caller can cause {violation}");
         }
         let truth = world.truth();
         prop_assert!(truth.users.utilisation <= 1.000_001, "{}", truth.users.utilisation);

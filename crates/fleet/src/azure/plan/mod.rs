@@ -74,21 +74,21 @@ impl Part {
         match self {
             Self::Group => "resource group",
             Self::SecurityGroup => "security group",
-            Self::SshRule => "who may reach port 22",
+            Self::SshRule => "SSH rule",
             Self::Network => "virtual network",
             Self::PlacementGroup => "proximity placement group",
-            Self::BalancerAddress => "address of the load balancer",
+            Self::BalancerAddress => "load balancer address",
             Self::Balancer => "load balancer",
-            Self::NatRule => "ports of the load balancer to the nodes",
-            Self::OutboundRule => "way out for the nodes",
-            Self::HeadAddress => "address of the head node",
+            Self::NatRule => "inbound NAT rule",
+            Self::OutboundRule => "outbound rule",
+            Self::HeadAddress => "head node address",
             Self::ScaleSet => "scale set",
             Self::Machines => "machines",
-            Self::HeadNic => "address on the head node's network card",
+            Self::HeadNic => "address on the head node's NIC",
             Self::HeadKey => "key pair on the head node",
             Self::Trust => "head node's key on every node, and their host keys",
             Self::HeadFiles => "host files and host keys on the head node",
-            Self::Noted => "note of what is done",
+            Self::Noted => "tag with the digest of the nodes",
         }
     }
 }
@@ -116,11 +116,11 @@ impl Need {
 impl fmt::Display for Need {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::There => f.write_str("there"),
+            Self::There => f.write_str("present"),
             Self::Missing => f.write_str("missing"),
             Self::Differs(what) => write!(f, "differs: {what}"),
-            Self::UnderWay(what) => write!(f, "under way: {what}"),
-            Self::Later => f.write_str("when the machines are there"),
+            Self::UnderWay(what) => write!(f, "in progress: {what}"),
+            Self::Later => f.write_str("after the machines are created"),
         }
     }
 }

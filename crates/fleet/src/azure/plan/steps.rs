@@ -316,29 +316,29 @@ impl Planner<'_> {
         let cluster = self.cluster;
         let mut notes = Vec::new();
         if cluster.network.ssh_from.iter().any(|from| from == "Internet" || from == "*") {
-            notes.push("Port 22 is open to the whole Internet; `network.ssh_from` can name who may come.".to_owned());
+            notes.push("Port 22 is open to the Internet; `network.ssh_from` can restrict it.".to_owned());
         }
         if cluster.mode == Mode::Uniform {
             notes.push(format!(
-                "The machines of a Uniform scale set get no address of their own: the head node too is reached at the load balancer, from port {FIRST_PORT} on."
+                "Machines of a Uniform scale set have no public addresses: all are reached through the load balancer, from port {FIRST_PORT} on."
             ));
         }
         if self.seen.group == Some(Owner::Others) {
             notes.push(format!(
-                "The resource group {} is not ours: it is used, and `destroy` leaves it.",
+                "The resource group {} existed before: it is used, and `destroy` keeps it.",
                 cluster.resource_group
             ));
         }
         if let Some(set) = self.seen.scale_set.as_ref().filter(|set| set.capacity > cluster.count) {
             let text = format!(
-                "The scale set has {} machines and the file says {}: which of them to give back is yours to say.",
+                "The scale set has {} machines, but the file says {}; remove the extra machines in Azure.",
                 set.capacity, cluster.count
             );
             notes.push(text);
         }
         if cluster.cloud_init.is_none() && cluster.doctor_node.is_none() {
             notes.push(
-                "Without `doctor_node` the machines check nothing when they first boot, and their health is unknown."
+                "Without `doctor_node` the machines run no checks at first boot, and their health is unknown."
                     .to_owned(),
             );
         }

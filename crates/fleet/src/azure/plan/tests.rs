@@ -118,7 +118,7 @@ fn what_differs_is_changed_and_what_cannot_be_is_refused() {
     assert!(refused(&|seen| seen.nodes[1].state = State::Failed).contains("vm-5"));
     for place in [0, 2, 3, 4, 5] {
         assert!(
-            refused(&|seen| seen.resources[place].owner = Owner::Others).contains("does not bear our tag"),
+            refused(&|seen| seen.resources[place].owner = Owner::Others).contains("without our tag"),
             "{place}"
         );
     }
@@ -144,7 +144,7 @@ fn machines_that_are_not_ready_are_waited_for_and_nothing_is_done_behind_them() 
 }
 
 #[test]
-fn only_what_bears_our_tag_is_deleted_and_the_group_only_when_nobody_else_is_in_it() {
+fn only_resources_with_our_tag_are_deleted_and_the_group_only_if_it_is_empty() {
     let cluster = read(SMALL).unwrap();
     let mut seen = made(&cluster);
     let whole = removal(&cluster, &seen);
@@ -194,5 +194,5 @@ fn what_has_merely_inherited_our_tag_is_left_and_named() {
     assert_eq!(part.steps[..], whole.steps[..6]);
     let left: Vec<&str> = part.left.iter().map(|left| left.name.as_str()).collect();
     assert_eq!(left, ["theirs", "vmss-nsg", "data", "vmss_40", "vmss_40_disk", "vmss-rg"]);
-    assert!(part.left[..5].iter().all(|left| left.why.starts_with("it bears our tag, but")), "{part:?}");
+    assert!(part.left[..5].iter().all(|left| left.why.starts_with("it has our tag, but")), "{part:?}");
 }

@@ -46,7 +46,7 @@ pub enum DemoError {
     Session(#[from] SessionError),
     #[error("{operation} {}: {source}", path.display())]
     File { operation: &'static str, path: PathBuf, source: io::Error },
-    #[error("{} holds something else than an earlier demonstration; give another folder with --dir", .0.display())]
+    #[error("{} contains something other than an earlier demonstration; choose another one with --dir", .0.display())]
     NotOurs(PathBuf),
     #[error("drawing on the terminal: {0}")]
     Drawing(io::Error),
