@@ -185,6 +185,6 @@ mod tests {
         }
         assert!(matches!(next(&mut body), Poll::Ready(None)));
         let late = Sending { rest: Bytes::from_static(b"z"), until: Instant::now(), _room: None };
-        assert!(matches!(next(&mut Body::new(late)), Poll::Ready(Some(Err(_)))), "a client that is too slow is disconnected");
+        assert!(matches!(next(&mut Body::new(late)), Poll::Ready(Some(Err(_)))), "a slow client is disconnected");
     }
 }

@@ -358,7 +358,7 @@ fn each_response_says_whether_the_breaker_permits_a_drain() {
     let permit = |name: &str, number: u64| {
         let answer = bed.expect("200", name, &heartbeat(name, number).sign(&key(name)).unwrap());
         let value = answer.lines().find_map(|line| line.strip_prefix("x-doctor-permit: ").map(str::to_owned))?;
-        Some(Permit::open(&value, &node(name), number, &key(name)).expect("the permit is signed for this report of this node"))
+        Some(Permit::open(&value, &node(name), number, &key(name)).expect("the permit is signed for this report"))
     };
     assert_eq!(permit("n1", 1), None, "no cycle has ended yet");
     let every = Duration::from_secs(60);

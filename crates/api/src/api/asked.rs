@@ -102,7 +102,9 @@ impl Asked {
             let Some(value) = self.text(param.name) else { continue };
             let bad = |why: String| Err(Refusal::BadParameter { name: param.name, why });
             match param.form {
-                Form::OneOf(words) if !words.contains(&value) => return bad(format!("expected one of {}", words.join(", "))),
+                Form::OneOf(words) if !words.contains(&value) => {
+                    return bad(format!("expected one of {}", words.join(", ")));
+                }
                 Form::Count { most, .. } if !value.parse().is_ok_and(|count: u32| (1..=most).contains(&count)) => {
                     return bad(format!("expected a number from 1 to {most}"));
                 }

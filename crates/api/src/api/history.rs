@@ -27,11 +27,7 @@ pub(super) const LIST: Route = Route {
     params: &[
         NODE,
         Param::new("test", "only this test", Form::Name),
-        Param::new(
-            "verdict",
-            "only this verdict",
-            Form::OneOf(&["pass", "fail", "inconclusive", "not-applicable"]),
-        ),
+        Param::new("verdict", "only this verdict", Form::OneOf(&["pass", "fail", "inconclusive", "not-applicable"])),
         SINCE,
         LIMIT,
         CURSOR,
@@ -80,7 +76,7 @@ enum Place {
 
 impl Place {
     fn read(text: &str) -> Result<Self, Refusal> {
-        let bad = || Refusal::BadParameter { name: "cursor", why: "expected `next` of a previous page of the history".to_owned() };
+        let bad = || Refusal::BadParameter { name: "cursor", why: "expected `next` of a previous page".to_owned() };
         let moment = |text: &str| text.parse().map(Timestamp::from_millis).map_err(|_| bad());
         let parts: Vec<&str> = text.split('~').collect();
         let (at, run, node, test) = match parts.as_slice() {

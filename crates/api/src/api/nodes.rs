@@ -36,8 +36,7 @@ pub(super) const SELECT: Param =
     Param::new("select", "nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`", Form::Text);
 pub(super) const POOL: Param = Param::new("pool", "only this pool", Form::Name);
 pub(super) const LIFE: Param = Param::new("life", "only nodes in this state", Form::OneOf(&LIVES));
-const HEALTH: Param =
-    Param::new("health", "only nodes with this health", Form::OneOf(&["pass", "fail", "unknown"]));
+const HEALTH: Param = Param::new("health", "only nodes with this health", Form::OneOf(&["pass", "fail", "unknown"]));
 pub(super) const LIMIT: Param = Param::new("limit", "maximum number of rows", Form::Count { most: 500, usual: 100 });
 pub(super) const CURSOR: Param = Param::new("cursor", "`next` of the previous page", Form::Text);
 pub(super) const NODE: Param = Param::new("node", "a node's name", Form::Name);

@@ -72,7 +72,7 @@ impl Noted {
         if refusal.is_of_unknown()
             && let Some(left_out) = self.may(Knock::Look)
         {
-            tracing::info!(%peer, path, reason = %refusal, not_logged = left_out, "API request of an unknown client rejected");
+            tracing::info!(%peer, path, reason = %refusal, not_logged = left_out, "API request rejected: unknown client");
         }
     }
 }

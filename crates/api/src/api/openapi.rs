@@ -135,7 +135,7 @@ fn events() -> Value {
 fn post(act: Act) -> Value {
     let mut responses = answered("the plan, or the result", "application/json", &actions::schema());
     responses["409"] =
-        refused("the plan has changed since it was confirmed (the current one is in `plan`), or the confirmation was used before");
+        refused("the plan has changed (the current one is in `plan`), or the confirmation was used before");
     json!({
         "operationId": format!("act-{}", act.name()),
         "summary": act.summary(),

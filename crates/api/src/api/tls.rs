@@ -70,7 +70,7 @@ impl Tls {
                     (used.acceptor, used.texts) = (acceptor, texts);
                     tracing::info!("certificate reloaded");
                 }
-                Err(error) => tracing::warn!(%error, "cannot load the changed certificate; the last valid one stays in use"),
+                Err(error) => tracing::warn!(%error, "cannot reload the certificate; the last valid one stays in use"),
             }
         }
         used.acceptor.clone()

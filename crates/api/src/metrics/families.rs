@@ -108,10 +108,7 @@ pub const FAMILIES: &[Family] = &[
     counter("doctor_results_kept_total", "Result documents stored."),
     counter("doctor_results_duplicate_total", "Result documents that were stored already."),
     counter("doctor_results_unknown_run_total", "Result documents of unknown runs."),
-    counter(
-        "doctor_documents_rejected_total",
-        "Documents rejected: unsigned, malformed, or from the wrong node.",
-    ),
+    counter("doctor_documents_rejected_total", "Documents rejected: unsigned, malformed, or from the wrong node."),
     gauge(
         "doctor_spool_waiting",
         &[("place", "nodes, door, history")],
