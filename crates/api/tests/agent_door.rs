@@ -169,7 +169,7 @@ fn an_agent_that_is_unknown_or_revoked_is_rejected_before_its_body_is_read() {
 }
 
 #[test]
-fn no_node_can_report_for_another() {
+fn no_node_speaks_for_another() {
     let mut bed = Bed::leading();
     bed.expect("403", "n2", &signed(&report("n2", 1), "n1"));
     bed.expect("403", "n2", &signed(&report("n1", 1), "n1"));
