@@ -31,7 +31,7 @@ if [ ! -x "$folder/whole" ]; then
     rm -rf "$folder"
     python3 -m venv "$folder" >&2
     "$folder/bin/pip" install --quiet --disable-pip-version-check "${packages[@]}" >&2 ||
-      { rm -rf "$folder"; cannot "schemathesis cannot be fetched; pip says why above"; }
+      { rm -rf "$folder"; cannot "schemathesis cannot be fetched; see the output of pip above"; }
     install -m 755 /dev/null "$folder/whole"
   fi
 fi
@@ -50,7 +50,7 @@ for _ in $(seq 600); do
   sleep 0.2
 done
 url=$(sed -n 's|.*"url": *"\([^"]*\)/api/v1/".*|\1|p' told)
-[ -n "$url" ] || { cat told said >&2; echo "the demonstration does not say where it answers" >&2; exit 1; }
+[ -n "$url" ] || { cat told said >&2; echo "the demonstration does not print its address" >&2; exit 1; }
 token=$("$doctor" token create check --role operator --yes --json --store demo/doctor.db | sed -n 's|.*"token": *"\([^"]*\)".*|\1|p')
 
 # Event streams never end, and stateful sequences are tested elsewhere: both would only take time.

@@ -36,13 +36,13 @@ if [ ! -e "$folder/whole" ]; then
   if [ ! -e "$folder/whole" ]; then
     python3 -c 'import venv, ensurepip' 2>/dev/null ||
       cannot "Python 3 with venv is not installed (apt-get install python3-venv)"
-    echo "fetching Azure's command line: a minute or two, once" >&2
+    echo "fetching the Azure CLI: a minute or two, once" >&2
     # A virtual environment contains its own path: it is created in place, and a file marks it as complete.
     rm -rf "$folder"
     python3 -m venv "$folder" >&2
     # Modules are compiled on first use.
     "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps --no-compile "${packages[@]}" >&2 ||
-      { rm -rf "$folder"; cannot "azure-cli cannot be fetched; pip says why above"; }
+      { rm -rf "$folder"; cannot "azure-cli cannot be fetched; see the output of pip above"; }
     touch "$folder/whole"
   fi
 fi

@@ -29,7 +29,7 @@ node:2) name=cluster-doctor-node ;;
   ;;
 esac
 for tool in cc objcopy apt-get dpkg-deb; do
-  command -v "$tool" >/dev/null || cannot "making images needs $tool, which is not installed"
+  command -v "$tool" >/dev/null || cannot "building images needs $tool, which is not installed"
 done
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -61,10 +61,10 @@ update_packages() {
 }
 
 make_base() {
-  say "fetching the packages of the $kind's image, once"
+  say "fetching the packages of the $kind image, once"
   # In a fresh container the package list may be missing or old: retry with a new one.
   rootfs || { update_packages && rootfs; } ||
-    cannot "the root file system of the $kind's image cannot be made; deploy/image/rootfs.sh says why above"
+    cannot "the root file system of the $kind image cannot be built; see the output of deploy/image/rootfs.sh above"
   tar --create --file "$base.new" --directory "$work/root" --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 .
   mv "$base.new" "$base"
 }

@@ -37,7 +37,7 @@ if [ ! -e "$MODULES/whole" ]; then
     mkdir "$MODULES"
     # Playwright's install script would download browsers; Debian's is used instead.
     npm install --prefix "$MODULES" --no-audit --no-fund --ignore-scripts --loglevel error "${packages[@]}" >&2 ||
-      { rm -rf "$MODULES"; cannot "Playwright and axe cannot be fetched; npm says why above"; }
+      { rm -rf "$MODULES"; cannot "Playwright and axe cannot be fetched; see the output of npm above"; }
     touch "$MODULES/whole"
   fi
 fi

@@ -25,12 +25,12 @@ if [ ! -x "$folder/bin/moto_server" ]; then
   if [ ! -x "$folder/bin/moto_server" ]; then
     python3 -c 'import venv, ensurepip' 2>/dev/null ||
       cannot "Python 3 with venv is not installed (apt-get install python3-venv)"
-    echo "fetching moto and the program of AWS: a minute, once" >&2
+    echo "fetching moto and the AWS CLI: a minute, once" >&2
     # A virtual environment contains its own path: it is created in place, and its last program marks it as complete.
     rm -rf "$folder"
     python3 -m venv "$folder" >&2
     "$folder/bin/pip" install --quiet --disable-pip-version-check "${packages[@]}" >&2 ||
-      { rm -rf "$folder"; cannot "moto and awscli cannot be fetched; pip says why above"; }
+      { rm -rf "$folder"; cannot "moto and awscli cannot be fetched; see the output of pip above"; }
   fi
 fi
 echo "$folder/bin"

@@ -101,7 +101,7 @@ def main():
             if not allows(package["license"] or "", allowed):
                 wrong.append(f"{name}: its licence is `{package['license']}`, which deny.toml does not allow")
         except (ValueError, IndexError):
-            wrong.append(f"{name}: its licence is not understood: `{package['license']}`")
+            wrong.append(f"{name}: unknown licence expression: `{package['license']}`")
         if package["name"] in banned:
             wrong.append(f"{name} is banned: {banned[package['name']]}")
         if package["source"] is None:
@@ -114,8 +114,8 @@ def main():
         print(f"error: {line}")
     others = sum(package["source"] is not None for package in packages)
     if not others:
-        sys.exit("error: Cargo names no dependency: nothing was checked")
-    print(f"{others} crates of others: licences, bans and sources {'are as deny.toml says' if not wrong else 'differ from deny.toml'}")
+        sys.exit("error: Cargo lists no dependency: nothing was checked")
+    print(f"{others} dependencies: licences, bans and sources {'match deny.toml' if not wrong else 'violate deny.toml'}")
     sys.exit(1 if wrong else 0)
 
 

@@ -30,7 +30,7 @@ if [ ! -x "$folder/bin/dstack" ]; then
     rm -rf "$folder"
     python3 -m venv "$folder" >&2
     "$folder/bin/pip" install --quiet --disable-pip-version-check "${packages[@]}" >&2 ||
-      { rm -rf "$folder"; cannot "dstack cannot be fetched; pip says why above"; }
+      { rm -rf "$folder"; cannot "dstack cannot be fetched; see the output of pip above"; }
   fi
 fi
 echo "$folder/bin"

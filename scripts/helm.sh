@@ -19,7 +19,7 @@ cannot() {
 }
 
 if [ -n "${HELM:-}" ]; then
-  [ -x "$HELM" ] || cannot "HELM names $HELM, which is no program; unset the variable to build one"
+  [ -x "$HELM" ] || cannot "HELM names $HELM, which is not executable; unset the variable to build one"
   echo "$HELM"
   exit 0
 fi
@@ -48,11 +48,11 @@ if [ ! -x "$folder/helm" ]; then
     # The compiler flags of scripts/kubernetes.sh, so that its compiled packages are reused.
     CGO_ENABLED=0 go -C "$module" build -mod=readonly -buildvcs=false -trimpath -gcflags all=-dwarf=false -ldflags "$flags" \
       -o "$new/" helm.sh/helm/v3/cmd/helm >&2 ||
-      cannot "Helm $version does not build; go says why above (it downloads the sources when it has not got them)"
+      cannot "Helm $version does not build; see the output of go above (it downloads missing sources)"
     rm -rf "$folder"
     mv "$new" "$folder"
     trap - EXIT
-    say "kept in $folder"
+    say "cached in $folder"
   fi
 fi
 echo "$folder/helm"

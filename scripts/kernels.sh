@@ -27,11 +27,11 @@ check)
   python3 scripts/kernels.py "$tools/nvidia/cuda_nvrtc/lib" "$fresh"
   for file in "$fresh"/*.ptx; do
     if ! diff -q "$file" "crates/gpu/kernels/$(basename "$file")"; then
-      echo "the committed PTX is not what the sources give: run scripts/kernels.sh write" >&2
+      echo "the committed PTX differs from its sources: run scripts/kernels.sh write" >&2
       exit 1
     fi
   done
-  echo "the committed PTX is what the sources give"
+  echo "the committed PTX matches its sources"
   ;;
 *)
   echo "usage: kernels.sh write|check" >&2

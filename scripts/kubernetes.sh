@@ -60,7 +60,7 @@ compile() { # linker flags, output, packages...
   # Without debug information, which is a twelfth of the compiler's work.
   CGO_ENABLED=0 go -C "$module" build -mod=readonly -buildvcs=false -trimpath -gcflags all=-dwarf=false -ldflags "-s -w $flags" \
     -o "$output" "$@" >&2 ||
-    cannot "$* does not build; go says why above (it downloads the sources when it has not got them)"
+    cannot "$* does not build; see the output of go above (it downloads missing sources)"
 }
 
 build() { # into
@@ -89,7 +89,7 @@ if [ -n "$(missing_in "$folder")" ]; then
     rm -rf "$folder"
     mv "$new" "$folder"
     trap - EXIT
-    say "kept in $folder"
+    say "cached in $folder"
   fi
 fi
 echo "$folder"

@@ -280,7 +280,7 @@ def self_test():
             found = [(parent, group) for parent, group, _ in Crate(Path(folder)).cycles()]
         if found != ([((), expected)] if expected else []):
             wrong += 1
-            print(f"the check itself is wrong: `{line}` in {file} gives {found}, not {expected}")
+            print(f"self-test failed: `{line}` in {file} gives {found}, expected {expected}")
     return 1 if wrong else 0
 
 

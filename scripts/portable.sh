@@ -50,7 +50,7 @@ needs_at_most() {
 smoke() {
   local out code
   out=$("$@" --version)
-  case $out in "doctor-node "*) ;; *) echo "it says: $out" >&2; return 1 ;; esac
+  case $out in "doctor-node "*) ;; *) echo "unexpected output: $out" >&2; return 1 ;; esac
   code=0
   out=$("$@" check --json memory disk-space kernel-log gpu-count) || code=$?
   if [ "$code" -gt 2 ] && [ "$code" -ne 3 ]; then
@@ -60,7 +60,7 @@ smoke() {
   python3 -c 'import json, sys; rows = json.load(sys.stdin); assert len({row["check"] for row in rows}) == 4, rows' <<<"$out"
   out=$("$@" __test dl --heat=0s 2>/dev/null)
   if ! grep -q -e 'libcuda.so.1 cannot be loaded' -e '"text"' <<<"$out"; then
-    echo "the test of GPUs says: $out" >&2
+    echo "unexpected output of the GPU test: $out" >&2
     return 1
   fi
   echo "runs: version, check, test"

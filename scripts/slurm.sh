@@ -31,25 +31,25 @@ archive() {
 
 make_root() {
   local from
-  [ "$(id -u)" -eq 0 ] || cannot "a root file system is made by root"
-  command -v mmdebstrap >/dev/null || cannot "mmdebstrap is not installed; scripts/system.sh brings it"
+  [ "$(id -u)" -eq 0 ] || cannot "building a root file system needs root"
+  command -v mmdebstrap >/dev/null || cannot "mmdebstrap is not installed; scripts/system.sh installs it"
   from=$(archive)
-  [ -n "$from" ] || cannot "apt knows no archive of Debian on this machine (apt-get update makes it known)"
+  [ -n "$from" ] || cannot "apt has no Debian archive on this machine (run apt-get update)"
   new=$(mktemp -d "$folder.new.XXXXXX")
   # Anything that mmdebstrap may have left mounted in there belongs to this machine.
   trap 'rm -rf --one-file-system "$new"' EXIT
   chmod 755 "$new"
-  say "making a Debian $suite with Slurm: a minute or two, once"
+  say "building a Debian $suite with Slurm: a minute or two, once"
   # Manuals and translations are half of the size.
   mmdebstrap --variant=essential --include="$(IFS=,; echo "${packages[*]}")" \
     --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
     --dpkgopt='path-exclude=/usr/share/doc/*' --aptopt='Acquire::Retries "3"' \
     "$suite" "$new" "$from" >&2 ||
-    cannot "Debian $suite cannot be made from the archive of this machine; mmdebstrap says why above"
+    cannot "Debian $suite cannot be built from the archive of this machine; see the output of mmdebstrap above"
   rm -rf "$folder"
   mv "$new" "$folder"
   trap - EXIT
-  say "kept in $folder"
+  say "cached in $folder"
 }
 
 if [ ! -x "$folder/usr/sbin/slurmctld" ]; then

@@ -114,7 +114,7 @@ def executables():
 def programs(wanted):
     messages = executables()
     if not messages:
-        sys.exit("error: Cargo names no test program")
+        sys.exit("error: Cargo lists no test program")
     # Tests are in `deps` below the folder of the programs.
     built = os.path.dirname(os.path.dirname(messages[0]["executable"]))
     common = dict(os.environ, CARGO=CARGO, DOCTOR_BUILT=built)
@@ -216,24 +216,24 @@ def main():
 
     used, _, stolen = ticks()
     missing = 100 * (stolen - stolen_before) // max(used - used_before + stolen - stolen_before, 1)
-    print("\nseconds, and seconds of a processor without the daemons that a test started:")
+    print("\nseconds, and CPU seconds without the daemons that a test started:")
     for program in sorted(ended, key=lambda one: -one.seconds)[:12]:
         print(f"{program.seconds:7.0f} {program.cpu:7.0f}  {program.name}")
     print(f"{time.monotonic() - began:7.0f} {sum(one.cpu for one in ended):7.0f}  all {len(ended)}; "
-          f"the host took {missing} % of this machine's time away")
+          f"CPU time stolen by the host: {missing} %")
     if not wanted:
         with open(record, "w") as file:
             json.dump({program.name: round(program.seconds, 1) for program in ended}, file, indent=1)
 
     unsteady = []
     if failed and len(failed) <= FEW:
-        print("\nonce more, alone: " + ", ".join(name for _, name in failed), flush=True)
+        print("\nrunning again, alone: " + ", ".join(name for _, name in failed), flush=True)
         unsteady = [name for program, name in failed if program.alone(name)]
     for what in broken:
         print(f"FAILED: {what}")
     for program, name in failed:
         if name in unsteady:
-            print(f"UNSTEADY: {name} failed beside others and passed alone, with {missing} % of the machine's time taken away")
+            print(f"UNSTEADY: {name} failed beside others and passed alone; CPU time stolen by the host: {missing} %")
         else:
             print(f"FAILED: {name} ({program.name})")
     print(f"{passed} passed, {len(failed) + len(broken)} failed")

@@ -57,7 +57,7 @@ command -v systemd-analyze >/dev/null || missing+=(systemd)
 command -v shellcheck >/dev/null || missing+=(shellcheck)
 
 if [ ${#missing[@]} -eq 0 ]; then
-  echo "all there"
+  echo "all packages are installed"
   exit 0
 fi
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
@@ -82,4 +82,4 @@ install() {
 exec 9>/var/lock/cluster-doctor-apt.lock
 flock 9
 echo "installing: ${missing[*]}"
-install >/dev/null || { echo "installing failed once, trying again"; sleep 5; install >/dev/null; }
+install >/dev/null || { echo "installation failed; retrying once"; sleep 5; install >/dev/null; }

@@ -61,7 +61,7 @@ beside() {
   local name=$1
   shift
   is_wanted "$name" || return 0
-  echo "== $name: begins beside what follows"
+  echo "== $name: starts in the background"
   started_beside[$name]=$SECONDS
   {
     "$@" >"$aside/$name" 2>&1
@@ -101,7 +101,7 @@ report() {
   local used stolen
   read -r used stolen < <(ticks)
   used=$((used - used_before)) stolen=$((stolen - stolen_before))
-  echo "the host took $((stolen * 100 / (used + stolen + 1))) % of this machine's time away"
+  echo "CPU time stolen by the host: $((stolen * 100 / (used + stolen + 1))) %"
   grep -a '^UNSTEADY: ' "$log" | sort -u
   # Skipped tests are listed again where they cannot be overlooked.
   not_run=$(grep -ao 'NOT RUN: .*' "$log" | sort -u)
@@ -170,7 +170,7 @@ shell() {
   local scripts
   mapfile -t scripts < <(find scripts deploy crates -name '*.sh' | sort)
   if ! command -v shellcheck >/dev/null; then
-    echo "NOT RUN: shell scripts: shellcheck is not installed; scripts/system.sh brings it"
+    echo "NOT RUN: shell scripts: shellcheck is not installed; scripts/system.sh installs it"
     return 0
   fi
   shellcheck --severity=warning "${scripts[@]}" .ci/run && echo "${#scripts[@]} scripts"

@@ -39,20 +39,20 @@ if [ ! -d "$folder" ]; then
   flock 9
   if [ ! -d "$folder" ]; then
     command -v go >/dev/null || cannot "Volcano is built with Go, which is not installed (1.22 or newer)"
-    directory=$(sources) || cannot "Volcano $version cannot be downloaded; go says why above"
+    directory=$(sources) || cannot "Volcano $version cannot be downloaded; see the output of go above"
     new=$(mktemp -d "$folder.new.XXXXXX")
     trap 'rm -rf "$new"' EXIT
     chmod 755 "$new"
     say "building Volcano $version: minutes, once"
     CGO_ENABLED=0 go -C "$directory" build -mod=readonly -buildvcs=false -trimpath -gcflags all=-dwarf=false -ldflags "-s -w" \
       -o "$new/" ./cmd/controller-manager ./cmd/scheduler >&2 ||
-      cannot "Volcano $version does not build; go says why above (it downloads the sources when it has not got them)"
+      cannot "Volcano $version does not build; see the output of go above (it downloads missing sources)"
     for part in controller-manager scheduler; do mv "$new/$part" "$new/vc-$part"; done
     mkdir "$new/crd"
     install -m 644 "$directory"/config/crd/volcano/bases/*.yaml "$new/crd/"
     mv "$new" "$folder"
     trap - EXIT
-    say "kept in $folder"
+    say "cached in $folder"
   fi
 fi
 echo "$folder"

@@ -88,12 +88,12 @@ check() {
     fi
   done
   if [ -n "$missing" ]; then
-    echo "the image lacks libraries of its programs:$missing" >&2
+    echo "libraries are missing in the image:$missing" >&2
     exit 1
   fi
 }
 
-if [ -e "$out" ]; then echo "$out is there already: name a folder to be made" >&2 && exit 2; fi
+if [ -e "$out" ]; then echo "$out exists already: name a new folder" >&2 && exit 2; fi
 fetch
 unpack
 settle

@@ -2,24 +2,24 @@
 // whatever these pages show.
 
 import { get, keepToken, post, token } from "./api.js";
-import { el, swap } from "./dom.js";
+import { el, prose, swap } from "./dom.js";
 
 export const ACTIONS = {
-  test: { title: "Test now", verb: "Test", nodes: true, fields: [["tests", "Tests or suites", "all regular ones"]] },
-  hold: { title: "Hold", verb: "Hold", nodes: true, fields: [["until", "Until", "4h, or a moment; empty: until released"]] },
+  test: { title: "Test now", verb: "Test", nodes: true, fields: [["tests", "Tests or suites", "all regular tests"]] },
+  hold: { title: "Hold", verb: "Hold", nodes: true, fields: [["until", "Until", "4h, or a time; empty: until released"]] },
   release: { title: "Release", verb: "Release", nodes: true, fields: [] },
-  quarantine: { title: "Quarantine", verb: "Quarantine", nodes: true, fields: [["drain", "Ask user work to leave", null]] },
+  quarantine: { title: "Quarantine", verb: "Quarantine", nodes: true, fields: [["drain", "Evict user work", null]] },
   pause: {
     title: "Pause validation",
     verb: "Pause",
     nodes: false,
     fields: [
-      ["pool", "Only of this pool", "everywhere"],
+      ["pool", "Only this pool", "all pools"],
       ["for", "For", "4h; empty: until resumed"],
     ],
   },
-  resume: { title: "Resume validation", verb: "Resume", nodes: false, fields: [["pool", "Only of this pool", "everywhere"]] },
-  "close-breaker": { title: "Close the breaker", verb: "Close", nodes: false, fields: [] },
+  resume: { title: "Resume validation", verb: "Resume", nodes: false, fields: [["pool", "Only this pool", "all pools"]] },
+  "close-breaker": { title: "Close the circuit breaker", verb: "Close", nodes: false, fields: [] },
 };
 
 function dialog(title, ...content) {
@@ -76,7 +76,7 @@ export function order(name, nodes = [], done = () => {}) {
     el(
       "label",
       { class: "field" },
-      el("span", {}, "Why (it stands in the audit trail)"),
+      el("span", {}, "Why (recorded in the audit trail)"),
       el("input", { type: "text", name: "why", required: true, maxlength: "500", autocomplete: "off" }),
     ),
     el("div", { class: "buttons" }, el("button", { type: "submit" }, "Show what would happen")),
@@ -84,15 +84,15 @@ export function order(name, nodes = [], done = () => {}) {
   const box = dialog(action.title, form, told);
 
   const say = (error) =>
-    swap(told, el("p", { class: "error", role: "alert" }, error.message, error.accepted ? ` (${error.accepted})` : ""));
+    swap(told, el("p", { class: "error", role: "alert" }, prose(error.message), error.accepted ? [" (", prose(error.accepted), ")"] : ""));
   const show = (plan, asked) => {
     const confirm = el("button", { type: "button", class: "primary" }, `Confirm: ${action.verb.toLowerCase()}`);
     const changes = plan.changes.slice(0, 200);
     swap(
       told,
       el("h3", {}, "What would happen"),
-      el("p", { class: "strong" }, plan.text),
-      changes.length > 0 && el("ul", {}, ...changes.map((line) => el("li", {}, line))),
+      el("p", { class: "strong" }, prose(plan.text)),
+      changes.length > 0 && el("ul", {}, ...changes.map((line) => el("li", {}, prose(line)))),
       plan.changes.length > changes.length && el("p", {}, `… and ${plan.changes.length - changes.length} more`),
       el("div", { class: "buttons" }, confirm),
     );
@@ -101,12 +101,12 @@ export function order(name, nodes = [], done = () => {}) {
       try {
         const result = await post(name, { ...asked, confirm: plan.confirm });
         form.hidden = true;
-        swap(told, el("p", { class: "strong" }, `Done. ${result.text}`), result.next && el("p", {}, result.next));
+        swap(told, el("p", { class: "strong" }, "Done. ", prose(result.text)), result.next && el("p", {}, prose(result.next)));
         done();
       } catch (error) {
         if (error.plan) {
           show(error.plan, asked);
-          told.prepend(el("p", { class: "error", role: "alert" }, "Meanwhile something else would happen: look again."));
+          told.prepend(el("p", { class: "error", role: "alert" }, "The plan has changed. Review it again."));
         } else say(error);
       }
     });
@@ -155,11 +155,11 @@ export function signIn(done) {
     spellcheck: "false",
     placeholder: "doctor_token_…",
   });
-  const forget = el("button", { type: "button" }, "Forget it");
+  const forget = el("button", { type: "button" }, "Sign out");
   const form = el(
     "form",
     { class: "form" },
-    el("p", {}, "A token is made by `doctor token create NAME --role operator`. This tab keeps it until it is closed."),
+    el("p", {}, prose("Create a token with `doctor token create NAME --role operator`. This tab keeps it until it is closed.")),
     el("label", { class: "field" }, el("span", {}, "Token"), input),
     el("div", { class: "buttons" }, el("button", { type: "submit", class: "primary" }, "Sign in"), token() && forget),
   );
@@ -174,7 +174,7 @@ export function signIn(done) {
       done();
     } catch (error) {
       keepToken(before);
-      swap(told, el("p", { class: "error", role: "alert" }, error.message));
+      swap(told, el("p", { class: "error", role: "alert" }, prose(error.message)));
     }
   });
   forget.addEventListener("click", () => {

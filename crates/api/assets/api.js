@@ -44,10 +44,10 @@ async function answered(asked) {
     response = await asked;
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refused(0, { code: "unreachable", text: "The controller does not answer." });
+    throw new Refused(0, { code: "unreachable", text: "The controller does not respond." });
   }
   if (response.ok) return response;
-  let told = { code: "unreadable", text: `The controller answered ${response.status}.` };
+  let told = { code: "unreadable", text: `The controller responded with status ${response.status}.` };
   try {
     told = (await response.json()).error ?? told;
   } catch {

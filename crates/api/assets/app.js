@@ -112,14 +112,14 @@ async function show() {
   }
   swap(main, loading());
   if (!found || (found.hidden && at.parts.length < 2)) {
-    mine.title("Nothing here");
+    mine.title("Not found");
     swap(
       main,
       el(
         "div",
         { class: "state" },
-        el("p", { class: "strong" }, "There is no such page."),
-        el("a", { href: "#/" }, "To the fleet"),
+        el("p", { class: "strong" }, "Page not found."),
+        el("a", { href: "#/" }, "Go to the fleet"),
       ),
     );
     return;
@@ -145,8 +145,8 @@ function drawTop() {
   document.getElementById("pause").addEventListener("click", () => {
     const box = el(
       "dialog",
-      { "aria-label": "Orders for the whole" },
-      el("h2", {}, "Orders for the whole"),
+      { "aria-label": "Cluster commands" },
+      el("h2", {}, "Cluster commands"),
       el(
         "div",
         { class: "buttons" },
@@ -180,7 +180,7 @@ function theme() {
   const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
   const name = () => {
     button.textContent = dark() ? "☾" : "☀";
-    button.setAttribute("aria-label", dark() ? "Dark: change to light" : "Light: change to dark");
+    button.setAttribute("aria-label", dark() ? "Dark mode: switch to light" : "Light mode: switch to dark");
   };
   const changed = () => {
     name();
@@ -211,7 +211,7 @@ function listen() {
     (connected) => {
       sign.textContent = connected ? "Live" : "Not live";
       sign.className = connected ? "live on" : "live off";
-      sign.title = connected ? "Changes are shown as they happen" : "The connection is lost; it is tried again";
+      sign.title = connected ? "Changes are shown as they happen" : "Connection lost; reconnecting";
     },
   );
   live.start();

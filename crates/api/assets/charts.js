@@ -70,7 +70,7 @@ export function past(values, unit, peers = null) {
       { class: place === points.length - 1 ? "dot last" : "dot", cx, cy, r: 3.5 },
       svg("title", {}, `${stamp(values[place].at)}: ${figure(values[place].value, unit)}`),
     );
-  const label = `${values.length} results, the last ${figure(values.at(-1).value, unit)}${peers ? `; nine tenths of the fleet are from ${figure(peers.p5, unit)} to ${figure(peers.p95, unit)}` : ""}`;
+  const label = `${values.length} results, the last ${figure(values.at(-1).value, unit)}${peers ? `; 90 % of the fleet: ${figure(peers.p5, unit)} to ${figure(peers.p95, unit)}` : ""}`;
   return el(
     "figure",
     { class: "spread" },
@@ -140,7 +140,7 @@ export function days(rows, limit) {
 const LANES = [
   ["results", "Runs"],
   ["boot", "Boots"],
-  ["act", "Marks, repairs, orders"],
+  ["act", "Marks, repairs, commands"],
 ];
 export function lanes(moments) {
   const [width, lane] = [960, 26];

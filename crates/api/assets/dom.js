@@ -18,6 +18,12 @@ function fill(node, props, children) {
 export const el = (tag, props, ...children) => fill(document.createElement(tag), props, children);
 export const svg = (tag, props, ...children) => fill(document.createElementNS(SVG, tag), props, children);
 
+// Text of the controller: what it has between backticks (a command or a setting) is shown as code.
+export const prose = (text) =>
+  String(text)
+    .split("`")
+    .map((part, place) => (place % 2 ? el("code", {}, part) : part));
+
 // Builds an address from parts, so that a name with special characters stays one part.
 export function href(parts, query = {}) {
   const asked = new URLSearchParams(Object.entries(query).filter(([, value]) => value)).toString();

@@ -99,7 +99,7 @@ function byWord(fleet, key, words) {
   const tone = tones();
   const looks = words.map((code) => ({
     code: code ?? "none",
-    text: title(code ?? "nothing found"),
+    text: title(code ?? "no finding"),
     colour: tone[(STATES[code ?? "none"] ?? STATES.unknown).tone],
     mark: (STATES[code ?? "none"] ?? STATES.unknown).mark,
   }));
@@ -119,7 +119,7 @@ function byAge(fleet, period) {
   }));
   looks.push(
     { code: "overdue", text: `over ${length(period)}`, colour: tone.bad, mark: "cross" },
-    { code: "never", text: "never all tested", colour: tone.dim, mark: "hollow" },
+    { code: "never", text: "not fully tested", colour: tone.dim, mark: "hollow" },
   );
   const at = now();
   const lookOf = (node) => {
@@ -138,7 +138,7 @@ function byFigure(fleet, { values, unit }) {
   const bound = (step) => figure(low + (wide * step) / STEPS, unit);
   const looks = Array.from({ length: STEPS }, (_, step) => ({
     code: `s${step}`,
-    text: step === 0 ? `below ${bound(1)}` : step === STEPS - 1 ? `from ${bound(step)}` : `${bound(step)} …`,
+    text: step === 0 ? `below ${bound(1)}` : step === STEPS - 1 ? `from ${bound(step)}` : `${bound(step)} to ${bound(step + 1)}`,
     colour: ramp((step + 0.5) / STEPS),
     mark: "solid",
   }));

@@ -1,13 +1,13 @@
 // What all pages share: loading, failures, empty results, and reloading when something changes.
 
-import { el, swap } from "./dom.js";
+import { el, prose, swap } from "./dom.js";
 
 // Minimum interval between reloads, because changes come in bursts.
 const APART = 1500;
 
 export function failed(error, again) {
-  const hints = [el("p", { class: "strong" }, error.message)];
-  if (error.accepted) hints.push(el("p", {}, `Known: ${error.accepted}`));
+  const hints = [el("p", { class: "strong" }, prose(error.message))];
+  if (error.accepted) hints.push(el("p", {}, "Accepted: ", prose(error.accepted)));
   if (again) hints.push(el("button", { type: "button", on: { click: again } }, "Try again"));
   return el("div", { class: "state error", role: "alert" }, ...hints);
 }

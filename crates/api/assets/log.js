@@ -26,11 +26,11 @@ export function follow(page, { run, node, test }) {
       if (part.text) text.append(part.text);
       if (text.textContent.length > MOST) text.textContent = text.textContent.slice(-MOST);
       if (atEnd) text.scrollTop = text.scrollHeight;
-      state.textContent = part.ended ? (part.size ? "" : "It wrote nothing.") : "Live: what it writes appears here.";
+      state.textContent = part.ended ? (part.size ? "" : "The log is empty.") : "Live: new output appears here.";
       if (!part.ended) setTimeout(next, part.text ? EVERY / 2 : EVERY);
     } catch (error) {
       if (error.name === "AbortError") return;
-      if (error.code === "gone" || error.status === 404) state.textContent = "There is no log (yet, or any more).";
+      if (error.code === "gone" || error.status === 404) state.textContent = "No log: not written yet, or deleted.";
       else swap(state, failed(error, next));
     }
   };

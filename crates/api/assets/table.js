@@ -2,10 +2,12 @@
 
 import { save } from "./api.js";
 import { csv } from "./csv.js";
-import { el, swap } from "./dom.js";
+import { el, prose, swap } from "./dom.js";
 import { plural } from "./words.js";
 
 const ROWS = 100;
+
+const shownText = (content) => (typeof content === "string" ? prose(content) : content);
 
 function compare(a, b) {
   if (a === b) return 0;
@@ -20,7 +22,7 @@ function compare(a, b) {
 // page; `more` fetches older ones.
 export function table(
   page,
-  { name, caption, columns, rows, usual = null, nothing = "Nothing here.", more = null, size = ROWS },
+  { name, caption, columns, rows, usual = null, nothing = "No rows.", more = null, size = ROWS },
 ) {
   const place = el("div", { class: "table" });
   const [sortKey, pageKey] = [`${name}.sort`, `${name}.page`];
@@ -59,7 +61,7 @@ export function table(
       const content = (column.cell ?? column.value)(one) ?? "";
       const kind = [column.right && "right", column.wide && "wide"].filter(Boolean).join(" ");
       // A single element, because on a phone a cell is a title and its content side by side.
-      return el("td", { class: kind || null, "data-title": column.title }, content === "" ? null : el("div", {}, content));
+      return el("td", { class: kind || null, "data-title": column.title }, content === "" ? null : el("div", {}, shownText(content)));
     };
     const row = (one) => el("tr", {}, ...columns.map((column) => cell(one, column)));
     const export_ = () => {
@@ -80,16 +82,16 @@ export function table(
           el(
             "button",
             { type: "button", disabled: at === 1, "data-key": `${name}-before`, on: { click: () => go(at - 1) } },
-            "‹ Before",
+            "‹ Previous",
           ),
           ` ${at} of ${pages} `,
           el(
             "button",
             { type: "button", disabled: at === pages, "data-key": `${name}-after`, on: { click: () => go(at + 1) } },
-            "After ›",
+            "Next ›",
           ),
         ),
-      more && el("button", { type: "button", "data-key": `${name}-more`, on: { click: more } }, "Older ones"),
+      more && el("button", { type: "button", "data-key": `${name}-more`, on: { click: more } }, "Load older"),
       el("button", { type: "button", class: "quiet", "data-key": `${name}-csv`, on: { click: export_ } }, "Save as CSV"),
     );
     if (!rows.length) {

@@ -13,7 +13,7 @@ export const now = () => Date.now() + ahead;
 
 export function length(ms) {
   const of = Math.max(0, ms);
-  if (of < MINUTE) return "moments";
+  if (of < MINUTE) return "under 1 min";
   if (of < HOUR) return `${Math.floor(of / MINUTE)} min`;
   if (of < 2 * DAY) {
     const [hours, minutes] = [Math.floor(of / HOUR), Math.floor((of % HOUR) / MINUTE)];

@@ -34,7 +34,7 @@ impl DoorOfOne {
     pub fn new(node: &NodeName, key: &RunKey) -> io::Result<Self> {
         let store = Store::open_in_memory().map_err(io::Error::other)?;
         let clock = Arc::new(SystemClock);
-        store.enroll_agent(node, key, "fuzzer", "to be heard", clock.now()).map_err(io::Error::other)?;
+        store.enroll_agent(node, key, "fuzzer", "fuzzing", clock.now()).map_err(io::Error::other)?;
         let mail = Arc::new(Mail::new(Arc::new(Wake::default())));
         mail.set_leading(true);
         let room = Arc::new(Semaphore::new(BODIES));

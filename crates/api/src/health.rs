@@ -26,7 +26,7 @@ pub(super) async fn health(State(desk): State<Arc<Desk>>) -> Response {
     match desk.mail.pulse.stopped(Instant::now()) {
         Some(silent) => {
             let minutes = silent.as_secs() / 60;
-            let text = format!("no cycle has begun or ended for {minutes} minutes: the loop is stuck\n");
+            let text = format!("no cycle has started or ended for {minutes} minutes: the control loop is stuck\n");
             (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
         }
         None => (if desk.mail.is_leading() { "leading\n" } else { "waiting\n" }).into_response(),
@@ -40,9 +40,9 @@ pub(super) async fn ready(State(desk): State<Arc<Desk>>) -> Response {
         Ok(Ok(Ok(_))) => return "ready\n".into_response(),
         Ok(Ok(Err(error))) => {
             tracing::debug!(%error, "not ready");
-            "the store fails"
+            "the store returns errors"
         }
-        Ok(Err(_)) | Err(_) => "the store does not answer",
+        Ok(Err(_)) | Err(_) => "the store does not respond",
     };
     (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response()
 }
@@ -93,7 +93,7 @@ mod tests {
     fn a_stuck_loop_fails_the_health_and_not_the_readiness() {
         let (door, _inbox) = open(&Store::open_in_memory().unwrap());
         door.mail.pulse.stop();
-        let wanted = "no cycle has begun or ended for 0 minutes: the loop is stuck";
+        let wanted = "no cycle has started or ended for 0 minutes: the control loop is stuck";
         assert_eq!(get(&door, "/healthz"), says("503", wanted));
         assert_eq!(get(&door, "/readyz"), says("200", "ready"));
         door.turned(Duration::from_secs(30));
@@ -111,8 +111,8 @@ mod tests {
             database.execute_batch(&format!("ALTER TABLE {from} RENAME TO {to}")).unwrap();
         };
         rename("lease", "mislaid");
-        assert_eq!(get(&door, "/readyz"), says("503", "the store fails"));
-        assert_eq!(get(&door, "/healthz"), says("200", "waiting"), "a restart would not mend the store");
+        assert_eq!(get(&door, "/readyz"), says("503", "the store returns errors"));
+        assert_eq!(get(&door, "/healthz"), says("200", "waiting"), "a restart would not repair the store");
         rename("mislaid", "lease");
         assert_eq!(get(&door, "/readyz"), says("200", "ready"), "it is ready again without a restart");
     }

@@ -47,39 +47,39 @@ pub(super) struct Desk {
 /// Why a report was rejected.
 #[derive(Debug, thiserror::Error)]
 enum Refused {
-    #[error("name the node in the header X-Doctor-Node")]
+    #[error("the header X-Doctor-Node with the node's name is missing or invalid")]
     NoNode,
-    #[error("say in Content-Length how long the report is")]
+    #[error("Content-Length is required")]
     NoLength,
     #[error("a report is at most {MAX_DOCUMENT_BYTES} bytes long")]
     TooLong,
-    #[error("{0} is not enrolled here: `doctor agent enroll {0}`")]
+    #[error("{0} is not enrolled: `doctor agent enroll {0}`")]
     Unknown(NodeName),
     #[error("the credential of {0} was revoked")]
     Revoked(NodeName),
-    #[error("the report does not bear the signature of {0}")]
+    #[error("the report is not signed by {0}, or is about another node")]
     Forged(NodeName),
     #[error(transparent)]
     NoToken(#[from] NoToken),
-    #[error("no tokens are accepted here, only keys: `doctor agent enroll {0}`")]
+    #[error("tokens are not accepted, only enrolment keys: `doctor agent enroll {0}`")]
     NoTokens(NodeName),
     #[error(transparent)]
     NotVouched(#[from] NotVouched),
-    #[error("the token is of the agent on {of}, and does not speak for {named}")]
+    #[error("the token belongs to the agent on {of}; it cannot report for {named}")]
     OtherNode { of: NodeName, named: NodeName },
     #[error("{0}")]
     Schema(BadDocument),
     #[error("{0}")]
     Malformed(String),
-    #[error("another controller leads, or this one is only starting")]
+    #[error("this controller does not lead, or is still starting")]
     NotLeading,
     #[error("the report did not arrive in time")]
     Slow,
-    #[error("there is no room for another report just now")]
+    #[error("the report queue is full")]
     Full,
-    #[error("the report was not kept in time; is {0} a node of this cluster?")]
+    #[error("the report was not stored in time; is {0} a node of this cluster?")]
     NotKept(NodeName),
-    #[error("the store does not answer")]
+    #[error("the store does not respond")]
     Store,
 }
 
@@ -123,9 +123,9 @@ pub(super) async fn ingest(State(desk): State<Arc<Desk>>, headers: HeaderMap, bo
         Ok(Taken { words, permit: Some(permit) }) => ([(PERMIT_HEADER, permit)], words).into_response(),
         Ok(Taken { words, permit: None }) => words.into_response(),
         Err(refused) => {
-            let node = node.map_or_else(|| "an unnamed node".to_owned(), |node| node.to_string());
+            let node = node.map_or_else(|| "unknown".to_owned(), |node| node.to_string());
             // Debug only: any client can connect, and a line for each would let it fill the disk.
-            tracing::debug!(node, why = %refused, "a report was not taken");
+            tracing::debug!(node, reason = %refused, "agent report rejected");
             refused.into_response()
         }
     }
@@ -160,7 +160,7 @@ async fn take(desk: &Arc<Desk>, node: Option<NodeName>, headers: &HeaderMap, bod
     let arriving = async {
         let place = Arc::clone(&desk.room).acquire_many_owned(room).await.map_err(|_| Refused::Full)?;
         let most = usize::try_from(length).map_err(|_| Refused::TooLong)?;
-        let bytes = to_bytes(body, most).await.map_err(|_| Refused::Malformed("the body broke off".to_owned()))?;
+        let bytes = to_bytes(body, most).await.map_err(|_| Refused::Malformed("the body is incomplete".to_owned()))?;
         Ok::<_, Refused>((place, bytes))
     };
     let (_place, bytes) = timeout(BODY, arriving).await.map_err(|_| Refused::Slow)??;
@@ -212,7 +212,7 @@ async fn speaker(desk: &Arc<Desk>, node: &NodeName, headers: &HeaderMap) -> Resu
     let (asked, name) = (Arc::clone(desk), node.clone());
     let found = tokio::task::spawn_blocking(move || asked.store.agent_key(&name)).await.map_err(|_| Refused::Store)?;
     let found = found.map_err(|error| {
-        tracing::warn!(%error, "the key of an agent could not be read");
+        tracing::warn!(%error, "cannot read an agent's key");
         Refused::Store
     })?;
     match (found, vouched) {

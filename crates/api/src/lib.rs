@@ -67,7 +67,7 @@ pub enum DoorError {
     Listen { at: SocketAddr, source: io::Error },
     #[error("cannot listen on {at} for Prometheus")]
     Scrape { at: SocketAddr, source: io::Error },
-    #[error("cannot read which agents are enrolled")]
+    #[error("cannot read the enrolled agents")]
     Store(#[from] doctor_store::StoreError),
 }
 
@@ -211,7 +211,7 @@ async fn serve(listener: TcpListener, router: Router) {
     let listener = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(error) => {
-            tracing::error!(%error, "a door cannot be opened");
+            tracing::error!(%error, "listener failed to start");
             return;
         }
     };
@@ -223,7 +223,7 @@ async fn serve(listener: TcpListener, router: Router) {
             Ok((stream, _)) => stream,
             Err(error) => {
                 // Usually out of file descriptors: active connections will free some.
-                tracing::warn!(%error, "a connection could not be accepted");
+                tracing::warn!(%error, "accept failed");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }

@@ -49,10 +49,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loop_that_does_not_turn_is_stuck_and_one_that_only_waits_is_not() {
+    fn a_loop_without_cycles_is_stuck_and_one_between_cycles_is_not() {
         let start = Instant::now();
         let pulse = Pulse::new(start);
-        assert_eq!(pulse.stopped(start + STUCK), None, "the first cycle has time too");
+        assert_eq!(pulse.stopped(start + STUCK), None, "the first cycle gets the same time");
         assert!(pulse.stopped(start + STUCK + Duration::from_secs(1)).is_some());
         let hour = Duration::from_secs(3600);
         pulse.beat(start + hour, hour);

@@ -249,7 +249,7 @@ impl Inbox for DoorInbox {
         }
         self.written = now;
         if let Err(error) = self.introduce_strangers().and_then(|()| self.read_roster()) {
-            tracing::warn!(%error, "the list of agents could not be brought up to date");
+            tracing::warn!(%error, "cannot update the list of agents");
         }
         let mut inside = self.mail.lock();
         let unwritten = std::mem::take(&mut inside.unwritten);

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_has_an_answer_is_told_so_and_whoever_reads_gzip_gets_it() {
+    fn a_known_etag_gets_304_and_gzip_is_sent_where_accepted() {
         let text = "x".repeat(5000);
         let answer = Answer::new(Made::text("text/plain", text));
         let to = |headers: &[(&'static str, &str)]| {
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_comes_in_pieces_with_its_length_and_not_for_ever() {
+    fn a_body_is_sent_in_pieces_with_its_length_and_a_deadline() {
         let answer = Answer::new(Made::text("text/plain", "y".repeat(PIECE + 7)));
         let mut body = answer.to(&HeaderMap::new()).into_body();
         let next = |body: &mut Body| {
@@ -185,6 +185,6 @@ mod tests {
         }
         assert!(matches!(next(&mut body), Poll::Ready(None)));
         let late = Sending { rest: Bytes::from_static(b"z"), until: Instant::now(), _room: None };
-        assert!(matches!(next(&mut Body::new(late)), Poll::Ready(Some(Err(_)))), "who is too slow is not waited for");
+        assert!(matches!(next(&mut Body::new(late)), Poll::Ready(Some(Err(_)))), "a slow client is disconnected");
     }
 }

@@ -117,9 +117,9 @@ async fn scrape(State(desk): State<Arc<Desk>>) -> Response {
             ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text.to_string()).into_response()
         }
         Ok(Err(error)) => {
-            tracing::debug!(%error, "a scrape failed");
-            failed("the store fails")
+            tracing::debug!(%error, "scrape failed");
+            failed("the store returns errors")
         }
-        Err(_) => failed("this scrape could not be made"),
+        Err(_) => failed("the scrape failed"),
     }
 }

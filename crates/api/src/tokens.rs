@@ -45,7 +45,7 @@ impl std::fmt::Debug for Tokens {
 
 /// The Authorization header has no valid token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the header Authorization is not `Bearer` and a token of at most {MOST_BYTES} bytes")]
+#[error("the header Authorization must be `Bearer` and a token of at most {MOST_BYTES} bytes")]
 pub(super) struct NoToken;
 
 /// Returns the token of a message, if it has one.
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_holds_for_a_while_and_a_refusal_for_no_while_at_all() {
+    fn accepted_reviews_are_cached_and_rejected_ones_are_not() {
         let cluster = Arc::new(Counts::default());
         let times = || cluster.0.load(Ordering::Relaxed);
         let tokens = Tokens::new(cluster.clone(), Span::hours(1));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_that_does_not_answer_is_no_refusal_and_is_not_waited_for() {
+    fn a_cluster_that_does_not_respond_is_not_a_rejection_and_times_out() {
         let tokens = Tokens::new(Arc::new(Counts::default()), Span::hours(1));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let answer = runtime.block_on(async { timeout(PATIENCE * 4, tokens.whose("lost")).await });

@@ -157,7 +157,7 @@ fn signed(report: &AgentReport, by: &str) -> Vec<u8> {
 }
 
 #[test]
-fn who_is_not_enrolled_or_was_revoked_is_sent_away_before_anything_is_read() {
+fn an_agent_that_is_unknown_or_revoked_is_rejected_before_its_body_is_read() {
     let bed = Bed::leading();
     assert!(bed.expect("401", "n9", b"x").contains("`doctor agent enroll n9`"));
     assert!(bed.expect("401", "n3", &signed(&heartbeat("n3", 1), "n3")).contains("revoked"));
@@ -173,13 +173,13 @@ fn no_node_speaks_for_another() {
     let mut bed = Bed::leading();
     bed.expect("403", "n2", &signed(&report("n2", 1), "n1"));
     bed.expect("403", "n2", &signed(&report("n1", 1), "n1"));
-    assert!(bed.expect("403", "n1", &signed(&report("n2", 1), "n1")).contains("does not bear the signature"));
+    assert!(bed.expect("403", "n1", &signed(&report("n2", 1), "n1")).contains("is not signed by n1"));
     bed.expect("403", "n1", b"doctor-report-1 nonsense");
     let mut changed = signed(&report("n1", 1), "n1");
     *changed.last_mut().unwrap() ^= 1;
     bed.expect("403", "n1", &changed);
-    assert!(bed.inbox.waiting().is_empty(), "nothing of this came near the engine");
-    assert!(bed.inbox.take_heard(SystemClock.now().plus(Span::hours(1))).is_empty(), "and nobody was heard");
+    assert!(bed.inbox.waiting().is_empty(), "no message reached the engine");
+    assert!(bed.inbox.take_heard(SystemClock.now().plus(Span::hours(1))).is_empty(), "no contact was recorded");
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn a_newer_schema_is_refused_by_its_name() {
 }
 
 #[test]
-fn a_controller_that_does_not_lead_takes_nothing() {
+fn a_controller_that_does_not_lead_accepts_nothing() {
     let bed = Bed::new();
     let answer = bed.expect("503", "n1", &signed(&heartbeat("n1", 1), "n1"));
     assert!(answer.contains("retry-after: "), "{answer}");
@@ -203,14 +203,14 @@ fn a_controller_that_does_not_lead_takes_nothing() {
 }
 
 #[test]
-fn a_report_is_answered_when_it_was_kept_and_wakes_whoever_keeps_it() {
+fn a_report_is_answered_once_it_is_stored_and_wakes_the_engine() {
     let mut bed = Bed::leading();
     let (to, body) = (bed.door.address(), signed(&report("n1", 1), "n1"));
     let agent = std::thread::spawn(move || exchange(to, &head("n1", body.len()), &body));
-    assert!(bed.wake.wait(Duration::from_secs(120)), "nobody rang");
+    assert!(bed.wake.wait(Duration::from_secs(120)), "the engine was not woken");
     let waiting = bed.inbox.waiting();
     assert_eq!((waiting.len(), waiting[0].node.clone()), (1, node("n1")));
-    assert!(!agent.is_finished(), "it was answered before it was kept");
+    assert!(!agent.is_finished(), "it was answered before it was stored");
     // A cycle that does not know the cluster yet leaves it; the next one follows immediately.
     bed.door.cycle_ended(true);
     assert!(bed.wake.wait(Duration::ZERO));
@@ -221,7 +221,7 @@ fn a_report_is_answered_when_it_was_kept_and_wakes_whoever_keeps_it() {
 }
 
 #[test]
-fn what_waits_on_nodes_and_at_the_door_is_told_to_prometheus() {
+fn waiting_reports_on_nodes_and_at_the_endpoint_are_exported_as_metrics() {
     let bed = Bed::leading();
     let policy = Policy::standard();
     let catalogue = Catalogue::with_site_checks(&policy);
@@ -251,13 +251,13 @@ fn what_waits_on_nodes_and_at_the_door_is_told_to_prometheus() {
     waits("nodes", 4);
     let (to, body) = (bed.door.address(), signed(&report("n1", 3), "n1"));
     let agent = std::thread::spawn(move || exchange(to, &head("n1", body.len()), &body));
-    assert!(bed.wake.wait(Duration::from_secs(120)), "nobody rang");
+    assert!(bed.wake.wait(Duration::from_secs(120)), "the engine was not woken");
     waits("door", 1);
-    assert!(agent.join().unwrap().starts_with("HTTP/1.1 503 "), "nobody kept it");
+    assert!(agent.join().unwrap().starts_with("HTTP/1.1 503 "), "the report was not stored");
 }
 
 #[test]
-fn what_is_not_kept_in_time_is_to_be_sent_again() {
+fn a_report_that_is_not_stored_in_time_gets_503() {
     let mut bed = Bed::leading();
     let began = Instant::now();
     let answer = bed.expect("503", "n1", &signed(&report("n1", 1), "n1"));
@@ -266,10 +266,10 @@ fn what_is_not_kept_in_time_is_to_be_sent_again() {
 }
 
 #[test]
-fn heartbeats_are_heard_without_the_engine_and_an_old_one_proves_nothing() {
+fn heartbeats_are_recorded_without_the_engine_and_a_replay_is_not() {
     let mut bed = Bed::leading();
     let enrolled = Some(Timestamp::from_secs(1000));
-    assert_eq!(bed.inbox.heard(&node("n1")), enrolled, "it should have spoken since then");
+    assert_eq!(bed.inbox.heard(&node("n1")), enrolled, "an agent counts from its enrolment");
     assert_eq!((bed.inbox.heard(&node("n3")), bed.inbox.heard(&node("n9"))), (None, None));
     bed.expect("200", "n1", &signed(&heartbeat("n1", 5), "n1"));
     let heard = bed.inbox.heard(&node("n1"));
@@ -317,11 +317,11 @@ fn a_node_that_its_cluster_vouches_for_needs_no_enrolment_and_is_known_from_then
 }
 
 #[test]
-fn a_token_speaks_for_its_own_node_and_only_while_the_cluster_says_so() {
+fn a_token_is_valid_for_its_own_node_while_the_cluster_confirms_it() {
     let mut bed = Bed::vouched();
     let refused = bed.expect_of("403", "n2", "n7", &report("n2", 1));
-    assert!(refused.contains("the token is of the agent on n7, and does not speak for n2"), "{refused}");
-    assert!(bed.expect_of("403", "n7", "n7", &report("n2", 1)).contains("does not bear the signature of n7"));
+    assert!(refused.contains("the token belongs to the agent on n7; it cannot report for n2"), "{refused}");
+    assert!(bed.expect_of("403", "n7", "n7", &report("n2", 1)).contains("is not signed by n7"));
     assert!(bed.expect_of("401", "n7", "old", &report("n7", 1)).contains("it has expired"));
     let later = bed.expect_of("503", "n7", "away", &report("n7", 1));
     assert!(later.contains("retry-after") && later.contains("connection refused"), "{later}");
@@ -331,7 +331,7 @@ fn a_token_speaks_for_its_own_node_and_only_while_the_cluster_says_so() {
     assert!(exchange(bed.door.address(), &head, &body).starts_with("HTTP/1.1 403 "));
     bed.expect_of("401", "n3", "n3", &report("n3", 1)).contains("revoked");
     assert!(bed.inbox.waiting().is_empty() && bed.inbox.take_heard(SystemClock.now()).is_empty());
-    assert!(Bed::leading().expect_of("401", "n1", "n1", &report("n1", 1)).contains("no tokens are accepted here"));
+    assert!(Bed::leading().expect_of("401", "n1", "n1", &report("n1", 1)).contains("tokens are not accepted"));
 }
 
 #[test]
@@ -346,29 +346,29 @@ fn an_agent_that_the_cluster_vouches_for_can_be_revoked() {
 }
 
 #[test]
-fn health_says_who_leads() {
+fn health_shows_whether_the_controller_leads() {
     let bed = Bed::leading();
     let ask = "GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
     assert!(exchange(bed.door.address(), ask, b"").ends_with("leading\n"));
 }
 
 #[test]
-fn a_node_is_told_with_each_answer_whether_the_breaker_would_let_it_go() {
+fn each_response_says_whether_the_breaker_permits_a_drain() {
     let bed = Bed::leading();
     let permit = |name: &str, number: u64| {
         let answer = bed.expect("200", name, &heartbeat(name, number).sign(&key(name)).unwrap());
         let value = answer.lines().find_map(|line| line.strip_prefix("x-doctor-permit: ").map(str::to_owned))?;
-        Some(Permit::open(&value, &node(name), number, &key(name)).expect("it is signed for this report of this node"))
+        Some(Permit::open(&value, &node(name), number, &key(name)).expect("the permit is signed for this report"))
     };
-    assert_eq!(permit("n1", 1), None, "no cycle has said anything");
+    assert_eq!(permit("n1", 1), None, "no cycle has ended yet");
     let every = Duration::from_secs(60);
     bed.door.may_take_out(Some(TakeOut::AllBut([node("n2")].into())), every);
     assert_eq!(permit("n1", 2), Some(Permit { lasts: Span::minutes(2) }));
-    assert_eq!(permit("n2", 1), None, "its pool can spare no more");
+    assert_eq!(permit("n2", 1), None, "the breaker's limit of its pool is reached");
     bed.door.may_take_out(Some(TakeOut::Nobody), every);
     assert_eq!(permit("n1", 3), None, "the breaker opened");
     bed.door.may_take_out(Some(TakeOut::AllBut([].into())), every);
     assert!(permit("n1", 4).is_some());
     bed.door.may_take_out(None, every);
-    assert_eq!(permit("n1", 5), None, "the store failed, and nobody knows");
+    assert_eq!(permit("n1", 5), None, "the store failed: unknown");
 }

@@ -44,7 +44,7 @@ fn parts() -> WebParts {
 }
 
 #[test]
-fn who_trusts_the_certificate_is_answered_and_a_new_one_is_taken_while_it_runs() {
+fn a_client_that_trusts_the_certificate_is_served_and_a_new_one_is_loaded_at_run_time() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let files = TlsFiles { certificate: at("tls.crt"), key: at("tls.key") };
@@ -61,18 +61,18 @@ fn who_trusts_the_certificate_is_answered_and_a_new_one_is_taken_while_it_runs()
     let web = Web::open(&config, parts()).unwrap();
     let port = web.address().port();
     std::fs::copy(&files.certificate, at("first.crt")).unwrap();
-    let answer = ask(&at("first.crt"), port, "https").expect("it is answered");
+    let answer = ask(&at("first.crt"), port, "https").expect("the API responds");
     assert!(answer.contains("\"role\":\"viewer\""), "{answer}");
-    assert_eq!(ask(&at("first.crt"), port, "http"), None, "nobody is answered in the clear");
+    assert_eq!(ask(&at("first.crt"), port, "http"), None, "plain HTTP gets no response");
 
     let second = TlsFiles { certificate: at("second.crt"), key: at("second.key") };
     assert!(certificate(folder.path(), &second));
-    assert_eq!(ask(&second.certificate, port, "https"), None, "it is not in use yet");
+    assert_eq!(ask(&second.certificate, port, "https"), None, "the new certificate is not loaded yet");
     std::fs::rename(&second.key, &files.key).unwrap();
     std::fs::copy(&second.certificate, &files.certificate).unwrap();
     let began = Instant::now();
     while ask(&second.certificate, port, "https").is_none() {
-        assert!(began.elapsed() < Duration::from_secs(240), "the new certificate is not taken");
+        assert!(began.elapsed() < Duration::from_secs(240), "the new certificate is not loaded");
         std::thread::sleep(Duration::from_millis(200));
     }
 }

@@ -12,7 +12,7 @@ begin() {
   log=${ROOT:-}/var/log/$1.log
   exec 9>>"$log.lock"
   if ! flock -n 9; then
-    echo "$1 is being run already" >&2
+    echo "$1 is already running" >&2
     exit 3
   fi
   part=$(mktemp)

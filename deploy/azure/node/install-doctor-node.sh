@@ -11,7 +11,7 @@ new=$(mktemp "$program.XXXXXX")
 trap 'rm -f "$new"' EXIT
 curl --proto '=https' --fail --silent --show-error --location --retry 5 --max-time 600 --output "$new" "$url"
 if ! right "$new"; then
-  echo "$url has not the sum $sha256 and is not used" >&2
+  echo "$url: the SHA-256 checksum is not $sha256; not installed" >&2
   exit 1
 fi
 chmod 755 "$new"

@@ -10,7 +10,7 @@ if [ -x "$program" ]; then
   # Runs all checks instead of stopping at the first failure; its own log stays in its usual place.
   run "$program" -a -o "${program%/*}/health.log"
 else
-  echo "AzNHC is not installed: there is no $program" >"$part"
+  echo "AzNHC is not installed: $program does not exist" >"$part"
   code=127
 fi
 # A check that could not run reports NHCNA, which is neither a failure nor a pass. The first line is printed before anything is

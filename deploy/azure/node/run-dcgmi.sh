@@ -7,7 +7,7 @@ level=${1:-2}
 case $level in
   [1-4]) ;;
   *)
-    echo "$level is no level of dcgmi diag, expected 1 to 4" >&2
+    echo "invalid level of dcgmi diag: $level; expected 1 to 4" >&2
     exit 2
     ;;
 esac

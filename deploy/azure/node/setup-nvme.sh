@@ -43,7 +43,7 @@ END
 }
 
 if mountpoint -q "$mount"; then
-  say "$mount is there"
+  say "$mount is already mounted"
   use_for_caches
   exit 0
 fi
@@ -56,7 +56,7 @@ fi
 # shellcheck disable=SC2086
 set -- $disks
 if mdadm --assemble --quiet "$array" "$@" 2>/dev/null; then
-  say "the array of $# disks is there again"
+  say "the array of $# disks is assembled again"
   # An earlier attempt may have ended before it created a file system. 2: there is none; other results are left alone.
   blank=0
   blkid -p "$array" >/dev/null 2>&1 || blank=$?
@@ -65,11 +65,11 @@ else
   for disk in "$@"; do
     found=$(wipefs --noheadings --output TYPE "$disk")
     if [ -n "$found" ]; then
-      say "$disk holds something ($found) that is not our array: left alone" >&2
+      say "$disk has other content ($found): not changed" >&2
       exit 1
     fi
   done
-  say "making an array of $# disks"
+  say "creating an array of $# disks"
   # --force: allows an array of one disk.
   mdadm --create "$array" --run --force --level 0 --name resource_nvme --homehost any --raid-devices $# "$@"
   mkfs.xfs -q -L resource_nvme "$array"

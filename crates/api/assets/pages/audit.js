@@ -16,7 +16,7 @@ export function show(page) {
   swap(
     page.main,
     el("h1", {}, "Audit"),
-    el("div", { class: "controls" }, searchBox(page, "node", "Node", "a node's whole name", filtered)),
+    el("div", { class: "controls" }, searchBox(page, "node", "Node", "full node name", filtered)),
     place,
   );
   const read = async (signal) => {
@@ -43,7 +43,7 @@ export function show(page) {
         caption: "The audit trail",
         rows: items,
         more: next ? more : null,
-        nothing: page.query.get("node") ? "Nothing is written about such a node." : "Nothing was done yet.",
+        nothing: page.query.get("node") ? "No entries for this node." : "No entries yet.",
         columns: [
           { key: "at", title: "When", value: (row) => row.at, cell: (row) => moment(row.at) },
           {
@@ -64,7 +64,7 @@ export function show(page) {
           { key: "text", title: "Why", wide: true, value: (row) => row.text },
           {
             key: "plan",
-            title: "The plan that was shown",
+            title: "Confirmed plan",
             wide: true,
             value: (row) => row.plan ?? "",
             cell: (row) => (row.plan ? el("details", {}, el("summary", {}, "Show"), el("pre", {}, row.plan)) : ""),

@@ -25,7 +25,7 @@ export function show(page) {
     el(
       "p",
       { class: "dim" },
-      "Node-hours that validation took, and the faults that were found: a fault is a case with findings.",
+      "Node-hours of validation, and faults found. A fault is a case with findings.",
     ),
     el(
       "div",
@@ -33,12 +33,12 @@ export function show(page) {
       choice(
         page,
         "since",
-        "Of the last",
+        "Period",
         [
           ["7d", "7 days"],
           ["30d", "30 days"],
           ["90d", "90 days"],
-          ["365d", "year"],
+          ["365d", "365 days"],
         ],
         "30d",
         () => part.now(),
@@ -56,21 +56,21 @@ export function show(page) {
         card(
           "Spent",
           `${of.node_hours.toFixed(1)} node-hours`,
-          of.node_hours_per_day ? `limit ${figure(of.node_hours_per_day)} a day` : "no daily limit is set",
+          of.node_hours_per_day ? `limit: ${figure(of.node_hours_per_day)} per day` : "no daily limit",
         ),
         card("Found", plural(of.faults, "fault")),
-        card("For each fault", of.node_hours_per_fault === null ? "–" : `${of.node_hours_per_fault.toFixed(1)} node-hours`),
+        card("Per fault", of.node_hours_per_fault === null ? "–" : `${of.node_hours_per_fault.toFixed(1)} node-hours`),
       ),
       section(
-        "Day by day (UTC)",
+        "By day (UTC)",
         el("p", { class: "dim" }, "Bars: node-hours. ✕: faults found that day."),
         days(of.days, of.node_hours_per_day),
         table(page, {
           name: "budget",
-          caption: "Day by day",
+          caption: "By day",
           rows: of.days,
           usual: "-day",
-          nothing: "No day to show.",
+          nothing: "No data in this period.",
           columns: [
             { key: "day", title: "Day", value: (row) => row.day.slice(0, 10) },
             { key: "hours", title: "Node-hours", right: true, value: (row) => Number(row.node_hours.toFixed(2)) },

@@ -2,7 +2,7 @@
 
 import { all, get } from "../api.js";
 import { badge } from "../colours.js";
-import { el, link, nodeLink, swap } from "../dom.js";
+import { el, link, nodeLink, prose, swap } from "../dom.js";
 import { Part, choice, section } from "../frame.js";
 import { table } from "../table.js";
 import { figure, moment, title } from "../words.js";
@@ -19,7 +19,7 @@ export function evidence(of) {
 }
 
 const lastStep = (one) => one.steps.at(-1);
-const action = (one) => (lastStep(one) ? `${title(lastStep(one).what)}: ${lastStep(one).state}` : "nothing yet");
+const action = (one) => (lastStep(one) ? `${title(lastStep(one).what)}: ${lastStep(one).state}` : "none yet");
 const finding = (one) => one.findings.map((each) => each.text).join("; ");
 
 function list(page) {
@@ -36,7 +36,7 @@ function list(page) {
         "state",
         "Show",
         [
-          ["open", "Open ones"],
+          ["open", "Open"],
           ["all", "All"],
         ],
         "open",
@@ -54,7 +54,7 @@ function list(page) {
         caption: "Cases",
         rows: items,
         usual: "-severity",
-        nothing: "No case is open: nothing that was tested is known to be broken.",
+        nothing: "No open cases.",
         columns: [
           {
             key: "severity",
@@ -68,7 +68,7 @@ function list(page) {
             title: "What is wrong",
             wide: true,
             value: finding,
-            cell: (one) => link(["cases", one.id], finding(one) || "no finding"),
+            cell: (one) => link(["cases", one.id], prose(finding(one) || "no finding")),
           },
           {
             key: "evidence",
@@ -79,9 +79,9 @@ function list(page) {
           { key: "opened", title: "Open since", value: (one) => one.opened, cell: (one) => moment(one.opened) },
           {
             key: "action",
-            title: "Action",
+            title: "Last step",
             value: action,
-            cell: (one) => [action(one), lastStep(one) && el("div", { class: "dim" }, lastStep(one).text)],
+            cell: (one) => [action(one), lastStep(one) && el("div", { class: "dim" }, prose(lastStep(one).text))],
           },
           {
             key: "state",
@@ -107,8 +107,8 @@ function one(page, id) {
         { class: "facts" },
         el("span", {}, "node ", nodeLink(of.node)),
         el("span", {}, "opened ", moment(of.opened)),
-        el("span", {}, `machine ${of.hardware}`),
-        el("span", {}, `rung: ${of.rung}`),
+        el("span", {}, `hardware ${of.hardware}`),
+        el("span", {}, `repair step: ${of.rung}`),
         el("span", {}, of.id),
         of.advice && el("span", {}, `advice: ${typeof of.advice === "string" ? of.advice : JSON.stringify(of.advice)}`),
       ),
@@ -133,12 +133,12 @@ function one(page, id) {
         }),
       ),
       section(
-        "What was done",
+        "Steps taken",
         table(page, {
           name: "steps",
           caption: "Steps",
           rows: of.steps,
-          nothing: "Nothing yet.",
+          nothing: "No steps yet.",
           columns: [
             { key: "at", title: "When", value: (each) => each.at, cell: (each) => moment(each.at) },
             { key: "what", title: "Step", value: (each) => title(each.what) },
@@ -150,10 +150,10 @@ function one(page, id) {
       ),
       (of.failed_work ?? []).length > 0 &&
         section(
-          "User work that failed there",
+          "Failed user work",
           table(page, {
             name: "work",
-            caption: "User work that failed",
+            caption: "Failed user work",
             rows: of.failed_work,
             columns: [
               { key: "at", title: "When", value: (each) => each.at, cell: (each) => moment(each.at) },

@@ -24,7 +24,7 @@ export function show(page) {
     el(
       "p",
       { class: "dim" },
-      "The target of a test: every node to which it applies has a result that says something, no older than the test's period. A result that says nothing covers nothing.",
+      "Target: every node that a test applies to has a conclusive result (pass or fail) no older than the test's period. Inconclusive results do not count.",
     ),
     place,
   );
@@ -38,7 +38,7 @@ export function show(page) {
         name: "coverage",
         caption: "Coverage of each test",
         rows,
-        nothing: "No test is run regularly here: see the policy's suites and periods.",
+        nothing: "No regular tests. The policy's suites and periods define them.",
         columns: [
           { key: "test", title: "Test", value: (row) => row.test, cell: (row) => link(["tests", row.test], row.test) },
           { key: "cutoff", title: "Target: within", value: (row) => row.cutoff, cell: (row) => span(row.cutoff) },
@@ -62,7 +62,7 @@ export function show(page) {
           },
           {
             key: "missing",
-            title: "To the target",
+            title: "Missing",
             right: true,
             value: missing,
             cell: (row) => (missing(row) ? plural(missing(row), "node") : "✓ reached"),

@@ -3,7 +3,7 @@
 import { nodeActions } from "../actions.js";
 import { all, get } from "../api.js";
 import { badge } from "../colours.js";
-import { el, href, link, nodeLink, swap } from "../dom.js";
+import { el, href, link, nodeLink, prose, swap } from "../dom.js";
 import { Fleet, filterOf, looksOf } from "../fleet-looks.js";
 import { Part, choice, failed, searchBox } from "../frame.js";
 import { NodeMap } from "../map.js";
@@ -13,7 +13,7 @@ import { ago, figure, moment, percent, plural, spanMs, tellTime, title, whole } 
 const COLOURS = [
   ["health", "Health"],
   ["age", "Age of validation"],
-  ["life", "Life"],
+  ["life", "State"],
   ["use", "Use"],
   ["severity", "Worst finding"],
 ];
@@ -29,12 +29,13 @@ function summary({ status, findings, map }) {
   const alerts = [
     ...status.troubles,
     status.breaker.state !== "closed" &&
-      !status.troubles.some((trouble) => trouble.startsWith("the breaker")) &&
-      `The breaker is ${status.breaker.state}: ${status.breaker.why ?? "no node is taken out"}`,
+      !status.troubles.some((trouble) => /breaker/i.test(trouble)) &&
+      `The circuit breaker is ${status.breaker.state}: ${status.breaker.why ?? "no node is taken out of service"}`,
     ...status.pauses.map(
-      (pause) => `Paused ${pause.pool ? `for pool ${pause.pool}` : "everywhere"} by ${pause.by}: ${pause.why}`,
+      (pause) => `Validation ${pause.pool ? `of pool ${pause.pool}` : "of all pools"} is paused by ${pause.by}: ${pause.why}`,
     ),
-    status.silent.incident && `${plural(status.silent.silent.length, "agent")} of ${status.silent.agents} silent at once`,
+    status.silent.incident &&
+      `${status.silent.silent.length} of ${plural(status.silent.agents, "agent")} stopped reporting: check the network first`,
   ].filter(Boolean);
   const bar = el(
     "div",
@@ -52,7 +53,7 @@ function summary({ status, findings, map }) {
     el(
       "h1",
       {},
-      total ? `${whole(counts.pass)} of ${plural(total, "node")} proven healthy` : "No node is known yet",
+      total ? `${whole(counts.pass)} of ${plural(total, "node")} proven healthy` : "No nodes yet",
       total ? el("span", { class: "dim" }, ` · ${percent(share)}`) : "",
     ),
     total > 0 && bar,
@@ -62,21 +63,21 @@ function summary({ status, findings, map }) {
       fact(`✕ ${whole(counts.fail)} failing`, { filter: "health:fail" }),
       fact(`? ${whole(counts.unknown)} unknown`, { filter: "health:unknown" }),
       el("span", {}, `◷ ${whole(status.nodes.overdue)} overdue`),
-      el("span", {}, `${status.running.running} of ${status.running.limit} runs under way`),
+      el("span", {}, `${status.running.running} of ${status.running.limit} runs active`),
       el("span", {}, `mode: ${status.mode}`),
-      el("span", {}, `seen `, status.seen ? moment(status.seen) : "never"),
+      el("span", {}, `last observed `, status.seen ? moment(status.seen) : "never"),
     ),
     wrong.size > 0 &&
       el(
         "p",
         { class: "facts" },
-        el("strong", {}, "Wrong now:"),
+        el("strong", {}, "Open problems:"),
         ...[...wrong]
           .sort((a, b) => b[1].size - a[1].size)
           .slice(0, 8)
           .map(([reason, nodes]) => link(["cases"], `${title(reason)} on ${plural(nodes.size, "node")}`)),
       ),
-    ...alerts.map((text) => el("p", { class: "alert", role: "alert" }, el("span", { "aria-hidden": "true" }, "⚠ "), text)),
+    ...alerts.map((text) => el("p", { class: "alert", role: "alert" }, el("span", { "aria-hidden": "true" }, "⚠ "), prose(text))),
   ];
 }
 
@@ -85,10 +86,10 @@ class View {
   constructor(page, below) {
     this.page = page;
     this.below = below;
-    this.legend = el("div", { class: "legend", role: "group", "aria-label": "What the colours and shapes say" });
+    this.legend = el("div", { class: "legend", role: "group", "aria-label": "Legend" });
     this.matched = el("span", { class: "dim", role: "status" });
     this.map = new NodeMap({
-      label: "Map of the nodes: arrows move, Enter opens, Escape leaves. The same as a table: choose “Table”.",
+      label: "Map of the nodes: arrow keys move, Enter opens a node, Escape leaves. For a table choose “Table”.",
       open: (node) => (location.hash = href(["nodes", this.fleet.name(node)])),
       describe: (node) => this.describe(node),
     });
@@ -106,7 +107,7 @@ class View {
     const lines = [
       fleet.name(node),
       `${title(health)} · ${title(life)} · ${title(use)}`,
-      validated === null ? "Not everything was ever tested" : `All tested since ${ago(validated)}`,
+      validated === null ? "Not fully tested" : `Fully tested: ${ago(validated)}`,
     ];
     if (severity) lines.push(`Worst finding: ${severity}`);
     if (this.measured && this.by.startsWith("figure:"))
@@ -179,7 +180,7 @@ class View {
         : `${whole(matched)} of ${plural(this.fleet.count, "node")}`;
     this.drawLegend(counts);
     if (!this.fleet.count) {
-      swap(this.below, el("p", { class: "state" }, "Nodes appear here when the controller has seen the cluster."));
+      swap(this.below, el("p", { class: "state" }, "Nodes appear here when the controller has observed the cluster."));
     } else if (this.page.query.get("view") === "table") swap(this.below, this.table());
     else if (this.map.element.parentNode !== this.below) swap(this.below, this.map.element);
   }
@@ -228,9 +229,9 @@ class View {
       fleet.has("rack") && word("rack", "Rack"),
       word("sku", "SKU"),
       state("health", "Health"),
-      state("life", "Life"),
+      state("life", "State"),
       state("use", "Use"),
-      { key: "validated", title: "All tested since", value: iso, cell: (node) => (iso(node) ? moment(iso(node)) : "never") },
+      { key: "validated", title: "Fully tested", value: iso, cell: (node) => (iso(node) ? moment(iso(node)) : "never") },
       state("severity", "Worst finding"),
       this.measured &&
         this.by.startsWith("figure:") && {
@@ -241,21 +242,21 @@ class View {
           cell: (node) => figure(this.measured.values[fleet.name(node)], this.measured.unit),
         },
     ].filter(Boolean);
-    return table(this.page, { name: "nodes", caption: "Nodes", columns, rows, nothing: "No node matches the filter." });
+    return table(this.page, { name: "nodes", caption: "Nodes", columns, rows, nothing: "No nodes match the filter." });
   }
 }
 
 // "Colour by" also offers the measurements of each test, which are fetched when one of them is chosen.
 function colourChoice(page, view, tests) {
   const figures = el("span", {});
-  const options = [...COLOURS, ...tests.map((test) => [`figure:${test.test}`, `A figure of ${test.test}`])];
+  const options = [...COLOURS, ...tests.map((test) => [`figure:${test.test}`, `Measurement of ${test.test}`])];
   const [, of, name] = view.by.match(/^figure:([^/]+)(?:\/(.*))?$/) ?? [];
   const fetchFigure = async (test, wanted) => {
     view.measured = null;
     try {
       const { figures: known } = await get(["tests", test], {}, page.signal);
       if (!known.length) {
-        swap(figures, el("span", { class: "dim" }, "No figure of it is known yet"));
+        swap(figures, el("span", { class: "dim" }, "No measurements yet"));
         return;
       }
       const chosen = known.some((one) => one.name === wanted) ? wanted : known[0].name;
@@ -265,7 +266,7 @@ function colourChoice(page, view, tests) {
         ...known.map((one) => el("option", { value: one.name, selected: one.name === chosen }, one.name)),
       );
       select.addEventListener("change", () => fetchFigure(test, select.value));
-      swap(figures, el("label", { class: "choice" }, el("span", {}, "Figure"), select));
+      swap(figures, el("label", { class: "choice" }, el("span", {}, "Measurement"), select));
       view.measured = await get(["tests", test, "values"], { figure: chosen }, page.signal);
       page.say("colour", `figure:${test}/${chosen}`);
     } catch (error) {

@@ -4,16 +4,16 @@ import { nodeActions } from "../actions.js";
 import { download, get } from "../api.js";
 import { lanes, past, spread } from "../charts.js";
 import { badge } from "../colours.js";
-import { el, link, swap } from "../dom.js";
+import { el, link, prose, swap } from "../dom.js";
 import { Part, empty, failed, section } from "../frame.js";
 import { follow } from "../log.js";
 import { table } from "../table.js";
-import { figure, moment, span, tellTime, title } from "../words.js";
+import { figure, moment, plural, span, tellTime, title } from "../words.js";
 
-const due = (of) => (of.is === "now" ? "now" : [of.is === "retry" ? "again " : "", moment(of.at)]);
+const due = (of) => (of.is === "now" ? "now" : [of.is === "retry" ? "retry " : "", moment(of.at)]);
 
 function agentWords(agent) {
-  const heard = agent.heard ? [agent.silent ? "not heard since " : "heard ", moment(agent.heard)] : [];
+  const heard = agent.heard ? [agent.silent ? "no report since " : "last report ", moment(agent.heard)] : [];
   const runs = agent.program ? [`, doctor-node ${agent.program}`] : [];
   const differs = agent.skew.length > 0 ? [` (${agent.skew.join("; ")})`] : [];
   return [...heard, ...runs, ...differs];
@@ -24,31 +24,33 @@ function state(page, why, again) {
   const fact = (name, ...value) => el("div", { class: "fact" }, el("dt", {}, name), el("dd", {}, ...value));
   return [
     el("h1", {}, why.node, " ", badge(word), " ", why.used && badge(why.used)),
-    el("p", { class: "strong" }, why.headline),
+    el("p", { class: "strong" }, prose(why.headline)),
     nodeActions(page, () => [why.node], again),
     el(
       "dl",
       { class: "card factlist" },
       fact("Pool", why.pool ?? "–"),
-      fact("Machine", why.hardware ?? "unknown"),
-      fact("Since", why.since ? moment(why.since) : "–"),
+      fact("Hardware", why.hardware ?? "unknown"),
+      fact("In this state since", why.since ? moment(why.since) : "–"),
       fact("In use by", why.used_text ?? "–"),
-      fact("Our marks", why.our_marks.join(", ") || "none"),
-      fact("Others’ marks", why.foreign_marks.join(", ") || "none"),
+      fact("Marks of Cluster Doctor", why.our_marks.join(", ") || "none"),
+      fact("Other marks", why.foreign_marks.join(", ") || "none"),
       fact("Case", why.case ? link(["cases", why.case], why.case) : "none"),
       why.agent && fact("Agent", badge(why.agent.state), " ", ...agentWords(why.agent)),
       why.hold &&
         fact("Held", `by ${why.hold.by}: ${why.hold.why}`, why.hold.until ? [", until ", moment(why.hold.until)] : ""),
-      fact("Not tested now because", why.run ? `it is being tested (${why.run.because})` : (why.passed_over?.text ?? "–")),
+      why.run
+        ? fact("Running test", prose(why.run.because))
+        : fact("Not tested now because", prose(why.passed_over?.text ?? "–")),
     ),
-    why.next.length > 0 && section("What to do next", el("ul", {}, ...why.next.map((line) => el("li", {}, line)))),
+    why.next.length > 0 && section("What to do next", el("ul", {}, ...why.next.map((line) => el("li", {}, prose(line))))),
     section(
       "Findings",
       table(page, {
         name: "findings",
         caption: "Open findings",
         rows: why.open_findings,
-        nothing: "Nothing was found that has not been cleared.",
+        nothing: "No open findings.",
         columns: [
           { key: "severity", title: "Severity", value: (row) => row.severity, cell: (row) => badge(row.severity) },
           { key: "entity", title: "Where", value: (row) => row.entity },
@@ -59,7 +61,7 @@ function state(page, why, again) {
             key: "times",
             title: "Seen",
             value: (row) => row.times,
-            cell: (row) => [`${row.times} × `, row.confirmed ? "confirmed" : `of ${row.confirm}`],
+            cell: (row) => (row.confirmed ? `${plural(row.times, "time")}, confirmed` : `${row.times} of ${row.confirm} to confirm`),
           },
           { key: "first", title: "Since", value: (row) => row.first_seen, cell: (row) => moment(row.first_seen) },
         ],
@@ -69,12 +71,12 @@ function state(page, why, again) {
       "Tests",
       table(page, {
         name: "tests",
-        caption: "Where each test stands",
+        caption: "Status of each test",
         rows: why.test_lines,
-        nothing: "No test is run regularly here.",
+        nothing: "No regular tests.",
         columns: [
           { key: "test", title: "Test", value: (row) => row.test, cell: (row) => link(["tests", row.test], row.test) },
-          { key: "standing", title: "Stands", value: (row) => row.standing, cell: (row) => badge(row.standing) },
+          { key: "standing", title: "Status", value: (row) => row.standing, cell: (row) => badge(row.standing) },
           {
             key: "last",
             title: "Last result",
@@ -92,12 +94,12 @@ function state(page, why, again) {
 
 const timeline = (page, moments) =>
   moments.length === 0
-    ? empty("Nothing is written about it yet.")
+    ? empty("No events yet.")
     : [
         lanes(moments),
         table(page, {
           name: "timeline",
-          caption: "What happened",
+          caption: "Events",
           rows: moments,
           size: 15,
           columns: [
@@ -117,7 +119,7 @@ const timeline = (page, moments) =>
 
 // Each measurement of the newest results beside those of all nodes, and over the node's own past.
 function figures(page, rows) {
-  if (!rows.length) return empty("No result of this node brought figures yet.");
+  if (!rows.length) return empty("No measurements yet.");
   const draw = ({ test, figures: known }) => {
     const box = el("div", {});
     const paint = (peers) =>
@@ -139,10 +141,10 @@ function figures(page, rows) {
                 el(
                   "div",
                   {},
-                  el("div", { class: "dim" }, "Against its peers"),
-                  of ? spread(of, one.unit, last) : el("p", { class: "dim" }, peers ? "No peer has it." : "Loading …"),
+                  el("div", { class: "dim" }, "Compared with peers"),
+                  of ? spread(of, one.unit, last) : el("p", { class: "dim" }, peers ? "No peer has this measurement." : "Loading …"),
                 ),
-                el("div", {}, el("div", { class: "dim" }, "Its own past"), past(one.values, one.unit, of)),
+                el("div", {}, el("div", { class: "dim" }, "History of this node"), past(one.values, one.unit, of)),
               ),
             );
           }),
@@ -192,7 +194,7 @@ function runs(page, node, rows) {
       name: "runs",
       caption: "Runs",
       rows,
-      nothing: "No run on this node yet.",
+      nothing: "No runs yet.",
       columns: [
         { key: "planned", title: "Planned", value: (row) => row.planned, cell: (row) => moment(row.planned) },
         {
@@ -232,7 +234,7 @@ function runs(page, node, rows) {
                   {
                     type: "button",
                     class: "quiet",
-                    "aria-label": `Save the evidence of ${row.run}`,
+                    "aria-label": `Save the evidence of run ${row.run}`,
                     on: { click: () => get_(row) },
                   },
                   "Save",
@@ -248,7 +250,7 @@ function runs(page, node, rows) {
 export function show(page) {
   const node = page.parts[1];
   const [head, when, measured, ran] = Array.from({ length: 4 }, () => el("div", {}));
-  const rest = el("div", {}, section("Timeline", when), section("Figures", measured), section("Runs and logs", ran));
+  const rest = el("div", {}, section("Timeline", when), section("Measurements", measured), section("Runs and logs", ran));
   swap(page.main, head, rest);
   const mine = (kind, data) => kind === "nodes" && (data.more > 0 || data.nodes?.includes(node));
   const first = new Part(page, head, {

@@ -16,9 +16,9 @@ function passedOver(page, rows) {
       below,
       table(page, {
         name: "passed-over",
-        caption: "Nodes that were passed over",
+        caption: "Skipped nodes",
         usual: "node",
-        nothing: "No node matches.",
+        nothing: "No nodes match.",
         rows: rows.filter((row) => (!code || row.code === code) && row.node.toLowerCase().includes(text)),
         columns: [
           { key: "node", title: "Node", value: (row) => row.node, cell: (row) => nodeLink(row.node) },
@@ -55,15 +55,15 @@ export function show(page) {
     kinds: ["plan"],
     read: (signal) => get(["plan"], {}, signal),
     draw: ({ at, actions, passed_over: passed }) => [
-      el("h1", {}, actions.length ? `${plural(actions.length, "action")} next` : "Nothing would be done next"),
-      el("p", { class: "dim" }, "Planned for this page from what was last seen ", moment(at), "; looking at it does nothing."),
+      el("h1", {}, actions.length ? `${plural(actions.length, "action")} in the next cycle` : "No actions in the next cycle"),
+      el("p", { class: "dim" }, "Planned from the cluster state observed ", moment(at), ". Viewing the plan does not carry it out."),
       section(
-        "What would happen",
+        "Actions",
         table(page, {
           name: "plan",
           caption: "Actions",
           rows: actions,
-          nothing: "Nothing is due on a free node, and nothing waits for a step.",
+          nothing: "No test is due on a free node, and no repair step is pending.",
           columns: [
             { key: "action", title: "Action", value: (row) => title(row.action) },
             {
@@ -78,7 +78,7 @@ export function show(page) {
           ],
         }),
       ),
-      section(`Passed over: ${plural(passed.length, "node")}`, passedOver(page, passed)),
+      section(`Skipped: ${plural(passed.length, "node")}`, passedOver(page, passed)),
     ],
   });
 }

@@ -21,7 +21,7 @@ function list(page) {
         name: "tests",
         caption: "Tests",
         rows,
-        nothing: "No test is enabled.",
+        nothing: "No tests are enabled.",
         columns: [
           { key: "test", title: "Test", value: (row) => row.test, cell: (row) => link(["tests", row.test], row.test) },
           { key: "title", title: "What it shows", wide: true, value: (row) => row.title },
@@ -32,23 +32,23 @@ function list(page) {
             value: (row) => row.covered ?? "",
             cell: (row) => percent(row.covered),
           },
-          { key: "routine", title: "Regularly", value: (row) => (row.routine ? "yes" : "on request") },
+          { key: "routine", title: "Runs", value: (row) => (row.routine ? "regularly" : "on request") },
           { key: "cutoff", title: "Period", value: (row) => row.cutoff, cell: (row) => span(row.cutoff) },
-          { key: "usual", title: "Takes", value: (row) => row.usual, cell: (row) => span(row.usual) },
-          { key: "limit", title: "At most", value: (row) => row.limit, cell: (row) => span(row.limit) },
-          { key: "together", title: "Over several nodes", value: (row) => (row.together ? "yes" : "no") },
+          { key: "usual", title: "Usual duration", value: (row) => row.usual, cell: (row) => span(row.usual) },
+          { key: "limit", title: "Time limit", value: (row) => row.limit, cell: (row) => span(row.limit) },
+          { key: "together", title: "Multi-node", value: (row) => (row.together ? "yes" : "no") },
         ],
       }),
   });
 }
 
 function outliers(page, { name, unit, spread: of }) {
-  if (!of.outliers.length) return el("p", { class: "dim" }, "No node stands out.");
+  if (!of.outliers.length) return el("p", { class: "dim" }, "No outliers.");
   return [
     el(
       "p",
       {},
-      `${plural(of.outliers.length + of.more_outliers, "node")} more than four times the usual distance from the median:`,
+      `${plural(of.outliers.length + of.more_outliers, "node")} more than four times the usual deviation from the median:`,
     ),
     table(page, {
       name: `outliers-${name}`,
@@ -60,7 +60,7 @@ function outliers(page, { name, unit, spread: of }) {
         { key: "value", title: "Value", right: true, value: (row) => row.value, cell: (row) => figure(row.value, unit) },
         {
           key: "deviations",
-          title: "Distance",
+          title: "Deviation",
           right: true,
           value: (row) => Math.abs(row.deviations),
           cell: (row) => `${row.deviations.toFixed(1)} ×`,
@@ -97,9 +97,9 @@ function one(page, test) {
         { class: "facts" },
         el("span", {}, `${plural(of.nodes, "node")} with a result`),
         of.coverage && el("span", {}, `covered ${percent(of.coverage.percent)}, target: within ${span(of.coverage.cutoff)}`),
-        !of.complete && el("span", { role: "status" }, `figures of ${of.read.toLocaleString("en")} read so far …`),
+        !of.complete && el("span", { role: "status" }, `measurements of ${plural(of.read, "node")} read so far …`),
       ),
-      of.figures.length === 0 && empty(of.nodes ? "This test brought no figures." : "No node has a result of this test yet."),
+      of.figures.length === 0 && empty(of.nodes ? "This test has no measurements." : "No node has a result of this test yet."),
       ...of.figures.map((each) =>
         section(
           each.name,
@@ -107,8 +107,8 @@ function one(page, test) {
             "p",
             { class: "facts" },
             el("span", {}, `${plural(each.spread.nodes, "node")}`),
-            el("span", {}, `nine tenths from ${figure(each.spread.p5, each.unit)} to ${figure(each.spread.p95, each.unit)}`),
-            el("a", { href: href([], { colour: `figure:${test}/${each.name}` }) }, "On the map"),
+            el("span", {}, `90 % from ${figure(each.spread.p5, each.unit)} to ${figure(each.spread.p95, each.unit)}`),
+            el("a", { href: href([], { colour: `figure:${test}/${each.name}` }) }, "Show on the map"),
           ),
           spread(each.spread, each.unit),
           outliers(page, each),

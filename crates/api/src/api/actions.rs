@@ -88,7 +88,7 @@ pub(super) fn schema() -> Value {
 pub(super) async fn act(hall: Arc<Hall>, act: Act, peer: IpAddr, headers: HeaderMap, body: Body) -> Response {
     let caller = hall.guard.caller(peer, &headers).await;
     let asked = take(&hall, act, &caller, peer, &headers, body).await;
-    let who = caller.as_ref().map_or("somebody", |caller| &caller.name).to_owned();
+    let who = caller.as_ref().map_or("unknown client", |caller| &caller.name).to_owned();
     match asked {
         Ok(answer) => answer.to(&headers),
         Err(refusal) => {
@@ -241,12 +241,12 @@ fn plan_text(prepared: &Prepared) -> String {
 }
 
 async fn note_refusal(hall: Arc<Hall>, act: Act, by: String, peer: IpAddr, refusal: Refusal, left_out: u64) {
-    tracing::info!(action = act.name(), %by, %peer, why = %refusal, "an order by the API was refused");
+    tracing::info!(action = act.name(), %by, %peer, reason = %refusal, "API command rejected");
     let notes = hall.desks.notes.clone();
     let work = move || {
         let before = match left_out {
             0 => String::new(),
-            more => format!(" ({more} more were refused before this one and are not in this trail)"),
+            more => format!(" (not recorded: {more} earlier rejections)"),
         };
         let call = ApiCall {
             what: "api-refused",
@@ -258,12 +258,12 @@ async fn note_refusal(hall: Arc<Hall>, act: Act, by: String, peer: IpAddr, refus
             node: None,
         };
         if let Err(error) = hall.store.note_call(&call, hall.clock.now()) {
-            tracing::warn!(%error, "a refusal could not be noted");
+            tracing::warn!(%error, "cannot record a rejected command");
         }
     };
     // Recorded before the response, so that no caller can deny a rejection. A store that does not respond is not waited
     // for.
     if let Err(error) = notes.work(Instant::now() + REQUEST_TIMEOUT, work).await {
-        tracing::warn!(%error, "a refusal could not be noted");
+        tracing::warn!(%error, "cannot record a rejected command");
     }
 }

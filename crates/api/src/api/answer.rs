@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_nobody_fetches_have_no_more_room_than_all_have_together() {
+    fn unread_responses_stay_within_the_common_memory_limit() {
         let answers = Answers::new();
         let made = || Made::text("text/plain", "x".repeat(4 << 20));
         let mut slow = Vec::new();
@@ -146,14 +146,14 @@ mod tests {
                 Ok(answer) => slow.push(answer.to(&HeaderMap::new())),
                 Err(refusal) => break refusal,
             }
-            assert!(slow.len() <= ROOM >> 12, "{} MiB are on their way", slow.len() * 4);
+            assert!(slow.len() <= ROOM >> 12, "{} MiB are being sent", slow.len() * 4);
         };
         assert_eq!((refused, slow.len()), (Refusal::Busy, (ROOM >> 12) - 1));
         slow.pop();
-        assert!(answers.answer(made()).is_ok(), "what was fetched or given up has given its room back");
+        assert!(answers.answer(made()).is_ok(), "a response that was sent or abandoned releases its memory");
         let place = answers.place([1; 32]);
         answers.keep(&mut place.blocking_lock(), answers.answer(made()).unwrap(), 1);
         drop(place);
-        assert!(answers.answer(made()).is_ok(), "what is only kept makes place");
+        assert!(answers.answer(made()).is_ok(), "cached responses are evicted for new ones");
     }
 }

@@ -85,10 +85,10 @@ impl Asked {
             };
             let bad = |why: &str| Refusal::BadParameter { name: param.name, why: why.to_owned() };
             if value.is_empty() || value.chars().count() > LONGEST {
-                return Err(bad("it has 1 to 1024 characters"));
+                return Err(bad("expected 1 to 1024 characters"));
             }
             if values.insert(param.name, value).is_some() {
-                return Err(bad("it is given twice"));
+                return Err(bad("it occurs twice"));
             }
         }
         let asked = Self { values };
@@ -102,13 +102,15 @@ impl Asked {
             let Some(value) = self.text(param.name) else { continue };
             let bad = |why: String| Err(Refusal::BadParameter { name: param.name, why });
             match param.form {
-                Form::OneOf(words) if !words.contains(&value) => return bad(format!("one of {}", words.join(", "))),
-                Form::Count { most, .. } if !value.parse().is_ok_and(|count: u32| (1..=most).contains(&count)) => {
-                    return bad(format!("a number from 1 to {most}"));
+                Form::OneOf(words) if !words.contains(&value) => {
+                    return bad(format!("expected one of {}", words.join(", ")));
                 }
-                Form::Offset if value.parse::<u32>().is_err() => return bad("a number of bytes".to_owned()),
+                Form::Count { most, .. } if !value.parse().is_ok_and(|count: u32| (1..=most).contains(&count)) => {
+                    return bad(format!("expected a number from 1 to {most}"));
+                }
+                Form::Offset if value.parse::<u32>().is_err() => return bad("expected a number of bytes".to_owned()),
                 Form::Past if past(value, Timestamp::MAX).is_none() => {
-                    return bad("a length such as 7d, or a moment such as 2026-11-15T08:00:00Z".to_owned());
+                    return bad("expected a duration such as 7d, or a time such as 2026-11-15T08:00:00Z".to_owned());
                 }
                 _ => {}
             }
@@ -220,7 +222,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn whatever_is_asked_is_read_or_refused(query in ".{0,200}") {
+        fn any_query_is_parsed_or_rejected(query in ".{0,200}") {
             let _read_or_refused = read(&query);
         }
     }

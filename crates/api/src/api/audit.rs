@@ -14,9 +14,9 @@ use crate::response::Made;
 pub(super) const LIST: Route = Route {
     path: "/audit",
     name: "audit",
-    summary: "Who did what, when and why, the newest first",
-    about: "The doctor and its operators. What came by this API says from where, and what was shown before it was done; what was \
-            refused is there too. As `doctor audit --json`.",
+    summary: "Who did what, when and why, newest first",
+    about: "Actions of the controller and of operators. Commands through this API have their origin and the plan that was shown; \
+            rejected commands are included. As `doctor audit --json`.",
     params: &[NODE, LIMIT, CURSOR],
     lasts: Lasts::AMoment,
     answer: || page(row()),

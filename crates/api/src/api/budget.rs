@@ -16,7 +16,7 @@ pub(super) const BUDGET: Route = Route {
     path: "/budget",
     name: "budget",
     summary: "Node-hours spent against faults found",
-    about: "Day by day in UTC, for the last 30 days or since then, at most 400 days. A fault is a case with findings.",
+    about: "By day in UTC, for the last 30 days or from `since`, at most 400 days. A fault is a case with findings.",
     params: &[SINCE],
     lasts: Lasts::AMoment,
     answer: schema,

@@ -23,11 +23,11 @@ use crate::response::Made;
 pub(super) const LIST: Route = Route {
     path: "/cases",
     name: "cases",
-    summary: "Cases, the newest first",
+    summary: "Cases, newest first",
     about: "From the first finding to return or replacement. As `doctor cases --json`.",
     params: &[
         SELECT,
-        Param::new("state", "open ones alone, unless `all` is said", Form::OneOf(&["open", "all"])),
+        Param::new("state", "`open` (the default) or `all`", Form::OneOf(&["open", "all"])),
         LIMIT,
         CURSOR,
     ],
@@ -41,7 +41,7 @@ pub(super) const ONE: Route = Route {
     path: "/cases/{case}",
     name: "case",
     summary: "One case",
-    about: "With its findings and every step that was taken.",
+    about: "With its findings and all steps taken.",
     params: &[Param::new("case", "a case's id", Form::Name)],
     lasts: Lasts::AMoment,
     answer: case,
@@ -78,7 +78,7 @@ fn list_cases(look: &Look<'_>) -> Result<Made, Refusal> {
 
 fn one_case(look: &Look<'_>) -> Result<Made, Refusal> {
     let id: CaseId = look.asked.part("case")?;
-    let known = "GET /api/v1/cases names them".to_owned();
+    let known = "GET /api/v1/cases lists them".to_owned();
     let case = look.store.case(id)?;
     Made::told_by_nodes(&case.ok_or_else(|| Refusal::Unknown { what: "case", name: id.to_string(), known })?)
 }

@@ -41,7 +41,7 @@ impl WebConfig {
     pub fn check(&self) -> Result<(), BadWebConfig> {
         let proxy = self.proxy.as_ref().and_then(Proxy::trouble);
         let rack = self.rack_before.as_ref().filter(|mark| mark.is_empty());
-        match proxy.or_else(|| rack.map(|_| "`rack_before` is empty: what stands in a name before its rack's end")) {
+        match proxy.or_else(|| rack.map(|_| "`rack_before` is empty: expected the text after the rack in a name")) {
             Some(trouble) => Err(BadWebConfig(trouble)),
             None => Ok(()),
         }

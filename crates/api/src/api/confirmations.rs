@@ -95,6 +95,6 @@ mod tests {
         assert_eq!(mine.use_up(&confirm, now), Ok(()));
         assert_eq!(mine.use_up(&confirm, now), Err(Refusal::Replayed));
         mine.give_back(&confirm);
-        assert_eq!(mine.use_up(&confirm, now), Ok(()), "what could not be done may be confirmed again");
+        assert_eq!(mine.use_up(&confirm, now), Ok(()), "a plan that was not carried out can be confirmed again");
     }
 }

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_that_are_stuck_take_no_others_with_them() {
+    fn stuck_requests_do_not_block_others() {
         let runtime = runtime();
         let (release, stuck) = mpsc::channel::<()>();
         let stuck = Arc::new(std::sync::Mutex::new(stuck));
@@ -159,7 +159,7 @@ mod tests {
                 asked.push(tokio::spawn(async move { desks.read(place(&runs::LOG), soon(), hangs).await }));
             }
             for one in asked {
-                assert!(matches!(one.await.unwrap(), Err(Refusal::Late | Refusal::Busy)), "nobody waits for ever");
+                assert!(matches!(one.await.unwrap(), Err(Refusal::Late | Refusal::Busy)), "no request waits for ever");
             }
             // The hanging ones still hold their workers.
             assert_eq!(desks.readers.places.available_permits(), READERS - READERS_OF_ONE);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_the_line_full_is_sent_away_at_once() {
+    fn a_request_is_rejected_immediately_if_the_queue_is_full() {
         let runtime = runtime();
         runtime.block_on(async {
             let desk = Desk::new(1);

@@ -26,12 +26,12 @@ use crate::response::Made;
 pub(super) const VALUES: Route = Route {
     path: "/tests/{test}/values",
     name: "testValues",
-    summary: "One figure of a test on every node",
-    about: "The median over its parts (GPUs, links, …) in each node's newest result. `complete` is false while figures of some nodes \
-            are still being read; ask again.",
+    summary: "One measurement of a test on every node",
+    about: "The median over its parts (GPUs, links, …) in each node's newest result. `complete` is false while measurements of some \
+            nodes are still being read; repeat the request.",
     params: &[
         TEST,
-        Param::new("figure", "the figure's name; without: the first that is known", Form::Text),
+        Param::new("figure", "the measurement's name; default: the first one", Form::Text),
         SELECT,
         POOL,
     ],
@@ -44,9 +44,9 @@ pub(super) const VALUES: Route = Route {
 pub(super) const OF_NODE: Route = Route {
     path: "/nodes/{node}/figures",
     name: "nodeFigures",
-    summary: "What a node's tests measured, the oldest first",
-    about: "Of each figure of each test, the median over its parts in each of the node's last results whose evidence is kept: of at \
-            most 50 runs.",
+    summary: "Measurements of a node's tests, oldest first",
+    about: "For each measurement of each test, the median over its parts in each of the node's latest results with stored evidence, \
+            of at most 50 runs.",
     params: &[NODE],
     lasts: Lasts::AMoment,
     answer: past_schema,
@@ -80,7 +80,7 @@ fn values(look: &Look<'_>) -> Result<Made, Refusal> {
                 let finite = of_test.of_figure(place, latest).filter(|(_, value)| value.is_finite());
                 Ok(Some((names[place].clone(), finite.map(|(node, value)| (node.clone(), value)).collect())))
             }
-            (None, Some(name)) => Err(Refusal::Unknown { what: "figure", name: name.to_owned(), known: known() }),
+            (None, Some(name)) => Err(Refusal::Unknown { what: "measurement", name: name.to_owned(), known: known() }),
             (None, None) => Ok(None),
         }
     })?;

@@ -26,13 +26,13 @@ pub(super) const LIST: Route = Route {
     path: "/findings",
     name: "findings",
     summary: "Open findings of all nodes",
-    about: "What fails and nothing has cleared yet: the worst first, then the oldest.",
+    about: "Findings that are not cleared: most severe first, then oldest.",
     params: &[
         SELECT,
         POOL,
         LIFE,
-        Param::new("check", "only of this check", Form::Name),
-        Param::new("severity", "only this bad", Form::OneOf(&["monitor", "reset", "reboot", "isolate"])),
+        Param::new("check", "only this check", Form::Name),
+        Param::new("severity", "only this severity", Form::OneOf(&["monitor", "reset", "reboot", "isolate"])),
         LIMIT,
         CURSOR,
     ],
@@ -73,7 +73,7 @@ impl Place {
     }
 
     fn read(cursor: &str) -> Result<Self, Refusal> {
-        let bad = || Refusal::BadParameter { name: "cursor", why: "`next` of the page before".to_owned() };
+        let bad = || Refusal::BadParameter { name: "cursor", why: "expected `next` of the previous page".to_owned() };
         serde_json::from_slice(&hex::decode(cursor).ok_or_else(bad)?).map_err(|_| bad())
     }
 }
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_read_back_and_stands_where_its_finding_does() {
+    fn a_cursor_round_trips_and_sorts_as_its_finding() {
         let place = |severity, at, node: &str| {
             let (node, check) = (NodeName::new(node).unwrap(), CheckId::new("gpu-count").unwrap());
             Place(Reverse(severity), Timestamp::from_secs(at), node, check, "gpu 3 \"x\"".to_owned())

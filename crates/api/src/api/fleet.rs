@@ -12,11 +12,11 @@ use crate::response::Made;
 pub(super) const MAP: Route = Route {
     path: "/map",
     name: "fleetMap",
-    summary: "One short row per node",
-    about: "Made for ten thousand nodes: `columns` says what stands where in a row, and a number is a place in the list of that \
-            column (`pools`, `racks`, `skus`, `health`, `lives`, `uses`, `severities`). `validated` is the moment since which \
-            everything that applies has been tested, in minutes since 1970; null: something never was. There is no present \
-            moment in it: ask again with If-None-Match, and nothing is sent while nothing changes.",
+    summary: "One compact row per node",
+    about: "For ten thousand nodes: `columns` names the columns of a row, and a number is an index into the list of that column \
+            (`pools`, `racks`, `skus`, `health`, `lives`, `uses`, `severities`). `validated` is the time since which all applicable \
+            tests have results, in minutes since 1970; null: a test has never run. The response does not contain the current \
+            time: with If-None-Match it is sent only after a change.",
     params: &[],
     lasts: Lasts::WithScene,
     answer: schema,

@@ -56,9 +56,9 @@ impl Proxy {
     pub(super) fn trouble(&self) -> Option<&'static str> {
         match self.header.parse::<HeaderName>() {
             Ok(name) if name == header::AUTHORIZATION => Some("`proxy.header` cannot be Authorization"),
-            Ok(_) if self.from.is_empty() => Some("`proxy.from` lists no address: nobody's name would be believed"),
+            Ok(_) if self.from.is_empty() => Some("`proxy.from` lists no address: no user name would be accepted"),
             Ok(_) => None,
-            Err(_) => Some("`proxy.header` is no name of a header, such as x-forwarded-user"),
+            Err(_) => Some("`proxy.header` is not a header name such as x-forwarded-user"),
         }
     }
 }
@@ -99,15 +99,15 @@ impl Guard {
         {
             return by_proxy(proxy, peer, headers);
         }
-        let nobody_known = self.loopback && self.proxy.is_none() && self.with_tokens(<[TokenRow]>::is_empty).await?;
-        if !nobody_known || !peer.is_loopback() {
+        let unauthenticated = self.loopback && self.proxy.is_none() && self.with_tokens(<[TokenRow]>::is_empty).await?;
+        if !unauthenticated || !peer.is_loopback() {
             return Err(Refusal::NoToken);
         }
         let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
         if !is_this_machine(host) {
             return Err(Refusal::Host(host.chars().take(64).collect()));
         }
-        Ok(Caller { name: "somebody on this machine".to_owned(), role: Role::Viewer, known: false })
+        Ok(Caller { name: "local client".to_owned(), role: Role::Viewer, known: false })
     }
 
     async fn by_token(&self, value: &HeaderValue) -> Result<Caller, Refusal> {
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_of_this_machine_are_its_own() {
+    fn only_loopback_hosts_count_as_this_machine() {
         for host in ["localhost", "LOCALHOST:80", "127.0.0.1:7480", "[::1]:7480", "127.9.9.9"] {
             assert!(is_this_machine(host), "{host}");
         }
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_believed_from_a_listed_proxy_alone() {
+    fn a_user_name_is_accepted_only_from_a_listed_proxy() {
         let proxy = Proxy {
             from: vec!["10.0.0.5".parse().unwrap()],
             header: usual_header(),
@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(said("::ffff:10.0.0.5", "bob").unwrap().role, Role::Viewer);
         assert!(matches!(said("10.0.0.6", "ann"), Err(Refusal::NotAProxy(_))));
         assert_eq!(said("10.0.0.5", " "), Err(Refusal::NoToken));
-        assert_eq!(with("10.0.0.5", &["ann", "bob"]), Err(Refusal::TwoNames), "the client's own and the proxy's");
+        assert_eq!(with("10.0.0.5", &["ann", "bob"]), Err(Refusal::TwoNames), "the client's header and the proxy's");
         assert_eq!(said("10.0.0.5", "ann, bob"), Err(Refusal::TwoNames));
     }
 }

@@ -21,17 +21,13 @@ use crate::response::Made;
 pub(super) const LIST: Route = Route {
     path: "/history",
     name: "history",
-    summary: "Past results, the newest first",
-    about: "As `doctor history --json`, page by page. A search for what is rare may give a page with few rows or none and a `next` \
-            all the same: it goes on from there.",
+    summary: "Past results, newest first",
+    about: "As `doctor history --json`, in pages. A page of a selective search may have few rows or none and still have a `next`, \
+            where the search continues.",
     params: &[
         NODE,
-        Param::new("test", "only of this test", Form::Name),
-        Param::new(
-            "verdict",
-            "only with this verdict",
-            Form::OneOf(&["pass", "fail", "inconclusive", "not-applicable"]),
-        ),
+        Param::new("test", "only this test", Form::Name),
+        Param::new("verdict", "only this verdict", Form::OneOf(&["pass", "fail", "inconclusive", "not-applicable"])),
         SINCE,
         LIMIT,
         CURSOR,
@@ -80,7 +76,7 @@ enum Place {
 
 impl Place {
     fn read(text: &str) -> Result<Self, Refusal> {
-        let bad = || Refusal::BadParameter { name: "cursor", why: "it is no `next` of a page of history".to_owned() };
+        let bad = || Refusal::BadParameter { name: "cursor", why: "expected `next` of a previous page".to_owned() };
         let moment = |text: &str| text.parse().map(Timestamp::from_millis).map_err(|_| bad());
         let parts: Vec<&str> = text.split('~').collect();
         let (at, run, node, test) = match parts.as_slice() {

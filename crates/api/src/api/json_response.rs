@@ -10,7 +10,7 @@ use crate::response::Made;
 impl Made {
     pub(super) fn json(value: &impl Serialize) -> Result<Self, Refusal> {
         let bytes = serde_json::to_vec(value).map_err(|error| {
-            tracing::error!(%error, "an answer could not be written as JSON");
+            tracing::error!(%error, "cannot serialise a response");
             Refusal::Store
         })?;
         Ok(Self { bytes, kind: "application/json", file: None })
@@ -19,7 +19,7 @@ impl Made {
     /// Serialises text from nodes, which is untrusted: redacts secrets and removes control characters.
     pub(super) fn told_by_nodes(value: &impl Serialize) -> Result<Self, Refusal> {
         let mut value = serde_json::to_value(value).map_err(|error| {
-            tracing::error!(%error, "an answer could not be written as JSON");
+            tracing::error!(%error, "cannot serialise a response");
             Refusal::Store
         })?;
         scrub_json(&mut value);
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_of_nodes_are_told_without_secrets_and_without_what_a_terminal_would_follow() {
+    fn texts_from_nodes_are_redacted_and_have_no_control_characters() {
         let told = serde_json::json!({ "text": "exit 1: token=hunter2 \u{1b}[2J", "times": 3 });
         let made = Made::told_by_nodes(&told).unwrap();
         let clean: Value = serde_json::from_slice(&made.bytes).unwrap();

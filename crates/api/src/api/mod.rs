@@ -105,18 +105,18 @@ pub use self::{
 pub enum WebError {
     #[error("cannot listen on {at} for the API")]
     Listen { at: SocketAddr, source: io::Error },
-    #[error("cannot start the server of the API")]
+    #[error("cannot start the API server")]
     Start(#[source] io::Error),
     #[error("the API cannot read the store")]
     Store(#[from] StoreError),
     #[error(
-        "everybody could look from other machines on {0}: make a token first (`doctor token create NAME`), set [web.proxy], or \
-         listen on 127.0.0.1"
+        "remote clients could read without authentication on {0}: create a token (`doctor token create NAME`), set [web.proxy], \
+         or listen on 127.0.0.1"
     )]
     Open(SocketAddr),
     #[error(
-        "tokens would cross the network in clear on {0}: set [web.tls], put a proxy in front and set [web.proxy], listen on \
-         127.0.0.1, or say `plain = true` in [web] where the network is trusted"
+        "tokens would cross the network unencrypted on {0}: set [web.tls], use a proxy and set [web.proxy], listen on 127.0.0.1, or \
+         set `plain = true` in [web] if the network is trusted"
     )]
     Plain(SocketAddr),
     #[error("cannot use the certificate and key of [web.tls]: {0}")]
@@ -144,7 +144,7 @@ impl Web {
             if !config.plain {
                 return Err(WebError::Plain(config.listen));
             }
-            tracing::warn!(at = %config.listen, "`plain = true` in [web]: tokens cross the network in clear");
+            tracing::warn!(listen = %config.listen, "tokens cross the network unencrypted (`plain = true` in [web])");
         }
         let tls = config.tls.as_ref().map(tls::Tls::open).transpose().map_err(WebError::Tls)?;
         let (listener, at) =

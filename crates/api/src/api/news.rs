@@ -156,7 +156,7 @@ impl News {
                 said.bytes -= oldest.frame.len();
             }
             // Under the lock, so that a new client gets each event exactly once. Having no clients is not an error.
-            let _nobody = self.out.send(event);
+            let _no_receivers = self.out.send(event);
         }
     }
 
@@ -247,7 +247,7 @@ impl Listener {
         loop {
             if self.looked.elapsed() >= LOOK_AGAIN {
                 if !(self.may)().await {
-                    return Some(self.dropped(&json!({ "missed": 0, "text": "you may not listen any more" })));
+                    return Some(self.dropped(&json!({ "missed": 0, "text": "authorisation was revoked or changed" })));
                 }
                 self.looked = Instant::now();
             }
@@ -256,10 +256,10 @@ impl Listener {
             }
             match timeout(LOOK_AGAIN, self.receiver.recv()).await {
                 Err(_) if self.heard.elapsed() < SIGN_OF_LIFE => {}
-                Err(_) => return Some(Bytes::from_static(b": still here\n\n")),
+                Err(_) => return Some(Bytes::from_static(b": keep-alive\n\n")),
                 Ok(Ok(event)) => return Some(event.frame.clone()),
                 Ok(Err(RecvError::Lagged(missed))) => {
-                    let text = "you did not keep up: connect again and look anew";
+                    let text = "the client fell behind: reconnect and reload";
                     return Some(self.dropped(&json!({ "missed": missed, "text": text })));
                 }
                 Ok(Err(RecvError::Closed)) => return None,
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_back_gets_what_was_missed_and_who_was_away_too_long_begins_anew() {
+    fn a_reconnecting_client_gets_missed_events_or_reloads_everything() {
         let news = News::new("e".to_owned());
         news.tell(&[nodes(&["a"]), Change::Plan]);
         news.tell(&[nodes(&["b"])]);
@@ -314,18 +314,18 @@ mod tests {
     }
 
     #[test]
-    fn one_caller_does_not_take_the_places_of_all_and_gives_them_back() {
+    fn streams_are_limited_per_caller_and_released() {
         let news = News::new("e".to_owned());
         let mine: Vec<Place> = (0..LISTENERS_OF_ONE).map(|_| news.place("ann").unwrap()).collect();
         assert_eq!(news.place("ann").unwrap_err(), Refusal::TooManyListeners(LISTENERS_OF_ONE));
         assert!(news.place("bob").is_ok());
         drop(mine);
         assert!(news.place("ann").is_ok());
-        assert!(news.of_caller.lock().unwrap().is_empty(), "nobody is remembered who does not listen");
+        assert!(news.of_caller.lock().unwrap().is_empty(), "a caller without streams leaves no entry");
     }
 
     #[test]
-    fn who_may_not_listen_any_more_is_told_and_sent_away_even_while_much_happens() {
+    fn a_client_without_authorisation_is_disconnected_even_during_many_events() {
         let news = News::new("e".to_owned());
         let mut listener = listener(&news, |()| false);
         listener.looked = Instant::now().checked_sub(LOOK_AGAIN).unwrap();
@@ -333,12 +333,12 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let (first, second) = runtime.block_on(async { (listener.next().await, listener.next().await) });
         let first = String::from_utf8_lossy(&first.unwrap()).into_owned();
-        assert!(first.starts_with("event: dropped\n") && first.contains("may not listen"), "{first}");
+        assert!(first.starts_with("event: dropped\n") && first.contains("authorisation was revoked"), "{first}");
         assert_eq!(second, None);
     }
 
     #[test]
-    fn what_is_kept_for_those_who_come_back_has_its_room() {
+    fn events_for_reconnecting_clients_are_bounded() {
         let news = News::new("e".to_owned());
         let long: Vec<String> = (0..MOST_NAMES).map(|n| format!("{n:0>200}")).collect();
         let many = nodes(&long.iter().map(String::as_str).collect::<Vec<_>>());
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_that_does_not_keep_up_is_told_and_sent_away() {
+    fn a_client_that_falls_behind_is_disconnected() {
         let news = News::new("e".to_owned());
         let mut listener = listener(&news, |()| true);
         for _ in 0..=BEHIND * 2 {

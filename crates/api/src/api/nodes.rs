@@ -34,20 +34,19 @@ use crate::response::Made;
 /// Node selector, which other lists share.
 pub(super) const SELECT: Param =
     Param::new("select", "nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`", Form::Text);
-pub(super) const POOL: Param = Param::new("pool", "only of this pool", Form::Name);
-pub(super) const LIFE: Param = Param::new("life", "only nodes with this life", Form::OneOf(&LIVES));
-const HEALTH: Param =
-    Param::new("health", "only nodes of which this is to be said", Form::OneOf(&["pass", "fail", "unknown"]));
-pub(super) const LIMIT: Param = Param::new("limit", "at most so many rows", Form::Count { most: 500, usual: 100 });
-pub(super) const CURSOR: Param = Param::new("cursor", "`next` of the page before", Form::Text);
+pub(super) const POOL: Param = Param::new("pool", "only this pool", Form::Name);
+pub(super) const LIFE: Param = Param::new("life", "only nodes in this state", Form::OneOf(&LIVES));
+const HEALTH: Param = Param::new("health", "only nodes with this health", Form::OneOf(&["pass", "fail", "unknown"]));
+pub(super) const LIMIT: Param = Param::new("limit", "maximum number of rows", Form::Count { most: 500, usual: 100 });
+pub(super) const CURSOR: Param = Param::new("cursor", "`next` of the previous page", Form::Text);
 pub(super) const NODE: Param = Param::new("node", "a node's name", Form::Name);
-pub(super) const SINCE: Param = Param::new("since", "only since then: a length such as 7d, or a moment", Form::Past);
+pub(super) const SINCE: Param = Param::new("since", "only since then: a duration such as 7d, or a time", Form::Past);
 
 pub(super) const LIST: Route = Route {
     path: "/nodes",
     name: "nodes",
     summary: "Nodes by name",
-    about: "Who has them, where they stand, what each test last said. Rows as in `doctor nodes --json`, with the agent in short.",
+    about: "Use, state and the last result of each test. Rows as in `doctor nodes --json`, with a summary of the agent.",
     params: &[SELECT, POOL, LIFE, HEALTH, LIMIT, CURSOR],
     lasts: Lasts::WithScene,
     answer: || page(node_row()),
@@ -59,8 +58,8 @@ pub(super) const ONE: Route = Route {
     path: "/nodes/{node}",
     name: "node",
     summary: "Why a node is as it is",
-    about: "Life, marks, findings with their rule and evidence, every test, why it is not being tested now, its case, what was \
-            done, and what to do next. As `doctor why NODE --json`, with the agent in short.",
+    about: "State, marks, findings with rule and evidence, every test, why it is not being tested now, its case, the steps taken, \
+            and what to do next. As `doctor why NODE --json`, with a summary of the agent.",
     params: &[NODE],
     lasts: Lasts::AMoment,
     answer: why_schema,
@@ -72,7 +71,7 @@ pub(super) const TIMELINE: Route = Route {
     path: "/nodes/{node}/timeline",
     name: "nodeTimeline",
     summary: "What happened to a node, newest first",
-    about: "Results of runs, boots, marks and repairs, operators' acts, and what the doctor decided. At most `limit` of each kind.",
+    about: "Results of runs, boots, marks, repairs, operators' commands and the controller's decisions. At most `limit` of each kind.",
     params: &[NODE, SINCE, LIMIT],
     lasts: Lasts::AMoment,
     answer: || list(moment_row()),
@@ -95,7 +94,7 @@ pub(super) fn wanted(asked: &Asked) -> Result<impl Fn(&NodeRecord) -> bool + use
 }
 
 pub(super) fn unknown_node(name: &NodeName) -> Refusal {
-    let known = "GET /api/v1/nodes names them".to_owned();
+    let known = "GET /api/v1/nodes lists them".to_owned();
     Refusal::Unknown { what: "node", name: name.to_string(), known }
 }
 

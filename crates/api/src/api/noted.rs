@@ -72,7 +72,7 @@ impl Noted {
         if refusal.is_of_unknown()
             && let Some(left_out) = self.may(Knock::Look)
         {
-            tracing::info!(%peer, path, why = %refusal, left_out, "somebody unknown was not answered by the API");
+            tracing::info!(%peer, path, reason = %refusal, not_logged = left_out, "API request rejected: unknown client");
         }
     }
 }
@@ -82,11 +82,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_are_noted_up_to_a_limit_and_counted_beyond() {
+    fn rejections_are_recorded_up_to_a_limit_and_counted_beyond() {
         let mine = Noted::default();
         assert_eq!((0..MOST).filter(|_| mine.may(Knock::Stranger) == Some(0)).count(), MOST as usize);
         assert_eq!((mine.may(Knock::Stranger), mine.may(Knock::Stranger)), (None, None));
-        assert_eq!(mine.may(Knock::Known), Some(0), "the noise of strangers hides nobody who is known");
+        assert_eq!(mine.may(Knock::Known), Some(0), "unknown clients do not use up the allowance of known callers");
         mine.stranger.lock().unwrap().since = Instant::now().checked_sub(WITHIN).unwrap();
         assert_eq!((mine.may(Knock::Stranger), mine.may(Knock::Stranger)), (Some(2), Some(0)));
     }

@@ -15,19 +15,19 @@ use super::{
     wish::Act,
 };
 
-const ABOUT: &str = "Everything that the command line shows, and what it may order. Answers carry an ETag: ask again with \
-                     If-None-Match, and nothing is sent while nothing changed. Lists come in pages: `next` of one is the \
-                     `cursor` of the next. A question has ten seconds: what is not answered by then, or finds too many others \
-                     waiting, is answered with 503 and Retry-After. Moments are RFC 3339 in UTC, lengths read `1h 30m`.";
-pub(super) const EVENTS_ABOUT: &str = "Server-sent events. An event says what to look at again and not what is there: `nodes`, `runs`, `cases` name \
-     which (`more`: how many beyond those), `status` is the breaker, pauses, requests or the policy, `plan` what would be done \
-     next, `everything` that nobody can say what changed. After a broken connection the browser sends Last-Event-ID by itself \
-     and gets what it missed. A listener that does not keep up, or may not listen any more because the token was revoked or has \
-     another role now, is told so by `dropped` and sent away. One caller listens at most 32 times at once.";
-pub(super) const ACT_ABOUT: &str = "Takes an operator. Without `confirm` nothing is done: the answer is the plan, with a confirmation that is good for this \
-     plan and ten minutes. The same request with `confirm` carries it out; if the plan would be another by now, the answer is \
-     409 with that plan. Each node has its line in `changes`, and what is in the way there: a hold, a repair, that the \
-     cluster has it no more. Whatever is asked, done or refused stands in the audit trail.";
+const ABOUT: &str = "The views and commands of the command line. Responses have an ETag: with If-None-Match, an unchanged \
+                     response is not sent again. Lists are paged: `next` of a page is the `cursor` of the next one. A request \
+                     that takes longer than ten seconds, or finds the queue full, gets 503 with Retry-After. Times are RFC 3339 \
+                     in UTC; durations are written as `1h 30m`.";
+pub(super) const EVENTS_ABOUT: &str = "Server-sent events. An event says what changed, without the new content: `nodes`, `runs` and `cases` list ids \
+     (`more`: how many are left out), `status` is a change of the breaker, pauses, requests or the policy, `plan` a change of the \
+     next cycle's plan, `everything` a reload because the changes are unknown. After a broken connection the browser sends \
+     Last-Event-ID and gets the events it missed. A client that falls behind, or whose token was revoked or has another role now, \
+     gets `dropped` and is disconnected. One caller may have at most 32 streams.";
+pub(super) const ACT_ABOUT: &str = "Requires the role operator. Without `confirm` nothing is done: the response is the plan, with a confirmation that is valid \
+     for this plan for ten minutes. The same request with `confirm` carries the plan out; if the plan has changed meanwhile, the \
+     response is 409 with the current plan. Each node has a line in `changes` that names what blocks the command there: a hold, a \
+     repair, or that the node left the cluster. The audit trail records commands that were carried out or rejected.";
 
 /// Returns the description, as served and committed.
 pub fn openapi() -> Value {
@@ -73,19 +73,19 @@ fn refused(about: &str) -> Value {
 }
 
 fn answered(about: &str, kind: &str, schema: &Value) -> Value {
-    let mut unavailable = refused("not now: too much is asked, it took too long, or the store does not answer");
+    let mut unavailable = refused("overloaded, timed out, or the store does not respond");
     unavailable["headers"] = json!({ "Retry-After": { "schema": count(), "description": "seconds" } });
     json!({
         "200": { "description": about, "content": { kind: { "schema": schema } } },
         "503": unavailable,
-        "default": refused("why not"),
+        "default": refused("the error"),
     })
 }
 
 fn get(route: &Route) -> Value {
     let mut responses = answered(route.summary, route.kind, &(route.answer)());
     if let Some(responses) = responses.as_object_mut() {
-        responses.insert("304".to_owned(), json!({ "description": "you have it already" }));
+        responses.insert("304".to_owned(), json!({ "description": "not modified" }));
     }
     json!({
         "operationId": route.name,
@@ -112,30 +112,30 @@ fn whoami() -> Value {
     let who = object(json!({ "name": text(), "role": one_of(&roles), "known": flag(), "may_act": flag() }));
     json!({
         "operationId": "whoami",
-        "summary": "Who you are here, and whether you may order things",
-        "description": "`known` is false while nobody needs a token to look.",
+        "summary": "The caller's name and role, and whether it may send commands",
+        "description": "`known` is false for a local client while no token exists.",
         "parameters": [],
-        "responses": answered("who you are", "application/json", &who),
+        "responses": answered("the caller", "application/json", &who),
     })
 }
 
 fn events() -> Value {
     json!({
         "operationId": "events",
-        "summary": "What changes, as it changes",
+        "summary": "Change notifications",
         "description": format!("{EVENTS_ABOUT} Events: {}.", Change::NAMES.join(", ")),
         "parameters": [{
             "name": "Last-Event-ID", "in": "header", "required": false,
-            "description": "the id of the last event that was heard", "schema": text(),
+            "description": "the id of the last event received", "schema": text(),
         }],
         "responses": answered("events", "text/event-stream", &text()),
     })
 }
 
 fn post(act: Act) -> Value {
-    let mut responses = answered("the plan, or what was done", "application/json", &actions::schema());
+    let mut responses = answered("the plan, or the result", "application/json", &actions::schema());
     responses["409"] =
-        refused("another plan was confirmed than would be carried out now, which is in `plan`; or it was done before");
+        refused("the plan has changed (the current one is in `plan`), or the confirmation was used before");
     json!({
         "operationId": format!("act-{}", act.name()),
         "summary": act.summary(),
@@ -151,17 +151,17 @@ pub(super) fn page() -> String {
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
          <meta name=\"color-scheme\" content=\"light dark\"><title>Cluster Doctor: API</title>\
          <main><h1>Cluster Doctor: API</h1><p>{}</p>\
-         <p>Who asks says so with <code>Authorization: Bearer TOKEN</code>; \
-         <code>doctor token create NAME --role viewer|operator</code> makes one. \
+         <p>Authenticate with <code>Authorization: Bearer TOKEN</code>; \
+         <code>doctor token create NAME --role viewer|operator</code> creates a token. \
          For programs: <a href=\"/api/v1/openapi.json\">openapi.json</a>.</p>",
-        escaped(ABOUT)
+        with_code(ABOUT)
     );
     let description = openapi();
     let paths = description["paths"].as_object().cloned().unwrap_or_default();
-    for (title, method) in [("Looking", "get"), ("Acting", "post")] {
+    for (title, method) in [("Reading", "get"), ("Commands", "post")] {
         html.push_str(&format!("<h2>{title}</h2>"));
         if method == "post" {
-            html.push_str(&format!("<p>{}</p>", escaped(ACT_ABOUT)));
+            html.push_str(&format!("<p>{}</p>", with_code(ACT_ABOUT)));
         }
         for (path, place) in paths.iter().filter_map(|(path, place)| Some((path, place.get(method)?))) {
             html.push_str(&section(method, path, place));
@@ -172,7 +172,7 @@ pub(super) fn page() -> String {
 }
 
 fn section(method: &str, path: &str, place: &Value) -> String {
-    let said = |key: &str| escaped(place[key].as_str().unwrap_or_default());
+    let said = |key: &str| with_code(place[key].as_str().unwrap_or_default());
     let mut html = format!("<h3><code>{} {}</code></h3><p>{}.", method.to_uppercase(), escaped(path), said("summary"));
     if method == "get" {
         html.push_str(&format!(" {}", said("description")));
@@ -192,11 +192,11 @@ fn section(method: &str, path: &str, place: &Value) -> String {
                 let words: Vec<&str> = words.iter().filter_map(Value::as_str).collect();
                 format!(" ({})", words.join(", "))
             });
-            let must = if required { ", must be there" } else { "" };
+            let must = if required { ", required" } else { "" };
             format!(
                 "<dt><code>{}</code>{must}</dt><dd>{}{}</dd>",
                 escaped(name.as_str().unwrap_or_default()),
-                escaped(about.as_str().unwrap_or_default()),
+                with_code(about.as_str().unwrap_or_default()),
                 escaped(&words.unwrap_or_default())
             )
         })
@@ -205,6 +205,17 @@ fn section(method: &str, path: &str, place: &Value) -> String {
         html.push_str(&format!("<dl>{}</dl>", rows.concat()));
     }
     html
+}
+
+/// Escapes a text and renders what it has between backticks as code.
+fn with_code(text: &str) -> String {
+    let safe = escaped(text);
+    let parts: Vec<String> = safe
+        .split('`')
+        .enumerate()
+        .map(|(place, part)| if place % 2 == 1 { format!("<code>{part}</code>") } else { part.to_owned() })
+        .collect();
+    parts.concat()
 }
 
 fn escaped(text: &str) -> String {
@@ -216,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_place_says_that_it_may_be_unavailable_and_every_order_that_the_plan_may_be_another() {
+    fn every_endpoint_documents_503_and_every_command_409() {
         for (path, place) in openapi()["paths"].as_object().unwrap() {
             for (method, told) in place.as_object().unwrap() {
                 let responses = &told["responses"];
@@ -237,5 +248,6 @@ mod tests {
             }
         }
         assert!(page().contains("/api/v1/nodes/{node}/timeline") && !page().contains("<script"));
+        assert!(!page().contains('`'), "backticks are markup, not text of the page");
     }
 }

@@ -16,8 +16,8 @@ pub(super) const PLAN: Route = Route {
     path: "/plan",
     name: "plan",
     summary: "What the next cycle would do",
-    about: "And why; and for every node that it would do nothing about, why not. It is planned for this answer from what was last \
-            seen of the cluster, and nothing is done. As `doctor plan --json`; filters are about the nodes passed over.",
+    about: "Each action with its reason, and each skipped node with its reason. The plan is made for this response from the last \
+            observed state of the cluster; nothing is carried out. As `doctor plan --json`; filters apply to skipped nodes.",
     params: &[SELECT, POOL, LIFE],
     lasts: Lasts::WithScene,
     answer: schema,

@@ -14,35 +14,35 @@ use super::limits::REQUEST_TIMEOUT;
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub(super) enum Refusal {
-    #[error("there is nothing here")]
+    #[error("no such endpoint")]
     NoSuchPlace,
-    #[error("{method} is not done here")]
+    #[error("{method} is not supported here")]
     Method { method: String },
-    #[error("no parameter `{name}` is known here")]
+    #[error("unknown parameter `{name}`")]
     UnknownParameter { name: String, accepted: String },
-    #[error("the parameter `{name}` cannot be read: {why}")]
+    #[error("invalid parameter `{name}`: {why}")]
     BadParameter { name: &'static str, why: String },
-    #[error("the body cannot be read: {why}")]
+    #[error("invalid body: {why}")]
     BadBody { why: String },
-    #[error("no {what} `{name}`")]
+    #[error("unknown {what} `{name}`")]
     Unknown { what: &'static str, name: String, known: String },
     #[error("{0}")]
     BadOrder(String),
-    #[error("say who asks: Authorization: Bearer TOKEN")]
+    #[error("sign in required: send Authorization: Bearer TOKEN")]
     NoToken,
-    #[error("this token is not known, has expired or was revoked")]
+    #[error("the token is unknown, expired or revoked")]
     BadToken,
-    #[error("{0} is not among the proxies that may say who asks")]
+    #[error("{0} is not in `proxy.from`: its user name is not accepted")]
     NotAProxy(String),
-    #[error("more than one name is given for who asks: the proxy has to replace its header, not to add to it")]
+    #[error("more than one user name: the proxy must replace its header, not append to it")]
     TwoNames,
-    #[error("{0} is a name that only this machine may be called by while nobody needs a token here")]
+    #[error("host {0} is not accepted while no token exists: use localhost, or create a token")]
     Host(String),
-    #[error("this takes an {needed}; you are a {is}")]
+    #[error("the role {needed} is required; the caller has the role {is}")]
     Role { is: Role, needed: Role },
-    #[error("nothing is changed while no token exists: `doctor token create NAME --role operator`")]
+    #[error("read-only: to allow commands, create a token: `doctor token create NAME --role operator`")]
     ReadOnly,
-    #[error("this came from a page of another site")]
+    #[error("cross-site request")]
     CrossSite,
     #[error("send JSON: Content-Type: application/json")]
     NotJson,
@@ -50,23 +50,23 @@ pub(super) enum Refusal {
     TooLong(usize),
     #[error("the body did not arrive in time")]
     Slow,
-    #[error("the confirmation is not of this plan, or too old: look at what would happen now")]
+    #[error("the confirmation has expired or is for another plan: review the current plan")]
     OtherPlan(Value),
     #[error("this confirmation was used before")]
     Replayed,
-    #[error("there is nothing of this kind (any more)")]
+    #[error("not available, or no longer stored")]
     Gone,
-    #[error("there is no room for another listener just now")]
+    #[error("too many open requests: retry later")]
     Full,
-    #[error("you listen {0} times already: end one of them first")]
+    #[error("{0} event streams are open already: close one first")]
     TooManyListeners(usize),
-    #[error("too much is being asked just now: ask again in a moment")]
+    #[error("overloaded: retry in a moment")]
     Busy,
-    #[error("this could not be answered within {} s: ask for less, or again later", REQUEST_TIMEOUT.as_secs())]
+    #[error("no response within {} s: request less, or retry later", REQUEST_TIMEOUT.as_secs())]
     Late,
-    #[error("the store does not answer: whether it was done stands in the audit trail")]
+    #[error("the store does not respond: the audit trail shows whether the command was carried out")]
     Unsure,
-    #[error("the store does not answer")]
+    #[error("the store does not respond")]
     Store,
 }
 
@@ -153,7 +153,7 @@ impl Refusal {
 
     fn accepted(&self) -> Option<String> {
         match self {
-            Self::NoSuchPlace => Some("GET /api/v1/ tells what there is".to_owned()),
+            Self::NoSuchPlace => Some("GET /api/v1/ lists the endpoints".to_owned()),
             Self::UnknownParameter { accepted, .. } => Some(accepted.clone()),
             Self::Unknown { known, .. } => Some(known.clone()),
             Self::Role { needed, .. } => Some(format!("a token with the role {needed}")),
@@ -175,7 +175,7 @@ impl Refusal {
                     "code": { "type": "string", "description": "stable, for programs" },
                     "text": { "type": "string", "description": "for people" },
                     "accepted": { "type": ["string", "null"], "description": "what would be accepted" },
-                    "plan": { "type": ["object", "null"], "description": "with other-plan: what would happen now" },
+                    "plan": { "type": ["object", "null"], "description": "with other-plan: the current plan" },
                 },
             }},
         })
@@ -207,7 +207,7 @@ impl IntoResponse for Refusal {
 
 impl From<StoreError> for Refusal {
     fn from(error: StoreError) -> Self {
-        tracing::warn!(%error, "the API could not read the store");
+        tracing::warn!(%error, "API: store read failed");
         if matches!(error, StoreError::Late { .. }) { Self::Late } else { Self::Store }
     }
 }

@@ -33,8 +33,8 @@ const RUN: Param = Param::new("run", "a run's id", Form::Name);
 pub(super) const LIST: Route = Route {
     path: "/runs",
     name: "runs",
-    summary: "Runs, the newest first",
-    about: "Tests on nodes, from intention to end. Of one node: those that are under way or brought a result.",
+    summary: "Runs, newest first",
+    about: "Test runs on nodes, from planned to ended. With `node`: its active runs and those with a result.",
     params: &[NODE, LIMIT, CURSOR],
     lasts: Lasts::AMoment,
     answer: || page(run_view()),
@@ -45,7 +45,7 @@ pub(super) const LIST: Route = Route {
 pub(super) const ONE: Route = Route {
     path: "/runs/{run}",
     name: "run",
-    summary: "One run and what came out of it",
+    summary: "One run and its results",
     about: "",
     params: &[RUN],
     lasts: Lasts::AMoment,
@@ -57,15 +57,16 @@ pub(super) const ONE: Route = Route {
 pub(super) const LOG: Route = Route {
     path: "/runs/{run}/log",
     name: "runLog",
-    summary: "What a test of a run wrote",
-    about: "At most 256 KiB, in whole lines: an `offset` within a line is answered from the beginning of that line. To follow a \
-            run, ask again with `offset` = `next_offset` until `ended`. What looks like a secret is taken out, and control characters are replaced: nodes are not trusted.",
+    summary: "The log of a test of a run",
+    about: "At most 256 KiB, in whole lines: an `offset` within a line returns that line from its start. To follow a run, repeat \
+            with `offset` = `next_offset` until `ended`. Apparent secrets are redacted and control characters replaced, because \
+            nodes are not trusted.",
     params: &[
         RUN,
         NODE,
-        Param::new("test", "of this test; without: the first of the run", Form::Name),
-        Param::new("offset", "from this byte on", Form::Offset),
-        Param::new("tail", "only the last so many bytes", Form::Count { most: MOST_LOG as u32, usual: 65_536 }),
+        Param::new("test", "of this test; default: the first of the run", Form::Name),
+        Param::new("offset", "start at this byte", Form::Offset),
+        Param::new("tail", "only this many bytes from the end", Form::Count { most: MOST_LOG as u32, usual: 65_536 }),
     ],
     lasts: Lasts::AMoment,
     answer: log_schema,
@@ -77,9 +78,9 @@ pub(super) const EVIDENCE: Route = Route {
     path: "/runs/{run}/evidence/{node}",
     name: "runEvidence",
     summary: "The raw evidence behind a result",
-    about: "What the probes of the run brought from the node, as it was judged, for download. The signature is left out, and what \
-            looks like a secret is replaced by `[removed]`: values of names such as token, password, secret or api_key, \
-            Authorization headers, user parts of addresses, well-known forms of credentials, private keys.",
+    about: "The run's observations on the node, as they were classified, for download. Without the signature; apparent secrets are \
+            replaced by `[removed]`: values of names such as token, password, secret or api_key, Authorization headers, user parts \
+            of URLs, well-known forms of credentials, private keys.",
     params: &[RUN, NODE],
     lasts: Lasts::AMoment,
     answer: || json!({ "type": "object" }),
@@ -106,7 +107,7 @@ fn facts_of(record: RunRecord) -> RunFacts {
 
 fn find(look: &Look<'_>) -> Result<RunRecord, Refusal> {
     let run: RunId = look.asked.part("run")?;
-    let known = "GET /api/v1/runs names them".to_owned();
+    let known = "GET /api/v1/runs lists them".to_owned();
     look.store.run(run)?.ok_or_else(|| Refusal::Unknown { what: "run", name: run.to_string(), known })
 }
 
@@ -145,7 +146,7 @@ fn log(look: &Look<'_>) -> Result<Made, Refusal> {
     let ended = matches!(run.state, RunState::Ended(_));
     let share = look.hall.share.as_ref().ok_or(Refusal::Gone)?;
     let file = share.open_log(&Share::log_path(&test, &node, run.planned)).map_err(|error| {
-        tracing::warn!(%error, run = %run.id, "a log could not be read");
+        tracing::warn!(%error, run = %run.id, "cannot read a log");
         Refusal::Store
     })?;
     let Some(file) = file else {
@@ -155,7 +156,7 @@ fn log(look: &Look<'_>) -> Result<Made, Refusal> {
     };
     let (offset, tail): (Option<u64>, Option<u64>) = (look.asked.get("offset")?, look.asked.get("tail")?);
     let part = read_part(file, offset, tail, ended).map_err(|error| {
-        tracing::warn!(%error, run = %run.id, "a log could not be read");
+        tracing::warn!(%error, run = %run.id, "cannot read a log");
         Refusal::Store
     })?;
     Made::json(&LogPart {
@@ -246,7 +247,7 @@ fn read_part(mut file: File, offset: Option<u64>, tail: Option<u64>, ended: bool
 fn evidence(look: &Look<'_>) -> Result<Made, Refusal> {
     let (run, node): (RunId, NodeName) = (look.asked.part("run")?, look.asked.part("node")?);
     let kept = look.store.evidence(run, &node)?;
-    let known = "evidence is kept for as long as `retention.evidence` says".to_owned();
+    let known = "evidence is stored for `retention.evidence`".to_owned();
     let name = format!("{run} on {node}");
     let kept = kept.ok_or(Refusal::Unknown { what: "evidence", name, known })?;
     // The first line is the signature.
@@ -310,13 +311,13 @@ mod tests {
         };
         assert_eq!(part(None, None), (0, "one\ntwo\n".to_owned()));
         assert_eq!(part(Some(4), None), (4, "two\n".to_owned()));
-        assert_eq!(part(Some(8), None), (8, String::new()), "the rest of the line comes with its end");
+        assert_eq!(part(Some(8), None), (8, String::new()), "an incomplete line is not sent");
         assert_eq!(part(None, Some(7)), (8, String::new()));
         assert_eq!(part(None, Some(10)), (4, "two\n".to_owned()));
         assert_eq!(part(Some(99), None), (13, String::new()));
-        assert_eq!(part(Some(5), None), (4, "two\n".to_owned()), "from the beginning of its line");
+        assert_eq!(part(Some(5), None), (4, "two\n".to_owned()), "from the start of its line");
         let whole = read_part(file.try_clone().unwrap(), Some(8), None, true).unwrap();
-        assert_eq!(whole.bytes, b"three", "of a run that is over nothing more comes");
+        assert_eq!(whole.bytes, b"three", "the log of an ended run is complete");
     }
 
     #[test]

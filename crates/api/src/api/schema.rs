@@ -86,7 +86,7 @@ pub(super) fn moment() -> Value {
 
 /// A duration such as `1h 30m`.
 pub(super) fn span() -> Value {
-    json!({ "type": "string", "description": "a length such as 90s, 5m, 1h 30m or 7d" })
+    json!({ "type": "string", "description": "a duration such as 90s, 5m, 1h 30m or 7d" })
 }
 
 pub(super) fn one_of(words: &[&str]) -> Value {

@@ -66,7 +66,7 @@ pub(super) async fn serve(listener: TcpListener, router: Router, tls: Option<Tls
     let listener = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(error) => {
-            tracing::error!(%error, "the API cannot be opened");
+            tracing::error!(%error, "API listener failed to start");
             return;
         }
     };
@@ -78,7 +78,7 @@ pub(super) async fn serve(listener: TcpListener, router: Router, tls: Option<Tls
             Ok(accepted) => accepted,
             Err(error) => {
                 // Usually out of file descriptors: active connections will free some.
-                tracing::warn!(%error, "a connection to the API could not be accepted");
+                tracing::warn!(%error, "API: accept failed");
                 sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_takes_nothing_is_not_waited_for_and_who_is_slow_is() {
+    fn a_stalled_client_times_out_and_a_slow_one_does_not() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let (near, mut far) = duplex(8);

@@ -17,8 +17,8 @@ use crate::response::Made;
 pub(super) const STATUS: Route = Route {
     path: "/status",
     name: "status",
-    summary: "The state of the whole",
-    about: "Is somebody at work, what is in the way, how much has been looked at. As `doctor status --json`.",
+    summary: "Status of the cluster and of the controller",
+    about: "The leader, problems, and coverage. As `doctor status --json`.",
     params: &[],
     lasts: Lasts::AMoment,
     answer: status_schema,
@@ -26,7 +26,7 @@ pub(super) const STATUS: Route = Route {
     read: |look| {
         let facts = &look.scene.facts;
         let mut status = view::status(facts, &picture::ledger(&look.store, facts.now)?);
-        status.troubles.extend(look.scene.old().map(|age| format!("what is shown of the cluster is {age} old")));
+        status.troubles.extend(look.scene.old().map(|age| format!("the displayed cluster state is {age} old")));
         Made::json(&status)
     },
 };
@@ -34,8 +34,8 @@ pub(super) const STATUS: Route = Route {
 pub(super) const COVERAGE: Route = Route {
     path: "/coverage",
     name: "coverage",
-    summary: "How much of the cluster each test has looked at",
-    about: "Per test that is run regularly: nodes by where the test stands on them. The standings add up to `nodes`.",
+    summary: "How much of the cluster each test covers",
+    about: "For each regular test, the number of nodes by test status. The numbers add up to `nodes`.",
     params: &[],
     lasts: Lasts::WithScene,
     answer: || list(coverage_row()),
@@ -47,7 +47,7 @@ pub(super) const POLICY: Route = Route {
     path: "/policy",
     name: "policy",
     summary: "The policy in force",
-    about: "What the leader plans and judges by: limits, periods, the breaker, what may be done without a person.",
+    about: "The leader's policy: limits, periods, the breaker, and what the controller may do without an operator.",
     params: &[],
     lasts: Lasts::WithScene,
     answer: || json!({ "type": "object" }),

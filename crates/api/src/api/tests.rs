@@ -28,8 +28,8 @@ pub(super) const TEST: Param = Param::new("test", "a test's name", Form::Name);
 pub(super) const LIST: Route = Route {
     path: "/tests",
     name: "tests",
-    summary: "The tests there are",
-    about: "What is tested here, how long a result is good for, and how long a run takes.",
+    summary: "All tests",
+    about: "What each test shows, how long a result is valid, and how long a run takes.",
     params: &[],
     lasts: Lasts::WithScene,
     answer: || list(test_row()),
@@ -40,10 +40,10 @@ pub(super) const LIST: Route = Route {
 pub(super) const ONE: Route = Route {
     path: "/tests/{test}",
     name: "test",
-    summary: "How a test's figures are spread over the fleet",
-    about: "Of each figure, one value per node: the median over its parts (GPUs, links, …) in the node's newest result. Outliers \
-            are named: more than four times the usual distance from the median. `complete` is false while figures of some nodes \
-            are still being read; ask again.",
+    summary: "Distribution of a test's measurements over the fleet",
+    about: "For each measurement one value per node: the median over its parts (GPUs, links, …) in the node's newest result. Outliers \
+            are more than four times the usual distance from the median. `complete` is false while measurements of some nodes are \
+            still being read; repeat the request.",
     params: &[TEST, SELECT, POOL],
     lasts: Lasts::AMoment,
     answer: spread_schema,

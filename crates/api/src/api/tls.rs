@@ -68,9 +68,9 @@ impl Tls {
                 Ok(None) => {}
                 Ok(Some((acceptor, texts))) => {
                     (used.acceptor, used.texts) = (acceptor, texts);
-                    tracing::info!("the changed certificate is in use");
+                    tracing::info!("certificate reloaded");
                 }
-                Err(error) => tracing::warn!("the changed certificate is not used, the last good one is: {error}"),
+                Err(error) => tracing::warn!(%error, "cannot reload the certificate; the last valid one stays in use"),
             }
         }
         used.acceptor.clone()
@@ -82,7 +82,7 @@ fn texts(files: &TlsFiles) -> Result<(Vec<u8>, Vec<u8>), String> {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {
-    let fail = |error: io::Error| format!("reading {}: {error}", path.display());
+    let fail = |error: io::Error| format!("cannot read {}: {error}", path.display());
     if fs::metadata(path).map_err(fail)?.len() > LONGEST {
         return Err(format!("{} is longer than {LONGEST} bytes", path.display()));
     }
@@ -91,8 +91,8 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
 
 fn acceptor((chain, key): &(Vec<u8>, Vec<u8>)) -> Result<TlsAcceptor, String> {
     let certificates: Result<Vec<CertificateDer<'static>>, _> = CertificateDer::pem_slice_iter(chain).collect();
-    let certificates = certificates.map_err(|error| format!("the certificate is no PEM: {error}"))?;
-    let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| format!("the key is no PEM: {error}"))?;
+    let certificates = certificates.map_err(|error| format!("the certificate is not valid PEM: {error}"))?;
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| format!("the key is not valid PEM: {error}"))?;
     // Explicit: a process-wide default provider could be set by another crate.
     let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()

@@ -88,7 +88,7 @@ fn show(hall: &Hall, read: Read, failing: &mut bool) {
         }
         Err(error) => {
             if !std::mem::replace(failing, true) {
-                tracing::warn!(%error, "the picture of the cluster could not be made; the last one is shown");
+                tracing::warn!(%error, "cannot rebuild the cluster state; the last one is served");
             }
         }
     }

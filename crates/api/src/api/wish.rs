@@ -54,13 +54,13 @@ impl Act {
 
     pub(super) const fn summary(self) -> &'static str {
         match self {
-            Self::Test => "Tests now, before anything that is merely due",
-            Self::Hold => "Keep the doctor's hands off nodes",
-            Self::Release => "Give nodes back: ends a hold, proves a node that was out of service",
-            Self::Quarantine => "Take nodes out of service and have them examined",
-            Self::Pause => "Start no validation",
-            Self::Resume => "End a pause",
-            Self::CloseBreaker => "Let nodes be taken out again",
+            Self::Test => "Test nodes now, before tests that are due",
+            Self::Hold => "Hold nodes: the controller leaves them alone",
+            Self::Release => "Release nodes: ends a hold, requalifies a node that was out of service",
+            Self::Quarantine => "Take nodes out of service and examine them",
+            Self::Pause => "Pause validation",
+            Self::Resume => "Resume validation",
+            Self::CloseBreaker => "Close the circuit breaker: nodes may be taken out again",
         }
     }
 
@@ -88,11 +88,11 @@ impl Act {
             required.extend(must.then_some(*name));
         }
         let why = json!({
-            "type": "string", "minLength": 1, "maxLength": MOST_WHY, "description": "stands in the audit trail",
+            "type": "string", "minLength": 1, "maxLength": MOST_WHY, "description": "the reason, for the audit trail",
         });
         let confirm = json!({
             "type": "string", "maxLength": 128,
-            "description": "of the answer to the same request without it; with it, the plan is carried out",
+            "description": "from the response to the same request without it; carries out the plan",
         });
         properties.extend([("why".to_owned(), why), ("confirm".to_owned(), confirm)]);
         json!({ "type": "object", "required": required, "properties": properties, "additionalProperties": false })
@@ -110,12 +110,12 @@ impl Kind {
     fn schema(self, name: &str) -> Value {
         let about = match name {
             "nodes" => "selectors: node[01-64], pool=NAME, life=STATE, or a name with `*`",
-            "tests" => "tests or suites; without: all that are run regularly",
-            "together" => "one run over all these nodes at once",
-            "until" => "a length such as 4h, or a moment; without: until released",
-            "for" => "a length such as 4h; without: until resumed",
-            "drain" => "ask user work to leave, where the cluster can do that",
-            _ => "only of this pool; without: everywhere",
+            "tests" => "tests or suites; default: all regular tests",
+            "together" => "one run over all these nodes",
+            "until" => "a duration such as 4h, or a time; default: until released",
+            "for" => "a duration such as 4h; default: until resumed",
+            "drain" => "evict user work, if the cluster supports it",
+            _ => "only this pool; default: all pools",
         };
         match self {
             Self::Text => json!({ "type": "string", "minLength": 1, "maxLength": 256, "description": about }),
@@ -135,7 +135,7 @@ pub(super) const MOST_NAMES: usize = 20_000;
 pub(super) fn selector(text: &str, left: usize) -> Result<Selector, String> {
     Selector::parse_up_to(text, left).map_err(|error| match error {
         BadHostlist::TooMany(_) => {
-            format!("more than {MOST_NAMES} names are listed: say pool=NAME, life=STATE or a name with `*`")
+            format!("more than {MOST_NAMES} names: use pool=NAME, life=STATE or a name with `*`")
         }
         other => other.to_string(),
     })
@@ -156,11 +156,11 @@ impl Wish {
     pub(super) fn read(act: Act, bytes: &[u8]) -> Result<Self, Refusal> {
         let bad = |why: String| Refusal::BadBody { why };
         let mut fields: Map<String, Value> =
-            serde_json::from_slice(bytes).map_err(|error| bad(format!("it is no JSON object: {error}")))?;
+            serde_json::from_slice(bytes).map_err(|error| bad(format!("not a JSON object: {error}")))?;
         let known: Vec<&str> = act.fields().iter().map(|(name, ..)| *name).chain(["why", "confirm"]).collect();
         if let Some(name) = fields.keys().find(|name| !known.contains(&name.as_str())) {
             let name: String = name.chars().take(64).collect();
-            return Err(bad(format!("there is no field `{name}` in it; accepted: {}", known.join(", "))));
+            return Err(bad(format!("unknown field `{name}`; accepted: {}", known.join(", "))));
         }
         for (name, must, _) in act.fields() {
             if *must && !fields.contains_key(*name) {
@@ -169,12 +169,12 @@ impl Wish {
         }
         let why = match fields.remove("why") {
             Some(Value::String(why)) if !why.trim().is_empty() && why.chars().count() <= MOST_WHY => why,
-            _ => return Err(bad(format!("`why` must be there: 1 to {MOST_WHY} characters"))),
+            _ => return Err(bad(format!("`why` is required: 1 to {MOST_WHY} characters"))),
         };
         let confirm = match fields.remove("confirm") {
             None => None,
             Some(Value::String(confirm)) if confirm.len() <= 128 => Some(confirm),
-            Some(_) => return Err(bad("`confirm` is the text that the first answer has".to_owned())),
+            Some(_) => return Err(bad("`confirm` must be the text from the first response".to_owned())),
         };
         Ok(Self { fields, why, confirm })
     }
@@ -188,7 +188,7 @@ impl Wish {
         match self.fields.get(name) {
             None => Ok(None),
             Some(Value::String(text)) if (1..=256).contains(&text.len()) => Ok(Some(text)),
-            Some(_) => Err(Refusal::BadBody { why: format!("`{name}` is a text of 1 to 256 characters") }),
+            Some(_) => Err(Refusal::BadBody { why: format!("`{name}` must be a string of 1 to 256 characters") }),
         }
     }
 
@@ -196,12 +196,12 @@ impl Wish {
         match self.fields.get(name) {
             None => Ok(false),
             Some(Value::Bool(yes)) => Ok(*yes),
-            Some(_) => Err(Refusal::BadBody { why: format!("`{name}` is true or false") }),
+            Some(_) => Err(Refusal::BadBody { why: format!("`{name}` must be true or false") }),
         }
     }
 
     fn texts(&self, name: &str) -> Result<Vec<&str>, Refusal> {
-        let bad = || Refusal::BadBody { why: format!("`{name}` is a list of 1 to {MOST_TEXTS} texts") };
+        let bad = || Refusal::BadBody { why: format!("`{name}` must be a list of 1 to {MOST_TEXTS} strings") };
         let Some(value) = self.fields.get(name) else { return Ok(Vec::new()) };
         let items = value.as_array().filter(|items| (1..=MOST_TEXTS).contains(&items.len())).ok_or_else(bad)?;
         items.iter().map(|item| item.as_str().ok_or_else(bad)).collect()
@@ -249,7 +249,7 @@ impl Wish {
             let test = match tests.as_slice() {
                 [] => None,
                 [one] => Some((*one).to_owned()),
-                _ => return Err(Refusal::BadOrder("one test at a time runs over several nodes".to_owned())),
+                _ => return Err(Refusal::BadOrder("a run over several nodes takes one test".to_owned())),
             };
             return Ok(Order::Together { nodes, test });
         }
@@ -281,7 +281,7 @@ mod tests {
             (Act::Hold, r#"{"nodes": ["n[0-20000]"], "why": "x"}"#, "more than 20000 names"),
             (Act::Hold, r#"{"nodes": ["n[1-19999]", "m1", "m2"], "why": "x"}"#, "more than 20000 names"),
             (Act::Pause, r#"{"for": "long", "why": "x"}"#, "duration"),
-            (Act::Pause, "[1]", "no JSON object"),
+            (Act::Pause, "[1]", "not a JSON object"),
             (Act::Quarantine, r#"{"nodes": ["n1"], "why": "x", "drain": 1}"#, "true or false"),
         ] {
             let refusal = read(act, bad).unwrap_err();
@@ -291,7 +291,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn whatever_comes_as_a_body_is_read_or_refused(text in ".{0,200}", n in 0..Act::ALL.len()) {
+        fn any_body_is_parsed_or_rejected(text in ".{0,200}", n in 0..Act::ALL.len()) {
             let _read_or_refused = Wish::read(Act::ALL[n], text.as_bytes());
         }
     }

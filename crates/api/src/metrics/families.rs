@@ -33,26 +33,26 @@ const fn counter(name: &'static str, help: &'static str) -> Family {
     Family { name, kind: Kind::Counter, help, labels: &[] }
 }
 
-const TEST: (&str, &str) = ("test", "a test that is run regularly");
+const TEST: (&str, &str) = ("test", "a regular test");
 const SEVERITY: (&str, &str) = ("severity", "monitor, reset, reboot, isolate");
-const RECEIVER: (&str, &str) = ("receiver", "as `[alerts.receivers.NAME]` names it");
-const NODE: [(&str, &str); 2] = [("node", "its name"), ("pool", "where the cluster has it")];
+const RECEIVER: (&str, &str) = ("receiver", "NAME of `[alerts.receivers.NAME]`");
+const NODE: [(&str, &str); 2] = [("node", "its name"), ("pool", "its pool")];
 
 /// All families. The number of series does not grow with the cluster, except those of `per_node`, which are capped.
 pub const FAMILIES: &[Family] = &[
     gauge("doctor_build_info", &[("version", "of this program")], "Always 1."),
-    gauge("doctor_nodes", &[("use", "free, busy, unknown")], "Nodes by whether users have them."),
-    gauge("doctor_nodes_gone", &[], "Nodes that the store knows and the cluster does not name any more."),
+    gauge("doctor_nodes", &[("use", "free, busy, unknown")], "Nodes by use."),
+    gauge("doctor_nodes_gone", &[], "Nodes in the store that are no longer in the cluster."),
     gauge(
         "doctor_nodes_by_life",
         &[("life", "in-service, suspect, quarantined, repairing, proving, out, held")],
-        "Nodes by where they stand between in service and out.",
+        "Nodes by state.",
     ),
     gauge("doctor_nodes_overdue", &[], "Nodes on which a test is due."),
     gauge(
         "doctor_test_nodes",
         &[TEST, ("standing", "pass, fail, inconclusive, stale, never-tested, not-applicable")],
-        "Nodes by where they stand with a test; the standings add up to the nodes it is meant for.",
+        "Nodes by test status; the values add up to the nodes of the test's pools.",
     ),
     gauge(
         "doctor_test_coverage_ratio",
@@ -62,80 +62,77 @@ pub const FAMILIES: &[Family] = &[
     gauge(
         "doctor_results_last_day",
         &[("test", "any test with results"), ("verdict", "pass, fail, inconclusive, not-applicable")],
-        "Results of the last 24 hours, counted by whole hours.",
+        "Results of the last 24 hours, in whole hours.",
     ),
-    gauge("doctor_runs_active", &[("state", "planned, pending, running")], "Validation runs under way."),
+    gauge("doctor_runs_active", &[("state", "planned, pending, running")], "Active validation runs."),
     gauge(
         "doctor_runs_last_day",
         &[("outcome", "completed, incomplete, not-started")],
-        "Runs that were planned within the last 24 hours and have ended.",
+        "Runs planned within the last 24 hours that have ended.",
     ),
-    counter("doctor_runs_ended_total", "Runs that have ended, ever."),
+    counter("doctor_runs_ended_total", "Runs that have ended."),
     gauge("doctor_validation_node_seconds_today", &[], "Node-seconds of validation since midnight UTC."),
     gauge(
         "doctor_validation_node_seconds_limit",
         &[],
-        "Node-seconds of validation that a day may have; absent without a limit.",
+        "Daily limit of validation in node-seconds; absent without a limit.",
     ),
     gauge("doctor_cases_open", &[SEVERITY], "Open cases."),
-    gauge("doctor_cases_waiting_for_person", &[], "Open cases that wait for a person."),
+    gauge("doctor_cases_waiting_for_person", &[], "Open cases that wait for an operator."),
     gauge("doctor_cases_muted", &[], "Open cases that are acknowledged or snoozed."),
-    gauge("doctor_findings_open", &[SEVERITY], "Findings that are open against nodes."),
-    gauge("doctor_breaker_open", &[], "1 while the circuit breaker lets no node be taken out."),
+    gauge("doctor_findings_open", &[SEVERITY], "Open findings."),
+    gauge("doctor_breaker_open", &[], "1 while the circuit breaker is open: no node is taken out of service."),
     gauge(
         "doctor_nodes_taken_out_last_hour",
         &[],
-        "Nodes taken out by the doctor within the last hour, which the breaker counts.",
+        "Nodes that the controller took out of service within the last hour, as counted by the breaker.",
     ),
-    gauge("doctor_pauses", &[], "Pauses of validation that are in force."),
-    gauge("doctor_requests_waiting", &[], "Requests of operators that have not been seen to."),
-    gauge("doctor_agents", &[], "Nodes whose agent speaks, or should."),
-    gauge("doctor_agents_silent", &[], "Agents that have not been heard for too long."),
+    gauge("doctor_pauses", &[], "Active pauses of validation."),
+    gauge("doctor_requests_waiting", &[], "Operator requests that are not done yet."),
+    gauge("doctor_agents", &[], "Nodes with an agent that is enrolled or vouched for by the cluster."),
+    gauge("doctor_agents_silent", &[], "Agents that have not reported for too long."),
     gauge(
         "doctor_cycle_age_seconds",
         &[],
-        "Since a cycle last left a picture of the cluster, which happens every 15 seconds.",
+        "Age of the cluster state that a cycle last stored, which happens every 15 seconds.",
     ),
     gauge(
         "doctor_cycle_duration_seconds",
         &[],
-        "Of the last cycle that was written down, from its plan to its last effect.",
+        "Duration of the last recorded cycle, from its plan to its last action.",
     ),
-    gauge("doctor_cycle_trouble", &[], "1 if the last cycle that was written down could not see or do everything."),
-    counter("doctor_cycles_total", "Cycles that were written down: those that did something, and one in ten minutes."),
-    gauge("doctor_leader", &[], "1 while some controller leads."),
-    gauge("doctor_lease_remaining_seconds", &[], "Until the lease of the controller that leads runs out."),
-    counter("doctor_results_kept_total", "Result documents that were kept."),
-    counter("doctor_results_duplicate_total", "Result documents that had been kept already."),
-    counter("doctor_results_unknown_run_total", "Result documents of runs that nobody knows."),
-    counter(
-        "doctor_documents_rejected_total",
-        "Documents that were turned away at the door: unsigned, unreadable, of the wrong node.",
-    ),
+    gauge("doctor_cycle_trouble", &[], "1 if the last recorded cycle had errors."),
+    counter("doctor_cycles_total", "Recorded cycles: those with an action, and one every ten minutes."),
+    gauge("doctor_leader", &[], "1 while a controller leads."),
+    gauge("doctor_lease_remaining_seconds", &[], "Time until the leader's lease expires."),
+    counter("doctor_results_kept_total", "Result documents stored."),
+    counter("doctor_results_duplicate_total", "Result documents that were stored already."),
+    counter("doctor_results_unknown_run_total", "Result documents of unknown runs."),
+    counter("doctor_documents_rejected_total", "Documents rejected: unsigned, malformed, or from the wrong node."),
     gauge(
         "doctor_spool_waiting",
         &[("place", "nodes, door, history")],
-        "What waits to be taken in by the process that is asked: reports on nodes, as their agents last said; reports at its door; \
-         results that are kept and not entered in history. `nodes` and `door` are absent without a door for agents.",
+        "Waiting for ingestion by this process. nodes: reports on nodes, as last reported by their agents; door: reports at the agent \
+         endpoint; history: stored results not yet in history. nodes and door are absent without an agent endpoint.",
     ),
-    gauge("doctor_alert_notes_waiting", &[RECEIVER], "Notes to people that are in no message yet."),
-    gauge("doctor_alert_messages_waiting", &[RECEIVER], "Messages to people that have not arrived."),
-    counter("doctor_alert_messages_delivered_total", "Messages to people that arrived."),
-    counter("doctor_alert_messages_lost_total", "Messages to people that were given up."),
+    gauge("doctor_alert_notes_waiting", &[RECEIVER], "Notifications that are not in a message yet."),
+    gauge("doctor_alert_messages_waiting", &[RECEIVER], "Messages that are not delivered yet."),
+    counter("doctor_alert_messages_delivered_total", "Messages delivered."),
+    counter("doctor_alert_messages_lost_total", "Messages given up."),
     counter(
         "doctor_trace_spans_exported_total",
-        "Spans that the collector took from the process that is asked, since it began; absent without `[telemetry]`.",
+        "Spans that the collector accepted from this process since it started; absent without `[telemetry]`.",
     ),
     counter(
         "doctor_trace_spans_dropped_total",
-        "Spans that were lost because too many waited for the collector, or because it refused them.",
+        "Spans lost because too many waited for the collector, or because it rejected them.",
     ),
-    gauge("doctor_process_resident_memory_bytes", &[], "Memory of the process that is asked."),
+    gauge("doctor_process_resident_memory_bytes", &[], "Resident memory of this process."),
     gauge(
         "doctor_node_series",
         &[("state", "shown, left-out")],
-        "Nodes that have series of their own, and nodes that have none because there are more than `most_nodes`.",
+        "Nodes with their own series, and nodes without because there are more than `most_nodes`.",
     ),
-    gauge("doctor_node_out_of_service", &NODE, "With `per_node`: 1 if the doctor keeps the node out of service."),
-    gauge("doctor_node_open_findings", &NODE, "With `per_node`: findings that are open against the node."),
+    gauge("doctor_node_out_of_service", &NODE, "With `per_node`: 1 if the controller keeps the node out of service."),
+    gauge("doctor_node_open_findings", &NODE, "With `per_node`: open findings of the node."),
 ];

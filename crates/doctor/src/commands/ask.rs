@@ -101,7 +101,7 @@ pub(crate) fn test(context: &Context, args: &TestArgs) -> Result<Exit> {
         let test = match wanted.as_slice() {
             [] => None,
             [one] => Some((*one).to_owned()),
-            _ => return Err(Failure::Usage("one test at a time runs over several nodes".to_owned())),
+            _ => return Err(Failure::Usage("a run over several nodes takes one test".to_owned())),
         };
         Order::Together { nodes: args.together.clone(), test }
     };

@@ -100,7 +100,7 @@ test("every page says that it waits, and that it failed, and goes on when asked 
             await route.fulfill({
               status: 503,
               contentType: "application/json",
-              body: JSON.stringify({ error: { code: "store", text: "the store does not answer", accepted: null, plan: null } }),
+              body: JSON.stringify({ error: { code: "store", text: "the store does not respond", accepted: null, plan: null } }),
             });
           else await route.fallback();
         });
@@ -109,7 +109,7 @@ test("every page says that it waits, and that it failed, and goes on when asked 
     const { page, close } = await chrome.open(at(path), { before: before_ });
     await page.locator("main [aria-busy]").first().waitFor(WAIT);
     let_go();
-    await page.locator("main [role=alert]", { hasText: "the store does not answer" }).first().waitFor(WAIT);
+    await page.locator("main [role=alert]", { hasText: "the store does not respond" }).first().waitFor(WAIT);
     failing = false;
     while (await page.getByRole("button", { name: "Try again" }).count()) {
       const before_count = await page.getByRole("button", { name: "Try again" }).count();
@@ -355,7 +355,7 @@ test("an operator signs in, sees the plan, confirms it with a reason, and a view
   };
   await page.locator("dialog", { hasText: "Sign in" }).waitFor(WAIT);
   await signIn("doctor_token_wrong");
-  await page.locator("dialog [role=alert]", { hasText: "not known" }).waitFor(WAIT);
+  await page.locator("dialog [role=alert]", { hasText: "unknown, expired or revoked" }).waitFor(WAIT);
   await signIn(viewer);
   await page.getByRole("button", { name: "looks (viewer)" }).waitFor(WAIT);
   await page.getByRole("heading", { level: 1, name: broken.node }).waitFor(WAIT);

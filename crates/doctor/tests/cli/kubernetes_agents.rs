@@ -149,7 +149,7 @@ fn an_agent_speaks_with_its_pods_token_and_what_it_finds_marks_the_node_until_it
     // The token of one node is not accepted for another.
     let mut liar = stage.agent("gpu-2");
     liar.says(
-        "does not accept this node's token (403: the token is of the agent on gpu-1, and does not speak for gpu-2)",
+        "does not accept this node's token (403: the token belongs to the agent on gpu-1; it cannot report for gpu-2)",
     );
     drop(liar);
     assert!(stage.listed("gpu-2").is_null());

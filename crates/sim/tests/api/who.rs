@@ -146,5 +146,5 @@ fn a_stream_of_events_ends_when_its_token_is_revoked() {
     bed.store.revoke_token("vi", "ann", "left", doctor_core::time::Timestamp::from_secs(1)).unwrap();
     stream.read_to_end(&mut said).expect("it ends");
     let said = String::from_utf8_lossy(&said);
-    assert!(said.contains("event: dropped") && said.contains("you may not listen any more"), "{said}");
+    assert!(said.contains("event: dropped") && said.contains("authorisation was revoked or changed"), "{said}");
 }
