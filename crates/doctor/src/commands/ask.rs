@@ -35,7 +35,7 @@ pub(crate) struct TestArgs {
     #[arg(long, visible_alias = "suite", value_name = "TEST", value_delimiter = ',')]
     test: Vec<TestId>,
     /// Reason, recorded in the audit trail.
-    #[arg(long, value_name = "TEXT", default_value = "asked for on the command line")]
+    #[arg(long, value_name = "TEXT", default_value = "requested on the command line")]
     why: String,
     #[command(flatten)]
     signed: Signed,
@@ -101,7 +101,7 @@ pub(crate) fn test(context: &Context, args: &TestArgs) -> Result<Exit> {
         let test = match wanted.as_slice() {
             [] => None,
             [one] => Some((*one).to_owned()),
-            _ => return Err(Failure::Usage("one test at a time runs over several nodes".to_owned())),
+            _ => return Err(Failure::Usage("only one test can run over several nodes at a time".to_owned())),
         };
         Order::Together { nodes: args.together.clone(), test }
     };
