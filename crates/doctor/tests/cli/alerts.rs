@@ -219,7 +219,7 @@ fn a_message_that_nobody_takes_is_said_to_be_lost_and_no_secret_is_told() {
     let said = bed.expect(1, &["alert", "list"]);
     said.says("lost").says("pager").says("given up at try");
     let said = bed.expect(1, &["alert", "test"]);
-    said.says("pager: did not arrive").says("Connection refused");
+    said.says("pager: not delivered").says("Connection refused");
     let shown = bed.expect(0, &["config", "show"]);
     assert!(!shown.out.contains("not-to-be-told") && shown.out.contains("pager.url"), "{}", shown.out);
 }
@@ -269,15 +269,15 @@ fn alertmanager(bed: &Bed, config: &str) -> Option<(Ended, u16)> {
     let (_, backend) = rest.split_once("[backend").unwrap();
     let receiver = format!("[alerts.receivers.am]\nalertmanager = {{ url = \"http://127.0.0.1:{port}/\" }}\n[backend");
     bed.write("doctor.toml", &format!("{head}{receiver}{backend}"));
-    bed.expect(0, &["alert", "test"]).says("am: arrived");
+    bed.expect(0, &["alert", "test"]).says("am: delivered");
     Some((alertmanager, port))
 }
 
 #[test]
 fn an_alertmanager_shows_an_open_breaker_and_that_it_was_closed() {
     let (bed, store) = stage(1, "");
-    let nobody = "route:\n  receiver: nobody\nreceivers:\n  - name: nobody\n";
-    let Some((_alertmanager, port)) = alertmanager(&bed, nobody) else { return };
+    let config = "route:\n  receiver: none\nreceivers:\n  - name: none\n";
+    let Some((_alertmanager, port)) = alertmanager(&bed, config) else { return };
     let at = SystemClock.now();
     let open = ServiceNote {
         condition: Condition::BreakerOpen,
@@ -445,7 +445,7 @@ fn a_mail_goes_through_starttls_and_a_login_and_a_server_that_is_not_known_gets_
     said.says("answered 535 to AUTH PLAIN");
     assert!(!said.out.contains("another"), "{}", said.out);
     config("ca = \"ca.pem\"", "a mail secret");
-    bed.expect(0, &["alert", "test"]).says("mail: arrived");
+    bed.expect(0, &["alert", "test"]).says("mail: delivered");
     let mails: Vec<String> = std::fs::read_dir(bed.path("mails"))
         .unwrap()
         .map(|entry| std::fs::read_to_string(entry.unwrap().path()).unwrap())

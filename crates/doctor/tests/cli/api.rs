@@ -76,7 +76,7 @@ fn a_controller_answers_people_with_a_token_and_the_command_line_takes_it_away()
     bed.expect(2, &["token", "create", "a b", "--yes"]).complains("letters");
     assert!(!bed.expect(0, &["token", "list", "--json"]).out.contains(token), "it is told once");
     let mut service = Service::start(&bed);
-    let line = service.line("the API answers");
+    let line = service.line("API listening");
     let address = line.split("at=").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
     until("the node is shown", || get(&address, "/nodes/here", Some(token)).0 == 200);
     assert_eq!(get(&address, "/status", None).0, 401);

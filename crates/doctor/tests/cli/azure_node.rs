@@ -70,7 +70,7 @@ fn write(path: &Path, text: &str, mode: &str) {
 fn cloud_inits_own_checker_takes_what_is_printed_and_what_it_passes_over_is_found() {
     let bed = Bed::new();
     bed.write("ours.yaml", &printed(&bed));
-    bed.expect(0, &["fleet", "cloud-init", "--check", "ours.yaml"]).says("knows every word");
+    bed.expect(0, &["fleet", "cloud-init", "--check", "ours.yaml"]).says("known to cloud-init");
     let slip = bed.read("ours.yaml").replace("runcmd:", "run_cmd:");
     bed.write("slip.yaml", &slip);
     bed.expect(4, &["fleet", "cloud-init", "--check", "slip.yaml"]).complains("`run_cmd`").complains("near it: runcmd");

@@ -54,7 +54,7 @@ fn idle_instances_are_validated_and_given_up_to_users() {
     std::fs::create_dir(bed.path("data")).unwrap();
     bed.policy_for(&["memory"], "version = 1\n");
     configure(&bed, &dstack, "");
-    bed.expect(0, &["config", "check", "--live"]).says("dstack 0.22.5").says("All of it is good.");
+    bed.expect(0, &["config", "check", "--live"]).says("dstack 0.22.5").says("All checks passed.");
 
     // One is behind a cut link and the GPUs of another fail: only the first is free.
     dstack.cut(2).unwrap();
@@ -91,7 +91,7 @@ fn idle_instances_are_validated_and_given_up_to_users() {
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
     assert!(!log.contains(&dstack.admin().token), "the token is in no log");
-    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }
 
 #[test]
@@ -126,5 +126,5 @@ fn a_failing_instance_is_examined_and_proved_over_ssh() {
     assert_eq!(told, json!([]), "dstack itself started nothing");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }

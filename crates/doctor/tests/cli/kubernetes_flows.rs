@@ -93,7 +93,7 @@ fn free_nodes_are_tested_five_at_a_time_and_users_come_first() {
     });
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn a_controller_killed_between_taint_and_job_leaves_nothing_behind_and_doubles_n
     assert_eq!(of_runs.len(), 1, "one run, one job");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn while_we_only_observe_nodes_are_tested_and_nothing_is_written_on_them() {
     });
     // The effects of the result follow in later cycles.
     bed.policy_for(&["memory"], &format!("version = 2\n{sweep}"));
-    service.says("the changed configuration is in force policy=2");
+    service.says("configuration reloaded policy=2");
     let node = cluster.node("gpu-1");
     assert_eq!(node["spec"]["taints"], Value::Null);
     let ours =

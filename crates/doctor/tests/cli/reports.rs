@@ -109,7 +109,7 @@ fn a_case_is_packed_with_what_a_vendor_asks_for() {
     assert!(machines.as_array().unwrap().iter().any(|machine| machine["of_the_case"] == true), "{machines}");
     assert_eq!(file("more/bug-report.log"), "token=abcdef", "what is added is added as it is");
     assert!(std::fs::read_dir(bed.path(&format!("case-{case}/evidence"))).unwrap().count() > 0);
-    assert!(file("summary.md").contains("It was not taken: nobody asked for it"), "{}", file("summary.md"));
+    assert!(file("summary.md").contains("It was not taken: not requested"), "{}", file("summary.md"));
     bed.expect(2, &["bundle", "c0000000000000", "--store", store]).complains("no case");
 }
 

@@ -30,7 +30,7 @@ case "$name $1" in
 sbatch* | scancel* | 'scontrol update' | 'scontrol create' | 'scontrol delete') ;;
 *) exec REAL/"$name" "$@" ;;
 esac
-# Names of runs and operations, and what is noted on the node, are made anew; what is done stays the same.
+# Names of runs and operations, and what is noted on the node, are rebuilt; what is done stays the same.
 key=KILLED/$(printf %s "$name $*" | sed -E 's/Extra=.*//; s/[[:alnum:]]{10,}//g; s/[0-9]//g' | cksum | cut -d ' ' -f 1)
 if [ ! -e "$key.before" ]; then
   echo "$name $*" >"$key.before"
@@ -164,7 +164,7 @@ fn users_come_first(generation: Generation) {
     no_run_has_two_jobs(slurm);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn stays_closed_while_it_is_ours(generation: Generation) {
         assert!(times >= 2, "killed before and after `{change}`: {noted:#?}");
     }
     assert!(service.starts > 10, "{} starts, {} kills", service.starts, noted.len());
-    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }
 
 #[test]
@@ -325,7 +325,7 @@ fn a_planted_fault_drains_the_node_and_an_operators_drain_stays_as_it_is() {
     until("all nodes to pass", || rows(bed, "memory").len() == 3);
 
     bed.policy_for(&["memory"], &BAD.replace("version = 2", "version = 2\nmode = \"act\"\n[allow]\ndrain = true"));
-    service.says("the changed configuration is in force policy=2");
+    service.says("configuration reloaded policy=2");
     bed.expect(0, &["test", "node1", "--test", "memory", "--why", "a planted fault", "--yes"]);
     until("the drain", || slurm.node_state("node1").is_ok_and(|state| state.contains("DRAIN")));
     until("the reason", || reason(slurm, "node1").starts_with("doctor:"));
@@ -334,7 +334,7 @@ fn a_planted_fault_drains_the_node_and_an_operators_drain_stays_as_it_is() {
     let theirs = reason(slurm, "node3");
 
     bed.policy_for(&["memory"], "version = 3\nmode = \"act\"\n[allow]\ndrain = true\n");
-    service.says("the changed configuration is in force policy=3");
+    service.says("configuration reloaded policy=3");
     bed.expect(0, &["release", "node1", "--why", "it was planted", "--yes"]);
     until("the node to be back", || slurm.node_state("node1").is_ok_and(|state| state == "IDLE"));
     let proven = rows(bed, "memory").into_iter().find(|row| row["node"] == "node1").unwrap();
@@ -368,7 +368,7 @@ fn daemons_that_end_make_nodes_unknown_and_nothing_is_done_twice() {
     slurm.kill(Daemon::Munge).unwrap();
     until("the trouble in status", || bed.doctor(&["status"]).out.contains("look at the nodes"));
     slurm.restart(Daemon::Munge).unwrap();
-    service.says("the trouble is over");
+    service.says("problems resolved");
     slurm.stop(Daemon::Controller).unwrap();
     until("the trouble in status", || bed.doctor(&["status"]).out.contains("look at the nodes"));
     slurm.restart(Daemon::Controller).unwrap();
@@ -390,5 +390,5 @@ fn daemons_that_end_make_nodes_unknown_and_nothing_is_done_twice() {
     no_run_has_two_jobs(slurm);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }

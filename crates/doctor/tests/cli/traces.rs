@@ -52,7 +52,7 @@ fn ask(address: &str, path: &str, headers: &str) -> String {
 }
 
 pub(crate) fn address(service: &mut Service) -> String {
-    let line = service.line("the API answers");
+    let line = service.line("API listening");
     line.split("at=").nth(1).unwrap().split_whitespace().next().unwrap().to_owned()
 }
 
