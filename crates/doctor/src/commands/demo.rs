@@ -152,7 +152,7 @@ fn headline(score: &Score) -> String {
         .median_hours_to_detect
         .map_or_else(String::new, |hours| format!(", half of them within {hours:.1} hours"));
     format!(
-        "{} of {} faults were found before users met them{speed}, on {} nodes in {} days.",
+        "{} of {} faults were found before users hit them{speed}, on {} nodes in {} days.",
         score.faults_found, score.faults_injected, score.nodes, score.virtual_days
     )
 }

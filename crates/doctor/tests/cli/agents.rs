@@ -182,7 +182,7 @@ fn a_revoked_agent_is_refused_and_a_new_credential_is_used_without_a_restart() {
     stage.kernel_says(2, OFF_THE_BUS);
     agent.says("does not accept this node's credential (401: the credential of here was revoked)");
     assert_eq!(stage.seen("fallen off the bus"), None);
-    assert!(stage.spooled() >= 1, "it is kept for a better day");
+    assert!(stage.spooled() >= 1, "the report is spooled");
 
     stage.bed.expect(0, &["agent", "enroll", "here", "--out", "keys", "--yes"]);
     assert!(fs::read_to_string(stage.key()).unwrap().contains("node = \"here\""));

@@ -225,7 +225,7 @@ fn install(plane: &ControlPlane, helm: &Path, bed: &Bed) {
     let other = ["upgrade", "doctor", "cluster-doctor", "--set", "store.kind=postgres"];
     helm(&other).says("create secret generic cluster-doctor-store");
     helm(&["uninstall", "doctor"]);
-    assert_eq!(claims(), 2, "the history is not thrown away with the release");
+    assert_eq!(claims(), 2, "the claims outlive the release");
 }
 
 /// Returns the status of a controller's answer; 0 while it does not answer.
@@ -280,7 +280,7 @@ fn what_is_printed_makes_a_controller_that_outlives_its_api_server() {
     until("a controller that is ready", || status(port, "/readyz") == 200 && status(port, "/healthz") == 200);
     plane.kill_apiserver().unwrap();
     service.says("look at the cluster");
-    assert_eq!((status(port, "/healthz"), status(port, "/readyz")), (200, 200), "a restart would mend nothing");
+    assert_eq!((status(port, "/healthz"), status(port, "/readyz")), (200, 200), "a restart would not help");
     plane.restart_apiserver().unwrap();
     service.says("problems resolved");
     let (code, log) = service.stop();

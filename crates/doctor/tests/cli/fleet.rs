@@ -253,7 +253,7 @@ fn the_host_files_are_made_kept_in_order_and_a_silent_host_stays_in_them() {
     assert_eq!(
         stage.bed.read("hostfile-ip"),
         "127.0.1.3\n127.0.1.1\n127.0.1.2\n",
-        "the address of a silent host that was another's"
+        "an unreachable host must not keep another host's address"
     );
     // A run that was interrupted between the two files.
     stage.bed.write("hostfile", "host1\nhost2\n");

@@ -142,7 +142,7 @@ fn an_agent_speaks_with_its_pods_token_and_what_it_finds_marks_the_node_until_it
     service.says("agent endpoint listening");
     let mut agent = stage.agent("gpu-1");
     agent.says("reports for gpu-1 to http://127.0.0.1:");
-    until("the agent to be heard", || stage.listed("gpu-1")["state"] == "reports");
+    until("a report of the agent", || stage.listed("gpu-1")["state"] == "reports");
     assert_eq!(stage.listed("gpu-1")["speaks_by"], "token");
     stage.bed.expect(0, &["agent", "list"]).says("token");
 
@@ -172,7 +172,7 @@ fn an_agent_speaks_with_its_pods_token_and_what_it_finds_marks_the_node_until_it
     until("label and annotation to say so", || {
         written("labels", "status") != "fail" && !written("annotations", "results").contains("a planted fault")
     });
-    assert_eq!(stage.bed.json(&["history", "gpu-1", "--test", "memory"])[0]["verdict"], "pass", "it was proven");
+    assert_eq!(stage.bed.json(&["history", "gpu-1", "--test", "memory"])[0]["verdict"], "pass", "requalified");
 
     stage.bed.expect(0, &["agent", "revoke", "gpu-1", "--why", "taken over", "--yes"]);
     stage.kernel_says(FAULT);
@@ -182,7 +182,7 @@ fn an_agent_speaks_with_its_pods_token_and_what_it_finds_marks_the_node_until_it
     assert_eq!(code, Some(0), "{log}");
     let token = stage.bed.read("token");
     let (_, said) = agent.stop();
-    assert!(!log.contains(&token) && !said.contains(&token), "the token stands in a log");
+    assert!(!log.contains(&token) && !said.contains(&token), "a log contains the token");
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn a_live_check_names_who_is_not_heard_and_while_the_api_server_is_away_no_token
     let mut service = Service::start(&stage.bed);
     service.says("agent endpoint listening");
     let mut agent = stage.agent("gpu-1");
-    until("the agent to be heard", || stage.listed("gpu-1")["state"] == "reports");
+    until("a report of the agent", || stage.listed("gpu-1")["state"] == "reports");
     until("a cycle that knows of the agent", || stage.bed.json(&["status"])["silent"]["agents"] == 1);
     let agents = stage.live("agents");
     assert!(agents["text"].to_string().contains("1 of 2 GPU nodes did not report: gpu-2"), "{agents}");

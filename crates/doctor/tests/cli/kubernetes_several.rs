@@ -45,11 +45,11 @@ fn nodes_are_tested_together_and_the_one_that_fails_with_every_partner_is_named(
         cluster.plane.request("GET", &format!("/api/v1/namespaces/{NAMESPACE}/services/{name}"), None).unwrap();
     let met: Value = serde_json::from_str(&answer.text).unwrap();
     assert_eq!((&met["spec"]["clusterIP"], &met["spec"]["publishNotReadyAddresses"]), (&json!("None"), &json!(true)));
-    assert_eq!(met["metadata"]["ownerReferences"][0]["uid"], job["metadata"]["uid"], "it goes with the job");
+    assert_eq!(met["metadata"]["ownerReferences"][0]["uid"], job["metadata"]["uid"], "deleted together with the job");
 
     // Good nodes are confirmed by a single run.
     bed.expect(0, &["test", "--nodes", "gpu-[1-3]", "--yes"]);
-    until("all to be well", || bed.doctor(&["audit"]).out.contains("all are well together"));
+    until("all to pass", || bed.doctor(&["audit"]).out.contains("all are well together"));
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
     bed.expect(0, &["db", "verify"]).says("The store is consistent.");

@@ -370,7 +370,7 @@ fn agents(cluster: &Cluster) {
             agents.as_array().unwrap().iter().find(|agent| agent["node"] == NODE && agent["state"] == "reports");
         found.cloned()
     };
-    until("the agent to be heard", || heard().is_some());
+    until("a report of the agent", || heard().is_some());
     assert_eq!(heard().unwrap()["speaks_by"], "token");
     let first = agent().unwrap();
     let sources =
@@ -389,7 +389,7 @@ fn agents(cluster: &Cluster) {
         !began.is_empty()
     });
     // The report time is stored once a minute. Timestamps sort as text.
-    until("the other to be heard", || heard().is_some_and(|agent| *agent["heard"].as_str().unwrap() > *began));
+    until("a report of the other agent", || heard().is_some_and(|agent| *agent["heard"].as_str().unwrap() > *began));
 }
 
 /// On a bad node a privileged pod runs the reboot command of the node's system. That alone does not complete the step.

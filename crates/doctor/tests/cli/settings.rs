@@ -121,5 +121,5 @@ fn a_live_check_asks_whether_what_is_named_is_there() {
     assert!(store["remedy"].is_string(), "{view}");
     std::fs::remove_dir(bed.path("data")).unwrap();
     bed.expect(1, &["config", "check", "--live"]).says("bad      data: ").says(" failed; ");
-    assert!(bed.json(&["config", "check"])["live"].is_null(), "only where it is asked for");
+    assert!(bed.json(&["config", "check"])["live"].is_null(), "only with --live");
 }

@@ -98,7 +98,7 @@ fn what_a_hook_sees_comes_to_the_controller_by_itself_or_by_the_agent_and_its_pe
     let mut service = Service::start(&bed);
     service.says("agent endpoint listening");
     machine(&bed, "here/machine", DAMAGED);
-    until("a hook that is heard", || hook(&bed, "health").err.contains("; reported"));
+    until("a report of the hook", || hook(&bed, "health").err.contains("; reported"));
     let found = || bed.json(&["why", "here"])["open_findings"].to_string();
     until("the finding", || found().contains("ext4_lookup"));
     // The answer carried the breaker's permit. Only Slurm knows how many nodes are out already, and there is none here.
@@ -241,7 +241,7 @@ fn drains_by_the_controller(generation: Generation) {
     let mut service = Service::start(&bed);
     service.says("agent endpoint listening");
     let log = |node: &str| fs::read_to_string(bed.path(&format!("{node}/hook/hook.log"))).unwrap_or_default();
-    until("hooks that are heard", || nodes.iter().all(|node| log(node).contains("; reported")));
+    until("reports of the hooks", || nodes.iter().all(|node| log(node).contains("; reported")));
     // Each hook's report returns the breaker's permit.
     until("a permit", || bed.path("node1/agent/permit.json").exists());
 

@@ -150,7 +150,7 @@ fn a_run_outlives_the_service_and_its_connection_and_its_result_is_taken_in_once
     assert_eq!(log.out.matches(" job: run ").count(), 1, "{}", log.out);
     bed.policy_for(&[], "version = 2\n");
     service.says("configuration reloaded policy=2");
-    assert_eq!(rows(bed, "slow").len(), 1, "it was taken in once");
+    assert_eq!(rows(bed, "slow").len(), 1, "stored once");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
     bed.expect(0, &["db", "verify"]).says("The store is consistent.");
@@ -175,7 +175,7 @@ fn whoever_comes_to_a_host_gets_it_within_a_minute_and_a_lock_keeps_us_off() {
     let mut trainer = site.login(&[], "host2", "exec 3</dev/nvidia0; read x");
     until("both hosts to be given up", || site.run_on(0).is_none() && site.run_on(1).is_none());
     assert!(asked.elapsed() < GIVEN_UP_WITHIN, "{:?}", asked.elapsed());
-    until("the rows of what was begun", || rows(bed, "slow").len() == 2);
+    until("the history rows of the active runs", || rows(bed, "slow").len() == 2);
     for row in rows(bed, "slow") {
         assert_eq!((&row["verdict"], &row["reason"]), (&json!("inconclusive"), &json!("node-taken")), "{row}");
     }
@@ -241,7 +241,7 @@ fn a_reboot_that_does_not_come_back_is_told_by_its_deadline_and_one_that_does_is
     service.says("configuration reloaded policy=2");
     site.bed.expect(0, &["test", "host1", "--test", "memory", "--why", "a planted fault", "--yes"]);
     let times = || fs::read_to_string(&told).map_or(0, |text| text.lines().count());
-    until("the host to be told", || times() == 1);
+    until("the reboot command on the host", || times() == 1);
     // The host does not reboot.
     until("the deadline", || site.bed.doctor(&["audit"]).out.contains("reboot did not happen within 5s"));
     until("the second try", || times() == 2);
@@ -282,9 +282,9 @@ fn before_a_reboot_the_hosts_own_report_is_put_away() {
         let mut files = fs::read_dir(site.bed.path("data/handoff")).ok()?.flatten();
         files.find_map(|file| file.path().to_str()?.ends_with("-reboot.tar.gz").then(|| file.path()))
     };
-    until("the host to be told", || {
+    until("the reboot command on the host", || {
         let told = home.join("told").exists();
-        assert!(!told || kept().is_some(), "it was told before its evidence was put away");
+        assert!(!told || kept().is_some(), "the reboot must come after the evidence is stored");
         told
     });
     let archive = kept().unwrap();

@@ -62,7 +62,7 @@ fn the_standard_suite_runs_through_the_controller_and_why_explains_each_test() {
     }
     let run = history[0]["run"].as_str().unwrap();
     bed.expect(0, &["log", run]).says("storage: ").says("dl: ").says("fabric: ");
-    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "nothing is left behind");
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "no files are left behind");
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn a_log_is_followed_while_its_test_runs_and_ends_with_it() {
     });
     bed.expect(0, &["log", &run, "--follow"]).says("slow");
     let results = bed.json(&["history", "--test", "slow"]);
-    assert_eq!(results[0]["run"], run.as_str(), "it had ended: {results}");
+    assert_eq!(results[0]["run"], run.as_str(), "the run had ended: {results}");
     assert_eq!(results[0]["verdict"], "pass", "{results}");
     assert_eq!(service.stop().0, Some(0));
 }
@@ -241,7 +241,7 @@ fn a_share_that_goes_missing_is_said_once_with_the_way_out() {
     });
     std::fs::rename(bed.path("data"), bed.path("away")).unwrap();
     service.says("create the directory or set `data`");
-    until("the trouble in status", || bed.doctor(&["status"]).out.contains("opening the shared directory"));
+    until("the problem in status", || bed.doctor(&["status"]).out.contains("opening the shared directory"));
     std::fs::rename(bed.path("away"), bed.path("data")).unwrap();
     service.says("problems resolved");
     let (code, log) = service.stop();
@@ -256,7 +256,7 @@ fn a_service_that_was_killed_is_followed_by_the_next_at_once() {
     let config = bed.read("doctor.toml").replace("lease = \"5s\"", "lease = \"1h\"");
     bed.write("doctor.toml", &config);
     let mut service = Service::start(&bed);
-    until("the lead", || bed.path("doctor.db").exists() && bed.json(&["status"])["leader"]["is"] == "leads");
+    until("leadership", || bed.path("doctor.db").exists() && bed.json(&["status"])["leader"]["is"] == "leads");
     service.child.kill().unwrap();
     service.child.wait().unwrap();
     bed.expect(0, &["run", "--wait", "--timeout", "1m"]);
