@@ -222,7 +222,7 @@ impl Process {
     /// Kills the process, which must still be running.
     pub(crate) fn kill(mut self) {
         if let Some(status) = self.child.try_wait().unwrap() {
-            panic!("{} ended by itself ({status}):\n{}", self.what, self.last_words());
+            panic!("{} exited early ({status}):\n{}", self.what, self.last_words());
         }
         self.child.kill().unwrap();
         self.child.wait().unwrap();
