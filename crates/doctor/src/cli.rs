@@ -11,19 +11,19 @@ use crate::commands;
 /// Finds the bad nodes of a cluster before user jobs do, proves it, and takes them out of service and back.
 ///
 /// Without a configuration file this machine is a cluster of one node, and all state is kept below
-/// /.local/state/cluster-doctor. `doctor demo` shows a simulated month.
+/// ~/.local/state/cluster-doctor. `doctor demo` shows a simulated month.
 #[derive(Debug, Parser)]
 #[command(name = "doctor", version, max_term_width = 100, propagate_version = true)]
 pub(crate) struct Cli {
     /// Configuration file. Default: ./doctor.toml, then /etc/cluster-doctor/doctor.toml, then the built-in
     /// configuration.
-    #[arg(long, global = true, value_name = "FILE", env = "DOCTOR_CONFIG", help_heading = "Everywhere")]
+    #[arg(long, global = true, value_name = "FILE", env = "DOCTOR_CONFIG", help_heading = "Global options")]
     pub config: Option<PathBuf>,
     /// Database to use instead of the configured one: a file, or postgres://USER@HOST/DATABASE.
-    #[arg(long, global = true, value_name = "URL", env = "DOCTOR_STORE", help_heading = "Everywhere")]
+    #[arg(long, global = true, value_name = "URL", env = "DOCTOR_STORE", help_heading = "Global options")]
     pub store: Option<StoreUrl>,
     /// Print JSON.
-    #[arg(long, global = true, help_heading = "Everywhere")]
+    #[arg(long, global = true, help_heading = "Global options")]
     pub json: bool,
     #[command(subcommand)]
     pub command: Command,

@@ -30,12 +30,12 @@ pub(crate) enum ConfigError {
     Read { path: PathBuf, source: io::Error },
     #[error("{}, {error}", path.display())]
     Bad { path: PathBuf, error: BadText },
-    #[error("{}: the settings do not go together", path.display())]
+    #[error("{}: inconsistent settings", path.display())]
     Settings { path: PathBuf, source: BadSettings },
-    #[error("{}: the profiles do not go together", path.display())]
+    #[error("{}: inconsistent profiles", path.display())]
     Profiles { path: PathBuf, source: UnknownLike },
-    #[error("cannot make {}, where the store is kept without a configuration", path.display())]
+    #[error("cannot create the state directory {}", path.display())]
     State { path: PathBuf, source: io::Error },
-    #[error("there is no home directory for the store: set HOME, or XDG_STATE_HOME, or name a file with --config")]
+    #[error("no home directory for the state: set HOME or XDG_STATE_HOME, or pass --config FILE")]
     NoHome,
 }

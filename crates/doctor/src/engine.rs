@@ -84,7 +84,7 @@ impl Controller {
         let config = &loaded.config;
         let mut salt = [0; 8];
         getrandom::fill(&mut salt)
-            .map_err(|error| Failure::Other(format!("asking the system for random bits: {error}")))?;
+            .map_err(|error| Failure::Other(format!("reading random bytes: {error}")))?;
         let wake = Arc::new(Wake::default());
         let mut inboxes: Vec<Box<dyn Inbox>> = Vec::new();
         if let Some(sim) = world.sim.clone() {
@@ -142,7 +142,7 @@ impl Controller {
     pub(crate) fn set_alerts(&mut self, alerts: &AlertSettings) -> Result<()> {
         self.engine.set_routes(alerts.routes());
         if let Serving::Everybody { .. } = self.serving {
-            let failed = |error| Failure::Other(format!("starting a thread that delivers messages: {error}"));
+            let failed = |error| Failure::Other(format!("starting an alert delivery thread: {error}"));
             self.alerter = Some(Alerter::start(alerts, self.engine.store(), &self.clock).map_err(failed)?);
         }
         Ok(())
@@ -219,6 +219,6 @@ impl Inbox for SimInbox {
 
 fn random_key() -> [u8; 32] {
     let mut key = [0; 32];
-    getrandom::fill(&mut key).expect("the system gave random bits when the program started and does not stop doing so");
+    getrandom::fill(&mut key).expect("the system random source worked when the program started");
     key
 }

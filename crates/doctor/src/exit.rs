@@ -35,14 +35,14 @@ impl Exit {
     /// Returns the meaning, for the reference page and `doctor --help`.
     pub(crate) const fn meaning(self) -> &'static str {
         match self {
-            Self::Ok => "done, and nothing found that wants attention",
-            Self::Trouble => "done, and something wants attention, or what was asked for failed",
-            Self::Usage => "the command line is wrong, or names what does not exist",
+            Self::Ok => "success, no open problems",
+            Self::Trouble => "there are open problems, or the operation failed",
+            Self::Usage => "invalid command line, or an unknown name in it",
             Self::Unreachable => "the store, the cluster or a file could not be reached",
-            Self::Configuration => "a configuration, policy or profile file is wrong",
+            Self::Configuration => "invalid configuration, policy or profile file",
             Self::Passive => "another controller leads",
-            Self::NotConfirmed => "nothing was changed because nobody confirmed it (`--yes`)",
-            Self::Damaged => "the store is damaged or of a newer version, and was left as it is",
+            Self::NotConfirmed => "not confirmed (`--yes`); nothing was changed",
+            Self::Damaged => "the store is damaged or has a newer schema; it was not changed",
         }
     }
 }

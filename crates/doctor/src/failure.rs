@@ -26,7 +26,7 @@ pub(crate) enum Failure {
     Unopened { store: String, source: StoreError },
     #[error("there is no store at {0}")]
     NoStore(String),
-    #[error("the cluster could not be asked")]
+    #[error("the cluster query failed")]
     Backend(#[from] BackendError),
     #[error(transparent)]
     Share(#[from] ShareError),
@@ -88,27 +88,27 @@ impl Failure {
     pub(crate) fn hint(&self) -> Option<String> {
         Some(match self {
             Self::NoStore(_) => {
-                "run `doctor run` or `doctor serve` first, or name another one with --store or --config".to_owned()
+                "run `doctor run` or `doctor serve` first, or choose another store with --store or --config".to_owned()
             }
-            Self::Passive { .. } => "ask it with `doctor status`, stop it, or wait until its lease runs out".to_owned(),
+            Self::Passive { .. } => "`doctor status` shows it; stop it, or wait until its lease expires".to_owned(),
             Self::Unknown { known, .. } => format!("known: {known}"),
-            Self::NotConfirmed => "add --yes to do it".to_owned(),
+            Self::NotConfirmed => "add --yes to confirm".to_owned(),
             Self::Cluster { .. } => "`doctor fleet provision --example` prints a commented file".to_owned(),
             Self::Config(_) => {
                 "`doctor config check` reads all files; `doctor config init` writes commented defaults".to_owned()
             }
             Self::Store(error) | Self::Unopened { source: error, .. } if is_full(error) => {
-                "free some space where the store is; nothing was lost".to_owned()
+                "free disk space for the store; no data was lost".to_owned()
             }
             Self::Store(error) | Self::Unopened { source: error, .. } if is_read_only(error) => {
-                "let this user write the store's file and its directory".to_owned()
+                "give this user write permission for the store file and its directory".to_owned()
             }
             Self::Unopened { source: StoreError::Postgres { .. }, .. } => {
-                "see that the database is up and that the URL, user and password are right".to_owned()
+                "check that the database is running and that URL, user and password are correct".to_owned()
             }
             Self::Backend(error) => match error.effect {
                 doctor_backend::Effect::NoneGiveUp => return None,
-                _ => "try again; nothing is concluded from a cluster that does not answer".to_owned(),
+                _ => "retry; no node is classified while the cluster does not answer".to_owned(),
             },
             _ => return None,
         })

@@ -118,15 +118,15 @@ fn enroll(context: &Context, args: &EnrollArgs) -> Result<Exit> {
     let (by, at, nodes) = (args.signed.by(), moment_of_change(context, &store)?, named(&args.nodes));
     let known: Vec<NodeName> =
         store.agents()?.into_iter().filter(|agent| agent.revoked.is_none()).map(|agent| agent.node).collect();
-    let fate = |node: &NodeName| if known.contains(node) { "gets a new key; the old one ends" } else { "is enrolled" };
+    let fate = |node: &NodeName| if known.contains(node) { "gets a new key; the old one is revoked" } else { "is enrolled" };
     let (count, names) = (plural(nodes.len(), "agent"), hostlist::fold(&nodes));
     let change = Change {
         plan: format!("Would enroll {count} ({names}) to report to {controller}."),
         changes: nodes.iter().map(|node| format!("{node}: {}", fate(node))).collect(),
         done: format!("Enrolled {count} to report to {controller}."),
         next: match &args.out {
-            Some(out) => format!("put {}/NODE.key on each node as /etc/cluster-doctor/agent.key", out.display()),
-            None => "put each on its node as /etc/cluster-doctor/agent.key, mode 600".to_owned(),
+            Some(out) => format!("install {}/NODE.key on each node as /etc/cluster-doctor/agent.key", out.display()),
+            None => "install each on its node as /etc/cluster-doctor/agent.key, mode 600".to_owned(),
         },
         why: args.why.clone(),
         by: by.clone(),
@@ -198,21 +198,21 @@ fn address(asked: Option<&str>, agents: &Agents) -> Result<String> {
         (None, None, Some(listen)) if !listen.ip().is_unspecified() => format!("http://{listen}"),
         _ => {
             return usage(
-                "nobody says where agents reach the controller: set `url` under [agents] in the configuration, or name it \
-                 with --controller http://HOST:PORT"
+                "the URL for agents is not known: set `url` under [agents] in the configuration, or pass --controller \
+                 http://HOST:PORT"
                     .to_owned(),
             );
         }
     };
     match url.strip_prefix("http://") {
         Some(rest) if !rest.is_empty() => Ok(url),
-        _ => usage(format!("`{url}` is not an address such as http://controller:7443 (https is not spoken yet)")),
+        _ => usage(format!("`{url}` is not a URL such as http://controller:7443 (https is not supported)")),
     }
 }
 
 fn new_key() -> Result<RunKey> {
     let mut key = [0; 32];
-    getrandom::fill(&mut key).map_err(|error| Failure::Other(format!("asking the system for random bits: {error}")))?;
+    getrandom::fill(&mut key).map_err(|error| Failure::Other(format!("reading random bytes: {error}")))?;
     Ok(RunKey::new(key))
 }
 
@@ -245,10 +245,10 @@ fn revoke(context: &Context, args: &RevokeArgs) -> Result<Exit> {
     }
     let (count, names) = (plural(nodes.len(), "agent"), hostlist::fold(&nodes));
     let change = Change {
-        plan: format!("Would refuse whatever {count} ({names}) send from now on."),
-        changes: nodes.iter().map(|node| format!("{node}: its credential ends")).collect(),
+        plan: format!("Would reject further reports of {count} ({names})."),
+        changes: nodes.iter().map(|node| format!("{node}: its credential is revoked")).collect(),
         done: format!("Revoked {count}."),
-        next: format!("`doctor agent enroll {}` lets it report again", nodes[0]),
+        next: format!("`doctor agent enroll {}` enrolls it again", nodes[0]),
         why: args.why.clone(),
         by: by.clone(),
         at,
@@ -280,7 +280,7 @@ fn list(context: &Context, args: &ListArgs) -> Result<Exit> {
 pub(crate) fn note(agent: &AgentView) -> Option<String> {
     match (agent.state, agent.heard) {
         (AgentState::Silent, Some(heard)) => Some(format!("no report since {} UTC", clock(heard))),
-        (AgentState::NeverHeard, _) => Some("agent never heard".to_owned()),
+        (AgentState::NeverHeard, _) => Some("agent never reported".to_owned()),
         (AgentState::Reports, _) if !agent.skew.is_empty() => Some(format!("agent: {}", agent.skew.join(", "))),
         _ => None,
     }
@@ -293,8 +293,8 @@ pub(crate) fn words(agent: &AgentView, now: Timestamp) -> String {
         (AgentState::Silent, Some(heard), _) => {
             format!("no report since {} UTC ({})", clock(heard), ago(now, heard))
         }
-        (_, Some(heard), _) => format!("heard {}", ago(now, heard)),
-        _ => format!("never heard; enrolled {}", ago(now, agent.enrolled)),
+        (_, Some(heard), _) => format!("last report {}", ago(now, heard)),
+        _ => format!("never reported; enrolled {}", ago(now, agent.enrolled)),
     }];
     parts.extend(agent.program.as_ref().map(|program| format!("doctor-node {program}")));
     parts.extend(agent.skew.iter().cloned());
@@ -303,15 +303,15 @@ pub(crate) fn words(agent: &AgentView, now: Timestamp) -> String {
 
 fn table(page: &mut Page, agents: &[AgentView], now: Timestamp) {
     if agents.is_empty() {
-        page.line("No agents: `doctor agent enroll NODE` makes a credential for one.");
+        page.line("No agents: `doctor agent enroll NODE` creates a credential for one.");
         return;
     }
-    let mut table = Table::new(["NODE", "STATE", "BY", "HEARD", "PROGRAM", "SCHEMA", "POLICY", "DIFFERS"]);
+    let mut table = Table::new(["NODE", "STATE", "BY", "LAST REPORT", "PROGRAM", "SCHEMA", "POLICY", "DIFFERS"]);
     for agent in agents {
         let state = match agent.state {
-            AgentState::Reports => cell("reports").good(),
+            AgentState::Reports => cell("reporting").good(),
             AgentState::Silent => cell("silent").warn(),
-            AgentState::NeverHeard => cell("never heard").warn(),
+            AgentState::NeverHeard => cell("never reported").warn(),
             AgentState::Revoked => cell("revoked").faint(),
         };
         let or_dash = |text: Option<String>| cell(text.unwrap_or_else(|| "-".to_owned()));
@@ -371,7 +371,7 @@ mod tests {
         let silent = agent(Some(Span::minutes(16)), 1);
         assert_eq!(silent.state, AgentState::Silent);
         assert!(note(&silent).unwrap().starts_with("no report since "), "{silent:?}");
-        assert_eq!(note(&agent(None, 1)).as_deref(), Some("agent never heard"));
+        assert_eq!(note(&agent(None, 1)).as_deref(), Some("agent never reported"));
     }
 
     #[test]
@@ -388,7 +388,7 @@ mod tests {
         };
         let told = |asked: Option<&str>, agents: &Agents| address(asked, agents).ok();
         assert_eq!(told(None, &agents(Some("10.0.0.1:7443"), None)).as_deref(), Some("http://10.0.0.1:7443"));
-        assert_eq!(told(None, &agents(Some("0.0.0.0:7443"), None)), None, "nobody can call that");
+        assert_eq!(told(None, &agents(Some("0.0.0.0:7443"), None)), None, "an unspecified address is not reachable");
         assert_eq!(told(None, &agents(Some("0.0.0.0:1"), Some("http://ctl:1"))).as_deref(), Some("http://ctl:1"));
         assert_eq!(told(Some("http://x:1"), &agents(None, None)).as_deref(), Some("http://x:1"));
         assert_eq!(told(Some("https://x:1"), &agents(None, None)), None);

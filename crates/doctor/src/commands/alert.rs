@@ -72,7 +72,7 @@ fn test(context: &Context, args: &TestArgs) -> Result<Exit> {
     }
     let wanted = |name: &String| args.receivers.is_empty() || args.receivers.contains(name);
     let wanted: Vec<(&String, &Receiver)> = settings.receivers.iter().filter(|(name, _)| wanted(name)).collect();
-    let by = std::env::var("USER").unwrap_or_else(|_| "somebody".to_owned());
+    let by = std::env::var("USER").unwrap_or_else(|_| "unknown user".to_owned());
     let tries: Vec<Tried> = wanted
         .into_iter()
         .map(|(name, receiver)| {
@@ -83,8 +83,8 @@ fn test(context: &Context, args: &TestArgs) -> Result<Exit> {
     context.out.show(&tries, |page| {
         for tried in &tries {
             match &tried.trouble {
-                None => page.line(format!("{}: arrived", tried.receiver)),
-                Some(trouble) => page.line(format!("{}: did not arrive: {trouble}", tried.receiver)),
+                None => page.line(format!("{}: delivered", tried.receiver)),
+                Some(trouble) => page.line(format!("{}: not delivered: {trouble}", tried.receiver)),
             };
         }
     })?;
@@ -108,26 +108,26 @@ fn list(context: &Context, args: &ListArgs) -> Result<Exit> {
     };
     context.out.show(&view, |page| {
         for (receiver, waiting) in view.waiting.iter().filter(|(_, waiting)| waiting.notes > 0) {
-            let count = plural(usize::try_from(waiting.notes).unwrap_or(usize::MAX), "note");
-            page.line(format!("{receiver}: {count} for the next message"));
+            let count = plural(usize::try_from(waiting.notes).unwrap_or(usize::MAX), "event");
+            page.line(format!("{receiver}: {count} queued for the next message"));
         }
         if view.messages.is_empty() {
-            page.line(if args.all { "There have been no messages." } else { "Nothing waits and nothing was lost." });
+            page.line(if args.all { "No messages." } else { "No pending and no lost messages." });
             return;
         }
-        let mut table = Table::new(["RECEIVER", "STATE", "MADE (UTC)", "TRIES", "NEXT OR ENDED", "ABOUT", "TROUBLE"]);
+        let mut table = Table::new(["RECEIVER", "STATE", "CREATED (UTC)", "ATTEMPTS", "NEXT OR ENDED", "ABOUT", "ERROR"]);
         for row in &view.messages {
             table.row(cells(row, now));
         }
         page.table(&table);
-        page.line("`doctor alert test RECEIVER` tries whether one arrives now");
+        page.line("`doctor alert test RECEIVER` sends a test message");
     })?;
     Ok(if view.lost_within_a_day == 0 { Exit::Ok } else { Exit::Trouble })
 }
 
 fn cells(row: &MessageRow, now: doctor_core::time::Timestamp) -> Vec<Cell> {
     let state = match row.state {
-        MessageState::Waiting => cell("waiting").warn(),
+        MessageState::Waiting => cell("pending").warn(),
         MessageState::Delivered => cell("delivered"),
         MessageState::Lost => cell("lost").bad(),
     };

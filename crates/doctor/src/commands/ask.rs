@@ -35,7 +35,7 @@ pub(crate) struct TestArgs {
     #[arg(long, visible_alias = "suite", value_name = "TEST", value_delimiter = ',')]
     test: Vec<TestId>,
     /// Reason, recorded in the audit trail.
-    #[arg(long, value_name = "TEXT", default_value = "asked for on the command line")]
+    #[arg(long, value_name = "TEXT", default_value = "requested on the command line")]
     why: String,
     #[command(flatten)]
     signed: Signed,

@@ -24,7 +24,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let rows = store.audit(args.limit, args.node.as_ref())?;
     context.out.show(&rows, |page| {
         if rows.is_empty() {
-            page.line("Nothing has been done.");
+            page.line("No actions recorded.");
             return;
         }
         let mut table = Table::new(["AT (UTC)", "BY", "WHAT", "NODE", "WHY"]);

@@ -12,7 +12,7 @@ use crate::{
     output::{ago, clock, plural},
 };
 
-/// Show or close the circuit breaker, which limits how many nodes are taken out before an operator must look.
+/// Show or close the circuit breaker, which limits how many nodes are taken out before an operator must act.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -56,7 +56,7 @@ fn show(context: &Context) -> Result<Exit> {
         page.line(why(&view));
         page.line(match view.state {
             BreakerState::Open => {
-                "Findings are recorded and nothing is marked. Look, then `doctor breaker close --why …`."
+                "Findings are recorded; no node is taken out. Check the cause, then run `doctor breaker close --why …`."
             }
             BreakerState::Closed => "Nothing to do.",
         });

@@ -70,7 +70,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let from_node = if args.from_node {
         ask(context, &case.node)?
     } else {
-        Err("nobody asked for it (`doctor bundle --from-node`)".to_owned())
+        Err("not requested (`doctor bundle --from-node`)".to_owned())
     };
     let bytes = handoff::archive(&store, share.as_ref(), args.case, &from_node, more?)?;
     let path = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("case-{}.tar.gz", args.case)));
@@ -79,12 +79,12 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     context.out.show(&packed, |page| {
         page.line(format!("Wrote {} ({} KiB).", packed.path.display(), packed.bytes.div_ceil(1024)));
         if let (true, Err(why)) = (args.from_node, &from_node) {
-            page.line(format!("The node could not be asked: {why}."));
+            page.line(format!("The node sent no report: {why}."));
         }
         if share.is_none() {
-            page.line("The shared directory could not be read: there are no logs in it.");
+            page.line("The shared directory could not be read: the archive has no logs.");
         }
-        page.line("Look through it before you give it away: what has no form of a secret cannot be known for one.");
+        page.line("Review it before you share it: only text that looks like a secret is removed.");
     })?;
     Ok(Exit::Ok)
 }
@@ -94,7 +94,7 @@ fn ask(context: &Context, node: &NodeName) -> Result<FromNode> {
     let world = World::open(context.loaded()?)?;
     let mut random = [0; 8];
     getrandom::fill(&mut random)
-        .map_err(|error| Failure::Other(format!("asking the system for random bits: {error}")))?;
+        .map_err(|error| Failure::Other(format!("reading random bytes: {error}")))?;
     let mut ids = IdSource::new(u64::from_le_bytes(random));
     ids.at(world.clock.now());
     let op = ids.op();
@@ -104,7 +104,7 @@ fn ask(context: &Context, node: &NodeName) -> Result<FromNode> {
             Reported::Taken(report) => return Ok(Ok(*report)),
             Reported::Failed { text } => return Ok(Err(text)),
             Reported::UnderWay if began.elapsed() > PATIENCE => {
-                return Ok(Err(format!("the node was not done with it within {} minutes", PATIENCE.as_secs() / 60)));
+                return Ok(Err(format!("the node did not finish it within {} minutes", PATIENCE.as_secs() / 60)));
             }
             Reported::UnderWay => std::thread::sleep(PAUSE),
         }

@@ -46,10 +46,10 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     cases.truncate(args.limit as usize);
     context.out.show(&cases, |page| {
         if cases.is_empty() {
-            page.line(if args.all { "There have been no cases." } else { "No case is open; --all shows closed ones." });
+            page.line(if args.all { "No cases." } else { "No open cases; --all shows closed ones." });
             return;
         }
-        let mut table = Table::new(["CASE", "NODE", "STATE", "SEVERITY", "RUNG", "OPENED (UTC)", "WHAT"]);
+        let mut table = Table::new(["CASE", "NODE", "STATE", "SEVERITY", "REPAIR STEP", "OPENED (UTC)", "WHAT"]);
         for case in &cases {
             table.row(row(case));
         }
@@ -61,7 +61,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 
 fn row(case: &Case) -> Vec<Cell> {
     let state = match &case.state {
-        doctor_core::case::CaseState::Open if case.waits_for_person() => cell("waits for a person").warn(),
+        doctor_core::case::CaseState::Open if case.waits_for_person() => cell("waits for an operator").warn(),
         doctor_core::case::CaseState::Open => cell("open").warn(),
         doctor_core::case::CaseState::Closed { how, .. } => cell(how.code()),
     };
@@ -73,6 +73,6 @@ fn row(case: &Case) -> Vec<Cell> {
         cell(case.severity.code()),
         cell(case.rung.code()),
         cell(clock(case.opened)),
-        cell(worst.map_or("asked by an operator", |finding| finding.text.as_str())),
+        cell(worst.map_or("requested by an operator", |finding| finding.text.as_str())),
     ]
 }

@@ -61,13 +61,13 @@ fn init(context: &Context, dir: &Path) -> Result<Exit> {
     let service = default_text().replacen("# policy = \"policy.toml\"", "policy = \"policy.toml\"", 1);
     let files = [(dir.join("doctor.toml"), service.as_str()), (dir.join("policy.toml"), Policy::DEFAULT_TEXT)];
     std::fs::create_dir_all(dir).map_err(|source| Failure::File {
-        operation: "making",
+        operation: "creating",
         path: dir.to_owned(),
         source,
     })?;
     if let Some((path, _)) = files.iter().find(|(path, _)| path.exists()) {
         return Err(Failure::Usage(format!(
-            "{} is there already and is not overwritten: name another directory",
+            "{} exists and is not overwritten: choose another directory",
             path.display()
         )));
     }
@@ -114,7 +114,7 @@ fn check(context: &Context, live: bool) -> Result<Exit> {
         remarks.push(absent.to_owned());
     }
     if loaded.settings.tests.is_empty() {
-        remarks.push("no test is enabled: nothing will ever be tested".to_owned());
+        remarks.push("no test is enabled: nothing will be tested".to_owned());
     }
     let view = Checked {
         configuration: loaded.place.to_string(),
@@ -126,11 +126,11 @@ fn check(context: &Context, live: bool) -> Result<Exit> {
         live: live.then(|| live::inspect(context, loaded)).transpose()?,
     };
     context.out.show(&view, |page| {
-        page.line(format!("{} is good.", view.configuration));
+        page.line(format!("{} is valid.", view.configuration));
         let policy =
             view.policy.as_ref().map_or_else(|| "the built-in policy".to_owned(), |path| path.display().to_string());
         page.line(format!(
-            "It means {policy}, {}, tests {}, {}.",
+            "It uses {policy}, {}, tests {}, {}.",
             plural(view.profiles, "profile"),
             list(&view.tests),
             plural(view.rules, "rule")

@@ -49,7 +49,7 @@ impl Signed {
     pub(crate) fn by(&self) -> String {
         let env = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
         let named = self.by.clone().or_else(|| env("SUDO_USER")).or_else(|| env("USER")).or_else(|| env("LOGNAME"));
-        named.unwrap_or_else(|| "somebody without a name".to_owned())
+        named.unwrap_or_else(|| "unknown user".to_owned())
     }
 
     /// Prepares an operator command, asks for confirmation, stores the command and reports it. `order` receives the
@@ -126,7 +126,7 @@ impl Signed {
         if !io::stdin().is_terminal() {
             return Err(Failure::NotConfirmed);
         }
-        write!(err, "Do it? [y/N] ")?;
+        write!(err, "Proceed? [y/N] ")?;
         err.flush()?;
         let mut answer = String::new();
         io::stdin().lock().read_line(&mut answer)?;

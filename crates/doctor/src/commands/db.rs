@@ -46,8 +46,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
             let view = serde_json::json!({ "backup": file });
             context.out.show(&view, |page| {
                 page.line(format!("Wrote a backup to {}.", file.display()));
-                page.line("It is one whole copy of the store as it was when this began.");
-                page.line("`doctor db restore` brings it into an empty store, of either kind.");
+                page.line("It is a consistent copy of the store as of the start of the backup.");
+                page.line("`doctor db restore` restores it into an empty store, SQLite or PostgreSQL.");
             })?;
             Ok(Exit::Ok)
         }
@@ -63,10 +63,10 @@ fn restore(context: &Context, args: &RestoreArgs) -> Result<Exit> {
     let url = context.config()?.store.to_string();
     let file = args.file.display();
     let change = Change {
-        plan: format!("Would fill the store {url} from {file}."),
-        changes: vec![format!("{url}: everything that is in {file}")],
+        plan: format!("Would restore {file} into the store {url}."),
+        changes: vec![format!("{url}: all data of {file}")],
         done: format!("Restored {file} into {url}."),
-        next: "start the controller: marks of ours that the backup does not know are adopted, and none is removed"
+        next: "start the controller: it adopts marks that the backup does not know and removes none"
             .to_owned(),
         why: "restore".to_owned(),
         by: args.signed.by(),
@@ -78,14 +78,14 @@ fn restore(context: &Context, args: &RestoreArgs) -> Result<Exit> {
 fn show(context: &Context, verified: &Verified) -> Result<Exit> {
     context.out.show(verified, |page| {
         page.line(match verified.troubles.len() {
-            0 => "The store is sound.".to_owned(),
-            1 => "One thing in the store is wrong.".to_owned(),
-            n => format!("{n} things in the store are wrong."),
+            0 => "The store is consistent.".to_owned(),
+            1 => "1 problem in the store.".to_owned(),
+            n => format!("{n} problems in the store."),
         });
         for trouble in &verified.troubles {
             page.line(format!("  ! {trouble}"));
         }
-        page.line(format!("Looked at: {}.", verified.checked.join(", ")));
+        page.line(format!("Checked: {}.", verified.checked.join(", ")));
         if !verified.is_sound() {
             page.line("Stop the controller and restore the last good backup into another store (`doctor db restore`).");
         }

@@ -78,9 +78,9 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 /// Plays the past, then continues behind the API.
 fn serve(context: &Context, args: &Args, demo: &Demo) -> Result<Exit> {
     if !(1.0..=100_000.0).contains(&args.speed) {
-        return Err(Failure::Usage(format!("a speed of {} is not between 1 and 100000", args.speed)));
+        return Err(Failure::Usage(format!("--speed is {}, expected 1 to 100000", args.speed)));
     }
-    let stop = stop_flag().map_err(|error| Failure::Other(format!("watching for signals: {error}")))?;
+    let stop = stop_flag().map_err(|error| Failure::Other(format!("installing signal handlers: {error}")))?;
     let played = demo.play_and_go_on(&mut std::io::stdout().lock());
     let (shown, mut going_on) = played.map_err(|error| Failure::Other(error.to_string()))?;
     let (wake, audience) = (Arc::new(Wake::default()), Arc::new(Audience::default()));
@@ -96,10 +96,10 @@ fn serve(context: &Context, args: &Args, demo: &Demo) -> Result<Exit> {
     let (url, store) = (format!("http://{}/api/v1/", web.address()), shown.store.display().to_string());
     let told = serde_json::json!({ "url": url, "store": store, "speed": args.speed });
     context.out.show(&told, |page| {
-        page.line(format!("A simulated cluster of {} nodes goes on at {} times real time.", args.nodes, args.speed));
-        page.line(format!("Look at http://{}/ with a browser, or ask the API at {url}", web.address()));
+        page.line(format!("A simulated cluster of {} nodes runs at {} times real time.", args.nodes, args.speed));
+        page.line(format!("Dashboard: http://{}/, API: {url}", web.address()));
         page.line(format!(
-            "It may be read until somebody needs a token: `doctor token create me --role operator --store {store}`."
+            "Read-only. To allow actions, create a token: `doctor token create me --role operator --store {store}`"
         ));
     })?;
     going_on.go_on(args.speed, audience, &wake, &stop).map_err(|error| Failure::Other(error.to_string()))?;
@@ -139,12 +139,12 @@ fn text(page: &mut Page, shown: &Shown) {
         coverage.row([cell(test.as_str()), cell(percent(Some(share * 100.0)))]);
     }
     page.table(&coverage);
-    page.heading("Look into it");
+    page.heading("Explore it");
     let store = shown.store.display();
     for command in ["status", "nodes", "cases --all", "why NODE", "history --limit 20", "report --since 7d"] {
         page.line(format!("  doctor {command} --store {store}"));
     }
-    page.line("  doctor demo --serve goes on from there, behind the dashboard");
+    page.line("  doctor demo --serve continues as a live cluster with the dashboard");
 }
 
 fn headline(score: &Score) -> String {
@@ -152,7 +152,7 @@ fn headline(score: &Score) -> String {
         .median_hours_to_detect
         .map_or_else(String::new, |hours| format!(", half of them within {hours:.1} hours"));
     format!(
-        "{} of {} faults were found before users met them{speed}, on {} nodes in {} days.",
+        "{} of {} faults were found before users hit them{speed}, on {} nodes in {} days.",
         score.faults_found, score.faults_injected, score.nodes, score.virtual_days
     )
 }

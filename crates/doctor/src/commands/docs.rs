@@ -33,8 +33,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         let old: Vec<String> = files.iter().filter(differs).map(|(path, _)| path.display().to_string()).collect();
         context.out.show(&serde_json::json!({ "differ": old }), |page| {
             match old.len() {
-                0 => page.line("The files made from the code say what the code says."),
-                _ => page.line(format!("These differ from the code: {}. `doctor docs` writes them.", old.join(", "))),
+                0 => page.line("The generated files are up to date."),
+                _ => page.line(format!("These files are out of date: {}. `make docs` regenerates them.", old.join(", "))),
             };
         })?;
         return Ok(if old.is_empty() { Exit::Ok } else { Exit::Trouble });

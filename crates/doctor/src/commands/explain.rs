@@ -81,10 +81,10 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         }
         // `dcgm` without a number is the test of that name.
         (Some(family), None) if number::FAMILIES.contains(&family) && explain(own, family).is_none() => {
-            return Err(Failure::Usage(format!("which one? Such as `doctor explain {family} 79`")));
+            return Err(Failure::Usage(format!("the number is missing, such as `doctor explain {family} 79`")));
         }
         (Some(name), Some(_)) => {
-            return Err(Failure::Usage(format!("a number stands only behind xid, sxid or dcgm, not behind `{name}`")));
+            return Err(Failure::Usage(format!("only xid, sxid and dcgm take a number, not `{name}`")));
         }
         (Some(name), None) => {
             explain(own, name).or_else(|| explain(&simulated, name)).ok_or_else(|| unknown(own, name))?
@@ -171,7 +171,7 @@ fn text(page: &mut Page, explained: &Explained<'_>) {
             match settings {
                 Some(test) => in_force(page, test, params),
                 None => {
-                    page.line("  switched off by the policy (`enabled = false`)");
+                    page.line("  disabled by the policy (`enabled = false`)");
                 }
             }
             page.heading("Rules");
@@ -182,7 +182,7 @@ fn text(page: &mut Page, explained: &Explained<'_>) {
         Explained::Rule { rule } => {
             page.line(format!("Rule {} of check {}.", rule.id, rule.check));
             show_rule(page, rule);
-            page.line(format!("`doctor explain {}` tells what the check is about.", rule.check));
+            page.line(format!("`doctor explain {}` describes the check.", rule.check));
         }
         Explained::Reason { code, meanings, rules } => {
             for meaning in meanings {
@@ -192,7 +192,7 @@ fn text(page: &mut Page, explained: &Explained<'_>) {
                 }
             }
             for rule in rules {
-                page.line(format!("{code} is what rule {} of {} says:", rule.id, rule.check));
+                page.line(format!("{code} is the reason of rule {} of check {}:", rule.id, rule.check));
                 show_rule(page, rule);
             }
         }
@@ -201,14 +201,14 @@ fn text(page: &mut Page, explained: &Explained<'_>) {
             for suite in suites {
                 let when = match suite.every {
                     Some(every) => format!("run by the controller when the last result is older than {every}"),
-                    None => "run when asked for".to_owned(),
+                    None => "run on request".to_owned(),
                 };
                 page.line(format!("Suite {}: {}; {when}.", suite.name, list(suite.tests)));
             }
             page.line(
-                "A suite's name stands for its tests in `doctor test --suite`, `doctor-node test`, `doctor-node job`",
+                "A suite's name can be used for its tests in `doctor test --suite`, `doctor-node test`, `doctor-node job`",
             );
-            page.line("and `repair.proving`; `[suites.NAME]` in the policy changes one or adds one.");
+            page.line("and `repair.proving`; `[suites.NAME]` in the policy changes or adds one.");
         }
         Explained::Contents { suites, checks, rules, reasons } => {
             page.line(format!("Suites: {}", list(suites)));
@@ -222,21 +222,21 @@ fn text(page: &mut Page, explained: &Explained<'_>) {
 
 fn in_force(page: &mut Page, test: &TestPolicy, params: &serde_json::Value) {
     page.line(format!(
-        "  a result is good for {}; a run over {} is cancelled; usually takes {}",
+        "  a result is valid for {}; a run over {} is cancelled; usually takes {}",
         test.cutoff, test.limit, test.usual
     ));
     page.line(format!(
         "  {}",
-        if test.exclusive { "needs the node to itself" } else { "rides along with other tests" }
+        if test.exclusive { "needs the node to itself" } else { "runs together with other tests" }
     ));
     if !test.routine {
-        page.line("  runs when it is asked for, or to prove a node that was repaired");
+        page.line("  runs on request, or to requalify a repaired node");
     }
     if let Some(at_once) = test.at_once {
-        page.line(format!("  at most {at_once} at a time over the whole cluster"));
+        page.line(format!("  at most {at_once} at a time in the whole cluster"));
     }
     if !test.shares.is_empty() {
-        page.line(format!("  loads what is shared: {}", list(&test.shares)));
+        page.line(format!("  loads shared resources: {}", list(&test.shares)));
     }
     if let Some(pools) = &test.pools {
         page.line(format!("  only in pools {}", list(pools)));

@@ -51,7 +51,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     };
     context.out.show(&rows, |page| {
         if rows.is_empty() {
-            page.line("No results. A node that was never tested is not a healthy one; `doctor status` shows coverage.");
+            page.line("No results. A node without results is untested, not healthy; `doctor status` shows coverage.");
             return;
         }
         page.table(&table(&rows));
@@ -65,7 +65,7 @@ fn table(rows: &[HistoryRow]) -> Table {
     for row in rows {
         // Untrusted imported results have no run here.
         let run = match (row.run, row.untrusted) {
-            (_, true) => "imported, not believed".to_owned(),
+            (_, true) => "imported, untrusted".to_owned(),
             (Some(run), false) => run.to_string(),
             (None, false) => "-".to_owned(),
         };
@@ -87,7 +87,7 @@ fn table(rows: &[HistoryRow]) -> Table {
 pub(crate) fn past(text: &str, now: Timestamp) -> Result<Timestamp> {
     text.parse::<Span>().map(|span| now.minus(span)).or_else(|_| text.parse::<Timestamp>()).map_err(|_| {
         Failure::Usage(format!(
-            "`{text}` is neither a length such as \"7d\" nor a moment such as \"2026-11-15T08:00:00Z\""
+            "`{text}` is neither a duration such as \"7d\" nor a time such as \"2026-11-15T08:00:00Z\""
         ))
     })
 }

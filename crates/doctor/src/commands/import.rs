@@ -38,7 +38,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         return profiles::run(context, args);
     }
     let (by, at) = (args.signed.by(), SystemClock.now());
-    let how = if args.trust { "as results that count" } else { "as history that is not believed" };
+    let how = if args.trust { "as trusted results" } else { "as untrusted history" };
     let mut change = Change {
         plan: format!("Would import {} {how}.", plural(args.files.len(), "file")),
         changes: args.files.iter().map(|file| file.display().to_string()).collect(),

@@ -160,7 +160,7 @@ fn say(context: &Context, record: &RunRecord, found: bool, logs: &[Growing]) -> 
     if !found {
         let path = logs.first().map_or_else(String::new, |log| log.path.display().to_string());
         context.out.print(&format!(
-            "Run {} has left no log.\nIt is {} and was planned at {} UTC; the log would be {path}.\n",
+            "Run {} has no log.\nIt is {} and was planned at {} UTC; expected log file: {path}.\n",
             record.run.id,
             state(record),
             clock(record.run.planned)

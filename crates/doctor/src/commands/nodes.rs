@@ -54,11 +54,11 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 
 fn text(page: &mut Page, rows: &[Row], tests: &[&str], now: Timestamp, seen: Option<Timestamp>) {
     if rows.is_empty() {
-        page.line("No nodes: no cycle has looked at the cluster yet. `doctor run` does.");
+        page.line("No nodes: no cycle has observed the cluster yet. Run `doctor run`.");
         return;
     }
     let columns = tests.len() <= MOST_COLUMNS;
-    let mut header = vec!["NODE", "POOL", "LIFE", "USE"];
+    let mut header = vec!["NODE", "POOL", "STATE", "USE"];
     let upper: Vec<String> = tests.iter().map(|test| test.to_uppercase()).collect();
     if columns {
         header.extend(upper.iter().map(String::as_str));
@@ -87,7 +87,7 @@ fn text(page: &mut Page, rows: &[Row], tests: &[&str], now: Timestamp, seen: Opt
     }
     page.table(&table);
     let seen =
-        seen.map_or_else(|| "the cluster was never seen".to_owned(), |seen| format!("cluster seen {}", ago(now, seen)));
+        seen.map_or_else(|| "cluster never observed".to_owned(), |seen| format!("cluster observed {}", ago(now, seen)));
     page.line(format!("{}; {seen}", plural(rows.len(), "node")));
 }
 

@@ -61,7 +61,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 
 fn text(page: &mut Page, view: &PlanView, all: bool) {
     page.line(format!(
-        "The next cycle would take {} and pass over {}.",
+        "The next cycle would take {} and skip {}.",
         plural(view.actions.len(), "action"),
         plural(view.passed_over.len(), "node")
     ));
@@ -76,7 +76,7 @@ fn text(page: &mut Page, view: &PlanView, all: bool) {
     if view.passed_over.is_empty() {
         return;
     }
-    page.heading("Passed over");
+    page.heading("Skipped");
     if all {
         let mut table = Table::new(["NODE", "CODE", "WHY"]).indent(2);
         for row in &view.passed_over {
@@ -95,5 +95,5 @@ fn text(page: &mut Page, view: &PlanView, all: bool) {
         table.row([cell(count.to_string()), cell(code), cell(means.map_or("", |meaning| meaning.means))]);
     }
     page.table(&table);
-    page.line("  --all names them.");
+    page.line("  --all lists them.");
 }

@@ -75,7 +75,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
             page.line(format!("and {more} more; --limit shows them"));
         }
         page.line(format!(
-            "{} since {} judged again by policy version {}: {} would differ, {} would not. Nothing was changed.",
+            "{} since {} reclassified with policy version {}: {} would differ, {} would not. Nothing was changed.",
             plural(usize::try_from(rejudged.judged).unwrap_or(usize::MAX), "result"),
             clock(since),
             settings.policy.version,
@@ -83,7 +83,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
             rejudged.same,
         ));
         for (why, count) in &rejudged.passed_over {
-            page.line(format!("{count} could not be judged again: {why}"));
+            page.line(format!("{count} could not be reclassified: {why}"));
         }
     })?;
     Ok(if rejudged.differs.is_empty() { Exit::Ok } else { Exit::Trouble })
@@ -98,7 +98,7 @@ fn by_other_policy(settings: &Settings, path: &PathBuf) -> Result<Settings> {
 }
 
 fn table<'a>(differences: impl Iterator<Item = &'a Difference>) -> Table {
-    let mut table = Table::new(["AT (UTC)", "NODE", "TEST", "WAS", "BECAUSE", "WOULD BE", "BECAUSE", "WHY"]);
+    let mut table = Table::new(["AT (UTC)", "NODE", "TEST", "WAS", "REASON", "WOULD BE", "REASON", "WHY"]);
     let because = |said: &Said| match said.severity {
         Some(severity) => cell(format!("{} ({severity})", said.reason)),
         None => cell(said.reason.as_str()),

@@ -77,7 +77,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         (Some(page), None) => context.out.print(&page.of(&view)?)?,
         (None, None) => context.out.show(&view, |page| text(page, &view))?,
         (None, Some(_)) => {
-            return Err(Failure::Usage("--out wants --format html, markdown or json".to_owned()));
+            return Err(Failure::Usage("--out requires --format html, markdown or json".to_owned()));
         }
     }
     Ok(Exit::Ok)
@@ -91,7 +91,7 @@ fn text(page: &mut Page, view: &ReportView) {
     page.field("not started", counted(&view.not_started));
     page.field("incomplete", counted(&view.incomplete));
     page.field("skipped", counted(&view.skipped));
-    page.field("busy", format!("{} now; {} of unknown use", view.busy, view.unknown));
+    page.field("busy", format!("{} now; {} with unknown occupancy", view.busy, view.unknown));
     page.field("overdue", overdue(view));
     page.field("cases", format!("{} open, {} findings open", view.cases_open, view.open_findings));
     page.heading("Results");

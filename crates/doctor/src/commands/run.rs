@@ -93,7 +93,7 @@ fn cycles(controller: &mut Controller, args: &Args, view: &mut RunView) -> Resul
 
 fn text(page: &mut Page, view: &RunView) {
     page.line(format!(
-        "{} over {}: {}, {} taken in, {} running.",
+        "{} over {}: {}, {} received, {} running.",
         plural(view.cycles as usize, "cycle"),
         plural(view.nodes, "node"),
         plural(view.actions.len(), "action"),
@@ -113,12 +113,12 @@ fn text(page: &mut Page, view: &RunView) {
         page.blank();
     }
     page.line(if view.running > 0 {
-        "Next: `doctor run --wait`, or `doctor serve`, takes the results in."
+        "Next: `doctor run --wait`, or `doctor serve`, receives the results."
     } else {
-        "Next: `doctor nodes` shows where nodes stand."
+        "Next: `doctor nodes` shows the state of the nodes."
     });
     if view.rejected > 0 {
-        page.line(format!("{} turned away: see rejected/ on the share.", plural(view.rejected, "result")));
+        page.line(format!("{} rejected: see rejected/ in the shared directory.", plural(view.rejected, "result")));
     }
 }
 

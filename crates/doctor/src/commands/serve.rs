@@ -54,7 +54,7 @@ const SHORT: Duration = Duration::from_millis(500);
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     doctor_engine::memory::be_frugal();
     let traces = log_to_stderr(&context.config()?.telemetry)?;
-    let stop = stop_flag().map_err(|source| Failure::Other(format!("watching for signals: {source}")))?;
+    let stop = stop_flag().map_err(|source| Failure::Other(format!("installing signal handlers: {source}")))?;
     let store = context.make_store()?;
     let mut loaded = context.loaded()?.clone();
     let share = context.share()?;
@@ -63,13 +63,13 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let controller = Controller::new(&loaded, store, share, world, serving)?;
     tracing::info!(configuration = %loaded.place, store = %loaded.config.store, cycle = %loaded.config.cycle, "started");
     if let Some(door) = &controller.door {
-        tracing::info!(at = %door.address(), "agents may report");
+        tracing::info!(at = %door.address(), "agent endpoint listening");
     }
     if let Some(scraped) = &controller.scraped {
-        tracing::info!(at = %scraped.address(), "Prometheus may ask");
+        tracing::info!(at = %scraped.address(), "metrics endpoint listening");
     }
     if let Some(web) = &controller.web {
-        tracing::info!(at = %web.address(), "the API answers");
+        tracing::info!(at = %web.address(), "API listening");
     }
     let mut service = Service { controller, said: Said::default(), tidied: None, reporter: Reporter::default() };
     // Memory used for the start is not needed again.
@@ -98,7 +98,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 /// Sets up logging to standard error, and traces to a collector if one is configured.
 fn log_to_stderr(telemetry: &TelemetrySettings) -> Result<Option<Traces>> {
     let started = Traces::start(telemetry, &store::this_process());
-    let started = started.map_err(|error| Failure::Other(format!("starting the thread that sends traces: {error}")))?;
+    let started = started.map_err(|error| Failure::Other(format!("starting the trace export thread: {error}")))?;
     let (traces, layer) = started.unzip();
     let wanted = std::env::var("DOCTOR_LOG").ok().and_then(|wanted| wanted.parse().ok());
     let filter: Targets = wanted.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
@@ -168,18 +168,19 @@ impl Service {
                 if alerts != loaded.config.alerts
                     && let Err(error) = self.controller.set_alerts(&loaded.config.alerts)
                 {
-                    tracing::error!("{error}");
+                    tracing::error!(%error, "restart of alert delivery failed");
                 }
                 self.controller.engine.set_settings(loaded.settings.clone());
                 self.controller.engine.set_remark(None);
-                tracing::info!(policy = loaded.settings.policy.version, "the changed configuration is in force");
+                tracing::info!(policy = loaded.settings.policy.version, "configuration reloaded");
                 if !after_restart.is_empty() {
-                    tracing::warn!(settings = after_restart.join(", "), "these changes are used after a restart");
+                    tracing::warn!(settings = after_restart.join(", "), "restart needed to apply changed settings");
                 }
             }
             Reloaded::Bad(error) => {
-                let text = format!("the changed configuration is not used, the last good one is: {}", chain(&error));
-                tracing::warn!("{text}");
+                let error = chain(&error);
+                tracing::warn!(%error, "configuration reload failed, the last valid configuration stays in force");
+                let text = format!("configuration reload failed, the last valid configuration stays in force: {error}");
                 self.controller.engine.set_remark(Some(text));
             }
         }
@@ -194,10 +195,10 @@ impl Service {
         match self.controller.cycle(self.every(loaded)) {
             Ok(report) => {
                 if self.said.passive.take().is_some() {
-                    tracing::info!("leading now");
+                    tracing::info!("this controller leads now");
                 }
                 if self.said.store.take().is_some() {
-                    tracing::info!("the store answers again");
+                    tracing::info!("store available again");
                 }
                 self.tell(&report);
                 self.tidy(loaded);
@@ -214,8 +215,8 @@ impl Service {
                 let failure = Failure::Store(error);
                 let text = failure.chain();
                 if self.said.store.as_ref() != Some(&text) {
-                    let hint = failure.hint().unwrap_or_else(|| "tried again in the next cycle".to_owned());
-                    tracing::error!(%hint, "{text}");
+                    let hint = failure.hint().unwrap_or_else(|| "the next cycle retries".to_owned());
+                    tracing::error!(error = %text, %hint, "store failed");
                     self.said.store = Some(text);
                 }
             }
@@ -228,7 +229,7 @@ impl Service {
             tracing::warn!("{trouble}");
         }
         if report.troubles.is_empty() && !self.said.troubles.is_empty() {
-            tracing::info!("the trouble is over");
+            tracing::info!("problems resolved");
         }
         self.said.troubles.clone_from(&report.troubles);
         if !report.actions.is_empty() || report.results > 0 || report.rejected > 0 {
@@ -252,10 +253,10 @@ impl Service {
         match self.controller.engine.prune(loaded.config.retention) {
             Ok(pruned) if pruned.history_rows + pruned.evidence_rows > 0 || !pruned.logs.is_empty() => {
                 let (history, evidence, logs) = (pruned.history_rows, pruned.evidence_rows, pruned.logs.len());
-                tracing::info!(history, evidence, logs, "forgot what was too old");
+                tracing::info!(history, evidence, logs, "expired data removed");
             }
             Ok(_) => {}
-            Err(error) => tracing::warn!("removing what is too old: {}", chain(&error)),
+            Err(error) => tracing::warn!(error = %chain(&error), "removal of expired data failed"),
         }
     }
 }

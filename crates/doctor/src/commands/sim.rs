@@ -168,7 +168,7 @@ fn compared(page: &mut Page, rows: &[Row], args: &CompareArgs, world: &WorldConf
 }
 
 fn serve(context: &Context, args: &ServeArgs) -> Result<Exit> {
-    let stop = stop_flag().map_err(|error| Failure::Other(format!("watching for signals: {error}")))?;
+    let stop = stop_flag().map_err(|error| Failure::Other(format!("installing signal handlers: {error}")))?;
     let mut world = match &args.world {
         Some(path) => {
             let text =

@@ -34,9 +34,9 @@ fn text(page: &mut Page, view: &StatusView) {
         .map(|(_, n)| n)
         .sum();
     let attention = match view.troubles.len() {
-        0 => "nothing wants attention".to_owned(),
-        1 => "one thing wants attention".to_owned(),
-        n => format!("{n} things want attention"),
+        0 => "no open problems".to_owned(),
+        1 => "1 open problem".to_owned(),
+        n => format!("{n} open problems"),
     };
     page.line(format!("{}, {out} out of service; {attention}.", plural(nodes.total as usize, "node")));
     for trouble in &view.troubles {
@@ -48,7 +48,7 @@ fn text(page: &mut Page, view: &StatusView) {
     page.field("mode", view.mode.code());
     page.field("nodes", counts(view));
     let lives = nodes.lives.iter().filter(|(_, count)| *count > 0).map(|(life, count)| format!("{count} {life}"));
-    page.field("lives", list(lives));
+    page.field("states", list(lives));
     let running = &view.running;
     let waiting = running.planned + running.pending;
     page.field(
@@ -66,7 +66,7 @@ fn text(page: &mut Page, view: &StatusView) {
         format!("{}, {} taken out within the hour", view.breaker.state, view.breaker.taken_out.len()),
     );
     page.field("agents", agents(view));
-    page.field("rejected", format!("{} results turned away", view.rejected));
+    page.field("rejected", format!("{} results", view.rejected));
     page.heading("Coverage (a pass or fail within the cut-off)");
     page.table(&coverage(&view.coverage));
 }
@@ -74,17 +74,17 @@ fn text(page: &mut Page, view: &StatusView) {
 fn leader(view: &StatusView) -> String {
     match &view.leader {
         LeaderView::Leads { by, until } => format!("{by} leads (lease until {} UTC)", clock(*until)),
-        LeaderView::Lost { by, since } => format!("nobody; {by} was lost {}", ago(view.at, *since)),
-        LeaderView::Nobody => "nobody leads".to_owned(),
+        LeaderView::Lost { by, since } => format!("none; {by} was lost {}", ago(view.at, *since)),
+        LeaderView::Nobody => "none leads".to_owned(),
     }
 }
 
 fn cycle(view: &StatusView) -> String {
-    let Some(cycle) = &view.last_cycle else { return "there has been none".to_owned() };
+    let Some(cycle) = &view.last_cycle else { return "none yet".to_owned() };
     let took = cycle.took.map_or_else(|| "not finished".to_owned(), |took| format!("took {took}"));
     let seen = view
         .seen
-        .map_or_else(|| "the cluster was never seen".to_owned(), |seen| format!("cluster seen {}", ago(view.at, seen)));
+        .map_or_else(|| "cluster never observed".to_owned(), |seen| format!("cluster observed {}", ago(view.at, seen)));
     format!("{} ({}), {took}, {} actions; {seen}", ago(view.at, cycle.at), clock(cycle.at), cycle.actions)
 }
 
@@ -103,7 +103,7 @@ fn counts(view: &StatusView) -> String {
 fn agents(view: &StatusView) -> String {
     match (view.silent.agents, view.silent.silent.len()) {
         (0, _) => "none expected".to_owned(),
-        (agents, 0) => format!("{agents}, all heard"),
+        (agents, 0) => format!("{agents}, all reporting"),
         (agents, silent) => {
             format!("{silent} of {agents} silent: {}", doctor_core::hostlist::fold(&view.silent.silent))
         }

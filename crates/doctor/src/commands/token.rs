@@ -43,7 +43,7 @@ struct CreateArgs {
     #[arg(long, value_name = "LENGTH", default_value = "90d")]
     expires: Span,
     /// Reason, recorded in the audit trail.
-    #[arg(long, value_name = "TEXT", default_value = "asked for on the command line")]
+    #[arg(long, value_name = "TEXT", default_value = "requested on the command line")]
     why: String,
     #[command(flatten)]
     signed: Signed,
@@ -85,7 +85,7 @@ fn create(context: &Context, args: &CreateArgs) -> Result<Exit> {
         return Err(Failure::Usage(text));
     }
     if args.expires <= Span::ZERO {
-        return Err(Failure::Usage("a token lasts for a while: --expires 30d".to_owned()));
+        return Err(Failure::Usage("--expires must be longer than zero, such as 30d".to_owned()));
     }
     let store = context.make_store()?;
     // Tokens expire in real time, even if the cluster is simulated.
@@ -93,16 +93,16 @@ fn create(context: &Context, args: &CreateArgs) -> Result<Exit> {
     let expires = at.plus(args.expires);
     let (name, role) = (&args.name, args.role);
     let change = Change {
-        plan: format!("Would make the token {name} for a {role}, until {} UTC.", clock(expires)),
+        plan: format!("Would create the token {name} with the role {role}, valid until {} UTC.", clock(expires)),
         changes: vec![format!("{name}: {role} until {} UTC", clock(expires))],
-        done: format!("Made the token {name} for a {role}, until {} UTC.", clock(expires)),
-        next: "keep it where nobody else reads it: it is not shown again".to_owned(),
+        done: format!("Created the token {name} with the role {role}, valid until {} UTC.", clock(expires)),
+        next: "store it in a safe place: it is not shown again".to_owned(),
         why: args.why.clone(),
         by: by.clone(),
         at,
     };
     args.signed.confirm(&change)?;
-    let token = new_token().map_err(|error| Failure::Other(format!("asking the system for random bits: {error}")))?;
+    let token = new_token().map_err(|error| Failure::Other(format!("reading random bytes: {error}")))?;
     let digest = TokenDigest::of(&token);
     let row = TokenRow { name: name.clone(), role, by, created: at, expires: Some(expires), revoked: None, digest };
     store.add_token(&row, &args.why)?;
@@ -125,10 +125,10 @@ fn revoke(context: &Context, args: &RevokeArgs) -> Result<Exit> {
         return Err(Failure::Unknown { what: "token", name: args.name.clone(), known });
     }
     let change = Change {
-        plan: format!("Would make the token {} worth nothing.", args.name),
+        plan: format!("Would revoke the token {}.", args.name),
         changes: vec![format!("{}: revoked", args.name)],
         done: format!("Revoked the token {}.", args.name),
-        next: "`doctor token create NAME` makes another one".to_owned(),
+        next: "`doctor token create NAME` creates another one".to_owned(),
         why: args.why.clone(),
         by: by.clone(),
         at,
@@ -144,10 +144,10 @@ fn list(context: &Context) -> Result<Exit> {
     let now = SystemClock.now();
     context.out.show(&tokens, |page| {
         if tokens.is_empty() {
-            page.line("No tokens: `doctor token create NAME --role viewer|operator` makes one.");
+            page.line("No tokens: `doctor token create NAME --role viewer|operator` creates one.");
             return;
         }
-        let mut table = Table::new(["NAME", "ROLE", "STATE", "EXPIRES (UTC)", "MADE", "BY"]);
+        let mut table = Table::new(["NAME", "ROLE", "STATE", "EXPIRES (UTC)", "CREATED", "BY"]);
         for token in &tokens {
             let state = match (token.revoked, token.is_valid(now)) {
                 (Some(_), _) => cell("revoked").faint(),

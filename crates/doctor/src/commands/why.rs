@@ -68,7 +68,7 @@ fn text(page: &mut Page, Shown { view, agent }: &Shown) {
     }
     match &view.row.passed_over {
         Some(passed) => {
-            page.line(format!("Not chosen since {} UTC ({}): {}", clock(passed.since), passed.code, passed.text))
+            page.line(format!("Skipped since {} UTC ({}): {}", clock(passed.since), passed.code, passed.text))
         }
         None => match &view.row.run {
             Some(run) => page.line(format!(
@@ -91,7 +91,7 @@ fn text(page: &mut Page, Shown { view, agent }: &Shown) {
         findings(page, &view.findings, now);
     }
     if !view.failed_work.is_empty() {
-        page.heading("User work that failed here lately");
+        page.heading("Recent failed user work");
         page.table(&failed_work(&view.failed_work));
     }
     page.heading("Tests");
@@ -103,7 +103,7 @@ fn text(page: &mut Page, Shown { view, agent }: &Shown) {
         steps(page, case);
     }
     if !view.audit.is_empty() {
-        page.heading("Recently");
+        page.heading("Recent actions");
         page.table(&audit(&view.audit));
     }
 }
@@ -116,7 +116,7 @@ fn situation(view: &WhyView) -> String {
         None => row.used.to_string(),
     });
     let since = row.since.map_or_else(
-        || "since it is known".to_owned(),
+        || "since it was first seen".to_owned(),
         |since| format!("since {} UTC ({})", clock(since), ago(view.at, since)),
     );
     parts.push(format!("{} {since}", row.life));
@@ -171,7 +171,7 @@ fn not_applicable(page: &mut Page, lines: &[&TestLine]) {
 
 fn tests(lines: &[&TestLine], now: Timestamp) -> Table {
     let mut table =
-        Table::new(["TEST", "STANDS", "LAST RESULT", "REASON", "LAST PASS OR FAIL", "RUN", "DUE"]).indent(2);
+        Table::new(["TEST", "STATUS", "LAST RESULT", "REASON", "LAST PASS OR FAIL", "RUN", "DUE"]).indent(2);
     for line in lines {
         let last = line.last.as_ref();
         let conclusive = last.and_then(|last| last.conclusive);
@@ -200,7 +200,7 @@ fn steps(page: &mut Page, case: &CaseView) {
     let state = if case.open { "open" } else { "closed" };
     let severity: Severity = case.severity;
     page.heading(&format!(
-        "Case {} ({state}, {severity}, since {} UTC, at {})",
+        "Case {} ({state}, {severity}, since {} UTC, repair step {})",
         case.id,
         clock(case.opened),
         case.rung

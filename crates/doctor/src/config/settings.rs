@@ -145,7 +145,7 @@ fn read(path: &Path, texts: &mut Vec<Text>) -> Result<String, ConfigError> {
 }
 
 fn read_text(path: &Path) -> io::Result<String> {
-    String::from_utf8(fs::read(path)?).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not UTF-8 text"))
+    String::from_utf8(fs::read(path)?).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not UTF-8 text"))
 }
 
 fn settings(config: &Config, place: &Place, texts: &mut Vec<Text>) -> Result<Settings, ConfigError> {
@@ -224,7 +224,7 @@ mod tests {
         assert!(matches!(loaded.reload(), Reloaded::Same));
 
         fs::write(directory.path().join("policy.toml"), "[limits]\njobs = -7\n").unwrap();
-        let Reloaded::Bad(error) = loaded.reload() else { panic!("a negative number is no good") };
+        let Reloaded::Bad(error) = loaded.reload() else { panic!("a negative number must be rejected") };
         let text = error.to_string();
         assert!(text.contains("policy.toml, line 2, column 8"), "{text}");
         assert_eq!(loaded.settings.policy.limits.jobs, 7);
@@ -247,7 +247,7 @@ mod tests {
         fs::write(at("job.yaml"), doctor_backend_kubernetes::STANDARD_TEMPLATE).unwrap();
         let mut loaded = Loaded::load(place).unwrap();
         fs::write(at("job.yaml"), "apiVersion: batch/v1\nkind: Job\nspec:\n  completions: 2\n").unwrap();
-        let Reloaded::Bad(error) = loaded.reload() else { panic!("how many there are is ours") };
+        let Reloaded::Bad(error) = loaded.reload() else { panic!("`completions` must be rejected") };
         assert!(error.to_string().contains("job.yaml, line 4, column 3: `completions`"), "{error}");
         fs::write(at("job.yaml"), "apiVersion: batch/v1\nkind: Job\n").unwrap();
         assert!(matches!(loaded.reload(), Reloaded::Changed { after_restart } if after_restart.is_empty()));

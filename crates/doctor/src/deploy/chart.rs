@@ -12,7 +12,7 @@ use super::{
     yaml,
 };
 
-const MADE: &str = "# Made from the code by `make docs`; changes here are overwritten.\n";
+const MADE: &str = "# Generated from the code by `make docs`; changes here are overwritten.\n";
 
 /// Returns every file of the chart: its path in the chart and its text.
 pub(crate) fn files() -> Vec<(String, String)> {
@@ -49,7 +49,7 @@ fn chart() -> String {
 
 /// Returns values.yaml: the defaults, each with a description.
 pub(crate) fn values() -> String {
-    let mut text = format!("{MADE}# Every value here is the default; give only what you change.\n");
+    let mut text = format!("{MADE}# Every value here is the default; set only what you change.\n");
     let mut group = "";
     for setting in settings::ALL {
         let (own, name) = setting.name.split_once('.').unwrap_or(("", setting.name));
@@ -104,7 +104,7 @@ fn schema() -> String {
         }
         place[name] = described(setting);
     }
-    let mut text = serde_json::to_string_pretty(&root).expect("a JSON value can be written as JSON");
+    let mut text = serde_json::to_string_pretty(&root).expect("a JSON value serialises to JSON");
     text.push('\n');
     text
 }
@@ -135,16 +135,16 @@ The controller waits for the Secret {{ .Values.store.secret }} with the key `url
 {{- end }}
 {{- if not .Values.policy }}
 
-It marks bad nodes and proposes the rest; what it may do beyond that is in `policy` (policy.toml).
+It marks bad nodes and only proposes other actions. To permit more, set `policy` (policy.toml).
 {{- end }}
 ";
 
 /// Returns the settings as a Markdown table.
 pub(crate) fn page() -> String {
-    let mut text = String::from("| setting | without it | what it is |\n|---|---|---|\n");
+    let mut text = String::from("| setting | default | description |\n|---|---|---|\n");
     for setting in settings::ALL {
         let default = match setting.default_value() {
-            Value::String(empty) if empty.is_empty() => "nothing".to_owned(),
+            Value::String(empty) if empty.is_empty() => "empty".to_owned(),
             value => format!("`{}`", in_flow(&value)),
         };
         let _written = writeln!(text, "| `{}` | {default} | {} |", setting.name, setting.about.replace('|', "\\|"));

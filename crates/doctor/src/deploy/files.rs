@@ -73,7 +73,7 @@ pub(crate) fn write(folder: &Path, files: &[Printed]) -> Result<Vec<(PathBuf, Ma
     let failed = |operation, path: &Path, source| DeployError::File { operation, path: path.to_owned(), source };
     if folder.exists() {
         return Err(DeployError::Usage(format!(
-            "{} is there already and is not overwritten: name another",
+            "{} exists and is not overwritten: choose another directory",
             folder.display()
         )));
     }
@@ -97,7 +97,7 @@ pub(crate) fn check_path(path: &Path) -> Result<()> {
         return Ok(());
     }
     Err(DeployError::Usage(format!(
-        "`{text}` is no path for units and scripts: it begins with / and has no blanks or quotes"
+        "`{text}` is not a valid path for units and scripts: expected an absolute path with no spaces or quotes"
     )))
 }
 
@@ -106,5 +106,5 @@ pub(crate) fn check_user(user: &str) -> Result<()> {
     if !user.is_empty() && user.chars().all(plain) && !user.starts_with('-') {
         return Ok(());
     }
-    Err(DeployError::Usage(format!("`{user}` is no name of a user")))
+    Err(DeployError::Usage(format!("`{user}` is not a valid user name")))
 }

@@ -147,7 +147,7 @@ fn configuration() -> Vec<Tree> {
     let line = |line: &'static str| Line::Of(parts(line));
     let doctor = Tree::Lines(vec![
         Line::When(SQLITE, vec![line("store = \"sqlite:/var/lib/cluster-doctor/doctor.db\"")]),
-        Line::When(POSTGRES, vec![line("# The store is the one that DOCTOR_STORE names.")]),
+        Line::When(POSTGRES, vec![line("# The store is set by DOCTOR_STORE.")]),
         line("data = \"/data\""),
         line("policy = \"policy.toml\""),
         line("profiles = [\"/etc/cluster-doctor-profiles\"]"),

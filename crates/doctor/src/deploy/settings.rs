@@ -42,15 +42,15 @@ pub(super) const ALL: &[Setting] = &[
         r#""IfNotPresent""#,
         "When images are pulled.",
     ),
-    setting("images.pullSecrets", Objects, "[]", "Secrets to pull them with, such as {name: registry}."),
+    setting("images.pullSecrets", Objects, "[]", "Image pull secrets, such as {name: registry}."),
     setting(
         "namespace.create",
         Flag,
         "false",
-        "Make the namespace too, with the pod security labels that the agent needs. Not together with `helm --create-namespace`.",
+        "Create the namespace, with the pod security labels that the agent needs. Not together with `helm --create-namespace`.",
     ),
-    setting("prefix", Prefix, r#""cluster-doctor.io""#, "Of our labels, annotations and taints on nodes."),
-    setting("port", Port, "7443", "Where agents report, and where health is asked."),
+    setting("prefix", Prefix, r#""cluster-doctor.io""#, "Prefix of our labels, annotations and taints on nodes."),
+    setting("port", Port, "7443", "Port of the agent endpoint and of the health probes."),
     setting(
         "store.kind",
         OneOf(&["sqlite", "postgres"]),
@@ -61,25 +61,25 @@ pub(super) const ALL: &[Setting] = &[
         "store.secret",
         Name,
         r#""cluster-doctor-store""#,
-        "postgres: the Secret whose key `url` is postgres://USER:PASSWORD@HOST/DATABASE. Make it yourself.",
+        "postgres: the Secret whose key `url` is postgres://USER:PASSWORD@HOST/DATABASE. It must exist.",
     ),
     setting(
         "store.claim",
         Name,
         r#""cluster-doctor-store""#,
-        "sqlite: the claim of the block volume. A network file system is refused.",
+        "sqlite: the claim of the block volume. A network file system is rejected.",
     ),
-    setting("store.create", Flag, "true", "sqlite: make that claim."),
+    setting("store.create", Flag, "true", "sqlite: create that claim."),
     setting("store.storageClass", AnyName, r#""""#, "sqlite: its storage class. Empty: the cluster's default."),
     setting("store.size", Size, r#""10Gi""#, "sqlite: its size."),
     setting(
         "data.kind",
         OneOf(&["claim", "host-path", "none"]),
         r#""claim""#,
-        "What holds the directory that jobs and the controller share: a volume, or a directory that is the same on every node. none: nothing is shared, results and logs come with the pods.",
+        "Storage of the directory that jobs and the controller share. claim: a volume. host-path: a directory that is the same on every node. none: nothing is shared; results and logs are read from the pods.",
     ),
-    setting("data.claim", Name, r#""cluster-doctor-data""#, "claim: its name."),
-    setting("data.create", Flag, "true", "claim: make it."),
+    setting("data.claim", Name, r#""cluster-doctor-data""#, "claim: name of the claim."),
+    setting("data.create", Flag, "true", "claim: create it."),
     setting(
         "data.storageClass",
         AnyName,
@@ -91,104 +91,104 @@ pub(super) const ALL: &[Setting] = &[
         "data.accessModes",
         AccessModes,
         r#"["ReadWriteMany"]"#,
-        "claim: who may mount it. Jobs run on every node.",
+        "claim: its access modes. Jobs run on every node.",
     ),
     setting(
         "data.hostPath",
         Path,
         r#""/mnt/cluster-doctor""#,
-        "host-path: where it is on every node. It must belong to `controller.user`.",
+        "host-path: its path on every node. It must belong to `controller.user`.",
     ),
-    setting("priorityClass.name", Name, r#""cluster-doctor""#, "The priority class of jobs: below everybody's."),
-    setting("priorityClass.create", Flag, "true", "Make it, with -1000."),
+    setting("priorityClass.name", Name, r#""cluster-doctor""#, "The priority class of jobs, lower than that of user pods."),
+    setting("priorityClass.create", Flag, "true", "Create it, with the value -1000."),
     setting(
         "controller.user",
         User,
         "65532",
-        "The user and group that the controller runs as; the volumes are given to the group.",
+        "The user and group that the controller runs as; the group is also the fsGroup of its volumes.",
     ),
     setting(
         "controller.resources",
         Resources,
         r#"{"requests":{"cpu":"100m","memory":"128Mi"},"limits":{"memory":"1Gi"}}"#,
-        "What the controller gets.",
+        "Resource requests and limits of the controller.",
     ),
     setting(
         "controller.env",
         Objects,
         "[]",
-        "More of its environment, such as the token of a webhook, as {name, valueFrom}.",
+        "Additional environment variables, such as the token of a webhook, as {name, valueFrom}.",
     ),
     setting(
         "controller.accountAnnotations",
         Labels,
         "{}",
-        "Annotations of its account, such as the role with which a cloud lets it terminate machines.",
+        "Annotations of its service account, such as the cloud role that may terminate instances.",
     ),
-    setting("controller.nodeSelector", Labels, "{}", "Where the controller may run."),
+    setting("controller.nodeSelector", Labels, "{}", "Node selector of the controller."),
     setting("controller.tolerations", Objects, "[]", "Taints that the controller tolerates."),
     setting(
         "write.taint",
         Flag,
         "true",
-        "Keep work off a bad node by a taint. Without it a mark is only ours to read.",
+        "Taint bad nodes to keep work off them. Without the taint, marks do not affect scheduling.",
     ),
-    setting("write.label", Flag, "true", "Say on each node how it is, by the labels `status` and `severity`."),
+    setting("write.label", Flag, "true", "Write the labels `status` and `severity` on each node."),
     setting(
         "write.annotation",
         Flag,
         "true",
-        "Say on each node what was found, by the annotations `results` and `quarantine-result`.",
+        "Write the annotations `results` and `quarantine-result` on each node.",
     ),
-    setting("write.event", Flag, "true", "Tell changes as events of nodes; the right to do so is given."),
+    setting("write.event", Flag, "true", "Create an event of the node on each change; grants the permission."),
     setting(
         "write.condition",
         Condition,
         r#""""#,
-        "A condition of nodes of this type, True where all is well, for systems that repair nodes by it; the right to do so is given. Empty: none.",
+        "Type of a node condition that is True on healthy nodes, for systems that repair nodes by conditions; grants the permission. Empty: none.",
     ),
     setting(
         "replace",
         OneOf(&["none", "delete-node", "aws", "own"]),
         r#""none""#,
-        "How a machine is replaced, where the policy allows it. delete-node: the Node is deleted, for Karpenter, and the right to do so is given. aws: by the program `aws`. own: a `replace` of yours in settings.kubernetes.",
+        "How a machine is replaced, if the policy allows it. delete-node: delete the Node, for Karpenter; grants the permission. aws: run the program `aws`. own: your `replace` in settings.kubernetes.",
     ),
     setting(
         "volcano",
         Flag,
         "false",
-        "Give the rights to run jobs of Volcano's, for a `run_as` of yours in settings.kubernetes.",
+        "Grant the permissions to run Volcano jobs, for your `run_as` in settings.kubernetes.",
     ),
     setting("agent.enabled", Flag, "true", "Run an agent on every node."),
     setting(
         "agent.nodeSelector",
         Labels,
         r#"{"nvidia.com/gpu.present":"true"}"#,
-        "Which nodes get an agent. With Helm, null takes a label of the default away.",
+        "Node selector of the agents. With Helm, set a label of the default to null to remove it.",
     ),
     setting(
         "agent.tolerations",
         Objects,
         r#"[{"key":"nvidia.com/gpu","operator":"Exists"},{"key":"amd.com/gpu","operator":"Exists"}]"#,
-        "Taints that the agent tolerates beside ours and a cordon.",
+        "Tolerations of the agents, in addition to those for our taints and for cordons.",
     ),
     setting(
         "agent.resources",
         Resources,
         r#"{"requests":{"cpu":"10m","memory":"16Mi"},"limits":{"memory":"256Mi"}}"#,
-        "What an agent gets. It never asks for a GPU.",
+        "Resource requests and limits of an agent. It never requests a GPU.",
     ),
     setting(
         "agent.hostNetwork",
         Flag,
         "false",
-        "In the node's network: only for a DCGM host engine that listens on the node's loopback alone.",
+        "Use the node's network. Needed only for a DCGM host engine that listens on the node's loopback address.",
     ),
     setting(
         "agent.runtimeClass",
         AnyName,
         r#""""#,
-        "A runtime class. None is needed: the driver's library is found on the node.",
+        "Runtime class of the agents. Usually none: the agent finds the driver's library on the node.",
     ),
     setting("agent.priorityClass", AnyName, r#""""#, "The priority class of agents."),
     setting(
@@ -207,15 +207,15 @@ pub(super) const ALL: &[Setting] = &[
         "policy",
         Lines,
         r#""""#,
-        "policy.toml: what is tested, how it is judged, what may be done. For the controller, agents and jobs.",
+        "policy.toml: tests, rules and permitted actions, for the controller, agents and jobs.",
     ),
     setting(
         "template",
         Lines,
         r#""""#,
-        "A Job in YAML into which each run is put: volumes, RDMA resources, side cars, security context. Empty: the one that `doctor deploy kubernetes --what template` prints.",
+        "Job template of runs in YAML: volumes, RDMA resources, sidecars, security context. Empty: the template that `doctor deploy kubernetes --what template` prints.",
     ),
-    setting("profiles", Files, "{}", "Machine types of your own: NAME.toml and its text."),
+    setting("profiles", Files, "{}", "Your own machine profiles: NAME.toml and its text."),
 ];
 
 /// An invalid setting or value.
@@ -223,7 +223,7 @@ pub(super) const ALL: &[Setting] = &[
 pub(crate) enum BadValue {
     #[error("`{0}` is not of the form SETTING=VALUE, such as store.size=20Gi")]
     Form(String),
-    #[error("there is no setting `{name}`; near it: {near}")]
+    #[error("unknown setting `{name}`; similar settings: {near}")]
     Unknown { name: String, near: String },
     #[error("`{name}` is {value}, expected {expected}")]
     Value { name: &'static str, value: String, expected: String },
@@ -231,7 +231,7 @@ pub(crate) enum BadValue {
 
 impl Setting {
     pub(super) fn default_value(&self) -> Value {
-        serde_json::from_str(self.default).expect("every default in the table is JSON, which a test holds")
+        serde_json::from_str(self.default).expect("every default in the table is valid JSON; a test checks it")
     }
 
     /// Parses a value from the command line: text for text settings, otherwise JSON.
@@ -278,7 +278,7 @@ pub(super) fn check_namespace(namespace: &str) -> Result<(), BadValue> {
     if Name.takes(&namespace.into()) && !namespace.contains('.') && namespace.len() <= 63 {
         return Ok(());
     }
-    let expected = "at most 63 small letters, digits and -".to_owned();
+    let expected = "at most 63 lowercase letters, digits and -".to_owned();
     Err(BadValue::Value { name: "namespace", value: namespace.to_owned(), expected })
 }
 

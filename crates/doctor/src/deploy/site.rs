@@ -97,11 +97,11 @@ const fn replace_word(replace: &Replace) -> &'static str {
 }
 
 fn table(of: &impl serde::Serialize) -> Result<Table> {
-    Table::try_from(of).map_err(|error| DeployError::Other(format!("writing the settings down: {error}")))
+    Table::try_from(of).map_err(|error| DeployError::Other(format!("serialising the settings: {error}")))
 }
 
 fn lines(of: &Table) -> Result<String> {
-    toml::to_string(of).map_err(|error| DeployError::Other(format!("writing the settings down: {error}")))
+    toml::to_string(of).map_err(|error| DeployError::Other(format!("serialising the settings: {error}")))
 }
 
 /// Returns the settings that differ from the defaults.
@@ -149,7 +149,7 @@ fn profiles(paths: &[std::path::PathBuf]) -> Result<Map<String, Value>> {
             if texts.insert(name.clone(), Value::String(text)).is_some() {
                 let place = file.display();
                 return Err(DeployError::Other(format!(
-                    "{place}: there are two profiles {name}, and a ConfigMap has one"
+                    "{place}: there are two profiles {name}; a ConfigMap can hold only one"
                 )));
             }
         }

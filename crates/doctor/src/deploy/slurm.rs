@@ -79,22 +79,22 @@ impl Site {
         let mut text = String::from("# Cluster Doctor. See docs/guide/slurm-hooks.md.\n");
         text.push_str(match self.configless {
             true => {
-                "# This cluster is configless: only slurmctld's file is changed, `scontrol reconfigure` sends it on.\n"
+                "# This cluster is configless: change only slurmctld's file; `scontrol reconfigure` distributes it.\n"
             }
-            false => "# The same lines in every copy of slurm.conf, then `scontrol reconfigure`.\n",
+            false => "# Add these lines to every copy of slurm.conf, then run `scontrol reconfigure`.\n",
         });
         let _infallible = write!(
             text,
             "HealthCheckProgram={folder}/health\nHealthCheckInterval={}\nHealthCheckNodeState=ANY,CYCLE\n\
-             # A site with a prolog or an epilog of its own names a folder, as in Prolog=/etc/slurm/prolog.d/*, and links these there.\n\
+             # If the site has its own prolog or epilog, set a pattern, such as Prolog=/etc/slurm/prolog.d/*, and link these scripts there.\n\
              Prolog={folder}/prolog\nEpilog={folder}/epilog\n",
             self.every.max(SHORTEST_INTERVAL).secs()
         );
         if self.block {
             text.push_str(
-                "# A job that is kept from a bad node waits for another one, and is not held. Put the word beside those that you have.\n\
+                "# A job that the prolog rejects is requeued, not held. Append this to the SchedulerParameters that you have.\n\
                  SchedulerParameters=nohold_on_prolog_fail\n\
-                 # The prolog runs on every node when the job gets them, and not only where its first step starts.\n\
+                 # The prolog runs on every node at allocation, not only where the first step starts.\n\
                  PrologFlags=Alloc\n",
             );
         }
@@ -103,7 +103,7 @@ impl Site {
 
     fn script(&self, moment: &str) -> Printed {
         let text = format!(
-            "#!/bin/sh\n# Slurm gives no arguments, no PATH and no SLURM_CONF: doctor-node finds what it needs.\n\
+            "#!/bin/sh\n# Slurm passes no arguments, PATH or SLURM_CONF; doctor-node finds what it needs.\n\
              exec {} hook {moment}\n",
             self.doctor_node.display()
         );
@@ -113,10 +113,10 @@ impl Site {
 
     fn hook_settings(&self) -> Printed {
         let mut text = String::from(
-            "# Settings of the hooks, for root alone to write. Every setting: docs/guide/slurm-hooks.md.\n",
+            "# Settings of the hooks; only root may write this file. All settings: docs/guide/slurm-hooks.md.\n",
         );
         if self.alone {
-            text.push_str("# There is no controller: the hook drains its node, within the breaker's limits of the policy.\nalone = true\n");
+            text.push_str("# There is no controller: the hook drains its node, within the limits of the policy's breaker.\nalone = true\n");
             if self.policy.is_some() {
                 let _infallible = writeln!(text, "policy = {POLICY:?}");
             }
@@ -125,7 +125,7 @@ impl Site {
         let fresh = self.every.max(SHORTEST_INTERVAL) + Span::minutes(1);
         let _infallible = writeln!(text, "fresh = \"{fresh}\"");
         if self.block {
-            text.push_str("\n[prolog]\n# A job is kept from a node with a finding that isolates it, while the breaker permits.\nblock = true\n");
+            text.push_str("\n[prolog]\n# Reject jobs on a node with an isolating finding, while the breaker permits.\nblock = true\n");
         }
         Printed::new("/etc/cluster-doctor/hook.toml", Machines::EveryNode, text)
     }
@@ -200,7 +200,7 @@ mod tests {
             hook.contains("alone = true\npolicy = \"/etc/cluster-doctor/policy.toml\"\nfresh = \"6m\"\n"),
             "{hook}"
         );
-        assert!(hook.ends_with("[prolog]\n# A job is kept from a node with a finding that isolates it, while the breaker permits.\nblock = true\n"));
+        assert!(hook.ends_with("[prolog]\n# Reject jobs on a node with an isolating finding, while the breaker permits.\nblock = true\n"));
         let conf = of(&alone, "/etc/slurm/slurm.conf").unwrap();
         assert!(conf.contains("PrologFlags=Alloc") && conf.contains("configless"), "{conf}");
     }

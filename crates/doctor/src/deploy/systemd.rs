@@ -40,8 +40,8 @@ const NOT_FOR_JOBS_HERE: [&str; 12] = [
     "ReadWritePaths=/var/lib/cluster-doctor",
     "MemoryMax=2G",
 ];
-const JOBS_HERE: &str = "# Jobs run on this machine as children of the unit: they see its devices, its mounts and its kernel's log, and a cycle that
-# ends leaves them running. These limits are left out for that:";
+const JOBS_HERE: &str = "# Jobs run on this machine as children of the unit: they need its devices, mounts and kernel log, and outlive the cycle
+# that started them. These restrictions are therefore omitted:";
 
 /// How the controller runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

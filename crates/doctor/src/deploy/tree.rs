@@ -65,7 +65,7 @@ impl Given {
             return Value::String(self.namespace.clone());
         }
         let found = self.values.pointer(&format!("/{}", name.replace('.', "/")));
-        found.expect("a tree names only settings that the table has, which a test holds").clone()
+        found.expect("a tree names only settings of the table; a test checks it").clone()
     }
 
     fn says(&self, name: Name) -> bool {
@@ -270,7 +270,7 @@ pub(super) fn parts(text: &'static str) -> Vec<Part> {
             continue;
         }
         from = 0;
-        let (name, after) = after.split_once('}').expect("whoever opens a brace in these texts closes it");
+        let (name, after) = after.split_once('}').expect("every brace in these constant texts is closed");
         if !before.is_empty() {
             found.push(Part::Fixed(before.to_owned()));
         }

@@ -18,7 +18,7 @@ pub(crate) struct Written {
     pub text: String,
 }
 
-const MADE: &str = "<!-- Made from the code by `make docs`; changes here are overwritten. -->\n";
+const MADE: &str = "<!-- Generated from the code by `make docs`; changes here are overwritten. -->\n";
 
 /// Returns every reference page.
 pub(crate) fn all() -> Vec<Written> {
@@ -53,7 +53,7 @@ fn condition(when: &When) -> String {
         When::Above { metric, limit } => format!("{metric} above {limit}"),
         When::Below { metric, limit } => format!("{metric} below {limit}"),
         When::BelowProfile { metric, percent } => format!("{metric} below {percent} % of the machine type's profile"),
-        When::NotProfile { metric } => format!("{metric} not as the machine type's profile says"),
+        When::NotProfile { metric } => format!("{metric} different from the machine type's profile"),
         When::BelowPeers { metric, percent, at_least } => {
             format!("{metric} below {percent} % of the median of at least {at_least} other nodes of the type")
         }
@@ -67,9 +67,9 @@ fn condition(when: &When) -> String {
 }
 
 fn deployment() -> String {
-    let intro = "What can be set when the service is put into a Kubernetes cluster: values of the Helm chart \
-        `deploy/helm/cluster-doctor`, and what `doctor deploy kubernetes --set` takes. The chart also wants a namespace \
-        (`helm --namespace`), and the command has it from the configuration or from `--namespace`.";
+    let intro = "Settings of a deployment in a Kubernetes cluster: the values of the Helm chart `deploy/helm/cluster-doctor`, which \
+        `doctor deploy kubernetes --set` accepts too. The chart takes the namespace from `helm --namespace`, the command \
+        from the configuration or from `--namespace`.";
     page("Settings of a deployment", intro) + &settings_page()
 }
 
@@ -77,7 +77,7 @@ fn deployment() -> String {
 fn coverage() -> String {
     let mut text = page(
         "Coverage",
-        "What the health checks of other systems look at, and which check looks at it here; or why none does.",
+        "What the health checks of other systems cover, and which check covers it here, or why none does.",
     );
     let mut area = "";
     for row in COVERAGE {
@@ -114,9 +114,9 @@ fn checks() -> String {
         };
         text.push_str(&format!("## {}\n\n{}\n\n", spec.id, check.page_text().trim()));
         text.push_str(&format!(
-            "{depth}; {}{}; a result is good for {}; cancelled after {}; usually takes {}.\n\n",
-            if spec.exclusive { "needs the node to itself" } else { "rides along with others" },
-            if spec.opt_in { "; planned where a suite has it or the policy says `enabled = true`" } else { "" },
+            "{depth}; {}{}; a result is valid for {}; cancelled after {}; usually takes {}.\n\n",
+            if spec.exclusive { "needs the node to itself" } else { "runs together with other tests" },
+            if spec.opt_in { "; planned only if a suite contains it or the policy sets `enabled = true`" } else { "" },
             spec.cutoff,
             spec.limit,
             spec.usual
@@ -137,9 +137,9 @@ fn checks() -> String {
 fn metrics() -> String {
     let mut text = page(
         "Metrics",
-        "Every series at `/metrics`, with its labels and what they can be. [The guide](../guide/metrics.md) says how to use them.",
+        "Every series at `/metrics`, with its labels and their values. [The guide](../guide/metrics.md) describes how to use them.",
     );
-    text.push_str("| series | kind | labels | what it says |\n|---|---|---|---|\n");
+    text.push_str("| series | kind | labels | meaning |\n|---|---|---|---|\n");
     for family in FAMILIES {
         let labels: Vec<String> = family.labels.iter().map(|(name, values)| format!("`{name}`: {values}")).collect();
         let (name, kind, help) = (family.name, family.kind.word(), escaped(family.help));
@@ -149,7 +149,7 @@ fn metrics() -> String {
 }
 
 fn exit_codes() -> String {
-    let mut text = page("Exit codes", "Of `doctor`. A number never changes its meaning.");
+    let mut text = page("Exit codes", "Exit codes of `doctor`. A code never changes its meaning.");
     text.push_str("| code | meaning |\n|--:|---|\n");
     for exit in Exit::ALL {
         text.push_str(&format!("| {} | {} |\n", exit.code(), exit.meaning()));
@@ -173,7 +173,7 @@ fn config() -> String {
 fn reason_codes() -> String {
     let mut text = page(
         "Reason codes",
-        "Stable words that databases, JSON and scripts may rely on. Codes of rules are on the page of checks. `doctor explain CODE` shows one.",
+        "Stable codes that databases, JSON and scripts may rely on. The codes of rules are on the page of checks. `doctor explain CODE` shows one.",
     );
     let all = reasons();
     let mut kinds: Vec<&str> = all.iter().map(|reason| reason.kind).collect();
@@ -201,7 +201,7 @@ fn command_line() -> String {
     root.build();
     let about = root.get_long_about().or_else(|| root.get_about()).map(ToString::to_string).unwrap_or_default();
     let mut text = page("Command line", &about);
-    text.push_str("Options that every command takes:\n\n");
+    text.push_str("Options of every command:\n\n");
     options(&mut text, root.get_arguments().filter(|arg| arg.is_global_set()));
     for command in root.get_subcommands().filter(|command| command.get_name() != "help") {
         describe(&mut text, command, "doctor", 2);

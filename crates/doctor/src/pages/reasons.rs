@@ -24,19 +24,19 @@ pub(crate) struct Reason {
 pub(crate) fn reasons() -> Vec<Reason> {
     let mut all: Vec<Reason> = PASSED_OVER
         .iter()
-        .map(|m| Reason { code: m.code, kind: "a node was not chosen", means: m.means, to_do: m.to_do })
+        .map(|m| Reason { code: m.code, kind: "a node was skipped", means: m.means, to_do: m.to_do })
         .collect();
     let plain = |code, kind, means| Reason { code, kind, means, to_do: "" };
     all.extend(Standing::ALL.iter().map(|s| plain(s.code(), "a test on a node", standing(*s))));
     all.extend(NotStarted::ALL.iter().map(|w| plain(w.code(), "a run never started", not_started(*w))));
-    all.extend(IncompleteWhy::ALL.iter().map(|w| plain(w.code(), "a run brought no full result", incomplete(*w))));
+    all.extend(IncompleteWhy::ALL.iter().map(|w| plain(w.code(), "a run is incomplete", incomplete(*w))));
     all.extend(CancelWhy::ALL.iter().map(|w| plain(w.code(), "a run is being cancelled", cancel(*w))));
     all.extend(JudgedWhy::ALL.iter().map(|w| {
         let (means, to_do) = judged(*w);
         Reason { code: w.code(), kind: "a result", means, to_do }
     }));
-    all.extend(FailureKind::ALL.iter().map(|k| plain(k.code(), "a check could not look", failure(*k))));
-    all.extend(Purpose::ALL.iter().map(|p| plain(p.code(), "what a run is for", purpose(*p))));
+    all.extend(FailureKind::ALL.iter().map(|k| plain(k.code(), "a check could not run", failure(*k))));
+    all.extend(Purpose::ALL.iter().map(|p| plain(p.code(), "purpose of a run", purpose(*p))));
     all.extend(StepState::ALL.iter().map(|s| plain(s.code(), "a step of a case", step(*s))));
     all.extend(Closed::ALL.iter().map(|c| plain(c.code(), "how a case ended", closed(*c))));
     all
@@ -45,43 +45,43 @@ pub(crate) fn reasons() -> Vec<Reason> {
 /// Returns the meaning and what to do.
 const fn judged(why: JudgedWhy) -> (&'static str, &'static str) {
     match why {
-        JudgedWhy::WithinLimits => ("every rule had its number, and every number kept its limit", ""),
-        JudgedWhy::NothingMeasured => ("the check ran and reported nothing, which is no health", "see its log"),
+        JudgedWhy::WithinLimits => ("all measurements within limits", ""),
+        JudgedWhy::NothingMeasured => ("the check ran and reported nothing, which is not a pass", "see its log"),
         JudgedWhy::NoLimit => (
-            "no rule or profile says what the number should be on this machine",
-            "`doctor-node profile show` on the node tells which profile was found and why; `profile learn` writes one",
+            "no rule or profile has an expected value for this machine",
+            "`doctor-node profile show` on the node shows which profile was found and why; `profile learn` writes one",
         ),
-        JudgedWhy::MetricMissing => ("the check did not report a number that a rule is about", "see its log"),
-        JudgedWhy::NotANumber => ("the check reported something that is no number", "see its log"),
+        JudgedWhy::MetricMissing => ("the check did not report a metric that a rule needs", "see its log"),
+        JudgedWhy::NotANumber => ("the check reported a value that is not a number", "see its log"),
         JudgedWhy::NoPeers => (
-            "a rule compares with other nodes of the type, and too few of them are known",
-            "wait until more of them were tested, or lower `peers_at_least`",
+            "a rule compares with other nodes of the type, and too few of them have results",
+            "wait until more of them are tested, or lower `peers_at_least`",
         ),
         JudgedWhy::NoPast => (
-            "a rule looks at earlier results, and too few of them are known",
-            "wait for more results; reports of agents have no past",
+            "a rule compares with earlier results, and there are too few of them",
+            "wait for more results; agent reports have no history",
         ),
         JudgedWhy::FailedTogether => (
-            "the nodes of a run over several failed all together, and nothing says which of them it was",
-            "pairs with nodes that are known to be good follow by themselves; `doctor audit` tells what they show",
+            "a run over several nodes failed as a whole, and the faulty node is not known",
+            "the controller tests each node in a pair with a known good node; `doctor audit` shows the outcome",
         ),
         JudgedWhy::Booting => (
-            "the machine has just booted, and what was measured may still be on its way",
-            "it is looked at again; `agents.boot_grace` says how long nothing is judged",
+            "the machine has just booted, and what was checked may not be ready yet",
+            "none: the check is repeated; `agents.boot_grace` sets how long after boot nothing is classified",
         ),
     }
 }
 
 const fn standing(standing: Standing) -> &'static str {
     match standing {
-        Standing::Pass => "it passed, not longer ago than the cut-off",
-        Standing::Fail => "it failed, and nothing said the contrary since",
+        Standing::Pass => "it passed within the cut-off",
+        Standing::Fail => "it failed and has not passed since",
         Standing::Inconclusive => {
-            "the newest result says nothing about the node: it could not run, or could not be judged"
+            "the newest result says nothing about the node: the test could not run or be classified"
         }
-        Standing::NotApplicable => "there is nothing of this kind on the node",
-        Standing::Stale => "it passed or did not apply once, longer ago than the cut-off",
-        Standing::NeverTested => "it never ran here; that is older than any result",
+        Standing::NotApplicable => "the node has nothing that this test covers",
+        Standing::Stale => "it passed or did not apply, but longer ago than the cut-off",
+        Standing::NeverTested => "it never ran on this node; that counts as older than any result",
     }
 }
 
@@ -90,20 +90,20 @@ const fn not_started(why: NotStarted) -> &'static str {
         NotStarted::PendingTooLong => {
             "its job waited longer than `limits.pending` and was cancelled; the node backs off"
         }
-        NotStarted::NodeTaken => "users wanted the node before the job began",
-        NotStarted::Rejected => "the cluster refused the job",
-        NotStarted::Withdrawn => "an operator withdrew it, or its node was gone",
+        NotStarted::NodeTaken => "users took the node before the job started",
+        NotStarted::Rejected => "the scheduler rejected the job",
+        NotStarted::Withdrawn => "an operator withdrew it, or its node is gone",
     }
 }
 
 const fn incomplete(why: IncompleteWhy) -> &'static str {
     match why {
-        IncompleteWhy::NodeTaken => "users wanted the node while it ran",
-        IncompleteWhy::OverTimeLimit => "it ran longer than its tests may",
-        IncompleteWhy::NoResult => "its job ended and no result came within `limits.result_grace`",
-        IncompleteWhy::JobLost => "the cluster knows its job no more",
-        IncompleteWhy::NodeVanished => "its node is not named by the cluster any more",
-        IncompleteWhy::NodeDied => "its node died under it, or was out of the cluster's reach for too long",
+        IncompleteWhy::NodeTaken => "users needed the node while it ran",
+        IncompleteWhy::OverTimeLimit => "it exceeded the time limit of its tests",
+        IncompleteWhy::NoResult => "its job ended and no result arrived within `limits.result_grace`",
+        IncompleteWhy::JobLost => "the scheduler no longer knows its job",
+        IncompleteWhy::NodeVanished => "the cluster no longer lists its node",
+        IncompleteWhy::NodeDied => "its node failed, or was unreachable for too long",
         IncompleteWhy::Withdrawn => "an operator withdrew it",
         IncompleteWhy::Crashed => "its job crashed",
     }
@@ -112,49 +112,49 @@ const fn incomplete(why: IncompleteWhy) -> &'static str {
 const fn cancel(why: CancelWhy) -> &'static str {
     match why {
         CancelWhy::PendingTooLong => "its job waited longer than `limits.pending`",
-        CancelWhy::NodeTaken => "users want the node",
-        CancelWhy::OverTimeLimit => "it runs longer than its tests may",
-        CancelWhy::NodeVanished => "its node is not named by the cluster any more",
+        CancelWhy::NodeTaken => "users need the node",
+        CancelWhy::OverTimeLimit => "it exceeds the time limit of its tests",
+        CancelWhy::NodeVanished => "the cluster no longer lists its node",
         CancelWhy::Withdrawn => "an operator withdrew it",
     }
 }
 
 const fn failure(kind: FailureKind) -> &'static str {
     match kind {
-        FailureKind::Missing => "a file, tool or library is not there",
-        FailureKind::Denied => "it may not be read by this user",
-        FailureKind::TimedOut => "it took longer than it may and was killed",
-        FailureKind::Abandoned => "it could not even be killed, being stuck in the kernel, and was left behind",
-        FailureKind::Killed => "somebody killed it",
-        FailureKind::Failed => "a tool ran and said that it failed",
-        FailureKind::TooLong => "it wrote more than is read",
-        FailureKind::Unparseable => "what it wrote could not be understood",
-        FailureKind::Empty => "it ran and reported nothing at all, which is never a pass",
+        FailureKind::Missing => "a file, tool or library is missing",
+        FailureKind::Denied => "permission denied",
+        FailureKind::TimedOut => "it exceeded its time limit and was killed",
+        FailureKind::Abandoned => "it hung in the kernel, could not be killed, and was abandoned",
+        FailureKind::Killed => "it was killed by a signal",
+        FailureKind::Failed => "a tool ran and reported a failure",
+        FailureKind::TooLong => "its output exceeded the limit",
+        FailureKind::Unparseable => "its output could not be parsed",
+        FailureKind::Empty => "it ran and reported nothing, which is never a pass",
     }
 }
 
 const fn purpose(purpose: Purpose) -> &'static str {
     match purpose {
         Purpose::Validation => "its tests were due",
-        Purpose::Confirmation => "a failing test is repeated before anybody believes it",
-        Purpose::Proving => "proof that a repaired node is well",
-        Purpose::Requested => "an operator asked for it",
+        Purpose::Confirmation => "a failed test is repeated to confirm the failure",
+        Purpose::Proving => "requalification of a repaired node",
+        Purpose::Requested => "an operator requested it",
     }
 }
 
 const fn step(state: StepState) -> &'static str {
     match state {
-        StepState::Proposed => "it waits for a person: the policy does not let the doctor do it",
-        StepState::Intended => "it is written down; the effect may or may not have happened",
+        StepState::Proposed => "it waits for an operator: the policy does not allow it",
+        StepState::Intended => "it is recorded; the effect may or may not have happened",
         StepState::Done => "it was done",
-        StepState::Failed => "it was tried and failed",
+        StepState::Failed => "it was attempted and failed",
     }
 }
 
 const fn closed(how: Closed) -> &'static str {
     match how {
-        Closed::Returned => "proved well and back in service",
-        Closed::Replaced => "another machine bears the name now",
-        Closed::Withdrawn => "an operator took it away from the doctor",
+        Closed::Returned => "requalified and back in service",
+        Closed::Replaced => "another machine has the node name now",
+        Closed::Withdrawn => "an operator withdrew it",
     }
 }

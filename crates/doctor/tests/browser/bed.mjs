@@ -45,7 +45,7 @@ export async function cluster({ nodes, days, speed = 60 }) {
     address = /"url":\s*"(http:[^"]*?)\/?(?:api\/v1\/)?"/.exec(line)?.[1];
     if (address) break;
   }
-  if (!address) throw new Error("the program does not say where it answers");
+  if (!address) throw new Error("the output has no URL");
   return {
     address,
     // Runs a command on the same store.

@@ -61,7 +61,7 @@ async function seen(path, what, options, look) {
   }
 }
 
-test("every page shows its data, says nothing to the console and has no serious fault of accessibility", async () => {
+test("every page shows its data, logs nothing to the console and has no serious accessibility violation", async () => {
   for (const [name, path, , what] of pages) {
     const said = await seen(path, what, {}, async (page) => assert.deepEqual(await serious(page), [], name));
     assert.deepEqual(said, [], name);
@@ -87,7 +87,7 @@ test("every page is readable in the dark and fits on a phone", async () => {
   }
 });
 
-test("every page says that it waits, and that it failed, and goes on when asked to", async () => {
+test("every page shows that it is loading and that loading failed, and retries on request", async () => {
   for (const [, path, places, what] of pages) {
     let let_go = null;
     const held = new Promise((go) => (let_go = go));
@@ -125,7 +125,7 @@ test("every page says that it waits, and that it failed, and goes on when asked 
   }
 });
 
-test("a cluster of which nothing is known yet is said to be so on every page", async () => {
+test("every page shows that the cluster has not been observed yet", async () => {
   const nothing = { items: [], next: null };
   const map = await doctor.get("map");
   const empty = {
@@ -218,7 +218,7 @@ test("ten thousand nodes are drawn, found under the pointer and filtered without
   });
 });
 
-test("the keyboard alone goes from the fleet to a node, and a table says the same as the map", async () => {
+test("the keyboard alone goes from the fleet to a node, and the table shows the same as the map", async () => {
   await seen("", "canvas", {}, async (page) => {
     await page.locator(".map").focus();
     for (const key of ["ArrowRight", "ArrowRight", "ArrowDown", "ArrowUp"]) await page.keyboard.press(key);
@@ -246,10 +246,10 @@ test("a map is coloured by any figure of a test, and the choice is in the addres
   });
 });
 
-test("a table is saved as CSV, and what a spreadsheet would take for a formula is none", async () => {
+test("a table is saved as CSV, and cells are not interpreted as formulas", async () => {
   const { items, next } = await doctor.get("audit?limit=200");
   items[0].text = '=HYPERLINK("x","y")';
-  items[0].by = "@somebody";
+  items[0].by = "@operator";
   await seen("audit", "tbody tr", { before: (page) => page.route(`${API}audit*`, answer({ items, next })) }, async (page) => {
     const [file] = await Promise.all([
       page.waitForEvent("download"),
@@ -259,7 +259,7 @@ test("a table is saved as CSV, and what a spreadsheet would take for a formula i
     const lines = readFileSync(await file.path(), "utf8").split("\r\n");
     assert.equal(lines.length, items.length + 2);
     assert.ok(lines[0].startsWith("When,Who,What,Node"));
-    assert.ok(lines[1].includes(`"'=HYPERLINK(""x"",""y"")"`) && lines[1].includes("'@somebody"), lines[1]);
+    assert.ok(lines[1].includes(`"'=HYPERLINK(""x"",""y"")"`) && lines[1].includes("'@operator"), lines[1]);
   });
 });
 
@@ -315,7 +315,7 @@ test("markup in names, reasons, evidence and logs stays text", async () => {
   });
 });
 
-test("what changes is shown without asking, and a lost connection is told", async () => {
+test("changes are shown without a reload, and a lost connection is reported", async () => {
   const opened = await chrome.open(at("plan"));
   await opened.page.locator(".live.on").waitFor(WAIT);
   const at_ = () => opened.page.locator("h1 + p time").getAttribute("datetime");
@@ -332,7 +332,7 @@ test("what changes is shown without asking, and a lost connection is told", asyn
   await cut.close();
 });
 
-test("pictures for the guide are taken where they are asked for", { skip: !process.env.SHOTS }, async () => {
+test("screenshots for the guide are taken on request", { skip: !process.env.SHOTS }, async () => {
   mkdirSync(process.env.SHOTS, { recursive: true });
   for (const [name, path, , what] of pages.filter(([name]) => name !== "fleet-table")) {
     await seen(path, what, { viewport: { width: 1120, height: 700 } }, (page) =>
@@ -360,7 +360,7 @@ test("an operator signs in, sees the plan, confirms it with a reason, and a view
   await page.getByRole("button", { name: "looks (viewer)" }).waitFor(WAIT);
   await page.getByRole("heading", { level: 1, name: broken.node }).waitFor(WAIT);
   assert.equal(await page.getByRole("button", { name: "Hold…" }).count(), 0);
-  assert.equal(await page.evaluate(() => localStorage.length), 0, "a token is kept for the tab alone");
+  assert.equal(await page.evaluate(() => localStorage.length), 0, "the token is stored only for the tab");
 
   await page.getByRole("button", { name: "looks (viewer)" }).click();
   await signIn(operator);

@@ -91,7 +91,7 @@ const MACHINE_CHECK: &str = "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank
 fn a_line_in_the_kernels_log_is_a_finding_within_two_seconds_although_cycles_are_half_a_minute_apart() {
     let stage = Stage::new();
     let mut service = Service::start(&stage.bed);
-    service.says("agents may report");
+    service.says("agent endpoint listening");
     let mut agent = stage.agent();
     agent.says("reporting as here to http://127.0.0.1:");
     let list = || stage.bed.json(&["agent", "list"])[0].clone();
@@ -116,7 +116,7 @@ fn a_line_in_the_kernels_log_is_a_finding_within_two_seconds_although_cycles_are
     let took = stage.seen("fallen off the bus").unwrap() - at;
     assert!((0..2000).contains(&took), "it took {took} ms");
     eprintln!("from the kernel's line to the finding: {took} ms");
-    stage.bed.expect(1, &["why", "here"]).says("Its agent: heard").says("by the agent");
+    stage.bed.expect(1, &["why", "here"]).says("Its agent: last report").says("by the agent");
 
     let (code, said) = agent.stop();
     assert_eq!(code, Some(0), "{said}");
@@ -128,7 +128,7 @@ fn a_line_in_the_kernels_log_is_a_finding_within_two_seconds_although_cycles_are
 fn what_an_agent_sees_while_the_controller_is_away_comes_once_when_it_is_back() {
     let stage = Stage::new();
     let mut service = Service::start(&stage.bed);
-    service.says("agents may report");
+    service.says("agent endpoint listening");
     let mut agent = stage.agent();
     until("the first report", || stage.bed.json(&["agent", "list"])[0]["state"] == "reports");
     assert_eq!(service.stop().0, Some(0));
@@ -144,7 +144,7 @@ fn what_an_agent_sees_while_the_controller_is_away_comes_once_when_it_is_back() 
     until("more reports that wait", || stage.spooled() >= 2);
 
     let mut service = Service::start(&stage.bed);
-    service.says("agents may report");
+    service.says("agent endpoint listening");
     agent.says("accepts reports again");
     until("both findings", || stage.seen("fallen off the bus").is_some() && stage.seen("Machine Check").is_some());
     until("an empty spool", || stage.spooled() == 0);
@@ -174,7 +174,7 @@ fn a_bad_change_of_the_agents_settings_keeps_the_last_good_one_and_says_so() {
 fn a_revoked_agent_is_refused_and_a_new_credential_is_used_without_a_restart() {
     let stage = Stage::new();
     let mut service = Service::start(&stage.bed);
-    service.says("agents may report");
+    service.says("agent endpoint listening");
     let mut agent = stage.agent();
     until("the first report", || stage.bed.json(&["agent", "list"])[0]["state"] == "reports");
     stage.bed.expect(0, &["agent", "revoke", "here", "--why", "stolen", "--yes"]).says("Revoked 1 agent");
@@ -182,7 +182,7 @@ fn a_revoked_agent_is_refused_and_a_new_credential_is_used_without_a_restart() {
     stage.kernel_says(2, OFF_THE_BUS);
     agent.says("does not accept this node's credential (401: the credential of here was revoked)");
     assert_eq!(stage.seen("fallen off the bus"), None);
-    assert!(stage.spooled() >= 1, "it is kept for a better day");
+    assert!(stage.spooled() >= 1, "the report is spooled");
 
     stage.bed.expect(0, &["agent", "enroll", "here", "--out", "keys", "--yes"]);
     assert!(fs::read_to_string(stage.key()).unwrap().contains("node = \"here\""));

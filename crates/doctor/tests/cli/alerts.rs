@@ -169,13 +169,13 @@ fn each_message_arrives_once_at_a_receiver_that_hangs_fails_and_comes_back_while
         .flat_map(|request| request.body["notes"].as_array().unwrap().clone())
         .map(|note| note["by"].as_str().unwrap().to_owned())
         .collect();
-    assert_eq!(told, ["number 0", "number 1", "number 2"], "each once, in their order");
+    assert_eq!(told, ["number 0", "number 1", "number 2"], "each once, in order");
     let all = keys.len();
     keys.sort_unstable();
     keys.dedup();
-    assert_eq!(keys.len(), all, "no key twice");
+    assert_eq!(keys.len(), all, "keys are unique");
     let first_key = receiver.requests.lock().unwrap()[0].body["key"].clone();
-    assert_eq!(taken[0].body["key"], first_key, "what was tried again is the same message");
+    assert_eq!(taken[0].body["key"], first_key, "a retry sends the same message");
     for request in &taken {
         let expected = signature(b"a shared secret", &request.headers["x-doctor-timestamp"], &request.raw);
         assert_eq!(request.headers["x-doctor-signature"], expected);
@@ -189,13 +189,13 @@ fn a_case_that_opens_is_told_with_its_reason_and_acknowledged_it_is_told_no_more
     let receiver = Receiver::new(Mood::Takes);
     let (bed, store) = stage(receiver.port, "");
     let controller = Service::start(&bed);
-    until("a cluster that was looked at", || store.cluster_seen().unwrap().is_some());
+    until("the first cycle", || store.cluster_seen().unwrap().is_some());
     bed.expect(0, &["quarantine", "here", "--why", "it smells", "--yes"]);
     let told = || -> Vec<serde_json::Value> {
         let requests = receiver.requests.lock().unwrap();
         requests.iter().flat_map(|request| request.body["notes"].as_array().unwrap().clone()).collect()
     };
-    until("the case is told", || told().iter().any(|note| note["about"] == "case"));
+    until("the notification of the case", || told().iter().any(|note| note["about"] == "case"));
     let note = told().into_iter().find(|note| note["about"] == "case").unwrap();
     assert_eq!((&note["node"], &note["changes"][0]["what"]), (&"here".into(), &"opened".into()), "{note}");
     assert!(note["changes"][0]["why"].as_str().unwrap().contains("it smells"), "{note}");
@@ -213,13 +213,13 @@ fn a_message_that_nobody_takes_is_said_to_be_lost_and_no_secret_is_told() {
     tell(&store, 0);
     let mut controller = Service::start(&bed);
     controller.says("message lost");
-    until("the loss is told too", || store.alert_messages(10, false).unwrap().len() > 1);
+    until("the notification of the loss", || store.alert_messages(10, false).unwrap().len() > 1);
     let (_, log) = controller.stop();
     assert!(!log.contains("not-to-be-told") && log.contains(&format!("http://127.0.0.1:{port}")), "{log}");
     let said = bed.expect(1, &["alert", "list"]);
     said.says("lost").says("pager").says("given up after attempt");
     let said = bed.expect(1, &["alert", "test"]);
-    said.says("pager: did not arrive").says("Connection refused");
+    said.says("pager: not delivered").says("Connection refused");
     let shown = bed.expect(0, &["config", "show"]);
     assert!(!shown.out.contains("not-to-be-told") && shown.out.contains("pager.url"), "{}", shown.out);
 }
@@ -269,15 +269,15 @@ fn alertmanager(bed: &Bed, config: &str) -> Option<(Ended, u16)> {
     let (_, backend) = rest.split_once("[backend").unwrap();
     let receiver = format!("[alerts.receivers.am]\nalertmanager = {{ url = \"http://127.0.0.1:{port}/\" }}\n[backend");
     bed.write("doctor.toml", &format!("{head}{receiver}{backend}"));
-    bed.expect(0, &["alert", "test"]).says("am: arrived");
+    bed.expect(0, &["alert", "test"]).says("am: delivered");
     Some((alertmanager, port))
 }
 
 #[test]
 fn an_alertmanager_shows_an_open_breaker_and_that_it_was_closed() {
     let (bed, store) = stage(1, "");
-    let nobody = "route:\n  receiver: nobody\nreceivers:\n  - name: nobody\n";
-    let Some((_alertmanager, port)) = alertmanager(&bed, nobody) else { return };
+    let config = "route:\n  receiver: none\nreceivers:\n  - name: none\n";
+    let Some((_alertmanager, port)) = alertmanager(&bed, config) else { return };
     let at = SystemClock.now();
     let open = ServiceNote {
         condition: Condition::BreakerOpen,
@@ -336,7 +336,7 @@ fn an_alertmanager_groups_a_case_by_its_labels_hears_of_it_once_over_restarts_an
         notices.filter(|notice| notice["groupLabels"]["alertname"] == "ClusterDoctorCase").cloned().collect()
     };
     let controller = Service::start(&bed);
-    until("a cluster that was looked at", || store.cluster_seen().unwrap().is_some());
+    until("the first cycle", || store.cluster_seen().unwrap().is_some());
     bed.expect(0, &["quarantine", "here", "--why", "it smells", "--yes"]);
     until("the case fires", || !told("firing").is_empty());
     let [first] = &cases()[..] else { panic!("{:?}", cases()) };
@@ -358,7 +358,7 @@ fn an_alertmanager_groups_a_case_by_its_labels_hears_of_it_once_over_restarts_an
     // SIGKILL. Another controller sends the open case again, and it is the same alert.
     drop(controller);
     let controller = Service::start(&bed);
-    until("it is told again", || cases().first().is_some_and(|alert| alert["updatedAt"] != first["updatedAt"]));
+    until("the next notification", || cases().first().is_some_and(|alert| alert["updatedAt"] != first["updatedAt"]));
     let [again] = &cases()[..] else { panic!("{:?}", cases()) };
     for field in ["fingerprint", "startsAt", "labels"] {
         assert_eq!(again[field], first[field], "{field}: {again}");
@@ -368,7 +368,7 @@ fn an_alertmanager_groups_a_case_by_its_labels_hears_of_it_once_over_restarts_an
     std::fs::remove_file(bed.path("busy")).unwrap();
     bed.expect(0, &["release", "here", "--why", "it does not", "--yes"]);
     until("the case is closed", || bed.json(&["cases"]).as_array().is_some_and(Vec::is_empty));
-    until("that is told", || !told("resolved").is_empty());
+    until("the notification", || !told("resolved").is_empty());
     until("nothing fires", || cases().is_empty());
     controller.stop();
     let (firing, resolved) = (told("firing"), told("resolved"));
@@ -445,7 +445,7 @@ fn a_mail_goes_through_starttls_and_a_login_and_a_server_that_is_not_known_gets_
     said.says("answered 535 to AUTH PLAIN");
     assert!(!said.out.contains("another"), "{}", said.out);
     config("ca = \"ca.pem\"", "a mail secret");
-    bed.expect(0, &["alert", "test"]).says("mail: arrived");
+    bed.expect(0, &["alert", "test"]).says("mail: delivered");
     let mails: Vec<String> = std::fs::read_dir(bed.path("mails"))
         .unwrap()
         .map(|entry| std::fs::read_to_string(entry.unwrap().path()).unwrap())

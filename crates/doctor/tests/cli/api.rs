@@ -48,7 +48,7 @@ fn a_demonstration_goes_on_behind_the_api() {
         told.push_str(&line);
         Some(line.split_once("http://")?.1.split('/').next()?.to_owned())
     });
-    let address = url.unwrap_or_else(|| panic!("it does not say where it answers: {told}"));
+    let address = url.unwrap_or_else(|| panic!("the output has no URL: {told}"));
     let at = || get(&address, "/status", None).1["at"].as_str().unwrap_or_default().to_owned();
     let first = at();
     until("time goes on", || at() > first);
@@ -74,9 +74,9 @@ fn a_controller_answers_people_with_a_token_and_the_command_line_takes_it_away()
     with("127.0.0.1:0");
     bed.expect(1, &["token", "create", "ops", "--yes"]).complains("another name");
     bed.expect(2, &["token", "create", "a b", "--yes"]).complains("letters");
-    assert!(!bed.expect(0, &["token", "list", "--json"]).out.contains(token), "it is told once");
+    assert!(!bed.expect(0, &["token", "list", "--json"]).out.contains(token), "the token is shown once");
     let mut service = Service::start(&bed);
-    let line = service.line("the API answers");
+    let line = service.line("API listening");
     let address = line.split("at=").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
     until("the node is shown", || get(&address, "/nodes/here", Some(token)).0 == 200);
     assert_eq!(get(&address, "/status", None).0, 401);

@@ -202,9 +202,9 @@ fn a_cluster_is_made_taken_up_after_a_kill_and_taken_away_against_a_stand_in_for
     stranger(&azure, "heirs", r#"{"cluster-doctor": "gpu"}"#);
     cluster.typed(6, SHOW_REMOVAL).says("az vmss delete");
     let gone = cluster.typed(0, TAKE_AWAY);
-    gone.says("left: security group strangers: it does not have our tag")
-        .says("left: security group heirs: it has our tag, but this file does not define it")
-        .says("left: resource group rg: it contains resources of others");
+    gone.says("kept: security group strangers: it does not have our tag")
+        .says("kept: security group heirs: it has our tag, but this file does not define it")
+        .says("kept: resource group rg: it contains resources of others");
     let after = azure.changes();
     let deleted: Vec<&str> = after
         .iter()

@@ -70,7 +70,7 @@ fn write(path: &Path, text: &str, mode: &str) {
 fn cloud_inits_own_checker_takes_what_is_printed_and_what_it_passes_over_is_found() {
     let bed = Bed::new();
     bed.write("ours.yaml", &printed(&bed));
-    bed.expect(0, &["fleet", "cloud-init", "--check", "ours.yaml"]).says("knows every word");
+    bed.expect(0, &["fleet", "cloud-init", "--check", "ours.yaml"]).says("known to cloud-init");
     let slip = bed.read("ours.yaml").replace("runcmd:", "run_cmd:");
     bed.write("slip.yaml", &slip);
     bed.expect(4, &["fleet", "cloud-init", "--check", "slip.yaml"]).complains("`run_cmd`").complains("similar: runcmd");
@@ -213,7 +213,7 @@ fn local_disks_become_an_array_once_and_nothing_is_overwritten() {
     assert!(done.contains("mkfs.xfs -q -L resource_nvme"), "{done}");
     let docker: Value = serde_json::from_str(&machine.bed.read("root/etc/docker/daemon.json")).unwrap();
     assert_eq!(docker["data-root"], "/mnt/resource_nvme/docker");
-    assert_eq!(docker["runtimes"]["nvidia"]["path"], "x", "what others wrote stays");
+    assert_eq!(docker["runtimes"]["nvidia"]["path"], "x", "existing settings are kept");
 
     fs::remove_file(&calls).unwrap();
     noted("mdadm", "");
@@ -228,7 +228,7 @@ fn local_disks_become_an_array_once_and_nothing_is_overwritten() {
     noted("blkid", "");
     assert_eq!(machine.run("setup-nvme.sh", &[]).code, 0);
     let again = machine.bed.read("calls");
-    assert!(!again.contains("mkfs") && again.contains("mount "), "an array that is there is not made again: {again}");
+    assert!(!again.contains("mkfs") && again.contains("mount "), "an existing array is not created again: {again}");
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn a_machine_says_who_it_is_and_fetches_only_what_has_the_right_sum() {
     let program = machine.bed.path("bin/doctor-node");
     let refused = machine.run("install-doctor-node.sh", &["https://x/y", &"0".repeat(64)]);
     assert!(refused.code == 1 && refused.err.contains("is not used"), "{}", refused.err);
-    assert_eq!(fs::read_dir(machine.bed.path("bin")).unwrap().count(), 3, "nothing is left behind");
+    assert_eq!(fs::read_dir(machine.bed.path("bin")).unwrap().count(), 3, "no files are left behind");
     assert_eq!(machine.run("install-doctor-node.sh", &["https://x/y", sum]).code, 0);
     assert_eq!(fs::read_to_string(&program).unwrap(), "foo\n");
     assert_eq!(fs::metadata(&program).unwrap().permissions().mode() & 0o777, 0o755);

@@ -117,7 +117,7 @@ pub(crate) fn demo() -> &'static Bed {
     DEMO.get_or_init(|| {
         let bed = Bed::new();
         let said = bed.expect(0, &["demo", "--nodes", "24", "--days", "3", "--seed", "7", "--dir", "demo"]);
-        said.says("Look into it");
+        said.says("Explore it");
         bed
     })
 }

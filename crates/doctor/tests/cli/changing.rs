@@ -86,8 +86,8 @@ fn a_backup_restores_into_an_empty_store_only() {
     let bed = demo_copy();
     bed.expect(0, &with_store(&["db", "backup", "copy.db"])).says("Wrote a backup");
     bed.expect(1, &with_store(&["db", "backup", "copy.db"])).complains("exists already");
-    bed.expect(0, &with_store(&["db", "verify"])).says("The store is sound.");
-    bed.expect(6, &["db", "restore", "copy.db", "--store", "new.db"]).complains("Would fill");
+    bed.expect(0, &with_store(&["db", "verify"])).says("The store is consistent.");
+    bed.expect(6, &["db", "restore", "copy.db", "--store", "new.db"]).complains("Would restore");
     assert!(!bed.path("new.db").exists(), "asking leaves nothing behind");
     bed.expect(0, &["db", "restore", "copy.db", "--store", "new.db", "--yes"]).says("Restored");
     assert_eq!(bed.json(&["nodes", "--store", "new.db"]), bed.json(&with_store(&["nodes"])));

@@ -225,7 +225,7 @@ fn install(plane: &ControlPlane, helm: &Path, bed: &Bed) {
     let other = ["upgrade", "doctor", "cluster-doctor", "--set", "store.kind=postgres"];
     helm(&other).says("create secret generic cluster-doctor-store");
     helm(&["uninstall", "doctor"]);
-    assert_eq!(claims(), 2, "the history is not thrown away with the release");
+    assert_eq!(claims(), 2, "the claims outlive the release");
 }
 
 /// Returns the status of a controller's answer; 0 while it does not answer.
@@ -276,13 +276,13 @@ fn what_is_printed_makes_a_controller_that_outlives_its_api_server() {
     let mut command = bed.command(&["serve", "--config", "mounted/doctor.toml"]);
     command.env("KUBECONFIG", account);
     let mut service = Service::of(command);
-    service.says("agents may report");
+    service.says("agent endpoint listening");
     until("a controller that is ready", || status(port, "/readyz") == 200 && status(port, "/healthz") == 200);
     plane.kill_apiserver().unwrap();
     service.says("read the cluster state");
-    assert_eq!((status(port, "/healthz"), status(port, "/readyz")), (200, 200), "a restart would mend nothing");
+    assert_eq!((status(port, "/healthz"), status(port, "/readyz")), (200, 200), "a restart would not help");
     plane.restart_apiserver().unwrap();
-    service.says("the trouble is over");
+    service.says("problems resolved");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
     // A new API server does not know any permissions for a moment.
@@ -294,7 +294,7 @@ fn what_is_printed_makes_a_controller_that_outlives_its_api_server() {
 fn a_setting_that_is_not_there_or_not_right_is_refused_by_name() {
     let bed = Bed::new();
     for (args, complaint) in [
-        (["--set", "store.sise=1Gi"], "there is no setting `store.sise`; near it: store.kind"),
+        (["--set", "store.sise=1Gi"], "unknown setting `store.sise`; similar settings: store.kind"),
         (["--set", "store.size=ten"], "`store.size` is \"ten\", expected a size, such as 20Gi"),
         (["--set", "store.size"], "SETTING=VALUE"),
         (["--image", "a b"], "`images.node` is \"a b\", expected an image"),
@@ -349,13 +349,13 @@ fn a_config_map_that_changes_is_in_force_without_a_restart() {
     service.says("started");
     // The length is the same, so that only the content differs.
     map.turn(&[("doctor.toml", &doctor), ("policy.toml", &format!("version = 2\n{policy}"))]);
-    service.says("the changed configuration is in force policy=2");
+    service.says("configuration reloaded policy=2");
     map.turn(&[("doctor.toml", &doctor), ("policy.toml", "version = 3\nmode = \"yolo\"\n")]);
-    service.says("the changed configuration is not used, the last good one is");
+    service.says("configuration reload failed, the last valid configuration stays in force");
     map.turn(&[("doctor.toml", &doctor), ("policy.toml", &format!("version = 4\n{policy}"))]);
-    service.says("the changed configuration is in force policy=4");
-    types.turn(&[("ours.toml", "sku = \"ours\"\nversion = 2\nlike = \"nobody\"\n")]);
-    service.says("nobody");
+    service.says("configuration reloaded policy=4");
+    types.turn(&[("ours.toml", "sku = \"ours\"\nversion = 2\nlike = \"hgx-h999\"\n")]);
+    service.says("hgx-h999");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
 }

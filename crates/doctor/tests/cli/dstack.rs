@@ -54,7 +54,7 @@ fn idle_instances_are_validated_and_given_up_to_users() {
     std::fs::create_dir(bed.path("data")).unwrap();
     bed.policy_for(&["memory"], "version = 1\n");
     configure(&bed, &dstack, "");
-    bed.expect(0, &["config", "check", "--live"]).says("dstack 0.22.5").says("All of it is good.");
+    bed.expect(0, &["config", "check", "--live"]).says("dstack 0.22.5").says("All checks passed.");
 
     // One is behind a cut link and the GPUs of another fail: only the first is free.
     dstack.cut(2).unwrap();
@@ -85,13 +85,13 @@ fn idle_instances_are_validated_and_given_up_to_users() {
     let retried = json!({ "retry": { "on_events": ["no-capacity"], "duration": "1h" } });
     dstack.submit_as_user("patient", Some(1), "exec sleep 3600", &retried).unwrap();
     dstack.wait_for_run("patient", "running").unwrap();
-    until("the row of what was begun", || rows(&bed, "slow").iter().any(|row| row["node"] == "bed-0"));
+    until("the history row of the active run", || rows(&bed, "slow").iter().any(|row| row["node"] == "bed-0"));
     let row = rows(&bed, "slow").into_iter().find(|row| row["node"] == "bed-0").unwrap();
     assert_eq!((&row["verdict"], &row["reason"]), (&json!("inconclusive"), &json!("node-taken")), "{row}");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    assert!(!log.contains(&dstack.admin().token), "the token is in no log");
-    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    assert!(!log.contains(&dstack.admin().token), "the log must not contain the token");
+    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }
 
 #[test]
@@ -112,8 +112,8 @@ fn a_failing_instance_is_examined_and_proved_over_ssh() {
     dstack.set_health(1, &Health::Failure("GPU 5 has a volatile DBE")).unwrap();
     dstack.wait_for_instance(1, "failing", |instance| instance["health_status"] == "failure").unwrap();
     let service = Service::start(&bed);
-    until("a first look", || bed.doctor(&["why", "bed-0"]).out.contains("GPU 5 has a volatile DBE"));
-    assert_eq!(passed(&bed), [""; 0], "nothing is run there as a matter of course");
+    until("the first check", || bed.doctor(&["why", "bed-0"]).out.contains("GPU 5 has a volatile DBE"));
+    assert_eq!(passed(&bed), [""; 0], "no routine runs there");
     bed.expect(0, &["quarantine", "bed-0", "--why", "dstack says failure", "--yes"]);
     until("the examination", || passed(&bed) == ["bed-0"]);
     until("the advice", || bed.doctor(&["why", "bed-0"]).out.contains("the examination recommends return"));
@@ -121,10 +121,10 @@ fn a_failing_instance_is_examined_and_proved_over_ssh() {
     until("its return", || bed.json(&["nodes"])[0]["life"] == "in-service");
     let all = rows(&bed, "memory");
     let runs: BTreeSet<String> = all.iter().map(|row| row["run"].to_string()).collect();
-    assert!(runs.len() == all.len() && runs.len() >= 2, "an examination and a proof, each taken in once: {all:?}");
+    assert!(runs.len() == all.len() && runs.len() >= 2, "an examination and a requalification, each stored once: {all:?}");
     let told = dstack.ask("/api/runs/list", &json!({ "only_active": false })).unwrap();
     assert_eq!(told, json!([]), "dstack itself started nothing");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }

@@ -215,7 +215,7 @@ fn every_step_of_the_guide_from_nothing_to_a_tested_fleet_works_as_it_is_printed
     check_again(&mut page);
     try_the_network(&mut page);
 
-    page.head(0, "doctor fleet hosts --hosts 'host[1-2]'").says("- host3 127.0.1.3").says("are written: 2 hosts asked");
+    page.head(0, "doctor fleet hosts --hosts 'host[1-2]'").says("- host3 127.0.1.3").says("were written: 2 hosts queried");
     assert_eq!(
         (stage.on_head("hostfile"), stage.on_head("hostfile-ip")),
         ("host1\nhost2\n".into(), "127.0.1.1\n127.0.1.2\n".into())
@@ -223,14 +223,14 @@ fn every_step_of_the_guide_from_nothing_to_a_tested_fleet_works_as_it_is_printed
     page.head(0, "doctor fleet exec --hostfile hostfile -- uptime").says("load average");
     page.next(At::Azure, azure::SHOW_REMOVAL);
     page.next(At::Azure, azure::TAKE_AWAY);
-    assert_eq!(page.rest.next(), None, "a command of the page that nobody runs");
+    assert_eq!(page.rest.next(), None, "a command of the page that is not tested");
 }
 
 /// Steps 1 to 3.
 fn make(page: &mut Reader<'_>) {
     page.here("doctor fleet provision --example > cluster.toml");
     page.here("doctor fleet cloud-init cluster.toml > cloud-init.yaml");
-    page.here("doctor fleet cloud-init --check cloud-init.yaml").says("knows every word");
+    page.here("doctor fleet cloud-init --check cloud-init.yaml").says("known to cloud-init");
     page.here("doctor fleet provision cluster.toml --plan --fresh")
         .says("az vmss create")
         .says("host files and host keys on the head node");

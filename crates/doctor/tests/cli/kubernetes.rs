@@ -206,12 +206,12 @@ fn nodes_are_tested_by_real_jobs_and_a_bad_one_is_marked_until_it_is_proven() {
 
     let label =
         |node: &str, name: &str| cluster.node(node)["metadata"]["labels"][format!("cluster-doctor.io/{name}")].clone();
-    until("what is known to be written on the nodes", || {
+    until("results written on the nodes", || {
         label("gpu-1", "status") == "pass" && label("gpu-2", "status") == "pass"
     });
 
     bed.policy_for(&["memory", "cpu-online"], BAD);
-    service.says("the changed configuration is in force policy=2");
+    service.says("configuration reloaded policy=2");
     bed.expect(0, &["test", "gpu-1", "--test", "memory", "--why", "a planted fault", "--yes"]);
     let taint = || taint_of(&cluster, "gpu-1");
     until("the taint", || taint().contains("cluster-doctor.io/unhealthy"));
@@ -231,17 +231,17 @@ fn nodes_are_tested_by_real_jobs_and_a_bad_one_is_marked_until_it_is_proven() {
     );
 
     bed.policy_for(&["memory", "cpu-online"], "version = 3\n[repair]\nexamine = [\"memory\", \"cpu-online\"]\n");
-    service.says("the changed configuration is in force policy=3");
+    service.says("configuration reloaded policy=3");
     bed.expect(0, &["release", "gpu-1", "--why", "it was planted", "--yes"]);
     until("the node to be back", || !taint().contains("cluster-doctor"));
-    assert_eq!(bed.json(&["history", "gpu-1", "--test", "memory"])[0]["verdict"], "pass", "it was proven");
+    assert_eq!(bed.json(&["history", "gpu-1", "--test", "memory"])[0]["verdict"], "pass", "requalified");
     until("the node to pass again", || label("gpu-1", "status") == "pass" && label("gpu-1", "severity").is_null());
     assert_eq!(label("gpu-2", "status"), "pass");
 
     // An operator quarantines the node: it is examined, the advice is recorded, and it stays out of service.
     bed.expect(0, &["quarantine", "gpu-2", "--why", "it smells", "--yes"]);
     until("the advice", || annotation("gpu-2", "quarantine-result")["recommendation"] == "return");
-    assert!(taint_of(&cluster, "gpu-2").contains("unhealthy"), "a person decides");
+    assert!(taint_of(&cluster, "gpu-2").contains("unhealthy"), "an operator decides");
     assert_eq!(cluster.node("gpu-2")["spec"]["unschedulable"], true);
     bed.doctor(&["why", "gpu-2"]).says("the examination recommends return");
     bed.expect(0, &["release", "gpu-2", "--why", "it does not", "--yes"]);
@@ -250,5 +250,5 @@ fn nodes_are_tested_by_real_jobs_and_a_bad_one_is_marked_until_it_is_proven() {
     assert_eq!(cluster.node("gpu-2")["spec"]["unschedulable"], Value::Null);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }

@@ -125,7 +125,7 @@ impl Stage {
     /// Changes the policy of the service and the agent, and waits until both report that it is in force.
     fn judge_by(&self, policy_text: &str, version: u32, service: &mut Service, agent: &mut Service) {
         policy(&self.bed, policy_text);
-        service.says(&format!("the changed configuration is in force policy={version}"));
+        service.says(&format!("configuration reloaded policy={version}"));
         agent.hang_up();
         agent.says(&format!("the changed configuration is in force, policy version {version}"));
     }
@@ -139,10 +139,10 @@ fn policy(bed: &Bed, beginning: &str) {
 fn an_agent_speaks_with_its_pods_token_and_what_it_finds_marks_the_node_until_it_is_proven() {
     let Some(stage) = Stage::new() else { return };
     let mut service = Service::start(&stage.bed);
-    service.says("agents may report");
+    service.says("agent endpoint listening");
     let mut agent = stage.agent("gpu-1");
     agent.says("reporting as gpu-1 to http://127.0.0.1:");
-    until("the agent to be heard", || stage.listed("gpu-1")["state"] == "reports");
+    until("a report of the agent", || stage.listed("gpu-1")["state"] == "reports");
     assert_eq!(stage.listed("gpu-1")["speaks_by"], "token");
     stage.bed.expect(0, &["agent", "list"]).says("token");
 
@@ -172,7 +172,7 @@ fn an_agent_speaks_with_its_pods_token_and_what_it_finds_marks_the_node_until_it
     until("label and annotation to say so", || {
         written("labels", "status") != "fail" && !written("annotations", "results").contains("a planted fault")
     });
-    assert_eq!(stage.bed.json(&["history", "gpu-1", "--test", "memory"])[0]["verdict"], "pass", "it was proven");
+    assert_eq!(stage.bed.json(&["history", "gpu-1", "--test", "memory"])[0]["verdict"], "pass", "requalified");
 
     stage.bed.expect(0, &["agent", "revoke", "gpu-1", "--why", "taken over", "--yes"]);
     stage.kernel_says(FAULT);
@@ -182,27 +182,27 @@ fn an_agent_speaks_with_its_pods_token_and_what_it_finds_marks_the_node_until_it
     assert_eq!(code, Some(0), "{log}");
     let token = stage.bed.read("token");
     let (_, said) = agent.stop();
-    assert!(!log.contains(&token) && !said.contains(&token), "the token stands in a log");
+    assert!(!log.contains(&token) && !said.contains(&token), "a log contains the token");
 }
 
 #[test]
 fn a_live_check_names_who_is_not_heard_and_while_the_api_server_is_away_no_token_is_believed_and_nothing_is_lost() {
     let Some(stage) = Stage::new() else { return };
-    assert_eq!(stage.live("store")["text"].as_str().map(|text| text.ends_with("the first start makes it")), Some(true));
+    assert_eq!(stage.live("store")["text"].as_str().map(|text| text.ends_with("the first start creates it")), Some(true));
     assert_eq!(stage.live("data")["standing"], "good");
-    assert_eq!(stage.live("agents")["standing"], "unknown", "without a store nobody knows");
+    assert_eq!(stage.live("agents")["standing"], "unknown", "not known without a store");
     let mut service = Service::start(&stage.bed);
-    service.says("agents may report");
+    service.says("agent endpoint listening");
     let mut agent = stage.agent("gpu-1");
-    until("the agent to be heard", || stage.listed("gpu-1")["state"] == "reports");
+    until("a report of the agent", || stage.listed("gpu-1")["state"] == "reports");
     until("a cycle that knows of the agent", || stage.bed.json(&["status"])["silent"]["agents"] == 1);
     let agents = stage.live("agents");
-    assert!(agents["text"].to_string().contains("1 of 2 GPU nodes were not heard: gpu-2"), "{agents}");
-    assert!(agents["remedy"].to_string().contains("no pod of cluster-doctor-agent is on gpu-2"), "{agents}");
+    assert!(agents["text"].to_string().contains("1 of 2 GPU nodes did not report: gpu-2"), "{agents}");
+    assert!(agents["remedy"].to_string().contains("no pod of cluster-doctor-agent runs on gpu-2"), "{agents}");
     // The policy's ConfigMap for jobs does not exist here: it is reported with its remedy.
     let said = stage.bed.expect(1, &["config", "check", "--live"]);
     said.says("bad      policy in ConfigMap policy").says("create configmap policy --from-file=policy.toml");
-    said.says("good     rights: all ").says("unknown  image: not verified").says("to be mended");
+    said.says("good     rights: all ").says("unknown  image: not verified").says(" failed; ");
 
     stage.cluster.plane.kill_apiserver().unwrap();
     service.says("read the cluster state");

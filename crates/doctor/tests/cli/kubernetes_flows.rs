@@ -76,7 +76,7 @@ fn free_nodes_are_tested_five_at_a_time_and_users_come_first() {
             .any(|job| is_over(job) && job["metadata"]["annotations"]["cluster-doctor.io/cancelled"].is_string())
     });
     until("why it was", || bed.doctor(&["why", "stuck-1"]).out.contains("pending"));
-    assert!(rows().iter().all(|row| row["node"] != "stuck-1"), "what never started leaves no row");
+    assert!(rows().iter().all(|row| row["node"] != "stuck-1"), "a run that never started has no history row");
 
     // A user takes the node of a running job: the scheduler itself preempts ours.
     cluster.plane.make(&json!({
@@ -85,7 +85,7 @@ fn free_nodes_are_tested_five_at_a_time_and_users_come_first() {
             "containers": [{ "name": "train", "image": "train", "command": ["train"],
                 "resources": { "limits": { "nvidia.com/gpu": "8" } } }] },
     }));
-    until("the row of what was begun", || rows().iter().any(|row| row["node"] == "slow-1"));
+    until("the history row of the active run", || rows().iter().any(|row| row["node"] == "slow-1"));
     let row = rows().into_iter().find(|row| row["node"] == "slow-1").unwrap();
     assert_eq!((&row["verdict"], &row["reason"]), (&json!("inconclusive"), &json!("node-taken")), "{row}");
     until("the user to have the node", || {
@@ -93,7 +93,7 @@ fn free_nodes_are_tested_five_at_a_time_and_users_come_first() {
     });
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn a_controller_killed_between_taint_and_job_leaves_nothing_behind_and_doubles_n
     assert_eq!(of_runs.len(), 1, "one run, one job");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn while_we_only_observe_nodes_are_tested_and_nothing_is_written_on_them() {
     });
     // The effects of the result follow in later cycles.
     bed.policy_for(&["memory"], &format!("version = 2\n{sweep}"));
-    service.says("the changed configuration is in force policy=2");
+    service.says("configuration reloaded policy=2");
     let node = cluster.node("gpu-1");
     assert_eq!(node["spec"]["taints"], Value::Null);
     let ours =

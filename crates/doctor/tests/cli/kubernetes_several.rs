@@ -25,7 +25,7 @@ fn nodes_are_tested_together_and_the_one_that_fails_with_every_partner_is_named(
     bed.expect(2, &["test", "--nodes", "gpu-1", "collective", "--yes"]).complains("two nodes at least");
     bed.expect(2, &["test", "gpu-1", "--test", "collective-nodes", "--yes"]).complains("--nodes A,B");
     bed.expect(0, &["test", "--nodes", "gpu-1,bad-1", "collective", "--why", "training is slow", "--yes"]);
-    until("somebody to be named", || bed.doctor(&["audit"]).out.contains("at fault: bad-1"));
+    until("the faulty node to be identified", || bed.doctor(&["audit"]).out.contains("at fault: bad-1"));
     bed.doctor(&["why", "bad-1"]).says("fails together with each of gpu-1, gpu-2, gpu-3");
     for node in ["gpu-1", "gpu-2", "gpu-3"] {
         let why = bed.doctor(&["why", node]);
@@ -45,12 +45,12 @@ fn nodes_are_tested_together_and_the_one_that_fails_with_every_partner_is_named(
         cluster.plane.request("GET", &format!("/api/v1/namespaces/{NAMESPACE}/services/{name}"), None).unwrap();
     let met: Value = serde_json::from_str(&answer.text).unwrap();
     assert_eq!((&met["spec"]["clusterIP"], &met["spec"]["publishNotReadyAddresses"]), (&json!("None"), &json!(true)));
-    assert_eq!(met["metadata"]["ownerReferences"][0]["uid"], job["metadata"]["uid"], "it goes with the job");
+    assert_eq!(met["metadata"]["ownerReferences"][0]["uid"], job["metadata"]["uid"], "deleted together with the job");
 
     // Good nodes are confirmed by a single run.
     bed.expect(0, &["test", "--nodes", "gpu-[1-3]", "--yes"]);
-    until("all to be well", || bed.doctor(&["audit"]).out.contains("all nodes pass together"));
+    until("all to pass", || bed.doctor(&["audit"]).out.contains("all nodes pass together"));
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }

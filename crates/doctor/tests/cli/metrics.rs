@@ -46,7 +46,7 @@ fn a_controllers_numbers_are_as_declared_and_prometheus_reads_them() {
     bed.write("doctor.toml", &(bed.read("doctor.toml").replace("[backend", &metrics) + "busy_file = \"busy\"\n"));
     let controller = Service::start(&bed);
     let mut text = String::new();
-    until("a scrape of a cluster that was looked at", || {
+    until("a scrape after the first cycle", || {
         text = scrape(port).unwrap_or_default();
         text.contains("doctor_nodes{use=\"busy\"} 1\n")
     });

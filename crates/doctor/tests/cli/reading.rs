@@ -36,10 +36,10 @@ fn nodes_lists_every_node_with_a_word_for_every_test() {
     let said = bed.expect(0, &with_store(&["nodes"]));
     let lines: Vec<&str> = said.out.lines().collect();
     assert_eq!(lines.len(), 1 + 24 + 1, "{}", said.out);
-    for column in ["NODE", "POOL", "LIFE", "USE", "DL", "NCCL", "STORAGE", "NOTE"] {
+    for column in ["NODE", "POOL", "STATE", "USE", "DL", "NCCL", "STORAGE", "NOTE"] {
         assert!(lines[0].contains(column), "{}", lines[0]);
     }
-    assert!(lines.last().unwrap().starts_with("24 nodes; cluster seen"), "{}", said.out);
+    assert!(lines.last().unwrap().starts_with("24 nodes; cluster observed"), "{}", said.out);
     assert!(!said.out.contains('\x1b'), "no colour without a terminal");
 }
 
@@ -78,7 +78,7 @@ fn why_tells_everything_about_a_node_and_what_to_do() {
     assert_eq!(json["node"], "node001");
     assert_eq!(json["test_lines"].as_array().unwrap().len(), 3);
     assert!(!json["next"].as_array().unwrap().is_empty());
-    bed.expect(2, &with_store(&["why", "nobody"])).complains("no node `nobody`");
+    bed.expect(2, &with_store(&["why", "unknown"])).complains("no node `unknown`");
 }
 
 #[test]
@@ -131,19 +131,19 @@ fn explain_knows_checks_rules_and_reasons() {
 fn explain_knows_the_numbers_of_nvidia() {
     let bed = Bed::new();
     let said = bed.expect(0, &["explain", "xid", "79"]);
-    said.says("Xid 79: GPU off bus: it no longer responds on PCIe.").says("RESTART_BM: boot the machine");
+    said.says("Xid 79: GPU off bus: it no longer responds on PCIe.").says("RESTART_BM: reboot the machine");
     said.says("Ours         reboot").says("gpud fatal").says("Azure's runbook").says("gpu-xid-79: event xid-79");
     bed.expect(0, &["explain", "xid", "64"]).says("xid-64-reboot (reboot)").says("gpu-xid-64-reboot");
-    bed.expect(0, &["explain", "xid", "13"]).says("counted, not judged").says("compute-sanitizer");
+    bed.expect(0, &["explain", "xid", "13"]).says("only counted").says("compute-sanitizer");
     bed.expect(0, &["explain", "sxid", "12030"]).says("gpud only warns").says("nvswitch-sxid-12030");
     bed.expect(0, &["explain", "dcgm", "30"]).says("DCGM_FR_LOW_BANDWIDTH").says("triage");
     assert_eq!(bed.json(&["explain", "xid", "48"])["xid"]["severity"], "reset");
     bed.expect(2, &["explain", "xid", "999"]).complains("no Xid `999`").complains("1 to 172");
     bed.expect(2, &["explain", "sxid", "1"]).complains("no SXid `1`");
     bed.expect(2, &["explain", "dcgm", "many"]).complains("no DCGM error `many`");
-    bed.expect(2, &["explain", "xid"]).complains("which one?");
+    bed.expect(2, &["explain", "xid"]).complains("the number is missing");
     bed.expect(0, &["explain", "dcgm"]).says("dcgm: do the GPUs pass NVIDIA");
-    bed.expect(2, &["explain", "disk-space", "3"]).complains("a number stands only behind");
+    bed.expect(2, &["explain", "disk-space", "3"]).complains("take a number, not `disk-space`");
 }
 
 #[test]

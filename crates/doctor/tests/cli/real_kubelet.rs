@@ -207,12 +207,12 @@ fn jobs_run_in_containers_and_their_results_are_kept_whatever_happens_to_pod_and
     withdrawn(&cluster);
     agents(&cluster);
     cluster.change_policy("1s", BAD);
-    service.says("the changed configuration is in force policy=5");
+    service.says("configuration reloaded policy=5");
     rebooted(&cluster);
 
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    cluster.bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    cluster.bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }
 
 /// The controller's image needs no root, no capabilities and no writable root file system.
@@ -245,7 +245,7 @@ fn controller_without_rights(cluster: &Cluster) {
         matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"))
     });
     let log = cluster.plane.request("GET", "/api/v1/namespaces/default/pods/controller/log", None).unwrap();
-    assert!(pod["status"]["phase"] == "Succeeded" && log.text.contains("is good"), "{log:?}\n{}", pod["status"]);
+    assert!(pod["status"]["phase"] == "Succeeded" && log.text.contains("is valid"), "{log:?}\n{}", pod["status"]);
 }
 
 /// From submission to the stored result with its log.
@@ -297,7 +297,7 @@ fn nothing_shared(cluster: &mut Cluster, shared: &str) -> Service {
         carried(cluster, test);
     }
     cluster.change_policy("60s", LARGE);
-    service.says("the changed configuration is in force policy=3");
+    service.says("configuration reloaded policy=3");
     let (run, pod) = cluster.test(&["memory", "storage"]);
     let log = format!("{PODS}/{pod}/log");
     until("the storage test to run", || {
@@ -333,7 +333,7 @@ fn pod_deleted(cluster: &Cluster) {
 /// An operator holds the node: the job is ended, and has time to sign what had finished.
 fn withdrawn(cluster: &Cluster) {
     let (run, _) = cluster.test_storage();
-    cluster.bed.expect(0, &["hold", NODE, "--why", "somebody needs it", "--yes"]);
+    cluster.bed.expect(0, &["hold", NODE, "--why", "needed for debugging", "--yes"]);
     cluster.until_ended(&run, ("Failed", "DeadlineExceeded"));
     cut_short(cluster, &run);
     until("the run to be given up", || cluster.audit().contains("withdrawn: the job ended (killed)"));
@@ -370,7 +370,7 @@ fn agents(cluster: &Cluster) {
             agents.as_array().unwrap().iter().find(|agent| agent["node"] == NODE && agent["state"] == "reports");
         found.cloned()
     };
-    until("the agent to be heard", || heard().is_some());
+    until("a report of the agent", || heard().is_some());
     assert_eq!(heard().unwrap()["speaks_by"], "token");
     let first = agent().unwrap();
     let sources =
@@ -389,7 +389,7 @@ fn agents(cluster: &Cluster) {
         !began.is_empty()
     });
     // The report time is stored once a minute. Timestamps sort as text.
-    until("the other to be heard", || heard().is_some_and(|agent| *agent["heard"].as_str().unwrap() > *began));
+    until("a report of the other agent", || heard().is_some_and(|agent| *agent["heard"].as_str().unwrap() > *began));
 }
 
 /// On a bad node a privileged pod runs the reboot command of the node's system. That alone does not complete the step.

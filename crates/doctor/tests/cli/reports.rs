@@ -107,9 +107,9 @@ fn a_case_is_packed_with_what_a_vendor_asks_for() {
     }
     let machines: serde_json::Value = serde_json::from_str(&file("machines.json")).unwrap();
     assert!(machines.as_array().unwrap().iter().any(|machine| machine["of_the_case"] == true), "{machines}");
-    assert_eq!(file("more/bug-report.log"), "token=abcdef", "what is added is added as it is");
+    assert_eq!(file("more/bug-report.log"), "token=abcdef", "added files are not changed");
     assert!(std::fs::read_dir(bed.path(&format!("case-{case}/evidence"))).unwrap().count() > 0);
-    assert!(file("summary.md").contains("It was not taken: nobody asked for it"), "{}", file("summary.md"));
+    assert!(file("summary.md").contains("It was not taken: not requested"), "{}", file("summary.md"));
     bed.expect(2, &["bundle", "c0000000000000", "--store", store]).complains("no case");
 }
 
@@ -146,9 +146,9 @@ fn a_controller_writes_the_report_of_yesterday_once() {
     let [page] = &written()[..] else { panic!("{:?}", written()) };
     std::fs::write(page, "seen").unwrap();
     let controller = Service::start(&bed);
-    until("a second life of the controller", || bed.json(&["status"])["leader"]["is"] == "leads");
+    until("the restarted controller", || bed.json(&["status"])["leader"]["is"] == "leads");
     controller.stop();
-    assert_eq!(std::fs::read_to_string(page).unwrap(), "seen", "what is there is not written again");
+    assert_eq!(std::fs::read_to_string(page).unwrap(), "seen", "an existing report is not rewritten");
 }
 
 #[test]

@@ -9,8 +9,8 @@ fn init_writes_commented_defaults_that_are_good_and_overwrites_nothing() {
     assert!(bed.read("site/policy.toml").contains("# Concurrent validation jobs"));
     // The default data directory does not exist here.
     let said = bed.doctor(&["config", "check", "--config", "site/doctor.toml"]);
-    said.says("site/doctor.toml is good.").says("disk-space");
-    bed.expect(2, &["config", "init", "site"]).complains("is there already");
+    said.says("site/doctor.toml is valid.").says("disk-space");
+    bed.expect(2, &["config", "init", "site"]).complains("exists and is not overwritten");
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn a_policy_that_names_what_does_not_exist_is_refused() {
     }
     bed.write("policy.toml", "[repair]\nproving = [\"quarantine\"]\n[suites.standard]\nevery = \"7d\"\n");
     bed.expect(0, &["explain", "suites"]).says("Suite standard: ").says("older than 7d");
-    bed.expect(0, &["explain", "dl-long"]).says("asked for, or to prove").says("heat = ");
+    bed.expect(0, &["explain", "dl-long"]).says("on request, or to requalify").says("heat = ");
     bed.write("doctor.toml", "policy = \"missing.toml\"\n");
     bed.expect(4, &["config", "check"]).complains("missing.toml").complains("No such file");
 }
@@ -94,7 +94,7 @@ fn profiles_of_other_tools_are_imported_and_judge() {
     bed.write("nd8_v9.conf", " * || check_gpu_count 8\n * || check_hw_ib 400 mlx5_ib0:1\n * || check_gpu_xid\n");
     let files = ["instance-profiles.conf", "nd8_v9.conf"];
     let said = bed.expect(1, &["import", "profiles", files[0], files[1], "--out", "profiles"]);
-    said.says("instance-profiles.conf:3: expected").says("2 profiles written; 3 lines used, 1 about");
+    said.says("instance-profiles.conf:3: expected").says("2 profiles written; 3 lines used, 1 covered");
     assert!(bed.read("profiles/nd8_v9.toml").contains("fabric_ports_active = 1"));
     bed.expect(0, &["import", "profiles", files[1], "--out", "profiles"]);
 
@@ -102,7 +102,7 @@ fn profiles_of_other_tools_are_imported_and_judge() {
     bed.write("doctor.toml", &format!("profiles = [\"profiles\"]\n{text}"));
     bed.write("profiles/nd8_v9.toml", "sku = \"nd8_v9\"\nversion = 1\nlike = \"hgx-h999\"\n");
     bed.expect(4, &["config", "check"]).complains("hgx-h999");
-    bed.expect(1, &["import", "profiles", files[1], "--out", "profiles"]).says("left as it is");
+    bed.expect(1, &["import", "profiles", files[1], "--out", "profiles"]).says("kept, although it differs");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn a_live_check_asks_whether_what_is_named_is_there() {
     let bed = Bed::local();
     let said = bed.expect(0, &["config", "check", "--live"]);
     said.says("good     store: ")
-        .says("the first start makes it")
+        .says("the first start creates it")
         .says("good     data: ")
         .says("good     cluster: local");
     assert!(!bed.path("doctor.db").exists(), "looking makes nothing");
@@ -120,6 +120,6 @@ fn a_live_check_asks_whether_what_is_named_is_there() {
     assert_eq!(store["standing"], "bad", "{view}");
     assert!(store["remedy"].is_string(), "{view}");
     std::fs::remove_dir(bed.path("data")).unwrap();
-    bed.expect(1, &["config", "check", "--live"]).says("bad      data: ").says("to be mended");
-    assert!(bed.json(&["config", "check"])["live"].is_null(), "only where it is asked for");
+    bed.expect(1, &["config", "check", "--live"]).says("bad      data: ").says(" failed; ");
+    assert!(bed.json(&["config", "check"])["live"].is_null(), "only with --live");
 }

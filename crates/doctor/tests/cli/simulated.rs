@@ -51,7 +51,7 @@ fn a_controller_on_a_served_cluster_tests_its_nodes_in_its_time() {
     let status = bed.json(&["status"]);
     assert_eq!(status["silent"]["agents"], 12);
     assert!(status["at"].as_str().unwrap().starts_with("2026-11-"), "time is the cluster's own: {}", status["at"]);
-    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }
 
 #[test]

@@ -30,7 +30,7 @@ case "$name $1" in
 sbatch* | scancel* | 'scontrol update' | 'scontrol create' | 'scontrol delete') ;;
 *) exec REAL/"$name" "$@" ;;
 esac
-# Names of runs and operations, and what is noted on the node, are made anew; what is done stays the same.
+# Names of runs and operations, and what is noted on the node, are rebuilt; what is done stays the same.
 key=KILLED/$(printf %s "$name $*" | sed -E 's/Extra=.*//; s/[[:alnum:]]{10,}//g; s/[0-9]//g' | cksum | cut -d ' ' -f 1)
 if [ ! -e "$key.before" ]; then
   echo "$name $*" >"$key.before"
@@ -157,14 +157,14 @@ fn users_come_first(generation: Generation) {
     slurm.wait_for_job(wants, "RUNNING").unwrap();
     assert!(asked.elapsed() < GIVEN_UP_WITHIN, "{:?}", asked.elapsed());
     assert_eq!(running(slurm).len(), 1, "{:?}", our_jobs(slurm));
-    until("the row of what was begun", || rows(bed, "slow").len() == 1);
+    until("the history row of the active run", || rows(bed, "slow").len() == 1);
     let row = &rows(bed, "slow")[0];
     assert_eq!((&row["verdict"], &row["reason"]), (&json!("inconclusive"), &json!("node-taken")), "{row}");
     assert!(our_jobs(slurm).iter().all(|[.., node]| node != "node1"), "{:?}", our_jobs(slurm));
     no_run_has_two_jobs(slurm);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn a_job_that_does_not_start_is_given_up_and_results_come_from_those_that_do() {
     until("a job that waits", || our_jobs(slurm).iter().any(|[_, state, _]| state == "PENDING"));
     until("its end", || our_jobs(slurm).iter().any(|[_, state, _]| state == "CANCELLED"));
     until("why it was", || bed.doctor(&["why", "node1"]).out.contains("pending"));
-    assert_eq!(rows(bed, "memory").len(), 2, "what never started leaves no row");
+    assert_eq!(rows(bed, "memory").len(), 2, "a run that never started has no history row");
     no_run_has_two_jobs(slurm);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
@@ -283,13 +283,13 @@ fn stays_closed_while_it_is_ours(generation: Generation) {
         let reservations = slurm.run("scontrol", &["show", "reservation", "-o"]).unwrap();
         slurm.node_state("node1").is_ok_and(|state| state == "IDLE+DRAIN") && !reservations.contains("doctor-")
     });
-    assert_eq!(slurm.job_state(user).unwrap(), "PENDING", "a person decides");
+    assert_eq!(slurm.job_state(user).unwrap(), "PENDING", "an operator decides");
     let before = rows(bed, "memory").len();
 
     bed.expect(0, &["release", "node1", "--why", "it does not", "--yes"]);
     service.until("the node to be back", || slurm.job_state(user).is_ok_and(|state| state == "RUNNING"));
     let proven = rows(bed, "memory");
-    assert_eq!(proven.len(), before + 1, "it was proven, once: {proven:?}");
+    assert_eq!(proven.len(), before + 1, "requalified once: {proven:?}");
     assert!(proven.iter().all(|row| row["verdict"] == "pass"), "{proven:?}");
     service.until("nothing of ours to be left", || !is_closed(slurm, "node1"));
     no_run_has_two_jobs(slurm);
@@ -301,7 +301,7 @@ fn stays_closed_while_it_is_ours(generation: Generation) {
         assert!(times >= 2, "killed before and after `{change}`: {noted:#?}");
     }
     assert!(service.starts > 10, "{} starts, {} kills", service.starts, noted.len());
-    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }
 
 #[test]
@@ -325,7 +325,7 @@ fn a_planted_fault_drains_the_node_and_an_operators_drain_stays_as_it_is() {
     until("all nodes to pass", || rows(bed, "memory").len() == 3);
 
     bed.policy_for(&["memory"], &BAD.replace("version = 2", "version = 2\nmode = \"act\"\n[allow]\ndrain = true"));
-    service.says("the changed configuration is in force policy=2");
+    service.says("configuration reloaded policy=2");
     bed.expect(0, &["test", "node1", "--test", "memory", "--why", "a planted fault", "--yes"]);
     until("the drain", || slurm.node_state("node1").is_ok_and(|state| state.contains("DRAIN")));
     until("the reason", || reason(slurm, "node1").starts_with("doctor:"));
@@ -334,16 +334,16 @@ fn a_planted_fault_drains_the_node_and_an_operators_drain_stays_as_it_is() {
     let theirs = reason(slurm, "node3");
 
     bed.policy_for(&["memory"], "version = 3\nmode = \"act\"\n[allow]\ndrain = true\n");
-    service.says("the changed configuration is in force policy=3");
+    service.says("configuration reloaded policy=3");
     bed.expect(0, &["release", "node1", "--why", "it was planted", "--yes"]);
     until("the node to be back", || slurm.node_state("node1").is_ok_and(|state| state == "IDLE"));
     let proven = rows(bed, "memory").into_iter().find(|row| row["node"] == "node1").unwrap();
-    assert_eq!(proven["verdict"], "pass", "it was proven: {proven}");
+    assert_eq!(proven["verdict"], "pass", "requalified: {proven}");
 
     assert!(slurm.node_state("node3").unwrap().contains("DRAIN"));
     assert_eq!(reason(slurm, "node3"), theirs);
     let of_theirs = rows(bed, "memory").iter().filter(|row| row["node"] == "node3").count();
-    assert_eq!(of_theirs, 1, "nothing was begun on it since");
+    assert_eq!(of_theirs, 1, "nothing was started on it since");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
 }
@@ -366,15 +366,15 @@ fn daemons_that_end_make_nodes_unknown_and_nothing_is_done_twice() {
 
     // Slurm cannot be queried: nothing is concluded, and the problem is reported once.
     slurm.kill(Daemon::Munge).unwrap();
-    until("the trouble in status", || bed.doctor(&["status"]).out.contains("read the nodes"));
+    until("the problem in status", || bed.doctor(&["status"]).out.contains("read the nodes"));
     slurm.restart(Daemon::Munge).unwrap();
-    service.says("the trouble is over");
+    service.says("problems resolved");
     slurm.stop(Daemon::Controller).unwrap();
-    until("the trouble in status", || bed.doctor(&["status"]).out.contains("read the nodes"));
+    until("the problem in status", || bed.doctor(&["status"]).out.contains("read the nodes"));
     slurm.restart(Daemon::Controller).unwrap();
     // Until a query succeeds, the node states are those from before slurmctld stopped; and a newly started slurmctld
     // knows no node until its slurmd has registered.
-    until("the trouble to be over", || !bed.doctor(&["status"]).out.contains("read the nodes"));
+    until("the problem to be resolved", || !bed.doctor(&["status"]).out.contains("read the nodes"));
     for node in ["node1", "node2"] {
         until("slurmd to register", || slurm.node_state(node).is_ok_and(|state| state == "IDLE"));
     }
@@ -385,10 +385,10 @@ fn daemons_that_end_make_nodes_unknown_and_nothing_is_done_twice() {
     assert_eq!(used("node1"), "free");
     assert!(!reason(slurm, "node2").starts_with("doctor:"), "silence is no fault of the node");
     slurm.restart(Daemon::Node("node2")).unwrap();
-    until("it to be free again", || used("node2") == "free");
+    until("the node to be free again", || used("node2") == "free");
     assert_eq!(rows(bed, "memory").len(), 2, "nothing was due");
     no_run_has_two_jobs(slurm);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }

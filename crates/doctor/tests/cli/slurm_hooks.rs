@@ -96,9 +96,9 @@ fn what_a_hook_sees_comes_to_the_controller_by_itself_or_by_the_agent_and_its_pe
     assert_eq!(hook(&bed, "prolog").code, 0);
 
     let mut service = Service::start(&bed);
-    service.says("agents may report");
+    service.says("agent endpoint listening");
     machine(&bed, "here/machine", DAMAGED);
-    until("a hook that is heard", || hook(&bed, "health").err.contains("; reported"));
+    until("a report of the hook", || hook(&bed, "health").err.contains("; reported"));
     let found = || bed.json(&["why", "here"])["open_findings"].to_string();
     until("the finding", || found().contains("ext4_lookup"));
     // The answer carried the breaker's permit. Only Slurm knows how many nodes are out already, and there is none here.
@@ -195,8 +195,8 @@ fn deploy_slurm_writes_a_folder_for_each_kind_of_machine_and_refuses_what_slurm_
     assert!(bed.path("site/controller/etc/systemd/system/doctor.service").exists());
     assert_eq!(bed.read("site/nodes/etc/cluster-doctor/policy.toml"), bed.read("policy.toml"));
     bed.expect(2, &["deploy", "slurm", "--out", "site"]).complains("is not overwritten");
-    bed.expect(2, &["deploy", "slurm", "--scripts", "/a b"]).complains("no blanks");
-    bed.expect(2, &["deploy", "slurm", "--user", "a b"]).complains("no name of a user");
+    bed.expect(2, &["deploy", "slurm", "--scripts", "/a b"]).complains("no spaces");
+    bed.expect(2, &["deploy", "slurm", "--user", "a b"]).complains("not a valid user name");
 }
 
 /// Configures a controller for this cluster with an agent endpoint.
@@ -239,9 +239,9 @@ fn drains_by_the_controller(generation: Generation) {
         settings(&bed, node, node, "");
     }
     let mut service = Service::start(&bed);
-    service.says("agents may report");
+    service.says("agent endpoint listening");
     let log = |node: &str| fs::read_to_string(bed.path(&format!("{node}/hook/hook.log"))).unwrap_or_default();
-    until("hooks that are heard", || nodes.iter().all(|node| log(node).contains("; reported")));
+    until("reports of the hooks", || nodes.iter().all(|node| log(node).contains("; reported")));
     // Each hook's report returns the breaker's permit.
     until("a permit", || bed.path("node1/agent/permit.json").exists());
 

@@ -51,7 +51,7 @@ fn the_one_that_fails_with_every_partner_is_named(generation: Generation, ports:
     let service = Service::start(bed);
     until("every node to be known as good", || rows(bed, "memory").len() == 4);
     bed.expect(0, &["test", "--nodes", "node[1-2]", "collective", "--why", "training is slow", "--yes"]);
-    until("somebody to be named", || bed.doctor(&["audit"]).out.contains("at fault: node2"));
+    until("the faulty node to be identified", || bed.doctor(&["audit"]).out.contains("at fault: node2"));
     bed.doctor(&["why", "node2"]).says("fails together with each of node1, node3, node4");
     for node in ["node1", "node3", "node4"] {
         let why = bed.doctor(&["why", node]);
@@ -59,7 +59,7 @@ fn the_one_that_fails_with_every_partner_is_named(generation: Generation, ports:
     }
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }
 
 #[test]

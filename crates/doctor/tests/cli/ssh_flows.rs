@@ -81,7 +81,7 @@ impl Site {
         Some(runs.flatten().find(claimed)?.file_name().into_string().unwrap())
     }
 
-    fn somebody(&self, options: &[&str], host: &str, command: &str) -> Child {
+    fn login(&self, options: &[&str], host: &str, command: &str) -> Child {
         let mut ssh = Command::new("ssh");
         ssh.arg("-F").arg(self.fleet.ssh_config()).args(options).args([host, command]);
         ssh.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
@@ -129,7 +129,7 @@ fn a_run_outlives_the_service_and_its_connection_and_its_result_is_taken_in_once
         &[],
         "[tests.slow.params]\ncommand = [\"/bin/sh\", \"-c\", \"until [ -e /root/go ]; do sleep 0.1; done; echo fine\"]\n",
     );
-    bed.expect(0, &["config", "check", "--live"]).says("all 1 are reached").says("All of it is good.");
+    bed.expect(0, &["config", "check", "--live"]).says("all 1 are reached").says("All checks passed.");
     let service = Service::start(bed);
     until("the run on the host", || site.run_on(0).is_some());
     let run = site.run_on(0).unwrap();
@@ -149,11 +149,11 @@ fn a_run_outlives_the_service_and_its_connection_and_its_result_is_taken_in_once
     log.says("| fine");
     assert_eq!(log.out.matches(" job: run ").count(), 1, "{}", log.out);
     bed.policy_for(&[], "version = 2\n");
-    service.says("the changed configuration is in force policy=2");
-    assert_eq!(rows(bed, "slow").len(), 1, "it was taken in once");
+    service.says("configuration reloaded policy=2");
+    assert_eq!(rows(bed, "slow").len(), 1, "stored once");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }
 
 #[test]
@@ -171,11 +171,11 @@ fn whoever_comes_to_a_host_gets_it_within_a_minute_and_a_lock_keeps_us_off() {
     until("the lock to be seen", || site.used("host3") == "busy");
 
     let asked = Instant::now();
-    let mut typist = site.somebody(&["-tt"], "host1", "while :; do :; done");
-    let mut trainer = site.somebody(&[], "host2", "exec 3</dev/nvidia0; read x");
+    let mut typist = site.login(&["-tt"], "host1", "while :; do :; done");
+    let mut trainer = site.login(&[], "host2", "exec 3</dev/nvidia0; read x");
     until("both hosts to be given up", || site.run_on(0).is_none() && site.run_on(1).is_none());
     assert!(asked.elapsed() < GIVEN_UP_WITHIN, "{:?}", asked.elapsed());
-    until("the rows of what was begun", || rows(bed, "slow").len() == 2);
+    until("the history rows of the active runs", || rows(bed, "slow").len() == 2);
     for row in rows(bed, "slow") {
         assert_eq!((&row["verdict"], &row["reason"]), (&json!("inconclusive"), &json!("node-taken")), "{row}");
     }
@@ -193,7 +193,7 @@ fn whoever_comes_to_a_host_gets_it_within_a_minute_and_a_lock_keeps_us_off() {
     bed.doctor(&["why", "host3"]).says("/run/site-lock exists");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }
 
 #[test]
@@ -238,10 +238,10 @@ fn a_reboot_that_does_not_come_back_is_told_by_its_deadline_and_one_that_does_is
     let bad = "[[rules]]\nid = \"bad\"\ncheck = \"memory\"\nmetric = \"mem_total_bytes\"\nabove = 0.0\n\
         severity = \"reboot\"\nreason = \"bad-memory\"\ntext = \"a planted fault\"\n";
     site.bed.policy_for(&["memory"], &format!("version = 2\n{acting}{bad}"));
-    service.says("the changed configuration is in force policy=2");
+    service.says("configuration reloaded policy=2");
     site.bed.expect(0, &["test", "host1", "--test", "memory", "--why", "a planted fault", "--yes"]);
     let times = || fs::read_to_string(&told).map_or(0, |text| text.lines().count());
-    until("the host to be told", || times() == 1);
+    until("the reboot command on the host", || times() == 1);
     // The host does not reboot.
     until("the deadline", || site.bed.doctor(&["audit"]).out.contains("reboot did not happen within 5s"));
     until("the second try", || times() == 2);
@@ -252,7 +252,7 @@ fn a_reboot_that_does_not_come_back_is_told_by_its_deadline_and_one_that_does_is
     assert_eq!(times(), 2);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    site.bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    site.bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }
 
 #[test]
@@ -276,15 +276,15 @@ fn before_a_reboot_the_hosts_own_report_is_put_away() {
     let mut service = Service::start(&site.bed);
     until("all hosts to pass", || rows(&site.bed, "memory").len() == 3);
     site.bed.policy_for(&["memory"], &format!("version = 2\n{acting}{bad}"));
-    service.says("the changed configuration is in force policy=2");
+    service.says("configuration reloaded policy=2");
     site.bed.expect(0, &["test", "host1", "--test", "memory", "--why", "a planted fault", "--yes"]);
     let kept = || -> Option<PathBuf> {
         let mut files = fs::read_dir(site.bed.path("data/handoff")).ok()?.flatten();
         files.find_map(|file| file.path().to_str()?.ends_with("-reboot.tar.gz").then(|| file.path()))
     };
-    until("the host to be told", || {
+    until("the reboot command on the host", || {
         let told = home.join("told").exists();
-        assert!(!told || kept().is_some(), "it was told before its evidence was put away");
+        assert!(!told || kept().is_some(), "the reboot must come after the evidence is stored");
         told
     });
     let archive = kept().unwrap();

@@ -35,7 +35,7 @@ fn hosts_are_tested_together_and_the_one_that_fails_with_every_partner_is_named(
     let service = Service::start(bed);
     until("every host to be known as good", || rows(bed, "memory").len() == 4);
     bed.expect(0, &["test", "--nodes", "host[1-2]", "collective", "--why", "training is slow", "--yes"]);
-    until("somebody to be named", || bed.doctor(&["audit"]).out.contains("at fault: host2"));
+    until("the faulty node to be identified", || bed.doctor(&["audit"]).out.contains("at fault: host2"));
     bed.doctor(&["why", "host2"]).says("fails together with each of host1, host3, host4");
     for host in ["host1", "host3", "host4"] {
         let why = bed.doctor(&["why", host]);
@@ -50,5 +50,5 @@ fn hosts_are_tested_together_and_the_one_that_fails_with_every_partner_is_named(
     assert_eq!((parts.len(), all % 2), (all, 0), "{parts:?}");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }

@@ -13,7 +13,7 @@ fn one_command_tests_this_machine_and_the_others_show_what_was_found() {
     bed.expect(0, &["plan"]).says("disk-space").says("never tested");
     assert!(!bed.path("doctor.db").exists(), "planning leaves nothing behind");
     let said = bed.expect(0, &["run", "--wait", "--timeout", "1m"]);
-    said.says("1 result taken in");
+    said.says("1 result received");
     let rows = bed.json(&["nodes"]);
     let tests = rows[0]["tests"].as_array().unwrap();
     assert!(tests.len() >= 3, "{rows}");
@@ -27,7 +27,7 @@ fn one_command_tests_this_machine_and_the_others_show_what_was_found() {
     why.says("(fresh): no test is due before");
     assert!(bed.path("data/metadata/free_nodes.txt").exists());
     assert!(bed.path("data/metadata/validation.db").exists());
-    bed.expect(0, &["db", "verify"]).says("The store is sound.");
+    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn the_standard_suite_runs_through_the_controller_and_why_explains_each_test() {
         ),
     );
     bed.expect(0, &["plan"]).says("collective-loopback").says("storage");
-    bed.expect(0, &["run", "--wait", "--timeout", "3m"]).says("1 result taken in");
+    bed.expect(0, &["run", "--wait", "--timeout", "3m"]).says("1 result received");
     let history = bed.json(&["history"]);
     let verdict = |test: &str| {
         let row = history.as_array().unwrap().iter().find(|row| row["test"] == test);
@@ -62,7 +62,7 @@ fn the_standard_suite_runs_through_the_controller_and_why_explains_each_test() {
     }
     let run = history[0]["run"].as_str().unwrap();
     bed.expect(0, &["log", run]).says("storage: ").says("dl: ").says("fabric: ");
-    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "nothing is left behind");
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "no files are left behind");
 }
 
 #[test]
@@ -74,8 +74,8 @@ fn an_imported_history_is_history_and_makes_nothing_fresh() {
     let published = "data/metadata/validation.db";
     bed.expect(6, &["import", published, "--store", "other.db"]).complains("Would import 1 file");
     assert!(!bed.path("other.db").exists(), "asking leaves nothing behind");
-    bed.expect(0, &["import", published, "--store", "other.db", "--yes"]).says("as history that is not believed");
-    bed.expect(0, &["history", "--store", "other.db"]).says("imported, not believed");
+    bed.expect(0, &["import", published, "--store", "other.db", "--yes"]).says("as untrusted history");
+    bed.expect(0, &["history", "--store", "other.db"]).says("imported, untrusted");
     let rows = bed.json(&["nodes", "--store", "other.db"]);
     let tests = rows[0]["tests"].as_array().unwrap();
     assert!(tests.iter().all(|test| test["standing"] == "never-tested"), "{rows}");
@@ -194,16 +194,16 @@ fn a_service_leads_reloads_and_stops_when_told_to() {
     second.says("another controller leads; this one waits");
 
     bed.policy("version = 2\n[limits]\njobs = -1\n");
-    service.says("the last good one is");
+    service.says("the last valid configuration stays in force");
     service.says("line 3, column 8");
-    until("the remark in status", || bed.doctor(&["status"]).out.contains("the last good one is"));
+    until("the remark in status", || bed.doctor(&["status"]).out.contains("the last valid configuration stays in force"));
     bed.policy("version = 3\n");
-    service.says("the changed configuration is in force policy=3");
+    service.says("configuration reloaded policy=3");
 
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
     assert!(log.contains("stopped"), "{log}");
-    second.says("leading now");
+    second.says("this controller leads now");
     assert_eq!(second.stop().0, Some(0));
     assert_eq!(bed.json(&["status"])["leader"]["is"], "nobody");
 }
@@ -226,7 +226,7 @@ fn a_log_is_followed_while_its_test_runs_and_ends_with_it() {
     });
     bed.expect(0, &["log", &run, "--follow"]).says("slow");
     let results = bed.json(&["history", "--test", "slow"]);
-    assert_eq!(results[0]["run"], run.as_str(), "it had ended: {results}");
+    assert_eq!(results[0]["run"], run.as_str(), "the run had ended: {results}");
     assert_eq!(results[0]["verdict"], "pass", "{results}");
     assert_eq!(service.stop().0, Some(0));
 }
@@ -241,9 +241,9 @@ fn a_share_that_goes_missing_is_said_once_with_the_way_out() {
     });
     std::fs::rename(bed.path("data"), bed.path("away")).unwrap();
     service.says("create the directory or set `data`");
-    until("the trouble in status", || bed.doctor(&["status"]).out.contains("opening the shared directory"));
+    until("the problem in status", || bed.doctor(&["status"]).out.contains("opening the shared directory"));
     std::fs::rename(bed.path("away"), bed.path("data")).unwrap();
-    service.says("the trouble is over");
+    service.says("problems resolved");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
     assert_eq!(log.matches("opening the shared directory").count(), 1, "{log}");
@@ -256,7 +256,7 @@ fn a_service_that_was_killed_is_followed_by_the_next_at_once() {
     let config = bed.read("doctor.toml").replace("lease = \"5s\"", "lease = \"1h\"");
     bed.write("doctor.toml", &config);
     let mut service = Service::start(&bed);
-    until("the lead", || bed.path("doctor.db").exists() && bed.json(&["status"])["leader"]["is"] == "leads");
+    until("leadership", || bed.path("doctor.db").exists() && bed.json(&["status"])["leader"]["is"] == "leads");
     service.child.kill().unwrap();
     service.child.wait().unwrap();
     bed.expect(0, &["run", "--wait", "--timeout", "1m"]);

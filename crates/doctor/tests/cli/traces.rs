@@ -52,7 +52,7 @@ fn ask(address: &str, path: &str, headers: &str) -> String {
 }
 
 pub(crate) fn address(service: &mut Service) -> String {
-    let line = service.line("the API answers");
+    let line = service.line("API listening");
     line.split("at=").nth(1).unwrap().split_whitespace().next().unwrap().to_owned()
 }
 
@@ -77,7 +77,7 @@ fn cycles_calls_and_questions_reach_a_collector_with_their_parents_and_without_s
     assert_eq!(ask(&address, "/coverage", &with("00")), "200");
     assert_eq!(ask(&address, "/cases?state=a-secret-in-a-question", &bearer), "400");
     assert_eq!(ask(&address, "/plan", ""), "401");
-    until("a result that was taken in, and the last question", || {
+    until("a stored result, and the last request", || {
         let spans = spans(&receiver);
         let taken_in = spans.iter().any(|span| span["name"] == "ingest" && attribute(span, "results") != "0");
         taken_in && spans.iter().any(|span| span["name"] == "GET /api/v1/plan")
@@ -120,7 +120,7 @@ fn cycles_calls_and_questions_reach_a_collector_with_their_parents_and_without_s
     let asked = question("/api/v1/nodes/{node}").find(|span| span["traceId"] == trace).unwrap();
     assert_eq!((&asked["parentSpanId"], &asked["kind"]), (&parent.into(), &2.into()), "{asked}");
     assert_eq!(attribute(asked, "http.response.status_code"), "200");
-    assert_eq!(question("/api/v1/coverage").count(), 0, "it was not to be recorded");
+    assert_eq!(question("/api/v1/coverage").count(), 0, "unsampled requests are not recorded");
     let refused = question("/api/v1/plan").next().unwrap();
     assert_eq!((attribute(refused, "http.response.status_code"), &refused["status"]), ("401".into(), &Value::Null));
 
@@ -148,7 +148,7 @@ fn a_collector_that_hangs_delays_nothing_costs_a_count_and_is_used_again_when_it
     let mut service = Service::start(&bed);
     let address = address(&mut service);
     until("a post that hangs", || receiver.seen(Mood::Hangs) > 0);
-    until("cycles go on: a result is there", || bed.json(&["history"]).as_array().is_some_and(|rows| !rows.is_empty()));
+    until("cycles continue: a result exists", || bed.json(&["history"]).as_array().is_some_and(|rows| !rows.is_empty()));
     assert_eq!(ask(&address, "/nodes/here", ""), "200");
     until("spans are dropped and counted", || {
         metric(metrics, "doctor_trace_spans_dropped_total").is_some_and(|count| count > 0.0)
@@ -162,5 +162,5 @@ fn a_collector_that_hangs_delays_nothing_costs_a_count_and_is_used_again_when_it
     until("it hangs again", || receiver.seen(Mood::Hangs) > hung);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    assert!(log.matches("trace export failed").count() <= 2, "each time once: {log}");
+    assert!(log.matches("trace export failed").count() <= 2, "logged once per outage: {log}");
 }

@@ -74,8 +74,8 @@ fn what_cannot_stand_in_a_unit_is_refused() {
     let bed = Bed::new();
     for (args, complaint) in [
         (["--doctor", "bin/doctor"], "begins with /"),
-        (["--doctor", "/opt/a b/doctor"], "no blanks"),
-        (["--user", "x\nExecStart=y"], "no name of a user"),
+        (["--doctor", "/opt/a b/doctor"], "no spaces"),
+        (["--user", "x\nExecStart=y"], "not a valid user name"),
         (["--timer", "1s"], "10s or more"),
     ] {
         bed.expect(2, &[&["deploy", "systemd"], &args[..]].concat()).complains(complaint);

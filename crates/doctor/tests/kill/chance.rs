@@ -54,7 +54,7 @@ pub(crate) struct Mischief {
     pub(crate) done: u32,
 }
 
-const OTHERS: &str = "somebody else";
+const OTHERS: &str = "another operator";
 /// The number of nodes taken away in each way at a time.
 const AT_ONCE: usize = 2;
 

@@ -120,13 +120,13 @@ fn endure(name: &str, seed: u64, stage: &Stage) {
     let effects = read_effects(&stage.effects()).unwrap();
     let (figures, wrong) = verdict::judge(stage, &effects, &pace, &world, &mischief.were_away);
     println!(
-        "{name}: killed for {killed:.0} s, which were {:.0} hours there, with {} incidents; {:.0} s in all; {pace}",
+        "{name}: killed for {killed:.0} s ({:.0} simulated hours), with {} incidents; {:.0} s in all; {pace}",
         killed * SPEED / 3600.0,
         mischief.done,
         began.elapsed().as_secs_f64()
     );
     tell(name, &figures, &looks, &stage.open_store().counters().unwrap());
-    assert!(wrong.is_empty(), "{} things are wrong:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(wrong.is_empty(), "{} inconsistencies:\n{}", wrong.len(), wrong.join("\n"));
     assert!(figures.documents > 0 && figures.marked > 0, "nothing happened: {figures:?}");
 }
 
@@ -197,8 +197,8 @@ fn nodes(cluster: &RemoteSim) -> Vec<Node> {
 
 fn tell(name: &str, figures: &Figures, looks: &Looks, counters: &Counters) {
     println!(
-        "{name}: {} cycles written; {} runs, {} of them started; {} good documents and {} turned away; {} history rows, \
-         {} of them of machines that had left",
+        "{name}: {} cycles written; {} runs, {} of them started; {} good documents and {} rejected; {} history rows, \
+         {} of them from removed machines",
         counters.cycles,
         figures.runs,
         figures.started,
@@ -208,11 +208,11 @@ fn tell(name: &str, figures: &Figures, looks: &Looks, counters: &Counters) {
         figures.unjudged
     );
     println!(
-        "{name}: {} cases, {} of them open; {} marks; {} resets, reboots and replacements; {} effects asked for again",
+        "{name}: {} cases, {} of them open; {} marks; {} resets, reboots and replacements; {} repeated effects",
         figures.cases, figures.open_cases, figures.marked, figures.disturbed, figures.again
     );
     println!(
-        "{name}: {} looks after a kill, {} of them with an effect in flight: {} had happened and were not written down, \
+        "{name}: {} checks after a kill, {} of them with an effect in flight: {} had happened and were not recorded, \
          {} had not",
         looks.taken, looks.in_flight, looks.happened, looks.not_happened
     );

@@ -199,7 +199,7 @@ impl Process {
     fn start(what: &'static str, command: &mut Command, log: &Path) -> Self {
         let began = Instant::now();
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(child.stderr.take().expect("it was asked for just now"));
+        let lines = BufReader::new(child.stderr.take().expect("stderr is piped"));
         let mut file = File::options().create(true).append(true).open(log).unwrap();
         let (say, started) = mpsc::channel();
         std::thread::spawn(move || {
@@ -222,7 +222,7 @@ impl Process {
     /// Kills the process, which must still be running.
     pub(crate) fn kill(mut self) {
         if let Some(status) = self.child.try_wait().unwrap() {
-            panic!("{} ended by itself ({status}):\n{}", self.what, self.last_words());
+            panic!("{} exited early ({status}):\n{}", self.what, self.last_words());
         }
         self.child.kill().unwrap();
         self.child.wait().unwrap();

@@ -183,11 +183,11 @@ fn judge_rows(
             for test in &told.tests {
                 let expected = said.get(test).copied().unwrap_or(Verdict::Inconclusive);
                 match rows.get(test) {
-                    None => wrong.push(format!("{id}: {test} of {node} is lost; it said {expected}")),
+                    None => wrong.push(format!("{id}: {test} of {node} is lost, expected {expected}")),
                     Some(row) if row.reason.as_str() == "no-limit" && was_away(node) => unjudged += 1,
                     Some(row) if row.verdict != expected => {
                         wrong.push(format!(
-                            "{id}: {test} of {node} is {} ({}), it said {expected}",
+                            "{id}: {test} of {node} is {} ({}), expected {expected}",
                             row.verdict, row.reason
                         ));
                     }
@@ -195,7 +195,7 @@ fn judge_rows(
                 }
             }
             for test in rows.keys().filter(|test| !told.tests.contains(*test)) {
-                wrong.push(format!("{id}: {test} of {node} was not asked for"));
+                wrong.push(format!("{id}: {test} of {node} was not requested"));
             }
         }
     }
@@ -223,7 +223,7 @@ fn said(
         }
     };
     if store.evidence(run, node).unwrap().is_none_or(|kept| kept.bytes != bytes) {
-        wrong.push(format!("{run}: the evidence of {node} is not what it left"));
+        wrong.push(format!("{run}: the evidence of {node} differs from its document"));
     }
     let body = bytes.iter().position(|byte| *byte == b'\n').map_or(&[][..], |end| &bytes[end + 1..]);
     let document: Document = serde_json::from_slice(body).unwrap();
@@ -259,13 +259,13 @@ fn judge_marks(world: &[Node], store: &Store, cases: &[Case], wrong: &mut Vec<St
             let marked = node.marks.has_ours(kind);
             let believed = case.is_some_and(|case| believes(case, set, unset));
             if marked && case.is_none() {
-                wrong.push(format!("{} bears an orphan mark {:?}: {told:?}", node.name, node.marks.ours));
+                wrong.push(format!("{} has an orphaned mark {:?}: {told:?}", node.name, node.marks.ours));
             }
             if believed && !marked && !held {
                 wrong.push(format!("{}: {set} is done and there is no mark: {told:?}, {case:?}", node.name));
             }
             if marked && case.is_some() && !believed && !held {
-                wrong.push(format!("{}: the mark {kind} is there and its case does not know: {case:?}", node.name));
+                wrong.push(format!("{}: the mark {kind} exists but its case does not record it: {case:?}", node.name));
             }
         }
     }

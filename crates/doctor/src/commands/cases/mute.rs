@@ -61,12 +61,12 @@ pub(super) fn run(context: &Context, what: &What) -> Result<Exit> {
     let cases = open_cases(&store, cases)?;
     let mute = Mute { by: signed.by(), why: why.clone(), at, until };
     let (plan, done) = match until {
-        None => ("Would tell nothing more of this until it closes.".to_owned(), "Acknowledged."),
-        Some(until) => (format!("Would tell nothing of this until {} UTC.", clock(until)), "Snoozed."),
+        None => ("Would send no more notifications about this until it closes.".to_owned(), "Acknowledged."),
+        Some(until) => (format!("Would send no notifications about this until {} UTC.", clock(until)), "Snoozed."),
     };
     let worst = |case: &Case| {
         let worst = case.findings.iter().max_by_key(|finding| finding.severity);
-        worst.map_or_else(|| "asked by an operator".to_owned(), |finding| finding.text.clone())
+        worst.map_or_else(|| "requested by an operator".to_owned(), |finding| finding.text.clone())
     };
     let change = Change {
         plan,
@@ -75,7 +75,7 @@ pub(super) fn run(context: &Context, what: &What) -> Result<Exit> {
         why: mute.why.clone(),
         at,
         done: done.to_owned(),
-        next: "`doctor why NODE` shows how it goes on; its end is told in any case".to_owned(),
+        next: "`doctor why NODE` shows its progress; a notification is sent when it closes".to_owned(),
     };
     signed.carry_out(context, &change, || {
         for case in &cases {

@@ -14,14 +14,14 @@ const WHAT: &str = "agents";
 /// Names the nodes without a recent report, and where to look for the cause.
 pub(super) fn agents(loaded: &Loaded, there: &AgentPods, store: Option<&Store>) -> Inspected {
     if loaded.config.agents.listen.is_none() {
-        return Inspected::unknown(WHAT, "no door is open for them: between its tests nobody looks at a node")
+        return Inspected::unknown(WHAT, "the agent endpoint is off: nodes are checked only by tests")
             .try_this("set `listen` under [agents], and run the agents: docs/guide/agent.md");
     }
     let Some(nodes) = &there.nodes else { return Inspected::unknown(WHAT, "the nodes could not be listed") };
     let rows = match store.map(Store::agents) {
         Some(Ok(rows)) => rows,
         Some(Err(error)) => return Inspected::unknown(WHAT, error.to_string()),
-        None => return Inspected::unknown(WHAT, "without a store nobody knows who was heard"),
+        None => return Inspected::unknown(WHAT, "unknown without a store"),
     };
     let (now, silent_after) = (SystemClock.now(), loaded.settings.policy.agents.silent_after);
     let is_heard = |node: &NodeName| {
@@ -30,17 +30,17 @@ pub(super) fn agents(loaded: &Loaded, there: &AgentPods, store: Option<&Store>) 
     };
     let unheard: Vec<NodeName> = nodes.iter().filter(|node| !is_heard(node)).cloned().collect();
     if unheard.is_empty() {
-        return Inspected::good(WHAT, format!("all {} GPU nodes were heard within {silent_after}", nodes.len()));
+        return Inspected::good(WHAT, format!("all {} GPU nodes reported within {silent_after}", nodes.len()));
     }
-    let text = format!("{} of {} GPU nodes were not heard: {}", unheard.len(), nodes.len(), named(&unheard));
+    let text = format!("{} of {} GPU nodes did not report: {}", unheard.len(), nodes.len(), named(&unheard));
     let without: Vec<NodeName> = match &there.running {
         Some(pods) => unheard.iter().filter(|node| !pods.contains(*node)).cloned().collect(),
         None => Vec::new(),
     };
     let remedy = if without.is_empty() {
-        format!("the agent's log says why it is not taken: {}, and `doctor agent list`", there.logs)
+        format!("see the agent's log for the reason: {}, and `doctor agent list`", there.logs)
     } else {
-        format!("no pod of {} is on {}: see {}", there.account, named(&without), there.deployment)
+        format!("no pod of {} runs on {}: see {}", there.account, named(&without), there.deployment)
     };
     Inspected::bad(WHAT, text, remedy)
 }

@@ -32,12 +32,12 @@ fn store(context: &Context, loaded: &Loaded) -> Result<(Option<Store>, Vec<Inspe
     let url = &loaded.config.store;
     Ok(match context.store() {
         Ok(store) => {
-            let good = Inspected::good("store", format!("{url} answers, and its schema is this program's"));
+            let good = Inspected::good("store", format!("{url} answers, and its schema is current"));
             (Some(store), vec![good])
         }
         Err(Failure::NoStore(_)) => (None, vec![not_made_yet(url)]),
         Err(error @ (Failure::Store(_) | Failure::Unopened { .. })) => {
-            let remedy = error.hint().unwrap_or_else(|| "see that `store` names the right one".to_owned());
+            let remedy = error.hint().unwrap_or_else(|| "check `store` in the configuration".to_owned());
             (None, vec![Inspected::bad("store", error.chain(), remedy)])
         }
         Err(other) => return Err(other),
@@ -46,20 +46,20 @@ fn store(context: &Context, loaded: &Loaded) -> Result<(Option<Store>, Vec<Inspe
 
 /// Reports whether the first start can create the store.
 fn not_made_yet(url: &StoreUrl) -> Inspected {
-    let StoreUrl::Sqlite(path) = url else { return Inspected::unknown("store", format!("{url} is not there")) };
+    let StoreUrl::Sqlite(path) = url else { return Inspected::unknown("store", format!("{url} does not exist")) };
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     match try_to_write(directory) {
-        Ok(()) => Inspected::good("store", format!("{url} is not there yet; the first start makes it")),
+        Ok(()) => Inspected::good("store", format!("{url} does not exist yet; the first start creates it")),
         Err(error) => Inspected::bad(
             "store",
             format!("{} cannot be written: {error}", directory.display()),
-            "make the directory, and let the user that the service runs as write it",
+            "create the directory and make it writable for the user that the service runs as",
         ),
     }
 }
 
 fn shared_directory(path: &Path) -> Inspected {
-    let remedy = "make or mount the directory that `data` names, and let the user that the service runs as write it";
+    let remedy = "create or mount the directory of `data`, and make it writable for the user that the service runs as";
     let tried = Share::open(path)
         .map_err(|error| error.to_string())
         .and_then(|_| try_to_write(path).map_err(|error| format!("{} cannot be written: {error}", path.display())));
@@ -86,8 +86,8 @@ pub(super) fn show(page: &mut Page, found: &[Inspected]) {
     }
     let count = |standing: Standing| found.iter().filter(|one| one.standing == standing).count();
     page.line(match (count(Standing::Bad), count(Standing::Unknown)) {
-        (0, 0) => "All of it is good.".to_owned(),
-        (0, unknown) => format!("Nothing has to be mended; {unknown} could not be proven."),
-        (bad, unknown) => format!("{bad} to be mended; {unknown} could not be proven."),
+        (0, 0) => "All checks passed.".to_owned(),
+        (0, unknown) => format!("No check failed; {unknown} unknown."),
+        (bad, unknown) => format!("{bad} failed; {unknown} unknown."),
     });
 }

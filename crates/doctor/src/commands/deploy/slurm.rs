@@ -110,6 +110,6 @@ fn write_out(context: &Context, folder: &Path, files: &[Printed]) -> Result<()> 
         for (path, on) in &written {
             page.line(format!("{}: {}", on.words(), path.display()));
         }
-        page.line("slurm.conf holds lines to add to yours. In which order to bring it out: docs/guide/slurm-hooks.md.");
+        page.line("slurm.conf holds lines to add to yours. Order of the rollout: docs/guide/slurm-hooks.md.");
     })?)
 }

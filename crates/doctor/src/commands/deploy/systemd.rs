@@ -58,7 +58,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     check_path(&args.doctor_node)?;
     check_user(&args.user)?;
     if args.timer.is_some_and(|every| every < Span::from_secs(10)) {
-        return Err(Failure::Usage("--timer is shorter than a cycle takes, expected 10s or more".to_owned()));
+        return Err(Failure::Usage("--timer is too short for a cycle, expected 10s or more".to_owned()));
     }
     let files = site(context.config()?, &context.place()?, args)?.files(args.what);
     match &args.out {

@@ -39,19 +39,19 @@ pub(super) fn explain<'a>(family: &str, number: &str, rules: &'a [Rule]) -> Resu
     match family {
         "xid" => {
             let row = n.and_then(|n| tables::xid(u16::try_from(n).ok()?));
-            let row = row.ok_or_else(|| unknown("Xid", "1 to 172; any other is judged as `xid-other`"))?;
+            let row = row.ok_or_else(|| unknown("Xid", "1 to 172; any other is classified as `xid-other`"))?;
             Ok(of_table(Row::Xid(row), "gpu-xid", &format!("xid-{}", row.n), &tables::XIDS, rules))
         }
         "sxid" => {
             let row = n.and_then(tables::sxid);
             let known =
-                "93 from 10001 to 24007; any other is judged by its own word, as `sxid-fatal` or `sxid-nonfatal`";
+                "93 from 10001 to 24007; any other is classified by its record, as `sxid-fatal` or `sxid-nonfatal`";
             let row = row.ok_or_else(|| unknown("SXid", known))?;
             Ok(of_table(Row::Sxid(row), "nvswitch-sxid", &format!("sxid-{}", row.n), &tables::SXIDS, rules))
         }
         _ => {
             let row = n.and_then(tables::dcgm_error);
-            let known = "0 to 132; any other is judged by the severity that DCGM gives it";
+            let known = "0 to 132; any other is classified by the severity that DCGM reports";
             let row = row.ok_or_else(|| unknown("DCGM error", known))?;
             Ok(of_table(Row::Dcgm(row), "dcgm", &format!("dcgm-{}", row.n), &tables::DCGM, rules))
         }
@@ -83,7 +83,7 @@ pub(super) fn text(page: &mut Page, number: &Number<'_>) {
     page.field("Source", format!("{} (table version {})", number.source, number.table));
     page.heading("Rules");
     if number.rules.is_empty() {
-        page.line("  none: it is counted and not judged, or no check of this program meets it");
+        page.line("  none: it is only counted, or no check reports it");
     }
     for rule in &number.rules {
         show_rule(page, rule);
@@ -98,13 +98,13 @@ fn about_xid(page: &mut Page, xid: &Xid) {
     page.field("NVIDIA later", action(&xid.later));
     if !xid.linked.is_empty() {
         let since =
-            if xid.linked == "always" { "since it exists".to_owned() } else { format!("from driver {}", xid.linked) };
-        page.field("Xid 154", format!("follows it with the driver's own verdict, {since}"));
+            if xid.linked == "always" { "in every driver that has it".to_owned() } else { format!("from driver {}", xid.linked) };
+        page.field("Xid 154", format!("follows it with the driver's recovery action, {since}"));
     }
     page.field("Ours", severity(xid.severity));
     page.field("Others", &xid.peers);
     if !xid.note.is_empty() {
-        page.field("Mind", &xid.note);
+        page.field("Note", &xid.note);
     }
     page.field("What to do", to_do(xid));
 }
@@ -115,19 +115,19 @@ fn about_sxid(page: &mut Page, sxid: &Sxid) {
     page.field("Ours", severity(sxid.severity));
     page.field(
         "Others",
-        format!("gpud {}; NVSentinel goes by the record's own word; AWS warns; DCGM isolates (error 109)", sxid.gpud),
+        format!("gpud {}; NVSentinel uses the record's own severity; AWS warns; DCGM isolates (error 109)", sxid.gpud),
     );
     if !sxid.note.is_empty() {
-        page.field("Mind", &sxid.note);
+        page.field("Note", &sxid.note);
     }
     let steps = match sxid.severity {
         Some(Severity::Reboot) => {
-            "drain and boot the node. The same number on the same port again: hand it over, a switch is bad. Xid 74 and 45 \
-             beside it are its consequence"
+            "drain and reboot the node. If the same number recurs on the same port, hand the node over: a switch is bad. Xids 74 \
+             and 45 beside it are consequences"
         }
-        Some(Severity::Reset) => "drain the node, stop the fabric manager, reset all GPUs at once, start it again",
-        Some(Severity::Monitor | Severity::Isolate) => "watch it; look at cooling, cables and seating",
-        None => "nothing: it was corrected, or it passed",
+        Some(Severity::Reset) => "drain the node, stop the fabric manager, reset all GPUs together, start it again",
+        Some(Severity::Monitor | Severity::Isolate) => "monitor it; check cooling, cables and seating",
+        None => "nothing: it was corrected or transient",
     };
     page.field("What to do", steps);
 }
@@ -139,37 +139,37 @@ fn about_dcgm(page: &mut Page, error: &DcgmError) {
     page.field("Ours", severity(error.severity));
     page.field("Others", format!("NVSentinel: {}", error.nvsentinel));
     if !error.note.is_empty() {
-        page.field("Mind", &error.note);
+        page.field("Note", &error.note);
     }
     page.field("What to do", by_severity(error.severity));
 }
 
 fn severity(severity: Option<Severity>) -> String {
-    severity.map_or_else(|| "counted, not judged".to_owned(), |severity| severity.to_string())
+    severity.map_or_else(|| "only counted".to_owned(), |severity| severity.to_string())
 }
 
 fn to_do(xid: &Xid) -> &'static str {
     match xid.class {
         Class::Application => {
-            "nothing on the node: the owner of the program looks at it, with compute-sanitizer for instance"
+            "nothing on the node: the owner of the program debugs it, for example with compute-sanitizer"
         }
-        Class::Consequence => "look at the other Xids of the same minute, or at who ended the program",
+        Class::Consequence => "check the other Xids of the same minute, and what ended the program",
         Class::Notice => "nothing",
-        Class::Verdict => "what it asks for: reset the GPU, or boot the node",
-        Class::Unused => "ask NVIDIA's support: no driver of today should write it",
+        Class::Verdict => "the action that it names: reset the GPU or reboot the node",
+        Class::Unused => "contact NVIDIA support: no current driver should report it",
         Class::Fault => by_severity(xid.severity),
     }
 }
 
 const fn by_severity(severity: Option<Severity>) -> &'static str {
     match severity {
-        Some(Severity::Monitor) => "watch it; the node stays in service",
-        Some(Severity::Reset) => "drain the node, `nvidia-smi --gpu-reset -i BUS`, test it before it takes work again",
+        Some(Severity::Monitor) => "monitor it; the node stays in service",
+        Some(Severity::Reset) => "drain the node, `nvidia-smi --gpu-reset -i BUS`, test the node before it returns to service",
         Some(Severity::Reboot) => {
-            "run `nvidia-bug-report.sh`, drain and boot the node, test it before it takes work again; if it comes back, hand \
-             the node over"
+            "run `nvidia-bug-report.sh`, drain and reboot the node, test it before it returns to service; if the error recurs, \
+             hand the node over"
         }
-        Some(Severity::Isolate) => "keep the node out, run `nvidia-bug-report.sh` and hand it to the vendor",
+        Some(Severity::Isolate) => "keep the node out of service, run `nvidia-bug-report.sh` and hand it to the vendor",
         None => "nothing",
     }
 }
@@ -184,28 +184,28 @@ fn architectures(letters: &str) -> String {
 /// Returns NVIDIA's word for an action and its meaning.
 fn action(word: &str) -> String {
     let means = match word {
-        "" => return "says nothing".to_owned(),
-        "RESTART_APP" => "start the program again; no reset is needed",
+        "" => return "none given".to_owned(),
+        "RESTART_APP" => "restart the program; no reset is needed",
         "IGNORE" => "nothing",
-        "IGNORE (sympathetic)" => "nothing: it comes with another error",
+        "IGNORE (sympathetic)" => "nothing: it accompanies another error",
         "RESET_GPU" => "drain and reset the GPU",
-        "RESTART_BM" => "boot the machine",
+        "RESTART_BM" => "reboot the machine",
         "RESTART_VM" => "restart the virtual machine",
-        "CONTACT_SUPPORT" => "ask support",
-        "CHECK_MECHANICALS" => "look at seating and power cables",
+        "CONTACT_SUPPORT" => "contact support",
+        "CHECK_MECHANICALS" => "check seating and power cables",
         "UPDATE_SWFW" => "update driver and firmware",
-        "CHECK_APP/CUDA" => "look at the program",
+        "CHECK_APP/CUDA" => "check the program",
         "CHECK_UVM" => "reset the GPU if unified memory or vGPU is used, else nothing",
-        "INVESTIGATE_SW" | "INVESTIGATE_SW_USER" => "look at the software, its users' and NVIDIA's",
-        "INVESTIGATE_LINK_SI" => "look at the link's signal",
-        "SYMPATHETIC_REPORT_SOLO" => "report it if it comes alone",
-        "INFORMATIONAL" => "nothing: it tells about another Xid",
+        "INVESTIGATE_SW" | "INVESTIGATE_SW_USER" => "check the software, the users' and NVIDIA's",
+        "INVESTIGATE_LINK_SI" => "check the link's signal",
+        "SYMPATHETIC_REPORT_SOLO" => "report it if it occurs alone",
+        "INFORMATIONAL" => "nothing: it describes another Xid",
         "XID_154" => "what its text says",
-        "XID_137_FLOW" => "look at the program's accesses to other GPUs",
-        "WORKFLOW_XID_13" => "on one GPC and TPC again and again: diagnose the GPU; else the program",
-        "WORKFLOW_XID_31" => "on one GPU again and again: diagnose it; on several: the program",
+        "XID_137_FLOW" => "check the program's accesses to other GPUs",
+        "WORKFLOW_XID_13" => "repeatedly on one GPC and TPC: diagnose the GPU; else the program",
+        "WORKFLOW_XID_31" => "repeatedly on one GPU: diagnose it; on several: the program",
         "WORKFLOW_XID_45" => "alone: restart the fabric manager; else follow the other Xid",
-        "WORKFLOW_XID_48" => "alone: reset the GPU; with 63 or 64: drain first. SRAM: look at its error threshold",
+        "WORKFLOW_XID_48" => "alone: reset the GPU; with 63 or 64: drain first. SRAM: check its error threshold",
         "WORKFLOW_NVLINK_ERR" => "by the registers in its text: nothing, seating, or the vendor's diagnostic",
         "WORKFLOW_NVLINK5_ERR" => "by unit and registers in its text: nothing, or reset the GPU",
         _ => return word.to_owned(),

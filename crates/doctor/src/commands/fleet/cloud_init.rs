@@ -40,11 +40,11 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
             CloudInit::Word(error) => Failure::Cluster { path: path.clone(), error },
             other => Failure::Usage(format!("{}: {other}", path.display())),
         })?;
-        context.out.print(&format!("{}: cloud-init knows every word at its top.\n", path.display()))?;
+        context.out.print(&format!("{}: all top-level keys are known to cloud-init.\n", path.display()))?;
         return Ok(Exit::Ok);
     }
     let path =
-        args.cluster.as_ref().ok_or_else(|| Failure::Usage("name the cluster's file, or --check FILE".to_owned()))?;
+        args.cluster.as_ref().ok_or_else(|| Failure::Usage("the cluster file is missing: pass FILE, or --check FILE".to_owned()))?;
     context.out.print(&azure::cloud_init(&cluster(path)?))?;
     Ok(Exit::Ok)
 }

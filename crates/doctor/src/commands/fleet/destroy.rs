@@ -41,7 +41,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
             // Progress goes to standard error; a failure to write it is ignored.
             let _said = writeln!(std::io::stderr(), "deleting {}", removal.what);
         })?;
-        show(context, &done, &format!("{} deleted.", plural(done.steps.len(), "thing")))?;
+        show(context, &done, &format!("{} deleted.", plural(done.steps.len(), "resource")))?;
         return Ok(Exit::Ok);
     }
     let planned = azure::removal(&cluster, &azure::look(&cluster, &az)?);
@@ -51,7 +51,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
         &format!(
             "# Cluster {}: {} to delete. Nothing was changed.",
             cluster.scale_set,
-            plural(planned.steps.len(), "thing")
+            plural(planned.steps.len(), "resource")
         ),
     )?;
     if args.plan || planned.steps.is_empty() { Ok(Exit::Ok) } else { Err(Failure::NotConfirmed) }
@@ -66,7 +66,7 @@ fn show(context: &Context, removals: &Removals, first: &str) -> Result<()> {
             page.line(format!("# {}", removal.what)).line(removal.call.to_string());
         }
         for Left { kind, name, why } in &removals.left {
-            page.line(format!("# left: {kind} {name}: {why}"));
+            page.line(format!("# kept: {kind} {name}: {why}"));
         }
     })?)
 }

@@ -135,7 +135,7 @@ fn show(context: &Context, views: &[View], apart: bool) -> Result<()> {
     // Including the index makes every key unique, so that hosts stay separate.
     let key = |(place, view): (usize, &View)| {
         let place = if apart { place } else { 0 };
-        let left_out = (view.left_out > 0).then(|| format!("{} bytes more were not kept", view.left_out));
+        let left_out = (view.left_out > 0).then(|| format!("{} bytes over the limit were dropped", view.left_out));
         (view.host.clone(), (place, view.stdout.clone(), view.stderr.clone(), view.why.clone(), left_out))
     };
     for (hosts, _, (_, stdout, stderr, why, left_out)) in folded(views.iter().enumerate().map(key)) {
@@ -147,7 +147,7 @@ fn show(context: &Context, views: &[View], apart: bool) -> Result<()> {
     }
     if views.iter().any(|view| view.why.is_some()) {
         let well = views.iter().filter(|view| view.why.is_none()).count();
-        eprintln!("{}: {well} well, {} not", plural(views.len(), "host"), views.len() - well);
+        eprintln!("{}: {well} succeeded, {} failed", plural(views.len(), "host"), views.len() - well);
     }
     Ok(())
 }

@@ -87,7 +87,7 @@ struct View {
 pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let name = Path::new(&args.path).file_name().filter(|_| !args.path.ends_with('/'));
     let Some(name) = name else {
-        return Err(Failure::Usage(format!("`{}` is no path of a file", args.path)));
+        return Err(Failure::Usage(format!("`{}` is not the path of a file", args.path)));
     };
     let fleet = args.reach.open(context)?;
     let most = usize::try_from(args.most * 1024 * 1024).unwrap_or(usize::MAX);
@@ -116,7 +116,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     context.out.show(&views, |page| {
         let there = views.iter().filter(|view| view.brought == Brought::There).count();
         page.line(format!(
-            "{} of {} brought {}, in {}",
+            "{} of {} sent {}, written to {}",
             there,
             plural(views.len(), "host"),
             args.path,
@@ -239,7 +239,7 @@ fn view(host: &NodeName, answer: &Answer, bytes: usize, most: usize) -> View {
         How::Exited(0) => (Brought::There, None),
         How::Exited(NO_FILE) => (Brought::Missing, Some("no such file".to_owned())),
         How::Exited(NOT_A_FILE) => (Brought::NotAFile, Some("not a file".to_owned())),
-        How::Exited(UNREADABLE) => (Brought::Unreadable, Some("it may not be read (--root)".to_owned())),
+        How::Exited(UNREADABLE) => (Brought::Unreadable, Some("permission denied (--root)".to_owned())),
         how @ How::NotReached(_) => (Brought::NotReached, trouble(how)),
         how => {
             let complaint = String::from_utf8_lossy(&answer.stderr);

@@ -55,7 +55,7 @@ Examples:
 fn source(text: &str) -> std::result::Result<Source, String> {
     Source::from_code(text).ok_or_else(|| {
         let known = Source::ALL.map(Source::code).join(", ");
-        format!("use {known}")
+        format!("expected one of {known}")
     })
 }
 
@@ -72,9 +72,9 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     }
     let fleet = args.reach.open(context)?;
     let sources = if args.of.is_empty() { Source::ALL.to_vec() } else { args.of.clone() };
-    let no_bits = |error| Failure::Other(format!("asking the system for random bits: {error}"));
+    let no_bits = |error| Failure::Other(format!("reading random bytes: {error}"));
     let word = unguessable().map_err(no_bits)?;
-    let views = fleet.on_each("looked at", |host| {
+    let views = fleet.on_each("checked", |host| {
         let checks = look(&fleet, host, args, &sources, &word);
         View { host: host.name.clone(), health: status::worst(&checks), checks }
     });
@@ -108,7 +108,7 @@ fn look(fleet: &Fleet, host: &Host, args: &Args, sources: &[Source], word: &str)
         }
     };
     if let Some(why) = unchecked {
-        let why = format!("it could not be checked now: {why}");
+        let why = format!("it could not be checked: {why}");
         all.iter_mut().filter(|status| status.source == Source::Own).for_each(|own| *own = unknown(&Source::Own, &why));
     }
     all

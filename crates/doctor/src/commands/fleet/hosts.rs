@@ -127,7 +127,7 @@ fn refuse_to_lose(fleet: &Fleet, files: &HostFiles) -> Result<()> {
     let told = fleet.hosts.iter().chain(&fleet.others).find(says_more);
     match (fleet.config.hostfile.as_ref().filter(|path| same(path)), told) {
         (Some(path), Some(host)) => Err(Failure::Usage(format!(
-            "{} says how {} is reached, which would be lost; name another directory with --out",
+            "{} has connection settings for {}, which would be lost; choose another directory with --out",
             path.display(),
             host.name
         ))),
@@ -146,7 +146,7 @@ fn ask(fleet: &Fleet, host: &Host, old: &[HostLine]) -> Asked {
                     address.map_or_else(|| last_known(fleet, host, old).address, |address| address.to_string());
                 return Asked { host: host.name.clone(), line: HostLine { name, address }, silent: None };
             }
-            None => "its answer is not understood".to_owned(),
+            None => "its answer could not be parsed".to_owned(),
         },
         how => trouble(how).unwrap_or_default(),
     };
@@ -221,7 +221,7 @@ fn tell_apart(asked: &mut [Asked]) -> Vec<String> {
     };
     for (name, hosts) in twice(&|one| one.line.name.to_string(), asked) {
         remarks.push(format!(
-            "{} all say that they are {name}; they keep their names of the list",
+            "{} all report the name {name}; they keep their names in the list",
             hostlist::fold(&hosts)
         ));
         for one in asked.iter_mut().filter(|one| hosts.contains(&one.host)) {
@@ -229,7 +229,7 @@ fn tell_apart(asked: &mut [Asked]) -> Vec<String> {
         }
     }
     for (address, hosts) in twice(&|one| one.line.address.clone(), asked) {
-        remarks.push(format!("{} have one address, {address}: are they one machine?", hostlist::fold(&hosts)));
+        remarks.push(format!("{} have the same address {address}: are they one machine?", hostlist::fold(&hosts)));
     }
     remarks
 }
@@ -251,20 +251,20 @@ fn text(page: &mut Page, view: &View<'_>) {
         page.line(format!("! {} stays as {} {}: {why}", asked.host, asked.line.name, asked.line.address));
     }
     if let Some(why) = &view.unsound {
-        let done = if view.written { "made anew" } else { "would be made anew" };
+        let done = if view.written { "rebuilt" } else { "would be rebuilt" };
         page.line(format!("! {why}; {done}"));
     }
     for remark in view.remarks {
         page.line(format!("! {remark}"));
     }
     let state = match (view.difference.is_empty() && view.unsound.is_none(), view.written) {
-        (true, _) => "are as they should be",
-        (false, true) => "are written",
+        (true, _) => "are up to date",
+        (false, true) => "were written",
         (false, false) => "would change",
     };
     let count = plural(view.hosts.len(), "host");
     page.line(format!(
-        "{} and {} {state}: {count} asked, {} silent",
+        "{} and {} {state}: {count} queried, {} without an answer",
         view.hostfile.display(),
         view.hostfile_ip.display(),
         silent.len()
@@ -300,7 +300,7 @@ mod tests {
         let remarks = tell_apart(&mut all);
         assert_eq!((all[0].line.name.as_str(), all[1].line.name.as_str()), ("a", "b"));
         assert!(
-            remarks[0].contains("a,b all say that they are image") && remarks[1].contains("b,c have one address"),
+            remarks[0].contains("a,b all report the name image") && remarks[1].contains("b,c have the same address"),
             "{remarks:?}"
         );
     }

@@ -133,7 +133,7 @@ impl Reach {
         if config.hostfile.is_none() && config.hosts.is_none() {
             let named = self.hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
             if named.is_empty() {
-                let text = "nobody says which hosts: name them with --hosts node[01-08] or --hostfile FILE, or set [backend.ssh]";
+                let text = "no hosts are configured: use --hosts node[01-08] or --hostfile FILE, or set [backend.ssh]";
                 return Err(Failure::Usage(text.to_owned()));
             }
             config.hosts = Some(named);
@@ -202,11 +202,11 @@ impl Fleet {
 fn trouble(how: &How) -> Option<String> {
     match how {
         How::Exited(0) => None,
-        How::Exited(code) => Some(format!("ended with {code}")),
-        How::Late { ended: true } => Some("not done in time, and ended there".to_owned()),
-        How::Late { ended: false } => Some("not done in time; it may go on there".to_owned()),
-        How::NotReached(why) => Some(format!("not reached: {why}")),
-        How::Lost(why) => Some(format!("the connection was lost: {why}; it may go on there")),
+        How::Exited(code) => Some(format!("exited with {code}")),
+        How::Late { ended: true } => Some("timed out and was terminated".to_owned()),
+        How::Late { ended: false } => Some("timed out; it may still run there".to_owned()),
+        How::NotReached(why) => Some(format!("unreachable: {why}")),
+        How::Lost(why) => Some(format!("connection lost: {why}; it may still run there")),
     }
 }
 

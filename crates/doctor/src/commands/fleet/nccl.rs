@@ -126,7 +126,7 @@ fn variable(text: &str) -> std::result::Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("use NAME=VALUE")?;
     let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
     if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) || !name.chars().all(fits) {
-        return Err("a name has letters, digits and _, and no digit in front".to_owned());
+        return Err("a name consists of letters, digits and _, and does not begin with a digit".to_owned());
     }
     Ok((name.to_owned(), value.to_owned()))
 }
@@ -198,7 +198,7 @@ fn good_ones(fleet: &Fleet, selectors: &[Selector]) -> Result<Vec<Host>> {
         if meant.is_empty() {
             let others: Vec<NodeName> = fleet.others.iter().map(|host| host.name.clone()).collect();
             let known =
-                if others.is_empty() { "none: all are to be tried".to_owned() } else { hostlist::fold(&others) };
+                if others.is_empty() { "none: all hosts are tested".to_owned() } else { hostlist::fold(&others) };
             return Err(Failure::Unknown { what: "other host", name: selector.to_string(), known });
         }
         good.extend(
@@ -260,12 +260,12 @@ fn tried(
     limits: &Limits,
     left_out: Vec<LeftOut>,
 ) -> View {
-    let progress = Progress::new("tried", hosts.len());
+    let progress = Progress::new("tested", hosts.len());
     let trials: Mutex<Vec<TrialView>> = Mutex::default();
     let attempt = |over: &[NodeName]| {
         let mut judged = job.run(over, limits.over(over.len()));
         judged.why = match limits.is_for_others(over.len()) && judged.verdict == Verdict::Inconclusive {
-            true => "only one host takes part, and --expect is for several".to_owned(),
+            true => "only one host takes part, but --expect is for several".to_owned(),
             false => harmless(&judged.why),
         };
         let said = judged.said();
@@ -312,7 +312,7 @@ fn text(page: &mut Page, view: &View) {
         page.line(found);
     }
     for out in &view.left_out {
-        page.line(format!("{} took no part: {}", out.host, out.why));
+        page.line(format!("{} skipped: {}", out.host, out.why));
     }
 }
 

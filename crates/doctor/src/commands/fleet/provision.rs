@@ -71,7 +71,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let files = Files { folder: args.files.clone().unwrap_or(beside) };
     let cloud_init = cloud_init(&cluster)?;
     if !cluster.ssh_key.is_file() && !args.fresh {
-        let why = "is no file, expected the public half of a key; `ssh-keygen -t ed25519` makes one";
+        let why = "is not a file, expected a public key; `ssh-keygen -t ed25519` creates one";
         return Err(Failure::Usage(format!("`ssh_key`: {} {why}", cluster.ssh_key.display())));
     }
     let az = args.az.az();
@@ -117,7 +117,7 @@ fn show_plan(context: &Context, cluster: &Cluster, plan: &Plan) -> Result<()> {
     Ok(context.out.show(&json!({ "cluster": cluster.scale_set, "steps": steps, "notes": plan.notes }), |page| {
         let there = plan.steps.len() - open;
         page.line(format!(
-            "# Cluster {} in {} ({}): {} to do, {there} there. Nothing was changed.",
+            "# Cluster {} in {} ({}): {} to do, {there} done already. Nothing was changed.",
             cluster.scale_set,
             cluster.resource_group,
             cluster.location,
@@ -162,7 +162,7 @@ fn show_made(context: &Context, cluster: &Cluster, made: &Provisioned, files: &F
     });
     Ok(context.out.show(&view, |page| {
         match made.done {
-            0 => page.line(format!("Cluster {}: everything is there, nothing was changed.", cluster.scale_set)),
+            0 => page.line(format!("Cluster {}: all resources exist, nothing was changed.", cluster.scale_set)),
             done => page.line(format!("Cluster {}: {} done, {} ready.", cluster.scale_set, plural(done, "step"), plural(made.nodes, "node"))),
         };
         let folder = files.folder.display();
@@ -170,13 +170,13 @@ fn show_made(context: &Context, cluster: &Cluster, made: &Provisioned, files: &F
             page.line(format!("Head node {}: ssh -p {port} {}@{at}", made.head, cluster.admin));
         }
         if let Some(balancer) = &made.balancer {
-            page.line(format!("Through the load balancer: ssh -p 50000 {}@{balancer}, and one port more for each other node", cluster.admin));
+            page.line(format!("Through the load balancer: ssh -p 50000 {}@{balancer}, and one port higher for each further node", cluster.admin));
         }
         if written {
-            page.line(format!("With host keys that are known: ssh -F {folder}/ssh_config {}", made.head));
+            page.line(format!("With verified host keys: ssh -F {folder}/ssh_config {}", made.head));
             page.line(format!("Next: doctor fleet health, with hostfile = \"{folder}/hostfile\" and ssh_config = \"{folder}/ssh_config\" in [backend.ssh]"));
         } else if made.done == 0 {
-            page.line("Next: --again exchanges keys anew and writes the files for ssh here, if they are not where you are.");
+            page.line("Next: if this machine does not have the SSH files, --again exchanges keys and writes them.");
         }
     })?)
 }

@@ -48,7 +48,7 @@ struct Done {
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let mut done = Done::default();
-    let make = |source| Failure::File { operation: "making", path: args.out.clone(), source };
+    let make = |source| Failure::File { operation: "creating", path: args.out.clone(), source };
     fs::create_dir_all(&args.out).map_err(make)?;
     for path in &args.files {
         let read = |source| Failure::File { operation: "reading", path: path.clone(), source };
@@ -72,13 +72,13 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
             page.line(format!("wrote {}", path.display()));
         }
         for path in &done.left {
-            page.line(format!("left as it is, and it differs: {} (--force writes over it)", path.display()));
+            page.line(format!("kept, although it differs: {} (--force overwrites it)", path.display()));
         }
         for skipped in &done.skipped {
             page.line(format!("not understood: {skipped}"));
         }
         page.line(format!(
-            "{} written; {} used, {} about what checks look at anyway, {} not understood",
+            "{} written; {} used, {} covered by checks without a profile, {} not understood",
             plural(done.written.len(), "profile"),
             plural(done.used, "line"),
             done.covered,
@@ -91,8 +91,8 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
 
 fn write(file: &ProfileFile, out: &Path, force: bool, done: &mut Done) -> Result<()> {
     let path = out.join(format!("{}.toml", file.sku));
-    let text = toml::to_string(file).map_err(|error| Failure::Other(format!("writing a profile: {error}")))?;
-    let text = format!("# A profile of Cluster Doctor, imported. What it does not say is not judged.\n{text}");
+    let text = toml::to_string(file).map_err(|error| Failure::Other(format!("serialising a profile: {error}")))?;
+    let text = format!("# Imported Cluster Doctor profile. Values that are not set here are not checked.\n{text}");
     let failed = |source: io::Error| Failure::File { operation: "writing", path: path.clone(), source };
     match fs::read_to_string(&path) {
         Ok(there) if there == text => {}

@@ -25,7 +25,7 @@ pub(super) fn objects() -> Vec<Tree> {
 }
 
 fn agent_pod() -> Tree {
-    let anybody = |key: Tree| map([("key", key), ("operator", "Exists".into())]);
+    let tolerate = |key: Tree| map([("key", key), ("operator", "Exists".into())]);
     let token = json!({ "sources": [{ "serviceAccountToken": {
         "audience": "cluster-doctor", "expirationSeconds": 3600, "path": "token" } }] });
     map([
@@ -43,9 +43,9 @@ fn agent_pod() -> Tree {
         (
             "tolerations",
             list([
-                anybody(text("{prefix}/unhealthy")),
-                anybody(text("{prefix}/maintenance")),
-                anybody("node.kubernetes.io/unschedulable".into()),
+                tolerate(text("{prefix}/unhealthy")),
+                tolerate(text("{prefix}/maintenance")),
+                tolerate("node.kubernetes.io/unschedulable".into()),
                 Tree::Each("agent.tolerations"),
             ]),
         ),

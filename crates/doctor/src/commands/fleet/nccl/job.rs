@@ -41,7 +41,7 @@ pub(super) fn prepare(fleet: &Fleet, hosts: &[Host], args: &Args, launcher: Laun
          [ -e {topology} ] && echo azure; [ -x {program} ] && echo program; true"
     );
     let order = Order { script: &script, input: b"", limit: LOOK_LIMIT, most: 4096, root: Root::No };
-    let progress = Progress::new("looked at", hosts.len());
+    let progress = Progress::new("checked", hosts.len());
     // --print must not write anything on the hosts.
     let looks = !args.even_in_use && !args.print;
     let look = |host: &Host| {
@@ -58,12 +58,12 @@ pub(super) fn prepare(fleet: &Fleet, hosts: &[Host], args: &Args, launcher: Laun
         let gpus = words("gpus ").parse().unwrap_or(0);
         let why = match &answer.how {
             How::Exited(0) if launcher == Launcher::Mpirun && !has("program") => {
-                Some(format!("there is no {} (--program)", args.program))
+                Some(format!("no {} (--program)", args.program))
             }
             How::Exited(0) if launcher == Launcher::Mpirun && gpus == 0 && args.gpus.is_none() => {
-                Some("it has no GPU".to_owned())
+                Some("no GPU".to_owned())
             }
-            how => trouble(how).or_else(|| in_use.map(|by| format!("it is not free: {by} (--even-in-use)"))),
+            how => trouble(how).or_else(|| in_use.map(|by| format!("not free: {by} (--even-in-use)"))),
         };
         let address = words("address ").split_ascii_whitespace().nth(2).unwrap_or(host.name.as_str()).to_owned();
         match why {
@@ -161,7 +161,7 @@ impl<'a> Job<'a> {
                     }
                 }
                 ranks::run(&fleet.client, &ranks, settings, limit).unwrap_or_else(|error| {
-                    Judged::new(Verdict::Inconclusive, format!("asking the system for random bits: {error}"))
+                    Judged::new(Verdict::Inconclusive, format!("reading random bytes: {error}"))
                 })
             }
         }
