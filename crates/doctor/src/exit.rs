@@ -42,7 +42,7 @@ impl Exit {
             Self::Configuration => "a configuration, policy or profile file is wrong",
             Self::Passive => "another controller leads",
             Self::NotConfirmed => "nothing was changed because nobody confirmed it (`--yes`)",
-            Self::Damaged => "the store is damaged or of a newer version, and was left as it is",
+            Self::Damaged => "the store is damaged or of another version, and was left as it is",
         }
     }
 }
