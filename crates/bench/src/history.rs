@@ -65,7 +65,7 @@ fn inputs(database: &str) -> Value {
     })
 }
 
-/// Runs the store's own verification: `latest` and the counts must match the history.
+/// Runs the store's own verification: `latest_result` and the counts must match the history.
 fn sound(store: &Store) -> Result<()> {
     eprintln!("  checking: the store verifies the generated history");
     let verified = store.verify()?;

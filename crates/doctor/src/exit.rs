@@ -42,7 +42,7 @@ impl Exit {
             Self::Configuration => "invalid configuration, policy or profile file",
             Self::Passive => "another controller leads",
             Self::NotConfirmed => "not confirmed (`--yes`); nothing was changed",
-            Self::Damaged => "the store is damaged or has a newer schema; it was not changed",
+            Self::Damaged => "the store is damaged or has another schema; it was not changed",
         }
     }
 }

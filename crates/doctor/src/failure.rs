@@ -132,7 +132,7 @@ impl Failure {
 
 const fn store_exit(error: &StoreError) -> Exit {
     match error {
-        StoreError::Damaged { .. } | StoreError::NewerSchema { .. } => Exit::Damaged,
+        StoreError::Damaged { .. } | StoreError::NewerSchema { .. } | StoreError::OldSchema { .. } => Exit::Damaged,
         StoreError::BadUrl { .. } => Exit::Usage,
         StoreError::Refused { .. } | StoreError::Changed { .. } => Exit::Trouble,
         _ => Exit::Unreachable,

@@ -2,8 +2,8 @@
 //!
 //! Everything a batch needs is read in two statements, decided in memory, and written in a handful, so that a batch
 //! takes two round trips to PostgreSQL and SQLite touches each page once. A result writes its history rows, its
-//! document and the updated `latest` row, and clears its entry in `awaited`. The run itself is not written: it has
-//! ended when it has no rows in `awaited`.
+//! document and the updated `latest_result` row, and clears its entry in `pending_results`. The run itself is not
+//! written: it has ended when it has no rows in `pending_results`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -115,7 +115,7 @@ impl<'a> Asked<'a> {
         Self { runs, results }
     }
 
-    /// For [`enter`], which need not read `awaited` for runs of one node.
+    /// For [`enter`], which need not read `pending_results` for runs of one node.
     pub(super) fn to_enter(admissions: &[&'a Admission]) -> Self {
         let sole = |one: &Admission| one.admitted.is_some_and(|admitted| admitted.is_sole);
         let runs = sorted(admissions.iter().filter(|one| !sole(one)).map(|one| number_of(one.result.run)));
@@ -151,8 +151,8 @@ fn number_of(run: RunId) -> i64 {
 }
 
 const READING_RUNS: &str = "reading runs";
-const AWAITED: &str = "SELECT a.run, a.node, a.answered, a.whole, r.case_id, r.started, r.node_count \
-                       FROM awaited a JOIN run r ON r.id = a.run WHERE a.run IN {keys}";
+const AWAITED: &str = "SELECT a.run, a.node, a.received_at, a.complete, r.case_id, r.started, r.node_count \
+                       FROM pending_results a JOIN run r ON r.id = a.run WHERE a.run IN {keys}";
 
 /// The pending results of the runs in a batch.
 #[derive(Debug, Default)]
@@ -354,22 +354,22 @@ fn show_findings(tx: &mut Tx<'_>, before: &Before, kept: &[Entry<'_>], proofs: &
     audit::append(tx, at, None, &changes.lines)
 }
 
-/// Removes completed runs from `awaited`. A node that answers before the other nodes of its run stays occupied until
-/// the run ends.
+/// Removes completed runs from `pending_results`. A node that answers before the other nodes of its run stays occupied
+/// until the run ends.
 fn strike_off(tx: &mut Tx<'_>, ended: &BTreeMap<RunId, Spell>, kept: &[Entry<'_>]) -> Result<()> {
     let operation = "recording answers";
     let over: Vec<Val<'_>> = ended.keys().map(|run| (*run).into()).collect();
-    let sqlite = "DELETE FROM awaited WHERE run = $1";
-    let postgres = "DELETE FROM awaited WHERE run = ANY ($1::int8[])";
+    let sqlite = "DELETE FROM pending_results WHERE run = $1";
+    let postgres = "DELETE FROM pending_results WHERE run = ANY ($1::int8[])";
     tx.each(operation, (sqlite, postgres), &[Kind::Int], &over)?;
     let mut rows: Vec<Val<'_>> = Vec::new();
     for Entry { node, result, .. } in kept.iter().filter(|entry| !ended.contains_key(&entry.result.run)) {
         rows.extend_from_slice(vals![result.run, *node, result.received, result.complete]);
     }
-    let sqlite = "UPDATE awaited SET answered = $3, whole = $4 WHERE run = $1 AND node = $2";
-    let postgres = "UPDATE awaited w SET answered = a.at, whole = a.whole \
-                    FROM UNNEST($1::int8[], $2::int8[], $3::int8[], $4::int8[]) AS a (run, node, at, whole) \
-                    WHERE w.run = a.run AND w.node = a.node";
+    let sqlite = "UPDATE pending_results SET received_at = $3, complete = $4 WHERE run = $1 AND node = $2";
+    let postgres = "UPDATE pending_results w SET received_at = a.received_at, complete = a.complete \
+                    FROM UNNEST($1::int8[], $2::int8[], $3::int8[], $4::int8[]) \
+                    AS a (run, node, received_at, complete) WHERE w.run = a.run AND w.node = a.node";
     tx.each(operation, (sqlite, postgres), &[Kind::Int; 4], &rows)
 }
 

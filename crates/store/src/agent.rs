@@ -66,7 +66,7 @@ fn told_of_drops(node: i64, dropped: &Dropped) -> Line {
 /// Records the report's number; returns `false` if this report was stored before. A reinstalled agent restarts its
 /// numbering, but its reports have a later send time.
 fn note_report(tx: &mut Tx<'_>, node: i64, report: &AgentFindings) -> Result<bool> {
-    let sql = "UPDATE node SET report = $2, report_sent = $3 \
-               WHERE id = $1 AND (report IS NULL OR report < $2 OR report_sent < $3)";
+    let sql = "UPDATE node SET last_report_number = $2, last_report_sent_at = $3 WHERE id = $1 \
+               AND (last_report_number IS NULL OR last_report_number < $2 OR last_report_sent_at < $3)";
     Ok(tx.run("recording a report", sql, vals![node, report.number, report.sent])? > 0)
 }

@@ -16,15 +16,17 @@ use super::{
 };
 
 /// An agent that is not revoked and has no secret authenticates by a token of its cluster.
-const COLUMNS: &str = "node, created, revoked, heard, number, sent, program, form, policy, secret";
+const COLUMNS: &str = "node, created, revoked, last_contact_at, last_message_number, last_message_sent_at, \
+                       program_version, report_schema, policy_version, agent_key";
 
 impl Store {
     /// Enrols the node's agent with this key, replacing any earlier one.
     pub fn enroll_agent(&self, node: &NodeName, key: &RunKey, by: &str, why: &str, at: Timestamp) -> Result<()> {
         self.write_unfenced(Access::Write, |tx| {
-            let sql = "INSERT INTO agent (node, secret, created) VALUES ($1, $2, $3) ON CONFLICT (node) DO UPDATE \
-                       SET secret = excluded.secret, created = excluded.created, revoked = NULL, heard = NULL, \
-                       number = NULL, sent = NULL, program = NULL, form = NULL, policy = NULL";
+            let sql = "INSERT INTO agent (node, agent_key, created) VALUES ($1, $2, $3) ON CONFLICT (node) DO UPDATE \
+                       SET agent_key = excluded.agent_key, created = excluded.created, revoked = NULL, \
+                       last_contact_at = NULL, last_message_number = NULL, last_message_sent_at = NULL, \
+                       program_version = NULL, report_schema = NULL, policy_version = NULL";
             tx.run("enrolling an agent", sql, vals![node.as_str(), &key.to_hex(), at])?;
             let (id, words) = (tx.names.node_number(node), format!("{node}: {why}"));
             say(tx, "enroll-agent", id, (by, &words), at)
@@ -35,7 +37,7 @@ impl Store {
     pub fn revoke_agent(&self, node: &NodeName, by: &str, why: &str, at: Timestamp) -> Result<bool> {
         self.write_unfenced(Access::Write, |tx| {
             // Delete the secret, so that a backup cannot leak it.
-            let sql = "UPDATE agent SET revoked = $2, secret = '' WHERE node = $1 AND revoked IS NULL";
+            let sql = "UPDATE agent SET revoked = $2, agent_key = '' WHERE node = $1 AND revoked IS NULL";
             if tx.run("revoking an agent", sql, vals![node.as_str(), at])? == 0 {
                 return Ok(false);
             }
@@ -72,7 +74,8 @@ impl Store {
     pub fn introduce_agents(&self, nodes: &[(NodeName, Timestamp)]) -> Result<()> {
         self.write_unfenced(Access::Write, |tx| {
             for (node, at) in nodes {
-                let sql = "INSERT INTO agent (node, secret, created) VALUES ($1, '', $2) ON CONFLICT (node) DO NOTHING";
+                let sql = "INSERT INTO agent (node, agent_key, created) VALUES ($1, '', $2) \
+                           ON CONFLICT (node) DO NOTHING";
                 if tx.run("registering an agent", sql, vals![node.as_str(), *at])? > 0 {
                     let (code, words) = ("token".to_owned(), format!("{node}: its agent uses a token of the cluster"));
                     let node = tx.names.node_number(node);
@@ -103,12 +106,14 @@ impl Store {
                 let program = &versions.program;
                 rows.extend_from_slice(vals![node.as_str(), *at, *number, *sent, program, form, versions.policy]);
             }
-            let sqlite = "UPDATE agent SET heard = $2, number = $3, sent = $4, program = $5, form = $6, policy = $7 \
+            let sqlite = "UPDATE agent SET last_contact_at = $2, last_message_number = $3, last_message_sent_at = $4, \
+                          program_version = $5, report_schema = $6, policy_version = $7 \
                           WHERE node = $1 AND revoked IS NULL";
-            let postgres = "UPDATE agent SET heard = h.at, number = h.number, sent = h.sent, program = h.program, \
-                            form = h.form, policy = h.policy FROM UNNEST($1::text[], $2::int8[], $3::int8[], \
-                            $4::int8[], $5::text[], $6::text[], $7::int8[]) \
-                            AS h (node, at, number, sent, program, form, policy) \
+            let postgres = "UPDATE agent SET last_contact_at = h.at, last_message_number = h.number, \
+                            last_message_sent_at = h.sent, program_version = h.program, \
+                            report_schema = h.schema, policy_version = h.policy FROM UNNEST($1::text[], $2::int8[], \
+                            $3::int8[], $4::int8[], $5::text[], $6::text[], $7::int8[]) \
+                            AS h (node, at, number, sent, program, schema, policy) \
                             WHERE agent.node = h.node AND agent.revoked IS NULL";
             let kinds = [Text, Int, Int, Int, Text, Text, Int];
             tx.each("recording contacts of agents", (sqlite, postgres), &kinds, &rows)

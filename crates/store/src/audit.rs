@@ -56,7 +56,7 @@ pub(super) fn append(tx: &mut Tx<'_>, at: Timestamp, cycle: Option<CycleId>, lin
             line.plan.as_deref()
         ]);
     }
-    let into = "audit (at, actor, what, node, case_id, run, code, words, cycle, origin, plan)";
+    let into = "audit_log (at, actor, action, node, case_id, run, reason_code, reason_text, cycle, origin, plan)";
     let kinds = [Int, Text, Text, Int, Int, Int, Text, Text, Int, Text, Text];
     tx.bulk("writing the audit trail", into, &kinds, &rows, "")
 }
@@ -105,12 +105,12 @@ pub(super) fn count(tx: &mut Tx<'_>, counts: &[(Counter, u64)]) -> Result<()> {
     for (counter, n) in counts.iter().filter(|(_, n)| *n > 0) {
         rows.extend_from_slice(vals![counter.name(), *n]);
     }
-    let conflict = "ON CONFLICT (name) DO UPDATE SET n = counter.n + excluded.n";
-    tx.add_up("counting", "counter (name, n)", &[Kind::Text, Kind::Int], &rows, conflict)
+    let conflict = "ON CONFLICT (name) DO UPDATE SET value = counter.value + excluded.value";
+    tx.add_up("counting", "counter (name, value)", &[Kind::Text, Kind::Int], &rows, conflict)
 }
 
 pub(super) fn counted(tx: &mut Tx<'_>, counter: Counter) -> Result<u64> {
-    let sql = "SELECT n FROM counter WHERE name = $1";
+    let sql = "SELECT value FROM counter WHERE name = $1";
     Ok(tx.first("reading counters", sql, vals![counter.name()], |row| row.number(0))?.unwrap_or(0))
 }
 
@@ -161,7 +161,7 @@ impl Store {
 
     /// Returns cycles, newest first.
     pub fn cycles(&self, limit: u32) -> Result<Vec<CycleRow>> {
-        let sql = "SELECT at, actions, submitted, took, trouble FROM cycle ORDER BY id DESC LIMIT $1";
+        let sql = "SELECT at, actions, submitted, duration_ms, error FROM cycle ORDER BY id DESC LIMIT $1";
         self.read(|tx| {
             tx.all("reading cycles", sql, vals![limit], |row| {
                 Ok(CycleRow {
@@ -202,7 +202,8 @@ impl Store {
     }
 }
 
-const COLUMNS: &str = "SELECT at, actor, what, node, case_id, run, code, words, origin, plan, id FROM audit";
+const COLUMNS: &str =
+    "SELECT at, actor, action, node, case_id, run, reason_code, reason_text, origin, plan, id FROM audit_log";
 /// Index of the line's number among those columns.
 const NUMBER: usize = 10;
 

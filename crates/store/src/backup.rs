@@ -96,6 +96,7 @@ fn copy_pages(live: &Connection, copy: &mut Connection) -> Result<()> {
 /// Opens and checks a backup. An older one is migrated in memory; the file is unchanged.
 fn open_backup(path: &Path) -> Result<Connection> {
     let damaged = |why: String| StoreError::Damaged { path: path.to_owned(), why };
+    let no_store = || damaged("it is a SQLite database but not a backup of a store".to_owned());
     let file = open_read_only(path)?;
     let checked: rusqlite::Result<String> = file.query_row("PRAGMA quick_check(1)", (), |row| row.get(0));
     match checked {
@@ -106,24 +107,21 @@ fn open_backup(path: &Path) -> Result<Connection> {
     let version: Option<i64> = file
         .query_row("SELECT MAX(version) FROM schema_version", (), |row| row.get(0))
         .optional()
-        .map_err(|_| damaged("it is a SQLite database but not a backup of a store".to_owned()))?
+        .map_err(|_| no_store())?
         .flatten();
-    match version {
-        Some(version) if version == schema::KNOWN => Ok(file),
-        Some(version) if version > schema::KNOWN => {
-            Err(StoreError::NewerSchema { found: version, known: schema::KNOWN })
-        }
-        _ => {
-            let mut memory = Connection::open_in_memory().map_err(sqlite_error("restoring"))?;
-            copy_pages(&file, &mut memory)?;
-            schema::migrate(&mut Tx::new(Conn::Sqlite(&memory), Arc::default()))?;
-            Ok(memory)
-        }
+    let version = version.ok_or_else(no_store)?;
+    schema::check(version)?;
+    if version == schema::KNOWN {
+        return Ok(file);
     }
+    let mut memory = Connection::open_in_memory().map_err(sqlite_error("restoring"))?;
+    copy_pages(&file, &mut memory)?;
+    schema::migrate(&mut Tx::new(Conn::Sqlite(&memory), Arc::default()))?;
+    Ok(memory)
 }
 
 fn refuse_unless_empty(tx: &mut Tx<'_>) -> Result<()> {
-    for table in ["node", "run", "history", "case_file"] {
+    for table in ["node", "run", "history", "case_record"] {
         let sql = format!("SELECT 1 FROM {table} LIMIT 1");
         if tx.first("restoring", &sql, &[], |_| Ok(()))?.is_some() {
             let why = "this store is not empty: restore into a new store, then replace this one".to_owned();

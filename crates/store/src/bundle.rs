@@ -102,7 +102,7 @@ pub(super) fn keep(tx: &mut Tx<'_>, arrivals: &[Arrival<'_>]) -> Result<Vec<i64>
         rows.extend_from_slice(vals![*id, *newest, *documents, body.as_slice()]);
     }
     let kinds = [Kind::Int, Kind::Int, Kind::Int, Kind::Blob];
-    tx.bulk("storing documents", "bundle (id, received, documents, body)", &kinds, &rows, "")?;
+    tx.bulk("storing documents", "evidence_pack (id, received, documents, body)", &kinds, &rows, "")?;
     keep_alone(tx, arrivals)?;
     Ok(ids)
 }
@@ -180,7 +180,8 @@ pub(super) fn results(body: &[u8]) -> Result<Vec<JudgedResult>> {
 /// Returns the document of one result, if it is in the bundle that history names.
 pub(super) fn find(tx: &mut Tx<'_>, run: RunId, node: i64) -> Result<Option<EvidenceRow>> {
     let Some(name) = tx.names.node(node).ok().cloned() else { return Ok(None) };
-    let sql = "SELECT b.body FROM history h JOIN bundle b ON b.id = h.bundle WHERE h.node = $1 AND h.run = $2 LIMIT 1";
+    let sql = "SELECT b.body FROM history h JOIN evidence_pack b ON b.id = h.evidence_pack \
+               WHERE h.node = $1 AND h.run = $2 LIMIT 1";
     let found = tx.first("reading evidence", sql, vals![node, run], |row| document(row.blob(0)?, run, &name))?;
     Ok(found.flatten())
 }
@@ -204,8 +205,8 @@ fn document(body: &[u8], run: RunId, node: &NodeName) -> Result<Option<EvidenceR
 
 /// Records that a document is now stored on its own.
 pub(super) fn took_out(tx: &mut Tx<'_>, run: RunId, node: i64) -> Result<()> {
-    let sql = "UPDATE bundle SET documents = documents - 1 \
-               WHERE id = (SELECT bundle FROM history WHERE node = $1 AND run = $2 LIMIT 1)";
+    let sql = "UPDATE evidence_pack SET documents = documents - 1 \
+               WHERE id = (SELECT evidence_pack FROM history WHERE node = $1 AND run = $2 LIMIT 1)";
     tx.run("pinning evidence", sql, vals![node, run]).map(drop)
 }
 

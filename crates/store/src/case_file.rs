@@ -1,4 +1,4 @@
-//! The table `case_file`: one row per case, rewritten as a whole.
+//! The table `case_record`: one row per case, rewritten as a whole.
 
 use doctor_core::{
     case::{Case, CaseState},
@@ -16,7 +16,7 @@ pub(super) fn read_case(row: &Row<'_>) -> Result<Case> {
 }
 
 pub(super) fn find(tx: &mut Tx<'_>, case: CaseId) -> Result<Option<Case>> {
-    tx.first("reading a case", "SELECT body FROM case_file WHERE id = $1", vals![case], read_case)
+    tx.first("reading a case", "SELECT body FROM case_record WHERE id = $1", vals![case], read_case)
 }
 
 /// As [`find`]; a missing case is an error.
@@ -31,8 +31,8 @@ pub(super) fn put(tx: &mut Tx<'_>, case: &Case) -> Result<()> {
         CaseState::Closed { at, .. } => Some(at),
     };
     let body = json::write(case)?;
-    let sql = "INSERT INTO case_file (id, node, hardware, opened, closed, body) VALUES ($1, $2, $3, $4, $5, $6) \
-               ON CONFLICT (id) DO UPDATE SET node = excluded.node, hardware = excluded.hardware, \
+    let sql = "INSERT INTO case_record (id, node, hardware_id, opened, closed, body) VALUES ($1, $2, $3, $4, $5, $6) \
+               ON CONFLICT (id) DO UPDATE SET node = excluded.node, hardware_id = excluded.hardware_id, \
                closed = excluded.closed, body = excluded.body";
     let vals = vals![case.id, node, case.hardware.as_str(), case.opened, closed, &body];
     tx.run("writing a case", sql, vals).map(drop)

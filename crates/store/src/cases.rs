@@ -25,8 +25,8 @@ impl Store {
     pub fn cases(&self, closed_after: Timestamp) -> Result<Vec<Case>> {
         self.read(|tx| {
             let operation = "reading cases";
-            let mut cases = tx.all(operation, "SELECT body FROM case_file WHERE closed IS NULL", &[], read_case)?;
-            let sql = "SELECT body FROM case_file WHERE closed IS NOT NULL AND closed > $1";
+            let mut cases = tx.all(operation, "SELECT body FROM case_record WHERE closed IS NULL", &[], read_case)?;
+            let sql = "SELECT body FROM case_record WHERE closed IS NOT NULL AND closed > $1";
             cases.extend(tx.all(operation, sql, vals![closed_after], read_case)?);
             cases.sort_by_key(|case| case.id);
             Ok(cases)
@@ -38,8 +38,8 @@ impl Store {
         self.read(|tx| {
             let mut spans = Vec::new();
             for (sql, vals) in [
-                ("SELECT body FROM case_file WHERE closed IS NULL", &[][..]),
-                ("SELECT body FROM case_file WHERE closed IS NOT NULL AND closed > $1", vals![closed_after]),
+                ("SELECT body FROM case_record WHERE closed IS NULL", &[][..]),
+                ("SELECT body FROM case_record WHERE closed IS NOT NULL AND closed > $1", vals![closed_after]),
             ] {
                 tx.rows("reading cases", sql, vals, |row| {
                     spans.push(CaseSpan::from(&read_case(row)?));
@@ -52,15 +52,15 @@ impl Store {
 
     /// Returns all cases, newest first.
     pub fn cases_all(&self, limit: u32) -> Result<Vec<Case>> {
-        let sql = "SELECT body FROM case_file ORDER BY id DESC LIMIT $1";
+        let sql = "SELECT body FROM case_record ORDER BY id DESC LIMIT $1";
         self.read(|tx| tx.all("reading cases", sql, vals![limit], read_case))
     }
 
     /// As [`Store::cases_all`], for cases before this one; optionally only open ones.
     pub fn cases_before(&self, before: CaseId, open: bool, limit: u32) -> Result<Vec<Case>> {
         let sql = match open {
-            true => "SELECT body FROM case_file WHERE closed IS NULL AND id < $1 ORDER BY id DESC LIMIT $2",
-            false => "SELECT body FROM case_file WHERE id < $1 ORDER BY id DESC LIMIT $2",
+            true => "SELECT body FROM case_record WHERE closed IS NULL AND id < $1 ORDER BY id DESC LIMIT $2",
+            false => "SELECT body FROM case_record WHERE id < $1 ORDER BY id DESC LIMIT $2",
         };
         self.read(|tx| tx.all("reading cases", sql, vals![before, limit], read_case))
     }
@@ -133,7 +133,7 @@ pub(super) fn worsen(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, at: Timesta
         file.severity = file.severity.max(worst);
     }
     file.findings = open.into_iter().map(|open| open.finding).collect();
-    let sql = "SELECT boot FROM node WHERE id = $1";
+    let sql = "SELECT boot_id FROM node WHERE id = $1";
     if let Some(boot) =
         tx.first("reading a node", sql, vals![id], |row| Ok(row.opt_text(0)?.map(str::to_owned)))?.flatten()
     {
@@ -214,7 +214,7 @@ pub(super) fn follow(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, at: Timesta
 /// Returns open cases, each with its node.
 pub(super) fn open_cases(tx: &mut Tx<'_>) -> Result<Vec<(CaseId, i64, String)>> {
     let names = Arc::clone(&tx.names);
-    tx.all("reading cases", "SELECT id, node FROM case_file WHERE closed IS NULL ORDER BY id", &[], |row| {
+    tx.all("reading cases", "SELECT id, node FROM case_record WHERE closed IS NULL ORDER BY id", &[], |row| {
         let node = row.int(1)?;
         let name = names.node(node).map_or_else(|_| format!("number {node}"), ToString::to_string);
         Ok((CaseId::from_number(row.number(0)?), node, name))

@@ -19,8 +19,6 @@ use super::{
 const LEVEL: i32 = 1;
 /// Limit of the decompressed size. A million nodes need less, so anything larger is not ours.
 const MOST: u64 = 1 << 30;
-/// Magic number of a zstd frame. Older programs wrote plain JSON.
-const COMPRESSED: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
 impl Store {
     /// Replaces the saved cluster state as a whole.
@@ -30,7 +28,7 @@ impl Store {
             why: why.to_string(),
         })?;
         self.write(lease, |tx| {
-            let sql = "INSERT INTO picture (id, at, body) VALUES (1, $1, $2) \
+            let sql = "INSERT INTO cluster_state (id, at, body) VALUES (1, $1, $2) \
                        ON CONFLICT (id) DO UPDATE SET at = excluded.at, body = excluded.body";
             tx.run("writing the cluster state", sql, vals![at, body.as_slice()]).map(drop)
         })
@@ -40,7 +38,7 @@ impl Store {
     pub fn cluster_seen(&self) -> Result<Option<Timestamp>> {
         let operation = "reading the time of the cluster state";
         self.transaction(Access::Read, &mut |tx| {
-            tx.first(operation, "SELECT at FROM picture", &[], |row| row.moment(0))
+            tx.first(operation, "SELECT at FROM cluster_state", &[], |row| row.moment(0))
         })
     }
 
@@ -48,13 +46,10 @@ impl Store {
     pub fn cluster(&self) -> Result<Option<(Timestamp, Vec<u8>)>> {
         let operation = "reading the cluster state";
         self.read(|tx| {
-            tx.first(operation, "SELECT at, body FROM picture", &[], |row| {
-                let body = row.blob(1)?;
+            tx.first(operation, "SELECT at, body FROM cluster_state", &[], |row| {
                 let unreadable =
                     |why: io::Error| StoreError::Unreadable { what: "cluster state", why: why.to_string() };
-                let text =
-                    if body.starts_with(&COMPRESSED) { unpacked(body).map_err(unreadable)? } else { body.to_vec() };
-                Ok((row.moment(0)?, text))
+                Ok((row.moment(0)?, unpacked(row.blob(1)?).map_err(unreadable)?))
             })
         })
     }

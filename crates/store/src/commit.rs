@@ -33,7 +33,7 @@ impl Store {
             let submitted = intent.actions.iter().filter(|action| matches!(action.what, Action::Submit(_))).count();
             let cycle = tx.insert(
                 "writing a cycle",
-                "INSERT INTO cycle (at, actions, submitted, policy) VALUES ($1, $2, $3, $4)",
+                "INSERT INTO cycle (at, actions, submitted, policy_version) VALUES ($1, $2, $3, $4)",
                 vals![intent.at, intent.actions.len() as u64, submitted as u64, intent.policy_version],
             )?;
             let cycle = CycleId(cycle.cast_unsigned());
@@ -54,7 +54,7 @@ impl Store {
 
     /// Records how long the cycle took, and what kept it from observing or doing everything.
     pub fn finish_cycle(&self, lease: &Lease, cycle: CycleId, took: Span, trouble: Option<&str>) -> Result<()> {
-        let sql = "UPDATE cycle SET took = $2, trouble = $3 WHERE id = $1";
+        let sql = "UPDATE cycle SET duration_ms = $2, error = $3 WHERE id = $1";
         self.write(lease, |tx| tx.run("finishing a cycle", sql, vals![cycle.0, took, trouble]).map(drop))
     }
 }
@@ -104,7 +104,7 @@ fn apply(
             let id = tx.node_id(node, at)?;
             let was_out = nodes::life_of(tx, id)?.is_some_and(|life| life.is_out());
             if to.is_out() && !was_out && taken_out.contains(node) {
-                let sql = "INSERT INTO taken_out (at, node) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+                let sql = "INSERT INTO node_taken_out (at, node) VALUES ($1, $2) ON CONFLICT DO NOTHING";
                 tx.run("recording a node taken out of service", sql, vals![at, id])?;
             }
             nodes::set_life(tx, id, to, at, *case)
@@ -119,7 +119,7 @@ fn apply(
                 let node = tx.node_id(&node, at)?;
                 settled::release(tx, node, at)?;
             }
-            tx.run("completing a request", "DELETE FROM request WHERE id = $1", vals![*request]).map(drop)
+            tx.run("completing a request", "DELETE FROM operator_command WHERE id = $1", vals![*request]).map(drop)
         }
         Action::Identify { node, hardware } => {
             let id = tx.node_id(node, at)?;
@@ -161,7 +161,7 @@ fn add_trial(tx: &mut Tx<'_>, request: u64, run: RunId) -> Result<()> {
     let Some(Asked::Together { nodes, test, mut trials }) = asked(tx, request)? else { return Ok(()) };
     trials.push(run);
     let body = json::write(&Asked::Together { nodes, test, trials })?;
-    tx.run("adding a trial", "UPDATE request SET body = $2 WHERE id = $1", vals![request, &body]).map(drop)
+    tx.run("adding a trial", "UPDATE operator_command SET body = $2 WHERE id = $1", vals![request, &body]).map(drop)
 }
 
 /// Opens the findings of multi-node trials against the nodes that they implicate.
@@ -181,7 +181,7 @@ fn name(tx: &mut Tx<'_>, intent: &CycleIntent<'_>) -> Result<()> {
 }
 
 fn asked(tx: &mut Tx<'_>, request: u64) -> Result<Option<Asked>> {
-    let sql = "SELECT body FROM request WHERE id = $1";
+    let sql = "SELECT body FROM operator_command WHERE id = $1";
     tx.first("reading a request", sql, vals![request], |row| json::read("request", row.text(0)?))
 }
 
@@ -219,7 +219,7 @@ fn line(tx: &mut Tx<'_>, action: &Because<Action>, at: Timestamp) -> Result<Line
         (Some(node), ..) => Some(tx.node_id(node, at)?),
         (None, Some(run), _) => runs::nodes_of(tx, run)?.first().copied(),
         (None, None, Some(case)) => {
-            let sql = "SELECT node FROM case_file WHERE id = $1";
+            let sql = "SELECT node FROM case_record WHERE id = $1";
             tx.first("reading a case", sql, vals![case], |row| row.int(0))?
         }
         (None, None, None) => None,
@@ -239,5 +239,5 @@ fn write_reasons(tx: &mut Tx<'_>, intent: &CycleIntent<'_>) -> Result<()> {
     }
     let conflict = "ON CONFLICT (node) DO UPDATE SET since = excluded.since, body = excluded.body";
     let kinds = [Kind::Int, Kind::Int, Kind::Text];
-    tx.bulk("writing reasons", "reason (node, since, body)", &kinds, &rows, conflict)
+    tx.bulk("writing reasons", "skip_reason (node, since, body)", &kinds, &rows, conflict)
 }

@@ -49,12 +49,12 @@ pub(super) fn conclude(tx: &mut Tx<'_>, run: RunId, end: Conclusion, at: Timesta
         Conclusion::Incomplete(why) => (INCOMPLETE, why.code()),
         Conclusion::NotStarted(why) => (NOT_STARTED, why.code()),
     };
-    let sql = "UPDATE run SET state = 'ended', ending = $2, why = $3, ended = $4 \
-               WHERE id = $1 AND EXISTS (SELECT 1 FROM awaited WHERE run = $1)";
+    let sql = "UPDATE run SET state = 'ended', end_kind = $2, end_reason = $3, ended = $4 \
+               WHERE id = $1 AND EXISTS (SELECT 1 FROM pending_results WHERE run = $1)";
     if tx.run(operation, sql, vals![run, ending, why, at])? == 0 {
         return Ok(false);
     }
-    tx.run(operation, "DELETE FROM awaited WHERE run = $1", vals![run])?;
+    tx.run(operation, "DELETE FROM pending_results WHERE run = $1", vals![run])?;
     let sql = "SELECT started, node_count FROM run WHERE id = $1 AND started IS NOT NULL";
     let spell = tx.first("reading a run", sql, vals![run], |row| {
         Ok(Spell { began: row.moment(0)?, ended: at, nodes: row.int(1)? })

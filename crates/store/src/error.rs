@@ -31,6 +31,12 @@ pub enum StoreError {
     NewerSchema { found: i64, known: i64 },
 
     #[error(
+        "the store has schema {found} of a development version, which this program cannot read: move the SQLite file \
+         away (or create an empty PostgreSQL database) and start again"
+    )]
+    OldSchema { found: i64 },
+
+    #[error(
         "{database} requires TLS, which this build does not support for PostgreSQL: use a local socket, a tunnel, or \
          `sslmode=disable`"
     )]

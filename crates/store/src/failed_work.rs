@@ -31,8 +31,9 @@ impl Store {
                 let [id, owner, name] = [&work.id, &work.owner, &work.name].map(Label::as_str);
                 rows.extend_from_slice(vals![id, *node, owner, name, work.at, how]);
             }
-            let into = "failed_work (work, node, owner, name, at, how)";
-            let conflict = "ON CONFLICT (work, node) DO UPDATE SET at = excluded.at, how = excluded.how";
+            let into = "job_failure (job, node, owner, name, at, failure_kind)";
+            let conflict =
+                "ON CONFLICT (job, node) DO UPDATE SET at = excluded.at, failure_kind = excluded.failure_kind";
             tx.bulk("storing failed user jobs", into, &[Text, Int, Text, Text, Int, Text], &rows, conflict)
         })
     }
@@ -41,8 +42,8 @@ impl Store {
     pub fn failed_work_since(&self, since: Timestamp) -> Result<Vec<(NodeName, FailedWork)>> {
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
-            let sql = "SELECT work, node, owner, name, at, how FROM failed_work WHERE at >= $1 \
-                       ORDER BY at DESC, work, node LIMIT $2";
+            let sql = "SELECT job, node, owner, name, at, failure_kind FROM job_failure WHERE at >= $1 \
+                       ORDER BY at DESC, job, node LIMIT $2";
             tx.all("reading failed user jobs", sql, vals![since, MOST], |row| {
                 let work = FailedWork {
                     id: Label::new(row.text(0)?),
@@ -59,10 +60,10 @@ impl Store {
 
 /// Deletes a node's failures: they say nothing about the machine that has its name now.
 pub(super) fn forget_node(tx: &mut Tx<'_>, node: i64) -> Result<()> {
-    tx.run("resetting a node", "DELETE FROM failed_work WHERE node = $1", vals![node]).map(drop)
+    tx.run("resetting a node", "DELETE FROM job_failure WHERE node = $1", vals![node]).map(drop)
 }
 
 /// Deletes expired failures. Cases have their own copy.
 pub(super) fn prune(tx: &mut Tx<'_>, before: Timestamp) -> Result<()> {
-    tx.run("deleting failed user jobs", "DELETE FROM failed_work WHERE at < $1", vals![before]).map(drop)
+    tx.run("deleting failed user jobs", "DELETE FROM job_failure WHERE at < $1", vals![before]).map(drop)
 }

@@ -70,8 +70,9 @@ impl Store {
             let Some(id) = tx.names.test_number(test) else { return Ok(Vec::new()) };
             let names = Arc::clone(&tx.names);
             // The key starts with the node: each node is looked up, and no other test is read.
-            let sql = "SELECT l.node, l.test, l.attempt, l.outcome, l.run, l.sure, l.sure_at, l.misses \
-                       FROM node n CROSS JOIN latest l WHERE l.node = n.id AND l.test = $1 ORDER BY n.id";
+            let sql = "SELECT l.node, l.test, l.attempted_at, l.outcome, l.run, l.conclusive_outcome, l.conclusive_at, \
+                       l.inconclusive_count FROM node n CROSS JOIN latest_result l \
+                       WHERE l.node = n.id AND l.test = $1 ORDER BY n.id";
             tx.all("reading latest results", sql, vals![id], |row| read_latest(row, (row.int(0)?, id), &names))
         })
     }
@@ -109,7 +110,7 @@ impl Store {
     pub fn failure_rates(&self, since: Timestamp) -> Result<Vec<FailureRate>> {
         let sql = "SELECT test, CAST(SUM(passed) AS BIGINT), CAST(SUM(failed) AS BIGINT), \
                    CAST(SUM(inconclusive) AS BIGINT), CAST(SUM(not_applicable) AS BIGINT) \
-                   FROM hourly WHERE hour >= $1 GROUP BY test ORDER BY test";
+                   FROM hourly_count WHERE hour >= $1 GROUP BY test ORDER BY test";
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
             tx.all("counting failures", sql, vals![since.millis().div_euclid(HOUR)], |row| {
@@ -125,13 +126,15 @@ impl Store {
     }
 }
 
-const LATEST: &str = "SELECT node, test, attempt, outcome, run, sure, sure_at, misses FROM latest";
+const LATEST: &str = "SELECT node, test, attempted_at, outcome, run, conclusive_outcome, conclusive_at, \
+                      inconclusive_count FROM latest_result";
 
 /// As [`LATEST`], packed for PostgreSQL, where encoding a value costs more than testing that it can be omitted. Node,
 /// test and outcome are one number; NULL replaces a conclusive outcome equal to the latest, and zero misses.
-const PACKED_LATEST: &str = "SELECT (node::bigint << 32) | (test::bigint << 16) | outcome, attempt, run, \
-     CASE WHEN sure = outcome AND sure_at = attempt THEN NULL ELSE COALESCE(sure, 0) END, \
-     NULLIF(sure_at, attempt), NULLIF(misses, 0) FROM latest";
+const PACKED_LATEST: &str = "SELECT (node::bigint << 32) | (test::bigint << 16) | outcome, attempted_at, run, \
+     CASE WHEN conclusive_outcome = outcome AND conclusive_at = attempted_at THEN NULL \
+     ELSE COALESCE(conclusive_outcome, 0) END, \
+     NULLIF(conclusive_at, attempted_at), NULLIF(inconclusive_count, 0) FROM latest_result";
 
 const NO_OUTCOME: i64 = 0;
 
@@ -166,7 +169,7 @@ fn read_latest(row: &Row<'_>, (node, test): (i64, i64), names: &Names) -> Result
     latest_row(&found, || row.run(4), names)
 }
 
-/// A row of `latest`, with ids instead of names.
+/// A row of `latest_result`, with ids instead of names.
 struct Latest {
     node: i64,
     test: i64,
@@ -237,7 +240,8 @@ fn of_node(tx: &mut Tx<'_>, node: &NodeName, filter: &HistoryFilter) -> Result<O
         only += " AND test = $4";
     }
     let mut sql = format!(
-        "SELECT node, run, test, outcome, at, took FROM history WHERE node = $1 AND run >= $2 AND run <= $3{only}"
+        "SELECT node, run, test, outcome, offset_ms, duration_ms FROM history \
+         WHERE node = $1 AND run >= $2 AND run <= $3{only}"
     );
     // A node has one run at a time, so the newest runs have the newest results. The run that the limit falls into is
     // read whole, because the order of its tests is by name. So is the run of the place.
@@ -303,7 +307,7 @@ fn of_all(tx: &mut Tx<'_>, filter: &HistoryFilter, effort: Effort) -> Result<Fou
 /// the hourly counts.
 fn stretch(tx: &mut Tx<'_>, high: i64, wanted: i64) -> Result<(i64, i64)> {
     let last = (high >> BIRTH_SHIFT) / HOUR;
-    let sql = "SELECT hour, CAST(SUM(passed + failed + inconclusive + not_applicable) AS BIGINT) FROM hourly \
+    let sql = "SELECT hour, CAST(SUM(passed + failed + inconclusive + not_applicable) AS BIGINT) FROM hourly_count \
                WHERE hour <= $1 GROUP BY hour ORDER BY hour DESC LIMIT $2";
     let mut rows = 0;
     let mut first = None;
@@ -331,7 +335,7 @@ fn look_at(
 ) -> Result<()> {
     let of_verdict = with_verdict(&tx.names, filter.verdict, "h.outcome");
     let mut sql = format!(
-        "SELECT h.node, h.run, h.test, h.outcome, h.at, h.took FROM node n CROSS JOIN history h \
+        "SELECT h.node, h.run, h.test, h.outcome, h.offset_ms, h.duration_ms FROM node n CROSS JOIN history h \
          WHERE h.node = n.id AND h.run >= $1 AND h.run <= $2{of_verdict}"
     );
     let mut vals: Vec<Val<'_>> = vec![low.into(), high.into()];

@@ -1,9 +1,9 @@
 //! Results that are stored but not yet entered in history.
 //!
-//! Entering a result touches pages of history, `latest` and `awaited`, at different places for each node. In batches as
-//! small as waiting submitters allow, that is most of the cost of a result; hundreds together share pages, statements
-//! and transactions. So a batch is first only stored: its documents and results form a bundle, which is written and
-//! made durable, and the submitters are acknowledged. Later many bundles are entered together.
+//! Entering a result touches pages of history, `latest_result` and `pending_results`, at different places for each
+//! node. In batches as small as waiting submitters allow, that is most of the cost of a result; hundreds together share
+//! pages, statements and transactions. So a batch is first only stored: its documents and results form a bundle, which
+//! is written and made durable, and the submitters are acknowledged. Later many bundles are entered together.
 //!
 //! These rules make it one consistent store:
 //!
@@ -261,7 +261,7 @@ impl Store {
 
     /// Enters results in the inbox that this process did not store.
     pub(super) fn enter_what_a_dead_process_left(&self) -> Result<()> {
-        let sql = "SELECT 1 FROM inbox LIMIT 1";
+        let sql = "SELECT 1 FROM ingest_queue LIMIT 1";
         let some = self.read(|tx| tx.first("reading the inbox", sql, &[], |_| Ok(())))?.is_some();
         if some { self.write_unfenced(Access::WriteAlone, enter_what_is_left) } else { Ok(()) }
     }
@@ -293,7 +293,7 @@ fn keep(tx: &mut Tx<'_>, asked: &Asked<'_>, batch: &[Handed], known: &[bool]) ->
     let mut new = bundles.clone();
     new.dedup();
     let rows: Vec<Val<'_>> = new.into_iter().map(Val::Int).collect();
-    tx.bulk("storing results", "inbox (bundle)", &[Kind::Int], &rows, "")?;
+    tx.bulk("storing results", "ingest_queue (evidence_pack)", &[Kind::Int], &rows, "")?;
     accept::count_turned_away(tx, &admitted)?;
     Ok((admitted, bundles))
 }
@@ -303,7 +303,8 @@ fn still_there(tx: &mut Tx<'_>, results: &[&Admission]) -> Result<HashSet<i64>> 
     let mut bundles: Vec<i64> = results.iter().map(|one| one.bundle).collect();
     bundles.dedup();
     let mut there = HashSet::with_capacity(bundles.len());
-    tx.keyed("reading the inbox", "SELECT bundle FROM inbox WHERE bundle IN {keys}", &bundles, |row| {
+    let sql = "SELECT evidence_pack FROM ingest_queue WHERE evidence_pack IN {keys}";
+    tx.keyed("reading the inbox", sql, &bundles, |row| {
         there.insert(row.int(0)?);
         Ok(())
     })?;
@@ -312,17 +313,18 @@ fn still_there(tx: &mut Tx<'_>, results: &[&Admission]) -> Result<HashSet<i64>> 
 
 fn take_out(tx: &mut Tx<'_>, bundles: &HashSet<i64>) -> Result<()> {
     let rows: Vec<Val<'_>> = bundles.iter().map(|bundle| (*bundle).into()).collect();
-    let sqlite = "DELETE FROM inbox WHERE bundle = $1";
-    let postgres = "DELETE FROM inbox WHERE bundle = ANY ($1::int8[])";
+    let sqlite = "DELETE FROM ingest_queue WHERE evidence_pack = $1";
+    let postgres = "DELETE FROM ingest_queue WHERE evidence_pack = ANY ($1::int8[])";
     tx.each("emptying the inbox", (sqlite, postgres), &[Kind::Int], &rows)
 }
 
 /// Enters the whole inbox, in a transaction that excludes other writers.
 pub(super) fn enter_what_is_left(tx: &mut Tx<'_>) -> Result<()> {
     let operation = "reading the inbox";
-    let left = tx.all(operation, "SELECT bundle FROM inbox ORDER BY bundle", &[], |row| row.int(0))?;
+    let sql = "SELECT evidence_pack FROM ingest_queue ORDER BY evidence_pack";
+    let left = tx.all(operation, sql, &[], |row| row.int(0))?;
     for bundle in left {
-        let sql = "SELECT body FROM bundle WHERE id = $1";
+        let sql = "SELECT body FROM evidence_pack WHERE id = $1";
         let results = tx.first(operation, sql, &[bundle.into()], |row| bundle::results(row.blob(0)?))?;
         let lost = || StoreError::Unreadable { what: "bundle", why: format!("bundle {bundle} is missing") };
         let results = results.ok_or_else(lost)?.into_iter();

@@ -32,7 +32,7 @@ impl Store {
                 return Ok(Taken::Theirs(held));
             }
             let fence = held.fence + 1;
-            let sql = "UPDATE lease SET holder = $1, fence = $2, expires = $3 WHERE one = 1";
+            let sql = "UPDATE lease SET holder = $1, fence = $2, expires = $3 WHERE id = 1";
             tx.run("taking the lease", sql, vals![holder, fence, now.plus(ttl)])?;
             // The previous leader may have left acknowledged results in the inbox.
             inbox::enter_what_is_left(tx)?;
@@ -49,7 +49,7 @@ impl Store {
         // Exclusive from the start: upgrading a shared lock on the row deadlocks with a process that waits to take
         // over.
         self.write_as(Access::WriteAlone, lease, |tx| {
-            let sql = "UPDATE lease SET expires = $1 WHERE one = 1 AND fence = $2";
+            let sql = "UPDATE lease SET expires = $1 WHERE id = 1 AND fence = $2";
             tx.run("renewing the lease", sql, vals![now.plus(lease.ttl), lease.fence]).map(drop)
         })
     }
@@ -57,7 +57,7 @@ impl Store {
     /// Releases the lease immediately. Does nothing if the lease is no longer ours.
     pub fn release(&self, lease: &Lease) -> Result<()> {
         self.write_unfenced(Access::WriteAlone, |tx| {
-            let sql = "UPDATE lease SET holder = '', expires = 0 WHERE one = 1 AND fence = $1";
+            let sql = "UPDATE lease SET holder = '', expires = 0 WHERE id = 1 AND fence = $1";
             tx.run("releasing the lease", sql, vals![lease.fence]).map(drop)
         })
     }

@@ -44,7 +44,7 @@ pub(super) fn lost(held: Held) -> StoreError {
 }
 
 pub(super) fn read(tx: &mut Tx<'_>) -> Result<Held> {
-    let held = tx.first("reading the lease", "SELECT holder, fence, expires FROM lease WHERE one = 1", &[], |row| {
+    let held = tx.first("reading the lease", "SELECT holder, fence, expires FROM lease WHERE id = 1", &[], |row| {
         Ok(Held { holder: row.text(0)?.to_owned(), fence: row.number(1)?, expires: row.moment(2)? })
     })?;
     held.ok_or_else(|| StoreError::Unreadable { what: "lease", why: "its row is missing".to_owned() })
@@ -60,7 +60,7 @@ pub(super) fn begin_write(tx: &mut Tx<'_>, access: Access, lease: Option<&Lease>
     };
     let sql = format!(
         "SELECT l.holder, l.fence, l.expires, (SELECT MAX(id) FROM node), (SELECT MAX(id) FROM test), \
-         (SELECT MAX(id) FROM outcome), (SELECT MAX(id) FROM bundle) FROM lease l WHERE l.one = 1{lock}"
+         (SELECT MAX(id) FROM outcome), (SELECT MAX(id) FROM evidence_pack) FROM lease l WHERE l.id = 1{lock}"
     );
     let found = tx.first("checking the lease", &sql, &[], |row| {
         let held = Held { holder: row.text(0)?.to_owned(), fence: row.number(1)?, expires: row.moment(2)? };

@@ -1,4 +1,4 @@
-//! Writes results: history, `latest` and the hourly counts change together or not at all.
+//! Writes results: history, `latest_result` and the hourly counts change together or not at all.
 
 use std::{
     collections::{BTreeMap, HashMap, hash_map::Entry},
@@ -39,7 +39,7 @@ pub(super) struct Posting {
     pub(super) bundle: Option<i64>,
 }
 
-/// Rows of `latest` before results are posted.
+/// Rows of `latest_result` before results are posted.
 pub(super) type Standings = HashMap<(i64, i64), Standing>;
 
 /// State of the nodes before results are posted, read in one statement.
@@ -82,10 +82,10 @@ impl Before {
 }
 
 const READING_NODES: &str = "reading nodes and their latest results";
-const NODES: &str = "SELECT l.node, l.test, l.attempt, l.outcome, l.run, l.settled, l.sure, l.sure_at, l.misses, \
-                     n.id, n.hardware, n.boot, n.hardware_seen, n.counts_from, n.backoff_times, \
-                     EXISTS (SELECT 1 FROM finding f WHERE f.node = n.id) \
-                     FROM node n LEFT JOIN latest l ON l.node = n.id WHERE n.id IN {keys}";
+const NODES: &str = "SELECT l.node, l.test, l.attempted_at, l.outcome, l.run, l.settled_at, l.conclusive_outcome, \
+                     l.conclusive_at, l.inconclusive_count, n.id, n.hardware_id, n.boot_id, n.hardware_seen_at, \
+                     n.results_valid_from, n.backoff_count, EXISTS (SELECT 1 FROM finding f WHERE f.node = n.id) \
+                     FROM node n LEFT JOIN latest_result l ON l.node = n.id WHERE n.id IN {keys}";
 
 /// Announces a later call of [`before`] for these nodes.
 pub(super) fn foresee(tx: &mut Tx<'_>, nodes: &[i64]) {
@@ -117,7 +117,7 @@ pub(super) fn before(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<Before> {
     Ok(before)
 }
 
-/// Columns: node, test, attempt, outcome, run, settled, sure, sure_at, misses.
+/// Columns: node, test, attempted_at, outcome, run, settled_at, conclusive_outcome, conclusive_at, inconclusive_count.
 pub(super) fn read_standing(row: &Row<'_>, names: &Names) -> Result<((i64, i64), Standing)> {
     let outcome = row.int(3)?;
     let verdict = names.outcome(outcome)?.verdict;
@@ -148,10 +148,11 @@ pub(super) fn post(tx: &mut Tx<'_>, before: &Before, entries: &[Posting]) -> Res
             entry.bundle
         ]);
     }
-    tx.bulk("adding history", "history (node, run, test, outcome, at, took, bundle)", &[Kind::Int; 7], &rows, "")?;
+    let into = "history (node, run, test, outcome, offset_ms, duration_ms, evidence_pack)";
+    tx.bulk("adding history", into, &[Kind::Int; 7], &rows, "")?;
     if longest > USUAL_RUN.millis() {
-        let sql = "INSERT INTO counter (name, n) VALUES ($1, $2) \
-                   ON CONFLICT (name) DO UPDATE SET n = excluded.n WHERE counter.n < excluded.n";
+        let sql = "INSERT INTO counter (name, value) VALUES ($1, $2) \
+                   ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE counter.value < excluded.value";
         tx.run("recording the longest run", sql, vals![LONGEST_RUN, longest])?;
     }
     let believed: Vec<(&Posting, i64)> = numbered.into_iter().filter(|(entry, _)| !entry.kind.untrusted).collect();
@@ -161,7 +162,7 @@ pub(super) fn post(tx: &mut Tx<'_>, before: &Before, entries: &[Posting]) -> Res
 
 /// Returns the longest delay between a run's creation and its result.
 pub(super) fn longest_run(tx: &mut Tx<'_>) -> Result<Span> {
-    let sql = "SELECT n FROM counter WHERE name = $1";
+    let sql = "SELECT value FROM counter WHERE name = $1";
     let noted = tx.first("reading counters", sql, vals![LONGEST_RUN], |row| row.int(0))?;
     Ok(Span::from_millis(noted.unwrap_or(0)).max(USUAL_RUN))
 }
@@ -212,22 +213,26 @@ fn push_standing(rows: &mut Vec<Val<'_>>, (node, test): (i64, i64), standing: &S
 }
 
 fn write_standings(tx: &mut Tx<'_>, rows: &[Val<'_>]) -> Result<()> {
-    let into = "latest (node, test, attempt, outcome, run, settled, sure, sure_at, misses)";
-    let conflict = "ON CONFLICT (node, test) DO UPDATE SET attempt = excluded.attempt, outcome = excluded.outcome, \
-                    run = excluded.run, settled = excluded.settled, sure = excluded.sure, \
-                    sure_at = excluded.sure_at, misses = excluded.misses";
+    let into = "latest_result (node, test, attempted_at, outcome, run, settled_at, conclusive_outcome, \
+                conclusive_at, inconclusive_count)";
+    let conflict = "ON CONFLICT (node, test) DO UPDATE SET attempted_at = excluded.attempted_at, \
+                    outcome = excluded.outcome, run = excluded.run, settled_at = excluded.settled_at, \
+                    conclusive_outcome = excluded.conclusive_outcome, conclusive_at = excluded.conclusive_at, \
+                    inconclusive_count = excluded.inconclusive_count";
     tx.bulk("updating latest results", into, &[Kind::Int; 9], rows, conflict)
 }
 
 /// Updates existing rows, which is cheaper than an upsert.
 fn change_standings(tx: &mut Tx<'_>, rows: &[Val<'_>]) -> Result<()> {
-    let sqlite = "UPDATE latest SET attempt = $3, outcome = $4, run = $5, settled = $6, sure = $7, sure_at = $8, \
-                  misses = $9 WHERE node = $1 AND test = $2";
-    let postgres = "UPDATE latest l SET attempt = s.attempt, outcome = s.outcome, run = s.run, settled = s.settled, \
-                    sure = s.sure, sure_at = s.sure_at, misses = s.misses \
+    let sqlite = "UPDATE latest_result SET attempted_at = $3, outcome = $4, run = $5, settled_at = $6, \
+                  conclusive_outcome = $7, conclusive_at = $8, inconclusive_count = $9 WHERE node = $1 AND test = $2";
+    let postgres = "UPDATE latest_result l SET attempted_at = s.attempted_at, outcome = s.outcome, run = s.run, \
+                    settled_at = s.settled_at, conclusive_outcome = s.conclusive_outcome, \
+                    conclusive_at = s.conclusive_at, inconclusive_count = s.inconclusive_count \
                     FROM UNNEST($1::int8[], $2::int8[], $3::int8[], $4::int8[], $5::int8[], $6::int8[], $7::int8[], \
                     $8::int8[], $9::int8[]) \
-                    AS s (node, test, attempt, outcome, run, settled, sure, sure_at, misses) \
+                    AS s (node, test, attempted_at, outcome, run, settled_at, conclusive_outcome, conclusive_at, \
+                    inconclusive_count) \
                     WHERE l.node = s.node AND l.test = s.test";
     tx.each("updating latest results", (sqlite, postgres), &[Kind::Int; 9], rows)
 }
@@ -236,7 +241,7 @@ fn change_standings(tx: &mut Tx<'_>, rows: &[Val<'_>]) -> Result<()> {
 fn recompute(tx: &mut Tx<'_>, (node, test): (i64, i64), counts_from: Option<Timestamp>) -> Result<Option<Standing>> {
     let names = Arc::clone(&tx.names);
     let mut results = Vec::new();
-    let sql = "SELECT run, outcome, at FROM history WHERE node = $1 AND test = $2";
+    let sql = "SELECT run, outcome, offset_ms FROM history WHERE node = $1 AND test = $2";
     tx.rows("reading history", sql, vals![node, test], |row| {
         let (run, outcome) = (row.run(0)?, row.int(1)?);
         let kind = names.outcome(outcome)?;
@@ -249,7 +254,7 @@ fn recompute(tx: &mut Tx<'_>, (node, test): (i64, i64), counts_from: Option<Time
     Ok(Standing::fold(results))
 }
 
-/// Recomputes `latest` rows whose history changed, as when an import becomes trusted.
+/// Recomputes `latest_result` rows whose history changed, as when an import becomes trusted.
 pub(super) fn refold(tx: &mut Tx<'_>, keys: &[(i64, i64)], before: &Before) -> Result<()> {
     let mut rows = Vec::new();
     for key in keys {
@@ -275,15 +280,15 @@ fn count_hourly<'a>(tx: &mut Tx<'_>, entries: impl Iterator<Item = &'a Posting>)
     for ((hour, test), [passed, failed, inconclusive, not_applicable]) in counts {
         rows.extend_from_slice(vals![hour, test, passed, failed, inconclusive, not_applicable]);
     }
-    let conflict = "ON CONFLICT (hour, test) DO UPDATE SET passed = hourly.passed + excluded.passed, \
-                    failed = hourly.failed + excluded.failed, \
-                    inconclusive = hourly.inconclusive + excluded.inconclusive, \
-                    not_applicable = hourly.not_applicable + excluded.not_applicable";
-    let into = "hourly (hour, test, passed, failed, inconclusive, not_applicable)";
+    let conflict = "ON CONFLICT (hour, test) DO UPDATE SET passed = hourly_count.passed + excluded.passed, \
+                    failed = hourly_count.failed + excluded.failed, \
+                    inconclusive = hourly_count.inconclusive + excluded.inconclusive, \
+                    not_applicable = hourly_count.not_applicable + excluded.not_applicable";
+    let into = "hourly_count (hour, test, passed, failed, inconclusive, not_applicable)";
     tx.add_up("counting results", into, &[Kind::Int; 6], &rows, conflict)
 }
 
-/// Returns the column of `hourly` that counts a verdict.
+/// Returns the column of `hourly_count` that counts a verdict.
 pub(super) const fn place(verdict: Verdict) -> usize {
     match verdict {
         Verdict::Pass => 0,

@@ -9,8 +9,8 @@
 //! - **One leader.** Every write by a controller checks its [`Lease`] inside the transaction.
 //! - **Durable when acknowledged.** SQLite runs with a write-ahead log and full syncing; [`GroupCommit`] lets many
 //!   results share one sync.
-//! - **`latest` is a fold of history.** `TestRecord::add` applies results in time order. A result that arrives out of
-//!   order causes its test to be folded again from the start. [`Store::verify`] compares the two.
+//! - **`latest_result` is a fold of history.** `TestRecord::add` applies results in time order. A result that arrives
+//!   out of order causes its test to be folded again from the start. [`Store::verify`] compares the two.
 //!
 //! The store is a struct, not a trait: SQLite in memory is the test double, and one test suite runs on both databases.
 //! Calls block and may come from any thread. Reads do not wait for writes, except in memory.
@@ -107,8 +107,8 @@ impl Store {
     /// Opens a store, creating it if it does not exist, and migrates its schema.
     ///
     /// # Errors
-    /// If the store is damaged, newer than this program, on a network file system, or unreachable. It is unchanged in
-    /// that case.
+    /// If the store is damaged, of a newer program or a development version, on a network file system, or unreachable.
+    /// It is unchanged in that case.
     pub fn open(url: &StoreUrl) -> Result<Self> {
         Self::over(Db::open(url)?)
     }

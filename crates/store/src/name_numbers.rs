@@ -68,7 +68,7 @@ impl Tx<'_> {
             return Ok(id);
         }
         let life = json::write(&Life::InService)?;
-        let sql = "INSERT INTO node (name, life, since) VALUES ($1, $2, $3) ON CONFLICT (name) DO NOTHING";
+        let sql = "INSERT INTO node (name, state, state_since) VALUES ($1, $2, $3) ON CONFLICT (name) DO NOTHING";
         let id = self.number_of("node", name.as_str(), sql, vals![name.as_str(), &life, now])?;
         Arc::make_mut(&mut self.names).add_node(id, name.clone());
         Ok(id)

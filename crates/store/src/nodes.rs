@@ -50,7 +50,7 @@ impl Store {
     pub fn taken_out_since(&self, since: Timestamp) -> Result<Vec<(NodeName, Timestamp)>> {
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
-            let sql = "SELECT node, at FROM taken_out WHERE at >= $1 ORDER BY at, node";
+            let sql = "SELECT node, at FROM node_taken_out WHERE at >= $1 ORDER BY at, node";
             tx.all("reading nodes taken out of service", sql, vals![since], |row| {
                 Ok((names.node(row.int(0)?)?.clone(), row.moment(1)?))
             })
@@ -62,7 +62,7 @@ impl Store {
         self.read(|tx| {
             let Some(id) = tx.names.node_number(node) else { return Ok(None) };
             let names = Arc::clone(&tx.names);
-            let sql = "SELECT node, since, body FROM reason WHERE node = $1";
+            let sql = "SELECT node, since, body FROM skip_reason WHERE node = $1";
             tx.first("reading a reason", sql, vals![id], |row| read_reason(row, &names))
         })
     }
@@ -70,8 +70,8 @@ impl Store {
     pub fn reasons_all(&self) -> Result<Vec<ReasonRow>> {
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
-            let mut all =
-                tx.all("reading reasons", "SELECT node, since, body FROM reason", &[], |row| read_reason(row, &names))?;
+            let sql = "SELECT node, since, body FROM skip_reason";
+            let mut all = tx.all("reading reasons", sql, &[], |row| read_reason(row, &names))?;
             all.sort_by(|a, b| a.node.cmp(&b.node));
             Ok(all)
         })
@@ -82,7 +82,7 @@ impl Store {
         self.read(|tx| {
             let Some(id) = tx.names.node_number(node) else { return Ok(Vec::new()) };
             let sql =
-                "SELECT hardware, first_seen, last_seen, body FROM hardware WHERE node = $1 ORDER BY last_seen DESC";
+                "SELECT hardware_id, first_seen, last_seen, body FROM hardware WHERE node = $1 ORDER BY last_seen DESC";
             tx.all("reading hardware", sql, vals![id], |row| {
                 let id = parsed("hardware id", HardwareId::new(row.text(0)?))?;
                 Ok((id, row.moment(1)?, row.moment(2)?, json::read("hardware", row.text(3)?)?))
@@ -94,7 +94,7 @@ impl Store {
     pub fn hardware_of(&self, node: &NodeName) -> Result<Vec<(HardwareId, Timestamp, Timestamp)>> {
         self.read(|tx| {
             let Some(id) = tx.names.node_number(node) else { return Ok(Vec::new()) };
-            let sql = "SELECT hardware, first_seen, last_seen FROM hardware WHERE node = $1 ORDER BY last_seen DESC";
+            let sql = "SELECT hardware_id, first_seen, last_seen FROM hardware WHERE node = $1 ORDER BY last_seen DESC";
             tx.all("reading hardware", sql, vals![id], |row| {
                 Ok((parsed("hardware id", HardwareId::new(row.text(0)?))?, row.moment(1)?, row.moment(2)?))
             })
@@ -111,12 +111,13 @@ fn read_reason(row: &Row<'_>, names: &Names) -> Result<ReasonRow> {
 fn load(tx: &mut Tx<'_>, ids: Option<&[i64]>) -> Result<BTreeMap<NodeName, StoredNode>> {
     let names = Arc::clone(&tx.names);
     let mut nodes: HashMap<i64, StoredNode> = HashMap::new();
-    let columns = "SELECT id, life, since, hardware, backoff_until, backoff_times, hold, case_id FROM node";
+    let columns = "SELECT id, state, state_since, hardware_id, backoff_until, backoff_count, hold, case_id FROM node";
     some_or_all(tx, columns, "id", ids, |row| {
         nodes.insert(row.int(0)?, read_node(row)?);
         Ok(())
     })?;
-    let columns = "SELECT node, test, attempt, outcome, settled, misses, sure_at FROM latest";
+    let columns =
+        "SELECT node, test, attempted_at, outcome, settled_at, inconclusive_count, conclusive_at FROM latest_result";
     some_or_all(tx, columns, "node", ids, |row| {
         let Some(node) = nodes.get_mut(&row.int(0)?) else { return Ok(()) };
         let verdict = names.outcome(row.int(3)?)?.verdict;
@@ -175,20 +176,20 @@ fn read_node(row: &Row<'_>) -> Result<StoredNode> {
 }
 
 pub(super) fn life_of(tx: &mut Tx<'_>, node: i64) -> Result<Option<Life>> {
-    let sql = "SELECT life FROM node WHERE id = $1";
+    let sql = "SELECT state FROM node WHERE id = $1";
     tx.first("reading a node", sql, vals![node], |row| json::read("life", row.text(0)?))
 }
 
 /// Sets the node's state, and its case if one is given; only closing the case clears it.
 pub(super) fn set_life(tx: &mut Tx<'_>, node: i64, life: &Life, at: Timestamp, case: Option<CaseId>) -> Result<()> {
     let life = json::write(life)?;
-    let sql = "UPDATE node SET life = $2, since = $3, case_id = COALESCE($4, case_id) WHERE id = $1";
+    let sql = "UPDATE node SET state = $2, state_since = $3, case_id = COALESCE($4, case_id) WHERE id = $1";
     tx.run("writing a node's state", sql, vals![node, &life, at, case]).map(drop)
 }
 
 /// Records the machine behind a name, unless a report or result has identified it already.
 pub(super) fn identify(tx: &mut Tx<'_>, node: i64, hardware: &HardwareId, at: Timestamp) -> Result<()> {
-    let sql = "UPDATE node SET hardware = $2, hardware_seen = $3 WHERE id = $1 AND hardware IS NULL";
+    let sql = "UPDATE node SET hardware_id = $2, hardware_seen_at = $3 WHERE id = $1 AND hardware_id IS NULL";
     tx.run("recording a node's hardware", sql, vals![node, hardware.as_str(), at]).map(drop)
 }
 
@@ -197,12 +198,12 @@ pub(super) fn identify(tx: &mut Tx<'_>, node: i64, hardware: &HardwareId, at: Ti
 pub(super) fn begin_anew(tx: &mut Tx<'_>, node: i64, hardware: &HardwareId, at: Timestamp) -> Result<()> {
     let operation = "resetting a node";
     let life = json::write(&Life::InService)?;
-    let sql = "UPDATE node SET life = $2, since = $3, counts_from = $3, hardware = $4, boot = NULL, \
-               hardware_seen = $3, backoff_until = NULL, backoff_times = NULL, case_id = NULL, report = NULL, \
-               report_sent = NULL WHERE id = $1";
+    let sql = "UPDATE node SET state = $2, state_since = $3, results_valid_from = $3, hardware_id = $4, \
+               boot_id = NULL, hardware_seen_at = $3, backoff_until = NULL, backoff_count = NULL, case_id = NULL, \
+               last_report_number = NULL, last_report_sent_at = NULL WHERE id = $1";
     tx.run(operation, sql, vals![node, &life, at, hardware.as_str()])?;
-    tx.run(operation, "DELETE FROM latest WHERE node = $1", vals![node])?;
-    tx.run(operation, "DELETE FROM settled WHERE node = $1", vals![node])?;
+    tx.run(operation, "DELETE FROM latest_result WHERE node = $1", vals![node])?;
+    tx.run(operation, "DELETE FROM acknowledged_event WHERE node = $1", vals![node])?;
     tx.run(operation, "DELETE FROM finding WHERE node = $1", vals![node])?;
     failed_work::forget_node(tx, node)
 }
@@ -210,23 +211,23 @@ pub(super) fn begin_anew(tx: &mut Tx<'_>, node: i64, hardware: &HardwareId, at: 
 /// Backs off nodes whose job did not start, longer each time.
 pub(super) fn back_off(tx: &mut Tx<'_>, nodes: &[i64], at: Timestamp, retry: &Retry) -> Result<()> {
     let mut rows = Vec::new();
-    tx.keyed("reading back-offs", "SELECT id, backoff_times FROM node WHERE id IN {keys}", nodes, |row| {
+    tx.keyed("reading back-offs", "SELECT id, backoff_count FROM node WHERE id IN {keys}", nodes, |row| {
         let before = row.opt_int(1)?.map_or(Ok(0), |_| row.count(1))?;
         let wait = retry.not_started.doubled(before, retry.not_started_cap);
         rows.extend_from_slice(vals![row.int(0)?, at.plus(wait), before.saturating_add(1)]);
         Ok(())
     })?;
-    let sqlite = "UPDATE node SET backoff_until = $2, backoff_times = $3 WHERE id = $1";
-    let postgres = "UPDATE node SET backoff_until = b.until, backoff_times = b.times \
+    let sqlite = "UPDATE node SET backoff_until = $2, backoff_count = $3 WHERE id = $1";
+    let postgres = "UPDATE node SET backoff_until = b.until, backoff_count = b.times \
                     FROM UNNEST($1::int8[], $2::int8[], $3::int8[]) AS b (id, until, times) WHERE node.id = b.id";
     tx.each("backing off", (sqlite, postgres), &[Kind::Int; 3], &rows)
 }
 
 pub(super) fn clear_back_off(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<()> {
     let sqlite =
-        "UPDATE node SET backoff_until = NULL, backoff_times = NULL WHERE id = $1 AND backoff_times IS NOT NULL";
-    let postgres = "UPDATE node SET backoff_until = NULL, backoff_times = NULL \
-                    WHERE id = ANY ($1::int8[]) AND backoff_times IS NOT NULL";
+        "UPDATE node SET backoff_until = NULL, backoff_count = NULL WHERE id = $1 AND backoff_count IS NOT NULL";
+    let postgres = "UPDATE node SET backoff_until = NULL, backoff_count = NULL \
+                    WHERE id = ANY ($1::int8[]) AND backoff_count IS NOT NULL";
     let rows: Vec<_> = nodes.iter().map(|id| (*id).into()).collect();
     tx.each("ending back-offs", (sqlite, postgres), &[Kind::Int], &rows)
 }
@@ -275,15 +276,15 @@ pub(super) fn note_hardware(
     for ((node, hardware), (at, body)) in &seen {
         rows.extend_from_slice(vals![*node, hardware.as_str(), *at, *at, body]);
     }
-    let into = "hardware (node, hardware, first_seen, last_seen, body)";
-    let conflict = "ON CONFLICT (node, hardware) DO UPDATE SET last_seen = excluded.last_seen, body = excluded.body";
+    let into = "hardware (node, hardware_id, first_seen, last_seen, body)";
+    let conflict = "ON CONFLICT (node, hardware_id) DO UPDATE SET last_seen = excluded.last_seen, body = excluded.body";
     tx.bulk(operation, into, &[Kind::Int, Kind::Text, Kind::Int, Kind::Int, Kind::Text], &rows, conflict)?;
     let mut rows = Vec::with_capacity(behind.len() * 4);
     for (node, (hardware, boot, at)) in &behind {
         rows.extend_from_slice(vals![*node, hardware.as_str(), *boot, *at]);
     }
-    let sqlite = "UPDATE node SET hardware = $2, boot = $3, hardware_seen = $4 WHERE id = $1";
-    let postgres = "UPDATE node SET hardware = s.hardware, boot = s.boot, hardware_seen = s.seen \
+    let sqlite = "UPDATE node SET hardware_id = $2, boot_id = $3, hardware_seen_at = $4 WHERE id = $1";
+    let postgres = "UPDATE node SET hardware_id = s.hardware, boot_id = s.boot, hardware_seen_at = s.seen \
                     FROM UNNEST($1::int8[], $2::text[], $3::text[], $4::int8[]) AS s (id, hardware, boot, seen) \
                     WHERE node.id = s.id";
     tx.each(operation, (sqlite, postgres), &[Kind::Int, Kind::Text, Kind::Text, Kind::Int], &rows)

@@ -45,8 +45,9 @@ impl Store {
 
     /// Returns open requests, oldest first.
     pub fn requests(&self) -> Result<Vec<Request>> {
+        let sql = "SELECT id, actor, reason, at, body FROM operator_command ORDER BY id";
         self.read(|tx| {
-            tx.all("reading requests", "SELECT id, actor, why, at, body FROM request ORDER BY id", &[], |row| {
+            tx.all("reading requests", sql, &[], |row| {
                 Ok(Request {
                     id: row.number(0)?,
                     by: row.text(1)?.to_owned(),
@@ -111,7 +112,7 @@ impl Orders<'_, '_> {
         let Some(id) = self.tx.names.node_number(node) else { return Ok(unknown) };
         // Locked until the transaction ends; SQLite has no other writer.
         let lock = if self.tx.is_sqlite() { "" } else { " FOR UPDATE" };
-        let sql = format!("SELECT life, hold FROM node WHERE id = $1{lock}");
+        let sql = format!("SELECT state, hold FROM node WHERE id = $1{lock}");
         let found = self.tx.first("reading a node", &sql, vals![id], |row| {
             let hold = row.opt_text(1)?.map(|text| json::read("hold", text)).transpose()?;
             Ok((json::read("life", row.text(0)?)?, hold))
@@ -141,7 +142,7 @@ impl Orders<'_, '_> {
 
     pub fn add_request(&mut self, what: &Asked, by: &str, why: &str, at: Timestamp) -> Result<u64> {
         let body = json::write(what)?;
-        let sql = "INSERT INTO request (actor, why, at, body) VALUES ($1, $2, $3, $4)";
+        let sql = "INSERT INTO operator_command (actor, reason, at, body) VALUES ($1, $2, $3, $4)";
         let id = self.tx.insert("adding a request", sql, vals![by, why, at, &body])?;
         let (kind, node) = match what {
             Asked::Test { node, .. } => ("ask-test", Some(node)),

@@ -148,10 +148,10 @@ impl Store {
     /// Claims a due message for this process until the given time.
     pub fn claim_alert(&self, receiver: &str, now: Timestamp, until: Timestamp) -> Result<Option<Claimed>> {
         let operation = "claiming a message";
-        let due = "SELECT id, composed, give_up, tries FROM alert_message WHERE receiver = $1 AND state = 'waiting' \
-                   AND next <= $2 ORDER BY id LIMIT 1";
-        let claim =
-            "UPDATE alert_message SET next = $2, tries = tries + 1 WHERE id = $1 AND state = 'waiting' AND next <= $3";
+        let due = "SELECT id, composed, expires, attempts FROM alert_message WHERE receiver = $1 AND state = 'waiting' \
+                   AND next_attempt_at <= $2 ORDER BY id LIMIT 1";
+        let claim = "UPDATE alert_message SET next_attempt_at = $2, attempts = attempts + 1 \
+                     WHERE id = $1 AND state = 'waiting' AND next_attempt_at <= $3";
         let sql_lost = "SELECT COUNT(*) FROM alert_message WHERE receiver = $1 AND state = 'lost' AND id > COALESCE( \
                         (SELECT MAX(id) FROM alert_message WHERE receiver = $1 AND state = 'delivered'), 0)";
         self.write_unfenced(Access::Write, |tx| {
@@ -207,8 +207,8 @@ impl Store {
         let operation = "reading messages";
         let only = if all { "" } else { "WHERE state <> 'delivered' " };
         let sql = format!(
-            "SELECT id, receiver, state, composed, tries, next, give_up, ended, trouble FROM alert_message {only}\
-             ORDER BY id DESC LIMIT $1"
+            "SELECT id, receiver, state, composed, attempts, next_attempt_at, expires, ended, last_error \
+             FROM alert_message {only}ORDER BY id DESC LIMIT $1"
         );
         self.transaction(Access::Read, &mut |tx| {
             let mut rows = tx.all(operation, &sql, vals![limit], |row| Ok((row.int(0)?, read_message(row)?)))?;
@@ -287,7 +287,8 @@ fn compose(tx: &mut Tx<'_>, receiver: &str, now: Timestamp, give_up: Timestamp) 
     let pending = "SELECT id FROM alert_note WHERE receiver = $1 AND message IS NULL ORDER BY id LIMIT $2";
     let pending = tx.all(operation, pending, vals![receiver, MOST_NOTES], |row| row.int(0))?;
     let Some(last) = pending.last() else { return Ok(None) };
-    let sql = "INSERT INTO alert_message (receiver, composed, give_up, state, tries, next) VALUES ($1, $2, $3, 'waiting', 0, $2)";
+    let sql = "INSERT INTO alert_message (receiver, composed, expires, state, attempts, next_attempt_at) \
+               VALUES ($1, $2, $3, 'waiting', 0, $2)";
     let id = tx.insert(operation, sql, vals![receiver, now, give_up])?;
     let sql = "UPDATE alert_note SET message = $1 WHERE receiver = $2 AND message IS NULL AND id <= $3";
     tx.run(operation, sql, vals![id, receiver, *last])?;
@@ -298,16 +299,18 @@ fn settle(tx: &mut Tx<'_>, id: i64, tried: &Tried, now: Timestamp) -> Result<()>
     let operation = "recording a delivery attempt";
     let (sql, vals, counter) = match tried {
         Tried::Again { next, trouble } => {
-            let sql = "UPDATE alert_message SET next = $2, trouble = $3 WHERE id = $1 AND state = 'waiting'";
+            let sql =
+                "UPDATE alert_message SET next_attempt_at = $2, last_error = $3 WHERE id = $1 AND state = 'waiting'";
             (sql, vals![id, *next, trouble].to_vec(), None)
         }
         Tried::Delivered => {
-            let sql = "UPDATE alert_message SET state = 'delivered', ended = $2, trouble = NULL WHERE id = $1 AND state = 'waiting'";
+            let sql = "UPDATE alert_message SET state = 'delivered', ended = $2, last_error = NULL \
+                       WHERE id = $1 AND state = 'waiting'";
             (sql, vals![id, now].to_vec(), Some(Counter::AlertsDelivered))
         }
         Tried::Lost { trouble } => {
-            let sql =
-                "UPDATE alert_message SET state = 'lost', ended = $2, trouble = $3 WHERE id = $1 AND state = 'waiting'";
+            let sql = "UPDATE alert_message SET state = 'lost', ended = $2, last_error = $3 \
+                       WHERE id = $1 AND state = 'waiting'";
             (sql, vals![id, now, trouble].to_vec(), Some(Counter::AlertsLost))
         }
     };

@@ -157,7 +157,7 @@ fn close(copy: Connection) -> Result<()> {
 
 /// Returns the number of publishable results ever counted.
 fn counted(tx: &mut Tx<'_>) -> Result<i64> {
-    let sql = "SELECT CAST(SUM(passed + failed + inconclusive) AS BIGINT) FROM hourly";
+    let sql = "SELECT CAST(SUM(passed + failed + inconclusive) AS BIGINT) FROM hourly_count";
     Ok(tx.first("reading counts", sql, &[], |row| row.opt_int(0))?.flatten().unwrap_or(0))
 }
 
@@ -168,8 +168,8 @@ fn same_line(before: &Mark, now: &Mark) -> bool {
 }
 
 fn mark(tx: &mut Tx<'_>) -> Result<Mark> {
-    // Runs older than every awaited one get no further results.
-    let sql = "SELECT COALESCE((SELECT MIN(run) FROM awaited), (SELECT MAX(id) + 1 FROM run))";
+    // Runs older than every pending one get no further results.
+    let sql = "SELECT COALESCE((SELECT MIN(run) FROM pending_results), (SELECT MAX(id) + 1 FROM run))";
     let upto = tx.first("reading runs", sql, &[], |row| row.opt_int(0))?;
     Ok(Mark {
         store: meta(tx, super::STORE_ID)?.unwrap_or_default(),
@@ -209,15 +209,15 @@ fn write_mark(copy: &Connection, mark: &Mark) -> Result<()> {
 /// Copies all of history, in an order that makes the index cheap to build.
 fn whole(tx: &mut Tx<'_>, copy: &Connection) -> Result<u64> {
     copy.execute_batch(TABLES).map_err(sqlite_error(WRITE))?;
-    let sql = "SELECT node, run, test, outcome, at FROM history ORDER BY node, run, test";
+    let sql = "SELECT node, run, test, outcome, offset_ms FROM history ORDER BY node, run, test";
     pour(tx, copy, sql, &[], "INSERT INTO runs (node, test, timestamp, result) VALUES (?1, ?2, ?3, ?4)")
 }
 
-/// Copies the rows of runs that were awaited the last time, and of runs planned since.
+/// Copies the rows of runs that were pending the last time, and of runs planned since.
 fn added(tx: &mut Tx<'_>, copy: &Connection, since: i64) -> Result<u64> {
     const INSERT: &str = "INSERT INTO runs (node, test, timestamp, result) SELECT ?1, ?2, ?3, ?4 WHERE NOT EXISTS \
                           (SELECT 1 FROM runs WHERE node = ?1 AND test = ?2 AND timestamp = ?3 AND result = ?4)";
-    let sql = "SELECT h.node, h.run, h.test, h.outcome, h.at FROM run_node n \
+    let sql = "SELECT h.node, h.run, h.test, h.outcome, h.offset_ms FROM run_node n \
                JOIN history h ON h.node = n.node AND h.run = n.run WHERE n.run >= $1";
     pour(tx, copy, sql, vals![since], INSERT)
 }

@@ -82,8 +82,8 @@ impl Store {
     fn prune_evidence(&self, lease: &Lease, before: Timestamp) -> Result<u64> {
         // A document arrives after its run was created, so the primary key finds the old ones.
         let sql = "SELECT run, node FROM evidence WHERE run < $1 AND received < $2 AND (case_id IS NULL OR EXISTS \
-                   (SELECT 1 FROM case_file c WHERE c.id = evidence.case_id AND c.closed IS NOT NULL AND c.closed < $2)) \
-                   LIMIT $3";
+                   (SELECT 1 FROM case_record c WHERE c.id = evidence.case_id AND c.closed IS NOT NULL \
+                   AND c.closed < $2)) LIMIT $3";
         let mut gone = 0;
         loop {
             let born = first_run(before);
@@ -105,7 +105,7 @@ impl Store {
 
     /// Deletes expired bundles; documents that a case depends on were copied out. Returns the number of documents.
     fn prune_bundles(&self, lease: &Lease, before: Timestamp) -> Result<u64> {
-        let sql = "SELECT id, documents FROM bundle WHERE received < $1 ORDER BY received LIMIT $2";
+        let sql = "SELECT id, documents FROM evidence_pack WHERE received < $1 ORDER BY received LIMIT $2";
         let mut gone = 0;
         loop {
             let read = |tx: &mut Tx<'_>| {
@@ -117,7 +117,7 @@ impl Store {
             }
             let rows: Vec<Val<'_>> = old.iter().map(|(id, _)| (*id).into()).collect();
             let (sqlite, postgres) =
-                ("DELETE FROM bundle WHERE id = $1", "DELETE FROM bundle WHERE id = ANY ($1::int8[])");
+                ("DELETE FROM evidence_pack WHERE id = $1", "DELETE FROM evidence_pack WHERE id = ANY ($1::int8[])");
             self.write(lease, |tx| tx.each("deleting evidence", (sqlite, postgres), &[Kind::Int], &rows))?;
             gone += old.iter().map(|(_, documents)| documents).sum::<u64>();
         }
@@ -145,7 +145,7 @@ fn forgettable(tx: &mut Tx<'_>, nodes: &[i64], before: Timestamp) -> Result<Vec<
     let standing = ledger::before(tx, nodes)?;
     let mut old: HashMap<i64, Vec<Old>> = HashMap::new();
     let sql = format!(
-        "SELECT node, run, test, outcome, at FROM history WHERE node IN {{keys}} AND run < {}",
+        "SELECT node, run, test, outcome, offset_ms FROM history WHERE node IN {{keys}} AND run < {}",
         first_run(before)
     );
     tx.keyed("reading history", &sql, nodes, |row| {
@@ -170,7 +170,7 @@ fn forgettable_of(node: i64, rows: &[Old], standing: &Before, before: Timestamp)
     }
     let rested_on = |row: &Old| {
         let now = standing.standings.get(&(node, row.test));
-        // `latest` is folded from the result that settled the test and all since.
+        // `latest_result` is folded from the result that settled the test and all since.
         let folded = row.believed
             && standing.counts(node, row.at)
             && now.is_some_and(|now| now.record.settled().is_none_or(|settled| row.at >= settled));
@@ -184,11 +184,11 @@ fn forgettable_of(node: i64, rows: &[Old], standing: &Before, before: Timestamp)
 fn expired_logs(tx: &mut Tx<'_>, before: Timestamp) -> Result<Vec<ExpiredLog>> {
     let names = Arc::clone(&tx.names);
     let sql = "SELECT r.id, r.tests, r.planned, n.node FROM run r JOIN run_node n ON n.run = r.id \
-               WHERE r.id < $1 AND r.logs_pruned = 0 AND (r.started IS NOT NULL OR r.ending IS NULL) \
-               AND NOT EXISTS (SELECT 1 FROM awaited a WHERE a.run = r.id) \
-               AND NOT EXISTS (SELECT 1 FROM latest l WHERE l.node = n.node AND l.run = r.id) \
-               AND NOT EXISTS (SELECT 1 FROM case_file c WHERE c.id = r.case_id AND c.closed IS NULL) \
-               AND NOT EXISTS (SELECT 1 FROM evidence e JOIN case_file c ON c.id = e.case_id \
+               WHERE r.id < $1 AND r.logs_pruned = 0 AND (r.started IS NOT NULL OR r.end_kind IS NULL) \
+               AND NOT EXISTS (SELECT 1 FROM pending_results a WHERE a.run = r.id) \
+               AND NOT EXISTS (SELECT 1 FROM latest_result l WHERE l.node = n.node AND l.run = r.id) \
+               AND NOT EXISTS (SELECT 1 FROM case_record c WHERE c.id = r.case_id AND c.closed IS NULL) \
+               AND NOT EXISTS (SELECT 1 FROM evidence e JOIN case_record c ON c.id = e.case_id \
                WHERE e.run = r.id AND c.closed IS NULL) ORDER BY r.id LIMIT $2";
     tx.all("searching old logs", sql, vals![first_run(before), LOGS], |row| {
         let tests: Result<Vec<_>> =
@@ -202,9 +202,9 @@ fn expired_logs(tx: &mut Tx<'_>, before: Timestamp) -> Result<Vec<ExpiredLog>> {
 fn prune_runs(tx: &mut Tx<'_>, before: Timestamp) -> Result<u64> {
     let operation = "deleting runs";
     let sql = "SELECT r.id FROM run r WHERE r.id < $1 \
-               AND (r.logs_pruned = 1 OR (r.started IS NULL AND r.ending IS NOT NULL)) \
-               AND NOT EXISTS (SELECT 1 FROM awaited a WHERE a.run = r.id) \
-               AND NOT EXISTS (SELECT 1 FROM case_file c WHERE c.id = r.case_id AND c.closed IS NULL) \
+               AND (r.logs_pruned = 1 OR (r.started IS NULL AND r.end_kind IS NOT NULL)) \
+               AND NOT EXISTS (SELECT 1 FROM pending_results a WHERE a.run = r.id) \
+               AND NOT EXISTS (SELECT 1 FROM case_record c WHERE c.id = r.case_id AND c.closed IS NULL) \
                AND NOT EXISTS (SELECT 1 FROM run_node n JOIN history h ON h.node = n.node AND h.run = n.run \
                WHERE n.run = r.id) LIMIT $2";
     let old: Vec<Val<'_>> = tx.all(operation, sql, vals![first_run(before), LOGS], |row| row.int(0).map(Val::Int))?;
@@ -219,11 +219,11 @@ fn prune_runs(tx: &mut Tx<'_>, before: Timestamp) -> Result<u64> {
 /// Deletes expired audit lines, except those of open cases, and expired cycle records.
 fn prune_trail(tx: &mut Tx<'_>, before: Timestamp) -> Result<u64> {
     let operation = "deleting old audit lines";
-    let sql = "DELETE FROM audit WHERE at < $1 AND NOT EXISTS \
-               (SELECT 1 FROM case_file c WHERE c.id = audit.case_id AND c.closed IS NULL)";
+    let sql = "DELETE FROM audit_log WHERE at < $1 AND NOT EXISTS \
+               (SELECT 1 FROM case_record c WHERE c.id = audit_log.case_id AND c.closed IS NULL)";
     let lines = tx.run(operation, sql, vals![before])?;
     tx.run(operation, "DELETE FROM cycle WHERE at < $1", vals![before])?;
-    tx.run(operation, "DELETE FROM taken_out WHERE at < $1", vals![before])?;
+    tx.run(operation, "DELETE FROM node_taken_out WHERE at < $1", vals![before])?;
     spent::prune(tx, before)?;
     failed_work::prune(tx, before)?;
     Ok(lines)

@@ -22,30 +22,31 @@ use super::{
     records::{RunRecord, StoredRun},
 };
 
-/// Values of the `state` column. A run without rows in `awaited` has ended, whatever its state.
+/// Values of the `state` column. A run without rows in `pending_results` has ended, whatever its state.
 pub(super) const PLANNED: &str = "planned";
 const SUBMITTED: &str = "submitted";
 const RUNNING: &str = "running";
 
-/// Values of the `ending` column. A run completed since schema 3 has none.
-const COMPLETED: &str = "completed";
+/// Values of the `end_kind` column. A completed run has none.
 pub(super) const INCOMPLETE: &str = "incomplete";
 pub(super) const NOT_STARTED: &str = "not-started";
+/// The end of a completed run, in counts.
+const COMPLETED: &str = "completed";
 
 /// The job id where the backend never returned one.
 const JOB_UNKNOWN: &str = "unknown";
 
 /// The key exists while the run is active.
-const COLUMNS: &str = "SELECT id, state, nodes, tests, purpose, code, words, case_id, planned, time_limit, \
-                       (SELECT MIN(secret) FROM awaited WHERE awaited.run = run.id), job, \
-                       submitted, started, ended, ending, why, cancel_why, cancel_since FROM run";
+const COLUMNS: &str = "SELECT id, state, nodes, tests, purpose, reason_code, reason_text, case_id, planned, \
+                       time_limit, (SELECT MIN(run_key) FROM pending_results WHERE pending_results.run = run.id), job, \
+                       submitted, started, ended, end_kind, end_reason, cancel_reason, cancel_since FROM run";
 
 impl Store {
     /// Returns active runs, oldest first.
     pub fn active_runs(&self) -> Result<Vec<StoredRun>> {
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
-            let sql = format!("{COLUMNS} WHERE id IN (SELECT run FROM awaited) ORDER BY id");
+            let sql = format!("{COLUMNS} WHERE id IN (SELECT run FROM pending_results) ORDER BY id");
             tx.all("reading active runs", &sql, &[], |row| {
                 let secret = row.opt_text(10)?.and_then(RunKey::from_hex);
                 let key = secret.ok_or_else(|| unreadable("an active run has no key"))?;
@@ -88,9 +89,9 @@ impl Store {
                 Some(node) => {
                     let Some(node) = names.node_number(node) else { return Ok(Vec::new()) };
                     let sql = format!(
-                        "{COLUMNS} WHERE id IN (SELECT run FROM awaited WHERE node = $2 AND run < $1 UNION SELECT run FROM \
-                         (SELECT run FROM history WHERE node = $2 AND run < $1 GROUP BY run ORDER BY run DESC LIMIT $3) AS newest) \
-                         ORDER BY id DESC LIMIT $3"
+                        "{COLUMNS} WHERE id IN (SELECT run FROM pending_results WHERE node = $2 AND run < $1 \
+                         UNION SELECT run FROM (SELECT run FROM history WHERE node = $2 AND run < $1 GROUP BY run \
+                         ORDER BY run DESC LIMIT $3) AS newest) ORDER BY id DESC LIMIT $3"
                     );
                     tx.all(operation, &sql, vals![before, node, limit], read)?
                 }
@@ -107,8 +108,8 @@ impl Store {
 
     /// Counts how runs planned since this time ended; every ending is listed.
     pub fn run_outcomes(&self, since: Timestamp) -> Result<[(&'static str, u64); 3]> {
-        let sql = "SELECT COALESCE(ending, 'completed'), COUNT(*) FROM run WHERE id >= $1 \
-                   AND NOT EXISTS (SELECT 1 FROM awaited WHERE awaited.run = run.id) GROUP BY 1";
+        let sql = "SELECT COALESCE(end_kind, 'completed'), COUNT(*) FROM run WHERE id >= $1 \
+                   AND NOT EXISTS (SELECT 1 FROM pending_results WHERE pending_results.run = run.id) GROUP BY 1";
         let mut outcomes = [(COMPLETED, 0), (INCOMPLETE, 0), (NOT_STARTED, 0)];
         self.read(|tx| {
             tx.rows("counting how runs ended", sql, vals![RunId::born_at(since)], |row| {
@@ -132,7 +133,7 @@ impl Store {
     /// Records that the job runs on its nodes, which ends their back-off.
     pub fn record_running(&self, lease: &Lease, run: RunId, started: Timestamp) -> Result<()> {
         let sql = "UPDATE run SET state = 'running', started = COALESCE(started, $2) \
-                   WHERE id = $1 AND EXISTS (SELECT 1 FROM awaited WHERE run = $1)";
+                   WHERE id = $1 AND EXISTS (SELECT 1 FROM pending_results WHERE run = $1)";
         self.write(lease, |tx| {
             tx.run("recording a start", sql, vals![run, started])?;
             let nodes = nodes_of(tx, run)?;
@@ -152,8 +153,8 @@ pub(super) fn plan_run(tx: &mut Tx<'_>, run: &Run, key: &RunKey) -> Result<()> {
     for test in run.tests.iter() {
         test_ids.push(tx.test_id(test)?);
     }
-    let sql = "INSERT INTO run (id, state, nodes, tests, node_count, purpose, code, words, case_id, planned, time_limit) \
-               VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+    let sql = "INSERT INTO run (id, state, nodes, tests, node_count, purpose, reason_code, reason_text, case_id, \
+               planned, time_limit) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
     let count = i64::try_from(node_ids.len()).unwrap_or(i64::MAX);
     let (nodes, tests, secret) = (list(&node_ids), list(&test_ids), key.to_hex());
     let asked = &run.asked;
@@ -181,17 +182,17 @@ pub(super) fn plan_run(tx: &mut Tx<'_>, run: &Run, key: &RunKey) -> Result<()> {
         rows.extend_from_slice(vals![run.id, *node, &secret, false]);
     }
     let kinds = [Kind::Int, Kind::Int, Kind::Text, Kind::Int];
-    tx.bulk(operation, "awaited (run, node, secret, whole)", &kinds, &rows, "")?;
-    let sqlite = "DELETE FROM reason WHERE node = $1";
-    let postgres = "DELETE FROM reason WHERE node = ANY ($1::int8[])";
+    tx.bulk(operation, "pending_results (run, node, run_key, complete)", &kinds, &rows, "")?;
+    let sqlite = "DELETE FROM skip_reason WHERE node = $1";
+    let postgres = "DELETE FROM skip_reason WHERE node = ANY ($1::int8[])";
     let rows: Vec<_> = node_ids.into_iter().map(Into::into).collect();
     tx.each(operation, (sqlite, postgres), &[Kind::Int], &rows)
 }
 
 /// Marks the run for cancellation. A second reason does not replace the first.
 pub(super) fn cancel_run(tx: &mut Tx<'_>, run: RunId, why: CancelWhy, at: Timestamp) -> Result<()> {
-    let sql = "UPDATE run SET cancel_why = $2, cancel_since = $3 \
-               WHERE id = $1 AND cancel_why IS NULL AND EXISTS (SELECT 1 FROM awaited WHERE run = $1)";
+    let sql = "UPDATE run SET cancel_reason = $2, cancel_since = $3 \
+               WHERE id = $1 AND cancel_reason IS NULL AND EXISTS (SELECT 1 FROM pending_results WHERE run = $1)";
     tx.run("cancelling a run", sql, vals![run, why.code(), at]).map(drop)
 }
 
@@ -259,11 +260,11 @@ fn read_run(row: &Row<'_>, names: &Names) -> Result<RunRecord> {
 
 fn read_end(row: &Row<'_>) -> Result<RunEnd> {
     let why = row.opt_text(16)?.unwrap_or_default();
-    Ok(match row.opt_text(15)?.unwrap_or(COMPLETED) {
-        COMPLETED => RunEnd::Completed(Report::default()),
-        INCOMPLETE => RunEnd::Incomplete { why: parsed("end of a run", why.parse())?, partial: None },
-        NOT_STARTED => RunEnd::NotStarted(parsed("end of a run", why.parse())?),
-        other => return Err(unreadable(&format!("`{other}` is not an ending of a run"))),
+    Ok(match row.opt_text(15)? {
+        None => RunEnd::Completed(Report::default()),
+        Some(INCOMPLETE) => RunEnd::Incomplete { why: parsed("end of a run", why.parse())?, partial: None },
+        Some(NOT_STARTED) => RunEnd::NotStarted(parsed("end of a run", why.parse())?),
+        Some(other) => return Err(unreadable(&format!("`{other}` is not an ending of a run"))),
     })
 }
 
@@ -304,7 +305,8 @@ fn outcomes_of(tx: &mut Tx<'_>, record: &RunRecord) -> Result<Vec<Outcome>> {
     let mut outcomes = Vec::new();
     for node in record.run.nodes.iter() {
         let Some(number) = names.node_number(node) else { continue };
-        let sql = "SELECT test, outcome, at, took FROM history WHERE node = $1 AND run = $2 ORDER BY test";
+        let sql =
+            "SELECT test, outcome, offset_ms, duration_ms FROM history WHERE node = $1 AND run = $2 ORDER BY test";
         tx.rows("reading a report", sql, vals![number, id], |row| {
             let kind = names.outcome(row.int(1)?)?;
             outcomes.push(Outcome {

@@ -26,7 +26,8 @@ impl Store {
         self.read(|tx| {
             let names = Arc::clone(&tx.names);
             let mut all: BTreeMap<NodeName, Vec<Settled>> = BTreeMap::new();
-            let sql = "SELECT node, test, code, entity, key FROM settled ORDER BY node, test, code, entity";
+            let sql = "SELECT node, test, reason_code, entity, event_key FROM acknowledged_event \
+                       ORDER BY node, test, reason_code, entity";
             tx.rows("reading acknowledged events", sql, &[], |row| {
                 let settled = Settled {
                     check: names.test(row.int(1)?)?.clone(),
@@ -65,8 +66,9 @@ pub(super) fn settle(tx: &mut Tx<'_>, node: i64, at: Timestamp) -> Result<()> {
     for ((check, code, entity), key) in &told {
         rows.extend_from_slice(vals![node, *check, code, entity, key, at]);
     }
-    let into = "settled (node, test, code, entity, key, at)";
-    let conflict = "ON CONFLICT (node, test, code, entity) DO UPDATE SET key = excluded.key, at = excluded.at";
+    let into = "acknowledged_event (node, test, reason_code, entity, event_key, at)";
+    let conflict = "ON CONFLICT (node, test, reason_code, entity) DO UPDATE \
+                    SET event_key = excluded.event_key, at = excluded.at";
     tx.bulk("acknowledging events", into, &[Int, Int, Text, Text, Text, Int], &rows, conflict)
 }
 

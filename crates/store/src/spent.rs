@@ -25,7 +25,7 @@ pub(super) struct Spell {
 impl Store {
     /// Returns the node-time that ended runs used since this time. The slot that contains `since` counts fully.
     pub fn spent_since(&self, since: Timestamp) -> Result<Span> {
-        let sql = "SELECT CAST(SUM(millis) AS BIGINT) FROM spent WHERE slot >= $1";
+        let sql = "SELECT CAST(SUM(node_millis) AS BIGINT) FROM node_hours WHERE slot >= $1";
         self.read(|tx| {
             let slot = since.millis().div_euclid(SLOT);
             let spent = tx.first("counting node-hours", sql, vals![slot], |row| row.opt_int(0))?;
@@ -38,7 +38,7 @@ impl Store {
     /// As [`Self::spent_since`], by day (UTC); days without any are omitted.
     pub fn spent_by_day(&self, since: Timestamp) -> Result<Vec<(Timestamp, Span)>> {
         const DAY: i64 = 86_400_000 / SLOT;
-        let sql = "SELECT slot, millis FROM spent WHERE slot >= $1";
+        let sql = "SELECT slot, node_millis FROM node_hours WHERE slot >= $1";
         self.read(|tx| {
             let mut days: BTreeMap<i64, i64> = BTreeMap::new();
             tx.rows("counting node-hours", sql, vals![since.millis().div_euclid(SLOT)], |row| {
@@ -57,8 +57,8 @@ pub(super) fn add(tx: &mut Tx<'_>, spells: &[Spell]) -> Result<()> {
     for (slot, millis) in slots {
         rows.extend_from_slice(vals![slot, millis]);
     }
-    let conflict = "ON CONFLICT (slot) DO UPDATE SET millis = spent.millis + excluded.millis";
-    tx.add_up("counting node-hours", "spent (slot, millis)", &[Kind::Int; 2], &rows, conflict)
+    let conflict = "ON CONFLICT (slot) DO UPDATE SET node_millis = node_hours.node_millis + excluded.node_millis";
+    tx.add_up("counting node-hours", "node_hours (slot, node_millis)", &[Kind::Int; 2], &rows, conflict)
 }
 
 fn by_slot(spells: &[Spell]) -> BTreeMap<i64, i64> {
@@ -78,7 +78,7 @@ fn by_slot(spells: &[Spell]) -> BTreeMap<i64, i64> {
 /// Deletes expired slots.
 pub(super) fn prune(tx: &mut Tx<'_>, before: Timestamp) -> Result<()> {
     let slot = before.millis().div_euclid(SLOT);
-    tx.run("deleting node-hours", "DELETE FROM spent WHERE slot < $1", vals![slot]).map(drop)
+    tx.run("deleting node-hours", "DELETE FROM node_hours WHERE slot < $1", vals![slot]).map(drop)
 }
 
 #[cfg(test)]

@@ -40,13 +40,14 @@ pub(super) fn keep(tx: &mut Tx<'_>, all: &[Kept<'_>]) -> Result<()> {
             kept.packed.bytes.as_slice()
         ]);
     }
-    let into = "evidence (run, node, received, policy, profile, truncated, case_id, body)";
+    let into = "evidence (run, node, received, policy_version, profile_version, truncated, case_id, body)";
     tx.bulk("storing evidence", into, &[Int, Int, Int, Int, Int, Int, Int, Blob], &rows, "")
 }
 
 /// Returns a result's document, if it is stored on its own.
 pub(super) fn find(tx: &mut Tx<'_>, run: RunId, node: i64) -> Result<Option<EvidenceRow>> {
-    let sql = "SELECT body, truncated, received, policy, profile, case_id FROM evidence WHERE run = $1 AND node = $2";
+    let sql = "SELECT body, truncated, received, policy_version, profile_version, case_id FROM evidence \
+               WHERE run = $1 AND node = $2";
     tx.first("reading evidence", sql, vals![run, node], |row| {
         let bytes = decompress(row.blob(0)?)?;
         Ok(EvidenceRow {

@@ -2,7 +2,7 @@
 
 use doctor_core::{finding::Verdict, snapshot::TestRecord, time::Timestamp};
 
-/// A row of `latest`.
+/// A row of `latest_result`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Standing {
     pub(super) record: TestRecord,

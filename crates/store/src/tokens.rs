@@ -38,7 +38,8 @@ impl Store {
                 let why = format!("the token name `{}` is already used: choose another name", token.name);
                 return Err(StoreError::Refused { operation: "adding a token", why });
             }
-            let sql = "INSERT INTO token (name, role, digest, actor, created, expires) VALUES ($1, $2, $3, $4, $5, $6)";
+            let sql = "INSERT INTO token (name, role, digest, created_by, created, expires) \
+                       VALUES ($1, $2, $3, $4, $5, $6)";
             let digest = token.digest.to_hex();
             let (role, expires) = (token.role.code(), token.expires);
             tx.run("adding a token", sql, vals![&token.name, role, &digest, &token.by, token.created, expires])?;
@@ -61,7 +62,7 @@ impl Store {
 
     /// Returns every token ever created, by name.
     pub fn tokens(&self) -> Result<Vec<TokenRow>> {
-        let sql = "SELECT name, role, digest, actor, created, expires, revoked FROM token ORDER BY name";
+        let sql = "SELECT name, role, digest, created_by, created, expires, revoked FROM token ORDER BY name";
         self.read(|tx| {
             tx.all("reading tokens", sql, &[], |row| {
                 let digest = TokenDigest::from_hex(row.text(2)?).ok_or_else(|| StoreError::Unreadable {

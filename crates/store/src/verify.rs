@@ -64,18 +64,19 @@ fn database(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Recomputes `latest` and the hourly counts from history.
+/// Recomputes `latest_result` and the hourly counts from history.
 fn history(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     let names = Arc::clone(&tx.names);
     let mut latest: HashMap<(i64, i64), Standing> = HashMap::new();
-    let sql = "SELECT node, test, attempt, outcome, run, settled, sure, sure_at, misses FROM latest";
+    let sql = "SELECT node, test, attempted_at, outcome, run, settled_at, conclusive_outcome, conclusive_at, \
+               inconclusive_count FROM latest_result";
     tx.rows("reading latest results", sql, &[], |row| {
         let (key, standing) = read_standing(row, &names)?;
         latest.insert(key, standing);
         Ok(())
     })?;
     let mut counts_from: HashMap<i64, Timestamp> = HashMap::new();
-    let sql = "SELECT id, counts_from FROM node WHERE counts_from IS NOT NULL";
+    let sql = "SELECT id, results_valid_from FROM node WHERE results_valid_from IS NOT NULL";
     tx.rows("reading nodes", sql, &[], |row| {
         counts_from.insert(row.int(0)?, row.moment(1)?);
         Ok(())
@@ -83,7 +84,7 @@ fn history(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
 
     let mut fold = Fold { latest, ..Fold::default() };
     let mut rows = 0_u64;
-    let sql = "SELECT node, run, test, outcome, at FROM history ORDER BY node, run, test";
+    let sql = "SELECT node, run, test, outcome, offset_ms FROM history ORDER BY node, run, test";
     tx.rows("reading history", sql, &[], |row| {
         rows += 1;
         let (node, run, test, outcome) = (row.int(0)?, row.run(1)?, row.int(2)?, row.int(3)?);
@@ -102,7 +103,7 @@ fn history(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     fold.finish_node();
     let missing: Vec<_> = fold.latest.keys().copied().collect();
     let mut troubles = fold.wrong;
-    troubles.extend(missing.into_iter().map(|key| (key, "is in `latest` but not in `history`")));
+    troubles.extend(missing.into_iter().map(|key| (key, "is in `latest_result` but not in `history`")));
     let mut troubles: Vec<String> = troubles
         .into_iter()
         .map(|((node, test), what)| {
@@ -140,8 +141,8 @@ impl Fold {
             let key = (self.node, test);
             match (self.latest.remove(&key), Standing::fold(results)) {
                 (Some(kept), Some(folded)) if kept == folded => {}
-                (Some(_), _) => self.wrong.push((key, "differs between `latest` and `history`")),
-                (None, _) => self.wrong.push((key, "is in `history` but not in `latest`")),
+                (Some(_), _) => self.wrong.push((key, "differs between `latest_result` and `history`")),
+                (None, _) => self.wrong.push((key, "is in `history` but not in `latest_result`")),
             }
         }
     }
@@ -151,7 +152,7 @@ impl Fold {
 /// but never lower.
 fn hourly(tx: &mut Tx<'_>, report: &mut Report, counts: &BTreeMap<(i64, i64), [i64; 4]>) -> Result<()> {
     let mut kept: HashMap<(i64, i64), [i64; 4]> = HashMap::new();
-    let sql = "SELECT hour, test, passed, failed, inconclusive, not_applicable FROM hourly";
+    let sql = "SELECT hour, test, passed, failed, inconclusive, not_applicable FROM hourly_count";
     tx.rows("reading counts", sql, &[], |row| {
         let counts = [row.int(2)?, row.int(3)?, row.int(4)?, row.int(5)?];
         kept.insert((row.int(0)?, row.int(1)?), counts);
@@ -172,7 +173,7 @@ fn runs(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     let names = Arc::clone(&tx.names);
     let mut troubles = Vec::new();
     let mut busy: HashMap<i64, RunId> = HashMap::new();
-    let sql = "SELECT a.run, a.node, r.ending FROM awaited a JOIN run r ON r.id = a.run";
+    let sql = "SELECT a.run, a.node, r.end_kind FROM pending_results a JOIN run r ON r.id = a.run";
     tx.rows("reading runs", sql, &[], |row| {
         let (run, node) = (row.run(0)?, row.int(1)?);
         let name = names.node(node).map_or_else(|_| node.to_string(), ToString::to_string);
@@ -184,7 +185,7 @@ fn runs(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
         }
         Ok(())
     })?;
-    let sql = "SELECT run FROM awaited a WHERE LENGTH(secret) <> 64 \
+    let sql = "SELECT run FROM pending_results a WHERE LENGTH(run_key) <> 64 \
                OR NOT EXISTS (SELECT 1 FROM run_node n WHERE n.run = a.run AND n.node = a.node)";
     tx.rows("reading runs", sql, &[], |row| {
         troubles.push(format!("{} is active without a key, or is not a run of that node", row.run(0)?));
@@ -196,7 +197,8 @@ fn runs(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
 
 /// Checks that every bundle in the inbox exists.
 fn inbox(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
-    let sql = "SELECT bundle FROM inbox i WHERE NOT EXISTS (SELECT 1 FROM bundle b WHERE b.id = i.bundle)";
+    let sql = "SELECT evidence_pack FROM ingest_queue i \
+               WHERE NOT EXISTS (SELECT 1 FROM evidence_pack b WHERE b.id = i.evidence_pack)";
     let lost = tx.all("reading the inbox", sql, &[], |row| row.int(0))?;
     let troubles = lost.into_iter().map(|bundle| format!("bundle {bundle} in the ingest queue is missing"));
     report.add("the ingest queue".to_owned(), troubles.collect());

@@ -96,7 +96,7 @@ fn fill(inside: &mut dyn Inside) -> Result<()> {
     let began = Past::END.millis();
     let mut nodes = (0..Past::NODES)
         .map(|node| vec![number(node as usize), Past::name(node).as_str().into(), life.as_str().into(), began.into()]);
-    inside.append("node", &["id", "name", "life", "since"], &mut nodes)?;
+    inside.append("node", &["id", "name", "state", "state_since"], &mut nodes)?;
     let mut tests = Past::TESTS.iter().enumerate().map(|(place, name)| vec![number(place), (*name).into()]);
     inside.append("test", &["id", "name"], &mut tests)?;
     fill_outcomes(inside)?;
@@ -112,7 +112,7 @@ fn fill(inside: &mut dyn Inside) -> Result<()> {
             row.took.millis().into(),
         ]
     });
-    inside.append("history", &["node", "run", "test", "outcome", "at", "took"], &mut rows)?;
+    inside.append("history", &["node", "run", "test", "outcome", "offset_ms", "duration_ms"], &mut rows)?;
     fill_latest(inside)?;
     fill_hourly(inside)
 }
@@ -137,7 +137,17 @@ fn fill_outcomes(inside: &mut dyn Inside) -> Result<()> {
 }
 
 fn fill_latest(inside: &mut dyn Inside) -> Result<()> {
-    let columns = ["node", "test", "attempt", "outcome", "run", "settled", "sure", "sure_at", "misses"];
+    let columns = [
+        "node",
+        "test",
+        "attempted_at",
+        "outcome",
+        "run",
+        "settled_at",
+        "conclusive_outcome",
+        "conclusive_at",
+        "inconclusive_count",
+    ];
     let expected = Expected::compute()?;
     let mut rows = expected.stands.iter().enumerate().map(|(place, stand)| {
         vec![
@@ -152,7 +162,7 @@ fn fill_latest(inside: &mut dyn Inside) -> Result<()> {
             i64::from(stand.record.misses()).into(),
         ]
     });
-    inside.append("latest", &columns, &mut rows)
+    inside.append("latest_result", &columns, &mut rows)
 }
 
 fn fill_hourly(inside: &mut dyn Inside) -> Result<()> {
@@ -167,7 +177,7 @@ fn fill_hourly(inside: &mut dyn Inside) -> Result<()> {
         row.extend(counts.map(Cell::Int));
         row
     });
-    inside.append("hourly", &columns, &mut rows)
+    inside.append("hourly_count", &columns, &mut rows)
 }
 
 struct SqliteInside<'a>(&'a rusqlite::Connection);

@@ -79,9 +79,9 @@ impl SqliteFile {
         }
         prepare(&connection)?;
         // FULL, because results are durable when acknowledged. The log grows longer than usual between checkpoints,
-        // because the same pages of `latest` are rewritten often. Under load most of a checkpoint runs beside the
-        // writer (checkpoint.rs); this setting is where the writer does the rest. The page cache is small: SQLite walks
-        // all of it in every commit that has split a page, and the kernel caches the file.
+        // because the same pages of `latest_result` are rewritten often. Under load most of a checkpoint runs beside
+        // the writer (checkpoint.rs); this setting is where the writer does the rest. The page cache is small: SQLite
+        // walks all of it in every commit that has split a page, and the kernel caches the file.
         connection
             .execute_batch(
                 "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 16000; \

@@ -397,6 +397,31 @@ fn a_store_of_a_newer_program_is_refused() {
 }
 
 #[test]
+fn a_store_of_a_development_version_is_refused_and_left_as_it_is() {
+    let mut bed = Bed::file();
+    bed.tested("n1", "disk", Verdict::Pass);
+    let copy = bed.path("copy.db");
+    bed.store.backup(&copy).unwrap();
+    let content = || {
+        let sql = "SELECT (SELECT MAX(version) FROM schema_version), (SELECT COUNT(*) FROM sqlite_schema), \
+                   (SELECT COUNT(*) FROM history)";
+        let old = Connection::open(&copy).unwrap();
+        old.query_row(sql, (), |row| Ok([row.get::<_, i64>(0)?, row.get(1)?, row.get(2)?])).unwrap()
+    };
+    for version in [1, 8] {
+        Connection::open(&copy).unwrap().execute("UPDATE schema_version SET version = ?1", [version]).unwrap();
+        let before = content();
+        let opened = Store::open(&StoreUrl::Sqlite(copy.clone())).unwrap_err();
+        let restored = Store::open_in_memory().unwrap().restore(&copy).unwrap_err();
+        for error in [opened, restored] {
+            assert!(matches!(error, StoreError::OldSchema { found } if found == version), "{error}");
+            assert!(error.to_string().contains("start again"), "{error}");
+        }
+        assert_eq!(content(), before);
+    }
+}
+
+#[test]
 fn a_place_where_no_store_can_be_says_why_and_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let missing = StoreUrl::Sqlite(folder.path().join("no/such/doctor.db"));
@@ -426,17 +451,20 @@ fn a_store_that_was_killed_in_the_middle_opens_with_all_that_was_acknowledged() 
 #[test]
 fn verification_finds_what_does_not_fit() {
     for (damage, finds) in [
-        ("UPDATE latest SET misses = 7", "differs between"),
+        ("UPDATE latest_result SET inconclusive_count = 7", "differs between"),
         ("DELETE FROM history", "not in `history`"),
-        ("DELETE FROM latest", "not in `latest`"),
+        ("DELETE FROM latest_result", "not in `latest_result`"),
         (
-            "INSERT INTO awaited (run, node, secret, whole) SELECT run, node, 'x', 0 FROM run_node; \
-             UPDATE run SET ending = 'completed'",
+            "INSERT INTO pending_results (run, node, run_key, complete) SELECT run, node, 'x', 0 FROM run_node; \
+             UPDATE run SET end_kind = 'incomplete'",
             "both ended and active",
         ),
-        ("INSERT INTO awaited (run, node, secret, whole) SELECT run, node, '', 0 FROM run_node", "without a key"),
+        (
+            "INSERT INTO pending_results (run, node, run_key, complete) SELECT run, node, '', 0 FROM run_node",
+            "without a key",
+        ),
         ("UPDATE node SET case_id = 5", "which is not open"),
-        ("UPDATE hourly SET passed = 0", "too low"),
+        ("UPDATE hourly_count SET passed = 0", "too low"),
     ] {
         let mut bed = Bed::file();
         bed.tested("n1", "disk", Verdict::Pass);

@@ -208,7 +208,7 @@ fn what_was_acknowledged_is_there_whatever_instant_the_process_dies_at() {
             let runs = plan(&mut bed, &format!("life{life}n"), RUNS);
             told.extend(live_and_die(&url, &runs, acknowledged));
             if let StoreUrl::Sqlite(path) = &url {
-                let count = "SELECT COUNT(*) FROM inbox";
+                let count = "SELECT COUNT(*) FROM ingest_queue";
                 let file = rusqlite::Connection::open(path).unwrap();
                 left_in_the_inbox += file.query_row(count, (), |row| row.get::<_, u32>(0)).unwrap();
             }

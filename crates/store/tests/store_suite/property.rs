@@ -1,5 +1,5 @@
-//! Property test: whatever the order of operations, the store is consistent. `latest` matches history, no node has two
-//! runs, counts agree, and the same sequence leaves the same store on every database.
+//! Property test: whatever the order of operations, the store is consistent. `latest_result` matches history, no node
+//! has two runs, counts agree, and the same sequence leaves the same store on every database.
 
 use doctor_core::{
     finding::Verdict,

@@ -7,7 +7,7 @@ use doctor_core::{
     time::{Span, Timestamp},
 };
 use doctor_store::{
-    ApiCall, StoreError, StoreUrl,
+    ApiCall, Store, StoreError, StoreUrl,
     access::{Role, TokenDigest, TokenRow},
     records::{HistoryFilter, HistoryRow},
 };
@@ -150,20 +150,26 @@ fn the_picture_of_the_cluster_is_replaced_as_a_whole(bed: &mut Bed) {
     bed.assert_sound();
 }
 
-/// Cluster state written by an older program is read until the next cycle, on PostgreSQL too; the schema tests cover
-/// SQLite.
+/// The same on SQLite is tested with the other files.
 #[test]
-fn postgresql_takes_over_the_picture_of_an_older_program() {
-    let Some(mut bed) = Bed::postgres() else { return };
+fn a_store_of_another_version_in_postgresql_is_refused_and_left_as_it_is() {
+    let Some(bed) = Bed::postgres() else { return };
     let (runtime, client) = beside(&bed);
-    let back = "DROP TABLE picture; DELETE FROM schema_version WHERE version = 8; \
-                INSERT INTO meta VALUES ('cluster-at', '123000'), ('cluster', '{\"why\": \"a \\\\ and é\"}')";
-    runtime.block_on(client.batch_execute(back)).unwrap();
-    bed.reopen();
-    let text = r#"{"why": "a \\ and é"}"#.as_bytes().to_vec();
-    assert_eq!(bed.store.cluster().unwrap(), Some((Timestamp::from_secs(123), text)));
-    bed.store.save_cluster(&bed.lease, bed.now, &"new").unwrap();
-    assert_eq!(bed.store.cluster().unwrap(), Some((bed.now, b"\"new\"".to_vec())));
+    let content = "SELECT MAX(version), COUNT(*), (SELECT COUNT(*) FROM pg_class) FROM schema_version";
+    for found in [1, 8, 99] {
+        let set = format!("UPDATE schema_version SET version = {found}");
+        runtime.block_on(client.batch_execute(&set)).unwrap();
+        let before = runtime.block_on(client.query_one(content, &[])).unwrap();
+        match Store::open(bed.url.as_ref().unwrap()).unwrap_err() {
+            StoreError::OldSchema { found: version } => assert_eq!((version, found < 9), (found, true)),
+            StoreError::NewerSchema { found: version, .. } => assert_eq!((version, found > 9), (found, true)),
+            other => panic!("{other}"),
+        }
+        let after = runtime.block_on(client.query_one(content, &[])).unwrap();
+        for column in 0..3_usize {
+            assert_eq!(after.get::<_, i64>(column), before.get::<_, i64>(column), "schema {found}");
+        }
+    }
 }
 
 /// PostgreSQL consumes an id for each name that exists already.
@@ -182,7 +188,7 @@ fn latest_results_are_the_same_when_the_numbers_of_their_names_have_grown_long()
     bed.tested("n2", "memory", Verdict::Inconclusive);
     bed.tested("n1", "disk", Verdict::Inconclusive);
     assert_eq!(bed.store.latest_all().unwrap(), each(&bed));
-    let row = runtime.block_on(client.query_one("SELECT MAX(test) FROM latest", &[])).unwrap();
+    let row = runtime.block_on(client.query_one("SELECT MAX(test) FROM latest_result", &[])).unwrap();
     assert_eq!(row.get::<_, i32>(0), 70000, "a number that does not fit into sixteen bits");
 }
 
