@@ -7,7 +7,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
     time::{Duration, Instant},
 };
 
@@ -215,8 +215,18 @@ fn a_driver_that_hangs_when_it_is_opened_is_told_as_such() {
     assert!(helpers(&standing).is_empty());
 }
 
+/// The processes that cannot be killed are known to the whole process: the test that creates some runs while no other test
+/// queries the driver.
+static STUCK: RwLock<()> = RwLock::new(());
+
+enum Turn {
+    BesideOthers { _turn: RwLockReadGuard<'static, ()> },
+    Alone { _turn: RwLockWriteGuard<'static, ()> },
+}
+
 /// A runner in this process. An environment variable names the scene file, and all tests of this process share it.
 struct Bench<'a> {
+    _turn: Turn,
     standing: &'a Standing,
     state: tempfile::TempDir,
     stop: Stop,
@@ -226,12 +236,20 @@ struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     fn new(standing: &'a Standing) -> Self {
+        Self::at(Turn::BesideOthers { _turn: STUCK.read().unwrap_or_else(PoisonError::into_inner) }, standing)
+    }
+
+    fn alone(standing: &'a Standing) -> Self {
+        Self::at(Turn::Alone { _turn: STUCK.write().unwrap_or_else(PoisonError::into_inner) }, standing)
+    }
+
+    fn at(turn: Turn, standing: &'a Standing) -> Self {
         let program = standing.at("helper");
         let text = format!("#!/bin/sh\nDOCTOR_STANDIN={} exec {PROGRAM} \"$@\"\n", standing.at("scene.toml").display());
         fs::write(&program, text).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         let state = tempfile::tempdir().unwrap();
-        Self { standing, state, stop: Stop::never(), helper: Arc::default(), program }
+        Self { _turn: turn, standing, state, stop: Stop::never(), helper: Arc::default(), program }
     }
 
     fn asks(&self, fields: &[&str], limit: Duration) -> ProbeOutput {
@@ -406,7 +424,7 @@ fn helpers_that_cannot_be_killed_are_at_most_two_and_are_told_until_they_are_gon
     };
     let machine = Machine::hgx_h100().adding(LOADED, "GPU UUID: \t GPU-aaaa\n");
     let standing = stand(&machine.gpu_touches(3, &frozen.mount.path().join("file")));
-    let bench = Bench::new(&standing);
+    let bench = Bench::alone(&standing);
     let notes = || fs::read_dir(bench.state.path().join("abandoned")).map_or(0, Iterator::count);
 
     let failure = bench.fails(&["uuid"]);
