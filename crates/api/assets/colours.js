@@ -2,7 +2,7 @@
 // distinguishable with red-green and blue-yellow colour blindness.
 
 import { el } from "./dom.js";
-import { title } from "./words.js";
+import { SEVERITIES, severityRank, severityText, title } from "./words.js";
 
 // tone: a class and a variable of the style sheet; sign: a letter used where no shape is drawn; mark: the shape on the map.
 export const STATES = {
@@ -35,10 +35,16 @@ export const STATES = {
 const PLAIN = { tone: "dim", sign: "·", mark: "hollow" };
 export const state = (code) => STATES[code] ?? PLAIN;
 
-// A state as text with its sign.
+// A state as text with its sign; a severity also has its meaning as a tooltip.
 export function badge(code, text = title(code)) {
   const { tone, sign } = state(code);
-  return el("span", { class: `badge ${tone}` }, el("span", { "aria-hidden": "true" }, sign), ` ${text}`);
+  return el("span", { class: `badge ${tone}`, title: SEVERITIES[code] }, el("span", { "aria-hidden": "true" }, sign), ` ${text}`);
+}
+
+// The meaning of each severity that occurs in a table, the worst first; nothing if there are none.
+export function severityLegend(codes) {
+  const known = [...new Set(codes)].filter((code) => severityRank(code) >= 0).sort((a, b) => severityRank(b) - severityRank(a));
+  return known.length > 0 && el("p", { class: "dim" }, known.map(severityText).join("; "));
 }
 
 // From low to high, in even steps of lightness: readable without hues. Reversed on dark pages.

@@ -1,7 +1,7 @@
 // Colouring and filtering of the fleet. Everything here works on row numbers of the map that the controller sent.
 
 import { STATES, STEPS, ramp, tones } from "./colours.js";
-import { figure, length, now, title } from "./words.js";
+import { figure, length, now, severityText, title } from "./words.js";
 
 const COLUMNS = {
   pool: ["pool", "pools"],
@@ -99,7 +99,7 @@ function byWord(fleet, key, words) {
   const tone = tones();
   const looks = words.map((code) => ({
     code: code ?? "none",
-    text: title(code ?? "no finding"),
+    text: title(code ? severityText(code) : "no finding"),
     colour: tone[(STATES[code ?? "none"] ?? STATES.unknown).tone],
     mark: (STATES[code ?? "none"] ?? STATES.unknown).mark,
   }));

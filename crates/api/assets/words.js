@@ -1,4 +1,4 @@
-// Formats times, durations and measurements.
+// Formats times, durations, measurements and severities.
 
 const MINUTE = 60_000;
 const HOUR = 60 * MINUTE;
@@ -83,4 +83,16 @@ export const percent = (share) => (share === null || share === undefined ? "–"
 // By hand: a browser's first locale-aware number takes a tenth of a second.
 export const whole = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, ",");
 export const plural = (count, one, many = `${one}s`) => `${whole(count)} ${count === 1 ? one : many}`;
+
+// What a finding of each severity requires, the least severe first. A test compares this table with Severity::meaning of the controller.
+export const SEVERITIES = {
+  monitor: "keep the node in service and watch it",
+  reset: "GPU reset needed",
+  reboot: "node reboot needed",
+  isolate: "keep the node out of service until repaired",
+};
+export const severityRank = (code) => Object.keys(SEVERITIES).indexOf(code);
+// A severity with its meaning, such as "reset: GPU reset needed".
+export const severityText = (code) => (SEVERITIES[code] ? `${code}: ${SEVERITIES[code]}` : (code ?? ""));
+
 export const title = (code) => (code ? code[0].toUpperCase() + code.slice(1).replaceAll("-", " ") : "");

@@ -1,5 +1,7 @@
 //! Findings: what was concluded from an observation, its severity and its remedy.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -73,6 +75,30 @@ impl Severity {
             Self::Reboot => Remedy::Reboot,
             Self::Isolate => Remedy::HandOver,
         }
+    }
+
+    /// Returns what a finding of this severity requires, for people: the code alone is the name of a remedy. The
+    /// dashboard has the same table (`words.js`, compared by a test). Without commas and semicolons, because it is
+    /// part of lists.
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            Self::Monitor => "keep the node in service and watch it",
+            Self::Reset => "GPU reset needed",
+            Self::Reboot => "node reboot needed",
+            Self::Isolate => "keep the node out of service until repaired",
+        }
+    }
+
+    /// Returns the code with its meaning, such as "reset: GPU reset needed".
+    pub fn described(self) -> String {
+        format!("{}: {}", self.code(), self.meaning())
+    }
+
+    /// Describes each of these severities once, in one line, the worst first. `None` if there are none.
+    pub fn legend(severities: impl IntoIterator<Item = Self>) -> Option<String> {
+        let distinct: BTreeSet<Self> = severities.into_iter().collect();
+        let described: Vec<String> = distinct.into_iter().rev().map(Self::described).collect();
+        (!described.is_empty()).then(|| described.join("; "))
     }
 }
 
@@ -154,6 +180,24 @@ mod tests {
         for remedy in Remedy::ALL {
             assert_eq!(Remedy::from_code(remedy.code()), Some(*remedy));
         }
+    }
+
+    #[test]
+    fn each_severity_has_a_meaning_and_a_legend_describes_each_once_the_worst_first() {
+        let table = [
+            (Severity::Monitor, "monitor: keep the node in service and watch it"),
+            (Severity::Reset, "reset: GPU reset needed"),
+            (Severity::Reboot, "reboot: node reboot needed"),
+            (Severity::Isolate, "isolate: keep the node out of service until repaired"),
+        ];
+        assert_eq!(table.map(|(severity, _)| severity), Severity::ALL);
+        for (severity, described) in table {
+            assert_eq!(severity.described(), described);
+            assert!(!severity.meaning().contains([',', ';', '"']), "{described}");
+        }
+        let legend = Severity::legend([Severity::Monitor, Severity::Reset, Severity::Monitor]);
+        assert_eq!(legend.as_deref(), Some("reset: GPU reset needed; monitor: keep the node in service and watch it"));
+        assert_eq!(Severity::legend([]), None);
     }
 
     #[test]

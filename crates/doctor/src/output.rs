@@ -5,6 +5,7 @@ mod words;
 
 use std::io::{self, IsTerminal, Write};
 
+use doctor_core::finding::Severity;
 use serde::Serialize;
 
 pub(crate) use self::{
@@ -113,6 +114,14 @@ impl Page {
     pub(crate) fn table(&mut self, table: &Table) -> &mut Self {
         let text = table.render(self.out.colour, self.out.width);
         self.text.push_str(&text);
+        self
+    }
+
+    /// Appends a line with the meaning of each of these severities. Nothing if there are none.
+    pub(crate) fn legend(&mut self, severities: impl IntoIterator<Item = Severity>) -> &mut Self {
+        if let Some(legend) = Severity::legend(severities) {
+            self.line(legend);
+        }
         self
     }
 }

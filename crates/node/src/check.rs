@@ -268,11 +268,15 @@ mod tests {
 
     #[test]
     fn the_table_shows_every_finding_and_the_rows_are_flat() {
+        let well = table(&answers(&["memory"], &memory(900_000)), false);
+        assert!(Severity::ALL.iter().all(|severity| !well.contains(severity.meaning())), "{well}");
         let text = "MemTotal: 1000 kB\nMemAvailable: 10 kB\nSwapTotal: 10 kB\nSwapFree: 0 kB\n".to_owned();
         let runner = FixtureRunner::new([(Probe::read("/proc/meminfo"), ProbeOutput::Text(text))]);
         let answers = answers(&["memory", "kernel-log"], &runner);
         let table = table(&answers, false);
         assert!(table.contains("memory-low") && table.contains("swap-used") && table.contains("kernel-log"), "{table}");
+        let mut found = answers.iter().flat_map(|answer| &answer.findings);
+        assert!(found.all(|finding| table.contains(&finding.severity.described())), "{table}");
         assert_eq!(exit_code(&answers), exit::CRITICAL, "less memory than any machine has");
         let rows = serde_json::to_value(rows(&answers)).unwrap();
         let rows = rows.as_array().unwrap();

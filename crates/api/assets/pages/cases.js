@@ -1,13 +1,11 @@
 // Cases: one fault of one machine each, from the first finding to return or replacement. The list, and the details of one.
 
 import { all, get } from "../api.js";
-import { badge } from "../colours.js";
+import { badge, severityLegend } from "../colours.js";
 import { el, link, nodeLink, prose, swap } from "../dom.js";
 import { Part, choice, section } from "../frame.js";
 import { table } from "../table.js";
-import { figure, moment, title } from "../words.js";
-
-const SEVERITIES = ["monitor", "reset", "reboot", "isolate"];
+import { figure, moment, severityRank, severityText, title } from "../words.js";
 
 // The evidence of a finding as text: a measurement against its limit, an observed line, or any other form.
 export function evidence(of) {
@@ -48,7 +46,7 @@ function list(page) {
   part = new Part(page, place, {
     kinds: ["cases"],
     read: (signal) => all(["cases"], { state: page.query.get("state") ?? "open" }, signal),
-    draw: ({ items }) =>
+    draw: ({ items }) => [
       table(page, {
         name: "cases",
         caption: "Cases",
@@ -59,7 +57,7 @@ function list(page) {
           {
             key: "severity",
             title: "Severity",
-            value: (one) => SEVERITIES.indexOf(one.severity),
+            value: (one) => severityRank(one.severity),
             cell: (one) => badge(one.severity),
           },
           { key: "node", title: "Node", value: (one) => one.node, cell: (one) => nodeLink(one.node) },
@@ -91,6 +89,8 @@ function list(page) {
           },
         ],
       }),
+      severityLegend(items.map((one) => one.severity)),
+    ],
   });
 }
 
@@ -105,6 +105,8 @@ function one(page, id) {
       el(
         "p",
         { class: "facts" },
+        // A closed case requires nothing any more.
+        el("span", {}, `severity ${of.state.is === "open" ? severityText(of.severity) : of.severity}`),
         el("span", {}, "node ", nodeLink(of.node)),
         el("span", {}, "opened ", moment(of.opened)),
         el("span", {}, `hardware ${of.hardware}`),
@@ -131,6 +133,7 @@ function one(page, id) {
             { key: "remedy", title: "Remedy", value: (each) => each.remedy },
           ],
         }),
+        severityLegend(of.findings.map((each) => each.severity)),
       ),
       section(
         "Steps taken",

@@ -2,13 +2,13 @@
 
 import { nodeActions } from "../actions.js";
 import { all, get } from "../api.js";
-import { badge } from "../colours.js";
+import { badge, severityLegend } from "../colours.js";
 import { el, href, link, nodeLink, prose, swap } from "../dom.js";
 import { Fleet, filterOf, looksOf } from "../fleet-looks.js";
 import { Part, choice, failed, searchBox } from "../frame.js";
 import { NodeMap } from "../map.js";
 import { table } from "../table.js";
-import { ago, figure, moment, percent, plural, spanMs, tellTime, title, whole } from "../words.js";
+import { ago, figure, moment, percent, plural, severityText, spanMs, tellTime, title, whole } from "../words.js";
 
 const COLOURS = [
   ["health", "Health"],
@@ -109,7 +109,7 @@ class View {
       `${title(health)} · ${title(life)} · ${title(use)}`,
       validated === null ? "Not fully tested" : `Fully tested: ${ago(validated)}`,
     ];
-    if (severity) lines.push(`Worst finding: ${severity}`);
+    if (severity) lines.push(`Worst finding: ${severityText(severity)}`);
     if (this.measured && this.by.startsWith("figure:"))
       lines.push(`${this.measured.figure}: ${figure(this.measured.values[fleet.name(node)], this.measured.unit)}`);
     return lines;
@@ -242,7 +242,10 @@ class View {
           cell: (node) => figure(this.measured.values[fleet.name(node)], this.measured.unit),
         },
     ].filter(Boolean);
-    return table(this.page, { name: "nodes", caption: "Nodes", columns, rows, nothing: "No nodes match the filter." });
+    return [
+      table(this.page, { name: "nodes", caption: "Nodes", columns, rows, nothing: "No nodes match the filter." }),
+      severityLegend(rows.map((node) => fleet.word(node, "severity"))),
+    ];
   }
 }
 

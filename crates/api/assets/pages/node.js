@@ -3,7 +3,7 @@
 import { nodeActions } from "../actions.js";
 import { download, get } from "../api.js";
 import { lanes, past, spread } from "../charts.js";
-import { badge } from "../colours.js";
+import { badge, severityLegend } from "../colours.js";
 import { el, link, prose, swap } from "../dom.js";
 import { Part, empty, failed, section } from "../frame.js";
 import { follow } from "../log.js";
@@ -66,6 +66,7 @@ function state(page, why, again) {
           { key: "first", title: "Since", value: (row) => row.first_seen, cell: (row) => moment(row.first_seen) },
         ],
       }),
+      severityLegend(why.open_findings.map((row) => row.severity)),
     ),
     section(
       "Tests",

@@ -81,6 +81,8 @@ pub(super) fn routes() -> Router {
 mod tests {
     use std::{collections::BTreeSet, fs, path::Path};
 
+    use doctor_core::finding::Severity;
+
     use super::*;
 
     fn files_under(folder: &Path, before: &str, into: &mut BTreeSet<String>) {
@@ -102,6 +104,18 @@ mod tests {
         assert!(there.remove("/assets/index.html"));
         let served: BTreeSet<String> = FILES.iter().map(|(path, ..)| (*path).to_owned()).collect();
         assert_eq!(served, there);
+    }
+
+    #[test]
+    fn the_scripts_give_each_severity_the_meaning_that_the_program_gives_it() {
+        let words = include_str!("../../assets/words.js");
+        let (_, rest) = words.split_once("export const SEVERITIES = {\n").unwrap();
+        let (table, _) = rest.split_once("};\n").unwrap();
+        let row = |severity: &Severity| format!("  {}: \"{}\",\n", severity.code(), severity.meaning());
+        assert_eq!(table, Severity::ALL.iter().map(row).collect::<String>());
+        for (path, _, text) in FILES.into_iter().filter(|(path, ..)| *path != "/assets/words.js") {
+            assert!(!text.contains("\"isolate\""), "{path} has a list of severities of its own");
+        }
     }
 
     #[test]

@@ -82,6 +82,10 @@ pub fn paragraphs(notes: &[Note]) -> Vec<String> {
 fn paragraph(note: &Note) -> String {
     let mut lines = vec![line(note)];
     if let About::Case(case) = &note.about {
+        // A closed case requires nothing any more.
+        if case.open {
+            lines.push(format!("  severity {}", case.severity.described()));
+        }
         lines.extend(case.changes.iter().map(|change| format!("  {}: {}", change.what, shortened(&change.why, 500))));
         lines.extend(case.findings.iter().map(|finding| {
             let evidence = shortened(&finding.evidence, 500);

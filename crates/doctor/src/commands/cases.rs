@@ -53,7 +53,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         for case in &cases {
             table.row(row(case));
         }
-        page.table(&table);
+        page.table(&table).legend(cases.iter().map(|case| case.severity));
         page.line(format!("{}; `doctor why NODE` shows its steps", plural(cases.len(), "case")));
     })?;
     Ok(Exit::Ok)

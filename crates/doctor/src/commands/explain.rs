@@ -178,10 +178,12 @@ fn text(page: &mut Page, explained: &Explained<'_>) {
             for rule in rules {
                 show_rule(page, rule);
             }
+            page.legend(rules.iter().map(|rule| rule.severity));
         }
         Explained::Rule { rule } => {
             page.line(format!("Rule {} of check {}.", rule.id, rule.check));
             show_rule(page, rule);
+            page.legend([rule.severity]);
             page.line(format!("`doctor explain {}` describes the check.", rule.check));
         }
         Explained::Reason { code, meanings, rules } => {
@@ -195,6 +197,7 @@ fn text(page: &mut Page, explained: &Explained<'_>) {
                 page.line(format!("{code} is the reason of rule {} of check {}:", rule.id, rule.check));
                 show_rule(page, rule);
             }
+            page.legend(rules.iter().map(|rule| rule.severity));
         }
         Explained::Number(number) => number::text(page, number),
         Explained::Suites { suites } => {

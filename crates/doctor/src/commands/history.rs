@@ -54,7 +54,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
             page.line("No results. A node without results is untested, not healthy; `doctor status` shows coverage.");
             return;
         }
-        page.table(&table(&rows));
+        page.table(&table(&rows)).legend(rows.iter().filter_map(|row| row.severity));
         page.line(format!("{}; `doctor log RUN` shows a run's output", plural(rows.len(), "result")));
     })?;
     Ok(Exit::Ok)

@@ -85,7 +85,7 @@ fn text(page: &mut Page, rows: &[Row], tests: &[&str], now: Timestamp, seen: Opt
         cells.push(cell(note(row, agent.as_ref())));
         table.row(cells);
     }
-    page.table(&table);
+    page.table(&table).legend(rows.iter().filter_map(|row| row.row.worst));
     let seen =
         seen.map_or_else(|| "cluster never observed".to_owned(), |seen| format!("cluster observed {}", ago(now, seen)));
     page.line(format!("{}; {seen}", plural(rows.len(), "node")));

@@ -67,7 +67,9 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let shown = Shown { since, policy_version: settings.policy.version, rejudged: &rejudged };
     context.out.show(&shown, |page| {
         if !rejudged.differs.is_empty() {
-            page.table(&table(rejudged.differs.iter().take(args.limit)));
+            let shown = || rejudged.differs.iter().take(args.limit);
+            page.table(&table(shown()));
+            page.legend(shown().flat_map(|difference| [difference.old.severity, difference.new.severity]).flatten());
             page.blank();
         }
         let more = rejudged.differs.len().saturating_sub(args.limit);

@@ -122,6 +122,6 @@ fn text(page: &mut Page, view: &ReportView) {
                 cell(fault.text.clone()),
             ]);
         }
-        page.table(&faults);
+        page.table(&faults).legend(view.faults.iter().map(|fault| fault.severity));
     }
 }

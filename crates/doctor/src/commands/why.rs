@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use doctor_core::{
     failed_work::FailedWork,
-    finding::Severity,
     ids::NodeName,
     time::Timestamp,
     view::{self, AuditLine, CaseView, Due, FindingView, Standing, TestLine, WhyView},
@@ -151,7 +150,12 @@ fn findings(page: &mut Page, findings: &[FindingView], now: Timestamp) {
             ago(now, finding.last_seen),
             finding.run.map_or_else(|| " · by the agent".to_owned(), |run| format!(" · run {run}"))
         ));
-        page.line(format!("    evidence: {} · remedy: {}", finding.evidence, finding.remedy));
+        page.line(format!(
+            "    {} · evidence: {} · remedy: {}",
+            finding.severity.described(),
+            finding.evidence,
+            finding.remedy
+        ));
     }
 }
 
@@ -198,7 +202,8 @@ fn due(line: &TestLine, now: Timestamp) -> Cell {
 
 fn steps(page: &mut Page, case: &CaseView) {
     let state = if case.open { "open" } else { "closed" };
-    let severity: Severity = case.severity;
+    // A closed case requires nothing any more.
+    let severity = if case.open { case.severity.described() } else { case.severity.to_string() };
     page.heading(&format!(
         "Case {} ({state}, {severity}, since {} UTC, repair step {})",
         case.id,

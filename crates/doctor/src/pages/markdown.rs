@@ -6,7 +6,10 @@ use doctor_checks::{
     Catalogue, Depth,
     coverage::{COVERAGE, Here},
 };
-use doctor_core::policy::{Policy, Rule, When};
+use doctor_core::{
+    finding::Severity,
+    policy::{Policy, Rule, When},
+};
 
 use super::reasons::reasons;
 use crate::{config::default_text, deploy::settings_page, exit::Exit};
@@ -100,10 +103,12 @@ fn coverage() -> String {
 }
 
 fn checks() -> String {
-    let mut text = page(
-        "Checks",
-        "Every check built into this version, with its default rules. `doctor explain NAME` shows what is in force.",
+    let severities = Severity::legend(Severity::ALL.iter().copied()).unwrap_or_default();
+    let intro = format!(
+        "Every check built into this version, with its default rules. `doctor explain NAME` shows what is in force.\n\n\
+         Severities: {severities}."
     );
+    let mut text = page("Checks", &intro);
     let catalogue = Catalogue::built_in();
     let rules = catalogue.rules(&Policy::standard()).unwrap_or_default();
     for check in catalogue.iter() {

@@ -4,6 +4,7 @@
 use doctor_core::{
     case::{Closed, StepState},
     classify::JudgedWhy,
+    finding::Severity,
     observation::FailureKind,
     run::{CancelWhy, IncompleteWhy, NotStarted, Purpose},
     view::{PASSED_OVER, Standing},
@@ -35,6 +36,7 @@ pub(crate) fn reasons() -> Vec<Reason> {
         let (means, to_do) = judged(*w);
         Reason { code: w.code(), kind: "a result", means, to_do }
     }));
+    all.extend(Severity::ALL.iter().map(|s| plain(s.code(), "severity of a finding", s.meaning())));
     all.extend(FailureKind::ALL.iter().map(|k| plain(k.code(), "a check could not run", failure(*k))));
     all.extend(Purpose::ALL.iter().map(|p| plain(p.code(), "purpose of a run", purpose(*p))));
     all.extend(StepState::ALL.iter().map(|s| plain(s.code(), "a step of a case", step(*s))));

@@ -332,6 +332,17 @@ test("changes are shown without a reload, and a lost connection is reported", as
   await cut.close();
 });
 
+test("a severity has its meaning as a tooltip, and the line below a table explains it", async () => {
+  await seen("cases?state=all", "tbody tr", {}, async (page) => {
+    const meaning = await page.locator("td[data-title=Severity] .badge").first().getAttribute("title");
+    assert.ok(meaning, "a meaning");
+    await page.locator("main p", { hasText: `: ${meaning}` }).first().waitFor(WAIT);
+  });
+  await seen(`cases/${broken.id}`, "tbody tr", {}, async (page) => {
+    await page.locator(".facts", { hasText: `severity ${broken.severity}` }).waitFor(WAIT);
+  });
+});
+
 test("screenshots for the guide are taken on request", { skip: !process.env.SHOTS }, async () => {
   mkdirSync(process.env.SHOTS, { recursive: true });
   for (const [name, path, , what] of pages.filter(([name]) => name !== "fleet-table")) {

@@ -35,7 +35,11 @@ fn nodes_lists_every_node_with_a_word_for_every_test() {
     let bed = demo();
     let said = bed.expect(0, &with_store(&["nodes"]));
     let lines: Vec<&str> = said.out.lines().collect();
-    assert_eq!(lines.len(), 1 + 24 + 1, "{}", said.out);
+    let rows = bed.json(&with_store(&["nodes"]));
+    let worst: Vec<&str> = rows.as_array().unwrap().iter().filter_map(|row| row["worst"].as_str()).collect();
+    // The severities of findings are explained below the table.
+    assert_eq!(lines.len(), 1 + 24 + usize::from(!worst.is_empty()) + 1, "{}", said.out);
+    assert!(worst.iter().all(|severity| lines[25].contains(&format!("{severity}: "))), "{}", said.out);
     for column in ["NODE", "POOL", "STATE", "USE", "DL", "NCCL", "STORAGE", "NOTE"] {
         assert!(lines[0].contains(column), "{}", lines[0]);
     }
@@ -122,6 +126,7 @@ fn explain_knows_checks_rules_and_reasons() {
     bed.expect(0, &["explain", "disk-space-used"]).says("of check disk-space");
     bed.expect(0, &["explain", "share-busy"]).says("limits.per_share");
     bed.expect(0, &["explain", "disk-full"]).says("disk-space-used");
+    bed.expect(0, &["explain", "reset"]).says("reset (severity of a finding): GPU reset needed.");
     bed.expect(0, &["explain", "nccl"]).says("In force");
     bed.expect(0, &["explain"]).says("disk-space");
     bed.expect(2, &["explain", "spoon"]).complains("no check, rule or reason `spoon`");
@@ -132,7 +137,8 @@ fn explain_knows_the_numbers_of_nvidia() {
     let bed = Bed::new();
     let said = bed.expect(0, &["explain", "xid", "79"]);
     said.says("Xid 79: GPU off bus: it no longer responds on PCIe.").says("RESTART_BM: reboot the machine");
-    said.says("Ours         reboot").says("gpud fatal").says("Azure's runbook").says("gpu-xid-79: event xid-79");
+    said.says("Ours         reboot: node reboot needed").says("gpud fatal").says("Azure's runbook");
+    said.says("gpu-xid-79: event xid-79");
     bed.expect(0, &["explain", "xid", "64"]).says("xid-64-reboot (reboot)").says("gpu-xid-64-reboot");
     bed.expect(0, &["explain", "xid", "13"]).says("only counted").says("compute-sanitizer");
     bed.expect(0, &["explain", "sxid", "12030"]).says("gpud only warns").says("nvswitch-sxid-12030");

@@ -99,6 +99,7 @@ fn a_case_is_packed_with_what_a_vendor_asks_for() {
     let unpacked = Command::new("tar").args(["-xzf", "case.tar.gz"]).current_dir(bed.path("")).status().unwrap();
     assert!(unpacked.success());
     let file = |name: &str| bed.read(&format!("case-{case}/{name}"));
+    assert!(file("summary.md").contains("Severity isolate: keep the node out of service"), "{}", file("summary.md"));
     assert!(file("summary.md").contains(&format!("# Case {case} on ")), "{}", file("summary.md"));
     let cloud: serde_json::Value = serde_json::from_str(&file("cloud.json")).unwrap();
     assert_eq!(cloud["azure"]["impactCategory"], "Resource.Hpc.Unhealthy.XID79FallenOffBus", "{cloud}");
@@ -117,6 +118,8 @@ fn a_case_is_packed_with_what_a_vendor_asks_for() {
 fn a_case_is_acknowledged_or_snoozed_by_somebody_for_a_reason() {
     let (bed, case) = with_a_case();
     let case = case.as_str();
+    let listed = bed.expect(0, &["cases", "--store", "doctor.db"]);
+    listed.says(case).says("isolate: keep the node out of service until repaired");
     bed.expect(0, &["cases", "ack", case, "--store", "doctor.db", "--yes"]).says("Acknowledged.");
     let snooze = ["cases", "snooze", case, "--store", "doctor.db", "--why", "tomorrow", "--until", "4h", "--yes"];
     bed.expect(0, &snooze).says("Snoozed.");

@@ -237,7 +237,9 @@ fn summary(case: &Case, machines: &[Machine], from_node: &FromNode, read: &Value
         CaseState::Open => "open".to_owned(),
         CaseState::Closed { at, how } => format!("closed at {at}: {how}"),
     };
-    lines.push(format!("Opened {}, severity {}, {state}.", case.opened, case.severity));
+    // A closed case requires nothing any more.
+    let severity = if case.is_open() { case.severity.described() } else { case.severity.to_string() };
+    lines.push(format!("Opened {}, {state}. Severity {severity}.", case.opened));
     lines.push("\n## The machine\n".to_owned());
     for machine in machines.iter().filter(|machine| machine.of_the_case) {
         let Hardware { gpu_uuids, board_serial, physical_host, boot_id } = &machine.described;

@@ -53,8 +53,8 @@ pub fn rows(answers: &[Answer]) -> Vec<Row<'_>> {
     rows
 }
 
-/// Renders a table: failures by severity, then inconclusive, then passed checks. Checks that do not apply are grouped
-/// by reason, or listed one per line with `every_line`.
+/// Renders a table: failures by severity, then inconclusive, then passed checks, then the meaning of the severities.
+/// Checks that do not apply are grouped by reason, or listed one per line with `every_line`.
 pub fn table(answers: &[Answer], every_line: bool) -> String {
     let rows = rows(answers);
     let shown = |verdict: Verdict| rows.iter().filter(move |row| row.verdict == verdict);
@@ -64,10 +64,15 @@ pub fn table(answers: &[Answer], every_line: bool) -> String {
     failing.sort_by_key(|row| std::cmp::Reverse(row.severity));
     let listed = if every_line { vec![Verdict::NotApplicable] } else { Vec::new() };
     let rest = [Verdict::Inconclusive, Verdict::Pass].into_iter().chain(listed).flat_map(shown);
+    let mut severities = Vec::new();
     for row in failing.into_iter().chain(rest) {
+        severities.extend(row.severity);
         let severity = row.severity.map_or("-", Severity::code);
         let Row { check, verdict, reason, text, .. } = row;
         let _infallible = writeln!(out, "{check:width$}  {verdict:14}  {severity:8}  {reason}: {text}");
+    }
+    if let Some(legend) = Severity::legend(severities) {
+        let _infallible = writeln!(out, "\n{legend}");
     }
     if !every_line {
         out.push_str(&not_applicable(shown(Verdict::NotApplicable)));

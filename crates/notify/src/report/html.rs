@@ -2,7 +2,10 @@
 //!
 //! All text from nodes, rules and people goes through [`escaped`].
 
-use doctor_core::view::{CoverageRow, FaultRow, ReportView, ResultsRow, Slot, clock, percent};
+use doctor_core::{
+    finding::Severity,
+    view::{CoverageRow, FaultRow, ReportView, ResultsRow, Slot, clock, percent},
+};
 
 use super::{
     facts_of_page, headline,
@@ -145,13 +148,14 @@ fn faults(rows: &[FaultRow]) -> String {
         cells.iter().map(|cell| escaped(cell)).collect()
     };
     let head = ["opened (UTC)", "node", "severity", "case", "now", "what"];
-    table(&head, 0..0, &rows.iter().map(row).collect::<Vec<Vec<_>>>())
+    let faults = table(&head, 0..0, &rows.iter().map(row).collect::<Vec<Vec<_>>>());
+    let severities = Severity::legend(rows.iter().map(|row| row.severity)).unwrap_or_default();
+    format!("{faults}\n<p class=\"legend\">{}</p>", escaped(&severities))
 }
 
 #[cfg(test)]
 mod tests {
     use doctor_core::{
-        finding::Severity,
         ids::{CaseId, NodeName},
         time::Timestamp,
     };
@@ -204,6 +208,7 @@ mod tests {
             assert!(!page.contains(part), "{part} in {page}");
         }
         assert!(page.contains("&lt;script&gt;alert(1)&lt;/script&gt;"), "{page}");
+        assert!(page.contains("isolate: keep the node out of service until repaired"), "{page}");
         // Every opened tag is closed.
         for tag in ["table", "tr", "td", "div", "svg", "dl", "body", "html"] {
             let (opened, closed) =

@@ -1,6 +1,9 @@
 //! A report as Markdown, for a chat, a mail or a repository.
 
-use doctor_core::view::{ReportView, clock, percent};
+use doctor_core::{
+    finding::Severity,
+    view::{ReportView, clock, percent},
+};
 
 use super::{facts_of_page, headline, title};
 
@@ -52,6 +55,9 @@ pub(super) fn page(view: &ReportView) -> String {
                 fault.severity,
                 fault.case
             ));
+        }
+        if let Some(severities) = Severity::legend(view.faults.iter().map(|fault| fault.severity)) {
+            text.push_str(&format!("\n{severities}\n"));
         }
     }
     text

@@ -61,6 +61,8 @@ fn cases_that_open_in_one_cycle_are_told_with_what_they_rest_on_and_where_to_loo
     assert_eq!(case.findings[0].check, "dl");
     assert_eq!(alert::command(&notes[0]), "doctor why a");
     assert_eq!(alert::headline(&notes), "2 cases opened (a,b)");
+    let text = &alert::paragraphs(&notes)[0];
+    assert!(text.contains("\n  severity reset: GPU reset needed\n"), "{text}");
     let json = serde_json::to_string(&notes).unwrap();
     assert_eq!(serde_json::from_str::<Vec<Note>>(&json).unwrap(), notes);
 }
@@ -80,7 +82,10 @@ fn a_handed_over_case_says_so_and_its_end_is_told_even_if_it_was_acknowledged() 
     cluster.ask(crate::snapshot::Asked::Release { node: name("a") });
     let mut after = Vec::new();
     for _ in 0..12 {
-        after.extend(kinds(&told(&mut cluster, &acknowledged)));
+        let notes = told(&mut cluster, &acknowledged);
+        let text = alert::paragraphs(&notes).concat();
+        assert!(!text.contains("out of service until repaired"), "a closed case requires nothing: {text}");
+        after.extend(kinds(&notes));
         if !cluster.snapshot.runs.is_empty() {
             cluster.ends("a", Verdict::Pass);
         }

@@ -88,6 +88,8 @@ pub(super) fn text(page: &mut Page, number: &Number<'_>) {
     for rule in &number.rules {
         show_rule(page, rule);
     }
+    let of_variants = number.variants.iter().map(|variant| variant.severity);
+    page.legend(number.rules.iter().map(|rule| rule.severity).chain(of_variants));
 }
 
 fn about_xid(page: &mut Page, xid: &Xid) {
@@ -145,7 +147,7 @@ fn about_dcgm(page: &mut Page, error: &DcgmError) {
 }
 
 fn severity(severity: Option<Severity>) -> String {
-    severity.map_or_else(|| "only counted".to_owned(), |severity| severity.to_string())
+    severity.map_or_else(|| "only counted".to_owned(), Severity::described)
 }
 
 fn to_do(xid: &Xid) -> &'static str {
