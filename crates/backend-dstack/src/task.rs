@@ -126,9 +126,7 @@ pub(super) fn seen(run: &Run, job: JobId, began: Option<Timestamp>) -> JobSeen {
             let at = newest.finished_at.unwrap_or(newest.submitted_at);
             JobSeen::Ended { job, started, at: started.map_or(at, |started| at.max(started)), how: how(newest) }
         }
-        JobStatus::Strange(word) => {
-            JobSeen::Unknown { why: format!("unrecognised dstack job status {word}") }
-        }
+        JobStatus::Strange(word) => JobSeen::Unknown { why: format!("unrecognised dstack job status {word}") },
     }
 }
 

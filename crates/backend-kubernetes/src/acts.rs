@@ -142,10 +142,9 @@ impl KubernetesBackend {
             .collect();
         match left.as_slice() {
             [] => Ok(()),
-            left => Err(later(
-                operation,
-                format!("{} would be terminated: evict first (`allow.evict`)", left.join(", ")),
-            )),
+            left => {
+                Err(later(operation, format!("{} would be terminated: evict first (`allow.evict`)", left.join(", "))))
+            }
         }
     }
 
@@ -232,9 +231,9 @@ fn call_webhook(operation: &'static str, hook: &Webhook, told: &Told<'_>) -> Res
     let body: serde_json::Map<String, Value> =
         told.words.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
     let token = match &hook.token_variable {
-        Some(name) => {
-            Some(std::env::var(name).map_err(|_| refuse(operation, format!("environment variable {name} is not set")))?)
-        }
+        Some(name) => Some(
+            std::env::var(name).map_err(|_| refuse(operation, format!("environment variable {name} is not set")))?,
+        ),
         None => None,
     };
     webhook::call(operation, &hook.url, token.as_deref(), &json!(body), HOOK_LIMIT)

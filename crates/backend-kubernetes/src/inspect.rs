@@ -194,8 +194,7 @@ impl Asker<'_> {
                 ));
             }
             Share::None => {
-                return self
-                    .say(Inspected::good("shared directory", "none: results and logs are read from the pods"));
+                return self.say(Inspected::good("shared directory", "none: results and logs are read from the pods"));
             }
         };
         let what = format!("volume claim {name}");

@@ -150,11 +150,9 @@ impl Obstacle {
             Self::KeyChanged => "the host was reinstalled, or another machine uses its address; if it was \
                                  reinstalled: ssh-keygen -R HOST, then learn its new key"
                 .to_owned(),
-            Self::NotLetIn => {
-                "make `ssh HOST true` work without a prompt for the user of the service: its key in \
+            Self::NotLetIn => "make `ssh HOST true` work without a prompt for the user of the service: its key in \
                  authorized_keys there, `user=` and `key=` in the host file, no passphrase without an agent"
-                    .to_owned()
-            }
+                .to_owned(),
             Self::NoName => "give it an `address=` in the host file, or a HostName in ssh_config".to_owned(),
             Self::Silent => format!(
                 "check that it is up and that its sshd answers within {}; a jump host is `jump=` in the host file",

@@ -58,7 +58,10 @@ fn a_run_outlives_its_connection_and_its_controller_and_its_result_is_carried() 
     assert_eq!((document.run, document.node.as_str()), (run, "host1"));
     // Its log arrived too, and is dropped when the run is no longer polled.
     let logs = backend.logs(run);
-    assert!(matches!(&*logs, [(of, text)] if *of == node("host1") && text.contains(" endless: interrupted")), "{logs:?}");
+    assert!(
+        matches!(&*logs, [(of, text)] if *of == node("host1") && text.contains(" endless: interrupted")),
+        "{logs:?}"
+    );
     backend.poll(&[]).unwrap();
     assert!(backend.logs(run).is_empty());
 }

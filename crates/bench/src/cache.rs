@@ -12,8 +12,7 @@ pub(crate) fn folder() -> Result<PathBuf> {
     let folder = match std::env::var_os("DOCTOR_BENCH_CACHE") {
         Some(named) => PathBuf::from(named),
         None => {
-            let home =
-                std::env::var_os("HOME").context("HOME is not set: set DOCTOR_BENCH_CACHE")?;
+            let home = std::env::var_os("HOME").context("HOME is not set: set DOCTOR_BENCH_CACHE")?;
             Path::new(&home).join(".cache/cluster-doctor-bench")
         }
     };

@@ -65,12 +65,7 @@ pub(crate) fn run() -> Result<Measured> {
         "due_nodes": naive::queue(&snapshot).len(), "jobs_open": fleet::OPEN_SLOTS,
     });
     let mut figures = Vec::new();
-    figures.extend(cold.figures(
-        "cold",
-        "",
-        &inputs,
-        "plan() of a snapshot, with the reason of every skipped node",
-    ));
+    figures.extend(cold.figures("cold", "", &inputs, "plan() of a snapshot, with the reason of every skipped node"));
     figures.extend(one_event.figures(
         "one_event",
         "",

@@ -164,7 +164,8 @@ fn memory_of(pid: u32, what: &str) -> Result<u64> {
     let status = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
     let line = status.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(':'));
     let line = line.with_context(|| format!("{path} has no {what}"))?;
-    let kibibytes: u64 = line.trim().trim_end_matches(" kB").parse().with_context(|| format!("{what}: not a number"))?;
+    let kibibytes: u64 =
+        line.trim().trim_end_matches(" kB").parse().with_context(|| format!("{what}: not a number"))?;
     Ok(kibibytes * 1024)
 }
 

@@ -258,12 +258,7 @@ fn figures(taken: &Taken, inputs: &Value) -> Vec<Figure> {
             "MB",
             "VmHWM of doctor serve, in 10^6 bytes",
         ),
-        figure(
-            "connections",
-            connections,
-            "connections",
-            "open after a cycle, one per live host".to_owned(),
-        ),
+        figure("connections", connections, "connections", "open after a cycle, one per live host".to_owned()),
         figure(
             "connections_mb",
             taken.memory as f64 / MEGABYTE,

@@ -150,10 +150,8 @@ impl Wrongs<'_> {
                 said.events.push(Event::seen("collective-wrong", Entity::node(), text));
             }
             None => {
-                let text = format!(
-                    "{}; every GPU of every node got wrong sums, so the faulty node is unknown",
-                    words(bad[0])
-                );
+                let text =
+                    format!("{}; every GPU of every node got wrong sums, so the faulty node is unknown", words(bad[0]));
                 said.unread.push(ProbeFailure::new(FailureKind::Failed, text));
             }
         }
@@ -263,7 +261,10 @@ mod tests {
         let mut nodes = job(2, 4);
         nodes.iter_mut().flat_map(|node| &mut node.gpus).for_each(|gpu| spoil(gpu, Some(5)));
         let theirs = said(&nodes, 0);
-        assert!(theirs.events.is_empty() && theirs.unread[0].text.contains("rank 5 is missing, on node n1"), "{theirs:?}");
+        assert!(
+            theirs.events.is_empty() && theirs.unread[0].text.contains("rank 5 is missing, on node n1"),
+            "{theirs:?}"
+        );
         assert_eq!(figure(&theirs), None);
         assert_eq!(said(&nodes, 1).events[0].entity.to_string(), "gpu:0000:1d:00.0");
     }

@@ -181,11 +181,7 @@ impl Reading<'_> {
                 self.tally.failed += 1;
                 let warnings = warnings(result);
                 if warnings.is_empty() {
-                    self.tell(
-                        &ReasonCode::fixed("dcgm-unrated"),
-                        result,
-                        &format!("{name} failed without a reason"),
-                    );
+                    self.tell(&ReasonCode::fixed("dcgm-unrated"), result, &format!("{name} failed without a reason"));
                 }
                 for warning in warnings {
                     let code = warning.code();

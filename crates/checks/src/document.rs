@@ -127,9 +127,7 @@ pub enum BadDocument {
     WrongSignature,
     #[error("its body is not a valid result: {0}")]
     Malformed(String),
-    #[error(
-        "it has schema {found}, this controller accepts {older} and {known}: update the controller first"
-    )]
+    #[error("it has schema {found}, this controller accepts {older} and {known}: update the controller first")]
     NewerSchema { found: Schema, older: Schema, known: Schema },
     #[error("it has schema {found}, this controller accepts {older} and {known}: update the agent")]
     OlderSchema { found: Schema, older: Schema, known: Schema },

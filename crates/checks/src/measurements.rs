@@ -53,8 +53,9 @@ fn parse(text: &str) -> Result<Measurements, ProbeFailure> {
     if text.trim().is_empty() {
         return Err(ProbeFailure::new(FailureKind::Empty, "the test printed nothing"));
     }
-    let read: Measurements = serde_json::from_str(text)
-        .map_err(|error| ProbeFailure::new(FailureKind::Unparseable, format!("measurements cannot be parsed: {error}")))?;
+    let read: Measurements = serde_json::from_str(text).map_err(|error| {
+        ProbeFailure::new(FailureKind::Unparseable, format!("measurements cannot be parsed: {error}"))
+    })?;
     match read.metrics.iter().find(|metric| !metric.value.is_finite()) {
         Some(metric) => {
             let text = format!("`{}` of {} is not a number", metric.name, metric.entity);

@@ -278,7 +278,9 @@ fn number(text: &str) -> Reading {
     match (value, unit) {
         (Some(value), "MiB") => Reading::Number(value * 1_048_576.0),
         (Some(value), "" | "%" | "C" | "W" | "MHz") => Reading::Number(value),
-        _ => Reading::Failed { code: UNKNOWN_ERROR, text: format!("nvidia-smi reports {text:?}, which is not a number") },
+        _ => {
+            Reading::Failed { code: UNKNOWN_ERROR, text: format!("nvidia-smi reports {text:?}, which is not a number") }
+        }
     }
 }
 
@@ -446,7 +448,10 @@ mod tests {
             ("N/A", Reading::NotSupported),
             ("[Not Supported]", Reading::NotSupported),
             ("GPU is lost", Reading::Failed { code: 15, text: "nvidia-smi reports: GPU is lost".into() }),
-            ("[GPU requires reset]", Reading::Failed { code: 16, text: "nvidia-smi reports: GPU requires reset".into() }),
+            (
+                "[GPU requires reset]",
+                Reading::Failed { code: 16, text: "nvidia-smi reports: GPU requires reset".into() },
+            ),
             ("ERR!", Reading::Failed { code: 999, text: "nvidia-smi reports: ERR!".into() }),
             ("inf", Reading::Failed { code: 999, text: "nvidia-smi reports \"inf\", which is not a number".into() }),
             ("hot", Reading::Failed { code: 999, text: "nvidia-smi reports \"hot\", which is not a number".into() }),

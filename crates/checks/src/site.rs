@@ -100,8 +100,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         [ProbeOutput::Ran { exit, stdout, stderr }] => (*exit, stdout, stderr),
         [ProbeOutput::Failed(failure)] => return Observation::CouldNot(failure.clone()),
         [] => {
-            let text =
-                "`command` must be a list such as [\"/usr/bin/check\", \"-v\"] and `timeout` a duration such as \"30s\"";
+            let text = "`command` must be a list such as [\"/usr/bin/check\", \"-v\"] and `timeout` a duration such as \"30s\"";
             return Observation::CouldNot(ProbeFailure::new(FailureKind::Missing, text));
         }
         _ => return Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, "no command was run")),

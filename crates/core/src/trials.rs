@@ -133,9 +133,7 @@ fn in_pairs(nodes: &[NodeName], trials: &[Trial]) -> Next {
         _ if !round.bad.is_empty() => Next::Over(Found::Nodes(round.bad.into_iter().collect())),
         Some(why) if suspects.is_empty() => Next::Over(Found::Nothing(why)),
         _ if suspects.is_empty() => neighbours(nodes, trials),
-        _ if round.good.is_empty() => {
-            Next::Over(Found::Nothing("every pair that was tested fails as well".to_owned()))
-        }
+        _ if round.good.is_empty() => Next::Over(Found::Nothing("every pair that was tested fails as well".to_owned())),
         _ => not_with_each_other(with_good_ones(&suspects, trials), &suspects),
     }
 }

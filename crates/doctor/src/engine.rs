@@ -83,8 +83,7 @@ impl Controller {
     pub(crate) fn new(loaded: &Loaded, store: Store, share: Share, world: World, serving: Serving) -> Result<Self> {
         let config = &loaded.config;
         let mut salt = [0; 8];
-        getrandom::fill(&mut salt)
-            .map_err(|error| Failure::Other(format!("reading random bytes: {error}")))?;
+        getrandom::fill(&mut salt).map_err(|error| Failure::Other(format!("reading random bytes: {error}")))?;
         let wake = Arc::new(Wake::default());
         let mut inboxes: Vec<Box<dyn Inbox>> = Vec::new();
         if let Some(sim) = world.sim.clone() {

@@ -416,11 +416,7 @@ mod tests {
             let all = read(WORD, &text, &[Source::Own], Span::days(7));
             (all[0].health, all[0].age)
         };
-        assert_eq!(
-            age("2026-11-16T04:00:00 healthy"),
-            (Health::Healthy, Some(Span::hours(1))),
-            "local time"
-        );
+        assert_eq!(age("2026-11-16T04:00:00 healthy"), (Health::Healthy, Some(Span::hours(1))), "local time");
         assert_eq!(age("2026-11-16T02:00:00Z healthy"), (Health::Healthy, Some(Span::hours(1))), "in UTC");
         assert_eq!(age("2026-11-08T04:00:00 healthy"), (Health::Unknown, Some(Span::days(8) + Span::hours(1))));
         assert_eq!(age("2026-11-08T04:00:00 unhealthy").0, Health::Unhealthy, "a failure remains a failure with age");

@@ -122,7 +122,9 @@ fn is_listening(address: &str) -> Result<bool, ProbeFailure> {
     }
     match refused {
         Some(()) => Ok(false),
-        None => Err(ProbeFailure::new(FailureKind::Failed, format!("{address} is not an address, such as 127.0.0.1:5555"))),
+        None => {
+            Err(ProbeFailure::new(FailureKind::Failed, format!("{address} is not an address, such as 127.0.0.1:5555")))
+        }
     }
 }
 

@@ -40,8 +40,7 @@ fn busy(look: &Look, max_load_per_core: f64) -> Option<String> {
     let load = look.load.as_ref().ok().filter(|_| look.under_way.is_empty())?;
     #[expect(clippy::cast_precision_loss, reason = "a count of cores")]
     let per_core = load / look.cores.max(1) as f64;
-    (per_core > max_load_per_core)
-        .then(|| format!("load {per_core:.2} per core, limit {max_load_per_core}"))
+    (per_core > max_load_per_core).then(|| format!("load {per_core:.2} per core, limit {max_load_per_core}"))
 }
 
 fn unknown(look: &Look) -> Option<String> {

@@ -73,9 +73,8 @@ pub fn run(
             let name = name.context("neither the cloud nor the firmware reports a machine type: set --sku")?;
             let (text, failing) = learn(name, &facts, policy, runner)?;
             if !failing.is_empty() && !anyway {
-                let said = format!(
-                    "no profile written: checks fail on this machine (--anyway overrides this):\n{failing}"
-                );
+                let said =
+                    format!("no profile written: checks fail on this machine (--anyway overrides this):\n{failing}");
                 return Ok((said, check::exit::CRITICAL));
             }
             let Some(out) = out else { return Ok((text, check::exit::OK)) };
@@ -150,7 +149,8 @@ fn learn(
     policy: &Policy,
     runner: &dyn ProbeRunner,
 ) -> anyhow::Result<(String, String)> {
-    let rules = Catalogue::with_site_checks(policy).rules(policy).context("cannot parse the default rules of a check")?;
+    let rules =
+        Catalogue::with_site_checks(policy).rules(policy).context("cannot parse the default rules of a check")?;
     let looked = check::look(&[], Suite::Quick, policy, runner)?;
     let mut failing = String::new();
     for seen in &looked {

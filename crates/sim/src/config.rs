@@ -173,7 +173,9 @@ pub fn caps_named(names: &str) -> Result<Caps, String> {
             "reset" => &mut caps.reset,
             "reboot" => &mut caps.reboot,
             "replace" => &mut caps.replace,
-            _ => return Err(format!("`{name}` is unknown; accepted: mark, drain, evict, reset, reboot, replace, none")),
+            _ => {
+                return Err(format!("`{name}` is unknown; accepted: mark, drain, evict, reset, reboot, replace, none"));
+            }
         };
         *can = true;
     }

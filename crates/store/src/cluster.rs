@@ -23,10 +23,8 @@ const MOST: u64 = 1 << 30;
 impl Store {
     /// Replaces the saved cluster state as a whole.
     pub fn save_cluster(&self, lease: &Lease, at: Timestamp, picture: &impl Serialize) -> Result<()> {
-        let body = packed(picture).map_err(|why| StoreError::Refused {
-            operation: "compressing the cluster state",
-            why: why.to_string(),
-        })?;
+        let body = packed(picture)
+            .map_err(|why| StoreError::Refused { operation: "compressing the cluster state", why: why.to_string() })?;
         self.write(lease, |tx| {
             let sql = "INSERT INTO cluster_state (id, at, body) VALUES (1, $1, $2) \
                        ON CONFLICT (id) DO UPDATE SET at = excluded.at, body = excluded.body";

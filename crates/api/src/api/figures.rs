@@ -29,12 +29,7 @@ pub(super) const VALUES: Route = Route {
     summary: "One measurement of a test on every node",
     about: "The median over its parts (GPUs, links, …) in each node's newest result. `complete` is false while measurements of some \
             nodes are still being read; repeat the request.",
-    params: &[
-        TEST,
-        Param::new("figure", "the measurement's name; default: the first one", Form::Text),
-        SELECT,
-        POOL,
-    ],
+    params: &[TEST, Param::new("figure", "the measurement's name; default: the first one", Form::Text), SELECT, POOL],
     lasts: Lasts::AMoment,
     answer: values_schema,
     kind: JSON,

@@ -80,8 +80,7 @@ impl Told {
     fn health_check(&self) -> Inspected {
         const WHAT: &str = "HealthCheckProgram";
         let Some(program) = self.get(WHAT) else {
-            return Inspected::unknown(WHAT, "not set: between two tests only agents check the nodes")
-                .try_this(DEPLOY);
+            return Inspected::unknown(WHAT, "not set: between two tests only agents check the nodes").try_this(DEPLOY);
         };
         let Some(every) = self.seconds("HealthCheckInterval").filter(|every| !every.is_zero()) else {
             let remedy = format!("set HealthCheckInterval=300; {DEPLOY}");
@@ -201,10 +200,8 @@ impl Told {
     fn min_job_age(&self) -> Option<Inspected> {
         const WHAT: &str = "MinJobAge";
         let age = self.seconds(WHAT)?;
-        let text = format!(
-            "{} s: a run that ends while the controller restarts is known only by its result",
-            age.as_secs()
-        );
+        let text =
+            format!("{} s: a run that ends while the controller restarts is known only by its result", age.as_secs());
         (age < JOB_AGE).then(|| {
             let usual = Span::minutes(5).secs();
             Inspected::unknown(WHAT, text).try_this(format!("set MinJobAge={usual}"))

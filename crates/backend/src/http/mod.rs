@@ -115,9 +115,7 @@ impl HttpError {
             ureq::Error::Io(error) => (Connection, error.to_string()),
             ureq::Error::Rustls(error) => (Tls, error.to_string()),
             ureq::Error::Tls(_) | ureq::Error::TlsRequired => (Tls, "TLS cannot be used with this address".to_owned()),
-            ureq::Error::BadUri(_) | ureq::Error::Http(_) => {
-                (BadRequest, "the URL or a header is invalid".to_owned())
-            }
+            ureq::Error::BadUri(_) | ureq::Error::Http(_) => (BadRequest, "the URL or a header is invalid".to_owned()),
             ureq::Error::Protocol(_) | ureq::Error::LargeResponseHeader(..) => {
                 (NotHttp, "the response is not HTTP".to_owned())
             }

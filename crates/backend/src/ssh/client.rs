@@ -74,7 +74,8 @@ impl Root {
 
 /// The exit code on a host where the command requires root and cannot get it.
 const NOT_ROOT: i32 = 126;
-const WHY_NOT_ROOT: &str = "the login user is not root, and `as_root` under [backend.ssh] is empty: set it, for example to [\"sudo\", \"-n\"]";
+const WHY_NOT_ROOT: &str =
+    "the login user is not root, and `as_root` under [backend.ssh] is empty: set it, for example to [\"sudo\", \"-n\"]";
 
 /// The result of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]

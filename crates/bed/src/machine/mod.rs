@@ -462,8 +462,7 @@ impl Machine {
         }
         fs::write(folder.join("scene.toml"), self.scene()).expect("the testbed is writable");
         fs::write(folder.join("policy.toml"), &self.policy).expect("the testbed is writable");
-        fs::write(folder.join("profile.toml"), &self.profile)
-            .expect("the testbed is writable");
+        fs::write(folder.join("profile.toml"), &self.profile).expect("the testbed is writable");
     }
 
     fn scene(&self) -> String {

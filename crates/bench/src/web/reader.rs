@@ -107,7 +107,8 @@ impl Reader {
 fn read_answer(connection: &mut BufReader<TcpStream>) -> Result<Answer> {
     let mut line = String::new();
     connection.read_line(&mut line).context("reading the status")?;
-    let status: u16 = line.split(' ').nth(1).and_then(|word| word.parse().ok()).context("the response has no status")?;
+    let status: u16 =
+        line.split(' ').nth(1).and_then(|word| word.parse().ok()).context("the response has no status")?;
     let (mut length, mut tag, mut stays) = (0, None, true);
     loop {
         line.clear();

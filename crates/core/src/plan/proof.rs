@@ -57,7 +57,14 @@ fn examined(draft: &Draft<'_>, node: u32, case: &Case) -> Vec<TestId> {
 /// Starts the examination when the node is empty and the limits allow it.
 pub(super) fn examine(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
     let Some(tests) = NonEmpty::new(examined(draft, node, case)) else {
-        return advise(draft, node, record, case, Advice::ExamineAgain, "no test of repair.examine applies to the node");
+        return advise(
+            draft,
+            node,
+            record,
+            case,
+            Advice::ExamineAgain,
+            "no test of repair.examine applies to the node",
+        );
     };
     if !draft.is_open_to_proofs(node) || !draft.usage.admits(draft, node, &tests) {
         return false;

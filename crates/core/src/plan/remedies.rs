@@ -130,8 +130,9 @@ fn silence(draft: &mut Draft<'_>) -> Vec<u32> {
     let incident = count >= FEW_AGENTS && share >= snapshot.policy.agents.incident_percent;
     if incident {
         if !snapshot.silence_reported {
-            let text =
-                format!("{count} of {agents} agents are silent: controller or network at fault; no node becomes suspect");
+            let text = format!(
+                "{count} of {agents} agents are silent: controller or network at fault; no node becomes suspect"
+            );
             draft.act(Action::Notice(Notice::AgentsSilent { silent: count, of: agents }), "agents-silent", text);
         }
         return Vec::new();

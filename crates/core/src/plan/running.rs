@@ -38,11 +38,9 @@ enum Next {
 impl Next {
     fn into_action(self, run: RunId) -> (Action, &'static str, String) {
         match self {
-            Self::Resubmit => (
-                Action::Resubmit { run },
-                "never-submitted",
-                "recorded earlier, but not known to the backend".into(),
-            ),
+            Self::Resubmit => {
+                (Action::Resubmit { run }, "never-submitted", "recorded earlier, but not known to the backend".into())
+            }
             Self::Cancel(why, text) => (Action::Cancel { run, why }, why.code(), text),
             Self::Conclude(end @ Conclusion::Incomplete(why), text) => {
                 (Action::Conclude { run, end }, why.code(), text)

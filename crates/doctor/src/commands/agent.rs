@@ -118,7 +118,8 @@ fn enroll(context: &Context, args: &EnrollArgs) -> Result<Exit> {
     let (by, at, nodes) = (args.signed.by(), moment_of_change(context, &store)?, named(&args.nodes));
     let known: Vec<NodeName> =
         store.agents()?.into_iter().filter(|agent| agent.revoked.is_none()).map(|agent| agent.node).collect();
-    let fate = |node: &NodeName| if known.contains(node) { "gets a new key; the old one is revoked" } else { "is enrolled" };
+    let fate =
+        |node: &NodeName| if known.contains(node) { "gets a new key; the old one is revoked" } else { "is enrolled" };
     let (count, names) = (plural(nodes.len(), "agent"), hostlist::fold(&nodes));
     let change = Change {
         plan: format!("Would enroll {count} ({names}) to report to {controller}."),

@@ -115,7 +115,8 @@ fn list(context: &Context, args: &ListArgs) -> Result<Exit> {
             page.line(if args.all { "No messages." } else { "No pending and no lost messages." });
             return;
         }
-        let mut table = Table::new(["RECEIVER", "STATE", "CREATED (UTC)", "ATTEMPTS", "NEXT OR ENDED", "ABOUT", "ERROR"]);
+        let mut table =
+            Table::new(["RECEIVER", "STATE", "CREATED (UTC)", "ATTEMPTS", "NEXT OR ENDED", "ABOUT", "ERROR"]);
         for row in &view.messages {
             table.row(cells(row, now));
         }

@@ -93,8 +93,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 fn ask(context: &Context, node: &NodeName) -> Result<FromNode> {
     let world = World::open(context.loaded()?)?;
     let mut random = [0; 8];
-    getrandom::fill(&mut random)
-        .map_err(|error| Failure::Other(format!("reading random bytes: {error}")))?;
+    getrandom::fill(&mut random).map_err(|error| Failure::Other(format!("reading random bytes: {error}")))?;
     let mut ids = IdSource::new(u64::from_le_bytes(random));
     ids.at(world.clock.now());
     let op = ids.op();

@@ -66,8 +66,7 @@ fn restore(context: &Context, args: &RestoreArgs) -> Result<Exit> {
         plan: format!("Would restore {file} into the store {url}."),
         changes: vec![format!("{url}: all data of {file}")],
         done: format!("Restored {file} into {url}."),
-        next: "start the controller: it adopts marks that the backup does not know and removes none"
-            .to_owned(),
+        next: "start the controller: it adopts marks that the backup does not know and removes none".to_owned(),
         why: "restore".to_owned(),
         by: args.signed.by(),
         at: SystemClock.now(),

@@ -34,7 +34,9 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         context.out.show(&serde_json::json!({ "differ": old }), |page| {
             match old.len() {
                 0 => page.line("The generated files are up to date."),
-                _ => page.line(format!("These files are out of date: {}. `make docs` regenerates them.", old.join(", "))),
+                _ => {
+                    page.line(format!("These files are out of date: {}. `make docs` regenerates them.", old.join(", ")))
+                }
             };
         })?;
         return Ok(if old.is_empty() { Exit::Ok } else { Exit::Trouble });

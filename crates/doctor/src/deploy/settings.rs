@@ -99,7 +99,12 @@ pub(super) const ALL: &[Setting] = &[
         r#""/mnt/cluster-doctor""#,
         "host-path: its path on every node. It must belong to `controller.user`.",
     ),
-    setting("priorityClass.name", Name, r#""cluster-doctor""#, "The priority class of jobs, lower than that of user pods."),
+    setting(
+        "priorityClass.name",
+        Name,
+        r#""cluster-doctor""#,
+        "The priority class of jobs, lower than that of user pods.",
+    ),
     setting("priorityClass.create", Flag, "true", "Create it, with the value -1000."),
     setting(
         "controller.user",
@@ -134,12 +139,7 @@ pub(super) const ALL: &[Setting] = &[
         "Taint bad nodes to keep work off them. Without the taint, marks do not affect scheduling.",
     ),
     setting("write.label", Flag, "true", "Write the labels `status` and `severity` on each node."),
-    setting(
-        "write.annotation",
-        Flag,
-        "true",
-        "Write the annotations `results` and `quarantine-result` on each node.",
-    ),
+    setting("write.annotation", Flag, "true", "Write the annotations `results` and `quarantine-result` on each node."),
     setting("write.event", Flag, "true", "Create an event of the node on each change; grants the permission."),
     setting(
         "write.condition",

@@ -200,7 +200,9 @@ mod tests {
             hook.contains("alone = true\npolicy = \"/etc/cluster-doctor/policy.toml\"\nfresh = \"6m\"\n"),
             "{hook}"
         );
-        assert!(hook.ends_with("[prolog]\n# Reject jobs on a node with an isolating finding, while the breaker permits.\nblock = true\n"));
+        assert!(hook.ends_with(
+            "[prolog]\n# Reject jobs on a node with an isolating finding, while the breaker permits.\nblock = true\n"
+        ));
         let conf = of(&alone, "/etc/slurm/slurm.conf").unwrap();
         assert!(conf.contains("PrologFlags=Alloc") && conf.contains("configless"), "{conf}");
     }

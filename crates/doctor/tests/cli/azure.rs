@@ -243,6 +243,5 @@ fn a_mistake_in_the_clusters_file_is_shown_at_its_place_and_nothing_is_asked() {
     );
     bed.expect(2, &["fleet", "provision", "cluster.toml"]).complains("ssh-keygen");
     bed.write("no.pub", "ssh-ed25519 AAAA\n");
-    bed.expect(3, &["fleet", "provision", "cluster.toml", "--az", "/no/such/az"])
-        .complains("install the Azure CLI");
+    bed.expect(3, &["fleet", "provision", "cluster.toml", "--az", "/no/such/az"]).complains("install the Azure CLI");
 }

@@ -121,7 +121,10 @@ fn a_failing_instance_is_examined_and_proved_over_ssh() {
     until("its return", || bed.json(&["nodes"])[0]["life"] == "in-service");
     let all = rows(&bed, "memory");
     let runs: BTreeSet<String> = all.iter().map(|row| row["run"].to_string()).collect();
-    assert!(runs.len() == all.len() && runs.len() >= 2, "an examination and a requalification, each stored once: {all:?}");
+    assert!(
+        runs.len() == all.len() && runs.len() >= 2,
+        "an examination and a requalification, each stored once: {all:?}"
+    );
     let told = dstack.ask("/api/runs/list", &json!({ "only_active": false })).unwrap();
     assert_eq!(told, json!([]), "dstack itself started nothing");
     let (code, log) = service.stop();

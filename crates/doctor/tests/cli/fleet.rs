@@ -72,7 +72,8 @@ fn a_command_runs_on_every_host_and_who_says_the_same_is_shown_once() {
     // own errors.
     stage.expect(0, &["exec", "--hosts", "host1", "--", "echo", "it's; $HOME"]).says("host1: it's; $HOME\n");
     let said = stage.expect(1, &["exec", "--", "hostname; [ $(hostname) != host2 ] || { echo no >&2; exit 255; }"]);
-    said.says("host1: host1\nhost2: host2\n").complains("host2: no\nhost2: exited with 255\n3 hosts: 2 succeeded, 1 failed");
+    said.says("host1: host1\nhost2: host2\n")
+        .complains("host2: no\nhost2: exited with 255\n3 hosts: 2 succeeded, 1 failed");
     let rows = stage.json(&["exec", "--hosts", "host*", "--", "kill -9 $$"]);
     assert_eq!((rows[0]["ended"].as_str(), rows[0]["code"].as_i64()), (Some("exited"), Some(137)), "{rows}");
     // Sequences that would clear the screen or imitate another host's line are made visible.
@@ -401,9 +402,7 @@ fn with_a_stand_in_for_mpirun_the_slow_host_is_named_by_pairs_and_silence_is_no_
     user.stdout.take().unwrap().read_exact(&mut up).unwrap();
     let busy = ["--expect", "431", "--hosts", "host[1-2,4]"];
     let said = stage.expect(3, &words(&busy));
-    said.says("host[1,4]: pass")
-        .says("host2 skipped: not free: process")
-        .says("holds a GPU (--even-in-use)");
+    said.says("host[1,4]: pass").says("host2 skipped: not free: process").says("holds a GPU (--even-in-use)");
     stage.expect(0, &words(&[&busy[..], &["--even-in-use"]].concat())).says("host[1-2,4]: pass");
     stage.fleet.hosts()[0].set_load("99.00 0.10 0.10 1/84 7182\n").unwrap();
     let said = stage.expect(3, &words(&["--hosts", "host[1-2]"]));
@@ -419,9 +418,7 @@ fn with_a_stand_in_for_mpirun_the_slow_host_is_named_by_pairs_and_silence_is_no_
     said.says(
         "host1: inconclusive: 430.1 GB/s at 8589934592 bytes, only one host takes part, but --expect is for several",
     );
-    stage
-        .expect(3, &["nccl", "--launcher", "mpirun", "--program", "/no/such"])
-        .complains("no /no/such (--program)");
+    stage.expect(3, &["nccl", "--launcher", "mpirun", "--program", "/no/such"]).complains("no /no/such (--program)");
 }
 
 /// `doctor-node` on hosts that are all this machine, with stand-ins for its GPUs.

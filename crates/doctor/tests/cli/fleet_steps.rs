@@ -215,7 +215,9 @@ fn every_step_of_the_guide_from_nothing_to_a_tested_fleet_works_as_it_is_printed
     check_again(&mut page);
     try_the_network(&mut page);
 
-    page.head(0, "doctor fleet hosts --hosts 'host[1-2]'").says("- host3 127.0.1.3").says("were written: 2 hosts queried");
+    page.head(0, "doctor fleet hosts --hosts 'host[1-2]'")
+        .says("- host3 127.0.1.3")
+        .says("were written: 2 hosts queried");
     assert_eq!(
         (stage.on_head("hostfile"), stage.on_head("hostfile-ip")),
         ("host1\nhost2\n".into(), "127.0.1.1\n127.0.1.2\n".into())

@@ -206,9 +206,7 @@ fn nodes_are_tested_by_real_jobs_and_a_bad_one_is_marked_until_it_is_proven() {
 
     let label =
         |node: &str, name: &str| cluster.node(node)["metadata"]["labels"][format!("cluster-doctor.io/{name}")].clone();
-    until("results written on the nodes", || {
-        label("gpu-1", "status") == "pass" && label("gpu-2", "status") == "pass"
-    });
+    until("results written on the nodes", || label("gpu-1", "status") == "pass" && label("gpu-2", "status") == "pass");
 
     bed.policy_for(&["memory", "cpu-online"], BAD);
     service.says("configuration reloaded policy=2");

@@ -188,7 +188,10 @@ fn an_agent_speaks_with_its_pods_token_and_what_it_finds_marks_the_node_until_it
 #[test]
 fn a_live_check_names_who_is_not_heard_and_while_the_api_server_is_away_no_token_is_believed_and_nothing_is_lost() {
     let Some(stage) = Stage::new() else { return };
-    assert_eq!(stage.live("store")["text"].as_str().map(|text| text.ends_with("the first start creates it")), Some(true));
+    assert_eq!(
+        stage.live("store")["text"].as_str().map(|text| text.ends_with("the first start creates it")),
+        Some(true)
+    );
     assert_eq!(stage.live("data")["standing"], "good");
     assert_eq!(stage.live("agents")["standing"], "unknown", "not known without a store");
     let mut service = Service::start(&stage.bed);

@@ -178,7 +178,9 @@ fn is_taken(generation: Generation) {
     let job = slurm.submit(&["--output=/dev/null", "--wrap=exit 0"]).unwrap();
     slurm.wait_for_job(job, "COMPLETED").unwrap();
     let log = || fs::read_to_string(bed.path("node/state/hook.log")).unwrap_or_default();
-    until("the hooks to have run", || [" prolog: healthy", " epilog: healthy"].iter().all(|words| log().contains(words)));
+    until("the hooks to have run", || {
+        [" prolog: healthy", " epilog: healthy"].iter().all(|words| log().contains(words))
+    });
 }
 
 #[test]

@@ -196,7 +196,9 @@ fn a_service_leads_reloads_and_stops_when_told_to() {
     bed.policy("version = 2\n[limits]\njobs = -1\n");
     service.says("the last valid configuration stays in force");
     service.says("line 3, column 8");
-    until("the remark in status", || bed.doctor(&["status"]).out.contains("the last valid configuration stays in force"));
+    until("the remark in status", || {
+        bed.doctor(&["status"]).out.contains("the last valid configuration stays in force")
+    });
     bed.policy("version = 3\n");
     service.says("configuration reloaded policy=3");
 

@@ -148,7 +148,9 @@ fn a_collector_that_hangs_delays_nothing_costs_a_count_and_is_used_again_when_it
     let mut service = Service::start(&bed);
     let address = address(&mut service);
     until("a post that hangs", || receiver.seen(Mood::Hangs) > 0);
-    until("cycles continue: a result exists", || bed.json(&["history"]).as_array().is_some_and(|rows| !rows.is_empty()));
+    until("cycles continue: a result exists", || {
+        bed.json(&["history"]).as_array().is_some_and(|rows| !rows.is_empty())
+    });
     assert_eq!(ask(&address, "/nodes/here", ""), "200");
     until("spans are dropped and counted", || {
         metric(metrics, "doctor_trace_spans_dropped_total").is_some_and(|count| count > 0.0)

@@ -87,9 +87,7 @@ pub enum AzureError {
     TooMuch { step: String },
     #[error("{step}: cannot parse the output of az: {why}")]
     Unreadable { step: String, why: String },
-    #[error(
-        "{kind} {name} already exists without our tag and is left unchanged; choose another name, or delete it"
-    )]
+    #[error("{kind} {name} already exists without our tag and is left unchanged; choose another name, or delete it")]
     NotOurs { kind: &'static str, name: String },
     #[error(
         "{kind} {name} is {is}, but the file says {wanted}; this cannot be changed in place: destroy it first, or change the file"

@@ -180,11 +180,7 @@ impl Said {
             .map(str::trim)
             .find(|line| !line.is_empty() && !line.starts_with('['));
         let clean = |line: &str| line.chars().filter(|c| !c.is_control()).take(300).collect();
-        Self {
-            whole: lines.last().is_some_and(|line| line == "done"),
-            lines,
-            last: clean(last.unwrap_or("no output")),
-        }
+        Self { whole: lines.last().is_some_and(|line| line == "done"), lines, last: clean(last.unwrap_or("no output")) }
     }
 
     /// Returns type and key of a line `what KIND KEY`. They are validated, because they become lines of other files.

@@ -74,8 +74,11 @@ pub fn run(options: &Options, say: &Say<'_>) -> Result<Measurements, ProbeFailur
     let cuda = Cuda::open(&options.cuda).map_err(|error| error.failure())?;
     let version = cuda.version().map_err(|error| error.failure())?;
     if version < CUDA_12_0 {
-        let text =
-            format!("the driver supports CUDA {}.{}; driver 525 or newer is required", version / 1000, version % 1000 / 10);
+        let text = format!(
+            "the driver supports CUDA {}.{}; driver 525 or newer is required",
+            version / 1000,
+            version % 1000 / 10
+        );
         return Err(ProbeFailure::new(FailureKind::Missing, text));
     }
     let count = cuda.count().map_err(|error| error.failure())?;

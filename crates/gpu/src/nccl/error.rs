@@ -4,9 +4,7 @@ use doctor_core::observation::{FailureKind, ProbeFailure};
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NcclError {
-    #[error(
-        "NCCL ({library}) cannot be loaded; install libnccl2, or set `library` or DOCTOR_NCCL to its path: {text}"
-    )]
+    #[error("NCCL ({library}) cannot be loaded; install libnccl2, or set `library` or DOCTOR_NCCL to its path: {text}")]
     NoLibrary { library: String, text: String },
     #[error("NCCL is too old: it has no {symbol}; 2.14 or newer is required")]
     NoSymbol { symbol: &'static str },

@@ -156,8 +156,7 @@ fn read_answer(stream: &mut TcpStream, deadline: Instant) -> io::Result<Reply> {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the response is too long"));
         }
     }
-    Reply::read(&answer)
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the response is not HTTP"))
+    Reply::read(&answer).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the response is not HTTP"))
 }
 
 /// Whether the response has reached its declared length.

@@ -202,10 +202,7 @@ mod tests {
         let busy = cluster(node("n1", "ALLOCATED", None), Vec::new(), 20);
         assert!(matches!(decide(&busy, &sick(), false, false), Decision::Drain(_)), "its jobs run on");
         let left = cluster(node("n1", "IDLE", Some(("doctor: x y: z [hook]", NOW - 60))), Vec::new(), 20);
-        assert!(
-            matches!(decide(&left, &sick(), false, false), Decision::Drain(_)),
-            "an operator ended its old drain"
-        );
+        assert!(matches!(decide(&left, &sick(), false, false), Decision::Drain(_)), "an operator ended its old drain");
         let missing = cluster(node("n2", "IDLE", None), Vec::new(), 2);
         assert!(matches!(decide(&missing, &sick(), false, false), Decision::Leave(Leave::NotSlurms(_))));
     }

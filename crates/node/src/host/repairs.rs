@@ -116,9 +116,9 @@ fn stage(what: RepairKind, seen: &JobSeen, place: &Path) -> io::Result<Repaired>
         (RepairKind::Reboot, _) => {
             under_way(&format!("the command ended without a status, no reboot seen yet; output: {}", words()?))
         }
-        (RepairKind::Reset, _) => Repaired::Failed {
-            text: format!("the command ended without a status; output: {}", words()?),
-        },
+        (RepairKind::Reset, _) => {
+            Repaired::Failed { text: format!("the command ended without a status; output: {}", words()?) }
+        }
     })
 }
 

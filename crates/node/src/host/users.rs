@@ -28,10 +28,7 @@ struct Seen {
 /// only their own processes.
 fn others(ours: &[u32]) -> io::Result<Vec<Seen>> {
     if !rustix::process::geteuid().is_root() {
-        return Err(io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            "only root can see the processes of all users",
-        ));
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "only root can see the processes of all users"));
     }
     let mut seen = Vec::new();
     for entry in fs::read_dir("/proc")? {

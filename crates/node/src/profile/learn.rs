@@ -85,8 +85,7 @@ impl Learned {
     /// # Errors
     /// If it cannot be serialised as TOML, which a profile always can.
     pub fn text(&self) -> Result<String, toml::ser::Error> {
-        let mut text =
-            String::from("# A profile of Cluster Doctor, learnt from one machine. Review it before use.\n");
+        let mut text = String::from("# A profile of Cluster Doctor, learnt from one machine. Review it before use.\n");
         for missing in &self.missing {
             let _infallible = writeln!(text, "# Not learnt: {}", missing.replace('\n', " "));
         }

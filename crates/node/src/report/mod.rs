@@ -92,12 +92,7 @@ fn vendor(out: &Path, limit: Span, stop: &Stop) -> Result<String, String> {
     match (left, trouble) {
         (Some((name, bytes)), _) if bytes > MOST_FILE => {
             let path = out.join(name);
-            Err(format!(
-                "{} has {} MiB, the limit is {} MiB",
-                path.display(),
-                bytes >> 20,
-                MOST_FILE >> 20
-            ))
+            Err(format!("{} has {} MiB, the limit is {} MiB", path.display(), bytes >> 20, MOST_FILE >> 20))
         }
         (Some((name, 1..)), None) => Ok(name.to_owned()),
         (Some((name, 1..)), Some(trouble)) => Ok(format!("{name}, truncated: {trouble}")),

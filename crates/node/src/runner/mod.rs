@@ -404,7 +404,10 @@ impl ProbeRunner for LocalRunner<'_> {
         // The driver helper tracks its own hangs.
         let hanging = (!matches!(probe, Probe::Gpu { .. })).then(|| self.abandoned.hanging(&what)).flatten();
         if let Some(pid) = hanging {
-            return failed(FailureKind::Abandoned, format!("{what}: process {pid} still hangs from an earlier attempt"));
+            return failed(
+                FailureKind::Abandoned,
+                format!("{what}: process {pid} still hangs from an earlier attempt"),
+            );
         }
         match probe {
             Probe::Exec { program, args, timeout } => self.exec(program, args, *timeout),

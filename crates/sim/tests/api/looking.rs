@@ -261,8 +261,5 @@ fn an_engine_that_hangs_is_not_shown_as_one_that_leads_and_what_it_saw_grows_old
     let later = bed.get("/coverage");
     assert!(later.headers["x-doctor-picture"] > before, "{:?}", later.headers);
     let rows = later.json();
-    assert!(
-        rows.as_array().unwrap().iter().all(|row| row["pass"] == 0),
-        "no data two months later: {rows}"
-    );
+    assert!(rows.as_array().unwrap().iter().all(|row| row["pass"] == 0), "no data two months later: {rows}");
 }

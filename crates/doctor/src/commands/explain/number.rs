@@ -99,8 +99,11 @@ fn about_xid(page: &mut Page, xid: &Xid) {
     page.field("NVIDIA now", action(&xid.now));
     page.field("NVIDIA later", action(&xid.later));
     if !xid.linked.is_empty() {
-        let since =
-            if xid.linked == "always" { "in every driver that has it".to_owned() } else { format!("from driver {}", xid.linked) };
+        let since = if xid.linked == "always" {
+            "in every driver that has it".to_owned()
+        } else {
+            format!("from driver {}", xid.linked)
+        };
         page.field("Xid 154", format!("follows it with the driver's recovery action, {since}"));
     }
     page.field("Ours", severity(xid.severity));
@@ -166,7 +169,9 @@ fn to_do(xid: &Xid) -> &'static str {
 const fn by_severity(severity: Option<Severity>) -> &'static str {
     match severity {
         Some(Severity::Monitor) => "monitor it; the node stays in service",
-        Some(Severity::Reset) => "drain the node, `nvidia-smi --gpu-reset -i BUS`, test the node before it returns to service",
+        Some(Severity::Reset) => {
+            "drain the node, `nvidia-smi --gpu-reset -i BUS`, test the node before it returns to service"
+        }
         Some(Severity::Reboot) => {
             "run `nvidia-bug-report.sh`, drain and reboot the node, test it before it returns to service; if the error recurs, \
              hand the node over"

@@ -43,8 +43,10 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
         context.out.print(&format!("{}: all top-level keys are known to cloud-init.\n", path.display()))?;
         return Ok(Exit::Ok);
     }
-    let path =
-        args.cluster.as_ref().ok_or_else(|| Failure::Usage("the cluster file is missing: pass FILE, or --check FILE".to_owned()))?;
+    let path = args
+        .cluster
+        .as_ref()
+        .ok_or_else(|| Failure::Usage("the cluster file is missing: pass FILE, or --check FILE".to_owned()))?;
     context.out.print(&azure::cloud_init(&cluster(path)?))?;
     Ok(Exit::Ok)
 }

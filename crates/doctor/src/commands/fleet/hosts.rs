@@ -220,10 +220,8 @@ fn tell_apart(asked: &mut [Asked]) -> Vec<String> {
         all
     };
     for (name, hosts) in twice(&|one| one.line.name.to_string(), asked) {
-        remarks.push(format!(
-            "{} all report the name {name}; they keep their names in the list",
-            hostlist::fold(&hosts)
-        ));
+        remarks
+            .push(format!("{} all report the name {name}; they keep their names in the list", hostlist::fold(&hosts)));
         for one in asked.iter_mut().filter(|one| hosts.contains(&one.host)) {
             one.line.name = one.host.clone();
         }

@@ -117,10 +117,7 @@ fn what_differs_is_changed_and_what_cannot_be_is_refused() {
     assert!(refused(&|seen| seen.scale_set.as_mut().unwrap().state = State::Failed).contains("failed in Azure"));
     assert!(refused(&|seen| seen.nodes[1].state = State::Failed).contains("vm-5"));
     for place in [0, 2, 3, 4, 5] {
-        assert!(
-            refused(&|seen| seen.resources[place].owner = Owner::Others).contains("without our tag"),
-            "{place}"
-        );
+        assert!(refused(&|seen| seen.resources[place].owner = Owner::Others).contains("without our tag"), "{place}");
     }
     // A foreign network is used as it is.
     let mut seen = made(&cluster);

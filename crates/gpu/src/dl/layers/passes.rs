@@ -239,7 +239,8 @@ mod tests {
         let deviation = Deviation::between(&exact, &expected, known.tolerance);
         // The limit stated in the guide.
         if deviation.of_tolerance >= 0.4 {
-            writeln!(wrong, "{pass}: {deviation:?} over {:?}", known.tolerance).expect("writing to a string does not fail");
+            writeln!(wrong, "{pass}: {deviation:?} over {:?}", known.tolerance)
+                .expect("writing to a string does not fail");
         }
         // A tolerance must not hide a lost number.
         let typical = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len() as f64).sqrt();

@@ -90,9 +90,8 @@ impl<'a> Conduct<'a> {
             };
             ProbeFailure::new(kind, error.to_string())
         })?;
-        let worker = Worker::start(order, &queue).map_err(|error| {
-            ProbeFailure::new(FailureKind::Failed, format!("cannot start the worker: {error}"))
-        })?;
+        let worker = Worker::start(order, &queue)
+            .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot start the worker: {error}")))?;
         Ok(Self {
             order,
             stop,
@@ -363,16 +362,14 @@ impl<'a> Conduct<'a> {
     fn without_last_words(&mut self) -> Result<Option<Outcome>, ProbeFailure> {
         let down = self.link.with_steps(|steps| {
             let silent = steps.silent();
-            silent
-                .into_iter()
-                .flat_map(|node| steps.gone(node, "no report after the stop request"))
-                .collect()
+            silent.into_iter().flat_map(|node| steps.gone(node, "no report after the stop request")).collect()
         });
         match down {
             Some(down) => self.obey(down),
-            None => Err(self.failure.take().unwrap_or_else(|| {
-                ProbeFailure::new(FailureKind::TimedOut, "the first node sent no result")
-            })),
+            None => Err(self
+                .failure
+                .take()
+                .unwrap_or_else(|| ProbeFailure::new(FailureKind::TimedOut, "the first node sent no result"))),
         }
     }
 }

@@ -110,8 +110,8 @@ impl PlaceTest<'_> {
             return Err(Told::Wrong(Wrong::Missing, "nothing is mounted there".to_owned()));
         }
         let patience = self.order.stall.to_std();
-        let (keeper, ready) =
-            Keeper::start(path, patience, self.stop, &self.left).map_err(|why| not_kept(why, "creating a directory"))?;
+        let (keeper, ready) = Keeper::start(path, patience, self.stop, &self.left)
+            .map_err(|why| not_kept(why, "creating a directory"))?;
         let result = self.passes(&keeper, &ready);
         let in_a_hurry =
             self.stop.told() == Some(StopWhy::Signal) || matches!(result, Err(Told::Wrong(Wrong::Stalled, _)));
@@ -127,8 +127,7 @@ impl PlaceTest<'_> {
             let text = format!("{free} free, {needed} required: the test uses at most a tenth of the free space");
             return Err(Told::Wrong(Wrong::NoSpace, text));
         };
-        let free =
-            ready.free.map_or_else(|| "free space unknown".to_owned(), |free| format!("{} free", bytes(free)));
+        let free = ready.free.map_or_else(|| "free space unknown".to_owned(), |free| format!("{} free", bytes(free)));
         let how = if ready.direct { "direct I/O" } else { "through the page cache: direct I/O is not supported" };
         eprintln!("{}: {free}; 2 x {} of files, {how}", self.entity.id, bytes(sizes.set));
         if ready.swept > 0 {

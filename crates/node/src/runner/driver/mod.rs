@@ -210,10 +210,8 @@ impl Running {
     fn start(question: &DriverQuestion<'_>) -> Result<Self, ProbeFailure> {
         let stuck = question.abandoned.all_hanging(ASK);
         if stuck.len() >= MOST_STUCK {
-            let text = format!(
-                "{ASK}: not queried: {}; the next helper starts when one of them exits",
-                told_stuck(&stuck)
-            );
+            let text =
+                format!("{ASK}: not queried: {}; the next helper starts when one of them exits", told_stuck(&stuck));
             return Err(ProbeFailure::new(FailureKind::Abandoned, text));
         }
         let mut command = Command::new(question.program);
