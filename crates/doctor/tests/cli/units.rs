@@ -73,7 +73,7 @@ fn systemd_takes_the_units_of_machines_in_azure() {
 fn what_cannot_stand_in_a_unit_is_refused() {
     let bed = Bed::new();
     for (args, complaint) in [
-        (["--doctor", "bin/doctor"], "begins with /"),
+        (["--doctor", "bin/doctor"], "an absolute path"),
         (["--doctor", "/opt/a b/doctor"], "no spaces"),
         (["--user", "x\nExecStart=y"], "not a valid user name"),
         (["--timer", "1s"], "10s or more"),
