@@ -8,7 +8,7 @@ use crate::bed::{Bed, doctor_node};
 fn verify(files: &[std::path::PathBuf]) -> Option<(bool, String)> {
     if !Path::new("/usr/bin/systemd-analyze").exists() {
         assert!(std::env::var("CI").as_deref() != Ok("true"), "systemd-analyze is not installed");
-        println!("NOT RUN: systemd's own checker: it is not installed; scripts/system.sh brings it");
+        println!("NOT RUN: systemd's own checker: it is not installed; scripts/system.sh installs it");
         return None;
     }
     let mut command = Command::new("/usr/bin/systemd-analyze");
