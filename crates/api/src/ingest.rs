@@ -57,8 +57,10 @@ enum Refused {
     Unknown(NodeName),
     #[error("the credential of {0} was revoked")]
     Revoked(NodeName),
-    #[error("the report is not signed by {0}, or is about another node")]
+    #[error("the report is not signed by {0}")]
     Forged(NodeName),
+    #[error("the report is about {about}; {named} can report only about itself")]
+    AboutOther { about: NodeName, named: NodeName },
     #[error(transparent)]
     NoToken(#[from] NoToken),
     #[error("tokens are not accepted, only enrolment keys: `doctor agent enroll {0}`")]
@@ -94,7 +96,7 @@ impl Refused {
             | Self::NoToken(_)
             | Self::NoTokens(_)
             | Self::NotVouched(NotVouched::Refused(_)) => StatusCode::UNAUTHORIZED,
-            Self::Forged(_) | Self::OtherNode { .. } => StatusCode::FORBIDDEN,
+            Self::Forged(_) | Self::AboutOther { .. } | Self::OtherNode { .. } => StatusCode::FORBIDDEN,
             Self::Schema(_) => StatusCode::CONFLICT,
             Self::Slow => StatusCode::REQUEST_TIMEOUT,
             Self::NotLeading
@@ -237,7 +239,7 @@ async fn opened(node: &NodeName, key: RunKey, bytes: Vec<u8>) -> Result<(AgentRe
         BadDocument::Malformed(_) => Refused::Malformed(error.to_string()),
     })?;
     if report.node != *node {
-        return Err(Refused::Forged(node.clone()));
+        return Err(Refused::AboutOther { about: report.node, named: node.clone() });
     }
     Ok((report, key, bytes))
 }

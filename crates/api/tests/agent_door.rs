@@ -171,9 +171,10 @@ fn an_agent_that_is_unknown_or_revoked_is_rejected_before_its_body_is_read() {
 #[test]
 fn no_node_speaks_for_another() {
     let mut bed = Bed::leading();
-    bed.expect("403", "n2", &signed(&report("n2", 1), "n1"));
+    assert!(bed.expect("403", "n2", &signed(&report("n2", 1), "n1")).contains("the report is not signed by n2\n"));
     bed.expect("403", "n2", &signed(&report("n1", 1), "n1"));
-    assert!(bed.expect("403", "n1", &signed(&report("n2", 1), "n1")).contains("is not signed by n1"));
+    let other = bed.expect("403", "n1", &signed(&report("n2", 1), "n1"));
+    assert!(other.contains("the report is about n2; n1 can report only about itself"), "{other}");
     bed.expect("403", "n1", b"doctor-report-1 nonsense");
     let mut changed = signed(&report("n1", 1), "n1");
     *changed.last_mut().unwrap() ^= 1;
@@ -321,7 +322,7 @@ fn a_token_is_valid_for_its_own_node_while_the_cluster_confirms_it() {
     let mut bed = Bed::vouched();
     let refused = bed.expect_of("403", "n2", "n7", &report("n2", 1));
     assert!(refused.contains("the token belongs to the agent on n7; it cannot report for n2"), "{refused}");
-    assert!(bed.expect_of("403", "n7", "n7", &report("n2", 1)).contains("is not signed by n7"));
+    assert!(bed.expect_of("403", "n7", "n7", &report("n2", 1)).contains("the report is about n2; n7 can report only"));
     assert!(bed.expect_of("401", "n7", "old", &report("n7", 1)).contains("it has expired"));
     let later = bed.expect_of("503", "n7", "away", &report("n7", 1));
     assert!(later.contains("retry-after") && later.contains("connection refused"), "{later}");

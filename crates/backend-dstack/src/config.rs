@@ -125,7 +125,7 @@ impl OverSsh {
         self.as_ssh().check().map_err(|error| BadSettings::Ssh(error.to_string()))?;
         for (key, word) in [("user", &self.user), ("jump", &self.jump)] {
             if let Some(word) = word.as_ref().filter(|word| !is_word(word)) {
-                let text = format!("`{key}` is `{word}`, expected letters, digits and . _ - : @, and no - in front");
+                let text = format!("`{key}` is `{word}`, expected letters, digits and . _ - : @, without a leading -");
                 return Err(BadSettings::Ssh(text));
             }
         }

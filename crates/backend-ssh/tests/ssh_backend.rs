@@ -216,7 +216,7 @@ fn a_login_that_prints_and_a_program_that_was_changed_are_no_answer() {
     assert_eq!(error.effect, Effect::NoneTryAgain, "{error}");
     // An answer to another request.
     change("echo doctor-node host 1; read q; echo {}");
-    assert!(why(&occupancy(&backend, "host1")).contains("does not parse"));
+    assert!(why(&occupancy(&backend, "host1")).contains("cannot parse its response"));
     // A missing program is installed again.
     hosts.ssh("host1", "rm -r .cluster-doctor/bin");
     assert_eq!(why(&occupancy(&backend, "host1")), "free");

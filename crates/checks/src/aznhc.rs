@@ -94,7 +94,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     match (program(params), outputs.first()) {
         (Err(instead), _) => instead,
         (Ok(program), Some(ProbeOutput::Failed(failure))) if failure.kind == FailureKind::Missing => {
-            not_applicable("no-aznhc", format!("AzNHC is not installed: there is no {program}"))
+            not_applicable("no-aznhc", format!("AzNHC is not installed: {program} does not exist"))
         }
         (Ok(_), output) => nhc::interpret(output),
     }

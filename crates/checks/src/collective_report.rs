@@ -303,7 +303,7 @@ mod tests {
         nodes[0].gpus[0].broken = Some(Broken::Lost("remote process exited".to_owned()));
         nodes[1].gpus[0].broken = Some(Broken::Stopped);
         assert!(said(&nodes, 0).unread[0].text.contains("remote process exited"));
-        nodes[1].gpus[0].broken = Some(Broken::Failed("its worker was ended by signal 6".to_owned()));
+        nodes[1].gpus[0].broken = Some(Broken::Failed("its worker was killed by signal 6".to_owned()));
         let all = said(&nodes, 0);
         assert!(all.unread.len() == 1 && all.unread[0].text.contains("signal 6"), "{all:?}");
     }

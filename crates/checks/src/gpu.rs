@@ -12,7 +12,9 @@ use doctor_core::{
     reason::ReasonCode,
 };
 
-pub use crate::gpu_answer::{Driver, Gpu, GpuAnswer, NVML_GPU_IS_LOST, NVML_RESET_REQUIRED, Reading};
+pub use crate::gpu_answer::{
+    DRIVER_NOT_LOADED, Driver, Gpu, GpuAnswer, NVML_GPU_IS_LOST, NVML_RESET_REQUIRED, Reading, VERSION_MISMATCH,
+};
 use crate::probe::ProbeOutput;
 
 /// Returns the GPUs of a probe's output. A GPU check starts with this.

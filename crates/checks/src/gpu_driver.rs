@@ -21,7 +21,7 @@
 use doctor_core::observation::{Entity, Event, FailureKind, Metric, Observation, ProbeFailure};
 
 use crate::{
-    gpu::no_gpu,
+    gpu::{DRIVER_NOT_LOADED, VERSION_MISMATCH, no_gpu},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -64,13 +64,12 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         }
         Ok(_) => Observation::measured(vec![answered(1.0)], Vec::new()),
         Err(failure) if hangs(failure.kind) => hung(failure),
-        Err(failure) if says(failure, "version mismatch") => {
-            let text =
-                format!("versions of the driver's library and kernel module differ: {}", failure.text);
+        Err(failure) if says(failure, VERSION_MISMATCH) => {
+            let text = format!("versions of the driver's library and kernel module differ: {}", failure.text);
             found("driver-mismatch", text)
         }
-        Err(failure) if is_absent || says(failure, "driver not loaded") || says(failure, "couldn't communicate") => {
-            let text = format!("driver not loaded; NVIDIA GPUs on the PCI bus: {on_pci}");
+        Err(failure) if is_absent || says(failure, DRIVER_NOT_LOADED) || says(failure, "couldn't communicate") => {
+            let text = format!("{DRIVER_NOT_LOADED}; NVIDIA GPUs on the PCI bus: {on_pci}");
             found("driver-not-loaded", text)
         }
         Err(failure) => Observation::CouldNot(failure.clone()),
@@ -81,7 +80,7 @@ const fn hangs(kind: FailureKind) -> bool {
     matches!(kind, FailureKind::TimedOut | FailureKind::Abandoned)
 }
 
-/// Matches the error texts of NVML and nvidia-smi, ignoring case.
+/// Matches the error texts of doctor-gpu, NVML and nvidia-smi, ignoring case. `words` is in lower case.
 fn says(failure: &ProbeFailure, words: &str) -> bool {
     failure.text.to_ascii_lowercase().contains(words)
 }
@@ -142,6 +141,17 @@ mod tests {
             (K::Failed, "Unknown Error", loaded(), "inconclusive failed"),
         ] {
             assert_eq!(judged(&CHECK, &[deaf(kind, text), module]), [line], "{text}");
+        }
+    }
+
+    #[test]
+    fn the_texts_of_doctor_gpu_are_recognised_while_the_kernel_module_is_loaded() {
+        for (kind, cause, line) in [
+            (FailureKind::Missing, DRIVER_NOT_LOADED, "fail driver-not-loaded reboot node"),
+            (FailureKind::Failed, VERSION_MISMATCH, "fail driver-mismatch reboot node"),
+        ] {
+            let text = format!("libnvidia-ml.so.1 cannot be initialised: {cause} (NVML 9)");
+            assert_eq!(judged(&CHECK, &[deaf(kind, &text), loaded()]), [line], "{text}");
         }
     }
 

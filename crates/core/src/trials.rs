@@ -3,7 +3,7 @@
 //! The next trial depends only on the results so far, never on state kept in memory. Nothing here starts a trial: the
 //! planner does ([`crate::plan`]) where a controller manages the nodes, and an operator's command otherwise.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt};
 
 use crate::{
     ids::NodeName,
@@ -44,6 +44,25 @@ pub enum Found {
     /// Every pair passes, but all nodes together fail.
     OnlyAll,
     Nothing(String),
+}
+
+/// The conclusion, as it is shown to operators.
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Well => f.write_str("all nodes pass together"),
+            Self::OnlyAll => f.write_str("the nodes fail only all together: every pair passes"),
+            Self::Nothing(why) => write!(f, "the fault is not located: {why}"),
+            Self::Nodes(nodes) => {
+                let nodes: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
+                write!(f, "at fault: {}", nodes.join(", "))
+            }
+            Self::Pairs(pairs) => {
+                let pairs: Vec<String> = pairs.iter().map(|(one, other)| format!("{one} and {other}")).collect();
+                write!(f, "at fault: the path between {}", pairs.join(", and between "))
+            }
+        }
+    }
 }
 
 /// What the trials of one set of nodes have shown.

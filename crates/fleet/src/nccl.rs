@@ -273,7 +273,7 @@ mod tests {
         let table = format!("{HEAD}{}# Out of bounds values : 12 FAILED\n", row("500.0", "12"));
         for code in [0, 1] {
             let (verdict, why) = said(code, &table, Some(431e9));
-            assert!(verdict == Verdict::Fail && why.contains("12 values"), "{why}");
+            assert!(verdict == Verdict::Fail && why.contains("12 wrong sums"), "{why}");
         }
     }
 

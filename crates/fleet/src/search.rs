@@ -81,25 +81,9 @@ fn apart(wanted: &[Wanted], good: &[NodeName]) -> Vec<NonEmpty<NodeName>> {
 fn hopeless(wanted: &[Wanted], otherwise: Found) -> Found {
     match (otherwise, wanted.first()) {
         (Found::Nothing(_), Some(Wanted::WithGood { node, .. })) => {
-            Found::Nothing(format!("no other host is known to be good to test {node} with"))
+            Found::Nothing(format!("there is no other known-good host to test {node} with"))
         }
         (found, _) => found,
-    }
-}
-
-/// Describes the outcome in words.
-pub fn words(found: &Found) -> String {
-    match found {
-        Found::Well => "all hosts pass together".to_owned(),
-        Found::OnlyAll => "the hosts fail only all together; every pair passes".to_owned(),
-        Found::Nothing(why) => format!("no host identified: {why}"),
-        Found::Nodes(nodes) => {
-            format!("at fault: {}", nodes.iter().map(NodeName::as_str).collect::<Vec<_>>().join(", "))
-        }
-        Found::Pairs(pairs) => {
-            let pairs: Vec<String> = pairs.iter().map(|(one, other)| format!("{one} and {other}")).collect();
-            format!("at fault: the path between {}", pairs.join(", and between "))
-        }
     }
 }
 
@@ -117,7 +101,7 @@ mod tests {
             if nodes.iter().any(|node| node.as_str() == bad) { TrialSaid::Failed } else { TrialSaid::Passed }
         };
         let (found, trials) = search(&names(hosts), &good, 4, attempt, |_| {});
-        (words(&found), trials.len())
+        (found.to_string(), trials.len())
     }
 
     #[test]
@@ -126,9 +110,9 @@ mod tests {
         assert_eq!(found("n[1-4]", "g[1-2]", "n2").0, "at fault: n2");
         assert_eq!(
             found("n[1-4]", "g1", "n2").0,
-            "no host identified: no other host is known to be good to test n2 with"
+            "the fault is not located: there is no other known-good host to test n2 with"
         );
-        assert_eq!(found("n[1-8]", "", "none"), ("all hosts pass together".to_owned(), 1));
+        assert_eq!(found("n[1-8]", "", "none"), ("all nodes pass together".to_owned(), 1));
     }
 
     #[test]
@@ -142,6 +126,6 @@ mod tests {
         let round: Vec<String> = round.iter().map(|nodes| doctor_core::hostlist::fold(nodes)).collect();
         assert_eq!(round, ["a,b", "d,h"]);
         let (found, trials) = search(&names("n[1-4]"), &[], 2, |_| TrialSaid::Nothing("no mpirun".to_owned()), |_| {});
-        assert_eq!((words(&found).as_str(), trials.len()), ("no host identified: no mpirun", 1));
+        assert_eq!((found.to_string().as_str(), trials.len()), ("the fault is not located: no mpirun", 1));
     }
 }

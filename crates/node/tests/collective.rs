@@ -398,7 +398,7 @@ fn the_program_of_nvidia_is_used_instead_where_a_site_says_so() {
     );
     nccl_tests(&bench, &asked, &[]).is(0, "pass within-limits node", "");
     let wrong = format!("{peers}; cat {fixtures}/nccl-tests/wrong-by-hand.txt; exit 1");
-    nccl_tests(&bench, &wrong, &[]).is(2, "fail collective-wrong node", "12 elements");
+    nccl_tests(&bench, &wrong, &[]).is(2, "fail collective-wrong node", "12 wrong elements");
     let through =
         |log: &str| format!("cat {fixtures}/nccl-log/{log} {fixtures}/nccl-tests/2.13-by-hand.txt | grep -v P2P");
     nccl_tests(&bench, &through("2.28-loopback.log"), &["mode=loopback"]).is(0, "pass within-limits node", "");

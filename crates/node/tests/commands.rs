@@ -185,7 +185,7 @@ impl Job {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        panic!("waited in vain for `{words}`: {}", self.log());
+        panic!("timed out waiting for `{words}`: {}", self.log());
     }
 }
 

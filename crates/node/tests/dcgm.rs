@@ -33,7 +33,7 @@ fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    panic!("waited in vain for {what}");
+    panic!("timed out waiting for {what}");
 }
 
 fn stat(pid: u32) -> Option<ProcStat> {

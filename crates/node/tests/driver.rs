@@ -54,7 +54,7 @@ fn hangs_on_gpu_3() -> Machine {
 fn until(what: &str, reached: impl Fn() -> bool) {
     let begun = Instant::now();
     while !reached() {
-        assert!(begun.elapsed() < IN_TIME, "waited in vain for {what}");
+        assert!(begun.elapsed() < IN_TIME, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

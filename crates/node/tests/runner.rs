@@ -52,7 +52,7 @@ fn is_alive(pid: &str) -> bool {
 fn wait(what: &str, mut look: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !look() {
-        assert!(begun.elapsed() < DEAD, "waited in vain for {what}");
+        assert!(begun.elapsed() < DEAD, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -66,7 +66,7 @@ fn run(program: &str, args: &[&str]) -> Result<Output, String> {
 fn wait(what: &str, mut look: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !look() {
-        assert!(begun.elapsed() < DEAD, "waited in vain for {what}");
+        assert!(begun.elapsed() < DEAD, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -95,7 +95,7 @@ impl LocalBackend {
         let text =
             fs::read_to_string(file).map_err(|error| io::Error::other(format!("{}: {error}", file.display())))?;
         let Some(load) = one_minute(&text) else {
-            let why = format!("{} does not begin with a load average", file.display());
+            let why = format!("{} does not start with a load average", file.display());
             return Ok(Occupancy::Unknown { why: why.into() });
         };
         let threads = self.jobs.running()?.iter().map(process::running_threads).sum();
@@ -103,7 +103,7 @@ impl LocalBackend {
         #[expect(clippy::cast_precision_loss, reason = "a count of cores")]
         let per_core = others / self.cores as f64;
         if per_core > self.config.max_load_per_core {
-            let by = format!("work of others: load {per_core:.2} per core, limit {}", self.config.max_load_per_core);
+            let by = format!("load {per_core:.2} per core, limit {}", self.config.max_load_per_core);
             return Ok(Occupancy::Busy { by: by.into() });
         }
         Ok(Occupancy::Free)

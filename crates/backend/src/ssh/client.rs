@@ -152,7 +152,7 @@ impl Client {
         };
         let word = match unguessable() {
             Ok(word) => word,
-            Err(error) => return failed(How::NotReached(format!("no random bits from the system: {error}"))),
+            Err(error) => return failed(How::NotReached(format!("reading random bytes failed: {error}"))),
         };
         let mut ssh = self.lines.command(host, &format!("exec sh -c {}", quoted(&self.script(&word, order))));
         let limits = Limits { group: Group::Shared, ..Limits::new(self.lines.connect() + order.limit + MARGIN) };

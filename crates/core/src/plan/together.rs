@@ -155,9 +155,7 @@ fn conclude(draft: &mut Draft<'_>, test: &TestId, trials: &[Trial], found: &Foun
         draft.act(what, if peer.is_some() { "pair" } else { "named" }, text);
     };
     match found {
-        Found::Well => "all nodes pass together".to_owned(),
-        Found::OnlyAll => "the nodes fail only all together: every pair passes".to_owned(),
-        Found::Nothing(why) => format!("the fault is not located: {why}"),
+        Found::Well | Found::OnlyAll | Found::Nothing(_) => {}
         Found::Nodes(nodes) => {
             for node in nodes {
                 let with = |said: &TrialSaid| {
@@ -176,7 +174,6 @@ fn conclude(draft: &mut Draft<'_>, test: &TestId, trials: &[Trial], found: &Foun
                     );
                 }
             }
-            format!("at fault: {}", listed(nodes.iter()))
         }
         Found::Pairs(pairs) => {
             for (one, other) in pairs {
@@ -184,10 +181,9 @@ fn conclude(draft: &mut Draft<'_>, test: &TestId, trials: &[Trial], found: &Foun
                 name(one, Some(other), text(other));
                 name(other, Some(one), text(one));
             }
-            let pairs: Vec<String> = pairs.iter().map(|(one, other)| format!("{one} and {other}")).collect();
-            format!("at fault: the path between {}", pairs.join(", and between "))
         }
     }
+    found.to_string()
 }
 
 fn listed<'a>(names: impl Iterator<Item = &'a NodeName>) -> String {

@@ -80,7 +80,7 @@ pub(crate) struct QuarantineArgs {
     /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`.
     #[arg(value_name = "NODE", required = true)]
     nodes: Vec<Selector>,
-    /// Ask user work to leave, if the cluster supports that; otherwise it may finish.
+    /// Evict user work if the cluster supports it; otherwise the work may finish.
     #[arg(long)]
     drain: bool,
     /// Reason, recorded in the audit trail.

@@ -120,7 +120,7 @@ fn a_line_in_the_kernels_log_is_a_finding_within_two_seconds_although_cycles_are
 
     let (code, said) = agent.stop();
     assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("stopped; 0 reports wait"), "{said}");
+    assert!(said.contains("stopped; reports in the spool: 0"), "{said}");
     assert_eq!(service.stop().0, Some(0));
 }
 

@@ -76,7 +76,7 @@ fn cloud_inits_own_checker_takes_what_is_printed_and_what_it_passes_over_is_foun
     bed.expect(4, &["fleet", "cloud-init", "--check", "slip.yaml"]).complains("`run_cmd`").complains("similar: runcmd");
     if !Path::new("/usr/bin/cloud-init").exists() {
         assert!(std::env::var("CI").as_deref() != Ok("true"), "cloud-init is not installed");
-        println!("NOT RUN: cloud-init's own checker: it is not installed; scripts/system.sh brings it");
+        println!("NOT RUN: cloud-init's own checker: it is not installed; scripts/system.sh installs it");
         return;
     }
     let schema = |file: &str| {
@@ -202,7 +202,7 @@ fn local_disks_become_an_array_once_and_nothing_is_overwritten() {
     noted("mdadm", "test \"$1\" != --assemble");
     noted("wipefs", "echo ext4");
     let refused = machine.run("setup-nvme.sh", &[]);
-    assert!(refused.code == 1 && refused.err.contains("left alone"), "{}", refused.err);
+    assert!(refused.code == 1 && refused.err.contains("has other content (ext4): not changed"), "{}", refused.err);
     assert!(!machine.bed.read("calls").contains("--create"));
 
     noted("wipefs", "");
@@ -249,7 +249,7 @@ fn a_machine_says_who_it_is_and_fetches_only_what_has_the_right_sum() {
     machine.stand_in("curl", "while [ \"$1\" != --output ]; do shift; done; echo foo >\"$2\"");
     let program = machine.bed.path("bin/doctor-node");
     let refused = machine.run("install-doctor-node.sh", &["https://x/y", &"0".repeat(64)]);
-    assert!(refused.code == 1 && refused.err.contains("is not used"), "{}", refused.err);
+    assert!(refused.code == 1 && refused.err.contains("not installed"), "{}", refused.err);
     assert_eq!(fs::read_dir(machine.bed.path("bin")).unwrap().count(), 3, "no files are left behind");
     assert_eq!(machine.run("install-doctor-node.sh", &["https://x/y", sum]).code, 0);
     assert_eq!(fs::read_to_string(&program).unwrap(), "foo\n");

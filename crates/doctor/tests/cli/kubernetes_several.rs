@@ -22,7 +22,7 @@ fn nodes_are_tested_together_and_the_one_that_fails_with_every_partner_is_named(
     let rows = |test: &str| bed.json(&["history", "--test", test]).as_array().cloned().unwrap_or_default();
     until("every node to be known as good", || bed.path("doctor.db").exists() && rows("memory").len() == 4);
 
-    bed.expect(2, &["test", "--nodes", "gpu-1", "collective", "--yes"]).complains("two nodes at least");
+    bed.expect(2, &["test", "--nodes", "gpu-1", "collective", "--yes"]).complains("at least two nodes");
     bed.expect(2, &["test", "gpu-1", "--test", "collective-nodes", "--yes"]).complains("--nodes A,B");
     bed.expect(0, &["test", "--nodes", "gpu-1,bad-1", "collective", "--why", "training is slow", "--yes"]);
     until("the faulty node to be identified", || bed.doctor(&["audit"]).out.contains("at fault: bad-1"));

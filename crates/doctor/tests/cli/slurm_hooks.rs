@@ -274,7 +274,8 @@ fn config_check_live_names_what_of_slurms_settings_does_not_go_with_ours() {
         said.says("good     slurm programs: scontrol, squeue, sbatch, scancel answer")
             .says("good     slurmctld: answers; Slurm 2");
         said.says("good     rights: ").says("good     MessageTimeout: 10 s");
-        said.says("bad      SlurmdTimeout: 10 s is less than two messages of 10 s").says("set SlurmdTimeout=300");
-        said.says("unknown  HealthCheckProgram: none is set").says("doctor deploy slurm --what slurm-conf");
+        said.says("bad      SlurmdTimeout: 10 s is less than twice the MessageTimeout of 10 s")
+            .says("set SlurmdTimeout=300");
+        said.says("unknown  HealthCheckProgram: not set").says("doctor deploy slurm --what slurm-conf");
     }
 }

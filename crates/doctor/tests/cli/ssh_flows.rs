@@ -129,7 +129,7 @@ fn a_run_outlives_the_service_and_its_connection_and_its_result_is_taken_in_once
         &[],
         "[tests.slow.params]\ncommand = [\"/bin/sh\", \"-c\", \"until [ -e /root/go ]; do sleep 0.1; done; echo fine\"]\n",
     );
-    bed.expect(0, &["config", "check", "--live"]).says("all 1 are reached").says("All checks passed.");
+    bed.expect(0, &["config", "check", "--live"]).says("1 host reachable").says("All checks passed.");
     let service = Service::start(bed);
     until("the run on the host", || site.run_on(0).is_some());
     let run = site.run_on(0).unwrap();

@@ -8,7 +8,7 @@ use crate::bed::{Bed, doctor_node};
 fn verify(files: &[std::path::PathBuf]) -> Option<(bool, String)> {
     if !Path::new("/usr/bin/systemd-analyze").exists() {
         assert!(std::env::var("CI").as_deref() != Ok("true"), "systemd-analyze is not installed");
-        println!("NOT RUN: systemd's own checker: it is not installed; scripts/system.sh brings it");
+        println!("NOT RUN: systemd's own checker: it is not installed; scripts/system.sh installs it");
         return None;
     }
     let mut command = Command::new("/usr/bin/systemd-analyze");
@@ -73,7 +73,7 @@ fn systemd_takes_the_units_of_machines_in_azure() {
 fn what_cannot_stand_in_a_unit_is_refused() {
     let bed = Bed::new();
     for (args, complaint) in [
-        (["--doctor", "bin/doctor"], "begins with /"),
+        (["--doctor", "bin/doctor"], "an absolute path"),
         (["--doctor", "/opt/a b/doctor"], "no spaces"),
         (["--user", "x\nExecStart=y"], "not a valid user name"),
         (["--timer", "1s"], "10s or more"),

@@ -8,7 +8,7 @@ mod many;
 
 use std::{ffi::OsStr, fmt, os::raw::c_uint, ptr};
 
-use doctor_checks::gpu::{Driver, Gpu, GpuAnswer, Reading, bus_id};
+use doctor_checks::gpu::{DRIVER_NOT_LOADED, Driver, Gpu, GpuAnswer, Reading, VERSION_MISMATCH, bus_id};
 use doctor_core::observation::{FailureKind, ProbeFailure};
 use nvml_wrapper_sys::bindings::{NvmlLib, nvmlDevice_t, nvmlReturn_t};
 
@@ -233,7 +233,7 @@ const fn name_of(code: u32) -> &'static str {
         code::NOT_FOUND => "not found",
         code::INSUFFICIENT_SIZE => "the buffer is too small",
         8 => "a power cable is not attached",
-        code::DRIVER_NOT_LOADED => "the driver is not loaded",
+        code::DRIVER_NOT_LOADED => DRIVER_NOT_LOADED,
         10 => "the driver timed out",
         11 => "interrupts of the GPU do not arrive",
         12 => "a shared library is missing",
@@ -241,7 +241,7 @@ const fn name_of(code: u32) -> &'static str {
         15 => "the GPU is lost",
         16 => "the GPU needs a reset",
         17 => "the operating system or a cgroup blocks the GPU",
-        code::LIB_RM_VERSION_MISMATCH => "version mismatch of driver and library",
+        code::LIB_RM_VERSION_MISMATCH => VERSION_MISMATCH,
         19 => "the GPU is in use",
         20 => "out of memory",
         21 => "no data",
@@ -258,5 +258,23 @@ fn text(fill: impl FnOnce(*mut std::os::raw::c_char, c_uint) -> Result<(), Readi
             Reading::Text(String::from_utf8_lossy(&buffer[..end]).trim().to_owned())
         }
         Err(reading) => reading,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The check `gpu-driver` recognises these failures by their texts.
+    #[test]
+    fn a_driver_that_is_not_loaded_or_of_another_version_is_named_by_the_shared_texts() {
+        for (code, kind, text) in [
+            (code::DRIVER_NOT_LOADED, FailureKind::Missing, DRIVER_NOT_LOADED),
+            (code::LIB_RM_VERSION_MISMATCH, FailureKind::Failed, VERSION_MISMATCH),
+        ] {
+            let failure = not_opened(LIBRARY, &became(code).unwrap_err());
+            assert_eq!(failure.kind, kind);
+            assert!(failure.text.contains(text), "{failure:?}");
+        }
     }
 }

@@ -140,8 +140,8 @@ fn an_operator_who_releases_a_node_ends_its_old_events(bed: &mut Bed) {
     assert_eq!(reports(bed, BOOT, &[(500, MACHINE_CHECK)]), ["machine-check"]);
     let stored = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
     assert_eq!((stored.life, stored.case), (Life::InService, None), "no case was opened");
-    let request = bed.store.add_request(&Asked::Release { node: node("n1") }, "ann", "seen to", bed.now).unwrap();
-    bed.commit(&[Because::new(Action::Answer { request }, "operator", "asked by ann")]);
+    let request = bed.store.add_request(&Asked::Release { node: node("n1") }, "ann", "repaired", bed.now).unwrap();
+    bed.commit(&[Because::new(Action::Answer { request }, "operator", "requested by ann")]);
     assert_eq!(open(bed), Vec::<String>::new());
     assert_eq!(reports(bed, BOOT, &[(500, MACHINE_CHECK)]), Vec::<String>::new());
     assert_eq!(reports(bed, BOOT, &[(501, MACHINE_CHECK)]), ["machine-check"]);

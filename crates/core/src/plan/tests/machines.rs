@@ -87,7 +87,7 @@ fn a_machine_that_comes_back_under_another_name_brings_its_case() {
         assert_eq!(lines, [&[first], &then[..]].concat());
         cluster.wait(1.minutes());
         assert_eq!(cluster.cycle(), ["step b mark try 2: case"], "out under the new name too");
-        assert!(cluster.cycle().is_empty(), "a person has it");
+        assert!(cluster.cycle().is_empty(), "an operator has it");
         let case = cluster.snapshot.cases[0].id;
         assert_eq!(cluster.record("b").case, Some(case));
     }

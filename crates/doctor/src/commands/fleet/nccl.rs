@@ -14,10 +14,7 @@ use doctor_core::{
     time::Span,
     trials::Found,
 };
-use doctor_fleet::{
-    nccl::Judged,
-    search::{self, search},
-};
+use doctor_fleet::{nccl::Judged, search::search};
 use serde::Serialize;
 
 use self::job::{Job, LeftOut, Ready, prepare};
@@ -290,7 +287,7 @@ fn tried(
         (None, Some(trial)) => (trial.judged.named.clone(), Vec::new()),
         _ => (Vec::new(), Vec::new()),
     };
-    let found = found.filter(|_| verdict == Verdict::Fail).map(|found| search::words(&found));
+    let found = found.filter(|_| verdict == Verdict::Fail).map(|found| found.to_string());
     let limit_bytes_per_s = limits.over(hosts.len());
     View { verdict, limit_bytes_per_s, found, at_fault, pairs_at_fault, left_out, trials }
 }
