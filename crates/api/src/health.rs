@@ -17,25 +17,25 @@ use axum::{
 };
 use tokio::time::timeout;
 
-use super::ingest::Desk;
+use super::ingest::IngestState;
 
 /// Deadline for the store's reply.
-const STORE: Duration = Duration::from_secs(3);
+const STORE_TIMEOUT: Duration = Duration::from_secs(3);
 
-pub(super) async fn health(State(desk): State<Arc<Desk>>) -> Response {
-    match desk.mail.pulse.stopped(Instant::now()) {
+pub(super) async fn health(State(desk): State<Arc<IngestState>>) -> Response {
+    match desk.queue.watchdog.stuck_for(Instant::now()) {
         Some(silent) => {
             let minutes = silent.as_secs() / 60;
             let text = format!("no cycle has started or ended for {minutes} minutes: the control loop is stuck\n");
             (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
         }
-        None => (if desk.mail.is_leading() { "leading\n" } else { "waiting\n" }).into_response(),
+        None => (if desk.queue.is_leading() { "leading\n" } else { "waiting\n" }).into_response(),
     }
 }
 
-pub(super) async fn ready(State(desk): State<Arc<Desk>>) -> Response {
+pub(super) async fn ready(State(desk): State<Arc<IngestState>>) -> Response {
     let asked = Arc::clone(&desk);
-    let answer = timeout(STORE, tokio::task::spawn_blocking(move || asked.store.leader())).await;
+    let answer = timeout(STORE_TIMEOUT, tokio::task::spawn_blocking(move || asked.store.leader())).await;
     let why = match answer {
         Ok(Ok(Ok(_))) => return "ready\n".into_response(),
         Ok(Ok(Err(error))) => {
@@ -55,16 +55,16 @@ mod tests {
     };
 
     use super::*;
-    use crate::{Door, DoorInbox};
+    use crate::{AgentInbox, AgentListener};
     use doctor_backend::clock::SystemClock;
     use doctor_store::{Store, StoreUrl};
 
-    fn open(store: &Store) -> (Door, DoorInbox) {
-        Door::open("127.0.0.1:0".parse().unwrap(), store, Arc::new(SystemClock), Arc::default()).unwrap()
+    fn open(store: &Store) -> (AgentListener, AgentInbox) {
+        AgentListener::open("127.0.0.1:0".parse().unwrap(), store, Arc::new(SystemClock), Arc::default()).unwrap()
     }
 
     /// Returns the status and the last line of the response.
-    fn get(door: &Door, path: &str) -> (String, String) {
+    fn get(door: &AgentListener, path: &str) -> (String, String) {
         let mut stream = TcpStream::connect(door.address()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
@@ -82,7 +82,7 @@ mod tests {
     fn a_controller_is_alive_and_ready_whether_it_leads_or_waits() {
         let (door, _inbox) = open(&Store::open_in_memory().unwrap());
         for (leading, word) in [(false, "waiting"), (true, "leading"), (false, "waiting")] {
-            door.turned(Duration::from_secs(30));
+            door.record_progress(Duration::from_secs(30));
             door.cycle_ended(leading);
             assert_eq!(get(&door, "/healthz"), says("200", word));
             assert_eq!(get(&door, "/readyz"), says("200", "ready"));
@@ -92,11 +92,11 @@ mod tests {
     #[test]
     fn a_stuck_loop_fails_the_health_and_not_the_readiness() {
         let (door, _inbox) = open(&Store::open_in_memory().unwrap());
-        door.mail.pulse.stop();
+        door.queue.watchdog.set_stuck();
         let wanted = "no cycle has started or ended for 0 minutes: the control loop is stuck";
         assert_eq!(get(&door, "/healthz"), says("503", wanted));
         assert_eq!(get(&door, "/readyz"), says("200", "ready"));
-        door.turned(Duration::from_secs(30));
+        door.record_progress(Duration::from_secs(30));
         assert_eq!(get(&door, "/healthz"), says("200", "waiting"));
     }
 

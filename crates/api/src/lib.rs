@@ -5,18 +5,18 @@
 //! everything has a limit and a deadline. A report is answered with 200 only when the engine has stored it; a heartbeat
 //! is answered immediately and stored with others.
 
+mod agent_queue;
+mod agent_tokens;
 pub mod api;
+mod dashboard;
 #[doc(hidden)]
-pub mod fuzzed;
+pub mod fuzzing;
 mod health;
 mod ingest;
 mod liveness;
-mod mail;
 pub mod metrics;
-mod pages;
+mod metrics_listener;
 mod response;
-mod scrape;
-mod tokens;
 
 use std::{
     io,
@@ -32,8 +32,8 @@ use axum::{
     routing::{get, post},
 };
 use doctor_backend::clock::Clock;
-use doctor_core::plan::TakeOut;
-use doctor_engine::wake::Wake;
+use doctor_core::plan::TakeOutPermit;
+use doctor_engine::trigger::Trigger;
 use doctor_store::Store;
 use hyper::server::conn::http1;
 use hyper_util::{
@@ -46,51 +46,51 @@ use tokio::{
     time::timeout,
 };
 
-use ingest::Desk;
-use mail::Mail;
+use agent_queue::AgentQueue;
+use ingest::IngestState;
 
-pub use mail::DoorInbox;
-pub use scrape::{OfProcess, Scraped};
-pub use tokens::Tokens;
+pub use agent_queue::AgentInbox;
+pub use agent_tokens::TokenReviewCache;
+pub use metrics_listener::{MetricsListener, ProcessMetrics};
 
 /// Concurrent connections. An agent connects for each message, and ten thousand of them report once a minute.
-const CONNECTIONS: usize = 512;
-const HEADERS: Duration = Duration::from_secs(5);
+const MAX_CONNECTIONS: usize = 512;
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum age of a connection.
-const CONNECTION: Duration = Duration::from_secs(60);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bodies of unverified messages held in memory at a time, in KiB.
-const BODIES: usize = 128 << 10;
+const MAX_BODIES_KIB: usize = 128 << 10;
 
 #[derive(Debug, thiserror::Error)]
-pub enum DoorError {
+pub enum ListenError {
     #[error("cannot listen on {at} for agents")]
-    Listen { at: SocketAddr, source: io::Error },
+    Agents { at: SocketAddr, source: io::Error },
     #[error("cannot listen on {at} for Prometheus")]
-    Scrape { at: SocketAddr, source: io::Error },
+    Metrics { at: SocketAddr, source: io::Error },
     #[error("cannot read the enrolled agents")]
     Store(#[from] doctor_store::StoreError),
 }
 
 /// The agent endpoint. Dropping it closes the listener.
 #[derive(Debug)]
-pub struct Door {
-    listening: Listening,
-    mail: Arc<Mail>,
+pub struct AgentListener {
+    server: HttpServer,
+    queue: Arc<AgentQueue>,
 }
 
 /// Agent messages that the engine has not taken yet.
 #[derive(Debug, Clone)]
-pub struct Spool(Arc<Mail>);
+pub struct Spool(Arc<AgentQueue>);
 
 /// A server on its own thread. Dropping it closes the listener.
 #[derive(Debug)]
-struct Listening {
-    at: SocketAddr,
+struct HttpServer {
+    addr: SocketAddr,
     close: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Listening {
+impl HttpServer {
     fn start(name: &'static str, listener: TcpListener, router: Router) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let at = listener.local_addr()?;
@@ -111,15 +111,15 @@ impl Listening {
             runtime.shutdown_timeout(Duration::from_secs(1));
         };
         let thread = thread::Builder::new().name(name.to_owned()).spawn(body)?;
-        Ok(Self { at, close: Some(close), thread: Some(thread) })
+        Ok(Self { addr: at, close: Some(close), thread: Some(thread) })
     }
 
     const fn address(&self) -> SocketAddr {
-        self.at
+        self.addr
     }
 }
 
-impl Drop for Listening {
+impl Drop for HttpServer {
     fn drop(&mut self) {
         drop(self.close.take());
         if let Some(thread) = self.thread.take() {
@@ -129,7 +129,7 @@ impl Drop for Listening {
     }
 }
 
-impl Door {
+impl AgentListener {
     /// Listens for enrolled agents, and rejects every message until [`Door::cycle_ended`] reports that this controller
     /// leads.
     ///
@@ -139,8 +139,8 @@ impl Door {
         at: SocketAddr,
         store: &Store,
         clock: Arc<dyn Clock>,
-        wake: Arc<Wake>,
-    ) -> Result<(Self, DoorInbox), DoorError> {
+        wake: Arc<Trigger>,
+    ) -> Result<(Self, AgentInbox), ListenError> {
         Self::open_with(at, store, clock, wake, None)
     }
 
@@ -152,52 +152,58 @@ impl Door {
         at: SocketAddr,
         store: &Store,
         clock: Arc<dyn Clock>,
-        wake: Arc<Wake>,
-        tokens: Option<Tokens>,
-    ) -> Result<(Self, DoorInbox), DoorError> {
-        let failed = |source| DoorError::Listen { at, source };
+        wake: Arc<Trigger>,
+        tokens: Option<TokenReviewCache>,
+    ) -> Result<(Self, AgentInbox), ListenError> {
+        let failed = |source| ListenError::Agents { at, source };
         let listener = TcpListener::bind(at).map_err(failed)?;
-        let mail = Arc::new(Mail::new(wake));
-        let inbox = DoorInbox::new(Arc::clone(&mail), store.clone(), clock.now())?;
-        let room = Arc::new(Semaphore::new(BODIES));
-        let desk = Desk { store: store.clone(), clock, mail: Arc::clone(&mail), room, tokens };
-        let listening = Listening::start("doctor-door", listener, router(desk)).map_err(failed)?;
-        Ok((Self { listening, mail }, inbox))
+        let mail = Arc::new(AgentQueue::new(wake));
+        let inbox = AgentInbox::new(Arc::clone(&mail), store.clone(), clock.now())?;
+        let room = Arc::new(Semaphore::new(MAX_BODIES_KIB));
+        let desk = IngestState {
+            store: store.clone(),
+            clock,
+            queue: Arc::clone(&mail),
+            body_memory: room,
+            token_reviews: tokens,
+        };
+        let listening = HttpServer::start("doctor-door", listener, router(desk)).map_err(failed)?;
+        Ok((Self { server: listening, queue: mail }, inbox))
     }
 
     pub const fn address(&self) -> SocketAddr {
-        self.listening.address()
+        self.server.address()
     }
 
     /// Returns a handle to the number of waiting messages, on nodes and here, for metrics.
     pub fn spool(&self) -> Spool {
-        Spool(Arc::clone(&self.mail))
+        Spool(Arc::clone(&self.queue))
     }
 
     /// Records that the loop is alive. Call this before and after each cycle; cycles start `every` apart. Without it
     /// for much longer, `/healthz` reports that the controller is stuck.
-    pub fn turned(&self, every: Duration) {
-        self.mail.pulse.beat(Instant::now(), every);
+    pub fn record_progress(&self, every: Duration) {
+        self.queue.watchdog.record(Instant::now(), every);
     }
 
     /// Call this after each cycle. Only the leader can store reports; the others answer agents with 503.
     pub fn cycle_ended(&self, leading: bool) {
-        self.mail.set_leading(leading);
+        self.queue.set_leading(leading);
         if leading {
-            self.mail.ring_again();
+            self.queue.trigger_if_pending();
         }
     }
 }
 
-impl Door {
+impl AgentListener {
     /// Sets which nodes their hooks may drain, by the breaker of the finished cycle; the next one starts `every` later.
     /// `None`: unknown.
-    pub fn may_take_out(&self, may_go: Option<TakeOut>, every: Duration) {
-        self.mail.set_may_go(may_go, every);
+    pub fn set_drain_permits(&self, may_go: Option<TakeOutPermit>, every: Duration) {
+        self.queue.set_drain_permits(may_go, every);
     }
 }
 
-fn router(desk: Desk) -> Router {
+fn router(desk: IngestState) -> Router {
     Router::new()
         .route("/api/v1/ingest", post(ingest::ingest))
         .route("/healthz", get(health::health))
@@ -216,7 +222,7 @@ async fn serve(listener: TcpListener, router: Router) {
         }
     };
     let service = TowerToHyperService::new(router);
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         let stream = match listener.accept().await {
@@ -230,23 +236,23 @@ async fn serve(listener: TcpListener, router: Router) {
         };
         let service = service.clone();
         tokio::spawn(async move {
-            converse(&http(), stream, service).await;
+            serve_connection(&http_builder(), stream, service).await;
             drop(place);
         });
     }
 }
 
-fn http() -> http1::Builder {
+fn http_builder() -> http1::Builder {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEADERS).max_buf_size(64 << 10);
+    http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(64 << 10);
     http
 }
 
-async fn converse(
+async fn serve_connection(
     http: &http1::Builder,
     stream: impl AsyncRead + AsyncWrite + Unpin,
     service: TowerToHyperService<Router>,
 ) {
     // Ignored: an agent resends what was not acknowledged.
-    let _over = timeout(CONNECTION, http.serve_connection(TokioIo::new(stream), service)).await;
+    let _over = timeout(CONNECTION_TIMEOUT, http.serve_connection(TokioIo::new(stream), service)).await;
 }

@@ -21,85 +21,96 @@ use sha2::{Digest, Sha256};
 use tokio::sync::OwnedSemaphorePermit;
 
 /// Shorter bodies are not compressed.
-const WORTH_PACKING: usize = 1024;
+const MIN_GZIP_BYTES: usize = 1024;
 /// Deadline for a client to fetch a body.
-const FETCH: Duration = Duration::from_secs(60);
+const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes passed to the connection at a time.
-const PIECE: usize = 64 << 10;
+const CHUNK_BYTES: usize = 64 << 10;
 
 /// A body before it is compressed.
 #[derive(Debug)]
-pub(crate) struct Made {
+pub(crate) struct RawBody {
     pub(crate) bytes: Vec<u8>,
-    pub(crate) kind: &'static str,
+    pub(crate) content_type: &'static str,
     /// File name, for a response that a browser should save and not display.
-    pub(crate) file: Option<String>,
+    pub(crate) file_name: Option<String>,
 }
 
-impl Made {
+impl RawBody {
     pub(crate) fn text(kind: &'static str, text: String) -> Self {
-        Self { bytes: text.into_bytes(), kind, file: None }
+        Self { bytes: text.into_bytes(), content_type: kind, file_name: None }
     }
 }
 
 /// A response that many clients may share.
 #[derive(Debug, Clone)]
-pub(crate) struct Answer {
+pub(crate) struct SharedResponse {
     plain: Bytes,
-    packed: Option<Bytes>,
-    kind: &'static str,
-    tag: HeaderValue,
-    file: Option<HeaderValue>,
+    gzipped: Option<Bytes>,
+    content_type: &'static str,
+    etag: HeaderValue,
+    disposition: Option<HeaderValue>,
     /// Released with the last clone.
-    room: Option<Arc<OwnedSemaphorePermit>>,
+    memory_permit: Option<Arc<OwnedSemaphorePermit>>,
 }
 
-impl Answer {
+impl SharedResponse {
     /// Creates a response without a memory permit: it is small, or there is only one.
-    pub(crate) fn new(made: Made) -> Self {
+    pub(crate) fn new(made: RawBody) -> Self {
         let digest = Sha256::digest(&made.bytes);
         let tag = HeaderValue::from_str(&format!("\"{}\"", hex::encode(&digest[..12])))
             .unwrap_or_else(|_| HeaderValue::from_static("\"\""));
-        let packed = (made.bytes.len() >= WORTH_PACKING).then(|| Bytes::from(gzip(&made.bytes)));
+        let packed = (made.bytes.len() >= MIN_GZIP_BYTES).then(|| Bytes::from(gzip(&made.bytes)));
         let named = |name: String| HeaderValue::from_str(&format!("attachment; filename=\"{name}\"")).ok();
-        Self { plain: made.bytes.into(), packed, kind: made.kind, tag, file: made.file.and_then(named), room: None }
+        Self {
+            plain: made.bytes.into(),
+            gzipped: packed,
+            content_type: made.content_type,
+            etag: tag,
+            disposition: made.file_name.and_then(named),
+            memory_permit: None,
+        }
     }
 
     /// Attaches a memory permit, which the response holds until its last clone is dropped.
-    pub(crate) fn in_room(self, room: OwnedSemaphorePermit) -> Self {
-        Self { room: Some(Arc::new(room)), ..self }
+    pub(crate) fn with_memory_permit(self, room: OwnedSemaphorePermit) -> Self {
+        Self { memory_permit: Some(Arc::new(room)), ..self }
     }
 
     /// Returns the memory used by both forms.
-    pub(crate) fn bytes(&self) -> usize {
-        self.plain.len() + self.packed.as_ref().map_or(0, Bytes::len)
+    pub(crate) fn memory_size(&self) -> usize {
+        self.plain.len() + self.gzipped.as_ref().map_or(0, Bytes::len)
     }
 
     /// Returns the response to a request with these headers.
-    pub(crate) fn to(&self, headers: &HeaderMap) -> Response {
+    pub(crate) fn respond_to(&self, headers: &HeaderMap) -> Response {
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         let known = text(header::IF_NONE_MATCH).is_some_and(|tags| {
             let mut tags = tags.split(',').map(|tag| tag.trim().trim_start_matches("W/"));
-            tags.any(|tag| tag == "*" || tag.as_bytes() == self.tag.as_bytes())
+            tags.any(|tag| tag == "*" || tag.as_bytes() == self.etag.as_bytes())
         });
         let mut response = if known {
             StatusCode::NOT_MODIFIED.into_response()
         } else {
-            let accepts = text(header::ACCEPT_ENCODING).is_some_and(takes_gzip);
-            let (body, encoding) = match &self.packed {
+            let accepts = text(header::ACCEPT_ENCODING).is_some_and(accepts_gzip);
+            let (body, encoding) = match &self.gzipped {
                 Some(packed) if accepts => (packed.clone(), Some(HeaderValue::from_static("gzip"))),
                 _ => (self.plain.clone(), None),
             };
-            let sent = Sending { rest: body, until: Instant::now() + FETCH, _room: self.room.clone() };
+            let sent = BodyStream {
+                rest: body,
+                until: Instant::now() + SEND_TIMEOUT,
+                _memory_permit: self.memory_permit.clone(),
+            };
             let mut response = Response::new(Body::new(sent));
             let out = response.headers_mut();
-            out.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.kind));
+            out.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.content_type));
             out.extend(encoding.map(|encoding| (header::CONTENT_ENCODING, encoding)));
-            out.extend(self.file.clone().map(|file| (header::CONTENT_DISPOSITION, file)));
+            out.extend(self.disposition.clone().map(|file| (header::CONTENT_DISPOSITION, file)));
             response
         };
         let out = response.headers_mut();
-        out.insert(header::ETAG, self.tag.clone());
+        out.insert(header::ETAG, self.etag.clone());
         out.insert(header::VARY, HeaderValue::from_static("accept-encoding, authorization"));
         out.insert(header::CACHE_CONTROL, HeaderValue::from_static("private, no-cache"));
         response
@@ -107,13 +118,13 @@ impl Answer {
 }
 
 /// A body being sent.
-struct Sending {
+struct BodyStream {
     rest: Bytes,
     until: Instant,
-    _room: Option<Arc<OwnedSemaphorePermit>>,
+    _memory_permit: Option<Arc<OwnedSemaphorePermit>>,
 }
 
-impl hyper::body::Body for Sending {
+impl hyper::body::Body for BodyStream {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -124,7 +135,7 @@ impl hyper::body::Body for Sending {
         if Instant::now() >= self.until {
             return Poll::Ready(Some(Err(io::ErrorKind::TimedOut.into())));
         }
-        let piece = self.rest.len().min(PIECE);
+        let piece = self.rest.len().min(CHUNK_BYTES);
         Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(piece)))))
     }
 
@@ -138,7 +149,7 @@ impl hyper::body::Body for Sending {
 }
 
 /// Whether the client accepts gzip with a weight other than zero.
-fn takes_gzip(accepted: &str) -> bool {
+fn accepts_gzip(accepted: &str) -> bool {
     accepted.split(',').any(|one| {
         let mut parts = one.split(';').map(str::trim);
         let named = parts.next().is_some_and(|name| name.eq_ignore_ascii_case("gzip") || name == "*");
@@ -153,13 +164,13 @@ mod tests {
     #[test]
     fn a_known_etag_gets_304_and_gzip_is_sent_where_accepted() {
         let text = "x".repeat(5000);
-        let answer = Answer::new(Made::text("text/plain", text));
+        let answer = SharedResponse::new(RawBody::text("text/plain", text));
         let to = |headers: &[(&'static str, &str)]| {
             let mut map = HeaderMap::new();
             for (name, value) in headers {
                 map.insert(*name, value.parse().unwrap());
             }
-            answer.to(&map)
+            answer.respond_to(&map)
         };
         let plain = to(&[]);
         assert!(plain.status() == 200 && plain.headers().get(header::CONTENT_ENCODING).is_none());
@@ -172,19 +183,19 @@ mod tests {
 
     #[test]
     fn a_body_is_sent_in_pieces_with_its_length_and_a_deadline() {
-        let answer = Answer::new(Made::text("text/plain", "y".repeat(PIECE + 7)));
-        let mut body = answer.to(&HeaderMap::new()).into_body();
+        let answer = SharedResponse::new(RawBody::text("text/plain", "y".repeat(CHUNK_BYTES + 7)));
+        let mut body = answer.respond_to(&HeaderMap::new()).into_body();
         let next = |body: &mut Body| {
             let mut context = Context::from_waker(std::task::Waker::noop());
             hyper::body::Body::poll_frame(Pin::new(body), &mut context)
         };
-        assert_eq!(hyper::body::Body::size_hint(&body).exact(), Some(PIECE as u64 + 7));
-        for length in [PIECE, 7] {
+        assert_eq!(hyper::body::Body::size_hint(&body).exact(), Some(CHUNK_BYTES as u64 + 7));
+        for length in [CHUNK_BYTES, 7] {
             let Poll::Ready(Some(Ok(frame))) = next(&mut body) else { panic!("a piece") };
             assert_eq!(frame.into_data().unwrap().len(), length);
         }
         assert!(matches!(next(&mut body), Poll::Ready(None)));
-        let late = Sending { rest: Bytes::from_static(b"z"), until: Instant::now(), _room: None };
+        let late = BodyStream { rest: Bytes::from_static(b"z"), until: Instant::now(), _memory_permit: None };
         assert!(matches!(next(&mut Body::new(late)), Poll::Ready(Some(Err(_)))), "a slow client is disconnected");
     }
 }

@@ -7,35 +7,37 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_api::{Door, DoorInbox, OfProcess, Scraped, Tokens, metrics::MetricsSettings};
+use doctor_api::{
+    AgentInbox, AgentListener, MetricsListener, ProcessMetrics, TokenReviewCache, metrics::MetricsSettings,
+};
 use doctor_backend::{
     clock::{Clock, SystemClock},
-    vouch::{Answer, NotVouched, Voucher},
+    token_review::{ReviewFuture, TokenReviewError, TokenReviewer},
 };
 use doctor_checks::{
     Catalogue,
-    document::{AgentReport, Dropped, RunKey, Schema, Versions},
-    permit::Permit,
+    document::{AgentReport, DroppedReports, RunKey, Schema, Versions},
+    drain_permit::DrainPermit,
     profiles,
 };
 use doctor_core::{
     ids::NodeName,
     node::Hardware,
-    plan::TakeOut,
+    plan::TakeOutPermit,
     policy::Policy,
     time::{Span, Timestamp},
 };
-use doctor_engine::{inbox::Inbox, settings::Settings, wake::Wake};
+use doctor_engine::{inbox::Inbox, settings::Settings, trigger::Trigger};
 use doctor_store::{
     Store,
-    records::{AgentKey, SpeaksBy},
+    records::{AgentAuth, AgentKey},
 };
 
 struct Bed {
     store: Store,
-    door: Door,
-    inbox: DoorInbox,
-    wake: Arc<Wake>,
+    door: AgentListener,
+    inbox: AgentInbox,
+    wake: Arc<Trigger>,
 }
 
 fn node(name: &str) -> NodeName {
@@ -54,17 +56,18 @@ impl Bed {
             store.enroll_agent(&node(name), &key(name), "ann", "x", Timestamp::from_secs(1000)).unwrap();
         }
         store.revoke_agent(&node("n3"), "ann", "x", Timestamp::from_secs(1001)).unwrap();
-        let wake = Arc::new(Wake::default());
+        let wake = Arc::new(Trigger::default());
         let at = "127.0.0.1:0".parse().unwrap();
-        let (door, inbox) = Door::open(at, &store, Arc::new(SystemClock), Arc::clone(&wake)).unwrap();
+        let (door, inbox) = AgentListener::open(at, &store, Arc::new(SystemClock), Arc::clone(&wake)).unwrap();
         Self { store, door, inbox, wake }
     }
 
     /// With a cluster that vouches for agents.
     fn vouched() -> Self {
         let mut bed = Self::new();
-        let (at, tokens) = ("127.0.0.1:0".parse().unwrap(), Tokens::new(Arc::new(Cluster), Span::minutes(1)));
-        let opened = Door::open_with(at, &bed.store, Arc::new(SystemClock), Arc::clone(&bed.wake), Some(tokens));
+        let (at, tokens) = ("127.0.0.1:0".parse().unwrap(), TokenReviewCache::new(Arc::new(Cluster), Span::minutes(1)));
+        let opened =
+            AgentListener::open_with(at, &bed.store, Arc::new(SystemClock), Arc::clone(&bed.wake), Some(tokens));
         (bed.door, bed.inbox) = opened.unwrap();
         bed.door.cycle_ended(true);
         bed
@@ -72,7 +75,7 @@ impl Bed {
 
     #[track_caller]
     fn expect_of(&self, status: &str, name: &str, token: &str, report: &AgentReport) -> String {
-        let body = report.sign(&RunKey::of_token(token)).unwrap();
+        let body = report.sign(&RunKey::from_token(token)).unwrap();
         let head = head(name, body.len()).replace("\r\n\r\n", &format!("\r\nauthorization: Bearer {token}\r\n\r\n"));
         let answer = exchange(self.door.address(), &head, &body);
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
@@ -100,12 +103,12 @@ impl Bed {
 /// A cluster whose token for the agent on a node is the node's name.
 struct Cluster;
 
-impl Voucher for Cluster {
-    fn whose(&self, token: String) -> Answer {
+impl TokenReviewer for Cluster {
+    fn review(&self, token: String) -> ReviewFuture {
         Box::pin(async move {
             match token.as_str() {
-                "away" => Err(NotVouched::Unanswered("connection refused".to_owned())),
-                "old" => Err(NotVouched::Refused("it has expired".to_owned())),
+                "away" => Err(TokenReviewError::Unavailable("connection refused".to_owned())),
+                "old" => Err(TokenReviewError::Rejected("it has expired".to_owned())),
                 name => Ok(node(name)),
             }
         })
@@ -137,7 +140,7 @@ fn heartbeat(name: &str, number: u64) -> AgentReport {
         number,
         at: Timestamp::from_secs(2000 + number as i64),
         checks: Vec::new(),
-        versions: Versions { program: "0.1.0".to_owned(), schema: Schema::KNOWN, policy: 1, waiting: 0 },
+        versions: Versions { program: "0.1.0".to_owned(), schema: Schema::CURRENT, policy: 1, waiting: 0 },
         dropped: None,
     }
 }
@@ -147,7 +150,7 @@ fn report(name: &str, number: u64) -> AgentReport {
     let at = Timestamp::from_secs(2000);
     AgentReport {
         up: None,
-        dropped: Some(Dropped { reports: 1, checks: [].into(), from: at, to: at }),
+        dropped: Some(DroppedReports { reports: 1, checks: [].into(), from: at, to: at }),
         ..heartbeat(name, number)
     }
 }
@@ -179,8 +182,8 @@ fn no_node_speaks_for_another() {
     let mut changed = signed(&report("n1", 1), "n1");
     *changed.last_mut().unwrap() ^= 1;
     bed.expect("403", "n1", &changed);
-    assert!(bed.inbox.waiting().is_empty(), "no message reached the engine");
-    assert!(bed.inbox.take_heard(SystemClock.now().plus(Span::hours(1))).is_empty(), "no contact was recorded");
+    assert!(bed.inbox.pending().is_empty(), "no message reached the engine");
+    assert!(bed.inbox.take_last_reports(SystemClock.now().plus(Span::hours(1))).is_empty(), "no contact was recorded");
 }
 
 #[test]
@@ -209,30 +212,30 @@ fn a_report_is_answered_once_it_is_stored_and_wakes_the_engine() {
     let (to, body) = (bed.door.address(), signed(&report("n1", 1), "n1"));
     let agent = std::thread::spawn(move || exchange(to, &head("n1", body.len()), &body));
     assert!(bed.wake.wait(Duration::from_secs(120)), "the engine was not woken");
-    let waiting = bed.inbox.waiting();
+    let waiting = bed.inbox.pending();
     assert_eq!((waiting.len(), waiting[0].node.clone()), (1, node("n1")));
     assert!(!agent.is_finished(), "it was answered before it was stored");
     // A cycle that does not know the cluster yet leaves it; the next one follows immediately.
     bed.door.cycle_ended(true);
     assert!(bed.wake.wait(Duration::ZERO));
-    let again: Vec<u64> = bed.inbox.waiting().iter().map(|message| message.number).collect();
+    let again: Vec<u64> = bed.inbox.pending().iter().map(|message| message.number).collect();
     bed.inbox.acknowledge(&again);
     assert!(agent.join().unwrap().starts_with("HTTP/1.1 200 "));
-    assert!(bed.inbox.waiting().is_empty());
+    assert!(bed.inbox.pending().is_empty());
 }
 
 #[test]
 fn waiting_reports_on_nodes_and_at_the_endpoint_are_exported_as_metrics() {
     let bed = Bed::leading();
-    let policy = Policy::standard();
+    let policy = Policy::built_in();
     let catalogue = Catalogue::with_site_checks(&policy);
     let settings = Settings::new(policy, catalogue, profiles::built_in().profiles()).unwrap();
-    let own = || OfProcess { spool: Some(bed.door.spool()), traces: None };
+    let own = || ProcessMetrics { spool: Some(bed.door.spool()), traces: None };
     // A scrape is cached; a new listener computes it again.
     let scrape = || {
         let at = "127.0.0.1:0".parse().unwrap();
         let (clock, metrics) = (Arc::new(SystemClock), MetricsSettings::default());
-        let scraped = Scraped::open(at, metrics, bed.store.clone(), clock, settings.clone(), own()).unwrap();
+        let scraped = MetricsListener::open(at, metrics, bed.store.clone(), clock, settings.clone(), own()).unwrap();
         exchange(scraped.address(), "GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", b"")
     };
     let waits = |place: &str, count: u32| {
@@ -263,55 +266,55 @@ fn a_report_that_is_not_stored_in_time_gets_503() {
     let began = Instant::now();
     let answer = bed.expect("503", "n1", &signed(&report("n1", 1), "n1"));
     assert!(began.elapsed() < Duration::from_secs(240) && answer.contains("retry-after"), "{answer}");
-    assert!(bed.inbox.waiting().is_empty());
+    assert!(bed.inbox.pending().is_empty());
 }
 
 #[test]
 fn heartbeats_are_recorded_without_the_engine_and_a_replay_is_not() {
     let mut bed = Bed::leading();
     let enrolled = Some(Timestamp::from_secs(1000));
-    assert_eq!(bed.inbox.heard(&node("n1")), enrolled, "an agent counts from its enrolment");
-    assert_eq!((bed.inbox.heard(&node("n3")), bed.inbox.heard(&node("n9"))), (None, None));
+    assert_eq!(bed.inbox.last_report(&node("n1")), enrolled, "an agent counts from its enrolment");
+    assert_eq!((bed.inbox.last_report(&node("n3")), bed.inbox.last_report(&node("n9"))), (None, None));
     bed.expect("200", "n1", &signed(&heartbeat("n1", 5), "n1"));
-    let heard = bed.inbox.heard(&node("n1"));
+    let heard = bed.inbox.last_report(&node("n1"));
     assert!(heard > enrolled);
-    assert!(bed.inbox.waiting().is_empty());
+    assert!(bed.inbox.pending().is_empty());
     let later = SystemClock.now().plus(Span::hours(1));
     let lease = bed.store.acquire("test", SystemClock.now(), Span::hours(2)).unwrap();
-    let noted = bed.inbox.take_heard(later);
+    let noted = bed.inbox.take_last_reports(later);
     assert_eq!(noted.iter().map(|(node, heard)| (node.as_str(), heard.number)).collect::<Vec<_>>(), [("n1", 5)]);
-    bed.store.note_agents(&lease, &noted).unwrap();
-    assert!(bed.inbox.take_heard(later.plus(Span::from_secs(59))).is_empty(), "at most once a minute");
+    bed.store.record_agent_contacts(&lease, &noted).unwrap();
+    assert!(bed.inbox.take_last_reports(later.plus(Span::from_secs(59))).is_empty(), "at most once a minute");
 
     // A client replays it, also to a controller started since.
     bed.expect("200", "n1", &signed(&heartbeat("n1", 5), "n1"));
-    assert_eq!(bed.inbox.heard(&node("n1")), heard);
+    assert_eq!(bed.inbox.last_report(&node("n1")), heard);
     let at = "127.0.0.1:0".parse().unwrap();
-    let (door, inbox) = Door::open(at, &bed.store, Arc::new(SystemClock), Arc::default()).unwrap();
+    let (door, inbox) = AgentListener::open(at, &bed.store, Arc::new(SystemClock), Arc::default()).unwrap();
     door.cycle_ended(true);
     let body = signed(&heartbeat("n1", 5), "n1");
     assert!(exchange(door.address(), &head("n1", body.len()), &body).starts_with("HTTP/1.1 200 "));
-    assert_eq!(inbox.heard(&node("n1")), heard);
+    assert_eq!(inbox.last_report(&node("n1")), heard);
 }
 
 #[test]
 fn a_node_that_its_cluster_vouches_for_needs_no_enrolment_and_is_known_from_then_on() {
     let mut bed = Bed::vouched();
     bed.expect_of("200", "n7", "n7", &heartbeat("n7", 5));
-    let heard = bed.inbox.heard(&node("n7"));
+    let heard = bed.inbox.last_report(&node("n7"));
     assert!(heard.is_some());
     let lease = bed.store.acquire("test", SystemClock.now(), Span::hours(2)).unwrap();
-    let noted = bed.inbox.take_heard(SystemClock.now());
+    let noted = bed.inbox.take_last_reports(SystemClock.now());
     assert_eq!(noted.iter().map(|(node, heard)| (node.as_str(), heard.number)).collect::<Vec<_>>(), [("n7", 5)]);
-    bed.store.note_agents(&lease, &noted).unwrap();
-    assert!(matches!(bed.store.agent_key(&node("n7")).unwrap(), AgentKey::Vouched { heard: Some(_) }));
+    bed.store.record_agent_contacts(&lease, &noted).unwrap();
+    assert!(matches!(bed.store.agent_key(&node("n7")).unwrap(), AgentKey::ClusterToken { heard: Some(_) }));
     let row = bed.store.agents().unwrap().into_iter().find(|agent| agent.node == node("n7")).unwrap();
-    assert_eq!((row.speaks_by, row.revoked), (SpeaksBy::Token, None));
+    assert_eq!((row.speaks_by, row.revoked), (AgentAuth::Token, None));
     assert_eq!(bed.store.audit(1, None).unwrap()[0].what, "introduce-agent");
     // A replay proves nothing about the present, and without a token the name is rejected.
     bed.expect_of("200", "n7", "n7", &heartbeat("n7", 5));
-    assert_eq!(bed.inbox.heard(&node("n7")), heard);
-    bed.expect("401", "n7", &heartbeat("n7", 6).sign(&RunKey::of_token("n7")).unwrap());
+    assert_eq!(bed.inbox.last_report(&node("n7")), heard);
+    bed.expect("401", "n7", &heartbeat("n7", 6).sign(&RunKey::from_token("n7")).unwrap());
     // An enrolled agent may switch to tokens.
     bed.expect_of("200", "n1", "n1", &heartbeat("n1", 1));
     bed.expect("200", "n1", &signed(&heartbeat("n1", 2), "n1"));
@@ -331,7 +334,7 @@ fn a_token_is_valid_for_its_own_node_while_the_cluster_confirms_it() {
     let head = head("n7", body.len()).replace("\r\n\r\n", "\r\nauthorization: Bearer n7\r\n\r\n");
     assert!(exchange(bed.door.address(), &head, &body).starts_with("HTTP/1.1 403 "));
     bed.expect_of("401", "n3", "n3", &report("n3", 1)).contains("revoked");
-    assert!(bed.inbox.waiting().is_empty() && bed.inbox.take_heard(SystemClock.now()).is_empty());
+    assert!(bed.inbox.pending().is_empty() && bed.inbox.take_last_reports(SystemClock.now()).is_empty());
     assert!(Bed::leading().expect_of("401", "n1", "n1", &report("n1", 1)).contains("tokens are not accepted"));
 }
 
@@ -339,7 +342,7 @@ fn a_token_is_valid_for_its_own_node_while_the_cluster_confirms_it() {
 fn an_agent_that_the_cluster_vouches_for_can_be_revoked() {
     let mut bed = Bed::vouched();
     bed.expect_of("200", "n7", "n7", &heartbeat("n7", 1));
-    bed.inbox.take_heard(SystemClock.now());
+    bed.inbox.take_last_reports(SystemClock.now());
     assert!(bed.store.revoke_agent(&node("n7"), "ann", "taken over", SystemClock.now()).unwrap());
     assert!(bed.expect_of("401", "n7", "n7", &heartbeat("n7", 2)).contains("revoked"));
     bed.store.enroll_agent(&node("n7"), &key("n7"), "ann", "cleaned", SystemClock.now()).unwrap();
@@ -359,17 +362,17 @@ fn each_response_says_whether_the_breaker_permits_a_drain() {
     let permit = |name: &str, number: u64| {
         let answer = bed.expect("200", name, &heartbeat(name, number).sign(&key(name)).unwrap());
         let value = answer.lines().find_map(|line| line.strip_prefix("x-doctor-permit: ").map(str::to_owned))?;
-        Some(Permit::open(&value, &node(name), number, &key(name)).expect("the permit is signed for this report"))
+        Some(DrainPermit::open(&value, &node(name), number, &key(name)).expect("the permit is signed for this report"))
     };
     assert_eq!(permit("n1", 1), None, "no cycle has ended yet");
     let every = Duration::from_secs(60);
-    bed.door.may_take_out(Some(TakeOut::AllBut([node("n2")].into())), every);
-    assert_eq!(permit("n1", 2), Some(Permit { lasts: Span::minutes(2) }));
+    bed.door.set_drain_permits(Some(TakeOutPermit::AllExcept([node("n2")].into())), every);
+    assert_eq!(permit("n1", 2), Some(DrainPermit { duration: Span::minutes(2) }));
     assert_eq!(permit("n2", 1), None, "the breaker's limit of its pool is reached");
-    bed.door.may_take_out(Some(TakeOut::Nobody), every);
+    bed.door.set_drain_permits(Some(TakeOutPermit::NoNode), every);
     assert_eq!(permit("n1", 3), None, "the breaker opened");
-    bed.door.may_take_out(Some(TakeOut::AllBut([].into())), every);
+    bed.door.set_drain_permits(Some(TakeOutPermit::AllExcept([].into())), every);
     assert!(permit("n1", 4).is_some());
-    bed.door.may_take_out(None, every);
+    bed.door.set_drain_permits(None, every);
     assert_eq!(permit("n1", 5), None, "the store failed: unknown");
 }

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_api::api::{TlsFiles, Web, WebConfig, WebParts};
+use doctor_api::api::{ApiDeps, ApiServer, TlsFiles, WebConfig};
 use doctor_backend::clock::SystemClock;
 use doctor_checks::Catalogue;
 use doctor_core::{policy::Policy, profile::Profiles};
@@ -31,13 +31,13 @@ fn ask(trusted: &Path, port: u16, scheme: &str) -> Option<String> {
     said.status.success().then(|| String::from_utf8_lossy(&said.stdout).into_owned())
 }
 
-fn parts() -> WebParts {
-    let settings = Settings::new(Policy::standard(), Catalogue::built_in(), Profiles::default()).unwrap();
-    WebParts {
+fn parts() -> ApiDeps {
+    let settings = Settings::new(Policy::built_in(), Catalogue::built_in(), Profiles::default()).unwrap();
+    ApiDeps {
         store: Store::open_in_memory().unwrap(),
         clock: Arc::new(SystemClock),
-        wake: Arc::default(),
-        audience: Arc::default(),
+        cycle_trigger: Arc::default(),
+        snapshot_feed: Arc::default(),
         share: None,
         settings,
     }
@@ -54,11 +54,11 @@ fn a_client_that_trusts_the_certificate_is_served_and_a_new_one_is_loaded_at_run
         println!("NOT RUN: the API over TLS: openssl or curl is not installed");
         return;
     }
-    let config = WebConfig { tls: Some(files.clone()), ..WebConfig::on("127.0.0.1:0".parse().unwrap()) };
+    let config = WebConfig { tls: Some(files.clone()), ..WebConfig::listening_on("127.0.0.1:0".parse().unwrap()) };
     let bad = TlsFiles { certificate: files.key.clone(), key: files.certificate.clone() };
-    let refused = Web::open(&WebConfig { tls: Some(bad), ..config.clone() }, parts()).unwrap_err().to_string();
+    let refused = ApiServer::open(&WebConfig { tls: Some(bad), ..config.clone() }, parts()).unwrap_err().to_string();
     assert!(refused.contains("[web.tls]"), "{refused}");
-    let web = Web::open(&config, parts()).unwrap();
+    let web = ApiServer::open(&config, parts()).unwrap();
     let port = web.address().port();
     std::fs::copy(&files.certificate, at("first.crt")).unwrap();
     let answer = ask(&at("first.crt"), port, "https").expect("the API responds");

@@ -4,31 +4,31 @@ use std::{path::PathBuf, time::Duration};
 
 use doctor_backend::{
     BackendError, Effect,
-    http::{self, HttpError, HttpErrorKind, Proxy, Request, Trust},
+    http::{self, HttpError, HttpErrorKind, Proxy, Request, TrustedRoots},
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use super::config::{BadSettings, DstackConfig, Place};
+use super::config::{DstackConfig, DstackConfigError, Endpoint};
 
 /// The API version that this client uses. A server of another generation rejects it.
 const VERSION: &str = "0.22.5";
 /// Ten thousand instances are about ten megabytes.
-const MOST_BYTES: usize = 64 << 20;
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
 /// The most characters of a rejection that are quoted, and the most bytes of it that are read.
-const MOST_SAID: usize = 300;
-const MOST_REFUSAL: usize = 64 << 10;
+const MAX_QUOTED_CHARS: usize = 300;
+const MAX_ERROR_BYTES: usize = 64 << 10;
 
 /// Whether a request changes anything, so that a lost response leaves its effect unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Does {
-    Reads,
-    Changes,
+pub(super) enum Access {
+    Read,
+    Write,
 }
 
 #[derive(Debug)]
 pub(super) struct Client {
-    place: Place,
+    endpoint: Endpoint,
     token_file: Option<PathBuf>,
     token_variable: String,
     deadline: Duration,
@@ -37,57 +37,59 @@ pub(super) struct Client {
 
 /// Why a request has no response.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NoAnswer {
+pub(super) enum DstackApiError {
     #[error("no token: {0}")]
     NoToken(String),
     #[error("connecting to {at}: {source}")]
     Connect { at: String, source: HttpError },
     #[error("request to {at} failed: {source}")]
-    Broken { at: String, source: HttpError },
+    Request { at: String, source: HttpError },
     #[error("the response of {0} exceeds the size limit")]
     TooLong(String),
     #[error("{0} did not respond in HTTP")]
-    NoHttp(String),
+    InvalidHttp(String),
     #[error("unexpected response to {path}: {source}")]
-    NotThat { path: String, source: serde_json::Error },
+    UnexpectedBody { path: String, source: serde_json::Error },
     #[error("{at} answered with {status}: {text}")]
-    Refused { at: String, status: u16, code: Option<String>, text: String },
+    Rejected { at: String, status: u16, code: Option<String>, text: String },
 }
 
-impl NoAnswer {
+impl DstackApiError {
     /// Returns whether the server reports that the resource does not exist.
-    pub(super) fn is_not_there(&self) -> bool {
-        matches!(self, Self::Refused { code: Some(code), .. } if code == "resource_not_exists")
+    pub(super) fn is_not_found(&self) -> bool {
+        matches!(self, Self::Rejected { code: Some(code), .. } if code == "resource_not_exists")
     }
 
-    fn effect(&self, does: Does) -> Effect {
+    fn effect(&self, does: Access) -> Effect {
         let not_heard = match does {
-            Does::Reads => Effect::NoneTryAgain,
-            Does::Changes => Effect::Unknown,
+            Access::Read => Effect::NotAppliedRetry,
+            Access::Write => Effect::Unknown,
         };
         match self {
-            Self::NoToken(_) | Self::Connect { .. } => Effect::NoneTryAgain,
-            Self::Refused { status: 408 | 429, .. } => Effect::NoneTryAgain,
-            Self::Refused { status: 400..=499, .. } => Effect::NoneGiveUp,
-            Self::Broken { .. } | Self::TooLong(_) | Self::NoHttp(_) | Self::NotThat { .. } | Self::Refused { .. } => {
-                not_heard
-            }
+            Self::NoToken(_) | Self::Connect { .. } => Effect::NotAppliedRetry,
+            Self::Rejected { status: 408 | 429, .. } => Effect::NotAppliedRetry,
+            Self::Rejected { status: 400..=499, .. } => Effect::NotAppliedPermanent,
+            Self::Request { .. }
+            | Self::TooLong(_)
+            | Self::InvalidHttp(_)
+            | Self::UnexpectedBody { .. }
+            | Self::Rejected { .. } => not_heard,
         }
     }
 
-    pub(super) fn during(&self, operation: &'static str, does: Does) -> BackendError {
+    pub(super) fn to_backend_error(&self, operation: &'static str, does: Access) -> BackendError {
         BackendError { operation, text: self.to_string(), effect: self.effect(does) }
     }
 }
 
 impl Client {
     pub(super) fn new(config: &DstackConfig) -> Result<Self, String> {
-        let place = config.place().map_err(|error: BadSettings| error.to_string())?;
-        let trust = config.ca_file.as_deref().map_or(Trust::Machine, Trust::Only);
-        let roots = place.secure.then(|| http::roots(trust)).transpose();
+        let place = config.endpoint().map_err(|error: DstackConfigError| error.to_string())?;
+        let trust = config.ca_file.as_deref().map_or(TrustedRoots::System, TrustedRoots::File);
+        let roots = place.tls.then(|| http::roots(trust)).transpose();
         let roots = roots.map_err(|error| format!("`ca_file` {error}"))?.unwrap_or_default();
         Ok(Self {
-            place,
+            endpoint: place,
             token_file: config.token_file.clone(),
             token_variable: config.token_variable.clone(),
             deadline: config.deadline.to_std(),
@@ -95,22 +97,25 @@ impl Client {
         })
     }
 
-    fn token(&self) -> Result<String, NoAnswer> {
+    fn token(&self) -> Result<String, DstackApiError> {
         let token = match &self.token_file {
             Some(path) => std::fs::read_to_string(path)
-                .map_err(|error| NoAnswer::NoToken(format!("`token_file` {}: {error}", path.display())))?,
+                .map_err(|error| DstackApiError::NoToken(format!("`token_file` {}: {error}", path.display())))?,
             None => std::env::var(&self.token_variable).map_err(|_| {
-                NoAnswer::NoToken(format!("set the environment variable {}, or `token_file`", self.token_variable))
+                DstackApiError::NoToken(format!(
+                    "set the environment variable {}, or `token_file`",
+                    self.token_variable
+                ))
             })?,
         };
         // A token is one word; a line break would begin another header.
         let token: String = token.trim().chars().filter(char::is_ascii_graphic).collect();
-        if token.is_empty() { Err(NoAnswer::NoToken("the token is empty".to_owned())) } else { Ok(token) }
+        if token.is_empty() { Err(DstackApiError::NoToken("the token is empty".to_owned())) } else { Ok(token) }
     }
 
     /// Posts a request and parses the response.
-    pub(super) fn ask<T: DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T, NoAnswer> {
-        let Place { host, port, before, secure } = &self.place;
+    pub(super) fn post<T: DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T, DstackApiError> {
+        let Endpoint { host, port, path_prefix: before, tls: secure } = &self.endpoint;
         let at = format!("{host}:{port}");
         let scheme = if *secure { "https" } else { "http" };
         let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
@@ -125,28 +130,28 @@ impl Client {
         let failed = |source: HttpError| {
             let at = at.clone();
             match source.kind {
-                HttpErrorKind::TooLong => NoAnswer::TooLong(at),
-                HttpErrorKind::NotHttp => NoAnswer::NoHttp(at),
-                _ if source.was_sent() => NoAnswer::Broken { at, source },
-                _ => NoAnswer::Connect { at, source },
+                HttpErrorKind::TooLong => DstackApiError::TooLong(at),
+                HttpErrorKind::NotHttp => DstackApiError::InvalidHttp(at),
+                _ if source.was_sent() => DstackApiError::Request { at, source },
+                _ => DstackApiError::Connect { at, source },
             }
         };
         let body = body.to_string();
-        let request = Request { url: &url, headers: &headers, body: Some(body.as_bytes()), within: self.deadline };
+        let request = Request { url: &url, headers: &headers, body: Some(body.as_bytes()), timeout: self.deadline };
         let answer = self.http.send(&request).map_err(failed)?;
         let status = answer.status;
         if status != 200 {
-            let (code, text) = refusal(answer.beginning(MOST_REFUSAL).as_bytes());
-            return Err(NoAnswer::Refused { at, status, code, text });
+            let (code, text) = parse_error_body(answer.read_prefix(MAX_ERROR_BYTES).as_bytes());
+            return Err(DstackApiError::Rejected { at, status, code, text });
         }
-        let body = answer.read(MOST_BYTES).map_err(failed)?;
-        serde_json::from_slice(&body).map_err(|source| NoAnswer::NotThat { path: path.to_owned(), source })
+        let body = answer.read(MAX_RESPONSE_BYTES).map_err(failed)?;
+        serde_json::from_slice(&body).map_err(|source| DstackApiError::UnexpectedBody { path: path.to_owned(), source })
     }
 }
 
 /// `{"detail": {"msg": …, "code": …}}`, or a list of them.
 #[derive(Debug, Deserialize)]
-struct Refusal {
+struct ErrorBody {
     detail: Details,
 }
 
@@ -165,8 +170,8 @@ struct Detail {
 }
 
 /// Returns the code and the message of a rejection.
-fn refusal(body: &[u8]) -> (Option<String>, String) {
-    let (code, text) = match serde_json::from_slice::<Refusal>(body).map(|refusal| refusal.detail) {
+fn parse_error_body(body: &[u8]) -> (Option<String>, String) {
+    let (code, text) = match serde_json::from_slice::<ErrorBody>(body).map(|refusal| refusal.detail) {
         Ok(Details::One(detail)) => (detail.code, detail.msg),
         Ok(Details::Many(details)) => {
             let words: Vec<&str> = details.iter().map(|detail| detail.msg.as_str()).collect();
@@ -175,7 +180,7 @@ fn refusal(body: &[u8]) -> (Option<String>, String) {
         Ok(Details::Text(text)) => (None, text),
         Err(_) => (None, String::from_utf8_lossy(body).into_owned()),
     };
-    (code, text.chars().take(MOST_SAID).collect())
+    (code, text.chars().take(MAX_QUOTED_CHARS).collect())
 }
 
 #[cfg(test)]
@@ -217,7 +222,7 @@ mod tests {
     fn a_question_carries_the_token_as_one_word_and_the_version() {
         let (config, serving) = server("HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n{\"a\":1}");
         let (_folder, client) = with_token(config);
-        assert_eq!(client.ask::<Value>("/api/x", &Value::Null).unwrap()["a"], 1);
+        assert_eq!(client.post::<Value>("/api/x", &Value::Null).unwrap()["a"], 1);
         let asked = serving.join().unwrap();
         assert!(asked.starts_with("POST /dstack/api/x HTTP/1.1\r\n"), "{asked}");
         assert!(asked.contains("\r\nauthorization: Bearer secret-tokenX-Evil:1\r\n"), "{asked}");
@@ -226,29 +231,29 @@ mod tests {
 
     #[test]
     fn every_failure_says_whether_to_ask_again() {
-        use Effect::{NoneGiveUp, NoneTryAgain, Unknown};
+        use Effect::{NotAppliedPermanent, NotAppliedRetry, Unknown};
         let not_there =
             "HTTP/1.1 400 Bad\r\n\r\n{\"detail\":[{\"msg\":\"Run not found\",\"code\":\"resource_not_exists\"}]}";
         for (answer, read, changed, words) in [
-            (not_there, NoneGiveUp, NoneGiveUp, "400: Run not found"),
+            (not_there, NotAppliedPermanent, NotAppliedPermanent, "400: Run not found"),
             (
                 "HTTP/1.1 403 No\r\n\r\n{\"detail\":{\"msg\":\"Invalid token\",\"code\":null}}",
-                NoneGiveUp,
-                NoneGiveUp,
+                NotAppliedPermanent,
+                NotAppliedPermanent,
                 "Invalid token",
             ),
-            ("HTTP/1.1 429 Slow\r\n\r\nlater", NoneTryAgain, NoneTryAgain, "429: later"),
-            ("HTTP/1.1 500 Oops\r\n\r\nInternal", NoneTryAgain, Unknown, "500: Internal"),
-            ("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", NoneTryAgain, Unknown, "did not respond in HTTP"),
-            ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", NoneTryAgain, Unknown, "unexpected response"),
+            ("HTTP/1.1 429 Slow\r\n\r\nlater", NotAppliedRetry, NotAppliedRetry, "429: later"),
+            ("HTTP/1.1 500 Oops\r\n\r\nInternal", NotAppliedRetry, Unknown, "500: Internal"),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", NotAppliedRetry, Unknown, "did not respond in HTTP"),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", NotAppliedRetry, Unknown, "unexpected response"),
         ] {
             let (config, serving) = server(answer);
             let (_folder, client) = with_token(config);
-            let failed = client.ask::<std::collections::BTreeMap<String, u32>>("/x", &Value::Null).unwrap_err();
+            let failed = client.post::<std::collections::BTreeMap<String, u32>>("/x", &Value::Null).unwrap_err();
             serving.join().unwrap();
-            assert_eq!((failed.effect(Does::Reads), failed.effect(Does::Changes)), (read, changed), "{failed}");
+            assert_eq!((failed.effect(Access::Read), failed.effect(Access::Write)), (read, changed), "{failed}");
             assert!(failed.to_string().contains(words), "{failed}");
-            assert_eq!(failed.is_not_there(), answer == not_there);
+            assert_eq!(failed.is_not_found(), answer == not_there);
             assert!(!failed.to_string().contains("secret-token"));
         }
     }
@@ -258,10 +263,10 @@ mod tests {
         let (config, _serving) = server("");
         let closed = DstackConfig { url: "http://127.0.0.1:1".to_owned(), ..config.clone() };
         let (_folder, client) = with_token(closed);
-        let failed = client.ask::<Value>("/x", &Value::Null).unwrap_err();
-        assert_eq!(failed.effect(Does::Changes), Effect::NoneTryAgain, "{failed}");
+        let failed = client.post::<Value>("/x", &Value::Null).unwrap_err();
+        assert_eq!(failed.effect(Access::Write), Effect::NotAppliedRetry, "{failed}");
         let no_token = DstackConfig { token_variable: "DOCTOR_TEST_NO_SUCH_TOKEN".to_owned(), ..config };
-        let failed = Client::new(&no_token).unwrap().ask::<Value>("/x", &Value::Null).unwrap_err();
+        let failed = Client::new(&no_token).unwrap().post::<Value>("/x", &Value::Null).unwrap_err();
         assert!(failed.to_string().contains("DOCTOR_TEST_NO_SUCH_TOKEN"), "{failed}");
     }
 
@@ -308,7 +313,10 @@ server.serve_forever()
             let url = format!("https://{host}:{}", port.trim());
             let config = DstackConfig { url, ca_file: authorities.map(Into::into), ..DstackConfig::default() };
             let (_folder, client) = with_token(config);
-            client.ask::<Value>("/x", &Value::Null).map(|answer| answer["a"].clone()).map_err(|error| error.to_string())
+            client
+                .post::<Value>("/x", &Value::Null)
+                .map(|answer| answer["a"].clone())
+                .map_err(|error| error.to_string())
         };
         let known = asked("localhost", Some(&certificate));
         let (stranger, misnamed) = (asked("localhost", None), asked("127.0.0.1", Some(&certificate)));

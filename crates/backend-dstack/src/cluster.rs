@@ -15,19 +15,19 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::{
-    answers::{Fleet, Instance, Myself, run_name},
-    carry::Carried,
-    client::{Client, Does},
+    api_types::{CurrentUser, Fleet, Instance, run_name},
+    client::{Access, Client},
     config::DstackConfig,
     orphaned_secrets::OrphanedSecrets,
-    side_door::SideDoor,
-    work::Run,
+    result_transport::RunResults,
+    run_types::Run,
+    ssh_fallback::SshFallback,
 };
 
 /// The page size of lists, which is the largest that dstack returns.
 pub(super) const PAGE: usize = 100;
 /// The most pages of one list: more than ten thousand fleets or runs indicate an error.
-const MOST_PAGES: usize = 100;
+const MAX_PAGES: usize = 100;
 
 #[derive(Debug)]
 pub struct DstackBackend {
@@ -35,24 +35,24 @@ pub struct DstackBackend {
     pub(super) client: Client,
     /// The policy file for jobs.
     pub(super) policy: Option<PathBuf>,
-    pub(super) known: Mutex<Known>,
-    pub(super) carried: Carried,
+    pub(super) cache: Mutex<Cache>,
+    pub(super) run_results: RunResults,
     /// Access to instances on which dstack starts nothing.
-    pub(super) door: Option<SideDoor>,
+    pub(super) ssh_fallback: Option<SshFallback>,
 }
 
 /// Cached facts.
 #[derive(Debug, Default)]
-pub(super) struct Known {
-    me: Option<String>,
+pub(super) struct Cache {
+    user: Option<String>,
     /// When jobs started to run, by submission.
-    pub(super) began: BTreeMap<String, Timestamp>,
+    pub(super) job_starts: BTreeMap<String, Timestamp>,
     /// When instances were last used, by id.
-    pub(super) used: BTreeMap<String, Timestamp>,
+    pub(super) last_used: BTreeMap<String, Timestamp>,
     /// Runs of this process whose key may still be a secret of the project.
     pub(super) secrets: BTreeSet<RunId>,
     /// Secrets that other processes left behind.
-    pub(super) left: OrphanedSecrets,
+    pub(super) orphaned_secrets: OrphanedSecrets,
     /// Runs that were cancelled.
     pub(super) stopped: BTreeSet<RunId>,
 }
@@ -63,16 +63,23 @@ impl DstackBackend {
     /// # Errors
     /// If the settings are invalid, or the certificates cannot be loaded.
     pub fn open(config: DstackConfig, policy: Option<&Path>) -> Result<Self, BackendError> {
-        let refuse = |text: String| refused("open the dstack backend", text);
+        let refuse = |text: String| permanent_error("open the dstack backend", text);
         config.check().map_err(|error| refuse(error.to_string()))?;
         let client = Client::new(&config).map_err(refuse)?;
-        let door = config.ssh.as_ref().map(|settings| SideDoor::open(settings, policy)).transpose()?;
+        let door = config.ssh.as_ref().map(|settings| SshFallback::open(settings, policy)).transpose()?;
         let policy = policy.map(Path::to_owned);
-        Ok(Self { config, client, policy, known: Mutex::default(), carried: Carried::default(), door })
+        Ok(Self {
+            config,
+            client,
+            policy,
+            cache: Mutex::default(),
+            run_results: RunResults::default(),
+            ssh_fallback: door,
+        })
     }
 
-    pub(super) fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn cache(&self) -> MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn read<T: DeserializeOwned>(
@@ -81,7 +88,7 @@ impl DstackBackend {
         path: &str,
         body: &Value,
     ) -> Result<T, BackendError> {
-        self.client.ask(path, body).map_err(|error| error.during(operation, Does::Reads))
+        self.client.post(path, body).map_err(|error| error.to_backend_error(operation, Access::Read))
     }
 
     pub(super) fn in_project(&self, what: &str) -> String {
@@ -89,7 +96,7 @@ impl DstackBackend {
     }
 
     /// Reads every page of a list; `after` returns the position from which the next one continues.
-    fn pages<T: DeserializeOwned>(
+    fn read_pages<T: DeserializeOwned>(
         &self,
         operation: &'static str,
         path: &str,
@@ -97,7 +104,7 @@ impl DstackBackend {
         after: impl Fn(&T) -> Value,
     ) -> Result<Vec<T>, BackendError> {
         let mut all: Vec<T> = Vec::new();
-        for _ in 0..MOST_PAGES {
+        for _ in 0..MAX_PAGES {
             let mut body = ask.clone();
             if let (Some(last), Some(body)) = (all.last(), body.as_object_mut()) {
                 body.extend(after(last).as_object().cloned().unwrap_or_default());
@@ -109,14 +116,14 @@ impl DstackBackend {
                 return Ok(all);
             }
         }
-        Err(try_again(operation, format!("{path} has more than {} entries", all.len())))
+        Err(retryable_error(operation, format!("{path} has more than {} entries", all.len())))
     }
 
     /// Returns the managed fleets with all their instances. The server's list of instances omits those that are being created.
     pub(super) fn fleets(&self, operation: &'static str) -> Result<Vec<Fleet>, BackendError> {
         let ask = json!({ "project_name": self.config.project, "only_active": true, "limit": PAGE });
         let after = |fleet: &Fleet| json!({ "prev_created_at": fleet.created_at, "prev_id": fleet.id });
-        let mut fleets = self.pages(operation, "/api/fleets/list", &ask, after)?;
+        let mut fleets = self.read_pages(operation, "/api/fleets/list", &ask, after)?;
         if !self.config.fleets.is_empty() {
             fleets.retain(|fleet: &Fleet| self.config.fleets.contains(&fleet.name));
         }
@@ -126,26 +133,26 @@ impl DstackBackend {
     pub(super) fn runs(&self, operation: &'static str) -> Result<Vec<Run>, BackendError> {
         let ask = json!({ "project_name": self.config.project, "only_active": true, "limit": PAGE, "job_submissions_limit": 1 });
         let after = |run: &Run| json!({ "prev_submitted_at": run.submitted_at, "prev_run_id": run.id });
-        self.pages(operation, "/api/runs/list", &ask, after)
+        self.read_pages(operation, "/api/runs/list", &ask, after)
     }
 
     /// Returns the user name of our token.
-    pub(super) fn me(&self, operation: &'static str) -> Result<String, BackendError> {
-        if let Some(me) = &self.known().me {
+    pub(super) fn current_user(&self, operation: &'static str) -> Result<String, BackendError> {
+        if let Some(me) = &self.cache().user {
             return Ok(me.clone());
         }
-        let me: Myself = self.read(operation, "/api/users/get_my_user", &json!({}))?;
-        self.known().me = Some(me.username.clone());
+        let me: CurrentUser = self.read(operation, "/api/users/get_my_user", &json!({}))?;
+        self.cache().user = Some(me.username.clone());
         Ok(me.username)
     }
 
     /// Returns `None` if the server has no such run.
     pub(super) fn run(&self, operation: &'static str, run: RunId) -> Result<Option<Run>, BackendError> {
-        let asked = self.client.ask(&self.in_project("runs/get"), &json!({ "run_name": run_name(run) }));
+        let asked = self.client.post(&self.in_project("runs/get"), &json!({ "run_name": run_name(run) }));
         match asked {
             Ok(run) => Ok(Some(run)),
-            Err(error) if error.is_not_there() => Ok(None),
-            Err(error) => Err(error.during(operation, Does::Reads)),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error.to_backend_error(operation, Access::Read)),
         }
     }
 
@@ -165,15 +172,16 @@ impl DstackBackend {
     /// Like [`Self::find`], but a missing instance is a permanent error.
     pub(super) fn instance(&self, operation: &'static str, node: &NodeName) -> Result<(Fleet, Instance), BackendError> {
         let project = &self.config.project;
-        let missing = || refused(operation, format!("there is no instance {node} in the fleets of project {project}"));
+        let missing =
+            || permanent_error(operation, format!("there is no instance {node} in the fleets of project {project}"));
         self.find(operation, node)?.ok_or_else(missing)
     }
 }
 
-pub(super) fn refused(operation: &'static str, text: String) -> BackendError {
-    BackendError { operation, text, effect: Effect::NoneGiveUp }
+pub(super) fn permanent_error(operation: &'static str, text: String) -> BackendError {
+    BackendError { operation, text, effect: Effect::NotAppliedPermanent }
 }
 
-pub(super) fn try_again(operation: &'static str, text: String) -> BackendError {
-    BackendError { operation, text, effect: Effect::NoneTryAgain }
+pub(super) fn retryable_error(operation: &'static str, text: String) -> BackendError {
+    BackendError { operation, text, effect: Effect::NotAppliedRetry }
 }

@@ -33,17 +33,17 @@ pub struct DstackConfig {
     /// How runs become tasks.
     pub task: Task,
     /// How the key of a run reaches its job.
-    pub key: KeyBy,
+    pub key: KeyDelivery,
     /// Whether instances of backend fleets may be deleted, so that dstack creates others.
     pub replace: bool,
     /// How to reach instances of a case on which dstack starts nothing. Absent: they are not reached.
-    pub ssh: Option<OverSsh>,
+    pub ssh: Option<SshFallbackConfig>,
 }
 
 /// SSH access to an instance, bypassing dstack.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct OverSsh {
+pub struct SshFallbackConfig {
     /// The login user. Absent: the fleet's, then that of OpenSSH's configuration.
     pub user: Option<String>,
     pub port: Option<u16>,
@@ -75,7 +75,7 @@ pub struct OverSsh {
     pub state: PathBuf,
 }
 
-impl Default for OverSsh {
+impl Default for SshFallbackConfig {
     fn default() -> Self {
         let ssh = SshConfig::default();
         Self {
@@ -101,8 +101,8 @@ impl Default for OverSsh {
 /// A placeholder: the SSH settings require a host, but the dstack server supplies the hosts.
 const PLACEHOLDER: &str = "placeholder";
 
-impl OverSsh {
-    pub(super) fn as_ssh(&self) -> SshConfig {
+impl SshFallbackConfig {
+    pub(super) fn to_ssh_config(&self) -> SshConfig {
         let own = self.clone();
         SshConfig {
             hosts: Some(PLACEHOLDER.to_owned()),
@@ -121,12 +121,12 @@ impl OverSsh {
         }
     }
 
-    fn check(&self) -> Result<(), BadSettings> {
-        self.as_ssh().check().map_err(|error| BadSettings::Ssh(error.to_string()))?;
+    fn check(&self) -> Result<(), DstackConfigError> {
+        self.to_ssh_config().check().map_err(|error| DstackConfigError::Ssh(error.to_string()))?;
         for (key, word) in [("user", &self.user), ("jump", &self.jump)] {
             if let Some(word) = word.as_ref().filter(|word| !is_word(word)) {
                 let text = format!("`{key}` is `{word}`, expected letters, digits and . _ - : @, without a leading -");
-                return Err(BadSettings::Ssh(text));
+                return Err(DstackConfigError::Ssh(text));
             }
         }
         Ok(())
@@ -159,7 +159,7 @@ pub struct Task {
 /// How a run's key reaches its job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum KeyBy {
+pub enum KeyDelivery {
     /// As a secret of the project, until the job has started. The token's owner must be a manager or admin of the project.
     #[default]
     Secret,
@@ -180,7 +180,7 @@ impl Default for DstackConfig {
             skus: BTreeMap::new(),
             idle_margin: Span::minutes(15),
             task: Task::default(),
-            key: KeyBy::Secret,
+            key: KeyDelivery::Secret,
             replace: false,
             ssh: None,
         }
@@ -202,7 +202,7 @@ impl Default for Task {
 
 /// Why the settings cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadSettings {
+pub enum DstackConfigError {
     #[error(
         "`url` is `{0}`, expected http:// or https://, a host and perhaps a port, such as https://dstack.example.com"
     )]
@@ -221,16 +221,16 @@ pub enum BadSettings {
 
 /// The parts of the server's URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) secure: bool,
+pub(super) struct Endpoint {
+    pub(super) tls: bool,
     pub(super) host: String,
     pub(super) port: u16,
     /// The prefix of every path.
-    pub(super) before: String,
+    pub(super) path_prefix: String,
 }
 
-impl Place {
-    fn of(url: &str) -> Option<Self> {
+impl Endpoint {
+    fn parse(url: &str) -> Option<Self> {
         let (secure, rest) = match url.strip_prefix("https://") {
             Some(rest) => (true, rest),
             None => (false, url.strip_prefix("http://")?),
@@ -245,49 +245,49 @@ impl Place {
         let harmless = |text: &str, more: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(c));
         let before = before.trim_end_matches('/');
         (!host.is_empty() && harmless(host, ".-_:") && harmless(before, ".-_/")).then(|| Self {
-            secure,
+            tls: secure,
             host: host.to_owned(),
             port,
-            before: if before.is_empty() { String::new() } else { format!("/{before}") },
+            path_prefix: if before.is_empty() { String::new() } else { format!("/{before}") },
         })
     }
 }
 
 impl DstackConfig {
-    pub(super) fn place(&self) -> Result<Place, BadSettings> {
-        Place::of(&self.url).ok_or_else(|| BadSettings::Url(self.url.clone()))
+    pub(super) fn endpoint(&self) -> Result<Endpoint, DstackConfigError> {
+        Endpoint::parse(&self.url).ok_or_else(|| DstackConfigError::Url(self.url.clone()))
     }
 
     /// Checks the settings without reading any file.
     ///
     /// # Errors
     /// With what would be accepted.
-    pub fn check(&self) -> Result<(), BadSettings> {
-        self.place()?;
+    pub fn check(&self) -> Result<(), DstackConfigError> {
+        self.endpoint()?;
         let names = [("project", &self.project), ("token_variable", &self.token_variable)];
         let fleets = self.fleets.iter().map(|name| ("fleets", name));
         for (key, name) in names.into_iter().chain(fleets) {
             // A project's name is part of every request path.
             if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c)) {
-                return Err(BadSettings::Name { key, name: name.clone() });
+                return Err(DstackConfigError::Name { key, name: name.clone() });
             }
         }
         if self.deadline < Span::from_secs(1) {
-            return Err(BadSettings::Deadline(self.deadline));
+            return Err(DstackConfigError::Deadline(self.deadline));
         }
         if self.task.doctor_node.is_empty() {
-            return Err(BadSettings::NoProgram);
+            return Err(DstackConfigError::NoProgram);
         }
         for (key, text) in [("image", &self.task.image), ("user", &self.task.user)] {
             if text.is_empty() {
-                return Err(BadSettings::Empty(key));
+                return Err(DstackConfigError::Empty(key));
             }
         }
-        self.ssh.as_ref().map_or(Ok(()), OverSsh::check)
+        self.ssh.as_ref().map_or(Ok(()), SshFallbackConfig::check)
     }
 
     /// Resolves relative paths against the directory of the settings.
-    pub fn beside(&mut self, folder: &Path) {
+    pub fn resolve_paths(&mut self, folder: &Path) {
         for path in [&mut self.token_file, &mut self.ca_file].into_iter().flatten() {
             *path = folder.join(&*path);
         }
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_url_is_taken_apart() {
-        let place = |url: &str| Place::of(url).map(|at| (at.secure, at.host, at.port, at.before));
+        let place = |url: &str| Endpoint::parse(url).map(|at| (at.tls, at.host, at.port, at.path_prefix));
         let told = |secure, host: &str, port, before: &str| Some((secure, host.to_owned(), port, before.to_owned()));
         assert_eq!(place("http://10.0.0.5:3000"), told(false, "10.0.0.5", 3000, ""));
         assert_eq!(place("https://dstack.example.com/"), told(true, "dstack.example.com", 443, ""));

@@ -3,114 +3,126 @@
 
 use serde_json::{Value, json};
 
-use doctor_backend::inspection::Inspected;
+use doctor_backend::inspection::InspectionItem;
 
 use super::{
-    answers::{Fleet, Myself, Project, ServerInfo},
-    client::{Client, NoAnswer},
-    config::{DstackConfig, KeyBy},
+    api_types::{CurrentUser, Fleet, Project, ServerInfo},
+    client::{Client, DstackApiError},
+    config::{DstackConfig, KeyDelivery},
 };
 
 /// Inspects the server and the project.
-pub fn inspect(config: &DstackConfig) -> Vec<Inspected> {
+pub fn inspect(config: &DstackConfig) -> Vec<InspectionItem> {
     let client = match config.check().map_err(|error| error.to_string()).and_then(|()| Client::new(config)) {
         Ok(client) => client,
-        Err(error) => return vec![Inspected::bad("dstack", error, "see [backend.dstack]")],
+        Err(error) => return vec![InspectionItem::bad("dstack", error, "see [backend.dstack]")],
     };
     let mut found = vec![server(&client, config)];
-    let me: Myself = match client.ask("/api/users/get_my_user", &json!({})) {
+    let me: CurrentUser = match client.post("/api/users/get_my_user", &json!({})) {
         Ok(me) => me,
         Err(error) => {
             found.push(no_token(&error, config));
             return found;
         }
     };
-    found.push(Inspected::good("token", format!("it belongs to {}", me.username)));
+    found.push(InspectionItem::good("token", format!("it belongs to {}", me.username)));
     found.push(rights(&client, config, &me));
     found.push(fleets(&client, config));
     found
 }
 
-fn server(client: &Client, config: &DstackConfig) -> Inspected {
-    match client.ask::<ServerInfo>("/api/server/get_info", &json!({})) {
+fn server(client: &Client, config: &DstackConfig) -> InspectionItem {
+    match client.post::<ServerInfo>("/api/server/get_info", &json!({})) {
         Ok(ServerInfo { server_version: Some(version) }) => {
-            Inspected::good("dstack server", format!("{} answers; dstack {version}", config.url))
+            InspectionItem::good("dstack server", format!("{} answers; dstack {version}", config.url))
         }
         Ok(ServerInfo { server_version: None }) => {
-            Inspected::unknown("dstack server", format!("{} answers but does not report its version", config.url))
+            InspectionItem::unknown("dstack server", format!("{} answers but does not report its version", config.url))
         }
-        Err(error) => {
-            Inspected::bad("dstack server", error.to_string(), "check that `url` is the server's, and that it runs")
-        }
+        Err(error) => InspectionItem::bad(
+            "dstack server",
+            error.to_string(),
+            "check that `url` is the server's, and that it runs",
+        ),
     }
 }
 
-fn no_token(error: &NoAnswer, config: &DstackConfig) -> Inspected {
+fn no_token(error: &DstackApiError, config: &DstackConfig) -> InspectionItem {
     let remedy = match &config.token_file {
         Some(path) => format!("put the token of a member of the project into {}", path.display()),
         None => format!("set {} to the token of a member of the project, or `token_file`", config.token_variable),
     };
     match error {
-        NoAnswer::Refused { .. } | NoAnswer::NoToken(_) => Inspected::bad("token", error.to_string(), remedy),
-        _ => Inspected::unknown("token", error.to_string()),
+        DstackApiError::Rejected { .. } | DstackApiError::NoToken(_) => {
+            InspectionItem::bad("token", error.to_string(), remedy)
+        }
+        _ => InspectionItem::unknown("token", error.to_string()),
     }
 }
 
 /// Checks the role of the token's owner. Only managers may keep secrets.
-fn rights(client: &Client, config: &DstackConfig, me: &Myself) -> Inspected {
+fn rights(client: &Client, config: &DstackConfig, me: &CurrentUser) -> InspectionItem {
     const WHAT: &str = "project";
     let name = &config.project;
-    let project: Project = match client.ask(&format!("/api/projects/{name}/get"), &json!({})) {
+    let project: Project = match client.post(&format!("/api/projects/{name}/get"), &json!({})) {
         Ok(project) => project,
-        Err(error @ NoAnswer::Refused { .. }) => {
-            return Inspected::bad(WHAT, error.to_string(), format!("make {} a member of project {name}", me.username));
+        Err(error @ DstackApiError::Rejected { .. }) => {
+            return InspectionItem::bad(
+                WHAT,
+                error.to_string(),
+                format!("make {} a member of project {name}", me.username),
+            );
         }
-        Err(error) => return Inspected::unknown(WHAT, error.to_string()),
+        Err(error) => return InspectionItem::unknown(WHAT, error.to_string()),
     };
     let everything = me.global_role.as_deref() == Some("admin");
     let member = project.members.iter().find(|member| member.user.username == me.username);
     let role = member.map_or("none", |member| member.project_role.as_str());
     let manages = everything || matches!(role, "admin" | "manager");
-    if config.key == KeyBy::Environment || manages {
+    if config.key == KeyDelivery::Environment || manages {
         let text = if everything {
             format!("{} is a global admin", me.username)
         } else {
             format!("{} is {role} of {name}", me.username)
         };
         return if everything || member.is_some() {
-            Inspected::good(WHAT, text)
+            InspectionItem::good(WHAT, text)
         } else {
-            Inspected::bad(WHAT, text, format!("make {} a member of project {name}", me.username))
+            InspectionItem::bad(WHAT, text, format!("make {} a member of project {name}", me.username))
         };
     }
-    Inspected::bad(
+    InspectionItem::bad(
         WHAT,
         format!("{} is {role} of {name} and may not create secrets there", me.username),
         "make it a manager of the project, or set `key = \"environment\"`",
     )
 }
 
-fn fleets(client: &Client, config: &DstackConfig) -> Inspected {
+fn fleets(client: &Client, config: &DstackConfig) -> InspectionItem {
     const WHAT: &str = "fleets";
     let ask = json!({ "project_name": config.project, "only_active": true, "limit": 100 });
-    let fleets: Vec<Fleet> = match client.ask::<Value>("/api/fleets/list", &ask).map(serde_json::from_value) {
+    let fleets: Vec<Fleet> = match client.post::<Value>("/api/fleets/list", &ask).map(serde_json::from_value) {
         Ok(Ok(fleets)) => fleets,
         Ok(Err(error)) => {
-            return Inspected::bad(WHAT, format!("unexpected response: {error}"), "check the version of dstack");
+            return InspectionItem::bad(WHAT, format!("unexpected response: {error}"), "check the version of dstack");
         }
-        Err(error) => return Inspected::unknown(WHAT, error.to_string()),
+        Err(error) => return InspectionItem::unknown(WHAT, error.to_string()),
     };
     let missing = config.fleets.iter().find(|name| fleets.iter().all(|fleet| fleet.name != **name));
     if let Some(name) = missing {
-        return Inspected::bad(WHAT, format!("there is no fleet {name} in {}", config.project), "correct `fleets`");
+        return InspectionItem::bad(
+            WHAT,
+            format!("there is no fleet {name} in {}", config.project),
+            "correct `fleets`",
+        );
     }
     let ours: Vec<&Fleet> =
         fleets.iter().filter(|fleet| config.fleets.is_empty() || config.fleets.contains(&fleet.name)).collect();
     let instances: usize = ours.iter().map(|fleet| fleet.instances.len()).sum();
     let names = ours.iter().map(|fleet| fleet.name.as_str()).take(8).collect::<Vec<_>>().join(", ");
     match instances {
-        0 => Inspected::unknown(WHAT, format!("no fleet of {} has an instance", config.project)),
-        1 => Inspected::good(WHAT, format!("1 instance in {names}")),
-        count => Inspected::good(WHAT, format!("{count} instances in {names}")),
+        0 => InspectionItem::unknown(WHAT, format!("no fleet of {} has an instance", config.project)),
+        1 => InspectionItem::good(WHAT, format!("1 instance in {names}")),
+        count => InspectionItem::good(WHAT, format!("{count} instances in {names}")),
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use doctor_backend::{
     BackendError,
     inspection::Inspection,
-    registration::{Kind, Opened, Service},
+    registration::{BackendKind, OpenedCluster, ServiceSettings},
 };
 use doctor_core::policy::Policy;
 
@@ -15,25 +15,25 @@ use super::{DstackBackend, DstackConfig, inspect};
 #[derive(Debug)]
 pub struct Dstack;
 
-impl Kind for Dstack {
+impl BackendKind for Dstack {
     const NAME: &'static str = "dstack";
     const DEFAULT_TEXT: &'static str = include_str!("default.toml");
 
     type Config = DstackConfig;
 
-    fn resolve(config: &mut DstackConfig, beside: &Path, _service: &Service<'_>) {
-        config.beside(beside);
+    fn resolve(config: &mut DstackConfig, beside: &Path, _service: &ServiceSettings<'_>) {
+        config.resolve_paths(beside);
     }
 
     fn check(config: &DstackConfig) -> Result<(), String> {
         config.check().map_err(|error| error.to_string())
     }
 
-    fn open(config: &DstackConfig, service: &Service<'_>) -> Result<Opened, BackendError> {
-        Ok(Opened::new(DstackBackend::open(config.clone(), service.policy)?))
+    fn open(config: &DstackConfig, service: &ServiceSettings<'_>) -> Result<OpenedCluster, BackendError> {
+        Ok(OpenedCluster::new(DstackBackend::open(config.clone(), service.policy)?))
     }
 
-    fn inspect(config: &DstackConfig, _service: &Service<'_>, _policy: &Policy) -> Inspection {
+    fn inspect(config: &DstackConfig, _service: &ServiceSettings<'_>, _policy: &Policy) -> Inspection {
         inspect(config).into()
     }
 }

@@ -1,29 +1,29 @@
 //! The dstack backend: one project of a dstack server. `README.md` beside this file defines when an instance is free, what a run
 //! becomes, and the required rights.
 
-mod answers;
+mod api_types;
 mod backend;
-mod carry;
 mod client;
 mod cluster;
 mod config;
 mod failures;
 #[doc(hidden)]
-pub mod fuzzed;
+pub mod fuzz_targets;
 mod inspect;
-mod keys;
 mod kind;
 mod occupancy;
 mod orphaned_secrets;
+mod pending_demand;
 mod replace;
-mod side_door;
+mod result_transport;
+mod run_secrets;
+mod run_types;
+mod ssh_fallback;
 mod ssh_runs;
 mod task;
 mod view;
-mod wanted;
-mod work;
 
 pub use cluster::DstackBackend;
-pub use config::{BadSettings, DstackConfig, KeyBy, OverSsh, Task};
+pub use config::{DstackConfig, DstackConfigError, KeyDelivery, SshFallbackConfig, Task};
 pub use inspect::inspect;
 pub use kind::Dstack;

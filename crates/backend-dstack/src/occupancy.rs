@@ -10,36 +10,36 @@ use doctor_core::{
     time::{Span, Timestamp},
 };
 
-use super::answers::{Health, Instance, InstanceStatus};
+use super::api_types::{Health, Instance, InstanceStatus};
 
 /// What is known of an instance beyond its own state.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Around {
+pub(super) struct InstanceContext {
     /// Other users' runs on it: `run train of alice`.
     pub(super) users: Vec<String>,
     /// Our runs that are on it, or are pending for it.
-    pub(super) ours: Vec<RunId>,
+    pub(super) our_runs: Vec<RunId>,
     /// A pending run that needs such an instance, and for which there is no other.
-    pub(super) wanted: Option<String>,
+    pub(super) waiting_run: Option<String>,
     /// When dstack terminates it if it stays idle.
-    pub(super) ends: Ends,
+    pub(super) idle_termination: IdleTermination,
 }
 
 /// When dstack terminates an idle instance.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Ends {
+pub(super) enum IdleTermination {
     #[default]
     Never,
     At(Timestamp),
     /// At an unknown time.
-    Sometime,
+    Unknown,
 }
 
 /// Returns the occupancy. `complaint` has the messages of the newest health check; an instance terminated within the margin
 /// counts as busy.
 pub(super) fn occupancy(
     instance: &Instance,
-    around: &Around,
+    around: &InstanceContext,
     complaint: &str,
     (now, margin): (Timestamp, Span),
 ) -> Occupancy {
@@ -47,7 +47,7 @@ pub(super) fn occupancy(
     if let Some(user) = around.users.first() {
         return busy(user.clone());
     }
-    if let Some(why) = not_known(instance, complaint) {
+    if let Some(why) = unknown_reason(instance, complaint) {
         return Occupancy::Unknown { why: why.into() };
     }
     if matches!(instance.status, InstanceStatus::Terminating | InstanceStatus::Terminated) {
@@ -56,25 +56,25 @@ pub(super) fn occupancy(
     }
     // Runs of other projects are not in this project's list.
     let taken = instance.status == InstanceStatus::Busy || instance.busy_blocks > 0;
-    if taken && around.ours.is_empty() {
+    if taken && around.our_runs.is_empty() {
         return busy("a run that is not visible to this project".to_owned());
     }
-    if let Some(waiting) = &around.wanted {
+    if let Some(waiting) = &around.waiting_run {
         return busy(format!("{waiting}, which waits for an instance"));
     }
-    let soon = match around.ends {
-        Ends::Never => false,
-        Ends::At(at) => at.since(now) <= margin,
-        Ends::Sometime => true,
+    let soon = match around.idle_termination {
+        IdleTermination::Never => false,
+        IdleTermination::At(at) => at.since(now) <= margin,
+        IdleTermination::Unknown => true,
     };
-    if around.ours.is_empty() && soon {
+    if around.our_runs.is_empty() && soon {
         return busy("dstack is about to terminate it as idle".to_owned());
     }
     Occupancy::Free
 }
 
 /// Returns why the occupancy is unknown, or nothing can be started there.
-fn not_known(instance: &Instance, complaint: &str) -> Option<String> {
+fn unknown_reason(instance: &Instance, complaint: &str) -> Option<String> {
     match &instance.status {
         InstanceStatus::Pending => return Some("dstack has not set it up yet".to_owned()),
         InstanceStatus::Provisioning => return Some("dstack is setting it up".to_owned()),
@@ -111,11 +111,11 @@ pub(super) fn foreign_marks(instance: &Instance, details: &str) -> Vec<ForeignMa
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::answers::tests::instance;
+    use crate::api_types::tests::instance;
 
     const NOW: Timestamp = Timestamp::from_secs(1_794_703_000);
 
-    fn told(instance: &Instance, around: &Around) -> String {
+    fn told(instance: &Instance, around: &InstanceContext) -> String {
         match occupancy(instance, around, "", (NOW, Span::minutes(15))) {
             Occupancy::Free => "free".to_owned(),
             Occupancy::Busy { by } => format!("busy: {by}"),
@@ -128,7 +128,7 @@ mod tests {
         let with = |change: &dyn Fn(&mut Instance)| {
             let mut instance = instance();
             change(&mut instance);
-            told(&instance, &Around::default())
+            told(&instance, &InstanceContext::default())
         };
         assert_eq!(with(&|_| {}), "free");
         assert_eq!(with(&|one| one.health_status = Some(Health::Warning)), "free");
@@ -155,22 +155,31 @@ mod tests {
         let mut busy = instance();
         busy.status = InstanceStatus::Busy;
         busy.busy_blocks = 1;
-        let ours = Around { ours: vec![RunId::from_number(7)], ..Around::default() };
+        let ours = InstanceContext { our_runs: vec![RunId::from_number(7)], ..InstanceContext::default() };
         assert_eq!(told(&busy, &ours), "free");
-        let user = Around { users: vec!["run train of alice".to_owned()], ..ours.clone() };
+        let user = InstanceContext { users: vec!["run train of alice".to_owned()], ..ours.clone() };
         assert_eq!(told(&busy, &user), "busy: run train of alice");
-        let wanted = Around { wanted: Some("run train of alice".to_owned()), ..ours };
+        let wanted = InstanceContext { waiting_run: Some("run train of alice".to_owned()), ..ours };
         assert_eq!(told(&busy, &wanted), "busy: run train of alice, which waits for an instance");
     }
 
     #[test]
     fn an_instance_that_is_about_to_be_terminated_is_left_alone_unless_we_use_it() {
-        let at = |minutes| Around { ends: Ends::At(NOW.plus(Span::minutes(minutes))), ..Around::default() };
+        let at = |minutes| InstanceContext {
+            idle_termination: IdleTermination::At(NOW.plus(Span::minutes(minutes))),
+            ..InstanceContext::default()
+        };
         let leaving = "busy: dstack is about to terminate it as idle";
         assert_eq!(told(&instance(), &at(16)), "free");
         assert_eq!(told(&instance(), &at(15)), leaving);
-        assert_eq!(told(&instance(), &Around { ends: Ends::Sometime, ..Around::default() }), leaving);
-        assert_eq!(told(&instance(), &Around { ours: vec![RunId::from_number(1)], ..at(1) }), "free");
+        assert_eq!(
+            told(
+                &instance(),
+                &InstanceContext { idle_termination: IdleTermination::Unknown, ..InstanceContext::default() }
+            ),
+            leaving
+        );
+        assert_eq!(told(&instance(), &InstanceContext { our_runs: vec![RunId::from_number(1)], ..at(1) }), "free");
     }
 
     #[test]

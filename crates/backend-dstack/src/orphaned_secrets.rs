@@ -8,37 +8,37 @@ use doctor_core::{
 };
 
 /// The interval between searches.
-const EVERY: Span = Span::minutes(5);
+const SEARCH_INTERVAL: Span = Span::minutes(5);
 /// A key exists before its run does, and a controller needs seconds to submit. A key without a run for this long was left behind.
-const LEFT_AFTER: Span = Span::minutes(30);
+const ORPHANED_AFTER: Span = Span::minutes(30);
 
 /// Keys that another process created.
 #[derive(Debug, Default)]
 pub(super) struct OrphanedSecrets {
-    looked: Option<Timestamp>,
+    last_search: Option<Timestamp>,
     /// Those of active runs.
-    pub(super) used: BTreeSet<RunId>,
+    pub(super) in_use: BTreeSet<RunId>,
     /// Those without an active run, and since when.
-    since: BTreeMap<RunId, Timestamp>,
+    unused_since: BTreeMap<RunId, Timestamp>,
 }
 
 impl OrphanedSecrets {
     /// Returns whether a search is due, and records it.
-    pub(super) fn is_time(&mut self, now: Timestamp) -> bool {
-        let is_time = self.looked.is_none_or(|looked| now.since(looked) >= EVERY);
+    pub(super) fn is_due(&mut self, now: Timestamp) -> bool {
+        let is_time = self.last_search.is_none_or(|looked| now.since(looked) >= SEARCH_INTERVAL);
         if is_time {
-            self.looked = Some(now);
+            self.last_search = Some(now);
         }
         is_time
     }
 
     /// Returns the keys that no run uses any more.
-    pub(super) fn old(&mut self, there: &BTreeSet<RunId>, wanted: &BTreeSet<RunId>, now: Timestamp) -> Vec<RunId> {
-        self.since.retain(|run, _| there.contains(run) && !wanted.contains(run));
+    pub(super) fn expired(&mut self, there: &BTreeSet<RunId>, wanted: &BTreeSet<RunId>, now: Timestamp) -> Vec<RunId> {
+        self.unused_since.retain(|run, _| there.contains(run) && !wanted.contains(run));
         for run in there.difference(wanted) {
-            self.since.entry(*run).or_insert(now);
+            self.unused_since.entry(*run).or_insert(now);
         }
-        let old = self.since.iter().filter(|(_, since)| now.since(**since) >= LEFT_AFTER);
+        let old = self.unused_since.iter().filter(|(_, since)| now.since(**since) >= ORPHANED_AFTER);
         old.map(|(run, _)| *run).collect()
     }
 }
@@ -53,7 +53,7 @@ mod tests {
         let set = |runs: &[u64]| runs.iter().map(|run| RunId::from_number(*run)).collect::<BTreeSet<_>>();
         let mut left = OrphanedSecrets::default();
         let mut old = |there: &[u64], wanted: &[u64], minutes| {
-            left.old(&set(there), &set(wanted), at(minutes)).into_iter().collect::<BTreeSet<_>>()
+            left.expired(&set(there), &set(wanted), at(minutes)).into_iter().collect::<BTreeSet<_>>()
         };
         // Another controller creates the key of run 2 and has not submitted it yet; run 3 is active.
         assert_eq!(old(&[1, 2, 3], &[3], 0), set(&[]));
@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn others_keys_are_looked_for_now_and_then() {
         let mut left = OrphanedSecrets::default();
-        let asked: Vec<bool> = [0, 60, 299, 300, 301].map(|secs| left.is_time(Timestamp::from_secs(secs))).to_vec();
+        let asked: Vec<bool> = [0, 60, 299, 300, 301].map(|secs| left.is_due(Timestamp::from_secs(secs))).to_vec();
         assert_eq!(asked, [true, false, false, true, false]);
     }
 }

@@ -5,15 +5,15 @@ use doctor_core::ids::NodeName;
 use serde_json::{Value, json};
 
 use super::{
-    answers::{Fleet, Instance, InstanceStatus},
-    client::Does,
-    cluster::{DstackBackend, refused, try_again},
-    side_door::is_unused,
-    work::Job,
+    api_types::{Fleet, Instance, InstanceStatus},
+    client::Access,
+    cluster::{DstackBackend, permanent_error, retryable_error},
+    run_types::Job,
+    ssh_fallback::is_unused,
 };
 
 /// Returns the instructions to replace a host of an SSH fleet.
-pub(super) fn by_hand(fleet: &Fleet, instance: &Instance) -> String {
+pub(super) fn manual_steps(fleet: &Fleet, instance: &Instance) -> String {
     format!(
         "{} is a host of the SSH fleet {}: remove {} from its `hosts`, apply the fleet, repair or replace the host, and add it again",
         instance.name,
@@ -28,7 +28,7 @@ impl DstackBackend {
     pub(super) fn replace(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {
         const REPLACE: &str = "replace the instance";
         if !self.config.replace {
-            return Err(refused(REPLACE, "disabled by `replace` of [backend.dstack]".to_owned()));
+            return Err(permanent_error(REPLACE, "disabled by `replace` of [backend.dstack]".to_owned()));
         }
         let Some((fleet, instance)) = self.find(REPLACE, node)? else { return Ok(()) };
         let leaves = matches!(instance.status, InstanceStatus::Terminating | InstanceStatus::Terminated);
@@ -37,19 +37,19 @@ impl DstackBackend {
             return Ok(());
         }
         if fleet.is_ssh() {
-            return Err(refused(REPLACE, by_hand(&fleet, &instance)));
+            return Err(permanent_error(REPLACE, manual_steps(&fleet, &instance)));
         }
-        self.is_empty(REPLACE, &instance)?;
+        self.require_idle(REPLACE, &instance)?;
         let body = json!({ "name": fleet.name, "instance_nums": [instance.instance_num] });
-        let deleted: Result<Value, _> = self.client.ask(&self.in_project("fleets/delete_instances"), &body);
+        let deleted: Result<Value, _> = self.client.post(&self.in_project("fleets/delete_instances"), &body);
         match deleted {
             Ok(_) => Ok(()),
-            Err(error) if error.is_not_there() => Ok(()),
+            Err(error) if error.is_not_found() => Ok(()),
             Err(error) => {
-                let mut failed = error.during(REPLACE, Does::Changes);
+                let mut failed = error.to_backend_error(REPLACE, Access::Write);
                 // The server reports this for a fleet that it is processing.
-                if failed.effect == Effect::NoneGiveUp && failed.text.contains("Try again later") {
-                    failed.effect = Effect::NoneTryAgain;
+                if failed.effect == Effect::NotAppliedPermanent && failed.text.contains("Try again later") {
+                    failed.effect = Effect::NotAppliedRetry;
                 }
                 Err(failed)
             }
@@ -57,16 +57,16 @@ impl DstackBackend {
     }
 
     /// Checks the list of runs and the instance's own state, which alone shows runs of other projects.
-    fn is_empty(&self, operation: &'static str, instance: &Instance) -> Result<(), BackendError> {
+    fn require_idle(&self, operation: &'static str, instance: &Instance) -> Result<(), BackendError> {
         let runs = self.runs(operation)?;
         let on_it = |host: &str| Some(host) == instance.hostname.as_deref();
         let run = runs.iter().find(|run| run.jobs.iter().filter_map(Job::host).any(on_it));
         if let Some(run) = run {
-            return Err(try_again(operation, format!("{} is on {}", run.described(), instance.name)));
+            return Err(retryable_error(operation, format!("{} is on {}", run.description(), instance.name)));
         }
         if is_unused(instance) {
             return Ok(());
         }
-        Err(try_again(operation, format!("dstack does not report {} as idle", instance.name)))
+        Err(retryable_error(operation, format!("dstack does not report {} as idle", instance.name)))
     }
 }

@@ -4,30 +4,30 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use doctor_backend::JobRequest;
 use doctor_core::{
     ids::{JobId, NodeName},
-    run::{JobEnd, JobSeen},
+    run::{JobEnd, ObservedJobState},
     time::{Span, Timestamp},
 };
 use serde_json::{Value, json};
 
 use super::{
-    answers::{Instance, Resources, run_name, secret_name},
-    config::{DstackConfig, KeyBy},
-    work::{JobStatus, Run, Submission},
+    api_types::{Instance, Resources, run_name, secret_name},
+    config::{DstackConfig, KeyDelivery},
+    run_types::{JobStatus, JobSubmission, Run},
 };
 
 /// How long after a job's limit dstack ends it, as a backstop for the job itself and the controller.
-const OVER_LIMIT: Span = Span::minutes(10);
+const DEADLINE_MARGIN: Span = Span::minutes(10);
 /// dstack keeps no termination message of a container: everything is in the log.
-const NO_LAST_WORDS: &str = "/dev/null";
+const NO_TERMINATION_MESSAGE: &str = "/dev/null";
 const KEY_VARIABLE: &str = "DOCTOR_RUN_KEY";
 const POLICY_VARIABLE: &str = "DOCTOR_POLICY";
 /// In the container, which is deleted with the job.
 const POLICY: &str = "/tmp/doctor-policy.toml";
 /// An environment variable may have 128 KiB, and base64 makes a policy longer.
-pub(super) const LONGEST_POLICY: usize = 90 * 1024;
+pub(super) const MAX_POLICY_BYTES: usize = 90 * 1024;
 
 /// Builds the request that starts the run: on this instance, with all of it, and nowhere else.
-pub(super) fn plan(
+pub(super) fn run_plan(
     job: &JobRequest,
     node: &NodeName,
     (fleet, instance): (&str, &Instance),
@@ -35,8 +35,8 @@ pub(super) fn plan(
     config: &DstackConfig,
 ) -> Value {
     let key = match config.key {
-        KeyBy::Secret => format!("${{{{ secrets.{} }}}}", secret_name(job.run)),
-        KeyBy::Environment => job.key.to_hex(),
+        KeyDelivery::Secret => format!("${{{{ secrets.{} }}}}", secret_name(job.run)),
+        KeyDelivery::Environment => job.key.to_hex(),
     };
     let mut environment = json!({ KEY_VARIABLE: key });
     let mut commands = Vec::new();
@@ -54,15 +54,15 @@ pub(super) fn plan(
         "fleets": [fleet], "instances": [instance.name],
         // Never a new instance, and the lowest priority.
         "creation_policy": "reuse", "priority": 0,
-        "resources": instance.instance_type.as_ref().map(|kind| whole(&kind.resources)),
-        "max_duration": (job.limit + OVER_LIMIT).secs(),
+        "resources": instance.instance_type.as_ref().map(|kind| whole_instance(&kind.resources)),
+        "max_duration": (job.limit + DEADLINE_MARGIN).secs(),
     });
     let spec = json!({ "run_name": name, "configuration": task, "profile": { "name": "default" } });
     json!({ "plan": { "run_spec": spec, "current_resource": null }, "force": false })
 }
 
 /// Requests all resources of the instance: if it is divided into blocks, every block.
-fn whole(there: &Resources) -> Value {
+fn whole_instance(there: &Resources) -> Value {
     let mut cpu = json!({ "count": { "min": there.cpus, "max": null } });
     if let Some(arch) = &there.cpu_arch {
         cpu["arch"] = json!(arch);
@@ -86,7 +86,7 @@ fn command(job: &JobRequest, node: &NodeName, with_policy: bool, config: &Dstack
     let (run, limit, node) = (job.run.to_string(), job.limit.to_string(), node.to_string());
     let mut words: Vec<String> = config.task.doctor_node.clone();
     words.extend(["job", "--run", &run, "--tests", &tests, "--limit", &limit].map(str::to_owned));
-    words.extend(["--node", &node, "--carry", NO_LAST_WORDS].map(str::to_owned));
+    words.extend(["--node", &node, "--carry", NO_TERMINATION_MESSAGE].map(str::to_owned));
     if with_policy {
         words.extend(["--policy", POLICY].map(str::to_owned));
     }
@@ -107,15 +107,15 @@ fn quoted(word: &str) -> String {
 }
 
 /// Returns the state of a run; `began` is when its job started to run, if known.
-pub(super) fn seen(run: &Run, job: JobId, began: Option<Timestamp>) -> JobSeen {
-    let Some(newest) = run.newest() else {
+pub(super) fn job_state(run: &Run, job: JobId, began: Option<Timestamp>) -> ObservedJobState {
+    let Some(newest) = run.latest_submission() else {
         let since = run.submitted_at.parse();
-        return since.map_or(JobSeen::Unknown { why: "dstack lists no job of the run".to_owned() }, |since| {
-            JobSeen::Pending { job, since }
+        return since.map_or(ObservedJobState::Unknown { why: "dstack lists no job of the run".to_owned() }, |since| {
+            ObservedJobState::Pending { job, since }
         });
     };
-    let pending = |job| JobSeen::Pending { job, since: newest.submitted_at };
-    let running = |job, since| JobSeen::Running { job, since };
+    let pending = |job| ObservedJobState::Pending { job, since: newest.submitted_at };
+    let running = |job, since| ObservedJobState::Running { job, since };
     match &newest.status {
         JobStatus::Submitted | JobStatus::Provisioning | JobStatus::Pulling => pending(job),
         JobStatus::Running => running(job, began.unwrap_or(newest.submitted_at)),
@@ -124,16 +124,21 @@ pub(super) fn seen(run: &Run, job: JobId, began: Option<Timestamp>) -> JobSeen {
             // A job with an exit status has run, even if its events are gone.
             let started = began.or(newest.exit_status.map(|_| newest.submitted_at));
             let at = newest.finished_at.unwrap_or(newest.submitted_at);
-            JobSeen::Ended { job, started, at: started.map_or(at, |started| at.max(started)), how: how(newest) }
+            ObservedJobState::Ended {
+                job,
+                started,
+                at: started.map_or(at, |started| at.max(started)),
+                how: job_end(newest),
+            }
         }
-        JobStatus::Strange(word) => JobSeen::Unknown { why: format!("unrecognised dstack job status {word}") },
+        JobStatus::Strange(word) => ObservedJobState::Unknown { why: format!("unrecognised dstack job status {word}") },
     }
 }
 
-fn how(submission: &Submission) -> JobEnd {
+fn job_end(submission: &JobSubmission) -> JobEnd {
     match (submission.termination_reason.as_deref(), &submission.status) {
         // The instance was taken or gone before the job had it, or the cloud reclaimed it.
-        (Some("failed_to_start_due_to_no_capacity" | "interrupted_by_no_capacity"), _) => JobEnd::Displaced,
+        (Some("failed_to_start_due_to_no_capacity" | "interrupted_by_no_capacity"), _) => JobEnd::Preempted,
         (Some("instance_unreachable" | "instance_access_revoked"), _) => JobEnd::Lost,
         (_, JobStatus::Done) => JobEnd::Exited,
         (_, JobStatus::Failed) => JobEnd::Failed,
@@ -144,7 +149,7 @@ fn how(submission: &Submission) -> JobEnd {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::answers::tests::{DONE, FAILED, NO_CAPACITY, RUNNING, STOPPED, instance, run};
+    use crate::api_types::tests::{DONE, FAILED, NO_CAPACITY, RUNNING, STOPPED, instance, run};
     use doctor_backend::JobOutput;
     use doctor_checks::document::RunKey;
     use doctor_core::{
@@ -166,7 +171,7 @@ mod tests {
 
     fn planned(policy: Option<&str>, config: &DstackConfig) -> Value {
         let job = request();
-        plan(&job, job.nodes.first(), ("bed", &instance()), policy, config)["plan"]["run_spec"].take()
+        run_plan(&job, job.nodes.first(), ("bed", &instance()), policy, config)["plan"]["run_spec"].take()
     }
 
     #[test]
@@ -189,7 +194,7 @@ mod tests {
 
     #[test]
     fn policy_state_and_key_go_as_the_site_wants() {
-        let mut config = DstackConfig { key: KeyBy::Environment, ..DstackConfig::default() };
+        let mut config = DstackConfig { key: KeyDelivery::Environment, ..DstackConfig::default() };
         config.task.state = Some("/var/lib/it's".into());
         let task = planned(Some("a = \"${{ x }}\"\n"), &config)["configuration"].take();
         assert_eq!(task["env"]["DOCTOR_RUN_KEY"], RunKey::new([7; 32]).to_hex());
@@ -205,23 +210,24 @@ mod tests {
         let at = |text: &str| text.parse::<Timestamp>().unwrap();
         let since = at("2026-11-15T01:20:55Z");
         let began = Some(since);
-        let ended = |text, began| match seen(&run(text), job.clone(), began) {
-            JobSeen::Ended { started, how, .. } => (started.is_some(), how),
+        let ended = |text, began| match job_state(&run(text), job.clone(), began) {
+            ObservedJobState::Ended { started, how, .. } => (started.is_some(), how),
             other => panic!("{other:?}"),
         };
-        assert_eq!(seen(&run(RUNNING), job.clone(), began), JobSeen::Running { job: job.clone(), since });
+        assert_eq!(job_state(&run(RUNNING), job.clone(), began), ObservedJobState::Running { job: job.clone(), since });
         assert_eq!(ended(DONE, None), (true, JobEnd::Exited));
         assert_eq!(ended(FAILED, None), (true, JobEnd::Failed));
         assert_eq!(ended(STOPPED, began), (true, JobEnd::Killed));
         assert_eq!(ended(STOPPED, None), (false, JobEnd::Killed), "it never ran");
-        assert_eq!(ended(NO_CAPACITY, None), (false, JobEnd::Displaced));
+        assert_eq!(ended(NO_CAPACITY, None), (false, JobEnd::Preempted));
         let lost = STOPPED.replace("terminated_by_user", "instance_unreachable");
         assert_eq!(ended(&lost, began), (true, JobEnd::Lost));
         let strange = RUNNING.replace("\"running\"", "\"hovering\"");
         assert!(
-            matches!(seen(&run(&strange), job.clone(), None), JobSeen::Unknown { why } if why.contains("hovering"))
+            matches!(job_state(&run(&strange), job.clone(), None), ObservedJobState::Unknown { why } if why.contains("hovering"))
         );
-        let JobSeen::Ended { started, at, .. } = seen(&run(DONE), job, Some(at("2030-01-01T00:00:00Z"))) else {
+        let ObservedJobState::Ended { started, at, .. } = job_state(&run(DONE), job, Some(at("2030-01-01T00:00:00Z")))
+        else {
             panic!()
         };
         assert!(started.unwrap() <= at, "clocks of two machines differ, and no job ends before it begins");

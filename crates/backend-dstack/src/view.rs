@@ -5,25 +5,25 @@ use std::{
     sync::Arc,
 };
 
-use doctor_backend::SeenNode;
+use doctor_backend::ObservedNode;
 use doctor_core::{
     ids::{NodeName, PoolName, RunId, Sku},
-    node::{Apart, Marks, Node, Occupancy},
+    node::{Marks, Node, NodeOverrides, Occupancy},
     time::Timestamp,
 };
 
 use super::{
-    answers::{Fleet, Health, Instance, InstanceStatus, run_of},
+    api_types::{Fleet, Health, Instance, InstanceStatus, run_of},
     config::DstackConfig,
-    occupancy::{Around, Ends, foreign_marks, occupancy},
-    replace::by_hand,
-    side_door::{Found, Used, is_passed_over, is_unused},
-    wanted::{Offer, wanted},
-    work::{Run, Selector},
+    occupancy::{IdleTermination, InstanceContext, foreign_marks, occupancy},
+    pending_demand::{CandidateInstance, demanded_instances},
+    replace::manual_steps,
+    run_types::{Run, Selector},
+    ssh_fallback::{SshState, Usage, is_skipped_by_dstack, is_unused},
 };
 
 /// dstack's type name for every host of an SSH fleet.
-const NO_TYPE: &str = "instance";
+const SSH_INSTANCE_TYPE: &str = "instance";
 
 /// The state of a project at one time.
 #[derive(Debug)]
@@ -32,24 +32,24 @@ pub(super) struct View<'a> {
     /// Active and pending runs.
     pub(super) runs: &'a [Run],
     /// The user of our token, who owns our runs.
-    pub(super) me: &'a str,
+    pub(super) user: &'a str,
     pub(super) now: Timestamp,
     /// When dstack terminates idle instances, by instance id.
-    pub(super) ends: &'a BTreeMap<String, Ends>,
+    pub(super) idle_terminations: &'a BTreeMap<String, IdleTermination>,
     /// dstack's health messages, by instance id.
-    pub(super) complaints: &'a BTreeMap<String, String>,
+    pub(super) health_messages: &'a BTreeMap<String, String>,
     /// The results of SSH queries of instances on which dstack starts nothing, by name.
-    pub(super) found: &'a BTreeMap<String, Found>,
+    pub(super) ssh_states: &'a BTreeMap<String, SshState>,
 }
 
 impl View<'_> {
     /// Returns every instance whose name is valid as a node name.
-    pub(super) fn seen(&self, config: &DstackConfig) -> Vec<SeenNode> {
-        let mut around = self.around();
-        let offers: Vec<Offer<'_>> = self.offers(&around).collect();
-        let users: Vec<&Run> = self.runs.iter().filter(|run| self.ours(run).is_none()).collect();
-        for (name, by) in wanted(&offers, &users, self.now) {
-            around.entry(name).or_default().wanted = Some(by);
+    pub(super) fn seen_nodes(&self, config: &DstackConfig) -> Vec<ObservedNode> {
+        let mut around = self.contexts();
+        let offers: Vec<CandidateInstance<'_>> = self.candidates(&around).collect();
+        let users: Vec<&Run> = self.runs.iter().filter(|run| self.our_run(run).is_none()).collect();
+        for (name, by) in demanded_instances(&offers, &users, self.now) {
+            around.entry(name).or_default().waiting_run = Some(by);
         }
         let all = self.fleets.iter().flat_map(|fleet| fleet.instances.iter().map(move |instance| (fleet, instance)));
         all.filter_map(|(fleet, instance)| {
@@ -60,10 +60,17 @@ impl View<'_> {
     }
 
     /// Returns `None` if the instance's or the fleet's name is not valid here.
-    fn node(&self, fleet: &Fleet, instance: &Instance, around: &Around, config: &DstackConfig) -> Option<SeenNode> {
-        let complaint = self.complaints.get(&instance.id).map_or("", String::as_str);
+    fn node(
+        &self,
+        fleet: &Fleet,
+        instance: &Instance,
+        around: &InstanceContext,
+        config: &DstackConfig,
+    ) -> Option<ObservedNode> {
+        let complaint = self.health_messages.get(&instance.id).map_or("", String::as_str);
         let occupancy = self.occupancy(instance, around, complaint, config);
-        let told = instance.instance_type.as_ref().map(|kind| kind.name.as_str()).filter(|name| *name != NO_TYPE);
+        let told =
+            instance.instance_type.as_ref().map(|kind| kind.name.as_str()).filter(|name| *name != SSH_INSTANCE_TYPE);
         let sku = config.skus.get(&fleet.name).cloned().or_else(|| told.and_then(|name| Sku::new(name).ok()));
         let node = Node {
             name: NodeName::new(&instance.name).ok()?,
@@ -75,41 +82,53 @@ impl View<'_> {
             hardware: None,
             sku,
         };
-        let aside = self.found.get(&instance.name).into_iter().flat_map(|found| &found.runs);
-        let jobs = around.ours.iter().chain(aside).copied().collect();
-        Some(SeenNode { node: Arc::new(node), heard: None, jobs })
+        let aside = self.ssh_states.get(&instance.name).into_iter().flat_map(|found| &found.runs);
+        let jobs = around.our_runs.iter().chain(aside).copied().collect();
+        Some(ObservedNode { node: Arc::new(node), agent_last_seen: None, jobs })
     }
 
     /// Returns the occupancy that dstack reports, or the use found over SSH if dstack cannot tell.
-    fn occupancy(&self, instance: &Instance, around: &Around, complaint: &str, config: &DstackConfig) -> Occupancy {
+    fn occupancy(
+        &self,
+        instance: &Instance,
+        around: &InstanceContext,
+        complaint: &str,
+        config: &DstackConfig,
+    ) -> Occupancy {
         let told = occupancy(instance, around, complaint, (self.now, config.idle_margin));
-        match (&told, self.found.get(&instance.name).map(|found| &found.used)) {
-            (Occupancy::Unknown { .. }, Some(Used::By(by))) => Occupancy::Busy { by: by.as_str().into() },
+        match (&told, self.ssh_states.get(&instance.name).map(|found| &found.usage)) {
+            (Occupancy::Unknown { .. }, Some(Usage::By(by))) => Occupancy::Busy { by: by.as_str().into() },
             _ => told,
         }
     }
 
     /// Returns what can be done with the instance without dstack.
-    fn apart(&self, fleet: &Fleet, instance: &Instance, around: &Around, occupancy: &Occupancy) -> Apart {
-        let unused = is_unused(instance) && around.users.is_empty() && around.ours.is_empty();
-        let past = unused && is_passed_over(instance) && matches!(occupancy, Occupancy::Unknown { .. });
-        let empty = self.found.get(&instance.name).is_some_and(|found| found.used == Used::ByNobody);
+    fn apart(
+        &self,
+        fleet: &Fleet,
+        instance: &Instance,
+        around: &InstanceContext,
+        occupancy: &Occupancy,
+    ) -> NodeOverrides {
+        let unused = is_unused(instance) && around.users.is_empty() && around.our_runs.is_empty();
+        let past = unused && is_skipped_by_dstack(instance) && matches!(occupancy, Occupancy::Unknown { .. });
+        let empty = self.ssh_states.get(&instance.name).is_some_and(|found| found.usage == Usage::Unused);
         // On an instance that dstack does not reach, work may still run.
         let vacant = past && instance.unreachable == Some(false);
-        Apart { proofs: past && empty, vacant, by_hand: fleet.is_ssh().then(|| by_hand(fleet, instance)) }
+        NodeOverrides { proofs: past && empty, vacant, by_hand: fleet.is_ssh().then(|| manual_steps(fleet, instance)) }
     }
 
     /// Returns our run of a dstack run. The name alone is no proof: any user may choose it.
-    fn ours(&self, run: &Run) -> Option<RunId> {
-        run_of(run.name()).filter(|_| run.user == self.me)
+    fn our_run(&self, run: &Run) -> Option<RunId> {
+        run_of(run.name()).filter(|_| run.user == self.user)
     }
 
     /// Returns the runs on each instance, by name.
-    fn around(&self) -> BTreeMap<String, Around> {
-        let mut all: BTreeMap<String, Around> = BTreeMap::new();
+    fn contexts(&self) -> BTreeMap<String, InstanceContext> {
+        let mut all: BTreeMap<String, InstanceContext> = BTreeMap::new();
         for instance in self.fleets.iter().flat_map(|fleet| &fleet.instances) {
-            let ends = self.ends.get(&instance.id).copied().unwrap_or_default();
-            all.entry(instance.name.clone()).or_default().ends = ends;
+            let ends = self.idle_terminations.get(&instance.id).copied().unwrap_or_default();
+            all.entry(instance.name.clone()).or_default().idle_termination = ends;
         }
         let by_host: BTreeMap<&str, &str> = self
             .fleets
@@ -118,16 +137,16 @@ impl View<'_> {
             .filter_map(|instance| Some((instance.hostname.as_deref()?, instance.name.as_str())))
             .collect();
         for run in self.runs {
-            let ours = self.ours(run);
+            let ours = self.our_run(run);
             let mut places: BTreeSet<&str> =
                 run.jobs.iter().filter_map(|job| by_host.get(job.host()?).copied()).collect();
             // A pending run of ours names its instance.
-            places.extend(ours.and_then(|_| pinned(run)));
+            places.extend(ours.and_then(|_| pinned_instance(run)));
             for place in places {
                 let around = all.entry(place.to_owned()).or_default();
                 match ours {
-                    Some(id) => around.ours.push(id),
-                    None => around.users.push(run.described()),
+                    Some(id) => around.our_runs.push(id),
+                    None => around.users.push(run.description()),
                 }
             }
         }
@@ -135,7 +154,10 @@ impl View<'_> {
     }
 
     /// Returns the instances that a user's run could have: no other run is on them, and dstack would start one there.
-    fn offers<'a>(&'a self, around: &'a BTreeMap<String, Around>) -> impl Iterator<Item = Offer<'a>> {
+    fn candidates<'a>(
+        &'a self,
+        around: &'a BTreeMap<String, InstanceContext>,
+    ) -> impl Iterator<Item = CandidateInstance<'a>> {
         let usable = |instance: &Instance| {
             instance.unreachable == Some(false)
                 && matches!(instance.status, InstanceStatus::Idle | InstanceStatus::Busy)
@@ -144,9 +166,13 @@ impl View<'_> {
         let of_fleet = move |fleet: &'a Fleet| {
             fleet.instances.iter().filter(move |instance| usable(instance)).filter_map(move |instance| {
                 let around = around.get(&instance.name)?;
-                let ours = !around.ours.is_empty();
+                let ours = !around.our_runs.is_empty();
                 let free = instance.status == InstanceStatus::Idle && instance.busy_blocks == 0;
-                (around.users.is_empty() && (ours || free)).then_some(Offer { fleet, instance, ours })
+                (around.users.is_empty() && (ours || free)).then_some(CandidateInstance {
+                    fleet,
+                    instance,
+                    has_our_run: ours,
+                })
             })
         };
         self.fleets.iter().flat_map(of_fleet)
@@ -154,8 +180,8 @@ impl View<'_> {
 }
 
 /// Returns the instance for which a run of ours was submitted.
-fn pinned(run: &Run) -> Option<&str> {
-    if run.newest().is_some_and(|newest| newest.status.is_finished()) {
+fn pinned_instance(run: &Run) -> Option<&str> {
+    if run.latest_submission().is_some_and(|newest| newest.status.is_finished()) {
         return None;
     }
     match run.run_spec.configuration.instances.as_deref()? {
@@ -167,7 +193,7 @@ fn pinned(run: &Run) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::answers::tests::{FLEETS, RUNNING};
+    use crate::api_types::tests::{FLEETS, RUNNING};
     use serde_json::{Value, json};
 
     /// The captured fleet with all three instances healthy, the first of them busy.
@@ -193,13 +219,21 @@ mod tests {
         let nothing = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let now = "2026-11-15T01:22:00Z".parse().unwrap();
         let (ends, complaints, found) = (&nothing.0, &nothing.1, &nothing.2);
-        let view = View { fleets: &fleets, runs, me: "doctor", now, ends, complaints, found };
-        let word = |seen: &SeenNode| match &seen.node.occupancy {
+        let view = View {
+            fleets: &fleets,
+            runs,
+            user: "doctor",
+            now,
+            idle_terminations: ends,
+            health_messages: complaints,
+            ssh_states: found,
+        };
+        let word = |seen: &ObservedNode| match &seen.node.occupancy {
             Occupancy::Free => "free".to_owned(),
             Occupancy::Busy { by } => by.to_string(),
             Occupancy::Unknown { why } => format!("unknown: {why}"),
         };
-        view.seen(&DstackConfig::default()).iter().map(|one| (word(one), one.jobs.clone())).collect()
+        view.seen_nodes(&DstackConfig::default()).iter().map(|one| (word(one), one.jobs.clone())).collect()
     }
 
     fn words(seen: &[(String, Vec<RunId>)]) -> Vec<&str> {

@@ -13,12 +13,12 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use doctor_backend::{
-    Backend, Change, Effect, JobOutput, JobRequest, NodeOp, PolledJob, SeenNode,
+    Backend, Change, Effect, JobOutput, JobRequest, NodeOp, ObservedNode, PolledJob,
     clock::{Clock, SystemClock},
-    contract::{self, Bed, Length, Wanted},
-    inspection::Standing,
+    contract::{self, Length, TestOccupancy, Testbed},
+    inspection::InspectionStatus,
 };
-use doctor_backend_dstack::{DstackBackend, DstackConfig, KeyBy, OverSsh, inspect};
+use doctor_backend_dstack::{DstackBackend, DstackConfig, KeyDelivery, SshFallbackConfig, inspect};
 use doctor_bed::{
     dstack::{BLOCKS, Dstack, Health, in_project},
     programs,
@@ -27,7 +27,7 @@ use doctor_checks::document::{Document, RunKey};
 use doctor_core::{
     ids::{NodeName, OpId, RunId, TestId},
     node::Occupancy,
-    run::{JobEnd, JobSeen, NonEmpty},
+    run::{JobEnd, NonEmpty, ObservedJobState},
     time::{Span, Timestamp},
 };
 use serde_json::{Value, json};
@@ -52,7 +52,7 @@ struct Shared {
 fn shared(what: &str) -> Option<&'static Shared> {
     static STARTED: OnceLock<Result<Shared, String>> = OnceLock::new();
     let begin = || {
-        let dstack = Dstack::start(HOSTS).inspect_err(|why| why.not_run(what)).map_err(|error| error.to_string())?;
+        let dstack = Dstack::start(HOSTS).inspect_err(|why| why.skip_tests(what)).map_err(|error| error.to_string())?;
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("doctor-node");
         let stripped = Command::new("strip").arg("-o").arg(&program).arg(programs::doctor_node()).status().unwrap();
@@ -160,7 +160,7 @@ impl Host {
         self.dstack().wait_for_instance(self.number, word, |instance| instance["health_status"] == *word).unwrap();
     }
 
-    fn seen(&self, backend: &DstackBackend) -> SeenNode {
+    fn seen(&self, backend: &DstackBackend) -> ObservedNode {
         backend.snapshot().unwrap().into_iter().find(|seen| seen.node.name == self.name()).unwrap()
     }
 
@@ -200,18 +200,20 @@ fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-fn polled(backend: &DstackBackend, run: RunId) -> JobSeen {
-    backend.poll(&[run]).unwrap().remove(0).seen
+fn polled(backend: &DstackBackend, run: RunId) -> ObservedJobState {
+    backend.poll(&[run]).unwrap().remove(0).state
 }
 
 fn wait_running(backend: &DstackBackend, run: RunId) {
-    wait("the job to run", || matches!(polled(backend, run), JobSeen::Running { .. }).then_some(()));
+    wait("the job to run", || matches!(polled(backend, run), ObservedJobState::Running { .. }).then_some(()));
 }
 
 /// Returns how the job ended, whether it had started, and its documents.
 fn wait_ended(backend: &DstackBackend, run: RunId) -> (JobEnd, bool, Vec<Vec<u8>>) {
     wait("the end of the job", || match backend.poll(&[run]).unwrap().remove(0) {
-        PolledJob { seen: JobSeen::Ended { how, started, .. }, documents } => Some((how, started.is_some(), documents)),
+        PolledJob { state: ObservedJobState::Ended { how, started, .. }, documents } => {
+            Some((how, started.is_some(), documents))
+        }
         PolledJob { .. } => None,
     })
 }
@@ -224,7 +226,7 @@ fn why(occupancy: &Occupancy) -> &str {
     }
 }
 
-impl Bed for Host {
+impl Testbed for Host {
     fn now(&self) -> Timestamp {
         SystemClock.now()
     }
@@ -233,8 +235,8 @@ impl Bed for Host {
         self.name()
     }
 
-    fn occupy(&self, _: &NodeName, wanted: Wanted) {
-        if wanted == Wanted::Unknown {
+    fn set_occupancy(&self, _: &NodeName, wanted: TestOccupancy) {
+        if wanted == TestOccupancy::Unknown {
             if self.is_taken() {
                 self.leave();
             }
@@ -242,21 +244,21 @@ impl Bed for Host {
         }
         self.wait_health(&Health::Healthy, "healthy");
         match (wanted, self.is_taken()) {
-            (Wanted::Busy, false) => self.take(&json!({})),
-            (Wanted::Free, true) => self.leave(),
+            (TestOccupancy::Busy, false) => self.take(&json!({})),
+            (TestOccupancy::Free, true) => self.leave(),
             _ => {}
         }
-        if wanted == Wanted::Free {
+        if wanted == TestOccupancy::Free {
             let free = |instance: &Value| instance["status"] == "idle" && instance["unreachable"] == false;
             self.dstack().wait_for_instance(self.number, "idle", free).unwrap();
             if self.shaken.swap(false, Ordering::SeqCst) {
-                self.dstack().wait_settled(self.number).unwrap();
+                self.dstack().wait_until_idle(self.number).unwrap();
             }
         }
     }
 
     /// DCGM's warning: dstack still starts jobs there.
-    fn mark_by_somebody_else(&self, _: &NodeName, there: bool) {
+    fn set_foreign_mark(&self, _: &NodeName, there: bool) {
         if there {
             self.wait_health(&Health::Warning("PCIe replay rate above threshold"), "warning");
         } else {
@@ -272,9 +274,9 @@ impl Bed for Host {
         self.dstack().jobs_started(&format!("doctor-{run}"))
     }
 
-    fn lose(&self, _: RunId) {
+    fn lose_job(&self, _: RunId) {
         self.shaken.store(true, Ordering::SeqCst);
-        self.dstack().lose(self.number).unwrap();
+        self.dstack().kill_runner(self.number).unwrap();
     }
 
     /// The server processes its runs every few seconds, and less often on a small machine that is busy with the other tests.
@@ -290,7 +292,7 @@ impl Bed for Host {
 #[test]
 fn the_dstack_backend_keeps_the_contract() {
     let Some(host) = Host::new("the_dstack_backend_keeps_the_contract", 1) else { return };
-    assert_eq!(contract::breaches(&host.shared.open(), &host), []);
+    assert_eq!(contract::violations(&host.shared.open(), &host), []);
 }
 
 #[test]
@@ -301,7 +303,7 @@ fn a_result_comes_with_the_log_and_no_key_is_left_behind() {
     assert_eq!(host.seen(&backend).jobs, [run]);
     wait_running(&backend, run);
     host.wait_free(&backend, "our own run leaves the node free");
-    let secrets = || host.dstack().ask(&in_project("secrets/list"), &json!({})).unwrap().to_string();
+    let secrets = || host.dstack().post(&in_project("secrets/list"), &json!({})).unwrap().to_string();
     assert!(!secrets().contains(&run.to_string()), "the job has its key");
     let told = host.dstack().run(&format!("doctor-{run}")).unwrap().to_string();
     assert!(!told.contains(&KEY.to_hex()), "the run does not show its key");
@@ -309,7 +311,7 @@ fn a_result_comes_with_the_log_and_no_key_is_left_behind() {
     let has_begun = || {
         let submission = &host.dstack().run(&format!("doctor-{run}")).unwrap()["jobs"][0]["job_submissions"][0]["id"];
         let ask = json!({ "run_name": format!("doctor-{run}"), "job_submission_id": submission, "limit": 1000 });
-        let page = host.dstack().ask(&in_project("logs/poll"), &ask).unwrap();
+        let page = host.dstack().post(&in_project("logs/poll"), &ask).unwrap();
         let events = page["logs"].as_array().into_iter().flatten().filter_map(|event| event["message"].as_str());
         let bytes: Vec<u8> = events.flat_map(|message| STANDARD.decode(message).unwrap()).collect();
         String::from_utf8_lossy(&bytes).contains("endless: /bin/sleep").then_some(())
@@ -345,14 +347,14 @@ fn parts_of_an_instance(host: &Host, backend: &DstackBackend) {
     assert_eq!(why(&host.seen(backend).node.occupancy), format!("run {} of alice", host.users_run()));
     let late = run_id(8);
     backend.submit(&host.request(late, &["memory"])).unwrap();
-    assert_eq!(wait_ended(backend, late).0, JobEnd::Displaced, "seven blocks are not all of them");
+    assert_eq!(wait_ended(backend, late).0, JobEnd::Preempted, "seven blocks are not all of them");
     host.leave();
     host.wait_free(backend, "no run uses it");
     // A cloud fleet as this server reports it; without a cloud it has no instances.
     let cloud = json!({ "type": "fleet", "name": "cloud", "nodes": { "min": 0, "target": 0, "max": 2 }, "idle_duration": "1h" });
     let spec = json!({ "configuration": cloud, "profile": { "name": "default" } });
     let plan = json!({ "plan": { "spec": spec, "current_resource": null }, "force": true });
-    host.dstack().ask(&in_project("fleets/apply"), &plan).unwrap();
+    host.dstack().post(&in_project("fleets/apply"), &plan).unwrap();
     assert_eq!(backend.snapshot().unwrap().len(), usize::from(HOSTS));
 }
 
@@ -366,7 +368,7 @@ fn whoever_comes_or_waits_goes_first() {
     let late = run_id(2);
     backend.submit(&host.request(late, &["memory"])).unwrap();
     let (how, started, _) = wait_ended(&backend, late);
-    assert_eq!((how, started), (JobEnd::Displaced, false), "it never had an instance");
+    assert_eq!((how, started), (JobEnd::Preempted, false), "it never had an instance");
     assert_eq!(host.dstack().jobs_started(&format!("doctor-{late}")), 0);
     host.leave();
     // A user's run with retries waits while ours has the instance.
@@ -385,11 +387,11 @@ fn whoever_comes_or_waits_goes_first() {
     host.dstack().stop_run("patient").unwrap();
     host.dstack().wait_for_instance(3, "idle", |instance| instance["status"] == "idle").unwrap();
     // The link is cut: dstack still reports idle and healthy.
-    host.dstack().cut(3).unwrap();
+    host.dstack().disconnect(3).unwrap();
     let cut = |instance: &Value| instance["unreachable"] == true && instance["status"] == "idle";
     host.dstack().wait_for_instance(3, "unreachable", cut).unwrap();
     assert_eq!(why(&host.seen(&backend).node.occupancy), "dstack cannot reach it");
-    host.dstack().join(3).unwrap();
+    host.dstack().reconnect(3).unwrap();
     host.wait_free(&backend, "no run uses it");
     // Failing GPUs: dstack's verdict is a foreign mark.
     host.wait_health(&Health::Failure("GPU 5 has a volatile DBE"), "failure");
@@ -397,7 +399,7 @@ fn whoever_comes_or_waits_goes_first() {
     assert!(matches!(failing.occupancy, Occupancy::Unknown { .. }), "{failing:?}");
     let [mark] = &failing.marks.foreign[..] else { panic!("one mark: {failing:?}") };
     assert_eq!((mark.by.as_str(), mark.text.as_str()), ("dstack", "health failure: GPU 5 has a volatile DBE"));
-    assert!(failing.is_vacant() && !failing.takes_proofs(), "there is no SSH fallback");
+    assert!(failing.is_vacant() && !failing.is_reachable_out_of_band(), "there is no SSH fallback");
     host.wait_health(&Health::Healthy, "healthy");
 }
 
@@ -409,34 +411,37 @@ fn rights_and_limits_are_said_in_words() {
         all.iter().map(|one| (one.what.clone(), one.standing, one.text.clone())).collect::<Vec<_>>()
     };
     let good = standing(&shared.config());
-    assert!(good.iter().all(|(_, standing, _)| *standing == Standing::Good), "{good:?}");
+    assert!(good.iter().all(|(_, standing, _)| *standing == InspectionStatus::Good), "{good:?}");
     assert!(good[0].2.ends_with("dstack 0.22.5") && good[3].2.starts_with("4 instances in bed"), "{good:?}");
     // A member may query and run, and may not create secrets.
     let member = shared.at("member");
     std::fs::write(&member, &shared.dstack.user().token).unwrap();
     let as_member = DstackConfig { token_file: Some(member), ..shared.config() };
     let found = standing(&as_member);
-    assert!(found[2].1 == Standing::Bad && found[2].2.contains("may not create secrets"), "{found:?}");
-    let open = DstackConfig { key: KeyBy::Environment, ..as_member.clone() };
-    assert!(standing(&open).iter().all(|(_, standing, _)| *standing == Standing::Good));
+    assert!(found[2].1 == InspectionStatus::Bad && found[2].2.contains("may not create secrets"), "{found:?}");
+    let open = DstackConfig { key: KeyDelivery::Environment, ..as_member.clone() };
+    assert!(standing(&open).iter().all(|(_, standing, _)| *standing == InspectionStatus::Good));
     let host = Host::of(shared, 1);
     let error =
         DstackBackend::open(as_member, None).unwrap().submit(&host.request(run_id(4), &["memory"])).unwrap_err();
-    assert!(error.effect == Effect::NoneGiveUp && error.text.contains("key = \"environment\""), "{error}");
+    assert!(error.effect == Effect::NotAppliedPermanent && error.text.contains("key = \"environment\""), "{error}");
     let no_token = DstackConfig { token_file: Some(Path::new("/dev/null").to_owned()), ..shared.config() };
-    assert_eq!(DstackBackend::open(no_token, None).unwrap().snapshot().unwrap_err().effect, Effect::NoneTryAgain);
+    assert_eq!(DstackBackend::open(no_token, None).unwrap().snapshot().unwrap_err().effect, Effect::NotAppliedRetry);
     let wrong = shared.at("wrong");
     std::fs::write(&wrong, "no-such-token").unwrap();
     let wrong = DstackConfig { token_file: Some(wrong), ..shared.config() };
     let error = DstackBackend::open(wrong.clone(), None).unwrap().snapshot().unwrap_err();
-    assert!(error.effect == Effect::NoneGiveUp && error.text.contains("Invalid token"), "{error}");
-    assert!(standing(&wrong).iter().any(|(what, standing, _)| what == "token" && *standing == Standing::Bad));
+    assert!(error.effect == Effect::NotAppliedPermanent && error.text.contains("Invalid token"), "{error}");
+    assert!(standing(&wrong).iter().any(|(what, standing, _)| what == "token" && *standing == InspectionStatus::Bad));
     // An operator has to replace a host of an SSH fleet.
     let willing = DstackBackend::open(DstackConfig { replace: true, ..shared.config() }, None).unwrap();
     assert!(willing.caps().replace && !willing.caps().mark && !willing.caps().drain);
     let replace = |op| NodeOp { op, what: Change::Replace };
     let error = willing.apply(&host.name(), &replace(op_now())).unwrap_err();
-    assert!(error.effect == Effect::NoneGiveUp && error.text.contains("remove 10.98.1.2 from its `hosts`"), "{error}");
+    assert!(
+        error.effect == Effect::NotAppliedPermanent && error.text.contains("remove 10.98.1.2 from its `hosts`"),
+        "{error}"
+    );
     willing.apply(&host.name(), &replace(OpId::from_number(1))).expect("created after the request");
 }
 
@@ -447,7 +452,7 @@ fn a_failing_instance_is_proved_past_dstack() {
     let Some(host) = Host::new("a_failing_instance_is_proved_past_dstack", 4) else { return };
     let keep = tempfile::Builder::new().prefix("d").tempdir_in("/tmp").unwrap();
     let lock = host.dstack().folder().join("host4/home/in-use");
-    let ssh = OverSsh {
+    let ssh = SshFallbackConfig {
         ssh_config: Some(host.dstack().ssh_config().unwrap()),
         doctor_node: Some(host.shared.at("doctor-node")),
         // The machine is shared and busy.
@@ -456,30 +461,30 @@ fn a_failing_instance_is_proved_past_dstack() {
         connect: Span::from_secs(60),
         locks: vec!["/root/in-use".into()],
         state: keep.path().join("s"),
-        ..OverSsh::default()
+        ..SshFallbackConfig::default()
     };
     let config = DstackConfig { ssh: Some(ssh), ..host.shared.config() };
     let open = || DstackBackend::open(config.clone(), Some(&host.shared.at("policy.toml"))).unwrap();
     let backend = open();
-    assert!(!host.seen(&backend).node.takes_proofs(), "dstack itself can use it");
+    assert!(!host.seen(&backend).node.is_reachable_out_of_band(), "dstack itself can use it");
     host.wait_health(&Health::Failure("GPU 5 has a volatile DBE"), "failure");
     // Jobs of other hosts are visible too: the emulated hosts share their processes.
-    let open_to_proofs = || host.seen(&backend).node.takes_proofs().then_some(());
+    let open_to_proofs = || host.seen(&backend).node.is_reachable_out_of_band().then_some(());
     wait("the SSH fallback", open_to_proofs);
     let node = host.seen(&backend).node;
     assert!(!node.occupancy.is_free(), "{node:?}");
-    assert!(node.by_hand().is_some_and(|how| how.contains("remove 10.98.4.2 from its `hosts`")), "{node:?}");
+    assert!(node.manual_replacement().is_some_and(|how| how.contains("remove 10.98.4.2 from its `hosts`")), "{node:?}");
     // The host is in use outside of dstack: nothing starts.
     std::fs::write(&lock, "").unwrap();
     assert_eq!(why(&host.seen(&backend).node.occupancy), "/root/in-use exists");
     let run = run_id(5);
     let error = backend.submit(&host.request(run, &["endless"])).unwrap_err();
-    assert!(error.effect == Effect::NoneTryAgain && error.text.contains("/root/in-use exists"), "{error}");
+    assert!(error.effect == Effect::NotAppliedRetry && error.text.contains("/root/in-use exists"), "{error}");
     std::fs::remove_file(&lock).unwrap();
     let begin = |backend: &DstackBackend, run, tests: &[&str]| {
         wait("the run to begin", || match backend.submit(&host.request(run, tests)) {
             Ok(job) => Some(job),
-            Err(error) if error.effect == Effect::NoneTryAgain => None,
+            Err(error) if error.effect == Effect::NotAppliedRetry => None,
             Err(error) => panic!("{error}"),
         })
     };

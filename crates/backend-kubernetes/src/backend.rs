@@ -3,14 +3,15 @@
 use std::{collections::HashMap, sync::Arc};
 
 use doctor_backend::{
-    Backend, BackendError, Board, Change, Effect, JobRequest, NodeOp, PolledJob, SeenFailure, SeenNode,
+    Backend, BackendError, Change, Effect, JobRequest, NodeOp, ObservedJobFailure, ObservedNode, PolledJob,
+    StatusWriter,
     clock::{Clock, SystemClock},
 };
 use doctor_core::{
     ids::{JobId, NodeName, PoolName, RunId},
     node::Node,
-    run::JobSeen,
-    snapshot::Caps,
+    run::ObservedJobState,
+    snapshot::Capabilities,
     time::Timestamp,
 };
 use kube::{
@@ -19,52 +20,52 @@ use kube::{
 };
 
 use super::{
-    cluster::{Failed, KubernetesBackend, PATIENCE, TRIES},
+    cluster::{KubeRequestError, KubernetesBackend, LIST_TIMEOUT, MAX_ATTEMPTS},
     config::{KubernetesConfig, Replace},
+    interned_map::Interner,
     job,
-    marks::{self, Standing},
+    marks::{self, NodeMarks},
     names,
-    objects::{FIELD_MANAGER, JobObject, NodeObject, PodObject, pod_resource},
-    occupancy::{Tenant, occupancy},
-    pairs::Shared,
+    objects::{CachedNode, FIELD_MANAGER, JobObject, PodObject, pod_resource},
+    occupancy::{PodOnNode, occupancy},
+    pending_demand::{self, CandidateNode, PendingPod},
     repair::Repair,
-    wanted::{self, Offer, Waiting},
-    watch::{Kept, Placed},
+    watch::{CachedPod, PlacedPod},
 };
 
 impl KubernetesBackend {
     /// Returns the nodes that pending user work needs and could have without our jobs.
-    fn wanted(
+    fn demanded_nodes(
         &self,
-        nodes: &HashMap<Arc<str>, Box<NodeObject>>,
-        tenants: &HashMap<&str, Vec<&Placed>>,
-        waiting: Vec<&Waiting>,
+        nodes: &HashMap<Arc<str>, Box<CachedNode>>,
+        tenants: &HashMap<&str, Vec<&PlacedPod>>,
+        waiting: Vec<&PendingPod>,
     ) -> HashMap<String, String> {
-        let of = |node: &NodeObject| tenants.get(node.name()).map_or(&[][..], Vec::as_slice);
-        let mut offers: Vec<Offer<'_>> = nodes
+        let of = |node: &CachedNode| tenants.get(node.name()).map_or(&[][..], Vec::as_slice);
+        let mut offers: Vec<CandidateNode<'_>> = nodes
             .values()
             .filter(|node| {
-                let seen = seen_node(node, of(node), None, &self.config, &mut Words::default());
+                let seen = seen_node(node, of(node), None, &self.config, &mut StringInterner::default());
                 seen.is_some_and(|seen| seen.node.occupancy.is_free())
             })
-            .map(|node| Offer { node, ours: of(node).iter().any(|placed| placed.tenant.ours) })
+            .map(|node| CandidateNode { node, has_our_job: of(node).iter().any(|placed| placed.tenant.ours) })
             .collect();
         offers.sort_by(|a, b| a.node.name().cmp(b.node.name()));
-        wanted::wanted(&offers, waiting, &self.config)
+        pending_demand::demanded_nodes(&offers, waiting, &self.config)
     }
 }
 
 fn seen_node(
-    node: &NodeObject,
-    tenants: &[&Placed],
+    node: &CachedNode,
+    tenants: &[&PlacedPod],
     wanted_by: Option<&str>,
     config: &KubernetesConfig,
-    words: &mut Words,
-) -> Option<SeenNode> {
-    let standing = Standing::of(node, config);
-    let on_it: Vec<Tenant> = tenants.iter().map(|placed| placed.tenant.clone()).collect();
-    let mut label = |key: &str| node.metadata.labels.get(key).map(|value| words.word(value));
-    Some(SeenNode {
+    words: &mut StringInterner,
+) -> Option<ObservedNode> {
+    let standing = NodeMarks::from_node(node, config);
+    let on_it: Vec<PodOnNode> = tenants.iter().map(|placed| placed.tenant.clone()).collect();
+    let mut label = |key: &str| node.metadata.labels.get(key).map(|value| words.intern_str(value));
+    Some(ObservedNode {
         node: Arc::new(Node {
             name: NodeName::try_from(Arc::clone(&node.metadata.name)).ok()?,
             pool: label(&config.pool_label).and_then(|pool| pool.try_into().ok()).unwrap_or_else(default_pool),
@@ -74,13 +75,13 @@ fn seen_node(
             sku: label(&config.sku_label).and_then(|sku| sku.try_into().ok()),
             apart: None,
         }),
-        heard: None,
+        agent_last_seen: None,
         jobs: tenants.iter().filter_map(|placed| placed.run).collect(),
     })
 }
 
 /// Strings that many nodes have in common: pools and machine types.
-type Words = Shared<str>;
+type StringInterner = Interner<str>;
 
 fn default_pool() -> PoolName {
     PoolName::new("default").expect("a valid pool name")
@@ -91,8 +92,8 @@ impl Backend for KubernetesBackend {
         "kubernetes"
     }
 
-    fn caps(&self) -> Caps {
-        Caps {
+    fn caps(&self) -> Capabilities {
+        Capabilities {
             mark: true,
             drain: true,
             evict: true,
@@ -102,26 +103,27 @@ impl Backend for KubernetesBackend {
         }
     }
 
-    fn snapshot(&self) -> Result<Vec<SeenNode>, BackendError> {
-        let seen = self.watched.now(PATIENCE, |nodes, pods| {
-            let mut tenants: HashMap<&str, Vec<&Placed>> = HashMap::new();
+    fn snapshot(&self) -> Result<Vec<ObservedNode>, BackendError> {
+        let seen = self.watch_cache.read(LIST_TIMEOUT, |nodes, pods| {
+            let mut tenants: HashMap<&str, Vec<&PlacedPod>> = HashMap::new();
             let mut waiting = Vec::new();
             for kept in pods.values() {
                 match kept {
-                    Kept::Placed(placed) => tenants.entry(&placed.node).or_default().push(placed),
-                    Kept::Waiting(pod) => waiting.push(&**pod),
+                    CachedPod::Placed(placed) => tenants.entry(&placed.node).or_default().push(placed),
+                    CachedPod::Pending(pod) => waiting.push(&**pod),
                 }
             }
             let of = |name: &str| tenants.get(name).map_or(&[][..], Vec::as_slice);
-            let wanted = if waiting.is_empty() { HashMap::new() } else { self.wanted(nodes, &tenants, waiting) };
+            let wanted =
+                if waiting.is_empty() { HashMap::new() } else { self.demanded_nodes(nodes, &tenants, waiting) };
             let by = |name: &str| wanted.get(name).map(String::as_str);
-            let mut words = Words::default();
+            let mut words = StringInterner::default();
             let seen =
                 nodes.iter().filter_map(|(name, node)| seen_node(node, of(name), by(name), &self.config, &mut words));
             seen.collect()
         });
-        let broken = |text| BackendError { operation: "read the cluster state", text, effect: Effect::NoneTryAgain };
-        let mut seen: Vec<SeenNode> = seen.map_err(broken)?;
+        let broken = |text| BackendError { operation: "read the cluster state", text, effect: Effect::NotAppliedRetry };
+        let mut seen: Vec<ObservedNode> = seen.map_err(broken)?;
         seen.sort_by(|a, b| a.node.name.cmp(&b.node.name));
         for one in &mut seen {
             one.jobs.sort_unstable();
@@ -131,7 +133,7 @@ impl Backend for KubernetesBackend {
     }
 
     fn submit(&self, request: &JobRequest) -> Result<JobId, BackendError> {
-        self.make_run(request)
+        self.create_run(request)
     }
 
     fn poll(&self, runs: &[RunId]) -> Result<Vec<PolledJob>, BackendError> {
@@ -141,8 +143,8 @@ impl Backend for KubernetesBackend {
         // Pods first: a job's pod is then either in this list, or the later list of jobs reports its end.
         let pods: Vec<PodObject> = self.list("poll", &pod_resource())?;
         let jobs: Vec<JobObject> = self.list_runs()?;
-        self.take_along(runs, pods.iter());
-        pods.iter().for_each(|pod| self.failures.notice(pod, &self.config, &self.watched));
+        self.collect_from_pods(runs, pods.iter());
+        pods.iter().for_each(|pod| self.failures.record_node_death(pod, &self.config, &self.watch_cache));
         let mut of_run: HashMap<RunId, Vec<PodObject>> = HashMap::new();
         for pod in pods {
             if let Some(run) = names::run_of(&pod.metadata, &self.config) {
@@ -153,21 +155,21 @@ impl Backend for KubernetesBackend {
             jobs.into_iter().filter_map(|job| Some((names::run_of(&job.metadata, &self.config)?, job))).collect();
         let look = |run: &RunId| {
             let pods = of_run.get(run).map_or(&[][..], Vec::as_slice);
-            jobs.get(run).map_or(JobSeen::Absent, |job| job::seen(job, pods, *run, &self.config))
+            jobs.get(run).map_or(ObservedJobState::Absent, |job| job::job_state(job, pods, *run, &self.config))
         };
-        let seen: Vec<JobSeen> = runs.iter().map(|run| self.failures.told_apart(*run, look(run))).collect();
-        self.look_again(runs, &seen)?;
-        let documents = runs.iter().map(|run| self.carried.documents(*run));
-        Ok(seen.into_iter().zip(documents).map(|(seen, documents)| PolledJob { seen, documents }).collect())
+        let seen: Vec<ObservedJobState> = runs.iter().map(|run| self.failures.refine_end(*run, look(run))).collect();
+        self.recheck_ended_jobs(runs, &seen)?;
+        let documents = runs.iter().map(|run| self.pod_results.documents(*run));
+        Ok(seen.into_iter().zip(documents).map(|(seen, documents)| PolledJob { state: seen, documents }).collect())
     }
 
     fn cancel(&self, run: RunId) -> Result<(), BackendError> {
-        let api: Api<DynamicObject> = self.jobs(&self.kind_of_runs());
-        let patch = Patch::Merge(job::cancelled(&self.config, SystemClock.now()));
+        let api: Api<DynamicObject> = self.jobs(&self.run_resource());
+        let patch = Patch::Merge(job::cancel_patch(&self.config, SystemClock.now()));
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-        match self.ask("cancel", api.patch(&names::object_name(run), &parameters, &patch)) {
-            Ok(job) => self.tell_volcano(&job),
-            Err(Failed { code: Some(404), .. }) => Ok(()),
+        match self.request("cancel", api.patch(&names::object_name(run), &parameters, &patch)) {
+            Ok(job) => self.terminate_in_volcano(&job),
+            Err(KubeRequestError { code: Some(404), .. }) => Ok(()),
             Err(failed) => Err(failed.into()),
         }
     }
@@ -183,38 +185,38 @@ impl Backend for KubernetesBackend {
         }
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let (nodes, name) = (self.nodes(), node.as_str());
-        let mut known = self.watched.node(name);
-        for _ in 0..TRIES {
+        let mut known = self.watch_cache.node(name);
+        for _ in 0..MAX_ATTEMPTS {
             let now = match known.take() {
                 Some(node) => node,
-                None => self.ask(operation, nodes.get(name))?.into(),
+                None => self.request(operation, nodes.get(name))?.into(),
             };
             let Some(patch) = marks::patch(&now, change.op, &change.what, &self.config) else { return Ok(()) };
-            match self.ask(operation, nodes.patch(name, &parameters, &Patch::Merge(patch))) {
+            match self.request(operation, nodes.patch(name, &parameters, &Patch::Merge(patch))) {
                 Ok(written) => {
-                    self.tell(&written, &change.what);
-                    self.watched.written(&written.into());
+                    self.record_event(&written, &change.what);
+                    self.watch_cache.store_written(&written.into());
                     return Ok(());
                 }
                 // The cached node was outdated: read it again and retry.
-                Err(Failed { code: Some(409), .. }) => {}
+                Err(KubeRequestError { code: Some(409), .. }) => {}
                 Err(failed) => return Err(failed.into()),
             }
         }
-        let text = format!("{node} was modified concurrently {TRIES} times");
-        Err(BackendError { operation, text, effect: Effect::NoneTryAgain })
+        let text = format!("{node} was modified concurrently {MAX_ATTEMPTS} times");
+        Err(BackendError { operation, text, effect: Effect::NotAppliedRetry })
     }
 
-    fn failed_work(&self, since: Timestamp) -> Result<Vec<SeenFailure>, BackendError> {
-        let broken = |text| BackendError { operation: "watch failed pods", text, effect: Effect::NoneTryAgain };
+    fn job_failures(&self, since: Timestamp) -> Result<Vec<ObservedJobFailure>, BackendError> {
+        let broken = |text| BackendError { operation: "watch failed pods", text, effect: Effect::NotAppliedRetry };
         self.failures.since(since).map_err(broken)
     }
 
     fn logs(&self, run: RunId) -> Vec<(NodeName, String)> {
-        self.carried.logs(run)
+        self.pod_results.logs(run)
     }
 
-    fn board(&self) -> Option<&dyn Board> {
+    fn status_writer(&self) -> Option<&dyn StatusWriter> {
         Some(self)
     }
 }

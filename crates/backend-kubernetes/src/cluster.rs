@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use doctor_backend::{BackendError, Effect, vouch::Voucher};
+use doctor_backend::{BackendError, Effect, token_review::TokenReviewer};
 use hyper::http::Request;
 use kube::{
     Api, Client,
@@ -15,30 +15,30 @@ use tokio::runtime::Runtime;
 
 use super::{
     KubernetesConfig, Replace,
-    carry::Carried,
     failures::{self, Failures},
     names,
-    objects::{NodeAnswer, node_resource},
-    template::Templates,
-    tokens::Reviews,
-    watch::{self, Watched},
+    objects::{ApiNode, node_resource},
+    result_transport::PodResults,
+    template::TemplateFile,
+    tokens::KubernetesTokenReviewer,
+    watch::{self, WatchCache},
     webhook,
 };
 
 /// The limit for the initial lists, and for new ones after a watch broke.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The limit for one request to the API server.
-const EXCHANGE: Duration = Duration::from_secs(15);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 /// How often a patch is retried when another client changed the node in between.
-pub(super) const TRIES: usize = 5;
+pub(super) const MAX_ATTEMPTS: usize = 5;
 
 pub struct KubernetesBackend {
     pub(super) config: Arc<KubernetesConfig>,
     pub(super) client: Client,
-    pub(super) watched: Arc<Watched>,
+    pub(super) watch_cache: Arc<WatchCache>,
     pub(super) failures: Arc<Failures>,
-    pub(super) carried: Arc<Carried>,
-    pub(super) templates: Templates,
+    pub(super) pod_results: Arc<PodResults>,
+    pub(super) templates: TemplateFile,
     runtime: Runtime,
 }
 
@@ -55,7 +55,7 @@ impl KubernetesBackend {
     /// If no cluster is configured, or its configuration cannot be read.
     pub fn open(config: KubernetesConfig) -> Result<Self, BackendError> {
         let operation = "open the Kubernetes backend";
-        let refuse = |text: String| BackendError { operation, text, effect: Effect::NoneGiveUp };
+        let refuse = |text: String| BackendError { operation, text, effect: Effect::NotAppliedPermanent };
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("doctor-kube")
@@ -65,74 +65,78 @@ impl KubernetesBackend {
         if let Replace::Webhook(webhook) = &config.replace {
             webhook::check(&webhook.url).map_err(refuse)?;
         }
-        let templates = Templates::open(&config).map_err(|error| refuse(error.to_string()))?;
+        let templates = TemplateFile::open(&config).map_err(|error| refuse(error.to_string()))?;
         let client = runtime.block_on(connect(&config)).map_err(refuse)?;
-        let (config, watched) = (Arc::new(config), Arc::new(Watched::new()));
-        runtime.spawn(watch::follow_nodes(client.clone(), Arc::clone(&config), Arc::clone(&watched)));
-        runtime.spawn(watch::follow_pods(client.clone(), Arc::clone(&config), Arc::clone(&watched)));
-        let (failures, carried) = (Arc::new(Failures::default()), Arc::new(Carried::default()));
+        let (config, watched) = (Arc::new(config), Arc::new(WatchCache::new()));
+        runtime.spawn(watch::watch_nodes(client.clone(), Arc::clone(&config), Arc::clone(&watched)));
+        runtime.spawn(watch::watch_pods(client.clone(), Arc::clone(&config), Arc::clone(&watched)));
+        let (failures, carried) = (Arc::new(Failures::default()), Arc::new(PodResults::default()));
         let (to, nodes, along) = (Arc::clone(&failures), Arc::clone(&watched), Arc::clone(&carried));
-        runtime.spawn(failures::follow(client.clone(), Arc::clone(&config), to, nodes, along));
-        Ok(Self { config, client, watched, failures, carried, templates, runtime })
+        runtime.spawn(failures::watch_failures(client.clone(), Arc::clone(&config), to, nodes, along));
+        Ok(Self { config, client, watch_cache: watched, failures, pod_results: carried, templates, runtime })
     }
 
     /// Returns the reviewer of this cluster's tokens.
-    pub fn voucher(&self) -> Arc<dyn Voucher> {
-        Arc::new(Reviews::new(self.client.clone(), self.runtime.handle().clone(), Arc::clone(&self.config)))
+    pub fn token_reviewer(&self) -> Arc<dyn TokenReviewer> {
+        Arc::new(KubernetesTokenReviewer::new(
+            self.client.clone(),
+            self.runtime.handle().clone(),
+            Arc::clone(&self.config),
+        ))
     }
 
     /// Awaits a request to the API server, with the default limit.
-    pub(super) fn ask<T>(
+    pub(super) fn request<T>(
         &self,
         operation: &'static str,
         question: impl Future<Output = Result<T, kube::Error>>,
-    ) -> Result<T, Failed> {
-        self.ask_for(operation, EXCHANGE, question)
+    ) -> Result<T, KubeRequestError> {
+        self.request_within(operation, REQUEST_TIMEOUT, question)
     }
 
     /// Awaits a request, with a given limit.
-    pub(super) fn ask_for<T>(
+    pub(super) fn request_within<T>(
         &self,
         operation: &'static str,
         limit: Duration,
         question: impl Future<Output = Result<T, kube::Error>>,
-    ) -> Result<T, Failed> {
+    ) -> Result<T, KubeRequestError> {
         self.runtime.block_on(async {
             match tokio::time::timeout(limit, question).await {
-                Ok(answer) => answer.map_err(|error| Failed::of(operation, &error)),
+                Ok(answer) => answer.map_err(|error| KubeRequestError::from_kube(operation, &error)),
                 Err(_) => {
                     let text = format!("no answer within {} s", limit.as_secs());
                     let error = BackendError { operation, text, effect: Effect::Unknown };
-                    Err(Failed { code: None, exists: false, error })
+                    Err(KubeRequestError { code: None, already_exists: false, error })
                 }
             }
         })
     }
 
     /// Posts an object for which there is no typed call.
-    pub(super) fn post(&self, operation: &'static str, path: &str, body: &Value) -> Result<Value, Failed> {
-        self.ask(operation, async {
+    pub(super) fn post(&self, operation: &'static str, path: &str, body: &Value) -> Result<Value, KubeRequestError> {
+        self.request(operation, async {
             let request = Request::post(path).header("content-type", "application/json");
             let request = request.body(body.to_string().into_bytes()).map_err(kube::Error::HttpError)?;
             self.client.request::<Value>(request).await
         })
     }
 
-    pub(super) fn nodes(&self) -> Api<NodeAnswer> {
+    pub(super) fn nodes(&self) -> Api<ApiNode> {
         Api::all_with(self.client.clone(), &node_resource())
     }
 
-    pub(super) fn jobs<K: Described>(&self, of: &ApiResource) -> Api<K> {
+    pub(super) fn jobs<K: DynamicResource>(&self, of: &ApiResource) -> Api<K> {
         Api::namespaced_with(self.client.clone(), &self.config.namespace, of)
     }
 
     pub(super) fn list<K>(&self, operation: &'static str, of: &ApiResource) -> Result<Vec<K>, BackendError>
     where
-        K: Described + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+        K: DynamicResource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
     {
         let ours = ListParams::default().labels(&names::run_label(&self.config));
         let api: Api<K> = self.jobs(of);
-        Ok(self.ask(operation, api.list(&ours))?.items)
+        Ok(self.request(operation, api.list(&ours))?.items)
     }
 }
 
@@ -151,35 +155,38 @@ pub(super) async fn connect(config: &KubernetesConfig) -> Result<Client, String>
     let mut settings = settings?;
     // A silent or overloaded server must fail soon, because an error makes the state unknown. A client that waits or retries by
     // itself would leave outdated state in use.
-    settings.read_timeout = Some(watch::SILENCE);
+    settings.read_timeout = Some(watch::READ_TIMEOUT);
     settings.reset_reader_on_write = true;
     settings.default_retry = false;
     Client::try_from(settings).map_err(|error| error.to_string())
 }
 
 /// An object whose kind is given at run time.
-pub(super) trait Described: kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope> {}
+pub(super) trait DynamicResource:
+    kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>
+{
+}
 
-impl<K: kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>> Described for K {}
+impl<K: kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>> DynamicResource for K {}
 
 /// A failed request, with the server's status code if it responded.
-pub(super) struct Failed {
+pub(super) struct KubeRequestError {
     pub(super) code: Option<u16>,
     /// The object to be created exists already.
-    pub(super) exists: bool,
+    pub(super) already_exists: bool,
     pub(super) error: BackendError,
 }
 
-impl Failed {
-    fn of(operation: &'static str, error: &kube::Error) -> Self {
+impl KubeRequestError {
+    fn from_kube(operation: &'static str, error: &kube::Error) -> Self {
         let (code, text, effect) = match error {
             kube::Error::Api(status) => {
                 let effect = match status.code {
                     // A conflict, throttling, a server that starts or stops; or permissions and quotas, which an operator may
                     // change in the meantime.
-                    401 | 403 | 409 | 429 | 503 => Effect::NoneTryAgain,
+                    401 | 403 | 409 | 429 | 503 => Effect::NotAppliedRetry,
                     408 => Effect::Unknown,
-                    400..=499 => Effect::NoneGiveUp,
+                    400..=499 => Effect::NotAppliedPermanent,
                     _ => Effect::Unknown,
                 };
                 (Some(status.code), status.message.clone(), effect)
@@ -187,12 +194,12 @@ impl Failed {
             other => (None, other.to_string(), Effect::Unknown),
         };
         let exists = matches!(error, kube::Error::Api(status) if status.reason == "AlreadyExists");
-        Self { code, exists, error: BackendError { operation, text, effect } }
+        Self { code, already_exists: exists, error: BackendError { operation, text, effect } }
     }
 }
 
-impl From<Failed> for BackendError {
-    fn from(failed: Failed) -> Self {
+impl From<KubeRequestError> for BackendError {
+    fn from(failed: KubeRequestError) -> Self {
         failed.error
     }
 }

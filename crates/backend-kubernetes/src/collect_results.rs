@@ -3,45 +3,46 @@
 use std::time::{Duration, Instant};
 
 use doctor_backend::BackendError;
-use doctor_core::{ids::RunId, run::JobSeen};
+use doctor_core::{ids::RunId, run::ObservedJobState};
 
 use super::{
-    carry::fetch,
     cluster::KubernetesBackend,
     config::Share,
     objects::{PodObject, pod_resource},
+    result_transport::fetch,
 };
 
 /// Limits for one log, and for all logs of one poll: unreachable nodes must not delay the cycle.
-const FOR_ONE: Duration = Duration::from_secs(6);
-const PATIENCE: Duration = Duration::from_secs(15);
+const LOG_TIMEOUT: Duration = Duration::from_secs(6);
+const POLL_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl KubernetesBackend {
     /// Lists pods again if a job ended between listing pods and jobs, so that its end is never reported without its results.
-    pub(super) fn look_again(&self, runs: &[RunId], seen: &[JobSeen]) -> Result<(), BackendError> {
-        let missed =
-            |(run, seen): (&RunId, &JobSeen)| matches!(seen, JobSeen::Ended { .. }) && !self.carried.knows(*run);
+    pub(super) fn recheck_ended_jobs(&self, runs: &[RunId], seen: &[ObservedJobState]) -> Result<(), BackendError> {
+        let missed = |(run, seen): (&RunId, &ObservedJobState)| {
+            matches!(seen, ObservedJobState::Ended { .. }) && !self.pod_results.has_run(*run)
+        };
         if self.config.share == Share::None && runs.iter().zip(seen).any(missed) {
             let pods: Vec<PodObject> = self.list("poll", &pod_resource())?;
-            self.take_along(runs, pods.iter());
+            self.collect_from_pods(runs, pods.iter());
         }
         Ok(())
     }
 
     /// Takes the results of these runs from their pods, if no directory is shared.
-    pub(super) fn take_along<'a>(&self, runs: &[RunId], pods: impl Iterator<Item = &'a PodObject>) {
+    pub(super) fn collect_from_pods<'a>(&self, runs: &[RunId], pods: impl Iterator<Item = &'a PodObject>) {
         if self.config.share != Share::None {
             return;
         }
-        self.carried.only(&runs.iter().copied().collect());
+        self.pod_results.retain_runs(&runs.iter().copied().collect());
         let began = Instant::now();
-        for errand in pods.filter_map(|pod| self.carried.notice(pod, &self.config)) {
-            let left = PATIENCE.saturating_sub(began.elapsed());
+        for errand in pods.filter_map(|pod| self.pod_results.take_from(pod, &self.config)) {
+            let left = POLL_TIMEOUT.saturating_sub(began.elapsed());
             if left.is_zero() {
                 return;
             }
-            let fetched = fetch(&self.client, &self.config, &self.carried, &errand);
-            if let Err(failed) = self.ask_for("fetch the log of a job", left.min(FOR_ONE), fetched) {
+            let fetched = fetch(&self.client, &self.config, &self.pod_results, &errand);
+            if let Err(failed) = self.request_within("fetch the log of a job", left.min(LOG_TIMEOUT), fetched) {
                 tracing::warn!(run = %errand.run, pod = errand.pod, error = %failed.error, "job log not fetched");
             }
         }

@@ -52,13 +52,13 @@ pub struct KubernetesConfig {
     pub reset: Vec<String>,
     pub reboot: Vec<String>,
     pub replace: Replace,
-    pub write: Write,
+    pub write: WriteConfig,
 }
 
 /// What is written on nodes. Disabling an item stops further writes and leaves the existing ones.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Write {
+pub struct WriteConfig {
     /// The taints `unhealthy` and `maintenance`, which keep work off. Without them, only Cluster Doctor itself acts on its marks.
     pub taint: bool,
     /// The labels `status` and `severity`.
@@ -72,7 +72,7 @@ pub struct Write {
     pub condition: Option<String>,
 }
 
-impl Default for Write {
+impl Default for WriteConfig {
     fn default() -> Self {
         Self { taint: true, label: true, annotation: true, event: true, condition: None }
     }
@@ -208,7 +208,7 @@ impl Default for KubernetesConfig {
             reset: ["chroot", "/host", "nvidia-smi", "--gpu-reset"].map(str::to_owned).to_vec(),
             reboot: ["chroot", "/host", "systemctl", "reboot"].map(str::to_owned).to_vec(),
             replace: Replace::None,
-            write: Write::default(),
+            write: WriteConfig::default(),
         }
     }
 }
@@ -216,7 +216,7 @@ impl Default for KubernetesConfig {
 #[cfg(feature = "client")]
 impl KubernetesConfig {
     /// Returns a name with our prefix, such as `cluster-doctor.io/run`.
-    pub(super) fn own(&self, name: &str) -> String {
+    pub(super) fn prefixed(&self, name: &str) -> String {
         format!("{}/{name}", self.prefix)
     }
 

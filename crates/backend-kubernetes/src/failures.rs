@@ -15,13 +15,13 @@ use std::{
 };
 
 use doctor_backend::{
-    SeenFailure,
+    ObservedJobFailure,
     clock::{Clock, SystemClock},
 };
 use doctor_core::{
-    failed_work::{FailedWork, HowFailed, Label},
     ids::{NodeName, RunId},
-    run::{JobEnd, JobSeen},
+    job_failures::{JobFailure, JobFailureKind, Label},
+    run::{JobEnd, ObservedJobState},
     time::Timestamp,
 };
 use futures_util::StreamExt;
@@ -32,44 +32,44 @@ use kube::{
 };
 
 use super::{
-    carry::{self, Carried},
     config::{KubernetesConfig, Share},
     names,
-    objects::{ContainerStatus, NodeObject, PodObject, PodStatus, Terminated, Time, pod_resource},
+    objects::{CachedNode, ContainerStatus, PodObject, PodStatus, Terminated, Time, pod_resource},
     occupancy::uses_gpus,
-    watch::{FIRST_WAIT, LONGEST_WAIT, WATCH_SECONDS, Watched},
+    result_transport::{self, PodResults},
+    watch::{MAX_BACKOFF, MIN_BACKOFF, WATCH_SECONDS, WatchCache},
 };
 
-const FAILED: &str = "status.phase=Failed";
+const FAILED_PODS: &str = "status.phase=Failed";
 /// The most failures held until they are queried. The oldest are dropped.
-const MOST: usize = 4096;
+const MAX_FAILURES: usize = 4096;
 /// Reasons of failed pods that were evicted, were rejected by their node, or exceeded their own time limit.
-const NO_FAILURE: [&str; 8] =
+const IGNORED_REASONS: [&str; 8] =
     ["Evicted", "Preempting", "Shutdown", "NodeShutdown", "Terminated", "NodeAffinity", "Rejected", "DeadlineExceeded"];
 /// The most runs remembered as ended by the death of their node. No more end within one cycle.
-const MOST_DEATHS: usize = 256;
+const MAX_NODE_DEATHS: usize = 256;
 /// The limit for fetching one log.
-const LOG_WITHIN: Duration = Duration::from_secs(15);
+const LOG_TIMEOUT: Duration = Duration::from_secs(15);
 /// A watch that lasted less than this was closed immediately.
-const AT_ONCE: Duration = Duration::from_secs(1);
+const IMMEDIATE: Duration = Duration::from_secs(1);
 /// The server no longer has the resourceVersion from which a watch should start.
 const GONE: u16 = 410;
 
 #[derive(Debug, Default)]
-struct Inside {
+struct FailureLog {
     /// With the time at which the watch reported it.
-    told: VecDeque<(Timestamp, SeenFailure)>,
-    broken: Option<(Instant, String)>,
+    reported: VecDeque<(Timestamp, ObservedJobFailure)>,
+    down_since: Option<(Instant, String)>,
     /// Runs whose pods ended because their node did, the newest last.
-    died: VecDeque<RunId>,
+    runs_lost_with_node: VecDeque<RunId>,
 }
 
 /// The failures that the watch has reported.
 #[derive(Debug, Default)]
-pub(super) struct Failures(Mutex<Inside>);
+pub(super) struct Failures(Mutex<FailureLog>);
 
 impl Failures {
-    fn lock(&self) -> MutexGuard<'_, Inside> {
+    fn lock(&self) -> MutexGuard<'_, FailureLog> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -77,72 +77,73 @@ impl Failures {
     ///
     /// # Errors
     /// If the watch has been broken for longer than [`LONGEST_WAIT`].
-    pub(super) fn since(&self, since: Timestamp) -> Result<Vec<SeenFailure>, String> {
+    pub(super) fn since(&self, since: Timestamp) -> Result<Vec<ObservedJobFailure>, String> {
         let mut inside = self.lock();
-        if let Some((began, why)) = &inside.broken
-            && began.elapsed() > LONGEST_WAIT
+        if let Some((began, why)) = &inside.down_since
+            && began.elapsed() > MAX_BACKOFF
         {
             return Err(format!("the watch of failed pods has been down for {} s: {why}", began.elapsed().as_secs()));
         }
-        inside.told.retain(|(told, _)| *told >= since);
-        Ok(inside.told.iter().map(|(_, failure)| failure.clone()).collect())
+        inside.reported.retain(|(told, _)| *told >= since);
+        Ok(inside.reported.iter().map(|(_, failure)| failure.clone()).collect())
     }
 
-    fn tell(&self, failure: SeenFailure, now: Timestamp) {
+    fn record(&self, failure: ObservedJobFailure, now: Timestamp) {
         let mut inside = self.lock();
-        if inside.told.len() >= MOST {
-            inside.told.pop_front();
+        if inside.reported.len() >= MAX_FAILURES {
+            inside.reported.pop_front();
         }
-        inside.told.push_back((now, failure));
+        inside.reported.push_back((now, failure));
     }
 
     /// Records a run whose pod ended with its node. The pod may be gone by the next poll.
-    pub(super) fn notice(&self, pod: &PodObject, config: &KubernetesConfig, watched: &Watched) {
+    pub(super) fn record_node_death(&self, pod: &PodObject, config: &KubernetesConfig, watched: &WatchCache) {
         let is_ready = || {
-            pod.spec.node_name.as_deref().and_then(|node| watched.with_node(node, NodeObject::is_ready)) == Some(true)
+            pod.spec.node_name.as_deref().and_then(|node| watched.with_node(node, CachedNode::is_ready)) == Some(true)
         };
         let Some(run) = names::run_of(&pod.metadata, config).filter(|_| died_with_its_node(pod, is_ready)) else {
             return;
         };
         let mut inside = self.lock();
-        if !inside.died.contains(&run) {
-            if inside.died.len() >= MOST_DEATHS {
-                inside.died.pop_front();
+        if !inside.runs_lost_with_node.contains(&run) {
+            if inside.runs_lost_with_node.len() >= MAX_NODE_DEATHS {
+                inside.runs_lost_with_node.pop_front();
             }
-            inside.died.push_back(run);
+            inside.runs_lost_with_node.push_back(run);
         }
     }
 
     /// Refines how a job ended by what is known of its pods.
-    pub(super) fn told_apart(&self, run: RunId, mut seen: JobSeen) -> JobSeen {
-        if let JobSeen::Ended { how: how @ JobEnd::Displaced, .. } = &mut seen
-            && self.lock().died.contains(&run)
+    pub(super) fn refine_end(&self, run: RunId, mut seen: ObservedJobState) -> ObservedJobState {
+        if let ObservedJobState::Ended { how: how @ JobEnd::Preempted, .. } = &mut seen
+            && self.lock().runs_lost_with_node.contains(&run)
         {
             *how = JobEnd::NodeDied;
         }
         seen
     }
 
-    fn broke(&self, why: String) {
-        self.lock().broken.get_or_insert((Instant::now(), why));
+    fn set_down(&self, why: String) {
+        self.lock().down_since.get_or_insert((Instant::now(), why));
     }
 
-    fn works(&self) {
-        self.lock().broken = None;
+    fn set_up(&self) {
+        self.lock().down_since = None;
     }
 }
 
 /// Follows failed pods until the process ends.
-pub(super) async fn follow(
+pub(super) async fn watch_failures(
     client: Client,
     config: Arc<KubernetesConfig>,
     failures: Arc<Failures>,
-    watched: Arc<Watched>,
-    carried: Arc<Carried>,
+    watched: Arc<WatchCache>,
+    carried: Arc<PodResults>,
 ) {
-    let to = Told { client: &client, config: &config, failures: &failures, watched: &watched, carried: &carried };
+    let to =
+        FailureSink { client: &client, config: &config, failures: &failures, watched: &watched, carried: &carried };
     let mut version = None;
-    let mut pace = Pace(FIRST_WAIT);
+    let mut pace = WatchBackoff(MIN_BACKOFF);
     loop {
         let began = Instant::now();
         let ended = watch(&to, &mut version).await;
@@ -151,59 +152,60 @@ pub(super) async fn follow(
             if matches!(error, kube::Error::Api(status) if status.code == GONE) {
                 version = None;
             }
-            failures.broke(error.to_string());
+            failures.set_down(error.to_string());
         }
         tokio::time::sleep(pace.wait_after(began.elapsed(), ended.is_err())).await;
     }
 }
 
 /// The delay before the next watch: it grows with each watch that broke or was closed immediately, by the server or a proxy.
-struct Pace(Duration);
+struct WatchBackoff(Duration);
 
-impl Pace {
+impl WatchBackoff {
     fn wait_after(&mut self, lasted: Duration, broke: bool) -> Duration {
         if lasted > Duration::from_secs(WATCH_SECONDS.into()) / 2 {
-            self.0 = FIRST_WAIT;
+            self.0 = MIN_BACKOFF;
         }
-        if !broke && lasted >= AT_ONCE {
+        if !broke && lasted >= IMMEDIATE {
             return Duration::ZERO;
         }
         let wait = self.0;
-        self.0 = (wait * 2).min(LONGEST_WAIT);
+        self.0 = (wait * 2).min(MAX_BACKOFF);
         wait
     }
 }
 
 /// The receivers of the watch's events.
-struct Told<'a> {
+struct FailureSink<'a> {
     client: &'a Client,
     config: &'a Arc<KubernetesConfig>,
     failures: &'a Failures,
-    watched: &'a Watched,
-    carried: &'a Arc<Carried>,
+    watched: &'a WatchCache,
+    carried: &'a Arc<PodResults>,
 }
 
-impl Told<'_> {
-    fn tell(&self, pod: &PodObject) {
+impl FailureSink<'_> {
+    fn handle(&self, pod: &PodObject) {
         let now = SystemClock.now();
         if let Some(failure) = failure(pod, now, self.config) {
-            self.failures.tell(failure, now);
+            self.failures.record(failure, now);
         }
         let ours = pod.namespace().as_deref() == Some(&self.config.namespace);
         if ours {
-            self.failures.notice(pod, self.config, self.watched);
+            self.failures.record_node_death(pod, self.config, self.watched);
         }
         if ours && self.config.share == Share::None {
-            self.take_along(pod);
+            self.fetch_log(pod);
         }
     }
 
     /// Fetches the log in a task of its own: the pod may soon be gone, and the watch must not wait.
-    fn take_along(&self, pod: &PodObject) {
-        let Some(errand) = self.carried.notice(pod, self.config) else { return };
+    fn fetch_log(&self, pod: &PodObject) {
+        let Some(errand) = self.carried.take_from(pod, self.config) else { return };
         let (client, config, carried) = (self.client.clone(), Arc::clone(self.config), Arc::clone(self.carried));
         tokio::spawn(async move {
-            let fetched = tokio::time::timeout(LOG_WITHIN, carry::fetch(&client, &config, &carried, &errand)).await;
+            let fetched =
+                tokio::time::timeout(LOG_TIMEOUT, result_transport::fetch(&client, &config, &carried, &errand)).await;
             if let Ok(Err(error)) = fetched {
                 tracing::debug!(%error, ?errand, "log of a terminated job not fetched");
             }
@@ -212,20 +214,20 @@ impl Told<'_> {
 }
 
 /// Runs one watch from the version at which the last one ended.
-async fn watch(to: &Told<'_>, version: &mut Option<String>) -> kube::Result<()> {
+async fn watch(to: &FailureSink<'_>, version: &mut Option<String>) -> kube::Result<()> {
     let from = match version.take() {
         Some(known) => known,
-        None => now(to.client, to.config).await?,
+        None => current_version(to.client, to.config).await?,
     };
     *version = Some(from.clone());
     let api: Api<PodObject> = Api::all_with(to.client.clone(), &pod_resource());
-    let settings = WatchParams::default().fields(FAILED).timeout(WATCH_SECONDS);
+    let settings = WatchParams::default().fields(FAILED_PODS).timeout(WATCH_SECONDS);
     let mut events = std::pin::pin!(api.watch(&settings, &from).await?);
-    to.failures.works();
+    to.failures.set_up();
     while let Some(event) = events.next().await {
         match event? {
             WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
-                to.tell(&pod);
+                to.handle(&pod);
                 *version = pod.resource_version();
             }
             WatchEvent::Deleted(pod) => *version = pod.resource_version(),
@@ -237,44 +239,44 @@ async fn watch(to: &Told<'_>, version: &mut Option<String>) -> kube::Result<()> 
 }
 
 /// Returns the current resourceVersion of pods without listing any: no pod has this name, and the server looks up only one name.
-async fn now(client: &Client, config: &KubernetesConfig) -> kube::Result<String> {
+async fn current_version(client: &Client, config: &KubernetesConfig) -> kube::Result<String> {
     let api: Api<PodObject> = Api::namespaced_with(client.clone(), &config.namespace, &pod_resource());
     let none = api.list(&ListParams::default().fields("metadata.name=doctor-asks-for-the-version")).await?;
     Ok(none.metadata.resource_version.unwrap_or_default())
 }
 
 /// Returns `None` if the pod used no GPUs, is ours, or was ended on purpose.
-fn failure(pod: &PodObject, now: Timestamp, config: &KubernetesConfig) -> Option<SeenFailure> {
+fn failure(pod: &PodObject, now: Timestamp, config: &KubernetesConfig) -> Option<ObservedJobFailure> {
     let status = pod.status.as_ref().filter(|status| status.phase == "Failed")?;
     let namespace = pod.namespace()?;
     // Our namespace contains only our own pods.
     if namespace == config.namespace || pod.metadata.deletion_timestamp.is_some() || !uses_gpus(&pod.spec, config) {
         return None;
     }
-    let displaced = status.conditions.iter().any(|condition| condition.is("DisruptionTarget", "True"));
-    if displaced || NO_FAILURE.contains(&status.reason.as_str()) || status.reason.starts_with("OutOf") {
+    let displaced = status.conditions.iter().any(|condition| condition.matches("DisruptionTarget", "True"));
+    if displaced || IGNORED_REASONS.contains(&status.reason.as_str()) || status.reason.starts_with("OutOf") {
         return None;
     }
     let node = NodeName::new(pod.spec.node_name.as_deref()?).ok()?;
-    let end = end(status);
+    let end = container_end(status);
     let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
     // The pods of one job count as one piece of work.
     let controller = owners.iter().find(|owner| owner.controller == Some(true)).map(|owner| owner.uid.clone());
-    let work = FailedWork {
+    let work = JobFailure {
         id: Label::new(&controller.or_else(|| pod.uid())?),
         name: Label::new(&format!("{namespace}/{}", pod.name_any())),
         owner: Label::new(&namespace),
-        at: end.and_then(|end| end.finished_at).map_or(now, Time::moment),
-        how: end.map_or(HowFailed::Untold, how),
+        at: end.and_then(|end| end.finished_at).map_or(now, Time::timestamp),
+        how: end.map_or(JobFailureKind::Untold, failure_kind),
     };
-    Some(SeenFailure { work, nodes: vec![node] })
+    Some(ObservedJobFailure { job: work, nodes: vec![node] })
 }
 
 /// Returns whether the cluster removed the pod because its node was deleted or does not respond. A NoExecute taint on a healthy
 /// node also removes pods; that is a disruption, and the node has not died.
 fn died_with_its_node(pod: &PodObject, is_ready: impl Fn() -> bool) -> bool {
     let conditions = pod.status.as_ref().map_or(&[][..], |status| &status.conditions);
-    let taken = conditions.iter().find(|condition| condition.is("DisruptionTarget", "True"));
+    let taken = conditions.iter().find(|condition| condition.matches("DisruptionTarget", "True"));
     match taken.map(|taken| taken.reason.as_str()) {
         Some("DeletionByPodGC") => true,
         Some("DeletionByTaintManager") => !is_ready(),
@@ -283,19 +285,19 @@ fn died_with_its_node(pod: &PodObject, is_ready: impl Fn() -> bool) -> bool {
 }
 
 /// Returns the end of the first container that failed.
-fn end(status: &PodStatus) -> Option<&Terminated> {
+fn container_end(status: &PodStatus) -> Option<&Terminated> {
     let all = status.init_container_statuses.iter().chain(&status.container_statuses);
     let ended = all.filter_map(|container: &ContainerStatus| container.state.terminated.as_ref());
-    ended.filter(|end| end.exit_code != 0).min_by_key(|end| end.finished_at.map(Time::moment))
+    ended.filter(|end| end.exit_code != 0).min_by_key(|end| end.finished_at.map(Time::timestamp))
 }
 
-fn how(end: &Terminated) -> HowFailed {
+fn failure_kind(end: &Terminated) -> JobFailureKind {
     match (end.reason.as_str(), end.signal, end.exit_code) {
-        ("OOMKilled", ..) => HowFailed::OutOfMemory,
-        (_, number, _) if number != 0 => HowFailed::Signal { number },
+        ("OOMKilled", ..) => JobFailureKind::OutOfMemory,
+        (_, number, _) if number != 0 => JobFailureKind::Signal { number },
         // Shells report a signal as 128 plus its number.
-        (.., code @ 129..=192) => HowFailed::Signal { number: code - 128 },
-        (.., code) => HowFailed::Exit { code },
+        (.., code @ 129..=192) => JobFailureKind::Signal { number: code - 128 },
+        (.., code) => JobFailureKind::Exit { code },
     }
 }
 
@@ -308,7 +310,7 @@ mod tests {
     const NOW: Timestamp = Timestamp::from_secs(1_794_729_600);
 
     /// A pod from the API server of Kubernetes 1.34, shortened by hand.
-    fn told(change: impl FnOnce(&mut Value)) -> Option<SeenFailure> {
+    fn told(change: impl FnOnce(&mut Value)) -> Option<ObservedJobFailure> {
         let mut pod = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": { "name": "train-0", "namespace": "team", "uid": "pod-uid", "ownerReferences": [
@@ -326,29 +328,29 @@ mod tests {
     #[test]
     fn a_user_pod_that_failed_is_told_with_its_job_its_namespace_and_how_it_ended() {
         let failed = told(|_| {}).unwrap();
-        let work = &failed.work;
+        let work = &failed.job;
         assert_eq!((work.id.as_str(), work.owner.as_str(), work.name.as_str()), ("job-uid", "team", "team/train-0"));
         assert_eq!((failed.nodes[0].as_str(), work.at), ("gpu-1", "2026-11-15T07:30:00Z".parse().unwrap()));
-        assert_eq!(work.how, HowFailed::Exit { code: 1 });
+        assert_eq!(work.how, JobFailureKind::Exit { code: 1 });
         let alone = told(|pod| pod["metadata"]["ownerReferences"] = json!([])).unwrap();
-        assert_eq!(alone.work.id.as_str(), "pod-uid");
+        assert_eq!(alone.job.id.as_str(), "pod-uid");
     }
 
     #[test]
     fn how_it_ended_is_read_from_its_containers() {
         let how = |end: Value| {
-            told(|pod| pod["status"]["containerStatuses"][0]["state"]["terminated"] = end).unwrap().work.how
+            told(|pod| pod["status"]["containerStatuses"][0]["state"]["terminated"] = end).unwrap().job.how
         };
-        assert_eq!(how(json!({ "exitCode": 137, "reason": "OOMKilled" })), HowFailed::OutOfMemory);
-        assert_eq!(how(json!({ "exitCode": 139, "reason": "Error" })), HowFailed::Signal { number: 11 });
-        assert_eq!(how(json!({ "exitCode": 255, "signal": 7 })), HowFailed::Signal { number: 7 });
-        assert_eq!(how(json!({ "exitCode": 128, "reason": "StartError" })), HowFailed::Exit { code: 128 });
+        assert_eq!(how(json!({ "exitCode": 137, "reason": "OOMKilled" })), JobFailureKind::OutOfMemory);
+        assert_eq!(how(json!({ "exitCode": 139, "reason": "Error" })), JobFailureKind::Signal { number: 11 });
+        assert_eq!(how(json!({ "exitCode": 255, "signal": 7 })), JobFailureKind::Signal { number: 7 });
+        assert_eq!(how(json!({ "exitCode": 128, "reason": "StartError" })), JobFailureKind::Exit { code: 128 });
         let refused = told(|pod| {
             pod["status"] = json!({ "phase": "Failed", "reason": "UnexpectedAdmissionError",
                 "message": "Allocate failed due to no healthy devices present" });
         });
-        let refused = refused.unwrap().work;
-        assert_eq!((refused.how, refused.at), (HowFailed::Untold, NOW));
+        let refused = refused.unwrap().job;
+        assert_eq!((refused.how, refused.at), (JobFailureKind::Untold, NOW));
     }
 
     #[test]
@@ -374,15 +376,15 @@ mod tests {
     #[test]
     fn a_watch_that_breaks_or_ends_at_once_is_begun_anew_ever_later() {
         let (at_once, lasted) = (Duration::from_millis(2), Duration::from_secs(WATCH_SECONDS.into()));
-        let mut pace = Pace(FIRST_WAIT);
+        let mut pace = WatchBackoff(MIN_BACKOFF);
         assert_eq!(pace.wait_after(lasted, false), Duration::ZERO, "it ended normally");
         assert_eq!(
             [false, true, false].map(|broke| pace.wait_after(at_once, broke)),
-            [1, 2, 4].map(|n| FIRST_WAIT * n)
+            [1, 2, 4].map(|n| MIN_BACKOFF * n)
         );
         let longest = (0..10).map(|_| pace.wait_after(at_once, false)).max();
-        assert_eq!(longest, Some(LONGEST_WAIT));
-        assert_eq!(pace.wait_after(lasted, true), FIRST_WAIT, "it had worked");
+        assert_eq!(longest, Some(MAX_BACKOFF));
+        assert_eq!(pace.wait_after(lasted, true), MIN_BACKOFF, "it had worked");
     }
 
     #[test]
@@ -400,11 +402,11 @@ mod tests {
     fn what_was_told_is_held_until_it_is_old_and_no_more_than_so_much_of_it() {
         let failures = Failures::default();
         let failed = told(|_| {}).unwrap();
-        for second in 0..=MOST {
-            failures.tell(failed.clone(), Timestamp::from_secs(second.try_into().unwrap()));
+        for second in 0..=MAX_FAILURES {
+            failures.record(failed.clone(), Timestamp::from_secs(second.try_into().unwrap()));
         }
-        assert_eq!(failures.since(Timestamp::MIN).unwrap().len(), MOST);
-        assert_eq!(failures.since(Timestamp::from_secs(MOST.try_into().unwrap())).unwrap().len(), 1);
+        assert_eq!(failures.since(Timestamp::MIN).unwrap().len(), MAX_FAILURES);
+        assert_eq!(failures.since(Timestamp::from_secs(MAX_FAILURES.try_into().unwrap())).unwrap().len(), 1);
         assert_eq!(failures.since(Timestamp::MIN).unwrap().len(), 1, "failures that are never read are dropped");
     }
 }

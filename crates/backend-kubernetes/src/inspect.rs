@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use doctor_backend::inspection::{Inspected, named};
+use doctor_backend::inspection::{InspectionItem, format_nodes};
 use doctor_core::ids::NodeName;
 use k8s_openapi::api::{
     authentication::v1::SelfSubjectReview,
@@ -17,14 +17,14 @@ use kube::{
 use super::{
     KubernetesConfig, Share,
     cluster::connect,
-    objects::{NodeObject, PodObject, pod_resource},
-    occupancy::{has_gpus, is_gpu, whole},
-    rights::{self, ACCOUNT, Needed},
-    template::Templates,
+    objects::{CachedNode, PodObject, pod_resource},
+    occupancy::{has_gpus, is_gpu, parse_whole},
+    rights::{self, ACCOUNT, Permission},
+    template::TemplateFile,
 };
 
 /// The limit for one request to the API server.
-const EXCHANGE: Duration = Duration::from_secs(15);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 /// How many nodes or pods are listed at a time.
 const PAGE: u32 = 500;
 const APPLY_RIGHTS: &str = "doctor deploy kubernetes --what rights | kubectl apply -f -";
@@ -33,7 +33,7 @@ const APPLY_ALL: &str = "doctor deploy kubernetes | kubectl apply -f -";
 /// The findings, and where agents should run and do.
 #[derive(Debug, Default)]
 pub struct Inspection {
-    pub findings: Vec<Inspected>,
+    pub findings: Vec<InspectionItem>,
     /// Nodes with GPUs. `None`: the query failed.
     pub nodes: Option<Vec<NodeName>>,
     /// Nodes with a pod of the agents' account. `None`: the query failed.
@@ -43,12 +43,12 @@ pub struct Inspection {
 /// Inspects everything that the settings name. An unreachable cluster is a finding.
 pub fn inspect(config: &KubernetesConfig) -> Inspection {
     // A template that cannot be used is reported where the configuration is read.
-    let template = Templates::open(config).ok().map(|templates| templates.now(config));
+    let template = TemplateFile::open(config).ok().map(|templates| templates.current(config));
     let image = template.as_ref().and_then(|template| template.image()).unwrap_or(&config.image).to_owned();
     let config = &KubernetesConfig { image, ..config.clone() };
     let unreached = |text: String| {
         let remedy = "check that `kubeconfig` and `context` name the right cluster, and that its API server is reachable from here";
-        Inspection { findings: vec![Inspected::bad("cluster", text, remedy)], ..Inspection::default() }
+        Inspection { findings: vec![InspectionItem::bad("cluster", text, remedy)], ..Inspection::default() }
     };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -59,9 +59,11 @@ pub fn inspect(config: &KubernetesConfig) -> Inspection {
             Ok(client) => client,
             Err(error) => return unreached(error),
         };
-        let mut asker = Asker { config, client, found: Inspection::default() };
-        match asker.within(asker.client.apiserver_version()).await {
-            Ok(version) => asker.say(Inspected::good("cluster", format!("Kubernetes {} answers", version.git_version))),
+        let mut asker = Inspector { config, client, inspection: Inspection::default() };
+        match asker.with_timeout(asker.client.apiserver_version()).await {
+            Ok(version) => {
+                asker.add(InspectionItem::good("cluster", format!("Kubernetes {} answers", version.git_version)))
+            }
             Err(error) => return unreached(error),
         }
         asker.account().await;
@@ -72,76 +74,76 @@ pub fn inspect(config: &KubernetesConfig) -> Inspection {
         asker.policy_map().await;
         asker.nodes().await;
         asker.agent_pods().await;
-        asker.found
+        asker.inspection
     })
 }
 
-struct Asker<'a> {
+struct Inspector<'a> {
     config: &'a KubernetesConfig,
     client: Client,
-    found: Inspection,
+    inspection: Inspection,
 }
 
 /// The result of reading an object.
-enum Got {
-    There(Box<DynamicObject>),
+enum Lookup {
+    Found(Box<DynamicObject>),
     Missing,
-    Unasked(String),
+    Failed(String),
 }
 
-impl Asker<'_> {
-    fn say(&mut self, found: Inspected) {
-        self.found.findings.push(found);
+impl Inspector<'_> {
+    fn add(&mut self, found: InspectionItem) {
+        self.inspection.findings.push(found);
     }
 
-    async fn within<T>(&self, asked: impl Future<Output = Result<T, kube::Error>>) -> Result<T, String> {
-        match tokio::time::timeout(EXCHANGE, asked).await {
+    async fn with_timeout<T>(&self, asked: impl Future<Output = Result<T, kube::Error>>) -> Result<T, String> {
+        match tokio::time::timeout(REQUEST_TIMEOUT, asked).await {
             Ok(answer) => answer.map_err(|error| match error {
                 kube::Error::Api(status) => status.message,
                 other => other.to_string(),
             }),
-            Err(_) => Err(format!("no answer within {} s", EXCHANGE.as_secs())),
+            Err(_) => Err(format!("no answer within {} s", REQUEST_TIMEOUT.as_secs())),
         }
     }
 
-    async fn get(&self, (group, version, kind): (&str, &str, &str), namespace: Option<&str>, name: &str) -> Got {
+    async fn get(&self, (group, version, kind): (&str, &str, &str), namespace: Option<&str>, name: &str) -> Lookup {
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
         let api: Api<DynamicObject> = match namespace {
             Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &resource),
             None => Api::all_with(self.client.clone(), &resource),
         };
-        match self.within(api.get_opt(name)).await {
-            Ok(Some(found)) => Got::There(Box::new(found)),
-            Ok(None) => Got::Missing,
-            Err(error) => Got::Unasked(error),
+        match self.with_timeout(api.get_opt(name)).await {
+            Ok(Some(found)) => Lookup::Found(Box::new(found)),
+            Ok(None) => Lookup::Missing,
+            Err(error) => Lookup::Failed(error),
         }
     }
 
     /// Reports the user of these requests, whose permissions the other findings describe.
     async fn account(&mut self) {
         let reviews: Api<SelfSubjectReview> = Api::all(self.client.clone());
-        let asked = self.within(reviews.create(&PostParams::default(), &SelfSubjectReview::default())).await;
+        let asked = self.with_timeout(reviews.create(&PostParams::default(), &SelfSubjectReview::default())).await;
         let name = asked.map(|review| {
             review.status.and_then(|status| status.user_info).and_then(|user| user.username).unwrap_or_default()
         });
         let service = format!("system:serviceaccount:{}:{ACCOUNT}", self.config.namespace);
-        self.say(match name {
-            Ok(name) if name == service => Inspected::good("account", format!("checked as {name}")),
+        self.add(match name {
+            Ok(name) if name == service => InspectionItem::good("account", format!("checked as {name}")),
             Ok(name) => {
-                Inspected::unknown("account", format!("checked as {name}: its rights are not those of {service}"))
-                    .try_this(format!(
+                InspectionItem::unknown("account", format!("checked as {name}: its rights are not those of {service}"))
+                    .with_remedy(format!(
                         "run it in the pod: kubectl -n {} exec deploy/cluster-doctor -- doctor config check --live",
                         self.config.namespace
                     ))
             }
-            Err(error) => Inspected::unknown("account", format!("SelfSubjectReview failed: {error}")),
+            Err(error) => InspectionItem::unknown("account", format!("SelfSubjectReview failed: {error}")),
         });
     }
 
     async fn rights(&mut self) {
         let reviews: Api<SelfSubjectAccessReview> = Api::all(self.client.clone());
-        let (mut there, before) = (0, self.found.findings.len());
-        for right in rights::needed(self.config) {
+        let (mut there, before) = (0, self.inspection.findings.len());
+        for right in rights::permissions(self.config) {
             let attributes = ResourceAttributes {
                 group: Some(right.group.to_owned()),
                 resource: Some(right.resource().to_owned()),
@@ -153,18 +155,20 @@ impl Asker<'_> {
             let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() };
             let review = SelfSubjectAccessReview { spec, ..Default::default() };
             let what = format!("right to {right}");
-            match self.within(reviews.create(&PostParams::default(), &review)).await {
+            match self.with_timeout(reviews.create(&PostParams::default(), &review)).await {
                 Ok(answer) if answer.status.as_ref().is_some_and(|status| status.allowed) => there += 1,
-                Ok(_) => self.say(Inspected::bad(what, self.not_given(&right), APPLY_RIGHTS)),
-                Err(error) => self.say(Inspected::unknown(what, format!("SelfSubjectAccessReview failed: {error}"))),
+                Ok(_) => self.add(InspectionItem::bad(what, self.not_granted(&right), APPLY_RIGHTS)),
+                Err(error) => {
+                    self.add(InspectionItem::unknown(what, format!("SelfSubjectAccessReview failed: {error}")))
+                }
             }
         }
-        if self.found.findings.len() == before {
-            self.say(Inspected::good("rights", format!("all {there} that the service uses are granted")));
+        if self.inspection.findings.len() == before {
+            self.add(InspectionItem::good("rights", format!("all {there} that the service uses are granted")));
         }
     }
 
-    fn not_given(&self, right: &Needed) -> String {
+    fn not_granted(&self, right: &Permission) -> String {
         let place = if right.namespaced {
             format!("in the namespace {}", self.config.namespace)
         } else {
@@ -176,11 +180,11 @@ impl Asker<'_> {
     async fn namespace(&mut self) {
         let name = &self.config.namespace;
         let found = match self.get(("", "v1", "Namespace"), None, name).await {
-            Got::There(_) => Inspected::good("namespace", format!("{name} exists")),
-            Got::Missing => Inspected::bad("namespace", format!("{name} does not exist"), APPLY_RIGHTS),
-            Got::Unasked(error) => Inspected::unknown("namespace", error),
+            Lookup::Found(_) => InspectionItem::good("namespace", format!("{name} exists")),
+            Lookup::Missing => InspectionItem::bad("namespace", format!("{name} does not exist"), APPLY_RIGHTS),
+            Lookup::Failed(error) => InspectionItem::unknown("namespace", error),
         };
-        self.say(found);
+        self.add(found);
     }
 
     async fn share(&mut self) {
@@ -188,65 +192,66 @@ impl Asker<'_> {
         let name = match &config.share {
             Share::Claim(name) => name,
             Share::HostPath(_) => {
-                return self.say(Inspected::unknown(
+                return self.add(InspectionItem::unknown(
                     "shared directory",
                     "a path on every node; only the nodes can tell whether it is the same directory everywhere",
                 ));
             }
             Share::None => {
-                return self.say(Inspected::good("shared directory", "none: results and logs are read from the pods"));
+                return self
+                    .add(InspectionItem::good("shared directory", "none: results and logs are read from the pods"));
             }
         };
         let what = format!("volume claim {name}");
         let found = match self.get(("", "v1", "PersistentVolumeClaim"), Some(&config.namespace), name).await {
-            Got::There(claim) => claim_stands(&what, &claim),
-            Got::Missing => Inspected::bad(
+            Lookup::Found(claim) => inspect_claim(&what, &claim),
+            Lookup::Missing => InspectionItem::bad(
                 what,
                 format!("not found in namespace {}", config.namespace),
                 format!("create it for a volume that every node can mount, or set another in `share`; or: {APPLY_ALL}"),
             ),
-            Got::Unasked(error) => Inspected::unknown(what, error),
+            Lookup::Failed(error) => InspectionItem::unknown(what, error),
         };
-        self.say(found);
+        self.add(found);
     }
 
     async fn priority_class(&mut self) {
         let Some(name) = &self.config.priority_class else {
-            return self.say(Inspected::good(
+            return self.add(InspectionItem::good(
                 "priority class",
                 "not set: jobs have the cluster's default priority, and user pods do not preempt them",
             ));
         };
         let what = format!("priority class {name}");
         let found = match self.get(("scheduling.k8s.io", "v1", "PriorityClass"), None, name).await {
-            Got::There(class) => match class.data["value"].as_i64() {
-                Some(value) if value < 0 => Inspected::good(what, format!("its value is {value}")),
-                value => Inspected::bad(
+            Lookup::Found(class) => match class.data["value"].as_i64() {
+                Some(value) if value < 0 => InspectionItem::good(what, format!("its value is {value}")),
+                value => InspectionItem::bad(
                     what,
                     format!("its value is {}, expected below 0, the usual value of user pods", value.unwrap_or(0)),
                     format!("kubectl delete priorityclass {name}; {APPLY_RIGHTS}"),
                 ),
             },
-            Got::Missing => Inspected::bad(what, "not found: no job can be created", APPLY_RIGHTS),
-            Got::Unasked(error) => Inspected::unknown(what, error),
+            Lookup::Missing => InspectionItem::bad(what, "not found: no job can be created", APPLY_RIGHTS),
+            Lookup::Failed(error) => InspectionItem::unknown(what, error),
         };
-        self.say(found);
+        self.add(found);
     }
 
     async fn policy_map(&mut self) {
         let config = self.config;
         let Some(name) = &config.policy_map else {
-            return self.say(Inspected::good("policy", "not set: jobs use the built-in parameters"));
+            return self.add(InspectionItem::good("policy", "not set: jobs use the built-in parameters"));
         };
         let what = format!("policy in ConfigMap {name}");
         let make = format!("kubectl -n {} create configmap {name} --from-file=policy.toml", config.namespace);
         let found = match self.get(("", "v1", "ConfigMap"), Some(&config.namespace), name).await {
-            Got::There(map) if map.data["data"]["policy.toml"].is_string() => Inspected::good(what, "exists"),
-            Got::There(_) => Inspected::bad(what, "it has no key policy.toml", make),
-            Got::Missing => Inspected::bad(what, format!("not found in namespace {}", config.namespace), make),
-            Got::Unasked(error) => Inspected::unknown(what, error),
+            Lookup::Found(map) if map.data["data"]["policy.toml"].is_string() => InspectionItem::good(what, "exists"),
+            Lookup::Found(_) => InspectionItem::bad(what, "it has no key policy.toml", make),
+            Lookup::Missing => InspectionItem::bad(what, format!("not found in namespace {}", config.namespace), make),
+            Lookup::Failed(error) => InspectionItem::unknown(what, error),
         };
-        self.say(found);
+        self.add(found);
     }
 
     async fn nodes(&mut self) {
@@ -254,12 +259,12 @@ impl Asker<'_> {
         let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
         let mut selected = ListParams::default().limit(PAGE);
         selected.label_selector.clone_from(&self.config.node_selector);
-        let mut seen = SeenNodes::default();
+        let mut seen = NodeSurvey::default();
         loop {
-            let page = match self.within(api.list(&selected)).await {
+            let page = match self.with_timeout(api.list(&selected)).await {
                 Ok(page) => page,
                 Err(error) => {
-                    return self.say(Inspected::unknown("nodes", format!("listing failed: {error}")));
+                    return self.add(InspectionItem::unknown("nodes", format!("listing failed: {error}")));
                 }
             };
             for node in page.items {
@@ -271,8 +276,8 @@ impl Asker<'_> {
             }
         }
         let findings = seen.findings(self.config);
-        self.found.findings.extend(findings);
-        self.found.nodes = Some(seen.with_gpus);
+        self.inspection.findings.extend(findings);
+        self.inspection.nodes = Some(seen.with_gpus);
     }
 
     async fn agent_pods(&mut self) {
@@ -280,38 +285,38 @@ impl Asker<'_> {
             Api::namespaced_with(self.client.clone(), self.config.agent_namespace(), &pod_resource());
         let of_agents =
             ListParams::default().fields(&format!("spec.serviceAccountName={}", self.config.agents.account));
-        match self.within(api.list(&of_agents)).await {
+        match self.with_timeout(api.list(&of_agents)).await {
             Ok(pods) => {
                 let placed = pods.items.iter().filter_map(|pod| NodeName::new(pod.spec.node_name.as_ref()?).ok());
-                self.found.agent_pods = Some(placed.collect());
+                self.inspection.agent_pods = Some(placed.collect());
             }
             Err(error) => {
-                self.say(Inspected::unknown("agents' pods", format!("listing failed: {error}")));
+                self.add(InspectionItem::unknown("agents' pods", format!("listing failed: {error}")));
             }
         }
     }
 }
 
-fn claim_stands(what: &str, claim: &DynamicObject) -> Inspected {
+fn inspect_claim(what: &str, claim: &DynamicObject) -> InspectionItem {
     let phase = claim.data["status"]["phase"].as_str().unwrap_or("without a phase");
     let modes = claim.data["spec"]["accessModes"].as_array().cloned().unwrap_or_default();
     if phase != "Bound" {
         let remedy = "see kubectl describe pvc: no volume fits, or its class waits for the first pod that mounts it (WaitForFirstConsumer)";
-        return Inspected::bad(what, format!("it is {phase}, not Bound"), remedy);
+        return InspectionItem::bad(what, format!("it is {phase}, not Bound"), remedy);
     }
     if !modes.iter().any(|mode| mode == "ReadWriteMany") {
         let remedy = "create one with the access mode ReadWriteMany: jobs run on every node, and the service reads it";
-        return Inspected::bad(what, "only one node at a time can mount it", remedy);
+        return InspectionItem::bad(what, "only one node at a time can mount it", remedy);
     }
-    Inspected::good(what, "it is bound, and every node can mount it")
+    InspectionItem::good(what, "it is bound, and every node can mount it")
 }
 
 /// A summary of all nodes.
 #[derive(Debug, Default)]
-struct SeenNodes {
+struct NodeSurvey {
     all: usize,
     /// Nodes that could not be parsed.
-    unread: usize,
+    unparsed: usize,
     with_gpus: Vec<NodeName>,
     /// Nodes with GPUs of which none is allocatable now.
     without_allocatable: Vec<NodeName>,
@@ -319,21 +324,21 @@ struct SeenNodes {
     with_image: usize,
 }
 
-impl SeenNodes {
+impl NodeSurvey {
     fn add(&mut self, node: DynamicObject, config: &KubernetesConfig) {
         self.all += 1;
         let Ok(name) = NodeName::new(&node.name_any()) else { return };
         let images = node.data["status"]["images"].as_array().cloned().unwrap_or_default();
         let names = images.iter().filter_map(|image| image["names"].as_array()).flatten();
         let has_image = names.filter_map(|name| name.as_str()).any(|name| is_image(name, &config.image));
-        let Ok(node) = serde_json::to_value(node).and_then(serde_json::from_value::<NodeObject>) else {
-            self.unread += 1;
+        let Ok(node) = serde_json::to_value(node).and_then(serde_json::from_value::<CachedNode>) else {
+            self.unparsed += 1;
             return;
         };
         if !has_gpus(&node, config) {
             return;
         }
-        let there = |(name, amount): (&str, &str)| is_gpu(name, config) && whole(amount) != Some(0);
+        let there = |(name, amount): (&str, &str)| is_gpu(name, config) && parse_whole(amount) != Some(0);
         if !node.status.as_ref().is_some_and(|status| status.allocatable.iter().any(there)) {
             self.without_allocatable.push(name.clone());
         }
@@ -341,24 +346,27 @@ impl SeenNodes {
         self.with_gpus.push(name);
     }
 
-    fn findings(&self, config: &KubernetesConfig) -> Vec<Inspected> {
+    fn findings(&self, config: &KubernetesConfig) -> Vec<InspectionItem> {
         let total = self.with_gpus.len();
         let mut found = Vec::new();
         found.push(if total == 0 {
-            Inspected::bad(
+            InspectionItem::bad(
                 "GPU nodes",
                 format!("none of {} nodes has {}=true or a resource of {:?}", self.all, config.gpu_present_label, config.gpu_resources),
                 "install the device plugin and GPU feature discovery, or set `gpu_present_label`, `gpu_resources` and `node_selector` to what this cluster has",
             )
         } else {
-            Inspected::good("GPU nodes", format!("{total} of {} nodes", self.all))
+            InspectionItem::good("GPU nodes", format!("{total} of {} nodes", self.all))
         });
-        if self.unread > 0 {
-            found.push(Inspected::unknown("nodes", format!("{} of {} could not be parsed", self.unread, self.all)));
+        if self.unparsed > 0 {
+            found.push(InspectionItem::unknown(
+                "nodes",
+                format!("{} of {} could not be parsed", self.unparsed, self.all),
+            ));
         }
         if !self.without_allocatable.is_empty() {
-            let text = format!("no GPU is allocatable on {}", named(&self.without_allocatable));
-            found.push(Inspected::bad(
+            let text = format!("no GPU is allocatable on {}", format_nodes(&self.without_allocatable));
+            found.push(InspectionItem::bad(
                 "device plugin",
                 text,
                 "check that the device plugin's pod runs on them: kubectl describe node",
@@ -366,10 +374,11 @@ impl SeenNodes {
         }
         // Only running a pod can prove that the image can be pulled.
         found.push(match self.with_image {
-            0 => Inspected::unknown("image", format!("not verified: no GPU node has {} yet", config.image)).try_this(
-                "it is pulled with the first job; `doctor log RUN` and kubectl describe pod say if that fails",
-            ),
-            some => Inspected::good("image", format!("{} is on {some} of {total} GPU nodes", config.image)),
+            0 => InspectionItem::unknown("image", format!("not verified: no GPU node has {} yet", config.image))
+                .with_remedy(
+                    "it is pulled with the first job; `doctor log RUN` and kubectl describe pod say if that fails",
+                ),
+            some => InspectionItem::good("image", format!("{} is on {some} of {total} GPU nodes", config.image)),
         });
         found
     }
@@ -385,19 +394,19 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use doctor_backend::inspection::Standing;
+    use doctor_backend::inspection::InspectionStatus;
 
-    fn claim(phase: &str, mode: &str) -> Standing {
+    fn claim(phase: &str, mode: &str) -> InspectionStatus {
         let object = json!({ "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "c" },
             "spec": { "accessModes": [mode] }, "status": { "phase": phase } });
-        claim_stands("claim", &serde_json::from_value(object).unwrap()).standing
+        inspect_claim("claim", &serde_json::from_value(object).unwrap()).standing
     }
 
     #[test]
     fn a_claim_is_good_when_it_is_bound_and_every_node_can_mount_it() {
-        assert_eq!(claim("Bound", "ReadWriteMany"), Standing::Good);
-        assert_eq!(claim("Pending", "ReadWriteMany"), Standing::Bad);
-        assert_eq!(claim("Bound", "ReadWriteOnce"), Standing::Bad);
+        assert_eq!(claim("Bound", "ReadWriteMany"), InspectionStatus::Good);
+        assert_eq!(claim("Pending", "ReadWriteMany"), InspectionStatus::Bad);
+        assert_eq!(claim("Bound", "ReadWriteOnce"), InspectionStatus::Bad);
     }
 
     #[test]
@@ -415,11 +424,11 @@ mod tests {
         };
         let standings = |nodes: Vec<DynamicObject>| {
             let config = KubernetesConfig { image: "doctor:1".to_owned(), ..KubernetesConfig::default() };
-            let mut seen = SeenNodes::default();
+            let mut seen = NodeSurvey::default();
             nodes.into_iter().for_each(|node| seen.add(node, &config));
             seen.findings(&config).into_iter().map(|one| (one.what, one.standing)).collect::<Vec<_>>()
         };
-        let (good, bad, unknown) = (Standing::Good, Standing::Bad, Standing::Unknown);
+        let (good, bad, unknown) = (InspectionStatus::Good, InspectionStatus::Bad, InspectionStatus::Unknown);
         assert_eq!(standings(vec![]), [("GPU nodes".to_owned(), bad), ("image".to_owned(), unknown)]);
         assert_eq!(
             standings(vec![node("a", "8", "doctor:1"), node("b", "0", "notdoctor:1")]),

@@ -3,31 +3,31 @@
 use doctor_backend::JobRequest;
 use doctor_core::{
     ids::RunId,
-    run::{JobEnd, JobSeen},
+    run::{JobEnd, ObservedJobState},
     time::{Span, Timestamp},
 };
 use serde_json::{Value, json};
 
 use super::{
     config::{KubernetesConfig, RunAs, Share},
+    multi_node,
     names::{
-        CONTAINER, DATA, ENDED, KEY, KEY_VARIABLE, LAST_WORDS, POD_TAKEN, POLICY, RENDEZVOUS, STATE, job_id,
-        object_name, run_label,
+        CONTAINER, DATA_PATH, DEADLINE_EXCEEDED_REASON, KEY, KEY_VARIABLE, POD_FAILURE_POLICY_REASON, POLICY_PATH,
+        RENDEZVOUS, STATE_PATH, TERMINATION_LOG, job_id, object_name, run_label,
     },
-    objects::{Amounts, Condition, JobObject, PodObject, Terminated, Time},
-    several,
+    objects::{Condition, JobObject, PodObject, Quantities, Terminated, Time},
     template::Template,
     volcano,
 };
 
 /// How long after a job's limit the cluster ends it, as a backstop for the job itself and the controller. Kubernetes counts from
 /// the job's creation, so waiting for a node and for the image is included.
-const OVER_LIMIT: Span = Span::minutes(30);
+const DEADLINE_MARGIN: Span = Span::minutes(30);
 
 /// Builds the job of a run. It requests all `gpus` of its nodes, so that the scheduler places no other GPU work there.
 pub(super) fn manifest(
     job: &JobRequest,
-    gpus: &Amounts,
+    gpus: &Quantities,
     cordoned_by_us: bool,
     template: &Template,
     config: &KubernetesConfig,
@@ -42,18 +42,18 @@ pub(super) fn manifest(
     if let Some(mut volume) = data {
         volume["name"] = json!("data");
         volumes.push(volume);
-        mounts.push(json!({ "name": "data", "mountPath": DATA }));
+        mounts.push(json!({ "name": "data", "mountPath": DATA_PATH }));
     }
-    volumes.push(json!({ "name": "state", "hostPath": { "path": STATE, "type": "DirectoryOrCreate" } }));
-    mounts.push(json!({ "name": "state", "mountPath": STATE }));
+    volumes.push(json!({ "name": "state", "hostPath": { "path": STATE_PATH, "type": "DirectoryOrCreate" } }));
+    mounts.push(json!({ "name": "state", "mountPath": STATE_PATH }));
     if let Some(map) = &config.policy_map {
         volumes.push(json!({ "name": "policy", "configMap": { "name": map } }));
-        mounts.push(json!({ "name": "policy", "mountPath": POLICY, "readOnly": true }));
+        mounts.push(json!({ "name": "policy", "mountPath": POLICY_PATH, "readOnly": true }));
     }
     let container = json!({
         "name": CONTAINER,
         "command": command(job, config),
-        "terminationMessagePath": LAST_WORDS, "terminationMessagePolicy": "File",
+        "terminationMessagePath": TERMINATION_LOG, "terminationMessagePolicy": "File",
         "env": [{ "name": KEY_VARIABLE, "valueFrom": { "secretKeyRef": { "name": object_name(job.run), "key": KEY } } }],
         "resources": { "limits": gpus },
         "volumeMounts": mounts,
@@ -81,21 +81,21 @@ pub(super) fn manifest(
         "metadata": { "name": object_name(job.run), "namespace": config.namespace, "labels": labels },
         "spec": {
             "backoffLimit": 0, "completions": 1, "parallelism": 1,
-            "activeDeadlineSeconds": (job.limit.millis() + OVER_LIMIT.millis()) / 1000,
+            "activeDeadlineSeconds": (job.limit.millis() + DEADLINE_MARGIN.millis()) / 1000,
             "ttlSecondsAfterFinished": config.keep.millis() / 1000,
             // Records in the Job itself that its pod was disrupted, because the pod may be deleted.
             "podFailurePolicy": { "rules": [
                 { "action": "FailJob", "onPodConditions": [{ "type": "DisruptionTarget", "status": "True" }] } ] },
             "template": {
-                "metadata": { "labels": labels, "annotations": { config.own("node"): job.nodes.first() } },
+                "metadata": { "labels": labels, "annotations": { config.prefixed("node"): job.nodes.first() } },
                 "spec": pod,
             },
         },
     });
     if job.nodes.len() > 1 {
-        several::spread(&mut ours, job, config);
+        multi_node::make_indexed(&mut ours, job, config);
     }
-    let job = template.filled(usual(config), ours);
+    let job = template.fill(template_defaults(config), ours);
     match &config.run_as {
         RunAs::Job => job,
         RunAs::Volcano(volcano) => volcano::manifest(job, volcano),
@@ -103,7 +103,7 @@ pub(super) fn manifest(
 }
 
 /// Defaults that a template may override.
-fn usual(config: &KubernetesConfig) -> Value {
+fn template_defaults(config: &KubernetesConfig) -> Value {
     let container = json!({ "name": CONTAINER, "image": config.image, "imagePullPolicy": config.image_pull_policy });
     let pod = json!({ "automountServiceAccountToken": false, "containers": [container] });
     json!({ "spec": { "template": { "spec": pod } } })
@@ -112,7 +112,7 @@ fn usual(config: &KubernetesConfig) -> Value {
 /// Returns the tolerations: our taints, those that every node of its kind has, and our own cordon, which keeps other work off a
 /// node under requalification. If an operator cordons the node before the pod is scheduled, the pod is not placed there.
 fn tolerations(cordoned_by_us: bool, config: &KubernetesConfig) -> Vec<Value> {
-    let mut keys = vec![config.own("unhealthy"), config.own("maintenance")];
+    let mut keys = vec![config.prefixed("unhealthy"), config.prefixed("maintenance")];
     keys.extend(cordoned_by_us.then(|| "node.kubernetes.io/unschedulable".to_owned()));
     keys.iter().chain(&config.usual_taints).map(|key| json!({ "key": key, "operator": "Exists" })).collect()
 }
@@ -120,19 +120,26 @@ fn tolerations(cordoned_by_us: bool, config: &KubernetesConfig) -> Vec<Value> {
 fn command(job: &JobRequest, config: &KubernetesConfig) -> Vec<String> {
     let tests = job.tests.iter().map(|test| test.as_str()).collect::<Vec<_>>().join(",");
     let mut command: Vec<String> = vec!["doctor-node".into(), "job".into(), "--run".into(), job.run.to_string()];
-    command.extend(["--tests".into(), tests, "--limit".into(), job.limit.to_string(), "--state".into(), STATE.into()]);
+    command.extend([
+        "--tests".into(),
+        tests,
+        "--limit".into(),
+        job.limit.to_string(),
+        "--state".into(),
+        STATE_PATH.into(),
+    ]);
     if config.policy_map.is_some() {
-        command.extend(["--policy".into(), format!("{POLICY}/policy.toml")]);
+        command.extend(["--policy".into(), format!("{POLICY_PATH}/policy.toml")]);
     }
     if config.share == Share::None {
-        command.extend(["--carry".into(), LAST_WORDS.into()]);
+        command.extend(["--carry".into(), TERMINATION_LOG.into()]);
     }
     for output in &job.outputs {
         command.extend(["--node".into(), output.node.to_string()]);
         if config.share == Share::None {
             continue;
         }
-        let in_data = |path: &std::path::Path| std::path::Path::new(DATA).join(path).display().to_string();
+        let in_data = |path: &std::path::Path| std::path::Path::new(DATA_PATH).join(path).display().to_string();
         for log in &output.logs {
             command.extend(["--log".into(), in_data(log)]);
         }
@@ -154,14 +161,14 @@ pub(super) fn secret(job: &JobRequest, uid: &str, config: &KubernetesConfig) -> 
             "labels": { run_label(config): job.run.to_string() },
             "ownerReferences": [{ "apiVersion": owner, "kind": "Job", "name": object_name(job.run), "uid": uid }],
         },
-        "stringData": { KEY: job.key.to_hex(), RENDEZVOUS: job.key.rendezvous() },
+        "stringData": { KEY: job.key.to_hex(), RENDEZVOUS: job.key.rendezvous_secret() },
     })
 }
 
 /// Builds the patch that cancels a job; Volcano also needs a command. The job remains, with its end, until it is removed like any
 /// other.
-pub(super) fn cancelled(config: &KubernetesConfig, now: Timestamp) -> Value {
-    let mut patch = json!({ "metadata": { "annotations": { config.own("cancelled"): now.to_string() } } });
+pub(super) fn cancel_patch(config: &KubernetesConfig, now: Timestamp) -> Value {
+    let mut patch = json!({ "metadata": { "annotations": { config.prefixed("cancelled"): now.to_string() } } });
     if config.run_as == RunAs::Job {
         patch["spec"] = json!({ "activeDeadlineSeconds": 0 });
     }
@@ -169,7 +176,12 @@ pub(super) fn cancelled(config: &KubernetesConfig, now: Timestamp) -> Value {
 }
 
 /// Returns the state of a job, from the Job object and its pods.
-pub(super) fn seen(job: &JobObject, pods: &[PodObject], run: RunId, config: &KubernetesConfig) -> JobSeen {
+pub(super) fn job_state(
+    job: &JobObject,
+    pods: &[PodObject],
+    run: RunId,
+    config: &KubernetesConfig,
+) -> ObservedJobState {
     let job_id = job_id(config, run);
     let created = job.metadata.creation_timestamp.as_ref().map(|time| Timestamp::from_millis(time.0.as_millisecond()));
     let since = created.unwrap_or(Timestamp::MIN);
@@ -181,53 +193,50 @@ pub(super) fn seen(job: &JobObject, pods: &[PodObject], run: RunId, config: &Kub
     let started = terminated
         .and_then(|end| end.started_at)
         .or_else(|| running.and_then(|running| running.started_at))
-        .map(Time::moment)
+        .map(Time::timestamp)
         // Some container runtimes report a start in 1970 for a container that could not be started.
         .filter(|at| *at >= since);
     let status = job.status.as_ref();
-    let begun = status.and_then(|status| status.start_time).map(Time::moment);
+    let begun = status.and_then(|status| status.start_time).map(Time::timestamp);
     let ended = |condition: &Condition, how, started: Option<Timestamp>| {
-        let at = condition.last_transition_time.map_or(since, Time::moment);
-        let at = terminated.and_then(|end| end.finished_at).map_or(at, Time::moment);
-        JobSeen::Ended { job: job_id.clone(), started, at: at.max(started.unwrap_or(at)), how }
+        let at = condition.last_transition_time.map_or(since, Time::timestamp);
+        let at = terminated.and_then(|end| end.finished_at).map_or(at, Time::timestamp);
+        ObservedJobState::Ended { job: job_id.clone(), started, at: at.max(started.unwrap_or(at)), how }
     };
-    if let Some(complete) = conditions.iter().find(|condition| condition.is("Complete", "True")) {
+    if let Some(complete) = conditions.iter().find(|condition| condition.matches("Complete", "True")) {
         // Its pod may be gone already, but it certainly ran.
         return ended(complete, JobEnd::Exited, started.or(begun));
     }
-    if let Some(failed) = conditions.iter().find(|condition| condition.is("Failed", "True")) {
+    if let Some(failed) = conditions.iter().find(|condition| condition.matches("Failed", "True")) {
         // A failed pod that is gone may have run; its absence proves nothing.
         let may_have_run = begun.filter(|_| pods.is_empty() && status.is_some_and(|status| status.failed > 0));
-        return ended(failed, how_it_failed(job, failed, terminated, config), started.or(may_have_run));
+        return ended(failed, job_end(job, failed, terminated, config), started.or(may_have_run));
     }
-    let cancelled = job.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(&config.own("cancelled")));
+    let cancelled =
+        job.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(&config.prefixed("cancelled")));
     if job.spec.suspend && cancelled && pods.is_empty() {
         // The job controller does not end a suspended job, which runs nothing.
-        return JobSeen::Ended { job: job_id, started: None, at: since, how: JobEnd::Killed };
+        return ObservedJobState::Ended { job: job_id, started: None, at: since, how: JobEnd::Killed };
     }
-    if conditions.iter().any(|one| one.is("FailureTarget", "True") || one.is("SuccessCriteriaMet", "True")) {
+    if conditions.iter().any(|one| one.matches("FailureTarget", "True") || one.matches("SuccessCriteriaMet", "True")) {
         // The outcome is decided, and its last pod is being removed.
-        return JobSeen::Running { job: job_id, since: started.or(begun).unwrap_or(since) };
+        return ObservedJobState::Running { job: job_id, since: started.or(begun).unwrap_or(since) };
     }
     match (running, terminated) {
-        (Some(_), _) => JobSeen::Running { job: job_id, since: started.unwrap_or(since) },
+        (Some(_), _) => ObservedJobState::Running { job: job_id, since: started.unwrap_or(since) },
         // The container has ended, and the job controller has not recorded it yet.
-        (None, Some(_)) => JobSeen::Running { job: job_id, since: started.unwrap_or(since) },
-        (None, None) => JobSeen::Pending { job: job_id, since },
+        (None, Some(_)) => ObservedJobState::Running { job: job_id, since: started.unwrap_or(since) },
+        (None, None) => ObservedJobState::Pending { job: job_id, since },
     }
 }
 
-fn how_it_failed(
-    job: &JobObject,
-    failed: &Condition,
-    terminated: Option<&Terminated>,
-    config: &KubernetesConfig,
-) -> JobEnd {
-    let cancelled = job.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(&config.own("cancelled")));
+fn job_end(job: &JobObject, failed: &Condition, terminated: Option<&Terminated>, config: &KubernetesConfig) -> JobEnd {
+    let cancelled =
+        job.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(&config.prefixed("cancelled")));
     match failed.reason.as_str() {
         // Preempted, evicted, or its node was deleted.
-        POD_TAKEN if !cancelled => JobEnd::Displaced,
-        ENDED | POD_TAKEN => JobEnd::Killed,
+        POD_FAILURE_POLICY_REASON if !cancelled => JobEnd::Preempted,
+        DEADLINE_EXCEEDED_REASON | POD_FAILURE_POLICY_REASON => JobEnd::Killed,
         _ if cancelled => JobEnd::Killed,
         _ => match terminated {
             Some(_) => JobEnd::Failed,

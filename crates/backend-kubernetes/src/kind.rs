@@ -6,9 +6,9 @@ use std::path::Path;
 use doctor_backend::{
     BackendError,
     inspection::Inspection,
-    registration::{Kind, Opened, Service},
+    registration::{BackendKind, OpenedCluster, ServiceSettings},
 };
-use doctor_core::{policy::Policy, toml_text::BadText};
+use doctor_core::{policy::Policy, toml_text::TomlError};
 
 use super::KubernetesConfig;
 
@@ -16,13 +16,13 @@ use super::KubernetesConfig;
 #[derive(Debug)]
 pub struct Kubernetes;
 
-impl Kind for Kubernetes {
+impl BackendKind for Kubernetes {
     const NAME: &'static str = "kubernetes";
     const DEFAULT_TEXT: &'static str = include_str!("default.toml");
 
     type Config = KubernetesConfig;
 
-    fn resolve(config: &mut KubernetesConfig, beside: &Path, _service: &Service<'_>) {
+    fn resolve(config: &mut KubernetesConfig, beside: &Path, _service: &ServiceSettings<'_>) {
         for path in [&mut config.kubeconfig, &mut config.template].into_iter().flatten() {
             *path = beside.join(&*path);
         }
@@ -36,15 +36,15 @@ impl Kind for Kubernetes {
         with_client::available()
     }
 
-    fn open(config: &KubernetesConfig, _service: &Service<'_>) -> Result<Opened, BackendError> {
+    fn open(config: &KubernetesConfig, _service: &ServiceSettings<'_>) -> Result<OpenedCluster, BackendError> {
         with_client::open(config)
     }
 
-    fn inspect(config: &KubernetesConfig, _service: &Service<'_>, _policy: &Policy) -> Inspection {
+    fn inspect(config: &KubernetesConfig, _service: &ServiceSettings<'_>, _policy: &Policy) -> Inspection {
         with_client::inspect(config)
     }
 
-    fn check_file(config: &KubernetesConfig, text: &str) -> Result<(), BadText> {
+    fn check_file(config: &KubernetesConfig, text: &str) -> Result<(), TomlError> {
         with_client::check_template(text, config)
     }
 }
@@ -57,7 +57,7 @@ mod with_client {
         BackendError,
         clock::SystemClock,
         inspection::{AgentPods, Inspection},
-        registration::Opened,
+        registration::OpenedCluster,
     };
 
     pub(super) use crate::template::check_template;
@@ -75,7 +75,7 @@ mod with_client {
                 "the DaemonSet's node selector and tolerations, kubectl -n {namespace} get daemonset,pods -o wide"
             ),
         };
-        Inspection { findings, agents: Some(agents) }
+        Inspection { items: findings, agents: Some(agents) }
     }
 
     #[expect(clippy::unnecessary_wraps, reason = "without the client it fails")]
@@ -83,10 +83,10 @@ mod with_client {
         Ok(())
     }
 
-    pub(super) fn open(config: &KubernetesConfig) -> Result<Opened, BackendError> {
+    pub(super) fn open(config: &KubernetesConfig) -> Result<OpenedCluster, BackendError> {
         let backend = KubernetesBackend::open(config.clone())?;
-        let voucher = Some((backend.voucher(), config.agents.remember));
-        Ok(Opened { backend: Arc::new(backend), clock: Arc::new(SystemClock), voucher })
+        let voucher = Some((backend.token_reviewer(), config.agents.remember));
+        Ok(OpenedCluster { backend: Arc::new(backend), clock: Arc::new(SystemClock), token_reviewer: voucher })
     }
 }
 
@@ -94,10 +94,10 @@ mod with_client {
 mod with_client {
     use doctor_backend::{
         BackendError, Effect,
-        inspection::{Inspected, Inspection},
-        registration::Opened,
+        inspection::{Inspection, InspectionItem},
+        registration::OpenedCluster,
     };
-    use doctor_core::toml_text::BadText;
+    use doctor_core::toml_text::TomlError;
 
     use crate::KubernetesConfig;
 
@@ -109,7 +109,7 @@ mod with_client {
         Err(ABSENT)
     }
 
-    pub(super) fn open(_: &KubernetesConfig) -> Result<Opened, BackendError> {
+    pub(super) fn open(_: &KubernetesConfig) -> Result<OpenedCluster, BackendError> {
         let operation = "open the Kubernetes backend";
         Err(BackendError { operation, text: ABSENT.to_owned(), effect: Effect::NoneGiveUp })
     }

@@ -6,13 +6,7 @@ mod kind;
 mod rights;
 
 #[cfg(feature = "client")]
-mod acts;
-#[cfg(feature = "client")]
 mod backend;
-#[cfg(feature = "client")]
-mod board;
-#[cfg(feature = "client")]
-mod carry;
 #[cfg(feature = "client")]
 mod cluster;
 #[cfg(feature = "client")]
@@ -22,23 +16,31 @@ mod failures;
 #[cfg(feature = "client")]
 mod inspect;
 #[cfg(feature = "client")]
+mod interned_map;
+#[cfg(feature = "client")]
 mod job;
 #[cfg(feature = "client")]
 mod marks;
 #[cfg(feature = "client")]
+mod multi_node;
+#[cfg(feature = "client")]
 mod names;
+#[cfg(feature = "client")]
+mod node_ops;
 #[cfg(feature = "client")]
 mod objects;
 #[cfg(feature = "client")]
 mod occupancy;
 #[cfg(feature = "client")]
-mod pairs;
+mod pending_demand;
 #[cfg(feature = "client")]
 mod repair;
 #[cfg(feature = "client")]
+mod result_transport;
+#[cfg(feature = "client")]
 mod runs;
 #[cfg(feature = "client")]
-mod several;
+mod status_writer;
 #[cfg(feature = "client")]
 mod template;
 #[cfg(feature = "client")]
@@ -46,15 +48,13 @@ mod tokens;
 #[cfg(feature = "client")]
 mod volcano;
 #[cfg(feature = "client")]
-mod wanted;
-#[cfg(feature = "client")]
 mod watch;
 #[cfg(feature = "client")]
 mod webhook;
 
 #[cfg(feature = "client")]
 pub use cluster::KubernetesBackend;
-pub use config::{AgentAccount, KubernetesConfig, Replace, RunAs, Share, Volcano, Webhook, Write};
+pub use config::{AgentAccount, KubernetesConfig, Replace, RunAs, Share, Volcano, Webhook, WriteConfig};
 #[cfg(feature = "client")]
 pub use inspect::{Inspection, inspect};
 pub use kind::Kubernetes;

@@ -17,18 +17,18 @@ use serde_json::{Map, Value, json};
 
 use super::{
     config::KubernetesConfig,
-    objects::{NodeObject, Taint},
+    objects::{CachedNode, Taint},
 };
 
 /// Taints that follow from a cordon or from the node's readiness, which are evaluated directly.
-const SAID_OTHERWISE: [&str; 3] =
+const DERIVED_TAINTS: [&str; 3] =
     ["node.kubernetes.io/unschedulable", "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
 /// How many changes are remembered on the node. The controller does not repeat older ones.
-const REMEMBERED: usize = 8;
+const MAX_RECORDED_CHANGES: usize = 8;
 
 /// A mark of ours, as recorded in the annotation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Written {
+struct RecordedMark {
     kind: MarkKind,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     case: Option<CaseId>,
@@ -39,16 +39,16 @@ struct Written {
 
 /// The marks of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Standing {
+pub(super) struct NodeMarks {
     pub(super) marks: Marks,
 }
 
-impl Standing {
-    pub(super) fn of(node: &NodeObject, config: &KubernetesConfig) -> Self {
-        let written = written(node, config);
+impl NodeMarks {
+    pub(super) fn from_node(node: &CachedNode, config: &KubernetesConfig) -> Self {
+        let written = recorded_marks(node, config);
         let ours = written
             .iter()
-            .filter(|mark| bears(node, mark.kind, config))
+            .filter(|mark| has_mark(node, mark.kind, config))
             .map(|mark| OurMark { kind: mark.kind, case: mark.case })
             .collect();
         let mut foreign: Vec<ForeignMark> =
@@ -65,34 +65,34 @@ impl Standing {
 }
 
 /// Returns the marks in our annotation.
-fn written(node: &NodeObject, config: &KubernetesConfig) -> Vec<Written> {
+fn recorded_marks(node: &CachedNode, config: &KubernetesConfig) -> Vec<RecordedMark> {
     // If it cannot be parsed, no mark is ours: the taints then count as foreign and are left alone.
-    annotation(node, &config.own("marks")).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+    annotation(node, &config.prefixed("marks")).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
 }
 
-fn annotation<'a>(node: &'a NodeObject, name: &str) -> Option<&'a str> {
+fn annotation<'a>(node: &'a CachedNode, name: &str) -> Option<&'a str> {
     node.metadata.annotations.get(name)
 }
 
-fn bears(node: &NodeObject, kind: MarkKind, config: &KubernetesConfig) -> bool {
+fn has_mark(node: &CachedNode, kind: MarkKind, config: &KubernetesConfig) -> bool {
     match our_taint(kind, config) {
         // Without taints, the annotation is the only record.
         Some(_) if !config.write.taint => true,
         Some(ours) => node.spec.taints.iter().any(|taint| is_same(taint, &ours)),
-        None => node.spec.unschedulable && node.spec.cordon_is_ours || is_over(node, config),
+        None => node.spec.unschedulable && node.spec.cordon_is_ours || is_over_foreign(node, config),
     }
 }
 
 /// Returns whether our cordon is on top of a foreign one that is still there.
-fn is_over(node: &NodeObject, config: &KubernetesConfig) -> bool {
-    let over = |mark: &Written| mark.kind == MarkKind::Cordon && mark.over;
-    node.spec.unschedulable && written(node, config).iter().any(over)
+fn is_over_foreign(node: &CachedNode, config: &KubernetesConfig) -> bool {
+    let over = |mark: &RecordedMark| mark.kind == MarkKind::Cordon && mark.over;
+    node.spec.unschedulable && recorded_marks(node, config).iter().any(over)
 }
 
 fn our_taint(kind: MarkKind, config: &KubernetesConfig) -> Option<Taint> {
     let taint = |name| {
         Some(Taint {
-            key: config.own(name),
+            key: config.prefixed(name),
             value: Some("true".to_owned()),
             effect: "NoSchedule".to_owned(),
             time_added: None,
@@ -110,9 +110,9 @@ fn is_same(one: &Taint, other: &Taint) -> bool {
     (&one.key, &one.value, &one.effect) == (&other.key, &other.value, &other.effect)
 }
 
-fn foreign_taint(taint: &Taint, written: &[Written], config: &KubernetesConfig) -> Option<ForeignMark> {
+fn foreign_taint(taint: &Taint, written: &[RecordedMark], config: &KubernetesConfig) -> Option<ForeignMark> {
     let is_ours = written.iter().any(|mark| our_taint(mark.kind, config).is_some_and(|ours| is_same(taint, &ours)));
-    if is_ours || SAID_OTHERWISE.contains(&taint.key.as_str()) {
+    if is_ours || DERIVED_TAINTS.contains(&taint.key.as_str()) {
         return None;
     }
     let keeps_off = matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
@@ -125,35 +125,35 @@ fn foreign_taint(taint: &Taint, written: &[Written], config: &KubernetesConfig) 
 }
 
 /// Returns the text recorded on the node for this operation, if any.
-pub(super) fn noted(
+pub(super) fn recorded_op(
     annotations: Option<&BTreeMap<String, String>>,
     op: OpId,
     what: &str,
     config: &KubernetesConfig,
 ) -> Option<String> {
     let this = format!("{op}/{what}=");
-    let all = annotations?.get(&config.own("changes"))?;
+    let all = annotations?.get(&config.prefixed("changes"))?;
     all.split(',').find_map(|one| one.strip_prefix(&this)).map(str::to_owned)
 }
 
 /// Builds the patch that records it.
-pub(super) fn note(node: &ObjectMeta, op: OpId, what: &str, text: &str, config: &KubernetesConfig) -> Value {
-    let changes = config.own("changes");
+pub(super) fn record_op_patch(node: &ObjectMeta, op: OpId, what: &str, text: &str, config: &KubernetesConfig) -> Value {
+    let changes = config.prefixed("changes");
     let before = node.annotations.as_ref().and_then(|all| all.get(&changes)).map_or("", String::as_str);
-    let done = remembered(before, &format!("{op}/{what}={text}"));
+    let done = append_change(before, &format!("{op}/{what}={text}"));
     json!({ "metadata": { "resourceVersion": node.resource_version, "annotations": { changes: done } } })
 }
 
 /// Appends a change and keeps only the newest ones.
-fn remembered(before: &str, this: &str) -> String {
+fn append_change(before: &str, this: &str) -> String {
     let mut done: Vec<&str> = before.split(',').filter(|one| !one.is_empty()).collect();
     done.push(this);
-    done[done.len().saturating_sub(REMEMBERED)..].join(",")
+    done[done.len().saturating_sub(MAX_RECORDED_CHANGES)..].join(",")
 }
 
 /// Builds the patch for a change; `None` if it was made before.
-pub(super) fn patch(node: &NodeObject, op: OpId, what: &Change, config: &KubernetesConfig) -> Option<Value> {
-    let changes = config.own("changes");
+pub(super) fn patch(node: &CachedNode, op: OpId, what: &Change, config: &KubernetesConfig) -> Option<Value> {
+    let changes = config.prefixed("changes");
     let before = annotation(node, &changes).unwrap_or_default();
     let (kind, case, there) = match what {
         Change::Mark(mark) => (mark.kind, mark.case, true),
@@ -167,11 +167,11 @@ pub(super) fn patch(node: &NodeObject, op: OpId, what: &Change, config: &Kuberne
     if before.split(',').any(|one| one == this) {
         return None;
     }
-    let done = remembered(before, &this);
+    let done = append_change(before, &this);
 
-    let mut marks = written(node, config);
+    let mut marks = recorded_marks(node, config);
     let (mut spec, mut labels) = (Map::new(), Map::new());
-    let borne = bears(node, kind, config);
+    let borne = has_mark(node, kind, config);
     let had = marks.iter().position(|mark| mark.kind == kind).map(|place| marks.remove(place)).filter(|_| borne);
     match our_taint(kind, config) {
         Some(ours) => {
@@ -193,16 +193,16 @@ pub(super) fn patch(node: &NodeObject, op: OpId, what: &Change, config: &Kuberne
     if there {
         // A second cordon operation on our own cordon leaves it ours.
         let over = kind == MarkKind::Cordon && node.spec.unschedulable && had.is_none_or(|mark| mark.over);
-        marks.push(Written { kind, case, over });
+        marks.push(RecordedMark { kind, case, over });
     }
     if kind == MarkKind::Unhealthy && config.write.label {
-        labels.insert(config.own("status"), if there { json!("fail") } else { Value::Null });
+        labels.insert(config.prefixed("status"), if there { json!("fail") } else { Value::Null });
     }
     let marks = if marks.is_empty() { Value::Null } else { json!(json!(marks).to_string()) };
     let metadata = json!({
         "resourceVersion": node.metadata.resource_version,
         "labels": labels,
-        "annotations": { changes: done, config.own("marks"): marks },
+        "annotations": { changes: done, config.prefixed("marks"): marks },
     });
     Some(json!({ "metadata": metadata, "spec": spec }))
 }
@@ -220,7 +220,7 @@ mod tests {
         json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n", "resourceVersion": "1" }, "spec": {} })
     }
 
-    fn read(node: &Value) -> NodeObject {
+    fn read(node: &Value) -> CachedNode {
         serde_json::from_value(node.clone()).unwrap()
     }
 
@@ -256,7 +256,7 @@ mod tests {
     impl Cluster {
         fn new(node: Value) -> Self {
             let mut ids = IdSource::new(5);
-            ids.at(Timestamp::from_secs(1_000));
+            ids.set_time(Timestamp::from_secs(1_000));
             Self { node, ids }
         }
 
@@ -273,7 +273,7 @@ mod tests {
         }
 
         fn marks(&self) -> Marks {
-            Standing::of(&read(&self.node), &config()).marks
+            NodeMarks::from_node(&read(&self.node), &config()).marks
         }
     }
 
@@ -365,6 +365,6 @@ mod tests {
             cluster.apply(&Change::Undrain);
         }
         let changes = cluster.node["metadata"]["annotations"]["cluster-doctor.io/changes"].as_str().unwrap();
-        assert_eq!(changes.split(',').count(), REMEMBERED);
+        assert_eq!(changes.split(',').count(), MAX_RECORDED_CHANGES);
     }
 }

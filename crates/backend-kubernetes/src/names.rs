@@ -6,16 +6,16 @@ use doctor_core::ids::{JobId, RunId};
 use super::config::KubernetesConfig;
 
 /// The shared directory in a job's container.
-pub(super) const DATA: &str = "/data";
+pub(super) const DATA_PATH: &str = "/data";
 /// The node's directory in which jobs keep state from one run to the next.
-pub(super) const STATE: &str = "/var/lib/cluster-doctor/node";
+pub(super) const STATE_PATH: &str = "/var/lib/cluster-doctor/node";
 /// The file whose content becomes the container's termination message.
-pub(super) const LAST_WORDS: &str = "/dev/termination-log";
+pub(super) const TERMINATION_LOG: &str = "/dev/termination-log";
 /// The site's policy in a job's container.
-pub(super) const POLICY: &str = "/etc/cluster-doctor";
+pub(super) const POLICY_PATH: &str = "/etc/cluster-doctor";
 /// Why a Kubernetes Job failed: its pod was disrupted; its deadline passed.
-pub(super) const POD_TAKEN: &str = "PodFailurePolicy";
-pub(super) const ENDED: &str = "DeadlineExceeded";
+pub(super) const POD_FAILURE_POLICY_REASON: &str = "PodFailurePolicy";
+pub(super) const DEADLINE_EXCEEDED_REASON: &str = "DeadlineExceeded";
 /// The container in the pod, and the keys in the secret.
 pub(super) const CONTAINER: &str = "doctor-node";
 pub(super) const KEY: &str = "key";
@@ -23,7 +23,7 @@ pub(super) const RENDEZVOUS: &str = "rendezvous";
 /// Reserved names that a template must not use: the variable with the key, the volumes, and their mount paths.
 pub(super) const KEY_VARIABLE: &str = "DOCTOR_RUN_KEY";
 pub(super) const VOLUMES: [&str; 3] = ["data", "state", "policy"];
-pub(super) const PLACES: [&str; 3] = [DATA, STATE, POLICY];
+pub(super) const MOUNT_PATHS: [&str; 3] = [DATA_PATH, STATE_PATH, POLICY_PATH];
 
 /// Returns the name of a run's job, secret and service.
 pub(super) fn object_name(run: RunId) -> String {
@@ -36,7 +36,7 @@ pub(super) fn job_id(config: &KubernetesConfig, run: RunId) -> JobId {
 
 /// Returns the label by which a run's job and pods are found.
 pub(super) fn run_label(config: &KubernetesConfig) -> String {
-    config.own("run")
+    config.prefixed("run")
 }
 
 /// Returns the run that an object belongs to.

@@ -8,10 +8,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::core::{ApiResource, GroupVersionKind, Object};
 use serde::Deserialize;
 
-use super::pairs::{Pairs, Shared, SharedPairs};
+use super::interned_map::{InternedMap, Interner, MapInterner};
 
 /// A node as the API server sends it.
-pub(super) type NodeAnswer = Object<NodeSpec, NodeStatus>;
+pub(super) type ApiNode = Object<NodeSpec, NodeStatus>;
 pub(super) type PodObject = Object<PodSpec, PodStatus>;
 pub(super) type JobObject = Object<JobSpec, JobStatus>;
 
@@ -36,27 +36,27 @@ pub(super) fn secret_resource() -> ApiResource {
 }
 
 /// Resource quantities as written: `8`, `500m`, `1Gi`.
-pub(super) type Amounts = Pairs;
+pub(super) type Quantities = InternedMap;
 
 /// A node in its compact form, of which thousands are kept. Tests parse it from a server's JSON.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(from = "NodeAnswer")]
-pub(super) struct NodeObject {
-    pub(super) metadata: NodeMeta,
-    pub(super) spec: KeptSpec,
-    pub(super) status: Option<KeptStatus>,
+#[serde(from = "ApiNode")]
+pub(super) struct CachedNode {
+    pub(super) metadata: CachedNodeMeta,
+    pub(super) spec: CachedNodeSpec,
+    pub(super) status: Option<CachedNodeStatus>,
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct NodeMeta {
+pub(super) struct CachedNodeMeta {
     pub(super) name: Arc<str>,
     pub(super) resource_version: Option<Box<str>>,
-    pub(super) labels: Pairs,
-    pub(super) annotations: Pairs,
+    pub(super) labels: InternedMap,
+    pub(super) annotations: InternedMap,
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct KeptSpec {
+pub(super) struct CachedNodeSpec {
     pub(super) unschedulable: bool,
     /// Whether we were the last to write the cordon, according to `managedFields`.
     pub(super) cordon_is_ours: bool,
@@ -64,9 +64,9 @@ pub(super) struct KeptSpec {
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct KeptStatus {
-    pub(super) capacity: Amounts,
-    pub(super) allocatable: Amounts,
+pub(super) struct CachedNodeStatus {
+    pub(super) capacity: Quantities,
+    pub(super) allocatable: Quantities,
     pub(super) ready: Ready,
     pub(super) hardware: Arc<Hardware>,
 }
@@ -78,30 +78,30 @@ pub(super) enum Ready {
     /// The message, or the reason if there is none.
     No(Box<str>),
     /// The node has no such condition.
-    Unsaid,
+    Unreported,
 }
 
 impl Ready {
-    fn of(conditions: Vec<Condition>) -> Self {
+    fn from_conditions(conditions: Vec<Condition>) -> Self {
         match conditions.into_iter().find(|condition| condition.kind == "Ready") {
             Some(ready) if ready.status == "True" => Self::Yes,
             Some(ready) if ready.message.is_empty() => Self::No(ready.reason.into()),
             Some(ready) => Self::No(ready.message.into()),
-            None => Self::Unsaid,
+            None => Self::Unreported,
         }
     }
 }
 
 /// Interned values that are equal in many nodes, or in one node before and after a change.
 #[derive(Debug, Default)]
-pub(super) struct SharedByNodes {
-    names: Shared<str>,
-    pairs: SharedPairs,
-    taints: Shared<[Taint]>,
-    machines: Shared<Hardware>,
+pub(super) struct NodeInterners {
+    names: Interner<str>,
+    pairs: MapInterner,
+    taints: Interner<[Taint]>,
+    machines: Interner<Hardware>,
 }
 
-impl NodeObject {
+impl CachedNode {
     pub(super) fn name(&self) -> &str {
         &self.metadata.name
     }
@@ -111,29 +111,29 @@ impl NodeObject {
     }
 
     /// Returns the form that is kept: without foreign annotations and without results, and with interned values.
-    pub(super) fn sharing(self, shared: &mut SharedByNodes, prefix: &str) -> Self {
+    pub(super) fn interned(self, shared: &mut NodeInterners, prefix: &str) -> Self {
         let own = |name: &str| {
             let rest = name.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('/'));
             rest.is_some_and(|name| !matches!(name, "results" | "quarantine-result"))
         };
         let Self { mut metadata, mut spec, mut status } = self;
-        metadata.name = shared.names.one(metadata.name);
-        metadata.annotations = metadata.annotations.only(own);
-        shared.pairs.share(&mut metadata.labels);
-        spec.taints = shared.taints.one(spec.taints);
+        metadata.name = shared.names.intern(metadata.name);
+        metadata.annotations = metadata.annotations.filter_keys(own);
+        shared.pairs.intern(&mut metadata.labels);
+        spec.taints = shared.taints.intern(spec.taints);
         if let Some(status) = &mut status {
-            shared.pairs.share(&mut status.capacity);
-            shared.pairs.share(&mut status.allocatable);
-            status.hardware = shared.machines.one(Arc::clone(&status.hardware));
+            shared.pairs.intern(&mut status.capacity);
+            shared.pairs.intern(&mut status.allocatable);
+            status.hardware = shared.machines.intern(Arc::clone(&status.hardware));
         }
         Self { metadata, spec, status }
     }
 }
 
-impl From<NodeAnswer> for NodeObject {
-    fn from(told: NodeAnswer) -> Self {
-        let NodeAnswer { metadata, spec, status, .. } = told;
-        let spec = KeptSpec {
+impl From<ApiNode> for CachedNode {
+    fn from(told: ApiNode) -> Self {
+        let ApiNode { metadata, spec, status, .. } = told;
+        let spec = CachedNodeSpec {
             unschedulable: spec.unschedulable,
             cordon_is_ours: is_our_cordon(metadata.managed_fields.as_deref().unwrap_or_default()),
             taints: spec.taints.into(),
@@ -142,9 +142,9 @@ impl From<NodeAnswer> for NodeObject {
             let told = |text: String| Some(text).filter(|text| !text.is_empty());
             let (physical_host, boot_id) = (told(node_info.system_uuid), told(node_info.boot_id));
             let hardware = Arc::new(Hardware { physical_host, boot_id, ..Hardware::default() });
-            KeptStatus { capacity, allocatable, ready: Ready::of(conditions), hardware }
+            CachedNodeStatus { capacity, allocatable, ready: Ready::from_conditions(conditions), hardware }
         });
-        let metadata = NodeMeta {
+        let metadata = CachedNodeMeta {
             name: metadata.name.unwrap_or_default().into(),
             resource_version: metadata.resource_version.map(Into::into),
             labels: metadata.labels.unwrap_or_default().into_iter().collect(),
@@ -191,8 +191,8 @@ pub(super) struct Taint {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct NodeStatus {
-    pub(super) capacity: Amounts,
-    pub(super) allocatable: Amounts,
+    pub(super) capacity: Quantities,
+    pub(super) allocatable: Quantities,
     pub(super) conditions: Vec<Condition>,
     pub(super) node_info: NodeInfo,
 }
@@ -218,7 +218,7 @@ pub(super) struct Condition {
 }
 
 impl Condition {
-    pub(super) fn is(&self, kind: &str, status: &str) -> bool {
+    pub(super) fn matches(&self, kind: &str, status: &str) -> bool {
         self.kind == kind && self.status == status
     }
 }
@@ -229,10 +229,10 @@ pub(super) struct PodSpec {
     pub(super) node_name: Option<String>,
     pub(super) containers: Vec<Container>,
     pub(super) init_containers: Vec<Container>,
-    pub(super) overhead: Amounts,
+    pub(super) overhead: Quantities,
     /// Claims of dynamic resource allocation.
     pub(super) resource_claims: Vec<serde::de::IgnoredAny>,
-    pub(super) node_selector: Pairs,
+    pub(super) node_selector: InternedMap,
     pub(super) affinity: Option<Affinity>,
     pub(super) tolerations: Vec<Toleration>,
 }
@@ -292,8 +292,8 @@ pub(super) struct Container {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Resources {
-    pub(super) requests: Amounts,
-    pub(super) limits: Amounts,
+    pub(super) requests: Quantities,
+    pub(super) limits: Quantities,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -364,7 +364,7 @@ pub(super) struct JobStatus {
 pub(super) struct Time(jiff::Timestamp);
 
 impl Time {
-    pub(super) fn moment(self) -> Timestamp {
+    pub(super) fn timestamp(self) -> Timestamp {
         Timestamp::from_millis(self.0.as_millisecond())
     }
 }

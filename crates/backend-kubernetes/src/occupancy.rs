@@ -6,13 +6,13 @@ use doctor_core::node::Occupancy;
 
 use super::{
     config::KubernetesConfig,
-    marks::Standing,
-    objects::{Amounts, Container, NodeObject, PodSpec, Ready},
+    marks::NodeMarks,
+    objects::{CachedNode, Container, PodSpec, Quantities, Ready},
 };
 
 /// The part of a pod that is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Tenant {
+pub(super) struct PodOnNode {
     /// `namespace/name`.
     pub(super) name: Arc<str>,
     /// It has or will have GPUs of the node, by count or by a claim.
@@ -25,9 +25,9 @@ pub(super) struct Tenant {
 
 /// Returns `Free` only if all evidence agrees.
 pub(super) fn occupancy(
-    node: &NodeObject,
-    standing: &Standing,
-    tenants: &[Tenant],
+    node: &CachedNode,
+    standing: &NodeMarks,
+    tenants: &[PodOnNode],
     wanted_by: Option<&str>,
     config: &KubernetesConfig,
 ) -> Occupancy {
@@ -37,7 +37,7 @@ pub(super) fn occupancy(
     match &status.ready {
         Ready::Yes => {}
         Ready::No(why) => return unknown(format!("not ready: {why}")),
-        Ready::Unsaid => return unknown("no Ready condition reported".to_owned()),
+        Ready::Unreported => return unknown("no Ready condition reported".to_owned()),
     }
     if let Some(user) = tenants.iter().find(|tenant| tenant.uses_gpus && !tenant.ours) {
         let by = if user.nominated {
@@ -50,7 +50,7 @@ pub(super) fn occupancy(
     if let Some(by) = wanted_by {
         return busy(format!("pod {by}, which waits for it"));
     }
-    if let Some(mark) = standing.marks.foreign_block() {
+    if let Some(mark) = standing.marks.blocking_foreign_mark() {
         return busy(format!("kept out of service by {}: {}", mark.by, mark.text));
     }
     let expected = expected_gpus(node, config);
@@ -64,14 +64,14 @@ pub(super) fn occupancy(
 }
 
 /// Returns how many GPUs the node should have: by its label, or by its capacity.
-pub(super) fn expected_gpus(node: &NodeObject, config: &KubernetesConfig) -> u64 {
+pub(super) fn expected_gpus(node: &CachedNode, config: &KubernetesConfig) -> u64 {
     let label = node.metadata.labels.get(&config.gpu_count_label);
     let told = label.and_then(|count| count.parse().ok()).unwrap_or(0);
     told.max(node.status.as_ref().map_or(0, |status| gpus(&status.capacity, 1, config)))
 }
 
 /// Returns whether the node is one to manage.
-pub(super) fn has_gpus(node: &NodeObject, config: &KubernetesConfig) -> bool {
+pub(super) fn has_gpus(node: &CachedNode, config: &KubernetesConfig) -> bool {
     let label = node.metadata.labels.get(&config.gpu_present_label);
     // A device plugin that died leaves `nvidia.com/gpu: 0`: the node is still managed, and its state is unknown.
     let once_had = |(name, _): (&str, &str)| is_gpu(name, config);
@@ -89,7 +89,7 @@ pub(super) fn is_gpu(name: &str, config: &KubernetesConfig) -> bool {
 }
 
 /// Parses a quantity of whole units: `8`, or `3k` for three thousand. `None`: it has another form.
-pub(super) fn whole(amount: &str) -> Option<u64> {
+pub(super) fn parse_whole(amount: &str) -> Option<u64> {
     let (digits, scale) = match amount.strip_suffix('k') {
         Some(digits) => (digits, 1_000),
         None => amount.strip_suffix('M').map_or((amount, 1), |digits| (digits, 1_000_000)),
@@ -98,22 +98,22 @@ pub(super) fn whole(amount: &str) -> Option<u64> {
 }
 
 /// Sums the configured GPU resources. A GPU partition counts as one, and an unreadable quantity as `unread`.
-fn gpus(amounts: &Amounts, unread: u64, config: &KubernetesConfig) -> u64 {
+fn gpus(amounts: &Quantities, unread: u64, config: &KubernetesConfig) -> u64 {
     let of_gpus = amounts.iter().filter(|(name, _)| is_gpu(name, config));
-    of_gpus.map(|(_, amount)| whole(amount).unwrap_or(unread)).fold(0, u64::saturating_add)
+    of_gpus.map(|(_, amount)| parse_whole(amount).unwrap_or(unread)).fold(0, u64::saturating_add)
 }
 
 /// Returns how many GPUs a pod requests.
-pub(super) fn wanted_gpus(pod: &PodSpec, config: &KubernetesConfig) -> u64 {
+pub(super) fn requested_gpus(pod: &PodSpec, config: &KubernetesConfig) -> u64 {
     let of = |container: &Container| {
         gpus(&container.resources.requests, 1, config).max(gpus(&container.resources.limits, 1, config))
     };
-    counted(pod, of, gpus(&pod.overhead, 1, config), u64::saturating_add)
+    pod_request(pod, of, gpus(&pod.overhead, 1, config), u64::saturating_add)
 }
 
 /// Computes a pod's request as the scheduler does: init containers run one after the other before the others; sidecars run
 /// alongside them.
-pub(super) fn counted<T: Copy + Default + PartialOrd>(
+pub(super) fn pod_request<T: Copy + Default + PartialOrd>(
     pod: &PodSpec,
     of: impl Fn(&Container) -> T,
     overhead: T,
@@ -133,7 +133,7 @@ pub(super) fn counted<T: Copy + Default + PartialOrd>(
 }
 
 pub(super) fn uses_gpus(pod: &PodSpec, config: &KubernetesConfig) -> bool {
-    wanted_gpus(pod, config) > 0 || !pod.resource_claims.is_empty()
+    requested_gpus(pod, config) > 0 || !pod.resource_claims.is_empty()
 }
 
 #[cfg(test)]
@@ -145,7 +145,7 @@ mod tests {
         KubernetesConfig::default()
     }
 
-    fn node(change: impl FnOnce(&mut Value)) -> NodeObject {
+    fn node(change: impl FnOnce(&mut Value)) -> CachedNode {
         let mut node = json!({
             "apiVersion": "v1", "kind": "Node",
             "metadata": { "name": "gpu-1", "resourceVersion": "7", "labels": { "nvidia.com/gpu.present": "true" } },
@@ -159,12 +159,12 @@ mod tests {
         serde_json::from_value(node).unwrap()
     }
 
-    fn seen(node: &NodeObject, tenants: &[Tenant]) -> Occupancy {
-        occupancy(node, &Standing::of(node, &config()), tenants, None, &config())
+    fn seen(node: &CachedNode, tenants: &[PodOnNode]) -> Occupancy {
+        occupancy(node, &NodeMarks::from_node(node, &config()), tenants, None, &config())
     }
 
-    fn tenant(uses_gpus: bool, ours: bool) -> Tenant {
-        Tenant { name: "team/train-0".into(), uses_gpus, nominated: false, ours }
+    fn tenant(uses_gpus: bool, ours: bool) -> PodOnNode {
+        PodOnNode { name: "team/train-0".into(), uses_gpus, nominated: false, ours }
     }
 
     #[test]
@@ -178,7 +178,7 @@ mod tests {
             Occupancy::Unknown { why } => format!("unknown: {why}"),
         };
         assert_eq!(by(seen(&healthy, &[tenant(true, false)])), "busy: pod team/train-0");
-        let nominated = Tenant { nominated: true, ..tenant(true, false) };
+        let nominated = PodOnNode { nominated: true, ..tenant(true, false) };
         assert_eq!(by(seen(&healthy, &[nominated])), "busy: pod team/train-0, which is about to start");
         for (change, expected) in [
             (("/status/conditions/0/status", json!("Unknown")), "unknown: not ready: KubeletReady"),
@@ -231,7 +231,7 @@ mod tests {
                 2,
             ),
         ] {
-            assert_eq!(wanted_gpus(&pod(spec.clone()), &config()), expected, "{spec}");
+            assert_eq!(requested_gpus(&pod(spec.clone()), &config()), expected, "{spec}");
         }
         let claim = pod(json!({ "containers": [{}], "resourceClaims": [{ "name": "gpu", "resourceClaimName": "x" }] }));
         assert!(uses_gpus(&claim, &config()));

@@ -14,7 +14,7 @@ use super::{
 /// The node's file system in the job's container.
 const HOST: &str = "/host";
 /// The deadline after which the cluster ends a repair job.
-const LONGEST_SECONDS: u32 = 900;
+const DEADLINE_SECONDS: u32 = 900;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Repair {
@@ -23,7 +23,7 @@ pub(super) enum Repair {
 }
 
 impl Repair {
-    pub(super) const fn word(self) -> &'static str {
+    pub(super) const fn operation(self) -> &'static str {
         match self {
             Self::Reset => "reset",
             Self::Reboot => "reboot",
@@ -39,15 +39,15 @@ impl Repair {
     }
 }
 
-pub(super) fn name(op: OpId) -> String {
+pub(super) fn job_name(op: OpId) -> String {
     format!("doctor-{op}")
 }
 
 /// Builds the job that performs a repair. It requests no GPU, because some may be gone. It tolerates every taint and evicts
 /// nothing: the caller has verified that the node is empty.
 pub(super) fn manifest(repair: Repair, op: OpId, node: &NodeName, boot: &str, config: &KubernetesConfig) -> Value {
-    let labels = json!({ config.own("op"): op.to_string(), "app.kubernetes.io/name": "cluster-doctor" });
-    let mut command = vec!["doctor-node".to_owned(), "repair".to_owned(), repair.word().to_owned()];
+    let labels = json!({ config.prefixed("op"): op.to_string(), "app.kubernetes.io/name": "cluster-doctor" });
+    let mut command = vec!["doctor-node".to_owned(), "repair".to_owned(), repair.operation().to_owned()];
     if repair == Repair::Reboot && !boot.is_empty() {
         command.extend(["--boot".to_owned(), boot.to_owned()]);
     }
@@ -75,11 +75,11 @@ pub(super) fn manifest(repair: Repair, op: OpId, node: &NodeName, boot: &str, co
     }
     json!({
         "apiVersion": "batch/v1", "kind": "Job",
-        "metadata": { "name": name(op), "namespace": config.namespace, "labels": labels,
-            "annotations": { config.own("node"): node.as_str(), config.own("boot"): boot } },
+        "metadata": { "name": job_name(op), "namespace": config.namespace, "labels": labels,
+            "annotations": { config.prefixed("node"): node.as_str(), config.prefixed("boot"): boot } },
         "spec": {
             "backoffLimit": 0, "completions": 1, "parallelism": 1,
-            "activeDeadlineSeconds": LONGEST_SECONDS,
+            "activeDeadlineSeconds": DEADLINE_SECONDS,
             "ttlSecondsAfterFinished": config.keep.millis() / 1000,
             "template": { "metadata": { "labels": labels }, "spec": pod },
         },
@@ -88,55 +88,55 @@ pub(super) fn manifest(repair: Repair, op: OpId, node: &NodeName, boot: &str, co
 
 /// The progress of a repair.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Stage {
-    UnderWay,
+pub(super) enum RepairStage {
+    Running,
     /// Its command succeeded.
-    Told,
+    Succeeded,
     Failed(String),
 }
 
-pub(super) fn stage(job: &JobObject) -> Stage {
+pub(super) fn stage(job: &JobObject) -> RepairStage {
     let conditions = job.status.as_ref().map_or(&[][..], |status| &status.conditions);
-    let has = |kind: &str| conditions.iter().find(|condition| condition.is(kind, "True"));
+    let has = |kind: &str| conditions.iter().find(|condition| condition.matches(kind, "True"));
     match (has("Complete"), has("Failed")) {
-        (Some(_), _) => Stage::Told,
-        (None, Some(Condition { reason, message, .. })) => Stage::Failed(format!("{reason}: {message}")),
-        (None, None) => Stage::UnderWay,
+        (Some(_), _) => RepairStage::Succeeded,
+        (None, Some(Condition { reason, message, .. })) => RepairStage::Failed(format!("{reason}: {message}")),
+        (None, None) => RepairStage::Running,
     }
 }
 
 /// Returns the boot id of the node at the time of the request.
-pub(super) fn boot_before(job: &JobObject, config: &KubernetesConfig) -> Option<String> {
-    job.metadata.annotations.as_ref()?.get(&config.own("boot")).cloned()
+pub(super) fn boot_id_before(job: &JobObject, config: &KubernetesConfig) -> Option<String> {
+    job.metadata.annotations.as_ref()?.get(&config.prefixed("boot")).cloned()
 }
 
 /// What happens to a pod when its node is emptied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Leaving {
+pub(super) enum EvictionClass {
     /// It belongs to the node, has ended, or is ours.
-    Stays,
+    Exempt,
     /// It is evicted, and its controller recreates it elsewhere.
-    Goes,
+    Evictable,
     /// It is already terminating.
-    OnItsWay,
+    Terminating,
     /// It has no controller that would recreate it: an operator has to end it.
-    Lost,
+    Unowned,
 }
 
-pub(super) fn leaving(pod: &PodObject, config: &KubernetesConfig) -> Leaving {
+pub(super) fn eviction_class(pod: &PodObject, config: &KubernetesConfig) -> EvictionClass {
     let metadata = &pod.metadata;
     let ended = pod.status.as_ref().is_some_and(|status| matches!(status.phase.as_str(), "Succeeded" | "Failed"));
     let owners = metadata.owner_references.as_deref().unwrap_or_default();
     let controller = owners.iter().find(|owner| owner.controller == Some(true));
     let of_node = controller.is_some_and(|owner| owner.kind == "DaemonSet") || is_mirror(metadata);
     if ended || of_node || is_ours(metadata, config) {
-        Leaving::Stays
+        EvictionClass::Exempt
     } else if metadata.deletion_timestamp.is_some() {
-        Leaving::OnItsWay
+        EvictionClass::Terminating
     } else if controller.is_none() && !config.evict_unowned {
-        Leaving::Lost
+        EvictionClass::Unowned
     } else {
-        Leaving::Goes
+        EvictionClass::Evictable
     }
 }
 
@@ -146,7 +146,7 @@ fn is_mirror(metadata: &ObjectMeta) -> bool {
 }
 
 fn is_ours(metadata: &ObjectMeta, config: &KubernetesConfig) -> bool {
-    let labelled = |name: &str| metadata.labels.as_ref().is_some_and(|all| all.contains_key(&config.own(name)));
+    let labelled = |name: &str| metadata.labels.as_ref().is_some_and(|all| all.contains_key(&config.prefixed(name)));
     metadata.namespace.as_deref() == Some(&config.namespace) && (labelled("run") || labelled("op"))
 }
 
@@ -170,26 +170,29 @@ mod tests {
         let config = KubernetesConfig::default();
         let eager = KubernetesConfig { evict_unowned: true, ..KubernetesConfig::default() };
         let bare = |pod: &mut Value| pod["metadata"]["ownerReferences"] = json!([]);
-        assert_eq!(leaving(&pod(|_| {}), &config), Leaving::Goes);
-        assert_eq!(leaving(&pod(bare), &config), Leaving::Lost);
-        assert_eq!(leaving(&pod(bare), &eager), Leaving::Goes);
+        assert_eq!(eviction_class(&pod(|_| {}), &config), EvictionClass::Evictable);
+        assert_eq!(eviction_class(&pod(bare), &config), EvictionClass::Unowned);
+        assert_eq!(eviction_class(&pod(bare), &eager), EvictionClass::Evictable);
         let daemon = pod(|pod| pod["metadata"]["ownerReferences"][0]["kind"] = json!("DaemonSet"));
-        assert_eq!(leaving(&daemon, &config), Leaving::Stays);
+        assert_eq!(eviction_class(&daemon, &config), EvictionClass::Exempt);
         let mirror = pod(|pod| pod["metadata"]["annotations"] = json!({ "kubernetes.io/config.mirror": "x" }));
-        assert_eq!(leaving(&mirror, &config), Leaving::Stays);
+        assert_eq!(eviction_class(&mirror, &config), EvictionClass::Exempt);
         for phase in ["Succeeded", "Failed"] {
-            assert_eq!(leaving(&pod(|pod| pod["status"]["phase"] = json!(phase)), &config), Leaving::Stays);
+            assert_eq!(
+                eviction_class(&pod(|pod| pod["status"]["phase"] = json!(phase)), &config),
+                EvictionClass::Exempt
+            );
         }
         let going = pod(|pod| pod["metadata"]["deletionTimestamp"] = json!("2026-11-15T20:00:00Z"));
-        assert_eq!(leaving(&going, &config), Leaving::OnItsWay);
+        assert_eq!(eviction_class(&going, &config), EvictionClass::Terminating);
         let ours = |namespace: &str| {
             pod(|pod| {
                 pod["metadata"]["namespace"] = json!(namespace);
                 pod["metadata"]["labels"] = json!({ "cluster-doctor.io/run": "1" });
             })
         };
-        assert_eq!(leaving(&ours("cluster-doctor"), &config), Leaving::Stays);
+        assert_eq!(eviction_class(&ours("cluster-doctor"), &config), EvictionClass::Exempt);
         // Any user may set this label.
-        assert_eq!(leaving(&ours("team"), &config), Leaving::Goes);
+        assert_eq!(eviction_class(&ours("team"), &config), EvictionClass::Evictable);
     }
 }

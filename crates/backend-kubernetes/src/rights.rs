@@ -9,10 +9,10 @@ use super::{KubernetesConfig, Replace, RunAs, Share};
 pub(super) const ACCOUNT: &str = "cluster-doctor";
 
 /// One rule of a role: API group, resource, verbs.
-type Right = (&'static str, &'static str, &'static [&'static str]);
+type PermissionRule = (&'static str, &'static str, &'static [&'static str]);
 
 /// Cluster-wide: nodes and our marks on them, pods and their eviction, and the review of agents' tokens.
-const IN_THE_CLUSTER: &[Right] = &[
+const CLUSTER_RULES: &[PermissionRule] = &[
     ("", "nodes", &["get", "list", "watch", "patch"]),
     ("", "pods", &["list", "watch"]),
     ("", "pods/eviction", &["create"]),
@@ -22,16 +22,16 @@ const IN_THE_CLUSTER: &[Right] = &[
 ];
 
 /// For events of nodes.
-const TO_TELL: Right = ("", "events", &["create"]);
+const EVENT_RULE: PermissionRule = ("", "events", &["create"]);
 
 /// For a condition of nodes.
-const TO_SET_CONDITIONS: Right = ("", "nodes/status", &["patch"]);
+const CONDITION_RULE: PermissionRule = ("", "nodes/status", &["patch"]);
 
 /// For replacement by deleting the Node.
-const TO_DELETE_NODES: Right = ("", "nodes", &["delete"]);
+const DELETE_NODE_RULE: PermissionRule = ("", "nodes", &["delete"]);
 
 /// In our namespace: our jobs and their signing keys.
-const IN_OUR_NAMESPACE: &[Right] = &[
+const NAMESPACE_RULES: &[PermissionRule] = &[
     ("batch", "jobs", &["create", "get", "list", "patch"]),
     ("", "secrets", &["create"]),
     // For the pods of a multi-node run to find each other.
@@ -42,72 +42,72 @@ const IN_OUR_NAMESPACE: &[Right] = &[
 ];
 
 /// For a shared volume. Used only by `doctor config check --live`.
-const TO_SEE_THE_VOLUME: Right = ("", "persistentvolumeclaims", &["get"]);
+const VOLUME_CLAIM_RULE: PermissionRule = ("", "persistentvolumeclaims", &["get"]);
 
 /// Without a shared directory: the logs of our jobs, with the results that exceed a termination message.
-const TO_READ_LOGS: Right = ("", "pods/log", &["get"]);
+const POD_LOG_RULE: PermissionRule = ("", "pods/log", &["get"]);
 
 /// For runs as Volcano jobs.
-const FOR_VOLCANO: &[Right] =
+const VOLCANO_RULES: &[PermissionRule] =
     &[("batch.volcano.sh", "jobs", &["create", "get", "list", "patch"]), ("bus.volcano.sh", "commands", &["create"])];
 
 /// One permitted verb.
 #[cfg(feature = "client")]
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Needed {
+pub(super) struct Permission {
     pub(super) group: &'static str,
-    kind: &'static str,
+    resource_path: &'static str,
     pub(super) verb: &'static str,
     /// In our namespace rather than cluster-wide.
     pub(super) namespaced: bool,
 }
 
 #[cfg(feature = "client")]
-impl Needed {
+impl Permission {
     pub(super) fn resource(&self) -> &'static str {
-        self.kind.split_once('/').map_or(self.kind, |(kind, _)| kind)
+        self.resource_path.split_once('/').map_or(self.resource_path, |(kind, _)| kind)
     }
 
     pub(super) fn subresource(&self) -> Option<&'static str> {
-        self.kind.split_once('/').map(|(_, part)| part)
+        self.resource_path.split_once('/').map(|(_, part)| part)
     }
 }
 
 #[cfg(feature = "client")]
-impl std::fmt::Display for Needed {
+impl std::fmt::Display for Permission {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {}", self.verb, self.kind)
+        write!(f, "{} {}", self.verb, self.resource_path)
     }
 }
 
 /// Returns all permissions for these settings, one verb at a time.
 #[cfg(feature = "client")]
-pub(super) fn needed(config: &KubernetesConfig) -> Vec<Needed> {
-    let of = |rights: Vec<Right>, namespaced: bool| {
+pub(super) fn permissions(config: &KubernetesConfig) -> Vec<Permission> {
+    let of = |rights: Vec<PermissionRule>, namespaced: bool| {
         rights.into_iter().flat_map(move |(group, kind, verbs)| {
-            verbs.iter().map(move |verb| Needed { group, kind, verb, namespaced })
+            verbs.iter().map(move |verb| Permission { group, resource_path: kind, verb, namespaced })
         })
     };
-    of(in_the_cluster(config), false).chain(of(in_our_namespace(config), true)).collect()
+    of(cluster_rules(config), false).chain(of(namespace_rules(config), true)).collect()
 }
 
-fn in_the_cluster(config: &KubernetesConfig) -> Vec<Right> {
-    let mut rights = IN_THE_CLUSTER.to_vec();
-    rights.extend(config.write.event.then_some(TO_TELL));
-    rights.extend(config.write.condition.is_some().then_some(TO_SET_CONDITIONS));
-    rights.extend((config.replace == Replace::DeleteNode).then_some(TO_DELETE_NODES));
+fn cluster_rules(config: &KubernetesConfig) -> Vec<PermissionRule> {
+    let mut rights = CLUSTER_RULES.to_vec();
+    rights.extend(config.write.event.then_some(EVENT_RULE));
+    rights.extend(config.write.condition.is_some().then_some(CONDITION_RULE));
+    rights.extend((config.replace == Replace::DeleteNode).then_some(DELETE_NODE_RULE));
     rights
 }
 
-fn in_our_namespace(config: &KubernetesConfig) -> Vec<Right> {
-    let mut rights = IN_OUR_NAMESPACE.to_vec();
+fn namespace_rules(config: &KubernetesConfig) -> Vec<PermissionRule> {
+    let mut rights = NAMESPACE_RULES.to_vec();
     match config.share {
-        Share::None => rights.push(TO_READ_LOGS),
-        Share::Claim(_) => rights.push(TO_SEE_THE_VOLUME),
+        Share::None => rights.push(POD_LOG_RULE),
+        Share::Claim(_) => rights.push(VOLUME_CLAIM_RULE),
         Share::HostPath(_) => {}
     }
     if matches!(config.run_as, RunAs::Volcano(_)) {
-        rights.extend(FOR_VOLCANO);
+        rights.extend(VOLCANO_RULES);
     }
     rights
 }
@@ -115,8 +115,8 @@ fn in_our_namespace(config: &KubernetesConfig) -> Vec<Right> {
 /// Returns the objects that must exist before the service starts, in the order of creation.
 pub fn manifests(config: &KubernetesConfig) -> Vec<Value> {
     let namespace = &config.namespace;
-    let rules = |rights: &[Right]| -> Vec<Value> {
-        let rule = |(group, kind, verbs): &Right| json!({ "apiGroups": [group], "resources": [kind], "verbs": verbs });
+    let rules = |rights: &[PermissionRule]| -> Vec<Value> {
+        let rule = |(group, kind, verbs): &PermissionRule| json!({ "apiGroups": [group], "resources": [kind], "verbs": verbs });
         rights.iter().map(rule).collect()
     };
     let subjects = json!([{ "kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace }]);
@@ -128,11 +128,11 @@ pub fn manifests(config: &KubernetesConfig) -> Vec<Value> {
         json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace,
             "labels": { "pod-security.kubernetes.io/enforce": "privileged" } } }),
         json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": ACCOUNT, "namespace": namespace } }),
-        json!({ "apiVersion": version, "kind": "ClusterRole", "metadata": { "name": ACCOUNT }, "rules": rules(&in_the_cluster(config)) }),
+        json!({ "apiVersion": version, "kind": "ClusterRole", "metadata": { "name": ACCOUNT }, "rules": rules(&cluster_rules(config)) }),
         json!({ "apiVersion": version, "kind": "ClusterRoleBinding", "metadata": { "name": ACCOUNT },
             "roleRef": role_of("ClusterRole"), "subjects": subjects }),
         json!({ "apiVersion": version, "kind": "Role", "metadata": { "name": ACCOUNT, "namespace": namespace },
-            "rules": rules(&in_our_namespace(config)) }),
+            "rules": rules(&namespace_rules(config)) }),
         json!({ "apiVersion": version, "kind": "RoleBinding", "metadata": { "name": ACCOUNT, "namespace": namespace },
             "roleRef": role_of("Role"), "subjects": subjects }),
     ];

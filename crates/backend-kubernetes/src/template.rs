@@ -15,14 +15,14 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use doctor_core::toml_text::BadText;
+use doctor_core::toml_text::TomlError;
 use k8s_openapi::api::batch::v1::Job;
 use serde_json::Value;
 
-use self::located::{Located, Node, wrong};
+use self::located::{Located, YamlNode, error_at};
 use super::{
     KubernetesConfig, STANDARD_TEMPLATE,
-    names::{CONTAINER, KEY_VARIABLE, PLACES, VOLUMES},
+    names::{CONTAINER, KEY_VARIABLE, MOUNT_PATHS, VOLUMES},
     occupancy::is_gpu,
 };
 
@@ -31,15 +31,15 @@ use super::{
 pub(super) struct Template(Value);
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum BadTemplate {
+pub(super) enum TemplateError {
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("{}, {error}", path.display())]
-    Bad { path: PathBuf, error: BadText },
+    Invalid { path: PathBuf, error: TomlError },
 }
 
 /// Maps in which only these keys are accepted.
-const TAKEN: [(&[&str], &[&str]); 5] = [
+const ACCEPTED_KEYS: [(&[&str], &[&str]); 5] = [
     (&[], &["apiVersion", "kind", "metadata", "spec"]),
     (&["metadata"], &["labels", "annotations"]),
     (&["spec"], &["template"]),
@@ -49,31 +49,31 @@ const TAKEN: [(&[&str], &[&str]); 5] = [
 
 const POD: [&str; 3] = ["spec", "template", "spec"];
 
-const NODE: &str = "the service chooses the node, among those of `node_selector` of [backend.kubernetes]";
-const PRIORITY: &str = "set `priority_class` of [backend.kubernetes]";
-const ACCOUNT: &str = "set `service_account` of [backend.kubernetes]";
+const NODE_HINT: &str = "the service chooses the node, among those of `node_selector` of [backend.kubernetes]";
+const PRIORITY_HINT: &str = "set `priority_class` of [backend.kubernetes]";
+const ACCOUNT_HINT: &str = "set `service_account` of [backend.kubernetes]";
 
 /// Fields of the pod that the service sets, and what a site sets instead.
-const OURS_IN_POD: [(&str, &str); 15] = [
-    ("nodeName", NODE),
-    ("nodeSelector", NODE),
-    ("affinity", NODE),
-    ("topologySpreadConstraints", NODE),
+const RESERVED_POD_FIELDS: [(&str, &str); 15] = [
+    ("nodeName", NODE_HINT),
+    ("nodeSelector", NODE_HINT),
+    ("affinity", NODE_HINT),
+    ("topologySpreadConstraints", NODE_HINT),
     ("tolerations", "name the taint's key in `usual_taints` of [backend.kubernetes]"),
     ("schedulingGates", "a job is created when its node is free, and must start at once"),
     ("restartPolicy", "Kubernetes must not repeat a run"),
     ("activeDeadlineSeconds", "it follows from the limits of the tests, in the policy"),
     ("terminationGracePeriodSeconds", "set `grace` of [backend.kubernetes]"),
-    ("priorityClassName", PRIORITY),
-    ("priority", PRIORITY),
-    ("preemptionPolicy", PRIORITY),
-    ("serviceAccountName", ACCOUNT),
-    ("serviceAccount", ACCOUNT),
+    ("priorityClassName", PRIORITY_HINT),
+    ("priority", PRIORITY_HINT),
+    ("preemptionPolicy", PRIORITY_HINT),
+    ("serviceAccountName", ACCOUNT_HINT),
+    ("serviceAccount", ACCOUNT_HINT),
     ("ephemeralContainers", "Kubernetes accepts none in a new pod"),
 ];
 
 /// The same for our container.
-const OURS_IN_CONTAINER: [(&str, &str); 3] = [
+const RESERVED_CONTAINER_FIELDS: [(&str, &str); 3] = [
     ("command", "each run has its own; sidecars go under initContainers"),
     ("args", "each run has its own; sidecars go under initContainers"),
     ("restartPolicy", "Kubernetes must not repeat a run"),
@@ -84,21 +84,21 @@ impl Template {
     ///
     /// # Errors
     /// If it is not a Job in YAML, or sets a field that Kubernetes does not have or the service reserves.
-    pub(super) fn read(text: &str, config: &KubernetesConfig) -> Result<Self, BadText> {
-        let tree: Located<Node> = located::read(text)?;
-        let reader = Reader { text, config };
-        reader.kind(&tree)?;
-        let job: Job = located::read(text)?;
-        let job = serde_json::to_value(job).map_err(|error| BadText::at(text, None, error.to_string()))?;
-        reader.known(&tree, &job, &mut vec!["job"])?;
-        reader.only_what_is_not_ours(&tree)?;
+    pub(super) fn read(text: &str, config: &KubernetesConfig) -> Result<Self, TomlError> {
+        let tree: Located<YamlNode> = located::parse(text)?;
+        let reader = TemplateChecker { text, config };
+        reader.check_kind(&tree)?;
+        let job: Job = located::parse(text)?;
+        let job = serde_json::to_value(job).map_err(|error| TomlError::at(text, None, error.to_string()))?;
+        reader.check_known_fields(&tree, &job, &mut vec!["job"])?;
+        reader.reject_reserved_fields(&tree)?;
         Ok(Self(job))
     }
 
     /// Builds the job of a run: the template overrides `usual`, and `ours` overrides both.
-    pub(super) fn filled(&self, mut usual: Value, ours: Value) -> Value {
-        lay(&mut usual, self.0.clone());
-        lay(&mut usual, ours);
+    pub(super) fn fill(&self, mut usual: Value, ours: Value) -> Value {
+        merge(&mut usual, self.0.clone());
+        merge(&mut usual, ours);
         usual
     }
 
@@ -110,15 +110,15 @@ impl Template {
 
 /// Merges `over` into `under`. Lists are concatenated, because the template's and ours have no entry in common; `containers` has
 /// one entry.
-fn lay(under: &mut Value, over: Value) {
+fn merge(under: &mut Value, over: Value) {
     match (under, over) {
         (Value::Object(under), Value::Object(over)) => {
             for (key, value) in over {
                 match (under.get_mut(&key), value) {
                     (Some(Value::Array(there)), Value::Array(more)) if key == "containers" => {
-                        there.iter_mut().zip(more).for_each(|(one, over)| lay(one, over));
+                        there.iter_mut().zip(more).for_each(|(one, over)| merge(one, over));
                     }
-                    (Some(there), value) => lay(there, value),
+                    (Some(there), value) => merge(there, value),
                     (None, value) => {
                         under.insert(key, value);
                     }
@@ -132,27 +132,32 @@ fn lay(under: &mut Value, over: Value) {
 
 /// Validates one template.
 #[derive(Clone, Copy)]
-struct Reader<'a> {
+struct TemplateChecker<'a> {
     text: &'a str,
     config: &'a KubernetesConfig,
 }
 
-impl Reader<'_> {
-    fn kind(self, tree: &Located<Node>) -> Result<(), BadText> {
+impl TemplateChecker<'_> {
+    fn check_kind(self, tree: &Located<YamlNode>) -> Result<(), TomlError> {
         for (key, wanted) in [("apiVersion", "batch/v1"), ("kind", "Job")] {
             let found = tree.value.get(key);
             if found.and_then(|found| found.value.text()) != Some(wanted) {
                 let message = format!("a template is a Job: expected `{key}: {wanted}`");
-                return Err(wrong(self.text, found.unwrap_or(tree), message));
+                return Err(error_at(self.text, found.unwrap_or(tree), message));
             }
         }
         Ok(())
     }
 
     /// Checks that every field in the text survived deserialising into the Kubernetes types.
-    fn known<'a>(self, tree: &'a Located<Node>, taken: &Value, path: &mut Vec<&'a str>) -> Result<(), BadText> {
+    fn check_known_fields<'a>(
+        self,
+        tree: &'a Located<YamlNode>,
+        taken: &Value,
+        path: &mut Vec<&'a str>,
+    ) -> Result<(), TomlError> {
         for (key, value) in tree.value.entries() {
-            if value.value == Node::Null {
+            if value.value == YamlNode::Null {
                 continue;
             }
             let Some(taken) = taken.get(&key.value) else {
@@ -161,74 +166,78 @@ impl Reader<'_> {
                     key.value,
                     path.join(".")
                 );
-                return Err(wrong(self.text, key, message));
+                return Err(error_at(self.text, key, message));
             };
             path.push(&key.value);
-            self.known(value, taken, path)?;
+            self.check_known_fields(value, taken, path)?;
             path.pop();
         }
         for (place, item) in tree.value.items().iter().enumerate() {
-            self.known(item, taken.get(place).unwrap_or(&Value::Null), path)?;
+            self.check_known_fields(item, taken.get(place).unwrap_or(&Value::Null), path)?;
         }
         Ok(())
     }
 
-    fn only_what_is_not_ours(self, tree: &Located<Node>) -> Result<(), BadText> {
-        for (path, keys) in TAKEN {
-            let Some(map) = below(tree, path) else { continue };
+    fn reject_reserved_fields(self, tree: &Located<YamlNode>) -> Result<(), TomlError> {
+        for (path, keys) in ACCEPTED_KEYS {
+            let Some(map) = descend(tree, path) else { continue };
             if let Some((key, _)) = map.value.entries().iter().find(|(key, _)| !keys.contains(&key.value.as_str())) {
                 let accepted = keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
-                return Err(self.ours(key, &format!("accepted here: {accepted}")));
+                return Err(self.reserved_field_error(key, &format!("accepted here: {accepted}")));
             }
             for names in ["labels", "annotations"] {
-                self.names(map.value.get(names).filter(|_| keys.contains(&names)))?;
+                self.check_names(map.value.get(names).filter(|_| keys.contains(&names)))?;
             }
         }
-        let Some(pod) = below(tree, &POD) else { return Ok(()) };
-        self.fields(pod, &OURS_IN_POD)?;
-        self.gpus(pod)?;
-        self.containers(pod)?;
+        let Some(pod) = descend(tree, &POD) else { return Ok(()) };
+        self.check_fields(pod, &RESERVED_POD_FIELDS)?;
+        self.check_gpus(pod)?;
+        self.check_containers(pod)?;
         for volume in pod.value.get("volumes").map_or(&[][..], |volumes| volumes.value.items()) {
-            if let Some((name, text)) = named(volume)
+            if let Some((name, text)) = name_of(volume)
                 && VOLUMES.contains(&text)
             {
-                return Err(self.ours(name, &format!("any name but {} is accepted", VOLUMES.join(", "))));
+                return Err(
+                    self.reserved_field_error(name, &format!("any name but {} is accepted", VOLUMES.join(", ")))
+                );
             }
         }
         Ok(())
     }
 
-    fn ours<T: Shown>(self, at: &Located<T>, instead: &str) -> BadText {
-        wrong(self.text, at, format!("`{}` is set by the service: {instead}", at.value.shown()))
+    fn reserved_field_error<T: DisplayName>(self, at: &Located<T>, instead: &str) -> TomlError {
+        error_at(self.text, at, format!("`{}` is set by the service: {instead}", at.value.display_name()))
     }
 
-    fn fields(self, map: &Located<Node>, ours: &[(&str, &str)]) -> Result<(), BadText> {
+    fn check_fields(self, map: &Located<YamlNode>, ours: &[(&str, &str)]) -> Result<(), TomlError> {
         for (key, _) in map.value.entries() {
             if let Some((_, instead)) = ours.iter().find(|(name, _)| *name == key.value) {
-                return Err(self.ours(key, instead));
+                return Err(self.reserved_field_error(key, instead));
             }
         }
         Ok(())
     }
 
     /// Our labels and annotations identify the objects of a run, so a template must not set them.
-    fn names(self, map: Option<&Located<Node>>) -> Result<(), BadText> {
-        let own = self.config.own("");
+    fn check_names(self, map: Option<&Located<YamlNode>>) -> Result<(), TomlError> {
+        let own = self.config.prefixed("");
         for (key, _) in map.map_or(&[][..], |map| map.value.entries()) {
             if key.value.starts_with(&own) || key.value == "app.kubernetes.io/name" {
-                return Err(self.ours(key, &format!("any name that does not begin with {own} is accepted")));
+                return Err(
+                    self.reserved_field_error(key, &format!("any name that does not begin with {own} is accepted"))
+                );
             }
         }
         Ok(())
     }
 
-    fn containers(self, pod: &Located<Node>) -> Result<(), BadText> {
+    fn check_containers(self, pod: &Located<YamlNode>) -> Result<(), TomlError> {
         let all = |kind: &str| pod.value.get(kind).map_or(&[][..], |list| list.value.items());
         for (place, container) in all("containers").iter().enumerate() {
-            match named(container) {
+            match name_of(container) {
                 Some((_, CONTAINER)) if place == 0 => {}
                 Some((name, CONTAINER)) => {
-                    return Err(wrong(self.text, name, "duplicate container name"));
+                    return Err(error_at(self.text, name, "duplicate container name"));
                 }
                 other => {
                     let at = other.map_or(container, |(name, _)| name);
@@ -236,47 +245,50 @@ impl Reader<'_> {
                         "the only container is `name: {CONTAINER}`: a job ends when all its containers have ended; \
                          a sidecar goes under initContainers with `restartPolicy: Always`"
                     );
-                    return Err(wrong(self.text, at, message));
+                    return Err(error_at(self.text, at, message));
                 }
             }
-            self.fields(container, &OURS_IN_CONTAINER)?;
-            self.gpus(container)?;
-            self.inside(container)?;
+            self.check_fields(container, &RESERVED_CONTAINER_FIELDS)?;
+            self.check_gpus(container)?;
+            self.check_container(container)?;
         }
         for container in all("initContainers") {
-            self.gpus(container)?;
-            if let Some((name, CONTAINER)) = named(container) {
-                return Err(self.ours(name, "give an init container another name"));
+            self.check_gpus(container)?;
+            if let Some((name, CONTAINER)) = name_of(container) {
+                return Err(self.reserved_field_error(name, "give an init container another name"));
             }
         }
         Ok(())
     }
 
     /// Checks the lists inside our container.
-    fn inside(self, container: &Located<Node>) -> Result<(), BadText> {
+    fn check_container(self, container: &Located<YamlNode>) -> Result<(), TomlError> {
         let all = |kind: &str| container.value.get(kind).map_or(&[][..], |list| list.value.items());
         for mount in all("volumeMounts") {
             let at = mount
                 .value
                 .get("mountPath")
-                .filter(|path| path.value.text().is_some_and(|path| PLACES.contains(&path.trim_end_matches('/'))));
+                .filter(|path| path.value.text().is_some_and(|path| MOUNT_PATHS.contains(&path.trim_end_matches('/'))));
             if let Some(at) = at {
-                return Err(self.ours(at, &format!("any path but {} is accepted", PLACES.join(", "))));
+                return Err(
+                    self.reserved_field_error(at, &format!("any path but {} is accepted", MOUNT_PATHS.join(", ")))
+                );
             }
         }
-        match all("env").iter().find_map(|one| named(one).filter(|(_, name)| *name == KEY_VARIABLE)) {
-            Some((name, _)) => Err(self.ours(name, "the key of a run comes from its Secret")),
+        match all("env").iter().find_map(|one| name_of(one).filter(|(_, name)| *name == KEY_VARIABLE)) {
+            Some((name, _)) => Err(self.reserved_field_error(name, "the key of a run comes from its Secret")),
             None => Ok(()),
         }
     }
 
     /// A run requests all GPUs of its node, so a template must not request any.
-    fn gpus(self, of: &Located<Node>) -> Result<(), BadText> {
+    fn check_gpus(self, of: &Located<YamlNode>) -> Result<(), TomlError> {
         for amounts in ["limits", "requests"] {
             let amounts = of.value.get("resources").and_then(|resources| resources.value.get(amounts));
             for (key, _) in amounts.map_or(&[][..], |amounts| amounts.value.entries()) {
                 if is_gpu(&key.value, self.config) {
-                    return Err(self.ours(key, "a run takes all GPUs of its node; other resources are accepted"));
+                    return Err(self
+                        .reserved_field_error(key, "a run takes all GPUs of its node; other resources are accepted"));
                 }
             }
         }
@@ -285,28 +297,28 @@ impl Reader<'_> {
 }
 
 /// The text that an error quotes.
-trait Shown {
-    fn shown(&self) -> &str;
+trait DisplayName {
+    fn display_name(&self) -> &str;
 }
 
-impl Shown for String {
-    fn shown(&self) -> &str {
+impl DisplayName for String {
+    fn display_name(&self) -> &str {
         self
     }
 }
 
-impl Shown for Node {
-    fn shown(&self) -> &str {
+impl DisplayName for YamlNode {
+    fn display_name(&self) -> &str {
         self.text().unwrap_or_default()
     }
 }
 
-fn below<'a>(tree: &'a Located<Node>, path: &[&str]) -> Option<&'a Located<Node>> {
+fn descend<'a>(tree: &'a Located<YamlNode>, path: &[&str]) -> Option<&'a Located<YamlNode>> {
     path.iter().try_fold(tree, |tree, key| tree.value.get(key))
 }
 
 /// Returns the name of a list entry.
-fn named(item: &Located<Node>) -> Option<(&Located<Node>, &str)> {
+fn name_of(item: &Located<YamlNode>) -> Option<(&Located<YamlNode>, &str)> {
     let name = item.value.get("name")?;
     Some((name, name.value.text()?))
 }
@@ -315,34 +327,36 @@ fn named(item: &Located<Node>) -> Option<(&Located<Node>, &str)> {
 ///
 /// # Errors
 /// As [`Template::read`].
-pub(crate) fn check_template(text: &str, config: &KubernetesConfig) -> Result<(), BadText> {
+pub(crate) fn check_template(text: &str, config: &KubernetesConfig) -> Result<(), TomlError> {
     Template::read(text, config).map(|_| ())
 }
 
 /// The current template. If the file changes and is invalid, the last valid one stays in use; the configuration watches the same
 /// file and reports the error.
 #[derive(Debug)]
-pub(super) struct Templates {
+pub(super) struct TemplateFile {
     path: Option<PathBuf>,
     last: Mutex<(String, Template)>,
 }
 
-impl Templates {
-    pub(super) fn open(config: &KubernetesConfig) -> Result<Self, BadTemplate> {
+impl TemplateFile {
+    pub(super) fn open(config: &KubernetesConfig) -> Result<Self, TemplateError> {
         let path = config.template.clone();
         let text = match &path {
             Some(path) => {
-                fs::read_to_string(path).map_err(|source| BadTemplate::Read { path: path.clone(), source })?
+                fs::read_to_string(path).map_err(|source| TemplateError::Read { path: path.clone(), source })?
             }
             None => STANDARD_TEMPLATE.to_owned(),
         };
-        let bad =
-            |error| BadTemplate::Bad { path: path.clone().unwrap_or_else(|| "the built-in template".into()), error };
+        let bad = |error| TemplateError::Invalid {
+            path: path.clone().unwrap_or_else(|| "the built-in template".into()),
+            error,
+        };
         let template = Template::read(&text, config).map_err(bad)?;
         Ok(Self { path, last: Mutex::new((text, template)) })
     }
 
-    pub(super) fn now(&self, config: &KubernetesConfig) -> Template {
+    pub(super) fn current(&self, config: &KubernetesConfig) -> Template {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(text) = self.path.as_deref().and_then(|path: &Path| fs::read_to_string(path).ok())
             && text != last.0
@@ -360,7 +374,7 @@ mod tests {
 
     use super::*;
 
-    fn read(text: &str) -> Result<Template, BadText> {
+    fn read(text: &str) -> Result<Template, TomlError> {
         Template::read(text, &KubernetesConfig::default())
     }
 
@@ -372,7 +386,7 @@ mod tests {
     #[test]
     fn the_built_in_template_is_good_and_has_a_dev_shm_of_memory() {
         let template = read(STANDARD_TEMPLATE).unwrap();
-        let made = template.filled(json!({}), json!({}));
+        let made = template.fill(json!({}), json!({}));
         assert_eq!(made["spec"]["template"]["spec"]["volumes"][0]["emptyDir"]["medium"], "Memory");
         assert_eq!(template.image(), None);
     }
@@ -388,7 +402,7 @@ mod tests {
             container(json!({ "name": "doctor-node", "command": ["doctor-node", "job"], "env": [{ "name": "KEY" }],
             "resources": { "limits": { "nvidia.com/gpu": "8" } } }));
         ours["metadata"] = json!({ "labels": { "run": "1" } });
-        let made = read(text).unwrap().filled(usual, ours);
+        let made = read(text).unwrap().fill(usual, ours);
         let wanted = json!({ "name": "doctor-node", "image": "ours:1", "imagePullPolicy": "Always", "command": ["doctor-node", "job"],
             "env": [{ "name": "NCCL_DEBUG", "value": "1" }, { "name": "KEY" }],
             "resources": { "limits": { "rdma/hca": "8", "nvidia.com/gpu": "8" } } });
@@ -401,7 +415,7 @@ mod tests {
     #[test]
     fn a_template_that_names_no_container_gets_ours() {
         let usual = json!({ "spec": { "template": { "spec": { "containers": [{ "name": "doctor-node" }] } } } });
-        let made = read(&pod("hostPID: true")).unwrap().filled(usual, json!({}));
+        let made = read(&pod("hostPID: true")).unwrap().fill(usual, json!({}));
         assert_eq!(made["spec"]["template"]["spec"]["containers"][0]["name"], "doctor-node");
     }
 
@@ -470,14 +484,14 @@ mod tests {
         let image = |image: &str| pod(&format!("containers:\n- name: doctor-node\n  image: {image}"));
         fs::write(&path, image("a:1")).unwrap();
         let config = KubernetesConfig { template: Some(path.clone()), ..KubernetesConfig::default() };
-        let templates = Templates::open(&config).unwrap();
+        let templates = TemplateFile::open(&config).unwrap();
         for (text, wanted) in [(image("b:2"), "b:2"), (pod("nodeName: gpu-1"), "b:2"), (image("c:3"), "c:3")] {
             fs::write(&path, text).unwrap();
-            assert_eq!(templates.now(&config).image(), Some(wanted));
+            assert_eq!(templates.current(&config).image(), Some(wanted));
         }
         fs::remove_file(&path).unwrap();
-        assert_eq!(templates.now(&config).image(), Some("c:3"));
-        let error = Templates::open(&config).unwrap_err().to_string();
+        assert_eq!(templates.current(&config).image(), Some("c:3"));
+        let error = TemplateFile::open(&config).unwrap_err().to_string();
         assert!(error.contains("job.yaml"), "{error}");
     }
 }

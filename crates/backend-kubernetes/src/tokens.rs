@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use doctor_backend::vouch::{Answer, NotVouched, Voucher};
+use doctor_backend::token_review::{ReviewFuture, TokenReviewError, TokenReviewer};
 use doctor_core::ids::NodeName;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
 use kube::{Api, Client, api::PostParams};
@@ -20,20 +20,20 @@ const POD: &str = "authentication.kubernetes.io/pod-name";
 const NODE: &str = "authentication.kubernetes.io/node-name";
 
 /// Reviews tokens on the backend's runtime.
-pub(super) struct Reviews {
+pub(super) struct KubernetesTokenReviewer {
     client: Client,
     runtime: Handle,
     config: Arc<KubernetesConfig>,
 }
 
-impl Reviews {
+impl KubernetesTokenReviewer {
     pub(super) fn new(client: Client, runtime: Handle, config: Arc<KubernetesConfig>) -> Self {
         Self { client, runtime, config }
     }
 }
 
-impl Voucher for Reviews {
-    fn whose(&self, token: String) -> Answer {
+impl TokenReviewer for KubernetesTokenReviewer {
+    fn review(&self, token: String) -> ReviewFuture {
         let (client, config) = (self.client.clone(), Arc::clone(&self.config));
         let asked = self.runtime.spawn(async move {
             let audiences = Some(vec![config.agents.audience.clone()]);
@@ -41,16 +41,16 @@ impl Voucher for Reviews {
                 TokenReview { spec: TokenReviewSpec { token: Some(token), audiences }, ..TokenReview::default() };
             let answer = Api::<TokenReview>::all(client).create(&PostParams::default(), &review).await;
             // Also if we lack the permission to review: that says nothing about the token.
-            let answer = answer.map_err(|error| NotVouched::Unanswered(error.to_string()))?;
-            speaks_for(&answer.status.unwrap_or_default(), &config)
+            let answer = answer.map_err(|error| TokenReviewError::Unavailable(error.to_string()))?;
+            node_of_token(&answer.status.unwrap_or_default(), &config)
         });
-        Box::pin(async move { asked.await.map_err(|error| NotVouched::Unanswered(error.to_string()))? })
+        Box::pin(async move { asked.await.map_err(|error| TokenReviewError::Unavailable(error.to_string()))? })
     }
 }
 
 /// Returns the node that a review identifies.
-fn speaks_for(answer: &TokenReviewStatus, config: &KubernetesConfig) -> Result<NodeName, NotVouched> {
-    let refuse = |why: String| Err(NotVouched::Refused(why));
+fn node_of_token(answer: &TokenReviewStatus, config: &KubernetesConfig) -> Result<NodeName, TokenReviewError> {
+    let refuse = |why: String| Err(TokenReviewError::Rejected(why));
     if answer.authenticated != Some(true) {
         let why = answer.error.as_deref().unwrap_or("it has expired, its pod is gone, or it is for another audience");
         return refuse(format!("TokenReview did not authenticate it ({why})"));
@@ -110,10 +110,10 @@ mod tests {
 
     fn judged(answer: Value) -> Result<String, String> {
         let status = serde_json::from_value(answer).unwrap();
-        match speaks_for(&status, &KubernetesConfig::default()) {
+        match node_of_token(&status, &KubernetesConfig::default()) {
             Ok(node) => Ok(node.to_string()),
-            Err(NotVouched::Refused(why)) => Err(why),
-            Err(NotVouched::Unanswered(why)) => panic!("expected a verdict: {why}"),
+            Err(TokenReviewError::Rejected(why)) => Err(why),
+            Err(TokenReviewError::Unavailable(why)) => panic!("expected a verdict: {why}"),
         }
     }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{
     config::Volcano,
-    names::{ENDED, POD_TAKEN},
+    names::{DEADLINE_EXCEEDED_REASON, POD_FAILURE_POLICY_REASON},
     objects::{Condition, JobObject, JobSpec, JobStatus, Time},
 };
 
@@ -36,14 +36,14 @@ pub(super) struct VolcanoSpec {}
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct VolcanoStatus {
-    state: State,
-    conditions: Vec<Reached>,
+    state: VolcanoState,
+    conditions: Vec<PhaseCondition>,
     failed: u32,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct State {
+struct VolcanoState {
     phase: String,
     last_transition_time: Option<Time>,
 }
@@ -51,7 +51,7 @@ struct State {
 /// A phase that the job was in.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Reached {
+struct PhaseCondition {
     status: String,
     last_transition_time: Option<Time>,
 }
@@ -82,7 +82,7 @@ pub(super) fn manifest(mut job: Value, volcano: &Volcano) -> Value {
 }
 
 /// Builds the Command that ends a job. Volcano deletes it once processed; otherwise it is deleted with the job.
-pub(super) fn end_it(name: &str, namespace: &str, uid: &str) -> Value {
+pub(super) fn terminate_command(name: &str, namespace: &str, uid: &str) -> Value {
     let target = json!({ "apiVersion": VERSION, "kind": "Job", "name": name, "uid": uid, "controller": true, "blockOwnerDeletion": true });
     json!({
         "apiVersion": "bus.volcano.sh/v1alpha1", "kind": "Command",
@@ -92,7 +92,7 @@ pub(super) fn end_it(name: &str, namespace: &str, uid: &str) -> Value {
 }
 
 /// Converts the state of a Volcano job into that of a Kubernetes Job.
-pub(super) fn as_job(told: VolcanoJob) -> JobObject {
+pub(super) fn to_job(told: VolcanoJob) -> JobObject {
     let status = told.status.unwrap_or_default();
     let at = status.state.last_transition_time;
     let condition = |kind: &str, reason: &str| Condition {
@@ -106,9 +106,9 @@ pub(super) fn as_job(told: VolcanoJob) -> JobObject {
         "Completed" => vec![condition("Complete", "")],
         "Failed" => vec![condition("Failed", "")],
         // By us, or because its pod was disrupted.
-        "Terminated" => vec![condition("Failed", POD_TAKEN)],
+        "Terminated" => vec![condition("Failed", POD_FAILURE_POLICY_REASON)],
         // By an operator: nothing else aborts jobs.
-        "Aborted" => vec![condition("Failed", ENDED)],
+        "Aborted" => vec![condition("Failed", DEADLINE_EXCEEDED_REASON)],
         "Aborting" | "Terminating" | "Completing" => vec![condition("FailureTarget", "")],
         // It is pending, or its pod has the details.
         _ => Vec::new(),
@@ -127,7 +127,7 @@ pub(super) fn as_job(told: VolcanoJob) -> JobObject {
 mod tests {
     use doctor_core::{
         ids::IdSource,
-        run::{JobEnd, JobSeen},
+        run::{JobEnd, ObservedJobState},
     };
 
     use super::{
@@ -135,9 +135,9 @@ mod tests {
         *,
     };
 
-    fn seen(phase: &str, cancelled: bool) -> JobSeen {
+    fn seen(phase: &str, cancelled: bool) -> ObservedJobState {
         let config = KubernetesConfig::default();
-        let annotations = if cancelled { json!({ config.own("cancelled"): "now" }) } else { json!({}) };
+        let annotations = if cancelled { json!({ config.prefixed("cancelled"): "now" }) } else { json!({}) };
         let told = json!({
             "apiVersion": VERSION, "kind": "Job",
             "metadata": { "name": "doctor-x", "creationTimestamp": "2026-11-15T10:00:00Z", "annotations": annotations },
@@ -148,7 +148,7 @@ mod tests {
             },
         });
         let told: VolcanoJob = serde_json::from_value(told).unwrap();
-        job::seen(&as_job(told), &[], IdSource::new(1).run(), &config)
+        job::job_state(&to_job(told), &[], IdSource::new(1).run(), &config)
     }
 
     #[test]
@@ -156,18 +156,18 @@ mod tests {
         for (phase, cancelled, end) in [
             ("Completed", false, JobEnd::Exited),
             ("Failed", false, JobEnd::Lost),
-            ("Terminated", false, JobEnd::Displaced),
+            ("Terminated", false, JobEnd::Preempted),
             ("Terminated", true, JobEnd::Killed),
             ("Aborted", false, JobEnd::Killed),
         ] {
             let seen = seen(phase, cancelled);
-            assert!(matches!(&seen, JobSeen::Ended { how, .. } if *how == end), "{phase}: {seen:?}");
+            assert!(matches!(&seen, ObservedJobState::Ended { how, .. } if *how == end), "{phase}: {seen:?}");
         }
         for phase in ["Terminating", "Aborting", "Completing"] {
-            assert!(matches!(seen(phase, true), JobSeen::Running { .. }), "{phase}");
+            assert!(matches!(seen(phase, true), ObservedJobState::Running { .. }), "{phase}");
         }
         for phase in ["", "Pending", "Inqueue", "Running"] {
-            assert!(matches!(seen(phase, false), JobSeen::Pending { .. }), "{phase}: its pod has not begun");
+            assert!(matches!(seen(phase, false), ObservedJobState::Pending { .. }), "{phase}: its pod has not begun");
         }
     }
 

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use doctor_backend::{
     BackendError, Effect,
-    http::{Client, Proxy, Request, Trust, roots},
+    http::{Client, Proxy, Request, TrustedRoots, roots},
 };
 use hyper::http::Uri;
 use serde_json::Value;
 
 /// The most characters of a rejection that are quoted, and the most bytes of it that are read.
-const MOST_SAID: usize = 300;
-const MOST_BYTES: usize = 4096;
+const MAX_QUOTED_CHARS: usize = 300;
+const MAX_RESPONSE_BYTES: usize = 4096;
 
 /// Checks the URL, at startup rather than at the first use.
 pub(super) fn check(url: &str) -> Result<Uri, String> {
@@ -32,27 +32,27 @@ pub(super) fn call(
     within: Duration,
 ) -> Result<(), BackendError> {
     let fail = |text: String, effect| BackendError { operation, text, effect };
-    let uri = check(url).map_err(|text| fail(text, Effect::NoneGiveUp))?;
+    let uri = check(url).map_err(|text| fail(text, Effect::NotAppliedPermanent))?;
     let server = uri.host().unwrap_or_default();
-    let trusted = if uri.scheme_str() == Some("https") { roots(Trust::Machine) } else { Ok(Vec::new()) };
-    let trusted = trusted.map_err(|error| fail(error.to_string(), Effect::NoneTryAgain))?;
+    let trusted = if uri.scheme_str() == Some("https") { roots(TrustedRoots::System) } else { Ok(Vec::new()) };
+    let trusted = trusted.map_err(|error| fail(error.to_string(), Effect::NotAppliedRetry))?;
     let bearer = token.map(|token| format!("Bearer {token}"));
     let authorization = bearer.iter().map(|bearer| ("authorization", bearer.as_str()));
     let headers: Vec<(&str, &str)> = authorization.chain([("content-type", "application/json")]).collect();
     let body = body.to_string();
-    let request = Request { url, headers: &headers, body: Some(body.as_bytes()), within };
+    let request = Request { url, headers: &headers, body: Some(body.as_bytes()), timeout: within };
     let answer = Client::new(&trusted, Proxy::Never)
         .send(&request)
         .map_err(|error| fail(format!("{server}: {error}"), error.effect(true)))?;
     let status = answer.status;
     let effect = match status {
         200..=299 => return Ok(()),
-        425 | 429 | 503 => Effect::NoneTryAgain,
+        425 | 429 | 503 => Effect::NotAppliedRetry,
         // The server rejected the request; a retry will not help.
-        300..=407 | 409..=499 => Effect::NoneGiveUp,
+        300..=407 | 409..=499 => Effect::NotAppliedPermanent,
         _ => Effect::Unknown,
     };
-    let said: String = answer.beginning(MOST_BYTES).chars().take(MOST_SAID).collect();
+    let said: String = answer.read_prefix(MAX_RESPONSE_BYTES).chars().take(MAX_QUOTED_CHARS).collect();
     Err(fail(format!("{server} answered with {status}: {said}"), effect))
 }
 
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn what_a_server_answers_says_whether_to_call_again() {
-        use Effect::{NoneGiveUp, NoneTryAgain, Unknown};
+        use Effect::{NotAppliedPermanent, NotAppliedRetry, Unknown};
         use std::{
             io::{Read as _, Write as _},
             net::TcpListener,
@@ -95,19 +95,19 @@ mod tests {
         };
         assert_eq!(called(204), Ok(()));
         for (status, effect) in [
-            (302, NoneGiveUp),
-            (401, NoneGiveUp),
-            (404, NoneGiveUp),
+            (302, NotAppliedPermanent),
+            (401, NotAppliedPermanent),
+            (404, NotAppliedPermanent),
             (408, Unknown),
-            (429, NoneTryAgain),
+            (429, NotAppliedRetry),
             (500, Unknown),
-            (503, NoneTryAgain),
+            (503, NotAppliedRetry),
         ] {
             let error = called(status).unwrap_err();
             assert_eq!(error.effect, effect, "{error}");
             assert!(error.text.ends_with(&format!("answered with {status}: why?")), "{error}");
         }
         let refused = call("replace", "http://127.0.0.1:1/", None, &serde_json::json!({}), long).unwrap_err();
-        assert_eq!(refused.effect, NoneTryAgain, "{refused}");
+        assert_eq!(refused.effect, NotAppliedRetry, "{refused}");
     }
 }

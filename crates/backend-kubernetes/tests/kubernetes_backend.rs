@@ -1,16 +1,16 @@
 //! Tests the Kubernetes backend on a real control plane: the contract, and an unavailable API server. The testbed's kubelet
 //! emulates pods; scheduling, preemption and the Job controller are real.
 
-#[path = "kubernetes_backend/acts.rs"]
-mod acts;
-#[path = "kubernetes_backend/carry.rs"]
-mod carry;
+#[path = "kubernetes_backend/api_failures.rs"]
+mod api_failures;
 #[path = "kubernetes_backend/failures.rs"]
 mod failures;
+#[path = "kubernetes_backend/node_ops.rs"]
+mod node_ops;
+#[path = "kubernetes_backend/result_transport.rs"]
+mod result_transport;
 #[path = "kubernetes_backend/template.rs"]
 mod template;
-#[path = "kubernetes_backend/troubles.rs"]
-mod troubles;
 #[path = "kubernetes_backend/volcano.rs"]
 mod volcano;
 
@@ -24,18 +24,18 @@ use std::{
 use doctor_backend::{
     Backend, Change, Effect, JobOutput, JobRequest, NodeOp,
     clock::{Clock, SystemClock},
-    contract::{self, Bed, Length, Wanted},
+    contract::{self, Length, TestOccupancy, Testbed},
 };
 use doctor_backend_kubernetes::{KubernetesBackend, KubernetesConfig, Share, manifests};
 use doctor_bed::kubernetes::{
     ControlPlane,
-    kubelet::{Exit, FakeNode, Kubelet, Play},
+    kubelet::{Exit, FakeNode, Kubelet, PodBehavior},
 };
 use doctor_checks::document::RunKey;
 use doctor_core::{
     ids::{IdSource, NodeName, RunId, TestId},
     node::{MarkKind, Node, Occupancy, OurMark},
-    run::{JobEnd, JobSeen, NonEmpty},
+    run::{JobEnd, NonEmpty, ObservedJobState},
     time::{Span, Timestamp},
 };
 use serde_json::{Value, json};
@@ -68,7 +68,7 @@ fn cluster() -> Option<&'static Cluster> {
 
 impl Cluster {
     fn start(nodes: &[&str]) -> Option<Self> {
-        let programs = ControlPlane::programs().inspect_err(|why| why.not_run("the Kubernetes backend")).ok()?;
+        let programs = ControlPlane::programs().inspect_err(|why| why.skip_tests("the Kubernetes backend")).ok()?;
         let plane = ControlPlane::start(&programs).unwrap();
         let started = Started::default();
         let counts = Arc::clone(&started);
@@ -81,14 +81,14 @@ impl Cluster {
             }
             let told = pod.spec.as_ref().and_then(|spec| spec.containers.first()).and_then(|one| one.command.clone());
             match told.is_some_and(|command| command.iter().any(|word| word == "short")) {
-                true => Play::Runs { lasts: Duration::from_millis(300), then: Exit::code(0) },
-                false => Play::UntilTold,
+                true => PodBehavior::RunFor { lasts: Duration::from_millis(300), then: Exit::code(0) },
+                false => PodBehavior::RunUntilEnded,
             }
         })
         .unwrap();
         let mut cluster = Self { plane, kubelet, started, account: PathBuf::new() };
         for object in manifests(&KubernetesConfig::default()) {
-            cluster.plane.make(&object);
+            cluster.plane.create(&object);
         }
         cluster.account = cluster.plane.kubeconfig_for_service_account(NAMESPACE, "cluster-doctor").unwrap();
         Some(cluster)
@@ -121,7 +121,7 @@ impl Cluster {
 
     /// Creates a user's pod that requests all GPUs of a node.
     fn user_pod(&self, name: &str, node: &str) {
-        self.plane.make(&json!({
+        self.plane.create(&json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "default" },
             "spec": {
                 "nodeSelector": { "kubernetes.io/hostname": node }, "terminationGracePeriodSeconds": 0,
@@ -166,13 +166,13 @@ fn request(run: RunId, node: &str, test: &str) -> JobRequest {
     }
 }
 
-fn polled(backend: &dyn Backend, run: RunId) -> JobSeen {
-    backend.poll(&[run]).unwrap().remove(0).seen
+fn polled(backend: &dyn Backend, run: RunId) -> ObservedJobState {
+    backend.poll(&[run]).unwrap().remove(0).state
 }
 
 fn ids(seed: u64) -> IdSource {
     let mut ids = IdSource::new(seed);
-    ids.at(SystemClock.now());
+    ids.set_time(SystemClock.now());
     ids
 }
 
@@ -192,7 +192,7 @@ impl RealBed<'_> {
     }
 }
 
-impl Bed for RealBed<'_> {
+impl Testbed for RealBed<'_> {
     fn now(&self) -> Timestamp {
         SystemClock.now()
     }
@@ -201,25 +201,25 @@ impl Bed for RealBed<'_> {
         NodeName::new(self.node).unwrap()
     }
 
-    fn occupy(&self, _: &NodeName, wanted: Wanted) {
+    fn set_occupancy(&self, _: &NodeName, wanted: TestOccupancy) {
         let cluster = self.cluster;
-        cluster.kubelet.set_ready(self.node, wanted != Wanted::Unknown).unwrap();
+        cluster.kubelet.set_ready(self.node, wanted != TestOccupancy::Unknown).unwrap();
         cluster.delete(&format!("/api/v1/namespaces/default/pods/{}", self.user()));
         match wanted {
-            Wanted::Busy => {
+            TestOccupancy::Busy => {
                 cluster.user_pod(&self.user(), self.node);
                 self.wait("the node to be busy", |node| matches!(node.occupancy, Occupancy::Busy { .. }));
             }
-            Wanted::Unknown => {
+            TestOccupancy::Unknown => {
                 self.wait("the node to be unknown", |node| matches!(node.occupancy, Occupancy::Unknown { .. }));
             }
-            Wanted::Free => self.wait("the node to be free", |node| {
-                node.occupancy.is_free() || node.marks.foreign_block().is_some() || !node.marks.ours.is_empty()
+            TestOccupancy::Free => self.wait("the node to be free", |node| {
+                node.occupancy.is_free() || node.marks.blocking_foreign_mark().is_some() || !node.marks.ours.is_empty()
             }),
         }
     }
 
-    fn mark_by_somebody_else(&self, _: &NodeName, there: bool) {
+    fn set_foreign_mark(&self, _: &NodeName, there: bool) {
         let taints = if there { json!([{ "key": "team", "value": "ml", "effect": "NoSchedule" }]) } else { json!([]) };
         self.cluster.taint(self.node, &taints);
         self.wait("the foreign mark", |node| node.marks.foreign.is_empty() != there);
@@ -234,7 +234,7 @@ impl Bed for RealBed<'_> {
         self.cluster.started.lock().unwrap().get(&run).copied().unwrap_or(0)
     }
 
-    fn lose(&self, run: RunId) {
+    fn lose_job(&self, run: RunId) {
         let run = run.to_string();
         let pods = format!("/api/v1/namespaces/{NAMESPACE}/pods");
         let found = self.cluster.get(&format!("{pods}?labelSelector=cluster-doctor.io%2Frun%3D{run}"));
@@ -257,7 +257,7 @@ fn the_contract_is_kept_on_a_real_control_plane() {
     let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
     let bed = RealBed { cluster, backend: &backend, node: "gpu-1" };
-    assert_eq!(contract::breaches(&backend, &bed), []);
+    assert_eq!(contract::violations(&backend, &bed), []);
 }
 
 #[test]
@@ -266,14 +266,16 @@ fn a_user_pod_takes_the_node_from_our_job_by_the_schedulers_own_preemption() {
     let backend = cluster.backend();
     let run = ids(2).run();
     backend.submit(&request(run, "gpu-2", "endless")).unwrap();
-    until("our job to run", || matches!(polled(&backend, run), JobSeen::Running { .. }));
+    until("our job to run", || matches!(polled(&backend, run), ObservedJobState::Running { .. }));
     let node = seen(&backend, "gpu-2");
     assert!(node.occupancy.is_free(), "a job of ours is no user: {:?}", node.occupancy);
     let seen_run =
         backend.snapshot().unwrap().into_iter().find(|seen| seen.node.name.as_str() == "gpu-2").unwrap().jobs;
     assert_eq!(seen_run, [run]);
     cluster.user_pod("user-on-gpu-2", "gpu-2");
-    until("our job to be gone", || matches!(polled(&backend, run), JobSeen::Ended { how: JobEnd::Displaced, .. }));
+    until("our job to be gone", || {
+        matches!(polled(&backend, run), ObservedJobState::Ended { how: JobEnd::Preempted, .. })
+    });
     until(
         "the user's pod to have the node",
         || matches!(seen(&backend, "gpu-2").occupancy, Occupancy::Busy { by } if by.contains("user-on-gpu-2")),
@@ -285,12 +287,12 @@ fn a_user_pod_takes_the_node_from_our_job_by_the_schedulers_own_preemption() {
 fn a_node_that_a_user_pod_waits_for_is_wanted_where_the_pod_may_not_preempt() {
     let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
-    cluster.plane.make(&json!({ "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+    cluster.plane.create(&json!({ "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
         "metadata": { "name": "polite" }, "value": 1000, "preemptionPolicy": "Never" }));
     let run = ids(6).run();
     backend.submit(&request(run, "gpu-10", "endless")).unwrap();
-    until("our job to run", || matches!(polled(&backend, run), JobSeen::Running { .. }));
-    cluster.plane.make(&json!({
+    until("our job to run", || matches!(polled(&backend, run), ObservedJobState::Running { .. }));
+    cluster.plane.create(&json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "polite-on-gpu-10", "namespace": "default" },
         "spec": {
             "priorityClassName": "polite", "nodeSelector": { "kubernetes.io/hostname": "gpu-10" },
@@ -303,7 +305,7 @@ fn a_node_that_a_user_pod_waits_for_is_wanted_where_the_pod_may_not_preempt() {
         "the node to be wanted",
         || matches!(seen(&backend, "gpu-10").occupancy, Occupancy::Busy { by } if by.contains("polite-on-gpu-10, which waits")),
     );
-    assert!(matches!(polled(&backend, run), JobSeen::Running { .. }), "only the controller ends it");
+    assert!(matches!(polled(&backend, run), ObservedJobState::Running { .. }), "only the controller ends it");
     backend.cancel(run).unwrap();
     until(
         "the user's pod to have the node",
@@ -326,12 +328,12 @@ fn marks_of_others_are_respected_and_our_own_end_where_an_operator_ended_them() 
         assert!(cluster.plane.request("PATCH", path, Some(&patch)).unwrap().is_success());
     };
     cordon(true);
-    until("the cordon to be seen", || seen(&backend, "gpu-3").marks.foreign_block().is_some());
+    until("the cordon to be seen", || seen(&backend, "gpu-3").marks.blocking_foreign_mark().is_some());
     apply(Change::Drain);
     assert!(seen(&backend, "gpu-3").marks.has_ours(MarkKind::Cordon));
     apply(Change::Undrain);
     assert_eq!(cluster.get(path)["spec"]["unschedulable"], true);
-    assert!(seen(&backend, "gpu-3").marks.foreign_block().is_some());
+    assert!(seen(&backend, "gpu-3").marks.blocking_foreign_mark().is_some());
     cordon(false);
     until("the cordon to be gone", || seen(&backend, "gpu-3").occupancy.is_free());
     // An operator removes our cordon and later cordons the node again: that cordon is foreign.
@@ -341,7 +343,7 @@ fn marks_of_others_are_respected_and_our_own_end_where_an_operator_ended_them() 
     cordon(true);
     until("the later cordon to be the operator's", || {
         let marks = seen(&backend, "gpu-3").marks;
-        marks.foreign_block().is_some() && marks.ours.is_empty()
+        marks.blocking_foreign_mark().is_some() && marks.ours.is_empty()
     });
     apply(Change::Undrain);
     assert_eq!(cluster.get(path)["spec"]["unschedulable"], true);
@@ -366,7 +368,7 @@ fn a_key_is_a_secret_that_goes_with_its_job() {
     let backend = cluster.backend();
     let run = ids(4).run();
     backend.submit(&request(run, "gpu-4", "short")).unwrap();
-    until("the job to end", || matches!(polled(&backend, run), JobSeen::Ended { how: JobEnd::Exited, .. }));
+    until("the job to end", || matches!(polled(&backend, run), ObservedJobState::Ended { how: JobEnd::Exited, .. }));
     let name = format!("doctor-{run}");
     let job = cluster.get(&format!("/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{name}"));
     let secret = cluster.get(&format!("/api/v1/namespaces/{NAMESPACE}/secrets/{name}"));
@@ -379,7 +381,7 @@ fn a_key_is_a_secret_that_goes_with_its_job() {
         let path = format!("/api/v1/namespaces/{NAMESPACE}/secrets/{name}");
         cluster.plane.request("GET", &path, None).unwrap().status == 404
     });
-    assert_eq!(polled(&backend, run), JobSeen::Absent);
+    assert_eq!(polled(&backend, run), ObservedJobState::Absent);
 }
 
 /// Has its own control plane, because stopping the API server would break the other tests.
@@ -391,15 +393,15 @@ fn while_the_api_server_is_away_nothing_is_said_of_nodes_and_afterwards_nothing_
     let run = ids(5).run();
     let wanted = request(run, "gpu-1", "endless");
     let job = backend.submit(&wanted).unwrap();
-    until("the job to run", || matches!(polled(&backend, run), JobSeen::Running { .. }));
+    until("the job to run", || matches!(polled(&backend, run), ObservedJobState::Running { .. }));
     cluster.plane.kill_apiserver().unwrap();
     until("the outage to be noticed", || backend.snapshot().is_err());
-    assert_eq!(backend.snapshot().unwrap_err().effect, Effect::NoneTryAgain);
+    assert_eq!(backend.snapshot().unwrap_err().effect, Effect::NotAppliedRetry);
     assert!(backend.poll(&[run]).is_err());
-    assert_ne!(backend.submit(&wanted).unwrap_err().effect, Effect::NoneGiveUp);
+    assert_ne!(backend.submit(&wanted).unwrap_err().effect, Effect::NotAppliedPermanent);
     cluster.plane.restart_apiserver().unwrap();
     until("the node to be seen again", || backend.snapshot().is_ok_and(|nodes| nodes.len() == 1));
     assert_eq!(backend.submit(&wanted).unwrap(), job);
-    assert!(matches!(polled(&backend, run), JobSeen::Running { .. }));
+    assert!(matches!(polled(&backend, run), ObservedJobState::Running { .. }));
     assert_eq!(cluster.started.lock().unwrap().values().sum::<usize>(), 1);
 }

@@ -5,35 +5,35 @@ use std::time::{Duration, Instant};
 use doctor_core::time::Timestamp;
 
 /// The interval between queries.
-const EVERY: Duration = Duration::from_secs(300);
+const INTERVAL: Duration = Duration::from_secs(300);
 /// The longest interval: each failed query doubles it up to this.
-const SELDOM: Duration = Duration::from_secs(3600);
+const MAX_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// When to query accounting. A query may take as long as the deadline of a Slurm command, and the cycle waits for it.
 #[derive(Debug, Default)]
-pub(super) struct Accounting {
-    next: Option<Instant>,
+pub(super) struct AccountingSchedule {
+    next_query: Option<Instant>,
     /// The earliest time not queried yet.
-    from: Option<Timestamp>,
-    failed: u32,
+    pending_from: Option<Timestamp>,
+    failures: u32,
 }
 
-impl Accounting {
+impl AccountingSchedule {
     /// Returns the start of the period to query, if a query is due. A period that is not queried now is included later.
     pub(super) fn due(&mut self, since: Timestamp, now: Instant) -> Option<Timestamp> {
-        let from = self.from.map_or(since, |from| from.min(since));
-        self.from = Some(from);
-        self.next.is_none_or(|next| next <= now).then_some(from)
+        let from = self.pending_from.map_or(since, |from| from.min(since));
+        self.pending_from = Some(from);
+        self.next_query.is_none_or(|next| next <= now).then_some(from)
     }
 
-    pub(super) fn asked(&mut self, well: bool, now: Instant) {
+    pub(super) fn queried(&mut self, well: bool, now: Instant) {
         if well {
-            (self.failed, self.from) = (0, None);
+            (self.failures, self.pending_from) = (0, None);
         } else {
-            self.failed = self.failed.saturating_add(1);
+            self.failures = self.failures.saturating_add(1);
         }
-        let times = 1_u32.checked_shl(self.failed).unwrap_or(u32::MAX);
-        self.next = Some(now + EVERY.saturating_mul(times).min(SELDOM));
+        let times = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
+        self.next_query = Some(now + INTERVAL.saturating_mul(times).min(MAX_INTERVAL));
     }
 }
 
@@ -44,20 +44,20 @@ mod tests {
 
     #[test]
     fn accounting_is_asked_now_and_then_and_seldom_while_it_does_not_answer_and_nothing_is_left_out() {
-        let mut accounting = Accounting::default();
+        let mut accounting = AccountingSchedule::default();
         let (begun, since) = (Instant::now(), Timestamp::from_secs(1_794_700_800));
         assert_eq!(accounting.due(since, begun), Some(since));
-        accounting.asked(true, begun);
+        accounting.queried(true, begun);
         let later = since.plus(Span::minutes(1));
         assert_eq!(accounting.due(later, begun + Duration::from_secs(60)), None);
-        let now = begun + EVERY;
+        let now = begun + INTERVAL;
         assert_eq!(accounting.due(since.plus(Span::minutes(5)), now), Some(later), "from the end of the last query");
-        accounting.asked(false, now);
-        assert_eq!(accounting.due(since.plus(Span::minutes(10)), now + EVERY), None, "it did not answer");
-        assert_eq!(accounting.due(since.plus(Span::minutes(15)), now + EVERY * 2), Some(later));
+        accounting.queried(false, now);
+        assert_eq!(accounting.due(since.plus(Span::minutes(10)), now + INTERVAL), None, "it did not answer");
+        assert_eq!(accounting.due(since.plus(Span::minutes(15)), now + INTERVAL * 2), Some(later));
         for _ in 0..50 {
-            accounting.asked(false, now);
+            accounting.queried(false, now);
         }
-        assert_eq!(accounting.due(since.plus(Span::hours(1)), now + SELDOM), Some(later));
+        assert_eq!(accounting.due(since.plus(Span::hours(1)), now + MAX_INTERVAL), Some(later));
     }
 }

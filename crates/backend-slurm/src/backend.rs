@@ -3,53 +3,67 @@
 use std::{collections::HashMap, sync::PoisonError};
 
 use doctor_backend::{
-    Backend, BackendError, Board, Change, Effect, Ground, JobRequest, NodeOp, PolledJob, SeenFailure, SeenNode,
+    Backend, BackendError, Change, ChangeReason, Effect, JobRequest, NodeOp, ObservedJobFailure, ObservedNode,
+    PolledJob, StatusWriter,
     clock::{Clock, SystemClock},
 };
 use doctor_core::{
     ids::{JobId, NodeName, RunId},
     node::MarkKind,
-    run::JobSeen,
-    snapshot::Caps,
+    run::ObservedJobState,
+    snapshot::Capabilities,
     time::Timestamp,
 };
 
 use super::{
     cluster::SlurmBackend,
-    job,
-    marks::{self, Shelter},
-    programs::Does,
+    job, maintenance_reservation,
+    marks::{self, ReservationKind},
+    programs::Access,
     queue::Job,
-    shelter,
     view::View,
 };
 
 impl SlurmBackend {
-    fn change_marks(&self, node: &NodeName, change: &NodeOp, ground: Option<&Ground>) -> Result<(), BackendError> {
+    fn change_marks(
+        &self,
+        node: &NodeName,
+        change: &NodeOp,
+        ground: Option<&ChangeReason>,
+    ) -> Result<(), BackendError> {
         let operation = "change the node";
-        let refuse = |text: String| BackendError { operation, text, effect: Effect::NoneGiveUp };
+        let refuse = |text: String| BackendError { operation, text, effect: Effect::NotAppliedPermanent };
         let [now] = &self.nodes_named(operation, std::slice::from_ref(node))?[..] else {
             return Err(refuse(format!("Slurm has no node {node}")));
         };
         let there = self.reservations(operation)?;
-        let held = there.iter().filter(|one| one.holds(node)).map(shelter::kind).find(|kind| kind.is_there());
+        let held = there
+            .iter()
+            .filter(|one| one.holds(node))
+            .map(maintenance_reservation::reservation_kind)
+            .find(|kind| kind.exists());
         let shelter = held.unwrap_or_default();
-        let update = marks::update(now, shelter.is_there(), change.op, &change.what, ground, &self.config);
+        let update = marks::update(now, shelter.exists(), change.op, &change.what, ground, &self.config);
         if let Some(update) = update.map_err(|taken| refuse(taken.to_string()))? {
             self.write(operation, &now.name, &update)?;
         }
         match &change.what {
             // Even if the change is recorded: a controller may have been killed between the two steps.
-            Change::Unmark(mark) if mark.kind == MarkKind::Maintenance && shelter.is_there() => {
-                self.leave_shelter(operation, node)
+            Change::Unmark(mark) if mark.kind == MarkKind::Maintenance && shelter.exists() => {
+                self.end_our_reservations(operation, node)
             }
             // The planner has moved on and does not repeat the abandoned repair, so its reservation is removed here.
-            _ if shelter == Shelter::Repair => self.end_given_up(operation, node),
+            _ if shelter == ReservationKind::Repair => self.end_abandoned_repairs(operation, node),
             _ => Ok(()),
         }
     }
 
-    fn change(&self, node: &NodeName, change: &NodeOp, ground: Option<&Ground>) -> Result<(), BackendError> {
+    fn apply_change(
+        &self,
+        node: &NodeName,
+        change: &NodeOp,
+        ground: Option<&ChangeReason>,
+    ) -> Result<(), BackendError> {
         match change.what {
             Change::Mark(_) | Change::Unmark(_) | Change::Drain | Change::Undrain => {
                 self.change_marks(node, change, ground)
@@ -60,7 +74,7 @@ impl SlurmBackend {
             Change::Evict => Err(BackendError {
                 operation: "evict",
                 text: "Slurm does not evict jobs: on a drained node they run to their end".to_owned(),
-                effect: Effect::NoneGiveUp,
+                effect: Effect::NotAppliedPermanent,
             }),
         }
     }
@@ -71,8 +85,8 @@ impl Backend for SlurmBackend {
         "slurm"
     }
 
-    fn caps(&self) -> Caps {
-        Caps {
+    fn caps(&self) -> Capabilities {
+        Capabilities {
             mark: true,
             drain: true,
             evict: false,
@@ -82,15 +96,16 @@ impl Backend for SlurmBackend {
         }
     }
 
-    fn snapshot(&self) -> Result<Vec<SeenNode>, BackendError> {
+    fn snapshot(&self) -> Result<Vec<ObservedNode>, BackendError> {
         // Nodes first: a job that starts or ends in between then shows in one of the two.
         let nodes = self.nodes()?;
         let jobs = self.jobs("read the queue", &[])?;
         let reservations = self.reservations("read the reservations")?;
-        let site = self.site()?;
-        let view = View { nodes: &nodes, jobs: &jobs, reservations: &reservations, site: &site, user: self.user };
-        let (seen, shown) = view.seen(SystemClock.now(), &self.config);
-        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = shown;
+        let site = self.cluster_config()?;
+        let view =
+            View { nodes: &nodes, jobs: &jobs, reservations: &reservations, cluster_config: &site, user: self.user };
+        let (seen, shown) = view.seen_nodes(SystemClock.now(), &self.config);
+        *self.status_numbers.lock().unwrap_or_else(PoisonError::into_inner) = shown;
         Ok(seen)
     }
 
@@ -110,21 +125,21 @@ impl Backend for SlurmBackend {
             }
         }
         let look = |run: &RunId| {
-            let known = of_run.get(run).and_then(|jobs| job::seen(*run, jobs));
+            let known = of_run.get(run).and_then(|jobs| job::job_state(*run, jobs));
             // Slurm purges a job soon after its end; the claims on the shared directory remain.
             known.unwrap_or_else(|| {
                 self.claims(*run).map_or_else(
-                    |error| JobSeen::Unknown { why: format!("reading its claims failed: {error}") },
-                    |claims| job::from_claims(*run, &claims),
+                    |error| ObservedJobState::Unknown { why: format!("reading its claims failed: {error}") },
+                    |claims| job::state_from_claims(*run, &claims),
                 )
             })
         };
-        Ok(runs.iter().map(|run| PolledJob { seen: look(run), documents: Vec::new() }).collect())
+        Ok(runs.iter().map(|run| PolledJob { state: look(run), documents: Vec::new() }).collect())
     }
 
     fn cancel(&self, run: RunId) -> Result<(), BackendError> {
         let words = [format!("--name={}", job::name(run)), format!("--user={}", self.user)];
-        match self.programs.run("cancel", "scancel", &words, "", Does::Changes) {
+        match self.programs.run("cancel", "scancel", &words, "", Access::Write) {
             Err(error) if error.text.contains("already completing or completed") => Ok(()),
             // Whether or not it took effect, the caller should repeat it.
             Err(error) => Err(BackendError { effect: Effect::Unknown, ..error }),
@@ -133,18 +148,18 @@ impl Backend for SlurmBackend {
     }
 
     fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {
-        self.change(node, change, None)
+        self.apply_change(node, change, None)
     }
 
-    fn apply_for(&self, node: &NodeName, change: &NodeOp, ground: &Ground) -> Result<(), BackendError> {
-        self.change(node, change, Some(ground))
+    fn apply_with_reason(&self, node: &NodeName, change: &NodeOp, ground: &ChangeReason) -> Result<(), BackendError> {
+        self.apply_change(node, change, Some(ground))
     }
 
-    fn board(&self) -> Option<&dyn Board> {
-        (self.config.status_note || self.config.validated_feature.is_some()).then_some(self as &dyn Board)
+    fn status_writer(&self) -> Option<&dyn StatusWriter> {
+        (self.config.status_note || self.config.validated_feature.is_some()).then_some(self as &dyn StatusWriter)
     }
 
-    fn failed_work(&self, since: Timestamp) -> Result<Vec<SeenFailure>, BackendError> {
+    fn job_failures(&self, since: Timestamp) -> Result<Vec<ObservedJobFailure>, BackendError> {
         self.failures(since)
     }
 }

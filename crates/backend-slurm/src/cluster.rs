@@ -13,18 +13,18 @@ use doctor_backend::{BackendError, Effect};
 use doctor_core::ids::NodeName;
 
 use super::{
-    accounting::Accounting,
+    accounting::AccountingSchedule,
+    cluster_config::{self, Partition, PowerSaving},
     config::SlurmConfig,
-    marks::{NewState, Update},
-    nodes::{self, NodeSeen},
-    programs::{Does, Programs},
+    marks::{NewState, NodeUpdate},
+    nodes::{self, SlurmNode},
+    programs::{Access, Programs},
     queue::{self, Job},
     rest,
-    site::{self, Partition, PowerSaving},
 };
 
 /// How long partitions and power saving are cached: they change when an administrator edits slurm.conf.
-const SITE_HOLDS: Duration = Duration::from_secs(300);
+const CONFIG_CACHE_TIME: Duration = Duration::from_secs(300);
 
 #[derive(Debug)]
 pub struct SlurmBackend {
@@ -36,19 +36,19 @@ pub struct SlurmBackend {
     pub(super) data: PathBuf,
     /// The policy file for jobs.
     pub(super) policy: Option<PathBuf>,
-    site: Mutex<Option<(Instant, Site)>>,
+    cluster_config: Mutex<Option<(Instant, ClusterConfig)>>,
     /// The status numbers found on nodes by the last snapshot.
-    pub(super) shown: Mutex<HashMap<NodeName, u64>>,
-    pub(super) accounting: Mutex<Accounting>,
+    pub(super) status_numbers: Mutex<HashMap<NodeName, u64>>,
+    pub(super) accounting: Mutex<AccountingSchedule>,
     /// When old files were last removed.
-    pub(super) pruned: Mutex<Option<Instant>>,
+    pub(super) last_pruned: Mutex<Option<Instant>>,
 }
 
 /// Slurm's own configuration.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Site {
+pub(super) struct ClusterConfig {
     pub(super) partitions: HashMap<String, Partition>,
-    pub(super) saving: PowerSaving,
+    pub(super) power_saving: PowerSaving,
 }
 
 impl SlurmBackend {
@@ -59,7 +59,7 @@ impl SlurmBackend {
     /// If a setting is invalid.
     pub fn open(config: SlurmConfig, data: &Path, policy: Option<&Path>) -> Result<Self, BackendError> {
         let operation = "open the Slurm backend";
-        let refuse = |text: String| BackendError { operation, text, effect: Effect::NoneGiveUp };
+        let refuse = |text: String| BackendError { operation, text, effect: Effect::NotAppliedPermanent };
         config.check().map_err(|error| refuse(error.to_string()))?;
         let data = std::path::absolute(data).map_err(|error| refuse(format!("{}: {error}", data.display())))?;
         Ok(Self {
@@ -68,17 +68,17 @@ impl SlurmBackend {
             user: rustix::process::getuid().as_raw(),
             data,
             policy: policy.map(Path::to_owned),
-            site: Mutex::default(),
-            shown: Mutex::default(),
+            cluster_config: Mutex::default(),
+            status_numbers: Mutex::default(),
             accounting: Mutex::default(),
-            pruned: Mutex::default(),
+            last_pruned: Mutex::default(),
         })
     }
 
     /// Reads all nodes, from slurmrestd or `scontrol`.
-    pub(super) fn nodes(&self) -> Result<Vec<NodeSeen>, BackendError> {
+    pub(super) fn nodes(&self) -> Result<Vec<SlurmNode>, BackendError> {
         let operation = "read the nodes";
-        let unreadable = |text: String| BackendError { operation, text, effect: Effect::NoneTryAgain };
+        let unreadable = |text: String| BackendError { operation, text, effect: Effect::NotAppliedRetry };
         match &self.config.rest {
             Some(rest) => rest::nodes(rest, self.config.deadline.to_std()).map_err(unreadable),
             None => {
@@ -96,18 +96,18 @@ impl SlurmBackend {
         &self,
         operation: &'static str,
         names: &[NodeName],
-    ) -> Result<Vec<NodeSeen>, BackendError> {
+    ) -> Result<Vec<SlurmNode>, BackendError> {
         let list = names.iter().map(NodeName::as_str).collect::<Vec<_>>().join(",");
         let missing = |name: &str| BackendError {
             operation,
             text: format!("Slurm has no node {name}"),
-            effect: Effect::NoneGiveUp,
+            effect: Effect::NotAppliedPermanent,
         };
         let text = match self.programs.read(operation, "scontrol", &["show", "node", "-o", &list]) {
             Err(error) if error.text.contains("not found") => return Err(missing(&list)),
             other => other?,
         };
-        let mut found: HashMap<String, NodeSeen> =
+        let mut found: HashMap<String, SlurmNode> =
             nodes::parse(&text).unwrap_or_default().into_iter().map(|node| (node.name.clone(), node)).collect();
         names.iter().map(|name| found.remove(name.as_str()).ok_or_else(|| missing(name.as_str()))).collect()
     }
@@ -118,7 +118,7 @@ impl SlurmBackend {
         getrandom::fill(&mut token).map_err(|error| BackendError {
             operation,
             text: format!("reading random bytes failed: {error}"),
-            effect: Effect::NoneTryAgain,
+            effect: Effect::NotAppliedRetry,
         })?;
         let token = format!("{:016x}", u64::from_le_bytes(token));
         let format = format!("--format={}", queue::format(&token));
@@ -139,15 +139,23 @@ impl SlurmBackend {
         Ok(jobs.into_iter().filter(|job| job.name == name).collect())
     }
 
-    pub(super) fn site(&self) -> Result<Site, BackendError> {
+    pub(super) fn cluster_config(&self) -> Result<ClusterConfig, BackendError> {
         let operation = "read the partitions";
-        let mut known = self.site.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, site)) = known.as_ref().filter(|(at, _)| at.elapsed() < SITE_HOLDS) {
+        let mut known = self.cluster_config.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, site)) = known.as_ref().filter(|(at, _)| at.elapsed() < CONFIG_CACHE_TIME) {
             return Ok(site.clone());
         }
-        let site = Site {
-            partitions: site::partitions(&self.programs.read(operation, "scontrol", &["show", "partition", "-o"])?),
-            saving: site::power_saving(&self.programs.read(operation, "scontrol", &["show", "config"])?),
+        let site = ClusterConfig {
+            partitions: cluster_config::partitions(&self.programs.read(
+                operation,
+                "scontrol",
+                &["show", "partition", "-o"],
+            )?),
+            power_saving: cluster_config::power_saving(&self.programs.read(
+                operation,
+                "scontrol",
+                &["show", "config"],
+            )?),
         };
         *known = Some((Instant::now(), site.clone()));
         Ok(site)
@@ -155,15 +163,15 @@ impl SlurmBackend {
 
     /// Updates a node in one command. A node to be set down is drained first: Slurm may resume one that is only down when its
     /// slurmd starts (`ReturnToService`).
-    pub(super) fn write(&self, operation: &'static str, node: &str, update: &Update) -> Result<(), BackendError> {
+    pub(super) fn write(&self, operation: &'static str, node: &str, update: &NodeUpdate) -> Result<(), BackendError> {
         if update.state == Some(NewState::Down) {
-            self.write_once(operation, node, &Update { state: Some(NewState::Drain), ..update.clone() })?;
-            return self.write_once(operation, node, &Update { field: None, ..update.clone() });
+            self.write_once(operation, node, &NodeUpdate { state: Some(NewState::Drain), ..update.clone() })?;
+            return self.write_once(operation, node, &NodeUpdate { field: None, ..update.clone() });
         }
         self.write_once(operation, node, update)
     }
 
-    fn write_once(&self, operation: &'static str, node: &str, update: &Update) -> Result<(), BackendError> {
+    fn write_once(&self, operation: &'static str, node: &str, update: &NodeUpdate) -> Result<(), BackendError> {
         let mut words = vec!["update".to_owned(), format!("nodename={node}")];
         words.extend(update.state.map(|state| format!("state={}", state.word())));
         words.extend(update.reason.as_ref().map(|reason| format!("reason={reason}")));
@@ -171,6 +179,6 @@ impl SlurmBackend {
         if words.len() == 2 {
             return Ok(());
         }
-        self.programs.run(operation, "scontrol", &words, "", Does::Changes).map(drop)
+        self.programs.run(operation, "scontrol", &words, "", Access::Write).map(drop)
     }
 }

@@ -162,10 +162,10 @@ impl Default for SlurmConfig {
 }
 
 /// The prefix of the names of our jobs, reservations and repairs.
-pub(super) const OURS: &str = "doctor-";
+pub(super) const JOB_PREFIX: &str = "doctor-";
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadSettings {
+pub enum SlurmConfigError {
     #[error("`prefix` is `{0}`, expected a word that ends in a colon, such as `doctor:`")]
     Prefix(String),
     #[error("`validated_feature` is `{0}`, expected one word of letters, digits, `_`, `-`, `.` or `=`")]
@@ -177,7 +177,7 @@ pub enum BadSettings {
 }
 
 /// Options of `sbatch` that the backend sets itself.
-const KEPT: [&str; 12] = [
+const RESERVED_ARGUMENTS: [&str; 12] = [
     "--exclusive",
     "--nodelist",
     "--nodes",
@@ -197,22 +197,22 @@ impl SlurmConfig {
     ///
     /// # Errors
     /// With the setting and its accepted values.
-    pub fn check(&self) -> Result<(), BadSettings> {
+    pub fn check(&self) -> Result<(), SlurmConfigError> {
         let is_word = |text: &str, more: &str| {
             !text.is_empty() && text.len() <= 64 && text.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(c))
         };
         if !self.prefix.strip_suffix(':').is_some_and(|word| is_word(word, "-_.")) {
-            return Err(BadSettings::Prefix(self.prefix.clone()));
+            return Err(SlurmConfigError::Prefix(self.prefix.clone()));
         }
         if let Some(feature) = self.validated_feature.as_ref().filter(|feature| !is_word(feature, "_-.=")) {
-            return Err(BadSettings::Feature(feature.clone()));
+            return Err(SlurmConfigError::Feature(feature.clone()));
         }
         if let Some(rest) = self.rest.as_ref().filter(|rest| !is_word(&rest.version, ".")) {
-            return Err(BadSettings::RestVersion(rest.version.clone()));
+            return Err(SlurmConfigError::RestVersion(rest.version.clone()));
         }
-        let kept = |word: &&String| KEPT.contains(&word.split('=').next().unwrap_or_default());
+        let kept = |word: &&String| RESERVED_ARGUMENTS.contains(&word.split('=').next().unwrap_or_default());
         match self.job.arguments.iter().find(kept) {
-            Some(word) => Err(BadSettings::Argument(word.clone())),
+            Some(word) => Err(SlurmConfigError::Argument(word.clone())),
             None => Ok(()),
         }
     }

@@ -8,61 +8,61 @@ use std::{
     time::Instant,
 };
 
-use doctor_backend::{BackendError, SeenFailure};
+use doctor_backend::{BackendError, ObservedJobFailure};
 use doctor_core::{
-    failed_work::{FailedWork, HowFailed, Label, MOST_NODES},
     hostlist,
+    job_failures::{JobFailure, JobFailureKind, Label, MAX_JOB_NODES},
     time::Timestamp,
 };
 
-use super::{SlurmBackend, config::OURS, states::JobState, text::time};
+use super::{SlurmBackend, config::JOB_PREFIX, scontrol_text::time, states::JobState};
 
 const OPERATION: &str = "list failed jobs";
 /// Separates the fields of `sacct`; no requested field can contain it.
-const BETWEEN: char = '|';
+const FIELD_SEPARATOR: char = '|';
 /// States of work that failed by itself.
-const FAILED: &str = "BOOT_FAIL,FAILED,NODE_FAIL,OUT_OF_MEMORY";
+const FAILED_STATES: &str = "BOOT_FAIL,FAILED,NODE_FAIL,OUT_OF_MEMORY";
 
 /// A failed job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Failure {
+struct AccountedFailure {
     number: String,
     user: String,
-    how: HowFailed,
+    how: JobFailureKind,
     at: Timestamp,
     nodes: String,
 }
 
 impl SlurmBackend {
-    pub(super) fn failures(&self, since: Timestamp) -> Result<Vec<SeenFailure>, BackendError> {
-        let states = format!("--states={FAILED}");
+    pub(super) fn failures(&self, since: Timestamp) -> Result<Vec<ObservedJobFailure>, BackendError> {
+        let states = format!("--states={FAILED_STATES}");
         let fields = "--Format=JobID:|,UserName:|,State:|,EndTime:|,NodeList:|,exit_code:|";
         let listed = self.programs.read(OPERATION, "squeue", &["--noheader", "--all", &states, fields])?;
-        let ours = self.our_numbers()?;
-        let mut failures: BTreeMap<String, Failure> = BTreeMap::new();
+        let ours = self.our_job_ids()?;
+        let mut failures: BTreeMap<String, AccountedFailure> = BTreeMap::new();
         let from_queue = parse(&listed).into_iter().filter(|failure| failure.at >= since);
-        for failure in from_queue.chain(self.accounted(since)) {
+        for failure in from_queue.chain(self.failures_from_accounting(since)) {
             if !ours.contains(&failure.number) {
                 failures.insert(failure.number.clone(), failure);
             }
         }
-        Ok(failures.values().filter_map(told).collect())
+        Ok(failures.values().filter_map(seen_failure).collect())
     }
 
     /// Returns the numbers of our own jobs, which are not user work.
-    fn our_numbers(&self) -> Result<HashSet<String>, BackendError> {
+    fn our_job_ids(&self) -> Result<HashSet<String>, BackendError> {
         let user = format!("--user={}", self.user);
         let jobs = self.jobs(OPERATION, &["--states=all", &user])?;
-        let ours = jobs.iter().filter(|job| job.name.starts_with(OURS));
+        let ours = jobs.iter().filter(|job| job.name.starts_with(JOB_PREFIX));
         Ok(ours.map(|job| job.number.to_string()).collect())
     }
 
     /// Returns the failures in accounting since the last query. A site without accounting has none; that is not an error.
-    fn accounted(&self, since: Timestamp) -> Vec<Failure> {
+    fn failures_from_accounting(&self, since: Timestamp) -> Vec<AccountedFailure> {
         let mut accounting = self.accounting.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(from) = accounting.due(since, Instant::now()) else { return Vec::new() };
-        let answer = self.ask_accounting(from);
-        accounting.asked(answer.is_ok(), Instant::now());
+        let answer = self.query_accounting(from);
+        accounting.queried(answer.is_ok(), Instant::now());
         match answer {
             Ok(found) => found.into_iter().filter(|failure| failure.at >= from).collect(),
             Err(error) => {
@@ -72,10 +72,10 @@ impl SlurmBackend {
         }
     }
 
-    fn ask_accounting(&self, from: Timestamp) -> Result<Vec<Failure>, BackendError> {
+    fn query_accounting(&self, from: Timestamp) -> Result<Vec<AccountedFailure>, BackendError> {
         let moment = from.to_string();
         let start = format!("--starttime={}", moment.trim_end_matches('Z').split('.').next().unwrap_or_default());
-        let (common, states) = (["--noheader", "--parsable2", &start], format!("--state={FAILED}"));
+        let (common, states) = (["--noheader", "--parsable2", &start], format!("--state={FAILED_STATES}"));
         let full = [&common[..], &["--allocations", "--endtime=now", &states]].concat();
         let short = [&common[..], &["--completion"]].concat();
         let ask = |words: &[&str], who: &str, format: &str| {
@@ -94,22 +94,23 @@ impl SlurmBackend {
             return Ok(found);
         }
         // For our own user only: names chosen by other users could look like lines of this table.
-        let ours = our_jobs(&ask(words, &format!("--user={}", self.user), &format!("--format={number},JobName"))?);
+        let ours =
+            parse_our_jobs(&ask(words, &format!("--user={}", self.user), &format!("--format={number},JobName"))?);
         Ok(found.into_iter().filter(|failure| !ours.contains(&failure.number)).collect())
     }
 }
 
 /// Parses the numbers of our jobs from lines of number and name.
-fn our_jobs(text: &str) -> HashSet<String> {
-    let pairs = text.lines().filter_map(|line| line.split_once(BETWEEN));
-    pairs.filter(|(_, name)| name.starts_with(OURS)).map(|(number, _)| number.trim().to_owned()).collect()
+fn parse_our_jobs(text: &str) -> HashSet<String> {
+    let pairs = text.lines().filter_map(|line| line.split_once(FIELD_SEPARATOR));
+    pairs.filter(|(_, name)| name.starts_with(JOB_PREFIX)).map(|(number, _)| number.trim().to_owned()).collect()
 }
 
 /// Returns `None` if the job ran on so many nodes that its failure implicates none.
-fn told(failure: &Failure) -> Option<SeenFailure> {
-    Some(SeenFailure {
-        nodes: hostlist::parse_up_to(&failure.nodes, MOST_NODES).ok()?,
-        work: FailedWork {
+fn seen_failure(failure: &AccountedFailure) -> Option<ObservedJobFailure> {
+    Some(ObservedJobFailure {
+        nodes: hostlist::parse_up_to(&failure.nodes, MAX_JOB_NODES).ok()?,
+        job: JobFailure {
             id: Label::new(&format!("slurm/{}", failure.number)),
             name: Label::new(&format!("job {}", failure.number)),
             owner: Label::new(&failure.user),
@@ -120,9 +121,9 @@ fn told(failure: &Failure) -> Option<SeenFailure> {
 }
 
 /// Parses lines of number, user, state, end, nodes and, if present, exit code. Skips other lines.
-fn parse(text: &str) -> Vec<Failure> {
+fn parse(text: &str) -> Vec<AccountedFailure> {
     let line = |line: &str| {
-        let mut fields = line.split(BETWEEN).map(str::trim);
+        let mut fields = line.split(FIELD_SEPARATOR).map(str::trim);
         let mut next = || fields.next().filter(|field| !field.is_empty());
         let number = next().filter(|number| number.bytes().all(|byte| byte.is_ascii_digit()))?.to_owned();
         // The completion list appends the user's number to the name.
@@ -130,18 +131,18 @@ fn parse(text: &str) -> Vec<Failure> {
         let state = JobState::from_word(next()?.split(' ').next()?)?;
         let (at, nodes) = (time(next()?)?, next()?.to_owned());
         let how = match state {
-            JobState::OutOfMemory => HowFailed::OutOfMemory,
-            JobState::NodeFail | JobState::BootFail => HowFailed::NodeFailed,
-            JobState::Failed => next().and_then(how).unwrap_or(HowFailed::Untold),
+            JobState::OutOfMemory => JobFailureKind::OutOfMemory,
+            JobState::NodeFail | JobState::BootFail => JobFailureKind::NodeFailed,
+            JobState::Failed => next().and_then(failure_kind).unwrap_or(JobFailureKind::Untold),
             _ => return None,
         };
-        Some(Failure { number, user, how, at, nodes })
+        Some(AccountedFailure { number, user, how, at, nodes })
     };
     text.lines().filter_map(line).collect()
 }
 
 /// Parses `CODE:SIGNAL` or, from the queue of older versions, a wait status: the signal in the low byte, the exit code above it.
-fn how(text: &str) -> Option<HowFailed> {
+fn failure_kind(text: &str) -> Option<JobFailureKind> {
     let (code, number) = match text.split_once(':') {
         Some((code, signal)) => (code.parse().ok()?, signal.parse().ok()?),
         None => {
@@ -151,8 +152,8 @@ fn how(text: &str) -> Option<HowFailed> {
     };
     match (code, number) {
         (0, 0) => None,
-        (code, 0) => Some(HowFailed::Exit { code }),
-        (_, number) => Some(HowFailed::Signal { number }),
+        (code, 0) => Some(JobFailureKind::Exit { code }),
+        (_, number) => Some(JobFailureKind::Signal { number }),
     }
 }
 
@@ -162,7 +163,7 @@ mod tests {
 
     #[test]
     fn our_own_jobs_are_known_by_their_names() {
-        let ours = our_jobs("7|doctor-R1\n8|train|doctor-\n9|doctor-O2\nnonsense\n");
+        let ours = parse_our_jobs("7|doctor-R1\n8|train|doctor-\n9|doctor-O2\nnonsense\n");
         assert_eq!(ours, HashSet::from(["7".to_owned(), "9".to_owned()]));
     }
 
@@ -177,20 +178,20 @@ mod tests {
                     nonsense\n";
         let found = parse(text);
         assert_eq!(found.iter().map(|one| &*one.number).collect::<Vec<_>>(), ["3", "4", "5"]);
-        assert_eq!(found[0].how, HowFailed::Exit { code: 3 });
-        assert_eq!(found[1].how, HowFailed::Signal { number: 11 });
-        assert_eq!(found[2].how, HowFailed::NodeFailed);
-        let seen = told(&found[1]).unwrap();
-        assert_eq!((seen.nodes.len(), seen.work.owner.as_str()), (2, "bob"));
-        assert_eq!(told(&Failure { nodes: "node[1-33]".to_owned(), ..found[1].clone() }), None);
+        assert_eq!(found[0].how, JobFailureKind::Exit { code: 3 });
+        assert_eq!(found[1].how, JobFailureKind::Signal { number: 11 });
+        assert_eq!(found[2].how, JobFailureKind::NodeFailed);
+        let seen = seen_failure(&found[1]).unwrap();
+        assert_eq!((seen.nodes.len(), seen.job.owner.as_str()), (2, "bob"));
+        assert_eq!(seen_failure(&AccountedFailure { nodes: "node[1-33]".to_owned(), ..found[1].clone() }), None);
         let accounted = parse(
             "9|eve(1001)|OUT_OF_MEMORY|2026-11-15T23:15:41|node1|0:125\n10|eve|FAILED|2026-11-15T23:15:41|node1|2:0\n",
         );
         assert_eq!(accounted[0].user, "eve");
         assert_eq!(
             accounted.iter().map(|one| one.how).collect::<Vec<_>>(),
-            [HowFailed::OutOfMemory, HowFailed::Exit { code: 2 }]
+            [JobFailureKind::OutOfMemory, JobFailureKind::Exit { code: 2 }]
         );
-        assert_eq!(parse("11|eve|FAILED|2026-11-15T23:15:41|node1\n")[0].how, HowFailed::Untold);
+        assert_eq!(parse("11|eve|FAILED|2026-11-15T23:15:41|node1\n")[0].how, JobFailureKind::Untold);
     }
 }

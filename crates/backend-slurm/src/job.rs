@@ -9,23 +9,23 @@ use doctor_backend::{JobOutput, JobRequest};
 use doctor_checks::job_file::JobFile;
 use doctor_core::{
     ids::{JobId, NodeName, RunId},
-    run::{JobEnd, JobSeen},
+    run::{JobEnd, ObservedJobState},
     time::{Span, Timestamp},
 };
 
 use super::{
-    config::{OURS, SlurmConfig},
+    config::{JOB_PREFIX, SlurmConfig},
     queue::Job,
     states::{JobState, Phase},
 };
 
 /// A test must not have the service's rights in Slurm. `sbatch` passes on every variable of Slurm whatever `--export` says, and a
 /// list there makes it load the user's login environment as well; so the script unsets the token itself.
-const WITHOUT_TOKEN: &str = "unset SLURM_JWT";
+const UNSET_TOKEN: &str = "unset SLURM_JWT";
 
 /// Returns the name of a run's job, and of its reservation.
 pub(super) fn name(run: RunId) -> String {
-    format!("{OURS}{run}")
+    format!("{JOB_PREFIX}{run}")
 }
 
 /// Uses the name instead of Slurm's number: it is known before the job exists, and finds the job after a crash.
@@ -35,12 +35,12 @@ pub(super) fn id(run: RunId) -> JobId {
 
 /// Returns the run of a job of ours.
 pub(super) fn run_of(name: &str) -> Option<RunId> {
-    name.strip_prefix(OURS)?.parse().ok()
+    name.strip_prefix(JOB_PREFIX)?.parse().ok()
 }
 
 /// The nodes and resources of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place<'a> {
+pub(super) struct Placement<'a> {
     pub(super) nodes: &'a [NodeName],
     pub(super) partition: Option<&'a str>,
     /// Per node.
@@ -53,7 +53,7 @@ pub(super) struct Place<'a> {
 pub(super) fn arguments(
     name: &str,
     comment: &str,
-    place: &Place<'_>,
+    place: &Placement<'_>,
     limit: Span,
     output: &Path,
     config: &SlurmConfig,
@@ -106,15 +106,14 @@ pub(super) struct Paths<'a> {
 
 /// Builds the script of a run. On several nodes, each runs its own part.
 pub(super) fn script(job: &JobRequest, paths: Paths<'_>, config: &SlurmConfig) -> String {
-    let mut lines =
-        vec!["#!/bin/sh".to_owned(), format!("# Cluster Doctor, run {}", job.run), WITHOUT_TOKEN.to_owned()];
+    let mut lines = vec!["#!/bin/sh".to_owned(), format!("# Cluster Doctor, run {}", job.run), UNSET_TOKEN.to_owned()];
     lines.push(format!("export DOCTOR_RUN_KEY={}", job.key.to_hex()));
     let parts = || job.outputs.iter().map(|output| (&output.node, quoted(&command(job, output, paths, config))));
     match &*job.outputs {
         [_] => lines.extend(parts().map(|(_, words)| format!("exec {words}"))),
         many => {
             // Slurm provides ranks and names; the secret proves that a peer belongs to the same run.
-            lines.push(format!("export DOCTOR_RENDEZVOUS_SECRET={}", job.key.rendezvous()));
+            lines.push(format!("export DOCTOR_RENDEZVOUS_SECRET={}", job.key.rendezvous_secret()));
             let arms: Vec<String> = parts().map(|(node, words)| format!("{node}) exec {words} ;;")).collect();
             let each = format!("case \"$SLURMD_NODENAME\" in\n{}\nesac", arms.join("\n"));
             let step = format!("--nodes={0} --ntasks={0} --ntasks-per-node=1", many.len());
@@ -127,8 +126,8 @@ pub(super) fn script(job: &JobRequest, paths: Paths<'_>, config: &SlurmConfig) -
 }
 
 /// Builds a script that runs one command.
-pub(super) fn errand(words: &[String]) -> String {
-    format!("#!/bin/sh\n{WITHOUT_TOKEN}\nexec {}\n", quoted(words))
+pub(super) fn repair_script(words: &[String]) -> String {
+    format!("#!/bin/sh\n{UNSET_TOKEN}\nexec {}\n", quoted(words))
 }
 
 fn command(job: &JobRequest, output: &JobOutput, paths: Paths<'_>, config: &SlurmConfig) -> Vec<String> {
@@ -141,7 +140,7 @@ fn command(job: &JobRequest, output: &JobOutput, paths: Paths<'_>, config: &Slur
     option("tests", tests);
     option("limit", job.limit.to_string());
     option("state", written(&config.node_state));
-    option("job-file", written(&paths.run.join(claim(&output.node))));
+    option("job-file", written(&paths.run.join(claim_file(&output.node))));
     if let Some(policy) = paths.policy {
         option("policy", written(policy));
     }
@@ -153,7 +152,7 @@ fn command(job: &JobRequest, output: &JobOutput, paths: Paths<'_>, config: &Slur
 }
 
 /// Returns the name of the file in which a node claims its part of a run.
-pub(super) fn claim(node: &NodeName) -> String {
+pub(super) fn claim_file(node: &NodeName) -> String {
     format!("{node}.json")
 }
 
@@ -168,31 +167,33 @@ fn quote(word: &str) -> String {
 
 /// Returns the state of a run's job from the queue. Of several jobs with one name the first counts: later ones find its claim and
 /// exit.
-pub(super) fn seen(run: RunId, jobs: &[&Job]) -> Option<JobSeen> {
+pub(super) fn job_state(run: RunId, jobs: &[&Job]) -> Option<ObservedJobState> {
     let job = jobs.iter().min_by_key(|job| job.number)?;
     let since = job.submitted.unwrap_or_else(|| run.born());
     // Slurm reports a start time even for a job that never had a node.
     let started = job.started.filter(|_| !job.nodes.is_empty());
     Some(match (job.phase(), job.state) {
-        (Phase::Waiting, _) | (Phase::OnNodes, Some(JobState::Configuring)) => JobSeen::Pending { job: id(run), since },
-        (Phase::OnNodes, _) => JobSeen::Running { job: id(run), since: started.unwrap_or(since) },
-        (Phase::Over, state) => {
+        (Phase::Pending, _) | (Phase::Active, Some(JobState::Configuring)) => {
+            ObservedJobState::Pending { job: id(run), since }
+        }
+        (Phase::Active, _) => ObservedJobState::Running { job: id(run), since: started.unwrap_or(since) },
+        (Phase::Ended, state) => {
             let at = job.ended.or(started).unwrap_or(since);
-            JobSeen::Ended {
+            ObservedJobState::Ended {
                 job: id(run),
                 started,
                 at: at.max(started.unwrap_or(at)),
-                how: state.map_or(JobEnd::Lost, how),
+                how: state.map_or(JobEnd::Lost, job_end),
             }
         }
     })
 }
 
-const fn how(state: JobState) -> JobEnd {
+const fn job_end(state: JobState) -> JobEnd {
     match state {
         JobState::Completed => JobEnd::Exited,
         JobState::Cancelled | JobState::Timeout | JobState::Deadline => JobEnd::Killed,
-        JobState::Preempted => JobEnd::Displaced,
+        JobState::Preempted => JobEnd::Preempted,
         JobState::NodeFail => JobEnd::NodeDied,
         JobState::BootFail | JobState::Revoked => JobEnd::Lost,
         // The other states are not final.
@@ -202,9 +203,9 @@ const fn how(state: JobState) -> JobEnd {
 
 /// Returns the state of a job that Slurm has purged, from its nodes' claims. A job that started and did not record its end is
 /// lost.
-pub(super) fn from_claims(run: RunId, claims: &[JobFile]) -> JobSeen {
+pub(super) fn state_from_claims(run: RunId, claims: &[JobFile]) -> ObservedJobState {
     let begun = claims.iter().filter_map(|claim| claim.process.as_ref()).map(|process| process.started).min();
-    let Some(started) = begun else { return JobSeen::Absent };
+    let Some(started) = begun else { return ObservedJobState::Absent };
     let ends: Option<Vec<(Timestamp, Option<u8>)>> =
         claims.iter().map(|claim| claim.ended.as_ref().map(|ended| (ended.at, ended.exit))).collect();
     let (at, how) = match ends {
@@ -215,7 +216,7 @@ pub(super) fn from_claims(run: RunId, claims: &[JobFile]) -> JobSeen {
         }
         None => (started, JobEnd::Lost),
     };
-    JobSeen::Ended { job: id(run), started: Some(started), at: at.max(started), how }
+    ObservedJobState::Ended { job: id(run), started: Some(started), at: at.max(started), how }
 }
 
 #[cfg(test)]
@@ -266,7 +267,7 @@ mod tests {
         assert!(script.starts_with("#!/bin/sh\n") && script.contains(&job.key.to_hex()), "{script}");
         assert!(script.contains("'--document' '/data/it'\\''s here/storage/n1/a.json'"), "{script}");
         let nodes = [node("n1")];
-        let place = Place { nodes: &nodes, partition: Some("gpu"), gpus: 8, reservation: None };
+        let place = Placement { nodes: &nodes, partition: Some("gpu"), gpus: 8, reservation: None };
         let words = arguments("doctor-x", "c", &place, job.limit, Path::new("/data/o"), &config).join(" ");
         assert!(!words.contains(&job.key.to_hex()));
         for word in ["--exclusive", "--no-requeue", "--gres=gpu:8", "--nodelist=n1", "--partition=gpu", "--nice=10000"]
@@ -282,7 +283,7 @@ mod tests {
         let script = script(&request(&["n1", "n2"]), paths(), &SlurmConfig::default());
         assert!(script.contains("exec srun --nodes=2 --ntasks=2 --ntasks-per-node=1"), "{script}");
         assert!(script.contains("--export=ALL /bin/sh"), "{script}");
-        for script in [script.clone(), errand(&["true".to_owned()])] {
+        for script in [script.clone(), repair_script(&["true".to_owned()])] {
             let unset = script.find("unset SLURM_JWT\n").unwrap();
             assert!(unset < script.find("exec ").unwrap(), "{script}");
         }
@@ -327,10 +328,10 @@ mod tests {
     #[test]
     fn every_state_of_a_job_says_how_far_it_is() {
         let run = IdSource::new(1).run();
-        let of = |state: &str, nodes: &str| match seen(run, &[&job("1", state, nodes)]).unwrap() {
-            JobSeen::Pending { .. } => "pending".to_owned(),
-            JobSeen::Running { .. } => "running".to_owned(),
-            JobSeen::Ended { started, how, .. } => {
+        let of = |state: &str, nodes: &str| match job_state(run, &[&job("1", state, nodes)]).unwrap() {
+            ObservedJobState::Pending { .. } => "pending".to_owned(),
+            ObservedJobState::Running { .. } => "running".to_owned(),
+            ObservedJobState::Ended { started, how, .. } => {
                 format!("{how}, {}", if started.is_some() { "ran" } else { "never ran" })
             }
             other => format!("{other:?}"),
@@ -357,8 +358,8 @@ mod tests {
     fn of_two_jobs_for_one_run_the_first_counts() {
         let run = IdSource::new(1).run();
         let (first, second) = (job("7", "RUNNING", "n1"), job("8", "FAILED", "n1"));
-        assert!(matches!(seen(run, &[&second, &first]), Some(JobSeen::Running { .. })));
-        assert_eq!(seen(run, &[]), None);
+        assert!(matches!(job_state(run, &[&second, &first]), Some(ObservedJobState::Running { .. })));
+        assert_eq!(job_state(run, &[]), None);
     }
 
     #[test]
@@ -370,11 +371,11 @@ mod tests {
             process: Some(JobProcess { pid: 1, start_ticks: 1, boot_id: "b".to_owned(), started: at(100) }),
             ended: ended.map(|exit| JobEnded { at: at(200), exit }),
         };
-        let how = |claims: &[JobFile]| match from_claims(run, claims) {
-            JobSeen::Ended { how, .. } => Some(how),
+        let how = |claims: &[JobFile]| match state_from_claims(run, claims) {
+            ObservedJobState::Ended { how, .. } => Some(how),
             _ => None,
         };
-        assert_eq!(from_claims(run, &[]), JobSeen::Absent);
+        assert_eq!(state_from_claims(run, &[]), ObservedJobState::Absent);
         assert_eq!(how(&[claim(Some(Some(exit::DONE)))]), Some(JobEnd::Exited));
         assert_eq!(how(&[claim(Some(Some(exit::DONE))), claim(None)]), Some(JobEnd::Lost));
         assert_eq!(how(&[claim(Some(Some(exit::STOPPED)))]), Some(JobEnd::Failed));

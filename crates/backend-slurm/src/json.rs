@@ -8,39 +8,39 @@ use doctor_core::time::Timestamp;
 use serde::Deserialize;
 
 use super::{
-    nodes::{BadNodes, NodeSeen, Reason, gpus},
-    states::State,
+    nodes::{NodeListError, Reason, SlurmNode, gpus},
+    states::SlurmNodeState,
 };
 
 /// The most bytes of a response that are read.
-pub(super) const MOST_BYTES: usize = 512 * 1024 * 1024;
+pub(super) const MAX_RESPONSE_BYTES: usize = 512 * 1024 * 1024;
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum BadAnswer {
-    #[error("the response has {0} bytes, expected at most {MOST_BYTES}")]
+pub(super) enum ResponseError {
+    #[error("the response has {0} bytes, expected at most {MAX_RESPONSE_BYTES}")]
     TooLong(usize),
     #[error("the response is not a list of nodes in JSON")]
     Json(#[source] serde_json::Error),
     #[error("Slurm reports: {0}")]
-    Said(String),
+    Reported(String),
     #[error("the response is the table of `sinfo`, which is by groups; request nodes (`/slurm/v0.0.42/nodes`)")]
     Grouped,
     #[error(transparent)]
-    Nodes(#[from] BadNodes),
+    Nodes(#[from] NodeListError),
 }
 
 #[derive(Deserialize)]
-struct Answer {
+struct NodesResponse {
     #[serde(default)]
-    nodes: Vec<Told>,
+    nodes: Vec<NodeEntry>,
     #[serde(default)]
-    errors: Vec<Trouble>,
+    errors: Vec<ErrorEntry>,
     #[serde(default)]
     sinfo: Option<serde::de::IgnoredAny>,
 }
 
 #[derive(Deserialize)]
-struct Trouble {
+struct ErrorEntry {
     #[serde(default)]
     error: String,
     #[serde(default)]
@@ -48,19 +48,19 @@ struct Trouble {
 }
 
 #[derive(Deserialize)]
-struct Told {
+struct NodeEntry {
     #[serde(default)]
     name: String,
     #[serde(default)]
-    state: Words,
+    state: StringList,
     #[serde(default)]
-    state_flags: Words,
+    state_flags: StringList,
     #[serde(default)]
-    partitions: Words,
+    partitions: StringList,
     #[serde(default)]
-    active_features: Words,
+    active_features: StringList,
     #[serde(default)]
-    features: Words,
+    features: StringList,
     #[serde(default)]
     gres: Option<String>,
     #[serde(default)]
@@ -86,15 +86,15 @@ struct Told {
 /// A list, a text with commas, or nothing.
 #[derive(Deserialize, Default)]
 #[serde(untagged)]
-enum Words {
+enum StringList {
     List(Vec<String>),
     Text(String),
     #[default]
     None,
 }
 
-impl Words {
-    fn all(&self) -> impl Iterator<Item = &str> {
+impl StringList {
+    fn iter(&self) -> impl Iterator<Item = &str> {
         let (list, text) = match self {
             Self::List(list) => (list.as_slice(), ""),
             Self::Text(text) => (&[][..], text.as_str()),
@@ -103,8 +103,8 @@ impl Words {
         list.iter().map(String::as_str).chain(text.split(',').filter(|word| !word.is_empty()))
     }
 
-    fn owned(&self) -> Vec<String> {
-        self.all().map(str::to_owned).collect()
+    fn to_vec(&self) -> Vec<String> {
+        self.iter().map(str::to_owned).collect()
     }
 }
 
@@ -126,7 +126,7 @@ enum Number {
 }
 
 impl Number {
-    fn moment(&self) -> Option<Timestamp> {
+    fn timestamp(&self) -> Option<Timestamp> {
         let seconds = match self {
             Self::Plain(number) => *number,
             Self::Wrapped { set: true, infinite: false, number } => *number,
@@ -138,36 +138,36 @@ impl Number {
 }
 
 /// Parses a response of any dialect.
-pub(super) fn parse(bytes: &[u8]) -> Result<Vec<NodeSeen>, BadAnswer> {
-    if bytes.len() > MOST_BYTES {
-        return Err(BadAnswer::TooLong(bytes.len()));
+pub(super) fn parse(bytes: &[u8]) -> Result<Vec<SlurmNode>, ResponseError> {
+    if bytes.len() > MAX_RESPONSE_BYTES {
+        return Err(ResponseError::TooLong(bytes.len()));
     }
-    let answer: Answer = serde_json::from_slice(bytes).map_err(BadAnswer::Json)?;
+    let answer: NodesResponse = serde_json::from_slice(bytes).map_err(ResponseError::Json)?;
     if let Some(trouble) = answer.errors.first() {
         let text = if trouble.description.is_empty() { &trouble.error } else { &trouble.description };
-        return Err(BadAnswer::Said(text.chars().take(200).collect()));
+        return Err(ResponseError::Reported(text.chars().take(200).collect()));
     }
     if answer.sinfo.is_some() {
-        return Err(BadAnswer::Grouped);
+        return Err(ResponseError::Grouped);
     }
     if answer.nodes.is_empty() {
-        return Err(BadNodes::None.into());
+        return Err(NodeListError::Empty.into());
     }
     Ok(answer.nodes.into_iter().map(node).collect())
 }
 
-fn node(told: Told) -> NodeSeen {
+fn node(told: NodeEntry) -> SlurmNode {
     let text = |value: Option<String>| value.filter(|text| !text.is_empty());
-    NodeSeen {
-        state: State::of(told.state.all().chain(told.state_flags.all())),
-        partitions: told.partitions.owned(),
-        features: told.active_features.owned(),
-        available: told.features.owned(),
+    SlurmNode {
+        state: SlurmNodeState::from_words(told.state.iter().chain(told.state_flags.iter())),
+        partitions: told.partitions.to_vec(),
+        features: told.active_features.to_vec(),
+        available_features: told.features.to_vec(),
         gpus: gpus(told.gres.as_deref().unwrap_or_default()),
         cpus: told.cpus.unwrap_or_default(),
         memory: told.real_memory.unwrap_or_default(),
-        booted: told.boot_time.moment(),
-        last_busy: told.last_busy.moment(),
+        booted: told.boot_time.timestamp(),
+        last_busy: told.last_busy.timestamp(),
         reason: text(told.reason).map(|text| Reason { text, by: told.reason_set_by_user }),
         comment: told.comment.unwrap_or_default(),
         extra: told.extra.unwrap_or_default(),

@@ -5,7 +5,7 @@ use std::path::Path;
 use doctor_backend::{
     BackendError,
     inspection::Inspection,
-    registration::{Kind, Opened, Service, look},
+    registration::{BackendKind, OpenedCluster, ServiceSettings, probe_cluster},
 };
 use doctor_core::policy::Policy;
 
@@ -15,13 +15,13 @@ use super::{SlurmBackend, SlurmConfig, inspect};
 #[derive(Debug)]
 pub struct Slurm;
 
-impl Kind for Slurm {
+impl BackendKind for Slurm {
     const NAME: &'static str = "slurm";
     const DEFAULT_TEXT: &'static str = include_str!("default.toml");
 
     type Config = SlurmConfig;
 
-    fn resolve(config: &mut SlurmConfig, beside: &Path, _service: &Service<'_>) {
+    fn resolve(config: &mut SlurmConfig, beside: &Path, _service: &ServiceSettings<'_>) {
         let token = config.rest.as_mut().and_then(|rest| rest.token_file.as_mut());
         for path in [config.slurm_conf.as_mut(), config.programs.as_mut(), token].into_iter().flatten() {
             *path = beside.join(&*path);
@@ -32,13 +32,13 @@ impl Kind for Slurm {
         config.check().map_err(|error| error.to_string())
     }
 
-    fn open(config: &SlurmConfig, service: &Service<'_>) -> Result<Opened, BackendError> {
-        Ok(Opened::new(SlurmBackend::open(config.clone(), service.data, service.policy)?))
+    fn open(config: &SlurmConfig, service: &ServiceSettings<'_>) -> Result<OpenedCluster, BackendError> {
+        Ok(OpenedCluster::new(SlurmBackend::open(config.clone(), service.data, service.policy)?))
     }
 
-    fn inspect(config: &SlurmConfig, service: &Service<'_>, _policy: &Policy) -> Inspection {
+    fn inspect(config: &SlurmConfig, service: &ServiceSettings<'_>, _policy: &Policy) -> Inspection {
         let mut found = inspect(config, service.data);
-        found.push(look(|| Self::open(config, service)));
+        found.push(probe_cluster(|| Self::open(config, service)));
         found.into()
     }
 }

@@ -2,35 +2,35 @@
 //! required rights.
 
 mod accounting;
-mod acts;
 mod backend;
-mod board;
 mod cluster;
+mod cluster_config;
 mod config;
 mod failures;
 #[doc(hidden)]
-pub mod fuzzed;
+pub mod fuzz_targets;
 mod inspect;
 mod job;
 mod json;
 mod kind;
+mod maintenance_reservation;
 mod marks;
+mod node_comment;
+mod node_ops;
 mod nodes;
-mod note;
 mod occupancy;
+mod pending_demand;
 mod programs;
 mod queue;
 mod reservations;
 mod rest;
-mod shelter;
-mod site;
+mod scontrol_text;
 mod states;
+mod status_writer;
 mod submit;
-mod text;
 mod view;
-mod wanted;
 
 pub use cluster::SlurmBackend;
-pub use config::{BadSettings, Notes, OutAs, Rest, SlurmConfig, Submission};
+pub use config::{Notes, OutAs, Rest, SlurmConfig, SlurmConfigError, Submission};
 pub use inspect::inspect;
 pub use kind::Slurm;

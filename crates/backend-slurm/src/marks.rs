@@ -7,7 +7,7 @@
 //! A drain is ours if its reason is. A drain that is older than ours, or whose reason an operator replaced, is foreign. Once an
 //! operator resumes the node, our marks are gone, whatever the note records.
 
-use doctor_backend::{Change, Ground};
+use doctor_backend::{Change, ChangeReason};
 use doctor_core::{
     ids::{CaseId, OpId},
     node::{ForeignMark, MarkKind, Marks, OurMark},
@@ -15,53 +15,53 @@ use doctor_core::{
 
 use super::{
     config::{OutAs, SlurmConfig},
-    nodes::NodeSeen,
-    note::{Note, Taken, Written},
+    node_comment::{FieldInUse, Note, RecordedMark},
+    nodes::SlurmNode,
     states::{Base, Flag},
 };
 
 /// Longer reasons are truncated: operators read them in a column.
-const LONGEST_REASON: usize = 240;
+const MAX_REASON_CHARS: usize = 240;
 /// Slurm's own reasons for a node that went down by itself, without an operator's decision.
-const BY_ITSELF: [&str; 5] =
+const SLURM_OWN_REASONS: [&str; 5] =
     ["Not responding", "Node unexpectedly rebooted", "reboot timed out", "ResumeTimeout reached", "reboot issued"];
 
 /// Whether a node is out of service, and whose decision it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Out {
+enum OutOfService {
     No,
     Ours,
-    Somebodys,
+    Foreign,
 }
 
-fn out(node: &NodeSeen, config: &SlurmConfig) -> Out {
-    let by_itself = || BY_ITSELF.iter().any(|words| node.reason_text().ends_with(words));
+fn out_of_service(node: &SlurmNode, config: &SlurmConfig) -> OutOfService {
+    let by_itself = || SLURM_OWN_REASONS.iter().any(|words| node.reason_text().ends_with(words));
     let is_out = node.state.any(&[Flag::Drain, Flag::Fail]).is_some()
         || (node.state.base() == Some(Base::Down) && (is_ours(node, config) || !by_itself()));
     match is_out {
-        false => Out::No,
-        true if is_ours(node, config) => Out::Ours,
-        true => Out::Somebodys,
+        false => OutOfService::No,
+        true if is_ours(node, config) => OutOfService::Ours,
+        true => OutOfService::Foreign,
     }
 }
 
-fn is_ours(node: &NodeSeen, config: &SlurmConfig) -> bool {
+fn is_ours(node: &SlurmNode, config: &SlurmConfig) -> bool {
     node.reason_text().starts_with(&config.prefix)
 }
 
 /// Returns whether we, and only the node's state, keep users off.
-pub(super) fn is_drained_by_us(node: &NodeSeen, config: &SlurmConfig) -> bool {
-    out(node, config) == Out::Ours
+pub(super) fn is_drained_by_us(node: &SlurmNode, config: &SlurmConfig) -> bool {
+    out_of_service(node, config) == OutOfService::Ours
 }
 
 /// Returns whether an operator took the node out of service, or replaced our reason.
-pub(super) fn is_out_by_somebody(node: &NodeSeen, config: &SlurmConfig) -> bool {
-    out(node, config) == Out::Somebodys
+pub(super) fn is_out_by_others(node: &SlurmNode, config: &SlurmConfig) -> bool {
+    out_of_service(node, config) == OutOfService::Foreign
 }
 
 /// Whether a reservation of ours holds a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Shelter {
+pub(super) enum ReservationKind {
     #[default]
     None,
     /// For a repair, which ends it itself.
@@ -70,21 +70,21 @@ pub(super) enum Shelter {
     Run,
 }
 
-impl Shelter {
-    pub(super) const fn is_there(self) -> bool {
+impl ReservationKind {
+    pub(super) const fn exists(self) -> bool {
         !matches!(self, Self::None)
     }
 }
 
 /// Returns the marks of a node.
-pub(super) fn marks(node: &NodeSeen, shelter: Shelter, config: &SlurmConfig) -> Marks {
-    let note = standing(node, shelter.is_there(), config);
+pub(super) fn marks(node: &SlurmNode, shelter: ReservationKind, config: &SlurmConfig) -> Marks {
+    let note = valid_note(node, shelter.exists(), config);
     let mut ours: Vec<OurMark> = note.marks.iter().map(|mark| OurMark { kind: mark.kind, case: mark.case }).collect();
-    if shelter == Shelter::Run && !note.has(MarkKind::Maintenance) {
+    if shelter == ReservationKind::Run && !note.has(MarkKind::Maintenance) {
         ours.push(OurMark { kind: MarkKind::Maintenance, case: None });
     }
     ours.sort();
-    let foreign = (out(node, config) == Out::Somebodys).then(|| ForeignMark {
+    let foreign = (out_of_service(node, config) == OutOfService::Foreign).then(|| ForeignMark {
         by: node.reason.as_ref().and_then(|reason| reason.by.clone()).unwrap_or_else(|| "an unknown user".to_owned()),
         text: if node.reason_text().is_empty() { "drained".to_owned() } else { node.reason_text().to_owned() },
         blocks: true,
@@ -93,23 +93,23 @@ pub(super) fn marks(node: &NodeSeen, shelter: Shelter, config: &SlurmConfig) -> 
 }
 
 /// Returns the part of the note that still applies.
-pub(super) fn standing(node: &NodeSeen, sheltered: bool, config: &SlurmConfig) -> Note {
-    let found = Note::of(node, config);
-    let read = found.is_read();
-    let mut note = found.note();
-    let out = out(node, config);
-    note.over &= out == Out::Somebodys;
-    note.open &= out != Out::Ours;
-    let holds = out == Out::Ours || sheltered || note.over;
+pub(super) fn valid_note(node: &SlurmNode, sheltered: bool, config: &SlurmConfig) -> Note {
+    let found = Note::read(node, config);
+    let read = found.is_present();
+    let mut note = found.into_note();
+    let out = out_of_service(node, config);
+    note.over &= out == OutOfService::Foreign;
+    note.open &= out != OutOfService::Ours;
+    let holds = out == OutOfService::Ours || sheltered || note.over;
     note.marks.retain(|mark| holds || mark.kind == MarkKind::Maintenance);
     // A health hook without a controller drains with our reason and writes no note.
-    if out == Out::Ours && !note.keeps_out() {
-        note.marks.push(Written { kind: MarkKind::Unhealthy, case: case_in(node.reason_text()) });
+    if out == OutOfService::Ours && !note.keeps_out() {
+        note.marks.push(RecordedMark { kind: MarkKind::Unhealthy, case: case_in(node.reason_text()) });
         node.reason_text().clone_into(&mut note.why);
     }
     // A note preceded our reservation. If it is unreadable now, nothing permits giving the node to users.
-    if sheltered && out == Out::No && !read {
-        note.marks.push(Written { kind: MarkKind::Unhealthy, case: None });
+    if sheltered && out == OutOfService::No && !read {
+        note.marks.push(RecordedMark { kind: MarkKind::Unhealthy, case: None });
     }
     note
 }
@@ -121,7 +121,7 @@ fn case_in(reason: &str) -> Option<CaseId> {
 
 /// An update of a node, made in one command.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Update {
+pub(super) struct NodeUpdate {
     pub(super) state: Option<NewState>,
     /// For states that need one.
     pub(super) reason: Option<String>,
@@ -149,7 +149,7 @@ impl NewState {
 }
 
 /// Returns the mark that a change concerns, and whether it sets or removes it.
-const fn about(what: &Change) -> Option<(MarkKind, bool)> {
+const fn mark_of_change(what: &Change) -> Option<(MarkKind, bool)> {
     match what {
         Change::Mark(mark) => Some((mark.kind, true)),
         Change::Unmark(mark) => Some((mark.kind, false)),
@@ -161,34 +161,34 @@ const fn about(what: &Change) -> Option<(MarkKind, bool)> {
 
 /// Builds the update for a change; `None` if it was made before, or does not concern marks.
 pub(super) fn update(
-    node: &NodeSeen,
+    node: &SlurmNode,
     sheltered: bool,
     op: OpId,
     what: &Change,
-    ground: Option<&Ground>,
+    ground: Option<&ChangeReason>,
     config: &SlurmConfig,
-) -> Result<Option<Update>, Taken> {
-    let Some((kind, there)) = about(what) else { return Ok(None) };
-    let mut note = standing(node, sheltered, config);
+) -> Result<Option<NodeUpdate>, FieldInUse> {
+    let Some((kind, there)) = mark_of_change(what) else { return Ok(None) };
+    let mut note = valid_note(node, sheltered, config);
     // One operation may remove several marks.
-    if note.did.noted(op, kind.code()).is_some() {
+    if note.did.get(op, kind.code()).is_some() {
         return Ok(None);
     }
     // A mark that only a reservation implies is removed with it and needs no record.
     if !there && kind == MarkKind::Maintenance && !note.has(kind) {
         return Ok(None);
     }
-    note.did.remember(op, kind.code(), "");
+    note.did.record(op, kind.code(), "");
     let before = note.marks.iter().position(|mark| mark.kind == kind).map(|place| note.marks.remove(place));
-    let mut update = Update::default();
+    let mut update = NodeUpdate::default();
     if there {
         let case = match what {
             Change::Mark(mark) => mark.case,
             _ => ground.and_then(|ground| ground.case).or_else(|| before.and_then(|mark| mark.case)),
         };
-        note.marks.push(Written { kind, case });
+        note.marks.push(RecordedMark { kind, case });
         if kind != MarkKind::Maintenance {
-            keep_out(node, &mut note, case, ground, &mut update, config);
+            take_out_of_service(node, &mut note, case, ground, &mut update, config);
         }
     } else if kind != MarkKind::Maintenance && !note.keeps_out() {
         // A foreign drain stays, whether it is older or newer than ours.
@@ -196,26 +196,26 @@ pub(super) fn update(
         note.over = false;
         note.why.clear();
     }
-    update.field = Some(note.written(node, config)?);
+    update.field = Some(note.to_field(node, config)?);
     Ok(Some(update))
 }
 
-fn keep_out(
-    node: &NodeSeen,
+fn take_out_of_service(
+    node: &SlurmNode,
     note: &mut Note,
     case: Option<CaseId>,
-    ground: Option<&Ground>,
-    update: &mut Update,
+    ground: Option<&ChangeReason>,
+    update: &mut NodeUpdate,
     config: &SlurmConfig,
 ) {
     if ground.is_some() || note.why.is_empty() {
         note.why = reason(case, ground, config);
     }
     note.open = false;
-    match out(node, config) {
-        Out::Somebodys => note.over = true,
-        Out::Ours if node.reason_text() == note.why => {}
-        Out::Ours | Out::No => {
+    match out_of_service(node, config) {
+        OutOfService::Foreign => note.over = true,
+        OutOfService::Ours if node.reason_text() == note.why => {}
+        OutOfService::Ours | OutOfService::No => {
             update.state = Some(new_state(node, config));
             update.reason = Some(note.why.clone());
         }
@@ -224,11 +224,11 @@ fn keep_out(
 
 /// Builds the update that closes a node to users again which was open inside a reservation. A node that Slurm itself set down is
 /// closed too: it would return with its slurmd.
-pub(super) fn close(node: &NodeSeen, config: &SlurmConfig) -> Option<Update> {
-    let note = standing(node, true, config);
+pub(super) fn closing_update(node: &SlurmNode, config: &SlurmConfig) -> Option<NodeUpdate> {
+    let note = valid_note(node, true, config);
     let drained = node.state.any(&[Flag::Drain, Flag::Fail]).is_some();
-    let closed = drained || out(node, config) == Out::Somebodys || !note.keeps_out();
-    (!closed).then(|| Update {
+    let closed = drained || out_of_service(node, config) == OutOfService::Foreign || !note.keeps_out();
+    (!closed).then(|| NodeUpdate {
         state: Some(NewState::Drain),
         reason: Some(if note.why.is_empty() { reason(None, None, config) } else { note.why }),
         field: None,
@@ -237,17 +237,17 @@ pub(super) fn close(node: &NodeSeen, config: &SlurmConfig) -> Option<Update> {
 
 /// Builds the update of a node before it is reserved. Marks that an operator removed would apply again inside the reservation, so
 /// they are dropped; and it records that users had the node, because without a record the node is closed at the end.
-pub(super) fn before_shelter(node: &NodeSeen, config: &SlurmConfig) -> Result<Option<Update>, Taken> {
-    let open = out(node, config) == Out::No;
-    let note = Note { open, ..standing(node, false, config) };
-    if note == Note::of(node, config).note() {
+pub(super) fn before_reservation(node: &SlurmNode, config: &SlurmConfig) -> Result<Option<NodeUpdate>, FieldInUse> {
+    let open = out_of_service(node, config) == OutOfService::No;
+    let note = Note { open, ..valid_note(node, false, config) };
+    if note == Note::read(node, config).into_note() {
         return Ok(None);
     }
-    Ok(Some(Update { field: Some(note.written(node, config)?), ..Update::default() }))
+    Ok(Some(NodeUpdate { field: Some(note.to_field(node, config)?), ..NodeUpdate::default() }))
 }
 
 /// Sets down only an idle node: Slurm ends the jobs of a node that is set down.
-fn new_state(node: &NodeSeen, config: &SlurmConfig) -> NewState {
+fn new_state(node: &SlurmNode, config: &SlurmConfig) -> NewState {
     let empty = node.state.base() == Some(Base::Idle) && !node.state.has(Flag::Completing);
     match config.out_as {
         OutAs::Down if empty => NewState::Down,
@@ -257,10 +257,10 @@ fn new_state(node: &NodeSeen, config: &SlurmConfig) -> NewState {
 }
 
 /// Formats `doctor: code text [case]`.
-pub(super) fn reason(case: Option<CaseId>, ground: Option<&Ground>, config: &SlurmConfig) -> String {
+pub(super) fn reason(case: Option<CaseId>, ground: Option<&ChangeReason>, config: &SlurmConfig) -> String {
     let words = match ground {
-        Some(Ground { code, text, .. }) if text.is_empty() => code.clone(),
-        Some(Ground { code, text, .. }) => format!("{code} {text}"),
+        Some(ChangeReason { code, text, .. }) if text.is_empty() => code.clone(),
+        Some(ChangeReason { code, text, .. }) => format!("{code} {text}"),
         None => "unhealthy".to_owned(),
     };
     // Slurm prints the reason in one line, and strips quotes at its ends.
@@ -276,7 +276,7 @@ pub(super) fn reason(case: Option<CaseId>, ground: Option<&Ground>, config: &Slu
             }
         })
         .collect();
-    let short: String = plain.trim().chars().take(LONGEST_REASON).collect();
+    let short: String = plain.trim().chars().take(MAX_REASON_CHARS).collect();
     let case = case.or_else(|| ground.and_then(|ground| ground.case));
     let case = case.map_or_else(String::new, |case| format!(" [{case}]"));
     format!("{} {short}{case}", config.prefix)
@@ -285,12 +285,12 @@ pub(super) fn reason(case: Option<CaseId>, ground: Option<&Ground>, config: &Slu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{nodes::Reason, states::State};
+    use crate::{nodes::Reason, states::SlurmNodeState};
     use doctor_core::{ids::IdSource, time::Timestamp};
 
     /// Emulates Slurm's handling of updates.
     struct Cluster {
-        node: NodeSeen,
+        node: SlurmNode,
         ids: IdSource,
         sheltered: bool,
         config: SlurmConfig,
@@ -299,12 +299,13 @@ mod tests {
     impl Cluster {
         fn new() -> Self {
             let mut ids = IdSource::new(9);
-            ids.at(Timestamp::from_secs(1_794_700_800));
-            let node = NodeSeen { name: "n1".to_owned(), state: State::of_text("IDLE"), ..NodeSeen::default() };
+            ids.set_time(Timestamp::from_secs(1_794_700_800));
+            let node =
+                SlurmNode { name: "n1".to_owned(), state: SlurmNodeState::parse("IDLE"), ..SlurmNode::default() };
             Self { node, ids, sheltered: false, config: SlurmConfig::default() }
         }
 
-        fn write(&mut self, update: Update) {
+        fn write(&mut self, update: NodeUpdate) {
             if let Some(state) = update.state {
                 let (text, reason) = match state {
                     NewState::Drain => ("IDLE+DRAIN", update.reason),
@@ -312,7 +313,7 @@ mod tests {
                     NewState::Down => ("DOWN+DRAIN", update.reason),
                     NewState::Resume => ("IDLE", None),
                 };
-                self.node.state = State::of_text(text);
+                self.node.state = SlurmNodeState::parse(text);
                 self.node.reason = reason.map(|text| Reason { text, by: Some("root".to_owned()) });
             }
             if let Some(field) = update.field {
@@ -321,7 +322,7 @@ mod tests {
         }
 
         fn drained_by(&mut self, who: &str, why: &str) {
-            self.node.state = State::of_text("IDLE+DRAIN");
+            self.node.state = SlurmNodeState::parse("IDLE+DRAIN");
             self.node.reason = Some(Reason { text: why.to_owned(), by: Some(who.to_owned()) });
         }
 
@@ -335,7 +336,7 @@ mod tests {
         }
 
         fn marks(&self) -> Marks {
-            let shelter = if self.sheltered { Shelter::Run } else { Shelter::None };
+            let shelter = if self.sheltered { ReservationKind::Run } else { ReservationKind::None };
             marks(&self.node, shelter, &self.config)
         }
 
@@ -385,7 +386,7 @@ mod tests {
     fn what_an_operator_resumed_or_wrote_over_is_not_ours_any_more() {
         let mut cluster = Cluster::new();
         cluster.apply(&Change::Drain);
-        cluster.node.state = State::of_text("IDLE");
+        cluster.node.state = SlurmNodeState::parse("IDLE");
         cluster.node.reason = None;
         assert_eq!(cluster.marks(), Marks::default());
         cluster.apply(&Change::Drain);
@@ -404,11 +405,11 @@ mod tests {
         cluster.apply(&Change::Drain);
         let why = cluster.node.reason_text().to_owned();
         cluster.sheltered = true;
-        assert_eq!(close(&cluster.node, &cluster.config), None, "it is closed");
-        cluster.node.state = State::of_text("IDLE+MAINTENANCE+RESERVED");
+        assert_eq!(closing_update(&cluster.node, &cluster.config), None, "it is closed");
+        cluster.node.state = SlurmNodeState::parse("IDLE+MAINTENANCE+RESERVED");
         cluster.node.reason = None;
         assert_eq!(cluster.marks().ours.len(), 3, "with the reservation as a mark of maintenance");
-        let closing = close(&cluster.node, &cluster.config).unwrap();
+        let closing = closing_update(&cluster.node, &cluster.config).unwrap();
         assert_eq!((closing.state, &closing.reason), (Some(NewState::Drain), &Some(why)));
         cluster.write(closing);
         cluster.sheltered = false;
@@ -417,7 +418,7 @@ mod tests {
         cluster.sheltered = true;
         cluster.apply(&Change::Undrain);
         cluster.apply(&Change::Unmark(mark(MarkKind::Unhealthy)));
-        assert_eq!(close(&cluster.node, &cluster.config), None);
+        assert_eq!(closing_update(&cluster.node, &cluster.config), None);
         assert!(!cluster.node.state.has(Flag::Drain));
     }
 
@@ -425,31 +426,31 @@ mod tests {
     fn a_mark_that_an_operator_removed_does_not_come_back_with_a_reservation() {
         let mut cluster = Cluster::new();
         cluster.apply(&Change::Drain);
-        assert_eq!(before_shelter(&cluster.node, &cluster.config), Ok(None));
-        cluster.node.state = State::of_text("IDLE");
+        assert_eq!(before_reservation(&cluster.node, &cluster.config), Ok(None));
+        cluster.node.state = SlurmNodeState::parse("IDLE");
         cluster.node.reason = None;
-        let forgotten = before_shelter(&cluster.node, &cluster.config).unwrap().unwrap();
+        let forgotten = before_reservation(&cluster.node, &cluster.config).unwrap().unwrap();
         cluster.write(forgotten);
         cluster.sheltered = true;
-        assert_eq!(close(&cluster.node, &cluster.config), None);
+        assert_eq!(closing_update(&cluster.node, &cluster.config), None);
         assert!(!cluster.has(MarkKind::Cordon));
     }
 
     #[test]
     fn a_node_whose_note_is_gone_or_cannot_be_read_is_closed_and_one_that_users_had_is_not() {
         let mut cluster = Cluster::new();
-        let written = before_shelter(&cluster.node, &cluster.config).unwrap().unwrap();
+        let written = before_reservation(&cluster.node, &cluster.config).unwrap().unwrap();
         cluster.write(written);
         cluster.sheltered = true;
-        assert_eq!(close(&cluster.node, &cluster.config), None, "users had it");
+        assert_eq!(closing_update(&cluster.node, &cluster.config), None, "users had it");
         for lost in ["", "mine", "{\"doctor\":7}", "{\"rack\":7}"] {
             lost.clone_into(&mut cluster.node.extra);
             assert!(cluster.has(MarkKind::Unhealthy), "{lost}");
-            let closing = close(&cluster.node, &cluster.config).unwrap();
+            let closing = closing_update(&cluster.node, &cluster.config).unwrap();
             assert_eq!((closing.state, closing.reason.as_deref()), (Some(NewState::Drain), Some("doctor: unhealthy")));
         }
         "mine".clone_into(&mut cluster.node.extra);
-        before_shelter(&cluster.node, &cluster.config).unwrap_err();
+        before_reservation(&cluster.node, &cluster.config).unwrap_err();
     }
 
     #[test]
@@ -467,18 +468,18 @@ mod tests {
         let mut cluster = Cluster::new();
         cluster.config.out_as = OutAs::Down;
         cluster.apply(&Change::Drain);
-        assert_eq!(close(&cluster.node, &cluster.config), None);
-        cluster.node.state = State::of_text("DOWN");
-        assert_eq!(close(&cluster.node, &cluster.config).unwrap().state, Some(NewState::Drain));
+        assert_eq!(closing_update(&cluster.node, &cluster.config), None);
+        cluster.node.state = SlurmNodeState::parse("DOWN");
+        assert_eq!(closing_update(&cluster.node, &cluster.config).unwrap().state, Some(NewState::Drain));
     }
 
     #[test]
     fn a_node_that_did_not_come_back_is_closed_before_it_does() {
         let mut cluster = Cluster::new();
         cluster.apply(&Change::Drain);
-        cluster.node.state = State::of_text("DOWN");
+        cluster.node.state = SlurmNodeState::parse("DOWN");
         cluster.node.reason.as_mut().unwrap().text += " : reboot issued : reboot timed out";
-        let closing = close(&cluster.node, &cluster.config).unwrap();
+        let closing = closing_update(&cluster.node, &cluster.config).unwrap();
         assert_eq!((closing.state, closing.reason.as_deref()), (Some(NewState::Drain), Some("doctor: unhealthy")));
     }
 
@@ -496,19 +497,19 @@ mod tests {
     fn the_reason_says_what_was_found_in_one_line() {
         let mut ids = IdSource::new(9);
         let ground =
-            Ground { case: Some(ids.case()), code: "xid-79".to_owned(), text: "GPU \"3\"\nfell off".to_owned() };
+            ChangeReason { case: Some(ids.case()), code: "xid-79".to_owned(), text: "GPU \"3\"\nfell off".to_owned() };
         let config = SlurmConfig::default();
         let words = reason(None, Some(&ground), &config);
         assert_eq!(words, format!("doctor: xid-79 GPU '3' fell off [{}]", ground.case.unwrap()));
         assert_eq!(case_in(&words), ground.case);
-        let long = Ground { text: "x".repeat(5000), ..ground };
+        let long = ChangeReason { text: "x".repeat(5000), ..ground };
         assert!(reason(None, Some(&long), &config).len() < 300);
     }
 
     #[test]
     fn only_a_node_without_jobs_is_set_down() {
         let config = SlurmConfig { out_as: OutAs::Down, ..SlurmConfig::default() };
-        let state = |text: &str| NodeSeen { state: State::of_text(text), ..NodeSeen::default() };
+        let state = |text: &str| SlurmNode { state: SlurmNodeState::parse(text), ..SlurmNode::default() };
         assert_eq!(new_state(&state("IDLE"), &config), NewState::Down);
         for busy in ["MIXED", "ALLOCATED", "IDLE+COMPLETING", "UNKNOWN"] {
             assert_eq!(new_state(&state(busy), &config), NewState::Drain, "{busy}");
@@ -518,7 +519,7 @@ mod tests {
     #[test]
     fn a_node_that_is_down_by_itself_bears_no_mark() {
         let mut cluster = Cluster::new();
-        cluster.node.state = State::of_text("DOWN+NOT_RESPONDING");
+        cluster.node.state = SlurmNodeState::parse("DOWN+NOT_RESPONDING");
         cluster.node.reason = Some(Reason { text: "Not responding".to_owned(), by: Some("slurm".to_owned()) });
         assert_eq!(cluster.marks(), Marks::default());
         cluster.node.reason = Some(Reason { text: "moved".to_owned(), by: Some("alice".to_owned()) });

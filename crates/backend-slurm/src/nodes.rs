@@ -5,20 +5,20 @@ use std::collections::HashMap;
 use doctor_core::{ids::NodeName, time::Timestamp};
 
 use super::{
-    states::State,
-    text::{Record, records},
+    scontrol_text::{Record, records},
+    states::SlurmNodeState,
 };
 
 /// A node as Slurm reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct NodeSeen {
+pub(super) struct SlurmNode {
     pub(super) name: String,
-    pub(super) state: State,
+    pub(super) state: SlurmNodeState,
     pub(super) partitions: Vec<String>,
     /// The active features.
     pub(super) features: Vec<String>,
     /// The available features, some perhaps only after a reboot.
-    pub(super) available: Vec<String>,
+    pub(super) available_features: Vec<String>,
     /// All that its configuration names, even if the node itself reports fewer.
     pub(super) gpus: u32,
     pub(super) cpus: u64,
@@ -39,7 +39,7 @@ pub(super) struct Reason {
     pub(super) by: Option<String>,
 }
 
-impl NodeSeen {
+impl SlurmNode {
     /// Returns the name, if it is valid as a node name.
     pub(super) fn node_name(&self) -> Option<NodeName> {
         NodeName::new(&self.name).ok()
@@ -110,38 +110,38 @@ const KEYS: [&str; 55] = [
 ];
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum BadNodes {
+pub(super) enum NodeListError {
     #[error("Slurm listed no node")]
-    None,
+    Empty,
 }
 
 /// Parses all nodes. A repeated name means that a text looks like a record: which of the two is real cannot be known, so the node
 /// gets an unknown state.
-pub(super) fn parse(text: &str) -> Result<Vec<NodeSeen>, BadNodes> {
-    let mut nodes: Vec<NodeSeen> = Vec::new();
+pub(super) fn parse(text: &str) -> Result<Vec<SlurmNode>, NodeListError> {
+    let mut nodes: Vec<SlurmNode> = Vec::new();
     let mut places: HashMap<String, usize> = HashMap::new();
     for line in records(text, "NodeName") {
         let Some(node) = node(line) else { continue };
         match places.get(&node.name) {
-            Some(place) => nodes[*place].state = State::of_text("NAMED_TWICE"),
+            Some(place) => nodes[*place].state = SlurmNodeState::parse("NAMED_TWICE"),
             None => {
                 places.insert(node.name.clone(), nodes.len());
                 nodes.push(node);
             }
         }
     }
-    if nodes.is_empty() { Err(BadNodes::None) } else { Ok(nodes) }
+    if nodes.is_empty() { Err(NodeListError::Empty) } else { Ok(nodes) }
 }
 
-fn node(line: &str) -> Option<NodeSeen> {
-    let record = Record::of(line, &KEYS);
+fn node(line: &str) -> Option<SlurmNode> {
+    let record = Record::parse(line, &KEYS);
     let owned = |key: &str| record.text(key).unwrap_or_default().to_owned();
-    Some(NodeSeen {
+    Some(SlurmNode {
         name: record.word("NodeName")?.to_owned(),
-        state: State::of_text(record.word("State").unwrap_or_default()),
+        state: SlurmNodeState::parse(record.word("State").unwrap_or_default()),
         partitions: record.list("Partitions").map(str::to_owned).collect(),
         features: record.list("ActiveFeatures").map(str::to_owned).collect(),
-        available: record.list("AvailableFeatures").map(str::to_owned).collect(),
+        available_features: record.list("AvailableFeatures").map(str::to_owned).collect(),
         gpus: gpus(record.word("Gres").unwrap_or_default()),
         cpus: record.number("CPUTot").unwrap_or_default(),
         memory: record.number("RealMemory").unwrap_or_default(),
@@ -168,7 +168,7 @@ fn reason(value: &str) -> Reason {
 
 /// Counts the GPUs in `gpu:h100:8(S:0-1),gpu:4,shard:16`.
 pub(super) fn gpus(gres: &str) -> u32 {
-    outside_brackets(gres).filter_map(|one| counted(one, "gpu")).fold(0, u32::saturating_add)
+    outside_brackets(gres).filter_map(|one| gres_count(one, "gpu")).fold(0, u32::saturating_add)
 }
 
 /// Splits at commas outside of brackets.
@@ -185,18 +185,18 @@ fn outside_brackets(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Returns the count of an entry `NAME[:TYPE][:COUNT]`, if it has this name.
-fn counted(entry: &str, name: &str) -> Option<u32> {
+fn gres_count(entry: &str, name: &str) -> Option<u32> {
     let entry = entry.split('(').next().unwrap_or_default();
     let mut parts = entry.split([':', '=']);
     if parts.next()? != name {
         return None;
     }
     // Without a count it is one.
-    Some(parts.next_back().map_or(1, |last| amount(last).unwrap_or(1)))
+    Some(parts.next_back().map_or(1, |last| parse_count(last).unwrap_or(1)))
 }
 
 /// Parses `8` or `2K`.
-fn amount(text: &str) -> Option<u32> {
+fn parse_count(text: &str) -> Option<u32> {
     let (digits, scale) = match text.strip_suffix(['k', 'K']) {
         Some(digits) => (digits, 1024),
         None => (text, 1),
@@ -225,7 +225,10 @@ mod tests {
         assert_eq!(node.name, "node1");
         assert_eq!((node.state.base(), node.state.has(Flag::Drain)), (Some(Base::Idle), true));
         assert_eq!(node.partitions, ["gpu", "debug"]);
-        assert_eq!((&node.features, &node.available), (&vec!["h100".to_owned(), "ib".to_owned()], &node.features));
+        assert_eq!(
+            (&node.features, &node.available_features),
+            (&vec!["h100".to_owned(), "ib".to_owned()], &node.features)
+        );
         assert_eq!((node.gpus, node.cpus, node.memory), (8, 96, 1_900_000));
         assert_eq!(
             node.reason,
@@ -268,8 +271,8 @@ mod tests {
     fn a_name_that_comes_twice_has_no_state_and_no_names_are_an_error() {
         let nodes = parse("NodeName=a State=DOWN\nNodeName=b State=IDLE\nNodeName=a State=IDLE\n").unwrap();
         assert_eq!(nodes.len(), 2);
-        assert_eq!(nodes[0].state.strange(), Some("NAMED_TWICE"));
-        assert_eq!(parse("No nodes in the system\n"), Err(BadNodes::None));
+        assert_eq!(nodes[0].state.unrecognized(), Some("NAMED_TWICE"));
+        assert_eq!(parse("No nodes in the system\n"), Err(NodeListError::Empty));
     }
 
     #[test]

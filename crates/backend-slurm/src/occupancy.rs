@@ -9,78 +9,78 @@ use doctor_core::{
 };
 
 use super::{
-    marks::{self, Shelter},
-    nodes::NodeSeen,
+    marks::{self, ReservationKind},
+    nodes::SlurmNode,
     states::{Base, Flag},
 };
 use crate::SlurmConfig;
 
 /// For about a second after a resume, Slurm shows a node as not responding.
-const JUST_RESUMED: Span = Span::from_secs(5);
+const RESUME_GRACE: Span = Span::from_secs(5);
 
 /// What is known of a node beyond its own state.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Around {
+pub(super) struct NodeContext {
     /// Users' jobs on it: `job 12 of alice`.
     pub(super) users: Vec<String>,
     /// A job of ours is on it.
-    pub(super) ours: bool,
+    pub(super) has_our_job: bool,
     /// A job of ours is pending for it.
-    pub(super) ours_waits: bool,
+    pub(super) our_job_pending: bool,
     /// A foreign reservation that holds it now or soon.
-    pub(super) reserved: Option<String>,
+    pub(super) foreign_reservation: Option<String>,
     /// A reservation of ours holds it.
-    pub(super) shelter: Shelter,
+    pub(super) our_reservation: ReservationKind,
     /// A user's job is pending for it.
-    pub(super) wanted: Option<String>,
+    pub(super) pending_job: Option<String>,
     /// When power saving will power it down if it stays idle.
-    pub(super) suspends: Option<Timestamp>,
+    pub(super) suspend_at: Option<Timestamp>,
 }
 
-pub(super) fn occupancy(node: &NodeSeen, around: &Around, now: Timestamp, config: &SlurmConfig) -> Occupancy {
+pub(super) fn occupancy(node: &SlurmNode, around: &NodeContext, now: Timestamp, config: &SlurmConfig) -> Occupancy {
     let unknown = |why: String| Occupancy::Unknown { why: why.into() };
     let busy = |by: String| Occupancy::Busy { by: by.into() };
     let state = &node.state;
-    if let Some(word) = state.strange() {
+    if let Some(word) = state.unrecognized() {
         return unknown(format!("unrecognised Slurm state {word}"));
     }
     if let Some(user) = around.users.first() {
         return busy(user.clone());
     }
-    if let Some(why) = not_known(node, now, config) {
+    if let Some(why) = unknown_reason(node, now, config) {
         return unknown(why);
     }
     match state.base() {
         // The queue was read after the nodes: its job has ended or started in between.
-        Some(Base::Allocated | Base::Mixed) if !around.ours => return busy("a job".to_owned()),
-        _ if state.has(Flag::Completing) && !around.ours => return busy("a completing job".to_owned()),
+        Some(Base::Allocated | Base::Mixed) if !around.has_our_job => return busy("a job".to_owned()),
+        _ if state.has(Flag::Completing) && !around.has_our_job => return busy("a completing job".to_owned()),
         _ => {}
     }
-    if let Some(name) = &around.reserved {
+    if let Some(name) = &around.foreign_reservation {
         return busy(format!("reservation {name}"));
     }
-    if state.any(&[Flag::Reserved, Flag::Maintenance]).is_some() && !around.shelter.is_there() {
+    if state.any(&[Flag::Reserved, Flag::Maintenance]).is_some() && !around.our_reservation.exists() {
         return busy("a reservation".to_owned());
     }
     // The scheduler may have planned our own pending job for the node.
-    if state.has(Flag::Planned) && !around.ours_waits && !around.ours {
+    if state.has(Flag::Planned) && !around.our_job_pending && !around.has_our_job {
         return busy("a job that is planned for it".to_owned());
     }
-    if let Some(mark) = marks::marks(node, around.shelter, config).foreign_block() {
+    if let Some(mark) = marks::marks(node, around.our_reservation, config).blocking_foreign_mark() {
         return busy(format!("taken out of service by {}: {}", mark.by, mark.text));
     }
-    if let Some(job) = &around.wanted {
+    if let Some(job) = &around.pending_job {
         return busy(job.clone());
     }
     let soon = |at: Timestamp| at.since(now) <= config.suspend_margin;
-    if !around.ours && !around.ours_waits && around.suspends.is_some_and(soon) {
+    if !around.has_our_job && !around.our_job_pending && around.suspend_at.is_some_and(soon) {
         return busy("power saving, which will power it down".to_owned());
     }
     Occupancy::Free
 }
 
 /// Returns why the occupancy is unknown, or the node is unavailable.
-fn not_known(node: &NodeSeen, now: Timestamp, config: &SlurmConfig) -> Option<String> {
+fn unknown_reason(node: &SlurmNode, now: Timestamp, config: &SlurmConfig) -> Option<String> {
     let state = &node.state;
     let flagged = |flag: Flag| match flag {
         Flag::InvalidReg => "it reports less than its configuration says".to_owned(),
@@ -109,7 +109,7 @@ fn not_known(node: &NodeSeen, now: Timestamp, config: &SlurmConfig) -> Option<St
         return Some(flagged(flag));
     }
     if state.has(Flag::NotResponding) {
-        let resumed = node.last_busy.filter(|at| now.distance(*at) <= JUST_RESUMED);
+        let resumed = node.last_busy.filter(|at| now.distance(*at) <= RESUME_GRACE);
         return Some(match resumed {
             Some(_) => "resumed a moment ago, not responding yet".to_owned(),
             None => "it does not respond".to_owned(),
@@ -122,7 +122,7 @@ fn not_known(node: &NodeSeen, now: Timestamp, config: &SlurmConfig) -> Option<St
         Some(Base::Down) => Some(format!("it is down: {}", node.reason_text())),
         Some(base @ Base::Error) => Some(format!("Slurm state {}", base.word())),
         Some(Base::Future) => Some("defined for future use".to_owned()),
-        Some(Base::Unheard) => Some("it has not registered with slurmctld yet".to_owned()),
+        Some(Base::Unregistered) => Some("it has not registered with slurmctld yet".to_owned()),
         Some(Base::Idle | Base::Allocated | Base::Mixed) => None,
     }
 }
@@ -133,12 +133,12 @@ mod tests {
     use crate::{
         json,
         nodes::{self, Reason},
-        states::State,
+        states::SlurmNodeState,
     };
 
     const NOW: Timestamp = Timestamp::from_secs(1_794_703_000);
 
-    fn of(node: &NodeSeen, around: &Around) -> String {
+    fn of(node: &SlurmNode, around: &NodeContext) -> String {
         match occupancy(node, around, NOW, &SlurmConfig::default()) {
             Occupancy::Free => "free".to_owned(),
             Occupancy::Busy { by } => format!("busy: {by}"),
@@ -147,7 +147,7 @@ mod tests {
     }
 
     fn plain(state: &str) -> String {
-        of(&NodeSeen { state: State::of_text(state), ..NodeSeen::default() }, &Around::default())
+        of(&SlurmNode { state: SlurmNodeState::parse(state), ..SlurmNode::default() }, &NodeContext::default())
     }
 
     #[test]
@@ -189,52 +189,60 @@ mod tests {
 
     #[test]
     fn a_node_that_was_just_resumed_is_not_called_unreachable() {
-        let node = |seconds: i64| NodeSeen {
-            state: State::of_text("IDLE+NOT_RESPONDING"),
+        let node = |seconds: i64| SlurmNode {
+            state: SlurmNodeState::parse("IDLE+NOT_RESPONDING"),
             last_busy: Some(NOW.minus(Span::from_secs(seconds))),
-            ..NodeSeen::default()
+            ..SlurmNode::default()
         };
-        let none = Around::default();
+        let none = NodeContext::default();
         assert_eq!(of(&node(1), &none), "unknown: resumed a moment ago, not responding yet");
         assert_eq!(of(&node(60), &none), "unknown: it does not respond");
     }
 
     #[test]
     fn jobs_of_ours_do_not_make_a_node_busy_and_those_of_users_do() {
-        let node = |state: &str| NodeSeen { state: State::of_text(state), ..NodeSeen::default() };
-        let ours = Around { ours: true, ..Around::default() };
+        let node = |state: &str| SlurmNode { state: SlurmNodeState::parse(state), ..SlurmNode::default() };
+        let ours = NodeContext { has_our_job: true, ..NodeContext::default() };
         assert_eq!(of(&node("ALLOCATED"), &ours), "free");
         assert_eq!(of(&node("ALLOCATED+COMPLETING"), &ours), "free");
-        let waits = Around { ours_waits: true, ..Around::default() };
+        let waits = NodeContext { our_job_pending: true, ..NodeContext::default() };
         assert_eq!(of(&node("IDLE+PLANNED"), &waits), "free");
-        let users = Around { ours: true, users: vec!["job 12 of alice".to_owned()], ..Around::default() };
+        let users =
+            NodeContext { has_our_job: true, users: vec!["job 12 of alice".to_owned()], ..NodeContext::default() };
         assert_eq!(of(&node("ALLOCATED"), &users), "busy: job 12 of alice");
-        let wanted = Around { ours: true, wanted: Some("job 13 of bob, which waits for it".to_owned()), ..ours };
+        let wanted = NodeContext {
+            has_our_job: true,
+            pending_job: Some("job 13 of bob, which waits for it".to_owned()),
+            ..ours
+        };
         assert_eq!(of(&node("ALLOCATED"), &wanted), "busy: job 13 of bob, which waits for it");
-        let sheltered = Around { shelter: Shelter::Run, ..Around::default() };
+        let sheltered = NodeContext { our_reservation: ReservationKind::Run, ..NodeContext::default() };
         assert_eq!(of(&node("IDLE+MAINTENANCE+RESERVED"), &sheltered), "free");
-        let both = Around { reserved: Some("monday".to_owned()), ..sheltered };
+        let both = NodeContext { foreign_reservation: Some("monday".to_owned()), ..sheltered };
         assert_eq!(of(&node("IDLE+MAINTENANCE+RESERVED"), &both), "busy: reservation monday");
     }
 
     #[test]
     fn a_node_that_is_about_to_be_powered_down_is_left_to_it() {
-        let node = NodeSeen { state: State::of_text("IDLE"), ..NodeSeen::default() };
-        let around = |seconds: i64| Around { suspends: Some(NOW.plus(Span::from_secs(seconds))), ..Around::default() };
+        let node = SlurmNode { state: SlurmNodeState::parse("IDLE"), ..SlurmNode::default() };
+        let around = |seconds: i64| NodeContext {
+            suspend_at: Some(NOW.plus(Span::from_secs(seconds))),
+            ..NodeContext::default()
+        };
         assert_eq!(of(&node, &around(3600)), "free");
         assert!(of(&node, &around(200)).starts_with("busy: power saving"));
         assert!(of(&node, &around(-5)).starts_with("busy: power saving"));
-        assert_eq!(of(&node, &Around { ours: true, ..around(-5) }), "free", "a job of ours is on it");
+        assert_eq!(of(&node, &NodeContext { has_our_job: true, ..around(-5) }), "free", "a job of ours is on it");
     }
 
     #[test]
     fn a_drain_of_ours_leaves_a_node_free_for_us_and_a_foreign_one_does_not() {
-        let node = |state: &str, reason: &str| NodeSeen {
-            state: State::of_text(state),
+        let node = |state: &str, reason: &str| SlurmNode {
+            state: SlurmNodeState::parse(state),
             reason: Some(Reason { text: reason.to_owned(), by: Some("root".to_owned()) }),
-            ..NodeSeen::default()
+            ..SlurmNode::default()
         };
-        let none = Around::default();
+        let none = NodeContext::default();
         assert_eq!(of(&node("IDLE+DRAIN", "doctor: xid-79 [c1]"), &none), "free");
         assert_eq!(of(&node("IDLE+DRAIN", "fan"), &none), "busy: taken out of service by root: fan");
         assert_eq!(of(&node("MIXED+DRAIN", "doctor: x"), &none), "busy: a job");
@@ -251,8 +259,8 @@ mod tests {
 
     #[test]
     fn every_captured_state_maps_to_its_occupancy() {
-        let alone = Around::default();
-        let all = |nodes: Vec<NodeSeen>| {
+        let alone = NodeContext::default();
+        let all = |nodes: Vec<SlurmNode>| {
             nodes.iter().map(|node| format!("{} {}", node.name, of(node, &alone))).collect::<Vec<_>>().join("; ")
         };
         let text = |bytes: &[u8]| nodes::parse(std::str::from_utf8(bytes).unwrap()).unwrap();

@@ -7,21 +7,21 @@ use std::{ffi::OsString, path::PathBuf, process::Command, time::Duration};
 
 use doctor_backend::{
     BackendError, Effect,
-    process::{self, Output},
+    process::{self, ProcessOutput},
 };
 
 use super::config::SlurmConfig;
 
 /// The most bytes of output that are read. A hundred thousand nodes need a tenth of it.
-const MOST_OUTPUT: usize = 512 * 1024 * 1024;
+const MAX_OUTPUT_BYTES: usize = 512 * 1024 * 1024;
 /// The variables of our environment that Slurm's commands need.
-const HANDED_ON: [&str; 2] = ["PATH", "SLURM_JWT"];
+const PASSED_VARIABLES: [&str; 2] = ["PATH", "SLURM_JWT"];
 
 /// Whether a command changes the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Does {
-    Reads,
-    Changes,
+pub(super) enum Access {
+    Read,
+    Write,
 }
 
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub(super) struct Programs {
 }
 
 /// Messages with which Slurm reports that it did nothing and may succeed later.
-const LATER: [&str; 14] = [
+const RETRYABLE_ERRORS: [&str; 14] = [
     "Unable to contact slurm controller",
     "connect failure",
     "Munge",
@@ -49,7 +49,7 @@ const LATER: [&str; 14] = [
     "QOSMax",
 ];
 /// Messages with which it leaves the result unknown.
-const MAY_HAVE: [&str; 6] = [
+const UNCERTAIN_ERRORS: [&str; 6] = [
     "Socket timed out",
     "Zero Bytes were transmitted",
     "ransport endpoint",
@@ -60,7 +60,7 @@ const MAY_HAVE: [&str; 6] = [
 
 impl Programs {
     pub(super) fn new(config: &SlurmConfig) -> Self {
-        let own = HANDED_ON.iter().filter_map(|name| Some((OsString::from(name), std::env::var_os(name)?)));
+        let own = PASSED_VARIABLES.iter().filter_map(|name| Some((OsString::from(name), std::env::var_os(name)?)));
         let mut environment: Vec<(OsString, OsString)> = own.collect();
         let conf = config.slurm_conf.clone().map(OsString::from).or_else(|| std::env::var_os("SLURM_CONF"));
         environment.extend(conf.map(|path| ("SLURM_CONF".into(), path)));
@@ -76,7 +76,7 @@ impl Programs {
         arguments: &[&str],
     ) -> Result<String, BackendError> {
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
-        self.run(operation, program, &arguments, "", Does::Reads)
+        self.run(operation, program, &arguments, "", Access::Read)
     }
 
     /// Runs a command to its end with `input` on its standard input, and returns its output.
@@ -86,33 +86,35 @@ impl Programs {
         program: &str,
         arguments: &[String],
         input: &str,
-        does: Does,
+        does: Access,
     ) -> Result<String, BackendError> {
         let fail = |text: String, effect| BackendError { operation, text, effect };
         let path = self.folder.as_ref().map_or_else(|| PathBuf::from(program), |folder| folder.join(program));
         let mut command = Command::new(&path);
         command.args(arguments).env_clear().envs(self.environment.iter().map(|(name, value)| (name, value)));
-        if does == Does::Reads {
+        if does == Access::Read {
             // For queries only, because a job would inherit these.
             command.env("TZ", "UTC0").env("SLURM_TIME_FORMAT", "standard");
         }
-        let ran = process::output(command, input.as_bytes(), self.deadline, MOST_OUTPUT).map_err(|error| {
-            fail(format!("{} cannot be started: {error}; see `programs`", path.display()), Effect::NoneGiveUp)
+        let ran = process::output(command, input.as_bytes(), self.deadline, MAX_OUTPUT_BYTES).map_err(|error| {
+            fail(format!("{} cannot be started: {error}; see `programs`", path.display()), Effect::NotAppliedPermanent)
         })?;
         match ran {
-            Output::Ended { status, stdout, .. } if status.success() => {
+            ProcessOutput::Exited { status, stdout, .. } if status.success() => {
                 String::from_utf8(stdout).or_else(|error| Ok(String::from_utf8_lossy(error.as_bytes()).into_owned()))
             }
-            Output::Ended { stderr, stdout, .. } => {
+            ProcessOutput::Exited { stderr, stdout, .. } => {
                 let said = if stderr.is_empty() { String::from_utf8_lossy(&stdout).into_owned() } else { stderr };
                 let said = process::last_line(&said);
                 let effect = effect(&said, does);
                 Err(fail(format!("{program}: {said}"), effect))
             }
-            Output::TooLong => Err(fail(format!("{program} printed more than {MOST_OUTPUT} bytes"), effect("", does))),
-            Output::Late => {
+            ProcessOutput::OutputLimit => {
+                Err(fail(format!("{program} printed more than {MAX_OUTPUT_BYTES} bytes"), effect("", does)))
+            }
+            ProcessOutput::TimedOut => {
                 let text = format!("{program} did not end within {} s", self.deadline.as_secs());
-                let effect = if does == Does::Reads { Effect::NoneTryAgain } else { Effect::Unknown };
+                let effect = if does == Access::Read { Effect::NotAppliedRetry } else { Effect::Unknown };
                 Err(fail(text, effect))
             }
         }
@@ -120,13 +122,13 @@ impl Programs {
 }
 
 /// Returns what a failed command may have changed.
-fn effect(said: &str, does: Does) -> Effect {
+fn effect(said: &str, does: Access) -> Effect {
     let says = |words: &[&str]| words.iter().any(|word| said.contains(word));
     match does {
-        Does::Reads => Effect::NoneTryAgain,
-        Does::Changes if says(&MAY_HAVE) => Effect::Unknown,
-        Does::Changes if says(&LATER) => Effect::NoneTryAgain,
-        Does::Changes => Effect::NoneGiveUp,
+        Access::Read => Effect::NotAppliedRetry,
+        Access::Write if says(&UNCERTAIN_ERRORS) => Effect::Unknown,
+        Access::Write if says(&RETRYABLE_ERRORS) => Effect::NotAppliedRetry,
+        Access::Write => Effect::NotAppliedPermanent,
     }
 }
 
@@ -142,38 +144,38 @@ mod tests {
         Programs::new(&SlurmConfig { deadline, ..SlurmConfig::default() })
     }
 
-    fn sh(script: &str, does: Does) -> Result<String, BackendError> {
+    fn sh(script: &str, does: Access) -> Result<String, BackendError> {
         programs(Span::from_secs(20)).run("try", "sh", &["-c".to_owned(), script.to_owned()], "input", does)
     }
 
     #[test]
     fn the_environment_is_made_for_it_and_times_are_utc() {
-        let told = sh("cat; echo; env", Does::Reads).unwrap();
+        let told = sh("cat; echo; env", Access::Read).unwrap();
         assert!(told.starts_with("input\n") && told.contains("TZ=UTC0"), "{told}");
         assert!(!told.contains("CARGO"), "{told}");
-        assert!(!sh("env", Does::Changes).unwrap().contains("TZ="));
+        assert!(!sh("env", Access::Write).unwrap().contains("TZ="));
     }
 
     #[test]
     fn what_it_says_tells_whether_to_ask_again() {
         for (said, expected) in [
-            ("Unable to contact slurm controller (connect failure)", Effect::NoneTryAgain),
+            ("Unable to contact slurm controller (connect failure)", Effect::NotAppliedRetry),
             ("Socket timed out on send/recv operation", Effect::Unknown),
-            ("Invalid node name specified", Effect::NoneGiveUp),
-            ("Requested reservation is in use", Effect::NoneTryAgain),
+            ("Invalid node name specified", Effect::NotAppliedPermanent),
+            ("Requested reservation is in use", Effect::NotAppliedRetry),
         ] {
-            let error = sh(&format!("echo 'slurm_update error: {said}' >&2; exit 1"), Does::Changes).unwrap_err();
+            let error = sh(&format!("echo 'slurm_update error: {said}' >&2; exit 1"), Access::Write).unwrap_err();
             assert_eq!(error.effect, expected, "{error}");
             assert!(error.text.contains(said), "{error}");
         }
-        assert_eq!(sh("exit 1", Does::Reads).unwrap_err().effect, Effect::NoneTryAgain);
+        assert_eq!(sh("exit 1", Access::Read).unwrap_err().effect, Effect::NotAppliedRetry);
     }
 
     #[test]
     fn one_that_does_not_end_is_ended_with_what_it_started() {
         let began = Instant::now();
         let words = ["-c".to_owned(), "sleep 600 & sleep 600".to_owned()];
-        let error = programs(Span::from_millis(300)).run("try", "sh", &words, "", Does::Changes).unwrap_err();
+        let error = programs(Span::from_millis(300)).run("try", "sh", &words, "", Access::Write).unwrap_err();
         assert_eq!(error.effect, Effect::Unknown);
         assert!(began.elapsed() < Duration::from_secs(20), "{error}");
     }
@@ -181,6 +183,6 @@ mod tests {
     #[test]
     fn a_program_that_is_not_there_is_named() {
         let error = programs(Span::from_secs(1)).read("try", "no-such-scontrol", &[]).unwrap_err();
-        assert!(error.text.contains("no-such-scontrol") && error.effect == Effect::NoneGiveUp, "{error}");
+        assert!(error.text.contains("no-such-scontrol") && error.effect == Effect::NotAppliedPermanent, "{error}");
     }
 }

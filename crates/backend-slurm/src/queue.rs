@@ -7,12 +7,12 @@ use doctor_core::{hostlist, ids::NodeName, time::Timestamp};
 
 use super::{
     nodes::gpus,
+    scontrol_text::{is_null, time},
     states::{JobState, Phase},
-    text::{is_nothing, time},
 };
 
 /// The field separator: the ASCII unit separator.
-const BETWEEN: char = '\u{1f}';
+const FIELD_SEPARATOR: char = '\u{1f}';
 
 /// The requested fields, in this order; the name follows.
 const FIELDS: [&str; 18] =
@@ -21,7 +21,7 @@ const NAME: &str = "%j";
 
 /// Returns the argument of `squeue --format`. `token` begins each line.
 pub(super) fn format(token: &str) -> String {
-    let between = BETWEEN.to_string();
+    let between = FIELD_SEPARATOR.to_string();
     [&[token][..], &FIELDS, &[NAME]].concat().join(&between)
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Job {
     pub(super) required: Vec<NodeName>,
     pub(super) excluded: Vec<NodeName>,
     /// The number of nodes.
-    pub(super) count: u32,
+    pub(super) node_count: u32,
     /// Per node.
     pub(super) cpus: u64,
     pub(super) memory: u64,
@@ -57,21 +57,21 @@ impl Job {
     pub(super) fn phase(&self) -> Phase {
         match self.state {
             Some(state) => state.phase(),
-            None if self.nodes.is_empty() => Phase::Waiting,
-            None => Phase::OnNodes,
+            None if self.nodes.is_empty() => Phase::Pending,
+            None => Phase::Active,
         }
     }
 }
 
 /// Parses the lines that begin with `token`. Other lines are parts of names.
 pub(super) fn parse(text: &str, token: &str) -> Vec<Job> {
-    let begin = format!("{token}{BETWEEN}");
+    let begin = format!("{token}{FIELD_SEPARATOR}");
     text.split('\n').filter_map(|line| job(line.strip_prefix(&begin)?)).collect()
 }
 
 fn job(line: &str) -> Option<Job> {
-    let mut fields = line.splitn(FIELDS.len() + 1, BETWEEN);
-    let mut next = || fields.next().map(str::trim).map(|field| if is_nothing(field) { "" } else { field });
+    let mut fields = line.splitn(FIELDS.len() + 1, FIELD_SEPARATOR);
+    let mut next = || fields.next().map(str::trim).map(|field| if is_null(field) { "" } else { field });
     let job = Job {
         number: next()?.parse().ok()?,
         uid: next()?.parse().ok(),
@@ -82,11 +82,11 @@ fn job(line: &str) -> Option<Job> {
         submitted: time(next()?),
         started: time(next()?),
         ended: time(next()?),
-        nodes: names(next()?),
-        required: names(next()?),
-        excluded: names(next()?),
-        count: leading(next()?).max(1),
-        cpus: leading(next()?).into(),
+        nodes: parse_nodes(next()?),
+        required: parse_nodes(next()?),
+        excluded: parse_nodes(next()?),
+        node_count: leading_number(next()?).max(1),
+        cpus: leading_number(next()?).into(),
         memory: megabytes(next()?),
         gpus: gpus(plain_gres(next()?)),
         reservation: Some(next()?.to_owned()).filter(|name| !name.is_empty()),
@@ -97,12 +97,12 @@ fn job(line: &str) -> Option<Job> {
 }
 
 /// An unreadable list names no node: the nodes' own state shows that they are in use.
-fn names(text: &str) -> Vec<NodeName> {
+fn parse_nodes(text: &str) -> Vec<NodeName> {
     hostlist::parse(text).unwrap_or_default()
 }
 
 /// Parses the leading number, as in `2-4`.
-fn leading(text: &str) -> u32 {
+fn leading_number(text: &str) -> u32 {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     text[..digits].parse().unwrap_or_default()
 }
@@ -168,9 +168,9 @@ mod tests {
         let jobs = parse(&line(running()), TOKEN);
         let [job] = &jobs[..] else { panic!("{jobs:?}") };
         assert_eq!((job.number, job.uid, &*job.user, &*job.name), (12, Some(1000), "alice", "train"));
-        assert_eq!((job.state, job.phase()), (Some(JobState::Running), Phase::OnNodes));
+        assert_eq!((job.state, job.phase()), (Some(JobState::Running), Phase::Active));
         assert_eq!(job.nodes.len(), 2);
-        assert_eq!((job.count, job.gpus, job.memory), (2, 8, 0));
+        assert_eq!((job.node_count, job.gpus, job.memory), (2, 8, 0));
         assert_eq!((&job.reservation, &job.features, &*job.reason), (&None, &None, ""));
         assert_eq!(job.partitions, ["gpu", "debug"]);
     }
@@ -189,9 +189,9 @@ mod tests {
     fn a_state_of_a_later_version_holds_its_nodes() {
         let mut fields = running();
         fields[3] = "TELEPORTING";
-        assert_eq!(parse(&line(fields), TOKEN)[0].phase(), Phase::OnNodes);
+        assert_eq!(parse(&line(fields), TOKEN)[0].phase(), Phase::Active);
         fields[9] = "";
-        assert_eq!(parse(&line(fields), TOKEN)[0].phase(), Phase::Waiting);
+        assert_eq!(parse(&line(fields), TOKEN)[0].phase(), Phase::Pending);
     }
 
     #[test]

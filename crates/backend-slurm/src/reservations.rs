@@ -2,7 +2,7 @@
 
 use doctor_core::{hostlist, ids::NodeName, time::Timestamp};
 
-use super::text::{Record, records};
+use super::scontrol_text::{Record, records};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Reservation {
@@ -58,7 +58,7 @@ pub(super) fn parse(text: &str) -> Vec<Reservation> {
 }
 
 fn reservation(line: &str) -> Option<Reservation> {
-    let record = Record::of(line, &KEYS);
+    let record = Record::parse(line, &KEYS);
     let listed = record.word("Nodes").map(hostlist::parse);
     let unreadable = matches!(listed, Some(Err(_)));
     let mut nodes = listed.and_then(Result::ok).unwrap_or_default();

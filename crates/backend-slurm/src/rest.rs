@@ -10,35 +10,35 @@ use doctor_backend::http::{Client, HttpError, HttpErrorKind, Proxy, Request};
 
 use super::{
     config::Rest,
-    json::{self, MOST_BYTES},
-    nodes::NodeSeen,
+    json::{self, MAX_RESPONSE_BYTES},
+    nodes::SlurmNode,
 };
 
 /// The most bytes of an error response that are read.
-const MOST_SAID: usize = 4096;
+const MAX_QUOTED_BYTES: usize = 4096;
 
 #[derive(Debug, thiserror::Error)]
 enum RestError {
     #[error("cannot read {} (`rest.token_file`)", .0.display())]
     NoToken(PathBuf, #[source] io::Error),
     #[error("request to {0} failed")]
-    Ask(String, #[source] HttpError),
+    Request(String, #[source] HttpError),
     #[error("the response of {0} exceeds the size limit")]
     TooLong(String),
     #[error("{0} did not respond in HTTP")]
-    NoHttp(String),
+    InvalidHttp(String),
     #[error("{at} answered with {status}: {text}")]
     Status { at: String, status: u16, text: String },
     #[error(transparent)]
-    Answer(#[from] json::BadAnswer),
+    Response(#[from] json::ResponseError),
 }
 
 /// Requests all nodes.
 ///
 /// # Errors
 /// As text, because every failure here is temporary.
-pub(super) fn nodes(rest: &Rest, limit: Duration) -> Result<Vec<NodeSeen>, String> {
-    ask(rest, limit).map_err(|error| {
+pub(super) fn nodes(rest: &Rest, limit: Duration) -> Result<Vec<SlurmNode>, String> {
+    request_nodes(rest, limit).map_err(|error| {
         let mut text = error.to_string();
         let mut source = std::error::Error::source(&error);
         while let Some(cause) = source {
@@ -49,7 +49,7 @@ pub(super) fn nodes(rest: &Rest, limit: Duration) -> Result<Vec<NodeSeen>, Strin
     })
 }
 
-fn ask(rest: &Rest, limit: Duration) -> Result<Vec<NodeSeen>, RestError> {
+fn request_nodes(rest: &Rest, limit: Duration) -> Result<Vec<SlurmNode>, RestError> {
     let token = match &rest.token_file {
         Some(path) => {
             let token = std::fs::read_to_string(path).map_err(|error| RestError::NoToken(path.clone(), error))?;
@@ -69,17 +69,17 @@ fn ask(rest: &Rest, limit: Duration) -> Result<Vec<NodeSeen>, RestError> {
     let url = format!("http://{server}/slurm/{}/nodes", rest.version);
     let failed = |error: HttpError| match error.kind {
         HttpErrorKind::TooLong => RestError::TooLong(rest.at.clone()),
-        HttpErrorKind::NotHttp => RestError::NoHttp(rest.at.clone()),
-        _ => RestError::Ask(rest.at.clone(), error),
+        HttpErrorKind::NotHttp => RestError::InvalidHttp(rest.at.clone()),
+        _ => RestError::Request(rest.at.clone(), error),
     };
-    let request = Request { url: &url, headers: &headers, body: None, within: limit };
+    let request = Request { url: &url, headers: &headers, body: None, timeout: limit };
     let answer = client.send(&request).map_err(failed)?;
     let status = answer.status;
     if status != 200 {
-        let text = answer.beginning(MOST_SAID).chars().take(200).collect();
+        let text = answer.read_prefix(MAX_QUOTED_BYTES).chars().take(200).collect();
         return Err(RestError::Status { at: rest.at.clone(), status, text });
     }
-    Ok(json::parse(&answer.read(MOST_BYTES).map_err(failed)?)?)
+    Ok(json::parse(&answer.read(MAX_RESPONSE_BYTES).map_err(failed)?)?)
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ words! {
         /// Defined for later; it may not exist yet.
         Future => "FUTURE",
         /// slurmctld has not heard from it since it started.
-        Unheard => "UNKNOWN",
+        Unregistered => "UNKNOWN",
     }
 }
 
@@ -109,10 +109,10 @@ words! {
 /// The progress of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    Waiting,
+    Pending,
     /// It has its nodes.
-    OnNodes,
-    Over,
+    Active,
+    Ended,
 }
 
 impl JobState {
@@ -123,7 +123,7 @@ impl JobState {
             | Self::RequeueFed
             | Self::RequeueHold
             | Self::ResvDelHold
-            | Self::SpecialExit => Phase::Waiting,
+            | Self::SpecialExit => Phase::Pending,
             Self::Completing
             | Self::Configuring
             | Self::Resizing
@@ -131,7 +131,7 @@ impl JobState {
             | Self::Signaling
             | Self::StageOut
             | Self::Stopped
-            | Self::Suspended => Phase::OnNodes,
+            | Self::Suspended => Phase::Active,
             Self::BootFail
             | Self::Cancelled
             | Self::Completed
@@ -141,26 +141,26 @@ impl JobState {
             | Self::OutOfMemory
             | Self::Preempted
             | Self::Revoked
-            | Self::Timeout => Phase::Over,
+            | Self::Timeout => Phase::Ended,
         }
     }
 }
 
 /// A node's state: its base, its flags, and an unknown word.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct State {
+pub(super) struct SlurmNodeState {
     base: Option<Base>,
     flags: Vec<Flag>,
     /// The first unknown word.
-    strange: Option<String>,
+    unrecognized: Option<String>,
 }
 
 /// How much of an unknown word is kept, in characters.
-const MOST_OF_A_WORD: usize = 40;
+const MAX_WORD_CHARS: usize = 40;
 
-impl State {
+impl SlurmNodeState {
     /// Parses the words of a state. The order does not matter.
-    pub(super) fn of<'a>(words: impl Iterator<Item = &'a str>) -> Self {
+    pub(super) fn from_words<'a>(words: impl Iterator<Item = &'a str>) -> Self {
         let mut state = Self::default();
         for word in words.map(str::trim).filter(|word| !word.is_empty()) {
             // Strips the suffixes that `sinfo` appends to a state.
@@ -170,7 +170,7 @@ impl State {
                 (None, Some(flag)) => state.flags.push(flag),
                 // A second base state makes the state unknown, like an unknown word.
                 _ => {
-                    state.strange.get_or_insert_with(|| word.chars().take(MOST_OF_A_WORD).collect());
+                    state.unrecognized.get_or_insert_with(|| word.chars().take(MAX_WORD_CHARS).collect());
                 }
             }
         }
@@ -178,8 +178,8 @@ impl State {
     }
 
     /// Parses `IDLE+DRAIN`, as `scontrol` writes it.
-    pub(super) fn of_text(text: &str) -> Self {
-        Self::of(text.split('+'))
+    pub(super) fn parse(text: &str) -> Self {
+        Self::from_words(text.split('+'))
     }
 
     pub(super) const fn base(&self) -> Option<Base> {
@@ -194,8 +194,8 @@ impl State {
         flags.iter().copied().find(|flag| self.has(*flag))
     }
 
-    pub(super) fn strange(&self) -> Option<&str> {
-        self.strange.as_deref()
+    pub(super) fn unrecognized(&self) -> Option<&str> {
+        self.unrecognized.as_deref()
     }
 }
 
@@ -220,11 +220,11 @@ mod tests {
 
     #[test]
     fn an_unknown_word_is_kept_and_two_base_states_are_none() {
-        let state = State::of_text("IDLE+DRAIN+LEVITATING");
+        let state = SlurmNodeState::parse("IDLE+DRAIN+LEVITATING");
         assert_eq!((state.base(), state.has(Flag::Drain)), (Some(Base::Idle), true));
-        assert_eq!(state.strange(), Some("LEVITATING"));
-        assert_eq!(State::of_text("IDLE+DOWN").strange(), Some("DOWN"));
-        assert_eq!(State::of_text("").base(), None);
-        assert_eq!(State::of_text("idle*").base(), Some(Base::Idle));
+        assert_eq!(state.unrecognized(), Some("LEVITATING"));
+        assert_eq!(SlurmNodeState::parse("IDLE+DOWN").unrecognized(), Some("DOWN"));
+        assert_eq!(SlurmNodeState::parse("").base(), None);
+        assert_eq!(SlurmNodeState::parse("idle*").base(), Some(Base::Idle));
     }
 }

@@ -24,30 +24,29 @@ use doctor_core::{
 
 use super::{
     SlurmBackend,
-    job::{self, Paths, Place},
-    marks,
-    nodes::NodeSeen,
-    programs::Does,
+    job::{self, Paths, Placement},
+    maintenance_reservation, marks,
+    nodes::SlurmNode,
+    programs::Access,
     reservations::Reservation,
-    shelter,
 };
 
 const OPERATION: &str = "submit";
 /// Relative to the shared directory.
 pub(super) const FOLDER: &str = "metadata/slurm";
 /// How long the files of runs are kept.
-const KEPT: Span = Span::days(30);
+const RETENTION: Span = Span::days(30);
 /// The interval between removals: on a shared file system they are slow.
-const PRUNED_EVERY: Duration = Duration::from_secs(3600);
+const PRUNE_INTERVAL: Duration = Duration::from_secs(3600);
 /// A claim has about two hundred bytes.
-const LONGEST_CLAIM: u64 = 16 * 1024;
+const MAX_CLAIM_BYTES: u64 = 16 * 1024;
 
-fn refuse(text: String) -> BackendError {
-    BackendError { operation: OPERATION, text, effect: Effect::NoneGiveUp }
+fn permanent_error(text: String) -> BackendError {
+    BackendError { operation: OPERATION, text, effect: Effect::NotAppliedPermanent }
 }
 
-fn later(text: String) -> BackendError {
-    BackendError { operation: OPERATION, text, effect: Effect::NoneTryAgain }
+fn retryable_error(text: String) -> BackendError {
+    BackendError { operation: OPERATION, text, effect: Effect::NotAppliedRetry }
 }
 
 impl SlurmBackend {
@@ -57,23 +56,25 @@ impl SlurmBackend {
         if !self.job_named(OPERATION, &name)?.is_empty() {
             return Ok(job::id(request.run));
         }
-        let begun = self.claims(request.run).map_err(|error| later(format!("reading its claims failed: {error}")))?;
+        let begun =
+            self.claims(request.run).map_err(|error| retryable_error(format!("reading its claims failed: {error}")))?;
         if !begun.is_empty() {
             return Ok(job::id(request.run));
         }
         let nodes = self.nodes_named(OPERATION, &request.nodes)?;
-        let folder = self.prepare(request.run).map_err(|error| later(format!("the shared directory: {error}")))?;
-        let policy = self.hand_out_policy().map_err(|error| later(format!("the policy for jobs: {error}")))?;
+        let folder =
+            self.prepare(request.run).map_err(|error| retryable_error(format!("the shared directory: {error}")))?;
+        let policy = self.publish_policy().map_err(|error| retryable_error(format!("the policy for jobs: {error}")))?;
         // Slurm starts nothing on a drained node, and a reserved one accepts only jobs of its reservation.
         let shelters = self.reservations(OPERATION)?;
-        let ours = |one: &&Reservation| shelter::kind(one).is_there();
+        let ours = |one: &&Reservation| maintenance_reservation::reservation_kind(one).exists();
         let sheltered = shelters.iter().filter(ours).any(|one| request.nodes.iter().any(|node| one.holds(node)));
         let closed = sheltered || nodes.iter().any(|node| marks::is_drained_by_us(node, &self.config));
         if closed {
-            self.shelter(OPERATION, &name, &request.nodes)?;
+            self.reserve_and_resume(OPERATION, &name, &request.nodes)?;
         }
         let partition = self.partition(&nodes, request.limit)?;
-        let place = Place {
+        let place = Placement {
             nodes: &request.nodes,
             partition: partition.as_deref(),
             gpus: nodes.iter().map(|node| node.gpus).min().unwrap_or_default(),
@@ -82,54 +83,54 @@ impl SlurmBackend {
         let output = folder.join("output.txt");
         let comment = format!("Cluster Doctor run {}", request.run);
         let words = job::arguments(&name, &comment, &place, request.limit, &output, &self.config);
-        let share = self.share();
+        let share = self.share_path();
         let paths = Paths { share, run: &folder, policy: policy.as_deref() };
-        self.programs.run(OPERATION, "sbatch", &words, &job::script(request, paths, &self.config), Does::Changes)?;
+        self.programs.run(OPERATION, "sbatch", &words, &job::script(request, paths, &self.config), Access::Write)?;
         Ok(job::id(request.run))
     }
 
     /// Returns the shared directory's path on the nodes.
-    pub(super) fn share(&self) -> &Path {
+    pub(super) fn share_path(&self) -> &Path {
         self.config.share.as_deref().unwrap_or(&self.data)
     }
 
     /// Returns the first partition that has all of these nodes, is up and allows the time; otherwise the first that has them.
-    pub(super) fn partition(&self, nodes: &[NodeSeen], limit: Span) -> Result<Option<String>, BackendError> {
+    pub(super) fn partition(&self, nodes: &[SlurmNode], limit: Span) -> Result<Option<String>, BackendError> {
         if let Some(partition) = &self.config.job.partition {
             return Ok(Some(partition.clone()));
         }
-        let site = self.site()?;
+        let site = self.cluster_config()?;
         let Some((first, rest)) = nodes.split_first() else { return Ok(None) };
         let shared = |name: &&String| rest.iter().all(|node| node.partitions.contains(name));
         let needed = limit + self.config.job.grace + Span::minutes(2);
         let good = |name: &&String| {
             site.partitions
                 .get(*name)
-                .is_some_and(|one| one.up && !one.reserved_only && one.longest.is_none_or(|longest| longest >= needed))
+                .is_some_and(|one| one.up && !one.reserved_only && one.max_time.is_none_or(|longest| longest >= needed))
         };
         let all: Vec<&String> = first.partitions.iter().filter(shared).collect();
         let chosen = all.iter().copied().find(|name| good(name)).or_else(|| all.first().copied());
         match chosen {
             Some(name) => Ok(Some(name.clone())),
-            None => Err(refuse("no partition contains all nodes; set `job.partition`".to_owned())),
+            None => Err(permanent_error("no partition contains all nodes; set `job.partition`".to_owned())),
         }
     }
 
     /// Creates the run's folder and returns its path on the nodes.
     pub(super) fn prepare(&self, run: RunId) -> io::Result<PathBuf> {
         self.prune();
-        fs::create_dir_all(self.folder(run))?;
-        Ok(self.share().join(FOLDER).join(run.to_string()))
+        fs::create_dir_all(self.run_folder(run))?;
+        Ok(self.share_path().join(FOLDER).join(run.to_string()))
     }
 
-    fn folder(&self, run: RunId) -> PathBuf {
+    fn run_folder(&self, run: RunId) -> PathBuf {
         self.data.join(FOLDER).join(run.to_string())
     }
 
     /// Periodically removes old files of runs, repairs and policies. What cannot be removed is retried later.
     fn prune(&self) {
-        let mut last = self.pruned.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.is_some_and(|at| at.elapsed() < PRUNED_EVERY) {
+        let mut last = self.last_pruned.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_some_and(|at| at.elapsed() < PRUNE_INTERVAL) {
             return;
         }
         *last = Some(Instant::now());
@@ -138,7 +139,7 @@ impl SlurmBackend {
 
     /// Reads the claims of a run's nodes.
     pub(super) fn claims(&self, run: RunId) -> io::Result<Vec<JobFile>> {
-        let entries = match fs::read_dir(self.folder(run)) {
+        let entries = match fs::read_dir(self.run_folder(run)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             other => other?,
         };
@@ -149,7 +150,7 @@ impl SlurmBackend {
                 continue;
             }
             let length = fs::metadata(&path)?.len();
-            if length > LONGEST_CLAIM {
+            if length > MAX_CLAIM_BYTES {
                 return Err(io::Error::other(format!("{} has {length} bytes", path.display())));
             }
             let claim: JobFile = serde_json::from_slice(&fs::read(&path)?).map_err(io::Error::other)?;
@@ -161,7 +162,7 @@ impl SlurmBackend {
     }
 
     /// Copies the policy for jobs under a name that contains its hash: a pending job reads the version it was submitted with.
-    fn hand_out_policy(&self) -> io::Result<Option<PathBuf>> {
+    fn publish_policy(&self) -> io::Result<Option<PathBuf>> {
         let Some(policy) = &self.policy else { return Ok(None) };
         let text = fs::read(policy)?;
         let name = format!("policy-{:016x}.toml", fnv1a(&text));
@@ -174,7 +175,7 @@ impl SlurmBackend {
             fs::write(&fresh, &text)?;
             fs::rename(&fresh, &place)?;
         }
-        Ok(Some(self.share().join(FOLDER).join(name)))
+        Ok(Some(self.share_path().join(FOLDER).join(name)))
     }
 }
 
@@ -182,13 +183,13 @@ fn prune(folder: &Path, now: Timestamp) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let Some(name) = name.to_str() else { continue };
-        if name.parse::<RunId>().is_ok_and(|run| now.since(run.born()) > KEPT) {
+        if name.parse::<RunId>().is_ok_and(|run| now.since(run.born()) > RETENTION) {
             let _kept = fs::remove_dir_all(entry.path());
             continue;
         }
         let ours = (name.starts_with("policy-") && (name.ends_with(".toml") || name.ends_with(".new")))
             || (name.starts_with("repair-") && name.ends_with(".txt"));
-        if ours && modified(&entry).is_some_and(|at| now.since(at) > KEPT) {
+        if ours && modified(&entry).is_some_and(|at| now.since(at) > RETENTION) {
             let _kept = fs::remove_file(entry.path());
         }
     }
@@ -204,11 +205,11 @@ fn check(request: &JobRequest) -> Result<(), BackendError> {
     let same = request.outputs.len() == request.nodes.len()
         && request.nodes.iter().all(|node| request.outputs.iter().any(|output| output.node == *node));
     if !same {
-        return Err(refuse("each node of a run needs exactly one output path".to_owned()));
+        return Err(permanent_error("each node of a run needs exactly one output path".to_owned()));
     }
     let paths = request.outputs.iter().flat_map(|output| output.logs.iter().chain([&output.document]));
     match paths.into_iter().find(|path| !path.components().all(|part| matches!(part, Component::Normal(_)))) {
-        Some(path) => Err(refuse(format!("{} leads out of the shared directory", path.display()))),
+        Some(path) => Err(permanent_error(format!("{} leads out of the shared directory", path.display()))),
         None => Ok(()),
     }
 }
@@ -223,9 +224,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut ids = IdSource::new(1);
         let now = SystemClock.now();
-        ids.at(now.minus(KEPT + Span::days(1)));
+        ids.set_time(now.minus(RETENTION + Span::days(1)));
         let old = ids.run();
-        ids.at(now);
+        ids.set_time(now);
         let (young, op) = (ids.run(), ids.op());
         for run in [young, old] {
             fs::create_dir(folder.path().join(run.to_string())).unwrap();
@@ -242,7 +243,7 @@ mod tests {
         };
         prune(folder.path(), now);
         assert!(!left().contains(&old.to_string()) && left().len() == 5, "{:?}", left());
-        prune(folder.path(), now.plus(KEPT + Span::hours(1)));
+        prune(folder.path(), now.plus(RETENTION + Span::hours(1)));
         assert_eq!(left(), ["notes.txt"]);
     }
 }

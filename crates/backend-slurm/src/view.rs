@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use doctor_backend::SeenNode;
+use doctor_backend::ObservedNode;
 use doctor_core::{
     ids::{NodeName, PoolName, RunId, Sku},
     node::{Node, Occupancy},
@@ -10,99 +10,105 @@ use doctor_core::{
 };
 
 use super::{
-    board,
-    cluster::Site,
-    config::{OURS, SlurmConfig},
-    job,
-    marks::{self, Shelter},
-    nodes::NodeSeen,
-    occupancy::{Around, occupancy},
+    cluster::ClusterConfig,
+    config::{JOB_PREFIX, SlurmConfig},
+    job, maintenance_reservation,
+    marks::{self, ReservationKind},
+    nodes::SlurmNode,
+    occupancy::{NodeContext, occupancy},
+    pending_demand::{self, CandidateNode},
     queue::Job,
     reservations::Reservation,
-    shelter,
     states::Phase,
-    wanted::{self, Offer},
+    status_writer,
 };
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct View<'a> {
-    pub(super) nodes: &'a [NodeSeen],
+    pub(super) nodes: &'a [SlurmNode],
     pub(super) jobs: &'a [Job],
     pub(super) reservations: &'a [Reservation],
-    pub(super) site: &'a Site,
+    pub(super) cluster_config: &'a ClusterConfig,
     /// Our user id: any user may choose our job names.
     pub(super) user: u32,
 }
 
 /// Jobs on one node.
 #[derive(Debug, Default)]
-struct OnNode<'a> {
+struct NodeJobs<'a> {
     users: Vec<&'a Job>,
     /// Including repairs.
-    ours: bool,
-    ours_waits: bool,
+    has_our_job: bool,
+    our_job_pending: bool,
     runs: Vec<RunId>,
 }
 
 impl View<'_> {
     /// Returns every managed node, in order, and the number of the status on each.
-    pub(super) fn seen(&self, now: Timestamp, config: &SlurmConfig) -> (Vec<SeenNode>, HashMap<NodeName, u64>) {
-        let on_nodes = self.on_nodes();
-        let (reserved, sheltered) = self.reserved(now, config);
-        let mut places: Vec<(NodeName, &NodeSeen, Around)> = self
+    pub(super) fn seen_nodes(
+        &self,
+        now: Timestamp,
+        config: &SlurmConfig,
+    ) -> (Vec<ObservedNode>, HashMap<NodeName, u64>) {
+        let on_nodes = self.jobs_by_node();
+        let (reserved, sheltered) = self.reservations_by_node(now, config);
+        let mut places: Vec<(NodeName, &SlurmNode, NodeContext)> = self
             .nodes
             .iter()
-            .filter(|node| is_looked_after(node, config))
+            .filter(|node| is_managed(node, config))
             .filter_map(|node| {
                 let name = node.node_name()?;
-                let around = Around {
-                    reserved: reserved.get(&name).or_else(|| reserved.get(&everywhere())).map(|one| (*one).to_owned()),
-                    shelter: sheltered.get(&name).copied().unwrap_or_default(),
-                    suspends: self.site.saving.moment(node, &self.site.partitions),
-                    ..on_nodes.get(node.name.as_str()).map(OnNode::around).unwrap_or_default()
+                let around = NodeContext {
+                    foreign_reservation: reserved
+                        .get(&name)
+                        .or_else(|| reserved.get(&all_nodes_key()))
+                        .map(|one| (*one).to_owned()),
+                    our_reservation: sheltered.get(&name).copied().unwrap_or_default(),
+                    suspend_at: self.cluster_config.power_saving.power_down_time(node, &self.cluster_config.partitions),
+                    ..on_nodes.get(node.name.as_str()).map(NodeJobs::context).unwrap_or_default()
                 };
                 Some((name, node, around))
             })
             .collect();
         places.sort_by(|(a, ..), (b, ..)| a.cmp(b));
-        self.want(&mut places, now, config);
+        self.mark_demanded(&mut places, now, config);
         let mut pools = Pools::default();
         let mut shown = HashMap::new();
         let seen = places.into_iter().map(|(name, node, around)| {
-            shown.extend(board::number(node, config).map(|number| (name.clone(), number)));
+            shown.extend(status_writer::status_number(node, config).map(|number| (name.clone(), number)));
             let mut runs = on_nodes.get(node.name.as_str()).map(|on| on.runs.clone()).unwrap_or_default();
             runs.sort_unstable();
             runs.dedup();
             let node = Node {
                 name,
-                pool: pools.of(node, config),
+                pool: pools.pool_of(node, config),
                 occupancy: occupancy(node, &around, now, config),
-                marks: marks::marks(node, around.shelter, config),
+                marks: marks::marks(node, around.our_reservation, config),
                 // Slurm knows only the machine's name; the job's result reports the hardware.
                 hardware: None,
                 sku: sku(node, config),
                 apart: None,
             };
-            SeenNode { node: Arc::new(node), heard: None, jobs: runs }
+            ObservedNode { node: Arc::new(node), agent_last_seen: None, jobs: runs }
         });
         (seen.collect(), shown)
     }
 
-    fn on_nodes(&self) -> HashMap<&str, OnNode<'_>> {
-        let mut on: HashMap<&str, OnNode<'_>> = HashMap::new();
+    fn jobs_by_node(&self) -> HashMap<&str, NodeJobs<'_>> {
+        let mut on: HashMap<&str, NodeJobs<'_>> = HashMap::new();
         for job in self.jobs {
-            let ours = job.uid == Some(self.user) && job.name.starts_with(OURS);
+            let ours = job.uid == Some(self.user) && job.name.starts_with(JOB_PREFIX);
             match (job.phase(), ours) {
-                (Phase::Over, _) | (Phase::Waiting, false) => {}
-                (Phase::OnNodes, false) => {
+                (Phase::Ended, _) | (Phase::Pending, false) => {}
+                (Phase::Active, false) => {
                     job.nodes.iter().for_each(|node| on.entry(node.as_str()).or_default().users.push(job));
                 }
                 (phase, true) => {
-                    let nodes = if phase == Phase::OnNodes { &job.nodes } else { &job.required };
+                    let nodes = if phase == Phase::Active { &job.nodes } else { &job.required };
                     for node in nodes {
                         let place = on.entry(node.as_str()).or_default();
-                        place.ours |= phase == Phase::OnNodes;
-                        place.ours_waits |= phase == Phase::Waiting;
+                        place.has_our_job |= phase == Phase::Active;
+                        place.our_job_pending |= phase == Phase::Pending;
                         place.runs.extend(job::run_of(&job.name));
                     }
                 }
@@ -112,11 +118,15 @@ impl View<'_> {
     }
 
     /// Returns foreign reservations by node, and the nodes that ours hold.
-    fn reserved(&self, now: Timestamp, config: &SlurmConfig) -> (HashMap<NodeName, &str>, HashMap<NodeName, Shelter>) {
+    fn reservations_by_node(
+        &self,
+        now: Timestamp,
+        config: &SlurmConfig,
+    ) -> (HashMap<NodeName, &str>, HashMap<NodeName, ReservationKind>) {
         let (mut reserved, mut sheltered) = (HashMap::new(), HashMap::new());
         for reservation in self.reservations {
-            let ours = shelter::kind(reservation);
-            if ours.is_there() {
+            let ours = maintenance_reservation::reservation_kind(reservation);
+            if ours.exists() {
                 sheltered.extend(reservation.nodes.iter().map(|node| (node.clone(), ours)));
                 continue;
             }
@@ -125,7 +135,7 @@ impl View<'_> {
                 let name = reservation.name.as_str();
                 reserved.extend(reservation.nodes.iter().map(|node| (node.clone(), name)));
                 if reservation.unreadable {
-                    reserved.insert(everywhere(), name);
+                    reserved.insert(all_nodes_key(), name);
                 }
             }
         }
@@ -133,44 +143,49 @@ impl View<'_> {
     }
 
     /// Marks the nodes that pending user work needs and could have without our jobs.
-    fn want(&self, places: &mut [(NodeName, &NodeSeen, Around)], now: Timestamp, config: &SlurmConfig) {
-        let ours = |job: &&Job| job.uid == Some(self.user) && job.name.starts_with(OURS);
-        let waiting: Vec<&Job> = self.jobs.iter().filter(|job| wanted::waits(job) && !ours(job)).collect();
+    fn mark_demanded(&self, places: &mut [(NodeName, &SlurmNode, NodeContext)], now: Timestamp, config: &SlurmConfig) {
+        let ours = |job: &&Job| job.uid == Some(self.user) && job.name.starts_with(JOB_PREFIX);
+        let waiting: Vec<&Job> = self.jobs.iter().filter(|job| pending_demand::is_waiting(job) && !ours(job)).collect();
         if waiting.is_empty() {
             return;
         }
-        let free = |(_, node, around): &(NodeName, &NodeSeen, Around)| {
+        let free = |(_, node, around): &(NodeName, &SlurmNode, NodeContext)| {
             // Users could not have a node that we keep out of service; they could have one that we only test.
-            let open = !marks::marks(node, around.shelter, config).keep_out();
+            let open = !marks::marks(node, around.our_reservation, config).keeps_out_of_service();
             open && occupancy(node, around, now, config) == Occupancy::Free
         };
         let offered: Vec<usize> = (0..places.len()).filter(|place| free(&places[*place])).collect();
-        let offers: Vec<Offer<'_>> = offered
+        let offers: Vec<CandidateNode<'_>> = offered
             .iter()
             .map(|place| {
                 let (_, node, around) = &places[*place];
-                Offer { node, ours: around.ours || around.ours_waits }
+                CandidateNode { node, has_our_job: around.has_our_job || around.our_job_pending }
             })
             .collect();
-        for (offer, by) in wanted::wanted(&offers, waiting) {
-            places[offered[offer]].2.wanted = Some(by);
+        for (offer, by) in pending_demand::demanded_nodes(&offers, waiting) {
+            places[offered[offer]].2.pending_job = Some(by);
         }
     }
 }
 
 /// A placeholder for every node in a map of nodes; no real node has this name.
-fn everywhere() -> NodeName {
+fn all_nodes_key() -> NodeName {
     NodeName::new("all-nodes.of-a-list-that-cannot-be-read").expect("a valid node name")
 }
 
-impl OnNode<'_> {
-    fn around(&self) -> Around {
+impl NodeJobs<'_> {
+    fn context(&self) -> NodeContext {
         let users = self.users.iter().map(|job| format!("job {} of {}", job.number, job.user)).collect();
-        Around { users, ours: self.ours, ours_waits: self.ours_waits, ..Around::default() }
+        NodeContext {
+            users,
+            has_our_job: self.has_our_job,
+            our_job_pending: self.our_job_pending,
+            ..NodeContext::default()
+        }
     }
 }
 
-fn is_looked_after(node: &NodeSeen, config: &SlurmConfig) -> bool {
+fn is_managed(node: &SlurmNode, config: &SlurmConfig) -> bool {
     let partition = config.partitions.is_empty() || node.partitions.iter().any(|name| config.partitions.contains(name));
     partition && (node.gpus > 0 || !config.gpus_only)
 }
@@ -181,7 +196,7 @@ struct Pools(HashMap<String, PoolName>);
 
 impl Pools {
     /// Returns the first managed partition of the node.
-    fn of(&mut self, node: &NodeSeen, config: &SlurmConfig) -> PoolName {
+    fn pool_of(&mut self, node: &SlurmNode, config: &SlurmConfig) -> PoolName {
         let wanted = |name: &&String| config.partitions.is_empty() || config.partitions.contains(name);
         let name = node.partitions.iter().find(wanted).map_or("none", String::as_str);
         if let Some(known) = self.0.get(name) {
@@ -193,7 +208,7 @@ impl Pools {
     }
 }
 
-fn sku(node: &NodeSeen, config: &SlurmConfig) -> Option<Sku> {
+fn sku(node: &SlurmNode, config: &SlurmConfig) -> Option<Sku> {
     let by_feature = node.features.iter().find_map(|feature| config.skus.get(feature)).cloned();
     by_feature.or_else(|| Sku::new(node.instance_type.as_deref()?).ok())
 }
@@ -201,7 +216,7 @@ fn sku(node: &NodeSeen, config: &SlurmConfig) -> Option<Sku> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{nodes, queue, reservations, site};
+    use crate::{cluster_config, nodes, queue, reservations};
     use doctor_core::node::MarkKind;
     use proptest::prelude::*;
 
@@ -238,14 +253,19 @@ mod tests {
         fields.join("\u{1f}")
     }
 
-    fn seen(nodes: &str, jobs: &str, reserved: &str, config: &SlurmConfig) -> Vec<SeenNode> {
+    fn seen(nodes: &str, jobs: &str, reserved: &str, config: &SlurmConfig) -> Vec<ObservedNode> {
         let nodes = nodes::parse(nodes).unwrap();
         let (jobs, reservations) = (queue::parse(jobs, TOKEN), reservations::parse(reserved));
-        let site = Site { partitions: site::partitions(""), saving: site::power_saving("") };
-        View { nodes: &nodes, jobs: &jobs, reservations: &reservations, site: &site, user: US }.seen(NOW, config).0
+        let site = ClusterConfig {
+            partitions: cluster_config::partitions(""),
+            power_saving: cluster_config::power_saving(""),
+        };
+        View { nodes: &nodes, jobs: &jobs, reservations: &reservations, cluster_config: &site, user: US }
+            .seen_nodes(NOW, config)
+            .0
     }
 
-    fn said(seen: &SeenNode) -> String {
+    fn said(seen: &ObservedNode) -> String {
         match &seen.node.occupancy {
             Occupancy::Free => format!("{} free", seen.node.name),
             Occupancy::Busy { by } => format!("{} busy: {by}", seen.node.name),

@@ -3,12 +3,12 @@
 
 use doctor_backend::contract;
 
-#[path = "slurm_backend/acts.rs"]
-mod acts;
 #[path = "slurm_backend/killed.rs"]
 mod killed;
-#[path = "slurm_backend/looks.rs"]
-mod looks;
+#[path = "slurm_backend/node_ops.rs"]
+mod node_ops;
+#[path = "slurm_backend/reads.rs"]
+mod reads;
 #[path = "slurm_backend/stage.rs"]
 mod stage;
 #[path = "slurm_backend/users.rs"]
@@ -57,17 +57,17 @@ on_both! {
 fn the_contract_is_kept(generation: Generation) {
     let Some(stage) = Stage::new("the contract of backends", generation) else { return };
     let backend = stage.open();
-    assert_eq!(contract::breaches(&backend, &stage), [], "broken rules");
+    assert_eq!(contract::violations(&backend, &stage), [], "broken rules");
 }
 
-use acts::{
+use killed::killed_anywhere_the_node_is_never_open_to_users;
+use node_ops::{
     a_node_that_does_not_come_back_from_a_reboot_stays_closed, a_node_that_is_set_down_is_drained_too,
     a_proving_run_on_a_drained_node_never_opens_it_to_users,
     a_reboot_keeps_the_node_closed_and_is_done_when_it_is_back, a_reset_runs_on_the_drained_node_and_leaves_it_drained,
     results_are_shown_on_the_node,
 };
-use killed::killed_anywhere_the_node_is_never_open_to_users;
-use looks::{a_node_that_is_powered_down_is_left_asleep, slurmrestd_tells_the_same};
+use reads::{a_node_that_is_powered_down_is_left_asleep, slurmrestd_tells_the_same};
 use users::{
     an_outage_of_the_controller_is_an_error_and_nothing_is_doubled, several_nodes_are_one_job, the_users_come_first,
     what_slurm_forgets_is_told_by_the_claim,

@@ -8,77 +8,81 @@ use std::{fs, time::Duration};
 
 use doctor_backend::{
     clock::{Clock as _, SystemClock},
-    inspection::{Inspected, named},
+    inspection::{InspectionItem, format_nodes},
     program,
     ssh::{
         Host, HostKeys, SshConfig,
-        install::hash,
-        session::{KEY_CHANGED, KEY_UNKNOWN, Lines},
+        remote_program::hash,
+        session::{KEY_CHANGED, KEY_UNKNOWN, SshConnector},
     },
 };
 use doctor_core::{ids::NodeName, time::Timestamp};
 
-use super::fleet::each;
+use super::backend::each;
 use facts::Facts;
 
 /// The most that a host's clock may be off: a larger offset corrupts the history.
-const MOST_OFF: Duration = Duration::from_secs(30);
+const MAX_CLOCK_OFFSET: Duration = Duration::from_secs(30);
 /// The free space that our program, runs and their logs need, in KiB.
-const LEAST_SPACE: u64 = 256 * 1024;
+const MIN_FREE_SPACE: u64 = 256 * 1024;
 
 /// The repairs that the policy permits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wants {
+pub struct RequiredRepairs {
     pub reset: bool,
     pub reboot: bool,
 }
 
 /// The answer of one host.
-struct Asked {
+struct HostFacts {
     name: NodeName,
-    said: Result<Facts, String>,
+    facts: Result<Facts, String>,
     /// Seconds between its clock and ours.
-    off: Option<u64>,
+    clock_offset: Option<u64>,
 }
 
 /// The program that would be installed.
-struct Carried {
+struct LocalProgram {
     hash: String,
     /// The machine architecture it is for; `None`: unknown.
     machine: Option<&'static str>,
 }
 
 /// Inspects all hosts.
-pub fn inspect(config: &SshConfig, wants: Wants) -> Vec<Inspected> {
+pub fn inspect(config: &SshConfig, wants: RequiredRepairs) -> Vec<InspectionItem> {
     let hosts = match config.read_hosts() {
         Ok(hosts) => hosts,
-        Err(error) => return vec![Inspected::bad("hosts", error.to_string(), "check `hostfile` or `hosts`")],
+        Err(error) => return vec![InspectionItem::bad("hosts", error.to_string(), "check `hostfile` or `hosts`")],
     };
-    let carried = match carried(config) {
+    let carried = match local_program(config) {
         Ok(carried) => carried,
         Err(why) => {
-            return vec![Inspected::bad("doctor-node", why, "set `doctor_node` under [backend.ssh] to the program")];
+            return vec![InspectionItem::bad(
+                "doctor-node",
+                why,
+                "set `doctor_node` under [backend.ssh] to the program",
+            )];
         }
     };
-    let programs: Vec<&str> = wanted_programs(config, wants);
+    let programs: Vec<&str> = required_programs(config, wants);
     let script = facts::script(&config.remote, &config.as_root.join(" "), &carried.hash, &programs);
-    let lines = Lines::new(config, None);
-    let asked = each(&[(&*hosts, config.parallel)], |host| ask(&lines, host, &script, config));
-    let asked: Vec<Asked> = asked.into_iter().map(|(_, asked)| asked).collect();
-    let mut found = reach(&asked, config);
+    let lines = SshConnector::new(config, None);
+    let asked = each(&[(&*hosts, config.parallel)], |host| query_facts(&lines, host, &script, config));
+    let asked: Vec<HostFacts> = asked.into_iter().map(|(_, asked)| asked).collect();
+    let mut found = inspect_reachability(&asked, config);
     let answered: Vec<(&NodeName, &Facts)> =
-        asked.iter().filter_map(|one| Some((&one.name, one.said.as_ref().ok()?))).collect();
+        asked.iter().filter_map(|one| Some((&one.name, one.facts.as_ref().ok()?))).collect();
     if !answered.is_empty() {
         found.push(root(&answered, config));
         found.extend(program(&answered, &carried, config));
         found.push(clocks(&asked));
-        found.push(outlive(&answered));
+        found.push(inspect_sessions(&answered));
         found.extend(programs.iter().map(|program| command(&answered, program)));
     }
     found
 }
 
-fn carried(config: &SshConfig) -> Result<Carried, String> {
+fn local_program(config: &SshConfig) -> Result<LocalProgram, String> {
     let path = program::find(config.doctor_node.as_deref())?;
     let bytes = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     // `e_machine` of the ELF header.
@@ -87,27 +91,27 @@ fn carried(config: &SshConfig) -> Result<Carried, String> {
         Some([183, 0]) => Some("aarch64"),
         _ => None,
     };
-    Ok(Carried { hash: hash(&bytes), machine })
+    Ok(LocalProgram { hash: hash(&bytes), machine })
 }
 
 /// Returns the programs that hosts need for the permitted repairs.
-fn wanted_programs(config: &SshConfig, wants: Wants) -> Vec<&str> {
+fn required_programs(config: &SshConfig, wants: RequiredRepairs) -> Vec<&str> {
     let commands = [(wants.reset, &config.reset), (wants.reboot, &config.reboot)];
     let programs = commands.into_iter().filter(|(wanted, _)| *wanted).filter_map(|(_, command)| command.first());
     programs.map(String::as_str).filter(|program| facts::is_plain(program)).collect()
 }
 
-fn ask(lines: &Lines, host: &Host, script: &str, config: &SshConfig) -> Asked {
+fn query_facts(lines: &SshConnector, host: &Host, script: &str, config: &SshConfig) -> HostFacts {
     let before = SystemClock.now();
     let said = lines
-        .open(host, script, config.deadline.to_std())
-        .and_then(|line| facts::listen(|| line.hear().map_err(|why| why.to_string())));
-    let off = said.as_ref().ok().and_then(|facts| off(facts.clock?, before, SystemClock.now()));
-    Asked { name: host.name.clone(), said, off }
+        .open_session(host, script, config.deadline.to_std())
+        .and_then(|line| facts::read_facts(|| line.read_line().map_err(|why| why.to_string())));
+    let off = said.as_ref().ok().and_then(|facts| clock_offset(facts.clock?, before, SystemClock.now()));
+    HostFacts { name: host.name.clone(), facts: said, clock_offset: off }
 }
 
 /// Returns the least offset of a host's clock, which was read between these two times.
-fn off(clock: i64, before: Timestamp, after: Timestamp) -> Option<u64> {
+fn clock_offset(clock: i64, before: Timestamp, after: Timestamp) -> Option<u64> {
     let early = before.secs().saturating_sub(clock).max(0);
     let late = clock.saturating_sub(after.secs()).max(0);
     u64::try_from(early.max(late)).ok()
@@ -115,25 +119,26 @@ fn off(clock: i64, before: Timestamp, after: Timestamp) -> Option<u64> {
 
 /// Why a host cannot be reached, grouped by remedy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Obstacle {
+enum ConnectionProblem {
     KeyUnknown,
     KeyChanged,
-    NotLetIn,
-    NoName,
-    Silent,
+    LoginRefused,
+    NameNotResolved,
+    Unreachable,
 }
 
-impl Obstacle {
-    const ALL: [Self; 5] = [Self::KeyUnknown, Self::KeyChanged, Self::NotLetIn, Self::NoName, Self::Silent];
+impl ConnectionProblem {
+    const ALL: [Self; 5] =
+        [Self::KeyUnknown, Self::KeyChanged, Self::LoginRefused, Self::NameNotResolved, Self::Unreachable];
 
-    fn of(said: &str) -> Self {
+    fn classify(said: &str) -> Self {
         let any = |words: &[&str]| words.iter().any(|word| said.contains(word));
         match said {
             _ if any(&[KEY_CHANGED]) => Self::KeyChanged,
             _ if any(&[KEY_UNKNOWN]) => Self::KeyUnknown,
-            _ if any(&["Permission denied", "Too many authentication failures"]) => Self::NotLetIn,
-            _ if any(&["Could not resolve hostname"]) => Self::NoName,
-            _ => Self::Silent,
+            _ if any(&["Permission denied", "Too many authentication failures"]) => Self::LoginRefused,
+            _ if any(&["Could not resolve hostname"]) => Self::NameNotResolved,
+            _ => Self::Unreachable,
         }
     }
 
@@ -150,11 +155,11 @@ impl Obstacle {
             Self::KeyChanged => "the host was reinstalled, or another machine uses its address; if it was \
                                  reinstalled: ssh-keygen -R HOST, then learn its new key"
                 .to_owned(),
-            Self::NotLetIn => "make `ssh HOST true` work without a prompt for the user of the service: its key in \
+            Self::LoginRefused => "make `ssh HOST true` work without a prompt for the user of the service: its key in \
                  authorized_keys there, `user=` and `key=` in the host file, no passphrase without an agent"
                 .to_owned(),
-            Self::NoName => "give it an `address=` in the host file, or a HostName in ssh_config".to_owned(),
-            Self::Silent => format!(
+            Self::NameNotResolved => "give it an `address=` in the host file, or a HostName in ssh_config".to_owned(),
+            Self::Unreachable => format!(
                 "check that it is up and that its sshd answers within {}; a jump host is `jump=` in the host file",
                 config.connect
             ),
@@ -162,24 +167,24 @@ impl Obstacle {
     }
 }
 
-fn reach(asked: &[Asked], config: &SshConfig) -> Vec<Inspected> {
+fn inspect_reachability(asked: &[HostFacts], config: &SshConfig) -> Vec<InspectionItem> {
     const WHAT: &str = "hosts";
-    let answered = asked.iter().filter(|one| one.said.is_ok()).count();
+    let answered = asked.iter().filter(|one| one.facts.is_ok()).count();
     if answered == asked.len() {
         let text = format!("{} reachable, host keys known, login accepted", host_count(answered));
-        return vec![Inspected::good(WHAT, text)];
+        return vec![InspectionItem::good(WHAT, text)];
     }
     let mut found = Vec::new();
-    for obstacle in Obstacle::ALL {
+    for obstacle in ConnectionProblem::ALL {
         let of: Vec<(&NodeName, &String)> = asked
             .iter()
-            .filter_map(|one| Some((&one.name, one.said.as_ref().err()?)))
-            .filter(|(_, said)| Obstacle::of(said) == obstacle)
+            .filter_map(|one| Some((&one.name, one.facts.as_ref().err()?)))
+            .filter(|(_, said)| ConnectionProblem::classify(said) == obstacle)
             .collect();
         if let Some((_, said)) = of.first() {
             let names: Vec<NodeName> = of.iter().map(|(name, _)| (*name).clone()).collect();
-            let text = format!("{} of {}: {}: {said}", names.len(), asked.len(), named(&names));
-            found.push(Inspected::bad(WHAT, text, obstacle.remedy(config)));
+            let text = format!("{} of {}: {}: {said}", names.len(), asked.len(), format_nodes(&names));
+            found.push(InspectionItem::bad(WHAT, text, obstacle.remedy(config)));
         }
     }
     found
@@ -190,14 +195,14 @@ fn host_count(count: usize) -> String {
 }
 
 /// Returns the names of the hosts for which the predicate holds.
-fn those(answered: &[(&NodeName, &Facts)], holds: impl Fn(&Facts) -> bool) -> Vec<NodeName> {
+fn names_where(answered: &[(&NodeName, &Facts)], holds: impl Fn(&Facts) -> bool) -> Vec<NodeName> {
     answered.iter().filter(|(_, facts)| holds(facts)).map(|(name, _)| (*name).clone()).collect()
 }
 
-fn root(answered: &[(&NodeName, &Facts)], config: &SshConfig) -> Inspected {
-    let others = those(answered, |facts| facts.root != Some(0));
+fn root(answered: &[(&NodeName, &Facts)], config: &SshConfig) -> InspectionItem {
+    let others = names_where(answered, |facts| facts.root != Some(0));
     if others.is_empty() {
-        return Inspected::good("rights", format!("root access on {}", host_count(answered.len())));
+        return InspectionItem::good("rights", format!("root access on {}", host_count(answered.len())));
     }
     let remedy = if config.as_root.is_empty() {
         "log in as root, or set as_root = [\"sudo\", \"-n\"] under [backend.ssh]"
@@ -206,91 +211,101 @@ fn root(answered: &[(&NodeName, &Facts)], config: &SshConfig) -> Inspected {
     };
     let text = format!(
         "no root access on {}: GPU processes of other users are not visible, and no GPU can be reset",
-        named(&others)
+        format_nodes(&others)
     );
-    Inspected::bad("rights", text, remedy)
+    InspectionItem::bad("rights", text, remedy)
 }
 
-fn program(answered: &[(&NodeName, &Facts)], carried: &Carried, config: &SshConfig) -> Vec<Inspected> {
+fn program(answered: &[(&NodeName, &Facts)], carried: &LocalProgram, config: &SshConfig) -> Vec<InspectionItem> {
     const WHAT: &str = "doctor-node";
     let mut found = Vec::new();
     let mut bad = |nodes: &[NodeName], text: &str, remedy: &str| {
         if !nodes.is_empty() {
-            found.push(Inspected::bad(WHAT, format!("{}: {text}", named(nodes)), remedy));
+            found.push(InspectionItem::bad(WHAT, format!("{}: {text}", format_nodes(nodes)), remedy));
         }
     };
     if let Some(machine) = carried.machine {
-        let others = those(answered, |facts| !facts.machine.is_empty() && facts.machine != machine);
+        let others = names_where(answered, |facts| !facts.machine.is_empty() && facts.machine != machine);
         let remedy = "set `doctor_node` to a build for these hosts; `make portable` builds both architectures";
         bad(&others, &format!("the program is built for {machine}"), remedy);
     }
-    let closed = those(answered, |facts| !facts.program && !facts.writable);
+    let closed = names_where(answered, |facts| !facts.program && !facts.writable);
     bad(&closed, "the folder is not writable", &format!("check `remote` ({})", config.remote));
-    let uncheckable = those(answered, |facts| !facts.program && !facts.sha256sum);
+    let uncheckable = names_where(answered, |facts| !facts.program && !facts.sha256sum);
     bad(&uncheckable, "sha256sum is missing", "install coreutils");
-    let full = those(answered, |facts| !facts.program && facts.space.is_some_and(|space| space < LEAST_SPACE));
+    let full = names_where(answered, |facts| !facts.program && facts.space.is_some_and(|space| space < MIN_FREE_SPACE));
     bad(&full, "less than 256 MiB free", "free space there, or set `remote` to another folder");
     if found.is_empty() {
-        let there = those(answered, |facts| facts.program).len();
+        let there = names_where(answered, |facts| facts.program).len();
         let text = format!("{there} of {} hosts have this version; it can be installed on the others", answered.len());
-        found.push(Inspected::good(WHAT, text));
+        found.push(InspectionItem::good(WHAT, text));
     }
     found
 }
 
-fn clocks(asked: &[Asked]) -> Inspected {
+fn clocks(asked: &[HostFacts]) -> InspectionItem {
     const WHAT: &str = "clocks";
     let remedy = "run chrony or systemd-timesyncd on the hosts and here";
-    let off: Vec<&Asked> = asked.iter().filter(|one| one.off.is_some_and(|off| off > MOST_OFF.as_secs())).collect();
-    let answered = asked.iter().filter(|one| one.said.is_ok()).count();
-    let told = asked.iter().filter(|one| one.off.is_some()).count();
-    match off.iter().max_by_key(|one| one.off) {
+    let off: Vec<&HostFacts> =
+        asked.iter().filter(|one| one.clock_offset.is_some_and(|off| off > MAX_CLOCK_OFFSET.as_secs())).collect();
+    let answered = asked.iter().filter(|one| one.facts.is_ok()).count();
+    let told = asked.iter().filter(|one| one.clock_offset.is_some()).count();
+    match off.iter().max_by_key(|one| one.clock_offset) {
         Some(worst) => {
             let names: Vec<NodeName> = off.iter().map(|one| one.name.clone()).collect();
-            let most = worst.off.unwrap_or_default();
-            let text = format!("wrong on {}; largest offset {most} s, on {}", named(&names), worst.name);
-            Inspected::bad(WHAT, text, remedy)
+            let most = worst.clock_offset.unwrap_or_default();
+            let text = format!("wrong on {}; largest offset {most} s, on {}", format_nodes(&names), worst.name);
+            InspectionItem::bad(WHAT, text, remedy)
         }
         None if told < answered => {
-            Inspected::unknown(WHAT, format!("unknown on {}", host_count(answered - told))).try_this(remedy)
+            InspectionItem::unknown(WHAT, format!("unknown on {}", host_count(answered - told))).with_remedy(remedy)
         }
-        None => Inspected::good(WHAT, format!("{} within {} s of ours", host_count(told), MOST_OFF.as_secs())),
+        None => {
+            InspectionItem::good(WHAT, format!("{} within {} s of ours", host_count(told), MAX_CLOCK_OFFSET.as_secs()))
+        }
     }
 }
 
 /// Informational: both ways are fine.
-fn outlive(answered: &[(&NodeName, &Facts)]) -> Inspected {
-    let scopes = those(answered, |facts| facts.systemd).len();
+fn inspect_sessions(answered: &[(&NodeName, &Facts)]) -> InspectionItem {
+    let scopes = names_where(answered, |facts| facts.systemd).len();
     let text = match answered.len() - scopes {
         0 => "in systemd scopes, which outlive logins".to_owned(),
         others => {
             format!("in systemd scopes on {}, in separate sessions on {}", host_count(scopes), host_count(others))
         }
     };
-    Inspected::good("runs", text)
+    InspectionItem::good("runs", text)
 }
 
-fn command(answered: &[(&NodeName, &Facts)], program: &str) -> Inspected {
-    let without = those(answered, |facts| facts.has.iter().all(|has| has != program));
+fn command(answered: &[(&NodeName, &Facts)], program: &str) -> InspectionItem {
+    let without = names_where(answered, |facts| facts.has.iter().all(|has| has != program));
     if without.is_empty() {
-        return Inspected::good("repair", format!("{program} is on {}", host_count(answered.len())));
+        return InspectionItem::good("repair", format!("{program} is on {}", host_count(answered.len())));
     }
     let remedy = "install it there, set another command under [backend.ssh], or forbid it (`[allow]` in the policy)";
-    Inspected::bad("repair", format!("no {program} on {}", named(&without)), remedy)
+    InspectionItem::bad("repair", format!("no {program} on {}", format_nodes(&without)), remedy)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use doctor_backend::inspection::Standing;
+    use doctor_backend::inspection::InspectionStatus;
 
-    fn host(name: &str, said: Result<Facts, String>, off: u64) -> Asked {
-        Asked { name: NodeName::new(name).unwrap(), off: said.as_ref().ok().map(|_| off), said }
+    fn host(name: &str, said: Result<Facts, String>, off: u64) -> HostFacts {
+        HostFacts { name: NodeName::new(name).unwrap(), clock_offset: said.as_ref().ok().map(|_| off), facts: said }
     }
 
     fn good() -> Facts {
         let machine = "x86_64".to_owned();
-        Facts { root: Some(0), machine, sha256sum: true, writable: true, space: Some(LEAST_SPACE), ..Facts::default() }
+        Facts {
+            root: Some(0),
+            machine,
+            sha256sum: true,
+            writable: true,
+            space: Some(MIN_FREE_SPACE),
+            ..Facts::default()
+        }
     }
 
     #[test]
@@ -306,7 +321,7 @@ mod tests {
             no("n6", "ssh: connect to host n6 port 22: Connection timed out"),
             no("n7", "it does not answer"),
         ];
-        let found = reach(&asked, &config);
+        let found = inspect_reachability(&asked, &config);
         let lines: Vec<(&str, &str)> =
             found.iter().map(|one| (one.text.as_str(), one.remedy.as_deref().unwrap_or_default())).collect();
         for ((text, remedy), (host, word)) in lines.iter().zip([
@@ -318,14 +333,14 @@ mod tests {
         ]) {
             assert!(text.contains(host) && remedy.contains(word), "{text}: {remedy}");
         }
-        assert_eq!(found.len(), Obstacle::ALL.len());
-        assert_eq!(reach(&asked[..1], &config)[0].standing, Standing::Good);
+        assert_eq!(found.len(), ConnectionProblem::ALL.len());
+        assert_eq!(inspect_reachability(&asked[..1], &config)[0].standing, InspectionStatus::Good);
     }
 
     #[test]
     fn a_host_that_lacks_something_is_named() {
         let name = NodeName::new("n1").unwrap();
-        let carried = Carried { hash: String::new(), machine: Some("x86_64") };
+        let carried = LocalProgram { hash: String::new(), machine: Some("x86_64") };
         let config = SshConfig::default();
         let said = |facts: Facts| {
             let answered = [(&name, &facts)];
@@ -333,7 +348,7 @@ mod tests {
             all.push(root(&answered, &config));
             all.push(command(&answered, "nvidia-smi"));
             all.into_iter()
-                .filter(|one| one.standing == Standing::Bad)
+                .filter(|one| one.standing == InspectionStatus::Bad)
                 .map(|one| one.text)
                 .collect::<Vec<_>>()
                 .join("|")
@@ -356,13 +371,13 @@ mod tests {
     #[test]
     fn a_clock_is_off_by_what_the_way_there_does_not_explain() {
         let at = Timestamp::from_secs;
-        assert_eq!(off(100, at(90), at(110)), Some(0));
-        assert_eq!(off(100, at(150), at(160)), Some(50));
-        assert_eq!(off(100, at(10), at(20)), Some(80));
+        assert_eq!(clock_offset(100, at(90), at(110)), Some(0));
+        assert_eq!(clock_offset(100, at(150), at(160)), Some(50));
+        assert_eq!(clock_offset(100, at(10), at(20)), Some(80));
         let far = [host("n1", Ok(good()), 31), host("n2", Ok(good()), 0)];
         assert!(clocks(&far).text.contains("31 s, on n1"));
-        assert_eq!(clocks(&far[1..]).standing, Standing::Good);
-        let mute = Asked { off: None, ..host("n3", Ok(good()), 0) };
-        assert_eq!(clocks(&[mute]).standing, Standing::Unknown);
+        assert_eq!(clocks(&far[1..]).standing, InspectionStatus::Good);
+        let mute = HostFacts { clock_offset: None, ..host("n3", Ok(good()), 0) };
+        assert_eq!(clocks(&[mute]).standing, InspectionStatus::Unknown);
     }
 }

@@ -5,23 +5,23 @@ use std::path::{Path, PathBuf};
 use doctor_backend::{
     BackendError,
     inspection::Inspection,
-    registration::{Kind, Opened, Service},
+    registration::{BackendKind, OpenedCluster, ServiceSettings},
 };
 use doctor_core::policy::Policy;
 
-use super::{SshBackend, SshConfig, Wants, inspect};
+use super::{RequiredRepairs, SshBackend, SshConfig, inspect};
 
 /// Hosts without a scheduler.
 #[derive(Debug)]
 pub struct Ssh;
 
-impl Kind for Ssh {
+impl BackendKind for Ssh {
     const NAME: &'static str = "ssh";
     const DEFAULT_TEXT: &'static str = include_str!("default.toml");
 
     type Config = SshConfig;
 
-    fn resolve(config: &mut SshConfig, beside: &Path, _service: &Service<'_>) {
+    fn resolve(config: &mut SshConfig, beside: &Path, _service: &ServiceSettings<'_>) {
         let files = [&mut config.hostfile, &mut config.ssh_config, &mut config.known_hosts, &mut config.doctor_node];
         for path in files.into_iter().flatten().chain([&mut config.state]) {
             *path = beside.join(&*path);
@@ -32,12 +32,12 @@ impl Kind for Ssh {
         config.check().map_err(|error| error.to_string())
     }
 
-    fn open(config: &SshConfig, service: &Service<'_>) -> Result<Opened, BackendError> {
-        Ok(Opened::new(SshBackend::open(config.clone(), service.policy)?))
+    fn open(config: &SshConfig, service: &ServiceSettings<'_>) -> Result<OpenedCluster, BackendError> {
+        Ok(OpenedCluster::new(SshBackend::open(config.clone(), service.policy)?))
     }
 
-    fn inspect(config: &SshConfig, _service: &Service<'_>, policy: &Policy) -> Inspection {
-        let wants = Wants { reset: policy.allow.reset, reboot: policy.allow.reboot };
+    fn inspect(config: &SshConfig, _service: &ServiceSettings<'_>, policy: &Policy) -> Inspection {
+        let wants = RequiredRepairs { reset: policy.allow.reset, reboot: policy.allow.reboot };
         inspect(config, wants).into()
     }
 

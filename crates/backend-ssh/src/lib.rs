@@ -5,18 +5,18 @@
 //! restarted controller finds them. [`doctor_host::occupancy`] defines when a host is free; `README.md` has everything else for
 //! operators.
 
-mod acts;
-mod fleet;
+mod backend;
+mod dynamic_hosts;
 #[doc(hidden)]
-pub mod fuzzed;
-mod given;
+pub mod fuzzing;
 mod inspect;
 mod kind;
-mod records;
+mod multi_node;
+mod node_ops;
+mod run_journal;
 mod runs;
-mod several;
 
-pub use doctor_backend::ssh::{BadSettings, HostKeys, SshConfig};
-pub use fleet::SshBackend;
-pub use inspect::{Wants, inspect};
+pub use backend::SshBackend;
+pub use doctor_backend::ssh::{HostKeys, SshConfig, SshConfigError};
+pub use inspect::{RequiredRepairs, inspect};
 pub use kind::Ssh;

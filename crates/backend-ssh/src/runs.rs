@@ -12,79 +12,82 @@ use std::{
 
 use doctor_backend::{
     BackendError, JobOutput, JobRequest, PolledJob,
-    ssh::{Host, install::NoAnswer},
+    ssh::{Host, remote_program::RequestError},
 };
 use doctor_core::{
     ids::{JobId, NodeName, RunId},
-    run::{JobSeen, NonEmpty},
+    run::{NonEmpty, ObservedJobState},
 };
-use doctor_host::protocol::{Ask, Look, Outputs, Said, SeenRun, Start, Together};
+use doctor_host::protocol::{HostRequest, HostResponse, HostStatus, MultiNode, Outputs, RunStatus, StartRun};
 
 use super::{
     SshBackend,
-    fleet::{failed, locked, refused, try_again, unknown},
-    several::together,
+    backend::{locked, permanent_error, retryable_error, unexpected_answer, unknown_effect_error},
+    multi_node::combined_state,
 };
 
 const SUBMIT: &str = "submit";
 const CANCEL: &str = "cancel";
 
 /// Where a run is.
-enum Place {
-    On(Vec<Host>),
-    Nowhere,
+enum RunLocation {
+    Hosts(Vec<Host>),
+    Absent,
     /// No responding host has it, and some hosts do not respond.
-    Unclear(String),
+    Unknown(String),
 }
 
 impl SshBackend {
     pub(super) fn submit_run(&self, job: &JobRequest) -> Result<JobId, BackendError> {
-        let orders = self.orders(job)?;
+        let orders = self.start_requests(job)?;
         let hosts: Vec<Host> = orders.values().map(|(host, _)| host.clone()).collect();
-        let there = self.records.write(job.run, &job.nodes);
-        let there = there.map_err(|error| try_again(SUBMIT, error.to_string()))?;
+        let there = self.journal.write(job.run, &job.nodes);
+        let there = there.map_err(|error| retryable_error(SUBMIT, error.to_string()))?;
         if there != job.nodes {
             let names = there.iter().map(NodeName::as_str).collect::<Vec<_>>().join(", ");
-            return Err(refused(SUBMIT, format!("run {} is already on {names}", job.run)));
+            return Err(permanent_error(SUBMIT, format!("run {} is already on {names}", job.run)));
         }
         if hosts.len() > 1 {
-            self.all_answer(&hosts)?;
+            self.check_all_respond(&hosts)?;
         }
-        let start = |host: &Host| orders.get(&host.name).map(|(_, ask)| self.asker.ask(host, ask, Duration::ZERO));
-        let answers = self.each(&hosts, start);
+        let start =
+            |host: &Host| orders.get(&host.name).map(|(_, ask)| self.requester.request(host, ask, Duration::ZERO));
+        let answers = self.run_on_each(&hosts, start);
         let mut begun = None;
         for (host, answer) in answers.into_iter().filter_map(|(host, answer)| Some((host, answer?))) {
             match begun_as(&host, answer) {
                 Ok(job) => begun = Some(job),
                 Err(error) if hosts.len() == 1 => return Err(error),
-                Err(error) => return Err(self.end_the_others(job.run, &hosts, &error)),
+                Err(error) => return Err(self.cancel_other_parts(job.run, &hosts, &error)),
             }
         }
-        begun.ok_or_else(|| refused(SUBMIT, "the run names no host".to_owned()))
+        begun.ok_or_else(|| permanent_error(SUBMIT, "the run names no host".to_owned()))
     }
 
     /// Checks that all hosts respond, before anything starts. One that does not may respond later.
-    fn all_answer(&self, hosts: &[Host]) -> Result<(), BackendError> {
-        let answers = self.each(hosts, |host| self.look(host, Vec::new()));
+    fn check_all_respond(&self, hosts: &[Host]) -> Result<(), BackendError> {
+        let answers = self.run_on_each(hosts, |host| self.query_host(host, Vec::new()));
         let silent = answers.into_iter().find_map(|(host, look)| look.err().map(|why| format!("{}: {why}", host.name)));
-        silent.map_or(Ok(()), |text| Err(try_again(SUBMIT, text)))
+        silent.map_or(Ok(()), |text| Err(retryable_error(SUBMIT, text)))
     }
 
     /// Cancels the other parts after one could not start. Once they have ended, this run can never be complete, and a new one may
     /// start.
-    fn end_the_others(&self, run: RunId, hosts: &[Host], error: &BackendError) -> BackendError {
-        match self.end_on(run, hosts) {
-            Ok(()) => refused(SUBMIT, format!("{}; the other parts of the run were cancelled", error.text)),
-            Err(other) => unknown(SUBMIT, format!("{}; cancelling another part failed: {}", error.text, other.text)),
+    fn cancel_other_parts(&self, run: RunId, hosts: &[Host], error: &BackendError) -> BackendError {
+        match self.cancel_on(run, hosts) {
+            Ok(()) => permanent_error(SUBMIT, format!("{}; the other parts of the run were cancelled", error.text)),
+            Err(other) => {
+                unknown_effect_error(SUBMIT, format!("{}; cancelling another part failed: {}", error.text, other.text))
+            }
         }
     }
 
-    fn orders(&self, job: &JobRequest) -> Result<BTreeMap<NodeName, (Host, Ask)>, BackendError> {
+    fn start_requests(&self, job: &JobRequest) -> Result<BTreeMap<NodeName, (Host, HostRequest)>, BackendError> {
         if job.outputs.len() != job.nodes.len() {
-            return Err(refused(SUBMIT, "each host of a run needs one output".to_owned()));
+            return Err(permanent_error(SUBMIT, "each host of a run needs one output".to_owned()));
         }
         let policy = self.policy.as_ref().map(fs::read_to_string).transpose();
-        let policy = policy.map_err(|error| try_again(SUBMIT, format!("the policy file: {error}")))?;
+        let policy = policy.map_err(|error| retryable_error(SUBMIT, format!("the policy file: {error}")))?;
         let hosts = job.nodes.iter().map(|node| self.host(SUBMIT, node)).collect::<Result<Vec<_>, _>>()?;
         let rendezvous = match &*hosts {
             [first, _, ..] => Some(self.rendezvous(first)?),
@@ -92,14 +95,14 @@ impl SshBackend {
         };
         let mut orders = BTreeMap::new();
         for host in hosts {
-            let missing = || refused(SUBMIT, format!("{} has no output", host.name));
+            let missing = || permanent_error(SUBMIT, format!("{} has no output", host.name));
             let output = job.outputs.iter().find(|output| output.node == host.name).ok_or_else(missing)?;
-            let together = rendezvous.as_ref().map(|rendezvous| Together {
+            let together = rendezvous.as_ref().map(|rendezvous| MultiNode {
                 nodes: job.nodes.clone(),
                 rendezvous: rendezvous.clone(),
-                secret: job.key.rendezvous(),
+                secret: job.key.rendezvous_secret(),
             });
-            let start = Start {
+            let start = StartRun {
                 run: job.run,
                 node: host.name.clone(),
                 tests: job.tests.clone(),
@@ -108,17 +111,18 @@ impl SshBackend {
                 outputs: self.outputs(output)?,
                 policy: policy.clone(),
                 together,
-                users: self.wanted(Vec::new()),
+                users: self.query_params(Vec::new()),
                 max_load_per_core: self.config.max_load_per_core,
             };
-            orders.insert(host.name.clone(), (host, Ask::Start(Box::new(start))));
+            orders.insert(host.name.clone(), (host, HostRequest::Start(Box::new(start))));
         }
         Ok(orders)
     }
 
     /// Returns the address at which the other hosts of a multi-node run reach the first.
     fn rendezvous(&self, first: &Host) -> Result<String, BackendError> {
-        let address = self.asker.address(first).map_err(|why| try_again(SUBMIT, format!("{}: {why}", first.name)))?;
+        let address =
+            self.requester.address(first).map_err(|why| retryable_error(SUBMIT, format!("{}: {why}", first.name)))?;
         let port = self.config.rendezvous_port;
         Ok(if address.contains(':') { format!("[{address}]:{port}") } else { format!("{address}:{port}") })
     }
@@ -127,7 +131,7 @@ impl SshBackend {
     fn outputs(&self, output: &JobOutput) -> Result<Option<Outputs>, BackendError> {
         for path in output.logs.iter().chain([&output.document]) {
             if !path.components().all(|part| matches!(part, Component::Normal(_))) {
-                return Err(refused(SUBMIT, format!("{} leads out of the shared directory", path.display())));
+                return Err(permanent_error(SUBMIT, format!("{} leads out of the shared directory", path.display())));
             }
         }
         Ok(self.config.share.as_ref().map(|share| Outputs {
@@ -137,68 +141,77 @@ impl SshBackend {
     }
 
     /// Finds the hosts of each run: from the journal, otherwise from the hosts.
-    fn find(&self, operation: &'static str, runs: &[RunId]) -> Result<BTreeMap<RunId, Place>, BackendError> {
+    fn locate_runs(
+        &self,
+        operation: &'static str,
+        runs: &[RunId],
+    ) -> Result<BTreeMap<RunId, RunLocation>, BackendError> {
         let mut places = BTreeMap::new();
         let mut homeless = Vec::new();
         for run in runs {
-            match self.records.hosts_of(*run).map_err(|error| try_again(operation, error.to_string()))? {
-                Some(nodes) => drop(places.insert(*run, self.on(&nodes))),
+            match self.journal.hosts_of(*run).map_err(|error| retryable_error(operation, error.to_string()))? {
+                Some(nodes) => drop(places.insert(*run, self.location_of(&nodes))),
                 None => homeless.push(*run),
             }
         }
         if homeless.is_empty() {
             return Ok(places);
         }
-        let answers = self.each(&self.all(), |host| self.look(host, homeless.clone()));
+        let answers = self.run_on_each(&self.all(), |host| self.query_host(host, homeless.clone()));
         for run in homeless {
-            places.insert(run, self.as_told(run, &answers));
+            places.insert(run, self.location_from_answers(run, &answers));
         }
         Ok(places)
     }
 
-    fn on(&self, nodes: &[NodeName]) -> Place {
+    fn location_of(&self, nodes: &[NodeName]) -> RunLocation {
         let hosts = locked(&self.hosts);
         let found = nodes.iter().map(|node| hosts.get(node).cloned().ok_or(node)).collect::<Result<Vec<_>, _>>();
-        found.map_or_else(|node| Place::Unclear(format!("{node} is no longer among the hosts")), Place::On)
+        found.map_or_else(
+            |node| RunLocation::Unknown(format!("{node} is no longer among the hosts")),
+            RunLocation::Hosts,
+        )
     }
 
     /// Determines the place of a run from the hosts' answers. Each host knows the other hosts of the run.
-    fn as_told(&self, run: RunId, answers: &[(Host, Result<Look, String>)]) -> Place {
-        let has_it = |seen: &&SeenRun| seen.run == run && seen.seen != JobSeen::Absent;
+    fn location_from_answers(&self, run: RunId, answers: &[(Host, Result<HostStatus, String>)]) -> RunLocation {
+        let has_it = |seen: &&RunStatus| seen.run == run && seen.seen != ObservedJobState::Absent;
         let told = answers.iter().find_map(|(host, look)| {
             let seen = look.as_ref().ok()?.runs.iter().find(has_it)?;
             Some(NonEmpty::new(seen.nodes.clone()).unwrap_or_else(|| NonEmpty::one(host.name.clone())))
         });
         if let Some(nodes) = told {
-            self.records.learn(run, &nodes);
-            return self.on(&nodes);
+            self.journal.record_found(run, &nodes);
+            return self.location_of(&nodes);
         }
         let mut silent = answers.iter().filter(|(_, look)| look.is_err()).map(|(host, _)| &host.name);
         match silent.next() {
-            None => Place::Nowhere,
-            Some(first) => Place::Unclear(format!("hosts that do not answer: {}, first {first}", silent.count() + 1)),
+            None => RunLocation::Absent,
+            Some(first) => {
+                RunLocation::Unknown(format!("hosts that do not answer: {}, first {first}", silent.count() + 1))
+            }
         }
     }
 
     pub(super) fn poll_runs(&self, runs: &[RunId]) -> Result<Vec<PolledJob>, BackendError> {
-        let places = self.find("poll", runs)?;
-        let seen = self.parts_of(&places);
+        let places = self.locate_runs("poll", runs)?;
+        let seen = self.query_parts(&places);
         let answer = |run: &RunId| match places.get(run) {
-            Some(Place::On(hosts)) => whole(*run, hosts, &seen),
-            Some(Place::Nowhere) => bare(JobSeen::Absent),
-            Some(Place::Unclear(why)) => bare(JobSeen::Unknown { why: why.clone() }),
-            None => bare(JobSeen::Unknown { why: "it was not queried".to_owned() }),
+            Some(RunLocation::Hosts(hosts)) => combined_job(*run, hosts, &seen),
+            Some(RunLocation::Absent) => bare(ObservedJobState::Absent),
+            Some(RunLocation::Unknown(why)) => bare(ObservedJobState::Unknown { why: why.clone() }),
+            None => bare(ObservedJobState::Unknown { why: "it was not queried".to_owned() }),
         };
         let answers = runs.iter().map(answer).collect();
-        self.keep_logs(runs, seen);
+        self.cache_logs(runs, seen);
         Ok(answers)
     }
 
     /// Returns the state of each part; each host is queried once.
-    fn parts_of(&self, places: &BTreeMap<RunId, Place>) -> BTreeMap<(RunId, NodeName), SeenRun> {
+    fn query_parts(&self, places: &BTreeMap<RunId, RunLocation>) -> BTreeMap<(RunId, NodeName), RunStatus> {
         let mut by_host: BTreeMap<NodeName, (Host, Vec<RunId>)> = BTreeMap::new();
         for (run, place) in places {
-            let Place::On(hosts) = place else { continue };
+            let RunLocation::Hosts(hosts) = place else { continue };
             for host in hosts {
                 by_host.entry(host.name.clone()).or_insert_with(|| (host.clone(), Vec::new())).1.push(*run);
             }
@@ -206,9 +219,11 @@ impl SshBackend {
         let hosts: Vec<Host> = by_host.values().map(|(host, _)| host.clone()).collect();
         let asked = |host: &Host| by_host.get(&host.name).map(|(_, runs)| runs.clone()).unwrap_or_default();
         let mut seen = BTreeMap::new();
-        for (host, looked) in self.each(&hosts, |host| self.look(host, asked(host))) {
+        for (host, looked) in self.run_on_each(&hosts, |host| self.query_host(host, asked(host))) {
             let said = looked.map(|look| look.runs).unwrap_or_else(|why| {
-                let unknown = |run| SeenRun::bare(run, JobSeen::Unknown { why: format!("{}: {why}", host.name) });
+                let unknown = |run| {
+                    RunStatus::without_result(run, ObservedJobState::Unknown { why: format!("{}: {why}", host.name) })
+                };
                 asked(&host).into_iter().map(unknown).collect()
             });
             seen.extend(said.into_iter().map(|one| ((one.run, host.name.clone()), one)));
@@ -217,7 +232,7 @@ impl SshBackend {
     }
 
     /// Keeps logs while their runs are polled.
-    fn keep_logs(&self, runs: &[RunId], seen: BTreeMap<(RunId, NodeName), SeenRun>) {
+    fn cache_logs(&self, runs: &[RunId], seen: BTreeMap<(RunId, NodeName), RunStatus>) {
         let asked: BTreeSet<&RunId> = runs.iter().collect();
         let mut logs = locked(&self.logs);
         logs.retain(|(run, _), _| asked.contains(run));
@@ -231,46 +246,50 @@ impl SshBackend {
     }
 
     pub(super) fn cancel_run(&self, run: RunId) -> Result<(), BackendError> {
-        match self.find(CANCEL, &[run])?.remove(&run) {
-            Some(Place::On(hosts)) => self.end_on(run, &hosts),
-            Some(Place::Nowhere) | None => Ok(()),
-            Some(Place::Unclear(why)) => Err(unknown(CANCEL, why)),
+        match self.locate_runs(CANCEL, &[run])?.remove(&run) {
+            Some(RunLocation::Hosts(hosts)) => self.cancel_on(run, &hosts),
+            Some(RunLocation::Absent) | None => Ok(()),
+            Some(RunLocation::Unknown(why)) => Err(unknown_effect_error(CANCEL, why)),
         }
     }
 
     /// Cancels the run on every host, even if one of them fails.
-    fn end_on(&self, run: RunId, hosts: &[Host]) -> Result<(), BackendError> {
+    fn cancel_on(&self, run: RunId, hosts: &[Host]) -> Result<(), BackendError> {
         let grace = self.config.grace;
-        let end = |host: &Host| self.asker.ask(host, &Ask::Cancel { run, grace }, grace.to_std());
-        let ended = self.each(hosts, end).into_iter().map(|(host, answer)| match answer {
-            Ok(Said::Done) => Ok(()),
-            other => Err(failed(CANCEL, &host, other)),
+        let end = |host: &Host| self.requester.request(host, &HostRequest::Cancel { run, grace }, grace.to_std());
+        let ended = self.run_on_each(hosts, end).into_iter().map(|(host, answer)| match answer {
+            Ok(HostResponse::Done) => Ok(()),
+            other => Err(unexpected_answer(CANCEL, &host, other)),
         });
         ended.collect::<Vec<_>>().into_iter().collect()
     }
 }
 
-fn begun_as(host: &Host, answer: Result<Said, NoAnswer>) -> Result<JobId, BackendError> {
+fn begun_as(host: &Host, answer: Result<HostResponse, RequestError>) -> Result<JobId, BackendError> {
     match answer {
-        Ok(Said::Started(JobSeen::Pending { job, .. } | JobSeen::Running { job, .. } | JobSeen::Ended { job, .. })) => {
-            Ok(job)
-        }
+        Ok(HostResponse::Started(
+            ObservedJobState::Pending { job, .. }
+            | ObservedJobState::Running { job, .. }
+            | ObservedJobState::Ended { job, .. },
+        )) => Ok(job),
         // The next snapshot shows the user who came meanwhile, and the planner gives up the run.
-        Ok(Said::InUse { by }) => Err(try_again(SUBMIT, format!("{}: {by}", host.name))),
-        Ok(Said::Started(seen)) => Err(unknown(SUBMIT, format!("{}: the run is {seen:?}", host.name))),
-        other => Err(failed(SUBMIT, host, other)),
+        Ok(HostResponse::InUse { by }) => Err(retryable_error(SUBMIT, format!("{}: {by}", host.name))),
+        Ok(HostResponse::Started(seen)) => {
+            Err(unknown_effect_error(SUBMIT, format!("{}: the run is {seen:?}", host.name)))
+        }
+        other => Err(unexpected_answer(SUBMIT, host, other)),
     }
 }
 
-fn whole(run: RunId, hosts: &[Host], seen: &BTreeMap<(RunId, NodeName), SeenRun>) -> PolledJob {
+fn combined_job(run: RunId, hosts: &[Host], seen: &BTreeMap<(RunId, NodeName), RunStatus>) -> PolledJob {
     let part = |host: &Host| seen.get(&(run, host.name.clone()));
-    let silent = |host: &Host| JobSeen::Unknown { why: format!("{} did not report the run", host.name) };
-    let parts: Vec<JobSeen> =
+    let silent = |host: &Host| ObservedJobState::Unknown { why: format!("{} did not report the run", host.name) };
+    let parts: Vec<ObservedJobState> =
         hosts.iter().map(|host| part(host).map_or_else(|| silent(host), |one| one.seen.clone())).collect();
     let documents = hosts.iter().filter_map(|host| part(host)?.document.clone()).map(String::into_bytes);
-    PolledJob { seen: together(&parts), documents: documents.collect() }
+    PolledJob { state: combined_state(&parts), documents: documents.collect() }
 }
 
-const fn bare(seen: JobSeen) -> PolledJob {
-    PolledJob { seen, documents: Vec::new() }
+const fn bare(seen: ObservedJobState) -> PolledJob {
+    PolledJob { state: seen, documents: Vec::new() }
 }

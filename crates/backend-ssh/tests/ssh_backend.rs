@@ -1,14 +1,14 @@
 //! Tests the SSH backend on real sshd hosts with real `doctor-node` processes: the contract, what counts as use, failures of
 //! hosts and connections, repairs, and multi-node runs.
 
+#[path = "ssh_backend/fixture.rs"]
+mod fixture;
+#[path = "ssh_backend/multi_node.rs"]
+mod multi_node;
 #[path = "ssh_backend/repairs.rs"]
 mod repairs;
 #[path = "ssh_backend/reports.rs"]
 mod reports;
-#[path = "ssh_backend/several.rs"]
-mod several;
-#[path = "ssh_backend/stage.rs"]
-mod stage;
 
 use std::{
     fs,
@@ -16,21 +16,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_backend::{Backend, Change, Effect, NodeOp, SeenNode, contract, inspection::Standing};
-use doctor_backend_ssh::{HostKeys, Wants, inspect};
+use doctor_backend::{Backend, Change, Effect, NodeOp, ObservedNode, contract, inspection::InspectionStatus};
+use doctor_backend_ssh::{HostKeys, RequiredRepairs, inspect};
 use doctor_checks::document::Document;
 use doctor_core::{
     ids::OpId,
     node::Occupancy,
-    run::{JobEnd, JobSeen},
+    run::{JobEnd, ObservedJobState},
 };
 
-use stage::{Hosts, KEY, node, occupancy, polled, put, run_id, wait, wait_ended, why};
+use fixture::{Hosts, KEY, node, occupancy, polled, put, run_id, wait, wait_ended, why};
 
 #[test]
 fn the_ssh_backend_keeps_the_contract() {
     let Some(hosts) = Hosts::new("the_ssh_backend_keeps_the_contract", 2) else { return };
-    assert_eq!(contract::breaches(&hosts.open(), &hosts), []);
+    assert_eq!(contract::violations(&hosts.open(), &hosts), []);
 }
 
 #[test]
@@ -41,12 +41,12 @@ fn a_run_outlives_its_connection_and_its_controller_and_its_result_is_carried() 
         let backend = hosts.open();
         backend.submit(&hosts.request("host1", run, &["memory", "endless"])).unwrap();
         wait("the second test", || hosts.log("host1", run).contains("endless: /bin/sleep").then_some(()));
-        hosts.fleet.borrow().hosts()[0].cut().unwrap();
+        hosts.fleet.borrow().hosts()[0].cut_connections().unwrap();
     }
     // The next controller has lost all of the first one's files.
     fs::remove_dir_all(&hosts.config.state).unwrap();
     let backend = hosts.open();
-    assert!(matches!(polled(&backend, run).seen, JobSeen::Running { .. }));
+    assert!(matches!(polled(&backend, run).state, ObservedJobState::Running { .. }));
     assert_eq!(backend.snapshot().unwrap()[0].jobs, [run]);
     // The key is in the job's environment, which only its owner can read.
     assert!(!hosts.ssh("host1", "cat /proc/[0-9]*/cmdline").contains(&KEY.to_hex()));
@@ -86,7 +86,7 @@ fn a_user_of_a_host_is_detected() {
     let end = |mut child: Child| {
         child.kill().unwrap();
         child.wait().unwrap();
-        hosts.fleet.borrow().hosts()[0].cut().unwrap();
+        hosts.fleet.borrow().hosts()[0].cut_connections().unwrap();
     };
 
     let holder = work(&[], "exec 3</dev/nvidia0; read x");
@@ -120,14 +120,14 @@ fn hosts_that_fail_are_unknown_and_cost_one_connect_time_out() {
     {
         let mut fleet = hosts.fleet.borrow_mut();
         for host in ["host2", "host3", "host4"] {
-            fleet.host(host).unwrap().cut().unwrap();
+            fleet.host(host).unwrap().cut_connections().unwrap();
         }
         fleet.host("host2").unwrap().stop();
         fleet.host("host3").unwrap().hang();
         // Emulates another machine than the one whose key is known.
-        let text = fs::read_to_string(fleet.at("known_hosts")).unwrap();
+        let text = fs::read_to_string(fleet.path("known_hosts")).unwrap();
         let keys: Vec<&str> = text.lines().filter_map(|line| line.split_once(' ')).map(|(_, key)| key).collect();
-        fs::write(fleet.at("known_hosts"), text.replace(keys[3], keys[4])).unwrap();
+        fs::write(fleet.path("known_hosts"), text.replace(keys[3], keys[4])).unwrap();
     }
     let began = Instant::now();
     let nodes = backend.snapshot().unwrap();
@@ -141,9 +141,9 @@ fn hosts_that_fail_are_unknown_and_cost_one_connect_time_out() {
     // Their last answers remain in use until they respond again.
     assert_eq!(nodes[1].jobs, [run]);
     assert_eq!(nodes[2].node.marks.ours.len(), 1);
-    assert!(matches!(polled(&backend, run).seen, JobSeen::Unknown { .. }));
+    assert!(matches!(polled(&backend, run).state, ObservedJobState::Unknown { .. }));
     let error = backend.submit(&hosts.request("host2", run_id(3), &["memory"])).unwrap_err();
-    assert_eq!(error.effect, Effect::NoneTryAgain, "{error}");
+    assert_eq!(error.effect, Effect::NotAppliedRetry, "{error}");
     // After a reboot the host responds, and the run is lost.
     hosts.fleet.borrow_mut().host("host2").unwrap().boot().unwrap();
     assert_eq!(wait_ended(&backend, run).0, JobEnd::Lost);
@@ -169,30 +169,30 @@ fn hosts_with_one_home_see_neither_each_others_runs_nor_marks() {
     let (backend, runs) = (hosts.open(), [run_id(31), run_id(32)]);
     backend.submit(&hosts.request("host1", runs[0], &["endless"])).unwrap();
     backend.apply(&node("host1"), &NodeOp { op: OpId::from_number(1), what: Change::Drain }).unwrap();
-    let marks = |seen: &[SeenNode]| seen.iter().map(|seen| seen.node.marks.ours.len()).collect::<Vec<_>>();
-    let jobs = |seen: &[SeenNode]| seen.iter().map(|seen| seen.jobs.clone()).collect::<Vec<_>>();
+    let marks = |seen: &[ObservedNode]| seen.iter().map(|seen| seen.node.marks.ours.len()).collect::<Vec<_>>();
+    let jobs = |seen: &[ObservedNode]| seen.iter().map(|seen| seen.jobs.clone()).collect::<Vec<_>>();
     let seen = backend.snapshot().unwrap();
     assert_eq!((marks(&seen), jobs(&seen)), (vec![1, 0], vec![vec![runs[0]], vec![]]));
     // The end of one host's run does not affect the other's.
     backend.submit(&hosts.request("host2", runs[1], &["endless"])).unwrap();
     wait("both to run", || {
-        runs.iter().all(|run| matches!(polled(&backend, *run).seen, JobSeen::Running { .. })).then_some(())
+        runs.iter().all(|run| matches!(polled(&backend, *run).state, ObservedJobState::Running { .. })).then_some(())
     });
     backend.cancel(runs[1]).unwrap();
     assert_eq!(wait_ended(&backend, runs[1]).0, JobEnd::Killed);
-    assert!(matches!(polled(&backend, runs[0]).seen, JobSeen::Running { .. }));
+    assert!(matches!(polled(&backend, runs[0]).state, ObservedJobState::Running { .. }));
     assert_eq!(jobs(&backend.snapshot().unwrap()), [vec![runs[0]], vec![]]);
 }
 
 #[test]
 fn an_unknown_host_is_believed_only_if_it_is_to_be_learnt() {
     let Some(mut hosts) = Hosts::new("an_unknown_host_is_believed_only_if_it_is_to_be_learnt", 1) else { return };
-    hosts.config.known_hosts = Some(hosts.fleet.borrow().at("learnt"));
+    hosts.config.known_hosts = Some(hosts.fleet.borrow().path("learnt"));
     let strange = occupancy(&hosts.open(), "host1");
     assert!(matches!(strange, Occupancy::Unknown { .. }) && why(&strange).contains("verification"), "{strange:?}");
     hosts.config.host_keys = HostKeys::Learn;
     assert_eq!(why(&occupancy(&hosts.open(), "host1")), "free");
-    assert!(fs::read_to_string(hosts.fleet.borrow().at("learnt")).unwrap().contains("ed25519"));
+    assert!(fs::read_to_string(hosts.fleet.borrow().path("learnt")).unwrap().contains("ed25519"));
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn a_login_that_prints_and_a_program_that_was_changed_are_no_answer() {
     assert_eq!(error.effect, Effect::Unknown, "{error}");
     change("exit 255");
     let error = backend.submit(&hosts.request("host1", run_id(5), &["memory"])).unwrap_err();
-    assert_eq!(error.effect, Effect::NoneTryAgain, "{error}");
+    assert_eq!(error.effect, Effect::NotAppliedRetry, "{error}");
     // An answer to another request.
     change("echo doctor-node host 1; read q; echo {}");
     assert!(why(&occupancy(&backend, "host1")).contains("cannot parse its response"));
@@ -235,7 +235,7 @@ fn where_systemd_runs_a_run_is_in_a_scope_of_its_own_as_a_stand_in_for_systemd_r
     hosts.ssh("host1", "mkdir -p /run/systemd/system");
     let (backend, run) = (hosts.open(), run_id(6));
     backend.submit(&hosts.request("host1", run, &["endless"])).unwrap();
-    wait("the run", || matches!(polled(&backend, run).seen, JobSeen::Running { .. }).then_some(()));
+    wait("the run", || matches!(polled(&backend, run).state, ObservedJobState::Running { .. }).then_some(()));
     let told = || fs::read_to_string(home.join("told-systemd")).unwrap();
     let words = told();
     let unit = format!("--unit=cluster-doctor-{run}-");
@@ -266,20 +266,20 @@ fn a_job_that_cannot_begin_says_why_in_its_log() {
 fn what_hosts_lack_is_found_without_changing_them() {
     let Some(mut hosts) = Hosts::new("what_hosts_lack_is_found_without_changing_them", 4) else { return };
     hosts.config.reset = vec!["no-such-program".to_owned()];
-    hosts.config.known_hosts = Some(hosts.fleet.borrow().at("known"));
+    hosts.config.known_hosts = Some(hosts.fleet.borrow().path("known"));
     {
         let mut fleet = hosts.fleet.borrow_mut();
-        let keys = fs::read_to_string(fleet.at("known_hosts")).unwrap();
+        let keys = fs::read_to_string(fleet.path("known_hosts")).unwrap();
         let lines: Vec<&str> = keys.lines().collect();
         // The second has another key, the third has no known key, the fourth is down.
         let second = lines[1].split_once(' ').unwrap().0;
         let other = lines[0].split_once(' ').unwrap().1;
-        fs::write(fleet.at("known"), format!("{}\n{second} {other}\n{}\n", lines[0], lines[3])).unwrap();
+        fs::write(fleet.path("known"), format!("{}\n{second} {other}\n{}\n", lines[0], lines[3])).unwrap();
         fleet.host("host4").unwrap().stop();
     }
-    let found = inspect(&hosts.config, Wants { reset: true, reboot: true });
+    let found = inspect(&hosts.config, RequiredRepairs { reset: true, reboot: true });
     let said: Vec<String> =
-        found.iter().map(|one| format!("{} {}: {}", one.standing.word(), one.what, one.text)).collect();
+        found.iter().map(|one| format!("{} {}: {}", one.standing.as_str(), one.what, one.text)).collect();
     for part in [
         "bad hosts: 1 of 4: host3: its host key is not known",
         "bad hosts: 1 of 4: host2: its host key has changed",
@@ -293,7 +293,7 @@ fn what_hosts_lack_is_found_without_changing_them() {
     ] {
         assert!(said.iter().any(|line| line.starts_with(part)), "`{part}` is not in {said:#?}");
     }
-    assert!(found.iter().all(|one| one.standing == Standing::Good || one.remedy.is_some()), "{found:#?}");
+    assert!(found.iter().all(|one| one.standing == InspectionStatus::Good || one.remedy.is_some()), "{found:#?}");
     let remote = hosts.fleet.borrow().hosts()[0].home().join(".cluster-doctor");
     assert!(!remote.exists() && !hosts.config.state.exists(), "nothing is left behind");
 }

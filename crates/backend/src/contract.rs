@@ -10,24 +10,24 @@ use doctor_core::{
     case::StepKind,
     ids::{IdSource, JobId, NodeName, OpId, RunId},
     node::{MarkKind, Node, Occupancy, OurMark},
-    run::{JobEnd, JobSeen},
+    run::{JobEnd, ObservedJobState},
     time::Timestamp,
 };
 
-use super::{Backend, BackendError, Change, Effect, JobRequest, NodeOp, SeenNode};
+use super::{Backend, BackendError, Change, Effect, JobRequest, NodeOp, ObservedNode};
 
 /// The environment of a backend under test.
-pub trait Bed {
+pub trait Testbed {
     fn now(&self) -> Timestamp;
 
     /// Returns the node that the suite may use freely. It is free and has no marks.
     fn node(&self) -> NodeName;
 
     /// Makes the cluster report this occupancy for the node.
-    fn occupy(&self, node: &NodeName, wanted: Wanted);
+    fn set_occupancy(&self, node: &NodeName, wanted: TestOccupancy);
 
     /// Sets or removes a mark on the node under a foreign owner.
-    fn mark_by_somebody_else(&self, node: &NodeName, there: bool);
+    fn set_foreign_mark(&self, node: &NodeName, there: bool);
 
     /// Returns a request that the backend accepts, on [`Bed::node`].
     fn job(&self, run: RunId, length: Length) -> JobRequest;
@@ -36,7 +36,7 @@ pub trait Bed {
     fn jobs_started(&self, run: RunId) -> usize;
 
     /// Ends the run's job in a way that prevents it from reporting how it ended.
-    fn lose(&self, run: RunId);
+    fn lose_job(&self, run: RunId);
 
     /// Counts the resets or reboots of the node so far, observed from outside the backend. `None`: this bed cannot count them,
     /// and repairs are tested elsewhere.
@@ -54,7 +54,7 @@ pub trait Bed {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
+pub enum TestOccupancy {
     Free,
     Busy,
     Unknown,
@@ -70,9 +70,9 @@ pub enum Length {
 
 /// A broken rule, and what the suite observed instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Breach {
+pub struct ContractViolation {
     pub rule: &'static str,
-    pub seen: String,
+    pub observed: String,
 }
 
 /// How many times the suite lets time pass before it stops waiting.
@@ -81,16 +81,16 @@ const PATIENCE: usize = 1000;
 type RuleCheck<'a> = fn(&mut Suite<'a>) -> Result<(), String>;
 
 /// Checks every rule and returns the broken ones. An empty list means that the backend keeps the contract.
-pub fn breaches<'a>(backend: &'a dyn Backend, bed: &'a dyn Bed) -> Vec<Breach> {
+pub fn violations<'a>(backend: &'a dyn Backend, bed: &'a dyn Testbed) -> Vec<ContractViolation> {
     let mut suite = Suite { backend, bed, ids: IdSource::new(0xc0de) };
     let rules: [(&'static str, RuleCheck<'a>); 12] = [
         ("every node is in the snapshot, once", Suite::nodes_are_there_once),
         ("unknown and busy are never reported as free", Suite::occupancy_is_told_apart),
-        ("a run that was not submitted is absent, and poll results keep their order", Suite::absent_is_said),
+        ("a run that was not submitted is absent, and poll results keep their order", Suite::unknown_run_is_absent),
         ("submitting twice with one run id gives one job", Suite::submit_is_idempotent),
         ("an ended job is reported as ended and is not started again", Suite::an_end_is_final),
         ("cancelling ends the job; cancelling nothing is fine", Suite::cancel_is_idempotent),
-        ("a lost job is reported neither as running nor as successful", Suite::lost_is_said),
+        ("a lost job is reported neither as running nor as successful", Suite::lost_job_is_reported),
         ("a restarted controller finds the job", Suite::a_restart_loses_nothing),
         ("marks and drains are idempotent, visible, and leave foreign marks alone", Suite::marks_are_ours_only),
         ("a repair runs once, and never while the node is in use", Suite::repairs_are_done_once),
@@ -100,51 +100,53 @@ pub fn breaches<'a>(backend: &'a dyn Backend, bed: &'a dyn Bed) -> Vec<Breach> {
     let mut broken = Vec::new();
     for (rule, check) in rules {
         let node = bed.node();
-        bed.occupy(&node, Wanted::Free);
+        bed.set_occupancy(&node, TestOccupancy::Free);
         if let Err(seen) = check(&mut suite) {
-            broken.push(Breach { rule, seen });
+            broken.push(ContractViolation { rule, observed: seen });
         }
-        bed.occupy(&node, Wanted::Free);
-        bed.mark_by_somebody_else(&node, false);
+        bed.set_occupancy(&node, TestOccupancy::Free);
+        bed.set_foreign_mark(&node, false);
     }
     broken
 }
 
 struct Suite<'a> {
     backend: &'a dyn Backend,
-    bed: &'a dyn Bed,
+    bed: &'a dyn Testbed,
     ids: IdSource,
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "map_err passes the error by value")]
-fn said(error: BackendError) -> String {
+fn describe_error(error: BackendError) -> String {
     format!("an error: {error} ({:?})", error.effect)
 }
 
-fn must(kept: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
+fn check(kept: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
     if kept { Ok(()) } else { Err(otherwise()) }
 }
 
-const fn job_of(seen: &JobSeen) -> Option<&JobId> {
+const fn job_of(seen: &ObservedJobState) -> Option<&JobId> {
     match seen {
-        JobSeen::Unknown { .. } | JobSeen::Absent => None,
-        JobSeen::Pending { job, .. } | JobSeen::Running { job, .. } | JobSeen::Ended { job, .. } => Some(job),
+        ObservedJobState::Unknown { .. } | ObservedJobState::Absent => None,
+        ObservedJobState::Pending { job, .. }
+        | ObservedJobState::Running { job, .. }
+        | ObservedJobState::Ended { job, .. } => Some(job),
     }
 }
 
 impl Suite<'_> {
     fn run(&mut self) -> RunId {
-        self.ids.at(self.bed.now());
+        self.ids.set_time(self.bed.now());
         self.ids.run()
     }
 
     fn op(&mut self) -> OpId {
-        self.ids.at(self.bed.now());
+        self.ids.set_time(self.bed.now());
         self.ids.op()
     }
 
-    fn nodes(&self) -> Result<Vec<SeenNode>, String> {
-        self.backend.snapshot().map_err(said)
+    fn nodes(&self) -> Result<Vec<ObservedNode>, String> {
+        self.backend.snapshot().map_err(describe_error)
     }
 
     fn node(&self) -> Result<Node, String> {
@@ -154,39 +156,47 @@ impl Suite<'_> {
     }
 
     fn submit(&self, run: RunId, length: Length) -> Result<JobId, String> {
-        self.backend.submit(&self.bed.job(run, length)).map_err(said)
+        self.backend.submit(&self.bed.job(run, length)).map_err(describe_error)
     }
 
-    fn seen(&self, run: RunId) -> Result<JobSeen, String> {
-        let polled = self.backend.poll(&[run]).map_err(said)?;
-        must(polled.len() == 1, || format!("{} results for a poll of one run", polled.len()))?;
-        polled.into_iter().next().map(|job| job.seen).ok_or_else(|| "no result for a poll".to_owned())
+    fn poll_one(&self, run: RunId) -> Result<ObservedJobState, String> {
+        let polled = self.backend.poll(&[run]).map_err(describe_error)?;
+        check(polled.len() == 1, || format!("{} results for a poll of one run", polled.len()))?;
+        polled.into_iter().next().map(|job| job.state).ok_or_else(|| "no result for a poll".to_owned())
     }
 
     /// Lets time pass until the job satisfies `wanted`.
-    fn wait(&self, run: RunId, what: &str, wanted: impl Fn(&JobSeen) -> bool) -> Result<JobSeen, String> {
+    fn wait(
+        &self,
+        run: RunId,
+        what: &str,
+        wanted: impl Fn(&ObservedJobState) -> bool,
+    ) -> Result<ObservedJobState, String> {
         for _ in 0..PATIENCE {
-            let seen = self.seen(run)?;
+            let seen = self.poll_one(run)?;
             if wanted(&seen) {
                 return Ok(seen);
             }
             self.bed.let_time_pass();
         }
-        Err(format!("timed out waiting for {what}; state is {:?}", self.seen(run)?))
+        Err(format!("timed out waiting for {what}; state is {:?}", self.poll_one(run)?))
     }
 
-    fn wait_running(&self, run: RunId) -> Result<JobSeen, String> {
-        self.wait(run, "the job to run", |seen| matches!(seen, JobSeen::Running { .. }))
+    fn wait_running(&self, run: RunId) -> Result<ObservedJobState, String> {
+        self.wait(run, "the job to run", |seen| matches!(seen, ObservedJobState::Running { .. }))
     }
 
-    fn wait_ended(&self, run: RunId) -> Result<JobSeen, String> {
-        self.wait(run, "the job to end", |seen| matches!(seen, JobSeen::Ended { .. }))
+    fn wait_ended(&self, run: RunId) -> Result<ObservedJobState, String> {
+        self.wait(run, "the job to end", |seen| matches!(seen, ObservedJobState::Ended { .. }))
     }
 
     /// Cancels the job and waits for its end, so that no job of one rule is still running in the next.
     fn end(&self, run: RunId) -> Result<(), String> {
-        self.backend.cancel(run).map_err(said)?;
-        self.wait(run, "the job to be gone", |seen| matches!(seen, JobSeen::Ended { .. } | JobSeen::Absent)).map(drop)
+        self.backend.cancel(run).map_err(describe_error)?;
+        self.wait(run, "the job to be gone", |seen| {
+            matches!(seen, ObservedJobState::Ended { .. } | ObservedJobState::Absent)
+        })
+        .map(drop)
     }
 
     fn nodes_are_there_once(&mut self) -> Result<(), String> {
@@ -194,36 +204,42 @@ impl Suite<'_> {
         let count = names.len();
         names.sort();
         names.dedup();
-        must(names.len() == count, || format!("{count} nodes under {} names", names.len()))?;
-        must(names.contains(&self.bed.node()), || format!("{} is missing", self.bed.node()))
+        check(names.len() == count, || format!("{count} nodes under {} names", names.len()))?;
+        check(names.contains(&self.bed.node()), || format!("{} is missing", self.bed.node()))
     }
 
     fn occupancy_is_told_apart(&mut self) -> Result<(), String> {
         let name = self.bed.node();
-        for wanted in [Wanted::Unknown, Wanted::Busy, Wanted::Free, Wanted::Unknown] {
-            self.bed.occupy(&name, wanted);
+        for wanted in [TestOccupancy::Unknown, TestOccupancy::Busy, TestOccupancy::Free, TestOccupancy::Unknown] {
+            self.bed.set_occupancy(&name, wanted);
             let seen = self.node()?.occupancy;
             let right = match wanted {
-                Wanted::Free => seen.is_free(),
-                Wanted::Busy => matches!(seen, Occupancy::Busy { .. }),
-                Wanted::Unknown => matches!(seen, Occupancy::Unknown { .. }),
+                TestOccupancy::Free => seen.is_free(),
+                TestOccupancy::Busy => matches!(seen, Occupancy::Busy { .. }),
+                TestOccupancy::Unknown => matches!(seen, Occupancy::Unknown { .. }),
             };
-            must(right, || format!("a node that is {wanted:?} was reported as {seen:?}"))?;
+            check(right, || format!("a node that is {wanted:?} was reported as {seen:?}"))?;
         }
         Ok(())
     }
 
-    fn absent_is_said(&mut self) -> Result<(), String> {
+    fn unknown_run_is_absent(&mut self) -> Result<(), String> {
         let (unsubmitted, ours) = (self.run(), self.run());
         self.submit(ours, Length::Endless)?;
-        let polled = self.backend.poll(&[unsubmitted, ours, unsubmitted]).map_err(said)?;
-        let seen: Vec<_> = polled.iter().map(|job| &job.seen).collect();
-        let right =
-            matches!(seen[..], [JobSeen::Absent, JobSeen::Pending { .. } | JobSeen::Running { .. }, JobSeen::Absent]);
+        let polled = self.backend.poll(&[unsubmitted, ours, unsubmitted]).map_err(describe_error)?;
+        let seen: Vec<_> = polled.iter().map(|job| &job.state).collect();
+        let right = matches!(
+            seen[..],
+            [
+                ObservedJobState::Absent,
+                ObservedJobState::Pending { .. } | ObservedJobState::Running { .. },
+                ObservedJobState::Absent
+            ]
+        );
         let text = format!("{seen:?}");
         self.end(ours)?;
-        must(right, || text)?;
-        must(self.backend.poll(&[]).map_err(said)?.is_empty(), || "results for an empty poll".to_owned())
+        check(right, || text)?;
+        check(self.backend.poll(&[]).map_err(describe_error)?.is_empty(), || "results for an empty poll".to_owned())
     }
 
     fn submit_is_idempotent(&mut self) -> Result<(), String> {
@@ -234,84 +250,90 @@ impl Suite<'_> {
         let later = self.submit(run, Length::Endless)?;
         let started = self.bed.jobs_started(run);
         self.end(run)?;
-        must(first == at_once && first == later, || format!("jobs {first:?}, {at_once:?}, {later:?}"))?;
-        must(job_of(&seen) == Some(&first), || format!("submitted {first:?}, polled {seen:?}"))?;
-        must(started == 1, || format!("{started} jobs were started"))
+        check(first == at_once && first == later, || format!("jobs {first:?}, {at_once:?}, {later:?}"))?;
+        check(job_of(&seen) == Some(&first), || format!("submitted {first:?}, polled {seen:?}"))?;
+        check(started == 1, || format!("{started} jobs were started"))
     }
 
     fn an_end_is_final(&mut self) -> Result<(), String> {
         let run = self.run();
         let job = self.submit(run, Length::Short)?;
         let ended = self.wait_ended(run)?;
-        must(
-            matches!(&ended, JobSeen::Ended { started: Some(started), at, how: JobEnd::Exited, .. } if started <= at),
+        check(
+            matches!(&ended, ObservedJobState::Ended { started: Some(started), at, how: JobEnd::Exited, .. } if started <= at),
             || format!("a job that ran to its end is {ended:?}"),
         )?;
-        must(self.submit(run, Length::Short)? == job, || "another job for a run that had ended".to_owned())?;
+        check(self.submit(run, Length::Short)? == job, || "another job for a run that had ended".to_owned())?;
         self.bed.let_time_pass();
-        let again = self.seen(run)?;
-        must(again == ended, || format!("its end changed from {ended:?} to {again:?}"))?;
-        must(self.bed.jobs_started(run) == 1, || format!("{} jobs were started", self.bed.jobs_started(run)))
+        let again = self.poll_one(run)?;
+        check(again == ended, || format!("its end changed from {ended:?} to {again:?}"))?;
+        check(self.bed.jobs_started(run) == 1, || format!("{} jobs were started", self.bed.jobs_started(run)))
     }
 
     fn cancel_is_idempotent(&mut self) -> Result<(), String> {
         let (unsubmitted, run) = (self.run(), self.run());
-        self.backend.cancel(unsubmitted).map_err(said)?;
-        must(self.seen(unsubmitted)? == JobSeen::Absent, || "cancelling an unknown run created a job".to_owned())?;
+        self.backend.cancel(unsubmitted).map_err(describe_error)?;
+        check(self.poll_one(unsubmitted)? == ObservedJobState::Absent, || {
+            "cancelling an unknown run created a job".to_owned()
+        })?;
         self.submit(run, Length::Endless)?;
         self.wait_running(run)?;
-        self.backend.cancel(run).map_err(said)?;
+        self.backend.cancel(run).map_err(describe_error)?;
         let ended = self.wait_ended(run)?;
-        must(!matches!(ended, JobSeen::Ended { how: JobEnd::Exited, .. }), || {
+        check(!matches!(ended, ObservedJobState::Ended { how: JobEnd::Exited, .. }), || {
             format!("a cancelled job looks as if it had finished: {ended:?}")
         })?;
-        self.backend.cancel(run).map_err(said)?;
+        self.backend.cancel(run).map_err(describe_error)?;
         // A job that is cancelled before any poll saw it start must not start afterwards.
         let early = self.run();
         self.submit(early, Length::Endless)?;
-        self.backend.cancel(early).map_err(said)?;
+        self.backend.cancel(early).map_err(describe_error)?;
         self.wait_ended(early)?;
         self.bed.let_time_pass();
-        let still = self.seen(early)?;
-        must(matches!(still, JobSeen::Ended { .. }), || format!("a cancelled job came back: {still:?}"))
+        let still = self.poll_one(early)?;
+        check(matches!(still, ObservedJobState::Ended { .. }), || format!("a cancelled job came back: {still:?}"))
     }
 
-    fn lost_is_said(&mut self) -> Result<(), String> {
+    fn lost_job_is_reported(&mut self) -> Result<(), String> {
         let run = self.run();
         self.submit(run, Length::Endless)?;
         self.wait_running(run)?;
-        self.bed.lose(run);
-        let gone = |seen: &JobSeen| matches!(seen, JobSeen::Absent | JobSeen::Ended { .. });
+        self.bed.lose_job(run);
+        let gone = |seen: &ObservedJobState| matches!(seen, ObservedJobState::Absent | ObservedJobState::Ended { .. });
         let seen = self.wait(run, "the lost job to be noticed", gone)?;
-        must(matches!(seen, JobSeen::Absent | JobSeen::Ended { how: JobEnd::Lost | JobEnd::NodeDied, .. }), || {
-            format!("a lost job is {seen:?}")
-        })
+        check(
+            matches!(
+                seen,
+                ObservedJobState::Absent | ObservedJobState::Ended { how: JobEnd::Lost | JobEnd::NodeDied, .. }
+            ),
+            || format!("a lost job is {seen:?}"),
+        )
     }
 
     fn a_restart_loses_nothing(&mut self) -> Result<(), String> {
         let Some(successor) = self.bed.restarted() else { return Ok(()) };
         let run = self.run();
         let job = self.submit(run, Length::Endless)?;
-        let again = successor.submit(&self.bed.job(run, Length::Endless)).map_err(said)?;
+        let again = successor.submit(&self.bed.job(run, Length::Endless)).map_err(describe_error)?;
         let before = self.wait_running(run)?;
-        let after = successor.poll(&[run]).map_err(said)?.into_iter().next().map(|job| job.seen);
+        let after = successor.poll(&[run]).map_err(describe_error)?.into_iter().next().map(|job| job.state);
         let started = self.bed.jobs_started(run);
-        successor.cancel(run).map_err(said)?;
+        successor.cancel(run).map_err(describe_error)?;
         let ended = self.wait_ended(run).map(drop);
-        must(job == again, || format!("job {job:?} became {again:?}"))?;
-        must(after.as_ref() == Some(&before), || format!("{before:?} became {after:?}"))?;
-        must(started == 1, || format!("{started} jobs were started"))?;
+        check(job == again, || format!("job {job:?} became {again:?}"))?;
+        check(after.as_ref() == Some(&before), || format!("{before:?} became {after:?}"))?;
+        check(started == 1, || format!("{started} jobs were started"))?;
         ended
     }
 
     fn marks_are_ours_only(&mut self) -> Result<(), String> {
         let caps = self.backend.caps();
         let name = self.bed.node();
-        self.bed.mark_by_somebody_else(&name, true);
+        self.bed.set_foreign_mark(&name, true);
         let foreign = self.node()?.marks.foreign;
-        must(!foreign.is_empty(), || "the foreign mark is not visible".to_owned())?;
+        check(!foreign.is_empty(), || "the foreign mark is not visible".to_owned())?;
         let case = {
-            self.ids.at(self.bed.now());
+            self.ids.set_time(self.bed.now());
             self.ids.case()
         };
         let mark = |kind| OurMark { kind, case: Some(case) };
@@ -325,8 +347,8 @@ impl Suite<'_> {
             self.there_and_back((Change::Drain, Change::Undrain), MarkKind::Cordon)?;
         }
         let left = self.node()?.marks;
-        must(left.foreign == foreign, || format!("foreign marks were {foreign:?} and are {:?}", left.foreign))?;
-        must(left.ours.is_empty(), || format!("our marks remain: {:?}", left.ours))
+        check(left.foreign == foreign, || format!("foreign marks were {foreign:?} and are {:?}", left.foreign))?;
+        check(left.ours.is_empty(), || format!("our marks remain: {:?}", left.ours))
     }
 
     /// Applies and reverts a change, each twice, then repeats the first operation: it is already done, so it must have no effect.
@@ -335,11 +357,11 @@ impl Suite<'_> {
         let first = NodeOp { op: self.op(), what: there };
         let second = NodeOp { op: self.op(), what: back };
         for (op, marked) in [(&first, true), (&first, true), (&second, false), (&second, false), (&first, false)] {
-            self.backend.apply(&name, op).map_err(said)?;
+            self.backend.apply(&name, op).map_err(describe_error)?;
             let marks = self.node()?.marks;
-            must(marks.has_ours(kind) == marked, || format!("after {:?}: {:?}", op.what, marks.ours))?;
+            check(marks.has_ours(kind) == marked, || format!("after {:?}: {:?}", op.what, marks.ours))?;
             let count = marks.ours.iter().filter(|mark| mark.kind == kind).count();
-            must(count <= 1, || format!("{count} marks {kind}"))?;
+            check(count <= 1, || format!("{count} marks {kind}"))?;
         }
         Ok(())
     }
@@ -351,31 +373,31 @@ impl Suite<'_> {
             let done = || bed.repairs_done(what.step());
             let Some(before) = done().filter(|_| able) else { continue };
             let first = NodeOp { op: self.op(), what: what.clone() };
-            bed.occupy(&name, Wanted::Busy);
+            bed.set_occupancy(&name, TestOccupancy::Busy);
             let answer = backend.apply(&name, &first);
-            let later = matches!(&answer, Err(error) if error.effect == Effect::NoneTryAgain);
-            must(later, || format!("{what:?} of a node in use returned {answer:?}"))?;
-            must(done() == Some(before), || format!("{what:?} ran on a node in use"))?;
-            bed.occupy(&name, Wanted::Free);
+            let later = matches!(&answer, Err(error) if error.effect == Effect::NotAppliedRetry);
+            check(later, || format!("{what:?} of a node in use returned {answer:?}"))?;
+            check(done() == Some(before), || format!("{what:?} ran on a node in use"))?;
+            bed.set_occupancy(&name, TestOccupancy::Free);
             let mut answer = backend.apply(&name, &first);
             for _ in 0..PATIENCE {
                 match &answer {
                     Ok(()) => break,
-                    Err(error) if error.effect == Effect::NoneGiveUp => break,
+                    Err(error) if error.effect == Effect::NotAppliedPermanent => break,
                     Err(_) => bed.let_time_pass(),
                 }
                 answer = backend.apply(&name, &first);
             }
-            answer.map_err(said)?;
+            answer.map_err(describe_error)?;
             let now = done();
-            must(now == Some(before + 1), || format!("{what:?} is done and ran {now:?} times, {before} before"))?;
+            check(now == Some(before + 1), || format!("{what:?} is done and ran {now:?} times, {before} before"))?;
             // Repeat the operation, here and from a restarted controller.
-            backend.apply(&name, &first).map_err(said)?;
+            backend.apply(&name, &first).map_err(describe_error)?;
             if let Some(successor) = bed.restarted() {
-                successor.apply(&name, &first).map_err(said)?;
+                successor.apply(&name, &first).map_err(describe_error)?;
             }
             let now = done();
-            must(now == Some(before + 1), || format!("{what:?} ran again: {now:?}"))?;
+            check(now == Some(before + 1), || format!("{what:?} ran again: {now:?}"))?;
         }
         Ok(())
     }
@@ -395,8 +417,8 @@ impl Suite<'_> {
                 continue;
             }
             let answer = self.backend.apply(&name, &NodeOp { op: self.op(), what: what.clone() });
-            let refused = matches!(&answer, Err(error) if error.effect == Effect::NoneGiveUp);
-            must(refused, || format!("{what:?} is not in caps and returned {answer:?}"))?;
+            let refused = matches!(&answer, Err(error) if error.effect == Effect::NotAppliedPermanent);
+            check(refused, || format!("{what:?} is not in caps and returned {answer:?}"))?;
         }
         Ok(())
     }
@@ -410,13 +432,13 @@ impl Suite<'_> {
         }
         job.nodes = doctor_core::run::NonEmpty::one(stranger.clone());
         let answer = self.backend.submit(&job);
-        must(matches!(&answer, Err(error) if error.effect != Effect::Unknown), || format!("submit: {answer:?}"))?;
-        let seen = self.seen(run)?;
-        must(seen == JobSeen::Absent, || format!("a refused run is {seen:?}"))?;
+        check(matches!(&answer, Err(error) if error.effect != Effect::Unknown), || format!("submit: {answer:?}"))?;
+        let seen = self.poll_one(run)?;
+        check(seen == ObservedJobState::Absent, || format!("a refused run is {seen:?}"))?;
         if self.backend.caps().mark {
             let what = Change::Mark(OurMark { kind: MarkKind::Unhealthy, case: None });
             let answer = self.backend.apply(&stranger, &NodeOp { op: self.op(), what });
-            must(matches!(&answer, Err(error) if error.effect != Effect::Unknown), || format!("mark: {answer:?}"))?;
+            check(matches!(&answer, Err(error) if error.effect != Effect::Unknown), || format!("mark: {answer:?}"))?;
         }
         Ok(())
     }

@@ -12,17 +12,17 @@ use std::{
 
 use crate::{
     BackendError, Effect,
-    process::{self, Ended, Limits, Tail},
+    process::{self, Limits, ProcessEnd, TailBuffer},
 };
 
 /// `EX_TEMPFAIL` of sysexits.h: a temporary failure.
-const NOT_NOW: i32 = 75;
+const EX_TEMPFAIL: i32 = 75;
 /// How much of the end of the output is kept, in bytes.
-const MOST_OUTPUT: usize = 64 * 1024;
+const MAX_OUTPUT: usize = 64 * 1024;
 /// How long output is read after the command has ended, if another process holds the pipe open.
 const DRAIN: Duration = Duration::from_secs(5);
 /// How clouds and their command-line tools report a temporary failure.
-const LATER: [&str; 10] = [
+const RETRYABLE_TEXTS: [&str; 10] = [
     "Throttling",
     "RequestLimitExceeded",
     "TooManyRequests",
@@ -37,58 +37,67 @@ const LATER: [&str; 10] = [
 
 /// The values that a hook receives.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told<'a> {
+pub struct HookParams<'a> {
     /// Each replaces `{NAME}` in the command's words and is set as the environment variable `DOCTOR_NAME`.
-    pub words: Vec<(&'a str, String)>,
+    pub values: Vec<(&'a str, String)>,
 }
 
 /// Runs a hook and waits at most `limit` for its end.
 ///
 /// # Errors
 /// With the last line of its output, and whether to retry.
-pub fn run(operation: &'static str, command: &[String], told: &Told<'_>, limit: Duration) -> Result<(), BackendError> {
-    let refuse = |text: String| BackendError { operation, text, effect: Effect::NoneGiveUp };
+pub fn run(
+    operation: &'static str,
+    command: &[String],
+    told: &HookParams<'_>,
+    limit: Duration,
+) -> Result<(), BackendError> {
+    let refuse = |text: String| BackendError { operation, text, effect: Effect::NotAppliedPermanent };
     let words = command.iter().map(|word| filled(word, told)).collect::<Result<Vec<_>, _>>().map_err(refuse)?;
     let Some((program, arguments)) = words.split_first() else { return Err(refuse("the hook is empty".to_owned())) };
     let mut started = Command::new(program);
     started.args(arguments);
-    for (name, value) in &told.words {
+    for (name, value) in &told.values {
         started.env(format!("DOCTOR_{}", name.to_uppercase()), value);
     }
-    let tail = Arc::new(Mutex::new(Tail::up_to(MOST_OUTPUT)));
+    let tail = Arc::new(Mutex::new(TailBuffer::with_capacity(MAX_OUTPUT)));
     let limits = Limits { drain: Some(DRAIN), ..Limits::new(limit) };
     let ran = process::run(&mut started, Vec::new(), limits, (Arc::clone(&tail), Arc::clone(&tail)));
     let (ended, ..) = ran.map_err(|error| refuse(format!("{program} cannot be started: {error}")))?;
     let text = tail.lock().unwrap_or_else(PoisonError::into_inner).text().trim().to_owned();
     match ended {
-        Ended::Itself(status) if status.success() => Ok(()),
-        Ended::Itself(status) => {
-            let later = status.code() == Some(NOT_NOW) || LATER.iter().any(|word| text.contains(word));
-            let effect = if later { Effect::NoneTryAgain } else { Effect::NoneGiveUp };
-            Err(BackendError { operation, text: format!("{program} ended with {status}{}", said(&text)), effect })
+        ProcessEnd::Exited(status) if status.success() => Ok(()),
+        ProcessEnd::Exited(status) => {
+            let later = status.code() == Some(EX_TEMPFAIL) || RETRYABLE_TEXTS.iter().any(|word| text.contains(word));
+            let effect = if later { Effect::NotAppliedRetry } else { Effect::NotAppliedPermanent };
+            Err(BackendError {
+                operation,
+                text: format!("{program} ended with {status}{}", last_output_line(&text)),
+                effect,
+            })
         }
-        Ended::Late | Ended::TooMuch => {
-            let text = format!("{program} did not end within {} s{}", limit.as_secs(), said(&text));
+        ProcessEnd::TimedOut | ProcessEnd::OutputLimit => {
+            let text = format!("{program} did not end within {} s{}", limit.as_secs(), last_output_line(&text));
             Err(BackendError { operation, text, effect: Effect::Unknown })
         }
     }
 }
 
 /// Fills in the placeholders. An unknown or empty one is refused: a hook must not act on an incomplete command.
-fn filled(word: &str, told: &Told<'_>) -> Result<String, String> {
+fn filled(word: &str, told: &HookParams<'_>) -> Result<String, String> {
     let (mut out, mut rest) = (String::new(), word);
     while let Some(open) = rest.find('{') {
         out.push_str(&rest[..open]);
         let inside = &rest[open + 1..];
         let close = inside.find('}').ok_or_else(|| format!("`{word}` has a `{{` without its `}}`"))?;
         let name = &inside[..close];
-        match told.words.iter().find(|(known, _)| *known == name) {
+        match told.values.iter().find(|(known, _)| *known == name) {
             Some((_, value)) if value.is_empty() => {
                 return Err(format!("the node has no {name}, which `{word}` needs"));
             }
             Some((_, value)) => out.push_str(value),
             None => {
-                let known = told.words.iter().map(|(known, _)| format!("{{{known}}}")).collect::<Vec<_>>().join(", ");
+                let known = told.values.iter().map(|(known, _)| format!("{{{known}}}")).collect::<Vec<_>>().join(", ");
                 return Err(format!("`{word}` has the unknown placeholder `{{{name}}}`; use {known}"));
             }
         }
@@ -98,7 +107,7 @@ fn filled(word: &str, told: &Told<'_>) -> Result<String, String> {
     Ok(out)
 }
 
-fn said(text: &str) -> String {
+fn last_output_line(text: &str) -> String {
     let last = text.lines().rev().find(|line| !line.trim().is_empty());
     last.map_or_else(String::new, |line| format!(": {}", line.trim()))
 }
@@ -109,8 +118,10 @@ mod tests {
 
     use super::*;
 
-    fn told() -> Told<'static> {
-        Told { words: vec![("node", "gpu-1".to_owned()), ("instance", "i-0abc".to_owned()), ("zone", String::new())] }
+    fn told() -> HookParams<'static> {
+        HookParams {
+            values: vec![("node", "gpu-1".to_owned()), ("instance", "i-0abc".to_owned()), ("zone", String::new())],
+        }
     }
 
     fn hook(words: &[&str], limit: Duration) -> Result<(), BackendError> {
@@ -126,7 +137,7 @@ mod tests {
         hook(&["sh", "-c", "test \"$DOCTOR_NODE\" = gpu-1"], LONG).unwrap();
         let error = hook(&["true", "{pool}"], LONG).unwrap_err();
         assert!(error.text.contains("use {node}, {instance}, {zone}"), "{error}");
-        assert_eq!(error.effect, Effect::NoneGiveUp);
+        assert_eq!(error.effect, Effect::NotAppliedPermanent);
         assert!(hook(&["true", "{zone}"], LONG).unwrap_err().text.contains("the node has no zone"));
         assert!(hook(&["true", "{zone"], LONG).is_err() && hook(&[], LONG).is_err());
     }
@@ -134,10 +145,10 @@ mod tests {
     #[test]
     fn how_it_ended_says_whether_to_ask_again() {
         for (script, effect) in [
-            ("exit 75", Effect::NoneTryAgain),
-            ("echo 'An error occurred (RequestLimitExceeded)' >&2; exit 254", Effect::NoneTryAgain),
-            ("echo 'An error occurred (InvalidInstanceID.NotFound)' >&2; exit 254", Effect::NoneGiveUp),
-            ("exit 1", Effect::NoneGiveUp),
+            ("exit 75", Effect::NotAppliedRetry),
+            ("echo 'An error occurred (RequestLimitExceeded)' >&2; exit 254", Effect::NotAppliedRetry),
+            ("echo 'An error occurred (InvalidInstanceID.NotFound)' >&2; exit 254", Effect::NotAppliedPermanent),
+            ("exit 1", Effect::NotAppliedPermanent),
         ] {
             let error = hook(&["sh", "-c", script], LONG).unwrap_err();
             assert_eq!(error.effect, effect, "{script}: {error}");

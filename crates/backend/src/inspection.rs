@@ -11,9 +11,9 @@ const NAMED: usize = 8;
 
 /// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Inspected {
+pub struct InspectionItem {
     pub what: String,
-    pub standing: Standing,
+    pub standing: InspectionStatus,
     pub text: String,
     /// What the operator should do about it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -23,14 +23,14 @@ pub struct Inspected {
 /// The result of a live inspection.
 #[derive(Debug, Default)]
 pub struct Inspection {
-    pub findings: Vec<Inspected>,
+    pub items: Vec<InspectionItem>,
     /// Where the agents should run and where they do, if the cluster itself runs them.
     pub agents: Option<AgentPods>,
 }
 
-impl From<Vec<Inspected>> for Inspection {
-    fn from(findings: Vec<Inspected>) -> Self {
-        Self { findings, agents: None }
+impl From<Vec<InspectionItem>> for Inspection {
+    fn from(findings: Vec<InspectionItem>) -> Self {
+        Self { items: findings, agents: None }
     }
 }
 
@@ -52,7 +52,7 @@ pub struct AgentPods {
 /// The outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Standing {
+pub enum InspectionStatus {
     Good,
     /// It could not be checked.
     Unknown,
@@ -60,10 +60,10 @@ pub enum Standing {
     Bad,
 }
 
-impl Standing {
+impl InspectionStatus {
     pub const ALL: [Self; 3] = [Self::Good, Self::Unknown, Self::Bad];
 
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Good => "good",
             Self::Unknown => "unknown",
@@ -72,29 +72,29 @@ impl Standing {
     }
 }
 
-impl Inspected {
+impl InspectionItem {
     pub fn good(what: impl Into<String>, text: impl Into<String>) -> Self {
-        Self { what: what.into(), standing: Standing::Good, text: text.into(), remedy: None }
+        Self { what: what.into(), standing: InspectionStatus::Good, text: text.into(), remedy: None }
     }
 
     pub fn unknown(what: impl Into<String>, text: impl Into<String>) -> Self {
-        Self { what: what.into(), standing: Standing::Unknown, text: text.into(), remedy: None }
+        Self { what: what.into(), standing: InspectionStatus::Unknown, text: text.into(), remedy: None }
     }
 
     pub fn bad(what: impl Into<String>, text: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { what: what.into(), standing: Standing::Bad, text: text.into(), remedy: Some(remedy.into()) }
+        Self { what: what.into(), standing: InspectionStatus::Bad, text: text.into(), remedy: Some(remedy.into()) }
     }
 
     /// Adds a suggested remedy.
     #[must_use]
-    pub fn try_this(mut self, remedy: impl Into<String>) -> Self {
+    pub fn with_remedy(mut self, remedy: impl Into<String>) -> Self {
         self.remedy = Some(remedy.into());
         self
     }
 }
 
 /// Formats the first few of these nodes as a host list, and counts the others.
-pub fn named(nodes: &[NodeName]) -> String {
+pub fn format_nodes(nodes: &[NodeName]) -> String {
     let mut first: Vec<NodeName> = nodes.iter().take(NAMED).cloned().collect();
     first.sort();
     let more = nodes.len() - first.len();

@@ -18,7 +18,7 @@ pub mod process;
 pub mod program;
 pub mod registration;
 pub mod ssh;
-pub mod vouch;
+pub mod token_review;
 
 use std::{
     path::PathBuf,
@@ -31,17 +31,17 @@ use std::{
 use doctor_checks::document::RunKey;
 use doctor_core::{
     case::StepKind,
-    failed_work::FailedWork,
     fnv::fnv1a,
     ids::{CaseId, JobId, NodeName, OpId, RunId, TestId},
+    job_failures::JobFailure,
     node::{MarkKind, Node, OurMark},
-    run::{JobSeen, NonEmpty},
-    shown::Shown,
-    snapshot::Caps,
+    node_status::NodeStatus,
+    run::{NonEmpty, ObservedJobState},
+    snapshot::Capabilities,
     time::{Span, Timestamp},
 };
 use doctor_host::marks::MarkChange;
-pub use doctor_host::reports::Reported;
+pub use doctor_host::vendor_reports::ReportProgress;
 
 /// A cluster as the controller observes and changes it.
 pub trait Backend: Send + Sync {
@@ -49,15 +49,15 @@ pub trait Backend: Send + Sync {
     fn name(&self) -> &str;
 
     /// Returns the operations that this cluster supports.
-    fn caps(&self) -> Caps;
+    fn caps(&self) -> Capabilities;
 
     /// Returns every node of the cluster in its current state. A node that could not be fully read is included with
     /// `Occupancy::Unknown`. If the cluster could not be queried at all, this is an error.
-    fn snapshot(&self) -> Result<Vec<SeenNode>, BackendError>;
+    fn snapshot(&self) -> Result<Vec<ObservedNode>, BackendError>;
 
     /// Returns the nodes of the last snapshot whose marks this backend has not read since it was opened. The snapshot's marks of
     /// these nodes are not authoritative; the caller uses the marks it recorded earlier.
-    fn unread(&self) -> Vec<NodeName> {
+    fn nodes_with_unread_marks(&self) -> Vec<NodeName> {
         Vec::new()
     }
 
@@ -80,47 +80,47 @@ pub trait Backend: Send + Sync {
     fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError>;
 
     /// Like [`Self::apply`], and records the reason where the cluster has a field for it.
-    fn apply_for(&self, node: &NodeName, change: &NodeOp, _ground: &Ground) -> Result<(), BackendError> {
+    fn apply_with_reason(&self, node: &NodeName, change: &NodeOp, _ground: &ChangeReason) -> Result<(), BackendError> {
         self.apply(node, change)
     }
 
     /// Returns user work that failed since then, as far as the cluster reports it. Failures already returned may be returned
     /// again or omitted. Work that was cancelled, preempted, evicted, or that exceeded its own time limit has not failed.
-    fn failed_work(&self, _since: Timestamp) -> Result<Vec<SeenFailure>, BackendError> {
+    fn job_failures(&self, _since: Timestamp) -> Result<Vec<ObservedJobFailure>, BackendError> {
         Ok(Vec::new())
     }
 
     /// Collects what the node and its vendor's tool report, before a repair step destroys that evidence. The first call with an
     /// operation id starts the collection; the caller repeats the call until it has ended.
-    fn report(&self, _node: &NodeName, _op: OpId) -> Reported {
-        Reported::Failed { text: format!("the backend {} cannot run it on a node", self.name()) }
+    fn collect_report(&self, _node: &NodeName, _op: OpId) -> ReportProgress {
+        ReportProgress::Failed { text: format!("the backend {} cannot run it on a node", self.name()) }
     }
 
     /// Returns the writer of status on the nodes themselves, if the cluster has a place for it.
-    fn board(&self) -> Option<&dyn Board> {
+    fn status_writer(&self) -> Option<&dyn StatusWriter> {
         None
     }
 }
 
 /// Writes each node's status where every user of the node can read it.
-pub trait Board: Sync {
+pub trait StatusWriter: Sync {
     /// Returns the [`ToShow::number`] of the status on the node. `None`: there is none of ours, or it could not be read.
-    fn number(&self, node: &NodeName) -> Option<u64>;
+    fn status_hash(&self, node: &NodeName) -> Option<u64>;
 
     /// Replaces the status on the node.
-    fn write(&self, node: &NodeName, what: &ToShow) -> Result<(), BackendError>;
+    fn write(&self, node: &NodeName, what: &RenderedStatus) -> Result<(), BackendError>;
 
     /// Writes several statuses with up to `workers` threads. Returns the nodes whose write failed.
-    fn write_all(&self, work: &[(NodeName, Arc<ToShow>)], workers: usize) -> Vec<(NodeName, BackendError)> {
-        one_by_one(work, workers, |node, what| self.write(node, what))
+    fn write_all(&self, work: &[(NodeName, Arc<RenderedStatus>)], workers: usize) -> Vec<(NodeName, BackendError)> {
+        write_each(work, workers, |node, what| self.write(node, what))
     }
 }
 
 /// Writes one status per call, on up to `workers` threads, and returns the failures.
-pub fn one_by_one(
-    work: &[(NodeName, Arc<ToShow>)],
+pub fn write_each(
+    work: &[(NodeName, Arc<RenderedStatus>)],
     workers: usize,
-    write: impl Fn(&NodeName, &ToShow) -> Result<(), BackendError> + Sync,
+    write: impl Fn(&NodeName, &RenderedStatus) -> Result<(), BackendError> + Sync,
 ) -> Vec<(NodeName, BackendError)> {
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let each = || {
@@ -141,16 +141,16 @@ pub fn one_by_one(
 
 /// The status of a node, ready to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ToShow {
-    pub shown: Shown,
+pub struct RenderedStatus {
+    pub status: NodeStatus,
     /// `shown` as JSON.
     pub text: String,
     /// A hash of `shown` without the findings' sentences. Equal statuses have equal numbers.
-    pub number: u64,
+    pub hash: u64,
 }
 
-impl ToShow {
-    pub fn of(shown: Shown) -> Self {
+impl RenderedStatus {
+    pub fn new(shown: NodeStatus) -> Self {
         // Serialising names and numbers cannot fail.
         let text = serde_json::to_string(&shown).unwrap_or_default();
         // A measured value in a sentence differs each time without being news.
@@ -159,16 +159,16 @@ impl ToShow {
         let counted = serde_json::to_string(&plain).unwrap_or_default();
         // FNV-1a is the same in every version, so a status written by another version is recognised.
         let number = fnv1a(counted.as_bytes());
-        Self { shown, text, number }
+        Self { status: shown, text, hash: number }
     }
 }
 
 /// A node of a snapshot. `node` is shared with the backend that caches it: most nodes do not change between snapshots. `heard` is
 /// when its agent last reported through this backend, if agents do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SeenNode {
+pub struct ObservedNode {
     pub node: Arc<Node>,
-    pub heard: Option<Timestamp>,
+    pub agent_last_seen: Option<Timestamp>,
     /// Runs whose jobs are pending or running here, including those of other controllers: a controller with an empty store must
     /// see that the node is in use.
     pub jobs: Vec<RunId>,
@@ -176,8 +176,8 @@ pub struct SeenNode {
 
 /// Failed user work and its nodes. A failure over many nodes says little about each; see [`doctor_core::failed_work`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SeenFailure {
-    pub work: FailedWork,
+pub struct ObservedJobFailure {
+    pub job: JobFailure,
     /// The nodes on which it failed or, if the cluster does not report those, on which it ran.
     pub nodes: Vec<NodeName>,
 }
@@ -207,7 +207,7 @@ pub struct JobOutput {
 /// The state of a job, and the result documents that the poll returned, if the backend transports them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolledJob {
-    pub seen: JobSeen,
+    pub state: ObservedJobState,
     pub documents: Vec<Vec<u8>>,
 }
 
@@ -221,7 +221,7 @@ pub struct NodeOp {
 
 /// Why a node is changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ground {
+pub struct ChangeReason {
     pub case: Option<CaseId>,
     /// The reason code of the worst finding; `text` is its sentence.
     pub code: String,
@@ -281,9 +281,9 @@ pub struct BackendError {
 #[derive(Debug, Copy, Clone, PartialEq, Eq)]
 pub enum Effect {
     /// Nothing changed; a retry may succeed.
-    NoneTryAgain,
+    NotAppliedRetry,
     /// Nothing changed; a retry will not succeed.
-    NoneGiveUp,
+    NotAppliedPermanent,
     /// It may have taken effect; repeat the call with the same id.
     Unknown,
 }

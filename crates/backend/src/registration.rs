@@ -15,19 +15,19 @@ use doctor_core::{
     policy::Policy,
     profile::MachineTypes,
     time::Span,
-    toml_text::{BadText, Limit},
+    toml_text::{Limit, TomlError},
 };
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     Backend, BackendError,
     clock::{Clock, SystemClock},
-    inspection::{Inspected, Inspection},
-    vouch::Voucher,
+    inspection::{Inspection, InspectionItem},
+    token_review::TokenReviewer,
 };
 
 /// A kind of cluster.
-pub trait Kind {
+pub trait BackendKind {
     /// The name of its section, `[backend.NAME]`.
     const NAME: &'static str;
     /// Its part of the commented default file, without the last line break.
@@ -42,7 +42,7 @@ pub trait Kind {
 
     /// Completes a section read from a file in the directory `beside`: resolves relative paths, and fills in values from the
     /// service's settings.
-    fn resolve(config: &mut Self::Config, beside: &Path, service: &Service<'_>);
+    fn resolve(config: &mut Self::Config, beside: &Path, service: &ServiceSettings<'_>);
 
     /// Checks what deserialising the section does not.
     ///
@@ -64,11 +64,11 @@ pub trait Kind {
     ///
     /// # Errors
     /// If it cannot be used as configured.
-    fn open(config: &Self::Config, service: &Service<'_>) -> Result<Opened, BackendError>;
+    fn open(config: &Self::Config, service: &ServiceSettings<'_>) -> Result<OpenedCluster, BackendError>;
 
     /// Checks that what the settings name exists and responds. Changes nothing.
-    fn inspect(config: &Self::Config, service: &Service<'_>, _policy: &Policy) -> Inspection {
-        vec![look(|| Self::open(config, service))].into()
+    fn inspect(config: &Self::Config, service: &ServiceSettings<'_>, _policy: &Policy) -> Inspection {
+        vec![probe_cluster(|| Self::open(config, service))].into()
     }
 
     /// Returns the files named in the section that are reloaded when they change.
@@ -80,7 +80,7 @@ pub trait Kind {
     ///
     /// # Errors
     /// With the position of the error.
-    fn check_file(_config: &Self::Config, _text: &str) -> Result<(), BadText> {
+    fn check_file(_config: &Self::Config, _text: &str) -> Result<(), TomlError> {
         Ok(())
     }
 
@@ -97,7 +97,7 @@ pub trait Kind {
 
 /// The service's settings that a backend may use.
 #[derive(Debug, Clone, Copy)]
-pub struct Service<'a> {
+pub struct ServiceSettings<'a> {
     /// A directory on a local disk, beside the database.
     pub state: &'a Path,
     /// The shared directory, at the service's path.
@@ -106,33 +106,33 @@ pub struct Service<'a> {
 }
 
 /// An open cluster.
-pub struct Opened {
+pub struct OpenedCluster {
     pub backend: Arc<dyn Backend>,
     pub clock: Arc<dyn Clock>,
     /// Verifies the agents' tokens with the cluster itself, if it can. The span is how long a verification is cached.
-    pub voucher: Option<(Arc<dyn Voucher>, Span)>,
+    pub token_reviewer: Option<(Arc<dyn TokenReviewer>, Span)>,
 }
 
-impl Opened {
+impl OpenedCluster {
     /// A cluster that uses the system clock and whose agents are enrolled.
     pub fn new(backend: impl Backend + 'static) -> Self {
-        Self { backend: Arc::new(backend), clock: Arc::new(SystemClock), voucher: None }
+        Self { backend: Arc::new(backend), clock: Arc::new(SystemClock), token_reviewer: None }
     }
 }
 
-impl Debug for Opened {
+impl Debug for OpenedCluster {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Opened").field("backend", &self.backend.name()).finish_non_exhaustive()
     }
 }
 
 /// Opens a cluster and counts its nodes.
-pub fn look(open: impl FnOnce() -> Result<Opened, BackendError>) -> Inspected {
+pub fn probe_cluster(open: impl FnOnce() -> Result<OpenedCluster, BackendError>) -> InspectionItem {
     let looked = open().and_then(|opened| Ok((opened.backend.name().to_owned(), opened.backend.snapshot()?.len())));
     match looked {
         Ok((name, nodes)) => {
-            Inspected::good("cluster", format!("{name} reports {nodes} node{}", if nodes == 1 { "" } else { "s" }))
+            InspectionItem::good("cluster", format!("{name} reports {nodes} node{}", if nodes == 1 { "" } else { "s" }))
         }
-        Err(error) => Inspected::bad("cluster", error.to_string(), "check the section [backend]"),
+        Err(error) => InspectionItem::bad("cluster", error.to_string(), "check the section [backend]"),
     }
 }

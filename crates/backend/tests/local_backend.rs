@@ -10,7 +10,7 @@ use std::{
 use doctor_backend::{
     Backend, Change, Effect, JobOutput, JobRequest, NodeOp,
     clock::{Clock, SystemClock},
-    contract::{self, Bed, Length, Wanted},
+    contract::{self, Length, TestOccupancy, Testbed},
     local::{LocalBackend, LocalConfig},
 };
 use doctor_bed::programs::doctor_node;
@@ -21,7 +21,7 @@ use doctor_checks::{
 use doctor_core::{
     ids::{NodeName, OpId, RunId, TestId},
     node::Occupancy,
-    run::{JobEnd, JobSeen, NonEmpty},
+    run::{JobEnd, NonEmpty, ObservedJobState},
     time::{Span, Timestamp},
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -108,7 +108,7 @@ fn processes(run: RunId) -> Vec<u32> {
 }
 
 fn processes_with(argument: &str) -> Vec<u32> {
-    let living = stats().filter(|stat| !stat.is_over()).map(|stat| stat.pid);
+    let living = stats().filter(|stat| !stat.has_exited()).map(|stat| stat.pid);
     let has_it = |pid: &u32| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         String::from_utf8_lossy(&line).contains(argument)
@@ -121,7 +121,7 @@ impl Drop for Local {
     fn drop(&mut self) {
         let mine = self.directory.path().display().to_string();
         for leader in processes_with(&mine) {
-            stats().filter(|stat| stat.session == leader && !stat.is_over()).for_each(|stat| kill(stat.pid));
+            stats().filter(|stat| stat.session == leader && !stat.has_exited()).for_each(|stat| kill(stat.pid));
         }
     }
 }
@@ -141,13 +141,13 @@ fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     panic!("timed out waiting for {what}");
 }
 
-fn seen(backend: &LocalBackend, run: RunId) -> JobSeen {
-    backend.poll(&[run]).unwrap().remove(0).seen
+fn seen(backend: &LocalBackend, run: RunId) -> ObservedJobState {
+    backend.poll(&[run]).unwrap().remove(0).state
 }
 
 fn wait_ended(backend: &LocalBackend, run: RunId) -> (Option<Timestamp>, JobEnd) {
     wait("the end of the job", || match seen(backend, run) {
-        JobSeen::Ended { started, how, .. } => Some((started, how)),
+        ObservedJobState::Ended { started, how, .. } => Some((started, how)),
         _ => None,
     })
 }
@@ -156,7 +156,7 @@ fn wait_log(local: &Local, run: RunId, words: &str) {
     wait(words, || fs::read_to_string(local.at("share").join(log(run))).ok().filter(|text| text.contains(words)));
 }
 
-impl Bed for Local {
+impl Testbed for Local {
     fn now(&self) -> Timestamp {
         SystemClock.now()
     }
@@ -165,18 +165,18 @@ impl Bed for Local {
         NodeName::new("here").unwrap()
     }
 
-    fn occupy(&self, _: &NodeName, wanted: Wanted) {
+    fn set_occupancy(&self, _: &NodeName, wanted: TestOccupancy) {
         let (busy, load) = (self.at("busy"), self.at("loadavg"));
         let _absent = fs::remove_file(&busy);
         fs::write(&load, "0.10 0.10 0.10 1/84 7182\n").unwrap();
         match wanted {
-            Wanted::Free => {}
-            Wanted::Busy => fs::write(&busy, "").unwrap(),
-            Wanted::Unknown => fs::remove_file(&load).unwrap(),
+            TestOccupancy::Free => {}
+            TestOccupancy::Busy => fs::write(&busy, "").unwrap(),
+            TestOccupancy::Unknown => fs::remove_file(&load).unwrap(),
         }
     }
 
-    fn mark_by_somebody_else(&self, _: &NodeName, there: bool) {
+    fn set_foreign_mark(&self, _: &NodeName, there: bool) {
         let mark = r#"{"by": "ops", "text": "fan noise", "blocks": true}"#;
         fs::write(self.at("state/foreign.json"), if there { format!("[{mark}]") } else { "[]".to_owned() }).unwrap();
     }
@@ -190,7 +190,7 @@ impl Bed for Local {
         text.lines().filter(|line| line.contains(" job: run ")).count()
     }
 
-    fn lose(&self, run: RunId) {
+    fn lose_job(&self, run: RunId) {
         processes(run).into_iter().for_each(kill);
     }
 
@@ -206,7 +206,7 @@ impl Bed for Local {
 #[test]
 fn the_local_backend_keeps_the_contract() {
     let local = Local::new();
-    assert_eq!(contract::breaches(&local.open(), &local), []);
+    assert_eq!(contract::violations(&local.open(), &local), []);
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn a_job_that_was_killed_is_lost_and_leaves_nothing_running() {
         [leader] => Some(leader),
         _ => None,
     });
-    let sleeper = || stats().find(|stat| stat.session == leader && stat.pid != leader && !stat.is_over());
+    let sleeper = || stats().find(|stat| stat.session == leader && stat.pid != leader && !stat.has_exited());
     wait("the sleep to be there", sleeper);
     kill(leader);
     assert_eq!(wait_ended(&backend, run).1, JobEnd::Lost);
@@ -260,7 +260,7 @@ fn a_controller_killed_between_intent_and_start_starts_the_job_when_it_returns()
     let run = run_id(4);
     local.leave_intent(run, SystemClock.now());
     let backend = local.open();
-    assert!(matches!(seen(&backend, run), JobSeen::Pending { .. }));
+    assert!(matches!(seen(&backend, run), ObservedJobState::Pending { .. }));
     backend.submit(&local.request(run, &["memory"])).unwrap();
     assert_eq!(wait_ended(&backend, run).1, JobEnd::Exited);
     assert_eq!(local.jobs_started(run), 1);
@@ -336,7 +336,7 @@ fn a_missing_program_is_an_error_that_names_it() {
     let mut local = Local::new();
     local.config.doctor_node = Some(local.at("no-such-program"));
     let error = local.open().submit(&local.request(run_id(9), &["memory"])).unwrap_err();
-    assert_eq!(error.effect, Effect::NoneGiveUp);
+    assert_eq!(error.effect, Effect::NotAppliedPermanent);
     assert!(error.to_string().contains("no-such-program is not a program"), "{error}");
 }
 

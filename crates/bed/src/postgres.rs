@@ -39,7 +39,7 @@ pub struct Server {
 
 /// Why no server is available.
 #[derive(Debug, thiserror::Error)]
-pub enum BedError {
+pub enum PostgresTestbedError {
     #[error("no server is installed under /usr/lib/postgresql: install your distribution's postgresql package")]
     NotInstalled,
     #[error("PostgreSQL does not run as root and there is no account `postgres` to run it as")]
@@ -54,7 +54,7 @@ pub enum BedError {
     #[error("{program}: {why}")]
     Program { program: &'static str, why: String },
     #[error("the server on port {port} does not answer")]
-    Silent {
+    NoResponse {
         port: u16,
         #[source]
         source: postgres::Error,
@@ -67,8 +67,8 @@ pub enum BedError {
     },
 }
 
-fn at(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> BedError {
-    move |source| BedError::File { operation, path: path.to_owned(), source }
+fn file_error(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> PostgresTestbedError {
+    move |source| PostgresTestbedError::File { operation, path: path.to_owned(), source }
 }
 
 impl Server {
@@ -76,8 +76,8 @@ impl Server {
     ///
     /// # Errors
     /// Returns what is missing.
-    pub fn can_start() -> Result<(), BedError> {
-        programs().ok_or(BedError::NotInstalled)?;
+    pub fn can_start() -> Result<(), PostgresTestbedError> {
+        programs().ok_or(PostgresTestbedError::NotInstalled)?;
         Account::find().map(drop)
     }
 
@@ -85,22 +85,22 @@ impl Server {
     ///
     /// # Errors
     /// Returns what is missing or what failed.
-    pub fn start(setup: Setup<'_>) -> Result<Self, BedError> {
-        let programs = programs().ok_or(BedError::NotInstalled)?;
+    pub fn start(setup: Setup<'_>) -> Result<Self, PostgresTestbedError> {
+        let programs = programs().ok_or(PostgresTestbedError::NotInstalled)?;
         let account = Account::find()?;
         let temporary = std::env::temp_dir();
         let folder = tempfile::Builder::new().prefix("doctor-postgres-").tempdir_in(&temporary);
-        let folder = folder.map_err(at("creating a folder in", &temporary))?;
+        let folder = folder.map_err(file_error("creating a folder in", &temporary))?;
         let data = folder.path().join("data");
         match setup.data {
             Some(kept) => copy_folder(kept, &data)?,
-            None => fs::create_dir(&data).map_err(at("creating", &data))?,
+            None => fs::create_dir(&data).map_err(file_error("creating", &data))?,
         }
-        account.own(folder.path())?;
+        account.chown_to(folder.path())?;
         if setup.data.is_none() {
             account.create_cluster(&programs, &data)?;
         }
-        let port = free_port().map_err(at("looking for a free port on", Path::new("127.0.0.1")))?;
+        let port = free_port().map_err(file_error("looking for a free port on", Path::new("127.0.0.1")))?;
         let process = account.serve(&programs, folder.path(), port, setup.durable)?;
         let watcher = watch(&process, folder.path())?;
         let server = Self { port, folder, process, watcher };
@@ -128,8 +128,8 @@ impl Server {
     ///
     /// # Errors
     /// Fails if a database of that name exists or the server is gone.
-    pub fn create_database(&self, name: &str) -> Result<String, BedError> {
-        let sql = |operation| move |source| BedError::Sql { operation, source };
+    pub fn create_database(&self, name: &str) -> Result<String, PostgresTestbedError> {
+        let sql = |operation| move |source| PostgresTestbedError::Sql { operation, source };
         let mut client =
             postgres::Client::connect(&self.url("postgres"), postgres::NoTls).map_err(sql("connecting"))?;
         client.batch_execute(&format!("CREATE DATABASE {name}")).map_err(sql("creating a database"))?;
@@ -140,17 +140,19 @@ impl Server {
     ///
     /// # Errors
     /// Fails if the server does not stop or its files cannot be copied.
-    pub fn stop_and_keep(mut self, kept: &Path) -> Result<(), BedError> {
-        self.stop().map_err(at("stopping the server in", self.folder.path()))?;
+    pub fn stop_and_keep(mut self, kept: &Path) -> Result<(), PostgresTestbedError> {
+        self.stop().map_err(file_error("stopping the server in", self.folder.path()))?;
         copy_folder(&self.folder.path().join("data"), kept)
     }
 
-    fn wait_until_it_answers(&self) -> Result<(), BedError> {
+    fn wait_until_it_answers(&self) -> Result<(), PostgresTestbedError> {
         let began = Instant::now();
         loop {
             match postgres::Client::connect(&self.url("postgres"), postgres::NoTls) {
                 Ok(_) => return Ok(()),
-                Err(source) if began.elapsed() > PATIENCE => return Err(BedError::Silent { port: self.port, source }),
+                Err(source) if began.elapsed() > PATIENCE => {
+                    return Err(PostgresTestbedError::NoResponse { port: self.port, source });
+                }
                 Err(_) => std::thread::sleep(Duration::from_millis(20)),
             }
         }
@@ -186,32 +188,33 @@ impl Drop for Server {
 /// The account that the server runs as: PostgreSQL refuses to run as root.
 #[derive(Debug, Clone, Copy)]
 enum Account {
-    Ourselves,
+    Current,
     Other { user: u32, group: u32 },
 }
 
 impl Account {
-    fn find() -> Result<Self, BedError> {
+    fn find() -> Result<Self, PostgresTestbedError> {
         if !rustix::process::geteuid().is_root() {
-            return Ok(Self::Ourselves);
+            return Ok(Self::Current);
         }
         let file = Path::new("/etc/passwd");
-        let accounts = fs::read_to_string(file).map_err(at("reading", file))?;
-        let line = accounts.lines().find(|line| line.starts_with("postgres:")).ok_or(BedError::NoAccount)?;
+        let accounts = fs::read_to_string(file).map_err(file_error("reading", file))?;
+        let line =
+            accounts.lines().find(|line| line.starts_with("postgres:")).ok_or(PostgresTestbedError::NoAccount)?;
         let mut numbers = line.split(':').skip(2).map(str::parse);
         match (numbers.next(), numbers.next()) {
             (Some(Ok(user)), Some(Ok(group))) => Ok(Self::Other { user, group }),
-            _ => Err(BedError::NoAccount),
+            _ => Err(PostgresTestbedError::NoAccount),
         }
     }
 
     /// Gives a folder and its contents to this account.
-    fn own(self, path: &Path) -> Result<(), BedError> {
+    fn chown_to(self, path: &Path) -> Result<(), PostgresTestbedError> {
         let Self::Other { user, group } = self else { return Ok(()) };
-        chown(path, Some(user), Some(group)).map_err(at("changing the owner of", path))?;
+        chown(path, Some(user), Some(group)).map_err(file_error("changing the owner of", path))?;
         if path.is_dir() {
-            for entry in fs::read_dir(path).map_err(at("reading", path))? {
-                self.own(&entry.map_err(at("reading", path))?.path())?;
+            for entry in fs::read_dir(path).map_err(file_error("reading", path))? {
+                self.chown_to(&entry.map_err(file_error("reading", path))?.path())?;
             }
         }
         Ok(())
@@ -226,8 +229,8 @@ impl Account {
         command
     }
 
-    fn create_cluster(self, programs: &Path, data: &Path) -> Result<(), BedError> {
-        let failed = |why| BedError::Program { program: "initdb", why };
+    fn create_cluster(self, programs: &Path, data: &Path) -> Result<(), PostgresTestbedError> {
+        let failed = |why| PostgresTestbedError::Program { program: "initdb", why };
         let made: Output = self
             .command(&programs.join("initdb"))
             .args(["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C", "-D"])
@@ -237,9 +240,9 @@ impl Account {
         if made.status.success() { Ok(()) } else { Err(failed(String::from_utf8_lossy(&made.stderr).into_owned())) }
     }
 
-    fn serve(self, programs: &Path, folder: &Path, port: u16, durable: bool) -> Result<Child, BedError> {
+    fn serve(self, programs: &Path, folder: &Path, port: u16, durable: bool) -> Result<Child, PostgresTestbedError> {
         let log = folder.join("log");
-        let log = File::create(&log).map_err(at("creating", &log))?;
+        let log = File::create(&log).map_err(file_error("creating", &log))?;
         self.command(&programs.join("postgres"))
             .arg("-D")
             .arg(folder.join("data"))
@@ -250,7 +253,7 @@ impl Account {
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
-            .map_err(|error| BedError::Program { program: "postgres", why: error.to_string() })
+            .map_err(|error| PostgresTestbedError::Program { program: "postgres", why: error.to_string() })
     }
 }
 
@@ -274,7 +277,7 @@ fn free_port() -> io::Result<u16> {
 }
 
 /// Starts a shell that waits until this process exits, then stops the server and removes its files.
-fn watch(server: &Child, folder: &Path) -> Result<Child, BedError> {
+fn watch(server: &Child, folder: &Path) -> Result<Child, PostgresTestbedError> {
     // A server that has stopped cleanly has removed its pid file, and its process id may have been reused since.
     const SCRIPT: &str = "cat; running() { [ -e \"$2/data/postmaster.pid\" ] && kill -0 \"$1\" 2>/dev/null; }; n=0; \
                           if running \"$@\"; then kill -INT \"$1\"; fi; \
@@ -286,20 +289,20 @@ fn watch(server: &Child, folder: &Path) -> Result<Child, BedError> {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
-        .map_err(|error| BedError::Program { program: "sh", why: error.to_string() })
+        .map_err(|error| PostgresTestbedError::Program { program: "sh", why: error.to_string() })
 }
 
 /// Copies a data directory with mode 0700, which the server requires.
-fn copy_folder(from: &Path, to: &Path) -> Result<(), BedError> {
+fn copy_folder(from: &Path, to: &Path) -> Result<(), PostgresTestbedError> {
     use std::os::unix::fs::DirBuilderExt;
-    fs::DirBuilder::new().mode(0o700).create(to).map_err(at("creating", to))?;
-    for entry in fs::read_dir(from).map_err(at("reading", from))? {
-        let entry = entry.map_err(at("reading", from))?;
+    fs::DirBuilder::new().mode(0o700).create(to).map_err(file_error("creating", to))?;
+    for entry in fs::read_dir(from).map_err(file_error("reading", from))? {
+        let entry = entry.map_err(file_error("reading", from))?;
         let (source, target) = (entry.path(), to.join(entry.file_name()));
-        if entry.file_type().map_err(at("reading", &source))?.is_dir() {
+        if entry.file_type().map_err(file_error("reading", &source))?.is_dir() {
             copy_folder(&source, &target)?;
         } else {
-            fs::copy(&source, &target).map_err(at("copying", &source))?;
+            fs::copy(&source, &target).map_err(file_error("copying", &source))?;
         }
     }
     Ok(())

@@ -12,13 +12,13 @@ use serde_json::json;
 #[test]
 fn hosts_become_instances_that_run_work_fall_ill_and_go_with_the_bed() {
     let what = "hosts_become_instances_that_run_work_fall_ill_and_go_with_the_bed";
-    let Ok(dstack) = Dstack::start(1).inspect_err(|why| why.not_run(what)) else { return };
+    let Ok(dstack) = Dstack::start(1).inspect_err(|why| why.skip_tests(what)) else { return };
     dstack.submit_as_user("greet", Some(1), "hostname; echo $((6 * 7))", &json!({})).unwrap();
     dstack.wait_for_run("greet", "done").unwrap();
     assert_eq!(dstack.jobs_started("greet"), 1);
     dstack.set_health(1, &Health::Failure("GPU 5 has a volatile DBE")).unwrap();
     dstack.wait_for_instance(1, "failing", |instance| instance["health_status"] == "failure").unwrap();
-    dstack.cut(1).unwrap();
+    dstack.disconnect(1).unwrap();
     dstack.wait_for_instance(1, "unreachable", |instance| instance["unreachable"] == true).unwrap();
     let folder = dstack.folder().to_owned();
     drop(dstack);

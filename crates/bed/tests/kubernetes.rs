@@ -9,8 +9,8 @@ use std::{
 };
 
 use doctor_bed::kubernetes::{
-    BedError, ControlPlane, Setup,
-    kubelet::{Exit, FakeNode, Kubelet, Play, connect},
+    ControlPlane, KubernetesTestbedError, Setup,
+    kubelet::{Exit, FakeNode, Kubelet, PodBehavior, connect},
 };
 use k8s_openapi::{
     api::{
@@ -31,7 +31,7 @@ use serde_json::{Value, json};
 /// How long a test may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-static PLANE: LazyLock<Result<ControlPlane, BedError>> =
+static PLANE: LazyLock<Result<ControlPlane, KubernetesTestbedError>> =
     LazyLock::new(|| ControlPlane::programs().and_then(|programs| ControlPlane::start(&programs)));
 
 /// Serialises the tests, because one of them kills the API server.
@@ -44,7 +44,7 @@ fn plane() -> Option<(MutexGuard<'static, ()>, &'static ControlPlane)> {
     match &*PLANE {
         Ok(plane) => Some((turn, plane)),
         Err(why) => {
-            why.not_run("kubernetes");
+            why.skip_tests("kubernetes");
             None
         }
     }
@@ -105,9 +105,9 @@ fn has_taint(wanted: &'static str) -> impl Condition<Node> {
 fn a_job_is_scheduled_by_the_real_scheduler_and_completes() {
     let Some((_turn, plane)) = plane() else { return };
     let nodes = vec![FakeNode::gpu("job-1").with_lease()];
-    let kubelet = Kubelet::start(plane.admin(), nodes, |_| Play::Runs {
+    let kubelet = Kubelet::start(plane.admin(), nodes, |_| PodBehavior::RunFor {
         lasts: Duration::from_millis(50),
-        then: Exit::code(0).saying("all well"),
+        then: Exit::code(0).with_message("all well"),
     });
     let _kubelet = kubelet.unwrap();
     block_on(async {
@@ -134,7 +134,8 @@ fn a_job_is_scheduled_by_the_real_scheduler_and_completes() {
 #[test]
 fn a_pod_that_matters_more_takes_the_node_of_one_that_matters_less() {
     let Some((_turn, plane)) = plane() else { return };
-    let kubelet = Kubelet::start(plane.admin(), vec![FakeNode::gpu("taken-1")], |_| Play::UntilTold).unwrap();
+    let kubelet =
+        Kubelet::start(plane.admin(), vec![FakeNode::gpu("taken-1")], |_| PodBehavior::RunUntilEnded).unwrap();
     block_on(async {
         let client = connect(plane.admin()).await.unwrap();
         let classes: Api<PriorityClass> = Api::all(client.clone());
@@ -153,7 +154,7 @@ fn a_pod_that_matters_more_takes_the_node_of_one_that_matters_less() {
         wait(&pods, "user", has_phase("Running")).await;
         wait(&pods, "ours", conditions::is_deleted(ours.metadata.uid.as_deref().unwrap())).await;
 
-        kubelet.end_pod("default", "user", Exit::code(137).because("OOMKilled")).unwrap();
+        kubelet.end_pod("default", "user", Exit::code(137).with_reason("OOMKilled")).unwrap();
         let user = wait(&pods, "user", has_phase("Failed")).await.unwrap();
         assert_eq!(terminated(&user).reason.as_deref(), Some("OOMKilled"));
         assert_eq!(terminated(&user).exit_code, 137);
@@ -165,7 +166,7 @@ fn a_pod_that_matters_more_takes_the_node_of_one_that_matters_less() {
 #[test]
 fn the_api_server_is_killed_and_restarted_and_clients_go_on() {
     let Some((_turn, plane)) = plane() else { return };
-    let kubelet = Kubelet::start(plane.admin(), vec![FakeNode::gpu("away-1")], |_| Play::UntilTold).unwrap();
+    let kubelet = Kubelet::start(plane.admin(), vec![FakeNode::gpu("away-1")], |_| PodBehavior::RunUntilEnded).unwrap();
     block_on(async {
         let client = connect(plane.admin()).await.unwrap();
         let pods: Api<Pod> = Api::default_namespaced(client);
@@ -174,7 +175,9 @@ fn the_api_server_is_killed_and_restarted_and_clients_go_on() {
 
         plane.kill_apiserver().unwrap();
         assert!(pods.get("survivor").await.is_err(), "the API server is down");
-        kubelet.end_pod("default", "survivor", Exit::code(3).saying("ended while the API server was down")).unwrap();
+        kubelet
+            .end_pod("default", "survivor", Exit::code(3).with_message("ended while the API server was down"))
+            .unwrap();
         plane.restart_apiserver().unwrap();
 
         let survivor = wait(&pods, "survivor", has_phase("Failed")).await.unwrap();
@@ -191,7 +194,7 @@ fn the_api_server_is_killed_and_restarted_and_clients_go_on() {
 fn a_node_is_what_its_kubelet_says() {
     let Some((_turn, plane)) = plane() else { return };
     let said = FakeNode::gpu("said-1").label("pool", "training").provider_id("cloud:///zone/i-1");
-    let kubelet = Kubelet::start(plane.admin(), vec![said], |_| Play::UntilTold).unwrap();
+    let kubelet = Kubelet::start(plane.admin(), vec![said], |_| PodBehavior::RunUntilEnded).unwrap();
     kubelet.set_boot_id("said-1", "after-a-reboot").unwrap();
     kubelet.set_resource("said-1", "nvidia.com/gpu", "7").unwrap();
     kubelet.set_ready("said-1", false).unwrap();
@@ -216,10 +219,10 @@ fn a_node_that_falls_silent_is_held_to_be_unreachable() {
             ControlPlane::start_with(&programs, Setup { node_grace: Duration::from_secs(4), ..Setup::default() })
                 .unwrap()
         }
-        Err(why) => return why.not_run("kubernetes"),
+        Err(why) => return why.skip_tests("kubernetes"),
     };
     let nodes = vec![FakeNode::gpu("silent-1").with_lease()];
-    let kubelet = Kubelet::start(plane.admin(), nodes, |_| Play::UntilTold).unwrap();
+    let kubelet = Kubelet::start(plane.admin(), nodes, |_| PodBehavior::RunUntilEnded).unwrap();
     block_on(async {
         let client = connect(plane.admin()).await.unwrap();
         let nodes: Api<Node> = Api::all(client.clone());
@@ -238,14 +241,14 @@ fn a_node_that_falls_silent_is_held_to_be_unreachable() {
 fn a_cluster_begins_with_what_another_one_left_and_without_controllers_it_stays_so() {
     let programs = match ControlPlane::programs() {
         Ok(programs) => programs,
-        Err(why) => return why.not_run("kubernetes"),
+        Err(why) => return why.skip_tests("kubernetes"),
     };
     let folder = tempfile::tempdir().unwrap();
     let kept = folder.path().join("data");
     let alone = Setup { controllers: false, ..Setup::default() };
     let first = ControlPlane::start_with(&programs, alone).unwrap();
     assert_eq!(first.pids().len(), 2, "{:?}", first.pids());
-    first.make(&json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "left" } }));
+    first.create(&json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "left" } }));
     first.keep_data(&kept).unwrap();
     drop(first);
     for _ in 0..2 {
@@ -304,7 +307,7 @@ fn it_is_ready_soon_and_is_not_large() {
         println!("{part}: {} MiB", resident / 1024);
         kib += resident;
     }
-    println!("ready after {:.1} s, {} MiB", plane.took().as_secs_f64(), kib / 1024);
+    println!("ready after {:.1} s, {} MiB", plane.startup_time().as_secs_f64(), kib / 1024);
     assert_eq!(plane.pids().len(), 4);
     assert!(kib < 2 * 1024 * 1024, "{kib} KiB resident: tests would not fit beside it");
 }
@@ -314,5 +317,5 @@ fn without_its_programs_it_says_which_is_missing() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("etcd"), "").unwrap();
     let why = ControlPlane::start(folder.path()).unwrap_err();
-    assert!(matches!(why, BedError::Missing { program: "kube-apiserver", .. }), "{why}");
+    assert!(matches!(why, KubernetesTestbedError::Missing { program: "kube-apiserver", .. }), "{why}");
 }

@@ -8,8 +8,8 @@ use std::{
 };
 
 use doctor_bed::kubernetes::{
-    BedError, ControlPlane,
-    real::{Programs, RealNode},
+    ControlPlane, KubernetesTestbedError,
+    real_node::{Programs, RealNode},
 };
 
 /// Returns what a node could leave behind: cgroups, links, mounts.
@@ -34,7 +34,7 @@ fn kernel() -> Vec<String> {
     names.map(|name| fs::read_to_string(Path::new("/proc/sys").join(name)).unwrap()).to_vec()
 }
 
-fn plane() -> Result<(Programs, Arc<ControlPlane>), BedError> {
+fn plane() -> Result<(Programs, Arc<ControlPlane>), KubernetesTestbedError> {
     let programs = RealNode::programs()?;
     Ok((programs, Arc::new(ControlPlane::start(&ControlPlane::programs()?)?)))
 }
@@ -43,7 +43,7 @@ fn plane() -> Result<(Programs, Arc<ControlPlane>), BedError> {
 fn a_node_is_ready_and_nothing_is_left_of_it_nor_of_one_whose_keeper_was_killed() {
     let (programs, plane) = match plane() {
         Ok(started) => started,
-        Err(why) => return why.not_run("a real node"),
+        Err(why) => return why.skip_tests("a real node"),
     };
     let (before, settings) = (traces(), kernel());
     let node = RealNode::start(&programs, &plane, "real-1").unwrap();
@@ -52,7 +52,7 @@ fn a_node_is_ready_and_nothing_is_left_of_it_nor_of_one_whose_keeper_was_killed(
     assert_ne!(traces(), before, "leftovers would be detected");
     assert_eq!(kernel(), settings);
 
-    let killed = Command::new("kill").args(["-KILL", &node.keeper().to_string()]).status().unwrap();
+    let killed = Command::new("kill").args(["-KILL", &node.supervisor_pid().to_string()]).status().unwrap();
     assert!(killed.success());
     drop(node);
     assert_ne!(traces(), before, "its control groups are still there");

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_bed::slurm::{BedError, Daemon, Generation, Layout, Rest, Slurm};
+use doctor_bed::slurm::{Daemon, Generation, Layout, Rest, Slurm, SlurmTestbedError};
 
 /// Set for the child process that holds a Slurm until it is killed.
 const HOLDS: &str = "DOCTOR_BED_HOLDS_SLURM";
@@ -19,8 +19,8 @@ const HOLDS: &str = "DOCTOR_BED_HOLDS_SLURM";
 fn slurm(what: &str, layout: &Layout) -> Option<Slurm> {
     match Slurm::start(layout) {
         Ok(slurm) => Some(slurm),
-        Err(why @ BedError::NotThere { .. }) => {
-            why.not_run(what);
+        Err(why @ SlurmTestbedError::Unsupported { .. }) => {
+            why.skip_tests(what);
             None
         }
         Err(other) => panic!("{other}"),
@@ -194,7 +194,7 @@ fn nothing_is_left_of_a_slurm_whose_process_was_killed() {
         return hold();
     }
     if let Err(why) = Slurm::can_start(Generation::Debian12) {
-        return why.not_run(name);
+        return why.skip_tests(name);
     }
     let mut holder = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])

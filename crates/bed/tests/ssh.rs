@@ -6,17 +6,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_bed::ssh::Fleet;
+use doctor_bed::ssh::SshFleet;
 
-fn fleet(what: &str, hosts: u8) -> Option<Fleet> {
-    Fleet::start(hosts).inspect_err(|why| why.not_run(what)).ok()
+fn fleet(what: &str, hosts: u8) -> Option<SshFleet> {
+    SshFleet::start(hosts).inspect_err(|why| why.skip_tests(what)).ok()
 }
 
-fn ran(fleet: &Fleet, host: &str, command: &str) -> Output {
+fn ran(fleet: &SshFleet, host: &str, command: &str) -> Output {
     fleet.ssh(host, command).output().unwrap()
 }
 
-fn said(fleet: &Fleet, host: &str, command: &str) -> String {
+fn said(fleet: &SshFleet, host: &str, command: &str) -> String {
     let output = ran(fleet, host, command);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
@@ -71,7 +71,7 @@ fn a_host_refuses_hangs_and_loses_its_connections_as_told() {
     let mut cut = fleet.ssh("host2", "echo up > /root/up; sleep 600").spawn().unwrap();
     let up = fleet.hosts()[1].home().join("up");
     wait("the command to begin", || fs::read_to_string(&up).is_ok_and(|text| text == "up\n"));
-    fleet.hosts()[1].cut().unwrap();
+    fleet.hosts()[1].cut_connections().unwrap();
     assert_eq!(cut.wait().unwrap().code(), Some(255));
     assert_eq!(said(&fleet, "host2", "echo well"), "well");
 }
@@ -79,7 +79,7 @@ fn a_host_refuses_hangs_and_loses_its_connections_as_told() {
 #[test]
 fn a_slow_line_is_slow_and_works() {
     let Some(fleet) = fleet("a_slow_line_is_slow_and_works", 1) else { return };
-    let slow = fleet.hosts()[0].slowed(Duration::from_millis(50)).unwrap();
+    let slow = fleet.hosts()[0].slow_proxy(Duration::from_millis(50)).unwrap();
     let mut ssh = std::process::Command::new("ssh");
     ssh.arg("-F").arg(fleet.ssh_config()).args(["-o", "BatchMode=yes", "-o"]);
     let alias = format!("HostKeyAlias=[{}]:{}", fleet.hosts()[0].at.ip(), fleet.hosts()[0].at.port());
@@ -94,7 +94,7 @@ fn a_slow_line_is_slow_and_works() {
 #[test]
 fn nothing_is_left_of_a_fleet() {
     let Some(fleet) = fleet("nothing_is_left_of_a_fleet", 1) else { return };
-    let folder = fleet.at("");
+    let folder = fleet.path("");
     said(&fleet, "host1", "setsid sleep 600 >/dev/null 2>&1 </dev/null &");
     let name = folder.to_string_lossy().into_owned();
     let named = || {

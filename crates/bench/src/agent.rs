@@ -12,7 +12,7 @@
 //! Correctness check: the first report is signed, has evidence of every check that an agent runs, and no rule matches;
 //! a changed GPU is found in every round after the change, and nothing else is.
 
-mod door;
+mod report_sink;
 
 use std::{
     collections::BTreeSet,
@@ -24,14 +24,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use doctor_bed::machine::{GPUS, Machine, PORTS, Standing, standin};
+use doctor_bed::fake_machine::{FakeMachine, GPUS, InstalledMachine, PORTS, fake_nvidia_library};
 use doctor_checks::{
     Catalogue, Depth,
     credential::Credential,
     document::{AgentReport, RunKey},
 };
 use doctor_core::{
-    classify::judge,
+    classify::classify,
     finding::Verdict,
     ids::{CheckId, NodeName},
     policy::Policy,
@@ -40,58 +40,58 @@ use doctor_core::{
 use serde_json::json;
 
 use crate::{Measured, figure::Figure, process::Running, shipped, stopwatch::cpu_time_of};
-use door::Door;
+use report_sink::ReportSink;
 
 /// The number of check rounds in one measurement.
-const LOOKS: u32 = 20;
+const ROUNDS: u32 = 20;
 /// The default intervals of an agent, in minutes.
-const LOOK_EVERY: f64 = 5.0;
-const SAY_ALL_EVERY: f64 = 60.0;
+const CHECK_INTERVAL_MINUTES: f64 = 5.0;
+const FULL_REPORT_INTERVAL_MINUTES: f64 = 60.0;
 /// The limit for anything that should come immediately.
-const SOON: Duration = Duration::from_secs(30);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The agent sends a heartbeat after a minute without a report.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(70);
+const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(70);
 const MEGABYTE: f64 = 1e6;
 
 pub(crate) fn run() -> Result<Measured> {
     let program = shipped::doctor_node()?;
     let bytes = fs::metadata(&program).context("reading the size of the program")?.len();
-    let library = standin(&std::env::current_exe().context("finding this program")?);
-    let standing = Machine::hgx_h100().stand(&program, &library);
+    let library = fake_nvidia_library(&std::env::current_exe().context("finding this program")?);
+    let standing = FakeMachine::hgx_h100().install(&program, &library);
     let key = RunKey::new([7; 32]);
-    let door = Door::open()?;
+    let door = ReportSink::open()?;
     let credential =
         Credential { node: NodeName::new("bench")?, key: key.clone(), controller: Some(door.address().to_owned()) };
     let agent = Running::start(standing.agent(&credential.text()).stderr(Stdio::null()))?;
     let memory = agent.watch_memory("RssAnon");
     eprintln!("  checking: the first report");
-    let checks = prove(&standing, &what_it_saw(&door, &key)?)?;
-    agent.settle(SOON)?;
+    let checks = verify_report(&standing, &next_full_report(&door, &key)?)?;
+    agent.wait_until_idle(REPLY_TIMEOUT)?;
 
     eprintln!("  measuring: check rounds that report everything");
     let used = cpu_time_of(agent.pid())?;
-    for _look in 0..LOOKS {
+    for _look in 0..ROUNDS {
         agent.hang_up()?;
-        what_it_saw(&door, &key)?;
-        agent.settle(SOON)?;
+        next_full_report(&door, &key)?;
+        agent.wait_until_idle(REPLY_TIMEOUT)?;
     }
-    let full = (cpu_time_of(agent.pid())? - used).as_secs_f64() * 1000.0 / f64::from(LOOKS);
+    let full = (cpu_time_of(agent.pid())? - used).as_secs_f64() * 1000.0 / f64::from(ROUNDS);
 
     eprintln!("  measuring: an idle minute, and meanwhile check rounds of other agents");
     let (waiting, looks) = thread::scope(|scope| {
         let looks = scope.spawn(|| -> Result<(f64, f64)> {
-            Ok((ordinary_look(&program, &library, &key)?, changed_look(&program, &library, &key)?))
+            Ok((unchanged_round_cpu(&program, &library, &key)?, changed_round_cpu(&program, &library, &key)?))
         });
-        let waiting = waiting_minute(&agent, &door, &key);
+        let waiting = idle_minute_cpu(&agent, &door, &key);
         (waiting, looks.join().expect("the measuring thread does not panic"))
     });
     let (waiting, (look, changed)) = (waiting?, looks?);
     ensure!(agent.children().len() == 1, "expected one helper process, found {:?}", agent.children());
-    let most = memory.most();
+    let most = memory.peak();
 
     let inputs = json!({
         "gpus": GPUS, "ports": PORTS, "checks": checks, "look_ms": round(look), "full_look_ms": round(full),
-        "changed_look_ms": round(changed), "waiting_ms_per_min": round(waiting), "looks": LOOKS,
+        "changed_look_ms": round(changed), "waiting_ms_per_min": round(waiting), "looks": ROUNDS,
     });
     let figure = |name: &str, value, unit, note: &str| Figure {
         name: name.to_owned(),
@@ -109,7 +109,7 @@ pub(crate) fn run() -> Result<Measured> {
         ),
         figure(
             "cpu_ms_per_min",
-            waiting + look / LOOK_EVERY + full / SAY_ALL_EVERY,
+            waiting + look / CHECK_INTERVAL_MINUTES + full / FULL_REPORT_INTERVAL_MINUTES,
             "ms",
             "an idle minute with its heartbeat, a fifth of a check round without changes, and a sixtieth of one that \
              reports everything; agent and helper together",
@@ -125,49 +125,49 @@ pub(crate) fn run() -> Result<Measured> {
 }
 
 /// Measures the CPU time, in milliseconds, of a minute with only a heartbeat.
-fn waiting_minute(agent: &Running, door: &Door, key: &RunKey) -> Result<f64> {
+fn idle_minute_cpu(agent: &Running, door: &ReportSink, key: &RunKey) -> Result<f64> {
     let (began, used) = (Instant::now(), agent.threads_used()?);
-    let alive = AgentReport::open(&door.next(SIGN_OF_LIFE)?, key).context("opening the heartbeat")?;
+    let alive = AgentReport::open(&door.next(HEARTBEAT_TIMEOUT)?, key).context("opening the heartbeat")?;
     ensure!(alive.checks.is_empty(), "the agent ran checks within the idle minute: {} checks", alive.checks.len());
-    agent.settle(SOON)?;
+    agent.wait_until_idle(REPLY_TIMEOUT)?;
     let minutes = began.elapsed().as_secs_f64() / 60.0;
     Ok((agent.threads_used()? - used).as_secs_f64() * 1000.0 / minutes)
 }
 
 /// An agent that checks every two seconds, after its first report.
-struct Busy {
-    standing: Standing,
-    door: Door,
+struct FrequentAgent {
+    machine: InstalledMachine,
+    sink: ReportSink,
     agent: Running,
 }
 
-impl Busy {
+impl FrequentAgent {
     fn start(program: &Path, library: &Path, key: &RunKey) -> Result<Self> {
-        let standing = often().stand(program, library);
-        let door = Door::open()?;
+        let standing = often().install(program, library);
+        let door = ReportSink::open()?;
         let credential =
             Credential { node: NodeName::new("bench")?, key: key.clone(), controller: Some(door.address().to_owned()) };
         let agent = Running::start(standing.agent(&credential.text()).stderr(Stdio::null()))?;
-        what_it_saw(&door, key)?;
-        agent.settle(SOON)?;
-        Ok(Self { standing, door, agent })
+        next_full_report(&door, key)?;
+        agent.wait_until_idle(REPLY_TIMEOUT)?;
+        Ok(Self { machine: standing, sink: door, agent })
     }
 }
 
-fn often() -> Machine {
-    Machine::hgx_h100().policy("[agents]\nlook_every = \"2s\"\n")
+fn often() -> FakeMachine {
+    FakeMachine::hgx_h100().policy("[agents]\nlook_every = \"2s\"\n")
 }
 
 /// Measures the CPU time, in milliseconds, of a check round without changes.
-fn ordinary_look(program: &Path, library: &Path, key: &RunKey) -> Result<f64> {
-    let Busy { standing: _stands, door, agent } = Busy::start(program, library, key)?;
+fn unchanged_round_cpu(program: &Path, library: &Path, key: &RunKey) -> Result<f64> {
+    let FrequentAgent { machine: _stands, sink: door, agent } = FrequentAgent::start(program, library, key)?;
     let used = cpu_time_of(agent.pid())?;
-    for _look in 0..LOOKS {
-        agent.wake(SOON)?;
-        agent.settle(SOON)?;
+    for _look in 0..ROUNDS {
+        agent.wait_until_active(REPLY_TIMEOUT)?;
+        agent.wait_until_idle(REPLY_TIMEOUT)?;
     }
-    let look = (cpu_time_of(agent.pid())? - used).as_secs_f64() * 1000.0 / f64::from(LOOKS);
-    for report in door.waiting() {
+    let look = (cpu_time_of(agent.pid())? - used).as_secs_f64() * 1000.0 / f64::from(ROUNDS);
+    for report in door.unread() {
         let said = AgentReport::open(&report, key).context("opening a report")?.checks;
         ensure!(said.is_empty(), "the agent reported {} checks of an unchanged machine", said.len());
     }
@@ -175,27 +175,27 @@ fn ordinary_look(program: &Path, library: &Path, key: &RunKey) -> Result<f64> {
 }
 
 /// Measures the CPU time, in milliseconds, of a check round that finds a changed GPU, with its report.
-fn changed_look(program: &Path, library: &Path, key: &RunKey) -> Result<f64> {
-    let Busy { standing, door, agent } = Busy::start(program, library, key)?;
+fn changed_round_cpu(program: &Path, library: &Path, key: &RunKey) -> Result<f64> {
+    let FrequentAgent { machine: standing, sink: door, agent } = FrequentAgent::start(program, library, key)?;
     // The agent reports a failure several times, so only the first round after each change is measured.
     let mut spent = Duration::ZERO;
-    for look in 0..LOOKS {
+    for look in 0..ROUNDS {
         let pending = if look % 2 == 0 { 1.0 } else { 0.0 };
         let used = cpu_time_of(agent.pid())?;
-        standing.driver_says(&often().gpu(3, "remapped_rows.pending", pending));
-        let told = what_it_saw(&door, key)?;
-        agent.settle(SOON)?;
+        standing.set_driver(&often().gpu(3, "remapped_rows.pending", pending));
+        let told = next_full_report(&door, key)?;
+        agent.wait_until_idle(REPLY_TIMEOUT)?;
         spent += cpu_time_of(agent.pid())? - used;
         let tests: Vec<&str> = told.checks.iter().map(|evidence| evidence.test.as_str()).collect();
         ensure!(tests == ["gpu-row-remap"], "one check has changed, and the agent reports {tests:?}");
     }
-    Ok(spent.as_secs_f64() * 1000.0 / f64::from(LOOKS))
+    Ok(spent.as_secs_f64() * 1000.0 / f64::from(ROUNDS))
 }
 
 /// Returns the next report that is more than a heartbeat.
-fn what_it_saw(door: &Door, key: &RunKey) -> Result<AgentReport> {
+fn next_full_report(door: &ReportSink, key: &RunKey) -> Result<AgentReport> {
     loop {
-        let report = AgentReport::open(&door.next(SOON)?, key).context("opening a report")?;
+        let report = AgentReport::open(&door.next(REPLY_TIMEOUT)?, key).context("opening a report")?;
         if !report.checks.is_empty() {
             return Ok(report);
         }
@@ -207,9 +207,9 @@ fn round(value: f64) -> f64 {
 }
 
 /// Verifies that the report has every check that an agent runs and no finding. Returns the number of checks.
-fn prove(standing: &Standing, report: &AgentReport) -> Result<usize> {
-    let policy = Policy::over_defaults(&fs::read_to_string(standing.at("policy.toml"))?)?;
-    let profile = ProfileFile::read(&fs::read_to_string(standing.at("profile.toml"))?)?.profile();
+fn verify_report(standing: &InstalledMachine, report: &AgentReport) -> Result<usize> {
+    let policy = Policy::with_site_settings(&fs::read_to_string(standing.path("policy.toml"))?)?;
+    let profile = ProfileFile::read(&fs::read_to_string(standing.path("profile.toml"))?)?.profile();
     let catalogue = Catalogue::with_site_checks(&policy);
     let rules = catalogue.rules(&policy)?;
     let runs =
@@ -220,7 +220,7 @@ fn prove(standing: &Standing, report: &AgentReport) -> Result<usize> {
     for evidence in &report.checks {
         let check = catalogue.get(&evidence.test).context("the report has a check that this program does not know")?;
         let seen = check.observe(&catalogue.params(&policy, &evidence.test), evidence);
-        let judged = judge(&rules, Some(&profile), &evidence.test, &seen);
+        let judged = classify(&rules, Some(&profile), &evidence.test, &seen);
         ensure!(judged.verdict != Verdict::Fail, "a healthy machine fails {}: {}", evidence.test, judged.text);
     }
     Ok(told.len())

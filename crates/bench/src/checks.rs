@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use doctor_bed::machine::{GPUS, Machine, PORTS, Standing, standin};
+use doctor_bed::fake_machine::{FakeMachine, GPUS, InstalledMachine, PORTS, fake_nvidia_library};
 use serde_json::json;
 
 use crate::{
@@ -26,13 +26,13 @@ const RUNS: u32 = 20;
 
 pub(crate) fn run() -> Result<Measured> {
     let program = shipped::doctor_node()?;
-    let library = standin(&std::env::current_exe().context("finding this program")?);
-    let healthy = Machine::hgx_h100();
-    let standing = healthy.stand(&program, &library);
+    let library = fake_nvidia_library(&std::env::current_exe().context("finding this program")?);
+    let healthy = FakeMachine::hgx_h100();
+    let standing = healthy.install(&program, &library);
     eprintln!("  checking: a healthy machine, and one with a fault");
-    let seen = standing.look();
+    let seen = standing.run_check();
     ensure!(seen.failing.is_empty() && seen.inconclusive.is_empty(), "a healthy machine has findings: {seen:?}");
-    let faulty = Machine::hgx_h100().gpu(3, "remapped_rows.failure", 1.0).stand(&program, &library).look();
+    let faulty = FakeMachine::hgx_h100().gpu(3, "remapped_rows.failure", 1.0).install(&program, &library).run_check();
     ensure!(faulty.failing.len() == 1, "one fault was planted, found: {:?}", faulty.failing);
     eprintln!("  measuring");
     let (mut wall, mut cpu) = (Vec::new(), Vec::new());
@@ -71,7 +71,7 @@ pub(crate) fn run() -> Result<Measured> {
     ]))
 }
 
-fn quietly(standing: &Standing) -> Command {
+fn quietly(standing: &InstalledMachine) -> Command {
     let mut command = standing.fast();
     command.stdout(Stdio::null()).stderr(Stdio::null());
     command
@@ -87,7 +87,7 @@ fn children_used() -> Result<Duration> {
 }
 
 /// Returns the largest number of processes that one of several check runs starts.
-fn most_children(standing: &Standing) -> Result<usize> {
+fn most_children(standing: &InstalledMachine) -> Result<usize> {
     let mut most = 0;
     for _run in 0..REPEATS {
         let mut child = quietly(standing).spawn().context("starting doctor-node")?;

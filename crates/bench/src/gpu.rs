@@ -15,7 +15,7 @@ use doctor_checks::{document::Measurements, probe::ProbeOutput};
 use doctor_gpu::{
     cublas::Cublas,
     cuda::{Cuda, LIBRARY},
-    dl::{against_cublas, control::Planted},
+    dl::{compare_with_cublas, negative_control::InjectedErrorKind},
 };
 use serde_json::{Value, json};
 
@@ -76,7 +76,7 @@ fn value(seen: &Measurements, name: &str) -> Result<f64> {
 pub(crate) fn run_verdict() -> Result<Measured> {
     let name = match gpu_or_not() {
         Ok(cuda) => cuda.gpu(0)?.name()?,
-        Err(why) => return Ok(Measured::NotHere(why)),
+        Err(why) => return Ok(Measured::NotAvailable(why)),
     };
     let inputs = json!({ "gpu": name });
     let mut cold = Vec::new();
@@ -94,7 +94,7 @@ pub(crate) fn run_verdict() -> Result<Measured> {
 pub(crate) fn run_rates() -> Result<Measured> {
     let cuda = match gpu_or_not() {
         Ok(cuda) => cuda,
-        Err(why) => return Ok(Measured::NotHere(why)),
+        Err(why) => return Ok(Measured::NotAvailable(why)),
     };
     let gpu = cuda.gpu(0)?;
     let inputs = json!({ "gpu": gpu.name()? });
@@ -108,7 +108,7 @@ pub(crate) fn run_rates() -> Result<Measured> {
     let library: OsString = std::env::var_os("DOCTOR_CUBLAS").unwrap_or_else(|| "libcublas.so.13".into());
     match Cublas::open(&library) {
         Ok(cublas) => {
-            let pairs = against_cublas(&gpu, &cublas, REPEATS).map_err(|error| anyhow::anyhow!(error))?;
+            let pairs = compare_with_cublas(&gpu, &cublas, REPEATS).map_err(|error| anyhow::anyhow!(error))?;
             let ratios: Vec<f64> = pairs.iter().map(|(ours, theirs)| ours / theirs).collect();
             let of = |pick: fn(&(f64, f64)) -> f64| median(&pairs.iter().map(pick).collect::<Vec<_>>()) / 1e12;
             let note = format!(
@@ -124,15 +124,15 @@ pub(crate) fn run_rates() -> Result<Measured> {
     Ok(Measured::Figures(figures))
 }
 
-pub(crate) fn run_sight() -> Result<Measured> {
+pub(crate) fn run_detection() -> Result<Measured> {
     let name = match gpu_or_not() {
         Ok(cuda) => cuda.gpu(0)?.name()?,
-        Err(why) => return Ok(Measured::NotHere(why)),
+        Err(why) => return Ok(Measured::NotAvailable(why)),
     };
     let inputs = json!({ "gpu": name, "errors_of_each_kind_and_part": TRIALS });
     let (_, seen) = test(&["--heat=0s", &format!("--trials={TRIALS}")])?;
     let (mut planted, mut caught, mut false_alarms) = (0.0, 0.0, 0.0);
-    for kind in Planted::ALL {
+    for kind in InjectedErrorKind::ALL {
         for part in ["products", "memory", "layers"] {
             let of = |what: &str| value(&seen, &format!("trial_{part}_{}_{what}", kind.name().replace('-', "_")));
             planted += of("planted")?;

@@ -5,7 +5,7 @@
 
 mod expected;
 mod fill;
-mod past;
+mod generator;
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use doctor_core::time::Span;
 use doctor_store::{Store, StoreUrl, records::HistoryFilter};
 use serde_json::{Value, json};
 
-use self::{expected::Expected, past::Past};
+use self::{expected::Expected, generator::GeneratedRow};
 use crate::{
     Measured, cache,
     figure::Figure,
@@ -30,56 +30,56 @@ const DATABASE: &str = "history";
 
 pub(crate) fn run_sqlite() -> Result<Measured> {
     let path = cache::input("history-sqlite", fill::fingerprint()?, |path| {
-        eprintln!("  generating {} rows, once", Past::ROWS);
+        eprintln!("  generating {} rows, once", GeneratedRow::ROWS);
         fill::sqlite(path)?;
-        sound(&Store::open(&StoreUrl::Sqlite(path.to_owned()))?)
+        verify_store(&Store::open(&StoreUrl::Sqlite(path.to_owned()))?)
     })?;
     let store = Store::open(&StoreUrl::Sqlite(path.clone()))?;
-    let samples = ask(&store)?;
+    let samples = measure_queries(&store)?;
     let bytes = std::fs::metadata(&path).context("reading the size of the database")?.len();
     Ok(Measured::Figures(samples.figures("", bytes, &inputs("SQLite"))))
 }
 
 pub(crate) fn run_postgres() -> Result<Measured> {
     let making = |path: &Path| {
-        eprintln!("  generating {} rows, once", Past::ROWS);
+        eprintln!("  generating {} rows, once", GeneratedRow::ROWS);
         let server = Server::start(Setup::default())?;
         let url = server.create_database(DATABASE)?;
         fill::postgres(&url)?;
-        sound(&Store::open(&url.parse()?)?)?;
+        verify_store(&Store::open(&url.parse()?)?)?;
         Ok(server.stop_and_keep(path)?)
     };
     if let Err(why) = Server::can_start() {
-        return Ok(Measured::NotHere(why.to_string()));
+        return Ok(Measured::NotAvailable(why.to_string()));
     }
     let kept = cache::input("history-postgres", fill::fingerprint()?, making)?;
     let server = Server::start(Setup { durable: true, data: Some(&kept) })?;
     let url = server.socket_url(DATABASE);
-    let samples = ask(&Store::open(&url.parse()?)?)?;
+    let samples = measure_queries(&Store::open(&url.parse()?)?)?;
     Ok(Measured::Figures(samples.figures("_pg", fill::postgres_bytes(&url)?, &inputs("PostgreSQL, by its socket"))))
 }
 
 fn inputs(database: &str) -> Value {
     json!({
-        "database": database, "rows": Past::ROWS, "nodes": Past::NODES, "tests": Past::TESTS.len(), "days": Past::DAYS,
+        "database": database, "rows": GeneratedRow::ROWS, "nodes": GeneratedRow::NODES, "tests": GeneratedRow::TESTS.len(), "days": GeneratedRow::DAYS,
     })
 }
 
 /// Runs the store's own verification: `latest_result` and the counts must match the history.
-fn sound(store: &Store) -> Result<()> {
+fn verify_store(store: &Store) -> Result<()> {
     eprintln!("  checking: the store verifies the generated history");
     let verified = store.verify()?;
-    ensure!(verified.is_sound(), "the generated history is inconsistent: {}", verified.troubles.join("; "));
+    ensure!(verified.is_consistent(), "the generated history is inconsistent: {}", verified.troubles.join("; "));
     Ok(())
 }
 
-struct Answers {
+struct QuerySamples {
     all_latest: Samples,
     last: Samples,
     rates: Samples,
 }
 
-impl Answers {
+impl QuerySamples {
     #[expect(clippy::cast_precision_loss, reason = "a file's size and ten million are small against 2^53")]
     fn figures(&self, suffix: &str, bytes: u64, inputs: &Value) -> Vec<Figure> {
         let mut figures = Vec::new();
@@ -89,7 +89,7 @@ impl Answers {
         figures.extend(self.rates.figures("rate30d", suffix, inputs, "Store::failure_rates over 30 days"));
         figures.push(Figure {
             name: format!("bytes_per_row{suffix}"),
-            value: bytes as f64 / Past::ROWS as f64,
+            value: bytes as f64 / GeneratedRow::ROWS as f64,
             unit: "bytes",
             inputs: inputs.clone(),
             note: "size of the database by rows of history, without runs and evidence, which retention deletes"
@@ -100,21 +100,23 @@ impl Answers {
 }
 
 /// Runs every query, compares the answers, then repeats them with a stopwatch.
-fn ask(store: &Store) -> Result<Answers> {
+fn measure_queries(store: &Store) -> Result<QuerySamples> {
     eprintln!("  checking: query results against the generator");
     let expected = Expected::compute()?;
-    let since = Past::END.minus(Span::days(30));
+    let since = GeneratedRow::END.minus(Span::days(30));
     expected.check_latest(&store.latest_all()?)?;
     expected.check_rates(&store.failure_rates(since)?, since)?;
     eprintln!("  measuring");
-    let mut answers = Answers { all_latest: Samples::default(), last: Samples::default(), rates: Samples::default() };
+    let mut answers =
+        QuerySamples { all_latest: Samples::default(), last: Samples::default(), rates: Samples::default() };
     for repeat in 0..REPEATS as u64 {
         let (all, sample) = time(|| store.latest_all());
-        ensure!(all?.len() == Past::PAIRS, "latest results are missing");
+        ensure!(all?.len() == GeneratedRow::PAIRS, "latest results are missing");
         answers.all_latest.push(sample);
 
-        let node = u32::try_from(spread(repeat) % u64::from(Past::NODES)).context("choosing a node")?;
-        let filter = HistoryFilter { node: Some(Past::name(node)), limit: Some(LAST), ..HistoryFilter::default() };
+        let node = u32::try_from(spread(repeat) % u64::from(GeneratedRow::NODES)).context("choosing a node")?;
+        let filter =
+            HistoryFilter { node: Some(GeneratedRow::name(node)), limit: Some(LAST), ..HistoryFilter::default() };
         let (rows, sample) = time(|| store.history(&filter));
         expected::check_newest(node, &rows?, LAST as usize)?;
         answers.last.push(sample);

@@ -45,7 +45,7 @@ pub(crate) fn run_sqlite() -> Result<Measured> {
 
 pub(crate) fn run_postgres() -> Result<Measured> {
     if let Err(why) = Server::can_start() {
-        return Ok(Measured::NotHere(why.to_string()));
+        return Ok(Measured::NotAvailable(why.to_string()));
     }
     let server = Server::start(Setup { durable: true, data: None })?;
     server.create_database("ingest")?;
@@ -121,7 +121,7 @@ fn check(store: &Store, expected: &HashMap<(RunId, NodeName), Verdict>) -> Resul
         ensure!(seen.insert((run, row.node), ()).is_none(), "{run} is in history twice");
     }
     let verified = store.verify()?;
-    ensure!(verified.is_sound(), "the store is inconsistent: {}", verified.troubles.join("; "));
+    ensure!(verified.is_consistent(), "the store is inconsistent: {}", verified.troubles.join("; "));
     Ok(())
 }
 

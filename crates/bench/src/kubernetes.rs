@@ -7,6 +7,8 @@
 #[cfg(feature = "kubernetes")]
 mod cluster;
 #[cfg(feature = "kubernetes")]
+mod counting_proxy;
+#[cfg(feature = "kubernetes")]
 mod marking;
 #[cfg(feature = "kubernetes")]
 mod memory;
@@ -16,8 +18,6 @@ mod population;
 mod service;
 #[cfg(feature = "kubernetes")]
 mod traffic;
-#[cfg(feature = "kubernetes")]
-mod wire;
 
 #[cfg(feature = "kubernetes")]
 pub(crate) use self::{marking::run as run_marking, memory::run as run_memory, traffic::run as run_traffic};

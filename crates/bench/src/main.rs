@@ -37,7 +37,7 @@ struct Benchmark {
 enum Measured {
     Figures(Vec<Figure>),
     /// This machine lacks a prerequisite.
-    NotHere(String),
+    NotAvailable(String),
 }
 
 const BENCHMARKS: [Benchmark; 18] = [
@@ -52,7 +52,7 @@ const BENCHMARKS: [Benchmark; 18] = [
     Benchmark { metric: "M7", what: "fast checks on simulated hardware", run: checks::run },
     Benchmark { metric: "M8", what: "a verdict on a GPU", run: gpu::run_verdict },
     Benchmark { metric: "M9", what: "rates on a GPU", run: gpu::run_rates },
-    Benchmark { metric: "M10", what: "planted errors on a GPU", run: gpu::run_sight },
+    Benchmark { metric: "M10", what: "planted errors on a GPU", run: gpu::run_detection },
     Benchmark { metric: "M14", what: "marking 750 nodes on Kubernetes", run: kubernetes::run_marking },
     Benchmark { metric: "M15", what: "a cycle on a Slurm of 10,000 nodes", run: slurm::run },
     Benchmark { metric: "M16", what: "a cycle on 200 SSH hosts, 20 of them dead", run: ssh::run },
@@ -90,7 +90,7 @@ fn measure(benchmark: &Benchmark, commit: &str) -> bool {
     let began = Instant::now();
     let done = match run() {
         Ok(Measured::Figures(figures)) => print(metric, &figures, commit).map_err(anyhow::Error::from),
-        Ok(Measured::NotHere(why)) => {
+        Ok(Measured::NotAvailable(why)) => {
             eprintln!("NOT RUN: {metric}: {what}: {why}");
             Ok(())
         }

@@ -20,16 +20,16 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 /// The cost of one cycle, from the start of the program to its end.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Look {
+pub(crate) struct CycleSample {
     pub(crate) wall: Duration,
     /// CPU time of the service itself.
     pub(crate) own: Duration,
     /// CPU time of the programs that it started and waited for.
     pub(crate) programs: Duration,
     /// Peak anonymous memory in bytes.
-    pub(crate) most_anonymous: u64,
+    pub(crate) peak_rss_anon: u64,
     /// Peak resident memory in bytes.
-    pub(crate) most_resident: u64,
+    pub(crate) peak_rss: u64,
 }
 
 pub(crate) struct Service {
@@ -53,7 +53,7 @@ impl Service {
     }
 
     /// Runs one cycle.
-    pub(crate) fn look(&self) -> Result<Look> {
+    pub(crate) fn run_cycle(&self) -> Result<CycleSample> {
         let log = File::create(self.folder.path().join("log")).context("creating the service's log")?;
         let mut command = self.doctor();
         command.args(["serve", "--cycles", "1"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
@@ -64,7 +64,7 @@ impl Service {
             let _gone = child.kill();
         }
         let ended = child.wait().context("waiting for doctor serve")?;
-        ensure!(ended.success(), "doctor serve ended with {ended}: {}", self.said());
+        ensure!(ended.success(), "doctor serve ended with {ended}: {}", self.log_tail());
         looked
     }
 
@@ -75,10 +75,10 @@ impl Service {
         let rows: Vec<Value> = serde_json::from_slice(&asked.stdout).context("reading the nodes")?;
         let named = |row: &Value| Some((row["node"].as_str()?.to_owned(), row["used"].as_str()?.to_owned()));
         let seen: BTreeMap<String, String> = rows.iter().filter_map(named).collect();
-        ensure!(seen.len() == expected.len(), "{} nodes, expected {}: {}", seen.len(), expected.len(), self.said());
+        ensure!(seen.len() == expected.len(), "{} nodes, expected {}: {}", seen.len(), expected.len(), self.log_tail());
         for (name, used) in expected {
             let seen = seen.get(name).map(String::as_str);
-            ensure!(seen == Some(*used), "{name} is {seen:?}, expected {used}: {}", self.said());
+            ensure!(seen == Some(*used), "{name} is {seen:?}, expected {used}: {}", self.log_tail());
         }
         Ok(())
     }
@@ -90,7 +90,7 @@ impl Service {
         command
     }
 
-    fn said(&self) -> String {
+    fn log_tail(&self) -> String {
         let log = fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(5)..].join("\n")
@@ -98,7 +98,7 @@ impl Service {
 }
 
 /// Samples a process until it ends. The caller must not reap it before, because that discards its counters.
-fn watch(pid: u32) -> Result<Look> {
+fn watch(pid: u32) -> Result<CycleSample> {
     let began = Instant::now();
     let (mut most_anonymous, mut most_resident) = (0, 0);
     loop {
@@ -120,12 +120,12 @@ fn watch(pid: u32) -> Result<Look> {
                 bail!("{path} has no CPU times")
             };
             let time = |ticks| Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second().max(1));
-            return Ok(Look {
+            return Ok(CycleSample {
                 wall: began.elapsed(),
                 own: time(user + system),
                 programs: time(their_user + their_system),
-                most_anonymous,
-                most_resident,
+                peak_rss_anon: most_anonymous,
+                peak_rss: most_resident,
             });
         }
         ensure!(began.elapsed() < PATIENCE, "a cycle does not end");

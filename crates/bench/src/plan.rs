@@ -12,8 +12,8 @@ use anyhow::{Context, Result, ensure};
 use doctor_core::{
     ids::{IdSource, NodeName, TestId},
     node::Occupancy,
-    plan::{Action, PassedOver, Plan, Planner, plan},
-    reason::Because,
+    plan::{Action, Plan, Planner, SkipReason, plan},
+    reason::WithReason,
     snapshot::{NodeRecord, Snapshot},
     time::Span,
 };
@@ -89,7 +89,7 @@ fn event(planner: &Planner, random: &mut Random) -> NodeRecord {
 
 /// Counts the nodes of a plan: skipped, in an action, or in a run that is under way.
 fn accounted(planned: &Plan) -> usize {
-    planned.passed_over.len() + planned.actions.len() + fleet::RUNNING
+    planned.skipped.len() + planned.actions.len() + fleet::RUNNING
 }
 
 fn same_plan(planner: &mut Planner, changed: NodeRecord, ids: &IdSource) -> Result<()> {
@@ -98,10 +98,10 @@ fn same_plan(planner: &mut Planner, changed: NodeRecord, ids: &IdSource) -> Resu
     let grown = planner.plan(at, &mut ids.clone());
     let fresh = plan(planner.snapshot(), &mut ids.clone());
     ensure!(grown.actions == fresh.actions, "the actions of the incremental plan and the full plan differ");
-    let reasons: HashMap<NodeName, PassedOver> = fresh.passed_over.into_iter().collect();
+    let reasons: HashMap<NodeName, SkipReason> = fresh.skipped.into_iter().collect();
     for record in &planner.snapshot().nodes {
         let name = &record.node.name;
-        ensure!(planner.reason(name).as_ref() == reasons.get(name), "{name} is skipped for another reason");
+        ensure!(planner.skip_reason(name).as_ref() == reasons.get(name), "{name} is skipped for another reason");
     }
     Ok(())
 }
@@ -120,7 +120,7 @@ fn same_queue(snapshot: &Snapshot) -> Result<()> {
     Ok(())
 }
 
-fn submitted(action: &Because<Action>) -> Option<(NodeName, Vec<TestId>)> {
+fn submitted(action: &WithReason<Action>) -> Option<(NodeName, Vec<TestId>)> {
     match &action.what {
         Action::Submit(run) => Some((run.nodes.first().clone(), run.tests.to_vec())),
         _ => None,

@@ -54,7 +54,7 @@ impl Running {
     }
 
     /// Waits until the process uses CPU time again.
-    pub(crate) fn wake(&self, within: Duration) -> Result<()> {
+    pub(crate) fn wait_until_active(&self, within: Duration) -> Result<()> {
         let (began, before) = (Instant::now(), self.threads_used()?);
         while self.threads_used()? == before {
             ensure!(began.elapsed() < within, "the process uses no CPU time");
@@ -64,7 +64,7 @@ impl Running {
     }
 
     /// Waits until the process uses no more CPU time.
-    pub(crate) fn settle(&self, within: Duration) -> Result<()> {
+    pub(crate) fn wait_until_idle(&self, within: Duration) -> Result<()> {
         let began = Instant::now();
         let mut before = self.threads_used()?;
         loop {
@@ -108,11 +108,11 @@ impl Running {
                 thread::sleep(Duration::from_millis(1));
             }
         });
-        MemoryWatch { most, over }
+        MemoryWatch { peak: most, over }
     }
 
     /// Returns the peak resident memory in bytes.
-    pub(crate) fn most_resident(&self) -> Result<u64> {
+    pub(crate) fn peak_rss(&self) -> Result<u64> {
         self.memory("VmHWM")
     }
 
@@ -125,14 +125,14 @@ impl Running {
 /// Samples memory until it is dropped.
 #[derive(Debug)]
 pub(crate) struct MemoryWatch {
-    most: Arc<AtomicU64>,
+    peak: Arc<AtomicU64>,
     over: Arc<AtomicBool>,
 }
 
 impl MemoryWatch {
     /// Returns the peak so far, in bytes.
-    pub(crate) fn most(&self) -> u64 {
-        self.most.load(Ordering::Relaxed)
+    pub(crate) fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
     }
 }
 

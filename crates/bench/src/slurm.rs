@@ -6,19 +6,19 @@
 //!
 //! Correctness check: the service reports the expected occupancy of each node, in both cases.
 
-mod captured;
+mod captured_replies;
 
 use std::{collections::BTreeMap, path::Path};
 
 use anyhow::{Context, Result};
-use doctor_bed::slurm::{BedError, Layout, Slurm};
+use doctor_bed::slurm::{Layout, Slurm, SlurmTestbedError};
 use serde_json::{Value, json};
 
-use self::captured::Captured;
+use self::captured_replies::CapturedReplies;
 use crate::{
     Measured,
     figure::Figure,
-    one_cycle::{Look, Service},
+    one_cycle::{CycleSample, Service},
     shipped,
     stopwatch::{median, spread},
 };
@@ -37,28 +37,28 @@ pub(crate) fn run() -> Result<Measured> {
     eprintln!("  starting a slurmctld with {NODES} nodes");
     let slurm = match cluster() {
         Ok(slurm) => slurm,
-        Err(BedError::NotThere { why }) => return Ok(Measured::NotHere(why)),
+        Err(SlurmTestbedError::Unsupported { why }) => return Ok(Measured::NotAvailable(why)),
         Err(other) => return Err(other).context("starting Slurm"),
     };
     let program = shipped::doctor()?;
     let live = service(&program, slurm.programs(), Some(&slurm.conf()))?;
     eprintln!("  checking: the service sees every node of the slurmctld");
-    live.look()?;
+    live.run_cycle()?;
     live.compare(&silent())?;
-    let captured = Captured::of(&slurm, &program)?;
+    let captured = CapturedReplies::of(&slurm, &program)?;
     let working = service(&program, &captured.programs(), None)?;
     eprintln!("  checking: the service sees every node of the captured cluster");
-    working.look()?;
-    working.compare(&captured::at_work())?;
+    working.run_cycle()?;
+    working.compare(&captured_replies::expected_in_use())?;
 
     eprintln!("  measuring");
     let (mut of_live, mut of_working) = (Vec::new(), Vec::new());
     for _ in 0..REPEATS {
-        of_live.push(live.look()?);
-        of_working.push(working.look()?);
+        of_live.push(live.run_cycle()?);
+        of_working.push(working.run_cycle()?);
     }
     live.compare(&silent())?;
-    working.compare(&captured::at_work())?;
+    working.compare(&captured_replies::expected_in_use())?;
     let inputs = json!({
         "nodes": NODES, "waiting_jobs": WAITING, "nodes_of_a_job": NODES_OF_A_JOB, "drained": NODES / DRAINED_EVERY,
         "slurm": slurm.run("sinfo", &["--version"])?, "store": "SQLite", "mode": "observe", "bytes_of_nodes": captured.bytes(),
@@ -76,7 +76,7 @@ fn service(program: &Path, programs: &Path, conf: Option<&Path>) -> Result<Servi
 
 /// Starts a slurmctld with the nodes, some of them drained, and queued jobs with a later start time. Jobs that were
 /// pending for nodes would reserve free ones, and the check could not predict which.
-fn cluster() -> Result<Slurm, BedError> {
+fn cluster() -> Result<Slurm, SlurmTestbedError> {
     let slurm = Slurm::start(&Layout { nodes: NODES, slurmds: false, ..Layout::default() })?;
     let drained: Vec<String> = (1..=NODES).filter(|node| is_drained(*node)).map(node_name).collect();
     let drained = format!("nodename={}", drained.join(","));
@@ -101,12 +101,12 @@ fn silent() -> BTreeMap<String, &'static str> {
     (1..=NODES).map(|node| (node_name(node), "unknown")).collect()
 }
 
-fn figures(suffix: &str, looks: &[Look], inputs: &Value) -> Vec<Figure> {
-    let of = |part: fn(&Look) -> f64| looks.iter().map(part).collect::<Vec<f64>>();
+fn figures(suffix: &str, looks: &[CycleSample], inputs: &Value) -> Vec<Figure> {
+    let of = |part: fn(&CycleSample) -> f64| looks.iter().map(part).collect::<Vec<f64>>();
     let all = of(|look| (look.own + look.programs).as_secs_f64());
     let own = of(|look| look.own.as_secs_f64());
-    let anonymous = of(|look| look.most_anonymous as f64 / MEGABYTE);
-    let resident = of(|look| look.most_resident as f64 / MEGABYTE);
+    let anonymous = of(|look| look.peak_rss_anon as f64 / MEGABYTE);
+    let resident = of(|look| look.peak_rss as f64 / MEGABYTE);
     let figure = |name: &str, values: &[f64], unit, note: &str| Figure {
         name: format!("{name}{suffix}"),
         value: median(values),

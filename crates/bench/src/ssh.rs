@@ -20,13 +20,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use doctor_bed::ssh::{BedError, Fleet};
+use doctor_bed::ssh::{SshFleet, SshTestbedError};
 use serde_json::{Value, json};
 
 use crate::{
     Measured,
     figure::Figure,
-    one_cycle::{Look, Service},
+    one_cycle::{CycleSample, Service},
     shipped,
     stopwatch::{median, spread},
 };
@@ -36,7 +36,7 @@ const HOSTS: u8 = 200;
 const DEAD_EVERY: usize = 10;
 /// A cycle without connections takes as long as its handshakes; the others are quick.
 const COLD_REPEATS: usize = 5;
-const KEPT_REPEATS: usize = 9;
+const REUSED_REPEATS: usize = 9;
 const MEGABYTE: f64 = 1e6;
 /// The limit for connections to end.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -45,47 +45,47 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub(crate) fn run() -> Result<Measured> {
     let programs = shipped::folder()?;
     eprintln!("  starting {HOSTS} hosts");
-    let mut fleet = match Fleet::start(HOSTS) {
+    let mut fleet = match SshFleet::start(HOSTS) {
         Ok(fleet) => fleet,
-        Err(BedError::NotThere { why }) => return Ok(Measured::NotHere(why)),
+        Err(SshTestbedError::Unsupported { why }) => return Ok(Measured::NotAvailable(why)),
         Err(other) => return Err(other).context("starting the hosts"),
     };
     let bench = Bench::new(&fleet, &programs)?;
     eprintln!("  installing doctor-node on {HOSTS} hosts");
-    let first = bench.all.look()?;
+    let first = bench.all.run_cycle()?;
     bench.all.compare(&(0..usize::from(HOSTS)).map(|host| (name(host), "free")).collect())?;
-    kill_some(&mut fleet)?;
+    break_dead_hosts(&mut fleet)?;
     eprintln!("  checking: every host has the expected occupancy");
-    bench.all.look()?;
+    bench.all.run_cycle()?;
     bench.check()?;
 
     eprintln!("  measuring");
     let (mut cold, mut living, mut kept) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..COLD_REPEATS {
         bench.hang_up()?;
-        living.push(bench.living.look()?);
+        living.push(bench.living.run_cycle()?);
         bench.hang_up()?;
-        cold.push(bench.all.look()?);
+        cold.push(bench.all.run_cycle()?);
         bench.check()?;
     }
-    for _ in 0..KEPT_REPEATS {
-        kept.push(bench.all.look()?);
+    for _ in 0..REUSED_REPEATS {
+        kept.push(bench.all.run_cycle()?);
     }
     bench.check()?;
     let (connections, memory) = (bench.sockets()?.len(), bench.memory_of_connections()?);
     let inputs = json!({
-        "hosts": HOSTS, "dead": dead().count(), "refusing": dead().filter(|host| end_of(*host) == End::Refuses).count(),
-        "hanging": dead().filter(|host| end_of(*host) == End::Hangs).count(),
-        "black_holes": dead().filter(|host| end_of(*host) == End::BlackHole).count(),
+        "hosts": HOSTS, "dead": dead().count(), "refusing": dead().filter(|host| failure_of(*host) == HostFailure::Refuses).count(),
+        "hanging": dead().filter(|host| failure_of(*host) == HostFailure::Hangs).count(),
+        "black_holes": dead().filter(|host| failure_of(*host) == HostFailure::BlackHole).count(),
         "connect": "5s", "parallel": 32, "cores": thread::available_parallelism().map_or(1, std::num::NonZero::get),
         "ssh": version(), "store": "SQLite", "mode": "observe", "both_ends_on_this_machine": true,
     });
-    Ok(Measured::Figures(figures(&Taken { first, cold, living, kept, connections, memory }, &inputs)))
+    Ok(Measured::Figures(figures(&SshSamples { first, cold, living, reused: kept, connections, memory }, &inputs)))
 }
 
 /// How a dead host behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum HostFailure {
     Refuses,
     Hangs,
     BlackHole,
@@ -95,24 +95,24 @@ fn dead() -> impl Iterator<Item = usize> {
     (0..usize::from(HOSTS)).filter(|host| host % DEAD_EVERY == DEAD_EVERY - 1)
 }
 
-fn end_of(host: usize) -> End {
-    [End::Refuses, End::Hangs, End::BlackHole][host / DEAD_EVERY % 3]
+fn failure_of(host: usize) -> HostFailure {
+    [HostFailure::Refuses, HostFailure::Hangs, HostFailure::BlackHole][host / DEAD_EVERY % 3]
 }
 
 fn name(host: usize) -> String {
     format!("host{}", host + 1)
 }
 
-fn kill_some(fleet: &mut Fleet) -> Result<()> {
+fn break_dead_hosts(fleet: &mut SshFleet) -> Result<()> {
     for host in dead() {
         let one = &mut fleet.hosts_mut()[host];
-        match end_of(host) {
-            End::Refuses => one.stop(),
-            End::Hangs => {
-                one.cut().context("closing its connections")?;
+        match failure_of(host) {
+            HostFailure::Refuses => one.stop(),
+            HostFailure::Hangs => {
+                one.cut_connections().context("closing its connections")?;
                 one.hang();
             }
-            End::BlackHole => one.black_hole().context("dropping its packets")?,
+            HostFailure::BlackHole => one.black_hole().context("dropping its packets")?,
         }
     }
     Ok(())
@@ -126,17 +126,17 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(fleet: &Fleet, programs: &Path) -> Result<Self> {
-        let state = fleet.at("s");
+    fn new(fleet: &SshFleet, programs: &Path) -> Result<Self> {
+        let state = fleet.path("s");
         let living: String = (0..usize::from(HOSTS))
             .filter(|host| dead().all(|dead| dead != *host))
             .map(|host| name(host) + "\n")
             .collect();
-        fs::write(fleet.at("living"), living).context("writing the list of live hosts")?;
+        fs::write(fleet.path("living"), living).context("writing the list of live hosts")?;
         let service = |hostfile: &str| {
             let settings = format!(
                 "[backend.ssh]\nhostfile = \"{}\"\nssh_config = \"{}\"\ndoctor_node = \"{}\"\nstate = \"{}\"\n",
-                fleet.at(hostfile).display(),
+                fleet.path(hostfile).display(),
                 fleet.ssh_config().display(),
                 programs.join("doctor-node").display(),
                 state.display()
@@ -202,17 +202,17 @@ fn version() -> String {
 }
 
 /// All measurements.
-struct Taken {
-    first: Look,
-    cold: Vec<Look>,
-    living: Vec<Look>,
-    kept: Vec<Look>,
+struct SshSamples {
+    first: CycleSample,
+    cold: Vec<CycleSample>,
+    living: Vec<CycleSample>,
+    reused: Vec<CycleSample>,
     connections: usize,
     memory: u64,
 }
 
-fn figures(taken: &Taken, inputs: &Value) -> Vec<Figure> {
-    let of = |looks: &[Look], part: fn(&Look) -> f64| looks.iter().map(part).collect::<Vec<f64>>();
+fn figures(taken: &SshSamples, inputs: &Value) -> Vec<Figure> {
+    let of = |looks: &[CycleSample], part: fn(&CycleSample) -> f64| looks.iter().map(part).collect::<Vec<f64>>();
     let figure = |name: &str, value: f64, unit, note: String| Figure {
         name: name.to_owned(),
         value,
@@ -223,11 +223,11 @@ fn figures(taken: &Taken, inputs: &Value) -> Vec<Figure> {
     let among = |name: &str, values: &[f64], unit, note: &str| {
         figure(name, median(values), unit, format!("{note}, {}", spread(values)))
     };
-    let wall = |looks: &[Look]| of(looks, |look| look.wall.as_secs_f64());
-    let (cold, living, kept) = (wall(&taken.cold), wall(&taken.living), wall(&taken.kept));
+    let wall = |looks: &[CycleSample]| of(looks, |look| look.wall.as_secs_f64());
+    let (cold, living, kept) = (wall(&taken.cold), wall(&taken.living), wall(&taken.reused));
     let added: Vec<f64> = cold.iter().zip(&living).map(|(all, living)| all - living).collect();
-    let all: Vec<Look> = taken.cold.iter().chain(&taken.kept).copied().collect();
-    let cpu = |look: &Look| (look.own + look.programs).as_secs_f64();
+    let all: Vec<CycleSample> = taken.cold.iter().chain(&taken.reused).copied().collect();
+    let cpu = |look: &CycleSample| (look.own + look.programs).as_secs_f64();
     #[expect(clippy::cast_precision_loss, reason = "a few hundred")]
     let connections = taken.connections as f64;
     vec![
@@ -248,13 +248,13 @@ fn figures(taken: &Taken, inputs: &Value) -> Vec<Figure> {
         ),
         among(
             "rss_anon_mb",
-            &of(&all, |look| look.most_anonymous as f64 / MEGABYTE),
+            &of(&all, |look| look.peak_rss_anon as f64 / MEGABYTE),
             "MB",
             "peak RssAnon of doctor serve, in 10^6 bytes",
         ),
         among(
             "rss_mb",
-            &of(&all, |look| look.most_resident as f64 / MEGABYTE),
+            &of(&all, |look| look.peak_rss as f64 / MEGABYTE),
             "MB",
             "VmHWM of doctor serve, in 10^6 bytes",
         ),

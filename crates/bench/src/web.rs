@@ -8,8 +8,8 @@
 //! Correctness check: every response is 200 or 304, the map has every node, and results came in during the measurement.
 
 pub(crate) mod browser;
+mod fixture;
 mod reader;
-mod stage;
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -21,8 +21,8 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
 use self::{
-    reader::{Asked, Reader},
-    stage::Stage,
+    fixture::WebFixture,
+    reader::{Reader, TimedRequest},
 };
 use crate::{Measured, figure::Figure, shipped};
 
@@ -34,11 +34,11 @@ const MEGABYTE: f64 = 1e6;
 pub(crate) fn run() -> Result<Measured> {
     let program = shipped::doctor()?;
     eprintln!("  starting a simulated cluster of {NODES} nodes and a controller");
-    let stage = Stage::new(&program, NODES)?;
-    let before = stage.twin(NODES)?;
+    let stage = WebFixture::new(&program, NODES)?;
+    let before = stage.verify_nodes(NODES)?;
     eprintln!("  {READERS} readers for {} s", LASTS.as_secs());
     let over = AtomicBool::new(false);
-    let read: Result<Vec<Vec<Asked>>> = thread::scope(|scope| {
+    let read: Result<Vec<Vec<TimedRequest>>> = thread::scope(|scope| {
         let readers: Vec<_> = (0..READERS)
             .map(|number| {
                 let (over, address) = (&over, stage.address());
@@ -49,8 +49,8 @@ pub(crate) fn run() -> Result<Measured> {
         over.store(true, Ordering::Relaxed);
         readers.into_iter().map(|reader| reader.join().map_err(|_| anyhow::anyhow!("a reader panicked"))?).collect()
     });
-    let asked: Vec<Asked> = read?.into_iter().flatten().collect();
-    let after = stage.twin(NODES)?;
+    let asked: Vec<TimedRequest> = read?.into_iter().flatten().collect();
+    let after = stage.verify_nodes(NODES)?;
     ensure!(after > before, "no results arrived during the reads: {before} before, {after} after");
     let mut took: Vec<f64> = asked.iter().map(|asked| asked.took.as_secs_f64() * 1e3).collect();
     took.sort_by(f64::total_cmp);
@@ -78,16 +78,11 @@ pub(crate) fn run() -> Result<Measured> {
         ),
         figure(
             "rss_anon_mb",
-            stage.most_anonymous() as f64 / MEGABYTE,
+            stage.peak_rss_anon() as f64 / MEGABYTE,
             "MB",
             "peak RssAnon of doctor serve, in 10^6 bytes".to_owned(),
         ),
-        figure(
-            "rss_mb",
-            stage.most_resident()? as f64 / MEGABYTE,
-            "MB",
-            "VmHWM of doctor serve, in 10^6 bytes".to_owned(),
-        ),
+        figure("rss_mb", stage.peak_rss()? as f64 / MEGABYTE, "MB", "VmHWM of doctor serve, in 10^6 bytes".to_owned()),
         figure("map_kb", packed as f64 / 1e3, "kB", "the map of all nodes as gzip".to_owned()),
     ]))
 }

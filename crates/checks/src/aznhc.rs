@@ -31,7 +31,7 @@ use crate::{
     gpu::not_applicable,
     nhc,
     probe::{Probe, ProbeOutput},
-    settings::word,
+    check_params::string,
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -78,7 +78,7 @@ const PROGRAM: &str = "/opt/azurehpc/test/azurehpc-health-checks/run-health-chec
 const TIMEOUT: Span = Span::minutes(15);
 
 fn program(params: &Params) -> Result<String, Observation> {
-    Ok(word(params, "program", "program = \"/opt/aznhc/run-health-checks.sh\"")?.unwrap_or_else(|| PROGRAM.to_owned()))
+    Ok(string(params, "program", "program = \"/opt/aznhc/run-health-checks.sh\"")?.unwrap_or_else(|| PROGRAM.to_owned()))
 }
 
 fn probes(params: &Params) -> Vec<Probe> {
@@ -103,15 +103,15 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::judged::judged;
+    use crate::classify_fixture::classify_outputs;
     use doctor_core::observation::ProbeFailure;
 
     #[test]
     fn where_it_is_not_installed_nothing_is_judged() {
         let missing = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "no such file"));
-        assert_eq!(judged(&CHECK, &[missing]), ["not-applicable no-aznhc"]);
+        assert_eq!(classify_outputs(&CHECK, &[missing]), ["not-applicable no-aznhc"]);
         let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "permission denied"));
-        assert_eq!(judged(&CHECK, &[denied]), ["inconclusive denied"]);
+        assert_eq!(classify_outputs(&CHECK, &[denied]), ["inconclusive denied"]);
     }
 
     #[test]

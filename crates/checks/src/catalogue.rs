@@ -26,7 +26,7 @@ use crate::{
 #[derive(Debug, Clone, Default)]
 pub struct Catalogue {
     checks: Vec<Check>,
-    forms: BTreeMap<CheckId, TestSettings>,
+    variants: BTreeMap<CheckId, TestSettings>,
     suites: BTreeMap<TestId, Suite>,
 }
 
@@ -43,7 +43,7 @@ pub struct Suite {
 /// The built-in suites and variants of `suites.toml`, which has the format of the policy file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
+struct SuitesFile {
     suites: BTreeMap<TestId, SuiteSettings>,
     tests: BTreeMap<TestId, TestSettings>,
 }
@@ -69,29 +69,29 @@ impl Catalogue {
     /// # Panics
     /// If the compiled-in suites do not parse, which a unit test rules out.
     pub fn with_site_checks(policy: &Policy) -> Self {
-        let checks = crate::CHECKS.iter().copied().chain(crate::site::site_checks(policy));
-        static OURS: LazyLock<Written> =
+        let checks = crate::CHECKS.iter().copied().chain(crate::site_checks::site_checks(policy));
+        static OURS: LazyLock<SuitesFile> =
             LazyLock::new(|| toml::from_str(Catalogue::SUITES_TEXT).expect("the compiled-in suites parse"));
         let (ours, mut catalogue) = (&*OURS, Self::new(checks));
-        catalogue.lay(&ours.suites, &ours.tests);
-        catalogue.under(policy)
+        catalogue.apply(&ours.suites, &ours.tests);
+        catalogue.with_policy(policy)
     }
 
     /// Applies the policy's variants and suites.
     #[must_use]
-    pub fn under(mut self, policy: &Policy) -> Self {
-        self.lay(&policy.suites, &policy.tests);
+    pub fn with_policy(mut self, policy: &Policy) -> Self {
+        self.apply(&policy.suites, &policy.tests);
         self
     }
 
-    fn lay(&mut self, suites: &BTreeMap<TestId, SuiteSettings>, tests: &BTreeMap<TestId, TestSettings>) {
+    fn apply(&mut self, suites: &BTreeMap<TestId, SuiteSettings>, tests: &BTreeMap<TestId, TestSettings>) {
         for (id, settings) in tests {
             // Skip a variant of an unknown test or of another variant: the validation of the settings reports it.
-            let base = settings.of.as_ref().filter(|of| !self.forms.contains_key(*of)).and_then(|of| self.get(of));
+            let base = settings.of.as_ref().filter(|of| !self.variants.contains_key(*of)).and_then(|of| self.get(of));
             if let Some(form) = base.map(|base| form_of(base, id)) {
                 self.checks.retain(|check| check.spec.id != form.spec.id);
                 self.checks.push(form);
-                self.forms.insert(id.clone(), settings.clone());
+                self.variants.insert(id.clone(), settings.clone());
             }
         }
         self.checks.sort_by_key(|check| check.spec.id);
@@ -121,8 +121,8 @@ impl Catalogue {
     }
 
     /// Returns the base test if this test is a variant.
-    pub fn form_of(&self, id: &CheckId) -> Option<&CheckId> {
-        self.forms.get(id)?.of.as_ref()
+    pub fn base_test(&self, id: &CheckId) -> Option<&CheckId> {
+        self.variants.get(id)?.of.as_ref()
     }
 
     pub fn suites(&self) -> &BTreeMap<TestId, Suite> {
@@ -130,12 +130,12 @@ impl Catalogue {
     }
 
     /// Expands names to tests: a suite to its tests, and `quick` to all checks that only read. Removes duplicates.
-    pub fn named(&self, names: &[TestId]) -> Vec<TestId> {
+    pub fn expand(&self, names: &[TestId]) -> Vec<TestId> {
         let mut all: Vec<TestId> = Vec::new();
         for name in names {
             let some = match self.suites.get(name) {
                 Some(suite) => suite.tests.clone(),
-                None if name.as_str() == QUICK_SUITE && self.get(name).is_none() => self.quick(),
+                None if name.as_str() == QUICK_SUITE && self.get(name).is_none() => self.quick_tests(),
                 None => vec![name.clone()],
             };
             for test in some {
@@ -147,7 +147,7 @@ impl Catalogue {
         all
     }
 
-    fn quick(&self) -> Vec<TestId> {
+    fn quick_tests(&self) -> Vec<TestId> {
         let quick = self.checks.iter().filter(|check| check.spec.depth == Depth::Quick && !check.spec.opt_in);
         quick.filter_map(|check| TestId::new(check.spec.id).ok()).collect()
     }
@@ -156,7 +156,7 @@ impl Catalogue {
     /// them with its own.
     pub fn params<'a>(&self, policy: &'a Policy, id: &CheckId) -> Cow<'a, Params> {
         let site = |id: &CheckId| policy.tests.get(id).map(|settings| &settings.params);
-        let Some(form) = self.forms.get(id) else {
+        let Some(form) = self.variants.get(id) else {
             return site(id).map_or_else(Default::default, Cow::Borrowed);
         };
         let layers = [form.of.as_ref().and_then(site), Some(&form.params), site(id)];
@@ -176,24 +176,28 @@ impl Catalogue {
         let params = self.params(policy, &id);
         let none = TestSettings::default();
         let site = policy.tests.get(&id).unwrap_or(&none);
-        let form = self.forms.get(&id).unwrap_or(&none);
+        let form = self.variants.get(&id).unwrap_or(&none);
         let base = form.of.as_ref().and_then(|of| policy.tests.get(of)).unwrap_or(&none);
         let suites = || self.suites.values().filter(|suite| suite.tests.contains(&id));
         let every = suites().filter_map(|suite| suite.every).min();
         let maintenance = suites().any(|suite| suite.maintenance && suite.every.is_some());
         let together = site.together.or(form.together).unwrap_or(false);
         let routine = site.enabled.unwrap_or(!spec.opt_in || every.is_some()) && !together;
-        let named = together || suites().next().is_some() || self.named(&policy.repair.proving).contains(&id);
+        let named = together || suites().next().is_some() || self.expand(&policy.repair.proving).contains(&id);
         (routine || (named && site.enabled != Some(false))).then(|| TestPolicy {
             cutoff: site.cutoff.or(every).or(form.cutoff).unwrap_or(spec.cutoff),
             limit: site.limit.or(form.limit).unwrap_or_else(|| check.limit(&params)),
-            usual: site.usual.or(form.usual).unwrap_or_else(|| spec.usually(&params)),
+            usual: site.usual.or(form.usual).unwrap_or_else(|| spec.usual_duration(&params)),
             exclusive: spec.exclusive,
             routine,
             maintenance,
             together,
             at_once: site.at_once.or(base.at_once),
-            shares: site.shares.clone().or_else(|| base.shares.clone()).unwrap_or_else(|| spec.shared(&params)),
+            shares: site
+                .shares
+                .clone()
+                .or_else(|| base.shares.clone())
+                .unwrap_or_else(|| spec.shared_resources(&params)),
             pools: site.pools.clone().or_else(|| base.pools.clone()),
             id,
         })
@@ -207,7 +211,7 @@ impl Catalogue {
         let book = self.rule_book(policy);
         let mut rules = Vec::new();
         for check in &self.checks {
-            rules.extend(book.of(check)?);
+            rules.extend(book.rules_of(check)?);
         }
         Ok(rules)
     }
@@ -232,8 +236,8 @@ impl RuleBook<'_> {
     ///
     /// # Errors
     /// If the check's built-in rules do not parse, which unit tests rule out.
-    pub fn of(&self, check: &Check) -> Result<Vec<Rule>, toml::de::Error> {
-        self.read(check, &default_rules::all)
+    pub fn rules_of(&self, check: &Check) -> Result<Vec<Rule>, toml::de::Error> {
+        self.read(check, &default_rules::all_rules)
     }
 
     /// Returns the rules that can match this observation. Most of a check's rules may be about events that did not
@@ -241,9 +245,11 @@ impl RuleBook<'_> {
     ///
     /// # Errors
     /// If the check's built-in rules do not parse, which unit tests rule out.
-    pub fn about(&self, check: &Check, seen: &Observation) -> Result<Vec<Rule>, toml::de::Error> {
+    pub fn rules_for(&self, check: &Check, seen: &Observation) -> Result<Vec<Rule>, toml::de::Error> {
         match seen {
-            Observation::Measured { events, .. } => self.read(check, &|check| default_rules::about(check, events)),
+            Observation::Measured { events, .. } => {
+                self.read(check, &|check| default_rules::rules_for_events(check, events))
+            }
             Observation::NotApplicable(_) | Observation::CouldNot(_) => Ok(Vec::new()),
         }
     }
@@ -253,9 +259,9 @@ impl RuleBook<'_> {
         check: &Check,
         own: &dyn Fn(&Check) -> Result<Vec<Rule>, toml::de::Error>,
     ) -> Result<Vec<Rule>, toml::de::Error> {
-        let base = CheckId::new(check.spec.id).ok().and_then(|id| Some((self.catalogue.form_of(&id)?.clone(), id)));
+        let base = CheckId::new(check.spec.id).ok().and_then(|id| Some((self.catalogue.base_test(&id)?.clone(), id)));
         let own = match base.as_ref().and_then(|(of, id)| Some((self.catalogue.get(of)?, id))) {
-            Some((base, id)) => form_rules(self.read(base, own)?, id),
+            Some((base, id)) => variant_rules(self.read(base, own)?, id),
             None => own(check)?,
         };
         let site = self.policy.rules.iter();
@@ -281,7 +287,7 @@ fn form_of(base: &Check, id: &CheckId) -> Check {
     })
 }
 
-fn form_rules(rules: Vec<Rule>, id: &CheckId) -> Vec<Rule> {
+fn variant_rules(rules: Vec<Rule>, id: &CheckId) -> Vec<Rule> {
     let renamed = rules.into_iter().filter_map(|rule| {
         let name = format!("{id}-{}", rule.id).parse().ok()?;
         Some(Rule { id: name, check: id.clone(), ..rule })
@@ -301,7 +307,7 @@ mod tests {
     #[test]
     fn every_check_has_its_page_and_rules_that_parse() {
         let catalogue = Catalogue::built_in();
-        let rules = catalogue.rules(&Policy::standard()).unwrap();
+        let rules = catalogue.rules(&Policy::built_in()).unwrap();
         for check in catalogue.iter() {
             let id = CheckId::new(check.spec.id).unwrap();
             assert!(rules.iter().any(|rule| rule.check == id), "{id} has no rule");
@@ -337,12 +343,12 @@ mod tests {
     }
 
     fn policy(text: &str) -> Policy {
-        Policy::over_defaults(text).unwrap()
+        Policy::with_site_settings(text).unwrap()
     }
 
     #[test]
     fn the_suites_of_the_program_name_tests_that_exist() {
-        let catalogue = Catalogue::with_site_checks(&Policy::standard());
+        let catalogue = Catalogue::with_site_checks(&Policy::built_in());
         for (name, suite) in catalogue.suites() {
             assert!(catalogue.get(name).is_none(), "{name} is a test too");
             for test in &suite.tests {
@@ -350,7 +356,7 @@ mod tests {
                 assert_eq!(check.spec.depth, Depth::Deep, "{name}: {test}");
             }
         }
-        let quick = catalogue.named(&[id("quick")]);
+        let quick = catalogue.expand(&[id("quick")]);
         assert!(quick.contains(&id("disk-space")) && !quick.contains(&id("dl")), "{quick:?}");
     }
 
@@ -359,7 +365,7 @@ mod tests {
         let policy = policy("[suites.mine]\ntests = [\"dl\", \"storage\"]\n");
         let catalogue = Catalogue::with_site_checks(&policy);
         assert_eq!(
-            catalogue.named(&[id("storage"), id("mine"), id("unheard-of")]),
+            catalogue.expand(&[id("storage"), id("mine"), id("unheard-of")]),
             [id("storage"), id("dl"), id("unheard-of")]
         );
     }

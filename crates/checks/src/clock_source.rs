@@ -39,7 +39,7 @@ pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("clock_source.rs")), rules: RULES, probes, interpret };
 
 /// Clock sources that a program reads without entering the kernel: of x86, Arm and POWER, and of three hypervisors.
-const FAST: [&str; 6] = ["tsc", "arch_sys_counter", "timebase", "kvm-clock", "hyperv_clocksource_tsc_page", "xen"];
+const FAST_CLOCK_SOURCES: [&str; 6] = ["tsc", "arch_sys_counter", "timebase", "kvm-clock", "hyperv_clocksource_tsc_page", "xen"];
 
 fn probes(_: &Params) -> Vec<Probe> {
     let of = |name: &str| Probe::Read { path: format!("/sys/devices/system/clocksource/clocksource0/{name}") };
@@ -63,7 +63,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         return could_not(FailureKind::Unparseable, "the current clock source is not among the available ones");
     }
     let accepted = params.get("accept").and_then(toml::Value::as_array).into_iter().flatten();
-    let is_fast = FAST.contains(&current) || accepted.filter_map(toml::Value::as_str).any(|name| name == current);
+    let is_fast = FAST_CLOCK_SOURCES.contains(&current) || accepted.filter_map(toml::Value::as_str).any(|name| name == current);
     let slow = (!is_fast).then(|| {
         let text = format!("clock source is {current}; available: {}", available.join(", "));
         Event::seen("clock-source-slow", Entity::node(), text)

@@ -58,16 +58,16 @@
 //!   Kubernetes, Slurm and SSH.
 
 use doctor_core::{
-    observation::{FailureKind, Observation, ProbeFailure, Why},
+    observation::{FailureKind, Observation, ProbeFailure, CodedReason},
     reason::ReasonCode,
     time::Span,
 };
 
 use crate::{
-    collective_order::{CollectiveOrder, GPUS, Job, Mode},
+    collective_params::{CollectiveParams, GPU_COUNT_METRIC, Job, Mode},
     measurements::interpret_measurements,
     probe::{Probe, ProbeOutput},
-    settings,
+    check_params,
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -121,15 +121,15 @@ const RULES: &str = rules![
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("collective.rs")), rules: RULES, probes, interpret };
 
-const LEAST: u64 = 1 << 20;
-const MOST: u64 = 16 << 30;
-const GATHER: Span = Span::minutes(2);
-const STALL: Span = Span::from_secs(60);
-const TIMEOUT: Span = Span::minutes(10);
+const DEFAULT_MIN_BYTES: u64 = 1 << 20;
+const DEFAULT_MAX_BYTES: u64 = 16 << 30;
+const DEFAULT_GATHER: Span = Span::minutes(2);
+const DEFAULT_STALL: Span = Span::from_secs(60);
+const DEFAULT_TIMEOUT: Span = Span::minutes(10);
 /// Time to kill what hangs and to write the report.
-const AROUND_THE_TEST: Span = Span::from_secs(30);
+const TEST_OVERHEAD: Span = Span::from_secs(30);
 
-const PARAMETERS: [(&str, &str); 16] = [
+const KNOWN_PARAMS: [(&str, &str); 16] = [
     ("mode", "mode = \"loopback\""),
     ("least", "least = \"1MiB\""),
     ("most", "most = \"16GiB\""),
@@ -149,58 +149,58 @@ const PARAMETERS: [(&str, &str); 16] = [
 ];
 
 fn example(name: &str) -> &'static str {
-    PARAMETERS.iter().find(|(known, _)| *known == name).map_or("", |(_, example)| *example)
+    KNOWN_PARAMS.iter().find(|(known, _)| *known == name).map_or("", |(_, example)| *example)
 }
 
-fn order(params: &Params) -> Result<CollectiveOrder, Observation> {
+fn test_params(params: &Params) -> Result<CollectiveParams, Observation> {
     if let Some(unknown) = params.keys().find(|name| example(name).is_empty()) {
-        let known: Vec<_> = PARAMETERS.iter().map(|(_, example)| *example).collect();
-        return Err(settings::refused(unknown, &known.join("`, `")));
+        let known: Vec<_> = KNOWN_PARAMS.iter().map(|(_, example)| *example).collect();
+        return Err(check_params::invalid_param(unknown, &known.join("`, `")));
     }
-    let word = |name| settings::word(params, name, example(name));
-    let span = |name, default| Ok::<_, Observation>(settings::span(params, name, example(name))?.unwrap_or(default));
-    let bytes = |name, default| Ok::<_, Observation>(settings::bytes(params, name, example(name))?.unwrap_or(default));
+    let word = |name| check_params::string(params, name, example(name));
+    let span = |name, default| Ok::<_, Observation>(check_params::duration(params, name, example(name))?.unwrap_or(default));
+    let bytes = |name, default| Ok::<_, Observation>(check_params::bytes(params, name, example(name))?.unwrap_or(default));
     let mode = match word("mode")? {
         Some(code) => Mode::from_code(&code)
-            .ok_or_else(|| settings::refused("mode", "mode = \"nvlink\"`, `mode = \"loopback\"`, `mode = \"nodes\""))?,
+            .ok_or_else(|| check_params::invalid_param("mode", "mode = \"nvlink\"`, `mode = \"loopback\"`, `mode = \"nodes\""))?,
         None => Mode::Nvlink,
     };
-    let nccl_tests = settings::words(params, "nccl_tests", example("nccl_tests"))?.unwrap_or_default();
+    let nccl_tests = check_params::string_list(params, "nccl_tests", example("nccl_tests"))?.unwrap_or_default();
     if mode == Mode::Nodes && !nccl_tests.is_empty() {
         let text = "`nccl_tests` runs on one node; remove it, or `mode = \"nodes\"`";
         return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, text)));
     }
-    let order = CollectiveOrder {
+    let order = CollectiveParams {
         mode,
-        least: bytes("least", LEAST)?,
-        most: bytes("most", MOST)?,
+        least: bytes("least", DEFAULT_MIN_BYTES)?,
+        most: bytes("most", DEFAULT_MAX_BYTES)?,
         net: word("net")?.unwrap_or_else(|| "IB".to_owned()),
         hca: word("hca")?,
-        shared_memory: settings::flag(params, "shared_memory", example("shared_memory"))?.unwrap_or(false),
+        shared_memory: check_params::flag(params, "shared_memory", example("shared_memory"))?.unwrap_or(false),
         library: word("library")?,
         nccl_tests,
-        job: job(params)?,
-        gather: span("gather", GATHER)?,
-        stall: span("stall", STALL)?,
-        timeout: span("timeout", TIMEOUT)?,
+        job: job_params(params)?,
+        gather: span("gather", DEFAULT_GATHER)?,
+        stall: span("stall", DEFAULT_STALL)?,
+        timeout: span("timeout", DEFAULT_TIMEOUT)?,
     };
     if order.least > order.most {
-        return Err(settings::refused("least", "least = \"1MiB\"` with a larger `most = \"16GiB\""));
+        return Err(check_params::invalid_param("least", "least = \"1MiB\"` with a larger `most = \"16GiB\""));
     }
     Ok(order)
 }
 
-fn job(params: &Params) -> Result<Job, Observation> {
+fn job_params(params: &Params) -> Result<Job, Observation> {
     let whole = |name, least: f64| {
-        let number = settings::number(params, name, example(name))?;
+        let number = check_params::number(params, name, example(name))?;
         let fits = |number: &f64| *number >= least && number.fract() == 0.0 && *number < 1e6;
         match number {
             Some(number) if fits(&number) => Ok(Some(number as u32)),
-            Some(_) => Err(settings::refused(name, example(name))),
+            Some(_) => Err(check_params::invalid_param(name, example(name))),
             None => Ok(None),
         }
     };
-    let word = |name| settings::word(params, name, example(name));
+    let word = |name| check_params::string(params, name, example(name));
     Ok(Job {
         rank: whole("rank", 0.0)?,
         nodes: whole("nodes", 1.0)?,
@@ -211,27 +211,27 @@ fn job(params: &Params) -> Result<Job, Observation> {
 }
 
 fn probes(params: &Params) -> Vec<Probe> {
-    let Ok(order) = order(params) else { return Vec::new() };
+    let Ok(order) = test_params(params) else { return Vec::new() };
     let Ok(written) = serde_json::to_string(&order) else { return Vec::new() };
     // The test enforces its own timeout. This one applies only if the test does not return even after killing what
     // hangs.
-    let timeout = Span::from_millis(order.timeout.millis() + AROUND_THE_TEST.millis());
+    let timeout = Span::from_millis(order.timeout.millis() + TEST_OVERHEAD.millis());
     vec![Probe::Builtin { test: SPEC.id.to_owned(), args: vec![written], timeout }]
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let order = match order(params) {
+    let order = match test_params(params) {
         Ok(order) => order,
         Err(instead) => return instead,
     };
     let observation = interpret_measurements(params, outputs);
     match &observation {
         Observation::Measured { metrics, events, unread } if events.is_empty() && unread.is_empty() => {
-            let alone = metrics.iter().any(|metric| metric.name == GPUS && metric.value == 1.0);
+            let alone = metrics.iter().any(|metric| metric.name == GPU_COUNT_METRIC && metric.value == 1.0);
             let figure = metrics.iter().any(|metric| metric.name == order.mode.metric());
             match (figure, alone) {
                 (true, _) => observation,
-                (false, true) => Observation::NotApplicable(Why {
+                (false, true) => Observation::NotApplicable(CodedReason {
                     code: ReasonCode::fixed("one-gpu"),
                     text: "the node has one GPU; an all-reduce needs at least two".to_owned(),
                 }),
@@ -248,7 +248,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{document::Measurements, judged::judged_with, profiles};
+    use crate::{document::Measurements, classify_fixture::classify_outputs_with, profiles};
     use doctor_core::{
         ids::Sku,
         observation::{Entity, EntityKind, Event, Metric, Unit},
@@ -262,7 +262,7 @@ mod tests {
     fn measured(mode: Mode, gigabytes: f64, events: Vec<Event>) -> ProbeOutput {
         let node = || Entity::node();
         let metrics = vec![
-            Metric::count(GPUS, node(), 8.0),
+            Metric::count(GPU_COUNT_METRIC, node(), 8.0),
             Metric::new(mode.metric(), node(), gigabytes * 1e9, Unit::BytesPerSecond),
         ];
         written(&Measurements { metrics, events, unread: Vec::new() })
@@ -273,7 +273,7 @@ mod tests {
     }
 
     fn judged(text: &str, profile: Option<&Profile>, output: ProbeOutput) -> Vec<String> {
-        judged_with(&CHECK, &params(text), profile, &[output])
+        classify_outputs_with(&CHECK, &params(text), profile, &[output])
     }
 
     #[test]
@@ -299,7 +299,7 @@ mod tests {
     #[test]
     fn one_gpu_has_nothing_to_move_and_no_figure_is_no_pass() {
         let gpus = |count| written(&Measurements {
-            metrics: vec![Metric::count(GPUS, Entity::node(), count)],
+            metrics: vec![Metric::count(GPU_COUNT_METRIC, Entity::node(), count)],
             ..Measurements::default()
         });
         assert_eq!(judged("", None, gpus(1.0)), ["not-applicable one-gpu"]);
@@ -314,7 +314,7 @@ mod tests {
     fn settings_reach_the_test_and_wrong_ones_are_told() {
         let set = "mode = 'nodes'\nrank = 3\nnodes = 4\naddress = 'n1:29481'\nmost = '1GiB'\nnet = 'AWS Libfabric'";
         let [Probe::Builtin { args, timeout, .. }] = &probes(&params(set))[..] else { panic!("one test") };
-        let order: CollectiveOrder = serde_json::from_str(&args[0]).unwrap();
+        let order: CollectiveParams = serde_json::from_str(&args[0]).unwrap();
         assert_eq!((order.mode, order.job.rank, order.job.nodes, order.most), (Mode::Nodes, Some(3), Some(4), 1 << 30));
         assert!(*timeout > order.timeout, "the test ends before the probe's timeout");
         for wrong in [

@@ -6,23 +6,23 @@
 
 use doctor_core::observation::{Entity, EntityKind, Metric, Unit};
 
-use crate::collective_ranks::{GpuReport, NodeReport};
+use crate::collective_rank_reports::{GpuReport, NodeReport};
 
 /// One direction of a link in the ring: the sending rank, the receiving rank, and the rate in bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Link<'a> {
-    pub from: End<'a>,
-    pub to: End<'a>,
+    pub from: LinkEnd<'a>,
+    pub to: LinkEnd<'a>,
     pub rate: f64,
 }
 
 /// One end of a link: a GPU and its node.
-pub type End<'a> = (&'a NodeReport, &'a GpuReport);
+pub type LinkEnd<'a> = (&'a NodeReport, &'a GpuReport);
 
 /// Returns the links of the ring, in the order of the sending ranks; none for fewer than three. A slow link delays both
 /// of its ends, but each end is also delayed by its other link, so the time of the faster end is an upper bound of the
 /// link's time.
-pub fn links(nodes: &[NodeReport]) -> Vec<Link<'_>> {
+pub fn ring_links(nodes: &[NodeReport]) -> Vec<Link<'_>> {
     let all: Vec<_> = nodes.iter().flat_map(|node| node.gpus.iter().map(move |gpu| (node, gpu))).collect();
     let pairs = all.iter().enumerate().map(|(place, from)| (*from, all[(place + 1) % all.len()]));
     let links: Option<Vec<_>> = pairs.map(|(from, to)| Link::between(from, to)).collect();
@@ -31,35 +31,37 @@ pub fn links(nodes: &[NodeReport]) -> Vec<Link<'_>> {
 }
 
 impl<'a> Link<'a> {
-    fn between(from: End<'a>, to: End<'a>) -> Option<Self> {
+    fn between(from: LinkEnd<'a>, to: LinkEnd<'a>) -> Option<Self> {
         let (sent, received) = (from.1.exchange.as_ref()?, to.1.exchange.as_ref()?);
         let seconds = sent.seconds.min(received.seconds);
         (seconds > 0.0).then(|| Self { from, to, rate: sent.bytes as f64 / seconds })
     }
 
-    fn is_inside(&self) -> bool {
+    fn is_intra_node(&self) -> bool {
         std::ptr::eq(self.from.0, self.to.0)
     }
 
     fn entity(&self) -> Entity {
-        let to = if self.is_inside() { self.to.1.gpu.clone() } else { format!("{}:{}", self.to.0.node, self.to.1.gpu) };
+        let to =
+            if self.is_intra_node() { self.to.1.gpu.clone() } else { format!("{}:{}", self.to.0.node, self.to.1.gpu) };
         Entity::new(EntityKind::Link, format!("{}-{to}", self.from.1.gpu))
     }
 }
 
 /// Returns the rate of each link on which this node sends, and its percentage of the median of the links of the same
 /// kind (inside a node, or between nodes).
-pub(crate) fn metrics(nodes: &[NodeReport], own: usize) -> Vec<Metric> {
-    let links = links(nodes);
+pub(crate) fn link_metrics(nodes: &[NodeReport], own: usize) -> Vec<Metric> {
+    let links = ring_links(nodes);
     let median = |inside: bool| {
-        let mut rates: Vec<_> = links.iter().filter(|link| link.is_inside() == inside).map(|link| link.rate).collect();
+        let mut rates: Vec<_> =
+            links.iter().filter(|link| link.is_intra_node() == inside).map(|link| link.rate).collect();
         rates.sort_by(f64::total_cmp);
         rates.get(rates.len() / 2).copied()
     };
     let (inside, between) = (median(true), median(false));
     let mine = links.iter().filter(|link| std::ptr::eq(link.from.0, &raw const nodes[own]));
     let metrics = mine.filter_map(|link| {
-        let usual = if link.is_inside() { inside } else { between }?;
+        let usual = if link.is_intra_node() { inside } else { between }?;
         Some([
             Metric::new("nccl_link_bytes_per_s", link.entity(), link.rate, Unit::BytesPerSecond),
             Metric::new("nccl_link_percent_of_median", link.entity(), 100.0 * link.rate / usual, Unit::Percent),
@@ -71,7 +73,7 @@ pub(crate) fn metrics(nodes: &[NodeReport], own: usize) -> Vec<Metric> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective_ranks::SizeReport;
+    use crate::collective_rank_reports::SizeReport;
 
     const MIB: u64 = 1 << 20;
 
@@ -100,13 +102,13 @@ mod tests {
             nodes[0].gpus[rank].exchange.as_mut().unwrap().seconds = 4e-3;
         }
         let slow = |own: usize| {
-            let said = metrics(&nodes, own);
+            let said = link_metrics(&nodes, own);
             let all = said.iter().filter(|metric| metric.name == "nccl_link_percent_of_median");
             assert_eq!(all.clone().count(), 4, "{said:?}");
             all.filter(|metric| metric.value < 70.0).map(|metric| metric.entity.to_string()).collect::<Vec<_>>()
         };
         assert_eq!(slow(0), ["link:0000:19:00.0-0000:1a:00.0"]);
         assert!(slow(1).is_empty());
-        assert!(links(&job(1, 2)).is_empty(), "with two nodes the slow one cannot be determined");
+        assert!(ring_links(&job(1, 2)).is_empty(), "with two nodes the slow one cannot be determined");
     }
 }

@@ -5,12 +5,12 @@
 
 use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Metric, ProbeFailure, Unit};
 
-pub use crate::collective_ranks::{Broken, GpuReport, NodeReport, SizeReport, WrongElement};
+pub use crate::collective_rank_reports::{GpuReport, NodeReport, RankFailure, SizeReport, WrongElement};
 use crate::{
     collective_links,
-    collective_order::{GPUS, Mode},
+    collective_params::{GPU_COUNT_METRIC, Mode},
     document::Measurements,
-    nccl_log::Paths,
+    nccl_log::PathCounts,
 };
 
 /// Returns the bus bandwidth of an all-reduce in bytes per second: the rate per link, independent of the number of
@@ -21,7 +21,7 @@ pub fn bus_bandwidth(bytes: u64, seconds: f64, ranks: usize) -> f64 {
 }
 
 /// Returns the rows of the table of sizes: bytes, seconds of the slowest rank, bus bandwidth, wrong elements.
-pub fn table(nodes: &[NodeReport]) -> Vec<(u64, f64, f64, u64)> {
+pub fn bandwidth_table(nodes: &[NodeReport]) -> Vec<(u64, f64, f64, u64)> {
     let gpus: Vec<_> = nodes.iter().flat_map(|node| &node.gpus).collect();
     let complete = gpus.iter().map(|gpu| gpu.sizes.len()).min().unwrap_or_default();
     (0..complete)
@@ -35,27 +35,33 @@ pub fn table(nodes: &[NodeReport]) -> Vec<(u64, f64, f64, u64)> {
 }
 
 /// Returns the measurements of the node at index `own`, from the reports of all nodes.
-pub fn measurements(mode: Mode, nodes: &[NodeReport], own: usize, paths: Option<Paths>, nccl: u32) -> Measurements {
+pub fn measurements(
+    mode: Mode,
+    nodes: &[NodeReport],
+    own: usize,
+    paths: Option<PathCounts>,
+    nccl: u32,
+) -> Measurements {
     let mut said = Measurements::default();
     let node = Entity::node;
     let gpus = nodes.iter().map(|node| node.gpus.len()).sum::<usize>();
-    said.metrics.push(Metric::count(GPUS, node(), gpus as f64));
+    said.metrics.push(Metric::count(GPU_COUNT_METRIC, node(), gpus as f64));
     said.metrics.push(Metric::count("nccl_version", node(), f64::from(nccl)));
-    Wrongs { nodes, own }.tell(&mut said);
-    for broken in brokens(nodes, own) {
+    WrongSums { nodes, own }.report(&mut said);
+    for broken in rank_failures(nodes, own) {
         match broken {
-            Told::Event(event) => said.events.push(event),
-            Told::Unread(failure) => said.unread.push(failure),
+            RankFinding::Event(event) => said.events.push(event),
+            RankFinding::Failure(failure) => said.unread.push(failure),
         }
     }
     for report in nodes {
         if let Some(why) = &report.other_way {
-            said.unread.push(ProbeFailure::new(FailureKind::Failed, of_node(nodes, report, why)));
+            said.unread.push(ProbeFailure::new(FailureKind::Failed, with_node_name(nodes, report, why)));
         }
     }
     // A bandwidth over another path, or of an unfinished all-reduce, does not count.
     if let (Some(paths), Some((bytes, seconds, bandwidth, _)), true) =
-        (paths, table(nodes).last().copied(), said.unread.is_empty())
+        (paths, bandwidth_table(nodes).last().copied(), said.unread.is_empty())
         && seconds > 0.0
     {
         said.metrics.push(Metric::new(mode.metric(), node(), bandwidth, Unit::BytesPerSecond));
@@ -64,21 +70,21 @@ pub fn measurements(mode: Mode, nodes: &[NodeReport], own: usize, paths: Option<
         if paths.network > 0 {
             said.metrics.push(Metric::count("nccl_without_gpu_direct", node(), paths.without_gpu_direct as f64));
         }
-        said.metrics.extend(collective_links::metrics(nodes, own));
-        if let Some((_, seconds, ..)) = table(nodes).first() {
+        said.metrics.extend(collective_links::link_metrics(nodes, own));
+        if let Some((_, seconds, ..)) = bandwidth_table(nodes).first() {
             said.metrics.push(Metric::new("nccl_latency", node(), *seconds, Unit::Seconds));
         }
     }
     said
 }
 
-enum Told {
+enum RankFinding {
     Event(Event),
-    Unread(ProbeFailure),
+    Failure(ProbeFailure),
 }
 
 /// Returns why ranks did not finish. Ranks that were only stopped because of another rank's failure are left out.
-fn brokens(nodes: &[NodeReport], own: usize) -> Vec<Told> {
+fn rank_failures(nodes: &[NodeReport], own: usize) -> Vec<RankFinding> {
     let mut told = Vec::new();
     let mut hung: Option<(&NodeReport, &String)> = None;
     let mut lost = None;
@@ -86,17 +92,22 @@ fn brokens(nodes: &[NodeReport], own: usize) -> Vec<Told> {
         for gpu in &report.gpus {
             let entity = Entity::new(EntityKind::Gpu, &gpu.gpu);
             let unread = |kind, text: &str| {
-                Told::Unread(ProbeFailure::new(kind, of_node(nodes, report, &format!("GPU {}: {text}", gpu.gpu))))
+                RankFinding::Failure(ProbeFailure::new(
+                    kind,
+                    with_node_name(nodes, report, &format!("GPU {}: {text}", gpu.gpu)),
+                ))
             };
             match &gpu.broken {
-                None | Some(Broken::Stopped) => {}
-                Some(Broken::Gpu(text)) if place == own => {
-                    told.push(Told::Event(Event::seen("gpu-failed", entity, text)));
+                None | Some(RankFailure::Stopped) => {}
+                Some(RankFailure::Gpu(text)) if place == own => {
+                    told.push(RankFinding::Event(Event::seen("gpu-failed", entity, text)));
                 }
-                Some(Broken::Gpu(text) | Broken::Failed(text)) => told.push(unread(FailureKind::Failed, text)),
-                Some(Broken::Blind(text)) => told.push(unread(FailureKind::Failed, text)),
-                Some(Broken::Hung(text)) => drop(hung.get_or_insert((report, text))),
-                Some(Broken::Lost(text)) => {
+                Some(RankFailure::Gpu(text) | RankFailure::Failed(text)) => {
+                    told.push(unread(FailureKind::Failed, text))
+                }
+                Some(RankFailure::Blind(text)) => told.push(unread(FailureKind::Failed, text)),
+                Some(RankFailure::Hung(text)) => drop(hung.get_or_insert((report, text))),
+                Some(RankFailure::Lost(text)) => {
                     lost.get_or_insert_with(|| unread(FailureKind::Failed, text));
                 }
             }
@@ -106,7 +117,11 @@ fn brokens(nodes: &[NodeReport], own: usize) -> Vec<Told> {
     // may only have been slow.
     let astray = nodes.iter().any(|node| node.other_way.is_some());
     if let Some((report, text)) = hung.filter(|_| told.is_empty() && !astray) {
-        told.push(Told::Event(Event::seen("collective-hung", Entity::node(), of_node(nodes, report, text))));
+        told.push(RankFinding::Event(Event::seen(
+            "collective-hung",
+            Entity::node(),
+            with_node_name(nodes, report, text),
+        )));
     }
     if told.is_empty() {
         told.extend(lost);
@@ -114,22 +129,22 @@ fn brokens(nodes: &[NodeReport], own: usize) -> Vec<Told> {
     told
 }
 
-fn of_node(nodes: &[NodeReport], report: &NodeReport, text: &str) -> String {
+fn with_node_name(nodes: &[NodeReport], report: &NodeReport, text: &str) -> String {
     if nodes.len() == 1 { text.to_owned() } else { format!("node {}: {text}", report.node) }
 }
 
 /// Attributes wrong sums to a rank.
-struct Wrongs<'a> {
+struct WrongSums<'a> {
     nodes: &'a [NodeReport],
     own: usize,
 }
 
-impl Wrongs<'_> {
-    fn tell(&self, said: &mut Measurements) {
+impl WrongSums<'_> {
+    fn report(&self, said: &mut Measurements) {
         let gpus: Vec<_> = self.nodes.iter().flat_map(|node| &node.gpus).collect();
-        let bad: Vec<_> = gpus.iter().copied().filter(|gpu| wrong(gpu) > 0).collect();
+        let bad: Vec<_> = gpus.iter().copied().filter(|gpu| wrong_count(gpu) > 0).collect();
         let own = &self.nodes[self.own].gpus;
-        let count = own.iter().map(wrong).sum::<u64>();
+        let count = own.iter().map(wrong_count).sum::<u64>();
         said.metrics.push(Metric::count("collective_wrong_elements", Entity::node(), count as f64));
         if bad.is_empty() {
             return;
@@ -138,27 +153,29 @@ impl Wrongs<'_> {
         if bad.len() < gpus.len() {
             let here = bad.iter().filter(|gpu| own.iter().any(|mine| mine.rank == gpu.rank));
             said.events.extend(here.map(|gpu| {
-                let text = format!("{}; {} of {} GPUs got wrong sums", words(gpu), bad.len(), gpus.len());
+                let text = format!("{}; {} of {} GPUs got wrong sums", describe_wrong_sums(gpu), bad.len(), gpus.len());
                 Event::seen("collective-wrong", Entity::new(EntityKind::Gpu, &gpu.gpu), text)
             }));
             return;
         }
-        match blamed(&gpus) {
-            Some(rank) => self.blame(rank, bad[0], said),
+        match missing_rank(&gpus) {
+            Some(rank) => self.report_missing_rank(rank, bad[0], said),
             None if self.nodes.len() == 1 => {
-                let text = format!("{}; on every GPU", words(bad[0]));
+                let text = format!("{}; on every GPU", describe_wrong_sums(bad[0]));
                 said.events.push(Event::seen("collective-wrong", Entity::node(), text));
             }
             None => {
-                let text =
-                    format!("{}; every GPU of every node got wrong sums, so the faulty node is unknown", words(bad[0]));
+                let text = format!(
+                    "{}; every GPU of every node got wrong sums, so the faulty node is unknown",
+                    describe_wrong_sums(bad[0])
+                );
                 said.unread.push(ProbeFailure::new(FailureKind::Failed, text));
             }
         }
     }
 
-    fn blame(&self, rank: u32, seen: &GpuReport, said: &mut Measurements) {
-        let text = format!("{}; the contribution of rank {rank} is missing", words(seen));
+    fn report_missing_rank(&self, rank: u32, seen: &GpuReport, said: &mut Measurements) {
+        let text = format!("{}; the contribution of rank {rank} is missing", describe_wrong_sums(seen));
         let owner = self.nodes.iter().find(|node| node.gpus.iter().any(|gpu| gpu.rank == rank));
         let mine = self.nodes[self.own].gpus.iter().find(|gpu| gpu.rank == rank);
         match (mine, owner) {
@@ -173,19 +190,19 @@ impl Wrongs<'_> {
     }
 }
 
-fn wrong(gpu: &GpuReport) -> u64 {
+fn wrong_count(gpu: &GpuReport) -> u64 {
     gpu.sizes.iter().chain(&gpu.exchange).map(|size| size.wrong).sum()
 }
 
 /// Returns the rank whose share is missing in all listed elements.
-fn blamed(gpus: &[&GpuReport]) -> Option<u32> {
+fn missing_rank(gpus: &[&GpuReport]) -> Option<u32> {
     let listed = || gpus.iter().flat_map(|gpu| &gpu.sizes).flat_map(|size| &size.listed);
     let rank = listed().next()?.lost?;
     listed().all(|element| element.lost == Some(rank)).then_some(rank)
 }
 
-fn words(gpu: &GpuReport) -> String {
-    let all = wrong(gpu);
+fn describe_wrong_sums(gpu: &GpuReport) -> String {
+    let all = wrong_count(gpu);
     let first = gpu.sizes.iter().find_map(|size| Some((size.bytes, size.listed.first()?)));
     match first {
         Some((bytes, element)) => format!(
@@ -226,7 +243,7 @@ mod tests {
         gpu.sizes[0].listed.push(element);
     }
 
-    const PATHS: Paths = Paths { all: 16, network: 0, without_gpu_direct: 0 };
+    const PATHS: PathCounts = PathCounts { all: 16, network: 0, without_gpu_direct: 0 };
 
     fn said(nodes: &[NodeReport], own: usize) -> Measurements {
         measurements(Mode::Nvlink, nodes, own, Some(PATHS), 22_809)
@@ -242,7 +259,7 @@ mod tests {
         let expected = (1024 * MIB) as f64 / 4.7e-3 * 14.0 / 8.0;
         assert!((figure(&all).unwrap() - expected).abs() < 1.0, "{all:?}");
         assert!(all.events.is_empty() && all.unread.is_empty());
-        assert_eq!(table(&job(1, 8)).len(), 2);
+        assert_eq!(bandwidth_table(&job(1, 8)).len(), 2);
         assert_eq!(figure(&measurements(Mode::Nvlink, &job(1, 8), 0, None, 1)), None, "the path is unknown");
     }
 
@@ -284,7 +301,7 @@ mod tests {
         let hang = |nodes: &mut Vec<NodeReport>| {
             for gpu in nodes.iter_mut().flat_map(|node| &mut node.gpus) {
                 gpu.sizes.pop();
-                gpu.broken = Some(Broken::Hung("a message of 8 bytes did not complete within 60s".to_owned()));
+                gpu.broken = Some(RankFailure::Hung("a message of 8 bytes did not complete within 60s".to_owned()));
             }
         };
         let (mut one, mut two) = (job(1, 2), job(2, 2));
@@ -292,7 +309,7 @@ mod tests {
         hang(&mut two);
         assert_eq!(said(&one, 0).events[0].code.as_str(), "collective-hung");
         assert_eq!(said(&two, 0).events[0].code.as_str(), "collective-hung");
-        two[1].gpus[0].broken = Some(Broken::Gpu("CUDA_ERROR_ECC_UNCORRECTABLE".to_owned()));
+        two[1].gpus[0].broken = Some(RankFailure::Gpu("CUDA_ERROR_ECC_UNCORRECTABLE".to_owned()));
         assert!(said(&two, 0).unread[0].text.starts_with("node n1: GPU 0000:1a:00.0: CUDA_ERROR"), "{two:?}");
         assert_eq!(said(&two, 1).events[0].code.as_str(), "gpu-failed");
     }
@@ -300,10 +317,10 @@ mod tests {
     #[test]
     fn who_only_lost_another_is_heard_where_that_one_says_nothing() {
         let mut nodes = job(2, 1);
-        nodes[0].gpus[0].broken = Some(Broken::Lost("remote process exited".to_owned()));
-        nodes[1].gpus[0].broken = Some(Broken::Stopped);
+        nodes[0].gpus[0].broken = Some(RankFailure::Lost("remote process exited".to_owned()));
+        nodes[1].gpus[0].broken = Some(RankFailure::Stopped);
         assert!(said(&nodes, 0).unread[0].text.contains("remote process exited"));
-        nodes[1].gpus[0].broken = Some(Broken::Failed("its worker was killed by signal 6".to_owned()));
+        nodes[1].gpus[0].broken = Some(RankFailure::Failed("its worker was killed by signal 6".to_owned()));
         let all = said(&nodes, 0);
         assert!(all.unread.len() == 1 && all.unread[0].text.contains("signal 6"), "{all:?}");
     }
@@ -316,7 +333,7 @@ mod tests {
         assert_eq!(figure(&first), None);
         assert_eq!(first.unread[0].text, "node n1: 4 through sockets (NET/Socket)");
         let mut slow = job(1, 2);
-        slow[0].gpus[0].broken = Some(Broken::Hung("a message of 8 bytes did not complete within 60s".to_owned()));
+        slow[0].gpus[0].broken = Some(RankFailure::Hung("a message of 8 bytes did not complete within 60s".to_owned()));
         slow[0].other_way = Some("4 through sockets (NET/Socket)".to_owned());
         assert!(said(&slow, 0).events.is_empty(), "slow over another path is no finding");
         assert_eq!(said(&slow, 0).unread[0].text, "4 through sockets (NET/Socket)");

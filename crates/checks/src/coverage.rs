@@ -4,24 +4,24 @@
 
 /// One item that another system checks.
 #[derive(Debug, Clone, Copy)]
-pub struct Row {
+pub struct PeerCoverageRow {
     pub area: &'static str,
     pub what: &'static str,
-    pub here: Here,
+    pub coverage: Coverage,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub enum Here {
+pub enum Coverage {
     /// Covered by these checks.
     Checked(&'static [&'static str]),
     /// Not covered by a check: the reason, or the test or controller function that covers it.
-    Not(&'static str),
+    NotChecked(&'static str),
 }
 
-use Here::{Checked, Not};
+use Coverage::{Checked, NotChecked};
 
-const fn row(area: &'static str, what: &'static str, here: Here) -> Row {
-    Row { area, what, here }
+const fn row(area: &'static str, what: &'static str, here: Coverage) -> PeerCoverageRow {
+    PeerCoverageRow { area, what, coverage: here }
 }
 
 const GPU: &str = "GPU presence and identity";
@@ -34,7 +34,7 @@ const DISK: &str = "Storage";
 const HOST: &str = "Processor, memory, system, services";
 
 /// The rows, in the order of the survey.
-pub static COVERAGE: &[Row] = &[
+pub static COVERAGE: &[PeerCoverageRow] = &[
     row(GPU, "number of GPUs", Checked(&["gpu-count", "gpu-presence"])),
     row(GPU, "driver and tools usable", Checked(&["gpu-driver", "gpu-presence", "gpu-inforom"])),
     row(GPU, "GPU lost or needing a reset", Checked(&["gpu-presence", "gpu-recovery-action", "gpu-xid"])),
@@ -66,7 +66,7 @@ pub static COVERAGE: &[Row] = &[
     row(LINK, "IMEX", Checked(&["imex"])),
     row(LINK, "SXid of NVSwitches", Checked(&["nvswitch-sxid", "nvswitch"])),
     row(LINK, "peer memory", Checked(&["peermem"])),
-    row(LINK, "NVLink bandwidth", Not("occupies the GPU: needs a test, not a check")),
+    row(LINK, "NVLink bandwidth", NotChecked("occupies the GPU: needs a test, not a check")),
     row(PCIE, "generation and width", Checked(&["gpu-pcie", "pcie-link"])),
     row(PCIE, "bandwidth to and from the host", Checked(&["dl", "dcgm"])),
     row(PCIE, "replay counter", Checked(&["gpu-pcie-replay"])),
@@ -75,7 +75,7 @@ pub static COVERAGE: &[Row] = &[
     row(
         PCIE,
         "order of devices against NCCL's topology file",
-        Not("the file is specific to the site: use a site command"),
+        NotChecked("the file is specific to the site: use a site command"),
     ),
     row(NET, "ports: number, state, rate", Checked(&["ib-ports", "ib-count", "ib-rate"])),
     row(NET, "dropped ports", Checked(&["ib-flaps", "ib-counters"])),
@@ -90,7 +90,7 @@ pub static COVERAGE: &[Row] = &[
     row(NET, "EFA loop-back", Checked(&["fabric"])),
     row(NET, "memory lock limit, gdrcopy", Checked(&["memlock", "kernel-modules"])),
     row(NET, "RoCE interfaces", Checked(&["roce"])),
-    row(NET, "TCP mesh", Not("involves other nodes: needs a test, not a check")),
+    row(NET, "TCP mesh", NotChecked("involves other nodes: needs a test, not a check")),
     row(NET, "DNS, NTP, network latency", Checked(&["time-sync"])),
     row(DISK, "free space of local disks", Checked(&["disk-space"])),
     row(DISK, "inodes", Checked(&["disk-space"])),
@@ -99,22 +99,22 @@ pub static COVERAGE: &[Row] = &[
     row(DISK, "RAID", Checked(&["raid"])),
     row(DISK, "file-system errors in the kernel log", Checked(&["kernel-log", "fs-errors", "disk-errors"])),
     row(DISK, "performance", Checked(&["storage"])),
-    row(DISK, "creating and deleting a volume", Not("concerns the cluster, not a node")),
+    row(DISK, "creating and deleting a volume", NotChecked("concerns the cluster, not a node")),
     row(HOST, "sockets, cores, threads", Checked(&["cpu-count", "cpu-online"])),
     row(HOST, "size of memory", Checked(&["memory"])),
     row(HOST, "DIMMs, ECC, machine checks", Checked(&["edac", "kernel-log"])),
     row(HOST, "governor, frequency, clock source", Checked(&["cpu-governor", "cpu-throttle", "clock-source"])),
     row(HOST, "fragmentation of memory", Checked(&["memory-fragmentation"])),
-    row(HOST, "memory bandwidth", Not("loads the CPU: needs a test, not a check")),
+    row(HOST, "memory bandwidth", NotChecked("loads the CPU: needs a test, not a check")),
     row(HOST, "load, file handles, processes, zombies", Checked(&["limits", "zombies", "host-pressure"])),
-    row(HOST, "time since boot", Not("a recent boot is no fault; the policy has a boot grace period")),
+    row(HOST, "time since boot", NotChecked("a recent boot is no fault; the policy has a boot grace period")),
     row(HOST, "OOM, lockups, hung tasks, panics", Checked(&["kernel-log", "oom"])),
     row(HOST, "kernel modules, command line, settings", Checked(&["kernel-modules", "kernel-settings"])),
     row(HOST, "services", Checked(&["services"])),
-    row(HOST, "packages", Not("needs the distribution's package manager: use a site command")),
-    row(HOST, "authentication, certificates, directories", Not("specific to the site: use a site command")),
-    row(HOST, "user processes without a job", Not("needs the scheduler: use its epilog")),
-    row(HOST, "controllers of the scheduler", Not("concerns the cluster, not a node")),
+    row(HOST, "packages", NotChecked("needs the distribution's package manager: use a site command")),
+    row(HOST, "authentication, certificates, directories", NotChecked("specific to the site: use a site command")),
+    row(HOST, "user processes without a job", NotChecked("needs the scheduler: use its epilog")),
+    row(HOST, "controllers of the scheduler", NotChecked("concerns the cluster, not a node")),
     row(HOST, "libraries of the driver", Checked(&["gpu-libraries"])),
 ];
 
@@ -125,14 +125,14 @@ mod tests {
     #[test]
     fn every_check_named_here_exists_and_no_row_is_empty() {
         for row in COVERAGE {
-            match row.here {
+            match row.coverage {
                 Checked(checks) => {
                     assert!(!checks.is_empty(), "{}", row.what);
                     for id in checks {
                         assert!(crate::CHECKS.iter().any(|check| check.spec.id == *id), "{}: no check {id}", row.what);
                     }
                 }
-                Not(why) => assert!(why.len() > 10, "{}", row.what),
+                NotChecked(why) => assert!(why.len() > 10, "{}", row.what),
             }
         }
     }

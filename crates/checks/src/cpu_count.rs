@@ -21,7 +21,7 @@ use doctor_core::{
 };
 
 use crate::{
-    files::files,
+    files::glob_files,
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -53,7 +53,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let (packages, siblings) = (texts(outputs.first())?, texts(outputs.get(1))?);
+    let (packages, siblings) = (topology_values(outputs.first())?, topology_values(outputs.get(1))?);
     let distinct = |all: &[&str]| all.iter().collect::<BTreeSet<_>>().len() as f64;
     let metric = |name, value| Metric::count(name, Entity::node(), value);
     let metrics = vec![
@@ -65,8 +65,8 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
 }
 
 /// Fails if one file cannot be read: an incomplete count is not a count.
-fn texts(output: Option<&ProbeOutput>) -> Result<Vec<&str>, Observation> {
-    let texts = files(output)?.iter().map(|file| file.text.as_deref().map(str::trim));
+fn topology_values(output: Option<&ProbeOutput>) -> Result<Vec<&str>, Observation> {
+    let texts = glob_files(output)?.iter().map(|file| file.text.as_deref().map(str::trim));
     let texts: Vec<&str> = texts.collect::<Result<_, _>>().map_err(|failure| Observation::CouldNot(failure.clone()))?;
     if texts.is_empty() || texts.contains(&"") {
         let text = "no CPU found in /sys/devices/system/cpu";
@@ -78,7 +78,7 @@ fn texts(output: Option<&ProbeOutput>) -> Result<Vec<&str>, Observation> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::found, judged::judged_with};
+    use crate::{files::tests::found, classify_fixture::classify_outputs_with};
     use doctor_core::{ids::Sku, profile::Profile};
 
     /// Threads with their socket and siblings. Made by hand.
@@ -92,7 +92,7 @@ mod tests {
             found(&all.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect::<Vec<_>>())
         };
         let outputs = [all("physical_package_id", |t| t.0.to_owned()), all("thread_siblings_list", |t| t.1.to_owned())];
-        judged_with(&CHECK, &Params::new(), Some(&profile), &outputs)
+        classify_outputs_with(&CHECK, &Params::new(), Some(&profile), &outputs)
     }
 
     const FOUR: [(&str, &str); 4] = [("0\n", "0,2\n"), ("1\n", "1,3\n"), ("0\n", "0,2\n"), ("1\n", "1,3\n")];

@@ -15,13 +15,13 @@
 
 use std::collections::BTreeMap;
 
-use doctor_core::observation::{Entity, Event, Look, Metric, Observation};
+use doctor_core::observation::{Entity, Event, ObservationBuilder, Metric, Observation};
 
 use crate::{
-    files::files,
+    files::glob_files,
     gpu::not_applicable,
     probe::{Probe, ProbeOutput},
-    settings::words,
+    check_params::string_list,
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -46,14 +46,14 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let accepted = words(params, "accept", "accept = [\"performance\", \"schedutil\"]")?;
+    let accepted = string_list(params, "accept", "accept = [\"performance\", \"schedutil\"]")?;
     let accepted = accepted.unwrap_or_else(|| vec!["performance".to_owned()]);
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     let mut governors: BTreeMap<&str, u32> = BTreeMap::new();
-    for file in files(outputs.first())? {
+    for file in glob_files(outputs.first())? {
         match &file.text {
             Ok(text) => *governors.entry(text.trim()).or_default() += 1,
-            Err(failure) => look.could_not(failure.clone()),
+            Err(failure) => look.unreadable(failure.clone()),
         }
     }
     let all: u32 = governors.values().sum();
@@ -64,7 +64,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     if all > 0 {
         look.metric(Metric::count("frequency_groups", Entity::node(), f64::from(all)));
     }
-    Ok(look.or(not_applicable("no-cpufreq", "the kernel does not control the CPU frequency on this node")))
+    Ok(look.build_or(not_applicable("no-cpufreq", "the kernel does not control the CPU frequency on this node")))
 }
 
 #[cfg(test)]
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
     use crate::{
         files::tests::found,
-        judged::{judged, judged_with},
+        classify_fixture::{classify_outputs, classify_outputs_with},
     };
 
     const A: &str = "/sys/devices/system/cpu/cpufreq/policy0/scaling_governor";
@@ -81,13 +81,13 @@ mod tests {
     // Made by hand.
     #[test]
     fn a_governor_that_saves_power_is_told_once() {
-        assert_eq!(judged(&CHECK, &[found(&[(A, "performance\n"), (B, "performance\n")])]), ["pass within-limits"]);
+        assert_eq!(classify_outputs(&CHECK, &[found(&[(A, "performance\n"), (B, "performance\n")])]), ["pass within-limits"]);
         let slow = [found(&[(A, "performance\n"), (B, "powersave\n")])];
-        assert_eq!(judged(&CHECK, &slow), ["fail governor-slow monitor node"]);
-        let with = |text: &str| judged_with(&CHECK, &toml::from_str(text).unwrap(), None, &slow);
+        assert_eq!(classify_outputs(&CHECK, &slow), ["fail governor-slow monitor node"]);
+        let with = |text: &str| classify_outputs_with(&CHECK, &toml::from_str(text).unwrap(), None, &slow);
         assert_eq!(with("accept = ['performance', 'powersave']"), ["pass within-limits"]);
         assert_eq!(with("accept = 'powersave'"), ["inconclusive unparseable"]);
-        assert_eq!(judged(&CHECK, &[found(&[])]), ["not-applicable no-cpufreq"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[found(&[])]), ["not-applicable no-cpufreq"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 }

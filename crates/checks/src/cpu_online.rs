@@ -15,7 +15,7 @@ use doctor_core::observation::{Entity, Event, Metric, Observation};
 
 use crate::{
     cpu_list::count,
-    files::{text, unreadable},
+    files::{file_text, unexpected_content},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -49,16 +49,16 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let number = |place: usize| {
-        let text = text(outputs.get(place)).map_err(Observation::CouldNot)?;
-        count(text).ok_or_else(|| Observation::CouldNot(unreadable(FILES[place], text)))
+        let text = file_text(outputs.get(place)).map_err(Observation::CouldNot)?;
+        count(text).ok_or_else(|| Observation::CouldNot(unexpected_content(FILES[place], text)))
     };
     let (present, online) = (number(0)?, number(1)?);
     if present == 0 || online == 0 {
-        return Err(Observation::CouldNot(unreadable(FILES[0], "no CPU")));
+        return Err(Observation::CouldNot(unexpected_content(FILES[0], "no CPU")));
     }
     // Kernels without this file have no isolated processors.
     let isolated = number(2).unwrap_or(0);
-    let smt = text(outputs.get(3)).map_or("", str::trim);
+    let smt = file_text(outputs.get(3)).map_or("", str::trim);
     let offline = present.saturating_sub(online);
     // With SMT disabled, every second thread is offline, and no more.
     let meant = if matches!(smt, "off" | "forceoff") { present / 2 } else { 0 };
@@ -75,11 +75,11 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::judged::judged;
+    use crate::classify_fixture::classify_outputs;
     use proptest::prelude::*;
 
     fn look(present: &str, online: &str, smt: &str) -> Vec<String> {
-        judged(&CHECK, &[present, online, "\n", smt].map(|text| ProbeOutput::Text(text.to_owned())))
+        classify_outputs(&CHECK, &[present, online, "\n", smt].map(|text| ProbeOutput::Text(text.to_owned())))
     }
 
     // Made by hand.
@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(look("0-7\n", "0-2\n", "off\n"), ["fail cpu-offline monitor node"]);
         assert_eq!(look("", "", "on\n"), ["inconclusive unparseable"]);
         assert_eq!(look("0-7\n", "all\n", "on\n"), ["inconclusive unparseable"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {

@@ -12,12 +12,12 @@
 //! Not applicable where processors do not count throttling (AMD, Arm, virtual machines).
 
 use doctor_core::{
-    observation::{Entity, Look, Metric, Observation, Unit},
+    observation::{Entity, ObservationBuilder, Metric, Observation, Unit},
     time::Span,
 };
 
 use crate::{
-    files::{samples, unreadable},
+    files::{sampled_series, unexpected_content},
     gpu::not_applicable,
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
@@ -44,17 +44,17 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let all = match samples(outputs.first()) {
+    let all = match sampled_series(outputs.first()) {
         Ok(all) => all,
         Err(instead) => return instead,
     };
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     let mut worst: Option<f64> = None;
     for series in &all {
-        match (series.growth(Span::hours(1)), series.reading()) {
-            (Some(growth), _) => worst = Some(worst.unwrap_or(0.0).max(growth.in_an_hour())),
-            (None, Ok(Some(text))) => look.could_not(unreadable(series.path, text)),
-            (None, Err(failure)) => look.could_not(failure),
+        match (series.growth(Span::hours(1)), series.current()) {
+            (Some(growth), _) => worst = Some(worst.unwrap_or(0.0).max(growth.in_last_hour())),
+            (None, Ok(Some(text))) => look.unreadable(unexpected_content(series.path, text)),
+            (None, Err(failure)) => look.unreadable(failure),
             // A processor that went offline since has no value; `cpu-online` reports it.
             (None, Ok(None)) => {}
         }
@@ -62,19 +62,19 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     if let Some(worst) = worst {
         look.metric(Metric::new("package_throttles", Entity::node(), worst, Unit::PerHour));
     }
-    look.or(not_applicable("no-counter", "the CPUs of this node do not count throttling"))
+    look.build_or(not_applicable("no-counter", "the CPUs of this node do not count throttling"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::looks, judged::judged};
+    use crate::{files::tests::looks, classify_fixture::classify_outputs};
     use proptest::prelude::*;
 
     fn look(counts: &[&str]) -> Vec<String> {
         let (a, b) = (COUNTER.replace('*', "0"), COUNTER.replace('*', "1"));
         let each: Vec<_> = counts.iter().map(|count| [(a.as_str(), "4\n"), (b.as_str(), *count)]).collect();
-        judged(&CHECK, &[looks(&each.iter().map(|one| &one[..]).collect::<Vec<_>>())])
+        classify_outputs(&CHECK, &[looks(&each.iter().map(|one| &one[..]).collect::<Vec<_>>())])
     }
 
     // Made by hand.
@@ -84,7 +84,7 @@ mod tests {
         assert_eq!(look(&["0\n", "61\n"]), ["fail cpu-throttled monitor node"]);
         assert_eq!(look(&["9000\n", "9000\n"]), ["pass within-limits"]);
         assert_eq!(look(&["hot\n"]), ["inconclusive unparseable"]);
-        assert_eq!(judged(&CHECK, &[looks(&[&[]])]), ["not-applicable no-counter"]);
+        assert_eq!(classify_outputs(&CHECK, &[looks(&[&[]])]), ["not-applicable no-counter"]);
     }
 
     proptest! {

@@ -3,7 +3,7 @@
 
 use doctor_core::{
     ids::NodeName,
-    toml_text::{self, BadText},
+    toml_text::{self, TomlError},
 };
 use serde::{Deserialize, Deserializer, de};
 
@@ -31,12 +31,12 @@ impl Credential {
     ///
     /// # Errors
     /// If the file is malformed. The error has the line number and never contains the key.
-    pub fn read(text: &str) -> Result<Self, BadText> {
+    pub fn read(text: &str) -> Result<Self, TomlError> {
         // The parser's error quotes its line, which may contain the key.
-        toml_text::read(text, &[]).map_err(|error: BadText| {
+        toml_text::read(text, &[]).map_err(|error: TomlError| {
             let line = error.line().map_or_else(String::new, |line| format!("line {line}: "));
             let wanted = "expected `node`, `key` and `controller`, as `doctor agent enroll` writes them";
-            BadText::at(text, None, format!("{line}{wanted}"))
+            TomlError::at(text, None, format!("{line}{wanted}"))
         })
     }
 

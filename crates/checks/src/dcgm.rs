@@ -47,29 +47,29 @@ use doctor_core::{
 };
 
 use crate::{
-    dcgm_diag::{self, Scope},
-    dcgm_order::{DcgmOrder, Level, canonical},
-    gpu::gpus,
+    dcgm_diag::{self, ExpectedResults},
+    dcgm_params::{DcgmParams, Level, canonical_test_name},
+    gpu::require_gpus,
     probe::{Probe, ProbeOutput},
-    settings,
+    check_params,
     spec::{Check, Params, Spec, page_of},
 };
 
 /// The usual duration of each level on eight GPUs.
-const USUAL: &[Span] = &[Span::from_secs(30), Span::minutes(10), Span::minutes(20), Span::minutes(90)];
+const USUAL_BY_LEVEL: &[Span] = &[Span::from_secs(30), Span::minutes(10), Span::minutes(20), Span::minutes(90)];
 
 const SPEC: Spec =
     Spec::deep("dcgm", "NVIDIA's GPU diagnostics (DCGM)", Span::minutes(10), Span::minutes(40))
         .opt_in()
-        .usual_by("level", USUAL);
+        .usual_by("level", USUAL_BY_LEVEL);
 
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("dcgm.rs")), rules: dcgm_diag::RULES, probes, interpret };
 
 /// Time to query the GPUs and to start and stop a host engine.
-const AROUND_THE_DIAGNOSIS: Span = Span::minutes(5);
+const DIAGNOSTIC_OVERHEAD: Span = Span::minutes(5);
 
-const PARAMETERS: [(&str, &str); 7] = [
+const KNOWN_PARAMS: [(&str, &str); 7] = [
     ("level", "level = 2"),
     ("skip", "skip = [\"pulse_test\"]"),
     ("may_skip", "may_skip = [\"eud\", \"cpu_eud\"]"),
@@ -80,78 +80,78 @@ const PARAMETERS: [(&str, &str); 7] = [
 ];
 
 /// The configured test.
-struct Asked {
-    order: DcgmOrder,
+struct TestParams {
+    dcgm_params: DcgmParams,
     /// Tests that DCGM may skip, by canonical name.
-    excused: Vec<String>,
+    allowed_skips: Vec<String>,
 }
 
-fn asked(params: &Params) -> Result<Asked, Observation> {
-    let example = settings::only(params, &PARAMETERS)?;
-    let level = match settings::number(params, "level", example("level"))? {
+fn test_params(params: &Params) -> Result<TestParams, Observation> {
+    let example = check_params::reject_unknown(params, &KNOWN_PARAMS)?;
+    let level = match check_params::number(params, "level", example("level"))? {
         None => Level::Two,
         Some(number) => {
             let level = Level::ALL.iter().copied().find(|level| f64::from(level.number()) == number);
-            level.ok_or_else(|| settings::refused("level", example("level")))?
+            level.ok_or_else(|| check_params::invalid_param("level", example("level")))?
         }
     };
     let names = |name: &str| {
-        let list = settings::words(params, name, example(name))?;
-        let list = list.map(|list| list.iter().map(|name| canonical(name)).collect::<Vec<_>>());
+        let list = check_params::string_list(params, name, example(name))?;
+        let list = list.map(|list| list.iter().map(|name| canonical_test_name(name)).collect::<Vec<_>>());
         let is_name = |name: &String| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
         if list.as_ref().is_some_and(|list| !list.iter().all(|name| !name.is_empty() && is_name(name))) {
-            return Err(settings::refused(name, example(name)));
+            return Err(check_params::invalid_param(name, example(name)));
         }
         Ok(list)
     };
     let skip = names("skip")?.unwrap_or_default();
     let mut excused = names("may_skip")?.unwrap_or_else(|| vec!["eud".to_owned(), "cpu_eud".to_owned()]);
-    let mut parameters = settings::words(params, "parameters", example("parameters"))?.unwrap_or_default();
+    let mut parameters = check_params::string_list(params, "parameters", example("parameters"))?.unwrap_or_default();
     // DCGM reads several settings from one argument, separated by semicolons.
     let is_setting = |text: &String| {
         let name = text.split_once('=').map_or("", |(name, _)| name);
         name.contains('.') && !text.contains(';') && !text.starts_with('-')
     };
     if !parameters.iter().all(is_setting) {
-        return Err(settings::refused("parameters", example("parameters")));
+        return Err(check_params::invalid_param("parameters", example("parameters")));
     }
     parameters.extend(skip.iter().map(|name| format!("{name}.is_allowed=false")));
     excused.extend(skip);
     let word = |name: &str, default: &str| {
-        let word = settings::word(params, name, example(name))?.unwrap_or_else(|| default.to_owned());
-        if word.starts_with('-') { Err(settings::refused(name, example(name))) } else { Ok(word) }
+        let word = check_params::string(params, name, example(name))?.unwrap_or_else(|| default.to_owned());
+        if word.starts_with('-') { Err(check_params::invalid_param(name, example(name))) } else { Ok(word) }
     };
-    let order = DcgmOrder {
+    let order = DcgmParams {
         level,
         program: word("program", "dcgmi")?,
         address: word("address", "127.0.0.1:5555")?,
         parameters,
-        timeout: settings::span(params, "timeout", example("timeout"))?.unwrap_or_else(|| level.timeout()),
+        timeout: check_params::duration(params, "timeout", example("timeout"))?.unwrap_or_else(|| level.timeout()),
     };
-    Ok(Asked { order, excused })
+    Ok(TestParams { dcgm_params: order, allowed_skips: excused })
 }
 
 /// Also queries the GPUs: DCGM identifies them by index, everything else by PCI address.
 fn probes(params: &Params) -> Vec<Probe> {
-    let Ok(Asked { order, .. }) = asked(params) else { return Vec::new() };
+    let Ok(TestParams { dcgm_params: order, .. }) = test_params(params) else { return Vec::new() };
     let Ok(written) = serde_json::to_string(&order) else { return Vec::new() };
-    let timeout = order.timeout + AROUND_THE_DIAGNOSIS;
+    let timeout = order.timeout + DIAGNOSTIC_OVERHEAD;
     vec![Probe::gpu(&["uuid"]), Probe::Builtin { test: SPEC.id.to_owned(), args: vec![written], timeout }]
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let Asked { order, excused } = match asked(params) {
+    let TestParams { dcgm_params: order, allowed_skips: excused } = match test_params(params) {
         Ok(asked) => asked,
         Err(instead) => return instead,
     };
     let diagnosis = outputs.get(1);
-    match (diagnosis, gpus(outputs.first())) {
+    match (diagnosis, require_gpus(outputs.first())) {
         (_, Err(Observation::NotApplicable(why))) => Observation::NotApplicable(why),
         (Some(ProbeOutput::Failed(failure)), _) if failure.kind == FailureKind::Missing => {
             Observation::CouldNot(failure.clone())
         }
         (diagnosis, gpus) => {
-            let scope = Scope { promised: order.level.promises(), excused: &excused };
+            let scope = ExpectedResults { expected_tests: order.level.expected_tests(), allowed_skips: &excused };
             // If the driver does not answer, no GPU has a name; DCGM's results by index are still valid.
             dcgm_diag::interpret(diagnosis, gpus.unwrap_or_default(), scope)
         }
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use crate::{
         gpu::tests::{answer, none},
-        judged::judged_with,
+        classify_fixture::classify_outputs_with,
         Catalogue,
     };
     use doctor_core::{observation::ProbeFailure, policy::Policy};
@@ -177,7 +177,7 @@ mod tests {
     }
 
     fn judge(settings: &str, diagnosis: ProbeOutput) -> Vec<String> {
-        judged_with(&CHECK, &params(settings), None, &[answer(&[&[], &[]]), diagnosis])
+        classify_outputs_with(&CHECK, &params(settings), None, &[answer(&[&[], &[]]), diagnosis])
     }
 
     const FAIL: &str = include_str!("../fixtures/dcgm/v4.1-fail.json");
@@ -187,7 +187,7 @@ mod tests {
     fn errors_are_findings_of_their_gpu_by_its_place_on_the_bus() {
         let expected = ["fail dcgm-52 isolate gpu:0000:19:00.0", "fail dcgm-isolate isolate gpu:0000:18:00.0"];
         assert_eq!(judge("level = 1", ran(226, FAIL)), expected);
-        let unnamed = judged_with(&CHECK, &Params::new(), None, &[none_on_the_bus_answers(), ran(226, FAIL)]);
+        let unnamed = classify_outputs_with(&CHECK, &Params::new(), None, &[none_on_the_bus_answers(), ran(226, FAIL)]);
         assert_eq!(unnamed, ["fail dcgm-52 isolate gpu:1", "fail dcgm-isolate isolate gpu:0"]);
     }
 
@@ -208,25 +208,25 @@ mod tests {
     fn what_could_not_run_is_told_as_such() {
         let missing = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "dcgmi is not installed"));
         assert_eq!(judge("", missing()), ["inconclusive missing"]);
-        assert_eq!(judged_with(&CHECK, &Params::new(), None, &[none(), missing()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs_with(&CHECK, &Params::new(), None, &[none(), missing()]), ["not-applicable no-gpu"]);
         let failed = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Failed, "no GPU"));
-        assert_eq!(judged_with(&CHECK, &Params::new(), None, &[none(), failed()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs_with(&CHECK, &Params::new(), None, &[none(), failed()]), ["not-applicable no-gpu"]);
         assert_eq!(judge("", failed()), ["inconclusive failed"]);
-        assert_eq!(judged_with(&CHECK, &Params::new(), None, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs_with(&CHECK, &Params::new(), None, &[]), ["inconclusive unparseable"]);
     }
 
     #[test]
     fn an_order_is_what_the_parameters_say_and_the_run_lasts_longer_than_the_diagnosis() {
-        let default = asked(&Params::new()).ok().unwrap().order;
+        let default = test_params(&Params::new()).ok().unwrap().dcgm_params;
         assert_eq!((default.level, default.timeout), (Level::Two, Span::minutes(30)));
         let set = params("level = 4\nskip = ['pulse_test']\nparameters = ['pcie.test_pinned=false']");
-        let order = asked(&set).ok().unwrap().order;
+        let order = test_params(&set).ok().unwrap().dcgm_params;
         assert_eq!(order.parameters, ["pcie.test_pinned=false", "pulse_test.is_allowed=false"]);
         let [_, Probe::Builtin { timeout, .. }] = &probes(&set)[..] else { panic!("two probes") };
         assert!(*timeout > order.timeout && CHECK.limit(&set) > *timeout);
         let of_run = |level: u8| {
             let text = format!("[tests.dcgm]\nenabled = true\nparams = {{ level = {level} }}\n");
-            let tests = Catalogue::built_in().tests(&Policy::over_defaults(&text).unwrap());
+            let tests = Catalogue::built_in().tests(&Policy::with_site_settings(&text).unwrap());
             tests.into_iter().find(|test| test.id.as_str() == "dcgm").map(|test| (test.limit, test.usual)).unwrap()
         };
         for level in Level::ALL {

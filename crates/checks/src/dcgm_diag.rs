@@ -9,15 +9,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use doctor_core::{
-    observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation, ProbeFailure},
+    observation::{Entity, EntityKind, Event, FailureKind, Metric, Observation, ObservationBuilder, ProbeFailure},
     reason::ReasonCode,
 };
 use serde_json::Value;
 
 use crate::{
-    dcgm_order::canonical,
+    dcgm_params::canonical_test_name,
     gpu::Gpu,
-    measurements::{MAX_MEASUREMENTS_BYTES, ended_badly},
+    measurements::{MAX_MEASUREMENTS_BYTES, exit_failure},
     probe::ProbeOutput,
     tables::{self, DcgmSeverity},
 };
@@ -27,15 +27,15 @@ pub const RULES: &str = include_str!("tables/dcgm_rules.toml");
 
 /// The expected results of a diagnostic, to detect missing ones. Tests are given by [`canonical`] name.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Scope<'a> {
+pub struct ExpectedResults<'a> {
     /// Tests that must have a result.
-    pub promised: &'a [&'a str],
+    pub expected_tests: &'a [&'a str],
     /// Tests that may be missing.
-    pub excused: &'a [String],
+    pub allowed_skips: &'a [String],
 }
 
 /// Interprets a diagnostic. `gpus` are the machine's GPUs, which map DCGM's indices (the same as NVML's) to bus ids.
-pub fn interpret(output: Option<&ProbeOutput>, gpus: &[Gpu], scope: Scope<'_>) -> Observation {
+pub fn interpret(output: Option<&ProbeOutput>, gpus: &[Gpu], scope: ExpectedResults<'_>) -> Observation {
     let (text, exit, stderr) = match output {
         Some(ProbeOutput::Ran { exit, stdout, stderr }) => (stdout, *exit, stderr.as_str()),
         Some(ProbeOutput::Text(text)) => (text, Some(0), ""),
@@ -45,20 +45,20 @@ pub fn interpret(output: Option<&ProbeOutput>, gpus: &[Gpu], scope: Scope<'_>) -
     if text.len() > MAX_MEASUREMENTS_BYTES {
         return could_not(FailureKind::TooLong, "the output of dcgmi exceeds the output limit");
     }
-    let Some(document) = document(text) else { return without_document(text, exit, stderr) };
-    let mut reading = Reading {
+    let Some(document) = find_diagnostic(text) else { return no_diagnostic(text, exit, stderr) };
+    let mut reading = DiagnosticReader {
         gpus,
-        look: Look::default(),
+        look: ObservationBuilder::default(),
         tally: Tally::default(),
         events: BTreeMap::new(),
-        ran: BTreeSet::new(),
-        parts: BTreeSet::new(),
+        tests_run: BTreeSet::new(),
+        tested_entities: BTreeSet::new(),
         skipped: BTreeMap::new(),
     };
     reading.walk(&document, 0);
-    reading.miss(scope);
-    reading.doubt(exit, stderr);
-    reading.conclude()
+    reading.report_missing(scope);
+    reading.check_exit_code(exit, stderr);
+    reading.into_observation()
 }
 
 fn could_not(kind: FailureKind, text: impl Into<String>) -> Observation {
@@ -67,7 +67,7 @@ fn could_not(kind: FailureKind, text: impl Into<String>) -> Observation {
 
 /// Returns the first JSON object that holds a diagnostic; other text may precede and follow it. Returns `None` if an
 /// object is truncated: a complete object inside it is only part of the diagnostic and must not be taken for all of it.
-fn document(text: &str) -> Option<Value> {
+fn find_diagnostic(text: &str) -> Option<Value> {
     const ROOTS: [&str; 4] = ["DCGM Diagnostic", "DCGM GPU Diagnostic", CATEGORIES, RUNTIME_ERROR];
     // Limits the attempts: real output never has so many braces before the diagnostic, and hostile text could cause
     // quadratic work.
@@ -84,11 +84,11 @@ fn document(text: &str) -> Option<Value> {
 const CATEGORIES: &str = "test_categories";
 const RUNTIME_ERROR: &str = "runtime_error";
 
-fn without_document(text: &str, exit: Option<i32>, stderr: &str) -> Observation {
+fn no_diagnostic(text: &str, exit: Option<i32>, stderr: &str) -> Observation {
     if exit != Some(0) {
         // `Error: unable to establish a connection to the specified host` appears on either stream.
         let said = if stderr.trim().is_empty() { text } else { stderr };
-        return Observation::CouldNot(ended_badly(exit, said));
+        return Observation::CouldNot(exit_failure(exit, said));
     }
     if text.trim().is_empty() {
         return could_not(FailureKind::Empty, "dcgmi printed nothing");
@@ -105,20 +105,20 @@ struct Tally {
     skipped: u32,
 }
 
-struct Reading<'a> {
+struct DiagnosticReader<'a> {
     gpus: &'a [Gpu],
-    look: Look,
+    look: ObservationBuilder,
     tally: Tally,
     events: BTreeMap<(ReasonCode, Entity), Vec<String>>,
     /// Tests with a pass, warning or failure.
-    ran: BTreeSet<String>,
+    tests_run: BTreeSet<String>,
     /// Entities with such a result.
-    parts: BTreeSet<Entity>,
+    tested_entities: BTreeSet<Entity>,
     /// Skipped tests, with the entities and, if given, the reason.
     skipped: BTreeMap<String, (BTreeSet<Entity>, Option<String>)>,
 }
 
-impl Reading<'_> {
+impl DiagnosticReader<'_> {
     /// Finds the lists of tests wherever this version puts them: below the root, or in each of several iterations.
     fn walk(&mut self, value: &Value, depth: u32) {
         let fields: Vec<(&str, &Value)> = match value {
@@ -132,7 +132,7 @@ impl Reading<'_> {
                     let tests = list(value).iter().flat_map(|category| list(&category["tests"]));
                     tests.for_each(|test| self.test(test));
                 }
-                RUNTIME_ERROR => self.look.could_not(ProbeFailure::new(FailureKind::Failed, words(value))),
+                RUNTIME_ERROR => self.look.unreadable(ProbeFailure::new(FailureKind::Failed, value_text(value))),
                 _ if depth < 6 => self.walk(value, depth + 1),
                 _ => {}
             }
@@ -151,52 +151,56 @@ impl Reading<'_> {
         if results.is_empty() && summary.get("status").is_some() || failed(summary) && !results.iter().any(failed) {
             self.result(name, summary);
         } else if results.is_empty() {
-            self.look.could_not(ProbeFailure::new(FailureKind::Empty, format!("{name} returned no result")));
+            self.look.unreadable(ProbeFailure::new(FailureKind::Empty, format!("{name} returned no result")));
         }
     }
 
     fn result(&mut self, name: &str, result: &Value) {
         if matches!(status(result), Some(Status::Pass | Status::Warn | Status::Fail)) {
-            self.ran.insert(canonical(name));
-            self.parts.extend(self.entities(result));
+            self.tests_run.insert(canonical_test_name(name));
+            self.tested_entities.extend(self.entities(result));
         }
         match status(result) {
             Some(Status::Pass) => self.tally.passed += 1,
             Some(Status::Skip) => {
                 self.tally.skipped += 1;
                 let entities = self.entities(result);
-                let (parts, why) = self.skipped.entry(canonical(name)).or_default();
+                let (parts, why) = self.skipped.entry(canonical_test_name(name)).or_default();
                 parts.extend(entities);
                 *why = why.take().or_else(|| warnings(result).into_iter().map(|warning| warning.text).next());
             }
             Some(Status::NotRun) => {
-                self.look.could_not(ProbeFailure::new(FailureKind::Failed, format!("{name} did not run")));
+                self.look.unreadable(ProbeFailure::new(FailureKind::Failed, format!("{name} did not run")));
             }
             Some(Status::Warn) => {
                 self.tally.warned += 1;
                 let said = warnings(result).into_iter().map(|warning| warning.text).collect::<Vec<_>>().join("; ");
-                self.tell(&ReasonCode::fixed("dcgm-warned"), result, &format!("{name} warned: {said}"));
+                self.add_event(&ReasonCode::fixed("dcgm-warned"), result, &format!("{name} warned: {said}"));
             }
             Some(Status::Fail) => {
                 self.tally.failed += 1;
                 let warnings = warnings(result);
                 if warnings.is_empty() {
-                    self.tell(&ReasonCode::fixed("dcgm-unrated"), result, &format!("{name} failed without a reason"));
+                    self.add_event(
+                        &ReasonCode::fixed("dcgm-unrated"),
+                        result,
+                        &format!("{name} failed without a reason"),
+                    );
                 }
                 for warning in warnings {
                     let code = warning.code();
-                    self.tell(&code, result, &format!("{name} failed: {}", warning.describe()));
+                    self.add_event(&code, result, &format!("{name} failed: {}", warning.describe()));
                 }
             }
             None => {
-                let said = words(&result["status"]);
+                let said = value_text(&result["status"]);
                 let text = format!("{name} has status `{said}`; expected Pass, Fail, Warn, Skip or Not Run");
-                self.look.could_not(ProbeFailure::new(FailureKind::Unparseable, text));
+                self.look.unreadable(ProbeFailure::new(FailureKind::Unparseable, text));
             }
         }
     }
 
-    fn tell(&mut self, code: &ReasonCode, result: &Value, text: &str) {
+    fn add_event(&mut self, code: &ReasonCode, result: &Value, text: &str) {
         let text: String = text.chars().take(400).collect();
         for entity in self.entities(result) {
             let texts = self.events.entry((code.clone(), entity)).or_default();
@@ -230,38 +234,39 @@ impl Reading<'_> {
     }
 
     /// Reports expected results that are missing: they have not passed.
-    fn miss(&mut self, scope: Scope<'_>) {
-        let excused = |name: &str| scope.excused.iter().any(|other| other == name);
+    fn report_missing(&mut self, scope: ExpectedResults<'_>) {
+        let excused = |name: &str| scope.allowed_skips.iter().any(|other| other == name);
         for (name, (parts, why)) in self.skipped.iter().filter(|(name, _)| !excused(name)) {
             let parts = parts.iter().map(Entity::to_string).collect::<Vec<_>>().join(", ");
             let why = why.as_ref().map_or_else(String::new, |why| format!(": {why}"));
             let text = format!("DCGM skipped {name} on {parts}{why}");
-            self.look.could_not(ProbeFailure::new(FailureKind::Empty, text));
+            self.look.unreadable(ProbeFailure::new(FailureKind::Empty, text));
         }
-        let has_result = |name: &str| self.ran.contains(name) || self.skipped.contains_key(name);
+        let has_result = |name: &str| self.tests_run.contains(name) || self.skipped.contains_key(name);
         // A diagnostic without any result is reported once, by `conclude`.
-        let is_about_something = !self.ran.is_empty() || !self.skipped.is_empty();
-        for name in scope.promised.iter().filter(|name| is_about_something && !has_result(name) && !excused(name)) {
+        let is_about_something = !self.tests_run.is_empty() || !self.skipped.is_empty();
+        for name in scope.expected_tests.iter().filter(|name| is_about_something && !has_result(name) && !excused(name))
+        {
             let text = format!("{name} is part of this level and has no result");
-            self.look.could_not(ProbeFailure::new(FailureKind::Empty, text));
+            self.look.unreadable(ProbeFailure::new(FailureKind::Empty, text));
         }
         // Up to 3.3, the tests of libraries and settings name no GPU.
-        let names_gpus = self.parts.iter().any(|part| part.kind == EntityKind::Gpu);
-        for gpu in self.gpus.iter().map(Gpu::entity).filter(|gpu| names_gpus && !self.parts.contains(gpu)) {
+        let names_gpus = self.tested_entities.iter().any(|part| part.kind == EntityKind::Gpu);
+        for gpu in self.gpus.iter().map(Gpu::entity).filter(|gpu| names_gpus && !self.tested_entities.contains(gpu)) {
             let text = format!("{gpu} has no result; other GPUs have");
-            self.look.could_not(ProbeFailure::new(FailureKind::Empty, text));
+            self.look.unreadable(ProbeFailure::new(FailureKind::Empty, text));
         }
     }
 
     /// Reports a non-zero exit code without a failed result: the diagnostic did not finish.
-    fn doubt(&mut self, exit: Option<i32>, stderr: &str) {
+    fn check_exit_code(&mut self, exit: Option<i32>, stderr: &str) {
         if exit != Some(0) && self.tally.failed == 0 {
-            let ProbeFailure { kind, text } = ended_badly(exit, stderr);
-            self.look.could_not(ProbeFailure::new(kind, format!("no test failed, but {text}")));
+            let ProbeFailure { kind, text } = exit_failure(exit, stderr);
+            self.look.unreadable(ProbeFailure::new(kind, format!("no test failed, but {text}")));
         }
     }
 
-    fn conclude(mut self) -> Observation {
+    fn into_observation(mut self) -> Observation {
         let Tally { passed, failed, warned, skipped } = self.tally;
         for ((code, entity), texts) in self.events {
             self.look.event(Event { code, entity, at: None, text: texts.join("; "), key: None });
@@ -276,7 +281,7 @@ impl Reading<'_> {
             0 => "the diagnostic has no result".to_owned(),
             count => format!("all {count} tests were skipped"),
         };
-        self.look.or(could_not(FailureKind::Empty, text))
+        self.look.build_or(could_not(FailureKind::Empty, text))
     }
 }
 
@@ -314,8 +319,8 @@ impl Warning {
         let row = self.id.filter(|id| *id != 0).and_then(tables::dcgm_error);
         let own = self.severity.and_then(DcgmSeverity::from_number);
         match (row, own) {
-            (Some(row), None | Some(DcgmSeverity::None | DcgmSeverity::Unknown)) => by_number(row.n),
-            (Some(row), Some(own)) if own == row.dcgm => by_number(row.n),
+            (Some(row), None | Some(DcgmSeverity::None | DcgmSeverity::Unknown)) => code_of_error(row.n),
+            (Some(row), Some(own)) if own == row.dcgm => code_of_error(row.n),
             (_, Some(own)) => ReasonCode::fixed(match own {
                 DcgmSeverity::Monitor => "dcgm-monitor",
                 DcgmSeverity::Isolate => "dcgm-isolate",
@@ -337,7 +342,7 @@ impl Warning {
     }
 }
 
-fn by_number(n: u32) -> ReasonCode {
+fn code_of_error(n: u32) -> ReasonCode {
     ReasonCode::new(&format!("dcgm-{n}")).unwrap_or(ReasonCode::fixed("dcgm-unrated"))
 }
 
@@ -346,7 +351,7 @@ fn warnings(result: &Value) -> Vec<Warning> {
     let warning = |value: &Value| {
         let text = ["warning", "warnings"].iter().find_map(|key| value.get(key)).unwrap_or(value);
         Warning {
-            text: words(text),
+            text: value_text(text),
             id: value["error_id"].as_u64().and_then(|id| u32::try_from(id).ok()),
             severity: value["error_severity"].as_u64(),
         }
@@ -362,7 +367,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-fn words(value: &Value) -> String {
+fn value_text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned).chars().take(300).collect()
 }
 
@@ -370,8 +375,8 @@ fn words(value: &Value) -> String {
 mod tests {
     use super::*;
     use crate::{
+        classify_fixture::classify_outputs,
         gpu::tests::answer,
-        judged::judged,
         spec::{Check, Spec},
     };
     use proptest::prelude::*;
@@ -383,7 +388,7 @@ mod tests {
         probes: |_| Vec::new(),
         interpret: |_, outputs| {
             let excused = ["eud".to_owned()];
-            interpret(outputs.first(), &gpus(), Scope { promised: &[], excused: &excused })
+            interpret(outputs.first(), &gpus(), ExpectedResults { expected_tests: &[], allowed_skips: &excused })
         },
     };
 
@@ -393,7 +398,10 @@ mod tests {
     }
 
     fn ran(exit: i32, stdout: &str) -> Vec<String> {
-        judged(&CHECK, &[ProbeOutput::Ran { exit: Some(exit), stdout: stdout.to_owned(), stderr: String::new() }])
+        classify_outputs(
+            &CHECK,
+            &[ProbeOutput::Ran { exit: Some(exit), stdout: stdout.to_owned(), stderr: String::new() }],
+        )
     }
 
     #[test]
@@ -439,10 +447,10 @@ mod tests {
         let refused = "Error: unable to establish a connection to the specified host: localhost";
         assert_eq!(ran(1, refused), ["inconclusive failed"]);
         let killed = ProbeOutput::Ran { exit: None, stdout: String::new(), stderr: String::new() };
-        assert_eq!(judged(&CHECK, &[killed]), ["inconclusive killed"]);
+        assert_eq!(classify_outputs(&CHECK, &[killed]), ["inconclusive killed"]);
         let late = ProbeOutput::Failed(ProbeFailure::new(FailureKind::TimedOut, "dcgmi"));
-        assert_eq!(judged(&CHECK, &[late]), ["inconclusive timed-out"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[late]), ["inconclusive timed-out"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     #[test]
@@ -501,7 +509,7 @@ mod tests {
             assert_eq!(ran(exit, healthy), ["inconclusive failed"], "exit code {exit}");
         }
         let killed = ProbeOutput::Ran { exit: None, stdout: healthy.to_owned(), stderr: String::new() };
-        assert_eq!(judged(&CHECK, &[killed]), ["inconclusive killed"]);
+        assert_eq!(classify_outputs(&CHECK, &[killed]), ["inconclusive killed"]);
     }
 
     #[test]
@@ -525,7 +533,11 @@ mod tests {
         let output = ProbeOutput::Ran { exit: Some(0), stdout: text.to_owned(), stderr: String::new() };
         let unread = |promised: &[&str], excused: &[&str]| {
             let excused: Vec<String> = excused.iter().map(|&name| name.to_owned()).collect();
-            match interpret(Some(&output), &gpus(), Scope { promised, excused: &excused }) {
+            match interpret(
+                Some(&output),
+                &gpus(),
+                ExpectedResults { expected_tests: promised, allowed_skips: &excused },
+            ) {
                 Observation::Measured { unread, .. } => {
                     unread.into_iter().map(|failure| failure.text).collect::<Vec<_>>()
                 }
@@ -545,7 +557,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in "([{}\\[\\]\",:]|DCGM Diagnostic|test_categories|tests|status|Fail|.){0,120}") {
-            interpret(Some(&ProbeOutput::Text(text)), &[], Scope::default());
+            interpret(Some(&ProbeOutput::Text(text)), &[], ExpectedResults::default());
         }
     }
 }

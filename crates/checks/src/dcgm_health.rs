@@ -29,17 +29,17 @@ use std::collections::BTreeMap;
 
 use doctor_core::{
     finding::Severity,
-    observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation, ProbeFailure},
+    observation::{Entity, EntityKind, Event, FailureKind, ObservationBuilder, Metric, Observation, ProbeFailure},
     reason::ReasonCode,
     time::Span,
 };
 
 use crate::{
-    dcgm_watch::{Answer, Incident, Watch},
-    files::text,
+    dcgm_health_report::{WatchedHealth, Incident, HealthReport},
+    files::file_text,
     gpu::not_applicable,
     probe::{Probe, ProbeOutput},
-    settings::word,
+    check_params::string,
     spec::{Check, Params, Spec, page_of},
     tables,
 };
@@ -77,7 +77,7 @@ const KIND_SWITCH: u32 = 3;
 const IMEX_UNHEALTHY: u32 = 122;
 
 fn address(params: &Params) -> Result<String, Observation> {
-    Ok(word(params, "address", "address = \"127.0.0.1:5555\"")?.unwrap_or_else(|| ADDRESS.to_owned()))
+    Ok(string(params, "address", "address = \"127.0.0.1:5555\"")?.unwrap_or_else(|| ADDRESS.to_owned()))
 }
 
 fn probes(params: &Params) -> Vec<Probe> {
@@ -91,13 +91,13 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let could_not = |kind, text: String| Observation::CouldNot(ProbeFailure::new(kind, text));
     let address = address(params)?;
-    let said = text(outputs.first()).map_err(|failure| match failure.kind {
+    let said = file_text(outputs.first()).map_err(|failure| match failure.kind {
         FailureKind::Missing => not_applicable("no-dcgm", "DCGM is not installed"),
         _ => Observation::CouldNot(failure),
     })?;
-    let answer = match Watch::parse(said) {
-        Ok(Watch::Asked(answer)) => answer,
-        Ok(Watch::NoEngine) => {
+    let answer = match HealthReport::parse(said) {
+        Ok(HealthReport::Watched(answer)) => answer,
+        Ok(HealthReport::NoEngine) => {
             let text = format!("DCGM is installed, but no host engine listens at {address}");
             return Err(not_applicable("dcgm-not-running", text));
         }
@@ -110,11 +110,11 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     if answer.gpus.is_empty() && answer.incidents.is_empty() {
         return Err(could_not(FailureKind::Empty, "the DCGM host engine watches no GPU".to_owned()));
     }
-    Ok(told(&answer))
+    Ok(to_observation(&answer))
 }
 
-fn told(answer: &Answer) -> Observation {
-    let mut look = Look::default();
+fn to_observation(answer: &WatchedHealth) -> Observation {
+    let mut look = ObservationBuilder::default();
     let mut events: BTreeMap<(&'static str, Entity), Vec<String>> = BTreeMap::new();
     for incident in &answer.incidents {
         let texts = events.entry((code(incident), entity(incident, &answer.gpus))).or_default();
@@ -127,13 +127,13 @@ fn told(answer: &Answer) -> Observation {
     for ((code, entity), texts) in events {
         look.event(Event { code: ReasonCode::fixed(code), entity, at: None, text: texts.join("; "), key: None });
     }
-    if answer.cut {
+    if answer.truncated {
         let text = "DCGM has more incidents than one report contains";
-        look.could_not(ProbeFailure::new(FailureKind::TooLong, text));
+        look.unreadable(ProbeFailure::new(FailureKind::TooLong, text));
     }
     look.metric(Metric::count("dcgm_gpus_watched", Entity::node(), answer.gpus.len() as f64));
     look.metric(Metric::count("dcgm_incidents", Entity::node(), answer.incidents.len() as f64));
-    look.or(Observation::measured(Vec::new(), Vec::new()))
+    look.build_or(Observation::measured(Vec::new(), Vec::new()))
 }
 
 /// Returns the event code of an incident: the table's severity of its error, but a warning if the watch itself only
@@ -174,13 +174,13 @@ fn describe(incident: &Incident) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::judged::judged;
+    use crate::classify_fixture::classify_outputs;
     use proptest::prelude::*;
 
     // Made by hand, worded like DCGM 4.
     fn look(lines: &str) -> Vec<String> {
         let text = format!("watched 0x1d3\ngpu 0 0000:18:00.0\ngpu 1 0000:28:00.0\n{lines}");
-        judged(&CHECK, &[ProbeOutput::Text(text)])
+        classify_outputs(&CHECK, &[ProbeOutput::Text(text)])
     }
 
     #[test]
@@ -214,10 +214,10 @@ mod tests {
 
     #[test]
     fn an_engine_that_is_not_there_or_has_not_looked_is_not_health() {
-        let failed = |kind| judged(&CHECK, &[ProbeOutput::Failed(ProbeFailure::new(kind, "libdcgm"))]);
+        let failed = |kind| classify_outputs(&CHECK, &[ProbeOutput::Failed(ProbeFailure::new(kind, "libdcgm"))]);
         assert_eq!(failed(FailureKind::Missing), ["not-applicable no-dcgm"]);
         assert_eq!(failed(FailureKind::TimedOut), ["inconclusive timed-out"]);
-        let said = |text: &str| judged(&CHECK, &[ProbeOutput::Text(text.to_owned())]);
+        let said = |text: &str| classify_outputs(&CHECK, &[ProbeOutput::Text(text.to_owned())]);
         assert_eq!(said("engine none\n"), ["not-applicable dcgm-not-running"]);
         assert_eq!(said("watched 0x0\ngpu 0 0000:18:00.0\n"), ["inconclusive empty"]);
         assert_eq!(said("watched 0x1d3\n"), ["inconclusive empty"]);

@@ -10,15 +10,15 @@ use toml::de::{DeTable, DeValue, Error, ValueDeserializer};
 use crate::spec::Check;
 
 /// Returns every rule of the check.
-pub(crate) fn all(check: &Check) -> Result<Vec<Rule>, Error> {
-    read(check.rules, |_| true)
+pub(crate) fn all_rules(check: &Check) -> Result<Vec<Rule>, Error> {
+    parse_rules(check.rules, |_| true)
 }
 
 /// Returns the rules about metrics, and those that can match these events.
-pub(crate) fn about(check: &Check, events: &[Event]) -> Result<Vec<Rule>, Error> {
+pub(crate) fn rules_for_events(check: &Check, events: &[Event]) -> Result<Vec<Rule>, Error> {
     // The first rule about events is always kept: it shows that the check's events have rules even if none occurred.
     let mut any = false;
-    read(check.rules, |code| {
+    parse_rules(check.rules, |code| {
         code.is_none_or(|code| {
             !std::mem::replace(&mut any, true) || events.iter().any(|event| event.code.as_str() == code)
         })
@@ -26,7 +26,7 @@ pub(crate) fn about(check: &Check, events: &[Event]) -> Result<Vec<Rule>, Error>
 }
 
 /// Parses the rules for which `wanted` returns true, given the rule's event code.
-fn read(text: &str, mut wanted: impl FnMut(Option<&str>) -> bool) -> Result<Vec<Rule>, Error> {
+fn parse_rules(text: &str, mut wanted: impl FnMut(Option<&str>) -> bool) -> Result<Vec<Rule>, Error> {
     let Some(rules) = DeTable::parse(text)?.into_inner().remove("rules") else { return Ok(Vec::new()) };
     let DeValue::Array(rules) = rules.into_inner() else { return Err(Error::custom("`rules` is not a list")) };
     let mut read = Vec::new();
@@ -47,10 +47,10 @@ mod tests {
     #[test]
     fn of_rules_about_events_only_those_are_read_that_can_say_something() {
         let check = crate::CHECKS.iter().find(|check| check.spec.id == "gpu-xid").unwrap();
-        let all = all(check).unwrap();
+        let all = all_rules(check).unwrap();
         let event = Event::seen("xid-79", Entity::node(), "fell off the bus");
         for events in [vec![], vec![event]] {
-            let read = about(check, &events).unwrap();
+            let read = rules_for_events(check, &events).unwrap();
             assert!(!read.is_empty() && read.len() < all.len() / 10, "{} of {}", read.len(), all.len());
             let says = |rule: &&Rule| matches!(&rule.when, When::Event(code) if events.iter().any(|event| event.code == *code));
             let wanted: Vec<&Rule> = all.iter().filter(says).collect();
@@ -66,12 +66,12 @@ mod tests {
         }
         for check in crate::CHECKS {
             let written: Written = toml::from_str(check.rules).unwrap();
-            assert_eq!(all(check).unwrap(), written.rules, "{}", check.spec.id);
+            assert_eq!(all_rules(check).unwrap(), written.rules, "{}", check.spec.id);
         }
         let with = |rules| Check { rules, ..crate::CHECKS[0] };
-        assert_eq!(all(&with("")).unwrap(), []);
+        assert_eq!(all_rules(&with("")).unwrap(), []);
         for bad in ["rules = 1", "rules = [1]", "rules = [{ id = \"a\" }]", "rules = ["] {
-            assert!(all(&with(bad)).is_err(), "{bad}");
+            assert!(all_rules(&with(bad)).is_err(), "{bad}");
         }
     }
 }

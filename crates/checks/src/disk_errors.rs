@@ -12,12 +12,12 @@
 //! `nvme-state` and `nvme-health` cover NVMe disks. Not applicable where there is no SCSI or SATA disk.
 
 use doctor_core::{
-    observation::{Entity, EntityKind, Look, Metric, Observation, Unit},
+    observation::{Entity, EntityKind, ObservationBuilder, Metric, Observation, Unit},
     time::Span,
 };
 
 use crate::{
-    files::{parts, samples, unreadable},
+    files::{match_pattern_exact, sampled_series, unexpected_content},
     gpu::not_applicable,
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
@@ -35,32 +35,32 @@ rules = [
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("disk_errors.rs")), rules: RULES, probes, interpret };
 
-const FAILED: &str = "/sys/block/*/device/ioerr_cnt";
+const ERROR_COUNTER: &str = "/sys/block/*/device/ioerr_cnt";
 
 fn probes(_: &Params) -> Vec<Probe> {
-    vec![Probe::Sampled { pattern: FAILED.to_owned(), keep: Span::hours(1) }]
+    vec![Probe::Sampled { pattern: ERROR_COUNTER.to_owned(), keep: Span::hours(1) }]
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let all = match samples(outputs.first()) {
+    let all = match sampled_series(outputs.first()) {
         Ok(all) => all,
         Err(instead) => return instead,
     };
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     for series in &all {
-        let Some([disk]) = parts(FAILED, series.path) else { continue };
-        match (series.growth_of(Span::hours(1), hexadecimal), series.reading()) {
+        let Some([disk]) = match_pattern_exact(ERROR_COUNTER, series.path) else { continue };
+        match (series.growth_by(Span::hours(1), hexadecimal), series.current()) {
             (Some(growth), _) => {
                 let entity = Entity::new(EntityKind::Disk, disk);
-                look.metric(Metric::new("failed_commands", entity, growth.in_an_hour(), Unit::PerHour));
+                look.metric(Metric::new("failed_commands", entity, growth.in_last_hour(), Unit::PerHour));
             }
-            (None, Ok(Some(text))) => look.could_not(unreadable(series.path, text)),
-            (None, Err(failure)) => look.could_not(failure),
+            (None, Ok(Some(text))) => look.unreadable(unexpected_content(series.path, text)),
+            (None, Err(failure)) => look.unreadable(failure),
             // The disk was removed.
             (None, Ok(None)) => {}
         }
     }
-    look.or(not_applicable("no-disk", "no SCSI or SATA disk on this node"))
+    look.build_or(not_applicable("no-disk", "no SCSI or SATA disk on this node"))
 }
 
 /// Parses the kernel's format, such as `0x1f`.
@@ -71,12 +71,12 @@ fn hexadecimal(text: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::looks, judged::judged};
+    use crate::{files::tests::looks, classify_fixture::classify_outputs};
     use proptest::prelude::*;
 
     fn look(counts: &[&str]) -> Vec<String> {
         let each: Vec<_> = counts.iter().map(|count| [("/sys/block/sda/device/ioerr_cnt", *count)]).collect();
-        judged(&CHECK, &[looks(&each.iter().map(|one| &one[..]).collect::<Vec<_>>())])
+        classify_outputs(&CHECK, &[looks(&each.iter().map(|one| &one[..]).collect::<Vec<_>>())])
     }
 
     // Made by hand.
@@ -86,7 +86,7 @@ mod tests {
         assert_eq!(look(&["0x2\n", "0xf\n"]), ["fail disk-errors monitor disk:sda"]);
         assert_eq!(look(&["0xff\n", "0xff\n"]), ["pass within-limits"]);
         assert_eq!(look(&["17\n"]), ["inconclusive unparseable"]);
-        assert_eq!(judged(&CHECK, &[looks(&[&[]])]), ["not-applicable no-disk"]);
+        assert_eq!(classify_outputs(&CHECK, &[looks(&[&[]])]), ["not-applicable no-disk"]);
     }
 
     proptest! {

@@ -19,7 +19,7 @@
 //! Parameters: `mounts`, a list of paths, by default `["/"]`.
 
 use doctor_core::{
-    observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation, ProbeFailure, Unit},
+    observation::{Entity, EntityKind, Event, FailureKind, ObservationBuilder, Metric, Observation, ProbeFailure, Unit},
     time::Span,
 };
 
@@ -39,7 +39,7 @@ const SPEC: Spec = Spec {
     usual: Span::from_secs(1),
     usual_by: None,
     shares: &[],
-    loads: None,
+    shared_param: None,
     opt_in: false,
 };
 
@@ -119,7 +119,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
             format!("{wanted} mounts and {answers} answers; write `mounts` as a list, such as [\"/\", \"/data\"]");
         return could_not(FailureKind::Empty, text);
     }
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     for (path, output) in wanted.iter().zip(spaces) {
         let entity = Entity::new(EntityKind::Mount, path.clone());
         let is_there = mounted.iter().any(|point| point == path);
@@ -127,10 +127,10 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
             ProbeOutput::StatFs(space) if is_there => {
                 percentages(&entity, space).into_iter().for_each(|metric| look.metric(metric));
             }
-            ProbeOutput::Failed(failure) if is_there && hangs(failure.kind) => {
+            ProbeOutput::Failed(failure) if is_there && is_hung(failure.kind) => {
                 look.event(Event::seen("mount-hangs", entity, failure.text.clone()));
             }
-            ProbeOutput::Failed(failure) if is_there => look.could_not(failure.clone()),
+            ProbeOutput::Failed(failure) if is_there => look.unreadable(failure.clone()),
             ProbeOutput::StatFs(_) | ProbeOutput::Failed(_) => {
                 let text = format!("no file system is mounted at {path}");
                 look.event(Event::seen("mount-missing", entity, text));
@@ -140,10 +140,10 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
             }
         }
     }
-    look.or(Observation::measured(Vec::new(), Vec::new()))
+    look.build_or(Observation::measured(Vec::new(), Vec::new()))
 }
 
-const fn hangs(kind: FailureKind) -> bool {
+const fn is_hung(kind: FailureKind) -> bool {
     matches!(kind, FailureKind::TimedOut | FailureKind::Abandoned)
 }
 

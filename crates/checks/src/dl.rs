@@ -42,7 +42,7 @@ use doctor_core::{observation::Observation, time::Span};
 use crate::{
     measurements::interpret_measurements,
     probe::{Probe, ProbeOutput},
-    settings::{number, refused, word},
+    check_params::{number, invalid_param, string},
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -99,33 +99,33 @@ const RULES: &str = rules![
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("dl.rs")), rules: RULES, probes, interpret };
 
-const HEAT: Span = Span::from_secs(20);
+const DEFAULT_LOAD_TIME: Span = Span::from_secs(20);
 
 /// Time besides the load: opening eight GPUs without persistence mode takes the longest.
 const TIMEOUT: Span = Span::minutes(5);
 
-struct Order {
+struct DlParams {
     heat: Span,
     inject: Option<String>,
     trials: u64,
 }
 
-fn order(params: &Params) -> Result<Order, Observation> {
+fn test_params(params: &Params) -> Result<DlParams, Observation> {
     let example = "heat = \"20s\"";
-    let heat = match word(params, "heat", example)? {
-        Some(text) => text.parse().map_err(|_| refused("heat", example))?,
-        None => HEAT,
+    let heat = match string(params, "heat", example)? {
+        Some(text) => text.parse().map_err(|_| invalid_param("heat", example))?,
+        None => DEFAULT_LOAD_TIME,
     };
     let trials = match number(params, "trials", "trials = 10000")? {
         Some(count) if count >= 0.0 && count.fract() == 0.0 && count <= 1e7 => count as u64,
-        Some(_) => return Err(refused("trials", "trials = 10000")),
+        Some(_) => return Err(invalid_param("trials", "trials = 10000")),
         None => 0,
     };
-    Ok(Order { heat, inject: word(params, "inject", "inject = \"bit-flip\"")?, trials })
+    Ok(DlParams { heat, inject: string(params, "inject", "inject = \"bit-flip\"")?, trials })
 }
 
 fn probes(params: &Params) -> Vec<Probe> {
-    let Ok(Order { heat, inject, trials }) = order(params) else { return Vec::new() };
+    let Ok(DlParams { heat, inject, trials }) = test_params(params) else { return Vec::new() };
     let mut args = vec![format!("--heat={heat}")];
     args.extend(inject.map(|kind| format!("--inject={kind}")));
     if trials > 0 {
@@ -135,7 +135,7 @@ fn probes(params: &Params) -> Vec<Probe> {
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
-    match order(params) {
+    match test_params(params) {
         Err(instead) => instead,
         Ok(_) => interpret_measurements(params, outputs),
     }
@@ -144,7 +144,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::judged::judged;
+    use crate::classify_fixture::classify_outputs;
     use doctor_core::observation::{FailureKind, ProbeFailure};
 
     fn measured(metrics: &str, events: &str) -> ProbeOutput {
@@ -158,26 +158,26 @@ mod tests {
 
     #[test]
     fn a_gpu_that_gave_right_answers_passes_without_a_profile() {
-        assert_eq!(judged(&CHECK, &[measured(TESTED, "")]), ["pass within-limits"]);
+        assert_eq!(classify_outputs(&CHECK, &[measured(TESTED, "")]), ["pass within-limits"]);
     }
 
     #[test]
     fn a_rate_that_no_gpu_has_is_slow_without_a_profile() {
         let slow = r#",{"name":"gemm_bf16_flop_per_s","entity":"gpu:0000:1b:00.0","value":3e12,"unit":"flop/s"}"#;
-        let said = judged(&CHECK, &[measured(&format!("{TESTED}{slow}"), "")]);
+        let said = classify_outputs(&CHECK, &[measured(&format!("{TESTED}{slow}"), "")]);
         assert_eq!(said, ["fail gpu-slow monitor gpu:0000:1b:00.0"]);
     }
 
     #[test]
     fn one_wrong_number_takes_the_node_out() {
         let event = r#"{"code":"product-wrong","entity":"gpu:0000:1b:00.0","at":null,"text":"bf16: row 3, column 5"}"#;
-        assert_eq!(judged(&CHECK, &[measured(TESTED, event)]), ["fail product-wrong isolate gpu:0000:1b:00.0"]);
+        assert_eq!(classify_outputs(&CHECK, &[measured(TESTED, event)]), ["fail product-wrong isolate gpu:0000:1b:00.0"]);
     }
 
     #[test]
     fn without_a_driver_nothing_is_known() {
         let missing = ProbeFailure::new(FailureKind::Missing, "libcuda.so.1 cannot be loaded");
-        assert_eq!(judged(&CHECK, &[ProbeOutput::Failed(missing)]), ["inconclusive missing"]);
+        assert_eq!(classify_outputs(&CHECK, &[ProbeOutput::Failed(missing)]), ["inconclusive missing"]);
     }
 
     #[test]

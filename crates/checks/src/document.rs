@@ -67,7 +67,7 @@ pub struct Measurements {
 pub struct RunKey([u8; 32]);
 
 /// Domain separation: keys derived here from tokens differ from anything else derived from the same tokens.
-const OF_TOKEN: [u8; 32] = *b"doctor-report: key from a token ";
+const TOKEN_KEY_DOMAIN: [u8; 32] = *b"doctor-report: key from a token ";
 
 impl RunKey {
     pub const fn new(bytes: [u8; 32]) -> Self {
@@ -76,8 +76,8 @@ impl RunKey {
 
     /// Derives the key of an agent that authenticates with a token of its cluster. Reports thus have one format for
     /// both kinds of credentials, and recognising a token does not require storing it.
-    pub fn of_token(token: &str) -> Self {
-        Self(Self(OF_TOKEN).mac(token.as_bytes()).finalize().into_bytes().into())
+    pub fn from_token(token: &str) -> Self {
+        Self(Self(TOKEN_KEY_DOMAIN).mac(token.as_bytes()).finalize().into_bytes().into())
     }
 
     pub fn to_hex(&self) -> String {
@@ -85,7 +85,7 @@ impl RunKey {
     }
 
     /// Returns the shared secret of the nodes of a multi-node run. The key cannot be derived from it.
-    pub fn rendezvous(&self) -> String {
+    pub fn rendezvous_secret(&self) -> String {
         Self(self.mac(b"rendezvous").finalize().into_bytes().into()).to_hex()
     }
 
@@ -99,7 +99,7 @@ impl RunKey {
     }
 
     /// Returns whether this is the MAC of these bytes. The comparison takes constant time.
-    pub(crate) fn is_signature(&self, body: &[u8], signature: &str) -> bool {
+    pub(crate) fn verify(&self, body: &[u8], signature: &str) -> bool {
         Self::from_hex(signature).is_some_and(|told| self.mac(body).verify_slice(&told.0).is_ok())
     }
 
@@ -118,11 +118,11 @@ impl fmt::Debug for RunKey {
 
 /// Why bytes are not a valid document.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadDocument {
+pub enum DocumentError {
     #[error("it is {bytes} bytes; the limit is {MAX_DOCUMENT_BYTES} bytes")]
     TooLong { bytes: u64 },
     #[error("it does not begin with `doctor-result-1 ` (agent reports: `doctor-report-1 `) and a signature")]
-    NoSignature,
+    MissingSignature,
     #[error("its signature does not match its run's key")]
     WrongSignature,
     #[error("its body is not a valid result: {0}")]
@@ -150,18 +150,18 @@ impl Document {
     ///
     /// # Errors
     /// If the bytes are not a complete document signed with this key.
-    pub fn open(bytes: &[u8], key: &RunKey) -> Result<Self, BadDocument> {
-        parse(verified(HEADER, bytes, key)?)
+    pub fn open(bytes: &[u8], key: &RunKey) -> Result<Self, DocumentError> {
+        parse(verify_body(HEADER, bytes, key)?)
     }
 
     /// Parses a stored document, which was verified on receipt. Its key no longer exists: it is deleted with the run.
     ///
     /// # Errors
     /// If the document is incomplete or malformed.
-    pub fn open_kept(bytes: &[u8]) -> Result<Self, BadDocument> {
-        let rest = bytes.strip_prefix(HEADER.as_bytes()).ok_or(BadDocument::NoSignature)?;
-        let body = rest.get(65..).ok_or(BadDocument::NoSignature)?;
-        serde_json::from_slice(body).map_err(|error| BadDocument::Malformed(error.to_string()))
+    pub fn parse_stored(bytes: &[u8]) -> Result<Self, DocumentError> {
+        let rest = bytes.strip_prefix(HEADER.as_bytes()).ok_or(DocumentError::MissingSignature)?;
+        let body = rest.get(65..).ok_or(DocumentError::MissingSignature)?;
+        serde_json::from_slice(body).map_err(|error| DocumentError::Malformed(error.to_string()))
     }
 }
 
@@ -184,7 +184,7 @@ pub struct AgentReport {
     pub versions: Versions,
     /// Earlier reports that were dropped and will never arrive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub dropped: Option<Dropped>,
+    pub dropped: Option<DroppedReports>,
 }
 
 /// The versions that produced a report, and its backlog. Controllers ignore fields that they do not know.
@@ -209,7 +209,7 @@ pub struct Schema {
 
 impl Schema {
     /// The version that this program writes.
-    pub const KNOWN: Self = Self { major: 1, minor: 1 };
+    pub const CURRENT: Self = Self { major: 1, minor: 1 };
     /// The oldest version that it reads.
     pub const OLDEST: Self = Self { major: 1, minor: 0 };
 }
@@ -229,13 +229,13 @@ impl fmt::Display for Schema {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a schema version, such as 1.1")]
-pub struct BadSchema(String);
+pub struct InvalidSchema(String);
 
 impl FromStr for Schema {
-    type Err = BadSchema;
-    fn from_str(text: &str) -> Result<Self, BadSchema> {
+    type Err = InvalidSchema;
+    fn from_str(text: &str) -> Result<Self, InvalidSchema> {
         let parts = text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
-        parts.map(|(major, minor)| Self { major, minor }).ok_or_else(|| BadSchema(text.to_owned()))
+        parts.map(|(major, minor)| Self { major, minor }).ok_or_else(|| InvalidSchema(text.to_owned()))
     }
 }
 
@@ -255,7 +255,7 @@ impl<'de> Deserialize<'de> for Schema {
 /// What an agent dropped while the controller accepted no reports.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Dropped {
+pub struct DroppedReports {
     pub reports: u64,
     /// The number of dropped reports that included each check.
     pub checks: BTreeMap<TestId, u64>,
@@ -264,7 +264,7 @@ pub struct Dropped {
     pub to: Timestamp,
 }
 
-impl Dropped {
+impl DroppedReports {
     /// Adds one dropped report, or a sum of several.
     pub fn add(&mut self, other: &Self) {
         self.reports = self.reports.saturating_add(other.reports);
@@ -290,7 +290,7 @@ impl AgentReport {
     ///
     /// # Errors
     /// If the bytes are not a complete report signed with this key, or have an unsupported schema version.
-    pub fn open(bytes: &[u8], key: &RunKey) -> Result<Self, BadDocument> {
+    pub fn open(bytes: &[u8], key: &RunKey) -> Result<Self, DocumentError> {
         #[derive(Default, Deserialize)]
         struct Said {
             #[serde(default)]
@@ -301,15 +301,15 @@ impl AgentReport {
             #[serde(default)]
             schema: Schema,
         }
-        let body = verified(REPORT_HEADER, bytes, key)?;
+        let body = verify_body(REPORT_HEADER, bytes, key)?;
         // Parse the schema version first: the fields of a newer version would only be reported as unknown.
         let said: Said = parse(body)?;
-        let (found, older, known) = (said.versions.schema, Schema::OLDEST, Schema::KNOWN);
+        let (found, older, known) = (said.versions.schema, Schema::OLDEST, Schema::CURRENT);
         if found > known {
-            return Err(BadDocument::NewerSchema { found, older, known });
+            return Err(DocumentError::NewerSchema { found, older, known });
         }
         if found < older {
-            return Err(BadDocument::OlderSchema { found, older, known });
+            return Err(DocumentError::OlderSchema { found, older, known });
         }
         parse(body)
     }
@@ -333,21 +333,22 @@ fn seal(header: &str, body: &[u8], key: &RunKey) -> Vec<u8> {
 }
 
 /// Returns the body if it was signed with this key.
-fn verified<'a>(header: &str, bytes: &'a [u8], key: &RunKey) -> Result<&'a [u8], BadDocument> {
+fn verify_body<'a>(header: &str, bytes: &'a [u8], key: &RunKey) -> Result<&'a [u8], DocumentError> {
     if bytes.len() as u64 > MAX_DOCUMENT_BYTES {
-        return Err(BadDocument::TooLong { bytes: bytes.len() as u64 });
+        return Err(DocumentError::TooLong { bytes: bytes.len() as u64 });
     }
-    let rest = bytes.strip_prefix(header.as_bytes()).ok_or(BadDocument::NoSignature)?;
-    let (signature, body) = rest.split_at_checked(64).ok_or(BadDocument::NoSignature)?;
-    let body = body.strip_prefix(b"\n").ok_or(BadDocument::NoSignature)?;
-    let signature = std::str::from_utf8(signature).ok().and_then(RunKey::from_hex).ok_or(BadDocument::NoSignature)?;
+    let rest = bytes.strip_prefix(header.as_bytes()).ok_or(DocumentError::MissingSignature)?;
+    let (signature, body) = rest.split_at_checked(64).ok_or(DocumentError::MissingSignature)?;
+    let body = body.strip_prefix(b"\n").ok_or(DocumentError::MissingSignature)?;
+    let signature =
+        std::str::from_utf8(signature).ok().and_then(RunKey::from_hex).ok_or(DocumentError::MissingSignature)?;
     // The library compares in constant time.
-    key.mac(body).verify_slice(&signature.0).map_err(|_| BadDocument::WrongSignature)?;
+    key.mac(body).verify_slice(&signature.0).map_err(|_| DocumentError::WrongSignature)?;
     Ok(body)
 }
 
-fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, BadDocument> {
-    serde_json::from_slice(body).map_err(|error| BadDocument::Malformed(error.to_string()))
+fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, DocumentError> {
+    serde_json::from_slice(body).map_err(|error| DocumentError::Malformed(error.to_string()))
 }
 
 #[cfg(test)]
@@ -371,9 +372,9 @@ mod tests {
         let key = RunKey::new([1; 32]);
         let bytes = document().sign(&key).unwrap();
         assert_eq!(Document::open(&bytes, &key).unwrap(), document());
-        assert_eq!(Document::open(&bytes, &RunKey::new([2; 32])), Err(BadDocument::WrongSignature));
-        assert_eq!(Document::open_kept(&bytes).unwrap(), document());
-        assert_eq!(Document::open_kept(&bytes[..20]), Err(BadDocument::NoSignature));
+        assert_eq!(Document::open(&bytes, &RunKey::new([2; 32])), Err(DocumentError::WrongSignature));
+        assert_eq!(Document::parse_stored(&bytes).unwrap(), document());
+        assert_eq!(Document::parse_stored(&bytes[..20]), Err(DocumentError::MissingSignature));
         assert_eq!(RunKey::from_hex(&key.to_hex().replacen('0', "+", 1)), None);
         assert_eq!(RunKey::from_hex(&key.to_hex()), Some(key));
     }
@@ -400,7 +401,7 @@ mod tests {
             at: Timestamp::from_secs(1),
             up: None,
             checks: vec![],
-            versions: Versions { program: "0.1.0".to_owned(), schema: Schema::KNOWN, policy: 4, waiting: 0 },
+            versions: Versions { program: "0.1.0".to_owned(), schema: Schema::CURRENT, policy: 4, waiting: 0 },
             dropped: None,
         }
     }
@@ -410,8 +411,8 @@ mod tests {
         let key = RunKey::new([1; 32]);
         let bytes = report().sign(&key).unwrap();
         assert_eq!(AgentReport::open(&bytes, &key).unwrap(), report());
-        assert_eq!(Document::open(&bytes, &key), Err(BadDocument::NoSignature));
-        assert_eq!(AgentReport::open(&bytes, &RunKey::new([2; 32])), Err(BadDocument::WrongSignature));
+        assert_eq!(Document::open(&bytes, &key), Err(DocumentError::MissingSignature));
+        assert_eq!(AgentReport::open(&bytes, &RunKey::new([2; 32])), Err(DocumentError::WrongSignature));
     }
 
     /// A report as JSON with another schema version and an unknown field.
@@ -427,11 +428,11 @@ mod tests {
         let key = RunKey::new([1; 32]);
         for schema in ["1.2", "2.0", "10.1"] {
             let error = AgentReport::open(&of_schema(schema), &key).unwrap_err();
-            assert!(matches!(error, BadDocument::NewerSchema { .. }), "{schema}: {error:?}");
+            assert!(matches!(error, DocumentError::NewerSchema { .. }), "{schema}: {error:?}");
             assert!(error.to_string().contains(&format!("schema {schema},")), "{error}");
         }
-        assert!(matches!(AgentReport::open(&of_schema("0.9"), &key), Err(BadDocument::OlderSchema { .. })));
-        assert!(matches!(AgentReport::open(&of_schema("1.1"), &key), Err(BadDocument::Malformed(_))));
+        assert!(matches!(AgentReport::open(&of_schema("0.9"), &key), Err(DocumentError::OlderSchema { .. })));
+        assert!(matches!(AgentReport::open(&of_schema("1.1"), &key), Err(DocumentError::Malformed(_))));
     }
 
     #[test]

@@ -15,12 +15,12 @@
 //! this processor (`modprobe i10nm_edac`, `amd64_edac`). Memory errors are not counted there.
 
 use doctor_core::{
-    observation::{Entity, EntityKind, Event, Look, Metric, Observation},
+    observation::{Entity, EntityKind, Event, ObservationBuilder, Metric, Observation},
     time::Span,
 };
 
 use crate::{
-    files::{Series, files, parts, samples, unreadable},
+    files::{Series, glob_files, match_pattern_exact, sampled_series, unexpected_content},
     gpu::not_applicable,
     probe::{FileText, Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
@@ -54,9 +54,9 @@ const UNCORRECTED: [&str; 3] = [
 const LABELS: [&str; 2] =
     ["/sys/devices/system/edac/mc/mc*/dimm*/dimm_label", "/sys/devices/system/edac/mc/mc*/rank*/dimm_label"];
 /// The limit of corrected errors per hour.
-const MANY: f64 = 100.0;
+const CORRECTED_LIMIT: f64 = 100.0;
 /// The limit of uncorrected errors per hour. A single old error, averaged over the uptime, stays below it.
-const ANY: f64 = 0.5;
+const UNCORRECTED_LIMIT: f64 = 0.5;
 
 fn probes(_: &Params) -> Vec<Probe> {
     let sampled = |pattern: &str| Probe::Sampled { pattern: pattern.to_owned(), keep: Span::hours(1) };
@@ -68,21 +68,21 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let labels = [files(outputs.get(6))?, files(outputs.get(7))?];
-    let mut look = Look::default();
+    let labels = [glob_files(outputs.get(6))?, glob_files(outputs.get(7))?];
+    let mut look = ObservationBuilder::default();
     let kinds = [
-        (CORRECTED, 0, "memory-corrected", "corrected", MANY),
-        (UNCORRECTED, 3, "memory-uncorrected", "uncorrected", ANY),
+        (CORRECTED, 0, "memory-corrected", "corrected", CORRECTED_LIMIT),
+        (UNCORRECTED, 3, "memory-uncorrected", "uncorrected", UNCORRECTED_LIMIT),
     ];
     for (patterns, first, code, word, most) in kinds {
         let (mut sum, mut any) = (0.0, false);
         for (place, pattern) in patterns.iter().enumerate() {
-            for series in samples(outputs.get(first + place))? {
-                let Some(errors) = in_an_hour(&series, &mut look) else { continue };
+            for series in sampled_series(outputs.get(first + place))? {
+                let Some(errors) = errors_in_last_hour(&series, &mut look) else { continue };
                 (sum, any) = (sum + errors, true);
                 if errors > most {
                     let text = format!("{errors:.0} {word} memory errors within the hour");
-                    look.event(Event::seen(code, module(pattern, series.path, &labels), text));
+                    look.event(Event::seen(code, dimm_entity(pattern, series.path, &labels), text));
                 }
             }
         }
@@ -90,14 +90,14 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
             look.metric(Metric::count(&format!("memory_errors_{word}"), Entity::node(), sum));
         }
     }
-    Ok(look.or(not_applicable("no-edac", "the kernel monitors no memory controller (EDAC) on this node")))
+    Ok(look.build_or(not_applicable("no-edac", "the kernel monitors no memory controller (EDAC) on this node")))
 }
 
-fn in_an_hour(series: &Series<'_>, look: &mut Look) -> Option<f64> {
-    match (series.growth(Span::hours(1)), series.reading()) {
-        (Some(growth), _) => return Some(growth.in_an_hour()),
-        (None, Ok(Some(text))) => look.could_not(unreadable(series.path, text)),
-        (None, Err(failure)) => look.could_not(failure),
+fn errors_in_last_hour(series: &Series<'_>, look: &mut ObservationBuilder) -> Option<f64> {
+    match (series.growth(Span::hours(1)), series.current()) {
+        (Some(growth), _) => return Some(growth.in_last_hour()),
+        (None, Ok(Some(text))) => look.unreadable(unexpected_content(series.path, text)),
+        (None, Err(failure)) => look.unreadable(failure),
         // The driver was unloaded.
         (None, Ok(None)) => {}
     }
@@ -105,8 +105,8 @@ fn in_an_hour(series: &Series<'_>, look: &mut Look) -> Option<f64> {
 }
 
 /// Returns the module by its board label, or else by its location in the driver.
-fn module(pattern: &str, path: &str, labels: &[&[FileText]; 2]) -> Entity {
-    let place = match parts(pattern, path) {
+fn dimm_entity(pattern: &str, path: &str, labels: &[&[FileText]; 2]) -> Entity {
+    let place = match match_pattern_exact(pattern, path) {
         Some([controller, slot]) => {
             let beside = |file: &&FileText| {
                 file.path.rsplit_once('/').map(|(folder, _)| folder) == path.rsplit_once('/').map(|(folder, _)| folder)
@@ -116,7 +116,7 @@ fn module(pattern: &str, path: &str, labels: &[&[FileText]; 2]) -> Entity {
             let label = label.map(str::trim).filter(|label| !label.is_empty());
             label.map_or_else(|| format!("mc{controller}/{slot}"), str::to_owned)
         }
-        None => parts(pattern, path).map_or_else(|| path.to_owned(), |[controller]| format!("mc{controller}")),
+        None => match_pattern_exact(pattern, path).map_or_else(|| path.to_owned(), |[controller]| format!("mc{controller}")),
     };
     Entity::new(EntityKind::Dimm, place)
 }
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
     use crate::{
         files::tests::{found, looks},
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
     use proptest::prelude::*;
 
@@ -141,7 +141,7 @@ mod tests {
             looks(&files.iter().map(|one| &one[..]).collect::<Vec<_>>())
         };
         let none = || looks(&[&[]]);
-        judged(
+        classify_outputs(
             &CHECK,
             &[
                 of(&ce, |counts| counts.0.to_owned()),
@@ -174,8 +174,8 @@ mod tests {
         assert_eq!(look(&[("?", "0")]), ["inconclusive unparseable"]);
         let mut nothing: Vec<_> = (0..6).map(|_| looks(&[&[]])).collect();
         nothing.extend([found(&[]), found(&[])]);
-        assert_eq!(judged(&CHECK, &nothing), ["not-applicable no-edac"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &nothing), ["not-applicable no-edac"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {

@@ -13,13 +13,13 @@
 //! Inconclusive without `efa_devices` in the profile, because there is nothing to compare with, and while adapters may
 //! still be initialising, in the first ten minutes after a boot.
 
-use doctor_core::observation::{Entity, FailureKind, Look, Metric, Observation, ProbeFailure};
+use doctor_core::observation::{Entity, FailureKind, ObservationBuilder, Metric, Observation, ProbeFailure};
 
 use crate::{
     pci::{UEVENT, functions},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
-    uptime::{self, seconds_up},
+    uptime::{self, uptime_seconds},
 };
 
 const SPEC: Spec = Spec::quick("efa-count", "number of EFA adapters");
@@ -46,9 +46,9 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     let all = functions(outputs.first(), &mut look)?;
-    let uptime = seconds_up(outputs.get(1)).map_err(Observation::CouldNot)?;
+    let uptime = uptime_seconds(outputs.get(1)).map_err(Observation::CouldNot)?;
     let efa = all.iter().filter(|function| function.is_efa());
     let (bound, waiting): (Vec<_>, Vec<_>) = efa.partition(|function| function.driver == Some("efa"));
     if !waiting.is_empty() && uptime < GRACE_SECONDS {
@@ -56,13 +56,13 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
         return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, text)));
     }
     look.metric(Metric::count("efa_devices", Entity::node(), bound.len() as f64));
-    Ok(look.or(Observation::measured(Vec::new(), Vec::new())))
+    Ok(look.build_or(Observation::measured(Vec::new(), Vec::new())))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::found, judged::judged_with, pci::tests::uevent};
+    use crate::{files::tests::found, classify_fixture::classify_outputs_with, pci::tests::uevent};
     use doctor_core::{ids::Sku, profile::Profile};
 
     fn look(expected: Option<f64>, drivers: &[Option<&str>], uptime: &str) -> Vec<String> {
@@ -73,7 +73,7 @@ mod tests {
             drivers.iter().enumerate().map(|(n, driver)| (path(n), uevent("28000", "1D0F:EFA1", *driver))).collect();
         let files: Vec<_> = files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
         let outputs = [found(&files), ProbeOutput::Text(uptime.to_owned())];
-        judged_with(&CHECK, &Params::new(), Some(&profile), &outputs)
+        classify_outputs_with(&CHECK, &Params::new(), Some(&profile), &outputs)
     }
 
     const EFA: Option<&str> = Some("efa");

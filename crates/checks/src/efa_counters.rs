@@ -15,12 +15,12 @@
 //! Not applicable where no RDMA device has these counters, which only EFA has.
 
 use doctor_core::{
-    observation::{Event, Look, Metric, Observation, Unit},
+    observation::{Event, ObservationBuilder, Metric, Observation, Unit},
     time::Span,
 };
 
 use crate::{
-    files::{parts, samples, unreadable},
+    files::{match_pattern_exact, sampled_series, unexpected_content},
     gpu::not_applicable,
     probe::{Probe, ProbeOutput},
     rdma::port_entity,
@@ -46,8 +46,8 @@ pub(crate) struct Counter {
     pub(crate) pattern: &'static str,
     metric: &'static str,
     pub(crate) code: &'static str,
-    pub(crate) what: &'static str,
-    pub(crate) most: f64,
+    pub(crate) label: &'static str,
+    pub(crate) limit: f64,
 }
 
 pub(crate) const COUNTERS: [Counter; 2] = [
@@ -55,15 +55,15 @@ pub(crate) const COUNTERS: [Counter; 2] = [
         pattern: "/sys/class/infiniband/*/ports/*/hw_counters/retrans_timeout_events",
         metric: "timeouts_per_second",
         code: "efa-timeouts",
-        what: "timeouts",
-        most: 1.0,
+        label: "timeouts",
+        limit: 1.0,
     },
     Counter {
         pattern: "/sys/class/infiniband/*/ports/*/hw_counters/rx_drops",
         metric: "drops_per_second",
         code: "efa-drops",
-        what: "dropped packets",
-        most: 100.0,
+        label: "dropped packets",
+        limit: 100.0,
     },
 ];
 
@@ -77,33 +77,33 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     for (place, counter) in COUNTERS.iter().enumerate() {
-        for series in samples(outputs.get(place))? {
-            let Some([device, port]) = parts(counter.pattern, series.path) else { continue };
-            match (series.growth(Span::minutes(11)), series.reading()) {
+        for series in sampled_series(outputs.get(place))? {
+            let Some([device, port]) = match_pattern_exact(counter.pattern, series.path) else { continue };
+            match (series.growth(Span::minutes(11)), series.current()) {
                 (Some(growth), _) => {
                     let (entity, rate) = (port_entity(device, port), growth.per_second());
                     look.metric(Metric::new(counter.metric, entity.clone(), rate, Unit::PerSecond));
-                    if rate > counter.most {
-                        let text = format!("{rate:.1} {} per second, limit {}", counter.what, counter.most);
+                    if rate > counter.limit {
+                        let text = format!("{rate:.1} {} per second, limit {}", counter.label, counter.limit);
                         look.event(Event::seen(counter.code, entity, text));
                     }
                 }
-                (None, Ok(Some(text))) => look.could_not(unreadable(series.path, text)),
-                (None, Err(failure)) => look.could_not(failure),
+                (None, Ok(Some(text))) => look.unreadable(unexpected_content(series.path, text)),
+                (None, Err(failure)) => look.unreadable(failure),
                 // The adapter is gone; `efa-count` reports it.
                 (None, Ok(None)) => {}
             }
         }
     }
-    Ok(look.or(not_applicable("no-efa", "no RDMA device of this node has EFA counters")))
+    Ok(look.build_or(not_applicable("no-efa", "no RDMA device of this node has EFA counters")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::looks, judged::judged};
+    use crate::{files::tests::looks, classify_fixture::classify_outputs};
     use proptest::prelude::*;
 
     /// Timeouts and drops at readings five minutes apart. Made by hand with the driver's names.
@@ -114,7 +114,7 @@ mod tests {
             let files: Vec<_> = texts.iter().map(|text| [(path.as_str(), text.as_str())]).collect();
             looks(&files.iter().map(|one| &one[..]).collect::<Vec<_>>())
         };
-        judged(&CHECK, &[of(&COUNTERS[0], |pair| pair.0.to_owned()), of(&COUNTERS[1], |pair| pair.1.to_owned())])
+        classify_outputs(&CHECK, &[of(&COUNTERS[0], |pair| pair.0.to_owned()), of(&COUNTERS[1], |pair| pair.1.to_owned())])
     }
 
     #[test]
@@ -124,8 +124,8 @@ mod tests {
         assert_eq!(look(&[("0\n", "0\n"), ("0\n", "31000\n")]), ["fail efa-drops monitor link:rdmap79s0/1"]);
         assert_eq!(look(&[("800000\n", "800000\n")]), ["pass within-limits"]);
         assert_eq!(look(&[("?", "0\n")]), ["inconclusive unparseable"]);
-        assert_eq!(judged(&CHECK, &[looks(&[&[]]), looks(&[&[]])]), ["not-applicable no-efa"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[looks(&[&[]]), looks(&[&[]])]), ["not-applicable no-efa"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {

@@ -18,15 +18,15 @@
 //! block every check of a booting p5en, and a job's prolog, for as long, and would still raise a false alarm for an
 //! adapter that needs longer. Not applicable where there is no EFA adapter. `efa-count` checks the number.
 
-use doctor_core::observation::{Entity, Event, FailureKind, Look, Metric, Observation, ProbeFailure};
+use doctor_core::observation::{Entity, Event, FailureKind, ObservationBuilder, Metric, Observation, ProbeFailure};
 
 use crate::{
-    files::{links, names},
+    files::{symlinks, directory_names},
     gpu::not_applicable,
     pci::{UEVENT, functions},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
-    uptime::{self, seconds_up},
+    uptime::{self, uptime_seconds},
 };
 
 const SPEC: Spec = Spec::quick("efa-devices", "EFA adapters with driver and RDMA device");
@@ -60,15 +60,15 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     let all = functions(outputs.first(), &mut look)?;
     let efa: Vec<_> = all.iter().filter(|function| function.is_efa()).collect();
     if efa.is_empty() {
-        return Ok(look.or(not_applicable("no-efa", "no EFA adapter on the PCI bus")));
+        return Ok(look.build_or(not_applicable("no-efa", "no EFA adapter on the PCI bus")));
     }
-    let rdma = links(outputs.get(1))?;
-    let modules = names(outputs.get(2)).map_err(Observation::CouldNot)?;
-    let seconds = seconds_up(outputs.get(3)).map_err(Observation::CouldNot)?;
+    let rdma = symlinks(outputs.get(1))?;
+    let modules = directory_names(outputs.get(2)).map_err(Observation::CouldNot)?;
+    let seconds = uptime_seconds(outputs.get(3)).map_err(Observation::CouldNot)?;
     let mut troubles = Vec::new();
     for name in ["efa", "ib_uverbs"].iter().filter(|name| !modules.iter().any(|module| module == **name)) {
         let text = format!("the kernel module {name} is not loaded");
@@ -97,13 +97,13 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
         return Ok(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, text)));
     }
     troubles.into_iter().for_each(|event| look.event(event));
-    Ok(look.or(not_applicable("no-efa", "no EFA adapter on the PCI bus")))
+    Ok(look.build_or(not_applicable("no-efa", "no EFA adapter on the PCI bus")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::found, judged::judged, pci::tests::uevent};
+    use crate::{files::tests::found, classify_fixture::classify_outputs, pci::tests::uevent};
     use proptest::prelude::*;
 
     /// Two adapters with these drivers; the first has its RDMA device. Made by hand.
@@ -119,7 +119,7 @@ mod tests {
             ProbeOutput::Names(modules.iter().map(|&name| name.to_owned()).collect()),
             ProbeOutput::Text(uptime.to_owned()),
         ];
-        judged(&CHECK, &outputs)
+        classify_outputs(&CHECK, &outputs)
     }
 
     const BOTH: [Option<&str>; 2] = [Some("efa"), Some("efa")];
@@ -144,7 +144,7 @@ mod tests {
     fn a_machine_without_efa_has_nothing_to_check() {
         assert_eq!(look(&[], 0, &MODULES, LONG), ["not-applicable no-efa"]);
         assert_eq!(look(&BOTH, 2, &MODULES, "soon"), ["inconclusive unparseable"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {

@@ -14,14 +14,14 @@
 //!
 //! Parameters: `library`, whether the host should have libfabric, `true` by default. Not applicable without EFA.
 
-use doctor_core::observation::{Entity, Event, Look, Metric, Observation};
+use doctor_core::observation::{Entity, Event, ObservationBuilder, Metric, Observation};
 
 use crate::{
-    files::names,
+    files::directory_names,
     gpu::not_applicable,
     pci::{UEVENT, functions},
     probe::{Probe, ProbeOutput},
-    settings::refused,
+    check_params::invalid_param,
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -39,11 +39,11 @@ rules = [
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("efa_provider.rs")), rules: RULES, probes, interpret };
 
-const PLACES: [&str; 2] = ["/opt/amazon/efa/lib64", "/opt/amazon/efa/lib"];
+const LIBRARY_DIRS: [&str; 2] = ["/opt/amazon/efa/lib64", "/opt/amazon/efa/lib"];
 
 fn probes(_: &Params) -> Vec<Probe> {
     let list = |path: &str| Probe::List { path: path.to_owned() };
-    vec![Probe::glob(UEVENT), list("/dev/infiniband"), list(PLACES[0]), list(PLACES[1])]
+    vec![Probe::glob(UEVENT), list("/dev/infiniband"), list(LIBRARY_DIRS[0]), list(LIBRARY_DIRS[1])]
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
@@ -53,15 +53,15 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let wants_library = match params.get("library") {
         None => true,
-        Some(value) => value.as_bool().ok_or_else(|| refused("library", "library = false"))?,
+        Some(value) => value.as_bool().ok_or_else(|| invalid_param("library", "library = false"))?,
     };
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     let adapters = functions(outputs.first(), &mut look)?.iter().filter(|function| function.is_efa()).count();
     let none = not_applicable("no-efa", "no EFA adapter on the PCI bus");
     if adapters == 0 {
-        return Ok(look.or(none));
+        return Ok(look.build_or(none));
     }
-    match names(outputs.get(1)) {
+    match directory_names(outputs.get(1)) {
         Ok(nodes) => {
             let nodes = nodes.iter().filter(|name| name.starts_with("uverbs")).count();
             look.metric(Metric::count("uverbs_nodes", Entity::node(), nodes as f64));
@@ -70,24 +70,24 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
                 look.event(Event::seen("uverbs-missing", Entity::node(), text));
             }
         }
-        Err(failure) => look.could_not(failure),
+        Err(failure) => look.unreadable(failure),
     }
     if wants_library {
-        let places = [names(outputs.get(2)), names(outputs.get(3))];
+        let places = [directory_names(outputs.get(2)), directory_names(outputs.get(3))];
         let is_there = |names: &Result<&[String], _>| {
             names.as_ref().is_ok_and(|names| names.iter().any(|name| name.starts_with("libfabric.so")))
         };
         if !places.iter().any(is_there) {
             match places.into_iter().find_map(Result::err) {
-                Some(failure) => look.could_not(failure),
+                Some(failure) => look.unreadable(failure),
                 None => {
-                    let text = format!("libfabric not found in {} or {}", PLACES[0], PLACES[1]);
+                    let text = format!("libfabric not found in {} or {}", LIBRARY_DIRS[0], LIBRARY_DIRS[1]);
                     look.event(Event::seen("libfabric-missing", Entity::node(), text));
                 }
             }
         }
     }
-    Ok(look.or(none))
+    Ok(look.build_or(none))
 }
 
 #[cfg(test)]
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
     use crate::{
         files::tests::found,
-        judged::{judged, judged_with},
+        classify_fixture::{classify_outputs, classify_outputs_with},
         pci::tests::uevent,
     };
     use doctor_core::observation::{FailureKind, ProbeFailure};
@@ -117,20 +117,20 @@ mod tests {
     #[test]
     fn nodes_and_library_are_missed() {
         let efa = "1D0F:EFA2";
-        assert_eq!(judged(&CHECK, &outputs(efa, &["uverbs0", "rdma_cm"], library())), ["pass within-limits"]);
-        assert_eq!(judged(&CHECK, &outputs(efa, &["rdma_cm"], library())), ["fail uverbs-missing reboot node"]);
+        assert_eq!(classify_outputs(&CHECK, &outputs(efa, &["uverbs0", "rdma_cm"], library())), ["pass within-limits"]);
+        assert_eq!(classify_outputs(&CHECK, &outputs(efa, &["rdma_cm"], library())), ["fail uverbs-missing reboot node"]);
         let bare = outputs(efa, &["uverbs0"], missing());
-        assert_eq!(judged(&CHECK, &bare), ["fail libfabric-missing monitor node"]);
+        assert_eq!(classify_outputs(&CHECK, &bare), ["fail libfabric-missing monitor node"]);
         let params: Params = toml::from_str("library = false").unwrap();
-        assert_eq!(judged_with(&CHECK, &params, None, &bare), ["pass within-limits"]);
+        assert_eq!(classify_outputs_with(&CHECK, &params, None, &bare), ["pass within-limits"]);
         let params: Params = toml::from_str("library = 'no'").unwrap();
-        assert_eq!(judged_with(&CHECK, &params, None, &bare), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs_with(&CHECK, &params, None, &bare), ["inconclusive unparseable"]);
     }
 
     #[test]
     fn a_machine_without_efa_has_nothing_to_check() {
-        assert_eq!(judged(&CHECK, &outputs("15B3:1021", &[], missing())), ["not-applicable no-efa"]);
+        assert_eq!(classify_outputs(&CHECK, &outputs("15B3:1021", &[], missing())), ["not-applicable no-efa"]);
         let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "denied"));
-        assert_eq!(judged(&CHECK, &outputs("1D0F:EFA2", &["uverbs0"], denied)), ["inconclusive denied"]);
+        assert_eq!(classify_outputs(&CHECK, &outputs("1D0F:EFA2", &["uverbs0"], denied)), ["inconclusive denied"]);
     }
 }

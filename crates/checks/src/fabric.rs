@@ -42,11 +42,11 @@
 use doctor_core::{observation::Observation, time::Span};
 
 use crate::{
-    fabric_order::FabricOrder,
+    fabric_params::FabricParams,
     measurements::interpret_measurements,
     probe::{Probe, ProbeOutput},
     rdma::{STATE, ports},
-    settings,
+    check_params,
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -107,15 +107,15 @@ const RULES: &str = rules![
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("fabric.rs")), rules: RULES, probes, interpret };
 
-const DURATION: Span = Span::from_secs(5);
+const DEFAULT_DURATION: Span = Span::from_secs(5);
 /// perftest ignores the first and the last second; one is left.
-const LEAST_DURATION: Span = Span::from_secs(3);
-const STALL: Span = Span::from_secs(30);
-const TIMEOUT: Span = Span::minutes(15);
+const MIN_DURATION: Span = Span::from_secs(3);
+const DEFAULT_STALL: Span = Span::from_secs(30);
+const DEFAULT_TIMEOUT: Span = Span::minutes(15);
 /// Time for the negative controls and for writing the report.
-const AROUND_THE_TEST: Span = Span::minutes(2);
+const TEST_OVERHEAD: Span = Span::minutes(2);
 
-const PARAMETERS: [(&str, &str); 7] = [
+const KNOWN_PARAMS: [(&str, &str); 7] = [
     ("devices", "devices = [\"mlx5_0\", \"mlx5_1\"]"),
     ("duration", "duration = \"5s\""),
     ("stall", "stall = \"30s\""),
@@ -125,50 +125,50 @@ const PARAMETERS: [(&str, &str); 7] = [
     ("fi_pingpong", "fi_pingpong = \"/opt/amazon/efa/bin/fi_pingpong\""),
 ];
 
-fn order(params: &Params) -> Result<FabricOrder, Observation> {
-    let example = settings::only(params, &PARAMETERS)?;
+fn test_params(params: &Params) -> Result<FabricParams, Observation> {
+    let example = check_params::reject_unknown(params, &KNOWN_PARAMS)?;
     let span = |name: &str, default| {
-        Ok::<_, Observation>(settings::span(params, name, example(name))?.unwrap_or(default))
+        Ok::<_, Observation>(check_params::duration(params, name, example(name))?.unwrap_or(default))
     };
     let word = |name: &str| {
-        let word = settings::word(params, name, example(name))?.unwrap_or_else(|| name.to_owned());
-        if word.starts_with('-') { Err(settings::refused(name, example(name))) } else { Ok(word) }
+        let word = check_params::string(params, name, example(name))?.unwrap_or_else(|| name.to_owned());
+        if word.starts_with('-') { Err(check_params::invalid_param(name, example(name))) } else { Ok(word) }
     };
-    let duration = span("duration", DURATION)?;
-    if duration < LEAST_DURATION || duration.millis() % 1000 != 0 {
-        return Err(settings::refused("duration", example("duration")));
+    let duration = span("duration", DEFAULT_DURATION)?;
+    if duration < MIN_DURATION || duration.millis() % 1000 != 0 {
+        return Err(check_params::invalid_param("duration", example("duration")));
     }
-    let gid_index = match settings::number(params, "gid_index", example("gid_index"))? {
+    let gid_index = match check_params::number(params, "gid_index", example("gid_index"))? {
         None => None,
         Some(index) if (0.0..256.0).contains(&index) && index.fract() == 0.0 => Some(index as u32),
-        Some(_) => return Err(settings::refused("gid_index", example("gid_index"))),
+        Some(_) => return Err(check_params::invalid_param("gid_index", example("gid_index"))),
     };
-    let devices = settings::words(params, "devices", example("devices"))?.unwrap_or_default();
+    let devices = check_params::string_list(params, "devices", example("devices"))?.unwrap_or_default();
     if devices.iter().any(|name| name.is_empty() || name.starts_with('-') || name.contains('/')) {
-        return Err(settings::refused("devices", example("devices")));
+        return Err(check_params::invalid_param("devices", example("devices")));
     }
-    Ok(FabricOrder {
+    Ok(FabricParams {
         devices,
         duration,
-        stall: span("stall", STALL)?,
+        stall: span("stall", DEFAULT_STALL)?,
         gid_index,
         ib_write_bw: word("ib_write_bw")?,
         fi_pingpong: word("fi_pingpong")?,
-        timeout: span("timeout", TIMEOUT)?,
+        timeout: span("timeout", DEFAULT_TIMEOUT)?,
     })
 }
 
 /// Also lists the ports: a node without ports does not need the programs.
 fn probes(params: &Params) -> Vec<Probe> {
-    let Ok(order) = order(params) else { return Vec::new() };
+    let Ok(order) = test_params(params) else { return Vec::new() };
     let Ok(written) = serde_json::to_string(&order) else { return Vec::new() };
     let millis = order.timeout.millis() + order.duration.millis() + order.stall.millis() * 4;
-    let timeout = Span::from_millis(millis) + AROUND_THE_TEST;
+    let timeout = Span::from_millis(millis) + TEST_OVERHEAD;
     vec![Probe::glob(STATE), Probe::Builtin { test: SPEC.id.to_owned(), args: vec![written], timeout }]
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
-    if let Err(instead) = order(params) {
+    if let Err(instead) = test_params(params) {
         return instead;
     }
     match ports(outputs.first()) {
@@ -180,7 +180,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{CHECKS, default_rules, document::Measurements, fabric_growth, files::tests::found, judged::judged_with};
+    use crate::{CHECKS, default_rules, document::Measurements, fabric_counters, files::tests::found, classify_fixture::classify_outputs_with};
     use doctor_core::{
         ids::Sku,
         observation::{Event, FailureKind, Metric, ProbeFailure, Unit},
@@ -201,7 +201,7 @@ mod tests {
     }
 
     fn judge(settings: &str, profile: Option<&Profile>, output: ProbeOutput) -> Vec<String> {
-        judged_with(&CHECK, &params(settings), profile, &[state(), output])
+        classify_outputs_with(&CHECK, &params(settings), profile, &[state(), output])
     }
 
     /// A port of 400 Gbit/s that moved this share of its rate.
@@ -240,32 +240,32 @@ mod tests {
     fn every_counter_has_the_severity_that_its_own_check_gives_it() {
         let rules_of = |id: &str| {
             let check = CHECKS.iter().find(|check| check.spec.id == id).unwrap();
-            default_rules::all(check).unwrap()
+            default_rules::all_rules(check).unwrap()
         };
         let ours = rules_of("fabric");
         for theirs in rules_of("ib-counters").into_iter().chain(rules_of("efa-counters")) {
             let same = ours.iter().find(|rule| rule.when == theirs.when).unwrap_or_else(|| panic!("{}", theirs.id));
             assert_eq!((&same.reason, same.severity), (&theirs.reason, theirs.severity));
         }
-        assert_eq!(fabric_growth::paths("mlx5_0", "1").len(), 12);
+        assert_eq!(fabric_counters::counter_paths("mlx5_0", "1").len(), 12);
     }
 
     #[test]
     fn without_a_device_nothing_applies_and_without_a_program_nothing_is_known() {
         let missing = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "ib_write_bw is not installed"));
-        let bare = judged_with(&CHECK, &Params::new(), None, &[found(&[]), missing()]);
+        let bare = classify_outputs_with(&CHECK, &Params::new(), None, &[found(&[]), missing()]);
         assert_eq!(bare, ["not-applicable no-rdma"]);
         assert_eq!(judge("", None, missing()), ["inconclusive missing"]);
         assert_eq!(judge("", None, measured(Vec::new(), Vec::new())), ["inconclusive empty"]);
-        assert_eq!(judged_with(&CHECK, &Params::new(), None, &[state()]), ["inconclusive empty"]);
+        assert_eq!(classify_outputs_with(&CHECK, &Params::new(), None, &[state()]), ["inconclusive empty"]);
     }
 
     #[test]
     fn an_order_is_what_the_parameters_say_and_wrong_ones_are_told() {
         let set = params("devices = ['mlx5_3']\nduration = '10s'\ngid_index = 3");
-        let asked = order(&set).unwrap();
+        let asked = test_params(&set).unwrap();
         assert_eq!((asked.devices, asked.duration, asked.gid_index), (vec!["mlx5_3".into()], Span::from_secs(10), Some(3)));
-        assert!(CHECK.limit(&set) > TIMEOUT);
+        assert!(CHECK.limit(&set) > DEFAULT_TIMEOUT);
         for text in [
             "duration = '1s'",
             "duration = '3500ms'",

@@ -19,7 +19,7 @@ use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Metric, O
 
 use crate::{
     gpu::not_applicable,
-    host_processes::{host_processes, runs},
+    host_processes::{host_processes, is_running},
     nvswitch::switches,
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
@@ -37,7 +37,7 @@ rules = [
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("fabric_manager.rs")), rules: RULES, probes, interpret };
 
-const NAME: &str = "nv-fabricmanager";
+const PROCESS_NAME: &str = "nv-fabricmanager";
 
 fn probes(_: &Params) -> Vec<Probe> {
     vec![Probe::List { path: "/dev".to_owned() }, Probe::Processes]
@@ -57,9 +57,9 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         Err(failure) => return Observation::CouldNot(failure),
     };
     let entity = Entity::new(EntityKind::Service, "nvidia-fabricmanager");
-    let is_up = runs(processes, NAME);
+    let is_up = is_running(processes, PROCESS_NAME);
     let metric = Metric::count("fabric_manager_runs", entity.clone(), f64::from(u8::from(is_up)));
-    let text = format!("{NAME} is not running; NVSwitches in /dev: {count}");
+    let text = format!("{PROCESS_NAME} is not running; NVSwitches in /dev: {count}");
     let down = (!is_up).then(|| Event::seen("fabric-manager-down", entity, text));
     Observation::measured(vec![metric], down.into_iter().collect())
 }
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
     use crate::{
         host_processes::tests::{process, running},
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
 
     fn dev(names: &[&str]) -> ProbeOutput {
@@ -84,25 +84,25 @@ mod tests {
     #[test]
     fn a_fabric_manager_that_does_not_run_is_found() {
         let up = running(&[process(900, "nv-fabricmanage", 'S')]);
-        assert_eq!(judged(&CHECK, &[hgx(), up]), ["pass within-limits"]);
+        assert_eq!(classify_outputs(&CHECK, &[hgx(), up]), ["pass within-limits"]);
         let line = ["fail fabric-manager-down reboot service:nvidia-fabricmanager"];
-        assert_eq!(judged(&CHECK, &[hgx(), running(&[])]), line);
-        assert_eq!(judged(&CHECK, &[hgx(), running(&[process(900, "nv-fabricmanage", 'Z')])]), line);
+        assert_eq!(classify_outputs(&CHECK, &[hgx(), running(&[])]), line);
+        assert_eq!(classify_outputs(&CHECK, &[hgx(), running(&[process(900, "nv-fabricmanage", 'Z')])]), line);
     }
 
     #[test]
     fn a_machine_without_switches_needs_none() {
         for names in [&["null"][..], &["nvidia0", "nvidiactl"], &["nvidia-nvswitchctl"], &[]] {
-            assert_eq!(judged(&CHECK, &[dev(names), running(&[])]), ["not-applicable no-nvswitch"], "{names:?}");
+            assert_eq!(classify_outputs(&CHECK, &[dev(names), running(&[])]), ["not-applicable no-nvswitch"], "{names:?}");
         }
     }
 
     #[test]
     fn what_could_not_be_read_is_never_a_pass() {
         let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "no"));
-        assert_eq!(judged(&CHECK, &[denied.clone(), running(&[])]), ["inconclusive denied"]);
-        assert_eq!(judged(&CHECK, &[hgx(), denied]), ["inconclusive denied"]);
+        assert_eq!(classify_outputs(&CHECK, &[denied.clone(), running(&[])]), ["inconclusive denied"]);
+        assert_eq!(classify_outputs(&CHECK, &[hgx(), denied]), ["inconclusive denied"]);
         let container = ProbeOutput::Processes(vec![process(1, "doctor-node", 'S')]);
-        assert_eq!(judged(&CHECK, &[hgx(), container]), ["inconclusive denied"]);
+        assert_eq!(classify_outputs(&CHECK, &[hgx(), container]), ["inconclusive denied"]);
     }
 }

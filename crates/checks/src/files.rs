@@ -12,10 +12,10 @@ use crate::probe::{FileText, ProbeOutput, Sample};
 ///
 /// # Errors
 /// Returns the observation that the check should return.
-pub fn files(output: Option<&ProbeOutput>) -> Result<&[FileText], Observation> {
+pub fn glob_files(output: Option<&ProbeOutput>) -> Result<&[FileText], Observation> {
     match output {
         Some(ProbeOutput::Files(files)) => Ok(files),
-        other => Err(no_files(other)),
+        other => Err(not_files(other)),
     }
 }
 
@@ -23,14 +23,14 @@ pub fn files(output: Option<&ProbeOutput>) -> Result<&[FileText], Observation> {
 ///
 /// # Errors
 /// Returns the observation that the check should return.
-pub fn samples(output: Option<&ProbeOutput>) -> Result<Vec<Series<'_>>, Observation> {
+pub fn sampled_series(output: Option<&ProbeOutput>) -> Result<Vec<Series<'_>>, Observation> {
     match output {
-        Some(ProbeOutput::Samples(samples)) => Ok(series(samples)),
-        other => Err(no_files(other)),
+        Some(ProbeOutput::Samples(samples)) => Ok(series_of_samples(samples)),
+        other => Err(not_files(other)),
     }
 }
 
-fn no_files(output: Option<&ProbeOutput>) -> Observation {
+fn not_files(output: Option<&ProbeOutput>) -> Observation {
     Observation::CouldNot(match output {
         Some(ProbeOutput::Failed(failure)) => failure.clone(),
         _ => ProbeFailure::new(FailureKind::Unparseable, "the answer is not a list of files"),
@@ -41,7 +41,7 @@ fn no_files(output: Option<&ProbeOutput>) -> Observation {
 ///
 /// # Errors
 /// Returns the failure that the check should report.
-pub fn names(output: Option<&ProbeOutput>) -> Result<&[String], ProbeFailure> {
+pub fn directory_names(output: Option<&ProbeOutput>) -> Result<&[String], ProbeFailure> {
     match output {
         Some(ProbeOutput::Names(names)) => Ok(names),
         Some(ProbeOutput::Failed(failure)) if failure.kind == FailureKind::Missing => Ok(&[]),
@@ -54,10 +54,10 @@ pub fn names(output: Option<&ProbeOutput>) -> Result<&[String], ProbeFailure> {
 ///
 /// # Errors
 /// Returns the observation that the check should return.
-pub fn links(output: Option<&ProbeOutput>) -> Result<&[(String, String)], Observation> {
+pub fn symlinks(output: Option<&ProbeOutput>) -> Result<&[(String, String)], Observation> {
     match output {
         Some(ProbeOutput::Links(links)) => Ok(links),
-        other => Err(no_files(other)),
+        other => Err(not_files(other)),
     }
 }
 
@@ -65,7 +65,7 @@ pub fn links(output: Option<&ProbeOutput>) -> Result<&[(String, String)], Observ
 ///
 /// # Errors
 /// Returns the failure that the check should report.
-pub fn text(output: Option<&ProbeOutput>) -> Result<&str, ProbeFailure> {
+pub fn file_text(output: Option<&ProbeOutput>) -> Result<&str, ProbeFailure> {
     match output {
         Some(ProbeOutput::Text(text)) => Ok(text),
         Some(ProbeOutput::Failed(failure)) => Err(failure.clone()),
@@ -74,7 +74,7 @@ pub fn text(output: Option<&ProbeOutput>) -> Result<&str, ProbeFailure> {
 }
 
 /// Returns the failure for a file with unexpected content.
-pub fn unreadable(path: &str, text: &str) -> ProbeFailure {
+pub fn unexpected_content(path: &str, text: &str) -> ProbeFailure {
     let text: String = text.trim().chars().take(40).collect();
     ProbeFailure::new(FailureKind::Unparseable, format!("unexpected content of {path}: `{text}`"))
 }
@@ -82,7 +82,7 @@ pub fn unreadable(path: &str, text: &str) -> ProbeFailure {
 /// Returns the parts of a path that match each `*` of the pattern, or `None` if the path does not match.
 ///
 /// `wild("/sys/class/net/*/mtu", "/sys/class/net/eth0/mtu")` is `["eth0"]`.
-pub fn wild<'a>(pattern: &str, path: &'a str) -> Option<Vec<&'a str>> {
+pub fn match_pattern<'a>(pattern: &str, path: &'a str) -> Option<Vec<&'a str>> {
     let name_ends = |text: &str| text.bytes().position(|byte| byte == b'/').unwrap_or(text.len());
     let (mut pattern, mut rest, mut found) = (pattern, path, Vec::new());
     while let Some(star) = pattern.bytes().position(|byte| byte == b'*') {
@@ -97,8 +97,8 @@ pub fn wild<'a>(pattern: &str, path: &'a str) -> Option<Vec<&'a str>> {
 }
 
 /// Like [`wild`], for a known number of wildcards.
-pub fn parts<'a, const N: usize>(pattern: &str, path: &'a str) -> Option<[&'a str; N]> {
-    wild(pattern, path)?.try_into().ok()
+pub fn match_pattern_exact<'a, const N: usize>(pattern: &str, path: &'a str) -> Option<[&'a str; N]> {
+    match_pattern(pattern, path)?.try_into().ok()
 }
 
 /// The history of one file.
@@ -114,7 +114,7 @@ pub struct Series<'a> {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Point<'a> {
     pub at: Timestamp,
-    pub up: Span,
+    pub uptime: Span,
     pub text: Option<&'a str>,
 }
 
@@ -122,12 +122,12 @@ pub struct Point<'a> {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Growth {
     pub by: f64,
-    pub over: Span,
+    pub duration: Span,
 }
 
 impl Growth {
     pub fn per_hour(self) -> f64 {
-        self.by * 3_600_000.0 / self.over.millis().max(1) as f64
+        self.by * 3_600_000.0 / self.duration.millis().max(1) as f64
     }
 
     pub fn per_second(self) -> f64 {
@@ -137,14 +137,14 @@ impl Growth {
     /// Returns the number of events in the last hour. If observed for less than an hour, the number seen: one event in
     /// five minutes is one, not twelve per hour. If observed for longer, the hourly average: last month's events are
     /// over.
-    pub fn in_an_hour(self) -> f64 {
-        self.by * 3_600_000.0 / self.over.millis().max(3_600_000) as f64
+    pub fn in_last_hour(self) -> f64 {
+        self.by * 3_600_000.0 / self.duration.millis().max(3_600_000) as f64
     }
 }
 
 impl Series<'_> {
     /// Returns the current text, if the file exists and can be read.
-    pub fn now(&self) -> Option<&str> {
+    pub fn current_text(&self) -> Option<&str> {
         self.points.last()?.text.map(str::trim)
     }
 
@@ -152,15 +152,15 @@ impl Series<'_> {
     ///
     /// # Errors
     /// If the file exists but cannot be read.
-    pub fn reading(&self) -> Result<Option<&str>, ProbeFailure> {
-        self.failure.map_or_else(|| Ok(self.now()), |failure| Err(failure.clone()))
+    pub fn current(&self) -> Result<Option<&str>, ProbeFailure> {
+        self.failure.map_or_else(|| Ok(self.current_text()), |failure| Err(failure.clone()))
     }
 
     /// Returns the growth of a counter within the last `within`. A decrease means that the counter was reset, by a
     /// reboot or a device reset. Without an earlier reading, the counter has grown since the boot at most. Returns
     /// `None` if the current text is not a number.
     pub fn growth(&self, within: Span) -> Option<Growth> {
-        self.growth_of(within, |text| text.parse().ok())
+        self.growth_by(within, |text| text.parse().ok())
     }
 
     /// Like [`growth`](Self::growth), for a counter that a boot itself increases, such as the state changes of a link
@@ -168,16 +168,16 @@ impl Series<'_> {
     /// hour or more.
     pub fn growth_since_boot(&self, within: Span) -> Option<Growth> {
         let last = self.points.last()?;
-        let booted = last.at.minus(last.up);
+        let booted = last.at.minus(last.uptime);
         let points: Vec<_> = self.points.iter().filter(|point| point.at >= booted).copied().collect();
         let is_first = points.iter().filter(|point| point.text.is_some()).count() < 2;
         let growth = Self { points, ..*self }.growth(within)?;
-        let is_young = is_first && last.up < Span::hours(1);
+        let is_young = is_first && last.uptime < Span::hours(1);
         Some(if is_young { Growth { by: 0.0, ..growth } } else { growth })
     }
 
     /// Like [`growth`](Self::growth), for a counter that is embedded in text or not decimal.
-    pub fn growth_of(&self, within: Span, read: impl Fn(&str) -> Option<f64>) -> Option<Growth> {
+    pub fn growth_by(&self, within: Span, read: impl Fn(&str) -> Option<f64>) -> Option<Growth> {
         let number = |point: &Point<'_>| read(point.text?.trim()).filter(|n| n.is_finite() && *n >= 0.0);
         let last = self.points.last()?;
         let newest = number(last)?;
@@ -187,22 +187,22 @@ impl Series<'_> {
             .filter_map(|point| Some((point.at, number(point)?)))
             .collect();
         let Some(&(since, mut before)) = earlier.first() else {
-            return Some(Growth { by: newest, over: last.up });
+            return Some(Growth { by: newest, duration: last.uptime });
         };
         let mut by = 0.0;
         for value in earlier.iter().skip(1).map(|(_, value)| *value).chain([newest]) {
             by += if value >= before { value - before } else { value };
             before = value;
         }
-        Some(Growth { by, over: last.at.since(since) })
+        Some(Growth { by, duration: last.at.since(since) })
     }
 }
 
 /// Returns the history of each file, including files that no longer exist.
-fn series(samples: &[Sample]) -> Vec<Series<'_>> {
+fn series_of_samples(samples: &[Sample]) -> Vec<Series<'_>> {
     let mut all: std::collections::BTreeMap<&str, Series<'_>> = std::collections::BTreeMap::new();
     for (place, sample) in samples.iter().enumerate() {
-        let nothing = |s: &Sample| Point { at: s.at, up: s.up, text: None };
+        let nothing = |s: &Sample| Point { at: s.at, uptime: s.up, text: None };
         for series in all.values_mut() {
             let before = series.points.last().and_then(|point| point.text);
             series.points.push(Point { text: before, ..nothing(sample) });
@@ -266,18 +266,18 @@ pub(crate) mod tests {
     fn growth(values: &[&str]) -> Option<Growth> {
         let each: Vec<Vec<(&str, &str)>> = values.iter().map(|value| vec![("/c", *value)]).collect();
         let each: Vec<&[(&str, &str)]> = each.iter().map(Vec::as_slice).collect();
-        samples(Some(&looks(&each))).unwrap()[0].growth(Span::hours(1))
+        sampled_series(Some(&looks(&each))).unwrap()[0].growth(Span::hours(1))
     }
 
     #[test]
     fn a_counter_grows_between_looks_and_begins_anew_after_a_reset() {
-        assert_eq!(growth(&["5\n", "7\n", "7\n"]), Some(Growth { by: 2.0, over: Span::minutes(10) }));
-        assert_eq!(growth(&["5", "1", "4"]), Some(Growth { by: 4.0, over: Span::minutes(10) }));
-        assert_eq!(growth(&["5"]), Some(Growth { by: 5.0, over: Span::days(10) }));
+        assert_eq!(growth(&["5\n", "7\n", "7\n"]), Some(Growth { by: 2.0, duration: Span::minutes(10) }));
+        assert_eq!(growth(&["5", "1", "4"]), Some(Growth { by: 4.0, duration: Span::minutes(10) }));
+        assert_eq!(growth(&["5"]), Some(Growth { by: 5.0, duration: Span::days(10) }));
         assert_eq!(growth(&["5", "N/A (no PMA)"]), None);
-        assert_eq!(growth(&["N/A", "5"]), Some(Growth { by: 5.0, over: Span::days(10) }));
+        assert_eq!(growth(&["N/A", "5"]), Some(Growth { by: 5.0, duration: Span::days(10) }));
         let hour = vec!["0"; 20];
-        assert_eq!(growth(&hour), Some(Growth { by: 0.0, over: Span::hours(1) }));
+        assert_eq!(growth(&hour), Some(Growth { by: 0.0, duration: Span::hours(1) }));
     }
 
     #[test]
@@ -289,7 +289,7 @@ pub(crate) mod tests {
         (looked[1].up, looked[2].up) = (Span::minutes(1), Span::minutes(6));
         let of = |samples: Vec<Sample>| {
             let output = ProbeOutput::Samples(samples);
-            let growth = self::samples(Some(&output)).unwrap()[0].growth_since_boot(Span::hours(1));
+            let growth = sampled_series(Some(&output)).unwrap()[0].growth_since_boot(Span::hours(1));
             growth.map(|growth| growth.by)
         };
         assert_eq!(of(looked.clone()), Some(1.0));
@@ -300,12 +300,12 @@ pub(crate) mod tests {
     #[test]
     fn files_come_and_go() {
         let output = looks(&[&[("/a", "1")], &[("/a", "1"), ("/b", "x")], &[("/b", "x")]]);
-        let all = samples(Some(&output)).unwrap();
+        let all = sampled_series(Some(&output)).unwrap();
         let texts = |series: &Series<'_>| series.points.iter().map(|p| p.text.map(str::to_owned)).collect::<Vec<_>>();
         assert_eq!(texts(&all[0]), [Some("1".to_owned()), Some("1".to_owned()), None]);
         assert_eq!(texts(&all[1]), [None, Some("x".to_owned()), Some("x".to_owned())]);
-        assert_eq!((all[0].now(), all[1].now()), (None, Some("x")));
-        assert_eq!((all[0].reading(), all[1].reading()), (Ok(None), Ok(Some("x"))));
+        assert_eq!((all[0].current_text(), all[1].current_text()), (None, Some("x")));
+        assert_eq!((all[0].current(), all[1].current()), (Ok(None), Ok(Some("x"))));
     }
 
     #[test]
@@ -314,18 +314,18 @@ pub(crate) mod tests {
         let denied = ProbeFailure::new(FailureKind::Denied, "denied");
         looked[1].files[0].text = Err(denied.clone());
         let output = ProbeOutput::Samples(looked);
-        let all = samples(Some(&output)).unwrap();
-        assert_eq!((all[0].now(), all[0].reading()), (None, Err(denied)));
+        let all = sampled_series(Some(&output)).unwrap();
+        assert_eq!((all[0].current_text(), all[0].current()), (None, Err(denied)));
     }
 
     #[test]
     fn the_open_parts_of_a_path_are_found() {
         let pattern = "/sys/class/infiniband/*/ports/*/state";
-        assert_eq!(wild(pattern, "/sys/class/infiniband/mlx5_0/ports/1/state"), Some(vec!["mlx5_0", "1"]));
-        assert_eq!(wild("/sys/block/nvme*n1/size", "/sys/block/nvme12n1/size"), Some(vec!["12"]));
-        assert_eq!(wild("/a**", "/ab"), None, "one wildcard per path element");
+        assert_eq!(match_pattern(pattern, "/sys/class/infiniband/mlx5_0/ports/1/state"), Some(vec!["mlx5_0", "1"]));
+        assert_eq!(match_pattern("/sys/block/nvme*n1/size", "/sys/block/nvme12n1/size"), Some(vec!["12"]));
+        assert_eq!(match_pattern("/a**", "/ab"), None, "one wildcard per path element");
         for path in ["/sys/class/infiniband/mlx5_0/ports/1/rate", "/sys/class/infiniband/mlx5_0", ""] {
-            assert_eq!(wild(pattern, path), None, "{path}");
+            assert_eq!(match_pattern(pattern, path), None, "{path}");
         }
     }
 
@@ -338,14 +338,14 @@ pub(crate) mod tests {
                 each.iter().map(|files| files.iter().map(|(p, t)| (p.as_str(), t.as_str())).collect()).collect();
             let slices: Vec<&[(&str, &str)]> = each.iter().map(Vec::as_slice).collect();
             let output = looks(&slices);
-            for series in samples(Some(&output)).unwrap() {
+            for series in sampled_series(Some(&output)).unwrap() {
                 prop_assert_eq!(series.points.len(), each.len());
                 for (point, files) in series.points.iter().zip(&each) {
                     let there = files.iter().find(|(path, _)| *path == series.path).map(|(_, text)| *text);
                     prop_assert_eq!(point.text, there);
                 }
                 if let Some(growth) = series.growth(Span::hours(1)) {
-                    prop_assert!(growth.by >= 0.0 && growth.over.millis() > 0);
+                    prop_assert!(growth.by >= 0.0 && growth.duration.millis() > 0);
                 }
             }
         }

@@ -15,16 +15,16 @@ pub struct FioRun {
     pub version: String,
     /// The errno of the first failed job; 0 if none failed.
     pub error: i32,
-    pub read: Side,
-    pub write: Side,
+    pub read: FioDirection,
+    pub write: FioDirection,
 }
 
 /// The result for reading or for writing.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Side {
+pub struct FioDirection {
     pub bytes: u64,
     pub bytes_per_second: f64,
-    pub per_second: f64,
+    pub iops: f64,
     /// `None` if no operation was timed.
     pub latency: Option<Latency>,
 }
@@ -39,7 +39,7 @@ pub struct Latency {
 
 /// Why a text is not the result of a fio run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadFio {
+pub enum FioError {
     #[error("fio printed {0} bytes; the limit is {MAX_MEASUREMENTS_BYTES} bytes")]
     TooLong(usize),
     #[error("fio printed no JSON; it printed: {0}")]
@@ -55,21 +55,21 @@ pub enum BadFio {
 }
 
 #[derive(Deserialize)]
-struct Printed {
+struct FioOutput {
     #[serde(rename = "fio version")]
     version: String,
-    jobs: Vec<Job>,
+    jobs: Vec<FioJob>,
 }
 
 #[derive(Deserialize)]
-struct Job {
+struct FioJob {
     error: i32,
-    read: Direction,
-    write: Direction,
+    read: JsonDirection,
+    write: JsonDirection,
 }
 
 #[derive(Deserialize)]
-struct Direction {
+struct JsonDirection {
     io_bytes: u64,
     bw_bytes: f64,
     iops: f64,
@@ -95,55 +95,55 @@ struct Percentiles {
 ///
 /// # Errors
 /// If the text is not a complete result of fio 3 or newer.
-pub fn parse(text: &str) -> Result<FioRun, BadFio> {
+pub fn parse(text: &str) -> Result<FioRun, FioError> {
     if text.len() > MAX_MEASUREMENTS_BYTES {
-        return Err(BadFio::TooLong(text.len()));
+        return Err(FioError::TooLong(text.len()));
     }
-    let Some(begin) = json_in(text) else { return Err(BadFio::NoJson(last_words(text))) };
+    let Some(begin) = json_start(text) else { return Err(FioError::NoJson(last_line(text))) };
     let mut values = serde_json::Deserializer::from_str(&text[begin..]).into_iter::<serde_json::Value>();
-    let malformed = |error: serde_json::Error| BadFio::Malformed(error.to_string());
-    let value = values.next().ok_or(BadFio::NoJobs)?.map_err(malformed)?;
+    let malformed = |error: serde_json::Error| FioError::Malformed(error.to_string());
+    let value = values.next().ok_or(FioError::NoJobs)?.map_err(malformed)?;
     // Check the version first: an old version would only be reported as malformed.
     let version = value.get("fio version").and_then(|version| version.as_str()).unwrap_or_default();
-    if !is_known(version) {
-        return Err(BadFio::OldVersion(version.chars().take(40).collect()));
+    if !is_supported_version(version) {
+        return Err(FioError::OldVersion(version.chars().take(40).collect()));
     }
-    let Printed { version, jobs } = serde_json::from_value(value).map_err(malformed)?;
+    let FioOutput { version, jobs } = serde_json::from_value(value).map_err(malformed)?;
     if jobs.is_empty() {
-        return Err(BadFio::NoJobs);
+        return Err(FioError::NoJobs);
     }
-    let mut run = FioRun { version, error: 0, read: Side::default(), write: Side::default() };
+    let mut run = FioRun { version, error: 0, read: FioDirection::default(), write: FioDirection::default() };
     for job in jobs {
         run.error = if run.error == 0 { job.error } else { run.error };
-        run.read = run.read.and(job.read.side()?);
-        run.write = run.write.and(job.write.side()?);
+        run.read = run.read.combine(job.read.side()?);
+        run.write = run.write.combine(job.write.side()?);
     }
-    let sums = [run.read, run.write].map(|side| side.bytes_per_second + side.per_second);
+    let sums = [run.read, run.write].map(|side| side.bytes_per_second + side.iops);
     if sums.iter().any(|sum| !sum.is_finite()) {
-        return Err(BadFio::NotANumber("bw_bytes"));
+        return Err(FioError::NotANumber("bw_bytes"));
     }
     Ok(run)
 }
 
 /// fio's remarks are whole lines, and its JSON starts a line.
-fn json_in(text: &str) -> Option<usize> {
+fn json_start(text: &str) -> Option<usize> {
     if text.starts_with('{') { Some(0) } else { text.find("\n{").map(|line_end| line_end + 1) }
 }
 
 /// Accepts `fio-3.33`, `fio-3.16-29-g0a1b`, and later major versions.
-fn is_known(version: &str) -> bool {
+fn is_supported_version(version: &str) -> bool {
     let major = version.strip_prefix("fio-").and_then(|rest| rest.split(['.', '-']).next());
     major.and_then(|major| major.parse::<u32>().ok()).is_some_and(|major| major >= 3)
 }
 
-fn last_words(text: &str) -> String {
+fn last_line(text: &str) -> String {
     text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing").chars().take(200).collect()
 }
 
-impl Direction {
-    fn side(&self) -> Result<Side, BadFio> {
+impl JsonDirection {
+    fn side(&self) -> Result<FioDirection, FioError> {
         let number = |name, value: f64| {
-            if value.is_finite() && value >= 0.0 { Ok(value) } else { Err(BadFio::NotANumber(name)) }
+            if value.is_finite() && value >= 0.0 { Ok(value) } else { Err(FioError::NotANumber(name)) }
         };
         let seconds = |nanoseconds: f64| Ok(number("clat_ns", nanoseconds)? / 1e9);
         let percentiles = self.clat_ns.as_ref().and_then(|completion| completion.percentile.as_ref());
@@ -153,19 +153,19 @@ impl Direction {
             }
             None => None,
         };
-        Ok(Side {
+        Ok(FioDirection {
             bytes: self.io_bytes,
             bytes_per_second: number("bw_bytes", self.bw_bytes)?,
-            per_second: number("iops", self.iops)?,
+            iops: number("iops", self.iops)?,
             latency,
         })
     }
 }
 
-impl Side {
+impl FioDirection {
     /// Combines the results of jobs that ran at the same time.
     #[must_use]
-    pub fn and(self, other: Self) -> Self {
+    pub fn combine(self, other: Self) -> Self {
         let latency = match (self.latency, other.latency) {
             (Some(a), Some(b)) => {
                 Some(Latency { p50: a.p50.max(b.p50), p99: a.p99.max(b.p99), p999: a.p999.max(b.p999) })
@@ -175,7 +175,7 @@ impl Side {
         Self {
             bytes: self.bytes.saturating_add(other.bytes),
             bytes_per_second: self.bytes_per_second + other.bytes_per_second,
-            per_second: self.per_second + other.per_second,
+            iops: self.iops + other.iops,
             latency,
         }
     }
@@ -193,7 +193,7 @@ mod tests {
         let run = parse(RANDRW).unwrap();
         assert_eq!((run.version.as_str(), run.error), ("fio-3.33", 0));
         assert_eq!(run.read.bytes, 519_245_824);
-        assert_eq!((run.read.bytes_per_second, run.read.per_second), (259_493_165.0, 63_352.823_588));
+        assert_eq!((run.read.bytes_per_second, run.read.iops), (259_493_165.0, 63_352.823_588));
         assert_eq!(run.read.latency, Some(Latency { p50: 444_416e-9, p99: 4_489_216e-9, p999: 6_979_584e-9 }));
         assert_eq!(run.write.bytes_per_second, 111_011_630.0);
         let written = parse(include_str!("../fixtures/storage/fio-3.33-write.json")).unwrap();
@@ -211,11 +211,11 @@ mod tests {
             assert_eq!(parse(text).unwrap(), FioRun { version: version.to_owned(), ..of_333.clone() });
         }
         let old = parse(include_str!("../fixtures/storage/fio-2.21-by-hand.json"));
-        assert_eq!(old, Err(BadFio::OldVersion("fio-2.21".to_owned())));
+        assert_eq!(old, Err(FioError::OldVersion("fio-2.21".to_owned())));
         for (version, known) in
             [("fio-3.16-29-g0a1b", true), ("fio-4.0", true), ("fio-2.99", false), ("fio", false), ("3.33", false)]
         {
-            assert_eq!(is_known(version), known, "{version}");
+            assert_eq!(is_supported_version(version), known, "{version}");
         }
     }
 
@@ -241,25 +241,25 @@ mod tests {
         let (one, two) = (parse(RANDRW).unwrap(), parse(&printed.to_string()).unwrap());
         assert_eq!(two.error, 5);
         assert_eq!(two.read.bytes, 2 * one.read.bytes);
-        assert_eq!(two.write.per_second, 2.0 * one.write.per_second);
+        assert_eq!(two.write.iops, 2.0 * one.write.iops);
         let latency = two.read.latency.unwrap();
         assert_eq!((latency.p99, latency.p50), (9.0, one.read.latency.unwrap().p50));
     }
 
     #[test]
     fn what_is_cut_missing_or_no_number_is_an_error() {
-        assert_eq!(parse("fio: failed to open\n\n"), Err(BadFio::NoJson("fio: failed to open".to_owned())));
-        assert_eq!(parse(""), Err(BadFio::NoJson("nothing".to_owned())));
-        assert!(matches!(parse(&RANDRW[..3000]), Err(BadFio::Malformed(_))));
-        assert_eq!(parse("{\"fio version\":\"fio-3.33\",\"jobs\":[]}"), Err(BadFio::NoJobs));
-        assert!(matches!(parse(&RANDRW.replace("\"bw_bytes\"", "\"bw_byte\"")), Err(BadFio::Malformed(_))));
-        assert_eq!(parse(&RANDRW.replace("63352.823588", "-1")), Err(BadFio::NotANumber("iops")));
+        assert_eq!(parse("fio: failed to open\n\n"), Err(FioError::NoJson("fio: failed to open".to_owned())));
+        assert_eq!(parse(""), Err(FioError::NoJson("nothing".to_owned())));
+        assert!(matches!(parse(&RANDRW[..3000]), Err(FioError::Malformed(_))));
+        assert_eq!(parse("{\"fio version\":\"fio-3.33\",\"jobs\":[]}"), Err(FioError::NoJobs));
+        assert!(matches!(parse(&RANDRW.replace("\"bw_bytes\"", "\"bw_byte\"")), Err(FioError::Malformed(_))));
+        assert_eq!(parse(&RANDRW.replace("63352.823588", "-1")), Err(FioError::NotANumber("iops")));
         let huge = RANDRW.replace("\"bw_bytes\" : 259493165", "\"bw_bytes\" : 1e308");
         let mut twice: serde_json::Value = serde_json::from_str(&huge).unwrap();
         let job = twice["jobs"][0].clone();
         twice["jobs"].as_array_mut().unwrap().push(job);
-        assert_eq!(parse(&twice.to_string()), Err(BadFio::NotANumber("bw_bytes")));
-        assert!(matches!(parse(&" ".repeat(MAX_MEASUREMENTS_BYTES + 1)), Err(BadFio::TooLong(_))));
+        assert_eq!(parse(&twice.to_string()), Err(FioError::NotANumber("bw_bytes")));
+        assert!(matches!(parse(&" ".repeat(MAX_MEASUREMENTS_BYTES + 1)), Err(FioError::TooLong(_))));
     }
 
     proptest! {
@@ -272,7 +272,7 @@ mod tests {
             changed.replace_range(at..(at + text.len()).min(RANDRW.len()), &text);
             if let Ok(run) = parse(&changed) {
                 for side in [run.read, run.write] {
-                    prop_assert!(side.bytes_per_second >= 0.0 && side.per_second.is_finite());
+                    prop_assert!(side.bytes_per_second >= 0.0 && side.iops.is_finite());
                 }
             }
         }

@@ -15,12 +15,12 @@
 //! where no file system has one.
 
 use doctor_core::{
-    observation::{Entity, EntityKind, Event, Look, Metric, Observation},
+    observation::{Entity, EntityKind, Event, ObservationBuilder, Metric, Observation},
     time::Span,
 };
 
 use crate::{
-    files::{Series, files, parts, samples, unreadable},
+    files::{Series, glob_files, match_pattern_exact, sampled_series, unexpected_content},
     gpu::not_applicable,
     probe::{FileText, Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
@@ -41,13 +41,13 @@ pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("fs_errors.rs")), rules: RULES, probes, interpret };
 
 const EXT4: &str = "/sys/fs/ext4/*/errors_count";
-const LAST: &str = "/sys/fs/ext4/*/last_error_time";
+const LAST_ERROR_TIME: &str = "/sys/fs/ext4/*/last_error_time";
 const BTRFS: &str = "/sys/fs/btrfs/*/devinfo/*/error_stats";
 const DAY: Span = Span::days(1);
 
 fn probes(_: &Params) -> Vec<Probe> {
     let sampled = |pattern: &str| Probe::Sampled { pattern: pattern.to_owned(), keep: DAY };
-    vec![sampled(EXT4), Probe::glob(LAST), sampled(BTRFS)]
+    vec![sampled(EXT4), Probe::glob(LAST_ERROR_TIME), sampled(BTRFS)]
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
@@ -55,41 +55,41 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let (ext4, last, btrfs) = (samples(outputs.first())?, files(outputs.get(1))?, samples(outputs.get(2))?);
-    let mut look = Look::default();
+    let (ext4, last, btrfs) = (sampled_series(outputs.first())?, glob_files(outputs.get(1))?, sampled_series(outputs.get(2))?);
+    let mut look = ObservationBuilder::default();
     for series in &ext4 {
-        let Some([disk]) = parts(EXT4, series.path) else { continue };
-        tell(disk.to_owned(), series, when(last, disk), &mut look);
+        let Some([disk]) = match_pattern_exact(EXT4, series.path) else { continue };
+        report_errors(disk.to_owned(), series, last_error_time(last, disk), &mut look);
     }
     for series in &btrfs {
-        let Some([of, disk]) = parts(BTRFS, series.path) else { continue };
-        tell(format!("{of}/{disk}"), series, None, &mut look);
+        let Some([of, disk]) = match_pattern_exact(BTRFS, series.path) else { continue };
+        report_errors(format!("{of}/{disk}"), series, None, &mut look);
     }
-    Ok(look.or(not_applicable("no-counter", "no file system of this node counts its errors")))
+    Ok(look.build_or(not_applicable("no-counter", "no file system of this node counts its errors")))
 }
 
 /// Sums the counters: a plain number, or lines that each end in a number, such as `write_errs 0`.
-fn sum(text: &str) -> Option<f64> {
+fn sum_counters(text: &str) -> Option<f64> {
     let numbers = text.lines().map(|line| line.split_ascii_whitespace().next_back()?.parse::<f64>().ok());
     numbers.sum::<Option<f64>>().filter(|_| !text.trim().is_empty())
 }
 
-fn tell(disk: String, series: &Series<'_>, when: Option<u64>, look: &mut Look) {
-    let now = match series.reading() {
+fn report_errors(disk: String, series: &Series<'_>, when: Option<u64>, look: &mut ObservationBuilder) {
+    let now = match series.current() {
         Ok(Some(now)) => now,
         // The file system has been unmounted and has no errors to report.
         Ok(None) => return,
-        Err(failure) => return look.could_not(failure),
+        Err(failure) => return look.unreadable(failure),
     };
-    let Some(count) = sum(now) else {
-        look.could_not(unreadable(series.path, now));
+    let Some(count) = sum_counters(now) else {
+        look.unreadable(unexpected_content(series.path, now));
         return;
     };
     let entity = Entity::new(EntityKind::Disk, disk);
     look.metric(Metric::count("file_system_errors", entity.clone(), count));
     // The count survives a reboot, so the first reading has nothing to compare with.
     let looks = series.points.iter().filter(|point| point.text.is_some()).count();
-    let grown = if looks > 1 { series.growth_of(DAY, sum).map_or(0.0, |growth| growth.by) } else { 0.0 };
+    let grown = if looks > 1 { series.growth_by(DAY, sum_counters).map_or(0.0, |growth| growth.by) } else { 0.0 };
     if grown > 0.0 {
         let text = format!("{grown} new file-system errors within a day, {count} in total");
         look.event(Event::seen("file-system-errors-grow", entity, text));
@@ -100,8 +100,8 @@ fn tell(disk: String, series: &Series<'_>, when: Option<u64>, look: &mut Look) {
     }
 }
 
-fn when(all: &[FileText], disk: &str) -> Option<u64> {
-    let file = all.iter().find(|file| parts(LAST, &file.path) == Some([disk]))?;
+fn last_error_time(all: &[FileText], disk: &str) -> Option<u64> {
+    let file = all.iter().find(|file| match_pattern_exact(LAST_ERROR_TIME, &file.path) == Some([disk]))?;
     file.text.as_deref().ok()?.trim().parse().ok().filter(|at| *at > 0)
 }
 
@@ -110,14 +110,14 @@ mod tests {
     use super::*;
     use crate::{
         files::tests::{found, looks},
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
     use proptest::prelude::*;
 
     fn look(counts: &[&str]) -> Vec<String> {
         let each: Vec<_> = counts.iter().map(|count| [("/sys/fs/ext4/sda1/errors_count", *count)]).collect();
         let ext4 = looks(&each.iter().map(|one| &one[..]).collect::<Vec<_>>());
-        judged(&CHECK, &[ext4, found(&[("/sys/fs/ext4/sda1/last_error_time", "1794700000\n")]), looks(&[&[]])])
+        classify_outputs(&CHECK, &[ext4, found(&[("/sys/fs/ext4/sda1/last_error_time", "1794700000\n")]), looks(&[&[]])])
     }
 
     // Made by hand.
@@ -137,7 +137,7 @@ mod tests {
     fn btrfs_counts_by_disk() {
         let path = "/sys/fs/btrfs/0a1b/devinfo/1/error_stats";
         let text = "write_errs 0\nread_errs 2\nflush_errs 0\ncorruption_errs 1\ngeneration_errs 0\n";
-        let lines = judged(&CHECK, &[looks(&[&[]]), found(&[]), looks(&[&[(path, text)]])]);
+        let lines = classify_outputs(&CHECK, &[looks(&[&[]]), found(&[]), looks(&[&[(path, text)]])]);
         assert_eq!(lines, ["fail file-system-errors monitor disk:0a1b/1"]);
     }
 
@@ -145,7 +145,7 @@ mod tests {
     fn what_cannot_be_read_is_not_zero() {
         assert_eq!(look(&["?"]), ["inconclusive unparseable"]);
         assert_eq!(look(&[""]), ["inconclusive unparseable"]);
-        assert_eq!(judged(&CHECK, &[looks(&[&[]]), found(&[]), looks(&[&[]])]), ["not-applicable no-counter"]);
+        assert_eq!(classify_outputs(&CHECK, &[looks(&[&[]]), found(&[]), looks(&[&[]])]), ["not-applicable no-counter"]);
     }
 
     proptest! {

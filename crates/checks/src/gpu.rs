@@ -8,12 +8,12 @@
 //! returns `nvlink.0.state`, `nvlink.1.state`, and so on.
 
 use doctor_core::{
-    observation::{FailureKind, Look, Observation, ProbeFailure, Why},
+    observation::{CodedReason, FailureKind, Observation, ObservationBuilder, ProbeFailure},
     reason::ReasonCode,
 };
 
-pub use crate::gpu_answer::{
-    DRIVER_NOT_LOADED, Driver, Gpu, GpuAnswer, NVML_GPU_IS_LOST, NVML_RESET_REQUIRED, Reading, VERSION_MISMATCH,
+pub use crate::gpu_query::{
+    DRIVER_NOT_LOADED, Driver, FieldValue, Gpu, GpuQueryResult, NVML_GPU_IS_LOST, NVML_RESET_REQUIRED, VERSION_MISMATCH,
 };
 use crate::probe::ProbeOutput;
 
@@ -22,7 +22,7 @@ use crate::probe::ProbeOutput;
 /// # Errors
 /// Returns the observation that the check should return: not applicable on a machine without an NVIDIA GPU; could not
 /// run if the driver does not answer, or lists no GPU although the bus has some.
-pub fn gpus(output: Option<&ProbeOutput>) -> Result<&[Gpu], Observation> {
+pub fn require_gpus(output: Option<&ProbeOutput>) -> Result<&[Gpu], Observation> {
     let could_not = |kind, text: String| Observation::CouldNot(ProbeFailure::new(kind, text));
     let answer = match output {
         Some(ProbeOutput::Gpus(answer)) => answer,
@@ -43,60 +43,64 @@ pub fn gpus(output: Option<&ProbeOutput>) -> Result<&[Gpu], Observation> {
 }
 
 /// Returns why one of these fields could not be read, or `None` if each was read or is not supported.
-pub fn unread(gpu: &Gpu, fields: &[&str]) -> Option<ProbeFailure> {
+pub fn read_failure(gpu: &Gpu, fields: &[&str]) -> Option<ProbeFailure> {
     let because = |kind, text: String| ProbeFailure::new(kind, format!("{}: {text}", gpu.entity()));
     fields.iter().find_map(|field| match gpu.get(field) {
         None => Some(because(FailureKind::Empty, format!("the probe did not query {field}"))),
-        Some(Reading::Failed { text, .. }) => Some(because(FailureKind::Failed, format!("{field}: {text}"))),
-        Some(Reading::Number(_) | Reading::Text(_) | Reading::NotSupported) => None,
+        Some(FieldValue::Failed { text, .. }) => Some(because(FailureKind::Failed, format!("{field}: {text}"))),
+        Some(FieldValue::Number(_) | FieldValue::Text(_) | FieldValue::NotSupported) => None,
     })
 }
 
 /// Calls `see` for each GPU, to add its metrics and events; for a GPU without the feature, `see` adds nothing. If no
 /// GPU has the feature, the result is not applicable with the text `nothing`.
-pub fn each(output: Option<&ProbeOutput>, nothing: &str, mut see: impl FnMut(&Gpu, &mut Look)) -> Observation {
-    let gpus = match gpus(output) {
+pub fn for_each_gpu(
+    output: Option<&ProbeOutput>,
+    nothing: &str,
+    mut see: impl FnMut(&Gpu, &mut ObservationBuilder),
+) -> Observation {
+    let gpus = match require_gpus(output) {
         Ok(gpus) => gpus,
         Err(instead) => return instead,
     };
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     for gpu in gpus {
         see(gpu, &mut look);
     }
-    look.or(not_applicable("not-supported", nothing))
+    look.build_or(not_applicable("not-supported", nothing))
 }
 
 /// Returns a numeric field if the GPU supports it. Records a failure to read it in `look`.
-pub fn read_number(gpu: &Gpu, field: &str, look: &mut Look) -> Option<f64> {
+pub fn read_number(gpu: &Gpu, field: &str, look: &mut ObservationBuilder) -> Option<f64> {
     match gpu.get(field) {
-        Some(Reading::Number(value)) => Some(*value),
-        Some(Reading::Text(text)) => {
+        Some(FieldValue::Number(value)) => Some(*value),
+        Some(FieldValue::Text(text)) => {
             let text = format!("{}: {field} is not a number: {text}", gpu.entity());
-            look.could_not(ProbeFailure::new(FailureKind::Unparseable, text));
+            look.unreadable(ProbeFailure::new(FailureKind::Unparseable, text));
             None
         }
-        Some(Reading::NotSupported) => None,
-        Some(Reading::Failed { .. }) | None => {
-            unread(gpu, &[field]).into_iter().for_each(|failure| look.could_not(failure));
+        Some(FieldValue::NotSupported) => None,
+        Some(FieldValue::Failed { .. }) | None => {
+            read_failure(gpu, &[field]).into_iter().for_each(|failure| look.unreadable(failure));
             None
         }
     }
 }
 
 /// Like [`read_number`], for text. Empty text counts as unreadable.
-pub fn read_text<'a>(gpu: &'a Gpu, field: &str, look: &mut Look) -> Option<&'a str> {
+pub fn read_text<'a>(gpu: &'a Gpu, field: &str, look: &mut ObservationBuilder) -> Option<&'a str> {
     match gpu.get(field) {
-        Some(Reading::Text(text)) if !text.trim().is_empty() => Some(text.trim()),
-        Some(Reading::Text(_) | Reading::Number(_)) => {
-            look.could_not(ProbeFailure::new(
+        Some(FieldValue::Text(text)) if !text.trim().is_empty() => Some(text.trim()),
+        Some(FieldValue::Text(_) | FieldValue::Number(_)) => {
+            look.unreadable(ProbeFailure::new(
                 FailureKind::Unparseable,
                 format!("{}: {field} is not text", gpu.entity()),
             ));
             None
         }
-        Some(Reading::NotSupported) => None,
-        Some(Reading::Failed { .. }) | None => {
-            unread(gpu, &[field]).into_iter().for_each(|failure| look.could_not(failure));
+        Some(FieldValue::NotSupported) => None,
+        Some(FieldValue::Failed { .. }) | None => {
+            read_failure(gpu, &[field]).into_iter().for_each(|failure| look.unreadable(failure));
             None
         }
     }
@@ -104,16 +108,16 @@ pub fn read_text<'a>(gpu: &'a Gpu, field: &str, look: &mut Look) -> Option<&'a s
 
 /// Like [`read_number`], for all members of a numbered family. If the family itself cannot be read, the runner records
 /// the failure under the requested name, `nvlink.*.state`.
-pub fn read_numbered(gpu: &Gpu, family: &str, what: &str, look: &mut Look) -> Vec<(u32, f64)> {
+pub fn read_indexed(gpu: &Gpu, family: &str, what: &str, look: &mut ObservationBuilder) -> Vec<(u32, f64)> {
     let asked = format!("{family}.*.{what}");
-    if matches!(gpu.get(&asked), Some(Reading::Failed { .. })) {
-        unread(gpu, &[&asked]).into_iter().for_each(|failure| look.could_not(failure));
+    if matches!(gpu.get(&asked), Some(FieldValue::Failed { .. })) {
+        read_failure(gpu, &[&asked]).into_iter().for_each(|failure| look.unreadable(failure));
     }
-    let mut read = |(number, reading): (u32, &Reading)| match reading {
-        Reading::Number(value) => Some((number, *value)),
+    let mut read = |(number, reading): (u32, &FieldValue)| match reading {
+        FieldValue::Number(value) => Some((number, *value)),
         _ => Some((number, read_number(gpu, &format!("{family}.{number}.{what}"), look)?)),
     };
-    gpu.numbered(family, what).filter_map(&mut read).collect()
+    gpu.indexed(family, what).filter_map(&mut read).collect()
 }
 
 /// The observation of a GPU check on a machine without GPUs.
@@ -123,12 +127,12 @@ pub fn no_gpu() -> Observation {
 
 /// Returns a "not applicable" observation with a fixed reason.
 pub fn not_applicable(code: &'static str, text: impl Into<String>) -> Observation {
-    Observation::NotApplicable(Why { code: ReasonCode::fixed(code), text: text.into() })
+    Observation::NotApplicable(CodedReason { code: ReasonCode::fixed(code), text: text.into() })
 }
 
 /// Normalises a PCI bus id to the kernel's lower-case form. Accepts `00000000:18:00.0`, `0000:18:00.0`, `0000:18:00`
 /// and `PCI:0000:18:00`. Returns `None` if the text is not a bus id.
-pub fn bus_id(text: &str) -> Option<String> {
+pub fn normalize_bus_id(text: &str) -> Option<String> {
     let text = text.trim().strip_prefix("PCI:").unwrap_or(text.trim());
     let mut parts = text.split(':');
     let (domain, bus, rest) = (parts.next()?, parts.next()?, parts.next()?);
@@ -150,14 +154,14 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     /// An answer like NVML's: one list of fields for each GPU.
-    pub(crate) fn answer(gpus: &[&[(&str, Reading)]]) -> ProbeOutput {
+    pub(crate) fn answer(gpus: &[&[(&str, FieldValue)]]) -> ProbeOutput {
         let bus = |index: usize| format!("0000:{:02x}:00.0", 0x18 + index);
-        let gpu = |(index, fields): (usize, &&[(&str, Reading)])| Gpu {
+        let gpu = |(index, fields): (usize, &&[(&str, FieldValue)])| Gpu {
             index: index as u32,
             bus: bus(index),
             fields: fields.iter().map(|(name, reading)| ((*name).to_owned(), reading.clone())).collect(),
         };
-        ProbeOutput::Gpus(GpuAnswer {
+        ProbeOutput::Gpus(GpuQueryResult {
             on_pci: (0..gpus.len()).map(bus).collect(),
             driver: Ok(Driver { version: "570.124.06".into(), cuda: Some("12.8".into()), asked: "nvml".into() }),
             gpus: gpus.iter().enumerate().map(gpu).collect(),
@@ -167,25 +171,25 @@ pub(crate) mod tests {
     /// The answer on a machine without a GPU.
     pub(crate) fn none() -> ProbeOutput {
         let missing = ProbeFailure::new(FailureKind::Missing, "libnvidia-ml.so.1: not found");
-        ProbeOutput::Gpus(GpuAnswer { on_pci: Vec::new(), driver: Err(missing), gpus: Vec::new() })
+        ProbeOutput::Gpus(GpuQueryResult { on_pci: Vec::new(), driver: Err(missing), gpus: Vec::new() })
     }
 
-    pub(crate) fn n(value: f64) -> Reading {
-        Reading::Number(value)
+    pub(crate) fn n(value: f64) -> FieldValue {
+        FieldValue::Number(value)
     }
 
-    pub(crate) fn t(text: &str) -> Reading {
-        Reading::Text(text.to_owned())
+    pub(crate) fn t(text: &str) -> FieldValue {
+        FieldValue::Text(text.to_owned())
     }
 
     /// The result of every call for a GPU that has fallen off the bus.
-    pub(crate) fn lost() -> Reading {
-        Reading::Failed { code: NVML_GPU_IS_LOST, text: "GPU is lost".to_owned() }
+    pub(crate) fn lost() -> FieldValue {
+        FieldValue::Failed { code: NVML_GPU_IS_LOST, text: "GPU is lost".to_owned() }
     }
 
     /// Two GPUs on the bus and a driver that fails with this error.
     pub(crate) fn deaf(kind: FailureKind, text: &str) -> ProbeOutput {
-        ProbeOutput::Gpus(GpuAnswer {
+        ProbeOutput::Gpus(GpuQueryResult {
             on_pci: vec!["0000:18:00.0".to_owned(), "0000:19:00.0".to_owned()],
             driver: Err(ProbeFailure::new(kind, text)),
             gpus: Vec::new(),
@@ -194,26 +198,26 @@ pub(crate) mod tests {
 
     #[test]
     fn no_gpu_is_not_the_same_as_a_driver_that_does_not_answer() {
-        assert!(matches!(gpus(Some(&none())), Err(Observation::NotApplicable(_))));
+        assert!(matches!(require_gpus(Some(&none())), Err(Observation::NotApplicable(_))));
         let ProbeOutput::Gpus(mut dead) = none() else { panic!("gpus") };
         dead.on_pci.push("0000:18:00.0".into());
         let dead = ProbeOutput::Gpus(dead);
-        assert!(matches!(gpus(Some(&dead)), Err(Observation::CouldNot(f)) if f.kind == FailureKind::Missing));
+        assert!(matches!(require_gpus(Some(&dead)), Err(Observation::CouldNot(f)) if f.kind == FailureKind::Missing));
         let ProbeOutput::Gpus(mut lost) = answer(&[]) else { panic!("gpus") };
         lost.on_pci.push("0000:18:00.0".into());
         let lost = ProbeOutput::Gpus(lost);
-        assert!(matches!(gpus(Some(&lost)), Err(Observation::CouldNot(f)) if f.kind == FailureKind::Empty));
-        assert!(matches!(gpus(None), Err(Observation::CouldNot(_))));
+        assert!(matches!(require_gpus(Some(&lost)), Err(Observation::CouldNot(f)) if f.kind == FailureKind::Empty));
+        assert!(matches!(require_gpus(None), Err(Observation::CouldNot(_))));
     }
 
     #[test]
     fn a_bus_id_is_the_same_however_it_is_written() {
         for text in ["00000000:18:00.0", "0000:18:00.0", "0000:18:00", "PCI:0000:18:00", "0:18:0.0"] {
-            assert_eq!(bus_id(text).as_deref(), Some("0000:18:00.0"), "{text}");
+            assert_eq!(normalize_bus_id(text).as_deref(), Some("0000:18:00.0"), "{text}");
         }
-        assert_eq!(bus_id("0018:01:00").as_deref(), Some("0018:01:00.0"));
+        assert_eq!(normalize_bus_id("0018:01:00").as_deref(), Some("0018:01:00.0"));
         for text in ["", "18:00.0", "a:b:c:d", "0000:xx:00.0", "0000:18:00.0.0"] {
-            assert_eq!(bus_id(text), None, "{text}");
+            assert_eq!(normalize_bus_id(text), None, "{text}");
         }
     }
 
@@ -222,14 +226,14 @@ pub(crate) mod tests {
         let ProbeOutput::Gpus(answer) = answer(&[&[("nvlink.0.state", n(1.0)), ("nvlink.17.state", n(0.0))]]) else {
             panic!("gpus")
         };
-        let states: Vec<_> = answer.gpus[0].numbered("nvlink", "state").map(|(link, r)| (link, r.clone())).collect();
+        let states: Vec<_> = answer.gpus[0].indexed("nvlink", "state").map(|(link, r)| (link, r.clone())).collect();
         assert_eq!(states, [(0, n(1.0)), (17, n(0.0))]);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in ".{0,40}") {
-            bus_id(&text);
+            normalize_bus_id(&text);
         }
     }
 }

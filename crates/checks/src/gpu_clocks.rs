@@ -14,11 +14,11 @@
 //!
 //! Not applicable where GPUs report no clocks.
 
-use doctor_core::observation::{Event, Look, Metric, Observation, Unit};
+use doctor_core::observation::{Event, ObservationBuilder, Metric, Observation, Unit};
 
 use crate::{
-    gpu::{Gpu, gpus, not_applicable, read_number},
-    odd_ones::{Part, odd_ones},
+    gpu::{Gpu, require_gpus, not_applicable, read_number},
+    outliers::{Part, outliers},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -52,14 +52,14 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let gpus = match gpus(outputs.first()) {
+    let gpus = match require_gpus(outputs.first()) {
         Ok(gpus) => gpus,
         Err(instead) => return instead,
     };
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     let (mut chips, mut memories) = (Vec::new(), Vec::new());
     for gpu in gpus {
-        lowered(gpu, &mut look);
+        report_lowered_clock(gpu, &mut look);
         let kind = gpu.text(NAME).unwrap_or_default();
         let part = |mhz: f64| Part { entity: gpu.entity(), kind: kind.to_owned(), value: mhz.to_string() };
         if let Some(mhz) = read_number(gpu, MAX_SM, &mut look) {
@@ -69,16 +69,16 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         memories.extend(read_number(gpu, MAX_MEMORY, &mut look).map(part));
     }
     for (what, parts) in [("SM", chips), ("memory", memories)] {
-        for odd in odd_ones(&parts) {
-            let text = format!("maximum {what} clock {} MHz, the other GPUs have {} MHz", odd.part.value, odd.usual);
+        for odd in outliers(&parts) {
+            let text = format!("maximum {what} clock {} MHz, the other GPUs have {} MHz", odd.part.value, odd.majority_value);
             look.event(Event::seen("clocks-differ", odd.part.entity.clone(), text));
         }
     }
-    look.or(not_applicable("not-supported", "no GPU of this node reports its clocks"))
+    look.build_or(not_applicable("not-supported", "no GPU of this node reports its clocks"))
 }
 
 /// Newer drivers have no application clocks.
-fn lowered(gpu: &Gpu, look: &mut Look) {
+fn report_lowered_clock(gpu: &Gpu, look: &mut ObservationBuilder) {
     for (set, usual, what) in APPLICATION {
         let (set, usual) = (read_number(gpu, set, look), read_number(gpu, usual, look));
         let (Some(set), Some(usual)) = (set, usual) else { continue };
@@ -94,27 +94,27 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none, t},
         },
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
 
     const FIELDS: [&str; 7] =
         [NAME, MAX_SM, MAX_MEMORY, APPLICATION[0].0, APPLICATION[0].1, APPLICATION[1].0, APPLICATION[1].1];
 
-    fn gpu(name: &str, values: [f64; 6]) -> Vec<(&'static str, Reading)> {
+    fn gpu(name: &str, values: [f64; 6]) -> Vec<(&'static str, FieldValue)> {
         FIELDS.into_iter().zip([t(name)].into_iter().chain(values.map(n))).collect()
     }
 
     /// Values of an H200, driver 580.159.04, 2026-11-15.
-    fn h200() -> Vec<(&'static str, Reading)> {
+    fn h200() -> Vec<(&'static str, FieldValue)> {
         gpu("NVIDIA H200", [1980.0, 3201.0, 1980.0, 1980.0, 3201.0, 3201.0])
     }
 
-    fn look(gpus: &[Vec<(&str, Reading)>]) -> Vec<String> {
+    fn look(gpus: &[Vec<(&str, FieldValue)>]) -> Vec<String> {
         let gpus: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
-        judged(&CHECK, &[answer(&gpus)])
+        classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
     #[test]
@@ -132,12 +132,12 @@ mod tests {
     fn a_gpu_that_would_not_tell_is_not_fast() {
         let gone: Vec<_> = FIELDS.into_iter().map(|field| (field, lost())).collect();
         assert_eq!(look(&[h200(), gone]), ["inconclusive failed"]);
-        let silent: Vec<_> = FIELDS.into_iter().map(|field| (field, Reading::NotSupported)).collect();
+        let silent: Vec<_> = FIELDS.into_iter().map(|field| (field, FieldValue::NotSupported)).collect();
         assert_eq!(look(&[silent]), ["not-applicable not-supported"]);
         // A newer driver, without application clocks.
         let mut newer = h200();
-        newer[3..].iter_mut().for_each(|(_, reading)| *reading = Reading::NotSupported);
+        newer[3..].iter_mut().for_each(|(_, reading)| *reading = FieldValue::NotSupported);
         assert_eq!(look(&[newer]), ["pass within-limits"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

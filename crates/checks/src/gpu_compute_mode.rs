@@ -14,9 +14,9 @@
 use doctor_core::observation::{Event, FailureKind, Metric, Observation, ProbeFailure};
 
 use crate::{
-    gpu::{each, read_number},
+    gpu::{for_each_gpu, read_number},
     probe::{Probe, ProbeOutput},
-    settings::refused,
+    check_params::invalid_param,
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -45,13 +45,13 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     let wanted = match params.get("mode").map(toml::Value::as_str) {
         None => "default",
         Some(Some(mode)) if MODES.contains(&mode) => mode,
-        Some(_) => return refused("mode", "mode = \"exclusive-process\""),
+        Some(_) => return invalid_param("mode", "mode = \"exclusive-process\""),
     };
-    each(outputs.first(), "no GPU of this node has a compute mode", |gpu, look| {
+    for_each_gpu(outputs.first(), "no GPU of this node has a compute mode", |gpu, look| {
         let Some(number) = read_number(gpu, MODE, look) else { return };
         let Some(mode) = MODES.get(number as usize) else {
             let text = format!("{}: unknown {MODE} {number}", gpu.entity());
-            look.could_not(ProbeFailure::new(FailureKind::Unparseable, text));
+            look.unreadable(ProbeFailure::new(FailureKind::Unparseable, text));
             return;
         };
         look.metric(Metric::count("compute_mode", gpu.entity(), number));
@@ -67,16 +67,16 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none},
         },
-        judged::{judged, judged_with},
+        classify_fixture::{classify_outputs, classify_outputs_with},
     };
 
-    fn look(params: &str, modes: &[Reading]) -> Vec<String> {
+    fn look(params: &str, modes: &[FieldValue]) -> Vec<String> {
         let gpus: Vec<_> = modes.iter().map(|mode| [(MODE, mode.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 1]>::as_slice).collect();
-        judged_with(&CHECK, &toml::from_str(params).unwrap(), None, &[answer(&gpus)])
+        classify_outputs_with(&CHECK, &toml::from_str(params).unwrap(), None, &[answer(&gpus)])
     }
 
     #[test]
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(look("", &[n(7.0)]), ["inconclusive unparseable"]);
         assert_eq!(look("", &[n(0.0), lost()]), ["inconclusive failed"]);
         assert_eq!(look("mode = 'open'", &[n(0.0)]), ["inconclusive unparseable"]);
-        assert_eq!(look("", &[Reading::NotSupported]), ["not-applicable not-supported"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(look("", &[FieldValue::NotSupported]), ["not-applicable not-supported"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -21,7 +21,7 @@ use std::collections::BTreeSet;
 use doctor_core::observation::{Entity, FailureKind, Metric, Observation, ProbeFailure};
 
 use crate::{
-    gpu::{bus_id, no_gpu},
+    gpu::{normalize_bus_id, no_gpu},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -52,7 +52,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         }
     };
     let has_library = !matches!(&answer.driver, Err(failure) if failure.kind == FailureKind::Missing);
-    let place = |text: &String| bus_id(text).unwrap_or_else(|| text.clone());
+    let place = |text: &String| normalize_bus_id(text).unwrap_or_else(|| text.clone());
     let mut there: BTreeSet<String> = answer.on_pci.iter().map(place).collect();
     there.extend(answer.gpus.iter().map(|gpu| place(&gpu.entity().id)));
     // A GPU that could not report its bus id is one of those on the bus.
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
     use crate::{
         gpu::tests::{answer, deaf, lost, none, t},
-        judged::{judged, judged_with},
+        classify_fixture::{classify_outputs, classify_outputs_with},
     };
     use doctor_core::{ids::Sku, profile::Profile};
 
@@ -78,7 +78,7 @@ mod tests {
     }
 
     fn look(output: ProbeOutput) -> Vec<String> {
-        judged_with(&CHECK, &Params::new(), Some(&of_two()), &[output])
+        classify_outputs_with(&CHECK, &Params::new(), Some(&of_two()), &[output])
     }
 
     #[test]
@@ -97,7 +97,7 @@ mod tests {
     // AWS suite, defect 12: without metadata its counts passed.
     #[test]
     fn without_a_profile_a_count_does_not_pass() {
-        assert_eq!(judged(&CHECK, &[answer(&[&[("uuid", t("GPU-0"))]])]), ["inconclusive no-limit"]);
+        assert_eq!(classify_outputs(&CHECK, &[answer(&[&[("uuid", t("GPU-0"))]])]), ["inconclusive no-limit"]);
     }
 
     #[test]
@@ -113,6 +113,6 @@ mod tests {
     fn what_could_not_be_read_is_not_counted() {
         let failed = ProbeOutput::Failed(ProbeFailure::new(FailureKind::TimedOut, "no answer"));
         assert_eq!(look(failed), ["inconclusive timed-out"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 }

@@ -52,7 +52,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let answer = match outputs.first() {
         Some(ProbeOutput::Gpus(answer)) => answer,
         // The bus could not be read either, but a driver that is loaded and does not answer hangs.
-        Some(ProbeOutput::Failed(failure)) if loaded && hangs(failure.kind) => return hung(failure),
+        Some(ProbeOutput::Failed(failure)) if loaded && is_hang(failure.kind) => return hang_event(failure),
         Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
         _ => return Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, "the probe returned no GPU data")),
     };
@@ -62,38 +62,38 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         Ok(driver) if driver.version.trim().is_empty() => {
             Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "the driver reports no version"))
         }
-        Ok(_) => Observation::measured(vec![answered(1.0)], Vec::new()),
-        Err(failure) if hangs(failure.kind) => hung(failure),
-        Err(failure) if says(failure, VERSION_MISMATCH) => {
+        Ok(_) => Observation::measured(vec![driver_metric(1.0)], Vec::new()),
+        Err(failure) if is_hang(failure.kind) => hang_event(failure),
+        Err(failure) if text_contains(failure, VERSION_MISMATCH) => {
             let text = format!("versions of the driver's library and kernel module differ: {}", failure.text);
-            found("driver-mismatch", text)
+            finding("driver-mismatch", text)
         }
-        Err(failure) if is_absent || says(failure, DRIVER_NOT_LOADED) || says(failure, "couldn't communicate") => {
+        Err(failure) if is_absent || text_contains(failure, DRIVER_NOT_LOADED) || text_contains(failure, "couldn't communicate") => {
             let text = format!("{DRIVER_NOT_LOADED}; NVIDIA GPUs on the PCI bus: {on_pci}");
-            found("driver-not-loaded", text)
+            finding("driver-not-loaded", text)
         }
         Err(failure) => Observation::CouldNot(failure.clone()),
     }
 }
 
-const fn hangs(kind: FailureKind) -> bool {
+const fn is_hang(kind: FailureKind) -> bool {
     matches!(kind, FailureKind::TimedOut | FailureKind::Abandoned)
 }
 
 /// Matches the error texts of doctor-gpu, NVML and nvidia-smi, ignoring case. `words` is in lower case.
-fn says(failure: &ProbeFailure, words: &str) -> bool {
+fn text_contains(failure: &ProbeFailure, words: &str) -> bool {
     failure.text.to_ascii_lowercase().contains(words)
 }
 
-fn hung(failure: &ProbeFailure) -> Observation {
-    found("driver-hung", failure.text.clone())
+fn hang_event(failure: &ProbeFailure) -> Observation {
+    finding("driver-hung", failure.text.clone())
 }
 
-fn found(code: &'static str, text: String) -> Observation {
-    Observation::measured(vec![answered(0.0)], vec![Event::seen(code, Entity::node(), text)])
+fn finding(code: &'static str, text: String) -> Observation {
+    Observation::measured(vec![driver_metric(0.0)], vec![Event::seen(code, Entity::node(), text)])
 }
 
-fn answered(value: f64) -> Metric {
+fn driver_metric(value: f64) -> Metric {
     Metric::count("driver_answers", Entity::node(), value)
 }
 
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use crate::{
         gpu::tests::{answer, deaf, none, t},
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
     use proptest::prelude::*;
 
@@ -116,8 +116,8 @@ mod tests {
 
     #[test]
     fn a_driver_that_answers_passes() {
-        assert_eq!(judged(&CHECK, &[answer(&[&[("uuid", t("GPU-0"))]]), loaded()]), ["pass within-limits"]);
-        assert_eq!(judged(&CHECK, &[none(), absent()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[answer(&[&[("uuid", t("GPU-0"))]]), loaded()]), ["pass within-limits"]);
+        assert_eq!(classify_outputs(&CHECK, &[none(), absent()]), ["not-applicable no-gpu"]);
     }
 
     #[test]
@@ -140,7 +140,7 @@ mod tests {
             (K::Denied, "Insufficient Permissions", loaded(), "inconclusive denied"),
             (K::Failed, "Unknown Error", loaded(), "inconclusive failed"),
         ] {
-            assert_eq!(judged(&CHECK, &[deaf(kind, text), module]), [line], "{text}");
+            assert_eq!(classify_outputs(&CHECK, &[deaf(kind, text), module]), [line], "{text}");
         }
     }
 
@@ -151,22 +151,22 @@ mod tests {
             (FailureKind::Failed, VERSION_MISMATCH, "fail driver-mismatch reboot node"),
         ] {
             let text = format!("libnvidia-ml.so.1 cannot be initialised: {cause} (NVML 9)");
-            assert_eq!(judged(&CHECK, &[deaf(kind, &text), loaded()]), [line], "{text}");
+            assert_eq!(classify_outputs(&CHECK, &[deaf(kind, &text), loaded()]), [line], "{text}");
         }
     }
 
     #[test]
     fn a_hang_is_the_drivers_only_where_one_is_loaded() {
         let hung = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Abandoned, "stuck"));
-        assert_eq!(judged(&CHECK, &[hung.clone(), loaded()]), ["fail driver-hung reboot node"]);
-        assert_eq!(judged(&CHECK, &[hung, absent()]), ["inconclusive abandoned"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[hung.clone(), loaded()]), ["fail driver-hung reboot node"]);
+        assert_eq!(classify_outputs(&CHECK, &[hung, absent()]), ["inconclusive abandoned"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {
         #[test]
         fn no_words_of_the_driver_pass(text in ".{0,80}") {
-            prop_assert_ne!(judged(&CHECK, &[deaf(FailureKind::Failed, &text), loaded()]), ["pass within-limits"]);
+            prop_assert_ne!(classify_outputs(&CHECK, &[deaf(FailureKind::Failed, &text), loaded()]), ["pass within-limits"]);
         }
     }
 }

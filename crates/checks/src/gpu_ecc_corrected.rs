@@ -17,7 +17,7 @@
 use doctor_core::observation::{Metric, Observation};
 
 use crate::{
-    gpu::{each, read_number},
+    gpu::{for_each_gpu, read_number},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -46,7 +46,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU of this node has separate counters for SRAM and DRAM errors", |gpu, look| {
+    for_each_gpu(outputs.first(), "no GPU of this node has separate counters for SRAM and DRAM errors", |gpu, look| {
         let (sram, dram) = (read_number(gpu, SRAM, look), read_number(gpu, DRAM, look));
         if let (Some(sram), Some(dram)) = (sram, dram) {
             look.metric(Metric::count("ecc_corrected_sram", gpu.entity(), sram));
@@ -60,16 +60,16 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none},
         },
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
 
-    fn look(gpus: &[[Reading; 2]]) -> Vec<String> {
+    fn look(gpus: &[[FieldValue; 2]]) -> Vec<String> {
         let gpus: Vec<_> = gpus.iter().map(|[sram, dram]| [(SRAM, sram.clone()), (DRAM, dram.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 2]>::as_slice).collect();
-        judged(&CHECK, &[answer(&gpus)])
+        classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
     #[test]
@@ -91,8 +91,8 @@ mod tests {
 
     #[test]
     fn a_gpu_without_the_counters_is_not_one_that_would_not_tell() {
-        assert_eq!(look(&[[Reading::NotSupported, Reading::NotSupported]]), ["not-applicable not-supported"]);
+        assert_eq!(look(&[[FieldValue::NotSupported, FieldValue::NotSupported]]), ["not-applicable not-supported"]);
         assert_eq!(look(&[[n(0.0), n(0.0)], [n(0.0), lost()]]), ["inconclusive failed"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

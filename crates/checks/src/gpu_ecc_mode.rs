@@ -16,9 +16,9 @@
 use doctor_core::observation::{Event, Metric, Observation};
 
 use crate::{
-    gpu::{each, read_number},
+    gpu::{for_each_gpu, read_number},
     probe::{Probe, ProbeOutput},
-    settings::refused,
+    check_params::invalid_param,
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -47,9 +47,9 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     let wanted = match params.get("mode").map(toml::Value::as_str) {
         None | Some(Some("on")) => true,
         Some(Some("off")) => false,
-        Some(_) => return refused("mode", "mode = \"off\""),
+        Some(_) => return invalid_param("mode", "mode = \"off\""),
     };
-    each(outputs.first(), "no GPU of this node has ECC", |gpu, look| {
+    for_each_gpu(outputs.first(), "no GPU of this node has ECC", |gpu, look| {
         let (current, pending) = (read_number(gpu, CURRENT, look), read_number(gpu, PENDING, look));
         let (Some(current), Some(pending)) = (current, pending) else { return };
         let (on, will_be) = (current != 0.0, pending != 0.0);
@@ -71,20 +71,20 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none},
         },
-        judged::{judged, judged_with},
+        classify_fixture::{classify_outputs, classify_outputs_with},
     };
 
     fn params(mode: impl Into<toml::Value>) -> Params {
         [("mode".to_owned(), mode.into())].into()
     }
 
-    fn look(params: &Params, gpus: &[[Reading; 2]]) -> Vec<String> {
+    fn look(params: &Params, gpus: &[[FieldValue; 2]]) -> Vec<String> {
         let gpus: Vec<_> = gpus.iter().map(|[now, then]| [(CURRENT, now.clone()), (PENDING, then.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 2]>::as_slice).collect();
-        judged_with(&CHECK, params, None, &[answer(&gpus)])
+        classify_outputs_with(&CHECK, params, None, &[answer(&gpus)])
     }
 
     #[test]
@@ -105,10 +105,10 @@ mod tests {
     fn a_gpu_without_ecc_is_not_one_that_would_not_tell() {
         let built_in = Params::new();
         assert_eq!(
-            look(&built_in, &[[Reading::NotSupported, Reading::NotSupported]]),
+            look(&built_in, &[[FieldValue::NotSupported, FieldValue::NotSupported]]),
             ["not-applicable not-supported"]
         );
         assert_eq!(look(&built_in, &[[n(1.0), n(1.0)], [lost(), lost()]]), ["inconclusive failed"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

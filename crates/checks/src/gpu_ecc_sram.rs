@@ -16,7 +16,7 @@
 use doctor_core::observation::{Event, Metric, Observation};
 
 use crate::{
-    gpu::{each, read_number},
+    gpu::{for_each_gpu, read_number},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -41,7 +41,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU of this node has a threshold for SRAM errors", |gpu, look| {
+    for_each_gpu(outputs.first(), "no GPU of this node has a threshold for SRAM errors", |gpu, look| {
         let Some(flag) = read_number(gpu, FLAG, look) else { return };
         let errors = gpu.number(ERRORS);
         look.metric(Metric::count("sram_threshold_exceeded", gpu.entity(), flag));
@@ -61,16 +61,16 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none},
         },
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
 
-    fn look(gpus: &[[Reading; 2]]) -> Vec<String> {
+    fn look(gpus: &[[FieldValue; 2]]) -> Vec<String> {
         let gpus: Vec<_> = gpus.iter().map(|[flag, errors]| [(FLAG, flag.clone()), (ERRORS, errors.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 2]>::as_slice).collect();
-        judged(&CHECK, &[answer(&gpus)])
+        classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
     #[test]
@@ -79,13 +79,13 @@ mod tests {
         assert_eq!(look(&[[n(0.0), n(0.0)]]), ["pass within-limits"]);
         assert_eq!(look(&[[n(0.0), n(2.0)]]), ["pass within-limits"]);
         assert_eq!(look(&[[n(0.0), n(0.0)], [n(1.0), n(9.0)]]), ["fail sram-threshold isolate gpu:0000:19:00.0"]);
-        assert_eq!(look(&[[n(1.0), Reading::NotSupported]]), ["fail sram-threshold isolate gpu:0000:18:00.0"]);
+        assert_eq!(look(&[[n(1.0), FieldValue::NotSupported]]), ["fail sram-threshold isolate gpu:0000:18:00.0"]);
     }
 
     #[test]
     fn a_driver_without_the_flag_is_not_one_that_would_not_tell() {
-        assert_eq!(look(&[[Reading::NotSupported, n(0.0)]]), ["not-applicable not-supported"]);
+        assert_eq!(look(&[[FieldValue::NotSupported, n(0.0)]]), ["not-applicable not-supported"]);
         assert_eq!(look(&[[n(0.0), n(0.0)], [lost(), lost()]]), ["inconclusive failed"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -16,7 +16,7 @@
 use doctor_core::observation::{Event, Metric, Observation};
 
 use crate::{
-    gpu::{each, read_number},
+    gpu::{for_each_gpu, read_number},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -34,20 +34,20 @@ pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("gpu_ecc_volatile.rs")), rules: RULES, probes, interpret };
 
 const TOTAL: &str = "ecc.errors.uncorrected.volatile.total";
-const PARTS: [(&str, &str); 2] =
+const MEMORY_KINDS: [(&str, &str); 2] =
     [("ecc.errors.uncorrected.volatile.sram", "SRAM"), ("ecc.errors.uncorrected.volatile.dram", "DRAM")];
 
 fn probes(_: &Params) -> Vec<Probe> {
-    vec![Probe::gpu(&[TOTAL, PARTS[0].0, PARTS[1].0])]
+    vec![Probe::gpu(&[TOTAL, MEMORY_KINDS[0].0, MEMORY_KINDS[1].0])]
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU of this node counts ECC errors", |gpu, look| {
+    for_each_gpu(outputs.first(), "no GPU of this node counts ECC errors", |gpu, look| {
         let Some(total) = read_number(gpu, TOTAL, look) else { return };
         look.metric(Metric::count("ecc_uncorrected_volatile", gpu.entity(), total));
         if total > 0.0 {
             // The breakdown is informative but not required: some drivers report only the sum.
-            let parts = PARTS.iter().filter_map(|(field, name)| Some(format!("{name} {}", gpu.number(field)?)));
+            let parts = MEMORY_KINDS.iter().filter_map(|(field, name)| Some(format!("{name} {}", gpu.number(field)?)));
             let parts = parts.collect::<Vec<_>>().join(", ");
             let place = if parts.is_empty() { String::new() } else { format!(" ({parts})") };
             let errors = if total == 1.0 { "error" } else { "errors" };
@@ -62,19 +62,19 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none},
         },
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
 
-    fn gpu(total: Reading, sram: Reading, dram: Reading) -> Vec<(&'static str, Reading)> {
-        vec![(TOTAL, total), (PARTS[0].0, sram), (PARTS[1].0, dram)]
+    fn gpu(total: FieldValue, sram: FieldValue, dram: FieldValue) -> Vec<(&'static str, FieldValue)> {
+        vec![(TOTAL, total), (MEMORY_KINDS[0].0, sram), (MEMORY_KINDS[1].0, dram)]
     }
 
-    fn look(gpus: &[Vec<(&str, Reading)>]) -> Vec<String> {
+    fn look(gpus: &[Vec<(&str, FieldValue)>]) -> Vec<String> {
         let gpus: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
-        judged(&CHECK, &[answer(&gpus)])
+        classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
     #[test]
@@ -83,16 +83,16 @@ mod tests {
         assert_eq!(look(&[well(), well()]), ["pass within-limits"]);
         assert_eq!(look(&[well(), gpu(n(3.0), n(1.0), n(2.0))]), ["fail ecc-uncorrected reset gpu:0000:19:00.0"]);
         // A driver that reports only the sum.
-        let sum = gpu(n(3.0), Reading::NotSupported, Reading::NotSupported);
+        let sum = gpu(n(3.0), FieldValue::NotSupported, FieldValue::NotSupported);
         assert_eq!(look(&[sum]), ["fail ecc-uncorrected reset gpu:0000:18:00.0"]);
     }
 
     #[test]
     fn a_gpu_without_ecc_is_not_one_that_would_not_tell() {
-        let without = gpu(Reading::NotSupported, Reading::NotSupported, Reading::NotSupported);
+        let without = gpu(FieldValue::NotSupported, FieldValue::NotSupported, FieldValue::NotSupported);
         assert_eq!(look(&[without]), ["not-applicable not-supported"]);
         assert_eq!(look(&[gpu(n(0.0), n(0.0), n(0.0)), gpu(lost(), lost(), lost())]), ["inconclusive failed"]);
         assert_eq!(look(&[gpu(n(1.0), n(0.0), n(1.0)), gpu(lost(), lost(), lost())]).len(), 1);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -17,10 +17,10 @@
 //!
 //! Not applicable where GPUs register with no fabric (PCIe boards, A100, virtual machines that hide it from the guest).
 
-use doctor_core::observation::{Event, FailureKind, Look, Metric, Observation, ProbeFailure};
+use doctor_core::observation::{Event, FailureKind, ObservationBuilder, Metric, Observation, ProbeFailure};
 
 use crate::{
-    gpu::{Gpu, each, read_number},
+    gpu::{Gpu, for_each_gpu, read_number},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -52,7 +52,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU of this node registers with an NVLink fabric", |gpu, look| {
+    for_each_gpu(outputs.first(), "no GPU of this node registers with an NVLink fabric", |gpu, look| {
         let Some(state) = read_number(gpu, STATE, look) else { return };
         // 0: this GPU has no fabric.
         if state == 0.0 {
@@ -62,20 +62,20 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         match state as u32 {
             1 => not_ready(gpu, "registration with the NVLink fabric has not started", look),
             2 => not_ready(gpu, "registration with the NVLink fabric does not complete", look),
-            3 => registered(gpu, look),
+            3 => check_registration(gpu, look),
             _ => {
                 let text = format!("{}: unknown {STATE} {state}", gpu.entity());
-                look.could_not(ProbeFailure::new(FailureKind::Unparseable, text));
+                look.unreadable(ProbeFailure::new(FailureKind::Unparseable, text));
             }
         }
     })
 }
 
-fn not_ready(gpu: &Gpu, text: &str, look: &mut Look) {
+fn not_ready(gpu: &Gpu, text: &str, look: &mut ObservationBuilder) {
     look.event(Event::seen("fabric-not-ready", gpu.entity(), text));
 }
 
-fn registered(gpu: &Gpu, look: &mut Look) {
+fn check_registration(gpu: &Gpu, look: &mut ObservationBuilder) {
     match read_number(gpu, STATUS, look) {
         Some(0.0) | None => {}
         Some(code) => {
@@ -85,13 +85,13 @@ fn registered(gpu: &Gpu, look: &mut Look) {
         }
     }
     if let Some(mask) = read_number(gpu, HEALTH, look) {
-        health(gpu, mask as u32).into_iter().for_each(|event| look.event(event));
+        health_events(gpu, mask as u32).into_iter().for_each(|event| look.event(event));
     }
 }
 
 /// Decodes NVML's `healthMask`: fields of two bits (0 unknown, 1 yes, 2 no), and four bits for the configuration (0
 /// unknown, 1 right, others are errors).
-fn health(gpu: &Gpu, mask: u32) -> Vec<Event> {
+fn health_events(gpu: &Gpu, mask: u32) -> Vec<Event> {
     let is = |shift: u32| mask >> shift & 0x3 == 1;
     let seen = |code, text: &str| Event::seen(code, gpu.entity(), text);
     let mut events = Vec::new();
@@ -126,24 +126,24 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none},
         },
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
     use proptest::prelude::*;
 
     /// All "no", configuration right: the mask of a healthy GB200.
     const HEALTHY: u32 = 2 | 2 << 2 | 2 << 4 | 2 << 6 | 1 << 8;
 
-    fn look(gpus: &[[Reading; 3]]) -> Vec<String> {
+    fn look(gpus: &[[FieldValue; 3]]) -> Vec<String> {
         let names = [STATE, STATUS, HEALTH];
         let gpus: Vec<Vec<_>> = gpus.iter().map(|gpu| names.into_iter().zip(gpu.clone()).collect()).collect();
         let gpus: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
-        judged(&CHECK, &[answer(&gpus)])
+        classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
-    fn with(mask: u32) -> [Reading; 3] {
+    fn with(mask: u32) -> [FieldValue; 3] {
         [n(3.0), n(0.0), n(f64::from(mask))]
     }
 
@@ -151,7 +151,7 @@ mod tests {
     fn each_trouble_is_found_on_its_gpu() {
         assert_eq!(look(&[with(HEALTHY), with(0)]), ["pass within-limits"]);
         // Hopper reports no health mask.
-        assert_eq!(look(&[[n(3.0), n(0.0), Reading::NotSupported]]), ["pass within-limits"]);
+        assert_eq!(look(&[[n(3.0), n(0.0), FieldValue::NotSupported]]), ["pass within-limits"]);
         for (gpu, line) in [
             ([n(1.0), n(0.0), n(0.0)], "fail fabric-not-ready reset gpu:0000:19:00.0"),
             ([n(2.0), n(0.0), n(0.0)], "fail fabric-not-ready reset gpu:0000:19:00.0"),
@@ -168,12 +168,12 @@ mod tests {
     fn a_gpu_without_a_fabric_is_not_one_that_would_not_tell() {
         assert_eq!(look(&[[n(0.0), n(0.0), n(0.0)]]), ["not-applicable not-supported"]);
         // An H200 in a virtual machine, driver 580.159.04, 2026-11-15: N/A for all.
-        let none_at_all = [Reading::NotSupported, Reading::NotSupported, Reading::NotSupported];
+        let none_at_all = [FieldValue::NotSupported, FieldValue::NotSupported, FieldValue::NotSupported];
         assert_eq!(look(&[none_at_all]), ["not-applicable not-supported"]);
         assert_eq!(look(&[with(HEALTHY), [lost(), lost(), lost()]]), ["inconclusive failed"]);
         assert_eq!(look(&[[n(3.0), lost(), n(0.0)]]), ["inconclusive failed"]);
         assert_eq!(look(&[[n(9.0), n(0.0), n(0.0)]]), ["inconclusive unparseable"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 
     proptest! {

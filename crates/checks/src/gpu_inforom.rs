@@ -15,7 +15,7 @@
 use doctor_core::observation::{Event, Metric, Observation};
 
 use crate::{
-    gpu::{Reading, each, read_number},
+    gpu::{FieldValue, for_each_gpu, read_number},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -42,9 +42,9 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU of this node has an infoROM", |gpu, look| {
+    for_each_gpu(outputs.first(), "no GPU of this node has an infoROM", |gpu, look| {
         let valid = match gpu.get(VALID) {
-            Some(Reading::Failed { code: NVML_CORRUPTED_INFOROM, .. }) => Some(0.0),
+            Some(FieldValue::Failed { code: NVML_CORRUPTED_INFOROM, .. }) => Some(0.0),
             _ => read_number(gpu, VALID, look),
         };
         let Some(valid) = valid else { return };
@@ -61,27 +61,27 @@ mod tests {
     use super::*;
     use crate::{
         gpu::tests::{answer, lost, n, none},
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
 
-    fn look(valid: &[Reading]) -> Vec<String> {
+    fn look(valid: &[FieldValue]) -> Vec<String> {
         let gpus: Vec<_> = valid.iter().map(|valid| [(VALID, valid.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 1]>::as_slice).collect();
-        judged(&CHECK, &[answer(&gpus)])
+        classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
     #[test]
     fn a_corrupt_one_is_found_however_the_driver_says_so() {
         assert_eq!(look(&[n(1.0), n(1.0)]), ["pass within-limits"]);
         assert_eq!(look(&[n(1.0), n(0.0)]), ["fail inforom-corrupt isolate gpu:0000:19:00.0"]);
-        let said = Reading::Failed { code: 14, text: "infoROM is corrupted".to_owned() };
+        let said = FieldValue::Failed { code: 14, text: "infoROM is corrupted".to_owned() };
         assert_eq!(look(&[n(1.0), said]), ["fail inforom-corrupt isolate gpu:0000:19:00.0"]);
     }
 
     #[test]
     fn a_gpu_without_one_is_not_one_that_would_not_tell() {
-        assert_eq!(look(&[Reading::NotSupported]), ["not-applicable not-supported"]);
+        assert_eq!(look(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
         assert_eq!(look(&[n(1.0), lost()]), ["inconclusive failed"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -14,12 +14,12 @@
 //! Not applicable without a GPU, or where the libraries are elsewhere and the driver answers through them.
 
 use doctor_core::{
-    observation::{Entity, Event, FailureKind, Look, Metric, Observation, ProbeFailure},
+    observation::{Entity, Event, FailureKind, ObservationBuilder, Metric, Observation, ProbeFailure},
     time::Span,
 };
 
 use crate::{
-    gpu::{gpus, not_applicable},
+    gpu::{require_gpus, not_applicable},
     probe::{FileText, Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -37,19 +37,19 @@ pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("gpu_libraries.rs")), rules: RULES, probes, interpret };
 
 /// The directories of Debian and Ubuntu, of Red Hat and SUSE, and of the GPU operator's container.
-pub const PLACES: [&str; 4] = [
+pub const LIBRARY_DIRS: [&str; 4] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
     "/usr/lib64",
     "/run/nvidia/driver/usr/lib/x86_64-linux-gnu",
 ];
-const NAMES: [&str; 2] = ["libcuda.so.*", "libnvidia-*.so.*"];
+const LIBRARY_PATTERNS: [&str; 2] = ["libcuda.so.*", "libnvidia-*.so.*"];
 
 /// The first four bytes of an ELF file, in hexadecimal.
-const ELF: &str = "7f454c46";
+const ELF_MAGIC: &str = "7f454c46";
 
 fn probes(_: &Params) -> Vec<Probe> {
-    let files = PLACES.iter().flat_map(|place| NAMES.map(|name| format!("{place}/{name}")));
+    let files = LIBRARY_DIRS.iter().flat_map(|place| LIBRARY_PATTERNS.map(|name| format!("{place}/{name}")));
     let files = files.map(|pattern| Probe::Bytes { pattern, most: 4 });
     std::iter::once(Probe::gpu(&["uuid"])).chain(files).collect()
 }
@@ -59,27 +59,27 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         return Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "the probe returned no files"));
     };
     // A driver that does not answer may do so because of these files: check them all the same.
-    let silent = match gpus(Some(driver)) {
+    let silent = match require_gpus(Some(driver)) {
         Ok(_) => None,
         Err(Observation::CouldNot(failure)) => Some(failure),
         Err(instead) => return instead,
     };
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     let (mut whole, mut broken) = (0_u32, Vec::new());
     for list in lists {
         match list {
             ProbeOutput::Files(files) => {
                 for file in files {
-                    match fault(file) {
+                    match library_fault(file) {
                         Ok(None) => whole += 1,
                         Ok(Some(fault)) => broken.push(format!("{} {fault}", file.path)),
-                        Err(failure) => look.could_not(failure),
+                        Err(failure) => look.unreadable(failure),
                     }
                 }
             }
             ProbeOutput::Failed(failure) if failure.kind == FailureKind::Missing => {}
-            ProbeOutput::Failed(failure) => look.could_not(failure.clone()),
-            _ => look.could_not(ProbeFailure::new(FailureKind::Unparseable, "the answer is not a list of files")),
+            ProbeOutput::Failed(failure) => look.unreadable(failure.clone()),
+            _ => look.unreadable(ProbeFailure::new(FailureKind::Unparseable, "the answer is not a list of files")),
         }
     }
     if whole > 0 || !broken.is_empty() {
@@ -89,16 +89,16 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         let text = format!("{} broken driver libraries: {}", broken.len(), broken.join(", "));
         look.event(Event::seen("library-broken", Entity::node(), text));
     }
-    look.or(silent.map_or_else(
+    look.build_or(silent.map_or_else(
         || not_applicable("libraries-elsewhere", "the driver's libraries are in none of the standard directories"),
         Observation::CouldNot,
     ))
 }
 
 /// Returns the fault of a library, if any.
-fn fault(file: &FileText) -> Result<Option<&'static str>, ProbeFailure> {
+fn library_fault(file: &FileText) -> Result<Option<&'static str>, ProbeFailure> {
     match &file.text {
-        Ok(bytes) if bytes.trim().eq_ignore_ascii_case(ELF) => Ok(None),
+        Ok(bytes) if bytes.trim().eq_ignore_ascii_case(ELF_MAGIC) => Ok(None),
         Ok(bytes) if bytes.trim().is_empty() => Ok(Some("is empty")),
         Ok(_) => Ok(Some("is not a library")),
         // The name was listed but the file could not be opened: a dangling link.
@@ -113,7 +113,7 @@ mod tests {
     use crate::{
         files::tests::found,
         gpu::tests::{answer, deaf, none, t},
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
     use proptest::prelude::*;
 
@@ -121,8 +121,8 @@ mod tests {
 
     fn look(driver: ProbeOutput, first: ProbeOutput) -> Vec<String> {
         let mut outputs = vec![driver, first];
-        outputs.resize(1 + PLACES.len() * NAMES.len(), found(&[]));
-        judged(&CHECK, &outputs)
+        outputs.resize(1 + LIBRARY_DIRS.len() * LIBRARY_PATTERNS.len(), found(&[]));
+        classify_outputs(&CHECK, &outputs)
     }
 
     fn gpu() -> ProbeOutput {
@@ -153,13 +153,13 @@ mod tests {
         let denied = FileText { path: ML.to_owned(), text: Err(ProbeFailure::new(FailureKind::Denied, "no")) };
         assert_eq!(look(gpu(), ProbeOutput::Files(vec![denied])), ["inconclusive denied"]);
         assert_eq!(look(gpu(), ProbeOutput::Text(String::new())), ["inconclusive unparseable"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive empty"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive empty"]);
     }
 
     proptest! {
         #[test]
         fn only_the_bytes_of_a_library_pass(bytes in "[0-9a-f]{0,10}") {
-            prop_assert_eq!(look(gpu(), found(&[(ML, &bytes)])) == ["pass within-limits"], bytes == ELF);
+            prop_assert_eq!(look(gpu(), found(&[(ML, &bytes)])) == ["pass within-limits"], bytes == ELF_MAGIC);
         }
     }
 }

@@ -14,7 +14,7 @@
 use doctor_core::observation::{Metric, Observation, Unit};
 
 use crate::{
-    gpu::{each, read_number},
+    gpu::{for_each_gpu, read_number},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -39,7 +39,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU of this node has its own memory", |gpu, look| {
+    for_each_gpu(outputs.first(), "no GPU of this node has its own memory", |gpu, look| {
         if let Some(bytes) = read_number(gpu, TOTAL, look) {
             look.metric(Metric::new("gpu_memory_bytes", gpu.entity(), bytes, Unit::Bytes));
         }
@@ -51,17 +51,17 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none},
         },
-        judged::{judged, judged_with},
+        classify_fixture::{classify_outputs, classify_outputs_with},
     };
     use doctor_core::{ids::Sku, profile::Profile};
 
     /// 143771 MiB: an H200, driver 580.159.04, 2026-11-15.
     const H200: f64 = 143_771.0 * 1_048_576.0;
 
-    fn look(sizes: &[Reading]) -> Vec<String> {
+    fn look(sizes: &[FieldValue]) -> Vec<String> {
         let profile = Profile {
             sku: Sku::new("h200").unwrap(),
             version: 1,
@@ -69,7 +69,7 @@ mod tests {
         };
         let gpus: Vec<_> = sizes.iter().map(|size| [(TOTAL, size.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 1]>::as_slice).collect();
-        judged_with(&CHECK, &Params::new(), Some(&profile), &[answer(&gpus)])
+        classify_outputs_with(&CHECK, &Params::new(), Some(&profile), &[answer(&gpus)])
     }
 
     #[test]
@@ -77,8 +77,8 @@ mod tests {
         assert_eq!(look(&[n(H200), n(H200 * 0.99)]), ["pass within-limits"]);
         assert_eq!(look(&[n(H200), n(H200 * 0.8)]), ["fail gpu-memory-small isolate gpu:0000:19:00.0"]);
         assert_eq!(look(&[n(H200), lost()]), ["inconclusive failed"]);
-        assert_eq!(look(&[Reading::NotSupported]), ["not-applicable not-supported"]);
-        assert_eq!(judged(&CHECK, &[answer(&[&[(TOTAL, n(H200))]])]), ["inconclusive no-limit"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(look(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
+        assert_eq!(classify_outputs(&CHECK, &[answer(&[&[(TOTAL, n(H200))]])]), ["inconclusive no-limit"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -15,7 +15,7 @@
 use doctor_core::observation::{Metric, Observation, Unit};
 
 use crate::{
-    gpu::{each, read_number},
+    gpu::{for_each_gpu, read_number},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -40,7 +40,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU of this node reports its memory temperature", |gpu, look| {
+    for_each_gpu(outputs.first(), "no GPU of this node reports its memory temperature", |gpu, look| {
         if let Some(degrees) = read_number(gpu, MEMORY, look) {
             look.metric(Metric::new("memory_temperature_celsius", gpu.entity(), degrees, Unit::Celsius));
         }
@@ -52,16 +52,16 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none},
         },
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
 
-    fn look(degrees: &[Reading]) -> Vec<String> {
+    fn look(degrees: &[FieldValue]) -> Vec<String> {
         let gpus: Vec<_> = degrees.iter().map(|degrees| [(MEMORY, degrees.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 1]>::as_slice).collect();
-        judged(&CHECK, &[answer(&gpus)])
+        classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
     #[test]
@@ -69,8 +69,8 @@ mod tests {
         // The first is from an H200, driver 580.159.04, 2026-11-15.
         assert_eq!(look(&[n(40.0), n(95.0)]), ["pass within-limits"]);
         assert_eq!(look(&[n(40.0), n(96.0)]), ["fail gpu-memory-hot monitor gpu:0000:19:00.0"]);
-        assert_eq!(look(&[Reading::NotSupported]), ["not-applicable not-supported"]);
+        assert_eq!(look(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
         assert_eq!(look(&[n(40.0), lost()]), ["inconclusive failed"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -15,12 +15,12 @@
 //! Parameters: `mode`, `"off"`, `"on"` or `"mixed"`. Without it, all GPUs of a node must have the same mode. Not
 //! applicable where no GPU supports MIG.
 
-use doctor_core::observation::{Entity, Event, Look, Metric, Observation};
+use doctor_core::observation::{Entity, Event, ObservationBuilder, Metric, Observation};
 
 use crate::{
-    gpu::{Gpu, gpus, not_applicable, read_number},
+    gpu::{Gpu, require_gpus, not_applicable, read_number},
     probe::{Probe, ProbeOutput},
-    settings::refused,
+    check_params::invalid_param,
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -47,54 +47,54 @@ fn probes(_: &Params) -> Vec<Probe> {
     vec![Probe::gpu(&[CURRENT, PENDING])]
 }
 
-enum Wanted {
-    Alike,
-    All(bool),
+enum ExpectedMode {
+    Uniform,
+    Fixed(bool),
     Mixed,
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     let wanted = match params.get("mode").map(toml::Value::as_str) {
-        None => Wanted::Alike,
-        Some(Some("off")) => Wanted::All(false),
-        Some(Some("on")) => Wanted::All(true),
-        Some(Some("mixed")) => Wanted::Mixed,
-        Some(_) => return refused("mode", "mode = \"off\""),
+        None => ExpectedMode::Uniform,
+        Some(Some("off")) => ExpectedMode::Fixed(false),
+        Some(Some("on")) => ExpectedMode::Fixed(true),
+        Some(Some("mixed")) => ExpectedMode::Mixed,
+        Some(_) => return invalid_param("mode", "mode = \"off\""),
     };
-    let gpus = match gpus(outputs.first()) {
+    let gpus = match require_gpus(outputs.first()) {
         Ok(gpus) => gpus,
         Err(instead) => return instead,
     };
-    let mut look = Look::default();
-    let modes: Vec<(&Gpu, bool)> = gpus.iter().filter_map(|gpu| Some((gpu, mode(gpu, &mut look)?))).collect();
+    let mut look = ObservationBuilder::default();
+    let modes: Vec<(&Gpu, bool)> = gpus.iter().filter_map(|gpu| Some((gpu, current_mode(gpu, &mut look)?))).collect();
     let divided = modes.iter().filter(|(_, on)| *on).count();
     match wanted {
-        Wanted::Alike if divided > 0 && divided < modes.len() => {
+        ExpectedMode::Uniform if divided > 0 && divided < modes.len() => {
             let text = format!("MIG is on for {divided} of {} GPUs and off for the others", modes.len());
             look.event(Event::seen("mig-mixed", Entity::node(), text));
         }
-        Wanted::Alike | Wanted::Mixed => {}
-        Wanted::All(wanted) => {
+        ExpectedMode::Uniform | ExpectedMode::Mixed => {}
+        ExpectedMode::Fixed(wanted) => {
             for (gpu, on) in modes.iter().filter(|(_, on)| *on != wanted) {
-                let text = format!("MIG is {}, expected {}", word(*on), word(wanted));
+                let text = format!("MIG is {}, expected {}", on_off(*on), on_off(wanted));
                 look.event(Event::seen("mig-mode", gpu.entity(), text));
             }
         }
     }
-    look.or(not_applicable("not-supported", "no GPU of this node supports MIG"))
+    look.build_or(not_applicable("not-supported", "no GPU of this node supports MIG"))
 }
 
-const fn word(on: bool) -> &'static str {
+const fn on_off(on: bool) -> &'static str {
     if on { "on" } else { "off" }
 }
 
 /// Returns whether MIG is on.
-fn mode(gpu: &Gpu, look: &mut Look) -> Option<bool> {
+fn current_mode(gpu: &Gpu, look: &mut ObservationBuilder) -> Option<bool> {
     let (current, pending) = (read_number(gpu, CURRENT, look), read_number(gpu, PENDING, look));
     let (on, will_be) = (current? != 0.0, pending? != 0.0);
     look.metric(Metric::count("mig_on", gpu.entity(), f64::from(u8::from(on))));
     if on != will_be {
-        let text = format!("MIG is {}; after a reset it will be {}", word(on), word(will_be));
+        let text = format!("MIG is {}; after a reset it will be {}", on_off(on), on_off(will_be));
         look.event(Event::seen("mig-pending", gpu.entity(), text));
     }
     Some(on)
@@ -105,16 +105,16 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none},
         },
-        judged::{judged, judged_with},
+        classify_fixture::{classify_outputs, classify_outputs_with},
     };
 
-    fn look(params: &str, gpus: &[[Reading; 2]]) -> Vec<String> {
+    fn look(params: &str, gpus: &[[FieldValue; 2]]) -> Vec<String> {
         let gpus: Vec<_> = gpus.iter().map(|[now, then]| [(CURRENT, now.clone()), (PENDING, then.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 2]>::as_slice).collect();
-        judged_with(&CHECK, &toml::from_str(params).unwrap(), None, &[answer(&gpus)])
+        classify_outputs_with(&CHECK, &toml::from_str(params).unwrap(), None, &[answer(&gpus)])
     }
 
     #[test]
@@ -132,10 +132,10 @@ mod tests {
 
     #[test]
     fn a_gpu_without_mig_is_not_one_that_would_not_tell() {
-        let without = [Reading::NotSupported, Reading::NotSupported];
+        let without = [FieldValue::NotSupported, FieldValue::NotSupported];
         assert_eq!(look("mode = 'off'", &[without]), ["not-applicable not-supported"]);
         assert_eq!(look("", &[[n(0.0), n(0.0)], [lost(), lost()]]), ["inconclusive failed"]);
         assert_eq!(look("mode = true", &[[n(0.0), n(0.0)]]), ["inconclusive unparseable"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -15,10 +15,10 @@
 //!
 //! Not applicable where GPUs report no PCIe link (some virtual machines, Grace boards).
 
-use doctor_core::observation::{Event, Look, Metric, Observation};
+use doctor_core::observation::{Event, ObservationBuilder, Metric, Observation};
 
 use crate::{
-    gpu::{Gpu, each, read_number},
+    gpu::{Gpu, for_each_gpu, read_number},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -47,17 +47,17 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU of this node reports its PCIe link", |gpu, look| {
-        if let Some([current, best]) = pair(gpu, WIDTH, look) {
+    for_each_gpu(outputs.first(), "no GPU of this node reports its PCIe link", |gpu, look| {
+        if let Some([current, best]) = current_and_max(gpu, WIDTH, look) {
             look.metric(Metric::count("pcie_width", gpu.entity(), current));
             if current < best {
                 let text = format!("PCIe link width x{current}, GPU and slot support x{best}");
                 look.event(Event::seen("pcie-width", gpu.entity(), text));
             }
         }
-        if let Some([current, best]) = pair(gpu, GENERATION, look) {
+        if let Some([current, best]) = current_and_max(gpu, GENERATION, look) {
             look.metric(Metric::count("pcie_generation", gpu.entity(), current));
-            if current < best && works(gpu) {
+            if current < best && is_busy(gpu) {
                 let text = format!("PCIe generation {current} under load, GPU and slot support {best}");
                 look.event(Event::seen("pcie-generation", gpu.entity(), text));
             }
@@ -66,13 +66,13 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 /// Returns the current and the maximum value. Zero means that there is no such link.
-fn pair(gpu: &Gpu, fields: [&str; 2], look: &mut Look) -> Option<[f64; 2]> {
+fn current_and_max(gpu: &Gpu, fields: [&str; 2], look: &mut ObservationBuilder) -> Option<[f64; 2]> {
     let [current, best] = fields.map(|field| read_number(gpu, field, look));
     Some([current.filter(|value| *value > 0.0)?, best.filter(|value| *value > 0.0)?])
 }
 
 /// Returns whether the GPU is at full clocks and busy. Unknown counts as no, in the GPU's favour.
-fn works(gpu: &Gpu) -> bool {
+fn is_busy(gpu: &Gpu) -> bool {
     gpu.number(STATE) == Some(0.0) && gpu.number(LOAD).is_some_and(|percent| percent > 0.0)
 }
 
@@ -81,20 +81,20 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none},
         },
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
 
-    fn look(gpus: &[[Reading; 6]]) -> Vec<String> {
+    fn look(gpus: &[[FieldValue; 6]]) -> Vec<String> {
         let names = [WIDTH[0], WIDTH[1], GENERATION[0], GENERATION[1], STATE, LOAD];
         let gpus: Vec<Vec<_>> = gpus.iter().map(|gpu| names.into_iter().zip(gpu.clone()).collect()).collect();
         let gpus: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
-        judged(&CHECK, &[answer(&gpus)])
+        classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
-    fn gpu(values: [f64; 6]) -> [Reading; 6] {
+    fn gpu(values: [f64; 6]) -> [FieldValue; 6] {
         values.map(n)
     }
 
@@ -114,11 +114,11 @@ mod tests {
 
     #[test]
     fn a_gpu_without_a_link_is_not_one_that_would_not_tell() {
-        assert_eq!(look(&[[const { Reading::NotSupported }; 6]]), ["not-applicable not-supported"]);
+        assert_eq!(look(&[[const { FieldValue::NotSupported }; 6]]), ["not-applicable not-supported"]);
         assert_eq!(look(&[gpu([0.0, 0.0, 0.0, 0.0, 0.0, 0.0])]), ["not-applicable not-supported"]);
         let well = gpu([16.0, 16.0, 5.0, 5.0, 0.0, 0.0]);
         let gone = [lost(), lost(), lost(), lost(), lost(), lost()];
         assert_eq!(look(&[well, gone]), ["inconclusive failed"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -16,10 +16,10 @@
 use doctor_core::observation::{Metric, Observation, Unit};
 
 use crate::{
-    gpu::{each, read_number},
+    gpu::{for_each_gpu, read_number},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
-    uptime::{self, hours_up},
+    uptime::{self, uptime_hours},
 };
 
 const SPEC: Spec = Spec::quick("gpu-pcie-replay", "PCIe replays of GPUs");
@@ -42,14 +42,14 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let hours = hours_up(outputs.get(1));
-    each(outputs.first(), "no GPU of this node counts PCIe replays", |gpu, look| {
+    let hours = uptime_hours(outputs.get(1));
+    for_each_gpu(outputs.first(), "no GPU of this node counts PCIe replays", |gpu, look| {
         let Some(replays) = read_number(gpu, REPLAYS, look) else { return };
         match &hours {
             Ok(hours) => {
                 look.metric(Metric::new("pcie_replays_per_hour", gpu.entity(), replays / hours, Unit::PerHour));
             }
-            Err(failure) => look.could_not(failure.clone()),
+            Err(failure) => look.unreadable(failure.clone()),
         }
     })
 }
@@ -59,16 +59,16 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none},
         },
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
 
-    fn look(replays: &[Reading], up: &str) -> Vec<String> {
+    fn look(replays: &[FieldValue], up: &str) -> Vec<String> {
         let gpus: Vec<_> = replays.iter().map(|replays| [(REPLAYS, replays.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 1]>::as_slice).collect();
-        judged(&CHECK, &[answer(&gpus), ProbeOutput::Text(up.to_owned())])
+        classify_outputs(&CHECK, &[answer(&gpus), ProbeOutput::Text(up.to_owned())])
     }
 
     #[test]
@@ -86,7 +86,7 @@ mod tests {
     fn what_could_not_be_read_is_never_a_pass() {
         assert_eq!(look(&[n(0.0), lost()], "36000 1"), ["inconclusive failed"]);
         assert_eq!(look(&[n(0.0)], ""), ["inconclusive unparseable"]);
-        assert_eq!(look(&[Reading::NotSupported], "36000 1"), ["not-applicable not-supported"]);
-        assert_eq!(judged(&CHECK, &[none(), ProbeOutput::Text("1 1".to_owned())]), ["not-applicable no-gpu"]);
+        assert_eq!(look(&[FieldValue::NotSupported], "36000 1"), ["not-applicable not-supported"]);
+        assert_eq!(classify_outputs(&CHECK, &[none(), ProbeOutput::Text("1 1".to_owned())]), ["not-applicable no-gpu"]);
     }
 }

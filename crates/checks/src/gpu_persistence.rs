@@ -14,7 +14,7 @@
 use doctor_core::observation::{Event, Metric, Observation};
 
 use crate::{
-    gpu::{each, read_number},
+    gpu::{for_each_gpu, read_number},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -38,7 +38,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU of this node has a persistence mode", |gpu, look| {
+    for_each_gpu(outputs.first(), "no GPU of this node has a persistence mode", |gpu, look| {
         let Some(mode) = read_number(gpu, MODE, look) else { return };
         look.metric(Metric::count("persistence_on", gpu.entity(), mode));
         if mode == 0.0 {
@@ -53,16 +53,16 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none},
         },
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
 
-    fn look(modes: &[Reading]) -> Vec<String> {
+    fn look(modes: &[FieldValue]) -> Vec<String> {
         let gpus: Vec<_> = modes.iter().map(|mode| [(MODE, mode.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 1]>::as_slice).collect();
-        judged(&CHECK, &[answer(&gpus)])
+        classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
     #[test]
@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(look(&[n(1.0), n(1.0)]), ["pass within-limits"]);
         assert_eq!(look(&[n(1.0), n(0.0)]), ["fail persistence-off monitor gpu:0000:19:00.0"]);
         assert_eq!(look(&[n(1.0), lost()]), ["inconclusive failed"]);
-        assert_eq!(look(&[Reading::NotSupported]), ["not-applicable not-supported"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(look(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

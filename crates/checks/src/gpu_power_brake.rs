@@ -16,7 +16,7 @@
 use doctor_core::observation::{Event, Metric, Observation};
 
 use crate::{
-    gpu::{each, read_number},
+    gpu::{for_each_gpu, read_number},
     gpu_throttle::{HW_POWER_BRAKE, REASONS},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
@@ -41,7 +41,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU of this node reports clock event reasons", |gpu, look| {
+    for_each_gpu(outputs.first(), "no GPU of this node reports clock event reasons", |gpu, look| {
         let Some(active) = read_number(gpu, REASONS, look) else { return };
         let brakes = active as u64 & HW_POWER_BRAKE != 0;
         look.metric(Metric::count("power_brake", gpu.entity(), f64::from(u8::from(brakes))));
@@ -58,16 +58,16 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none},
         },
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
 
-    fn look(reasons: &[Reading]) -> Vec<String> {
+    fn look(reasons: &[FieldValue]) -> Vec<String> {
         let gpus: Vec<_> = reasons.iter().map(|r| [(REASONS, r.clone()), (DRAW, n(97.4))]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 2]>::as_slice).collect();
-        judged(&CHECK, &[answer(&gpus)])
+        classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
     #[test]
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn a_gpu_that_would_not_tell_is_not_free_of_it() {
         assert_eq!(look(&[n(0.0), lost()]), ["inconclusive failed"]);
-        assert_eq!(look(&[Reading::NotSupported]), ["not-applicable not-supported"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(look(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -15,9 +15,9 @@
 use doctor_core::observation::{Event, Metric, Observation, Unit};
 
 use crate::{
-    gpu::{each, read_number},
+    gpu::{for_each_gpu, read_number},
     probe::{Probe, ProbeOutput},
-    settings,
+    check_params,
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -39,26 +39,26 @@ const LIMIT: &str = "power.limit";
 const DEFAULT: &str = "power.default_limit";
 
 /// Limits are set in whole watts and reported in milliwatts.
-const NOISE: f64 = 1.0;
+const TOLERANCE_WATTS: f64 = 1.0;
 
 fn probes(_: &Params) -> Vec<Probe> {
     vec![Probe::gpu(&[LIMIT, DEFAULT])]
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let watts = match settings::number(params, "watts", "watts = 600") {
+    let watts = match check_params::number(params, "watts", "watts = 600") {
         Ok(watts) => watts,
         Err(instead) => return instead,
     };
-    each(outputs.first(), "no GPU of this node has a power limit", |gpu, look| {
+    for_each_gpu(outputs.first(), "no GPU of this node has a power limit", |gpu, look| {
         let (limit, default) = (read_number(gpu, LIMIT, look), read_number(gpu, DEFAULT, look));
         let (Some(limit), Some(wanted)) = (limit, watts.or(default)) else { return };
         look.metric(Metric::new("power_limit_watts", gpu.entity(), limit, Unit::Watts));
         let whose = if watts.is_some() { "expected" } else { "default" };
         let text = format!("power limit {limit} W, {whose} {wanted} W");
-        if limit < wanted - NOISE {
+        if limit < wanted - TOLERANCE_WATTS {
             look.event(Event::seen("power-limit-low", gpu.entity(), text));
-        } else if watts.is_some() && limit > wanted + NOISE {
+        } else if watts.is_some() && limit > wanted + TOLERANCE_WATTS {
             look.event(Event::seen("power-limit-high", gpu.entity(), text));
         }
     })
@@ -69,17 +69,17 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none},
         },
-        judged::{judged, judged_with},
+        classify_fixture::{classify_outputs, classify_outputs_with},
     };
 
-    fn look(params: &str, gpus: &[[Reading; 2]]) -> Vec<String> {
+    fn look(params: &str, gpus: &[[FieldValue; 2]]) -> Vec<String> {
         let gpus: Vec<_> =
             gpus.iter().map(|[limit, usual]| [(LIMIT, limit.clone()), (DEFAULT, usual.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 2]>::as_slice).collect();
-        judged_with(&CHECK, &toml::from_str(params).unwrap(), None, &[answer(&gpus)])
+        classify_outputs_with(&CHECK, &toml::from_str(params).unwrap(), None, &[answer(&gpus)])
     }
 
     #[test]
@@ -97,8 +97,8 @@ mod tests {
     #[test]
     fn a_gpu_that_would_not_tell_is_not_unlimited() {
         assert_eq!(look("", &[[n(700.0), n(700.0)], [lost(), lost()]]), ["inconclusive failed"]);
-        assert_eq!(look("", &[[Reading::NotSupported, Reading::NotSupported]]), ["not-applicable not-supported"]);
+        assert_eq!(look("", &[[FieldValue::NotSupported, FieldValue::NotSupported]]), ["not-applicable not-supported"]);
         assert_eq!(look("watts = 'all'", &[[n(700.0), n(700.0)]]), ["inconclusive unparseable"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

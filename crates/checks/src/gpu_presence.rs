@@ -23,10 +23,10 @@
 //! `gpu-count` reports a GPU that is not even on the bus, using the machine profile. Not applicable without an NVIDIA
 //! GPU on the bus.
 
-use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation, ProbeFailure};
+use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, ObservationBuilder, Metric, Observation, ProbeFailure};
 
 use crate::{
-    gpu::{Gpu, GpuAnswer, NVML_GPU_IS_LOST, NVML_RESET_REQUIRED, Reading, bus_id, no_gpu, unread},
+    gpu::{Gpu, GpuQueryResult, NVML_GPU_IS_LOST, NVML_RESET_REQUIRED, FieldValue, normalize_bus_id, no_gpu, read_failure},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -80,23 +80,23 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         return Observation::CouldNot(failure.clone());
     }
     let guests = match outputs.get(2) {
-        Some(ProbeOutput::Names(names)) => names.iter().filter_map(|name| bus_id(name)).collect(),
+        Some(ProbeOutput::Names(names)) => names.iter().filter_map(|name| normalize_bus_id(name)).collect(),
         // The driver does not exist: no GPU is passed through.
         Some(ProbeOutput::Failed(failure)) if failure.kind == FailureKind::Missing => Vec::new(),
         Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
         _ => return could_not(FailureKind::Unparseable, "the answer for the devices of vfio-pci is not a list"),
     };
-    let mut look = Look::default();
-    compare(answer, &guests, &mut look);
+    let mut look = ObservationBuilder::default();
+    compare_bus_and_driver(answer, &guests, &mut look);
     for gpu in &answer.gpus {
-        refusal(gpu, &mut look);
+        report_gpu_error(gpu, &mut look);
     }
     match outputs.get(1) {
-        Some(ProbeOutput::Names(names)) => device_files(&answer.gpus, names, &mut look),
-        Some(ProbeOutput::Failed(failure)) => look.could_not(failure.clone()),
-        _ => look.could_not(ProbeFailure::new(FailureKind::Unparseable, "the answer for /dev is not a list")),
+        Some(ProbeOutput::Names(names)) => check_device_files(&answer.gpus, names, &mut look),
+        Some(ProbeOutput::Failed(failure)) => look.unreadable(failure.clone()),
+        _ => look.unreadable(ProbeFailure::new(FailureKind::Unparseable, "the answer for /dev is not a list")),
     }
-    look.or(no_gpu())
+    look.build_or(no_gpu())
 }
 
 fn could_not(kind: FailureKind, text: &str) -> Observation {
@@ -104,8 +104,8 @@ fn could_not(kind: FailureKind, text: &str) -> Observation {
 }
 
 /// Compares the bus with the driver.
-fn compare(answer: &GpuAnswer, guests: &[String], look: &mut Look) {
-    let same = |text: &String| bus_id(text).unwrap_or_else(|| text.clone());
+fn compare_bus_and_driver(answer: &GpuQueryResult, guests: &[String], look: &mut ObservationBuilder) {
+    let same = |text: &String| normalize_bus_id(text).unwrap_or_else(|| text.clone());
     let on_pci: Vec<String> = answer.on_pci.iter().map(same).filter(|bus| !guests.contains(bus)).collect();
     let driven: Vec<String> = answer.gpus.iter().map(|gpu| same(&gpu.bus)).collect();
     let nameless = driven.iter().any(String::is_empty);
@@ -118,7 +118,7 @@ fn compare(answer: &GpuAnswer, guests: &[String], look: &mut Look) {
         look.event(Event::seen("gpu-not-driven", entity, "GPU on the PCI bus, but not in the driver"));
     }
     // A GPU whose queries fail is reported by its error instead.
-    let answers = |gpu: &&Gpu| !gpu.fields.iter().any(|(_, reading)| matches!(reading, Reading::Failed { .. }));
+    let answers = |gpu: &&Gpu| !gpu.fields.iter().any(|(_, reading)| matches!(reading, FieldValue::Failed { .. }));
     for gpu in answer.gpus.iter().filter(answers) {
         let bus = same(&gpu.bus);
         if !bus.is_empty() && !on_pci.contains(&bus) {
@@ -129,10 +129,10 @@ fn compare(answer: &GpuAnswer, guests: &[String], look: &mut Look) {
 }
 
 /// Reports a GPU's error, if any. The worst error counts: one cause makes every field fail.
-fn refusal(gpu: &Gpu, look: &mut Look) {
+fn report_gpu_error(gpu: &Gpu, look: &mut ObservationBuilder) {
     let said = |wanted: u32| {
         gpu.fields.iter().find_map(|(_, reading)| match reading {
-            Reading::Failed { code, text } if *code == wanted => Some(text.clone()),
+            FieldValue::Failed { code, text } if *code == wanted => Some(text.clone()),
             _ => None,
         })
     };
@@ -144,11 +144,11 @@ fn refusal(gpu: &Gpu, look: &mut Look) {
     ];
     match known.into_iter().find_map(|(wanted, code)| Some((code, said(wanted)?))) {
         Some((code, text)) => look.event(Event::seen(code, gpu.entity(), format!("the driver reports: {text}"))),
-        None => unread(gpu, &FIELDS).into_iter().for_each(|failure| look.could_not(failure)),
+        None => read_failure(gpu, &FIELDS).into_iter().for_each(|failure| look.unreadable(failure)),
     }
 }
 
-fn device_files(gpus: &[Gpu], names: &[String], look: &mut Look) {
+fn check_device_files(gpus: &[Gpu], names: &[String], look: &mut ObservationBuilder) {
     for gpu in gpus {
         let Some(minor) = gpu.number("minor_number") else { continue };
         let name = format!("nvidia{minor:.0}");
@@ -164,27 +164,27 @@ mod tests {
     use super::*;
     use crate::{
         gpu::tests::{answer, deaf, lost, n, none, t},
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
 
     fn names(names: &[&str]) -> ProbeOutput {
         ProbeOutput::Names(names.iter().map(|&name| name.to_owned()).collect())
     }
 
-    fn fields(minor: f64) -> Vec<(&'static str, Reading)> {
+    fn fields(minor: f64) -> Vec<(&'static str, FieldValue)> {
         vec![("name", t("NVIDIA H200")), ("uuid", t("GPU-0")), ("minor_number", n(minor))]
     }
 
-    fn refusing(code: u32) -> Vec<(&'static str, Reading)> {
-        FIELDS.map(|field| (field, Reading::Failed { code, text: "no".to_owned() })).to_vec()
+    fn refusing(code: u32) -> Vec<(&'static str, FieldValue)> {
+        FIELDS.map(|field| (field, FieldValue::Failed { code, text: "no".to_owned() })).to_vec()
     }
 
     /// The driver's GPUs, and further ones on the bus.
-    fn look(gpus: &[Vec<(&str, Reading)>], also_on_pci: &[&str], guests: &ProbeOutput) -> Vec<String> {
+    fn look(gpus: &[Vec<(&str, FieldValue)>], also_on_pci: &[&str], guests: &ProbeOutput) -> Vec<String> {
         let gpus: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
         let ProbeOutput::Gpus(mut answer) = answer(&gpus) else { panic!("gpus") };
         answer.on_pci.extend(also_on_pci.iter().map(|&bus| bus.to_owned()));
-        judged(
+        classify_outputs(
             &CHECK,
             &[ProbeOutput::Gpus(answer), names(&["null", "nvidia0", "nvidia1", "nvidiactl"]), guests.clone()],
         )
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn three_lists_that_agree_pass() {
         assert_eq!(look(&[fields(0.0), fields(1.0)], &[], &no_vfio()), ["pass within-limits"]);
-        assert_eq!(judged(&CHECK, &[none(), names(&[]), no_vfio()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[none(), names(&[]), no_vfio()]), ["not-applicable no-gpu"]);
     }
 
     #[test]
@@ -230,11 +230,11 @@ mod tests {
         let ProbeOutput::Gpus(mut gone) = answer(&[&fields(0.0), &fields(1.0)]) else { panic!("gpus") };
         gone.on_pci.truncate(1);
         let outputs = [ProbeOutput::Gpus(gone), names(&["nvidia0", "nvidia1"]), no_vfio()];
-        assert_eq!(judged(&CHECK, &outputs), ["fail gpu-off-bus reboot gpu:0000:19:00.0"]);
+        assert_eq!(classify_outputs(&CHECK, &outputs), ["fail gpu-off-bus reboot gpu:0000:19:00.0"]);
         let ProbeOutput::Gpus(mut lost) = answer(&[&fields(0.0), &refusing(15)]) else { panic!("gpus") };
         lost.on_pci.truncate(1);
         let outputs = [ProbeOutput::Gpus(lost), names(&["nvidia0"]), no_vfio()];
-        assert_eq!(judged(&CHECK, &outputs), ["fail gpu-lost reboot gpu:0000:19:00.0"]);
+        assert_eq!(classify_outputs(&CHECK, &outputs), ["fail gpu-lost reboot gpu:0000:19:00.0"]);
     }
 
     #[test]
@@ -244,17 +244,17 @@ mod tests {
         };
         answer.gpus[1].bus = String::new();
         let outputs = [ProbeOutput::Gpus(answer), names(&["nvidia0"]), no_vfio()];
-        assert_eq!(judged(&CHECK, &outputs), ["fail gpu-lost reboot gpu:1"]);
+        assert_eq!(classify_outputs(&CHECK, &outputs), ["fail gpu-lost reboot gpu:1"]);
     }
 
     #[test]
     fn what_could_not_be_read_is_never_a_pass() {
         let healthy = answer(&[&fields(0.0)]);
         let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "no"));
-        assert_eq!(judged(&CHECK, &[healthy.clone(), denied.clone(), no_vfio()]), ["inconclusive denied"]);
-        assert_eq!(judged(&CHECK, &[healthy, names(&["nvidia0"]), denied]), ["inconclusive denied"]);
+        assert_eq!(classify_outputs(&CHECK, &[healthy.clone(), denied.clone(), no_vfio()]), ["inconclusive denied"]);
+        assert_eq!(classify_outputs(&CHECK, &[healthy, names(&["nvidia0"]), denied]), ["inconclusive denied"]);
         let dead = deaf(FailureKind::Failed, "Driver Not Loaded");
-        assert_eq!(judged(&CHECK, &[dead, names(&[]), no_vfio()]), ["inconclusive failed"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[dead, names(&[]), no_vfio()]), ["inconclusive failed"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 }

@@ -18,10 +18,10 @@
 //! Inconclusive in a container that does not see the machine's processes. Not applicable without a GPU, or where the
 //! driver lists no processes.
 
-use doctor_core::observation::{Event, Look, Metric, Observation};
+use doctor_core::observation::{Event, ObservationBuilder, Metric, Observation};
 
 use crate::{
-    gpu::{Gpu, Reading, each, read_numbered},
+    gpu::{Gpu, FieldValue, for_each_gpu, read_indexed},
     host_processes::host_processes,
     probe::{Probe, ProbeOutput, Process},
     spec::{Check, Params, Spec, page_of},
@@ -48,26 +48,26 @@ fn probes(_: &Params) -> Vec<Probe> {
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let processes = host_processes(outputs.get(1));
-    each(outputs.first(), "the driver lists no processes", |gpu, look| {
-        if matches!(gpu.get("process.*.pid"), Some(Reading::NotSupported)) {
+    for_each_gpu(outputs.first(), "the driver lists no processes", |gpu, look| {
+        if matches!(gpu.get("process.*.pid"), Some(FieldValue::NotSupported)) {
             return;
         }
-        let unreadable = matches!(gpu.get("process.*.pid"), Some(Reading::Failed { .. }));
-        let listed = read_numbered(gpu, "process", "pid", look);
+        let unreadable = matches!(gpu.get("process.*.pid"), Some(FieldValue::Failed { .. }));
+        let listed = read_indexed(gpu, "process", "pid", look);
         match &processes {
-            Err(failure) => look.could_not(failure.clone()),
+            Err(failure) => look.unreadable(failure.clone()),
             Ok(_) if unreadable => {}
             Ok(processes) => {
                 look.metric(Metric::count("gpu_processes", gpu.entity(), listed.len() as f64));
                 for (number, pid) in listed {
-                    dead(gpu, number, pid, processes, look);
+                    report_dead_process(gpu, number, pid, processes, look);
                 }
             }
         }
     })
 }
 
-fn dead(gpu: &Gpu, number: u32, pid: f64, processes: &[Process], look: &mut Look) {
+fn report_dead_process(gpu: &Gpu, number: u32, pid: f64, processes: &[Process], look: &mut ObservationBuilder) {
     let held = gpu
         .number(&format!("process.{number}.memory"))
         .map_or_else(String::new, |bytes| format!(", holding {:.0} MiB", bytes / f64::from(1 << 20)));
@@ -90,17 +90,17 @@ mod tests {
     use crate::{
         gpu::tests::{answer, lost, n, none},
         host_processes::tests::{process, running},
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
     use doctor_core::observation::{FailureKind, ProbeFailure};
 
-    fn uses(pid: f64) -> Vec<(&'static str, Reading)> {
+    fn uses(pid: f64) -> Vec<(&'static str, FieldValue)> {
         vec![("process.0.pid", n(pid)), ("process.0.memory", n(1e9))]
     }
 
-    fn look(gpu: &[(&str, Reading)]) -> Vec<String> {
+    fn look(gpu: &[(&str, FieldValue)]) -> Vec<String> {
         let alive = [process(500, "python3", 'R'), process(600, "python3", 'Z'), process(700, "python3", 'D')];
-        judged(&CHECK, &[answer(&[&[], gpu]), running(&alive)])
+        classify_outputs(&CHECK, &[answer(&[&[], gpu]), running(&alive)])
     }
 
     #[test]
@@ -115,18 +115,18 @@ mod tests {
     #[test]
     fn in_a_container_nobody_is_called_dead() {
         let inside = ProbeOutput::Processes(vec![process(1, "doctor-node", 'S')]);
-        assert_eq!(judged(&CHECK, &[answer(&[&uses(12.0)]), inside]), ["inconclusive denied"]);
+        assert_eq!(classify_outputs(&CHECK, &[answer(&[&uses(12.0)]), inside]), ["inconclusive denied"]);
     }
 
     #[test]
     fn a_driver_that_would_not_tell_lists_not_nobody() {
         assert_eq!(look(&[("process.*.pid", lost())]), ["inconclusive failed"]);
         assert_eq!(
-            judged(&CHECK, &[answer(&[&[("process.*.pid", Reading::NotSupported)]]), running(&[])]),
+            classify_outputs(&CHECK, &[answer(&[&[("process.*.pid", FieldValue::NotSupported)]]), running(&[])]),
             ["not-applicable not-supported"]
         );
         let failed = ProbeOutput::Failed(ProbeFailure::new(FailureKind::TimedOut, "no"));
-        assert_eq!(judged(&CHECK, &[answer(&[&[]]), failed]), ["inconclusive timed-out"]);
-        assert_eq!(judged(&CHECK, &[none(), running(&[])]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[answer(&[&[]]), failed]), ["inconclusive timed-out"]);
+        assert_eq!(classify_outputs(&CHECK, &[none(), running(&[])]), ["not-applicable no-gpu"]);
     }
 }

@@ -16,7 +16,7 @@
 use doctor_core::observation::{Event, FailureKind, Metric, Observation, ProbeFailure};
 
 use crate::{
-    gpu::{each, read_number},
+    gpu::{for_each_gpu, read_number},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -46,7 +46,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU of this node reports a recovery action", |gpu, look| {
+    for_each_gpu(outputs.first(), "no GPU of this node reports a recovery action", |gpu, look| {
         let Some(action) = read_number(gpu, ACTION, look) else { return };
         let (code, text) = match action as u32 {
             0 => {
@@ -59,7 +59,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
             4 => ("recovery-drain-reset", "GPU works at reduced capacity until it is drained and reset"),
             _ => {
                 let text = format!("{}: unknown {ACTION} {action}", gpu.entity());
-                look.could_not(ProbeFailure::new(FailureKind::Unparseable, text));
+                look.unreadable(ProbeFailure::new(FailureKind::Unparseable, text));
                 return;
             }
         };
@@ -73,16 +73,16 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none},
         },
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
 
-    fn look(actions: &[Reading]) -> Vec<String> {
+    fn look(actions: &[FieldValue]) -> Vec<String> {
         let gpus: Vec<_> = actions.iter().map(|action| [(ACTION, action.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 1]>::as_slice).collect();
-        judged(&CHECK, &[answer(&gpus)])
+        classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
     #[test]
@@ -102,7 +102,7 @@ mod tests {
     fn an_unknown_action_is_not_none() {
         assert_eq!(look(&[n(0.0), n(9.0)]), ["inconclusive unparseable"]);
         assert_eq!(look(&[n(0.0), lost()]), ["inconclusive failed"]);
-        assert_eq!(look(&[Reading::NotSupported]), ["not-applicable not-supported"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(look(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -17,7 +17,7 @@
 use doctor_core::observation::{Event, Metric, Observation};
 
 use crate::{
-    gpu::{each, read_number},
+    gpu::{for_each_gpu, read_number},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -50,7 +50,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU of this node retires pages", |gpu, look| {
+    for_each_gpu(outputs.first(), "no GPU of this node retires pages", |gpu, look| {
         match read_number(gpu, ARCHITECTURE, look) {
             Some(architecture) if architecture < AMPERE => {}
             _ => return,
@@ -70,17 +70,17 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none},
         },
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
 
-    fn look(gpus: &[[Reading; 4]]) -> Vec<String> {
+    fn look(gpus: &[[FieldValue; 4]]) -> Vec<String> {
         let names = [ARCHITECTURE, SINGLE, DOUBLE, PENDING];
         let gpus: Vec<Vec<_>> = gpus.iter().map(|gpu| names.into_iter().zip(gpu.clone()).collect()).collect();
         let gpus: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
-        judged(&CHECK, &[answer(&gpus)])
+        classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
     #[test]
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn retired_pages_on_ampere_are_not_a_fault() {
         assert_eq!(look(&[[n(7.0), n(70.0), n(70.0), n(1.0)]]), ["not-applicable not-supported"]);
-        let none = || Reading::NotSupported;
+        let none = || FieldValue::NotSupported;
         assert_eq!(look(&[[n(9.0), none(), none(), none()]]), ["not-applicable not-supported"]);
     }
 
@@ -105,6 +105,6 @@ mod tests {
     fn a_gpu_that_would_not_tell_is_not_called_new() {
         assert_eq!(look(&[[lost(), lost(), lost(), lost()]]), ["inconclusive failed"]);
         assert_eq!(look(&[[n(5.0), n(0.0), n(0.0), lost()]]), ["inconclusive failed"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

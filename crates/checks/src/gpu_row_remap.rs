@@ -17,10 +17,10 @@
 //!
 //! Not applicable where the GPU is older than Ampere (see `gpu-retired-pages`) or has no ECC memory.
 
-use doctor_core::observation::{Event, Look, Metric, Observation};
+use doctor_core::observation::{Event, ObservationBuilder, Metric, Observation};
 
 use crate::{
-    gpu::{Gpu, gpus, not_applicable, unread},
+    gpu::{Gpu, require_gpus, not_applicable, read_failure},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -53,24 +53,24 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let gpus = match gpus(outputs.first()) {
+    let gpus = match require_gpus(outputs.first()) {
         Ok(gpus) => gpus,
         Err(instead) => return instead,
     };
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     for gpu in gpus {
         if let [Some(correctable), Some(uncorrectable), Some(pending), Some(failure)] = FIELDS.map(|f| gpu.number(f)) {
             look.metric(Metric::count("rows_remapped_correctable", gpu.entity(), correctable));
             look.metric(Metric::count("rows_remapped_uncorrectable", gpu.entity(), uncorrectable));
-            flagged(gpu, pending, failure).for_each(|event| look.event(event));
-        } else if let Some(failure) = unread(gpu, &FIELDS) {
-            look.could_not(failure);
+            remap_events(gpu, pending, failure).for_each(|event| look.event(event));
+        } else if let Some(failure) = read_failure(gpu, &FIELDS) {
+            look.unreadable(failure);
         }
     }
-    look.or(not_applicable("not-supported", "no GPU of this node supports row remapping"))
+    look.build_or(not_applicable("not-supported", "no GPU of this node supports row remapping"))
 }
 
-fn flagged(gpu: &Gpu, pending: f64, failure: f64) -> impl Iterator<Item = Event> {
+fn remap_events(gpu: &Gpu, pending: f64, failure: f64) -> impl Iterator<Item = Event> {
     let failed = (failure != 0.0)
         .then(|| Event::seen("row-remap-failed", gpu.entity(), "row remapping failed: no spare memory row is left"));
     let waits = (pending != 0.0)
@@ -83,22 +83,22 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, n, none},
         },
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
 
-    fn gpu(values: [Reading; 4]) -> Vec<(&'static str, Reading)> {
+    fn gpu(values: [FieldValue; 4]) -> Vec<(&'static str, FieldValue)> {
         FIELDS.into_iter().zip(values).collect()
     }
 
-    fn look(gpus: &[Vec<(&str, Reading)>]) -> Vec<String> {
+    fn look(gpus: &[Vec<(&str, FieldValue)>]) -> Vec<String> {
         let fields: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
-        judged(&CHECK, &[answer(&fields)])
+        classify_outputs(&CHECK, &[answer(&fields)])
     }
 
-    fn healthy() -> Vec<(&'static str, Reading)> {
+    fn healthy() -> Vec<(&'static str, FieldValue)> {
         gpu([n(0.0), n(0.0), n(0.0), n(0.0)])
     }
 
@@ -120,17 +120,17 @@ mod tests {
 
     #[test]
     fn a_gpu_that_has_no_such_thing_is_not_one_that_would_not_tell() {
-        let old = gpu([const { Reading::NotSupported }; 4]);
+        let old = gpu([const { FieldValue::NotSupported }; 4]);
         assert_eq!(look(std::slice::from_ref(&old)), ["not-applicable not-supported"]);
         assert_eq!(look(&[old, healthy()]), ["pass within-limits"]);
-        let lost = Reading::Failed { code: 15, text: "GPU is lost".into() };
+        let lost = FieldValue::Failed { code: 15, text: "GPU is lost".into() };
         assert_eq!(look(&[healthy(), gpu([lost.clone(), lost.clone(), lost.clone(), lost])]), ["inconclusive failed"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 
     #[test]
     fn a_lost_gpu_does_not_hide_what_is_wrong_with_another() {
-        let lost = Reading::Failed { code: 15, text: "GPU is lost".into() };
+        let lost = FieldValue::Failed { code: 15, text: "GPU is lost".into() };
         let lost = gpu([lost.clone(), lost.clone(), lost.clone(), lost]);
         let pending = gpu([n(0.0), n(1.0), n(1.0), n(0.0)]);
         assert_eq!(look(&[lost, pending]), ["fail row-remap-pending reset gpu:0000:19:00.0"]);

@@ -13,10 +13,10 @@
 //!
 //! Not applicable where GPUs report neither margin nor limit.
 
-use doctor_core::observation::{Look, Metric, Observation, Unit};
+use doctor_core::observation::{ObservationBuilder, Metric, Observation, Unit};
 
 use crate::{
-    gpu::{Gpu, each, read_number},
+    gpu::{Gpu, for_each_gpu, read_number},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -36,26 +36,26 @@ pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("gpu_temperature.rs")), rules: RULES, probes, interpret };
 
 const MARGIN: &str = "temperature.gpu.tlimit";
-const NOW: &str = "temperature.gpu";
+const TEMPERATURE: &str = "temperature.gpu";
 const SLOWDOWN: &str = "temperature.slowdown";
 
 fn probes(_: &Params) -> Vec<Probe> {
-    vec![Probe::gpu(&[MARGIN, NOW, SLOWDOWN])]
+    vec![Probe::gpu(&[MARGIN, TEMPERATURE, SLOWDOWN])]
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU of this node reports its slowdown temperature", |gpu, look| {
+    for_each_gpu(outputs.first(), "no GPU of this node reports its slowdown temperature", |gpu, look| {
         if let Some(margin) = margin(gpu, look) {
             look.metric(Metric::new("temperature_margin_celsius", gpu.entity(), margin, Unit::Celsius));
         }
     })
 }
 
-fn margin(gpu: &Gpu, look: &mut Look) -> Option<f64> {
+fn margin(gpu: &Gpu, look: &mut ObservationBuilder) -> Option<f64> {
     if let Some(margin) = gpu.number(MARGIN) {
         return Some(margin);
     }
-    let (now, limit) = (read_number(gpu, NOW, look), read_number(gpu, SLOWDOWN, look));
+    let (now, limit) = (read_number(gpu, TEMPERATURE, look), read_number(gpu, SLOWDOWN, look));
     match (now, limit) {
         (Some(now), Some(limit)) => Some(limit - now),
         // Neither is available; this records a failure to read the margin, if there was one.
@@ -68,42 +68,42 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none},
         },
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
 
-    fn look(gpus: &[[Reading; 3]]) -> Vec<String> {
-        let names = [MARGIN, NOW, SLOWDOWN];
+    fn look(gpus: &[[FieldValue; 3]]) -> Vec<String> {
+        let names = [MARGIN, TEMPERATURE, SLOWDOWN];
         let gpus: Vec<Vec<_>> = gpus.iter().map(|gpu| names.into_iter().zip(gpu.clone()).collect()).collect();
         let gpus: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
-        judged(&CHECK, &[answer(&gpus)])
+        classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
     #[test]
     fn a_gpu_near_its_limit_is_found() {
         // The first is from an H200, driver 580.159.04, 2026-11-15.
-        let cool = [n(47.0), n(40.0), Reading::NotSupported];
+        let cool = [n(47.0), n(40.0), FieldValue::NotSupported];
         assert_eq!(look(std::slice::from_ref(&cool)), ["pass within-limits"]);
-        let hot = [n(2.0), n(85.0), Reading::NotSupported];
+        let hot = [n(2.0), n(85.0), FieldValue::NotSupported];
         assert_eq!(look(&[cool, hot]), ["fail gpu-hot monitor gpu:0000:19:00.0"]);
     }
 
     #[test]
     fn an_older_driver_tells_the_limit_instead_of_the_margin() {
-        assert_eq!(look(&[[Reading::NotSupported, n(60.0), n(90.0)]]), ["pass within-limits"]);
-        let hot = [Reading::NotSupported, n(89.0), n(90.0)];
+        assert_eq!(look(&[[FieldValue::NotSupported, n(60.0), n(90.0)]]), ["pass within-limits"]);
+        let hot = [FieldValue::NotSupported, n(89.0), n(90.0)];
         assert_eq!(look(&[hot]), ["fail gpu-hot monitor gpu:0000:18:00.0"]);
     }
 
     #[test]
     fn a_gpu_that_would_not_tell_is_not_cool() {
-        let cool = [n(47.0), n(40.0), Reading::NotSupported];
+        let cool = [n(47.0), n(40.0), FieldValue::NotSupported];
         assert_eq!(look(&[cool, [lost(), lost(), lost()]]), ["inconclusive failed"]);
-        assert_eq!(look(&[[lost(), n(40.0), Reading::NotSupported]]), ["inconclusive failed"]);
-        let silent = [Reading::NotSupported, n(40.0), Reading::NotSupported];
+        assert_eq!(look(&[[lost(), n(40.0), FieldValue::NotSupported]]), ["inconclusive failed"]);
+        let silent = [FieldValue::NotSupported, n(40.0), FieldValue::NotSupported];
         assert_eq!(look(&[silent]), ["not-applicable not-supported"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -21,7 +21,7 @@
 use doctor_core::observation::{Event, Metric, Observation};
 
 use crate::{
-    gpu::{each, read_number},
+    gpu::{for_each_gpu, read_number},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -53,7 +53,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    each(outputs.first(), "no GPU of this node reports clock event reasons", |gpu, look| {
+    for_each_gpu(outputs.first(), "no GPU of this node reports clock event reasons", |gpu, look| {
         let Some(active) = read_number(gpu, REASONS, look) else { return };
         // A mask of reasons is far below 2^53.
         let reasons = active as u64;
@@ -77,17 +77,17 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none},
         },
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
 
-    fn look(reasons: &[Reading]) -> Vec<String> {
+    fn look(reasons: &[FieldValue]) -> Vec<String> {
         let gpus: Vec<_> =
             reasons.iter().map(|r| [(REASONS, r.clone()), (CLOCK, n(345.0)), (MAX, n(1980.0))]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 3]>::as_slice).collect();
-        judged(&CHECK, &[answer(&gpus)])
+        classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
     #[test]
@@ -110,8 +110,8 @@ mod tests {
     #[test]
     fn a_gpu_that_would_not_tell_is_not_cool() {
         assert_eq!(look(&[n(0.0), lost()]), ["inconclusive failed"]);
-        assert_eq!(look(&[Reading::NotSupported]), ["not-applicable not-supported"]);
-        assert_eq!(look(&[Reading::Text("Active".into())]), ["inconclusive unparseable"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(look(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
+        assert_eq!(look(&[FieldValue::Text("Active".into())]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -16,13 +16,13 @@
 //! Parameters: `driver`, such as `"570.124.06"`; `vbios`, such as `"96.00.A5.00.1A"`. Without them only the GPUs of the
 //! node are compared with each other.
 
-use doctor_core::observation::{Entity, Event, FailureKind, Look, Metric, Observation, ProbeFailure};
+use doctor_core::observation::{Entity, Event, FailureKind, ObservationBuilder, Metric, Observation, ProbeFailure};
 
 use crate::{
-    gpu::{Gpu, gpus, no_gpu, read_text},
-    odd_ones::{Part, odd_ones},
+    gpu::{Gpu, require_gpus, no_gpu, read_text},
+    outliers::{Part, outliers},
     probe::{Probe, ProbeOutput},
-    settings::refused,
+    check_params::invalid_param,
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -55,11 +55,11 @@ fn probes(_: &Params) -> Vec<Probe> {
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     let (wanted_driver, wanted_vbios) =
-        match (wanted(params, "driver", "570.124.06"), wanted(params, "vbios", "96.00.A5.00.1A")) {
+        match (expected_version(params, "driver", "570.124.06"), expected_version(params, "vbios", "96.00.A5.00.1A")) {
             (Ok(driver), Ok(vbios)) => (driver, vbios),
             (Err(refused), _) | (_, Err(refused)) => return refused,
         };
-    let gpus = match gpus(outputs.first()) {
+    let gpus = match require_gpus(outputs.first()) {
         Ok(gpus) => gpus,
         Err(instead) => return instead,
     };
@@ -68,13 +68,13 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     if version.is_empty() {
         return Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "the driver reports no version"));
     }
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     look.metric(Metric::count("gpus_compared", Entity::node(), gpus.len() as f64));
     if let Some(wanted) = wanted_driver.filter(|wanted| *wanted != version) {
         let text = format!("driver version {version}, expected {wanted}");
         look.event(Event::seen("driver-unexpected", Entity::node(), text));
     }
-    let vbios = parts(gpus, VBIOS, &mut look);
+    let vbios = version_parts(gpus, VBIOS, &mut look);
     for part in vbios.iter().filter(|part| wanted_vbios.is_some_and(|wanted| !part.value.eq_ignore_ascii_case(wanted)))
     {
         let text = format!("VBIOS version {}, expected {}", part.value, wanted_vbios.unwrap_or_default());
@@ -82,22 +82,22 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     }
     // Deviations from the configured version are already reported.
     if wanted_vbios.is_none() {
-        differing(&vbios, "vbios-differs", "VBIOS", &mut look);
+        report_outliers(&vbios, "vbios-differs", "VBIOS", &mut look);
     }
-    differing(&parts(gpus, INFOROM, &mut look), "inforom-differs", "infoROM image", &mut look);
-    look.or(no_gpu())
+    report_outliers(&version_parts(gpus, INFOROM, &mut look), "inforom-differs", "infoROM image", &mut look);
+    look.build_or(no_gpu())
 }
 
-fn wanted<'a>(params: &'a Params, name: &str, example: &str) -> Result<Option<&'a str>, Observation> {
+fn expected_version<'a>(params: &'a Params, name: &str, example: &str) -> Result<Option<&'a str>, Observation> {
     match params.get(name).map(toml::Value::as_str) {
         None => Ok(None),
         Some(Some(text)) => Ok(Some(text.trim())),
-        Some(None) => Err(refused(name, &format!("{name} = \"{example}\""))),
+        Some(None) => Err(invalid_param(name, &format!("{name} = \"{example}\""))),
     }
 }
 
 /// Returns one version field of each GPU that has it. GPUs are grouped by model and part number.
-fn parts(gpus: &[Gpu], field: &str, look: &mut Look) -> Vec<Part> {
+fn version_parts(gpus: &[Gpu], field: &str, look: &mut ObservationBuilder) -> Vec<Part> {
     let kind = |gpu: &Gpu| format!("{} {}", gpu.text(NAME).unwrap_or_default(), gpu.text(PART).unwrap_or_default());
     let part = |gpu: &Gpu| {
         let value = read_text(gpu, field, look)?.to_owned();
@@ -106,9 +106,9 @@ fn parts(gpus: &[Gpu], field: &str, look: &mut Look) -> Vec<Part> {
     gpus.iter().filter_map(part).collect()
 }
 
-fn differing(parts: &[Part], code: &'static str, what: &str, look: &mut Look) {
-    for odd in odd_ones(parts) {
-        let text = format!("{what} {}, the other GPUs have {}", odd.part.value, odd.usual);
+fn report_outliers(parts: &[Part], code: &'static str, what: &str, look: &mut ObservationBuilder) {
+    for odd in outliers(parts) {
+        let text = format!("{what} {}, the other GPUs have {}", odd.part.value, odd.majority_value);
         look.event(Event::seen(code, odd.part.entity.clone(), text));
     }
 }
@@ -118,24 +118,24 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, none, t},
         },
-        judged::{judged, judged_with},
+        classify_fixture::{classify_outputs, classify_outputs_with},
     };
 
-    fn gpu(name: &str, vbios: &str, inforom: &str) -> [(&'static str, Reading); 4] {
+    fn gpu(name: &str, vbios: &str, inforom: &str) -> [(&'static str, FieldValue); 4] {
         [(NAME, t(name)), (PART, t("692-2G520-0282-001")), (VBIOS, t(vbios)), (INFOROM, t(inforom))]
     }
 
     /// Values of an H200, driver 580.159.04, 2026-11-15.
-    fn h200() -> [(&'static str, Reading); 4] {
+    fn h200() -> [(&'static str, FieldValue); 4] {
         gpu("NVIDIA H200", "96.00.A5.00.1A", "G520.0282.02.02")
     }
 
-    fn look(params: &str, gpus: &[[(&str, Reading); 4]]) -> Vec<String> {
+    fn look(params: &str, gpus: &[[(&str, FieldValue); 4]]) -> Vec<String> {
         let gpus: Vec<_> = gpus.iter().map(<[_; 4]>::as_slice).collect();
-        judged_with(&CHECK, &toml::from_str(params).unwrap(), None, &[answer(&gpus)])
+        classify_outputs_with(&CHECK, &toml::from_str(params).unwrap(), None, &[answer(&gpus)])
     }
 
     #[test]
@@ -163,8 +163,8 @@ mod tests {
         let gone = [(NAME, lost()), (PART, lost()), (VBIOS, lost()), (INFOROM, lost())];
         assert_eq!(look("", &[h200(), gone]), ["inconclusive failed"]);
         let without =
-            [(NAME, t("x")), (PART, Reading::NotSupported), (VBIOS, t("1")), (INFOROM, Reading::NotSupported)];
+            [(NAME, t("x")), (PART, FieldValue::NotSupported), (VBIOS, t("1")), (INFOROM, FieldValue::NotSupported)];
         assert_eq!(look("", &[without]), ["pass within-limits"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

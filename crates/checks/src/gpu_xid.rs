@@ -43,9 +43,9 @@ use doctor_core::{
 };
 
 use crate::{
-    files::text,
-    gpu::{GpuAnswer, no_gpu},
-    kmsg::{self, Bursts, Log},
+    files::file_text,
+    gpu::{GpuQueryResult, no_gpu},
+    kmsg::{self, RecordGroups, KmsgLog},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
     sxid_record::SxidRecord,
@@ -64,9 +64,9 @@ pub(crate) const CHECK: Check = Check {
 };
 
 /// Records at most this far apart have one cause.
-const TOGETHER: Span = Span::minutes(1);
+const SAME_INCIDENT_WINDOW: Span = Span::minutes(1);
 /// Program errors further apart than this are separate incidents.
-const AGAIN: Span = Span::minutes(3);
+const SEPARATE_INCIDENT_GAP: Span = Span::minutes(3);
 
 fn probes(_: &Params) -> Vec<Probe> {
     let mut all: Vec<Probe> = kmsg::probes().into();
@@ -76,15 +76,15 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let machine = Machine::read(outputs);
-    let log = match kmsg::log(params, outputs) {
+    let machine = HostInfo::read(outputs);
+    let log = match kmsg::parse_log(params, outputs) {
         Ok(log) => log,
         Err(_) if machine.has_no_gpu() => return no_gpu(),
         Err(instead) => return instead,
     };
-    let mut gpus: BTreeMap<Entity, Vec<Seen<'_>>> = BTreeMap::new();
+    let mut gpus: BTreeMap<Entity, Vec<ClassifiedXid<'_>>> = BTreeMap::new();
     for xid in log.recent().filter_map(XidRecord::parse) {
-        let seen = Seen::new(xid, &machine);
+        let seen = ClassifiedXid::new(xid, &machine);
         gpus.entry(seen.xid.gpu.clone()).or_default().push(seen);
     }
     if gpus.is_empty() && machine.has_no_gpu() {
@@ -92,29 +92,29 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     }
     let broken: Vec<_> = log.recent().filter_map(SxidRecord::parse).filter(SxidRecord::breaks_links).collect();
     for xids in gpus.values_mut() {
-        after_the_fall(xids);
-        blame_switches(xids, &broken);
-        power_smoothing(xids);
-        one_memory_fault(xids);
-        drivers_verdict(xids);
+        drop_after_off_bus(xids);
+        attribute_to_switches(xids, &broken);
+        cancel_power_smoothing(xids);
+        merge_memory_faults(xids);
+        apply_recovery_action(xids);
     }
-    conclude(&log, &gpus, &machine)
+    to_observation(&log, &gpus, &machine)
 }
 
 /// What is known of the machine besides its log. For unknown values the worse case is assumed.
-struct Machine<'a> {
-    answer: Option<&'a GpuAnswer>,
-    uvm: bool,
+struct HostInfo<'a> {
+    answer: Option<&'a GpuQueryResult>,
+    has_uvm: bool,
 }
 
-impl<'a> Machine<'a> {
+impl<'a> HostInfo<'a> {
     fn read(outputs: &'a [ProbeOutput]) -> Self {
         let answer = match outputs.get(3) {
             Some(ProbeOutput::Gpus(answer)) => Some(answer),
             _ => None,
         };
-        let uvm = text(outputs.get(4)).map_or(true, |all| all.lines().any(|line| line.starts_with("nvidia_uvm ")));
-        Self { answer, uvm }
+        let uvm = file_text(outputs.get(4)).map_or(true, |all| all.lines().any(|line| line.starts_with("nvidia_uvm ")));
+        Self { answer, has_uvm: uvm }
     }
 
     fn has_no_gpu(&self) -> bool {
@@ -135,27 +135,27 @@ impl<'a> Machine<'a> {
 }
 
 /// One record and its classification.
-struct Seen<'a> {
+struct ClassifiedXid<'a> {
     xid: XidRecord<'a>,
-    fate: Fate,
+    disposition: Disposition,
     note: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Fate {
-    Judged(ReasonCode, Severity),
+enum Disposition {
+    Fault(ReasonCode, Severity),
     /// An error of a program, or not actionable.
     Counted,
     /// A consequence of another fault that is reported.
     FollowUp,
     /// Caused by a switch.
-    OfSwitch,
+    SwitchFault,
     /// The driver reports that the fault is over.
     Recovered,
 }
 
-impl<'a> Seen<'a> {
-    fn new(xid: XidRecord<'a>, machine: &Machine<'_>) -> Self {
+impl<'a> ClassifiedXid<'a> {
+    fn new(xid: XidRecord<'a>, machine: &HostInfo<'_>) -> Self {
         let n = xid.number;
         let (a100, mig) = machine.a100_and_mig(&xid.gpu);
         let mut note = None;
@@ -175,97 +175,97 @@ impl<'a> Seen<'a> {
                 Nvlink5::Minor => Some(format!("xid-{n}-minor")),
                 Nvlink5::Nothing => None,
             },
-            159 if !machine.uvm => None,
+            159 if !machine.has_uvm => None,
             _ => match tables::xid(n) {
                 Some(row) => row.severity.map(|_| format!("xid-{n}")),
                 None => Some("xid-other".to_owned()),
             },
         };
         let follows = tables::xid(n).is_some_and(|row| row.class == Class::Consequence);
-        let fate = match code.as_deref().and_then(judged_as) {
+        let fate = match code.as_deref().and_then(fault_of_code) {
             Some(fate) => fate,
-            None if follows => Fate::FollowUp,
-            None => Fate::Counted,
+            None if follows => Disposition::FollowUp,
+            None => Disposition::Counted,
         };
-        Self { xid, fate, note }
+        Self { xid, disposition: fate, note }
     }
 
     fn severity(&self) -> Option<Severity> {
-        match self.fate {
-            Fate::Judged(_, severity) => Some(severity),
+        match self.disposition {
+            Disposition::Fault(_, severity) => Some(severity),
             _ => None,
         }
     }
 
     fn is_near(&self, other: &Self) -> bool {
-        self.xid.record.apart(&other.xid.record) <= TOGETHER
+        self.xid.record.time_between(&other.xid.record) <= SAME_INCIDENT_WINDOW
     }
 }
 
 /// Returns the fate for this event code, with its severity from the tables.
-fn judged_as(code: &str) -> Option<Fate> {
+fn fault_of_code(code: &str) -> Option<Disposition> {
     let variant = tables::XIDS.variants.iter().find(|variant| variant.code.as_str() == code);
     let severity = match variant {
         Some(variant) => variant.severity,
         None => tables::xid(code.strip_prefix("xid-")?.parse().ok()?)?.severity?,
     };
-    Some(Fate::Judged(ReasonCode::new(code).ok()?, severity))
+    Some(Disposition::Fault(ReasonCode::new(code).ok()?, severity))
 }
 
 /// Formats numbers for messages: `63, 94`.
-fn list(numbers: &BTreeSet<u16>) -> String {
+fn join_numbers(numbers: &BTreeSet<u16>) -> String {
     numbers.iter().map(u16::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn after_the_fall(xids: &mut [Seen<'_>]) {
+fn drop_after_off_bus(xids: &mut [ClassifiedXid<'_>]) {
     let Some(fall) = xids.iter().position(|seen| seen.xid.number == 79) else { return };
     for seen in xids[fall..].iter_mut().filter(|seen| seen.xid.number != 79) {
-        seen.fate = Fate::FollowUp;
+        seen.disposition = Disposition::FollowUp;
     }
 }
 
-fn blame_switches(xids: &mut [Seen<'_>], broken: &[SxidRecord<'_>]) {
+fn attribute_to_switches(xids: &mut [ClassifiedXid<'_>], broken: &[SxidRecord<'_>]) {
     for seen in xids.iter_mut().filter(|seen| seen.xid.number == 74) {
-        if broken.iter().any(|sxid| sxid.record.apart(&seen.xid.record) <= TOGETHER) {
-            seen.fate = Fate::OfSwitch;
+        if broken.iter().any(|sxid| sxid.record.time_between(&seen.xid.record) <= SAME_INCIDENT_WINDOW) {
+            seen.disposition = Disposition::SwitchFault;
         }
     }
 }
 
 /// Xid 162 reports that the state of Xid 163 is over.
-fn power_smoothing(xids: &mut [Seen<'_>]) {
+fn cancel_power_smoothing(xids: &mut [ClassifiedXid<'_>]) {
     let Some(back) = xids.iter().rposition(|seen| seen.xid.number == 162) else { return };
     for seen in xids[..back].iter_mut().filter(|seen| seen.xid.number == 163) {
-        seen.fate = Fate::Recovered;
+        seen.disposition = Disposition::Recovered;
     }
 }
 
 /// Combines memory records within a minute of each other into one fault: the worst is reported, and among equals Xid
 /// 48.
-fn one_memory_fault(xids: &mut [Seen<'_>]) {
+fn merge_memory_faults(xids: &mut [ClassifiedXid<'_>]) {
     const MEMORY: [u16; 7] = [48, 63, 64, 94, 95, 171, 172];
     let of_memory: Vec<usize> = (0..xids.len()).filter(|&at| MEMORY.contains(&xids[at].xid.number)).collect();
     for group in of_memory.chunk_by(|&a, &b| xids[a].is_near(&xids[b])).map(<[usize]>::to_vec).collect::<Vec<_>>() {
         let rank = |at: &usize| (xids[*at].severity(), xids[*at].xid.number == 48);
         let Some(worst) = group.iter().copied().max_by_key(rank) else { continue };
-        let (fate, number) = (xids[worst].fate.clone(), xids[worst].xid.number);
+        let (fate, number) = (xids[worst].disposition.clone(), xids[worst].xid.number);
         let others: BTreeSet<u16> = group.iter().map(|&at| xids[at].xid.number).filter(|n| *n != number).collect();
         for &at in &group {
             if xids[at].xid.number == number {
-                if !others.is_empty() && xids[at].fate == fate {
-                    xids[at].note = Some(format!("with Xid {}", list(&others)));
+                if !others.is_empty() && xids[at].disposition == fate {
+                    xids[at].note = Some(format!("with Xid {}", join_numbers(&others)));
                 }
             } else {
-                xids[at].fate = Fate::FollowUp;
+                xids[at].disposition = Disposition::FollowUp;
             }
         }
     }
 }
 
 /// Combines Xid 154 with the records that caused it.
-fn drivers_verdict(xids: &mut [Seen<'_>]) {
+fn apply_recovery_action(xids: &mut [ClassifiedXid<'_>]) {
     for at in 0..xids.len() {
-        if xids[at].xid.number != 154 || xids[at].fate != Fate::Counted {
+        if xids[at].xid.number != 154 || xids[at].disposition != Disposition::Counted {
             continue;
         }
         let (code, asked) = match xids[at].xid.recovery() {
@@ -274,7 +274,7 @@ fn drivers_verdict(xids: &mut [Seen<'_>]) {
             Some(Recovery::Reboot) => ("xid-154-reboot", Severity::Reboot),
             Some(Recovery::None) => {
                 for seen in xids[..at].iter_mut().filter(|seen| seen.severity().is_some_and(|s| s <= Severity::Reset)) {
-                    seen.fate = Fate::Recovered;
+                    seen.disposition = Disposition::Recovered;
                 }
                 continue;
             }
@@ -282,74 +282,74 @@ fn drivers_verdict(xids: &mut [Seen<'_>]) {
         };
         let causes: Vec<usize> = (0..xids.len()).filter(|&one| one != at && may_cause(&xids[one], &xids[at])).collect();
         if causes.iter().any(|&one| xids[one].severity() == Some(asked)) {
-            xids[at].fate = Fate::FollowUp;
+            xids[at].disposition = Disposition::FollowUp;
             continue;
         }
         let numbers: BTreeSet<u16> = causes.iter().map(|&one| xids[one].xid.number).collect();
         if code == "xid-other" && !numbers.is_empty() {
-            xids[at].fate = Fate::FollowUp;
+            xids[at].disposition = Disposition::FollowUp;
             continue;
         }
         for one in causes {
-            xids[one].fate = Fate::FollowUp;
+            xids[one].disposition = Disposition::FollowUp;
         }
-        xids[at].fate = Fate::Judged(ReasonCode::fixed(code), asked);
-        xids[at].note = (!numbers.is_empty()).then(|| format!("after Xid {}", list(&numbers)));
+        xids[at].disposition = Disposition::Fault(ReasonCode::fixed(code), asked);
+        xids[at].note = (!numbers.is_empty()).then(|| format!("after Xid {}", join_numbers(&numbers)));
     }
 }
 
-fn may_cause(seen: &Seen<'_>, verdict: &Seen<'_>) -> bool {
+fn may_cause(seen: &ClassifiedXid<'_>, verdict: &ClassifiedXid<'_>) -> bool {
     let linked = tables::xid(seen.xid.number).is_some_and(|row| !row.linked.is_empty());
-    linked && matches!(seen.fate, Fate::Judged(..) | Fate::Counted) && seen.is_near(verdict)
+    linked && matches!(seen.disposition, Disposition::Fault(..) | Disposition::Counted) && seen.is_near(verdict)
 }
 
-fn conclude(log: &Log<'_>, gpus: &BTreeMap<Entity, Vec<Seen<'_>>>, machine: &Machine<'_>) -> Observation {
-    let mut bursts = Bursts::default();
+fn to_observation(log: &KmsgLog<'_>, gpus: &BTreeMap<Entity, Vec<ClassifiedXid<'_>>>, machine: &HostInfo<'_>) -> Observation {
+    let mut bursts = RecordGroups::default();
     for (gpu, xids) in gpus {
         for seen in xids {
-            if let Fate::Judged(code, _) = &seen.fate {
-                bursts.see_with(code.clone(), gpu.clone(), &seen.xid.record, seen.note.clone());
+            if let Disposition::Fault(code, _) = &seen.disposition {
+                bursts.add_with_note(code.clone(), gpu.clone(), &seen.xid.record, seen.note.clone());
             }
         }
-        for seen in again_in_one_place(xids) {
-            bursts.see(ReasonCode::fixed("xid-13-repeated"), gpu.clone(), &seen.xid.record);
+        for seen in repeated_in_one_place(xids) {
+            bursts.add(ReasonCode::fixed("xid-13-repeated"), gpu.clone(), &seen.xid.record);
         }
     }
     let faults: Vec<_> = gpus.iter().filter(|(_, xids)| xids.iter().any(|seen| seen.xid.number == 31)).collect();
     if let ([(gpu, xids)], true) = (&faults[..], machine.has_several_gpus()) {
         let faults: Vec<_> = xids.iter().filter(|seen| seen.xid.number == 31).collect();
-        if incidents(&faults) >= 5 {
+        if count_incidents(&faults) >= 5 {
             for seen in faults {
-                bursts.see(ReasonCode::fixed("xid-31-repeated"), (*gpu).clone(), &seen.xid.record);
+                bursts.add(ReasonCode::fixed("xid-31-repeated"), (*gpu).clone(), &seen.xid.record);
             }
         }
     }
-    let of = |fate: &Fate| gpus.values().flatten().filter(|seen| seen.fate == *fate).count();
-    let count = |name: &str, fate: &Fate| Metric::count(name, Entity::node(), of(fate) as f64);
+    let of = |fate: &Disposition| gpus.values().flatten().filter(|seen| seen.disposition == *fate).count();
+    let count = |name: &str, fate: &Disposition| Metric::count(name, Entity::node(), of(fate) as f64);
     let metrics = vec![
-        log.read(),
-        count("application_xids", &Fate::Counted),
-        count("follow_up_xids", &Fate::FollowUp),
-        count("switch_xids", &Fate::OfSwitch),
-        count("recovered_xids", &Fate::Recovered),
+        log.record_count(),
+        count("application_xids", &Disposition::Counted),
+        count("follow_up_xids", &Disposition::FollowUp),
+        count("switch_xids", &Disposition::SwitchFault),
+        count("recovered_xids", &Disposition::Recovered),
     ];
     Observation::measured(metrics, bursts.events(log))
 }
 
 /// Returns the Xid 13 records of locations that fail repeatedly.
-fn again_in_one_place<'a, 'b>(xids: &'b [Seen<'a>]) -> Vec<&'b Seen<'a>> {
-    let mut places: BTreeMap<(u16, u16), Vec<&Seen<'_>>> = BTreeMap::new();
+fn repeated_in_one_place<'a, 'b>(xids: &'b [ClassifiedXid<'a>]) -> Vec<&'b ClassifiedXid<'a>> {
+    let mut places: BTreeMap<(u16, u16), Vec<&ClassifiedXid<'_>>> = BTreeMap::new();
     for seen in xids.iter().filter(|seen| seen.xid.number == 13) {
-        if let Some(place) = seen.xid.place() {
+        if let Some(place) = seen.xid.gpc_tpc() {
             places.entry(place).or_default().push(seen);
         }
     }
-    places.into_values().filter(|seen| incidents(seen) >= 3).flatten().collect()
+    places.into_values().filter(|seen| count_incidents(seen) >= 3).flatten().collect()
 }
 
 /// Counts bursts that are minutes apart.
-fn incidents(seen: &[&Seen<'_>]) -> usize {
-    seen.chunk_by(|a, b| a.xid.record.apart(&b.xid.record) <= AGAIN).count()
+fn count_incidents(seen: &[&ClassifiedXid<'_>]) -> usize {
+    seen.chunk_by(|a, b| a.xid.record.time_between(&b.xid.record) <= SEPARATE_INCIDENT_GAP).count()
 }
 
 #[cfg(test)]

@@ -14,10 +14,10 @@
 //!
 //! Not applicable where the kernel does not measure it (`psi=1` on its command line enables it).
 
-use doctor_core::observation::{Entity, FailureKind, Look, Metric, Observation, Unit};
+use doctor_core::observation::{Entity, FailureKind, ObservationBuilder, Metric, Observation, Unit};
 
 use crate::{
-    files::{text, unreadable},
+    files::{file_text, unexpected_content},
     gpu::not_applicable,
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
@@ -47,22 +47,22 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     for (place, (path, name)) in FILES.iter().enumerate() {
-        match text(outputs.get(place)) {
-            Ok(text) => match stall(text) {
+        match file_text(outputs.get(place)) {
+            Ok(text) => match full_stall_percent(text) {
                 Some(percent) => look.metric(Metric::new(name, Entity::node(), percent, Unit::Percent)),
-                None => look.could_not(unreadable(path, text)),
+                None => look.unreadable(unexpected_content(path, text)),
             },
             Err(failure) if failure.kind == FailureKind::Missing => {}
-            Err(failure) => look.could_not(failure),
+            Err(failure) => look.unreadable(failure),
         }
     }
-    look.or(not_applicable("not-measured", "this kernel does not measure pressure (PSI)"))
+    look.build_or(not_applicable("not-measured", "this kernel does not measure pressure (PSI)"))
 }
 
 /// Parses `full avg10=0.00 avg60=0.00 avg300=1.25 total=0`.
-fn stall(text: &str) -> Option<f64> {
+fn full_stall_percent(text: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix("full "))?;
     let value: f64 = line.split_ascii_whitespace().find_map(|word| word.strip_prefix("avg300="))?.parse().ok()?;
     (0.0..=100.0).contains(&value).then_some(value)
@@ -71,7 +71,7 @@ fn stall(text: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::judged::judged;
+    use crate::classify_fixture::classify_outputs;
     use doctor_core::observation::ProbeFailure;
     use proptest::prelude::*;
 
@@ -82,7 +82,7 @@ mod tests {
             );
             ProbeOutput::Text(text)
         };
-        judged(&CHECK, &[file(memory), file(disks)])
+        classify_outputs(&CHECK, &[file(memory), file(disks)])
     }
 
     // Made by hand after the kernel's documentation.
@@ -93,14 +93,14 @@ mod tests {
         assert_eq!(look("0.00", "50.10"), ["fail disk-pressure monitor node"]);
         assert_eq!(look("much", "0.00"), ["inconclusive unparseable"]);
         let missing = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "no such file"));
-        assert_eq!(judged(&CHECK, &[missing.clone(), missing]), ["not-applicable not-measured"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[missing.clone(), missing]), ["not-applicable not-measured"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in ".{0,40}") {
-            stall(&text);
+            full_stall_percent(&text);
             look(&text, "0.00");
         }
     }

@@ -26,7 +26,7 @@ pub fn host_processes(output: Option<&ProbeOutput>) -> Result<&[Process], ProbeF
 }
 
 /// Returns whether a process of this name is running. The kernel keeps 15 bytes of a name.
-pub fn runs(processes: &[Process], name: &str) -> bool {
+pub fn is_running(processes: &[Process], name: &str) -> bool {
     let kept = name.get(..15).unwrap_or(name);
     processes.iter().any(|process| process.name == kept && !matches!(process.state, 'Z' | 'X'))
 }
@@ -58,8 +58,8 @@ pub(crate) mod tests {
     #[test]
     fn a_long_name_is_known_by_what_the_kernel_keeps_of_it() {
         let processes = [process(900, "nv-fabricmanage", 'S'), process(901, "nvidia-imex", 'Z')];
-        assert!(runs(&processes, "nv-fabricmanager"));
-        assert!(!runs(&processes, "nvidia-imex"));
-        assert!(!runs(&processes, "nv-fabric"));
+        assert!(is_running(&processes, "nv-fabricmanager"));
+        assert!(!is_running(&processes, "nvidia-imex"));
+        assert!(!is_running(&processes, "nv-fabric"));
     }
 }

@@ -12,12 +12,12 @@
 //!
 //! Without `fabric_ports_active` in the profile there is nothing to compare with, and the verdict is inconclusive.
 
-use doctor_core::observation::{Entity, Look, Metric, Observation};
+use doctor_core::observation::{Entity, ObservationBuilder, Metric, Observation};
 
 use crate::{
-    files::files,
+    files::glob_files,
     probe::{Probe, ProbeOutput},
-    rdma::{LINK_LAYER, STATE, of, ports},
+    rdma::{LINK_LAYER, STATE, port_file, ports},
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -43,18 +43,18 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let layers = files(outputs.get(1))?;
+    let layers = glob_files(outputs.get(1))?;
     // Zero is a number too: a machine that should have eight ports and has none is not one without ports.
     let ports = match ports(outputs.first()) {
         Err(Observation::NotApplicable(_)) => Vec::new(),
         other => other?,
     };
     let (mut infiniband, mut ethernet, mut any_infiniband) = (0.0, 0.0, false);
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     for port in &ports {
-        match (&port.state, of(layers, LINK_LAYER, &[port.device, port.port])) {
-            (Err(failure), _) => look.could_not(failure.clone()),
-            (_, Err(failure)) => look.could_not(failure),
+        match (&port.state, port_file(layers, LINK_LAYER, &[port.device, port.port])) {
+            (Err(failure), _) => look.unreadable(failure.clone()),
+            (_, Err(failure)) => look.unreadable(failure),
             (Ok(_), Ok(Some("InfiniBand"))) => {
                 any_infiniband = true;
                 infiniband += f64::from(u8::from(port.is_active()));
@@ -65,13 +65,13 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     }
     let count = if any_infiniband { infiniband } else { ethernet };
     look.metric(Metric::count("fabric_ports_active", Entity::node(), count));
-    Ok(look.or(Observation::measured(Vec::new(), Vec::new())))
+    Ok(look.build_or(Observation::measured(Vec::new(), Vec::new())))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::found, judged::judged_with};
+    use crate::{files::tests::found, classify_fixture::classify_outputs_with};
     use doctor_core::{ids::Sku, profile::Profile};
 
     fn look(expected: Option<f64>, ports: &[(&str, &str)]) -> Vec<String> {
@@ -83,7 +83,7 @@ mod tests {
             found(&all.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect::<Vec<_>>())
         };
         let outputs = [files("state", |port| port.0.to_owned()), files("link_layer", |port| port.1.to_owned())];
-        judged_with(&CHECK, &Params::new(), Some(&profile), &outputs)
+        classify_outputs_with(&CHECK, &Params::new(), Some(&profile), &outputs)
     }
 
     const UP: (&str, &str) = ("4: ACTIVE\n", "InfiniBand\n");

@@ -33,16 +33,16 @@
 //! Not applicable where there is no RDMA device or none has these counters (EFA).
 
 use doctor_core::{
-    observation::{Event, Look, Metric, Observation, Unit},
+    observation::{Event, ObservationBuilder, Metric, Observation, Unit},
     time::Span,
 };
 
 use crate::{
-    files::{Growth, Series, parts, samples, unreadable},
+    files::{Growth, Series, match_pattern_exact, sampled_series, unexpected_content},
     gpu::not_applicable,
     probe::{Probe, ProbeOutput},
     rdma::port_entity,
-    settings::refused,
+    check_params::invalid_param,
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -78,12 +78,12 @@ pub(crate) const CHECK: Check =
 
 /// The unit of time of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Per {
+pub(crate) enum RateUnit {
     Second,
     Hour,
 }
 
-impl Per {
+impl RateUnit {
     const fn unit(self) -> Unit {
         match self {
             Self::Hour => Unit::PerHour,
@@ -91,7 +91,7 @@ impl Per {
         }
     }
 
-    const fn words(self) -> &'static str {
+    const fn label(self) -> &'static str {
         match self {
             Self::Hour => "per hour",
             Self::Second => "per second",
@@ -103,44 +103,44 @@ impl Per {
 pub(crate) struct Counter {
     pub(crate) name: &'static str,
     pub(crate) code: &'static str,
-    pub(crate) most: f64,
-    pub(crate) per: Per,
-    is_of_link: bool,
+    pub(crate) limit: f64,
+    pub(crate) per: RateUnit,
+    is_link_counter: bool,
 }
 
-const fn counter(name: &'static str, code: &'static str, most: f64, per: Per, is_of_link: bool) -> Counter {
-    Counter { name, code, most, per, is_of_link }
+const fn counter(name: &'static str, code: &'static str, most: f64, per: RateUnit, is_of_link: bool) -> Counter {
+    Counter { name, code, limit: most, per, is_link_counter: is_of_link }
 }
 
 /// Link counters are in `counters`, transport counters in `hw_counters`. "Any" is more than 0.5 per hour, so that one
 /// old event averaged over the time since the boot does not count.
 pub(crate) const COUNTERS: [Counter; 10] = [
-    counter("symbol_error", "symbol-errors", 120.0, Per::Hour, true),
-    counter("excessive_buffer_overrun_errors", "buffer-overruns", 0.5, Per::Hour, true),
-    counter("local_link_integrity_errors", "link-integrity-errors", 0.5, Per::Hour, true),
-    counter("link_downed", "link-downed", 0.5, Per::Hour, true),
-    counter("rnr_nak_retry_err", "rnr-retries", 0.5, Per::Hour, false),
-    counter("link_error_recovery", "link-recoveries", 300.0, Per::Hour, true),
-    counter("port_rcv_errors", "receive-errors", 10.0, Per::Second, true),
-    counter("local_ack_timeout_err", "ack-timeouts", 1.0, Per::Second, false),
-    counter("port_xmit_discards", "send-discards", 100.0, Per::Second, true),
-    counter("roce_slow_restart", "slow-restarts", 10.0, Per::Second, false),
+    counter("symbol_error", "symbol-errors", 120.0, RateUnit::Hour, true),
+    counter("excessive_buffer_overrun_errors", "buffer-overruns", 0.5, RateUnit::Hour, true),
+    counter("local_link_integrity_errors", "link-integrity-errors", 0.5, RateUnit::Hour, true),
+    counter("link_downed", "link-downed", 0.5, RateUnit::Hour, true),
+    counter("rnr_nak_retry_err", "rnr-retries", 0.5, RateUnit::Hour, false),
+    counter("link_error_recovery", "link-recoveries", 300.0, RateUnit::Hour, true),
+    counter("port_rcv_errors", "receive-errors", 10.0, RateUnit::Second, true),
+    counter("local_ack_timeout_err", "ack-timeouts", 1.0, RateUnit::Second, false),
+    counter("port_xmit_discards", "send-discards", 100.0, RateUnit::Second, true),
+    counter("roce_slow_restart", "slow-restarts", 10.0, RateUnit::Second, false),
 ];
 
 impl Counter {
     pub(crate) fn pattern(&self) -> String {
-        let folder = if self.is_of_link { "counters" } else { "hw_counters" };
+        let folder = if self.is_link_counter { "counters" } else { "hw_counters" };
         format!("/sys/class/infiniband/*/ports/*/{folder}/{}", self.name)
     }
 
     fn rate(&self, series: &Series<'_>) -> Option<f64> {
-        let within = if self.per == Per::Hour { Span::hours(1) } else { Span::minutes(11) };
+        let within = if self.per == RateUnit::Hour { Span::hours(1) } else { Span::minutes(11) };
         // A link that comes up at boot may count as one that went down.
         let growth: Growth =
             if self.name == "link_downed" { series.growth_since_boot(within)? } else { series.growth(within)? };
         Some(match self.per {
-            Per::Second => growth.per_second(),
-            Per::Hour => growth.in_an_hour(),
+            RateUnit::Second => growth.per_second(),
+            RateUnit::Hour => growth.in_last_hour(),
         })
     }
 }
@@ -154,45 +154,45 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     for (place, counter) in COUNTERS.iter().enumerate() {
         let most = limit(params, counter)?;
         let pattern = counter.pattern();
-        for series in samples(outputs.get(place))? {
-            let Some([device, port]) = parts(&pattern, series.path) else {
+        for series in sampled_series(outputs.get(place))? {
+            let Some([device, port]) = match_pattern_exact(&pattern, series.path) else {
                 continue;
             };
             let entity = port_entity(device, port);
-            match (counter.rate(&series), series.reading()) {
+            match (counter.rate(&series), series.current()) {
                 (Some(rate), _) => {
                     look.metric(Metric::new(counter.name, entity.clone(), rate, counter.per.unit()));
                     if rate > most {
-                        let (name, unit) = (counter.name, counter.per.words());
+                        let (name, unit) = (counter.name, counter.per.label());
                         let text = format!("{name} grows by {rate:.1} {unit}, limit {most}");
                         look.event(Event::seen(counter.code, entity, text));
                     }
                 }
                 // A virtual function may not count: `N/A (no PMA)`.
                 (None, Ok(Some(text))) if text.starts_with("N/A") => {}
-                (None, Ok(Some(text))) => look.could_not(unreadable(series.path, text)),
-                (None, Err(failure)) => look.could_not(failure),
+                (None, Ok(Some(text))) => look.unreadable(unexpected_content(series.path, text)),
+                (None, Err(failure)) => look.unreadable(failure),
                 // `ib-ports` reports a port that is gone.
                 (None, Ok(None)) => {}
             }
         }
     }
-    Ok(look.or(not_applicable("no-counters", "no RDMA device of this node counts link errors")))
+    Ok(look.build_or(not_applicable("no-counters", "no RDMA device of this node counts link errors")))
 }
 
 fn limit(params: &Params, counter: &Counter) -> Result<f64, Observation> {
     const EXAMPLE: &str = "limits = { symbol_error = 1000 }";
-    let Some(limits) = params.get("limits") else { return Ok(counter.most) };
-    let limits = limits.as_table().ok_or_else(|| refused("limits", EXAMPLE))?;
+    let Some(limits) = params.get("limits") else { return Ok(counter.limit) };
+    let limits = limits.as_table().ok_or_else(|| invalid_param("limits", EXAMPLE))?;
     if let Some(unknown) = limits.keys().find(|name| COUNTERS.iter().all(|counter| counter.name != **name)) {
-        return Err(refused(&format!("limits.{unknown}"), EXAMPLE));
+        return Err(invalid_param(&format!("limits.{unknown}"), EXAMPLE));
     }
     let own: Params = limits.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
-    Ok(crate::settings::number(&own, counter.name, EXAMPLE)?.unwrap_or(counter.most))
+    Ok(crate::check_params::number(&own, counter.name, EXAMPLE)?.unwrap_or(counter.limit))
 }
 
 #[cfg(test)]
@@ -200,13 +200,13 @@ mod tests {
     use super::*;
     use crate::{
         files::tests::looks,
-        judged::{judged, judged_with},
+        classify_fixture::{classify_outputs, classify_outputs_with},
     };
     use proptest::prelude::*;
 
     /// One counter of one port over readings five minutes apart; the other counters do not change.
     fn look(name: &str, values: &[&str]) -> Vec<String> {
-        judged(&CHECK, &outputs(name, values))
+        classify_outputs(&CHECK, &outputs(name, values))
     }
 
     fn outputs(name: &str, values: &[&str]) -> Vec<ProbeOutput> {
@@ -254,15 +254,15 @@ mod tests {
         assert_eq!(look("symbol_error", &["N/A (no PMA)\n"]), ["pass within-limits"]);
         assert_eq!(look("symbol_error", &["many\n"]), ["inconclusive unparseable"]);
         let none: Vec<_> = COUNTERS.iter().map(|_| looks(&[&[]])).collect();
-        assert_eq!(judged(&CHECK, &none), ["not-applicable no-counters"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &none), ["not-applicable no-counters"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     #[test]
     fn the_site_sets_its_limits() {
         let with = |text: &str| {
             let params: Params = toml::from_str(text).unwrap();
-            judged_with(&CHECK, &params, None, &outputs("symbol_error", &["0", "500"]))
+            classify_outputs_with(&CHECK, &params, None, &outputs("symbol_error", &["0", "500"]))
         };
         assert_eq!(with("limits = { symbol_error = 1000 }"), ["pass within-limits"]);
         assert_eq!(with("limits = { symbol_errors = 1000 }"), ["inconclusive unparseable"]);

@@ -15,14 +15,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use doctor_core::observation::{Entity, EntityKind, Event, Look, Metric, Observation};
+use doctor_core::observation::{Entity, EntityKind, Event, ObservationBuilder, Metric, Observation};
 
 use crate::{
-    files::{files, parts},
+    files::{glob_files, match_pattern_exact},
     gpu::not_applicable,
     probe::{Probe, ProbeOutput},
-    rdma::of,
-    settings::{refused, words},
+    rdma::port_file,
+    check_params::{invalid_param, string_list},
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -53,19 +53,19 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     const EXAMPLE: &str = "firmware = { MT_0000000838 = [\"28.39.1002\"] }";
     let accepted: Params = match params.get("firmware") {
         None => Params::new(),
-        Some(value) => value.as_table().ok_or_else(|| refused("firmware", EXAMPLE))?.clone().into_iter().collect(),
+        Some(value) => value.as_table().ok_or_else(|| invalid_param("firmware", EXAMPLE))?.clone().into_iter().collect(),
     };
-    let (versions, boards) = (files(outputs.first())?, files(outputs.get(1))?);
-    let mut look = Look::default();
+    let (versions, boards) = (glob_files(outputs.first())?, glob_files(outputs.get(1))?);
+    let mut look = ObservationBuilder::default();
     let mut kinds: BTreeMap<&str, Vec<(&str, &str)>> = BTreeMap::new();
     for file in versions {
-        let Some([device]) = parts(FIRMWARE, &file.path) else { continue };
-        match (&file.text, of(boards, BOARD, &[device])) {
+        let Some([device]) = match_pattern_exact(FIRMWARE, &file.path) else { continue };
+        match (&file.text, port_file(boards, BOARD, &[device])) {
             (Ok(version), Ok(Some(board))) if !version.trim().is_empty() => {
                 kinds.entry(board).or_default().push((device, version.trim()));
             }
-            (Err(failure), _) => look.could_not(failure.clone()),
-            (_, Err(failure)) => look.could_not(failure),
+            (Err(failure), _) => look.unreadable(failure.clone()),
+            (_, Err(failure)) => look.unreadable(failure),
             // EFA and other adapters without a board id have no firmware to compare.
             (Ok(_), Ok(_)) => {}
         }
@@ -73,14 +73,14 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     for (board, adapters) in &kinds {
         let distinct: BTreeSet<_> = adapters.iter().map(|(_, version)| *version).collect();
         look.metric(Metric::count("firmware_versions", Entity::new(EntityKind::Nic, *board), distinct.len() as f64));
-        let accepted = words(&accepted, board, EXAMPLE)?.unwrap_or_else(|| vec![most_common(adapters).to_owned()]);
+        let accepted = string_list(&accepted, board, EXAMPLE)?.unwrap_or_else(|| vec![most_common(adapters).to_owned()]);
         for (device, version) in adapters.iter().filter(|(_, version)| !accepted.iter().any(|own| own == version)) {
             let text =
                 format!("firmware {version}, expected {} on adapters {board}", accepted.join(" or "));
             look.event(Event::seen("firmware-differs", Entity::new(EntityKind::Nic, *device), text));
         }
     }
-    Ok(look.or(not_applicable("no-rdma", "no RDMA adapter of this node reports a firmware version")))
+    Ok(look.build_or(not_applicable("no-rdma", "no RDMA adapter of this node reports a firmware version")))
 }
 
 /// On a tie, returns the version that compares greater as text; either choice is good enough to point at a difference.
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
     use crate::{
         files::tests::found,
-        judged::{judged, judged_with},
+        classify_fixture::{classify_outputs, classify_outputs_with},
     };
 
     fn outputs(adapters: &[(&str, &str)]) -> [ProbeOutput; 2] {
@@ -113,19 +113,19 @@ mod tests {
     // Made by hand.
     #[test]
     fn the_odd_one_out_is_named() {
-        assert_eq!(judged(&CHECK, &outputs(&[A, A, STORAGE])), ["pass within-limits"]);
-        assert_eq!(judged(&CHECK, &outputs(&[A, OLD, A])), ["fail firmware-differs monitor nic:mlx5_1"]);
+        assert_eq!(classify_outputs(&CHECK, &outputs(&[A, A, STORAGE])), ["pass within-limits"]);
+        assert_eq!(classify_outputs(&CHECK, &outputs(&[A, OLD, A])), ["fail firmware-differs monitor nic:mlx5_1"]);
         let params: Params = toml::from_str("firmware = { MT_0000000838 = ['28.39.1002'] }").unwrap();
-        let lines = judged_with(&CHECK, &params, None, &outputs(&[OLD, STORAGE]));
+        let lines = classify_outputs_with(&CHECK, &params, None, &outputs(&[OLD, STORAGE]));
         assert_eq!(lines, ["fail firmware-differs monitor nic:mlx5_0"]);
         let params: Params = toml::from_str("firmware = '28.39.1002'").unwrap();
-        assert_eq!(judged_with(&CHECK, &params, None, &outputs(&[A])), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs_with(&CHECK, &params, None, &outputs(&[A])), ["inconclusive unparseable"]);
     }
 
     #[test]
     fn nothing_there_is_not_applicable() {
-        assert_eq!(judged(&CHECK, &outputs(&[])), ["not-applicable no-rdma"]);
-        assert_eq!(judged(&CHECK, &outputs(&[("", "")])), ["not-applicable no-rdma"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &outputs(&[])), ["not-applicable no-rdma"]);
+        assert_eq!(classify_outputs(&CHECK, &outputs(&[("", "")])), ["not-applicable no-rdma"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 }

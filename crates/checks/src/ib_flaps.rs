@@ -19,14 +19,14 @@
 //! Not applicable where there is no RDMA device.
 
 use doctor_core::{
-    observation::{Entity, Event, Look, Metric, Observation},
+    observation::{Entity, Event, ObservationBuilder, Metric, Observation},
     time::Span,
 };
 
 use crate::{
-    files::{Series, parts, samples, unreadable},
+    files::{Series, match_pattern_exact, sampled_series, unexpected_content},
     probe::{Probe, ProbeOutput},
-    rdma::{STATE, no_rdma, port_entity, state_word},
+    rdma::{STATE, no_rdma, port_entity, parse_state},
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -44,15 +44,15 @@ rules = [
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("ib_flaps.rs")), rules: RULES, probes, interpret };
 
-const DOWNED: &str = "/sys/class/infiniband/*/ports/*/counters/link_downed";
+const LINK_DOWNED: &str = "/sys/class/infiniband/*/ports/*/counters/link_downed";
 const WINDOW: Span = Span::hours(12);
 /// A port that is down for this long without trying to return has dropped.
 const DROPPED_AFTER: Span = Span::minutes(4);
 /// How long a drop is reported after the port is back.
-const TOLD_FOR: Span = Span::minutes(10);
+const REPORTED_FOR: Span = Span::minutes(10);
 
 fn probes(_: &Params) -> Vec<Probe> {
-    [STATE, DOWNED].map(|pattern| Probe::Sampled { pattern: pattern.to_owned(), keep: WINDOW }).to_vec()
+    [STATE, LINK_DOWNED].map(|pattern| Probe::Sampled { pattern: pattern.to_owned(), keep: WINDOW }).to_vec()
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
@@ -60,49 +60,49 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let (states, counts) = (samples(outputs.first())?, samples(outputs.get(1))?);
-    let mut look = Look::default();
+    let (states, counts) = (sampled_series(outputs.first())?, sampled_series(outputs.get(1))?);
+    let mut look = ObservationBuilder::default();
     for state in &states {
-        let Some([device, port]) = parts(STATE, state.path) else { continue };
-        match state.reading() {
-            Ok(Some(text)) if state_word(text).is_none() => {
-                look.could_not(unreadable(state.path, text));
+        let Some([device, port]) = match_pattern_exact(STATE, state.path) else { continue };
+        match state.current() {
+            Ok(Some(text)) if parse_state(text).is_none() => {
+                look.unreadable(unexpected_content(state.path, text));
                 continue;
             }
             Err(failure) => {
-                look.could_not(failure);
+                look.unreadable(failure);
                 continue;
             }
             Ok(_) => {}
         }
-        let count = counts.iter().find(|series| parts(DOWNED, series.path) == Some([device, port])).map(since_boot);
-        let (state, count) = (&since_boot(state), count.as_ref());
+        let count = counts.iter().find(|series| match_pattern_exact(LINK_DOWNED, series.path) == Some([device, port])).map(points_since_boot);
+        let (state, count) = (&points_since_boot(state), count.as_ref());
         let entity = port_entity(device, port);
-        if let Some(text) = drop_of(state, count) {
+        if let Some(text) = describe_drop(state, count) {
             look.event(Event::seen("port-dropped", entity.clone(), text));
         }
-        look.metric(Metric::count("link_returns", entity, returns(state, count)));
+        look.metric(Metric::count("link_returns", entity, count_recoveries(state, count)));
     }
     if !states.is_empty() {
         look.metric(Metric::count("ports_watched", Entity::node(), states.len() as f64));
     }
-    Ok(look.or(no_rdma()))
+    Ok(look.build_or(no_rdma()))
 }
 
 fn is_up(text: Option<&str>) -> bool {
-    text.and_then(state_word) == Some("ACTIVE")
+    text.and_then(parse_state) == Some("ACTIVE")
 }
 
 /// Returns the readings of this boot: a port that was down because the machine was down has not dropped.
-fn since_boot<'a>(series: &Series<'a>) -> Series<'a> {
-    let booted = series.points.last().map(|last| last.at.minus(last.up));
+fn points_since_boot<'a>(series: &Series<'a>) -> Series<'a> {
+    let booted = series.points.last().map(|last| last.at.minus(last.uptime));
     let points = series.points.iter().filter(|point| Some(point.at) >= booted).copied().collect();
     Series { points, ..*series }
 }
 
 /// Returns how often the link came back. The last drop of a port that is down now has not come back. The first reading
 /// has no history, and drops counted before it have no known time.
-fn returns(state: &Series<'_>, count: Option<&Series<'_>>) -> f64 {
+fn count_recoveries(state: &Series<'_>, count: Option<&Series<'_>>) -> f64 {
     let seen = state.points.windows(2).filter(|two| !is_up(two[0].text) && is_up(two[1].text)).count() as f64;
     let counted = count
         .filter(|series| series.points.iter().filter(|point| point.text.is_some()).count() > 1)
@@ -117,7 +117,7 @@ fn returns(state: &Series<'_>, count: Option<&Series<'_>>) -> f64 {
 }
 
 /// Describes the latest stretch of readings in which the port was down, after one in which it was up.
-fn drop_of(state: &Series<'_>, count: Option<&Series<'_>>) -> Option<String> {
+fn describe_drop(state: &Series<'_>, count: Option<&Series<'_>>) -> Option<String> {
     let points = &state.points;
     let last_down = points.iter().rposition(|point| !is_up(point.text))?;
     let last_up = points[..last_down].iter().rposition(|point| is_up(point.text))?;
@@ -127,7 +127,7 @@ fn drop_of(state: &Series<'_>, count: Option<&Series<'_>>) -> Option<String> {
     // The value at that time: not all readings of an unchanged counter are kept.
     let value = |at| count?.points.iter().rfind(|point| point.at <= at)?.text;
     let stands_still = value(from) == value(to);
-    let told = last_down + 1 == points.len() || now.since(points[last_down + 1].at) <= TOLD_FOR;
+    let told = last_down + 1 == points.len() || now.since(points[last_down + 1].at) <= REPORTED_FOR;
     let is_up_now = last_down + 1 < points.len();
     (long >= DROPPED_AFTER && stands_still && told).then(|| {
         let end = if is_up_now { "it is up again" } else { "it is still down" };
@@ -138,7 +138,7 @@ fn drop_of(state: &Series<'_>, count: Option<&Series<'_>>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::looks, judged::judged};
+    use crate::{files::tests::looks, classify_fixture::classify_outputs};
     use proptest::prelude::*;
 
     const PORT: &str = "/sys/class/infiniband/mlx5_0/ports/1/state";
@@ -150,7 +150,7 @@ mod tests {
         let states: Vec<_> = each.iter().map(|(up, _)| [(PORT, state(*up))]).collect();
         let counts: Vec<_> = each.iter().map(|(_, count)| [(COUNT, *count)]).collect();
         let outputs = [&states, &counts].map(|all| looks(&all.iter().map(|one| &one[..]).collect::<Vec<_>>()));
-        judged(&CHECK, &outputs)
+        classify_outputs(&CHECK, &outputs)
     }
 
     // Made by hand.
@@ -182,14 +182,14 @@ mod tests {
         let each = ups.map(|up| [(PORT, up)]);
         let ProbeOutput::Samples(mut samples) = looks(&each.each_ref().map(|one| &one[..])) else { panic!("samples") };
         samples.iter_mut().for_each(|sample| sample.up = Span::minutes(2));
-        assert_eq!(judged(&CHECK, &[ProbeOutput::Samples(samples), looks(&[&[]])]), ["pass within-limits"]);
+        assert_eq!(classify_outputs(&CHECK, &[ProbeOutput::Samples(samples), looks(&[&[]])]), ["pass within-limits"]);
     }
 
     #[test]
     fn nothing_there_is_not_the_same_as_nothing_understood() {
-        assert_eq!(judged(&CHECK, &[looks(&[&[]]), looks(&[&[]])]), ["not-applicable no-rdma"]);
-        assert_eq!(judged(&CHECK, &[looks(&[&[(PORT, "?")]]), looks(&[&[]])]), ["inconclusive unparseable"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[looks(&[&[]]), looks(&[&[]])]), ["not-applicable no-rdma"]);
+        assert_eq!(classify_outputs(&CHECK, &[looks(&[&[(PORT, "?")]]), looks(&[&[]])]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {

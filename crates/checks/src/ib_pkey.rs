@@ -13,16 +13,16 @@
 //! membership, so 0x8001 and 0x0001 differ. Not applicable where none is set or no port is InfiniBand.
 
 use doctor_core::{
-    observation::{Event, FailureKind, Look, Metric, Observation, ProbeFailure},
+    observation::{Event, FailureKind, ObservationBuilder, Metric, Observation, ProbeFailure},
     time::Span,
 };
 
 use crate::{
-    files::{files, parts, wild},
+    files::{glob_files, match_pattern_exact, match_pattern},
     gpu::not_applicable,
     probe::{Probe, ProbeOutput},
     rdma::{LINK_LAYER, port_entity},
-    settings::{refused, words},
+    check_params::{invalid_param, string_list},
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -57,31 +57,31 @@ fn key(text: &str) -> Option<u16> {
 }
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let Some(wanted) = words(params, "pkeys", EXAMPLE)? else {
+    let Some(wanted) = string_list(params, "pkeys", EXAMPLE)? else {
         return Ok(not_applicable("not-configured", "`pkeys` is not set"));
     };
     let wanted: Vec<u16> =
-        wanted.iter().map(|text| key(text)).collect::<Option<_>>().ok_or_else(|| refused("pkeys", EXAMPLE))?;
-    let (layers, keys) = (files(outputs.first())?, files(outputs.get(1))?);
-    let mut look = Look::default();
+        wanted.iter().map(|text| key(text)).collect::<Option<_>>().ok_or_else(|| invalid_param("pkeys", EXAMPLE))?;
+    let (layers, keys) = (glob_files(outputs.first())?, glob_files(outputs.get(1))?);
+    let mut look = ObservationBuilder::default();
     for layer in layers {
-        let Some([device, port]) = parts(LINK_LAYER, &layer.path) else {
+        let Some([device, port]) = match_pattern_exact(LINK_LAYER, &layer.path) else {
             continue;
         };
         match &layer.text {
             Ok(text) if text.trim() == "InfiniBand" => {}
             Ok(_) => continue,
             Err(failure) => {
-                look.could_not(failure.clone());
+                look.unreadable(failure.clone());
                 continue;
             }
         }
         let own =
-            keys.iter().filter(|file| wild(PKEYS, &file.path).is_some_and(|names| names.starts_with(&[device, port])));
+            keys.iter().filter(|file| match_pattern(PKEYS, &file.path).is_some_and(|names| names.starts_with(&[device, port])));
         let has: Vec<u16> = own.filter_map(|file| key(file.text.as_deref().ok()?)).filter(|key| *key != 0).collect();
         let entity = port_entity(device, port);
         if has.is_empty() {
-            look.could_not(ProbeFailure::new(FailureKind::Empty, format!("{entity} has no partition key")));
+            look.unreadable(ProbeFailure::new(FailureKind::Empty, format!("{entity} has no partition key")));
             continue;
         }
         look.metric(Metric::count("partitions", entity.clone(), has.len() as f64));
@@ -91,7 +91,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
             look.event(Event::seen("pkey-missing", entity.clone(), text));
         }
     }
-    Ok(look.or(not_applicable("no-infiniband", "no InfiniBand port on this node")))
+    Ok(look.build_or(not_applicable("no-infiniband", "no InfiniBand port on this node")))
 }
 
 #[cfg(test)]
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
     use crate::{
         files::tests::found,
-        judged::{judged, judged_with},
+        classify_fixture::{classify_outputs, classify_outputs_with},
     };
     use proptest::prelude::*;
 
@@ -109,7 +109,7 @@ mod tests {
         let keys: Vec<_> = keys.iter().enumerate().map(|(n, key)| (path(n), *key)).collect();
         let keys: Vec<_> = keys.iter().map(|(path, key)| (path.as_str(), *key)).collect();
         let layers = found(&[("/sys/class/infiniband/mlx5_0/ports/1/link_layer", layer)]);
-        judged_with(&CHECK, &params, None, &[layers, found(&keys)])
+        classify_outputs_with(&CHECK, &params, None, &[layers, found(&keys)])
     }
 
     // Made by hand.
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn what_was_not_asked_or_not_shown_is_not_health() {
-        assert_eq!(judged(&CHECK, &[found(&[])]), ["not-applicable not-configured"]);
+        assert_eq!(classify_outputs(&CHECK, &[found(&[])]), ["not-applicable not-configured"]);
         assert_eq!(look("['0x8001']", "Ethernet\n", &["0xffff\n"]), ["not-applicable no-infiniband"]);
         assert_eq!(look("['0x8001']", "InfiniBand\n", &[]), ["inconclusive empty"]);
         assert_eq!(look("['32769']", "InfiniBand\n", &["0x8001"]), ["inconclusive unparseable"]);

@@ -22,15 +22,15 @@
 //! Not applicable where there is no RDMA device.
 
 use doctor_core::{
-    observation::{Entity, EntityKind, Event, Look, Metric, Observation},
+    observation::{Entity, EntityKind, Event, ObservationBuilder, Metric, Observation},
     time::Span,
 };
 
 use crate::{
-    files::{Series, files, samples, unreadable, wild},
+    files::{Series, glob_files, sampled_series, unexpected_content, match_pattern},
     probe::{FileText, Probe, ProbeOutput},
-    rdma::{PHYS_STATE, STATE, no_rdma, of, port_entity, state_word},
-    settings::words,
+    rdma::{PHYS_STATE, STATE, no_rdma, port_file, port_entity, parse_state},
+    check_params::string_list,
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -61,27 +61,27 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let named = words(params, "ports", "ports = [\"mlx5_0\", \"mlx5_4/1\"]")?;
-    let series = samples(outputs.first())?;
-    let phys = files(outputs.get(1))?;
-    let mut look = Look::default();
+    let named = string_list(params, "ports", "ports = [\"mlx5_0\", \"mlx5_4/1\"]")?;
+    let series = sampled_series(outputs.first())?;
+    let phys = glob_files(outputs.get(1))?;
+    let mut look = ObservationBuilder::default();
     for wanted in named.iter().flatten() {
-        if !series.iter().any(|one| ids(one).is_some_and(|id| is(wanted, id)) && one.reading() != Ok(None)) {
-            look.event(Event::seen("port-missing", link(wanted), "the port is listed in `ports` and does not exist"));
+        if !series.iter().any(|one| port_id(one).is_some_and(|id| matches_port(wanted, id)) && one.current() != Ok(None)) {
+            look.event(Event::seen("port-missing", link_entity(wanted), "the port is listed in `ports` and does not exist"));
         }
     }
     let mut active = 0.0;
     for one in &series {
-        let Some(id) = ids(one) else { continue };
-        let named = named.as_ref().map(|list| list.iter().any(|wanted| is(wanted, id)));
+        let Some(id) = port_id(one) else { continue };
+        let named = named.as_ref().map(|list| list.iter().any(|wanted| matches_port(wanted, id)));
         if named == Some(false) {
             continue;
         }
-        match one.reading().map(|text| text.map(|text| state_word(text).ok_or(text))) {
+        match one.current().map(|text| text.map(|text| parse_state(text).ok_or(text))) {
             Ok(Some(Ok("ACTIVE"))) => active += 1.0,
-            Ok(Some(Ok(state))) => look.event(trouble(one, id, state, phys, named.is_some())),
-            Ok(Some(Err(text))) => look.could_not(unreadable(one.path, text)),
-            Err(failure) => look.could_not(failure),
+            Ok(Some(Ok(state))) => look.event(port_event(one, id, state, phys, named.is_some())),
+            Ok(Some(Err(text))) => look.unreadable(unexpected_content(one.path, text)),
+            Err(failure) => look.unreadable(failure),
             Ok(None) if named.is_some() => {}
             Ok(None) => {
                 look.event(Event::seen("port-down", port_entity(id.0, id.1), "the port has disappeared"));
@@ -91,32 +91,32 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     if !series.is_empty() {
         look.metric(Metric::count("ports_active", Entity::node(), active));
     }
-    Ok(look.or(no_rdma()))
+    Ok(look.build_or(no_rdma()))
 }
 
-fn ids<'a>(series: &Series<'a>) -> Option<(&'a str, &'a str)> {
-    match wild(STATE, series.path)?[..] {
+fn port_id<'a>(series: &Series<'a>) -> Option<(&'a str, &'a str)> {
+    match match_pattern(STATE, series.path)?[..] {
         [device, port] => Some((device, port)),
         _ => None,
     }
 }
 
 /// Returns whether `mlx5_0` or `mlx5_0/1` means this port.
-fn is(wanted: &str, (device, port): (&str, &str)) -> bool {
+fn matches_port(wanted: &str, (device, port): (&str, &str)) -> bool {
     match wanted.split_once('/') {
         Some((name, number)) => name == device && number == port,
         None => wanted == device,
     }
 }
 
-fn link(wanted: &str) -> Entity {
+fn link_entity(wanted: &str) -> Entity {
     Entity::new(EntityKind::Link, wanted)
 }
 
-fn trouble(series: &Series<'_>, id: (&str, &str), state: &str, phys: &[FileText], is_named: bool) -> Event {
+fn port_event(series: &Series<'_>, id: (&str, &str), state: &str, phys: &[FileText], is_named: bool) -> Event {
     let entity = port_entity(id.0, id.1);
-    let phys = of(phys, PHYS_STATE, &[id.0, id.1]).ok().flatten().and_then(state_word).unwrap_or("unknown");
-    let was_up = series.points.iter().any(|point| point.text.and_then(state_word) == Some("ACTIVE"));
+    let phys = port_file(phys, PHYS_STATE, &[id.0, id.1]).ok().flatten().and_then(parse_state).unwrap_or("unknown");
+    let was_up = series.points.iter().any(|point| point.text.and_then(parse_state) == Some("ACTIVE"));
     let text = format!("port state {state}, physical state {phys}");
     if phys == "LinkUp" {
         Event::seen("port-not-configured", entity, text)
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
     use crate::{
         files::tests::{found, looks},
-        judged::{judged, judged_with},
+        classify_fixture::{classify_outputs, classify_outputs_with},
     };
     use proptest::prelude::*;
 
@@ -143,7 +143,7 @@ mod tests {
     const DOWN: &str = "1: DOWN\n";
 
     fn look(each: &[&[(&str, &str)]], phys: &str) -> Vec<String> {
-        judged(&CHECK, &[looks(each), found(&[(PHYS_B, phys)])])
+        classify_outputs(&CHECK, &[looks(each), found(&[(PHYS_B, phys)])])
     }
 
     // Made by hand after the kernel's documentation of /sys/class/infiniband.
@@ -163,7 +163,7 @@ mod tests {
     fn the_site_names_the_ports_that_it_wants() {
         let with = |ports: &str, state: &[(&str, &str)]| {
             let params: Params = toml::from_str(&format!("ports = {ports}")).unwrap();
-            judged_with(&CHECK, &params, None, &[looks(&[state]), found(&[(PHYS_B, "3: Disabled")])])
+            classify_outputs_with(&CHECK, &params, None, &[looks(&[state]), found(&[(PHYS_B, "3: Disabled")])])
         };
         let one = [(A, UP), (B, DOWN)];
         assert_eq!(with("['mlx5_0']", &one), ["pass within-limits"]);
@@ -177,7 +177,7 @@ mod tests {
     fn nothing_there_is_not_the_same_as_nothing_understood() {
         assert_eq!(look(&[&[]], ""), ["not-applicable no-rdma"]);
         assert_eq!(look(&[&[(A, UP), (B, "?")]], ""), ["inconclusive unparseable"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {

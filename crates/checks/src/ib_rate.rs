@@ -17,12 +17,12 @@
 
 use std::collections::BTreeMap;
 
-use doctor_core::observation::{Entity, FailureKind, Look, Metric, Observation, ProbeFailure, Unit};
+use doctor_core::observation::{Entity, FailureKind, ObservationBuilder, Metric, Observation, ProbeFailure, Unit};
 
 use crate::{
-    files::{files, unreadable},
+    files::{glob_files, unexpected_content},
     probe::{FileText, Probe, ProbeOutput},
-    rdma::{HCA_TYPE, LINK_LAYER, Port, RATE, STATE, of, ports, rate_bits},
+    rdma::{HCA_TYPE, LINK_LAYER, Port, RATE, STATE, port_file, ports, parse_rate},
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -54,19 +54,19 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let ports = ports(outputs.first())?;
-    let (rates, types, layers) = (files(outputs.get(1))?, files(outputs.get(2))?, files(outputs.get(3))?);
-    let mut look = Look::default();
+    let (rates, types, layers) = (glob_files(outputs.get(1))?, glob_files(outputs.get(2))?, glob_files(outputs.get(3))?);
+    let mut look = ObservationBuilder::default();
     let mut kinds: BTreeMap<(&str, &str), Vec<(Entity, f64)>> = BTreeMap::new();
     for port in &ports {
         match &port.state {
-            Err(failure) => look.could_not(failure.clone()),
+            Err(failure) => look.unreadable(failure.clone()),
             Ok("ACTIVE") => match rate(port, rates) {
                 Ok(rate) => {
-                    let name = |all, pattern| of(all, pattern, &[port.device, port.port]).ok().flatten();
+                    let name = |all, pattern| port_file(all, pattern, &[port.device, port.port]).ok().flatten();
                     let kind = (name(types, HCA_TYPE).unwrap_or(""), name(layers, LINK_LAYER).unwrap_or(""));
                     kinds.entry(kind).or_default().push((port.entity(), rate));
                 }
-                Err(failure) => look.could_not(failure),
+                Err(failure) => look.unreadable(failure),
             },
             Ok(_) => {}
         }
@@ -83,13 +83,13 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
         look.metric(Metric::new("fabric_rate_bits", Entity::node(), best_of_all, Unit::BitsPerSecond));
     }
     let none = ProbeFailure::new(FailureKind::Empty, "no port is active, so none has a rate; see ib-ports");
-    Ok(look.or(Observation::CouldNot(none)))
+    Ok(look.build_or(Observation::CouldNot(none)))
 }
 
 fn rate(port: &Port<'_>, rates: &[FileText]) -> Result<f64, ProbeFailure> {
     let missing = || ProbeFailure::new(FailureKind::Missing, format!("{} has no rate", port.entity()));
-    let text = of(rates, RATE, &[port.device, port.port])?.ok_or_else(missing)?;
-    rate_bits(text).ok_or_else(|| unreadable(&format!("the rate of {}", port.entity()), text))
+    let text = port_file(rates, RATE, &[port.device, port.port])?.ok_or_else(missing)?;
+    parse_rate(text).ok_or_else(|| unexpected_content(&format!("the rate of {}", port.entity()), text))
 }
 
 #[cfg(test)]
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
     use crate::{
         files::tests::found,
-        judged::{judged, judged_with},
+        classify_fixture::{classify_outputs, classify_outputs_with},
     };
     use doctor_core::{ids::Sku, profile::Profile};
     use proptest::prelude::*;
@@ -124,9 +124,9 @@ mod tests {
     fn a_port_is_held_against_its_like_only() {
         let storage = ("mlx5_2", "MT4123", UP, "200 Gb/sec (4X HDR)\n");
         let healthy = [("mlx5_0", "MT4129", UP, NDR), ("mlx5_1", "MT4129", UP, NDR), storage];
-        assert_eq!(judged(&CHECK, &outputs(&healthy)), ["pass within-limits"]);
+        assert_eq!(classify_outputs(&CHECK, &outputs(&healthy)), ["pass within-limits"]);
         let slow = [("mlx5_0", "MT4129", UP, NDR), ("mlx5_1", "MT4129", UP, "100 Gb/sec (1X NDR)\n"), storage];
-        assert_eq!(judged(&CHECK, &outputs(&slow)), ["fail port-slow isolate link:mlx5_1/1"]);
+        assert_eq!(classify_outputs(&CHECK, &outputs(&slow)), ["fail port-slow isolate link:mlx5_1/1"]);
     }
 
     #[test]
@@ -134,25 +134,25 @@ mod tests {
         let expect = [("fabric_rate_bits".to_owned(), 400e9)].into();
         let profile = Profile { sku: Sku::new("hgx-h100").unwrap(), version: 1, expect };
         let slow = outputs(&[("mlx5_0", "MT4129", UP, "200 Gb/sec (4X HDR)\n")]);
-        let lines = judged_with(&CHECK, &Params::new(), Some(&profile), &slow);
+        let lines = classify_outputs_with(&CHECK, &Params::new(), Some(&profile), &slow);
         assert_eq!(lines, ["fail fabric-slow isolate node"]);
         let full = outputs(&[("mlx5_0", "MT4129", UP, NDR)]);
-        assert_eq!(judged_with(&CHECK, &Params::new(), Some(&profile), &full), ["pass within-limits"]);
+        assert_eq!(classify_outputs_with(&CHECK, &Params::new(), Some(&profile), &full), ["pass within-limits"]);
     }
 
     #[test]
     fn a_rate_that_is_not_known_is_not_full() {
-        assert_eq!(judged(&CHECK, &outputs(&[])), ["not-applicable no-rdma"]);
+        assert_eq!(classify_outputs(&CHECK, &outputs(&[])), ["not-applicable no-rdma"]);
         let odd = [("mlx5_0", "MT4129", UP, NDR), ("mlx5_1", "MT4129", UP, "fast\n")];
-        assert_eq!(judged(&CHECK, &outputs(&odd)), ["inconclusive unparseable"]);
-        assert_eq!(judged(&CHECK, &outputs(&[("mlx5_0", "MT4129", "1: DOWN\n", NDR)])), ["inconclusive empty"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &outputs(&odd)), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &outputs(&[("mlx5_0", "MT4129", "1: DOWN\n", NDR)])), ["inconclusive empty"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(rate in ".{0,30}", kind in ".{0,9}") {
-            judged(&CHECK, &outputs(&[("a", &kind, UP, &rate), ("b", &kind, UP, NDR)]));
+            classify_outputs(&CHECK, &outputs(&[("a", &kind, UP, &rate), ("b", &kind, UP, NDR)]));
         }
     }
 }

@@ -19,11 +19,11 @@
 use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Metric, Observation};
 
 use crate::{
-    files::text,
+    files::file_text,
     gpu::not_applicable,
-    host_processes::{host_processes, runs},
+    host_processes::{host_processes, is_running},
     probe::{Probe, ProbeOutput},
-    settings::refused,
+    check_params::invalid_param,
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -40,7 +40,7 @@ pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("imex.rs")), rules: RULES, probes, interpret };
 
 const CONFIG: &str = "/etc/nvidia-imex/nodes_config.cfg";
-const NAME: &str = "nvidia-imex";
+const PROCESS_NAME: &str = "nvidia-imex";
 
 fn probes(_: &Params) -> Vec<Probe> {
     vec![Probe::read(CONFIG), Probe::Processes]
@@ -50,11 +50,11 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     let required = match params.get("required").map(toml::Value::as_bool) {
         None => None,
         Some(Some(required)) => Some(required),
-        Some(None) => return refused("required", "required = true"),
+        Some(None) => return invalid_param("required", "required = true"),
     };
-    let listed = match (required, text(outputs.first())) {
+    let listed = match (required, file_text(outputs.first())) {
         (Some(false), _) => return not_applicable("not-configured", "not required here (required = false)"),
-        (_, Ok(config)) => nodes(config),
+        (_, Ok(config)) => listed_nodes(config),
         (_, Err(failure)) if failure.kind == FailureKind::Missing => 0,
         (Some(true), Err(_)) => 0,
         (None, Err(failure)) => return Observation::CouldNot(failure),
@@ -66,15 +66,15 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         Ok(processes) => processes,
         Err(failure) => return Observation::CouldNot(failure),
     };
-    let entity = Entity::new(EntityKind::Service, NAME);
+    let entity = Entity::new(EntityKind::Service, PROCESS_NAME);
     let metric = Metric::count("imex_nodes", entity.clone(), listed as f64);
-    let text = format!("{NAME} is not running and IMEX is in use; nodes in its configuration: {listed}");
-    let down = (!runs(processes, NAME)).then(|| Event::seen("imex-down", entity, text));
+    let text = format!("{PROCESS_NAME} is not running and IMEX is in use; nodes in its configuration: {listed}");
+    let down = (!is_running(processes, PROCESS_NAME)).then(|| Event::seen("imex-down", entity, text));
     Observation::measured(vec![metric], down.into_iter().collect())
 }
 
 /// Counts the lines that name a node: neither empty nor a comment.
-fn nodes(config: &str) -> usize {
+fn listed_nodes(config: &str) -> usize {
     config.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).count()
 }
 
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
     use crate::{
         host_processes::tests::{process, running},
-        judged::{judged, judged_with},
+        classify_fixture::{classify_outputs, classify_outputs_with},
     };
     use doctor_core::observation::ProbeFailure;
     use proptest::prelude::*;
@@ -106,38 +106,38 @@ mod tests {
     #[test]
     fn imex_that_is_in_use_and_down_is_found() {
         let up = running(&[process(77, "nvidia-imex", 'S')]);
-        assert_eq!(judged(&CHECK, &[config(LISTED), up.clone()]), ["pass within-limits"]);
-        assert_eq!(judged(&CHECK, &[config(LISTED), running(&[])]), DOWN);
+        assert_eq!(classify_outputs(&CHECK, &[config(LISTED), up.clone()]), ["pass within-limits"]);
+        assert_eq!(classify_outputs(&CHECK, &[config(LISTED), running(&[])]), DOWN);
         let missing = failed(FailureKind::Missing);
-        assert_eq!(judged_with(&CHECK, &required(true), None, &[missing.clone(), running(&[])]), DOWN);
-        assert_eq!(judged_with(&CHECK, &required(true), None, &[missing, up]), ["pass within-limits"]);
+        assert_eq!(classify_outputs_with(&CHECK, &required(true), None, &[missing.clone(), running(&[])]), DOWN);
+        assert_eq!(classify_outputs_with(&CHECK, &required(true), None, &[missing, up]), ["pass within-limits"]);
     }
 
     // aicr #2641, DCGM #308: an alarm of 13 days about an unused service.
     #[test]
     fn imex_where_it_is_unused_never_fails() {
         for unused in [config(""), config("# 10.0.0.1\n\n"), failed(FailureKind::Missing)] {
-            assert_eq!(judged(&CHECK, &[unused, running(&[])]), ["not-applicable not-configured"]);
+            assert_eq!(classify_outputs(&CHECK, &[unused, running(&[])]), ["not-applicable not-configured"]);
         }
         let params = required(false);
         assert_eq!(
-            judged_with(&CHECK, &params, None, &[config(LISTED), running(&[])]),
+            classify_outputs_with(&CHECK, &params, None, &[config(LISTED), running(&[])]),
             ["not-applicable not-configured"]
         );
     }
 
     #[test]
     fn what_could_not_be_read_is_never_a_pass() {
-        assert_eq!(judged(&CHECK, &[failed(FailureKind::Denied), running(&[])]), ["inconclusive denied"]);
-        assert_eq!(judged(&CHECK, &[config(LISTED), failed(FailureKind::TimedOut)]), ["inconclusive timed-out"]);
+        assert_eq!(classify_outputs(&CHECK, &[failed(FailureKind::Denied), running(&[])]), ["inconclusive denied"]);
+        assert_eq!(classify_outputs(&CHECK, &[config(LISTED), failed(FailureKind::TimedOut)]), ["inconclusive timed-out"]);
         let params = required("yes");
-        assert_eq!(judged_with(&CHECK, &params, None, &[config(LISTED), running(&[])]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs_with(&CHECK, &params, None, &[config(LISTED), running(&[])]), ["inconclusive unparseable"]);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in "(.{0,30}\n){0,6}") {
-            judged(&CHECK, &[config(&text), running(&[])]);
+            classify_outputs(&CHECK, &[config(&text), running(&[])]);
         }
     }
 }

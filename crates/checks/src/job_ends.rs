@@ -16,15 +16,15 @@
 use std::collections::BTreeSet;
 
 use doctor_core::{
-    observation::{Entity, Event, FailureKind, Look, Metric, Observation, ProbeFailure},
+    observation::{Entity, Event, FailureKind, ObservationBuilder, Metric, Observation, ProbeFailure},
     time::Timestamp,
 };
 
 use crate::{
-    files::{files, unreadable},
+    files::{glob_files, unexpected_content},
     gpu::not_applicable,
     probe::{Probe, ProbeOutput},
-    settings,
+    check_params,
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -44,10 +44,10 @@ const DIRECTORY: &str = "/var/lib/cluster-doctor/hook/jobs";
 const EXAMPLE: &str = "\"/var/lib/cluster-doctor/hook/jobs\"";
 
 /// ILL, ABRT, BUS, FPE, SEGV.
-const OF_HARDWARE: [u8; 5] = [4, 6, 7, 8, 11];
+const HARDWARE_SIGNALS: [u8; 5] = [4, 6, 7, 8, 11];
 
 fn directory(params: &Params) -> Result<String, Observation> {
-    Ok(settings::word(params, "directory", EXAMPLE)?.unwrap_or_else(|| DIRECTORY.to_owned()))
+    Ok(check_params::string(params, "directory", EXAMPLE)?.unwrap_or_else(|| DIRECTORY.to_owned()))
 }
 
 fn probes(params: &Params) -> Vec<Probe> {
@@ -60,23 +60,23 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     directory(params)?;
-    let (mut look, mut died, mut users) = (Look::default(), 0_u32, BTreeSet::new());
-    let noted = files(outputs.first())?;
+    let (mut look, mut died, mut users) = (ObservationBuilder::default(), 0_u32, BTreeSet::new());
+    let noted = glob_files(outputs.first())?;
     for file in noted {
         let text = match &file.text {
             Ok(text) => text,
             // The record was a day old and was removed while the probe ran.
             Err(ProbeFailure { kind: FailureKind::Missing, .. }) => continue,
             Err(failure) => {
-                look.could_not(failure.clone());
+                look.unreadable(failure.clone());
                 continue;
             }
         };
-        let Some(end) = End::parse(text) else {
-            look.could_not(unreadable(&file.path, text));
+        let Some(end) = UserJobEnd::parse(text) else {
+            look.unreadable(unexpected_content(&file.path, text));
             continue;
         };
-        if end.is_of_hardware() {
+        if end.is_hardware_signal() {
             died += 1;
             users.insert(end.user);
         }
@@ -87,11 +87,11 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     }
     look.metric(Metric::count("jobs_died", Entity::node(), f64::from(died)));
     look.metric(Metric::count("users_whose_jobs_died", Entity::node(), users.len() as f64));
-    Ok(look.or(not_applicable("no-job-ends", "no recorded job failure is recent")))
+    Ok(look.build_or(not_applicable("no-job-ends", "no recorded job failure is recent")))
 }
 
 /// A record of the epilog, line by line: `job 17`, `user ann`, `ended 2026-11-15T00:00:00Z`, `batch 0:6`, `step 0:0`.
-struct End<'a> {
+struct UserJobEnd<'a> {
     job: &'a str,
     user: &'a str,
     at: Timestamp,
@@ -99,7 +99,7 @@ struct End<'a> {
     ends: [(u8, u8); 2],
 }
 
-impl<'a> End<'a> {
+impl<'a> UserJobEnd<'a> {
     fn parse(text: &'a str) -> Option<Self> {
         let line = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         let pair = |name: &str| {
@@ -118,15 +118,15 @@ impl<'a> End<'a> {
         })
     }
 
-    fn is_of_hardware(&self) -> bool {
-        self.signal().is_some_and(|signal| OF_HARDWARE.contains(&signal))
+    fn is_hardware_signal(&self) -> bool {
+        self.signal().is_some_and(|signal| HARDWARE_SIGNALS.contains(&signal))
     }
 
     fn event(&self) -> Event {
         let code = self.ends.iter().map(|(code, _)| *code).max().unwrap_or(0);
         let how = self.signal().map_or_else(|| format!("with code {code}"), |signal| format!("by signal {signal}"));
         let text = format!("job {} of {} ended {how}", self.job, self.user);
-        let code = if self.is_of_hardware() { "job-died" } else { "job-failed" };
+        let code = if self.is_hardware_signal() { "job-died" } else { "job-failed" };
         Event { at: Some(self.at), key: Some(format!("job:{}", self.job)), ..Event::seen(code, Entity::node(), text) }
     }
 }
@@ -134,7 +134,7 @@ impl<'a> End<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::found, judged::judged};
+    use crate::{files::tests::found, classify_fixture::classify_outputs};
 
     // Made by hand, in the format of `doctor-node hook epilog`.
     fn noted(job: u32, user: &str, batch: &str, step: &str) -> (String, String) {
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn jobs_of_several_users_that_died_of_signals_are_worth_watching_and_others_are_not() {
-        let of = |all: &[(String, String)]| judged(&CHECK, &[output(all)]);
+        let of = |all: &[(String, String)]| classify_outputs(&CHECK, &[output(all)]);
         assert_eq!(of(&[]), ["not-applicable no-job-ends"]);
         let two = [noted(1, "ann", "0:6", "0:0"), noted(2, "bob", "139:0", "0:11"), noted(3, "bob", "0:7", "0:0")];
         assert_eq!(of(&two), ["pass within-limits"]);
@@ -171,6 +171,6 @@ mod tests {
             ]
         );
         let cut = [(format!("{DIRECTORY}/3"), "job 3\nuser".to_owned())];
-        assert_eq!(judged(&CHECK, &[output(&cut)]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[output(&cut)]), ["inconclusive unparseable"]);
     }
 }

@@ -35,7 +35,7 @@ use doctor_core::{
 };
 
 use crate::{
-    kmsg::{self, Bursts, Record},
+    kmsg::{self, RecordGroups, Record},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -86,11 +86,11 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let log = match kmsg::log(params, outputs) {
+    let log = match kmsg::parse_log(params, outputs) {
         Ok(log) => log,
         Err(instead) => return instead,
     };
-    let mut bursts = Bursts::default();
+    let mut bursts = RecordGroups::default();
     // Servers that do not answer, until the kernel logs that they do.
     let mut silent: BTreeMap<&str, Vec<&Record<'_>>> = BTreeMap::new();
     for record in log.recent() {
@@ -100,24 +100,24 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
                 silent.remove(server);
             }
             None => {
-                if let Some((code, entity)) = recognise(record.text) {
-                    bursts.see(ReasonCode::fixed(code), entity, record);
+                if let Some((code, entity)) = match_record(record.text) {
+                    bursts.add(ReasonCode::fixed(code), entity, record);
                 }
             }
         }
     }
     for (server, records) in silent {
         for record in records {
-            bursts.see(ReasonCode::fixed("nfs-not-responding"), Entity::new(EntityKind::Service, server), record);
+            bursts.add(ReasonCode::fixed("nfs-not-responding"), Entity::new(EntityKind::Service, server), record);
         }
     }
-    Observation::measured(vec![log.read()], bursts.events(&log))
+    Observation::measured(vec![log.record_count()], bursts.events(&log))
 }
 
 /// The event code and the entity of a record.
-type Sign = (&'static str, Entity);
+type RecordMatch = (&'static str, Entity);
 
-fn recognise(text: &str) -> Option<Sign> {
+fn match_record(text: &str) -> Option<RecordMatch> {
     memory_hardware(text)
         .or_else(|| pcie(text))
         .or_else(|| disk(text))
@@ -140,7 +140,7 @@ const PHRASES: &[(&str, &str)] = &[
     ("Out of memory: Kill", "oom-kill"),
 ];
 
-fn memory_hardware(text: &str) -> Option<Sign> {
+fn memory_hardware(text: &str) -> Option<RecordMatch> {
     // `mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 7: be00000000800400`. Bit 61 of the status: not corrected.
     if let Some((_, rest)) = text.split_once("]: CPU ").filter(|(before, _)| before.ends_with("[Hardware Error")) {
         let status = rest.split_once(" Bank ")?.1.split_once(": ")?.1;
@@ -156,7 +156,7 @@ fn memory_hardware(text: &str) -> Option<Sign> {
 
 /// Matches `pcieport 0000:80:01.1: AER: Uncorrected (Fatal) error received: 0000:81:00.0` and
 /// `nvme 0000:01:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=…`, the latter with `AER: ` on newer kernels.
-fn pcie(text: &str) -> Option<Sign> {
+fn pcie(text: &str) -> Option<RecordMatch> {
     let received = text.contains(": AER: ") && text.contains("Uncorrected (") && text.contains(" error received");
     let told = text.contains("PCIe Bus Error: severity=Uncorrected");
     if !received && !told {
@@ -166,7 +166,7 @@ fn pcie(text: &str) -> Option<Sign> {
     Some(("pcie-error", Entity::new(EntityKind::Link, before.rsplit(' ').next().unwrap_or(before))))
 }
 
-fn disk(text: &str) -> Option<Sign> {
+fn disk(text: &str) -> Option<RecordMatch> {
     // `nvme nvme0: I/O 12 QID 3 timeout, aborting`, `nvme nvme0: controller is down; will reset`
     if let Some((name, what)) = text.strip_prefix("nvme ").and_then(|rest| rest.split_once(": ")) {
         let signs = [" timeout, ", "controller is down", "Device not ready", "Removing after probe failure"];
@@ -193,7 +193,7 @@ fn is_image(device: &str) -> bool {
 
 /// Matches `EXT4-fs error (device sda1): …`, `EXT4-fs (sda1): Remounting filesystem read-only`,
 /// `XFS (dm-0): Corruption …`, `BTRFS info (device sdb1: state E): forced readonly`.
-fn file_system(text: &str) -> Option<Sign> {
+fn file_system(text: &str) -> Option<RecordMatch> {
     const DAMAGE: [&str; 8] = [
         "read-only",
         "readonly",
@@ -217,7 +217,7 @@ fn file_system(text: &str) -> Option<Sign> {
 }
 
 /// Matches `unregister_netdevice: waiting for eth0 to become free. Usage count = 1`.
-fn net_device(text: &str) -> Option<Sign> {
+fn net_device(text: &str) -> Option<RecordMatch> {
     let name = text.strip_prefix("unregister_netdevice: waiting for ")?.split(' ').next()?;
     Some(("netdevice-stuck", Entity::new(EntityKind::Nic, name)))
 }
@@ -237,14 +237,14 @@ fn file_server(text: &str) -> Option<(&str, bool)> {
 mod tests {
     use super::*;
     use crate::{
-        judged::judged,
+        classify_fixture::classify_outputs,
         kmsg::tests::{at_seconds, logged},
     };
     use doctor_core::observation::{FailureKind, ProbeFailure};
     use proptest::prelude::*;
 
     fn look(lines: &[&str]) -> Vec<String> {
-        judged(&CHECK, &logged(lines))
+        classify_outputs(&CHECK, &logged(lines))
     }
 
     #[test]
@@ -339,19 +339,19 @@ mod tests {
     #[test]
     fn an_old_record_does_not_fail_a_node_for_ever() {
         let outputs = at_seconds(&[(1, "EXT4-fs (sda1): Remounting filesystem read-only")]);
-        assert_eq!(judged(&CHECK, &outputs), ["pass within-limits"]);
+        assert_eq!(classify_outputs(&CHECK, &outputs), ["pass within-limits"]);
     }
 
     #[test]
     fn a_log_that_cannot_be_read_is_not_a_quiet_one() {
         let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "/dev/kmsg"));
-        assert_eq!(judged(&CHECK, &[denied]), ["inconclusive denied"]);
+        assert_eq!(classify_outputs(&CHECK, &[denied]), ["inconclusive denied"]);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in ".{0,300}") {
-            recognise(&text);
+            match_record(&text);
             file_server(&text);
         }
 
@@ -360,7 +360,7 @@ mod tests {
             start in "(nvme nvme|mce: \\[Hardware Error\\]: CPU |EDAC MC|I/O error, dev |EXT4-fs|XFS \\(|md/raid|nfs: server )",
             middle in "[ :,)(]{0,4}", rest in ".{0,40}",
         ) {
-            recognise(&format!("{start}{middle}{rest}"));
+            match_record(&format!("{start}{middle}{rest}"));
             file_server(&format!("{start}{middle}{rest}"));
         }
     }

@@ -15,10 +15,10 @@
 use doctor_core::observation::{Entity, Event, FailureKind, Metric, Observation, ProbeFailure};
 
 use crate::{
-    files::names,
+    files::directory_names,
     gpu::not_applicable,
     probe::{Probe, ProbeOutput},
-    settings::words,
+    check_params::string_list,
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -43,10 +43,10 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let Some(wanted) = words(params, "modules", "modules = [\"nvidia_peermem\"]")? else {
+    let Some(wanted) = string_list(params, "modules", "modules = [\"nvidia_peermem\"]")? else {
         return Ok(not_applicable("not-configured", "`modules` is not set"));
     };
-    let loaded = names(outputs.first()).map_err(Observation::CouldNot)?;
+    let loaded = directory_names(outputs.first()).map_err(Observation::CouldNot)?;
     if loaded.is_empty() {
         return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "/sys/module lists no module")));
     }
@@ -63,12 +63,12 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::judged::{judged, judged_with};
+    use crate::classify_fixture::{classify_outputs, classify_outputs_with};
 
     fn look(modules: &str, loaded: &[&str]) -> Vec<String> {
         let params: Params = toml::from_str(&format!("modules = {modules}")).unwrap();
         let names = ProbeOutput::Names(loaded.iter().map(|&name| name.to_owned()).collect());
-        judged_with(&CHECK, &params, None, &[names])
+        classify_outputs_with(&CHECK, &params, None, &[names])
     }
 
     #[test]
@@ -77,6 +77,6 @@ mod tests {
         assert_eq!(look("['nvidia_peermem', 'ext4']", &["ext4"]), ["fail module-missing reboot node"]);
         assert_eq!(look("['ext4']", &[]), ["inconclusive empty"]);
         assert_eq!(look("'ext4'", &["ext4"]), ["inconclusive unparseable"]);
-        assert_eq!(judged(&CHECK, &[]), ["not-applicable not-configured"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["not-applicable not-configured"]);
     }
 }

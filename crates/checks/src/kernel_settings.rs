@@ -12,13 +12,13 @@
 //! Parameters: `sysctl`, such as `sysctl = { "kernel.numa_balancing" = 0, "net.core.rmem_max" = 16777216 }`, and
 //! `cmdline`, such as `cmdline = ["iommu=pt"]`. Not applicable where neither is set.
 
-use doctor_core::observation::{Entity, Event, FailureKind, Look, Metric, Observation};
+use doctor_core::observation::{Entity, Event, FailureKind, ObservationBuilder, Metric, Observation};
 
 use crate::{
-    files::text,
+    files::file_text,
     gpu::not_applicable,
     probe::{Probe, ProbeOutput},
-    settings::{refused, words},
+    check_params::{invalid_param, string_list},
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -40,7 +40,7 @@ const SYSCTL: &str = "sysctl = { \"kernel.numa_balancing\" = 0 }";
 
 /// Returns names and wanted values, ordered by name. Returns `None` if the setting is malformed or a name would lead
 /// out of /proc/sys.
-fn wanted(params: &Params) -> Option<Vec<(String, String)>> {
+fn expected_settings(params: &Params) -> Option<Vec<(String, String)>> {
     let Some(table) = params.get("sysctl") else { return Some(Vec::new()) };
     let one = |(name, value): (&String, &toml::Value)| {
         let value = match value {
@@ -57,13 +57,13 @@ fn wanted(params: &Params) -> Option<Vec<(String, String)>> {
 }
 
 /// Like sysctl(8): dots separate parts, unless the name contains slashes (interfaces with dots in their name).
-fn path(name: &str) -> String {
+fn sysctl_path(name: &str) -> String {
     let name = if name.contains('/') { name.to_owned() } else { name.replace('.', "/") };
     format!("/proc/sys/{name}")
 }
 
 fn probes(params: &Params) -> Vec<Probe> {
-    let settings = wanted(params).unwrap_or_default().into_iter().map(|(name, _)| Probe::Read { path: path(&name) });
+    let settings = expected_settings(params).unwrap_or_default().into_iter().map(|(name, _)| Probe::Read { path: sysctl_path(&name) });
     std::iter::once(Probe::read("/proc/cmdline")).chain(settings).collect()
 }
 
@@ -72,12 +72,12 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let wanted = wanted(params).ok_or_else(|| refused("sysctl", SYSCTL))?;
-    let words = words(params, "cmdline", "cmdline = [\"iommu=pt\"]")?.unwrap_or_default();
-    let mut look = Look::default();
+    let wanted = expected_settings(params).ok_or_else(|| invalid_param("sysctl", SYSCTL))?;
+    let words = string_list(params, "cmdline", "cmdline = [\"iommu=pt\"]")?.unwrap_or_default();
+    let mut look = ObservationBuilder::default();
     let mut right = 0.0;
     if !words.is_empty() {
-        let line = text(outputs.first()).map_err(Observation::CouldNot)?;
+        let line = file_text(outputs.first()).map_err(Observation::CouldNot)?;
         for word in &words {
             if line.split_ascii_whitespace().any(|own| own == word) {
                 right += 1.0;
@@ -88,8 +88,8 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
         }
     }
     for (place, (name, value)) in wanted.iter().enumerate() {
-        match text(outputs.get(place + 1)) {
-            Ok(own) if same(own, value) => right += 1.0,
+        match file_text(outputs.get(place + 1)) {
+            Ok(own) if values_equal(own, value) => right += 1.0,
             Ok(own) => {
                 let text = format!("{name} is {}, expected {value}", own.trim());
                 look.event(Event::seen("setting-wrong", Entity::node(), text));
@@ -98,32 +98,32 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
                 let text = format!("this kernel has no setting {name}; expected {value}");
                 look.event(Event::seen("setting-wrong", Entity::node(), text));
             }
-            Err(failure) => look.could_not(failure),
+            Err(failure) => look.unreadable(failure),
         }
     }
     if wanted.is_empty() && words.is_empty() {
         return Ok(not_applicable("not-configured", "neither `sysctl` nor `cmdline` is set"));
     }
     look.metric(Metric::count("settings_right", Entity::node(), right));
-    Ok(look.or(Observation::measured(Vec::new(), Vec::new())))
+    Ok(look.build_or(Observation::measured(Vec::new(), Vec::new())))
 }
 
 /// Compares word by word: the kernel separates the numbers of one setting with tabs.
-fn same(own: &str, wanted: &str) -> bool {
+fn values_equal(own: &str, wanted: &str) -> bool {
     own.split_ascii_whitespace().eq(wanted.split_ascii_whitespace())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::judged::judged_with;
+    use crate::classify_fixture::classify_outputs_with;
     use doctor_core::observation::ProbeFailure;
     use proptest::prelude::*;
 
     fn look(params: &str, outputs: &[&str]) -> Vec<String> {
         let params: Params = toml::from_str(params).unwrap();
         let outputs: Vec<_> = outputs.iter().map(|&text| ProbeOutput::Text(text.to_owned())).collect();
-        judged_with(&CHECK, &params, None, &outputs)
+        classify_outputs_with(&CHECK, &params, None, &outputs)
     }
 
     const LINE: &str = "BOOT_IMAGE=/vmlinuz root=/dev/vda iommu=pt quiet\n";
@@ -149,7 +149,7 @@ mod tests {
         let params: Params = toml::from_str("sysctl = { 'vm.x' = 1 }").unwrap();
         let line = || ProbeOutput::Text(LINE.to_owned());
         let failed = |kind| ProbeOutput::Failed(ProbeFailure::new(kind, "no"));
-        let with = |kind| judged_with(&CHECK, &params, None, &[line(), failed(kind)]);
+        let with = |kind| classify_outputs_with(&CHECK, &params, None, &[line(), failed(kind)]);
         assert_eq!(with(FailureKind::Missing), ["fail setting-wrong monitor node"]);
         assert_eq!(with(FailureKind::Denied), ["inconclusive denied"]);
     }

@@ -13,13 +13,13 @@ use doctor_core::{
 };
 
 use crate::{
-    files::text,
+    files::file_text,
     probe::{Probe, ProbeOutput},
     spec::Params,
 };
 
 /// Runs are a day or more apart; events between two of them must not be missed.
-const WITHIN: Span = Span::days(7);
+const DEFAULT_WINDOW: Span = Span::days(7);
 
 /// The probes of the kernel log. A check puts them before its own probes.
 pub fn probes() -> [Probe; 3] {
@@ -51,7 +51,7 @@ impl<'a> Record<'a> {
     }
 
     /// Returns the time between two records.
-    pub fn apart(&self, other: &Self) -> Span {
+    pub fn time_between(&self, other: &Self) -> Span {
         span(self.micros.abs_diff(other.micros))
     }
 }
@@ -62,14 +62,14 @@ fn span(micros: u64) -> Span {
 
 /// The log of this boot.
 #[derive(Debug, Clone)]
-pub struct Log<'a> {
+pub struct KmsgLog<'a> {
     /// All records, oldest first.
     records: Vec<Record<'a>>,
     /// The boot id, if it could be read.
     boot: Option<&'a str>,
     /// Microseconds since the boot.
     now: u64,
-    oldest: u64,
+    window_start: u64,
 }
 
 /// Parses the outputs of [`probes`].
@@ -77,12 +77,12 @@ pub struct Log<'a> {
 /// # Errors
 /// Returns the observation that the check should return if the log, the uptime or the parameter `within` cannot be
 /// read.
-pub fn log<'a>(params: &Params, outputs: &'a [ProbeOutput]) -> Result<Log<'a>, Observation> {
+pub fn parse_log<'a>(params: &Params, outputs: &'a [ProbeOutput]) -> Result<KmsgLog<'a>, Observation> {
     let could_not = |kind, text: &str| Observation::CouldNot(ProbeFailure::new(kind, text));
-    let all = text(outputs.first()).map_err(Observation::CouldNot)?;
-    let up = text(outputs.get(1)).map_err(Observation::CouldNot)?;
+    let all = file_text(outputs.first()).map_err(Observation::CouldNot)?;
+    let up = file_text(outputs.get(1)).map_err(Observation::CouldNot)?;
     let within = match params.get("within") {
-        None => Some(WITHIN),
+        None => Some(DEFAULT_WINDOW),
         Some(value) => value.as_str().and_then(|text| text.parse().ok()),
     };
     let Some(within) = within else {
@@ -100,8 +100,8 @@ pub fn log<'a>(params: &Params, outputs: &'a [ProbeOutput]) -> Result<Log<'a>, O
     }
     let window = u64::try_from(within.millis()).unwrap_or(0).saturating_mul(1000);
     // Without the boot id an event has no key and may be reported twice, but it is still detected.
-    let boot = text(outputs.get(2)).ok().map(str::trim).filter(|id| is_boot_id(id));
-    Ok(Log { records, boot, now, oldest: now.saturating_sub(window) })
+    let boot = file_text(outputs.get(2)).ok().map(str::trim).filter(|id| is_boot_id(id));
+    Ok(KmsgLog { records, boot, now, window_start: now.saturating_sub(window) })
 }
 
 fn micros_up(text: &str) -> Option<u64> {
@@ -115,10 +115,10 @@ fn is_boot_id(text: &str) -> bool {
     text.len() == 36 && text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
 }
 
-impl<'a> Log<'a> {
+impl<'a> KmsgLog<'a> {
     /// Returns the kernel's records within the window, oldest first.
     pub fn recent(&self) -> impl Iterator<Item = &Record<'a>> {
-        self.records.iter().filter(|record| record.from_kernel && record.micros >= self.oldest)
+        self.records.iter().filter(|record| record.from_kernel && record.micros >= self.window_start)
     }
 
     /// Returns the age of a record.
@@ -127,14 +127,14 @@ impl<'a> Log<'a> {
     }
 
     /// Returns the number of records, as evidence that the log was read.
-    pub fn read(&self) -> Metric {
+    pub fn record_count(&self) -> Metric {
         Metric::count("records", Entity::node(), self.records.len() as f64)
     }
 }
 
 /// Records of one kind about one entity.
 #[derive(Debug, Clone)]
-struct Burst<'a> {
+struct RecordGroup<'a> {
     times: u64,
     newest: Record<'a>,
     notes: BTreeSet<String>,
@@ -142,16 +142,16 @@ struct Burst<'a> {
 
 /// Combines records into one event per kind and entity.
 #[derive(Debug, Clone, Default)]
-pub struct Bursts<'a>(BTreeMap<(ReasonCode, Entity), Burst<'a>>);
+pub struct RecordGroups<'a>(BTreeMap<(ReasonCode, Entity), RecordGroup<'a>>);
 
-impl<'a> Bursts<'a> {
-    pub fn see(&mut self, code: ReasonCode, entity: Entity, record: &Record<'a>) {
-        self.see_with(code, entity, record, None);
+impl<'a> RecordGroups<'a> {
+    pub fn add(&mut self, code: ReasonCode, entity: Entity, record: &Record<'a>) {
+        self.add_with_note(code, entity, record, None);
     }
 
     /// Adds a record with a note. Notes precede the record's text, each once.
-    pub fn see_with(&mut self, code: ReasonCode, entity: Entity, record: &Record<'a>, note: Option<String>) {
-        let new = || Burst { times: 0, newest: *record, notes: BTreeSet::new() };
+    pub fn add_with_note(&mut self, code: ReasonCode, entity: Entity, record: &Record<'a>, note: Option<String>) {
+        let new = || RecordGroup { times: 0, newest: *record, notes: BTreeSet::new() };
         let burst = self.0.entry((code, entity)).or_insert_with(new);
         burst.times += 1;
         if record.micros >= burst.newest.micros {
@@ -161,15 +161,15 @@ impl<'a> Bursts<'a> {
     }
 
     /// Removes the records of one kind about one entity that precede `record`.
-    pub fn forget(&mut self, code: &ReasonCode, entity: &Entity, record: &Record<'_>) {
+    pub fn remove_before(&mut self, code: &ReasonCode, entity: &Entity, record: &Record<'_>) {
         let key = (code.clone(), entity.clone());
         if self.0.get(&key).is_some_and(|burst| burst.newest.micros <= record.micros) {
             self.0.remove(&key);
         }
     }
 
-    pub fn events(self, log: &Log<'_>) -> Vec<Event> {
-        let event = |((code, entity), burst): ((ReasonCode, Entity), Burst<'_>)| Event {
+    pub fn events(self, log: &KmsgLog<'_>) -> Vec<Event> {
+        let event = |((code, entity), burst): ((ReasonCode, Entity), RecordGroup<'_>)| Event {
             code,
             entity,
             // The log's clock counts from the boot and stops while the machine sleeps, so it gives no wall-clock time.
@@ -181,7 +181,7 @@ impl<'a> Bursts<'a> {
     }
 }
 
-impl Burst<'_> {
+impl RecordGroup<'_> {
     fn describe(&self, now: u64) -> String {
         let ago = Span::from_secs(span(now.saturating_sub(self.newest.micros)).secs());
         let notes: String = self.notes.iter().map(|note| format!("{note}: ")).collect();
@@ -219,10 +219,10 @@ pub(crate) mod tests {
     }
 
     fn burst(outputs: &[ProbeOutput]) -> Vec<Event> {
-        let log = log(&Params::new(), outputs).unwrap();
-        let mut bursts = Bursts::default();
+        let log = parse_log(&Params::new(), outputs).unwrap();
+        let mut bursts = RecordGroups::default();
         for record in log.recent().filter(|record| record.text.contains("fault")) {
-            bursts.see(ReasonCode::fixed("fault"), Entity::node(), record);
+            bursts.add(ReasonCode::fixed("fault"), Entity::node(), record);
         }
         bursts.events(&log)
     }
@@ -249,7 +249,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_log_that_cannot_be_read_is_not_a_quiet_one() {
-        let kind = |params: &Params, outputs: &[ProbeOutput]| match log(params, outputs) {
+        let kind = |params: &Params, outputs: &[ProbeOutput]| match parse_log(params, outputs) {
             Err(Observation::CouldNot(failure)) => failure.kind,
             other => panic!("{other:?}"),
         };
@@ -271,9 +271,9 @@ pub(crate) mod tests {
         #[test]
         fn no_text_makes_it_panic(text in "([0-9,;-]|.|\n){0,200}", uptime in ".{0,20}", boot in ".{0,40}") {
             let outputs = [text, uptime, boot].map(ProbeOutput::Text);
-            if let Ok(log) = log(&Params::new(), &outputs) {
-                let mut bursts = Bursts::default();
-                log.recent().for_each(|record| bursts.see(ReasonCode::fixed("x"), Entity::node(), record));
+            if let Ok(log) = parse_log(&Params::new(), &outputs) {
+                let mut bursts = RecordGroups::default();
+                log.recent().for_each(|record| bursts.add(ReasonCode::fixed("x"), Entity::node(), record));
                 bursts.events(&log);
             }
         }

@@ -4,58 +4,58 @@
 //! default rules that classify the result. It performs no I/O, so each check is tested on captured output. Adding a
 //! check means adding its file and its name to [`CHECKS`].
 
-pub mod carried;
 pub mod catalogue;
+pub mod check_params;
+#[cfg(test)]
+mod classify_fixture;
 pub mod collective_links;
-pub mod collective_order;
-pub mod collective_ranks;
+pub mod collective_params;
+pub mod collective_rank_reports;
 pub mod collective_report;
 pub mod coverage;
 pub mod cpu_list;
 pub mod credential;
 pub mod dcgm_diag;
-pub mod dcgm_order;
-pub mod dcgm_table;
-pub mod dcgm_watch;
+pub mod dcgm_health_report;
+pub mod dcgm_params;
+pub mod dcgm_text_output;
 mod default_rules;
 pub mod document;
-pub mod fabric_growth;
-pub mod fabric_order;
+pub mod drain_permit;
+pub mod fabric_counters;
+pub mod fabric_params;
 pub mod files;
 pub mod fio;
 pub mod gpu;
-pub mod gpu_answer;
+pub mod gpu_query;
 pub mod host_processes;
 pub mod job_file;
-#[cfg(test)]
-mod judged;
 pub mod kmsg;
 pub mod measurements;
 pub mod nccl_log;
 pub mod nccl_tests;
 pub mod nhc;
 pub mod nvidia_smi;
-pub mod odd_ones;
+pub mod outliers;
 pub mod pci;
 pub mod perftest;
-pub mod permit;
 pub mod pingpong;
 pub mod probe;
 pub mod proc_stat;
 pub mod profiles;
 pub mod rdma;
-pub mod settings;
-pub mod site;
+pub mod result_transport;
+pub mod site_checks;
 pub mod sockets;
 pub mod spec;
-pub mod storage_order;
+pub mod storage_params;
 pub mod sxid_record;
 pub mod tables;
 pub mod uptime;
 pub mod xid_record;
 
 pub use catalogue::{Catalogue, Suite};
-pub use gpu_libraries::PLACES as LIBRARY_PLACES;
+pub use gpu_libraries::LIBRARY_DIRS as LIBRARY_PLACES;
 pub use measurements::interpret_measurements;
 pub use spec::{Check, Depth, Params, Spec, page_of};
 

@@ -14,7 +14,7 @@
 use doctor_core::observation::{Entity, Metric, Observation, Unit};
 
 use crate::{
-    files::{text, unreadable},
+    files::{file_text, unexpected_content},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -54,13 +54,13 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let read = |place: usize, parse: fn(&str) -> Option<(f64, f64)>| {
-        let text = text(outputs.get(place)).map_err(Observation::CouldNot)?;
-        parse(text).ok_or_else(|| Observation::CouldNot(unreadable(FILES[place], text)))
+        let text = file_text(outputs.get(place)).map_err(Observation::CouldNot)?;
+        parse(text).ok_or_else(|| Observation::CouldNot(unexpected_content(FILES[place], text)))
     };
     let (open, may_open) = read(0, files)?;
     let (threads, _) = read(1, threads)?;
-    let (pids, _) = read(2, plain)?;
-    let (most_threads, _) = read(3, plain)?;
+    let (pids, _) = read(2, parse_number)?;
+    let (most_threads, _) = read(3, parse_number)?;
     let percent = |name, part: f64, whole: f64| Metric::new(name, Entity::node(), part * 100.0 / whole, Unit::Percent);
     let metrics = vec![
         percent("files_used_percent", open, may_open),
@@ -74,7 +74,7 @@ fn number(text: &str) -> Option<f64> {
 }
 
 /// Parses a limit; zero is invalid.
-fn plain(text: &str) -> Option<(f64, f64)> {
+fn parse_number(text: &str) -> Option<(f64, f64)> {
     number(text).filter(|limit| *limit > 0.0).map(|limit| (limit, 0.0))
 }
 
@@ -94,11 +94,11 @@ fn threads(text: &str) -> Option<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::judged::judged;
+    use crate::classify_fixture::classify_outputs;
     use proptest::prelude::*;
 
     fn look(files: &str, load: &str, pids: &str) -> Vec<String> {
-        judged(&CHECK, &[files, load, pids, "192000\n"].map(|text| ProbeOutput::Text(text.to_owned())))
+        classify_outputs(&CHECK, &[files, load, pids, "192000\n"].map(|text| ProbeOutput::Text(text.to_owned())))
     }
 
     // The first line is captured: Linux 6.18, virtual machine, 2026-11-15; others are made by hand.
@@ -117,7 +117,7 @@ mod tests {
         for (files, load, pids) in [("1 0", "0 0 0 1/2 3", "9"), ("1 0 9", "0 0 0", "9"), ("1 0 9", "0 0 0 1/2", "0")] {
             assert_eq!(look(files, load, pids), ["inconclusive unparseable"], "{files} {load} {pids}");
         }
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {

@@ -16,7 +16,7 @@ pub const MAX_MEASUREMENTS_BYTES: usize = 4 << 20;
 pub fn interpret_measurements(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let mut all = Measurements::default();
     for output in outputs {
-        match read(output) {
+        match read_output(output) {
             Ok(Measurements { metrics, events, unread }) => {
                 all.metrics.extend(metrics);
                 all.events.extend(events);
@@ -33,10 +33,10 @@ pub fn interpret_measurements(_: &Params, outputs: &[ProbeOutput]) -> Observatio
     }
 }
 
-fn read(output: &ProbeOutput) -> Result<Measurements, ProbeFailure> {
+fn read_output(output: &ProbeOutput) -> Result<Measurements, ProbeFailure> {
     let text = match output {
         ProbeOutput::Text(text) | ProbeOutput::Ran { exit: Some(0), stdout: text, .. } => text,
-        ProbeOutput::Ran { exit, stderr, .. } => return Err(ended_badly(*exit, stderr)),
+        ProbeOutput::Ran { exit, stderr, .. } => return Err(exit_failure(*exit, stderr)),
         ProbeOutput::Failed(failure) => return Err(failure.clone()),
         _ => {
             return Err(ProbeFailure::new(FailureKind::Unparseable, "the probe returned no measurements"));
@@ -66,7 +66,7 @@ fn parse(text: &str) -> Result<Measurements, ProbeFailure> {
 }
 
 /// Returns the failure of a program, with the last line of its standard error.
-pub fn ended_badly(exit: Option<i32>, stderr: &str) -> ProbeFailure {
+pub fn exit_failure(exit: Option<i32>, stderr: &str) -> ProbeFailure {
     let said: String =
         stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("").chars().take(200).collect();
     let colon = if said.is_empty() { "" } else { ": " };

@@ -15,7 +15,7 @@
 use doctor_core::observation::{Entity, FailureKind, Metric, Observation, ProbeFailure, Unit};
 
 use crate::{
-    files::{names, text},
+    files::{directory_names, file_text},
     probe::{Probe, ProbeOutput},
     rdma::no_rdma,
     spec::{Check, Params, Spec, page_of},
@@ -39,12 +39,12 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    match names(outputs.first()) {
+    match directory_names(outputs.first()) {
         Ok([]) => return no_rdma(),
         Ok(_) => {}
         Err(failure) => return Observation::CouldNot(failure),
     }
-    match text(outputs.get(1)).map(soft_limit) {
+    match file_text(outputs.get(1)).map(soft_limit) {
         Ok(Some(bytes)) => {
             Observation::measured(vec![Metric::new("memlock_bytes", Entity::node(), bytes, Unit::Bytes)], Vec::new())
         }
@@ -68,7 +68,7 @@ fn soft_limit(text: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::judged::judged;
+    use crate::classify_fixture::classify_outputs;
     use proptest::prelude::*;
 
     // Captured: Linux 6.18, virtual machine, 2026-11-15; two lines of sixteen.
@@ -77,7 +77,7 @@ mod tests {
 
     fn look(devices: &[&str], limits: &str) -> Vec<String> {
         let names = ProbeOutput::Names(devices.iter().map(|&name| name.to_owned()).collect());
-        judged(&CHECK, &[names, ProbeOutput::Text(limits.to_owned())])
+        classify_outputs(&CHECK, &[names, ProbeOutput::Text(limits.to_owned())])
     }
 
     #[test]
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(look(&[], SMALL), ["not-applicable no-rdma"]);
         assert_eq!(look(&["mlx5_0"], "Max processes 1 1\n"), ["inconclusive unparseable"]);
         let missing = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "no such directory"));
-        assert_eq!(judged(&CHECK, &[missing.clone(), missing]), ["not-applicable no-rdma"]);
+        assert_eq!(classify_outputs(&CHECK, &[missing.clone(), missing]), ["not-applicable no-rdma"]);
     }
 
     proptest! {

@@ -41,7 +41,7 @@ const SPEC: Spec = Spec {
     usual: Span::from_secs(1),
     usual_by: None,
     shares: &[],
-    loads: None,
+    shared_param: None,
     opt_in: false,
 };
 

@@ -12,10 +12,10 @@
 
 use std::collections::BTreeMap;
 
-use doctor_core::observation::{Entity, FailureKind, Look, Metric, Observation, ProbeFailure, Unit};
+use doctor_core::observation::{Entity, FailureKind, ObservationBuilder, Metric, Observation, ProbeFailure, Unit};
 
 use crate::{
-    files::text,
+    files::file_text,
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -34,19 +34,19 @@ pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("memory_fragmentation.rs")), rules: RULES, probes, interpret };
 
 /// 2^9 pages of 4 KiB are 2 MiB. With larger pages a block of this order is larger still.
-const LARGE: usize = 9;
+const LARGE_BLOCK_ORDER: usize = 9;
 
 fn probes(_: &Params) -> Vec<Probe> {
     vec![Probe::read("/proc/buddyinfo")]
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let table = match text(outputs.first()) {
+    let table = match file_text(outputs.first()) {
         Ok(table) => table,
         Err(failure) => return Observation::CouldNot(failure),
     };
     let bad = |text: &str| ProbeFailure::new(FailureKind::Unparseable, format!("/proc/buddyinfo: {text}"));
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     let mut nodes: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
     for line in table.lines() {
         match zone(line) {
@@ -54,14 +54,14 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
                 let sums = nodes.entry(node).or_default();
                 *sums = (sums.0 + large, sums.1 + all);
             }
-            None => look.could_not(bad(&line.chars().take(40).collect::<String>())),
+            None => look.unreadable(bad(&line.chars().take(40).collect::<String>())),
         }
     }
     let shares = nodes.into_values().filter(|(_, all)| *all > 0.0).map(|(large, all)| large * 100.0 / all);
     if let Some(least) = shares.reduce(f64::min) {
         look.metric(Metric::new("free_in_large_pieces_percent", Entity::node(), least, Unit::Percent));
     }
-    look.or(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "/proc/buddyinfo shows no free memory")))
+    look.build_or(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "/proc/buddyinfo shows no free memory")))
 }
 
 /// Parses `Node 0, zone   Normal   3997   2576 …`: free blocks of one page, of two, of four, and so on. Returns the
@@ -73,14 +73,14 @@ fn zone(line: &str) -> Option<(&str, f64, f64)> {
     words.next()?;
     let pieces: Vec<f64> = words.map(|word| word.parse::<u32>().ok().map(f64::from)).collect::<Option<_>>()?;
     let pages = |(order, count): (usize, &f64)| *count * 2_f64.powi(i32::try_from(order).unwrap_or(0));
-    let large = pieces.iter().enumerate().skip(LARGE).map(pages).sum();
-    (pieces.len() > LARGE).then(|| (node, large, pieces.iter().enumerate().map(pages).sum()))
+    let large = pieces.iter().enumerate().skip(LARGE_BLOCK_ORDER).map(pages).sum();
+    (pieces.len() > LARGE_BLOCK_ORDER).then(|| (node, large, pieces.iter().enumerate().map(pages).sum()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::judged::judged;
+    use crate::classify_fixture::classify_outputs;
     use proptest::prelude::*;
 
     // Captured: Linux 6.18, virtual machine, 2026-11-15.
@@ -91,7 +91,7 @@ Node 0, zone   Normal   3997   2576   2592   1250    358    127    694    418   
 ";
 
     fn look(text: &str) -> Vec<String> {
-        judged(&CHECK, &[ProbeOutput::Text(text.to_owned())])
+        classify_outputs(&CHECK, &[ProbeOutput::Text(text.to_owned())])
     }
 
     #[test]
@@ -101,7 +101,7 @@ Node 0, zone   Normal   3997   2576   2592   1250    358    127    694    418   
         assert_eq!(look(&crumbs), ["fail memory-fragmented monitor node"]);
         assert_eq!(look(""), ["inconclusive empty"]);
         assert_eq!(look("Node 0, zone Normal many\n"), ["inconclusive unparseable"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {

@@ -21,12 +21,12 @@
 //! `mounts = ["/scratch", { path = "/data", type = "nfs4", options = ["rw"] }]`. Without it, only local file systems of
 //! /etc/fstab are checked.
 
-use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation, ProbeFailure};
+use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, ObservationBuilder, Metric, Observation, ProbeFailure};
 
 use crate::{
-    files::text,
+    files::file_text,
     probe::{Probe, ProbeOutput},
-    settings::refused,
+    check_params::invalid_param,
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -50,28 +50,28 @@ pub(crate) const CHECK: Check =
 
 const EXAMPLE: &str = "mounts = [\"/scratch\", { path = \"/data\", type = \"nfs4\", options = [\"rw\"] }]";
 /// File systems on local disks.
-const LOCAL: [&str; 5] = ["ext2", "ext3", "ext4", "xfs", "btrfs"];
+const LOCAL_FILE_SYSTEMS: [&str; 5] = ["ext2", "ext3", "ext4", "xfs", "btrfs"];
 
 /// A configured mount.
 #[derive(Debug, PartialEq)]
-struct Wanted {
+struct ExpectedMount {
     path: String,
     kind: Option<String>,
     options: Vec<String>,
 }
 
-fn wanted(params: &Params) -> Option<Vec<Wanted>> {
+fn expected_mounts(params: &Params) -> Option<Vec<ExpectedMount>> {
     let Some(list) = params.get("mounts") else { return Some(Vec::new()) };
     let one = |value: &toml::Value| {
         if let Some(path) = value.as_str() {
-            return Some(Wanted { path: path.to_owned(), kind: None, options: Vec::new() });
+            return Some(ExpectedMount { path: path.to_owned(), kind: None, options: Vec::new() });
         }
         let table = value.as_table()?;
         if table.keys().any(|key| !["path", "type", "options"].contains(&key.as_str())) {
             return None;
         }
         let text = |value: &toml::Value| value.as_str().map(str::to_owned);
-        Some(Wanted {
+        Some(ExpectedMount {
             path: text(table.get("path")?)?,
             kind: table.get("type").map(text).map_or(Some(None), |kind| kind.map(Some))?,
             options: table
@@ -83,12 +83,12 @@ fn wanted(params: &Params) -> Option<Vec<Wanted>> {
 }
 
 fn probes(params: &Params) -> Vec<Probe> {
-    let paths = wanted(params).unwrap_or_default().into_iter().map(|wanted| Probe::StatFs { path: wanted.path });
+    let paths = expected_mounts(params).unwrap_or_default().into_iter().map(|wanted| Probe::StatFs { path: wanted.path });
     [Probe::read("/proc/mounts"), Probe::read("/etc/fstab")].into_iter().chain(paths).collect()
 }
 
 /// A line of /proc/mounts or /etc/fstab: device, path, type, options.
-struct Line<'a> {
+struct MountEntry<'a> {
     path: String,
     kind: &'a str,
     options: Vec<&'a str>,
@@ -96,13 +96,13 @@ struct Line<'a> {
 
 /// Parses the lines and decodes space, tab, newline and backslash, written as three octal digits. The last line for a
 /// path is the visible mount.
-fn lines(table: &str) -> impl Iterator<Item = Line<'_>> {
+fn parse_mounts(table: &str) -> impl Iterator<Item = MountEntry<'_>> {
     table.lines().filter(|line| !line.trim_start().starts_with('#')).filter_map(|line| {
         let mut words = line.split_ascii_whitespace().skip(1);
         let (path, kind, options) = (words.next()?, words.next()?, words.next()?);
         let codes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
         let path = codes.iter().fold(path.to_owned(), |text, (code, plain)| text.replace(code, plain));
-        Some(Line { path, kind, options: options.split(',').collect() })
+        Some(MountEntry { path, kind, options: options.split(',').collect() })
     })
 }
 
@@ -111,33 +111,33 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let wanted = wanted(params).ok_or_else(|| refused("mounts", EXAMPLE))?;
-    let table: Vec<_> = lines(text(outputs.first()).map_err(Observation::CouldNot)?).collect();
+    let wanted = expected_mounts(params).ok_or_else(|| invalid_param("mounts", EXAMPLE))?;
+    let table: Vec<_> = parse_mounts(file_text(outputs.first()).map_err(Observation::CouldNot)?).collect();
     if table.is_empty() {
         let text = "/proc/mounts lists no mount";
         return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, text)));
     }
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     for (place, wanted) in wanted.iter().enumerate() {
         let entity = Entity::new(EntityKind::Mount, &*wanted.path);
         match table.iter().rev().find(|line| line.path == wanted.path) {
             None => look.event(Event::seen("mount-missing", entity, "no file system is mounted")),
             Some(line) => {
-                as_wanted(wanted, line).into_iter().for_each(|event| look.event(event));
-                answers(&entity, outputs.get(place + 2), &mut look);
+                check_mount(wanted, line).into_iter().for_each(|event| look.event(event));
+                check_responds(&entity, outputs.get(place + 2), &mut look);
             }
         }
     }
-    let fstab = match text(outputs.get(1)) {
+    let fstab = match file_text(outputs.get(1)) {
         Ok(fstab) => fstab,
         // An image without an fstab has no expectations.
         Err(failure) if failure.kind == FailureKind::Missing => "",
         Err(failure) => {
-            look.could_not(failure);
+            look.unreadable(failure);
             ""
         }
     };
-    for promise in lines(fstab).filter(|line| LOCAL.contains(&line.kind) && !line.options.contains(&"ro")) {
+    for promise in parse_mounts(fstab).filter(|line| LOCAL_FILE_SYSTEMS.contains(&line.kind) && !line.options.contains(&"ro")) {
         let is_named = wanted.iter().any(|wanted| wanted.path == promise.path);
         let seen = table.iter().rev().find(|line| line.path == promise.path);
         if seen.is_some_and(|line| line.options.contains(&"ro")) && !is_named {
@@ -150,10 +150,10 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
         }
     }
     look.metric(Metric::count("mounts", Entity::node(), table.len() as f64));
-    Ok(look.or(Observation::measured(Vec::new(), Vec::new())))
+    Ok(look.build_or(Observation::measured(Vec::new(), Vec::new())))
 }
 
-fn as_wanted(wanted: &Wanted, line: &Line<'_>) -> Vec<Event> {
+fn check_mount(wanted: &ExpectedMount, line: &MountEntry<'_>) -> Vec<Event> {
     let entity = Entity::new(EntityKind::Mount, &*wanted.path);
     let mut events = Vec::new();
     if let Some(kind) = wanted.kind.as_ref().filter(|kind| *kind != line.kind) {
@@ -169,7 +169,7 @@ fn as_wanted(wanted: &Wanted, line: &Line<'_>) -> Vec<Event> {
     events
 }
 
-fn answers(entity: &Entity, output: Option<&ProbeOutput>, look: &mut Look) {
+fn check_responds(entity: &Entity, output: Option<&ProbeOutput>, look: &mut ObservationBuilder) {
     match output {
         Some(ProbeOutput::StatFs(_)) => {}
         Some(ProbeOutput::Failed(failure))
@@ -177,16 +177,16 @@ fn answers(entity: &Entity, output: Option<&ProbeOutput>, look: &mut Look) {
         {
             look.event(Event::seen("mount-hangs", entity.clone(), failure.text.clone()));
         }
-        Some(ProbeOutput::Failed(failure)) => look.could_not(failure.clone()),
+        Some(ProbeOutput::Failed(failure)) => look.unreadable(failure.clone()),
         _ => look
-            .could_not(ProbeFailure::new(FailureKind::Unparseable, format!("the answer for {entity} is not a statfs result"))),
+            .unreadable(ProbeFailure::new(FailureKind::Unparseable, format!("the answer for {entity} is not a statfs result"))),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{judged::judged_with, probe::FileSystemSpace};
+    use crate::{classify_fixture::classify_outputs_with, probe::FileSystemSpace};
     use proptest::prelude::*;
 
     // The first line is captured: Linux 6.18, virtual machine, 2026-11-15; the others are made by hand.
@@ -200,7 +200,7 @@ mod tests {
     fn look(mounts: &str, table: &str, answer: ProbeOutput) -> Vec<String> {
         let params: Params = toml::from_str(mounts).unwrap();
         let text = |text: &str| ProbeOutput::Text(text.to_owned());
-        judged_with(&CHECK, &params, None, &[text(table), text(FSTAB), answer])
+        classify_outputs_with(&CHECK, &params, None, &[text(table), text(FSTAB), answer])
     }
 
     #[test]

@@ -9,11 +9,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::collective_order::Mode;
+use crate::collective_params::Mode;
 
 /// The transport of one connection.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Way {
+pub enum Transport {
     /// From GPU to GPU, over NVLink or PCIe.
     Peer,
     /// Through host memory.
@@ -24,8 +24,8 @@ pub enum Way {
     Other(String),
 }
 
-impl Way {
-    fn of(text: &str) -> Self {
+impl Transport {
+    fn parse(text: &str) -> Self {
         let (kind, rest) = text.split_once('/').unwrap_or((text, ""));
         match kind {
             "P2P" => Self::Peer,
@@ -38,7 +38,7 @@ impl Way {
         }
     }
 
-    fn words(&self) -> String {
+    fn describe(&self) -> String {
         match self {
             Self::Peer => "from GPU to GPU (P2P)".to_owned(),
             Self::SharedMemory => "through the host's memory (SHM)".to_owned(),
@@ -53,21 +53,21 @@ impl Way {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NcclLog {
     /// The number of connections per transport.
-    pub ways: BTreeMap<Way, u64>,
+    pub transports: BTreeMap<Transport, u64>,
     /// Ranks that send and that receive through a network.
     senders: BTreeSet<u32>,
     receivers: BTreeSet<u32>,
     /// NCCL's first warnings.
     pub warnings: Vec<String>,
     /// The first connection that could not be parsed, verbatim.
-    unread: Option<String>,
+    unparsed: Option<String>,
 }
 
 /// A warning is one line; the first ones suffice.
-const KEPT_WARNINGS: usize = 8;
-const KEPT_CHARACTERS: usize = 300;
+const MAX_WARNINGS: usize = 8;
+const MAX_LINE_CHARS: usize = 300;
 /// No job has this many ranks; a larger number comes from a truncated line.
-const MOST_RANKS: u32 = 1 << 20;
+const MAX_RANKS: u32 = 1 << 20;
 
 /// A parsed connection.
 struct Connection {
@@ -75,21 +75,21 @@ struct Connection {
     to: u32,
     sends: bool,
     receives: bool,
-    way: Way,
+    transport: Transport,
 }
 
 impl NcclLog {
     pub fn read(text: &str) -> Self {
         let mut log = Self::default();
-        text.lines().for_each(|line| log.hear(line));
+        text.lines().for_each(|line| log.add_line(line));
         log
     }
 
     /// Parses the next line. Lines that are not NCCL's are ignored.
-    pub fn hear(&mut self, line: &str) {
+    pub fn add_line(&mut self, line: &str) {
         if let Some((_, said)) = line.split_once(" NCCL WARN ") {
-            if self.warnings.len() < KEPT_WARNINGS && !said.trim().is_empty() {
-                self.warnings.push(said.trim().chars().take(KEPT_CHARACTERS).collect());
+            if self.warnings.len() < MAX_WARNINGS && !said.trim().is_empty() {
+                self.warnings.push(said.trim().chars().take(MAX_LINE_CHARS).collect());
             }
             return;
         }
@@ -100,37 +100,37 @@ impl NcclLog {
         }
         let Some((ends, way)) = said.split_once(" via ") else { return };
         match connection(ends, way) {
-            Some(connection) => self.add(connection),
-            None => drop(self.unread.get_or_insert_with(|| said.chars().take(KEPT_CHARACTERS).collect())),
+            Some(connection) => self.add_connection(connection),
+            None => drop(self.unparsed.get_or_insert_with(|| said.chars().take(MAX_LINE_CHARS).collect())),
         }
     }
 
-    fn add(&mut self, connection: Connection) {
-        let Connection { from, to, sends, receives, way } = connection;
-        if matches!(way, Way::Network { .. }) {
+    fn add_connection(&mut self, connection: Connection) {
+        let Connection { from, to, sends, receives, transport: way } = connection;
+        if matches!(way, Transport::Network { .. }) {
             self.senders.extend(sends.then_some(from));
             self.receivers.extend(receives.then_some(to));
         }
-        *self.ways.entry(way).or_default() += 1;
+        *self.transports.entry(way).or_default() += 1;
     }
 
     /// Checks that the data took the requested path.
     ///
     /// # Errors
     /// Returns why the measurements belong to another path, or to an unknown one.
-    pub fn judge(&self, asked: &Asked<'_>) -> Result<Paths, NotAsAsked> {
-        if let Some(line) = &self.unread {
-            return Err(NotAsAsked::Unread { line: line.clone() });
+    pub fn check_path(&self, asked: &RequestedPath<'_>) -> Result<PathCounts, PathError> {
+        if let Some(line) = &self.unparsed {
+            return Err(PathError::Unparsed { line: line.clone() });
         }
-        let all: u64 = self.ways.values().sum();
+        let all: u64 = self.transports.values().sum();
         if all == 0 {
-            return Err(NotAsAsked::NoConnection);
+            return Err(PathError::NoConnection);
         }
-        let others: Vec<_> = self.ways.iter().filter(|(way, _)| !asked.allows(way)).collect();
+        let others: Vec<_> = self.transports.iter().filter(|(way, _)| !asked.allows(way)).collect();
         if !others.is_empty() {
             let count = others.iter().map(|(_, count)| **count).sum();
-            let ways = others.iter().map(|(way, count)| format!("{count} {}", way.words())).collect::<Vec<_>>();
-            return Err(NotAsAsked::OtherWay { count, all, asked: asked.words(), ways: ways.join(", ") });
+            let ways = others.iter().map(|(way, count)| format!("{count} {}", way.describe())).collect::<Vec<_>>();
+            return Err(PathError::OtherTransport { count, all, asked: asked.describe(), ways: ways.join(", ") });
         }
         let silent = |heard: &BTreeSet<u32>| asked.ranks.clone().find(|rank| !heard.contains(rank));
         let missing = match asked.mode {
@@ -141,17 +141,19 @@ impl NcclLog {
             Mode::Nodes => None,
         };
         match missing {
-            Some(rank) => Err(NotAsAsked::RankNotNamed { rank, net: asked.net.to_owned() }),
+            Some(rank) => Err(PathError::RankMissing { rank, net: asked.net.to_owned() }),
             None => Ok(self.paths(all)),
         }
     }
 
-    fn paths(&self, all: u64) -> Paths {
-        let of = |wanted: fn(&Way) -> bool| self.ways.iter().filter(|(way, _)| wanted(way)).map(|(_, n)| *n).sum();
-        Paths {
+    fn paths(&self, all: u64) -> PathCounts {
+        let of = |wanted: fn(&Transport) -> bool| {
+            self.transports.iter().filter(|(way, _)| wanted(way)).map(|(_, n)| *n).sum()
+        };
+        PathCounts {
             all,
-            network: of(|way| matches!(way, Way::Network { .. })),
-            without_gpu_direct: of(|way| matches!(way, Way::Network { gpu_direct: false, .. })),
+            network: of(|way| matches!(way, Transport::Network { .. })),
+            without_gpu_direct: of(|way| matches!(way, Transport::Network { gpu_direct: false, .. })),
         }
     }
 }
@@ -161,19 +163,19 @@ fn connection(ends: &str, way: &str) -> Option<Connection> {
     let (sends, receives) = (ends.contains("[send]"), ends.contains("[receive]"));
     let rank = |text: &str| {
         let digits = text.trim().split(|letter: char| !letter.is_ascii_digit()).next()?;
-        digits.parse::<u32>().ok().filter(|rank| *rank < MOST_RANKS)
+        digits.parse::<u32>().ok().filter(|rank| *rank < MAX_RANKS)
     };
     let (from, to) = match ends.split_once("->") {
         Some((from, to)) => (rank(from)?, rank(to)?),
         // A connection of a collective network has one end here and the other in a switch.
         None => (rank(ends)?, rank(ends)?),
     };
-    Some(Connection { from, to, sends, receives, way: Way::of(way.trim()) })
+    Some(Connection { from, to, sends, receives, transport: Transport::parse(way.trim()) })
 }
 
 /// The expected content of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asked<'a> {
+pub struct RequestedPath<'a> {
     pub mode: Mode,
     /// As in [`crate::collective_order::CollectiveOrder::net`].
     pub net: &'a str,
@@ -182,13 +184,13 @@ pub struct Asked<'a> {
     pub ranks: std::ops::Range<u32>,
 }
 
-impl Asked<'_> {
-    fn allows(&self, way: &Way) -> bool {
+impl RequestedPath<'_> {
+    fn allows(&self, way: &Transport) -> bool {
         match way {
-            Way::Peer => self.mode != Mode::Loopback,
-            Way::SharedMemory => self.mode != Mode::Loopback && self.shared_memory,
-            Way::Network { net, .. } => self.mode != Mode::Nvlink && self.is_net(net),
-            Way::Other(_) => false,
+            Transport::Peer => self.mode != Mode::Loopback,
+            Transport::SharedMemory => self.mode != Mode::Loopback && self.shared_memory,
+            Transport::Network { net, .. } => self.mode != Mode::Nvlink && self.is_net(net),
+            Transport::Other(_) => false,
         }
     }
 
@@ -197,7 +199,7 @@ impl Asked<'_> {
         net.eq_ignore_ascii_case(self.net) || self.net.eq_ignore_ascii_case("IB") && net.starts_with("IB")
     }
 
-    fn words(&self) -> String {
+    fn describe(&self) -> String {
         match self.mode {
             Mode::Nvlink => "from GPU to GPU".to_owned(),
             Mode::Loopback | Mode::Nodes => format!("through the network {}", self.net),
@@ -207,7 +209,7 @@ impl Asked<'_> {
 
 /// The connections of a run that took the requested path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Paths {
+pub struct PathCounts {
     pub all: u64,
     pub network: u64,
     /// Of those, the ones that go through host memory.
@@ -216,15 +218,15 @@ pub struct Paths {
 
 /// Why a measurement would not be of the requested path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NotAsAsked {
+pub enum PathError {
     #[error("NCCL's log lists no connection, so the data path is unknown")]
     NoConnection,
     #[error("{count} of {all} connections did not go {asked}: {ways}")]
-    OtherWay { count: u64, all: u64, asked: String, ways: String },
+    OtherTransport { count: u64, all: u64, asked: String, ways: String },
     #[error("NCCL's log does not show that rank {rank} sends and receives through the network {net}")]
-    RankNotNamed { rank: u32, net: String },
+    RankMissing { rank: u32, net: String },
     #[error("a connection in NCCL's log cannot be parsed: {line}")]
-    Unread { line: String },
+    Unparsed { line: String },
 }
 
 #[cfg(test)]
@@ -246,22 +248,22 @@ mod tests {
         NcclLog::read(text)
     }
 
-    fn judge(name: &str, mode: Mode, ranks: std::ops::Range<u32>) -> Result<Paths, NotAsAsked> {
-        fixture(name).judge(&Asked { mode, net: "IB", shared_memory: false, ranks })
+    fn judge(name: &str, mode: Mode, ranks: std::ops::Range<u32>) -> Result<PathCounts, PathError> {
+        fixture(name).check_path(&RequestedPath { mode, net: "IB", shared_memory: false, ranks })
     }
 
     #[test]
     fn a_loopback_in_which_every_connection_takes_the_network_is_one() {
         let paths = judge("2.28-loopback", Mode::Loopback, 0..2).unwrap();
-        assert_eq!(paths, Paths { all: 8, network: 8, without_gpu_direct: 0 });
+        assert_eq!(paths, PathCounts { all: 8, network: 8, without_gpu_direct: 0 });
         assert_eq!(judge("2.11-ib", Mode::Loopback, 0..4).unwrap().without_gpu_direct, 0);
     }
 
     #[test]
     fn a_real_log_of_two_nodes_over_sockets_is_understood() {
         let log = fixture("2.28.3-h200-two-ranks");
-        let asked = Asked { mode: Mode::Nodes, net: "Socket", shared_memory: false, ranks: 0..1 };
-        assert_eq!(log.judge(&asked).unwrap(), Paths { all: 8, network: 8, without_gpu_direct: 8 });
+        let asked = RequestedPath { mode: Mode::Nodes, net: "Socket", shared_memory: false, ranks: 0..1 };
+        assert_eq!(log.check_path(&asked).unwrap(), PathCounts { all: 8, network: 8, without_gpu_direct: 8 });
         let fabric = judge("2.28.3-h200-two-ranks", Mode::Nodes, 0..1).unwrap_err().to_string();
         assert!(fabric.contains("8 through sockets (NET/Socket)"), "{fabric}");
     }
@@ -278,8 +280,8 @@ mod tests {
         }
         assert!(judge("2.28-loopback", Mode::Nvlink, 0..2).unwrap_err().to_string().contains("network IB"));
         assert!(judge("2.19-shm", Mode::Nvlink, 0..2).is_err());
-        let allowed = Asked { mode: Mode::Nvlink, net: "IB", shared_memory: true, ranks: 0..2 };
-        assert!(fixture("2.19-shm").judge(&allowed).is_ok());
+        let allowed = RequestedPath { mode: Mode::Nvlink, net: "IB", shared_memory: true, ranks: 0..2 };
+        assert!(fixture("2.19-shm").check_path(&allowed).is_ok());
     }
 
     #[test]
@@ -291,43 +293,43 @@ mod tests {
             "{nodes:?}"
         );
         let inside = judge("2.21-peer", Mode::Nodes, 0..8).unwrap_err();
-        assert!(matches!(inside, NotAsAsked::RankNotNamed { .. }), "no connection leaves the node: {inside}");
+        assert!(matches!(inside, PathError::RankMissing { .. }), "no connection leaves the node: {inside}");
     }
 
     #[test]
     fn a_rank_of_which_the_log_is_silent_and_a_line_that_is_cut_make_it_unknown() {
         let missing = judge("2.28-loopback", Mode::Loopback, 0..3).unwrap_err();
-        assert_eq!(missing, NotAsAsked::RankNotNamed { rank: 2, net: "IB".to_owned() });
+        assert_eq!(missing, PathError::RankMissing { rank: 2, net: "IB".to_owned() });
         let silent = NcclLog::read("host:1:2 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>\n");
-        let asked = Asked { mode: Mode::Nvlink, net: "IB", shared_memory: false, ranks: 0..2 };
-        assert_eq!(silent.judge(&asked), Err(NotAsAsked::NoConnection));
+        let asked = RequestedPath { mode: Mode::Nvlink, net: "IB", shared_memory: false, ranks: 0..2 };
+        assert_eq!(silent.check_path(&asked), Err(PathError::NoConnection));
         let mut cut = fixture("2.21-peer");
-        cut.hear("host:1:2 [0] NCCL INFO Channel 00/0 : 0[0 via P2P/CUMEM");
-        assert!(cut.judge(&asked).is_ok(), "the rank is listed; the path is not checked");
-        cut.hear("host:1:2 [0] NCCL INFO Channel 00/0 : [0] -> via P2P/CUMEM");
-        assert!(matches!(cut.judge(&asked), Err(NotAsAsked::Unread { .. })));
+        cut.add_line("host:1:2 [0] NCCL INFO Channel 00/0 : 0[0 via P2P/CUMEM");
+        assert!(cut.check_path(&asked).is_ok(), "the rank is listed; the path is not checked");
+        cut.add_line("host:1:2 [0] NCCL INFO Channel 00/0 : [0] -> via P2P/CUMEM");
+        assert!(matches!(cut.check_path(&asked), Err(PathError::Unparsed { .. })));
     }
 
     #[test]
     fn warnings_are_kept_in_few_and_ways_that_nobody_knows_are_not_taken_for_good() {
         let mut log = NcclLog::default();
         for n in 0..100 {
-            log.hear(&format!("host:1:2 [0] misc/socket.cc:{n} NCCL WARN no socket interface found"));
+            log.add_line(&format!("host:1:2 [0] misc/socket.cc:{n} NCCL WARN no socket interface found"));
         }
-        log.hear("host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via TUNNEL/9");
-        assert_eq!(log.warnings.len(), KEPT_WARNINGS);
-        let asked = Asked { mode: Mode::Nvlink, net: "IB", shared_memory: true, ranks: 0..2 };
-        assert!(log.judge(&asked).unwrap_err().to_string().contains("by TUNNEL"));
+        log.add_line("host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via TUNNEL/9");
+        assert_eq!(log.warnings.len(), MAX_WARNINGS);
+        let asked = RequestedPath { mode: Mode::Nvlink, net: "IB", shared_memory: true, ranks: 0..2 };
+        assert!(log.check_path(&asked).unwrap_err().to_string().contains("by TUNNEL"));
     }
 
     proptest! {
         #[test]
         fn no_line_makes_it_panic_and_none_alone_is_a_whole_loopback(line in ".{0,200}") {
             let mut log = NcclLog::default();
-            log.hear(&line);
-            log.hear(&format!("host:1:2 [0] NCCL INFO Channel {line}"));
-            let asked = Asked { mode: Mode::Loopback, net: "IB", shared_memory: false, ranks: 0..8 };
-            prop_assert!(log.judge(&asked).is_err());
+            log.add_line(&line);
+            log.add_line(&format!("host:1:2 [0] NCCL INFO Channel {line}"));
+            let asked = RequestedPath { mode: Mode::Loopback, net: "IB", shared_memory: false, ranks: 0..8 };
+            prop_assert!(log.check_path(&asked).is_err());
         }
     }
 }

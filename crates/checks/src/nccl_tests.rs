@@ -42,11 +42,11 @@ pub struct Row {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadNcclTests {
+pub enum NcclTestsError {
     #[error("nccl-tests failed: {0}")]
     Failed(String),
     #[error("nccl-tests did not verify the values; run it with `-c 1`")]
-    NotCompared,
+    NotVerified,
     #[error("not the output of all_reduce_perf: {0}")]
     NoTable(&'static str),
     #[error("the JSON of nccl-tests cannot be parsed: {0}")]
@@ -63,40 +63,40 @@ const FAILURES: [&str; 6] = [
     "ncclRemoteError",
 ];
 const OUT_OF_BOUNDS: &str = "Out of bounds values :";
-const KEPT_CHARACTERS: usize = 300;
+const MAX_TEXT_CHARS: usize = 300;
 
 /// Parses the output.
 ///
 /// # Errors
 /// If it is not a complete run whose values were compared.
-pub fn parse(text: &str) -> Result<NcclTests, BadNcclTests> {
+pub fn parse(text: &str) -> Result<NcclTests, NcclTestsError> {
     let failed = text.lines().find(|line| FAILURES.iter().any(|mark| line.contains(mark)));
     if let Some(line) = failed {
-        return Err(BadNcclTests::Failed(line.trim().chars().take(KEPT_CHARACTERS).collect()));
+        return Err(NcclTestsError::Failed(line.trim().chars().take(MAX_TEXT_CHARS).collect()));
     }
-    let run = if text.trim_start().starts_with('{') { of_json(text)? } else { of_table(text)? };
+    let run = if text.trim_start().starts_with('{') { parse_json(text)? } else { parse_table(text)? };
     if run.rows.is_empty() {
-        return Err(BadNcclTests::NoTable("it has no row"));
+        return Err(NcclTestsError::NoTable("it has no row"));
     }
     Ok(run)
 }
 
-fn of_table(text: &str) -> Result<NcclTests, BadNcclTests> {
-    let mut head: Option<Head> = None;
+fn parse_table(text: &str) -> Result<NcclTests, NcclTestsError> {
+    let mut head: Option<TableHeader> = None;
     let (mut rows, mut said, mut marked) = (Vec::new(), None, 0u64);
     for line in text.lines() {
-        if let Some(found) = Head::of(line) {
+        if let Some(found) = TableHeader::parse(line) {
             head = Some(found);
         } else if let Some((_, verdict)) = line.split_once(OUT_OF_BOUNDS) {
-            said = Some(out_of_bounds(verdict).ok_or(BadNcclTests::NotCompared)?);
+            said = Some(out_of_bounds(verdict).ok_or(NcclTestsError::NotVerified)?);
         } else if let Some((row, wrong)) = head.as_ref().and_then(|head| head.row(line)) {
             marked = marked.saturating_add(wrong?);
             rows.push(row);
         }
     }
     match (head, said) {
-        (None, _) => Err(BadNcclTests::NoTable("it has no table of sizes and bandwidths")),
-        (_, None) => Err(BadNcclTests::NoTable("it ends before the line `Out of bounds values`")),
+        (None, _) => Err(NcclTestsError::NoTable("it has no table of sizes and bandwidths")),
+        (_, None) => Err(NcclTestsError::NoTable("it ends before the line `Out of bounds values`")),
         // Both count the same values. The larger one applies, so that neither line hides an error in the other.
         (Some(_), Some(said)) => Ok(NcclTests { rows, wrong: said.max(marked) }),
     }
@@ -114,7 +114,7 @@ fn out_of_bounds(verdict: &str) -> Option<u64> {
 }
 
 /// The positions of the columns.
-struct Head {
+struct TableHeader {
     columns: usize,
     time: usize,
     bus_bandwidth: usize,
@@ -123,8 +123,8 @@ struct Head {
     error: Option<usize>,
 }
 
-impl Head {
-    fn of(line: &str) -> Option<Self> {
+impl TableHeader {
+    fn parse(line: &str) -> Option<Self> {
         let names: Vec<_> = line.trim_start().strip_prefix('#')?.split_whitespace().collect();
         let place = |name: &str| names.iter().position(|other| *other == name);
         (names.first() == Some(&"size")).then_some(())?;
@@ -138,7 +138,7 @@ impl Head {
     }
 
     /// Returns the row and its number of wrong values, or `None` if the line is not a row.
-    fn row(&self, line: &str) -> Option<(Row, Result<u64, BadNcclTests>)> {
+    fn row(&self, line: &str) -> Option<(Row, Result<u64, NcclTestsError>)> {
         let words: Vec<_> = line.split_whitespace().collect();
         if words.len() != self.columns {
             return None;
@@ -150,11 +150,11 @@ impl Head {
             seconds: number(self.time)? / 1e6,
             bus_bandwidth: number(self.bus_bandwidth)? * 1e9,
         };
-        let compared = |place: &usize| words[*place].parse::<u64>().map_err(|_| BadNcclTests::NotCompared);
+        let compared = |place: &usize| words[*place].parse::<u64>().map_err(|_| NcclTestsError::NotVerified);
         let wrong = match self.error {
             // The tool itself evaluates the deviation, in its last line.
-            Some(place) => number(place).map(|_| 0).ok_or(BadNcclTests::NotCompared),
-            None if self.wrong.is_empty() => Err(BadNcclTests::NotCompared),
+            Some(place) => number(place).map(|_| 0).ok_or(NcclTestsError::NotVerified),
+            None if self.wrong.is_empty() => Err(NcclTestsError::NotVerified),
             None => self.wrong.iter().map(compared).try_fold(0u64, |all, one| Ok(all.saturating_add(one?))),
         };
         Some((row, wrong))
@@ -190,8 +190,8 @@ struct JsonVerdict {
     okay: bool,
 }
 
-fn of_json(text: &str) -> Result<NcclTests, BadNcclTests> {
-    let run: JsonRun = serde_json::from_str(text).map_err(|error| BadNcclTests::Json(error.to_string()))?;
+fn parse_json(text: &str) -> Result<NcclTests, NcclTestsError> {
+    let run: JsonRun = serde_json::from_str(text).map_err(|error| NcclTestsError::Json(error.to_string()))?;
     let none = match &run.errors {
         serde_json::Value::Null => true,
         serde_json::Value::Array(list) => list.is_empty(),
@@ -200,7 +200,7 @@ fn of_json(text: &str) -> Result<NcclTests, BadNcclTests> {
         _ => false,
     };
     if !none {
-        return Err(BadNcclTests::Failed(run.errors.to_string().chars().take(KEPT_CHARACTERS).collect()));
+        return Err(NcclTestsError::Failed(run.errors.to_string().chars().take(MAX_TEXT_CHARS).collect()));
     }
     let mut wrong = run.out_of_bounds.count.max(u64::from(!run.out_of_bounds.okay));
     let mut rows = Vec::new();
@@ -208,11 +208,11 @@ fn of_json(text: &str) -> Result<NcclTests, BadNcclTests> {
     for JsonRow { size, out_of_place, in_place } in run.results {
         for side in [&out_of_place, &in_place] {
             let count = side.nwrong.as_ref().and_then(serde_json::Value::as_u64);
-            marked = marked.saturating_add(count.ok_or(BadNcclTests::NotCompared)?);
+            marked = marked.saturating_add(count.ok_or(NcclTestsError::NotVerified)?);
         }
         let JsonSide { time, bus_bw, .. } = out_of_place;
         if !(time >= 0.0 && bus_bw >= 0.0) {
-            return Err(BadNcclTests::Json("a time or a bandwidth is negative".to_owned()));
+            return Err(NcclTestsError::Json("a time or a bandwidth is negative".to_owned()));
         }
         rows.push(Row { bytes: size, seconds: time / 1e6, bus_bandwidth: bus_bw * 1e9 });
     }
@@ -280,18 +280,18 @@ mod tests {
     #[test]
     fn a_run_that_failed_was_cut_or_was_not_compared_is_no_run() {
         let failed = format!("{NEW}gpu-f: Test NCCL failure common.cu:958 'unhandled system error'\n");
-        assert!(matches!(parse(&failed), Err(BadNcclTests::Failed(text)) if text.contains("common.cu:958")));
+        assert!(matches!(parse(&failed), Err(NcclTestsError::Failed(text)) if text.contains("common.cu:958")));
         let cut = &NEW[..NEW.find("# Out of bounds").unwrap()];
-        assert!(matches!(parse(cut), Err(BadNcclTests::NoTable(_))));
-        assert!(matches!(parse(""), Err(BadNcclTests::NoTable(_))));
+        assert!(matches!(parse(cut), Err(NcclTestsError::NoTable(_))));
+        assert!(matches!(parse(""), Err(NcclTestsError::NoTable(_))));
         let unchecked = NEW.replace("      0\n", "    N/A\n");
-        assert_eq!(parse(&unchecked), Err(BadNcclTests::NotCompared));
-        assert_eq!(parse(&OLD.replace("4e-07", "  N/A")), Err(BadNcclTests::NotCompared));
-        assert_eq!(parse(&JSON.replace(",\"nwrong\":0", "")), Err(BadNcclTests::NotCompared));
+        assert_eq!(parse(&unchecked), Err(NcclTestsError::NotVerified));
+        assert_eq!(parse(&OLD.replace("4e-07", "  N/A")), Err(NcclTestsError::NotVerified));
+        assert_eq!(parse(&JSON.replace(",\"nwrong\":0", "")), Err(NcclTestsError::NotVerified));
         let errors = JSON.replace(r#""errors":[]"#, r#""errors":["out of memory"]"#);
-        assert!(matches!(parse(&errors), Err(BadNcclTests::Failed(text)) if text.contains("out of memory")));
+        assert!(matches!(parse(&errors), Err(NcclTestsError::Failed(text)) if text.contains("out of memory")));
         let empty: String = NEW.lines().filter(|line| line.starts_with('#')).map(|line| format!("{line}\n")).collect();
-        assert!(matches!(parse(&empty), Err(BadNcclTests::NoTable("it has no row"))));
+        assert!(matches!(parse(&empty), Err(NcclTestsError::NoTable("it has no row"))));
     }
 
     proptest! {

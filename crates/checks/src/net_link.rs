@@ -20,12 +20,12 @@
 use std::collections::BTreeMap;
 
 use doctor_core::{
-    observation::{Entity, EntityKind, Event, Look, Metric, Observation, Unit},
+    observation::{Entity, EntityKind, Event, ObservationBuilder, Metric, Observation, Unit},
     time::Span,
 };
 
 use crate::{
-    files::{Series, files, parts, samples, unreadable},
+    files::{Series, glob_files, match_pattern_exact, sampled_series, unexpected_content},
     gpu::not_applicable,
     probe::{FileText, Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
@@ -63,31 +63,31 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let (devices, speeds, changes) = (files(outputs.first())?, files(outputs.get(1))?, samples(outputs.get(2))?);
-    let errors = [samples(outputs.get(3))?, samples(outputs.get(4))?];
-    let mut look = Look::default();
+    let (devices, speeds, changes) = (glob_files(outputs.first())?, glob_files(outputs.get(1))?, sampled_series(outputs.get(2))?);
+    let errors = [sampled_series(outputs.get(3))?, sampled_series(outputs.get(4))?];
+    let mut look = ObservationBuilder::default();
     let mut kinds: BTreeMap<String, Vec<(Entity, f64)>> = BTreeMap::new();
     for device in devices {
-        let Some([name]) = parts(DEVICE, &device.path) else { continue };
+        let Some([name]) = match_pattern_exact(DEVICE, &device.path) else { continue };
         let entity = Entity::new(EntityKind::Nic, name);
-        match of(&changes, CHANGES, name).and_then(|series| series.growth_since_boot(Span::hours(1))) {
-            Some(growth) => look.metric(Metric::count("carrier_changes", entity.clone(), growth.in_an_hour())),
-            None => look.could_not(unreadable(&CHANGES.replace('*', name), "no number")),
+        match series_of_interface(&changes, CHANGES, name).and_then(|series| series.growth_since_boot(Span::hours(1))) {
+            Some(growth) => look.metric(Metric::count("carrier_changes", entity.clone(), growth.in_last_hour())),
+            None => look.unreadable(unexpected_content(&CHANGES.replace('*', name), "no number")),
         }
         let rates: Option<Vec<f64>> = errors
             .iter()
             .zip(ERRORS)
-            .map(|(all, pattern)| Some(of(all, pattern, name)?.growth(Span::minutes(11))?.per_second()))
+            .map(|(all, pattern)| Some(series_of_interface(all, pattern, name)?.growth(Span::minutes(11))?.per_second()))
             .collect();
         match rates {
             Some(rates) => {
                 look.metric(Metric::new("errors_per_second", entity.clone(), rates.iter().sum(), Unit::PerSecond));
             }
-            None => look.could_not(unreadable(&ERRORS[0].replace('*', name), "no number")),
+            None => look.unreadable(unexpected_content(&ERRORS[0].replace('*', name), "no number")),
         }
         if let Some(speed) = speed(speeds, name) {
             look.metric(Metric::new("speed_bits", entity.clone(), speed, Unit::BitsPerSecond));
-            kinds.entry(kind(device)).or_default().push((entity, speed));
+            kinds.entry(adapter_type(device)).or_default().push((entity, speed));
         }
     }
     for interfaces in kinds.values() {
@@ -97,23 +97,23 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
             look.event(Event::seen("network-slow", entity.clone(), text));
         }
     }
-    Ok(look.or(not_applicable("no-interface", "no physical network interface on this node")))
+    Ok(look.build_or(not_applicable("no-interface", "no physical network interface on this node")))
 }
 
-fn of<'a, 'b>(all: &'b [Series<'a>], pattern: &str, name: &str) -> Option<&'b Series<'a>> {
-    all.iter().find(|series| parts(pattern, series.path) == Some([name]))
+fn series_of_interface<'a, 'b>(all: &'b [Series<'a>], pattern: &str, name: &str) -> Option<&'b Series<'a>> {
+    all.iter().find(|series| match_pattern_exact(pattern, series.path) == Some([name]))
 }
 
 /// Returns the speed in bits per second. The kernel returns an error for a link that is down, and -1 where there is no
 /// speed (InfiniBand, most virtual adapters): neither counts as slow.
 fn speed(all: &[FileText], name: &str) -> Option<f64> {
-    let file = all.iter().find(|file| parts(SPEED, &file.path) == Some([name]))?;
+    let file = all.iter().find(|file| match_pattern_exact(SPEED, &file.path) == Some([name]))?;
     let speed: f64 = file.text.as_deref().ok()?.trim().parse().ok()?;
     (speed.is_finite() && speed > 0.0).then_some(speed * 1e6)
 }
 
 /// Returns driver and identity: adapters with the same text are of the same kind.
-fn kind(device: &FileText) -> String {
+fn adapter_type(device: &FileText) -> String {
     let text = device.text.as_deref().unwrap_or("");
     let lines =
         text.lines().filter(|line| ["DRIVER=", "PCI_ID=", "PCI_SUBSYS_ID="].iter().any(|key| line.starts_with(key)));
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
     use crate::{
         files::tests::{found, looks},
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
     use proptest::prelude::*;
 
@@ -138,7 +138,7 @@ mod tests {
             let at = |value| vec![(a.as_str(), "2\n"), (b.as_str(), value), (pod.as_str(), value)];
             looks(&[&at(values[0]), &at(values[1])])
         };
-        judged(
+        classify_outputs(
             &CHECK,
             &[
                 found(&[("/sys/class/net/eth0/device/uevent", uevent), ("/sys/class/net/eth1/device/uevent", uevent)]),
@@ -165,8 +165,8 @@ mod tests {
     fn a_counter_that_is_no_number_is_not_zero() {
         assert_eq!(look("100000\n", ["3", "?"], ["0", "0"]), ["inconclusive unparseable"]);
         let nothing = [found(&[]), found(&[]), looks(&[&[]]), looks(&[&[]]), looks(&[&[]])];
-        assert_eq!(judged(&CHECK, &nothing), ["not-applicable no-interface"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &nothing), ["not-applicable no-interface"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {

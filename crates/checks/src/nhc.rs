@@ -9,11 +9,11 @@
 use std::collections::BTreeMap;
 
 use doctor_core::{
-    observation::{Entity, Event, FailureKind, Look, Metric, Observation, ProbeFailure},
+    observation::{Entity, Event, FailureKind, Metric, Observation, ObservationBuilder, ProbeFailure},
     reason::ReasonCode,
 };
 
-use crate::{gpu::not_applicable, measurements::ended_badly, probe::ProbeOutput};
+use crate::{gpu::not_applicable, measurements::exit_failure, probe::ProbeOutput};
 
 /// AzNHC's codes and their meaning, from Azure's fault dictionary. 2006 is not used.
 pub const FAULTS: &[(u16, &str)] = &[
@@ -50,33 +50,33 @@ pub fn interpret(output: Option<&ProbeOutput>) -> Observation {
         _ => return could_not(FailureKind::Unparseable, "the probe returned no output of NHC"),
     };
     let lines = || stdout.lines().chain(stderr.lines());
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     let mut failures: BTreeMap<ReasonCode, Vec<String>> = BTreeMap::new();
     for said in lines().filter_map(failed_line) {
-        match Said::read(said) {
-            Said::Fault(code, text) => {
+        match NhcLine::parse(said) {
+            NhcLine::Fault(code, text) => {
                 let texts = failures.entry(code).or_default();
                 // The same line is printed on both streams, and again in the summary.
                 if !texts.contains(&text) {
                     texts.push(text);
                 }
             }
-            Said::CouldNot(failure) => look.could_not(failure),
+            NhcLine::CouldNot(failure) => look.unreadable(failure),
         }
     }
     let failed = failures.len();
     for (code, texts) in failures {
         look.event(Event { code, entity: Entity::node(), at: None, text: texts.join("; "), key: None });
     }
-    if failed > 0 || (exit == Some(0) && has_checked(stdout, stderr)) {
+    if failed > 0 || (exit == Some(0) && has_run_checks(stdout, stderr)) {
         look.metric(Metric::count("nhc_faults", Entity::node(), failed as f64));
     }
-    look.or(nothing_said(exit, stdout, stderr))
+    look.build_or(no_result(exit, stdout, stderr))
 }
 
 /// Returns whether the output shows that something was checked. NHC 1.4 ends with `completed successfully` even after
 /// no check at all; 1.5 adds their number.
-fn has_checked(stdout: &str, stderr: &str) -> bool {
+fn has_run_checks(stdout: &str, stderr: &str) -> bool {
     let lines = || stdout.lines().chain(stderr.lines());
     let some_passed = |line: &str| {
         let count =
@@ -94,7 +94,7 @@ fn has_checked(stdout: &str, stderr: &str) -> bool {
 }
 
 /// Returns the observation if there is neither a failure nor a sign that anything was checked.
-fn nothing_said(exit: Option<i32>, stdout: &str, stderr: &str) -> Observation {
+fn no_result(exit: Option<i32>, stdout: &str, stderr: &str) -> Observation {
     let lines = || stdout.lines().chain(stderr.lines());
     if let Some(line) = lines().find(|line| line.contains("not supported")) {
         let said: String = line.trim().chars().take(200).collect();
@@ -105,7 +105,7 @@ fn nothing_said(exit: Option<i32>, stdout: &str, stderr: &str) -> Observation {
             FailureKind::Empty,
             "the output of NHC names no check; run `nhc -v -l -`, with lines for this host in its configuration",
         ),
-        exit => ended_badly(exit, if stderr.trim().is_empty() { stdout } else { stderr }),
+        exit => exit_failure(exit, if stderr.trim().is_empty() { stdout } else { stderr }),
     })
 }
 
@@ -115,13 +115,13 @@ fn failed_line(line: &str) -> Option<&str> {
     line.split_once("Health check failed:").map(|(_, said)| said.trim())
 }
 
-enum Said {
+enum NhcLine {
     Fault(ReasonCode, String),
     CouldNot(ProbeFailure),
 }
 
-impl Said {
-    fn read(said: &str) -> Self {
+impl NhcLine {
+    fn parse(said: &str) -> Self {
         let text: String = said.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(300).collect();
         // NHC also reports its own errors as failed checks. They say nothing about the node.
         const OWN: [(&str, FailureKind); 5] = [
@@ -155,12 +155,12 @@ impl Said {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{aznhc::CHECK, judged::judged};
+    use crate::{aznhc::CHECK, classify_fixture::classify_outputs};
     use proptest::prelude::*;
 
     fn ran(exit: i32, stdout: &str, stderr: &str) -> Vec<String> {
         let output = ProbeOutput::Ran { exit: Some(exit), stdout: stdout.to_owned(), stderr: stderr.to_owned() };
-        judged(&CHECK, &[output])
+        classify_outputs(&CHECK, &[output])
     }
 
     /// A failure line in AzNHC's format.
@@ -259,10 +259,10 @@ mod tests {
     #[test]
     fn a_killed_or_late_run_says_nothing() {
         let killed = ProbeOutput::Ran { exit: None, stdout: String::new(), stderr: String::new() };
-        assert_eq!(judged(&CHECK, &[killed]), ["inconclusive killed"]);
+        assert_eq!(classify_outputs(&CHECK, &[killed]), ["inconclusive killed"]);
         let late = ProbeOutput::Failed(ProbeFailure::new(FailureKind::TimedOut, "nhc"));
-        assert_eq!(judged(&CHECK, &[late]), ["inconclusive timed-out"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[late]), ["inconclusive timed-out"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {

@@ -32,9 +32,9 @@ use doctor_core::{
 };
 
 use crate::{
-    files::wild,
-    gpu::{bus_id, not_applicable},
-    kmsg::{self, Bursts},
+    files::match_pattern,
+    gpu::{normalize_bus_id, not_applicable},
+    kmsg::{self, RecordGroups},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -81,41 +81,41 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         Some(ProbeOutput::Links(links)) => !links.iter().any(|(path, _)| is_device(path)),
         _ => false,
     };
-    let log = match kmsg::log(params, outputs) {
+    let log = match kmsg::parse_log(params, outputs) {
         Ok(log) => log,
         Err(_) if none_here => return no_card(),
         Err(instead) => return instead,
     };
-    let names = Names::read(outputs);
-    let (mut bursts, mut any) = (Bursts::default(), false);
+    let names = DeviceNames::read(outputs);
+    let (mut bursts, mut any) = (RecordGroups::default(), false);
     for record in log.recent() {
-        let Some((device, sign)) = recognise(record.text) else { continue };
+        let Some((device, sign)) = match_record(record.text) else { continue };
         any = true;
-        let card = names.card(device);
+        let card = names.adapter_entity(device);
         match sign {
-            Sign::Trouble(code) => bursts.see(ReasonCode::fixed(code), card, record),
-            Sign::PluggedIn => bursts.forget(&ReasonCode::fixed("nic-module-unplugged"), &card, record),
+            RecordKind::Fault(code) => bursts.add(ReasonCode::fixed(code), card, record),
+            RecordKind::PluggedIn => bursts.remove_before(&ReasonCode::fixed("nic-module-unplugged"), &card, record),
         }
     }
     if none_here && !any {
         return no_card();
     }
-    Observation::measured(vec![log.read()], bursts.events(&log))
+    Observation::measured(vec![log.record_count()], bursts.events(&log))
 }
 
 /// Besides its devices, a driver's directory has a link to its module.
 fn is_device(path: &str) -> bool {
-    path.rsplit('/').next().is_some_and(|name| bus_id(name).is_some())
+    path.rsplit('/').next().is_some_and(|name| normalize_bus_id(name).is_some())
 }
 
 /// The names of adapters by PCI address.
-struct Names {
+struct DeviceNames {
     rdma: BTreeMap<String, String>,
     /// PCI address by network interface.
     net: BTreeMap<String, String>,
 }
 
-impl Names {
+impl DeviceNames {
     fn read(outputs: &[ProbeOutput]) -> Self {
         let links = |at: usize, pattern: &'static str| {
             let links = match outputs.get(at) {
@@ -123,66 +123,66 @@ impl Names {
                 _ => &[],
             };
             links.iter().filter_map(move |(path, to)| {
-                let name = (*wild(pattern, path)?.first()?).to_owned();
-                Some((name, bus_id(to.rsplit('/').next()?)?))
+                let name = (*match_pattern(pattern, path)?.first()?).to_owned();
+                Some((name, normalize_bus_id(to.rsplit('/').next()?)?))
             })
         };
         Self { rdma: links(4, RDMA).map(|(name, bus)| (bus, name)).collect(), net: links(5, NET).collect() }
     }
 
     /// Returns the adapter by its RDMA name, as in other checks, or else by its PCI address or the name in the record.
-    fn card(&self, device: &str) -> Entity {
-        let bus = bus_id(device).or_else(|| self.net.get(device).cloned());
+    fn adapter_entity(&self, device: &str) -> Entity {
+        let bus = normalize_bus_id(device).or_else(|| self.net.get(device).cloned());
         let name = bus.as_ref().and_then(|bus| self.rdma.get(bus)).or(bus.as_ref());
         Entity::new(EntityKind::Nic, name.map_or(device, String::as_str))
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sign {
-    Trouble(&'static str),
+enum RecordKind {
+    Fault(&'static str),
     /// A cable was plugged in again.
     PluggedIn,
 }
 
 /// Phrases of the driver's source, the more severe first.
-const PHRASES: &[(&str, Sign)] = &[
-    ("unrecoverable hardware error", Sign::Trouble("nic-dead")),
-    ("Will cause a leak of a command resource", Sign::Trouble("nic-command-timeout")),
-    ("device's health compromised", Sign::Trouble("nic-health-lost")),
-    ("TX timeout detected", Sign::Trouble("nic-send-timeout")),
-    ("insufficient power on the PCIe slot", Sign::Trouble("nic-slot-power")),
-    ("High Temperature", Sign::Trouble("nic-module-hot")),
-    ("Cable unplugged", Sign::Trouble("nic-module-unplugged")),
-    ("Cable plugged", Sign::PluggedIn),
+const PHRASES: &[(&str, RecordKind)] = &[
+    ("unrecoverable hardware error", RecordKind::Fault("nic-dead")),
+    ("Will cause a leak of a command resource", RecordKind::Fault("nic-command-timeout")),
+    ("device's health compromised", RecordKind::Fault("nic-health-lost")),
+    ("TX timeout detected", RecordKind::Fault("nic-send-timeout")),
+    ("insufficient power on the PCIe slot", RecordKind::Fault("nic-slot-power")),
+    ("High Temperature", RecordKind::Fault("nic-module-hot")),
+    ("Cable unplugged", RecordKind::Fault("nic-module-unplugged")),
+    ("Cable plugged", RecordKind::PluggedIn),
 ];
 
 /// Returns the adapter and the meaning of a record.
-fn recognise(text: &str) -> Option<(&str, Sign)> {
+fn match_record(text: &str) -> Option<(&str, RecordKind)> {
     let timed_out = text.contains("NETDEV WATCHDOG: ") && text.contains("transmit queue") && text.contains("timed out");
     // `NETDEV WATCHDOG: ens1 (mlx5_core): transmit queue 3 timed out`
     if let Some((name, _)) = text.strip_prefix("NETDEV WATCHDOG: ").and_then(|rest| rest.split_once(" (mlx5_core)")) {
-        return timed_out.then_some((name, Sign::Trouble("nic-send-timeout")));
+        return timed_out.then_some((name, RecordKind::Fault("nic-send-timeout")));
     }
     // `mlx5_core 0000:3b:00.0 ens1: …`, `mlx5_core 0000:3b:00.0: …`
     let (device, rest) = text.strip_prefix("mlx5_core ")?.split_once(' ')?;
     let device = device.trim_end_matches(':');
     if timed_out {
-        return Some((device, Sign::Trouble("nic-send-timeout")));
+        return Some((device, RecordKind::Fault("nic-send-timeout")));
     }
     if let Some((_, sign)) = PHRASES.iter().find(|(phrase, _)| rest.contains(phrase)) {
         return Some((device, *sign));
     }
     // `mlx5_cmd_out_err:838:(pid 1): ACCESS_REG(0x805) op_mod(0x1) failed, status bad parameter(0x3)`
     let refused = rest.contains("ACCESS_REG(") && rest.contains(" failed");
-    refused.then_some((device, Sign::Trouble("nic-register-refused")))
+    refused.then_some((device, RecordKind::Fault("nic-register-refused")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
-        judged::judged,
+        classify_fixture::classify_outputs,
         kmsg::tests::{at_seconds, logged},
     };
     use doctor_core::observation::{FailureKind, ProbeFailure};
@@ -203,7 +203,7 @@ mod tests {
 
     fn with(mut log: Vec<ProbeOutput>, cards: [ProbeOutput; 3]) -> Vec<String> {
         log.extend(cards);
-        judged(&CHECK, &log)
+        classify_outputs(&CHECK, &log)
     }
 
     fn look(lines: &[&str]) -> Vec<String> {
@@ -310,7 +310,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_it_panic(start in "(mlx5_core |NETDEV WATCHDOG: )?", rest in ".{0,120}") {
-            recognise(&format!("{start}{rest}"));
+            match_record(&format!("{start}{rest}"));
         }
     }
 }

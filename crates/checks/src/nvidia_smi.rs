@@ -10,21 +10,21 @@ use quick_xml::{
     events::{BytesRef, BytesStart, Event},
 };
 
-use crate::gpu::{Driver, Gpu, GpuAnswer, NVML_GPU_IS_LOST, NVML_RESET_REQUIRED, Reading, bus_id};
+use crate::gpu::{Driver, FieldValue, Gpu, GpuQueryResult, NVML_GPU_IS_LOST, NVML_RESET_REQUIRED, normalize_bus_id};
 
 /// NVML's code for an unknown error; nvidia-smi reports errors as words only.
 const UNKNOWN_ERROR: u32 = 999;
 
 /// Deeper than the nesting of any version of the log.
-const MOST_DEPTH: usize = 16;
+const MAX_DEPTH: usize = 16;
 
 /// Reads these fields from nvidia-smi's log. `on_pci` lists the GPUs on the PCI bus.
 ///
 /// # Errors
 /// If the log is incomplete.
-pub fn read(log: &str, fields: &[String], on_pci: Vec<String>) -> Result<GpuAnswer, ProbeFailure> {
+pub fn parse_query(log: &str, fields: &[String], on_pci: Vec<String>) -> Result<GpuQueryResult, ProbeFailure> {
     let bad = |what: &str| ProbeFailure::new(FailureKind::Unparseable, format!("nvidia-smi -q -x: {what}"));
-    let log = Log::parse(log).ok_or_else(|| bad("the output is not complete"))?;
+    let log = SmiLog::parse(log).ok_or_else(|| bad("the output is not complete"))?;
     let version = log.text("driver_version").ok_or_else(|| bad("no driver version in the output"))?;
     let attached: usize = log
         .text("attached_gpus")
@@ -40,28 +40,28 @@ pub fn read(log: &str, fields: &[String], on_pci: Vec<String>) -> Result<GpuAnsw
     };
     let gpus = log.gpus.iter().enumerate().map(|(index, card)| Gpu {
         index: u32::try_from(index).unwrap_or(u32::MAX),
-        bus: bus_id(&card.id).unwrap_or_default(),
+        bus: normalize_bus_id(&card.id).unwrap_or_default(),
         fields: fields.iter().flat_map(|field| card.field(field)).collect(),
     });
     let gpus = gpus.collect();
-    Ok(GpuAnswer { on_pci, driver: Ok(driver), gpus })
+    Ok(GpuQueryResult { on_pci, driver: Ok(driver), gpus })
 }
 
 /// The log as a flat list: each text with the path of its elements.
 #[derive(Default)]
-struct Log {
+struct SmiLog {
     own: Vec<(String, String)>,
-    gpus: Vec<Card>,
+    gpus: Vec<SmiGpu>,
 }
 
-struct Card {
+struct SmiGpu {
     id: String,
     texts: Vec<(String, String)>,
     /// Whether there is a list of processes: an empty list has no text but differs from a missing one.
     lists_processes: bool,
 }
 
-impl Log {
+impl SmiLog {
     /// Parses the log. Returns `None` if it is not well formed. The log consists of elements and texts, with attributes
     /// only on `gpu`.
     fn parse(text: &str) -> Option<Self> {
@@ -75,14 +75,14 @@ impl Log {
             match &event {
                 Event::Text(text) => said.push_str(&text.xml10_content()),
                 Event::CData(text) => said.push_str(&text.xml10_content()),
-                Event::GeneralRef(name) => said.push_str(&referred(name)),
-                _ => log.note(&open, &std::mem::take(&mut said)),
+                Event::GeneralRef(name) => said.push_str(&resolve_entity(name)),
+                _ => log.add_text(&open, &std::mem::take(&mut said)),
             }
             match event {
                 Event::Start(tag) => {
                     open.push(tag.name().as_ref().to_owned());
-                    (open.len() <= MOST_DEPTH).then_some(())?;
-                    log.begin(&open, &tag);
+                    (open.len() <= MAX_DEPTH).then_some(())?;
+                    log.begin_element(&open, &tag);
                 }
                 // The reader verifies that the names match.
                 Event::End(_) => {
@@ -95,19 +95,19 @@ impl Log {
         }
     }
 
-    fn begin(&mut self, open: &[String], tag: &BytesStart<'_>) {
+    fn begin_element(&mut self, open: &[String], tag: &BytesStart<'_>) {
         match (&names(open)[..], self.gpus.last_mut()) {
             ([_, "gpu"], _) => {
                 let id = tag.try_get_attribute("id").ok().flatten();
                 let id = id.map_or_else(String::new, |id| id.value.into_owned());
-                self.gpus.push(Card { id, texts: Vec::new(), lists_processes: false });
+                self.gpus.push(SmiGpu { id, texts: Vec::new(), lists_processes: false });
             }
             ([_, "gpu", "processes"], Some(card)) => card.lists_processes = true,
             _ => {}
         }
     }
 
-    fn note(&mut self, open: &[String], said: &str) {
+    fn add_text(&mut self, open: &[String], said: &str) {
         let said = said.trim();
         if said.is_empty() {
             return;
@@ -129,7 +129,7 @@ fn names(open: &[String]) -> Vec<&str> {
 }
 
 /// Resolves `&name;`. An unknown entity is kept verbatim.
-fn referred(name: &BytesRef<'_>) -> String {
+fn resolve_entity(name: &BytesRef<'_>) -> String {
     let written = name.xml10_content();
     match (name.resolve_char_ref(), resolve_xml_entity(&written)) {
         (Ok(Some(char)), _) => char.to_string(),
@@ -138,7 +138,7 @@ fn referred(name: &BytesRef<'_>) -> String {
     }
 }
 
-impl Card {
+impl SmiGpu {
     /// Returns the text at this path, or the text that replaces the whole branch, such as `N/A`.
     fn text(&self, path: &str) -> Option<&str> {
         let above = |known: &str| path.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
@@ -151,41 +151,41 @@ impl Card {
     }
 
     /// Returns one field, or all members of a numbered family.
-    fn field(&self, name: &str) -> Vec<(String, Reading)> {
+    fn field(&self, name: &str) -> Vec<(String, FieldValue)> {
         if let Some(what) = name.strip_prefix("process.*.") {
             return self.processes(what);
         }
-        vec![(name.to_owned(), self.reading(name).unwrap_or_else(|| not_told(name)))]
+        vec![(name.to_owned(), self.reading(name).unwrap_or_else(|| not_reported(name)))]
     }
 
-    fn processes(&self, what: &str) -> Vec<(String, Reading)> {
+    fn processes(&self, what: &str) -> Vec<(String, FieldValue)> {
         let asked = format!("process.*.{what}");
         let name = match what {
             "pid" if self.lists_processes => "pid",
             "memory" if self.lists_processes => "used_memory",
-            _ => return vec![(asked.clone(), not_told(&asked))],
+            _ => return vec![(asked.clone(), not_reported(&asked))],
         };
         let all = |name: &str| {
             let path = format!("processes/process_info/{name}");
             self.texts.iter().filter(move |(known, _)| *known == path).map(|(_, text)| text.as_str())
         };
         if let (None, Some(instead)) = (all("pid").next(), self.text("processes")) {
-            return vec![(asked, words(instead))];
+            return vec![(asked, parse_status_word(instead))];
         }
         // `C` and `C+G` are compute processes; graphics-only processes are not requested.
         let computing = all(name).zip(all("type")).filter(|(_, kind)| kind.contains('C'));
-        computing.enumerate().map(|(n, (text, _))| (format!("process.{n}.{what}"), number(text))).collect()
+        computing.enumerate().map(|(n, (text, _))| (format!("process.{n}.{what}"), parse_number(text))).collect()
     }
 
-    fn reading(&self, name: &str) -> Option<Reading> {
+    fn reading(&self, name: &str) -> Option<FieldValue> {
         if let Some((_, path)) = TEXTS.iter().find(|(known, _)| *known == name) {
-            return Some(words(self.text(path)?));
+            return Some(parse_status_word(self.text(path)?));
         }
         if let Some((_, paths)) = NUMBERS.iter().find(|(known, _)| *known == name) {
-            return Some(number(self.first(paths)?));
+            return Some(parse_number(self.first(paths)?));
         }
         if let Some((_, paths, of)) = CHOICES.iter().find(|(known, ..)| *known == name) {
-            return choice(self.first(paths)?, of);
+            return parse_choice(self.first(paths)?, of);
         }
         match name {
             "clocks_event_reasons.active" => self.clock_reasons(),
@@ -194,7 +194,7 @@ impl Card {
     }
 
     /// Returns the mask with NVML's bits. The names changed with driver 535.
-    fn clock_reasons(&self) -> Option<Reading> {
+    fn clock_reasons(&self) -> Option<FieldValue> {
         const BITS: [(&str, f64); 9] = [
             ("gpu_idle", 1.0),
             ("applications_clocks_setting", 2.0),
@@ -213,14 +213,14 @@ impl Card {
             match self.first(&[&newer, &older])? {
                 "Active" => mask += bit,
                 "Not Active" => {}
-                other => return Some(words(other)),
+                other => return Some(parse_status_word(other)),
             }
         }
-        Some(Reading::Number(mask))
+        Some(FieldValue::Number(mask))
     }
 
     /// Parses names such as `uncorrected.volatile.sram`.
-    fn ecc_errors(&self, rest: &str) -> Option<Reading> {
+    fn ecc_errors(&self, rest: &str) -> Option<FieldValue> {
         let mut parts = rest.split('.');
         let (kind, since, place) = (parts.next()?, parts.next()?, parts.next()?);
         let names: &[&str] = match (kind, place) {
@@ -241,53 +241,56 @@ impl Card {
                 None => vec![self.text(&format!("{path}_parity"))?, self.text(&format!("{path}_secded"))?],
             };
             for text in each {
-                match number(text) {
-                    Reading::Number(count) => sum += count,
+                match parse_number(text) {
+                    FieldValue::Number(count) => sum += count,
                     other => return Some(other),
                 }
             }
         }
-        Some(Reading::Number(sum))
+        Some(FieldValue::Number(sum))
     }
 }
 
-fn not_told(name: &str) -> Reading {
-    Reading::Failed { code: UNKNOWN_ERROR, text: format!("nvidia-smi does not report {name}") }
+fn not_reported(name: &str) -> FieldValue {
+    FieldValue::Failed { code: UNKNOWN_ERROR, text: format!("nvidia-smi does not report {name}") }
 }
 
 /// Returns a text, or the reading for one of nvidia-smi's placeholders.
-fn words(text: &str) -> Reading {
+fn parse_status_word(text: &str) -> FieldValue {
     let plain = text.trim_matches(['[', ']']);
-    let failed = |code| Reading::Failed { code, text: format!("nvidia-smi reports: {plain}") };
+    let failed = |code| FieldValue::Failed { code, text: format!("nvidia-smi reports: {plain}") };
     match plain {
-        "N/A" | "Not Supported" | "Requested functionality has been deprecated" => Reading::NotSupported,
+        "N/A" | "Not Supported" | "Requested functionality has been deprecated" => FieldValue::NotSupported,
         "GPU is lost" => failed(NVML_GPU_IS_LOST),
         "GPU requires reset" => failed(NVML_RESET_REQUIRED),
         "Unknown Error" | "ERR!" | "Insufficient Permissions" => failed(UNKNOWN_ERROR),
-        other => Reading::Text(other.to_owned()),
+        other => FieldValue::Text(other.to_owned()),
     }
 }
 
 /// Parses a number with its unit and converts it to NVML's unit.
-fn number(text: &str) -> Reading {
-    let Reading::Text(text) = words(text) else { return words(text) };
+fn parse_number(text: &str) -> FieldValue {
+    let FieldValue::Text(text) = parse_status_word(text) else { return parse_status_word(text) };
     let (digits, unit) = text.split_once(' ').unwrap_or((&text, ""));
     let digits = digits.trim_start_matches('P').trim_end_matches('x');
     // Rejects `inf` and `nan`, which the parser accepts.
     let value = digits.parse::<f64>().ok().filter(|value| value.is_finite());
     match (value, unit) {
-        (Some(value), "MiB") => Reading::Number(value * 1_048_576.0),
-        (Some(value), "" | "%" | "C" | "W" | "MHz") => Reading::Number(value),
-        _ => {
-            Reading::Failed { code: UNKNOWN_ERROR, text: format!("nvidia-smi reports {text:?}, which is not a number") }
-        }
+        (Some(value), "MiB") => FieldValue::Number(value * 1_048_576.0),
+        (Some(value), "" | "%" | "C" | "W" | "MHz") => FieldValue::Number(value),
+        _ => FieldValue::Failed {
+            code: UNKNOWN_ERROR,
+            text: format!("nvidia-smi reports {text:?}, which is not a number"),
+        },
     }
 }
 
 /// Maps a word to NVML's number. Returns `None` for an unknown word.
-fn choice(text: &str, of: &[(&str, f64)]) -> Option<Reading> {
-    match words(text) {
-        Reading::Text(word) => of.iter().find(|(known, _)| *known == word).map(|(_, number)| Reading::Number(*number)),
+fn parse_choice(text: &str, of: &[(&str, f64)]) -> Option<FieldValue> {
+    match parse_status_word(text) {
+        FieldValue::Text(word) => {
+            of.iter().find(|(known, _)| *known == word).map(|(_, number)| FieldValue::Number(*number))
+        }
         other => Some(other),
     }
 }
@@ -392,7 +395,7 @@ mod tests {
 
     fn gpu(log: &str, fields: &[&str]) -> Gpu {
         let fields: Vec<_> = fields.iter().map(|&field| field.to_owned()).collect();
-        read(log, &fields, Vec::new()).unwrap().gpus.remove(0)
+        parse_query(log, &fields, Vec::new()).unwrap().gpus.remove(0)
     }
 
     #[test]
@@ -424,7 +427,7 @@ mod tests {
             assert_eq!(gpu.number(name), Some(value), "{name}");
         }
         assert_eq!((gpu.index, gpu.bus.as_str()), (0, "0000:00:06.0"));
-        let answer = read(H200, &[], vec!["0000:00:06.0".to_owned()]).unwrap();
+        let answer = parse_query(H200, &[], vec!["0000:00:06.0".to_owned()]).unwrap();
         let driver = answer.driver.unwrap();
         assert_eq!((driver.version.as_str(), driver.cuda.as_deref()), ("580.159.04", Some("13.0")));
         assert_eq!(driver.asked, "nvidia-smi");
@@ -434,10 +437,10 @@ mod tests {
     fn what_it_does_not_have_and_what_it_does_not_tell_are_different() {
         let gpu = gpu(H200, &["retired_pages.pending", "fabric.state", "nvlink.*.state", "inforom.valid", "serial"]);
         for name in ["retired_pages.pending", "fabric.state"] {
-            assert_eq!(gpu.get(name), Some(&Reading::NotSupported), "{name}");
+            assert_eq!(gpu.get(name), Some(&FieldValue::NotSupported), "{name}");
         }
         for name in ["nvlink.*.state", "inforom.valid"] {
-            assert!(matches!(gpu.get(name), Some(Reading::Failed { .. })), "{name}");
+            assert!(matches!(gpu.get(name), Some(FieldValue::Failed { .. })), "{name}");
         }
         assert_eq!(gpu.text("serial"), Some("1650000000000"));
     }
@@ -445,22 +448,22 @@ mod tests {
     #[test]
     fn words_in_the_place_of_a_number_are_no_number() {
         for (word, reading) in [
-            ("N/A", Reading::NotSupported),
-            ("[Not Supported]", Reading::NotSupported),
-            ("GPU is lost", Reading::Failed { code: 15, text: "nvidia-smi reports: GPU is lost".into() }),
+            ("N/A", FieldValue::NotSupported),
+            ("[Not Supported]", FieldValue::NotSupported),
+            ("GPU is lost", FieldValue::Failed { code: 15, text: "nvidia-smi reports: GPU is lost".into() }),
             (
                 "[GPU requires reset]",
-                Reading::Failed { code: 16, text: "nvidia-smi reports: GPU requires reset".into() },
+                FieldValue::Failed { code: 16, text: "nvidia-smi reports: GPU requires reset".into() },
             ),
-            ("ERR!", Reading::Failed { code: 999, text: "nvidia-smi reports: ERR!".into() }),
-            ("inf", Reading::Failed { code: 999, text: "nvidia-smi reports \"inf\", which is not a number".into() }),
-            ("hot", Reading::Failed { code: 999, text: "nvidia-smi reports \"hot\", which is not a number".into() }),
+            ("ERR!", FieldValue::Failed { code: 999, text: "nvidia-smi reports: ERR!".into() }),
+            ("inf", FieldValue::Failed { code: 999, text: "nvidia-smi reports \"inf\", which is not a number".into() }),
+            ("hot", FieldValue::Failed { code: 999, text: "nvidia-smi reports \"hot\", which is not a number".into() }),
         ] {
             let log = H200.replace("<gpu_temp>40 C<", &format!("<gpu_temp>{word}<"));
             assert_eq!(gpu(&log, &["temperature.gpu"]).get("temperature.gpu"), Some(&reading), "{word}");
         }
         let log = H200.replace("<persistence_mode>Enabled<", "<persistence_mode>Perhaps<");
-        assert!(matches!(gpu(&log, &["persistence_mode"]).get("persistence_mode"), Some(Reading::Failed { .. })));
+        assert!(matches!(gpu(&log, &["persistence_mode"]).get("persistence_mode"), Some(FieldValue::Failed { .. })));
     }
 
     #[test]
@@ -477,7 +480,7 @@ mod tests {
         assert_eq!(gpu_with.number("process.0.memory"), Some(2_097_152.0));
         assert_eq!(gpu_with.fields.len(), 2);
         let none = H200.replace("processes>", "others>");
-        assert!(matches!(gpu(&none, &fields).get("process.*.pid"), Some(Reading::Failed { .. })));
+        assert!(matches!(gpu(&none, &fields).get("process.*.pid"), Some(FieldValue::Failed { .. })));
     }
 
     #[test]
@@ -487,7 +490,7 @@ mod tests {
             assert_eq!(gpu(&log, &["name"]).text("name"), Some(known), "{name}");
         }
         let deep = H200.replace("40 C", &format!("{}40 C{}", "<a>".repeat(20), "</a>".repeat(20)));
-        assert!(read(&deep, &[], Vec::new()).is_err(), "the nesting is limited");
+        assert!(parse_query(&deep, &[], Vec::new()).is_err(), "the nesting is limited");
     }
 
     #[test]
@@ -502,7 +505,7 @@ mod tests {
             (H200.replace("<attached_gpus>1<", "<attached_gpus>8<"), "8 GPUs attached, 1 in the output"),
             (H200.replace("<driver_version>580.159.04</driver_version>", ""), "no driver version"),
         ] {
-            let failure = read(&log, &[], Vec::new()).unwrap_err();
+            let failure = parse_query(&log, &[], Vec::new()).unwrap_err();
             assert!(failure.text.contains(what), "{}", failure.text);
         }
     }
@@ -510,8 +513,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in "(<gpu id=\"|<a>|</a>|<processes>|<nvidia_smi_log>|</nvidia_smi_log>|[<>/\"]|.|\n){0,80}") {
-            let _read = read(&text, &["memory.total".to_owned(), "process.*.pid".to_owned()], Vec::new());
-            let _whole = read(&H200.replace("40 C", &text), &["temperature.gpu".to_owned()], Vec::new());
+            let _read = parse_query(&text, &["memory.total".to_owned(), "process.*.pid".to_owned()], Vec::new());
+            let _whole = parse_query(&H200.replace("40 C", &text), &["temperature.gpu".to_owned()], Vec::new());
         }
     }
 }

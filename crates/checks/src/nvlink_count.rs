@@ -16,7 +16,7 @@
 use doctor_core::observation::{Metric, Observation};
 
 use crate::{
-    gpu::{Gpu, Reading, each, gpus, read_numbered},
+    gpu::{Gpu, FieldValue, for_each_gpu, require_gpus, read_indexed},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -39,11 +39,11 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let is_up = |reading: &Reading| matches!(reading, Reading::Number(state) if *state != 0.0);
-    let any_up = gpus(outputs.first())
-        .is_ok_and(|gpus| gpus.iter().any(|gpu| gpu.numbered("nvlink", "state").any(|(_, reading)| is_up(reading))));
-    each(outputs.first(), "no GPU of this node has NVLink", |gpu, look| {
-        let states = read_numbered(gpu, "nvlink", "state", look);
+    let is_up = |reading: &FieldValue| matches!(reading, FieldValue::Number(state) if *state != 0.0);
+    let any_up = require_gpus(outputs.first())
+        .is_ok_and(|gpus| gpus.iter().any(|gpu| gpu.indexed("nvlink", "state").any(|(_, reading)| is_up(reading))));
+    for_each_gpu(outputs.first(), "no GPU of this node has NVLink", |gpu, look| {
+        let states = read_indexed(gpu, "nvlink", "state", look);
         // If a link could not be read there is no count.
         if !states.is_empty() && states.len() == has_links(gpu) {
             let count = if any_up { states.len() } else { 0 };
@@ -53,7 +53,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn has_links(gpu: &Gpu) -> usize {
-    gpu.numbered("nvlink", "state").filter(|(_, reading)| !matches!(reading, Reading::NotSupported)).count()
+    gpu.indexed("nvlink", "state").filter(|(_, reading)| !matches!(reading, FieldValue::NotSupported)).count()
 }
 
 #[cfg(test)]
@@ -61,24 +61,24 @@ mod tests {
     use super::*;
     use crate::{
         gpu::tests::{answer, lost, n, none},
-        judged::{judged, judged_with},
+        classify_fixture::{classify_outputs, classify_outputs_with},
     };
     use doctor_core::{ids::Sku, profile::Profile};
 
-    fn look(gpus: &[[Reading; 2]]) -> Vec<String> {
+    fn look(gpus: &[[FieldValue; 2]]) -> Vec<String> {
         let profile =
             Profile { sku: Sku::new("x").unwrap(), version: 1, expect: [("nvlink_count".to_owned(), 2.0)].into() };
         let gpus: Vec<_> =
             gpus.iter().map(|[a, b]| [("nvlink.0.state", a.clone()), ("nvlink.1.state", b.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 2]>::as_slice).collect();
-        judged_with(&CHECK, &Params::new(), Some(&profile), &[answer(&gpus)])
+        classify_outputs_with(&CHECK, &Params::new(), Some(&profile), &[answer(&gpus)])
     }
 
     #[test]
     fn too_few_are_found_also_when_they_are_too_few_everywhere() {
         assert_eq!(look(&[[n(1.0), n(1.0)], [n(1.0), n(1.0)]]), ["pass within-limits"]);
         assert_eq!(look(&[[n(0.0), n(0.0)], [n(0.0), n(0.0)]]).len(), 2);
-        let fewer = [n(1.0), Reading::NotSupported];
+        let fewer = [n(1.0), FieldValue::NotSupported];
         assert_eq!(look(&[[n(1.0), n(1.0)], fewer]), ["fail nvlink-count reset gpu:0000:19:00.0"]);
     }
 
@@ -90,9 +90,9 @@ mod tests {
     #[test]
     fn what_cannot_be_counted_or_judged_is_said() {
         assert_eq!(look(&[[n(1.0), lost()]]), ["inconclusive failed"]);
-        assert_eq!(look(&[[Reading::NotSupported, Reading::NotSupported]]), ["not-applicable not-supported"]);
+        assert_eq!(look(&[[FieldValue::NotSupported, FieldValue::NotSupported]]), ["not-applicable not-supported"]);
         let one = [("nvlink.0.state", n(1.0))];
-        assert_eq!(judged(&CHECK, &[answer(&[&one])]), ["inconclusive no-limit"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[answer(&[&one])]), ["inconclusive no-limit"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

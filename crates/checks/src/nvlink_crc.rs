@@ -15,7 +15,7 @@
 use doctor_core::observation::Observation;
 
 use crate::{
-    nvlink_errors::{counted, per_hour},
+    nvlink_errors::{counter_probes, error_rates},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -37,11 +37,11 @@ pub(crate) const CHECK: Check =
 const CRC: [&str; 2] = ["crc_flit_errors", "crc_data_errors"];
 
 fn probes(_: &Params) -> Vec<Probe> {
-    counted(&CRC)
+    counter_probes(&CRC)
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    per_hour(outputs, "nvlink_crc_errors_per_hour", &CRC)
+    error_rates(outputs, "nvlink_crc_errors_per_hour", &CRC)
 }
 
 #[cfg(test)]
@@ -49,15 +49,15 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none},
         },
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
 
-    fn look(flit: Reading, data: Reading) -> Vec<String> {
+    fn look(flit: FieldValue, data: FieldValue) -> Vec<String> {
         let gpu = [("nvlink.4.crc_flit_errors", flit), ("nvlink.4.crc_data_errors", data)];
-        judged(&CHECK, &[answer(&[&gpu]), ProbeOutput::Text("36000 1".to_owned())])
+        classify_outputs(&CHECK, &[answer(&[&gpu]), ProbeOutput::Text("36000 1".to_owned())])
     }
 
     #[test]
@@ -66,13 +66,13 @@ mod tests {
         assert_eq!(look(n(3.6e6), n(0.0)), ["pass within-limits"]);
         assert_eq!(look(n(3.6e6), n(1.0)), ["fail nvlink-crc isolate link:0000:18:00.0/4"]);
         // A GPU that has only one of the counters.
-        assert_eq!(look(n(3.7e6), Reading::NotSupported), ["fail nvlink-crc isolate link:0000:18:00.0/4"]);
+        assert_eq!(look(n(3.7e6), FieldValue::NotSupported), ["fail nvlink-crc isolate link:0000:18:00.0/4"]);
     }
 
     #[test]
     fn what_could_not_be_read_is_never_a_pass() {
         assert_eq!(look(n(0.0), lost()), ["inconclusive failed"]);
-        assert_eq!(look(Reading::NotSupported, Reading::NotSupported), ["not-applicable not-supported"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(look(FieldValue::NotSupported, FieldValue::NotSupported), ["not-applicable not-supported"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -14,13 +14,13 @@
 //! month does not fail the node. A reset of the GPU clears the counters. Not applicable where no GPU has NVLink or
 //! these counters.
 
-use doctor_core::observation::{Entity, EntityKind, Look, Metric, Observation, Unit};
+use doctor_core::observation::{Entity, EntityKind, ObservationBuilder, Metric, Observation, Unit};
 
 use crate::{
-    gpu::{Gpu, each, read_numbered},
+    gpu::{Gpu, for_each_gpu, read_indexed},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
-    uptime::{self, hours_up},
+    uptime::{self, uptime_hours},
 };
 
 const SPEC: Spec = Spec::quick("nvlink-errors", "replays and recoveries of NVLinks");
@@ -39,34 +39,34 @@ pub(crate) const CHECK: Check =
 const RETRIES: [&str; 2] = ["replay_errors", "recovery_errors"];
 
 fn probes(_: &Params) -> Vec<Probe> {
-    counted(&RETRIES)
+    counter_probes(&RETRIES)
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    per_hour(outputs, "nvlink_retries_per_hour", &RETRIES)
+    error_rates(outputs, "nvlink_retries_per_hour", &RETRIES)
 }
 
 /// Returns the probes for the rate of these counters.
-pub(crate) fn counted(counters: &[&str]) -> Vec<Probe> {
+pub(crate) fn counter_probes(counters: &[&str]) -> Vec<Probe> {
     let fields = counters.iter().map(|what| format!("nvlink.*.{what}")).collect();
     vec![Probe::Gpu { fields }, Probe::read(uptime::PATH)]
 }
 
 /// Returns the sum of these counters of each link, as errors per hour since the boot.
-pub(crate) fn per_hour(outputs: &[ProbeOutput], name: &str, counters: &[&str]) -> Observation {
-    let hours = hours_up(outputs.get(1));
-    each(outputs.first(), "no GPU of this node counts NVLink errors", |gpu, look| match &hours {
+pub(crate) fn error_rates(outputs: &[ProbeOutput], name: &str, counters: &[&str]) -> Observation {
+    let hours = uptime_hours(outputs.get(1));
+    for_each_gpu(outputs.first(), "no GPU of this node counts NVLink errors", |gpu, look| match &hours {
         Ok(hours) => rates(gpu, name, counters, *hours, look),
-        Err(failure) => look.could_not(failure.clone()),
+        Err(failure) => look.unreadable(failure.clone()),
     })
 }
 
 /// Adds one metric for each link with errors, or one for the GPU if there are none: eight GPUs have 144 links, which
 /// need no 144 zeros.
-fn rates(gpu: &Gpu, name: &str, counters: &[&str], hours: f64, look: &mut Look) {
+fn rates(gpu: &Gpu, name: &str, counters: &[&str], hours: f64, look: &mut ObservationBuilder) {
     let mut sums: std::collections::BTreeMap<u32, f64> = std::collections::BTreeMap::new();
     for what in counters {
-        for (link, errors) in read_numbered(gpu, "nvlink", what, look) {
+        for (link, errors) in read_indexed(gpu, "nvlink", what, look) {
             *sums.entry(link).or_default() += errors;
         }
     }
@@ -88,23 +88,23 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none},
         },
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
 
     const NAMES: [&str; 4] =
         ["nvlink.0.replay_errors", "nvlink.1.replay_errors", "nvlink.0.recovery_errors", "nvlink.1.recovery_errors"];
 
-    fn look(up: &str, counters: [Reading; 4]) -> Vec<String> {
+    fn look(up: &str, counters: [FieldValue; 4]) -> Vec<String> {
         let well: Vec<_> = NAMES.into_iter().map(|name| (name, n(0.0))).collect();
         let other: Vec<_> = NAMES.into_iter().zip(counters).collect();
-        judged(&CHECK, &[answer(&[&well, &other]), ProbeOutput::Text(up.to_owned())])
+        classify_outputs(&CHECK, &[answer(&[&well, &other]), ProbeOutput::Text(up.to_owned())])
     }
 
-    fn with(place: usize, value: f64) -> [Reading; 4] {
-        let mut counters = [const { Reading::Number(0.0) }; 4];
+    fn with(place: usize, value: f64) -> [FieldValue; 4] {
+        let mut counters = [const { FieldValue::Number(0.0) }; 4];
         counters[place] = n(value);
         counters
     }
@@ -129,10 +129,10 @@ mod tests {
         counters[3] = lost();
         assert_eq!(look("36000 1", counters), ["inconclusive failed"]);
         assert_eq!(look("", with(0, 0.0)), ["inconclusive unparseable"]);
-        assert_eq!(look("36000 1", [const { Reading::NotSupported }; 4]), ["pass within-limits"]);
-        let old: Vec<_> = NAMES.into_iter().map(|name| (name, Reading::NotSupported)).collect();
+        assert_eq!(look("36000 1", [const { FieldValue::NotSupported }; 4]), ["pass within-limits"]);
+        let old: Vec<_> = NAMES.into_iter().map(|name| (name, FieldValue::NotSupported)).collect();
         let up = ProbeOutput::Text("36000 1".to_owned());
-        assert_eq!(judged(&CHECK, &[answer(&[&old]), up.clone()]), ["not-applicable not-supported"]);
-        assert_eq!(judged(&CHECK, &[none(), up]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[answer(&[&old]), up.clone()]), ["not-applicable not-supported"]);
+        assert_eq!(classify_outputs(&CHECK, &[none(), up]), ["not-applicable no-gpu"]);
     }
 }

@@ -18,12 +18,12 @@
 //! without any link up are then reported too. Not applicable where GPUs have no NVLink, or, without `links`, where no
 //! link of the machine is up, as on PCIe boards without bridges; `nvlink-count` compares that with the profile.
 
-use doctor_core::observation::{Entity, Event, Look, Metric, Observation};
+use doctor_core::observation::{Entity, Event, ObservationBuilder, Metric, Observation};
 
 use crate::{
-    gpu::{Gpu, gpus, not_applicable, read_numbered},
+    gpu::{Gpu, require_gpus, not_applicable, read_indexed},
     probe::{Probe, ProbeOutput},
-    settings::refused,
+    check_params::invalid_param,
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -49,13 +49,13 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     let wanted = match params.get("links").map(toml::Value::as_integer) {
         None => None,
         Some(Some(links @ 1..)) => usize::try_from(links).ok(),
-        Some(_) => return refused("links", "links = 18"),
+        Some(_) => return invalid_param("links", "links = 18"),
     };
-    let gpus = match gpus(outputs.first()) {
+    let gpus = match require_gpus(outputs.first()) {
         Ok(gpus) => gpus,
         Err(instead) => return instead,
     };
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     let links: Vec<(&Gpu, Vec<(u32, bool)>)> = gpus.iter().map(|gpu| (gpu, states(gpu, &mut look))).collect();
     let up = |states: &[(u32, bool)]| states.iter().filter(|(_, up)| *up).count();
     if wanted.is_some() || links.iter().any(|(_, states)| up(states) > 0) {
@@ -71,24 +71,24 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
                 look.event(Event::seen("nvlink-down-all", Entity::node(), text));
             }
             _ => ill.iter().for_each(|(gpu, states)| {
-                look.event(Event::seen("nvlink-down", gpu.entity(), told(states, wanted)));
+                look.event(Event::seen("nvlink-down", gpu.entity(), describe_down(states, wanted)));
             }),
         }
-        return look.or(not_applicable("no-nvlink", "no GPU of this node has NVLink"));
+        return look.build_or(not_applicable("no-nvlink", "no GPU of this node has NVLink"));
     }
     let (code, text) = if links.iter().all(|(_, states)| states.is_empty()) {
         ("no-nvlink", "no GPU of this node has NVLink")
     } else {
         ("nvlink-unused", "no NVLink of this node is up")
     };
-    look.or(not_applicable(code, text))
+    look.build_or(not_applicable(code, text))
 }
 
-fn states(gpu: &Gpu, look: &mut Look) -> Vec<(u32, bool)> {
-    read_numbered(gpu, "nvlink", "state", look).into_iter().map(|(link, state)| (link, state != 0.0)).collect()
+fn states(gpu: &Gpu, look: &mut ObservationBuilder) -> Vec<(u32, bool)> {
+    read_indexed(gpu, "nvlink", "state", look).into_iter().map(|(link, state)| (link, state != 0.0)).collect()
 }
 
-fn told(states: &[(u32, bool)], wanted: Option<usize>) -> String {
+fn describe_down(states: &[(u32, bool)], wanted: Option<usize>) -> String {
     let down: Vec<String> = states.iter().filter(|(_, up)| !up).map(|(link, _)| link.to_string()).collect();
     let up = states.len() - down.len();
     let wanted = wanted.unwrap_or(states.len());
@@ -100,18 +100,18 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none},
         },
-        judged::{judged, judged_with},
+        classify_fixture::{classify_outputs, classify_outputs_with},
     };
 
     /// Links in a row: `1` up, `0` down, `-` absent, `x` unreadable.
-    fn gpu(links: &str) -> Vec<(String, Reading)> {
+    fn gpu(links: &str) -> Vec<(String, FieldValue)> {
         let reading = |state| match state {
             '1' => n(1.0),
             '0' => n(0.0),
-            '-' => Reading::NotSupported,
+            '-' => FieldValue::NotSupported,
             _ => lost(),
         };
         links.chars().enumerate().map(|(link, state)| (format!("nvlink.{link}.state"), reading(state))).collect()
@@ -119,12 +119,12 @@ mod tests {
 
     fn look(params: &Params, gpus: &[&str]) -> Vec<String> {
         let gpus: Vec<_> = gpus.iter().map(|links| gpu(links)).collect();
-        let gpus: Vec<Vec<(&str, Reading)>> = gpus
+        let gpus: Vec<Vec<(&str, FieldValue)>> = gpus
             .iter()
             .map(|gpu| gpu.iter().map(|(name, reading)| (name.as_str(), reading.clone())).collect())
             .collect();
         let gpus: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
-        judged_with(&CHECK, params, None, &[answer(&gpus)])
+        classify_outputs_with(&CHECK, params, None, &[answer(&gpus)])
     }
 
     fn wants(links: impl Into<toml::Value>) -> Params {
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(look(&Params::new(), &["1111", "1x11"]), ["inconclusive failed"]);
         assert_eq!(look(&Params::new(), &["xxxx"]), ["inconclusive failed"]);
         let whole = [("nvlink.*.state", lost())];
-        assert_eq!(judged(&CHECK, &[answer(&[&whole])]), ["inconclusive failed"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[answer(&[&whole])]), ["inconclusive failed"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

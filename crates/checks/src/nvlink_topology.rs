@@ -18,10 +18,10 @@
 
 use std::collections::BTreeSet;
 
-use doctor_core::observation::{Entity, Event, Look, Metric, Observation};
+use doctor_core::observation::{Entity, Event, ObservationBuilder, Metric, Observation};
 
 use crate::{
-    gpu::{Gpu, gpus, not_applicable, read_number, read_numbered},
+    gpu::{Gpu, require_gpus, not_applicable, read_number, read_indexed},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -49,16 +49,16 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let all = match gpus(outputs.first()) {
+    let all = match require_gpus(outputs.first()) {
         Ok(gpus) => gpus,
         Err(instead) => return instead,
     };
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     let judged: Vec<&Gpu> = all.iter().filter(|gpu| is_switched(gpu, &mut look)).collect();
     let here: BTreeSet<u32> = judged.iter().map(|gpu| gpu.index).collect();
     let (mut pairs, mut missing) = (BTreeSet::new(), BTreeSet::new());
     for gpu in &judged {
-        for (other, status) in read_numbered(gpu, "p2p", "nvlink", &mut look) {
+        for (other, status) in read_indexed(gpu, "p2p", "nvlink", &mut look) {
             if other != gpu.index && here.contains(&other) {
                 let pair = (gpu.index.min(other), gpu.index.max(other));
                 pairs.insert(pair);
@@ -69,27 +69,27 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         }
     }
     if pairs.is_empty() {
-        return look.or(not_applicable("no-nvlink-switch", "no two GPUs of this node are connected by an NVLink switch"));
+        return look.build_or(not_applicable("no-nvlink-switch", "no two GPUs of this node are connected by an NVLink switch"));
     }
     look.metric(Metric::count("nvlink_pairs", Entity::node(), (pairs.len() - missing.len()) as f64));
     if missing.len() == pairs.len() {
         let text = format!("NVLink connects none of {} pairs of GPUs", pairs.len());
         look.event(Event::seen("nvlink-no-paths", Entity::node(), text));
     } else {
-        blame(&judged, missing).into_iter().for_each(|event| look.event(event));
+        no_path_events(&judged, missing).into_iter().for_each(|event| look.event(event));
     }
-    look.or(not_applicable("no-nvlink-switch", "no two GPUs of this node are connected by an NVLink switch"))
+    look.build_or(not_applicable("no-nvlink-switch", "no two GPUs of this node are connected by an NVLink switch"))
 }
 
 /// Returns whether NVLinks connect the GPU to a switch and MIG is off.
-fn is_switched(gpu: &Gpu, look: &mut Look) -> bool {
-    let switched = read_numbered(gpu, "nvlink", "remote_kind", look).iter().any(|(_, kind)| *kind == TO_SWITCH);
+fn is_switched(gpu: &Gpu, look: &mut ObservationBuilder) -> bool {
+    let switched = read_indexed(gpu, "nvlink", "remote_kind", look).iter().any(|(_, kind)| *kind == TO_SWITCH);
     switched && read_number(gpu, MIG, look).unwrap_or(0.0) == 0.0
 }
 
 /// Reports the fewest GPUs that explain all missing pairs, each with those it cannot reach: a GPU that lost its links
 /// leaves a gap with each of its healthy neighbours.
-fn blame(gpus: &[&Gpu], mut missing: BTreeSet<(u32, u32)>) -> Vec<Event> {
+fn no_path_events(gpus: &[&Gpu], mut missing: BTreeSet<(u32, u32)>) -> Vec<Event> {
     let mut events = Vec::new();
     while !missing.is_empty() {
         let gaps = |index: u32| missing.iter().filter(|(a, b)| *a == index || *b == index).count();
@@ -115,10 +115,10 @@ mod tests {
     use super::*;
     use crate::{
         gpu::{
-            Reading,
+            FieldValue,
             tests::{answer, lost, n, none},
         },
-        judged::judged,
+        classify_fixture::classify_outputs,
     };
     use proptest::prelude::*;
 
@@ -133,46 +133,46 @@ mod tests {
             fields
         };
         let gpus: Vec<_> = (0..count).map(gpu).collect();
-        let gpus: Vec<Vec<(&str, Reading)>> =
+        let gpus: Vec<Vec<(&str, FieldValue)>> =
             gpus.iter().map(|gpu| gpu.iter().map(|(name, value)| (name.as_str(), value.clone())).collect()).collect();
         answer(&gpus.iter().map(Vec::as_slice).collect::<Vec<_>>())
     }
 
     #[test]
     fn one_gpu_without_links_is_blamed_and_its_neighbours_are_not() {
-        assert_eq!(judged(&CHECK, &[machine(8, 2.0, &[], 0.0)]), ["pass within-limits"]);
+        assert_eq!(classify_outputs(&CHECK, &[machine(8, 2.0, &[], 0.0)]), ["pass within-limits"]);
         let lonely: Vec<(u32, u32)> = (0..8).filter(|other| *other != 3).map(|other| (3, other)).collect();
-        assert_eq!(judged(&CHECK, &[machine(8, 2.0, &lonely, 0.0)]), ["fail nvlink-no-path reset gpu:0000:1b:00.0"]);
-        assert_eq!(judged(&CHECK, &[machine(8, 2.0, &[(1, 5)], 0.0)]), ["fail nvlink-no-path reset gpu:0000:19:00.0"]);
+        assert_eq!(classify_outputs(&CHECK, &[machine(8, 2.0, &lonely, 0.0)]), ["fail nvlink-no-path reset gpu:0000:1b:00.0"]);
+        assert_eq!(classify_outputs(&CHECK, &[machine(8, 2.0, &[(1, 5)], 0.0)]), ["fail nvlink-no-path reset gpu:0000:19:00.0"]);
     }
 
     #[test]
     fn no_pair_at_all_is_one_finding() {
         let all: Vec<(u32, u32)> = (0..4).flat_map(|a| (a + 1..4).map(move |b| (a, b))).collect();
-        assert_eq!(judged(&CHECK, &[machine(4, 2.0, &all, 0.0)]), ["fail nvlink-no-paths reset node"]);
+        assert_eq!(classify_outputs(&CHECK, &[machine(4, 2.0, &all, 0.0)]), ["fail nvlink-no-paths reset node"]);
     }
 
     #[test]
     fn bridged_boards_and_mig_have_gaps_by_design() {
         let pairs_only = [(0, 2), (0, 3), (1, 2), (1, 3)];
-        assert_eq!(judged(&CHECK, &[machine(4, 0.0, &pairs_only, 0.0)]), ["not-applicable no-nvlink-switch"]);
-        assert_eq!(judged(&CHECK, &[machine(4, 2.0, &pairs_only, 1.0)]), ["not-applicable no-nvlink-switch"]);
-        assert_eq!(judged(&CHECK, &[machine(1, 2.0, &[], 0.0)]), ["not-applicable no-nvlink-switch"]);
-        assert_eq!(judged(&CHECK, &[none()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[machine(4, 0.0, &pairs_only, 0.0)]), ["not-applicable no-nvlink-switch"]);
+        assert_eq!(classify_outputs(&CHECK, &[machine(4, 2.0, &pairs_only, 1.0)]), ["not-applicable no-nvlink-switch"]);
+        assert_eq!(classify_outputs(&CHECK, &[machine(1, 2.0, &[], 0.0)]), ["not-applicable no-nvlink-switch"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 
     #[test]
     fn a_lost_gpu_is_not_a_connected_one() {
         let well = [("nvlink.0.remote_kind", n(2.0)), (MIG, n(0.0)), ("p2p.1.nvlink", n(0.0))];
         let gone = [("nvlink.*.remote_kind", lost()), (MIG, lost()), ("p2p.*.nvlink", lost())];
-        assert_eq!(judged(&CHECK, &[answer(&[&well, &gone])]), ["inconclusive failed"]);
+        assert_eq!(classify_outputs(&CHECK, &[answer(&[&well, &gone])]), ["inconclusive failed"]);
     }
 
     proptest! {
         #[test]
         fn every_gap_is_explained(gaps in proptest::collection::btree_set((0_u32..6, 0_u32..6), 0..15)) {
             let gaps: Vec<_> = gaps.into_iter().filter(|(a, b)| a != b).collect();
-            let lines = judged(&CHECK, &[machine(6, 2.0, &gaps, 0.0)]);
+            let lines = classify_outputs(&CHECK, &[machine(6, 2.0, &gaps, 0.0)]);
             prop_assert_eq!(gaps.is_empty(), lines == ["pass within-limits"]);
         }
     }

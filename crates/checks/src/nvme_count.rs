@@ -13,7 +13,7 @@
 use doctor_core::observation::{Entity, Metric, Observation};
 
 use crate::{
-    files::names,
+    files::directory_names,
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -37,7 +37,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     // Zero is a number too: the kernel has found none.
-    let count = match names(outputs.first()) {
+    let count = match directory_names(outputs.first()) {
         Ok(names) => names.iter().filter(|name| name.starts_with("nvme")).count(),
         Err(failure) => return Observation::CouldNot(failure),
     };
@@ -47,7 +47,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::judged::judged_with;
+    use crate::classify_fixture::classify_outputs_with;
     use doctor_core::{
         ids::Sku,
         observation::{FailureKind, ProbeFailure},
@@ -57,7 +57,7 @@ mod tests {
     fn look(expected: Option<f64>, output: ProbeOutput) -> Vec<String> {
         let expect = expected.map(|count| ("nvme_disks".to_owned(), count)).into_iter().collect();
         let profile = Profile { sku: Sku::new("hgx").unwrap(), version: 1, expect };
-        judged_with(&CHECK, &Params::new(), Some(&profile), &[output])
+        classify_outputs_with(&CHECK, &Params::new(), Some(&profile), &[output])
     }
 
     fn disks(count: usize) -> ProbeOutput {

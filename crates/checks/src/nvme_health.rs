@@ -21,15 +21,15 @@
 //! listed is reported as not checked. Not applicable where there is none; inconclusive without the program `nvme`.
 
 use doctor_core::{
-    observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation, ProbeFailure, Unit},
+    observation::{Entity, EntityKind, Event, FailureKind, ObservationBuilder, Metric, Observation, ProbeFailure, Unit},
     time::Span,
 };
 
 use crate::{
-    files::names,
+    files::directory_names,
     gpu::not_applicable,
     probe::{Probe, ProbeOutput},
-    settings::words,
+    check_params::string_list,
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -54,15 +54,15 @@ pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("nvme_health.rs")), rules: RULES, probes, interpret };
 
 /// More than any machine has. One that does not exist costs nothing.
-const MOST_DISKS: usize = 32;
+const MAX_DISKS: usize = 32;
 
 fn disks(params: &Params) -> Result<Vec<String>, Observation> {
-    let named = words(params, "disks", "disks = [\"nvme0\", \"nvme1\"]")?;
-    Ok(named.unwrap_or_else(|| (0..MOST_DISKS).map(|n| format!("nvme{n}")).collect()))
+    let named = string_list(params, "disks", "disks = [\"nvme0\", \"nvme1\"]")?;
+    Ok(named.unwrap_or_else(|| (0..MAX_DISKS).map(|n| format!("nvme{n}")).collect()))
 }
 
 /// Rejects names that could be read as an option or another path.
-fn is_plain(name: &str) -> bool {
+fn is_device_name(name: &str) -> bool {
     name.starts_with("nvme") && name.chars().all(|c| c.is_ascii_alphanumeric())
 }
 
@@ -73,7 +73,7 @@ fn probes(params: &Params) -> Vec<Probe> {
         args: ["smart-log".to_owned(), format!("/dev/{name}"), "--output-format=json".to_owned()].to_vec(),
         timeout: Span::from_secs(10),
     };
-    let named = disks(params).unwrap_or_default().into_iter().filter(|name| is_plain(name));
+    let named = disks(params).unwrap_or_default().into_iter().filter(|name| is_device_name(name));
     std::iter::once(Probe::List { path: "/sys/class/nvme".to_owned() }).chain(named.map(ask)).collect()
 }
 
@@ -82,35 +82,35 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let named: Vec<String> = disks(params)?.into_iter().filter(|name| is_plain(name)).collect();
+    let named: Vec<String> = disks(params)?.into_iter().filter(|name| is_device_name(name)).collect();
     let none = not_applicable("no-nvme", "no NVMe controller on this node");
-    let present = names(outputs.first()).map_err(Observation::CouldNot)?;
-    let mut look = Look::default();
-    for name in present.iter().map(String::as_str).filter(|name| is_plain(name)) {
+    let present = directory_names(outputs.first()).map_err(Observation::CouldNot)?;
+    let mut look = ObservationBuilder::default();
+    for name in present.iter().map(String::as_str).filter(|name| is_device_name(name)) {
         let entity = Entity::new(EntityKind::Disk, name);
         match named.iter().position(|other| other == name).map(|place| outputs.get(place + 1)) {
             None => {
                 let text = format!("{name} exists and was not read; add it to `disks`");
-                look.could_not(ProbeFailure::new(FailureKind::Empty, text));
+                look.unreadable(ProbeFailure::new(FailureKind::Empty, text));
             }
-            Some(output) => match log(output) {
-                Ok(log) => log.tell(&entity, &mut look),
-                Err(failure) => look.could_not(failure),
+            Some(output) => match parse_smart_log(output) {
+                Ok(log) => log.add_to(&entity, &mut look),
+                Err(failure) => look.unreadable(failure),
             },
         }
     }
-    Ok(look.or(none))
+    Ok(look.build_or(none))
 }
 
-struct Log {
+struct SmartLog {
     warning: u64,
     spare: f64,
-    least_spare: f64,
+    spare_threshold: f64,
     used: f64,
     media_errors: Option<f64>,
 }
 
-fn log(output: Option<&ProbeOutput>) -> Result<Log, ProbeFailure> {
+fn parse_smart_log(output: Option<&ProbeOutput>) -> Result<SmartLog, ProbeFailure> {
     let text = match output {
         Some(ProbeOutput::Ran { exit: Some(0), stdout, .. }) => stdout,
         Some(ProbeOutput::Ran { exit, stdout, stderr }) => {
@@ -124,10 +124,10 @@ fn log(output: Option<&ProbeOutput>) -> Result<Log, ProbeFailure> {
     let bad = |what: &str| ProbeFailure::new(FailureKind::Unparseable, format!("nvme smart-log: {what}"));
     let json: serde_json::Value = serde_json::from_str(text).map_err(|_| bad("the output is not JSON"))?;
     let need = |name: &str| number(json.get(name)).ok_or_else(|| bad(&format!("no number `{name}` in the output")));
-    Ok(Log {
+    Ok(SmartLog {
         warning: need("critical_warning")? as u64,
         spare: need("avail_spare")?,
-        least_spare: need("spare_thresh")?,
+        spare_threshold: need("spare_thresh")?,
         used: need("percent_used")?,
         media_errors: number(json.get("media_errors")),
     })
@@ -140,8 +140,8 @@ fn number(value: Option<&serde_json::Value>) -> Option<f64> {
     number.filter(|number| number.is_finite() && *number >= 0.0)
 }
 
-impl Log {
-    fn tell(&self, entity: &Entity, look: &mut Look) {
+impl SmartLog {
+    fn add_to(&self, entity: &Entity, look: &mut ObservationBuilder) {
         // Bits of the NVMe specification, log page 02h.
         let bits = [(1 << 2, "no longer reliable"), (1 << 3, "read-only"), (1 << 4, "without cache backup")];
         let words: Vec<_> = bits.iter().filter(|(bit, _)| self.warning & bit != 0).map(|(_, words)| *words).collect();
@@ -152,9 +152,9 @@ impl Log {
                 format!("the disk reports that it is {}", words.join(", ")),
             ));
         }
-        if self.warning & 1 != 0 || self.spare < self.least_spare {
+        if self.warning & 1 != 0 || self.spare < self.spare_threshold {
             let text =
-                format!("{} % of spare blocks left, the vendor's limit is {} %", self.spare, self.least_spare);
+                format!("{} % of spare blocks left, the vendor's limit is {} %", self.spare, self.spare_threshold);
             look.event(Event::seen("nvme-spare-low", entity.clone(), text));
         }
         if self.warning & 2 != 0 {
@@ -172,7 +172,7 @@ impl Log {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::judged::{judged, judged_with};
+    use crate::classify_fixture::{classify_outputs, classify_outputs_with};
     use proptest::prelude::*;
 
     fn ran(exit: i32, stdout: &str) -> ProbeOutput {
@@ -180,7 +180,7 @@ mod tests {
     }
 
     fn look(stdout: &str) -> Vec<String> {
-        judged(&CHECK, &[ProbeOutput::Names(vec!["nvme0".into()]), ran(0, stdout)])
+        classify_outputs(&CHECK, &[ProbeOutput::Names(vec!["nvme0".into()]), ran(0, stdout)])
     }
 
     // Made by hand after the output of nvme-cli 1.16 and 2.x.
@@ -206,13 +206,13 @@ mod tests {
     fn a_disk_that_was_not_asked_or_did_not_answer_is_not_well() {
         let missing = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "nvme: not found"));
         let one = || ProbeOutput::Names(vec!["nvme0".into()]);
-        assert_eq!(judged(&CHECK, &[one(), missing()]), ["inconclusive missing"]);
-        assert_eq!(judged(&CHECK, &[one(), ran(1, "No such device")]), ["inconclusive failed"]);
+        assert_eq!(classify_outputs(&CHECK, &[one(), missing()]), ["inconclusive missing"]);
+        assert_eq!(classify_outputs(&CHECK, &[one(), ran(1, "No such device")]), ["inconclusive failed"]);
         assert_eq!(look("{}"), ["inconclusive unparseable"]);
         assert_eq!(look(""), ["inconclusive unparseable"]);
         let params: Params = toml::from_str("disks = ['nvme7']").unwrap();
-        assert_eq!(judged_with(&CHECK, &params, None, &[one(), ran(0, GOOD)]), ["inconclusive empty"]);
-        assert_eq!(judged(&CHECK, &[missing()]), ["not-applicable no-nvme"]);
+        assert_eq!(classify_outputs_with(&CHECK, &params, None, &[one(), ran(0, GOOD)]), ["inconclusive empty"]);
+        assert_eq!(classify_outputs(&CHECK, &[missing()]), ["not-applicable no-nvme"]);
         let params: Params = toml::from_str("disks = ['--help']").unwrap();
         assert_eq!(probes(&params).len(), 1, "a name is never an option");
     }

@@ -12,10 +12,10 @@
 //!
 //! Not applicable where there is no NVMe controller; `nvme-count` checks whether one is missing.
 
-use doctor_core::observation::{Entity, EntityKind, Event, Look, Metric, Observation};
+use doctor_core::observation::{Entity, EntityKind, Event, ObservationBuilder, Metric, Observation};
 
 use crate::{
-    files::{files, parts, unreadable},
+    files::{glob_files, match_pattern_exact, unexpected_content},
     gpu::not_applicable,
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
@@ -42,13 +42,13 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let files = match files(outputs.first()) {
+    let files = match glob_files(outputs.first()) {
         Ok(files) => files,
         Err(instead) => return instead,
     };
-    let (mut look, mut live) = (Look::default(), 0.0);
+    let (mut look, mut live) = (ObservationBuilder::default(), 0.0);
     for file in files {
-        let Some([name]) = parts(STATE, &file.path) else { continue };
+        let Some([name]) = match_pattern_exact(STATE, &file.path) else { continue };
         let entity = Entity::new(EntityKind::Disk, name);
         match file.text.as_deref().map(str::trim) {
             Ok("live") => live += 1.0,
@@ -58,24 +58,24 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
             Ok(state @ ("dead" | "deleting" | "deleting (no IO)")) => {
                 look.event(Event::seen("nvme-dead", entity, format!("controller state is {state}")));
             }
-            Ok(other) => look.could_not(unreadable(&file.path, other)),
-            Err(failure) => look.could_not(failure.clone()),
+            Ok(other) => look.unreadable(unexpected_content(&file.path, other)),
+            Err(failure) => look.unreadable(failure.clone()),
         }
     }
     if !files.is_empty() {
         look.metric(Metric::count("nvme_live", Entity::node(), live));
     }
-    look.or(not_applicable("no-nvme", "no NVMe controller on this node"))
+    look.build_or(not_applicable("no-nvme", "no NVMe controller on this node"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::found, judged::judged};
+    use crate::{files::tests::found, classify_fixture::classify_outputs};
     use proptest::prelude::*;
 
     fn look(state: &str) -> Vec<String> {
-        judged(&CHECK, &[found(&[("/sys/class/nvme/nvme0/state", "live\n"), ("/sys/class/nvme/nvme1/state", state)])])
+        classify_outputs(&CHECK, &[found(&[("/sys/class/nvme/nvme0/state", "live\n"), ("/sys/class/nvme/nvme1/state", state)])])
     }
 
     // Made by hand; the words are those of the kernel's nvme_sysfs_show_state.
@@ -85,8 +85,8 @@ mod tests {
         assert_eq!(look("dead\n"), ["fail nvme-dead isolate disk:nvme1"]);
         assert_eq!(look("resetting\n"), ["fail nvme-not-live monitor disk:nvme1"]);
         assert_eq!(look("sleepy\n"), ["inconclusive unparseable"]);
-        assert_eq!(judged(&CHECK, &[found(&[])]), ["not-applicable no-nvme"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[found(&[])]), ["not-applicable no-nvme"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {

@@ -14,10 +14,10 @@
 //! trays, virtual machines), the profile's `nvswitch_count` is 0. Not applicable where neither `/dev` nor any GPU's
 //! NVLink shows a switch.
 
-use doctor_core::observation::{Entity, FailureKind, Look, Metric, Observation, ProbeFailure};
+use doctor_core::observation::{Entity, FailureKind, ObservationBuilder, Metric, Observation, ProbeFailure};
 
 use crate::{
-    gpu::{gpus, not_applicable, read_numbered},
+    gpu::{require_gpus, not_applicable, read_indexed},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -59,17 +59,17 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         return Observation::measured(vec![found], Vec::new());
     }
     // None in /dev: the GPUs' links show whether there should be some.
-    let gpus = match gpus(outputs.get(1)) {
+    let gpus = match require_gpus(outputs.get(1)) {
         Ok(gpus) => gpus,
         Err(instead) => return instead,
     };
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     let to_switch =
-        |gpu| read_numbered(gpu, "nvlink", "remote_kind", &mut look).iter().any(|(_, kind)| *kind == TO_SWITCH);
+        |gpu| read_indexed(gpu, "nvlink", "remote_kind", &mut look).iter().any(|(_, kind)| *kind == TO_SWITCH);
     if gpus.iter().any(to_switch) {
         return Observation::measured(vec![found], Vec::new());
     }
-    look.or(not_applicable("no-nvswitch", "no NVSwitch in /dev, and no GPU has an NVLink to one"))
+    look.build_or(not_applicable("no-nvswitch", "no NVSwitch in /dev, and no GPU has an NVLink to one"))
 }
 
 #[cfg(test)]
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
     use crate::{
         gpu::tests::{answer, lost, n, none},
-        judged::{judged, judged_with},
+        classify_fixture::{classify_outputs, classify_outputs_with},
     };
     use doctor_core::{ids::Sku, profile::Profile};
 
@@ -92,7 +92,7 @@ mod tests {
     fn look(names: &[&str], gpus: ProbeOutput) -> Vec<String> {
         let profile =
             Profile { sku: Sku::new("x").unwrap(), version: 1, expect: [("nvswitch_count".to_owned(), 2.0)].into() };
-        judged_with(&CHECK, &Params::new(), Some(&profile), &[dev(names), gpus])
+        classify_outputs_with(&CHECK, &Params::new(), Some(&profile), &[dev(names), gpus])
     }
 
     #[test]
@@ -103,7 +103,7 @@ mod tests {
         );
         assert_eq!(look(&["nvidia-nvswitch1", "nvidia-nvswitchctl"], gpu(2.0)), ["fail nvswitch-count reboot node"]);
         assert_eq!(look(&["nvidia-nvswitchctl"], gpu(2.0)), ["fail nvswitch-count reboot node"]);
-        assert_eq!(judged(&CHECK, &[dev(&["nvidia-nvswitch0"]), gpu(2.0)]), ["inconclusive no-limit"]);
+        assert_eq!(classify_outputs(&CHECK, &[dev(&["nvidia-nvswitch0"]), gpu(2.0)]), ["inconclusive no-limit"]);
     }
 
     #[test]
@@ -112,6 +112,6 @@ mod tests {
         assert_eq!(look(&["null"], none()), ["not-applicable no-gpu"]);
         assert_eq!(look(&["null"], answer(&[&[("nvlink.*.remote_kind", lost())]])), ["inconclusive failed"]);
         let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "no"));
-        assert_eq!(judged(&CHECK, &[denied, none()]), ["inconclusive denied"]);
+        assert_eq!(classify_outputs(&CHECK, &[denied, none()]), ["inconclusive denied"]);
     }
 }

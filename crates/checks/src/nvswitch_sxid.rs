@@ -26,8 +26,8 @@
 use doctor_core::observation::{Entity, Metric, Observation};
 
 use crate::{
-    gpu::{bus_id, not_applicable},
-    kmsg::{self, Bursts},
+    gpu::{normalize_bus_id, not_applicable},
+    kmsg::{self, RecordGroups},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
     sxid_record::SxidRecord,
@@ -55,36 +55,36 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         Some(ProbeOutput::Links(links)) => !links.iter().any(|(path, _)| is_device(path)),
         _ => false,
     };
-    let log = match kmsg::log(params, outputs) {
+    let log = match kmsg::parse_log(params, outputs) {
         Ok(log) => log,
         Err(_) if none_here => return no_switch(),
         Err(instead) => return instead,
     };
-    let (mut bursts, mut counted, mut seen) = (Bursts::default(), 0_u32, false);
+    let (mut bursts, mut counted, mut seen) = (RecordGroups::default(), 0_u32, false);
     for sxid in log.recent().filter_map(SxidRecord::parse) {
         seen = true;
         match sxid.code() {
-            Some(code) => bursts.see(code, sxid.switch.clone(), &sxid.record),
+            Some(code) => bursts.add(code, sxid.switch.clone(), &sxid.record),
             None => counted = counted.saturating_add(1),
         }
     }
     if none_here && !seen {
         return no_switch();
     }
-    let metrics = vec![log.read(), Metric::count("corrected_sxids", Entity::node(), f64::from(counted))];
+    let metrics = vec![log.record_count(), Metric::count("corrected_sxids", Entity::node(), f64::from(counted))];
     Observation::measured(metrics, bursts.events(&log))
 }
 
 /// Besides its devices, a driver's directory has a link to its module.
 fn is_device(path: &str) -> bool {
-    path.rsplit('/').next().is_some_and(|name| bus_id(name).is_some())
+    path.rsplit('/').next().is_some_and(|name| normalize_bus_id(name).is_some())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
-        judged::judged,
+        classify_fixture::classify_outputs,
         kmsg::tests::{at_seconds, logged},
     };
     use doctor_core::observation::{FailureKind, ProbeFailure};
@@ -98,7 +98,7 @@ mod tests {
 
     fn with(mut log: Vec<ProbeOutput>, switches: ProbeOutput) -> Vec<String> {
         log.push(switches);
-        judged(&CHECK, &log)
+        classify_outputs(&CHECK, &log)
     }
 
     fn look(words: &[&str]) -> Vec<String> {

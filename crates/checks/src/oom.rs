@@ -16,14 +16,14 @@
 use std::collections::BTreeMap;
 
 use doctor_core::{
-    observation::{Entity, EntityKind, Event, Look, Metric, Observation},
+    observation::{Entity, EntityKind, Event, ObservationBuilder, Metric, Observation},
     time::Span,
 };
 
 use crate::{
-    files::{Series, parts, samples, unreadable},
+    files::{Series, match_pattern_exact, sampled_series, unexpected_content},
     gpu::not_applicable,
-    kmsg::{self, Log},
+    kmsg::{self, KmsgLog},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -40,30 +40,30 @@ rules = [
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("oom.rs")), rules: RULES, probes, interpret };
 
-const EVENTS: &str = "/sys/fs/cgroup/*.slice/memory.events";
+const MEMORY_EVENTS: &str = "/sys/fs/cgroup/*.slice/memory.events";
 
 const WINDOW: Span = Span::hours(1);
 
 fn probes(_: &Params) -> Vec<Probe> {
-    let counters = Probe::Sampled { pattern: EVENTS.to_owned(), keep: WINDOW };
+    let counters = Probe::Sampled { pattern: MEMORY_EVENTS.to_owned(), keep: WINDOW };
     kmsg::probes().into_iter().chain([counters]).collect()
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let all = match samples(outputs.get(kmsg::probes().len())) {
+    let all = match sampled_series(outputs.get(kmsg::probes().len())) {
         Ok(all) => all,
         Err(instead) => return instead,
     };
     // Without the log, none of the kills has been reported elsewhere.
-    let told = kmsg::log(params, outputs).map(|log| told_by_log(&log)).unwrap_or_default();
-    let mut look = Look::default();
-    count(&all, &told, &mut look);
-    look.or(not_applicable("no-counter", "the control groups of this node do not count OOM kills"))
+    let told = kmsg::parse_log(params, outputs).map(|log| kills_in_log(&log)).unwrap_or_default();
+    let mut look = ObservationBuilder::default();
+    count_kills(&all, &told, &mut look);
+    look.build_or(not_applicable("no-counter", "the control groups of this node do not count OOM kills"))
 }
 
 /// Returns the kills of the last hour because the whole node ran out of memory, by slice:
 /// `oom-kill:constraint=CONSTRAINT_NONE,…,global_oom,task_memcg=/system.slice/a.service,task=a,pid=1,uid=0`
-fn told_by_log<'a>(log: &Log<'a>) -> BTreeMap<&'a str, f64> {
+fn kills_in_log<'a>(log: &KmsgLog<'a>) -> BTreeMap<&'a str, f64> {
     let mut told = BTreeMap::new();
     for record in log.recent().filter(|record| log.age(record) <= WINDOW) {
         let what = record.text.strip_prefix("oom-kill:").filter(|what| what.contains(",global_oom,"));
@@ -75,13 +75,13 @@ fn told_by_log<'a>(log: &Log<'a>) -> BTreeMap<&'a str, f64> {
     told
 }
 
-fn count(all: &[Series<'_>], told: &BTreeMap<&str, f64>, look: &mut Look) {
+fn count_kills(all: &[Series<'_>], told: &BTreeMap<&str, f64>, look: &mut ObservationBuilder) {
     let (mut sum, mut any) = (0.0, false);
     for series in all {
-        let Some([slice]) = parts(EVENTS, series.path) else { continue };
-        match (series.growth_of(WINDOW, kills), series.reading()) {
+        let Some([slice]) = match_pattern_exact(MEMORY_EVENTS, series.path) else { continue };
+        match (series.growth_by(WINDOW, parse_kills), series.current()) {
             (Some(growth), _) => {
-                let killed = growth.in_an_hour();
+                let killed = growth.in_last_hour();
                 (sum, any) = (sum + killed, true);
                 let own = killed - told.get(slice).unwrap_or(&0.0);
                 // A single old kill, averaged over the time since the boot, does not count.
@@ -91,8 +91,8 @@ fn count(all: &[Series<'_>], told: &BTreeMap<&str, f64>, look: &mut Look) {
                     look.event(Event::seen("oom-kills", entity, text));
                 }
             }
-            (None, Ok(Some(text))) => look.could_not(unreadable(series.path, text)),
-            (None, Err(failure)) => look.could_not(failure),
+            (None, Ok(Some(text))) => look.unreadable(unexpected_content(series.path, text)),
+            (None, Err(failure)) => look.unreadable(failure),
             (None, Ok(None)) => {}
         }
     }
@@ -102,19 +102,19 @@ fn count(all: &[Series<'_>], told: &BTreeMap<&str, f64>, look: &mut Look) {
 }
 
 /// Parses the line `oom_kill 3`.
-fn kills(text: &str) -> Option<f64> {
+fn parse_kills(text: &str) -> Option<f64> {
     text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::looks, judged::judged, kernel_log, kmsg::tests::logged};
+    use crate::{files::tests::looks, classify_fixture::classify_outputs, kernel_log, kmsg::tests::logged};
     use doctor_core::observation::{FailureKind, ProbeFailure};
     use proptest::prelude::*;
 
     fn counted(slice: &str, kills: &[&str]) -> ProbeOutput {
-        let path = EVENTS.replace('*', slice);
+        let path = MEMORY_EVENTS.replace('*', slice);
         let texts: Vec<_> =
             kills.iter().map(|n| format!("low 0\nhigh 0\nmax 9\noom 3\noom_kill {n}\noom_group_kill 0\n")).collect();
         let files: Vec<_> = texts.iter().map(|text| [(path.as_str(), text.as_str())]).collect();
@@ -124,7 +124,7 @@ mod tests {
     fn look(log: &[&str], slice: &str, kills: &[&str]) -> Vec<String> {
         let mut outputs = logged(log);
         outputs.push(counted(slice, kills));
-        judged(&CHECK, &outputs)
+        classify_outputs(&CHECK, &outputs)
     }
 
     // Made by hand; the log's format is that of Linux 6.8.
@@ -146,7 +146,7 @@ mod tests {
     fn one_kill_that_the_log_and_a_control_group_count_is_one_finding() {
         let mut log = logged(&GLOBAL);
         log.truncate(3);
-        assert_eq!(judged(&kernel_log::CHECK, &log), ["fail oom-kill monitor node"]);
+        assert_eq!(classify_outputs(&kernel_log::CHECK, &log), ["fail oom-kill monitor node"]);
         assert_eq!(look(&GLOBAL, "system", &["0", "1"]), ["pass within-limits"]);
         assert_eq!(look(&GLOBAL, "system", &["0", "2"]), ["fail oom-kills monitor service:system.slice"]);
         assert_eq!(look(&GLOBAL, "user", &["0", "1"]), ["fail oom-kills monitor service:user.slice"]);
@@ -158,7 +158,7 @@ mod tests {
             "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/system.slice/a,task_memcg=/system.slice/a,task=python3,pid=7,uid=0",
             "Memory cgroup out of memory: Killed process 7 (python3) total-vm:1kB",
         ];
-        assert_eq!(judged(&kernel_log::CHECK, &logged(&own)), ["pass within-limits"]);
+        assert_eq!(classify_outputs(&kernel_log::CHECK, &logged(&own)), ["pass within-limits"]);
         assert_eq!(look(&own, "system", &["0", "1"]), ["fail oom-kills monitor service:system.slice"]);
     }
 
@@ -167,10 +167,10 @@ mod tests {
         let mut outputs = logged(&GLOBAL);
         outputs[0] = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "/dev/kmsg"));
         outputs.push(counted("system", &["0", "1"]));
-        assert_eq!(judged(&CHECK, &outputs), ["fail oom-kills monitor service:system.slice"]);
+        assert_eq!(classify_outputs(&CHECK, &outputs), ["fail oom-kills monitor service:system.slice"]);
         let mut bare = logged(&GLOBAL);
         bare.push(looks(&[&[]]));
-        assert_eq!(judged(&CHECK, &bare), ["not-applicable no-counter"]);
+        assert_eq!(classify_outputs(&CHECK, &bare), ["not-applicable no-counter"]);
     }
 
     proptest! {

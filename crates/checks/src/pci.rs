@@ -1,9 +1,9 @@
 //! PCI devices as the kernel lists them: one `uevent` file per device has its class, identity and driver.
 
-use doctor_core::observation::{Entity, EntityKind, Look, Observation};
+use doctor_core::observation::{Entity, EntityKind, Observation, ObservationBuilder};
 
 use crate::{
-    files::{files, unreadable, wild},
+    files::{glob_files, match_pattern, unexpected_content},
     probe::ProbeOutput,
 };
 
@@ -64,22 +64,25 @@ impl Function<'_> {
 ///
 /// # Errors
 /// Returns the observation that the check should return.
-pub fn functions<'a>(output: Option<&'a ProbeOutput>, look: &mut Look) -> Result<Vec<Function<'a>>, Observation> {
+pub fn functions<'a>(
+    output: Option<&'a ProbeOutput>,
+    look: &mut ObservationBuilder,
+) -> Result<Vec<Function<'a>>, Observation> {
     let mut all = Vec::new();
-    for file in files(output)? {
-        match (wild(UEVENT, &file.path).as_deref(), &file.text) {
-            (Some([bus]), Ok(text)) => match function(bus, text) {
+    for file in glob_files(output)? {
+        match (match_pattern(UEVENT, &file.path).as_deref(), &file.text) {
+            (Some([bus]), Ok(text)) => match parse_function(bus, text) {
                 Some(function) => all.push(function),
-                None => look.could_not(unreadable(&file.path, text)),
+                None => look.unreadable(unexpected_content(&file.path, text)),
             },
-            (Some(_), Err(failure)) => look.could_not(failure.clone()),
+            (Some(_), Err(failure)) => look.unreadable(failure.clone()),
             _ => {}
         }
     }
     Ok(all)
 }
 
-fn function<'a>(bus: &'a str, text: &'a str) -> Option<Function<'a>> {
+fn parse_function<'a>(bus: &'a str, text: &'a str) -> Option<Function<'a>> {
     let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
     let class = u32::from_str_radix(value("PCI_CLASS")?, 16).ok()?;
     Some(Function { bus, class, id: value("PCI_ID")?, driver: value("DRIVER") })
@@ -87,13 +90,13 @@ fn function<'a>(bus: &'a str, text: &'a str) -> Option<Function<'a>> {
 
 /// Returns the bus id of the bridge above a device, from the target of its link. Returns `None` directly below the
 /// root.
-pub fn above(place: &str) -> Option<&str> {
+pub fn parent_bridge(place: &str) -> Option<&str> {
     let mut parts = place.rsplit('/').skip(1);
     parts.next().filter(|name| name.split(':').count() == 3)
 }
 
 /// Returns the bus ids of all bridges above a device, nearest first.
-pub fn all_above(place: &str) -> impl Iterator<Item = &str> {
+pub fn parent_bridges(place: &str) -> impl Iterator<Item = &str> {
     place.rsplit('/').skip(1).take_while(|name| name.split(':').count() == 3)
 }
 
@@ -117,7 +120,10 @@ pub(crate) mod tests {
         let path = "/sys/bus/pci/devices/0000:00:03.0/uevent";
         let kind_of = |text: &str| {
             let output = crate::files::tests::found(&[(path, text)]);
-            functions(Some(&output), &mut Look::default()).unwrap().first().map(|f| (f.kind(), f.entity().to_string()))
+            functions(Some(&output), &mut ObservationBuilder::default())
+                .unwrap()
+                .first()
+                .map(|f| (f.kind(), f.entity().to_string()))
         };
         for (text, kind, entity) in [
             (VIRTIO.to_owned(), Kind::Nic, "nic:0000:00:03.0"),
@@ -135,19 +141,19 @@ pub(crate) mod tests {
     #[test]
     fn bridges_are_found_in_the_path() {
         let place = "/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0";
-        assert_eq!(above(place), Some("0000:17:00.0"));
-        assert_eq!(all_above(place).collect::<Vec<_>>(), ["0000:17:00.0", "0000:16:00.0", "0000:15:01.0"]);
-        assert_eq!(above("/sys/devices/pci0000:00/0000:00:03.0"), None);
+        assert_eq!(parent_bridge(place), Some("0000:17:00.0"));
+        assert_eq!(parent_bridges(place).collect::<Vec<_>>(), ["0000:17:00.0", "0000:16:00.0", "0000:15:01.0"]);
+        assert_eq!(parent_bridge("/sys/devices/pci0000:00/0000:00:03.0"), None);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in "((PCI_CLASS|PCI_ID|DRIVER)?=?.{0,12}\n){0,5}", place in ".{0,60}") {
             let output = crate::files::tests::found(&[("/sys/bus/pci/devices/x/uevent", &text)]);
-            for function in functions(Some(&output), &mut Look::default()).unwrap() {
+            for function in functions(Some(&output), &mut ObservationBuilder::default()).unwrap() {
                 function.entity();
             }
-            above(&place);
+            parent_bridge(&place);
         }
     }
 }

@@ -14,14 +14,14 @@
 //! to read the whole configuration space (root).
 
 use doctor_core::{
-    observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation, ProbeFailure},
+    observation::{Entity, EntityKind, Event, FailureKind, ObservationBuilder, Metric, Observation, ProbeFailure},
     time::Span,
 };
 
 use crate::{
-    files::{files, links, parts, text},
+    files::{glob_files, symlinks, match_pattern_exact, file_text},
     gpu::{no_gpu, not_applicable},
-    pci::{DEVICES, Kind, UEVENT, all_above, functions},
+    pci::{DEVICES, Kind, UEVENT, parent_bridges, functions},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -58,54 +58,54 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     let all = functions(outputs.first(), &mut look)?;
     let gpus: Vec<_> = all.iter().filter(|function| function.kind() == Kind::Gpu).collect();
     if gpus.is_empty() {
-        return Ok(look.or(no_gpu()));
+        return Ok(look.build_or(no_gpu()));
     }
-    let cpus = text(outputs.get(2)).map_err(Observation::CouldNot)?;
+    let cpus = file_text(outputs.get(2)).map_err(Observation::CouldNot)?;
     if cpus.lines().any(|line| line.starts_with("flags") && line.split(' ').any(|flag| flag == "hypervisor")) {
         return Ok(not_applicable("virtual-machine", "virtual machine: the hypervisor controls ACS"));
     }
-    let (places, bridges) = (links(outputs.get(1))?, links(outputs.get(3))?);
-    let configs = files(outputs.get(4))?;
+    let (places, bridges) = (symlinks(outputs.get(1))?, symlinks(outputs.get(3))?);
+    let configs = glob_files(outputs.get(4))?;
     let above_gpus: Vec<&str> = places
         .iter()
-        .filter(|(path, _)| parts(DEVICES, path).is_some_and(|[bus]| gpus.iter().any(|gpu| gpu.bus == bus)))
-        .flat_map(|(_, place)| all_above(place))
+        .filter(|(path, _)| match_pattern_exact(DEVICES, path).is_some_and(|[bus]| gpus.iter().any(|gpu| gpu.bus == bus)))
+        .flat_map(|(_, place)| parent_bridges(place))
         .collect();
     let mut seen = 0.0;
     for (path, place) in bridges {
-        let (Some([child]), Some(bus)) = (parts(BRIDGES, path), place.rsplit('/').next()) else { continue };
+        let (Some([child]), Some(bus)) = (match_pattern_exact(BRIDGES, path), place.rsplit('/').next()) else { continue };
         if !above_gpus.contains(&bus) {
             continue;
         }
-        let config = configs.iter().find(|file| parts(CONFIG, &file.path) == Some([child]));
+        let config = configs.iter().find(|file| match_pattern_exact(CONFIG, &file.path) == Some([child]));
         let read = match config.map(|file| &file.text) {
-            Some(Ok(hexadecimal)) => Config::of(hexadecimal).and_then(|config| config.acs_control()),
+            Some(Ok(hexadecimal)) => ConfigSpace::parse(hexadecimal).and_then(|config| config.acs_control()),
             Some(Err(failure)) => Err(failure.clone()),
             None => Err(ProbeFailure::new(FailureKind::Missing, format!("{bus} has no configuration space in /sys"))),
         };
         match read {
             Ok(control) => {
                 seen += 1.0;
-                if let Some(event) = control.and_then(|control| redirects(bus, control)) {
+                if let Some(event) = control.and_then(|control| redirect_event(bus, control)) {
                     look.event(event);
                 }
             }
-            Err(failure) => look.could_not(failure),
+            Err(failure) => look.unreadable(failure),
         }
     }
     if seen > 0.0 {
         look.metric(Metric::count("bridges_above_gpus", Entity::node(), seen));
     }
-    Ok(look.or(not_applicable("no-bridge", "no GPU of this node is below a PCIe bridge")))
+    Ok(look.build_or(not_applicable("no-bridge", "no GPU of this node is below a PCIe bridge")))
 }
 
 /// Reports redirection of requests or completions, which sends peer traffic to the root. Upstream forwarding is only
 /// listed.
-fn redirects(bus: &str, control: u16) -> Option<Event> {
+fn redirect_event(bus: &str, control: u16) -> Option<Event> {
     let bits = [(1 << 2, "ReqRedir"), (1 << 3, "CmpltRedir"), (1 << 4, "UpstreamFwd")];
     let on: Vec<_> = bits.iter().filter(|(bit, _)| control & bit != 0).map(|(_, name)| *name).collect();
     (control & 0b1100 != 0).then(|| {
@@ -115,10 +115,10 @@ fn redirects(bus: &str, control: u16) -> Option<Event> {
 }
 
 /// A device's configuration space.
-struct Config(Vec<u8>);
+struct ConfigSpace(Vec<u8>);
 
-impl Config {
-    fn of(hexadecimal: &str) -> Result<Self, ProbeFailure> {
+impl ConfigSpace {
+    fn parse(hexadecimal: &str) -> Result<Self, ProbeFailure> {
         let digits: Option<Vec<u8>> =
             hexadecimal.trim().chars().map(|digit| digit.to_digit(16).and_then(|n| u8::try_from(n).ok())).collect();
         let bytes =
@@ -164,7 +164,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::found, judged::judged, pci::tests::uevent};
+    use crate::{files::tests::found, classify_fixture::classify_outputs, pci::tests::uevent};
     use proptest::prelude::*;
 
     /// Configuration space with one other capability at 0x100 and ACS at 0x148. Made by hand after the PCIe
@@ -184,7 +184,7 @@ mod tests {
         let link = |from: &str, to: &str| (from.to_owned(), to.to_owned());
         let (bridge, gpu) =
             ("/sys/devices/pci0000:15/0000:15:01.0", "/sys/devices/pci0000:15/0000:15:01.0/0000:18:00.0");
-        judged(
+        classify_outputs(
             &CHECK,
             &[
                 found(&[("/sys/bus/pci/devices/0000:18:00.0/uevent", &device)]),
@@ -222,7 +222,7 @@ mod tests {
         #[test]
         fn no_configuration_space_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
             let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-            if let Ok(config) = Config::of(&text) {
+            if let Ok(config) = ConfigSpace::parse(&text) {
                 let _ = config.acs_control();
             }
         }

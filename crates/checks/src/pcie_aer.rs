@@ -15,12 +15,12 @@
 //! Not applicable where no device reports such errors (most virtual machines, or firmware that handles them itself).
 
 use doctor_core::{
-    observation::{Entity, Event, Look, Metric, Observation},
+    observation::{Entity, Event, ObservationBuilder, Metric, Observation},
     time::Span,
 };
 
 use crate::{
-    files::{Series, parts, samples, unreadable},
+    files::{Series, match_pattern_exact, sampled_series, unexpected_content},
     gpu::not_applicable,
     pci::{UEVENT, functions},
     probe::{Probe, ProbeOutput},
@@ -43,41 +43,41 @@ rules = [
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("pcie_aer.rs")), rules: RULES, probes, interpret };
 
-struct Kind {
+struct AerCounter {
     pattern: &'static str,
     total: &'static str,
     code: &'static str,
-    words: &'static str,
-    most: f64,
+    label: &'static str,
+    limit: f64,
 }
 
 /// "Any" is more than 0.5 per hour, so that a single old error does not count.
-const KINDS: [Kind; 3] = [
-    Kind {
+const COUNTERS: [AerCounter; 3] = [
+    AerCounter {
         pattern: "/sys/bus/pci/devices/*/aer_dev_fatal",
         total: "TOTAL_ERR_FATAL",
         code: "pcie-fatal",
-        words: "fatal",
-        most: 0.5,
+        label: "fatal",
+        limit: 0.5,
     },
-    Kind {
+    AerCounter {
         pattern: "/sys/bus/pci/devices/*/aer_dev_nonfatal",
         total: "TOTAL_ERR_NONFATAL",
         code: "pcie-nonfatal",
-        words: "non-fatal",
-        most: 0.5,
+        label: "non-fatal",
+        limit: 0.5,
     },
-    Kind {
+    AerCounter {
         pattern: "/sys/bus/pci/devices/*/aer_dev_correctable",
         total: "TOTAL_ERR_COR",
         code: "pcie-corrected",
-        words: "corrected",
-        most: 100.0,
+        label: "corrected",
+        limit: 100.0,
     },
 ];
 
 fn probes(_: &Params) -> Vec<Probe> {
-    let sampled = KINDS.iter().map(|kind| Probe::Sampled { pattern: kind.pattern.to_owned(), keep: Span::hours(1) });
+    let sampled = COUNTERS.iter().map(|kind| Probe::Sampled { pattern: kind.pattern.to_owned(), keep: Span::hours(1) });
     std::iter::once(Probe::glob(UEVENT)).chain(sampled).collect()
 }
 
@@ -86,24 +86,24 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     let all = functions(outputs.first(), &mut look)?;
-    for (place, kind) in KINDS.iter().enumerate() {
+    for (place, kind) in COUNTERS.iter().enumerate() {
         let (mut sum, mut any) = (0.0, false);
-        for series in samples(outputs.get(place + 1))? {
-            let Some([bus]) = parts(kind.pattern, series.path) else { continue };
+        for series in sampled_series(outputs.get(place + 1))? {
+            let Some([bus]) = match_pattern_exact(kind.pattern, series.path) else { continue };
             let Some(function) = all.iter().find(|function| function.bus == bus) else { continue };
-            match in_an_hour(&series, kind.total) {
+            match errors_in_last_hour(&series, kind.total) {
                 Some(errors) => {
                     (sum, any) = (sum + errors, true);
-                    if errors > kind.most {
-                        let text = format!("{errors:.0} {} PCIe errors within the hour", kind.words);
+                    if errors > kind.limit {
+                        let text = format!("{errors:.0} {} PCIe errors within the hour", kind.label);
                         look.event(Event::seen(kind.code, function.entity(), text));
                     }
                 }
-                None => match series.reading() {
-                    Ok(Some(text)) => look.could_not(unreadable(series.path, text)),
-                    Err(failure) => look.could_not(failure),
+                None => match series.current() {
+                    Ok(Some(text)) => look.unreadable(unexpected_content(series.path, text)),
+                    Err(failure) => look.unreadable(failure),
                     // The device is gone from the bus; other checks report that.
                     Ok(None) => {}
                 },
@@ -113,13 +113,13 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
             look.metric(Metric::count(&kind.code.replace('-', "_"), Entity::node(), sum));
         }
     }
-    Ok(look.or(not_applicable("no-aer", "no PCIe device of this node reports errors (AER)")))
+    Ok(look.build_or(not_applicable("no-aer", "no PCIe device of this node reports errors (AER)")))
 }
 
 /// Parses the total, which follows the counts of each kind of error on its own line.
-fn in_an_hour(series: &Series<'_>, total: &str) -> Option<f64> {
+fn errors_in_last_hour(series: &Series<'_>, total: &str) -> Option<f64> {
     let read = |text: &str| text.lines().find_map(|line| line.strip_prefix(total)?.trim().parse().ok());
-    Some(series.growth_of(Span::hours(1), read)?.in_an_hour())
+    Some(series.growth_by(Span::hours(1), read)?.in_last_hour())
 }
 
 #[cfg(test)]
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
     use crate::{
         files::tests::{found, looks},
-        judged::judged,
+        classify_fixture::classify_outputs,
         pci::tests::uevent,
     };
     use proptest::prelude::*;
@@ -137,7 +137,7 @@ mod tests {
     fn look(each: &[[&str; 3]]) -> Vec<String> {
         let bus = "/sys/bus/pci/devices/0000:18:00.0";
         let device = uevent("20700", "15B3:1021", Some("mlx5_core"));
-        let outputs = KINDS.iter().enumerate().map(|(n, kind)| {
+        let outputs = COUNTERS.iter().enumerate().map(|(n, kind)| {
             let path = kind.pattern.replace("/sys/bus/pci/devices/*", bus);
             let texts: Vec<_> =
                 each.iter().map(|totals| format!("Undefined 0\nDLP 0\n{} {}\n", kind.total, totals[n])).collect();
@@ -145,7 +145,7 @@ mod tests {
             looks(&files.iter().map(|one| &one[..]).collect::<Vec<_>>())
         });
         let all: Vec<_> = std::iter::once(found(&[(&format!("{bus}/uevent"), &device)])).chain(outputs).collect();
-        judged(&CHECK, &all)
+        classify_outputs(&CHECK, &all)
     }
 
     #[test]
@@ -166,8 +166,8 @@ mod tests {
     fn what_cannot_be_read_is_not_zero() {
         assert_eq!(look(&[["0", "0", "0"], ["?", "0", "0"]]), ["inconclusive unparseable"]);
         let nothing = [found(&[]), looks(&[&[]]), looks(&[&[]]), looks(&[&[]])];
-        assert_eq!(judged(&CHECK, &nothing), ["not-applicable no-aer"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &nothing), ["not-applicable no-aer"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {

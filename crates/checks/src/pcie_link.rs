@@ -20,12 +20,12 @@
 
 use std::collections::BTreeMap;
 
-use doctor_core::observation::{Event, Look, Metric, Observation};
+use doctor_core::observation::{Event, ObservationBuilder, Metric, Observation};
 
 use crate::{
-    files::{files, links, parts},
+    files::{glob_files, symlinks, match_pattern_exact},
     gpu::not_applicable,
-    pci::{DEVICES, Function, Kind, UEVENT, above, functions},
+    pci::{DEVICES, Function, Kind, UEVENT, parent_bridge, functions},
     probe::{FileText, Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -63,19 +63,19 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 /// One file's numbers by bus id. `Unknown`, 0 and 255 are left out: there is no link, or a virtual one.
-struct Numbers<'a>(BTreeMap<&'a str, f64>);
+struct ValuesByBus<'a>(BTreeMap<&'a str, f64>);
 
-impl<'a> Numbers<'a> {
-    fn of(pattern: &str, all: &'a [FileText], look: &mut Look) -> Self {
+impl<'a> ValuesByBus<'a> {
+    fn parse(pattern: &str, all: &'a [FileText], look: &mut ObservationBuilder) -> Self {
         let mut numbers = BTreeMap::new();
         for file in all {
-            match (parts(pattern, &file.path), &file.text) {
+            match (match_pattern_exact(pattern, &file.path), &file.text) {
                 (Some([bus]), Ok(text)) => {
                     let number = text.split_ascii_whitespace().next().and_then(|word| word.parse::<f64>().ok());
                     numbers
                         .extend(number.filter(|number| *number > 0.0 && *number < 255.0).map(|number| (bus, number)));
                 }
-                (Some(_), Err(failure)) => look.could_not(failure.clone()),
+                (Some(_), Err(failure)) => look.unreadable(failure.clone()),
                 (None, _) => {}
             }
         }
@@ -88,22 +88,22 @@ impl<'a> Numbers<'a> {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     let all = functions(outputs.first(), &mut look)?;
-    let places = links(outputs.get(1))?;
-    let mut numbers = |place: usize| Ok(Numbers::of(FILES[place], files(outputs.get(place + 2))?, &mut look));
+    let places = symlinks(outputs.get(1))?;
+    let mut numbers = |place: usize| Ok(ValuesByBus::parse(FILES[place], glob_files(outputs.get(place + 2))?, &mut look));
     let (width, most_width, speed, most_speed) = (numbers(0)?, numbers(1)?, numbers(2)?, numbers(3)?);
     for function in all.iter().filter(|f| matches!(f.kind(), Kind::Nic | Kind::Nvme)) {
-        let place = places.iter().find(|(path, _)| parts(DEVICES, path) == Some([function.bus]));
-        let port = place.and_then(|(_, place)| above(place));
-        let both = |most: &Numbers<'_>| {
+        let place = places.iter().find(|(path, _)| match_pattern_exact(DEVICES, path) == Some([function.bus]));
+        let port = place.and_then(|(_, place)| parent_bridge(place));
+        let both = |most: &ValuesByBus<'_>| {
             let own = most.get(function.bus)?;
             Some(port.and_then(|port| most.get(port)).map_or(own, |above| own.min(above)))
         };
         if let (Some(has), Some(could)) = (width.get(function.bus), both(&most_width)) {
             look.metric(Metric::count("pcie_lanes", function.entity(), has));
             if has < could {
-                look.event(narrow(function, has, could));
+                look.event(narrow_event(function, has, could));
             }
         }
         if let (Some(has), Some(could)) = (speed.get(function.bus), both(&most_speed))
@@ -113,10 +113,10 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
             look.event(Event::seen("pcie-slow", function.entity(), text));
         }
     }
-    Ok(look.or(not_applicable("no-link", "no network adapter or NVMe disk of this node reports a PCIe link")))
+    Ok(look.build_or(not_applicable("no-link", "no network adapter or NVMe disk of this node reports a PCIe link")))
 }
 
-fn narrow(function: &Function<'_>, has: f64, could: f64) -> Event {
+fn narrow_event(function: &Function<'_>, has: f64, could: f64) -> Event {
     let code = if function.kind() == Kind::Nvme { "nvme-narrow" } else { "pcie-narrow" };
     Event::seen(code, function.entity(), format!("PCIe link width x{has}, device and port support x{could}"))
 }
@@ -124,7 +124,7 @@ fn narrow(function: &Function<'_>, has: f64, could: f64) -> Event {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::found, judged::judged, pci::tests::uevent};
+    use crate::{files::tests::found, classify_fixture::classify_outputs, pci::tests::uevent};
     use proptest::prelude::*;
 
     const PORT: &str = "0000:17:01.0";
@@ -140,7 +140,7 @@ mod tests {
             found(&[(&path(DEVICE, name), of_device), (&path(PORT, name), of_port)])
         };
         let place = format!("/sys/devices/pci0000:16/{PORT}/{DEVICE}");
-        judged(
+        classify_outputs(
             &CHECK,
             &[
                 one("uevent", &device, &bridge),
@@ -183,7 +183,7 @@ mod tests {
         let none = ["255\n", "Unknown\n"];
         assert_eq!(look(NIC.0, NIC.1, none, none, none), ["not-applicable no-link"]);
         assert_eq!(look("c0330", "8086:0001", FULL, FULL, FULL), ["not-applicable no-link"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {

@@ -17,10 +17,10 @@
 use doctor_core::observation::{Entity, Event, FailureKind, Metric, Observation, ProbeFailure};
 
 use crate::{
-    files::text,
-    gpu::{gpus, not_applicable},
+    files::file_text,
+    gpu::{require_gpus, not_applicable},
     probe::{Probe, ProbeOutput},
-    settings::refused,
+    check_params::invalid_param,
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -50,9 +50,9 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         None => None,
         Some(Some(false)) => return not_applicable("not-configured", "not required here (required = false)"),
         Some(Some(true)) => Some(()),
-        Some(None) => return refused("required", "required = true"),
+        Some(None) => return invalid_param("required", "required = true"),
     };
-    if let Err(instead) = gpus(outputs.first()) {
+    if let Err(instead) = require_gpus(outputs.first()) {
         return instead;
     }
     let cards = match outputs.get(1) {
@@ -64,14 +64,14 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     if cards == 0 {
         return not_applicable("no-rdma", "no InfiniBand or RoCE adapter on this node");
     }
-    let modules = match text(outputs.get(2)) {
+    let modules = match file_text(outputs.get(2)) {
         Ok(modules) if modules.trim().is_empty() => return could_not("/proc/modules is empty"),
         Ok(modules) => modules,
         Err(failure) => return Observation::CouldNot(failure),
     };
     let loaded = modules.lines().any(|line| line.split_ascii_whitespace().next() == Some("nvidia_peermem"));
     if !loaded && required.is_none() {
-        match text(outputs.get(3)) {
+        match file_text(outputs.get(3)) {
             Ok(version) if version.contains("Open Kernel Module") => {
                 return not_applicable("dma-buf", "NVIDIA's open kernel modules use DMA-BUF instead of nvidia_peermem");
             }
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
     use crate::{
         gpu::tests::{answer, none, t},
-        judged::judged_with,
+        classify_fixture::classify_outputs_with,
     };
     use proptest::prelude::*;
 
@@ -112,7 +112,7 @@ mod tests {
         let names = ProbeOutput::Names(cards.iter().map(|&card| card.to_owned()).collect());
         let text = |text: &str| ProbeOutput::Text(text.to_owned());
         let outputs = [answer(&[&[("uuid", t("GPU-0"))]]), names, text(modules), text(version)];
-        judged_with(&CHECK, &toml::from_str(params).unwrap(), None, &outputs)
+        classify_outputs_with(&CHECK, &toml::from_str(params).unwrap(), None, &outputs)
     }
 
     #[test]
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(look("required = 1", &["mlx5_0"], LOADED, CLOSED), ["inconclusive unparseable"]);
         let missing = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "no"));
         let outputs = [none(), missing.clone(), missing.clone(), missing];
-        assert_eq!(judged_with(&CHECK, &Params::new(), None, &outputs), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs_with(&CHECK, &Params::new(), None, &outputs), ["not-applicable no-gpu"]);
     }
 
     proptest! {

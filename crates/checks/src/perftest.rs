@@ -9,7 +9,7 @@ pub const MAX_PERFTEST_BYTES: usize = 256 << 10;
 
 /// One result: that of the largest messages, if there are several sizes.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Written {
+pub struct WriteBandwidth {
     /// Bytes of one message.
     pub message: u64,
     pub bits_per_second: f64,
@@ -17,7 +17,7 @@ pub struct Written {
 
 /// Why there is no result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NoResult {
+pub enum PerftestError {
     #[error("ib_write_bw printed {0} bytes; the limit is {MAX_PERFTEST_BYTES} bytes")]
     TooLong(usize),
     #[error("ib_write_bw printed no column `BW average` in Gb/sec, MB/sec or MiB/sec")]
@@ -25,26 +25,26 @@ pub enum NoResult {
     #[error("ib_write_bw printed no result line")]
     NoRow,
     #[error("ib_write_bw transferred no data")]
-    Nothing,
+    NoTraffic,
 }
 
 /// Parses the output.
 ///
 /// # Errors
 /// If it has no result.
-pub fn parse(text: &str) -> Result<Written, NoResult> {
+pub fn parse(text: &str) -> Result<WriteBandwidth, PerftestError> {
     if text.len() > MAX_PERFTEST_BYTES {
-        return Err(NoResult::TooLong(text.len()));
+        return Err(PerftestError::TooLong(text.len()));
     }
     let columns = text.lines().position(|line| line.trim_start().starts_with("#bytes"));
-    let mut lines = text.lines().skip(columns.ok_or(NoResult::NoColumns)?);
-    let bits = lines.next().and_then(bits_in_unit).ok_or(NoResult::NoColumns)?;
+    let mut lines = text.lines().skip(columns.ok_or(PerftestError::NoColumns)?);
+    let bits = lines.next().and_then(bits_in_unit).ok_or(PerftestError::NoColumns)?;
     let largest = lines.filter_map(row).max_by_key(|(message, _)| *message);
-    let (message, average) = largest.ok_or(NoResult::NoRow)?;
+    let (message, average) = largest.ok_or(PerftestError::NoRow)?;
     if average <= 0.0 {
-        return Err(NoResult::Nothing);
+        return Err(PerftestError::NoTraffic);
     }
-    Ok(Written { message, bits_per_second: average * bits })
+    Ok(WriteBandwidth { message, bits_per_second: average * bits })
 }
 
 /// Returns the bits per second of one unit.
@@ -69,7 +69,7 @@ fn row(line: &str) -> Option<(u64, f64)> {
 
 /// Why a run failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Complaint {
+pub enum PerftestFailure {
     /// Messages did not arrive: the adapter returned one with an error.
     Traffic(String),
     /// Anything else: no device, no memory, no permission. It says nothing about the hardware.
@@ -77,21 +77,21 @@ pub enum Complaint {
 }
 
 /// Finds the reason in both streams of the run and of its peer.
-pub fn complaint(said: &str) -> Complaint {
+pub fn classify_failure(said: &str) -> PerftestFailure {
     let line = |text: &str| text.trim().chars().take(200).collect::<String>();
     let mut lines = said.lines().skip_while(|line| !line.contains("Completion with error"));
     if let Some(first) = lines.next() {
         let status = lines.next().filter(|line| line.contains("Failed status")).unwrap_or(first);
         let meaning = status.split_once("Failed status ").and_then(|(_, rest)| rest.split_once(':')?.0.parse().ok());
-        let meaning = meaning.and_then(of_status).map_or_else(String::new, |word| format!(" ({word})"));
-        return Complaint::Traffic(format!("{}{meaning}", line(status)));
+        let meaning = meaning.and_then(status_meaning).map_or_else(String::new, |word| format!(" ({word})"));
+        return PerftestFailure::Traffic(format!("{}{meaning}", line(status)));
     }
     let last = said.lines().rev().find(|line| !line.trim().is_empty() && !line.trim_start().starts_with("---"));
-    Complaint::Other(last.map_or_else(|| "no output".to_owned(), line))
+    PerftestFailure::Other(last.map_or_else(|| "no output".to_owned(), line))
 }
 
 /// Numbers of verbs (`ibv_wc_status`) that may occur in a loopback.
-const fn of_status(number: u32) -> Option<&'static str> {
+const fn status_meaning(number: u32) -> Option<&'static str> {
     match number {
         1 => Some("wrong length"),
         2 => Some("queue pair error"),
@@ -119,39 +119,39 @@ mod tests {
 
     #[test]
     fn versions_of_several_years_are_read_in_their_units() {
-        assert_eq!(parse(GBITS), Ok(Written { message: 8_388_608, bits_per_second: 394.61e9 }));
-        let Written { message, bits_per_second } = parse(MEBIBYTES).unwrap();
+        assert_eq!(parse(GBITS), Ok(WriteBandwidth { message: 8_388_608, bits_per_second: 394.61e9 }));
+        let WriteBandwidth { message, bits_per_second } = parse(MEBIBYTES).unwrap();
         assert_eq!((message, (bits_per_second / 1e9).round()), (65_536, 93.0));
-        let Written { message, bits_per_second } = parse(ALL_SIZES).unwrap();
+        let WriteBandwidth { message, bits_per_second } = parse(ALL_SIZES).unwrap();
         assert_eq!((message, (bits_per_second / 1e9).round()), (8_388_608, 202.0), "the largest counts");
     }
 
     #[test]
     fn what_has_no_result_has_none() {
-        assert_eq!(parse(""), Err(NoResult::NoColumns));
-        assert_eq!(parse(REFUSED), Err(NoResult::NoColumns));
-        assert_eq!(parse(BROKEN), Err(NoResult::NoRow));
-        assert_eq!(parse(&GBITS.replace("Gb/sec", "furlongs")), Err(NoResult::NoColumns));
-        assert_eq!(parse(&GBITS.replace("394.61", "0.00")), Err(NoResult::Nothing));
-        assert_eq!(parse(&GBITS.replace("394.61", "nan")), Err(NoResult::NoRow));
-        assert_eq!(parse(&"x".repeat(MAX_PERFTEST_BYTES + 1)), Err(NoResult::TooLong(MAX_PERFTEST_BYTES + 1)));
+        assert_eq!(parse(""), Err(PerftestError::NoColumns));
+        assert_eq!(parse(REFUSED), Err(PerftestError::NoColumns));
+        assert_eq!(parse(BROKEN), Err(PerftestError::NoRow));
+        assert_eq!(parse(&GBITS.replace("Gb/sec", "furlongs")), Err(PerftestError::NoColumns));
+        assert_eq!(parse(&GBITS.replace("394.61", "0.00")), Err(PerftestError::NoTraffic));
+        assert_eq!(parse(&GBITS.replace("394.61", "nan")), Err(PerftestError::NoRow));
+        assert_eq!(parse(&"x".repeat(MAX_PERFTEST_BYTES + 1)), Err(PerftestError::TooLong(MAX_PERFTEST_BYTES + 1)));
     }
 
     #[test]
     fn only_messages_that_did_not_arrive_are_held_against_the_hardware() {
-        let Complaint::Traffic(text) = complaint(BROKEN) else { panic!("traffic") };
+        let PerftestFailure::Traffic(text) = classify_failure(BROKEN) else { panic!("traffic") };
         assert_eq!(text, "Failed status 12: wr_id 0 syndrom 0x81 (no acknowledgement after all retries)");
-        let Complaint::Other(text) = complaint(REFUSED) else { panic!("other") };
+        let PerftestFailure::Other(text) = classify_failure(REFUSED) else { panic!("other") };
         assert_eq!(text, "Unable to find the Infiniband/RoCE device");
-        assert_eq!(complaint(" \n"), Complaint::Other("no output".to_owned()));
-        assert!(matches!(complaint("Couldn't allocate MR\nFailed to create MR\n"), Complaint::Other(_)));
+        assert_eq!(classify_failure(" \n"), PerftestFailure::Other("no output".to_owned()));
+        assert!(matches!(classify_failure("Couldn't allocate MR\nFailed to create MR\n"), PerftestFailure::Other(_)));
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in "(#bytes|BW average\\[|Gb/sec\\]|Failed status |[0-9 .:\n]|.){0,80}") {
             let _read = parse(&text);
-            let _said = complaint(&text);
+            let _said = classify_failure(&text);
         }
     }
 }

@@ -8,7 +8,7 @@ pub const MAX_PINGPONG_BYTES: usize = 256 << 10;
 
 /// One result: that of the largest messages, if there are several sizes.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Returned {
+pub struct PingpongResult {
     /// Bytes of one message.
     pub message: u64,
     pub bits_per_second: f64,
@@ -18,7 +18,7 @@ pub struct Returned {
 
 /// Why there is no result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NoResult {
+pub enum PingpongError {
     #[error("fi_pingpong printed {0} bytes; the limit is {MAX_PINGPONG_BYTES} bytes")]
     TooLong(usize),
     #[error("fi_pingpong printed no columns `bytes`, `#sent`, `#ack`, `MB/sec` and `usec/xfer`")]
@@ -26,7 +26,7 @@ pub enum NoResult {
     #[error("fi_pingpong printed no result line")]
     NoRow,
     #[error("fi_pingpong transferred no data")]
-    Nothing,
+    NoTraffic,
     #[error("fi_pingpong sent {sent} messages and received {returned} acknowledgements")]
     Lost { sent: u64, returned: u64 },
 }
@@ -35,19 +35,20 @@ pub enum NoResult {
 ///
 /// # Errors
 /// If it has no result.
-pub fn parse(text: &str) -> Result<Returned, NoResult> {
+pub fn parse(text: &str) -> Result<PingpongResult, PingpongError> {
     if text.len() > MAX_PINGPONG_BYTES {
-        return Err(NoResult::TooLong(text.len()));
+        return Err(PingpongError::TooLong(text.len()));
     }
     let is_header = |line: &&str| line.split_ascii_whitespace().next() == Some("bytes");
     let mut lines = text.lines().skip_while(|line| !is_header(line));
-    let columns = lines.next().and_then(Columns::of).ok_or(NoResult::NoColumns)?;
-    let largest = lines.filter_map(|line| columns.row(line)).max_by_key(|row| row.message).ok_or(NoResult::NoRow)?;
+    let columns = lines.next().and_then(Columns::parse).ok_or(PingpongError::NoColumns)?;
+    let largest =
+        lines.filter_map(|line| columns.row(line)).max_by_key(|row| row.message).ok_or(PingpongError::NoRow)?;
     match largest {
-        Row { sent, returned, .. } if returned < sent => Err(NoResult::Lost { sent, returned }),
-        Row { rate, .. } if rate <= 0.0 => Err(NoResult::Nothing),
+        Row { sent, acked: returned, .. } if returned < sent => Err(PingpongError::Lost { sent, returned }),
+        Row { rate, .. } if rate <= 0.0 => Err(PingpongError::NoTraffic),
         Row { message, rate, micros, .. } => {
-            Ok(Returned { message, bits_per_second: rate * 8e6, seconds: micros / 1e6 })
+            Ok(PingpongResult { message, bits_per_second: rate * 8e6, seconds: micros / 1e6 })
         }
     }
 }
@@ -64,13 +65,13 @@ struct Columns {
 struct Row {
     message: u64,
     sent: u64,
-    returned: u64,
+    acked: u64,
     rate: f64,
     micros: f64,
 }
 
 impl Columns {
-    fn of(header: &str) -> Option<Self> {
+    fn parse(header: &str) -> Option<Self> {
         let place = |name: &str| header.split_ascii_whitespace().position(|word| word == name);
         Some(Self {
             bytes: place("bytes")?,
@@ -85,14 +86,14 @@ impl Columns {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
         let word = |place: usize| words.get(place).copied();
         let rate = |place: usize| word(place)?.parse::<f64>().ok().filter(|rate| rate.is_finite() && *rate >= 0.0);
-        let sent = shortened(word(self.sent)?)?;
+        let sent = parse_short_number(word(self.sent)?)?;
         Some(Row {
-            message: shortened(word(self.bytes)?)?,
+            message: parse_short_number(word(self.bytes)?)?,
             sent,
             // A prefix `=` means that all were acknowledged.
-            returned: match word(self.ack)?.strip_prefix('=') {
+            acked: match word(self.ack)?.strip_prefix('=') {
                 Some(_) => sent,
-                None => shortened(word(self.ack)?)?,
+                None => parse_short_number(word(self.ack)?)?,
             },
             rate: rate(self.rate)?,
             micros: rate(self.micros)?,
@@ -101,7 +102,7 @@ impl Columns {
 }
 
 /// Parses `64`, `1.5k`, `2m`, `1g`.
-fn shortened(word: &str) -> Option<u64> {
+fn parse_short_number(word: &str) -> Option<u64> {
     let (digits, factor) = match word.as_bytes().last()? {
         b'k' => (&word[..word.len() - 1], 1 << 10),
         b'm' => (&word[..word.len() - 1], 1 << 20),
@@ -114,7 +115,7 @@ fn shortened(word: &str) -> Option<u64> {
 
 /// Why a run failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Complaint {
+pub enum PingpongFailure {
     /// Messages did not arrive: the adapter returned one with an error.
     Traffic(String),
     /// Anything else: no device, no memory, no permission. It says nothing about the hardware.
@@ -123,10 +124,10 @@ pub enum Complaint {
 
 /// Finds the reason in the output of both sides. Only the client's message errors count: a server whose client went
 /// away also reports a message error.
-pub fn complaint(client: &str, server: &str) -> Complaint {
+pub fn classify_failure(client: &str, server: &str) -> PingpongFailure {
     let line = |text: &str| text.trim().chars().take(200).collect::<String>();
     if let Some(text) = client.lines().find(|line| line.contains("cq_readerr")) {
-        return Complaint::Traffic(line(text));
+        return PingpongFailure::Traffic(line(text));
     }
     let last = |said: &str| {
         // Skip a side's complaint about its lost peer: the peer's own output has the reason.
@@ -135,7 +136,7 @@ pub fn complaint(client: &str, server: &str) -> Complaint {
     };
     let of_client = || client.lines().rev().map(line).find(|line| !line.is_empty());
     let said = last(client).or_else(|| last(server)).or_else(of_client);
-    Complaint::Other(said.unwrap_or_else(|| "no output".to_owned()))
+    PingpongFailure::Other(said.unwrap_or_else(|| "no output".to_owned()))
 }
 
 #[cfg(test)]
@@ -151,39 +152,39 @@ mod tests {
 
     #[test]
     fn real_runs_are_read() {
-        let Returned { message, bits_per_second, seconds } = parse(ONE).unwrap();
+        let PingpongResult { message, bits_per_second, seconds } = parse(ONE).unwrap();
         assert_eq!((message, bits_per_second.round(), (seconds * 1e9).round()), (1 << 20, 26_403_440_000.0, 317_710.0));
-        let Returned { message, bits_per_second, .. } = parse(ALL).unwrap();
+        let PingpongResult { message, bits_per_second, .. } = parse(ALL).unwrap();
         assert!(message == 6 << 20 && bits_per_second > 1e9, "the largest counts");
     }
 
     #[test]
     fn what_has_no_result_has_none() {
-        assert_eq!(parse(""), Err(NoResult::NoColumns));
-        assert_eq!(parse(SERVER), Err(NoResult::NoColumns));
-        assert_eq!(parse(ONE.lines().next().unwrap()), Err(NoResult::NoRow));
-        assert_eq!(parse(&ONE.replace("=1k", "512")), Err(NoResult::Lost { sent: 1024, returned: 512 }));
-        assert_eq!(parse(&ONE.replace("3300.43", "0.00")), Err(NoResult::Nothing));
-        assert_eq!(parse(&ONE.replace("3300.43", "inf")), Err(NoResult::NoRow));
-        assert_eq!(parse(&"x".repeat(MAX_PINGPONG_BYTES + 1)), Err(NoResult::TooLong(MAX_PINGPONG_BYTES + 1)));
+        assert_eq!(parse(""), Err(PingpongError::NoColumns));
+        assert_eq!(parse(SERVER), Err(PingpongError::NoColumns));
+        assert_eq!(parse(ONE.lines().next().unwrap()), Err(PingpongError::NoRow));
+        assert_eq!(parse(&ONE.replace("=1k", "512")), Err(PingpongError::Lost { sent: 1024, returned: 512 }));
+        assert_eq!(parse(&ONE.replace("3300.43", "0.00")), Err(PingpongError::NoTraffic));
+        assert_eq!(parse(&ONE.replace("3300.43", "inf")), Err(PingpongError::NoRow));
+        assert_eq!(parse(&"x".repeat(MAX_PINGPONG_BYTES + 1)), Err(PingpongError::TooLong(MAX_PINGPONG_BYTES + 1)));
     }
 
     #[test]
     fn only_messages_that_did_not_arrive_are_held_against_the_hardware() {
-        let Complaint::Other(text) = complaint(CLIENT, SERVER) else { panic!("other") };
+        let PingpongFailure::Other(text) = classify_failure(CLIENT, SERVER) else { panic!("other") };
         assert_eq!(text, "fi_getinfo(): util/pingpong.c:1489, ret=-61 (No data available)");
-        let Complaint::Other(text) = complaint(CLIENT, "") else { panic!("other") };
+        let PingpongFailure::Other(text) = classify_failure(CLIENT, "") else { panic!("other") };
         assert!(text.ends_with("remote connection closed"), "{text}");
-        assert!(matches!(complaint(CLIENT, LOST), Complaint::Other(_)), "the client disconnected");
-        assert!(matches!(complaint(LOST, ""), Complaint::Traffic(_)));
-        assert_eq!(complaint("\n", ""), Complaint::Other("no output".to_owned()));
+        assert!(matches!(classify_failure(CLIENT, LOST), PingpongFailure::Other(_)), "the client disconnected");
+        assert!(matches!(classify_failure(LOST, ""), PingpongFailure::Traffic(_)));
+        assert_eq!(classify_failure("\n", ""), PingpongFailure::Other("no output".to_owned()));
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in "(bytes #sent #ack total time MB/sec usec/xfer\n|[0-9kmg=. \n]|.){0,80}") {
             let _read = parse(&text);
-            let _said = complaint(&text, &text);
+            let _said = classify_failure(&text, &text);
         }
     }
 }

@@ -7,7 +7,7 @@ use doctor_core::{
     time::{Span, Timestamp},
 };
 
-use crate::gpu_answer::GpuAnswer;
+use crate::gpu_query::GpuQueryResult;
 
 /// One item to read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -78,7 +78,7 @@ pub enum ProbeOutput {
     Samples(Vec<Sample>),
     StatFs(FileSystemSpace),
     Processes(Vec<Process>),
-    Gpus(GpuAnswer),
+    Gpus(GpuQueryResult),
     Ran {
         exit: Option<i32>,
         stdout: String,

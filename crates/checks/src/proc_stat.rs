@@ -41,7 +41,7 @@ impl ProcStat {
 
     /// Returns whether the process has ended and only waits to be reaped. A killed process shows the state of its first
     /// thread, which may have ended while another one still hangs in the kernel.
-    pub const fn is_over(&self) -> bool {
+    pub const fn has_exited(&self) -> bool {
         matches!(self.state, 'Z' | 'X') && self.threads <= 1
     }
 }
@@ -69,9 +69,9 @@ mod tests {
                 start_ticks: 123_456
             }
         );
-        assert!(!stat.is_over());
+        assert!(!stat.has_exited());
         assert_eq!(ProcStat::name(LINE), Some("a) S (b"));
-        assert!(ProcStat::parse(&LINE.replace(") S 7170", ") Z 7170")).unwrap().is_over());
+        assert!(ProcStat::parse(&LINE.replace(") S 7170", ") Z 7170")).unwrap().has_exited());
     }
 
     // Linux 6.18, 2026-11-15: fio, killed while one of its threads waited for a frozen file system.
@@ -82,7 +82,7 @@ mod tests {
     fn a_process_is_not_over_while_one_of_its_threads_hangs() {
         let stat = ProcStat::parse(HALF_DEAD).unwrap();
         assert_eq!((stat.state, stat.threads), ('Z', 2));
-        assert!(!stat.is_over());
+        assert!(!stat.has_exited());
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("processes_stuck.rs")), rules: RULES, probes, interpret };
 
 /// A process that just started may wait for its disk.
-const OLD: Span = Span::minutes(5);
+const MIN_AGE: Span = Span::minutes(5);
 
 fn probes(_: &Params) -> Vec<Probe> {
     vec![Probe::Processes]
@@ -50,18 +50,18 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         Ok(all) => all,
         Err(failure) => return Observation::CouldNot(failure),
     };
-    let stuck = all.iter().filter(|process| process.state == 'D' && process.age >= OLD);
-    let (nvidia, other): (Vec<_>, Vec<_>) = stuck.partition(|process| is_of_nvidia(process));
+    let stuck = all.iter().filter(|process| process.state == 'D' && process.age >= MIN_AGE);
+    let (nvidia, other): (Vec<_>, Vec<_>) = stuck.partition(|process| is_nvidia_process(process));
     let events = [("nvidia-stuck", &nvidia), ("processes-stuck", &other)]
         .into_iter()
         .filter(|(_, processes)| !processes.is_empty())
-        .map(|(code, processes)| Event::seen(code, Entity::node(), told(processes)))
+        .map(|(code, processes)| Event::seen(code, Entity::node(), describe_processes(processes)))
         .collect();
     let count = (nvidia.len() + other.len()) as f64;
     Observation::measured(vec![Metric::count("processes_stuck", Entity::node(), count)], events)
 }
 
-fn is_of_nvidia(process: &Process) -> bool {
+fn is_nvidia_process(process: &Process) -> bool {
     let name =
         process.name.starts_with("nvidia") || process.name.starts_with("nv-") || process.name.starts_with("dcgm");
     let place = process.waits_in.as_deref().unwrap_or("");
@@ -70,7 +70,7 @@ fn is_of_nvidia(process: &Process) -> bool {
 }
 
 /// Returns the number of processes, and the names of the first few.
-fn told(processes: &[&Process]) -> String {
+fn describe_processes(processes: &[&Process]) -> String {
     let one = |process: &&Process| {
         let place = process.waits_in.as_ref().map(|place| format!(" in {place}")).unwrap_or_default();
         format!("{} ({}){place}", process.name, process.pid)
@@ -83,7 +83,7 @@ fn told(processes: &[&Process]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::judged::judged;
+    use crate::classify_fixture::classify_outputs;
 
     fn process(name: &str, state: char, minutes: i64, waits_in: &str) -> Process {
         Process {
@@ -99,7 +99,7 @@ mod tests {
 
     fn look(process: Process) -> Vec<String> {
         let first = Process { pid: 2, ..self::process("kthreadd", 'S', 9000, "") };
-        judged(&CHECK, &[ProbeOutput::Processes(vec![first, process])])
+        classify_outputs(&CHECK, &[ProbeOutput::Processes(vec![first, process])])
     }
 
     // Made by hand.
@@ -115,9 +115,9 @@ mod tests {
 
     #[test]
     fn the_processes_of_a_container_are_not_those_of_the_machine() {
-        assert_eq!(judged(&CHECK, &[ProbeOutput::Processes(Vec::new())]), ["inconclusive denied"]);
+        assert_eq!(classify_outputs(&CHECK, &[ProbeOutput::Processes(Vec::new())]), ["inconclusive denied"]);
         let own = vec![process("doctor-node", 'R', 600, "")];
-        assert_eq!(judged(&CHECK, &[ProbeOutput::Processes(own)]), ["inconclusive denied"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[ProbeOutput::Processes(own)]), ["inconclusive denied"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 }

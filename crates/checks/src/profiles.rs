@@ -66,7 +66,7 @@ profiles![
 /// # Panics
 /// If a compiled-in file is not a profile, which a unit test rules out.
 pub fn built_in() -> MachineTypes {
-    together(BUILT_IN.iter().map(read).collect())
+    merge(BUILT_IN.iter().map(read).collect())
 }
 
 /// Returns this built-in machine type and those that it builds on: parsing all takes longer. Returns none if it is not
@@ -82,13 +82,13 @@ pub fn built_in_like(sku: &Sku) -> MachineTypes {
         wanted.clone_from(&file.like);
         files.insert(0, file);
     }
-    together(files)
+    merge(files)
 }
 
-fn together(files: Vec<ProfileFile>) -> MachineTypes {
+fn merge(files: Vec<ProfileFile>) -> MachineTypes {
     let mut types = MachineTypes::default();
     for file in files {
-        types.lay_over(file).expect("a compiled-in profile comes after the one that it extends");
+        types.merge(file).expect("a compiled-in profile comes after the one that it extends");
     }
     types
 }
@@ -102,8 +102,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     use doctor_core::{
-        machine::{MachineFacts, ToldBy, detect},
         policy::{Policy, When},
+        sku_detection::{DetectionSource, MachineFacts, detect},
     };
 
     use super::*;
@@ -139,7 +139,7 @@ mod tests {
         ] {
             let facts = MachineFacts { instance_type: Some(called.to_owned()), ..MachineFacts::default() };
             let found = detect(&types, &facts).found.unwrap_or_else(|| panic!("{called}"));
-            assert_eq!((found.sku.as_str(), found.by), (sku, ToldBy::Metadata));
+            assert_eq!((found.sku.as_str(), found.by), (sku, DetectionSource::Metadata));
             let label = Sku::new(called).unwrap();
             let by_label = detect(&types, &MachineFacts { told: Some(label), ..MachineFacts::default() });
             assert_eq!(by_label.found.unwrap().sku.as_str(), sku);
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn every_number_is_one_that_a_check_measures_or_a_bandwidth_for_the_tests() {
-        let rules = crate::Catalogue::built_in().rules(&Policy::standard()).unwrap();
+        let rules = crate::Catalogue::built_in().rules(&Policy::built_in()).unwrap();
         let asked: BTreeSet<&str> = rules
             .iter()
             .filter(|rule| matches!(rule.when, When::NotProfile { .. } | When::BelowProfile { .. }))

@@ -12,10 +12,10 @@
 //!
 //! An array that is being rebuilt counts as degraded until it is done. Not applicable where there is no array.
 
-use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation};
+use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, ObservationBuilder, Metric, Observation};
 
 use crate::{
-    files::{files, parts, text},
+    files::{glob_files, match_pattern_exact, file_text},
     gpu::not_applicable,
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
@@ -48,17 +48,17 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let none = not_applicable("no-raid", "no software RAID array on this node");
-    let table = match text(outputs.first()) {
+    let table = match file_text(outputs.first()) {
         Ok(table) => table,
         // The kernel creates the file when it first finds an array.
         Err(failure) if failure.kind == FailureKind::Missing => return Ok(none),
         Err(failure) => return Err(Observation::CouldNot(failure)),
     };
-    let mut look = Look::default();
-    let states = files(outputs.get(1))?;
+    let mut look = ObservationBuilder::default();
+    let states = glob_files(outputs.get(1))?;
     for array in arrays(table) {
         let entity = Entity::new(EntityKind::Disk, array.name);
-        let state = states.iter().find(|file| parts(STATE, &file.path).is_some_and(|[rest]| array.name[2..] == *rest));
+        let state = states.iter().find(|file| match_pattern_exact(STATE, &file.path).is_some_and(|[rest]| array.name[2..] == *rest));
         let is_broken = state.is_some_and(|file| file.text.as_deref().is_ok_and(|text| text.trim() == "broken"));
         look.metric(Metric::count("members_missing", entity.clone(), array.missing));
         if is_broken || !array.is_active {
@@ -69,7 +69,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
             look.event(Event::seen("raid-degraded", entity, text));
         }
     }
-    Ok(look.or(none))
+    Ok(look.build_or(none))
 }
 
 struct Array<'a> {
@@ -110,12 +110,12 @@ fn missing(line: &str) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::found, judged::judged};
+    use crate::{files::tests::found, classify_fixture::classify_outputs};
     use doctor_core::observation::ProbeFailure;
     use proptest::prelude::*;
 
     fn look(table: &str, state: &str) -> Vec<String> {
-        judged(&CHECK, &[ProbeOutput::Text(table.to_owned()), found(&[("/sys/block/md128/md/array_state", state)])])
+        classify_outputs(&CHECK, &[ProbeOutput::Text(table.to_owned()), found(&[("/sys/block/md128/md/array_state", state)])])
     }
 
     // Made by hand after md(4).
@@ -138,8 +138,8 @@ mod tests {
     fn no_array_is_not_applicable_and_no_answer_is_no_health() {
         assert_eq!(look("Personalities : \nunused devices: <none>\n", ""), ["not-applicable no-raid"]);
         let failed = |kind| ProbeOutput::Failed(ProbeFailure::new(kind, "no"));
-        assert_eq!(judged(&CHECK, &[failed(FailureKind::Missing), found(&[])]), ["not-applicable no-raid"]);
-        assert_eq!(judged(&CHECK, &[failed(FailureKind::Denied), found(&[])]), ["inconclusive denied"]);
+        assert_eq!(classify_outputs(&CHECK, &[failed(FailureKind::Missing), found(&[])]), ["not-applicable no-raid"]);
+        assert_eq!(classify_outputs(&CHECK, &[failed(FailureKind::Denied), found(&[])]), ["inconclusive denied"]);
     }
 
     proptest! {

@@ -3,7 +3,7 @@
 use doctor_core::observation::{Entity, EntityKind, Observation, ProbeFailure};
 
 use crate::{
-    files::{files, unreadable, wild},
+    files::{glob_files, match_pattern, unexpected_content},
     gpu::not_applicable,
     probe::{FileText, ProbeOutput},
 };
@@ -25,14 +25,14 @@ pub fn no_rdma() -> Observation {
 }
 
 /// Parses `4: ACTIVE` to `ACTIVE` and `5: LinkUp` to `LinkUp`. Returns `None` for other formats.
-pub fn state_word(text: &str) -> Option<&str> {
+pub fn parse_state(text: &str) -> Option<&str> {
     let (number, word) = text.trim().split_once(':')?;
     let word = word.trim();
     (number.parse::<u8>().is_ok() && !word.is_empty()).then_some(word)
 }
 
 /// Parses `400 Gb/sec (4X NDR)` to bits per second.
-pub fn rate_bits(text: &str) -> Option<f64> {
+pub fn parse_rate(text: &str) -> Option<f64> {
     let (number, unit) = text.trim().split_once(' ')?;
     let number: f64 = number.parse().ok()?;
     (unit.starts_with("Gb/sec") && number.is_finite() && number >= 0.0).then_some(number * 1e9)
@@ -42,8 +42,9 @@ pub fn rate_bits(text: &str) -> Option<f64> {
 ///
 /// # Errors
 /// If the file could not be read.
-pub fn of<'a>(all: &'a [FileText], pattern: &str, names: &[&str]) -> Result<Option<&'a str>, ProbeFailure> {
-    let file = all.iter().find(|file| wild(pattern, &file.path).is_some_and(|found| names.starts_with(&found)));
+pub fn port_file<'a>(all: &'a [FileText], pattern: &str, names: &[&str]) -> Result<Option<&'a str>, ProbeFailure> {
+    let file =
+        all.iter().find(|file| match_pattern(pattern, &file.path).is_some_and(|found| names.starts_with(&found)));
     match file.map(|file| &file.text) {
         None => Ok(None),
         Some(Ok(text)) => Ok(Some(text.trim())),
@@ -75,12 +76,12 @@ impl Port<'_> {
 /// # Errors
 /// Returns the observation that the check should return: not applicable if there is no port.
 pub fn ports(output: Option<&ProbeOutput>) -> Result<Vec<Port<'_>>, Observation> {
-    let found: Vec<Port<'_>> = files(output)?
+    let found: Vec<Port<'_>> = glob_files(output)?
         .iter()
         .filter_map(|file| {
-            let names = wild(STATE, &file.path)?;
+            let names = match_pattern(STATE, &file.path)?;
             let state = match &file.text {
-                Ok(text) => state_word(text).ok_or_else(|| unreadable(&file.path, text)),
+                Ok(text) => parse_state(text).ok_or_else(|| unexpected_content(&file.path, text)),
                 Err(failure) => Err(failure.clone()),
             };
             Some(Port { device: names.first()?, port: names.get(1)?, state })
@@ -96,23 +97,23 @@ mod tests {
 
     #[test]
     fn states_and_rates_read_as_the_kernel_writes_them() {
-        assert_eq!(state_word("4: ACTIVE\n"), Some("ACTIVE"));
-        assert_eq!(state_word("5: LinkUp\n"), Some("LinkUp"));
-        assert_eq!(rate_bits("400 Gb/sec (4X NDR)\n"), Some(400e9));
-        assert_eq!(rate_bits("2.5 Gb/sec (1X SDR)\n"), Some(2.5e9));
+        assert_eq!(parse_state("4: ACTIVE\n"), Some("ACTIVE"));
+        assert_eq!(parse_state("5: LinkUp\n"), Some("LinkUp"));
+        assert_eq!(parse_rate("400 Gb/sec (4X NDR)\n"), Some(400e9));
+        assert_eq!(parse_rate("2.5 Gb/sec (1X SDR)\n"), Some(2.5e9));
         for text in ["", "ACTIVE", "4:", "x: ACTIVE"] {
-            assert_eq!(state_word(text), None, "{text}");
+            assert_eq!(parse_state(text), None, "{text}");
         }
         for text in ["", "400", "fast Gb/sec", "400 Mb/sec", "inf Gb/sec"] {
-            assert_eq!(rate_bits(text), None, "{text}");
+            assert_eq!(parse_rate(text), None, "{text}");
         }
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in ".{0,60}") {
-            state_word(&text);
-            rate_bits(&text);
+            parse_state(&text);
+            parse_rate(&text);
         }
     }
 }

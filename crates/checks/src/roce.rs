@@ -15,13 +15,13 @@
 
 use std::collections::BTreeMap;
 
-use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation, ProbeFailure};
+use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, ObservationBuilder, Metric, Observation, ProbeFailure};
 
 use crate::{
-    files::{files, parts, unreadable},
+    files::{glob_files, match_pattern_exact, unexpected_content},
     gpu::not_applicable,
     probe::{FileText, Probe, ProbeOutput},
-    rdma::{HCA_TYPE, LINK_LAYER, STATE, of, ports},
+    rdma::{HCA_TYPE, LINK_LAYER, STATE, port_file, ports},
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -52,22 +52,22 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let ports = ports(outputs.first())?;
-    let (layers, types) = (files(outputs.get(1))?, files(outputs.get(2))?);
-    let (states, mtus) = (files(outputs.get(3))?, files(outputs.get(4))?);
-    let mut look = Look::default();
+    let (layers, types) = (glob_files(outputs.get(1))?, glob_files(outputs.get(2))?);
+    let (states, mtus) = (glob_files(outputs.get(3))?, glob_files(outputs.get(4))?);
+    let mut look = ObservationBuilder::default();
     let mut kinds: BTreeMap<&str, Vec<(Entity, f64)>> = BTreeMap::new();
     for port in &ports {
-        match of(layers, LINK_LAYER, &[port.device, port.port]) {
+        match port_file(layers, LINK_LAYER, &[port.device, port.port]) {
             Ok(Some("Ethernet")) if port.is_active() => {}
             Ok(_) => continue,
             Err(failure) => {
-                look.could_not(failure);
+                look.unreadable(failure);
                 continue;
             }
         }
         let Some((name, state)) = interface(states, port.device) else {
             let text = format!("no network interface of {} is visible", port.entity());
-            look.could_not(ProbeFailure::new(FailureKind::Missing, text));
+            look.unreadable(ProbeFailure::new(FailureKind::Missing, text));
             continue;
         };
         let entity = Entity::new(EntityKind::Nic, name);
@@ -77,19 +77,19 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
                 let text = format!("RDMA port {} is active, its interface is {state}", port.entity());
                 look.event(Event::seen("roce-interface-down", entity.clone(), text));
             }
-            Err(failure) => look.could_not(failure),
+            Err(failure) => look.unreadable(failure),
         }
-        match of(mtus, MTU, &[port.device, name]) {
+        match port_file(mtus, MTU, &[port.device, name]) {
             Ok(Some(text)) => match text.parse::<u32>() {
                 Ok(mtu) => {
-                    let kind = of(types, HCA_TYPE, &[port.device]).ok().flatten().unwrap_or("");
+                    let kind = port_file(types, HCA_TYPE, &[port.device]).ok().flatten().unwrap_or("");
                     look.metric(Metric::count("mtu", entity.clone(), f64::from(mtu)));
                     kinds.entry(kind).or_default().push((entity, f64::from(mtu)));
                 }
-                Err(_) => look.could_not(unreadable(name, text)),
+                Err(_) => look.unreadable(unexpected_content(name, text)),
             },
             Ok(None) => {}
-            Err(failure) => look.could_not(failure),
+            Err(failure) => look.unreadable(failure),
         }
     }
     for interfaces in kinds.values() {
@@ -99,7 +99,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
             look.event(Event::seen("roce-mtu-differs", entity.clone(), text));
         }
     }
-    Ok(look.or(not_applicable("no-roce", "no active RoCE port on this node")))
+    Ok(look.build_or(not_applicable("no-roce", "no active RoCE port on this node")))
 }
 
 /// Returns a device's interface that is up, else any: representors of virtual functions are listed next to the real
@@ -107,7 +107,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
 fn interface<'a>(all: &'a [FileText], device: &str) -> Option<(&'a str, Result<&'a str, ProbeFailure>)> {
     let own = || {
         all.iter().filter_map(|file| {
-            let [of_device, name] = parts(OPERSTATE, &file.path)?;
+            let [of_device, name] = match_pattern_exact(OPERSTATE, &file.path)?;
             (of_device == device).then(|| (name, file.text.as_deref().map(str::trim).map_err(Clone::clone)))
         })
     };
@@ -117,7 +117,7 @@ fn interface<'a>(all: &'a [FileText], device: &str) -> Option<(&'a str, Result<&
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::found, judged::judged};
+    use crate::{files::tests::found, classify_fixture::classify_outputs};
 
     /// Adapters: layer, state of the interface, MTU. Made by hand.
     fn look(adapters: &[(&str, &str, &str)]) -> Vec<String> {
@@ -133,7 +133,7 @@ mod tests {
             all("/sys/class/infiniband/mlx5_{}/device/net/gpu{}rdma/operstate", |adapter| adapter.1.to_owned()),
             all("/sys/class/infiniband/mlx5_{}/device/net/gpu{}rdma/mtu", |adapter| adapter.2.to_owned()),
         ];
-        judged(&CHECK, &outputs)
+        classify_outputs(&CHECK, &outputs)
     }
 
     const GOOD: (&str, &str, &str) = ("Ethernet\n", "up\n", "9000\n");
@@ -152,6 +152,6 @@ mod tests {
         assert_eq!(look(&[("InfiniBand\n", "down\n", "1500\n")]), ["not-applicable no-roce"]);
         assert_eq!(look(&[]), ["not-applicable no-rdma"]);
         assert_eq!(look(&[("Ethernet\n", "up\n", "big")]), ["inconclusive unparseable"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 }

@@ -16,13 +16,13 @@
 
 use std::collections::BTreeMap;
 
-use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Look, Metric, Observation, ProbeFailure};
+use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, ObservationBuilder, Metric, Observation, ProbeFailure};
 
 use crate::{
-    files::{files, wild},
+    files::{glob_files, match_pattern},
     gpu::not_applicable,
     probe::{Probe, ProbeOutput},
-    settings::words,
+    check_params::string_list,
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -57,18 +57,18 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let Some(wanted) = words(params, "units", "units = [\"slurmd.service\"]")? else {
+    let Some(wanted) = string_list(params, "units", "units = [\"slurmd.service\"]")? else {
         return Ok(not_applicable("not-configured", "`units` is not set"));
     };
-    let mut look = Look::default();
+    let mut look = ObservationBuilder::default();
     let mut running: BTreeMap<&str, bool> = BTreeMap::new();
     for (place, pattern) in PATTERNS.iter().enumerate() {
-        for file in files(outputs.get(place))? {
-            let Some(name) = wild(pattern, &file.path).and_then(|names| names.last().copied()) else { continue };
-            let is_wanted = wanted.iter().any(|unit| plain(unit) == name);
+        for file in glob_files(outputs.get(place))? {
+            let Some(name) = match_pattern(pattern, &file.path).and_then(|names| names.last().copied()) else { continue };
+            let is_wanted = wanted.iter().any(|unit| unit_name(unit) == name);
             match &file.text {
                 Ok(text) => *running.entry(name).or_default() |= has_processes(text),
-                Err(failure) if is_wanted => look.could_not(failure.clone()),
+                Err(failure) if is_wanted => look.unreadable(failure.clone()),
                 Err(_) => {}
             }
         }
@@ -79,7 +79,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     }
     let mut well = 0.0;
     for unit in &wanted {
-        let text = match running.get(plain(unit)) {
+        let text = match running.get(unit_name(unit)) {
             Some(true) => {
                 well += 1.0;
                 continue;
@@ -87,13 +87,13 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
             Some(false) => "service has no process",
             None => "service is not started or does not exist",
         };
-        look.event(Event::seen("service-not-running", Entity::new(EntityKind::Service, plain(unit)), text));
+        look.event(Event::seen("service-not-running", Entity::new(EntityKind::Service, unit_name(unit)), text));
     }
     look.metric(Metric::count("services_running", Entity::node(), well));
-    Ok(look.or(Observation::measured(Vec::new(), Vec::new())))
+    Ok(look.build_or(Observation::measured(Vec::new(), Vec::new())))
 }
 
-fn plain(unit: &str) -> &str {
+fn unit_name(unit: &str) -> &str {
     unit.strip_suffix(".service").unwrap_or(unit)
 }
 
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
     use crate::{
         files::tests::found,
-        judged::{judged, judged_with},
+        classify_fixture::{classify_outputs, classify_outputs_with},
     };
     use proptest::prelude::*;
 
@@ -119,7 +119,7 @@ mod tests {
         ]);
         let deeper = "/sys/fs/cgroup/system.slice/system-getty.slice/getty@tty1.service/cgroup.events";
         let outputs = [second, found(&[(deeper, "populated 1\nfrozen 0\n")]), found(&[]), found(&[])];
-        judged_with(&CHECK, &params, None, &outputs)
+        classify_outputs_with(&CHECK, &params, None, &outputs)
     }
 
     // Made by hand.
@@ -137,7 +137,7 @@ mod tests {
         let params: Params = toml::from_str("units = ['sshd']").unwrap();
         let with = |text: &str| {
             let first = found(&[("/sys/fs/cgroup/systemd/system.slice/sshd.service/cgroup.procs", text)]);
-            judged_with(&CHECK, &params, None, &[found(&[]), found(&[]), found(&[]), first])
+            classify_outputs_with(&CHECK, &params, None, &[found(&[]), found(&[]), found(&[]), first])
         };
         assert_eq!(with("812\n"), ["pass within-limits"]);
         assert_eq!(with(""), ["fail service-not-running reboot service:sshd"]);
@@ -145,10 +145,10 @@ mod tests {
 
     #[test]
     fn nothing_named_and_nothing_seen_are_not_health() {
-        assert_eq!(judged(&CHECK, &[found(&[])]), ["not-applicable not-configured"]);
+        assert_eq!(classify_outputs(&CHECK, &[found(&[])]), ["not-applicable not-configured"]);
         let params: Params = toml::from_str("units = ['sshd']").unwrap();
         let nothing: Vec<_> = (0..4).map(|_| found(&[])).collect();
-        assert_eq!(judged_with(&CHECK, &params, None, &nothing), ["inconclusive empty"]);
+        assert_eq!(classify_outputs_with(&CHECK, &params, None, &nothing), ["inconclusive empty"]);
         assert_eq!(look("'munge'", ""), ["inconclusive unparseable"]);
     }
 

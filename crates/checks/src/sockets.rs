@@ -5,7 +5,7 @@
 pub const TABLES: [&str; 2] = ["/proc/net/tcp", "/proc/net/tcp6"];
 
 /// Returns whether a socket listens on this port, according to the text of one of the tables.
-pub fn listens(table: &str, port: u16) -> bool {
+pub fn is_listening(table: &str, port: u16) -> bool {
     /// The state of a listening socket.
     const LISTEN: &str = "0A";
     table.lines().any(|line| {
@@ -28,16 +28,16 @@ mod tests {
 
     #[test]
     fn a_port_that_is_listened_on_is_told_from_one_that_is_in_use() {
-        assert!(listens(TABLE, 5555));
-        assert!(!listens(TABLE, 5556), "a connection is no listener");
-        assert!(!listens(TABLE, 5557) && !listens("", 5555));
-        assert!(listens("  0: 00000000000000000000000000000000:B9E8 0:0 0A", 47592), "IPv6");
+        assert!(is_listening(TABLE, 5555));
+        assert!(!is_listening(TABLE, 5556), "a connection is no listener");
+        assert!(!is_listening(TABLE, 5557) && !is_listening("", 5555));
+        assert!(is_listening("  0: 00000000000000000000000000000000:B9E8 0:0 0A", 47592), "IPv6");
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in "([0-9A-F: \n]|.){0,60}", port: u16) {
-            listens(&text, port);
+            is_listening(&text, port);
         }
     }
 }

@@ -54,7 +54,7 @@ impl Check {
             Depth::Quick => self.spec.limit,
             Depth::Deep => {
                 let probes: Span = (self.probes)(params).into_iter().map(own).sum();
-                self.spec.limit.max(probes + AROUND_THE_PROBES)
+                self.spec.limit.max(probes + PROBE_OVERHEAD)
             }
         }
     }
@@ -70,7 +70,7 @@ impl Check {
 }
 
 /// What a job needs besides its probes: to start, to give up on what hangs, and to write its result.
-const AROUND_THE_PROBES: Span = Span::minutes(2);
+const PROBE_OVERHEAD: Span = Span::minutes(2);
 
 /// Returns the `//!` lines at the top of a check's source file, so that its page is written once, next to the code.
 pub const fn page_of(source: &'static str) -> &'static str {
@@ -109,13 +109,13 @@ pub struct Spec {
     /// Shared resources that it loads by default.
     pub shares: &'static [&'static str],
     /// The parameter that lists further shared resources that it loads, if there is one.
-    pub loads: Option<&'static str>,
+    pub shared_param: Option<&'static str>,
     /// Whether it runs only if the policy enables it: it runs a third-party program, which may do more than read.
     pub opt_in: bool,
 }
 
 /// An agent's default check interval. A check that declares no period runs at each interval.
-const EACH_LOOK: Span = Span::minutes(5);
+const DEFAULT_CHECK_INTERVAL: Span = Span::minutes(5);
 
 impl Spec {
     /// A check that only reads, takes milliseconds and may run at any time.
@@ -125,13 +125,13 @@ impl Spec {
             title,
             depth: Depth::Quick,
             exclusive: false,
-            every: EACH_LOOK,
+            every: DEFAULT_CHECK_INTERVAL,
             cutoff: Span::days(1),
             limit: Span::minutes(1),
             usual: Span::from_secs(1),
             usual_by: None,
             shares: &[],
-            loads: None,
+            shared_param: None,
             opt_in: false,
         }
     }
@@ -150,8 +150,8 @@ impl Spec {
 
     /// Adds the shared resources that this parameter lists to what the test loads.
     #[must_use]
-    pub const fn loads(mut self, parameter: &'static str) -> Self {
-        self.loads = Some(parameter);
+    pub const fn with_shared_param(mut self, parameter: &'static str) -> Self {
+        self.shared_param = Some(parameter);
         self
     }
 
@@ -162,7 +162,7 @@ impl Spec {
         self
     }
 
-    pub(crate) fn usually(&self, params: &Params) -> Span {
+    pub(crate) fn usual_duration(&self, params: &Params) -> Span {
         let by_parameter = || {
             let (parameter, usual) = self.usual_by?;
             let number = params.get(parameter)?.as_integer()?;
@@ -172,15 +172,15 @@ impl Spec {
     }
 
     /// Returns the shared resources that the test loads under these parameters.
-    pub(crate) fn shared(&self, params: &Params) -> Vec<String> {
-        let listed = self.loads.and_then(|name| params.get(name)).and_then(toml::Value::as_array);
+    pub(crate) fn shared_resources(&self, params: &Params) -> Vec<String> {
+        let listed = self.shared_param.and_then(|name| params.get(name)).and_then(toml::Value::as_array);
         let listed = listed.into_iter().flatten().filter_map(toml::Value::as_str);
         self.shares.iter().copied().chain(listed).map(str::to_owned).collect()
     }
 
     /// Returns whether the check runs at each of the agent's check intervals and declares no longer period.
     pub fn is_fast(&self) -> bool {
-        self.every <= EACH_LOOK
+        self.every <= DEFAULT_CHECK_INTERVAL
     }
 
     /// Sets a longer period.

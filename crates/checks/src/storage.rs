@@ -55,15 +55,15 @@ use doctor_core::{
 use crate::{
     measurements::interpret_measurements,
     probe::{Probe, ProbeOutput},
-    settings,
+    check_params,
     spec::{Check, Params, Spec, page_of},
-    storage_order::{LEAST_SIZE, Place, StorageOrder},
+    storage_params::{MIN_SIZE, StorageTarget, StorageParams},
 };
 
 const SPEC: Spec =
     Spec::deep("storage", "data integrity and speed of mounts", Span::from_secs(45), Span::minutes(30))
         .opt_in()
-        .loads("mounts");
+        .with_shared_param("mounts");
 
 macro_rules! rules {
     ($($metric:literal floor $floor:literal $unit:literal,)*) => {
@@ -111,19 +111,19 @@ const RULES: &str = rules![
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("storage.rs")), rules: RULES, probes, interpret };
 
-const SIZE: u64 = 1 << 30;
-const PATTERN_TIME: Span = Span::from_secs(5);
+const DEFAULT_SIZE: u64 = 1 << 30;
+const DEFAULT_PATTERN_TIME: Span = Span::from_secs(5);
 /// A shorter time measures only how fio starts.
-const LEAST_TIME: Span = Span::from_millis(100);
-const STALL: Span = Span::from_secs(30);
+const MIN_PATTERN_TIME: Span = Span::from_millis(100);
+const DEFAULT_STALL: Span = Span::from_secs(30);
 /// The time of a pass besides its pattern: starting fio, and waiting for operations in flight.
-const AROUND_A_PASS: Span = Span::from_secs(5);
+const PASS_OVERHEAD: Span = Span::from_secs(5);
 /// Time to start and to write the report.
-const AROUND_THE_TEST: Span = Span::from_secs(15);
+const TEST_OVERHEAD: Span = Span::from_secs(15);
 /// The patterns and the verification.
 const PASSES: i64 = 8;
 
-const PARAMETERS: [(&str, &str); 9] = [
+const KNOWN_PARAMS: [(&str, &str); 9] = [
     ("mounts", "mounts = [\"/data\", \"/scratch\"]"),
     ("directories", "directories = [\"/var/tmp\"]"),
     ("size", "size = \"1GiB\""),
@@ -135,65 +135,65 @@ const PARAMETERS: [(&str, &str); 9] = [
     ("timeout", "timeout = \"5m\""),
 ];
 
-fn order(params: &Params) -> Result<StorageOrder, Observation> {
-    let example = settings::only(params, &PARAMETERS)?;
-    let mounts = settings::words(params, "mounts", example("mounts"))?;
-    let directories = settings::words(params, "directories", example("directories"))?;
+fn test_params(params: &Params) -> Result<StorageParams, Observation> {
+    let example = check_params::reject_unknown(params, &KNOWN_PARAMS)?;
+    let mounts = check_params::string_list(params, "mounts", example("mounts"))?;
+    let directories = check_params::string_list(params, "directories", example("directories"))?;
     let places: Vec<_> = match (mounts, directories) {
-        (None, None) => vec![Place::Mount("/".to_owned())],
+        (None, None) => vec![StorageTarget::Mount("/".to_owned())],
         (mounts, directories) => {
-            let mounts = mounts.into_iter().flatten().map(Place::Mount);
-            mounts.chain(directories.into_iter().flatten().map(Place::Directory)).collect()
+            let mounts = mounts.into_iter().flatten().map(StorageTarget::Mount);
+            mounts.chain(directories.into_iter().flatten().map(StorageTarget::Directory)).collect()
         }
     };
     if let Some(place) = places.iter().find(|place| !place.path().starts_with('/')) {
-        let name = if matches!(place, Place::Mount(_)) { "mounts" } else { "directories" };
-        return Err(settings::refused(name, example(name)));
+        let name = if matches!(place, StorageTarget::Mount(_)) { "mounts" } else { "directories" };
+        return Err(check_params::invalid_param(name, example(name)));
     }
-    let span = |name, default| Ok::<_, Observation>(settings::span(params, name, example(name))?.unwrap_or(default));
-    let (pattern_time, stall) = (span("pattern_time", PATTERN_TIME)?, span("stall", STALL)?);
-    if pattern_time < LEAST_TIME {
-        return Err(too_little("pattern_time", "100ms"));
+    let span = |name, default| Ok::<_, Observation>(check_params::duration(params, name, example(name))?.unwrap_or(default));
+    let (pattern_time, stall) = (span("pattern_time", DEFAULT_PATTERN_TIME)?, span("stall", DEFAULT_STALL)?);
+    if pattern_time < MIN_PATTERN_TIME {
+        return Err(below_minimum("pattern_time", "100ms"));
     }
-    let each = (pattern_time.millis() + AROUND_A_PASS.millis()) * PASSES + stall.millis() * 2;
+    let each = (pattern_time.millis() + PASS_OVERHEAD.millis()) * PASSES + stall.millis() * 2;
     let all = Span::from_millis(each.saturating_mul(i64::try_from(places.len()).unwrap_or(i64::MAX)));
-    let size = settings::bytes(params, "size", example("size"))?.unwrap_or(SIZE);
-    if size < LEAST_SIZE {
-        return Err(too_little("size", "16MiB"));
+    let size = check_params::bytes(params, "size", example("size"))?.unwrap_or(DEFAULT_SIZE);
+    if size < MIN_SIZE {
+        return Err(below_minimum("size", "16MiB"));
     }
-    let iops = settings::number(params, "iops", example("iops"))?;
+    let iops = check_params::number(params, "iops", example("iops"))?;
     if iops.is_some_and(|iops| iops < 1.0) {
-        return Err(too_little("iops", "1"));
+        return Err(below_minimum("iops", "1"));
     }
-    Ok(StorageOrder {
+    Ok(StorageParams {
         places,
         size,
         pattern_time,
         stall,
-        verify: settings::flag(params, "verify", example("verify"))?.unwrap_or(true),
-        rate: settings::bytes(params, "rate", example("rate"))?,
+        verify: check_params::flag(params, "verify", example("verify"))?.unwrap_or(true),
+        rate: check_params::bytes(params, "rate", example("rate"))?,
         iops: iops.map(|iops| iops as u64),
         timeout: span("timeout", all)?,
     })
 }
 
-fn too_little(name: &str, least: &str) -> Observation {
+fn below_minimum(name: &str, least: &str) -> Observation {
     let text = format!("parameter `{name}` is too small; expected at least {least}");
     Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, text))
 }
 
 fn probes(params: &Params) -> Vec<Probe> {
-    let Ok(order) = order(params) else { return Vec::new() };
+    let Ok(order) = test_params(params) else { return Vec::new() };
     let Ok(written) = serde_json::to_string(&order) else { return Vec::new() };
     // The test enforces its own timeout. This one applies only if the test does not return although it touches no mount
     // itself.
-    let millis = order.timeout.millis() + order.stall.millis() * 2 + AROUND_THE_TEST.millis();
+    let millis = order.timeout.millis() + order.stall.millis() * 2 + TEST_OVERHEAD.millis();
     let timeout = Span::from_millis(millis);
     vec![Probe::Builtin { test: SPEC.id.to_owned(), args: vec![written], timeout }]
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
-    match order(params) {
+    match test_params(params) {
         Ok(_) => interpret_measurements(params, outputs),
         Err(instead) => instead,
     }
@@ -204,12 +204,12 @@ mod tests {
     use super::*;
     use crate::{
         document::Measurements,
-        judged::judged_with,
+        classify_fixture::classify_outputs_with,
         Catalogue,
-        storage_order::{Direction, Pattern},
+        storage_params::{Direction, Pattern},
     };
     use doctor_core::{
-        classify::{Past, judge_with},
+        classify::{Baselines, classify_with_baselines},
         ids::CheckId,
         observation::{Entity, EntityKind, Event, Metric, Unit},
         policy::Policy,
@@ -238,7 +238,7 @@ mod tests {
     }
 
     fn judged(output: ProbeOutput) -> Vec<String> {
-        judged_with(&CHECK, &Params::new(), None, &[output])
+        classify_outputs_with(&CHECK, &Params::new(), None, &[output])
     }
 
     #[test]
@@ -267,27 +267,27 @@ mod tests {
         assert_eq!(slow.len(), 4, "2 MB/s in four patterns: {slow:?}");
         let expect = [("randread_iops".to_owned(), 80_000.0)].into();
         let profile = Profile { sku: "hgx".parse().unwrap(), version: 1, expect };
-        let judge = judged_with(&CHECK, &Params::new(), Some(&profile), &[measured(1.0, Vec::new())]);
+        let judge = classify_outputs_with(&CHECK, &Params::new(), Some(&profile), &[measured(1.0, Vec::new())]);
         assert_eq!(judge, ["fail storage-slow monitor mount:/data"]);
-        let rules = Catalogue::new([CHECK]).rules(&Policy::standard()).unwrap();
+        let rules = Catalogue::new([CHECK]).rules(&Policy::built_in()).unwrap();
         let id = CheckId::new("storage").unwrap();
         let observation = interpret(&Params::new(), &[measured(1.0, Vec::new())]);
-        let own = |values: &[f64]| Past {
-            own: [(("iodepth_read_1file_bw".to_owned(), data()), values.to_vec())].into(),
-            ..Past::default()
+        let own = |values: &[f64]| Baselines {
+            own_values: [(("iodepth_read_1file_bw".to_owned(), data()), values.to_vec())].into(),
+            ..Baselines::default()
         };
-        let faster = judge_with(&rules, None, &own(&[5e9; 5]), &id, &observation);
+        let faster = classify_with_baselines(&rules, None, &own(&[5e9; 5]), &id, &observation);
         assert_eq!(faster.findings.len(), 1);
         assert!(faster.text.contains("iodepth_read_1file_bw 2 GB/s, expected at least"), "{}", faster.text);
-        assert!(judge_with(&rules, None, &own(&[5e9; 4]), &id, &observation).findings.is_empty(), "too few results");
+        assert!(classify_with_baselines(&rules, None, &own(&[5e9; 4]), &id, &observation).findings.is_empty(), "too few results");
     }
 
     #[test]
     fn every_pattern_is_judged() {
         for pattern in Pattern::ALL {
-            let what = if pattern.facts().block == 1 << 20 { "bw" } else { "iops" };
+            let what = if pattern.spec().block == 1 << 20 { "bw" } else { "iops" };
             assert!(RULES.contains(&format!("metric = \"{}_{what}\"", pattern.code())), "{}", pattern.code());
-            assert_eq!(pattern.facts().direction == Direction::Both, pattern.facts().rw == "randrw");
+            assert_eq!(pattern.spec().direction == Direction::Both, pattern.spec().rw == "randrw");
         }
     }
 
@@ -295,7 +295,7 @@ mod tests {
     fn a_run_that_could_not_be_made_is_inconclusive() {
         let missing = ProbeFailure::new(FailureKind::Missing, "fio is not installed");
         assert_eq!(judged(ProbeOutput::Failed(missing)), ["inconclusive missing"]);
-        assert_eq!(judged_with(&CHECK, &Params::new(), None, &[]), ["inconclusive empty"]);
+        assert_eq!(classify_outputs_with(&CHECK, &Params::new(), None, &[]), ["inconclusive empty"]);
         let half = Measurements {
             metrics: vec![Metric::new("randread_iops", data(), 9e4, Unit::OperationsPerSecond)],
             ..Measurements::default()
@@ -306,17 +306,17 @@ mod tests {
 
     #[test]
     fn an_order_is_what_the_parameters_say() {
-        let default = order(&Params::new()).unwrap();
-        assert_eq!(default.places, [Place::Mount("/".to_owned())]);
+        let default = test_params(&Params::new()).unwrap();
+        assert_eq!(default.places, [StorageTarget::Mount("/".to_owned())]);
         assert_eq!((default.size, default.verify, default.timeout), (1 << 30, true, Span::from_secs(140)));
-        let set = order(&params(
+        let set = test_params(&params(
             "mounts = ['/data']\ndirectories = ['/var/tmp']\nsize = '64MiB'\npattern_time = '30s'\nrate = '500MB'",
         ));
         let set = set.unwrap();
-        assert_eq!(set.places, [Place::Mount("/data".to_owned()), Place::Directory("/var/tmp".to_owned())]);
+        assert_eq!(set.places, [StorageTarget::Mount("/data".to_owned()), StorageTarget::Directory("/var/tmp".to_owned())]);
         assert_eq!((set.size, set.rate, set.timeout), (64 << 20, Some(500_000_000), Span::from_secs(680)));
         let [Probe::Builtin { args, timeout, .. }] = &probes(&params("timeout = '1m'"))[..] else { panic!("one probe") };
-        assert_eq!(serde_json::from_str::<StorageOrder>(&args[0]).unwrap().timeout, Span::minutes(1));
+        assert_eq!(serde_json::from_str::<StorageParams>(&args[0]).unwrap().timeout, Span::minutes(1));
         assert!(*timeout > Span::minutes(2), "the test ends before the probe's timeout");
     }
 
@@ -336,7 +336,7 @@ mod tests {
             "iops = 'many'",
             "sizes = '1GiB'",
         ] {
-            let answer = judged_with(&CHECK, &params(text), None, &[measured(1.0, Vec::new())]);
+            let answer = classify_outputs_with(&CHECK, &params(text), None, &[measured(1.0, Vec::new())]);
             assert_eq!(answer, ["inconclusive unparseable"], "{text}");
             assert!(probes(&params(text)).is_empty(), "{text}");
         }
@@ -345,7 +345,7 @@ mod tests {
     #[test]
     fn a_named_mount_is_shared_until_the_site_says_otherwise() {
         let shares = |text: &str| {
-            let policy = Policy::over_defaults(text).unwrap();
+            let policy = Policy::with_site_settings(text).unwrap();
             let tests = Catalogue::built_in().tests(&policy);
             tests.into_iter().find(|test| test.id.as_str() == "storage").map(|test| test.shares)
         };

@@ -1,7 +1,7 @@
 //! Parses the SXid records that the NVSwitch driver writes to the kernel log.
 
 use crate::{
-    gpu::bus_id,
+    gpu::normalize_bus_id,
     kmsg::Record,
     tables::{self, Fatal},
 };
@@ -16,7 +16,7 @@ pub struct SxidRecord<'a> {
     pub number: u32,
     pub switch: Entity,
     pub record: Record<'a>,
-    words: &'a str,
+    text: &'a str,
 }
 
 impl<'a> SxidRecord<'a> {
@@ -28,18 +28,18 @@ impl<'a> SxidRecord<'a> {
         let (device, rest) = rest.split_once("): ")?;
         let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
         let (number, words) = rest.split_at(digits);
-        let id = bus_id(device).unwrap_or_else(|| device.to_owned());
+        let id = normalize_bus_id(device).unwrap_or_else(|| device.to_owned());
         Some(Self {
             number: number.parse().ok()?,
             switch: Entity::new(EntityKind::Switch, id),
             record: *record,
-            words: words.trim_start_matches([',', ' ']),
+            text: words.trim_start_matches([',', ' ']),
         })
     }
 
     /// Returns the record's own rating, or `None` if it has none.
     pub fn is_fatal(&self) -> Option<bool> {
-        match self.words.split(',').next()?.trim() {
+        match self.text.split(',').next()?.trim() {
             "Fatal" => Some(true),
             "Non-fatal" | "Nonfatal" => Some(false),
             _ => None,

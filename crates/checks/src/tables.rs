@@ -155,7 +155,7 @@ pub struct Nvlink5Row {
     /// Any of these; empty: every status.
     pub statuses: Vec<u32>,
     pub now: String,
-    pub second: Option<([String; 2], String)>,
+    pub second_case: Option<([String; 2], String)>,
     pub later: String,
 }
 
@@ -172,7 +172,7 @@ pub struct Table<T> {
 /// The file format of a table: the rows come last, under a name of their kind.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written<T> {
+struct TableFile<T> {
     source: String,
     version: String,
     date: String,
@@ -182,11 +182,11 @@ struct Written<T> {
     rows: Vec<T>,
 }
 
-pub static XIDS: LazyLock<Table<Xid>> = LazyLock::new(|| read(include_str!("tables/xid.toml")));
-pub static SXIDS: LazyLock<Table<Sxid>> = LazyLock::new(|| read(include_str!("tables/sxid.toml")));
-pub static DCGM: LazyLock<Table<DcgmError>> = LazyLock::new(|| read(include_str!("tables/dcgm.toml")));
+pub static XIDS: LazyLock<Table<Xid>> = LazyLock::new(|| parse_table(include_str!("tables/xid.toml")));
+pub static SXIDS: LazyLock<Table<Sxid>> = LazyLock::new(|| parse_table(include_str!("tables/sxid.toml")));
+pub static DCGM: LazyLock<Table<DcgmError>> = LazyLock::new(|| parse_table(include_str!("tables/dcgm.toml")));
 pub static NVLINK5: LazyLock<Table<Nvlink5Row>> = LazyLock::new(|| {
-    let written: Table<[String; 11]> = read(include_str!("tables/nvlink5.toml"));
+    let written: Table<[String; 11]> = parse_table(include_str!("tables/nvlink5.toml"));
     let Table { source, version, date, variants, rows } = written;
     let rows = rows.into_iter().filter_map(nvlink5_row).collect();
     Table { source, version, date, variants, rows }
@@ -204,9 +204,9 @@ pub fn dcgm_error(n: u32) -> Option<&'static DcgmError> {
     DCGM.rows.iter().find(|row| row.n == n)
 }
 
-fn read<T: for<'de> Deserialize<'de>>(text: &str) -> Table<T> {
-    let written: Written<T> = toml::from_str(text).expect("the compiled-in tables parse");
-    let Written { source, version, date, variants, rows } = written;
+fn parse_table<T: for<'de> Deserialize<'de>>(text: &str) -> Table<T> {
+    let written: TableFile<T> = toml::from_str(text).expect("the compiled-in tables parse");
+    let TableFile { source, version, date, variants, rows } = written;
     Table { source, version, date, variants, rows }
 }
 
@@ -219,7 +219,7 @@ fn nvlink5_row(cells: [String; 11]) -> Option<Nvlink5Row> {
         patterns: [before, after],
         statuses: status.split('/').filter(|part| !part.is_empty()).map(hex).collect::<Option<_>>()?,
         now,
-        second: (!second.is_empty()).then_some(([second_before, second_after], second)),
+        second_case: (!second.is_empty()).then_some(([second_before, second_after], second)),
         later,
     })
 }
@@ -227,20 +227,23 @@ fn nvlink5_row(cells: [String; 11]) -> Option<Nvlink5Row> {
 impl Nvlink5Row {
     /// Returns NVIDIA's immediate action if this row matches the record. `words` is the text before the registers.
     pub fn action(&self, xid: u16, words: &str, info: u32, status: u32) -> Option<&str> {
-        let named = self.xid == xid && self.units.iter().any(|unit| has_words(words, unit));
+        let named = self.xid == xid && self.units.iter().any(|unit| contains_words(words, unit));
         if !named || !(self.statuses.is_empty() || self.statuses.contains(&status)) {
             return None;
         }
-        let second = self.second.as_ref().filter(|(patterns, _)| patterns.iter().any(|pattern| fits(pattern, info)));
+        let second = self
+            .second_case
+            .as_ref()
+            .filter(|(patterns, _)| patterns.iter().any(|pattern| matches_pattern(pattern, info)));
         match second {
             Some((_, action)) => Some(action),
-            None => self.patterns.iter().any(|pattern| fits(pattern, info)).then_some(self.now.as_str()),
+            None => self.patterns.iter().any(|pattern| matches_pattern(pattern, info)).then_some(self.now.as_str()),
         }
     }
 }
 
 /// Returns whether the text contains `wanted` between spaces or its ends.
-fn has_words(text: &str, wanted: &str) -> bool {
+fn contains_words(text: &str, wanted: &str) -> bool {
     text.match_indices(wanted).any(|(at, _)| {
         let (before, after) = (&text[..at], &text[at + wanted.len()..]);
         (before.is_empty() || before.ends_with(' ')) && (after.is_empty() || after.starts_with(' '))
@@ -248,7 +251,7 @@ fn has_words(text: &str, wanted: &str) -> bool {
 }
 
 /// Returns whether a register matches a pattern of `0`, `1` and `-`, from the highest bit to the lowest.
-fn fits(pattern: &str, register: u32) -> bool {
+fn matches_pattern(pattern: &str, register: u32) -> bool {
     pattern.len() == 32
         && pattern.bytes().enumerate().all(|(place, wanted)| match wanted {
             b'0' => register >> (31 - place) & 1 == 0,
@@ -380,8 +383,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_pattern_makes_it_panic(pattern in ".{0,40}", words in ".{0,40}", register: u32) {
-            fits(&pattern, register);
-            has_words(&words, &pattern);
+            matches_pattern(&pattern, register);
+            contains_words(&words, &pattern);
         }
     }
 }

@@ -16,7 +16,7 @@
 use doctor_core::observation::{Entity, Event, Metric, Observation, Unit};
 
 use crate::{
-    files::{text, unreadable},
+    files::{file_text, unexpected_content},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -42,7 +42,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let lines = match text(outputs.first()) {
+    let lines = match file_text(outputs.first()) {
         Ok(lines) => lines,
         Err(failure) => return Observation::CouldNot(failure),
     };
@@ -51,7 +51,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         line.trim().parse::<f64>().ok().filter(|value| value.is_finite())
     };
     let (Some(kept), Some(offset)) = (value("synchronized"), value("offset_us")) else {
-        return Observation::CouldNot(unreadable("the kernel's clock", lines));
+        return Observation::CouldNot(unexpected_content("the kernel's clock", lines));
     };
     let event = (kept == 0.0).then(|| Event::seen("clock-not-kept", Entity::node(), NOT_SYNCHRONISED));
     let seconds = |name, micros: f64| Metric::new(name, Entity::node(), micros.abs() / 1e6, Unit::Seconds);
@@ -63,11 +63,11 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::judged::judged;
+    use crate::classify_fixture::classify_outputs;
     use proptest::prelude::*;
 
     fn look(text: &str) -> Vec<String> {
-        judged(&CHECK, &[ProbeOutput::Text(text.to_owned())])
+        classify_outputs(&CHECK, &[ProbeOutput::Text(text.to_owned())])
     }
 
     // Made by hand in the format of the probe.
@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(look(&good.replace("-12", "-120000")), ["fail clock-off monitor node"]);
         assert_eq!(look(""), ["inconclusive unparseable"]);
         assert_eq!(look("synchronized yes\noffset_us 0\n"), ["inconclusive unparseable"]);
-        assert_eq!(judged(&CHECK, &[]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {

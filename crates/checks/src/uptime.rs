@@ -2,7 +2,7 @@
 
 use doctor_core::observation::{FailureKind, ProbeFailure};
 
-use crate::{files::text, probe::ProbeOutput};
+use crate::{files::file_text, probe::ProbeOutput};
 
 pub const PATH: &str = "/proc/uptime";
 
@@ -10,16 +10,16 @@ pub const PATH: &str = "/proc/uptime";
 ///
 /// # Errors
 /// Returns the failure that the check should report.
-pub fn hours_up(output: Option<&ProbeOutput>) -> Result<f64, ProbeFailure> {
-    Ok((seconds_up(output)? / 3600.0).max(1.0))
+pub fn uptime_hours(output: Option<&ProbeOutput>) -> Result<f64, ProbeFailure> {
+    Ok((uptime_seconds(output)? / 3600.0).max(1.0))
 }
 
 /// Returns the seconds since the boot.
 ///
 /// # Errors
 /// Returns the failure that the check should report.
-pub fn seconds_up(output: Option<&ProbeOutput>) -> Result<f64, ProbeFailure> {
-    let text = text(output)?;
+pub fn uptime_seconds(output: Option<&ProbeOutput>) -> Result<f64, ProbeFailure> {
+    let text = file_text(output)?;
     let seconds = text.split_ascii_whitespace().next().and_then(|word| word.parse::<f64>().ok());
     seconds
         .filter(|seconds| seconds.is_finite() && *seconds >= 0.0)
@@ -32,7 +32,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn hours(text: &str) -> Result<f64, ProbeFailure> {
-        hours_up(Some(&ProbeOutput::Text(text.to_owned())))
+        uptime_hours(Some(&ProbeOutput::Text(text.to_owned())))
     }
 
     #[test]
@@ -43,7 +43,7 @@ mod tests {
         for text in ["", "soon", "-1 0", "NaN 1", "inf 1"] {
             assert!(hours(text).is_err(), "{text}");
         }
-        assert!(hours_up(None).is_err());
+        assert!(uptime_hours(None).is_err());
     }
 
     proptest! {

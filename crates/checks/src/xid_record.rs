@@ -1,6 +1,6 @@
 //! Parses the Xid records of the kernel log, including their details.
 
-use crate::{gpu::bus_id, kmsg::Record, tables};
+use crate::{gpu::normalize_bus_id, kmsg::Record, tables};
 use doctor_core::observation::{Entity, EntityKind};
 
 /// `NVRM: Xid (PCI:0000:18:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.`
@@ -10,7 +10,7 @@ pub struct XidRecord<'a> {
     pub gpu: Entity,
     pub record: Record<'a>,
     /// The text after the number.
-    pub words: &'a str,
+    pub text: &'a str,
 }
 
 impl<'a> XidRecord<'a> {
@@ -20,18 +20,18 @@ impl<'a> XidRecord<'a> {
         let (number, words) = rest.split_at(digits);
         // A MIG instance follows the bus id: `PCI:0000:18:00, GPU-I:03`.
         let bus = device.split([' ', ',']).next().unwrap_or(device);
-        let id = bus_id(bus).unwrap_or_else(|| bus.to_owned());
+        let id = normalize_bus_id(bus).unwrap_or_else(|| bus.to_owned());
         Some(Self {
             number: number.parse().ok()?,
             gpu: Entity::new(EntityKind::Gpu, id),
             record: *record,
-            words: words.trim_start_matches([',', ' ']),
+            text: words.trim_start_matches([',', ' ']),
         })
     }
 
     /// Returns the recovery action of Xid 154: `GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)`.
     pub fn recovery(&self) -> Option<Recovery> {
-        let (_, to) = self.words.rsplit_once(" to ")?;
+        let (_, to) = self.text.rsplit_once(" to ")?;
         let code = to.strip_prefix("0x")?.split(|c: char| !c.is_ascii_hexdigit()).next()?;
         Some(match u32::from_str_radix(code, 16).ok()? {
             0 => Recovery::None,
@@ -43,8 +43,8 @@ impl<'a> XidRecord<'a> {
     }
 
     /// Returns the location of an Xid 13 on the GPU: `… Exception on (GPC 4, TPC 0, SM 1)`.
-    pub fn place(&self) -> Option<(u16, u16)> {
-        let (_, rest) = self.words.split_once("(GPC ")?;
+    pub fn gpc_tpc(&self) -> Option<(u16, u16)> {
+        let (_, rest) = self.text.split_once("(GPC ")?;
         let (gpc, rest) = rest.split_once(", TPC ")?;
         let tpc = rest.split([',', ')', ' ']).next()?;
         Some((gpc.parse().ok()?, tpc.parse().ok()?))
@@ -52,7 +52,7 @@ impl<'a> XidRecord<'a> {
 
     /// Returns the registers in parentheses at the end: hexadecimal, with or without commas.
     fn registers(&self) -> Vec<u32> {
-        let Some((_, last)) = self.words.rsplit_once('(') else { return Vec::new() };
+        let Some((_, last)) = self.text.rsplit_once('(') else { return Vec::new() };
         let inside = last.split(')').next().unwrap_or(last);
         let words = inside.split([',', ' ']).filter(|word| !word.is_empty());
         words.map_while(|word| u32::from_str_radix(word.strip_prefix("0x")?, 16).ok()).collect()
@@ -82,10 +82,10 @@ impl<'a> XidRecord<'a> {
 
     /// Returns NVIDIA's immediate action for one of Xid 144 to 150 (NVLink 5), by unit and registers.
     pub fn nvlink5(&self) -> Nvlink5 {
-        let words = self.words.split('(').next().unwrap_or(self.words);
+        let words = self.text.split('(').next().unwrap_or(self.text);
         let (info, status) = match self.registers()[..] {
             [info, status, ..] => (info, status),
-            _ => return Nvlink5::by_word(words),
+            _ => return Nvlink5::from_rating(words),
         };
         let rows = tables::NVLINK5.rows.iter();
         let found = rows.filter_map(|row| Some((row.action(self.number, words, info, status)?, row))).next();
@@ -95,7 +95,7 @@ impl<'a> XidRecord<'a> {
             // The program is restarted, unless Xid 154 requests more.
             Some(("XID_154_EVAL", _)) => Nvlink5::Nothing,
             Some(_) => Nvlink5::Fatal,
-            None => Nvlink5::by_word(words),
+            None => Nvlink5::from_rating(words),
         }
     }
 }
@@ -127,7 +127,7 @@ pub enum Nvlink5 {
 
 impl Nvlink5 {
     /// The fallback if no row matches. A record that is not marked non-fatal is fatal.
-    fn by_word(words: &str) -> Self {
+    fn from_rating(words: &str) -> Self {
         let harmless = words.split(' ').any(|word| matches!(word, "Nonfatal" | "Non-fatal" | "Non-Fatal"));
         if harmless { Self::Minor } else { Self::Fatal }
     }
@@ -179,8 +179,8 @@ mod tests {
     fn the_place_of_an_exception_is_read() {
         let text =
             "NVRM: Xid (PCI:0000:18:00): 13, pid=1, Graphics SM Warp Exception on (GPC 4, TPC 0, SM 1): Out Of Range";
-        assert_eq!(xid(text).place(), Some((4, 0)));
-        assert_eq!(xid("NVRM: Xid (PCI:0000:18:00): 13, Graphics Exception: ESR 0x1").place(), None);
+        assert_eq!(xid(text).gpc_tpc(), Some((4, 0)));
+        assert_eq!(xid("NVRM: Xid (PCI:0000:18:00): 13, Graphics Exception: ESR 0x1").gpc_tpc(), None);
     }
 
     #[test]
@@ -231,7 +231,7 @@ mod tests {
             let text = format!("NVRM: Xid (PCI:{device}): {rest}");
             if let Some(read) = XidRecord::parse(&Record { from_kernel: true, sequence: 1, micros: 1, text: &text }) {
                 read.recovery();
-                read.place();
+                read.gpc_tpc();
                 read.link_fault();
                 read.nvlink5();
             }

@@ -57,11 +57,11 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{host_processes::tests::process, judged::judged};
+    use crate::{host_processes::tests::process, classify_fixture::classify_outputs};
 
     fn look(zombies: u32) -> Vec<String> {
         let all = (3..3 + zombies).map(|pid| process(pid, "sh", 'Z')).chain([process(2, "kthreadd", 'S')]).collect();
-        judged(&CHECK, &[ProbeOutput::Processes(all)])
+        classify_outputs(&CHECK, &[ProbeOutput::Processes(all)])
     }
 
     #[test]
@@ -70,6 +70,6 @@ mod tests {
         assert_eq!(look(1000), ["pass within-limits"]);
         assert_eq!(look(1001), ["fail zombies-many monitor node"]);
         assert_eq!(look(2001), ["fail zombies-flood reboot node", "fail zombies-many monitor node"]);
-        assert_eq!(judged(&CHECK, &[ProbeOutput::Processes(Vec::new())]), ["inconclusive denied"]);
+        assert_eq!(classify_outputs(&CHECK, &[ProbeOutput::Processes(Vec::new())]), ["inconclusive denied"]);
     }
 }

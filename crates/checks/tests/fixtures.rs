@@ -16,7 +16,7 @@ use doctor_checks::{
     probe::{FileSystemSpace, ProbeOutput},
 };
 use doctor_core::{
-    classify::judge,
+    classify::classify,
     finding::Verdict,
     ids::CheckId,
     observation::{FailureKind, ProbeFailure},
@@ -97,7 +97,7 @@ fn directories() -> Vec<PathBuf> {
 
 #[test]
 fn every_captured_case_gives_the_verdict_beside_it() {
-    let policy = Policy::standard();
+    let policy = Policy::built_in();
     let catalogue = Catalogue::built_in();
     let rules = catalogue.rules(&policy).unwrap();
     let mut cases = 0;
@@ -111,7 +111,7 @@ fn every_captured_case_gives_the_verdict_beside_it() {
             assert!(case.source.is_told(), "{name}: the source is not given");
             let outputs: Vec<_> = case.outputs.into_iter().map(|output| output.load(&directory)).collect();
             assert_eq!(outputs.len(), (check.probes)(&case.params).len(), "{name}: one output for each probe");
-            let judged = judge(&rules, None, &id, &(check.interpret)(&case.params, &outputs));
+            let judged = classify(&rules, None, &id, &(check.interpret)(&case.params, &outputs));
             assert_eq!(judged.verdict, case.expect.verdict, "{name}: {judged:?}");
             let reasons: BTreeSet<_> = judged.findings.iter().map(|finding| finding.reason.clone()).collect();
             assert_eq!(reasons, case.expect.reasons, "{name}: {judged:?}");

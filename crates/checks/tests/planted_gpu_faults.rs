@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 
 use doctor_checks::{
     CHECKS, Catalogue, Check, Depth, Params,
-    gpu::{Driver, Gpu, GpuAnswer, Reading},
+    gpu::{Driver, FieldValue, Gpu, GpuQueryResult},
     probe::{FileText, Probe, ProbeOutput, Process},
 };
 use doctor_core::{
-    classify::judge,
+    classify::classify,
     finding::Verdict,
     ids::{CheckId, Sku},
     observation::{FailureKind, ProbeFailure},
@@ -28,7 +28,7 @@ const LINKS: u32 = 18;
 struct Machine {
     on_pci: Vec<String>,
     driver: Result<Driver, ProbeFailure>,
-    gpus: Vec<(String, BTreeMap<String, Reading>)>,
+    gpus: Vec<(String, BTreeMap<String, FieldValue>)>,
     dev: Vec<String>,
     processes: Vec<(u32, &'static str, char)>,
     library: &'static str,
@@ -38,12 +38,12 @@ fn bus(index: u32) -> String {
     format!("0000:{:02x}:00.0", 0x18 + index)
 }
 
-fn number(value: f64) -> Reading {
-    Reading::Number(value)
+fn number(value: f64) -> FieldValue {
+    FieldValue::Number(value)
 }
 
 /// The fields that are not numbered, with the values of an H200.
-fn captured() -> BTreeMap<String, Reading> {
+fn captured() -> BTreeMap<String, FieldValue> {
     let texts = [
         ("name", "NVIDIA H200"),
         ("uuid", "GPU-00000000-1111-2222-3333-444444444444"),
@@ -106,9 +106,9 @@ fn captured() -> BTreeMap<String, Reading> {
         "retired_pages.pending",
         "temperature.slowdown",
     ];
-    let texts = texts.map(|(name, text)| (name.to_owned(), Reading::Text(text.to_owned())));
+    let texts = texts.map(|(name, text)| (name.to_owned(), FieldValue::Text(text.to_owned())));
     let numbers = numbers.map(|(name, value)| (name.to_owned(), number(value)));
-    let lacking = lacking.map(|name| (name.to_owned(), Reading::NotSupported));
+    let lacking = lacking.map(|name| (name.to_owned(), FieldValue::NotSupported));
     texts.into_iter().chain(numbers).chain(lacking).collect()
 }
 
@@ -169,8 +169,8 @@ impl Machine {
         }
     }
 
-    fn gpu_answer(&self, wanted: &[String]) -> GpuAnswer {
-        let fields = |known: &BTreeMap<String, Reading>| {
+    fn gpu_answer(&self, wanted: &[String]) -> GpuQueryResult {
+        let fields = |known: &BTreeMap<String, FieldValue>| {
             let mut found = Vec::new();
             for name in wanted {
                 match name.split_once(".*.") {
@@ -189,7 +189,7 @@ impl Machine {
             fields: fields(known),
         });
         let gpus = if self.driver.is_ok() { gpus.collect() } else { Vec::new() };
-        GpuAnswer { on_pci: self.on_pci.clone(), driver: self.driver.clone(), gpus }
+        GpuQueryResult { on_pci: self.on_pci.clone(), driver: self.driver.clone(), gpus }
     }
 
     /// Returns `CHECK REASON SEVERITY ENTITY` for each finding, `CHECK ? REASON` for each inconclusive result.
@@ -202,13 +202,13 @@ impl Machine {
         ];
         let expect = expect.map(|(name, value)| (name.to_owned(), value)).into();
         let profile = Profile { sku: Sku::new("hgx-h200").unwrap(), version: 1, expect };
-        let rules = Catalogue::built_in().rules(&Policy::standard()).unwrap();
+        let rules = Catalogue::built_in().rules(&Policy::built_in()).unwrap();
         let mut lines = Vec::new();
         for (check, probes) in gpu_checks() {
             let outputs: Vec<ProbeOutput> = probes.iter().map(|probe| self.answer(probe)).collect();
             let observation = (check.interpret)(&Params::new(), &outputs);
             let id = CheckId::new(check.spec.id).unwrap();
-            let judged = judge(&rules, Some(&profile), &id, &observation);
+            let judged = classify(&rules, Some(&profile), &id, &observation);
             let found = judged.findings.iter();
             lines.extend(found.map(|f| format!("{} {} {} {}", f.check, f.reason, f.severity, f.entity)));
             if judged.verdict == Verdict::Inconclusive {
@@ -219,7 +219,7 @@ impl Machine {
         lines
     }
 
-    fn with(&self, index: usize, field: &str, value: Reading) -> Self {
+    fn with(&self, index: usize, field: &str, value: FieldValue) -> Self {
         let mut other = self.clone();
         let old = other.gpus[index].1.insert(field.to_owned(), value);
         assert!(old.is_some(), "this machine has no field {field}");
@@ -293,7 +293,7 @@ fn each_field_that_goes_wrong_is_found_once() {
         let machine = healthy().with(2, field, number(value));
         assert_eq!(machine.told(), [format!("{line} link:{}/3", bus(2))], "{field}");
     }
-    let other = healthy().with(6, "vbios_version", Reading::Text("96.00.A0.00.01".to_owned()));
+    let other = healthy().with(6, "vbios_version", FieldValue::Text("96.00.A0.00.01".to_owned()));
     assert_eq!(other.told(), [format!("gpu-versions vbios-differs monitor gpu:{}", bus(6))]);
 }
 
@@ -330,7 +330,7 @@ fn each_thing_that_is_missing_is_found_once() {
     assert_eq!(told, [format!("gpu-processes gpu-process-ghost reset gpu:{}", bus(1))]);
     let told = machine(|m| {
         for (_, fields) in &mut m.gpus {
-            (0..4).for_each(|link| drop(fields.insert(format!("nvlink.{link}.state"), Reading::Number(0.0))));
+            (0..4).for_each(|link| drop(fields.insert(format!("nvlink.{link}.state"), FieldValue::Number(0.0))));
         }
     });
     assert_eq!(told, ["nvlink-state nvlink-down-all reset node"]);
@@ -341,7 +341,7 @@ fn each_thing_that_is_missing_is_found_once() {
 fn a_lost_gpu_and_a_dead_driver_are_one_finding_among_doubts() {
     let mut lost = healthy();
     for reading in lost.gpus[4].1.values_mut() {
-        *reading = Reading::Failed { code: 15, text: "GPU is lost".to_owned() };
+        *reading = FieldValue::Failed { code: 15, text: "GPU is lost".to_owned() };
     }
     let told = lost.told();
     let (doubts, found): (Vec<_>, Vec<_>) = told.iter().partition(|line| line.contains(" ? "));

@@ -5,12 +5,12 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use doctor_checks::{
     Catalogue, Check, Params,
-    gpu::{Driver, Gpu, GpuAnswer, Reading},
+    gpu::{Driver, FieldValue, Gpu, GpuQueryResult},
     probe::{Probe, ProbeOutput},
     tables,
 };
 use doctor_core::{
-    classify::judge,
+    classify::classify,
     finding::{Severity, Verdict},
     ids::CheckId,
     policy::Policy,
@@ -27,15 +27,15 @@ fn judged(policy: &Policy, id: &str, outputs: &[ProbeOutput]) -> (Verdict, Vec<S
     let catalogue = Catalogue::built_in();
     let rules = catalogue.rules(policy).unwrap();
     let observation = (check(&catalogue, id).interpret)(&Params::new(), outputs);
-    let judgement = judge(&rules, None::<&Profile>, &CheckId::new(id).unwrap(), &observation);
+    let judgement = classify(&rules, None::<&Profile>, &CheckId::new(id).unwrap(), &observation);
     let line =
         |finding: &doctor_core::finding::Finding| format!("{} {} {}", finding.reason, finding.severity, finding.entity);
     (judgement.verdict, judgement.findings.iter().map(line).collect())
 }
 
-fn gpus(fields: &[(&str, Reading)]) -> ProbeOutput {
+fn gpus(fields: &[(&str, FieldValue)]) -> ProbeOutput {
     let fields = fields.iter().map(|(name, reading)| ((*name).to_owned(), reading.clone())).collect();
-    ProbeOutput::Gpus(GpuAnswer {
+    ProbeOutput::Gpus(GpuQueryResult {
         on_pci: vec!["0000:18:00.0".into()],
         driver: Ok(Driver { version: "570.124.06".into(), cuda: None, asked: "nvml".into() }),
         gpus: vec![Gpu { index: 0, bus: "0000:18:00.0".into(), fields }],
@@ -46,21 +46,21 @@ fn gpus(fields: &[(&str, Reading)]) -> ProbeOutput {
 fn xid(record: &str, days_ago: u64) -> Vec<ProbeOutput> {
     let at = (40 - days_ago) * 86_400 - 60;
     let log = format!("6,1,0,-;Linux version 6.8.0\n4,2,{at}000000,-;NVRM: Xid (PCI:0000:18:00): {record}\n");
-    let name = Reading::Text("NVIDIA H100 80GB HBM3".into());
+    let name = FieldValue::Text("NVIDIA H100 80GB HBM3".into());
     vec![
         ProbeOutput::Text(log),
         ProbeOutput::Text("3456000.00 9.00\n".into()),
         ProbeOutput::Text("0e2b6d54-7f3a-4a56-9d43-0f4f4d5d1c11\n".into()),
-        gpus(&[("name", name), ("mig.mode.current", Reading::Number(0.0))]),
+        gpus(&[("name", name), ("mig.mode.current", FieldValue::Number(0.0))]),
         ProbeOutput::Text("nvidia_uvm 1540096 4 - Live 0x0\nnvidia 9715712 80 nvidia_uvm, Live 0x0\n".into()),
     ]
 }
 
-const REMAP: [(&str, Reading); 4] = [
-    ("remapped_rows.correctable", Reading::Number(0.0)),
-    ("remapped_rows.uncorrectable", Reading::Number(0.0)),
-    ("remapped_rows.pending", Reading::Number(1.0)),
-    ("remapped_rows.failure", Reading::Number(0.0)),
+const REMAP: [(&str, FieldValue); 4] = [
+    ("remapped_rows.correctable", FieldValue::Number(0.0)),
+    ("remapped_rows.uncorrectable", FieldValue::Number(0.0)),
+    ("remapped_rows.pending", FieldValue::Number(1.0)),
+    ("remapped_rows.failure", FieldValue::Number(0.0)),
 ];
 
 #[test]
@@ -79,19 +79,19 @@ fn no_check_is_killed_by_the_limit_of_another() {
 #[test]
 fn an_xid_of_last_month_does_not_fail_today() {
     let record = "79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.";
-    assert_eq!(judged(&Policy::standard(), "gpu-xid", &xid(record, 0)).0, Verdict::Fail);
-    assert_eq!(judged(&Policy::standard(), "gpu-xid", &xid(record, 30)).0, Verdict::Pass);
+    assert_eq!(judged(&Policy::built_in(), "gpu-xid", &xid(record, 0)).0, Verdict::Fail);
+    assert_eq!(judged(&Policy::built_in(), "gpu-xid", &xid(record, 30)).0, Verdict::Pass);
 }
 
 #[test]
 fn without_a_machine_type_no_count_passes() {
     let ports = ProbeOutput::Files(Vec::new());
     for (id, outputs) in [
-        ("gpu-count", vec![gpus(&[("uuid", Reading::Text("GPU-0".into()))])]),
+        ("gpu-count", vec![gpus(&[("uuid", FieldValue::Text("GPU-0".into()))])]),
         ("nvme-count", vec![ProbeOutput::Names(vec!["nvme0".into()])]),
         ("efa-count", vec![ports, ProbeOutput::Text("864000.00 1.00\n".into())]),
     ] {
-        let (verdict, _) = judged(&Policy::standard(), id, &outputs);
+        let (verdict, _) = judged(&Policy::built_in(), id, &outputs);
         assert!(matches!(verdict, Verdict::Inconclusive | Verdict::NotApplicable), "{id}: {verdict}");
     }
 }
@@ -103,7 +103,7 @@ fn xids_94_and_95_are_found_and_each_has_its_own_code() {
         ("95, pid=1, Uncontained: HBM", "xid-95 reset gpu:0000:18:00.0"),
         ("79, pid=1, GPU has fallen off the bus.", "xid-79 reboot gpu:0000:18:00.0"),
     ] {
-        assert_eq!(judged(&Policy::standard(), "gpu-xid", &xid(record, 0)).1, [finding], "{record}");
+        assert_eq!(judged(&Policy::built_in(), "gpu-xid", &xid(record, 0)).1, [finding], "{record}");
     }
 }
 
@@ -111,7 +111,7 @@ fn xids_94_and_95_are_found_and_each_has_its_own_code() {
 fn fields_are_read_by_name_and_not_by_place() {
     let mut turned = REMAP;
     turned.reverse();
-    let standard = Policy::standard();
+    let standard = Policy::built_in();
     let told = judged(&standard, "gpu-row-remap", &[gpus(&REMAP)]);
     assert_eq!(told, judged(&standard, "gpu-row-remap", &[gpus(&turned)]));
     // A missing value is not taken from a neighbour.
@@ -135,9 +135,9 @@ fn no_check_changes_what_it_looks_at() {
 #[test]
 fn an_error_that_no_table_knows_is_not_healthy() {
     let watch = "watched 0x1d3\ngpu 0 0000:18:00.0\nincident 1 0 0x10 20 9999 something new\n";
-    let (verdict, findings) = judged(&Policy::standard(), "dcgm-health", &[ProbeOutput::Text(watch.into())]);
+    let (verdict, findings) = judged(&Policy::built_in(), "dcgm-health", &[ProbeOutput::Text(watch.into())]);
     assert_eq!((verdict, findings), (Verdict::Fail, vec!["dcgm-unrated reboot gpu:0000:18:00.0".to_owned()]));
-    let (verdict, _) = judged(&Policy::standard(), "gpu-xid", &xid("999, pid=1, something new", 0));
+    let (verdict, _) = judged(&Policy::built_in(), "gpu-xid", &xid("999, pid=1, something new", 0));
     assert_eq!(verdict, Verdict::Fail);
 }
 
@@ -154,7 +154,7 @@ fn a_site_rates_an_xid_as_it_wants() {
     let record = "79, pid=1, GPU has fallen off the bus.";
     let site = "[[rules]]\nid = \"gpu-xid-79\"\ncheck = \"gpu-xid\"\nevent = \"xid-79\"\nreason = \"xid-79\"\n\
                 severity = \"monitor\"\ntext = \"{value}\"\n";
-    let site = Policy::over_defaults(site).unwrap();
+    let site = Policy::with_site_settings(site).unwrap();
     assert_eq!(judged(&site, "gpu-xid", &xid(record, 0)).1, ["xid-79 monitor gpu:0000:18:00.0"]);
 }
 

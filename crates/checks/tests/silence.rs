@@ -3,11 +3,11 @@
 
 use doctor_checks::{
     Catalogue, Check, Params,
-    gpu::{Driver, Gpu, GpuAnswer, Reading},
+    gpu::{Driver, FieldValue, Gpu, GpuQueryResult},
     probe::{FileText, Probe, ProbeOutput, Process, Sample},
 };
 use doctor_core::{
-    classify::judge,
+    classify::classify,
     finding::Verdict,
     ids::CheckId,
     observation::{FailureKind, ProbeFailure},
@@ -22,9 +22,9 @@ fn denied() -> ProbeFailure {
 
 /// Returns the verdict and reason under the default rules.
 fn judged(check: &Check, outputs: &[ProbeOutput]) -> (Verdict, String) {
-    let rules = Catalogue::new([*check]).rules(&Policy::standard()).unwrap();
+    let rules = Catalogue::new([*check]).rules(&Policy::built_in()).unwrap();
     let id = CheckId::new(check.spec.id).unwrap();
-    let judgement = judge(&rules, None, &id, &(check.interpret)(&Params::new(), outputs));
+    let judgement = classify(&rules, None, &id, &(check.interpret)(&Params::new(), outputs));
     (judgement.verdict, judgement.reason.to_string())
 }
 
@@ -101,13 +101,13 @@ fn with_text(probe: &Probe, texts: &[String]) -> ProbeOutput {
             age: Span::hours(1),
             waits_in: Some(text(1)),
         }]),
-        Probe::Gpu { fields } => ProbeOutput::Gpus(GpuAnswer {
+        Probe::Gpu { fields } => ProbeOutput::Gpus(GpuQueryResult {
             on_pci: vec![text(0)],
             driver: Ok(Driver { version: text(0), cuda: Some(text(1)), asked: text(0) }),
             gpus: vec![Gpu {
                 index: 0,
                 bus: text(1),
-                fields: fields.iter().map(|name| (name.replace('*', "0"), Reading::Text(text(0)))).collect(),
+                fields: fields.iter().map(|name| (name.replace('*', "0"), FieldValue::Text(text(0)))).collect(),
             }],
         }),
         Probe::Exec { .. } | Probe::ExecWhere { .. } => {

@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    failed_work::FailedWork,
     finding::{Finding, Severity},
     ids::{CaseId, HardwareId, NodeName, OpId},
+    job_failures::JobFailure,
     node::{MarkKind, OurMark},
     reason::coded,
     time::Timestamp,
@@ -21,7 +21,7 @@ pub struct Case {
     pub severity: Severity,
     pub findings: Vec<Finding>,
     /// The escalation level that the case has reached.
-    pub rung: Rung,
+    pub rung: RepairStep,
     pub steps: Vec<Step>,
     pub state: CaseState,
     /// Boot id at the time of the newest finding. A different boot id means that the node has rebooted since.
@@ -31,7 +31,7 @@ pub struct Case {
     pub advice: Option<Advice>,
     /// User work that had recently failed on the node when the case was opened.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub failed_work: Vec<FailedWork>,
+    pub failed_work: Vec<JobFailure>,
 }
 
 coded! {
@@ -51,7 +51,7 @@ coded! {
 coded! {
     /// Escalation levels, mildest first. A remedy that did not help is not repeated on the same machine within
     /// `repair.memory`.
-    pub enum Rung {
+    pub enum RepairStep {
         Reset => "reset",
         Reboot => "reboot",
         /// Out of service; deep tests decide.
@@ -61,7 +61,7 @@ coded! {
     }
 }
 
-impl Rung {
+impl RepairStep {
     pub const fn next(self) -> Option<Self> {
         match self {
             Self::Reset => Some(Self::Reboot),
@@ -76,7 +76,7 @@ impl Rung {
 pub struct Step {
     pub op: OpId,
     pub what: StepKind,
-    pub rung: Rung,
+    pub rung: RepairStep,
     pub state: StepState,
     pub at: Timestamp,
     pub tries: u32,
@@ -91,11 +91,11 @@ coded! {
         /// Evicts user work by the means that the cluster provides.
         Evict => "evict",
         /// Saves the evidence before a later step can destroy it.
-        KeepEvidence => "keep-evidence",
+        SaveEvidence => "keep-evidence",
         Reset => "reset",
         Reboot => "reboot",
         /// Tests that must pass before the node returns.
-        Prove => "prove",
+        Requalify => "prove",
         /// Tests requested by an operator, who then decides what to do with the node.
         Examine => "examine",
         Replace => "replace",
@@ -116,7 +116,7 @@ impl StepKind {
 
     /// Returns whether the step changes only the store: it is done once it is recorded.
     pub const fn is_bookkeeping(self) -> bool {
-        matches!(self, Self::KeepEvidence | Self::Prove | Self::HandOver | Self::Release)
+        matches!(self, Self::SaveEvidence | Self::Requalify | Self::HandOver | Self::Release)
     }
 }
 
@@ -136,12 +136,12 @@ coded! {
 #[serde(rename_all = "kebab-case", tag = "is")]
 pub enum CaseState {
     Open,
-    Closed { at: Timestamp, how: Closed },
+    Closed { at: Timestamp, how: CaseOutcome },
 }
 
 coded! {
     /// How a case ended.
-    pub enum Closed {
+    pub enum CaseOutcome {
         /// All tests passed and the node is back in service.
         Returned => "returned",
         /// Another machine has the node name now.
@@ -163,7 +163,7 @@ impl Case {
     }
 
     /// Returns whether an operator holds the case and has not released it.
-    pub fn waits_for_person(&self) -> bool {
+    pub fn waits_for_operator(&self) -> bool {
         let last = self.steps.iter().rev().find(|step| {
             matches!(step.what, StepKind::HandOver | StepKind::Release) && step.state != StepState::Failed
         });
@@ -173,17 +173,17 @@ impl Case {
     /// Returns whether an operator released the case and it has not escalated since.
     pub fn is_released(&self) -> bool {
         let given = self.steps.iter().rposition(|step| step.what == StepKind::Release);
-        given.is_some_and(|place| self.steps[place].rung == self.rung && !self.waits_for_person())
+        given.is_some_and(|place| self.steps[place].rung == self.rung && !self.waits_for_operator())
     }
 
     /// Returns whether an examination requested by an operator is still in progress.
-    pub fn is_examined(&self) -> bool {
+    pub fn is_under_examination(&self) -> bool {
         self.step(StepKind::Examine).is_some_and(|step| step.state == StepState::Intended)
     }
 
     /// Returns the marks that the case's completed steps have set (`true`) or removed (`false`) since then; the newest
     /// step of each kind decides.
-    pub fn marked_since(&self, since: Timestamp) -> Vec<(OurMark, bool)> {
+    pub fn mark_changes_since(&self, since: Timestamp) -> Vec<(OurMark, bool)> {
         let kinds = [
             (MarkKind::Unhealthy, StepKind::Mark, StepKind::Unmark),
             (MarkKind::Cordon, StepKind::Drain, StepKind::Undrain),
@@ -210,13 +210,13 @@ mod tests {
 
     #[test]
     fn the_ladder_ends() {
-        let mut rung = Rung::Reset;
+        let mut rung = RepairStep::Reset;
         let mut seen = vec![rung];
         while let Some(next) = rung.next() {
             rung = next;
             seen.push(rung);
         }
-        assert_eq!(seen, Rung::ALL);
+        assert_eq!(seen, RepairStep::ALL);
     }
 
     #[test]
@@ -224,7 +224,7 @@ mod tests {
         let step = |what, state, at| Step {
             op: OpId::from_number(1),
             what,
-            rung: Rung::Quarantine,
+            rung: RepairStep::Quarantine,
             state,
             at: Timestamp::from_secs(at),
             tries: 1,
@@ -238,7 +238,7 @@ mod tests {
             opened: Timestamp::from_secs(0),
             severity: Severity::Isolate,
             findings: Vec::new(),
-            rung: Rung::Quarantine,
+            rung: RepairStep::Quarantine,
             steps: vec![step(StepKind::Mark, Done, 10), step(StepKind::Drain, Done, 20)],
             state: CaseState::Open,
             boot_id: None,
@@ -246,7 +246,7 @@ mod tests {
             failed_work: Vec::new(),
         };
         let said = |case: &Case, since| {
-            let said = case.marked_since(Timestamp::from_secs(since));
+            let said = case.mark_changes_since(Timestamp::from_secs(since));
             said.into_iter().map(|(mark, set)| (mark.kind, set)).collect::<Vec<_>>()
         };
         assert_eq!(said(&case, 0), [(MarkKind::Unhealthy, true), (MarkKind::Cordon, true)]);
@@ -257,7 +257,7 @@ mod tests {
             [(MarkKind::Unhealthy, true), (MarkKind::Cordon, false)],
             "what is only intended is not done"
         );
-        assert_eq!(case.marked_since(Timestamp::MIN)[0].0.case, Some(case.id));
+        assert_eq!(case.mark_changes_since(Timestamp::MIN)[0].0.case, Some(case.id));
     }
 
     #[test]
@@ -271,8 +271,8 @@ mod tests {
         for advice in Advice::ALL {
             assert_eq!(Advice::from_code(advice.code()), Some(*advice));
         }
-        for closed in Closed::ALL {
-            assert_eq!(Closed::from_code(closed.code()), Some(*closed));
+        for closed in CaseOutcome::ALL {
+            assert_eq!(CaseOutcome::from_code(closed.code()), Some(*closed));
         }
     }
 }

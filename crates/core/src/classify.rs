@@ -5,9 +5,9 @@
 //! rule without the profile, peers or earlier results that it needs decides nothing: its metric is left to the other
 //! rules.
 
+mod baselines;
 mod clock;
-mod past;
-mod several;
+mod multi_node;
 
 use std::collections::BTreeMap;
 
@@ -21,13 +21,13 @@ use crate::{
     time::Span,
 };
 
-pub use clock::{CLOCK_TOLERANCE, judge_clock};
-pub use past::{Past, Wanted, median};
-pub use several::of_several;
+pub use baselines::{BaselineNeeds, Baselines, median};
+pub use clock::{CLOCK_TOLERANCE, check_clock};
+pub use multi_node::remove_shared_findings;
 
 /// A verdict with its reason and all findings.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Judgement {
+pub struct Classification {
     pub verdict: Verdict,
     pub reason: ReasonCode,
     pub text: String,
@@ -37,51 +37,56 @@ pub struct Judgement {
 
 coded! {
     /// Reasons of a result that no rule provides.
-    pub enum JudgedWhy {
+    pub enum ClassificationReason {
         WithinLimits => "within-limits",
         NothingMeasured => "nothing-measured",
         NoLimit => "no-limit",
         MetricMissing => "metric-missing",
         NotANumber => "not-a-number",
         NoPeers => "no-peers",
-        NoPast => "no-past",
+        NoHistory => "no-past",
         /// The nodes of a run failed together, and no result attributes the failure to one of them.
         FailedTogether => "failed-together",
         Booting => "booting",
     }
 }
 
-const WITHIN_LIMITS: ReasonCode = ReasonCode::fixed(JudgedWhy::WithinLimits.code());
-const NOTHING_MEASURED: ReasonCode = ReasonCode::fixed(JudgedWhy::NothingMeasured.code());
-const NO_LIMIT: ReasonCode = ReasonCode::fixed(JudgedWhy::NoLimit.code());
-const METRIC_MISSING: ReasonCode = ReasonCode::fixed(JudgedWhy::MetricMissing.code());
-const NOT_A_NUMBER: ReasonCode = ReasonCode::fixed(JudgedWhy::NotANumber.code());
-const NO_PEERS: ReasonCode = ReasonCode::fixed(JudgedWhy::NoPeers.code());
-const NO_PAST: ReasonCode = ReasonCode::fixed(JudgedWhy::NoPast.code());
-const BOOTING: ReasonCode = ReasonCode::fixed(JudgedWhy::Booting.code());
+const WITHIN_LIMITS: ReasonCode = ReasonCode::fixed(ClassificationReason::WithinLimits.code());
+const NOTHING_MEASURED: ReasonCode = ReasonCode::fixed(ClassificationReason::NothingMeasured.code());
+const NO_LIMIT: ReasonCode = ReasonCode::fixed(ClassificationReason::NoLimit.code());
+const METRIC_MISSING: ReasonCode = ReasonCode::fixed(ClassificationReason::MetricMissing.code());
+const NOT_A_NUMBER: ReasonCode = ReasonCode::fixed(ClassificationReason::NotANumber.code());
+const NO_PEERS: ReasonCode = ReasonCode::fixed(ClassificationReason::NoPeers.code());
+const NO_HISTORY: ReasonCode = ReasonCode::fixed(ClassificationReason::NoHistory.code());
+const BOOTING: ReasonCode = ReasonCode::fixed(ClassificationReason::Booting.code());
 
-impl Judgement {
+impl Classification {
     fn inconclusive(reason: ReasonCode, text: String) -> Self {
         Self { verdict: Verdict::Inconclusive, reason, text, findings: Vec::new() }
     }
 }
 
 /// Classifies the observation of one check without earlier results.
-pub fn judge(rules: &[Rule], profile: Option<&Profile>, check: &CheckId, observation: &Observation) -> Judgement {
-    judge_with(rules, profile, &Past::default(), check, observation)
+pub fn classify(
+    rules: &[Rule],
+    profile: Option<&Profile>,
+    check: &CheckId,
+    observation: &Observation,
+) -> Classification {
+    classify_with_baselines(rules, profile, &Baselines::default(), check, observation)
 }
 
 /// Classifies the observation of one check. Rules of other checks are ignored.
-pub fn judge_with(
+pub fn classify_with_baselines(
     rules: &[Rule],
     profile: Option<&Profile>,
-    past: &Past,
+    past: &Baselines,
     check: &CheckId,
     observation: &Observation,
-) -> Judgement {
+) -> Classification {
     let (metrics, events, unread) = match observation {
         Observation::NotApplicable(why) => {
-            return Judgement {
+            return Classification {
                 verdict: Verdict::NotApplicable,
                 reason: why.code.clone(),
                 text: why.text.clone(),
@@ -89,40 +94,40 @@ pub fn judge_with(
             };
         }
         Observation::CouldNot(failure) => {
-            return Judgement::inconclusive(ReasonCode::fixed(failure.kind.code()), failure.text.clone());
+            return Classification::inconclusive(ReasonCode::fixed(failure.kind.code()), failure.text.clone());
         }
         Observation::Measured { metrics, events, unread } => (metrics, events, unread),
     };
     if metrics.is_empty() && events.is_empty() {
-        return Judgement::inconclusive(NOTHING_MEASURED, "the check ran and measured nothing".to_owned());
+        return Classification::inconclusive(NOTHING_MEASURED, "the check ran and measured nothing".to_owned());
     }
 
     let mut findings = Vec::new();
-    let mut doubt = Doubt::default();
+    let mut doubt = Undecided::default();
     for rule in rules.iter().filter(|rule| rule.check == *check) {
         match &rule.when {
             When::Event(code) => {
-                doubt.judged_any = true;
+                doubt.any_classified = true;
                 findings.extend(events.iter().filter(|event| event.code == *code).map(|event| {
-                    let evidence = told_by(event);
+                    let evidence = event_evidence(event);
                     let text = fill(&rule.text, &event.entity, &event.text, "");
                     finding(rule, event.entity.clone(), text, evidence)
                 }));
             }
             When::EventsWithin { code, times, within } => {
                 let matching: Vec<&Event> = events.iter().filter(|event| event.code == *code).collect();
-                judge_events(rule, (*times, *within), past, &matching, &mut findings, &mut doubt);
+                classify_events(rule, (*times, *within), past, &matching, &mut findings, &mut doubt);
             }
-            _ => judge_metric(rule, Known { profile, past }, metrics, &mut findings, &mut doubt),
+            _ => classify_metric(rule, LimitSources { profile, baselines: past }, metrics, &mut findings, &mut doubt),
         }
     }
     findings.sort_by(|a, b| b.severity.cmp(&a.severity).then_with(|| a.rule.cmp(&b.rule)));
     match findings.first() {
         Some(worst) => {
-            Judgement { verdict: Verdict::Fail, reason: worst.reason.clone(), text: worst.text.clone(), findings }
+            Classification { verdict: Verdict::Fail, reason: worst.reason.clone(), text: worst.text.clone(), findings }
         }
         None => match unread.first() {
-            Some(failure) => Judgement::inconclusive(ReasonCode::fixed(failure.kind.code()), failure.text.clone()),
+            Some(failure) => Classification::inconclusive(ReasonCode::fixed(failure.kind.code()), failure.text.clone()),
             None => doubt.settle(),
         },
     }
@@ -130,39 +135,39 @@ pub fn judge_with(
 
 /// Collects what kept rules from deciding.
 #[derive(Default)]
-struct Doubt {
-    judged_any: bool,
-    judged: Vec<(String, Entity)>,
-    unjudged: Vec<Unjudged>,
+struct Undecided {
+    any_classified: bool,
+    classified: Vec<(String, Entity)>,
+    unclassified: Vec<Unclassified>,
 }
 
-struct Unjudged {
+struct Unclassified {
     /// The metric, or the rule whose events could not be counted.
     what: String,
     /// None: all parts.
-    of: Option<Entity>,
+    entity: Option<Entity>,
     reason: ReasonCode,
     text: String,
 }
 
-impl Doubt {
-    fn cannot(&mut self, what: impl Into<String>, of: Option<Entity>, reason: ReasonCode, text: String) {
-        self.unjudged.push(Unjudged { what: what.into(), of, reason, text });
+impl Undecided {
+    fn add_unclassified(&mut self, what: impl Into<String>, of: Option<Entity>, reason: ReasonCode, text: String) {
+        self.unclassified.push(Unclassified { what: what.into(), entity: of, reason, text });
     }
 
-    fn settle(self) -> Judgement {
+    fn settle(self) -> Classification {
         // A metric that one rule could not compare is still classified if another rule has a limit for it.
-        let is_judged = |unjudged: &Unjudged| {
-            let same = |entity: &Entity| unjudged.of.as_ref().is_none_or(|of| of == entity);
-            self.judged.iter().any(|(metric, entity)| *metric == unjudged.what && same(entity))
+        let is_judged = |unjudged: &Unclassified| {
+            let same = |entity: &Entity| unjudged.entity.as_ref().is_none_or(|of| of == entity);
+            self.classified.iter().any(|(metric, entity)| *metric == unjudged.what && same(entity))
         };
-        let open = self.unjudged.iter().find(|unjudged| !is_judged(unjudged));
+        let open = self.unclassified.iter().find(|unjudged| !is_judged(unjudged));
         match open {
-            Some(unjudged) => Judgement::inconclusive(unjudged.reason.clone(), unjudged.text.clone()),
-            None if !self.judged_any => {
-                Judgement::inconclusive(NO_LIMIT, "no rule has a limit for these measurements".to_owned())
+            Some(unjudged) => Classification::inconclusive(unjudged.reason.clone(), unjudged.text.clone()),
+            None if !self.any_classified => {
+                Classification::inconclusive(NO_LIMIT, "no rule has a limit for these measurements".to_owned())
             }
-            None => Judgement {
+            None => Classification {
                 verdict: Verdict::Pass,
                 reason: WITHIN_LIMITS,
                 text: "all measurements within limits".to_owned(),
@@ -174,12 +179,12 @@ impl Doubt {
 
 /// Sources of limits.
 #[derive(Clone, Copy)]
-struct Known<'a> {
+struct LimitSources<'a> {
     profile: Option<&'a Profile>,
-    past: &'a Past,
+    baselines: &'a Baselines,
 }
 
-impl Known<'_> {
+impl LimitSources<'_> {
     /// Returns the limit of a condition for one part, or why there is none.
     fn limit(self, when: &When, entity: &Entity) -> Result<f64, (ReasonCode, String)> {
         let expected = |metric: &str| {
@@ -195,7 +200,7 @@ impl Known<'_> {
             When::BelowProfile { metric, percent } => expected(metric).map(|value| value * percent / 100.0),
             When::NotProfile { metric } => expected(metric),
             When::BelowPeers { metric, percent, at_least } => {
-                let peers = self.past.peers_of(metric);
+                let peers = self.baselines.peer_values_of(metric);
                 of_median(peers, *at_least, *percent).ok_or_else(|| {
                     let text = format!(
                         "`{metric}` is known for {} other nodes of this type, {at_least} are needed",
@@ -205,31 +210,31 @@ impl Known<'_> {
                 })
             }
             When::BelowOwn { metric, percent, at_least } => {
-                let own = self.past.own_of(metric, entity);
+                let own = self.baselines.own_values_of(metric, entity);
                 of_median(own, *at_least, *percent).ok_or_else(|| {
                     let text =
                         format!("`{metric}` of {entity} has {} earlier results, {at_least} are needed", own.len());
-                    (NO_PAST, text)
+                    (NO_HISTORY, text)
                 })
             }
-            When::OftenOf { when, .. } => self.limit(when, entity),
+            When::NOfLastM { when, .. } => self.limit(when, entity),
             When::Event(_) | When::EventsWithin { .. } => Err((NO_LIMIT, "an event has no limit".to_owned())),
         }
     }
 }
 
-fn is_bad(when: &When, value: f64, limit: f64) -> bool {
+fn violates(when: &When, value: f64, limit: f64) -> bool {
     match when {
         When::Above { .. } => value > limit,
         When::NotProfile { .. } => (value - limit).abs() > limit.abs() * 1e-9,
-        When::OftenOf { when, .. } => is_bad(when, value, limit),
+        When::NOfLastM { when, .. } => violates(when, value, limit),
         _ => value < limit,
     }
 }
 
 /// Whether a condition held, as far as is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Held {
+enum ConditionResult {
     Yes,
     No,
     /// Too few earlier results are known to decide.
@@ -237,25 +242,31 @@ enum Held {
 }
 
 /// For `n` of the last `m` results, unknown ones may have gone either way.
-fn held(when: &When, metric: &Metric, limit: f64, past: &Past) -> Held {
-    let When::OftenOf { when, times, last } = when else {
-        return if is_bad(when, metric.value, limit) { Held::Yes } else { Held::No };
+fn evaluate_condition(when: &When, metric: &Metric, limit: f64, past: &Baselines) -> ConditionResult {
+    let When::NOfLastM { when, times, last } = when else {
+        return if violates(when, metric.value, limit) { ConditionResult::Yes } else { ConditionResult::No };
     };
-    let earlier = past.own_of(&metric.name, &metric.entity);
+    let earlier = past.own_values_of(&metric.name, &metric.entity);
     let last = usize::try_from(*last).unwrap_or(usize::MAX);
     let known = std::iter::once(&metric.value).chain(earlier).take(last);
-    let bad = known.clone().filter(|value| is_bad(when, **value, limit)).count() as u64;
+    let bad = known.clone().filter(|value| violates(when, **value, limit)).count() as u64;
     let unknown = (last - known.count()) as u64;
     if bad >= u64::from(*times) {
-        Held::Yes
+        ConditionResult::Yes
     } else if bad + unknown < u64::from(*times) {
-        Held::No
+        ConditionResult::No
     } else {
-        Held::Unknown
+        ConditionResult::Unknown
     }
 }
 
-fn judge_metric(rule: &Rule, known: Known<'_>, metrics: &[Metric], findings: &mut Vec<Finding>, doubt: &mut Doubt) {
+fn classify_metric(
+    rule: &Rule,
+    known: LimitSources<'_>,
+    metrics: &[Metric],
+    findings: &mut Vec<Finding>,
+    doubt: &mut Undecided,
+) {
     let Some(name) = rule.when.metric() else { return };
     let mut found = false;
     for metric in metrics.iter().filter(|metric| metric.name == name) {
@@ -264,25 +275,25 @@ fn judge_metric(rule: &Rule, known: Known<'_>, metrics: &[Metric], findings: &mu
         let limit = match known.limit(&rule.when, entity) {
             Ok(limit) => limit,
             Err((reason, text)) => {
-                doubt.cannot(name, Some(entity.clone()), reason, text);
+                doubt.add_unclassified(name, Some(entity.clone()), reason, text);
                 continue;
             }
         };
         if !metric.value.is_finite() {
             let text = format!("`{name}` of {entity} is not a number");
-            doubt.cannot(format!("{name} as a number"), None, NOT_A_NUMBER, text);
+            doubt.add_unclassified(format!("{name} as a number"), None, NOT_A_NUMBER, text);
             continue;
         }
-        match held(&rule.when, metric, limit, known.past) {
-            Held::Unknown => {
+        match evaluate_condition(&rule.when, metric, limit, known.baselines) {
+            ConditionResult::Unknown => {
                 let text = format!("`{name}` of {entity} has too few earlier results");
-                doubt.cannot(name, Some(entity.clone()), NO_PAST, text);
+                doubt.add_unclassified(name, Some(entity.clone()), NO_HISTORY, text);
             }
-            Held::No => {
-                doubt.judged_any = true;
-                doubt.judged.push((name.to_owned(), entity.clone()));
+            ConditionResult::No => {
+                doubt.any_classified = true;
+                doubt.classified.push((name.to_owned(), entity.clone()));
             }
-            Held::Yes => {
+            ConditionResult::Yes => {
                 let evidence = Evidence::Measured { metric: name.to_owned(), value: metric.value, limit };
                 let text = fill(&rule.text, entity, &number(metric.value), &number(limit));
                 findings.push(finding(rule, entity.clone(), text, evidence));
@@ -290,31 +301,31 @@ fn judge_metric(rule: &Rule, known: Known<'_>, metrics: &[Metric], findings: &mu
         }
     }
     if !found && !rule.where_measured {
-        doubt.cannot(name, None, METRIC_MISSING, format!("the check did not report `{name}`"));
+        doubt.add_unclassified(name, None, METRIC_MISSING, format!("the check did not report `{name}`"));
     }
 }
 
 /// Counts events about one part within a period before the observation. An event without a time counts as happening
 /// now.
-fn judge_events(
+fn classify_events(
     rule: &Rule,
     (times, within): (u32, Span),
-    past: &Past,
+    past: &Baselines,
     matching: &[&Event],
     findings: &mut Vec<Finding>,
-    doubt: &mut Doubt,
+    doubt: &mut Undecided,
 ) {
     if matching.is_empty() {
-        doubt.judged_any = true;
+        doubt.any_classified = true;
         return;
     }
     let Some(at) = past.at else {
         let text =
             format!("rule `{}` counts events within {within}, but the time of the observation is unknown", rule.id);
-        doubt.cannot(rule.id.as_str(), None, NO_PAST, text);
+        doubt.add_unclassified(rule.id.as_str(), None, NO_HISTORY, text);
         return;
     };
-    doubt.judged_any = true;
+    doubt.any_classified = true;
     let since = at.minus(within);
     let mut by_part: BTreeMap<&Entity, Vec<&Event>> = BTreeMap::new();
     for event in matching.iter().filter(|event| event.at.is_none_or(|moment| moment > since)) {
@@ -326,7 +337,7 @@ fn judge_events(
     }
     for (entity, seen) in by_part.into_iter().filter(|(_, seen)| seen.len() as u64 >= u64::from(times)) {
         let Some(newest) = seen.iter().max_by_key(|event| event.at) else { continue };
-        let evidence = told_by(newest);
+        let evidence = event_evidence(newest);
         let text = fill(&rule.text, entity, &format!("{} times: {}", seen.len(), newest.text), &times.to_string());
         findings.push(finding(rule, entity.clone(), text, evidence));
     }
@@ -335,14 +346,14 @@ fn judge_events(
 /// Suspends failures shortly after a boot: a measurement may still be settling (links train, daemons start) and fails
 /// nothing yet. An event with a recorded time did happen, and still fails.
 #[must_use]
-pub fn after_boot(judgement: Judgement, up: Option<Span>, grace: Span) -> Judgement {
+pub fn apply_boot_grace(judgement: Classification, up: Option<Span>, grace: Span) -> Classification {
     let Some(up) = up.filter(|up| *up < grace && judgement.verdict == Verdict::Fail) else { return judgement };
     let (stand, wait): (Vec<_>, Vec<_>) = judgement
         .findings
         .into_iter()
         .partition(|finding| matches!(finding.evidence, Evidence::Event { at: Some(_), .. }));
     match (stand.first(), wait.first()) {
-        (Some(worst), _) => Judgement {
+        (Some(worst), _) => Classification {
             verdict: Verdict::Fail,
             reason: worst.reason.clone(),
             text: worst.text.clone(),
@@ -351,12 +362,12 @@ pub fn after_boot(judgement: Judgement, up: Option<Span>, grace: Span) -> Judgem
         (None, waiting) => {
             let what = waiting.map_or(judgement.text.as_str(), |finding| finding.text.as_str());
             let text = format!("up for {up}, measurements do not count in the first {grace} after a boot: {what}");
-            Judgement::inconclusive(BOOTING, text)
+            Classification::inconclusive(BOOTING, text)
         }
     }
 }
 
-fn told_by(event: &Event) -> Evidence {
+fn event_evidence(event: &Event) -> Evidence {
     let key = event.key.as_deref().and_then(|key| key.parse().ok());
     let known_by = key.map(|key| (event.code.clone(), key));
     Evidence::Event { text: event.text.clone(), at: event.at, known_by }
@@ -368,7 +379,7 @@ fn finding(rule: &Rule, entity: Entity, text: String, evidence: Evidence) -> Fin
         entity,
         verdict: Verdict::Fail,
         severity: rule.severity,
-        remedy: rule.remedy.unwrap_or_else(|| rule.severity.usual_remedy()),
+        remedy: rule.remedy.unwrap_or_else(|| rule.severity.default_remedy()),
         reason: rule.reason.clone(),
         text,
         rule: rule.id.clone(),
@@ -402,7 +413,7 @@ mod tests {
     use crate::{
         finding::Severity,
         ids::Sku,
-        observation::{EntityKind, Event, FailureKind, ProbeFailure, Unit, Why},
+        observation::{CodedReason, EntityKind, Event, FailureKind, ProbeFailure, Unit},
         time::Timestamp,
     };
 
@@ -465,7 +476,7 @@ mod tests {
 
     #[test]
     fn each_kind_of_observation_has_its_verdict_and_only_a_full_measurement_passes() {
-        let why = Why { code: ReasonCode::fixed("no-disk"), text: String::new() };
+        let why = CodedReason { code: ReasonCode::fixed("no-disk"), text: String::new() };
         let cases: Vec<(&str, Observation, Option<Profile>, Verdict, &str)> = vec![
             (
                 "all kept",
@@ -534,7 +545,7 @@ mod tests {
             ("not here", Observation::NotApplicable(why), None, Verdict::NotApplicable, "no-disk"),
         ];
         for (name, observation, profile, verdict, reason) in cases {
-            let judgement = judge(&rules(), profile.as_ref(), &disk(), &observation);
+            let judgement = classify(&rules(), profile.as_ref(), &disk(), &observation);
             assert_eq!((judgement.verdict, judgement.reason.as_str()), (verdict, reason), "{name}");
             assert_eq!(judgement.findings.is_empty(), verdict != Verdict::Fail, "{name}");
         }
@@ -542,21 +553,21 @@ mod tests {
 
     #[test]
     fn every_code_reads_back() {
-        for why in JudgedWhy::ALL {
-            assert_eq!(JudgedWhy::from_code(why.code()), Some(*why));
+        for why in ClassificationReason::ALL {
+            assert_eq!(ClassificationReason::from_code(why.code()), Some(*why));
         }
     }
 
     #[test]
     fn a_check_without_any_rule_is_never_a_pass() {
-        let judgement = judge(&[], None, &disk(), &measured(vec![metric("used", 1.0)], vec![]));
+        let judgement = classify(&[], None, &disk(), &measured(vec![metric("used", 1.0)], vec![]));
         assert_eq!(judgement.verdict, Verdict::Inconclusive);
     }
 
     #[test]
     fn the_worst_finding_speaks_first_and_none_is_lost() {
         let observation = measured(vec![metric("used", 99.0), metric("rate", 10.0)], vec![dead()]);
-        let judgement = judge(&rules(), Some(&profile()), &disk(), &observation);
+        let judgement = classify(&rules(), Some(&profile()), &disk(), &observation);
         let severities: Vec<_> = judgement.findings.iter().map(|finding| finding.severity).collect();
         assert_eq!(severities, [Severity::Isolate, Severity::Reset, Severity::Monitor]);
         assert_eq!(judgement.findings[2].text, "mount:/ is 99 % full, the limit is 90 %");
@@ -579,31 +590,35 @@ mod tests {
         toml::from_str(&text).unwrap()
     }
 
-    fn with(condition: &str, past: &Past, observation: &Observation) -> (Verdict, String) {
-        let judgement = judge_with(&[rule(condition)], None, past, &disk(), observation);
+    fn with(condition: &str, past: &Baselines, observation: &Observation) -> (Verdict, String) {
+        let judgement = classify_with_baselines(&[rule(condition)], None, past, &disk(), observation);
         (judgement.verdict, judgement.reason.to_string())
     }
 
-    fn before(values: &[f64]) -> Past {
+    fn before(values: &[f64]) -> Baselines {
         let entity = Entity::new(EntityKind::Mount, "/");
-        Past { own: [(("rate".to_owned(), entity), values.to_vec())].into(), ..Past::default() }
+        Baselines { own_values: [(("rate".to_owned(), entity), values.to_vec())].into(), ..Baselines::default() }
     }
 
     #[test]
     fn slower_than_others_of_its_type_fails_and_too_few_others_say_nothing() {
         let slow = measured(vec![metric("rate", 89.0)], vec![]);
         let fine = measured(vec![metric("rate", 90.0)], vec![]);
-        let peers = |count| Past { peers: [("rate".to_owned(), vec![100.0; count])].into(), ..Past::default() };
+        let peers =
+            |count| Baselines { peer_values: [("rate".to_owned(), vec![100.0; count])].into(), ..Baselines::default() };
         let condition = "metric = \"rate\"\nbelow_percent_of_peers = 90.0\npeers_at_least = 8";
         assert_eq!(with(condition, &peers(8), &slow), (Verdict::Fail, "bad".into()));
         assert_eq!(with(condition, &peers(8), &fine), (Verdict::Pass, "within-limits".into()));
         assert_eq!(with(condition, &peers(7), &slow), (Verdict::Inconclusive, "no-peers".into()));
         // An outlier does not move the median.
-        let odd = Past { peers: [("rate".to_owned(), [vec![100.0; 8], vec![1e9]].concat())].into(), ..Past::default() };
+        let odd = Baselines {
+            peer_values: [("rate".to_owned(), [vec![100.0; 8], vec![1e9]].concat())].into(),
+            ..Baselines::default()
+        };
         assert_eq!(with(condition, &odd, &fine).0, Verdict::Pass);
         // Another rule that classifies the metric suffices.
         let both = [rule(condition), rule("metric = \"rate\"\nbelow = 10.0")];
-        let judgement = judge_with(&both, None, &Past::default(), &disk(), &slow);
+        let judgement = classify_with_baselines(&both, None, &Baselines::default(), &disk(), &slow);
         assert_eq!(judgement.verdict, Verdict::Pass);
     }
 
@@ -650,13 +665,13 @@ mod tests {
             ..dead()
         };
         let condition = "event = \"disk-dead\"\nwithin = \"1h\"\ntimes = 2";
-        let judged = |events: Vec<Event>| with(condition, &Past::at(at), &measured(vec![], events)).0;
+        let judged = |events: Vec<Event>| with(condition, &Baselines::at(at), &measured(vec![], events)).0;
         assert_eq!(judged(vec![event(1, "a", "0"), event(59, "b", "0")]), Verdict::Fail);
         assert_eq!(judged(vec![event(1, "a", "0"), event(61, "b", "0")]), Verdict::Pass, "an old one fails nothing");
         assert_eq!(judged(vec![event(1, "a", "0"), event(1, "a", "0")]), Verdict::Pass, "a repeated event counts once");
         assert_eq!(judged(vec![event(1, "a", "0"), event(1, "b", "1")]), Verdict::Pass, "two parts, one each");
         assert_eq!(judged(vec![dead(), dead()]), Verdict::Fail, "an event without a time counts as now");
-        let unknown = with(condition, &Past::default(), &measured(vec![], vec![event(1, "a", "0")]));
+        let unknown = with(condition, &Baselines::default(), &measured(vec![], vec![event(1, "a", "0")]));
         assert_eq!(unknown, (Verdict::Inconclusive, "no-past".into()));
     }
 
@@ -666,7 +681,7 @@ mod tests {
         let recorded = Event { at: Some(Timestamp::from_secs(5)), ..dead() };
         let judged = |events: Vec<Event>, used: f64, up: Option<Span>| {
             let observation = measured(vec![metric("used", used), metric("rate", 100.0)], events);
-            after_boot(judge(&rules(), Some(&profile()), &disk(), &observation), up, grace)
+            apply_boot_grace(classify(&rules(), Some(&profile()), &disk(), &observation), up, grace)
         };
         let soon = Some(Span::minutes(2));
         let waits = judged(vec![], 99.0, soon);
@@ -710,9 +725,9 @@ mod tests {
             used in 0.0_f64..200.0, rate in 0.0_f64..200.0, own in proptest::collection::vec(0.0_f64..200.0, 0..6),
         ) {
             let observation = measured(vec![metric("used", used), metric("rate", rate)], vec![]);
-            let alone = judge(&rules(), Some(&profile()), &disk(), &observation);
-            prop_assert!(Wanted::of(&rules(), &disk()).is_nothing());
-            prop_assert_eq!(judge_with(&rules(), Some(&profile()), &before(&own), &disk(), &observation), alone);
+            let alone = classify(&rules(), Some(&profile()), &disk(), &observation);
+            prop_assert!(BaselineNeeds::for_check(&rules(), &disk()).is_empty());
+            prop_assert_eq!(classify_with_baselines(&rules(), Some(&profile()), &before(&own), &disk(), &observation), alone);
         }
     }
 }

@@ -68,7 +68,7 @@ coded! {
 
 impl Severity {
     /// Returns the remedy that applies if the rule names none.
-    pub const fn usual_remedy(self) -> Remedy {
+    pub const fn default_remedy(self) -> Remedy {
         match self {
             Self::Monitor => Remedy::Watch,
             Self::Reset => Remedy::Reset,

@@ -2,13 +2,13 @@
 
 use std::{collections::BTreeSet, fmt, str::FromStr};
 
-use crate::ids::{BadName, NodeName, PoolName};
+use crate::ids::{InvalidName, NodeName, PoolName};
 
 /// Largest number of nodes in one list: a typing error (`n[0-999999999]`) must not exhaust memory.
-pub const MOST_NODES: usize = 100_000;
+pub const MAX_NODES: usize = 100_000;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadHostlist {
+pub enum HostlistError {
     #[error("`{0}` has an unmatched bracket; write it like node[01-64]")]
     Bracket(String),
     #[error("`{0}` is not a range; write it like 01-64 or 7, the smaller number first")]
@@ -18,7 +18,7 @@ pub enum BadHostlist {
     #[error("the list names no node")]
     Empty,
     #[error(transparent)]
-    Name(#[from] BadName),
+    Name(#[from] InvalidName),
     #[error("`{0}` is not a selector; use pool=NAME, life=STATE, a name with `*`, or a host list such as node[01-64]")]
     Selector(String),
 }
@@ -27,15 +27,15 @@ pub enum BadHostlist {
 ///
 /// # Errors
 /// With the part that is wrong and what is accepted.
-pub fn parse(text: &str) -> Result<Vec<NodeName>, BadHostlist> {
-    parse_up_to(text, MOST_NODES)
+pub fn parse(text: &str) -> Result<Vec<NodeName>, HostlistError> {
+    parse_up_to(text, MAX_NODES)
 }
 
 /// Like [`parse`], with a smaller limit: a longer list is rejected before it is expanded.
 ///
 /// # Errors
 /// As [`parse`], and if the list names more than `most` nodes.
-pub fn parse_up_to(text: &str, most: usize) -> Result<Vec<NodeName>, BadHostlist> {
+pub fn parse_up_to(text: &str, most: usize) -> Result<Vec<NodeName>, HostlistError> {
     let mut seen = BTreeSet::new();
     let mut names = Vec::new();
     let mut named = 0;
@@ -44,7 +44,7 @@ pub fn parse_up_to(text: &str, most: usize) -> Result<Vec<NodeName>, BadHostlist
         // Repeated names count too: expanding the same nodes repeatedly takes as long as expanding different ones.
         named += expanded.len();
         if named > most {
-            return Err(BadHostlist::TooMany(most));
+            return Err(HostlistError::TooMany(most));
         }
         for name in expanded {
             let name = NodeName::new(&name)?;
@@ -53,17 +53,17 @@ pub fn parse_up_to(text: &str, most: usize) -> Result<Vec<NodeName>, BadHostlist
             }
         }
     }
-    if names.is_empty() { Err(BadHostlist::Empty) } else { Ok(names) }
+    if names.is_empty() { Err(HostlistError::Empty) } else { Ok(names) }
 }
 
 /// Splits at commas and white space outside brackets.
-fn split(text: &str) -> Result<Vec<&str>, BadHostlist> {
+fn split(text: &str) -> Result<Vec<&str>, HostlistError> {
     let mut items = Vec::new();
     let (mut start, mut inside) = (0, false);
     for (i, c) in text.char_indices() {
         match c {
-            '[' if inside => return Err(BadHostlist::Bracket(text.chars().take(64).collect())),
-            ']' if !inside => return Err(BadHostlist::Bracket(text.chars().take(64).collect())),
+            '[' if inside => return Err(HostlistError::Bracket(text.chars().take(64).collect())),
+            ']' if !inside => return Err(HostlistError::Bracket(text.chars().take(64).collect())),
             '[' => inside = true,
             ']' => inside = false,
             _ if !inside && (c == ',' || c.is_whitespace()) => {
@@ -74,21 +74,21 @@ fn split(text: &str) -> Result<Vec<&str>, BadHostlist> {
         }
     }
     if inside {
-        return Err(BadHostlist::Bracket(text.chars().take(64).collect()));
+        return Err(HostlistError::Bracket(text.chars().take(64).collect()));
     }
     items.push(&text[start..]);
     items.retain(|item| !item.is_empty());
     Ok(items)
 }
 
-fn expand(item: &str, most: usize) -> Result<Vec<String>, BadHostlist> {
+fn expand(item: &str, most: usize) -> Result<Vec<String>, HostlistError> {
     let mut partial = vec![String::new()];
     let mut rest = item;
     while let Some((before, after)) = rest.split_once('[') {
-        let (ranges, tail) = after.split_once(']').ok_or_else(|| BadHostlist::Bracket(item.to_owned()))?;
+        let (ranges, tail) = after.split_once(']').ok_or_else(|| HostlistError::Bracket(item.to_owned()))?;
         let numbers = expand_ranges(ranges, most)?;
         if partial.len().saturating_mul(numbers.len()) > most {
-            return Err(BadHostlist::TooMany(most));
+            return Err(HostlistError::TooMany(most));
         }
         partial = partial
             .iter()
@@ -102,10 +102,10 @@ fn expand(item: &str, most: usize) -> Result<Vec<String>, BadHostlist> {
     Ok(partial)
 }
 
-fn expand_ranges(ranges: &str, most: usize) -> Result<Vec<String>, BadHostlist> {
+fn expand_ranges(ranges: &str, most: usize) -> Result<Vec<String>, HostlistError> {
     let mut numbers = Vec::new();
     for range in ranges.split(',') {
-        let bad = || BadHostlist::Range(range.chars().take(64).collect());
+        let bad = || HostlistError::Range(range.chars().take(64).collect());
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         let all_digits = |text: &str| !text.is_empty() && text.len() <= 18 && text.bytes().all(|b| b.is_ascii_digit());
         if !all_digits(first) || !all_digits(last) {
@@ -117,7 +117,7 @@ fn expand_ranges(ranges: &str, most: usize) -> Result<Vec<String>, BadHostlist> 
             return Err(bad());
         }
         if to - from >= most as u64 || numbers.len() > most {
-            return Err(BadHostlist::TooMany(most));
+            return Err(HostlistError::TooMany(most));
         }
         let width = first.len();
         numbers.extend((from..=to).map(|number| format!("{number:0width$}")));
@@ -174,31 +174,31 @@ pub enum Selector {
     Names(BTreeSet<NodeName>),
     Pool(PoolName),
     /// A node state by its name: `suspect`, `quarantined`.
-    Life(String),
+    State(String),
     /// A name with `*` for any characters.
     Pattern(String),
 }
 
 /// The states that [`Selector::Life`] accepts.
-pub const LIVES: [&str; 7] = ["in-service", "suspect", "quarantined", "repairing", "proving", "out", "held"];
+pub const NODE_STATES: [&str; 7] = ["in-service", "suspect", "quarantined", "repairing", "proving", "out", "held"];
 
 impl Selector {
     /// Parses a selector; a list with more than `most` names is rejected.
     ///
     /// # Errors
     /// With what is wrong and what is accepted.
-    pub fn parse_up_to(text: &str, most: usize) -> Result<Self, BadHostlist> {
+    pub fn parse_up_to(text: &str, most: usize) -> Result<Self, HostlistError> {
         if let Some(pool) = text.strip_prefix("pool=") {
             return Ok(Self::Pool(PoolName::new(pool)?));
         }
         if let Some(life) = text.strip_prefix("life=") {
-            return match LIVES.contains(&life) {
-                true => Ok(Self::Life(life.to_owned())),
-                false => Err(BadHostlist::Selector(format!("life={life} (known: {})", LIVES.join(", ")))),
+            return match NODE_STATES.contains(&life) {
+                true => Ok(Self::State(life.to_owned())),
+                false => Err(HostlistError::Selector(format!("life={life} (known: {})", NODE_STATES.join(", ")))),
             };
         }
         if text.contains('=') {
-            return Err(BadHostlist::Selector(text.chars().take(64).collect()));
+            return Err(HostlistError::Selector(text.chars().take(64).collect()));
         }
         if text.contains('*') {
             return Ok(Self::Pattern(text.to_owned()));
@@ -207,10 +207,10 @@ impl Selector {
     }
 
     /// Returns how many names it lists.
-    pub fn listed(&self) -> usize {
+    pub fn name_count(&self) -> usize {
         match self {
             Self::Names(names) => names.len(),
-            Self::Pool(_) | Self::Life(_) | Self::Pattern(_) => 0,
+            Self::Pool(_) | Self::State(_) | Self::Pattern(_) => 0,
         }
     }
 
@@ -219,7 +219,7 @@ impl Selector {
         match self {
             Self::Names(names) => names.contains(name),
             Self::Pattern(pattern) => glob(pattern.as_bytes(), name.as_str().as_bytes()),
-            Self::Pool(_) | Self::Life(_) => false,
+            Self::Pool(_) | Self::State(_) => false,
         }
     }
 
@@ -227,15 +227,15 @@ impl Selector {
         match self {
             Self::Names(_) | Self::Pattern(_) => self.matches_name(name),
             Self::Pool(wanted) => wanted == pool,
-            Self::Life(wanted) => wanted == life,
+            Self::State(wanted) => wanted == life,
         }
     }
 }
 
 impl FromStr for Selector {
-    type Err = BadHostlist;
-    fn from_str(text: &str) -> Result<Self, BadHostlist> {
-        Self::parse_up_to(text, MOST_NODES)
+    type Err = HostlistError;
+    fn from_str(text: &str) -> Result<Self, HostlistError> {
+        Self::parse_up_to(text, MAX_NODES)
     }
 }
 
@@ -244,7 +244,7 @@ impl fmt::Display for Selector {
         match self {
             Self::Names(names) => f.write_str(&fold(&names.iter().cloned().collect::<Vec<_>>())),
             Self::Pool(pool) => write!(f, "pool={pool}"),
-            Self::Life(life) => write!(f, "life={life}"),
+            Self::State(life) => write!(f, "life={life}"),
             Self::Pattern(pattern) => f.write_str(pattern),
         }
     }
@@ -324,19 +324,19 @@ mod tests {
         ] {
             let parsed = parse_up_to(text, most);
             assert_eq!(parsed.is_ok(), fits, "{text}: {parsed:?}");
-            assert!(fits || parsed == Err(BadHostlist::TooMany(most)), "{text}: {parsed:?}");
+            assert!(fits || parsed == Err(HostlistError::TooMany(most)), "{text}: {parsed:?}");
         }
     }
 
     #[test]
     fn many_names_are_matched_with_many_nodes_and_too_many_are_refused() {
         let many: Selector = "n[00000-99999]".parse().unwrap();
-        assert_eq!(many.listed(), 100_000);
+        assert_eq!(many.name_count(), 100_000);
         // Compared name by name, that would be ten thousand million comparisons.
         let there = (0..100_000).filter(|n| many.matches_name(&NodeName::new(&format!("n{n:05}")).unwrap()));
         assert_eq!(there.count(), 100_000);
-        assert_eq!(Selector::parse_up_to("n[1-11]", 10), Err(BadHostlist::TooMany(10)));
-        assert!(Selector::parse_up_to("n*", 0).is_ok_and(|all| all.listed() == 0));
+        assert_eq!(Selector::parse_up_to("n[1-11]", 10), Err(HostlistError::TooMany(10)));
+        assert!(Selector::parse_up_to("n*", 0).is_ok_and(|all| all.name_count() == 0));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::time::Timestamp;
 /// Text that is not a valid name of the requested kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{}` is not a {what}: {accepted}", shorten(text))]
-pub struct BadName {
+pub struct InvalidName {
     what: &'static str,
     text: String,
     accepted: &'static str,
@@ -41,11 +41,11 @@ macro_rules! name_type {
         pub struct $type(Arc<str>);
 
         impl $type {
-            pub fn new(text: &str) -> Result<Self, BadName> {
+            pub fn new(text: &str) -> Result<Self, InvalidName> {
                 if is_path_safe(text) {
                     Ok(Self(text.into()))
                 } else {
-                    Err(BadName { what: $what, text: text.to_owned(), accepted: PATH_SAFE })
+                    Err(InvalidName { what: $what, text: text.to_owned(), accepted: PATH_SAFE })
                 }
             }
 
@@ -56,15 +56,15 @@ macro_rules! name_type {
 
         /// Shares the text instead of copying it.
         impl TryFrom<Arc<str>> for $type {
-            type Error = BadName;
-            fn try_from(text: Arc<str>) -> Result<Self, BadName> {
+            type Error = InvalidName;
+            fn try_from(text: Arc<str>) -> Result<Self, InvalidName> {
                 if is_path_safe(&text) { Ok(Self(text)) } else { Self::new(&text) }
             }
         }
 
         impl FromStr for $type {
-            type Err = BadName;
-            fn from_str(text: &str) -> Result<Self, BadName> {
+            type Err = InvalidName;
+            fn from_str(text: &str) -> Result<Self, InvalidName> {
                 Self::new(text)
             }
         }
@@ -182,9 +182,9 @@ macro_rules! number_type {
         }
 
         impl FromStr for $type {
-            type Err = BadName;
-            fn from_str(text: &str) -> Result<Self, BadName> {
-                text.strip_prefix($letter).and_then(from_base32).map(Self).ok_or_else(|| BadName {
+            type Err = InvalidName;
+            fn from_str(text: &str) -> Result<Self, InvalidName> {
+                text.strip_prefix($letter).and_then(from_base32).map(Self).ok_or_else(|| InvalidName {
                     what: $what,
                     text: text.to_owned(),
                     accepted: concat!("`", $letter, "` and 13 characters, as `doctor history` prints them"),
@@ -258,7 +258,7 @@ impl IdSource {
 
     /// Sets the creation time of the ids drawn from now on. A clock that jumps back does not repeat ids: each id is
     /// larger than the one before.
-    pub fn at(&mut self, now: Timestamp) {
+    pub fn set_time(&mut self, now: Timestamp) {
         self.now_millis = u64::try_from(now.millis()).unwrap_or(0);
     }
 
@@ -309,9 +309,9 @@ mod tests {
     #[test]
     fn ids_print_and_read_back_and_are_ordered_by_time() {
         let mut ids = IdSource::new(7);
-        ids.at(Timestamp::from_secs(1_794_700_800));
+        ids.set_time(Timestamp::from_secs(1_794_700_800));
         let first = ids.run();
-        ids.at(Timestamp::from_secs(1_794_700_801));
+        ids.set_time(Timestamp::from_secs(1_794_700_801));
         let second = ids.run();
         assert!(first < second && first.to_string() < second.to_string());
         assert_eq!(first.to_string().parse::<RunId>().unwrap(), first);
@@ -326,7 +326,7 @@ mod tests {
         let mut ids = IdSource::new(1);
         let mut seen = std::collections::BTreeSet::new();
         for secs in [100, 100, 50, 100, 99, 101] {
-            ids.at(Timestamp::from_secs(secs));
+            ids.set_time(Timestamp::from_secs(secs));
             for _ in 0..100 {
                 assert!(seen.insert(ids.run()));
             }

@@ -11,7 +11,7 @@ use crate::{case::StepKind, ids::RunId};
 /// The state of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "is")]
-pub enum Life {
+pub enum NodeState {
     /// Available to users. No failing finding is open.
     InService,
     /// Available to users, but a failing finding is open: it is tested before other nodes.
@@ -30,44 +30,44 @@ pub enum Life {
 
 /// An event that can change the state of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum LifeEvent {
+pub enum NodeEvent {
     /// A failing finding is open that does not (yet) take the node out of service.
-    Doubted,
+    Suspected,
     /// No finding is open any more.
     Cleared,
     TakenOut,
-    StepBegan {
+    StepStarted {
         step: StepKind,
         tries: u32,
     },
     /// The step ended, or an operator reported it as done.
     StepEnded,
-    ProofBegan {
+    RequalificationStarted {
         run: RunId,
     },
     /// The proving run failed or gave no result.
-    ProofEnded,
+    RequalificationEnded,
     /// The controller has no permitted step left.
-    GivenUp,
+    HandedOver,
     /// The proving run passed and our marks are removed.
     Returned,
-    HeldBy {
+    Held {
         by: String,
     },
     /// The hold has ended; `out` tells whether a case is still open.
-    LetGo {
+    HoldEnded {
         out: bool,
     },
 }
 
-impl Life {
+impl NodeState {
     /// Returns whether Cluster Doctor keeps this node from users.
-    pub const fn is_out(&self) -> bool {
+    pub const fn is_out_of_service(&self) -> bool {
         matches!(self, Self::Quarantined | Self::Repairing { .. } | Self::Proving { .. } | Self::Out)
     }
 
     /// Returns the name of the state for tables and selectors.
-    pub const fn word(&self) -> &'static str {
+    pub const fn as_str(&self) -> &'static str {
         match self {
             Self::InService => "in-service",
             Self::Suspect => "suspect",
@@ -81,24 +81,26 @@ impl Life {
 
     /// Returns the state after this event, or `None` if the event is not allowed in this state.
     #[must_use]
-    pub fn after(&self, event: &LifeEvent) -> Option<Self> {
-        use LifeEvent as E;
+    pub fn apply(&self, event: &NodeEvent) -> Option<Self> {
+        use NodeEvent as E;
         let next = match (self, event) {
-            (Self::InService, E::Doubted) => Self::Suspect,
+            (Self::InService, E::Suspected) => Self::Suspect,
             (Self::Suspect, E::Cleared) => Self::InService,
             (Self::InService | Self::Suspect, E::TakenOut) => Self::Quarantined,
-            (Self::Quarantined | Self::Repairing { .. } | Self::Proving { .. }, E::StepBegan { step, tries }) => {
+            (Self::Quarantined | Self::Repairing { .. } | Self::Proving { .. }, E::StepStarted { step, tries }) => {
                 Self::Repairing { step: *step, tries: *tries }
             }
             (Self::Repairing { .. } | Self::Out, E::StepEnded) => Self::Quarantined,
-            (Self::Quarantined | Self::Repairing { .. }, E::ProofBegan { run }) => Self::Proving { run: *run },
-            (Self::Proving { .. }, E::ProofEnded) => Self::Quarantined,
-            (Self::Quarantined | Self::Repairing { .. } | Self::Proving { .. }, E::GivenUp) => Self::Out,
+            (Self::Quarantined | Self::Repairing { .. }, E::RequalificationStarted { run }) => {
+                Self::Proving { run: *run }
+            }
+            (Self::Proving { .. }, E::RequalificationEnded) => Self::Quarantined,
+            (Self::Quarantined | Self::Repairing { .. } | Self::Proving { .. }, E::HandedOver) => Self::Out,
             (Self::Proving { .. }, E::Returned) => Self::InService,
-            (Self::Held { .. }, E::HeldBy { .. }) => return None,
-            (_, E::HeldBy { by }) => Self::Held { by: by.clone() },
-            (Self::Held { .. }, E::LetGo { out: true }) => Self::Quarantined,
-            (Self::Held { .. }, E::LetGo { out: false }) => Self::InService,
+            (Self::Held { .. }, E::Held { .. }) => return None,
+            (_, E::Held { by }) => Self::Held { by: by.clone() },
+            (Self::Held { .. }, E::HoldEnded { out: true }) => Self::Quarantined,
+            (Self::Held { .. }, E::HoldEnded { out: false }) => Self::InService,
             _ => return None,
         };
         Some(next)
@@ -109,45 +111,48 @@ impl Life {
 mod tests {
     use super::*;
 
-    fn lives() -> Vec<Life> {
+    fn lives() -> Vec<NodeState> {
         let run = RunId::from_number(1);
         vec![
-            Life::InService,
-            Life::Suspect,
-            Life::Quarantined,
-            Life::Repairing { step: StepKind::Reset, tries: 1 },
-            Life::Proving { run },
-            Life::Out,
-            Life::Held { by: "ann".into() },
+            NodeState::InService,
+            NodeState::Suspect,
+            NodeState::Quarantined,
+            NodeState::Repairing { step: StepKind::Reset, tries: 1 },
+            NodeState::Proving { run },
+            NodeState::Out,
+            NodeState::Held { by: "ann".into() },
         ]
     }
 
-    fn events() -> Vec<LifeEvent> {
+    fn events() -> Vec<NodeEvent> {
         let run = RunId::from_number(2);
         vec![
-            LifeEvent::Doubted,
-            LifeEvent::Cleared,
-            LifeEvent::TakenOut,
-            LifeEvent::StepBegan { step: StepKind::Reboot, tries: 1 },
-            LifeEvent::StepEnded,
-            LifeEvent::ProofBegan { run },
-            LifeEvent::ProofEnded,
-            LifeEvent::GivenUp,
-            LifeEvent::Returned,
-            LifeEvent::HeldBy { by: "bob".into() },
-            LifeEvent::LetGo { out: true },
-            LifeEvent::LetGo { out: false },
+            NodeEvent::Suspected,
+            NodeEvent::Cleared,
+            NodeEvent::TakenOut,
+            NodeEvent::StepStarted { step: StepKind::Reboot, tries: 1 },
+            NodeEvent::StepEnded,
+            NodeEvent::RequalificationStarted { run },
+            NodeEvent::RequalificationEnded,
+            NodeEvent::HandedOver,
+            NodeEvent::Returned,
+            NodeEvent::Held { by: "bob".into() },
+            NodeEvent::HoldEnded { out: true },
+            NodeEvent::HoldEnded { out: false },
         ]
     }
 
     #[test]
     fn a_node_that_is_out_returns_only_through_a_proof_or_an_operator() {
-        for life in lives().iter().filter(|life| life.is_out()) {
+        for life in lives().iter().filter(|life| life.is_out_of_service()) {
             for event in events() {
-                if let Some(next) = life.after(&event)
-                    && matches!(next, Life::InService | Life::Suspect)
+                if let Some(next) = life.apply(&event)
+                    && matches!(next, NodeState::InService | NodeState::Suspect)
                 {
-                    assert!(matches!(life, Life::Proving { .. }) && event == LifeEvent::Returned, "{life:?} {event:?}");
+                    assert!(
+                        matches!(life, NodeState::Proving { .. }) && event == NodeEvent::Returned,
+                        "{life:?} {event:?}"
+                    );
                 }
             }
         }
@@ -156,27 +161,27 @@ mod tests {
     #[test]
     fn a_hold_can_be_put_on_every_state_and_nothing_else_moves_a_held_node() {
         for life in lives() {
-            let held = life.after(&LifeEvent::HeldBy { by: "bob".into() });
-            assert_eq!(held.is_some(), !matches!(life, Life::Held { .. }), "{life:?}");
+            let held = life.apply(&NodeEvent::Held { by: "bob".into() });
+            assert_eq!(held.is_some(), !matches!(life, NodeState::Held { .. }), "{life:?}");
         }
-        let held = Life::Held { by: "ann".into() };
-        let moved: Vec<_> = events().into_iter().filter(|event| held.after(event).is_some()).collect();
-        assert_eq!(moved, [LifeEvent::LetGo { out: true }, LifeEvent::LetGo { out: false }]);
+        let held = NodeState::Held { by: "ann".into() };
+        let moved: Vec<_> = events().into_iter().filter(|event| held.apply(event).is_some()).collect();
+        assert_eq!(moved, [NodeEvent::HoldEnded { out: true }, NodeEvent::HoldEnded { out: false }]);
     }
 
     #[test]
     fn every_state_can_be_left() {
         for life in lives() {
-            assert!(events().iter().any(|event| life.after(event).is_some_and(|next| next != life)), "{life:?}");
+            assert!(events().iter().any(|event| life.apply(event).is_some_and(|next| next != life)), "{life:?}");
         }
     }
 
     #[test]
     fn every_word_is_a_selector_and_reads_back_from_json() {
         for life in lives() {
-            assert!(crate::hostlist::LIVES.contains(&life.word()));
+            assert!(crate::hostlist::NODE_STATES.contains(&life.as_str()));
             let json = serde_json::to_string(&life).unwrap();
-            assert_eq!(serde_json::from_str::<Life>(&json).unwrap(), life);
+            assert_eq!(serde_json::from_str::<NodeState>(&json).unwrap(), life);
         }
     }
 }

@@ -22,13 +22,13 @@ pub struct Node {
     pub sku: Option<Sku>,
     /// Set where this node differs from the rest of its cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub apart: Option<Arc<Apart>>,
+    pub apart: Option<Arc<NodeOverrides>>,
 }
 
 /// Properties of a single node that the cluster-wide capabilities do not cover.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Apart {
+pub struct NodeOverrides {
     /// The cluster starts no work on the node, but a path past the scheduler reaches it and has shown that it is not in
     /// use. Proving runs can use that path. The node still does not count as free.
     pub proofs: bool,
@@ -39,7 +39,7 @@ pub struct Apart {
 }
 
 impl Node {
-    pub fn takes_proofs(&self) -> bool {
+    pub fn is_reachable_out_of_band(&self) -> bool {
         self.apart.as_ref().is_some_and(|apart| apart.proofs)
     }
 
@@ -48,7 +48,7 @@ impl Node {
     }
 
     /// Returns the instructions for replacing the node by hand, if it can be replaced in no other way.
-    pub fn by_hand(&self) -> Option<&str> {
+    pub fn manual_replacement(&self) -> Option<&str> {
         self.apart.as_ref()?.by_hand.as_deref()
     }
 }
@@ -84,12 +84,12 @@ impl Marks {
     }
 
     /// Returns whether a mark of ours keeps the node out of service for longer than a test.
-    pub fn keep_out(&self) -> bool {
+    pub fn keeps_out_of_service(&self) -> bool {
         self.ours.iter().any(|mark| mark.kind != MarkKind::Maintenance)
     }
 
     /// Returns the first mark by another party that keeps the node out of service.
-    pub fn foreign_block(&self) -> Option<&ForeignMark> {
+    pub fn blocking_foreign_mark(&self) -> Option<&ForeignMark> {
         self.foreign.iter().find(|mark| mark.blocks)
     }
 }
@@ -138,16 +138,16 @@ impl Hardware {
     /// then follows the node name.
     pub fn id(&self) -> Option<HardwareId> {
         let (kind, text) = self.most_stable()?;
-        let clean: String = written(text).collect();
+        let clean: String = sanitized(text).collect();
         HardwareId::new(&format!("{kind}-{clean}")).ok()
     }
 
     /// Returns whether this machine has that id. One planning pass calls this for a hundred thousand nodes, so it
     /// allocates nothing and tests the most common case first.
-    pub fn is(&self, id: &HardwareId) -> bool {
+    pub fn matches(&self, id: &HardwareId) -> bool {
         let named = |kind: &str, text: &str| {
             let rest = id.as_str().strip_prefix(kind).and_then(|rest| rest.strip_prefix('-'));
-            rest.is_some_and(|rest| rest == text || rest.chars().eq(written(text)))
+            rest.is_some_and(|rest| rest == text || rest.chars().eq(sanitized(text)))
         };
         self.board_serial.as_deref().is_some_and(|serial| named("board", serial) && is_real_serial(serial))
             || self.most_stable().is_some_and(|(kind, text)| named(kind, text))
@@ -169,7 +169,7 @@ impl Hardware {
 }
 
 /// Returns the text in the form used in an id: at most 200 characters, `-` for everything that is not alphanumeric.
-fn written(text: &str) -> impl Iterator<Item = char> + '_ {
+fn sanitized(text: &str) -> impl Iterator<Item = char> + '_ {
     text.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(200)
 }
 
@@ -203,16 +203,16 @@ mod tests {
             boot_id: None,
         };
         assert_eq!(hardware.id().unwrap().as_str(), "gpu-GPU-a");
-        assert!(hardware.is(&hardware.id().unwrap()));
+        assert!(hardware.matches(&hardware.id().unwrap()));
         let gpu = hardware.id().unwrap();
         hardware.board_serial = Some("J1020.77".into());
         assert_eq!(hardware.id().unwrap().as_str(), "board-J1020-77");
-        assert!(hardware.is(&hardware.id().unwrap()) && !hardware.is(&gpu));
+        assert!(hardware.matches(&hardware.id().unwrap()) && !hardware.matches(&gpu));
         hardware.board_serial = None;
         hardware.gpu_uuids.clear();
         assert_eq!(hardware.id().unwrap().as_str(), "host-HV-17");
         assert_eq!(Hardware::default().id(), None);
-        assert!(!Hardware::default().is(&gpu));
+        assert!(!Hardware::default().matches(&gpu));
     }
 
     #[test]

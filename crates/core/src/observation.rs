@@ -22,7 +22,7 @@ pub enum Observation {
         unread: Vec<ProbeFailure>,
     },
     /// The node is known to have nothing of this kind (no GPU, no such mount).
-    NotApplicable(Why),
+    NotApplicable(CodedReason),
     /// The check could not run. This is never a verdict on the node.
     CouldNot(ProbeFailure),
 }
@@ -36,13 +36,13 @@ impl Observation {
 
 /// Collects the observation of a check part by part. A part that cannot be read does not hide the others.
 #[derive(Debug, Clone, Default)]
-pub struct Look {
+pub struct ObservationBuilder {
     metrics: Vec<Metric>,
     events: Vec<Event>,
     unread: Vec<ProbeFailure>,
 }
 
-impl Look {
+impl ObservationBuilder {
     pub fn metric(&mut self, metric: Metric) {
         self.metrics.push(metric);
     }
@@ -51,12 +51,12 @@ impl Look {
         self.events.push(event);
     }
 
-    pub fn could_not(&mut self, failure: ProbeFailure) {
+    pub fn unreadable(&mut self, failure: ProbeFailure) {
         self.unread.push(failure);
     }
 
     /// Returns the collected observation, or `nothing` if it is empty.
-    pub fn or(mut self, nothing: Observation) -> Observation {
+    pub fn build_or(mut self, nothing: Observation) -> Observation {
         match (self.metrics.is_empty() && self.events.is_empty(), self.unread.is_empty()) {
             (true, true) => nothing,
             (true, false) => Observation::CouldNot(self.unread.swap_remove(0)),
@@ -67,7 +67,7 @@ impl Look {
 
 /// A reason code and its text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Why {
+pub struct CodedReason {
     pub code: ReasonCode,
     pub text: String,
 }
@@ -120,15 +120,15 @@ impl fmt::Display for EventKey {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not an event key such as BOOT:17")]
-pub struct BadEventKey(String);
+pub struct InvalidEventKey(String);
 
 impl FromStr for EventKey {
-    type Err = BadEventKey;
-    fn from_str(text: &str) -> Result<Self, BadEventKey> {
+    type Err = InvalidEventKey;
+    fn from_str(text: &str) -> Result<Self, InvalidEventKey> {
         let parts = text.rsplit_once(':').and_then(|(boot, number)| Some((boot, number.parse().ok()?)));
         match parts {
             Some((boot, sequence)) if !boot.is_empty() => Ok(Self { boot: boot.to_owned(), sequence }),
-            _ => Err(BadEventKey(text.to_owned())),
+            _ => Err(InvalidEventKey(text.to_owned())),
         }
     }
 }
@@ -148,18 +148,18 @@ impl<'de> Deserialize<'de> for EventKey {
 
 /// Acknowledged events of one kind about one part: they are ignored when reported again.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settled {
+pub struct AcknowledgedEvents {
     pub check: crate::ids::CheckId,
     pub code: ReasonCode,
     pub entity: Entity,
     /// This event and all before it.
-    pub through: EventKey,
+    pub up_to: EventKey,
 }
 
 impl Observation {
     /// Returns the observation without acknowledged events. Its metrics are unchanged.
     #[must_use]
-    pub fn less(mut self, check: &crate::ids::CheckId, settled: &[Settled]) -> Self {
+    pub fn without_acknowledged(mut self, check: &crate::ids::CheckId, settled: &[AcknowledgedEvents]) -> Self {
         if let Self::Measured { events, .. } = &mut self {
             events.retain(|event| {
                 let key: Option<EventKey> = event.key.as_deref().and_then(|key| key.parse().ok());
@@ -168,7 +168,7 @@ impl Observation {
                         settled.check == *check
                             && settled.code == event.code
                             && settled.entity == event.entity
-                            && settled.through.covers(&key)
+                            && settled.up_to.covers(&key)
                     })
                 })
             });
@@ -322,15 +322,15 @@ mod tests {
     fn an_event_that_had_its_answer_is_taken_out_and_a_newer_one_or_one_of_another_boot_is_not() {
         let check = crate::ids::CheckId::new("gpu-xid").unwrap();
         let gpu = |id: &str| Entity::new(EntityKind::Gpu, id);
-        let settled = [Settled {
+        let settled = [AcknowledgedEvents {
             check: check.clone(),
             code: ReasonCode::fixed("xid-48"),
             entity: gpu("0"),
-            through: "boot-a:500".parse().unwrap(),
+            up_to: "boot-a:500".parse().unwrap(),
         }];
         let told = |code: &'static str, id: &str, key: Option<&str>| {
             let event = Event { key: key.map(str::to_owned), ..Event::seen(code, gpu(id), "") };
-            match Observation::measured(Vec::new(), vec![event]).less(&check, &settled) {
+            match Observation::measured(Vec::new(), vec![event]).without_acknowledged(&check, &settled) {
                 Observation::Measured { events, .. } => events.len(),
                 other => panic!("{other:?}"),
             }

@@ -11,12 +11,12 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    case::{Rung, StepKind},
+    case::{RepairStep, StepKind},
     finding::Severity,
     ids::{PoolName, TestId},
     reason::coded,
     time::{Span, Timestamp},
-    toml_text::{self, BadText, Limit},
+    toml_text::{self, Limit, TomlError},
 };
 
 pub use rule::{Rule, When};
@@ -118,7 +118,7 @@ pub struct BreakerLimits {
 impl BreakerLimits {
     /// Returns how many of `total` nodes may be out. At least one, or a pool of five could never lose a node.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a u32 fits in a u32")]
-    pub fn most_out(&self, total: u32) -> u32 {
+    pub fn max_out(&self, total: u32) -> u32 {
         ((f64::from(total) * self.percent_of_pool / 100.0).floor().max(0.0) as u32).max(1)
     }
 }
@@ -320,7 +320,7 @@ impl Policy {
     ///
     /// # Panics
     /// If the compiled-in file is not a valid policy; a test parses it.
-    pub fn standard() -> Self {
+    pub fn built_in() -> Self {
         toml::from_str(Self::DEFAULT_TEXT).expect("the compiled-in policy is tested")
     }
 
@@ -329,32 +329,32 @@ impl Policy {
     ///
     /// # Errors
     /// With line, column and what is accepted.
-    pub fn over_defaults(site: &str) -> Result<Self, BadText> {
+    pub fn with_site_settings(site: &str) -> Result<Self, TomlError> {
         const LIMITS: [Limit; 4] = [
-            Limit { key: &["breaker", "percent_of_pool"], least: 0.0, most: 100.0, accepted: "0 to 100 percent" },
-            Limit { key: &["agents", "incident_percent"], least: 0.0, most: 100.0, accepted: "0 to 100 percent" },
+            Limit { key: &["breaker", "percent_of_pool"], min: 0.0, max: 100.0, accepted: "0 to 100 percent" },
+            Limit { key: &["agents", "incident_percent"], min: 0.0, max: 100.0, accepted: "0 to 100 percent" },
             Limit {
                 key: &["limits", "node_hours_per_day"],
-                least: 0.0,
-                most: f64::MAX,
+                min: 0.0,
+                max: f64::MAX,
                 accepted: "node-hours, 0 or more",
             },
             Limit {
                 key: &["user_work", "retest"],
-                least: 0.0,
-                most: 60.0,
+                min: 0.0,
+                max: 60.0,
                 accepted: "owners of failed work, 0 (never) to 60",
             },
         ];
-        toml_text::read_over(Self::DEFAULT_TEXT, site, &LIMITS)
+        toml_text::read_merged(Self::DEFAULT_TEXT, site, &LIMITS)
     }
 
     /// Returns the escalation level at which a severity begins.
-    pub fn first_rung(severity: Severity) -> Rung {
+    pub fn first_repair_step(severity: Severity) -> RepairStep {
         match severity {
-            Severity::Monitor | Severity::Reset => Rung::Reset,
-            Severity::Reboot => Rung::Reboot,
-            Severity::Isolate => Rung::Replace,
+            Severity::Monitor | Severity::Reset => RepairStep::Reset,
+            Severity::Reboot => RepairStep::Reboot,
+            Severity::Isolate => RepairStep::Replace,
         }
     }
 }
@@ -365,7 +365,7 @@ mod tests {
 
     #[test]
     fn the_defaults_are_what_the_documents_say() {
-        let policy = Policy::standard();
+        let policy = Policy::built_in();
         assert_eq!(policy.mode, Mode::Recommend);
         assert_eq!(policy.limits.jobs, 5);
         assert_eq!(policy.limits.pending, Span::minutes(5));

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ids::Sku,
-    toml_text::{self, BadText},
+    toml_text::{self, TomlError},
 };
 
 pub use self::{
@@ -42,7 +42,7 @@ impl Profiles {
     }
 
     /// Adds an alias: clusters label machines with the cloud's instance type, which names the same profile.
-    fn also_called(mut self, name: &str, profile: &Profile) -> Self {
+    fn with_alias(mut self, name: &str, profile: &Profile) -> Self {
         if let Ok(name) = Sku::new(name) {
             self.0.entry(name).or_insert_with(|| profile.clone());
         }
@@ -78,10 +78,14 @@ impl ProfileFile {
     ///
     /// # Errors
     /// With line, column and what is accepted.
-    pub fn read(text: &str) -> Result<Self, BadText> {
+    pub fn read(text: &str) -> Result<Self, TomlError> {
         let file: Self = toml_text::read(text, &[])?;
         if let Some((metric, value)) = file.expect.iter().find(|(_, value)| !value.is_finite() || **value < 0.0) {
-            return Err(BadText::at(text, None, format!("`expect.{metric}` is {value}, expected a number, 0 or more")));
+            return Err(TomlError::at(
+                text,
+                None,
+                format!("`expect.{metric}` is {value}, expected a number, 0 or more"),
+            ));
         }
         Ok(file)
     }
@@ -94,7 +98,7 @@ impl ProfileFile {
 /// A file that is based on an unknown machine type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("profile `{sku}` is like `{like}`, which is not a known profile; known: {known}")]
-pub struct UnknownLike {
+pub struct UnknownBaseProfile {
     sku: Sku,
     like: Sku,
     known: String,
@@ -113,9 +117,9 @@ impl MachineTypes {
     ///
     /// # Errors
     /// If it is based on an unknown machine type. A base must be added first.
-    pub fn lay_over(&mut self, file: ProfileFile) -> Result<(), UnknownLike> {
+    pub fn merge(&mut self, file: ProfileFile) -> Result<(), UnknownBaseProfile> {
         let base = match &file.like {
-            Some(like) => Some(self.0.get(like).ok_or_else(|| UnknownLike {
+            Some(like) => Some(self.0.get(like).ok_or_else(|| UnknownBaseProfile {
                 sku: file.sku.clone(),
                 like: like.clone(),
                 known: self.names(),
@@ -140,10 +144,10 @@ impl MachineTypes {
     ///
     /// # Errors
     /// If one is based on an unknown machine type.
-    pub fn lay_over_all(&mut self, files: impl IntoIterator<Item = ProfileFile>) -> Result<(), UnknownLike> {
+    pub fn merge_all(&mut self, files: impl IntoIterator<Item = ProfileFile>) -> Result<(), UnknownBaseProfile> {
         let (mut waiting, free): (Vec<_>, Vec<_>) = files.into_iter().partition(|file| file.like.is_some());
         for file in free {
-            self.lay_over(file)?;
+            self.merge(file)?;
         }
         while !waiting.is_empty() {
             let ours: Vec<Sku> = waiting.iter().map(|file| file.sku.clone()).collect();
@@ -156,7 +160,7 @@ impl MachineTypes {
                 now = std::mem::take(&mut waiting);
             }
             for file in now {
-                self.lay_over(file)?;
+                self.merge(file)?;
             }
         }
         Ok(())
@@ -174,7 +178,7 @@ impl MachineTypes {
     pub fn profiles(&self) -> Profiles {
         let profiles = Profiles::new(self.iter().map(ProfileFile::profile));
         let names = self.iter().flat_map(|file| file.detect.instance_types.iter().map(move |name| (name, file)));
-        names.fold(profiles, |profiles, (name, file)| profiles.also_called(name, &file.profile()))
+        names.fold(profiles, |profiles, (name, file)| profiles.with_alias(name, &file.profile()))
     }
 
     /// Returns all names in one line.
@@ -199,10 +203,10 @@ mod tests {
     fn a_sites_file_is_laid_over_key_by_key_and_may_build_on_another() {
         let base = "sku = \"hgx\"\nversion = 1\n[expect]\ngpu_count = 8\nnvlink_count = 18\n[detect]\ngpus = 8\n";
         let mut types = MachineTypes::new([file(base)]);
-        types.lay_over(file("sku = \"hgx\"\nversion = 7\n[expect]\nnvme_disks = 4\n")).unwrap();
+        types.merge(file("sku = \"hgx\"\nversion = 7\n[expect]\nnvme_disks = 4\n")).unwrap();
         let over = types.get(&sku("hgx")).unwrap();
         assert_eq!((over.version, over.expect.len(), over.detect.gpus), (7, 3, Some(8)));
-        types.lay_over(file("sku = \"ours\"\nversion = 1\nlike = \"hgx\"\n[expect]\ngpu_count = 4\n")).unwrap();
+        types.merge(file("sku = \"ours\"\nversion = 1\nlike = \"hgx\"\n[expect]\ngpu_count = 4\n")).unwrap();
         let ours = types.profiles();
         let ours = &ours.get(Some(&sku("ours"))).unwrap().expect;
         assert!((ours["gpu_count"] - 4.0).abs() < f64::EPSILON && (ours["nvlink_count"] - 18.0).abs() < f64::EPSILON);
@@ -212,15 +216,15 @@ mod tests {
             let like = if name == "a" { "hgx".to_owned() } else { like.to_string() };
             file(&format!("sku = \"{name}\"\nversion = 1\nlike = \"{like}\"\n"))
         });
-        types.lay_over_all(chain).unwrap();
+        types.merge_all(chain).unwrap();
         assert_eq!(types.get(&sku("c")).unwrap().expect.len(), 3);
-        let error = types.lay_over(file("sku = \"x\"\nversion = 1\nlike = \"hgy\"\n")).unwrap_err().to_string();
+        let error = types.merge(file("sku = \"x\"\nversion = 1\nlike = \"hgy\"\n")).unwrap_err().to_string();
         assert!(error.contains("`hgy`") && error.contains("hgx, ours"), "{error}");
         let round = ["x", "y"].map(|name| {
             let like = if name == "x" { "y" } else { "x" };
             file(&format!("sku = \"{name}\"\nversion = 1\nlike = \"{like}\"\n"))
         });
-        assert!(types.lay_over_all(round).is_err(), "a circle has no beginning");
+        assert!(types.merge_all(round).is_err(), "a circle has no beginning");
     }
 
     #[test]

@@ -174,13 +174,13 @@ impl<'de> Deserialize<'de> for ReasonCode {
 
 /// A value and the reason for it. Every decision carries one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Because<T> {
+pub struct WithReason<T> {
     pub what: T,
     pub code: ReasonCode,
     pub text: String,
 }
 
-impl<T> Because<T> {
+impl<T> WithReason<T> {
     pub fn new(what: T, code: &'static str, text: impl Into<String>) -> Self {
         Self { what, code: ReasonCode::fixed(code), text: text.into() }
     }

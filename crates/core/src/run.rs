@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     finding::{Finding, Verdict},
     ids::{CaseId, JobId, NodeName, RunId, TestId},
-    reason::{Because, ReasonCode, coded},
+    reason::{ReasonCode, WithReason, coded},
     time::{Span, Timestamp},
 };
 
@@ -58,7 +58,7 @@ pub struct Run {
     pub nodes: NonEmpty<NodeName>,
     pub tests: NonEmpty<TestId>,
     pub state: RunState,
-    pub asked: Because<Purpose>,
+    pub asked: WithReason<Purpose>,
     pub case: Option<CaseId>,
     /// When it was planned.
     pub planned: Timestamp,
@@ -74,7 +74,7 @@ coded! {
         /// A failing test is repeated before it counts.
         Confirmation => "confirmation",
         /// Requalifies a repaired node before it returns to service.
-        Proving => "proving",
+        Requalification => "proving",
         /// An operator asked for it.
         Requested => "requested",
     }
@@ -102,16 +102,16 @@ pub enum RunEnd {
     Completed(Report),
     /// The test had started. Each test without a result gets an `incomplete` row.
     Incomplete {
-        why: IncompleteWhy,
+        why: IncompleteReason,
         partial: Option<Report>,
     },
     /// The test had not started: no history row.
-    NotStarted(NotStarted),
+    NotStarted(NotStartedReason),
 }
 
 coded! {
     /// Why a run never started. These leave no history row.
-    pub enum NotStarted {
+    pub enum NotStartedReason {
         PendingTooLong => "pending-too-long",
         NodeTaken => "node-taken",
         Rejected => "rejected",
@@ -121,7 +121,7 @@ coded! {
 
 coded! {
     /// Why a run that had started has no complete result.
-    pub enum IncompleteWhy {
+    pub enum IncompleteReason {
         NodeTaken => "node-taken",
         OverTimeLimit => "over-time-limit",
         /// The job ended without a result.
@@ -139,7 +139,7 @@ coded! {
 
 coded! {
     /// Why a run is being cancelled.
-    pub enum CancelWhy {
+    pub enum CancelReason {
         PendingTooLong => "pending-too-long",
         NodeTaken => "node-taken",
         OverTimeLimit => "over-time-limit",
@@ -148,23 +148,23 @@ coded! {
     }
 }
 
-impl CancelWhy {
+impl CancelReason {
     /// How the run ends if the test had not started.
-    pub const fn not_started(self) -> NotStarted {
+    pub const fn not_started(self) -> NotStartedReason {
         match self {
-            Self::PendingTooLong | Self::OverTimeLimit => NotStarted::PendingTooLong,
-            Self::NodeTaken => NotStarted::NodeTaken,
-            Self::NodeVanished | Self::Withdrawn => NotStarted::Withdrawn,
+            Self::PendingTooLong | Self::OverTimeLimit => NotStartedReason::PendingTooLong,
+            Self::NodeTaken => NotStartedReason::NodeTaken,
+            Self::NodeVanished | Self::Withdrawn => NotStartedReason::Withdrawn,
         }
     }
 
     /// How the run ends if the test had started.
-    pub const fn incomplete(self) -> IncompleteWhy {
+    pub const fn incomplete(self) -> IncompleteReason {
         match self {
-            Self::PendingTooLong | Self::OverTimeLimit => IncompleteWhy::OverTimeLimit,
-            Self::NodeTaken => IncompleteWhy::NodeTaken,
-            Self::NodeVanished => IncompleteWhy::NodeVanished,
-            Self::Withdrawn => IncompleteWhy::Withdrawn,
+            Self::PendingTooLong | Self::OverTimeLimit => IncompleteReason::OverTimeLimit,
+            Self::NodeTaken => IncompleteReason::NodeTaken,
+            Self::NodeVanished => IncompleteReason::NodeVanished,
+            Self::Withdrawn => IncompleteReason::Withdrawn,
         }
     }
 }
@@ -191,7 +191,7 @@ pub struct Outcome {
 /// The state of a run's job as the backend reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "is")]
-pub enum JobSeen {
+pub enum ObservedJobState {
     /// The backend could not be queried. Nothing follows from this.
     Unknown {
         why: String,
@@ -222,7 +222,7 @@ coded! {
         Failed => "failed",
         Killed => "killed",
         /// The cluster preempted it for work of higher priority.
-        Displaced => "displaced",
+        Preempted => "displaced",
         /// Its node failed; the job was not preempted.
         NodeDied => "node-died",
         Lost => "lost",
@@ -235,14 +235,14 @@ mod tests {
 
     #[test]
     fn every_code_reads_back() {
-        for why in IncompleteWhy::ALL {
-            assert_eq!(IncompleteWhy::from_code(why.code()), Some(*why));
+        for why in IncompleteReason::ALL {
+            assert_eq!(IncompleteReason::from_code(why.code()), Some(*why));
         }
-        for why in NotStarted::ALL {
-            assert_eq!(NotStarted::from_code(why.code()), Some(*why));
+        for why in NotStartedReason::ALL {
+            assert_eq!(NotStartedReason::from_code(why.code()), Some(*why));
         }
-        for why in CancelWhy::ALL {
-            assert_eq!(CancelWhy::from_code(why.code()), Some(*why));
+        for why in CancelReason::ALL {
+            assert_eq!(CancelReason::from_code(why.code()), Some(*why));
         }
         for purpose in Purpose::ALL {
             assert_eq!(Purpose::from_code(purpose.code()), Some(*purpose));

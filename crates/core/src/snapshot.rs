@@ -6,14 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     case::Case,
-    classify::JudgedWhy,
-    failed_work::{FailedHere, Weight},
+    classify::ClassificationReason,
     finding::{OpenFinding, Verdict},
     ids::{CaseId, HardwareId, NodeName, PoolName, RunId, TestId},
-    lifecycle::Life,
+    job_failures::{NodeJobFailures, Weight},
+    lifecycle::NodeState,
     node::{Hold, Node},
     policy::{Policy, TestPolicy},
-    run::{CancelWhy, JobSeen, NonEmpty, Outcome, Run, RunEnd, RunState},
+    run::{CancelReason, NonEmpty, ObservedJobState, Outcome, Run, RunEnd, RunState},
     time::{Span, Timestamp},
 };
 
@@ -31,12 +31,12 @@ pub struct Snapshot {
     pub spent: Span,
     pub breaker: Breaker,
     pub pauses: Vec<Pause>,
-    pub requests: Vec<Request>,
+    pub commands: Vec<PendingCommand>,
     /// Results of the trials that [`Asked::Together`] requests name.
     pub trials: Vec<Trial>,
     /// Whether the present silence of agents was already reported.
     pub silence_reported: bool,
-    pub caps: Caps,
+    pub capabilities: Capabilities,
     pub policy: Arc<Policy>,
     /// The tests in a fixed order; `NodeRecord::records` has the same order.
     pub tests: Arc<[TestPolicy]>,
@@ -46,11 +46,11 @@ pub struct Snapshot {
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeRecord {
     pub node: Node,
-    pub life: Life,
+    pub state: NodeState,
     /// When `life` last changed.
     pub since: Timestamp,
     /// One for each of `Snapshot::tests`.
-    pub records: Records,
+    pub test_records: TestRecords,
     pub findings: Vec<OpenFinding>,
     pub backoff: Option<Backoff>,
     pub hold: Option<Hold>,
@@ -58,9 +58,9 @@ pub struct NodeRecord {
     pub hardware: Option<HardwareId>,
     pub case: Option<CaseId>,
     /// When its agent last reported. `None`: no agent is expected here.
-    pub heard: Option<Timestamp>,
+    pub last_report: Option<Timestamp>,
     /// User work that failed here within `Policy::user_work.window`.
-    pub failed: Option<Arc<FailedHere>>,
+    pub job_failures: Option<Arc<NodeJobFailures>>,
 }
 
 impl NodeRecord {
@@ -71,7 +71,7 @@ impl NodeRecord {
 
     /// Returns the weight of failed user work, which makes the node be tested sooner.
     pub fn risk(&self) -> Weight {
-        self.failed.as_ref().map_or(Weight::NONE, |failed| failed.weight)
+        self.job_failures.as_ref().map_or(Weight::NONE, |failed| failed.weight)
     }
 }
 
@@ -79,16 +79,16 @@ impl NodeRecord {
 /// in a new cluster no node has any, and eighty tests on each of thousands of nodes would outweigh all other data about
 /// them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Records(Arc<[TestRecord]>);
+pub struct TestRecords(Arc<[TestRecord]>);
 
-impl Records {
+impl TestRecords {
     /// Returns records for this many tests, none of which was ever run.
-    pub fn never(tests: usize) -> Self {
+    pub fn untested(tests: usize) -> Self {
         std::iter::repeat_n(TestRecord::NEVER, tests).collect()
     }
 }
 
-impl std::ops::Deref for Records {
+impl std::ops::Deref for TestRecords {
     type Target = [TestRecord];
 
     fn deref(&self) -> &[TestRecord] {
@@ -97,13 +97,13 @@ impl std::ops::Deref for Records {
 }
 
 /// Copies shared records on write.
-impl std::ops::DerefMut for Records {
+impl std::ops::DerefMut for TestRecords {
     fn deref_mut(&mut self) -> &mut [TestRecord] {
         Arc::make_mut(&mut self.0)
     }
 }
 
-impl<'a> IntoIterator for &'a Records {
+impl<'a> IntoIterator for &'a TestRecords {
     type Item = &'a TestRecord;
     type IntoIter = std::slice::Iter<'a, TestRecord>;
 
@@ -112,7 +112,7 @@ impl<'a> IntoIterator for &'a Records {
     }
 }
 
-impl FromIterator<TestRecord> for Records {
+impl FromIterator<TestRecord> for TestRecords {
     fn from_iter<I: IntoIterator<Item = TestRecord>>(records: I) -> Self {
         Self(records.into_iter().collect())
     }
@@ -127,14 +127,14 @@ pub struct TestRecord {
     attempt: Timestamp,
     verdict: Option<Verdict>,
     /// Whether the newest settling result is a pass or fail, rather than not applicable.
-    judged: bool,
+    conclusive: bool,
     /// Inconclusive results since the newest settling one.
     misses: u32,
 }
 
 impl TestRecord {
     pub const NEVER: Self =
-        Self { settled: Timestamp::MIN, attempt: Timestamp::MIN, verdict: None, judged: false, misses: 0 };
+        Self { settled: Timestamp::MIN, attempt: Timestamp::MIN, verdict: None, conclusive: false, misses: 0 };
 
     /// Adds a result. Results that arrive out of order count by their time.
     pub fn add(&mut self, verdict: Verdict, at: Timestamp) {
@@ -144,7 +144,7 @@ impl TestRecord {
             }
         } else if at >= self.settled {
             // Of two results of the same moment the pass or fail counts, in whatever order they arrive.
-            self.judged = verdict.is_conclusive() || (self.judged && at == self.settled);
+            self.conclusive = verdict.is_conclusive() || (self.conclusive && at == self.settled);
             self.settled = at;
             self.misses = 0;
         }
@@ -163,7 +163,7 @@ impl TestRecord {
     ) -> Self {
         Self {
             settled: settled.unwrap_or(Timestamp::MIN),
-            judged: judged.is_some() && judged == settled,
+            conclusive: judged.is_some() && judged == settled,
             attempt: last.map_or(Timestamp::MIN, |(_, at)| at),
             verdict: last.map(|(verdict, _)| verdict),
             misses,
@@ -176,7 +176,7 @@ impl TestRecord {
 
     /// Returns the time of the newest pass or fail, unless the test was found not applicable since.
     pub fn judged(&self) -> Option<Timestamp> {
-        self.settled().filter(|_| self.judged)
+        self.settled().filter(|_| self.conclusive)
     }
 
     pub fn attempt(&self) -> Option<Timestamp> {
@@ -214,7 +214,7 @@ impl TestRecord {
 pub struct ActiveRun {
     pub run: Run,
     /// The job's state as the backend reported it for this snapshot.
-    pub seen: JobSeen,
+    pub job: ObservedJobState,
     /// When the node was first seen executing it. Never reset to `None`.
     pub started: Option<Timestamp>,
     pub cancelling: Option<Cancelling>,
@@ -224,7 +224,7 @@ pub struct ActiveRun {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cancelling {
-    pub why: CancelWhy,
+    pub why: CancelReason,
     pub since: Timestamp,
 }
 
@@ -266,17 +266,17 @@ pub struct Pause {
 
 /// An operator's request that is not completed yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Request {
+pub struct PendingCommand {
     pub id: u64,
     pub by: String,
     pub why: String,
     pub at: Timestamp,
-    pub what: Asked,
+    pub what: CommandKind,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "ask")]
-pub enum Asked {
+pub enum CommandKind {
     /// Run these tests as soon as the node is free. No tests: all routine tests that apply.
     Test {
         node: NodeName,
@@ -311,20 +311,20 @@ pub enum Asked {
 pub struct Trial {
     pub run: RunId,
     pub nodes: NonEmpty<NodeName>,
-    pub said: TrialSaid,
+    pub result: TrialResult,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TrialSaid {
+pub enum TrialResult {
     /// The run has not ended.
-    NotYet,
+    Pending,
     Passed,
     /// The nodes failed together, and no result attributes the failure to one of them.
     Failed,
     /// These nodes failed by their own measurements.
-    Named(Vec<NodeName>),
+    AtFault(Vec<NodeName>),
     /// The run has no usable result; the text has the reason.
-    Nothing(String),
+    Inconclusive(String),
 }
 
 impl Trial {
@@ -332,39 +332,39 @@ impl Trial {
     /// the nodes together.
     pub fn of(run: &Run) -> Self {
         let said = match &run.state {
-            RunState::Planned | RunState::Submitted { .. } | RunState::Running { .. } => TrialSaid::NotYet,
-            RunState::Ended(RunEnd::Completed(report)) => weigh(&report.outcomes, None),
+            RunState::Planned | RunState::Submitted { .. } | RunState::Running { .. } => TrialResult::Pending,
+            RunState::Ended(RunEnd::Completed(report)) => trial_result(&report.outcomes, None),
             RunState::Ended(RunEnd::Incomplete { why, partial }) => {
-                weigh(partial.as_ref().map_or(&[], |report| &report.outcomes), Some(why.code()))
+                trial_result(partial.as_ref().map_or(&[], |report| &report.outcomes), Some(why.code()))
             }
-            RunState::Ended(RunEnd::NotStarted(why)) => TrialSaid::Nothing(why.code().to_owned()),
+            RunState::Ended(RunEnd::NotStarted(why)) => TrialResult::Inconclusive(why.code().to_owned()),
         };
-        Self { run: run.id, nodes: run.nodes.clone(), said }
+        Self { run: run.id, nodes: run.nodes.clone(), result: said }
     }
 }
 
-fn weigh(outcomes: &[Outcome], incomplete: Option<&str>) -> TrialSaid {
+fn trial_result(outcomes: &[Outcome], incomplete: Option<&str>) -> TrialResult {
     let failed = outcomes.iter().filter(|outcome| outcome.verdict == Verdict::Fail);
     let mut named: Vec<NodeName> = failed.map(|outcome| outcome.node.clone()).collect();
     named.dedup();
     if !named.is_empty() {
-        return TrialSaid::Named(named);
+        return TrialResult::AtFault(named);
     }
-    if outcomes.iter().any(|outcome| outcome.reason.as_str() == JudgedWhy::FailedTogether.code()) {
-        return TrialSaid::Failed;
+    if outcomes.iter().any(|outcome| outcome.reason.as_str() == ClassificationReason::FailedTogether.code()) {
+        return TrialResult::Failed;
     }
     let silent = outcomes.iter().find(|outcome| outcome.verdict != Verdict::Pass);
     match (incomplete, silent) {
-        (Some(why), _) => TrialSaid::Nothing(why.to_owned()),
-        (None, Some(outcome)) => TrialSaid::Nothing(format!("{}: {}", outcome.node, outcome.reason)),
-        (None, None) if outcomes.is_empty() => TrialSaid::Nothing("no result".to_owned()),
-        (None, None) => TrialSaid::Passed,
+        (Some(why), _) => TrialResult::Inconclusive(why.to_owned()),
+        (None, Some(outcome)) => TrialResult::Inconclusive(format!("{}: {}", outcome.node, outcome.reason)),
+        (None, None) if outcomes.is_empty() => TrialResult::Inconclusive("no result".to_owned()),
+        (None, None) => TrialResult::Passed,
     }
 }
 
 /// The capabilities of a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Caps {
+pub struct Capabilities {
     pub mark: bool,
     pub drain: bool,
     /// User work can be evicted.
@@ -374,7 +374,7 @@ pub struct Caps {
     pub replace: bool,
 }
 
-impl Caps {
+impl Capabilities {
     pub const ALL: Self = Self { mark: true, drain: true, evict: true, reset: true, reboot: true, replace: true };
     pub const NONE: Self =
         Self { mark: false, drain: false, evict: false, reset: false, reboot: false, replace: false };

@@ -4,7 +4,7 @@ use crate::{finding::Verdict, policy::TestPolicy, reason::coded, snapshot::TestR
 
 coded! {
     /// The current status of a test on a node.
-    pub enum Standing {
+    pub enum TestStatus {
         /// A passing result that is not too old.
         Pass => "pass",
         /// The newest result is a failure. A failure does not expire.
@@ -19,7 +19,7 @@ coded! {
     }
 }
 
-impl Standing {
+impl TestStatus {
     pub fn of(known: &TestRecord, test: &TestPolicy, now: Timestamp) -> Self {
         let Some((verdict, newest)) = known.verdict().zip(known.attempt()) else { return Self::NeverTested };
         let old = now.since(newest) > test.cutoff;
@@ -33,7 +33,7 @@ impl Standing {
     }
 
     /// Returns the status in words, for tables.
-    pub const fn word(self) -> &'static str {
+    pub const fn label(self) -> &'static str {
         match self {
             Self::NotApplicable => "not applicable",
             Self::NeverTested => "never tested",

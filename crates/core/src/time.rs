@@ -18,10 +18,10 @@ pub struct Span(i64);
 
 /// Text that is not a point in time or a duration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is not {wanted}")]
-pub struct BadTime {
+#[error("`{text}` is not {expected}")]
+pub struct InvalidTime {
     text: String,
-    wanted: &'static str,
+    expected: &'static str,
 }
 
 const DURATION_FORM: &str = "a duration such as \"90s\", \"5m\", \"1h 30m\" or \"7d\"";
@@ -152,11 +152,11 @@ impl fmt::Debug for Timestamp {
 }
 
 impl FromStr for Timestamp {
-    type Err = BadTime;
-    fn from_str(text: &str) -> Result<Self, BadTime> {
+    type Err = InvalidTime;
+    fn from_str(text: &str) -> Result<Self, InvalidTime> {
         text.parse::<jiff::Timestamp>()
             .map(|moment| Self(moment.as_millisecond()))
-            .map_err(|_| BadTime { text: text.to_owned(), wanted: "a time such as \"2026-11-15T08:00:00Z\"" })
+            .map_err(|_| InvalidTime { text: text.to_owned(), expected: "a time such as \"2026-11-15T08:00:00Z\"" })
     }
 }
 
@@ -188,9 +188,9 @@ impl Span {
 }
 
 impl FromStr for Span {
-    type Err = BadTime;
-    fn from_str(text: &str) -> Result<Self, BadTime> {
-        let bad = || BadTime { text: text.to_owned(), wanted: DURATION_FORM };
+    type Err = InvalidTime;
+    fn from_str(text: &str) -> Result<Self, InvalidTime> {
+        let bad = || InvalidTime { text: text.to_owned(), expected: DURATION_FORM };
         let parsed = SpanParser::new().parse_span(text.trim()).map_err(|_| bad())?;
         if parsed.get_years() != 0 || parsed.get_months() != 0 {
             return Err(bad());

@@ -14,41 +14,41 @@ use toml::{
 
 /// A text that was rejected, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BadText {
+pub struct TomlError {
     message: String,
-    place: Option<Place>,
+    location: Option<SourceLocation>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Place {
+struct SourceLocation {
     line: usize,
     column: usize,
     source: String,
     width: usize,
 }
 
-impl BadText {
+impl TomlError {
     /// Creates an error at this place of the text.
     pub fn at(text: &str, span: Option<Range<usize>>, message: impl Into<String>) -> Self {
-        Self { message: message.into(), place: span.map(|span| Place::of(text, &span)) }
+        Self { message: message.into(), location: span.map(|span| SourceLocation::of(text, &span)) }
     }
 
     /// Returns the line, counted from one.
     pub fn line(&self) -> Option<usize> {
-        self.place.as_ref().map(|place| place.line)
+        self.location.as_ref().map(|place| place.line)
     }
 
     /// Returns the column, counted from one, in characters.
     pub fn column(&self) -> Option<usize> {
-        self.place.as_ref().map(|place| place.column)
+        self.location.as_ref().map(|place| place.column)
     }
 
     fn from_toml(text: &str, error: &toml::de::Error) -> Self {
-        Self::at(text, error.span(), in_plain_words(error.message()))
+        Self::at(text, error.span(), plain_message(error.message()))
     }
 }
 
-impl Place {
+impl SourceLocation {
     fn of(text: &str, span: &Range<usize>) -> Self {
         let start = text.floor_char_boundary(span.start.min(text.len()));
         let begin = text[..start].rfind('\n').map_or(0, |newline| newline + 1);
@@ -63,10 +63,10 @@ impl Place {
     }
 }
 
-impl fmt::Display for BadText {
+impl fmt::Display for TomlError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(place) = &self.place else { return f.write_str(&self.message) };
-        let Place { line, column, source, width } = place;
+        let Some(place) = &self.location else { return f.write_str(&self.message) };
+        let SourceLocation { line, column, source, width } = place;
         let gutter = line.to_string().len();
         writeln!(f, "line {line}, column {column}: {}", self.message)?;
         writeln!(f, "{:gutter$} |", "")?;
@@ -75,10 +75,10 @@ impl fmt::Display for BadText {
     }
 }
 
-impl std::error::Error for BadText {}
+impl std::error::Error for TomlError {}
 
 /// Replaces the names of Rust's number types, which mean nothing to an operator.
-fn in_plain_words(message: &str) -> String {
+fn plain_message(message: &str) -> String {
     const WORDS: [(&str, &str); 6] = [
         ("expected u16", "expected a whole number from 0 to 65535"),
         ("expected u32", "expected a whole number, 0 or more"),
@@ -97,8 +97,8 @@ fn in_plain_words(message: &str) -> String {
 pub struct Limit {
     /// The path from the root: `["limits", "jobs"]`.
     pub key: &'static [&'static str],
-    pub least: f64,
-    pub most: f64,
+    pub min: f64,
+    pub max: f64,
     /// Completes "expected …".
     pub accepted: &'static str,
 }
@@ -107,38 +107,38 @@ pub struct Limit {
 ///
 /// # Errors
 /// With the place of the first error.
-pub fn read<T: DeserializeOwned>(text: &str, limits: &[Limit]) -> Result<T, BadText> {
-    finish(text, parse(text)?, limits)
+pub fn read<T: DeserializeOwned>(text: &str, limits: &[Limit]) -> Result<T, TomlError> {
+    deserialize(text, parse(text)?, limits)
 }
 
 /// Parses `defaults` overridden key by key by `site`. Lists replace lists.
 ///
 /// # Errors
 /// With the place of the first error in `site`; `defaults` has none.
-pub fn read_over<T: DeserializeOwned>(defaults: &str, site: &str, limits: &[Limit]) -> Result<T, BadText> {
+pub fn read_merged<T: DeserializeOwned>(defaults: &str, site: &str, limits: &[Limit]) -> Result<T, TomlError> {
     let mut merged = parse(defaults)?;
     let over = parse(site)?;
     let span = over.span();
-    lay_over(merged.get_mut(), over.into_inner());
-    finish(site, Spanned::new(span, merged.into_inner()), limits)
+    merge(merged.get_mut(), over.into_inner());
+    deserialize(site, Spanned::new(span, merged.into_inner()), limits)
 }
 
-fn parse(text: &str) -> Result<Spanned<DeTable<'_>>, BadText> {
-    DeTable::parse(text).map_err(|error| BadText::from_toml(text, &error))
+fn parse(text: &str) -> Result<Spanned<DeTable<'_>>, TomlError> {
+    DeTable::parse(text).map_err(|error| TomlError::from_toml(text, &error))
 }
 
-fn finish<T: DeserializeOwned>(text: &str, table: Spanned<DeTable<'_>>, limits: &[Limit]) -> Result<T, BadText> {
+fn deserialize<T: DeserializeOwned>(text: &str, table: Spanned<DeTable<'_>>, limits: &[Limit]) -> Result<T, TomlError> {
     for limit in limits {
         check(text, table.get_ref(), limit)?;
     }
-    T::deserialize(Deserializer::from(table)).map_err(|error| BadText::from_toml(text, &error))
+    T::deserialize(Deserializer::from(table)).map_err(|error| TomlError::from_toml(text, &error))
 }
 
-fn lay_over<'i>(base: &mut DeTable<'i>, over: DeTable<'i>) {
+fn merge<'i>(base: &mut DeTable<'i>, over: DeTable<'i>) {
     for (key, value) in over {
         let span = value.span();
         match (base.get_mut(key.get_ref().as_ref()).map(Spanned::get_mut), value.into_inner()) {
-            (Some(DeValue::Table(under)), DeValue::Table(over)) => lay_over(under, over),
+            (Some(DeValue::Table(under)), DeValue::Table(over)) => merge(under, over),
             (_, value) => {
                 // Removed first: an insertion alone would keep the old key, which has another span.
                 base.remove(key.get_ref().as_ref());
@@ -148,7 +148,7 @@ fn lay_over<'i>(base: &mut DeTable<'i>, over: DeTable<'i>) {
     }
 }
 
-fn check(text: &str, table: &DeTable<'_>, limit: &Limit) -> Result<(), BadText> {
+fn check(text: &str, table: &DeTable<'_>, limit: &Limit) -> Result<(), TomlError> {
     let Some((last, way)) = limit.key.split_last() else { return Ok(()) };
     let mut table = table;
     for key in way {
@@ -165,9 +165,9 @@ fn check(text: &str, table: &DeTable<'_>, limit: &Limit) -> Result<(), BadText> 
         _ => None,
     };
     match number {
-        Some(number) if !(limit.least..=limit.most).contains(&number) => {
+        Some(number) if !(limit.min..=limit.max).contains(&number) => {
             let message = format!("`{last}` is {number}, expected {}", limit.accepted);
-            Err(BadText::at(text, Some(value.span()), message))
+            Err(TomlError::at(text, Some(value.span()), message))
         }
         _ => Ok(()),
     }
@@ -198,10 +198,10 @@ mod tests {
 
     const DEFAULTS: &str = "name = \"corner\"\nshelves = [1, 2]\n[open]\nper_day = 8.0\nvisit = \"5m\"\ndoors = 1\n";
     const LIMITS: [Limit; 1] =
-        [Limit { key: &["open", "per_day"], least: 0.0, most: 24.0, accepted: "0 to 24 hours a day" }];
+        [Limit { key: &["open", "per_day"], min: 0.0, max: 24.0, accepted: "0 to 24 hours a day" }];
 
-    fn over(site: &str) -> Result<Shop, BadText> {
-        read_over(DEFAULTS, site, &LIMITS)
+    fn over(site: &str) -> Result<Shop, TomlError> {
+        read_merged(DEFAULTS, site, &LIMITS)
     }
 
     #[test]
@@ -242,7 +242,7 @@ mod tests {
     fn a_place_at_the_end_of_the_text_or_beyond_is_no_trouble() {
         for text in ["", "x", "ä\nö", "a\n"] {
             for start in 0..text.len() + 3 {
-                let _ = BadText::at(text, Some(start..start + 2), "wrong").to_string();
+                let _ = TomlError::at(text, Some(start..start + 2), "wrong").to_string();
             }
         }
     }

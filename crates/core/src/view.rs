@@ -7,22 +7,22 @@
 mod advice;
 mod budget;
 mod coverage;
+mod distribution;
+mod due;
 mod findings;
+mod formatting;
 mod map;
 mod nodes;
 mod period;
 mod plan;
 mod report;
 mod runs;
-mod said;
-mod series;
-mod spread;
-mod standing;
 mod status;
+mod text;
+mod time_slots;
 mod timeline;
 mod why;
 mod why_view;
-mod words;
 
 use std::collections::BTreeMap;
 
@@ -31,30 +31,31 @@ use serde::Serialize;
 pub use self::{
     budget::{BudgetDay, BudgetView, CaseSpan, budget},
     coverage::{CoverageRow, coverage, is_overdue},
+    distribution::{Distribution, Outlier},
+    due::{Due, LatestResult},
     findings::{FindingRow, findings},
+    formatting::{format_hours, format_percent, format_time, plural},
     map::{FleetMap, MapRow, fleet_map},
-    nodes::{NodeRow, TestCell, Use, node_row, node_rows},
-    period::{Period, RunFacts, Tested},
-    plan::{ActionRow, PassedRow, PlanView, action_row, plan_view},
+    nodes::{NodeRow, OccupancyKind, TestCell, node_row, node_rows},
+    period::{Period, RunFacts, TestResult},
+    plan::{ActionRow, PlanView, SkippedRow, action_row, plan_view},
     report::{Count, FaultRow, ReportView, ResultsRow, report},
     runs::{OutcomeView, RunView, outcomes, run_view},
-    said::{clock, hours, percent, plural},
-    series::Slot,
-    spread::{Outlier, Spread},
-    standing::{Due, Latest},
     status::{
-        BreakerState, BreakerView, CycleView, LeaderView, Ledger, NodeCounts, RunCounts, SilentView, StatusView, status,
+        BreakerState, BreakerView, CycleView, LeaderView, NodeCounts, RunCounts, SilentAgentsView, StatusView,
+        StoredStatus, status,
     },
-    timeline::{BootFacts, Happening, Moment, ResultFacts, timeline},
-    why::{Kept, why},
+    text::{CodeMeaning, SKIP_REASONS, evidence, run_end, skip_code, skip_text},
+    time_slots::Slot,
+    timeline::{BootFacts, ResultFacts, TimelineEntry, TimelineKind, timeline},
+    why::{StoredNodeData, why},
     why_view::{AuditLine, CaseView, FindingView, StepView, TestLine, WhyView},
-    words::{Meaning, PASSED_OVER, evidence, passed_over_code, passed_over_text, run_end},
 };
-pub use crate::test_status::Standing;
+pub use crate::test_status::TestStatus;
 use crate::{
     hostlist::Selector,
     ids::{NodeName, RunId, TestId},
-    plan::PassedOver,
+    plan::SkipReason,
     policy::TestPolicy,
     run::Run,
     snapshot::{NodeRecord, Snapshot, TestRecord},
@@ -66,20 +67,20 @@ use crate::{
 pub struct Facts {
     pub now: Timestamp,
     /// When a cycle last observed the cluster. `None`: none has, and the occupancy of all nodes is unknown.
-    pub seen: Option<Timestamp>,
+    pub observed_at: Option<Timestamp>,
     /// The cluster as it was then, combined with the present contents of the store.
     pub snapshot: Snapshot,
     /// Nodes that the store knows but the cluster no longer lists. Their pool is unknown.
     pub gone: Vec<NodeRecord>,
     /// Why nodes were not chosen, and since when.
-    pub reasons: BTreeMap<NodeName, PassedBy>,
+    pub skip_reasons: BTreeMap<NodeName, SkippedSince>,
 }
 
 /// Why a node was not chosen, and since when this has been the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct PassedBy {
+pub struct SkippedSince {
     pub since: Timestamp,
-    pub reason: PassedOver,
+    pub reason: SkipReason,
 }
 
 impl Facts {
@@ -103,7 +104,7 @@ impl Facts {
     pub fn select(&self, selectors: &[Selector]) -> Vec<NodeName> {
         let wanted = |record: &NodeRecord| {
             let matches =
-                |selector: &Selector| selector.matches(&record.node.name, &record.node.pool, record.life.word());
+                |selector: &Selector| selector.matches(&record.node.name, &record.node.pool, record.state.as_str());
             selectors.is_empty() || selectors.iter().any(matches)
         };
         self.nodes().filter(|(record, _)| wanted(record)).map(|(record, _)| record.node.name.clone()).collect()
@@ -112,13 +113,13 @@ impl Facts {
     /// Returns the routine tests of this node's pool and others that have run on the node, with their records.
     fn tests_of<'a>(&'a self, record: &'a NodeRecord) -> impl Iterator<Item = (&'a TestPolicy, &'a TestRecord)> {
         let applies = |test: &TestPolicy| test.pools.as_ref().is_none_or(|pools| pools.contains(&record.node.pool));
-        let known = self.snapshot.tests.iter().zip(&record.records);
+        let known = self.snapshot.tests.iter().zip(&record.test_records);
         known.filter(move |(test, known)| applies(test) && (test.routine || known.attempt().is_some()))
     }
 
     /// Returns the routine tests with their records and when they are due.
     fn due_of<'a>(&'a self, record: &'a NodeRecord) -> impl Iterator<Item = (&'a TestPolicy, &'a TestRecord, Due)> {
-        let known = self.snapshot.tests.iter().zip(&record.records);
+        let known = self.snapshot.tests.iter().zip(&record.test_records);
         let applies = |test: &TestPolicy| test.pools.as_ref().is_none_or(|pools| pools.contains(&record.node.pool));
         known
             .filter(move |(test, _)| applies(test) && test.routine)
@@ -143,7 +144,7 @@ pub struct ActiveView {
 
 impl ActiveView {
     fn of(run: &Run) -> Self {
-        let (state, since) = words::run_state(run);
+        let (state, since) = text::run_state(run);
         Self { run: run.id, tests: run.tests.to_vec(), state, since, because: run.asked.text.clone() }
     }
 }

@@ -2,10 +2,10 @@
 
 use doctor_core::{
     finding::{Severity, Verdict},
-    hostlist::LIVES,
+    hostlist::NODE_STATES,
     policy::{Mode, Policy},
     profile::ProfileFile,
-    run::{IncompleteWhy, NotStarted},
+    run::{IncompleteReason, NotStartedReason},
 };
 
 const POLICY: &str = include_str!("../../../docs/guide/policy-and-rules.md");
@@ -25,7 +25,7 @@ fn every_piece_of_policy_in_the_guide_is_accepted() {
     let all: Vec<&str> = toml_blocks(POLICY).into_iter().chain(commands).collect();
     assert!(all.len() >= 3, "the guide has examples");
     for text in all {
-        if let Err(error) = Policy::over_defaults(text) {
+        if let Err(error) = Policy::with_site_settings(text) {
             panic!("{error}\nin\n{text}");
         }
     }
@@ -50,17 +50,17 @@ fn every_word_for_a_state_a_mode_a_verdict_and_a_severity_is_explained() {
             assert!(page.contains(&format!("`{code}`")), "`{code}` is not in the guide");
         }
     };
-    words(LIFE, &LIVES);
+    words(LIFE, &NODE_STATES);
     words(LIFE, &Mode::ALL.iter().map(|mode| mode.code()).collect::<Vec<_>>());
     words(POLICY, &Verdict::ALL.iter().map(|verdict| verdict.code()).collect::<Vec<_>>());
     words(POLICY, &Severity::ALL.iter().map(|severity| severity.code()).collect::<Vec<_>>());
-    words(PLANNING, &IncompleteWhy::ALL.iter().map(|why| why.code()).collect::<Vec<_>>());
-    words(PLANNING, &NotStarted::ALL.iter().map(|why| why.code()).collect::<Vec<_>>());
+    words(PLANNING, &IncompleteReason::ALL.iter().map(|why| why.code()).collect::<Vec<_>>());
+    words(PLANNING, &NotStartedReason::ALL.iter().map(|why| why.code()).collect::<Vec<_>>());
 }
 
 #[test]
 fn the_limits_in_the_guide_are_the_defaults() {
-    let policy = Policy::standard();
+    let policy = Policy::built_in();
     let row = |key: &str, value: String| {
         let line = PLANNING.lines().find(|line| line.starts_with(&format!("| `{key}` |")));
         let line = line.unwrap_or_else(|| panic!("`{key}` is not in the table"));

@@ -1,6 +1,6 @@
 //! The table of backends: the only place in this program that lists the kinds of cluster.
 //!
-//! To add one, write a crate with a [`Kind`], then add one line to the table and one to `Cargo.toml`.
+//! To add one, write a crate with a [`BackendKind`], then add one line to the table and one to `Cargo.toml`.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use doctor_backend::{
     BackendError,
     inspection::Inspection,
     local::Local,
-    registration::{Kind, Opened, Service},
+    registration::{BackendKind, OpenedCluster, ServiceSettings},
 };
 use doctor_backend_dstack::Dstack;
 use doctor_backend_kubernetes::Kubernetes;
@@ -18,50 +18,50 @@ use doctor_checks::Catalogue;
 use doctor_core::{
     policy::Policy,
     profile::MachineTypes,
-    toml_text::{BadText, Limit},
+    toml_text::{Limit, TomlError},
 };
 use doctor_sim::Sim;
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
-/// Generates `BackendChoice`, `Sections` and their functions from pairs of a section name and its [`Kind`].
+/// Generates `BackendChoice`, `Sections` and their functions from pairs of a section name and its [`BackendKind`].
 macro_rules! backends {
     ($($section:ident => $kind:ident),+ $(,)?) => {
         /// The one cluster that this service serves, with its configuration.
         #[derive(Debug, Clone, PartialEq, Serialize)]
         #[serde(rename_all = "kebab-case")]
         pub(crate) enum BackendChoice {
-            $($kind(Box<<$kind as Kind>::Config>)),+
+            $($kind(Box<<$kind as BackendKind>::Config>)),+
         }
 
         /// The `[backend]` table as parsed.
         #[derive(Debug, Default, Deserialize)]
         #[serde(deny_unknown_fields)]
         pub(crate) struct Sections {
-            $($section: Option<Box<Spanned<<$kind as Kind>::Config>>>),+
+            $($section: Option<Box<Spanned<<$kind as BackendKind>::Config>>>),+
         }
 
         impl Sections {
-            pub(crate) const NAMES: &[&str] = &[$(<$kind as Kind>::NAME),+];
+            pub(crate) const NAMES: &[&str] = &[$(<$kind as BackendKind>::NAME),+];
 
             /// Returns the number of backends configured.
             pub(crate) fn count(&self) -> usize {
                 0 $(+ usize::from(self.$section.is_some()))+
             }
 
-            pub(crate) fn check(&self, text: &str) -> Result<(), BadText> {
+            pub(crate) fn check(&self, text: &str) -> Result<(), TomlError> {
                 $(if let Some(section) = &self.$section {
-                    <$kind as Kind>::check(section.get_ref())
-                        .map_err(|error| BadText::at(text, Some(section.span()), error))?;
+                    <$kind as BackendKind>::check(section.get_ref())
+                        .map_err(|error| TomlError::at(text, Some(section.span()), error))?;
                 })+
                 Ok(())
             }
 
             /// Returns the first backend configured, with its paths resolved against `beside`.
-            pub(crate) fn chosen(self, beside: &Path, service: &Service<'_>) -> Option<BackendChoice> {
+            pub(crate) fn chosen(self, beside: &Path, service: &ServiceSettings<'_>) -> Option<BackendChoice> {
                 $(if let Some(section) = self.$section {
                     let mut config = section.into_inner();
-                    <$kind as Kind>::resolve(&mut config, beside, service);
+                    <$kind as BackendKind>::resolve(&mut config, beside, service);
                     return Some(BackendChoice::$kind(Box::new(config)));
                 })+
                 None
@@ -70,53 +70,53 @@ macro_rules! backends {
 
         /// Returns the commented default file: the service's settings, then one section per backend.
         pub(crate) fn default_text(service: &str) -> String {
-            let sections = [$(<$kind as Kind>::DEFAULT_TEXT),+];
+            let sections = [$(<$kind as BackendKind>::DEFAULT_TEXT),+];
             sections.iter().fold(service.to_owned(), |text, section| format!("{text}\n{section}"))
         }
 
         /// Returns the allowed ranges of the numeric settings of all sections.
         pub(crate) fn limits() -> impl Iterator<Item = Limit> {
-            [$(<$kind as Kind>::LIMITS),+].into_iter().flatten().copied()
+            [$(<$kind as BackendKind>::LIMITS),+].into_iter().flatten().copied()
         }
 
         impl BackendChoice {
             pub(crate) fn available(&self) -> Result<(), &'static str> {
-                match self { $(Self::$kind(_) => <$kind as Kind>::available()),+ }
+                match self { $(Self::$kind(_) => <$kind as BackendKind>::available()),+ }
             }
 
-            pub(crate) fn open(&self, service: &Service<'_>) -> Result<Opened, BackendError> {
-                match self { $(Self::$kind(config) => <$kind as Kind>::open(config, service)),+ }
+            pub(crate) fn open(&self, service: &ServiceSettings<'_>) -> Result<OpenedCluster, BackendError> {
+                match self { $(Self::$kind(config) => <$kind as BackendKind>::open(config, service)),+ }
             }
 
-            pub(crate) fn inspect(&self, service: &Service<'_>, policy: &Policy) -> Inspection {
-                match self { $(Self::$kind(config) => <$kind as Kind>::inspect(config, service, policy)),+ }
+            pub(crate) fn inspect(&self, service: &ServiceSettings<'_>, policy: &Policy) -> Inspection {
+                match self { $(Self::$kind(config) => <$kind as BackendKind>::inspect(config, service, policy)),+ }
             }
 
             pub(crate) fn files(&self) -> Vec<&Path> {
-                match self { $(Self::$kind(config) => <$kind as Kind>::files(config)),+ }
+                match self { $(Self::$kind(config) => <$kind as BackendKind>::files(config)),+ }
             }
 
-            pub(crate) fn check_file(&self, text: &str) -> Result<(), BadText> {
-                match self { $(Self::$kind(config) => <$kind as Kind>::check_file(config, text)),+ }
+            pub(crate) fn check_file(&self, text: &str) -> Result<(), TomlError> {
+                match self { $(Self::$kind(config) => <$kind as BackendKind>::check_file(config, text)),+ }
             }
 
             pub(crate) fn checks(&self, policy: &Policy) -> (Catalogue, MachineTypes) {
-                match self { $(Self::$kind(_) => <$kind as Kind>::checks(policy)),+ }
+                match self { $(Self::$kind(_) => <$kind as BackendKind>::checks(policy)),+ }
             }
 
             pub(crate) fn writes(&self) -> Vec<PathBuf> {
-                match self { $(Self::$kind(config) => <$kind as Kind>::writes(config)),+ }
+                match self { $(Self::$kind(config) => <$kind as BackendKind>::writes(config)),+ }
             }
 
             pub(crate) const fn runs_here(&self) -> bool {
-                match self { $(Self::$kind(_) => <$kind as Kind>::RUNS_HERE),+ }
+                match self { $(Self::$kind(_) => <$kind as BackendKind>::RUNS_HERE),+ }
             }
         }
 
         #[cfg(test)]
         #[test]
         fn a_section_is_named_as_its_kind_names_it() {
-            $(assert_eq!(stringify!($section), <$kind as Kind>::NAME);)+
+            $(assert_eq!(stringify!($section), <$kind as BackendKind>::NAME);)+
         }
     };
 }
@@ -132,8 +132,8 @@ backends! {
 
 impl BackendChoice {
     /// Returns the default backend: this machine as a cluster of one node.
-    pub(crate) fn this_machine(beside: &Path, service: &Service<'_>) -> Self {
-        let mut config = <Local as Kind>::Config::new("", "");
+    pub(crate) fn local_machine(beside: &Path, service: &ServiceSettings<'_>) -> Self {
+        let mut config = <Local as BackendKind>::Config::new("", "");
         Local::resolve(&mut config, beside, service);
         Self::Local(Box::new(config))
     }

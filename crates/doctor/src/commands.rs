@@ -2,13 +2,12 @@
 
 pub(crate) mod agent;
 pub(crate) mod alert;
-pub(crate) mod ask;
 pub(crate) mod audit;
 pub(crate) mod breaker;
 pub(crate) mod bundle;
 pub(crate) mod cases;
 pub(crate) mod config;
-pub(crate) mod confirm;
+pub(crate) mod confirmation;
 pub(crate) mod db;
 pub(crate) mod demo;
 pub(crate) mod deploy;
@@ -19,6 +18,7 @@ pub(crate) mod history;
 pub(crate) mod import;
 pub(crate) mod log;
 pub(crate) mod nodes;
+pub(crate) mod operator_commands;
 pub(crate) mod pause;
 pub(crate) mod plan;
 pub(crate) mod rejudge;

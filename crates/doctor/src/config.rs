@@ -2,20 +2,20 @@
 //! set for the engine; either all files load or none.
 
 mod file;
-mod place;
-mod settings;
+mod loading;
+mod source;
 
 use std::{io, path::PathBuf, sync::LazyLock};
 
-use doctor_core::{profile::UnknownLike, toml_text::BadText};
+use doctor_core::{profile::UnknownBaseProfile, toml_text::TomlError};
 use doctor_engine::settings::BadSettings;
 
 use crate::backends;
 
 pub(crate) use self::{
-    file::{Agents, Config},
-    place::Place,
-    settings::{Loaded, Reloaded, profile_files},
+    file::{AgentEndpointConfig, Config},
+    loading::{LoadedConfig, ReloadOutcome, profile_files},
+    source::ConfigSource,
 };
 
 /// Returns the commented default configuration that `doctor config init` writes.
@@ -29,13 +29,13 @@ pub(crate) enum ConfigError {
     #[error("cannot read {}", path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("{}, {error}", path.display())]
-    Bad { path: PathBuf, error: BadText },
+    Invalid { path: PathBuf, error: TomlError },
     #[error("{}: inconsistent settings", path.display())]
     Settings { path: PathBuf, source: BadSettings },
     #[error("{}: inconsistent profiles", path.display())]
-    Profiles { path: PathBuf, source: UnknownLike },
+    Profiles { path: PathBuf, source: UnknownBaseProfile },
     #[error("cannot create the state directory {}", path.display())]
-    State { path: PathBuf, source: io::Error },
+    CreateStateDirectory { path: PathBuf, source: io::Error },
     #[error("no home directory for the state: set HOME or XDG_STATE_HOME, or pass --config FILE")]
     NoHome,
 }

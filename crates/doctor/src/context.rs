@@ -5,46 +5,46 @@ use std::{cell::OnceCell, path::PathBuf};
 use doctor_backend::clock::{Clock, SystemClock};
 use doctor_core::{hostlist::Selector, ids::NodeName, time::Timestamp, view::Facts};
 use doctor_engine::{
-    orders, picture,
+    cluster_state, operator_commands,
     share::Share,
-    snapshot::{self, Cluster},
+    snapshot::{self, ObservedCluster},
 };
 use doctor_store::{Store, StoreError, StoreUrl};
 
 use crate::{
-    config::{Config, Loaded, Place},
+    config::{Config, ConfigSource, LoadedConfig},
     failure::{Failure, Result},
-    output::Out,
+    output::Output,
 };
 
 /// The backend name of the simulated cluster, which has a clock separate from the system clock.
-const SIMULATED: &str = "sim";
+const SIM_BACKEND: &str = "sim";
 
 #[derive(Debug)]
 pub(crate) struct Context {
-    pub out: Out,
-    named: Option<PathBuf>,
+    pub out: Output,
+    config_path: Option<PathBuf>,
     store: Option<StoreUrl>,
     config: OnceCell<Config>,
-    loaded: OnceCell<Loaded>,
+    loaded: OnceCell<LoadedConfig>,
 }
 
 impl Context {
-    pub(crate) fn new(out: Out, named: Option<PathBuf>, store: Option<StoreUrl>) -> Self {
-        Self { out, named, store, config: OnceCell::new(), loaded: OnceCell::new() }
+    pub(crate) fn new(out: Output, named: Option<PathBuf>, store: Option<StoreUrl>) -> Self {
+        Self { out, config_path: named, store, config: OnceCell::new(), loaded: OnceCell::new() }
     }
 
-    pub(crate) fn place(&self) -> Result<Place> {
-        Ok(Place::find(self.named.as_deref(), |name| std::env::var(name).ok())?)
+    pub(crate) fn config_source(&self) -> Result<ConfigSource> {
+        Ok(ConfigSource::find(self.config_path.as_deref(), |name| std::env::var(name).ok())?)
     }
 
     /// Returns the complete configuration, which is read once. For commands that classify results or act.
-    pub(crate) fn loaded(&self) -> Result<&Loaded> {
+    pub(crate) fn loaded(&self) -> Result<&LoadedConfig> {
         if let Some(loaded) = self.loaded.get() {
             return Ok(loaded);
         }
-        let mut loaded = Loaded::load(self.place()?)?;
-        self.lay_over(&mut loaded.config);
+        let mut loaded = LoadedConfig::load(self.config_source()?)?;
+        self.apply_overrides(&mut loaded.config);
         Ok(self.loaded.get_or_init(|| loaded))
     }
 
@@ -54,13 +54,13 @@ impl Context {
         if let Some(config) = self.config.get() {
             return Ok(config);
         }
-        let mut config = Config::load(&self.place()?)?;
-        self.lay_over(&mut config);
+        let mut config = Config::load(&self.config_source()?)?;
+        self.apply_overrides(&mut config);
         Ok(self.config.get_or_init(|| config))
     }
 
     /// Applies command line options, which take precedence over the file.
-    fn lay_over(&self, config: &mut Config) {
+    fn apply_overrides(&self, config: &mut Config) {
         let Some(store) = &self.store else { return };
         config.store = store.clone();
         // A demo or a copied service keeps its shared directory beside the database file.
@@ -73,9 +73,9 @@ impl Context {
     }
 
     /// Opens the store and creates it if it does not exist. For commands that write to it.
-    pub(crate) fn make_store(&self) -> Result<Store> {
+    pub(crate) fn open_or_create_store(&self) -> Result<Store> {
         let config = self.config()?;
-        config.make_places(&self.place()?)?;
+        config.create_directories(&self.config_source()?)?;
         open(&config.store)
     }
 
@@ -93,9 +93,9 @@ impl Context {
     }
 
     /// Returns the current time for display. For a simulated cluster that is the time of the last snapshot.
-    pub(crate) fn now(&self, last: Option<&(Timestamp, Cluster)>) -> Timestamp {
+    pub(crate) fn now(&self, last: Option<&(Timestamp, ObservedCluster)>) -> Timestamp {
         match last {
-            Some((at, cluster)) if cluster.backend == SIMULATED => *at,
+            Some((at, cluster)) if cluster.backend == SIM_BACKEND => *at,
             _ => SystemClock.now(),
         }
     }
@@ -103,25 +103,27 @@ impl Context {
     /// Returns the facts for views. The settings come from the leader's last snapshot, or from the local configuration
     /// if there is no snapshot yet.
     pub(crate) fn facts(&self, store: &Store) -> Result<Facts> {
-        let last = snapshot::last_seen(store)?;
+        let last = snapshot::last_observed(store)?;
         let now = self.now(last.as_ref());
         let (seen, cluster) = match last {
             Some((at, cluster)) => (Some(at), cluster),
-            None => (None, Cluster::unseen(&self.loaded()?.settings)),
+            None => (None, ObservedCluster::unobserved(&self.loaded()?.settings)),
         };
-        Ok(picture::facts(store, seen, cluster, now)?)
+        Ok(cluster_state::facts(store, seen, cluster, now)?)
     }
 
     /// Resolves selectors to node names. An unknown name is an error, not an empty result.
-    pub(crate) fn pick(&self, facts: &Facts, selectors: &[Selector]) -> Result<Vec<NodeName>> {
-        Ok(orders::pick(facts, selectors)?)
+    pub(crate) fn select_nodes(&self, facts: &Facts, selectors: &[Selector]) -> Result<Vec<NodeName>> {
+        Ok(operator_commands::select_nodes(facts, selectors)?)
     }
 }
 
 /// Opens a store. Database errors do not name the database, so the URL is added to them; other errors name it already.
 pub(crate) fn open(url: &StoreUrl) -> Result<Store> {
     Store::open(url).map_err(|source| match source {
-        StoreError::Sqlite { .. } | StoreError::Postgres { .. } => Failure::Unopened { store: url.to_string(), source },
+        StoreError::Sqlite { .. } | StoreError::Postgres { .. } => {
+            Failure::StoreOpen { store: url.to_string(), source }
+        }
         other => Failure::Store(other),
     })
 }

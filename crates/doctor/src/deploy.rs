@@ -5,12 +5,12 @@
 mod chart;
 mod error;
 pub(crate) mod files;
+mod from_config;
 mod objects;
 mod settings;
-mod site;
 pub(crate) mod slurm;
 pub(crate) mod systemd;
-mod tree;
+mod template;
 mod yaml;
 
 use serde_json::{Value, json};
@@ -19,19 +19,19 @@ use doctor_backend_kubernetes::{KubernetesConfig, STANDARD_TEMPLATE};
 
 use self::{
     objects::Group,
-    tree::{Given, Tree},
+    template::{SettingValues, Template},
 };
 
 pub(crate) use self::{
-    chart::{files as chart_files, page as settings_page},
+    chart::{files as chart_files, settings_table as settings_page},
     error::DeployError,
-    settings::BadValue,
-    site::from_site,
+    from_config::deployment_from_config,
+    settings::SettingError,
 };
 
 /// The part of the deployment to print.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum What {
+pub(crate) enum DeployPart {
     /// Everything.
     All,
     /// Namespace, accounts, permissions and the priority class: what an administrator has to approve.
@@ -54,33 +54,33 @@ pub(crate) enum What {
 #[derive(Debug)]
 pub(crate) struct Deployment {
     config: KubernetesConfig,
-    given: Given,
+    values: SettingValues,
 }
 
 impl Deployment {
     /// Creates the deployment of the chart's default values. The permissions follow `config`, including what is no
     /// chart setting.
     pub(crate) fn new(config: KubernetesConfig) -> Self {
-        let given = Given { namespace: config.namespace.clone(), values: settings::defaults() };
-        Self { config, given }
+        let given = SettingValues { namespace: config.namespace.clone(), values: settings::defaults() };
+        Self { config, values: given }
     }
 
     /// Sets the namespace.
     ///
     /// # Errors If it is not a valid namespace name.
-    pub(crate) fn in_namespace(&mut self, namespace: &str) -> Result<(), BadValue> {
+    pub(crate) fn set_namespace(&mut self, namespace: &str) -> Result<(), SettingError> {
         settings::check_namespace(namespace)?;
-        self.given.namespace = namespace.to_owned();
+        self.values.namespace = namespace.to_owned();
         Ok(())
     }
 
     /// Sets one setting.
     ///
     /// # Errors If the setting does not exist or does not accept the value.
-    pub(crate) fn set(&mut self, name: &str, value: Value) -> Result<(), BadValue> {
+    pub(crate) fn set(&mut self, name: &str, value: Value) -> Result<(), SettingError> {
         let setting = settings::find(name)?;
         setting.check(&value)?;
-        settings::put(&mut self.given.values, setting.name, value);
+        settings::set_at_path(&mut self.values.values, setting.name, value);
         Ok(())
     }
 
@@ -88,49 +88,49 @@ impl Deployment {
     ///
     /// # Errors
     /// As [`Self::set`].
-    pub(crate) fn set_written(&mut self, written: &str) -> Result<(), BadValue> {
-        let (name, value) = written.split_once('=').ok_or_else(|| BadValue::Form(written.to_owned()))?;
+    pub(crate) fn set_from_text(&mut self, written: &str) -> Result<(), SettingError> {
+        let (name, value) = written.split_once('=').ok_or_else(|| SettingError::Syntax(written.to_owned()))?;
         let setting = settings::find(name.trim())?;
-        let value = setting.read(value)?;
-        settings::put(&mut self.given.values, setting.name, value);
+        let value = setting.parse(value)?;
+        settings::set_at_path(&mut self.values.values, setting.name, value);
         Ok(())
     }
 
-    fn trees(&self, what: What) -> Vec<Tree> {
+    fn rendered_objects(&self, what: DeployPart) -> Vec<Template> {
         let wanted = |group: &Group| match what {
-            What::All => true,
-            What::Rights => *group == Group::Rights,
-            What::Configuration => *group == Group::Configuration,
-            What::Storage => *group == Group::Storage,
-            What::Controller => *group == Group::Controller,
-            What::Agent => *group == Group::Agent,
-            What::Values | What::Template => false,
+            DeployPart::All => true,
+            DeployPart::Rights => *group == Group::Rights,
+            DeployPart::Configuration => *group == Group::Configuration,
+            DeployPart::Storage => *group == Group::Storage,
+            DeployPart::Controller => *group == Group::Controller,
+            DeployPart::Agent => *group == Group::Agent,
+            DeployPart::Values | DeployPart::Template => false,
         };
         let groups = Group::ALL.into_iter().filter(wanted);
-        groups.flat_map(|group| group.objects(&self.config)).filter_map(|tree| tree.with(&self.given)).collect()
+        groups.flat_map(|group| group.objects(&self.config)).filter_map(|tree| tree.render(&self.values)).collect()
     }
 
     fn template(&self) -> &str {
-        let own = self.given.values["template"].as_str().filter(|own| !own.trim().is_empty());
+        let own = self.values.values["template"].as_str().filter(|own| !own.trim().is_empty());
         own.unwrap_or(STANDARD_TEMPLATE)
     }
 
     /// Returns the manifests as YAML, or the values or the template.
-    pub(crate) fn yaml(&self, what: What) -> String {
+    pub(crate) fn yaml(&self, what: DeployPart) -> String {
         match what {
-            What::Values => yaml::file(&Tree::from(chart::only_changes(&self.given.values))),
-            What::Template => self.template().to_owned(),
-            _ => yaml::documents(&self.trees(what)),
+            DeployPart::Values => yaml::file(&Template::from(chart::changed_values(&self.values.values))),
+            DeployPart::Template => self.template().to_owned(),
+            _ => yaml::documents(&self.rendered_objects(what)),
         }
     }
 
     /// Returns the same as JSON.
-    pub(crate) fn json(&self, what: What) -> Value {
+    pub(crate) fn json(&self, what: DeployPart) -> Value {
         match what {
-            What::Values => chart::only_changes(&self.given.values),
-            What::Template => json!({ "template": self.template() }),
+            DeployPart::Values => chart::changed_values(&self.values.values),
+            DeployPart::Template => json!({ "template": self.template() }),
             _ => {
-                let items: Vec<Value> = self.trees(what).iter().map(Tree::value).collect();
+                let items: Vec<Value> = self.rendered_objects(what).iter().map(Template::to_json).collect();
                 json!({ "apiVersion": "v1", "kind": "List", "items": items })
             }
         }
@@ -144,7 +144,8 @@ mod tests {
     #[test]
     fn every_setting_is_used_and_every_one_that_is_used_is_in_the_table() {
         let trees = Group::ALL.into_iter().flat_map(|group| group.objects(&KubernetesConfig::default()));
-        let mut used: Vec<&str> = trees.flat_map(|tree| tree.names()).filter(|name| *name != tree::NAMESPACE).collect();
+        let mut used: Vec<&str> =
+            trees.flat_map(|tree| tree.setting_names()).filter(|name| *name != template::NAMESPACE).collect();
         used.sort_unstable();
         used.dedup();
         let mut known: Vec<&str> = settings::ALL.iter().map(|setting| setting.name).collect();
@@ -155,14 +156,14 @@ mod tests {
     #[test]
     fn what_is_printed_as_yaml_is_what_is_printed_as_json() {
         let mut deployment = Deployment::new(KubernetesConfig::default());
-        deployment.set_written("policy=version = 7\n").unwrap();
+        deployment.set_from_text("policy=version = 7\n").unwrap();
         deployment.set("namespace.create", json!(true)).unwrap();
-        let yaml: Vec<Value> = serde_saphyr::from_multiple(&deployment.yaml(What::All)).unwrap();
-        let json = deployment.json(What::All);
+        let yaml: Vec<Value> = serde_saphyr::from_multiple(&deployment.yaml(DeployPart::All)).unwrap();
+        let json = deployment.json(DeployPart::All);
         assert_eq!(json["items"].as_array().unwrap(), &yaml);
         assert!(yaml.len() > 15, "{}", yaml.len());
         assert_eq!(
-            deployment.json(What::Values),
+            deployment.json(DeployPart::Values),
             json!({ "namespace": { "create": true }, "policy": "version = 7\n" })
         );
     }
@@ -170,7 +171,7 @@ mod tests {
     #[test]
     fn no_pod_is_given_more_than_it_needs() {
         let deployment = Deployment::new(KubernetesConfig::default());
-        let items = deployment.json(What::All)["items"].as_array().unwrap().clone();
+        let items = deployment.json(DeployPart::All)["items"].as_array().unwrap().clone();
         let pod = |kind: &str| {
             let found = items.iter().find(|item| item["kind"] == kind).unwrap();
             found["spec"]["template"]["spec"].clone()

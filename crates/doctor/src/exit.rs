@@ -7,11 +7,11 @@ use std::process::ExitCode;
 #[repr(u8)]
 pub(crate) enum Exit {
     Ok = 0,
-    Trouble = 1,
+    ProblemsFound = 1,
     Usage = 2,
     Unreachable = 3,
     Configuration = 4,
-    Passive = 5,
+    NotLeader = 5,
     NotConfirmed = 6,
     Damaged = 7,
 }
@@ -19,11 +19,11 @@ pub(crate) enum Exit {
 impl Exit {
     pub(crate) const ALL: [Self; 8] = [
         Self::Ok,
-        Self::Trouble,
+        Self::ProblemsFound,
         Self::Usage,
         Self::Unreachable,
         Self::Configuration,
-        Self::Passive,
+        Self::NotLeader,
         Self::NotConfirmed,
         Self::Damaged,
     ];
@@ -36,11 +36,11 @@ impl Exit {
     pub(crate) const fn meaning(self) -> &'static str {
         match self {
             Self::Ok => "success, no open problems",
-            Self::Trouble => "there are open problems, or the operation failed",
+            Self::ProblemsFound => "there are open problems, or the operation failed",
             Self::Usage => "invalid command line, or an unknown name in it",
             Self::Unreachable => "the store, the cluster or a file could not be reached",
             Self::Configuration => "invalid configuration, policy or profile file",
-            Self::Passive => "another controller leads",
+            Self::NotLeader => "another controller leads",
             Self::NotConfirmed => "not confirmed (`--yes`); nothing was changed",
             Self::Damaged => "the store is damaged or has another schema; it was not changed",
         }

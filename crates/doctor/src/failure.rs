@@ -2,17 +2,19 @@
 
 use std::{error::Error, io, path::PathBuf};
 
-use doctor_api::{DoorError, api::WebError};
+use doctor_api::{ListenError, api::ApiServerError};
 use doctor_backend::BackendError;
-use doctor_core::toml_text::BadText;
-use doctor_engine::{cycle::CycleError, handoff::HandoffError, orders::BadOrder, share::ShareError};
+use doctor_core::toml_text::TomlError;
+use doctor_engine::{
+    cycle::CycleError, operator_commands::CommandError, share::ShareError, support_bundle::BundleError,
+};
 use doctor_fleet::azure::AzureError;
 use doctor_notify::report::ReportError;
 use doctor_store::{LeaseError, StoreError};
 
 use crate::{
     config::ConfigError,
-    deploy::{BadValue, DeployError},
+    deploy::{DeployError, SettingError},
     exit::Exit,
 };
 
@@ -23,7 +25,7 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("cannot open the store {store}")]
-    Unopened { store: String, source: StoreError },
+    StoreOpen { store: String, source: StoreError },
     #[error("there is no store at {0}")]
     NoStore(String),
     #[error("the cluster query failed")]
@@ -31,13 +33,13 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Share(#[from] ShareError),
     #[error(transparent)]
-    Handoff(#[from] HandoffError),
+    SupportBundle(#[from] BundleError),
     #[error(transparent)]
-    Door(#[from] DoorError),
+    AgentListener(#[from] ListenError),
     #[error(transparent)]
-    Web(#[from] WebError),
+    Web(#[from] ApiServerError),
     #[error("another controller leads: {by} until {until}")]
-    Passive { by: String, until: doctor_core::time::Timestamp },
+    NotLeader { by: String, until: doctor_core::time::Timestamp },
     #[error("{operation} {}", path.display())]
     File { operation: &'static str, path: PathBuf, source: io::Error },
     #[error("writing to standard output")]
@@ -45,9 +47,9 @@ pub(crate) enum Failure {
     #[error("no {what} `{name}`")]
     Unknown { what: &'static str, name: String, known: String },
     #[error(transparent)]
-    Setting(#[from] BadValue),
+    Setting(#[from] SettingError),
     #[error("{}, {error}", path.display())]
-    Cluster { path: PathBuf, error: BadText },
+    Cluster { path: PathBuf, error: TomlError },
     #[error(transparent)]
     Azure(#[from] AzureError),
     #[error("{0}")]
@@ -65,21 +67,21 @@ impl Failure {
     pub(crate) const fn exit(&self) -> Exit {
         match self {
             Self::Config(_) | Self::Cluster { .. } => Exit::Configuration,
-            Self::Azure(error) if error.is_about_reaching() => Exit::Unreachable,
-            Self::Azure(_) => Exit::Trouble,
-            Self::Store(error) | Self::Unopened { source: error, .. } => store_exit(error),
+            Self::Azure(error) if error.is_connectivity() => Exit::Unreachable,
+            Self::Azure(_) => Exit::ProblemsFound,
+            Self::Store(error) | Self::StoreOpen { source: error, .. } => store_exit(error),
             Self::Unknown { .. } | Self::Setting(_) | Self::Usage(_) => Exit::Usage,
-            Self::Other(_) => Exit::Trouble,
+            Self::Other(_) => Exit::ProblemsFound,
             Self::Unreachable(_)
             | Self::NoStore(_)
             | Self::Backend(_)
             | Self::Share(_)
-            | Self::Door(_)
-            | Self::Handoff(_)
+            | Self::AgentListener(_)
+            | Self::SupportBundle(_)
             | Self::Web(_)
             | Self::File { .. }
             | Self::Output(_) => Exit::Unreachable,
-            Self::Passive { .. } => Exit::Passive,
+            Self::NotLeader { .. } => Exit::NotLeader,
             Self::NotConfirmed => Exit::NotConfirmed,
         }
     }
@@ -90,24 +92,24 @@ impl Failure {
             Self::NoStore(_) => {
                 "run `doctor run` or `doctor serve` first, or choose another store with --store or --config".to_owned()
             }
-            Self::Passive { .. } => "`doctor status` shows it; stop it, or wait until its lease expires".to_owned(),
+            Self::NotLeader { .. } => "`doctor status` shows it; stop it, or wait until its lease expires".to_owned(),
             Self::Unknown { known, .. } => format!("known: {known}"),
             Self::NotConfirmed => "add --yes to confirm".to_owned(),
             Self::Cluster { .. } => "`doctor fleet provision --example` prints a commented file".to_owned(),
             Self::Config(_) => {
                 "`doctor config check` reads all files; `doctor config init` writes commented defaults".to_owned()
             }
-            Self::Store(error) | Self::Unopened { source: error, .. } if is_full(error) => {
+            Self::Store(error) | Self::StoreOpen { source: error, .. } if is_full(error) => {
                 "free disk space for the store; no data was lost".to_owned()
             }
-            Self::Store(error) | Self::Unopened { source: error, .. } if is_read_only(error) => {
+            Self::Store(error) | Self::StoreOpen { source: error, .. } if is_read_only(error) => {
                 "give this user write permission for the store file and its directory".to_owned()
             }
-            Self::Unopened { source: StoreError::Postgres { .. }, .. } => {
+            Self::StoreOpen { source: StoreError::Postgres { .. }, .. } => {
                 "check that the database is running and that URL, user and password are correct".to_owned()
             }
             Self::Backend(error) => match error.effect {
-                doctor_backend::Effect::NoneGiveUp => return None,
+                doctor_backend::Effect::NotAppliedPermanent => return None,
                 _ => "retry; no node is classified while the cluster does not answer".to_owned(),
             },
             _ => return None,
@@ -134,12 +136,12 @@ const fn store_exit(error: &StoreError) -> Exit {
     match error {
         StoreError::Damaged { .. } | StoreError::NewerSchema { .. } | StoreError::OldSchema { .. } => Exit::Damaged,
         StoreError::BadUrl { .. } => Exit::Usage,
-        StoreError::Refused { .. } | StoreError::Changed { .. } => Exit::Trouble,
+        StoreError::Refused { .. } | StoreError::StateChanged { .. } => Exit::ProblemsFound,
         _ => Exit::Unreachable,
     }
 }
 
-fn says(error: &StoreError, words: &[&str]) -> bool {
+fn any_message_contains(error: &StoreError, words: &[&str]) -> bool {
     let mut cause: Option<&dyn Error> = Some(error);
     while let Some(error) = cause {
         let text = error.to_string().to_lowercase();
@@ -152,17 +154,17 @@ fn says(error: &StoreError, words: &[&str]) -> bool {
 }
 
 fn is_full(error: &StoreError) -> bool {
-    says(error, &["disk is full", "no space left", "disk full"])
+    any_message_contains(error, &["disk is full", "no space left", "disk full"])
 }
 
 fn is_read_only(error: &StoreError) -> bool {
-    says(error, &["readonly database", "read-only", "permission denied", "unable to open"])
+    any_message_contains(error, &["readonly database", "read-only", "permission denied", "unable to open"])
 }
 
 impl From<CycleError> for Failure {
     fn from(error: CycleError) -> Self {
         match error {
-            CycleError::Passive { by, until } => Self::Passive { by, until },
+            CycleError::NotLeader { by, until } => Self::NotLeader { by, until },
             CycleError::Store(error) => Self::Store(error),
         }
     }
@@ -189,11 +191,11 @@ impl From<ReportError> for Failure {
     }
 }
 
-impl From<BadOrder> for Failure {
-    fn from(error: BadOrder) -> Self {
+impl From<CommandError> for Failure {
+    fn from(error: CommandError) -> Self {
         match error {
-            BadOrder::Unknown { what, name, known } => Self::Unknown { what, name, known },
-            BadOrder::Usage(text) => Self::Usage(text),
+            CommandError::Unknown { what, name, known } => Self::Unknown { what, name, known },
+            CommandError::Usage(text) => Self::Usage(text),
         }
     }
 }
@@ -201,7 +203,7 @@ impl From<BadOrder> for Failure {
 impl From<LeaseError> for Failure {
     fn from(error: LeaseError) -> Self {
         match error {
-            LeaseError::Held { by, until } => Self::Passive { by, until },
+            LeaseError::Held { by, until } => Self::NotLeader { by, until },
             LeaseError::Store(error) => Self::Store(error),
         }
     }

@@ -5,12 +5,12 @@ mod cli;
 mod commands;
 mod config;
 mod context;
+mod controller;
 mod deploy;
-mod engine;
 mod exit;
 mod failure;
 mod output;
-mod pages;
+mod reference_pages;
 
 use std::{io::Write, process::ExitCode};
 
@@ -21,7 +21,7 @@ use crate::{
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
-    output::Out,
+    output::Output,
 };
 
 fn main() -> ExitCode {
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     match run(cli) {
         Ok(exit) => exit.into(),
         Err(failure) => {
-            complain(&failure);
+            print_failure(&failure);
             failure.exit().into()
         }
     }
@@ -50,7 +50,7 @@ pub(crate) fn command_line() -> clap::Command {
 }
 
 fn run(cli: Cli) -> Result<Exit> {
-    let context = Context::new(Out::new(cli.json), cli.config, cli.store);
+    let context = Context::new(Output::new(cli.json), cli.config, cli.store);
     match cli.command {
         Command::Serve(args) => commands::serve::run(&context, &args),
         Command::Run(args) => commands::run::run(&context, &args),
@@ -64,10 +64,10 @@ fn run(cli: Cli) -> Result<Exit> {
         Command::Cases(args) => commands::cases::run(&context, &args),
         Command::Bundle(args) => commands::bundle::run(&context, &args),
         Command::Audit(args) => commands::audit::run(&context, &args),
-        Command::Test(args) => commands::ask::test(&context, &args),
-        Command::Hold(args) => commands::ask::hold(&context, &args),
-        Command::Release(args) => commands::ask::release(&context, &args),
-        Command::Quarantine(args) => commands::ask::quarantine(&context, &args),
+        Command::Test(args) => commands::operator_commands::test(&context, &args),
+        Command::Hold(args) => commands::operator_commands::hold(&context, &args),
+        Command::Release(args) => commands::operator_commands::release(&context, &args),
+        Command::Quarantine(args) => commands::operator_commands::quarantine(&context, &args),
         Command::Pause(args) => commands::pause::pause(&context, &args),
         Command::Resume(args) => commands::pause::resume(&context, &args),
         Command::Breaker(args) => commands::breaker::run(&context, &args),
@@ -90,7 +90,7 @@ fn run(cli: Cli) -> Result<Exit> {
 }
 
 /// Prints the failure with its causes on standard error, then the hint.
-fn complain(failure: &Failure) {
+fn print_failure(failure: &Failure) {
     let mut text = format!("doctor: {}\n", failure.chain());
     if let Some(hint) = failure.hint() {
         text.push_str(&format!("hint: {hint}\n"));

@@ -1,7 +1,7 @@
 //! Output: prints a view as JSON or as text. Text is coloured only on a terminal.
 
+mod formatting;
 mod table;
-mod words;
 
 use std::io::{self, IsTerminal, Write};
 
@@ -9,13 +9,13 @@ use doctor_core::finding::Severity;
 use serde::Serialize;
 
 pub(crate) use self::{
+    formatting::{ago, comma_separated, format_hours, format_percent, format_time, plural, sanitize, short_duration},
     table::{Cell, Table, cell},
-    words::{ago, clock, harmless, hours, length, list, percent, plural},
 };
 
 /// How this command prints.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Out {
+pub(crate) struct Output {
     json: bool,
     colour: bool,
     /// Columns of the terminal. `None` without a terminal: lines are not wrapped, so that scripts read one line per
@@ -27,10 +27,10 @@ pub(crate) struct Out {
 #[derive(Debug)]
 pub(crate) struct Page {
     text: String,
-    out: Out,
+    out: Output,
 }
 
-impl Out {
+impl Output {
     pub(crate) fn new(json: bool) -> Self {
         let terminal = io::stdout().is_terminal();
         let colour = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -79,7 +79,7 @@ impl Out {
 impl Page {
     /// Appends a line, wrapped to the width of the terminal.
     pub(crate) fn line(&mut self, text: impl AsRef<str>) -> &mut Self {
-        for line in words::wrapped(text.as_ref(), self.out.width.map(usize::from)) {
+        for line in formatting::wrap(text.as_ref(), self.out.width.map(usize::from)) {
             self.text.push_str(line.trim_end());
             self.text.push('\n');
         }
@@ -103,7 +103,7 @@ impl Page {
     pub(crate) fn field(&mut self, name: &str, value: impl AsRef<str>) -> &mut Self {
         const NAMES: usize = 13;
         let room = self.out.width.map(|width| usize::from(width).saturating_sub(NAMES).max(NAMES));
-        for (place, line) in words::wrapped(value.as_ref(), room).into_iter().enumerate() {
+        for (place, line) in formatting::wrap(value.as_ref(), room).into_iter().enumerate() {
             let name = if place == 0 { name } else { "" };
             self.text.push_str(format!("{name:<NAMES$}{line}").trim_end());
             self.text.push('\n');

@@ -11,7 +11,7 @@ use doctor_core::{
 };
 use doctor_store::{
     Store, StoreError,
-    records::{AgentRow, SpeaksBy},
+    records::{AgentAuth, AgentRow},
 };
 use serde::Serialize;
 
@@ -20,7 +20,7 @@ use serde::Serialize;
 pub struct AgentView {
     pub node: NodeName,
     pub state: AgentState,
-    pub speaks_by: SpeaksBy,
+    pub speaks_by: AgentAuth,
     /// Time of enrolment, or of the first token review.
     pub enrolled: Timestamp,
     pub revoked: Option<Timestamp>,
@@ -66,22 +66,23 @@ const CLOCK_TOLERANCE: i64 = 5_000;
 /// If the store fails.
 pub fn views(store: &Store, facts: &Facts) -> Result<Vec<AgentView>, StoreError> {
     let policy = &facts.snapshot.policy;
-    let view = |agent: AgentRow| AgentView::of(agent, looked(facts), policy.agents.silent_after, policy.version);
+    let view =
+        |agent: AgentRow| AgentView::from_row(agent, observed_at(facts), policy.agents.silent_after, policy.version);
     Ok(store.agents()?.into_iter().map(view).collect())
 }
 
 /// Silence is evaluated at the time of the last observation: a controller that stops observing makes no agent silent.
-fn looked(facts: &Facts) -> Timestamp {
-    facts.seen.unwrap_or(facts.now)
+fn observed_at(facts: &Facts) -> Timestamp {
+    facts.observed_at.unwrap_or(facts.now)
 }
 
 impl AgentView {
-    pub fn of(agent: AgentRow, looked: Timestamp, silent_after: Span, policy: u32) -> Self {
+    pub fn from_row(agent: AgentRow, looked: Timestamp, silent_after: Span, policy: u32) -> Self {
         let heard = agent.heard.as_ref();
         let state = match (heard, agent.revoked) {
             (_, Some(_)) => AgentState::Revoked,
             (None, None) => AgentState::NeverHeard,
-            (Some(heard), None) => heard_at(heard.at, looked, silent_after),
+            (Some(heard), None) => state_by_age(heard.at, looked, silent_after),
         };
         let ahead = heard.map(|heard| heard.sent.millis() - heard.at.millis());
         let mut skew = Vec::new();
@@ -91,8 +92,8 @@ impl AgentView {
             if theirs.program != ours {
                 skew.push(format!("program {}, controller {ours}", theirs.program));
             }
-            if theirs.schema != Schema::KNOWN {
-                skew.push(format!("schema {}, controller {}", theirs.schema, Schema::KNOWN));
+            if theirs.schema != Schema::CURRENT {
+                skew.push(format!("schema {}, controller {}", theirs.schema, Schema::CURRENT));
             }
             if theirs.policy != policy {
                 skew.push(format!("policy {}, controller {policy}", theirs.policy));
@@ -118,7 +119,7 @@ impl AgentView {
     }
 }
 
-fn heard_at(heard: Timestamp, looked: Timestamp, silent_after: Span) -> AgentState {
+fn state_by_age(heard: Timestamp, looked: Timestamp, silent_after: Span) -> AgentState {
     if looked.since(heard) > silent_after { AgentState::Silent } else { AgentState::Reports }
 }
 
@@ -149,8 +150,8 @@ impl AgentBrief {
 pub fn briefs(store: &Store, facts: &Facts) -> Result<BTreeMap<NodeName, AgentBrief>, StoreError> {
     let silent_after = facts.snapshot.policy.agents.silent_after;
     let by_cluster = |record: &NodeRecord| {
-        let heard = record.heard?;
-        let state = heard_at(heard, looked(facts), silent_after);
+        let heard = record.last_report?;
+        let state = state_by_age(heard, observed_at(facts), silent_after);
         Some((record.node.name.clone(), AgentBrief::new(state, Some(heard))))
     };
     let mut briefs: BTreeMap<_, _> = facts.snapshot.nodes.iter().filter_map(by_cluster).collect();

@@ -21,63 +21,63 @@ use std::{
 use doctor_checks::document::RunKey;
 use doctor_core::{
     alert::{self, Route},
-    classify::{self, Past},
+    classify::{self, Baselines},
     finding::Finding,
     ids::{IdSource, RunId},
     observation::{Entity, Event, Observation},
-    plan::{Action, Plan, TakeOut},
-    reason::Because,
+    plan::{Action, Plan, TakeOutPermit},
+    reason::WithReason,
     run::Run,
     time::{Span, Timestamp},
 };
 use doctor_store::{
     Lease, LeaseError, Store, StoreError, outbox,
-    records::{Addressed, CycleId, CycleIntent, Pruned, RetentionPolicy},
+    records::{CycleId, CycleIntent, RetentionPolicy, RetentionSummary, RoutedNote},
 };
 use tracing::field::Empty;
 
 use crate::{
-    audience::Audience,
+    deps::EngineDeps,
     execute::Executor,
-    handoff,
-    observe::Memory,
-    parts::Parts,
+    observe::PlannerState,
     publish::Publisher,
     report::CycleReport,
     settings::Settings,
     share::Share,
-    show::{Boards, Writing},
-    spans::{failed, span, within},
+    snapshot_feed::SnapshotFeed,
+    spans::{in_span, record_failure, span},
+    status_sync::{StatusSync, SyncDeps},
+    support_bundle,
 };
 
 #[derive(Debug, thiserror::Error)]
 pub enum CycleError {
     /// Another controller leads; this one stays passive and may try again.
     #[error("another controller leads: {by} until {until}")]
-    Passive { by: String, until: Timestamp },
+    NotLeader { by: String, until: Timestamp },
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 /// The controller's engine.
 pub struct Engine {
-    parts: Parts,
+    deps: EngineDeps,
     lease: Option<Lease>,
     ids: IdSource,
-    memory: Memory,
-    boards: Boards,
+    planner_state: PlannerState,
+    status_sync: StatusSync,
     publisher: Publisher,
     /// A persistent problem that the caller reports.
-    remark: Option<String>,
+    persistent_problem: Option<String>,
     /// Notification routes by receiver.
     routes: Vec<(String, Route)>,
     /// The snapshot feed for readers in this process.
-    audience: Option<Arc<Audience>>,
+    snapshot_feed: Option<Arc<SnapshotFeed>>,
 }
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("parts", &self.parts).finish_non_exhaustive()
+        f.debug_struct("Engine").field("parts", &self.deps).finish_non_exhaustive()
     }
 }
 
@@ -85,39 +85,39 @@ impl std::fmt::Debug for Engine {
 const HEARTBEAT: Span = Span::minutes(10);
 
 impl Engine {
-    pub fn new(parts: Parts) -> Self {
+    pub fn new(parts: EngineDeps) -> Self {
         let ids = IdSource::new(parts.salt);
         let publisher = Publisher::new(parts.publish_every);
         Self {
-            parts,
+            deps: parts,
             lease: None,
             ids,
-            memory: Memory::default(),
-            boards: Boards::default(),
+            planner_state: PlannerState::default(),
+            status_sync: StatusSync::default(),
             publisher,
-            remark: None,
-            audience: None,
+            persistent_problem: None,
+            snapshot_feed: None,
             routes: Vec::new(),
         }
     }
 
     pub const fn store(&self) -> &Store {
-        &self.parts.store
+        &self.deps.store
     }
 
     pub const fn settings(&self) -> &Settings {
-        &self.parts.settings
+        &self.deps.settings
     }
 
     /// Replaces the whole configuration between two cycles.
     pub fn set_settings(&mut self, settings: Settings) {
-        self.parts.settings = settings;
-        self.memory.forget();
+        self.deps.settings = settings;
+        self.planner_state.discard();
     }
 
     /// Sets a persistent problem, such as an unusable configuration file. Every cycle reports it until it is cleared.
-    pub fn set_remark(&mut self, remark: Option<String>) {
-        self.remark = remark;
+    pub fn set_persistent_problem(&mut self, remark: Option<String>) {
+        self.persistent_problem = remark;
     }
 
     /// Sets the notification routes used from the next cycle, by receiver. The engine stores messages together with the
@@ -127,26 +127,26 @@ impl Engine {
     }
 
     /// Publishes a snapshot to this feed after each cycle.
-    pub fn set_audience(&mut self, audience: Arc<Audience>) {
-        self.audience = Some(audience);
+    pub fn set_snapshot_feed(&mut self, audience: Arc<SnapshotFeed>) {
+        self.snapshot_feed = Some(audience);
     }
 
     /// Deletes expired data in the store and on the share. Does nothing while another controller leads.
     ///
     /// # Errors
     /// If the store fails.
-    pub fn prune(&mut self, keep: RetentionPolicy) -> Result<Pruned, StoreError> {
-        let Some(lease) = &self.lease else { return Ok(Pruned::default()) };
-        let pruned = self.parts.store.retention(lease, self.parts.clock.now(), keep)?;
-        if let Some(share) = &self.parts.share {
+    pub fn prune(&mut self, keep: RetentionPolicy) -> Result<RetentionSummary, StoreError> {
+        let Some(lease) = &self.lease else { return Ok(RetentionSummary::default()) };
+        let pruned = self.deps.store.apply_retention(lease, self.deps.clock.now(), keep)?;
+        if let Some(share) = &self.deps.share {
             for log in &pruned.logs {
                 for test in &log.tests {
                     share.remove(test, &log.node, log.planned);
                 }
             }
-            handoff::forget(share, self.parts.clock.now().minus(keep.evidence));
+            support_bundle::remove_expired(share, self.deps.clock.now().minus(keep.evidence));
             let runs: Vec<RunId> = pruned.logs.iter().map(|log| log.run).collect();
-            self.parts.store.logs_deleted(lease, &runs)?;
+            self.deps.store.logs_deleted(lease, &runs)?;
         }
         Ok(pruned)
     }
@@ -158,7 +158,7 @@ impl Engine {
     pub fn cycle(&mut self) -> Result<CycleReport, CycleError> {
         let span = span!(
             "cycle",
-            backend = self.parts.backend.name(),
+            backend = self.deps.backend.name(),
             leads = Empty,
             nodes = Empty,
             free = Empty,
@@ -170,14 +170,14 @@ impl Engine {
             failed = Empty
         );
         let outcome = span.in_scope(|| {
-            let outcome = self.lead().and_then(|lease| self.run(&lease));
-            self.show_audience(outcome.is_ok());
+            let outcome = self.acquire_lease().and_then(|lease| self.run(&lease));
+            self.publish_snapshot(outcome.is_ok());
             outcome
         });
-        tell(&span, &outcome);
+        record_outcome(&span, &outcome);
         if let Err(CycleError::Store(error)) = &outcome {
             // The memory is a copy of a store that may have changed.
-            self.memory.forget();
+            self.planner_state.discard();
             if error.is_lease_lost() {
                 self.lease = None;
             }
@@ -186,18 +186,18 @@ impl Engine {
     }
 
     /// A controller that does not lead knows no more than the store, which every process can read.
-    fn show_audience(&self, leads: bool) {
-        let Some(audience) = &self.audience else { return };
-        match self.memory.snapshot().filter(|_| leads) {
-            Some(snapshot) => audience.show(snapshot, self.memory.behind(), &self.parts.settings),
-            None => audience.hide(),
+    fn publish_snapshot(&self, leads: bool) {
+        let Some(audience) = &self.snapshot_feed else { return };
+        match self.planner_state.snapshot().filter(|_| leads) {
+            Some(snapshot) => audience.publish(snapshot, self.planner_state.nodes_behind_store(), &self.deps.settings),
+            None => audience.publish_not_leading(),
         }
     }
 
     /// Returns the nodes that the breaker would allow to be taken out now, for callers that cannot wait for a cycle.
     /// `None`: this controller does not know.
-    pub fn may_be_taken_out(&self) -> Option<TakeOut> {
-        self.lease.as_ref().and_then(|_| self.memory.may_be_taken_out())
+    pub fn removal_allowance(&self) -> Option<TakeOutPermit> {
+        self.lease.as_ref().and_then(|_| self.planner_state.removal_allowance())
     }
 
     /// Publishes a last time and releases the lease, so that the next controller need not wait.
@@ -206,67 +206,68 @@ impl Engine {
     /// If the store fails.
     pub fn stop(&mut self) -> Result<(), StoreError> {
         let Some(lease) = self.lease.take() else { return Ok(()) };
-        let now = self.parts.clock.now();
+        let now = self.deps.clock.now();
         let mut troubles = Vec::new();
-        self.publisher.publish_now(&self.parts, &self.memory, now, &mut troubles);
+        self.publisher.publish_now(&self.deps, &self.planner_state, now, &mut troubles);
         for trouble in troubles {
             tracing::warn!(error = %trouble, "publishing at shutdown failed");
         }
-        let saved = self.publisher.picture(&self.parts, &lease, &self.memory, now);
-        self.parts.store.release(&lease).and(saved)
+        let saved = self.publisher.save_state(&self.deps, &lease, &self.planner_state, now);
+        self.deps.store.release(&lease).and(saved)
     }
 
-    fn lead(&mut self) -> Result<Lease, CycleError> {
-        let now = self.parts.clock.now();
+    fn acquire_lease(&mut self) -> Result<Lease, CycleError> {
+        let now = self.deps.clock.now();
         if let Some(lease) = &self.lease {
-            match self.parts.store.renew(lease, now) {
+            match self.deps.store.renew(lease, now) {
                 Ok(()) => return Ok(lease.clone()),
                 Err(error) if error.is_lease_lost() => self.lease = None,
                 Err(error) => return Err(error.into()),
             }
         }
-        match self.parts.store.acquire(&self.parts.holder, now, self.parts.lease) {
+        match self.deps.store.acquire(&self.deps.holder, now, self.deps.lease) {
             Ok(lease) => {
-                self.memory.forget();
+                self.planner_state.discard();
                 self.lease = Some(lease.clone());
                 Ok(lease)
             }
-            Err(LeaseError::Held { by, until }) => Err(CycleError::Passive { by, until }),
+            Err(LeaseError::Held { by, until }) => Err(CycleError::NotLeader { by, until }),
             Err(LeaseError::Store(error)) => Err(error.into()),
         }
     }
 
     fn run(&mut self, lease: &Lease) -> Result<CycleReport, CycleError> {
-        let mut report = CycleReport { troubles: self.remark.iter().cloned().collect(), ..CycleReport::default() };
-        if let Some(Err(error)) = self.parts.share.as_ref().map(Share::check) {
-            report.troubles.push(error.to_string());
+        let mut report =
+            CycleReport { problems: self.persistent_problem.iter().cloned().collect(), ..CycleReport::default() };
+        if let Some(Err(error)) = self.deps.share.as_ref().map(Share::check) {
+            report.problems.push(error.to_string());
         }
-        within(&span!("observe", failed = Empty), || self.memory.observe(&mut self.parts, lease, &mut report))?;
-        let now = self.parts.clock.now();
+        in_span(&span!("observe", failed = Empty), || self.planner_state.observe(&mut self.deps, lease, &mut report))?;
+        let now = self.deps.clock.now();
         report.at = Some(now);
-        let planned = span!("plan").in_scope(|| self.memory.plan(now, &mut self.ids));
+        let planned = span!("plan").in_scope(|| self.planner_state.plan(now, &mut self.ids));
         let Some(plan) = planned else { return Ok(report) };
         let began = now;
         let worth_writing = !plan.actions.is_empty()
-            || !plan.passed_over.is_empty()
-            || !report.troubles.is_empty()
-            || self.memory.quiet_since(now) >= HEARTBEAT;
+            || !plan.skipped.is_empty()
+            || !report.problems.is_empty()
+            || self.planner_state.idle_for(now) >= HEARTBEAT;
         if worth_writing {
-            let cycle = within(&span!("commit", failed = Empty), || self.commit(lease, now, &plan))?;
-            let troubles = within(&span!("act", failed = Empty), || self.act(lease, &plan))?;
-            report.troubles.extend(troubles);
-            let trouble = (!report.troubles.is_empty()).then(|| report.troubles.join("; "));
-            let took = self.parts.clock.now().since(began);
-            self.parts.store.finish_cycle(lease, cycle, took, trouble.as_deref())?;
-            self.memory.written(now);
+            let cycle = in_span(&span!("commit", failed = Empty), || self.commit(lease, now, &plan))?;
+            let troubles = in_span(&span!("act", failed = Empty), || self.act(lease, &plan))?;
+            report.problems.extend(troubles);
+            let trouble = (!report.problems.is_empty()).then(|| report.problems.join("; "));
+            let took = self.deps.clock.now().since(began);
+            self.deps.store.finish_cycle(lease, cycle, took, trouble.as_deref())?;
+            self.planner_state.set_recorded(now);
         }
         report.actions = plan.actions;
-        report.troubles.extend(within(&span!("show", failed = Empty), || self.show(lease))?);
-        within(&span!("publish", failed = Empty), || {
-            self.publisher.publish(&self.parts, &self.memory, now, &mut report.troubles);
-            self.publisher.picture_if_due(&self.parts, lease, &self.memory, now)
+        report.problems.extend(in_span(&span!("show", failed = Empty), || self.sync_status(lease))?);
+        in_span(&span!("publish", failed = Empty), || {
+            self.publisher.publish(&self.deps, &self.planner_state, now, &mut report.problems);
+            self.publisher.save_state_if_due(&self.deps, lease, &self.planner_state, now)
         })?;
-        self.memory.count(&mut report);
+        self.planner_state.fill_counts(&mut report);
         Ok(report)
     }
 
@@ -275,43 +276,45 @@ impl Engine {
         let mut keys = BTreeMap::new();
         for action in &plan.actions {
             if let Action::Submit(run) = &action.what {
-                keys.insert(run.id, RunKey::new((self.parts.keys)()));
+                keys.insert(run.id, RunKey::new((self.deps.keys)()));
             }
         }
-        let told = self.told(&plan.actions)?;
-        let cycle = self.parts.store.commit(
+        let told = self.notifications(&plan.actions)?;
+        let cycle = self.deps.store.commit(
             lease,
             &CycleIntent {
                 at: now,
                 actions: &plan.actions,
                 keys: &keys,
-                named: &self.named(&plan.actions, now),
-                changed_reasons: &plan.passed_over,
-                policy_version: self.parts.settings.policy.version,
-                retry: &self.parts.settings.policy.retry,
-                told: &told,
+                attributed_findings: &self.attributed_findings(&plan.actions, now),
+                changed_reasons: &plan.skipped,
+                policy_version: self.deps.settings.policy.version,
+                retry: &self.deps.settings.policy.retry,
+                notifications: &told,
             },
         )?;
-        self.memory.committed(&plan.actions, &keys);
+        self.planner_state.apply_commit(&plan.actions, &keys);
         Ok(cycle)
     }
 
     /// Returns the messages about this plan, addressed to their receivers.
-    fn told(&self, actions: &[Because<Action>]) -> Result<Vec<Addressed>, StoreError> {
-        let Some(snapshot) = self.memory.snapshot().filter(|_| !self.routes.is_empty()) else { return Ok(Vec::new()) };
-        let notes = alert::notes(snapshot, actions, &self.parts.store.mutes()?);
-        Ok(outbox::addressed(&self.routes, &notes))
+    fn notifications(&self, actions: &[WithReason<Action>]) -> Result<Vec<RoutedNote>, StoreError> {
+        let Some(snapshot) = self.planner_state.snapshot().filter(|_| !self.routes.is_empty()) else {
+            return Ok(Vec::new());
+        };
+        let notes = alert::case_notifications(snapshot, actions, &self.deps.store.mutes()?);
+        Ok(outbox::route_notes(&self.routes, &notes))
     }
 
     /// Classifies the nodes to which trials over several nodes attributed a fault.
-    fn named(&self, actions: &[Because<Action>], now: Timestamp) -> Vec<Vec<Finding>> {
+    fn attributed_findings(&self, actions: &[WithReason<Action>], now: Timestamp) -> Vec<Vec<Finding>> {
         let named = actions.iter().filter_map(|action| match &action.what {
             Action::Name { test, peer, .. } => {
                 let code = if peer.is_some() { "pair-by-trials" } else { "named-by-trials" };
                 let events = vec![Event::seen(code, Entity::node(), action.text.clone())];
                 let observation = Observation::Measured { metrics: Vec::new(), events, unread: Vec::new() };
-                let rules = self.parts.settings.rules_of(test);
-                Some(classify::judge_with(rules, None, &Past::at(now), test, &observation).findings)
+                let rules = self.deps.settings.rules_of(test);
+                Some(classify::classify_with_baselines(rules, None, &Baselines::at(now), test, &observation).findings)
             }
             _ => None,
         });
@@ -319,20 +322,20 @@ impl Engine {
     }
 
     /// Writes the status of nodes to the nodes. A decision of this cycle appears in the next one.
-    fn show(&mut self, lease: &Lease) -> Result<Vec<String>, StoreError> {
-        let changed = self.memory.take_changed();
+    fn sync_status(&mut self, lease: &Lease) -> Result<Vec<String>, StoreError> {
+        let changed = self.planner_state.take_changed();
         match changed {
-            Some(names) => names.iter().for_each(|name| self.boards.changed(name)),
-            None => self.boards.all_changed(),
+            Some(names) => names.iter().for_each(|name| self.status_sync.mark_changed(name)),
+            None => self.status_sync.mark_all_changed(),
         }
-        let Some(snapshot) = self.memory.snapshot() else { return Ok(Vec::new()) };
-        let parts = &self.parts;
+        let Some(snapshot) = self.planner_state.snapshot() else { return Ok(Vec::new()) };
+        let parts = &self.deps;
         let (backend, store, clock) = (&*parts.backend, &parts.store, &*parts.clock);
-        self.boards.write(snapshot, &Writing { backend, store, clock, lease, workers: parts.workers })
+        self.status_sync.sync(snapshot, &SyncDeps { backend, store, clock, lease, workers: parts.workers })
     }
 
     fn act(&self, lease: &Lease, plan: &Plan) -> Result<Vec<String>, StoreError> {
-        let Some(snapshot) = self.memory.snapshot() else { return Ok(Vec::new()) };
+        let Some(snapshot) = self.planner_state.snapshot() else { return Ok(Vec::new()) };
         let wanted: BTreeSet<RunId> = plan
             .actions
             .iter()
@@ -342,22 +345,22 @@ impl Engine {
                 _ => None,
             })
             .collect();
-        let runs: BTreeMap<RunId, (Run, RunKey)> = self.memory.runs_with_keys(&wanted);
+        let runs: BTreeMap<RunId, (Run, RunKey)> = self.planner_state.runs_with_keys(&wanted);
         let executor = Executor {
-            backend: &*self.parts.backend,
-            store: &self.parts.store,
-            clock: &*self.parts.clock,
+            backend: &*self.deps.backend,
+            store: &self.deps.store,
+            clock: &*self.deps.clock,
             lease,
-            settings: &self.parts.settings,
-            share: self.parts.share.as_ref(),
-            workers: self.parts.workers,
+            settings: &self.deps.settings,
+            share: self.deps.share.as_ref(),
+            workers: self.deps.workers,
         };
         executor.execute(&plan.actions, &runs, snapshot)
     }
 }
 
 /// Records the outcome of a cycle in its span.
-fn tell(span: &tracing::Span, outcome: &Result<CycleReport, CycleError>) {
+fn record_outcome(span: &tracing::Span, outcome: &Result<CycleReport, CycleError>) {
     match outcome {
         Ok(report) => {
             let counts = [
@@ -367,16 +370,16 @@ fn tell(span: &tracing::Span, outcome: &Result<CycleReport, CycleError>) {
                 ("actions", report.actions.len()),
                 ("results", report.results),
                 ("rejected", report.rejected),
-                ("troubles", report.troubles.len()),
+                ("troubles", report.problems.len()),
             ];
             for (name, count) in counts {
                 span.record(name, count as u64);
             }
             span.record("leads", true);
         }
-        Err(CycleError::Passive { .. }) => {
+        Err(CycleError::NotLeader { .. }) => {
             span.record("leads", false);
         }
-        Err(error @ CycleError::Store(_)) => failed(span, error),
+        Err(error @ CycleError::Store(_)) => record_failure(span, error),
     }
 }

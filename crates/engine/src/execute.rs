@@ -9,29 +9,31 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use doctor_backend::{Backend, BackendError, Change, Effect, Ground, JobOutput, JobRequest, NodeOp, clock::Clock};
+use doctor_backend::{
+    Backend, BackendError, Change, ChangeReason, Effect, JobOutput, JobRequest, NodeOp, clock::Clock,
+};
 use doctor_checks::document::RunKey;
 use doctor_core::{
-    case::{Rung, StepKind},
+    case::{RepairStep, StepKind},
     finding::{OpenFinding, Verdict},
     ids::{CaseId, NodeName, OpId, RunId},
     node::{MarkKind, OurMark},
-    plan::{Action, unhealthy},
+    plan::{Action, unhealthy_mark},
     policy::Mode,
-    reason::Because,
+    reason::WithReason,
     run::Run,
     snapshot::Snapshot,
     time::Span,
 };
-use doctor_host::reports::Reported;
+use doctor_host::vendor_reports::ReportProgress;
 use doctor_store::{Lease, Store, StoreError};
 use tracing::field::Empty;
 
 use crate::{
-    handoff,
     settings::Settings,
     share::Share,
-    spans::{span, within},
+    spans::{in_span, span},
+    support_bundle,
 };
 
 /// The dependencies of executing a plan.
@@ -56,26 +58,26 @@ impl std::fmt::Debug for Executor<'_> {
 
 /// Longest wait for a node's own report before a destructive step, which then proceeds without it. At most a third of
 /// the step's deadline is spent on it.
-const REPORT_WITHIN: Span = Span::minutes(6);
+const REPORT_TIMEOUT: Span = Span::minutes(6);
 
 /// Belongs to a run, and to no case.
-const MAINTENANCE: OurMark = OurMark { kind: MarkKind::Maintenance, case: None };
+const MAINTENANCE_MARK: OurMark = OurMark { kind: MarkKind::Maintenance, case: None };
 
 /// One effect on the cluster, with everything it needs.
 #[derive(Debug)]
-enum Work {
+enum PlannedEffect {
     Submit(JobRequest),
     Cancel(RunId),
     /// Removes the maintenance mark of a run that is over.
-    Tidy(OpId, NodeName),
+    RemoveMaintenanceMark(OpId, NodeName),
     Change {
         case: CaseId,
         op: OpId,
         node: NodeName,
         changes: Vec<Change>,
-        ground: Ground,
+        ground: ChangeReason,
         /// The escalation level, if the change destroys evidence on the node.
-        destroys: Option<Rung>,
+        destroys: Option<RepairStep>,
     },
 }
 
@@ -90,11 +92,12 @@ impl Executor<'_> {
     /// Only if the store fails or the lease is lost: nothing more may be done then.
     pub fn execute(
         &self,
-        actions: &[Because<Action>],
+        actions: &[WithReason<Action>],
         runs: &BTreeMap<RunId, (Run, RunKey)>,
         snapshot: &Snapshot,
     ) -> Result<Vec<String>, StoreError> {
-        let work: Vec<Work> = actions.iter().filter_map(|action| self.work(&action.what, runs, snapshot)).collect();
+        let work: Vec<PlannedEffect> =
+            actions.iter().filter_map(|action| self.effect_of(&action.what, runs, snapshot)).collect();
         let workers = self.workers.clamp(1, work.len().max(1));
         if workers == 1 {
             return work.iter().filter_map(|work| self.perform(work).transpose()).collect();
@@ -124,18 +127,23 @@ impl Executor<'_> {
         })
     }
 
-    fn work(&self, action: &Action, runs: &BTreeMap<RunId, (Run, RunKey)>, snapshot: &Snapshot) -> Option<Work> {
+    fn effect_of(
+        &self,
+        action: &Action,
+        runs: &BTreeMap<RunId, (Run, RunKey)>,
+        snapshot: &Snapshot,
+    ) -> Option<PlannedEffect> {
         match action {
             Action::Submit(Run { id, .. }) | Action::Resubmit { run: id } => {
                 let (run, key) = runs.get(id)?;
-                Some(Work::Submit(job_request(run, key.clone())))
+                Some(PlannedEffect::Submit(job_request(run, key.clone())))
             }
-            Action::Cancel { run, .. } => Some(Work::Cancel(*run)),
-            Action::Tidy { node, op } => Some(Work::Tidy(*op, node.clone())),
+            Action::Cancel { run, .. } => Some(PlannedEffect::Cancel(*run)),
+            Action::Tidy { node, op } => Some(PlannedEffect::RemoveMaintenanceMark(*op, node.clone())),
             Action::Step { case, node, step, op, .. } => {
                 let (case, op, node) = (*case, *op, node.clone());
                 let changes = match step {
-                    StepKind::Mark => vec![Change::Mark(unhealthy(case))],
+                    StepKind::Mark => vec![Change::Mark(unhealthy_mark(case))],
                     StepKind::Unmark => our_marks(snapshot, &node).into_iter().map(Change::Unmark).collect(),
                     StepKind::Drain => vec![Change::Drain],
                     StepKind::Evict => vec![Change::Evict],
@@ -144,15 +152,15 @@ impl Executor<'_> {
                     StepKind::Reboot => vec![Change::Reboot],
                     StepKind::Replace => vec![Change::Replace],
                     // Completed when it was recorded, or by the run that belongs to it.
-                    StepKind::KeepEvidence
-                    | StepKind::Prove
+                    StepKind::SaveEvidence
+                    | StepKind::Requalify
                     | StepKind::Examine
                     | StepKind::HandOver
                     | StepKind::Release => return None,
                 };
-                let ground = ground(snapshot, &node, case);
-                let destroys = step.destroys_evidence().then(|| rung_of(snapshot, case)).flatten();
-                Some(Work::Change { case, op, node, changes, ground, destroys })
+                let ground = change_reason(snapshot, &node, case);
+                let destroys = step.destroys_evidence().then(|| repair_step_of(snapshot, case)).flatten();
+                Some(PlannedEffect::Change { case, op, node, changes, ground, destroys })
             }
             // The rest is bookkeeping that the commit has done.
             Action::Conclude { .. }
@@ -176,16 +184,16 @@ impl Executor<'_> {
     }
 
     /// Performs one effect. Returns a line if it failed.
-    fn perform(&self, work: &Work) -> Result<Option<String>, StoreError> {
-        self.store.still_ours(self.lease, self.clock.now())?;
+    fn perform(&self, work: &PlannedEffect) -> Result<Option<String>, StoreError> {
+        self.store.holds_lease(self.lease, self.clock.now())?;
         match work {
-            Work::Submit(job) => self.submit(job),
-            Work::Tidy(op, node) => {
-                let change = NodeOp { op: *op, what: Change::Unmark(MAINTENANCE) };
-                let done = within(&self.change_span(node, &change), || self.backend.apply(node, &change));
+            PlannedEffect::Submit(job) => self.submit(job),
+            PlannedEffect::RemoveMaintenanceMark(op, node) => {
+                let change = NodeOp { op: *op, what: Change::Unmark(MAINTENANCE_MARK) };
+                let done = in_span(&self.change_span(node, &change), || self.backend.apply(node, &change));
                 Ok(done.err().map(|error| format!("{node}: {error}")))
             }
-            Work::Cancel(run) => {
+            PlannedEffect::Cancel(run) => {
                 let span = span!(
                     "backend.cancel",
                     otel.kind = "client",
@@ -193,11 +201,11 @@ impl Executor<'_> {
                     run = %run,
                     failed = Empty
                 );
-                let cancelled = within(&span, || self.backend.cancel(*run));
+                let cancelled = in_span(&span, || self.backend.cancel(*run));
                 Ok(cancelled.err().map(|error| format!("{run}: {error}")))
             }
-            Work::Change { case, op, node, changes, ground, destroys } => {
-                match destroys.map_or(Ok(true), |rung| self.put_evidence_away(*case, rung, *op, node)) {
+            PlannedEffect::Change { case, op, node, changes, ground, destroys } => {
+                match destroys.map_or(Ok(true), |rung| self.save_evidence(*case, rung, *op, node)) {
                     Ok(true) => {}
                     Ok(false) => return Ok(None),
                     Err(trouble) => return Ok(Some(format!("{node}: {trouble}"))),
@@ -209,8 +217,10 @@ impl Executor<'_> {
 
     /// Saves the evidence that the step would destroy, including the node's own report. Returns `false` while the node
     /// is still working on the report. On an error the step waits and is requested again in the next cycle.
-    fn put_evidence_away(&self, case: CaseId, rung: Rung, op: OpId, node: &NodeName) -> Result<bool, String> {
-        let Some(share) = self.share.filter(|share| !handoff::is_kept(share, case, rung)) else { return Ok(true) };
+    fn save_evidence(&self, case: CaseId, rung: RepairStep, op: OpId, node: &NodeName) -> Result<bool, String> {
+        let Some(share) = self.share.filter(|share| !support_bundle::is_saved(share, case, rung)) else {
+            return Ok(true);
+        };
         let span = span!(
             "backend.report",
             otel.kind = "client",
@@ -219,15 +229,15 @@ impl Executor<'_> {
             failed = Empty
         );
         let repair = &self.settings.policy.repair;
-        let deadline = if rung == Rung::Reset { repair.reset_deadline } else { repair.reboot_deadline };
-        let within = REPORT_WITHIN.min(Span::from_millis(deadline.millis() / 3));
-        let from_node = match span.in_scope(|| self.backend.report(node, op)) {
-            Reported::UnderWay if self.clock.now().since(op.born()) < within => return Ok(false),
-            Reported::UnderWay => Err(format!("the node did not finish its report within {within}")),
-            Reported::Taken(report) => Ok(*report),
-            Reported::Failed { text } => Err(text),
+        let deadline = if rung == RepairStep::Reset { repair.reset_deadline } else { repair.reboot_deadline };
+        let within = REPORT_TIMEOUT.min(Span::from_millis(deadline.millis() / 3));
+        let from_node = match span.in_scope(|| self.backend.collect_report(node, op)) {
+            ReportProgress::UnderWay if self.clock.now().since(op.born()) < within => return Ok(false),
+            ReportProgress::UnderWay => Err(format!("the node did not finish its report within {within}")),
+            ReportProgress::Taken(report) => Ok(*report),
+            ReportProgress::Failed { text } => Err(text),
         };
-        let kept = handoff::keep(self.store, share, case, rung, &from_node);
+        let kept = support_bundle::save(self.store, share, case, rung, &from_node);
         let failed = |error| format!("saving the evidence before {rung} failed: {error}");
         kept.map(|_| true).map_err(failed)
     }
@@ -242,13 +252,13 @@ impl Executor<'_> {
             nodes = job.nodes.iter().count() as u64,
             failed = Empty
         );
-        match self.reserve(job).and_then(|()| within(&span, || self.backend.submit(job))) {
+        match self.set_maintenance_marks(job).and_then(|()| in_span(&span, || self.backend.submit(job))) {
             Ok(id) => {
                 self.store.record_submitted(self.lease, job.run, &id, self.clock.now())?;
                 Ok(None)
             }
             Err(error) => {
-                if error.effect == Effect::NoneGiveUp {
+                if error.effect == Effect::NotAppliedPermanent {
                     let retry = &self.settings.policy.retry;
                     self.store.record_rejected(self.lease, job.run, &error.text, self.clock.now(), retry)?;
                 }
@@ -259,7 +269,7 @@ impl Executor<'_> {
 
     /// Sets the maintenance mark on the nodes of a run whose tests need it, before anything starts there. The planner
     /// removes it, also if this process is gone.
-    fn reserve(&self, job: &JobRequest) -> Result<(), BackendError> {
+    fn set_maintenance_marks(&self, job: &JobRequest) -> Result<(), BackendError> {
         let (policy, tests) = (&self.settings.policy, &self.settings.tests);
         let may = policy.mode != Mode::Observe && policy.allow.mark && self.backend.caps().mark;
         let wants = || tests.iter().any(|test| test.maintenance && job.tests.contains(&test.id));
@@ -267,8 +277,8 @@ impl Executor<'_> {
             for node in job.nodes.iter() {
                 // A run is submitted once, and so is the mark: both share the number.
                 let op = OpId::from_number(job.run.number());
-                let change = NodeOp { op, what: Change::Mark(MAINTENANCE) };
-                within(&self.change_span(node, &change), || self.backend.apply(node, &change))?;
+                let change = NodeOp { op, what: Change::Mark(MAINTENANCE_MARK) };
+                in_span(&self.change_span(node, &change), || self.backend.apply(node, &change))?;
             }
         }
         Ok(())
@@ -291,11 +301,11 @@ impl Executor<'_> {
         op: OpId,
         node: &NodeName,
         changes: &[Change],
-        ground: &Ground,
+        ground: &ChangeReason,
     ) -> Result<Option<String>, StoreError> {
         let outcome: Result<(), BackendError> = changes.iter().try_for_each(|what| {
             let change = NodeOp { op, what: what.clone() };
-            within(&self.change_span(node, &change), || self.backend.apply_for(node, &change, ground))
+            in_span(&self.change_span(node, &change), || self.backend.apply_with_reason(node, &change, ground))
         });
         match outcome {
             Ok(()) => {
@@ -305,7 +315,7 @@ impl Executor<'_> {
             Err(error) => {
                 // An effect that may have happened, or may succeed later, stays intended and is requested again with
                 // the same id.
-                if error.effect == Effect::NoneGiveUp {
+                if error.effect == Effect::NotAppliedPermanent {
                     self.store.record_step(self.lease, case, op, Err(&error.text), self.clock.now())?;
                 }
                 Ok(Some(format!("{node}: {error}")))
@@ -314,12 +324,12 @@ impl Executor<'_> {
     }
 }
 
-fn rung_of(snapshot: &Snapshot, case: CaseId) -> Option<Rung> {
+fn repair_step_of(snapshot: &Snapshot, case: CaseId) -> Option<RepairStep> {
     snapshot.cases.iter().find(|known| known.id == case).map(|case| case.rung)
 }
 
 /// Returns the reason for people: the worst finding.
-fn ground(snapshot: &Snapshot, node: &NodeName, case: CaseId) -> Ground {
+fn change_reason(snapshot: &Snapshot, node: &NodeName, case: CaseId) -> ChangeReason {
     let record = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(node)).ok();
     let findings = record.map_or(&[][..], |place| &snapshot.nodes[place].findings);
     let worst = findings
@@ -327,7 +337,7 @@ fn ground(snapshot: &Snapshot, node: &NodeName, case: CaseId) -> Ground {
         .filter(|one| one.finding.verdict == Verdict::Fail)
         .max_by_key(|one: &&OpenFinding| (one.is_confirmed(), one.finding.severity))
         .map(|one| &one.finding);
-    Ground {
+    ChangeReason {
         case: Some(case),
         code: worst.map_or_else(|| "unhealthy".to_owned(), |finding| finding.reason.to_string()),
         text: worst.map_or_else(String::new, |finding| finding.text.clone()),

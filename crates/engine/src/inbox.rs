@@ -2,7 +2,7 @@
 
 use doctor_checks::document::RunKey;
 use doctor_core::{ids::NodeName, time::Timestamp};
-use doctor_store::records::AgentHeard;
+use doctor_store::records::AgentContact;
 
 /// An agent's message as received, with the key of its node's enrolment.
 #[derive(Debug, Clone)]
@@ -16,16 +16,16 @@ pub struct AgentMessage {
 
 /// Holds agents' messages until they are stored: a controller that restarts in between finds them again.
 pub trait Inbox: Send {
-    fn waiting(&mut self) -> Vec<AgentMessage>;
+    fn pending(&mut self) -> Vec<AgentMessage>;
     /// These were processed, accepted or not.
     fn acknowledge(&mut self, numbers: &[u64]);
     /// Returns when this node's agent last reported, if messages arrive here and not in the cluster's own response. For
     /// an agent that never reported: since when it is expected to.
-    fn heard(&self, _node: &NodeName) -> Option<Timestamp> {
+    fn last_report(&self, _node: &NodeName) -> Option<Timestamp> {
         None
     }
     /// Returns the agents' last reports that should be stored now.
-    fn take_heard(&mut self, _now: Timestamp) -> Vec<(NodeName, AgentHeard)> {
+    fn take_last_reports(&mut self, _now: Timestamp) -> Vec<(NodeName, AgentContact)> {
         Vec::new()
     }
 }

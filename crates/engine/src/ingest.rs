@@ -8,24 +8,24 @@ use std::collections::BTreeMap;
 
 use doctor_checks::document::{AgentReport, Document, RunKey, TestEvidence};
 use doctor_core::{
-    classify::{self, Judgement, Past},
+    classify::{self, Baselines, Classification},
     finding::{Finding, Verdict},
     ids::{NodeName, Sku, TestId},
-    observation::Settled,
+    observation::AcknowledgedEvents,
     reason::ReasonCode,
     run::Outcome,
     time::{Span, Timestamp},
 };
-use doctor_store::records::{AgentFindings, JudgedResult, StoredRun};
+use doctor_store::records::{AgentFindings, ClassifiedResult, StoredRun};
 
 use crate::{rejection::Rejection, settings::Settings};
 
 /// Returns the baselines for a result of this node and test, dated by the node's clock.
-pub type PastOf<'a> = dyn FnMut(&NodeName, &TestEvidence) -> Past + 'a;
+pub type BaselineLoader<'a> = dyn FnMut(&NodeName, &TestEvidence) -> Baselines + 'a;
 
 /// Returns baselines with only the time of the observation known.
-pub fn no_past(_: &NodeName, evidence: &TestEvidence) -> Past {
-    Past::at(evidence.ended)
+pub fn without_baselines(_: &NodeName, evidence: &TestEvidence) -> Baselines {
+    Baselines::at(evidence.ended)
 }
 
 /// Opens a run's document and classifies every test in it.
@@ -38,40 +38,40 @@ pub fn open_document(
     sku: Option<&Sku>,
     bytes: Vec<u8>,
     received: Timestamp,
-    settled: impl Fn(&NodeName) -> Vec<Settled>,
-    past: &mut PastOf<'_>,
-) -> Result<JudgedResult, Rejection> {
+    settled: impl Fn(&NodeName) -> Vec<AcknowledgedEvents>,
+    past: &mut BaselineLoader<'_>,
+) -> Result<ClassifiedResult, Rejection> {
     let document = Document::open(&bytes, &run.key)?;
     if document.run != run.run.id {
-        return Err(Rejection::OtherRun(document.run));
+        return Err(Rejection::WrongRun(document.run));
     }
     if !run.run.nodes.contains(&document.node) {
-        return Err(Rejection::OtherNode(document.node));
+        return Err(Rejection::WrongNode(document.node));
     }
     let mut seen: Vec<&TestId> = Vec::with_capacity(document.tests.len());
     for evidence in &document.tests {
         if !run.run.tests.contains(&evidence.test) {
-            return Err(Rejection::UnaskedTest(evidence.test.clone()));
+            return Err(Rejection::UnexpectedTest(evidence.test.clone()));
         }
         if seen.contains(&&evidence.test) {
-            return Err(Rejection::TestTwice(evidence.test.clone()));
+            return Err(Rejection::DuplicateTest(evidence.test.clone()));
         }
         seen.push(&evidence.test);
     }
     let complete = run.run.tests.iter().all(|test| seen.contains(&test));
     let settled = settled(&document.node);
-    let by = By { settings, sku, settled: &settled };
+    let by = ClassifyContext { settings, sku, acknowledged: &settled };
     let judged = document.tests.iter().map(|evidence| {
         let past = past(&document.node, evidence);
-        outcome(&document, evidence, judge(by, evidence, &past, document.up), received)
+        outcome(&document, evidence, classify_evidence(by, evidence, &past, document.up), received)
     });
     let mut outcomes: Vec<Outcome> = judged.collect();
     if let Some(first) = outcomes.first_mut() {
         let asked = run.run.planned;
         let test = first.test.clone();
-        first.findings.extend(classify::judge_clock(&test, asked, document.started, document.ended, received));
+        first.findings.extend(classify::check_clock(&test, asked, document.started, document.ended, received));
     }
-    Ok(JudgedResult {
+    Ok(ClassifiedResult {
         run: document.run,
         node: document.node,
         outcomes,
@@ -84,7 +84,7 @@ pub fn open_document(
     })
 }
 
-fn outcome(document: &Document, evidence: &TestEvidence, judgement: Judgement, received: Timestamp) -> Outcome {
+fn outcome(document: &Document, evidence: &TestEvidence, judgement: Classification, received: Timestamp) -> Outcome {
     Outcome {
         node: document.node.clone(),
         test: evidence.test.clone(),
@@ -99,18 +99,23 @@ fn outcome(document: &Document, evidence: &TestEvidence, judgement: Judgement, r
 
 /// What a node's evidence is classified with.
 #[derive(Debug, Clone, Copy)]
-pub struct By<'a> {
+pub struct ClassifyContext<'a> {
     pub settings: &'a Settings,
     pub sku: Option<&'a Sku>,
     /// Acknowledged events of this node: an old event never fails it twice.
-    pub settled: &'a [Settled],
+    pub acknowledged: &'a [AcknowledgedEvents],
 }
 
 /// Interprets and classifies the evidence of one check. `up` is the uptime of its machine.
-pub fn judge(by: By<'_>, evidence: &TestEvidence, past: &Past, up: Option<Span>) -> Judgement {
-    let By { settings, sku, settled } = by;
+pub fn classify_evidence(
+    by: ClassifyContext<'_>,
+    evidence: &TestEvidence,
+    past: &Baselines,
+    up: Option<Span>,
+) -> Classification {
+    let ClassifyContext { settings, sku, acknowledged: settled } = by;
     let Some(check) = settings.catalogue.get(&evidence.test) else {
-        return Judgement {
+        return Classification {
             verdict: Verdict::Inconclusive,
             reason: ReasonCode::fixed("unknown-check"),
             text: format!("this controller has no check {}", evidence.test),
@@ -118,14 +123,14 @@ pub fn judge(by: By<'_>, evidence: &TestEvidence, past: &Past, up: Option<Span>)
         };
     };
     let params = settings.catalogue.params(&settings.policy, &evidence.test);
-    let observation = check.observe(&params, evidence).less(&evidence.test, settled);
+    let observation = check.observe(&params, evidence).without_acknowledged(&evidence.test, settled);
     let profile = settings.profiles.get(sku);
     let rules = settings.rules_of(&evidence.test);
-    let mut judgement = classify::judge_with(rules, profile, past, &evidence.test, &observation);
-    if settings.is_together(&evidence.test) {
-        judgement = classify::of_several(judgement, rules);
+    let mut judgement = classify::classify_with_baselines(rules, profile, past, &evidence.test, &observation);
+    if settings.is_multi_node(&evidence.test) {
+        judgement = classify::remove_shared_findings(judgement, rules);
     }
-    classify::after_boot(judgement, up, settings.policy.agents.boot_grace)
+    classify::apply_boot_grace(judgement, up, settings.policy.agents.boot_grace)
 }
 
 /// Opens an unsolicited report of an agent, signed with the node's key.
@@ -133,7 +138,7 @@ pub fn judge(by: By<'_>, evidence: &TestEvidence, past: &Past, up: Option<Span>)
 /// # Errors
 /// With the reason for the rejection.
 pub fn open_report(
-    by: By<'_>,
+    by: ClassifyContext<'_>,
     node: &NodeName,
     key: &RunKey,
     bytes: &[u8],
@@ -141,12 +146,12 @@ pub fn open_report(
 ) -> Result<AgentFindings, Rejection> {
     let report = AgentReport::open(bytes, key)?;
     if report.node != *node {
-        return Err(Rejection::OtherNode(report.node));
+        return Err(Rejection::WrongNode(report.node));
     }
     let mut by_check: BTreeMap<TestId, Vec<Finding>> = BTreeMap::new();
     for evidence in &report.checks {
         // Agents' reports are not kept as evidence: their rules know the time, but no earlier results.
-        let judgement = judge(by, evidence, &Past::at(evidence.ended), report.up);
+        let judgement = classify_evidence(by, evidence, &Baselines::at(evidence.ended), report.up);
         // An inconclusive result clears no finding.
         if judgement.verdict.is_conclusive() {
             by_check.insert(evidence.test.clone(), judgement.findings);

@@ -7,72 +7,72 @@ use std::{
     sync::Arc,
 };
 
-use doctor_backend::{PolledJob, SeenNode};
+use doctor_backend::{ObservedNode, PolledJob};
 use doctor_checks::document::RunKey;
 use doctor_core::{
     ids::{IdSource, NodeName, RunId},
     node::Occupancy,
-    observation::Settled,
-    plan::{Action, Plan, Planner, TakeOut},
-    reason::Because,
-    run::{JobSeen, Run, RunState},
-    snapshot::{Asked, RecentActions, Records, Snapshot, Trial},
+    observation::AcknowledgedEvents,
+    plan::{Action, Plan, Planner, TakeOutPermit},
+    reason::WithReason,
+    run::{ObservedJobState, Run, RunState},
+    snapshot::{CommandKind, RecentActions, Snapshot, TestRecords, Trial},
     time::{Span, Timestamp},
 };
 use doctor_store::{Lease, StoreError, records::StoredRun};
 use tracing::field::Empty;
 
 use crate::{
-    door::{self, Known, TurnedAway},
-    failed_work::Failures,
+    collect_results::{self, IngestContext, RejectedDocuments},
+    deps::EngineDeps,
     inbox::Inbox,
-    parts::Parts,
-    recall::recall,
+    job_failures::JobFailures,
+    mark_recovery::restore_marks,
     report::CycleReport,
-    snapshot::{active, mark_strangers, record},
-    spans::{span, within},
+    snapshot::{active_runs, mark_unknown_jobs, node_record},
+    spans::{in_span, span},
 };
 
 const DAY: i64 = 86_400_000;
 
 /// State kept between cycles.
 #[derive(Debug, Default)]
-pub(crate) struct Memory {
+pub(crate) struct PlannerState {
     planner: Option<Planner>,
     runs: Vec<StoredRun>,
     /// Since when the backend has not known a run's job.
-    absent: BTreeMap<RunId, Timestamp>,
-    turned_away: TurnedAway,
+    absent_since: BTreeMap<RunId, Timestamp>,
+    rejected: RejectedDocuments,
     /// Logs that arrived with jobs and were saved.
-    logged: BTreeSet<(RunId, NodeName)>,
-    failures: Failures,
+    saved_logs: BTreeSet<(RunId, NodeName)>,
+    failures: JobFailures,
     /// Acknowledged events, by node.
-    settled: BTreeMap<NodeName, Vec<Settled>>,
+    acknowledged: BTreeMap<NodeName, Vec<AcknowledgedEvents>>,
     /// Nodes changed in the planner since the last call of [`Self::take_changed`]; `None`: all of them.
     changed: Option<Vec<NodeName>>,
     /// Nodes with newer data in the store than in the planner.
     dirty: BTreeSet<NodeName>,
-    stale: Stale,
+    stale: StaleTables,
     /// A counter that grows when another process writes to the store.
-    operators: Option<u64>,
+    operator_changes: Option<u64>,
     day: Option<i64>,
-    written: Option<Timestamp>,
+    last_recorded: Option<Timestamp>,
 }
 
 /// Which of the small tables must be read again.
 #[derive(Debug, Default)]
-struct Stale {
-    settled: bool,
+struct StaleTables {
+    acknowledged: bool,
     runs: bool,
     cases: bool,
-    spent: bool,
-    rest: bool,
+    node_hours: bool,
+    other: bool,
 }
 
-impl Memory {
+impl PlannerState {
     /// Discards everything; the next cycle reads it again.
-    pub(crate) fn forget(&mut self) {
-        *self = Self { written: self.written, ..Self::default() };
+    pub(crate) fn discard(&mut self) {
+        *self = Self { last_recorded: self.last_recorded, ..Self::default() };
     }
 
     pub(crate) fn snapshot(&self) -> Option<&Snapshot> {
@@ -84,12 +84,12 @@ impl Memory {
     }
 
     /// Returns the nodes that another program may take out; `None`: the cluster was not observed yet.
-    pub(crate) fn may_be_taken_out(&self) -> Option<TakeOut> {
-        self.planner.as_ref().map(Planner::may_be_taken_out)
+    pub(crate) fn removal_allowance(&self) -> Option<TakeOutPermit> {
+        self.planner.as_ref().map(Planner::take_out_permit)
     }
 
     /// Returns the nodes with newer data in the store than in the snapshot.
-    pub(crate) fn behind(&self) -> Vec<NodeName> {
+    pub(crate) fn nodes_behind_store(&self) -> Vec<NodeName> {
         self.dirty.iter().cloned().collect()
     }
 
@@ -98,12 +98,12 @@ impl Memory {
         self.changed.replace(Vec::new())
     }
 
-    pub(crate) fn quiet_since(&self, now: Timestamp) -> Span {
-        self.written.map_or(Span::days(1), |written| now.since(written))
+    pub(crate) fn idle_for(&self, now: Timestamp) -> Span {
+        self.last_recorded.map_or(Span::days(1), |written| now.since(written))
     }
 
-    pub(crate) fn written(&mut self, now: Timestamp) {
-        self.written = Some(now);
+    pub(crate) fn set_recorded(&mut self, now: Timestamp) {
+        self.last_recorded = Some(now);
     }
 
     pub(crate) fn runs_with_keys(&self, wanted: &BTreeSet<RunId>) -> BTreeMap<RunId, (Run, RunKey)> {
@@ -111,7 +111,7 @@ impl Memory {
         runs.map(|stored| (stored.run.id, (stored.run.clone(), stored.key.clone()))).collect()
     }
 
-    pub(crate) fn count(&self, report: &mut CycleReport) {
+    pub(crate) fn fill_counts(&self, report: &mut CycleReport) {
         if let Some(snapshot) = self.snapshot() {
             report.nodes = snapshot.nodes.len();
             report.free = snapshot.nodes.iter().filter(|record| record.node.occupancy.is_free()).count();
@@ -121,29 +121,29 @@ impl Memory {
 
     pub(crate) fn observe(
         &mut self,
-        parts: &mut Parts,
+        parts: &mut EngineDeps,
         lease: &Lease,
         report: &mut CycleReport,
     ) -> Result<(), StoreError> {
-        self.notice_operators(parts)?;
+        self.detect_operator_changes(parts)?;
         if self.planner.is_none() || self.stale.runs {
             self.runs = parts.store.active_runs()?;
             self.stale.runs = false;
         }
-        if self.planner.is_none() || self.stale.settled {
-            self.settled = parts.store.settled_events()?;
-            self.stale.settled = false;
+        if self.planner.is_none() || self.stale.acknowledged {
+            self.acknowledged = parts.store.acknowledged_events()?;
+            self.stale.acknowledged = false;
         }
         // Nodes first: a result is classified by its machine type. Until the cluster has been observed once, results
         // stay where they are.
-        let troubles = report.troubles.len();
-        let Some(mut seen) = self.look(parts, report) else { return Ok(()) };
-        recall(&parts.store, &*parts.backend, self.snapshot(), &mut seen)?;
-        let answers = report.troubles.len() == troubles;
+        let troubles = report.problems.len();
+        let Some(mut seen) = self.observe_nodes(parts, report) else { return Ok(()) };
+        restore_marks(&parts.store, &*parts.backend, self.snapshot(), &mut seen)?;
+        let answers = report.problems.len() == troubles;
         let polled = self.poll(parts, report);
-        self.keep_logs(parts, report);
-        self.take_in(parts, lease, &seen, &polled, report)?;
-        self.note_progress(parts, lease, &polled)?;
+        self.save_logs(parts, report);
+        self.collect_results(parts, lease, &seen, &polled, report)?;
+        self.record_progress(parts, lease, &polled)?;
         // Skip the failed-work query if the snapshot failed.
         if answers {
             self.failures.update(parts, lease, &seen, report)?;
@@ -153,16 +153,16 @@ impl Memory {
     }
 
     /// Operators' commands are written by other processes; after one, nothing in memory is trusted.
-    fn notice_operators(&mut self, parts: &Parts) -> Result<(), StoreError> {
+    fn detect_operator_changes(&mut self, parts: &EngineDeps) -> Result<(), StoreError> {
         let operators = parts.store.operator_changes()?;
-        if self.operators.is_some_and(|known| known != operators) {
-            self.forget();
+        if self.operator_changes.is_some_and(|known| known != operators) {
+            self.discard();
         }
-        self.operators = Some(operators);
+        self.operator_changes = Some(operators);
         Ok(())
     }
 
-    fn poll(&mut self, parts: &Parts, report: &mut CycleReport) -> BTreeMap<RunId, PolledJob> {
+    fn poll(&mut self, parts: &EngineDeps, report: &mut CycleReport) -> BTreeMap<RunId, PolledJob> {
         let ids: Vec<RunId> = self.runs.iter().map(|stored| stored.run.id).collect();
         if ids.is_empty() {
             return BTreeMap::new();
@@ -174,57 +174,64 @@ impl Memory {
             runs = ids.len() as u64,
             failed = Empty
         );
-        match within(&span, || parts.backend.poll(&ids)) {
+        match in_span(&span, || parts.backend.poll(&ids)) {
             Ok(jobs) => ids.into_iter().zip(jobs).collect(),
             Err(error) => {
-                report.troubles.push(error.to_string());
+                report.problems.push(error.to_string());
                 BTreeMap::new()
             }
         }
     }
 
     /// Saves logs that arrived with jobs, before their runs end with their results.
-    fn keep_logs(&mut self, parts: &Parts, report: &mut CycleReport) {
+    fn save_logs(&mut self, parts: &EngineDeps, report: &mut CycleReport) {
         let Some(share) = &parts.share else { return };
-        self.logged.retain(|(run, _)| self.runs.iter().any(|stored| stored.run.id == *run));
+        self.saved_logs.retain(|(run, _)| self.runs.iter().any(|stored| stored.run.id == *run));
         for stored in &self.runs {
             for (node, text) in parts.backend.logs(stored.run.id) {
-                if !self.logged.insert((stored.run.id, node.clone())) {
+                if !self.saved_logs.insert((stored.run.id, node.clone())) {
                     continue;
                 }
-                if let Err(error) = share.keep_log(&stored.run, &node, &text) {
-                    report.troubles.push(error.to_string());
+                if let Err(error) = share.save_log(&stored.run, &node, &text) {
+                    report.problems.push(error.to_string());
                 }
             }
         }
     }
 
     /// Collects results first, because the plan depends on them.
-    fn take_in(
+    fn collect_results(
         &mut self,
-        parts: &mut Parts,
+        parts: &mut EngineDeps,
         lease: &Lease,
-        seen: &[SeenNode],
+        seen: &[ObservedNode],
         polled: &BTreeMap<RunId, PolledJob>,
         report: &mut CycleReport,
     ) -> Result<(), StoreError> {
         let snapshot = self.planner.as_ref().map(Planner::snapshot);
-        let known = Known { runs: &self.runs, polled, seen, snapshot, settled: &self.settled, now: parts.clock.now() };
+        let known = IngestContext {
+            runs: &self.runs,
+            polled,
+            nodes: seen,
+            snapshot,
+            acknowledged: &self.acknowledged,
+            now: parts.clock.now(),
+        };
         let span = span!("ingest", results = Empty, rejected = Empty, failed = Empty);
-        let taken = within(&span, || door::take_in(parts, lease, &known, &mut self.turned_away, report))?;
+        let taken = in_span(&span, || collect_results::collect(parts, lease, &known, &mut self.rejected, report))?;
         span.record("results", report.results as u64).record("rejected", report.rejected as u64);
         if !taken.is_empty() {
             self.dirty.extend(taken);
             self.runs = parts.store.active_runs()?;
-            self.stale.spent = true;
+            self.stale.node_hours = true;
         }
         Ok(())
     }
 
     /// Records the progress of jobs once: that the backend has them, and that they started.
-    fn note_progress(
+    fn record_progress(
         &mut self,
-        parts: &Parts,
+        parts: &EngineDeps,
         lease: &Lease,
         polled: &BTreeMap<RunId, PolledJob>,
     ) -> Result<(), StoreError> {
@@ -232,16 +239,16 @@ impl Memory {
         for stored in &mut self.runs {
             let id = stored.run.id;
             let Some(job) = polled.get(&id) else { continue };
-            if matches!(job.seen, JobSeen::Absent) {
-                self.absent.entry(id).or_insert(now);
+            if matches!(job.state, ObservedJobState::Absent) {
+                self.absent_since.entry(id).or_insert(now);
             } else {
-                self.absent.remove(&id);
+                self.absent_since.remove(&id);
             }
-            let (job_id, started) = match &job.seen {
-                JobSeen::Pending { job, .. } => (job, None),
-                JobSeen::Running { job, since } => (job, Some(*since)),
-                JobSeen::Ended { job, started, .. } => (job, *started),
-                JobSeen::Unknown { .. } | JobSeen::Absent => continue,
+            let (job_id, started) = match &job.state {
+                ObservedJobState::Pending { job, .. } => (job, None),
+                ObservedJobState::Running { job, since } => (job, Some(*since)),
+                ObservedJobState::Ended { job, started, .. } => (job, *started),
+                ObservedJobState::Unknown { .. } | ObservedJobState::Absent => continue,
             };
             if matches!(stored.run.state, RunState::Planned) {
                 parts.store.record_submitted(lease, id, job_id, now)?;
@@ -258,37 +265,37 @@ impl Memory {
     }
 
     /// Returns the backend's nodes by name. An outage makes every known node `Unknown`; none disappear.
-    fn look(&self, parts: &Parts, report: &mut CycleReport) -> Option<Vec<SeenNode>> {
+    fn observe_nodes(&self, parts: &EngineDeps, report: &mut CycleReport) -> Option<Vec<ObservedNode>> {
         let span = span!("backend.snapshot", otel.kind = "client", backend = parts.backend.name(), failed = Empty);
-        match within(&span, || parts.backend.snapshot()) {
+        match in_span(&span, || parts.backend.snapshot()) {
             Ok(mut seen) => {
-                mark_strangers(&self.runs, &mut seen);
+                mark_unknown_jobs(&self.runs, &mut seen);
                 if !seen.is_sorted_by(|a, b| a.node.name < b.node.name) {
                     seen.sort_by(|a, b| a.node.name.cmp(&b.node.name));
                     seen.dedup_by(|a, b| a.node.name == b.node.name);
                 }
-                hear(&parts.inboxes, &mut seen);
+                apply_report_times(&parts.inboxes, &mut seen);
                 Some(seen)
             }
             Err(error) => {
-                report.troubles.push(error.to_string());
+                report.problems.push(error.to_string());
                 let known = &self.snapshot()?.nodes;
                 let why: Arc<str> = error.to_string().into();
-                let mut seen: Vec<SeenNode> = known
+                let mut seen: Vec<ObservedNode> = known
                     .iter()
                     .map(|record| {
                         let mut node = record.node.clone();
                         node.occupancy = Occupancy::Unknown { why: why.clone() };
-                        SeenNode { node: node.into(), heard: record.heard, jobs: Vec::new() }
+                        ObservedNode { node: node.into(), agent_last_seen: record.last_report, jobs: Vec::new() }
                     })
                     .collect();
-                hear(&parts.inboxes, &mut seen);
+                apply_report_times(&parts.inboxes, &mut seen);
                 Some(seen)
             }
         }
     }
 
-    fn update_nodes(&mut self, parts: &Parts, seen: Vec<SeenNode>) -> Result<(), StoreError> {
+    fn update_nodes(&mut self, parts: &EngineDeps, seen: Vec<ObservedNode>) -> Result<(), StoreError> {
         let same = self.planner.as_ref().is_some_and(|planner| {
             let nodes = &planner.snapshot().nodes;
             nodes.len() == seen.len()
@@ -302,7 +309,7 @@ impl Memory {
         };
         let dirty: Vec<NodeName> = std::mem::take(&mut self.dirty).into_iter().collect();
         let mut stored = if dirty.is_empty() { BTreeMap::new() } else { parts.store.load_nodes_named(&dirty)? };
-        let never = Records::never(parts.settings.tests.len());
+        let never = TestRecords::untested(parts.settings.tests.len());
         for (place, seen) in seen.into_iter().enumerate() {
             let known = &planner.snapshot().nodes[place];
             let again = dirty.binary_search(&seen.node.name).is_ok();
@@ -311,35 +318,35 @@ impl Memory {
             {
                 changed.push(known.node.name.clone());
             }
-            let failed = self.failures.on(&seen.node.name);
+            let failed = self.failures.for_node(&seen.node.name);
             if again {
                 let stored = stored.remove(&known.node.name);
-                planner.set_node(record(&parts.settings.tests, &never, seen, stored, failed));
-            } else if known.node != *seen.node || known.failed != failed {
+                planner.set_node(node_record(&parts.settings.tests, &never, seen, stored, failed));
+            } else if known.node != *seen.node || known.job_failures != failed {
                 let mut record = known.clone();
                 record.node = Arc::unwrap_or_clone(seen.node);
-                (record.heard, record.failed) = (seen.heard, failed);
+                (record.last_report, record.job_failures) = (seen.agent_last_seen, failed);
                 planner.set_node(record);
             } else {
-                planner.set_heard(place, seen.heard);
+                planner.set_last_report(place, seen.agent_last_seen);
             }
         }
         Ok(())
     }
 
-    fn rebuild(&mut self, parts: &Parts, seen: Vec<SeenNode>) -> Result<(), StoreError> {
+    fn rebuild(&mut self, parts: &EngineDeps, seen: Vec<ObservedNode>) -> Result<(), StoreError> {
         let mut stored = parts.store.load_nodes()?;
-        let never = Records::never(parts.settings.tests.len());
+        let never = TestRecords::untested(parts.settings.tests.len());
         let nodes = seen
             .into_iter()
             .map(|seen| {
-                let (known, failed) = (stored.remove(&seen.node.name), self.failures.on(&seen.node.name));
-                record(&parts.settings.tests, &never, seen, known, failed)
+                let (known, failed) = (stored.remove(&seen.node.name), self.failures.for_node(&seen.node.name));
+                node_record(&parts.settings.tests, &never, seen, known, failed)
             })
             .collect();
         self.dirty.clear();
         self.changed = None;
-        self.stale = Stale { settled: false, runs: false, cases: true, spent: true, rest: true };
+        self.stale = StaleTables { acknowledged: false, runs: false, cases: true, node_hours: true, other: true };
         self.planner = Some(Planner::new(Snapshot {
             at: parts.clock.now(),
             nodes,
@@ -349,57 +356,57 @@ impl Memory {
             spent: Span::ZERO,
             breaker: parts.store.breaker()?,
             pauses: Vec::new(),
-            requests: Vec::new(),
+            commands: Vec::new(),
             trials: Vec::new(),
             silence_reported: false,
-            caps: parts.backend.caps(),
+            capabilities: parts.backend.caps(),
             policy: parts.settings.policy.clone(),
             tests: parts.settings.tests.clone(),
         }));
         Ok(())
     }
 
-    fn update_rest(&mut self, parts: &Parts, polled: &BTreeMap<RunId, PolledJob>) -> Result<(), StoreError> {
+    fn update_rest(&mut self, parts: &EngineDeps, polled: &BTreeMap<RunId, PolledJob>) -> Result<(), StoreError> {
         let now = parts.clock.now();
         let today = now.millis().div_euclid(DAY);
         let Some(planner) = self.planner.as_mut() else { return Ok(()) };
-        let runs = active(&self.runs, polled, &self.absent);
-        planner.set_rest(|rest| *rest.runs = runs);
+        let runs = active_runs(&self.runs, polled, &self.absent_since);
+        planner.update_cluster(|rest| *rest.runs = runs);
         if self.stale.cases {
             let memory = parts.settings.policy.repair.memory;
             let cases = parts.store.cases(now.minus(memory))?;
-            let taken_out = parts.store.taken_out_since(now.minus(Span::hours(1)))?;
-            planner.set_rest(|rest| {
+            let taken_out = parts.store.nodes_taken_out_since(now.minus(Span::hours(1)))?;
+            planner.update_cluster(|rest| {
                 *rest.cases = cases;
                 rest.recent.taken_out = taken_out;
             });
             self.stale.cases = false;
         }
-        if self.stale.spent || self.day != Some(today) {
-            let spent = parts.store.spent_since(Timestamp::from_millis(today * DAY))?;
-            planner.set_rest(|rest| *rest.spent = spent);
-            self.stale.spent = false;
+        if self.stale.node_hours || self.day != Some(today) {
+            let spent = parts.store.node_time_since(Timestamp::from_millis(today * DAY))?;
+            planner.update_cluster(|rest| *rest.spent = spent);
+            self.stale.node_hours = false;
         }
-        if self.stale.rest || self.day != Some(today) {
+        if self.stale.other || self.day != Some(today) {
             let (breaker, pauses) = (parts.store.breaker()?, parts.store.pauses(now)?);
-            let (requests, silence) = (parts.store.requests()?, parts.store.silence_reported()?);
-            planner.set_rest(|rest| {
+            let (requests, silence) = (parts.store.open_commands()?, parts.store.agent_silence_reported()?);
+            planner.update_cluster(|rest| {
                 *rest.breaker = breaker;
                 *rest.pauses = pauses;
                 *rest.requests = requests;
                 *rest.silence_reported = silence;
             });
-            self.stale.rest = false;
+            self.stale.other = false;
             self.day = Some(today);
         }
         self.update_trials(parts)
     }
 
     /// Loads the results of the trials that requests wait for.
-    fn update_trials(&mut self, parts: &Parts) -> Result<(), StoreError> {
+    fn update_trials(&mut self, parts: &EngineDeps) -> Result<(), StoreError> {
         let Some(planner) = self.planner.as_mut() else { return Ok(()) };
-        let asked = planner.snapshot().requests.iter().flat_map(|request| match &request.what {
-            Asked::Together { trials, .. } => trials.as_slice(),
+        let asked = planner.snapshot().commands.iter().flat_map(|request| match &request.what {
+            CommandKind::Together { trials, .. } => trials.as_slice(),
             _ => &[],
         });
         let mut trials = Vec::new();
@@ -407,17 +414,17 @@ impl Memory {
             trials.extend(parts.store.run(*run)?.map(|record| Trial::of(&record.run)));
         }
         if planner.snapshot().trials != trials {
-            planner.set_rest(|rest| *rest.trials = trials);
+            planner.update_cluster(|rest| *rest.trials = trials);
         }
         Ok(())
     }
 
     /// Updates the memory for what a commit changed in the store.
-    pub(crate) fn committed(&mut self, actions: &[Because<Action>], keys: &BTreeMap<RunId, RunKey>) {
+    pub(crate) fn apply_commit(&mut self, actions: &[WithReason<Action>], keys: &BTreeMap<RunId, RunKey>) {
         for action in actions {
             match &action.what {
                 Action::Submit(run) => {
-                    self.stale.settled |= run.case.is_some();
+                    self.stale.acknowledged |= run.case.is_some();
                     if let Some(key) = keys.get(&run.id) {
                         let (run, key) = (run.clone(), key.clone());
                         self.runs.push(StoredRun { run, key, started: None, cancelling: None });
@@ -427,9 +434,9 @@ impl Memory {
                 Action::Resubmit { .. } | Action::Cancel { .. } => self.stale.runs = true,
                 Action::Conclude { run, .. } => {
                     self.stale.runs = true;
-                    self.stale.spent = true;
-                    self.absent.remove(run);
-                    self.turned_away.forget(*run);
+                    self.stale.node_hours = true;
+                    self.absent_since.remove(run);
+                    self.rejected.forget(*run);
                     let stored = self.runs.iter().find(|stored| stored.run.id == *run);
                     self.dirty.extend(stored.into_iter().flat_map(|stored| stored.run.nodes.iter().cloned()));
                 }
@@ -455,10 +462,10 @@ impl Memory {
                     self.dirty.insert(node.clone());
                 }
                 Action::Tidy { .. } => {}
-                Action::OpenBreaker | Action::Notice(_) | Action::Try { .. } => self.stale.rest = true,
+                Action::OpenBreaker | Action::Notice(_) | Action::Try { .. } => self.stale.other = true,
                 Action::Answer { .. } => {
-                    self.stale.rest = true;
-                    self.stale.settled = true;
+                    self.stale.other = true;
+                    self.stale.acknowledged = true;
                 }
             }
         }
@@ -466,10 +473,10 @@ impl Memory {
 }
 
 /// Applies the report times of agents that report to this controller, in addition to the cluster's.
-fn hear(inboxes: &[Box<dyn Inbox>], seen: &mut [SeenNode]) {
+fn apply_report_times(inboxes: &[Box<dyn Inbox>], seen: &mut [ObservedNode]) {
     for inbox in inboxes {
         for seen in seen.iter_mut() {
-            seen.heard = seen.heard.max(inbox.heard(&seen.node.name));
+            seen.agent_last_seen = seen.agent_last_seen.max(inbox.last_report(&seen.node.name));
         }
     }
 }

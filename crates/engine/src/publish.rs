@@ -9,36 +9,48 @@ use doctor_core::{
 };
 use doctor_store::{Lease, StoreError};
 
-use crate::{observe::Memory, parts::Parts, snapshot};
+use crate::{deps::EngineDeps, observe::PlannerState, snapshot};
 
 /// Measured in real time, because readers live in real time: a simulated month that takes seconds stores few copies.
-const PICTURE_EVERY: Duration = Duration::from_secs(15);
+const SAVE_STATE_EVERY: Duration = Duration::from_secs(15);
 
 #[derive(Debug)]
 pub(crate) struct Publisher {
     every: Span,
     last: Option<Timestamp>,
     list: String,
-    pictured: Option<Instant>,
+    state_saved: Option<Instant>,
 }
 
 impl Publisher {
     pub(crate) const fn new(every: Span) -> Self {
-        Self { every, last: None, list: String::new(), pictured: None }
+        Self { every, last: None, list: String::new(), state_saved: None }
     }
 
     /// Failures here are reported and never stop a cycle: an outdated list harms no node.
-    pub(crate) fn publish(&mut self, parts: &Parts, memory: &Memory, now: Timestamp, troubles: &mut Vec<String>) {
+    pub(crate) fn publish(
+        &mut self,
+        parts: &EngineDeps,
+        memory: &PlannerState,
+        now: Timestamp,
+        troubles: &mut Vec<String>,
+    ) {
         if self.last.is_none_or(|last| now.since(last) >= self.every) {
             self.publish_now(parts, memory, now, troubles);
         }
     }
 
-    pub(crate) fn publish_now(&mut self, parts: &Parts, memory: &Memory, now: Timestamp, troubles: &mut Vec<String>) {
+    pub(crate) fn publish_now(
+        &mut self,
+        parts: &EngineDeps,
+        memory: &PlannerState,
+        now: Timestamp,
+        troubles: &mut Vec<String>,
+    ) {
         let (Some(share), Some(snapshot)) = (&parts.share, memory.snapshot()) else { return };
         self.list.clear();
         // Not every cluster keeps users off nodes that are out of service; the list does.
-        let offered = |record: &&NodeRecord| record.node.occupancy.is_free() && !record.life.is_out();
+        let offered = |record: &&NodeRecord| record.node.occupancy.is_free() && !record.state.is_out_of_service();
         for record in snapshot.nodes.iter().filter(offered) {
             self.list.push_str(record.node.name.as_str());
             self.list.push('\n');
@@ -57,29 +69,29 @@ impl Publisher {
     }
 
     /// Stores the cluster state for processes that do not lead, if the last copy is too old.
-    pub(crate) fn picture_if_due(
+    pub(crate) fn save_state_if_due(
         &mut self,
-        parts: &Parts,
+        parts: &EngineDeps,
         lease: &Lease,
-        memory: &Memory,
+        memory: &PlannerState,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        if self.pictured.is_some_and(|pictured| pictured.elapsed() < PICTURE_EVERY) {
+        if self.state_saved.is_some_and(|pictured| pictured.elapsed() < SAVE_STATE_EVERY) {
             return Ok(());
         }
-        self.picture(parts, lease, memory, now)
+        self.save_state(parts, lease, memory, now)
     }
 
-    pub(crate) fn picture(
+    pub(crate) fn save_state(
         &mut self,
-        parts: &Parts,
+        parts: &EngineDeps,
         lease: &Lease,
-        memory: &Memory,
+        memory: &PlannerState,
         now: Timestamp,
     ) -> Result<(), StoreError> {
         let Some(snapshot) = memory.snapshot() else { return Ok(()) };
-        parts.store.save_cluster(lease, now, &snapshot::written(parts.backend.name(), snapshot))?;
-        self.pictured = Some(Instant::now());
+        parts.store.save_cluster_state(lease, now, &snapshot::serializable(parts.backend.name(), snapshot))?;
+        self.state_saved = Some(Instant::now());
         Ok(())
     }
 }

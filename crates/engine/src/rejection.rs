@@ -1,27 +1,27 @@
 //! Why a result document or an agent's report is rejected.
 
-use doctor_checks::document::BadDocument;
+use doctor_checks::document::DocumentError;
 use doctor_core::ids::{NodeName, RunId, TestId};
 
 /// Why a document was rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Rejection {
     #[error(transparent)]
-    Document(#[from] BadDocument),
+    Document(#[from] DocumentError),
     #[error("it is for run {0}, not for the run that delivered it")]
-    OtherRun(RunId),
+    WrongRun(RunId),
     #[error("it is for another node: {0}")]
-    OtherNode(NodeName),
+    WrongNode(NodeName),
     #[error("it contains test {0}, which its run does not include")]
-    UnaskedTest(TestId),
+    UnexpectedTest(TestId),
     #[error("it contains test {0} twice")]
-    TestTwice(TestId),
+    DuplicateTest(TestId),
     #[error("this run and node already have a result")]
     Duplicate,
     #[error("unknown run")]
     UnknownRun,
     #[error("not a regular file")]
-    NotAFile,
+    NotRegularFile,
     #[error("unknown node {0}")]
     UnknownNode(NodeName),
 }

@@ -1,6 +1,6 @@
 //! The summary of one cycle, for its log line and for the caller of the engine.
 
-use doctor_core::{plan::Action, reason::Because, time::Timestamp};
+use doctor_core::{plan::Action, reason::WithReason, time::Timestamp};
 
 /// The summary of one cycle, for one log line.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -9,9 +9,9 @@ pub struct CycleReport {
     pub nodes: usize,
     pub free: usize,
     pub running: usize,
-    pub actions: Vec<Because<Action>>,
+    pub actions: Vec<WithReason<Action>>,
     pub results: usize,
     pub rejected: usize,
     /// What could not be observed or done, one line each.
-    pub troubles: Vec<String>,
+    pub problems: Vec<String>,
 }

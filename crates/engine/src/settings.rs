@@ -10,7 +10,7 @@ use doctor_core::{
 };
 
 /// The suite for nodes that an operator quarantines, if the policy lists no tests.
-const QUARANTINE: &str = "quarantine";
+const QUARANTINE_SUITE: &str = "quarantine";
 
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -35,7 +35,7 @@ pub enum BadSettings {
     #[error("{0} names `{1}`, but there is no such test; known: {2}")]
     UnknownName(String, String, String),
     #[error("there is a test `{0}`; give the suite another name")]
-    SuiteAsTest(String),
+    SuiteNameTaken(String),
     #[error("rule `{0}` is for `{1}`, but there is no such check; known: {2}")]
     UnknownCheck(String, String, String),
 }
@@ -46,7 +46,7 @@ impl Settings {
     /// # Errors
     /// If the policy names something that does not exist.
     pub fn with_policy(&self, policy: Policy) -> Result<Self, BadSettings> {
-        let own = doctor_checks::site::site_checks(&policy);
+        let own = doctor_checks::site_checks::site_checks(&policy);
         Self::new(policy, self.catalogue.with_checks(own), (*self.profiles).clone())
     }
 
@@ -55,14 +55,14 @@ impl Settings {
     /// # Errors
     /// If the policy names something that does not exist.
     pub fn new(mut policy: Policy, catalogue: Catalogue, profiles: Profiles) -> Result<Self, BadSettings> {
-        let catalogue = catalogue.under(&policy);
+        let catalogue = catalogue.with_policy(&policy);
         let known = || catalogue.iter().map(|check| check.spec.id).collect::<Vec<_>>().join(", ");
         check_names(&policy, &catalogue, &known)?;
         // The planner knows tests, but no suites.
-        policy.repair.proving = catalogue.named(&policy.repair.proving);
+        policy.repair.proving = catalogue.expand(&policy.repair.proving);
         policy.repair.examine = match policy.repair.examine.as_slice() {
-            [] => catalogue.suites().get(QUARANTINE).map_or_else(Vec::new, |suite| suite.tests.clone()),
-            names => catalogue.named(names),
+            [] => catalogue.suites().get(QUARANTINE_SUITE).map_or_else(Vec::new, |suite| suite.tests.clone()),
+            names => catalogue.expand(names),
         };
         if let Some(id) = policy.tests.keys().find(|id| catalogue.get(id).is_none()) {
             return Err(BadSettings::UnknownTest(id.to_string(), known()));
@@ -83,7 +83,7 @@ impl Settings {
     }
 
     /// Returns whether a test runs on several nodes together.
-    pub fn is_together(&self, test: &CheckId) -> bool {
+    pub fn is_multi_node(&self, test: &CheckId) -> bool {
         self.tests.iter().any(|policy| policy.together && policy.id == *test)
     }
 
@@ -98,20 +98,20 @@ impl Settings {
 /// Checks that variants, suites, `repair.proving` and `repair.examine` name existing tests.
 fn check_names(policy: &Policy, catalogue: &Catalogue, known: &dyn Fn() -> String) -> Result<(), BadSettings> {
     for (id, settings) in &policy.tests {
-        if let Some(of) = settings.of.as_ref().filter(|of| catalogue.form_of(id) != Some(*of)) {
+        if let Some(of) = settings.of.as_ref().filter(|of| catalogue.base_test(id) != Some(*of)) {
             return Err(BadSettings::UnknownBase(id.to_string(), of.to_string(), known()));
         }
     }
     for (name, suite) in catalogue.suites() {
         if catalogue.get(name).is_some() {
-            return Err(BadSettings::SuiteAsTest(name.to_string()));
+            return Err(BadSettings::SuiteNameTaken(name.to_string()));
         }
         if let Some(test) = suite.tests.iter().find(|test| catalogue.get(test).is_none()) {
             return Err(BadSettings::UnknownName(format!("suite `{name}`"), test.to_string(), known()));
         }
     }
     for (key, names) in [("`repair.proving`", &policy.repair.proving), ("`repair.examine`", &policy.repair.examine)] {
-        if let Some(test) = catalogue.named(names).iter().find(|test| catalogue.get(test).is_none()) {
+        if let Some(test) = catalogue.expand(names).iter().find(|test| catalogue.get(test).is_none()) {
             return Err(BadSettings::UnknownName(key.to_owned(), test.to_string(), known()));
         }
     }

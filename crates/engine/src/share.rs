@@ -53,10 +53,10 @@ pub struct Share {
 
 /// What was found at the path of a result.
 #[derive(Debug)]
-pub enum Found {
-    Nothing,
+pub enum ResultFile {
+    Missing,
     Document(Vec<u8>),
-    Bad(Rejection),
+    Rejected(Rejection),
 }
 
 impl Share {
@@ -99,27 +99,29 @@ impl Share {
     ///
     /// # Errors
     /// If the share itself cannot be read; a bad document is not an error but [`Found::Bad`].
-    pub fn read(&self, path: &Path) -> Result<Found, ShareError> {
+    pub fn read(&self, path: &Path) -> Result<ResultFile, ShareError> {
         let fail = |error: io::Error| ShareError::new("reading", &self.root.join(path), error);
-        let file = match self.open_plainly(path) {
+        let file = match self.open_no_follow(path) {
             Ok(file) => file,
-            Err(rustix::io::Errno::NOENT) => return Ok(Found::Nothing),
+            Err(rustix::io::Errno::NOENT) => return Ok(ResultFile::Missing),
             // A link in place of a directory or file.
-            Err(rustix::io::Errno::LOOP | rustix::io::Errno::NOTDIR) => return Ok(Found::Bad(Rejection::NotAFile)),
+            Err(rustix::io::Errno::LOOP | rustix::io::Errno::NOTDIR) => {
+                return Ok(ResultFile::Rejected(Rejection::NotRegularFile));
+            }
             Err(error) => return Err(fail(error.into())),
         };
         let stat = fstat(&file).map_err(|error| fail(error.into()))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Ok(Found::Bad(Rejection::NotAFile));
+            return Ok(ResultFile::Rejected(Rejection::NotRegularFile));
         }
         let size = u64::try_from(stat.st_size).unwrap_or(u64::MAX);
         if size > MAX_DOCUMENT_BYTES {
-            let error = doctor_checks::document::BadDocument::TooLong { bytes: size };
-            return Ok(Found::Bad(Rejection::Document(error)));
+            let error = doctor_checks::document::DocumentError::TooLong { bytes: size };
+            return Ok(ResultFile::Rejected(Rejection::Document(error)));
         }
         let mut bytes = Vec::with_capacity(usize::try_from(size).unwrap_or(0));
         File::from(file).take(MAX_DOCUMENT_BYTES + 1).read_to_end(&mut bytes).map_err(fail)?;
-        Ok(Found::Document(bytes))
+        Ok(ResultFile::Document(bytes))
     }
 
     /// Opens a log below the shared directory. `None`: there is no such plain file.
@@ -129,7 +131,7 @@ impl Share {
     pub fn open_log(&self, path: &Path) -> Result<Option<File>, ShareError> {
         use rustix::io::Errno;
         let fail = |error: Errno| ShareError::new("reading", &self.root.join(path), error.into());
-        let file = match self.open_plainly(path) {
+        let file = match self.open_no_follow(path) {
             Ok(file) => file,
             Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => return Ok(None),
             Err(error) => return Err(fail(error)),
@@ -139,7 +141,7 @@ impl Share {
     }
 
     /// Opens component by component without following any link.
-    fn open_plainly(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
+    fn open_no_follow(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
         let dir = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
         // The root is set by the operator and may be a link.
         let mut at = rustix::fs::open(&self.root, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
@@ -159,7 +161,7 @@ impl Share {
     /// If `rejected/` cannot be written.
     pub fn reject_file(&self, path: &Path, why: &Rejection, at: Timestamp) -> Result<(), ShareError> {
         let name = path.file_name().map_or_else(|| "document".into(), |name| name.to_string_lossy().into_owned());
-        let to = self.rejected(&format!("{}_{name}", at.millis()), why)?;
+        let to = self.rejected_path(&format!("{}_{name}", at.millis()), why)?;
         let from = self.root.join(path);
         match fs::rename(&from, &to) {
             // The file is already gone; the reason is kept all the same.
@@ -175,11 +177,11 @@ impl Share {
     pub fn reject_bytes(&self, name: &str, bytes: &[u8], why: &Rejection, at: Timestamp) -> Result<(), ShareError> {
         /// Enough to recognise it.
         const KEPT: usize = 64 << 10;
-        let to = self.rejected(&format!("{}_{name}.json", at.millis()), why)?;
+        let to = self.rejected_path(&format!("{}_{name}.json", at.millis()), why)?;
         fs::write(&to, &bytes[..bytes.len().min(KEPT)]).map_err(|e| ShareError::new("rejecting", &to, e))
     }
 
-    fn rejected(&self, name: &str, why: &Rejection) -> Result<PathBuf, ShareError> {
+    fn rejected_path(&self, name: &str, why: &Rejection) -> Result<PathBuf, ShareError> {
         let dir = self.root.join("rejected");
         fs::create_dir_all(&dir).map_err(|e| ShareError::new("making", &dir, e))?;
         let to = dir.join(name);
@@ -212,7 +214,7 @@ impl Share {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub fn keep_log(&self, run: &Run, node: &NodeName, text: &str) -> Result<(), ShareError> {
+    pub fn save_log(&self, run: &Run, node: &NodeName, text: &str) -> Result<(), ShareError> {
         let mut logs: Vec<(&TestId, String)> = run.tests.iter().map(|test| (test, String::new())).collect();
         for line in text.split_inclusive('\n') {
             // A line is `TIME ABOUT: TEXT`.

@@ -3,15 +3,15 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use doctor_backend::{PolledJob, SeenNode};
+use doctor_backend::{ObservedNode, PolledJob};
 use doctor_core::{
-    failed_work::FailedHere,
     ids::{NodeName, PoolName, RunId, Sku},
-    lifecycle::Life,
+    job_failures::NodeJobFailures,
+    lifecycle::NodeState,
     node::{Marks, Node, Occupancy},
     policy::{Policy, TestPolicy},
-    run::JobSeen,
-    snapshot::{ActiveRun, Caps, NodeRecord, Records, Snapshot, TestRecord},
+    run::ObservedJobState,
+    snapshot::{ActiveRun, Capabilities, NodeRecord, Snapshot, TestRecord, TestRecords},
     time::Timestamp,
 };
 use doctor_store::{
@@ -24,17 +24,17 @@ use crate::settings::Settings;
 
 /// A cluster as a cycle observed it, with the policy and tests of that cycle.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Cluster {
+pub struct ObservedCluster {
     pub backend: String,
-    pub caps: Caps,
+    pub caps: Capabilities,
     pub policy: Policy,
     pub tests: Vec<TestPolicy>,
-    pub nodes: Vec<ClusterRow>,
+    pub nodes: Vec<ClusterStateRow>,
 }
 
 /// A node as a cycle observed it. Its hardware identity is in the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ClusterRow {
+pub struct ClusterStateRow {
     pub node: NodeName,
     pub pool: PoolName,
     pub occupancy: Occupancy,
@@ -48,29 +48,29 @@ pub struct ClusterRow {
 
 /// Serialises the cluster part of a snapshot in the form that [`last_seen`] reads. It borrows the nodes instead of
 /// copying them: there may be thousands, and this runs continually.
-pub(crate) fn written<'a>(backend: &'a str, snapshot: &'a Snapshot) -> impl Serialize + 'a {
-    Written {
+pub(crate) fn serializable<'a>(backend: &'a str, snapshot: &'a Snapshot) -> impl Serialize + 'a {
+    ObservedClusterRef {
         backend,
-        caps: snapshot.caps,
+        caps: snapshot.capabilities,
         policy: &snapshot.policy,
         tests: &snapshot.tests,
-        nodes: Rows(&snapshot.nodes),
+        nodes: NodeRows(&snapshot.nodes),
     }
 }
 
 /// A [`Cluster`], borrowed.
 #[derive(Serialize)]
-struct Written<'a> {
+struct ObservedClusterRef<'a> {
     backend: &'a str,
-    caps: Caps,
+    caps: Capabilities,
     policy: &'a Policy,
     tests: &'a [TestPolicy],
-    nodes: Rows<'a>,
+    nodes: NodeRows<'a>,
 }
 
-struct Rows<'a>(&'a [NodeRecord]);
+struct NodeRows<'a>(&'a [NodeRecord]);
 
-impl Serialize for Rows<'_> {
+impl Serialize for NodeRows<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         /// A [`ClusterRow`], borrowed.
         #[derive(Serialize)]
@@ -83,7 +83,7 @@ impl Serialize for Rows<'_> {
             heard: Option<Timestamp>,
         }
 
-        serializer.collect_seq(self.0.iter().map(|NodeRecord { node, heard, .. }| Row {
+        serializer.collect_seq(self.0.iter().map(|NodeRecord { node, last_report: heard, .. }| Row {
             node: &node.name,
             pool: &node.pool,
             occupancy: &node.occupancy,
@@ -94,12 +94,12 @@ impl Serialize for Rows<'_> {
     }
 }
 
-impl Cluster {
+impl ObservedCluster {
     /// A cluster that no cycle has observed yet.
-    pub fn unseen(settings: &Settings) -> Self {
+    pub fn unobserved(settings: &Settings) -> Self {
         Self {
             backend: String::new(),
-            caps: Caps::NONE,
+            caps: Capabilities::NONE,
             policy: (*settings.policy).clone(),
             tests: settings.tests.to_vec(),
             nodes: Vec::new(),
@@ -107,8 +107,8 @@ impl Cluster {
     }
 }
 
-impl ClusterRow {
-    pub(crate) fn seen(self) -> SeenNode {
+impl ClusterStateRow {
+    pub(crate) fn into_seen_node(self) -> ObservedNode {
         let node = Node {
             name: self.node,
             pool: self.pool,
@@ -118,7 +118,7 @@ impl ClusterRow {
             sku: self.sku,
             apart: None,
         };
-        SeenNode { node: node.into(), heard: self.heard, jobs: Vec::new() }
+        ObservedNode { node: node.into(), agent_last_seen: self.heard, jobs: Vec::new() }
     }
 }
 
@@ -126,15 +126,15 @@ impl ClusterRow {
 ///
 /// # Errors
 /// If the store fails, or its content cannot be parsed by this version.
-pub fn last_seen(store: &Store) -> Result<Option<(Timestamp, Cluster)>, StoreError> {
-    let Some((at, bytes)) = store.cluster()? else { return Ok(None) };
+pub fn last_observed(store: &Store) -> Result<Option<(Timestamp, ObservedCluster)>, StoreError> {
+    let Some((at, bytes)) = store.cluster_state()? else { return Ok(None) };
     let cluster = serde_json::from_slice(&bytes)
         .map_err(|error| StoreError::Unreadable { what: "picture of the cluster", why: error.to_string() })?;
     Ok(Some((at, cluster)))
 }
 
 /// A job of ours that this store does not know (an empty store, another controller) occupies its node too.
-pub(crate) fn mark_strangers(runs: &[StoredRun], seen: &mut [SeenNode]) {
+pub(crate) fn mark_unknown_jobs(runs: &[StoredRun], seen: &mut [ObservedNode]) {
     for seen in seen.iter_mut().filter(|seen| !seen.jobs.is_empty() && seen.node.occupancy.is_free()) {
         let known = |run: &RunId| runs.iter().any(|stored| stored.run.id == *run);
         if let Some(run) = seen.jobs.iter().find(|run| !known(run)) {
@@ -144,7 +144,7 @@ pub(crate) fn mark_strangers(runs: &[StoredRun], seen: &mut [SeenNode]) {
     }
 }
 
-pub(crate) fn active(
+pub(crate) fn active_runs(
     runs: &[StoredRun],
     polled: &BTreeMap<RunId, PolledJob>,
     absent: &BTreeMap<RunId, Timestamp>,
@@ -152,9 +152,10 @@ pub(crate) fn active(
     runs.iter()
         .map(|stored| ActiveRun {
             run: stored.run.clone(),
-            seen: polled
-                .get(&stored.run.id)
-                .map_or_else(|| JobSeen::Unknown { why: "the backend was not queried".into() }, |job| job.seen.clone()),
+            job: polled.get(&stored.run.id).map_or_else(
+                || ObservedJobState::Unknown { why: "the backend was not queried".into() },
+                |job| job.state.clone(),
+            ),
             started: stored.started,
             cancelling: stored.cancelling,
             absent_since: absent.get(&stored.run.id).copied(),
@@ -163,12 +164,12 @@ pub(crate) fn active(
 }
 
 /// Builds a node's record. `never` is shared by all nodes without a test result.
-pub(crate) fn record(
+pub(crate) fn node_record(
     tests: &[TestPolicy],
-    never: &Records,
-    seen: SeenNode,
+    never: &TestRecords,
+    seen: ObservedNode,
     stored: Option<StoredNode>,
-    failed: Option<Arc<FailedHere>>,
+    failed: Option<Arc<NodeJobFailures>>,
 ) -> NodeRecord {
     let known = stored.as_ref().map(|stored| &stored.records).filter(|known| !known.is_empty());
     let records = known.map_or_else(
@@ -178,29 +179,29 @@ pub(crate) fn record(
     match stored {
         Some(stored) => NodeRecord {
             node: Arc::unwrap_or_clone(seen.node),
-            life: stored.life,
-            since: stored.since,
-            records,
+            state: stored.state,
+            since: stored.state_since,
+            test_records: records,
             findings: stored.findings,
             backoff: stored.backoff,
             hold: stored.hold,
             hardware: stored.hardware,
             case: stored.case,
-            heard: seen.heard,
-            failed,
+            last_report: seen.agent_last_seen,
+            job_failures: failed,
         },
         None => NodeRecord {
             node: Arc::unwrap_or_clone(seen.node),
-            life: Life::InService,
+            state: NodeState::InService,
             since: Timestamp::MIN,
-            records,
+            test_records: records,
             findings: Vec::new(),
             backoff: None,
             hold: None,
             hardware: None,
             case: None,
-            heard: seen.heard,
-            failed,
+            last_report: seen.agent_last_seen,
+            job_failures: failed,
         },
     }
 }

@@ -9,7 +9,7 @@ use std::{
 #[doc(hidden)]
 pub use tracing;
 
-use crate::scrub::scrub;
+use crate::redact::redact;
 
 /// The target of our spans. Log lines do not show them.
 pub const TARGET: &str = "doctor_trace";
@@ -23,29 +23,29 @@ macro_rules! span {
 pub use crate::span;
 
 /// Runs the work within the span and records its error in the field `failed`.
-pub fn within<T, E: Display>(span: &tracing::Span, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+pub fn in_span<T, E: Display>(span: &tracing::Span, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     let outcome = span.in_scope(work);
     if let Err(error) = &outcome {
-        failed(span, error);
+        record_failure(span, error);
     }
     outcome
 }
 
 /// Records that the span's work failed.
-pub fn failed(span: &tracing::Span, error: &impl Display) {
+pub fn record_failure(span: &tracing::Span, error: &impl Display) {
     if !span.is_disabled() {
-        span.record("failed", &*scrub(&error.to_string()));
+        span.record("failed", &*redact(&error.to_string()));
     }
 }
 
 /// Counters of spans since the process started.
 #[derive(Debug, Default)]
-pub struct Counts {
+pub struct ExportCounts {
     exported: AtomicU64,
     dropped: AtomicU64,
 }
 
-impl Counts {
+impl ExportCounts {
     /// Spans accepted by the collector.
     pub fn exported(&self) -> u64 {
         self.exported.load(Ordering::Relaxed)

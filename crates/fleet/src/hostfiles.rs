@@ -15,11 +15,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use doctor_core::{hostlist::MOST_NODES, ids::NodeName};
+use doctor_core::{hostlist::MAX_NODES, ids::NodeName};
 use serde::{Deserialize, Serialize};
 
 /// The size limit of a file: 256 bytes for each of at most 100,000 hosts, more than name and address together take.
-const MOST_BYTES: u64 = MOST_NODES as u64 * 256;
+const MAX_BYTES: u64 = MAX_NODES as u64 * 256;
 
 /// A host in the two files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,12 +41,12 @@ pub struct HostFiles {
 pub struct Difference {
     pub added: Vec<HostLine>,
     pub removed: Vec<HostLine>,
-    pub moved: Vec<Moved>,
+    pub moved: Vec<AddressChange>,
 }
 
 /// A host whose address changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Moved {
+pub struct AddressChange {
     pub name: NodeName,
     pub from: String,
     pub to: String,
@@ -64,18 +64,18 @@ pub enum BadHostFiles {
 
 /// Why the two files do not match line by line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unsound {
+pub enum Inconsistency {
     /// The last run was interrupted between the two files. The intended content is known.
-    HalfWritten,
+    Interrupted,
     /// One of the files was changed: no address is trusted.
-    Uneven { names: usize, addresses: usize },
+    CountMismatch { names: usize, addresses: usize },
 }
 
-impl std::fmt::Display for Unsound {
+impl std::fmt::Display for Inconsistency {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::HalfWritten => write!(f, "an earlier run stopped between writing the two files"),
-            Self::Uneven { names, addresses } => {
+            Self::Interrupted => write!(f, "an earlier run stopped between writing the two files"),
+            Self::CountMismatch { names, addresses } => {
                 write!(f, "one file has {names} hosts and the other {addresses}: their addresses are ignored")
             }
         }
@@ -95,7 +95,7 @@ impl Difference {
                 None => difference.added.push(line.clone()),
                 Some(then) if then.address != line.address => {
                     let (from, to) = (then.address.clone(), line.address.clone());
-                    difference.moved.push(Moved { name: line.name.clone(), from, to });
+                    difference.moved.push(AddressChange { name: line.name.clone(), from, to });
                 }
                 Some(_) => {}
             }
@@ -122,11 +122,11 @@ impl HostFiles {
     /// replace addresses; without both there are no hosts.
     ///
     /// # Errors With the invalid line.
-    pub fn read(&self) -> Result<(Vec<HostLine>, Option<Unsound>), BadHostFiles> {
+    pub fn read(&self) -> Result<(Vec<HostLine>, Option<Inconsistency>), BadHostFiles> {
         if let Some(lines) = self.read_next()? {
-            return Ok((lines, Some(Unsound::HalfWritten)));
+            return Ok((lines, Some(Inconsistency::Interrupted)));
         }
-        let names = lines_of(&self.names)?;
+        let names = read_lines(&self.names)?;
         let names: Vec<NodeName> = names
             .into_iter()
             .map(|(line, text)| {
@@ -135,10 +135,10 @@ impl HostFiles {
                 NodeName::new(&text).map_err(bad)
             })
             .collect::<Result<_, _>>()?;
-        let mut addresses = lines_of(&self.addresses)?;
+        let mut addresses = read_lines(&self.addresses)?;
         let mut unsound = None;
         if !addresses.is_empty() && addresses.len() != names.len() {
-            unsound = Some(Unsound::Uneven { names: names.len(), addresses: addresses.len() });
+            unsound = Some(Inconsistency::CountMismatch { names: names.len(), addresses: addresses.len() });
             addresses.clear();
         }
         let mut addresses = addresses.into_iter().map(|(_, address)| address);
@@ -154,7 +154,7 @@ impl HostFiles {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed(error)),
         };
-        let lines = serde_json::from_reader(io::Read::take(file, MOST_BYTES));
+        let lines = serde_json::from_reader(io::Read::take(file, MAX_BYTES));
         lines.map(Some).map_err(|error| failed(io::Error::new(io::ErrorKind::InvalidData, error)))
     }
 
@@ -163,7 +163,7 @@ impl HostFiles {
     /// # Errors As [`Self::read`].
     pub fn compare(&self, hosts: &[HostLine]) -> Result<(Vec<HostLine>, Difference), BadHostFiles> {
         let (old, _) = self.read()?;
-        let new = in_order(&old, hosts);
+        let new = sorted(&old, hosts);
         let difference = Difference::between(&old, &new);
         Ok((new, difference))
     }
@@ -179,13 +179,13 @@ impl HostFiles {
         let is = |path: &Path, text: &str| fs::read(path).is_ok_and(|there| there == text.as_bytes());
         let next = self.next();
         if !is(&self.names, &names) || !is(&self.addresses, &addresses) {
-            put(
+            write_lines(
                 &next,
                 &serde_json::to_string(&new)
                     .map_err(|error| BadHostFiles::Write { path: next.clone(), source: error.into() })?,
             )?;
-            put(&self.names, &names)?;
-            put(&self.addresses, &addresses)?;
+            write_lines(&self.names, &names)?;
+            write_lines(&self.addresses, &addresses)?;
         }
         match fs::remove_file(&next) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => Err(BadHostFiles::Write { path: next, source }),
@@ -194,7 +194,7 @@ impl HostFiles {
     }
 }
 
-fn in_order(old: &[HostLine], hosts: &[HostLine]) -> Vec<HostLine> {
+fn sorted(old: &[HostLine], hosts: &[HostLine]) -> Vec<HostLine> {
     let (before, after) = (by_name(old), by_name(hosts));
     let kept = old.iter().filter_map(|line| after.get(&line.name).copied());
     let added = hosts.iter().filter(|line| !before.contains_key(&line.name));
@@ -206,27 +206,27 @@ fn by_name(lines: &[HostLine]) -> BTreeMap<&NodeName, &HostLine> {
 }
 
 /// Returns the first word of each line with the line's number. Words after it, such as `slots=8`, are ignored.
-fn lines_of(path: &Path) -> Result<Vec<(usize, String)>, BadHostFiles> {
+fn read_lines(path: &Path) -> Result<Vec<(usize, String)>, BadHostFiles> {
     let failed = |source| BadHostFiles::Read { path: path.to_owned(), source };
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(failed(error)),
     };
-    let text = io::read_to_string(io::Read::take(file, MOST_BYTES)).map_err(failed)?;
+    let text = io::read_to_string(io::Read::take(file, MAX_BYTES)).map_err(failed)?;
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
     let words = (1..).zip(lines).filter_map(|(line, text)| Some((line, text.split_whitespace().next()?.to_owned())));
     Ok(words.collect())
 }
 
-fn put(path: &Path, text: &str) -> Result<(), BadHostFiles> {
-    write_whole(path, text.as_bytes()).map_err(|source| BadHostFiles::Write { path: path.to_owned(), source })
+fn write_lines(path: &Path, text: &str) -> Result<(), BadHostFiles> {
+    write_atomically(path, text.as_bytes()).map_err(|source| BadHostFiles::Write { path: path.to_owned(), source })
 }
 
 /// Replaces a file atomically. A file with the same content is not touched.
 ///
 /// # Errors If the file cannot be written.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     if fs::read(path).is_ok_and(|there| there == bytes) {
         return Ok(());
     }
@@ -289,9 +289,9 @@ mod tests {
         files.write(&[line("n1", "10.0.0.1"), line("n2", "10.0.0.2")]).unwrap();
         // Interrupted after the first file was replaced: equally many lines, with the addresses of other hosts.
         let wanted = [line("n2", "10.0.0.2"), line("n3", "10.0.0.3")];
-        put(&files.next(), &serde_json::to_string(&wanted).unwrap()).unwrap();
-        put(&files.names, "n2\nn3\n").unwrap();
-        assert_eq!(files.read().unwrap(), (wanted.to_vec(), Some(Unsound::HalfWritten)));
+        write_lines(&files.next(), &serde_json::to_string(&wanted).unwrap()).unwrap();
+        write_lines(&files.names, "n2\nn3\n").unwrap();
+        assert_eq!(files.read().unwrap(), (wanted.to_vec(), Some(Inconsistency::Interrupted)));
         assert!(files.write(&wanted).unwrap().is_empty());
         assert_eq!(fs::read_to_string(&files.addresses).unwrap(), "10.0.0.2\n10.0.0.3\n");
         assert_eq!(files.read().unwrap(), (wanted.to_vec(), None));
@@ -306,7 +306,10 @@ mod tests {
         assert_eq!(files.read().unwrap(), (named.to_vec(), None));
         // It is unclear whose address this is.
         fs::write(&files.addresses, "10.0.0.2\n").unwrap();
-        assert_eq!(files.read().unwrap(), (named.to_vec(), Some(Unsound::Uneven { names: 2, addresses: 1 })));
+        assert_eq!(
+            files.read().unwrap(),
+            (named.to_vec(), Some(Inconsistency::CountMismatch { names: 2, addresses: 1 }))
+        );
         files.write(&both).unwrap();
         assert_eq!(files.read().unwrap(), (both.to_vec(), None));
         fs::write(&files.names, "n1\n../etc\n").unwrap();

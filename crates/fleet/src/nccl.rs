@@ -7,14 +7,14 @@
 
 use std::{ffi::OsString, path::PathBuf, process::Command, time::Duration};
 
-use doctor_backend::process::{self, Ended, Group, Kept, Limits};
+use doctor_backend::process::{self, Group, HeadBuffer, Limits, ProcessEnd};
 use doctor_backend::ssh::SshConfig;
-use doctor_checks::nccl_tests::{self, BadNcclTests};
-use doctor_core::{finding::Verdict, ids::NodeName, snapshot::TrialSaid};
+use doctor_checks::nccl_tests::{self, NcclTestsError};
+use doctor_core::{finding::Verdict, ids::NodeName, snapshot::TrialResult};
 use serde::Serialize;
 
 /// The tolerance of the rules of the test `collective`.
-const NEARLY: f64 = 0.95;
+const TOLERANCE: f64 = 0.95;
 const GB: f64 = 1e9;
 
 /// The parameters of a run.
@@ -26,41 +26,46 @@ pub struct Settings {
     /// Per host.
     pub gpus: u32,
     /// In the notation of nccl-tests: `8G`.
-    pub least: String,
-    pub most: String,
+    pub min_size: String,
+    pub max_size: String,
     /// The number of iterations per size.
     pub cycles: u32,
     pub environment: Vec<(String, String)>,
     /// Additional arguments for `mpirun`.
-    pub more: Vec<String>,
+    pub extra_args: Vec<String>,
     /// The command with which `mpirun` reaches the hosts.
-    pub agent: String,
+    pub launch_agent: String,
     pub limit: Duration,
     /// Whether the caller is root.
     pub as_root: bool,
 }
 
 /// The output limit, for the table and NCCL's warnings.
-const MOST_BYTES: usize = 16 << 20;
+const MAX_OUTPUT_BYTES: usize = 16 << 20;
 /// The time for `mpirun` to end its processes on the hosts.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Runs an all-reduce over these hosts. `limit` is the expected bandwidth in bytes per second.
-pub fn run(settings: &Settings, hosts: &[NodeName], limit: Option<f64>) -> Judged {
+pub fn run(settings: &Settings, hosts: &[NodeName], limit: Option<f64>) -> NcclTrialResult {
     let mut command = Command::new(&settings.mpirun);
-    command.args(words(settings, hosts));
+    command.args(mpirun_args(settings, hosts));
     let limits = Limits { grace: GRACE, group: Group::Shared, ..Limits::new(settings.limit) };
-    match process::run(&mut command, Vec::new(), limits, (Kept::up_to(MOST_BYTES), Kept::up_to(MOST_BYTES))) {
-        Ok((ended, out, err)) => judge(ended, &out.text(), &err.text(), settings.limit, limit),
+    match process::run(
+        &mut command,
+        Vec::new(),
+        limits,
+        (HeadBuffer::with_capacity(MAX_OUTPUT_BYTES), HeadBuffer::with_capacity(MAX_OUTPUT_BYTES)),
+    ) {
+        Ok((ended, out, err)) => classify(ended, &out.text(), &err.text(), settings.limit, limit),
         Err(error) => {
             let why = format!("cannot start {}: {error}", settings.mpirun.display());
-            Judged::new(Verdict::Inconclusive, why)
+            NcclTrialResult::new(Verdict::Inconclusive, why)
         }
     }
 }
 
 /// Returns our `ssh` command line without prompts. An unanswered prompt would look like hosts that hang.
-pub fn agent(config: &SshConfig) -> String {
+pub fn ssh_agent_command(config: &SshConfig) -> String {
     let mut words = vec!["ssh".to_owned()];
     words.extend(config.ssh_config.iter().map(|file| format!("-F {}", file.display())));
     words.push("-o BatchMode=yes".to_owned());
@@ -76,7 +81,7 @@ pub fn is_root() -> bool {
 
 /// Variables that are harmless everywhere: many channels and several queue pairs for large messages over many network
 /// cards, no use of another GPU's card, and NCCL's warnings.
-const EVERYWHERE: [(&str, &str); 7] = [
+const DEFAULT_ENV: [(&str, &str); 7] = [
     ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
     ("NCCL_DEBUG", "WARN"),
     ("NCCL_MIN_NCHANNELS", "32"),
@@ -90,7 +95,7 @@ const EVERYWHERE: [(&str, &str); 7] = [
 pub const AZURE_TOPOLOGY: &str = "/opt/microsoft/ndv5-topo.xml";
 
 /// The additional variables for those machines.
-const AZURE: [(&str, &str); 4] = [
+const AZURE_ENV: [(&str, &str); 4] = [
     ("NCCL_TOPO_FILE", AZURE_TOPOLOGY),
     ("NCCL_SOCKET_IFNAME", "eth0"),
     ("UCX_TLS", "rc"),
@@ -100,8 +105,8 @@ const AZURE: [(&str, &str); 4] = [
 /// Returns the environment. Variables of the command line replace ours, or remove them if the value is empty.
 pub fn environment(azure: bool, set: &[(String, String)]) -> Vec<(String, String)> {
     let mut all: Vec<(String, String)> = Vec::new();
-    let azure = if azure { &AZURE[..] } else { &[] };
-    let own = EVERYWHERE.iter().chain(azure).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let azure = if azure { &AZURE_ENV[..] } else { &[] };
+    let own = DEFAULT_ENV.iter().chain(azure).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     for (name, value) in own.chain(set.iter().cloned()) {
         all.retain(|(known, _)| *known != name);
         if !value.is_empty() {
@@ -112,7 +117,7 @@ pub fn environment(azure: bool, set: &[(String, String)]) -> Vec<(String, String
 }
 
 /// Returns the arguments for Open MPI's `mpirun`.
-pub fn words(settings: &Settings, hosts: &[NodeName]) -> Vec<OsString> {
+pub fn mpirun_args(settings: &Settings, hosts: &[NodeName]) -> Vec<OsString> {
     let gpus = settings.gpus;
     let mut words: Vec<OsString> = Vec::new();
     let mut add = |more: &[&str]| words.extend(more.iter().map(OsString::from));
@@ -135,20 +140,34 @@ pub fn words(settings: &Settings, hosts: &[NodeName]) -> Vec<OsString> {
         "coll_hcoll_enable",
         "0",
     ]);
-    add(&["-mca", "plm_rsh_agent", &settings.agent]);
+    add(&["-mca", "plm_rsh_agent", &settings.launch_agent]);
     add(&["-x", "LD_LIBRARY_PATH"]);
     for (name, value) in &settings.environment {
         add(&["-x", &format!("{name}={value}")]);
     }
-    add(&settings.more.iter().map(String::as_str).collect::<Vec<_>>());
-    add(&[&settings.program, "-g", "1", "-t", "1", "-b", &settings.least, "-e", &settings.most, "-f", "2", "-c", "1"]);
+    add(&settings.extra_args.iter().map(String::as_str).collect::<Vec<_>>());
+    add(&[
+        &settings.program,
+        "-g",
+        "1",
+        "-t",
+        "1",
+        "-b",
+        &settings.min_size,
+        "-e",
+        &settings.max_size,
+        "-f",
+        "2",
+        "-c",
+        "1",
+    ]);
     add(&["-N", &settings.cycles.to_string(), "-R", "1"]);
     words
 }
 
 /// The result of one all-reduce.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Judged {
+pub struct NcclTrialResult {
     pub verdict: Verdict,
     pub why: String,
     /// The largest message size.
@@ -161,72 +180,76 @@ pub struct Judged {
     pub named: Vec<NodeName>,
 }
 
-impl Judged {
+impl NcclTrialResult {
     pub fn new(verdict: Verdict, why: impl Into<String>) -> Self {
         Self { verdict, why: why.into(), bytes: None, bus_bandwidth_bytes_per_s: None, named: Vec::new() }
     }
 
     /// Returns the result as one trial of several.
-    pub fn said(&self) -> TrialSaid {
+    pub fn trial_outcome(&self) -> TrialResult {
         match self.verdict {
-            Verdict::Pass => TrialSaid::Passed,
-            Verdict::Fail if !self.named.is_empty() => TrialSaid::Named(self.named.clone()),
-            Verdict::Fail => TrialSaid::Failed,
-            Verdict::Inconclusive | Verdict::NotApplicable => TrialSaid::Nothing(self.why.clone()),
+            Verdict::Pass => TrialResult::Passed,
+            Verdict::Fail if !self.named.is_empty() => TrialResult::AtFault(self.named.clone()),
+            Verdict::Fail => TrialResult::Failed,
+            Verdict::Inconclusive | Verdict::NotApplicable => TrialResult::Inconclusive(self.why.clone()),
         }
     }
 }
 
 /// Classifies the output and exit status of `mpirun`. `limit` is the expected bandwidth in bytes per second.
-pub fn judge(ended: Ended, stdout: &str, stderr: &str, time: Duration, limit: Option<f64>) -> Judged {
+pub fn classify(ended: ProcessEnd, stdout: &str, stderr: &str, time: Duration, limit: Option<f64>) -> NcclTrialResult {
     let status = match ended {
-        Ended::Itself(status) => status,
+        ProcessEnd::Exited(status) => status,
         // all_reduce_perf prints its participants before it does anything.
-        Ended::Late | Ended::TooMuch if !stdout.lines().any(|line| line.starts_with('#')) => {
+        ProcessEnd::TimedOut | ProcessEnd::OutputLimit if !stdout.lines().any(|line| line.starts_with('#')) => {
             let why = format!("mpirun did not start the test within {} s{}", time.as_secs(), last_line(stderr));
-            return Judged::new(Verdict::Inconclusive, why);
+            return NcclTrialResult::new(Verdict::Inconclusive, why);
         }
-        Ended::Late | Ended::TooMuch => {
-            return Judged::new(Verdict::Fail, format!("not finished within {} s", time.as_secs()));
+        ProcessEnd::TimedOut | ProcessEnd::OutputLimit => {
+            return NcclTrialResult::new(Verdict::Fail, format!("not finished within {} s", time.as_secs()));
         }
     };
     // Final messages may be on either stream; rows of the table are recognised by their columns.
     match nccl_tests::parse(&format!("{stdout}\n{stderr}")) {
         Ok(run) => {
-            let whole = figure(run.largest().bytes, run.bus_bandwidth(), run.wrong, limit);
+            let whole = classify_bandwidth(run.largest().bytes, run.bus_bandwidth(), run.wrong, limit);
             match whole.verdict {
                 Verdict::Fail => whole,
                 _ if status.success() => whole,
-                _ => Judged {
+                _ => NcclTrialResult {
                     verdict: Verdict::Inconclusive,
                     why: format!("complete table, but mpirun ended with {status}{}", last_line(stderr)),
                     ..whole
                 },
             }
         }
-        Err(BadNcclTests::Failed(line)) => Judged::new(Verdict::Fail, line),
+        Err(NcclTestsError::Failed(line)) => NcclTrialResult::new(Verdict::Fail, line),
         Err(error) => {
             let why = format!("mpirun ended with {status}, and {error}{}", last_line(stderr));
-            Judged::new(Verdict::Inconclusive, why)
+            NcclTrialResult::new(Verdict::Inconclusive, why)
         }
     }
 }
 
 /// Classifies a bandwidth.
-pub fn figure(bytes: u64, bandwidth: f64, wrong: u64, limit: Option<f64>) -> Judged {
+pub fn classify_bandwidth(bytes: u64, bandwidth: f64, wrong: u64, limit: Option<f64>) -> NcclTrialResult {
     let (verdict, why) = match limit {
         _ if wrong > 0 => (Verdict::Fail, format!("{wrong} wrong sums")),
         None => {
             let text = "no bandwidth limit: the machine type's profile has none, and --expect is not set";
             (Verdict::Inconclusive, text.to_owned())
         }
-        Some(limit) if bandwidth < limit * NEARLY => {
-            let text = format!("less than {:.0} % of {:.1} GB/s", NEARLY * 100.0, limit / GB);
+        Some(limit) if bandwidth < limit * TOLERANCE => {
+            let text = format!("less than {:.0} % of {:.1} GB/s", TOLERANCE * 100.0, limit / GB);
             (Verdict::Fail, text)
         }
-        Some(limit) => (Verdict::Pass, format!("{:.0} % of {:.1} GB/s or more", NEARLY * 100.0, limit / GB)),
+        Some(limit) => (Verdict::Pass, format!("{:.0} % of {:.1} GB/s or more", TOLERANCE * 100.0, limit / GB)),
     };
-    Judged { bytes: Some(bytes), bus_bandwidth_bytes_per_s: Some(bandwidth), ..Judged::new(verdict, why) }
+    NcclTrialResult {
+        bytes: Some(bytes),
+        bus_bandwidth_bytes_per_s: Some(bandwidth),
+        ..NcclTrialResult::new(verdict, why)
+    }
 }
 
 fn last_line(text: &str) -> String {
@@ -242,8 +265,8 @@ mod tests {
     const HEAD: &str = "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong\n";
     const OK: &str = "# Out of bounds values : 0 OK\n";
 
-    fn ended(code: i32) -> Ended {
-        Ended::Itself(std::process::ExitStatus::from_raw(code << 8))
+    fn ended(code: i32) -> ProcessEnd {
+        ProcessEnd::Exited(std::process::ExitStatus::from_raw(code << 8))
     }
 
     fn row(busbw: &str, wrong: &str) -> String {
@@ -253,7 +276,7 @@ mod tests {
     }
 
     fn said(code: i32, stdout: &str, limit: Option<f64>) -> (Verdict, String) {
-        let judged = judge(ended(code), stdout, "", Duration::from_secs(60), limit);
+        let judged = classify(ended(code), stdout, "", Duration::from_secs(60), limit);
         (judged.verdict, judged.why)
     }
 
@@ -264,7 +287,7 @@ mod tests {
         assert_eq!(said(0, &table, Some(480e9)).0, Verdict::Fail);
         let (verdict, why) = said(0, &table, None);
         assert!(verdict == Verdict::Inconclusive && why.contains("no bandwidth limit"), "{why}");
-        let judged = judge(ended(0), &table, "", Duration::from_secs(60), None);
+        let judged = classify(ended(0), &table, "", Duration::from_secs(60), None);
         assert_eq!((judged.bytes, judged.bus_bandwidth_bytes_per_s), (Some(8 << 30), Some(418.4e9)));
     }
 
@@ -289,13 +312,16 @@ mod tests {
         ] {
             assert_eq!(said(code, &text, Some(431e9)).0, Verdict::Inconclusive, "{text}");
         }
-        let hung = judge(Ended::Late, HEAD, "", Duration::from_secs(60), Some(431e9));
-        assert_eq!(hung.said(), TrialSaid::Failed);
+        let hung = classify(ProcessEnd::TimedOut, HEAD, "", Duration::from_secs(60), Some(431e9));
+        assert_eq!(hung.trial_outcome(), TrialResult::Failed);
         // It is unknown whether any host was contacted.
-        let waits = judge(Ended::Late, "", "Password: ", Duration::from_secs(60), Some(431e9));
-        assert_eq!(waits.said(), TrialSaid::Nothing("mpirun did not start the test within 60 s: Password:".to_owned()));
+        let waits = classify(ProcessEnd::TimedOut, "", "Password: ", Duration::from_secs(60), Some(431e9));
+        assert_eq!(
+            waits.trial_outcome(),
+            TrialResult::Inconclusive("mpirun did not start the test within 60 s: Password:".to_owned())
+        );
         let broken = "n2: Test NCCL failure all_reduce.cu:44 'remote process exited or there was a network error'\n";
-        let judged = judge(ended(3), HEAD, broken, Duration::from_secs(60), None);
+        let judged = classify(ended(3), HEAD, broken, Duration::from_secs(60), None);
         assert!(judged.verdict == Verdict::Fail && judged.why.contains("n2: Test NCCL failure"), "{judged:?}");
     }
 
@@ -307,18 +333,21 @@ mod tests {
             mpirun: "mpirun".into(),
             program: "/opt/nccl-tests/build/all_reduce_perf".to_owned(),
             gpus: 8,
-            least: "8G".to_owned(),
-            most: "8G".to_owned(),
+            min_size: "8G".to_owned(),
+            max_size: "8G".to_owned(),
             cycles: 10,
             environment,
-            more: vec!["--bind-to".to_owned(), "numa".to_owned()],
-            agent: agent(&SshConfig { ssh_config: Some("/x/config".into()), ..SshConfig::default() }),
+            extra_args: vec!["--bind-to".to_owned(), "numa".to_owned()],
+            launch_agent: ssh_agent_command(&SshConfig {
+                ssh_config: Some("/x/config".into()),
+                ..SshConfig::default()
+            }),
             limit: Duration::from_secs(600),
             as_root: false,
         };
         let hosts = doctor_core::hostlist::parse("n[1-2]").unwrap();
         let line: Vec<String> =
-            words(&settings, &hosts).iter().map(|word| word.to_string_lossy().into_owned()).collect();
+            mpirun_args(&settings, &hosts).iter().map(|word| word.to_string_lossy().into_owned()).collect();
         let line = line.join(" ");
         for part in [
             "-np 16 --host n1:8,n2:8 --map-by ppr:8:node",

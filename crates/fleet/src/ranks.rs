@@ -3,16 +3,16 @@
 
 use std::time::Duration;
 
-use doctor_backend::ssh::{Client, Host, How, Order, Root, each, quoted};
+use doctor_backend::ssh::{CommandStatus, Host, RemoteCommand, RootAccess, SshClient, run_on_each, shell_quote};
 use doctor_core::{finding::Verdict, ids::NodeName};
 use serde::Deserialize;
 
-use super::nccl::{self, Judged};
+use super::nccl::{self, NcclTrialResult};
 
 /// The port on which the first host listens.
 const PORT: u16 = 29_481;
 /// The output limit, for the table and NCCL's warnings.
-const MOST_BYTES: usize = 256 * 1024;
+const MAX_OUTPUT_BYTES: usize = 256 * 1024;
 
 /// A participating host.
 #[derive(Debug, Clone)]
@@ -36,13 +36,13 @@ pub struct Settings {
 ///
 /// # Errors If the system provides no random bytes.
 pub fn run(
-    client: &Client,
+    client: &SshClient,
     ranks: &[Rank],
     settings: &Settings,
     limit: Option<f64>,
-) -> Result<Judged, getrandom::Error> {
+) -> Result<NcclTrialResult, getrandom::Error> {
     let Some(first) = ranks.first() else {
-        return Ok(Judged::new(Verdict::Inconclusive, "there are no hosts"));
+        return Ok(NcclTrialResult::new(Verdict::Inconclusive, "there are no hosts"));
     };
     let mut bits = [0; 32];
     getrandom::fill(&mut bits)?;
@@ -51,21 +51,21 @@ pub fn run(
     let numbered: Vec<(usize, &Rank)> = ranks.iter().enumerate().collect();
     let work = |(number, rank): &(usize, &Rank)| {
         let script = script(rank, *number, &first.address, &names, settings);
-        let order = Order {
+        let order = RemoteCommand {
             script: &script,
             input: secret.as_bytes(),
             limit: settings.limit,
-            most: MOST_BYTES,
-            root: Root::IfTold,
+            max_output: MAX_OUTPUT_BYTES,
+            root: RootAccess::IfConfigured,
         };
         client.run(&rank.host, &order)
     };
-    let answers = each(&numbered, ranks.len(), work, |_| {});
+    let answers = run_on_each(&numbered, ranks.len(), work, |_| {});
     let heard = ranks.iter().zip(answers).map(|(rank, answer)| {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        (rank.host.name.clone(), answer.how, text(&answer.stdout), text(&answer.stderr))
+        (rank.host.name.clone(), answer.status, text(&answer.stdout), text(&answer.stderr))
     });
-    Ok(judge(&heard.collect::<Vec<_>>(), limit))
+    Ok(combine(&heard.collect::<Vec<_>>(), limit))
 }
 
 fn script(rank: &Rank, number: usize, first: &str, names: &[NodeName], settings: &Settings) -> String {
@@ -78,13 +78,14 @@ fn script(rank: &Rank, number: usize, first: &str, names: &[NodeName], settings:
         format!("address={}", with_port(first)),
         format!("names={all}"),
     ];
-    let set: String = set.iter().chain(&settings.set).map(|setting| format!(" --set {}", quoted(setting))).collect();
+    let set: String =
+        set.iter().chain(&settings.set).map(|setting| format!(" --set {}", shell_quote(setting))).collect();
     let exports: String =
-        settings.environment.iter().map(|(name, value)| format!("export {name}={}; ", quoted(value))).collect();
+        settings.environment.iter().map(|(name, value)| format!("export {name}={}; ", shell_quote(value))).collect();
     format!(
         "read -r S; export DOCTOR_RENDEZVOUS_SECRET=\"$S\"; export DOCTOR_NODE_NAME={}; {exports}exec {} test collective --json --echo{set}",
         rank.host.name,
-        quoted(&rank.program)
+        shell_quote(&rank.program)
     )
 }
 
@@ -101,28 +102,28 @@ struct Row {
 }
 
 /// Reasons for a failure that all hosts share and that accuse none of them.
-const TOGETHER: [&str; 3] = ["collective-slow", "collective-hung", "link-slow"];
+const SHARED_REASONS: [&str; 3] = ["collective-slow", "collective-hung", "link-slow"];
 
 /// Combines the hosts' results into one.
-fn judge(heard: &[(NodeName, How, String, String)], limit: Option<f64>) -> Judged {
+fn combine(heard: &[(NodeName, CommandStatus, String, String)], limit: Option<f64>) -> NcclTrialResult {
     let (mut named, mut failed, mut unclear) = (Vec::new(), None, None);
     let mut figures = None;
     for (host, how, stdout, stderr) in heard {
         let rows = match (how, serde_json::from_str::<Vec<Row>>(stdout)) {
-            (How::Exited(_), Ok(rows)) if !rows.is_empty() => rows,
-            (How::Late { .. }, _) => {
+            (CommandStatus::Exited(_), Ok(rows)) if !rows.is_empty() => rows,
+            (CommandStatus::TimedOut { .. }, _) => {
                 failed.get_or_insert(format!("{host}: not finished in time"));
                 continue;
             }
             (how, _) => {
-                unclear.get_or_insert(format!("{host}: {}", silence(how, stderr)));
+                unclear.get_or_insert(format!("{host}: {}", failure_text(how, stderr)));
                 continue;
             }
         };
         for row in rows {
             let text = format!("{host}: {}", row.text.chars().take(300).collect::<String>());
             match row.verdict {
-                Verdict::Fail if TOGETHER.contains(&row.reason.as_str()) => drop(failed.get_or_insert(text)),
+                Verdict::Fail if SHARED_REASONS.contains(&row.reason.as_str()) => drop(failed.get_or_insert(text)),
                 Verdict::Fail => named.push((host.clone(), text)),
                 Verdict::Inconclusive | Verdict::NotApplicable => drop(unclear.get_or_insert(text)),
                 Verdict::Pass => {}
@@ -130,13 +131,13 @@ fn judge(heard: &[(NodeName, How, String, String)], limit: Option<f64>) -> Judge
         }
         figures = figures.or_else(|| last_row(stderr));
     }
-    let measured = figures.map(|(bytes, bandwidth, wrong)| nccl::figure(bytes, bandwidth, wrong, limit));
+    let measured = figures.map(|(bytes, bandwidth, wrong)| nccl::classify_bandwidth(bytes, bandwidth, wrong, limit));
     let mut judged = match (named.first(), failed, unclear, measured.clone()) {
-        (Some((_, text)), ..) => Judged::new(Verdict::Fail, text.clone()),
-        (None, Some(text), ..) => Judged::new(Verdict::Fail, text),
-        (None, None, Some(text), _) => Judged::new(Verdict::Inconclusive, text),
+        (Some((_, text)), ..) => NcclTrialResult::new(Verdict::Fail, text.clone()),
+        (None, Some(text), ..) => NcclTrialResult::new(Verdict::Fail, text),
+        (None, None, Some(text), _) => NcclTrialResult::new(Verdict::Inconclusive, text),
         (None, None, None, Some(measured)) => measured,
-        (None, None, None, None) => Judged::new(Verdict::Inconclusive, "no host printed the table of sizes"),
+        (None, None, None, None) => NcclTrialResult::new(Verdict::Inconclusive, "no host printed the table of sizes"),
     };
     if let Some(measured) = measured {
         (judged.bytes, judged.bus_bandwidth_bytes_per_s) = (measured.bytes, measured.bus_bandwidth_bytes_per_s);
@@ -146,12 +147,12 @@ fn judge(heard: &[(NodeName, How, String, String)], limit: Option<f64>) -> Judge
     judged
 }
 
-fn silence(how: &How, stderr: &str) -> String {
+fn failure_text(how: &CommandStatus, stderr: &str) -> String {
     let last = stderr.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no result printed");
     match how {
-        How::NotReached(why) | How::Lost(why) => why.clone(),
-        How::Exited(code) => format!("ended with {code}: {}", last.chars().take(300).collect::<String>()),
-        How::Late { .. } => "not finished in time".to_owned(),
+        CommandStatus::NotStarted(why) | CommandStatus::ConnectionLost(why) => why.clone(),
+        CommandStatus::Exited(code) => format!("ended with {code}: {}", last.chars().take(300).collect::<String>()),
+        CommandStatus::TimedOut { .. } => "not finished in time".to_owned(),
     }
 }
 
@@ -177,8 +178,8 @@ mod tests {
         1048576       100.0        20.00        0\n    8589934592     35920.0       418.49        0\n\
         host1 0000:18:00.0 to host2 0000:18:00.0: 45.00 GB/s\n";
 
-    fn host(name: &str, code: i32, rows: &str, stderr: &str) -> (NodeName, How, String, String) {
-        (NodeName::new(name).unwrap(), How::Exited(code), rows.to_owned(), stderr.to_owned())
+    fn host(name: &str, code: i32, rows: &str, stderr: &str) -> (NodeName, CommandStatus, String, String) {
+        (NodeName::new(name).unwrap(), CommandStatus::Exited(code), rows.to_owned(), stderr.to_owned())
     }
 
     fn row(verdict: &str, reason: &str) -> String {
@@ -191,20 +192,20 @@ mod tests {
     fn all_have_to_be_well_and_the_figure_enough() {
         let well = row("pass", "within-limits");
         let both = [host("host1", 0, &well, TABLE), host("host2", 0, &well, "")];
-        let judged = judge(&both, Some(431e9));
+        let judged = combine(&both, Some(431e9));
         assert_eq!((judged.verdict, judged.bytes), (Verdict::Pass, Some(8 << 30)));
-        assert_eq!(judge(&both, Some(480e9)).verdict, Verdict::Fail);
-        assert_eq!(judge(&both, None).verdict, Verdict::Inconclusive);
-        assert_eq!(judge(&both[1..], Some(431e9)).verdict, Verdict::Inconclusive, "no table, no bandwidth");
+        assert_eq!(combine(&both, Some(480e9)).verdict, Verdict::Fail);
+        assert_eq!(combine(&both, None).verdict, Verdict::Inconclusive);
+        assert_eq!(combine(&both[1..], Some(431e9)).verdict, Verdict::Inconclusive, "no table, no bandwidth");
     }
 
     #[test]
     fn a_failure_of_one_host_names_it_and_a_shared_failure_names_none() {
         let (well, slow) = (row("pass", "within-limits"), row("fail", "collective-hung"));
         let wrong =
-            judge(&[host("host1", 0, &well, TABLE), host("host2", 2, &row("fail", "collective-wrong"), "")], None);
+            combine(&[host("host1", 0, &well, TABLE), host("host2", 2, &row("fail", "collective-wrong"), "")], None);
         assert_eq!((wrong.verdict, wrong.named), (Verdict::Fail, vec![NodeName::new("host2").unwrap()]));
-        let hung = judge(&[host("host1", 1, &slow, ""), host("host2", 1, &slow, "")], None);
+        let hung = combine(&[host("host1", 1, &slow, ""), host("host2", 1, &slow, "")], None);
         assert!(hung.verdict == Verdict::Fail && hung.named.is_empty(), "{hung:?}");
     }
 
@@ -215,9 +216,14 @@ mod tests {
             host("host2", 3, "", "doctor-node: no such test"),
             host("host2", 0, "[]", ""),
             host("host2", 3, &row("inconclusive", "missing"), ""),
-            (NodeName::new("host2").unwrap(), How::NotReached("refused".to_owned()), String::new(), String::new()),
+            (
+                NodeName::new("host2").unwrap(),
+                CommandStatus::NotStarted("refused".to_owned()),
+                String::new(),
+                String::new(),
+            ),
         ] {
-            let judged = judge(&[well.clone(), other], Some(1e9));
+            let judged = combine(&[well.clone(), other], Some(1e9));
             assert!(judged.verdict == Verdict::Inconclusive && judged.why.contains("host2"), "{judged:?}");
         }
     }

@@ -4,12 +4,12 @@
 
 use std::{collections::BTreeSet, sync::Mutex};
 
-use doctor_backend::ssh::each;
+use doctor_backend::ssh::run_on_each;
 use doctor_core::{
+    fault_localization::{FaultLocation, NextStep, TrialRequest, cleared, next_trials, next_without_known_good},
     ids::{NodeName, RunId},
     run::NonEmpty,
-    snapshot::{Trial, TrialSaid},
-    trials::{Found, Next, Wanted, cleared, next, next_among},
+    snapshot::{Trial, TrialResult},
 };
 
 /// Locates the fault. `good` are known good hosts outside `hosts`; without any, hosts that pass in a pair count as
@@ -18,30 +18,30 @@ pub fn search(
     hosts: &[NodeName],
     good: &[NodeName],
     at_once: usize,
-    attempt: impl Fn(&[NodeName]) -> TrialSaid + Sync,
+    attempt: impl Fn(&[NodeName]) -> TrialResult + Sync,
     told: impl Fn(&Trial) + Sync,
-) -> (Found, Vec<Trial>) {
+) -> (FaultLocation, Vec<Trial>) {
     let mut trials: Vec<Trial> = Vec::new();
     loop {
-        let step = if good.is_empty() { next_among(hosts, &trials) } else { next(hosts, &trials) };
+        let step = if good.is_empty() { next_without_known_good(hosts, &trials) } else { next_trials(hosts, &trials) };
         let (wanted, otherwise) = match step {
-            Next::Over(found) => return (found, trials),
+            NextStep::Done(found) => return (found, trials),
             // Cannot happen: every trial ends before the next step is computed.
-            Next::Wait => return (Found::Nothing("a trial has not ended".to_owned()), trials),
-            Next::Try(wanted, otherwise) => (wanted, otherwise),
+            NextStep::Wait => return (FaultLocation::Undetermined("a trial has not ended".to_owned()), trials),
+            NextStep::Try(wanted, otherwise) => (wanted, otherwise),
         };
         let known = if good.is_empty() { cleared(&trials).into_iter().collect() } else { good.to_vec() };
-        let round = apart(&wanted, &known);
+        let round = disjoint_trials(&wanted, &known);
         if round.is_empty() {
-            return (hopeless(&wanted, otherwise), trials);
+            return (outcome_without_partner(&wanted, otherwise), trials);
         }
         // Reports are serialised.
         let said = Mutex::new(());
-        let answers = each(
+        let answers = run_on_each(
             &round,
             at_once,
             |nodes| {
-                let trial = Trial { run: RunId::from_number(0), nodes: nodes.clone(), said: attempt(nodes) };
+                let trial = Trial { run: RunId::from_number(0), nodes: nodes.clone(), result: attempt(nodes) };
                 let _one_at_a_time = said.lock();
                 told(&trial);
                 trial
@@ -50,20 +50,20 @@ pub fn search(
         );
         trials.extend(answers);
         // All hosts together without a result: a repetition would have the same outcome.
-        if let [Trial { said: TrialSaid::Nothing(why), .. }] = &*trials {
-            return (Found::Nothing(why.clone()), trials);
+        if let [Trial { result: TrialResult::Inconclusive(why), .. }] = &*trials {
+            return (FaultLocation::Undetermined(why.clone()), trials);
         }
     }
 }
 
 /// Selects wanted trials that have no host in common.
-fn apart(wanted: &[Wanted], good: &[NodeName]) -> Vec<NonEmpty<NodeName>> {
+fn disjoint_trials(wanted: &[TrialRequest], good: &[NodeName]) -> Vec<NonEmpty<NodeName>> {
     let mut taken: BTreeSet<NodeName> = BTreeSet::new();
     let mut round = Vec::new();
     for wanted in wanted {
         let nodes = match wanted {
-            Wanted::These(nodes) => nodes.clone(),
-            Wanted::WithGood { node, not } => {
+            TrialRequest::Nodes(nodes) => nodes.clone(),
+            TrialRequest::WithKnownGood { node, not } => {
                 let fits = |other: &&NodeName| *other != node && !not.contains(*other) && !taken.contains(*other);
                 let Some(partner) = good.iter().find(fits) else { continue };
                 vec![node.clone(), partner.clone()]
@@ -78,10 +78,10 @@ fn apart(wanted: &[Wanted], good: &[NodeName]) -> Vec<NonEmpty<NodeName>> {
     round
 }
 
-fn hopeless(wanted: &[Wanted], otherwise: Found) -> Found {
+fn outcome_without_partner(wanted: &[TrialRequest], otherwise: FaultLocation) -> FaultLocation {
     match (otherwise, wanted.first()) {
-        (Found::Nothing(_), Some(Wanted::WithGood { node, .. })) => {
-            Found::Nothing(format!("there is no other known-good host to test {node} with"))
+        (FaultLocation::Undetermined(_), Some(TrialRequest::WithKnownGood { node, .. })) => {
+            FaultLocation::Undetermined(format!("there is no other known-good host to test {node} with"))
         }
         (found, _) => found,
     }
@@ -98,7 +98,7 @@ mod tests {
     fn found(hosts: &str, good: &str, bad: &str) -> (String, usize) {
         let good = if good.is_empty() { Vec::new() } else { names(good) };
         let attempt = |nodes: &[NodeName]| {
-            if nodes.iter().any(|node| node.as_str() == bad) { TrialSaid::Failed } else { TrialSaid::Passed }
+            if nodes.iter().any(|node| node.as_str() == bad) { TrialResult::Failed } else { TrialResult::Passed }
         };
         let (found, trials) = search(&names(hosts), &good, 4, attempt, |_| {});
         (found.to_string(), trials.len())
@@ -118,14 +118,15 @@ mod tests {
     #[test]
     fn trials_at_the_same_time_share_no_host_and_no_answer_is_not_asked_for_again() {
         let wanted = [
-            Wanted::These(names("a,b")),
-            Wanted::These(names("b,c")),
-            Wanted::WithGood { node: names("d").remove(0), not: names("g").into_iter().collect() },
+            TrialRequest::Nodes(names("a,b")),
+            TrialRequest::Nodes(names("b,c")),
+            TrialRequest::WithKnownGood { node: names("d").remove(0), not: names("g").into_iter().collect() },
         ];
-        let round = apart(&wanted, &names("g,a,h"));
+        let round = disjoint_trials(&wanted, &names("g,a,h"));
         let round: Vec<String> = round.iter().map(|nodes| doctor_core::hostlist::fold(nodes)).collect();
         assert_eq!(round, ["a,b", "d,h"]);
-        let (found, trials) = search(&names("n[1-4]"), &[], 2, |_| TrialSaid::Nothing("no mpirun".to_owned()), |_| {});
+        let (found, trials) =
+            search(&names("n[1-4]"), &[], 2, |_| TrialResult::Inconclusive("no mpirun".to_owned()), |_| {});
         assert_eq!((found.to_string().as_str(), trials.len()), ("the fault is not located: no mpirun", 1));
     }
 }

@@ -8,8 +8,8 @@
 
 use std::fmt::Write as _;
 
-use doctor_backend::ssh::quoted;
-use doctor_checks::{dcgm_table::DcgmTable, nhc, probe::ProbeOutput};
+use doctor_backend::ssh::shell_quote;
+use doctor_checks::{dcgm_text_output::DcgmTextOutput, nhc, probe::ProbeOutput};
 use doctor_core::{
     observation::Observation,
     time::{Span, Timestamp},
@@ -52,8 +52,8 @@ impl Source {
 }
 
 /// The log in which a host's scripts summarise the other checks.
-const SUM: &str = "node-health.log";
-const SUM_STATUS: &str = "sum-status";
+const SUMMARY_LOG: &str = "node-health.log";
+const SUMMARY_STATUS: &str = "sum-status";
 
 /// The health of a host or of one source. Ordered, so that the worst is the maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -87,16 +87,16 @@ pub struct Status {
 }
 
 /// The number of bytes read from the end of a log.
-const MOST_LOG: usize = 256 * 1024;
-const MOST_STATUS: usize = 4 * 1024;
+const MAX_LOG_BYTES: usize = 256 * 1024;
+const MAX_STATUS_BYTES: usize = 4 * 1024;
 /// Allowance for header lines and messages of the shell.
-const AROUND: usize = 4 * 1024;
+const HEADER_ALLOWANCE: usize = 4 * 1024;
 /// How far in the future a time may be, because the clock may have been set.
-const AHEAD: Span = Span::minutes(5);
-const KEPT_CHARACTERS: usize = 200;
+const MAX_CLOCK_SKEW: Span = Span::minutes(5);
+const MAX_LINE_CHARS: usize = 200;
 
 /// The limit in bytes of a host's output for [`read`].
-pub const MOST_BYTES: usize = (Source::ALL.len() + 1) * (MOST_LOG + MOST_STATUS + AROUND);
+pub const MAX_OUTPUT_BYTES: usize = (Source::ALL.len() + 1) * (MAX_LOG_BYTES + MAX_STATUS_BYTES + HEADER_ALLOWANCE);
 
 /// Returns the shell script that prints a host's time and the ends of its files. `word` must not occur in the files.
 pub fn script(word: &str, folder: &str, sources: &[Source]) -> String {
@@ -107,36 +107,37 @@ pub fn script(word: &str, folder: &str, sources: &[Source]) -> String {
     );
     for source in sources {
         let log = format!("{}/{}", folder.trim_end_matches('/'), source.log());
-        let (path, code) = (quoted(&log), source.code());
+        let (path, code) = (shell_quote(&log), source.code());
         // Writing to a `String` cannot fail.
-        let _written = write!(script, "; f {path}.status {code}-status {MOST_STATUS}; f {path} {code}-log {MOST_LOG}");
+        let _written =
+            write!(script, "; f {path}.status {code}-status {MAX_STATUS_BYTES}; f {path} {code}-log {MAX_LOG_BYTES}");
     }
     if sources.contains(&Source::Own) {
-        let path = quoted(&format!("{}/{SUM}", folder.trim_end_matches('/')));
-        let _written = write!(script, "; f {path}.status {SUM_STATUS} {MOST_STATUS}");
+        let path = shell_quote(&format!("{}/{SUMMARY_LOG}", folder.trim_end_matches('/')));
+        let _written = write!(script, "; f {path}.status {SUMMARY_STATUS} {MAX_STATUS_BYTES}");
     }
     script
 }
 
 /// One file of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Seen<'a> {
+enum StatusFile<'a> {
     Missing,
     Unreadable,
-    There(&'a str),
+    Content(&'a str),
     /// The output has no such file.
-    Untold,
+    NotReported,
 }
 
 /// The parsed output of a host.
-struct Told<'a> {
+struct HostOutput<'a> {
     /// The host's time in UTC, and as its local time.
     now: Option<(Timestamp, Timestamp)>,
     sections: Vec<(&'a str, &'a str, &'a str)>,
 }
 
-impl<'a> Told<'a> {
-    fn read(word: &str, text: &'a str) -> Self {
+impl<'a> HostOutput<'a> {
+    fn parse(word: &str, text: &'a str) -> Self {
         let mut told = Self { now: None, sections: Vec::new() };
         let start = format!("{word} ");
         // Sections begin at header lines; the script adds a newline to a file that does not end with one.
@@ -158,12 +159,12 @@ impl<'a> Told<'a> {
         told
     }
 
-    fn file(&self, name: &str) -> Seen<'a> {
+    fn file(&self, name: &str) -> StatusFile<'a> {
         match self.sections.iter().find(|(known, ..)| *known == name) {
-            Some((_, "missing", _)) => Seen::Missing,
-            Some((_, "there", text)) => Seen::There(text),
-            Some(_) => Seen::Unreadable,
-            None => Seen::Untold,
+            Some((_, "missing", _)) => StatusFile::Missing,
+            Some((_, "there", text)) => StatusFile::Content(text),
+            Some(_) => StatusFile::Unreadable,
+            None => StatusFile::NotReported,
         }
     }
 }
@@ -179,7 +180,7 @@ fn find_line(text: &str, start: &str) -> Option<usize> {
 /// Parses the output of [`script`]. A result older than `limit` is unknown, except a failure: the lack of a newer check
 /// does not repair anything.
 pub fn read(word: &str, text: &str, sources: &[Source], limit: Span) -> Vec<Status> {
-    let told = Told::read(word, text);
+    let told = HostOutput::parse(word, text);
     sources.iter().map(|source| status(*source, &told, limit)).collect()
 }
 
@@ -188,18 +189,18 @@ pub fn worst(all: &[Status]) -> Health {
     all.iter().map(|status| status.health).max().unwrap_or(Health::Unknown)
 }
 
-fn status(source: Source, told: &Told<'_>, limit: Span) -> Status {
+fn status(source: Source, told: &HostOutput<'_>, limit: Span) -> Status {
     let unknown = |why: String| Status { source, health: Health::Unknown, why, age: None };
     let (name, seen) = match told.file(&format!("{}-status", source.code())) {
         // Without our own status, the host's summary of the other checks may report a fault.
-        Seen::Missing if source == Source::Own => (SUM, told.file(SUM_STATUS)),
+        StatusFile::Missing if source == Source::Own => (SUMMARY_LOG, told.file(SUMMARY_STATUS)),
         seen => (source.log(), seen),
     };
     let text = match seen {
-        Seen::There(text) => text,
-        Seen::Missing => return unknown(format!("there is no {}.status: it never ran here", source.log())),
-        Seen::Unreadable => return unknown(format!("{name}.status cannot be read")),
-        Seen::Untold => return unknown("not in the host's output".to_owned()),
+        StatusFile::Content(text) => text,
+        StatusFile::Missing => return unknown(format!("there is no {}.status: it never ran here", source.log())),
+        StatusFile::Unreadable => return unknown(format!("{name}.status cannot be read")),
+        StatusFile::NotReported => return unknown("not in the host's output".to_owned()),
     };
     let Some(line) = text.lines().rev().map(str::trim).find(|line| !line.is_empty()) else {
         return unknown(format!("{name}.status is empty"));
@@ -213,11 +214,11 @@ fn status(source: Source, told: &Told<'_>, limit: Span) -> Status {
         "failed" | "unhealthy" => (Health::Unhealthy, first_fault(source, told).unwrap_or_else(|| said.to_owned())),
         "unknown" => (Health::Unknown, "the check reported unknown".to_owned()),
         // On hosts set up by other tools, the summary reports health whatever was checked.
-        "passed" | "healthy" if name == SUM => {
+        "passed" | "healthy" if name == SUMMARY_LOG => {
             (Health::Unknown, format!("our check never ran here; {name} says {said}, but another tool wrote it"))
         }
         "passed" | "healthy" if age > limit => (Health::Unknown, format!("{said}, but older than {limit}")),
-        "passed" | "healthy" => believed(source, told, said),
+        "passed" | "healthy" => verify_with_log(source, told, said),
         _ => (Health::Unknown, format!("its last line is `{}`, which is not a status", short(line))),
     };
     Status { source, health, why, age: Some(age) }
@@ -229,13 +230,13 @@ fn age(time: &str, (utc, own): (Timestamp, Timestamp)) -> Option<Span> {
         Ok(at) => (at, utc),
         Err(_) => (format!("{time}Z").parse().ok()?, own),
     };
-    (at <= now.plus(AHEAD)).then(|| now.since(at))
+    (at <= now.plus(MAX_CLOCK_SKEW)).then(|| now.since(at))
 }
 
 /// Verifies a good status with the log of the same run.
-fn believed(source: Source, told: &Told<'_>, said: &str) -> (Health, String) {
+fn verify_with_log(source: Source, told: &HostOutput<'_>, said: &str) -> (Health, String) {
     let log = match told.file(&format!("{}-log", source.code())) {
-        Seen::There(log) => last_run(log),
+        StatusFile::Content(log) => last_run(log),
         // Our own check writes its status only from its results.
         _ if source == Source::Own => return (Health::Healthy, said.to_owned()),
         _ => return (Health::Unknown, format!("{said}, but there is no {} that confirms it", source.log())),
@@ -243,21 +244,21 @@ fn believed(source: Source, told: &Told<'_>, said: &str) -> (Health, String) {
     let nothing = || (Health::Unknown, format!("{said}, but {} does not show that anything was checked", source.log()));
     match source {
         Source::Own => (Health::Healthy, said.to_owned()),
-        Source::Aznhc => match fault_of_nhc(log) {
-            Nhc::Fault(text) => (Health::Unhealthy, format!("{said}, but {text}")),
-            Nhc::Well => (Health::Healthy, said.to_owned()),
-            Nhc::Unclear(text) => (Health::Unknown, format!("{said}, but {text}")),
-            Nhc::Nothing => nothing(),
+        Source::Aznhc => match parse_nhc_log(log) {
+            NhcLog::Fault(text) => (Health::Unhealthy, format!("{said}, but {text}")),
+            NhcLog::Passed => (Health::Healthy, said.to_owned()),
+            NhcLog::Unclear(text) => (Health::Unknown, format!("{said}, but {text}")),
+            NhcLog::Empty => nothing(),
         },
         Source::Dcgm => {
-            let table = DcgmTable::read(log);
+            let table = DcgmTextOutput::parse(log);
             match (table.failed.first().or(table.not_run.first()), table.passed) {
                 (Some(fault), _) if !table.failed.is_empty() => {
                     (Health::Unhealthy, format!("{said}, but {}", short(fault)))
                 }
                 (Some(fault), _) => (Health::Unknown, format!("{said}, but {}", short(fault))),
                 (None, 0) => nothing(),
-                (None, _) if table.of_hardware == 0 => {
+                (None, _) if table.hardware_passed == 0 => {
                     (Health::Unknown, format!("{said}, but no test of the hardware has passed"))
                 }
                 (None, _) if !table.warned.is_empty() => {
@@ -269,41 +270,41 @@ fn believed(source: Source, told: &Told<'_>, said: &str) -> (Health, String) {
     }
 }
 
-enum Nhc {
+enum NhcLog {
     Fault(String),
     Unclear(String),
-    Well,
-    Nothing,
+    Passed,
+    Empty,
 }
 
-fn fault_of_nhc(log: &str) -> Nhc {
+fn parse_nhc_log(log: &str) -> NhcLog {
     let ran = ProbeOutput::Ran { exit: Some(0), stdout: log.to_owned(), stderr: String::new() };
     match nhc::interpret(Some(&ran)) {
-        Observation::Measured { events, .. } if !events.is_empty() => Nhc::Fault(short(&events[0].text)),
-        Observation::Measured { unread, .. } if !unread.is_empty() => Nhc::Unclear(short(&unread[0].text)),
-        Observation::Measured { .. } => Nhc::Well,
-        Observation::NotApplicable(why) => Nhc::Unclear(short(&why.text)),
-        Observation::CouldNot(failure) if failure.kind == doctor_core::observation::FailureKind::Empty => Nhc::Nothing,
-        Observation::CouldNot(failure) => Nhc::Unclear(short(&failure.text)),
+        Observation::Measured { events, .. } if !events.is_empty() => NhcLog::Fault(short(&events[0].text)),
+        Observation::Measured { unread, .. } if !unread.is_empty() => NhcLog::Unclear(short(&unread[0].text)),
+        Observation::Measured { .. } => NhcLog::Passed,
+        Observation::NotApplicable(why) => NhcLog::Unclear(short(&why.text)),
+        Observation::CouldNot(failure) if failure.kind == doctor_core::observation::FailureKind::Empty => NhcLog::Empty,
+        Observation::CouldNot(failure) => NhcLog::Unclear(short(&failure.text)),
     }
 }
 
 /// Returns the fault in the log, for display.
-fn first_fault(source: Source, told: &Told<'_>) -> Option<String> {
-    let Seen::There(log) = told.file(&format!("{}-log", source.code())) else { return None };
+fn first_fault(source: Source, told: &HostOutput<'_>) -> Option<String> {
+    let StatusFile::Content(log) = told.file(&format!("{}-log", source.code())) else { return None };
     let log = last_run(log);
     match source {
-        Source::Aznhc => match fault_of_nhc(log) {
-            Nhc::Fault(text) | Nhc::Unclear(text) => Some(text),
-            Nhc::Well | Nhc::Nothing => None,
+        Source::Aznhc => match parse_nhc_log(log) {
+            NhcLog::Fault(text) | NhcLog::Unclear(text) => Some(text),
+            NhcLog::Passed | NhcLog::Empty => None,
         },
-        Source::Dcgm => DcgmTable::read(log).failed.first().map(|fault| short(fault)),
+        Source::Dcgm => DcgmTextOutput::parse(log).failed.first().map(|fault| short(fault)),
         Source::Own => log.lines().find(|line| line.contains("  fail  ")).map(|line| short(line.trim())),
     }
 }
 
 /// The beginnings of the line that ends a run's part of a log.
-const ENDS: [&str; 6] = [
+const RUN_END_LINES: [&str; 6] = [
     "Health checks passed",
     "Health checks failed with exit code",
     "dcgmi diag passed",
@@ -315,8 +316,8 @@ const ENDS: [&str; 6] = [
 /// Returns the shell script that runs our own check and writes its result where [`script`] reads it. `program` is
 /// `doctor-node`.
 pub fn check_script(program: &str, folder: &str) -> String {
-    let log = quoted(&format!("{}/{}", folder.trim_end_matches('/'), Source::Own.log()));
-    let program = quoted(program);
+    let log = shell_quote(&format!("{}/{}", folder.trim_end_matches('/'), Source::Own.log()));
+    let program = shell_quote(program);
     // Exit codes as in Nagios: 1 is a warning and takes no host out of service, 3 is unknown.
     format!(
         "L={log}; O=$({program} check 2>&1); R=$?; \
@@ -332,7 +333,7 @@ fn last_run(log: &str) -> &str {
     let (mut start, mut at) = (0, 0);
     for line in log.split_inclusive('\n') {
         at += line.len();
-        if ENDS.iter().any(|end| line.starts_with(end)) && !log[at..].trim().is_empty() {
+        if RUN_END_LINES.iter().any(|end| line.starts_with(end)) && !log[at..].trim().is_empty() {
             start = at;
         }
     }
@@ -341,7 +342,7 @@ fn last_run(log: &str) -> &str {
 
 fn short(text: &str) -> String {
     let text: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    text.chars().take(KEPT_CHARACTERS).collect()
+    text.chars().take(MAX_LINE_CHARS).collect()
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use std::{env, ffi::OsStr, process::ExitCode, time::Instant};
 use doctor_gpu::{
     cuda::{Cuda, CudaError, LIBRARY},
     dl::{
-        control::{self, Planted, Trial},
         layers::{Layers, LayersReport},
+        negative_control::{self, ControlResult, InjectedErrorKind},
     },
 };
 
@@ -49,7 +49,7 @@ fn print(report: &LayersReport) {
         "pass", "numbers", "error", "of allowed", "fingerprint", "wrong", "us"
     );
     for pass in &report.passes {
-        let (numbers, deviation) = (pass.pass.known().numbers, pass.deviation);
+        let (numbers, deviation) = (pass.pass.spec().numbers, pass.deviation);
         println!(
             "{:<22} {numbers:>7} {:>9.2e} {:>10.3} {:#018x} {:>6} {:>7.1}",
             pass.pass.name(),
@@ -73,11 +73,11 @@ fn print(report: &LayersReport) {
 
 fn negative_control(layers: &Layers<'_>, errors: u64) -> Result<bool, CudaError> {
     let mut clear = true;
-    for &kind in Planted::ALL {
+    for &kind in InjectedErrorKind::ALL {
         let began = Instant::now();
-        let trial = control::layers(layers, &[kind], errors)?;
-        clear &= trial.is_clear();
-        let Trial { planted, caught, false_alarms } = trial;
+        let trial = negative_control::layers(layers, &[kind], errors)?;
+        clear &= trial.all_detected();
+        let ControlResult { injected: planted, detected: caught, false_alarms } = trial;
         let (name, seconds) = (kind.name(), began.elapsed().as_secs_f64());
         println!("{name}: {caught} of {planted} found, {false_alarms} false alarms, {seconds:.3} s");
     }

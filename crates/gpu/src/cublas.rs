@@ -52,11 +52,11 @@ pub enum CublasError {
 }
 
 /// Values of `cublasOperation_t`, `cudaDataType` and `cublasComputeType_t`.
-const AS_IT_IS: c_int = 0;
-const TRANSPOSED: c_int = 1;
+const OP_N: c_int = 0;
+const OP_T: c_int = 1;
 const BF16: c_int = 14;
-const IN_FP32: c_int = 68;
-const CHOOSE: c_int = -1;
+const COMPUTE_32F: c_int = 68;
+const GEMM_DEFAULT: c_int = -1;
 
 impl Cublas {
     /// Opens the library for the GPU whose context is current on this thread.
@@ -73,7 +73,7 @@ impl Cublas {
         };
         let mut handle = ptr::null_mut();
         // SAFETY: the pointer points to a live variable.
-        done("cublasCreate", unsafe { create(&raw mut handle) })?;
+        check_status("cublasCreate", unsafe { create(&raw mut handle) })?;
         Ok(Self { handle, gemm, destroy, _library: library })
     }
 
@@ -88,8 +88,8 @@ impl Cublas {
         let code = unsafe {
             (self.gemm)(
                 self.handle,
-                TRANSPOSED,
-                AS_IT_IS,
+                OP_T,
+                OP_N,
                 n,
                 m,
                 k,
@@ -104,11 +104,11 @@ impl Cublas {
                 c as *mut c_void,
                 BF16,
                 n,
-                IN_FP32,
-                CHOOSE,
+                COMPUTE_32F,
+                GEMM_DEFAULT,
             )
         };
-        done("cublasGemmEx", code)
+        check_status("cublasGemmEx", code)
     }
 }
 
@@ -119,6 +119,6 @@ impl Drop for Cublas {
     }
 }
 
-const fn done(call: &'static str, code: c_int) -> Result<(), CublasError> {
+const fn check_status(call: &'static str, code: c_int) -> Result<(), CublasError> {
     if code == 0 { Ok(()) } else { Err(CublasError::Failed { call, code }) }
 }

@@ -12,8 +12,8 @@ use std::{
 };
 
 use doctor_checks::{
-    dcgm_watch::{Answer, Incident, Watch},
-    gpu::bus_id,
+    dcgm_health_report::{HealthReport, Incident, WatchedHealth},
+    gpu::normalize_bus_id,
 };
 use doctor_core::observation::{FailureKind, ProbeFailure};
 use libloading::Library;
@@ -22,7 +22,7 @@ use libloading::Library;
 pub const LIBRARIES: [&str; 2] = ["libdcgm.so.4", "libdcgm.so.3"];
 
 /// The limit for connecting to the engine, and for finding out whether it is there at all.
-const CONNECT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 type Handle = usize;
 type Group = usize;
@@ -32,10 +32,10 @@ const OK: c_int = 0;
 const VERSION_MISMATCH: c_int = -12;
 const ALL_GPUS: Group = 0x7fff_ffff;
 const ALL_SYSTEMS: c_uint = 0xffff_ffff;
-const MOST_GPUS: usize = 32;
+const MAX_GPUS: usize = 32;
 /// Incidents per response: version 4 is DCGM 2 and 3, version 5 is DCGM 4.
-const INCIDENTS_4: usize = 64;
-const INCIDENTS_5: usize = 1024;
+const MAX_INCIDENTS_V4: usize = 64;
+const MAX_INCIDENTS_V5: usize = 1024;
 
 #[repr(C)]
 struct ConnectParams {
@@ -95,17 +95,17 @@ const fn version<T>(number: usize) -> c_uint {
 pub fn health(library: &OsStr, address: &str) -> Result<String, ProbeFailure> {
     let dcgm = Dcgm::load(library)?;
     if !is_listening(address)? {
-        return Ok(Watch::NoEngine.text());
+        return Ok(HealthReport::NoEngine.to_text());
     }
     let session = Session::open(&dcgm, address)?;
     let watched = session.watched()?;
-    let mut answer = Answer { watched, gpus: session.gpus()?, ..Answer::default() };
+    let mut answer = WatchedHealth { watched, gpus: session.gpus()?, ..WatchedHealth::default() };
     if watched == 0 {
         session.watch()?;
     } else {
-        (answer.incidents, answer.cut) = session.incidents()?;
+        (answer.incidents, answer.truncated) = session.incidents()?;
     }
-    Ok(Watch::Asked(answer).text())
+    Ok(HealthReport::Watched(answer).to_text())
 }
 
 /// Returns whether a process listens at this address. The library does not distinguish an absent engine from one that hangs.
@@ -114,7 +114,7 @@ fn is_listening(address: &str) -> Result<bool, ProbeFailure> {
     let places: Vec<SocketAddr> = address.to_socket_addrs().map_err(failed)?.collect();
     let mut refused = None;
     for place in places {
-        match TcpStream::connect_timeout(&place, CONNECT) {
+        match TcpStream::connect_timeout(&place, CONNECT_TIMEOUT) {
             Ok(_) => return Ok(true),
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => refused = Some(()),
             Err(error) => return Err(failed(error)),
@@ -171,7 +171,7 @@ macro_rules! call {
     }};
 }
 
-fn told((function, code): (&str, c_int)) -> ProbeFailure {
+fn dcgm_failure((function, code): (&str, c_int)) -> ProbeFailure {
     let words = match code {
         -3 => "generic error",
         -6 => "not supported",
@@ -205,12 +205,12 @@ impl<'a> Session<'a> {
     fn open(dcgm: &'a Dcgm, address: &str) -> Result<Self, ProbeFailure> {
         let no_address = |_| ProbeFailure::new(FailureKind::Failed, "the host engine's address contains a zero byte");
         let address = CString::new(address).map_err(no_address)?;
-        call!(dcgm, dcgmInit()).map_err(told)?;
+        call!(dcgm, dcgmInit()).map_err(dcgm_failure)?;
         let mut params = ConnectParams {
             version: version::<ConnectParams>(2),
             // The watches stay enabled for the next check, a quarter of an hour later.
             persist_after_disconnect: 1,
-            timeout_ms: CONNECT.as_millis() as c_uint,
+            timeout_ms: CONNECT_TIMEOUT.as_millis() as c_uint,
             address_is_unix_socket: 0,
         };
         let mut handle: Handle = 0;
@@ -222,7 +222,7 @@ impl<'a> Session<'a> {
             Err(error) => {
                 // There is nothing to do about a failed shutdown.
                 let _closed = call!(dcgm, dcgmShutdown());
-                Err(told(error))
+                Err(dcgm_failure(error))
             }
         }
     }
@@ -232,7 +232,7 @@ impl<'a> Session<'a> {
         call!(self.dcgm, dcgmHealthGet(
             self.handle => Handle, ALL_GPUS => Group, &mut systems => *mut c_uint
         ))
-        .map_err(told)?;
+        .map_err(dcgm_failure)?;
         Ok(systems)
     }
 
@@ -240,17 +240,17 @@ impl<'a> Session<'a> {
         call!(self.dcgm, dcgmHealthSet(
             self.handle => Handle, ALL_GPUS => Group, ALL_SYSTEMS => c_uint
         ))
-        .map_err(told)
+        .map_err(dcgm_failure)
     }
 
     fn gpus(&self) -> Result<Vec<(u32, String)>, ProbeFailure> {
-        let mut ids: [c_uint; MOST_GPUS] = [0; MOST_GPUS];
+        let mut ids: [c_uint; MAX_GPUS] = [0; MAX_GPUS];
         let mut count: c_int = 0;
         call!(self.dcgm, dcgmGetAllDevices(
             self.handle => Handle, ids.as_mut_ptr() => *mut c_uint, &mut count => *mut c_int
         ))
-        .map_err(told)?;
-        let count = usize::try_from(count).unwrap_or(0).min(MOST_GPUS);
+        .map_err(dcgm_failure)?;
+        let count = usize::try_from(count).unwrap_or(0).min(MAX_GPUS);
         ids[..count].iter().map(|id| Ok((*id, self.bus(*id)?))).collect()
     }
 
@@ -262,15 +262,15 @@ impl<'a> Session<'a> {
         let answer = call!(self.dcgm, dcgmGetDeviceAttributes(
             self.handle => Handle, gpu => c_uint, &mut *attributes => *mut Attributes
         ));
-        Ok(answer.ok().and_then(|()| bus_id(&words(&attributes.bus))).unwrap_or_default())
+        Ok(answer.ok().and_then(|()| normalize_bus_id(&text_of_buffer(&attributes.bus))).unwrap_or_default())
     }
 
     fn incidents(&self) -> Result<(Vec<Incident>, bool), ProbeFailure> {
-        match self.check::<INCIDENTS_5>(5)? {
-            Err((_, VERSION_MISMATCH)) => self.check::<INCIDENTS_4>(4)?,
+        match self.check::<MAX_INCIDENTS_V5>(5)? {
+            Err((_, VERSION_MISMATCH)) => self.check::<MAX_INCIDENTS_V4>(4)?,
             answer => answer,
         }
-        .map_err(told)
+        .map_err(dcgm_failure)
     }
 
     /// Requests a response of this size and version. A library of the other version rejects it.
@@ -291,7 +291,7 @@ impl<'a> Session<'a> {
             system: raw.system,
             health: raw.health,
             error: raw.error,
-            text: words(&raw.text),
+            text: text_of_buffer(&raw.text),
         };
         Ok(answer.map(|()| {
             let count = response.count as usize;
@@ -314,7 +314,7 @@ impl Drop for Session<'_> {
 }
 
 /// Converts a zero-terminated text in a buffer.
-fn words(buffer: &[u8]) -> String {
+fn text_of_buffer(buffer: &[u8]) -> String {
     let end = buffer.iter().position(|byte| *byte == 0).unwrap_or(buffer.len());
     String::from_utf8_lossy(&buffer[..end]).trim().to_owned()
 }
@@ -327,8 +327,8 @@ mod tests {
     fn structs_have_the_sizes_of_dcgms_header() {
         assert_eq!(version::<ConnectParams>(2), 2 << 24 | 16);
         assert_eq!(size_of::<RawIncident>(), 4 + 4 + 1024 + 4 + 4 + 4);
-        assert_eq!(version::<Response<INCIDENTS_4>>(4), 4 << 24 | (12 + 64 * 1044));
-        assert_eq!(version::<Response<INCIDENTS_5>>(5), 5 << 24 | (12 + 1024 * 1044));
+        assert_eq!(version::<Response<MAX_INCIDENTS_V4>>(4), 4 << 24 | (12 + 64 * 1044));
+        assert_eq!(version::<Response<MAX_INCIDENTS_V5>>(5), 5 << 24 | (12 + 1024 * 1044));
         assert_eq!(size_of::<Attributes>(), 4 + 3080 + 12 + 24 + 2064 + 20 + 16);
         assert_eq!(std::mem::offset_of!(Attributes, bus), 3636);
     }

@@ -25,14 +25,14 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
 
 /// Replaces the file atomically and durably.
 pub fn write<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
-    let aside = written_aside(path, value)?;
+    let aside = write_temporary(path, value)?;
     fs::rename(&aside, path)?;
     sync_parent(path)
 }
 
 /// Creates the file unless it exists. Returns whether it was created.
 pub fn create<T: Serialize>(path: &Path, value: &T) -> io::Result<bool> {
-    let aside = written_aside(path, value)?;
+    let aside = write_temporary(path, value)?;
     let linked = fs::hard_link(&aside, path);
     fs::remove_file(&aside)?;
     match linked {
@@ -42,7 +42,7 @@ pub fn create<T: Serialize>(path: &Path, value: &T) -> io::Result<bool> {
     }
 }
 
-fn written_aside<T: Serialize>(path: &Path, value: &T) -> io::Result<PathBuf> {
+fn write_temporary<T: Serialize>(path: &Path, value: &T) -> io::Result<PathBuf> {
     // A random name, so that two threads or processes never write the same temporary file.
     let mut random = [0; 8];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;

@@ -17,7 +17,7 @@ use std::{
 use doctor_checks::job_file::{JobEnded, JobFile, JobProcess, exit};
 use doctor_core::{
     ids::{JobId, RunId},
-    run::{JobEnd, JobSeen},
+    run::{JobEnd, ObservedJobState},
     time::{Span, Timestamp},
 };
 use serde::{Deserialize, Serialize};
@@ -28,7 +28,7 @@ use crate::{files, process};
 const KILL_GRACE: Duration = Duration::from_secs(2);
 
 /// The age, counted from the creation of the run, at which an ended run is removed.
-const KEEP: Span = Span::days(30);
+const RETENTION: Span = Span::days(30);
 
 #[derive(Debug)]
 pub struct Jobs {
@@ -43,14 +43,14 @@ pub struct Jobs {
 /// The time of a decision.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Decided {
+pub struct DecisionTime {
     at: Timestamp,
 }
 
 /// The state of a child of this process.
-enum Started {
-    NotHere,
-    Living,
+enum ChildState {
+    NotOurs,
+    Running,
     Ended(Option<i32>),
 }
 
@@ -66,11 +66,11 @@ impl Jobs {
     }
 
     pub fn job_file(&self, run: RunId) -> PathBuf {
-        self.place(run).join("job.json")
+        self.run_directory(run).join("job.json")
     }
 
     /// Returns the directory of a run.
-    pub fn place(&self, run: RunId) -> PathBuf {
+    pub fn run_directory(&self, run: RunId) -> PathBuf {
         self.directory.join(run.to_string())
     }
 
@@ -82,11 +82,11 @@ impl Jobs {
     pub fn start(&self, run: RunId, mut command: Command, now: Timestamp) -> io::Result<()> {
         // Serialises callers: two threads with the same run must not both conclude that it has not been started.
         let mut children = self.children();
-        let place = self.place(run);
+        let place = self.run_directory(run);
         fs::create_dir_all(&place)?;
-        files::create(&place.join("intent.json"), &Decided { at: now })?;
+        files::create(&place.join("intent.json"), &DecisionTime { at: now })?;
         if files::read::<JobFile>(&self.job_file(run))?.is_some()
-            || matches!(started(&mut children, run)?, Started::Living)
+            || matches!(child_state(&mut children, run)?, ChildState::Running)
         {
             return Ok(());
         }
@@ -98,37 +98,43 @@ impl Jobs {
     }
 
     /// Returns the state of a job.
-    pub fn look(&self, run: RunId, now: Timestamp) -> io::Result<JobSeen> {
-        let place = self.place(run);
-        let Some(intent) = files::read::<Decided>(&place.join("intent.json"))? else { return Ok(JobSeen::Absent) };
+    pub fn state(&self, run: RunId, now: Timestamp) -> io::Result<ObservedJobState> {
+        let place = self.run_directory(run);
+        let Some(intent) = files::read::<DecisionTime>(&place.join("intent.json"))? else {
+            return Ok(ObservedJobState::Absent);
+        };
         // Read before the claim: a child that has ended by now has written everything it will ever write.
-        let child = started(&mut self.children(), run)?;
+        let child = child_state(&mut self.children(), run)?;
         let file = match files::read::<JobFile>(&self.job_file(run))? {
             Some(file) => file,
             None => match child {
-                Started::Ended(code) => {
-                    self.never_came(run, now, Some(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)))?
+                ChildState::Ended(code) => self.claim_unstarted(
+                    run,
+                    now,
+                    Some(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)),
+                )?,
+                ChildState::NotOurs if now.since(intent.at) > self.start_limit => {
+                    self.claim_unstarted(run, now, None)?
                 }
-                Started::NotHere if now.since(intent.at) > self.start_limit => self.never_came(run, now, None)?,
-                Started::NotHere | Started::Living => {
-                    return Ok(JobSeen::Pending { job: self.id(run), since: intent.at });
+                ChildState::NotOurs | ChildState::Running => {
+                    return Ok(ObservedJobState::Pending { job: self.id(run), since: intent.at });
                 }
             },
         };
         self.read_claim(run, file, now)
     }
 
-    fn read_claim(&self, run: RunId, file: JobFile, now: Timestamp) -> io::Result<JobSeen> {
+    fn read_claim(&self, run: RunId, file: JobFile, now: Timestamp) -> io::Result<ObservedJobState> {
         let job = self.id(run);
         let started = file.process.as_ref().map(|process| process.started);
         let ended = match (file.ended, &file.process) {
             (Some(ended), _) => ended,
-            (None, Some(process)) if process::is_alive(process) && !self.is_abandoned(run) => {
-                return Ok(JobSeen::Running { job, since: process.started });
+            (None, Some(process)) if process::is_alive(process) && !self.is_unkillable(run) => {
+                return Ok(ObservedJobState::Running { job, since: process.started });
             }
-            (None, process) => self.settle(run, process.as_ref(), now)?,
+            (None, process) => self.record_end(run, process.as_ref(), now)?,
         };
-        let cancelled = self.place(run).join("cancel.json").exists();
+        let cancelled = self.run_directory(run).join("cancel.json").exists();
         let how = match (ended.exit, started) {
             (Some(exit::DONE), Some(_)) => JobEnd::Exited,
             (Some(exit::STOPPED | exit::OVER_LIMIT), _) => JobEnd::Killed,
@@ -136,21 +142,21 @@ impl Jobs {
             (None, _) if cancelled => JobEnd::Killed,
             (None, _) => JobEnd::Lost,
         };
-        Ok(JobSeen::Ended { job, started, at: ended.at, how })
+        Ok(ObservedJobState::Ended { job, started, at: ended.at, how })
     }
 
     /// Records the end of a job that vanished without reporting one, or that cannot be killed.
     ///
     /// The time of discovery is written to the claim, so that every later query returns the same. Processes that the
     /// job left running are killed.
-    fn settle(&self, run: RunId, process: Option<&JobProcess>, now: Timestamp) -> io::Result<JobEnded> {
+    fn record_end(&self, run: RunId, process: Option<&JobProcess>, now: Timestamp) -> io::Result<JobEnded> {
         let path = self.job_file(run);
         // The job may have recorded its end between the read of the claim and the check of its process.
         let told = files::read::<JobFile>(&path)?.and_then(|file| file.ended);
         if let Some(ended) = told {
             return Ok(ended);
         }
-        if let Some(process) = process.filter(|_| !self.is_abandoned(run)) {
+        if let Some(process) = process.filter(|_| !self.is_unkillable(run)) {
             self.kill(run, process)?;
         }
         let ended = JobEnded { at: now, exit: None };
@@ -159,7 +165,7 @@ impl Jobs {
     }
 
     /// Claims a run that no job has claimed in time, so that a job that starts later finds its claim taken and exits.
-    fn never_came(&self, run: RunId, now: Timestamp, exit: Option<u8>) -> io::Result<JobFile> {
+    fn claim_unstarted(&self, run: RunId, now: Timestamp, exit: Option<u8>) -> io::Result<JobFile> {
         let file = JobFile { run, process: None, ended: Some(JobEnded { at: now, exit }) };
         if files::create(&self.job_file(run), &file)? {
             return Ok(file);
@@ -171,12 +177,12 @@ impl Jobs {
     ///
     /// A start request that arrives later, for example one that was delayed on the network, finds the run claimed.
     pub fn cancel(&self, run: RunId, grace: Span, now: Timestamp) -> io::Result<()> {
-        let place = self.place(run);
+        let place = self.run_directory(run);
         fs::create_dir_all(&place)?;
-        files::create(&place.join("cancel.json"), &Decided { at: now })?;
-        let Some(process) = self.never_came(run, now, None)?.process else { return Ok(()) };
-        process::ask_to_end(&process);
-        if !process::gone_within(&process, grace.to_std()) {
+        files::create(&place.join("cancel.json"), &DecisionTime { at: now })?;
+        let Some(process) = self.claim_unstarted(run, now, None)?.process else { return Ok(()) };
+        process::terminate(&process);
+        if !process::wait_gone(&process, grace.to_std()) {
             self.kill(run, &process)?;
         }
         Ok(())
@@ -186,17 +192,17 @@ impl Jobs {
         if process::kill_session(process, KILL_GRACE) {
             return Ok(());
         }
-        files::create(&self.place(run).join("abandoned.json"), process).map(drop)
+        files::create(&self.run_directory(run).join("abandoned.json"), process).map(drop)
     }
 
-    fn is_abandoned(&self, run: RunId) -> bool {
-        self.place(run).join("abandoned.json").exists()
+    fn is_unkillable(&self, run: RunId) -> bool {
+        self.run_directory(run).join("abandoned.json").exists()
     }
 
     /// Returns a job that could not be killed and still hangs.
-    pub fn abandoned(&self) -> io::Result<Option<JobProcess>> {
+    pub fn unkillable_job(&self) -> io::Result<Option<JobProcess>> {
         for run in self.runs()? {
-            let left = files::read::<JobProcess>(&self.place(run).join("abandoned.json"))?;
+            let left = files::read::<JobProcess>(&self.run_directory(run).join("abandoned.json"))?;
             if let Some(process) = left.filter(process::is_alive) {
                 return Ok(Some(process));
             }
@@ -210,16 +216,16 @@ impl Jobs {
         for run in self.runs()? {
             let file = files::read::<JobFile>(&self.job_file(run))?;
             let process = file.filter(|file| file.ended.is_none()).and_then(|file| file.process);
-            running.extend(process.filter(process::is_ours));
+            running.extend(process.filter(process::is_our_session));
         }
         Ok(running)
     }
 
     /// Returns the runs whose jobs are pending or running.
-    pub fn under_way(&self, now: Timestamp) -> io::Result<Vec<RunId>> {
+    pub fn active_runs(&self, now: Timestamp) -> io::Result<Vec<RunId>> {
         let mut under_way = Vec::new();
         for run in self.runs()? {
-            if matches!(self.look(run, now)?, JobSeen::Pending { .. } | JobSeen::Running { .. }) {
+            if matches!(self.state(run, now)?, ObservedJobState::Pending { .. } | ObservedJobState::Running { .. }) {
                 under_way.push(run);
             }
         }
@@ -233,22 +239,22 @@ impl Jobs {
 
     /// Removes old runs that have ended.
     pub fn prune(&self, now: Timestamp) -> io::Result<()> {
-        for run in self.runs()?.into_iter().filter(|run| now.since(run.born()) > KEEP) {
-            if matches!(self.look(run, now)?, JobSeen::Ended { .. } | JobSeen::Absent) {
-                fs::remove_dir_all(self.place(run))?;
+        for run in self.runs()?.into_iter().filter(|run| now.since(run.born()) > RETENTION) {
+            if matches!(self.state(run, now)?, ObservedJobState::Ended { .. } | ObservedJobState::Absent) {
+                fs::remove_dir_all(self.run_directory(run))?;
             }
         }
         Ok(())
     }
 }
 
-fn started(children: &mut [(RunId, Child)], run: RunId) -> io::Result<Started> {
+fn child_state(children: &mut [(RunId, Child)], run: RunId) -> io::Result<ChildState> {
     // Polls all children, so that none stays a zombie until its own run is queried.
-    let mut found = Started::NotHere;
+    let mut found = ChildState::NotOurs;
     for (id, child) in children {
         let state = match child.try_wait()? {
-            None => Started::Living,
-            Some(status) => Started::Ended(status.code()),
+            None => ChildState::Running,
+            Some(status) => ChildState::Ended(status.code()),
         };
         if *id == run {
             found = state;
@@ -267,9 +273,12 @@ mod tests {
         let jobs = Jobs::open(folder.path(), "x", Span::from_secs(30)).unwrap();
         let (run, now) = (RunId::from_number(1), Timestamp::from_secs(1));
         jobs.cancel(run, Span::ZERO, now).unwrap();
-        assert_eq!(jobs.look(run, now).unwrap(), JobSeen::Absent, "the run never existed");
+        assert_eq!(jobs.state(run, now).unwrap(), ObservedJobState::Absent, "the run never existed");
         jobs.start(run, Command::new("true"), now).unwrap();
-        assert!(matches!(jobs.look(run, now).unwrap(), JobSeen::Ended { started: None, how: JobEnd::Killed, .. }));
-        assert!(!jobs.place(run).join("output.txt").exists(), "nothing was started");
+        assert!(matches!(
+            jobs.state(run, now).unwrap(),
+            ObservedJobState::Ended { started: None, how: JobEnd::Killed, .. }
+        ));
+        assert!(!jobs.run_directory(run).join("output.txt").exists(), "nothing was started");
     }
 }

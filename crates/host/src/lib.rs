@@ -4,17 +4,17 @@
 //! controller talks to that program through [`protocol`].
 
 pub mod files;
+pub mod host_directory;
 pub mod jobs;
+pub mod malloc;
 pub mod marks;
-pub mod memory;
 pub mod occupancy;
-pub mod place;
 pub mod process;
 pub mod protocol;
-pub mod reports;
+pub mod vendor_reports;
 
 /// Parses the one-minute load average from the text of `/proc/loadavg`.
-pub fn one_minute(text: &str) -> Option<f64> {
+pub fn parse_load_average(text: &str) -> Option<f64> {
     let load: f64 = text.split_ascii_whitespace().next()?.parse().ok()?;
     (load.is_finite() && load >= 0.0).then_some(load)
 }
@@ -25,9 +25,9 @@ mod tests {
 
     #[test]
     fn a_load_that_is_no_number_is_none() {
-        assert_eq!(one_minute("0.02 0.17 0.09 1/84 7182\n"), Some(0.02));
+        assert_eq!(parse_load_average("0.02 0.17 0.09 1/84 7182\n"), Some(0.02));
         for text in ["", "x", "-1 0 0", "nan 0 0"] {
-            assert_eq!(one_minute(text), None, "{text}");
+            assert_eq!(parse_load_average(text), None, "{text}");
         }
     }
 }

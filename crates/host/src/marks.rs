@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::files;
 
 /// The number of operation ids remembered for idempotence. The controller retries an operation within minutes, if at all.
-const REMEMBERED: usize = 4096;
+const MAX_OPERATION_IDS: usize = 4096;
 
 #[derive(Debug)]
 pub struct MarkFiles {
@@ -35,7 +35,7 @@ pub enum MarkChange {
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Ours {
+pub struct OurMarks {
     marks: Vec<OurMark>,
     /// Completed operations, newest last.
     done: Vec<OpId>,
@@ -48,7 +48,7 @@ impl MarkFiles {
     }
 
     pub fn read(&self) -> io::Result<Marks> {
-        let ours = files::read::<Ours>(&self.ours)?.unwrap_or_default().marks;
+        let ours = files::read::<OurMarks>(&self.ours)?.unwrap_or_default().marks;
         let foreign = files::read::<Vec<ForeignMark>>(&self.foreign)?.unwrap_or_default();
         Ok(Marks { ours, foreign })
     }
@@ -58,7 +58,7 @@ impl MarkFiles {
         // Locked until the file is closed: serialises two controllers, or a controller and a command.
         let lock = File::options().create(true).append(true).open(&self.lock)?;
         flock(&lock, FlockOperation::LockExclusive)?;
-        let mut ours = files::read::<Ours>(&self.ours)?.unwrap_or_default();
+        let mut ours = files::read::<OurMarks>(&self.ours)?.unwrap_or_default();
         if ours.done.contains(&op) {
             return Ok(ours.marks);
         }
@@ -69,7 +69,7 @@ impl MarkFiles {
         ours.marks.retain(|mark| mark.kind != kind);
         ours.marks.extend(mark);
         ours.done.push(op);
-        let surplus = ours.done.len().saturating_sub(REMEMBERED);
+        let surplus = ours.done.len().saturating_sub(MAX_OPERATION_IDS);
         ours.done.drain(..surplus);
         files::write(&self.ours, &ours)?;
         Ok(ours.marks)

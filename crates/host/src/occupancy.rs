@@ -5,10 +5,10 @@
 
 use doctor_core::node::Occupancy;
 
-use crate::protocol::{Look, Process};
+use crate::protocol::{HostStatus, Process};
 
 /// Returns why no work may start on a host: it is in use, its use is unknown, or an operator's mark blocks it.
-pub fn kept_off(look: &Look, max_load_per_core: f64) -> Option<String> {
+pub fn blocked_reason(look: &HostStatus, max_load_per_core: f64) -> Option<String> {
     if let Some(mark) = look.marks.foreign.iter().find(|mark| mark.blocks) {
         return Some(format!("{} blocks new work: {}", mark.by, mark.text));
     }
@@ -19,13 +19,13 @@ pub fn kept_off(look: &Look, max_load_per_core: f64) -> Option<String> {
     }
 }
 
-pub fn occupancy(look: &Look, max_load_per_core: f64) -> Occupancy {
-    let busy = busy(look, max_load_per_core).map(|by| Occupancy::Busy { by: by.into() });
-    let unknown = || unknown(look).map(|why| Occupancy::Unknown { why: why.into() });
+pub fn occupancy(look: &HostStatus, max_load_per_core: f64) -> Occupancy {
+    let busy = busy_reason(look, max_load_per_core).map(|by| Occupancy::Busy { by: by.into() });
+    let unknown = || unknown_reason(look).map(|why| Occupancy::Unknown { why: why.into() });
     busy.or_else(unknown).unwrap_or(Occupancy::Free)
 }
 
-fn busy(look: &Look, max_load_per_core: f64) -> Option<String> {
+fn busy_reason(look: &HostStatus, max_load_per_core: f64) -> Option<String> {
     if let Some(lock) = look.locks.first() {
         return Some(format!("{} exists", lock.display()));
     }
@@ -43,7 +43,7 @@ fn busy(look: &Look, max_load_per_core: f64) -> Option<String> {
     (per_core > max_load_per_core).then(|| format!("load {per_core:.2} per core, limit {max_load_per_core}"))
 }
 
-fn unknown(look: &Look) -> Option<String> {
+fn unknown_reason(look: &HostStatus) -> Option<String> {
     if let Some(pid) = look.abandoned {
         return Some(format!("process {pid} of an earlier job hangs and cannot be killed"));
     }
@@ -60,8 +60,8 @@ mod tests {
         time::Timestamp,
     };
 
-    fn quiet() -> Look {
-        Look {
+    fn quiet() -> HostStatus {
+        HostStatus {
             at: Timestamp::from_secs(0),
             boot_id: "b".to_owned(),
             cores: 4,
@@ -76,7 +76,7 @@ mod tests {
         }
     }
 
-    fn words(look: &Look) -> String {
+    fn words(look: &HostStatus) -> String {
         match occupancy(look, 0.7) {
             Occupancy::Free => "free".to_owned(),
             Occupancy::Busy { by } => format!("busy: {by}"),
@@ -90,14 +90,20 @@ mod tests {
         let no = || Err("denied".to_owned());
         for (look, expected) in [
             (quiet(), "free"),
-            (Look { gpus: train(), ..quiet() }, "busy: process 7 (train) holds a GPU"),
-            (Look { terminals: train(), gpus: no(), ..quiet() }, "busy: process 7 (train) uses the CPU at a terminal"),
-            (Look { locks: vec!["/run/site".into()], ..quiet() }, "busy: /run/site exists"),
-            (Look { load: Ok(4.0), ..quiet() }, "busy: load 1.00 per core, limit 0.7"),
-            (Look { load: Ok(4.0), under_way: vec![RunId::from_number(1)], ..quiet() }, "free"),
-            (Look { load: Err("no load".to_owned()), ..quiet() }, "unknown: no load"),
-            (Look { gpus: Err("denied".to_owned()), ..quiet() }, "unknown: denied"),
-            (Look { abandoned: Some(9), ..quiet() }, "unknown: process 9 of an earlier job hangs and cannot be killed"),
+            (HostStatus { gpus: train(), ..quiet() }, "busy: process 7 (train) holds a GPU"),
+            (
+                HostStatus { terminals: train(), gpus: no(), ..quiet() },
+                "busy: process 7 (train) uses the CPU at a terminal",
+            ),
+            (HostStatus { locks: vec!["/run/site".into()], ..quiet() }, "busy: /run/site exists"),
+            (HostStatus { load: Ok(4.0), ..quiet() }, "busy: load 1.00 per core, limit 0.7"),
+            (HostStatus { load: Ok(4.0), under_way: vec![RunId::from_number(1)], ..quiet() }, "free"),
+            (HostStatus { load: Err("no load".to_owned()), ..quiet() }, "unknown: no load"),
+            (HostStatus { gpus: Err("denied".to_owned()), ..quiet() }, "unknown: denied"),
+            (
+                HostStatus { abandoned: Some(9), ..quiet() },
+                "unknown: process 9 of an earlier job hangs and cannot be killed",
+            ),
         ] {
             assert_eq!(words(&look), expected);
         }
@@ -106,10 +112,10 @@ mod tests {
     #[test]
     fn an_operators_mark_keeps_us_off_a_host_that_is_free() {
         let mark = |blocks| ForeignMark { by: "ann".to_owned(), text: "mine today".to_owned(), blocks };
-        let look = |mark| Look { marks: Marks { foreign: vec![mark], ..Marks::default() }, ..quiet() };
-        assert_eq!(kept_off(&look(mark(true)), 0.7).as_deref(), Some("ann blocks new work: mine today"));
-        assert_eq!(kept_off(&look(mark(false)), 0.7), None);
-        let unsure = Look { gpus: Err("denied".to_owned()), ..quiet() };
-        assert_eq!(kept_off(&unsure, 0.7).as_deref(), Some("denied"));
+        let look = |mark| HostStatus { marks: Marks { foreign: vec![mark], ..Marks::default() }, ..quiet() };
+        assert_eq!(blocked_reason(&look(mark(true)), 0.7).as_deref(), Some("ann blocks new work: mine today"));
+        assert_eq!(blocked_reason(&look(mark(false)), 0.7), None);
+        let unsure = HostStatus { gpus: Err("denied".to_owned()), ..quiet() };
+        assert_eq!(blocked_reason(&unsure, 0.7).as_deref(), Some("denied"));
     }
 }

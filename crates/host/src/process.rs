@@ -23,11 +23,11 @@ fn processes() -> impl Iterator<Item = ProcStat> {
 
 pub fn is_alive(process: &JobProcess) -> bool {
     process.boot_id == boot_id()
-        && stat_of(process.pid).is_some_and(|stat| stat.start_ticks == process.start_ticks && !stat.is_over())
+        && stat_of(process.pid).is_some_and(|stat| stat.start_ticks == process.start_ticks && !stat.has_exited())
 }
 
 /// Sends SIGTERM to the job, unless its process id now belongs to a process with another start time.
-pub fn ask_to_end(process: &JobProcess) {
+pub fn terminate(process: &JobProcess) {
     // The pidfd pins the process: its id cannot be reused between the liveness check and the signal.
     let held = pid(process.pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     if is_alive(process) {
@@ -62,19 +62,19 @@ pub fn kill_session(process: &JobProcess, within: Duration) -> bool {
 ///
 /// The kernel does not reuse an id while a session has it. If another process has the id now, nothing of the job is
 /// left, and the session with that id is foreign.
-pub fn is_ours(process: &JobProcess) -> bool {
+pub fn is_our_session(process: &JobProcess) -> bool {
     process.boot_id == boot_id() && stat_of(process.pid).is_none_or(|stat| stat.start_ticks == process.start_ticks)
 }
 
 /// Returns the live processes of the job's session, whose id is the job's process id.
 fn session(process: &JobProcess) -> Vec<ProcStat> {
-    if !is_ours(process) {
+    if !is_our_session(process) {
         return Vec::new();
     }
-    processes().filter(|stat| (stat.session == process.pid || stat.pid == process.pid) && !stat.is_over()).collect()
+    processes().filter(|stat| (stat.session == process.pid || stat.pid == process.pid) && !stat.has_exited()).collect()
 }
 
-pub fn gone_within(process: &JobProcess, within: Duration) -> bool {
+pub fn wait_gone(process: &JobProcess, within: Duration) -> bool {
     let deadline = Instant::now() + within;
     while is_alive(process) {
         if Instant::now() >= deadline {

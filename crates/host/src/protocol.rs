@@ -9,49 +9,49 @@ use std::path::PathBuf;
 use doctor_core::{
     ids::{NodeName, OpId, RunId, TestId},
     node::Marks,
-    run::{JobSeen, NonEmpty},
+    run::{NonEmpty, ObservedJobState},
     time::{Span, Timestamp},
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{marks::MarkChange, reports::Reported};
+use crate::{marks::MarkChange, vendor_reports::ReportProgress};
 
 /// The first line that the program prints. The number is the protocol version.
 pub const HELLO: &str = "doctor-node host 1";
 
 /// The largest request, in bytes: the parameters of one run with a policy.
-pub const MOST_QUESTION: u64 = 4 * 1024 * 1024;
+pub const MAX_REQUEST_BYTES: u64 = 4 * 1024 * 1024;
 
 /// The largest reply, in bytes: a host's status with the result documents of its runs.
-pub const MOST_ANSWER: u64 = 32 * 1024 * 1024;
+pub const MAX_RESPONSE_BYTES: u64 = 32 * 1024 * 1024;
 
 /// The largest result document that a reply carries, in bytes. A longer one is dropped, and the run has no document.
-pub const MOST_DOCUMENT: u64 = 8 * 1024 * 1024;
+pub const MAX_DOCUMENT_BYTES: u64 = 8 * 1024 * 1024;
 
 /// The number of bytes kept from the end of a log that a reply carries.
-pub const MOST_LOG: u64 = 1024 * 1024;
+pub const MAX_LOG_BYTES: u64 = 1024 * 1024;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Question {
+pub struct RequestFrame {
     /// Repeated in the reply.
     pub number: u64,
-    pub ask: Ask,
+    pub ask: HostRequest,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Ask {
-    Look(Wanted),
-    Start(Box<Start>),
+pub enum HostRequest {
+    Look(StatusQuery),
+    Start(Box<StartRun>),
     /// Ends the job of a run, if there is one.
     Cancel {
         run: RunId,
         /// How long the job may take to write its results before it is killed.
         grace: Span,
     },
-    Mark(Mark),
-    Repair(Box<Repair>),
+    Mark(MarkRequest),
+    Repair(Box<RepairRequest>),
     /// Collects the machine's own report and its vendor's. Repeating the request returns the progress.
     Report {
         op: OpId,
@@ -61,7 +61,7 @@ pub enum Ask {
 /// What a status request collects, and what counts as use of the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Wanted {
+pub struct StatusQuery {
     /// Runs whose job state, result document and log are returned.
     pub runs: Vec<RunId>,
     /// Lock files: while one exists, the host counts as busy.
@@ -73,7 +73,7 @@ pub struct Wanted {
 /// Starts a run. Idempotent: repeating the request starts nothing more.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Start {
+pub struct StartRun {
     pub run: RunId,
     pub node: NodeName,
     pub tests: NonEmpty<TestId>,
@@ -86,16 +86,16 @@ pub struct Start {
     pub policy: Option<String>,
     /// The other hosts of a multi-node run. `None`: the run uses this host only.
     #[serde(default)]
-    pub together: Option<Together>,
+    pub together: Option<MultiNode>,
     /// What counts as use of the host, which checks once more before it starts the job.
-    pub users: Wanted,
+    pub users: StatusQuery,
     pub max_load_per_core: f64,
 }
 
 /// How the hosts of a multi-node run find each other.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Together {
+pub struct MultiNode {
     /// All hosts in rank order.
     pub nodes: NonEmpty<NodeName>,
     /// `HOST:PORT` on which the first host listens.
@@ -105,14 +105,14 @@ pub struct Together {
 }
 
 /// Omits the secret, so that it cannot reach a log.
-impl std::fmt::Debug for Together {
+impl std::fmt::Debug for MultiNode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Together").field("nodes", &self.nodes).finish_non_exhaustive()
     }
 }
 
 /// Omits the key, so that it cannot reach a log.
-impl std::fmt::Debug for Start {
+impl std::fmt::Debug for StartRun {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Start").field("run", &self.run).field("tests", &self.tests).finish_non_exhaustive()
     }
@@ -128,7 +128,7 @@ pub struct Outputs {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Mark {
+pub struct MarkRequest {
     pub op: OpId,
     pub change: MarkChange,
     /// A message-of-the-day file that shows the marks to users who log in. `None`: none is written.
@@ -138,7 +138,7 @@ pub struct Mark {
 /// Resets the GPUs or reboots the machine if it is not in use. Repeating the request returns the progress.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Repair {
+pub struct RepairRequest {
     pub op: OpId,
     pub what: RepairKind,
     /// The command and its arguments.
@@ -146,7 +146,7 @@ pub struct Repair {
     /// The command is killed after this long.
     pub limit: Span,
     /// What counts as use of the host.
-    pub users: Wanted,
+    pub users: StatusQuery,
     pub max_load_per_core: f64,
 }
 
@@ -161,7 +161,7 @@ impl RepairKind {
     pub const ALL: [Self; 2] = [Self::Reset, Self::Reboot];
 
     /// The word that `doctor-node repair` uses.
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Reset => "reset",
             Self::Reboot => "reboot",
@@ -172,7 +172,7 @@ impl RepairKind {
 /// The progress of a repair.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Repaired {
+pub enum RepairProgress {
     /// Confirmed: the boot id changed, or the driver no longer requests a reset.
     Done,
     /// Started, not yet confirmed.
@@ -184,24 +184,24 @@ pub enum Repaired {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Answer {
+pub struct ResponseFrame {
     pub number: u64,
-    pub said: Said,
+    pub said: HostResponse,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Said {
-    Looked(Box<Look>),
+pub enum HostResponse {
+    Looked(Box<HostStatus>),
     /// The state of the job that the request was to start.
-    Started(JobSeen),
+    Started(ObservedJobState),
     /// The host is in use, or its use could not be determined. Nothing was started.
     InUse {
         by: String,
     },
     Done,
-    Repair(Repaired),
-    Report(Reported),
+    Repair(RepairProgress),
+    Report(ReportProgress),
     /// The request failed, possibly after part of it took effect.
     Failed {
         text: String,
@@ -210,7 +210,7 @@ pub enum Said {
 
 /// The current status of one host. A value that could not be read is an error in its place, never a healthy default.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Look {
+pub struct HostStatus {
     pub at: Timestamp,
     pub boot_id: String,
     pub cores: usize,
@@ -228,7 +228,7 @@ pub struct Look {
     /// Runs whose jobs are pending or running on this host.
     pub under_way: Vec<RunId>,
     /// One entry for each of [`Wanted::runs`].
-    pub runs: Vec<SeenRun>,
+    pub runs: Vec<RunStatus>,
 }
 
 /// A process on the host.
@@ -239,9 +239,9 @@ pub struct Process {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SeenRun {
+pub struct RunStatus {
     pub run: RunId,
-    pub seen: JobSeen,
+    pub seen: ObservedJobState,
     /// The result document, once the run has ended and if the reply is to carry it.
     pub document: Option<String>,
     /// The end of the log, under the same conditions.
@@ -252,9 +252,9 @@ pub struct SeenRun {
     pub nodes: Vec<NodeName>,
 }
 
-impl SeenRun {
+impl RunStatus {
     /// A run without document, log or other hosts.
-    pub const fn bare(run: RunId, seen: JobSeen) -> Self {
+    pub const fn without_result(run: RunId, seen: ObservedJobState) -> Self {
         Self { run, seen, document: None, log: None, nodes: Vec::new() }
     }
 }
@@ -263,8 +263,9 @@ impl SeenRun {
 ///
 /// # Errors
 /// Returns the reason if the line is no reply or carries another number.
-pub fn read_answer(line: &[u8], number: u64) -> Result<Said, String> {
-    let answer: Answer = serde_json::from_slice(line).map_err(|error| format!("cannot parse its response: {error}"))?;
+pub fn parse_response(line: &[u8], number: u64) -> Result<HostResponse, String> {
+    let answer: ResponseFrame =
+        serde_json::from_slice(line).map_err(|error| format!("cannot parse its response: {error}"))?;
     if answer.number != number {
         return Err(format!("it answered request {} instead of {number}", answer.number));
     }
@@ -282,11 +283,11 @@ mod tests {
             line in "(\\{|\\}|\"|:|,|number|said|done|failed|text|looked|7|8| |.){0,40}", number in 0..16_u64,
         ) {
             // Parsing may fail but not panic, and no line answers two requests.
-            let answers = (0..16).filter(|asked| read_answer(line.as_bytes(), *asked).is_ok()).count();
+            let answers = (0..16).filter(|asked| parse_response(line.as_bytes(), *asked).is_ok()).count();
             prop_assert!(answers <= 1);
-            let answer = serde_json::to_vec(&Answer { number, said: Said::Failed { text: line.clone() } }).unwrap();
-            let said = read_answer(&answer, number);
-            let is_same = matches!(said, Ok(Said::Failed { text }) if text == line);
+            let answer = serde_json::to_vec(&ResponseFrame { number, said: HostResponse::Failed { text: line.clone() } }).unwrap();
+            let said = parse_response(&answer, number);
+            let is_same = matches!(said, Ok(HostResponse::Failed { text }) if text == line);
             prop_assert!(is_same);
             prop_assert!(!answer.contains(&b'\n'), "an answer is one line");
         }
@@ -294,17 +295,17 @@ mod tests {
 
     #[test]
     fn an_answer_to_another_question_is_none() {
-        assert!(matches!(read_answer(br#"{"number": 7, "said": "done"}"#, 7), Ok(Said::Done)));
-        let error = read_answer(br#"{"number": 6, "said": "done"}"#, 7).unwrap_err();
+        assert!(matches!(parse_response(br#"{"number": 7, "said": "done"}"#, 7), Ok(HostResponse::Done)));
+        let error = parse_response(br#"{"number": 6, "said": "done"}"#, 7).unwrap_err();
         assert!(error.contains("request 6"), "{error}");
         for line in ["", "Welcome!", "{\"number\": 7}", "{\"number\": 7, \"said\": \"done\"", "[7]"] {
-            assert!(read_answer(line.as_bytes(), 7).is_err(), "{line}");
+            assert!(parse_response(line.as_bytes(), 7).is_err(), "{line}");
         }
     }
 
     #[test]
     fn the_secrets_of_a_run_are_not_shown() {
-        let start: Start = serde_json::from_str(
+        let start: StartRun = serde_json::from_str(
             r#"{"run": "r0000000000000", "node": "n", "tests": ["memory"], "limit": "1m", "key": "feedface",
                 "outputs": null, "policy": null,
                 "together": {"nodes": ["n", "m"], "rendezvous": "n:1", "secret": "cafebabe"},
@@ -318,7 +319,7 @@ mod tests {
     #[test]
     fn a_repair_is_called_as_the_program_calls_it() {
         for kind in RepairKind::ALL {
-            assert_eq!(serde_json::to_value(kind).unwrap(), kind.word());
+            assert_eq!(serde_json::to_value(kind).unwrap(), kind.as_str());
         }
     }
 }

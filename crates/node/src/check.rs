@@ -11,7 +11,7 @@ use doctor_checks::{
     probe::{Probe, ProbeOutput},
 };
 use doctor_core::{
-    classify::{Judgement, Past, after_boot, judge_with},
+    classify::{Baselines, Classification, apply_boot_grace, classify_with_baselines},
     finding::{Finding, Severity, Verdict},
     ids::CheckId,
     observation::Observation,
@@ -67,7 +67,7 @@ impl Suite {
 
 /// The result of one check.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Answer {
+pub struct CheckResult {
     pub check: CheckId,
     pub verdict: Verdict,
     pub reason: ReasonCode,
@@ -76,15 +76,15 @@ pub struct Answer {
     pub findings: Vec<Finding>,
 }
 
-impl Answer {
-    pub fn worst(&self) -> Option<Severity> {
+impl CheckResult {
+    pub fn worst_severity(&self) -> Option<Severity> {
         self.findings.iter().map(|finding| finding.severity).max()
     }
 }
 
 /// The observation of one check, before classification.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Looked {
+pub struct CheckObservation {
     pub check: CheckId,
     pub observation: Observation,
     pub took: Span,
@@ -97,7 +97,7 @@ pub fn check(
     policy: &Policy,
     profile: Option<&Profile>,
     runner: &dyn ProbeRunner,
-) -> Result<Vec<Answer>, CheckError> {
+) -> Result<Vec<CheckResult>, CheckError> {
     let all = check_with_evidence(names, suite, policy, profile, runner)?;
     Ok(all.into_iter().map(|(answer, _)| answer).collect())
 }
@@ -109,39 +109,40 @@ pub fn check_with_evidence(
     policy: &Policy,
     profile: Option<&Profile>,
     runner: &dyn ProbeRunner,
-) -> Result<Vec<(Answer, TestEvidence)>, CheckError> {
+) -> Result<Vec<(CheckResult, TestEvidence)>, CheckError> {
     let catalogue = Catalogue::with_site_checks(policy);
     let book = catalogue.rule_book(policy);
-    let looked = look_by(&catalogue, names, suite, policy, runner)?;
-    let (past, up) = (Past::at(now()), uptime(runner));
-    let judged = looked.into_iter().map(|(Looked { check, observation, took }, evidence)| {
+    let looked = observe_with_evidence(&catalogue, names, suite, policy, runner)?;
+    let (past, up) = (Baselines::at(now()), uptime(runner));
+    let judged = looked.into_iter().map(|(CheckObservation { check, observation, took }, evidence)| {
         let of = catalogue.get(&check);
-        let rules = of.map_or(Ok(Vec::new()), |of| book.about(of, &observation)).map_err(CheckError::Rules)?;
-        let judgement = judge_with(&rules, profile, &past, &check, &observation);
-        let Judgement { verdict, reason, text, findings } = after_boot(judgement, up, policy.agents.boot_grace);
-        Ok((Answer { check, verdict, reason, text, took, findings }, evidence))
+        let rules = of.map_or(Ok(Vec::new()), |of| book.rules_for(of, &observation)).map_err(CheckError::Rules)?;
+        let judgement = classify_with_baselines(&rules, profile, &past, &check, &observation);
+        let Classification { verdict, reason, text, findings } =
+            apply_boot_grace(judgement, up, policy.agents.boot_grace);
+        Ok((CheckResult { check, verdict, reason, text, took, findings }, evidence))
     });
     judged.collect()
 }
 
 /// Runs the named checks, or the suite's checks that the policy enables, without classifying them.
-pub fn look(
+pub fn observe(
     names: &[CheckId],
     suite: Suite,
     policy: &Policy,
     runner: &dyn ProbeRunner,
-) -> Result<Vec<Looked>, CheckError> {
-    let all = look_by(&Catalogue::with_site_checks(policy), names, suite, policy, runner)?;
+) -> Result<Vec<CheckObservation>, CheckError> {
+    let all = observe_with_evidence(&Catalogue::with_site_checks(policy), names, suite, policy, runner)?;
     Ok(all.into_iter().map(|(looked, _)| looked).collect())
 }
 
-fn look_by(
+fn observe_with_evidence(
     catalogue: &Catalogue,
     names: &[CheckId],
     suite: Suite,
     policy: &Policy,
     runner: &dyn ProbeRunner,
-) -> Result<Vec<(Looked, TestEvidence)>, CheckError> {
+) -> Result<Vec<(CheckObservation, TestEvidence)>, CheckError> {
     let chosen = choose(catalogue, names, suite, policy)?;
     let params = |id: &CheckId| catalogue.params(policy, id);
     // Reads shared by all checks count as the first check's time.
@@ -156,7 +157,7 @@ fn look_by(
         let began = std::mem::replace(&mut started, now());
         let probes = probes.into_iter().zip(outputs).collect();
         let evidence = TestEvidence { test: check.clone(), started: began, ended: started, probes };
-        (Looked { check, observation, took: started.since(began) }, evidence)
+        (CheckObservation { check, observation, took: started.since(began) }, evidence)
     });
     Ok(looked.collect())
 }
@@ -189,8 +190,8 @@ fn choose<'a>(
 }
 
 /// Returns the exit code for these answers.
-pub fn exit_code(answers: &[Answer]) -> u8 {
-    let rank = |answer: &Answer| match (answer.verdict, answer.worst()) {
+pub fn exit_code(answers: &[CheckResult]) -> u8 {
+    let rank = |answer: &CheckResult| match (answer.verdict, answer.worst_severity()) {
         // A node to which no check applies is not thereby healthy.
         (Verdict::NotApplicable, _) => (0, exit::UNKNOWN),
         (Verdict::Pass, _) => (1, exit::OK),
@@ -211,9 +212,9 @@ mod tests {
         FixtureRunner::new([(Probe::read("/proc/meminfo"), ProbeOutput::Text(text))])
     }
 
-    fn answers(names: &[&str], runner: &FixtureRunner) -> Vec<Answer> {
+    fn answers(names: &[&str], runner: &FixtureRunner) -> Vec<CheckResult> {
         let names: Vec<_> = names.iter().map(|name| CheckId::new(name).unwrap()).collect();
-        check(&names, Suite::Fast, &Policy::standard(), None, runner).unwrap()
+        check(&names, Suite::Fast, &Policy::built_in(), None, runner).unwrap()
     }
 
     fn code(names: &[&str], runner: &FixtureRunner) -> u8 {
@@ -231,7 +232,7 @@ mod tests {
 
     #[test]
     fn where_nothing_applies_nobody_is_told_that_all_is_well() {
-        let none = Answer {
+        let none = CheckResult {
             check: CheckId::new("gpu-ecc").unwrap(),
             verdict: Verdict::NotApplicable,
             reason: ReasonCode::fixed("no-gpu"),
@@ -261,7 +262,7 @@ mod tests {
     #[test]
     fn an_unknown_check_is_refused_with_the_known_ones() {
         let names = [CheckId::new("nonsense").unwrap()];
-        let error = check(&names, Suite::Fast, &Policy::standard(), None, &FixtureRunner::default());
+        let error = check(&names, Suite::Fast, &Policy::built_in(), None, &FixtureRunner::default());
         let error = error.unwrap_err().to_string();
         assert!(error.contains("`nonsense`") && error.contains("disk-space"), "{error}");
     }

@@ -14,7 +14,7 @@ const POOL: &str = "/var/lib/hyperv/.kvp_pool_3";
 const NAME: usize = 512;
 const VALUE: usize = 2048;
 /// A pool has about a dozen records.
-const MOST_POOL: u32 = 128 * 1024;
+const MAX_POOL_BYTES: u32 = 128 * 1024;
 
 /// Collects the identity. Unreadable parts are left out: a machine without any is identified by its node name.
 pub fn collect(runner: &dyn ProbeRunner) -> Hardware {
@@ -38,7 +38,7 @@ pub fn collect(runner: &dyn ProbeRunner) -> Hardware {
 /// Returns the name of the physical host below an Azure VM, from Hyper-V's guest data: records of a 512-byte name and a
 /// 2048-byte value, both zero-padded.
 fn physical_host(runner: &dyn ProbeRunner) -> Option<String> {
-    let ProbeOutput::Files(files) = runner.run(&Probe::Bytes { pattern: POOL.to_owned(), most: MOST_POOL }) else {
+    let ProbeOutput::Files(files) = runner.run(&Probe::Bytes { pattern: POOL.to_owned(), most: MAX_POOL_BYTES }) else {
         return None;
     };
     let bytes = hex::decode(files.first()?.text.as_ref().ok()?)?;
@@ -87,7 +87,7 @@ mod tests {
             }
             let digits = hex::encode(&bytes);
             let file = doctor_checks::probe::FileText { path: POOL.to_owned(), text: Ok(digits) };
-            let probe = Probe::Bytes { pattern: POOL.to_owned(), most: MOST_POOL };
+            let probe = Probe::Bytes { pattern: POOL.to_owned(), most: MAX_POOL_BYTES };
             collect(&FixtureRunner::new([(probe, ProbeOutput::Files(vec![file]))])).physical_host
         };
         let host = ("PhysicalHostNameFullyQualified", "MNZ20-0123.example");

@@ -18,7 +18,7 @@ use doctor_node::{
     agent, builtin, check,
     hook::{self, HOOK_ARGUMENT},
     host,
-    job::{self, HandOver, Order, place},
+    job::{self, JobParams, ResultTarget, node_paths},
     memory,
     policy::load_policy,
     profile::{self, MachineArgs},
@@ -78,7 +78,7 @@ struct CheckArgs {
     #[command(flatten, next_help_heading = "Machine type")]
     machine: MachineArgs,
     #[command(flatten, next_help_heading = "Paths")]
-    place: Place,
+    paths: PathArgs,
 }
 
 /// Run tests that load the node and print their verdicts.
@@ -106,7 +106,7 @@ struct TestArgs {
     #[command(flatten, next_help_heading = "Machine type")]
     machine: MachineArgs,
     #[command(flatten, next_help_heading = "Paths")]
-    place: Place,
+    paths: PathArgs,
 }
 
 /// Show, learn or compare the hardware profile of this machine.
@@ -116,11 +116,11 @@ struct TestArgs {
 #[derive(Debug, Args)]
 struct ProfileArgs {
     #[command(subcommand)]
-    what: profile_command::What,
+    subcommand: profile_command::ProfileCommand,
     #[command(flatten, next_help_heading = "Machine type")]
     machine: MachineArgs,
     #[command(flatten, next_help_heading = "Paths")]
-    place: Place,
+    paths: PathArgs,
 }
 
 /// Record what the checks read on this machine, for replay elsewhere.
@@ -133,7 +133,7 @@ struct RecordArgs {
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     #[command(flatten)]
-    place: Place,
+    paths: PathArgs,
 }
 
 /// Run the tests of one validation run; write a log and a signed result document.
@@ -181,7 +181,7 @@ struct JobArgs {
     #[arg(long, value_name = "FILE")]
     job_file: Option<PathBuf>,
     #[command(flatten)]
-    place: Place,
+    paths: PathArgs,
 }
 
 /// Run the site's command to reset the GPUs or reboot this machine, once, and verify the effect.
@@ -193,7 +193,7 @@ struct JobArgs {
 #[derive(Debug, Args)]
 struct RepairArgs {
     #[arg(value_enum)]
-    what: repair::What,
+    what: repair::RepairAction,
     /// Boot id of the request, as in /proc/sys/kernel/random/boot_id. In any other boot the command does nothing.
     #[arg(long, value_name = "ID")]
     boot: Option<String>,
@@ -210,7 +210,7 @@ struct RepairArgs {
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<String>,
     #[command(flatten)]
-    place: Place,
+    paths: PathArgs,
 }
 
 /// Collect hardware details and the vendor's diagnostic report, for a repair or a support case.
@@ -238,7 +238,7 @@ struct ReportArgs {
     #[arg(long, value_name = "ID", requires = "job_file")]
     run: Option<RunId>,
     #[command(flatten)]
-    place: Place,
+    paths: PathArgs,
 }
 
 /// Check this node continuously and report changes to the controller until stopped (SIGTERM).
@@ -255,7 +255,7 @@ struct AgentArgs {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]
-    settings: agent::config::Written,
+    settings: agent::config::AgentSettings,
 }
 
 /// Run as Slurm's HealthCheckProgram, Prolog or Epilog: check this node, or reuse a recent verdict, and print one line.
@@ -271,7 +271,7 @@ struct AgentArgs {
 #[derive(Debug, Args)]
 struct HookArgs {
     #[arg(value_enum)]
-    moment: hook::Moment,
+    moment: hook::HookKind,
     /// Settings as TOML. [default: /etc/cluster-doctor/hook.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -294,7 +294,7 @@ struct HostArgs {
 }
 
 #[derive(Debug, Args)]
-struct Place {
+struct PathArgs {
     /// Root of this machine's file system, for a container that has the host mounted there.
     #[arg(long, global = true, value_name = "DIR", default_value = "/")]
     root: PathBuf,
@@ -313,7 +313,7 @@ struct Place {
     dcgm: Option<OsString>,
 }
 
-impl Place {
+impl PathArgs {
     fn runner<'a>(&self, stop: &'a Stop) -> LocalRunner<'a> {
         let runner = LocalRunner::new(&self.root, stop).state(self.state.as_deref()).library(self.nvml.clone());
         runner.dcgm(self.dcgm.clone().unwrap_or_default())
@@ -321,11 +321,11 @@ impl Place {
 }
 
 fn main() -> ExitCode {
-    memory::one_heap();
+    memory::use_one_arena();
     let mut args = std::env::args_os();
     match args.nth(1) {
         Some(argument) if argument == HELPER_ARGUMENT => return helper(args),
-        Some(argument) if argument == DRIVER_ARGUMENT => return runner::serve_driver_questions(args),
+        Some(argument) if argument == DRIVER_ARGUMENT => return runner::serve_driver_queries(args),
         Some(argument) if argument == BUILTIN_ARGUMENT => return builtin::run(args),
         Some(argument) if argument == HOOK_ARGUMENT => return hook::worker(args),
         _ => {}
@@ -339,7 +339,7 @@ fn main() -> ExitCode {
             return ExitCode::from(hook::run(args.moment, args.config.as_deref(), args.alone));
         }
         Ok(Cli { command: Sub::Host(args) }) => {
-            (host::answer(&args.keep).map(|()| 0).context("cannot answer the controller"), 1)
+            (host::serve_request(&args.keep).map(|()| 0).context("cannot answer the controller"), 1)
         }
         Ok(Cli { command: Sub::Job(args) }) => (job(args), job_file::exit::NOT_BEGUN),
         Ok(Cli { command: Sub::Repair(args) }) => (repair(&args), 1),
@@ -370,34 +370,34 @@ fn usage(error: &clap::Error) -> ExitCode {
 }
 
 fn check(args: &CheckArgs) -> anyhow::Result<u8> {
-    let policy = load_policy(args.place.policy.as_deref())?;
+    let policy = load_policy(args.paths.policy.as_deref())?;
     let stop = Stop::on_signals().context("cannot install signal handlers")?;
-    let runner = args.place.runner(&stop);
-    let profile = profile::choose(&args.machine, args.place.state.as_deref(), &runner)?.profile;
+    let runner = args.paths.runner(&stop);
+    let profile = profile::select_profile(&args.machine, args.paths.state.as_deref(), &runner)?.profile;
     let names: Vec<_> = args.names.iter().chain(&args.only).cloned().collect();
     let answers = check::check(&names, args.suite, &policy, profile.as_ref(), &runner)?;
-    shown(&answers, args.json, args.all)
+    print_results(&answers, args.json, args.all)
 }
 
 fn test(args: &TestArgs) -> anyhow::Result<u8> {
-    let mut policy = load_policy(args.place.policy.as_deref())?;
-    let names = test::named(&args.names, &policy);
+    let mut policy = load_policy(args.paths.policy.as_deref())?;
+    let names = test::expand_suites(&args.names, &policy);
     test::set(&mut policy, &names, &args.set);
     if let Some(level) = args.level {
         test::set_level(&mut policy, &names, level)?;
     }
     let stop = Stop::on_signals().context("cannot install signal handlers")?;
     let say = |line: &str| eprintln!("{line}");
-    let mut runner = args.place.runner(&stop);
+    let mut runner = args.paths.runner(&stop);
     if args.echo || std::io::stderr().is_terminal() {
         runner = runner.echo(&say);
     }
-    let profile = profile::choose(&args.machine, args.place.state.as_deref(), &runner)?.profile;
+    let profile = profile::select_profile(&args.machine, args.paths.state.as_deref(), &runner)?.profile;
     let answers = test::test(&names, &policy, profile.as_ref(), &runner)?;
-    shown(&answers, args.json, true)
+    print_results(&answers, args.json, true)
 }
 
-fn shown(answers: &[check::Answer], json: bool, every_line: bool) -> anyhow::Result<u8> {
+fn print_results(answers: &[check::CheckResult], json: bool, every_line: bool) -> anyhow::Result<u8> {
     if json {
         println!("{}", serde_json::to_string_pretty(&check::rows(answers))?);
     } else {
@@ -407,47 +407,48 @@ fn shown(answers: &[check::Answer], json: bool, every_line: bool) -> anyhow::Res
 }
 
 fn record(args: &RecordArgs) -> anyhow::Result<u8> {
-    let policy = load_policy(args.place.policy.as_deref())?;
+    let policy = load_policy(args.paths.policy.as_deref())?;
     let stop = Stop::on_signals().context("cannot install signal handlers")?;
-    let runner = LocalRunner::new(&args.place.root, &stop).library(args.place.nvml.clone());
-    doctor_node::record::record(&policy, &runner, &args.place.root, &args.out)?;
+    let runner = LocalRunner::new(&args.paths.root, &stop).library(args.paths.nvml.clone());
+    doctor_node::record::record(&policy, &runner, &args.paths.root, &args.out)?;
     println!("wrote the recording to {}", args.out.display());
     Ok(check::exit::OK)
 }
 
 fn profile(args: &ProfileArgs) -> anyhow::Result<u8> {
-    let policy = load_policy(args.place.policy.as_deref())?;
+    let policy = load_policy(args.paths.policy.as_deref())?;
     let stop = Stop::on_signals().context("cannot install signal handlers")?;
-    let runner = args.place.runner(&stop);
-    let (said, code) = profile_command::run(&args.what, &args.machine, args.place.state.as_deref(), &policy, &runner)?;
+    let runner = args.paths.runner(&stop);
+    let (said, code) =
+        profile_command::run(&args.subcommand, &args.machine, args.paths.state.as_deref(), &policy, &runner)?;
     print!("{said}");
     Ok(code)
 }
 
 fn repair(args: &RepairArgs) -> anyhow::Result<u8> {
     let stop = Stop::on_signals().context("cannot install signal handlers")?;
-    let runner = args.place.runner(&stop);
-    let (limit, root) = (args.limit.to_std(), args.place.root.as_path());
+    let runner = args.paths.runner(&stop);
+    let (limit, root) = (args.limit.to_std(), args.paths.root.as_path());
     let work = || -> anyhow::Result<u8> {
         let done = repair::repair(args.what, args.boot.as_deref(), &args.command, limit, root, &runner)?;
         println!("{done}");
         Ok(0)
     };
     match (&args.job_file, args.run) {
-        (Some(path), Some(run)) => job::claimed(path, run, work)?,
+        (Some(path), Some(run)) => job::with_claim(path, run, work)?,
         _ => work(),
     }
 }
 
 fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     let stop = Stop::on_signals().context("cannot install signal handlers")?;
-    let runner = args.place.runner(&stop);
+    let runner = args.paths.runner(&stop);
     let work = || -> anyhow::Result<u8> {
         println!("{}", report::report(&args.out, args.limit, &args.metadata, &runner, &stop)?);
         Ok(0)
     };
     match (&args.job_file, args.run) {
-        (Some(path), Some(run)) => job::claimed(path, run, work)?,
+        (Some(path), Some(run)) => job::with_claim(path, run, work)?,
         _ => work(),
     }
 }
@@ -464,38 +465,40 @@ fn job(args: JobArgs) -> anyhow::Result<u8> {
     if let Some(limit) = args.limit {
         stop = stop.after(limit.to_std());
     }
-    let policy = load_policy(args.place.policy.as_deref())?;
-    let tests = test::named(&args.tests, &policy);
+    let policy = load_policy(args.paths.policy.as_deref())?;
+    let tests = test::expand_suites(&args.tests, &policy);
     let by_hand = args.data.is_some();
-    let run = args.run.unwrap_or_else(place::new_run);
+    let run = args.run.unwrap_or_else(node_paths::new_run);
     let this = NODE_VARIABLES.iter().find_map(|name| std::env::var(name).ok());
     let (node, logs, hand_over) = match (args.data, args.carry) {
         (Some(data), _) => {
-            let node = args.nodes.into_iter().next().map_or_else(place::this_node, Ok)?;
-            let (logs, document) = place::below(&data, &tests, &node, run).context("--tests names no test")?;
+            let node = args.nodes.into_iter().next().map_or_else(node_paths::this_node, Ok)?;
+            let (logs, document) =
+                node_paths::shared_paths(&data, &tests, &node, run).context("--tests names no test")?;
             println!("{}", document.display());
-            (node, logs, HandOver::File(document))
+            (node, logs, ResultTarget::File(document))
         }
         (None, Some(message)) => {
-            let which = place::which(&args.nodes, this.as_deref())?;
-            (args.nodes[which].clone(), Vec::new(), HandOver::Output { message })
+            let which = node_paths::node_index(&args.nodes, this.as_deref())?;
+            (args.nodes[which].clone(), Vec::new(), ResultTarget::Output { message })
         }
         (None, None) => {
-            let (node, logs, document) = place::among(&args.nodes, &args.logs, &args.documents, this.as_deref())?;
-            (node, logs, HandOver::File(document))
+            let (node, logs, document) =
+                node_paths::own_paths(&args.nodes, &args.logs, &args.documents, this.as_deref())?;
+            (node, logs, ResultTarget::File(document))
         }
     };
-    let order = Order {
+    let order = JobParams {
         run,
         node,
         tests,
         key: key(args.key_file.as_deref(), by_hand)?,
         logs,
-        hand_over,
+        result_target: hand_over,
         policy,
-        root: args.place.root,
-        library: args.place.nvml,
-        state: args.place.state,
+        root: args.paths.root,
+        library: args.paths.nvml,
+        state: args.paths.state,
         job_file: args.job_file,
     };
     match job::run(&order, &stop) {
@@ -517,7 +520,7 @@ fn key(file: Option<&Path>, by_hand: bool) -> anyhow::Result<RunKey> {
         }
         None => match std::env::var(KEY_VARIABLE) {
             Ok(text) => text,
-            Err(_) if by_hand => return place::passing_key(),
+            Err(_) if by_hand => return node_paths::throwaway_key(),
             Err(_) => bail!("no key for this run: set {KEY_VARIABLE} or --key-file"),
         },
     };
@@ -532,7 +535,7 @@ fn helper(mut args: impl Iterator<Item = OsString>) -> ExitCode {
         eprintln!("{HELPER_ARGUMENT} is internal to doctor-node");
         return ExitCode::FAILURE;
     };
-    let answer = runner::answer_as_helper(&probe, Path::new(&root), &library);
+    let answer = runner::serve_one_probe(&probe, Path::new(&root), &library);
     match serde_json::to_writer(std::io::stdout().lock(), &answer) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,

@@ -7,8 +7,8 @@ use std::{
 
 use doctor_core::{
     policy::Policy,
-    profile::{Profile, ProfileFile, UnknownLike},
-    toml_text::BadText,
+    profile::{Profile, ProfileFile, UnknownBaseProfile},
+    toml_text::TomlError,
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -16,16 +16,16 @@ pub enum FileError {
     #[error("cannot read {}", .path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("{} is not a valid {what}", .path.display())]
-    Parse { path: PathBuf, what: &'static str, source: BadText },
+    Parse { path: PathBuf, what: &'static str, source: TomlError },
     #[error("cannot resolve the base profile of {}", .path.display())]
-    Like { path: PathBuf, source: UnknownLike },
+    UnknownBase { path: PathBuf, source: UnknownBaseProfile },
 }
 
 /// Loads the default policy with the site's file merged over it, key by key. Returns the default without a file.
 pub fn load_policy(path: Option<&Path>) -> Result<Policy, FileError> {
-    let Some(path) = path else { return Ok(Policy::standard()) };
+    let Some(path) = path else { return Ok(Policy::built_in()) };
     let bad = |source| FileError::Parse { path: path.to_owned(), what: "policy", source };
-    Policy::over_defaults(&read(path)?).map_err(bad)
+    Policy::with_site_settings(&read(path)?).map_err(bad)
 }
 
 /// Loads a profile file and resolves the built-in profile that it extends. Returns `None` without a file.
@@ -35,7 +35,7 @@ pub fn load_profile(path: Option<&Path>) -> Result<Option<Profile>, FileError> {
     let file = ProfileFile::read(&read(path)?).map_err(bad)?;
     let sku = file.sku.clone();
     let mut types = doctor_checks::profiles::built_in();
-    types.lay_over(file).map_err(|source| FileError::Like { path: path.to_owned(), source })?;
+    types.merge(file).map_err(|source| FileError::UnknownBase { path: path.to_owned(), source })?;
     Ok(types.get(&sku).map(ProfileFile::profile))
 }
 
@@ -53,7 +53,7 @@ mod tests {
         let path = directory.path().join("policy.toml");
         fs::write(&path, "[limits]\njobs = 9\n[tests.memory]\nenabled = false\n").unwrap();
         let policy = load_policy(Some(&path)).unwrap();
-        assert_eq!((policy.limits.jobs, policy.limits.per_share), (9, Policy::standard().limits.per_share));
+        assert_eq!((policy.limits.jobs, policy.limits.per_share), (9, Policy::built_in().limits.per_share));
 
         fs::write(&path, "[limits]\njob = 9\n").unwrap();
         let error = load_policy(Some(&path)).unwrap_err();

@@ -15,17 +15,17 @@ use std::{
 
 use doctor_core::{
     ids::Sku,
-    machine::{Detected, Detection, ToldBy, detect},
-    profile::{MachineTypes, Profile, ProfileFile, UnknownLike},
-    toml_text::BadText,
+    profile::{MachineTypes, Profile, ProfileFile, UnknownBaseProfile},
+    sku_detection::{Detected, Detection, DetectionSource, detect},
+    toml_text::TomlError,
 };
 use serde::Serialize;
 
 use crate::runner::ProbeRunner;
 
-pub use diff::{Compared, Difference, compare, differences_table};
+pub use diff::{Comparison, Difference, compare, differences_table};
 pub use facts::gather;
-pub use learn::{Learned, learn, usual_name};
+pub use learn::{LearnedProfile, default_name, learn};
 pub use metadata::{LINK_LOCAL, MetadataError, instance_type};
 
 /// The value of `--sku` that selects no profile.
@@ -36,9 +36,9 @@ pub enum ProfileError {
     #[error("cannot read {}", .path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("{} is not a valid profile", .path.display())]
-    Parse { path: PathBuf, source: BadText },
+    Parse { path: PathBuf, source: TomlError },
     #[error("cannot merge the profiles")]
-    Like(#[from] UnknownLike),
+    UnknownBase(#[from] UnknownBaseProfile),
     #[error("unknown profile `{name}`; known profiles: {known}")]
     NoSuchProfile { name: Sku, known: String },
 }
@@ -66,22 +66,22 @@ pub struct MachineArgs {
 
 impl MachineArgs {
     /// No options: everything is detected.
-    pub(crate) fn unasked() -> Self {
+    pub(crate) fn detect_all() -> Self {
         Self { sku: None, profile: None, profiles: None, label: None, metadata: LINK_LOCAL.to_owned() }
     }
 }
 
 /// The profile in use, and why.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Choice {
+pub struct ProfileChoice {
     /// `None`: checks that need an expectation are inconclusive.
     pub profile: Option<Profile>,
     pub detection: Detection,
 }
 
-impl Choice {
+impl ProfileChoice {
     /// Returns a one-line summary.
-    pub fn in_words(&self) -> String {
+    pub fn summary(&self) -> String {
         match (&self.profile, &self.detection.found) {
             (Some(profile), Some(found)) => format!("{} (by {}), version {}", profile.sku, found.by, profile.version),
             (Some(profile), None) => format!("{}, version {}, as requested", profile.sku, profile.version),
@@ -94,7 +94,11 @@ impl Choice {
 ///
 /// # Errors
 /// If a file is invalid or a name is unknown. An unknown machine is no error.
-pub fn choose(args: &MachineArgs, state: Option<&Path>, runner: &dyn ProbeRunner) -> Result<Choice, ProfileError> {
+pub fn select_profile(
+    args: &MachineArgs,
+    state: Option<&Path>,
+    runner: &dyn ProbeRunner,
+) -> Result<ProfileChoice, ProfileError> {
     if let Some(path) = &args.profile {
         let file = read(path)?;
         let sku = file.sku.clone();
@@ -104,26 +108,26 @@ pub fn choose(args: &MachineArgs, state: Option<&Path>, runner: &dyn ProbeRunner
         if args.profiles.is_some() || (file.like.is_some() && types.get(base).is_none()) {
             types = known_types(args.profiles.as_deref())?;
         }
-        types.lay_over(file)?;
+        types.merge(file)?;
         let steps = vec![format!("file: {} was requested", path.display())];
         let profile = types.get(&sku).map(ProfileFile::profile);
-        return Ok(Choice { profile, detection: Detection { found: None, steps } });
+        return Ok(ProfileChoice { profile, detection: Detection { found: None, steps } });
     }
     let types = known_types(args.profiles.as_deref())?;
     if let Some(name) = &args.sku {
         let steps = vec![format!("--sku: `{name}` was requested")];
         let detection = Detection { found: None, steps };
         if name.as_str() == NONE {
-            return Ok(Choice { profile: None, detection });
+            return Ok(ProfileChoice { profile: None, detection });
         }
         let profile = named(&types, name)?;
-        return Ok(Choice { profile: Some(profile), detection });
+        return Ok(ProfileChoice { profile: Some(profile), detection });
     }
     let facts = gather(args, state, runner);
     let mut detection = detect(&types, &facts.machine);
     detection.steps.splice(0..0, facts.notes);
     let profile = detection.found.as_ref().and_then(|found| types.get(&found.sku)).map(ProfileFile::profile);
-    Ok(Choice { profile, detection })
+    Ok(ProfileChoice { profile, detection })
 }
 
 /// Finds a profile by its name or by a cloud's name for the machine type.
@@ -131,9 +135,9 @@ pub fn choose(args: &MachineArgs, state: Option<&Path>, runner: &dyn ProbeRunner
 /// # Errors
 /// If there is none.
 pub fn named(types: &MachineTypes, name: &Sku) -> Result<Profile, ProfileError> {
-    let facts = doctor_core::machine::MachineFacts { told: Some(name.clone()), ..Default::default() };
+    let facts = doctor_core::sku_detection::MachineFacts { told: Some(name.clone()), ..Default::default() };
     let found = detect(types, &facts).found;
-    let sku = found.filter(|found| matches!(found, Detected { by: ToldBy::Label, .. })).map(|found| found.sku);
+    let sku = found.filter(|found| matches!(found, Detected { by: DetectionSource::Label, .. })).map(|found| found.sku);
     let file = sku.and_then(|sku| types.get(&sku).cloned());
     file.map(|file| file.profile())
         .ok_or_else(|| ProfileError::NoSuchProfile { name: name.clone(), known: types.names() })
@@ -156,7 +160,7 @@ pub fn known_types(directory: Option<&Path>) -> Result<MachineTypes, ProfileErro
     }
     paths.sort_unstable();
     let files: Result<Vec<_>, _> = paths.iter().map(|path| read(path)).collect();
-    types.lay_over_all(files?)?;
+    types.merge_all(files?)?;
     Ok(types)
 }
 

@@ -5,17 +5,17 @@ use std::{fmt::Write as _, fs, path::PathBuf};
 use anyhow::{Context, bail};
 use clap::Subcommand;
 use doctor_checks::Catalogue;
-use doctor_core::{classify::judge, finding::Verdict, ids::Sku, policy::Policy, profile::Profile};
+use doctor_core::{classify::classify, finding::Verdict, ids::Sku, policy::Policy, profile::Profile};
 
 use crate::{
     check::{self, Suite},
     clock::now,
-    profile::{self, Compared, MachineArgs},
+    profile::{self, Comparison, MachineArgs},
     runner::ProbeRunner,
 };
 
 #[derive(Debug, Subcommand)]
-pub enum What {
+pub enum ProfileCommand {
     /// Print the profile that applies, why it was chosen, and what it expects. Exit code 0 if there is one, 3 if not.
     Show {
         #[arg(long)]
@@ -49,27 +49,27 @@ pub enum What {
 /// # Errors
 /// If a file is invalid or cannot be written, or a name is unknown.
 pub fn run(
-    what: &What,
+    what: &ProfileCommand,
     args: &MachineArgs,
     state: Option<&std::path::Path>,
     policy: &Policy,
     runner: &dyn ProbeRunner,
 ) -> anyhow::Result<(String, u8)> {
     match what {
-        What::Show { json } => show(&profile::choose(args, state, runner)?, *json),
-        What::Diff { with, json } => {
+        ProfileCommand::Show { json } => show(&profile::select_profile(args, state, runner)?, *json),
+        ProfileCommand::Diff { with, json } => {
             let profile = match with {
                 Some(with) => named_or_file(with, args)?,
-                None => match profile::choose(args, state, runner)?.profile {
+                None => match profile::select_profile(args, state, runner)?.profile {
                     Some(profile) => profile,
                     None => bail!("no profile matches this machine: give the name of a profile, or a file"),
                 },
             };
             diff(&profile, *json, policy, runner)
         }
-        What::Learn { out, anyway } => {
+        ProfileCommand::Learn { out, anyway } => {
             let facts = profile::gather(args, state, runner).machine;
-            let name = args.sku.clone().or_else(|| profile::usual_name(&facts));
+            let name = args.sku.clone().or_else(|| profile::default_name(&facts));
             let name = name.context("neither the cloud nor the firmware reports a machine type: set --sku")?;
             let (text, failing) = learn(name, &facts, policy, runner)?;
             if !failing.is_empty() && !anyway {
@@ -97,16 +97,16 @@ fn named_or_file(with: &str, args: &MachineArgs) -> anyhow::Result<Profile> {
     }
     let file = profile::read(&path)?;
     let sku = file.sku.clone();
-    types.lay_over(file)?;
+    types.merge(file)?;
     Ok(profile::named(&types, &sku)?)
 }
 
-fn show(choice: &profile::Choice, json: bool) -> anyhow::Result<(String, u8)> {
+fn show(choice: &profile::ProfileChoice, json: bool) -> anyhow::Result<(String, u8)> {
     let code = if choice.profile.is_some() { check::exit::OK } else { check::exit::UNKNOWN };
     if json {
         return Ok((format!("{}\n", serde_json::to_string_pretty(choice)?), code));
     }
-    let mut said = format!("profile: {}\n", choice.in_words());
+    let mut said = format!("profile: {}\n", choice.summary());
     for step in &choice.detection.steps {
         writeln!(said, "  {step}")?;
     }
@@ -122,9 +122,9 @@ fn show(choice: &profile::Choice, json: bool) -> anyhow::Result<(String, u8)> {
 }
 
 fn diff(profile: &Profile, json: bool, policy: &Policy, runner: &dyn ProbeRunner) -> anyhow::Result<(String, u8)> {
-    let rows = profile::compare(profile, &check::look(&[], Suite::Quick, policy, runner)?);
-    let any = |wanted: &[Compared]| rows.iter().any(|row| wanted.contains(&row.compared));
-    let code = match (any(&[Compared::Less, Compared::More]), any(&[Compared::Same])) {
+    let rows = profile::compare(profile, &check::observe(&[], Suite::Quick, policy, runner)?);
+    let any = |wanted: &[Comparison]| rows.iter().any(|row| wanted.contains(&row.compared));
+    let code = match (any(&[Comparison::Less, Comparison::More]), any(&[Comparison::Same])) {
         (true, _) => check::exit::WARNING,
         (false, true) => check::exit::OK,
         (false, false) => check::exit::UNKNOWN,
@@ -145,16 +145,16 @@ fn diff(profile: &Profile, json: bool, policy: &Policy, runner: &dyn ProbeRunner
 /// Returns the profile's text, and one line for each check that fails on this machine.
 fn learn(
     name: Sku,
-    facts: &doctor_core::machine::MachineFacts,
+    facts: &doctor_core::sku_detection::MachineFacts,
     policy: &Policy,
     runner: &dyn ProbeRunner,
 ) -> anyhow::Result<(String, String)> {
     let rules =
         Catalogue::with_site_checks(policy).rules(policy).context("cannot parse the default rules of a check")?;
-    let looked = check::look(&[], Suite::Quick, policy, runner)?;
+    let looked = check::observe(&[], Suite::Quick, policy, runner)?;
     let mut failing = String::new();
     for seen in &looked {
-        let judgement = judge(&rules, None, &seen.check, &seen.observation);
+        let judgement = classify(&rules, None, &seen.check, &seen.observation);
         if judgement.verdict == Verdict::Fail {
             writeln!(failing, "  {}: {}: {}", seen.check, judgement.reason, judgement.text)?;
         }

@@ -14,7 +14,7 @@ use std::{
 
 use doctor_checks::{
     Catalogue, Depth,
-    gpu::{GpuAnswer, Reading},
+    gpu::{FieldValue, GpuQueryResult},
     probe::{Probe, ProbeOutput},
 };
 use doctor_core::policy::Policy;
@@ -50,7 +50,7 @@ pub fn record(policy: &Policy, runner: &dyn ProbeRunner, root: &Path, out: &Path
     wanted.sort_by_key(|probe| !matches!(probe, Probe::Links { .. }));
     let tree = Tree { real: root, copy: &out.join("root") };
     for probe in &wanted {
-        tree.keep(probe, runner.run(probe))?;
+        tree.record_output(probe, runner.run(probe))?;
     }
     let fields: Vec<String> = wanted
         .iter()
@@ -60,7 +60,7 @@ pub fn record(policy: &Policy, runner: &dyn ProbeRunner, root: &Path, out: &Path
         .into_iter()
         .collect();
     if let ProbeOutput::Gpus(answer) = runner.run(&Probe::Gpu { fields }) {
-        write(&out.join("scene.toml"), scene(&answer).as_bytes())?;
+        write(&out.join("scene.toml"), nvml_fixture(&answer).as_bytes())?;
     }
     Ok(())
 }
@@ -71,7 +71,7 @@ struct Tree<'a> {
 }
 
 impl Tree<'_> {
-    fn keep(&self, probe: &Probe, output: ProbeOutput) -> Result<(), RecordError> {
+    fn record_output(&self, probe: &Probe, output: ProbeOutput) -> Result<(), RecordError> {
         match (probe, output) {
             (Probe::Read { path }, ProbeOutput::Text(text)) => self.file(path, text.as_bytes()),
             (Probe::Kmsg, ProbeOutput::Text(text)) => self.file("/dev/kmsg", text.as_bytes()),
@@ -154,7 +154,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), RecordError> {
 }
 
 /// Renders the scene file that the fake NVML library reads.
-fn scene(answer: &GpuAnswer) -> String {
+fn nvml_fixture(answer: &GpuQueryResult) -> String {
     let mut out = String::new();
     match &answer.driver {
         Ok(driver) => {
@@ -175,10 +175,10 @@ fn scene(answer: &GpuAnswer) -> String {
         let _infallible = write!(out, "\n[[gpu]]\nbus = {:?}\n[gpu.fields]\n", gpu.bus);
         for (name, reading) in &gpu.fields {
             let value = match reading {
-                Reading::Number(value) => format!("{value:?}"),
-                Reading::Text(text) => format!("{text:?}"),
-                Reading::Failed { code, .. } => format!("{{ error = {code} }}"),
-                Reading::NotSupported => continue,
+                FieldValue::Number(value) => format!("{value:?}"),
+                FieldValue::Text(text) => format!("{text:?}"),
+                FieldValue::Failed { code, .. } => format!("{{ error = {code} }}"),
+                FieldValue::NotSupported => continue,
             };
             let _infallible = writeln!(out, "{name:?} = {value}");
         }

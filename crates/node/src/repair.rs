@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Checks that detect a reset that did not help: every GPU must answer, and the driver must request no recovery.
-const AFTER_A_RESET: [&str; 2] = ["gpu-presence", "gpu-recovery-action"];
+const RESET_CHECKS: [&str; 2] = ["gpu-presence", "gpu-recovery-action"];
 /// Reason code of a check without an expectation to compare with.
 const NO_LIMIT: &str = "no-limit";
 /// The kernel's boot id. A container sees the host's.
@@ -29,7 +29,7 @@ const BOOT: &str = "proc/sys/kernel/random/boot_id";
 const KILL_GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum What {
+pub enum RepairAction {
     /// All GPUs of this machine; none may be in use
     Reset,
     Reboot,
@@ -40,7 +40,7 @@ pub enum What {
 /// # Errors
 /// If the command failed, did not end in time, or did not help.
 pub fn repair(
-    what: What,
+    what: RepairAction,
     boot: Option<&str>,
     command: &[String],
     limit: Duration,
@@ -59,8 +59,8 @@ pub fn repair(
         bail!("`{}` ended with {status}", command.join(" "));
     }
     match what {
-        What::Reboot => Ok("reboot requested".to_owned()),
-        What::Reset => helped(runner),
+        RepairAction::Reboot => Ok("reboot requested".to_owned()),
+        RepairAction::Reset => verify_reset(runner),
     }
 }
 
@@ -84,9 +84,9 @@ fn run(command: &[String], limit: Duration) -> anyhow::Result<ExitStatus> {
     }
 }
 
-fn helped(runner: &dyn ProbeRunner) -> anyhow::Result<String> {
-    let names = AFTER_A_RESET.map(CheckId::new).into_iter().collect::<Result<Vec<_>, _>>().context("bad check name")?;
-    let answers = check::check(&names, Suite::Quick, &Policy::standard(), None, runner)?;
+fn verify_reset(runner: &dyn ProbeRunner) -> anyhow::Result<String> {
+    let names = RESET_CHECKS.map(CheckId::new).into_iter().collect::<Result<Vec<_>, _>>().context("bad check name")?;
+    let answers = check::check(&names, Suite::Quick, &Policy::built_in(), None, runner)?;
     for answer in &answers {
         // The number of GPUs is the controller's to judge.
         let uncounted = answer.verdict == Verdict::Inconclusive && answer.reason.as_str() == NO_LIMIT;

@@ -17,7 +17,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 /// The cause of a stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StopWhy {
+pub enum StopReason {
     Signal,
     TimeLimit,
 }
@@ -25,7 +25,7 @@ pub enum StopWhy {
 /// A stop request, tested before and during every operation that takes time.
 #[derive(Debug, Default)]
 pub struct Stop {
-    told: Arc<AtomicBool>,
+    signalled: Arc<AtomicBool>,
     wake: Option<UnixStream>,
     deadline: Option<Instant>,
 }
@@ -45,7 +45,7 @@ impl Stop {
             signal_hook::flag::register(signal, Arc::clone(&told))?;
             signal_hook::low_level::pipe::register(signal, woken.try_clone()?)?;
         }
-        Ok(Self { told, wake: Some(wake), deadline: None })
+        Ok(Self { signalled: told, wake: Some(wake), deadline: None })
     }
 
     /// Also stops after `limit`.
@@ -55,18 +55,18 @@ impl Stop {
         self
     }
 
-    pub fn told(&self) -> Option<StopWhy> {
-        if self.told.load(Ordering::SeqCst) {
-            return Some(StopWhy::Signal);
+    pub fn requested(&self) -> Option<StopReason> {
+        if self.signalled.load(Ordering::SeqCst) {
+            return Some(StopReason::Signal);
         }
-        self.deadline.is_some_and(|deadline| Instant::now() >= deadline).then_some(StopWhy::TimeLimit)
+        self.deadline.is_some_and(|deadline| Instant::now() >= deadline).then_some(StopReason::TimeLimit)
     }
 
     /// Like [`Stop::told`], but waits up to `wait` for a request.
-    pub(crate) fn told_within(&self, wait: Duration) -> Option<StopWhy> {
+    pub(crate) fn requested_within(&self, wait: Duration) -> Option<StopReason> {
         let end = Instant::now() + wait;
         loop {
-            let told = self.told();
+            let told = self.requested();
             if told.is_some() || Instant::now() >= end {
                 return told;
             }
@@ -80,7 +80,7 @@ impl Stop {
     }
 
     /// Shortens `wait` so that it does not pass the deadline.
-    pub(crate) fn at_most(&self, wait: Duration) -> Duration {
+    pub(crate) fn cap_wait(&self, wait: Duration) -> Duration {
         self.deadline.map_or(wait, |deadline| wait.min(deadline.saturating_duration_since(Instant::now())))
     }
 }

@@ -27,17 +27,17 @@ pub struct Verdicts {
     boot: String,
     /// When all fast checks last ran.
     whole: Option<Timestamp>,
-    checks: BTreeMap<CheckId, Held>,
+    checks: BTreeMap<CheckId, StoredResult>,
 }
 
 /// The latest result of one check.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Held {
+pub struct StoredResult {
     pub at: Timestamp,
     pub verdict: Verdict,
     /// Open findings, with their current counts.
-    pub findings: Vec<HeldFinding>,
+    pub findings: Vec<StoredFinding>,
     /// Why the check was inconclusive, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
@@ -46,7 +46,7 @@ pub struct Held {
 /// The parts of a finding that are needed to act on it and to report it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct HeldFinding {
+pub struct StoredFinding {
     pub rule: RuleId,
     pub entity: Entity,
     pub severity: Severity,
@@ -57,7 +57,7 @@ pub struct HeldFinding {
     pub confirm: u32,
 }
 
-impl HeldFinding {
+impl StoredFinding {
     pub const fn is_confirmed(&self) -> bool {
         self.times >= self.confirm
     }
@@ -85,7 +85,7 @@ impl Verdicts {
     }
 
     /// Records one check's result. `text` is kept as the reason if the check was inconclusive.
-    pub fn note(&mut self, check: &CheckId, verdict: Verdict, findings: &[Finding], text: &str, at: Timestamp) {
+    pub fn record(&mut self, check: &CheckId, verdict: Verdict, findings: &[Finding], text: &str, at: Timestamp) {
         let before = self.checks.remove(check).map_or_else(Vec::new, |held| held.findings);
         let findings = if verdict.is_conclusive() {
             let failing = findings.iter().filter(|finding| finding.verdict == Verdict::Fail);
@@ -94,7 +94,7 @@ impl Verdicts {
             before
         };
         let why = (verdict == Verdict::Inconclusive).then(|| text.to_owned());
-        self.checks.insert(check.clone(), Held { at, verdict, findings, why });
+        self.checks.insert(check.clone(), StoredResult { at, verdict, findings, why });
     }
 
     /// Drops results from before `moment`: the fault may have been repaired since.
@@ -103,7 +103,7 @@ impl Verdicts {
     }
 
     /// Records that all fast checks ran at this time.
-    pub fn looked_at_all(&mut self, at: Timestamp) {
+    pub fn mark_all_checked(&mut self, at: Timestamp) {
         self.whole = Some(at);
     }
 
@@ -112,13 +112,13 @@ impl Verdicts {
         self.whole.filter(|whole| *whole <= now).map(|whole| now.since(whole))
     }
 
-    pub fn of(&self, check: &CheckId) -> Option<&Held> {
+    pub fn get(&self, check: &CheckId) -> Option<&StoredResult> {
         self.checks.get(check)
     }
 
     /// Returns current failures with their check, the worst first. Findings of checks that have been inconclusive since
     /// are left out.
-    pub fn failing(&self) -> Vec<(&CheckId, &HeldFinding)> {
+    pub fn failing(&self) -> Vec<(&CheckId, &StoredFinding)> {
         let now = self.checks.iter().filter(|(_, held)| held.verdict == Verdict::Fail);
         let mut failing: Vec<_> =
             now.flat_map(|(check, held)| held.findings.iter().map(move |finding| (check, finding))).collect();
@@ -141,9 +141,9 @@ impl Verdicts {
     }
 }
 
-fn held(finding: &Finding, before: &[HeldFinding]) -> HeldFinding {
+fn held(finding: &Finding, before: &[StoredFinding]) -> StoredFinding {
     let same = before.iter().find(|old| old.rule == finding.rule && old.entity == finding.entity);
-    HeldFinding {
+    StoredFinding {
         rule: finding.rule.clone(),
         entity: finding.entity.clone(),
         severity: finding.severity,
@@ -165,7 +165,7 @@ pub(crate) mod tests {
             entity: Entity::node(),
             verdict: Verdict::Fail,
             severity,
-            remedy: severity.usual_remedy(),
+            remedy: severity.default_remedy(),
             reason: ReasonCode::new(reason).unwrap(),
             text: format!("{check} is wrong"),
             rule: RuleId::new(reason).unwrap(),
@@ -179,17 +179,18 @@ pub(crate) mod tests {
         let (mut kept, check) = (Verdicts::none(), CheckId::new("gpu-xid").unwrap());
         let found = [finding("gpu-xid", "xid-79", Severity::Isolate, 2)];
         let at = Timestamp::from_secs(1000);
-        let times = |kept: &Verdicts| kept.of(&check).unwrap().findings.iter().map(|one| one.times).collect::<Vec<_>>();
-        kept.note(&check, Verdict::Fail, &found, "", at);
+        let times =
+            |kept: &Verdicts| kept.get(&check).unwrap().findings.iter().map(|one| one.times).collect::<Vec<_>>();
+        kept.record(&check, Verdict::Fail, &found, "", at);
         assert!(!kept.failing()[0].1.is_confirmed());
-        kept.note(&check, Verdict::Inconclusive, &[], "the driver hangs", at);
+        kept.record(&check, Verdict::Inconclusive, &[], "the driver hangs", at);
         assert_eq!(kept.why_inconclusive(), Some("the driver hangs"));
         assert_eq!((times(&kept), kept.failing().len(), kept.inconclusive()), (vec![1], 0, 1));
-        kept.note(&check, Verdict::Fail, &found, "", at);
+        kept.record(&check, Verdict::Fail, &found, "", at);
         assert!(kept.failing()[0].1.is_confirmed());
-        kept.note(&check, Verdict::Pass, &[], "", at);
+        kept.record(&check, Verdict::Pass, &[], "", at);
         assert!(kept.failing().is_empty());
-        kept.note(&check, Verdict::Fail, &found, "", at);
+        kept.record(&check, Verdict::Fail, &found, "", at);
         assert_eq!(times(&kept), [1], "the count restarts");
         kept.forget_before(at);
         assert_eq!(kept.failing().len(), 1);
@@ -202,8 +203,8 @@ pub(crate) mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut kept = Verdicts::none();
         let (check, at) = (CheckId::new("memory").unwrap(), Timestamp::from_secs(1000));
-        kept.note(&check, Verdict::Pass, &[], "", at);
-        kept.looked_at_all(at);
+        kept.record(&check, Verdict::Pass, &[], "", at);
+        kept.mark_all_checked(at);
         kept.write(directory.path()).unwrap();
         assert_eq!(Verdicts::read(directory.path()), kept);
         assert_eq!(kept.age(at.plus(Span::minutes(5))), Some(Span::minutes(5)));

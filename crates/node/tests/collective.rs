@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_bed::machine::standin;
+use doctor_bed::fake_machine::fake_nvidia_library;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -23,7 +23,7 @@ const SECRET: &str = "a secret of the nodes of one job";
 
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| standin(Path::new(PROGRAM)))
+    LIBRARY.get_or_init(|| fake_nvidia_library(Path::new(PROGRAM)))
 }
 
 /// A machine with fake GPUs, which are slower than any real ones.

@@ -9,9 +9,9 @@ use std::{
 };
 
 use doctor_checks::{
-    carried::{self, Told},
     document::{Document, RunKey},
     job_file::exit,
+    result_transport::{self, TerminationMessage},
 };
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -242,18 +242,18 @@ fn without_a_directory_the_document_is_in_the_output_and_in_the_message_if_it_fi
     let small = run("memory", &message);
     assert_eq!(small.status.code(), Some(0), "{small:?}");
     let log = String::from_utf8(small.stdout).unwrap();
-    assert!(carried::split_log(&log).0.contains("job: done"), "{log}");
-    let told = carried::read_message(&fs::read_to_string(&message).unwrap()).unwrap();
-    let Told::Document(document) = told else { panic!("{told:?}") };
-    assert_eq!((named(&document).as_str(), carried::read_log(&log).unwrap()), ("memory", document));
+    assert!(result_transport::split_log(&log).0.contains("job: done"), "{log}");
+    let told = result_transport::parse_termination_message(&fs::read_to_string(&message).unwrap()).unwrap();
+    let TerminationMessage::Document(document) = told else { panic!("{told:?}") };
+    assert_eq!((named(&document).as_str(), result_transport::extract_from_log(&log).unwrap()), ("memory", document));
 
     let large = run("lots", &message);
     assert_eq!(large.status.code(), Some(0), "{large:?}");
     let log = String::from_utf8(large.stdout).unwrap();
-    let told = carried::read_message(&fs::read_to_string(&message).unwrap()).unwrap();
-    let Told::InLog { lines } = told else { panic!("it fits into a message: {told:?}") };
+    let told = result_transport::parse_termination_message(&fs::read_to_string(&message).unwrap()).unwrap();
+    let TerminationMessage::InLog { lines } = told else { panic!("it fits into a message: {told:?}") };
     let whole: Vec<&str> = log.lines().collect();
-    assert_eq!(named(&carried::read_log(&whole[whole.len() - lines..].join("\n")).unwrap()), "lots");
+    assert_eq!(named(&result_transport::extract_from_log(&whole[whole.len() - lines..].join("\n")).unwrap()), "lots");
 
     let nowhere = run("memory", Path::new("/no/such/place"));
     assert_eq!(nowhere.status.code(), Some(i32::from(exit::NO_DOCUMENT)), "{nowhere:?}");

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_bed::machine::{GPUS, Machine, Standing, standin};
+use doctor_bed::fake_machine::{FakeMachine, GPUS, InstalledMachine, fake_nvidia_library};
 use doctor_checks::proc_stat::ProcStat;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -23,7 +23,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
 
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| standin(Path::new(PROGRAM)))
+    LIBRARY.get_or_init(|| fake_nvidia_library(Path::new(PROGRAM)))
 }
 
 fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
@@ -37,7 +37,7 @@ fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 }
 
 fn stat(pid: u32) -> Option<ProcStat> {
-    ProcStat::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?).filter(|stat| !stat.is_over())
+    ProcStat::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?).filter(|stat| !stat.has_exited())
 }
 
 fn gone(what: &str, pid: u32) {
@@ -50,7 +50,7 @@ fn signal(pid: u32, signal: Signal) {
 
 /// A machine with DCGM.
 struct Bed {
-    standing: Standing,
+    standing: InstalledMachine,
     folder: TempDir,
     /// The listener of a running engine; `None` if none runs.
     listener: Option<TcpListener>,
@@ -61,11 +61,11 @@ struct Bed {
 impl Bed {
     /// `dcgmi` runs this script in the fixture's directory. An engine is running.
     fn new(dcgmi: &str) -> Self {
-        Self::on(&Machine::hgx_h100(), dcgmi)
+        Self::on(&FakeMachine::hgx_h100(), dcgmi)
     }
 
-    fn on(machine: &Machine, dcgmi: &str) -> Self {
-        let standing = machine.stand(Path::new(PROGRAM), library());
+    fn on(machine: &FakeMachine, dcgmi: &str) -> Self {
+        let standing = machine.install(Path::new(PROGRAM), library());
         let folder = tempfile::tempdir().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -122,12 +122,12 @@ impl Bed {
     fn command(&self, level: u8) -> Command {
         let mut command = Command::new(PROGRAM);
         command.args(["test", "dcgm", "--json", "--level", &level.to_string()]);
-        command.arg("--root").arg(self.standing.at("root")).arg("--nvml").arg(library());
+        command.arg("--root").arg(self.standing.path("root")).arg("--nvml").arg(library());
         command.arg("--set").arg(format!("address={}", self.address));
         for setting in &self.settings {
             command.arg("--set").arg(setting);
         }
-        command.env("DOCTOR_STANDIN", self.standing.at("scene.toml")).env("TMPDIR", self.at("tmp"));
+        command.env("DOCTOR_STANDIN", self.standing.path("scene.toml")).env("TMPDIR", self.at("tmp"));
         command.env("PATH", format!("{}:/usr/bin:/bin", self.at("bin").display()));
         command
     }
@@ -244,15 +244,16 @@ fn what_dcgm_did_not_say_in_full_has_not_passed() {
 #[test]
 fn gpus_in_use_or_divided_are_not_diagnosed_from_level_2_on() {
     let us = f64::from(std::process::id());
-    let busy = Bed::on(&Machine::hgx_h100().gpu(3, "process.0.pid", us), "cat answer.json").answer(&passed(&LEVEL_2));
+    let busy =
+        Bed::on(&FakeMachine::hgx_h100().gpu(3, "process.0.pid", us), "cat answer.json").answer(&passed(&LEVEL_2));
     let said = busy.says(2, "inconclusive failed");
     assert!(said.contains("`gpus-free`: gpu:0000:48:00.0 is used by process"), "{said}");
-    let divided = Bed::on(&Machine::hgx_h100().gpu(2, "mig.mode.current", 1.0), "cat answer.json");
+    let divided = Bed::on(&FakeMachine::hgx_h100().gpu(2, "mig.mode.current", 1.0), "cat answer.json");
     let divided = divided.answer(&passed(&LEVEL_2));
     assert!(divided.says(4, "inconclusive failed").contains("`mig-off`: gpu:0000:38:00.0 has MIG enabled"));
     assert_eq!(busy.calls() + &divided.calls(), "", "nothing was loaded");
     busy.says(1, "pass within-limits");
-    let unknown = Bed::on(&Machine::hgx_h100().gpu_lost(1, 15), "cat answer.json").answer(&passed(&LEVEL_2));
+    let unknown = Bed::on(&FakeMachine::hgx_h100().gpu_lost(1, 15), "cat answer.json").answer(&passed(&LEVEL_2));
     assert!(unknown.says(2, "inconclusive failed").contains("unknown ("));
 }
 
@@ -274,7 +275,8 @@ fn without_an_engine_or_a_way_to_start_one_nothing_is_diagnosed() {
     none.program("nv-hostengine", "echo 'Err: Failed to start DCGM Server: -7'; exit 255");
     assert!(none.says(2, "inconclusive failed").contains("ended before it answered"));
     let stat = "900 (nv-hostengine) S 1 900 900 0 -1 4194560 1 0 0 0 1 2 3 4 20 0 1 0 1000 3149824 384";
-    let elsewhere = Bed::on(&Machine::hgx_h100().adding("/proc/900/stat", stat), "cat answer.json").without_engine();
+    let elsewhere =
+        Bed::on(&FakeMachine::hgx_h100().with_new("/proc/900/stat", stat), "cat answer.json").without_engine();
     assert!(elsewhere.says(2, "inconclusive failed").contains("runs as process 900"));
     assert_eq!(none.calls() + &elsewhere.calls(), "");
     let missing = Bed::new("").set("program=dcgmi-missing");

@@ -11,11 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_bed::machine::{GPUS, Machine, Standing, gpu_bus, standin};
+use doctor_bed::fake_machine::{FakeMachine, GPUS, InstalledMachine, fake_nvidia_library, gpu_bus};
 use doctor_checks::{
     credential::Credential,
     document::RunKey,
-    gpu::GpuAnswer,
+    gpu::GpuQueryResult,
     probe::{Probe, ProbeOutput},
     proc_stat::ProcStat,
 };
@@ -39,15 +39,15 @@ const GPU_3: &str = "while querying GPU 3 (0000:48:00.0)";
 
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| standin(Path::new(PROGRAM)))
+    LIBRARY.get_or_init(|| fake_nvidia_library(Path::new(PROGRAM)))
 }
 
-fn stand(machine: &Machine) -> Standing {
-    machine.stand(Path::new(PROGRAM), library())
+fn stand(machine: &FakeMachine) -> InstalledMachine {
+    machine.install(Path::new(PROGRAM), library())
 }
 
-fn hangs_on_gpu_3() -> Machine {
-    Machine::hgx_h100().adding(LOADED, "GPU UUID: \t GPU-aaaa\n").gpu_hangs(3)
+fn hangs_on_gpu_3() -> FakeMachine {
+    FakeMachine::hgx_h100().with_new(LOADED, "GPU UUID: \t GPU-aaaa\n").gpu_hangs(3)
 }
 
 #[track_caller]
@@ -64,20 +64,20 @@ fn stat_of(pid: u32) -> Option<ProcStat> {
 }
 
 /// Live helpers that query the driver of this machine.
-fn helpers(standing: &Standing) -> BTreeSet<u32> {
-    let root = standing.at("root").display().to_string();
+fn helpers(standing: &InstalledMachine) -> BTreeSet<u32> {
+    let root = standing.path("root").display().to_string();
     let is_one = |pid: &u32| {
         let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let mut words = words.split(|byte| *byte == 0);
         words.clone().any(|word| word == DRIVER_ARGUMENT.as_bytes()) && words.any(|word| word == root.as_bytes())
     };
     let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(is_one).filter(|pid| stat_of(*pid).is_some_and(|stat| !stat.is_over())).collect()
+    pids.filter(is_one).filter(|pid| stat_of(*pid).is_some_and(|stat| !stat.has_exited())).collect()
 }
 
 /// Processes of this program that have this machine in their arguments.
-fn processes(standing: &Standing) -> Vec<String> {
-    let folder = standing.at("").display().to_string();
+fn processes(standing: &InstalledMachine) -> Vec<String> {
+    let folder = standing.path("").display().to_string();
     let entries = fs::read_dir("/proc").unwrap().flatten();
     let words = entries.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
     let words = words.map(|words| String::from_utf8_lossy(&words).replace('\0', " "));
@@ -120,32 +120,32 @@ fn to_file(command: &mut Command, path: &Path) -> Started {
     Started::new(command.stdout(file.try_clone().unwrap()).stderr(file))
 }
 
-fn hook(standing: &Standing, moment: &str, state: &str) -> Command {
+fn hook(standing: &InstalledMachine, moment: &str, state: &str) -> Command {
     let settings = format!(
         "alone = true\nstate = {:?}\nroot = {:?}\nnvml = {:?}\npolicy = {:?}\n",
-        standing.at(state),
-        standing.at("root"),
+        standing.path(state),
+        standing.path("root"),
         library(),
-        standing.at("policy.toml")
+        standing.path("policy.toml")
     );
-    let config = standing.at(&format!("{state}.toml"));
+    let config = standing.path(&format!("{state}.toml"));
     fs::write(&config, settings).unwrap();
     let mut command = Command::new(PROGRAM);
-    command.args(["hook", moment, "--config"]).arg(config).env("DOCTOR_STANDIN", standing.at("scene.toml"));
+    command.args(["hook", moment, "--config"]).arg(config).env("DOCTOR_STANDIN", standing.path("scene.toml"));
     command
 }
 
-fn job(standing: &Standing) -> Command {
+fn job(standing: &InstalledMachine) -> Command {
     let mut command = Command::new(PROGRAM);
     command.args(["job", "--run", "r0000000000007", "--node", "n1", "--tests", "gpu-driver"]);
-    command.arg("--log").arg(standing.at("job.log")).arg("--document").arg(standing.at("document"));
-    command.arg("--root").arg(standing.at("root")).arg("--nvml").arg(library());
-    command.arg("--state").arg(standing.at("job-state")).arg("--policy").arg(standing.at("policy.toml"));
-    command.env("DOCTOR_STANDIN", standing.at("scene.toml")).env("DOCTOR_RUN_KEY", "ab".repeat(32));
+    command.arg("--log").arg(standing.path("job.log")).arg("--document").arg(standing.path("document"));
+    command.arg("--root").arg(standing.path("root")).arg("--nvml").arg(library());
+    command.arg("--state").arg(standing.path("job-state")).arg("--policy").arg(standing.path("policy.toml"));
+    command.env("DOCTOR_STANDIN", standing.path("scene.toml")).env("DOCTOR_RUN_KEY", "ab".repeat(32));
     command
 }
 
-fn agent(standing: &Standing) -> Command {
+fn agent(standing: &InstalledMachine) -> Command {
     let credential = Credential {
         node: NodeName::new("n1").unwrap(),
         key: RunKey::new([1; 32]),
@@ -161,24 +161,24 @@ fn agent(standing: &Standing) -> Command {
 fn a_gpu_that_hangs_is_named_by_every_command_and_holds_up_none() {
     let standing = stand(&hangs_on_gpu_3());
     let begun = Instant::now();
-    let check = to_file(&mut standing.fast(), &standing.at("check.json"));
-    let job = to_file(&mut job(&standing), &standing.at("job.out"));
+    let check = to_file(&mut standing.fast(), &standing.path("check.json"));
+    let job = to_file(&mut job(&standing), &standing.path("job.out"));
     let agent = Started::new(&mut agent(&standing));
     let hooks = [("health", Duration::from_secs(8)), ("prolog", Duration::from_secs(5))];
     let hooks = hooks.map(|(moment, limit)| {
         let begun = Instant::now();
-        (moment, limit, begun, to_file(&mut hook(&standing, moment, moment), &standing.at(&format!("{moment}.out"))))
+        (moment, limit, begun, to_file(&mut hook(&standing, moment, moment), &standing.path(&format!("{moment}.out"))))
     });
 
     for (moment, limit, begun, hook) in hooks {
         let (code, took) = hook.ends(begun);
         assert_eq!(code, Some(0), "{moment}");
         assert!(took < limit + Duration::from_secs(3), "{moment} took {took:?}");
-        let said = fs::read_to_string(standing.at(moment).join("hook.log")).unwrap();
+        let said = fs::read_to_string(standing.path(moment).join("hook.log")).unwrap();
         assert!(said.contains(" inconclusive (") && said.contains(GPU_3), "{said}");
     }
     let (code, _) = check.ends(begun);
-    let said = fs::read_to_string(standing.at("check.json")).unwrap();
+    let said = fs::read_to_string(standing.path("check.json")).unwrap();
     assert_eq!(code, Some(2), "{said}");
     let rows: Vec<serde_json::Value> = serde_json::from_str(&said).unwrap();
     let driver = rows.iter().find(|row| row["check"] == "gpu-driver").unwrap();
@@ -194,10 +194,10 @@ fn a_gpu_that_hangs_is_named_by_every_command_and_holds_up_none() {
 
     let (code, _) = job.ends(begun);
     assert_eq!(code, Some(0));
-    let log = fs::read_to_string(standing.at("job.log")).unwrap();
+    let log = fs::read_to_string(standing.path("job.log")).unwrap();
     assert!(log.contains("timed-out") && log.contains(GPU_3), "{log}");
 
-    let verdict = || fs::read_to_string(standing.at("agent-state/verdict.json")).unwrap_or_default();
+    let verdict = || fs::read_to_string(standing.path("agent-state/verdict.json")).unwrap_or_default();
     until("the agent's verdict", || verdict().contains("driver-hung"));
     assert!(verdict().contains(GPU_3), "{}", verdict());
     signal(agent.0.id(), Signal::TERM);
@@ -207,7 +207,7 @@ fn a_gpu_that_hangs_is_named_by_every_command_and_holds_up_none() {
 
 #[test]
 fn a_driver_that_hangs_when_it_is_opened_is_told_as_such() {
-    let standing = stand(&Machine::hgx_h100().driver_hangs("nvmlInitWithFlags"));
+    let standing = stand(&FakeMachine::hgx_h100().driver_hangs("nvmlInitWithFlags"));
     let bench = Bench::new(&standing);
     let failure = bench.fails(&["uuid"]);
     assert_eq!(failure.kind, FailureKind::TimedOut);
@@ -227,7 +227,7 @@ enum Turn {
 /// A runner in this process. An environment variable names the scene file, and all tests of this process share it.
 struct Bench<'a> {
     _turn: Turn,
-    standing: &'a Standing,
+    standing: &'a InstalledMachine,
     state: tempfile::TempDir,
     stop: Stop,
     helper: Arc<DriverHelper>,
@@ -235,17 +235,18 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(standing: &'a Standing) -> Self {
+    fn new(standing: &'a InstalledMachine) -> Self {
         Self::at(Turn::BesideOthers { _turn: STUCK.read().unwrap_or_else(PoisonError::into_inner) }, standing)
     }
 
-    fn alone(standing: &'a Standing) -> Self {
+    fn alone(standing: &'a InstalledMachine) -> Self {
         Self::at(Turn::Alone { _turn: STUCK.write().unwrap_or_else(PoisonError::into_inner) }, standing)
     }
 
-    fn at(turn: Turn, standing: &'a Standing) -> Self {
-        let program = standing.at("helper");
-        let text = format!("#!/bin/sh\nDOCTOR_STANDIN={} exec {PROGRAM} \"$@\"\n", standing.at("scene.toml").display());
+    fn at(turn: Turn, standing: &'a InstalledMachine) -> Self {
+        let program = standing.path("helper");
+        let text =
+            format!("#!/bin/sh\nDOCTOR_STANDIN={} exec {PROGRAM} \"$@\"\n", standing.path("scene.toml").display());
         fs::write(&program, text).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         let state = tempfile::tempdir().unwrap();
@@ -253,7 +254,7 @@ impl<'a> Bench<'a> {
     }
 
     fn asks(&self, fields: &[&str], limit: Duration) -> ProbeOutput {
-        let runner = LocalRunner::new(self.standing.at("root"), &self.stop).helper(&self.program).library(library());
+        let runner = LocalRunner::new(self.standing.path("root"), &self.stop).helper(&self.program).library(library());
         let runner = runner.state(Some(self.state.path())).driver_helper(&self.helper).driver_limit(limit);
         let probe = Probe::gpu(fields);
         runner.prepare(std::slice::from_ref(&probe));
@@ -261,7 +262,7 @@ impl<'a> Bench<'a> {
     }
 
     #[track_caller]
-    fn answers(&self, fields: &[&str]) -> GpuAnswer {
+    fn answers(&self, fields: &[&str]) -> GpuQueryResult {
         match self.asks(fields, IN_TIME) {
             ProbeOutput::Gpus(answer) => answer,
             other => panic!("{other:?}"),
@@ -279,7 +280,7 @@ impl<'a> Bench<'a> {
 
 #[test]
 fn one_helper_serves_all_questions_and_holds_nothing_between_them() {
-    let standing = stand(&Machine::hgx_h100());
+    let standing = stand(&FakeMachine::hgx_h100());
     let bench = Bench::new(&standing);
     let answer = bench.answers(&["uuid", "p2p.*.nvlink", "temperature.gpu"]);
     assert_eq!(answer.gpus.len(), GPUS);
@@ -297,9 +298,9 @@ fn one_helper_serves_all_questions_and_holds_nothing_between_them() {
     }
     // An error of a driver that was not replaced under the helper is returned as it is, and the next query gets a new
     // answer.
-    standing.becomes(&Machine::hgx_h100().driver_fails(9));
+    standing.replace(&FakeMachine::hgx_h100().driver_fails(9));
     assert_eq!(bench.answers(&["uuid"]).driver.unwrap_err().kind, FailureKind::Missing);
-    standing.becomes(&Machine::hgx_h100());
+    standing.replace(&FakeMachine::hgx_h100());
     assert!(bench.answers(&["uuid"]).driver.is_ok());
 
     signal(pid, Signal::KILL);
@@ -311,7 +312,7 @@ fn one_helper_serves_all_questions_and_holds_nothing_between_them() {
 
 #[test]
 fn a_helper_whose_library_loses_descriptors_is_replaced_before_there_are_none_left() {
-    let standing = stand(&Machine::hgx_h100().driver_loses_descriptors(40));
+    let standing = stand(&FakeMachine::hgx_h100().driver_loses_descriptors(40));
     let bench = Bench::new(&standing);
     assert_eq!(bench.answers(&["uuid"]).gpus.len(), GPUS);
     let first = helpers(&standing);
@@ -334,17 +335,17 @@ fn a_helper_that_hangs_is_replaced_and_the_gpu_that_hangs_is_named_whoever_is_as
         assert!(failure.text.contains(GPU_3) && failure.text.contains("was killed"), "{failure:?}");
         assert!(helpers(&standing).is_empty());
     }
-    standing.becomes(&Machine::hgx_h100());
+    standing.replace(&FakeMachine::hgx_h100());
     assert_eq!(bench.answers(&["uuid"]).gpus.len(), GPUS, "it answers again");
 }
 
 #[test]
 fn a_helper_ends_when_its_parent_is_killed_also_if_it_hangs() {
-    for (machine, hangs) in [(Machine::hgx_h100(), false), (hangs_on_gpu_3(), true)] {
+    for (machine, hangs) in [(FakeMachine::hgx_h100(), false), (hangs_on_gpu_3(), true)] {
         let standing = stand(&machine);
         let agent = Started::new(&mut agent(&standing));
         let is_there = || {
-            let ready = || standing.at("agent-state/verdict.json").exists();
+            let ready = || standing.path("agent-state/verdict.json").exists();
             helpers(&standing).len() == 1 && (hangs || ready())
         };
         until("the agent's helper", is_there);
@@ -357,7 +358,7 @@ fn a_helper_ends_when_its_parent_is_killed_also_if_it_hangs() {
 #[test]
 fn the_helper_gets_no_key_of_the_run() {
     let standing = stand(&hangs_on_gpu_3());
-    let job = to_file(&mut job(&standing), &standing.at("job.out"));
+    let job = to_file(&mut job(&standing), &standing.path("job.out"));
     until("the job's helper", || !helpers(&standing).is_empty());
     let pid = *helpers(&standing).first().unwrap();
     let environment = String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/environ")).unwrap()).into_owned();
@@ -422,7 +423,7 @@ fn helpers_that_cannot_be_killed_are_at_most_two_and_are_told_until_they_are_gon
             return;
         }
     };
-    let machine = Machine::hgx_h100().adding(LOADED, "GPU UUID: \t GPU-aaaa\n");
+    let machine = FakeMachine::hgx_h100().with_new(LOADED, "GPU UUID: \t GPU-aaaa\n");
     let standing = stand(&machine.gpu_touches(3, &frozen.mount.path().join("file")));
     let bench = Bench::alone(&standing);
     let notes = || fs::read_dir(bench.state.path().join("abandoned")).map_or(0, Iterator::count);
@@ -449,8 +450,8 @@ fn helpers_that_cannot_be_killed_are_at_most_two_and_are_told_until_they_are_gon
     // Another process knows them from the directory, and the finding has all the details.
     let begun = Instant::now();
     let mut other = Command::new(PROGRAM);
-    other.args(["check", "gpu-driver", "--json", "--root"]).arg(standing.at("root")).arg("--nvml").arg(library());
-    other.arg("--state").arg(bench.state.path()).env("DOCTOR_STANDIN", standing.at("scene.toml"));
+    other.args(["check", "gpu-driver", "--json", "--root"]).arg(standing.path("root")).arg("--nvml").arg(library());
+    other.arg("--state").arg(bench.state.path()).env("DOCTOR_STANDIN", standing.path("scene.toml"));
     let said = other.output().unwrap();
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_bed::machine::{Machine, PORTS, Standing, ib};
+use doctor_bed::fake_machine::{FakeMachine, InstalledMachine, PORTS, ib};
 use doctor_checks::proc_stat::ProcStat;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -40,12 +40,12 @@ fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 
 fn gone(pid: u32) {
     let lives = || ProcStat::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?);
-    wait(&format!("process {pid} to go"), || lives().is_none_or(|stat| stat.is_over()).then_some(()));
+    wait(&format!("process {pid} to go"), || lives().is_none_or(|stat| stat.has_exited()).then_some(()));
 }
 
 /// A machine with a network, and the tools to test it.
 struct Bed {
-    standing: Standing,
+    standing: InstalledMachine,
     folder: TempDir,
     settings: Vec<String>,
 }
@@ -53,7 +53,7 @@ struct Bed {
 impl Bed {
     /// The client of `ib_write_bw` runs this script in the fixture's directory, with the device in `$device` and its
     /// own pid in the file `client`. A device that does not exist is rejected, as by perftest.
-    fn new(machine: &Machine, client: &str) -> Self {
+    fn new(machine: &FakeMachine, client: &str) -> Self {
         let bed = Self::bare(machine);
         fs::write(bed.at("well.txt"), WELL).unwrap();
         fs::write(bed.at("broken.txt"), BROKEN).unwrap();
@@ -63,11 +63,11 @@ impl Bed {
         bed
     }
 
-    fn bare(machine: &Machine) -> Self {
-        let standing = machine.stand(Path::new(PROGRAM), Path::new(NO_LIBRARY));
+    fn bare(machine: &FakeMachine) -> Self {
+        let standing = machine.install(Path::new(PROGRAM), Path::new(NO_LIBRARY));
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("bin")).unwrap();
-        std::os::unix::fs::symlink(standing.at("root"), folder.path().join("root")).unwrap();
+        std::os::unix::fs::symlink(standing.path("root"), folder.path().join("root")).unwrap();
         Self { standing, folder, settings: vec!["duration=3s".to_owned()] }
     }
 
@@ -104,7 +104,7 @@ impl Bed {
 
     fn command(&self) -> Command {
         let mut command = Command::new(PROGRAM);
-        command.args(["test", "fabric", "--json"]).arg("--root").arg(self.standing.at("root"));
+        command.args(["test", "fabric", "--json"]).arg("--root").arg(self.standing.path("root"));
         command.arg("--nvml").arg(NO_LIBRARY);
         for setting in &self.settings {
             command.arg("--set").arg(setting);
@@ -153,7 +153,7 @@ fn stand_in_for_a_server() {
 
 #[test]
 fn every_port_that_is_up_is_tested_and_one_that_is_down_is_not() {
-    let machine = Machine::hgx_h100().with(&ib(5, "ports/1/state"), "1: DOWN\n");
+    let machine = FakeMachine::hgx_h100().with(&ib(5, "ports/1/state"), "1: DOWN\n");
     let bed = Bed::new(&machine, "cat well.txt");
     bed.says("pass within-limits");
     let calls = fs::read_to_string(bed.at("calls")).unwrap();
@@ -169,21 +169,21 @@ fn every_port_that_is_up_is_tested_and_one_that_is_down_is_not() {
 #[test]
 fn a_slow_port_a_broken_one_and_one_whose_errors_grow_are_findings() {
     let slow =
-        Bed::new(&Machine::hgx_h100(), "[ $device = mlx5_3 ] && sed 's/394.61/340.00/' well.txt || cat well.txt");
+        Bed::new(&FakeMachine::hgx_h100(), "[ $device = mlx5_3 ] && sed 's/394.61/340.00/' well.txt || cat well.txt");
     assert!(slow.says("fail loopback-odd link:mlx5_3/1").contains(": 86"));
-    let slower = Bed::new(&Machine::hgx_h100(), "sed 's/394.61/200.00/' well.txt").set("devices=[\"mlx5_0\"]");
+    let slower = Bed::new(&FakeMachine::hgx_h100(), "sed 's/394.61/200.00/' well.txt").set("devices=[\"mlx5_0\"]");
     slower.says("fail loopback-slow link:mlx5_0/1 link:mlx5_0/1: 50 %");
-    let broken = Bed::new(&Machine::hgx_h100(), "cat broken.txt >&2; exit 1").set("devices=[\"mlx5_2\"]");
+    let broken = Bed::new(&FakeMachine::hgx_h100(), "cat broken.txt >&2; exit 1").set("devices=[\"mlx5_2\"]");
     assert!(broken.says("fail loopback-failed link:mlx5_2/1").contains("no acknowledgement after all retries"));
     let counter = "root/sys/class/infiniband/mlx5_1/ports/1/counters/symbol_error";
-    let grows = Bed::new(&Machine::hgx_h100(), &format!("echo 40 > {counter}; cat well.txt"));
+    let grows = Bed::new(&FakeMachine::hgx_h100(), &format!("echo 40 > {counter}; cat well.txt"));
     let said = grows.set("devices=[\"mlx5_1\"]").says("fail symbol-errors link:mlx5_1/1");
     assert!(said.contains("symbol_error grew by 40"), "{said}");
 }
 
 #[test]
 fn a_program_that_does_not_look_at_its_device_proves_nothing() {
-    let blind = Bed::bare(&Machine::hgx_h100());
+    let blind = Bed::bare(&FakeMachine::hgx_h100());
     fs::write(blind.at("well.txt"), WELL).unwrap();
     blind.tool("ib_write_bw", "", "cat well.txt");
     assert!(blind.says("inconclusive failed").contains("gives a result for a device that does not exist"));
@@ -201,31 +201,31 @@ fn what_a_program_could_not_do_says_nothing_about_the_port() {
         ("kill -9 $$", "inconclusive killed"),
         ("yes", "inconclusive too-long"),
     ] {
-        Bed::new(&Machine::hgx_h100(), client).set("devices=[\"mlx5_0\"]").says(begins);
+        Bed::new(&FakeMachine::hgx_h100(), client).set("devices=[\"mlx5_0\"]").says(begins);
     }
-    let half = Bed::new(&Machine::hgx_h100(), "cat well.txt").set("devices=[\"mlx5_0\",\"mlx5_77\"]");
+    let half = Bed::new(&FakeMachine::hgx_h100(), "cat well.txt").set("devices=[\"mlx5_0\",\"mlx5_77\"]");
     assert!(half.says("inconclusive missing").contains("mlx5_77 of `devices` does not exist"));
-    let missing = Bed::new(&Machine::hgx_h100(), "").set("ib_write_bw=ib-write-missing");
+    let missing = Bed::new(&FakeMachine::hgx_h100(), "").set("ib_write_bw=ib-write-missing");
     assert!(missing.says("inconclusive missing").contains("it is in the package `perftest`"));
-    let mut down = Machine::hgx_h100();
+    let mut down = FakeMachine::hgx_h100();
     for n in 0..PORTS {
         down = down.with(&ib(n, "ports/1/state"), "1: DOWN\n");
     }
     assert!(Bed::new(&down, "cat well.txt").says("inconclusive empty").contains("see ib-ports"));
-    let none = Machine::hgx_h100().without("/sys/class/infiniband");
+    let none = FakeMachine::hgx_h100().without("/sys/class/infiniband");
     Bed::new(&none, "cat well.txt").says("not-applicable no-rdma");
 }
 
 #[test]
 fn a_program_that_hangs_is_ended_in_time_and_so_is_all_that_it_started() {
     let hangs = "trap '' TERM; sleep 3600 & echo $! > sleeper; wait";
-    let bed = Bed::new(&Machine::hgx_h100(), hangs).set("devices=[\"mlx5_0\"]").set("stall=1s");
+    let bed = Bed::new(&FakeMachine::hgx_h100(), hangs).set("devices=[\"mlx5_0\"]").set("stall=1s");
     let begun = Instant::now();
     assert!(bed.says("fail loopback-stalled link:mlx5_0/1").contains("did not end within 4s"));
     assert!(begun.elapsed() < Duration::from_secs(240), "{:?}", begun.elapsed());
     bed.nothing_is_left();
 
-    let bed = Bed::new(&Machine::hgx_h100(), hangs);
+    let bed = Bed::new(&FakeMachine::hgx_h100(), hangs);
     for signal in [Signal::TERM, Signal::KILL] {
         let _none = fs::remove_file(bed.at("client"));
         let mut child = bed.command().stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
@@ -237,8 +237,8 @@ fn a_program_that_hangs_is_ended_in_time_and_so_is_all_that_it_started() {
 }
 
 /// Two EFA adapters, as the driver of Linux 6.8 shows them. Written by hand.
-fn with_efa() -> Machine {
-    let mut machine = Machine::hgx_h100().without("/sys/class/infiniband");
+fn with_efa() -> FakeMachine {
+    let mut machine = FakeMachine::hgx_h100().without("/sys/class/infiniband");
     for name in ["rdmap79s0", "rdmap80s0"] {
         let port = format!("/sys/class/infiniband/{name}/ports/1");
         for (file, text) in [
@@ -249,11 +249,11 @@ fn with_efa() -> Machine {
             ("hw_counters/rx_drops", "0\n"),
             ("hw_counters/retrans_timeout_events", "0\n"),
         ] {
-            machine = machine.adding(&format!("{port}/{file}"), text);
+            machine = machine.with_new(&format!("{port}/{file}"), text);
         }
         machine = machine.linked(&format!("/sys/class/infiniband/{name}/device/driver"), "/sys/bus/pci/drivers/efa");
     }
-    machine.adding("/sys/bus/pci/drivers/efa/uevent", "")
+    machine.with_new("/sys/bus/pci/drivers/efa/uevent", "")
 }
 
 #[test]
@@ -303,7 +303,7 @@ fn without_a_device_the_real_programs_say_what_is_expected_of_them() {
     }
     // The fixture's ports are only files: the real program finds no device, rightly rejects the bogus one, and then the
     // first.
-    let bed = Bed::bare(&Machine::hgx_h100()).set("devices=[\"mlx5_0\"]");
+    let bed = Bed::bare(&FakeMachine::hgx_h100()).set("devices=[\"mlx5_0\"]");
     let said = bed.says("inconclusive failed");
     assert!(said.contains("link:mlx5_0/1: ib_write_bw ended with exit code 1: Unable to find"), "{said}");
 }

@@ -10,16 +10,16 @@ use std::{
     sync::OnceLock,
 };
 
-use doctor_bed::machine::{GPUS, Machine, Standing, gpu_pci, ib, standin};
+use doctor_bed::fake_machine::{FakeMachine, GPUS, InstalledMachine, fake_nvidia_library, gpu_pci, ib};
 
 /// A name, the fault, and the expected findings: `CHECK REASON SEVERITY ENTITY`.
 struct Fault {
     name: &'static str,
-    plant: fn(Machine) -> Machine,
+    plant: fn(FakeMachine) -> FakeMachine,
     found: &'static [&'static str],
 }
 
-const fn fault(name: &'static str, plant: fn(Machine) -> Machine, found: &'static [&'static str]) -> Fault {
+const fn fault(name: &'static str, plant: fn(FakeMachine) -> FakeMachine, found: &'static [&'static str]) -> Fault {
     Fault { name, plant, found }
 }
 
@@ -254,11 +254,11 @@ const FAULTS: &[Fault] = &[
     fault(
         "a process hangs in the driver",
         |m| {
-            m.adding(
+            m.with_new(
                 "/proc/4242/stat",
                 "4242 (nvidia-smi) D 1 4242 4242 0 -1 4194560 1 0 0 0 1 2 3 4 20 0 1 0 80000000 3149824 384",
             )
-            .adding("/proc/4242/wchan", "os_acquire_rwlock_write")
+            .with_new("/proc/4242/wchan", "os_acquire_rwlock_write")
         },
         &["processes-stuck nvidia-stuck reboot node"],
     ),
@@ -266,7 +266,7 @@ const FAULTS: &[Fault] = &[
     fault(
         "fallen off the bus",
         |m| {
-            m.kernel_says(
+            m.kernel_message(
                 "NVRM: Xid (PCI:0000:48:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
             )
         },
@@ -274,65 +274,73 @@ const FAULTS: &[Fault] = &[
     ),
     fault(
         "a double-bit error",
-        |m| m.kernel_says("NVRM: Xid (PCI:0000:48:00): 48, pid=1234, name=python, DBE (double bit error)"),
+        |m| m.kernel_message("NVRM: Xid (PCI:0000:48:00): 48, pid=1234, name=python, DBE (double bit error)"),
         &["gpu-xid xid-48 reset gpu:0000:48:00.0"],
     ),
     fault(
         "an uncontained error",
-        |m| m.kernel_says("NVRM: Xid (PCI:0000:28:00): 95, pid=77, Uncontained: FBHUB. RST: Yes, D-RST: No"),
+        |m| m.kernel_message("NVRM: Xid (PCI:0000:28:00): 95, pid=77, Uncontained: FBHUB. RST: Yes, D-RST: No"),
         &["gpu-xid xid-95 reset gpu:0000:28:00.0"],
     ),
     fault(
         "the GSP does not answer",
         |m| {
-            m.kernel_says("NVRM: Xid (PCI:0000:28:00): 119, pid=77, name=nvidia-smi, Timeout after 6s of waiting for RPC response from GPU2 GSP!")
+            m.kernel_message("NVRM: Xid (PCI:0000:28:00): 119, pid=77, name=nvidia-smi, Timeout after 6s of waiting for RPC response from GPU2 GSP!")
         },
         &["gpu-xid xid-119 reset gpu:0000:28:00.0"],
     ),
     fault(
         "a switch fails",
-        |m| m.kernel_says("nvidia-nvswitch1: SXid (PCI:0000:06:00.0): 22012, Fatal, Link 32 minion link NA interrupt"),
+        |m| {
+            m.kernel_message(
+                "nvidia-nvswitch1: SXid (PCI:0000:06:00.0): 22012, Fatal, Link 32 minion link NA interrupt",
+            )
+        },
         &["nvswitch-sxid sxid-22012 reboot switch:0000:06:00.0"],
     ),
     fault(
         "a machine check",
-        |m| m.kernel_says("mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 7: be00000000800400"),
+        |m| m.kernel_message("mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 7: be00000000800400"),
         &["kernel-log machine-check reboot node"],
     ),
     fault(
         "a file system is damaged",
-        |m| m.kernel_says("EXT4-fs error (device md0): ext4_lookup:1855: inode #2: comm ls: deleted inode referenced"),
+        |m| {
+            m.kernel_message(
+                "EXT4-fs error (device md0): ext4_lookup:1855: inode #2: comm ls: deleted inode referenced",
+            )
+        },
         &["kernel-log file-system-error reboot disk:md0"],
     ),
     fault(
         "the kernel is damaged",
-        |m| m.kernel_says("BUG: unable to handle page fault for address: ffffb0a1c0de0000"),
+        |m| m.kernel_message("BUG: unable to handle page fault for address: ffffb0a1c0de0000"),
         &["kernel-log kernel-oops reboot node"],
     ),
     fault(
         "a task hangs",
-        |m| m.kernel_says("INFO: task dd:4242 blocked for more than 120 seconds."),
+        |m| m.kernel_message("INFO: task dd:4242 blocked for more than 120 seconds."),
         &["kernel-log hung-task monitor node"],
     ),
     fault(
         "a processor is stuck",
-        |m| m.kernel_says("watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python:4242]"),
+        |m| m.kernel_message("watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python:4242]"),
         &["kernel-log soft-lockup monitor node"],
     ),
     fault(
         "memory ran out",
-        |m| m.kernel_says("Out of memory: Killed process 4242 (python) total-vm:1kB, anon-rss:1kB"),
+        |m| m.kernel_message("Out of memory: Killed process 4242 (python) total-vm:1kB, anon-rss:1kB"),
         &["kernel-log oom-kill monitor node"],
     ),
     fault(
         "a disk fails to read",
-        |m| m.kernel_says("I/O error, dev nvme0n1, sector 12345 op 0x0:(READ) flags 0x0"),
+        |m| m.kernel_message("I/O error, dev nvme0n1, sector 12345 op 0x0:(READ) flags 0x0"),
         &["kernel-log disk-error monitor disk:nvme0n1"],
     ),
     fault(
         "a network card is lost",
         |m| {
-            m.kernel_says(
+            m.kernel_message(
                 "mlx5_core 0000:2a:00.0: poll_health:825:(pid 0): device's health compromised - reached miss count",
             )
         },
@@ -379,9 +387,9 @@ const GROWING: &[Fault] = &[
 
 #[test]
 fn a_healthy_machine_has_no_finding_at_all() {
-    let standing = stand(&Machine::hgx_h100());
+    let standing = stand(&FakeMachine::hgx_h100());
     for _look in 0..2 {
-        let seen = standing.look();
+        let seen = standing.run_check();
         assert_eq!(seen.failing, [""; 0]);
         assert_eq!(seen.inconclusive, [""; 0]);
         assert!(seen.passing.len() >= 40, "{:?}", seen.passing);
@@ -393,15 +401,15 @@ fn every_planted_fault_is_found_where_it_is_and_nothing_else_is() {
     assert!(FAULTS.len() + GROWING.len() >= 60, "{}", FAULTS.len() + GROWING.len());
     let mut wrong = String::new();
     for fault in FAULTS {
-        let seen = stand(&(fault.plant)(Machine::hgx_h100())).look();
+        let seen = stand(&(fault.plant)(FakeMachine::hgx_h100())).run_check();
         compare(&mut wrong, fault, &seen.failing);
     }
     for fault in GROWING {
-        let standing = stand(&Machine::hgx_h100());
-        let before = standing.look();
+        let standing = stand(&FakeMachine::hgx_h100());
+        let before = standing.run_check();
         assert_eq!(before.failing, [""; 0]);
-        standing.becomes(&(fault.plant)(Machine::hgx_h100()));
-        compare(&mut wrong, fault, &standing.look().failing);
+        standing.replace(&(fault.plant)(FakeMachine::hgx_h100()));
+        compare(&mut wrong, fault, &standing.run_check().failing);
     }
     assert!(wrong.is_empty(), "{wrong}");
 }
@@ -451,11 +459,11 @@ fn a_recording_of_a_real_h200_is_judged_as_the_machine_itself_was() {
 
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| standin(Path::new(env!("CARGO_BIN_EXE_doctor-node"))))
+    LIBRARY.get_or_init(|| fake_nvidia_library(Path::new(env!("CARGO_BIN_EXE_doctor-node"))))
 }
 
-fn stand(machine: &Machine) -> Standing {
-    machine.stand(Path::new(env!("CARGO_BIN_EXE_doctor-node")), library())
+fn stand(machine: &FakeMachine) -> InstalledMachine {
+    machine.install(Path::new(env!("CARGO_BIN_EXE_doctor-node")), library())
 }
 
 fn compare(wrong: &mut String, fault: &Fault, seen: &[String]) {

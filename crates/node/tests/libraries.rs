@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_bed::machine::{Machine, Standing, standin};
+use doctor_bed::fake_machine::{FakeMachine, InstalledMachine, fake_nvidia_library};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -22,7 +22,7 @@ const LOG: &str = include_str!("../../checks/fixtures/nvidia-smi/h200.xml");
 
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| standin(Path::new(PROGRAM)))
+    LIBRARY.get_or_init(|| fake_nvidia_library(Path::new(PROGRAM)))
 }
 
 /// Returns `CHECK VERDICT REASON ENTITY` for each row.
@@ -36,7 +36,7 @@ fn rows(command: &mut Command) -> Vec<String> {
 
 /// Runs checks on a machine without the library, with this script as `nvidia-smi`.
 fn with_nvidia_smi(script: &str, checks: &[&str]) -> Vec<String> {
-    let standing = Machine::hgx_h100().stand(Path::new(PROGRAM), Path::new(NO_LIBRARY));
+    let standing = FakeMachine::hgx_h100().install(Path::new(PROGRAM), Path::new(NO_LIBRARY));
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("nvidia-smi");
     fs::write(folder.path().join("log.xml"), LOG.replace("00000000:00:06.0", "00000000:18:00.0")).unwrap();
@@ -73,7 +73,7 @@ fn without_a_whole_log_of_nvidia_smi_the_missing_library_is_what_is_told() {
 
 /// A machine with DCGM, whose engine is the listener at the test's own address.
 struct Engine {
-    standing: Standing,
+    standing: InstalledMachine,
     folder: TempDir,
     listener: Option<TcpListener>,
 }
@@ -82,7 +82,7 @@ impl Engine {
     fn new(text: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let policy = format!("[tests.dcgm-health.params]\naddress = \"{}\"\n", listener.local_addr().unwrap());
-        let standing = Machine::hgx_h100().policy(&policy).stand(Path::new(PROGRAM), library());
+        let standing = FakeMachine::hgx_h100().policy(&policy).install(Path::new(PROGRAM), library());
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("dcgm.toml"), text).unwrap();
         Self { standing, folder, listener: Some(listener) }

@@ -7,24 +7,24 @@ use std::{
     sync::OnceLock,
 };
 
-use doctor_bed::machine::{Machine, Standing, standin};
+use doctor_bed::fake_machine::{FakeMachine, InstalledMachine, fake_nvidia_library};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
 
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| standin(Path::new(PROGRAM)))
+    LIBRARY.get_or_init(|| fake_nvidia_library(Path::new(PROGRAM)))
 }
 
-fn stand(machine: &Machine) -> Standing {
-    machine.stand(Path::new(PROGRAM), library())
+fn stand(machine: &FakeMachine) -> InstalledMachine {
+    machine.install(Path::new(PROGRAM), library())
 }
 
 /// Resets the GPUs of a simulated machine by a command that does nothing.
-fn reset(standing: &Standing, command: &str) -> Output {
+fn reset(standing: &InstalledMachine, command: &str) -> Output {
     let mut repair = Command::new(PROGRAM);
-    repair.args(["repair", "reset", "--nvml"]).arg(library()).arg("--root").arg(standing.at("root"));
-    repair.args(["--", command]).env("DOCTOR_STANDIN", standing.at("scene.toml")).output().unwrap()
+    repair.args(["repair", "reset", "--nvml"]).arg(library()).arg("--root").arg(standing.path("root"));
+    repair.args(["--", command]).env("DOCTOR_STANDIN", standing.path("scene.toml")).output().unwrap()
 }
 
 fn said(output: &Output) -> String {
@@ -63,11 +63,11 @@ fn a_command_that_does_not_end_is_ended() {
 
 #[test]
 fn a_reset_counts_only_if_the_driver_asks_for_nothing_more() {
-    let well = stand(&Machine::hgx_h100());
+    let well = stand(&FakeMachine::hgx_h100());
     let done = reset(&well, "true");
     assert!(done.status.success() && said(&done).contains("requests no further recovery action"), "{}", said(&done));
     assert_eq!(reset(&well, "false").status.code(), Some(1));
-    for machine in [Machine::hgx_h100().gpu(3, "recovery_action", 1.0), Machine::hgx_h100().gpu_lost(3, 16)] {
+    for machine in [FakeMachine::hgx_h100().gpu(3, "recovery_action", 1.0), FakeMachine::hgx_h100().gpu_lost(3, 16)] {
         let still = reset(&stand(&machine), "true");
         assert_eq!(still.status.code(), Some(1), "{}", said(&still));
         assert!(said(&still).contains("reset, but gpu-"), "{}", said(&still));

@@ -11,7 +11,7 @@ use std::{
     thread,
 };
 
-use doctor_bed::machine::{Machine, Standing, standin};
+use doctor_bed::fake_machine::{FakeMachine, InstalledMachine, fake_nvidia_library};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -19,19 +19,20 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
 
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<std::path::PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| standin(Path::new(PROGRAM)))
+    LIBRARY.get_or_init(|| fake_nvidia_library(Path::new(PROGRAM)))
 }
 
 struct Bed {
-    machine: Standing,
+    machine: InstalledMachine,
     folder: TempDir,
 }
 
 impl Bed {
     /// A machine of this vendor, with this script as the vendor's tool if given.
     fn new(vendor: &str, tool: Option<&str>) -> Self {
-        let machine = Machine::hgx_h100().adding("/sys/class/dmi/id/sys_vendor", &format!("{vendor}\n"));
-        let bed = Self { machine: machine.stand(Path::new(PROGRAM), library()), folder: tempfile::tempdir().unwrap() };
+        let machine = FakeMachine::hgx_h100().with_new("/sys/class/dmi/id/sys_vendor", &format!("{vendor}\n"));
+        let bed =
+            Self { machine: machine.install(Path::new(PROGRAM), library()), folder: tempfile::tempdir().unwrap() };
         if let Some(script) = tool {
             let path = bed.folder.path().join("nvidia-bug-report.sh");
             fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -43,7 +44,7 @@ impl Bed {
     fn report(&self, more: &[&str]) -> (Output, Value) {
         let mut command = Command::new(PROGRAM);
         command.args(["report", "--out"]).arg(self.folder.path().join("out")).args(more).arg("--nvml").arg(library());
-        command.arg("--root").arg(self.machine.at("root")).env("DOCTOR_STANDIN", self.machine.at("scene.toml"));
+        command.arg("--root").arg(self.machine.path("root")).env("DOCTOR_STANDIN", self.machine.path("scene.toml"));
         command.env("PATH", format!("{}:/usr/bin:/bin", self.folder.path().display()));
         let output = command.output().unwrap();
         let text = fs::read(self.folder.path().join("out/machine.json")).unwrap_or_default();

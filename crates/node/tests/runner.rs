@@ -46,7 +46,7 @@ fn failure(output: &ProbeOutput) -> FailureKind {
 
 fn is_alive(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
-    stat.ok().and_then(|line| ProcStat::parse(&line)).is_some_and(|stat| !stat.is_over())
+    stat.ok().and_then(|line| ProcStat::parse(&line)).is_some_and(|stat| !stat.has_exited())
 }
 
 fn wait(what: &str, mut look: impl FnMut() -> bool) {

@@ -9,13 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_bed::slurm::{BedError, Daemon, Generation, HealthCheck, Layout, Slurm};
-use doctor_checks::{credential::Credential, document::RunKey, permit::Permit};
+use doctor_bed::slurm::{Daemon, Generation, HealthCheck, Layout, Slurm, SlurmTestbedError};
+use doctor_checks::{credential::Credential, document::RunKey, drain_permit::DrainPermit};
 use doctor_core::{
     ids::NodeName,
     time::{Span, Timestamp},
 };
-use doctor_node::{agent::permit, clock::now};
+use doctor_node::{agent::drain_permit, clock::now};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -151,8 +151,8 @@ fn last_lines(text: &str) -> String {
 fn start(what: &str, layout: &Layout) -> Option<Slurm> {
     match Slurm::start(layout) {
         Ok(slurm) => Some(slurm),
-        Err(why @ BedError::NotThere { .. }) => {
-            why.not_run(&format!("{what}, {:?}", layout.generation));
+        Err(why @ SlurmTestbedError::Unsupported { .. }) => {
+            why.skip_tests(&format!("{what}, {:?}", layout.generation));
             None
         }
         Err(other) => panic!("{other}"),
@@ -259,12 +259,12 @@ fn holds_back(generation: Generation) {
     let mut layout = site.layout(generation, 1);
     layout.health_check = None;
     layout.prolog = Some(site.at("prolog"));
-    layout.lines.push(PATIENT_SLURM.to_owned());
+    layout.extra_lines.push(PATIENT_SLURM.to_owned());
     let Some(slurm) = start("a prolog that may block", &layout) else { return };
     let submit = || slurm.submit(&["--output=/dev/null", "--nodelist=node1", "--wrap=exit 0"]).unwrap();
     let completes = || slurm.wait_for_job(submit(), "COMPLETED").unwrap();
     fs::create_dir_all(&state).unwrap();
-    let give = |at: Timestamp| permit::keep(&state, Some(Permit { lasts: PERMITTED }), at).unwrap();
+    let give = |at: Timestamp| drain_permit::store(&state, Some(DrainPermit { duration: PERMITTED }), at).unwrap();
 
     completes();
     site.wait_for_line("node1", "prolog: healthy");
@@ -325,13 +325,13 @@ fn a_fault_of_all_nodes_keeps_jobs_from_as_many_as_the_breaker_allows() {
     for node in names {
         let state = site.reporting(node, PATIENT_PROLOG);
         fs::create_dir_all(&state).unwrap();
-        permit::keep(&state, Some(Permit { lasts: PERMITTED }), now()).unwrap();
+        drain_permit::store(&state, Some(DrainPermit { duration: PERMITTED }), now()).unwrap();
         site.kernel_says(node, &[OFF_THE_BUS]);
     }
     let mut layout = site.layout(Generation::Debian12, 4);
     layout.health_check = None;
     layout.prolog = Some(site.at("prolog"));
-    layout.lines.push(PATIENT_SLURM.to_owned());
+    layout.extra_lines.push(PATIENT_SLURM.to_owned());
     let Some(slurm) = start("prologs of a common fault", &layout) else { return };
     for node in names {
         slurm.submit(&["--output=/dev/null", &format!("--nodelist={node}"), "--wrap=exit 0"]).unwrap();

@@ -14,7 +14,7 @@ use std::{
 
 use doctor_checks::{Catalogue, Params, proc_stat::ProcStat};
 use doctor_core::{
-    classify::{Judgement, judge},
+    classify::{Classification, classify},
     ids::CheckId,
     observation::Observation,
     policy::Policy,
@@ -208,7 +208,7 @@ fn processes_on(path: &Path) -> Vec<u32> {
         // A server of the mount has it as an argument too.
         let told = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let is_told = told.contains("__test") && told.contains(path.to_str().unwrap());
-        (is_inside || is_told) && stat(*pid).is_some_and(|stat| !stat.is_over())
+        (is_inside || is_told) && stat(*pid).is_some_and(|stat| !stat.has_exited())
     };
     pids.filter(works_there).collect()
 }
@@ -222,7 +222,7 @@ fn nothing_is_left(path: &Path) {
 /// A run of the test, as the runner does it.
 struct Tested {
     observation: Observation,
-    judgement: Judgement,
+    judgement: Classification,
     took: Duration,
     log: String,
 }
@@ -242,7 +242,7 @@ fn test(params: &str, state: Option<&Path>) -> Tested {
     let outputs: Vec<_> = (check.probes)(&params).iter().map(|probe| runner.run(probe)).collect();
     let took = begun.elapsed();
     let observation = (check.interpret)(&params, &outputs);
-    let judgement = judge(&catalogue.rules(&Policy::standard()).unwrap(), None, &id, &observation);
+    let judgement = classify(&catalogue.rules(&Policy::built_in()).unwrap(), None, &id, &observation);
     println!("{}: {}", judgement.reason, judgement.text);
     drop(outputs);
     Tested { observation, judgement, took, log: log.into_inner() }

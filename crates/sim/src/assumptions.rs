@@ -223,7 +223,7 @@ impl Assumptions {
         writeln!(f, "  times between faults        Weibull, shape {}", self.weibull_shape)?;
         writeln!(f, "kinds of faults (share of their class; cured by reset, reboot, only a repair; slows work by)")?;
         for kind in FaultKind::ALL {
-            let facts = kind.facts();
+            let facts = kind.profile();
             let [reset, reboot, replace] = facts.cures;
             writeln!(
                 f,
@@ -232,7 +232,7 @@ impl Assumptions {
                 facts.class,
                 facts.share,
                 facts.slows * 100.0,
-                facts.seen
+                facts.symptom
             )?;
         }
         Ok(())

@@ -2,11 +2,13 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use doctor_backend::{Backend, BackendError, JobRequest, NodeOp, PolledJob, SeenFailure, SeenNode, clock::Clock};
+use doctor_backend::{
+    Backend, BackendError, JobRequest, NodeOp, ObservedJobFailure, ObservedNode, PolledJob, clock::Clock,
+};
 use doctor_checks::document::RunKey;
 use doctor_core::{
     ids::{JobId, NodeName, RunId},
-    snapshot::Caps,
+    snapshot::Capabilities,
     time::Timestamp,
 };
 
@@ -19,7 +21,7 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct SimBackend {
     world: Arc<Mutex<World>>,
-    caps: Caps,
+    caps: Capabilities,
 }
 
 impl SimBackend {
@@ -79,11 +81,11 @@ impl Backend for SimBackend {
         "sim"
     }
 
-    fn caps(&self) -> Caps {
+    fn caps(&self) -> Capabilities {
         self.caps
     }
 
-    fn snapshot(&self) -> Result<Vec<SeenNode>, BackendError> {
+    fn snapshot(&self) -> Result<Vec<ObservedNode>, BackendError> {
         self.world().snapshot()
     }
 
@@ -103,7 +105,7 @@ impl Backend for SimBackend {
         self.world().apply(node, change)
     }
 
-    fn failed_work(&self, since: Timestamp) -> Result<Vec<SeenFailure>, BackendError> {
+    fn job_failures(&self, since: Timestamp) -> Result<Vec<ObservedJobFailure>, BackendError> {
         self.world().failed_work(since)
     }
 }

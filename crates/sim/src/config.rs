@@ -3,16 +3,16 @@
 use std::path::PathBuf;
 
 use doctor_core::{
-    ids::{BadName, NodeName, PoolName, Sku},
-    snapshot::Caps,
+    ids::{InvalidName, NodeName, PoolName, Sku},
+    snapshot::Capabilities,
     time::Timestamp,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{assumptions::Assumptions, hostile::Hostile};
+use crate::{assumptions::Assumptions, disruptions::Disruptions};
 
 /// The limit for the number of nodes. Every node takes memory from the start, and no cluster is larger.
-const MOST_NODES: f64 = 1e6;
+const MAX_NODES: f64 = 1e6;
 
 /// The configuration of a world. Two worlds with the same configuration that get the same calls at the same times are
 /// identical to the last byte.
@@ -23,9 +23,9 @@ pub struct WorldConfig {
     pub start: Timestamp,
     pub pools: Vec<PoolConfig>,
     pub assumptions: Assumptions,
-    pub hostile: Hostile,
+    pub hostile: Disruptions,
     /// The capabilities of this cluster's backend.
-    pub caps: Caps,
+    pub caps: Capabilities,
     /// Whether nodes have agents that report.
     pub agents: bool,
     /// Whether operators repair nodes that we marked as unhealthy and then request their return.
@@ -54,14 +54,14 @@ impl PoolConfig {
     /// Creates a pool of the standard machine type.
     ///
     /// # Errors If the name is not a valid pool name, or the prefix not a valid beginning of a node name.
-    pub fn new(name: &str, nodes: u32, prefix: &str) -> Result<Self, BadName> {
+    pub fn new(name: &str, nodes: u32, prefix: &str) -> Result<Self, InvalidName> {
         NodeName::new(prefix)?;
-        Ok(Self { name: PoolName::new(name)?, nodes, prefix: prefix.to_owned(), sku: crate::tests::sku() })
+        Ok(Self { name: PoolName::new(name)?, nodes, prefix: prefix.to_owned(), sku: crate::simulated_tests::sku() })
     }
 
     /// Returns the name of the node with this number, counted from one. All names of a pool have the same length, so
     /// that they sort by number.
-    pub(crate) fn node_name(&self, number: u32) -> Result<NodeName, BadName> {
+    pub(crate) fn node_name(&self, number: u32) -> Result<NodeName, InvalidName> {
         let width = self.nodes.to_string().len().max(3);
         NodeName::new(&format!("{}{number:0width$}", self.prefix))
     }
@@ -82,8 +82,8 @@ impl WorldConfig {
             start: Timestamp::from_secs(1_793_491_200),
             pools: vec![PoolConfig::new("gpu", nodes, "node").expect("fixed names that the types accept")],
             assumptions: Assumptions::default(),
-            hostile: Hostile::default(),
-            caps: Caps::ALL,
+            hostile: Disruptions::default(),
+            caps: Capabilities::ALL,
             agents: true,
             repairs: true,
             tickets: true,
@@ -109,9 +109,9 @@ impl WorldConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum BadWorld {
     #[error("making the world: two nodes would be called `{0}`; give each pool another prefix")]
-    TwiceNamed(NodeName),
+    DuplicateName(NodeName),
     #[error("making the world: a pool's prefix does not begin a node name")]
-    Name(#[from] BadName),
+    Name(#[from] InvalidName),
     #[error("making the world: there are no nodes; give at least one pool with at least one node")]
     Empty,
     #[error("making the world: `{name}` is {value}, {accepted}")]
@@ -155,7 +155,7 @@ impl WorldConfig {
             return Err(BadWorld::Empty);
         }
         let nodes = self.pools.iter().map(|pool| f64::from(pool.nodes)).sum();
-        within("nodes", nodes, 1.0, MOST_NODES, "1 to 1000000 in all pools together are accepted")?;
+        within("nodes", nodes, 1.0, MAX_NODES, "1 to 1000000 in all pools together are accepted")?;
         Ok(())
     }
 }
@@ -163,8 +163,8 @@ impl WorldConfig {
 /// Parses backend capabilities separated by commas: `mark,drain`. `none` is no capability.
 ///
 /// # Errors With the accepted names.
-pub fn caps_named(names: &str) -> Result<Caps, String> {
-    let mut caps = Caps::NONE;
+pub fn caps_named(names: &str) -> Result<Capabilities, String> {
+    let mut caps = Capabilities::NONE;
     for name in names.split(',').filter(|name| *name != "none") {
         let can = match name {
             "mark" => &mut caps.mark,

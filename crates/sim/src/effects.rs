@@ -25,12 +25,12 @@ use serde::{Deserialize, Serialize};
 pub struct Effect {
     pub at: Timestamp,
     #[serde(flatten)]
-    pub what: Happened,
+    pub what: EffectKind,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "effect")]
-pub enum Happened {
+pub enum EffectKind {
     /// A job was created for a run.
     Submitted {
         run: RunId,
@@ -163,7 +163,7 @@ impl EffectLog {
         Ok(Self { file: Some(BufWriter::new(file)), ..Self::default() })
     }
 
-    pub(crate) fn add(&mut self, at: Timestamp, what: Happened) {
+    pub(crate) fn add(&mut self, at: Timestamp, what: EffectKind) {
         let effect = Effect { at, what };
         if let Some(file) = &mut self.file {
             let written = serde_json::to_writer(&mut *file, &effect)
@@ -249,13 +249,13 @@ pub(crate) fn parse(text: &str, shown: &str) -> Result<Vec<Effect>, BadEffects> 
 mod tests {
     use super::*;
 
-    fn effects() -> Vec<Happened> {
+    fn effects() -> Vec<EffectKind> {
         let run = RunId::from_number(7);
         let node = NodeName::new("n1").unwrap();
         vec![
-            Happened::Started { run, nodes: vec![Target { node: node.clone(), taken_for: Some(Span::minutes(1)) }] },
-            Happened::Ended { run, how: JobEnd::Exited, started: Some(Timestamp::from_secs(4)) },
-            Happened::Disturbed {
+            EffectKind::Started { run, nodes: vec![Target { node: node.clone(), taken_for: Some(Span::minutes(1)) }] },
+            EffectKind::Ended { run, how: JobEnd::Exited, started: Some(Timestamp::from_secs(4)) },
+            EffectKind::Disturbed {
                 op: OpId::from_number(3),
                 node,
                 how: Disturbance::Reboot,
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn another_order_is_another_digest() {
-        let digest = |effects: Vec<Happened>| {
+        let digest = |effects: Vec<EffectKind>| {
             let mut log = EffectLog::default();
             effects.into_iter().for_each(|what| log.add(Timestamp::from_secs(5), what));
             log.digest()

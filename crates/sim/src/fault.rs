@@ -48,7 +48,7 @@ impl fmt::Display for Class {
 
 /// How a fault is detected.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Seen {
+pub(crate) enum Symptom {
     /// The agent reads an event of this code from the node.
     Agent { event: &'static str, entity: EntityKind, text: &'static str },
     /// A test measures this metric times a factor within these bounds.
@@ -57,17 +57,17 @@ pub(crate) enum Seen {
     Higher { test: &'static str, metric: &'static str, by: [f64; 2] },
 }
 
-impl Seen {
+impl Symptom {
     /// Returns the test that detects it. The agent's readings are also a test, which a run can request.
     pub(crate) const fn test(&self) -> &'static str {
         match self {
-            Self::Agent { .. } => crate::tests::GPU_HEALTH,
+            Self::Agent { .. } => crate::simulated_tests::GPU_HEALTH,
             Self::Slower { test, .. } | Self::Higher { test, .. } => test,
         }
     }
 }
 
-impl fmt::Display for Seen {
+impl fmt::Display for Symptom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Agent { event, .. } => write!(f, "agent sees {event}"),
@@ -93,7 +93,7 @@ pub enum Cure {
 
 /// The properties of one kind.
 #[derive(Debug)]
-pub(crate) struct Facts {
+pub(crate) struct FaultProfile {
     pub(crate) code: &'static str,
     pub(crate) class: Class,
     /// Its share of its class.
@@ -102,116 +102,116 @@ pub(crate) struct Facts {
     pub(crate) cures: [f64; 3],
     /// How much it slows down all nodes of a user job that includes its node.
     pub(crate) slows: f64,
-    pub(crate) seen: Seen,
+    pub(crate) symptom: Symptom,
     /// Tests that cannot run while it lasts. They report no numbers, which is no verdict.
     pub(crate) breaks: &'static [&'static str],
 }
 
-use crate::tests::{DL, NCCL, STORAGE};
+use crate::simulated_tests::{DL, NCCL, STORAGE};
 
-const fn agent(event: &'static str, entity: EntityKind, text: &'static str) -> Seen {
-    Seen::Agent { event, entity, text }
+const fn agent(event: &'static str, entity: EntityKind, text: &'static str) -> Symptom {
+    Symptom::Agent { event, entity, text }
 }
 
 /// One row per kind, in the order of [`FaultKind::ALL`].
-static FACTS: [Facts; 11] = [
-    Facts {
+static FAULT_PROFILES: [FaultProfile; 11] = [
+    FaultProfile {
         code: "gpu-off-bus",
         class: Class::Hard,
         share: 0.485,
         cures: [0.10, 0.50, 0.40],
         slows: 0.0,
-        seen: agent("xid-79", EntityKind::Gpu, "NVRM: Xid 79, GPU has fallen off the bus"),
+        symptom: agent("xid-79", EntityKind::Gpu, "NVRM: Xid 79, GPU has fallen off the bus"),
         breaks: &[DL, NCCL],
     },
-    Facts {
+    FaultProfile {
         code: "hbm-uncorrectable",
         class: Class::Hard,
         share: 0.236,
         cures: [0.60, 0.15, 0.25],
         slows: 0.0,
-        seen: agent("xid-48", EntityKind::Gpu, "NVRM: Xid 48, double bit ECC error"),
+        symptom: agent("xid-48", EntityKind::Gpu, "NVRM: Xid 48, double bit ECC error"),
         breaks: &[DL],
     },
-    Facts {
+    FaultProfile {
         code: "gpu-firmware",
         class: Class::Hard,
         share: 0.118,
         cures: [0.50, 0.40, 0.10],
         slows: 0.0,
-        seen: agent("xid-119", EntityKind::Gpu, "NVRM: Xid 119, timeout waiting for RPC from GSP"),
+        symptom: agent("xid-119", EntityKind::Gpu, "NVRM: Xid 119, timeout waiting for RPC from GSP"),
         breaks: &[DL, NCCL],
     },
-    Facts {
+    FaultProfile {
         code: "link-flap",
         class: Class::Hard,
         share: 0.115,
         cures: [0.0, 0.30, 0.70],
         slows: 0.0,
-        seen: agent("link-down", EntityKind::Nic, "link went down 14 times within an hour"),
+        symptom: agent("link-down", EntityKind::Nic, "link went down 14 times within an hour"),
         breaks: &[NCCL],
     },
-    Facts {
+    FaultProfile {
         code: "host-hardware",
         class: Class::Hard,
         share: 0.046,
         cures: [0.0, 0.30, 0.70],
         slows: 0.0,
-        seen: agent("machine-check", EntityKind::Dimm, "EDAC: uncorrected error"),
+        symptom: agent("machine-check", EntityKind::Dimm, "EDAC: uncorrected error"),
         breaks: &[],
     },
-    Facts {
+    FaultProfile {
         code: "degraded-link",
         class: Class::Gray,
         share: 0.35,
         cures: [0.0, 0.20, 0.80],
         slows: 0.10,
-        seen: Seen::Slower { test: NCCL, metric: "allreduce_bandwidth", factor: [0.55, 0.85] },
+        symptom: Symptom::Slower { test: NCCL, metric: "allreduce_bandwidth", factor: [0.55, 0.85] },
         breaks: &[],
     },
-    Facts {
+    FaultProfile {
         code: "slow-nic",
         class: Class::Gray,
         share: 0.35,
         cures: [0.0, 0.50, 0.50],
         slows: 0.10,
-        seen: Seen::Slower { test: NCCL, metric: "nic_bandwidth", factor: [0.40, 0.85] },
+        symptom: Symptom::Slower { test: NCCL, metric: "nic_bandwidth", factor: [0.40, 0.85] },
         breaks: &[],
     },
-    Facts {
+    FaultProfile {
         code: "thermal",
         class: Class::Gray,
         share: 0.07,
         cures: [0.0, 0.0, 1.0],
         slows: 0.05,
-        seen: Seen::Higher { test: DL, metric: "gpu_temperature", by: [20.0, 28.0] },
+        symptom: Symptom::Higher { test: DL, metric: "gpu_temperature", by: [20.0, 28.0] },
         breaks: &[],
     },
-    Facts {
+    FaultProfile {
         code: "fail-slow",
         class: Class::Gray,
         share: 0.15,
         cures: [0.20, 0.40, 0.40],
         slows: 0.10,
-        seen: Seen::Slower { test: DL, metric: "gemm_rate", factor: [0.70, 0.90] },
+        symptom: Symptom::Slower { test: DL, metric: "gemm_rate", factor: [0.70, 0.90] },
         breaks: &[],
     },
-    Facts {
+    FaultProfile {
         code: "slow-storage",
         class: Class::Gray,
         share: 0.08,
         cures: [0.0, 0.60, 0.40],
         slows: 0.05,
-        seen: Seen::Slower { test: STORAGE, metric: "storage_read", factor: [0.30, 0.75] },
+        symptom: Symptom::Slower { test: STORAGE, metric: "storage_read", factor: [0.30, 0.75] },
         breaks: &[],
     },
-    Facts {
+    FaultProfile {
         code: "silent-corruption",
         class: Class::Sdc,
         share: 1.0,
         cures: [0.0, 0.0, 1.0],
         slows: 0.0,
-        seen: Seen::Higher { test: DL, metric: "wrong_values", by: [1.0, 4000.0] },
+        symptom: Symptom::Higher { test: DL, metric: "wrong_values", by: [1.0, 4000.0] },
         breaks: &[],
     },
 ];
@@ -231,12 +231,12 @@ impl FaultKind {
         Self::SilentCorruption,
     ];
 
-    pub(crate) fn facts(self) -> &'static Facts {
-        &FACTS[self as usize]
+    pub(crate) fn profile(self) -> &'static FaultProfile {
+        &FAULT_PROFILES[self as usize]
     }
 
     pub fn code(self) -> &'static str {
-        self.facts().code
+        self.profile().code
     }
 
     pub fn from_code(code: &str) -> Option<Self> {
@@ -245,12 +245,12 @@ impl FaultKind {
 
     /// Whether the node's agent detects it, without a test.
     pub fn is_passive(self) -> bool {
-        matches!(self.facts().seen, Seen::Agent { .. })
+        matches!(self.profile().symptom, Symptom::Agent { .. })
     }
 
     /// Returns the test that can detect it.
-    pub fn shown_by(self) -> &'static str {
-        self.facts().seen.test()
+    pub fn detecting_test(self) -> &'static str {
+        self.profile().symptom.test()
     }
 }
 
@@ -278,7 +278,7 @@ pub(crate) struct Fault {
     /// The index of the GPU, NIC or DIMM.
     pub(crate) part: u8,
     /// How often a test that could detect it has run. Selects the next random draw.
-    pub(crate) looks: u32,
+    pub(crate) detection_draws: u32,
     pub(crate) shown: Option<Timestamp>,
     pub(crate) marked: Option<Timestamp>,
     pub(crate) ticket: Option<Timestamp>,
@@ -301,23 +301,23 @@ mod tests {
     #[test]
     fn shares_of_a_class_and_chances_of_cures_add_up() {
         for class in [Class::Hard, Class::Gray, Class::Sdc] {
-            let sum: f64 = FACTS.iter().filter(|facts| facts.class == class).map(|facts| facts.share).sum();
+            let sum: f64 = FAULT_PROFILES.iter().filter(|facts| facts.class == class).map(|facts| facts.share).sum();
             assert!((sum - 1.0).abs() < 1e-9, "{class}: {sum}");
         }
-        for facts in &FACTS {
+        for facts in &FAULT_PROFILES {
             assert!((facts.cures.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{}", facts.code);
         }
     }
 
     #[test]
     fn every_test_and_metric_named_here_exists() {
-        let catalogue = crate::tests::catalogue();
-        for facts in &FACTS {
+        let catalogue = crate::simulated_tests::catalogue();
+        for facts in &FAULT_PROFILES {
             let known = |test: &str| catalogue.iter().any(|check| check.spec.id == test);
-            assert!(known(facts.seen.test()), "{}", facts.code);
+            assert!(known(facts.symptom.test()), "{}", facts.code);
             assert!(facts.breaks.iter().all(|test| known(test)), "{}", facts.code);
-            if let Seen::Slower { test, metric, .. } | Seen::Higher { test, metric, .. } = facts.seen {
-                assert!(crate::tests::metrics_of(test).iter().any(|row| row.name == metric), "{metric}");
+            if let Symptom::Slower { test, metric, .. } | Symptom::Higher { test, metric, .. } = facts.symptom {
+                assert!(crate::simulated_tests::metrics_of(test).iter().any(|row| row.name == metric), "{metric}");
             }
         }
     }

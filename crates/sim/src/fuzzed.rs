@@ -2,16 +2,15 @@
 //! record of effects, and world configurations.
 
 use crate::{
-    BadWorld, Effect, Incident, WorldConfig,
-    drive::scenario,
-    effects,
-    wire::{Answer, Ask},
+    BadWorld, Effect, Incident, WorldConfig, effects,
+    harness::scenario,
+    wire::{Call, Response},
 };
 
 /// Parses a request and serialises it again.
-pub fn ask(line: &[u8]) -> Option<Vec<u8>> {
-    let ask: Ask = serde_json::from_slice(line).ok()?;
-    if let Ask::Submit(job) = ask.clone() {
+pub fn request(line: &[u8]) -> Option<Vec<u8>> {
+    let ask: Call = serde_json::from_slice(line).ok()?;
+    if let Call::Submit(job) = ask.clone() {
         // A job with an invalid key is rejected elsewhere.
         let _job = job.into_request();
     }
@@ -19,12 +18,12 @@ pub fn ask(line: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Parses an answer and serialises it again.
-pub fn answer(line: &[u8]) -> Option<Vec<u8>> {
-    let answer: Answer = serde_json::from_slice(line).ok()?;
+pub fn response(line: &[u8]) -> Option<Vec<u8>> {
+    let answer: Response = serde_json::from_slice(line).ok()?;
     let again = serde_json::to_vec(&answer).ok();
     match answer {
-        Answer::Polled(jobs) => drop(jobs.into_iter().map(|job| job.into_polled()).collect::<Vec<_>>()),
-        Answer::Reports(reports) => drop(reports.into_iter().map(|report| report.into_report()).collect::<Vec<_>>()),
+        Response::Polled(jobs) => drop(jobs.into_iter().map(|job| job.into_polled()).collect::<Vec<_>>()),
+        Response::Reports(reports) => drop(reports.into_iter().map(|report| report.into_report()).collect::<Vec<_>>()),
         _ => {}
     }
     again

@@ -8,13 +8,13 @@ use std::{
 
 use doctor_backend::{
     BackendError, Effect,
-    registration::{Kind, Opened, Service},
+    registration::{BackendKind, OpenedCluster, ServiceSettings},
 };
 use doctor_checks::Catalogue;
 use doctor_core::{policy::Policy, profile::MachineTypes};
 use serde::{Deserialize, Serialize};
 
-use crate::{RemoteSim, tests};
+use crate::{RemoteSim, simulated_tests};
 
 /// The time to wait for a simulated cluster that is starting.
 const WAIT: Duration = Duration::from_secs(5);
@@ -35,28 +35,28 @@ impl SimConfig {
     ///
     /// # Errors If no simulated cluster answers.
     pub fn connect(&self) -> Result<Arc<RemoteSim>, BackendError> {
-        let refuse = |text: String| BackendError { operation: "connect", text, effect: Effect::NoneTryAgain };
+        let refuse = |text: String| BackendError { operation: "connect", text, effect: Effect::NotAppliedRetry };
         RemoteSim::connect(&self.socket, WAIT).map(Arc::new).map_err(|error| refuse(error.to_string()))
     }
 }
 
-impl Kind for Sim {
+impl BackendKind for Sim {
     const NAME: &'static str = "sim";
     const DEFAULT_TEXT: &'static str = include_str!("default.toml");
 
     type Config = SimConfig;
 
-    fn resolve(config: &mut SimConfig, beside: &Path, _service: &Service<'_>) {
+    fn resolve(config: &mut SimConfig, beside: &Path, _service: &ServiceSettings<'_>) {
         config.socket = beside.join(&config.socket);
     }
 
-    fn open(config: &SimConfig, _service: &Service<'_>) -> Result<Opened, BackendError> {
+    fn open(config: &SimConfig, _service: &ServiceSettings<'_>) -> Result<OpenedCluster, BackendError> {
         let sim = config.connect()?;
-        Ok(Opened { backend: sim.clone(), clock: sim, voucher: None })
+        Ok(OpenedCluster { backend: sim.clone(), clock: sim, token_reviewer: None })
     }
 
     /// Returns the simulated tests.
     fn checks(_policy: &Policy) -> (Catalogue, MachineTypes) {
-        (tests::catalogue(), MachineTypes::new([tests::profile_file()]))
+        (simulated_tests::catalogue(), MachineTypes::new([simulated_tests::profile_file()]))
     }
 }

@@ -25,7 +25,7 @@ pub(crate) struct Machine {
     drawn: u32,
     pub(crate) boots: u32,
     /// The next fault.
-    pub(crate) coming: Option<Coming>,
+    pub(crate) upcoming_fault: Option<UpcomingFault>,
     /// Present faults, as indices into the world's list.
     pub(crate) faults: Vec<u32>,
     /// Repairs and replacements scheduled so far; selects the next draw of a repair's duration.
@@ -36,16 +36,16 @@ pub(crate) struct Machine {
 
 /// A future fault.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Coming {
+pub(crate) struct UpcomingFault {
     pub(crate) at: Timestamp,
     pub(crate) kind: FaultKind,
     pub(crate) nth: u32,
-    pub(crate) fate: Fate,
+    pub(crate) draw: FaultDraw,
 }
 
 /// The individual properties of one fault.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Fate {
+pub(crate) struct FaultDraw {
     pub(crate) cure: Cure,
     pub(crate) depth: f64,
     pub(crate) part: u8,
@@ -72,7 +72,7 @@ impl Machine {
             residue: first.then(|| residue(&mut made, assumptions.weibull_shape)),
             drawn: 0,
             boots: 1,
-            coming: None,
+            upcoming_fault: None,
             faults: Vec::new(),
             repairs: 0,
             measured: 0,
@@ -101,7 +101,7 @@ impl Machine {
     /// Returns what the node reports of itself.
     pub(crate) fn inside(&self) -> Hardware {
         let gpu = |part| format!("GPU-{:010x}-{part:02}", self.number);
-        Hardware { gpu_uuids: (0..crate::tests::PARTS).map(gpu).collect(), ..self.outside() }
+        Hardware { gpu_uuids: (0..crate::simulated_tests::PARTS).map(gpu).collect(), ..self.outside() }
     }
 
     fn serial(&self) -> String {
@@ -109,7 +109,7 @@ impl Machine {
     }
 
     /// Draws the next fault after `from`. `None`: nothing ever breaks in this world.
-    pub(crate) fn next_fault(&mut self, from: Timestamp, assumptions: &Assumptions) -> Option<Coming> {
+    pub(crate) fn next_fault(&mut self, from: Timestamp, assumptions: &Assumptions) -> Option<UpcomingFault> {
         let ordinary = assumptions.ordinary_rate();
         if ordinary <= 0.0 {
             return None;
@@ -129,21 +129,21 @@ impl Machine {
         let class = [Class::Hard, Class::Gray, Class::Sdc][class];
         let weights: Vec<f64> = FaultKind::ALL
             .iter()
-            .map(|kind| if kind.facts().class == class { kind.facts().share } else { 0.0 })
+            .map(|kind| if kind.profile().class == class { kind.profile().share } else { 0.0 })
             .collect();
         let kind = FaultKind::ALL[self.stream.pick(&weights)];
-        let fate = draw_fate(&mut self.stream, kind);
+        let fate = draw_fault(&mut self.stream, kind);
         let nth = self.drawn;
         self.drawn += 1;
-        Some(Coming { at, kind, nth, fate })
+        Some(UpcomingFault { at, kind, nth, draw: fate })
     }
 
     /// Creates a fault now, for a script. It draws nothing from the stream of spontaneous faults.
-    pub(crate) fn fault_now(&mut self, seed: Seed, kind: FaultKind, now: Timestamp) -> Coming {
+    pub(crate) fn fault_now(&mut self, seed: Seed, kind: FaultKind, now: Timestamp) -> UpcomingFault {
         let nth = self.drawn;
         self.drawn += 1;
         let mut stream = seed.stream(Purpose::Faults, self.number, u64::from(nth) + 1);
-        Coming { at: now, kind, nth, fate: draw_fate(&mut stream, kind) }
+        UpcomingFault { at: now, kind, nth, draw: draw_fault(&mut stream, kind) }
     }
 
     /// Returns the time `days` of ordinary ageing after `from`; a young machine ages faster.
@@ -159,11 +159,11 @@ impl Machine {
     }
 }
 
-fn draw_fate(stream: &mut Stream, kind: FaultKind) -> Fate {
-    Fate {
-        cure: [Cure::Reset, Cure::Reboot, Cure::Repair][stream.pick(&kind.facts().cures)],
+fn draw_fault(stream: &mut Stream, kind: FaultKind) -> FaultDraw {
+    FaultDraw {
+        cure: [Cure::Reset, Cure::Reboot, Cure::Repair][stream.pick(&kind.profile().cures)],
         depth: stream.unit(),
-        part: u8::try_from(stream.below(usize::from(crate::tests::PARTS))).unwrap_or(0),
+        part: u8::try_from(stream.below(usize::from(crate::simulated_tests::PARTS))).unwrap_or(0),
         agent_delay: stream.unit(),
         ticket: stream.exponential(),
     }
@@ -195,7 +195,7 @@ fn from_days(days: f64) -> Span {
 mod tests {
     use super::*;
 
-    fn fates(seed: u64, place: u32) -> Vec<Coming> {
+    fn fates(seed: u64, place: u32) -> Vec<UpcomingFault> {
         let assumptions = Assumptions::default();
         let mut machine = Machine::new(Seed(seed), place, 0, Timestamp::from_secs(0), &assumptions);
         let mut at = Timestamp::from_secs(0);
@@ -226,7 +226,7 @@ mod tests {
             let mut at = start;
             while let Some(coming) = machine.next_fault(at, &assumptions).filter(|coming| coming.at < end) {
                 at = coming.at;
-                counts[coming.kind.facts().class as usize] += 1;
+                counts[coming.kind.profile().class as usize] += 1;
             }
         }
         for (count, wanted) in counts.into_iter().zip([3.8e-3, 1.5e-3, 1.0e-4]) {

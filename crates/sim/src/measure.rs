@@ -12,9 +12,9 @@ use doctor_core::{
 
 use crate::{
     assumptions::Assumptions,
-    fault::{Fault, Seen},
+    fault::{Fault, Symptom},
     random::Stream,
-    tests::{GPU_HEALTH, MetricRow, PARTS, metrics_of},
+    simulated_tests::{GPU_HEALTH, MetricRow, PARTS, metrics_of},
 };
 
 /// The metric that several nodes have in common.
@@ -105,29 +105,29 @@ fn deviating(expect: f64, noise: &mut Stream, assumptions: &Assumptions) -> f64 
 
 fn affected(value: f64, test: &str, row: &MetricRow, part: u8, fault: &Fault) -> f64 {
     let here = parts_of(row.entity) == 1 || part == fault.part;
-    match fault.kind.facts().seen {
-        Seen::Slower { test: named, metric, factor: [low, high] } if here && named == test && metric == row.name => {
+    match fault.kind.profile().symptom {
+        Symptom::Slower { test: named, metric, factor: [low, high] } if here && named == test && metric == row.name => {
             value * (low + (high - low) * fault.depth)
         }
-        Seen::Higher { test: named, metric, by: [low, high] } if here && named == test && metric == row.name => {
+        Symptom::Higher { test: named, metric, by: [low, high] } if here && named == test && metric == row.name => {
             value + (low + (high - low) * fault.depth).round()
         }
-        Seen::Agent { event: "xid-79", .. } if row.name == "gpus" => value - 1.0,
-        Seen::Agent { event: "xid-48", .. } if row.name == "ecc_uncorrected" => value + 1.0,
+        Symptom::Agent { event: "xid-79", .. } if row.name == "gpus" => value - 1.0,
+        Symptom::Agent { event: "xid-48", .. } if row.name == "ecc_uncorrected" => value + 1.0,
         _ => value,
     }
 }
 
 fn event_of(fault: &Fault, at: Timestamp) -> Option<Event> {
-    match fault.kind.facts().seen {
-        Seen::Agent { event, entity, text } => Some(Event {
+    match fault.kind.profile().symptom {
+        Symptom::Agent { event, entity, text } => Some(Event {
             code: ReasonCode::fixed(event),
             entity: Entity::new(entity, fault.part.to_string()),
             at: Some(at),
             text: text.to_owned(),
             key: None,
         }),
-        Seen::Slower { .. } | Seen::Higher { .. } => None,
+        Symptom::Slower { .. } | Symptom::Higher { .. } => None,
     }
 }
 
@@ -135,7 +135,7 @@ fn event_of(fault: &Fault, at: Timestamp) -> Option<Event> {
 mod tests {
     use doctor_checks::{Catalogue, Params};
     use doctor_core::{
-        classify::judge,
+        classify::classify,
         finding::Verdict,
         ids::{CheckId, NodeName},
         policy::{Policy, Rule},
@@ -145,7 +145,7 @@ mod tests {
     use crate::{
         fault::{Cure, FaultKind},
         random::{Purpose, Seed},
-        tests::{catalogue, profile, sku},
+        simulated_tests::{catalogue, profile, sku},
     };
 
     fn fault(kind: FaultKind, depth: f64) -> Fault {
@@ -159,7 +159,7 @@ mod tests {
             cure: Cure::Repair,
             depth,
             part: 3,
-            looks: 0,
+            detection_draws: 0,
             shown: None,
             marked: None,
             ticket: None,
@@ -171,13 +171,13 @@ mod tests {
     fn verdict(catalogue: &Catalogue, rules: &[Rule], test: &str, output: ProbeOutput) -> Verdict {
         let id = CheckId::new(test).unwrap();
         let observation = (catalogue.get(&id).unwrap().interpret)(&Params::new(), &[output]);
-        judge(rules, Some(&profile(sku())), &id, &observation).verdict
+        classify(rules, Some(&profile(sku())), &id, &observation).verdict
     }
 
     #[test]
     fn production_judgement_passes_healthy_machines_and_fails_every_shown_fault() {
         let catalogue = catalogue();
-        let rules = catalogue.rules(&Policy::standard()).unwrap();
+        let rules = catalogue.rules(&Policy::built_in()).unwrap();
         let assumptions = Assumptions { outlier: 0.0, ..Assumptions::default() };
         let mut noise = Seed(1).stream(Purpose::Noise, 0, 0);
         let at = Timestamp::from_secs(0);
@@ -190,8 +190,12 @@ mod tests {
         for kind in FaultKind::ALL {
             for depth in [0.0, 0.5, 1.0] {
                 let fault = fault(*kind, depth);
-                let output = print(kind.shown_by(), &[&fault], at, &mut noise, &assumptions);
-                assert_eq!(verdict(&catalogue, &rules, kind.shown_by(), output), Verdict::Fail, "{kind} at {depth}");
+                let output = print(kind.detecting_test(), &[&fault], at, &mut noise, &assumptions);
+                assert_eq!(
+                    verdict(&catalogue, &rules, kind.detecting_test(), output),
+                    Verdict::Fail,
+                    "{kind} at {depth}"
+                );
             }
         }
     }
@@ -199,7 +203,7 @@ mod tests {
     #[test]
     fn a_test_that_cannot_run_is_inconclusive() {
         let catalogue = catalogue();
-        let rules = catalogue.rules(&Policy::standard()).unwrap();
+        let rules = catalogue.rules(&Policy::built_in()).unwrap();
         let output = print_broken(&fault(FaultKind::GpuOffBus, 0.5));
         assert_eq!(verdict(&catalogue, &rules, "dl", output), Verdict::Inconclusive);
     }

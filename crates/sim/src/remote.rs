@@ -11,34 +11,35 @@ use std::{
 };
 
 use doctor_backend::{
-    Backend, BackendError, Effect as After, JobRequest, NodeOp, PolledJob, SeenFailure, SeenNode, clock::Clock,
+    Backend, BackendError, Effect as After, JobRequest, NodeOp, ObservedJobFailure, ObservedNode, PolledJob,
+    clock::Clock,
 };
 use doctor_checks::document::RunKey;
 use doctor_core::{
     ids::{JobId, NodeName, RunId},
-    snapshot::Caps,
+    snapshot::Capabilities,
     time::{Span, Timestamp},
 };
 
 use crate::{
-    hostile::Incident,
+    disruptions::Incident,
     machine::scaled,
     truth::Truth,
-    wire::{Answer, Ask, MAX_LINE, WireChange},
+    wire::{Call, MAX_LINE, Response, WireChange},
     world::{OperatorRequest, QueuedReport},
 };
 
 /// The timeout of an answer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The pause between two attempts to connect.
-const TRY_AGAIN: Duration = Duration::from_millis(20);
+const RETRY_DELAY: Duration = Duration::from_millis(20);
 
 /// A simulated cluster in another process.
 #[derive(Debug)]
 pub struct RemoteSim {
     socket: PathBuf,
-    line: Mutex<Option<BufReader<UnixStream>>>,
-    caps: Caps,
+    connection: Mutex<Option<BufReader<UnixStream>>>,
+    caps: Capabilities,
     speed: f64,
     /// The last reading of the remote clock, and when it was taken.
     last: Mutex<(Timestamp, Instant)>,
@@ -47,18 +48,18 @@ pub struct RemoteSim {
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
     #[error("connecting to the simulated cluster on `{path}`: no answer within {within:?}")]
-    Nobody { path: PathBuf, within: Duration, source: std::io::Error },
+    NoAnswer { path: PathBuf, within: Duration, source: std::io::Error },
     #[error("asking the simulated cluster on `{path}`: {text}")]
-    Asked { path: PathBuf, text: String },
+    Request { path: PathBuf, text: String },
 }
 
 /// How a request failed.
 #[derive(Debug)]
-enum Lost {
+enum RequestFailure {
     /// Before anything was sent.
-    Unsaid(std::io::Error),
+    NotSent(std::io::Error),
     /// After the request may have arrived.
-    Unheard(std::io::Error),
+    NoAnswer(std::io::Error),
 }
 
 impl RemoteSim {
@@ -70,16 +71,16 @@ impl RemoteSim {
         let stream = loop {
             match UnixStream::connect(socket) {
                 Ok(stream) => break stream,
-                Err(_) if began.elapsed() < within => thread::sleep(TRY_AGAIN),
-                Err(source) => return Err(RemoteError::Nobody { path: socket.to_owned(), within, source }),
+                Err(_) if began.elapsed() < within => thread::sleep(RETRY_DELAY),
+                Err(source) => return Err(RemoteError::NoAnswer { path: socket.to_owned(), within, source }),
             }
         };
-        let asked = |text: String| RemoteError::Asked { path: socket.to_owned(), text };
-        let mut line = prepared(stream).map_err(|error| asked(error.to_string()))?;
-        match exchange(&mut line, &Ask::Hello) {
-            Ok(Answer::Hello { caps, speed, now }) => Ok(Self {
+        let asked = |text: String| RemoteError::Request { path: socket.to_owned(), text };
+        let mut line = with_timeouts(stream).map_err(|error| asked(error.to_string()))?;
+        match exchange(&mut line, &Call::Hello) {
+            Ok(Response::Hello { caps, speed, now }) => Ok(Self {
                 socket: socket.to_owned(),
-                line: Mutex::new(Some(line)),
+                connection: Mutex::new(Some(line)),
                 caps,
                 speed,
                 last: Mutex::new((now, Instant::now())),
@@ -90,40 +91,42 @@ impl RemoteSim {
     }
 
     /// Sends one request and returns its answer. A connection that failed is not used again.
-    fn ask(&self, ask: &Ask) -> Result<Answer, Lost> {
-        let mut line = held(&self.line);
+    fn request(&self, ask: &Call) -> Result<Response, RequestFailure> {
+        let mut line = lock(&self.connection);
         if line.is_none() {
-            *line = Some(UnixStream::connect(&self.socket).and_then(prepared).map_err(Lost::Unsaid)?);
+            *line = Some(UnixStream::connect(&self.socket).and_then(with_timeouts).map_err(RequestFailure::NotSent)?);
         }
-        let Some(open) = line.as_mut() else { return Err(Lost::Unsaid(std::io::ErrorKind::NotConnected.into())) };
+        let Some(open) = line.as_mut() else {
+            return Err(RequestFailure::NotSent(std::io::ErrorKind::NotConnected.into()));
+        };
         exchange(open, ask).map_err(|error| {
             *line = None;
-            Lost::Unheard(error)
+            RequestFailure::NoAnswer(error)
         })
     }
 
     /// Sends a read-only request, which may be repeated.
-    fn look(&self, operation: &'static str, ask: &Ask) -> Result<Answer, BackendError> {
-        let answer = match self.ask(ask) {
-            Err(_) => self.ask(ask),
+    fn query(&self, operation: &'static str, ask: &Call) -> Result<Response, BackendError> {
+        let answer = match self.request(ask) {
+            Err(_) => self.request(ask),
             answered => answered,
         };
         match answer {
-            Ok(answer) => understood(operation, answer),
-            Err(Lost::Unsaid(error) | Lost::Unheard(error)) => {
-                Err(BackendError { operation, text: error.to_string(), effect: After::NoneTryAgain })
+            Ok(answer) => into_result(operation, answer),
+            Err(RequestFailure::NotSent(error) | RequestFailure::NoAnswer(error)) => {
+                Err(BackendError { operation, text: error.to_string(), effect: After::NotAppliedRetry })
             }
         }
     }
 
     /// Sends a changing request once. If it may have arrived, its effect is unknown.
-    fn change(&self, operation: &'static str, ask: &Ask) -> Result<Answer, BackendError> {
-        match self.ask(ask) {
-            Ok(answer) => understood(operation, answer),
-            Err(Lost::Unsaid(error)) => {
-                Err(BackendError { operation, text: error.to_string(), effect: After::NoneTryAgain })
+    fn command(&self, operation: &'static str, ask: &Call) -> Result<Response, BackendError> {
+        match self.request(ask) {
+            Ok(answer) => into_result(operation, answer),
+            Err(RequestFailure::NotSent(error)) => {
+                Err(BackendError { operation, text: error.to_string(), effect: After::NotAppliedRetry })
             }
-            Err(Lost::Unheard(error)) => {
+            Err(RequestFailure::NoAnswer(error)) => {
                 Err(BackendError { operation, text: error.to_string(), effect: After::Unknown })
             }
         }
@@ -134,12 +137,12 @@ impl RemoteSim {
     /// # Errors If the cluster cannot be reached.
     pub fn agent_reports(&self) -> Result<Vec<QueuedReport>, BackendError> {
         const REPORTS: &str = "agent reports";
-        match self.look(REPORTS, &Ask::Reports)? {
-            Answer::Reports(reports) => {
+        match self.query(REPORTS, &Call::Reports)? {
+            Response::Reports(reports) => {
                 let reports = reports.into_iter().map(crate::wire::WireReport::into_report).collect::<Option<_>>();
-                reports.ok_or_else(|| strange(REPORTS, "a report that is not bytes"))
+                reports.ok_or_else(|| unexpected_response(REPORTS, "a report that is not bytes"))
             }
-            other => Err(strange(REPORTS, &format!("{other:?}"))),
+            other => Err(unexpected_response(REPORTS, &format!("{other:?}"))),
         }
     }
 
@@ -147,7 +150,7 @@ impl RemoteSim {
     ///
     /// # Errors If the cluster cannot be reached. A repetition is harmless.
     pub fn acknowledge_reports(&self, numbers: &[u64]) -> Result<(), BackendError> {
-        self.change("acknowledge reports", &Ask::Acknowledge(numbers.to_vec())).map(drop)
+        self.command("acknowledge reports", &Call::Acknowledge(numbers.to_vec())).map(drop)
     }
 
     /// Returns the key that this node's agent was enrolled with.
@@ -155,9 +158,11 @@ impl RemoteSim {
     /// # Errors If the cluster cannot be reached.
     pub fn agent_key(&self, node: &NodeName) -> Result<RunKey, BackendError> {
         const KEY: &str = "agent key";
-        match self.look(KEY, &Ask::AgentKey(node.clone()))? {
-            Answer::Key(text) => RunKey::from_hex(&text).ok_or_else(|| strange(KEY, "a key that is not valid")),
-            other => Err(strange(KEY, &format!("{other:?}"))),
+        match self.query(KEY, &Call::AgentKey(node.clone()))? {
+            Response::Key(text) => {
+                RunKey::from_hex(&text).ok_or_else(|| unexpected_response(KEY, "a key that is not valid"))
+            }
+            other => Err(unexpected_response(KEY, &format!("{other:?}"))),
         }
     }
 
@@ -166,9 +171,9 @@ impl RemoteSim {
     /// # Errors If the cluster cannot be reached.
     pub fn take_operator_requests(&self) -> Result<Vec<OperatorRequest>, BackendError> {
         const REQUESTS: &str = "operator requests";
-        match self.change(REQUESTS, &Ask::OperatorRequests)? {
-            Answer::Requests(requests) => Ok(requests.into_iter().map(Into::into).collect()),
-            other => Err(strange(REQUESTS, &format!("{other:?}"))),
+        match self.command(REQUESTS, &Call::OperatorRequests)? {
+            Response::Requests(requests) => Ok(requests.into_iter().map(Into::into).collect()),
+            other => Err(unexpected_response(REQUESTS, &format!("{other:?}"))),
         }
     }
 
@@ -177,9 +182,9 @@ impl RemoteSim {
     /// # Errors If the cluster cannot be reached.
     pub fn inject(&self, incident: &Incident) -> Result<bool, BackendError> {
         const INJECT: &str = "inject";
-        match self.change(INJECT, &Ask::Inject(incident.clone()))? {
-            Answer::Injected(done) => Ok(done),
-            other => Err(strange(INJECT, &format!("{other:?}"))),
+        match self.command(INJECT, &Call::Inject(incident.clone()))? {
+            Response::Injected(done) => Ok(done),
+            other => Err(unexpected_response(INJECT, &format!("{other:?}"))),
         }
     }
 
@@ -187,9 +192,9 @@ impl RemoteSim {
     ///
     /// # Errors If the cluster cannot be reached.
     pub fn truth(&self) -> Result<Truth, BackendError> {
-        match self.look("truth", &Ask::Truth)? {
-            Answer::Truth(truth) => Ok(truth),
-            other => Err(strange("truth", &format!("{other:?}"))),
+        match self.query("truth", &Call::Truth)? {
+            Response::Truth(truth) => Ok(truth),
+            other => Err(unexpected_response("truth", &format!("{other:?}"))),
         }
     }
 
@@ -199,18 +204,18 @@ impl RemoteSim {
     }
 }
 
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A poisoned lock is safe: a failed connection is dropped, and a clock reading is complete.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn prepared(stream: UnixStream) -> std::io::Result<BufReader<UnixStream>> {
-    stream.set_read_timeout(Some(ANSWER_WITHIN))?;
-    stream.set_write_timeout(Some(ANSWER_WITHIN))?;
+fn with_timeouts(stream: UnixStream) -> std::io::Result<BufReader<UnixStream>> {
+    stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+    stream.set_write_timeout(Some(RESPONSE_TIMEOUT))?;
     Ok(BufReader::new(stream))
 }
 
-fn exchange(line: &mut BufReader<UnixStream>, ask: &Ask) -> std::io::Result<Answer> {
+fn exchange(line: &mut BufReader<UnixStream>, ask: &Call) -> std::io::Result<Response> {
     let mut bytes = serde_json::to_vec(ask)?;
     bytes.push(b'\n');
     line.get_mut().write_all(&bytes)?;
@@ -222,16 +227,16 @@ fn exchange(line: &mut BufReader<UnixStream>, ask: &Ask) -> std::io::Result<Answ
     Ok(serde_json::from_slice(&bytes)?)
 }
 
-fn understood(operation: &'static str, answer: Answer) -> Result<Answer, BackendError> {
+fn into_result(operation: &'static str, answer: Response) -> Result<Response, BackendError> {
     match answer {
-        Answer::Failed { text, effect } => Err(BackendError { operation, text, effect: effect.into() }),
-        Answer::Refused(text) => Err(BackendError { operation, text, effect: After::NoneGiveUp }),
+        Response::Failed { text, effect } => Err(BackendError { operation, text, effect: effect.into() }),
+        Response::Refused(text) => Err(BackendError { operation, text, effect: After::NotAppliedPermanent }),
         other => Ok(other),
     }
 }
 
 /// Reports an answer to another request. The remote state may have changed.
-fn strange(operation: &'static str, answer: &str) -> BackendError {
+fn unexpected_response(operation: &'static str, answer: &str) -> BackendError {
     let short: String = answer.chars().take(200).collect();
     BackendError { operation, text: format!("the cluster answered with {short}"), effect: After::Unknown }
 }
@@ -241,59 +246,59 @@ impl Backend for RemoteSim {
         "sim"
     }
 
-    fn caps(&self) -> Caps {
+    fn caps(&self) -> Capabilities {
         self.caps
     }
 
-    fn snapshot(&self) -> Result<Vec<SeenNode>, BackendError> {
-        match self.look("snapshot", &Ask::Snapshot)? {
-            Answer::Nodes(nodes) => Ok(nodes.into_iter().map(Into::into).collect()),
-            other => Err(strange("snapshot", &format!("{other:?}"))),
+    fn snapshot(&self) -> Result<Vec<ObservedNode>, BackendError> {
+        match self.query("snapshot", &Call::Snapshot)? {
+            Response::Nodes(nodes) => Ok(nodes.into_iter().map(Into::into).collect()),
+            other => Err(unexpected_response("snapshot", &format!("{other:?}"))),
         }
     }
 
-    fn failed_work(&self, since: Timestamp) -> Result<Vec<SeenFailure>, BackendError> {
-        match self.look("asking for failed user work", &Ask::FailedWork(since))? {
-            Answer::Failures(failed) => Ok(failed.into_iter().map(Into::into).collect()),
-            other => Err(strange("asking for failed user work", &format!("{other:?}"))),
+    fn job_failures(&self, since: Timestamp) -> Result<Vec<ObservedJobFailure>, BackendError> {
+        match self.query("asking for failed user work", &Call::FailedWork(since))? {
+            Response::Failures(failed) => Ok(failed.into_iter().map(Into::into).collect()),
+            other => Err(unexpected_response("asking for failed user work", &format!("{other:?}"))),
         }
     }
 
     fn submit(&self, job: &JobRequest) -> Result<JobId, BackendError> {
-        match self.change("submit", &Ask::Submit(job.into()))? {
-            Answer::Job(job) => Ok(job),
-            other => Err(strange("submit", &format!("{other:?}"))),
+        match self.command("submit", &Call::Submit(job.into()))? {
+            Response::Job(job) => Ok(job),
+            other => Err(unexpected_response("submit", &format!("{other:?}"))),
         }
     }
 
     fn poll(&self, runs: &[RunId]) -> Result<Vec<PolledJob>, BackendError> {
-        match self.look("poll", &Ask::Poll(runs.to_vec()))? {
-            Answer::Polled(jobs) if jobs.len() == runs.len() => {
+        match self.query("poll", &Call::Poll(runs.to_vec()))? {
+            Response::Polled(jobs) if jobs.len() == runs.len() => {
                 let jobs = jobs.into_iter().map(crate::wire::WirePolled::into_polled).collect::<Option<_>>();
-                jobs.ok_or_else(|| strange("poll", "a document that is not bytes"))
+                jobs.ok_or_else(|| unexpected_response("poll", "a document that is not bytes"))
             }
-            other => Err(strange("poll", &format!("{other:?}"))),
+            other => Err(unexpected_response("poll", &format!("{other:?}"))),
         }
     }
 
     fn cancel(&self, run: RunId) -> Result<(), BackendError> {
-        self.change("cancel", &Ask::Cancel(run)).map(drop)
+        self.command("cancel", &Call::Cancel(run)).map(drop)
     }
 
     fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {
-        let ask = Ask::Apply { node: node.clone(), op: change.op, what: WireChange::from(&change.what) };
-        self.change("change node", &ask).map(drop)
+        let ask = Call::Apply { node: node.clone(), op: change.op, what: WireChange::from(&change.what) };
+        self.command("change node", &ask).map(drop)
     }
 }
 
 impl Clock for RemoteSim {
     /// Returns the remote time. While the cluster cannot be reached, its clock is extrapolated.
     fn now(&self) -> Timestamp {
-        if let Ok(Answer::Now(now)) = self.ask(&Ask::Now) {
-            *held(&self.last) = (now, Instant::now());
+        if let Ok(Response::Now(now)) = self.request(&Call::Now) {
+            *lock(&self.last) = (now, Instant::now());
             return now;
         }
-        let (seen, at) = *held(&self.last);
+        let (seen, at) = *lock(&self.last);
         seen.plus(scaled(Span::from_secs(1), at.elapsed().as_secs_f64() * self.speed))
     }
 

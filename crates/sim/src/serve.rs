@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     config::{BadWorld, WorldConfig},
     machine::scaled,
-    wire::{Answer, Ask, MAX_LINE},
+    wire::{Call, MAX_LINE, Response},
     world::World,
 };
 
@@ -55,7 +55,7 @@ pub enum ServeError {
 /// The interval at which the world advances without requests.
 const STEP: Duration = Duration::from_millis(5);
 /// The interval at which a connection checks the stop flag.
-const GLANCE: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Serves a world until `stop` is set.
 ///
@@ -68,7 +68,7 @@ pub fn serve(config: &ServeConfig, socket: &Path, stop: &AtomicBool) -> Result<(
     let at_socket = |source| ServeError::Socket { path: socket.to_owned(), source };
     let listener = listen(socket)?;
     listener.set_nonblocking(true).map_err(at_socket)?;
-    let served = Served {
+    let served = SimServer {
         world: Mutex::new(World::new(config.world.clone())?),
         start: config.world.start,
         began: Instant::now(),
@@ -84,7 +84,7 @@ pub fn serve(config: &ServeConfig, socket: &Path, stop: &AtomicBool) -> Result<(
             }
             match listener.accept() {
                 Ok((stream, _)) => {
-                    scope.spawn(|| converse(stream, &served, stop));
+                    scope.spawn(|| handle_connection(stream, &served, stop));
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(STEP),
                 Err(source) => break Err(at_socket(source)),
@@ -112,14 +112,14 @@ fn listen(socket: &Path) -> Result<UnixListener, ServeError> {
     }
 }
 
-struct Served {
+struct SimServer {
     world: Mutex<World>,
     start: Timestamp,
     began: Instant,
     speed: f64,
 }
 
-impl Served {
+impl SimServer {
     /// Returns the world, advanced to the current time.
     fn world(&self) -> MutexGuard<'_, World> {
         let mut world = self.world.lock().unwrap_or_else(PoisonError::into_inner);
@@ -130,10 +130,10 @@ impl Served {
 }
 
 /// Answers the requests of one controller until it disconnects.
-fn converse(stream: UnixStream, served: &Served, stop: &AtomicBool) {
+fn handle_connection(stream: UnixStream, served: &SimServer, stop: &AtomicBool) {
     let Ok(mut out) = stream.try_clone() else { return };
     // A read without timeout would keep the process from ending.
-    if stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(GLANCE))).is_err() {
+    if stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(POLL_INTERVAL))).is_err() {
         return;
     }
     let mut reader = BufReader::new(stream.take(u64::MAX));
@@ -148,8 +148,8 @@ fn converse(stream: UnixStream, served: &Served, stop: &AtomicBool) {
             Err(_) => return,
         }
         let answer = match serde_json::from_slice(&line) {
-            Ok(ask) => answer(served, ask),
-            Err(error) => Answer::Refused(error.to_string()),
+            Ok(ask) => respond(served, ask),
+            Err(error) => Response::Refused(error.to_string()),
         };
         line.clear();
         let Ok(mut bytes) = serde_json::to_vec(&answer) else { return };
@@ -160,39 +160,39 @@ fn converse(stream: UnixStream, served: &Served, stop: &AtomicBool) {
     }
 }
 
-fn answer(served: &Served, ask: Ask) -> Answer {
+fn respond(served: &SimServer, ask: Call) -> Response {
     let mut world = served.world();
     let said = match ask {
-        Ask::Hello => {
+        Call::Hello => {
             let caps = world.config().caps;
-            Ok(Answer::Hello { caps, speed: served.speed, now: world.controller_now() })
+            Ok(Response::Hello { caps, speed: served.speed, now: world.controller_now() })
         }
-        Ask::Now => Ok(Answer::Now(world.controller_now())),
-        Ask::Snapshot => world.snapshot().map(|nodes| Answer::Nodes(nodes.into_iter().map(Into::into).collect())),
-        Ask::Submit(job) => match job.into_request() {
-            Some(request) => world.submit(&request).map(Answer::Job),
-            None => Ok(Answer::Failed {
+        Call::Now => Ok(Response::Now(world.controller_now())),
+        Call::Snapshot => world.snapshot().map(|nodes| Response::Nodes(nodes.into_iter().map(Into::into).collect())),
+        Call::Submit(job) => match job.into_request() {
+            Some(request) => world.submit(&request).map(Response::Job),
+            None => Ok(Response::Failed {
                 text: "the run's key is not 64 hexadecimal digits".to_owned(),
                 effect: crate::wire::WireEffect::NoneGiveUp,
             }),
         },
-        Ask::FailedWork(since) => {
-            world.failed_work(since).map(|failed| Answer::Failures(failed.into_iter().map(Into::into).collect()))
+        Call::FailedWork(since) => {
+            world.failed_work(since).map(|failed| Response::Failures(failed.into_iter().map(Into::into).collect()))
         }
-        Ask::Poll(runs) => world.poll(&runs).map(|jobs| Answer::Polled(jobs.into_iter().map(Into::into).collect())),
-        Ask::Cancel(run) => world.cancel(run).map(|()| Answer::Done),
-        Ask::Apply { node, op, what } => world.apply(&node, &what.into_op(op)).map(|()| Answer::Done),
-        Ask::Reports => Ok(Answer::Reports(world.agent_reports().into_iter().map(Into::into).collect())),
-        Ask::Acknowledge(numbers) => {
+        Call::Poll(runs) => world.poll(&runs).map(|jobs| Response::Polled(jobs.into_iter().map(Into::into).collect())),
+        Call::Cancel(run) => world.cancel(run).map(|()| Response::Done),
+        Call::Apply { node, op, what } => world.apply(&node, &what.into_op(op)).map(|()| Response::Done),
+        Call::Reports => Ok(Response::Reports(world.agent_reports().into_iter().map(Into::into).collect())),
+        Call::Acknowledge(numbers) => {
             world.acknowledge_reports(&numbers);
-            Ok(Answer::Done)
+            Ok(Response::Done)
         }
-        Ask::AgentKey(node) => Ok(Answer::Key(world.agent_key(&node).to_hex())),
-        Ask::OperatorRequests => {
-            Ok(Answer::Requests(world.take_operator_requests().into_iter().map(Into::into).collect()))
+        Call::AgentKey(node) => Ok(Response::Key(world.agent_key(&node).to_hex())),
+        Call::OperatorRequests => {
+            Ok(Response::Requests(world.take_operator_requests().into_iter().map(Into::into).collect()))
         }
-        Ask::Inject(incident) => Ok(Answer::Injected(world.inject(&incident))),
-        Ask::Truth => Ok(Answer::Truth(world.truth())),
+        Call::Inject(incident) => Ok(Response::Injected(world.inject(&incident))),
+        Call::Truth => Ok(Response::Truth(world.truth())),
     };
     said.unwrap_or_else(Into::into)
 }

@@ -19,7 +19,7 @@ pub struct Truth {
     pub faults: Vec<FaultRecord>,
     /// How often a machine without a fault was marked as unhealthy.
     pub false_marks: u32,
-    pub users: UserFigures,
+    pub users: UserStats,
     pub validation_node_hours: f64,
 }
 
@@ -58,7 +58,7 @@ impl FaultRecord {
 
 /// What users got, and what faults and validation cost them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct UserFigures {
+pub struct UserStats {
     pub jobs_started: u64,
     pub jobs_completed: u64,
     pub jobs_crashed: u64,
@@ -80,7 +80,7 @@ impl World {
     /// Returns all past and present faults and their cost. It changes nothing.
     #[expect(clippy::cast_precision_loss, reason = "a count of nodes")]
     pub fn truth(&self) -> Truth {
-        let (figures, lost) = self.figures();
+        let (figures, lost) = self.user_counters();
         let faults = self.faults_so_far().iter().zip(lost).map(|(fault, lost_node_hours)| FaultRecord {
             kind: fault.kind,
             hardware: self.hardware_of(fault.machine).id(),
@@ -99,7 +99,7 @@ impl World {
             faults: faults.collect(),
             false_marks: figures.false_marks,
             validation_node_hours: figures.validation_node_hours,
-            users: UserFigures {
+            users: UserStats {
                 jobs_started: figures.jobs_started,
                 jobs_completed: figures.jobs_completed,
                 jobs_crashed: figures.jobs_crashed,

@@ -3,21 +3,21 @@
 use std::sync::Arc;
 
 use doctor_backend::{
-    BackendError, Change, Effect as After, JobOutput, JobRequest, NodeOp, PolledJob, SeenFailure, SeenNode,
+    BackendError, Change, Effect as After, JobOutput, JobRequest, NodeOp, ObservedJobFailure, ObservedNode, PolledJob,
 };
 use doctor_checks::document::RunKey;
 use doctor_core::{
-    failed_work::FailedWork,
     ids::{JobId, NodeName, OpId, RunId, TestId},
+    job_failures::JobFailure,
     node::{Node, OurMark},
-    run::{JobSeen, NonEmpty},
-    snapshot::Caps,
+    run::{NonEmpty, ObservedJobState},
+    snapshot::Capabilities,
     time::{Span, Timestamp},
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    hostile::Incident,
+    disruptions::Incident,
     truth::Truth,
     world::{OperatorRequest, QueuedReport},
 };
@@ -27,7 +27,7 @@ pub(crate) const MAX_LINE: u64 = 64 << 20;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Ask {
+pub(crate) enum Call {
     Hello,
     Now,
     Snapshot,
@@ -46,9 +46,9 @@ pub(crate) enum Ask {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Answer {
+pub(crate) enum Response {
     Hello {
-        caps: Caps,
+        caps: Capabilities,
         speed: f64,
         now: Timestamp,
     },
@@ -110,13 +110,13 @@ pub(crate) struct WireNode {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct WirePolled {
-    seen: JobSeen,
+    seen: ObservedJobState,
     documents: Vec<String>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct WireFailure {
-    work: FailedWork,
+    work: JobFailure,
     nodes: Vec<NodeName>,
 }
 
@@ -206,40 +206,40 @@ impl WireChange {
     }
 }
 
-impl From<SeenNode> for WireNode {
-    fn from(seen: SeenNode) -> Self {
-        Self { node: seen.node, heard: seen.heard, jobs: seen.jobs }
+impl From<ObservedNode> for WireNode {
+    fn from(seen: ObservedNode) -> Self {
+        Self { node: seen.node, heard: seen.agent_last_seen, jobs: seen.jobs }
     }
 }
 
-impl From<WireNode> for SeenNode {
+impl From<WireNode> for ObservedNode {
     fn from(wire: WireNode) -> Self {
-        Self { node: wire.node, heard: wire.heard, jobs: wire.jobs }
+        Self { node: wire.node, agent_last_seen: wire.heard, jobs: wire.jobs }
     }
 }
 
-impl From<SeenFailure> for WireFailure {
-    fn from(failed: SeenFailure) -> Self {
-        Self { work: failed.work, nodes: failed.nodes }
+impl From<ObservedJobFailure> for WireFailure {
+    fn from(failed: ObservedJobFailure) -> Self {
+        Self { work: failed.job, nodes: failed.nodes }
     }
 }
 
-impl From<WireFailure> for SeenFailure {
+impl From<WireFailure> for ObservedJobFailure {
     fn from(wire: WireFailure) -> Self {
-        Self { work: wire.work, nodes: wire.nodes }
+        Self { job: wire.work, nodes: wire.nodes }
     }
 }
 
 impl From<PolledJob> for WirePolled {
     fn from(job: PolledJob) -> Self {
-        Self { seen: job.seen, documents: job.documents.iter().map(|bytes| to_hex(bytes)).collect() }
+        Self { seen: job.state, documents: job.documents.iter().map(|bytes| to_hex(bytes)).collect() }
     }
 }
 
 impl WirePolled {
     pub(crate) fn into_polled(self) -> Option<PolledJob> {
         let documents = self.documents.iter().map(|text| from_hex(text)).collect::<Option<_>>()?;
-        Some(PolledJob { seen: self.seen, documents })
+        Some(PolledJob { state: self.seen, documents })
     }
 }
 
@@ -267,11 +267,11 @@ impl From<WireRequest> for OperatorRequest {
     }
 }
 
-impl From<BackendError> for Answer {
+impl From<BackendError> for Response {
     fn from(error: BackendError) -> Self {
         let effect = match error.effect {
-            After::NoneTryAgain => WireEffect::NoneTryAgain,
-            After::NoneGiveUp => WireEffect::NoneGiveUp,
+            After::NotAppliedRetry => WireEffect::NoneTryAgain,
+            After::NotAppliedPermanent => WireEffect::NoneGiveUp,
             After::Unknown => WireEffect::Unknown,
         };
         Self::Failed { text: error.text, effect }
@@ -281,8 +281,8 @@ impl From<BackendError> for Answer {
 impl From<WireEffect> for After {
     fn from(effect: WireEffect) -> Self {
         match effect {
-            WireEffect::NoneTryAgain => Self::NoneTryAgain,
-            WireEffect::NoneGiveUp => Self::NoneGiveUp,
+            WireEffect::NoneTryAgain => Self::NotAppliedRetry,
+            WireEffect::NoneGiveUp => Self::NotAppliedPermanent,
             WireEffect::Unknown => Self::Unknown,
         }
     }

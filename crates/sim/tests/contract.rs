@@ -9,14 +9,14 @@ use std::{
 use doctor_backend::{
     Backend, JobOutput, JobRequest,
     clock::Clock,
-    contract::{Bed, Length, Wanted, breaches},
+    contract::{Length, TestOccupancy, Testbed, violations},
 };
 use doctor_checks::document::RunKey;
 use doctor_core::{
     ids::{NodeName, RunId, TestId},
     node::ForeignMark,
     run::NonEmpty,
-    snapshot::Caps,
+    snapshot::Capabilities,
     time::{Span, Timestamp},
 };
 use doctor_sim::{Incident, RemoteSim, ServeConfig, SimBackend, WorldConfig};
@@ -30,7 +30,7 @@ struct SimBed<F> {
     successor: Box<dyn Fn() -> Option<Box<dyn Backend>>>,
 }
 
-impl<F: Fn(&Incident) -> bool> Bed for SimBed<F> {
+impl<F: Fn(&Incident) -> bool> Testbed for SimBed<F> {
     fn now(&self) -> Timestamp {
         (self.now)()
     }
@@ -39,17 +39,17 @@ impl<F: Fn(&Incident) -> bool> Bed for SimBed<F> {
         NodeName::new("node002").unwrap()
     }
 
-    fn occupy(&self, node: &NodeName, wanted: Wanted) {
+    fn set_occupancy(&self, node: &NodeName, wanted: TestOccupancy) {
         assert!((self.inject)(&Incident::Clear { node: node.clone() }));
         let incident = match wanted {
-            Wanted::Free => return,
-            Wanted::Busy => Incident::UserJob { nodes: vec![node.clone()], length: Span::days(3000) },
-            Wanted::Unknown => Incident::Unreachable { node: node.clone(), length: Span::days(3000) },
+            TestOccupancy::Free => return,
+            TestOccupancy::Busy => Incident::UserJob { nodes: vec![node.clone()], length: Span::days(3000) },
+            TestOccupancy::Unknown => Incident::Unreachable { node: node.clone(), length: Span::days(3000) },
         };
         assert!((self.inject)(&incident), "{incident}");
     }
 
-    fn mark_by_somebody_else(&self, node: &NodeName, there: bool) {
+    fn set_foreign_mark(&self, node: &NodeName, there: bool) {
         let by = "operators".to_owned();
         let incident = if there {
             let mark = ForeignMark { by, text: "a hand on it".into(), blocks: true };
@@ -85,7 +85,7 @@ impl<F: Fn(&Incident) -> bool> Bed for SimBed<F> {
         (self.started)(run)
     }
 
-    fn lose(&self, run: RunId) {
+    fn lose_job(&self, run: RunId) {
         assert!((self.inject)(&Incident::JobLost { run }));
     }
 
@@ -114,9 +114,9 @@ fn bed(sim: &SimBackend) -> SimBed<impl Fn(&Incident) -> bool + use<>> {
 
 #[test]
 fn the_simulated_cluster_keeps_the_contract() {
-    for caps in [Caps::ALL, Caps { mark: true, ..Caps::NONE }] {
+    for caps in [Capabilities::ALL, Capabilities { mark: true, ..Capabilities::NONE }] {
         let sim = SimBackend::new(WorldConfig { caps, ..WorldConfig::quiet(3) }).unwrap();
-        assert_eq!(breaches(&sim, &bed(&sim)), []);
+        assert_eq!(violations(&sim, &bed(&sim)), []);
     }
 }
 
@@ -165,12 +165,12 @@ fn a_cluster_in_another_process_keeps_the_contract() {
         now: Box::new(move || b.now()),
         started: Box::new(move |run| {
             let effects = doctor_sim::read_effects(&path).unwrap();
-            let is_start = |effect: &&doctor_sim::Effect| matches!(effect.what, doctor_sim::Happened::Started { run: of, .. } if of == run);
+            let is_start = |effect: &&doctor_sim::Effect| matches!(effect.what, doctor_sim::EffectKind::Started { run: of, .. } if of == run);
             effects.iter().filter(is_start).count()
         }),
         successor: Box::new(move || Some(Box::new(c.connect()))),
     };
-    assert_eq!(breaches(&*remote, &bed), []);
+    assert_eq!(violations(&*remote, &bed), []);
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn a_cluster_that_is_gone_is_an_error_that_does_not_pretend_to_know() {
     drop(host);
     let run = RunId::from_number(1);
     assert_eq!(remote.cancel(run).unwrap_err().effect, Effect::Unknown, "the server may have received it");
-    assert_eq!(remote.cancel(run).unwrap_err().effect, Effect::NoneTryAgain, "the server was not reached");
-    assert_eq!(remote.snapshot().unwrap_err().effect, Effect::NoneTryAgain);
+    assert_eq!(remote.cancel(run).unwrap_err().effect, Effect::NotAppliedRetry, "the server was not reached");
+    assert_eq!(remote.snapshot().unwrap_err().effect, Effect::NotAppliedRetry);
     assert!(remote.now() >= before, "the clock is assumed to go on");
 }

@@ -10,11 +10,11 @@ use doctor_core::{
     policy::{Allow, Mode, Policy},
     time::Span,
 };
-use doctor_engine::rejudge::{Scope, rejudge};
+use doctor_engine::reclassify::{Scope, reclassify};
 use doctor_sim::{
     WorldConfig,
-    drive::{Session, SessionConfig},
-    tests,
+    harness::{Session, SessionConfig},
+    simulated_tests,
 };
 use doctor_store::records::HistoryFilter;
 
@@ -63,7 +63,7 @@ text = "{value} of {limit}"
 #[test]
 fn results_are_judged_with_their_past_and_judged_again_they_are_the_same() {
     let mut config = SessionConfig::new(WorldConfig::quiet(8));
-    config.policy = Policy::over_defaults(RULES).unwrap();
+    config.policy = Policy::with_site_settings(RULES).unwrap();
     let mut session = Session::new(config).unwrap();
     let until = session.now().plus(Span::days(2));
     session.run_until(until, |_, _| Ok(())).unwrap();
@@ -77,9 +77,9 @@ fn results_are_judged_with_their_past_and_judged_again_they_are_the_same() {
         assert!(because(reason) > 2, "{reason}: {}", because(reason));
     }
 
-    let types: BTreeMap<NodeName, _> = rows.iter().map(|row| (row.node.clone(), tests::sku())).collect();
+    let types: BTreeMap<NodeName, _> = rows.iter().map(|row| (row.node.clone(), simulated_tests::sku())).collect();
     let since = until.minus(Span::days(3));
-    let rejudged = rejudge(session.store(), session.settings(), &Scope { nodes: None, since, types }).unwrap();
+    let rejudged = reclassify(session.store(), session.settings(), &Scope { nodes: None, since, types }).unwrap();
     assert_eq!(rejudged.differs, [], "a verdict is a function of evidence, rules, profile and past");
     assert_eq!(rejudged.judged, rows.len() as u64, "{:?}", rejudged.passed_over);
 }

@@ -17,7 +17,7 @@ fn scenarios_play_as_reviewed() {
     let mut wrong = Vec::new();
     for script in &scripts {
         let text = fs::read_to_string(script).expect("a readable script");
-        let played = match doctor_sim::drive::scenario::play(&text) {
+        let played = match doctor_sim::harness::scenario::play(&text) {
             Ok(played) => played,
             Err(error) => {
                 wrong.push(format!("{}: {error}", script.display()));

@@ -31,28 +31,28 @@ const NOT_SUPPORTED: i32 = 801;
 
 const MEMORY: usize = 64 << 20;
 
-type Work = Box<dyn FnOnce() + Send>;
+type QueuedWork = Box<dyn FnOnce() + Send>;
 
 pub(crate) struct Device {
-    queue: Mutex<Sender<Work>>,
+    queue: Mutex<Sender<QueuedWork>>,
     /// The result of every call once the GPU has failed.
     pub(crate) failed: AtomicI32,
 }
 
 impl Device {
     fn new() -> Self {
-        let (queue, work) = mpsc::channel::<Work>();
+        let (queue, work) = mpsc::channel::<QueuedWork>();
         thread::spawn(move || work.iter().for_each(|work| work()));
         Self { queue: Mutex::new(queue), failed: AtomicI32::new(OK) }
     }
 
-    pub(crate) fn ask(&self, work: impl FnOnce() + Send + 'static) {
+    pub(crate) fn enqueue(&self, work: impl FnOnce() + Send + 'static) {
         let _asked = self.queue.lock().unwrap_or_else(PoisonError::into_inner).send(Box::new(work));
     }
 
     fn wait(&self) {
         let (done, heard) = mpsc::channel();
-        self.ask(move || {
+        self.enqueue(move || {
             let _heard = done.send(());
         });
         let _done = heard.recv();
@@ -81,21 +81,21 @@ fn device() -> &'static Device {
 }
 
 /// The sizes of allocations, by address.
-fn given() -> &'static Mutex<HashMap<usize, usize>> {
+fn allocations() -> &'static Mutex<HashMap<usize, usize>> {
     static GIVEN: OnceLock<Mutex<HashMap<usize, usize>>> = OnceLock::new();
     GIVEN.get_or_init(Mutex::default)
 }
 
-fn give(bytes: usize) -> Option<usize> {
+fn allocate(bytes: usize) -> Option<usize> {
     let layout = Layout::from_size_align(bytes.max(1), 256).ok()?;
     // SAFETY: the size is not zero.
     let address = unsafe { alloc(layout) } as usize;
-    given().lock().unwrap_or_else(PoisonError::into_inner).insert(address, bytes.max(1));
+    allocations().lock().unwrap_or_else(PoisonError::into_inner).insert(address, bytes.max(1));
     Some(address)
 }
 
-fn take_back(address: usize) -> i32 {
-    let bytes = given().lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
+fn deallocate(address: usize) -> i32 {
+    let bytes = allocations().lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
     let Some(layout) = bytes.and_then(|bytes| Layout::from_size_align(bytes, 256).ok()) else { return INVALID_VALUE };
     // SAFETY: allocated by `give` with this layout, and freed once.
     unsafe { dealloc(address as *mut u8, layout) };
@@ -241,17 +241,17 @@ driver! {
         if bytes > MEMORY {
             return OUT_OF_MEMORY;
         }
-        let Some(address) = give(bytes) else { return OUT_OF_MEMORY };
+        let Some(address) = allocate(bytes) else { return OUT_OF_MEMORY };
         // SAFETY: see above.
         unsafe { to.write(address as u64) };
         OK
     }
     cuMemFree_v2(address: u64) {
         device().wait();
-        take_back(address as usize)
+        deallocate(address as usize)
     }
     cuMemsetD32Async(to: u64, word: c_uint, count: usize, _stream: *mut c_void) {
-        device().ask(move || {
+        device().enqueue(move || {
             // SAFETY: see above.
             unsafe { std::slice::from_raw_parts_mut(to as *mut u32, count) }.fill(word);
         });
@@ -292,7 +292,7 @@ driver! {
         // SAFETY: see above.
         let Some(launch) = (unsafe { Launch::read(kernel, arguments) }) else { return INVALID_VALUE };
         // SAFETY: see above.
-        device().ask(move || unsafe { launch.run() });
+        device().enqueue(move || unsafe { launch.run() });
         OK
     }
     cuEventCreate(to: *mut *const c_void, _flags: c_uint) {
@@ -310,7 +310,7 @@ driver! {
         // SAFETY: see above.
         let event = unsafe { event(handle) };
         event.done.store(false, Ordering::SeqCst);
-        device().ask(move || {
+        device().enqueue(move || {
             *event.at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
             event.done.store(true, Ordering::SeqCst);
         });

@@ -64,7 +64,7 @@ impl Launch {
                     // SAFETY: guaranteed by the caller.
                     let bits = unsafe { (got as *const u32).add(i as usize).read() };
                     let expected = signed(base, sum).to_bits();
-                    if bits != expected && !faults::is_planted("blind") {
+                    if bits != expected && !faults::is_injected("blind") {
                         if found < u64::from(room) {
                             let words = [i as u32, (i >> 32) as u32, expected, bits];
                             // SAFETY: there is room for this many entries of four words.

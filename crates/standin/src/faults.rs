@@ -12,17 +12,17 @@ use std::env;
 
 const VARIABLE: &str = "DOCTOR_STANDIN_FAULTS";
 
-fn words() -> Vec<String> {
+fn entries() -> Vec<String> {
     env::var(VARIABLE).unwrap_or_default().split_whitespace().map(str::to_owned).collect()
 }
 
-pub(crate) fn is_planted(word: &str) -> bool {
-    words().iter().any(|planted| planted == word)
+pub(crate) fn is_injected(word: &str) -> bool {
+    entries().iter().any(|planted| planted == word)
 }
 
 /// Returns the number after a word and a rank, or 0 if there is none.
-pub(crate) fn of_rank(word: &str, rank: i32) -> Option<u64> {
-    words().iter().find_map(|planted| {
+pub(crate) fn for_rank(word: &str, rank: i32) -> Option<u64> {
+    entries().iter().find_map(|planted| {
         let mut parts = planted.split(':');
         let fits = parts.next() == Some(word) && parts.next()?.parse() == Ok(rank);
         fits.then(|| parts.next().and_then(|number| number.parse().ok()).unwrap_or(0))

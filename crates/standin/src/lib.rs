@@ -35,11 +35,11 @@
 //! local sockets. `DOCTOR_STANDIN_GPUS` is the number of GPUs, `DOCTOR_STANDIN_NODE` the node that this process plays,
 //! and `DOCTOR_STANDIN_FAULTS` the injected faults ([`faults`]).
 
-mod answers;
 mod cuda;
 mod cuda_kernels;
 mod dcgm;
 mod faults;
+mod fixture;
 mod nccl;
-mod scene;
+mod nvml_fixture;
 mod symbols;

@@ -53,7 +53,7 @@ struct Comm {
     aborted: AtomicBool,
     stream: Mutex<Option<TcpStream>>,
     /// The ring: a listener for the previous rank, and the port of the next one.
-    door: TcpListener,
+    ring_listener: TcpListener,
     next: AtomicU32,
     ring: Mutex<Option<(TcpStream, TcpStream)>>,
 }
@@ -88,13 +88,13 @@ fn log(device: usize, level: &str, text: &str) {
 }
 
 /// Serves as the meeting point of the ranks.
-fn hub(listener: &TcpListener) -> io::Result<()> {
+fn serve_ranks(listener: &TcpListener) -> io::Result<()> {
     let mut ranks: Vec<Option<(TcpStream, [u32; 2])>> = Vec::new();
     loop {
         let (mut stream, _) = listener.accept()?;
         stream.set_nodelay(true)?;
-        let [rank, all] = [word(&mut stream)?, word(&mut stream)?];
-        let place = [word(&mut stream)?, word(&mut stream)?];
+        let [rank, all] = [read_u32(&mut stream)?, read_u32(&mut stream)?];
+        let place = [read_u32(&mut stream)?, read_u32(&mut stream)?];
         ranks.resize_with(all as usize, || None);
         ranks[rank as usize] = Some((stream, place));
         if ranks.iter().all(Option::is_some) {
@@ -109,7 +109,7 @@ fn hub(listener: &TcpListener) -> io::Result<()> {
     loop {
         let mut sum: Vec<f32> = Vec::new();
         for (stream, _) in &mut ranks {
-            let count = word(stream)? as usize;
+            let count = read_u32(stream)? as usize;
             let mut bytes = vec![0; count * 4];
             stream.read_exact(&mut bytes)?;
             sum.resize(count, 0.0);
@@ -124,7 +124,7 @@ fn hub(listener: &TcpListener) -> io::Result<()> {
     }
 }
 
-fn word(stream: &mut TcpStream) -> io::Result<u32> {
+fn read_u32(stream: &mut TcpStream) -> io::Result<u32> {
     let mut bytes = [0; 4];
     stream.read_exact(&mut bytes)?;
     Ok(u32::from_le_bytes(bytes))
@@ -135,29 +135,29 @@ impl Comm {
         let mut stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;
         *self.stream.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream.try_clone()?);
-        let door = u32::from(self.door.local_addr()?.port());
+        let door = u32::from(self.ring_listener.local_addr()?.port());
         for word in [self.rank as u32, self.ranks as u32, node(), door] {
             stream.write_all(&word.to_le_bytes())?;
         }
-        let places = (0..2 * self.ranks).map(|_| word(&mut stream)).collect::<io::Result<Vec<_>>>()?;
+        let places = (0..2 * self.ranks).map(|_| read_u32(&mut stream)).collect::<io::Result<Vec<_>>>()?;
         let nodes: Vec<u32> = places.iter().step_by(2).copied().collect();
         self.next.store(places[((self.rank + 1) % self.ranks * 2 + 1) as usize], Ordering::SeqCst);
-        if !faults::is_planted("mute") {
-            self.name_connections(&nodes);
+        if !faults::is_injected("mute") {
+            self.log_connections(&nodes);
         }
         Ok(())
     }
 
     /// Logs the connections of a ring, on two channels.
-    fn name_connections(&self, nodes: &[u32]) {
+    fn log_connections(&self, nodes: &[u32]) {
         let (rank, ranks) = (self.rank, self.ranks);
         let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
         let is_set = |name: &str| env::var(name).as_deref() == Ok("1");
         let net = env::var("NCCL_NET").unwrap_or_else(|_| "IB".to_owned());
         let way = |other: i32| match () {
-            () if faults::is_planted("socket") => "NET/Socket/0".to_owned(),
-            () if faults::is_planted("shm") => "SHM/direct/direct".to_owned(),
-            () if faults::is_planted("peer") => "P2P/CUMEM".to_owned(),
+            () if faults::is_injected("socket") => "NET/Socket/0".to_owned(),
+            () if faults::is_injected("shm") => "SHM/direct/direct".to_owned(),
+            () if faults::is_injected("peer") => "P2P/CUMEM".to_owned(),
             () if nodes[rank as usize] != nodes[other as usize] => format!("NET/{net}/0/GDRDMA"),
             () if !is_set("NCCL_P2P_DISABLE") => "P2P/CUMEM/read".to_owned(),
             () if !is_set("NCCL_SHM_DISABLE") => "SHM/direct/direct".to_owned(),
@@ -182,29 +182,29 @@ impl Comm {
     }
 
     /// Performs one sum, on the GPU's own thread.
-    fn add_up(&self, from: u64, to: u64, count: usize) {
-        if self.is_well() && self.exchange(from, to, count).is_err() && !self.aborted.load(Ordering::SeqCst) {
+    fn all_reduce(&self, from: u64, to: u64, count: usize) {
+        if self.apply_faults() && self.sum_exchange(from, to, count).is_err() && !self.aborted.load(Ordering::SeqCst) {
             self.state.store(REMOTE_ERROR, Ordering::SeqCst);
         }
     }
 
     /// Sends to the next rank and receives from the previous one, on the GPU's own thread.
-    fn pass_on(&self, from: u64, to: u64, count: usize) {
-        if let Some(milliseconds) = faults::of_rank("drag", self.rank) {
+    fn send_receive(&self, from: u64, to: u64, count: usize) {
+        if let Some(milliseconds) = faults::for_rank("drag", self.rank) {
             thread::sleep(Duration::from_millis(milliseconds));
         }
-        if self.is_well() && self.around(from, to, count).is_err() && !self.aborted.load(Ordering::SeqCst) {
+        if self.apply_faults() && self.ring_exchange(from, to, count).is_err() && !self.aborted.load(Ordering::SeqCst) {
             self.state.store(REMOTE_ERROR, Ordering::SeqCst);
         }
     }
 
-    fn around(&self, from: u64, to: u64, count: usize) -> io::Result<()> {
+    fn ring_exchange(&self, from: u64, to: u64, count: usize) -> io::Result<()> {
         let (mut next, mut before) = {
             let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
             if ring.is_none() {
                 let next = TcpStream::connect(("127.0.0.1", self.next.load(Ordering::SeqCst) as u16))?;
                 next.set_nodelay(true)?;
-                *ring = Some((next, self.door.accept()?.0));
+                *ring = Some((next, self.ring_listener.accept()?.0));
             }
             let (next, before) = ring.as_ref().ok_or(io::ErrorKind::NotConnected)?;
             (next.try_clone()?, before.try_clone()?)
@@ -221,27 +221,27 @@ impl Comm {
     }
 
     /// Applies the faults injected before a message. Returns false if no message follows.
-    fn is_well(&self) -> bool {
-        if let Some(milliseconds) = faults::of_rank("slow", self.rank) {
+    fn apply_faults(&self) -> bool {
+        if let Some(milliseconds) = faults::for_rank("slow", self.rank) {
             thread::sleep(Duration::from_millis(milliseconds));
         }
-        while faults::of_rank("hang", self.rank).is_some() {
+        while faults::for_rank("hang", self.rank).is_some() {
             if self.aborted.load(Ordering::SeqCst) {
                 return false;
             }
             thread::sleep(Duration::from_millis(1));
         }
-        if faults::of_rank("crash", self.rank).is_some() {
+        if faults::for_rank("crash", self.rank).is_some() {
             std::process::abort();
         }
-        if faults::of_rank("ecc", self.rank).is_some() {
+        if faults::for_rank("ecc", self.rank).is_some() {
             devices()[self.device].failed.store(ECC_UNCORRECTABLE, Ordering::SeqCst);
             return false;
         }
         true
     }
 
-    fn exchange(&self, from: u64, to: u64, count: usize) -> io::Result<()> {
+    fn sum_exchange(&self, from: u64, to: u64, count: usize) -> io::Result<()> {
         // Not locked while waiting: an abort from another thread takes the lock.
         let mut stream = {
             let kept = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
@@ -249,7 +249,7 @@ impl Comm {
         };
         // SAFETY: memory from the stand-in driver, of the length that the caller gives.
         let mut share = unsafe { std::slice::from_raw_parts(from as *const f32, count) }.to_vec();
-        if let Some(place) = faults::of_rank("share", self.rank).filter(|place| (*place as usize) < count) {
+        if let Some(place) = faults::for_rank("share", self.rank).filter(|place| (*place as usize) < count) {
             share[place as usize] = 0.0;
         }
         stream.write_all(&(count as u32).to_le_bytes())?;
@@ -260,10 +260,10 @@ impl Comm {
         stream.read_exact(sum)?;
         // SAFETY: as above.
         let sum = unsafe { std::slice::from_raw_parts_mut(to as *mut f32, count) };
-        if let Some(place) = faults::of_rank("zero", self.rank).filter(|place| (*place as usize) < count) {
+        if let Some(place) = faults::for_rank("zero", self.rank).filter(|place| (*place as usize) < count) {
             sum[place as usize] = 0.0;
         }
-        if let Some(place) = faults::of_rank("element", self.rank).filter(|place| (*place as usize) < count) {
+        if let Some(place) = faults::for_rank("element", self.rank).filter(|place| (*place as usize) < count) {
             sum[place as usize] += 1.0;
         }
         Ok(())
@@ -301,7 +301,7 @@ pub unsafe extern "C" fn ncclGetUniqueId(to: *mut UniqueId) -> i32 {
     let mut id = UniqueId([0; 128]);
     id.0[..2].copy_from_slice(&address.port().to_le_bytes());
     // A rank that leaves ends the sums of all.
-    thread::spawn(move || drop(hub(&listener)));
+    thread::spawn(move || drop(serve_ranks(&listener)));
     // SAFETY: see above.
     unsafe { to.write(id) };
     SUCCESS
@@ -329,7 +329,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
         state: AtomicI32::new(IN_PROGRESS),
         aborted: AtomicBool::new(false),
         stream: Mutex::new(None),
-        door,
+        ring_listener: door,
         next: AtomicU32::new(0),
         ring: Mutex::new(None),
     });
@@ -337,7 +337,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     unsafe { to.write(Arc::into_raw(Arc::clone(&comm)).cast()) };
     let port = u16::from_le_bytes([id.0[0], id.0[1]]);
     thread::spawn(move || {
-        let state = if faults::is_planted("no-net") {
+        let state = if faults::is_injected("no-net") {
             let net = env::var("NCCL_NET").unwrap_or_default();
             log(comm.device, "WARN", &format!("Error: network {net} not found."));
             INVALID_USAGE
@@ -421,7 +421,7 @@ pub unsafe extern "C" fn ncclRecv(
     if from != (comm.rank + comm.ranks - 1) % comm.ranks {
         return INVALID_USAGE;
     }
-    devices()[comm.device].ask(move || comm.pass_on(sent, to, count));
+    devices()[comm.device].enqueue(move || comm.send_receive(sent, to, count));
     SUCCESS
 }
 
@@ -437,6 +437,6 @@ pub unsafe extern "C" fn ncclAllReduce(
 ) -> i32 {
     // SAFETY: see above.
     let comm = unsafe { comm(handle) };
-    devices()[comm.device].ask(move || comm.add_up(from, to, count));
+    devices()[comm.device].enqueue(move || comm.all_reduce(from, to, count));
     SUCCESS
 }

@@ -12,8 +12,8 @@ use nvml_wrapper_sys::bindings::{
 };
 
 use crate::{
-    answers::{NOT_SUPPORTED, forget, maybe_hang, place, scene},
-    scene::Card,
+    fixture::FakeGpu,
+    nvml_fixture::{NOT_SUPPORTED, fixture, free_fixture, maybe_hang, place},
 };
 
 const INVALID_ARGUMENT: u32 = 2;
@@ -22,8 +22,8 @@ const VERSION_MISMATCH: u32 = 25;
 
 type Handle = usize;
 
-fn card(handle: Handle) -> Result<&'static Card, u32> {
-    let card = handle.checked_sub(1).and_then(|place| scene().gpu.get(place)).ok_or(INVALID_ARGUMENT)?;
+fn card(handle: Handle) -> Result<&'static FakeGpu, u32> {
+    let card = handle.checked_sub(1).and_then(|place| fixture().gpus.get(place)).ok_or(INVALID_ARGUMENT)?;
     card.maybe_hang();
     Ok(card)
 }
@@ -93,30 +93,30 @@ macro_rules! numbers {
 }
 
 plain! {
-    nvmlInit_v2() { match scene().init { 0 => Ok(()), code => Err(code) } }
-    nvmlInitWithFlags(_flags: c_uint) { match scene().init { 0 => Ok(()), code => Err(code) } }
+    nvmlInit_v2() { match fixture().init { 0 => Ok(()), code => Err(code) } }
+    nvmlInitWithFlags(_flags: c_uint) { match fixture().init { 0 => Ok(()), code => Err(code) } }
     nvmlShutdown() {
-        for _ in 0..scene().loses {
+        for _ in 0..fixture().lost_gpus {
             std::mem::forget(std::fs::File::open("/dev/null"));
         }
         // SAFETY: by NVIDIA's header, no other call runs during a shutdown.
-        unsafe { forget() };
+        unsafe { free_fixture() };
         Ok(())
     }
     nvmlSystemGetDriverVersion(to: *mut c_char, length: c_uint) {
         // SAFETY: as NVIDIA's header says.
-        unsafe { put_text(&scene().driver, to, length) }
+        unsafe { put_text(&fixture().driver, to, length) }
     }
     nvmlSystemGetCudaDriverVersion_v2(to: *mut c_int) {
         // SAFETY: as NVIDIA's header says.
-        unsafe { put(to, scene().cuda) }
+        unsafe { put(to, fixture().cuda) }
     }
     nvmlDeviceGetCount_v2(to: *mut c_uint) {
         // SAFETY: as NVIDIA's header says.
-        unsafe { put(to, scene().gpu.len() as c_uint) }
+        unsafe { put(to, fixture().gpus.len() as c_uint) }
     }
     nvmlDeviceGetHandleByIndex_v2(index: c_uint, to: *mut Handle) {
-        let card = scene().gpu.get(index as usize).ok_or(INVALID_ARGUMENT)?;
+        let card = fixture().gpus.get(index as usize).ok_or(INVALID_ARGUMENT)?;
         card.maybe_hang();
         if card.handle != 0 {
             return Err(card.handle);
@@ -126,7 +126,7 @@ plain! {
     }
     nvmlDeviceGetPciInfo_v3(device: Handle, to: *mut nvmlPciInfo_t) {
         // SAFETY: as NVIDIA's header says.
-        unsafe { put(to, pci(card(device)?.place())) }
+        unsafe { put(to, pci(card(device)?.pci_location())) }
     }
     nvmlDeviceValidateInforom(device: Handle) {
         if card(device)?.number("inforom.valid")? == 0.0 { Err(14) } else { Ok(()) }

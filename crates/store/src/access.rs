@@ -109,7 +109,7 @@ impl TokenRow {
 }
 
 /// Returns the valid token that matches. Compares with every token, so that timing does not reveal which one matched.
-pub fn recognise<'a>(tokens: &'a [TokenRow], token: &str, now: Timestamp) -> Option<&'a TokenRow> {
+pub fn find_token<'a>(tokens: &'a [TokenRow], token: &str, now: Timestamp) -> Option<&'a TokenRow> {
     let digest = TokenDigest::of(token);
     let mut found = None;
     for row in tokens {
@@ -137,12 +137,12 @@ mod tests {
             revoked: revoked.map(Timestamp::from_secs),
             digest: TokenDigest::of(&secret),
         };
-        assert!(recognise(&[row(None, None)], &secret, now).is_some());
-        assert!(recognise(&[row(Some(1001), None)], &secret, now).is_some());
-        assert!(recognise(&[row(Some(1000), None)], &secret, now).is_none());
-        assert!(recognise(&[row(None, Some(1))], &secret, now).is_none());
-        assert!(recognise(&[row(None, None)], &new_token().unwrap(), now).is_none());
-        assert!(recognise(&[], &secret, now).is_none());
+        assert!(find_token(&[row(None, None)], &secret, now).is_some());
+        assert!(find_token(&[row(Some(1001), None)], &secret, now).is_some());
+        assert!(find_token(&[row(Some(1000), None)], &secret, now).is_none());
+        assert!(find_token(&[row(None, Some(1))], &secret, now).is_none());
+        assert!(find_token(&[row(None, None)], &new_token().unwrap(), now).is_none());
+        assert!(find_token(&[], &secret, now).is_none());
     }
 
     #[test]

@@ -6,13 +6,13 @@ use doctor_core::{ids::NodeName, time::Timestamp};
 
 use super::{
     Store,
-    audit::{self, Line},
-    db::{Access, Kind, Row, Val, vals},
+    audit::{self, NewAuditLine},
+    db::{Access, ColumnType, Row, SqlValue, vals},
     error::{Result, StoreError},
+    id_cache::parsed,
     lease::Lease,
-    names::parsed,
-    operators::say,
-    records::{AgentHeard, AgentKey, AgentRow, SpeaksBy},
+    operator_commands::audit_operator,
+    records::{AgentAuth, AgentContact, AgentKey, AgentRow},
 };
 
 /// An agent that is not revoked and has no secret authenticates by a token of its cluster.
@@ -27,9 +27,9 @@ impl Store {
                        SET agent_key = excluded.agent_key, created = excluded.created, revoked = NULL, \
                        last_contact_at = NULL, last_message_number = NULL, last_message_sent_at = NULL, \
                        program_version = NULL, report_schema = NULL, policy_version = NULL";
-            tx.run("enrolling an agent", sql, vals![node.as_str(), &key.to_hex(), at])?;
-            let (id, words) = (tx.names.node_number(node), format!("{node}: {why}"));
-            say(tx, "enroll-agent", id, (by, &words), at)
+            tx.execute("enrolling an agent", sql, vals![node.as_str(), &key.to_hex(), at])?;
+            let (id, words) = (tx.ids.node_id(node), format!("{node}: {why}"));
+            audit_operator(tx, "enroll-agent", id, (by, &words), at)
         })
     }
 
@@ -38,11 +38,11 @@ impl Store {
         self.write_unfenced(Access::Write, |tx| {
             // Delete the secret, so that a backup cannot leak it.
             let sql = "UPDATE agent SET revoked = $2, agent_key = '' WHERE node = $1 AND revoked IS NULL";
-            if tx.run("revoking an agent", sql, vals![node.as_str(), at])? == 0 {
+            if tx.execute("revoking an agent", sql, vals![node.as_str(), at])? == 0 {
                 return Ok(false);
             }
-            let (id, words) = (tx.names.node_number(node), format!("{node}: {why}"));
-            say(tx, "revoke-agent", id, (by, &words), at)?;
+            let (id, words) = (tx.ids.node_id(node), format!("{node}: {why}"));
+            audit_operator(tx, "revoke-agent", id, (by, &words), at)?;
             Ok(true)
         })
     }
@@ -58,8 +58,8 @@ impl Store {
             if agent.revoked.is_some() {
                 return Ok(AgentKey::Revoked);
             }
-            if agent.speaks_by == SpeaksBy::Token {
-                return Ok(AgentKey::Vouched { heard: agent.heard });
+            if agent.speaks_by == AgentAuth::Token {
+                return Ok(AgentKey::ClusterToken { heard: agent.heard });
             }
             let key = RunKey::from_hex(&secret).ok_or_else(|| StoreError::Unreadable {
                 what: "agent's key",
@@ -71,15 +71,16 @@ impl Store {
 
     /// Records agents that authenticate by a token of their cluster, each since the given time. A known agent is
     /// unchanged.
-    pub fn introduce_agents(&self, nodes: &[(NodeName, Timestamp)]) -> Result<()> {
+    pub fn register_agents(&self, nodes: &[(NodeName, Timestamp)]) -> Result<()> {
         self.write_unfenced(Access::Write, |tx| {
             for (node, at) in nodes {
                 let sql = "INSERT INTO agent (node, agent_key, created) VALUES ($1, '', $2) \
                            ON CONFLICT (node) DO NOTHING";
-                if tx.run("registering an agent", sql, vals![node.as_str(), *at])? > 0 {
+                if tx.execute("registering an agent", sql, vals![node.as_str(), *at])? > 0 {
                     let (code, words) = ("token".to_owned(), format!("{node}: its agent uses a token of the cluster"));
-                    let node = tx.names.node_number(node);
-                    let line = Line { what: "introduce-agent", node, code, words, ..Line::default() };
+                    let node = tx.ids.node_id(node);
+                    let line =
+                        NewAuditLine { action: "introduce-agent", node, code, text: words, ..NewAuditLine::default() };
                     audit::append(tx, *at, None, &[line])?;
                 }
             }
@@ -93,16 +94,16 @@ impl Store {
     }
 
     /// Records the latest contact of several agents in one write.
-    pub fn note_agents(&self, lease: &Lease, heard: &[(NodeName, AgentHeard)]) -> Result<()> {
-        use Kind::{Int, Text};
+    pub fn record_agent_contacts(&self, lease: &Lease, heard: &[(NodeName, AgentContact)]) -> Result<()> {
+        use ColumnType::{Int, Text};
         if heard.is_empty() {
             return Ok(());
         }
         let forms: Vec<String> = heard.iter().map(|(_, heard)| heard.versions.schema.to_string()).collect();
         self.write(lease, |tx| {
-            let mut rows: Vec<Val<'_>> = Vec::with_capacity(heard.len() * 7);
+            let mut rows: Vec<SqlValue<'_>> = Vec::with_capacity(heard.len() * 7);
             for ((node, heard), form) in heard.iter().zip(&forms) {
-                let AgentHeard { at, number, sent, versions } = heard;
+                let AgentContact { at, number, sent, versions } = heard;
                 let program = &versions.program;
                 rows.extend_from_slice(vals![node.as_str(), *at, *number, *sent, program, form, versions.policy]);
             }
@@ -116,23 +117,23 @@ impl Store {
                             AS h (node, at, number, sent, program, schema, policy) \
                             WHERE agent.node = h.node AND agent.revoked IS NULL";
             let kinds = [Text, Int, Int, Int, Text, Text, Int];
-            tx.each("recording contacts of agents", (sqlite, postgres), &kinds, &rows)
+            tx.execute_each("recording contacts of agents", (sqlite, postgres), &kinds, &rows)
         })
     }
 }
 
 fn read_agent(row: &Row<'_>) -> Result<AgentRow> {
-    let heard = match row.opt_moment(3)? {
+    let heard = match row.opt_timestamp(3)? {
         None => None,
         Some(at) => {
             let schema: Schema = parsed("report schema", row.text(7)?.parse())?;
             // A queue length from the past says nothing about the present.
             let versions = Versions { program: row.text(6)?.to_owned(), schema, policy: row.count(8)?, waiting: 0 };
-            Some(AgentHeard { at, number: row.number(4)?, sent: row.moment(5)?, versions })
+            Some(AgentContact { at, number: row.unsigned(4)?, sent: row.timestamp(5)?, versions })
         }
     };
     let node = parsed("node name", NodeName::new(row.text(0)?))?;
-    let (created, revoked) = (row.moment(1)?, row.opt_moment(2)?);
-    let speaks_by = if row.text(9)?.is_empty() && revoked.is_none() { SpeaksBy::Token } else { SpeaksBy::Key };
+    let (created, revoked) = (row.timestamp(1)?, row.opt_timestamp(2)?);
+    let speaks_by = if row.text(9)?.is_empty() && revoked.is_none() { AgentAuth::Token } else { AgentAuth::Key };
     Ok(AgentRow { node, speaks_by, created, revoked, heard })
 }

@@ -10,10 +10,10 @@ use doctor_core::{
 
 use super::{
     Store,
-    db::{Kind, Row, Tx, Val, vals},
+    db::{ColumnType, Row, SqlValue, Tx, vals},
     error::Result,
+    id_cache::{IdCache, parsed},
     lease::Lease,
-    names::{Names, parsed},
     records::{AuditRow, Counters, CycleId, CycleRow},
 };
 
@@ -22,35 +22,35 @@ pub(super) const CONTROLLER: &str = "doctor";
 
 /// An audit line about to be written.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Line {
+pub(super) struct NewAuditLine {
     pub(super) at: Option<Timestamp>,
     pub(super) actor: Option<String>,
-    pub(super) what: &'static str,
+    pub(super) action: &'static str,
     pub(super) node: Option<i64>,
     pub(super) case: Option<CaseId>,
     pub(super) run: Option<RunId>,
     pub(super) code: String,
-    pub(super) words: String,
+    pub(super) text: String,
     /// Origin of the request.
     pub(super) origin: Option<String>,
     /// The plan shown for confirmation before the action.
     pub(super) plan: Option<String>,
 }
 
-pub(super) fn append(tx: &mut Tx<'_>, at: Timestamp, cycle: Option<CycleId>, lines: &[Line]) -> Result<()> {
-    use Kind::{Int, Text};
+pub(super) fn append(tx: &mut Tx<'_>, at: Timestamp, cycle: Option<CycleId>, lines: &[NewAuditLine]) -> Result<()> {
+    use ColumnType::{Int, Text};
     let mut rows = Vec::with_capacity(lines.len() * 11);
     for line in lines {
         let actor = line.actor.as_deref().unwrap_or(CONTROLLER);
         rows.extend_from_slice(vals![
             line.at.unwrap_or(at),
             actor,
-            line.what,
+            line.action,
             line.node,
             line.case,
             line.run,
             &line.code,
-            &line.words,
+            &line.text,
             cycle.map(|CycleId(number)| number),
             line.origin.as_deref(),
             line.plan.as_deref()
@@ -58,25 +58,25 @@ pub(super) fn append(tx: &mut Tx<'_>, at: Timestamp, cycle: Option<CycleId>, lin
     }
     let into = "audit_log (at, actor, action, node, case_id, run, reason_code, reason_text, cycle, origin, plan)";
     let kinds = [Int, Text, Text, Int, Int, Int, Text, Text, Int, Text, Text];
-    tx.bulk("writing the audit trail", into, &kinds, &rows, "")
+    tx.insert_many("writing the audit trail", into, &kinds, &rows, "")
 }
 
 /// Counters kept in the database, under the names below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Counter {
-    Kept,
-    Duplicate,
-    UnknownRun,
-    Rejected,
+    ResultsStored,
+    ResultsDuplicate,
+    ResultsOfUnknownRuns,
+    DocumentsRejected,
     RunsEnded,
     Cycles,
     Published,
     /// Changes of history; a change of this counter triggers a new published copy.
-    Changes,
+    HistoryChanges,
     /// Changes of history without a run: imports and retention.
-    Rewrites,
+    HistoryRewrites,
     /// Writes by any other process than the controller, which reloads everything when this changes.
-    Operators,
+    OperatorChanges,
     AlertsDelivered,
     AlertsLost,
 }
@@ -84,34 +84,34 @@ pub(super) enum Counter {
 impl Counter {
     const fn name(self) -> &'static str {
         match self {
-            Self::Kept => "results-kept",
-            Self::Duplicate => "results-duplicate",
-            Self::UnknownRun => "results-of-unknown-runs",
-            Self::Rejected => "documents-rejected",
+            Self::ResultsStored => "results-kept",
+            Self::ResultsDuplicate => "results-duplicate",
+            Self::ResultsOfUnknownRuns => "results-of-unknown-runs",
+            Self::DocumentsRejected => "documents-rejected",
             Self::RunsEnded => "runs-ended",
             Self::Cycles => "cycles",
             Self::Published => "published",
-            Self::Changes => "history-changes",
-            Self::Rewrites => "history-rewrites",
-            Self::Operators => "operator-changes",
+            Self::HistoryChanges => "history-changes",
+            Self::HistoryRewrites => "history-rewrites",
+            Self::OperatorChanges => "operator-changes",
             Self::AlertsDelivered => "alerts-delivered",
             Self::AlertsLost => "alerts-lost",
         }
     }
 }
 
-pub(super) fn count(tx: &mut Tx<'_>, counts: &[(Counter, u64)]) -> Result<()> {
-    let mut rows: Vec<Val<'_>> = Vec::with_capacity(counts.len() * 2);
+pub(super) fn add_counts(tx: &mut Tx<'_>, counts: &[(Counter, u64)]) -> Result<()> {
+    let mut rows: Vec<SqlValue<'_>> = Vec::with_capacity(counts.len() * 2);
     for (counter, n) in counts.iter().filter(|(_, n)| *n > 0) {
         rows.extend_from_slice(vals![counter.name(), *n]);
     }
     let conflict = "ON CONFLICT (name) DO UPDATE SET value = counter.value + excluded.value";
-    tx.add_up("counting", "counter (name, value)", &[Kind::Text, Kind::Int], &rows, conflict)
+    tx.upsert_contended("counting", "counter (name, value)", &[ColumnType::Text, ColumnType::Int], &rows, conflict)
 }
 
-pub(super) fn counted(tx: &mut Tx<'_>, counter: Counter) -> Result<u64> {
+pub(super) fn read_counter(tx: &mut Tx<'_>, counter: Counter) -> Result<u64> {
     let sql = "SELECT value FROM counter WHERE name = $1";
-    Ok(tx.first("reading counters", sql, vals![counter.name()], |row| row.number(0))?.unwrap_or(0))
+    Ok(tx.first("reading counters", sql, vals![counter.name()], |row| row.unsigned(0))?.unwrap_or(0))
 }
 
 impl Store {
@@ -131,14 +131,14 @@ impl Store {
         // Compared as BIGINT: PostgreSQL's ids are INTEGER, and the bound would be read as one.
         let before = before.and_then(|before| i64::try_from(before).ok()).unwrap_or(i64::MAX);
         self.read(|tx| {
-            let names = Arc::clone(&tx.names);
-            let read = |row: &Row<'_>| Ok((row.number(NUMBER)?, read_line(row, &names)?));
+            let names = Arc::clone(&tx.ids);
+            let read = |row: &Row<'_>| Ok((row.unsigned(NUMBER)?, read_line(row, &names)?));
             match node {
                 None => {
                     let sql = format!("{COLUMNS} WHERE id < CAST($1 AS BIGINT) ORDER BY id DESC LIMIT $2");
                     tx.all(operation, &sql, vals![before, limit], read)
                 }
-                Some(node) => match names.node_number(node) {
+                Some(node) => match names.node_id(node) {
                     None => Ok(Vec::new()),
                     Some(id) => {
                         let sql =
@@ -154,7 +154,7 @@ impl Store {
     pub fn audit_of_cycle(&self, cycle: CycleId) -> Result<Vec<AuditRow>> {
         let sql = format!("{COLUMNS} WHERE cycle = $1 ORDER BY id");
         self.read(|tx| {
-            let names = Arc::clone(&tx.names);
+            let names = Arc::clone(&tx.ids);
             tx.all("reading the audit trail", &sql, vals![cycle.0], |row| read_line(row, &names))
         })
     }
@@ -165,7 +165,7 @@ impl Store {
         self.read(|tx| {
             tx.all("reading cycles", sql, vals![limit], |row| {
                 Ok(CycleRow {
-                    at: row.moment(0)?,
+                    at: row.timestamp(0)?,
                     actions: row.count(1)?,
                     submitted: row.count(2)?,
                     took: row.opt_int(3)?.map(Span::from_millis),
@@ -178,27 +178,27 @@ impl Store {
     pub fn counters(&self) -> Result<Counters> {
         self.read(|tx| {
             Ok(Counters {
-                results_kept: counted(tx, Counter::Kept)?,
-                results_duplicate: counted(tx, Counter::Duplicate)?,
-                results_of_unknown_runs: counted(tx, Counter::UnknownRun)?,
-                documents_rejected: counted(tx, Counter::Rejected)?,
-                runs_ended: counted(tx, Counter::RunsEnded)?,
-                cycles: counted(tx, Counter::Cycles)?,
-                published: counted(tx, Counter::Published)?,
-                alerts_delivered: counted(tx, Counter::AlertsDelivered)?,
-                alerts_lost: counted(tx, Counter::AlertsLost)?,
+                results_kept: read_counter(tx, Counter::ResultsStored)?,
+                results_duplicate: read_counter(tx, Counter::ResultsDuplicate)?,
+                results_of_unknown_runs: read_counter(tx, Counter::ResultsOfUnknownRuns)?,
+                documents_rejected: read_counter(tx, Counter::DocumentsRejected)?,
+                runs_ended: read_counter(tx, Counter::RunsEnded)?,
+                cycles: read_counter(tx, Counter::Cycles)?,
+                published: read_counter(tx, Counter::Published)?,
+                alerts_delivered: read_counter(tx, Counter::AlertsDelivered)?,
+                alerts_lost: read_counter(tx, Counter::AlertsLost)?,
             })
         })
     }
 
     /// Returns a counter that grows with every write by any other process than the controller.
     pub fn operator_changes(&self) -> Result<u64> {
-        self.read(|tx| counted(tx, Counter::Operators))
+        self.read(|tx| read_counter(tx, Counter::OperatorChanges))
     }
 
     /// Counts documents rejected on arrival.
     pub fn count_rejected(&self, lease: &Lease, documents: u64) -> Result<()> {
-        self.write(lease, |tx| count(tx, &[(Counter::Rejected, documents)]))
+        self.write(lease, |tx| add_counts(tx, &[(Counter::DocumentsRejected, documents)]))
     }
 }
 
@@ -207,9 +207,9 @@ const COLUMNS: &str =
 /// Index of the line's number among those columns.
 const NUMBER: usize = 10;
 
-fn read_line(row: &Row<'_>, names: &Names) -> Result<AuditRow> {
+fn read_line(row: &Row<'_>, names: &IdCache) -> Result<AuditRow> {
     Ok(AuditRow {
-        at: row.moment(0)?,
+        at: row.timestamp(0)?,
         by: row.text(1)?.to_owned(),
         what: row.text(2)?.to_owned(),
         node: row.opt_int(3)?.map(|id| names.node(id).cloned()).transpose()?,

@@ -8,11 +8,11 @@ use rusqlite::{Connection, OptionalExtension, backup::Backup};
 use super::{
     Store,
     audit::{self, Counter},
-    db::{Access, Conn, Kind, Tx, Val, open_read_only, sqlite_error, vals},
+    db::{Access, ColumnType, Conn, SqlValue, Tx, open_read_only, sqlite_error, vals},
     error::{Result, StoreError},
-    inbox,
-    names::Names,
-    publish::Draft,
+    id_cache::IdCache,
+    ingest_queue,
+    publish::TemporaryFile,
     schema,
 };
 
@@ -28,7 +28,7 @@ impl Store {
             let why = format!("{} exists already: name a new file", dest.display());
             return Err(StoreError::Refused { operation: "backing up", why });
         }
-        let draft = Draft::beside(dest)?;
+        let draft = TemporaryFile::beside(dest)?;
         let mut copy = draft.open()?;
         restrict(&draft.path)?;
         match self.shared.db.with_sqlite(|live| copy_pages(live, &mut copy)) {
@@ -42,22 +42,25 @@ impl Store {
     /// Restores a backup into this store, which must be empty.
     pub fn restore(&self, from: &Path) -> Result<()> {
         let source = open_backup(from)?;
-        self.write_unfenced(Access::WriteAlone, |tx| {
+        self.write_unfenced(Access::WriteExclusive, |tx| {
             refuse_unless_empty(tx)?;
             let mut from = Tx::new(Conn::Sqlite(&source), Arc::default());
             for table in schema::TABLES {
                 let columns = columns_of(&source, table)?;
-                tx.run("restoring", &format!("DELETE FROM {table}"), &[])?;
+                tx.execute("restoring", &format!("DELETE FROM {table}"), &[])?;
                 copy_table(&mut from, tx, table, &columns)?;
             }
-            number_on(tx)?;
+            reset_sequences(tx)?;
             // The leader at backup time does not lead here.
-            tx.run("restoring", "UPDATE lease SET holder = '', expires = 0, fence = fence + 1", &[])?;
-            audit::count(tx, &[(Counter::Rewrites, 1), (Counter::Changes, 1), (Counter::Operators, 1)])?;
+            tx.execute("restoring", "UPDATE lease SET holder = '', expires = 0, fence = fence + 1", &[])?;
+            audit::add_counts(
+                tx,
+                &[(Counter::HistoryRewrites, 1), (Counter::HistoryChanges, 1), (Counter::OperatorChanges, 1)],
+            )?;
             // Name ids were replaced, so the transaction's cached names are invalid.
-            tx.names = Arc::new(Names::default());
-            tx.refresh_names()?;
-            inbox::enter_what_is_left(tx)
+            tx.ids = Arc::new(IdCache::default());
+            tx.refresh_ids()?;
+            ingest_queue::apply_all(tx)
         })
     }
 
@@ -66,7 +69,7 @@ impl Store {
             copy.execute_batch("BEGIN").map_err(sqlite_error("exporting"))?;
             let mut to = Tx::new(Conn::Sqlite(copy), Arc::default());
             schema::migrate(&mut to)?;
-            to.run("exporting", "DELETE FROM lease", &[])?;
+            to.execute("exporting", "DELETE FROM lease", &[])?;
             for table in schema::TABLES {
                 let columns = columns_of(copy, table)?;
                 copy_table(tx, &mut to, table, &columns)?;
@@ -111,7 +114,7 @@ fn open_backup(path: &Path) -> Result<Connection> {
         .flatten();
     let version = version.ok_or_else(no_store)?;
     schema::check(version)?;
-    if version == schema::KNOWN {
+    if version == schema::LATEST_VERSION {
         return Ok(file);
     }
     let mut memory = Connection::open_in_memory().map_err(sqlite_error("restoring"))?;
@@ -131,14 +134,14 @@ fn refuse_unless_empty(tx: &mut Tx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn columns_of(sqlite: &Connection, table: &str) -> Result<Vec<(String, Kind)>> {
+fn columns_of(sqlite: &Connection, table: &str) -> Result<Vec<(String, ColumnType)>> {
     let fail = sqlite_error("reading the schema");
     let mut statement = sqlite.prepare(&format!("PRAGMA table_info({table})")).map_err(&fail)?;
     let columns = statement.query_map((), |row| {
         let kind = match row.get::<_, String>(2)?.as_str() {
-            "TEXT" => Kind::Text,
-            "BLOB" => Kind::Blob,
-            _ => Kind::Int,
+            "TEXT" => ColumnType::Text,
+            "BLOB" => ColumnType::Blob,
+            _ => ColumnType::Int,
         };
         Ok((row.get(1)?, kind))
     });
@@ -146,44 +149,44 @@ fn columns_of(sqlite: &Connection, table: &str) -> Result<Vec<(String, Kind)>> {
 }
 
 /// A value in transit between two databases.
-enum Owned {
+enum OwnedValue {
     Null,
     Int(i64),
     Text(String),
     Blob(Vec<u8>),
 }
 
-impl Owned {
-    fn as_val(&self) -> Val<'_> {
+impl OwnedValue {
+    fn as_val(&self) -> SqlValue<'_> {
         match self {
-            Self::Null => Val::Null,
-            Self::Int(number) => Val::Int(*number),
-            Self::Text(text) => Val::Text(text),
-            Self::Blob(bytes) => Val::Blob(bytes),
+            Self::Null => SqlValue::Null,
+            Self::Int(number) => SqlValue::Int(*number),
+            Self::Text(text) => SqlValue::Text(text),
+            Self::Blob(bytes) => SqlValue::Blob(bytes),
         }
     }
 }
 
-impl From<Val<'_>> for Owned {
-    fn from(val: Val<'_>) -> Self {
+impl From<SqlValue<'_>> for OwnedValue {
+    fn from(val: SqlValue<'_>) -> Self {
         match val {
-            Val::Null => Self::Null,
-            Val::Int(number) => Self::Int(number),
-            Val::Text(text) => Self::Text(text.to_owned()),
-            Val::Blob(bytes) => Self::Blob(bytes.to_vec()),
+            SqlValue::Null => Self::Null,
+            SqlValue::Int(number) => Self::Int(number),
+            SqlValue::Text(text) => Self::Text(text.to_owned()),
+            SqlValue::Blob(bytes) => Self::Blob(bytes.to_vec()),
         }
     }
 }
 
-fn copy_table(from: &mut Tx<'_>, to: &mut Tx<'_>, table: &str, columns: &[(String, Kind)]) -> Result<()> {
+fn copy_table(from: &mut Tx<'_>, to: &mut Tx<'_>, table: &str, columns: &[(String, ColumnType)]) -> Result<()> {
     let names: Vec<&str> = columns.iter().map(|(name, _)| name.as_str()).collect();
-    let kinds: Vec<Kind> = columns.iter().map(|(_, kind)| *kind).collect();
+    let kinds: Vec<ColumnType> = columns.iter().map(|(_, kind)| *kind).collect();
     let names = names.join(", ");
     let into = format!("{table} ({names})");
-    let mut waiting: Vec<Owned> = Vec::new();
-    let mut send = |waiting: &mut Vec<Owned>| {
-        let rows: Vec<Val<'_>> = waiting.iter().map(Owned::as_val).collect();
-        to.bulk("copying a table", &into, &kinds, &rows, "")?;
+    let mut waiting: Vec<OwnedValue> = Vec::new();
+    let mut send = |waiting: &mut Vec<OwnedValue>| {
+        let rows: Vec<SqlValue<'_>> = waiting.iter().map(OwnedValue::as_val).collect();
+        to.insert_many("copying a table", &into, &kinds, &rows, "")?;
         waiting.clear();
         Ok(())
     };
@@ -197,11 +200,11 @@ fn copy_table(from: &mut Tx<'_>, to: &mut Tx<'_>, table: &str, columns: &[(Strin
 }
 
 /// Sets PostgreSQL's sequences to continue after the restored ids.
-fn number_on(tx: &mut Tx<'_>) -> Result<()> {
+fn reset_sequences(tx: &mut Tx<'_>) -> Result<()> {
     if tx.is_sqlite() {
         return Ok(());
     }
-    for table in schema::NUMBERED {
+    for table in schema::TABLES_WITH_SERIAL_ID {
         let sql = format!(
             "SELECT setval(pg_get_serial_sequence($1, 'id'), (SELECT COALESCE(MAX(id), 0) + 1 FROM {table}), false)"
         );

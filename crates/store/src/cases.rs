@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use doctor_core::{
-    case::{Advice, Case, CaseState, Closed, Rung, Step, StepKind, StepState},
+    case::{Advice, Case, CaseOutcome, CaseState, RepairStep, Step, StepKind, StepState},
     ids::{CaseId, NodeName, OpId},
     time::Timestamp,
     view::CaseSpan,
@@ -11,8 +11,8 @@ use doctor_core::{
 
 use super::{
     Store,
-    audit::{self, Line},
-    case_file::{find, get, put, read_case},
+    audit::{self, NewAuditLine},
+    case_table::{find, get, put, read_case},
     db::{Tx, vals},
     error::{Result, StoreError},
     evidence, findings,
@@ -94,8 +94,13 @@ impl Store {
             };
             let code = step.what.code().to_owned();
             put(tx, &file)?;
-            let node = tx.names.node_number(&file.node);
-            audit::append(tx, at, None, &[Line { what, node, case: Some(case), code, words, ..Line::default() }])
+            let node = tx.ids.node_id(&file.node);
+            audit::append(
+                tx,
+                at,
+                None,
+                &[NewAuditLine { action: what, node, case: Some(case), code, text: words, ..NewAuditLine::default() }],
+            )
         })
     }
 }
@@ -108,10 +113,10 @@ pub(super) fn open(tx: &mut Tx<'_>, case: &Case) -> Result<()> {
 }
 
 fn set_node_case(tx: &mut Tx<'_>, node: i64, case: Option<CaseId>) -> Result<()> {
-    tx.run("recording a case", "UPDATE node SET case_id = $2 WHERE id = $1", vals![node, case]).map(drop)
+    tx.execute("recording a case", "UPDATE node SET case_id = $2 WHERE id = $1", vals![node, case]).map(drop)
 }
 
-pub(super) fn escalate(tx: &mut Tx<'_>, case: CaseId, to: Rung) -> Result<()> {
+pub(super) fn escalate(tx: &mut Tx<'_>, case: CaseId, to: RepairStep) -> Result<()> {
     let mut file = get(tx, case)?;
     file.rung = to;
     put(tx, &file)
@@ -125,7 +130,7 @@ pub(super) fn advise(tx: &mut Tx<'_>, case: CaseId, advice: Advice) -> Result<()
 }
 
 /// Replaces the case's findings by those open against its node now, and raises its severity to the worst of them.
-pub(super) fn worsen(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, at: Timestamp) -> Result<()> {
+pub(super) fn raise_severity(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, at: Timestamp) -> Result<()> {
     let mut file = get(tx, case)?;
     let id = tx.node_id(node, at)?;
     let open = findings::open_findings(tx, id)?;
@@ -169,13 +174,13 @@ pub(super) fn add_step(tx: &mut Tx<'_>, case: CaseId, new: &NewStep<'_>, at: Tim
 }
 
 /// Pins the case's evidence until the case is closed and its retention has passed.
-pub(super) fn keep_evidence(tx: &mut Tx<'_>, case: CaseId) -> Result<()> {
+pub(super) fn pin_evidence(tx: &mut Tx<'_>, case: CaseId) -> Result<()> {
     let file = get(tx, case)?;
     let node = tx.node_id(&file.node, file.opened)?;
     evidence::pin(tx, case, node)
 }
 
-pub(super) fn settle(tx: &mut Tx<'_>, case: CaseId, op: OpId, done: bool, at: Timestamp) -> Result<()> {
+pub(super) fn complete_step(tx: &mut Tx<'_>, case: CaseId, op: OpId, done: bool, at: Timestamp) -> Result<()> {
     let mut file = get(tx, case)?;
     if let Some(step) = file.steps.iter_mut().find(|step| step.op == op) {
         step.state = if done { StepState::Done } else { StepState::Failed };
@@ -186,7 +191,7 @@ pub(super) fn settle(tx: &mut Tx<'_>, case: CaseId, op: OpId, done: bool, at: Ti
 
 /// Closes the case and clears its node's findings. A node that belongs to another case by now keeps that case and its
 /// findings.
-pub(super) fn close(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, how: Closed, at: Timestamp) -> Result<()> {
+pub(super) fn close(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, how: CaseOutcome, at: Timestamp) -> Result<()> {
     let mut file = get(tx, case)?;
     file.state = CaseState::Closed { at, how };
     put(tx, &file)?;
@@ -194,17 +199,17 @@ pub(super) fn close(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, how: Closed,
     let id = tx.node_id(node, at)?;
     let operation = "closing a case";
     let sql = "UPDATE node SET case_id = NULL WHERE id = $1 AND case_id = $2";
-    if tx.run(operation, sql, vals![id, case])? > 0 {
-        tx.run(operation, "DELETE FROM finding WHERE node = $1", vals![id])?;
+    if tx.execute(operation, sql, vals![id, case])? > 0 {
+        tx.execute(operation, "DELETE FROM finding WHERE node = $1", vals![id])?;
     }
     Ok(())
 }
 
 /// Moves the case to the name under which its hardware was found again.
-pub(super) fn follow(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, at: Timestamp) -> Result<()> {
+pub(super) fn rebind(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, at: Timestamp) -> Result<()> {
     let mut file = get(tx, case)?;
     let operation = "rebinding a case";
-    tx.run(operation, "UPDATE node SET case_id = NULL WHERE case_id = $1", vals![case])?;
+    tx.execute(operation, "UPDATE node SET case_id = NULL WHERE case_id = $1", vals![case])?;
     file.node = node.clone();
     put(tx, &file)?;
     let id = tx.node_id(node, at)?;
@@ -213,10 +218,10 @@ pub(super) fn follow(tx: &mut Tx<'_>, case: CaseId, node: &NodeName, at: Timesta
 
 /// Returns open cases, each with its node.
 pub(super) fn open_cases(tx: &mut Tx<'_>) -> Result<Vec<(CaseId, i64, String)>> {
-    let names = Arc::clone(&tx.names);
+    let names = Arc::clone(&tx.ids);
     tx.all("reading cases", "SELECT id, node FROM case_record WHERE closed IS NULL ORDER BY id", &[], |row| {
         let node = row.int(1)?;
         let name = names.node(node).map_or_else(|_| format!("number {node}"), ToString::to_string);
-        Ok((CaseId::from_number(row.number(0)?), node, name))
+        Ok((CaseId::from_number(row.unsigned(0)?), node, name))
     })
 }

@@ -6,24 +6,24 @@ use doctor_core::{
     case::{StepKind, StepState},
     ids::{CaseId, NodeName, RunId},
     plan::{Action, Notice},
-    reason::Because,
-    snapshot::{Asked, Breaker},
+    reason::WithReason,
+    snapshot::{Breaker, CommandKind},
     time::{Span, Timestamp},
 };
 
 use super::{
-    Store,
-    audit::{self, Counter, Line},
+    Store, acknowledged_events,
+    audit::{self, Counter, NewAuditLine},
     cases::{self, NewStep},
     conclude::conclude,
-    db::{Kind, Tx, vals},
+    db::{ColumnType, Tx, vals},
     error::{Result, StoreError},
-    findings::{Changes, Open, Shown},
+    findings::{CheckFindings, FindingChanges, OpenFindings},
     json,
     lease::Lease,
-    nodes, operators, outbox,
+    nodes, operator_commands, outbox,
     records::{CycleId, CycleIntent},
-    runs, settled,
+    runs,
 };
 
 impl Store {
@@ -37,17 +37,17 @@ impl Store {
                 vals![intent.at, intent.actions.len() as u64, submitted as u64, intent.policy_version],
             )?;
             let cycle = CycleId(cycle.cast_unsigned());
-            let taken_out = taken_out(tx, intent.actions)?;
+            let taken_out = nodes_taken_out(tx, intent.actions)?;
             let mut lines = Vec::with_capacity(intent.actions.len());
             for action in intent.actions {
                 apply(tx, intent, action, &taken_out)?;
                 lines.push(line(tx, action, intent.at)?);
             }
             audit::append(tx, intent.at, Some(cycle), &lines)?;
-            name(tx, intent)?;
+            open_attributed_findings(tx, intent)?;
             write_reasons(tx, intent)?;
-            outbox::queue(tx, intent.told)?;
-            audit::count(tx, &[(Counter::Cycles, 1)])?;
+            outbox::queue(tx, intent.notifications)?;
+            audit::add_counts(tx, &[(Counter::Cycles, 1)])?;
             Ok(cycle)
         })
     }
@@ -55,14 +55,14 @@ impl Store {
     /// Records how long the cycle took, and what kept it from observing or doing everything.
     pub fn finish_cycle(&self, lease: &Lease, cycle: CycleId, took: Span, trouble: Option<&str>) -> Result<()> {
         let sql = "UPDATE cycle SET duration_ms = $2, error = $3 WHERE id = $1";
-        self.write(lease, |tx| tx.run("finishing a cycle", sql, vals![cycle.0, took, trouble]).map(drop))
+        self.write(lease, |tx| tx.execute("finishing a cycle", sql, vals![cycle.0, took, trouble]).map(drop))
     }
 }
 
 fn apply(
     tx: &mut Tx<'_>,
     intent: &CycleIntent<'_>,
-    action: &Because<Action>,
+    action: &WithReason<Action>,
     taken_out: &BTreeSet<NodeName>,
 ) -> Result<()> {
     let at = intent.at;
@@ -76,7 +76,7 @@ fn apply(
                 // Kernel events up to now are what requalification answers; from here on only new ones count.
                 for node in run.nodes.iter() {
                     let node = tx.node_id(node, at)?;
-                    settled::settle(tx, node, at)?;
+                    acknowledged_events::acknowledge(tx, node, at)?;
                 }
             }
             runs::plan_run(tx, run, key)
@@ -87,43 +87,45 @@ fn apply(
         Action::Conclude { run, end } => conclude(tx, *run, *end, at, intent.retry).map(drop),
         Action::OpenCase(case) => cases::open(tx, case),
         Action::Escalate { case, to } => cases::escalate(tx, *case, *to),
-        Action::Worsen { case, node } => cases::worsen(tx, *case, node, at),
+        Action::Worsen { case, node } => cases::raise_severity(tx, *case, node, at),
         Action::Advise { case, advice, .. } => cases::advise(tx, *case, *advice),
         Action::Step { case, step, op, tries, .. } => {
             let state = if step.is_bookkeeping() { StepState::Done } else { StepState::Intended };
             let text = action.text.as_str();
             cases::add_step(tx, *case, &NewStep { op: *op, what: *step, state, tries: *tries, text }, at)?;
-            if *step == StepKind::KeepEvidence { cases::keep_evidence(tx, *case) } else { Ok(()) }
+            if *step == StepKind::SaveEvidence { cases::pin_evidence(tx, *case) } else { Ok(()) }
         }
         Action::Propose { case, step, op, .. } => {
             let (state, text) = (StepState::Proposed, action.text.as_str());
             cases::add_step(tx, *case, &NewStep { op: *op, what: *step, state, tries: 0, text }, at)
         }
-        Action::Settle { case, op, done } => cases::settle(tx, *case, *op, *done, at),
+        Action::Settle { case, op, done } => cases::complete_step(tx, *case, *op, *done, at),
         Action::Move { node, to, case } => {
             let id = tx.node_id(node, at)?;
-            let was_out = nodes::life_of(tx, id)?.is_some_and(|life| life.is_out());
-            if to.is_out() && !was_out && taken_out.contains(node) {
+            let was_out = nodes::node_state(tx, id)?.is_some_and(|life| life.is_out_of_service());
+            if to.is_out_of_service() && !was_out && taken_out.contains(node) {
                 let sql = "INSERT INTO node_taken_out (at, node) VALUES ($1, $2) ON CONFLICT DO NOTHING";
-                tx.run("recording a node taken out of service", sql, vals![at, id])?;
+                tx.execute("recording a node taken out of service", sql, vals![at, id])?;
             }
-            nodes::set_life(tx, id, to, at, *case)
+            nodes::set_node_state(tx, id, to, at, *case)
         }
         Action::CloseCase { case, node, how } => cases::close(tx, *case, node, *how, at),
-        Action::Follow { case, node } => cases::follow(tx, *case, node, at),
-        Action::OpenBreaker => operators::set_breaker(tx, &Breaker::Open { since: at, why: action.text.clone() }),
-        Action::Notice(Notice::AgentsSilent { .. }) => operators::set_silence(tx, true),
-        Action::Notice(Notice::AgentsBack) => operators::set_silence(tx, false),
+        Action::Follow { case, node } => cases::rebind(tx, *case, node, at),
+        Action::OpenBreaker => {
+            operator_commands::set_breaker(tx, &Breaker::Open { since: at, why: action.text.clone() })
+        }
+        Action::Notice(Notice::AgentsSilent { .. }) => operator_commands::set_agent_silence_reported(tx, true),
+        Action::Notice(Notice::AgentsBack) => operator_commands::set_agent_silence_reported(tx, false),
         Action::Answer { request } => {
-            if let Some(Asked::Release { node }) = asked(tx, *request)? {
+            if let Some(CommandKind::Release { node }) = read_command(tx, *request)? {
                 let node = tx.node_id(&node, at)?;
-                settled::release(tx, node, at)?;
+                acknowledged_events::release(tx, node, at)?;
             }
-            tx.run("completing a request", "DELETE FROM operator_command WHERE id = $1", vals![*request]).map(drop)
+            tx.execute("completing a request", "DELETE FROM operator_command WHERE id = $1", vals![*request]).map(drop)
         }
         Action::Identify { node, hardware } => {
             let id = tx.node_id(node, at)?;
-            nodes::identify(tx, id, hardware, at)
+            nodes::set_hardware(tx, id, hardware, at)
         }
         Action::Try { request, run } => add_trial(tx, *request, *run),
         // Written together with all attributed faults, below.
@@ -132,14 +134,14 @@ fn apply(
         Action::Tidy { .. } => Ok(()),
         Action::Rename { node, hardware } => {
             let id = tx.node_id(node, at)?;
-            nodes::begin_anew(tx, id, hardware, at)
+            nodes::reset_for_new_hardware(tx, id, hardware, at)
         }
     }
 }
 
 /// Returns the nodes that this plan marks on its own initiative, which the breaker counts. Excludes nodes that an
 /// operator asked to quarantine, that were found marked, or that return from a hold.
-fn taken_out(tx: &mut Tx<'_>, actions: &[Because<Action>]) -> Result<BTreeSet<NodeName>> {
+fn nodes_taken_out(tx: &mut Tx<'_>, actions: &[WithReason<Action>]) -> Result<BTreeSet<NodeName>> {
     let mut nodes = BTreeSet::new();
     for action in actions {
         if let Action::Step { node, step: StepKind::Mark, .. } = &action.what {
@@ -148,7 +150,7 @@ fn taken_out(tx: &mut Tx<'_>, actions: &[Because<Action>]) -> Result<BTreeSet<No
     }
     for action in actions {
         if let Action::Answer { request } = action.what
-            && let Some(Asked::Quarantine { node, .. }) = asked(tx, request)?
+            && let Some(CommandKind::Quarantine { node, .. }) = read_command(tx, request)?
         {
             nodes.remove(&node);
         }
@@ -158,29 +160,37 @@ fn taken_out(tx: &mut Tx<'_>, actions: &[Because<Action>]) -> Result<BTreeSet<No
 
 /// Adds a run to a multi-node request; its result determines the next step.
 fn add_trial(tx: &mut Tx<'_>, request: u64, run: RunId) -> Result<()> {
-    let Some(Asked::Together { nodes, test, mut trials }) = asked(tx, request)? else { return Ok(()) };
+    let Some(CommandKind::Together { nodes, test, mut trials }) = read_command(tx, request)? else { return Ok(()) };
     trials.push(run);
-    let body = json::write(&Asked::Together { nodes, test, trials })?;
-    tx.run("adding a trial", "UPDATE operator_command SET body = $2 WHERE id = $1", vals![request, &body]).map(drop)
+    let body = json::write(&CommandKind::Together { nodes, test, trials })?;
+    tx.execute("adding a trial", "UPDATE operator_command SET body = $2 WHERE id = $1", vals![request, &body]).map(drop)
 }
 
 /// Opens the findings of multi-node trials against the nodes that they implicate.
-fn name(tx: &mut Tx<'_>, intent: &CycleIntent<'_>) -> Result<()> {
+fn open_attributed_findings(tx: &mut Tx<'_>, intent: &CycleIntent<'_>) -> Result<()> {
     let named = intent.actions.iter().filter_map(|action| match &action.what {
         Action::Name { node, test, run, .. } => Some((node, test, *run)),
         _ => None,
     });
-    let mut changes = Changes::default();
-    for ((node, test, run), findings) in named.zip(intent.named) {
+    let mut changes = FindingChanges::default();
+    for ((node, test, run), findings) in named.zip(intent.attributed_findings) {
         let (node, check) = (tx.node_id(node, intent.at)?, tx.test_id(test)?);
-        let shown = Shown { node, check, run: Some(run), at: intent.at, findings, proof: false, boot: None };
-        Open::load(tx, &[node])?.show(&shown, &mut changes);
+        let shown = CheckFindings {
+            node,
+            check,
+            run: Some(run),
+            at: intent.at,
+            findings,
+            is_requalification: false,
+            boot: None,
+        };
+        OpenFindings::load(tx, &[node])?.apply(&shown, &mut changes);
     }
     changes.write(tx)?;
-    audit::append(tx, intent.at, None, &changes.lines)
+    audit::append(tx, intent.at, None, &changes.audit_lines)
 }
 
-fn asked(tx: &mut Tx<'_>, request: u64) -> Result<Option<Asked>> {
+fn read_command(tx: &mut Tx<'_>, request: u64) -> Result<Option<CommandKind>> {
     let sql = "SELECT body FROM operator_command WHERE id = $1";
     tx.first("reading a request", sql, vals![request], |row| json::read("request", row.text(0)?))
 }
@@ -213,7 +223,7 @@ fn subject(action: &Action) -> (&'static str, Option<&NodeName>, Option<CaseId>,
     }
 }
 
-fn line(tx: &mut Tx<'_>, action: &Because<Action>, at: Timestamp) -> Result<Line> {
+fn line(tx: &mut Tx<'_>, action: &WithReason<Action>, at: Timestamp) -> Result<NewAuditLine> {
     let (what, node, case, run) = subject(&action.what);
     let node = match (node, run, case) {
         (Some(node), ..) => Some(tx.node_id(node, at)?),
@@ -225,7 +235,7 @@ fn line(tx: &mut Tx<'_>, action: &Because<Action>, at: Timestamp) -> Result<Line
         (None, None, None) => None,
     };
     let code = action.code.as_str().to_owned();
-    Ok(Line { what, node, case, run, code, words: action.text.clone(), ..Line::default() })
+    Ok(NewAuditLine { action: what, node, case, run, code, text: action.text.clone(), ..NewAuditLine::default() })
 }
 
 fn write_reasons(tx: &mut Tx<'_>, intent: &CycleIntent<'_>) -> Result<()> {
@@ -238,6 +248,6 @@ fn write_reasons(tx: &mut Tx<'_>, intent: &CycleIntent<'_>) -> Result<()> {
         rows.extend_from_slice(vals![*node, intent.at, body]);
     }
     let conflict = "ON CONFLICT (node) DO UPDATE SET since = excluded.since, body = excluded.body";
-    let kinds = [Kind::Int, Kind::Int, Kind::Text];
-    tx.bulk("writing reasons", "skip_reason (node, since, body)", &kinds, &rows, conflict)
+    let kinds = [ColumnType::Int, ColumnType::Int, ColumnType::Text];
+    tx.insert_many("writing reasons", "skip_reason (node, since, body)", &kinds, &rows, conflict)
 }

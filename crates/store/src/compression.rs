@@ -12,7 +12,7 @@ const CAP: usize = 1 << 20;
 /// Fast, because a result waits for this.
 const LEVEL: i32 = 1;
 /// Maximum size before compression; no document of ours is larger.
-const MOST: usize = 64 << 20;
+const MAX_DOCUMENT_BYTES: usize = 64 << 20;
 
 /// A compressed document.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub(super) struct Packed {
 
 impl Packed {
     pub(super) fn new(document: &[u8]) -> Result<Self> {
-        let mut kept = document.len().min(MOST);
+        let mut kept = document.len().min(MAX_DOCUMENT_BYTES);
         loop {
             let bytes = compress(&document[..kept])?;
             if bytes.len() <= CAP {
@@ -62,7 +62,7 @@ fn idle_compressors() -> MutexGuard<'static, Vec<zstd::bulk::Compressor<'static>
 pub(super) fn decompress(packed: &[u8]) -> Result<Vec<u8>> {
     let fail = |error: std::io::Error| StoreError::Unreadable { what: "evidence", why: error.to_string() };
     let mut document = Vec::new();
-    let most = u64::try_from(MOST).unwrap_or(u64::MAX);
+    let most = u64::try_from(MAX_DOCUMENT_BYTES).unwrap_or(u64::MAX);
     zstd::stream::read::Decoder::new(packed)
         .and_then(|decoder| decoder.take(most).read_to_end(&mut document))
         .map_err(fail)?;

@@ -8,35 +8,41 @@ use doctor_core::{
     plan::Conclusion,
     policy::Retry,
     reason::ReasonCode,
-    run::{IncompleteWhy, NotStarted},
+    run::{IncompleteReason, NotStartedReason},
     time::{Span, Timestamp},
 };
 
 use super::{
     Store,
-    audit::{self, Counter, Line},
+    audit::{self, Counter, NewAuditLine},
     db::{Tx, vals},
     error::Result,
+    id_cache::OutcomeKind,
     lease::Lease,
-    ledger::{self, Posting},
-    names::OutcomeKind,
+    node_hours::{self, RunSpan},
     nodes,
+    result_writer::{self, NewHistoryRow},
     runs::{self, INCOMPLETE, NOT_STARTED},
-    spent::{self, Spell},
 };
 
 impl Store {
     /// Records that the backend rejected the job. The run ends without a history row and its nodes back off.
     pub fn record_rejected(&self, lease: &Lease, run: RunId, why: &str, at: Timestamp, retry: &Retry) -> Result<()> {
         self.write(lease, |tx| {
-            let end = Conclusion::NotStarted(NotStarted::Rejected);
+            let end = Conclusion::NotStarted(NotStartedReason::Rejected);
             if !conclude(tx, run, end, at, retry)? {
                 return Ok(());
             }
             let node = runs::nodes_of(tx, run)?.first().copied();
-            let code = NotStarted::Rejected.code().to_owned();
-            let line =
-                Line { what: "run-rejected", node, run: Some(run), code, words: why.to_owned(), ..Line::default() };
+            let code = NotStartedReason::Rejected.code().to_owned();
+            let line = NewAuditLine {
+                action: "run-rejected",
+                node,
+                run: Some(run),
+                code,
+                text: why.to_owned(),
+                ..NewAuditLine::default()
+            };
             audit::append(tx, at, None, &[line])
         })
     }
@@ -51,32 +57,32 @@ pub(super) fn conclude(tx: &mut Tx<'_>, run: RunId, end: Conclusion, at: Timesta
     };
     let sql = "UPDATE run SET state = 'ended', end_kind = $2, end_reason = $3, ended = $4 \
                WHERE id = $1 AND EXISTS (SELECT 1 FROM pending_results WHERE run = $1)";
-    if tx.run(operation, sql, vals![run, ending, why, at])? == 0 {
+    if tx.execute(operation, sql, vals![run, ending, why, at])? == 0 {
         return Ok(false);
     }
-    tx.run(operation, "DELETE FROM pending_results WHERE run = $1", vals![run])?;
+    tx.execute(operation, "DELETE FROM pending_results WHERE run = $1", vals![run])?;
     let sql = "SELECT started, node_count FROM run WHERE id = $1 AND started IS NOT NULL";
     let spell = tx.first("reading a run", sql, vals![run], |row| {
-        Ok(Spell { began: row.moment(0)?, ended: at, nodes: row.int(1)? })
+        Ok(RunSpan { started: row.timestamp(0)?, ended: at, nodes: row.int(1)? })
     })?;
-    spent::add(tx, spell.as_slice())?;
+    node_hours::add(tx, spell.as_slice())?;
     match end {
         Conclusion::Incomplete(why) => add_incomplete_rows(tx, run, why, at)?,
-        Conclusion::NotStarted(NotStarted::PendingTooLong | NotStarted::Rejected) => {
+        Conclusion::NotStarted(NotStartedReason::PendingTooLong | NotStartedReason::Rejected) => {
             let nodes = runs::nodes_of(tx, run)?;
             nodes::back_off(tx, &nodes, at, retry)?;
         }
-        Conclusion::NotStarted(NotStarted::NodeTaken | NotStarted::Withdrawn) => {}
+        Conclusion::NotStarted(NotStartedReason::NodeTaken | NotStartedReason::Withdrawn) => {}
     }
-    audit::count(tx, &[(Counter::RunsEnded, 1)])?;
+    audit::add_counts(tx, &[(Counter::RunsEnded, 1)])?;
     Ok(true)
 }
 
 /// Adds a row with the reason for every test of the run that has no result.
-fn add_incomplete_rows(tx: &mut Tx<'_>, run: RunId, why: IncompleteWhy, at: Timestamp) -> Result<()> {
+fn add_incomplete_rows(tx: &mut Tx<'_>, run: RunId, why: IncompleteReason, at: Timestamp) -> Result<()> {
     let sql = "SELECT tests, started FROM run WHERE id = $1";
     let found =
-        tx.first("reading a run", sql, vals![run], |row| Ok((runs::unlist(row.text(0)?)?, row.opt_moment(1)?)))?;
+        tx.first("reading a run", sql, vals![run], |row| Ok((runs::decode_ids(row.text(0)?)?, row.opt_timestamp(1)?)))?;
     let Some((tests, started)) = found else { return Ok(()) };
     let nodes = runs::nodes_of(tx, run)?;
     let mut answered: HashSet<(i64, i64)> = HashSet::new();
@@ -92,10 +98,10 @@ fn add_incomplete_rows(tx: &mut Tx<'_>, run: RunId, why: IncompleteWhy, at: Time
     let mut entries = Vec::new();
     for node in &nodes {
         for test in tests.iter().filter(|test| !answered.contains(&(*node, **test))) {
-            entries.push(Posting { node: *node, run, test: *test, kind: kind.clone(), at, took, bundle: None });
+            entries.push(NewHistoryRow { node: *node, run, test: *test, kind: kind.clone(), at, took, bundle: None });
         }
     }
-    let before = ledger::before(tx, &nodes)?;
-    ledger::post(tx, &before, &entries)?;
-    audit::count(tx, &[(Counter::Changes, 1)])
+    let before = result_writer::load_state_before(tx, &nodes)?;
+    result_writer::write_results(tx, &before, &entries)?;
+    audit::add_counts(tx, &[(Counter::HistoryChanges, 1)])
 }

@@ -66,11 +66,11 @@ pub enum StoreError {
 
     /// The state that the plan was based on has changed. Nothing was done.
     #[error("{what} has changed since the plan was made: review the new plan")]
-    Changed { what: String },
+    StateChanged { what: String },
 
     /// The caller's deadline passed. The store is not at fault.
     #[error("{operation} exceeded the deadline of the request")]
-    Late { operation: &'static str },
+    DeadlineExceeded { operation: &'static str },
 
     #[error("{operation} {path} failed")]
     File {

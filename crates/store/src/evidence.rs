@@ -4,12 +4,13 @@
 use doctor_core::ids::{CaseId, NodeName, RunId};
 
 use super::{
-    Store, bundle,
+    Store,
     compression::Packed,
-    db::{Kind, Tx, Val, vals},
+    db::{ColumnType, SqlValue, Tx, vals},
     error::Result,
+    evidence_pack,
     records::EvidenceRow,
-    standalone_evidence::{self, Kept},
+    standalone_evidence::{self, EvidenceInsert},
 };
 
 /// Pins the evidence of a case: of its own runs, and of runs whose findings are open against its node.
@@ -19,37 +20,38 @@ pub(super) fn pin(tx: &mut Tx<'_>, case: CaseId, node: i64) -> Result<()> {
     let mut rests_on = tx.all(operation, sql, vals![case], |row| Ok((row.run(0)?, row.int(1)?)))?;
     let sql = "SELECT run, node FROM finding WHERE node = $1 AND run IS NOT NULL";
     rests_on.extend(tx.all(operation, sql, vals![node], |row| Ok((row.run(0)?, row.int(1)?)))?);
-    let rows: Vec<Val<'_>> =
+    let rows: Vec<SqlValue<'_>> =
         rests_on.iter().flat_map(|(run, node)| [(*run).into(), (*node).into(), case.into()]).collect();
     let sqlite = "UPDATE evidence SET case_id = $3 WHERE run = $1 AND node = $2 AND case_id IS NULL";
     let postgres = "UPDATE evidence e SET case_id = p.case_id \
                     FROM UNNEST($1::int8[], $2::int8[], $3::int8[]) AS p (run, node, case_id) \
                     WHERE e.run = p.run AND e.node = p.node AND e.case_id IS NULL";
-    tx.each(operation, (sqlite, postgres), &[Kind::Int; 3], &rows)?;
-    rests_on.into_iter().try_for_each(|(run, node)| take_out(tx, case, run, node))
+    tx.execute_each(operation, (sqlite, postgres), &[ColumnType::Int; 3], &rows)?;
+    rests_on.into_iter().try_for_each(|(run, node)| extract_from_pack(tx, case, run, node))
 }
 
 /// Copies a document out of its bundle into its own row, because retention deletes bundles as a whole.
-fn take_out(tx: &mut Tx<'_>, case: CaseId, run: RunId, node: i64) -> Result<()> {
+fn extract_from_pack(tx: &mut Tx<'_>, case: CaseId, run: RunId, node: i64) -> Result<()> {
     let sql = "SELECT 1 FROM evidence WHERE run = $1 AND node = $2";
     if tx.first("pinning evidence", sql, vals![run, node], |_| Ok(()))?.is_some() {
         return Ok(());
     }
-    let Some(found) = bundle::find(tx, run, node)? else { return Ok(()) };
+    let Some(found) = evidence_pack::find(tx, run, node)? else { return Ok(()) };
     let packed = Packed::new(&found.bytes)?;
     let EvidenceRow { received, policy_version, profile_version, .. } = found;
-    let kept = Kept { run, node, received, policy_version, profile_version, packed: &packed, case: Some(case) };
-    standalone_evidence::keep(tx, &[kept])?;
-    bundle::took_out(tx, run, node)
+    let kept =
+        EvidenceInsert { run, node, received, policy_version, profile_version, packed: &packed, case: Some(case) };
+    standalone_evidence::insert(tx, &[kept])?;
+    evidence_pack::mark_extracted(tx, run, node)
 }
 
 impl Store {
     /// Returns the raw document behind a result, if it is still stored.
     pub fn evidence(&self, run: RunId, node: &NodeName) -> Result<Option<EvidenceRow>> {
         self.read(|tx| {
-            let Some(id) = tx.names.node_number(node) else { return Ok(None) };
+            let Some(id) = tx.ids.node_id(node) else { return Ok(None) };
             let alone = standalone_evidence::find(tx, run, id)?;
-            alone.map_or_else(|| bundle::find(tx, run, id), |alone| Ok(Some(alone)))
+            alone.map_or_else(|| evidence_pack::find(tx, run, id), |alone| Ok(Some(alone)))
         })
     }
 }

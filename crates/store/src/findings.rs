@@ -9,8 +9,8 @@ use doctor_core::{
 };
 
 use super::{
-    audit::Line,
-    db::{Kind, Tx, vals},
+    audit::NewAuditLine,
+    db::{ColumnType, Tx, vals},
     error::Result,
     json,
 };
@@ -20,25 +20,25 @@ type Key = (String, String);
 
 /// Open findings, by node and check.
 #[derive(Debug, Default)]
-pub(super) struct Open {
+pub(super) struct OpenFindings {
     by_check: BTreeMap<(i64, i64), BTreeMap<Key, OpenFinding>>,
 }
 
 /// The current result of a check.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Shown<'a> {
+pub(super) struct CheckFindings<'a> {
     pub(super) node: i64,
     pub(super) check: i64,
     pub(super) run: Option<RunId>,
     pub(super) at: Timestamp,
     pub(super) findings: &'a [Finding],
     /// Whether this is a requalification run: a finding that it does not show is cleared.
-    pub(super) proof: bool,
+    pub(super) is_requalification: bool,
     /// Boot during which the check ran.
     pub(super) boot: Option<&'a str>,
 }
 
-impl Shown<'_> {
+impl CheckFindings<'_> {
     /// Whether a finding that this result does not show again is cleared. An event that has left the kernel log still
     /// happened: log rotation heals no node. A requalification run clears it, an operator does, and a reboot does where
     /// a reboot is the remedy.
@@ -46,7 +46,7 @@ impl Shown<'_> {
         match &finding.evidence {
             Evidence::Event { known_by: Some((_, key)), .. } if finding.severity > Severity::Monitor => {
                 let booted = self.boot.is_some_and(|boot| boot != key.boot);
-                self.proof || (booted && finding.severity <= Severity::Reboot)
+                self.is_requalification || (booted && finding.severity <= Severity::Reboot)
             }
             _ => true,
         }
@@ -55,17 +55,17 @@ impl Shown<'_> {
 
 /// Changes to write, collected over a batch.
 #[derive(Debug, Default)]
-pub(super) struct Changes {
-    put: BTreeMap<(i64, i64, Key), Option<OpenFinding>>,
+pub(super) struct FindingChanges {
+    rows: BTreeMap<(i64, i64, Key), Option<OpenFinding>>,
     /// Audit lines for new and cleared findings.
-    pub(super) lines: Vec<Line>,
+    pub(super) audit_lines: Vec<NewAuditLine>,
 }
 
-impl Open {
+impl OpenFindings {
     pub(super) fn load(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<Self> {
         let mut open = Self::default();
         let sql = "SELECT node, test, entity, rule, body FROM finding WHERE node IN {keys}";
-        tx.keyed("reading findings", sql, nodes, |row| {
+        tx.rows_by_key("reading findings", sql, nodes, |row| {
             let key = (row.text(2)?.to_owned(), row.text(3)?.to_owned());
             let finding = json::read("finding", row.text(4)?)?;
             open.by_check.entry((row.int(0)?, row.int(1)?)).or_default().insert(key, finding);
@@ -75,7 +75,7 @@ impl Open {
     }
 
     /// Applies a conclusive result of a check: opens or renews the findings it shows and clears the others.
-    pub(super) fn show(&mut self, shown: &Shown<'_>, changes: &mut Changes) {
+    pub(super) fn apply(&mut self, shown: &CheckFindings<'_>, changes: &mut FindingChanges) {
         let place = (shown.node, shown.check);
         let failing: BTreeMap<Key, &Finding> = shown
             .findings
@@ -92,14 +92,14 @@ impl Open {
         let gone: Vec<Key> = gone.map(|(key, _)| key.clone()).collect();
         for key in gone {
             if let Some(cleared) = open.remove(&key) {
-                changes.lines.push(line("finding-cleared", shown, &cleared.finding));
+                changes.audit_lines.push(line("finding-cleared", shown, &cleared.finding));
             }
-            changes.put.insert((shown.node, shown.check, key), None);
+            changes.rows.insert((shown.node, shown.check, key), None);
         }
         for (key, finding) in failing {
             let known = open.get(&key);
             if known.is_none() {
-                changes.lines.push(line("finding-opened", shown, finding));
+                changes.audit_lines.push(line("finding-opened", shown, finding));
             }
             let now = OpenFinding {
                 finding: finding.clone(),
@@ -108,33 +108,33 @@ impl Open {
                 last_seen: shown.at,
                 times: known.map_or(0, |known| known.times).saturating_add(1),
             };
-            changes.put.insert((shown.node, shown.check, key.clone()), Some(now.clone()));
+            changes.rows.insert((shown.node, shown.check, key.clone()), Some(now.clone()));
             open.insert(key, now);
         }
     }
 }
 
-fn line(what: &'static str, shown: &Shown<'_>, finding: &Finding) -> Line {
-    Line {
+fn line(what: &'static str, shown: &CheckFindings<'_>, finding: &Finding) -> NewAuditLine {
+    NewAuditLine {
         at: Some(shown.at),
-        what,
+        action: what,
         node: Some(shown.node),
         run: shown.run,
         code: finding.reason.as_str().to_owned(),
-        words: format!("{}: {}: {}", finding.check, finding.entity, finding.text),
-        ..Line::default()
+        text: format!("{}: {}: {}", finding.check, finding.entity, finding.text),
+        ..NewAuditLine::default()
     }
 }
 
-impl Changes {
+impl FindingChanges {
     pub(super) fn write(&self, tx: &mut Tx<'_>) -> Result<()> {
-        use Kind::{Int, Text};
+        use ColumnType::{Int, Text};
         let mut bodies = Vec::new();
-        for finding in self.put.values() {
+        for finding in self.rows.values() {
             bodies.push(finding.as_ref().map(json::write).transpose()?);
         }
         let (mut puts, mut deletes) = (Vec::new(), Vec::new());
-        for (((node, check, (entity, rule)), finding), body) in self.put.iter().zip(&bodies) {
+        for (((node, check, (entity, rule)), finding), body) in self.rows.iter().zip(&bodies) {
             match (finding, body) {
                 (Some(finding), Some(body)) => {
                     puts.extend_from_slice(vals![*node, *check, entity, rule, finding.run, body]);
@@ -144,12 +144,12 @@ impl Changes {
         }
         let into = "finding (node, test, entity, rule, run, body)";
         let conflict = "ON CONFLICT (node, test, entity, rule) DO UPDATE SET run = excluded.run, body = excluded.body";
-        tx.bulk("writing findings", into, &[Int, Int, Text, Text, Int, Text], &puts, conflict)?;
+        tx.insert_many("writing findings", into, &[Int, Int, Text, Text, Int, Text], &puts, conflict)?;
         let sqlite = "DELETE FROM finding WHERE node = $1 AND test = $2 AND entity = $3 AND rule = $4";
         let postgres = "DELETE FROM finding f USING UNNEST($1::int8[], $2::int8[], $3::text[], $4::text[]) \
                         AS d (node, test, entity, rule) WHERE f.node = d.node AND f.test = d.test \
                         AND f.entity = d.entity AND f.rule = d.rule";
-        tx.each("clearing findings", (sqlite, postgres), &[Int, Int, Text, Text], &deletes)
+        tx.execute_each("clearing findings", (sqlite, postgres), &[Int, Int, Text, Text], &deletes)
     }
 }
 

@@ -10,11 +10,11 @@ use doctor_core::{
 
 use super::{
     Store,
-    db::{Row, Tx, Val, vals},
+    db::{Row, SqlValue, Tx, vals},
     error::Result,
-    ledger::{HOUR, longest_run, moment_of},
-    names::Names,
-    records::{FailureRate, HistoryFilter, HistoryPart, HistoryPlace, HistoryRow, LatestRow},
+    id_cache::IdCache,
+    records::{FailureRate, HistoryCursor, HistoryFilter, HistoryPage, HistoryRow, LatestRow},
+    result_writer::{HOUR, longest_result_delay, result_time},
 };
 
 /// Rows collected beyond the limit before the surplus is discarded.
@@ -22,28 +22,28 @@ const SURPLUS: usize = 4096;
 
 /// Bound on the work of one query over all nodes: a fraction of a second.
 #[derive(Debug, Clone, Copy)]
-struct Effort {
+struct SearchBudget {
     /// Approximate number of rows read per stretch.
-    stretch: i64,
+    rows_per_slice: i64,
     /// Cost of looking up all nodes for one stretch, in rows.
     lookups: i64,
     /// Maximum of both together.
     most: i64,
 }
 
-const EFFORT: Effort = Effort { stretch: 20_000, lookups: 10_000, most: 300_000 };
+const SEARCH_BUDGET: SearchBudget = SearchBudget { rows_per_slice: 20_000, lookups: 10_000, most: 300_000 };
 
 /// Hourly counts read to size one stretch.
 const HOURS: i64 = 1000;
 
 /// Shift between a time and the lowest run id of that time.
-const BIRTH_SHIFT: u32 = 21;
+const RUN_ID_TIME_SHIFT: u32 = 21;
 
 impl Store {
     /// Returns the latest result of every test on every node.
     pub fn latest_all(&self) -> Result<Vec<LatestRow>> {
         self.read(|tx| {
-            let names = Arc::clone(&tx.names);
+            let names = Arc::clone(&tx.ids);
             // The names are those of this transaction, so no row has a higher id.
             if !tx.is_sqlite() && names.have_small_numbers() {
                 return packed_latest(tx, &names);
@@ -57,8 +57,8 @@ impl Store {
     /// Returns the latest results of a node.
     pub fn latest_of(&self, node: &NodeName) -> Result<Vec<LatestRow>> {
         self.read(|tx| {
-            let Some(id) = tx.names.node_number(node) else { return Ok(Vec::new()) };
-            let names = Arc::clone(&tx.names);
+            let Some(id) = tx.ids.node_id(node) else { return Ok(Vec::new()) };
+            let names = Arc::clone(&tx.ids);
             let sql = format!("{LATEST} WHERE node = $1 ORDER BY test");
             tx.all("reading latest results", &sql, vals![id], |row| read_latest(row, (id, row.int(1)?), &names))
         })
@@ -67,8 +67,8 @@ impl Store {
     /// Returns the latest result of one test on every node.
     pub fn latest_of_test(&self, test: &TestId) -> Result<Vec<LatestRow>> {
         self.read(|tx| {
-            let Some(id) = tx.names.test_number(test) else { return Ok(Vec::new()) };
-            let names = Arc::clone(&tx.names);
+            let Some(id) = tx.ids.test_id(test) else { return Ok(Vec::new()) };
+            let names = Arc::clone(&tx.ids);
             // The key starts with the node: each node is looked up, and no other test is read.
             let sql = "SELECT l.node, l.test, l.attempted_at, l.outcome, l.run, l.conclusive_outcome, l.conclusive_at, \
                        l.inconclusive_count FROM node n CROSS JOIN latest_result l \
@@ -79,30 +79,30 @@ impl Store {
 
     /// Returns past results, newest first.
     pub fn history(&self, filter: &HistoryFilter) -> Result<Vec<HistoryRow>> {
-        let HistoryPart { mut rows, mut searched } = self.history_part(filter)?;
+        let HistoryPage { mut rows, searched_back_to: mut searched } = self.history_page(filter)?;
         while let Some(before) = searched {
             let found = u32::try_from(rows.len()).unwrap_or(u32::MAX);
             let limit = filter.limit.map(|limit| limit.saturating_sub(found));
-            let part = self.history_part(&HistoryFilter { before: Some(before), limit, ..filter.clone() })?;
+            let part = self.history_page(&HistoryFilter { before: Some(before), limit, ..filter.clone() })?;
             rows.extend(part.rows);
-            searched = part.searched;
+            searched = part.searched_back_to;
         }
         Ok(rows)
     }
 
     /// As [`Self::history`], with bounded work: where matches are rare, it returns fewer rows than there are.
-    pub fn history_part(&self, filter: &HistoryFilter) -> Result<HistoryPart> {
+    pub fn history_page(&self, filter: &HistoryFilter) -> Result<HistoryPage> {
         let (mut rows, searched) = match &filter.node {
             // A single statement suffices.
             Some(node) if filter.since.is_none() && filter.verdict.is_none() => {
-                (self.ask(|tx| of_node(tx, node, filter))?.unwrap_or_default(), None)
+                (self.query_once(|tx| node_history(tx, node, filter))?.unwrap_or_default(), None)
             }
-            Some(node) => (self.read(|tx| of_node(tx, node, filter))?.unwrap_or_default(), None),
-            None => self.read(|tx| of_all(tx, filter, EFFORT))?,
+            Some(node) => (self.read(|tx| node_history(tx, node, filter))?.unwrap_or_default(), None),
+            None => self.read(|tx| all_nodes_history(tx, filter, SEARCH_BUDGET))?,
         };
         rows.sort_by(newest_first);
-        rows.truncate(most(filter));
-        Ok(HistoryPart { rows, searched })
+        rows.truncate(row_limit(filter));
+        Ok(HistoryPage { rows, searched_back_to: searched })
     }
 
     /// Returns how often each test failed since this time. Counts are hourly, and the hour that contains `since` counts
@@ -112,14 +112,14 @@ impl Store {
                    CAST(SUM(inconclusive) AS BIGINT), CAST(SUM(not_applicable) AS BIGINT) \
                    FROM hourly_count WHERE hour >= $1 GROUP BY test ORDER BY test";
         self.read(|tx| {
-            let names = Arc::clone(&tx.names);
+            let names = Arc::clone(&tx.ids);
             tx.all("counting failures", sql, vals![since.millis().div_euclid(HOUR)], |row| {
                 Ok(FailureRate {
                     test: names.test(row.int(0)?)?.clone(),
-                    pass: row.number(1)?,
-                    fail: row.number(2)?,
-                    inconclusive: row.number(3)?,
-                    not_applicable: row.number(4)?,
+                    pass: row.unsigned(1)?,
+                    fail: row.unsigned(2)?,
+                    inconclusive: row.unsigned(3)?,
+                    not_applicable: row.unsigned(4)?,
                 })
             })
         })
@@ -138,20 +138,21 @@ const PACKED_LATEST: &str = "SELECT (node::bigint << 32) | (test::bigint << 16) 
 
 const NO_OUTCOME: i64 = 0;
 
-fn packed_latest(tx: &mut Tx<'_>, names: &Names) -> Result<Vec<LatestRow>> {
+fn packed_latest(tx: &mut Tx<'_>, names: &IdCache) -> Result<Vec<LatestRow>> {
     const SIXTEEN_BITS: i64 = 0xffff;
     let mut places: Vec<(i64, usize)> = Vec::new();
-    let rows = tx.all_numbers("reading latest results", PACKED_LATEST, |row| {
+    let rows = tx.all_integers("reading latest results", PACKED_LATEST, |row| {
         let packed = row.int(0)?;
         places.push((packed, places.len()));
-        let (outcome, at) = (packed & SIXTEEN_BITS, row.moment(1)?);
+        let (outcome, at) = (packed & SIXTEEN_BITS, row.timestamp(1)?);
         let sure = match row.opt_int(3)? {
             None => Some((outcome, at)),
             Some(NO_OUTCOME) => None,
-            Some(sure) => Some((sure, row.opt_moment(4)?.unwrap_or(at))),
+            Some(sure) => Some((sure, row.opt_timestamp(4)?.unwrap_or(at))),
         };
         let misses = if row.opt_int(5)?.is_none() { 0 } else { row.count(5)? };
-        let found = Latest { node: packed >> 32, test: packed >> 16 & SIXTEEN_BITS, at, outcome, sure, misses };
+        let found =
+            LatestIds { node: packed >> 32, test: packed >> 16 & SIXTEEN_BITS, at, outcome, conclusive: sure, misses };
         latest_row(&found, || row.run(2), names)
     })?;
     // Cheaper here than on the server.
@@ -163,27 +164,28 @@ fn packed_latest(tx: &mut Tx<'_>, names: &Names) -> Result<Vec<LatestRow>> {
 }
 
 /// `(node, test)` are the row's first two columns.
-fn read_latest(row: &Row<'_>, (node, test): (i64, i64), names: &Names) -> Result<LatestRow> {
-    let sure = row.opt_int(5)?.zip(row.opt_moment(6)?);
-    let found = Latest { node, test, at: row.moment(2)?, outcome: row.int(3)?, sure, misses: row.count(7)? };
+fn read_latest(row: &Row<'_>, (node, test): (i64, i64), names: &IdCache) -> Result<LatestRow> {
+    let sure = row.opt_int(5)?.zip(row.opt_timestamp(6)?);
+    let found =
+        LatestIds { node, test, at: row.timestamp(2)?, outcome: row.int(3)?, conclusive: sure, misses: row.count(7)? };
     latest_row(&found, || row.run(4), names)
 }
 
 /// A row of `latest_result`, with ids instead of names.
-struct Latest {
+struct LatestIds {
     node: i64,
     test: i64,
     at: Timestamp,
     outcome: i64,
     /// The last conclusive outcome, and when.
-    sure: Option<(i64, Timestamp)>,
+    conclusive: Option<(i64, Timestamp)>,
     misses: u32,
 }
 
 /// Calls `run` only if the result has a run.
-fn latest_row(found: &Latest, run: impl FnOnce() -> Result<RunId>, names: &Names) -> Result<LatestRow> {
+fn latest_row(found: &LatestIds, run: impl FnOnce() -> Result<RunId>, names: &IdCache) -> Result<LatestRow> {
     let kind = names.outcome(found.outcome)?;
-    let conclusive = found.sure.map(|(sure, at)| Ok((names.outcome(sure)?.verdict, at))).transpose()?;
+    let conclusive = found.conclusive.map(|(sure, at)| Ok((names.outcome(sure)?.verdict, at))).transpose()?;
     Ok(LatestRow {
         node: names.node(found.node)?.clone(),
         test: names.test(found.test)?.clone(),
@@ -196,15 +198,15 @@ fn latest_row(found: &Latest, run: impl FnOnce() -> Result<RunId>, names: &Names
     })
 }
 
-fn most(filter: &HistoryFilter) -> usize {
+fn row_limit(filter: &HistoryFilter) -> usize {
     filter.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
 /// Returns the lowest id of a run whose result may be as new as `since`. Rows are indexed by run, so a search by time
 /// goes further back by the longest delay between a run's creation and its result, and then filters by time.
 fn lowest_run(tx: &mut Tx<'_>, since: Timestamp) -> Result<i64> {
-    let born = since.minus(longest_run(tx)?);
-    Ok(born.millis().clamp(0, i64::MAX >> BIRTH_SHIFT) << BIRTH_SHIFT)
+    let born = since.minus(longest_result_delay(tx)?);
+    Ok(born.millis().clamp(0, i64::MAX >> RUN_ID_TIME_SHIFT) << RUN_ID_TIME_SHIFT)
 }
 
 fn newest_first(a: &HistoryRow, b: &HistoryRow) -> Ordering {
@@ -212,12 +214,12 @@ fn newest_first(a: &HistoryRow, b: &HistoryRow) -> Ordering {
 }
 
 /// Whether a row comes after this place, newest first.
-fn follows(row: &HistoryRow, place: &HistoryPlace) -> bool {
+fn follows(row: &HistoryRow, place: &HistoryCursor) -> bool {
     (row.at, row.run, &place.node, &place.test) < (place.at, place.run, &row.node, &row.test)
 }
 
 /// Returns an SQL condition on outcomes with this verdict; empty for every verdict.
-fn with_verdict(names: &Names, verdict: Option<Verdict>, column: &str) -> String {
+fn with_verdict(names: &IdCache, verdict: Option<Verdict>, column: &str) -> String {
     let Some(verdict) = verdict else { return String::new() };
     let ids: Vec<String> = names.outcomes_with(verdict).map(|id| id.to_string()).collect();
     // No outcome has id 0.
@@ -226,16 +228,16 @@ fn with_verdict(names: &Names, verdict: Option<Verdict>, column: &str) -> String
 }
 
 /// Returns `None` if the node or the test is unknown.
-fn of_node(tx: &mut Tx<'_>, node: &NodeName, filter: &HistoryFilter) -> Result<Option<Vec<HistoryRow>>> {
-    let Some(node) = tx.names.node_number(node) else { return Ok(None) };
+fn node_history(tx: &mut Tx<'_>, node: &NodeName, filter: &HistoryFilter) -> Result<Option<Vec<HistoryRow>>> {
+    let Some(node) = tx.ids.node_id(node) else { return Ok(None) };
     let lowest = filter.since.map_or(Ok(0), |since| lowest_run(tx, since))?;
     // A node has one run at a time, so later rows are of the same run or an older one. Imported rows have no run.
     let place = filter.after.as_ref().and_then(|place| place.run);
     let highest = place.map_or(i64::MAX, |run| i64::try_from(run.number()).unwrap_or(i64::MAX));
-    let mut only = with_verdict(&tx.names, filter.verdict, "outcome");
-    let mut vals: Vec<Val<'_>> = vec![node.into(), lowest.into(), highest.into()];
+    let mut only = with_verdict(&tx.ids, filter.verdict, "outcome");
+    let mut vals: Vec<SqlValue<'_>> = vec![node.into(), lowest.into(), highest.into()];
     if let Some(test) = &filter.test {
-        let Some(test) = tx.names.test_number(test) else { return Ok(None) };
+        let Some(test) = tx.ids.test_id(test) else { return Ok(None) };
         vals.push(test.into());
         only += " AND test = $4";
     }
@@ -247,7 +249,7 @@ fn of_node(tx: &mut Tx<'_>, node: &NodeName, filter: &HistoryFilter) -> Result<O
     // read whole, because the order of its tests is by name. So is the run of the place.
     let imported = filter.before.is_some() || (filter.after.is_some() && place.is_none());
     if let (Some(limit), None, false) = (filter.limit, filter.since, imported) {
-        let more = if place.is_some() { tx.names.tests() } else { 0 };
+        let more = if place.is_some() { tx.ids.tests() } else { 0 };
         vals.push((i64::from(limit.max(1) - 1) + more).into());
         sql += &format!(
             " AND run >= COALESCE((SELECT run FROM history WHERE node = $1 AND run <= $3{only} ORDER BY run DESC \
@@ -255,42 +257,43 @@ fn of_node(tx: &mut Tx<'_>, node: &NodeName, filter: &HistoryFilter) -> Result<O
             vals.len()
         );
     }
-    let names = Arc::clone(&tx.names);
+    let names = Arc::clone(&tx.ids);
     let rows = tx.all("reading history", &sql, &vals, |row| read_row(row, &names, filter))?;
     Ok(Some(rows.into_iter().flatten().collect()))
 }
 
 /// Rows of all nodes, and how far back the search went if it stopped early.
-type Found = (Vec<HistoryRow>, Option<Timestamp>);
+type SearchResult = (Vec<HistoryRow>, Option<Timestamp>);
 
 /// Searches one stretch of time after another, newest first, until there are enough rows, no more history, or the
 /// effort is spent.
-fn of_all(tx: &mut Tx<'_>, filter: &HistoryFilter, effort: Effort) -> Result<Found> {
+fn all_nodes_history(tx: &mut Tx<'_>, filter: &HistoryFilter, effort: SearchBudget) -> Result<SearchResult> {
     let test = match &filter.test {
-        Some(test) => match tx.names.test_number(test) {
+        Some(test) => match tx.ids.test_id(test) {
             Some(id) => Some(id),
             None => return Ok((Vec::new(), None)),
         },
         None => None,
     };
-    let longest = longest_run(tx)?;
+    let longest = longest_result_delay(tx)?;
     let lowest = filter.since.map_or(Ok(0), |since| lowest_run(tx, since))?;
     let begin = [filter.after.as_ref().map(|place| place.at), filter.before].into_iter().flatten().min();
     let mut high = begin.map_or(i64::MAX, highest_run);
     let (mut rows, mut looked) = (Vec::new(), 0);
     loop {
-        let (low, counted) = if filter.limit.is_some() { stretch(tx, high, effort.stretch)? } else { (lowest, 0) };
+        let (low, counted) =
+            if filter.limit.is_some() { time_slice(tx, high, effort.rows_per_slice)? } else { (lowest, 0) };
         let low = low.max(lowest);
-        look_at(tx, filter, test, (low, high), &mut rows)?;
+        read_slice(tx, filter, test, (low, high), &mut rows)?;
         looked += counted + effort.lookups;
         if low <= lowest {
             return Ok((rows, None));
         }
         // Rows not searched belong to runs created earlier, and are no newer than this.
-        let searched = Timestamp::from_millis(low >> BIRTH_SHIFT).plus(longest);
+        let searched = Timestamp::from_millis(low >> RUN_ID_TIME_SHIFT).plus(longest);
         rows.sort_by(newest_first);
-        rows.truncate(most(filter));
-        let enough = rows.len() >= most(filter) && rows.last().is_none_or(|row| row.at > searched);
+        rows.truncate(row_limit(filter));
+        let enough = rows.len() >= row_limit(filter) && rows.last().is_none_or(|row| row.at > searched);
         if enough {
             return Ok((rows, None));
         }
@@ -305,8 +308,8 @@ fn of_all(tx: &mut Tx<'_>, filter: &HistoryFilter, effort: Effort) -> Result<Fou
 
 /// Returns the lowest run id of a stretch that ends with `high` and has about `wanted` rows, and the number of rows, by
 /// the hourly counts.
-fn stretch(tx: &mut Tx<'_>, high: i64, wanted: i64) -> Result<(i64, i64)> {
-    let last = (high >> BIRTH_SHIFT) / HOUR;
+fn time_slice(tx: &mut Tx<'_>, high: i64, wanted: i64) -> Result<(i64, i64)> {
+    let last = (high >> RUN_ID_TIME_SHIFT) / HOUR;
     let sql = "SELECT hour, CAST(SUM(passed + failed + inconclusive + not_applicable) AS BIGINT) FROM hourly_count \
                WHERE hour <= $1 GROUP BY hour ORDER BY hour DESC LIMIT $2";
     let mut rows = 0;
@@ -321,34 +324,34 @@ fn stretch(tx: &mut Tx<'_>, high: i64, wanted: i64) -> Result<(i64, i64)> {
     }
     // There is little or nothing before the first counted hour.
     let all = hours.len() < usize::try_from(HOURS).unwrap_or(usize::MAX) && rows < wanted;
-    Ok((first.filter(|_| !all).map_or(0, |hour| (hour * HOUR) << BIRTH_SHIFT), rows))
+    Ok((first.filter(|_| !all).map_or(0, |hour| (hour * HOUR) << RUN_ID_TIME_SHIFT), rows))
 }
 
 /// Reads the rows of one stretch. Each node's runs are found by the primary key: SQLite joins the tables of a CROSS
 /// JOIN in the written order, and would otherwise scan all of history.
-fn look_at(
+fn read_slice(
     tx: &mut Tx<'_>,
     filter: &HistoryFilter,
     test: Option<i64>,
     (low, high): (i64, i64),
     rows: &mut Vec<HistoryRow>,
 ) -> Result<()> {
-    let of_verdict = with_verdict(&tx.names, filter.verdict, "h.outcome");
+    let of_verdict = with_verdict(&tx.ids, filter.verdict, "h.outcome");
     let mut sql = format!(
         "SELECT h.node, h.run, h.test, h.outcome, h.offset_ms, h.duration_ms FROM node n CROSS JOIN history h \
          WHERE h.node = n.id AND h.run >= $1 AND h.run <= $2{of_verdict}"
     );
-    let mut vals: Vec<Val<'_>> = vec![low.into(), high.into()];
+    let mut vals: Vec<SqlValue<'_>> = vec![low.into(), high.into()];
     if let Some(test) = test {
         vals.push(test.into());
         sql += " AND h.test = $3";
     }
-    let names = Arc::clone(&tx.names);
+    let names = Arc::clone(&tx.ids);
     tx.rows("reading history", &sql, &vals, |row| {
         rows.extend(read_row(row, &names, filter)?);
-        if rows.len() >= most(filter).saturating_add(SURPLUS) {
+        if rows.len() >= row_limit(filter).saturating_add(SURPLUS) {
             rows.sort_by(newest_first);
-            rows.truncate(most(filter));
+            rows.truncate(row_limit(filter));
         }
         Ok(())
     })
@@ -357,14 +360,14 @@ fn look_at(
 /// Returns the highest id of a run whose result may be as old as `at`. A run precedes its result, except for clock
 /// differences; hence the margin of an hour.
 fn highest_run(at: Timestamp) -> i64 {
-    let latest = at.plus(Span::hours(1)).millis().clamp(0, (i64::MAX >> BIRTH_SHIFT) - 1);
-    ((latest + 1) << BIRTH_SHIFT) - 1
+    let latest = at.plus(Span::hours(1)).millis().clamp(0, (i64::MAX >> RUN_ID_TIME_SHIFT) - 1);
+    ((latest + 1) << RUN_ID_TIME_SHIFT) - 1
 }
 
 /// Returns `None` if the row is outside the time range or not after the place.
-fn read_row(row: &Row<'_>, names: &Names, filter: &HistoryFilter) -> Result<Option<HistoryRow>> {
+fn read_row(row: &Row<'_>, names: &IdCache, filter: &HistoryFilter) -> Result<Option<HistoryRow>> {
     let run = row.run(1)?;
-    let at = moment_of(run, row.int(4)?);
+    let at = result_time(run, row.int(4)?);
     if filter.since.is_some_and(|since| at < since) || filter.before.is_some_and(|before| at > before) {
         return Ok(None);
     }
@@ -390,8 +393,8 @@ mod tests {
     use super::*;
     use crate::{
         db::Access,
-        ledger::{self, Before, Posting},
-        names::OutcomeKind,
+        id_cache::OutcomeKind,
+        result_writer::{self, NewHistoryRow, StateBefore},
     };
 
     const HOURS: i64 = 90;
@@ -419,25 +422,25 @@ mod tests {
                         let verdict = if n % 10 == 0 { Verdict::Fail } else { Verdict::Pass };
                         let run = RunId::born_at(born);
                         let (at, kind) = (born.plus(took), kind(verdict));
-                        entries.push(Posting { node, run, test, kind, at, took, bundle: None });
+                        entries.push(NewHistoryRow { node, run, test, kind, at, took, bundle: None });
                     }
                 }
-                ledger::post(tx, &Before::default(), &entries)
+                result_writer::write_results(tx, &StateBefore::default(), &entries)
             })
             .unwrap();
         store
     }
 
-    fn parts(store: &Store, filter: &HistoryFilter, effort: Effort) -> (Vec<HistoryRow>, usize) {
+    fn parts(store: &Store, filter: &HistoryFilter, effort: SearchBudget) -> (Vec<HistoryRow>, usize) {
         let mut filter = filter.clone();
         let (mut all, mut asked) = (Vec::new(), 0);
         loop {
             asked += 1;
-            let (mut rows, searched) = store.read(|tx| of_all(tx, &filter, effort)).unwrap();
+            let (mut rows, searched) = store.read(|tx| all_nodes_history(tx, &filter, effort)).unwrap();
             rows.sort_by(newest_first);
-            rows.truncate(most(&filter));
-            let last = rows.last().map(HistoryRow::place);
-            let full = rows.len() == most(&filter);
+            rows.truncate(row_limit(&filter));
+            let last = rows.last().map(HistoryRow::cursor);
+            let full = rows.len() == row_limit(&filter);
             all.extend(rows);
             match (searched, last) {
                 (Some(searched), _) => filter = HistoryFilter { after: None, before: Some(searched), ..filter },
@@ -454,7 +457,7 @@ mod tests {
         assert_eq!(all.len() as i64, HOURS * NODES * 2);
         assert!(all.is_sorted_by(|a, b| newest_first(a, b) != Ordering::Greater));
         let since = Some(all[200].at);
-        let little = Effort { stretch: 5, lookups: 1, most: 40 };
+        let little = SearchBudget { rows_per_slice: 5, lookups: 1, most: 40 };
         for (test, verdict, since) in [
             (None, None, None),
             (Some("ib"), None, None),
@@ -470,7 +473,7 @@ mod tests {
                     && since.is_none_or(|since| row.at >= since)
             });
             let wanted: Vec<HistoryRow> = wanted.cloned().collect();
-            for (limit, effort) in [(7, little), (7, EFFORT), (1000, little), (1, little)] {
+            for (limit, effort) in [(7, little), (7, SEARCH_BUDGET), (1000, little), (1, little)] {
                 let filter = HistoryFilter {
                     test: test.clone(),
                     verdict,

@@ -19,12 +19,12 @@ use rusqlite::{Connection, types::ValueRef};
 
 use super::{
     Store,
-    audit::{self, Counter, Line},
-    db::{Access, Kind, Tx, open_read_only, vals},
+    audit::{self, Counter, NewAuditLine},
+    db::{Access, ColumnType, Tx, open_read_only, vals},
     error::{Result, StoreError},
-    ledger::{self, Posting},
-    names::OutcomeKind,
-    records::Imported,
+    id_cache::OutcomeKind,
+    records::ImportSummary,
+    result_writer::{self, NewHistoryRow},
 };
 
 /// Rows per transaction.
@@ -76,7 +76,7 @@ impl Source {
 
 /// A parsed row.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Found {
+pub(super) struct LegacyRow {
     pub(super) node: NodeName,
     test: TestId,
     pub(super) at: Timestamp,
@@ -84,17 +84,17 @@ pub(super) struct Found {
     verdict: Verdict,
     reason: ReasonCode,
     /// Whether the row contains a verdict that could be trusted.
-    verdict_given: bool,
+    has_verdict: bool,
 }
 
 impl Store {
     /// Imports these files, which are only read.
-    pub fn import(&self, files: &[PathBuf], trust: bool, at: Timestamp) -> Result<Imported> {
-        let mut report = Imported::default();
+    pub fn import(&self, files: &[PathBuf], trust: bool, at: Timestamp) -> Result<ImportSummary> {
+        let mut report = ImportSummary::default();
         for file in files {
             let found = read_file(file, &mut report)?;
             for some in found.chunks(ROWS) {
-                self.write_unfenced(Access::WriteAlone, |tx| take_in(tx, some, trust, at))?.add_to(&mut report);
+                self.write_unfenced(Access::WriteExclusive, |tx| import_rows(tx, some, trust, at))?.add_to(&mut report);
             }
         }
         if report.added + report.trusted > 0 {
@@ -107,8 +107,16 @@ impl Store {
                     files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ")
                 );
                 let code = if trust { "trusted" } else { "untrusted" }.to_owned();
-                audit::append(tx, at, None, &[Line { what: "import", code, words, ..Line::default() }])?;
-                audit::count(tx, &[(Counter::Rewrites, 1), (Counter::Changes, 1), (Counter::Operators, 1)])
+                audit::append(
+                    tx,
+                    at,
+                    None,
+                    &[NewAuditLine { action: "import", code, text: words, ..NewAuditLine::default() }],
+                )?;
+                audit::add_counts(
+                    tx,
+                    &[(Counter::HistoryRewrites, 1), (Counter::HistoryChanges, 1), (Counter::OperatorChanges, 1)],
+                )
             })?;
         }
         Ok(report)
@@ -117,14 +125,14 @@ impl Store {
 
 /// Counts of one step.
 #[derive(Debug, Clone, Copy, Default)]
-struct Taken {
+struct ImportCounts {
     added: u64,
     known: u64,
     trusted: u64,
 }
 
-impl Taken {
-    const fn add_to(self, report: &mut Imported) {
+impl ImportCounts {
+    const fn add_to(self, report: &mut ImportSummary) {
         report.added += self.added;
         report.known += self.known;
         report.trusted += self.trusted;
@@ -142,7 +150,7 @@ fn refused(file: &Path, why: &str) -> StoreError {
     }
 }
 
-pub(super) fn read_file(file: &Path, report: &mut Imported) -> Result<Vec<Found>> {
+pub(super) fn read_file(file: &Path, report: &mut ImportSummary) -> Result<Vec<LegacyRow>> {
     let cannot = |error: rusqlite::Error| refused(file, &error.to_string());
     let database = open_read_only(file).map_err(|error| refused(file, &error.to_string()))?;
     let tables: BTreeSet<String> = database
@@ -174,8 +182,8 @@ fn columns_of(database: &Connection, table: &str) -> rusqlite::Result<BTreeSet<S
 fn read_table(
     database: &Connection,
     source: Source,
-    found: &mut Vec<Found>,
-    report: &mut Imported,
+    found: &mut Vec<LegacyRow>,
+    report: &mut ImportSummary,
 ) -> rusqlite::Result<()> {
     // Rows with the same node, test and second are distinguished by their order, which is the same every time.
     let mut ordinals: HashMap<(NodeName, TestId, Timestamp), u64> = HashMap::new();
@@ -183,13 +191,13 @@ fn read_table(
     let mut statement = database.prepare(&format!("SELECT {columns} FROM {} ORDER BY rowid", source.table()))?;
     let mut rows = statement.query(())?;
     while let Some(row) = rows.next()? {
-        match understand(row, source)? {
+        match parse_row(row, source)? {
             Ok((node, test, at, verdict, reason)) => {
                 let ordinal = ordinals.entry((node.clone(), test.clone(), at)).or_default();
                 let run = run_number(source, at, *ordinal);
                 *ordinal += 1;
                 let verdict_given = source == Source::Validation;
-                found.push(Found { node, test, at, run, verdict, reason, verdict_given });
+                found.push(LegacyRow { node, test, at, run, verdict, reason, has_verdict: verdict_given });
             }
             Err(why) => {
                 report.skipped += 1;
@@ -208,9 +216,9 @@ fn run_number(source: Source, at: Timestamp, ordinal: u64) -> RunId {
     RunId::from_number((millis << 21) | (source.number() << 18) | ordinal.min((1 << 18) - 1))
 }
 
-type Understood = (NodeName, TestId, Timestamp, Verdict, ReasonCode);
+type ParsedRow = (NodeName, TestId, Timestamp, Verdict, ReasonCode);
 
-fn understand(row: &rusqlite::Row<'_>, source: Source) -> rusqlite::Result<std::result::Result<Understood, String>> {
+fn parse_row(row: &rusqlite::Row<'_>, source: Source) -> rusqlite::Result<std::result::Result<ParsedRow, String>> {
     let node = text(row.get_ref(0)?);
     let (test, when, result) = match source {
         Source::Validation => (text(row.get_ref(1)?), row.get_ref(2)?, Some(text(row.get_ref(3)?))),
@@ -255,20 +263,20 @@ fn path_safe(name: &str) -> String {
 }
 
 /// Adds missing rows. With `trust`, existing untrusted rows become trusted.
-fn take_in(tx: &mut Tx<'_>, found: &[Found], trust: bool, now: Timestamp) -> Result<Taken> {
+fn import_rows(tx: &mut Tx<'_>, found: &[LegacyRow], trust: bool, now: Timestamp) -> Result<ImportCounts> {
     let mut keys = Vec::with_capacity(found.len());
     for row in found {
         keys.push((tx.node_id(&row.node, now)?, row.run.number().cast_signed(), tx.test_id(&row.test)?));
     }
     let nodes: Vec<i64> = keys.iter().map(|(node, ..)| *node).collect::<BTreeSet<_>>().into_iter().collect();
-    let there = there(tx, &nodes, &keys)?;
-    let before = ledger::before(tx, &nodes)?;
-    let mut taken = Taken::default();
+    let there = existing_rows(tx, &nodes, &keys)?;
+    let before = result_writer::load_state_before(tx, &nodes)?;
+    let mut taken = ImportCounts::default();
     let (mut fresh, mut believed) = (Vec::new(), Vec::new());
     for (row, key) in found.iter().zip(&keys) {
         let kind = kind_of(row, trust);
         let entry =
-            Posting { node: key.0, run: row.run, test: key.2, kind, at: row.at, took: Span::ZERO, bundle: None };
+            NewHistoryRow { node: key.0, run: row.run, test: key.2, kind, at: row.at, took: Span::ZERO, bundle: None };
         match there.get(key) {
             None => {
                 taken.added += 1;
@@ -276,34 +284,34 @@ fn take_in(tx: &mut Tx<'_>, found: &[Found], trust: bool, now: Timestamp) -> Res
             }
             Some(outcome) => {
                 taken.known += 1;
-                if !entry.kind.untrusted && tx.names.outcome(*outcome)?.untrusted {
+                if !entry.kind.untrusted && tx.ids.outcome(*outcome)?.untrusted {
                     taken.trusted += 1;
                     believed.push(entry);
                 }
             }
         }
     }
-    ledger::post(tx, &before, &fresh)?;
-    believe(tx, &before, &believed)?;
+    result_writer::write_results(tx, &before, &fresh)?;
+    trust_rows(tx, &before, &believed)?;
     Ok(taken)
 }
 
-fn kind_of(row: &Found, trust: bool) -> OutcomeKind {
+fn kind_of(row: &LegacyRow, trust: bool) -> OutcomeKind {
     let mut kind = OutcomeKind::new(row.verdict, None, row.reason.clone());
     kind.imported = true;
-    kind.untrusted = !(trust && row.verdict_given);
+    kind.untrusted = !(trust && row.has_verdict);
     kind
 }
 
 /// Returns which of these rows are in history, with their outcome.
-fn there(tx: &mut Tx<'_>, nodes: &[i64], keys: &[(i64, i64, i64)]) -> Result<BTreeMap<(i64, i64, i64), i64>> {
+fn existing_rows(tx: &mut Tx<'_>, nodes: &[i64], keys: &[(i64, i64, i64)]) -> Result<BTreeMap<(i64, i64, i64), i64>> {
     let runs = || keys.iter().map(|(_, run, _)| *run);
     let (Some(lowest), Some(highest)) = (runs().min(), runs().max()) else { return Ok(BTreeMap::new()) };
     let sql = format!(
         "SELECT node, run, test, outcome FROM history WHERE node IN {{keys}} AND run >= {lowest} AND run <= {highest}"
     );
     let mut there = BTreeMap::new();
-    tx.keyed("reading imported rows", &sql, nodes, |row| {
+    tx.rows_by_key("reading imported rows", &sql, nodes, |row| {
         there.insert((row.int(0)?, row.int(1)?, row.int(2)?), row.int(3)?);
         Ok(())
     })?;
@@ -311,7 +319,7 @@ fn there(tx: &mut Tx<'_>, nodes: &[i64], keys: &[(i64, i64, i64)]) -> Result<BTr
 }
 
 /// Makes untrusted rows count.
-fn believe(tx: &mut Tx<'_>, before: &ledger::Before, entries: &[Posting]) -> Result<()> {
+fn trust_rows(tx: &mut Tx<'_>, before: &result_writer::StateBefore, entries: &[NewHistoryRow]) -> Result<()> {
     let mut rows = Vec::with_capacity(entries.len() * 4);
     for entry in entries {
         let outcome = tx.outcome_id(&entry.kind)?;
@@ -321,9 +329,9 @@ fn believe(tx: &mut Tx<'_>, before: &ledger::Before, entries: &[Posting]) -> Res
     let postgres = "UPDATE history h SET outcome = b.outcome \
                     FROM UNNEST($1::int8[], $2::int8[], $3::int8[], $4::int8[]) AS b (node, run, test, outcome) \
                     WHERE h.node = b.node AND h.run = b.run AND h.test = b.test";
-    tx.each("trusting imported rows", (sqlite, postgres), &[Kind::Int; 4], &rows)?;
-    ledger::count_believed(tx, entries)?;
+    tx.execute_each("trusting imported rows", (sqlite, postgres), &[ColumnType::Int; 4], &rows)?;
+    result_writer::count_newly_trusted(tx, entries)?;
     let tests: BTreeSet<(i64, i64)> = entries.iter().map(|entry| (entry.node, entry.test)).collect();
     let tests: Vec<(i64, i64)> = tests.into_iter().collect();
-    ledger::refold(tx, &tests, before)
+    result_writer::recompute_latest(tx, &tests, before)
 }

@@ -6,13 +6,13 @@ use super::{
     Store,
     db::{Access, vals},
     error::{Result, StoreError},
-    inbox,
-    lease::{Held, Lease, LeaseError, is_dead_neighbour, lost, read},
+    ingest_queue,
+    lease::{Lease, LeaseError, LeaseRow, is_dead_local_process, lease_lost, read},
 };
 
-enum Taken {
-    Ours(u64),
-    Theirs(Held),
+enum AcquireResult {
+    Acquired(u64),
+    HeldByOther(LeaseRow),
 }
 
 impl Store {
@@ -22,25 +22,25 @@ impl Store {
     /// # Errors
     /// [`LeaseError::Held`] while another controller leads.
     pub fn acquire(&self, holder: &str, now: Timestamp, ttl: Span) -> std::result::Result<Lease, LeaseError> {
-        let taken = self.write_unfenced(Access::WriteAlone, |tx| {
+        let taken = self.write_unfenced(Access::WriteExclusive, |tx| {
             let held = read(tx)?;
             let free = held.holder.is_empty()
                 || held.holder == holder
                 || now >= held.expires
-                || is_dead_neighbour(&held.holder, holder);
+                || is_dead_local_process(&held.holder, holder);
             if !free {
-                return Ok(Taken::Theirs(held));
+                return Ok(AcquireResult::HeldByOther(held));
             }
             let fence = held.fence + 1;
             let sql = "UPDATE lease SET holder = $1, fence = $2, expires = $3 WHERE id = 1";
-            tx.run("taking the lease", sql, vals![holder, fence, now.plus(ttl)])?;
+            tx.execute("taking the lease", sql, vals![holder, fence, now.plus(ttl)])?;
             // The previous leader may have left acknowledged results in the inbox.
-            inbox::enter_what_is_left(tx)?;
-            Ok(Taken::Ours(fence))
+            ingest_queue::apply_all(tx)?;
+            Ok(AcquireResult::Acquired(fence))
         })?;
         match taken {
-            Taken::Ours(fence) => Ok(Lease { holder: holder.to_owned(), fence, ttl }),
-            Taken::Theirs(held) => Err(LeaseError::Held { by: held.holder, until: held.expires }),
+            AcquireResult::Acquired(fence) => Ok(Lease { holder: holder.to_owned(), fence, ttl }),
+            AcquireResult::HeldByOther(held) => Err(LeaseError::Held { by: held.holder, until: held.expires }),
         }
     }
 
@@ -48,26 +48,26 @@ impl Store {
     pub fn renew(&self, lease: &Lease, now: Timestamp) -> Result<()> {
         // Exclusive from the start: upgrading a shared lock on the row deadlocks with a process that waits to take
         // over.
-        self.write_as(Access::WriteAlone, lease, |tx| {
+        self.write_as(Access::WriteExclusive, lease, |tx| {
             let sql = "UPDATE lease SET expires = $1 WHERE id = 1 AND fence = $2";
-            tx.run("renewing the lease", sql, vals![now.plus(lease.ttl), lease.fence]).map(drop)
+            tx.execute("renewing the lease", sql, vals![now.plus(lease.ttl), lease.fence]).map(drop)
         })
     }
 
     /// Releases the lease immediately. Does nothing if the lease is no longer ours.
     pub fn release(&self, lease: &Lease) -> Result<()> {
-        self.write_unfenced(Access::WriteAlone, |tx| {
+        self.write_unfenced(Access::WriteExclusive, |tx| {
             let sql = "UPDATE lease SET holder = '', expires = 0 WHERE id = 1 AND fence = $1";
-            tx.run("releasing the lease", sql, vals![lease.fence]).map(drop)
+            tx.execute("releasing the lease", sql, vals![lease.fence]).map(drop)
         })
     }
 
     /// Checks in the store that we still lead. Call this right before each effect on the cluster.
-    pub fn still_ours(&self, lease: &Lease, now: Timestamp) -> Result<()> {
+    pub fn holds_lease(&self, lease: &Lease, now: Timestamp) -> Result<()> {
         self.read(|tx| {
             let held = read(tx)?;
             if held.fence != lease.fence {
-                return Err(lost(held));
+                return Err(lease_lost(held));
             }
             if now >= held.expires {
                 return Err(StoreError::LeaseExpired { at: held.expires });

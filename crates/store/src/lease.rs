@@ -31,21 +31,21 @@ pub enum LeaseError {
 
 /// The lease's row.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct LeaseRow {
     pub(super) holder: String,
     pub(super) fence: u64,
     pub(super) expires: Timestamp,
 }
 
 /// The error for a controller whose fence is not the current one.
-pub(super) fn lost(held: Held) -> StoreError {
+pub(super) fn lease_lost(held: LeaseRow) -> StoreError {
     let by = if held.holder.is_empty() { "no controller".to_owned() } else { held.holder };
     StoreError::LeaseLost { by, fence: held.fence }
 }
 
-pub(super) fn read(tx: &mut Tx<'_>) -> Result<Held> {
+pub(super) fn read(tx: &mut Tx<'_>) -> Result<LeaseRow> {
     let held = tx.first("reading the lease", "SELECT holder, fence, expires FROM lease WHERE id = 1", &[], |row| {
-        Ok(Held { holder: row.text(0)?.to_owned(), fence: row.number(1)?, expires: row.moment(2)? })
+        Ok(LeaseRow { holder: row.text(0)?.to_owned(), fence: row.unsigned(1)?, expires: row.timestamp(2)? })
     })?;
     held.ok_or_else(|| StoreError::Unreadable { what: "lease", why: "its row is missing".to_owned() })
 }
@@ -54,25 +54,25 @@ pub(super) fn read(tx: &mut Tx<'_>) -> Result<Held> {
 /// PostgreSQL the row is locked, shared or exclusive, so that a take-over waits; SQLite has a single writer.
 pub(super) fn begin_write(tx: &mut Tx<'_>, access: Access, lease: Option<&Lease>) -> Result<()> {
     let lock = match (tx.is_sqlite(), access) {
-        (true, _) | (false, Access::Read | Access::ReadOnce) => "",
-        (false, Access::Write | Access::WriteResults | Access::EnterResults) => " FOR SHARE OF l",
-        (false, Access::WriteAlone) => " FOR UPDATE OF l",
+        (true, _) | (false, Access::Read | Access::ReadStatement) => "",
+        (false, Access::Write | Access::EnqueueResults | Access::ApplyResults) => " FOR SHARE OF l",
+        (false, Access::WriteExclusive) => " FOR UPDATE OF l",
     };
     let sql = format!(
         "SELECT l.holder, l.fence, l.expires, (SELECT MAX(id) FROM node), (SELECT MAX(id) FROM test), \
          (SELECT MAX(id) FROM outcome), (SELECT MAX(id) FROM evidence_pack) FROM lease l WHERE l.id = 1{lock}"
     );
     let found = tx.first("checking the lease", &sql, &[], |row| {
-        let held = Held { holder: row.text(0)?.to_owned(), fence: row.number(1)?, expires: row.moment(2)? };
+        let held = LeaseRow { holder: row.text(0)?.to_owned(), fence: row.unsigned(1)?, expires: row.timestamp(2)? };
         Ok((held, [row.opt_int(3)?, row.opt_int(4)?, row.opt_int(5)?], row.opt_int(6)?))
     })?;
     let (held, there, last_bundle) =
         found.ok_or_else(|| StoreError::Unreadable { what: "lease", why: "its row is missing".to_owned() })?;
     if lease.is_some_and(|lease| lease.fence != held.fence) {
-        return Err(lost(held));
+        return Err(lease_lost(held));
     }
-    tx.last_bundle = last_bundle.unwrap_or(0);
-    tx.learn(there)
+    tx.last_pack = last_bundle.unwrap_or(0);
+    tx.load_new_ids(there)
 }
 
 /// Returns this process as lease holder: `host:pid:starttime`. The host part includes the boot id and the PID
@@ -88,7 +88,7 @@ pub fn this_process() -> String {
 }
 
 /// Whether `holder` was a process on the host of `us` and has exited.
-pub(super) fn is_dead_neighbour(holder: &str, us: &str) -> bool {
+pub(super) fn is_dead_local_process(holder: &str, us: &str) -> bool {
     let (Some((host, pid, start)), Some((our_host, ..))) = (split(holder), split(us)) else { return false };
     host == our_host && host == split(&this_process()).map_or("", |(host, ..)| host) && start_time(pid) != Some(start)
 }
@@ -120,11 +120,11 @@ mod tests {
     #[test]
     fn a_live_process_is_not_dead_and_one_with_another_start_time_is() {
         let us = this_process();
-        assert!(!is_dead_neighbour(&us, &us));
+        assert!(!is_dead_local_process(&us, &us));
         let (host, pid, start) = split(&us).unwrap();
-        assert!(is_dead_neighbour(&format!("{host}:{pid}:{}", start + 1), &us));
-        assert!(is_dead_neighbour(&format!("{host}:{}:{start}", u32::MAX), &us));
-        assert!(!is_dead_neighbour(&format!("elsewhere:{}:{start}", u32::MAX), &us), "other hosts are not visible");
-        assert!(!is_dead_neighbour("other", &us));
+        assert!(is_dead_local_process(&format!("{host}:{pid}:{}", start + 1), &us));
+        assert!(is_dead_local_process(&format!("{host}:{}:{start}", u32::MAX), &us));
+        assert!(!is_dead_local_process(&format!("elsewhere:{}:{start}", u32::MAX), &us), "other hosts are not visible");
+        assert!(!is_dead_local_process("other", &us));
     }
 }

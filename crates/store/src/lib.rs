@@ -18,49 +18,49 @@
 pub mod access;
 pub mod error;
 #[doc(hidden)]
-pub mod fuzzed;
+pub mod fuzzing;
 pub mod records;
 
 mod accept;
-mod agent;
+mod acknowledged_events;
+mod agent_findings;
 mod agent_keys;
 mod audit;
 mod backup;
-mod bundle;
-mod case_file;
+mod case_table;
 mod cases;
-mod cluster;
+mod cluster_state;
 mod commit;
 mod compression;
 mod conclude;
 mod db;
 mod evidence;
-mod failed_work;
+mod evidence_pack;
 mod findings;
-mod group;
+mod group_commit;
 mod history;
+mod id_assignment;
+mod id_cache;
 mod import;
-mod inbox;
+mod ingest_queue;
+mod job_failures;
 mod json;
 mod leader_election;
 mod lease;
-mod ledger;
 mod mutes;
-mod name_numbers;
-mod names;
+mod node_hours;
 mod nodes;
-mod operators;
+mod operator_commands;
 pub mod outbox;
 mod publish;
+#[cfg(test)]
+mod query_plan_tests;
+mod result_writer;
 mod retention;
 mod runs;
-#[cfg(test)]
-mod scans;
 mod schema;
-mod settled;
-mod spent;
 mod standalone_evidence;
-mod standing;
+mod test_status;
 mod tokens;
 mod url;
 mod verify;
@@ -72,14 +72,14 @@ use std::{
 
 use self::{
     db::{Access, Db, Tx},
-    inbox::Inbox,
-    names::Names,
+    id_cache::IdCache,
+    ingest_queue::IngestQueue,
 };
 pub use self::{
     error::{Result, StoreError},
-    group::GroupCommit,
+    group_commit::GroupCommit,
     lease::{Lease, LeaseError, this_process},
-    operators::Orders,
+    operator_commands::OperatorCommands,
     tokens::ApiCall,
     url::StoreUrl,
 };
@@ -89,15 +89,15 @@ pub use self::{
 pub struct Store {
     shared: Arc<Shared>,
     /// See [`Store::until`].
-    until: Option<Instant>,
+    deadline: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct Shared {
     db: Db,
-    names: RwLock<Arc<Names>>,
-    last_copy: Mutex<Option<publish::LastCopy>>,
-    inbox: Inbox,
+    ids: RwLock<Arc<IdCache>>,
+    last_publish: Mutex<Option<publish::LastCopy>>,
+    ingest_queue: IngestQueue,
 }
 
 /// Key of the store's own identity in `meta`, by which the store recognises its published copy.
@@ -110,26 +110,26 @@ impl Store {
     /// If the store is damaged, of a newer program or a development version, on a network file system, or unreachable.
     /// It is unchanged in that case.
     pub fn open(url: &StoreUrl) -> Result<Self> {
-        Self::over(Db::open(url)?)
+        Self::from_db(Db::open(url)?)
     }
 
     /// Opens an in-memory store, which lasts until its last clone is dropped.
     pub fn open_in_memory() -> Result<Self> {
-        Self::over(Db::in_memory()?)
+        Self::from_db(Db::in_memory()?)
     }
 
-    fn over(db: Db) -> Result<Self> {
-        let inbox = Inbox::new(db.is_sqlite());
-        let shared = Shared { db, names: RwLock::default(), last_copy: Mutex::default(), inbox };
-        let store = Self { shared: Arc::new(shared), until: None };
-        store.transaction(Access::WriteAlone, &mut |tx| {
+    fn from_db(db: Db) -> Result<Self> {
+        let inbox = IngestQueue::new(db.is_sqlite());
+        let shared = Shared { db, ids: RwLock::default(), last_publish: Mutex::default(), ingest_queue: inbox };
+        let store = Self { shared: Arc::new(shared), deadline: None };
+        store.transaction(Access::WriteExclusive, &mut |tx| {
             schema::migrate(tx)?;
-            if operators::meta(tx, STORE_ID)?.is_none() {
-                operators::set_meta(tx, STORE_ID, &new_identity()?)?;
+            if operator_commands::meta(tx, STORE_ID)?.is_none() {
+                operator_commands::set_meta(tx, STORE_ID, &new_identity()?)?;
             }
             Ok(())
         })?;
-        store.enter_what_a_dead_process_left()?;
+        store.recover_ingest_queue()?;
         Ok(store)
     }
 
@@ -137,33 +137,33 @@ impl Store {
     /// still running then is interrupted. Such reads never wait for a writer: results that are accepted but not yet
     /// entered become visible a moment later, as they do to another process.
     #[must_use]
-    pub fn until(&self, until: Instant) -> Self {
-        Self { shared: Arc::clone(&self.shared), until: Some(until) }
+    pub fn with_deadline(&self, until: Instant) -> Self {
+        Self { shared: Arc::clone(&self.shared), deadline: Some(until) }
     }
 
     /// Prepares a read: enters pending results, or fails if the deadline has passed.
-    fn before_reading(&self) -> Result<()> {
-        match self.until {
-            None => self.enter_what_waits(),
-            Some(until) if Instant::now() >= until => Err(StoreError::Late { operation: "reading" }),
+    fn prepare_read(&self) -> Result<()> {
+        match self.deadline {
+            None => self.apply_queued_results(),
+            Some(until) if Instant::now() >= until => Err(StoreError::DeadlineExceeded { operation: "reading" }),
             Some(_) => Ok(()),
         }
     }
 
     /// Runs `body` on one consistent snapshot, which includes everything accepted before this call.
     fn read<T>(&self, mut body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        self.before_reading()?;
+        self.prepare_read()?;
         self.transaction(Access::Read, &mut |tx| {
-            tx.refresh_names()?;
+            tx.refresh_ids()?;
             body(tx)
         })
     }
 
     /// Runs a single-statement query without a transaction. It uses the cached names, and runs again with fresh ones if
     /// the query requests or finds (`None`, unreadable) a name that is not cached.
-    fn ask<T>(&self, mut body: impl FnMut(&mut Tx<'_>) -> Result<Option<T>>) -> Result<Option<T>> {
-        self.before_reading()?;
-        match self.transaction(Access::ReadOnce, &mut body) {
+    fn query_once<T>(&self, mut body: impl FnMut(&mut Tx<'_>) -> Result<Option<T>>) -> Result<Option<T>> {
+        self.prepare_read()?;
+        match self.transaction(Access::ReadStatement, &mut body) {
             Ok(None) | Err(StoreError::Unreadable { .. }) => self.read(body),
             answer => answer,
         }
@@ -175,25 +175,25 @@ impl Store {
     }
 
     fn write_as<T>(&self, access: Access, lease: &Lease, body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        self.write_foreseeing(access, lease, |_| {}, body)
+        self.write_with_prefetch(access, lease, |_| {}, body)
     }
 
     /// As [`Self::write_as`], announcing the first queries of `body`: PostgreSQL receives them together with the lease
     /// check. If the lease is ours then, it was ours when those rows were read.
-    fn write_foreseeing<T>(
+    fn write_with_prefetch<T>(
         &self,
         access: Access,
         lease: &Lease,
         foresee: impl Fn(&mut Tx<'_>),
         body: impl FnMut(&mut Tx<'_>) -> Result<T>,
     ) -> Result<T> {
-        let _no_results_come = self.shared.inbox.close();
-        self.enter_what_waits()?;
-        self.write_beside_results(access, lease, foresee, body)
+        let _no_results_come = self.shared.ingest_queue.block_submits();
+        self.apply_queued_results()?;
+        self.write_concurrently(access, lease, foresee, body)
     }
 
     /// As [`Self::write_foreseeing`], for the result path itself: it runs while results come in.
-    fn write_beside_results<T>(
+    fn write_concurrently<T>(
         &self,
         access: Access,
         lease: &Lease,
@@ -214,8 +214,8 @@ impl Store {
 
     /// Runs a write that needs no lease: operators' commands and tools.
     fn write_unfenced<T>(&self, access: Access, mut body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        let _no_results_come = self.shared.inbox.close();
-        self.enter_what_waits()?;
+        let _no_results_come = self.shared.ingest_queue.block_submits();
+        self.apply_queued_results()?;
         self.transaction(access, &mut |tx| {
             lease::begin_write(tx, access, None)?;
             body(tx)
@@ -232,11 +232,11 @@ impl Store {
     }
 
     fn transact(&self, access: Access, body: &mut dyn FnMut(&mut Tx<'_>) -> Result<()>) -> Result<()> {
-        let mut names = Arc::clone(&self.shared.names.read().unwrap_or_else(PoisonError::into_inner));
+        let mut names = Arc::clone(&self.shared.ids.read().unwrap_or_else(PoisonError::into_inner));
         let before = Arc::clone(&names);
-        self.shared.db.transaction(access, self.until, &mut names, body)?;
+        self.shared.db.transaction(access, self.deadline, &mut names, body)?;
         if !Arc::ptr_eq(&before, &names) {
-            let mut shared = self.shared.names.write().unwrap_or_else(PoisonError::into_inner);
+            let mut shared = self.shared.ids.write().unwrap_or_else(PoisonError::into_inner);
             // Both are valid; the larger one saves more lookups.
             if names.len() > shared.len() {
                 *shared = names;

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use doctor_core::{alert::Mute, case::Case, ids::CaseId, time::Timestamp};
 
 use super::{
-    Store, case_file,
+    Store, case_table,
     db::{Access, Tx, vals},
     error::Result,
-    json, operators, outbox,
-    records::Addressed,
+    json, operator_commands, outbox,
+    records::RoutedNote,
 };
 
 impl Store {
@@ -18,7 +18,7 @@ impl Store {
         self.transaction(Access::Read, &mut |tx| {
             let sql = "SELECT case_id, body FROM mute";
             let rows = tx.all("reading muted cases", sql, &[], |row| {
-                Ok((CaseId::from_number(row.number(0)?), json::read("mute", row.text(1)?)?))
+                Ok((CaseId::from_number(row.unsigned(0)?), json::read("mute", row.text(1)?)?))
             })?;
             Ok(rows.into_iter().collect())
         })
@@ -30,22 +30,22 @@ impl Store {
         self.write_unfenced(Access::Write, |tx| {
             let body = json::write(mute)?;
             let sql = "INSERT INTO mute (case_id, body) VALUES ($1, $2) ON CONFLICT (case_id) DO UPDATE SET body = excluded.body";
-            tx.run("muting a case", sql, vals![case.id, &body])?;
+            tx.execute("muting a case", sql, vals![case.id, &body])?;
             let node = tx.node_id(&case.node, mute.at)?;
             let what = if mute.until.is_some() { "snooze" } else { "acknowledge" };
-            operators::say(tx, what, Some(node), (&mute.by, &mute.why), mute.at)
+            operator_commands::audit_operator(tx, what, Some(node), (&mute.by, &mute.why), mute.at)
         })
     }
 
     /// Ends an expired mute, and queues the notifications of that in the same transaction.
-    pub fn end_mute(&self, case: CaseId, now: Timestamp, told: &dyn Fn(&Case, &Mute) -> Vec<Addressed>) -> Result<()> {
+    pub fn end_mute(&self, case: CaseId, now: Timestamp, told: &dyn Fn(&Case, &Mute) -> Vec<RoutedNote>) -> Result<()> {
         let operation = "ending a snooze";
-        self.write_unfenced(Access::WriteAlone, |tx| {
+        self.write_unfenced(Access::WriteExclusive, |tx| {
             let sql = "SELECT body FROM mute WHERE case_id = $1";
             let mute: Option<Mute> = tx.first(operation, sql, vals![case], |row| json::read("mute", row.text(0)?))?;
             let Some(mute) = mute.filter(|mute| mute.until.is_some_and(|until| until <= now)) else { return Ok(()) };
             unmute(tx, case)?;
-            let case = case_file::find(tx, case)?;
+            let case = case_table::find(tx, case)?;
             outbox::queue(tx, &case.map_or_else(Vec::new, |case| told(&case, &mute)))
         })
     }
@@ -53,5 +53,5 @@ impl Store {
 
 /// Removes the mute of a case.
 pub(super) fn unmute(tx: &mut Tx<'_>, case: CaseId) -> Result<()> {
-    tx.run("ending a snooze", "DELETE FROM mute WHERE case_id = $1", vals![case]).map(drop)
+    tx.execute("ending a snooze", "DELETE FROM mute WHERE case_id = $1", vals![case]).map(drop)
 }

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use doctor_core::{
-    alert::{Condition, Note, Route},
+    alert::{Condition, Notification, Route},
     time::Timestamp,
 };
 use serde::Serialize;
@@ -16,46 +16,46 @@ use serde::Serialize;
 use super::{
     STORE_ID, Store,
     audit::{self, Counter},
-    db::{Access, Kind, Row, Tx, vals},
+    db::{Access, ColumnType, Row, Tx, vals},
     error::{Result, StoreError},
     json,
-    operators::meta,
-    records::Addressed,
+    operator_commands::meta,
+    records::RoutedNote,
 };
 
 /// Pairs each note with every receiver that wants it.
-pub fn addressed(routes: &[(String, Route)], notes: &[Note]) -> Vec<Addressed> {
+pub fn route_notes(routes: &[(String, Route)], notes: &[Notification]) -> Vec<RoutedNote> {
     let pairs = notes.iter().flat_map(|note| routes.iter().map(move |route| (note, route)));
-    let wanted = pairs.filter(|(note, (_, route))| route.wants(note));
-    wanted.map(|(note, (receiver, _))| Addressed { receiver: receiver.clone(), note: note.clone() }).collect()
+    let wanted = pairs.filter(|(note, (_, route))| route.accepts(note));
+    wanted.map(|(note, (receiver, _))| RoutedNote { receiver: receiver.clone(), note: note.clone() }).collect()
 }
 
 /// A message that this process may deliver now.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Claimed {
+pub struct ClaimedMessage {
     pub id: i64,
     /// Unique to the message, and the same at each attempt.
     pub key: String,
     pub composed: Timestamp,
-    pub give_up: Timestamp,
+    pub expires: Timestamp,
     /// Including this one.
-    pub tries: u32,
-    pub notes: Vec<Note>,
+    pub attempts: u32,
+    pub notes: Vec<Notification>,
     /// Messages to this receiver that were given up since the last delivery.
-    pub lost_before: u64,
+    pub given_up_before: u64,
 }
 
 /// The outcome of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Tried {
+pub enum DeliveryOutcome {
     Delivered,
     /// Retried at `next`.
-    Again {
+    Retry {
         next: Timestamp,
         trouble: String,
     },
     /// Given up.
-    Lost {
+    GivenUp {
         trouble: String,
     },
 }
@@ -100,12 +100,12 @@ pub struct MessageRow {
     pub give_up: Timestamp,
     pub ended: Option<Timestamp>,
     pub trouble: Option<String>,
-    pub notes: Vec<Note>,
+    pub notes: Vec<Notification>,
 }
 
 /// Pending notifications of one receiver.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Waiting {
+pub struct PendingNotifications {
     /// Notes that are in no message yet.
     pub notes: u64,
     /// Undelivered messages.
@@ -115,25 +115,25 @@ pub struct Waiting {
 }
 
 /// Maximum notes per message; the rest go with the next one.
-const MOST_NOTES: i64 = 500;
+const MAX_NOTES: i64 = 500;
 
 impl Store {
     /// Returns pending notifications by receiver.
-    pub fn alerts_waiting(&self) -> Result<BTreeMap<String, Waiting>> {
+    pub fn pending_alerts(&self) -> Result<BTreeMap<String, PendingNotifications>> {
         let operation = "reading pending notes";
         let notes = "SELECT receiver, COUNT(*) FROM alert_note WHERE message IS NULL GROUP BY receiver";
         let messages = "SELECT receiver, CAST(SUM(CASE WHEN state = 'waiting' THEN 1 ELSE 0 END) AS BIGINT), MAX(composed) \
                         FROM alert_message GROUP BY receiver";
         self.transaction(Access::Read, &mut |tx| {
-            let mut waiting: BTreeMap<String, Waiting> = BTreeMap::new();
+            let mut waiting: BTreeMap<String, PendingNotifications> = BTreeMap::new();
             tx.rows(operation, notes, &[], |row| {
-                waiting.entry(row.text(0)?.to_owned()).or_default().notes = row.number(1)?;
+                waiting.entry(row.text(0)?.to_owned()).or_default().notes = row.unsigned(1)?;
                 Ok(())
             })?;
             tx.rows(operation, messages, &[], |row| {
                 let entry = waiting.entry(row.text(0)?.to_owned()).or_default();
-                entry.messages = row.number(1)?;
-                entry.composed = row.opt_moment(2)?;
+                entry.messages = row.unsigned(1)?;
+                entry.composed = row.opt_timestamp(2)?;
                 Ok(())
             })?;
             Ok(waiting)
@@ -142,11 +142,11 @@ impl Store {
 
     /// Composes a message of a receiver's waiting notes, unless one is undelivered.
     pub fn compose_alert(&self, receiver: &str, now: Timestamp, give_up: Timestamp) -> Result<bool> {
-        self.write_unfenced(Access::WriteAlone, |tx| compose(tx, receiver, now, give_up).map(|made| made.is_some()))
+        self.write_unfenced(Access::WriteExclusive, |tx| compose(tx, receiver, now, give_up).map(|made| made.is_some()))
     }
 
     /// Claims a due message for this process until the given time.
-    pub fn claim_alert(&self, receiver: &str, now: Timestamp, until: Timestamp) -> Result<Option<Claimed>> {
+    pub fn claim_alert(&self, receiver: &str, now: Timestamp, until: Timestamp) -> Result<Option<ClaimedMessage>> {
         let operation = "claiming a message";
         let due = "SELECT id, composed, expires, attempts FROM alert_message WHERE receiver = $1 AND state = 'waiting' \
                    AND next_attempt_at <= $2 ORDER BY id LIMIT 1";
@@ -156,33 +156,41 @@ impl Store {
                         (SELECT MAX(id) FROM alert_message WHERE receiver = $1 AND state = 'delivered'), 0)";
         self.write_unfenced(Access::Write, |tx| {
             let due = tx.first(operation, due, vals![receiver, now], |row| {
-                Ok((row.int(0)?, row.moment(1)?, row.moment(2)?, row.count(3)?))
+                Ok((row.int(0)?, row.timestamp(1)?, row.timestamp(2)?, row.count(3)?))
             })?;
             let Some((id, composed, give_up, tries)) = due else { return Ok(None) };
-            if tx.run(operation, claim, vals![id, until, now])? == 0 {
+            if tx.execute(operation, claim, vals![id, until, now])? == 0 {
                 return Ok(None);
             }
-            let lost_before = tx.first(operation, sql_lost, vals![receiver], |row| row.number(0))?.unwrap_or(0);
+            let lost_before = tx.first(operation, sql_lost, vals![receiver], |row| row.unsigned(0))?.unwrap_or(0);
             let (key, notes) = (key(tx, id, composed)?, notes_of(tx, id)?);
-            Ok(Some(Claimed { id, key, composed, give_up, tries: tries + 1, notes, lost_before }))
+            Ok(Some(ClaimedMessage {
+                id,
+                key,
+                composed,
+                expires: give_up,
+                attempts: tries + 1,
+                notes,
+                given_up_before: lost_before,
+            }))
         })
     }
 
     /// Records the outcome of an attempt. A message that another process has completed meanwhile is unchanged.
-    pub fn settle_alert(&self, id: i64, tried: &Tried, now: Timestamp) -> Result<()> {
-        self.write_unfenced(Access::Write, |tx| settle(tx, id, tried, now))
+    pub fn record_delivery(&self, id: i64, tried: &DeliveryOutcome, now: Timestamp) -> Result<()> {
+        self.write_unfenced(Access::Write, |tx| record_outcome(tx, id, tried, now))
     }
 
     /// Gives up what waits for receivers that are no longer configured. Returns the number of messages.
-    pub fn abandon_alerts(&self, known: &[&str], now: Timestamp) -> Result<u64> {
+    pub fn give_up_removed_receivers(&self, known: &[&str], now: Timestamp) -> Result<u64> {
         let operation = "giving up messages to removed receivers";
-        let waiting = self.alerts_waiting()?;
+        let waiting = self.pending_alerts()?;
         let strangers = waiting
             .iter()
             .filter(|(name, what)| !known.contains(&name.as_str()) && (what.notes > 0 || what.messages > 0));
         let mut lost = 0;
         for (receiver, _) in strangers {
-            lost += self.write_unfenced(Access::WriteAlone, |tx| {
+            lost += self.write_unfenced(Access::WriteExclusive, |tx| {
                 let mut lost = 0;
                 loop {
                     compose(tx, receiver, now, now)?;
@@ -193,7 +201,7 @@ impl Store {
                     }
                     for id in ids {
                         let trouble = format!("receiver {receiver} is no longer configured");
-                        settle(tx, id, &Tried::Lost { trouble }, now)?;
+                        record_outcome(tx, id, &DeliveryOutcome::GivenUp { trouble }, now)?;
                         lost += 1;
                     }
                 }
@@ -220,21 +228,21 @@ impl Store {
     }
 
     /// Returns the number of messages given up since this time.
-    pub fn alerts_lost_since(&self, since: Timestamp) -> Result<u64> {
+    pub fn alerts_given_up_since(&self, since: Timestamp) -> Result<u64> {
         let sql = "SELECT COUNT(*) FROM alert_message WHERE state = 'lost' AND ended >= $1";
         let lost = self.transaction(Access::Read, &mut |tx| {
-            tx.first("counting lost messages", sql, vals![since], |row| row.number(0))
+            tx.first("counting lost messages", sql, vals![since], |row| row.unsigned(0))
         })?;
         Ok(lost.unwrap_or(0))
     }
 
     /// Deletes messages that ended before this time.
-    pub fn forget_alerts(&self, before: Timestamp) -> Result<u64> {
+    pub fn delete_old_alerts(&self, before: Timestamp) -> Result<u64> {
         let operation = "deleting messages";
         let notes = "DELETE FROM alert_note WHERE message IN (SELECT id FROM alert_message WHERE ended < $1)";
         self.write_unfenced(Access::Write, |tx| {
-            tx.run(operation, notes, vals![before])?;
-            tx.run(operation, "DELETE FROM alert_message WHERE ended < $1", vals![before])
+            tx.execute(operation, notes, vals![before])?;
+            tx.execute(operation, "DELETE FROM alert_message WHERE ended < $1", vals![before])
         })
     }
 
@@ -245,21 +253,21 @@ impl Store {
 
     /// Replaces the active conditions and queues their notifications in one transaction. Returns `false` and writes
     /// nothing if another process has changed them since they were `before`.
-    pub fn turn_conditions(
+    pub fn replace_conditions(
         &self,
         before: &BTreeMap<Condition, Timestamp>,
         after: &BTreeMap<Condition, Timestamp>,
-        told: &[Addressed],
+        told: &[RoutedNote],
     ) -> Result<bool> {
         let operation = "writing service conditions";
-        self.write_unfenced(Access::WriteAlone, |tx| {
+        self.write_unfenced(Access::WriteExclusive, |tx| {
             if read_conditions(tx)? != *before {
                 return Ok(false);
             }
-            tx.run(operation, "DELETE FROM alert_condition", &[])?;
+            tx.execute(operation, "DELETE FROM alert_condition", &[])?;
             for (condition, since) in after {
                 let sql = "INSERT INTO alert_condition (name, since) VALUES ($1, $2)";
-                tx.run(operation, sql, vals![condition.code(), *since])?;
+                tx.execute(operation, sql, vals![condition.code(), *since])?;
             }
             queue(tx, told)?;
             Ok(true)
@@ -268,14 +276,14 @@ impl Store {
 }
 
 /// Queues notes for delivery.
-pub(super) fn queue(tx: &mut Tx<'_>, told: &[Addressed]) -> Result<()> {
+pub(super) fn queue(tx: &mut Tx<'_>, told: &[RoutedNote]) -> Result<()> {
     let bodies: Result<Vec<String>> = told.iter().map(|told| json::write(&told.note)).collect();
     let bodies = bodies?;
     let mut rows = Vec::with_capacity(told.len() * 2);
     for (told, body) in told.iter().zip(&bodies) {
         rows.extend_from_slice(vals![&told.receiver, body]);
     }
-    tx.bulk("writing notes", "alert_note (receiver, body)", &[Kind::Text; 2], &rows, "")
+    tx.insert_many("writing notes", "alert_note (receiver, body)", &[ColumnType::Text; 2], &rows, "")
 }
 
 fn compose(tx: &mut Tx<'_>, receiver: &str, now: Timestamp, give_up: Timestamp) -> Result<Option<i64>> {
@@ -285,38 +293,38 @@ fn compose(tx: &mut Tx<'_>, receiver: &str, now: Timestamp, give_up: Timestamp) 
         return Ok(None);
     }
     let pending = "SELECT id FROM alert_note WHERE receiver = $1 AND message IS NULL ORDER BY id LIMIT $2";
-    let pending = tx.all(operation, pending, vals![receiver, MOST_NOTES], |row| row.int(0))?;
+    let pending = tx.all(operation, pending, vals![receiver, MAX_NOTES], |row| row.int(0))?;
     let Some(last) = pending.last() else { return Ok(None) };
     let sql = "INSERT INTO alert_message (receiver, composed, expires, state, attempts, next_attempt_at) \
                VALUES ($1, $2, $3, 'waiting', 0, $2)";
     let id = tx.insert(operation, sql, vals![receiver, now, give_up])?;
     let sql = "UPDATE alert_note SET message = $1 WHERE receiver = $2 AND message IS NULL AND id <= $3";
-    tx.run(operation, sql, vals![id, receiver, *last])?;
+    tx.execute(operation, sql, vals![id, receiver, *last])?;
     Ok(Some(id))
 }
 
-fn settle(tx: &mut Tx<'_>, id: i64, tried: &Tried, now: Timestamp) -> Result<()> {
+fn record_outcome(tx: &mut Tx<'_>, id: i64, tried: &DeliveryOutcome, now: Timestamp) -> Result<()> {
     let operation = "recording a delivery attempt";
     let (sql, vals, counter) = match tried {
-        Tried::Again { next, trouble } => {
+        DeliveryOutcome::Retry { next, trouble } => {
             let sql =
                 "UPDATE alert_message SET next_attempt_at = $2, last_error = $3 WHERE id = $1 AND state = 'waiting'";
             (sql, vals![id, *next, trouble].to_vec(), None)
         }
-        Tried::Delivered => {
+        DeliveryOutcome::Delivered => {
             let sql = "UPDATE alert_message SET state = 'delivered', ended = $2, last_error = NULL \
                        WHERE id = $1 AND state = 'waiting'";
             (sql, vals![id, now].to_vec(), Some(Counter::AlertsDelivered))
         }
-        Tried::Lost { trouble } => {
+        DeliveryOutcome::GivenUp { trouble } => {
             let sql = "UPDATE alert_message SET state = 'lost', ended = $2, last_error = $3 \
                        WHERE id = $1 AND state = 'waiting'";
             (sql, vals![id, now, trouble].to_vec(), Some(Counter::AlertsLost))
         }
     };
-    let changed = tx.run(operation, sql, &vals)?;
+    let changed = tx.execute(operation, sql, &vals)?;
     match counter {
-        Some(counter) => audit::count(tx, &[(counter, changed)]),
+        Some(counter) => audit::add_counts(tx, &[(counter, changed)]),
         None => Ok(()),
     }
 }
@@ -324,7 +332,7 @@ fn settle(tx: &mut Tx<'_>, id: i64, tried: &Tried, now: Timestamp) -> Result<()>
 fn read_conditions(tx: &mut Tx<'_>) -> Result<BTreeMap<Condition, Timestamp>> {
     let rows = tx.all("reading service conditions", "SELECT name, since FROM alert_condition", &[], |row| {
         // A condition that only a newer program knows counts as over.
-        Ok(Condition::from_code(row.text(0)?).zip(Some(row.moment(1)?)))
+        Ok(Condition::from_code(row.text(0)?).zip(Some(row.timestamp(1)?)))
     })?;
     Ok(rows.into_iter().flatten().collect())
 }
@@ -335,11 +343,11 @@ fn read_message(row: &Row<'_>) -> Result<MessageRow> {
         key: String::new(),
         receiver: row.text(1)?.to_owned(),
         state,
-        composed: row.moment(3)?,
+        composed: row.timestamp(3)?,
         tries: row.count(4)?,
-        next: if state == MessageState::Waiting { Some(row.moment(5)?) } else { None },
-        give_up: row.moment(6)?,
-        ended: row.opt_moment(7)?,
+        next: if state == MessageState::Waiting { Some(row.timestamp(5)?) } else { None },
+        give_up: row.timestamp(6)?,
+        ended: row.opt_timestamp(7)?,
         trouble: row.opt_text(8)?.map(str::to_owned),
         notes: Vec::new(),
     })
@@ -351,7 +359,7 @@ fn key(tx: &mut Tx<'_>, id: i64, composed: Timestamp) -> Result<String> {
     Ok(format!("{store}-{id}-{}", composed.millis()))
 }
 
-fn notes_of(tx: &mut Tx<'_>, message: i64) -> Result<Vec<Note>> {
+fn notes_of(tx: &mut Tx<'_>, message: i64) -> Result<Vec<Notification>> {
     let sql = "SELECT body FROM alert_note WHERE message = $1 ORDER BY id";
     tx.all("reading a message", sql, vals![message], |row| json::read("note", row.text(0)?))
 }

@@ -24,13 +24,13 @@ use super::{
     audit::{self, Counter},
     db::{Access, Row, Tx, sqlite_error, vals},
     error::{Result, StoreError},
-    ledger::moment_of,
-    operators::meta,
-    records::Published,
+    operator_commands::meta,
+    records::PublishOutcome,
+    result_writer::result_time,
 };
 
 /// A faster copy needs no pause.
-const QUICK: Duration = Duration::from_millis(250);
+const FAST_COPY: Duration = Duration::from_millis(250);
 const PAUSE: u32 = 20;
 /// Runs created up to a minute earlier are examined again, because clocks are set back.
 const OVERLAP: i64 = 60_000 << 21;
@@ -56,18 +56,18 @@ const INDEX: &str = "CREATE INDEX IF NOT EXISTS runs_node_test_timestamp ON runs
 
 /// How far a copy goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Mark {
+struct CopyVersion {
     store: String,
     changes: i64,
     rewrites: i64,
     /// The lowest run that could still get results when the copy was made.
-    upto: i64,
+    next_run: i64,
     /// Results that were counted but deleted before the copy was made.
-    forgotten: i64,
+    deleted: i64,
 }
 
 /// The row count of an incremental copy is wrong; everything must be rewritten.
-struct DoesNotAddUp;
+struct RowCountMismatch;
 
 /// When the last copy was made and how long it took.
 #[derive(Debug, Clone, Copy)]
@@ -78,66 +78,70 @@ pub(super) struct LastCopy {
 
 impl Store {
     /// Brings the copy at `dest` up to date.
-    pub fn publish(&self, dest: &Path) -> Result<Published> {
-        let last = *self.shared.last_copy.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.is_some_and(|last| last.took > QUICK && last.ended.elapsed() < last.took * PAUSE) {
-            return Ok(Published::Later);
+    pub fn publish(&self, dest: &Path) -> Result<PublishOutcome> {
+        let last = *self.shared.last_publish.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_some_and(|last| last.took > FAST_COPY && last.ended.elapsed() < last.took * PAUSE) {
+            return Ok(PublishOutcome::Deferred);
         }
         let began = Instant::now();
-        let before = read_mark(dest);
-        let now = self.read(mark)?;
-        if before.as_ref().is_some_and(|before| before.changes == now.changes && same_line(before, &now)) {
-            return Ok(Published::Unchanged);
+        let before = read_version(dest);
+        let now = self.read(current_version)?;
+        if before.as_ref().is_some_and(|before| before.changes == now.changes && is_same_lineage(before, &now)) {
+            return Ok(PublishOutcome::Unchanged);
         }
-        let written = match before.filter(|before| same_line(before, &now)) {
+        let written = match before.filter(|before| is_same_lineage(before, &now)) {
             Some(before) => match self.extend_copy(dest, &before)? {
                 Ok(written) => written,
-                Err(DoesNotAddUp) => self.write_copy(dest)?,
+                Err(RowCountMismatch) => self.write_copy(dest)?,
             },
             None => self.write_copy(dest)?,
         };
-        self.write_unfenced(Access::Write, |tx| audit::count(tx, &[(Counter::Published, 1)]))?;
+        self.write_unfenced(Access::Write, |tx| audit::add_counts(tx, &[(Counter::Published, 1)]))?;
         let last = LastCopy { ended: Instant::now(), took: began.elapsed() };
-        *self.shared.last_copy.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
+        *self.shared.last_publish.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
         Ok(written)
     }
 
     /// Writes the last copy plus the rows added since.
-    fn extend_copy(&self, dest: &Path, last: &Mark) -> Result<std::result::Result<Published, DoesNotAddUp>> {
-        let draft = Draft::beside(dest)?;
+    fn extend_copy(
+        &self,
+        dest: &Path,
+        last: &CopyVersion,
+    ) -> Result<std::result::Result<PublishOutcome, RowCountMismatch>> {
+        let draft = TemporaryFile::beside(dest)?;
         std::fs::copy(dest, &draft.path).map_err(file_error("copying", dest))?;
         let copy = draft.open()?;
         let (added, there, counted) = self.read(|tx| {
-            let mark = Mark { forgotten: last.forgotten, ..mark(tx)? };
+            let mark = CopyVersion { deleted: last.deleted, ..current_version(tx)? };
             begin(&copy)?;
-            let added = added(tx, &copy, last.upto.saturating_sub(OVERLAP))?;
+            let added = copy_added(tx, &copy, last.next_run.saturating_sub(OVERLAP))?;
             finish(&copy, &mark)?;
             let there: i64 =
                 copy.query_row("SELECT COUNT(*) FROM runs", (), |row| row.get(0)).map_err(sqlite_error(WRITE))?;
-            Ok((added, there, counted(tx)?))
+            Ok((added, there, publishable_count(tx)?))
         })?;
-        if there != counted - last.forgotten {
-            return Ok(Err(DoesNotAddUp));
+        if there != counted - last.deleted {
+            return Ok(Err(RowCountMismatch));
         }
         close(copy)?;
         draft.rename(dest)?;
-        Ok(Ok(Published::Written { rows: added, whole: false }))
+        Ok(Ok(PublishOutcome::Written { rows: added, whole: false }))
     }
 
-    fn write_copy(&self, dest: &Path) -> Result<Published> {
-        keep_foreign(dest)?;
-        let draft = Draft::beside(dest)?;
+    fn write_copy(&self, dest: &Path) -> Result<PublishOutcome> {
+        move_foreign_aside(dest)?;
+        let draft = TemporaryFile::beside(dest)?;
         let copy = draft.open()?;
         let rows = self.read(|tx| {
             begin(&copy)?;
-            let rows = whole(tx, &copy)?;
-            let mark = Mark { forgotten: counted(tx)? - rows.cast_signed(), ..mark(tx)? };
+            let rows = copy_all(tx, &copy)?;
+            let mark = CopyVersion { deleted: publishable_count(tx)? - rows.cast_signed(), ..current_version(tx)? };
             finish(&copy, &mark)?;
             Ok(rows)
         })?;
         close(copy)?;
         draft.rename(dest)?;
-        Ok(Published::Written { rows, whole: true })
+        Ok(PublishOutcome::Written { rows, whole: true })
     }
 }
 
@@ -145,7 +149,7 @@ fn begin(copy: &Connection) -> Result<()> {
     copy.execute_batch("BEGIN").map_err(sqlite_error(WRITE))
 }
 
-fn finish(copy: &Connection, mark: &Mark) -> Result<()> {
+fn finish(copy: &Connection, mark: &CopyVersion) -> Result<()> {
     copy.execute_batch(INDEX).map_err(sqlite_error(WRITE))?;
     write_mark(copy, mark)?;
     copy.execute_batch("COMMIT").map_err(sqlite_error(WRITE))
@@ -156,81 +160,87 @@ fn close(copy: Connection) -> Result<()> {
 }
 
 /// Returns the number of publishable results ever counted.
-fn counted(tx: &mut Tx<'_>) -> Result<i64> {
+fn publishable_count(tx: &mut Tx<'_>) -> Result<i64> {
     let sql = "SELECT CAST(SUM(passed + failed + inconclusive) AS BIGINT) FROM hourly_count";
     Ok(tx.first("reading counts", sql, &[], |row| row.opt_int(0))?.flatten().unwrap_or(0))
 }
 
 const WRITE: &str = "writing the published copy";
 
-fn same_line(before: &Mark, now: &Mark) -> bool {
+fn is_same_lineage(before: &CopyVersion, now: &CopyVersion) -> bool {
     before.store == now.store && before.rewrites == now.rewrites
 }
 
-fn mark(tx: &mut Tx<'_>) -> Result<Mark> {
+fn current_version(tx: &mut Tx<'_>) -> Result<CopyVersion> {
     // Runs older than every pending one get no further results.
     let sql = "SELECT COALESCE((SELECT MIN(run) FROM pending_results), (SELECT MAX(id) + 1 FROM run))";
     let upto = tx.first("reading runs", sql, &[], |row| row.opt_int(0))?;
-    Ok(Mark {
+    Ok(CopyVersion {
         store: meta(tx, super::STORE_ID)?.unwrap_or_default(),
-        changes: audit::counted(tx, Counter::Changes)?.cast_signed(),
-        rewrites: audit::counted(tx, Counter::Rewrites)?.cast_signed(),
-        upto: upto.flatten().unwrap_or(0),
-        forgotten: 0,
+        changes: audit::read_counter(tx, Counter::HistoryChanges)?.cast_signed(),
+        rewrites: audit::read_counter(tx, Counter::HistoryRewrites)?.cast_signed(),
+        next_run: upto.flatten().unwrap_or(0),
+        deleted: 0,
     })
 }
 
 /// Returns `None` if the file is missing or not a copy of ours.
-fn read_mark(dest: &Path) -> Option<Mark> {
+fn read_version(dest: &Path) -> Option<CopyVersion> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let copy = Connection::open_with_flags_and_vfs(dest, flags, UNLOCKED).ok()?;
+    let copy = Connection::open_with_flags_and_vfs(dest, flags, UNLOCKED_VFS).ok()?;
     copy.query_row("SELECT store, changes, rewrites, upto, forgotten FROM doctor_copy", (), |row| {
-        Ok(Mark {
+        Ok(CopyVersion {
             store: row.get(0)?,
             changes: row.get(1)?,
             rewrites: row.get(2)?,
-            upto: row.get(3)?,
-            forgotten: row.get(4)?,
+            next_run: row.get(3)?,
+            deleted: row.get(4)?,
         })
     })
     .ok()
 }
 
-fn write_mark(copy: &Connection, mark: &Mark) -> Result<()> {
+fn write_mark(copy: &Connection, mark: &CopyVersion) -> Result<()> {
     copy.execute("DELETE FROM doctor_copy", ())
         .and_then(|_| {
             let sql = "INSERT INTO doctor_copy (store, changes, rewrites, upto, forgotten) VALUES (?1, ?2, ?3, ?4, ?5)";
-            copy.execute(sql, (&mark.store, mark.changes, mark.rewrites, mark.upto, mark.forgotten))
+            copy.execute(sql, (&mark.store, mark.changes, mark.rewrites, mark.next_run, mark.deleted))
         })
         .map(drop)
         .map_err(sqlite_error(WRITE))
 }
 
 /// Copies all of history, in an order that makes the index cheap to build.
-fn whole(tx: &mut Tx<'_>, copy: &Connection) -> Result<u64> {
+fn copy_all(tx: &mut Tx<'_>, copy: &Connection) -> Result<u64> {
     copy.execute_batch(TABLES).map_err(sqlite_error(WRITE))?;
     let sql = "SELECT node, run, test, outcome, offset_ms FROM history ORDER BY node, run, test";
-    pour(tx, copy, sql, &[], "INSERT INTO runs (node, test, timestamp, result) VALUES (?1, ?2, ?3, ?4)")
+    copy_rows(tx, copy, sql, &[], "INSERT INTO runs (node, test, timestamp, result) VALUES (?1, ?2, ?3, ?4)")
 }
 
 /// Copies the rows of runs that were pending the last time, and of runs planned since.
-fn added(tx: &mut Tx<'_>, copy: &Connection, since: i64) -> Result<u64> {
+fn copy_added(tx: &mut Tx<'_>, copy: &Connection, since: i64) -> Result<u64> {
     const INSERT: &str = "INSERT INTO runs (node, test, timestamp, result) SELECT ?1, ?2, ?3, ?4 WHERE NOT EXISTS \
                           (SELECT 1 FROM runs WHERE node = ?1 AND test = ?2 AND timestamp = ?3 AND result = ?4)";
     let sql = "SELECT h.node, h.run, h.test, h.outcome, h.offset_ms FROM run_node n \
                JOIN history h ON h.node = n.node AND h.run = n.run WHERE n.run >= $1";
-    pour(tx, copy, sql, vals![since], INSERT)
+    copy_rows(tx, copy, sql, vals![since], INSERT)
 }
 
-fn pour(tx: &mut Tx<'_>, copy: &Connection, sql: &str, vals: &[super::db::Val<'_>], insert: &str) -> Result<u64> {
-    let names = Arc::clone(&tx.names);
+fn copy_rows(
+    tx: &mut Tx<'_>,
+    copy: &Connection,
+    sql: &str,
+    vals: &[super::db::SqlValue<'_>],
+    insert: &str,
+) -> Result<u64> {
+    let names = Arc::clone(&tx.ids);
     let fail = sqlite_error(WRITE);
     let mut statement = copy.prepare(insert).map_err(&fail)?;
     let mut rows = 0;
     tx.rows("reading history", sql, vals, |row: &Row<'_>| {
         let kind = names.outcome(row.int(3)?)?;
         let Some(word) = kind.verdict.seed_word().filter(|_| !kind.untrusted) else { return Ok(()) };
-        let at: Timestamp = moment_of(row.run(1)?, row.int(4)?);
+        let at: Timestamp = result_time(row.run(1)?, row.int(4)?);
         let (node, test) = (names.node(row.int(0)?)?, names.test(row.int(2)?)?);
         rows += statement.execute((node.as_str(), test.as_str(), at.secs(), word)).map_err(&fail)? as u64;
         Ok(())
@@ -239,8 +249,8 @@ fn pour(tx: &mut Tx<'_>, copy: &Connection, sql: &str, vals: &[super::db::Val<'_
 }
 
 /// Moves a file that is not a copy of ours aside instead of overwriting it: it is the operator's database.
-fn keep_foreign(dest: &Path) -> Result<()> {
-    if !dest.exists() || read_mark(dest).is_some() {
+fn move_foreign_aside(dest: &Path) -> Result<()> {
+    if !dest.exists() || read_version(dest).is_some() {
         return Ok(());
     }
     let mut aside = dest.as_os_str().to_owned();
@@ -260,15 +270,15 @@ fn keep_foreign(dest: &Path) -> Result<()> {
 }
 
 /// SQLite VFS without locks: a draft has one writer and no reader, and locks on a share may hang.
-pub(super) const UNLOCKED: &str = "unix-none";
+pub(super) const UNLOCKED_VFS: &str = "unix-none";
 
 /// A temporary file beside the one it will replace. Dropping it deletes the file.
 #[derive(Debug)]
-pub(super) struct Draft {
+pub(super) struct TemporaryFile {
     pub(super) path: PathBuf,
 }
 
-impl Draft {
+impl TemporaryFile {
     pub(super) fn beside(dest: &Path) -> Result<Self> {
         let name = dest.file_name().ok_or_else(|| StoreError::Refused {
             operation: "writing a file",
@@ -283,7 +293,7 @@ impl Draft {
     /// Opens the draft, created with default permissions; a caller that needs it private restricts it before writing.
     pub(super) fn open(&self) -> Result<Connection> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let draft = Connection::open_with_flags_and_vfs(&self.path, flags, UNLOCKED).map_err(|error| {
+        let draft = Connection::open_with_flags_and_vfs(&self.path, flags, UNLOCKED_VFS).map_err(|error| {
             StoreError::CannotOpen { path: self.path.display().to_string(), why: error.to_string() }
         })?;
         draft
@@ -310,7 +320,7 @@ impl Draft {
     }
 }
 
-impl Drop for Draft {
+impl Drop for TemporaryFile {
     fn drop(&mut self) {
         self.remove();
     }

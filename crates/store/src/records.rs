@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use doctor_checks::document::{Dropped, RunKey, Versions};
+use doctor_checks::document::{DroppedReports, RunKey, Versions};
 use doctor_core::{
-    alert::Note,
+    alert::Notification,
     finding::{Finding, OpenFinding, Severity, Verdict},
     ids::{CaseId, HardwareId, NodeName, RunId, TestId},
-    lifecycle::Life,
+    lifecycle::NodeState,
     node::{Hardware, Hold},
-    plan::{Action, PassedOver},
-    reason::{Because, ReasonCode},
+    plan::{Action, SkipReason},
+    reason::{ReasonCode, WithReason},
     run::{Outcome, Run},
     snapshot::{Backoff, Cancelling, TestRecord},
     time::{Span, Timestamp},
@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 /// The stored state of one node, without its history.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredNode {
-    pub life: Life,
-    pub since: Timestamp,
+    pub state: NodeState,
+    pub state_since: Timestamp,
     /// By test; a test that never ran is absent.
     pub records: BTreeMap<TestId, TestRecord>,
     pub findings: Vec<OpenFinding>,
@@ -44,30 +44,30 @@ pub struct StoredRun {
 #[derive(Debug, Clone)]
 pub struct CycleIntent<'a> {
     pub at: Timestamp,
-    pub actions: &'a [Because<Action>],
+    pub actions: &'a [WithReason<Action>],
     /// A key for each `Action::Submit`, by run.
     pub keys: &'a BTreeMap<RunId, RunKey>,
     /// The findings for each `Action::Name`, in order.
-    pub named: &'a [Vec<Finding>],
+    pub attributed_findings: &'a [Vec<Finding>],
     /// Only reasons that differ from the previous cycle.
-    pub changed_reasons: &'a [(NodeName, PassedOver)],
+    pub changed_reasons: &'a [(NodeName, SkipReason)],
     pub policy_version: u32,
     /// Back-off of a node whose run did not start.
     pub retry: &'a doctor_core::policy::Retry,
     /// Notifications about this plan.
-    pub told: &'a [Addressed],
+    pub notifications: &'a [RoutedNote],
 }
 
 /// A note and its receiver.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Addressed {
+pub struct RoutedNote {
     pub receiver: String,
-    pub note: Note,
+    pub note: Notification,
 }
 
 /// A verified and classified result.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct JudgedResult {
+pub struct ClassifiedResult {
     pub run: RunId,
     pub node: NodeName,
     pub outcomes: Vec<Outcome>,
@@ -85,7 +85,7 @@ pub struct JudgedResult {
 /// The outcome of submitting a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accepted {
-    Kept,
+    Stored,
     /// This run and node already had a result, or the run had ended.
     Duplicate,
     UnknownRun,
@@ -103,23 +103,23 @@ pub struct AgentFindings {
     pub by_check: BTreeMap<TestId, Vec<Finding>>,
     pub hardware: Hardware,
     /// Reports that the agent discarded before it could send them.
-    pub dropped: Option<Dropped>,
+    pub dropped: Option<DroppedReports>,
 }
 
 /// An agent that was enrolled or that authenticates by a cluster token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentRow {
     pub node: NodeName,
-    pub speaks_by: SpeaksBy,
+    pub speaks_by: AgentAuth,
     pub created: Timestamp,
     pub revoked: Option<Timestamp>,
     /// `None`: it never reported.
-    pub heard: Option<AgentHeard>,
+    pub heard: Option<AgentContact>,
 }
 
 /// The latest contact of an agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AgentHeard {
+pub struct AgentContact {
     /// Controller's clock.
     pub at: Timestamp,
     pub number: u64,
@@ -131,7 +131,7 @@ pub struct AgentHeard {
 /// How an agent authenticates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum SpeaksBy {
+pub enum AgentAuth {
     /// By the key it was enrolled with; a revoked agent has none.
     Key,
     /// By a token of its cluster, reviewed periodically.
@@ -143,12 +143,12 @@ pub enum SpeaksBy {
 pub enum AgentKey {
     Enrolled {
         key: RunKey,
-        heard: Option<AgentHeard>,
+        heard: Option<AgentContact>,
         since: Timestamp,
     },
     /// Never enrolled: the cluster authenticates each message by a token.
-    Vouched {
-        heard: Option<AgentHeard>,
+    ClusterToken {
+        heard: Option<AgentContact>,
     },
     Revoked,
     Unknown,
@@ -246,7 +246,7 @@ pub struct HistoryFilter {
     pub since: Option<Timestamp>,
     pub verdict: Option<Verdict>,
     /// Only rows after this one.
-    pub after: Option<HistoryPlace>,
+    pub after: Option<HistoryCursor>,
     /// Only rows at or before this time.
     pub before: Option<Timestamp>,
     /// `None`: no limit.
@@ -255,16 +255,16 @@ pub struct HistoryFilter {
 
 /// History rows, newest first, found with bounded work.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct HistoryPart {
+pub struct HistoryPage {
     pub rows: Vec<HistoryRow>,
     /// The search covered everything newer than this and stopped; there may be more. `None`: these are all rows, or as
     /// many as the limit.
-    pub searched: Option<Timestamp>,
+    pub searched_back_to: Option<Timestamp>,
 }
 
 /// A row's position in history, newest first.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HistoryPlace {
+pub struct HistoryCursor {
     pub at: Timestamp,
     pub run: Option<RunId>,
     pub node: NodeName,
@@ -272,17 +272,17 @@ pub struct HistoryPlace {
 }
 
 impl HistoryRow {
-    pub fn place(&self) -> HistoryPlace {
-        HistoryPlace { at: self.at, run: self.run, node: self.node.clone(), test: self.test.clone() }
+    pub fn cursor(&self) -> HistoryCursor {
+        HistoryCursor { at: self.at, run: self.run, node: self.node.clone(), test: self.test.clone() }
     }
 }
 
 /// Why the planner skipped a node, and since when.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ReasonRow {
+pub struct SkipReasonRow {
     pub node: NodeName,
     pub since: Timestamp,
-    pub reason: PassedOver,
+    pub reason: SkipReason,
 }
 
 /// The raw document behind a result.
@@ -326,7 +326,7 @@ pub struct RetentionPolicy {
 
 /// What retention deleted, and the log files on the share that the caller should delete.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Pruned {
+pub struct RetentionSummary {
     pub history_rows: u64,
     pub evidence_rows: u64,
     pub run_rows: u64,
@@ -347,7 +347,7 @@ pub struct ExpiredLog {
 
 /// The outcome of an import.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Imported {
+pub struct ImportSummary {
     pub added: u64,
     /// Rows that an earlier import had added.
     pub known: u64,
@@ -360,11 +360,11 @@ pub struct Imported {
 
 /// The outcome of publishing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Published {
+pub enum PublishOutcome {
     /// Nothing changed since the last copy.
     Unchanged,
     /// The last copy took so long that the next must wait.
-    Later,
+    Deferred,
     Written {
         /// Rows added to the copy.
         rows: u64,
@@ -375,15 +375,15 @@ pub enum Published {
 
 /// The outcome of verifying the store.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Verified {
+pub struct VerifyReport {
     /// Checks made, as text.
     pub checked: Vec<String>,
     /// Inconsistencies found. Empty: the store is sound.
     pub troubles: Vec<String>,
 }
 
-impl Verified {
-    pub const fn is_sound(&self) -> bool {
+impl VerifyReport {
+    pub const fn is_consistent(&self) -> bool {
         self.troubles.is_empty()
     }
 }

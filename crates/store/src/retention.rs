@@ -11,13 +11,14 @@ use doctor_core::{ids::RunId, time::Timestamp};
 use super::{
     Store,
     audit::{self, Counter},
-    db::{Kind, Tx, Val, vals},
+    db::{ColumnType, SqlValue, Tx, vals},
     error::Result,
-    failed_work,
+    job_failures,
     lease::Lease,
-    ledger::{self, Before, moment_of},
-    records::{ExpiredLog, Pruned, RetentionPolicy},
-    runs, spent,
+    node_hours,
+    records::{ExpiredLog, RetentionPolicy, RetentionSummary},
+    result_writer::{self, StateBefore, result_time},
+    runs,
 };
 
 /// Nodes per step.
@@ -32,19 +33,19 @@ const LOGS: u32 = 10_000;
 impl Store {
     /// Deletes expired rows, and lists expired logs on the share. The caller deletes the logs and confirms with
     /// [`Self::logs_deleted`]; until then they are listed again.
-    pub fn retention(&self, lease: &Lease, now: Timestamp, keep: RetentionPolicy) -> Result<Pruned> {
+    pub fn apply_retention(&self, lease: &Lease, now: Timestamp, keep: RetentionPolicy) -> Result<RetentionSummary> {
         let history = now.minus(keep.history);
-        let mut pruned = Pruned {
+        let mut pruned = RetentionSummary {
             history_rows: self.prune_history(lease, history)?,
             evidence_rows: self.prune_evidence(lease, now.minus(keep.evidence))?
                 + self.prune_bundles(lease, now.minus(keep.evidence))?,
             logs: self.read(|tx| expired_logs(tx, now.minus(keep.logs)))?,
-            ..Pruned::default()
+            ..RetentionSummary::default()
         };
         (pruned.run_rows, pruned.audit_rows) = self.write(lease, |tx| {
-            let gone = (prune_runs(tx, history)?, prune_trail(tx, history)?);
+            let gone = (prune_runs(tx, history)?, prune_audit(tx, history)?);
             if pruned.history_rows > 0 {
-                audit::count(tx, &[(Counter::Rewrites, 1), (Counter::Changes, 1)])?;
+                audit::add_counts(tx, &[(Counter::HistoryRewrites, 1), (Counter::HistoryChanges, 1)])?;
             }
             Ok(gone)
         })?;
@@ -53,10 +54,10 @@ impl Store {
 
     /// Records that the logs of these runs are deleted from the share.
     pub fn logs_deleted(&self, lease: &Lease, runs: &[RunId]) -> Result<()> {
-        let rows: Vec<Val<'_>> = runs.iter().map(|run| (*run).into()).collect();
+        let rows: Vec<SqlValue<'_>> = runs.iter().map(|run| (*run).into()).collect();
         let sqlite = "UPDATE run SET logs_pruned = 1 WHERE id = $1";
         let postgres = "UPDATE run SET logs_pruned = 1 WHERE id = ANY ($1::int8[])";
-        self.write(lease, |tx| tx.each("recording deleted logs", (sqlite, postgres), &[Kind::Int], &rows))
+        self.write(lease, |tx| tx.execute_each("recording deleted logs", (sqlite, postgres), &[ColumnType::Int], &rows))
     }
 
     fn prune_history(&self, lease: &Lease, before: Timestamp) -> Result<u64> {
@@ -64,7 +65,7 @@ impl Store {
             self.read(|tx| tx.all("reading nodes", "SELECT id FROM node ORDER BY id", &[], |row| row.int(0)))?;
         let mut gone = 0;
         for some in nodes.chunks(NODES) {
-            let old = self.read(|tx| forgettable(tx, some, before))?;
+            let old = self.read(|tx| deletable_rows(tx, some, before))?;
             if old.is_empty() {
                 continue;
             }
@@ -72,8 +73,8 @@ impl Store {
                 let sqlite = "DELETE FROM history WHERE node = $1 AND run = $2 AND test = $3";
                 let postgres = "DELETE FROM history h USING UNNEST($1::int8[], $2::int8[], $3::int8[]) \
                                 AS d (node, run, test) WHERE h.node = d.node AND h.run = d.run AND h.test = d.test";
-                let rows: Vec<Val<'_>> = old.iter().flatten().map(|number| (*number).into()).collect();
-                tx.count_each("deleting history", (sqlite, postgres), &[Kind::Int; 3], &rows)
+                let rows: Vec<SqlValue<'_>> = old.iter().flatten().map(|number| (*number).into()).collect();
+                tx.execute_each_counted("deleting history", (sqlite, postgres), &[ColumnType::Int; 3], &rows)
             })?;
         }
         Ok(gone)
@@ -97,8 +98,8 @@ impl Store {
                 let sqlite = "DELETE FROM evidence WHERE run = $1 AND node = $2";
                 let postgres = "DELETE FROM evidence e USING UNNEST($1::int8[], $2::int8[]) AS d (run, node) \
                                 WHERE e.run = d.run AND e.node = d.node";
-                let rows: Vec<Val<'_>> = old.iter().flatten().map(|number| (*number).into()).collect();
-                tx.count_each("deleting evidence", (sqlite, postgres), &[Kind::Int; 2], &rows)
+                let rows: Vec<SqlValue<'_>> = old.iter().flatten().map(|number| (*number).into()).collect();
+                tx.execute_each_counted("deleting evidence", (sqlite, postgres), &[ColumnType::Int; 2], &rows)
             })?;
         }
     }
@@ -109,16 +110,18 @@ impl Store {
         let mut gone = 0;
         loop {
             let read = |tx: &mut Tx<'_>| {
-                tx.all("reading evidence", sql, vals![before, BUNDLES], |row| Ok((row.int(0)?, row.number(1)?)))
+                tx.all("reading evidence", sql, vals![before, BUNDLES], |row| Ok((row.int(0)?, row.unsigned(1)?)))
             };
             let old = self.read(read)?;
             if old.is_empty() {
                 return Ok(gone);
             }
-            let rows: Vec<Val<'_>> = old.iter().map(|(id, _)| (*id).into()).collect();
+            let rows: Vec<SqlValue<'_>> = old.iter().map(|(id, _)| (*id).into()).collect();
             let (sqlite, postgres) =
                 ("DELETE FROM evidence_pack WHERE id = $1", "DELETE FROM evidence_pack WHERE id = ANY ($1::int8[])");
-            self.write(lease, |tx| tx.each("deleting evidence", (sqlite, postgres), &[Kind::Int], &rows))?;
+            self.write(lease, |tx| {
+                tx.execute_each("deleting evidence", (sqlite, postgres), &[ColumnType::Int], &rows)
+            })?;
             gone += old.iter().map(|(_, documents)| documents).sum::<u64>();
         }
     }
@@ -131,50 +134,56 @@ fn first_run(at: Timestamp) -> i64 {
 
 /// An expired history row.
 #[derive(Debug, Clone, Copy)]
-struct Old {
+struct ExpiredRow {
     run: i64,
     test: i64,
     at: Timestamp,
-    believed: bool,
+    trusted: bool,
     conclusive: bool,
 }
 
 /// Returns history rows of these nodes that can be deleted, as node, run and test.
-fn forgettable(tx: &mut Tx<'_>, nodes: &[i64], before: Timestamp) -> Result<Vec<[i64; 3]>> {
-    let names = Arc::clone(&tx.names);
-    let standing = ledger::before(tx, nodes)?;
-    let mut old: HashMap<i64, Vec<Old>> = HashMap::new();
+fn deletable_rows(tx: &mut Tx<'_>, nodes: &[i64], before: Timestamp) -> Result<Vec<[i64; 3]>> {
+    let names = Arc::clone(&tx.ids);
+    let standing = result_writer::load_state_before(tx, nodes)?;
+    let mut old: HashMap<i64, Vec<ExpiredRow>> = HashMap::new();
     let sql = format!(
         "SELECT node, run, test, outcome, offset_ms FROM history WHERE node IN {{keys}} AND run < {}",
         first_run(before)
     );
-    tx.keyed("reading history", &sql, nodes, |row| {
+    tx.rows_by_key("reading history", &sql, nodes, |row| {
         let (node, run) = (row.int(0)?, row.run(1)?);
-        let at = moment_of(run, row.int(4)?);
+        let at = result_time(run, row.int(4)?);
         if at < before {
             let kind = names.outcome(row.int(3)?)?;
             let believed = !kind.untrusted;
             let conclusive = believed && kind.verdict.is_conclusive();
-            old.entry(node).or_default().push(Old { run: row.int(1)?, test: row.int(2)?, at, believed, conclusive });
+            old.entry(node).or_default().push(ExpiredRow {
+                run: row.int(1)?,
+                test: row.int(2)?,
+                at,
+                trusted: believed,
+                conclusive,
+            });
         }
         Ok(())
     })?;
-    Ok(old.into_iter().flat_map(|(node, rows)| forgettable_of(node, &rows, &standing, before)).collect())
+    Ok(old.into_iter().flat_map(|(node, rows)| deletable_rows_of_node(node, &rows, &standing, before)).collect())
 }
 
-fn forgettable_of(node: i64, rows: &[Old], standing: &Before, before: Timestamp) -> Vec<[i64; 3]> {
+fn deletable_rows_of_node(node: i64, rows: &[ExpiredRow], standing: &StateBefore, before: Timestamp) -> Vec<[i64; 3]> {
     let mut last_conclusive: HashMap<i64, (Timestamp, i64)> = HashMap::new();
     for row in rows.iter().filter(|row| row.conclusive) {
         let newest = last_conclusive.entry(row.test).or_insert((row.at, row.run));
         *newest = (*newest).max((row.at, row.run));
     }
-    let rested_on = |row: &Old| {
-        let now = standing.standings.get(&(node, row.test));
+    let rested_on = |row: &ExpiredRow| {
+        let now = standing.test_statuses.get(&(node, row.test));
         // `latest_result` is folded from the result that settled the test and all since.
-        let folded = row.believed
-            && standing.counts(node, row.at)
+        let folded = row.trusted
+            && standing.is_current_machine(node, row.at)
             && now.is_some_and(|now| now.record.settled().is_none_or(|settled| row.at >= settled));
-        let newer = now.and_then(|now| now.sure).is_some_and(|(_, at)| at >= before);
+        let newer = now.and_then(|now| now.conclusive).is_some_and(|(_, at)| at >= before);
         folded || (!newer && last_conclusive.get(&row.test) == Some(&(row.at, row.run)))
     };
     rows.iter().filter(|row| !rested_on(row)).map(|row| [node, row.run, row.test]).collect()
@@ -182,7 +191,7 @@ fn forgettable_of(node: i64, rows: &[Old], standing: &Before, before: Timestamp)
 
 /// Returns runs with expired logs, except the log of a test's newest result and those of an open case.
 fn expired_logs(tx: &mut Tx<'_>, before: Timestamp) -> Result<Vec<ExpiredLog>> {
-    let names = Arc::clone(&tx.names);
+    let names = Arc::clone(&tx.ids);
     let sql = "SELECT r.id, r.tests, r.planned, n.node FROM run r JOIN run_node n ON n.run = r.id \
                WHERE r.id < $1 AND r.logs_pruned = 0 AND (r.started IS NOT NULL OR r.end_kind IS NULL) \
                AND NOT EXISTS (SELECT 1 FROM pending_results a WHERE a.run = r.id) \
@@ -192,9 +201,9 @@ fn expired_logs(tx: &mut Tx<'_>, before: Timestamp) -> Result<Vec<ExpiredLog>> {
                WHERE e.run = r.id AND c.closed IS NULL) ORDER BY r.id LIMIT $2";
     tx.all("searching old logs", sql, vals![first_run(before), LOGS], |row| {
         let tests: Result<Vec<_>> =
-            runs::unlist(row.text(1)?)?.into_iter().map(|test| names.test(test).cloned()).collect();
+            runs::decode_ids(row.text(1)?)?.into_iter().map(|test| names.test(test).cloned()).collect();
         let node = names.node(row.int(3)?)?.clone();
-        Ok(ExpiredLog { run: row.run(0)?, node, tests: tests?, planned: row.moment(2)? })
+        Ok(ExpiredLog { run: row.run(0)?, node, tests: tests?, planned: row.timestamp(2)? })
     })
 }
 
@@ -207,24 +216,25 @@ fn prune_runs(tx: &mut Tx<'_>, before: Timestamp) -> Result<u64> {
                AND NOT EXISTS (SELECT 1 FROM case_record c WHERE c.id = r.case_id AND c.closed IS NULL) \
                AND NOT EXISTS (SELECT 1 FROM run_node n JOIN history h ON h.node = n.node AND h.run = n.run \
                WHERE n.run = r.id) LIMIT $2";
-    let old: Vec<Val<'_>> = tx.all(operation, sql, vals![first_run(before), LOGS], |row| row.int(0).map(Val::Int))?;
+    let old: Vec<SqlValue<'_>> =
+        tx.all(operation, sql, vals![first_run(before), LOGS], |row| row.int(0).map(SqlValue::Int))?;
     for table in ["run_node WHERE run", "run WHERE id"] {
         let sqlite = format!("DELETE FROM {table} = $1");
         let postgres = format!("DELETE FROM {table} = ANY ($1::int8[])");
-        tx.each(operation, (&sqlite, &postgres), &[Kind::Int], &old)?;
+        tx.execute_each(operation, (&sqlite, &postgres), &[ColumnType::Int], &old)?;
     }
     Ok(old.len() as u64)
 }
 
 /// Deletes expired audit lines, except those of open cases, and expired cycle records.
-fn prune_trail(tx: &mut Tx<'_>, before: Timestamp) -> Result<u64> {
+fn prune_audit(tx: &mut Tx<'_>, before: Timestamp) -> Result<u64> {
     let operation = "deleting old audit lines";
     let sql = "DELETE FROM audit_log WHERE at < $1 AND NOT EXISTS \
                (SELECT 1 FROM case_record c WHERE c.id = audit_log.case_id AND c.closed IS NULL)";
-    let lines = tx.run(operation, sql, vals![before])?;
-    tx.run(operation, "DELETE FROM cycle WHERE at < $1", vals![before])?;
-    tx.run(operation, "DELETE FROM node_taken_out WHERE at < $1", vals![before])?;
-    spent::prune(tx, before)?;
-    failed_work::prune(tx, before)?;
+    let lines = tx.execute(operation, sql, vals![before])?;
+    tx.execute(operation, "DELETE FROM cycle WHERE at < $1", vals![before])?;
+    tx.execute(operation, "DELETE FROM node_taken_out WHERE at < $1", vals![before])?;
+    node_hours::prune(tx, before)?;
+    job_failures::prune(tx, before)?;
     Ok(lines)
 }

@@ -5,21 +5,21 @@ use std::{collections::BTreeMap, sync::Arc};
 use doctor_checks::document::RunKey;
 use doctor_core::{
     ids::{JobId, NodeName, RunId, TestId},
-    reason::{Because, ReasonCode},
-    run::{CancelWhy, NonEmpty, Outcome, Report, Run, RunEnd, RunState},
+    reason::{ReasonCode, WithReason},
+    run::{CancelReason, NonEmpty, Outcome, Report, Run, RunEnd, RunState},
     snapshot::Cancelling,
     time::{Span, Timestamp},
 };
 
 use super::{
     Store,
-    db::{Kind, Row, Tx, vals},
+    db::{ColumnType, Row, Tx, vals},
     error::{Result, StoreError},
+    id_cache::{IdCache, parsed},
     lease::Lease,
-    ledger::moment_of,
-    names::{Names, parsed},
     nodes,
     records::{RunRecord, StoredRun},
+    result_writer::result_time,
 };
 
 /// Values of the `state` column. A run without rows in `pending_results` has ended, whatever its state.
@@ -45,7 +45,7 @@ impl Store {
     /// Returns active runs, oldest first.
     pub fn active_runs(&self) -> Result<Vec<StoredRun>> {
         self.read(|tx| {
-            let names = Arc::clone(&tx.names);
+            let names = Arc::clone(&tx.ids);
             let sql = format!("{COLUMNS} WHERE id IN (SELECT run FROM pending_results) ORDER BY id");
             tx.all("reading active runs", &sql, &[], |row| {
                 let secret = row.opt_text(10)?.and_then(RunKey::from_hex);
@@ -59,7 +59,7 @@ impl Store {
     /// Returns a run in any state.
     pub fn run(&self, run: RunId) -> Result<Option<RunRecord>> {
         self.read(|tx| {
-            let names = Arc::clone(&tx.names);
+            let names = Arc::clone(&tx.ids);
             let sql = format!("{COLUMNS} WHERE id = $1");
             let mut record = tx.first("reading a run", &sql, vals![run], |row| read_run(row, &names))?;
             if let Some(record) = &mut record {
@@ -79,7 +79,7 @@ impl Store {
         let operation = "reading runs";
         let before = before.map_or(i64::MAX, |run| i64::try_from(run.number()).unwrap_or(i64::MAX));
         self.read(|tx| {
-            let names = Arc::clone(&tx.names);
+            let names = Arc::clone(&tx.ids);
             let read = |row: &Row<'_>| read_run(row, &names);
             let mut records = match node {
                 None => {
@@ -87,7 +87,7 @@ impl Store {
                     tx.all(operation, &sql, vals![before, limit], read)?
                 }
                 Some(node) => {
-                    let Some(node) = names.node_number(node) else { return Ok(Vec::new()) };
+                    let Some(node) = names.node_id(node) else { return Ok(Vec::new()) };
                     let sql = format!(
                         "{COLUMNS} WHERE id IN (SELECT run FROM pending_results WHERE node = $2 AND run < $1 \
                          UNION SELECT run FROM (SELECT run FROM history WHERE node = $2 AND run < $1 GROUP BY run \
@@ -115,7 +115,7 @@ impl Store {
             tx.rows("counting how runs ended", sql, vals![RunId::born_at(since)], |row| {
                 let ending = row.text(0)?.to_owned();
                 if let Some(known) = outcomes.iter_mut().find(|(outcome, _)| *outcome == ending) {
-                    known.1 = row.number(1)?;
+                    known.1 = row.unsigned(1)?;
                 }
                 Ok(())
             })
@@ -127,7 +127,7 @@ impl Store {
     pub fn record_submitted(&self, lease: &Lease, run: RunId, job: &JobId, at: Timestamp) -> Result<()> {
         let sql = "UPDATE run SET state = 'submitted', job = $2, submitted = $3 \
                    WHERE id = $1 AND state = 'planned'";
-        self.write(lease, |tx| tx.run("recording a submission", sql, vals![run, &job.0, at]).map(drop))
+        self.write(lease, |tx| tx.execute("recording a submission", sql, vals![run, &job.0, at]).map(drop))
     }
 
     /// Records that the job runs on its nodes, which ends their back-off.
@@ -135,7 +135,7 @@ impl Store {
         let sql = "UPDATE run SET state = 'running', started = COALESCE(started, $2) \
                    WHERE id = $1 AND EXISTS (SELECT 1 FROM pending_results WHERE run = $1)";
         self.write(lease, |tx| {
-            tx.run("recording a start", sql, vals![run, started])?;
+            tx.execute("recording a start", sql, vals![run, started])?;
             let nodes = nodes_of(tx, run)?;
             nodes::clear_back_off(tx, &nodes)
         })
@@ -156,9 +156,9 @@ pub(super) fn plan_run(tx: &mut Tx<'_>, run: &Run, key: &RunKey) -> Result<()> {
     let sql = "INSERT INTO run (id, state, nodes, tests, node_count, purpose, reason_code, reason_text, case_id, \
                planned, time_limit) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
     let count = i64::try_from(node_ids.len()).unwrap_or(i64::MAX);
-    let (nodes, tests, secret) = (list(&node_ids), list(&test_ids), key.to_hex());
+    let (nodes, tests, secret) = (encode_ids(&node_ids), encode_ids(&test_ids), key.to_hex());
     let asked = &run.asked;
-    tx.run(
+    tx.execute(
         operation,
         sql,
         vals![
@@ -176,40 +176,40 @@ pub(super) fn plan_run(tx: &mut Tx<'_>, run: &Run, key: &RunKey) -> Result<()> {
         ],
     )?;
     let rows: Vec<_> = node_ids.iter().flat_map(|node| [run.id.into(), (*node).into()]).collect();
-    tx.bulk(operation, "run_node (run, node)", &[Kind::Int; 2], &rows, "")?;
+    tx.insert_many(operation, "run_node (run, node)", &[ColumnType::Int; 2], &rows, "")?;
     let mut rows = Vec::with_capacity(node_ids.len() * 4);
     for node in &node_ids {
         rows.extend_from_slice(vals![run.id, *node, &secret, false]);
     }
-    let kinds = [Kind::Int, Kind::Int, Kind::Text, Kind::Int];
-    tx.bulk(operation, "pending_results (run, node, run_key, complete)", &kinds, &rows, "")?;
+    let kinds = [ColumnType::Int, ColumnType::Int, ColumnType::Text, ColumnType::Int];
+    tx.insert_many(operation, "pending_results (run, node, run_key, complete)", &kinds, &rows, "")?;
     let sqlite = "DELETE FROM skip_reason WHERE node = $1";
     let postgres = "DELETE FROM skip_reason WHERE node = ANY ($1::int8[])";
     let rows: Vec<_> = node_ids.into_iter().map(Into::into).collect();
-    tx.each(operation, (sqlite, postgres), &[Kind::Int], &rows)
+    tx.execute_each(operation, (sqlite, postgres), &[ColumnType::Int], &rows)
 }
 
 /// Marks the run for cancellation. A second reason does not replace the first.
-pub(super) fn cancel_run(tx: &mut Tx<'_>, run: RunId, why: CancelWhy, at: Timestamp) -> Result<()> {
+pub(super) fn cancel_run(tx: &mut Tx<'_>, run: RunId, why: CancelReason, at: Timestamp) -> Result<()> {
     let sql = "UPDATE run SET cancel_reason = $2, cancel_since = $3 \
                WHERE id = $1 AND cancel_reason IS NULL AND EXISTS (SELECT 1 FROM pending_results WHERE run = $1)";
-    tx.run("cancelling a run", sql, vals![run, why.code(), at]).map(drop)
+    tx.execute("cancelling a run", sql, vals![run, why.code(), at]).map(drop)
 }
 
 pub(super) fn nodes_of(tx: &mut Tx<'_>, run: RunId) -> Result<Vec<i64>> {
     tx.all("reading a run's nodes", "SELECT node FROM run_node WHERE run = $1", vals![run], |row| row.int(0))
 }
 
-pub(super) fn list(ids: &[i64]) -> String {
+pub(super) fn encode_ids(ids: &[i64]) -> String {
     ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
-pub(super) fn unlist(text: &str) -> Result<Vec<i64>> {
+pub(super) fn decode_ids(text: &str) -> Result<Vec<i64>> {
     text.split(',').map(|id| parsed("list of numbers", id.parse())).collect()
 }
 
 fn named<T>(text: &str, name: impl Fn(i64) -> Result<T>) -> Result<NonEmpty<T>> {
-    let all: Result<Vec<T>> = unlist(text)?.into_iter().map(name).collect();
+    let all: Result<Vec<T>> = decode_ids(text)?.into_iter().map(name).collect();
     NonEmpty::new(all?).ok_or_else(|| unreadable("a run has no nodes or tests"))
 }
 
@@ -217,11 +217,11 @@ fn unreadable(why: &str) -> StoreError {
     StoreError::Unreadable { what: "run", why: why.to_owned() }
 }
 
-fn read_run(row: &Row<'_>, names: &Names) -> Result<RunRecord> {
+fn read_run(row: &Row<'_>, names: &IdCache) -> Result<RunRecord> {
     let nodes: NonEmpty<NodeName> = named(row.text(2)?, |id| names.node(id).cloned())?;
     let tests: NonEmpty<TestId> = named(row.text(3)?, |id| names.test(id).cloned())?;
     let job = row.opt_text(11)?.map(|job| JobId(job.to_owned()));
-    let (submitted, started) = (row.opt_moment(12)?, row.opt_moment(13)?);
+    let (submitted, started) = (row.opt_timestamp(12)?, row.opt_timestamp(13)?);
     let some = |what: &str| unreadable(&format!("a {what} run has no job or time"));
     let state = match row.text(1)? {
         _ if row.opt_text(10)?.is_none() => RunState::Ended(read_end(row)?),
@@ -237,7 +237,7 @@ fn read_run(row: &Row<'_>, names: &Names) -> Result<RunRecord> {
         }
         other => return Err(unreadable(&format!("`{other}` is not a state of an active run"))),
     };
-    let cancelling = match (row.opt_text(17)?, row.opt_moment(18)?) {
+    let cancelling = match (row.opt_text(17)?, row.opt_timestamp(18)?) {
         (Some(why), Some(since)) => Some(Cancelling { why: parsed("cancel reason", why.parse())?, since }),
         _ => None,
     };
@@ -246,16 +246,16 @@ fn read_run(row: &Row<'_>, names: &Names) -> Result<RunRecord> {
         nodes,
         tests,
         state,
-        asked: Because {
+        asked: WithReason {
             what: parsed("purpose", row.text(4)?.parse())?,
             code: parsed("reason", ReasonCode::new(row.text(5)?))?,
             text: row.text(6)?.to_owned(),
         },
         case: row.opt_case(7)?,
-        planned: row.moment(8)?,
+        planned: row.timestamp(8)?,
         limit: Span::from_millis(row.int(9)?),
     };
-    Ok(RunRecord { run, submitted, started, ended: row.opt_moment(14)?, cancelling })
+    Ok(RunRecord { run, submitted, started, ended: row.opt_timestamp(14)?, cancelling })
 }
 
 fn read_end(row: &Row<'_>) -> Result<RunEnd> {
@@ -300,11 +300,11 @@ fn end_with(record: &mut RunRecord, outcomes: &[Outcome]) {
 
 /// Returns a run's outcomes from history.
 fn outcomes_of(tx: &mut Tx<'_>, record: &RunRecord) -> Result<Vec<Outcome>> {
-    let names = Arc::clone(&tx.names);
+    let names = Arc::clone(&tx.ids);
     let id = record.run.id;
     let mut outcomes = Vec::new();
     for node in record.run.nodes.iter() {
-        let Some(number) = names.node_number(node) else { continue };
+        let Some(number) = names.node_id(node) else { continue };
         let sql =
             "SELECT test, outcome, offset_ms, duration_ms FROM history WHERE node = $1 AND run = $2 ORDER BY test";
         tx.rows("reading a report", sql, vals![number, id], |row| {
@@ -314,7 +314,7 @@ fn outcomes_of(tx: &mut Tx<'_>, record: &RunRecord) -> Result<Vec<Outcome>> {
                 test: names.test(row.int(0)?)?.clone(),
                 verdict: kind.verdict,
                 reason: kind.reason.clone(),
-                at: moment_of(id, row.int(2)?),
+                at: result_time(id, row.int(2)?),
                 took: Span::from_millis(row.int(3)?),
                 findings: Vec::new(),
             });

@@ -15,7 +15,7 @@ const FIRST: i64 = 9;
 const MIGRATIONS: [&str; 1] = [include_str!("migrations/0001.sql")];
 
 /// The schema this program reads and writes.
-pub(super) const KNOWN: i64 = FIRST + MIGRATIONS.len() as i64 - 1;
+pub(super) const LATEST_VERSION: i64 = FIRST + MIGRATIONS.len() as i64 - 1;
 
 /// Every table, in an order that satisfies references on insert.
 pub(super) const TABLES: [&str; 34] = [
@@ -56,7 +56,7 @@ pub(super) const TABLES: [&str; 34] = [
 ];
 
 /// Tables whose ids the database generates.
-pub(super) const NUMBERED: [&str; 8] =
+pub(super) const TABLES_WITH_SERIAL_ID: [&str; 8] =
     ["node", "test", "outcome", "cycle", "audit_log", "operator_command", "alert_message", "alert_note"];
 
 /// Migrates the database to the current schema. Fails on a schema that this program would misread.
@@ -64,7 +64,7 @@ pub(super) fn migrate(tx: &mut Tx<'_>) -> Result<()> {
     let operation = "reading the schema version";
     if !tx.is_sqlite() {
         // Two programs that open an empty database concurrently must not both create the tables.
-        tx.run(operation, "SELECT pg_advisory_xact_lock(7301117)", &[])?;
+        tx.execute(operation, "SELECT pg_advisory_xact_lock(7301117)", &[])?;
     }
     tx.script(operation, "CREATE TABLE IF NOT EXISTS schema_version (version BIGINT NOT NULL PRIMARY KEY)")?;
     let found = version(tx)?;
@@ -74,7 +74,7 @@ pub(super) fn migrate(tx: &mut Tx<'_>) -> Result<()> {
     for (text, number) in MIGRATIONS.iter().zip(FIRST..).filter(|(_, number)| found < Some(*number)) {
         let text = for_database(text, tx.is_sqlite());
         tx.script("migrating the schema", &text)?;
-        tx.run(operation, "INSERT INTO schema_version (version) VALUES ($1)", vals![number])?;
+        tx.execute(operation, "INSERT INTO schema_version (version) VALUES ($1)", vals![number])?;
     }
     Ok(())
 }
@@ -84,8 +84,8 @@ pub(super) const fn check(found: i64) -> Result<()> {
     if found < FIRST {
         return Err(StoreError::OldSchema { found });
     }
-    if found > KNOWN {
-        return Err(StoreError::NewerSchema { found, known: KNOWN });
+    if found > LATEST_VERSION {
+        return Err(StoreError::NewerSchema { found, known: LATEST_VERSION });
     }
     Ok(())
 }
@@ -131,7 +131,7 @@ mod tests {
         created.sort_unstable();
         listed.sort_unstable();
         assert_eq!(created, listed);
-        for table in NUMBERED {
+        for table in TABLES_WITH_SERIAL_ID {
             assert!(all.contains(&format!("CREATE TABLE {table} (")) && TABLES.contains(&table), "{table}");
         }
     }
@@ -153,7 +153,7 @@ mod tests {
         let mut tx = Tx::new(Conn::Sqlite(&database), std::sync::Arc::default());
         for _ in 0..2 {
             migrate(&mut tx).unwrap();
-            assert_eq!(version(&mut tx).unwrap(), Some(KNOWN));
+            assert_eq!(version(&mut tx).unwrap(), Some(LATEST_VERSION));
         }
         for table in TABLES {
             tx.all("test", &format!("SELECT 1 FROM {table}"), &[], |_| Ok(())).unwrap();
@@ -179,9 +179,9 @@ mod tests {
 
     #[test]
     fn a_store_of_a_newer_program_is_rejected() {
-        let database = database(Some(KNOWN + 1));
+        let database = database(Some(LATEST_VERSION + 1));
         let error = migrate(&mut Tx::new(Conn::Sqlite(&database), std::sync::Arc::default())).unwrap_err();
-        assert!(matches!(error, StoreError::NewerSchema { known: KNOWN, .. }), "{error}");
+        assert!(matches!(error, StoreError::NewerSchema { known: LATEST_VERSION, .. }), "{error}");
     }
 
     #[test]

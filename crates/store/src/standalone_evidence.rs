@@ -8,14 +8,14 @@ use doctor_core::{
 
 use super::{
     compression::{Packed, decompress},
-    db::{Kind, Tx, Val, vals},
+    db::{ColumnType, SqlValue, Tx, vals},
     error::Result,
     records::EvidenceRow,
 };
 
 /// An evidence row about to be written.
 #[derive(Debug)]
-pub(super) struct Kept<'a> {
+pub(super) struct EvidenceInsert<'a> {
     pub(super) run: RunId,
     pub(super) node: i64,
     pub(super) received: Timestamp,
@@ -25,9 +25,9 @@ pub(super) struct Kept<'a> {
     pub(super) case: Option<CaseId>,
 }
 
-pub(super) fn keep(tx: &mut Tx<'_>, all: &[Kept<'_>]) -> Result<()> {
-    use Kind::{Blob, Int};
-    let mut rows: Vec<Val<'_>> = Vec::with_capacity(all.len() * 8);
+pub(super) fn insert(tx: &mut Tx<'_>, all: &[EvidenceInsert<'_>]) -> Result<()> {
+    use ColumnType::{Blob, Int};
+    let mut rows: Vec<SqlValue<'_>> = Vec::with_capacity(all.len() * 8);
     for kept in all {
         rows.extend_from_slice(vals![
             kept.run,
@@ -41,7 +41,7 @@ pub(super) fn keep(tx: &mut Tx<'_>, all: &[Kept<'_>]) -> Result<()> {
         ]);
     }
     let into = "evidence (run, node, received, policy_version, profile_version, truncated, case_id, body)";
-    tx.bulk("storing evidence", into, &[Int, Int, Int, Int, Int, Int, Int, Blob], &rows, "")
+    tx.insert_many("storing evidence", into, &[Int, Int, Int, Int, Int, Int, Int, Blob], &rows, "")
 }
 
 /// Returns a result's document, if it is stored on its own.
@@ -53,7 +53,7 @@ pub(super) fn find(tx: &mut Tx<'_>, run: RunId, node: i64) -> Result<Option<Evid
         Ok(EvidenceRow {
             bytes,
             truncated: row.int(1)? != 0,
-            received: row.moment(2)?,
+            received: row.timestamp(2)?,
             policy_version: row.count(3)?,
             profile_version: row.opt_int(4)?.map(|_| row.count(4)).transpose()?,
             pinned_by: row.opt_case(5)?,

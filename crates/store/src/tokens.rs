@@ -4,11 +4,11 @@ use doctor_core::{ids::NodeName, time::Timestamp};
 
 use super::{
     Store,
-    audit::{self, Line},
+    audit::{self, NewAuditLine},
     db::{Access, vals},
     error::{Result, StoreError},
-    names::parsed,
-    operators::{Orders, say},
+    id_cache::parsed,
+    operator_commands::{OperatorCommands, audit_operator},
 };
 use crate::access::{TokenDigest, TokenRow};
 
@@ -16,11 +16,11 @@ use crate::access::{TokenDigest, TokenRow};
 #[derive(Debug, Clone, Default)]
 pub struct ApiCall {
     /// `api-hold`, `api-refused`, …
-    pub what: &'static str,
+    pub action: &'static str,
     pub by: String,
     /// `done`, or the reason for rejection.
     pub code: &'static str,
-    pub words: String,
+    pub text: String,
     /// Address of the client.
     pub origin: String,
     /// The plan that the client confirmed.
@@ -42,9 +42,9 @@ impl Store {
                        VALUES ($1, $2, $3, $4, $5, $6)";
             let digest = token.digest.to_hex();
             let (role, expires) = (token.role.code(), token.expires);
-            tx.run("adding a token", sql, vals![&token.name, role, &digest, &token.by, token.created, expires])?;
+            tx.execute("adding a token", sql, vals![&token.name, role, &digest, &token.by, token.created, expires])?;
             let words = format!("{} ({role}): {why}", token.name);
-            say(tx, "add-token", None, (&token.by, &words), token.created)
+            audit_operator(tx, "add-token", None, (&token.by, &words), token.created)
         })
     }
 
@@ -52,10 +52,10 @@ impl Store {
     pub fn revoke_token(&self, name: &str, by: &str, why: &str, at: Timestamp) -> Result<bool> {
         self.write_unfenced(Access::Write, |tx| {
             let sql = "UPDATE token SET revoked = $2 WHERE name = $1 AND revoked IS NULL";
-            if tx.run("revoking a token", sql, vals![name, at])? == 0 {
+            if tx.execute("revoking a token", sql, vals![name, at])? == 0 {
                 return Ok(false);
             }
-            say(tx, "revoke-token", None, (by, &format!("{name}: {why}")), at)?;
+            audit_operator(tx, "revoke-token", None, (by, &format!("{name}: {why}")), at)?;
             Ok(true)
         })
     }
@@ -73,9 +73,9 @@ impl Store {
                     name: row.text(0)?.to_owned(),
                     role: parsed("role", row.text(1)?.parse())?,
                     by: row.text(3)?.to_owned(),
-                    created: row.moment(4)?,
-                    expires: row.opt_moment(5)?,
-                    revoked: row.opt_moment(6)?,
+                    created: row.timestamp(4)?,
+                    expires: row.opt_timestamp(5)?,
+                    revoked: row.opt_timestamp(6)?,
                     digest,
                 })
             })
@@ -83,24 +83,24 @@ impl Store {
     }
 
     /// Records a rejected API request. An accepted one is recorded with its effect.
-    pub fn note_call(&self, call: &ApiCall, at: Timestamp) -> Result<()> {
-        self.ordered(|orders| orders.note_call(call, at))
+    pub fn record_call(&self, call: &ApiCall, at: Timestamp) -> Result<()> {
+        self.operator_transaction(|orders| orders.record_call(call, at))
     }
 }
 
-impl Orders<'_, '_> {
+impl OperatorCommands<'_, '_> {
     /// Records an API request.
-    pub fn note_call(&mut self, call: &ApiCall, at: Timestamp) -> Result<()> {
-        let node = call.node.as_ref().and_then(|node| self.tx.names.node_number(node));
-        let line = Line {
+    pub fn record_call(&mut self, call: &ApiCall, at: Timestamp) -> Result<()> {
+        let node = call.node.as_ref().and_then(|node| self.tx.ids.node_id(node));
+        let line = NewAuditLine {
             actor: Some(call.by.clone()),
-            what: call.what,
+            action: call.action,
             node,
             code: call.code.to_owned(),
-            words: call.words.clone(),
+            text: call.text.clone(),
             origin: Some(call.origin.clone()),
             plan: call.plan.clone(),
-            ..Line::default()
+            ..NewAuditLine::default()
         };
         audit::append(self.tx, at, None, &[line])
     }

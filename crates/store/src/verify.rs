@@ -14,9 +14,9 @@ use super::{
     Store, cases,
     db::Tx,
     error::Result,
-    ledger::{HOUR, moment_of, place, read_standing},
-    records::Verified,
-    standing::{NextResult, Standing},
+    records::VerifyReport,
+    result_writer::{HOUR, hourly_column, read_test_status, result_time},
+    test_status::{NextResult, StoredTestStatus},
 };
 
 /// Inconsistencies of one kind that are listed; the rest are counted.
@@ -24,14 +24,14 @@ const NAMED: usize = 20;
 
 impl Store {
     /// Checks the whole store. Reads everything once and changes nothing.
-    pub fn verify(&self) -> Result<Verified> {
+    pub fn verify(&self) -> Result<VerifyReport> {
         self.read(|tx| {
             let mut report = Report::default();
             database(tx, &mut report)?;
             history(tx, &mut report)?;
             runs(tx, &mut report)?;
             open_cases(tx, &mut report)?;
-            inbox(tx, &mut report)?;
+            verify_ingest_queue(tx, &mut report)?;
             Ok(report.verified)
         })
     }
@@ -39,7 +39,7 @@ impl Store {
 
 #[derive(Debug, Default)]
 struct Report {
-    verified: Verified,
+    verified: VerifyReport,
 }
 
 impl Report {
@@ -66,19 +66,19 @@ fn database(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
 
 /// Recomputes `latest_result` and the hourly counts from history.
 fn history(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
-    let names = Arc::clone(&tx.names);
-    let mut latest: HashMap<(i64, i64), Standing> = HashMap::new();
+    let names = Arc::clone(&tx.ids);
+    let mut latest: HashMap<(i64, i64), StoredTestStatus> = HashMap::new();
     let sql = "SELECT node, test, attempted_at, outcome, run, settled_at, conclusive_outcome, conclusive_at, \
                inconclusive_count FROM latest_result";
     tx.rows("reading latest results", sql, &[], |row| {
-        let (key, standing) = read_standing(row, &names)?;
+        let (key, standing) = read_test_status(row, &names)?;
         latest.insert(key, standing);
         Ok(())
     })?;
     let mut counts_from: HashMap<i64, Timestamp> = HashMap::new();
     let sql = "SELECT id, results_valid_from FROM node WHERE results_valid_from IS NOT NULL";
     tx.rows("reading nodes", sql, &[], |row| {
-        counts_from.insert(row.int(0)?, row.moment(1)?);
+        counts_from.insert(row.int(0)?, row.timestamp(1)?);
         Ok(())
     })?;
 
@@ -92,8 +92,8 @@ fn history(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
         if kind.untrusted {
             return Ok(());
         }
-        let at = moment_of(run, row.int(4)?);
-        fold.counts.entry((at.millis().div_euclid(HOUR), test)).or_default()[place(kind.verdict)] += 1;
+        let at = result_time(run, row.int(4)?);
+        fold.counts.entry((at.millis().div_euclid(HOUR), test)).or_default()[hourly_column(kind.verdict)] += 1;
         if counts_from.get(&node).is_none_or(|from| at > *from) {
             let run = run.number().cast_signed();
             fold.add(node, test, NextResult { at, run, outcome, verdict: kind.verdict });
@@ -120,7 +120,7 @@ fn history(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
 /// Folds history by node as it is read.
 #[derive(Debug, Default)]
 struct Fold {
-    latest: HashMap<(i64, i64), Standing>,
+    latest: HashMap<(i64, i64), StoredTestStatus>,
     node: i64,
     tests: BTreeMap<i64, Vec<NextResult>>,
     wrong: Vec<((i64, i64), &'static str)>,
@@ -139,7 +139,7 @@ impl Fold {
     fn finish_node(&mut self) {
         for (test, results) in std::mem::take(&mut self.tests) {
             let key = (self.node, test);
-            match (self.latest.remove(&key), Standing::fold(results)) {
+            match (self.latest.remove(&key), StoredTestStatus::fold(results)) {
                 (Some(kept), Some(folded)) if kept == folded => {}
                 (Some(_), _) => self.wrong.push((key, "differs between `latest_result` and `history`")),
                 (None, _) => self.wrong.push((key, "is in `history` but not in `latest_result`")),
@@ -170,7 +170,7 @@ fn hourly(tx: &mut Tx<'_>, report: &mut Report, counts: &BTreeMap<(i64, i64), [i
 }
 
 fn runs(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
-    let names = Arc::clone(&tx.names);
+    let names = Arc::clone(&tx.ids);
     let mut troubles = Vec::new();
     let mut busy: HashMap<i64, RunId> = HashMap::new();
     let sql = "SELECT a.run, a.node, r.end_kind FROM pending_results a JOIN run r ON r.id = a.run";
@@ -196,7 +196,7 @@ fn runs(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
 }
 
 /// Checks that every bundle in the inbox exists.
-fn inbox(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
+fn verify_ingest_queue(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     let sql = "SELECT evidence_pack FROM ingest_queue i \
                WHERE NOT EXISTS (SELECT 1 FROM evidence_pack b WHERE b.id = i.evidence_pack)";
     let lost = tx.all("reading the inbox", sql, &[], |row| row.int(0))?;
@@ -206,7 +206,7 @@ fn inbox(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
 }
 
 fn open_cases(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
-    let names = Arc::clone(&tx.names);
+    let names = Arc::clone(&tx.ids);
     let open = cases::open_cases(tx)?;
     let mut troubles: Vec<String> = open
         .iter()

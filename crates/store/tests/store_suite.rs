@@ -2,6 +2,8 @@
 
 #[path = "store_suite/agents.rs"]
 mod agents;
+#[path = "store_suite/api_queries.rs"]
+mod api_queries;
 mod bed;
 #[path = "store_suite/cases.rs"]
 mod cases;
@@ -11,24 +13,22 @@ mod events;
 mod failed_work;
 #[path = "store_suite/files.rs"]
 mod files;
-#[path = "store_suite/inbox.rs"]
-mod inbox;
+#[path = "store_suite/ingest_queue.rs"]
+mod ingest_queue;
 #[path = "store_suite/outbox.rs"]
 mod outbox;
 #[path = "store_suite/property.rs"]
 mod property;
-#[path = "store_suite/web.rs"]
-mod web;
 
-use bed::{Bed, finding, hardware, node, retry, test};
+use bed::{StoreTestbed, finding, hardware, node, retry, test};
 use doctor_core::{
     finding::Verdict,
     ids::{HardwareId, JobId},
-    lifecycle::Life,
+    lifecycle::NodeState,
     node::Hold,
-    plan::{Action, Conclusion, PassedOver},
-    reason::Because,
-    run::{CancelWhy, IncompleteWhy, NotStarted, RunEnd, RunState},
+    plan::{Action, Conclusion, SkipReason},
+    reason::WithReason,
+    run::{CancelReason, IncompleteReason, NotStartedReason, RunEnd, RunState},
     time::{Span, Timestamp},
 };
 use doctor_store::{
@@ -39,9 +39,9 @@ use doctor_store::{
 /// Runs every function once on each kind of store.
 macro_rules! suite {
     ($($name:ident),* $(,)?) => {
-        mod in_memory { $(#[test] fn $name() { super::$name(&mut super::Bed::memory()) })* }
-        mod in_a_file { $(#[test] fn $name() { super::$name(&mut super::Bed::file()) })* }
-        mod on_postgres { $(#[test] fn $name() { if let Some(mut bed) = super::Bed::postgres() { super::$name(&mut bed) } })* }
+        mod in_memory { $(#[test] fn $name() { super::$name(&mut super::StoreTestbed::memory()) })* }
+        mod in_a_file { $(#[test] fn $name() { super::$name(&mut super::StoreTestbed::file()) })* }
+        mod on_postgres { $(#[test] fn $name() { if let Some(mut bed) = super::StoreTestbed::postgres() { super::$name(&mut bed) } })* }
     };
 }
 
@@ -75,7 +75,7 @@ suite!(
     what_was_seen_of_a_machine_is_remembered_beside_its_node,
 );
 
-fn a_run_is_active_until_its_result_comes_and_then_its_key_is_gone(bed: &mut Bed) {
+fn a_run_is_active_until_its_result_comes_and_then_its_key_is_gone(bed: &mut StoreTestbed) {
     let run = bed.plan("n1", &["disk", "memory"]);
     let active = bed.store.active_runs().unwrap();
     assert_eq!(active.len(), 1);
@@ -92,7 +92,7 @@ fn a_run_is_active_until_its_result_comes_and_then_its_key_is_gone(bed: &mut Bed
 
     bed.wait(Span::minutes(3));
     let outcomes = vec![bed.outcome("n1", "disk", Verdict::Pass), bed.outcome("n1", "memory", Verdict::Fail)];
-    assert_eq!(bed.accept(&[bed.result(run, "n1", outcomes)]), [Accepted::Kept]);
+    assert_eq!(bed.accept(&[bed.result(run, "n1", outcomes)]), [Accepted::Stored]);
     assert!(bed.store.active_runs().unwrap().is_empty());
     let record = bed.store.run(run).unwrap().unwrap();
     assert_eq!(record.ended, Some(bed.now));
@@ -104,11 +104,11 @@ fn a_run_is_active_until_its_result_comes_and_then_its_key_is_gone(bed: &mut Bed
     bed.assert_sound();
 }
 
-fn a_result_is_kept_once(bed: &mut Bed) {
+fn a_result_is_kept_once(bed: &mut StoreTestbed) {
     let run = bed.plan("n1", &["disk"]);
     let result = bed.result(run, "n1", vec![bed.outcome("n1", "disk", Verdict::Pass)]);
     // Twice in one batch, and once more after it.
-    assert_eq!(bed.accept(&[result.clone(), result.clone()]), [Accepted::Kept, Accepted::Duplicate]);
+    assert_eq!(bed.accept(&[result.clone(), result.clone()]), [Accepted::Stored, Accepted::Duplicate]);
     assert_eq!(bed.accept(&[result]), [Accepted::Duplicate]);
     assert_eq!(bed.store.history(&HistoryFilter::default()).unwrap().len(), 1);
     let counters = bed.store.counters().unwrap();
@@ -116,7 +116,7 @@ fn a_result_is_kept_once(bed: &mut Bed) {
     bed.assert_sound();
 }
 
-fn a_result_of_an_unknown_run_or_of_another_node_is_turned_away(bed: &mut Bed) {
+fn a_result_of_an_unknown_run_or_of_another_node_is_turned_away(bed: &mut StoreTestbed) {
     let run = bed.plan("n1", &["disk"]);
     bed.plan("n2", &["disk"]);
     let stranger = bed.result(run, "n2", vec![bed.outcome("n2", "disk", Verdict::Fail)]);
@@ -129,15 +129,15 @@ fn a_result_of_an_unknown_run_or_of_another_node_is_turned_away(bed: &mut Bed) {
     bed.assert_sound();
 }
 
-fn a_partial_result_leaves_the_run_open_and_its_end_fills_the_gap(bed: &mut Bed) {
+fn a_partial_result_leaves_the_run_open_and_its_end_fills_the_gap(bed: &mut StoreTestbed) {
     let run = bed.plan("n1", &["disk", "memory"]);
     let mut partial = bed.result(run, "n1", vec![bed.outcome("n1", "disk", Verdict::Pass)]);
     partial.complete = false;
-    assert_eq!(bed.accept(&[partial.clone()]), [Accepted::Kept]);
+    assert_eq!(bed.accept(&[partial.clone()]), [Accepted::Stored]);
     assert_eq!(bed.store.active_runs().unwrap().len(), 1);
     assert_eq!(bed.accept(&[partial]), [Accepted::Duplicate]);
     bed.wait(Span::minutes(1));
-    bed.conclude(run, Conclusion::Incomplete(IncompleteWhy::Crashed));
+    bed.conclude(run, Conclusion::Incomplete(IncompleteReason::Crashed));
     let latest = bed.store.latest_of(&node("n1")).unwrap();
     let verdicts: Vec<_> =
         latest.iter().map(|row| (row.test.to_string(), row.verdict, row.reason.to_string())).collect();
@@ -151,10 +151,10 @@ fn a_partial_result_leaves_the_run_open_and_its_end_fills_the_gap(bed: &mut Bed)
     bed.assert_sound();
 }
 
-fn a_run_over_several_nodes_ends_with_the_last_of_them(bed: &mut Bed) {
+fn a_run_over_several_nodes_ends_with_the_last_of_them(bed: &mut StoreTestbed) {
     let run = bed.run_on(&["n1", "n2"], &["nccl"]);
     let id = run.id;
-    bed.commit(&[Because::new(Action::Submit(run), "due", "never tested")]);
+    bed.commit(&[WithReason::new(Action::Submit(run), "due", "never tested")]);
     bed.accept(&[bed.result(id, "n1", vec![bed.outcome("n1", "nccl", Verdict::Pass)])]);
     assert_eq!(bed.store.active_runs().unwrap().len(), 1);
     bed.accept(&[bed.result(id, "n2", vec![bed.outcome("n2", "nccl", Verdict::Pass)])]);
@@ -163,16 +163,20 @@ fn a_run_over_several_nodes_ends_with_the_last_of_them(bed: &mut Bed) {
     bed.assert_sound();
 }
 
-fn a_run_that_started_and_brought_nothing_leaves_incomplete_rows(bed: &mut Bed) {
+fn a_run_that_started_and_brought_nothing_leaves_incomplete_rows(bed: &mut StoreTestbed) {
     let run = bed.plan("n1", &["disk", "memory"]);
     let started = bed.wait(Span::from_secs(10));
     bed.store.record_running(&bed.lease, run, started).unwrap();
     bed.wait(Span::minutes(2));
-    bed.commit(&[Because::new(Action::Cancel { run, why: CancelWhy::NodeTaken }, "node-taken", "wanted by a user")]);
+    bed.commit(&[WithReason::new(
+        Action::Cancel { run, why: CancelReason::NodeTaken },
+        "node-taken",
+        "wanted by a user",
+    )]);
     let cancelling = bed.store.active_runs().unwrap()[0].cancelling.unwrap();
-    assert_eq!((cancelling.why, cancelling.since), (CancelWhy::NodeTaken, bed.now));
+    assert_eq!((cancelling.why, cancelling.since), (CancelReason::NodeTaken, bed.now));
     bed.wait(Span::from_secs(30));
-    bed.conclude(run, Conclusion::Incomplete(IncompleteWhy::NodeTaken));
+    bed.conclude(run, Conclusion::Incomplete(IncompleteReason::NodeTaken));
     let rows = bed.store.history(&HistoryFilter { node: Some(node("n1")), ..HistoryFilter::default() }).unwrap();
     assert_eq!(rows.len(), 2);
     for row in &rows {
@@ -184,12 +188,12 @@ fn a_run_that_started_and_brought_nothing_leaves_incomplete_rows(bed: &mut Bed) 
     bed.assert_sound();
 }
 
-fn a_run_that_did_not_start_leaves_no_row_and_its_node_backs_off_longer_each_time(bed: &mut Bed) {
+fn a_run_that_did_not_start_leaves_no_row_and_its_node_backs_off_longer_each_time(bed: &mut StoreTestbed) {
     let first = retry().not_started;
     for expected in [first, first.times(2), first.times(4)] {
         let run = bed.plan("n1", &["disk"]);
         bed.wait(Span::minutes(5));
-        bed.conclude(run, Conclusion::NotStarted(NotStarted::PendingTooLong));
+        bed.conclude(run, Conclusion::NotStarted(NotStartedReason::PendingTooLong));
         let backoff = bed.store.load_nodes().unwrap()[&node("n1")].backoff.unwrap();
         assert_eq!(backoff.until, bed.now.plus(expected.min(retry().not_started_cap)));
         bed.wait(Span::hours(1));
@@ -199,12 +203,12 @@ fn a_run_that_did_not_start_leaves_no_row_and_its_node_backs_off_longer_each_tim
     bed.assert_sound();
 }
 
-fn a_rejected_job_backs_off_and_a_start_ends_that(bed: &mut Bed) {
+fn a_rejected_job_backs_off_and_a_start_ends_that(bed: &mut StoreTestbed) {
     let run = bed.plan("n1", &["disk"]);
     bed.store.record_rejected(&bed.lease, run, "no such partition", bed.now, &retry()).unwrap();
     assert_eq!(bed.store.load_nodes().unwrap()[&node("n1")].backoff.unwrap().times, 1);
     let record = bed.store.run(run).unwrap().unwrap();
-    assert_eq!(record.run.state, RunState::Ended(RunEnd::NotStarted(NotStarted::Rejected)));
+    assert_eq!(record.run.state, RunState::Ended(RunEnd::NotStarted(NotStartedReason::Rejected)));
     assert_eq!(bed.store.audit(1, None).unwrap()[0].text, "no such partition");
 
     bed.wait(Span::hours(1));
@@ -214,41 +218,41 @@ fn a_rejected_job_backs_off_and_a_start_ends_that(bed: &mut Bed) {
     bed.assert_sound();
 }
 
-fn a_node_that_is_wanted_does_not_back_off(bed: &mut Bed) {
+fn a_node_that_is_wanted_does_not_back_off(bed: &mut StoreTestbed) {
     let run = bed.plan("n1", &["disk"]);
-    bed.conclude(run, Conclusion::NotStarted(NotStarted::NodeTaken));
+    bed.conclude(run, Conclusion::NotStarted(NotStartedReason::NodeTaken));
     assert_eq!(bed.store.load_nodes().unwrap()[&node("n1")].backoff, None);
     assert!(bed.store.active_runs().unwrap().is_empty());
     bed.assert_sound();
 }
 
-fn a_second_run_on_a_node_is_refused_by_the_database_and_nothing_of_that_plan_is_written(bed: &mut Bed) {
+fn a_second_run_on_a_node_is_refused_by_the_database_and_nothing_of_that_plan_is_written(bed: &mut StoreTestbed) {
     bed.plan("n1", &["disk"]);
     let cycles = bed.store.cycles(10).unwrap().len();
     let fine = bed.run_on(&["n2"], &["disk"]);
     let second = bed.run_on(&["n1"], &["memory"]);
-    let actions = [fine, second].map(|run| Because::new(Action::Submit(run), "due", "never tested"));
+    let actions = [fine, second].map(|run| WithReason::new(Action::Submit(run), "due", "never tested"));
     bed.try_commit(&actions, &[]).unwrap_err();
     assert_eq!(bed.store.active_runs().unwrap().len(), 1);
     assert_eq!(bed.store.cycles(10).unwrap().len(), cycles);
     // The names that the failed plan added were rolled back and can be added again.
-    bed.tested("n2", "memory", Verdict::Pass);
-    bed.tested("n3", "other", Verdict::Pass);
+    bed.run_test("n2", "memory", Verdict::Pass);
+    bed.run_test("n3", "other", Verdict::Pass);
     let latest = bed.store.latest_all().unwrap();
     assert_eq!(latest.iter().map(|row| row.node.to_string()).collect::<Vec<_>>(), ["n2", "n3"]);
     bed.assert_sound();
 }
 
-fn a_result_that_came_before_the_conclusion_stays(bed: &mut Bed) {
-    let run = bed.tested("n1", "disk", Verdict::Pass);
+fn a_result_that_came_before_the_conclusion_stays(bed: &mut StoreTestbed) {
+    let run = bed.run_test("n1", "disk", Verdict::Pass);
     // The plan was based on an older state, without the result.
-    bed.conclude(run, Conclusion::Incomplete(IncompleteWhy::NoResult));
+    bed.conclude(run, Conclusion::Incomplete(IncompleteReason::NoResult));
     assert_eq!(bed.store.latest_of(&node("n1")).unwrap()[0].verdict, Verdict::Pass);
     assert!(matches!(bed.store.run(run).unwrap().unwrap().run.state, RunState::Ended(RunEnd::Completed(_))));
     bed.assert_sound();
 }
 
-fn a_controller_that_was_overtaken_can_write_nothing(bed: &mut Bed) {
+fn a_controller_that_was_overtaken_can_write_nothing(bed: &mut StoreTestbed) {
     let run = bed.plan("n1", &["disk"]);
     let old = bed.lease.clone();
     // Its lease expired while it was suspended, and another controller took over.
@@ -259,15 +263,15 @@ fn a_controller_that_was_overtaken_can_write_nothing(bed: &mut Bed) {
     let error = bed.store.accept(&old, std::slice::from_ref(&result)).unwrap_err();
     assert!(error.is_lease_lost() && error.to_string().contains("other"), "{error}");
     assert!(bed.try_commit(&[], &[]).unwrap_err().is_lease_lost());
-    assert!(bed.store.still_ours(&old, bed.now).unwrap_err().is_lease_lost());
+    assert!(bed.store.holds_lease(&old, bed.now).unwrap_err().is_lease_lost());
     assert!(bed.store.renew(&old, bed.now).unwrap_err().is_lease_lost());
     assert!(bed.store.record_running(&old, run, bed.now).unwrap_err().is_lease_lost());
     bed.store.release(&old).unwrap();
-    bed.store.still_ours(&new, later).unwrap();
-    assert_eq!(bed.store.accept(&new, &[result]).unwrap(), [Accepted::Kept]);
+    bed.store.holds_lease(&new, later).unwrap();
+    assert_eq!(bed.store.accept(&new, &[result]).unwrap(), [Accepted::Stored]);
 }
 
-fn a_lease_is_held_until_it_runs_out_is_released_or_its_process_is_dead(bed: &mut Bed) {
+fn a_lease_is_held_until_it_runs_out_is_released_or_its_process_is_dead(bed: &mut StoreTestbed) {
     let (store, now) = (&bed.store, bed.now);
     store.release(&bed.lease).unwrap();
     assert_eq!(store.leader().unwrap(), None);
@@ -276,11 +280,11 @@ fn a_lease_is_held_until_it_runs_out_is_released_or_its_process_is_dead(bed: &mu
     assert!(
         matches!(&held, LeaseError::Held { by, until } if by == "host-a:17:99" && *until == now.plus(Span::minutes(1)))
     );
-    store.still_ours(&first, now.plus(Span::from_secs(59))).unwrap();
-    let expired = store.still_ours(&first, now.plus(Span::minutes(1))).unwrap_err();
+    store.holds_lease(&first, now.plus(Span::from_secs(59))).unwrap();
+    let expired = store.holds_lease(&first, now.plus(Span::minutes(1))).unwrap_err();
     assert!(matches!(expired, StoreError::LeaseExpired { .. }));
     store.renew(&first, now.plus(Span::from_secs(59))).unwrap();
-    store.still_ours(&first, now.plus(Span::minutes(1))).unwrap();
+    store.holds_lease(&first, now.plus(Span::minutes(1))).unwrap();
     let second = store.acquire("host-b:17:99", now.plus(Span::minutes(2)), Span::minutes(1)).unwrap();
     store.release(&second).unwrap();
 
@@ -293,13 +297,13 @@ fn a_lease_is_held_until_it_runs_out_is_released_or_its_process_is_dead(bed: &mu
     assert!(busy.to_string().contains("holds the lease until"), "{busy}");
 }
 
-fn findings_count_up_while_they_last_and_a_conclusive_result_clears_them(bed: &mut Bed) {
+fn findings_count_up_while_they_last_and_a_conclusive_result_clears_them(bed: &mut StoreTestbed) {
     let first = bed.now;
-    bed.tested("n1", "gpu", Verdict::Fail);
+    bed.run_test("n1", "gpu", Verdict::Fail);
     bed.wait(Span::hours(1));
-    bed.tested("n1", "gpu", Verdict::Inconclusive);
+    bed.run_test("n1", "gpu", Verdict::Inconclusive);
     bed.wait(Span::hours(1));
-    let run = bed.tested("n1", "gpu", Verdict::Fail);
+    let run = bed.run_test("n1", "gpu", Verdict::Fail);
     let open = bed.store.load_nodes().unwrap()[&node("n1")].findings.clone();
     assert_eq!(open.len(), 1);
     assert_eq!((open[0].times, open[0].first_seen, open[0].last_seen), (2, first, bed.now));
@@ -319,10 +323,10 @@ fn findings_count_up_while_they_last_and_a_conclusive_result_clears_them(bed: &m
 
     // Another check's pass clears nothing here; not applicable clears nothing; this check's pass does.
     bed.wait(Span::hours(1));
-    bed.tested("n1", "disk", Verdict::Pass);
-    bed.tested("n1", "gpu", Verdict::NotApplicable);
+    bed.run_test("n1", "disk", Verdict::Pass);
+    bed.run_test("n1", "gpu", Verdict::NotApplicable);
     assert_eq!(bed.store.load_nodes().unwrap()[&node("n1")].findings.len(), 1);
-    bed.tested("n1", "gpu", Verdict::Pass);
+    bed.run_test("n1", "gpu", Verdict::Pass);
     assert!(bed.store.load_nodes().unwrap()[&node("n1")].findings.is_empty());
     let trail: Vec<String> = bed.store.audit(100, Some(&node("n1"))).unwrap().into_iter().map(|row| row.what).collect();
     assert_eq!(trail.iter().filter(|what| *what == "finding-opened").count(), 2);
@@ -330,10 +334,10 @@ fn findings_count_up_while_they_last_and_a_conclusive_result_clears_them(bed: &m
     bed.assert_sound();
 }
 
-fn a_late_result_is_history_and_changes_neither_latest_nor_findings(bed: &mut Bed) {
-    bed.tested("n1", "gpu", Verdict::Inconclusive);
+fn a_late_result_is_history_and_changes_neither_latest_nor_findings(bed: &mut StoreTestbed) {
+    bed.run_test("n1", "gpu", Verdict::Inconclusive);
     bed.wait(Span::hours(2));
-    bed.tested("n1", "gpu", Verdict::Inconclusive);
+    bed.run_test("n1", "gpu", Verdict::Inconclusive);
     bed.wait(Span::hours(1));
     // A fail from an hour ago falls between the two: one miss follows it, and it is open.
     let run = bed.plan("n1", &["gpu"]);
@@ -356,31 +360,31 @@ fn a_late_result_is_history_and_changes_neither_latest_nor_findings(bed: &mut Be
     bed.assert_sound();
 }
 
-fn another_machine_under_a_name_begins_anew(bed: &mut Bed) {
-    bed.tested("n1", "gpu", Verdict::Fail);
+fn another_machine_under_a_name_begins_anew(bed: &mut StoreTestbed) {
+    bed.run_test("n1", "gpu", Verdict::Fail);
     bed.wait(Span::hours(1));
     let board = HardwareId::new("board-SN-other").unwrap();
-    bed.commit(&[Because::new(
+    bed.commit(&[WithReason::new(
         Action::Rename { node: node("n1"), hardware: board.clone() },
         "machine-exchanged",
         "new",
     )]);
     let stored = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
-    assert_eq!((stored.life, stored.hardware, stored.findings.len()), (Life::InService, Some(board), 0));
+    assert_eq!((stored.state, stored.hardware, stored.findings.len()), (NodeState::InService, Some(board), 0));
     assert!(stored.records.is_empty() && bed.store.latest_all().unwrap().is_empty());
     assert_eq!(bed.store.history(&HistoryFilter::default()).unwrap().len(), 1);
     bed.assert_sound();
     bed.wait(Span::hours(1));
-    bed.tested("n1", "gpu", Verdict::Pass);
+    bed.run_test("n1", "gpu", Verdict::Pass);
     assert_eq!(bed.store.latest_all().unwrap()[0].conclusive, Some((Verdict::Pass, bed.now)));
     bed.assert_sound();
 }
 
-fn history_is_read_newest_first_by_node_test_and_time(bed: &mut Bed) {
+fn history_is_read_newest_first_by_node_test_and_time(bed: &mut StoreTestbed) {
     let begin = bed.now;
     for hour in 0..30 {
         for name in ["n1", "n2"] {
-            bed.tested(name, if hour % 2 == 0 { "disk" } else { "gpu" }, Verdict::Pass);
+            bed.run_test(name, if hour % 2 == 0 { "disk" } else { "gpu" }, Verdict::Pass);
         }
         bed.wait(Span::hours(1));
         assert_eq!(bed.now, begin.plus(Span::hours(hour + 1)));
@@ -408,7 +412,7 @@ fn history_is_read_newest_first_by_node_test_and_time(bed: &mut Bed) {
     assert_eq!(bed.store.last_runs(5).unwrap().len(), 5);
 }
 
-fn a_limit_cuts_history_where_it_would_be_cut_without_one(bed: &mut Bed) {
+fn a_limit_cuts_history_where_it_would_be_cut_without_one(bed: &mut StoreTestbed) {
     for _ in 0..3 {
         let run = bed.plan("n1", &["memory", "disk", "gpu"]);
         let outcomes = ["memory", "disk", "gpu"].map(|of| bed.outcome("n1", of, Verdict::Pass)).to_vec();
@@ -425,14 +429,14 @@ fn a_limit_cuts_history_where_it_would_be_cut_without_one(bed: &mut Bed) {
     }
 }
 
-fn failure_rates_are_counted_by_the_hour(bed: &mut Bed) {
-    bed.tested("n1", "disk", Verdict::Fail);
+fn failure_rates_are_counted_by_the_hour(bed: &mut StoreTestbed) {
+    bed.run_test("n1", "disk", Verdict::Fail);
     bed.wait(Span::days(10));
     for (i, verdict) in [Verdict::Pass, Verdict::Pass, Verdict::Fail, Verdict::Inconclusive, Verdict::NotApplicable]
         .into_iter()
         .enumerate()
     {
-        bed.tested(&format!("n{i}"), "disk", verdict);
+        bed.run_test(&format!("n{i}"), "disk", verdict);
     }
     let lately = bed.store.failure_rates(bed.now.minus(Span::days(1))).unwrap();
     let [rate] = lately.as_slice() else { panic!("{lately:?}") };
@@ -440,39 +444,39 @@ fn failure_rates_are_counted_by_the_hour(bed: &mut Bed) {
     assert_eq!(bed.store.failure_rates(Timestamp::from_secs(0)).unwrap()[0].fail, 2);
 }
 
-fn node_hours_count_from_the_start_to_the_end_of_each_run(bed: &mut Bed) {
+fn node_hours_count_from_the_start_to_the_end_of_each_run(bed: &mut StoreTestbed) {
     let midnight = bed.now;
     let run = bed.run_on(&["n1", "n2"], &["nccl"]);
     let id = run.id;
-    bed.commit(&[Because::new(Action::Submit(run), "due", "x")]);
+    bed.commit(&[WithReason::new(Action::Submit(run), "due", "x")]);
     let started = bed.wait(Span::minutes(10));
     bed.store.record_running(&bed.lease, id, started).unwrap();
     bed.wait(Span::minutes(30));
-    bed.conclude(id, Conclusion::Incomplete(IncompleteWhy::OverTimeLimit));
+    bed.conclude(id, Conclusion::Incomplete(IncompleteReason::OverTimeLimit));
     let never = bed.plan("n3", &["disk"]);
     bed.wait(Span::minutes(10));
-    bed.conclude(never, Conclusion::NotStarted(NotStarted::Withdrawn));
-    assert_eq!(bed.store.spent_since(midnight).unwrap(), Span::hours(1));
-    assert_eq!(bed.store.spent_since(started.plus(Span::minutes(20))).unwrap(), Span::minutes(20));
-    assert_eq!(bed.store.spent_since(bed.now).unwrap(), Span::ZERO);
+    bed.conclude(never, Conclusion::NotStarted(NotStartedReason::Withdrawn));
+    assert_eq!(bed.store.node_time_since(midnight).unwrap(), Span::hours(1));
+    assert_eq!(bed.store.node_time_since(started.plus(Span::minutes(20))).unwrap(), Span::minutes(20));
+    assert_eq!(bed.store.node_time_since(bed.now).unwrap(), Span::ZERO);
     // Without an observed start, a result counts for the duration of its tests.
-    bed.tested("n4", "disk", Verdict::Pass);
-    assert_eq!(bed.store.spent_since(bed.now.minus(Span::minutes(5))).unwrap(), Span::from_secs(90));
+    bed.run_test("n4", "disk", Verdict::Pass);
+    assert_eq!(bed.store.node_time_since(bed.now.minus(Span::minutes(5))).unwrap(), Span::from_secs(90));
 }
 
-fn reasons_are_kept_until_they_change_or_a_run_takes_the_node(bed: &mut Bed) {
-    let busy = PassedOver::Busy { by: "job 7".into() };
-    let cycle = bed.commit_reasons(&[], &[(node("n1"), busy.clone()), (node("n2"), PassedOver::WaitingForSlot)]);
+fn reasons_are_kept_until_they_change_or_a_run_takes_the_node(bed: &mut StoreTestbed) {
+    let busy = SkipReason::Busy { by: "job 7".into() };
+    let cycle = bed.commit_reasons(&[], &[(node("n1"), busy.clone()), (node("n2"), SkipReason::WaitingForSlot)]);
     let first = bed.now;
     bed.wait(Span::minutes(1));
-    bed.commit_reasons(&[], &[(node("n2"), PassedOver::BudgetSpent)]);
-    let reason = bed.store.reason_of(&node("n1")).unwrap().unwrap();
+    bed.commit_reasons(&[], &[(node("n2"), SkipReason::BudgetSpent)]);
+    let reason = bed.store.skip_reason(&node("n1")).unwrap().unwrap();
     assert_eq!((reason.reason, reason.since), (busy, first));
-    assert_eq!(bed.store.reason_of(&node("n2")).unwrap().unwrap().since, bed.now);
-    assert_eq!(bed.store.reasons_all().unwrap().len(), 2);
+    assert_eq!(bed.store.skip_reason(&node("n2")).unwrap().unwrap().since, bed.now);
+    assert_eq!(bed.store.skip_reasons().unwrap().len(), 2);
     bed.plan("n2", &["disk"]);
-    assert_eq!(bed.store.reason_of(&node("n2")).unwrap(), None);
-    assert_eq!(bed.store.reason_of(&node("n3")).unwrap(), None);
+    assert_eq!(bed.store.skip_reason(&node("n2")).unwrap(), None);
+    assert_eq!(bed.store.skip_reason(&node("n3")).unwrap(), None);
 
     bed.store.finish_cycle(&bed.lease, cycle, Span::from_millis(12), Some("the backend was slow")).unwrap();
     let cycles = bed.store.cycles(10).unwrap();
@@ -480,7 +484,7 @@ fn reasons_are_kept_until_they_change_or_a_run_takes_the_node(bed: &mut Bed) {
     assert_eq!(cycles[2].trouble.as_deref(), Some("the backend was slow"));
 }
 
-fn many_threads_share_one_commit_and_each_gets_its_own_answer(bed: &mut Bed) {
+fn many_threads_share_one_commit_and_each_gets_its_own_answer(bed: &mut StoreTestbed) {
     let runs: Vec<_> = (0..64).map(|i| (format!("n{i}"), bed.plan(&format!("n{i}"), &["disk"]))).collect();
     let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
     std::thread::scope(|scope| {
@@ -488,7 +492,7 @@ fn many_threads_share_one_commit_and_each_gets_its_own_answer(bed: &mut Bed) {
             let (bed, group) = (&bed, &group);
             scope.spawn(move || {
                 let result = bed.result(*run, name, vec![bed.outcome(name, "disk", Verdict::Pass)]);
-                assert_eq!(group.submit(result.clone()).unwrap(), Accepted::Kept);
+                assert_eq!(group.submit(result.clone()).unwrap(), Accepted::Stored);
                 assert_eq!(group.submit(result).unwrap(), Accepted::Duplicate);
             });
         }
@@ -501,11 +505,11 @@ fn many_threads_share_one_commit_and_each_gets_its_own_answer(bed: &mut Bed) {
     bed.assert_sound();
 }
 
-fn a_run_ends_once_when_its_nodes_answer_at_the_same_time(bed: &mut Bed) {
+fn a_run_ends_once_when_its_nodes_answer_at_the_same_time(bed: &mut StoreTestbed) {
     let nodes: Vec<[String; 2]> = (0..24).map(|i| [format!("a{i}"), format!("b{i}")]).collect();
     let runs: Vec<_> = nodes.iter().map(|[a, b]| bed.run_on(&[a, b], &["nccl"])).collect();
     let ids: Vec<_> = runs.iter().map(|run| run.id).collect();
-    let submit: Vec<_> = runs.into_iter().map(|run| Because::new(Action::Submit(run), "due", "x")).collect();
+    let submit: Vec<_> = runs.into_iter().map(|run| WithReason::new(Action::Submit(run), "due", "x")).collect();
     bed.commit(&submit);
     let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
     std::thread::scope(|scope| {
@@ -514,7 +518,7 @@ fn a_run_ends_once_when_its_nodes_answer_at_the_same_time(bed: &mut Bed) {
                 let (bed, group) = (&bed, &group);
                 scope.spawn(move || {
                     let result = bed.result(*run, name, vec![bed.outcome(name, "nccl", Verdict::Pass)]);
-                    assert_eq!(group.submit(result).unwrap(), Accepted::Kept);
+                    assert_eq!(group.submit(result).unwrap(), Accepted::Stored);
                 });
             }
         }
@@ -528,10 +532,10 @@ fn a_run_ends_once_when_its_nodes_answer_at_the_same_time(bed: &mut Bed) {
     bed.assert_sound();
 }
 
-fn nodes_load_with_everything_known_of_them(bed: &mut Bed) {
-    bed.tested("n1", "gpu", Verdict::Fail);
-    bed.tested("n1", "disk", Verdict::Pass);
-    bed.tested("n2", "disk", Verdict::Inconclusive);
+fn nodes_load_with_everything_known_of_them(bed: &mut StoreTestbed) {
+    bed.run_test("n1", "gpu", Verdict::Fail);
+    bed.run_test("n1", "disk", Verdict::Pass);
+    bed.run_test("n2", "disk", Verdict::Inconclusive);
     let nodes = bed.store.load_nodes().unwrap();
     assert_eq!(nodes.len(), 2);
     let n1 = &nodes[&node("n1")];
@@ -549,13 +553,13 @@ fn nodes_load_with_everything_known_of_them(bed: &mut Bed) {
         assert_eq!(other.load_nodes().unwrap(), nodes);
         other.hold(&node("n3"), &Hold { by: "x".into(), why: "y".into(), since: bed.now, until: None }).unwrap();
         assert!(bed.store.load_nodes().unwrap().contains_key(&node("n3")));
-        bed.tested("n3", "new-test", Verdict::Pass);
+        bed.run_test("n3", "new-test", Verdict::Pass);
         assert_eq!(other.latest_of(&node("n3")).unwrap()[0].test, test("new-test"));
     }
 }
 
-fn what_was_seen_of_a_machine_is_remembered_beside_its_node(bed: &mut Bed) {
-    bed.tested("n1", "disk", Verdict::Pass);
+fn what_was_seen_of_a_machine_is_remembered_beside_its_node(bed: &mut StoreTestbed) {
+    bed.run_test("n1", "disk", Verdict::Pass);
     bed.wait(Span::hours(3));
     let run = bed.plan("n1", &["disk"]);
     let mut result = bed.result(run, "n1", vec![bed.outcome("n1", "disk", Verdict::Pass)]);
@@ -564,9 +568,13 @@ fn what_was_seen_of_a_machine_is_remembered_beside_its_node(bed: &mut Bed) {
     // The node keeps its first machine: the planner decides whether it was replaced.
     assert_eq!(bed.store.load_nodes().unwrap()[&node("n1")].hardware, hardware("n1").id());
     let seen: Vec<_> =
-        bed.store.hardware_of(&node("n1")).unwrap().into_iter().map(|(id, first, _)| (Some(id), first)).collect();
+        bed.store.hardware_ids(&node("n1")).unwrap().into_iter().map(|(id, first, _)| (Some(id), first)).collect();
     assert_eq!(seen, [(hardware("stranger").id(), bed.now), (hardware("n1").id(), bed.now.minus(Span::hours(3)))]);
     let board = HardwareId::new("board-x").unwrap();
-    bed.commit(&[Because::new(Action::Identify { node: node("n2"), hardware: board.clone() }, "machine-known", "x")]);
+    bed.commit(&[WithReason::new(
+        Action::Identify { node: node("n2"), hardware: board.clone() },
+        "machine-known",
+        "x",
+    )]);
     assert_eq!(bed.store.load_nodes().unwrap()[&node("n2")].hardware, Some(board));
 }

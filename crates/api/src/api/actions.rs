@@ -14,9 +14,9 @@ use axum::{
 use doctor_backend::clock::{Clock, SystemClock};
 use doctor_core::{ids::NodeName, time::Timestamp, view::Facts};
 use doctor_engine::{
-    orders::{Prepared, Signature},
-    picture,
-    snapshot::{self, Cluster},
+    cluster_state,
+    operator_commands::{CommandOrigin, PreparedCommand},
+    snapshot::{self, ObservedCluster},
 };
 use doctor_store::{ApiCall, Store, StoreError, access::Role};
 use serde::Serialize;
@@ -24,30 +24,30 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 
 use super::{
-    confirmations::CONFIRM_WITHIN,
-    guard::{Caller, may_change},
+    action_request::{ActionKind, ActionRequest},
+    audit_throttle::RejectionKind,
+    auth::{Caller, check_cross_site},
+    confirmations::CONFIRMATION_TTL,
+    error::ApiError,
     limits::REQUEST_TIMEOUT,
-    noted::Knock,
-    refusal::Refusal,
-    schema::{list, moment, object, one_of, or_null, text},
-    state::Hall,
-    wish::{Act, Wish},
+    schema::{list, object, one_of, or_null, text, timestamp},
+    state::ApiState,
 };
-use crate::response::{Answer, Made};
+use crate::response::{RawBody, SharedResponse};
 
 /// Maximum size of a body.
-pub(super) const MOST_BODY: usize = 64 << 10;
+pub(super) const MAX_BODY_BYTES: usize = 64 << 10;
 /// Deadline for a body to arrive.
-const BODY: Duration = Duration::from_secs(10);
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum length of a plan in the audit trail; a list of a thousand nodes is truncated.
-const MOST_PLAN: usize = 4000;
+const MAX_PLAN_LENGTH: usize = 4000;
 /// Attempts to prepare a command when concurrent changes interfere.
-const TRIES: usize = 3;
+const MAX_ATTEMPTS: usize = 3;
 /// The response.
 #[derive(Debug, Serialize)]
-struct Said<'a> {
+struct ActionResponse<'a> {
     action: &'static str,
-    state: State,
+    state: ActionState,
     /// One sentence: what would happen, or what happened.
     text: &'a str,
     changes: &'a [String],
@@ -63,107 +63,124 @@ struct Said<'a> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum State {
+enum ActionState {
     Planned,
     Done,
 }
 
 pub(super) fn schema() -> Value {
     object(json!({
-        "action": one_of(&Act::ALL.map(Act::name)),
+        "action": one_of(&ActionKind::ALL.map(ActionKind::name)),
         "state": one_of(&["planned", "done"]),
         "text": text(),
         "changes": list(text()),
         "nodes": list(text()),
         "by": text(),
         "why": text(),
-        "at": moment(),
+        "at": timestamp(),
         "confirm": or_null(text()),
-        "expires": or_null(moment()),
+        "expires": or_null(timestamp()),
         "next": or_null(text()),
     }))
 }
 
 /// Handles one command request.
-pub(super) async fn act(hall: Arc<Hall>, act: Act, peer: IpAddr, headers: HeaderMap, body: Body) -> Response {
-    let caller = hall.guard.caller(peer, &headers).await;
-    let asked = take(&hall, act, &caller, peer, &headers, body).await;
+pub(super) async fn handle_action(
+    hall: Arc<ApiState>,
+    act: ActionKind,
+    peer: IpAddr,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    let caller = hall.auth.authenticate(peer, &headers).await;
+    let asked = authorise_and_run(&hall, act, &caller, peer, &headers, body).await;
     let who = caller.as_ref().map_or("unknown client", |caller| &caller.name).to_owned();
     match asked {
-        Ok(answer) => answer.to(&headers),
+        Ok(answer) => answer.respond_to(&headers),
         Err(refusal) => {
-            let knock = if caller.is_ok_and(|caller| caller.known) { Knock::Known } else { Knock::Stranger };
-            if let Some(left_out) = hall.noted.may(knock) {
-                note_refusal(hall, act, who, peer, refusal.clone(), left_out).await;
+            let knock = if caller.is_ok_and(|caller| caller.authenticated) {
+                RejectionKind::KnownCallerCommand
+            } else {
+                RejectionKind::UnknownClientCommand
+            };
+            if let Some(left_out) = hall.audit_throttle.allow(knock) {
+                record_rejection(hall, act, who, peer, refusal.clone(), left_out).await;
             }
             refusal.into_response()
         }
     }
 }
 
-async fn take(
-    hall: &Arc<Hall>,
-    act: Act,
-    caller: &Result<Caller, Refusal>,
+async fn authorise_and_run(
+    hall: &Arc<ApiState>,
+    act: ActionKind,
+    caller: &Result<Caller, ApiError>,
     peer: IpAddr,
     headers: &HeaderMap,
     body: Body,
-) -> Result<Answer, Refusal> {
+) -> Result<SharedResponse, ApiError> {
     let caller = caller.clone()?;
-    may_change(headers)?;
-    if !caller.known {
-        return Err(Refusal::ReadOnly);
+    check_cross_site(headers)?;
+    if !caller.authenticated {
+        return Err(ApiError::ReadOnly);
     }
     if caller.role < Role::Operator {
-        return Err(Refusal::Role { is: caller.role, needed: Role::Operator });
+        return Err(ApiError::RoleRequired { is: caller.role, needed: Role::Operator });
     }
-    let arrived = timeout(BODY, to_bytes(body, MOST_BODY)).await.map_err(|_| Refusal::Slow)?;
-    let bytes = arrived.map_err(|_| Refusal::TooLong(MOST_BODY))?;
+    let arrived = timeout(BODY_TIMEOUT, to_bytes(body, MAX_BODY_BYTES)).await.map_err(|_| ApiError::BodyTimeout)?;
+    let bytes = arrived.map_err(|_| ApiError::BodyTooLong(MAX_BODY_BYTES))?;
     let (hall, origin) = (Arc::clone(hall), peer.to_string());
-    let wish = Wish::read(act, &bytes)?;
+    let wish = ActionRequest::parse(act, &bytes)?;
     let (until, confirmed) = (Instant::now() + REQUEST_TIMEOUT, wish.confirm.is_some());
-    let (actors, store) = (hall.desks.actors.clone(), hall.store.until(until.into_std()));
+    let (actors, store) = (hall.workers.commands.clone(), hall.store.with_deadline(until.into_std()));
     let span = tracing::Span::current();
-    let work = move || span.in_scope(|| carry(&hall, &store, act, &wish, &caller, &origin));
-    match actors.work(until, work).await {
+    let work = move || span.in_scope(|| prepare_and_run(&hall, &store, act, &wish, &caller, &origin));
+    match actors.run(until, work).await {
         // The work continues, and its outcome is unknown.
-        Err(Refusal::Late) if confirmed => Err(Refusal::Unsure),
-        carried => carried?.map(Answer::new),
+        Err(ApiError::TimedOut) if confirmed => Err(ApiError::OutcomeUnknown),
+        carried => carried?.map(SharedResponse::new),
     }
 }
 
 /// Prepares a command, and carries it out if this exact plan was confirmed.
-fn carry(hall: &Hall, store: &Store, act: Act, wish: &Wish, caller: &Caller, origin: &str) -> Result<Made, Refusal> {
+fn prepare_and_run(
+    hall: &ApiState,
+    store: &Store,
+    act: ActionKind,
+    wish: &ActionRequest,
+    caller: &Caller,
+    origin: &str,
+) -> Result<RawBody, ApiError> {
     // A concurrent change invalidates the plan: preparing again yields the same plan or another.
-    for _ in 0..TRIES {
-        if let Some(made) = carried(hall, store, act, wish, caller, origin)? {
+    for _ in 0..MAX_ATTEMPTS {
+        if let Some(made) = try_prepare_and_run(hall, store, act, wish, caller, origin)? {
             return Ok(made);
         }
     }
-    Err(Refusal::Busy)
+    Err(ApiError::Overloaded)
 }
 
 /// Returns `None` if the state it was prepared on has changed before it was carried out.
-fn carried(
-    hall: &Hall,
+fn try_prepare_and_run(
+    hall: &ApiState,
     store: &Store,
-    act: Act,
-    wish: &Wish,
+    act: ActionKind,
+    wish: &ActionRequest,
     caller: &Caller,
     origin: &str,
-) -> Result<Option<Made>, Refusal> {
+) -> Result<Option<RawBody>, ApiError> {
     let acting = &hall.confirmations;
     if let Some(confirm) = &wish.confirm {
-        acting.was_used(confirm)?;
+        acting.check_unused(confirm)?;
     }
-    let facts = facts_now(hall, store)?;
-    let catalogue = Arc::clone(&hall.scene().settings.catalogue);
-    let prepared = wish.order(act, facts.now)?.prepare(&facts, &catalogue)?;
+    let facts = current_facts(hall, store)?;
+    let catalogue = Arc::clone(&hall.fleet_view().settings.catalogue);
+    let prepared = wish.command(act, facts.now)?.prepare(&facts, &catalogue)?;
     let (by, why) = (&caller.name, &wish.why);
     // Wall-clock time, which may differ from the cluster's.
     let (now, at) = (SystemClock.now(), facts.now);
-    let words = words(act, wish, caller, &prepared);
-    let said = |state, text, confirm: Option<(String, Timestamp)>, next| Said {
+    let words = signed_bytes(act, wish, caller, &prepared);
+    let said = |state, text, confirm: Option<(String, Timestamp)>, next| ActionResponse {
         action: act.name(),
         state,
         text,
@@ -177,60 +194,60 @@ fn carried(
         next,
     };
     let planned = || {
-        let expires = now.plus(CONFIRM_WITHIN);
-        said(State::Planned, prepared.plan.as_str(), Some((acting.make(&words, expires), expires)), None)
+        let expires = now.plus(CONFIRMATION_TTL);
+        said(ActionState::Planned, prepared.plan.as_str(), Some((acting.issue(&words, expires), expires)), None)
     };
-    let Some(confirm) = &wish.confirm else { return Made::json(&planned()).map(Some) };
-    if !acting.is_mine(confirm, &words, now) {
-        let plan = serde_json::to_value(planned()).map_err(|_| Refusal::Store)?;
-        return Err(Refusal::OtherPlan(plan));
+    let Some(confirm) = &wish.confirm else { return RawBody::json(&planned()).map(Some) };
+    if !acting.is_valid(confirm, &words, now) {
+        let plan = serde_json::to_value(planned()).map_err(|_| ApiError::StoreUnavailable)?;
+        return Err(ApiError::PlanChanged(plan));
     }
-    let signed = Signature { by: by.clone(), why: why.clone(), at };
+    let signed = CommandOrigin { by: by.clone(), why: why.clone(), at };
     let node = if let [one] = prepared.nodes.as_slice() { Some(one.clone()) } else { None };
     let call = ApiCall {
-        what: act.audit(),
+        action: act.audit_name(),
         by: by.clone(),
         code: "done",
-        words: why.clone(),
+        text: why.clone(),
         origin: origin.to_owned(),
         plan: Some(plan_text(&prepared)),
         node,
     };
-    acting.use_up(confirm, now)?;
+    acting.mark_used(confirm, now)?;
     // A confirmation whose plan was not carried out stays valid.
-    match prepared.carry_out_for(&call, &hall.store, &signed).inspect_err(|_| acting.give_back(confirm)) {
+    match prepared.execute_for_call(&call, &hall.store, &signed).inspect_err(|_| acting.unmark_used(confirm)) {
         Ok(()) => {
-            hall.wake.ring();
-            Made::json(&said(State::Done, &prepared.done, None, Some(&prepared.next))).map(Some)
+            hall.cycle_trigger.fire();
+            RawBody::json(&said(ActionState::Done, &prepared.done, None, Some(&prepared.next))).map(Some)
         }
-        Err(StoreError::Changed { .. }) => Ok(None),
+        Err(StoreError::StateChanged { .. }) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
 /// Reads the current state from the store, as a command would: the served one may be a cycle old.
-fn facts_now(hall: &Hall, store: &Store) -> Result<Facts, Refusal> {
+fn current_facts(hall: &ApiState, store: &Store) -> Result<Facts, ApiError> {
     let now = hall.clock.now();
-    let (seen, cluster) = match snapshot::last_seen(store)? {
+    let (seen, cluster) = match snapshot::last_observed(store)? {
         Some((at, cluster)) => (Some(at), cluster),
-        None => (None, Cluster::unseen(&hall.scene().settings)),
+        None => (None, ObservedCluster::unobserved(&hall.fleet_view().settings)),
     };
     let now = seen.map_or(now, |seen| now.max(seen));
-    Ok(picture::facts(store, seen, cluster, now)?)
+    Ok(cluster_state::facts(store, seen, cluster, now)?)
 }
 
 /// Returns the bytes that a confirmation signs: who, what, why, and what was shown.
-fn words(act: Act, wish: &Wish, caller: &Caller, prepared: &Prepared) -> Vec<u8> {
+fn signed_bytes(act: ActionKind, wish: &ActionRequest, caller: &Caller, prepared: &PreparedCommand) -> Vec<u8> {
     let shown = (&prepared.changes, &prepared.nodes);
-    let parts = (act.name(), &caller.name, wish.asked(), shown);
+    let parts = (act.name(), &caller.name, wish.without_confirmation(), shown);
     // Text and numbers always serialise.
     serde_json::to_vec(&parts).unwrap_or_default()
 }
 
-fn plan_text(prepared: &Prepared) -> String {
+fn plan_text(prepared: &PreparedCommand) -> String {
     let mut text = prepared.plan.clone();
     for (place, change) in prepared.changes.iter().enumerate() {
-        if text.len() + change.len() > MOST_PLAN {
+        if text.len() + change.len() > MAX_PLAN_LENGTH {
             text.push_str(&format!("\nand {} more", prepared.changes.len() - place));
             break;
         }
@@ -240,30 +257,37 @@ fn plan_text(prepared: &Prepared) -> String {
     text
 }
 
-async fn note_refusal(hall: Arc<Hall>, act: Act, by: String, peer: IpAddr, refusal: Refusal, left_out: u64) {
+async fn record_rejection(
+    hall: Arc<ApiState>,
+    act: ActionKind,
+    by: String,
+    peer: IpAddr,
+    refusal: ApiError,
+    left_out: u64,
+) {
     tracing::info!(action = act.name(), %by, %peer, reason = %refusal, "API command rejected");
-    let notes = hall.desks.notes.clone();
+    let notes = hall.workers.audit.clone();
     let work = move || {
         let before = match left_out {
             0 => String::new(),
             more => format!(" (not recorded: {more} earlier rejections)"),
         };
         let call = ApiCall {
-            what: "api-refused",
+            action: "api-refused",
             by,
             code: refusal.code(),
-            words: format!("{}: {refusal}{before}", act.name()),
+            text: format!("{}: {refusal}{before}", act.name()),
             origin: peer.to_string(),
             plan: None,
             node: None,
         };
-        if let Err(error) = hall.store.note_call(&call, hall.clock.now()) {
+        if let Err(error) = hall.store.record_call(&call, hall.clock.now()) {
             tracing::warn!(%error, "cannot record a rejected command");
         }
     };
     // Recorded before the response, so that no caller can deny a rejection. A store that does not respond is not waited
     // for.
-    if let Err(error) = notes.work(Instant::now() + REQUEST_TIMEOUT, work).await {
+    if let Err(error) = notes.run(Instant::now() + REQUEST_TIMEOUT, work).await {
         tracing::warn!(%error, "cannot record a rejected command");
     }
 }

@@ -3,40 +3,40 @@
 use serde_json::{Value, json};
 
 use super::{
-    answer::Lasts,
-    endpoint::{JSON, Look, Page, Route},
+    endpoint::{JSON, Page, RequestContext, Route},
+    error::ApiError,
     nodes::{CURSOR, LIMIT, NODE},
-    refusal::Refusal,
-    schema::{moment, object_without, or_null, page, text},
+    response_cache::CachePolicy,
+    schema::{object_with_optional, or_null, page, text, timestamp},
 };
-use crate::response::Made;
+use crate::response::RawBody;
 
 pub(super) const LIST: Route = Route {
     path: "/audit",
     name: "audit",
     summary: "Who did what, when and why, newest first",
-    about: "Actions of the controller and of operators. Commands through this API have their origin and the plan that was shown; \
+    description: "Actions of the controller and of operators. Commands through this API have their origin and the plan that was shown; \
             rejected commands are included. As `doctor audit --json`.",
     params: &[NODE, LIMIT, CURSOR],
-    lasts: Lasts::AMoment,
-    answer: || page(row()),
-    kind: JSON,
-    read,
+    cache_policy: CachePolicy::Briefly,
+    response_schema: || page(row_schema()),
+    content_type: JSON,
+    handler: read,
 };
 
-fn read(look: &Look<'_>) -> Result<Made, Refusal> {
-    let (asked, limit) = (look.asked, look.limit());
+fn read(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let (asked, limit) = (look.params, look.page_size());
     let (before, node) = (asked.get("cursor")?, asked.get("node")?);
     let rows = look.store.audit_before(before, limit + 1, node.as_ref())?;
-    let Page { items, next } = Page::of(rows, limit, |(number, _)| number.to_string());
+    let Page { items, next } = Page::from_rows(rows, limit, |(number, _)| number.to_string());
     let items = items.into_iter().map(|(_, row)| row).collect();
-    Made::told_by_nodes(&Page { items, next })
+    RawBody::json_redacted(&Page { items, next })
 }
 
-fn row() -> Value {
+fn row_schema() -> Value {
     let fields = json!({
-        "at": moment(), "by": text(), "what": text(), "node": or_null(text()), "case": or_null(text()),
+        "at": timestamp(), "by": text(), "what": text(), "node": or_null(text()), "case": or_null(text()),
         "run": or_null(text()), "code": text(), "text": text(), "origin": text(), "plan": text(),
     });
-    object_without(fields, &["origin", "plan"])
+    object_with_optional(fields, &["origin", "plan"])
 }

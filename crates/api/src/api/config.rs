@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{guard::Proxy, tls::TlsFiles};
+use super::{auth::Proxy, tls::TlsFiles};
 
 /// Configuration of the API.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,26 +23,26 @@ pub struct WebConfig {
 /// An invalid `[web]` section.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct BadWebConfig(&'static str);
+pub struct InvalidWebConfig(&'static str);
 
 impl WebConfig {
     /// Returns a configuration for this address, usually loopback, with no other setting.
-    pub const fn on(listen: SocketAddr) -> Self {
+    pub const fn listening_on(listen: SocketAddr) -> Self {
         Self { listen, proxy: None, tls: None, plain: false, rack_before: None }
     }
 
     /// Whether tokens could be read by an eavesdropper on the network.
-    pub const fn is_in_clear(&self) -> bool {
+    pub const fn is_unencrypted(&self) -> bool {
         !self.listen.ip().is_loopback() && self.tls.is_none() && self.proxy.is_none()
     }
 
     /// # Errors
     /// If a setting is invalid.
-    pub fn check(&self) -> Result<(), BadWebConfig> {
-        let proxy = self.proxy.as_ref().and_then(Proxy::trouble);
+    pub fn check(&self) -> Result<(), InvalidWebConfig> {
+        let proxy = self.proxy.as_ref().and_then(Proxy::invalid_setting);
         let rack = self.rack_before.as_ref().filter(|mark| mark.is_empty());
         match proxy.or_else(|| rack.map(|_| "`rack_before` is empty: expected the text after the rack in a name")) {
-            Some(trouble) => Err(BadWebConfig(trouble)),
+            Some(trouble) => Err(InvalidWebConfig(trouble)),
             None => Ok(()),
         }
     }
@@ -54,10 +54,10 @@ mod tests {
 
     #[test]
     fn only_what_leaves_this_machine_without_tls_and_without_a_proxy_is_in_clear() {
-        let on = |listen: &str| WebConfig::on(listen.parse().unwrap());
-        assert!(!on("127.0.0.1:1").is_in_clear() && !on("[::1]:1").is_in_clear());
-        assert!(on("0.0.0.0:1").is_in_clear() && on("10.0.0.1:1").is_in_clear());
+        let on = |listen: &str| WebConfig::listening_on(listen.parse().unwrap());
+        assert!(!on("127.0.0.1:1").is_unencrypted() && !on("[::1]:1").is_unencrypted());
+        assert!(on("0.0.0.0:1").is_unencrypted() && on("10.0.0.1:1").is_unencrypted());
         let files = TlsFiles { certificate: "a".into(), key: "b".into() };
-        assert!(!WebConfig { tls: Some(files), ..on("0.0.0.0:1") }.is_in_clear());
+        assert!(!WebConfig { tls: Some(files), ..on("0.0.0.0:1") }.is_unencrypted());
     }
 }

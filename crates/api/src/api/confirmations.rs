@@ -10,12 +10,12 @@ use doctor_core::time::{Span, Timestamp};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-use super::refusal::Refusal;
+use super::error::ApiError;
 
 /// Time for an operator to read the plan.
-pub(super) const CONFIRM_WITHIN: Span = Span::minutes(10);
+pub(super) const CONFIRMATION_TTL: Span = Span::minutes(10);
 /// Used confirmations that are remembered until they expire.
-const MOST_USED: usize = 10_000;
+const MAX_USED: usize = 10_000;
 
 /// Issues and checks confirmations.
 #[derive(Debug)]
@@ -37,12 +37,12 @@ impl Confirmations {
     }
 
     /// Issues a confirmation of these bytes that is valid until `expires`.
-    pub(super) fn make(&self, words: &[u8], expires: Timestamp) -> String {
+    pub(super) fn issue(&self, words: &[u8], expires: Timestamp) -> String {
         format!("{}-{}", expires.millis(), hex::encode(&self.mac(words, expires).finalize().into_bytes()))
     }
 
     /// Whether this was issued for these bytes and has not expired.
-    pub(super) fn is_mine(&self, confirm: &str, words: &[u8], now: Timestamp) -> bool {
+    pub(super) fn is_valid(&self, confirm: &str, words: &[u8], now: Timestamp) -> bool {
         let Some((expires, mac)) = confirm.split_once('-') else { return false };
         let Ok(expires) = expires.parse().map(Timestamp::from_millis) else { return false };
         let Some(mac) = hex::decode(mac) else { return false };
@@ -50,27 +50,27 @@ impl Confirmations {
     }
 
     /// Fails if the confirmation was used before.
-    pub(super) fn was_used(&self, confirm: &str) -> Result<(), Refusal> {
+    pub(super) fn check_unused(&self, confirm: &str) -> Result<(), ApiError> {
         let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        if used.contains_key(confirm) { Err(Refusal::Replayed) } else { Ok(()) }
+        if used.contains_key(confirm) { Err(ApiError::Replayed) } else { Ok(()) }
     }
 
     /// Marks the confirmation as used. Fails if it was used before.
-    pub(super) fn use_up(&self, confirm: &str, now: Timestamp) -> Result<(), Refusal> {
+    pub(super) fn mark_used(&self, confirm: &str, now: Timestamp) -> Result<(), ApiError> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         used.retain(|_, expires| *expires > now);
         if used.contains_key(confirm) {
-            return Err(Refusal::Replayed);
+            return Err(ApiError::Replayed);
         }
-        if used.len() >= MOST_USED {
-            return Err(Refusal::Full);
+        if used.len() >= MAX_USED {
+            return Err(ApiError::CapacityReached);
         }
-        used.insert(confirm.to_owned(), now.plus(CONFIRM_WITHIN));
+        used.insert(confirm.to_owned(), now.plus(CONFIRMATION_TTL));
         Ok(())
     }
 
     /// Makes a confirmation valid again, because the plan was not carried out.
-    pub(super) fn give_back(&self, confirm: &str) {
+    pub(super) fn unmark_used(&self, confirm: &str) {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).remove(confirm);
     }
 }
@@ -82,19 +82,19 @@ mod tests {
     #[test]
     fn a_confirmation_is_good_for_its_words_its_time_and_once() {
         let mine = Confirmations::new([7; 32]);
-        let (now, later) = (Timestamp::from_secs(1000), Timestamp::from_secs(1000).plus(CONFIRM_WITHIN));
-        let confirm = mine.make(b"hold a", later);
-        assert!(mine.is_mine(&confirm, b"hold a", now));
-        assert!(!mine.is_mine(&confirm, b"hold b", now), "another plan");
-        assert!(!mine.is_mine(&confirm, b"hold a", later), "too old");
-        assert!(!Confirmations::new([8; 32]).is_mine(&confirm, b"hold a", now), "of another process");
+        let (now, later) = (Timestamp::from_secs(1000), Timestamp::from_secs(1000).plus(CONFIRMATION_TTL));
+        let confirm = mine.issue(b"hold a", later);
+        assert!(mine.is_valid(&confirm, b"hold a", now));
+        assert!(!mine.is_valid(&confirm, b"hold b", now), "another plan");
+        assert!(!mine.is_valid(&confirm, b"hold a", later), "too old");
+        assert!(!Confirmations::new([8; 32]).is_valid(&confirm, b"hold a", now), "of another process");
         let stretched = confirm.replacen(&later.millis().to_string(), &(later.millis() + 1).to_string(), 1);
         for forged in ["", "-", "1-", &stretched, &confirm[..confirm.len() - 1]] {
-            assert!(!mine.is_mine(forged, b"hold a", now), "{forged}");
+            assert!(!mine.is_valid(forged, b"hold a", now), "{forged}");
         }
-        assert_eq!(mine.use_up(&confirm, now), Ok(()));
-        assert_eq!(mine.use_up(&confirm, now), Err(Refusal::Replayed));
-        mine.give_back(&confirm);
-        assert_eq!(mine.use_up(&confirm, now), Ok(()), "a plan that was not carried out can be confirmed again");
+        assert_eq!(mine.mark_used(&confirm, now), Ok(()));
+        assert_eq!(mine.mark_used(&confirm, now), Err(ApiError::Replayed));
+        mine.unmark_used(&confirm);
+        assert_eq!(mine.mark_used(&confirm, now), Ok(()), "a plan that was not carried out can be confirmed again");
     }
 }

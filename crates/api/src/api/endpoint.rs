@@ -5,13 +5,13 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{
-    answer::Lasts,
-    asked::{Asked, Param},
-    refusal::Refusal,
-    scene::Scene,
-    state::Hall,
+    error::ApiError,
+    fleet_view::FleetView,
+    params::{Param, RequestParams},
+    response_cache::CachePolicy,
+    state::ApiState,
 };
-use crate::response::Made;
+use crate::response::RawBody;
 
 /// A readable endpoint.
 #[derive(Debug, Clone, Copy)]
@@ -21,29 +21,29 @@ pub(super) struct Route {
     /// Operation id, which generated clients use as the method name.
     pub(super) name: &'static str,
     pub(super) summary: &'static str,
-    pub(super) about: &'static str,
+    pub(super) description: &'static str,
     pub(super) params: &'static [Param],
-    pub(super) lasts: Lasts,
+    pub(super) cache_policy: CachePolicy,
     /// Schema of the response, and its content type where that is not JSON.
-    pub(super) answer: fn() -> Value,
-    pub(super) kind: &'static str,
-    pub(super) read: fn(&Look<'_>) -> Result<Made, Refusal>,
+    pub(super) response_schema: fn() -> Value,
+    pub(super) content_type: &'static str,
+    pub(super) handler: fn(&RequestContext<'_>) -> Result<RawBody, ApiError>,
 }
 
 /// Input of a handler.
-pub(super) struct Look<'a> {
-    pub(super) hall: &'a Hall,
+pub(super) struct RequestContext<'a> {
+    pub(super) state: &'a ApiState,
     /// The store, with the request's deadline.
     pub(super) store: Store,
-    pub(super) scene: &'a Scene,
-    pub(super) asked: &'a Asked,
+    pub(super) fleet_view: &'a FleetView,
+    pub(super) params: &'a RequestParams,
     pub(super) route: &'static Route,
 }
 
-impl Look<'_> {
+impl RequestContext<'_> {
     /// Returns the page size.
-    pub(super) fn limit(&self) -> u32 {
-        self.asked.count(self.route.params)
+    pub(super) fn page_size(&self) -> u32 {
+        self.params.page_size(self.route.params)
     }
 }
 
@@ -58,7 +58,7 @@ pub(super) struct Page<T> {
 
 impl<T> Page<T> {
     /// Builds a page from up to one row more than the limit, which shows whether there is a next page.
-    pub(super) fn of(mut rows: Vec<T>, limit: u32, place: impl FnOnce(&T) -> String) -> Self {
+    pub(super) fn from_rows(mut rows: Vec<T>, limit: u32, place: impl FnOnce(&T) -> String) -> Self {
         let limit = limit as usize;
         let more = rows.len() > limit;
         rows.truncate(limit);

@@ -13,74 +13,75 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
-    answer::Lasts,
-    asked::{Form, Param},
-    endpoint::{JSON, Look, Page, Route},
-    nodes::{CURSOR, LIFE, LIMIT, POOL, SELECT, finding, wanted},
-    refusal::Refusal,
-    schema::{joined, life, object, or_null, page, text},
+    endpoint::{JSON, Page, RequestContext, Route},
+    error::ApiError,
+    nodes::{CURSOR, LIMIT, POOL, SELECT, STATE, finding, node_filter},
+    params::{Param, ParamSyntax},
+    response_cache::CachePolicy,
+    schema::{merged, node_state, object, or_null, page, text},
 };
-use crate::response::Made;
+use crate::response::RawBody;
 
 pub(super) const LIST: Route = Route {
     path: "/findings",
     name: "findings",
     summary: "Open findings of all nodes",
-    about: "Findings that are not cleared: most severe first, then oldest.",
+    description: "Findings that are not cleared: most severe first, then oldest.",
     params: &[
         SELECT,
         POOL,
-        LIFE,
-        Param::new("check", "only this check", Form::Name),
-        Param::new("severity", "only this severity", Form::OneOf(&["monitor", "reset", "reboot", "isolate"])),
+        STATE,
+        Param::new("check", "only this check", ParamSyntax::Name),
+        Param::new("severity", "only this severity", ParamSyntax::OneOf(&["monitor", "reset", "reboot", "isolate"])),
         LIMIT,
         CURSOR,
     ],
-    lasts: Lasts::WithScene,
-    answer: || page(row()),
-    kind: JSON,
-    read,
+    cache_policy: CachePolicy::UntilStateChanges,
+    response_schema: || page(row_schema()),
+    content_type: JSON,
+    handler: read,
 };
 
-fn read(look: &Look<'_>) -> Result<Made, Refusal> {
-    let (asked, limit) = (look.asked, look.limit());
+fn read(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let (asked, limit) = (look.params, look.page_size());
     let (check, severity): (Option<CheckId>, Option<Severity>) = (asked.get("check")?, asked.get("severity")?);
-    let after = asked.text("cursor").map(Place::read).transpose()?;
-    let rows = view::findings(&look.scene.facts, wanted(asked)?).into_iter().filter(|row| {
+    let after = asked.text("cursor").map(FindingCursor::decode).transpose()?;
+    let rows = view::findings(&look.fleet_view.facts, node_filter(asked)?).into_iter().filter(|row| {
         check.as_ref().is_none_or(|check| row.finding.check == *check)
             && severity.is_none_or(|severity| row.finding.severity == severity)
-            && after.as_ref().is_none_or(|after| Place::of(row) > *after)
+            && after.as_ref().is_none_or(|after| FindingCursor::of_row(row) > *after)
     });
     let rows: Vec<_> = rows.take(limit as usize + 1).collect();
-    Made::told_by_nodes(&Page::of(rows, limit, |row| Place::of(row).written()))
+    RawBody::json_redacted(&Page::from_rows(rows, limit, |row| FindingCursor::of_row(row).encode()))
 }
 
 /// Position of a finding in the list, independent of other findings, which may appear or clear before the next page is
 /// requested. In the order of [`view::findings`].
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-struct Place(Reverse<Severity>, Timestamp, NodeName, CheckId, String);
+struct FindingCursor(Reverse<Severity>, Timestamp, NodeName, CheckId, String);
 
-impl Place {
-    fn of(row: &FindingRow) -> Self {
+impl FindingCursor {
+    fn of_row(row: &FindingRow) -> Self {
         let finding = &row.finding;
         let (node, check, entity) = (row.node.clone(), finding.check.clone(), finding.entity.clone());
         Self(Reverse(finding.severity), finding.first_seen, node, check, entity)
     }
 
-    fn written(&self) -> String {
+    fn encode(&self) -> String {
         // Strings and a time always serialise.
         hex::encode(&serde_json::to_vec(self).unwrap_or_default())
     }
 
-    fn read(cursor: &str) -> Result<Self, Refusal> {
-        let bad = || Refusal::BadParameter { name: "cursor", why: "expected `next` of the previous page".to_owned() };
+    fn decode(cursor: &str) -> Result<Self, ApiError> {
+        let bad = || ApiError::BadParameter { name: "cursor", why: "expected `next` of the previous page".to_owned() };
         serde_json::from_slice(&hex::decode(cursor).ok_or_else(bad)?).map_err(|_| bad())
     }
 }
 
-fn row() -> Value {
-    let place = object(json!({ "node": text(), "pool": or_null(text()), "life": life(), "case": or_null(text()) }));
-    joined(&[place, finding()])
+fn row_schema() -> Value {
+    let place =
+        object(json!({ "node": text(), "pool": or_null(text()), "life": node_state(), "case": or_null(text()) }));
+    merged(&[place, finding()])
 }
 
 #[cfg(test)]
@@ -91,17 +92,17 @@ mod tests {
     fn a_cursor_round_trips_and_sorts_as_its_finding() {
         let place = |severity, at, node: &str| {
             let (node, check) = (NodeName::new(node).unwrap(), CheckId::new("gpu-count").unwrap());
-            Place(Reverse(severity), Timestamp::from_secs(at), node, check, "gpu 3 \"x\"".to_owned())
+            FindingCursor(Reverse(severity), Timestamp::from_secs(at), node, check, "gpu 3 \"x\"".to_owned())
         };
         let first = place(Severity::Isolate, 9, "b");
-        assert_eq!(Place::read(&first.written()), Ok(first.clone()));
+        assert_eq!(FindingCursor::decode(&first.encode()), Ok(first.clone()));
         for later in
             [place(Severity::Monitor, 1, "a"), place(Severity::Isolate, 10, "a"), place(Severity::Isolate, 9, "c")]
         {
             assert!(later > first, "{later:?}");
         }
         for bad in ["0", "7", "zz", "ä", "7b7d"] {
-            assert!(Place::read(bad).is_err(), "{bad}");
+            assert!(FindingCursor::decode(bad).is_err(), "{bad}");
         }
     }
 }

@@ -3,29 +3,29 @@
 use serde_json::{Value, json};
 
 use super::{
-    answer::Lasts,
     endpoint::{JSON, Route},
-    schema::{count, list, object, or_null, places, text},
+    response_cache::CachePolicy,
+    schema::{count, list, object, or_null, text, tuple},
 };
-use crate::response::Made;
+use crate::response::RawBody;
 
 pub(super) const MAP: Route = Route {
     path: "/map",
     name: "fleetMap",
     summary: "One compact row per node",
-    about: "For ten thousand nodes: `columns` names the columns of a row, and a number is an index into the list of that column \
+    description: "For ten thousand nodes: `columns` names the columns of a row, and a number is an index into the list of that column \
             (`pools`, `racks`, `skus`, `health`, `lives`, `uses`, `severities`). `validated` is the time since which all applicable \
             tests have results, in minutes since 1970; null: a test has never run. The response does not contain the current \
             time: with If-None-Match it is sent only after a change.",
     params: &[],
-    lasts: Lasts::WithScene,
-    answer: schema,
-    kind: JSON,
-    read: |look| Made::json(&look.scene.map),
+    cache_policy: CachePolicy::UntilStateChanges,
+    response_schema: schema,
+    content_type: JSON,
+    handler: |look| RawBody::json(&look.fleet_view.map),
 };
 
 fn schema() -> Value {
-    let row = places(&[text(), or_null(count())], 9);
+    let row = tuple(&[text(), or_null(count())], 9);
     object(json!({
         "columns": list(text()),
         "pools": list(text()),

@@ -18,46 +18,46 @@ use doctor_core::{
 use doctor_engine::settings::Settings;
 use doctor_store::{Store, StoreError, records::LatestRow};
 
-use super::scene::Scene;
+use super::fleet_view::FleetView;
 
 /// Cached measurements of a few tests.
 #[derive(Debug, Default)]
-pub(super) struct Figures(Mutex<VecDeque<(TestId, OfTest)>>);
+pub(super) struct MeasurementCache(Mutex<VecDeque<(TestId, TestMeasurements)>>);
 
 /// The median of each measurement, of each node's newest run.
 #[derive(Debug, Default)]
-pub(super) struct OfTest {
+pub(super) struct TestMeasurements {
     names: Vec<(String, String)>,
     /// In the order of `names`; NaN for one that the node does not have.
     nodes: BTreeMap<NodeName, (RunId, Vec<f64>)>,
 }
 
 /// Tests whose measurements are cached.
-const REMEMBERED: usize = 4;
+const MAX_TESTS: usize = 4;
 /// Time limit for reading new evidence within one request.
-const PATIENCE: Duration = Duration::from_millis(1500);
+const READ_TIME_LIMIT: Duration = Duration::from_millis(1500);
 
-impl Figures {
+impl MeasurementCache {
     /// Reads the measurements of results that are not cached yet, for at most [`PATIENCE`], and calls `make` with all
     /// measurements of the test. Returns its value, and the number of results whose measurements are known.
-    pub(super) fn look<T>(
+    pub(super) fn with_measurements<T>(
         &self,
-        (store, scene): (&Store, &Scene),
+        (store, scene): (&Store, &FleetView),
         test: &TestId,
         latest: &[LatestRow],
-        make: impl FnOnce(&OfTest, &[LatestRow]) -> T,
+        make: impl FnOnce(&TestMeasurements, &[LatestRow]) -> T,
     ) -> (T, Result<usize, StoreError>) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut of_test = match known.iter().position(|(id, _)| id == test) {
             Some(place) => known.remove(place).map(|(_, of)| of).unwrap_or_default(),
-            None => OfTest::default(),
+            None => TestMeasurements::default(),
         };
         // Entries of removed nodes would accumulate.
         of_test.nodes.retain(|node, _| scene.facts.node(node).is_some_and(|(_, here)| here));
         let read = of_test.read(store, &scene.settings, test, latest);
         let made = make(&of_test, latest);
         known.push_front((test.clone(), of_test));
-        known.truncate(REMEMBERED);
+        known.truncate(MAX_TESTS);
         (made, read)
     }
 }
@@ -76,7 +76,7 @@ pub(super) fn medians(settings: &Settings, evidence: &TestEvidence) -> BTreeMap<
     by_name.into_iter().filter_map(|(name, all)| Some((name, median(&all)?))).collect()
 }
 
-impl OfTest {
+impl TestMeasurements {
     /// Reads new evidence within the time limit. Returns how many of these results are known then.
     fn read(
         &mut self,
@@ -95,7 +95,7 @@ impl OfTest {
             };
             if self.nodes.get(&row.node).is_some_and(|(of, _)| *of == run) {
                 known += 1;
-            } else if began.elapsed() < PATIENCE {
+            } else if began.elapsed() < READ_TIME_LIMIT {
                 let values = self.values(store, settings, test, (run, &row.node))?;
                 self.nodes.insert(row.node.clone(), (run, values));
                 known += 1;
@@ -112,7 +112,7 @@ impl OfTest {
         (run, node): (RunId, &NodeName),
     ) -> Result<Vec<f64>, StoreError> {
         let kept = store.evidence(run, node)?.filter(|kept| !kept.truncated);
-        let document = kept.and_then(|kept| Document::open_kept(&kept.bytes).ok());
+        let document = kept.and_then(|kept| Document::parse_stored(&kept.bytes).ok());
         let evidence = document.iter().flat_map(|document| &document.tests).find(|evidence| evidence.test == *test);
         let Some(evidence) = evidence else { return Ok(Vec::new()) };
         let mut values = vec![f64::NAN; self.names.len()];
@@ -133,7 +133,7 @@ impl OfTest {
     }
 
     /// Returns the values of the measurement at this index of [`names`](Self::names).
-    pub(super) fn of_figure<'a>(
+    pub(super) fn by_node<'a>(
         &'a self,
         place: usize,
         latest: &'a [LatestRow],

@@ -10,34 +10,34 @@
 //!
 //! Everything has a limit: connections, headers, bodies, pages, time, cached memory.
 
+mod action_request;
 mod actions;
-mod answer;
-mod asked;
 mod audit;
+mod audit_throttle;
+mod auth;
 mod budget;
 mod cases;
 mod config;
 mod confirmations;
-mod desk;
 mod endpoint;
-mod figures;
+mod error;
+mod events;
 mod findings;
 mod fleet;
-pub(super) mod fuzzed;
-mod guard;
+mod fleet_view;
+pub(super) mod fuzzing;
 mod history;
 mod json_response;
 mod limits;
 mod measurement_cache;
-mod news;
+mod measurements;
 mod nodes;
-mod noted;
 mod openapi;
+mod params;
 mod plan;
-mod refusal;
+mod response_cache;
 mod routes;
 mod runs;
-mod scene;
 mod schema;
 mod server;
 mod state;
@@ -45,7 +45,7 @@ mod status;
 mod tests;
 mod tls;
 mod view_refresh;
-mod wish;
+mod worker_pool;
 
 use std::{
     io,
@@ -64,7 +64,7 @@ use axum::{
     routing::{get, post},
 };
 use doctor_engine::{
-    audience::Audience,
+    snapshot_feed::SnapshotFeed,
     spans::{self, span},
 };
 use doctor_store::{StoreError, access::Role};
@@ -76,33 +76,33 @@ use tokio::{
 use tracing::{Instrument, field::Empty};
 
 use self::{
-    asked::Asked,
-    endpoint::{Look, Route},
-    guard::Caller,
+    action_request::ActionKind,
+    auth::Caller,
+    endpoint::{RequestContext, Route},
+    error::ApiError,
+    events::AuthorisationCheck,
+    fleet_view::FleetView,
     limits::REQUEST_TIMEOUT,
-    news::May,
-    refusal::Refusal,
+    params::RequestParams,
     routes::ROUTES,
-    scene::Scene,
     server::Peer,
-    state::Hall,
-    wish::Act,
+    state::ApiState,
 };
 use super::{
-    pages,
-    response::{Answer, Made},
+    dashboard,
+    response::{RawBody, SharedResponse},
 };
 
 pub use self::{
-    config::{BadWebConfig, WebConfig},
-    guard::Proxy,
+    auth::Proxy,
+    config::{InvalidWebConfig, WebConfig},
     openapi::{openapi, openapi_text},
-    state::WebParts,
+    state::ApiDeps,
     tls::TlsFiles,
 };
 
 #[derive(Debug, thiserror::Error)]
-pub enum WebError {
+pub enum ApiServerError {
     #[error("cannot listen on {at} for the API")]
     Listen { at: SocketAddr, source: io::Error },
     #[error("cannot start the API server")]
@@ -113,52 +113,52 @@ pub enum WebError {
         "remote clients could read without authentication on {0}: create a token (`doctor token create NAME`), set [web.proxy], \
          or listen on 127.0.0.1"
     )]
-    Open(SocketAddr),
+    Unauthenticated(SocketAddr),
     #[error(
         "tokens would cross the network unencrypted on {0}: set [web.tls], use a proxy and set [web.proxy], listen on 127.0.0.1, or \
          set `plain = true` in [web] if the network is trusted"
     )]
-    Plain(SocketAddr),
+    Unencrypted(SocketAddr),
     #[error("cannot use the certificate and key of [web.tls]: {0}")]
     Tls(String),
 }
 
 /// The API server. Dropping it closes the listener.
 #[derive(Debug)]
-pub struct Web {
-    at: SocketAddr,
-    audience: Arc<Audience>,
+pub struct ApiServer {
+    addr: SocketAddr,
+    snapshot_feed: Arc<SnapshotFeed>,
     close: Option<oneshot::Sender<()>>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Web {
+impl ApiServer {
     /// # Errors
     /// If the address cannot be bound, if remote clients could read without authentication, or if the store fails.
-    pub fn open(config: &WebConfig, parts: WebParts) -> Result<Self, WebError> {
+    pub fn open(config: &WebConfig, parts: ApiDeps) -> Result<Self, ApiServerError> {
         let loopback = config.listen.ip().is_loopback();
         if !loopback && config.proxy.is_none() && parts.store.tokens()?.is_empty() {
-            return Err(WebError::Open(config.listen));
+            return Err(ApiServerError::Unauthenticated(config.listen));
         }
-        if config.is_in_clear() {
+        if config.is_unencrypted() {
             if !config.plain {
-                return Err(WebError::Plain(config.listen));
+                return Err(ApiServerError::Unencrypted(config.listen));
             }
             tracing::warn!(listen = %config.listen, "tokens cross the network unencrypted (`plain = true` in [web])");
         }
-        let tls = config.tls.as_ref().map(tls::Tls::open).transpose().map_err(WebError::Tls)?;
+        let tls = config.tls.as_ref().map(tls::Tls::open).transpose().map_err(ApiServerError::Tls)?;
         let (listener, at) =
-            server::bind(config.listen).map_err(|source| WebError::Listen { at: config.listen, source })?;
-        let (audience, settings) = (Arc::clone(&parts.audience), parts.settings.clone());
-        let hall = Arc::new(hall(config, parts)?);
+            server::bind(config.listen).map_err(|source| ApiServerError::Listen { at: config.listen, source })?;
+        let (audience, settings) = (Arc::clone(&parts.snapshot_feed), parts.settings.clone());
+        let hall = Arc::new(api_state(config, parts)?);
         let (close, closed) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
-            .max_blocking_threads(desk::THREADS)
+            .max_blocking_threads(worker_pool::THREADS)
             .thread_name("doctor-web")
             .build()
-            .map_err(WebError::Start)?;
+            .map_err(ApiServerError::Start)?;
         let router = router(&hall);
         let serving = move || {
             runtime.block_on(async {
@@ -170,24 +170,24 @@ impl Web {
             runtime.shutdown_timeout(Duration::from_secs(1));
         };
         let watched = Arc::clone(&audience);
-        let watching = move || view_refresh::watch(&hall, &watched, &settings);
+        let watching = move || view_refresh::refresh_loop(&hall, &watched, &settings);
         let start =
             |name: &str, body: Box<dyn FnOnce() + Send>| thread::Builder::new().name(name.to_owned()).spawn(body);
         let threads = vec![
-            start("doctor-scene", Box::new(watching)).map_err(WebError::Start)?,
-            start("doctor-web", Box::new(serving)).map_err(WebError::Start)?,
+            start("doctor-scene", Box::new(watching)).map_err(ApiServerError::Start)?,
+            start("doctor-web", Box::new(serving)).map_err(ApiServerError::Start)?,
         ];
-        Ok(Self { at, audience, close: Some(close), threads })
+        Ok(Self { addr: at, snapshot_feed: audience, close: Some(close), threads })
     }
 
     pub const fn address(&self) -> SocketAddr {
-        self.at
+        self.addr
     }
 }
 
-impl Drop for Web {
+impl Drop for ApiServer {
     fn drop(&mut self) {
-        self.audience.close();
+        self.snapshot_feed.close();
         drop(self.close.take());
         for thread in self.threads.drain(..) {
             // The thread returns nothing.
@@ -196,10 +196,10 @@ impl Drop for Web {
     }
 }
 
-fn hall(config: &WebConfig, parts: WebParts) -> Result<Hall, WebError> {
+fn api_state(config: &WebConfig, parts: ApiDeps) -> Result<ApiState, ApiServerError> {
     let mut key = [0; 32];
-    getrandom::fill(&mut key).map_err(|error| WebError::Start(io::Error::other(error)))?;
-    Ok(Hall::new(config, parts, key, ROUTES.iter().map(|route| route.name))?)
+    getrandom::fill(&mut key).map_err(|error| ApiServerError::Start(io::Error::other(error)))?;
+    Ok(ApiState::new(config, parts, key, ROUTES.iter().map(|route| route.name))?)
 }
 
 fn peer(request: &Request) -> IpAddr {
@@ -207,41 +207,43 @@ fn peer(request: &Request) -> IpAddr {
     request.extensions().get::<Peer>().map_or(IpAddr::from([0, 0, 0, 0]), |Peer(peer)| *peer)
 }
 
-fn router(hall: &Arc<Hall>) -> Router {
-    let mut router = pages::routes();
+fn router(hall: &Arc<ApiState>) -> Router {
+    let mut router = dashboard::routes();
     for route in ROUTES {
         let hall = Arc::clone(hall);
-        let handler = move |request: Request| read(Arc::clone(&hall), route, request);
+        let handler = move |request: Request| respond_cached(Arc::clone(&hall), route, request);
         router = router.route(&format!("/api/v1{}", route.path), get(handler));
     }
-    for act in Act::ALL {
+    for act in ActionKind::ALL {
         let hall = Arc::clone(hall);
         let handler = move |request: Request| {
             let (hall, from) = (Arc::clone(&hall), peer(&request));
             let (parts, body) = request.into_parts();
-            actions::act(hall, act, from, parts.headers, body)
+            actions::handle_action(hall, act, from, parts.headers, body)
         };
         router = router.route(&format!("/api/v1/actions/{}", act.name()), post(handler));
     }
     let listened = Arc::clone(hall);
-    let with = |hall: &Arc<Hall>, answer: fn(&Hall, &Caller, &Request) -> Result<Response, Refusal>| {
+    let with = |hall: &Arc<ApiState>, answer: fn(&ApiState, &Caller, &Request) -> Result<Response, ApiError>| {
         let hall = Arc::clone(hall);
-        get(move |request: Request| special(Arc::clone(&hall), answer, request))
+        get(move |request: Request| respond_uncached(Arc::clone(&hall), answer, request))
     };
     router
-        .route("/api/v1/events", get(move |request: Request| listen(Arc::clone(&listened), request)))
+        .route("/api/v1/events", get(move |request: Request| stream_events(Arc::clone(&listened), request)))
         .route("/api/v1/whoami", with(hall, whoami))
-        .route("/api/v1/openapi.json", with(hall, |_, _, request| sent(Made::json(&openapi())?, request)))
+        .route("/api/v1/openapi.json", with(hall, |_, _, request| respond(RawBody::json(&openapi())?, request)))
         .route(
             "/api/v1/",
-            with(hall, |_, _, request| sent(Made::text("text/html; charset=utf-8", openapi::page()), request)),
+            with(hall, |_, _, request| {
+                respond(RawBody::text("text/html; charset=utf-8", openapi::html_page()), request)
+            }),
         )
-        .fallback(|| async { Refusal::NoSuchPlace })
+        .fallback(|| async { ApiError::NotFound })
         .method_not_allowed_fallback(|request: Request| async move {
-            Refusal::Method { method: request.method().to_string() }
+            ApiError::MethodNotAllowed { method: request.method().to_string() }
         })
-        .layer(map_response(with_manners))
-        .layer(from_fn(traced))
+        .layer(map_response(add_security_headers))
+        .layer(from_fn(trace_request))
 }
 
 /// Returns the header `traceparent`, if there is exactly one.
@@ -252,7 +254,7 @@ fn traceparent(headers: &HeaderMap) -> Option<&str> {
 
 /// Wraps a request in a span of the trace that its `traceparent` names. The span has the matched route, because the
 /// path may contain anything.
-async fn traced(request: Request, next: Next) -> Response {
+async fn trace_request(request: Request, next: Next) -> Response {
     if !request.uri().path().starts_with("/api/") {
         return next.run(request).await;
     }
@@ -271,107 +273,112 @@ async fn traced(request: Request, next: Next) -> Response {
     let status = response.status();
     span.record("http.response.status_code", u64::from(status.as_u16()));
     if status.is_server_error() {
-        spans::failed(&span, &status);
+        spans::record_failure(&span, &status);
     }
     response
 }
 
-fn sent(made: Made, request: &Request) -> Result<Response, Refusal> {
-    Ok(Answer::new(made).to(request.headers()))
+fn respond(made: RawBody, request: &Request) -> Result<Response, ApiError> {
+    Ok(SharedResponse::new(made).respond_to(request.headers()))
 }
 
-fn whoami(_: &Hall, caller: &Caller, request: &Request) -> Result<Response, Refusal> {
-    let may_act = caller.known && caller.role >= Role::Operator;
-    let who = json!({ "name": caller.name, "role": caller.role, "known": caller.known, "may_act": may_act });
-    sent(Made::json(&who)?, request)
+fn whoami(_: &ApiState, caller: &Caller, request: &Request) -> Result<Response, ApiError> {
+    let may_act = caller.authenticated && caller.role >= Role::Operator;
+    let who = json!({ "name": caller.name, "role": caller.role, "known": caller.authenticated, "may_act": may_act });
+    respond(RawBody::json(&who)?, request)
 }
 
 /// Streams events, for as long as the client is authorised.
-async fn listen(hall: Arc<Hall>, request: Request) -> Response {
+async fn stream_events(hall: Arc<ApiState>, request: Request) -> Response {
     let (from, headers) = (peer(&request), request.headers().clone());
-    let asked = Asked::read(&[], std::iter::empty(), request.uri().query());
-    let caller = hall.guard.caller(from, &headers).await;
+    let asked = RequestParams::parse(&[], std::iter::empty(), request.uri().query());
+    let caller = hall.auth.authenticate(from, &headers).await;
     let served = caller.and_then(|caller| {
         asked?;
         let (again, last) = (Arc::clone(&hall), headers.get("last-event-id").and_then(|id| id.to_str().ok()));
         let (who, said) = (caller.clone(), headers.clone());
-        let may: May = Box::new(move || {
+        let may: AuthorisationCheck = Box::new(move || {
             let (again, who, said) = (Arc::clone(&again), who.clone(), said.clone());
-            Box::pin(async move { again.guard.caller(from, &said).await.is_ok_and(|now| now == who) })
+            Box::pin(async move { again.auth.authenticate(from, &said).await.is_ok_and(|now| now == who) })
         });
-        hall.news.serve(last, &caller.name, may)
+        hall.events.serve(last, &caller.name, may)
     });
     served.unwrap_or_else(|refusal| {
-        hall.noted.unknown(from, request.uri().path(), &refusal);
+        hall.audit_throttle.log_unknown_client(from, request.uri().path(), &refusal);
         refusal.into_response()
     })
 }
 
 /// Answers cheap requests that are specific to the caller and not cached.
-async fn special(
-    hall: Arc<Hall>,
-    answer: fn(&Hall, &Caller, &Request) -> Result<Response, Refusal>,
+async fn respond_uncached(
+    hall: Arc<ApiState>,
+    answer: fn(&ApiState, &Caller, &Request) -> Result<Response, ApiError>,
     request: Request,
 ) -> Response {
     let from = peer(&request);
-    let caller = hall.guard.caller(from, request.headers()).await;
+    let caller = hall.auth.authenticate(from, request.headers()).await;
     let answered = caller.and_then(|caller| {
-        Asked::read(&[], std::iter::empty(), request.uri().query())?;
+        RequestParams::parse(&[], std::iter::empty(), request.uri().query())?;
         answer(&hall, &caller, &request)
     });
     answered.unwrap_or_else(|refusal| {
-        hall.noted.unknown(from, request.uri().path(), &refusal);
+        hall.audit_throttle.log_unknown_client(from, request.uri().path(), &refusal);
         refusal.into_response()
     })
 }
 
 /// Serves one endpoint of the table: from the cache, or made by the first request.
-async fn read(hall: Arc<Hall>, route: &'static Route, request: Request) -> Response {
+async fn respond_cached(hall: Arc<ApiState>, route: &'static Route, request: Request) -> Response {
     let from = peer(&request);
     let (mut parts, _) = request.into_parts();
     let answered = async {
-        hall.guard.caller(from, &parts.headers).await?;
-        let path = RawPathParams::from_request_parts(&mut parts, &()).await.map_err(|_| Refusal::NoSuchPlace)?;
-        let asked = Asked::read(route.params, path.iter(), parts.uri.query())?;
-        answer(&hall, route, asked).await
+        hall.auth.authenticate(from, &parts.headers).await?;
+        let path = RawPathParams::from_request_parts(&mut parts, &()).await.map_err(|_| ApiError::NotFound)?;
+        let asked = RequestParams::parse(route.params, path.iter(), parts.uri.query())?;
+        cached_response(&hall, route, asked).await
     };
     match answered.await {
         Ok((answer, scene)) => {
-            let mut response = answer.to(&parts.headers);
-            scene.date(response.headers_mut());
+            let mut response = answer.respond_to(&parts.headers);
+            scene.add_headers(response.headers_mut());
             response
         }
         Err(refusal) => {
-            hall.noted.unknown(from, parts.uri.path(), &refusal);
+            hall.audit_throttle.log_unknown_client(from, parts.uri.path(), &refusal);
             refusal.into_response()
         }
     }
 }
 
 /// Returns the response, and the cluster state it was made from.
-async fn answer(hall: &Arc<Hall>, route: &'static Route, asked: Asked) -> Result<(Answer, Arc<Scene>), Refusal> {
+async fn cached_response(
+    hall: &Arc<ApiState>,
+    route: &'static Route,
+    asked: RequestParams,
+) -> Result<(SharedResponse, Arc<FleetView>), ApiError> {
     let until = Instant::now() + REQUEST_TIMEOUT;
-    let place = hall.answers.place(asked.key(route.path));
-    let mut kept = timeout_at(until, place.lock()).await.map_err(|_| Refusal::Busy)?;
-    let scene = hall.scene();
-    if let Some(kept) = kept.as_ref().filter(|kept| kept.is_fresh(scene.number, route.lasts)) {
-        return Ok((kept.answer.clone(), scene));
+    let place = hall.response_cache.entry(asked.key(route.path));
+    let mut kept = timeout_at(until, place.lock()).await.map_err(|_| ApiError::Overloaded)?;
+    let scene = hall.fleet_view();
+    if let Some(kept) = kept.as_ref().filter(|kept| kept.is_fresh(scene.number, route.cache_policy)) {
+        return Ok((kept.response.clone(), scene));
     }
-    hall.answers.forget(&mut kept);
+    hall.response_cache.evict(&mut kept);
     let (asking, shown) = (Arc::clone(hall), Arc::clone(&scene));
     let span = span!("api.make");
     let read = move || {
-        let store = asking.store.until(until.into_std());
-        let made = (route.read)(&Look { hall: &asking, store, scene: &shown, asked: &asked, route })?;
-        asking.answers.answer(made)
+        let store = asking.store.with_deadline(until.into_std());
+        let made =
+            (route.handler)(&RequestContext { state: &asking, store, fleet_view: &shown, params: &asked, route })?;
+        asking.response_cache.reserve(made)
     };
-    let answer = hall.desks.read((route.name, route.lasts), until, move || span.in_scope(read)).await??;
-    hall.answers.keep(&mut kept, answer.clone(), scene.number);
+    let answer = hall.workers.run_read((route.name, route.cache_policy), until, move || span.in_scope(read)).await??;
+    hall.response_cache.insert(&mut kept, answer.clone(), scene.number);
     Ok((answer, scene))
 }
 
 /// Adds security headers to every response: no framing, no content sniffing, no referrer.
-async fn with_manners(mut response: Response) -> Response {
+async fn add_security_headers(mut response: Response) -> Response {
     let headers = response.headers_mut();
     // The dashboard's page has its own policy.
     headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(HeaderValue::from_static(

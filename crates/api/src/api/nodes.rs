@@ -4,109 +4,112 @@ use std::collections::BTreeSet;
 
 use doctor_checks::document::Document;
 use doctor_core::{
-    hostlist::LIVES,
+    hostlist::NODE_STATES,
     ids::{NodeName, PoolName, RunId},
-    shown::{Shown, Status},
+    node_status::{NodeHealth, NodeStatus},
     snapshot::NodeRecord,
     view::{self, BootFacts, NodeRow, ResultFacts},
 };
 use doctor_engine::{
     agents::{AgentBrief, AgentState},
-    picture,
+    cluster_state,
 };
 use doctor_store::{Store, StoreError, records::HistoryFilter};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    answer::Lasts,
-    asked::{Asked, Form, Param},
-    endpoint::{JSON, Look, Page, Route},
-    refusal::Refusal,
+    action_request::{MAX_NODE_NAMES, parse_selector},
+    endpoint::{JSON, Page, RequestContext, Route},
+    error::ApiError,
+    params::{Param, ParamSyntax, RequestParams},
+    response_cache::CachePolicy,
     schema::{
-        advice, anything, count, flag, joined, life, list, moment, object, one_of, or_null, page, places, remedy, rung,
-        severity, span, standing, step_kind, step_state, text, told_apart, used, verdict,
+        advice, any_value, count, duration, flag, list, merged, node_state, object, one_of, or_null, page, remedy,
+        rung, severity, standing, step_kind, step_state, tagged_union, text, timestamp, tuple, used, verdict,
     },
-    wish::{MOST_NAMES, selector},
 };
-use crate::response::Made;
+use crate::response::RawBody;
 
 /// Node selector, which other lists share.
 pub(super) const SELECT: Param =
-    Param::new("select", "nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`", Form::Text);
-pub(super) const POOL: Param = Param::new("pool", "only this pool", Form::Name);
-pub(super) const LIFE: Param = Param::new("life", "only nodes in this state", Form::OneOf(&LIVES));
-const HEALTH: Param = Param::new("health", "only nodes with this health", Form::OneOf(&["pass", "fail", "unknown"]));
-pub(super) const LIMIT: Param = Param::new("limit", "maximum number of rows", Form::Count { most: 500, usual: 100 });
-pub(super) const CURSOR: Param = Param::new("cursor", "`next` of the previous page", Form::Text);
-pub(super) const NODE: Param = Param::new("node", "a node's name", Form::Name);
-pub(super) const SINCE: Param = Param::new("since", "only since then: a duration such as 7d, or a time", Form::Past);
+    Param::new("select", "nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`", ParamSyntax::Text);
+pub(super) const POOL: Param = Param::new("pool", "only this pool", ParamSyntax::Name);
+pub(super) const STATE: Param = Param::new("life", "only nodes in this state", ParamSyntax::OneOf(&NODE_STATES));
+const HEALTH: Param =
+    Param::new("health", "only nodes with this health", ParamSyntax::OneOf(&["pass", "fail", "unknown"]));
+pub(super) const LIMIT: Param =
+    Param::new("limit", "maximum number of rows", ParamSyntax::Count { most: 500, usual: 100 });
+pub(super) const CURSOR: Param = Param::new("cursor", "`next` of the previous page", ParamSyntax::Text);
+pub(super) const NODE: Param = Param::new("node", "a node's name", ParamSyntax::Name);
+pub(super) const SINCE: Param =
+    Param::new("since", "only since then: a duration such as 7d, or a time", ParamSyntax::PastTime);
 
 pub(super) const LIST: Route = Route {
     path: "/nodes",
     name: "nodes",
     summary: "Nodes by name",
-    about: "Use, state and the last result of each test. Rows as in `doctor nodes --json`, with a summary of the agent.",
-    params: &[SELECT, POOL, LIFE, HEALTH, LIMIT, CURSOR],
-    lasts: Lasts::WithScene,
-    answer: || page(node_row()),
-    kind: JSON,
-    read: list_nodes,
+    description: "Use, state and the last result of each test. Rows as in `doctor nodes --json`, with a summary of the agent.",
+    params: &[SELECT, POOL, STATE, HEALTH, LIMIT, CURSOR],
+    cache_policy: CachePolicy::UntilStateChanges,
+    response_schema: || page(node_row()),
+    content_type: JSON,
+    handler: list_nodes,
 };
 
 pub(super) const ONE: Route = Route {
     path: "/nodes/{node}",
     name: "node",
     summary: "Why a node is as it is",
-    about: "State, marks, findings with rule and evidence, every test, why it is not being tested now, its case, the steps taken, \
+    description: "State, marks, findings with rule and evidence, every test, why it is not being tested now, its case, the steps taken, \
             and what to do next. As `doctor why NODE --json`, with a summary of the agent.",
     params: &[NODE],
-    lasts: Lasts::AMoment,
-    answer: why_schema,
-    kind: JSON,
-    read: one_node,
+    cache_policy: CachePolicy::Briefly,
+    response_schema: why_schema,
+    content_type: JSON,
+    handler: one_node,
 };
 
 pub(super) const TIMELINE: Route = Route {
     path: "/nodes/{node}/timeline",
     name: "nodeTimeline",
     summary: "What happened to a node, newest first",
-    about: "Results of runs, boots, marks, repairs, operators' commands and the controller's decisions. At most `limit` of each kind.",
+    description: "Results of runs, boots, marks, repairs, operators' commands and the controller's decisions. At most `limit` of each kind.",
     params: &[NODE, SINCE, LIMIT],
-    lasts: Lasts::AMoment,
-    answer: || list(moment_row()),
-    kind: JSON,
-    read: timeline,
+    cache_policy: CachePolicy::Briefly,
+    response_schema: || list(timeline_row()),
+    content_type: JSON,
+    handler: timeline,
 };
 
 /// Returns a filter for nodes by `select`, `pool` and `life`.
-pub(super) fn wanted(asked: &Asked) -> Result<impl Fn(&NodeRecord) -> bool + use<>, Refusal> {
-    let select = asked.text("select").map(|text| selector(text, MOST_NAMES)).transpose();
-    let select = select.map_err(|why| Refusal::BadParameter { name: "select", why })?;
+pub(super) fn node_filter(asked: &RequestParams) -> Result<impl Fn(&NodeRecord) -> bool + use<>, ApiError> {
+    let select = asked.text("select").map(|text| parse_selector(text, MAX_NODE_NAMES)).transpose();
+    let select = select.map_err(|why| ApiError::BadParameter { name: "select", why })?;
     let pool: Option<PoolName> = asked.get("pool")?;
     let life = asked.text("life").map(str::to_owned);
     Ok(move |record: &NodeRecord| {
-        let (name, of, word) = (&record.node.name, &record.node.pool, record.life.word());
+        let (name, of, word) = (&record.node.name, &record.node.pool, record.state.as_str());
         select.as_ref().is_none_or(|select| select.matches(name, of, word))
             && pool.as_ref().is_none_or(|pool| pool == of)
             && life.as_ref().is_none_or(|life| life == word)
     })
 }
 
-pub(super) fn unknown_node(name: &NodeName) -> Refusal {
+pub(super) fn unknown_node(name: &NodeName) -> ApiError {
     let known = "GET /api/v1/nodes lists them".to_owned();
-    Refusal::Unknown { what: "node", name: name.to_string(), known }
+    ApiError::UnknownName { what: "node", name: name.to_string(), known }
 }
 
-fn list_nodes(look: &Look<'_>) -> Result<Made, Refusal> {
-    let (facts, asked, limit) = (&look.scene.facts, look.asked, look.limit());
-    let wanted = wanted(asked)?;
-    let health: Option<Status> = asked.get("health")?;
+fn list_nodes(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let (facts, asked, limit) = (&look.fleet_view.facts, look.params, look.page_size());
+    let wanted = node_filter(asked)?;
+    let health: Option<NodeHealth> = asked.get("health")?;
     let after: Option<NodeName> = asked.get("cursor")?;
     let well = |record: &NodeRecord, here: bool| match (health, here) {
         (None, _) => true,
-        (Some(health), true) => Shown::status_of(&facts.snapshot, record) == health,
-        (Some(health), false) => health == Status::Unknown,
+        (Some(health), true) => NodeStatus::health_of(&facts.snapshot, record) == health,
+        (Some(health), false) => health == NodeHealth::Unknown,
     };
     let rows = facts.nodes().filter(|(record, here)| {
         let name = &record.node.name;
@@ -116,36 +119,36 @@ fn list_nodes(look: &Look<'_>) -> Result<Made, Refusal> {
         .take(limit as usize + 1)
         .map(|(record, here)| with_agent(look, view::node_row(facts, record, here)))
         .collect();
-    Made::json(&Page::of(rows, limit, |row| row.of.node.to_string()))
+    RawBody::json(&Page::from_rows(rows, limit, |row| row.inner.node.to_string()))
 }
 
 /// A value about a node, with its agent.
 #[derive(Serialize)]
 struct WithAgent<'a, T> {
     #[serde(flatten)]
-    of: T,
+    inner: T,
     agent: Option<&'a AgentBrief>,
 }
 
-fn with_agent<'a>(look: &Look<'a>, of: NodeRow) -> WithAgent<'a, NodeRow> {
-    WithAgent { agent: look.scene.agents.get(&of.node), of }
+fn with_agent<'a>(look: &RequestContext<'a>, of: NodeRow) -> WithAgent<'a, NodeRow> {
+    WithAgent { agent: look.fleet_view.agents.get(&of.node), inner: of }
 }
 
-fn one_node(look: &Look<'_>) -> Result<Made, Refusal> {
+fn one_node(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
     const AUDIT: u32 = 20;
-    let node: NodeName = look.asked.part("node")?;
-    let facts = &look.scene.facts;
-    let kept = picture::kept(&look.store, facts, &node, AUDIT)?;
+    let node: NodeName = look.params.path_segment("node")?;
+    let facts = &look.fleet_view.facts;
+    let kept = cluster_state::node_details(&look.store, facts, &node, AUDIT)?;
     let of = view::why(facts, &node, kept).ok_or_else(|| unknown_node(&node))?;
-    Made::told_by_nodes(&WithAgent { of, agent: look.scene.agents.get(&node) })
+    RawBody::json_redacted(&WithAgent { inner: of, agent: look.fleet_view.agents.get(&node) })
 }
 
-fn timeline(look: &Look<'_>) -> Result<Made, Refusal> {
-    let node: NodeName = look.asked.part("node")?;
-    let (facts, store, limit) = (&look.scene.facts, &look.store, look.limit());
+fn timeline(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let node: NodeName = look.params.path_segment("node")?;
+    let (facts, store, limit) = (&look.fleet_view.facts, &look.store, look.page_size());
     facts.node(&node).ok_or_else(|| unknown_node(&node))?;
-    let since = look.asked.since("since", facts);
-    let kept = picture::kept(store, facts, &node, limit)?;
+    let since = look.params.since("since", facts);
+    let kept = cluster_state::node_details(store, facts, &node, limit)?;
     let filter = HistoryFilter { node: Some(node.clone()), since, limit: Some(limit), ..HistoryFilter::default() };
     let results: Vec<ResultFacts> = store
         .history(&filter)?
@@ -155,7 +158,7 @@ fn timeline(look: &Look<'_>) -> Result<Made, Refusal> {
     let boots = boots(store, &node, &results)?;
     let mut moments = view::timeline(kept.audit, &results, boots);
     moments.retain(|moment| since.is_none_or(|since| moment.at >= since));
-    Made::told_by_nodes(&moments)
+    RawBody::json_redacted(&moments)
 }
 
 /// Returns the boots that the evidence of these runs shows. Limited, because each document is decompressed.
@@ -165,7 +168,7 @@ fn boots(store: &Store, node: &NodeName, results: &[ResultFacts]) -> Result<Vec<
     let mut boots = Vec::new();
     for run in runs.into_iter().rev().take(MOST) {
         let kept = store.evidence(run, node)?.filter(|kept| !kept.truncated);
-        let Some(document) = kept.and_then(|kept| Document::open_kept(&kept.bytes).ok()) else { continue };
+        let Some(document) = kept.and_then(|kept| Document::parse_stored(&kept.bytes).ok()) else { continue };
         boots.extend(document.hardware.boot_id.map(|boot| BootFacts { seen: document.started, boot, up: document.up }));
     }
     Ok(boots)
@@ -174,7 +177,7 @@ fn boots(store: &Store, node: &NodeName, results: &[ResultFacts]) -> Result<Vec<
 fn active_run() -> Value {
     object(json!({
         "run": text(), "tests": list(text()), "state": one_of(&["planned", "pending", "running", "ended"]),
-        "since": moment(), "because": text(),
+        "since": timestamp(), "because": text(),
     }))
 }
 
@@ -182,25 +185,25 @@ fn node_row() -> Value {
     object(json!({
         "node": text(),
         "pool": or_null(text()),
-        "life": life(),
-        "since": or_null(moment()),
+        "life": node_state(),
+        "since": or_null(timestamp()),
         "used": used(),
         "used_text": or_null(text()),
-        "tests": list(object(json!({ "test": text(), "standing": standing(), "at": or_null(moment()) }))),
+        "tests": list(object(json!({ "test": text(), "standing": standing(), "at": or_null(timestamp()) }))),
         "findings": count(),
         "worst": or_null(severity()),
         "case": or_null(text()),
         "our_marks": list(text()),
         "foreign_marks": list(text()),
         "run": or_null(active_run()),
-        "passed_over": or_null(object(json!({ "code": text(), "text": text(), "since": moment() }))),
+        "passed_over": or_null(object(json!({ "code": text(), "text": text(), "since": timestamp() }))),
         "agent": or_null(agent()),
     }))
 }
 
 fn agent() -> Value {
     object(json!({
-        "state": one_of(&AgentState::ALL.map(AgentState::word)), "silent": flag(), "heard": or_null(moment()),
+        "state": one_of(&AgentState::ALL.map(AgentState::word)), "silent": flag(), "heard": or_null(timestamp()),
         "program": or_null(text()), "skew": list(text()),
     }))
 }
@@ -210,28 +213,28 @@ pub(super) fn finding() -> Value {
     object(json!({
         "check": text(), "entity": text(), "verdict": verdict(), "severity": severity(), "remedy": remedy(),
         "reason": text(), "text": text(), "rule": text(), "evidence": text(), "run": or_null(text()),
-        "first_seen": moment(), "last_seen": moment(), "times": count(), "confirm": count(), "confirmed": flag(),
+        "first_seen": timestamp(), "last_seen": timestamp(), "times": count(), "confirm": count(), "confirmed": flag(),
     }))
 }
 
 /// Schema of a failed user job.
 pub(super) fn failed_work() -> Value {
-    object(json!({ "id": text(), "name": text(), "owner": text(), "at": moment(), "how": anything() }))
+    object(json!({ "id": text(), "name": text(), "owner": text(), "at": timestamp(), "how": any_value() }))
 }
 
-fn case_file() -> Value {
+fn case_schema() -> Value {
     let step = object(json!({
-        "at": moment(), "what": step_kind(), "state": step_state(), "tries": count(), "text": text(),
+        "at": timestamp(), "what": step_kind(), "state": step_state(), "tries": count(), "text": text(),
     }));
     object(json!({
-        "id": text(), "opened": moment(), "severity": severity(), "rung": rung(), "open": flag(),
+        "id": text(), "opened": timestamp(), "severity": severity(), "rung": rung(), "open": flag(),
         "waits_for_person": flag(), "advice": or_null(advice()), "failed_work": list(failed_work()),
         "steps": list(step),
     }))
 }
 
 fn why_schema() -> Value {
-    let life_state = told_apart(&[
+    let life_state = tagged_union(&[
         ("in-service", json!({})),
         ("suspect", json!({})),
         ("quarantined", json!({})),
@@ -240,43 +243,43 @@ fn why_schema() -> Value {
         ("out", json!({})),
         ("held", json!({ "by": text() })),
     ]);
-    let due = told_apart(&[
+    let due = tagged_union(&[
         ("now", json!({})),
-        ("at", json!({ "at": moment() })),
-        ("retry", json!({ "at": moment(), "misses": count() })),
+        ("at", json!({ "at": timestamp() })),
+        ("retry", json!({ "at": timestamp(), "misses": count() })),
     ]);
-    let conclusive = places(&[verdict(), moment()], 2);
+    let conclusive = tuple(&[verdict(), timestamp()], 2);
     let last = object(json!({
-        "at": moment(), "verdict": verdict(), "reason": text(), "run": or_null(text()),
+        "at": timestamp(), "verdict": verdict(), "reason": text(), "run": or_null(text()),
         "conclusive": or_null(conclusive), "misses": count(),
     }));
-    let hold = object(json!({ "by": text(), "why": text(), "since": moment(), "until": or_null(moment()) }));
+    let hold = object(json!({ "by": text(), "why": text(), "since": timestamp(), "until": or_null(timestamp()) }));
     let test_line = object(json!({
-        "test": text(), "standing": standing(), "cutoff": span(), "last": or_null(last), "due": due,
+        "test": text(), "standing": standing(), "cutoff": duration(), "last": or_null(last), "due": due,
     }));
     let audit = object(json!({
-        "at": moment(), "by": text(), "what": text(), "code": text(), "text": text(), "run": or_null(text()),
+        "at": timestamp(), "by": text(), "what": text(), "code": text(), "text": text(), "run": or_null(text()),
     }));
     let rest = object(json!({
-        "at": moment(),
+        "at": timestamp(),
         "headline": text(),
         "life_state": life_state,
         "hardware": or_null(text()),
         "hold": or_null(hold),
-        "backoff": or_null(object(json!({ "until": moment(), "times": count() }))),
-        "case_file": or_null(case_file()),
+        "backoff": or_null(object(json!({ "until": timestamp(), "times": count() }))),
+        "case_file": or_null(case_schema()),
         "open_findings": list(finding()),
         "failed_work": list(failed_work()),
         "test_lines": list(test_line),
         "audit": list(audit),
         "next": list(text()),
     }));
-    joined(&[node_row(), rest])
+    merged(&[node_row(), rest])
 }
 
-fn moment_row() -> Value {
+fn timeline_row() -> Value {
     object(json!({
-        "at": moment(), "kind": one_of(&["results", "boot", "act"]), "what": text(), "text": text(),
+        "at": timestamp(), "kind": one_of(&["results", "boot", "act"]), "what": text(), "text": text(),
         "by": or_null(text()), "code": or_null(text()), "run": or_null(text()),
     }))
 }

@@ -5,26 +5,26 @@ use serde_json::{Map, Value, json};
 use doctor_store::access::Role;
 
 use super::{
+    action_request::ActionKind,
     actions,
-    asked::Param,
     endpoint::Route,
-    news::Change,
-    refusal::Refusal,
+    error::ApiError,
+    events::Change,
+    params::Param,
     routes::ROUTES,
     schema::{count, flag, object, one_of, text},
-    wish::Act,
 };
 
-const ABOUT: &str = "The views and commands of the command line. Responses have an ETag: with If-None-Match, an unchanged \
+const DESCRIPTION: &str = "The views and commands of the command line. Responses have an ETag: with If-None-Match, an unchanged \
                      response is not sent again. Lists are paged: `next` of a page is the `cursor` of the next one. A request \
                      that takes longer than ten seconds, or finds the queue full, gets 503 with Retry-After. Times are RFC 3339 \
                      in UTC; durations are written as `1h 30m`.";
-pub(super) const EVENTS_ABOUT: &str = "Server-sent events. An event says what changed, without the new content: `nodes`, `runs` and `cases` list ids \
+pub(super) const EVENTS_DESCRIPTION: &str = "Server-sent events. An event says what changed, without the new content: `nodes`, `runs` and `cases` list ids \
      (`more`: how many are left out), `status` is a change of the breaker, pauses, requests or the policy, `plan` a change of the \
      next cycle's plan, `everything` a reload because the changes are unknown. After a broken connection the browser sends \
      Last-Event-ID and gets the events it missed. A client that falls behind, or whose token was revoked or has another role now, \
      gets `dropped` and is disconnected. One caller may have at most 32 streams.";
-pub(super) const ACT_ABOUT: &str = "Requires the role operator. Without `confirm` nothing is done: the response is the plan, with a confirmation that is valid \
+pub(super) const ACTIONS_DESCRIPTION: &str = "Requires the role operator. Without `confirm` nothing is done: the response is the plan, with a confirmation that is valid \
      for this plan for ten minutes. The same request with `confirm` carries the plan out; if the plan has changed meanwhile, the \
      response is 409 with the current plan. Each node has a line in `changes` that names what blocks the command there: a hold, a \
      repair, or that the node left the cluster. The audit trail records commands that were carried out or rejected.";
@@ -33,19 +33,19 @@ pub(super) const ACT_ABOUT: &str = "Requires the role operator. Without `confirm
 pub fn openapi() -> Value {
     let mut paths = Map::new();
     for route in ROUTES {
-        paths.insert(format!("/api/v1{}", route.path), json!({ "get": get(route) }));
+        paths.insert(format!("/api/v1{}", route.path), json!({ "get": get_operation(route) }));
     }
     paths.insert("/api/v1/whoami".to_owned(), json!({ "get": whoami() }));
     paths.insert("/api/v1/events".to_owned(), json!({ "get": events() }));
-    for act in Act::ALL {
-        paths.insert(format!("/api/v1/actions/{}", act.name()), json!({ "post": post(act) }));
+    for act in ActionKind::ALL {
+        paths.insert(format!("/api/v1/actions/{}", act.name()), json!({ "post": post_operation(act) }));
     }
     json!({
         "openapi": "3.1.0",
         "info": {
             "title": "Cluster Doctor",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": ABOUT,
+            "description": DESCRIPTION,
             "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
         },
         "servers": [{ "url": "/" }],
@@ -55,7 +55,7 @@ pub fn openapi() -> Value {
             "securitySchemes": { "token": {
                 "type": "http", "scheme": "bearer", "description": "`doctor token create NAME --role viewer|operator`",
             }},
-            "schemas": { "Error": Refusal::schema() },
+            "schemas": { "Error": ApiError::schema() },
         },
     })
 }
@@ -65,32 +65,32 @@ pub fn openapi_text() -> String {
     format!("{:#}\n", openapi())
 }
 
-fn refused(about: &str) -> Value {
+fn error_response(about: &str) -> Value {
     json!({
         "description": about,
         "content": { "application/json": { "schema": { "$ref": "#/components/schemas/Error" } } },
     })
 }
 
-fn answered(about: &str, kind: &str, schema: &Value) -> Value {
-    let mut unavailable = refused("overloaded, timed out, or the store does not respond");
+fn responses(about: &str, kind: &str, schema: &Value) -> Value {
+    let mut unavailable = error_response("overloaded, timed out, or the store does not respond");
     unavailable["headers"] = json!({ "Retry-After": { "schema": count(), "description": "seconds" } });
     json!({
         "200": { "description": about, "content": { kind: { "schema": schema } } },
         "503": unavailable,
-        "default": refused("the error"),
+        "default": error_response("the error"),
     })
 }
 
-fn get(route: &Route) -> Value {
-    let mut responses = answered(route.summary, route.kind, &(route.answer)());
+fn get_operation(route: &Route) -> Value {
+    let mut responses = responses(route.summary, route.content_type, &(route.response_schema)());
     if let Some(responses) = responses.as_object_mut() {
         responses.insert("304".to_owned(), json!({ "description": "not modified" }));
     }
     json!({
         "operationId": route.name,
         "summary": route.summary,
-        "description": route.about,
+        "description": route.description,
         "parameters": route.params.iter().map(|param| parameter(route, param)).collect::<Vec<_>>(),
         "responses": responses,
     })
@@ -102,7 +102,7 @@ fn parameter(route: &Route, param: &Param) -> Value {
         "name": param.name,
         "in": if in_path { "path" } else { "query" },
         "required": in_path,
-        "description": param.about,
+        "description": param.description,
         "schema": param.schema(),
     })
 }
@@ -115,7 +115,7 @@ fn whoami() -> Value {
         "summary": "The caller's name and role, and whether it may send commands",
         "description": "`known` is false for a local client while no token exists.",
         "parameters": [],
-        "responses": answered("the caller", "application/json", &who),
+        "responses": responses("the caller", "application/json", &who),
     })
 }
 
@@ -123,30 +123,30 @@ fn events() -> Value {
     json!({
         "operationId": "events",
         "summary": "Change notifications",
-        "description": format!("{EVENTS_ABOUT} Events: {}.", Change::NAMES.join(", ")),
+        "description": format!("{EVENTS_DESCRIPTION} Events: {}.", Change::NAMES.join(", ")),
         "parameters": [{
             "name": "Last-Event-ID", "in": "header", "required": false,
             "description": "the id of the last event received", "schema": text(),
         }],
-        "responses": answered("events", "text/event-stream", &text()),
+        "responses": responses("events", "text/event-stream", &text()),
     })
 }
 
-fn post(act: Act) -> Value {
-    let mut responses = answered("the plan, or the result", "application/json", &actions::schema());
+fn post_operation(act: ActionKind) -> Value {
+    let mut responses = responses("the plan, or the result", "application/json", &actions::schema());
     responses["409"] =
-        refused("the plan has changed (the current one is in `plan`), or the confirmation was used before");
+        error_response("the plan has changed (the current one is in `plan`), or the confirmation was used before");
     json!({
         "operationId": format!("act-{}", act.name()),
         "summary": act.summary(),
-        "description": ACT_ABOUT,
+        "description": ACTIONS_DESCRIPTION,
         "requestBody": { "required": true, "content": { "application/json": { "schema": act.schema() } } },
         "responses": responses,
     })
 }
 
 /// Returns the description as one HTML page without scripts or styles.
-pub(super) fn page() -> String {
+pub(super) fn html_page() -> String {
     let mut html = format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
          <meta name=\"color-scheme\" content=\"light dark\"><title>Cluster Doctor: API</title>\
@@ -154,14 +154,14 @@ pub(super) fn page() -> String {
          <p>Authenticate with <code>Authorization: Bearer TOKEN</code>; \
          <code>doctor token create NAME --role viewer|operator</code> creates a token. \
          For programs: <a href=\"/api/v1/openapi.json\">openapi.json</a>.</p>",
-        with_code(ABOUT)
+        with_code(DESCRIPTION)
     );
     let description = openapi();
     let paths = description["paths"].as_object().cloned().unwrap_or_default();
     for (title, method) in [("Reading", "get"), ("Commands", "post")] {
         html.push_str(&format!("<h2>{title}</h2>"));
         if method == "post" {
-            html.push_str(&format!("<p>{}</p>", with_code(ACT_ABOUT)));
+            html.push_str(&format!("<p>{}</p>", with_code(ACTIONS_DESCRIPTION)));
         }
         for (path, place) in paths.iter().filter_map(|(path, place)| Some((path, place.get(method)?))) {
             html.push_str(&section(method, path, place));
@@ -247,7 +247,7 @@ mod tests {
                 assert!(route.params.iter().any(|param| param.name == part), "{}: {part}", route.path);
             }
         }
-        assert!(page().contains("/api/v1/nodes/{node}/timeline") && !page().contains("<script"));
-        assert!(!page().contains('`'), "backticks are markup, not text of the page");
+        assert!(html_page().contains("/api/v1/nodes/{node}/timeline") && !html_page().contains("<script"));
+        assert!(!html_page().contains('`'), "backticks are markup, not text of the page");
     }
 }

@@ -4,30 +4,30 @@ use doctor_core::{ids::IdSource, plan, view};
 use serde_json::{Value, json};
 
 use super::{
-    answer::Lasts,
-    endpoint::{JSON, Look, Route},
-    nodes::{LIFE, POOL, SELECT, wanted},
-    refusal::Refusal,
-    schema::{list, moment, object, or_null, text},
+    endpoint::{JSON, RequestContext, Route},
+    error::ApiError,
+    nodes::{POOL, SELECT, STATE, node_filter},
+    response_cache::CachePolicy,
+    schema::{list, object, or_null, text, timestamp},
 };
-use crate::response::Made;
+use crate::response::RawBody;
 
 pub(super) const PLAN: Route = Route {
     path: "/plan",
     name: "plan",
     summary: "What the next cycle would do",
-    about: "Each action with its reason, and each skipped node with its reason. The plan is made for this response from the last \
+    description: "Each action with its reason, and each skipped node with its reason. The plan is made for this response from the last \
             observed state of the cluster; nothing is carried out. As `doctor plan --json`; filters apply to skipped nodes.",
-    params: &[SELECT, POOL, LIFE],
-    lasts: Lasts::WithScene,
-    answer: schema,
-    kind: JSON,
-    read,
+    params: &[SELECT, POOL, STATE],
+    cache_policy: CachePolicy::UntilStateChanges,
+    response_schema: schema,
+    content_type: JSON,
+    handler: read,
 };
 
-fn read(look: &Look<'_>) -> Result<Made, Refusal> {
-    let facts = &look.scene.facts;
-    let wanted = wanted(look.asked)?;
+fn read(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let facts = &look.fleet_view.facts;
+    let wanted = node_filter(look.params)?;
     // The ids of a plan that is not carried out need not be unique.
     let plan = plan::plan(&facts.snapshot, &mut IdSource::new(0));
     let nodes = &facts.snapshot.nodes;
@@ -35,7 +35,7 @@ fn read(look: &Look<'_>) -> Result<Made, Refusal> {
         let place = nodes.binary_search_by(|record| record.node.name.cmp(name));
         place.is_ok_and(|place| wanted(&nodes[place]))
     });
-    Made::json(&json!({ "at": facts.now, "actions": view.actions, "passed_over": view.passed_over }))
+    RawBody::json(&json!({ "at": facts.now, "actions": view.actions, "passed_over": view.passed_over }))
 }
 
 fn schema() -> Value {
@@ -43,5 +43,5 @@ fn schema() -> Value {
         "action": text(), "nodes": or_null(text()), "what": text(), "code": text(), "why": text(),
     }));
     let passed = object(json!({ "node": text(), "code": text(), "why": text() }));
-    object(json!({ "at": moment(), "actions": list(action), "passed_over": list(passed) }))
+    object(json!({ "at": timestamp(), "actions": list(action), "passed_over": list(passed) }))
 }

@@ -1,7 +1,7 @@
 //! The route table of readable endpoints, which the server, the description and the tests use.
 
 use super::{
-    audit, budget, cases, endpoint::Route, figures, findings, fleet, history, nodes, plan, runs, status, tests,
+    audit, budget, cases, endpoint::Route, findings, fleet, history, measurements, nodes, plan, runs, status, tests,
 };
 
 pub(super) const ROUTES: [&Route; 22] = [
@@ -11,7 +11,7 @@ pub(super) const ROUTES: [&Route; 22] = [
     &nodes::LIST,
     &nodes::ONE,
     &nodes::TIMELINE,
-    &figures::OF_NODE,
+    &measurements::NODE_MEASUREMENTS,
     &findings::LIST,
     &cases::LIST,
     &cases::ONE,
@@ -23,7 +23,7 @@ pub(super) const ROUTES: [&Route; 22] = [
     &history::LIST,
     &tests::LIST,
     &tests::ONE,
-    &figures::VALUES,
+    &measurements::TEST_VALUES,
     &budget::BUDGET,
     &audit::LIST,
     &status::POLICY,

@@ -11,7 +11,7 @@ use doctor_core::{
     view::{self, OutcomeView, RunFacts, RunView},
 };
 use doctor_engine::{
-    scrub::{REMOVED, harmless, scrub_after, scrub_json, unescaped},
+    redact::{REMOVED, redact_after, redact_json, replace_control_chars, unescape},
     share::Share,
 };
 use doctor_store::records::RunRecord;
@@ -19,112 +19,116 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    answer::Lasts,
-    asked::{Form, Param},
-    endpoint::{JSON, Look, Page, Route},
+    endpoint::{JSON, Page, RequestContext, Route},
+    error::ApiError,
     nodes::{CURSOR, LIMIT, NODE},
-    refusal::Refusal,
-    schema::{count, flag, joined, list, moment, object, one_of, or_null, page, purpose, span, text, verdict},
+    params::{Param, ParamSyntax},
+    response_cache::CachePolicy,
+    schema::{count, duration, flag, list, merged, object, one_of, or_null, page, purpose, text, timestamp, verdict},
 };
-use crate::response::Made;
+use crate::response::RawBody;
 
-const RUN: Param = Param::new("run", "a run's id", Form::Name);
+const RUN: Param = Param::new("run", "a run's id", ParamSyntax::Name);
 
 pub(super) const LIST: Route = Route {
     path: "/runs",
     name: "runs",
     summary: "Runs, newest first",
-    about: "Test runs on nodes, from planned to ended. With `node`: its active runs and those with a result.",
+    description: "Test runs on nodes, from planned to ended. With `node`: its active runs and those with a result.",
     params: &[NODE, LIMIT, CURSOR],
-    lasts: Lasts::AMoment,
-    answer: || page(run_view()),
-    kind: JSON,
-    read: list_runs,
+    cache_policy: CachePolicy::Briefly,
+    response_schema: || page(run_view()),
+    content_type: JSON,
+    handler: list_runs,
 };
 
 pub(super) const ONE: Route = Route {
     path: "/runs/{run}",
     name: "run",
     summary: "One run and its results",
-    about: "",
+    description: "",
     params: &[RUN],
-    lasts: Lasts::AMoment,
-    answer: one_schema,
-    kind: JSON,
-    read: one_run,
+    cache_policy: CachePolicy::Briefly,
+    response_schema: one_schema,
+    content_type: JSON,
+    handler: one_run,
 };
 
 pub(super) const LOG: Route = Route {
     path: "/runs/{run}/log",
     name: "runLog",
     summary: "The log of a test of a run",
-    about: "At most 256 KiB, in whole lines: an `offset` within a line returns that line from its start. To follow a run, repeat \
+    description: "At most 256 KiB, in whole lines: an `offset` within a line returns that line from its start. To follow a run, repeat \
             with `offset` = `next_offset` until `ended`. Apparent secrets are redacted and control characters replaced, because \
             nodes are not trusted.",
     params: &[
         RUN,
         NODE,
-        Param::new("test", "of this test; default: the first of the run", Form::Name),
-        Param::new("offset", "start at this byte", Form::Offset),
-        Param::new("tail", "only this many bytes from the end", Form::Count { most: MOST_LOG as u32, usual: 65_536 }),
+        Param::new("test", "of this test; default: the first of the run", ParamSyntax::Name),
+        Param::new("offset", "start at this byte", ParamSyntax::Offset),
+        Param::new(
+            "tail",
+            "only this many bytes from the end",
+            ParamSyntax::Count { most: MAX_LOG_BYTES as u32, usual: 65_536 },
+        ),
     ],
-    lasts: Lasts::AMoment,
-    answer: log_schema,
-    kind: JSON,
-    read: log,
+    cache_policy: CachePolicy::Briefly,
+    response_schema: log_schema,
+    content_type: JSON,
+    handler: log,
 };
 
 pub(super) const EVIDENCE: Route = Route {
     path: "/runs/{run}/evidence/{node}",
     name: "runEvidence",
     summary: "The raw evidence behind a result",
-    about: "The run's observations on the node, as they were classified, for download. Without the signature; apparent secrets are \
+    description: "The run's observations on the node, as they were classified, for download. Without the signature; apparent secrets are \
             replaced by `[removed]`: values of names such as token, password, secret or api_key, Authorization headers, user parts \
             of URLs, well-known forms of credentials, private keys.",
     params: &[RUN, NODE],
-    lasts: Lasts::AMoment,
-    answer: || json!({ "type": "object" }),
-    kind: JSON,
-    read: evidence,
+    cache_policy: CachePolicy::Briefly,
+    response_schema: || json!({ "type": "object" }),
+    content_type: JSON,
+    handler: evidence,
 };
 
 /// Maximum log bytes in one response.
-const MOST_LOG: u64 = 256 << 10;
+const MAX_LOG_BYTES: u64 = 256 << 10;
 /// How far before a part of a log to look for the start of its line and of a private key: no key is longer.
-const BACK: u64 = 64 << 10;
+const REDACTION_CONTEXT: u64 = 64 << 10;
 
-fn list_runs(look: &Look<'_>) -> Result<Made, Refusal> {
-    let (asked, limit) = (look.asked, look.limit());
+fn list_runs(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let (asked, limit) = (look.params, look.page_size());
     let (before, node): (Option<RunId>, Option<NodeName>) = (asked.get("cursor")?, asked.get("node")?);
     let rows = look.store.runs_before(before, limit + 1, node.as_ref())?;
-    let rows: Vec<RunView> = rows.into_iter().map(|record| view::run_view(&facts_of(record))).collect();
-    Made::json(&Page::of(rows, limit, |row| row.run.to_string()))
+    let rows: Vec<RunView> = rows.into_iter().map(|record| view::run_view(&run_facts(record))).collect();
+    RawBody::json(&Page::from_rows(rows, limit, |row| row.run.to_string()))
 }
 
-fn facts_of(record: RunRecord) -> RunFacts {
+fn run_facts(record: RunRecord) -> RunFacts {
     RunFacts { run: record.run, started: record.started, ended: record.ended }
 }
 
-fn find(look: &Look<'_>) -> Result<RunRecord, Refusal> {
-    let run: RunId = look.asked.part("run")?;
+fn find_run(look: &RequestContext<'_>) -> Result<RunRecord, ApiError> {
+    let run: RunId = look.params.path_segment("run")?;
     let known = "GET /api/v1/runs lists them".to_owned();
-    look.store.run(run)?.ok_or_else(|| Refusal::Unknown { what: "run", name: run.to_string(), known })
+    look.store.run(run)?.ok_or_else(|| ApiError::UnknownName { what: "run", name: run.to_string(), known })
 }
 
 #[derive(Debug, Serialize)]
-struct OneRun {
+struct RunDetails {
     #[serde(flatten)]
     run: RunView,
     outcomes: Vec<OutcomeView>,
 }
 
-fn one_run(look: &Look<'_>) -> Result<Made, Refusal> {
-    let facts = facts_of(find(look)?);
-    Made::json(&OneRun { run: view::run_view(&facts), outcomes: view::outcomes(&facts) })
+fn one_run(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let facts = run_facts(find_run(look)?);
+    RawBody::json(&RunDetails { run: view::run_view(&facts), outcomes: view::outcomes(&facts) })
 }
 
 #[derive(Debug, Serialize)]
-struct LogPart {
+struct LogResponse {
     run: RunId,
     node: NodeName,
     test: TestId,
@@ -137,29 +141,30 @@ struct LogPart {
     text: String,
 }
 
-fn log(look: &Look<'_>) -> Result<Made, Refusal> {
-    let record = find(look)?;
+fn log(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let record = find_run(look)?;
     let run = &record.run;
-    let node = of_run(look.asked.get("node")?, &run.nodes, "node")?;
-    let test = of_run(look.asked.get("test")?, &run.tests, "test")?;
+    let node = pick_from_run(look.params.get("node")?, &run.nodes, "node")?;
+    let test = pick_from_run(look.params.get("test")?, &run.tests, "test")?;
     // Read before the log, so that everything written before the end is in it.
     let ended = matches!(run.state, RunState::Ended(_));
-    let share = look.hall.share.as_ref().ok_or(Refusal::Gone)?;
+    let share = look.state.share.as_ref().ok_or(ApiError::Gone)?;
     let file = share.open_log(&Share::log_path(&test, &node, run.planned)).map_err(|error| {
         tracing::warn!(%error, run = %run.id, "cannot read a log");
-        Refusal::Store
+        ApiError::StoreUnavailable
     })?;
     let Some(file) = file else {
         // Not written yet, or deleted by retention.
-        let part = LogPart { run: run.id, node, test, size: 0, offset: 0, next_offset: 0, ended, text: String::new() };
-        return Made::json(&part);
+        let part =
+            LogResponse { run: run.id, node, test, size: 0, offset: 0, next_offset: 0, ended, text: String::new() };
+        return RawBody::json(&part);
     };
-    let (offset, tail): (Option<u64>, Option<u64>) = (look.asked.get("offset")?, look.asked.get("tail")?);
-    let part = read_part(file, offset, tail, ended).map_err(|error| {
+    let (offset, tail): (Option<u64>, Option<u64>) = (look.params.get("offset")?, look.params.get("tail")?);
+    let part = read_slice(file, offset, tail, ended).map_err(|error| {
         tracing::warn!(%error, run = %run.id, "cannot read a log");
-        Refusal::Store
+        ApiError::StoreUnavailable
     })?;
-    Made::json(&LogPart {
+    RawBody::json(&LogResponse {
         run: run.id,
         node,
         test,
@@ -167,25 +172,29 @@ fn log(look: &Look<'_>) -> Result<Made, Refusal> {
         offset: part.start,
         next_offset: part.next,
         ended: ended && part.next >= part.size,
-        text: part.shown(),
+        text: part.redacted_text(),
     })
 }
 
 /// Returns the named one, if the run has it; by default the first.
-fn of_run<T: Clone + PartialEq + ToString>(named: Option<T>, all: &[T], what: &'static str) -> Result<T, Refusal> {
+fn pick_from_run<T: Clone + PartialEq + ToString>(
+    named: Option<T>,
+    all: &[T],
+    what: &'static str,
+) -> Result<T, ApiError> {
     match named {
         Some(one) if all.contains(&one) => Ok(one),
         Some(one) => {
             let known = all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-            Err(Refusal::Unknown { what, name: one.to_string(), known })
+            Err(ApiError::UnknownName { what, name: one.to_string(), known })
         }
-        None => all.first().cloned().ok_or(Refusal::Gone),
+        None => all.first().cloned().ok_or(ApiError::Gone),
     }
 }
 
 /// A part of a log. Redaction needs whole lines and the first line of a key, so neither is separated from what follows.
 #[derive(Debug)]
-struct Part {
+struct LogSlice {
     /// Size of the whole log.
     size: u64,
     start: u64,
@@ -195,29 +204,32 @@ struct Part {
     bytes: Vec<u8>,
 }
 
-impl Part {
-    fn shown(&self) -> String {
-        harmless(&scrub_after(&String::from_utf8_lossy(&self.before), &String::from_utf8_lossy(&self.bytes)))
+impl LogSlice {
+    fn redacted_text(&self) -> String {
+        replace_control_chars(&redact_after(
+            &String::from_utf8_lossy(&self.before),
+            &String::from_utf8_lossy(&self.bytes),
+        ))
     }
 }
 
 /// Reads a part of a log that starts and ends with whole lines. Of a line longer than [`BACK`], only the start is
 /// shown.
-fn read_part(mut file: File, offset: Option<u64>, tail: Option<u64>, ended: bool) -> std::io::Result<Part> {
+fn read_slice(mut file: File, offset: Option<u64>, tail: Option<u64>, ended: bool) -> std::io::Result<LogSlice> {
     let size = file.metadata()?.len();
     let from = match (offset, tail) {
         (Some(offset), _) => offset.min(size),
         (None, Some(tail)) => size.saturating_sub(tail),
         (None, None) => 0,
     };
-    let window = from.saturating_sub(BACK);
+    let window = from.saturating_sub(REDACTION_CONTEXT);
     file.seek(SeekFrom::Start(window))?;
     let mut bytes = Vec::new();
-    file.take(from - window + MOST_LOG).read_to_end(&mut bytes)?;
+    file.take(from - window + MAX_LOG_BYTES).read_to_end(&mut bytes)?;
     let read = window + bytes.len() as u64;
     let here = usize::try_from(from - window).unwrap_or(usize::MAX).min(bytes.len());
     let line = bytes[..here].iter().rposition(|byte| *byte == b'\n').map(|place| place + 1);
-    let line = line.or((from < BACK).then_some(0));
+    let line = line.or((from < REDACTION_CONTEXT).then_some(0));
     let next_line = bytes[here..].iter().position(|byte| *byte == b'\n').map(|place| here + place + 1);
     let begin = match (line, next_line) {
         _ if from == size => here,
@@ -226,40 +238,40 @@ fn read_part(mut file: File, offset: Option<u64>, tail: Option<u64>, ended: bool
         (Some(line), _) => line,
         (None, _) => {
             let bytes = REMOVED.as_bytes().to_vec();
-            return Ok(Part { size, start: from, next: read, before: Vec::new(), bytes });
+            return Ok(LogSlice { size, start: from, next: read, before: Vec::new(), bytes });
         }
     };
     let mut part = bytes.split_off(begin);
-    let whole = (part.len() as u64) < MOST_LOG;
-    part.truncate(MOST_LOG as usize);
+    let whole = (part.len() as u64) < MAX_LOG_BYTES;
+    part.truncate(MAX_LOG_BYTES as usize);
     // An incomplete line is sent when it ends. A line that never ends is not waited for.
     if !(ended && whole) {
         match part.iter().rposition(|byte| *byte == b'\n') {
             Some(place) => part.truncate(place + 1),
-            None if whole && (part.len() as u64) < BACK => part.clear(),
+            None if whole && (part.len() as u64) < REDACTION_CONTEXT => part.clear(),
             None => {}
         }
     }
     let start = window + begin as u64;
-    Ok(Part { size, start, next: start + part.len() as u64, before: bytes, bytes: part })
+    Ok(LogSlice { size, start, next: start + part.len() as u64, before: bytes, bytes: part })
 }
 
-fn evidence(look: &Look<'_>) -> Result<Made, Refusal> {
-    let (run, node): (RunId, NodeName) = (look.asked.part("run")?, look.asked.part("node")?);
+fn evidence(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let (run, node): (RunId, NodeName) = (look.params.path_segment("run")?, look.params.path_segment("node")?);
     let kept = look.store.evidence(run, &node)?;
     let known = "evidence is stored for `retention.evidence`".to_owned();
     let name = format!("{run} on {node}");
-    let kept = kept.ok_or(Refusal::Unknown { what: "evidence", name, known })?;
+    let kept = kept.ok_or(ApiError::UnknownName { what: "evidence", name, known })?;
     // The first line is the signature.
     let body = kept.bytes.iter().position(|byte| *byte == b'\n').map_or(&[][..], |place| &kept.bytes[place + 1..]);
     let mut document: Value = match serde_json::from_slice(body) {
         Ok(document) => document,
         // A truncated document is not valid JSON.
-        Err(_) => json!({ "cut": true, "text": unescaped(&String::from_utf8_lossy(body)) }),
+        Err(_) => json!({ "cut": true, "text": unescape(&String::from_utf8_lossy(body)) }),
     };
-    scrub_json(&mut document);
-    let made = Made::json(&document)?;
-    Ok(Made { file: Some(format!("{run}_{node}.json")), ..made })
+    redact_json(&mut document);
+    let made = RawBody::json(&document)?;
+    Ok(RawBody { file_name: Some(format!("{run}_{node}.json")), ..made })
 }
 
 fn run_view() -> Value {
@@ -273,18 +285,18 @@ fn run_view() -> Value {
         "code": text(),
         "because": text(),
         "case": or_null(text()),
-        "planned": moment(),
-        "started": or_null(moment()),
-        "ended": or_null(moment()),
-        "limit": span(),
+        "planned": timestamp(),
+        "started": or_null(timestamp()),
+        "ended": or_null(timestamp()),
+        "limit": duration(),
     }))
 }
 
 fn one_schema() -> Value {
     let outcome = object(json!({
-        "node": text(), "test": text(), "verdict": verdict(), "reason": text(), "at": moment(), "took": span(),
+        "node": text(), "test": text(), "verdict": verdict(), "reason": text(), "at": timestamp(), "took": duration(),
     }));
-    joined(&[run_view(), object(json!({ "outcomes": list(outcome) }))])
+    merged(&[run_view(), object(json!({ "outcomes": list(outcome) }))])
 }
 
 fn log_schema() -> Value {
@@ -305,7 +317,7 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"one\ntwo\nthree").unwrap();
         let part = |offset, tail| {
-            let part = read_part(file.try_clone().unwrap(), offset, tail, false).unwrap();
+            let part = read_slice(file.try_clone().unwrap(), offset, tail, false).unwrap();
             assert_eq!(part.size, 13);
             (part.start, String::from_utf8(part.bytes).unwrap())
         };
@@ -316,7 +328,7 @@ mod tests {
         assert_eq!(part(None, Some(10)), (4, "two\n".to_owned()));
         assert_eq!(part(Some(99), None), (13, String::new()));
         assert_eq!(part(Some(5), None), (4, "two\n".to_owned()), "from the start of its line");
-        let whole = read_part(file.try_clone().unwrap(), Some(8), None, true).unwrap();
+        let whole = read_slice(file.try_clone().unwrap(), Some(8), None, true).unwrap();
         assert_eq!(whole.bytes, b"three", "the log of an ended run is complete");
     }
 
@@ -329,14 +341,14 @@ mod tests {
         for place in 0..=text.len() as u64 {
             for ended in [false, true] {
                 for (offset, tail) in [(Some(place), None), (None, Some(place))] {
-                    let part = read_part(file.try_clone().unwrap(), offset, tail, ended).unwrap();
-                    let shown = part.shown();
+                    let part = read_slice(file.try_clone().unwrap(), offset, tail, ended).unwrap();
+                    let shown = part.redacted_text();
                     assert!(!shown.contains("er2"), "{offset:?} {tail:?}: {shown}");
                     assert!(part.next >= part.start && part.next <= part.size, "{part:?}");
                 }
             }
         }
-        let all = read_part(file.try_clone().unwrap(), None, None, true).unwrap().shown();
+        let all = read_slice(file.try_clone().unwrap(), None, None, true).unwrap().redacted_text();
         assert_eq!(all, "a\nHF_TOKEN=[removed]\nb\n[removed]\nc\nPASSWORD=[removed]");
     }
 
@@ -347,10 +359,10 @@ mod tests {
         file.write_all(line.as_bytes()).unwrap();
         let (mut at, mut shown) = (0, String::new());
         while at < line.len() as u64 {
-            let part = read_part(file.try_clone().unwrap(), Some(at), None, false).unwrap();
+            let part = read_slice(file.try_clone().unwrap(), Some(at), None, false).unwrap();
             assert!(part.next > at, "it goes on: {at}");
             at = part.next;
-            shown += &part.shown();
+            shown += &part.redacted_text();
         }
         assert!(shown.starts_with("xxx") && shown.ends_with("end\n") && !shown.contains("hunter2"));
     }

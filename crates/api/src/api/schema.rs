@@ -2,12 +2,12 @@
 //! so the description cannot drift from the code.
 
 use doctor_core::{
-    case::{Advice, Rung, StepKind, StepState},
+    case::{Advice, RepairStep, StepKind, StepState},
     finding::{Remedy, Severity, Verdict},
-    hostlist::LIVES,
+    hostlist::NODE_STATES,
     policy::Mode,
     run::Purpose,
-    view::{BreakerState, Standing, Use},
+    view::{BreakerState, OccupancyKind, TestStatus},
 };
 use serde_json::{Map, Value, json};
 
@@ -21,7 +21,7 @@ pub(super) fn object(fields: Value) -> Value {
 }
 
 /// As [`object`], with some fields optional.
-pub(super) fn object_without(fields: Value, missing: &[&str]) -> Value {
+pub(super) fn object_with_optional(fields: Value, missing: &[&str]) -> Value {
     let mut object = object(fields);
     if let Some(required) = object.get_mut("required").and_then(Value::as_array_mut) {
         required.retain(|name| name.as_str().is_none_or(|name| !missing.contains(&name)));
@@ -30,7 +30,7 @@ pub(super) fn object_without(fields: Value, missing: &[&str]) -> Value {
 }
 
 /// An object with the fields of several.
-pub(super) fn joined(parts: &[Value]) -> Value {
+pub(super) fn merged(parts: &[Value]) -> Value {
     let mut fields = Map::new();
     for part in parts {
         if let Some(more) = part.get("properties").and_then(Value::as_object) {
@@ -48,7 +48,7 @@ pub(super) fn list(of: Value) -> Value {
 
 /// An array of fixed length, each element of one of these schemas. The order is documented as text: tools disagree on
 /// how a schema expresses tuples.
-pub(super) fn places(of: &[Value], count: usize) -> Value {
+pub(super) fn tuple(of: &[Value], count: usize) -> Value {
     json!({ "type": "array", "minItems": count, "maxItems": count, "items": { "anyOf": of } })
 }
 
@@ -80,12 +80,12 @@ pub(super) fn number() -> Value {
 }
 
 /// RFC 3339, in UTC.
-pub(super) fn moment() -> Value {
+pub(super) fn timestamp() -> Value {
     json!({ "type": "string", "format": "date-time" })
 }
 
 /// A duration such as `1h 30m`.
-pub(super) fn span() -> Value {
+pub(super) fn duration() -> Value {
     json!({ "type": "string", "description": "a duration such as 90s, 5m, 1h 30m or 7d" })
 }
 
@@ -94,7 +94,7 @@ pub(super) fn one_of(words: &[&str]) -> Value {
 }
 
 /// Any value; documented as text elsewhere.
-pub(super) fn anything() -> Value {
+pub(super) fn any_value() -> Value {
     json!({})
 }
 
@@ -111,10 +111,10 @@ words! {
     verdict: Verdict,
     severity: Severity,
     remedy: Remedy,
-    standing: Standing,
-    used: Use,
+    standing: TestStatus,
+    used: OccupancyKind,
     purpose: Purpose,
-    rung: Rung,
+    rung: RepairStep,
     advice: Advice,
     step_kind: StepKind,
     step_state: StepState,
@@ -122,12 +122,12 @@ words! {
     mode: Mode,
 }
 
-pub(super) fn life() -> Value {
-    one_of(&LIVES)
+pub(super) fn node_state() -> Value {
+    one_of(&NODE_STATES)
 }
 
 /// A tagged union: the field `is` selects the variant.
-pub(super) fn told_apart(forms: &[(&str, Value)]) -> Value {
+pub(super) fn tagged_union(forms: &[(&str, Value)]) -> Value {
     let form = |(word, fields): &(&str, Value)| {
         let mut fields = fields.as_object().cloned().unwrap_or_default();
         fields.insert("is".to_owned(), one_of(&[word]));

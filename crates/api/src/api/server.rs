@@ -24,14 +24,14 @@ use tokio::{
 
 use super::tls::Tls;
 
-const CONNECTIONS: usize = 512;
-const HEADERS: Duration = Duration::from_secs(10);
-const MOST_HEADERS: usize = 64 << 10;
+const MAX_CONNECTIONS: usize = 512;
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+const MAX_HEADER_BYTES: usize = 64 << 10;
 /// Maximum age of a connection; event clients reconnect by themselves.
-const CONNECTION: Duration = Duration::from_secs(15 * 60);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
 /// A client that accepts no data for this long is disconnected.
-const STALLED: Duration = Duration::from_secs(20);
+const STALL_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(super) fn bind(at: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
     let listener = TcpListener::bind(at)?;
@@ -46,12 +46,12 @@ pub(super) struct Peer(pub(super) IpAddr);
 
 /// The router, with the address of the client.
 #[derive(Debug, Clone)]
-struct Told {
+struct PeerService {
     router: TowerToHyperService<Router>,
     peer: Peer,
 }
 
-impl Service<Request<Incoming>> for Told {
+impl Service<Request<Incoming>> for PeerService {
     type Response = axum::response::Response<Body>;
     type Error = std::convert::Infallible;
     type Future = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Future;
@@ -71,7 +71,7 @@ pub(super) async fn serve(listener: TcpListener, router: Router, tls: Option<Tls
         }
     };
     let router = TowerToHyperService::new(router);
-    let (places, tls) = (Arc::new(Semaphore::new(CONNECTIONS)), tls.map(Arc::new));
+    let (places, tls) = (Arc::new(Semaphore::new(MAX_CONNECTIONS)), tls.map(Arc::new));
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         let (stream, from) = match listener.accept().await {
@@ -85,15 +85,15 @@ pub(super) async fn serve(listener: TcpListener, router: Router, tls: Option<Tls
         };
         // Responses are written whole; small ones should not be delayed by Nagle's algorithm.
         let _as_it_is = stream.set_nodelay(true);
-        let (told, tls) = (Told { router: router.clone(), peer: Peer(from.ip()) }, tls.clone());
-        let stream = Patient::new(stream);
+        let (told, tls) = (PeerService { router: router.clone(), peer: Peer(from.ip()) }, tls.clone());
+        let stream = StallTimeout::new(stream);
         tokio::spawn(async move {
             match tls {
-                None => converse(stream, told).await,
+                None => serve_connection(stream, told).await,
                 // A client that does not finish the handshake gets no response.
                 Some(tls) => {
-                    if let Ok(Ok(stream)) = timeout(HEADERS, tls.acceptor().accept(stream)).await {
-                        converse(stream, told).await;
+                    if let Ok(Ok(stream)) = timeout(HEADER_TIMEOUT, tls.acceptor().accept(stream)).await {
+                        serve_connection(stream, told).await;
                     }
                 }
             }
@@ -102,29 +102,29 @@ pub(super) async fn serve(listener: TcpListener, router: Router, tls: Option<Tls
     }
 }
 
-async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, told: Told) {
+async fn serve_connection(stream: impl AsyncRead + AsyncWrite + Unpin, told: PeerService) {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEADERS).max_buf_size(MOST_HEADERS);
+    http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(MAX_HEADER_BYTES);
     // How a connection ends does not matter to the server.
-    let _over = timeout(CONNECTION, http.serve_connection(TokioIo::new(stream), told)).await;
+    let _over = timeout(CONNECTION_TIMEOUT, http.serve_connection(TokioIo::new(stream), told)).await;
 }
 
 /// A stream that fails when the client accepts no data.
 #[derive(Debug)]
-struct Patient<S> {
+struct StallTimeout<S> {
     stream: S,
     within: Duration,
     /// Runs while data is pending and cannot be sent.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Patient<S> {
+impl<S> StallTimeout<S> {
     const fn new(stream: S) -> Self {
-        Self { stream, within: STALLED, stalled: None }
+        Self { stream, within: STALL_TIMEOUT, stalled: None }
     }
 
     /// Returns the result of a write, or a timeout if there was no progress for too long.
-    fn judge<T>(&mut self, context: &mut Context<'_>, sent: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn check_stall<T>(&mut self, context: &mut Context<'_>, sent: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if sent.is_ready() {
             self.stalled = None;
             return sent;
@@ -135,16 +135,16 @@ impl<S> Patient<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for StallTimeout<S> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(context, into)
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for StallTimeout<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let sent = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.judge(context, sent)
+        self.check_stall(context, sent)
     }
 
     fn poll_write_vectored(
@@ -153,7 +153,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let sent = Pin::new(&mut self.stream).poll_write_vectored(context, pieces);
-        self.judge(context, sent)
+        self.check_stall(context, sent)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -162,12 +162,12 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let sent = Pin::new(&mut self.stream).poll_flush(context);
-        self.judge(context, sent)
+        self.check_stall(context, sent)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let sent = Pin::new(&mut self.stream).poll_shutdown(context);
-        self.judge(context, sent)
+        self.check_stall(context, sent)
     }
 }
 
@@ -182,12 +182,12 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let (near, mut far) = duplex(8);
-            let mut sent = Patient { within: Duration::from_millis(20), ..Patient::new(near) };
+            let mut sent = StallTimeout { within: Duration::from_millis(20), ..StallTimeout::new(near) };
             sent.write_all(b"12345678").await.unwrap();
             let stalled = sent.write_all(b"9").await;
             assert_eq!(stalled.unwrap_err().kind(), io::ErrorKind::TimedOut);
             // The timeout counts from the last accepted byte, so it starts again.
-            let mut patient = Patient { within: Duration::from_secs(600), ..sent };
+            let mut patient = StallTimeout { within: Duration::from_secs(600), ..sent };
             patient.stalled = None;
             let reading = async {
                 let mut taken = [0; 9];

@@ -5,50 +5,50 @@
 
 use doctor_core::{
     ids::{NodeName, TestId},
-    view::{self, Spread},
+    view::{self, Distribution},
 };
 use doctor_store::records::LatestRow;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    answer::Lasts,
-    asked::{Form, Param},
-    endpoint::{JSON, Look, Route},
-    measurement_cache::OfTest,
-    nodes::{POOL, SELECT, wanted},
-    refusal::Refusal,
-    schema::{count, flag, list, number, object, or_null, span, text},
+    endpoint::{JSON, RequestContext, Route},
+    error::ApiError,
+    measurement_cache::TestMeasurements,
+    nodes::{POOL, SELECT, node_filter},
+    params::{Param, ParamSyntax},
+    response_cache::CachePolicy,
+    schema::{count, duration, flag, list, number, object, or_null, text},
     status::coverage_row,
 };
-use crate::response::Made;
+use crate::response::RawBody;
 
-pub(super) const TEST: Param = Param::new("test", "a test's name", Form::Name);
+pub(super) const TEST: Param = Param::new("test", "a test's name", ParamSyntax::Name);
 
 pub(super) const LIST: Route = Route {
     path: "/tests",
     name: "tests",
     summary: "All tests",
-    about: "What each test shows, how long a result is valid, and how long a run takes.",
+    description: "What each test shows, how long a result is valid, and how long a run takes.",
     params: &[],
-    lasts: Lasts::WithScene,
-    answer: || list(test_row()),
-    kind: JSON,
-    read: list_tests,
+    cache_policy: CachePolicy::UntilStateChanges,
+    response_schema: || list(test_row()),
+    content_type: JSON,
+    handler: list_tests,
 };
 
 pub(super) const ONE: Route = Route {
     path: "/tests/{test}",
     name: "test",
     summary: "Distribution of a test's measurements over the fleet",
-    about: "For each measurement one value per node: the median over its parts (GPUs, links, …) in the node's newest result. Outliers \
+    description: "For each measurement one value per node: the median over its parts (GPUs, links, …) in the node's newest result. Outliers \
             are more than four times the usual distance from the median. `complete` is false while measurements of some nodes are \
             still being read; repeat the request.",
     params: &[TEST, SELECT, POOL],
-    lasts: Lasts::AMoment,
-    answer: spread_schema,
-    kind: JSON,
-    read: one_test,
+    cache_policy: CachePolicy::Briefly,
+    response_schema: spread_schema,
+    content_type: JSON,
+    handler: one_test,
 };
 
 #[derive(Debug, Serialize)]
@@ -63,9 +63,9 @@ struct TestRow<'a> {
     limit: doctor_core::time::Span,
 }
 
-fn list_tests(look: &Look<'_>) -> Result<Made, Refusal> {
-    let catalogue = &look.scene.settings.catalogue;
-    let rows = look.scene.facts.snapshot.tests.iter().map(|test| TestRow {
+fn list_tests(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let catalogue = &look.fleet_view.settings.catalogue;
+    let rows = look.fleet_view.facts.snapshot.tests.iter().map(|test| TestRow {
         test: &test.id,
         title: catalogue.get(&test.id).map_or("", |check| check.spec.title),
         routine: test.routine,
@@ -75,33 +75,33 @@ fn list_tests(look: &Look<'_>) -> Result<Made, Refusal> {
         usual: test.usual,
         limit: test.limit,
     });
-    Made::json(&rows.collect::<Vec<_>>())
+    RawBody::json(&rows.collect::<Vec<_>>())
 }
 
 #[derive(Debug, Serialize)]
-struct TestFigures {
+struct TestDistribution {
     test: TestId,
     /// Nodes with a result of this test, and how many measurements were read.
     nodes: usize,
     read: usize,
     complete: bool,
     coverage: Option<view::CoverageRow>,
-    figures: Vec<FigureSpread>,
+    figures: Vec<MeasurementSpread>,
 }
 
 #[derive(Debug, Serialize)]
-struct FigureSpread {
+struct MeasurementSpread {
     name: String,
     unit: String,
-    spread: Spread,
+    spread: Distribution,
 }
 
-fn one_test(look: &Look<'_>) -> Result<Made, Refusal> {
-    let test: TestId = look.asked.part("test")?;
-    let (figures, progress) = looked_at(look, &test, spreads)?;
-    let coverage = view::coverage(&look.scene.facts).into_iter().find(|row| row.test == test);
+fn one_test(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let test: TestId = look.params.path_segment("test")?;
+    let (figures, progress) = test_measurements(look, &test, spreads)?;
+    let coverage = view::coverage(&look.fleet_view.facts).into_iter().find(|row| row.test == test);
     let Progress { nodes, read } = progress;
-    Made::json(&TestFigures { test, nodes, read, complete: read == nodes, coverage, figures })
+    RawBody::json(&TestDistribution { test, nodes, read, complete: read == nodes, coverage, figures })
 }
 
 /// Nodes with a result, and how many measurements were read.
@@ -112,40 +112,41 @@ pub(super) struct Progress {
 }
 
 /// Calls `make` with the measurements of a test's newest results on the selected nodes, after reading new evidence.
-pub(super) fn looked_at<T>(
-    look: &Look<'_>,
+pub(super) fn test_measurements<T>(
+    look: &RequestContext<'_>,
     test: &TestId,
-    make: impl FnOnce(&OfTest, &[LatestRow]) -> T,
-) -> Result<(T, Progress), Refusal> {
-    let facts = &look.scene.facts;
+    make: impl FnOnce(&TestMeasurements, &[LatestRow]) -> T,
+) -> Result<(T, Progress), ApiError> {
+    let facts = &look.fleet_view.facts;
     if facts.snapshot.tests.iter().all(|known| known.id != *test) {
         let known = facts.snapshot.tests.iter().map(|test| test.id.as_str()).collect::<Vec<_>>().join(", ");
-        return Err(Refusal::Unknown { what: "test", name: test.to_string(), known });
+        return Err(ApiError::UnknownName { what: "test", name: test.to_string(), known });
     }
-    let is_wanted = wanted(look.asked)?;
+    let is_wanted = node_filter(look.params)?;
     let latest = look.store.latest_of_test(test)?;
     let here = |row: &LatestRow| facts.node(&row.node).is_some_and(|(record, here)| here && is_wanted(record));
     let latest: Vec<LatestRow> = latest.into_iter().filter(here).collect();
-    let (made, read) = look.hall.figures.look((&look.store, look.scene), test, &latest, make);
+    let (made, read) =
+        look.state.measurement_cache.with_measurements((&look.store, look.fleet_view), test, &latest, make);
     Ok((made, Progress { nodes: latest.len(), read: read? }))
 }
 
 /// Returns how each measurement is distributed over the nodes of these results, by name.
-fn spreads(of_test: &OfTest, latest: &[LatestRow]) -> Vec<FigureSpread> {
+fn spreads(of_test: &TestMeasurements, latest: &[LatestRow]) -> Vec<MeasurementSpread> {
     let spread = |(place, (name, unit)): (usize, &(String, String))| {
         let values: Vec<(NodeName, f64)> =
-            of_test.of_figure(place, latest).map(|(node, value)| (node.clone(), value)).collect();
-        Some(FigureSpread { name: name.clone(), unit: unit.clone(), spread: Spread::of(&values)? })
+            of_test.by_node(place, latest).map(|(node, value)| (node.clone(), value)).collect();
+        Some(MeasurementSpread { name: name.clone(), unit: unit.clone(), spread: Distribution::of(&values)? })
     };
-    let mut spreads: Vec<FigureSpread> = of_test.names().iter().enumerate().filter_map(spread).collect();
+    let mut spreads: Vec<MeasurementSpread> = of_test.names().iter().enumerate().filter_map(spread).collect();
     spreads.sort_by(|a, b| a.name.cmp(&b.name));
     spreads
 }
 
 fn test_row() -> Value {
     object(json!({
-        "test": text(), "title": text(), "routine": flag(), "together": flag(), "exclusive": flag(), "cutoff": span(),
-        "usual": span(), "limit": span(),
+        "test": text(), "title": text(), "routine": flag(), "together": flag(), "exclusive": flag(), "cutoff": duration(),
+        "usual": duration(), "limit": duration(),
     }))
 }
 

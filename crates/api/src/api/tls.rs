@@ -26,20 +26,20 @@ pub struct TlsFiles {
 }
 
 /// Minimum interval between checks of the files, which happen when a client connects.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Maximum size of a chain or key.
-const LONGEST: u64 = 1 << 20;
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// The current certificate, and the content it was loaded from.
 pub(super) struct Tls {
     files: TlsFiles,
-    used: Mutex<Used>,
+    loaded: Mutex<LoadedCertificate>,
 }
 
-struct Used {
+struct LoadedCertificate {
     acceptor: TlsAcceptor,
-    texts: (Vec<u8>, Vec<u8>),
-    looked: Instant,
+    contents: (Vec<u8>, Vec<u8>),
+    checked: Instant,
 }
 
 impl std::fmt::Debug for Tls {
@@ -50,24 +50,24 @@ impl std::fmt::Debug for Tls {
 
 impl Tls {
     pub(super) fn open(files: &TlsFiles) -> Result<Self, String> {
-        let texts = texts(files)?;
+        let texts = read_files(files)?;
         let acceptor = acceptor(&texts)?;
-        let used = Mutex::new(Used { acceptor, texts, looked: Instant::now() });
-        Ok(Self { files: files.clone(), used })
+        let used = Mutex::new(LoadedCertificate { acceptor, contents: texts, checked: Instant::now() });
+        Ok(Self { files: files.clone(), loaded: used })
     }
 
     /// Returns the current acceptor. Changed files that are invalid leave the last valid one in use.
     pub(super) fn acceptor(&self) -> TlsAcceptor {
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        if used.looked.elapsed() >= LOOK_EVERY {
-            used.looked = Instant::now();
-            match texts(&self.files).and_then(|texts| {
-                let changed = texts != used.texts;
+        let mut used = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if used.checked.elapsed() >= CHECK_INTERVAL {
+            used.checked = Instant::now();
+            match read_files(&self.files).and_then(|texts| {
+                let changed = texts != used.contents;
                 changed.then(|| acceptor(&texts).map(|acceptor| (acceptor, texts))).transpose()
             }) {
                 Ok(None) => {}
                 Ok(Some((acceptor, texts))) => {
-                    (used.acceptor, used.texts) = (acceptor, texts);
+                    (used.acceptor, used.contents) = (acceptor, texts);
                     tracing::info!("certificate reloaded");
                 }
                 Err(error) => tracing::warn!(%error, "cannot reload the certificate; the last valid one stays in use"),
@@ -77,14 +77,14 @@ impl Tls {
     }
 }
 
-fn texts(files: &TlsFiles) -> Result<(Vec<u8>, Vec<u8>), String> {
+fn read_files(files: &TlsFiles) -> Result<(Vec<u8>, Vec<u8>), String> {
     Ok((read(&files.certificate)?, read(&files.key)?))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {
     let fail = |error: io::Error| format!("cannot read {}: {error}", path.display());
-    if fs::metadata(path).map_err(fail)?.len() > LONGEST {
-        return Err(format!("{} is longer than {LONGEST} bytes", path.display()));
+    if fs::metadata(path).map_err(fail)?.len() > MAX_FILE_BYTES {
+        return Err(format!("{} is longer than {MAX_FILE_BYTES} bytes", path.display()));
     }
     fs::read(path).map_err(fail)
 }

@@ -8,7 +8,7 @@ use doctor_core::{
     time::{Span, Timestamp},
     view::{self, BreakerState, CoverageRow, Facts, LeaderView, StatusView},
 };
-use doctor_engine::{picture, spans::Counts};
+use doctor_engine::{cluster_state, spans::ExportCounts};
 use doctor_store::{Store, StoreError};
 use serde::{Deserialize, Serialize};
 
@@ -42,13 +42,13 @@ const HOUR: f64 = 3600.0;
 /// If the store fails.
 pub fn gather(store: &Store, facts: &Facts, settings: &MetricsSettings) -> Result<Scrape, StoreError> {
     let now = facts.now;
-    let status = view::status(facts, &picture::ledger(store, now)?);
+    let status = view::status(facts, &cluster_state::ledger(store, now)?);
     let mut scrape = Scrape::new();
     scrape.add("doctor_build_info", &[env!("CARGO_PKG_VERSION")], 1.0);
     cluster(&mut scrape, &status);
     status.coverage.iter().for_each(|row| coverage(&mut scrape, row));
     cases(&mut scrape, store, facts)?;
-    work(&mut scrape, store, &status, now)?;
+    runs(&mut scrape, store, &status, now)?;
     service(&mut scrape, &status, facts);
     counters(&mut scrape, store)?;
     alerts(&mut scrape, store)?;
@@ -100,7 +100,7 @@ fn cases(scrape: &mut Scrape, store: &Store, facts: &Facts) -> Result<(), StoreE
         let findings = findings().filter(|open| open.finding.severity == *severity).count();
         scrape.add("doctor_findings_open", &[severity.code()], float(findings));
     }
-    let waiting = open.iter().filter(|case| case.waits_for_person()).count();
+    let waiting = open.iter().filter(|case| case.waits_for_operator()).count();
     scrape.add("doctor_cases_waiting_for_person", &[], float(waiting));
     let muted = store.mutes()?;
     let muted = open.iter().filter(|case| muted.contains_key(&case.id)).count();
@@ -108,7 +108,7 @@ fn cases(scrape: &mut Scrape, store: &Store, facts: &Facts) -> Result<(), StoreE
     Ok(())
 }
 
-fn work(scrape: &mut Scrape, store: &Store, status: &StatusView, now: Timestamp) -> Result<(), StoreError> {
+fn runs(scrape: &mut Scrape, store: &Store, status: &StatusView, now: Timestamp) -> Result<(), StoreError> {
     let running = &status.running;
     for (state, count) in [("planned", running.planned), ("pending", running.pending), ("running", running.running)] {
         scrape.add("doctor_runs_active", &[state], f64::from(count));
@@ -140,7 +140,7 @@ fn service(scrape: &mut Scrape, status: &StatusView, facts: &Facts) {
     scrape.add("doctor_nodes_taken_out_last_hour", &[], float(status.breaker.taken_out.len()));
     scrape.add("doctor_pauses", &[], float(status.pauses.len()));
     scrape.add("doctor_requests_waiting", &[], float(status.requests));
-    if let Some(seen) = facts.seen {
+    if let Some(seen) = facts.observed_at {
         scrape.add("doctor_cycle_age_seconds", &[], seconds(facts.now.since(seen)));
     }
     if let Some(cycle) = &status.last_cycle {
@@ -175,7 +175,7 @@ fn counters(scrape: &mut Scrape, store: &Store) -> Result<(), StoreError> {
 }
 
 /// Adds metrics of this process: waiting messages by place, and span counters.
-pub(crate) fn of_process(scrape: &mut Scrape, spooled: &[(&str, u64)], traces: Option<&Counts>) {
+pub(crate) fn add_process_metrics(scrape: &mut Scrape, spooled: &[(&str, u64)], traces: Option<&ExportCounts>) {
     for (place, count) in spooled {
         scrape.add("doctor_spool_waiting", &[*place], whole(*count));
     }
@@ -186,7 +186,7 @@ pub(crate) fn of_process(scrape: &mut Scrape, spooled: &[(&str, u64)], traces: O
 }
 
 fn alerts(scrape: &mut Scrape, store: &Store) -> Result<(), StoreError> {
-    for (receiver, waiting) in store.alerts_waiting()? {
+    for (receiver, waiting) in store.pending_alerts()? {
         scrape.add("doctor_alert_notes_waiting", &[&receiver], whole(waiting.notes));
         scrape.add("doctor_alert_messages_waiting", &[&receiver], whole(waiting.messages));
     }
@@ -202,7 +202,7 @@ fn nodes(scrape: &mut Scrape, facts: &Facts, settings: &MetricsSettings) {
     scrape.add("doctor_node_series", &["left-out"], float(left_out));
     for record in shown {
         let labels = [record.node.name.as_str(), record.node.pool.as_str()];
-        scrape.add("doctor_node_out_of_service", &labels, flag(record.life.is_out()));
+        scrape.add("doctor_node_out_of_service", &labels, flag(record.state.is_out_of_service()));
         scrape.add("doctor_node_open_findings", &labels, float(record.findings.len()));
     }
 }

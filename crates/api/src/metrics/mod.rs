@@ -12,7 +12,7 @@ mod gather;
 
 use std::fmt::Write;
 
-pub(crate) use self::gather::of_process;
+pub(crate) use self::gather::add_process_metrics;
 pub use self::{
     families::{FAMILIES, Family, Kind},
     gather::{MetricsSettings, gather},

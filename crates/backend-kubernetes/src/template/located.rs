@@ -3,7 +3,7 @@
 
 use std::{fmt, ops::Range};
 
-use doctor_core::toml_text::BadText;
+use doctor_core::toml_text::TomlError;
 use serde::{
     Deserialize,
     de::{DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor},
@@ -14,16 +14,16 @@ use serde_saphyr::{Location, Spanned};
 pub(super) type Located<T> = Spanned<T>;
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Node {
+pub(super) enum YamlNode {
     Null,
     Text(String),
     /// A number or a boolean: no checked field has such a value.
     Other,
-    List(Vec<Located<Node>>),
-    Map(Vec<(Located<String>, Located<Node>)>),
+    List(Vec<Located<YamlNode>>),
+    Map(Vec<(Located<String>, Located<YamlNode>)>),
 }
 
-impl Node {
+impl YamlNode {
     pub(super) fn text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => Some(text),
@@ -32,18 +32,18 @@ impl Node {
     }
 
     /// Returns the value of this key.
-    pub(super) fn get(&self, wanted: &str) -> Option<&Located<Node>> {
+    pub(super) fn get(&self, wanted: &str) -> Option<&Located<YamlNode>> {
         self.entries().iter().find(|(key, _)| key.value == wanted).map(|(_, value)| value)
     }
 
-    pub(super) fn entries(&self) -> &[(Located<String>, Located<Node>)] {
+    pub(super) fn entries(&self) -> &[(Located<String>, Located<YamlNode>)] {
         match self {
             Self::Map(entries) => entries,
             _ => &[],
         }
     }
 
-    pub(super) fn items(&self) -> &[Located<Node>] {
+    pub(super) fn items(&self) -> &[Located<YamlNode>] {
         match self {
             Self::List(items) => items,
             _ => &[],
@@ -52,22 +52,22 @@ impl Node {
 }
 
 /// Parses a document.
-pub(super) fn read<T: DeserializeOwned>(text: &str) -> Result<T, BadText> {
+pub(super) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, TomlError> {
     serde_saphyr::from_str(text).map_err(|error| {
         let (plain, at) = (error.without_snippet().to_string(), error.location());
         // The caller prints the position itself.
         let place = at.map(|at| format!(" at line {}, column {}", at.line(), at.column())).unwrap_or_default();
         let message = plain.strip_suffix(&place).unwrap_or(&plain);
-        BadText::at(text, at.map(|at| bytes(text, at)), message)
+        TomlError::at(text, at.map(|at| byte_range(text, at)), message)
     })
 }
 
 /// Builds an error at this position.
-pub(super) fn wrong<T>(text: &str, at: &Located<T>, message: impl Into<String>) -> BadText {
-    BadText::at(text, Some(bytes(text, at.referenced)), message)
+pub(super) fn error_at<T>(text: &str, at: &Located<T>, message: impl Into<String>) -> TomlError {
+    TomlError::at(text, Some(byte_range(text, at.referenced)), message)
 }
 
-fn bytes(text: &str, at: Location) -> Range<usize> {
+fn byte_range(text: &str, at: Location) -> Range<usize> {
     let as_index = |number: u64| usize::try_from(number).unwrap_or(text.len());
     let (line, column) = (as_index(at.line()).saturating_sub(1), as_index(at.column()).saturating_sub(1));
     let begin: usize = text.split_inclusive('\n').take(line).map(str::len).sum();
@@ -75,66 +75,66 @@ fn bytes(text: &str, at: Location) -> Range<usize> {
     start..start + as_index(at.span().byte_len().unwrap_or(1)).max(1)
 }
 
-impl<'de> Deserialize<'de> for Node {
+impl<'de> Deserialize<'de> for YamlNode {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(AnyNode)
+        deserializer.deserialize_any(YamlNodeVisitor)
     }
 }
 
-struct AnyNode;
+struct YamlNodeVisitor;
 
-impl<'de> Visitor<'de> for AnyNode {
-    type Value = Node;
+impl<'de> Visitor<'de> for YamlNodeVisitor {
+    type Value = YamlNode;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a map, a list, text, a number, true, false or nothing")
     }
 
-    fn visit_unit<E>(self) -> Result<Node, E> {
-        Ok(Node::Null)
+    fn visit_unit<E>(self) -> Result<YamlNode, E> {
+        Ok(YamlNode::Null)
     }
 
-    fn visit_none<E>(self) -> Result<Node, E> {
-        Ok(Node::Null)
+    fn visit_none<E>(self) -> Result<YamlNode, E> {
+        Ok(YamlNode::Null)
     }
 
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Node, D::Error> {
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<YamlNode, D::Error> {
         deserializer.deserialize_any(self)
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<Node, E> {
-        Ok(Node::Other)
+    fn visit_bool<E>(self, _: bool) -> Result<YamlNode, E> {
+        Ok(YamlNode::Other)
     }
 
-    fn visit_i64<E>(self, _: i64) -> Result<Node, E> {
-        Ok(Node::Other)
+    fn visit_i64<E>(self, _: i64) -> Result<YamlNode, E> {
+        Ok(YamlNode::Other)
     }
 
-    fn visit_u64<E>(self, _: u64) -> Result<Node, E> {
-        Ok(Node::Other)
+    fn visit_u64<E>(self, _: u64) -> Result<YamlNode, E> {
+        Ok(YamlNode::Other)
     }
 
-    fn visit_f64<E>(self, _: f64) -> Result<Node, E> {
-        Ok(Node::Other)
+    fn visit_f64<E>(self, _: f64) -> Result<YamlNode, E> {
+        Ok(YamlNode::Other)
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<Node, E> {
-        Ok(Node::Text(text.to_owned()))
+    fn visit_str<E>(self, text: &str) -> Result<YamlNode, E> {
+        Ok(YamlNode::Text(text.to_owned()))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Node, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<YamlNode, A::Error> {
         let mut items = Vec::new();
         while let Some(item) = access.next_element()? {
             items.push(item);
         }
-        Ok(Node::List(items))
+        Ok(YamlNode::List(items))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Node, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<YamlNode, A::Error> {
         let mut entries = Vec::new();
         while let Some(entry) = access.next_entry()? {
             entries.push(entry);
         }
-        Ok(Node::Map(entries))
+        Ok(YamlNode::Map(entries))
     }
 }

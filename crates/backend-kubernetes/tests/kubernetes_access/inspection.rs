@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use doctor_backend::inspection::{Inspected, Standing};
+use doctor_backend::inspection::{InspectionItem, InspectionStatus};
 use doctor_backend_kubernetes::{Inspection, KubernetesConfig, Share, inspect, manifests};
 
 use serde_json::{Value, json};
@@ -42,7 +42,7 @@ impl Site {
                     }
                 }
             }
-            cluster.plane.make(&object);
+            cluster.plane.create(&object);
         }
         Self { config }
     }
@@ -56,12 +56,12 @@ impl Site {
     fn make_claim(&self, cluster: &Cluster) {
         let (namespace, size) = (&self.config.namespace, json!({ "storage": "1Gi" }));
         let modes = json!(["ReadWriteMany"]);
-        cluster.plane.make(&json!({
+        cluster.plane.create(&json!({
             "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": namespace },
             "spec": { "capacity": size, "accessModes": modes, "hostPath": { "path": "/data" }, "storageClassName": "",
                 "claimRef": { "namespace": namespace, "name": "data" } },
         }));
-        cluster.plane.make(&json!({
+        cluster.plane.create(&json!({
             "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "data", "namespace": namespace },
             "spec": { "accessModes": modes, "storageClassName": "", "volumeName": namespace,
                 "resources": { "requests": size } },
@@ -69,18 +69,18 @@ impl Site {
     }
 
     fn make_policy(&self, cluster: &Cluster, data: &Value) {
-        cluster.plane.make(&json!({
+        cluster.plane.create(&json!({
             "apiVersion": "v1", "kind": "ConfigMap", "data": data,
             "metadata": { "name": "policy", "namespace": self.config.namespace },
         }));
     }
 }
 
-fn bad(inspection: &Inspection) -> Vec<&Inspected> {
-    inspection.findings.iter().filter(|found| found.standing == Standing::Bad).collect()
+fn bad(inspection: &Inspection) -> Vec<&InspectionItem> {
+    inspection.findings.iter().filter(|found| found.standing == InspectionStatus::Bad).collect()
 }
 
-fn found<'a>(inspection: &'a Inspection, what: &str) -> &'a Inspected {
+fn found<'a>(inspection: &'a Inspection, what: &str) -> &'a InspectionItem {
     let found = inspection.findings.iter().find(|found| found.what.contains(what));
     found.unwrap_or_else(|| panic!("nothing of {what}: {:?}", inspection.findings))
 }
@@ -96,8 +96,8 @@ fn with_the_printed_rights_and_what_the_settings_name_all_is_well() {
         claim["status"]["phase"] == "Bound"
     });
     let inspection = site.inspect(cluster);
-    assert_eq!(bad(&inspection), Vec::<&Inspected>::new());
-    let unknown = inspection.findings.iter().filter(|found| found.standing == Standing::Unknown);
+    assert_eq!(bad(&inspection), Vec::<&InspectionItem>::new());
+    let unknown = inspection.findings.iter().filter(|found| found.standing == InspectionStatus::Unknown);
     assert_eq!(unknown.map(|found| found.what.as_str()).collect::<Vec<_>>(), ["image"], "{:?}", inspection.findings);
     assert!(found(&inspection, "rights").text.starts_with("all "), "{:?}", inspection.findings);
     let nodes: Vec<&str> = inspection.nodes.as_ref().unwrap().iter().map(|node| node.as_str()).collect();
@@ -110,14 +110,14 @@ fn each_right_that_is_missing_is_named_with_what_gives_it() {
     for (place, kind, verb) in [("no-patch", "nodes", "patch"), ("no-review", "tokenreviews", "create")] {
         let inspection = Site::new(cluster, place, Some((kind, verb))).inspect(cluster);
         let missing = found(&inspection, &format!("right to {verb} {kind}"));
-        assert_eq!(missing.standing, Standing::Bad);
+        assert_eq!(missing.standing, InspectionStatus::Bad);
         assert_eq!(missing.remedy.as_deref(), Some("doctor deploy kubernetes --what rights | kubectl apply -f -"));
         assert!(inspection.findings.iter().all(|found| found.what != "rights"), "{:?}", inspection.findings);
     }
     // What may not be read is unknown, and the missing permission is bad.
     let inspection = Site::new(cluster, "no-look", Some(("persistentvolumeclaims", "get"))).inspect(cluster);
-    assert_eq!(found(&inspection, "volume claim").standing, Standing::Unknown);
-    assert_eq!(found(&inspection, "right to get persistentvolumeclaims").standing, Standing::Bad);
+    assert_eq!(found(&inspection, "volume claim").standing, InspectionStatus::Unknown);
+    assert_eq!(found(&inspection, "right to get persistentvolumeclaims").standing, InspectionStatus::Bad);
 }
 
 #[test]
@@ -131,17 +131,17 @@ fn a_configured_object_that_is_missing_is_reported_with_its_remedy() {
     let whats: Vec<&str> = bad(&inspection).iter().map(|found| found.what.as_str()).collect();
     assert_eq!(whats, ["volume claim data", "priority class half-made", "policy in ConfigMap policy"]);
     assert!(bad(&inspection).iter().all(|found| found.remedy.is_some()));
-    cluster.plane.make(&json!({ "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 10,
+    cluster.plane.create(&json!({ "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 10,
         "metadata": { "name": "half-made" } }));
     let inspection = site.inspect(cluster);
     let class = found(&inspection, "priority class");
-    assert!(class.standing == Standing::Bad && class.text.contains("its value is 10"), "{class:?}");
+    assert!(class.standing == InspectionStatus::Bad && class.text.contains("its value is 10"), "{class:?}");
 }
 
 #[test]
 fn a_cluster_that_does_not_answer_is_bad_and_nothing_of_it_is_called_good() {
     let config = KubernetesConfig { kubeconfig: Some(PathBuf::from("no/such/file")), ..KubernetesConfig::default() };
     let inspection = inspect(&config);
-    assert_eq!(inspection.findings.iter().map(|found| found.standing).collect::<Vec<_>>(), [Standing::Bad]);
+    assert_eq!(inspection.findings.iter().map(|found| found.standing).collect::<Vec<_>>(), [InspectionStatus::Bad]);
     assert_eq!((inspection.nodes, inspection.agent_pods), (None, None));
 }

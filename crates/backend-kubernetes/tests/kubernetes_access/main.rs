@@ -11,11 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_backend_kubernetes::{KubernetesBackend, KubernetesConfig, Replace, Share, Write, manifests};
+use doctor_backend_kubernetes::{KubernetesBackend, KubernetesConfig, Replace, Share, WriteConfig, manifests};
 
 use doctor_bed::kubernetes::{
     ControlPlane, Setup,
-    kubelet::{FakeNode, Kubelet, Play},
+    kubelet::{FakeNode, Kubelet, PodBehavior},
 };
 use serde_json::{Value, json};
 
@@ -40,15 +40,15 @@ fn cluster() -> Option<&'static Cluster> {
 
 impl Cluster {
     fn start() -> Option<Self> {
-        let programs = ControlPlane::programs().inspect_err(|why| why.not_run("access to Kubernetes")).ok()?;
+        let programs = ControlPlane::programs().inspect_err(|why| why.skip_tests("access to Kubernetes")).ok()?;
         // The other tests' servers stream lists; this one, like servers before 1.32, does not.
         let setup = Setup { audit: true, streaming_lists: false, ..Setup::default() };
         let plane = ControlPlane::start_with(&programs, setup).unwrap();
         let nodes = ["gpu-1", "gpu-2", "gpu-3"].map(FakeNode::gpu).into_iter();
         let nodes = nodes.chain(["plain", "doomed"].map(FakeNode::plain));
-        let kubelet = Kubelet::start(plane.admin(), nodes.collect(), |_| Play::UntilTold).unwrap();
+        let kubelet = Kubelet::start(plane.admin(), nodes.collect(), |_| PodBehavior::RunUntilEnded).unwrap();
         for object in manifests(&everything()) {
-            plane.make(&object);
+            plane.create(&object);
         }
         // One cluster serves both ways of collecting results, so it also gets the permissions of the other one.
         for mut object in manifests(&nothing_shared()).into_iter().filter(is_role_here) {
@@ -57,7 +57,7 @@ impl Cluster {
             if object["roleRef"].is_object() {
                 object["roleRef"]["name"] = name;
             }
-            plane.make(&object);
+            plane.create(&object);
         }
         // `doctor deploy` prints this account with the agents; the test needs only the account.
         let answer = plane.request(
@@ -90,7 +90,7 @@ impl Cluster {
 
     /// Creates a pod on this node like those of the agents' DaemonSet.
     fn agent_pod(&self, name: &str, node: &str, account: &str) {
-        self.plane.make(&json!({
+        self.plane.create(&json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": NAMESPACE },
             "spec": {
                 "nodeName": node, "serviceAccountName": account, "automountServiceAccountToken": false,
@@ -102,7 +102,7 @@ impl Cluster {
 
 /// Settings that need every permission.
 fn everything() -> KubernetesConfig {
-    let write = Write { condition: Some("GpuHealthy".to_owned()), ..Write::default() };
+    let write = WriteConfig { condition: Some("GpuHealthy".to_owned()), ..WriteConfig::default() };
     let share = Share::Claim("cluster-doctor-data".to_owned());
     KubernetesConfig { replace: Replace::DeleteNode, write, share, ..KubernetesConfig::default() }
 }

@@ -3,17 +3,17 @@
 use std::collections::BTreeSet;
 
 use doctor_backend::{
-    Backend, Change, JobOutput, JobRequest, NodeOp, ToShow,
+    Backend, Change, JobOutput, JobRequest, NodeOp, RenderedStatus,
     clock::{Clock, SystemClock},
 };
 use doctor_backend_kubernetes::{KubernetesBackend, KubernetesConfig, inspect, manifests};
 use doctor_bed::kubernetes::kubelet::Exit;
-use doctor_checks::{carried::Packed, document::RunKey};
+use doctor_checks::{document::RunKey, result_transport::PackedDocument};
 use doctor_core::{
     ids::{IdSource, NodeName, RunId, TestId},
     node::{MarkKind, OurMark},
-    run::{JobSeen, NonEmpty},
-    shown::{Shown, Status},
+    node_status::{NodeHealth, NodeStatus},
+    run::{NonEmpty, ObservedJobState},
     time::Span,
 };
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ struct Stage<'a> {
 
 fn ids(seed: u64) -> IdSource {
     let mut ids = IdSource::new(seed);
-    ids.at(SystemClock.now());
+    ids.set_time(SystemClock.now());
     ids
 }
 
@@ -55,10 +55,10 @@ fn running(stage: &Stage<'_>) {
     let request = request(run, &node);
     // Twice: the second call reads the existing job.
     assert_eq!(stage.backend.submit(&request).unwrap(), stage.backend.submit(&request).unwrap());
-    let seen = || stage.backend.poll(&[run]).unwrap().remove(0).seen;
-    until("the job to run", || matches!(seen(), JobSeen::Running { .. }));
+    let seen = || stage.backend.poll(&[run]).unwrap().remove(0).state;
+    until("the job to run", || matches!(seen(), ObservedJobState::Running { .. }));
     stage.backend.cancel(run).unwrap();
-    until("the job to end", || matches!(seen(), JobSeen::Ended { .. }));
+    until("the job to end", || matches!(seen(), ObservedJobState::Ended { .. }));
     let nodes = NonEmpty::new(["gpu-2", "gpu-3"].map(|node| NodeName::new(node).unwrap()).to_vec()).unwrap();
     let over_several = JobRequest { run: ids(76).run(), nodes, ..request };
     stage.backend.submit(&over_several).unwrap();
@@ -76,8 +76,8 @@ fn carrying(stage: &Stage<'_>) {
     let pods = format!("/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=cluster-doctor.io%2Frun%3D{run}");
     until("the pod to run", || stage.cluster.get(&pods)["items"][0]["status"]["phase"] == "Running");
     let name = stage.cluster.get(&pods)["items"][0]["metadata"]["name"].as_str().unwrap().to_owned();
-    let message = Packed::of(b"a result").unwrap().for_message();
-    stage.cluster.kubelet.end_pod(NAMESPACE, &name, Exit::code(0).saying(message)).unwrap();
+    let message = PackedDocument::pack(b"a result").unwrap().to_termination_message();
+    stage.cluster.kubelet.end_pod(NAMESPACE, &name, Exit::code(0).with_message(message)).unwrap();
     until("the result", || backend.poll(&[run]).unwrap().remove(0).documents == [b"a result".to_vec()]);
 }
 
@@ -93,8 +93,8 @@ fn marking(stage: &Stage<'_>) {
 }
 
 fn showing(stage: &Stage<'_>) {
-    let shown = Shown {
-        status: Status::Pass,
+    let shown = NodeStatus {
+        status: NodeHealth::Pass,
         severity: None,
         life: "in-service",
         case: None,
@@ -107,14 +107,14 @@ fn showing(stage: &Stage<'_>) {
         more_not_known: 0,
         agent_silent: false,
     };
-    let board = stage.backend.board().expect("nodes are written on here");
-    board.write(&NodeName::new("gpu-3").unwrap(), &ToShow::of(shown)).unwrap();
+    let board = stage.backend.status_writer().expect("nodes are written on here");
+    board.write(&NodeName::new("gpu-3").unwrap(), &RenderedStatus::new(shown)).unwrap();
 }
 
 fn evicting(stage: &Stage<'_>) {
     let (plane, node) = (&stage.cluster.plane, NodeName::new("gpu-3").unwrap());
     let labels = json!({ "app": "web" });
-    plane.make(&json!({
+    plane.create(&json!({
         "apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": { "name": "web", "namespace": "default" },
         "spec": { "replicas": 1, "selector": { "matchLabels": labels }, "template": { "metadata": { "labels": labels },
             "spec": { "nodeSelector": { "kubernetes.io/hostname": "gpu-3" }, "terminationGracePeriodSeconds": 0,
@@ -146,7 +146,7 @@ fn hearing(stage: &Stage<'_>) {
     stage.cluster.agent_pod("agent-3", "gpu-3", AGENT);
     let token = stage.cluster.plane.pod_token(NAMESPACE, AGENT, "agent-3", AUDIENCE).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    assert_eq!(runtime.block_on(stage.backend.voucher().whose(token)).unwrap().as_str(), "gpu-3");
+    assert_eq!(runtime.block_on(stage.backend.token_reviewer().review(token)).unwrap().as_str(), "gpu-3");
 }
 
 /// Runs `doctor config check --live` with all optional settings.
@@ -191,7 +191,7 @@ fn every_right_that_is_given_is_used_and_none_that_is_used_is_missing() {
         flow(&Stage { cluster, backend: &backend });
     }
     let ours = format!("system:serviceaccount:{NAMESPACE}:cluster-doctor");
-    let mut asked = cluster.plane.asked().unwrap();
+    let mut asked = cluster.plane.audited_requests().unwrap();
     asked.retain(|asked| asked.user == ours);
     assert!(!asked.is_empty(), "the audit log is empty");
     let rights = |refused: bool| -> BTreeSet<String> {
@@ -208,7 +208,7 @@ fn a_server_that_does_not_stream_lists_is_listed_in_pages() {
     let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
     until("the nodes", || backend.snapshot().is_ok_and(|nodes| nodes.len() >= 3));
-    let asked = cluster.plane.asked().unwrap();
+    let asked = cluster.plane.audited_requests().unwrap();
     for resource in ["nodes", "pods"] {
         let was = |verb: &str, status: u16| {
             asked.iter().any(|one| one.resource == resource && one.verb == verb && one.status == status)

@@ -2,18 +2,18 @@
 
 use serde_json::json;
 
-use doctor_backend::vouch::{NotVouched, Voucher};
+use doctor_backend::token_review::{TokenReviewError, TokenReviewer};
 
 use crate::{AGENT, AUDIENCE, Cluster, NAMESPACE, cluster, until};
 
-fn whose(voucher: &dyn Voucher, token: &str) -> Result<String, NotVouched> {
+fn whose(voucher: &dyn TokenReviewer, token: &str) -> Result<String, TokenReviewError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(voucher.whose(token.to_owned())).map(|node| node.to_string())
+    runtime.block_on(voucher.review(token.to_owned())).map(|node| node.to_string())
 }
 
-fn refused(voucher: &dyn Voucher, token: &str) -> String {
+fn refused(voucher: &dyn TokenReviewer, token: &str) -> String {
     match whose(voucher, token) {
-        Err(NotVouched::Refused(why)) => why,
+        Err(TokenReviewError::Rejected(why)) => why,
         other => panic!("{other:?}"),
     }
 }
@@ -27,7 +27,7 @@ fn delete(cluster: &Cluster, pod: &str) {
 fn the_api_server_says_on_which_node_a_tokens_pod_runs_until_the_pod_is_gone() {
     let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
-    let voucher = backend.voucher();
+    let voucher = backend.token_reviewer();
     cluster.agent_pod("agent-1", "gpu-1", AGENT);
     let token = cluster.plane.pod_token(NAMESPACE, AGENT, "agent-1", AUDIENCE).unwrap();
     assert_eq!(whose(&*voucher, &token).as_deref(), Ok("gpu-1"));
@@ -45,7 +45,7 @@ fn the_api_server_says_on_which_node_a_tokens_pod_runs_until_the_pod_is_gone() {
 fn a_token_for_another_audience_or_account_or_of_no_pod_is_rejected() {
     let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
-    let voucher = backend.voucher();
+    let voucher = backend.token_reviewer();
     cluster.agent_pod("agent-2", "gpu-2", AGENT);
     cluster.agent_pod("other-2", "gpu-2", "cluster-doctor");
     let plane = &cluster.plane;

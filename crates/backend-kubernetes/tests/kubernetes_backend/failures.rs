@@ -1,12 +1,12 @@
 //! Tests failed user pods as a real API server reports them: only failures, only from the start of the watch, and across a
 //! restarted watch.
 
-use doctor_backend::{Backend, SeenFailure};
+use doctor_backend::{Backend, ObservedJobFailure};
 use doctor_bed::kubernetes::kubelet::Exit;
 use doctor_core::{
-    failed_work::HowFailed,
+    job_failures::JobFailureKind,
     node::Occupancy,
-    run::{JobEnd, JobSeen},
+    run::{JobEnd, ObservedJobState},
     time::Timestamp,
 };
 use serde_json::json;
@@ -16,8 +16,8 @@ use super::{NAMESPACE, cluster, ids, polled, request, seen, until};
 const NODE: &str = "gpu-13";
 
 /// Returns the failures reported on this node.
-fn told(backend: &dyn Backend) -> Vec<SeenFailure> {
-    let mut all = backend.failed_work(Timestamp::MIN).unwrap();
+fn told(backend: &dyn Backend) -> Vec<ObservedJobFailure> {
+    let mut all = backend.job_failures(Timestamp::MIN).unwrap();
     all.retain(|failed| failed.nodes.iter().any(|node| node.as_str() == NODE));
     all
 }
@@ -42,14 +42,16 @@ fn user_pods_that_failed_are_told_and_those_that_ended_well_or_were_deleted_are_
     runs("cancelled");
     cluster.delete("/api/v1/namespaces/default/pods/cancelled");
     ends("crashed", Exit::code(139));
-    ends("too-large", Exit::code(137).because("OOMKilled"));
+    ends("too-large", Exit::code(137).with_reason("OOMKilled"));
     until("both to be told", || told(&backend).len() >= 2);
-    let names: Vec<(String, HowFailed)> =
-        told(&backend).into_iter().map(|failed| (failed.work.name.to_string(), failed.work.how)).collect();
-    let expected =
-        [("default/crashed", HowFailed::Signal { number: 11 }), ("default/too-large", HowFailed::OutOfMemory)];
+    let names: Vec<(String, JobFailureKind)> =
+        told(&backend).into_iter().map(|failed| (failed.job.name.to_string(), failed.job.how)).collect();
+    let expected = [
+        ("default/crashed", JobFailureKind::Signal { number: 11 }),
+        ("default/too-large", JobFailureKind::OutOfMemory),
+    ];
     assert_eq!(names, expected.map(|(name, how)| (name.to_owned(), how)));
-    assert!(told(&backend).iter().all(|failed| failed.work.owner.as_str() == "default"));
+    assert!(told(&backend).iter().all(|failed| failed.job.owner.as_str() == "default"));
 
     // Failures before the watch started are not listed. Nothing reports its start, so the test repeats until it has started.
     let later = cluster.backend();
@@ -60,7 +62,7 @@ fn user_pods_that_failed_are_told_and_those_that_ended_well_or_were_deleted_are_
         ends(&format!("again-{tries}"), Exit::code(1));
         !told(&later).is_empty()
     });
-    assert!(told(&later).iter().all(|failed| failed.work.name.as_str().starts_with("default/again-")));
+    assert!(told(&later).iter().all(|failed| failed.job.name.as_str().starts_with("default/again-")));
     let again: Vec<String> = (1..=tries).map(|number| format!("again-{number}")).collect();
     for name in ["well", "crashed", "too-large"].into_iter().chain(again.iter().map(String::as_str)) {
         cluster.delete(&format!("/api/v1/namespaces/default/pods/{name}"));
@@ -75,7 +77,7 @@ fn a_job_whose_node_died_is_not_told_as_one_that_a_user_displaced() {
     seen(&backend, "gpu-16");
     let run = ids(41).run();
     backend.submit(&request(run, "gpu-16", "endless")).unwrap();
-    until("our job to run", || matches!(polled(&backend, run), JobSeen::Running { .. }));
+    until("our job to run", || matches!(polled(&backend, run), ObservedJobState::Running { .. }));
     cluster.kubelet.set_ready("gpu-16", false).unwrap();
     until("the node to be unknown", || matches!(seen(&backend, "gpu-16").occupancy, Occupancy::Unknown { .. }));
     let pods = format!("/api/v1/namespaces/{NAMESPACE}/pods");
@@ -85,9 +87,9 @@ fn a_job_whose_node_died_is_not_told_as_one_that_a_user_displaced() {
     let patch = json!({ "status": { "phase": "Failed", "conditions": [taken] } });
     let answer = cluster.plane.request("PATCH", &format!("{pods}/{name}/status"), Some(&patch)).unwrap();
     assert!(answer.is_success(), "{}", answer.text);
-    until("the job's end", || matches!(polled(&backend, run), JobSeen::Ended { .. }));
+    until("the job's end", || matches!(polled(&backend, run), ObservedJobState::Ended { .. }));
     assert!(
-        matches!(polled(&backend, run), JobSeen::Ended { how: JobEnd::NodeDied, .. }),
+        matches!(polled(&backend, run), ObservedJobState::Ended { how: JobEnd::NodeDied, .. }),
         "{:?}",
         polled(&backend, run)
     );

@@ -5,7 +5,7 @@ use std::fs;
 use doctor_backend::{Backend, Effect};
 use doctor_backend_kubernetes::{KubernetesBackend, KubernetesConfig};
 use doctor_bed::kubernetes::kubelet::Exit;
-use doctor_core::run::{JobEnd, JobSeen};
+use doctor_core::run::{JobEnd, ObservedJobState};
 use serde_json::{Value, json};
 
 use super::{Cluster, NAMESPACE, cluster, ids, polled, request, until};
@@ -50,10 +50,10 @@ impl Cluster {
     /// Creates a bound claim, as a storage driver would; the scheduler requires it.
     fn bound_claim(&self, name: &str) {
         let size = json!({ "storage": "1Gi" });
-        self.plane.make(&json!({ "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": name },
+        self.plane.create(&json!({ "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": name },
             "spec": { "capacity": size, "accessModes": ["ReadOnlyMany"], "storageClassName": "by-hand", "hostPath": { "path": "/models" },
                 "claimRef": { "namespace": NAMESPACE, "name": name } } }));
-        self.plane.make(&json!({ "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        self.plane.create(&json!({ "apiVersion": "v1", "kind": "PersistentVolumeClaim",
             "metadata": { "name": name, "namespace": NAMESPACE },
             "spec": { "accessModes": ["ReadOnlyMany"], "storageClassName": "by-hand", "volumeName": name, "resources": { "requests": size } } }));
     }
@@ -71,7 +71,7 @@ fn a_job_from_a_sites_template_runs_with_what_the_site_says_and_what_must_be_our
     let backend = KubernetesBackend::open(config.clone()).unwrap();
     let run = ids(31).run();
     until("the node to be seen", || backend.submit(&request(run, "gpu-11", "endless")).is_ok());
-    until("the job to run", || matches!(polled(&backend, run), JobSeen::Running { .. }));
+    until("the job to run", || matches!(polled(&backend, run), ObservedJobState::Running { .. }));
 
     let job = cluster.get(&format!("/apis/batch/v1/namespaces/{NAMESPACE}/jobs/doctor-{run}"));
     assert_eq!(job["metadata"]["annotations"]["example.com/owner"], "gpu-team");
@@ -96,11 +96,11 @@ fn a_job_from_a_sites_template_runs_with_what_the_site_says_and_what_must_be_our
 
     let name = pod["metadata"]["name"].as_str().unwrap();
     cluster.kubelet.end_pod(NAMESPACE, name, Exit::code(0)).unwrap();
-    until("the job to end", || matches!(polled(&backend, run), JobSeen::Ended { how: JobEnd::Exited, .. }));
+    until("the job to end", || matches!(polled(&backend, run), ObservedJobState::Ended { how: JobEnd::Exited, .. }));
 
     fs::write(&path, TEMPLATE.replace("hostNetwork: true", "nodeName: gpu-1")).unwrap();
     let refused = KubernetesBackend::open(config).unwrap_err();
-    assert_eq!(refused.effect, Effect::NoneGiveUp);
+    assert_eq!(refused.effect, Effect::NotAppliedPermanent);
     assert!(refused.text.contains("job.yaml, line 10, column 7: `nodeName`"), "{refused}");
 }
 
@@ -110,7 +110,7 @@ fn a_job_without_a_template_has_a_dev_shm_of_memory() {
     let backend = cluster.backend();
     let run = ids(32).run();
     until("the node to be seen", || backend.submit(&request(run, "gpu-12", "short")).is_ok());
-    until("the job to end", || matches!(polled(&backend, run), JobSeen::Ended { how: JobEnd::Exited, .. }));
+    until("the job to end", || matches!(polled(&backend, run), ObservedJobState::Ended { how: JobEnd::Exited, .. }));
     let spec = &cluster.pod_of(&run.to_string())["spec"];
     assert_eq!(spec["volumes"][0], json!({ "name": "shm", "emptyDir": { "medium": "Memory" } }));
     assert_eq!(spec["containers"][0]["volumeMounts"][0], json!({ "name": "shm", "mountPath": "/dev/shm" }));

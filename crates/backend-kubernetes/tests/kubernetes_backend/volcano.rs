@@ -12,7 +12,7 @@ use doctor_backend_kubernetes::{KubernetesBackend, KubernetesConfig, RunAs, Volc
 use doctor_bed::kubernetes::{ControlPlane, kubelet::Exit};
 use doctor_core::{
     ids::RunId,
-    run::{JobEnd, JobSeen},
+    run::{JobEnd, ObservedJobState},
 };
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
@@ -55,12 +55,12 @@ impl Drop for Program {
 
 /// Starts a cluster with Volcano, in which our account has the needed permissions.
 fn with_volcano(config: &KubernetesConfig) -> Option<(Cluster, [Program; 2])> {
-    let folder = ControlPlane::volcano().inspect_err(|why| why.not_run("jobs of Volcano's")).ok()?;
+    let folder = ControlPlane::volcano().inspect_err(|why| why.skip_tests("jobs of Volcano's")).ok()?;
     let cluster = Cluster::start(&["v-1"])?;
     for file in fs::read_dir(folder.join("crd")).unwrap() {
         let text = fs::read_to_string(file.unwrap().path()).unwrap();
         let kind: Value = serde_saphyr::from_str(&text).unwrap();
-        cluster.plane.make(&kind);
+        cluster.plane.create(&kind);
     }
     let queue = json!({ "apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "Queue",
         "metadata": { "name": "validation" }, "spec": { "weight": 1 } });
@@ -111,7 +111,7 @@ fn runs_are_jobs_of_volcanos_where_that_is_configured_and_end_as_they_ended_ther
         let run = ids.run();
         until("the job to be taken", || backend.submit(&request(run, "v-1", "endless")).is_ok());
         backend.submit(&request(run, "v-1", "endless")).unwrap();
-        until("the job to run", || matches!(polled(&backend, run), JobSeen::Running { .. }));
+        until("the job to run", || matches!(polled(&backend, run), ObservedJobState::Running { .. }));
         // Until Volcano has recorded the running pod, it recreates a disrupted one: it counts missing pods before it evaluates
         // policies.
         until("Volcano to know that it runs", || {
@@ -131,12 +131,14 @@ fn runs_are_jobs_of_volcanos_where_that_is_configured_and_end_as_they_ended_ther
     );
     assert_eq!(pods[0]["spec"]["schedulerName"], "volcano");
     cluster.kubelet.end_pod(NAMESPACE, pods[0]["metadata"]["name"].as_str().unwrap(), Exit::code(0)).unwrap();
-    until("the job to end", || matches!(polled(&backend, run), JobSeen::Ended { how: JobEnd::Exited, .. }));
+    until("the job to end", || matches!(polled(&backend, run), ObservedJobState::Ended { how: JobEnd::Exited, .. }));
 
     // A cancelled job remains, with its end, and owns the secret with its key.
     let run = running();
     backend.cancel(run).unwrap();
-    until("the job to be ended", || matches!(polled(&backend, run), JobSeen::Ended { how: JobEnd::Killed, .. }));
+    until("the job to be ended", || {
+        matches!(polled(&backend, run), ObservedJobState::Ended { how: JobEnd::Killed, .. })
+    });
     assert_eq!(cluster.volcano_job(run)["status"]["state"]["phase"], "Terminated");
     backend.cancel(run).unwrap();
     let secret = cluster.get(&format!("/api/v1/namespaces/{NAMESPACE}/secrets/doctor-{run}"));
@@ -146,7 +148,9 @@ fn runs_are_jobs_of_volcanos_where_that_is_configured_and_end_as_they_ended_ther
     let run = running();
     let pod = cluster.pods_of_run(run).remove(0);
     cluster.delete(&format!("/api/v1/namespaces/{NAMESPACE}/pods/{}", pod["metadata"]["name"].as_str().unwrap()));
-    until("the job to be over", || matches!(polled(&backend, run), JobSeen::Ended { how: JobEnd::Displaced, .. }));
+    until("the job to be over", || {
+        matches!(polled(&backend, run), ObservedJobState::Ended { how: JobEnd::Preempted, .. })
+    });
     assert_eq!(cluster.started.lock().unwrap().get(&run.to_string()), Some(&1));
     assert!(backend.cancel(ids.run()).is_ok(), "cancelling a missing job succeeds");
 }

@@ -2,38 +2,38 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use doctor_backend::inspection::Inspected;
+use doctor_backend::inspection::InspectionItem;
 use doctor_core::time::Span;
 
 use super::super::config::SlurmConfig;
 
 /// The default limits of our hooks: a prolog 5 s, a health check 8 s, an epilog 30 s.
-const HOOKS: Duration = Duration::from_secs(8);
-const EPILOG: Duration = Duration::from_secs(30);
+const HEALTH_CHECK_LIMIT: Duration = Duration::from_secs(8);
+const EPILOG_LIMIT: Duration = Duration::from_secs(30);
 /// The default time for which a prolog uses the last health check's verdict: six minutes.
-const OFTEN_ENOUGH: Duration = Duration::from_secs(360);
+const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(360);
 /// Slurm's own advice: a longer timeout hides nodes that are really gone.
-const MOST_MESSAGE: Duration = Duration::from_secs(100);
+const MAX_MESSAGE_TIMEOUT: Duration = Duration::from_secs(100);
 /// `PrologEpilogTimeout` without a limit is 65534.
 const UNLIMITED: u64 = 65_533;
 /// The least time for which an ended run must stay in the queue, for a controller that was restarted meanwhile.
-const JOB_AGE: Duration = Duration::from_secs(120);
-const DEPLOY: &str = "`doctor deploy slurm --what slurm-conf` prints the lines";
+const SUFFICIENT_JOB_AGE: Duration = Duration::from_secs(120);
+const DEPLOY_HINT: &str = "`doctor deploy slurm --what slurm-conf` prints the lines";
 
 /// The response time of the shared directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Slow {
+pub(super) enum ShareLatency {
     Unknown,
-    At(Duration),
+    Measured(Duration),
 }
 
 /// Slurm's settings.
 #[derive(Debug)]
-pub(super) struct Told(BTreeMap<String, String>);
+pub(super) struct SlurmSettings(BTreeMap<String, String>);
 
-impl Told {
+impl SlurmSettings {
     /// Parses lines `Name = value`; a setting that is not set is `(null)` or missing.
-    pub(super) fn read(text: &str) -> Self {
+    pub(super) fn parse(text: &str) -> Self {
         let pairs = text.lines().filter_map(|line| line.split_once(" = "));
         let pairs = pairs.map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned()));
         Self(pairs.filter(|(_, value)| value != "(null)" && !value.is_empty()).collect())
@@ -63,7 +63,7 @@ impl Told {
         self.get("SlurmUser")?.split_once('(')?.1.strip_suffix(')')?.parse().ok()
     }
 
-    pub(super) fn judge(&self, config: &SlurmConfig, share: Slow) -> Vec<Inspected> {
+    pub(super) fn inspect(&self, config: &SlurmConfig, share: ShareLatency) -> Vec<InspectionItem> {
         let mut found = vec![self.health_check(), self.message_timeout(share), self.slurmd_timeout()];
         found.extend(self.prolog());
         found.extend(self.epilog_timeout());
@@ -72,23 +72,24 @@ impl Told {
         if config.reboot && self.get("RebootProgram").is_none() {
             let text = "`reboot` is enabled, and slurm.conf has no RebootProgram";
             let remedy = "set RebootProgram in slurm.conf, or `reboot = false` under [backend.slurm]";
-            found.push(Inspected::bad("RebootProgram", text, remedy));
+            found.push(InspectionItem::bad("RebootProgram", text, remedy));
         }
         found
     }
 
-    fn health_check(&self) -> Inspected {
+    fn health_check(&self) -> InspectionItem {
         const WHAT: &str = "HealthCheckProgram";
         let Some(program) = self.get(WHAT) else {
-            return Inspected::unknown(WHAT, "not set: between two tests only agents check the nodes").try_this(DEPLOY);
+            return InspectionItem::unknown(WHAT, "not set: between two tests only agents check the nodes")
+                .with_remedy(DEPLOY_HINT);
         };
         let Some(every) = self.seconds("HealthCheckInterval").filter(|every| !every.is_zero()) else {
-            let remedy = format!("set HealthCheckInterval=300; {DEPLOY}");
-            return Inspected::bad(WHAT, format!("{program} is never run: HealthCheckInterval is 0"), remedy);
+            let remedy = format!("set HealthCheckInterval=300; {DEPLOY_HINT}");
+            return InspectionItem::bad(WHAT, format!("{program} is never run: HealthCheckInterval is 0"), remedy);
         };
-        if every > OFTEN_ENOUGH {
+        if every > MAX_CHECK_INTERVAL {
             let text = format!("{program} runs every {} s; a prolog accepts its verdict for 360 s", every.as_secs());
-            return Inspected::bad(
+            return InspectionItem::bad(
                 WHAT,
                 text,
                 "set HealthCheckInterval=300, or a longer `fresh` in hook.toml of the nodes",
@@ -97,47 +98,59 @@ impl Told {
         let states = self.words("HealthCheckNodeState");
         if !states.contains(&"ANY") {
             let text = format!("{program} runs only on nodes that are {}: the others go unchecked", states.join(", "));
-            return Inspected::bad(WHAT, text, "set HealthCheckNodeState=ANY,CYCLE: our checks do not disturb jobs");
+            return InspectionItem::bad(
+                WHAT,
+                text,
+                "set HealthCheckNodeState=ANY,CYCLE: our checks do not disturb jobs",
+            );
         }
         let together = if states.contains(&"CYCLE") { "" } else { ", on all nodes at once: CYCLE would spread them" };
-        Inspected::good(WHAT, format!("{program} every {} s{together}", every.as_secs()))
+        InspectionItem::good(WHAT, format!("{program} every {} s{together}", every.as_secs()))
     }
 
     /// A node whose slurmd waits for the file system must not be set down, and a hook must end before the timeout.
-    fn message_timeout(&self, share: Slow) -> Inspected {
+    fn message_timeout(&self, share: ShareLatency) -> InspectionItem {
         const WHAT: &str = "MessageTimeout";
-        let Some(limit) = self.seconds(WHAT) else { return Inspected::unknown(WHAT, "not reported by Slurm") };
+        let Some(limit) = self.seconds(WHAT) else { return InspectionItem::unknown(WHAT, "not reported by Slurm") };
         let shown = limit.as_secs();
-        if limit <= HOOKS {
-            let text = format!("{shown} s, expected more than our health check may take ({} s)", HOOKS.as_secs());
-            return Inspected::bad(WHAT, text, "set MessageTimeout=30, or shorter limits in hook.toml of the nodes");
+        if limit <= HEALTH_CHECK_LIMIT {
+            let text =
+                format!("{shown} s, expected more than our health check may take ({} s)", HEALTH_CHECK_LIMIT.as_secs());
+            return InspectionItem::bad(
+                WHAT,
+                text,
+                "set MessageTimeout=30, or shorter limits in hook.toml of the nodes",
+            );
         }
         match share {
-            Slow::At(took) if took * 2 > limit => {
+            ShareLatency::Measured(took) if took * 2 > limit => {
                 let text = format!("{shown} s, and the shared directory took {:.1} s to respond", took.as_secs_f64());
-                let wanted = (took.as_secs() * 4).clamp(30, MOST_MESSAGE.as_secs());
+                let wanted = (took.as_secs() * 4).clamp(30, MAX_MESSAGE_TIMEOUT.as_secs());
                 let remedy =
                     format!("set MessageTimeout={wanted}: a stall of the file system would make healthy nodes DOWN");
-                Inspected::bad(WHAT, text, remedy)
+                InspectionItem::bad(WHAT, text, remedy)
             }
-            _ if limit > MOST_MESSAGE => {
+            _ if limit > MAX_MESSAGE_TIMEOUT => {
                 let remedy = "set MessageTimeout to 100 or less, unless the file system really stalls for so long";
-                Inspected::unknown(WHAT, format!("{shown} s delays the detection of dead nodes")).try_this(remedy)
+                InspectionItem::unknown(WHAT, format!("{shown} s delays the detection of dead nodes"))
+                    .with_remedy(remedy)
             }
-            Slow::At(took) => {
+            ShareLatency::Measured(took) => {
                 let millis = took.as_millis();
-                Inspected::good(WHAT, format!("{shown} s; the shared directory responded within {millis} ms"))
+                InspectionItem::good(WHAT, format!("{shown} s; the shared directory responded within {millis} ms"))
             }
-            Slow::Unknown => Inspected::unknown(WHAT, format!("{shown} s; the shared directory could not be timed")),
+            ShareLatency::Unknown => {
+                InspectionItem::unknown(WHAT, format!("{shown} s; the shared directory could not be timed"))
+            }
         }
     }
 
-    fn slurmd_timeout(&self) -> Inspected {
+    fn slurmd_timeout(&self) -> InspectionItem {
         const WHAT: &str = "SlurmdTimeout";
-        let Some(limit) = self.seconds(WHAT) else { return Inspected::unknown(WHAT, "not reported by Slurm") };
+        let Some(limit) = self.seconds(WHAT) else { return InspectionItem::unknown(WHAT, "not reported by Slurm") };
         if limit.is_zero() {
             let text = "0: an unreachable node is never set DOWN";
-            return Inspected::bad(WHAT, text, "set SlurmdTimeout=300");
+            return InspectionItem::bad(WHAT, text, "set SlurmdTimeout=300");
         }
         let message = self.seconds("MessageTimeout").unwrap_or_default();
         if limit < message * 2 {
@@ -146,13 +159,13 @@ impl Told {
                 limit.as_secs(),
                 message.as_secs()
             );
-            return Inspected::bad(WHAT, text, format!("set SlurmdTimeout={}", (message.as_secs() * 10).max(300)));
+            return InspectionItem::bad(WHAT, text, format!("set SlurmdTimeout={}", (message.as_secs() * 10).max(300)));
         }
-        Inspected::good(WHAT, format!("{} s", limit.as_secs()))
+        InspectionItem::good(WHAT, format!("{} s", limit.as_secs()))
     }
 
     /// Only if there is a prolog: our blocking prolog needs these settings.
-    fn prolog(&self) -> Option<Inspected> {
+    fn prolog(&self) -> Option<InspectionItem> {
         let program = self.get("Prolog")?;
         let mut missing = Vec::new();
         let flags = self.words("PrologFlags");
@@ -163,48 +176,54 @@ impl Told {
             missing.push("SchedulerParameters=nohold_on_prolog_fail");
         }
         if missing.is_empty() {
-            return Some(Inspected::good("Prolog", format!("{program}, and a job that it rejects is requeued")));
+            return Some(InspectionItem::good("Prolog", format!("{program}, and a job that it rejects is requeued")));
         }
         let text = format!("{program}; with `block` in hook.toml, a job that it rejects is held, or rejected too late");
-        Some(Inspected::unknown("Prolog", text).try_this(format!("with `block`, set {}", missing.join(" and "))))
+        Some(
+            InspectionItem::unknown("Prolog", text).with_remedy(format!("with `block`, set {}", missing.join(" and "))),
+        )
     }
 
-    fn epilog_timeout(&self) -> Option<Inspected> {
+    fn epilog_timeout(&self) -> Option<InspectionItem> {
         const WHAT: &str = "PrologEpilogTimeout";
         let limit = self.seconds(WHAT)?;
         self.get("Epilog").or_else(|| self.get("Prolog"))?;
         let text = format!(
             "{} s is shorter than our epilog may take ({} s), and Slurm drains a node whose epilog times out",
             limit.as_secs(),
-            EPILOG.as_secs()
+            EPILOG_LIMIT.as_secs()
         );
-        (limit <= EPILOG).then(|| {
-            Inspected::bad(WHAT, text, "set PrologEpilogTimeout=60, or a shorter limit under [epilog] in hook.toml")
+        (limit <= EPILOG_LIMIT).then(|| {
+            InspectionItem::bad(
+                WHAT,
+                text,
+                "set PrologEpilogTimeout=60, or a shorter limit under [epilog] in hook.toml",
+            )
         })
     }
 
     /// With 2, a node that is down returns by itself, regardless of who set it down.
-    fn return_to_service(&self) -> Option<Inspected> {
+    fn return_to_service(&self) -> Option<InspectionItem> {
         const WHAT: &str = "ReturnToService";
         Some(match self.get(WHAT)? {
-            "2" => Inspected::good(
+            "2" => InspectionItem::good(
                 WHAT,
                 "2: a node that is only DOWN returns when its slurmd starts; our isolated nodes are drained too and stay out",
             ),
-            value @ ("0" | "1") => Inspected::good(WHAT, format!("{value}: a node that is set DOWN stays DOWN")),
-            value => Inspected::unknown(WHAT, format!("unrecognised value `{value}`"))
-                .try_this("set ReturnToService to 0, 1 or 2"),
+            value @ ("0" | "1") => InspectionItem::good(WHAT, format!("{value}: a node that is set DOWN stays DOWN")),
+            value => InspectionItem::unknown(WHAT, format!("unrecognised value `{value}`"))
+                .with_remedy("set ReturnToService to 0, 1 or 2"),
         })
     }
 
-    fn min_job_age(&self) -> Option<Inspected> {
+    fn min_job_age(&self) -> Option<InspectionItem> {
         const WHAT: &str = "MinJobAge";
         let age = self.seconds(WHAT)?;
         let text =
             format!("{} s: a run that ends while the controller restarts is known only by its result", age.as_secs());
-        (age < JOB_AGE).then(|| {
+        (age < SUFFICIENT_JOB_AGE).then(|| {
             let usual = Span::minutes(5).secs();
-            Inspected::unknown(WHAT, text).try_this(format!("set MinJobAge={usual}"))
+            InspectionItem::unknown(WHAT, text).with_remedy(format!("set MinJobAge={usual}"))
         })
     }
 }
@@ -212,7 +231,7 @@ impl Told {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use doctor_backend::inspection::Standing;
+    use doctor_backend::inspection::InspectionStatus;
 
     // From `scontrol show config` of Slurm 24.11.5 (Debian 13, 2026-11-15), shortened and with other values.
     const GOOD: &str = "\
@@ -233,13 +252,13 @@ SlurmdTimeout           = 300 sec
 SLURM_VERSION           = 24.11.5
 ";
 
-    fn judge(text: &str, share: Slow) -> Vec<Inspected> {
-        Told::read(text).judge(&SlurmConfig { reboot: false, ..SlurmConfig::default() }, share)
+    fn judge(text: &str, share: ShareLatency) -> Vec<InspectionItem> {
+        SlurmSettings::parse(text).inspect(&SlurmConfig { reboot: false, ..SlurmConfig::default() }, share)
     }
 
-    fn not_good(text: &str) -> Vec<(String, Standing)> {
-        let found = judge(text, Slow::At(Duration::from_millis(3)));
-        let rest = found.into_iter().filter(|one| one.standing != Standing::Good);
+    fn not_good(text: &str) -> Vec<(String, InspectionStatus)> {
+        let found = judge(text, ShareLatency::Measured(Duration::from_millis(3)));
+        let rest = found.into_iter().filter(|one| one.standing != InspectionStatus::Good);
         rest.map(|one| {
             assert!(one.remedy.is_some(), "{one:?}");
             (one.what, one.standing)
@@ -250,13 +269,13 @@ SLURM_VERSION           = 24.11.5
     #[test]
     fn settings_that_go_together_are_good() {
         assert_eq!(not_good(GOOD), []);
-        let told = Told::read(GOOD);
+        let told = SlurmSettings::parse(GOOD);
         assert_eq!((told.slurm_user(), told.version()), (Some(64_030), "24.11.5"));
     }
 
     #[test]
     fn each_that_does_not_is_named_with_its_remedy() {
-        use Standing::{Bad, Unknown};
+        use InspectionStatus::{Bad, Unknown};
         for (from, to, what, standing) in [
             ("/usr/lib/cluster-doctor/slurm/health", "(null)", "HealthCheckProgram", Unknown),
             ("HealthCheckInterval     = 300 sec", "HealthCheckInterval     = 0 sec", "HealthCheckProgram", Bad),
@@ -273,13 +292,13 @@ SLURM_VERSION           = 24.11.5
             assert_eq!(not_good(&GOOD.replace(from, to)), [(what.to_owned(), standing)], "{to}");
         }
         let reboots = SlurmConfig { reboot: true, ..SlurmConfig::default() };
-        let found = Told::read(GOOD).judge(&reboots, Slow::Unknown);
+        let found = SlurmSettings::parse(GOOD).inspect(&reboots, ShareLatency::Unknown);
         assert!(found.iter().any(|one| one.what == "RebootProgram" && one.standing == Bad), "{found:?}");
     }
 
     #[test]
     fn what_returns_by_itself_is_told_of() {
-        let found = judge(GOOD, Slow::Unknown);
+        let found = judge(GOOD, ShareLatency::Unknown);
         let told = found.iter().find(|one| one.what == "ReturnToService").unwrap();
         assert!(told.text.contains("drained too"), "{told:?}");
     }
@@ -287,14 +306,14 @@ SLURM_VERSION           = 24.11.5
     #[test]
     fn a_file_system_that_is_slower_than_messages_may_be_is_told_of() {
         let of = |share| judge(GOOD, share).into_iter().find(|one| one.what == "MessageTimeout").unwrap();
-        assert_eq!(of(Slow::At(Duration::from_secs(16))).standing, Standing::Bad);
-        assert_eq!(of(Slow::At(Duration::from_secs(14))).standing, Standing::Good);
-        assert_eq!(of(Slow::Unknown).standing, Standing::Unknown);
+        assert_eq!(of(ShareLatency::Measured(Duration::from_secs(16))).standing, InspectionStatus::Bad);
+        assert_eq!(of(ShareLatency::Measured(Duration::from_secs(14))).standing, InspectionStatus::Good);
+        assert_eq!(of(ShareLatency::Unknown).standing, InspectionStatus::Unknown);
     }
 
     #[test]
     fn a_slurm_that_says_nothing_is_unknown_and_never_good() {
-        let found = judge("", Slow::At(Duration::ZERO));
-        assert!(!found.is_empty() && found.iter().all(|one| one.standing == Standing::Unknown), "{found:?}");
+        let found = judge("", ShareLatency::Measured(Duration::ZERO));
+        assert!(!found.is_empty() && found.iter().all(|one| one.standing == InspectionStatus::Unknown), "{found:?}");
     }
 }

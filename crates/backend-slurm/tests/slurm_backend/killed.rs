@@ -12,7 +12,7 @@ use doctor_bed::slurm::Generation;
 use doctor_core::{
     ids::IdSource,
     node::{MarkKind, OurMark},
-    run::JobSeen,
+    run::ObservedJobState,
 };
 
 use crate::stage::{Stage, has, node, run_id, seen, wait, wait_job};
@@ -55,24 +55,24 @@ fn script(real: &Path, count: &Path, name: &str, Killed { at, after }: Killed) -
     )
 }
 
-struct Hands {
+struct Operator {
     ids: IdSource,
 }
 
-impl Hands {
+impl Operator {
     fn apply(&mut self, backend: &SlurmBackend, what: Change) -> Result<(), BackendError> {
         backend.apply(&node(NODE), &NodeOp { op: self.ids.op(), what })
     }
 }
 
 /// Performs a whole requalification run, until it is killed. Returns whether it completed.
-fn prove(stage: &Stage, killed: Killed, hands: &mut Hands, number: u64) -> bool {
+fn requalify(stage: &Stage, killed: Killed, hands: &mut Operator, number: u64) -> bool {
     let config = SlurmConfig { programs: Some(programs(stage, killed)), ..stage.config.clone() };
     let (backend, run) = (stage.open_with(config), run_id(number));
     let submitted = backend.submit(&Stage::request(run, &[NODE], Length::Endless));
     let begun = submitted.is_ok() && backend.cancel(run).is_ok();
     let mut tidied = || {
-        wait_job(&backend, run, "the end of the run", |seen| matches!(seen, JobSeen::Ended { .. }));
+        wait_job(&backend, run, "the end of the run", |seen| matches!(seen, ObservedJobState::Ended { .. }));
         let mut apply = || hands.apply(&backend, Change::Unmark(MAINTENANCE));
         // A job that is still ending is retried; a killed controller does not retry.
         wait("the reservation to go", || match apply() {
@@ -91,7 +91,7 @@ fn prove(stage: &Stage, killed: Killed, hands: &mut Hands, number: u64) -> bool 
 pub(crate) fn killed_anywhere_the_node_is_never_open_to_users(generation: Generation) {
     let Some(stage) = Stage::new("killed controllers", generation) else { return };
     let successor = stage.open();
-    let mut hands = Hands { ids: IdSource::new(run_id(0).number()) };
+    let mut hands = Operator { ids: IdSource::new(run_id(0).number()) };
     hands.apply(&successor, Change::Mark(UNHEALTHY)).unwrap();
     hands.apply(&successor, Change::Drain).unwrap();
     let (mut number, mut steps) = (1, 0);
@@ -99,7 +99,7 @@ pub(crate) fn killed_anywhere_the_node_is_never_open_to_users(generation: Genera
         assert!(at < 20, "it ends after a bounded number of steps");
         for after in [false, true] {
             let killed = Killed { at, after };
-            if prove(&stage, killed, &mut hands, number) {
+            if requalify(&stage, killed, &mut hands, number) {
                 break 'steps;
             }
             (number, steps) = (number + 1, steps + 1);

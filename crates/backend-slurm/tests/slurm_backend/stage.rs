@@ -8,20 +8,20 @@ use std::{
 };
 
 use doctor_backend::{
-    Backend, JobOutput, JobRequest, SeenNode,
+    Backend, JobOutput, JobRequest, ObservedNode,
     clock::{Clock, SystemClock},
-    contract::{Bed, Length, Wanted},
+    contract::{Length, TestOccupancy, Testbed},
 };
 use doctor_backend_slurm::{SlurmBackend, SlurmConfig};
 use doctor_bed::{
     programs::doctor_node,
-    slurm::{BedError, Daemon, Generation, Layout, Slurm},
+    slurm::{Daemon, Generation, Layout, Slurm, SlurmTestbedError},
 };
 use doctor_checks::{document::RunKey, proc_stat::ProcStat};
 use doctor_core::{
     ids::{NodeName, RunId, TestId},
     node::{MarkKind, Occupancy},
-    run::{JobSeen, NonEmpty},
+    run::{NonEmpty, ObservedJobState},
     time::{Span, Timestamp},
 };
 use tempfile::TempDir;
@@ -50,8 +50,8 @@ impl Stage {
     pub(crate) fn with(what: &str, layout: &Layout) -> Option<Self> {
         let slurm = match Slurm::start(layout) {
             Ok(slurm) => slurm,
-            Err(why @ BedError::NotThere { .. }) => {
-                why.not_run(what);
+            Err(why @ SlurmTestbedError::Unsupported { .. }) => {
+                why.skip_tests(what);
                 return None;
             }
             Err(other) => panic!("{other}"),
@@ -146,7 +146,7 @@ pub(crate) fn wait<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -
     }
 }
 
-pub(crate) fn seen(backend: &dyn Backend, name: &str) -> SeenNode {
+pub(crate) fn seen(backend: &dyn Backend, name: &str) -> ObservedNode {
     let nodes = backend.snapshot().unwrap();
     nodes.into_iter().find(|seen| seen.node.name.as_str() == name).unwrap()
 }
@@ -162,11 +162,16 @@ pub(crate) fn wait_free(backend: &dyn Backend, name: &str) {
     });
 }
 
-pub(crate) fn job(backend: &dyn Backend, run: RunId) -> JobSeen {
-    backend.poll(&[run]).unwrap().remove(0).seen
+pub(crate) fn job(backend: &dyn Backend, run: RunId) -> ObservedJobState {
+    backend.poll(&[run]).unwrap().remove(0).state
 }
 
-pub(crate) fn wait_job(backend: &dyn Backend, run: RunId, what: &str, is: impl Fn(&JobSeen) -> bool) -> JobSeen {
+pub(crate) fn wait_job(
+    backend: &dyn Backend,
+    run: RunId,
+    what: &str,
+    is: impl Fn(&ObservedJobState) -> bool,
+) -> ObservedJobState {
     wait(what, || {
         let seen = job(backend, run);
         if is(&seen) { Ok(seen) } else { Err(format!("{seen:?}")) }
@@ -175,7 +180,7 @@ pub(crate) fn wait_job(backend: &dyn Backend, run: RunId, what: &str, is: impl F
 
 const NODE: &str = "node1";
 
-impl Bed for Stage {
+impl Testbed for Stage {
     fn now(&self) -> Timestamp {
         SystemClock.now()
     }
@@ -184,7 +189,7 @@ impl Bed for Stage {
         node(NODE)
     }
 
-    fn occupy(&self, name: &NodeName, wanted: Wanted) {
+    fn set_occupancy(&self, name: &NodeName, wanted: TestOccupancy) {
         if let Some(job) = self.user.take() {
             self.slurm.run("scancel", &[&job.to_string()]).unwrap();
             self.slurm.wait_for_job(job, "CANCELLED").unwrap();
@@ -195,25 +200,25 @@ impl Bed for Stage {
         }
         match wanted {
             // Wait: an ending job and a resume show for a moment.
-            Wanted::Free => self
+            TestOccupancy::Free => self
                 .slurm
                 .wait_for_node(NODE, "idle", |state| {
                     state.starts_with("IDLE") && !state.contains("NOT_RESPONDING") && !state.contains("COMPLETING")
                 })
                 .unwrap(),
-            Wanted::Busy => {
+            TestOccupancy::Busy => {
                 let job =
                     self.slurm.submit(&["--nodelist", name.as_str(), "--gres=gpu:1", "--wrap=exec sleep 600"]).unwrap();
                 self.slurm.wait_for_job(job, "RUNNING").unwrap();
                 self.user.set(Some(job));
             }
-            Wanted::Unknown => {
+            TestOccupancy::Unknown => {
                 self.slurm.run("scontrol", &["update", "nodename=node1", "state=down", "reason=moved"]).unwrap();
             }
         }
     }
 
-    fn mark_by_somebody_else(&self, name: &NodeName, there: bool) {
+    fn set_foreign_mark(&self, name: &NodeName, there: bool) {
         let drained = self.slurm.node_state(name.as_str()).unwrap().contains("DRAIN");
         let words: &[&str] = if there { &["state=drain", "reason=fan noise"] } else { &["state=resume"] };
         if there || drained {
@@ -232,7 +237,7 @@ impl Bed for Stage {
     }
 
     /// Kills the node's slurmd and the job, and restarts slurmd without the job.
-    fn lose(&self, run: RunId) {
+    fn lose_job(&self, run: RunId) {
         let daemon = Daemon::Node(NODE);
         self.slurm.kill(daemon).unwrap();
         // slurmstepd first: it would otherwise report the end of the job.

@@ -7,7 +7,7 @@ use doctor_bed::slurm::{Daemon, Generation, Layout};
 use doctor_checks::document::Document;
 use doctor_core::{
     node::Occupancy,
-    run::{JobEnd, JobSeen},
+    run::{JobEnd, ObservedJobState},
     time::{Span, Timestamp},
 };
 
@@ -34,7 +34,7 @@ pub(crate) fn the_users_come_first(generation: Generation) {
     assert_eq!(occupancy(&backend, "node1"), Occupancy::Busy { by: format!("job {first} of root").into() });
     let run = run_id(1);
     backend.submit(&Stage::request(run, &["node2"], Length::Endless)).unwrap();
-    wait_job(&backend, run, "the run", |seen| matches!(seen, JobSeen::Running { .. }));
+    wait_job(&backend, run, "the run", |seen| matches!(seen, ObservedJobState::Running { .. }));
     wait_free(&backend, "node2");
 
     // A held job needs no node; one that could run needs ours.
@@ -47,16 +47,16 @@ pub(crate) fn the_users_come_first(generation: Generation) {
     });
     backend.cancel(run).unwrap();
     stage.slurm.wait_for_job(waiting, "RUNNING").unwrap();
-    let ended = wait_job(&backend, run, "the end of the run", |seen| matches!(seen, JobSeen::Ended { .. }));
-    assert!(matches!(ended, JobSeen::Ended { how: JobEnd::Killed, started: Some(_), .. }), "{ended:?}");
+    let ended = wait_job(&backend, run, "the end of the run", |seen| matches!(seen, ObservedJobState::Ended { .. }));
+    assert!(matches!(ended, ObservedJobState::Ended { how: JobEnd::Killed, started: Some(_), .. }), "{ended:?}");
     let text = std::fs::read(stage.data(&format!("endless/node2/{run}.json"))).unwrap();
     assert_eq!(Document::open(&text, &KEY).unwrap().run, run, "the partial result is signed");
     stage.slurm.run("scancel", &[&held.to_string()]).unwrap();
 
     // The failed job is reported with its node.
-    let failed = backend.failed_work(Timestamp::from_secs(0)).unwrap();
+    let failed = backend.job_failures(Timestamp::from_secs(0)).unwrap();
     let told: Vec<String> =
-        failed.iter().map(|one| format!("{} {} {:?}", one.work.id, one.work.how, one.nodes)).collect();
+        failed.iter().map(|one| format!("{} {} {:?}", one.job.id, one.job.how, one.nodes)).collect();
     assert_eq!(told, [format!("slurm/{failing} exit code 3 [node3]")]);
 }
 
@@ -67,7 +67,8 @@ pub(crate) fn what_slurm_forgets_is_told_by_the_claim(generation: Generation) {
     let run = run_id(1);
     let request = Stage::request(run, &["node1"], Length::Short);
     backend.submit(&request).unwrap();
-    let ended = |seen: &JobSeen| matches!(seen, JobSeen::Ended { how: JobEnd::Exited, started: Some(_), .. });
+    let ended =
+        |seen: &ObservedJobState| matches!(seen, ObservedJobState::Ended { how: JobEnd::Exited, started: Some(_), .. });
     wait_job(&backend, run, "the end", ended);
     let name = format!("--name=doctor-{run}");
     wait("Slurm to forget it", || {
@@ -89,10 +90,10 @@ pub(crate) fn an_outage_of_the_controller_is_an_error_and_nothing_is_doubled(gen
     let run = run_id(1);
     let request = Stage::request(run, &["node1"], Length::Endless);
     backend.submit(&request).unwrap();
-    let before = wait_job(&backend, run, "the run", |seen| matches!(seen, JobSeen::Running { .. }));
+    let before = wait_job(&backend, run, "the run", |seen| matches!(seen, ObservedJobState::Running { .. }));
     // Stopped cleanly: a killed slurmctld has lost the last seconds, and starts the job once more.
     stage.slurm.stop(Daemon::Controller).unwrap();
-    assert_eq!(backend.snapshot().unwrap_err().effect, Effect::NoneTryAgain);
+    assert_eq!(backend.snapshot().unwrap_err().effect, Effect::NotAppliedRetry);
     assert!(backend.poll(&[run]).is_err());
     assert!(backend.submit(&request).is_err());
     stage.slurm.restart(Daemon::Controller).unwrap();
@@ -107,7 +108,7 @@ pub(crate) fn an_outage_of_the_controller_is_an_error_and_nothing_is_doubled(gen
 
     stage.slurm.stop(Daemon::Munge).unwrap();
     let error = backend.snapshot().unwrap_err();
-    assert_eq!(error.effect, Effect::NoneTryAgain, "{error}");
+    assert_eq!(error.effect, Effect::NotAppliedRetry, "{error}");
     stage.slurm.restart(Daemon::Munge).unwrap();
     wait_free(&backend, "node1");
     assert_eq!((count(), job(&backend, run)), (1, before));
@@ -118,8 +119,8 @@ pub(crate) fn several_nodes_are_one_job(generation: Generation) {
     let backend = stage.open();
     let run = run_id(1);
     backend.submit(&Stage::request(run, &["node1", "node3"], Length::Short)).unwrap();
-    let ended = wait_job(&backend, run, "the run", |seen| matches!(seen, JobSeen::Ended { .. }));
-    assert!(matches!(ended, JobSeen::Ended { how: JobEnd::Exited, .. }), "{ended:?}");
+    let ended = wait_job(&backend, run, "the run", |seen| matches!(seen, ObservedJobState::Ended { .. }));
+    assert!(matches!(ended, ObservedJobState::Ended { how: JobEnd::Exited, .. }), "{ended:?}");
     for name in ["node1", "node3"] {
         let text = std::fs::read(stage.data(&format!("memory/{name}/{run}.json"))).unwrap();
         assert_eq!(Document::open(&text, &KEY).unwrap().node.as_str(), name);

@@ -1,12 +1,12 @@
 //! A POSIX shell script that reports a host's facts before anything is installed there, and the parser of its output. Pure.
 
-use doctor_backend::ssh::install::folder;
+use doctor_backend::ssh::remote_program::folder;
 
 /// Delimit the script's output; text before is the login's.
 const BEGIN: &str = "doctor-node facts 1";
 const END: &str = "doctor-node facts end";
 /// Far more than the script and any login print.
-const MOST_LINES: usize = 400;
+const MAX_LINES: usize = 400;
 
 /// The facts of one host. What it does not report counts as absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -56,9 +56,9 @@ pub(super) fn script(remote: &str, as_root: &str, hash: &str, programs: &[&str])
 ///
 /// # Errors
 /// The reader's error, or if the end marker does not come.
-pub(super) fn listen(mut hear: impl FnMut() -> Result<Vec<u8>, String>) -> Result<Facts, String> {
+pub(super) fn read_facts(mut hear: impl FnMut() -> Result<Vec<u8>, String>) -> Result<Facts, String> {
     let mut facts = None;
-    for _ in 0..MOST_LINES {
+    for _ in 0..MAX_LINES {
         let heard = hear()?;
         let line = String::from_utf8_lossy(&heard);
         match (line.trim(), &mut facts) {
@@ -97,7 +97,7 @@ mod tests {
 
     fn heard(text: &str) -> Result<Facts, String> {
         let mut lines = text.lines().map(|line| line.as_bytes().to_vec());
-        listen(|| lines.next().ok_or_else(|| "cut".to_owned()))
+        read_facts(|| lines.next().ok_or_else(|| "cut".to_owned()))
     }
 
     #[test]
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!((facts.root, facts.clock, facts.space), (Some(0), Some(1_794_700_800), Some(1234)));
         assert_eq!((facts.machine.as_str(), &*facts.has), ("x86_64", &["nvidia-smi".to_owned()][..]));
         assert_eq!(heard(&format!("{BEGIN}\nroot 0\n")).unwrap_err(), "cut");
-        assert_eq!(heard(&"x\n".repeat(MOST_LINES + 1)).unwrap_err(), "too much output before the answer");
+        assert_eq!(heard(&"x\n".repeat(MAX_LINES + 1)).unwrap_err(), "too much output before the answer");
         assert_eq!(heard(&format!("{BEGIN}\nroot \nclock x\n{END}\n")).unwrap(), Facts::default());
     }
 

@@ -5,7 +5,7 @@ use std::fs;
 use doctor_backend::{Backend, Change, Effect, NodeOp};
 use doctor_core::{ids::OpId, node::Hardware};
 
-use crate::stage::{Hosts, node, put, run_id, wait};
+use crate::fixture::{Hosts, node, put, run_id, wait};
 
 fn boot_of(backend: &dyn Backend) -> Option<String> {
     let seen = backend.snapshot().unwrap().remove(0);
@@ -20,7 +20,7 @@ fn a_reboot_waits_for_users_and_runs_and_is_done_in_another_boot() {
     let reboot = NodeOp { op: OpId::from_number(11), what: Change::Reboot };
     let refused = |why: &str| {
         let error = backend.apply(&node("host1"), &reboot).unwrap_err();
-        assert_eq!(error.effect, Effect::NoneTryAgain, "{error}");
+        assert_eq!(error.effect, Effect::NotAppliedRetry, "{error}");
         assert!(error.text.contains(why), "{error}");
     };
     // The host itself sees a user who came after the controller's last snapshot.
@@ -43,8 +43,8 @@ fn a_reboot_waits_for_users_and_runs_and_is_done_in_another_boot() {
     assert_eq!((error.effect, hosts.lines("host1", "told")), (Effect::Unknown, 1), "{error}");
     hosts.fleet.borrow_mut().host("host1").unwrap().stop();
     let error = backend.apply(&node("host1"), &reboot).unwrap_err();
-    assert_eq!(error.effect, Effect::NoneTryAgain, "{error}");
-    hosts.reboot_if_told("host1");
+    assert_eq!(error.effect, Effect::NotAppliedRetry, "{error}");
+    hosts.reboot_if_requested("host1");
     wait("the reboot", || backend.apply(&node("host1"), &reboot).ok());
     assert_eq!(hosts.lines("host1", "told"), 1);
     assert_ne!(boot_of(&backend).unwrap(), before);
@@ -59,7 +59,7 @@ fn a_repair_whose_command_fails_says_so_and_is_not_tried_again_under_the_same_na
     let reboot = NodeOp { op: OpId::from_number(12), what: Change::Reboot };
     let failed = wait("the failure", || {
         let error = backend.apply(&node("host1"), &reboot).unwrap_err();
-        (error.effect == Effect::NoneGiveUp).then_some(error)
+        (error.effect == Effect::NotAppliedPermanent).then_some(error)
     });
     assert!(failed.text.contains("ended with exit status: 4"), "{failed}");
     assert_eq!(hosts.lines("host1", "told"), 1);

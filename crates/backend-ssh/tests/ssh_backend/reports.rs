@@ -2,10 +2,10 @@
 
 use std::fs;
 
-use doctor_backend::{Backend, Reported};
+use doctor_backend::{Backend, ReportProgress};
 use doctor_core::ids::{OpId, RunId};
 
-use crate::stage::{Hosts, node, put, wait};
+use crate::fixture::{Hosts, node, put, wait};
 
 #[test]
 fn a_host_makes_its_report_once_and_the_vendors_file_comes_whole() {
@@ -18,11 +18,11 @@ fn a_host_makes_its_report_once_and_the_vendors_file_comes_whole() {
     hosts.config.as_root = vec!["/root/as-root".to_owned()];
     let backend = hosts.open();
     let op = OpId::from_number(21);
-    assert_eq!(backend.report(&node("host1"), op), Reported::UnderWay);
-    let taken = || match backend.report(&node("host1"), op) {
-        Reported::Taken(report) => Some(*report),
-        Reported::UnderWay => None,
-        Reported::Failed { text } => panic!("{text}"),
+    assert_eq!(backend.collect_report(&node("host1"), op), ReportProgress::UnderWay);
+    let taken = || match backend.collect_report(&node("host1"), op) {
+        ReportProgress::Taken(report) => Some(*report),
+        ReportProgress::UnderWay => None,
+        ReportProgress::Failed { text } => panic!("{text}"),
     };
     let report = wait("the report", taken);
     let file = report.file.as_ref().unwrap();
@@ -31,10 +31,10 @@ fn a_host_makes_its_report_once_and_the_vendors_file_comes_whole() {
     assert_eq!((file.bytes.len(), file.name.as_str()), (3_000_000, "nvidia-bug-report.log.gz"));
     assert!(report.machine["hardware"]["boot_id"].is_string(), "{}", report.machine);
     // Another controller receives the same report.
-    assert_eq!(hosts.open().report(&node("host1"), op), Reported::Taken(Box::new(report)));
+    assert_eq!(hosts.open().collect_report(&node("host1"), op), ReportProgress::Taken(Box::new(report)));
     assert_eq!(hosts.lines("host1", "reports"), 1);
-    let failed = |name: &str, words: &str| match backend.report(&node(name), OpId::from_number(22)) {
-        Reported::Failed { text } => assert!(text.contains(words), "{text}"),
+    let failed = |name: &str, words: &str| match backend.collect_report(&node(name), OpId::from_number(22)) {
+        ReportProgress::Failed { text } => assert!(text.contains(words), "{text}"),
         other => panic!("{other:?}"),
     };
     failed("host7", "there is no host host7");

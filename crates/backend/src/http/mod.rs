@@ -29,7 +29,7 @@ use ureq::{
 };
 
 use crate::Effect;
-pub use tls_roots::{BadRoots, Trust, roots};
+pub use tls_roots::{BadRoots, TrustedRoots, roots};
 use unix_socket::UnixConnector;
 
 /// Whether to use a proxy named in the environment (`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY`).
@@ -54,17 +54,17 @@ pub struct Request<'a> {
     pub headers: &'a [(&'a str, &'a str)],
     pub body: Option<&'a [u8]>,
     /// The deadline for resolving the name, connecting, sending, and reading the response to its end.
-    pub within: Duration,
+    pub timeout: Duration,
 }
 
 /// A response of any status. Its body is not read yet.
 #[derive(Debug)]
-pub struct Answer {
+pub struct HttpResponse {
     pub status: u16,
     /// The header `Retry-After`, in seconds.
     pub retry_after: Option<u32>,
     response: Response<Body>,
-    within: Duration,
+    timeout: Duration,
 }
 
 /// Why there is no response, or only a part of it.
@@ -100,7 +100,7 @@ impl HttpError {
 
     /// Returns what may have happened. `changes`: the request was to change something.
     pub const fn effect(&self, changes: bool) -> Effect {
-        if self.sent && changes { Effect::Unknown } else { Effect::NoneTryAgain }
+        if self.sent && changes { Effect::Unknown } else { Effect::NotAppliedRetry }
     }
 
     fn of(error: &ureq::Error, sent: bool, within: Duration) -> Self {
@@ -148,17 +148,17 @@ impl Client {
     ///
     /// # Errors
     /// If no response begins before the deadline.
-    pub fn send(&self, request: &Request<'_>) -> Result<Answer, HttpError> {
+    pub fn send(&self, request: &Request<'_>) -> Result<HttpResponse, HttpError> {
         let connected = Arc::new(AtomicBool::new(false));
-        let agent = self.agent(request.within, &connected);
+        let agent = self.agent(request.timeout, &connected);
         let answer = match request.body {
             Some(body) => with_headers(agent.post(request.url), request.headers).send(body),
             None => with_headers(agent.get(request.url), request.headers).call(),
         };
         let response =
-            answer.map_err(|error| HttpError::of(&error, connected.load(Ordering::Relaxed), request.within))?;
+            answer.map_err(|error| HttpError::of(&error, connected.load(Ordering::Relaxed), request.timeout))?;
         let after = response.headers().get("retry-after").and_then(|value| value.to_str().ok()?.trim().parse().ok());
-        Ok(Answer { status: response.status().as_u16(), retry_after: after, response, within: request.within })
+        Ok(HttpResponse { status: response.status().as_u16(), retry_after: after, response, timeout: request.timeout })
     }
 
     /// Builds the agent for one request, which sets `connected` once the connection is made.
@@ -176,7 +176,7 @@ impl Client {
             Proxy::Never => builder.proxy(None).build(),
             Proxy::FromEnvironment => builder.build(),
         };
-        let connector = Watched { inner: Arc::clone(&self.connector), connected: Arc::clone(connected) };
+        let connector = ConnectObserver { inner: Arc::clone(&self.connector), connected: Arc::clone(connected) };
         Agent::with_parts(config, connector, DefaultResolver::default())
     }
 }
@@ -188,13 +188,13 @@ fn with_headers<B>(mut request: ureq::RequestBuilder<B>, headers: &[(&str, &str)
     request
 }
 
-impl Answer {
+impl HttpResponse {
     /// Reads the whole body.
     ///
     /// # Errors
     /// If it has more than `most` bytes, or does not end before the deadline.
     pub fn read(mut self, most: usize) -> Result<Vec<u8>, HttpError> {
-        let failed = |error: &ureq::Error| HttpError::of(error, true, self.within);
+        let failed = |error: &ureq::Error| HttpError::of(error, true, self.timeout);
         // One byte more reveals that the body is too long.
         let limit = (most as u64).saturating_add(1);
         let mut bytes = Vec::new();
@@ -208,7 +208,7 @@ impl Answer {
     }
 
     /// Reads at most `most` bytes of the body, or as many as arrive, for an error message.
-    pub fn beginning(mut self, most: usize) -> String {
+    pub fn read_prefix(mut self, most: usize) -> String {
         let mut bytes = Vec::new();
         // If the stream breaks, the bytes read so far are the result.
         let _broken = self.response.body_mut().as_reader().take(most as u64).read_to_end(&mut bytes);
@@ -218,12 +218,12 @@ impl Answer {
 
 /// Records when a connection is made, including TLS. No part of a request is sent before that.
 #[derive(Debug)]
-struct Watched {
+struct ConnectObserver {
     inner: Arc<dyn Connector<(), Out = Box<dyn Transport>>>,
     connected: Arc<AtomicBool>,
 }
 
-impl Connector for Watched {
+impl Connector for ConnectObserver {
     type Out = Box<dyn Transport>;
 
     fn connect(&self, details: &ConnectionDetails<'_>, chained: Option<()>) -> Result<Option<Self::Out>, ureq::Error> {

@@ -57,7 +57,7 @@ fn plain() -> Client {
 }
 
 fn get(client: &Client, url: &str, within: Duration) -> Result<(u16, Vec<u8>), HttpError> {
-    let answer = client.send(&Request { url, headers: &[], body: None, within })?;
+    let answer = client.send(&Request { url, headers: &[], body: None, timeout: within })?;
     Ok((answer.status, answer.read(MOST)?))
 }
 
@@ -86,7 +86,7 @@ fn an_answer_is_read_whole_or_not_at_all() {
 fn a_request_carries_its_headers_and_its_body_and_says_who_asks() {
     let (url, asked) = served(|stream| stream.write_all(b"HTTP/1.1 204 No\r\n\r\n").unwrap());
     let url = format!("{url}/a/b?c=d");
-    let request = Request { url: &url, headers: &[("X-Token", "Secret")], body: Some(b"{}"), within: LONG };
+    let request = Request { url: &url, headers: &[("X-Token", "Secret")], body: Some(b"{}"), timeout: LONG };
     assert_eq!(plain().send(&request).unwrap().status, 204);
     let asked = asked.recv_timeout(LONG).unwrap();
     assert!(asked.starts_with("POST /a/b?c=d HTTP/1.1\r\n") && asked.ends_with("{}"), "{asked}");
@@ -105,10 +105,10 @@ fn every_status_is_an_answer_and_a_redirect_is_not_followed() {
                 format!("HTTP/1.1 {status} X\r\nLocation: /elsewhere\r\nRetry-After: 7\r\nContent-Length: 3\r\n\r\n");
             stream.write_all(&[head.as_bytes(), b"why"].concat()).unwrap();
         });
-        let request = Request { url: &url, headers: &[], body: Some(b""), within: LONG };
+        let request = Request { url: &url, headers: &[], body: Some(b""), timeout: LONG };
         let answer = plain().send(&request).unwrap();
         assert_eq!((answer.status, answer.retry_after), (status, Some(7)));
-        assert_eq!(answer.beginning(2), "wh");
+        assert_eq!(answer.read_prefix(2), "wh");
         asked.recv_timeout(LONG).unwrap();
         assert!(asked.try_recv().is_err(), "{status} was followed");
     }
@@ -126,7 +126,7 @@ fn a_server_that_hangs_is_waited_for_no_longer_than_the_deadline() {
         let began = Instant::now();
         let error = get(&plain(), &url, SHORT).unwrap_err();
         assert_eq!((error.kind, error.was_sent()), (HttpErrorKind::Timeout, true), "{error}");
-        assert_eq!((error.effect(false), error.effect(true)), (Effect::NoneTryAgain, Effect::Unknown));
+        assert_eq!((error.effect(false), error.effect(true)), (Effect::NotAppliedRetry, Effect::Unknown));
         assert!(began.elapsed() < LONG);
     }
     // A slow trickle of bytes does not extend the deadline.
@@ -163,7 +163,7 @@ fn a_server_that_sends_without_end_is_cut_off() {
 fn without_a_connection_nothing_was_sent() {
     let error = get(&plain(), "http://127.0.0.1:1", LONG).unwrap_err();
     assert_eq!((error.kind, error.was_sent()), (HttpErrorKind::Connection, false), "{error}");
-    assert_eq!(error.effect(true), Effect::NoneTryAgain);
+    assert_eq!(error.effect(true), Effect::NotAppliedRetry);
     let error = get(&plain(), "http://no-such-host.invalid", LONG).unwrap_err();
     assert!(!error.was_sent(), "{error}");
     // This server accepts connections and never performs the TLS handshake.
@@ -257,10 +257,10 @@ fn a_server_whose_certificate_is_not_trusted_or_names_another_is_sent_nothing() 
     assert!(made.unwrap().status.success(), "openssl makes a certificate");
     let mut python = Command::new("python3");
     python.args(["-c", OVER_TLS]).arg(folder.path()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut server = crate::process::Running::start(&mut python, crate::process::Group::Own).unwrap();
+    let mut server = crate::process::ChildProcess::start(&mut python, crate::process::Group::Own).unwrap();
     let mut port = String::new();
     BufReader::new(server.take_stdout().unwrap()).read_line(&mut port).unwrap();
-    let certificate = roots(Trust::Only(&at("cert.pem"))).unwrap();
+    let certificate = roots(TrustedRoots::File(&at("cert.pem"))).unwrap();
     let (trusting, strange) = (Client::new(&certificate, Proxy::Never), Client::new(&[], Proxy::Never));
     let asked = |client: &Client, host: &str| get(client, &format!("https://{host}:{}", port.trim()), LONG);
     assert_eq!(asked(&trusting, "localhost").unwrap(), (200, b"ab".to_vec()));

@@ -9,12 +9,12 @@ use rustls::{
 
 /// Which certificates are trusted. A file holds certificates in PEM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Trust<'a> {
-    Machine,
+pub enum TrustedRoots<'a> {
+    System,
     /// Those of the file instead of the system's.
-    Only(&'a Path),
+    File(&'a Path),
     /// Those of the file in addition to the system's.
-    MachineAnd(&'a Path),
+    SystemAndFile(&'a Path),
 }
 
 /// Why a certificate file cannot be used.
@@ -29,13 +29,13 @@ pub struct BadRoots {
 ///
 /// # Errors
 /// If a file cannot be read, holds no certificate, or holds one that is not valid as a trust anchor.
-pub fn roots(trust: Trust<'_>) -> Result<Vec<CertificateDer<'static>>, BadRoots> {
+pub fn roots(trust: TrustedRoots<'_>) -> Result<Vec<CertificateDer<'static>>, BadRoots> {
     // Unreadable certificates in the system's store are skipped.
     let machine = || rustls_native_certs::load_native_certs().certs;
     Ok(match trust {
-        Trust::Machine => machine(),
-        Trust::Only(path) => of_file(path)?,
-        Trust::MachineAnd(path) => [machine(), of_file(path)?].concat(),
+        TrustedRoots::System => machine(),
+        TrustedRoots::File(path) => of_file(path)?,
+        TrustedRoots::SystemAndFile(path) => [machine(), of_file(path)?].concat(),
     })
 }
 
@@ -60,8 +60,8 @@ mod tests {
         let path = folder.path().join("ca.pem");
         let said = |text: Option<&str>| {
             text.into_iter().for_each(|text| std::fs::write(&path, text).unwrap());
-            let errors =
-                [Trust::Only(&path), Trust::MachineAnd(&path)].map(|trust| roots(trust).unwrap_err().to_string());
+            let errors = [TrustedRoots::File(&path), TrustedRoots::SystemAndFile(&path)]
+                .map(|trust| roots(trust).unwrap_err().to_string());
             assert_eq!(errors[0], errors[1]);
             assert!(errors[0].contains("ca.pem: "), "{}", errors[0]);
             errors[0].clone()

@@ -7,27 +7,27 @@ use doctor_core::toml_text::Limit;
 use super::{LocalBackend, LocalConfig};
 use crate::{
     BackendError,
-    registration::{Kind, Opened, Service},
+    registration::{BackendKind, OpenedCluster, ServiceSettings},
 };
 
 /// This machine as a one-node cluster.
 #[derive(Debug)]
 pub struct Local;
 
-impl Kind for Local {
+impl BackendKind for Local {
     const NAME: &'static str = "local";
     const DEFAULT_TEXT: &'static str = include_str!("default.toml");
     const LIMITS: &'static [Limit] = &[Limit {
         key: &["backend", "local", "max_load_per_core"],
-        least: 0.0,
-        most: 1000.0,
+        min: 0.0,
+        max: 1000.0,
         accepted: "a load per core, 0 or more",
     }];
     const RUNS_HERE: bool = true;
 
     type Config = LocalConfig;
 
-    fn resolve(config: &mut LocalConfig, beside: &Path, service: &Service<'_>) {
+    fn resolve(config: &mut LocalConfig, beside: &Path, service: &ServiceSettings<'_>) {
         config.state = match config.state.as_os_str().is_empty() {
             // Job records must be on a local disk.
             true => service.state.join("local"),
@@ -40,7 +40,7 @@ impl Kind for Local {
         config.policy = service.policy.map(Path::to_owned);
     }
 
-    fn open(config: &LocalConfig, _service: &Service<'_>) -> Result<Opened, BackendError> {
-        Ok(Opened::new(LocalBackend::open(config.clone())?))
+    fn open(config: &LocalConfig, _service: &ServiceSettings<'_>) -> Result<OpenedCluster, BackendError> {
+        Ok(OpenedCluster::new(LocalBackend::open(config.clone())?))
     }
 }

@@ -3,7 +3,7 @@
 
 mod config;
 #[doc(hidden)]
-pub mod fuzzed;
+pub mod fuzzing;
 mod kind;
 mod load;
 
@@ -19,18 +19,18 @@ use doctor_checks::document::RunKey;
 use doctor_core::{
     ids::{JobId, NodeName, OpId, RunId},
     node::{Node, Occupancy},
-    run::JobSeen,
-    snapshot::Caps,
+    run::ObservedJobState,
+    snapshot::Capabilities,
     time::Timestamp,
 };
 use doctor_host::{
     jobs::Jobs,
     marks::MarkFiles,
-    one_minute, process,
-    reports::{self, Reported},
+    parse_load_average, process,
+    vendor_reports::{self, ReportProgress},
 };
 
-use super::{Backend, BackendError, Effect, JobOutput, JobRequest, NodeOp, PolledJob, SeenNode, program};
+use super::{Backend, BackendError, Effect, JobOutput, JobRequest, NodeOp, ObservedNode, PolledJob, program};
 use crate::clock::{Clock, SystemClock};
 use load::OwnLoad;
 
@@ -82,7 +82,7 @@ impl LocalBackend {
 
     /// Determines whether other work uses the machine. Anything unreadable makes it unknown.
     fn occupancy(&self) -> io::Result<Occupancy> {
-        if let Some(process) = self.jobs.abandoned()? {
+        if let Some(process) = self.jobs.unkillable_job()? {
             let why = format!("process {} of an earlier job hangs and cannot be killed", process.pid);
             return Ok(Occupancy::Unknown { why: why.into() });
         }
@@ -94,7 +94,7 @@ impl LocalBackend {
         let file = &self.config.load_file;
         let text =
             fs::read_to_string(file).map_err(|error| io::Error::other(format!("{}: {error}", file.display())))?;
-        let Some(load) = one_minute(&text) else {
+        let Some(load) = parse_load_average(&text) else {
             let why = format!("{} does not start with a load average", file.display());
             return Ok(Occupancy::Unknown { why: why.into() });
         };
@@ -151,11 +151,11 @@ impl Backend for LocalBackend {
         "local"
     }
 
-    fn caps(&self) -> Caps {
-        Caps { mark: true, drain: true, ..Caps::NONE }
+    fn caps(&self) -> Capabilities {
+        Capabilities { mark: true, drain: true, ..Capabilities::NONE }
     }
 
-    fn snapshot(&self) -> Result<Vec<SeenNode>, BackendError> {
+    fn snapshot(&self) -> Result<Vec<ObservedNode>, BackendError> {
         let marks = self.marks.read().map_err(|error| try_again("read the marks", &error))?;
         let occupancy = self.occupancy().unwrap_or_else(|error| Occupancy::Unknown { why: error.to_string().into() });
         let node = Node {
@@ -168,8 +168,8 @@ impl Backend for LocalBackend {
             sku: self.config.sku.clone(),
             apart: None,
         };
-        let jobs = self.jobs.under_way(now()).map_err(|error| try_again("read the jobs", &error))?;
-        Ok(vec![SeenNode { node: node.into(), heard: None, jobs }])
+        let jobs = self.jobs.active_runs(now()).map_err(|error| try_again("read the jobs", &error))?;
+        Ok(vec![ObservedNode { node: node.into(), agent_last_seen: None, jobs }])
     }
 
     fn submit(&self, job: &JobRequest) -> Result<JobId, BackendError> {
@@ -183,9 +183,9 @@ impl Backend for LocalBackend {
 
     fn poll(&self, runs: &[RunId]) -> Result<Vec<PolledJob>, BackendError> {
         let look = |run: &RunId| {
-            let seen = self.jobs.look(*run, now());
-            let seen = seen.unwrap_or_else(|error| JobSeen::Unknown { why: error.to_string() });
-            PolledJob { seen, documents: Vec::new() }
+            let seen = self.jobs.state(*run, now());
+            let seen = seen.unwrap_or_else(|error| ObservedJobState::Unknown { why: error.to_string() });
+            PolledJob { state: seen, documents: Vec::new() }
         };
         Ok(runs.iter().map(look).collect())
     }
@@ -194,8 +194,8 @@ impl Backend for LocalBackend {
         self.jobs.cancel(run, self.config.grace, now()).map_err(|error| unknown("cancel", &error))
     }
 
-    fn report(&self, node: &NodeName, op: OpId) -> Reported {
-        let failed = |text: String| Reported::Failed { text };
+    fn collect_report(&self, node: &NodeName, op: OpId) -> ReportProgress {
+        let failed = |text: String| ReportProgress::Failed { text };
         if *node != self.node {
             return failed(format!("there is no node {node}; this machine is {}", self.node));
         }
@@ -208,7 +208,7 @@ impl Backend for LocalBackend {
             command.args(words);
             Ok(command)
         };
-        reports::report(&self.reports, op, now(), start).unwrap_or_else(|error| failed(error.to_string()))
+        vendor_reports::report(&self.reports, op, now(), start).unwrap_or_else(|error| failed(error.to_string()))
     }
 
     fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {
@@ -236,11 +236,11 @@ fn now() -> Timestamp {
 }
 
 fn refused(operation: &'static str, text: String) -> BackendError {
-    BackendError { operation, text, effect: Effect::NoneGiveUp }
+    BackendError { operation, text, effect: Effect::NotAppliedPermanent }
 }
 
 fn try_again(operation: &'static str, error: &io::Error) -> BackendError {
-    BackendError { operation, text: error.to_string(), effect: Effect::NoneTryAgain }
+    BackendError { operation, text: error.to_string(), effect: Effect::NotAppliedRetry }
 }
 
 fn unknown(operation: &'static str, error: &io::Error) -> BackendError {

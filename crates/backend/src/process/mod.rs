@@ -14,44 +14,44 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use running::{Group, Running};
+pub use running::{ChildProcess, Group};
 
 /// How often to check whether a process has ended. Its pipes do not reveal it: a child of the process may hold them open.
 const PAUSE: Duration = Duration::from_millis(2);
 /// How much of the beginning of standard error [`output`] keeps, in bytes.
-const MOST_STDERR: usize = 16 * 1024;
+const MAX_STDERR: usize = 16 * 1024;
 
 /// Receives a process's output on a dedicated thread. Methods must not block.
-pub trait Listen: Send + 'static {
-    fn hear(&mut self, part: &[u8]);
+pub trait OutputListener: Send + 'static {
+    fn on_output(&mut self, part: &[u8]);
 
     /// Returns whether the input may be written. Some processes must print something first.
-    fn may_answer(&self) -> bool {
+    fn is_ready_for_input(&self) -> bool {
         true
     }
 
     /// Returns whether no more output is expected although the stream is still open.
-    fn is_over(&self) -> bool {
+    fn is_finished(&self) -> bool {
         false
     }
 
     /// Returns whether the process exceeded its output limit. It is then killed.
-    fn is_too_much(&self) -> bool {
+    fn exceeds_limit(&self) -> bool {
         false
     }
 }
 
 /// Keeps the beginning of a stream.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct HeadBuffer {
     pub bytes: Vec<u8>,
-    pub most: usize,
-    pub left_out: u64,
+    pub max_bytes: usize,
+    pub dropped_bytes: u64,
 }
 
-impl Kept {
-    pub fn up_to(most: usize) -> Self {
-        Self { most, ..Self::default() }
+impl HeadBuffer {
+    pub fn with_capacity(most: usize) -> Self {
+        Self { max_bytes: most, ..Self::default() }
     }
 
     pub fn text(&self) -> String {
@@ -59,24 +59,24 @@ impl Kept {
     }
 }
 
-impl Listen for Kept {
-    fn hear(&mut self, part: &[u8]) {
-        let kept = part.len().min(self.most.saturating_sub(self.bytes.len()));
+impl OutputListener for HeadBuffer {
+    fn on_output(&mut self, part: &[u8]) {
+        let kept = part.len().min(self.max_bytes.saturating_sub(self.bytes.len()));
         self.bytes.extend(&part[..kept]);
-        self.left_out += (part.len() - kept) as u64;
+        self.dropped_bytes += (part.len() - kept) as u64;
     }
 }
 
 /// Keeps the end of a stream.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Tail {
+pub struct TailBuffer {
     bytes: VecDeque<u8>,
-    most: usize,
+    max_bytes: usize,
 }
 
-impl Tail {
-    pub fn up_to(most: usize) -> Self {
-        Self { bytes: VecDeque::new(), most }
+impl TailBuffer {
+    pub fn with_capacity(most: usize) -> Self {
+        Self { bytes: VecDeque::new(), max_bytes: most }
     }
 
     pub fn text(&self) -> String {
@@ -85,44 +85,44 @@ impl Tail {
     }
 }
 
-impl Listen for Tail {
-    fn hear(&mut self, part: &[u8]) {
+impl OutputListener for TailBuffer {
+    fn on_output(&mut self, part: &[u8]) {
         self.bytes.extend(part);
-        let surplus = self.bytes.len().saturating_sub(self.most);
+        let surplus = self.bytes.len().saturating_sub(self.max_bytes);
         self.bytes.drain(..surplus);
     }
 }
 
 /// Lets both streams share one listener.
-impl<L: Listen> Listen for Arc<Mutex<L>> {
-    fn hear(&mut self, part: &[u8]) {
-        self.lock().unwrap_or_else(PoisonError::into_inner).hear(part);
+impl<L: OutputListener> OutputListener for Arc<Mutex<L>> {
+    fn on_output(&mut self, part: &[u8]) {
+        self.lock().unwrap_or_else(PoisonError::into_inner).on_output(part);
     }
 
-    fn may_answer(&self) -> bool {
-        self.lock().unwrap_or_else(PoisonError::into_inner).may_answer()
+    fn is_ready_for_input(&self) -> bool {
+        self.lock().unwrap_or_else(PoisonError::into_inner).is_ready_for_input()
     }
 
-    fn is_over(&self) -> bool {
-        self.lock().unwrap_or_else(PoisonError::into_inner).is_over()
+    fn is_finished(&self) -> bool {
+        self.lock().unwrap_or_else(PoisonError::into_inner).is_finished()
     }
 
-    fn is_too_much(&self) -> bool {
-        self.lock().unwrap_or_else(PoisonError::into_inner).is_too_much()
+    fn exceeds_limit(&self) -> bool {
+        self.lock().unwrap_or_else(PoisonError::into_inner).exceeds_limit()
     }
 }
 
 /// Keeps a whole stream, or reports that it is too long.
 #[derive(Debug)]
-struct Whole(Kept);
+struct CappedBuffer(HeadBuffer);
 
-impl Listen for Whole {
-    fn hear(&mut self, part: &[u8]) {
-        self.0.hear(part);
+impl OutputListener for CappedBuffer {
+    fn on_output(&mut self, part: &[u8]) {
+        self.0.on_output(part);
     }
 
-    fn is_too_much(&self) -> bool {
-        self.0.left_out > 0
+    fn exceeds_limit(&self) -> bool {
+        self.0.dropped_bytes > 0
     }
 }
 
@@ -146,26 +146,26 @@ impl Limits {
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
-    Itself(ExitStatus),
+pub enum ProcessEnd {
+    Exited(ExitStatus),
     /// It exceeded its time, or the kernel could not report its state, and it was killed.
-    Late,
+    TimedOut,
     /// It exceeded a listener's limit and was killed.
-    TooMuch,
+    OutputLimit,
 }
 
 /// The result of [`output`].
 #[derive(Debug)]
-pub enum Output {
-    Ended {
+pub enum ProcessOutput {
+    Exited {
         status: ExitStatus,
         stdout: Vec<u8>,
         stderr: String,
     },
     /// It exceeded the output limit and was killed.
-    TooLong,
+    OutputLimit,
     /// It, or its output, did not end in time, and it was killed.
-    Late,
+    TimedOut,
 }
 
 /// Runs a process in its own group with `input` on its standard input. Collects at most `most` bytes of standard output, and the
@@ -173,15 +173,15 @@ pub enum Output {
 ///
 /// # Errors
 /// If it cannot be started. Then nothing has happened.
-pub fn output(mut command: Command, input: &[u8], time: Duration, most: usize) -> io::Result<Output> {
+pub fn output(mut command: Command, input: &[u8], time: Duration, most: usize) -> io::Result<ProcessOutput> {
     // Truncated output must not pass for complete output.
     let limits = Limits { drain: None, ..Limits::new(time) };
-    let listeners = (Whole(Kept::up_to(most)), Kept::up_to(MOST_STDERR));
+    let listeners = (CappedBuffer(HeadBuffer::with_capacity(most)), HeadBuffer::with_capacity(MAX_STDERR));
     let (ended, stdout, stderr) = run(&mut command, input.to_vec(), limits, listeners)?;
     Ok(match ended {
-        Ended::Itself(status) => Output::Ended { status, stdout: stdout.0.bytes, stderr: stderr.text() },
-        Ended::TooMuch => Output::TooLong,
-        Ended::Late => Output::Late,
+        ProcessEnd::Exited(status) => ProcessOutput::Exited { status, stdout: stdout.0.bytes, stderr: stderr.text() },
+        ProcessEnd::OutputLimit => ProcessOutput::OutputLimit,
+        ProcessEnd::TimedOut => ProcessOutput::TimedOut,
     })
 }
 
@@ -190,25 +190,25 @@ pub fn output(mut command: Command, input: &[u8], time: Duration, most: usize) -
 ///
 /// # Errors
 /// If it cannot be started. Then nothing has happened.
-pub fn run<O: Listen, E: Listen>(
+pub fn run<O: OutputListener, E: OutputListener>(
     command: &mut Command,
     input: Vec<u8>,
     limits: Limits,
     (out, err): (O, E),
-) -> io::Result<(Ended, O, E)> {
+) -> io::Result<(ProcessEnd, O, E)> {
     let until = Instant::now() + limits.time;
     let stdin = if input.is_empty() { Stdio::null() } else { Stdio::piped() };
     command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut running = Running::start(command, limits.group)?;
+    let mut running = ChildProcess::start(command, limits.group)?;
     let mut answer = running.take_stdin().map(|pipe| (pipe, input));
-    if out.may_answer() {
-        speak(&mut answer);
+    if out.is_ready_for_input() {
+        write_input(&mut answer);
     }
     let (tell, told) = mpsc::channel();
-    let err = listen(running.take_stderr(), err, tell.clone(), None);
-    let out = listen(running.take_stdout(), out, tell, answer);
+    let err = spawn_reader(running.take_stderr(), err, tell.clone(), None);
+    let out = spawn_reader(running.take_stdout(), out, tell, answer);
     let ended = wait(&mut running, &told, until, limits);
-    Ok((ended, taken(&out), taken(&err)))
+    Ok((ended, take_listener(&out), take_listener(&err)))
 }
 
 /// Returns the last line that a process printed, at most 400 characters, for a message.
@@ -218,16 +218,16 @@ pub fn last_line(text: &str) -> String {
 }
 
 type Shared<L> = Arc<Mutex<Option<L>>>;
-type Answer = Option<(ChildStdin, Vec<u8>)>;
+type PendingInput = Option<(ChildStdin, Vec<u8>)>;
 
 /// What a stream's reader reports.
-enum Told {
+enum StreamEvent {
     End,
-    TooMuch,
+    LimitExceeded,
 }
 
 /// Writes the input once, on its own thread.
-fn speak(answer: &mut Answer) {
+fn write_input(answer: &mut PendingInput) {
     if let Some((mut pipe, input)) = answer.take() {
         // A process may end without reading all of its input.
         std::thread::spawn(move || pipe.write_all(&input));
@@ -235,11 +235,11 @@ fn speak(answer: &mut Answer) {
 }
 
 /// Reads a stream, and writes the input once the listener permits it. If it never does, the process sees the end of its input.
-fn listen<L: Listen>(
+fn spawn_reader<L: OutputListener>(
     pipe: Option<impl Read + Send + 'static>,
     listener: L,
-    tell: mpsc::Sender<Told>,
-    mut answer: Answer,
+    tell: mpsc::Sender<StreamEvent>,
+    mut answer: PendingInput,
 ) -> Shared<L> {
     let shared = Arc::new(Mutex::new(Some(listener)));
     let own = Arc::clone(&shared);
@@ -250,19 +250,19 @@ fn listen<L: Listen>(
             let mut listener = own.lock().unwrap_or_else(PoisonError::into_inner);
             // The caller has stopped waiting for the process.
             let Some(listener) = listener.as_mut() else { return };
-            listener.hear(&part[..count]);
-            if listener.may_answer() {
-                speak(&mut answer);
+            listener.on_output(&part[..count]);
+            if listener.is_ready_for_input() {
+                write_input(&mut answer);
             }
-            if listener.is_too_much() {
-                let _given_up = tell.send(Told::TooMuch);
+            if listener.exceeds_limit() {
+                let _given_up = tell.send(StreamEvent::LimitExceeded);
                 return;
             }
-            if listener.is_over() {
+            if listener.is_finished() {
                 break;
             }
         }
-        let _given_up = tell.send(Told::End);
+        let _given_up = tell.send(StreamEvent::End);
     });
     shared
 }
@@ -277,19 +277,19 @@ fn read(pipe: &mut impl Read, part: &mut [u8]) -> Option<usize> {
     }
 }
 
-fn taken<L>(shared: &Shared<L>) -> L {
+fn take_listener<L>(shared: &Shared<L>) -> L {
     let mut listener = shared.lock().unwrap_or_else(PoisonError::into_inner);
     listener.take().expect("it is taken once, at the end")
 }
 
-fn wait(running: &mut Running, told: &mpsc::Receiver<Told>, until: Instant, limits: Limits) -> Ended {
+fn wait(running: &mut ChildProcess, told: &mpsc::Receiver<StreamEvent>, until: Instant, limits: Limits) -> ProcessEnd {
     let (mut streams, mut ended_at) = (0, None);
     loop {
         match told.recv_timeout(PAUSE) {
-            Ok(Told::End) => streams += 1,
-            Ok(Told::TooMuch) => {
-                running.end(limits.grace);
-                return Ended::TooMuch;
+            Ok(StreamEvent::End) => streams += 1,
+            Ok(StreamEvent::LimitExceeded) => {
+                running.terminate(limits.grace);
+                return ProcessEnd::OutputLimit;
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             // Both streams have ended; only the process itself is left to wait for.
@@ -302,10 +302,12 @@ fn wait(running: &mut Running, told: &mpsc::Receiver<Told>, until: Instant, limi
         let late = Instant::now() >= until || ended.is_err();
         let drained = |at: Instant| limits.drain.is_some_and(|drain| late || at.elapsed() > drain);
         match ended_at {
-            Some(at) if streams == 2 || drained(at) => return running.reap().map_or(Ended::Late, Ended::Itself),
+            Some(at) if streams == 2 || drained(at) => {
+                return running.reap().map_or(ProcessEnd::TimedOut, ProcessEnd::Exited);
+            }
             _ if late => {
-                running.end(limits.grace);
-                return Ended::Late;
+                running.terminate(limits.grace);
+                return ProcessEnd::TimedOut;
             }
             _ => {}
         }
@@ -323,8 +325,8 @@ mod tests {
         Limits { grace, group: Group::Shared, ..Limits::new(time) }
     }
 
-    fn shell(script: &str, input: &str, limits: Limits) -> (Ended, String, String) {
-        let listeners = (Kept::up_to(64), Kept::up_to(64));
+    fn shell(script: &str, input: &str, limits: Limits) -> (ProcessEnd, String, String) {
+        let listeners = (HeadBuffer::with_capacity(64), HeadBuffer::with_capacity(64));
         let mut command = Command::new("sh");
         let (ended, out, err) =
             run(command.args(["-c", script]), input.as_bytes().to_vec(), limits, listeners).unwrap();
@@ -334,27 +336,34 @@ mod tests {
     #[test]
     fn both_streams_and_the_end_are_heard() {
         let (ended, out, err) = shell("cat; echo no >&2; exit 3", "yes", LONG);
-        let Ended::Itself(status) = ended else { panic!("{ended:?}") };
+        let ProcessEnd::Exited(status) = ended else { panic!("{ended:?}") };
         assert_eq!((status.code(), out.as_str(), err.as_str()), (Some(3), "yes", "no\n"));
         assert!(
-            run(&mut Command::new("/no/such/program"), Vec::new(), LONG, (Kept::default(), Kept::default())).is_err()
+            run(
+                &mut Command::new("/no/such/program"),
+                Vec::new(),
+                LONG,
+                (HeadBuffer::default(), HeadBuffer::default())
+            )
+            .is_err()
         );
     }
 
     #[test]
     fn a_program_is_not_spoken_to_before_it_has_said_what_was_waited_for() {
         #[derive(Default)]
-        struct Waits(Kept);
-        impl Listen for Waits {
-            fn hear(&mut self, part: &[u8]) {
-                self.0.hear(part);
+        struct Waits(HeadBuffer);
+        impl OutputListener for Waits {
+            fn on_output(&mut self, part: &[u8]) {
+                self.0.on_output(part);
             }
-            fn may_answer(&self) -> bool {
+            fn is_ready_for_input(&self) -> bool {
                 self.0.text().contains("ready")
             }
         }
         let heard = |script: &str| {
-            let (listeners, mut command) = ((Waits(Kept::up_to(64)), Kept::up_to(64)), Command::new("sh"));
+            let (listeners, mut command) =
+                ((Waits(HeadBuffer::with_capacity(64)), HeadBuffer::with_capacity(64)), Command::new("sh"));
             run(command.args(["-c", script]), b"go\n".to_vec(), LONG, listeners).unwrap().1.0.text()
         };
         assert_eq!(heard("echo ready; read x; echo \"heard $x\""), "ready\nheard go\n");
@@ -370,8 +379,11 @@ mod tests {
         let began = Instant::now();
         let (ended, out, _) =
             shell("trap 'echo ending; exit 0' TERM; echo begun; while :; do sleep 0.05; done", "", limits(500, 5000));
-        assert!(ended == Ended::Late && out.starts_with("begun") && began.elapsed() < Duration::from_secs(20), "{out}");
-        assert_eq!(shell("trap '' TERM; exec sleep 600", "", limits(200, 200)).0, Ended::Late);
+        assert!(
+            ended == ProcessEnd::TimedOut && out.starts_with("begun") && began.elapsed() < Duration::from_secs(20),
+            "{out}"
+        );
+        assert_eq!(shell("trap '' TERM; exec sleep 600", "", limits(200, 200)).0, ProcessEnd::TimedOut);
     }
 
     #[test]
@@ -380,11 +392,11 @@ mod tests {
         assert_eq!(out.len(), 64);
         let began = Instant::now();
         let (ended, out, _) = shell("sleep 20 & echo done", "", LONG);
-        assert!(matches!(ended, Ended::Itself(_)) && out == "done\n", "{out}");
+        assert!(matches!(ended, ProcessEnd::Exited(_)) && out == "done\n", "{out}");
         assert!(began.elapsed() < Duration::from_secs(15));
     }
 
-    fn collected(script: &str, time: Duration, most: usize) -> Output {
+    fn collected(script: &str, time: Duration, most: usize) -> ProcessOutput {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
         output(command, b"input", time, most).unwrap()
@@ -393,20 +405,20 @@ mod tests {
     #[test]
     fn all_of_the_output_is_collected_or_none_of_it() {
         let long = Duration::from_secs(30);
-        let Output::Ended { status, stdout, stderr } = collected("cat; echo no >&2; exit 3", long, 5) else {
+        let ProcessOutput::Exited { status, stdout, stderr } = collected("cat; echo no >&2; exit 3", long, 5) else {
             panic!("it ended before the limit")
         };
         assert_eq!((status.code(), &*stdout, &*stderr), (Some(3), &b"input"[..], "no\n"));
-        assert!(matches!(collected("cat; echo", long, 5), Output::TooLong), "one byte too many");
+        assert!(matches!(collected("cat; echo", long, 5), ProcessOutput::OutputLimit), "one byte too many");
         let began = Instant::now();
-        assert!(matches!(collected("yes", long, 1 << 20), Output::TooLong), "it never stops printing");
+        assert!(matches!(collected("yes", long, 1 << 20), ProcessOutput::OutputLimit), "it never stops printing");
         assert!(began.elapsed() < long);
         // The process has ended while another one holds its output open: the output may be incomplete.
-        assert!(matches!(collected("echo a; sleep 600 &", Duration::from_millis(300), 99), Output::Late));
-        let Output::Ended { stderr, .. } = collected("head -c 3000000 /dev/zero >&2", long, 5) else {
+        assert!(matches!(collected("echo a; sleep 600 &", Duration::from_millis(300), 99), ProcessOutput::TimedOut));
+        let ProcessOutput::Exited { stderr, .. } = collected("head -c 3000000 /dev/zero >&2", long, 5) else {
             panic!("output on standard error does not block it")
         };
-        assert_eq!(stderr.len(), MOST_STDERR);
+        assert_eq!(stderr.len(), MAX_STDERR);
     }
 
     #[test]
@@ -419,10 +431,10 @@ mod tests {
             command.args(["-c", &script]),
             Vec::new(),
             Limits::new(Duration::from_secs(1)),
-            (Kept::default(), Kept::default()),
+            (HeadBuffer::default(), HeadBuffer::default()),
         )
         .unwrap();
-        assert_eq!(ended, Ended::Late);
+        assert_eq!(ended, ProcessEnd::TimedOut);
         let pid = std::fs::read_to_string(pid).unwrap();
         let state = || {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
@@ -438,7 +450,7 @@ mod tests {
 
     #[test]
     fn the_end_of_the_output_is_kept_and_of_both_streams_together() {
-        let tail = Arc::new(Mutex::new(Tail::up_to(5)));
+        let tail = Arc::new(Mutex::new(TailBuffer::with_capacity(5)));
         let mut command = Command::new("sh");
         let both = (Arc::clone(&tail), Arc::clone(&tail));
         run(command.args(["-c", "head -c 300000 /dev/zero; echo 1234 >&2"]), Vec::new(), LONG, both).unwrap();

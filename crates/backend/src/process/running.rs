@@ -29,13 +29,13 @@ pub enum Group {
 
 /// A started process. Dropping it kills the process unless it has ended.
 #[derive(Debug)]
-pub struct Running {
+pub struct ChildProcess {
     /// `None` once it was reaped or abandoned.
     child: Option<Child>,
     group: Group,
 }
 
-impl Running {
+impl ChildProcess {
     /// Starts the process.
     ///
     /// # Errors
@@ -83,7 +83,7 @@ impl Running {
     }
 
     /// Sends SIGTERM, and SIGKILL after `grace`. A zero grace sends SIGKILL only.
-    pub fn end(&mut self, grace: Duration) {
+    pub fn terminate(&mut self, grace: Duration) {
         let Some(pid) = self.pid() else { return };
         if !grace.is_zero() {
             // Only to the process itself, which ends its children in its own way. It may have just ended.
@@ -116,11 +116,11 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         match self.has_ended() {
             Ok(true) => drop(self.reap()),
-            Ok(false) | Err(_) => self.end(Duration::ZERO),
+            Ok(false) | Err(_) => self.terminate(Duration::ZERO),
         }
     }
 }
@@ -156,14 +156,14 @@ time.sleep(600)
         use std::io::{BufRead as _, BufReader};
         let mut command = Command::new("python3");
         command.args(["-c", HELD]).stdout(Stdio::piped());
-        let mut running = Running::start(&mut command, Group::Own).unwrap();
+        let mut running = ChildProcess::start(&mut command, Group::Own).unwrap();
         let mut line = String::new();
         BufReader::new(running.take_stdout().unwrap()).read_line(&mut line).unwrap();
         let tracer = Pid::from_raw(line.trim().parse().unwrap()).expect("this system lets a process trace its parent");
         let child = running.pid().unwrap().as_raw_nonzero().get().cast_unsigned();
         let is_abandoned = || ABANDONED.lock().unwrap().iter().any(|one| one.id() == child);
         let began = Instant::now();
-        running.end(Duration::ZERO);
+        running.terminate(Duration::ZERO);
         assert!(began.elapsed() < KILLED + Duration::from_secs(20), "it is not waited for");
         assert!(is_abandoned());
         kill_process(tracer, Signal::KILL).unwrap();

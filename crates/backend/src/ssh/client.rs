@@ -10,20 +10,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::process::{self, Ended, Group, Limits};
+use crate::process::{self, Group, Limits, ProcessEnd};
 use doctor_checks::proc_stat::ProcStat;
 use doctor_host::{
     occupancy,
     process::boot_id,
-    protocol::{Ask, Said, Wanted},
+    protocol::{HostRequest, HostResponse, StatusQuery},
 };
 
 use super::{
     config::SshConfig,
-    framed_output::{Between, GO, Heard},
+    framed_output::{FramedOutput, ParsedOutput, START_WORD},
     hosts::Host,
-    install::Asker,
-    session::Lines,
+    remote_program::HostRequester,
+    session::SshConnector,
 };
 
 /// The host enforces the time limit. If it does not, the client stops waiting after this much longer.
@@ -33,17 +33,17 @@ const KILL_AFTER: u64 = 2;
 
 /// Runs commands on hosts.
 #[derive(Debug)]
-pub struct Client {
-    lines: Lines,
+pub struct SshClient {
+    connector: SshConnector,
     as_root: Vec<String>,
     config: SshConfig,
     sockets: Option<PathBuf>,
-    carrier: std::sync::OnceLock<Result<Asker, String>>,
+    installer: std::sync::OnceLock<Result<HostRequester, String>>,
 }
 
 /// A command to run on a host.
 #[derive(Debug, Clone)]
-pub struct Order<'a> {
+pub struct RemoteCommand<'a> {
     /// For a POSIX shell on the host.
     pub script: &'a str,
     /// Its standard input.
@@ -51,56 +51,56 @@ pub struct Order<'a> {
     /// Counted from the connection on.
     pub limit: Duration,
     /// How many bytes of each stream are kept.
-    pub most: usize,
-    pub root: Root,
+    pub max_output: usize,
+    pub root: RootAccess,
 }
 
 /// Whether a command runs as root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Root {
+pub enum RootAccess {
     No,
     /// With the prefix `as_root`, if it is set.
-    IfTold,
+    IfConfigured,
     /// With the prefix `as_root`. If it is empty, the login user must be root; otherwise nothing is run.
     Yes,
 }
 
-impl Root {
+impl RootAccess {
     /// Translates an operator's choice.
-    pub const fn asked(root: bool) -> Self {
+    pub const fn from_flag(root: bool) -> Self {
         if root { Self::Yes } else { Self::No }
     }
 }
 
 /// The exit code on a host where the command requires root and cannot get it.
 const NOT_ROOT: i32 = 126;
-const WHY_NOT_ROOT: &str =
+const NOT_ROOT_MESSAGE: &str =
     "the login user is not root, and `as_root` under [backend.ssh] is empty: set it, for example to [\"sudo\", \"-n\"]";
 
 /// The result of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
-    pub how: How,
+pub struct CommandResult {
+    pub status: CommandStatus,
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
     /// How many bytes of both streams exceeded the limit and were dropped.
-    pub left_out: u64,
-    pub took: Duration,
+    pub dropped_bytes: u64,
+    pub duration: Duration,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum How {
+pub enum CommandStatus {
     /// The command's own exit code, whatever `ssh` returned. A signal is 128 plus its number, as in shells.
     Exited(i32),
     /// It exceeded its time. `ended`: the host ended it; otherwise it may still run.
-    Late { ended: bool },
+    TimedOut { ended: bool },
     /// It was not started: the host waits for a start word, which was not sent.
-    NotReached(String),
+    NotStarted(String),
     /// It may have started, and the connection broke before the exit code arrived.
-    Lost(String),
+    ConnectionLost(String),
 }
 
-impl Client {
+impl SshClient {
     /// Creates a client that opens one connection per command.
     pub fn new(config: &SshConfig) -> Self {
         Self::with(config, None)
@@ -108,7 +108,7 @@ impl Client {
 
     /// Creates a client that shares the service's connections, if it may write to their folder. An operator without access gets
     /// one connection per command.
-    pub fn sharing(config: &SshConfig) -> Self {
+    pub fn with_shared_connections(config: &SshConfig) -> Self {
         let folder = config.state.join("c");
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
         let sockets = made.is_ok().then_some(folder).filter(|folder| may_write(folder));
@@ -117,91 +117,110 @@ impl Client {
 
     fn with(config: &SshConfig, sockets: Option<PathBuf>) -> Self {
         Self {
-            lines: Lines::new(config, sockets.as_deref()),
+            connector: SshConnector::new(config, sockets.as_deref()),
             as_root: config.as_root.clone(),
             config: config.clone(),
             sockets,
-            carrier: std::sync::OnceLock::new(),
+            installer: std::sync::OnceLock::new(),
         }
     }
 
     /// Runs a command on one host.
-    pub fn run(&self, host: &Host, order: &Order<'_>) -> Answer {
-        self.heard(host, order, |word| Between::new(word, order.most)).0
+    pub fn run(&self, host: &Host, order: &RemoteCommand<'_>) -> CommandResult {
+        self.run_with_listener(host, order, |word| FramedOutput::new(word, order.max_output)).0
     }
 
     /// Runs a command on one host and writes its output to `file`. Also returns the number of bytes written.
     ///
     /// # Errors
     /// If the file cannot be written.
-    pub fn fetch(&self, host: &Host, order: &Order<'_>, file: &File) -> std::io::Result<(Answer, usize)> {
+    pub fn fetch(
+        &self,
+        host: &Host,
+        order: &RemoteCommand<'_>,
+        file: &File,
+    ) -> std::io::Result<(CommandResult, usize)> {
         let file = file.try_clone()?;
-        let (answer, out) = self.heard(host, order, |word| Between::into_file(word, order.most, file));
-        match out.unwritten {
+        let (answer, out) =
+            self.run_with_listener(host, order, |word| FramedOutput::into_file(word, order.max_output, file));
+        match out.write_error {
             Some(why) => Err(std::io::Error::other(why)),
-            None => Ok((answer, out.kept)),
+            None => Ok((answer, out.output_bytes)),
         }
     }
 
     /// Runs the command. The text of standard output is moved into the answer.
-    fn heard(&self, host: &Host, order: &Order<'_>, listener: impl FnOnce(&str) -> Between) -> (Answer, Heard) {
+    fn run_with_listener(
+        &self,
+        host: &Host,
+        order: &RemoteCommand<'_>,
+        listener: impl FnOnce(&str) -> FramedOutput,
+    ) -> (CommandResult, ParsedOutput) {
         let began = Instant::now();
         let failed = |how| {
             let took = began.elapsed();
-            (Answer { how, stdout: Vec::new(), stderr: Vec::new(), left_out: 0, took }, Heard::default())
+            (
+                CommandResult { status: how, stdout: Vec::new(), stderr: Vec::new(), dropped_bytes: 0, duration: took },
+                ParsedOutput::default(),
+            )
         };
-        let word = match unguessable() {
+        let word = match random_marker() {
             Ok(word) => word,
-            Err(error) => return failed(How::NotReached(format!("reading random bytes failed: {error}"))),
+            Err(error) => return failed(CommandStatus::NotStarted(format!("reading random bytes failed: {error}"))),
         };
-        let mut ssh = self.lines.command(host, &format!("exec sh -c {}", quoted(&self.script(&word, order))));
-        let limits = Limits { group: Group::Shared, ..Limits::new(self.lines.connect() + order.limit + MARGIN) };
-        let listeners = (listener(&word), Between::new(&word, order.most));
-        let input = [GO.as_bytes(), b"\n", order.input].concat();
+        let mut ssh = self.connector.command(host, &format!("exec sh -c {}", shell_quote(&self.script(&word, order))));
+        let limits =
+            Limits { group: Group::Shared, ..Limits::new(self.connector.connect_timeout() + order.limit + MARGIN) };
+        let listeners = (listener(&word), FramedOutput::new(&word, order.max_output));
+        let input = [START_WORD.as_bytes(), b"\n", order.input].concat();
         let (ended, out, err) = match process::run(&mut ssh, input, limits, listeners) {
             Ok(ran) => ran,
-            Err(error) => return failed(How::NotReached(format!("ssh cannot be started: {error}"))),
+            Err(error) => return failed(CommandStatus::NotStarted(format!("ssh cannot be started: {error}"))),
         };
-        let (mut out, err) = (out.into_heard(), err.into_heard());
+        let (mut out, err) = (out.into_parsed(), err.into_parsed());
         let took = began.elapsed();
         let how = match (out.code, ended) {
             // `timeout` exits with these codes; before the limit, they are the command's own.
-            (Some(124 | 137), _) if took >= order.limit => How::Late { ended: true },
-            (Some(code), _) => How::Exited(code),
-            (None, Ended::Late | Ended::TooMuch) if out.begun => How::Late { ended: false },
-            (None, Ended::Late | Ended::TooMuch) => How::NotReached("it does not answer".to_owned()),
-            (None, Ended::Itself(_)) if out.begun => How::Lost(complaint(&err.text)),
-            (None, Ended::Itself(_)) => How::NotReached(complaint(&err.noise)),
+            (Some(124 | 137), _) if took >= order.limit => CommandStatus::TimedOut { ended: true },
+            (Some(code), _) => CommandStatus::Exited(code),
+            (None, ProcessEnd::TimedOut | ProcessEnd::OutputLimit) if out.started => {
+                CommandStatus::TimedOut { ended: false }
+            }
+            (None, ProcessEnd::TimedOut | ProcessEnd::OutputLimit) => {
+                CommandStatus::NotStarted("it does not answer".to_owned())
+            }
+            (None, ProcessEnd::Exited(_)) if out.started => CommandStatus::ConnectionLost(last_error_line(&err.text)),
+            (None, ProcessEnd::Exited(_)) => CommandStatus::NotStarted(last_error_line(&err.preamble)),
         };
-        let (stdout, left_out) = (std::mem::take(&mut out.text), out.left_out + err.left_out);
-        (Answer { how, stdout, stderr: err.text, left_out, took }, out)
+        let (stdout, left_out) = (std::mem::take(&mut out.text), out.dropped_bytes + err.dropped_bytes);
+        (CommandResult { status: how, stdout, stderr: err.text, dropped_bytes: left_out, duration: took }, out)
     }
 
-    fn script(&self, word: &str, order: &Order<'_>) -> String {
+    fn script(&self, word: &str, order: &RemoteCommand<'_>) -> String {
         let secs = order.limit.as_secs().max(1);
-        let root = if order.root == Root::No { String::new() } else { self.as_root.join(" ") };
+        let root = if order.root == RootAccess::No { String::new() } else { self.as_root.join(" ") };
         let input = if order.input.is_empty() { "</dev/null" } else { "" };
         // `timeout` is part of coreutils and busybox; on other hosts only the client enforces the limit.
         let run = format!(
             "T=; if command -v timeout >/dev/null 2>&1; then T=\"timeout -k {KILL_AFTER} {secs}\"; fi; {root} $T sh -c {} {input}",
-            quoted(order.script)
+            shell_quote(order.script)
         );
-        if order.root == Root::Yes && self.as_root.is_empty() {
-            let why = quoted(WHY_NOT_ROOT);
+        if order.root == RootAccess::Yes && self.as_root.is_empty() {
+            let why = shell_quote(NOT_ROOT_MESSAGE);
             let run =
                 format!("if [ \"$(id -u)\" = 0 ]; then {run}; else printf \"%s\\n\" {why} >&2; (exit {NOT_ROOT}); fi");
-            return Between::around(word, &run);
+            return FramedOutput::wrap_command(word, &run);
         }
-        Between::around(word, &run)
+        FramedOutput::wrap_command(word, &run)
     }
 
     /// Returns the address that OpenSSH's configuration gives for a host. Makes no connection.
     pub fn address(&self, host: &Host) -> Option<String> {
-        self.lines.address(host).ok()
+        self.connector.address(host).ok()
     }
 
-    fn carrier(&self) -> Result<&Asker, String> {
-        let carrier = self.carrier.get_or_init(|| Asker::new(&self.config, self.sockets.as_deref()));
+    fn installer(&self) -> Result<&HostRequester, String> {
+        let carrier = self.installer.get_or_init(|| HostRequester::new(&self.config, self.sockets.as_deref()));
         carrier.as_ref().map_err(Clone::clone)
     }
 
@@ -209,22 +228,22 @@ impl Client {
     ///
     /// # Errors
     /// If there is no such program here, or it cannot be copied there.
-    pub fn carry(&self, host: &Host) -> Result<String, String> {
-        self.carrier()?.carry(host)
+    pub fn install_program(&self, host: &Host) -> Result<String, String> {
+        self.installer()?.ensure_installed(host)
     }
 
     /// Returns why no work may run on a host, by the rule with which the service determines whether it is free: it is or may be
     /// in use, or is marked. If that cannot be determined, no work may run there either.
-    pub fn kept_off(&self, host: &Host) -> Option<String> {
-        let carrier = match self.carrier() {
+    pub fn busy_reason(&self, host: &Host) -> Option<String> {
+        let carrier = match self.installer() {
             Ok(carrier) => carrier,
             Err(why) => return Some(why),
         };
         let (locks, bystanders) = (self.config.locks.clone(), self.config.bystanders.clone());
-        let ask = Ask::Look(Wanted { runs: Vec::new(), locks, bystanders });
-        let mut look = match carrier.ask(host, &ask, Duration::ZERO) {
-            Ok(Said::Looked(look)) => *look,
-            Ok(Said::Failed { text }) => return Some(text),
+        let ask = HostRequest::Look(StatusQuery { runs: Vec::new(), locks, bystanders });
+        let mut look = match carrier.request(host, &ask, Duration::ZERO) {
+            Ok(HostResponse::Looked(look)) => *look,
+            Ok(HostResponse::Failed { text }) => return Some(text),
             Ok(_) => return Some("unexpected answer".to_owned()),
             Err(why) => return Some(why.text().to_owned()),
         };
@@ -235,12 +254,12 @@ impl Client {
             terminals.retain(|process| !is_of_our_session(process.pid));
         }
         let of_ours = || look.under_way.first().map(|run| format!("run {run} of the controller is on it"));
-        occupancy::kept_off(&look, self.config.max_load_per_core).or_else(of_ours)
+        occupancy::blocked_reason(&look, self.config.max_load_per_core).or_else(of_ours)
     }
 }
 
 /// Quotes any text as one word for a POSIX shell.
-pub fn quoted(text: &str) -> String {
+pub fn shell_quote(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
 
@@ -248,7 +267,7 @@ pub fn quoted(text: &str) -> String {
 ///
 /// # Errors
 /// If the system provides no random bits.
-pub fn unguessable() -> Result<String, getrandom::Error> {
+pub fn random_marker() -> Result<String, getrandom::Error> {
     let mut bits = [0; 16];
     getrandom::fill(&mut bits)?;
     Ok(format!("doctor-{:032x}", u128::from_le_bytes(bits)))
@@ -262,7 +281,7 @@ fn is_of_our_session(pid: u32) -> bool {
     session("self").is_some_and(|own| session(&pid.to_string()) == Some(own))
 }
 
-fn complaint(noise: &[u8]) -> String {
+fn last_error_line(noise: &[u8]) -> String {
     let text = String::from_utf8_lossy(noise);
     let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
     last.unwrap_or("the connection closed without a message").chars().take(300).collect()
@@ -280,19 +299,20 @@ mod tests {
     #[test]
     fn a_quoted_word_reaches_the_shell_as_it_is() {
         for text in ["plain", "it's", "$(id) `id` \"x\" \\ ! * ;", "'", "a\nb", ""] {
-            let said = std::process::Command::new("sh").args(["-c", &format!("printf %s {}", quoted(text))]).output();
+            let said =
+                std::process::Command::new("sh").args(["-c", &format!("printf %s {}", shell_quote(text))]).output();
             assert_eq!(String::from_utf8(said.unwrap().stdout).unwrap(), text);
         }
     }
 
     #[test]
     fn the_last_complaint_is_the_one_that_counts() {
-        assert_eq!(complaint(b"Welcome\n\nssh: Connection refused\r\n\n"), "ssh: Connection refused");
-        assert_eq!(complaint(b""), "the connection closed without a message");
+        assert_eq!(last_error_line(b"Welcome\n\nssh: Connection refused\r\n\n"), "ssh: Connection refused");
+        assert_eq!(last_error_line(b""), "the connection closed without a message");
     }
 
     #[test]
     fn no_two_words_are_the_same() {
-        assert_ne!(unguessable().unwrap(), unguessable().unwrap());
+        assert_ne!(random_marker().unwrap(), random_marker().unwrap());
     }
 }

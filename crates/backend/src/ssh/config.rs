@@ -8,7 +8,7 @@ use doctor_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::hosts::{self, BadHosts, Host};
+use super::hosts::{self, Host, HostFileError};
 
 /// Settings of the backend, `[backend.ssh]`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -125,17 +125,17 @@ impl Default for SshConfig {
 }
 
 /// A socket's path may have 108 bytes; OpenSSH adds a name of 40 and, while creating the socket, 17 more.
-const LONGEST_STATE: usize = 45;
+const MAX_STATE_PATH: usize = 45;
 
 /// Why the settings cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum BadSettings {
+pub enum SshConfigError {
     #[error("set exactly one of `hostfile` and `hosts`")]
     NoHosts,
     #[error("`hosts`: {0}")]
-    Hosts(#[source] BadHosts),
+    Hosts(#[source] HostFileError),
     #[error("the host file {}: {source}", path.display())]
-    HostFile { path: PathBuf, source: BadHosts },
+    HostFile { path: PathBuf, source: HostFileError },
     #[error("reading the host file {}: {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
     #[error(
@@ -150,7 +150,7 @@ pub enum BadSettings {
     Port,
     #[error("`max_load_per_core` is {0}, expected a load per core, 0 or more")]
     Load(f64),
-    #[error("`state` is {}, expected at most {LONGEST_STATE} bytes: it holds sockets", .0.display())]
+    #[error("`state` is {}, expected at most {MAX_STATE_PATH} bytes: it holds sockets", .0.display())]
     LongState(PathBuf),
 }
 
@@ -159,38 +159,38 @@ impl SshConfig {
     ///
     /// # Errors
     /// With what would be accepted.
-    pub fn check(&self) -> Result<(), BadSettings> {
+    pub fn check(&self) -> Result<(), SshConfigError> {
         if self.hostfile.is_some() == self.hosts.is_some() {
-            return Err(BadSettings::NoHosts);
+            return Err(SshConfigError::NoHosts);
         }
         if let Some(text) = &self.hosts {
-            hosts::parse(text).map_err(BadSettings::Hosts)?;
+            hosts::parse(text).map_err(SshConfigError::Hosts)?;
         }
         let words = self.as_root.iter().map(|word| ("as_root", word)).chain([("remote", &self.remote)]);
         for (key, word) in words {
             let harmless = |c: char| c.is_ascii_alphanumeric() || "._-=/".contains(c);
             let option = word.starts_with('-') && key == "remote";
             if word.is_empty() || option || !word.chars().all(harmless) {
-                return Err(BadSettings::Word { key, word: word.clone() });
+                return Err(SshConfigError::Word { key, word: word.clone() });
             }
         }
         if !(1..=1024).contains(&self.parallel) {
-            return Err(BadSettings::Parallel(self.parallel));
+            return Err(SshConfigError::Parallel(self.parallel));
         }
         let least = Span::from_secs(1);
         for (key, value) in [("connect", self.connect), ("deadline", self.deadline), ("copy", self.copy)] {
             if value < least {
-                return Err(BadSettings::Short { key, value, least });
+                return Err(SshConfigError::Short { key, value, least });
             }
         }
         if !(self.max_load_per_core >= 0.0 && self.max_load_per_core.is_finite()) {
-            return Err(BadSettings::Load(self.max_load_per_core));
+            return Err(SshConfigError::Load(self.max_load_per_core));
         }
         if self.rendezvous_port == 0 {
-            return Err(BadSettings::Port);
+            return Err(SshConfigError::Port);
         }
-        if self.state.as_os_str().len() > LONGEST_STATE {
-            return Err(BadSettings::LongState(self.state.clone()));
+        if self.state.as_os_str().len() > MAX_STATE_PATH {
+            return Err(SshConfigError::LongState(self.state.clone()));
         }
         Ok(())
     }
@@ -199,15 +199,15 @@ impl SshConfig {
     ///
     /// # Errors
     /// If the file cannot be read, or with the line that is wrong.
-    pub fn read_hosts(&self) -> Result<Vec<Host>, BadSettings> {
+    pub fn read_hosts(&self) -> Result<Vec<Host>, SshConfigError> {
         match (&self.hosts, &self.hostfile) {
-            (Some(text), None) => hosts::parse(text).map_err(BadSettings::Hosts),
+            (Some(text), None) => hosts::parse(text).map_err(SshConfigError::Hosts),
             (None, Some(path)) => {
                 let text =
-                    fs::read_to_string(path).map_err(|source| BadSettings::Read { path: path.clone(), source })?;
-                hosts::parse(&text).map_err(|source| BadSettings::HostFile { path: path.clone(), source })
+                    fs::read_to_string(path).map_err(|source| SshConfigError::Read { path: path.clone(), source })?;
+                hosts::parse(&text).map_err(|source| SshConfigError::HostFile { path: path.clone(), source })
             }
-            _ => Err(BadSettings::NoHosts),
+            _ => Err(SshConfigError::NoHosts),
         }
     }
 }

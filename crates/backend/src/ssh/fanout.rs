@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Calls `work` for each host and returns the results in the order of the hosts. Calls `done` with the number completed so far.
-pub fn each<H: Sync, T: Send>(
+pub fn run_on_each<H: Sync, T: Send>(
     hosts: &[H],
     at_once: usize,
     work: impl Fn(&H) -> T + Sync,
@@ -48,13 +48,13 @@ mod tests {
             working.fetch_sub(1, Ordering::SeqCst);
             number * 2
         };
-        let answers = each(&numbers, 4, work, |done| told.lock().unwrap().push(done));
+        let answers = run_on_each(&numbers, 4, work, |done| told.lock().unwrap().push(done));
         assert_eq!(answers, numbers.iter().map(|number| number * 2).collect::<Vec<_>>());
         assert!(most.load(Ordering::SeqCst) <= 4);
         let mut told = told.into_inner().unwrap();
         told.sort_unstable();
         assert_eq!(told, (1..=50).collect::<Vec<_>>());
-        assert_eq!(each(&[] as &[u8], 4, |_| 0, |_| {}), [0; 0]);
+        assert_eq!(run_on_each(&[] as &[u8], 4, |_| 0, |_| {}), [0; 0]);
     }
 
     #[test]
@@ -70,6 +70,6 @@ mod tests {
                 arrived.notify_all();
             }
         };
-        assert_eq!(each(&(0..10).collect::<Vec<u32>>(), 2, work, |_| {}).len(), 10);
+        assert_eq!(run_on_each(&(0..10).collect::<Vec<u32>>(), 2, work, |_| {}).len(), 10);
     }
 }

@@ -9,65 +9,65 @@
 
 use std::{fs::File, io::Write as _};
 
-use crate::process::Listen;
+use crate::process::OutputListener;
 
 /// How much of the text before the command is kept, in bytes.
-const MOST_NOISE: usize = 16 * 1024;
+const MAX_PREAMBLE: usize = 16 * 1024;
 
 /// The start word that the host waits for.
-pub(super) const GO: &str = "go";
+pub(super) const START_WORD: &str = "go";
 
 /// Parses one stream of a connection as it arrives. Keeps at most `most` bytes of the command's output.
 #[derive(Debug)]
-pub struct Between {
+pub struct FramedOutput {
     /// The marker line before the output.
     begin: Vec<u8>,
     end: Vec<u8>,
-    most: usize,
+    max_bytes: usize,
     /// Where the output is written instead of being kept in memory.
     file: Option<File>,
     /// Received bytes that are not yet classified.
     pending: Vec<u8>,
-    place: Place,
-    heard: Heard,
+    position: ParsePosition,
+    parsed: ParsedOutput,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum ParsePosition {
     Before,
-    Inside,
-    AtTheEnd,
+    InOutput,
+    InEndMarker,
     After,
 }
 
 /// The parsed content of one stream.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Heard {
+pub struct ParsedOutput {
     /// Text before the command: greetings, and errors of `ssh`.
-    pub noise: Vec<u8>,
-    pub begun: bool,
+    pub preamble: Vec<u8>,
+    pub started: bool,
     pub text: Vec<u8>,
     /// Bytes that were kept, in memory or in a file.
-    pub kept: usize,
+    pub output_bytes: usize,
     /// Why the file is incomplete.
-    pub unwritten: Option<String>,
+    pub write_error: Option<String>,
     /// Bytes of output beyond the limit.
-    pub left_out: u64,
+    pub dropped_bytes: u64,
     /// The command's exit code, if it has ended.
     pub code: Option<i32>,
 }
 
-impl Between {
+impl FramedOutput {
     /// Creates a parser. `word` must be unguessable.
     pub fn new(word: &str, most: usize) -> Self {
         Self {
             begin: format!("{word} begin\n").into_bytes(),
             end: format!("\n{word} end ").into_bytes(),
-            most,
+            max_bytes: most,
             file: None,
             pending: Vec::new(),
-            place: Place::Before,
-            heard: Heard::default(),
+            position: ParsePosition::Before,
+            parsed: ParsedOutput::default(),
         }
     }
 
@@ -77,51 +77,51 @@ impl Between {
     }
 
     /// Wraps a command for the shell with the marker lines on both streams; `$R` is the exit code. The command starts on [`GO`].
-    pub(super) fn around(word: &str, run: &str) -> String {
+    pub(super) fn wrap_command(word: &str, run: &str) -> String {
         format!(
-            "echo {word} begin; echo {word} begin >&2; IFS= read -r G; [ \"$G\" = {GO} ] || exit 0; {run}; R=$?; \
+            "echo {word} begin; echo {word} begin >&2; IFS= read -r G; [ \"$G\" = {START_WORD} ] || exit 0; {run}; R=$?; \
              printf \"\\n%s end %s\\n\" {word} $R; printf \"\\n%s end %s\\n\" {word} $R >&2; exit 0"
         )
     }
 
     /// Returns what was received so far.
-    pub fn into_heard(mut self) -> Heard {
+    pub fn into_parsed(mut self) -> ParsedOutput {
         let rest = std::mem::take(&mut self.pending);
-        match self.place {
-            Place::Before => self.make_noise(&rest),
-            Place::Inside => self.keep(&rest),
+        match self.position {
+            ParsePosition::Before => self.add_preamble(&rest),
+            ParsePosition::InOutput => self.add_output(&rest),
             // A truncated end marker is not an exit code.
-            Place::AtTheEnd | Place::After => {}
+            ParsePosition::InEndMarker | ParsePosition::After => {}
         }
-        self.heard
+        self.parsed
     }
 
-    fn make_noise(&mut self, bytes: &[u8]) {
-        let room = MOST_NOISE.saturating_sub(self.heard.noise.len());
-        self.heard.noise.extend(&bytes[..bytes.len().min(room)]);
+    fn add_preamble(&mut self, bytes: &[u8]) {
+        let room = MAX_PREAMBLE.saturating_sub(self.parsed.preamble.len());
+        self.parsed.preamble.extend(&bytes[..bytes.len().min(room)]);
     }
 
-    fn keep(&mut self, bytes: &[u8]) {
-        let room = self.most.saturating_sub(self.heard.kept);
+    fn add_output(&mut self, bytes: &[u8]) {
+        let room = self.max_bytes.saturating_sub(self.parsed.output_bytes);
         let kept = bytes.len().min(room);
         match &mut self.file {
-            None => self.heard.text.extend(&bytes[..kept]),
-            Some(file) if self.heard.unwritten.is_none() => {
-                self.heard.unwritten = file.write_all(&bytes[..kept]).err().map(|error| error.to_string());
+            None => self.parsed.text.extend(&bytes[..kept]),
+            Some(file) if self.parsed.write_error.is_none() => {
+                self.parsed.write_error = file.write_all(&bytes[..kept]).err().map(|error| error.to_string());
             }
             Some(_) => {}
         }
-        self.heard.kept += kept;
-        self.heard.left_out += (bytes.len() - kept) as u64;
+        self.parsed.output_bytes += kept;
+        self.parsed.dropped_bytes += (bytes.len() - kept) as u64;
     }
 
     /// Classifies the next piece. Returns whether more can be classified without more input.
     fn step(&mut self) -> bool {
-        let mark = match self.place {
-            Place::Before => &self.begin,
-            Place::Inside => &self.end,
-            Place::AtTheEnd => return self.read_code(),
-            Place::After => {
+        let mark = match self.position {
+            ParsePosition::Before => &self.begin,
+            ParsePosition::InOutput => &self.end,
+            ParsePosition::InEndMarker => return self.read_code(),
+            ParsePosition::After => {
                 self.pending.clear();
                 return false;
             }
@@ -130,16 +130,16 @@ impl Between {
         // Without the marker, keep back only what may be its beginning.
         let upto = found.unwrap_or_else(|| self.pending.len().saturating_sub(length - 1));
         let told: Vec<u8> = self.pending.drain(..upto).collect();
-        let inside = self.place == Place::Inside;
+        let inside = self.position == ParsePosition::InOutput;
         if inside {
-            self.keep(&told);
+            self.add_output(&told);
         } else {
-            self.make_noise(&told);
+            self.add_preamble(&told);
         }
         if found.is_some() {
             self.pending.drain(..length);
-            self.place = if inside { Place::AtTheEnd } else { Place::Inside };
-            self.heard.begun = true;
+            self.position = if inside { ParsePosition::InEndMarker } else { ParsePosition::InOutput };
+            self.parsed.started = true;
         }
         found.is_some()
     }
@@ -149,29 +149,29 @@ impl Between {
         const LONGEST: usize = 8;
         let Some(end) = self.pending.iter().position(|byte| *byte == b'\n') else {
             if self.pending.len() > LONGEST {
-                self.place = Place::After;
+                self.position = ParsePosition::After;
             }
             return false;
         };
         let digits = std::str::from_utf8(&self.pending[..end]).ok().filter(|digits| digits.len() <= LONGEST);
-        self.heard.code = digits.and_then(|digits| digits.parse().ok()).filter(|code| (0..=255).contains(code));
-        self.place = Place::After;
+        self.parsed.code = digits.and_then(|digits| digits.parse().ok()).filter(|code| (0..=255).contains(code));
+        self.position = ParsePosition::After;
         true
     }
 }
 
-impl Listen for Between {
-    fn hear(&mut self, part: &[u8]) {
+impl OutputListener for FramedOutput {
+    fn on_output(&mut self, part: &[u8]) {
         self.pending.extend(part);
         while self.step() {}
     }
 
-    fn may_answer(&self) -> bool {
-        self.place != Place::Before
+    fn is_ready_for_input(&self) -> bool {
+        self.position != ParsePosition::Before
     }
 
-    fn is_over(&self) -> bool {
-        self.place == Place::After
+    fn is_finished(&self) -> bool {
+        self.position == ParsePosition::After
     }
 }
 
@@ -186,10 +186,10 @@ mod tests {
 
     const WORD: &str = "doctor-5eed";
 
-    fn heard(text: &[u8], most: usize, piece: usize) -> Heard {
-        let mut between = Between::new(WORD, most);
-        text.chunks(piece.max(1)).for_each(|part| between.hear(part));
-        between.into_heard()
+    fn heard(text: &[u8], most: usize, piece: usize) -> ParsedOutput {
+        let mut between = FramedOutput::new(WORD, most);
+        text.chunks(piece.max(1)).for_each(|part| between.on_output(part));
+        between.into_parsed()
     }
 
     fn whole(before: &str, inside: &str, code: &str) -> Vec<u8> {
@@ -200,11 +200,11 @@ mod tests {
     fn what_the_command_printed_is_told_from_what_came_around_it() {
         let said = heard(&whole("Welcome!\n", "one\ntwo", "3"), 100, 7);
         assert_eq!(
-            (said.noise.as_slice(), said.text.as_slice(), said.code),
+            (said.preamble.as_slice(), said.text.as_slice(), said.code),
             (&b"Welcome!\n"[..], &b"one\ntwo"[..], Some(3))
         );
         let nothing = heard(&whole("", "", "255"), 100, 100);
-        assert_eq!((nothing.text.len(), nothing.code, nothing.begun), (0, Some(255), true));
+        assert_eq!((nothing.text.len(), nothing.code, nothing.started), (0, Some(255), true));
     }
 
     #[test]
@@ -214,7 +214,7 @@ mod tests {
             let said = heard(&text[..cut], 100, 5);
             assert_eq!(said.code, None, "{cut} bytes");
         }
-        assert!(!heard(b"ssh: connect to host x port 22: Connection refused\n", 100, 9).begun);
+        assert!(!heard(b"ssh: connect to host x port 22: Connection refused\n", 100, 9).started);
     }
 
     #[test]
@@ -229,8 +229,8 @@ mod tests {
     #[test]
     fn too_much_is_counted_and_not_kept_and_the_end_is_heard_all_the_same() {
         let said = heard(&whole("", &"x".repeat(1000), "0"), 64, 100);
-        assert_eq!((said.text.len(), said.left_out, said.code), (64, 936, Some(0)));
-        assert!(heard(&[b'n'; 100_000], 64, 4096).noise.len() <= MOST_NOISE);
+        assert_eq!((said.text.len(), said.dropped_bytes, said.code), (64, 936, Some(0)));
+        assert!(heard(&[b'n'; 100_000], 64, 4096).preamble.len() <= MAX_PREAMBLE);
     }
 
     proptest! {
@@ -244,7 +244,7 @@ mod tests {
             prop_assert!(said.text.len() <= 10);
             if !inside.contains(WORD) {
                 prop_assert_eq!(said.code, Some(code));
-                prop_assert_eq!(said.text.len() as u64 + said.left_out, inside.len() as u64);
+                prop_assert_eq!(said.text.len() as u64 + said.dropped_bytes, inside.len() as u64);
             }
         }
     }

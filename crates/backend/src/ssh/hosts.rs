@@ -12,7 +12,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use doctor_core::{
-    hostlist::{self, BadHostlist},
+    hostlist::{self, HostlistError},
     ids::NodeName,
 };
 
@@ -31,9 +31,9 @@ pub struct Host {
 
 /// Why a list of hosts cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadHosts {
+pub enum HostFileError {
     #[error("line {line}: {source}")]
-    Names { line: usize, source: BadHostlist },
+    Names { line: usize, source: HostlistError },
     #[error("line {line}: `{word}` is not a setting; use user=, port=, jump=, key= or address=")]
     Setting { line: usize, word: String },
     #[error("line {line}: `{word}` is not a port; use 1 to 65535")]
@@ -43,7 +43,7 @@ pub enum BadHosts {
     #[error("line {line}: one address for {hosts} hosts; write one line per host")]
     OneAddress { line: usize, hosts: usize },
     #[error("line {line}: {name} is already in line {before}")]
-    Twice { line: usize, name: NodeName, before: usize },
+    Duplicate { line: usize, name: NodeName, before: usize },
     #[error("it names no host; write one host or range per line, such as node[01-64]")]
     Empty,
 }
@@ -52,7 +52,7 @@ pub enum BadHosts {
 ///
 /// # Errors
 /// With the line and what would be accepted.
-pub fn parse(text: &str) -> Result<Vec<Host>, BadHosts> {
+pub fn parse(text: &str) -> Result<Vec<Host>, HostFileError> {
     let mut hosts = Vec::new();
     let mut lines = BTreeMap::new();
     for (line, written) in (1..).zip(text.lines()) {
@@ -62,18 +62,18 @@ pub fn parse(text: &str) -> Result<Vec<Host>, BadHosts> {
         }
         for host in parse_line(line, written)? {
             if let Some(before) = lines.insert(host.name.clone(), line) {
-                return Err(BadHosts::Twice { line, name: host.name, before });
+                return Err(HostFileError::Duplicate { line, name: host.name, before });
             }
-            if hosts.len() == hostlist::MOST_NODES {
-                return Err(BadHosts::Names { line, source: BadHostlist::TooMany(hostlist::MOST_NODES) });
+            if hosts.len() == hostlist::MAX_NODES {
+                return Err(HostFileError::Names { line, source: HostlistError::TooMany(hostlist::MAX_NODES) });
             }
             hosts.push(host);
         }
     }
-    if hosts.is_empty() { Err(BadHosts::Empty) } else { Ok(hosts) }
+    if hosts.is_empty() { Err(HostFileError::Empty) } else { Ok(hosts) }
 }
 
-fn parse_line(line: usize, written: &str) -> Result<Vec<Host>, BadHosts> {
+fn parse_line(line: usize, written: &str) -> Result<Vec<Host>, HostFileError> {
     let mut words = written.split_whitespace();
     let first = words.next().unwrap_or_default();
     let (mut user, rest) = match first.split_once('@') {
@@ -86,7 +86,7 @@ fn parse_line(line: usize, written: &str) -> Result<Vec<Host>, BadHosts> {
     };
     let (mut address, mut jump, mut key) = (None, None, None);
     for word in words {
-        let setting = || BadHosts::Setting { line, word: word.chars().take(64).collect() };
+        let setting = || HostFileError::Setting { line, word: word.chars().take(64).collect() };
         match word.split_once('=').ok_or_else(setting)? {
             ("user", value) => user = Some(plain(line, value)?),
             ("port", value) => port = Some(port_of(line, value)?),
@@ -97,9 +97,9 @@ fn parse_line(line: usize, written: &str) -> Result<Vec<Host>, BadHosts> {
             _ => return Err(setting()),
         }
     }
-    let names = hostlist::parse(names).map_err(|source| BadHosts::Names { line, source })?;
+    let names = hostlist::parse(names).map_err(|source| HostFileError::Names { line, source })?;
     if address.is_some() && names.len() > 1 {
-        return Err(BadHosts::OneAddress { line, hosts: names.len() });
+        return Err(HostFileError::OneAddress { line, hosts: names.len() });
     }
     let host = |name: NodeName| {
         plain(line, name.as_str())?;
@@ -109,16 +109,16 @@ fn parse_line(line: usize, written: &str) -> Result<Vec<Host>, BadHosts> {
     names.into_iter().map(host).collect()
 }
 
-fn port_of(line: usize, word: &str) -> Result<u16, BadHosts> {
+fn port_of(line: usize, word: &str) -> Result<u16, HostFileError> {
     let port = word.bytes().all(|byte| byte.is_ascii_digit()).then(|| word.parse().ok()).flatten();
-    port.filter(|port| *port > 0).ok_or_else(|| BadHosts::Port { line, word: word.chars().take(64).collect() })
+    port.filter(|port| *port > 0).ok_or_else(|| HostFileError::Port { line, word: word.chars().take(64).collect() })
 }
 
 /// Accepts a word that neither `ssh` parses as an option nor a shell interprets.
-fn plain(line: usize, word: &str) -> Result<String, BadHosts> {
+fn plain(line: usize, word: &str) -> Result<String, HostFileError> {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "._-:@/".contains(c);
     if word.is_empty() || word.starts_with('-') || !word.chars().all(harmless) {
-        return Err(BadHosts::Word { line, word: word.chars().take(64).collect() });
+        return Err(HostFileError::Word { line, word: word.chars().take(64).collect() });
     }
     Ok(word.to_owned())
 }

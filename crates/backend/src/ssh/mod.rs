@@ -7,11 +7,11 @@ mod config;
 mod fanout;
 mod framed_output;
 mod hosts;
-pub mod install;
+pub mod remote_program;
 pub mod session;
 
-pub use client::{Answer, Client, How, Order, Root, quoted, unguessable};
-pub use config::{BadSettings, HostKeys, SshConfig};
-pub use fanout::each;
-pub use framed_output::{Between, Heard};
-pub use hosts::{BadHosts, Host, parse as parse_hosts};
+pub use client::{CommandResult, CommandStatus, RemoteCommand, RootAccess, SshClient, random_marker, shell_quote};
+pub use config::{HostKeys, SshConfig, SshConfigError};
+pub use fanout::run_on_each;
+pub use framed_output::{FramedOutput, ParsedOutput};
+pub use hosts::{Host, HostFileError, parse as parse_hosts};

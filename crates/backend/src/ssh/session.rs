@@ -13,26 +13,26 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_host::protocol::MOST_ANSWER;
+use doctor_host::protocol::MAX_RESPONSE_BYTES;
 
 use super::{config::SshConfig, hosts::Host};
-use crate::process::{Group, Running};
+use crate::process::{ChildProcess, Group};
 
 /// How much of the error output of `ssh` is kept, in bytes.
-const MOST_COMPLAINT: u64 = 16 * 1024;
+const MAX_STDERR: u64 = 16 * 1024;
 /// The environment variables that `ssh` needs.
-const HANDED_ON: [&str; 5] = ["PATH", "HOME", "USER", "LOGNAME", "SSH_AUTH_SOCK"];
+const PASSED_ENVIRONMENT: [&str; 5] = ["PATH", "HOME", "USER", "LOGNAME", "SSH_AUTH_SOCK"];
 /// How long to wait for the end of `ssh` after the last line.
-const FAREWELL: Duration = Duration::from_secs(2);
+const EXIT_WAIT: Duration = Duration::from_secs(2);
 
 /// Opens connections to hosts.
 #[derive(Debug)]
-pub struct Lines {
+pub struct SshConnector {
     options: Vec<OsString>,
-    connect: Duration,
+    connect_timeout: Duration,
 }
 
-impl Lines {
+impl SshConnector {
     /// Keeps connections as sockets in the folder `sockets`, which only this user may enter: access to a socket is access to the
     /// host. `None`: connections are not kept.
     pub fn new(config: &SshConfig, sockets: Option<&Path>) -> Self {
@@ -69,24 +69,24 @@ impl Lines {
         set("RequestTTY", "no".into());
         set("LogLevel", "ERROR".into());
         options.extend(["-a", "-x"].map(OsString::from));
-        Self { options, connect: config.connect.to_std() }
+        Self { options, connect_timeout: config.connect.to_std() }
     }
 
     /// Runs a script in a POSIX shell on a host. It must not contain a single quote.
-    pub fn open(&self, host: &Host, script: &str, limit: Duration) -> Result<Line, String> {
+    pub fn open_session(&self, host: &Host, script: &str, limit: Duration) -> Result<SshSession, String> {
         let mut ssh = self.ssh(host, &[]);
         ssh.arg(format!("exec sh -c '{script}'"));
-        let ssh = started(&mut ssh)?;
-        Ok(Line::new(ssh, Instant::now() + self.connect + limit))
+        let ssh = spawn_ssh(&mut ssh)?;
+        Ok(SshSession::new(ssh, Instant::now() + self.connect_timeout + limit))
     }
 
     /// Returns the address that OpenSSH's configuration gives for a host. Makes no connection.
     pub fn address(&self, host: &Host) -> Result<String, String> {
         let mut ssh = self.ssh(host, &["-G"]);
-        let ssh = started(&mut ssh)?;
-        let line = Line::new(ssh, Instant::now() + self.connect);
+        let ssh = spawn_ssh(&mut ssh)?;
+        let line = SshSession::new(ssh, Instant::now() + self.connect_timeout);
         loop {
-            let heard = line.hear().map_err(|why| format!("`ssh -G` printed no address: {why}"))?;
+            let heard = line.read_line().map_err(|why| format!("`ssh -G` printed no address: {why}"))?;
             if let Some(address) = String::from_utf8_lossy(&heard).strip_prefix("hostname ") {
                 return Ok(address.trim().to_owned());
             }
@@ -101,8 +101,8 @@ impl Lines {
     }
 
     /// Returns the limit for connecting.
-    pub const fn connect(&self) -> Duration {
-        self.connect
+    pub const fn connect_timeout(&self) -> Duration {
+        self.connect_timeout
     }
 
     /// Returns `ssh` with all options and piped streams, for line-by-line use.
@@ -115,14 +115,14 @@ impl Lines {
     fn plain(&self, host: &Host, more: &[&str]) -> Command {
         let mut ssh = Command::new("ssh");
         ssh.args(&self.options).args(words(host)).args(more).arg("--").arg(host.name.as_str());
-        let own = HANDED_ON.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
+        let own = PASSED_ENVIRONMENT.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
         ssh.env_clear().envs(own).env("LC_ALL", "C.UTF-8");
         ssh
     }
 }
 
-fn started(ssh: &mut Command) -> Result<Running, String> {
-    Running::start(ssh, Group::Own).map_err(|error| format!("ssh cannot be started: {error}"))
+fn spawn_ssh(ssh: &mut Command) -> Result<ChildProcess, String> {
+    ChildProcess::start(ssh, Group::Own).map_err(|error| format!("ssh cannot be started: {error}"))
 }
 
 /// Returns the options of a host file's line.
@@ -141,37 +141,37 @@ fn words(host: &Host) -> Vec<OsString> {
 
 /// A connection, until it is dropped or its deadline passes.
 #[derive(Debug)]
-pub struct Line {
-    ssh: Running,
-    heard: Receiver<Vec<u8>>,
-    complaint: Receiver<Vec<u8>>,
+pub struct SshSession {
+    ssh: ChildProcess,
+    lines: Receiver<Vec<u8>>,
+    stderr: Receiver<Vec<u8>>,
     deadline: Instant,
 }
 
 /// Why no line was received.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Silence {
+pub enum SshSessionError {
     /// The connection has ended.
-    Over(String),
+    Closed(String),
     /// The deadline passed.
-    Late,
+    TimedOut,
 }
 
-impl std::fmt::Display for Silence {
+impl std::fmt::Display for SshSessionError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Over(said) => write!(f, "{said}"),
-            Self::Late => write!(f, "it does not answer"),
+            Self::Closed(said) => write!(f, "{said}"),
+            Self::TimedOut => write!(f, "it does not answer"),
         }
     }
 }
 
-impl Line {
-    fn new(mut ssh: Running, deadline: Instant) -> Self {
+impl SshSession {
+    fn new(mut ssh: ChildProcess, deadline: Instant) -> Self {
         let (say, heard) = mpsc::channel();
         if let Some(output) = ssh.take_stdout() {
             std::thread::spawn(move || {
-                let mut output = BufReader::new(output.take(MOST_ANSWER));
+                let mut output = BufReader::new(output.take(MAX_RESPONSE_BYTES));
                 loop {
                     let mut line = Vec::new();
                     match output.read_until(b'\n', &mut line) {
@@ -187,33 +187,33 @@ impl Line {
             std::thread::spawn(move || {
                 let mut text = Vec::new();
                 // If the stream breaks, the bytes read so far are the result; the receiver may be gone.
-                let _broken = errors.take(MOST_COMPLAINT).read_to_end(&mut text);
+                let _broken = errors.take(MAX_STDERR).read_to_end(&mut text);
                 let _late = complain.send(text);
             });
         }
-        Self { ssh, heard, complaint, deadline }
+        Self { ssh, lines: heard, stderr: complaint, deadline }
     }
 
     /// Returns the next line.
-    pub fn hear(&self) -> Result<Vec<u8>, Silence> {
+    pub fn read_line(&self) -> Result<Vec<u8>, SshSessionError> {
         let left = self.deadline.saturating_duration_since(Instant::now());
-        self.heard.recv_timeout(left).map_err(|why| match why {
-            RecvTimeoutError::Timeout => Silence::Late,
-            RecvTimeoutError::Disconnected => Silence::Over(self.complaint()),
+        self.lines.recv_timeout(left).map_err(|why| match why {
+            RecvTimeoutError::Timeout => SshSessionError::TimedOut,
+            RecvTimeoutError::Disconnected => SshSessionError::Closed(self.error_summary()),
         })
     }
 
     /// Sends these bytes and closes the standard input.
-    pub fn say_all(&mut self, bytes: Vec<u8>) {
+    pub fn send_and_close(&mut self, bytes: Vec<u8>) {
         if let Some(mut input) = self.ssh.take_stdin() {
             // The remote command may end without reading all of its input.
             std::thread::spawn(move || input.write_all(&bytes).and_then(|()| input.flush()));
         }
     }
 
-    fn complaint(&self) -> String {
-        let text = self.complaint.recv_timeout(FAREWELL).unwrap_or_default();
-        gist(&String::from_utf8_lossy(&text))
+    fn error_summary(&self) -> String {
+        let text = self.stderr.recv_timeout(EXIT_WAIT).unwrap_or_default();
+        summarize_stderr(&String::from_utf8_lossy(&text))
     }
 }
 
@@ -222,7 +222,7 @@ pub const KEY_UNKNOWN: &str = "its host key is not known";
 pub const KEY_CHANGED: &str = "its host key has changed";
 
 /// Summarises the error output of `ssh` in one line: usually the last one. The reason for a refused key is in an earlier one.
-fn gist(text: &str) -> String {
+fn summarize_stderr(text: &str) -> String {
     let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
     let last = last.unwrap_or("the connection closed without a message");
     let key = if text.contains("IDENTIFICATION HAS CHANGED") {
@@ -234,12 +234,12 @@ fn gist(text: &str) -> String {
     said.chars().take(300).collect()
 }
 
-impl Drop for Line {
+impl Drop for SshSession {
     fn drop(&mut self) {
         drop(self.ssh.take_stdin());
         let left = self.deadline.saturating_duration_since(Instant::now());
         // If it has not ended by then, dropping it kills it.
-        self.ssh.wait_up_to(left.min(FAREWELL));
+        self.ssh.wait_up_to(left.min(EXIT_WAIT));
     }
 }
 
@@ -265,7 +265,7 @@ mod tests {
                 "its host key has changed: Host key verification failed.",
             ),
         ] {
-            assert_eq!(gist(text), said);
+            assert_eq!(summarize_stderr(text), said);
         }
     }
 }

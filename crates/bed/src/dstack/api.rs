@@ -8,26 +8,26 @@ use std::{
 
 use serde_json::Value;
 
-use super::error::BedError;
+use super::error::DstackTestbedError;
 
 /// How long a server that is starting, or that waits for a core, may take to reply.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// A user of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Person {
+pub struct User {
     pub name: String,
     pub token: String,
 }
 
 /// Posts a request and returns the JSON reply.
-pub(super) fn ask(at: SocketAddr, token: &str, path: &str, body: &Value) -> Result<Value, BedError> {
-    let failed = |source| BedError::Ask { path: path.to_owned(), source };
+pub(super) fn post(at: SocketAddr, token: &str, path: &str, body: &Value) -> Result<Value, DstackTestbedError> {
+    let failed = |source| DstackTestbedError::Request { path: path.to_owned(), source };
     let (status, text) = exchange(at, token, path, &body.to_string()).map_err(failed)?;
     if status == 200 {
         return serde_json::from_str(&text).map_err(|error| failed(error.into()));
     }
-    Err(BedError::Answer { path: path.to_owned(), status, text })
+    Err(DstackTestbedError::ErrorStatus { path: path.to_owned(), status, text })
 }
 
 fn exchange(at: SocketAddr, token: &str, path: &str, body: &str) -> io::Result<(u16, String)> {

@@ -6,14 +6,14 @@ use std::{
     time::Duration,
 };
 
-use crate::excuse;
+use crate::skip;
 
 /// Why no dstack is available, or why it failed.
 #[derive(Debug, thiserror::Error)]
-pub enum BedError {
+pub enum DstackTestbedError {
     /// This machine lacks a prerequisite.
     #[error("no dstack on this machine: {why}")]
-    NotThere { why: String },
+    Unsupported { why: String },
     #[error("{operation} {path}")]
     File {
         operation: &'static str,
@@ -28,33 +28,33 @@ pub enum BedError {
         source: io::Error,
     },
     #[error("{program} failed: {said}")]
-    Refused { program: &'static str, said: String },
+    ProgramFailed { program: &'static str, said: String },
     #[error("creating the socket that the server listens on")]
     Socket(#[source] io::Error),
     #[error("the namespaces exited at startup: {said}")]
-    Keeper { said: String },
+    Supervisor { said: String },
     #[error("requesting {path} from the server")]
-    Ask {
+    Request {
         path: String,
         #[source]
         source: io::Error,
     },
     #[error("the server answered {path} with {status}: {text}")]
-    Answer { path: String, status: u16, text: String },
+    ErrorStatus { path: String, status: u16, text: String },
     #[error("{what}: timed out after {} s; last state: {last}", within.as_secs())]
-    Late { what: String, within: Duration, last: String },
+    Timeout { what: String, within: Duration, last: String },
 }
 
-impl BedError {
+impl DstackTestbedError {
     /// Reports that these tests could not run.
     ///
     /// # Panics
     /// Panics in CI, where a skipped test is a failure, and everywhere if dstack is installed but fails.
-    pub fn not_run(&self, what: &str) {
-        excuse::not_run(what, self, matches!(self, Self::NotThere { .. }));
+    pub fn skip_tests(&self, what: &str) {
+        skip::skip_tests(what, self, matches!(self, Self::Unsupported { .. }));
     }
 }
 
-pub(super) fn at(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> BedError {
-    move |source| BedError::File { operation, path: path.to_owned(), source }
+pub(super) fn file_error(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> DstackTestbedError {
+    move |source| DstackTestbedError::File { operation, path: path.to_owned(), source }
 }

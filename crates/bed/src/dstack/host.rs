@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command};
 
 use serde_json::json;
 
-use super::error::{BedError, at};
+use super::error::{DstackTestbedError, file_error};
 
 const SHIM: &str = include_str!("shim.py");
 const SYSTEMCTL: &str = include_str!("systemctl.sh");
@@ -24,31 +24,31 @@ pub enum Health<'a> {
 }
 
 /// Creates the files of a host.
-pub(super) fn lay_out(bed: &Path, number: u8) -> Result<(), BedError> {
+pub(super) fn write_host_files(bed: &Path, number: u8) -> Result<(), DstackTestbedError> {
     let folder = bed.join(format!("host{number}"));
     for name in ["home/.ssh", "home/.dstack", "bin", "tmp"] {
         let path = folder.join(name);
-        fs::create_dir_all(&path).map_err(at("creating", &path))?;
+        fs::create_dir_all(&path).map_err(file_error("creating", &path))?;
     }
     let tmp = folder.join("tmp");
-    fs::set_permissions(&tmp, fs::Permissions::from_mode(0o1777)).map_err(at("opening", &tmp))?;
+    fs::set_permissions(&tmp, fs::Permissions::from_mode(0o1777)).map_err(file_error("opening", &tmp))?;
     keygen(&folder.join("host_key"))?;
     let put = |name: &str, text: &str, mode: u32| {
         let path = folder.join(name);
-        fs::write(&path, text).map_err(at("writing", &path))?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).map_err(at("opening", &path))
+        fs::write(&path, text).map_err(file_error("writing", &path))?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).map_err(file_error("opening", &path))
     };
     put("sshd_config", &format!("ListenAddress 10.98.{number}.2\n{SSHD}"), 0o644)?;
     put("shim.py", SHIM, 0o755)?;
     put("bin/sudo", SUDO, 0o755)?;
     put("bin/systemctl", SYSTEMCTL, 0o755)?;
     let key = bed.join("id.pub");
-    let key = fs::read_to_string(&key).map_err(at("reading", &key))?;
+    let key = fs::read_to_string(&key).map_err(file_error("reading", &key))?;
     put("home/.ssh/authorized_keys", &key, 0o600)
 }
 
 /// Replaces the health file with a rename, because the shim may read it at any moment.
-pub(super) fn set_health(folder: &Path, health: &Health<'_>) -> Result<(), BedError> {
+pub(super) fn set_health(folder: &Path, health: &Health<'_>) -> Result<(), DstackTestbedError> {
     let (number, text) = match health {
         Health::Healthy => (0, None),
         Health::Warning(text) => (10, Some(text)),
@@ -58,16 +58,16 @@ pub(super) fn set_health(folder: &Path, health: &Health<'_>) -> Result<(), BedEr
     let told = json!({ "overall_health": number, "incidents": text.map(incident).into_iter().collect::<Vec<_>>() });
     let path = folder.join("home/.dstack/health.json");
     let aside = path.with_extension("new");
-    fs::write(&aside, told.to_string()).and_then(|()| fs::rename(&aside, &path)).map_err(at("writing", &path))
+    fs::write(&aside, told.to_string()).and_then(|()| fs::rename(&aside, &path)).map_err(file_error("writing", &path))
 }
 
 /// Creates a key pair without a passphrase.
-pub(super) fn keygen(path: &Path) -> Result<(), BedError> {
+pub(super) fn keygen(path: &Path) -> Result<(), DstackTestbedError> {
     let program = "ssh-keygen";
     let made = Command::new(program).args(["-q", "-t", "ed25519", "-N", "", "-C", "bed", "-f"]).arg(path).output();
-    let made = made.map_err(|source| BedError::Program { program, source })?;
+    let made = made.map_err(|source| DstackTestbedError::Program { program, source })?;
     if made.status.success() {
         return Ok(());
     }
-    Err(BedError::Refused { program, said: String::from_utf8_lossy(&made.stderr).trim().to_owned() })
+    Err(DstackTestbedError::ProgramFailed { program, said: String::from_utf8_lossy(&made.stderr).trim().to_owned() })
 }

@@ -18,7 +18,7 @@
 mod api;
 mod error;
 mod host;
-mod world;
+mod namespaces;
 
 use std::{
     fmt::Write as _,
@@ -33,12 +33,12 @@ use std::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-pub use api::Person;
-pub use error::BedError;
+pub use api::User;
+pub use error::DstackTestbedError;
 pub use host::Health;
 
-use error::at;
-use world::{KEEPER, Keeper, SERVER, keep, token, try_one};
+use error::file_error;
+use namespaces::{NAMESPACE_SCRIPT, SERVER_SCRIPT, Supervisor, check_supported, start_supervisor, token};
 
 use crate::kubernetes::last_lines;
 
@@ -47,7 +47,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// The ProxyCommand by which `ssh` reaches a host from outside its network namespace.
-const REACH: &str = include_str!("reach.py");
+const PROXY_SCRIPT: &str = include_str!("reach.py");
 
 /// The default project of every server.
 pub const PROJECT: &str = "main";
@@ -55,7 +55,7 @@ pub const PROJECT: &str = "main";
 pub const FLEET: &str = "bed";
 
 /// The host that several runs may share, each with some of its blocks.
-pub const IN_BLOCKS: u8 = 2;
+pub const BLOCK_HOST: u8 = 2;
 /// The number of blocks, with one GPU each.
 pub const BLOCKS: u8 = 8;
 
@@ -63,10 +63,10 @@ pub const BLOCKS: u8 = 8;
 #[derive(Debug)]
 pub struct Dstack {
     at: SocketAddr,
-    admin: Person,
-    user: Person,
+    admin: User,
+    user: User,
     hosts: u8,
-    keeper: Mutex<Keeper>,
+    supervisor: Mutex<Supervisor>,
     /// Declared last: the files are removed after the processes that use them. The keeper also removes them, in case
     /// this process is killed.
     folder: TempDir,
@@ -77,44 +77,44 @@ impl Dstack {
     ///
     /// # Errors
     /// Returns [`BedError::NotThere`] with what is missing, or another error if the server does not start.
-    pub fn start(hosts: u8) -> Result<Self, BedError> {
-        let programs = try_one()?;
+    pub fn start(hosts: u8) -> Result<Self, DstackTestbedError> {
+        let programs = check_supported()?;
         let place = std::env::temp_dir();
         let folder = tempfile::Builder::new().prefix("doctor-dstack-").tempdir_in(&place);
-        let folder = folder.map_err(at("creating a folder in", &place))?;
+        let folder = folder.map_err(file_error("creating a folder in", &place))?;
         let path = folder.path();
         host::keygen(&path.join("id"))?;
-        for (name, text) in [("world.sh", KEEPER), ("server.py", SERVER)] {
-            fs::write(path.join(name), text).map_err(at("writing", &path.join(name)))?;
+        for (name, text) in [("world.sh", NAMESPACE_SCRIPT), ("server.py", SERVER_SCRIPT)] {
+            fs::write(path.join(name), text).map_err(file_error("writing", &path.join(name)))?;
         }
         for number in 1..=hosts {
-            host::lay_out(path, number)?;
+            host::write_host_files(path, number)?;
         }
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(BedError::Socket)?;
-        let address = listener.local_addr().map_err(BedError::Socket)?;
-        let admin = Person { name: "admin".to_owned(), token: token() };
-        let keeper = keep(path, hosts, &programs, &listener, &admin)?;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(DstackTestbedError::Socket)?;
+        let address = listener.local_addr().map_err(DstackTestbedError::Socket)?;
+        let admin = User { name: "admin".to_owned(), token: token() };
+        let keeper = start_supervisor(path, hosts, &programs, &listener, &admin)?;
         drop(listener);
-        let user = Person { name: "alice".to_owned(), token: String::new() };
-        let mut dstack = Self { at: address, admin, user, hosts, keeper: Mutex::new(keeper), folder };
-        dstack.begin()?;
+        let user = User { name: "alice".to_owned(), token: String::new() };
+        let mut dstack = Self { at: address, admin, user, hosts, supervisor: Mutex::new(keeper), folder };
+        dstack.set_up_project()?;
         Ok(dstack)
     }
 
-    fn begin(&mut self) -> Result<(), BedError> {
-        self.wait_for("the server to answer", || self.ask("/api/server/get_info", &json!({})), |_| true)?;
+    fn set_up_project(&mut self) -> Result<(), DstackTestbedError> {
+        self.wait_for("the server to answer", || self.post("/api/server/get_info", &json!({})), |_| true)?;
         let id = self.folder.path().join("id");
-        let read = |path: PathBuf| fs::read_to_string(&path).map_err(at("reading", &path));
+        let read = |path: PathBuf| fs::read_to_string(&path).map_err(file_error("reading", &path));
         let key = json!({ "public": read(id.with_extension("pub"))?, "private": read(id)? });
-        let blocks = |n: u8| if n == IN_BLOCKS { BLOCKS } else { 1 };
+        let blocks = |n: u8| if n == BLOCK_HOST { BLOCKS } else { 1 };
         let host = |n: u8| json!({ "hostname": format!("10.98.{n}.2"), "blocks": blocks(n) });
         let hosts: Vec<Value> = (1..=self.hosts).map(host).collect();
         let fleet = json!({ "type": "fleet", "name": FLEET,
             "ssh_config": { "user": "root", "ssh_key": key, "hosts": hosts } });
         let spec = json!({ "configuration": fleet, "profile": { "name": "default" } });
         let plan = json!({ "plan": { "spec": spec, "current_resource": null }, "force": true });
-        self.ask(&in_project("fleets/apply"), &plan)?;
-        self.user = self.hire(&self.user.name)?;
+        self.post(&in_project("fleets/apply"), &plan)?;
+        self.user = self.create_user(&self.user.name)?;
         for number in 1..=self.hosts {
             self.wait_for_instance(number, "idle", |instance| instance["status"] == "idle")?;
         }
@@ -125,16 +125,16 @@ impl Dstack {
     ///
     /// # Errors
     /// Fails if the server refuses.
-    pub fn hire(&self, name: &str) -> Result<Person, BedError> {
-        self.ask(
+    pub fn create_user(&self, name: &str) -> Result<User, DstackTestbedError> {
+        self.post(
             "/api/users/create",
             &json!({ "username": name, "global_role": "user", "email": null, "active": true }),
         )?;
         let members = json!({ "members": [{ "username": name, "project_role": "user" }] });
-        self.ask("/api/projects/main/add_members", &members)?;
-        let told = self.ask("/api/users/get_user", &json!({ "username": name }))?;
+        self.post("/api/projects/main/add_members", &members)?;
+        let told = self.post("/api/users/get_user", &json!({ "username": name }))?;
         let token = told["creds"]["token"].as_str().unwrap_or_default().to_owned();
-        Ok(Person { name: name.to_owned(), token })
+        Ok(User { name: name.to_owned(), token })
     }
 
     /// Returns the URL of the server.
@@ -148,12 +148,12 @@ impl Dstack {
     }
 
     /// Returns the administrator.
-    pub fn admin(&self) -> &Person {
+    pub fn admin(&self) -> &User {
         &self.admin
     }
 
     /// Returns an ordinary user.
-    pub fn user(&self) -> &Person {
+    pub fn user(&self) -> &User {
         &self.user
     }
 
@@ -166,24 +166,24 @@ impl Dstack {
     ///
     /// # Errors
     /// Returns the reply if the request did not succeed.
-    pub fn ask(&self, path: &str, body: &Value) -> Result<Value, BedError> {
-        self.ask_as(&self.admin, path, body)
+    pub fn post(&self, path: &str, body: &Value) -> Result<Value, DstackTestbedError> {
+        self.post_as(&self.admin, path, body)
     }
 
     /// Sends a request as this user.
     ///
     /// # Errors
     /// As [`Self::ask`].
-    pub fn ask_as(&self, person: &Person, path: &str, body: &Value) -> Result<Value, BedError> {
-        api::ask(self.at, &person.token, path, body)
+    pub fn post_as(&self, person: &User, path: &str, body: &Value) -> Result<Value, DstackTestbedError> {
+        api::post(self.at, &person.token, path, body)
     }
 
     /// Returns the instance of a host, or null if the server has none.
     ///
     /// # Errors
     /// Fails if the server does not answer.
-    pub fn instance(&self, number: u8) -> Result<Value, BedError> {
-        let fleets = self.ask(&in_project("fleets/list"), &json!({}))?;
+    pub fn instance(&self, number: u8) -> Result<Value, DstackTestbedError> {
+        let fleets = self.post(&in_project("fleets/list"), &json!({}))?;
         let name = Self::instance_name(number);
         let all = fleets
             .as_array()
@@ -197,7 +197,12 @@ impl Dstack {
     ///
     /// # Errors
     /// Returns its last state.
-    pub fn wait_for_instance(&self, number: u8, what: &str, is: impl Fn(&Value) -> bool) -> Result<Value, BedError> {
+    pub fn wait_for_instance(
+        &self,
+        number: u8,
+        what: &str,
+        is: impl Fn(&Value) -> bool,
+    ) -> Result<Value, DstackTestbedError> {
         self.wait_for(&format!("{} {what}", Self::instance_name(number)), || self.instance(number), is)
     }
 
@@ -206,11 +211,11 @@ impl Dstack {
     ///
     /// # Errors
     /// Returns its last state.
-    pub fn wait_settled(&self, number: u8) -> Result<(), BedError> {
+    pub fn wait_until_idle(&self, number: u8) -> Result<(), DstackTestbedError> {
         let free = |instance: &Value| instance["status"] == "idle" && instance["unreachable"] == false;
         let ask = json!({ "fleet_name": FLEET, "instance_num": number - 1, "limit": 1 });
         let looked = || {
-            let told = self.ask(&in_project("instances/get_instance_health_checks"), &ask)?;
+            let told = self.post(&in_project("instances/get_instance_health_checks"), &ask)?;
             Ok(told["health_checks"][0]["collected_at"].clone())
         };
         loop {
@@ -229,15 +234,15 @@ impl Dstack {
     ///
     /// # Errors
     /// Fails if the server does not answer or does not know the run.
-    pub fn run(&self, name: &str) -> Result<Value, BedError> {
-        self.ask(&in_project("runs/get"), &json!({ "run_name": name }))
+    pub fn run(&self, name: &str) -> Result<Value, DstackTestbedError> {
+        self.post(&in_project("runs/get"), &json!({ "run_name": name }))
     }
 
     /// Waits until a run has this status.
     ///
     /// # Errors
     /// Returns its last state.
-    pub fn wait_for_run(&self, name: &str, status: &str) -> Result<Value, BedError> {
+    pub fn wait_for_run(&self, name: &str, status: &str) -> Result<Value, DstackTestbedError> {
         self.wait_for(&format!("run {name} {status}"), || self.run(name), |run| run["status"] == status)
     }
 
@@ -245,7 +250,13 @@ impl Dstack {
     ///
     /// # Errors
     /// Fails if the server rejects the task.
-    pub fn submit_as_user(&self, name: &str, number: Option<u8>, command: &str, more: &Value) -> Result<(), BedError> {
+    pub fn submit_as_user(
+        &self,
+        name: &str,
+        number: Option<u8>,
+        command: &str,
+        more: &Value,
+    ) -> Result<(), DstackTestbedError> {
         let mut task = json!({ "type": "task", "name": name, "image": "debian:12", "user": "root", "commands": [command],
             "creation_policy": "reuse", "fleets": [FLEET], "max_duration": "1h",
             "resources": { "gpu": "H100:8", "cpu": "x86:2.." } });
@@ -257,7 +268,7 @@ impl Dstack {
         }
         let spec = json!({ "run_name": name, "configuration": task, "profile": { "name": "default" } });
         let plan = json!({ "plan": { "run_spec": spec, "current_resource": null }, "force": false });
-        self.ask_as(&self.user, &in_project("runs/apply"), &plan).map(drop)
+        self.post_as(&self.user, &in_project("runs/apply"), &plan).map(drop)
     }
 
     /// Stops a run of any user and waits until it has ended. The server may lose a stop that arrives while it processes
@@ -265,8 +276,8 @@ impl Dstack {
     ///
     /// # Errors
     /// Fails if the server does not answer.
-    pub fn stop_run(&self, name: &str) -> Result<(), BedError> {
-        let stop = || self.ask(&in_project("runs/stop"), &json!({ "runs_names": [name], "abort": false }));
+    pub fn stop_run(&self, name: &str) -> Result<(), DstackTestbedError> {
+        let stop = || self.post(&in_project("runs/stop"), &json!({ "runs_names": [name], "abort": false }));
         let told = || {
             let run = self.run(name)?;
             if ["pending", "submitted", "provisioning", "running"].iter().any(|status| run["status"] == *status) {
@@ -282,38 +293,39 @@ impl Dstack {
     ///
     /// # Errors
     /// Fails if the keeper does not confirm.
-    pub fn cut(&self, number: u8) -> Result<(), BedError> {
-        self.order("cut", number)
+    pub fn disconnect(&self, number: u8) -> Result<(), DstackTestbedError> {
+        self.command("cut", number)
     }
 
     /// Restores the link to a host.
     ///
     /// # Errors
     /// Fails if the keeper does not confirm.
-    pub fn join(&self, number: u8) -> Result<(), BedError> {
-        self.order("join", number)
+    pub fn reconnect(&self, number: u8) -> Result<(), DstackTestbedError> {
+        self.command("join", number)
     }
 
     /// Kills the runner of a host's newest job, and the job with it.
     ///
     /// # Errors
     /// Fails if the keeper does not confirm.
-    pub fn lose(&self, number: u8) -> Result<(), BedError> {
-        self.order("lose", number)
+    pub fn kill_runner(&self, number: u8) -> Result<(), DstackTestbedError> {
+        self.command("lose", number)
     }
 
     /// Writes an OpenSSH configuration that reaches hosts from outside their namespace, bypassing dstack, with the server's key.
     ///
     /// # Errors
     /// Fails if a file cannot be written.
-    pub fn ssh_config(&self) -> Result<PathBuf, BedError> {
+    pub fn ssh_config(&self) -> Result<PathBuf, DstackTestbedError> {
         let bed = self.folder.path();
-        let inside = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).inside();
-        let inside = inside.ok_or_else(|| BedError::Keeper { said: "it has no namespaces".to_owned() })?;
+        let inside = self.supervisor.lock().unwrap_or_else(PoisonError::into_inner).inner_pid();
+        let inside =
+            inside.ok_or_else(|| DstackTestbedError::Supervisor { said: "it has no namespaces".to_owned() })?;
         let mut known = String::new();
         for number in 1..=self.hosts {
             let key = self.host(number).join("host_key.pub");
-            let key = fs::read_to_string(&key).map_err(at("reading", &key))?;
+            let key = fs::read_to_string(&key).map_err(file_error("reading", &key))?;
             writeln!(known, "10.98.{number}.2 {}", key.trim()).expect("writing to a string cannot fail");
         }
         let (config, known_hosts) = (bed.join("ssh_config"), bed.join("known_hosts"));
@@ -325,14 +337,14 @@ impl Dstack {
             known_hosts.display(),
             reach.display(),
         );
-        fs::write(&reach, REACH).map_err(at("writing", &reach))?;
-        fs::write(&known_hosts, known).map_err(at("writing", &known_hosts))?;
-        fs::write(&config, text).map_err(at("writing", &config))?;
+        fs::write(&reach, PROXY_SCRIPT).map_err(file_error("writing", &reach))?;
+        fs::write(&known_hosts, known).map_err(file_error("writing", &known_hosts))?;
+        fs::write(&config, text).map_err(file_error("writing", &config))?;
         Ok(config)
     }
 
-    fn order(&self, word: &str, number: u8) -> Result<(), BedError> {
-        self.keeper.lock().unwrap_or_else(PoisonError::into_inner).order(word, number)
+    fn command(&self, word: &str, number: u8) -> Result<(), DstackTestbedError> {
+        self.supervisor.lock().unwrap_or_else(PoisonError::into_inner).command(word, number)
     }
 
     fn host(&self, number: u8) -> PathBuf {
@@ -343,7 +355,7 @@ impl Dstack {
     ///
     /// # Errors
     /// Fails if the file cannot be written.
-    pub fn set_health(&self, number: u8, health: &Health<'_>) -> Result<(), BedError> {
+    pub fn set_health(&self, number: u8, health: &Health<'_>) -> Result<(), DstackTestbedError> {
         host::set_health(&self.host(number), health)
     }
 
@@ -351,12 +363,12 @@ impl Dstack {
     ///
     /// # Errors
     /// Fails if it cannot be copied.
-    pub fn install(&self, program: &Path) -> Result<(), BedError> {
+    pub fn install(&self, program: &Path) -> Result<(), DstackTestbedError> {
         let name = program.file_name().unwrap_or_default();
         for number in 1..=self.hosts {
             let to = self.host(number).join("bin").join(name);
-            fs::copy(program, &to).map_err(at("copying to", &to))?;
-            fs::set_permissions(&to, fs::Permissions::from_mode(0o755)).map_err(at("opening", &to))?;
+            fs::copy(program, &to).map_err(file_error("copying to", &to))?;
+            fs::set_permissions(&to, fs::Permissions::from_mode(0o755)).map_err(file_error("opening", &to))?;
         }
         Ok(())
     }
@@ -379,9 +391,9 @@ impl Dstack {
     pub fn wait_for(
         &self,
         what: &str,
-        ask: impl Fn() -> Result<Value, BedError>,
+        ask: impl Fn() -> Result<Value, DstackTestbedError>,
         is: impl Fn(&Value) -> bool,
-    ) -> Result<Value, BedError> {
+    ) -> Result<Value, DstackTestbedError> {
         let began = Instant::now();
         loop {
             match ask() {
@@ -389,7 +401,7 @@ impl Dstack {
                 answer if began.elapsed() > PATIENCE => {
                     let last = answer.map_or_else(|error| error.to_string(), |value| value.to_string());
                     let last = format!("{last}; the server's log ends with:\n{}", self.log());
-                    return Err(BedError::Late { what: what.to_owned(), within: PATIENCE, last });
+                    return Err(DstackTestbedError::Timeout { what: what.to_owned(), within: PATIENCE, last });
                 }
                 _ => std::thread::sleep(PAUSE),
             }

@@ -7,11 +7,11 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::{BedError, at};
+use super::{KubernetesTestbedError, file_error};
 
 /// A request that the API server answered.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Asked {
+pub struct AuditedRequest {
     pub user: String,
     pub verb: String,
     pub group: String,
@@ -21,7 +21,7 @@ pub struct Asked {
 }
 
 /// Writes a policy that logs the metadata of every request of service accounts, without bodies.
-pub(super) fn write_policy(path: &Path) -> Result<(), BedError> {
+pub(super) fn write_policy(path: &Path) -> Result<(), KubernetesTestbedError> {
     let policy = json!({
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",
@@ -31,21 +31,21 @@ pub(super) fn write_policy(path: &Path) -> Result<(), BedError> {
             { "level": "None" },
         ],
     });
-    fs::write(path, policy.to_string()).map_err(at("writing", path))
+    fs::write(path, policy.to_string()).map_err(file_error("writing", path))
 }
 
 /// Returns all requests so far. A watch is logged as soon as it is answered.
-pub(super) fn read(path: &PathBuf) -> Result<Vec<Asked>, BedError> {
-    let text = fs::read_to_string(path).map_err(at("reading", path))?;
-    Ok(text.lines().filter_map(|line| asked(&serde_json::from_str(line).ok()?)).collect())
+pub(super) fn read(path: &PathBuf) -> Result<Vec<AuditedRequest>, KubernetesTestbedError> {
+    let text = fs::read_to_string(path).map_err(file_error("reading", path))?;
+    Ok(text.lines().filter_map(|line| audited_request(&serde_json::from_str(line).ok()?)).collect())
 }
 
 /// Parses a line of the log. Returns `None` for a request without an object.
-fn asked(line: &Value) -> Option<Asked> {
+fn audited_request(line: &Value) -> Option<AuditedRequest> {
     let word = |pointer: &str| line.pointer(pointer).and_then(Value::as_str);
     let resource = word("/objectRef/resource")?;
     let part = word("/objectRef/subresource").map_or_else(String::new, |part| format!("/{part}"));
-    Some(Asked {
+    Some(AuditedRequest {
         user: word("/user/username")?.to_owned(),
         verb: word("/verb")?.to_owned(),
         group: word("/objectRef/apiGroup").unwrap_or_default().to_owned(),
@@ -64,14 +64,14 @@ mod tests {
             "verb": "create", "user": { "username": "system:serviceaccount:a:b" }, "responseStatus": { "code": 403 },
             "objectRef": { "resource": "pods", "subresource": "eviction", "namespace": "a", "apiVersion": "v1" },
         });
-        let expected = Asked {
+        let expected = AuditedRequest {
             user: "system:serviceaccount:a:b".to_owned(),
             verb: "create".to_owned(),
             group: String::new(),
             resource: "pods/eviction".to_owned(),
             status: 403,
         };
-        assert_eq!(asked(&line), Some(expected));
-        assert_eq!(asked(&json!({ "verb": "get", "requestURI": "/version" })), None);
+        assert_eq!(audited_request(&line), Some(expected));
+        assert_eq!(audited_request(&json!({ "verb": "get", "requestURI": "/version" })), None);
     }
 }

@@ -4,14 +4,14 @@ use std::fmt;
 
 /// One process of a control plane, in starting order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub enum Component {
     Etcd,
     ApiServer,
     ControllerManager,
     Scheduler,
 }
 
-impl Part {
+impl Component {
     pub const ALL: [Self; 4] = [Self::Etcd, Self::ApiServer, Self::ControllerManager, Self::Scheduler];
 
     /// Returns the name of the program.
@@ -25,7 +25,7 @@ impl Part {
     }
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for Component {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.program())
     }

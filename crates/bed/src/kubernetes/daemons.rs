@@ -13,12 +13,12 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use super::{BedError, Part, at, last_lines};
+use super::{Component, KubernetesTestbedError, file_error, last_lines};
 
 /// Reads `began` and `ended` records until its input ends with the process that writes them.
 ///
 /// Removal is retried, because a process that was just killed may still create a file in the folder.
-const WATCHER: &str = r#"
+const WATCHER_SCRIPT: &str = r#"
 running=
 while read -r what pid; do
   case $what in
@@ -41,15 +41,15 @@ done
 #[derive(Debug)]
 pub(super) struct Daemons {
     folder: PathBuf,
-    running: BTreeMap<Part, Child>,
+    running: BTreeMap<Component, Child>,
     watcher: Child,
 }
 
 impl Daemons {
     /// Creates an empty set for processes whose files are all in this folder.
-    pub(super) fn new(folder: &Path) -> Result<Self, BedError> {
+    pub(super) fn new(folder: &Path) -> Result<Self, KubernetesTestbedError> {
         let watcher = Command::new("sh")
-            .args(["-c", WATCHER, "sh"])
+            .args(["-c", WATCHER_SCRIPT, "sh"])
             .arg(folder)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -57,15 +57,20 @@ impl Daemons {
             // A signal to this process's group must not reach the watcher.
             .process_group(0)
             .spawn()
-            .map_err(|source| BedError::Program { program: "sh".into(), source })?;
+            .map_err(|source| KubernetesTestbedError::Program { program: "sh".into(), source })?;
         Ok(Self { folder: folder.to_owned(), running: BTreeMap::new(), watcher })
     }
 
     /// Starts the program of a component and appends its output to the component's log.
-    pub(super) fn begin(&mut self, part: Part, programs: &Path, arguments: &[String]) -> Result<(), BedError> {
+    pub(super) fn start(
+        &mut self,
+        part: Component,
+        programs: &Path,
+        arguments: &[String],
+    ) -> Result<(), KubernetesTestbedError> {
         let log = self.log(part);
-        let output = File::options().create(true).append(true).open(&log).map_err(at("opening", &log))?;
-        let errors = output.try_clone().map_err(at("opening", &log))?;
+        let output = File::options().create(true).append(true).open(&log).map_err(file_error("opening", &log))?;
+        let errors = output.try_clone().map_err(file_error("opening", &log))?;
         let program = programs.join(part.program());
         let child = Command::new(&program)
             .args(arguments)
@@ -75,19 +80,19 @@ impl Daemons {
             .stderr(errors)
             .process_group(0)
             .spawn()
-            .map_err(|source| BedError::Program { program, source })?;
+            .map_err(|source| KubernetesTestbedError::Program { program, source })?;
         let pid = child.id();
         self.running.insert(part, child);
-        self.tell("began", pid)
+        self.notify_watcher("began", pid)
     }
 
     /// Kills a component, if it runs, and waits until it is gone.
-    pub(super) fn kill(&mut self, part: Part) -> Result<(), BedError> {
+    pub(super) fn kill(&mut self, part: Component) -> Result<(), KubernetesTestbedError> {
         let Some(mut child) = self.running.remove(&part) else { return Ok(()) };
-        let ended = |source| BedError::Ending { part, source };
+        let ended = |source| KubernetesTestbedError::Stop { part, source };
         child.kill().map_err(ended)?;
         // Recorded before the process id can be reused.
-        self.tell("ended", child.id())?;
+        self.notify_watcher("ended", child.id())?;
         child.wait().map(drop).map_err(ended)
     }
 
@@ -95,43 +100,43 @@ impl Daemons {
     ///
     /// # Errors
     /// Returns the end of its log if it has ended.
-    pub(super) fn check(&mut self, part: Part) -> Result<(), BedError> {
-        let child = self.running.get_mut(&part).ok_or(BedError::NotRunning { part })?;
-        if child.try_wait().map_err(|source| BedError::Ending { part, source })?.is_none() {
+    pub(super) fn check(&mut self, part: Component) -> Result<(), KubernetesTestbedError> {
+        let child = self.running.get_mut(&part).ok_or(KubernetesTestbedError::NotRunning { part })?;
+        if child.try_wait().map_err(|source| KubernetesTestbedError::Stop { part, source })?.is_none() {
             return Ok(());
         }
         let pid = child.id();
         self.running.remove(&part);
-        self.tell("ended", pid)?;
-        Err(BedError::Ended { part, said: self.last_lines(part) })
+        self.notify_watcher("ended", pid)?;
+        Err(KubernetesTestbedError::Exited { part, said: self.last_lines(part) })
     }
 
-    pub(super) fn pids(&self) -> impl Iterator<Item = (Part, u32)> + '_ {
+    pub(super) fn pids(&self) -> impl Iterator<Item = (Component, u32)> + '_ {
         self.running.iter().map(|(part, child)| (*part, child.id()))
     }
 
-    pub(super) fn log(&self, part: Part) -> PathBuf {
+    pub(super) fn log(&self, part: Component) -> PathBuf {
         self.folder.join(format!("{}.log", part.program()))
     }
 
     /// Returns the end of a component's log.
-    pub(super) fn last_lines(&self, part: Part) -> String {
+    pub(super) fn last_lines(&self, part: Component) -> String {
         last_lines(&self.log(part))
     }
 
-    fn tell(&mut self, what: &str, pid: u32) -> Result<(), BedError> {
+    fn notify_watcher(&mut self, what: &str, pid: u32) -> Result<(), KubernetesTestbedError> {
         let told = match &mut self.watcher.stdin {
             Some(input) => writeln!(input, "{what} {pid}"),
             None => Err(io::ErrorKind::BrokenPipe.into()),
         };
-        told.map_err(|source| BedError::Program { program: "sh".into(), source })
+        told.map_err(|source| KubernetesTestbedError::Program { program: "sh".into(), source })
     }
 }
 
 impl Drop for Daemons {
     fn drop(&mut self) {
         // Clients of the API server go first, so that they do not fill their logs with connection errors.
-        for part in Part::ALL.into_iter().rev() {
+        for part in Component::ALL.into_iter().rev() {
             // What could not be killed here, the watcher kills when its input ends.
             drop(self.kill(part));
         }
@@ -154,7 +159,8 @@ mod tests {
     fn programs(folder: &Path) -> PathBuf {
         let programs = folder.join("programs");
         fs::create_dir(&programs).expect("a folder");
-        for (part, script) in [(Part::Etcd, "echo up $1; exec sleep 600"), (Part::ApiServer, "echo port taken; exit 1")]
+        for (part, script) in
+            [(Component::Etcd, "echo up $1; exec sleep 600"), (Component::ApiServer, "echo port taken; exit 1")]
         {
             let path = programs.join(part.program());
             fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("a program");
@@ -176,11 +182,14 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let programs = programs(folder.path());
         let mut daemons = Daemons::new(folder.path()).expect("a watcher");
-        daemons.begin(Part::ApiServer, &programs, &[]).expect("it starts");
+        daemons.start(Component::ApiServer, &programs, &[]).expect("it starts");
         let mut said = String::new();
-        wait_until(|| daemons.check(Part::ApiServer).map_err(|error| said = error.to_string()).is_err());
+        wait_until(|| daemons.check(Component::ApiServer).map_err(|error| said = error.to_string()).is_err());
         assert_eq!(said, "kube-apiserver exited; last output:\nport taken");
-        assert!(matches!(daemons.check(Part::ApiServer), Err(BedError::NotRunning { part: Part::ApiServer })));
+        assert!(matches!(
+            daemons.check(Component::ApiServer),
+            Err(KubernetesTestbedError::NotRunning { part: Component::ApiServer })
+        ));
     }
 
     #[test]
@@ -189,12 +198,12 @@ mod tests {
         let programs = programs(folder.path());
         let mut daemons = Daemons::new(folder.path()).expect("a watcher");
         for time in ["once", "twice"] {
-            daemons.begin(Part::Etcd, &programs, &[time.to_owned()]).expect("it starts");
-            wait_until(|| daemons.last_lines(Part::Etcd).ends_with(time));
-            daemons.check(Part::Etcd).expect("it stays");
-            daemons.kill(Part::Etcd).expect("it goes");
+            daemons.start(Component::Etcd, &programs, &[time.to_owned()]).expect("it starts");
+            wait_until(|| daemons.last_lines(Component::Etcd).ends_with(time));
+            daemons.check(Component::Etcd).expect("it stays");
+            daemons.kill(Component::Etcd).expect("it goes");
         }
-        assert_eq!(daemons.last_lines(Part::Etcd), "up once\nup twice");
+        assert_eq!(daemons.last_lines(Component::Etcd), "up once\nup twice");
         assert_eq!(daemons.pids().count(), 0);
     }
 
@@ -203,11 +212,11 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder").keep();
         let programs = programs(&folder);
         let mut daemons = Daemons::new(&folder).expect("a watcher");
-        daemons.begin(Part::Etcd, &programs, &[]).expect("it starts");
-        wait_until(|| !daemons.last_lines(Part::Etcd).is_empty());
+        daemons.start(Component::Etcd, &programs, &[]).expect("it starts");
+        wait_until(|| !daemons.last_lines(Component::Etcd).is_empty());
         // This is how the watcher observes the end of this process.
         drop(daemons.watcher.stdin.take());
-        let child = daemons.running.get_mut(&Part::Etcd).expect("it was begun");
+        let child = daemons.running.get_mut(&Component::Etcd).expect("it was begun");
         wait_until(|| child.try_wait().expect("it is our child").is_some());
         wait_until(|| !folder.exists());
     }

@@ -5,18 +5,18 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{PATIENCE, Part};
-use crate::excuse;
+use super::{Component, PATIENCE};
+use crate::skip;
 
 /// Why no control plane is available, or why it failed.
 #[derive(Debug, thiserror::Error)]
-pub enum BedError {
+pub enum KubernetesTestbedError {
     /// This machine lacks a prerequisite, as reported by scripts/kubernetes.sh.
     #[error("no control plane on this machine: {why}")]
-    NotBuilt { why: String },
+    Unsupported { why: String },
     /// This machine lacks a prerequisite for a node with a kubelet and containers.
     #[error("no real node on this machine: {why}")]
-    NoNode { why: String },
+    NodeUnsupported { why: String },
     #[error("{folder} has no {program}: use the folder that scripts/kubernetes.sh prints")]
     Missing { folder: PathBuf, program: &'static str },
     #[error("{operation} {path}")]
@@ -37,39 +37,39 @@ pub enum BedError {
     #[error("looking for free ports on loopback")]
     Ports(#[source] io::Error),
     #[error("stopping {part}")]
-    Ending {
-        part: Part,
+    Stop {
+        part: Component,
         #[source]
         source: io::Error,
     },
     #[error("{part} is not running: it was killed and not restarted")]
-    NotRunning { part: Part },
+    NotRunning { part: Component },
     #[error("{part} exited; last output:\n{said}")]
-    Ended { part: Part, said: String },
+    Exited { part: Component, said: String },
     #[error("{what} within {} s; last output of {part}:\n{said}", PATIENCE.as_secs())]
-    Late { what: &'static str, part: Part, said: String },
+    Timeout { what: &'static str, part: Component, said: String },
     #[error("node {node}: {what} within {} s; last output:\n{said}", PATIENCE.as_secs())]
-    LateNode { node: String, what: &'static str, said: String },
+    NodeTimeout { node: String, what: &'static str, said: String },
     #[error("node {node} exited; last output:\n{said}")]
-    EndedNode { node: String, said: String },
+    NodeExited { node: String, said: String },
     #[error("importing the image `{kind}`: {said}")]
     Image { kind: &'static str, said: String },
     #[error("{asked} got no response: {said}")]
-    Unanswered { asked: String, said: String },
+    NoResponse { asked: String, said: String },
     #[error("{asked} was rejected with {status}: {said}")]
-    Refused { asked: String, status: u16, said: String },
+    ErrorStatus { asked: String, status: u16, said: String },
 }
 
-impl BedError {
+impl KubernetesTestbedError {
     /// Reports that these tests could not run.
     ///
     /// # Panics
     /// Panics in CI, where a skipped test is a failure, and everywhere if the control plane or node is available but fails.
-    pub fn not_run(&self, what: &str) {
-        excuse::not_run(what, self, matches!(self, Self::NotBuilt { .. } | Self::NoNode { .. }));
+    pub fn skip_tests(&self, what: &str) {
+        skip::skip_tests(what, self, matches!(self, Self::Unsupported { .. } | Self::NodeUnsupported { .. }));
     }
 }
 
-pub(super) fn at(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> BedError {
-    move |source| BedError::File { operation, path: path.to_owned(), source }
+pub(super) fn file_error(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> KubernetesTestbedError {
+    move |source| KubernetesTestbedError::File { operation, path: path.to_owned(), source }
 }

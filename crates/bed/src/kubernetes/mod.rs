@@ -18,17 +18,17 @@
 //! It starts in seconds and takes half a GiB: the tests of one file share it, each in its own namespace, and every
 //! method takes `&self`. Its processes and files are removed when it is dropped and when this process exits, even if it is killed.
 
+mod api_client;
 mod audit;
-mod authority;
+mod certificate_authority;
+mod component_args;
 mod components;
 mod daemons;
-mod data;
-mod door;
 mod error;
+mod etcd_data;
 #[cfg(feature = "kubernetes")]
 pub mod kubelet;
-mod parts;
-pub mod real;
+pub mod real_node;
 
 use std::{
     fs, io,
@@ -42,15 +42,15 @@ use std::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-pub use audit::Asked;
-use authority::{Authority, Pair};
-pub use components::Part;
+use api_client::ApiClient;
+pub use api_client::ApiResponse;
+pub use audit::AuditedRequest;
+use certificate_authority::{CertificateAuthority, KeyPair};
+use component_args::ControlPlaneConfig;
+pub use components::Component;
 use daemons::Daemons;
-pub use door::Answer;
-use door::Door;
-pub use error::BedError;
-use error::at;
-use parts::Place;
+pub use error::KubernetesTestbedError;
+use error::file_error;
 
 /// How long a step of the start may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -93,10 +93,10 @@ impl Default for Setup<'_> {
 /// A running control plane. Dropping it ends its processes and removes its files.
 #[derive(Debug)]
 pub struct ControlPlane {
-    place: Place,
-    door: Door,
+    config: ControlPlaneConfig,
+    client: ApiClient,
     admin: PathBuf,
-    took: Duration,
+    startup_time: Duration,
     inner: Mutex<Inner>,
     /// Declared last: the files are removed after the processes that use them.
     _folder: TempDir,
@@ -105,13 +105,13 @@ pub struct ControlPlane {
 #[derive(Debug)]
 struct Inner {
     daemons: Daemons,
-    authority: Authority,
+    authority: CertificateAuthority,
     kubeconfigs: usize,
 }
 
 /// The credential in a kubeconfig.
-enum Speaker<'a> {
-    Certificate(&'a Pair),
+enum Credentials<'a> {
+    Certificate(&'a KeyPair),
     Token(&'a str),
 }
 
@@ -120,23 +120,23 @@ impl ControlPlane {
     ///
     /// # Errors
     /// Returns [`BedError::NotBuilt`] with what is missing on this machine.
-    pub fn programs() -> Result<PathBuf, BedError> {
-        from_script("scripts/kubernetes.sh", &[]).map_err(|why| BedError::NotBuilt { why })
+    pub fn programs() -> Result<PathBuf, KubernetesTestbedError> {
+        from_script("scripts/kubernetes.sh", &[]).map_err(|why| KubernetesTestbedError::Unsupported { why })
     }
 
     /// Returns the folder with Volcano's controller, scheduler and CRDs, which `scripts/volcano.sh` builds or finds.
     ///
     /// # Errors
     /// Returns [`BedError::NotBuilt`] with what is missing on this machine.
-    pub fn volcano() -> Result<PathBuf, BedError> {
-        from_script("scripts/volcano.sh", &[]).map_err(|why| BedError::NotBuilt { why })
+    pub fn volcano() -> Result<PathBuf, KubernetesTestbedError> {
+        from_script("scripts/volcano.sh", &[]).map_err(|why| KubernetesTestbedError::Unsupported { why })
     }
 
     /// Starts a control plane and waits until it is ready and has its first service account.
     ///
     /// # Errors
     /// Returns what is missing, or the end of the log of the process that failed.
-    pub fn start(programs: &Path) -> Result<Self, BedError> {
+    pub fn start(programs: &Path) -> Result<Self, KubernetesTestbedError> {
         Self::start_with(programs, Setup::default())
     }
 
@@ -144,16 +144,18 @@ impl ControlPlane {
     ///
     /// # Errors
     /// Returns what is missing, or the end of the log of the process that failed.
-    pub fn start_with(programs: &Path, setup: Setup<'_>) -> Result<Self, BedError> {
-        for part in Part::ALL {
+    pub fn start_with(programs: &Path, setup: Setup<'_>) -> Result<Self, KubernetesTestbedError> {
+        for part in Component::ALL {
             if !programs.join(part.program()).exists() {
-                return Err(BedError::Missing { folder: programs.to_owned(), program: part.program() });
+                return Err(KubernetesTestbedError::Missing { folder: programs.to_owned(), program: part.program() });
             }
         }
         let mut tries = 1;
         loop {
             match Self::start_once(programs, setup) {
-                Err(BedError::Ended { said, .. }) if tries < TRIES && said.contains("address already in use") => {
+                Err(KubernetesTestbedError::Exited { said, .. })
+                    if tries < TRIES && said.contains("address already in use") =>
+                {
                     tries += 1;
                 }
                 started => return started,
@@ -163,7 +165,7 @@ impl ControlPlane {
 
     /// Returns the URL of the API server.
     pub fn url(&self) -> String {
-        format!("https://127.0.0.1:{}", self.door.port)
+        format!("https://127.0.0.1:{}", self.client.port)
     }
 
     /// Returns the kubeconfig of the cluster administrator.
@@ -173,38 +175,42 @@ impl ControlPlane {
 
     /// Returns the CA certificate that signed the API server's.
     pub fn authority(&self) -> &Path {
-        &self.door.authority
+        &self.client.authority
     }
 
     /// Returns how long the start took.
-    pub fn took(&self) -> Duration {
-        self.took
+    pub fn startup_time(&self) -> Duration {
+        self.startup_time
     }
 
     /// Writes a kubeconfig for a user in these groups. Its permissions are those of the roles bound to them.
     ///
     /// # Errors
     /// Fails if the certificate cannot be created.
-    pub fn kubeconfig_for_user(&self, name: &str, groups: &[&str]) -> Result<PathBuf, BedError> {
+    pub fn kubeconfig_for_user(&self, name: &str, groups: &[&str]) -> Result<PathBuf, KubernetesTestbedError> {
         let mut inner = self.lock();
         let pair = inner.authority.user(name, groups)?;
-        self.place.kubeconfig(&inner.next_kubeconfig(), &self.url(), &Speaker::Certificate(&pair))
+        self.config.kubeconfig(&inner.next_kubeconfig(), &self.url(), &Credentials::Certificate(&pair))
     }
 
     /// Writes a kubeconfig with a token of an existing service account, valid for a day.
     ///
     /// # Errors
     /// Fails if the account does not exist.
-    pub fn kubeconfig_for_service_account(&self, namespace: &str, name: &str) -> Result<PathBuf, BedError> {
+    pub fn kubeconfig_for_service_account(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<PathBuf, KubernetesTestbedError> {
         let token = self.token(namespace, name, &json!({ "expirationSeconds": 86_400 }))?;
-        self.place.kubeconfig(&self.lock().next_kubeconfig(), &self.url(), &Speaker::Token(&token))
+        self.config.kubeconfig(&self.lock().next_kubeconfig(), &self.url(), &Credentials::Token(&token))
     }
 
     /// Requests a token of an existing service account; `spec` is that of a TokenRequest.
     ///
     /// # Errors
     /// Fails if the request is rejected.
-    pub fn token(&self, namespace: &str, account: &str, spec: &Value) -> Result<String, BedError> {
+    pub fn token(&self, namespace: &str, account: &str, spec: &Value) -> Result<String, KubernetesTestbedError> {
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
         let asked = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec });
         let answer = self.request("POST", &path, Some(&asked))?;
@@ -213,7 +219,7 @@ impl ControlPlane {
             Some(token) => Ok(token.to_owned()),
             None => {
                 let asked = format!("POST {path}");
-                Err(BedError::Refused { asked, status: answer.status, said: answer.text })
+                Err(KubernetesTestbedError::ErrorStatus { asked, status: answer.status, said: answer.text })
             }
         }
     }
@@ -222,7 +228,13 @@ impl ControlPlane {
     ///
     /// # Errors
     /// Fails if the pod does not exist or does not run as this account.
-    pub fn pod_token(&self, namespace: &str, account: &str, pod: &str, audience: &str) -> Result<String, BedError> {
+    pub fn pod_token(
+        &self,
+        namespace: &str,
+        account: &str,
+        pod: &str,
+        audience: &str,
+    ) -> Result<String, KubernetesTestbedError> {
         let found = self.request("GET", &format!("/api/v1/namespaces/{namespace}/pods/{pod}"), None)?;
         let found: Value = serde_json::from_str(&found.text).unwrap_or_default();
         let bound = json!({ "kind": "Pod", "apiVersion": "v1", "name": pod, "uid": found["metadata"]["uid"] });
@@ -234,20 +246,25 @@ impl ControlPlane {
     ///
     /// # Errors
     /// Fails if there is no audit log.
-    pub fn asked(&self) -> Result<Vec<Asked>, BedError> {
-        audit::read(&self.place.audit_log())
+    pub fn audited_requests(&self) -> Result<Vec<AuditedRequest>, KubernetesTestbedError> {
+        audit::read(&self.config.audit_log())
     }
 
     /// Sends a request as the cluster administrator. The body is JSON.
     ///
     /// # Errors
     /// Fails if there is no reply. A rejection is a reply.
-    pub fn request(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Answer, BedError> {
-        self.door.ask(method, path, body)
+    pub fn request(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<ApiResponse, KubernetesTestbedError> {
+        self.client.request(method, path, body)
     }
 
     /// Returns the collection path for an object, for kinds with a regular plural.
-    pub fn place_of(object: &Value) -> String {
+    pub fn api_path(object: &Value) -> String {
         let word = |key: &str| object[key].as_str().unwrap_or_default();
         let root = if word("apiVersion") == "v1" { "/api" } else { "/apis" };
         let namespace = object["metadata"]["namespace"].as_str();
@@ -261,53 +278,57 @@ impl ControlPlane {
     ///
     /// # Panics
     /// Panics if the API server rejects it.
-    pub fn make(&self, object: &Value) {
-        let path = Self::place_of(object);
+    pub fn create(&self, object: &Value) {
+        let path = Self::api_path(object);
         let answer = self.request("POST", &path, Some(object));
-        assert!(answer.as_ref().is_ok_and(Answer::is_success), "{path}: {answer:?}");
+        assert!(answer.as_ref().is_ok_and(ApiResponse::is_success), "{path}: {answer:?}");
     }
 
     /// Kills the API server, as a crash would: connections break, watches end, its address refuses connections.
     ///
     /// # Errors
     /// Fails if it cannot be ended.
-    pub fn kill_apiserver(&self) -> Result<(), BedError> {
-        self.lock().daemons.kill(Part::ApiServer)
+    pub fn kill_apiserver(&self) -> Result<(), KubernetesTestbedError> {
+        self.lock().daemons.kill(Component::ApiServer)
     }
 
     /// Restarts the API server at the same address with the same data, and waits until it is ready.
     ///
     /// # Errors
     /// Returns the end of its log.
-    pub fn restart_apiserver(&self) -> Result<(), BedError> {
+    pub fn restart_apiserver(&self) -> Result<(), KubernetesTestbedError> {
         self.kill_apiserver()?;
         let mut inner = self.lock();
-        inner.daemons.begin(Part::ApiServer, &self.place.programs, &self.place.arguments(Part::ApiServer))?;
+        inner.daemons.start(
+            Component::ApiServer,
+            &self.config.programs,
+            &self.config.arguments(Component::ApiServer),
+        )?;
         self.wait_until_ready(&mut inner.daemons)
     }
 
     /// Returns the log file of a component.
-    pub fn log(&self, part: Part) -> PathBuf {
+    pub fn log(&self, part: Component) -> PathBuf {
         self.lock().daemons.log(part)
     }
 
     /// Returns the process id of each running component.
-    pub fn pids(&self) -> Vec<(Part, u32)> {
+    pub fn pids(&self) -> Vec<(Component, u32)> {
         self.lock().daemons.pids().collect()
     }
 
-    fn start_once(programs: &Path, setup: Setup<'_>) -> Result<Self, BedError> {
+    fn start_once(programs: &Path, setup: Setup<'_>) -> Result<Self, KubernetesTestbedError> {
         let began = Instant::now();
         let temporary = std::env::temp_dir();
         let folder = tempfile::Builder::new().prefix("doctor-kubernetes-").tempdir_in(&temporary);
-        let folder = folder.map_err(at("creating a folder in", &temporary))?;
+        let folder = folder.map_err(file_error("creating a folder in", &temporary))?;
         if let Some(data) = setup.data {
-            data::copy(data, &folder.path().join(data::FOLDER))?;
+            etcd_data::copy(data, &folder.path().join(etcd_data::FOLDER))?;
         }
         let mut daemons = Daemons::new(folder.path())?;
-        let mut authority = Authority::new(&folder.path().join("pki"))?;
-        let [etcd_port, port] = free_ports().map_err(BedError::Ports)?;
-        let place = Place {
+        let mut authority = CertificateAuthority::new(&folder.path().join("pki"))?;
+        let [etcd_port, port] = free_ports().map_err(KubernetesTestbedError::Ports)?;
+        let place = ControlPlaneConfig {
             node_grace: setup.node_grace,
             audit: setup.audit,
             streaming_lists: setup.streaming_lists,
@@ -324,57 +345,64 @@ impl ControlPlane {
             audit::write_policy(&place.audit_policy())?;
         }
         let url = format!("https://127.0.0.1:{port}");
-        for part in [Part::ControllerManager, Part::Scheduler] {
+        for part in [Component::ControllerManager, Component::Scheduler] {
             let pair = authority.user(&format!("system:{}", part.program()), &[])?;
-            place.kubeconfig(part.program(), &url, &Speaker::Certificate(&pair))?;
+            place.kubeconfig(part.program(), &url, &Credentials::Certificate(&pair))?;
         }
         let user = authority.user("bed-admin", &["system:masters"])?;
-        let admin = place.kubeconfig("admin", &url, &Speaker::Certificate(&user))?;
-        let door = Door { port, authority: place.authority.clone(), user };
+        let admin = place.kubeconfig("admin", &url, &Credentials::Certificate(&user))?;
+        let door = ApiClient { port, authority: place.authority.clone(), user };
 
-        for part in [Part::Etcd, Part::ApiServer] {
-            daemons.begin(part, programs, &place.arguments(part))?;
+        for part in [Component::Etcd, Component::ApiServer] {
+            daemons.start(part, programs, &place.arguments(part))?;
         }
         let inner = Mutex::new(Inner { daemons, authority, kubeconfigs: 0 });
-        let mut plane = Self { place, door, admin, took: Duration::ZERO, inner, _folder: folder };
+        let mut plane =
+            Self { config: place, client: door, admin, startup_time: Duration::ZERO, inner, _folder: folder };
         plane.finish_start(setup.controllers)?;
-        plane.took = began.elapsed();
+        plane.startup_time = began.elapsed();
         Ok(plane)
     }
 
     /// Starts the components that would exit while the API server does not answer.
-    fn finish_start(&self, controllers: bool) -> Result<(), BedError> {
+    fn finish_start(&self, controllers: bool) -> Result<(), KubernetesTestbedError> {
         let mut inner = self.lock();
         self.wait_until_ready(&mut inner.daemons)?;
         if !controllers {
             return Ok(());
         }
-        for part in [Part::ControllerManager, Part::Scheduler] {
-            inner.daemons.begin(part, &self.place.programs, &self.place.arguments(part))?;
+        for part in [Component::ControllerManager, Component::Scheduler] {
+            inner.daemons.start(part, &self.config.programs, &self.config.arguments(part))?;
         }
         let account = "/api/v1/namespaces/default/serviceaccounts/default";
-        self.wait_for(&mut inner.daemons, Part::ControllerManager, account, "no service account was created")
+        self.wait_for(&mut inner.daemons, Component::ControllerManager, account, "no service account was created")
     }
 
-    fn wait_until_ready(&self, daemons: &mut Daemons) -> Result<(), BedError> {
-        self.wait_for(daemons, Part::ApiServer, "/readyz", "the API server was not ready")
+    fn wait_until_ready(&self, daemons: &mut Daemons) -> Result<(), KubernetesTestbedError> {
+        self.wait_for(daemons, Component::ApiServer, "/readyz", "the API server was not ready")
     }
 
     /// Waits until a GET of the path succeeds; `part` is the component responsible for it.
-    fn wait_for(&self, daemons: &mut Daemons, part: Part, path: &str, what: &'static str) -> Result<(), BedError> {
+    fn wait_for(
+        &self,
+        daemons: &mut Daemons,
+        part: Component,
+        path: &str,
+        what: &'static str,
+    ) -> Result<(), KubernetesTestbedError> {
         let began = Instant::now();
         loop {
-            for running in [Part::Etcd, Part::ApiServer, part] {
+            for running in [Component::Etcd, Component::ApiServer, part] {
                 daemons.check(running)?;
             }
-            match self.door.ask("GET", path, None) {
+            match self.client.request("GET", path, None) {
                 Ok(answer) if answer.is_success() => return Ok(()),
                 // Before the server listens there is no reply, and before it is ready it rejects requests.
-                Ok(_) | Err(BedError::Unanswered { .. }) => {}
+                Ok(_) | Err(KubernetesTestbedError::NoResponse { .. }) => {}
                 Err(other) => return Err(other),
             }
             if began.elapsed() > PATIENCE {
-                return Err(BedError::Late { what, part, said: daemons.last_lines(part) });
+                return Err(KubernetesTestbedError::Timeout { what, part, said: daemons.last_lines(part) });
             }
             std::thread::sleep(PAUSE);
         }
@@ -420,12 +448,12 @@ impl Inner {
     }
 }
 
-impl Place {
+impl ControlPlaneConfig {
     /// Writes a kubeconfig as JSON, which is valid YAML.
-    fn kubeconfig(&self, name: &str, url: &str, speaker: &Speaker<'_>) -> Result<PathBuf, BedError> {
+    fn kubeconfig(&self, name: &str, url: &str, speaker: &Credentials<'_>) -> Result<PathBuf, KubernetesTestbedError> {
         let user = match speaker {
-            Speaker::Certificate(pair) => json!({ "client-certificate": pair.certificate, "client-key": pair.key }),
-            Speaker::Token(token) => json!({ "token": token }),
+            Credentials::Certificate(pair) => json!({ "client-certificate": pair.certificate, "client-key": pair.key }),
+            Credentials::Token(token) => json!({ "token": token }),
         };
         let config = json!({
             "apiVersion": "v1",
@@ -436,7 +464,7 @@ impl Place {
             "current-context": "bed",
         });
         let path = self.kubeconfig_path(name);
-        fs::write(&path, config.to_string()).map_err(at("writing", &path))?;
+        fs::write(&path, config.to_string()).map_err(file_error("writing", &path))?;
         Ok(path)
     }
 }

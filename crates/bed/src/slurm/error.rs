@@ -6,14 +6,14 @@ use std::{
     time::Duration,
 };
 
-use crate::excuse;
+use crate::skip;
 
 /// Why no Slurm is available, or why it failed.
 #[derive(Debug, thiserror::Error)]
-pub enum BedError {
+pub enum SlurmTestbedError {
     /// This machine lacks a prerequisite.
     #[error("no Slurm on this machine: {why}")]
-    NotThere { why: String },
+    Unsupported { why: String },
     #[error("{operation} {path}")]
     File {
         operation: &'static str,
@@ -30,13 +30,13 @@ pub enum BedError {
     #[error("looking for free ports on loopback")]
     Ports(#[source] io::Error),
     #[error("the namespace of this Slurm exited at startup: {said}")]
-    Keeper { said: String },
+    Supervisor { said: String },
     #[error("{daemon} failed to start: {said}")]
     NotStarted { daemon: String, said: String },
     #[error("slurmctld runs and has not answered for {} s: {said}", within.as_secs())]
-    Silent { within: Duration, said: String },
+    NoResponse { within: Duration, said: String },
     #[error("stopping {daemon}")]
-    Ending {
+    Stop {
         daemon: String,
         #[source]
         source: rustix::io::Errno,
@@ -46,21 +46,21 @@ pub enum BedError {
     #[error("this Slurm has no slurmrestd: set `rest` of its layout")]
     NoRest,
     #[error("`{command}` was rejected: {said}")]
-    Refused { command: String, said: String },
+    CommandFailed { command: String, said: String },
     #[error("{what}: timed out after {} s; last state: {last}", within.as_secs())]
-    Late { what: String, within: Duration, last: String },
+    Timeout { what: String, within: Duration, last: String },
 }
 
-impl BedError {
+impl SlurmTestbedError {
     /// Reports that these tests could not run.
     ///
     /// # Panics
     /// Panics in CI, where a skipped test is a failure, and everywhere if Slurm is installed but fails.
-    pub fn not_run(&self, what: &str) {
-        excuse::not_run(what, self, matches!(self, Self::NotThere { .. }));
+    pub fn skip_tests(&self, what: &str) {
+        skip::skip_tests(what, self, matches!(self, Self::Unsupported { .. }));
     }
 }
 
-pub(super) fn at(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> BedError {
-    move |source| BedError::File { operation, path: path.to_owned(), source }
+pub(super) fn file_error(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> SlurmTestbedError {
+    move |source| SlurmTestbedError::File { operation, path: path.to_owned(), source }
 }

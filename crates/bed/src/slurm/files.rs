@@ -10,8 +10,8 @@ use std::{
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
 use super::{
-    error::{BedError, at},
-    layout::{Layout, Place, Rest},
+    error::{SlurmTestbedError, file_error},
+    layout::{Layout, PathsAndPorts, Rest},
 };
 
 /// The program that a node runs to reboot.
@@ -20,10 +20,10 @@ const REBOOT: &str = include_str!("reboot.sh");
 /// The numbers of /dev/null. It stands for a GPU: Slurm requires a device file and does not open it.
 const NULL_DEVICE: (u32, u32) = (1, 3);
 
-pub(super) fn write(layout: &Layout, place: &Place) -> Result<(), BedError> {
+pub(super) fn write(layout: &Layout, place: &PathsAndPorts) -> Result<(), SlurmTestbedError> {
     let put = |name: &str, text: &str| {
         let path = place.folder.join(name);
-        fs::write(&path, text).map_err(at("writing", &path))
+        fs::write(&path, text).map_err(file_error("writing", &path))
     };
     put("slurm.conf", &layout.conf(place))?;
     put("gres.conf", &layout.gres(place))?;
@@ -46,30 +46,30 @@ pub(super) fn write(layout: &Layout, place: &Place) -> Result<(), BedError> {
 }
 
 /// Writes an executable file.
-pub(super) fn executable(path: &Path, text: &str) -> Result<(), BedError> {
-    fs::write(path, text).map_err(at("writing", path))?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(at("writing", path))
+pub(super) fn executable(path: &Path, text: &str) -> Result<(), SlurmTestbedError> {
+    fs::write(path, text).map_err(file_error("writing", path))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(file_error("writing", path))
 }
 
-pub(super) fn folder(path: &Path) -> Result<(), BedError> {
-    fs::create_dir_all(path).map_err(at("creating", path))
+pub(super) fn folder(path: &Path) -> Result<(), SlurmTestbedError> {
+    fs::create_dir_all(path).map_err(file_error("creating", path))
 }
 
 /// Writes a random munge key, so that daemons of two test beds never accept each other.
-fn secret(path: &Path) -> Result<(), BedError> {
+fn secret(path: &Path) -> Result<(), SlurmTestbedError> {
     let mut key = [0; 128];
     let random = Path::new("/dev/urandom");
-    fs::File::open(random).and_then(|mut file| file.read_exact(&mut key)).map_err(at("reading", random))?;
+    fs::File::open(random).and_then(|mut file| file.read_exact(&mut key)).map_err(file_error("reading", random))?;
     let file = fs::File::options().write(true).create_new(true).mode(0o600).open(path);
-    file.and_then(|mut file| std::io::Write::write_all(&mut file, &key)).map_err(at("writing", path))
+    file.and_then(|mut file| std::io::Write::write_all(&mut file, &key)).map_err(file_error("writing", path))
 }
 
-fn devices(place: &Path, count: usize) -> Result<(), BedError> {
+fn devices(place: &Path, count: usize) -> Result<(), SlurmTestbedError> {
     folder(place)?;
     (0..count).try_for_each(|number| {
         let path = place.join(format!("nvidia{number}"));
         let (major, minor) = NULL_DEVICE;
         mknodat(CWD, &path, FileType::CharacterDevice, Mode::from_raw_mode(0o666), makedev(major, minor))
-            .map_err(|errno| at("making the device", &path)(errno.into()))
+            .map_err(|errno| file_error("making the device", &path)(errno.into()))
     })
 }

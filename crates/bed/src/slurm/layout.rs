@@ -47,7 +47,7 @@ pub struct Layout {
     /// How long a node may be unresponsive before it is down. Slurm checks in steps: any small value takes half a minute.
     pub slurmd_timeout: Duration,
     /// Additional lines for slurm.conf.
-    pub lines: Vec<String>,
+    pub extra_lines: Vec<String>,
 }
 
 impl Default for Layout {
@@ -67,7 +67,7 @@ impl Default for Layout {
             rest: None,
             min_job_age: Duration::from_mins(5),
             slurmd_timeout: Duration::from_secs(10),
-            lines: Vec::new(),
+            extra_lines: Vec::new(),
         }
     }
 }
@@ -118,7 +118,7 @@ pub enum Rest {
 
 /// The location of this Slurm: the folder of its files and its ports on loopback.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct PathsAndPorts {
     pub(super) folder: PathBuf,
     pub(super) controller_port: u16,
     pub(super) node_ports: Vec<u16>,
@@ -126,7 +126,7 @@ pub(super) struct Place {
 }
 
 /// Short intervals for periodic work, because tests wait for it.
-const QUICK: &str = "\
+const FAST_SETTINGS: &str = "\
 SchedulerParameters=sched_interval=2,sched_min_interval=20000,bf_interval=2,batch_sched_delay=0
 MessageTimeout=10
 KillWait=2
@@ -136,7 +136,7 @@ ReturnToService=1
 ";
 
 /// Allows many slurmds on one machine that declare more than it has. Jobs are not placed in cgroups.
-const MANY_ON_ONE: &str = "\
+const SINGLE_HOST_SETTINGS: &str = "\
 ClusterName=bed
 SlurmctldHost=localhost(127.0.0.1)
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
@@ -153,9 +153,9 @@ MpiDefault=none
 ";
 
 /// The resources that each node declares.
-const NODE: &str = "CPUs=96 Sockets=2 CoresPerSocket=48 ThreadsPerCore=1 RealMemory=1900000 Feature=h100,ib";
+const NODE_SETTINGS: &str = "CPUs=96 Sockets=2 CoresPerSocket=48 ThreadsPerCore=1 RealMemory=1900000 Feature=h100,ib";
 
-impl Place {
+impl PathsAndPorts {
     pub(super) fn conf(&self) -> PathBuf {
         self.folder.join("slurm.conf")
     }
@@ -185,8 +185,8 @@ impl Layout {
     }
 
     /// Returns the text of slurm.conf.
-    pub(super) fn conf(&self, place: &Place) -> String {
-        let mut conf = format!("{MANY_ON_ONE}{QUICK}");
+    pub(super) fn conf(&self, place: &PathsAndPorts) -> String {
+        let mut conf = format!("{SINGLE_HOST_SETTINGS}{FAST_SETTINGS}");
         let mut say = |line: &str| {
             conf.push_str(line);
             conf.push('\n');
@@ -201,10 +201,10 @@ impl Layout {
             say(&format!("AuthAltTypes=auth/jwt\nAuthAltParameters=jwt_key={}", place.token_key().display()));
         }
         self.programs().iter().for_each(|line| say(line));
-        self.lines.iter().for_each(|line| say(line));
+        self.extra_lines.iter().for_each(|line| say(line));
         let gpus = if self.gpus == 0 { String::new() } else { format!(" Gres=gpu:h100:{}", self.gpus) };
         let node = |name: &str, port: u16| {
-            format!("NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} {NODE}{gpus}")
+            format!("NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} {NODE_SETTINGS}{gpus}")
         };
         if self.slurmds {
             self.node_names().zip(&place.node_ports).for_each(|(name, port)| say(&node(&name, *port)));
@@ -244,7 +244,7 @@ impl Layout {
     }
 
     /// Returns the text of gres.conf, which assigns device files to the GPUs of each node.
-    pub(super) fn gres(&self, place: &Place) -> String {
+    pub(super) fn gres(&self, place: &PathsAndPorts) -> String {
         let Some(last) = self.gpus.checked_sub(1).filter(|_| self.slurmds) else { return String::new() };
         self.node_names().fold(String::new(), |mut text, node| {
             let devices = place.gpus(&node);
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn what_the_layout_names_is_in_the_configuration_and_nothing_else() {
-        let place = Place {
+        let place = PathsAndPorts {
             folder: PathBuf::from("/bed"),
             controller_port: 6817,
             node_ports: vec![7001, 7002, 7003, 7004],

@@ -18,10 +18,10 @@
 
 mod error;
 mod files;
+mod installation;
 mod layout;
+mod namespaces;
 mod rest;
-mod system;
-mod world;
 
 use std::{
     fs, io,
@@ -36,13 +36,13 @@ use std::{
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-pub use error::BedError;
-use error::at;
-use layout::Place;
+pub use error::SlurmTestbedError;
+use error::file_error;
+use installation::Installation;
+use layout::PathsAndPorts;
 pub use layout::{Generation, HealthCheck, Layout, Partition, PowerSaving, Rest};
-use system::System;
-pub use world::Daemon;
-use world::{Attached, PATH, World};
+pub use namespaces::Daemon;
+use namespaces::{AttachedProcess, Namespaces, PATH};
 
 use crate::kubernetes::last_lines;
 
@@ -50,24 +50,24 @@ use crate::kubernetes::last_lines;
 const PATIENCE: Duration = Duration::from_secs(240);
 
 /// How long a new slurmctld may take to answer; a second or two is usual. Under load, one was seen to hang forever.
-const FIRST_ANSWER: Duration = Duration::from_secs(60);
+const FIRST_RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The polling interval.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// The number of attempts to start. One fails if another process takes a port between its selection and its use, or if
 /// slurmctld does not answer.
-const TRIES: usize = 3;
+const MAX_ATTEMPTS: usize = 3;
 
 /// A running Slurm. Dropping it ends its processes, jobs included, and removes its files.
 #[derive(Debug)]
 pub struct Slurm {
     nodes: Vec<String>,
     layout: Layout,
-    place: Place,
+    paths_and_ports: PathsAndPorts,
     programs: PathBuf,
-    attached: Mutex<Option<Attached>>,
-    world: World,
+    attached: Mutex<Option<AttachedProcess>>,
+    namespaces: Namespaces,
     /// Declared last: the files are removed after the processes that use them. The keeper also removes them, in case
     /// this process is killed.
     _folder: TempDir,
@@ -78,30 +78,30 @@ impl Slurm {
     ///
     /// # Errors
     /// Returns [`BedError::NotThere`] with what is missing.
-    pub fn can_start(generation: Generation) -> Result<(), BedError> {
-        World::try_one()?;
-        System::find(generation).map(drop)
+    pub fn can_start(generation: Generation) -> Result<(), SlurmTestbedError> {
+        Namespaces::check_supported()?;
+        Installation::find(generation).map(drop)
     }
 
     /// Starts a Slurm and waits until all nodes are idle.
     ///
     /// # Errors
     /// Returns [`BedError::NotThere`] with what is missing, or another error if Slurm does not start.
-    pub fn start(layout: &Layout) -> Result<Self, BedError> {
-        World::try_one()?;
-        let system = System::find(layout.generation)?;
+    pub fn start(layout: &Layout) -> Result<Self, SlurmTestbedError> {
+        Namespaces::check_supported()?;
+        let system = Installation::find(layout.generation)?;
         let mut tries = 1;
         loop {
             let started = Self::start_once(layout, &system);
             let anew = match &started {
-                Err(BedError::NotStarted { said, .. }) => said.contains("Address already in use"),
-                Err(silent @ BedError::Silent { .. }) => {
+                Err(SlurmTestbedError::NotStarted { said, .. }) => said.contains("Address already in use"),
+                Err(silent @ SlurmTestbedError::NoResponse { .. }) => {
                     eprintln!("{silent}");
                     true
                 }
                 _ => false,
             };
-            if !anew || tries == TRIES {
+            if !anew || tries == MAX_ATTEMPTS {
                 return started;
             }
             tries += 1;
@@ -115,7 +115,7 @@ impl Slurm {
 
     /// Returns the path of slurm.conf. Changes take effect after `scontrol reconfigure`.
     pub fn conf(&self) -> PathBuf {
-        self.place.conf()
+        self.paths_and_ports.conf()
     }
 
     /// Returns the folder of the client programs: `scontrol`, `squeue`, `sbatch`, …
@@ -140,31 +140,35 @@ impl Slurm {
     ///
     /// # Errors
     /// Returns its standard error if it fails.
-    pub fn run(&self, name: &str, arguments: &[&str]) -> Result<String, BedError> {
+    pub fn run(&self, name: &str, arguments: &[&str]) -> Result<String, SlurmTestbedError> {
         let ended = self.command(name).args(arguments).output();
-        let ended = ended.map_err(|source| BedError::Program { program: name.to_owned(), source })?;
+        let ended = ended.map_err(|source| SlurmTestbedError::Program { program: name.to_owned(), source })?;
         if ended.status.success() {
             return Ok(String::from_utf8_lossy(&ended.stdout).trim().to_owned());
         }
         let command = format!("{name} {}", arguments.join(" "));
-        Err(BedError::Refused { command, said: String::from_utf8_lossy(&ended.stderr).trim().to_owned() })
+        Err(SlurmTestbedError::CommandFailed {
+            command,
+            said: String::from_utf8_lossy(&ended.stderr).trim().to_owned(),
+        })
     }
 
     /// Submits a job with its output discarded and returns the job id.
     ///
     /// # Errors
     /// Fails if `sbatch` rejects the job.
-    pub fn submit(&self, arguments: &[&str]) -> Result<u32, BedError> {
+    pub fn submit(&self, arguments: &[&str]) -> Result<u32, SlurmTestbedError> {
         let all: Vec<&str> = ["--parsable", "--output=/dev/null"].iter().chain(arguments).copied().collect();
         let said = self.run("sbatch", &all)?;
-        said.parse().map_err(|_| BedError::Refused { command: format!("sbatch {}", arguments.join(" ")), said })
+        said.parse()
+            .map_err(|_| SlurmTestbedError::CommandFailed { command: format!("sbatch {}", arguments.join(" ")), said })
     }
 
     /// Returns the state of a node as `scontrol show node` prints it: `IDLE`, `ALLOCATED+DRAIN`, …
     ///
     /// # Errors
     /// Fails if slurmctld does not answer.
-    pub fn node_state(&self, node: &str) -> Result<String, BedError> {
+    pub fn node_state(&self, node: &str) -> Result<String, SlurmTestbedError> {
         self.run("scontrol", &["show", "node", "-o", node]).map(|said| field(&said, "State").to_owned())
     }
 
@@ -172,7 +176,7 @@ impl Slurm {
     ///
     /// # Errors
     /// Fails if slurmctld does not know the job, or no longer does.
-    pub fn job_state(&self, job: u32) -> Result<String, BedError> {
+    pub fn job_state(&self, job: u32) -> Result<String, SlurmTestbedError> {
         self.run("scontrol", &["show", "job", "-o", &job.to_string()]).map(|said| field(&said, "JobState").to_owned())
     }
 
@@ -180,7 +184,7 @@ impl Slurm {
     ///
     /// # Errors
     /// Returns the last state if that takes more than four minutes.
-    pub fn wait_for_node(&self, node: &str, what: &str, is: impl Fn(&str) -> bool) -> Result<(), BedError> {
+    pub fn wait_for_node(&self, node: &str, what: &str, is: impl Fn(&str) -> bool) -> Result<(), SlurmTestbedError> {
         self.wait_for(&format!("node {node} {what}"), || self.node_state(node), is)
     }
 
@@ -188,7 +192,7 @@ impl Slurm {
     ///
     /// # Errors
     /// Returns the last state if that takes more than four minutes.
-    pub fn wait_for_job(&self, job: u32, state: &str) -> Result<(), BedError> {
+    pub fn wait_for_job(&self, job: u32, state: &str) -> Result<(), SlurmTestbedError> {
         self.wait_for(&format!("job {job} {state}"), || self.job_state(job), |now| now == state)
     }
 
@@ -199,9 +203,9 @@ impl Slurm {
     pub fn wait_for(
         &self,
         what: &str,
-        ask: impl Fn() -> Result<String, BedError>,
+        ask: impl Fn() -> Result<String, SlurmTestbedError>,
         is: impl Fn(&str) -> bool,
-    ) -> Result<(), BedError> {
+    ) -> Result<(), SlurmTestbedError> {
         wait_within(PATIENCE, what, ask, is)
     }
 
@@ -212,23 +216,23 @@ impl Slurm {
     ///
     /// # Errors
     /// Fails if the daemon does not end.
-    pub fn kill(&self, daemon: Daemon<'_>) -> Result<(), BedError> {
-        self.world.end(daemon, Signal::KILL)
+    pub fn kill(&self, daemon: Daemon<'_>) -> Result<(), SlurmTestbedError> {
+        self.namespaces.end(daemon, Signal::KILL)
     }
 
     /// Stops a daemon with SIGTERM, as a service manager would, and waits until it is gone. slurmctld saves its state first.
     ///
     /// # Errors
     /// Fails if the daemon does not end.
-    pub fn stop(&self, daemon: Daemon<'_>) -> Result<(), BedError> {
-        self.world.end(daemon, Signal::TERM)
+    pub fn stop(&self, daemon: Daemon<'_>) -> Result<(), SlurmTestbedError> {
+        self.namespaces.end(daemon, Signal::TERM)
     }
 
     /// Starts a daemon that has ended, with its saved state. Does not wait until it answers.
     ///
     /// # Errors
     /// Fails if the daemon does not start.
-    pub fn restart(&self, daemon: Daemon<'_>) -> Result<(), BedError> {
+    pub fn restart(&self, daemon: Daemon<'_>) -> Result<(), SlurmTestbedError> {
         let conf = self.conf().display().to_string();
         let words: Vec<String> = match daemon {
             Daemon::Munge => self.munge(),
@@ -236,24 +240,24 @@ impl Slurm {
             Daemon::Node(node) if self.nodes.iter().any(|known| known == node) => {
                 vec!["slurmd".into(), "-N".into(), node.into(), "-f".into(), conf]
             }
-            Daemon::Node(node) => return Err(BedError::NoNode { node: node.to_owned() }),
+            Daemon::Node(node) => return Err(SlurmTestbedError::NoNode { node: node.to_owned() }),
             Daemon::Rest => return self.attach_rest(),
         };
-        self.world.start(daemon, &words)
+        self.namespaces.start(daemon, &words)
     }
 
     /// Returns the process ids of a daemon in this machine's PID namespace.
     pub fn pids(&self, daemon: Daemon<'_>) -> Vec<u32> {
-        self.world.pids(daemon)
+        self.namespaces.pids(daemon)
     }
 
     /// Returns the end of a daemon's log.
     pub fn log(&self, daemon: Daemon<'_>) -> String {
         last_lines(&match daemon {
-            Daemon::Munge => self.place.munge("log"),
-            Daemon::Controller => self.place.folder.join("slurmctld.log"),
-            Daemon::Node(node) => self.place.folder.join(format!("slurmd.{node}.log")),
-            Daemon::Rest => self.place.folder.join(rest::LOG),
+            Daemon::Munge => self.paths_and_ports.munge("log"),
+            Daemon::Controller => self.paths_and_ports.folder.join("slurmctld.log"),
+            Daemon::Node(node) => self.paths_and_ports.folder.join(format!("slurmd.{node}.log")),
+            Daemon::Rest => self.paths_and_ports.folder.join(rest::LOG),
         })
     }
 
@@ -261,50 +265,61 @@ impl Slurm {
     ///
     /// # Errors
     /// Fails if the marker file cannot be changed.
-    pub fn set_returns_from_reboot(&self, node: &str, returns: bool) -> Result<(), BedError> {
-        let never = self.place.folder.join(format!("never.{node}"));
+    pub fn set_returns_from_reboot(&self, node: &str, returns: bool) -> Result<(), SlurmTestbedError> {
+        let never = self.paths_and_ports.folder.join(format!("never.{node}"));
         let done = if returns { fs::remove_file(&never) } else { fs::write(&never, "") };
         match done {
-            Err(error) if !(returns && error.kind() == io::ErrorKind::NotFound) => Err(at("writing", &never)(error)),
+            Err(error) if !(returns && error.kind() == io::ErrorKind::NotFound) => {
+                Err(file_error("writing", &never)(error))
+            }
             _ => Ok(()),
         }
     }
 
     /// Returns the nodes that Slurm has rebooted so far, in order.
     pub fn reboots(&self) -> Vec<String> {
-        let noted = fs::read_to_string(self.place.folder.join("reboots")).unwrap_or_default();
+        let noted = fs::read_to_string(self.paths_and_ports.folder.join("reboots")).unwrap_or_default();
         noted.lines().map(str::to_owned).collect()
     }
 
-    fn start_once(layout: &Layout, system: &System) -> Result<Self, BedError> {
+    fn start_once(layout: &Layout, system: &Installation) -> Result<Self, SlurmTestbedError> {
         let temporary = std::env::temp_dir();
         let folder = tempfile::Builder::new().prefix("doctor-slurm-").tempdir_in(&temporary);
-        let folder = folder.map_err(at("creating a folder in", &temporary))?;
+        let folder = folder.map_err(file_error("creating a folder in", &temporary))?;
         // Other users than root have jobs too and need access to munge's socket in the folder.
-        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).map_err(at("opening", folder.path()))?;
-        let mut ports = free_ports(2 + if layout.slurmds { layout.nodes } else { 0 }).map_err(BedError::Ports)?;
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))
+            .map_err(file_error("opening", folder.path()))?;
+        let mut ports =
+            free_ports(2 + if layout.slurmds { layout.nodes } else { 0 }).map_err(SlurmTestbedError::Ports)?;
         let (controller_port, rest_port) = (ports.remove(0), ports.remove(0));
-        let place = Place { folder: folder.path().to_owned(), controller_port, node_ports: ports, rest_port };
+        let place = PathsAndPorts { folder: folder.path().to_owned(), controller_port, node_ports: ports, rest_port };
         files::write(layout, &place)?;
-        let world = World::new(folder.path(), system.root.as_deref())?;
+        let world = Namespaces::new(folder.path(), system.root.as_deref())?;
         let programs = system.client_programs(&place, &world)?;
         let nodes = layout.node_names().collect();
-        let slurm =
-            Self { nodes, layout: layout.clone(), place, programs, attached: Mutex::default(), world, _folder: folder };
-        slurm.begin()?;
+        let slurm = Self {
+            nodes,
+            layout: layout.clone(),
+            paths_and_ports: place,
+            programs,
+            attached: Mutex::default(),
+            namespaces: world,
+            _folder: folder,
+        };
+        slurm.start_daemons()?;
         if layout.rest.is_some() {
-            slurm.begin_rest()?;
+            slurm.start_rest()?;
         }
         Ok(slurm)
     }
 
-    fn begin(&self) -> Result<(), BedError> {
+    fn start_daemons(&self) -> Result<(), SlurmTestbedError> {
         self.restart(Daemon::Munge)?;
         self.restart(Daemon::Controller)?;
         let ping = || self.run("scontrol", &["ping"]);
-        match self.wait_while_running(Daemon::Controller, FIRST_ANSWER, "an answer", ping, |_| true) {
-            Err(BedError::Late { within, .. }) => {
-                return Err(BedError::Silent { within, said: self.log(Daemon::Controller) });
+        match self.wait_while_running(Daemon::Controller, FIRST_RESPONSE_TIMEOUT, "an answer", ping, |_| true) {
+            Err(SlurmTestbedError::Timeout { within, .. }) => {
+                return Err(SlurmTestbedError::NoResponse { within, said: self.log(Daemon::Controller) });
             }
             done => done?,
         }
@@ -322,7 +337,7 @@ impl Slurm {
     }
 
     /// A node that never registered has no usable state until it is set down and resumed.
-    fn make_idle(&self) -> Result<(), BedError> {
+    fn make_idle(&self) -> Result<(), SlurmTestbedError> {
         let all = format!("nodename=node[1-{}]", self.nodes.len());
         self.run("scontrol", &["update", &all, "state=down", "reason=silent"])?;
         self.run("scontrol", &["update", &all, "state=resume"]).map(drop)
@@ -334,14 +349,14 @@ impl Slurm {
         daemon: Daemon<'_>,
         within: Duration,
         what: &str,
-        ask: impl Fn() -> Result<String, BedError>,
+        ask: impl Fn() -> Result<String, SlurmTestbedError>,
         is: impl Fn(&str) -> bool,
-    ) -> Result<(), BedError> {
+    ) -> Result<(), SlurmTestbedError> {
         let ended = || self.pids(daemon).is_empty();
         let ask = || if ended() { Ok(String::new()) } else { ask() };
         wait_within(within, &format!("{daemon}: {what}"), ask, |answer| answer.is_empty() || is(answer))?;
         if ended() {
-            return Err(BedError::NotStarted { daemon: daemon.to_string(), said: self.log(daemon) });
+            return Err(SlurmTestbedError::NotStarted { daemon: daemon.to_string(), said: self.log(daemon) });
         }
         Ok(())
     }
@@ -354,7 +369,8 @@ impl Slurm {
             ("log-file", "log"),
             ("seed-file", "seed"),
         ];
-        let options = options.map(|(option, file)| format!("--{option}={}", self.place.munge(file).display()));
+        let options =
+            options.map(|(option, file)| format!("--{option}={}", self.paths_and_ports.munge(file).display()));
         ["munged".to_owned(), "--force".to_owned()].into_iter().chain(options).collect()
     }
 }
@@ -362,9 +378,9 @@ impl Slurm {
 fn wait_within(
     within: Duration,
     what: &str,
-    ask: impl Fn() -> Result<String, BedError>,
+    ask: impl Fn() -> Result<String, SlurmTestbedError>,
     is: impl Fn(&str) -> bool,
-) -> Result<(), BedError> {
+) -> Result<(), SlurmTestbedError> {
     let began = Instant::now();
     loop {
         let answer = ask();
@@ -373,7 +389,7 @@ fn wait_within(
         }
         if began.elapsed() > within {
             let last = answer.unwrap_or_else(|error| error.to_string());
-            return Err(BedError::Late { what: what.to_owned(), within, last });
+            return Err(SlurmTestbedError::Timeout { what: what.to_owned(), within, last });
         }
         std::thread::sleep(PAUSE);
     }

@@ -6,13 +6,13 @@
 use std::{net::TcpStream, os::unix::net::UnixStream, path::PathBuf, sync::PoisonError};
 
 use super::{
-    BedError, Daemon, Generation, Slurm,
-    error::at,
-    layout::{Place, Rest},
+    Daemon, Generation, Slurm, SlurmTestbedError,
+    error::file_error,
+    layout::{PathsAndPorts, Rest},
 };
 
 /// slurmrestd serves only clients of its own user on its socket, and refuses to run as root by default. Here all are root.
-const SECURITY: &str = "SLURMRESTD_SECURITY=disable_user_check";
+const SECURITY_VARIABLE: &str = "SLURMRESTD_SECURITY=disable_user_check";
 
 /// The output of slurmrestd, which has no log file.
 pub(super) const LOG: &str = "rest.log";
@@ -20,49 +20,51 @@ pub(super) const LOG: &str = "rest.log";
 impl Slurm {
     /// Returns the socket on which slurmrestd serves root, with [`Rest::Socket`].
     pub fn rest_socket(&self) -> PathBuf {
-        self.place.rest_socket()
+        self.paths_and_ports.rest_socket()
     }
 
     /// Returns the URL on which slurmrestd serves clients with a token, with [`Rest::Token`]: `http://127.0.0.1:PORT`.
     pub fn rest_url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.place.rest_port)
+        format!("http://127.0.0.1:{}", self.paths_and_ports.rest_port)
     }
 
     /// Creates a token for this user, valid for an hour.
     ///
     /// # Errors
     /// Fails if slurmctld issues none, as without [`Rest::Token`].
-    pub fn token(&self, user: &str) -> Result<String, BedError> {
+    pub fn token(&self, user: &str) -> Result<String, SlurmTestbedError> {
         let said = self.run("scontrol", &["token", &format!("username={user}"), "lifespan=3600"])?;
         Ok(said.strip_prefix("SLURM_JWT=").unwrap_or(&said).to_owned())
     }
 
-    pub(super) fn attach_rest(&self) -> Result<(), BedError> {
-        let Some(rest) = self.layout.rest else { return Err(BedError::NoRest) };
-        let words = words(&self.place, self.layout.generation, rest);
-        let attached = self.world.attach(&words, &self.place.folder.join(LOG))?;
+    pub(super) fn attach_rest(&self) -> Result<(), SlurmTestbedError> {
+        let Some(rest) = self.layout.rest else { return Err(SlurmTestbedError::NoRest) };
+        let words = arguments(&self.paths_and_ports, self.layout.generation, rest);
+        let attached = self.namespaces.attach(&words, &self.paths_and_ports.folder.join(LOG))?;
         // Drops, and thereby ends, the previous one.
         *self.attached.lock().unwrap_or_else(PoisonError::into_inner) = Some(attached);
         Ok(())
     }
 
-    pub(super) fn begin_rest(&self) -> Result<(), BedError> {
+    pub(super) fn start_rest(&self) -> Result<(), SlurmTestbedError> {
         self.attach_rest()?;
         let answers = || {
             let opened = match self.layout.rest {
-                Some(Rest::Token) => TcpStream::connect(("127.0.0.1", self.place.rest_port)).map(drop),
+                Some(Rest::Token) => TcpStream::connect(("127.0.0.1", self.paths_and_ports.rest_port)).map(drop),
                 Some(Rest::Socket) | None => UnixStream::connect(self.rest_socket()).map(drop),
             };
-            opened.map(|()| "open".to_owned()).map_err(at("connecting to", &self.rest_socket()))
+            opened.map(|()| "open".to_owned()).map_err(file_error("connecting to", &self.rest_socket()))
         };
         // The process list cannot be used yet: the process may not have called exec.
-        self.wait_for("slurmrestd listening", answers, |_| true)
-            .map_err(|_| BedError::NotStarted { daemon: Daemon::Rest.to_string(), said: self.log(Daemon::Rest) })
+        self.wait_for("slurmrestd listening", answers, |_| true).map_err(|_| SlurmTestbedError::NotStarted {
+            daemon: Daemon::Rest.to_string(),
+            said: self.log(Daemon::Rest),
+        })
     }
 }
 
 /// Returns its command line.
-fn words(place: &Place, generation: Generation, rest: Rest) -> Vec<String> {
+fn arguments(place: &PathsAndPorts, generation: Generation, rest: Rest) -> Vec<String> {
     let conf = place.conf().display().to_string();
     // Without slurmdbd, the plugins that query it must not be loaded.
     let parts = match generation {
@@ -74,5 +76,5 @@ fn words(place: &Place, generation: Generation, rest: Rest) -> Vec<String> {
         Rest::Token => (&["SLURM_JWT=daemon"], "rest_auth/jwt", format!("127.0.0.1:{}", place.rest_port)),
     };
     let daemon = ["slurmrestd", "-f", &conf, "-a", knows, "-s", parts, &listens];
-    [&["env", SECURITY], speaks, &daemon].concat().into_iter().map(str::to_owned).collect()
+    [&["env", SECURITY_VARIABLE], speaks, &daemon].concat().into_iter().map(str::to_owned).collect()
 }

@@ -6,14 +6,14 @@ use std::{
     time::Duration,
 };
 
-use crate::excuse;
+use crate::skip;
 
 /// Why no hosts are available, or why one failed.
 #[derive(Debug, thiserror::Error)]
-pub enum BedError {
+pub enum SshTestbedError {
     /// This machine lacks a prerequisite.
     #[error("no SSH hosts on this machine: {why}")]
-    NotThere { why: String },
+    Unsupported { why: String },
     #[error("{operation} {path}")]
     File {
         operation: &'static str,
@@ -28,7 +28,7 @@ pub enum BedError {
         source: io::Error,
     },
     #[error("{program} failed: {said}")]
-    Refused { program: &'static str, said: String },
+    ProgramFailed { program: &'static str, said: String },
     #[error("looking for a free port on {address}")]
     Port {
         address: String,
@@ -36,23 +36,23 @@ pub enum BedError {
         source: io::Error,
     },
     #[error("the namespace of {host} exited at startup: {said}")]
-    Keeper { host: String, said: String },
+    Supervisor { host: String, said: String },
     #[error("there is no host {host} in this testbed")]
     NoHost { host: String },
     #[error("{what}: timed out after {} s", within.as_secs())]
-    Late { what: String, within: Duration },
+    Timeout { what: String, within: Duration },
 }
 
-impl BedError {
+impl SshTestbedError {
     /// Reports that these tests could not run.
     ///
     /// # Panics
     /// Panics in CI, where a skipped test is a failure, and everywhere if sshd is installed but fails.
-    pub fn not_run(&self, what: &str) {
-        excuse::not_run(what, self, matches!(self, Self::NotThere { .. }));
+    pub fn skip_tests(&self, what: &str) {
+        skip::skip_tests(what, self, matches!(self, Self::Unsupported { .. }));
     }
 }
 
-pub(super) fn at(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> BedError {
-    move |source| BedError::File { operation, path: path.to_owned(), source }
+pub(super) fn file_error(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> SshTestbedError {
+    move |source| SshTestbedError::File { operation, path: path.to_owned(), source }
 }

@@ -15,13 +15,13 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{
     PATIENCE, PAUSE,
-    error::{BedError, at},
+    error::{SshTestbedError, file_error},
     keygen,
 };
 use crate::kubernetes::last_lines;
 
 /// Stored in the folder, because a shell reads its script while it runs.
-const KEEPER: &str = include_str!("host.sh");
+const HOST_SCRIPT: &str = include_str!("host.sh");
 
 /// A host with an sshd.
 #[derive(Debug)]
@@ -30,31 +30,31 @@ pub struct Host {
     /// The address on which its sshd listens.
     pub at: SocketAddrV4,
     pub(super) folder: PathBuf,
-    keeper: Option<Child>,
-    hole: Option<Hole>,
+    supervisor: Option<Child>,
+    black_hole: Option<BlackHole>,
     boots: u32,
 }
 
 /// A listener with a full backlog that never accepts: the kernel drops new connections, as if the host were gone.
 #[derive(Debug)]
-struct Hole {
+struct BlackHole {
     _listener: TcpListener,
     _queue: Vec<TcpStream>,
 }
 
 /// A connection over loopback that is not established by then never will be.
-const DROPPED: Duration = Duration::from_millis(200);
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
 /// More connections than a backlog of zero accepts.
-const MOST_QUEUED: usize = 16;
+const MAX_QUEUED: usize = 16;
 
-impl Hole {
+impl BlackHole {
     fn at(address: SocketAddrV4) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         rustix::net::listen(&listener, 0)?;
         let mut queue = Vec::new();
-        while let Ok(stream) = TcpStream::connect_timeout(&address.into(), DROPPED) {
+        while let Ok(stream) = TcpStream::connect_timeout(&address.into(), CONNECT_TIMEOUT) {
             queue.push(stream);
-            if queue.len() > MOST_QUEUED {
+            if queue.len() > MAX_QUEUED {
                 return Err(io::Error::other("its queue does not fill"));
             }
         }
@@ -63,8 +63,8 @@ impl Hole {
 }
 
 /// Checks that this machine can run such hosts.
-pub(super) fn try_one() -> Result<(), BedError> {
-    let no = |why: String| BedError::NotThere { why };
+pub(super) fn check_supported() -> Result<(), SshTestbedError> {
+    let no = |why: String| SshTestbedError::Unsupported { why };
     if !rustix::process::geteuid().is_root() {
         return Err(no("root is required to create devices and enter namespaces".to_owned()));
     }
@@ -73,8 +73,8 @@ pub(super) fn try_one() -> Result<(), BedError> {
             return Err(no(format!("{program} is not installed; scripts/system.sh installs it")));
         }
     }
-    let tried = Command::new("bash").args(["-c", KEEPER, "bash", "try"]).output();
-    let tried = tried.map_err(|source| BedError::Program { program: "bash", source })?;
+    let tried = Command::new("bash").args(["-c", HOST_SCRIPT, "bash", "try"]).output();
+    let tried = tried.map_err(|source| SshTestbedError::Program { program: "bash", source })?;
     if tried.status.success() {
         return Ok(());
     }
@@ -83,24 +83,24 @@ pub(super) fn try_one() -> Result<(), BedError> {
 
 impl Host {
     /// Creates the files of a host and boots it. `number` is the last byte of its address.
-    pub(super) fn new(bed: &Path, name: &str, number: u8) -> Result<Self, BedError> {
+    pub(super) fn new(bed: &Path, name: &str, number: u8) -> Result<Self, SshTestbedError> {
         let folder = bed.join(name);
         let home = folder.join("home");
-        fs::create_dir_all(&home).map_err(at("creating", &home))?;
+        fs::create_dir_all(&home).map_err(file_error("creating", &home))?;
         keygen(&folder.join("host_key"))?;
         let address = Ipv4Addr::new(127, 0, 1, number);
         let port = TcpListener::bind((address, 0)).and_then(|listener| listener.local_addr());
-        let port = port.map_err(|source| BedError::Port { address: address.to_string(), source })?.port();
+        let port = port.map_err(|source| SshTestbedError::Port { address: address.to_string(), source })?.port();
         let host = Self {
             name: name.to_owned(),
             at: SocketAddrV4::new(address, port),
             folder,
-            keeper: None,
-            hole: None,
+            supervisor: None,
+            black_hole: None,
             boots: 0,
         };
-        host.put("host.sh", KEEPER)?;
-        host.put("sshd_config", &host.config(bed))?;
+        host.write_file("host.sh", HOST_SCRIPT)?;
+        host.write_file("sshd_config", &host.config(bed))?;
         host.set_load("0.10 0.10 0.10 1/84 7182\n")?;
         let mut host = host;
         host.boot()?;
@@ -118,14 +118,14 @@ impl Host {
         )
     }
 
-    fn put(&self, name: &str, text: &str) -> Result<(), BedError> {
+    fn write_file(&self, name: &str, text: &str) -> Result<(), SshTestbedError> {
         let path = self.folder.join(name);
-        fs::write(&path, text).map_err(at("writing", &path))
+        fs::write(&path, text).map_err(file_error("writing", &path))
     }
 
     /// Sets the content of its /proc/loadavg, in place because the file is bind-mounted.
-    pub fn set_load(&self, text: &str) -> Result<(), BedError> {
-        self.put("loadavg", text)
+    pub fn set_load(&self, text: &str) -> Result<(), SshTestbedError> {
+        self.write_file("loadavg", text)
     }
 
     /// Returns its home directory, as seen from outside.
@@ -137,11 +137,11 @@ impl Host {
     ///
     /// # Errors
     /// Fails if the folders cannot be created or the host does not come back.
-    pub fn own_folders(&mut self) -> Result<PathBuf, BedError> {
+    pub fn private_folders(&mut self) -> Result<PathBuf, SshTestbedError> {
         let root = self.folder.join("root");
         for name in ["opt", "usr/local/bin", "var/log"] {
             let path = root.join(name);
-            fs::create_dir_all(&path).map_err(at("creating", &path))?;
+            fs::create_dir_all(&path).map_err(file_error("creating", &path))?;
         }
         self.boot()?;
         Ok(root)
@@ -152,50 +152,51 @@ impl Host {
     }
 
     /// Ends all processes of the host, if it is up, and boots it with a new boot id.
-    pub fn boot(&mut self) -> Result<(), BedError> {
+    pub fn boot(&mut self) -> Result<(), SshTestbedError> {
         self.stop();
         self.boots += 1;
-        self.put("boot_id", &format!("{}\n", self.boot_id()))?;
+        self.write_file("boot_id", &format!("{}\n", self.boot_id()))?;
         let log = self.folder.join("keeper.log");
-        let errors = File::create(&log).map_err(at("creating", &log))?;
+        let errors = File::create(&log).map_err(file_error("creating", &log))?;
         let mut keeper = Command::new("bash")
             .arg(self.folder.join("host.sh"))
             .arg("keep")
             .arg(&self.folder)
             .arg(&self.name)
-            .arg(crate::programs::profile())
+            .arg(crate::programs::profile_folder())
             .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(errors)
             .process_group(0)
             .spawn()
-            .map_err(|source| BedError::Program { program: "bash", source })?;
+            .map_err(|source| SshTestbedError::Program { program: "bash", source })?;
         let mut ready = String::new();
         if let Some(output) = keeper.stdout.take() {
             // A failed read leaves an empty line, which is handled as no reply.
             let _read = BufReader::new(output).read_line(&mut ready);
         }
-        self.keeper = Some(keeper);
+        self.supervisor = Some(keeper);
         if ready.trim() != "ready" {
             self.stop();
-            return Err(BedError::Keeper { host: self.name.clone(), said: last_lines(&log) });
+            return Err(SshTestbedError::Supervisor { host: self.name.clone(), said: last_lines(&log) });
         }
         self.wait_until("the sshd to listen", |host| TcpStream::connect(host.at).is_ok())
     }
 
     /// Makes the host unreachable: connection attempts get no reply at all.
-    pub fn black_hole(&mut self) -> Result<(), BedError> {
+    pub fn black_hole(&mut self) -> Result<(), SshTestbedError> {
         self.stop();
-        let hole = Hole::at(self.at).map_err(|source| BedError::Port { address: self.at.to_string(), source })?;
-        self.hole = Some(hole);
+        let hole =
+            BlackHole::at(self.at).map_err(|source| SshTestbedError::Port { address: self.at.to_string(), source })?;
+        self.black_hole = Some(hole);
         Ok(())
     }
 
     /// Stops the host: connections are refused.
     pub fn stop(&mut self) {
-        self.hole = None;
-        if let Some(mut keeper) = self.keeper.take() {
+        self.black_hole = None;
+        if let Some(mut keeper) = self.supervisor.take() {
             // The end of its input tells the keeper to exit.
             drop(keeper.stdin.take());
             drop(keeper.wait());
@@ -212,7 +213,7 @@ impl Host {
     }
 
     /// Kills all existing connections. Processes started over them survive if they have left their session.
-    pub fn cut(&self) -> Result<(), BedError> {
+    pub fn cut_connections(&self) -> Result<(), SshTestbedError> {
         let listeners = self.listeners();
         let connections = || -> Vec<u32> {
             processes().filter(|pid| parent(*pid).is_some_and(|parent| listeners.contains(&parent))).collect()
@@ -232,11 +233,11 @@ impl Host {
         processes().filter(is_one).collect()
     }
 
-    fn wait_until(&self, what: &str, there: impl Fn(&Self) -> bool) -> Result<(), BedError> {
+    fn wait_until(&self, what: &str, there: impl Fn(&Self) -> bool) -> Result<(), SshTestbedError> {
         let began = Instant::now();
         while !there(self) {
             if began.elapsed() > PATIENCE {
-                return Err(BedError::Late { what: format!("{what} on {}", self.name), within: PATIENCE });
+                return Err(SshTestbedError::Timeout { what: format!("{what} on {}", self.name), within: PATIENCE });
             }
             std::thread::sleep(PAUSE);
         }
@@ -244,8 +245,8 @@ impl Host {
     }
 
     /// Returns a relay to this host that delays each chunk of data by this long.
-    pub fn slowed(&self, by: Duration) -> Result<super::Slow, BedError> {
-        super::Slow::new(self.at, by)
+    pub fn slow_proxy(&self, by: Duration) -> Result<super::SlowProxy, SshTestbedError> {
+        super::SlowProxy::new(self.at, by)
     }
 }
 

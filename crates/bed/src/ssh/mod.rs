@@ -5,7 +5,7 @@
 
 mod error;
 mod host;
-mod slow;
+mod slow_proxy;
 
 use std::{
     fmt::Write as _,
@@ -17,56 +17,56 @@ use std::{
 
 use tempfile::TempDir;
 
-pub use error::BedError;
+pub use error::SshTestbedError;
 pub use host::Host;
-pub use slow::Slow;
+pub use slow_proxy::SlowProxy;
 
-use error::at;
+use error::file_error;
 
 /// Longer than any step takes on a machine that makes progress at all.
 const PATIENCE: Duration = Duration::from_secs(240);
 const PAUSE: Duration = Duration::from_millis(10);
 /// The number of hosts that boot in parallel.
-const AT_A_TIME: usize = 4;
+const MAX_CONCURRENT_BOOTS: usize = 4;
 
 /// Hosts, one key that opens all of them, and their host keys.
 #[derive(Debug)]
-pub struct Fleet {
+pub struct SshFleet {
     // Declared before the folder: processes end before their files are removed.
     hosts: Vec<Host>,
     folder: TempDir,
 }
 
-impl Fleet {
+impl SshFleet {
     /// Boots hosts `host1`, `host2`, …
     ///
     /// # Errors
     /// Returns [`BedError::NotThere`] with what is missing.
-    pub fn start(hosts: u8) -> Result<Self, BedError> {
-        host::try_one()?;
+    pub fn start(hosts: u8) -> Result<Self, SshTestbedError> {
+        host::check_supported()?;
         let place = std::env::temp_dir();
-        let folder = tempfile::tempdir().map_err(at("creating a folder in", &place))?;
+        let folder = tempfile::tempdir().map_err(file_error("creating a folder in", &place))?;
         keygen(&folder.path().join("id"))?;
         let hosts = boot(folder.path(), hosts)?;
         let fleet = Self { hosts, folder };
-        fleet.put("known_hosts", &fleet.known_hosts()?)?;
-        fleet.put("ssh_config", &fleet.config())?;
-        fleet.put("hostfile", &fleet.hosts.iter().fold(String::new(), |text, host| text + &host.name + "\n"))?;
+        fleet.write_file("known_hosts", &fleet.known_hosts()?)?;
+        fleet.write_file("ssh_config", &fleet.config())?;
+        fleet.write_file("hostfile", &fleet.hosts.iter().fold(String::new(), |text, host| text + &host.name + "\n"))?;
         Ok(fleet)
     }
 
-    fn put(&self, name: &str, text: &str) -> Result<(), BedError> {
-        let path = self.at(name);
-        fs::write(&path, text).map_err(at("writing", &path))
+    fn write_file(&self, name: &str, text: &str) -> Result<(), SshTestbedError> {
+        let path = self.path(name);
+        fs::write(&path, text).map_err(file_error("writing", &path))
     }
 
-    pub fn at(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
     /// Returns the file for `ssh -F`, with the address of each host and the key.
     pub fn ssh_config(&self) -> PathBuf {
-        self.at("ssh_config")
+        self.path("ssh_config")
     }
 
     pub fn hosts(&self) -> &[Host] {
@@ -81,9 +81,9 @@ impl Fleet {
     ///
     /// # Errors
     /// Returns [`BedError::NoHost`] if there is none.
-    pub fn host(&mut self, name: &str) -> Result<&mut Host, BedError> {
+    pub fn host(&mut self, name: &str) -> Result<&mut Host, SshTestbedError> {
         let found = self.hosts.iter_mut().find(|host| host.name == name);
-        found.ok_or_else(|| BedError::NoHost { host: name.to_owned() })
+        found.ok_or_else(|| SshTestbedError::NoHost { host: name.to_owned() })
     }
 
     /// Returns an ssh command that verifies host keys and never prompts.
@@ -93,11 +93,11 @@ impl Fleet {
         ssh
     }
 
-    fn known_hosts(&self) -> Result<String, BedError> {
+    fn known_hosts(&self) -> Result<String, SshTestbedError> {
         let mut text = String::new();
         for host in &self.hosts {
             let path = host.folder.join("host_key.pub");
-            let key = fs::read_to_string(&path).map_err(at("reading", &path))?;
+            let key = fs::read_to_string(&path).map_err(file_error("reading", &path))?;
             let key: Vec<&str> = key.split_ascii_whitespace().take(2).collect();
             // Writing to a string does not fail.
             let _written = writeln!(text, "[{}]:{} {}", host.at.ip(), host.at.port(), key.join(" "));
@@ -121,12 +121,12 @@ impl Fleet {
 }
 
 /// Boots hosts in parallel, because booting is mostly waiting.
-fn boot(bed: &Path, hosts: u8) -> Result<Vec<Host>, BedError> {
+fn boot(bed: &Path, hosts: u8) -> Result<Vec<Host>, SshTestbedError> {
     let numbers: Vec<u8> = (1..=hosts).collect();
     let mut booted = std::thread::scope(|scope| {
-        let part = numbers.len().div_ceil(AT_A_TIME).max(1);
+        let part = numbers.len().div_ceil(MAX_CONCURRENT_BOOTS).max(1);
         let boot = |number: &u8| Ok((*number, Host::new(bed, &format!("host{number}"), *number)?));
-        let boot_all = move |numbers: &[u8]| numbers.iter().map(boot).collect::<Result<Vec<_>, BedError>>();
+        let boot_all = move |numbers: &[u8]| numbers.iter().map(boot).collect::<Result<Vec<_>, SshTestbedError>>();
         let threads: Vec<_> = numbers.chunks(part).map(|part| scope.spawn(move || boot_all(part))).collect();
         let mut booted = Vec::new();
         for thread in threads {
@@ -139,12 +139,12 @@ fn boot(bed: &Path, hosts: u8) -> Result<Vec<Host>, BedError> {
 }
 
 /// Creates a key pair without a passphrase.
-fn keygen(path: &Path) -> Result<(), BedError> {
+fn keygen(path: &Path) -> Result<(), SshTestbedError> {
     let program = "ssh-keygen";
     let made = Command::new(program).args(["-q", "-t", "ed25519", "-N", "", "-C", "bed", "-f"]).arg(path).output();
-    let made = made.map_err(|source| BedError::Program { program, source })?;
+    let made = made.map_err(|source| SshTestbedError::Program { program, source })?;
     if made.status.success() {
         return Ok(());
     }
-    Err(BedError::Refused { program, said: String::from_utf8_lossy(&made.stderr).trim().to_owned() })
+    Err(SshTestbedError::ProgramFailed { program, said: String::from_utf8_lossy(&made.stderr).trim().to_owned() })
 }

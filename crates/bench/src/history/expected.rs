@@ -10,58 +10,64 @@ use doctor_core::{
 };
 use doctor_store::records::{FailureRate, HistoryRow, LatestRow};
 
-use super::past::Past;
+use super::generator::GeneratedRow;
 
 const HOUR: i64 = 3_600_000;
 
 /// The state of one test on one node after all rows.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Stand {
+pub(crate) struct ExpectedLatest {
     pub(crate) record: TestRecord,
     pub(crate) outcome: usize,
     pub(crate) run: RunId,
     /// The newest pass or fail.
-    pub(crate) sure: Option<(usize, Timestamp)>,
+    pub(crate) conclusive: Option<(usize, Timestamp)>,
 }
 
 /// The expected state of all tests.
 #[derive(Debug)]
 pub(crate) struct Expected {
     /// By node, then by test.
-    pub(crate) stands: Vec<Stand>,
+    pub(crate) latest: Vec<ExpectedLatest>,
 }
 
 impl Expected {
     pub(crate) fn compute() -> Result<Self> {
-        let mut stands: Vec<Option<Stand>> = vec![None; Past::PAIRS];
-        for row in Past::all() {
-            let place = row.node as usize * Past::TESTS.len() + row.test;
-            let verdict = Past::OUTCOMES[row.outcome].verdict;
-            let nothing = Stand { record: TestRecord::NEVER, outcome: 0, run: row.run, sure: None };
+        let mut stands: Vec<Option<ExpectedLatest>> = vec![None; GeneratedRow::PAIRS];
+        for row in GeneratedRow::all() {
+            let place = row.node as usize * GeneratedRow::TESTS.len() + row.test;
+            let verdict = GeneratedRow::OUTCOMES[row.outcome].verdict;
+            let nothing = ExpectedLatest { record: TestRecord::NEVER, outcome: 0, run: row.run, conclusive: None };
             let stand = stands[place].get_or_insert(nothing);
             stand.record.add(verdict, row.at);
             stand.outcome = row.outcome;
             stand.run = row.run;
             if verdict.is_conclusive() {
-                stand.sure = Some((row.outcome, row.at));
+                stand.conclusive = Some((row.outcome, row.at));
             }
         }
-        let stands = stands.into_iter().collect::<Option<Vec<Stand>>>().context("a test has no generated row")?;
-        Ok(Self { stands })
+        let stands =
+            stands.into_iter().collect::<Option<Vec<ExpectedLatest>>>().context("a test has no generated row")?;
+        Ok(Self { latest: stands })
     }
 
     pub(crate) fn check_latest(&self, answer: &[LatestRow]) -> Result<()> {
-        ensure!(answer.len() == Past::PAIRS, "{} latest results, expected {}", answer.len(), Past::PAIRS);
-        for (place, (stand, row)) in self.stands.iter().zip(answer).enumerate() {
-            let node = u32::try_from(place / Past::TESTS.len()).context("counting nodes")?;
+        ensure!(
+            answer.len() == GeneratedRow::PAIRS,
+            "{} latest results, expected {}",
+            answer.len(),
+            GeneratedRow::PAIRS
+        );
+        for (place, (stand, row)) in self.latest.iter().zip(answer).enumerate() {
+            let node = u32::try_from(place / GeneratedRow::TESTS.len()).context("counting nodes")?;
             let expected = LatestRow {
-                node: Past::name(node),
-                test: test(place % Past::TESTS.len())?,
+                node: GeneratedRow::name(node),
+                test: test(place % GeneratedRow::TESTS.len())?,
                 at: stand.record.attempt().context("a test has no generated result")?,
-                verdict: Past::OUTCOMES[stand.outcome].verdict,
+                verdict: GeneratedRow::OUTCOMES[stand.outcome].verdict,
                 reason: reason(stand.outcome)?,
                 run: Some(stand.run),
-                conclusive: stand.sure.map(|(outcome, at)| (Past::OUTCOMES[outcome].verdict, at)),
+                conclusive: stand.conclusive.map(|(outcome, at)| (GeneratedRow::OUTCOMES[outcome].verdict, at)),
                 misses: stand.record.misses(),
             };
             ensure!(*row == expected, "the latest result is {row:?}, expected {expected:?}");
@@ -72,11 +78,11 @@ impl Expected {
     /// Verifies failure rates, which the store counts by the hour.
     pub(crate) fn check_rates(&self, answer: &[FailureRate], since: Timestamp) -> Result<()> {
         let from = since.millis().div_euclid(HOUR) * HOUR;
-        let mut counts = [[0_u64; 4]; Past::TESTS.len()];
+        let mut counts = [[0_u64; 4]; GeneratedRow::TESTS.len()];
         // A run of the day before may have its result in the first hour.
-        let days = u32::try_from((Past::END.millis() - from) / (24 * HOUR) + 2).context("counting days")?;
-        for day in Past::DAYS.saturating_sub(days)..Past::DAYS {
-            for row in (0..Past::NODES).flat_map(|node| Past::of_run(node, day)) {
+        let days = u32::try_from((GeneratedRow::END.millis() - from) / (24 * HOUR) + 2).context("counting days")?;
+        for day in GeneratedRow::DAYS.saturating_sub(days)..GeneratedRow::DAYS {
+            for row in (0..GeneratedRow::NODES).flat_map(|node| GeneratedRow::of_run(node, day)) {
                 if row.at.millis() >= from {
                     counts[row.test][row.outcome] += 1;
                 }
@@ -85,7 +91,7 @@ impl Expected {
         ensure!(answer.len() == counts.len(), "{} failure rates, expected {}", answer.len(), counts.len());
         for (place, (row, counts)) in answer.iter().zip(counts).enumerate() {
             let of = |verdict| {
-                let kinds = Past::OUTCOMES.iter().zip(counts).filter(|(kind, _)| kind.verdict == verdict);
+                let kinds = GeneratedRow::OUTCOMES.iter().zip(counts).filter(|(kind, _)| kind.verdict == verdict);
                 kinds.map(|(_, count)| count).sum()
             };
             let expected = FailureRate {
@@ -103,12 +109,12 @@ impl Expected {
 
 /// Verifies the newest rows of a node: newest first, the tests of one run in the order of their names.
 pub(crate) fn check_newest(node: u32, answer: &[HistoryRow], count: usize) -> Result<()> {
-    let newest = (0..Past::DAYS).rev().flat_map(|day| Past::of_run(node, day)).take(count);
+    let newest = (0..GeneratedRow::DAYS).rev().flat_map(|day| GeneratedRow::of_run(node, day)).take(count);
     ensure!(answer.len() == count, "{} newest results of a node, expected {count}", answer.len());
     for (row, past) in answer.iter().zip(newest) {
-        let kind = Past::OUTCOMES[past.outcome];
+        let kind = GeneratedRow::OUTCOMES[past.outcome];
         let expected = HistoryRow {
-            node: Past::name(node),
+            node: GeneratedRow::name(node),
             test: test(past.test)?,
             at: past.at,
             verdict: kind.verdict,
@@ -124,9 +130,9 @@ pub(crate) fn check_newest(node: u32, answer: &[HistoryRow], count: usize) -> Re
 }
 
 fn test(place: usize) -> Result<TestId> {
-    Ok(TestId::new(Past::TESTS[place])?)
+    Ok(TestId::new(GeneratedRow::TESTS[place])?)
 }
 
 fn reason(outcome: usize) -> Result<ReasonCode> {
-    Ok(ReasonCode::new(Past::OUTCOMES[outcome].reason)?)
+    Ok(ReasonCode::new(GeneratedRow::OUTCOMES[outcome].reason)?)
 }

@@ -6,10 +6,10 @@
 use std::{collections::BTreeMap, fmt::Write as _, io::Write as _, path::Path};
 
 use anyhow::{Context, Result};
-use doctor_core::{finding::Severity, lifecycle::Life};
+use doctor_core::{finding::Severity, lifecycle::NodeState};
 use doctor_store::{Store, StoreUrl};
 
-use super::{expected::Expected, past::Past};
+use super::{expected::Expected, generator::GeneratedRow};
 use crate::random::spread;
 
 const HOUR: i64 = 3_600_000;
@@ -92,15 +92,16 @@ fn number(place: usize) -> Cell {
 }
 
 fn fill(inside: &mut dyn Inside) -> Result<()> {
-    let life = serde_json::to_string(&Life::InService).context("writing a state")?;
-    let began = Past::END.millis();
-    let mut nodes = (0..Past::NODES)
-        .map(|node| vec![number(node as usize), Past::name(node).as_str().into(), life.as_str().into(), began.into()]);
+    let life = serde_json::to_string(&NodeState::InService).context("writing a state")?;
+    let began = GeneratedRow::END.millis();
+    let mut nodes = (0..GeneratedRow::NODES).map(|node| {
+        vec![number(node as usize), GeneratedRow::name(node).as_str().into(), life.as_str().into(), began.into()]
+    });
     inside.append("node", &["id", "name", "state", "state_since"], &mut nodes)?;
-    let mut tests = Past::TESTS.iter().enumerate().map(|(place, name)| vec![number(place), (*name).into()]);
+    let mut tests = GeneratedRow::TESTS.iter().enumerate().map(|(place, name)| vec![number(place), (*name).into()]);
     inside.append("test", &["id", "name"], &mut tests)?;
     fill_outcomes(inside)?;
-    let mut rows = Past::all().map(|row| {
+    let mut rows = GeneratedRow::all().map(|row| {
         let run = row.run.number().cast_signed();
         let since_birth = row.at.millis() - row.run.born().millis();
         vec![
@@ -119,7 +120,7 @@ fn fill(inside: &mut dyn Inside) -> Result<()> {
 
 fn fill_outcomes(inside: &mut dyn Inside) -> Result<()> {
     let columns = ["id", "name", "verdict", "severity", "reason", "untrusted", "imported"];
-    let mut rows = Past::OUTCOMES.iter().enumerate().map(|(place, kind)| {
+    let mut rows = GeneratedRow::OUTCOMES.iter().enumerate().map(|(place, kind)| {
         let severity = kind.severity.map(Severity::code);
         let name = format!("{}/{}/own/{}", kind.verdict, severity.unwrap_or("-"), kind.reason);
         let verdict = kind.verdict.code();
@@ -149,16 +150,16 @@ fn fill_latest(inside: &mut dyn Inside) -> Result<()> {
         "inconclusive_count",
     ];
     let expected = Expected::compute()?;
-    let mut rows = expected.stands.iter().enumerate().map(|(place, stand)| {
+    let mut rows = expected.latest.iter().enumerate().map(|(place, stand)| {
         vec![
-            number(place / Past::TESTS.len()),
-            number(place % Past::TESTS.len()),
+            number(place / GeneratedRow::TESTS.len()),
+            number(place % GeneratedRow::TESTS.len()),
             stand.record.attempt().map(|at| at.millis()).into(),
             number(stand.outcome),
             stand.run.number().cast_signed().into(),
             stand.record.settled().map(|at| at.millis()).into(),
-            stand.sure.map_or(Cell::Null, |(outcome, _)| number(outcome)),
-            stand.sure.map(|(_, at)| at.millis()).into(),
+            stand.conclusive.map_or(Cell::Null, |(outcome, _)| number(outcome)),
+            stand.conclusive.map(|(_, at)| at.millis()).into(),
             i64::from(stand.record.misses()).into(),
         ]
     });
@@ -168,7 +169,7 @@ fn fill_latest(inside: &mut dyn Inside) -> Result<()> {
 fn fill_hourly(inside: &mut dyn Inside) -> Result<()> {
     let columns = ["hour", "test", "passed", "failed", "inconclusive", "not_applicable"];
     let mut counts: BTreeMap<(i64, usize), [i64; 4]> = BTreeMap::new();
-    for row in Past::all() {
+    for row in GeneratedRow::all() {
         // The columns have the order of the outcomes: one per verdict.
         counts.entry((row.at.millis().div_euclid(HOUR), row.test)).or_default()[row.outcome] += 1;
     }

@@ -15,7 +15,7 @@ use doctor_core::{
     plan::Action,
     policy::Policy,
     profile::Profiles,
-    reason::Because,
+    reason::WithReason,
     run::{NonEmpty, Purpose, Run, RunState},
     time::{Span, Timestamp},
 };
@@ -51,7 +51,7 @@ pub(super) struct Job {
 }
 
 pub(super) fn settings() -> Result<Settings> {
-    Ok(Settings::new(Policy::standard(), Catalogue::built_in(), Profiles::default())?)
+    Ok(Settings::new(Policy::built_in(), Catalogue::built_in(), Profiles::default())?)
 }
 
 /// Returns the size of a usual document before compression.
@@ -84,7 +84,7 @@ impl Plans {
     /// Returns the jobs of a round. Runs are planned in an order unrelated to node names. Results arrive roughly in
     /// that order, with neighbouring runs overtaking each other.
     pub(super) fn jobs(&mut self) -> Result<Vec<Job>> {
-        self.ids.at(self.now);
+        self.ids.set_time(self.now);
         let mut nodes = self.nodes.clone();
         let round = self.now.millis().cast_unsigned();
         nodes.sort_by_cached_key(|node| node.as_str().bytes().fold(round, |seen, byte| spread(seen ^ u64::from(byte))));
@@ -102,7 +102,7 @@ impl Plans {
             nodes: NonEmpty::one(node.clone()),
             tests: NonEmpty::one(test.clone()),
             state: RunState::Planned,
-            asked: Because::new(Purpose::Validation, "stale", "last result 8d ago"),
+            asked: WithReason::new(Purpose::Validation, "stale", "last result 8d ago"),
             case: None,
             planned: self.now,
             limit: Span::minutes(30),
@@ -134,20 +134,21 @@ impl Plans {
 
     /// Commits the runs, as the cycle does before it submits them.
     pub(super) fn commit(&self, store: &Store, lease: &Lease, jobs: &[Job]) -> Result<()> {
-        let policy = Policy::standard();
+        let policy = Policy::built_in();
         for jobs in jobs.chunks(CYCLE) {
             let keys: BTreeMap<_, _> = jobs.iter().map(|job| (job.run.run.id, job.run.key.clone())).collect();
-            let submit = |job: &Job| Because::new(Action::Submit(job.run.run.clone()), "stale", "last result 8d ago");
+            let submit =
+                |job: &Job| WithReason::new(Action::Submit(job.run.run.clone()), "stale", "last result 8d ago");
             let actions: Vec<_> = jobs.iter().map(submit).collect();
             let intent = CycleIntent {
                 at: self.now,
                 actions: &actions,
                 keys: &keys,
-                named: &[],
+                attributed_findings: &[],
                 changed_reasons: &[],
                 policy_version: policy.version,
                 retry: &policy.retry,
-                told: &[],
+                notifications: &[],
             };
             store.commit(lease, &intent)?;
         }

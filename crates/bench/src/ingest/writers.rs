@@ -6,7 +6,7 @@ use std::{
 };
 
 use doctor_engine::{
-    ingest::{no_past, open_document},
+    ingest::{open_document, without_baselines},
     settings::Settings,
 };
 use doctor_store::{GroupCommit, Store, records::Accepted};
@@ -75,8 +75,9 @@ pub(super) fn run(
 
 fn write(settings: &Settings, group: &GroupCommit, job: Job) -> Result<Duration> {
     let began = Instant::now();
-    let result = open_document(settings, &job.run, None, job.document, job.received, |_| Vec::new(), &mut no_past)?;
+    let result =
+        open_document(settings, &job.run, None, job.document, job.received, |_| Vec::new(), &mut without_baselines)?;
     let accepted = group.submit(result).context("storing a result")?;
-    ensure!(accepted == Accepted::Kept, "{} was not stored: {accepted:?}", job.run.run.id);
+    ensure!(accepted == Accepted::Stored, "{} was not stored: {accepted:?}", job.run.run.id);
     Ok(began.elapsed())
 }

@@ -12,7 +12,7 @@ use std::{
 use doctor_backend_kubernetes::{KubernetesConfig, manifests};
 
 use anyhow::{Context, Result, bail};
-use doctor_bed::kubernetes::{BedError, ControlPlane, Setup, kubelet::connect};
+use doctor_bed::kubernetes::{ControlPlane, KubernetesTestbedError, Setup, kubelet::connect};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use kube::{
     Client,
@@ -39,7 +39,7 @@ impl Cluster {
     pub(super) fn start() -> Result<Result<Self, String>> {
         let programs = match ControlPlane::programs() {
             Ok(programs) => programs,
-            Err(BedError::NotBuilt { why }) => return Ok(Err(why)),
+            Err(KubernetesTestbedError::Unsupported { why }) => return Ok(Err(why)),
             Err(other) => return Err(other.into()),
         };
         let data = cache::input("kubernetes", fingerprint(&programs), |path| {
@@ -53,7 +53,7 @@ impl Cluster {
         })?;
         let cluster = Self::on(&programs, Some(&data))?;
         for object in manifests(&KubernetesConfig::default()) {
-            cluster.plane.make(&object);
+            cluster.plane.create(&object);
         }
         Ok(Ok(cluster))
     }
@@ -198,10 +198,10 @@ async fn fill(cluster: &Cluster) -> Result<()> {
         "metadata": { "name": "default", "namespace": namespace } })
     };
     for namespace in population::namespaces() {
-        cluster.plane.make(&json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace } }));
-        cluster.plane.make(&account(&namespace));
+        cluster.plane.create(&json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace } }));
+        cluster.plane.create(&account(&namespace));
     }
-    cluster.plane.make(&account("kube-system"));
+    cluster.plane.create(&account("kube-system"));
     let register = |number: usize| {
         let client = cluster.client.clone();
         async move {

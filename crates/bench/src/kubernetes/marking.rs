@@ -20,20 +20,20 @@ use doctor_backend::{
 use doctor_backend_kubernetes::{KubernetesBackend, KubernetesConfig};
 use doctor_checks::Catalogue;
 use doctor_core::{
-    case::{Case, CaseState, Rung, StepKind, StepState},
+    case::{Case, CaseState, RepairStep, StepKind, StepState},
     finding::Severity,
     ids::{HardwareId, IdSource, NodeName},
     node::MarkKind,
     plan::Action,
     policy::Policy,
     profile::Profiles,
-    reason::Because,
+    reason::WithReason,
     snapshot::Snapshot,
     time::Span,
 };
 use doctor_engine::{
+    cluster_state::{self, ObserveError},
     execute::Executor,
-    picture::{self, LookError},
     settings::Settings,
 };
 use doctor_store::{Lease, Store, StoreUrl, records::CycleIntent};
@@ -55,18 +55,18 @@ const MARKED: usize = 750;
 /// Each round marks different nodes.
 const ROUNDS: usize = 3;
 /// The default number of workers of the service.
-const HANDS: usize = 8;
+const WORKERS: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(90);
 
 pub(crate) fn run() -> Result<Measured> {
     let cluster = match Cluster::start()? {
         Ok(cluster) => cluster,
-        Err(why) => return Ok(Measured::NotHere(why)),
+        Err(why) => return Ok(Measured::NotAvailable(why)),
     };
     let marker = Marker::new(&cluster)?;
     eprintln!("  checking: the backend sees every node as created");
     let before = cluster.nodes()?;
-    let mut snapshot = marker.look()?;
+    let mut snapshot = marker.take_snapshot()?;
     compare(&snapshot)?;
 
     let whole: Vec<usize> = (0..NODES).filter(|node| matches!(State::of(*node), State::Taken | State::Idle)).collect();
@@ -80,19 +80,19 @@ pub(crate) fn run() -> Result<Measured> {
             let value = format!("{round}-{turn}");
             match (round + turn) % 3 {
                 0 => alone.push(rate(|| cluster.patch_nodes(&bare, 1, |_| bare_patch(&value)))?),
-                1 => together.push(rate(|| cluster.patch_nodes(&bare, HANDS, |_| bare_patch(&value)))?),
+                1 => together.push(rate(|| cluster.patch_nodes(&bare, WORKERS, |_| bare_patch(&value)))?),
                 _ => marked.push(marker.mark(nodes, &snapshot)?),
             }
         }
-        snapshot = marker.look()?;
+        snapshot = marker.take_snapshot()?;
     }
     eprintln!("  checking: every node has exactly its mark");
     let ours: Vec<String> = ours[..ROUNDS * MARKED].iter().map(|node| node_name(*node)).collect();
     prove(&before, &cluster.nodes()?, &ours, &bare)?;
-    marker.prove(&snapshot, &ours)?;
+    marker.verify_marks(&snapshot, &ours)?;
 
     let inputs = json!({
-        "nodes": NODES, "pods": PODS, "marked": MARKED, "rounds": ROUNDS, "workers": HANDS, "store": "SQLite",
+        "nodes": NODES, "pods": PODS, "marked": MARKED, "rounds": ROUNDS, "workers": WORKERS, "store": "SQLite",
         "bare_loop_per_s": median(&alone), "bare_loop_of_8_per_s": median(&together),
     });
     let figure = |name: &str, value, unit, note: String| Figure {
@@ -146,17 +146,17 @@ impl Marker {
         let backend = KubernetesBackend::open(KubernetesConfig { kubeconfig, ..KubernetesConfig::default() })?;
         let store = Store::open(&StoreUrl::Sqlite(folder.path().join("doctor.db")))?;
         let lease = store.acquire("bench", SystemClock.now(), Span::hours(1))?;
-        let settings = Settings::new(Policy::standard(), Catalogue::built_in(), Profiles::default())?;
+        let settings = Settings::new(Policy::built_in(), Catalogue::built_in(), Profiles::default())?;
         Ok(Self { backend, store, lease, settings, _folder: folder })
     }
 
     /// Takes a snapshot. On a busy machine the first lists take longer than the backend lets a cycle wait, hence the retries.
-    fn look(&self) -> Result<Snapshot> {
+    fn take_snapshot(&self) -> Result<Snapshot> {
         let began = Instant::now();
         loop {
-            match picture::fresh(&self.store, &self.backend, &self.settings, SystemClock.now()) {
-                Err(LookError::Backend(error))
-                    if error.effect == Effect::NoneTryAgain && began.elapsed() < PATIENCE => {}
+            match cluster_state::observe_now(&self.store, &self.backend, &self.settings, SystemClock.now()) {
+                Err(ObserveError::Backend(error))
+                    if error.effect == Effect::NotAppliedRetry && began.elapsed() < PATIENCE => {}
                 seen => return Ok(seen?),
             }
         }
@@ -170,11 +170,11 @@ impl Marker {
             at: SystemClock.now(),
             actions: &actions,
             keys: &BTreeMap::new(),
-            named: &[],
+            attributed_findings: &[],
             changed_reasons: &[],
             policy_version: self.settings.policy.version,
             retry: &self.settings.policy.retry,
-            told: &[],
+            notifications: &[],
         };
         self.store.commit(&self.lease, &intent)?;
         let executor = Executor {
@@ -184,7 +184,7 @@ impl Marker {
             lease: &self.lease,
             settings: &self.settings,
             share: None,
-            workers: HANDS,
+            workers: WORKERS,
         };
         let troubles = executor.execute(&actions, &BTreeMap::new(), snapshot)?;
         let rate = nodes.len() as f64 / began.elapsed().as_secs_f64();
@@ -193,7 +193,7 @@ impl Marker {
     }
 
     /// Verifies that the store has every step as done, and that the backend sees our mark on exactly these nodes.
-    fn prove(&self, snapshot: &Snapshot, marked: &[String]) -> Result<()> {
+    fn verify_marks(&self, snapshot: &Snapshot, marked: &[String]) -> Result<()> {
         let bears = snapshot.nodes.iter().filter(|record| record.node.marks.has_ours(MarkKind::Unhealthy));
         let bears: BTreeSet<&str> = bears.map(|record| record.node.name.as_str()).collect();
         let wanted: BTreeSet<&str> = marked.iter().map(String::as_str).collect();
@@ -206,10 +206,10 @@ impl Marker {
 }
 
 /// Returns a case and its first step for each node, as the planner would create them.
-fn plan(nodes: &[usize]) -> Result<Vec<Because<Action>>> {
+fn plan(nodes: &[usize]) -> Result<Vec<WithReason<Action>>> {
     let now = SystemClock.now();
     let mut ids = IdSource::new(now.millis().cast_unsigned());
-    ids.at(now);
+    ids.set_time(now);
     let mut actions = Vec::with_capacity(2 * nodes.len());
     for number in nodes {
         let node = NodeName::new(&node_name(*number))?;
@@ -220,7 +220,7 @@ fn plan(nodes: &[usize]) -> Result<Vec<Because<Action>>> {
             opened: now,
             severity: Severity::Isolate,
             findings: Vec::new(),
-            rung: Rung::Quarantine,
+            rung: RepairStep::Quarantine,
             steps: Vec::new(),
             state: CaseState::Open,
             boot_id: None,
@@ -228,8 +228,8 @@ fn plan(nodes: &[usize]) -> Result<Vec<Because<Action>>> {
             failed_work: Vec::new(),
         };
         let step = Action::Step { case: case.id, node, step: StepKind::Mark, op: ids.op(), tries: 1 };
-        actions.push(Because::new(Action::OpenCase(case), "bench", "750 at once"));
-        actions.push(Because::new(step, "case", "750 at once"));
+        actions.push(WithReason::new(Action::OpenCase(case), "bench", "750 at once"));
+        actions.push(WithReason::new(step, "case", "750 at once"));
     }
     Ok(actions)
 }

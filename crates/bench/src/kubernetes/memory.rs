@@ -21,28 +21,28 @@ use crate::{Measured, figure::Figure};
 
 /// How long it is sampled after every node was seen.
 const STEADY: Duration = Duration::from_secs(25);
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
 const MEGABYTE: f64 = 1e6;
 
 pub(crate) fn run() -> Result<Measured> {
     let cluster = match Cluster::start()? {
         Ok(cluster) => cluster,
-        Err(why) => return Ok(Measured::NotHere(why)),
+        Err(why) => return Ok(Measured::NotAvailable(why)),
     };
-    let mut service = Service::start(&cluster, Validation::AsUsual)?;
+    let mut service = Service::start(&cluster, Validation::Default)?;
     let anonymous = service.running.watch_memory("RssAnon");
     eprintln!("  checking: the service sees every node as created");
     service.wait_until_seen(&as_made())?;
-    let listed = anonymous.most();
+    let listed = anonymous.peak();
     eprintln!("  measuring: steady cycles");
     let began = Instant::now();
     let mut steady = 0;
     while began.elapsed() < STEADY {
-        thread::sleep(LOOK_EVERY);
+        thread::sleep(SAMPLE_INTERVAL);
         service.running.check()?;
         steady = steady.max(service.running.memory("RssAnon")?);
     }
-    let (most, resident) = (anonymous.most(), service.running.most_resident()?);
+    let (most, resident) = (anonymous.peak(), service.running.peak_rss()?);
     drop(anonymous);
     service.stop_and_compare(&as_made())?;
 

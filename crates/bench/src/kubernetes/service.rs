@@ -15,8 +15,8 @@ use tempfile::TempDir;
 
 use super::{
     cluster::Cluster,
+    counting_proxy::CountingProxy,
     population::{NODES, State, node_name},
-    wire::Wire,
 };
 use crate::{process::Running, shipped};
 
@@ -28,13 +28,13 @@ const PAUSE: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Validation {
     /// As many at a time as the default policy allows.
-    AsUsual,
+    Default,
     None,
 }
 
 pub(super) struct Service {
     pub(super) running: Running,
-    pub(super) wire: Wire,
+    pub(super) proxy: CountingProxy,
     program: PathBuf,
     folder: TempDir,
 }
@@ -43,7 +43,7 @@ impl Service {
     pub(super) fn start(cluster: &Cluster, validation: Validation) -> Result<Self> {
         let program = shipped::doctor()?;
         let folder = tempfile::tempdir().context("creating a folder for the service")?;
-        let wire = Wire::to(cluster.port()?)?;
+        let wire = CountingProxy::start(cluster.port()?)?;
         let kubeconfig = cluster.kubeconfig(wire.port(), folder.path())?;
         let jobs = if validation == Validation::None { "[limits]\njobs = 0\n" } else { "" };
         let settings = format!(
@@ -58,14 +58,14 @@ impl Service {
         let log = File::create(folder.path().join("log")).context("creating the service's log")?;
         let mut command = doctor(&program, folder.path());
         command.arg("serve").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        Ok(Self { running: Running::start(&mut command)?, wire, program, folder })
+        Ok(Self { running: Running::start(&mut command)?, proxy: wire, program, folder })
     }
 
     /// Waits until every node is reported with the expected occupancy.
     pub(super) fn wait_until_seen(&mut self, expected: &BTreeMap<String, &'static str>) -> Result<()> {
         let began = Instant::now();
         loop {
-            self.running.check().with_context(|| self.said())?;
+            self.running.check().with_context(|| self.log_tail())?;
             let wrong = match self.nodes() {
                 Ok(nodes) => match difference(&nodes, expected) {
                     None => return Ok(()),
@@ -75,7 +75,7 @@ impl Service {
                 Err(why) => format!("{why:#}"),
             };
             if began.elapsed() > PATIENCE {
-                bail!("the nodes of the service differ: {wrong}; its log: {}", self.said());
+                bail!("the nodes of the service differ: {wrong}; its log: {}", self.log_tail());
             }
             thread::sleep(PAUSE);
         }
@@ -92,7 +92,7 @@ impl Service {
         }
     }
 
-    pub(super) fn said(&self) -> String {
+    pub(super) fn log_tail(&self) -> String {
         said(self.folder.path())
     }
 

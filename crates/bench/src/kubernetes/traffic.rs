@@ -25,9 +25,9 @@ use serde_json::{Value, json};
 
 use super::{
     cluster::{Cluster, Part},
+    counting_proxy::{CountingProxy, Traffic},
     population::{self, NODES, PODS, Pod, State, node_name, training},
     service::{Service, Validation, as_made},
-    wire::{Passed, Wire},
 };
 use crate::{Measured, figure::Figure};
 
@@ -47,31 +47,31 @@ const HEARTBEATS: f64 = 2.0;
 pub(crate) fn run() -> Result<Measured> {
     let cluster = match Cluster::start()? {
         Ok(cluster) => cluster,
-        Err(why) => return Ok(Measured::NotHere(why)),
+        Err(why) => return Ok(Measured::NotAvailable(why)),
     };
     let mut service = Service::start(&cluster, Validation::None)?;
     eprintln!("  checking: the service sees every node as created");
     service.wait_until_seen(&as_made())?;
-    let first = settle(&service.wire)?;
+    let first = wait_until_quiet(&service.proxy)?;
 
     eprintln!("  measuring: no changes");
     let (began, writes) = (Instant::now(), cluster.node_writes()?);
     let list = cluster.list("/api/v1/nodes")?.len() + cluster.list("/api/v1/pods")?.len();
     thread::sleep(IDLE.saturating_sub(began.elapsed()));
-    let (idle, idle_s) = (service.wire.passed().since(first), began.elapsed().as_secs_f64());
+    let (idle, idle_s) = (service.proxy.traffic().since(first), began.elapsed().as_secs_f64());
     let idle_writes = cluster.node_writes()? - writes;
 
     let change = Change::chosen();
-    let mut told = |what: &str, play: &dyn Fn() -> Result<()>| -> Result<Passed> {
+    let mut told = |what: &str, play: &dyn Fn() -> Result<()>| -> Result<Traffic> {
         eprintln!("  measuring: {what}");
         service.running.check()?;
-        let before = service.wire.passed();
+        let before = service.proxy.traffic();
         play()?;
-        Ok(settle(&service.wire)?.since(before))
+        Ok(wait_until_quiet(&service.proxy)?.since(before))
     };
     let ended = told("one in a hundred pods ends", &|| change.end(&cluster))?;
     let changed = told("one in a hundred nodes changes", &|| change.nodes(&cluster))?;
-    let came = told("as many pods are created as have ended", &|| change.come(&cluster))?;
+    let came = told("as many pods are created as have ended", &|| change.create_pods(&cluster))?;
     let beats = told("one in a hundred kubelets reports its node", &|| change.heartbeats(&cluster))?;
     eprintln!("  checking: the service sees every node as changed");
     service.stop_and_compare(&change.seen_as())?;
@@ -129,13 +129,13 @@ pub(crate) fn run() -> Result<Measured> {
 }
 
 /// Waits until there is no more traffic.
-fn settle(wire: &Wire) -> Result<Passed> {
+fn wait_until_quiet(wire: &CountingProxy) -> Result<Traffic> {
     let began = Instant::now();
-    let (mut before, mut since) = (wire.passed(), Instant::now());
+    let (mut before, mut since) = (wire.traffic(), Instant::now());
     while since.elapsed() < QUIET {
         ensure!(began.elapsed() < PATIENCE, "traffic between the service and the API server does not stop");
         thread::sleep(QUIET / 50);
-        let now = wire.passed();
+        let now = wire.traffic();
         if now != before {
             (before, since) = (now, Instant::now());
         }
@@ -177,7 +177,7 @@ impl Change {
         cluster.patch_node_status(&names(&self.ill), |_| report("False", "2026-11-15T08:10:00Z"))
     }
 
-    fn come(&self, cluster: &Cluster) -> Result<()> {
+    fn create_pods(&self, cluster: &Cluster) -> Result<()> {
         let pods: Vec<Pod> = self.taken.iter().map(|node| training(*node, "next")).collect();
         cluster.play(&pods, &[Part::Made, Part::Bound, Part::Creating, Part::Running])
     }

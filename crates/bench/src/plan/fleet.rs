@@ -5,13 +5,13 @@ use std::sync::Arc;
 use doctor_core::{
     finding::{Evidence, Finding, OpenFinding, Severity, Verdict},
     ids::{HardwareId, IdSource, JobId, NodeName, PoolName, RuleId, TestId},
-    lifecycle::Life,
+    lifecycle::NodeState,
     node::{ForeignMark, Hardware, Hold, Marks, Node, Occupancy},
     observation::Entity,
     policy::{Policy, TestPolicy},
-    reason::{Because, ReasonCode},
-    run::{JobSeen, NonEmpty, Purpose, Run, RunState},
-    snapshot::{ActiveRun, Breaker, Caps, NodeRecord, RecentActions, Snapshot, TestRecord},
+    reason::{ReasonCode, WithReason},
+    run::{NonEmpty, ObservedJobState, Purpose, Run, RunState},
+    snapshot::{ActiveRun, Breaker, Capabilities, NodeRecord, RecentActions, Snapshot, TestRecord},
     time::{Span, Timestamp},
 };
 
@@ -30,7 +30,7 @@ const RACK: usize = 64;
 const TEST_DUE: u64 = 670;
 
 pub(crate) fn busy(nodes: usize, tests: usize) -> Snapshot {
-    let mut policy = Policy::standard();
+    let mut policy = Policy::built_in();
     policy.limits.jobs = OPEN_SLOTS + u32::try_from(RUNNING).expect("a few runs");
     let tests: Arc<[TestPolicy]> = (0..tests).map(test).collect();
     let mut random = Random::new(1);
@@ -45,10 +45,10 @@ pub(crate) fn busy(nodes: usize, tests: usize) -> Snapshot {
         spent: Span::hours(3),
         breaker: Breaker::Closed { since: None },
         pauses: Vec::new(),
-        requests: Vec::new(),
+        commands: Vec::new(),
         trials: Vec::new(),
         silence_reported: false,
-        caps: Caps::ALL,
+        capabilities: Capabilities::ALL,
         policy: Arc::new(policy),
         tests,
     }
@@ -104,16 +104,16 @@ fn record(place: usize, tests: &[TestPolicy], random: &mut Random) -> NodeRecord
     let findings = if suspect { vec![unconfirmed(&tests[0])] } else { Vec::new() };
     NodeRecord {
         node,
-        life: if suspect { Life::Suspect } else { Life::InService },
+        state: if suspect { NodeState::Suspect } else { NodeState::InService },
         since: NOW.minus(Span::days(30)),
-        records: tests.iter().map(|_| past(random)).collect(),
+        test_records: tests.iter().map(|_| past(random)).collect(),
         findings,
         backoff: None,
         hold: random.chance(10).then(hold),
         hardware: HardwareId::new(&format!("board-{serial}")).ok(),
         case: None,
-        heard: Some(NOW.minus(Span::from_millis(random.below(60_000).cast_signed()))),
-        failed: None,
+        last_report: Some(NOW.minus(Span::from_millis(random.below(60_000).cast_signed()))),
+        job_failures: None,
     }
 }
 
@@ -150,7 +150,7 @@ fn unconfirmed(test: &TestPolicy) -> OpenFinding {
         entity: Entity::node(),
         verdict: Verdict::Fail,
         severity: Severity::Monitor,
-        remedy: Severity::Monitor.usual_remedy(),
+        remedy: Severity::Monitor.default_remedy(),
         reason: ReasonCode::fixed("too-slow"),
         text: "1.9 GB/s, 2.0 GB/s is the least".to_owned(),
         rule: RuleId::new("bandwidth").expect("a plain name"),
@@ -164,8 +164,8 @@ fn unconfirmed(test: &TestPolicy) -> OpenFinding {
 fn under_way(nodes: &[NodeRecord], tests: &[TestPolicy]) -> Vec<ActiveRun> {
     let mut ids = IdSource::new(9);
     let began = NOW.minus(Span::minutes(3));
-    ids.at(began);
-    let free = nodes.iter().filter(|record| record.node.occupancy.is_free() && record.life == Life::InService);
+    ids.set_time(began);
+    let free = nodes.iter().filter(|record| record.node.occupancy.is_free() && record.state == NodeState::InService);
     free.take(RUNNING)
         .map(|record| {
             let id = ids.run();
@@ -175,13 +175,13 @@ fn under_way(nodes: &[NodeRecord], tests: &[TestPolicy]) -> Vec<ActiveRun> {
                 nodes: NonEmpty::one(record.node.name.clone()),
                 tests: NonEmpty::one(tests[tests.len() - 1].id.clone()),
                 state: RunState::Running { job: job.clone(), since: began },
-                asked: Because::new(Purpose::Validation, "stale", "last result 8d ago"),
+                asked: WithReason::new(Purpose::Validation, "stale", "last result 8d ago"),
                 case: None,
                 planned: began,
                 limit: Span::minutes(30),
             };
-            let seen = JobSeen::Running { job, since: began };
-            ActiveRun { run, seen, started: Some(began), cancelling: None, absent_since: None }
+            let seen = ObservedJobState::Running { job, since: began };
+            ActiveRun { run, job: seen, started: Some(began), cancelling: None, absent_since: None }
         })
         .collect()
 }

@@ -2,7 +2,7 @@
 
 use doctor_core::{
     ids::{NodeName, TestId},
-    lifecycle::Life,
+    lifecycle::NodeState,
     policy::TestPolicy,
     snapshot::{NodeRecord, Snapshot, TestRecord},
     time::Timestamp,
@@ -18,11 +18,11 @@ pub(crate) fn queue(snapshot: &Snapshot) -> Vec<(NodeName, Vec<TestId>)> {
             let due: Vec<(&TestPolicy, &TestRecord)> = snapshot
                 .tests
                 .iter()
-                .zip(&record.records)
+                .zip(&record.test_records)
                 .filter(|(test, known)| is_due(snapshot, record, test, known))
                 .collect();
             let oldest = due.iter().map(|(_, known)| known.age_key()).min()?;
-            let calm = record.life != Life::Suspect && record.findings.is_empty();
+            let calm = record.state != NodeState::Suspect && record.findings.is_empty();
             let tests = due.iter().map(|(test, _)| test.id.clone()).collect();
             Some((calm, oldest, record.node.name.clone(), tests))
         })
@@ -33,7 +33,7 @@ pub(crate) fn queue(snapshot: &Snapshot) -> Vec<(NodeName, Vec<TestId>)> {
 
 fn is_open(snapshot: &Snapshot, record: &NodeRecord) -> bool {
     record.node.occupancy.is_free()
-        && matches!(record.life, Life::InService | Life::Suspect)
+        && matches!(record.state, NodeState::InService | NodeState::Suspect)
         && record.hold.is_none()
         && record.node.marks.foreign.is_empty()
         && record.backoff.is_none_or(|backoff| backoff.until <= snapshot.at)

@@ -12,23 +12,23 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use super::{NODES, stage::Stage};
+use super::{NODES, fixture::WebFixture};
 use crate::{Measured, figure::Figure, shipped};
 
 /// The exit code of the script on a machine without a browser.
-const NOT_HERE: i32 = 3;
+const NO_BROWSER_EXIT_CODE: i32 = 3;
 
 pub(crate) fn run() -> Result<Measured> {
     let program = shipped::doctor()?;
     eprintln!("  starting a simulated cluster of {NODES} nodes and a controller");
-    let stage = Stage::new(&program, NODES)?;
-    stage.twin(NODES)?;
+    let stage = WebFixture::new(&program, NODES)?;
+    stage.verify_nodes(NODES)?;
     let mut script = Command::new("scripts/browser.sh");
     script.arg("paint").env("ADDRESS", format!("http://{}", stage.address())).env("NODES", NODES.to_string());
     let said = script.env("DOCTOR", &program).output().context("starting scripts/browser.sh")?;
     let told = String::from_utf8_lossy(&said.stderr);
-    if said.status.code() == Some(NOT_HERE) {
-        return Ok(Measured::NotHere(told.lines().last().unwrap_or("there is no browser").to_owned()));
+    if said.status.code() == Some(NO_BROWSER_EXIT_CODE) {
+        return Ok(Measured::NotAvailable(told.lines().last().unwrap_or("there is no browser").to_owned()));
     }
     if !said.status.success() {
         bail!("the browser failed: {told}");

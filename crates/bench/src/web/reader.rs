@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One request.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked {
+pub(super) struct TimedRequest {
     pub(super) took: Duration,
 }
 
@@ -31,10 +31,10 @@ pub(super) struct Reader {
 }
 
 /// The relevant headers of a response, and its body.
-pub(super) struct Answer {
+pub(super) struct HttpResponse {
     pub(super) body: Vec<u8>,
     tag: Option<String>,
-    stays: bool,
+    keep_alive: bool,
 }
 
 impl Reader {
@@ -43,7 +43,7 @@ impl Reader {
     }
 
     /// Sends requests in turn until `over` is set.
-    pub(super) fn read_until(mut self, over: &AtomicBool) -> Result<Vec<Asked>> {
+    pub(super) fn read_until(mut self, over: &AtomicBool) -> Result<Vec<TimedRequest>> {
         let mut asked = Vec::new();
         // Clients start at different positions.
         let mut turn = self.number;
@@ -52,7 +52,7 @@ impl Reader {
             turn += 1;
             let began = Instant::now();
             self.get(&path, true).with_context(|| format!("reading {path}"))?;
-            asked.push(Asked { took: began.elapsed() });
+            asked.push(TimedRequest { took: began.elapsed() });
             thread::sleep(PAUSE);
         }
         Ok(asked)
@@ -74,7 +74,7 @@ impl Reader {
     }
 
     /// Sends one request; `packed`: accept gzip.
-    pub(super) fn get(&mut self, path: &str, packed: bool) -> Result<Answer> {
+    pub(super) fn get(&mut self, path: &str, packed: bool) -> Result<HttpResponse> {
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
             None => {
@@ -97,14 +97,14 @@ impl Reader {
         if let Some(tag) = answer.tag.clone().filter(|_| packed) {
             self.tags.insert(path.to_owned(), tag);
         }
-        if answer.stays {
+        if answer.keep_alive {
             self.connection = Some(connection);
         }
         Ok(answer)
     }
 }
 
-fn read_answer(connection: &mut BufReader<TcpStream>) -> Result<Answer> {
+fn read_answer(connection: &mut BufReader<TcpStream>) -> Result<HttpResponse> {
     let mut line = String::new();
     connection.read_line(&mut line).context("reading the status")?;
     let status: u16 =
@@ -125,5 +125,5 @@ fn read_answer(connection: &mut BufReader<TcpStream>) -> Result<Answer> {
     let mut body = vec![0; length];
     connection.read_exact(&mut body).context("reading the body")?;
     ensure!(matches!(status, 200 | 304), "status {status}: {}", String::from_utf8_lossy(&body));
-    Ok(Answer { body, tag, stays })
+    Ok(HttpResponse { body, tag, keep_alive: stays })
 }

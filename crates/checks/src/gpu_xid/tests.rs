@@ -3,10 +3,10 @@
 use super::*;
 use crate::{
     gpu::{
-        Reading,
+        FieldValue,
         tests::{answer, n, none},
     },
-    judged::judged,
+    classify_fixture::classify_outputs,
     kmsg::tests::{BOOT, at_seconds, logged},
 };
 use doctor_core::observation::{FailureKind, ProbeFailure};
@@ -16,7 +16,7 @@ const GPU: &str = "gpu:0000:18:00.0";
 const MODULES: &str = "nvidia_uvm 1540096 4 - Live 0x0\nnvidia 9715712 80 nvidia_uvm, Live 0x0\n";
 
 fn named(name: &str, mig: f64) -> ProbeOutput {
-    let fields = [("name", Reading::Text(name.to_owned())), ("mig.mode.current", n(mig))];
+    let fields = [("name", FieldValue::Text(name.to_owned())), ("mig.mode.current", n(mig))];
     answer(&[&fields, &fields])
 }
 
@@ -33,7 +33,7 @@ fn look(lines: &[&str]) -> Vec<String> {
 fn on(gpus: ProbeOutput, lines: &[&str]) -> Vec<String> {
     let lines: Vec<String> = lines.iter().map(|line| written(line)).collect();
     let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
-    judged(&CHECK, &with(logged(&lines), gpus, MODULES))
+    classify_outputs(&CHECK, &with(logged(&lines), gpus, MODULES))
 }
 
 /// Expands a line that starts with a number to an Xid of the first GPU.
@@ -133,7 +133,7 @@ fn one_memory_fault_is_one_finding() {
     // An hour apart they are two faults.
     let lines = [(800_000, written("48, ")), (803_600, written("63, "))];
     let lines: Vec<(u64, &str)> = lines.iter().map(|(at, line)| (*at, line.as_str())).collect();
-    let two = judged(&CHECK, &with(at_seconds(&lines), named("NVIDIA H200", 0.0), MODULES));
+    let two = classify_outputs(&CHECK, &with(at_seconds(&lines), named("NVIDIA H200", 0.0), MODULES));
     assert_eq!(two, [fails("xid-48 reset"), fails("xid-63 monitor")].concat());
 }
 
@@ -164,7 +164,7 @@ fn the_switch_is_blamed_and_not_eight_gpus() {
     assert_eq!(look(&lines).len(), 8, "a corrected error breaks no link");
     // An hour later the GPU's link fails by itself.
     let lines = [(800_000, fatal), (803_600, all[0].as_str())];
-    let later = judged(&CHECK, &with(at_seconds(&lines), named("NVIDIA H200", 0.0), MODULES));
+    let later = classify_outputs(&CHECK, &with(at_seconds(&lines), named("NVIDIA H200", 0.0), MODULES));
     assert_eq!(later, ["fail xid-74 reset gpu:0000:10:00.0"]);
 }
 
@@ -190,11 +190,11 @@ fn links_are_weighed_by_their_registers() {
 fn xid_159_counts_only_where_unified_memory_is_used() {
     let lines = || logged(&["NVRM: Xid (PCI:0000:18:00): 159, CHI Non-Data Error"]);
     let gpus = || named("NVIDIA GB200", 0.0);
-    assert_eq!(judged(&CHECK, &with(lines(), gpus(), MODULES)), fails("xid-159 reset"));
-    assert_eq!(judged(&CHECK, &with(lines(), gpus(), "nvidia 9715712 80 - Live 0x0\n")), PASS);
+    assert_eq!(classify_outputs(&CHECK, &with(lines(), gpus(), MODULES)), fails("xid-159 reset"));
+    assert_eq!(classify_outputs(&CHECK, &with(lines(), gpus(), "nvidia 9715712 80 - Live 0x0\n")), PASS);
     let mut unread = lines();
     unread.extend([gpus(), ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "/proc/modules"))]);
-    assert_eq!(judged(&CHECK, &unread), fails("xid-159 reset"));
+    assert_eq!(classify_outputs(&CHECK, &unread), fails("xid-159 reset"));
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn one_place_that_fails_again_and_again_is_watched() {
     let times = |apart: u64, lines: &[String]| {
         let lines: Vec<(u64, &str)> =
             lines.iter().enumerate().map(|(k, line)| (800_000 + k as u64 * apart, line.as_str())).collect();
-        judged(&CHECK, &with(at_seconds(&lines), gpus(), MODULES))
+        classify_outputs(&CHECK, &with(at_seconds(&lines), gpus(), MODULES))
     };
     assert_eq!(times(600, &[at(0), at(0), at(0)]), fails("xid-13-repeated monitor"));
     assert_eq!(times(600, &[at(0), at(0)]), PASS);
@@ -229,7 +229,7 @@ fn one_place_that_fails_again_and_again_is_watched() {
 fn an_old_xid_does_not_fail_a_node_for_ever() {
     let old =
         with(at_seconds(&[(1, "NVRM: Xid (PCI:0000:18:00): 79, off the bus")]), named("NVIDIA H100", 0.0), MODULES);
-    assert_eq!(judged(&CHECK, &old), PASS);
+    assert_eq!(classify_outputs(&CHECK, &old), PASS);
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn a_machine_without_a_gpu_has_nothing_to_look_at_unless_its_log_says_otherwise(
     let without_log = |gpus| {
         let mut outputs = logged(&[]);
         outputs[0] = denied();
-        judged(&CHECK, &with(outputs, gpus, MODULES))
+        classify_outputs(&CHECK, &with(outputs, gpus, MODULES))
     };
     assert_eq!(without_log(none()), ["not-applicable no-gpu"]);
     assert_eq!(without_log(named("NVIDIA H100", 0.0)), ["inconclusive denied"]);

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use doctor_core::{
     finding::Verdict,
     ids::{NodeName, PoolName, TestId},
-    lifecycle::Life,
+    lifecycle::NodeState,
     node::{Hardware, Marks, Node, Occupancy},
     policy::{Policy, TestPolicy},
-    snapshot::{Breaker, Caps, NodeRecord, RecentActions, Snapshot, TestRecord},
+    snapshot::{Breaker, Capabilities, NodeRecord, RecentActions, Snapshot, TestRecord},
     time::{Span, Timestamp},
 };
 
@@ -32,11 +32,11 @@ pub(crate) fn snapshot(nodes: usize, tests: usize) -> Snapshot {
         spent: Span::ZERO,
         breaker: Breaker::Closed { since: None },
         pauses: Vec::new(),
-        requests: Vec::new(),
+        commands: Vec::new(),
         trials: Vec::new(),
         silence_reported: false,
-        caps: Caps::ALL,
-        policy: Arc::new(Policy::standard()),
+        capabilities: Capabilities::ALL,
+        policy: Arc::new(Policy::built_in()),
         tests: policies,
     }
 }
@@ -70,16 +70,16 @@ fn record(n: usize, of: usize, tests: usize, dice: &mut Dice) -> NodeRecord {
         known
     });
     NodeRecord {
-        records: records.collect(),
-        life: if dice.below(500) == 0 { Life::Suspect } else { Life::InService },
+        test_records: records.collect(),
+        state: if dice.below(500) == 0 { NodeState::Suspect } else { NodeState::InService },
         since: AT.minus(Span::days(30)),
         findings: Vec::new(),
         backoff: None,
         hold: None,
         hardware: hardware.id(),
         case: None,
-        heard: Some(AT.minus(Span::minutes(1))),
-        failed: None,
+        last_report: Some(AT.minus(Span::minutes(1))),
+        job_failures: None,
         node: Node {
             name: NodeName::new(&format!("node-{n:06}")).expect("letters and digits"),
             pool: PoolName::new(&format!("pool-{}", n * POOLS / of.max(1))).expect("letters and digits"),

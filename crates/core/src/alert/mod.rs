@@ -6,22 +6,22 @@
 //! has at most one note per cycle, whatever the plan does about it.
 
 mod service;
-mod words;
+mod text;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    service::{Condition, ServiceFacts, ServiceNote, conditions, turned},
-    words::{command, headline, line, paragraphs, tally},
+    service::{Condition, ServiceFacts, ServiceNotification, condition_changes, conditions},
+    text::{command, headline, line, paragraphs, summary},
 };
 use crate::{
-    case::{Advice, Case, Closed, Rung, StepKind},
+    case::{Advice, Case, CaseOutcome, RepairStep, StepKind},
     finding::{Finding, Severity},
     ids::{CaseId, HardwareId, NodeName, PoolName},
     plan::Action,
-    reason::{Because, coded},
+    reason::{WithReason, coded},
     snapshot::{NodeRecord, Snapshot},
     time::Timestamp,
     view,
@@ -29,17 +29,17 @@ use crate::{
 
 /// One notification.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Note {
+pub struct Notification {
     pub at: Timestamp,
     #[serde(flatten)]
-    pub about: About,
+    pub subject: Subject,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "about")]
-pub enum About {
-    Case(CaseNote),
-    Service(ServiceNote),
+pub enum Subject {
+    Case(CaseNotification),
+    Service(ServiceNotification),
     /// An operator tests the delivery of messages.
     Trial {
         by: String,
@@ -48,7 +48,7 @@ pub enum About {
 
 /// A case, and how it changed in one cycle.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct CaseNote {
+pub struct CaseNotification {
     pub case: CaseId,
     pub node: NodeName,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -59,11 +59,11 @@ pub struct CaseNote {
     /// The previous severity, if it was different.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub severity_before: Option<Severity>,
-    pub rung: Rung,
+    pub rung: RepairStep,
     pub open: bool,
     pub changes: Vec<Change>,
     /// Worst first.
-    pub findings: Vec<FindingNote>,
+    pub findings: Vec<FindingSummary>,
     /// Number of findings that are not listed.
     pub more_findings: u32,
 }
@@ -97,7 +97,7 @@ coded! {
 
 /// A finding of a case, as reported.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FindingNote {
+pub struct FindingSummary {
     pub check: String,
     pub entity: String,
     pub severity: Severity,
@@ -135,68 +135,72 @@ impl Default for Route {
 }
 
 impl Route {
-    pub fn wants(&self, note: &Note) -> bool {
-        match &note.about {
-            About::Case(case) => {
+    pub fn accepts(&self, note: &Notification) -> bool {
+        match &note.subject {
+            Subject::Case(case) => {
                 let kind = |change: &Change| self.changes.is_empty() || self.changes.contains(&change.what);
                 // A receiver that was notified when the case was worse is also notified of its end.
                 let worst = case.severity_before.map_or(case.severity, |before| before.max(case.severity));
                 worst >= self.severity && case.changes.iter().any(kind)
             }
-            About::Service(_) => self.service,
-            About::Trial { .. } => true,
+            Subject::Service(_) => self.service,
+            Subject::Trial { .. } => true,
         }
     }
 }
 
 /// Returns the changes that this plan makes to cases, one note per case, in the order of the plan.
-pub fn notes(snapshot: &Snapshot, actions: &[Because<Action>], muted: &BTreeMap<CaseId, Mute>) -> Vec<Note> {
-    let mut notes: Vec<CaseNote> = Vec::new();
+pub fn case_notifications(
+    snapshot: &Snapshot,
+    actions: &[WithReason<Action>],
+    muted: &BTreeMap<CaseId, Mute>,
+) -> Vec<Notification> {
+    let mut notes: Vec<CaseNotification> = Vec::new();
     for action in actions {
         let Some((id, change)) = change(snapshot, action) else { continue };
         let known = notes.iter().position(|note| note.case == id);
         let place = match (known, case_of(snapshot, action, id)) {
             (Some(place), _) => place,
             (None, Some(case)) => {
-                notes.push(CaseNote::of(snapshot, case));
+                notes.push(CaseNotification::of(snapshot, case));
                 notes.len() - 1
             }
             (None, None) => continue,
         };
         notes[place].apply(snapshot, &action.what, change);
     }
-    notes.retain(|note| !note.open || muted.get(&note.case).is_none_or(|mute| !mute.holds(snapshot.at)));
-    notes.into_iter().map(|note| Note { at: snapshot.at, about: About::Case(note) }).collect()
+    notes.retain(|note| !note.open || muted.get(&note.case).is_none_or(|mute| !mute.is_active(snapshot.at)));
+    notes.into_iter().map(|note| Notification { at: snapshot.at, subject: Subject::Case(note) }).collect()
 }
 
 /// Returns a note for an open case whose snooze has ended.
-pub fn still_open(case: &Case, mute: &Mute, at: Timestamp) -> Option<Note> {
-    let mut note = CaseNote::plain(case, None);
+pub fn still_open(case: &Case, mute: &Mute, at: Timestamp) -> Option<Notification> {
+    let mut note = CaseNotification::from_case(case, None);
     let why = format!("it was snoozed by {} ({})", mute.by, mute.why);
     note.changes.push(Change { what: ChangeKind::StillOpen, why });
-    case.is_open().then_some(Note { at, about: About::Case(note) })
+    case.is_open().then_some(Notification { at, subject: Subject::Case(note) })
 }
 
 /// Returns an open case as a note, for receivers that keep a list of open cases.
-pub fn standing(case: &Case) -> Note {
-    let mut note = CaseNote::plain(case, None);
+pub fn open_case_notification(case: &Case) -> Notification {
+    let mut note = CaseNotification::from_case(case, None);
     note.changes.push(Change { what: ChangeKind::StillOpen, why: String::new() });
-    Note { at: case.opened, about: About::Case(note) }
+    Notification { at: case.opened, subject: Subject::Case(note) }
 }
 
 impl Mute {
-    fn holds(&self, now: Timestamp) -> bool {
+    fn is_active(&self, now: Timestamp) -> bool {
         self.until.is_none_or(|until| now < until)
     }
 }
 
 /// Returns the reported change that the action makes to a case, if any.
-fn change(snapshot: &Snapshot, action: &Because<Action>) -> Option<(CaseId, Change)> {
+fn change(snapshot: &Snapshot, action: &WithReason<Action>) -> Option<(CaseId, Change)> {
     let (case, what) = match &action.what {
         Action::OpenCase(case) => (case.id, ChangeKind::Opened),
         Action::Escalate { case, .. } => (*case, ChangeKind::Escalated),
         Action::Worsen { case, node } => {
-            let before = known(snapshot, *case)?.severity;
+            let before = find_case(snapshot, *case)?.severity;
             (*case, (worst(snapshot, node)? > before).then_some(ChangeKind::Worsened)?)
         }
         Action::Advise { case, .. } => (*case, ChangeKind::Advised),
@@ -208,20 +212,20 @@ fn change(snapshot: &Snapshot, action: &Because<Action>) -> Option<(CaseId, Chan
     let why = match &action.what {
         Action::Advise { advice, .. } => format!("{}: {}", Advice::code(*advice), action.text),
         Action::Propose { step, .. } => format!("{}: {}", StepKind::code(*step), action.text),
-        Action::CloseCase { how, .. } => format!("{}: {}", Closed::code(*how), action.text),
+        Action::CloseCase { how, .. } => format!("{}: {}", CaseOutcome::code(*how), action.text),
         _ => action.text.clone(),
     };
     Some((case, Change { what, why }))
 }
 
-fn known(snapshot: &Snapshot, id: CaseId) -> Option<&Case> {
+fn find_case(snapshot: &Snapshot, id: CaseId) -> Option<&Case> {
     snapshot.cases.iter().find(|case| case.id == id)
 }
 
-fn case_of<'a>(snapshot: &'a Snapshot, action: &'a Because<Action>, id: CaseId) -> Option<&'a Case> {
+fn case_of<'a>(snapshot: &'a Snapshot, action: &'a WithReason<Action>, id: CaseId) -> Option<&'a Case> {
     match &action.what {
         Action::OpenCase(case) => Some(case),
-        _ => known(snapshot, id),
+        _ => find_case(snapshot, id),
     }
 }
 
@@ -233,15 +237,15 @@ fn worst(snapshot: &Snapshot, node: &NodeName) -> Option<Severity> {
     record(snapshot, node)?.findings.iter().map(|open| open.finding.severity).max()
 }
 
-impl CaseNote {
+impl CaseNotification {
     /// Number of findings listed. `doctor why` lists all of them.
-    const SHOWN: usize = 5;
+    const MAX_FINDINGS: usize = 5;
 
     fn of(snapshot: &Snapshot, case: &Case) -> Self {
-        Self::plain(case, record(snapshot, &case.node).map(|record| record.node.pool.clone()))
+        Self::from_case(case, record(snapshot, &case.node).map(|record| record.node.pool.clone()))
     }
 
-    fn plain(case: &Case, pool: Option<PoolName>) -> Self {
+    fn from_case(case: &Case, pool: Option<PoolName>) -> Self {
         let mut note = Self {
             case: case.id,
             node: case.node.clone(),
@@ -256,15 +260,15 @@ impl CaseNote {
             findings: Vec::new(),
             more_findings: 0,
         };
-        note.show(case.findings.iter());
+        note.set_findings(case.findings.iter());
         note
     }
 
-    fn show<'a>(&mut self, findings: impl Iterator<Item = &'a Finding>) {
+    fn set_findings<'a>(&mut self, findings: impl Iterator<Item = &'a Finding>) {
         let mut findings: Vec<&Finding> = findings.collect();
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-        self.more_findings = u32::try_from(findings.len().saturating_sub(Self::SHOWN)).unwrap_or(u32::MAX);
-        self.findings = findings.into_iter().take(Self::SHOWN).map(FindingNote::of).collect();
+        self.more_findings = u32::try_from(findings.len().saturating_sub(Self::MAX_FINDINGS)).unwrap_or(u32::MAX);
+        self.findings = findings.into_iter().take(Self::MAX_FINDINGS).map(FindingSummary::of).collect();
     }
 
     fn apply(&mut self, snapshot: &Snapshot, action: &Action, change: Change) {
@@ -272,7 +276,7 @@ impl CaseNote {
             Action::Escalate { to, .. } => self.rung = *to,
             Action::Worsen { node, .. } => {
                 if let Some(record) = record(snapshot, node) {
-                    self.show(record.findings.iter().map(|open| &open.finding));
+                    self.set_findings(record.findings.iter().map(|open| &open.finding));
                 }
                 if let Some(worst) = worst(snapshot, node).filter(|worst| *worst > self.severity) {
                     self.severity_before = Some(self.severity);
@@ -286,7 +290,7 @@ impl CaseNote {
     }
 }
 
-impl FindingNote {
+impl FindingSummary {
     fn of(finding: &Finding) -> Self {
         Self {
             check: finding.check.to_string(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{About, Note};
+use super::{Notification, Subject};
 use crate::{
     reason::coded,
     snapshot::Breaker,
@@ -41,7 +41,7 @@ impl Condition {
 
 /// A condition began or ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ServiceNote {
+pub struct ServiceNotification {
     pub condition: Condition,
     /// Whether the condition holds now.
     pub raised: bool,
@@ -59,9 +59,9 @@ pub struct ServiceFacts {
     pub cycle_old_after: Span,
     /// Documents rejected recently, and the largest acceptable number.
     pub rejected: u64,
-    pub rejected_most: u64,
+    pub max_rejected: u64,
     /// Messages dropped within the last day.
-    pub lost: u64,
+    pub undelivered: u64,
 }
 
 /// Returns the present conditions, each with a line for people.
@@ -78,25 +78,28 @@ pub fn conditions(facts: &ServiceFacts) -> BTreeMap<Condition, String> {
         let limit = facts.cycle_old_after;
         there.insert(Condition::CycleOld, format!("no cycle has observed the cluster for more than {limit}"));
     }
-    if facts.rejected > facts.rejected_most {
+    if facts.rejected > facts.max_rejected {
         let text = format!("results rejected recently: {}; see rejected/ on the share", facts.rejected);
         there.insert(Condition::ResultsRejected, text);
     }
-    if facts.lost > 0 {
-        there.insert(Condition::AlertsLost, format!("messages not delivered within the last day: {}", facts.lost));
+    if facts.undelivered > 0 {
+        there.insert(
+            Condition::AlertsLost,
+            format!("messages not delivered within the last day: {}", facts.undelivered),
+        );
     }
     there
 }
 
 /// Returns notes for conditions that began or ended. `before` holds each reported condition and since when it has held.
-pub fn turned(
+pub fn condition_changes(
     before: &BTreeMap<Condition, Timestamp>,
     there: &BTreeMap<Condition, String>,
     at: Timestamp,
-) -> Vec<Note> {
-    let note = |condition, raised, since, text| Note {
+) -> Vec<Notification> {
+    let note = |condition, raised, since, text| Notification {
         at,
-        about: About::Service(ServiceNote { condition, raised, since, text }),
+        subject: Subject::Service(ServiceNotification { condition, raised, since, text }),
     };
     let began = there.iter().filter(|(condition, _)| !before.contains_key(condition));
     let began = began.map(|(condition, text)| note(*condition, true, at, text.clone()));

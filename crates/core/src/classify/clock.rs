@@ -13,7 +13,7 @@ pub const CLOCK_TOLERANCE: Span = Span::minutes(5);
 
 /// Returns a finding if a node's clock is wrong: its work began before it was requested, or ended after the controller
 /// received the result.
-pub fn judge_clock(
+pub fn check_clock(
     check: &CheckId,
     asked: Timestamp,
     started: Timestamp,
@@ -32,7 +32,7 @@ pub fn judge_clock(
         entity: Entity::node(),
         verdict: Verdict::Fail,
         severity: Severity::Monitor,
-        remedy: Severity::Monitor.usual_remedy(),
+        remedy: Severity::Monitor.default_remedy(),
         reason: ReasonCode::fixed("clock-off"),
         text: format!("the node's clock is at least {} {way} the controller's", Span::from_secs(off.secs())),
         rule: RuleId::new("clock-off").expect("a plain word is a rule name"),
@@ -49,7 +49,7 @@ mod tests {
     fn a_clock_is_off_only_when_no_honest_delay_explains_it() {
         let at = |minutes: i64| Timestamp::from_secs(1_000_000 + minutes * 60);
         let judge = |started, ended, received| {
-            judge_clock(&CheckId::new("disk").unwrap(), at(0), at(started), at(ended), at(received))
+            check_clock(&CheckId::new("disk").unwrap(), at(0), at(started), at(ended), at(received))
         };
         assert_eq!(judge(1, 10, 10), None);
         assert_eq!(judge(1, 10, 600), None, "a result may be read hours after it was written");

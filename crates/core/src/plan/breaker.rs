@@ -10,27 +10,29 @@ use super::index::PoolCount;
 
 /// The breaker during one plan: the nodes already out, and those that this plan adds.
 #[derive(Debug)]
-pub(super) struct Gate {
-    state: GateState,
+pub(super) struct BreakerGuard {
+    state: BreakerGuardState,
     limits: BreakerLimits,
-    taken_lately: u32,
+    taken_out_last_hour: u32,
     added: Vec<u32>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum GateState {
+enum BreakerGuardState {
     Closed,
     /// It opened in an earlier cycle and was reported then.
-    WasOpen,
+    AlreadyOpen,
     OpensNow(String),
 }
 
-impl Gate {
+impl BreakerGuard {
     pub(super) fn new(snapshot: &Snapshot, pools: usize) -> Self {
         let hour_ago = snapshot.at.minus(Span::hours(1));
         let (state, since) = match &snapshot.breaker {
-            Breaker::Open { .. } => (GateState::WasOpen, hour_ago),
-            Breaker::Closed { since } => (GateState::Closed, since.map_or(hour_ago, |since| since.max(hour_ago))),
+            Breaker::Open { .. } => (BreakerGuardState::AlreadyOpen, hour_ago),
+            Breaker::Closed { since } => {
+                (BreakerGuardState::Closed, since.map_or(hour_ago, |since| since.max(hour_ago)))
+            }
         };
         let mut lately: Vec<_> =
             snapshot.recent.taken_out.iter().filter(|(_, at)| *at > since).map(|(node, _)| node).collect();
@@ -39,18 +41,18 @@ impl Gate {
         Self {
             state,
             limits: snapshot.policy.breaker.clone(),
-            taken_lately: u32::try_from(lately.len()).unwrap_or(u32::MAX),
+            taken_out_last_hour: u32::try_from(lately.len()).unwrap_or(u32::MAX),
             added: vec![0; pools],
         }
     }
 
     /// Takes one more node of this pool out and returns whether that is allowed. A refusal opens the breaker.
-    pub(super) fn take_out(&mut self, pool: u16, name: &str, count: &PoolCount) -> bool {
-        if self.state != GateState::Closed {
+    pub(super) fn try_take_out(&mut self, pool: u16, name: &str, count: &PoolCount) -> bool {
+        if self.state != BreakerGuardState::Closed {
             return false;
         }
         if let Some(why) = self.limit_reached(pool, name, count) {
-            self.state = GateState::OpensNow(why);
+            self.state = BreakerGuardState::OpensNow(why);
             return false;
         }
         self.added[pool as usize] += 1;
@@ -59,17 +61,17 @@ impl Gate {
 
     /// Returns whether [`Self::take_out`] would allow one more node, without taking it.
     pub(super) fn has_room(&self, pool: u16, name: &str, count: &PoolCount) -> bool {
-        self.state == GateState::Closed && self.limit_reached(pool, name, count).is_none()
+        self.state == BreakerGuardState::Closed && self.limit_reached(pool, name, count).is_none()
     }
 
     fn limit_reached(&self, pool: u16, name: &str, count: &PoolCount) -> Option<String> {
         let added_here = self.added[pool as usize];
-        let lately = self.taken_lately + self.added.iter().sum::<u32>();
+        let lately = self.taken_out_last_hour + self.added.iter().sum::<u32>();
         if lately >= self.limits.nodes_per_hour {
             let most = self.limits.nodes_per_hour;
             return Some(format!("hourly limit reached: {lately} nodes taken out, {most} allowed"));
         }
-        let (out, most) = (count.out + added_here, self.limits.most_out(count.total));
+        let (out, most) = (count.out + added_here, self.limits.max_out(count.total));
         let over = || {
             let (total, percent) = (count.total, self.limits.percent_of_pool);
             format!("{out} of {total} nodes of pool {name} are out already and {most} is the limit ({percent} %)")
@@ -80,8 +82,8 @@ impl Gate {
     /// Returns why the breaker opened in this plan, if it did.
     pub(super) fn opens_now(&self) -> Option<&str> {
         match &self.state {
-            GateState::OpensNow(why) => Some(why),
-            GateState::Closed | GateState::WasOpen => None,
+            BreakerGuardState::OpensNow(why) => Some(why),
+            BreakerGuardState::Closed | BreakerGuardState::AlreadyOpen => None,
         }
     }
 }
@@ -94,8 +96,8 @@ mod tests {
     fn one_node_of_a_small_pool_may_be_out_and_a_tenth_of_a_large_one() {
         let limits = |percent_of_pool| BreakerLimits { percent_of_pool, nodes_per_hour: 3 };
         for (total, most) in [(1, 1), (5, 1), (10, 1), (19, 1), (20, 2), (1000, 100)] {
-            assert_eq!(limits(10.0).most_out(total), most, "{total}");
+            assert_eq!(limits(10.0).max_out(total), most, "{total}");
         }
-        assert_eq!(limits(0.0).most_out(100), 1);
+        assert_eq!(limits(0.0).max_out(100), 1);
     }
 }

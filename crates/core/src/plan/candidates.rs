@@ -8,13 +8,13 @@ use std::{
 };
 
 use super::{
-    draft::{Draft, ago, because, coarse, named},
+    builder::{PlanBuilder, coarse, format_age, purpose_with_reason, tests_in},
+    capacity::Capacity,
     index::{Group, Rank},
-    rooms::Rooms,
     test_set::TestSet,
 };
 use crate::{
-    failed_work::{FailedHere, Weight},
+    job_failures::{NodeJobFailures, Weight},
     run::{NonEmpty, Purpose},
 };
 
@@ -22,18 +22,18 @@ use crate::{
 ///
 /// Capacity only shrinks while nodes are chosen. So the best node of each group enters the queue once, and a group
 /// without capacity at its turn is not considered again.
-pub(super) fn plan(draft: &mut Draft<'_>) -> Rooms {
-    let mut rooms = Rooms::new(draft);
+pub(super) fn plan(draft: &mut PlanBuilder<'_>) -> Capacity {
+    let mut rooms = Capacity::new(draft);
     let (snapshot, index) = (draft.snapshot, draft.index);
     let mut heads: BinaryHeap<Reverse<(Rank, &Group)>> = BinaryHeap::new();
     if rooms.has_slots() {
-        let open = index.groups.iter().filter(|(group, _)| rooms.ask(snapshot, group).is_ok());
+        let open = index.groups.iter().filter(|(group, _)| rooms.startable_tests(snapshot, group).is_ok());
         heads.extend(open.filter_map(|(group, ranks)| Some(Reverse((first(draft, ranks, None)?, group)))));
     }
     while let Some(Reverse((rank, group))) = heads.pop() {
-        let Ok(tests) = rooms.ask(snapshot, group) else { continue };
+        let Ok(tests) = rooms.startable_tests(snapshot, group) else { continue };
         choose(draft, rank, &tests);
-        rooms = Rooms::new(draft);
+        rooms = Capacity::new(draft);
         if !rooms.has_slots() {
             break;
         }
@@ -45,39 +45,43 @@ pub(super) fn plan(draft: &mut Draft<'_>) -> Rooms {
 
 /// Returns the first node of a group after `last` that may be chosen. It skips only nodes that a run occupies or that
 /// this plan has already handled.
-fn first(draft: &Draft<'_>, ranks: &BTreeSet<Rank>, last: Option<Rank>) -> Option<Rank> {
+fn first(draft: &PlanBuilder<'_>, ranks: &BTreeSet<Rank>, last: Option<Rank>) -> Option<Rank> {
     let after = last.map_or(Bound::Unbounded, Bound::Excluded);
     ranks.range((after, Bound::Unbounded)).find(|rank| is_choosable(draft, rank.node)).copied()
 }
 
-fn is_choosable(draft: &Draft<'_>, node: u32) -> bool {
-    !draft.active.contains(&node) && !draft.left_alone.contains(&node)
+fn is_choosable(draft: &PlanBuilder<'_>, node: u32) -> bool {
+    !draft.active.contains(&node) && !draft.finished.contains(&node)
 }
 
-fn choose(draft: &mut Draft<'_>, rank: Rank, tests: &TestSet) {
+fn choose(draft: &mut PlanBuilder<'_>, rank: Rank, tests: &TestSet) {
     let record = &draft.snapshot.nodes[rank.node as usize];
-    let tests = named(draft.snapshot, tests);
+    let tests = tests_in(draft.snapshot, tests);
     let confirming = record.findings.iter().any(|open| !open.is_confirmed() && tests.contains(&open.finding.check));
     let Some(tests) = NonEmpty::new(tests) else { return };
-    let missed = record.records.iter().any(|known| known.misses() > 0 && known.age_key() == rank.age);
+    let missed = record.test_records.iter().any(|known| known.misses() > 0 && known.age_key() == rank.age);
     let age = if missed {
         format!("tried {} ago without a result", coarse(draft.snapshot.at.since(rank.age)))
     } else {
-        ago(draft.snapshot.at, rank.age)
+        format_age(draft.snapshot.at, rank.age)
     };
     let asked = if confirming {
-        because(Purpose::Confirmation, "unconfirmed", "a failed test is repeated to confirm it".into())
-    } else if !rank.calm {
-        because(Purpose::Validation, "suspect", format!("suspect; {age}"))
-    } else if let Some(failed) = record.failed.as_ref().filter(|failed| failed.weight > Weight::NONE) {
-        because(Purpose::Validation, "user-work-failed", format!("{}; {age}", lately(failed)))
+        purpose_with_reason(Purpose::Confirmation, "unconfirmed", "a failed test is repeated to confirm it".into())
+    } else if !rank.is_healthy {
+        purpose_with_reason(Purpose::Validation, "suspect", format!("suspect; {age}"))
+    } else if let Some(failed) = record.job_failures.as_ref().filter(|failed| failed.weight > Weight::NONE) {
+        purpose_with_reason(
+            Purpose::Validation,
+            "user-work-failed",
+            format!("{}; {age}", describe_job_failures(failed)),
+        )
     } else {
-        because(Purpose::Validation, "stale", age)
+        purpose_with_reason(Purpose::Validation, "stale", age)
     };
     draft.submit(rank.node, tests, asked, None);
 }
 
-fn lately(failed: &FailedHere) -> String {
+fn describe_job_failures(failed: &NodeJobFailures) -> String {
     let works = if failed.count == 1 { "user work" } else { "pieces of user work" };
     let count = if failed.count == 1 { String::new() } else { format!("{} ", failed.count) };
     let owners = if failed.owners == 1 { String::new() } else { format!(" of {} owners", failed.owners) };

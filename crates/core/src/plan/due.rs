@@ -3,7 +3,7 @@
 
 use super::test_set::TestSet;
 use crate::{
-    failed_work::{FailedHere, Weight},
+    job_failures::{NodeJobFailures, Weight},
     policy::TestPolicy,
     snapshot::{NodeRecord, Snapshot, TestRecord},
     time::{Span, Timestamp},
@@ -13,16 +13,16 @@ use crate::{
 const WATCH_EVERY: Span = Span::days(1);
 
 /// The tests that are due on one node.
-pub(super) struct Due {
+pub(super) struct DueTests {
     pub(super) tests: TestSet,
     pub(super) age: Timestamp,
     /// When the next test becomes due.
     pub(super) next: Timestamp,
 }
 
-pub(super) fn due_tests(snapshot: &Snapshot, record: &NodeRecord, applies: &TestSet) -> Due {
-    let mut due = Due { tests: TestSet::default(), age: Timestamp::MAX, next: Timestamp::MAX };
-    for (place, (test, known)) in snapshot.tests.iter().zip(&record.records).enumerate() {
+pub(super) fn due_tests(snapshot: &Snapshot, record: &NodeRecord, applies: &TestSet) -> DueTests {
+    let mut due = DueTests { tests: TestSet::default(), age: Timestamp::MAX, next: Timestamp::MAX };
+    for (place, (test, known)) in snapshot.tests.iter().zip(&record.test_records).enumerate() {
         if !applies.contains(place) {
             continue;
         }
@@ -43,7 +43,7 @@ pub(crate) fn due_at(snapshot: &Snapshot, record: &NodeRecord, test: &TestPolicy
     let moment = match test.routine {
         true => {
             let stale = known.due(test.cutoff, retry.inconclusive, retry.inconclusive_cap);
-            record.failed.as_ref().map_or(stale, |failed| stale.min(retest(snapshot, failed, known)))
+            record.job_failures.as_ref().map_or(stale, |failed| stale.min(retest(snapshot, failed, known)))
         }
         false => Timestamp::MAX,
     };
@@ -67,9 +67,9 @@ fn recheck(snapshot: &Snapshot, record: &NodeRecord, test: &TestPolicy, known: &
 
 /// Returns when a test is repeated because user work failed on the node. A test that ran since the failure is not
 /// repeated.
-fn retest(snapshot: &Snapshot, failed: &FailedHere, known: &TestRecord) -> Timestamp {
+fn retest(snapshot: &Snapshot, failed: &NodeJobFailures, known: &TestRecord) -> Timestamp {
     let enough = snapshot.policy.user_work.retest;
-    let asked = enough > 0.0 && failed.weight >= Weight::of_owners(enough);
+    let asked = enough > 0.0 && failed.weight >= Weight::from_owners(enough);
     let since = failed.newest().filter(|newest| asked && known.attempt().is_none_or(|attempt| attempt < *newest));
     since.unwrap_or(Timestamp::MAX)
 }

@@ -11,11 +11,11 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use super::{PassedOver, due::due_tests, test_set::TestSet};
+use super::{SkipReason, due::due_tests, test_set::TestSet};
 use crate::{
-    failed_work::Weight,
     ids::PoolName,
-    lifecycle::Life,
+    job_failures::Weight,
+    lifecycle::NodeState,
     node::Occupancy,
     policy::TestPolicy,
     snapshot::{NodeRecord, Snapshot},
@@ -33,15 +33,15 @@ pub(super) struct Group {
 /// then by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
-    pub calm: bool,
+    pub is_healthy: bool,
     pub risk: Reverse<Weight>,
     pub age: Timestamp,
     pub node: u32,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Standing {
-    Passed(PassedOver),
+pub(super) enum Eligibility {
+    Skipped(SkipReason),
     Due(Group, Rank),
 }
 
@@ -54,13 +54,13 @@ pub(super) struct PoolCount {
 
 #[derive(Debug)]
 pub(super) struct Index {
-    pub standings: Vec<Standing>,
+    pub eligibilities: Vec<Eligibility>,
     pub groups: BTreeMap<Group, BTreeSet<Rank>>,
     /// When each node's standing changes without a new record.
     timers: BTreeSet<(Timestamp, u32)>,
     next: Vec<Timestamp>,
     /// Nodes that the remedies must consider.
-    pub troubled: BTreeSet<u32>,
+    pub needs_attention: BTreeSet<u32>,
     pub pools: Vec<PoolName>,
     pub counts: Vec<PoolCount>,
     /// Tests that apply in each pool.
@@ -69,27 +69,27 @@ pub(super) struct Index {
     out: Vec<bool>,
     /// When each node's agent last reported, in one array, because every plan scans all of them. `MAX`: no agent is
     /// expected.
-    heard: Vec<Timestamp>,
+    last_reports: Vec<Timestamp>,
     pub agents: u32,
 }
 
 impl Index {
     /// Builds the index for one plan in one pass over the nodes. `keep` receives each node's standing and the time at
     /// which it changes, in order; the index itself does not store them.
-    pub(super) fn build(snapshot: &Snapshot, keep: impl FnMut(&NodeRecord, Standing, Timestamp)) -> Self {
+    pub(super) fn build(snapshot: &Snapshot, keep: impl FnMut(&NodeRecord, Eligibility, Timestamp)) -> Self {
         let nodes = snapshot.nodes.len();
         let mut index = Self {
-            standings: Vec::new(),
+            eligibilities: Vec::new(),
             groups: BTreeMap::new(),
             timers: BTreeSet::new(),
             next: Vec::new(),
-            troubled: BTreeSet::new(),
+            needs_attention: BTreeSet::new(),
             counts: Vec::new(),
             pools: Vec::new(),
             applies: Vec::new(),
             pool_of: Vec::with_capacity(nodes),
             out: Vec::with_capacity(nodes),
-            heard: vec![Timestamp::MAX; nodes],
+            last_reports: vec![Timestamp::MAX; nodes],
             agents: 0,
         };
         index.fill(snapshot, keep);
@@ -97,7 +97,7 @@ impl Index {
     }
 
     /// Builds an index that stores every standing and can be updated.
-    pub(super) fn build_to_last(snapshot: &Snapshot) -> Self {
+    pub(super) fn build_incremental(snapshot: &Snapshot) -> Self {
         let mut standings = Vec::with_capacity(snapshot.nodes.len());
         let mut moments = Vec::with_capacity(snapshot.nodes.len());
         let mut index = Self::build(snapshot, |_, standing, next| {
@@ -108,28 +108,28 @@ impl Index {
         let mut timers: Vec<(Timestamp, u32)> = timers.map(|(node, next)| (*next, node)).collect();
         timers.sort_unstable();
         index.timers = timers.into_iter().collect();
-        (index.standings, index.next) = (standings, moments);
+        (index.eligibilities, index.next) = (standings, moments);
         index
     }
 
     /// Sets are built from sorted sequences, which is several times faster than single insertions.
-    fn fill(&mut self, snapshot: &Snapshot, mut keep: impl FnMut(&NodeRecord, Standing, Timestamp)) {
+    fn fill(&mut self, snapshot: &Snapshot, mut keep: impl FnMut(&NodeRecord, Eligibility, Timestamp)) {
         let mut groups: BTreeMap<Group, Vec<Rank>> = BTreeMap::new();
         let mut pool = 0;
         for (node, record) in (0_u32..).zip(&snapshot.nodes) {
-            if (node as usize).is_multiple_of(FETCHED_AT_ONCE) {
-                fetch(snapshot.nodes[node as usize..].iter().take(FETCHED_AT_ONCE));
+            if (node as usize).is_multiple_of(PREFETCH_BATCH) {
+                prefetch(snapshot.nodes[node as usize..].iter().take(PREFETCH_BATCH));
             }
-            pool = self.number_of(snapshot, &record.node.pool, pool);
+            pool = self.pool_index(snapshot, &record.node.pool, pool);
             self.pool_of.push(pool);
-            let (standing, next) = self.stand(snapshot, node, record);
-            if let Standing::Due(group, rank) = &standing {
+            let (standing, next) = self.evaluate(snapshot, node, record);
+            if let Eligibility::Due(group, rank) = &standing {
                 groups.entry(group.clone()).or_default().push(*rank);
             }
             keep(record, standing, next);
-            self.set_heard(node, record.heard);
-            if is_troubled(record) {
-                self.troubled.insert(node);
+            self.set_last_report(node, record.last_report);
+            if needs_attention(record) {
+                self.needs_attention.insert(node);
             }
             let out = is_out(record);
             self.out.push(out);
@@ -148,7 +148,7 @@ impl Index {
 
     /// Returns the number of a pool, and adds a new pool. Neighbouring nodes mostly share a pool (`last`), and the list
     /// of pools is short.
-    fn number_of(&mut self, snapshot: &Snapshot, pool: &PoolName, last: u16) -> u16 {
+    fn pool_index(&mut self, snapshot: &Snapshot, pool: &PoolName, last: u16) -> u16 {
         if self.pools.get(last as usize) == Some(pool) {
             return last;
         }
@@ -165,7 +165,7 @@ impl Index {
     pub(super) fn refresh(&mut self, snapshot: &Snapshot, node: u32) -> bool {
         let i = node as usize;
         let record = &snapshot.nodes[i];
-        let (standing, next) = self.stand(snapshot, node, record);
+        let (standing, next) = self.evaluate(snapshot, node, record);
         if next != self.next[i] {
             self.timers.remove(&(self.next[i], node));
             if next != Timestamp::MAX {
@@ -173,11 +173,11 @@ impl Index {
             }
             self.next[i] = next;
         }
-        self.set_heard(node, record.heard);
-        if is_troubled(record) {
-            self.troubled.insert(node);
+        self.set_last_report(node, record.last_report);
+        if needs_attention(record) {
+            self.needs_attention.insert(node);
         } else {
-            self.troubled.remove(&node);
+            self.needs_attention.remove(&node);
         }
         let out = is_out(record);
         if out != self.out[i] {
@@ -185,10 +185,10 @@ impl Index {
             let count = &mut self.counts[self.pool_of[i] as usize].out;
             *count = if out { *count + 1 } else { count.saturating_sub(1) };
         }
-        if standing == self.standings[i] {
+        if standing == self.eligibilities[i] {
             return false;
         }
-        if let Standing::Due(group, rank) = &self.standings[i]
+        if let Eligibility::Due(group, rank) = &self.eligibilities[i]
             && let Some(ranks) = self.groups.get_mut(group)
         {
             ranks.remove(rank);
@@ -196,10 +196,10 @@ impl Index {
                 self.groups.remove(group);
             }
         }
-        if let Standing::Due(group, rank) = &standing {
+        if let Eligibility::Due(group, rank) = &standing {
             self.groups.entry(group.clone()).or_default().insert(*rank);
         }
-        self.standings[i] = standing;
+        self.eligibilities[i] = standing;
         true
     }
 
@@ -216,8 +216,8 @@ impl Index {
         due
     }
 
-    pub(super) fn set_heard(&mut self, node: u32, heard: Option<Timestamp>) {
-        let slot = &mut self.heard[node as usize];
+    pub(super) fn set_last_report(&mut self, node: u32, heard: Option<Timestamp>) {
+        let slot = &mut self.last_reports[node as usize];
         self.agents -= u32::from(*slot != Timestamp::MAX);
         self.agents += u32::from(heard.is_some());
         *slot = heard.unwrap_or(Timestamp::MAX);
@@ -226,7 +226,7 @@ impl Index {
     /// Returns the nodes in use whose agent last reported before `limit`, in order. A node that is out may be switched
     /// off.
     pub(super) fn silent_since(&self, limit: Timestamp) -> Vec<u32> {
-        let silent = (0_u32..).zip(&self.heard).filter(|(_, heard)| **heard < limit).map(|(node, _)| node);
+        let silent = (0_u32..).zip(&self.last_reports).filter(|(_, heard)| **heard < limit).map(|(node, _)| node);
         silent.filter(|node| !self.out[*node as usize]).collect()
     }
 
@@ -239,62 +239,62 @@ impl Index {
         &self.applies[self.pool_of[node as usize] as usize]
     }
 
-    fn stand(&self, snapshot: &Snapshot, node: u32, record: &NodeRecord) -> (Standing, Timestamp) {
+    fn evaluate(&self, snapshot: &Snapshot, node: u32, record: &NodeRecord) -> (Eligibility, Timestamp) {
         let at = snapshot.at;
-        let passed = |why, next| (Standing::Passed(why), next);
+        let passed = |why, next| (Eligibility::Skipped(why), next);
         if let Some(hold) = record.hold_at(at) {
             let until = hold.until.unwrap_or(Timestamp::MAX);
-            return passed(PassedOver::Held { by: hold.by.clone() }, until);
+            return passed(SkipReason::Held { by: hold.by.clone() }, until);
         }
-        if let Life::Held { by } = &record.life {
-            return passed(PassedOver::Held { by: by.clone() }, Timestamp::MAX);
+        if let NodeState::Held { by } = &record.state {
+            return passed(SkipReason::Held { by: by.clone() }, Timestamp::MAX);
         }
-        if record.life.is_out() || record.node.marks.keep_out() {
-            let life = if record.life.is_out() { record.life.clone() } else { Life::Quarantined };
-            return passed(PassedOver::OutOfService { life }, Timestamp::MAX);
+        if record.state.is_out_of_service() || record.node.marks.keeps_out_of_service() {
+            let life = if record.state.is_out_of_service() { record.state.clone() } else { NodeState::Quarantined };
+            return passed(SkipReason::OutOfService { life }, Timestamp::MAX);
         }
-        if let Some(mark) = record.node.marks.foreign_block() {
-            let why = PassedOver::ForeignMark { by: mark.by.clone(), text: mark.text.clone() };
+        if let Some(mark) = record.node.marks.blocking_foreign_mark() {
+            let why = SkipReason::ForeignMark { by: mark.by.clone(), text: mark.text.clone() };
             return passed(why, Timestamp::MAX);
         }
         match &record.node.occupancy {
-            Occupancy::Busy { by } => return passed(PassedOver::Busy { by: by.clone() }, Timestamp::MAX),
+            Occupancy::Busy { by } => return passed(SkipReason::Busy { by: by.clone() }, Timestamp::MAX),
             Occupancy::Unknown { why } => {
-                return passed(PassedOver::OccupancyUnknown { why: why.clone() }, Timestamp::MAX);
+                return passed(SkipReason::OccupancyUnknown { why: why.clone() }, Timestamp::MAX);
             }
             Occupancy::Free => {}
         }
         if let Some(backoff) = record.backoff
             && backoff.until > at
         {
-            return passed(PassedOver::BackingOff { until: backoff.until }, backoff.until);
+            return passed(SkipReason::BackingOff { until: backoff.until }, backoff.until);
         }
         let applies = self.applies(node);
         if applies.is_empty() {
-            return passed(PassedOver::NothingApplies, Timestamp::MAX);
+            return passed(SkipReason::NothingApplies, Timestamp::MAX);
         }
         let due = due_tests(snapshot, record, applies);
         if due.tests.is_empty() {
-            return passed(PassedOver::Fresh { until: due.next }, due.next);
+            return passed(SkipReason::Fresh { until: due.next }, due.next);
         }
         let group = Group { pool: self.pool(node), due: due.tests };
-        let calm = record.life != Life::Suspect && record.findings.is_empty();
-        (Standing::Due(group, Rank { calm, risk: Reverse(record.risk()), age: due.age, node }), due.next)
+        let calm = record.state != NodeState::Suspect && record.findings.is_empty();
+        (Eligibility::Due(group, Rank { is_healthy: calm, risk: Reverse(record.risk()), age: due.age, node }), due.next)
     }
 }
 
 /// Number of nodes whose data is prefetched together.
-const FETCHED_AT_ONCE: usize = 32;
+const PREFETCH_BATCH: usize = 32;
 
 /// Prefetches the data that these nodes' standings need, which is scattered over memory. Independent reads let the
 /// processor fetch many cache lines in parallel; updating one reference count after the other waits for each.
-fn fetch<'a>(records: impl Iterator<Item = &'a NodeRecord>) {
+fn prefetch<'a>(records: impl Iterator<Item = &'a NodeRecord>) {
     let first = |text: &str| text.as_bytes().first().copied().unwrap_or(0);
     let read = records.fold(0_u8, |read, record| {
         let node = &record.node;
         let used_by = match &node.occupancy {
             Occupancy::Busy { by: text } | Occupancy::Unknown { why: text } => first(text),
-            Occupancy::Free => record.records.first().map_or(0, |known| u8::from(known.misses() > 0)),
+            Occupancy::Free => record.test_records.first().map_or(0, |known| u8::from(known.misses() > 0)),
         };
         let machine = node.hardware.as_ref().and_then(|hardware| hardware.board_serial.as_deref()).map_or(0, first);
         let before = record.hardware.as_ref().map_or(0, |id| first(id.as_str()));
@@ -310,8 +310,8 @@ fn applicable(tests: &[TestPolicy], pool: &PoolName) -> TestSet {
 }
 
 /// Returns whether this node may need a remedy, a state change or the end of one.
-fn is_troubled(record: &NodeRecord) -> bool {
-    record.life != Life::InService
+fn needs_attention(record: &NodeRecord) -> bool {
+    record.state != NodeState::InService
         || !record.findings.is_empty()
         || !record.node.marks.ours.is_empty()
         || record.hold.is_some()
@@ -323,12 +323,14 @@ fn is_troubled(record: &NodeRecord) -> bool {
 pub(super) fn is_new_machine(record: &NodeRecord) -> bool {
     let Some(hardware) = &record.node.hardware else { return false };
     match &record.hardware {
-        Some(before) => !hardware.is(before) && hardware.is_known(),
+        Some(before) => !hardware.matches(before) && hardware.is_known(),
         None => hardware.is_known(),
     }
 }
 
 /// Returns whether users cannot have the node, for whatever reason: this is what the breaker counts.
 fn is_out(record: &NodeRecord) -> bool {
-    record.life.is_out() || record.node.marks.keep_out() || record.node.marks.foreign_block().is_some()
+    record.state.is_out_of_service()
+        || record.node.marks.keeps_out_of_service()
+        || record.node.marks.blocking_foreign_mark().is_some()
 }

@@ -5,54 +5,54 @@
 //! exactly once: an action names it, a run occupies it, or it is passed over for a reason.
 
 mod breaker;
+mod builder;
 mod candidates;
-mod draft;
+mod capacity;
 mod due;
+mod escalation;
+mod hardware_identity;
 mod holds;
 mod index;
-mod ladder;
-mod machines;
+mod multi_node;
 mod new_case;
-mod proof;
+mod operator_commands;
 mod remedies;
-mod requests;
-mod rooms;
+mod requalification;
 mod running;
 mod steps;
 mod test_set;
 #[cfg(test)]
 mod tests;
-mod together;
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
 pub(crate) use due::due_at;
-pub use remedies::unhealthy;
-pub use together::MOST_NODES;
+pub use multi_node::MAX_TEST_NODES;
+pub use remedies::unhealthy_mark;
 
 use self::{
-    draft::Draft,
-    index::{Index, Standing},
-    rooms::Rooms,
+    builder::PlanBuilder,
+    capacity::Capacity,
+    index::{Eligibility, Index},
 };
 use crate::{
-    case::{Advice, Case, Closed, Rung, StepKind},
+    case::{Advice, Case, CaseOutcome, RepairStep, StepKind},
     ids::{CaseId, HardwareId, IdSource, NodeName, OpId, PoolName, RunId, TestId},
-    lifecycle::Life,
-    reason::Because,
-    run::{CancelWhy, IncompleteWhy, NotStarted, Run},
-    snapshot::{ActiveRun, Breaker, NodeRecord, Pause, RecentActions, Request, Snapshot, Trial},
+    lifecycle::NodeState,
+    reason::WithReason,
+    run::{CancelReason, IncompleteReason, NotStartedReason, Run},
+    snapshot::{ActiveRun, Breaker, NodeRecord, Pause, PendingCommand, RecentActions, Snapshot, Trial},
     time::{Span, Timestamp},
 };
 
 /// The actions to take, and for every other node the reason why it was passed over.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Plan {
-    pub actions: Vec<Because<Action>>,
+    pub actions: Vec<WithReason<Action>>,
     /// Every node that no action names and no run occupies, sorted by name.
-    pub passed_over: Vec<(NodeName, PassedOver)>,
+    pub skipped: Vec<(NodeName, SkipReason)>,
 }
 
 /// One action. Actions on the cluster are recorded before they are executed.
@@ -67,7 +67,7 @@ pub enum Action {
     },
     Cancel {
         run: RunId,
-        why: CancelWhy,
+        why: CancelReason,
     },
     /// A run ended without a result.
     Conclude {
@@ -78,7 +78,7 @@ pub enum Action {
     /// Raises the escalation level: what was tried did not help.
     Escalate {
         case: CaseId,
-        to: Rung,
+        to: RepairStep,
     },
     /// A new, worse finding in an open case; the node's open findings replace those of the case.
     Worsen {
@@ -113,13 +113,13 @@ pub enum Action {
     },
     Move {
         node: NodeName,
-        to: Life,
+        to: NodeState,
         case: Option<CaseId>,
     },
     CloseCase {
         case: CaseId,
         node: NodeName,
-        how: Closed,
+        how: CaseOutcome,
     },
     /// The machine of an open case has another node name now; the case moves with it.
     Follow {
@@ -178,15 +178,15 @@ pub enum Notice {
 #[serde(rename_all = "kebab-case")]
 pub enum Conclusion {
     /// The run had started: incomplete rows.
-    Incomplete(IncompleteWhy),
+    Incomplete(IncompleteReason),
     /// The run had not started: no row.
-    NotStarted(NotStarted),
+    NotStarted(NotStartedReason),
 }
 
 /// Why a node was not chosen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "because")]
-pub enum PassedOver {
+pub enum SkipReason {
     Busy {
         by: Arc<str>,
     },
@@ -201,7 +201,7 @@ pub enum PassedOver {
         by: String,
     },
     OutOfService {
-        life: Life,
+        life: NodeState,
     },
     BackingOff {
         until: Timestamp,
@@ -237,50 +237,50 @@ pub fn plan(snapshot: &Snapshot, ids: &mut IdSource) -> Plan {
     let mut due = Vec::new();
     let index = Index::build(snapshot, |record, standing, _| {
         let why = match standing {
-            Standing::Passed(why) => why,
-            Standing::Due(group, _) => {
+            Eligibility::Skipped(why) => why,
+            Eligibility::Due(group, _) => {
                 due.push((passed_over.len(), group));
-                PassedOver::WaitingForSlot
+                SkipReason::WaitingForSlot
             }
         };
         passed_over.push((record.node.name.clone(), why));
     });
     let decision = decide(snapshot, &index, ids);
     for (place, group) in due {
-        passed_over[place].1 = decision.rooms.why_not(snapshot, &group);
+        passed_over[place].1 = decision.capacity.skip_reason(snapshot, &group);
     }
-    let mut spoken_for = decision.spoken_for.iter().copied().peekable();
+    let mut spoken_for = decision.handled.iter().copied().peekable();
     let mut nodes = 0_u32..;
     passed_over.retain(|_| nodes.next().is_some_and(|node| spoken_for.next_if_eq(&node).is_none()));
-    Plan { actions: decision.actions, passed_over }
+    Plan { actions: decision.actions, skipped: passed_over }
 }
 
 fn decide(snapshot: &Snapshot, index: &Index, ids: &mut IdSource) -> Decision {
-    let mut draft = Draft::new(snapshot, index, ids);
+    let mut draft = PlanBuilder::new(snapshot, index, ids);
     running::plan(&mut draft);
-    requests::plan(&mut draft);
+    operator_commands::plan(&mut draft);
     remedies::plan(&mut draft);
     let rooms = candidates::plan(&mut draft);
-    Decision { actions: draft.actions, spoken_for: draft.touched.union(&draft.active).copied().collect(), rooms }
+    Decision { actions: draft.actions, handled: draft.touched.union(&draft.active).copied().collect(), capacity: rooms }
 }
 
 /// The result of one planning pass; the reasons of passed-over nodes are derived on demand.
 #[derive(Debug, Default)]
 struct Decision {
-    actions: Vec<Because<Action>>,
+    actions: Vec<WithReason<Action>>,
     /// Nodes that an action names or a run occupies: not passed over.
-    spoken_for: BTreeSet<u32>,
-    rooms: Rooms,
+    handled: BTreeSet<u32>,
+    capacity: Capacity,
 }
 
 impl Decision {
-    fn reason(&self, snapshot: &Snapshot, index: &Index, node: u32) -> Option<PassedOver> {
-        if self.spoken_for.contains(&node) {
+    fn skip_reason(&self, snapshot: &Snapshot, index: &Index, node: u32) -> Option<SkipReason> {
+        if self.handled.contains(&node) {
             return None;
         }
-        Some(match &index.standings[node as usize] {
-            Standing::Passed(why) => why.clone(),
-            Standing::Due(group, _) => self.rooms.why_not(snapshot, group),
+        Some(match &index.eligibilities[node as usize] {
+            Eligibility::Skipped(why) => why.clone(),
+            Eligibility::Due(group, _) => self.capacity.skip_reason(snapshot, group),
         })
     }
 }
@@ -299,7 +299,7 @@ pub struct Planner {
 
 impl Planner {
     pub fn new(snapshot: Snapshot) -> Self {
-        let index = Index::build_to_last(&snapshot);
+        let index = Index::build_incremental(&snapshot);
         let dirty = (0..u32::try_from(snapshot.nodes.len()).unwrap_or(u32::MAX)).collect();
         Self { snapshot, index, last: Decision::default(), dirty }
     }
@@ -310,7 +310,7 @@ impl Planner {
 
     /// Replaces the record of one node. Returns false for an unknown node or a changed pool, which need a new planner.
     pub fn set_node(&mut self, record: NodeRecord) -> bool {
-        let Some(node) = draft::find(&self.snapshot, &record.node.name) else { return false };
+        let Some(node) = builder::find(&self.snapshot, &record.node.name) else { return false };
         let place = node as usize;
         if self.snapshot.nodes[place].node.pool != record.node.pool {
             return false;
@@ -322,24 +322,24 @@ impl Planner {
     }
 
     /// Sets when a node's agent last reported. Cheap, because it happens continuously for every node.
-    pub fn set_heard(&mut self, place: usize, heard: Option<Timestamp>) {
+    pub fn set_last_report(&mut self, place: usize, heard: Option<Timestamp>) {
         if let Some(record) = self.snapshot.nodes.get_mut(place) {
-            record.heard = heard;
-            self.index.set_heard(place as u32, heard);
+            record.last_report = heard;
+            self.index.set_last_report(place as u32, heard);
         }
     }
 
     /// Changes what is not about one node: runs, cases, breaker, pauses, requests, spent budget.
-    pub fn set_rest(&mut self, change: impl FnOnce(&mut Rest<'_>)) {
+    pub fn update_cluster(&mut self, change: impl FnOnce(&mut ClusterFields<'_>)) {
         let s = &mut self.snapshot;
-        change(&mut Rest {
+        change(&mut ClusterFields {
             runs: &mut s.runs,
             cases: &mut s.cases,
             recent: &mut s.recent,
             spent: &mut s.spent,
             breaker: &mut s.breaker,
             pauses: &mut s.pauses,
-            requests: &mut s.requests,
+            requests: &mut s.commands,
             trials: &mut s.trials,
             silence_reported: &mut s.silence_reported,
         });
@@ -350,7 +350,7 @@ impl Planner {
         if at < self.snapshot.at {
             // The clock went back: expired timers are in the future again.
             self.snapshot.at = at;
-            self.index = Index::build_to_last(&self.snapshot);
+            self.index = Index::build_incremental(&self.snapshot);
             self.dirty.extend(0..u32::try_from(self.snapshot.nodes.len()).unwrap_or(u32::MAX));
         }
         self.snapshot.at = at;
@@ -360,10 +360,11 @@ impl Planner {
         }
         let decision = decide(&self.snapshot, &self.index, ids);
         let mut changed = std::mem::take(&mut self.dirty);
-        changed.extend(decision.spoken_for.symmetric_difference(&self.last.spoken_for));
-        if decision.rooms != self.last.rooms {
+        changed.extend(decision.handled.symmetric_difference(&self.last.handled));
+        if decision.capacity != self.last.capacity {
             for (group, ranks) in &self.index.groups {
-                let [now, before] = [&decision, &self.last].map(|plan| plan.rooms.why_not(&self.snapshot, group));
+                let [now, before] =
+                    [&decision, &self.last].map(|plan| plan.capacity.skip_reason(&self.snapshot, group));
                 if now != before {
                     changed.extend(ranks.iter().map(|rank| rank.node));
                 }
@@ -374,19 +375,21 @@ impl Planner {
             .into_iter()
             .filter_map(|node| {
                 let name = self.snapshot.nodes[node as usize].node.name.clone();
-                Some((name, self.last.reason(&self.snapshot, &self.index, node)?))
+                Some((name, self.last.skip_reason(&self.snapshot, &self.index, node)?))
             })
             .collect();
-        Plan { actions: std::mem::take(&mut self.last.actions), passed_over }
+        Plan { actions: std::mem::take(&mut self.last.actions), skipped: passed_over }
     }
 
     /// Returns the nodes that the breaker would allow another program to take out now, without waiting for the next
     /// plan.
-    pub fn may_be_taken_out(&self) -> TakeOut {
+    pub fn take_out_permit(&self) -> TakeOutPermit {
         let (snapshot, index) = (&self.snapshot, &self.index);
-        let gate = breaker::Gate::new(snapshot, index.pools.len());
-        if !(snapshot.caps.mark || snapshot.caps.drain) || matches!(snapshot.breaker, Breaker::Open { .. }) {
-            return TakeOut::Nobody;
+        let gate = breaker::BreakerGuard::new(snapshot, index.pools.len());
+        if !(snapshot.capabilities.mark || snapshot.capabilities.drain)
+            || matches!(snapshot.breaker, Breaker::Open { .. })
+        {
+            return TakeOutPermit::NoNode;
         }
         let pools = (0_u16..).zip(index.pools.iter().zip(&index.counts));
         let full: Vec<&PoolName> = pools
@@ -394,43 +397,43 @@ impl Planner {
             .map(|(_, (name, _))| name)
             .collect();
         if full.len() == index.pools.len() {
-            return TakeOut::Nobody;
+            return TakeOutPermit::NoNode;
         }
         let of_full = |record: &&NodeRecord| !full.is_empty() && full.contains(&&record.node.pool);
-        TakeOut::AllBut(snapshot.nodes.iter().filter(of_full).map(|record| record.node.name.clone()).collect())
+        TakeOutPermit::AllExcept(snapshot.nodes.iter().filter(of_full).map(|record| record.node.name.clone()).collect())
     }
 
     /// Returns why this node was not chosen in the last plan; `None` if an action names it or a run occupies it.
-    pub fn reason(&self, name: &NodeName) -> Option<PassedOver> {
-        draft::find(&self.snapshot, name).and_then(|node| self.last.reason(&self.snapshot, &self.index, node))
+    pub fn skip_reason(&self, name: &NodeName) -> Option<SkipReason> {
+        builder::find(&self.snapshot, name).and_then(|node| self.last.skip_reason(&self.snapshot, &self.index, node))
     }
 }
 
 /// The nodes that may be taken out of service without a plan, as far as the breaker is concerned.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TakeOut {
+pub enum TakeOutPermit {
     /// The breaker is open or at its limit in every pool, or this controller takes no nodes out.
-    Nobody,
+    NoNode,
     /// All nodes except those of pools at their limit.
-    AllBut(BTreeSet<NodeName>),
+    AllExcept(BTreeSet<NodeName>),
 }
 
-impl TakeOut {
+impl TakeOutPermit {
     pub fn allows(&self, node: &NodeName) -> bool {
-        matches!(self, Self::AllBut(kept) if !kept.contains(node))
+        matches!(self, Self::AllExcept(kept) if !kept.contains(node))
     }
 }
 
 /// The parts of a snapshot that are not about one node.
 #[derive(Debug)]
-pub struct Rest<'a> {
+pub struct ClusterFields<'a> {
     pub runs: &'a mut Vec<ActiveRun>,
     pub cases: &'a mut Vec<Case>,
     pub recent: &'a mut RecentActions,
     pub spent: &'a mut Span,
     pub breaker: &'a mut Breaker,
     pub pauses: &'a mut Vec<Pause>,
-    pub requests: &'a mut Vec<Request>,
+    pub requests: &'a mut Vec<PendingCommand>,
     pub trials: &'a mut Vec<Trial>,
     pub silence_reported: &'a mut bool,
 }

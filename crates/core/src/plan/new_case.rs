@@ -1,8 +1,8 @@
 //! Opens a case: its first escalation level, given what was tried on the machine before, and the marks already present.
 
-use super::draft::Draft;
+use super::builder::PlanBuilder;
 use crate::{
-    case::{Case, CaseState, Closed, Rung, Step, StepKind, StepState},
+    case::{Case, CaseOutcome, CaseState, RepairStep, Step, StepKind, StepState},
     finding::{Finding, Severity},
     ids::HardwareId,
     node::MarkKind,
@@ -10,11 +10,16 @@ use crate::{
     snapshot::NodeRecord,
 };
 
-pub(super) fn new_case(draft: &mut Draft<'_>, record: &NodeRecord, severity: Severity, findings: Vec<Finding>) -> Case {
-    let hardware = machine_of(record);
-    let first = Policy::first_rung(severity);
-    let rung = remembered(draft, &hardware).map_or(first, |tried| tried.max(first));
-    let steps = found(draft, record, rung);
+pub(super) fn new_case(
+    draft: &mut PlanBuilder<'_>,
+    record: &NodeRecord,
+    severity: Severity,
+    findings: Vec<Finding>,
+) -> Case {
+    let hardware = hardware_id_of(record);
+    let first = Policy::first_repair_step(severity);
+    let rung = next_untried_step(draft, &hardware).map_or(first, |tried| tried.max(first));
+    let steps = steps_of_present_marks(draft, record, rung);
     Case {
         id: draft.ids.case(),
         hardware,
@@ -27,13 +32,13 @@ pub(super) fn new_case(draft: &mut Draft<'_>, record: &NodeRecord, severity: Sev
         state: CaseState::Open,
         boot_id: record.node.hardware.as_ref().and_then(|hardware| hardware.boot_id.clone()),
         advice: None,
-        failed_work: record.failed.as_ref().map_or_else(Vec::new, |failed| failed.works.clone()),
+        failed_work: record.job_failures.as_ref().map_or_else(Vec::new, |failed| failed.failures.clone()),
     }
 }
 
 /// Records marks of ours that are already present as completed steps, so that their removal by another party is
 /// noticed.
-fn found(draft: &mut Draft<'_>, record: &NodeRecord, rung: Rung) -> Vec<Step> {
+fn steps_of_present_marks(draft: &mut PlanBuilder<'_>, record: &NodeRecord, rung: RepairStep) -> Vec<Step> {
     let kinds = [(MarkKind::Unhealthy, StepKind::Mark), (MarkKind::Cordon, StepKind::Drain)];
     let there = kinds.into_iter().filter(|(mark, _)| record.node.marks.has_ours(*mark));
     there
@@ -50,22 +55,22 @@ fn found(draft: &mut Draft<'_>, record: &NodeRecord, rung: Rung) -> Vec<Step> {
 }
 
 /// Returns the level after the highest one tried on this machine within `repair.memory`.
-fn remembered(draft: &Draft<'_>, hardware: &HardwareId) -> Option<Rung> {
+fn next_untried_step(draft: &PlanBuilder<'_>, hardware: &HardwareId) -> Option<RepairStep> {
     let since = draft.snapshot.at.minus(draft.snapshot.policy.repair.memory);
     let tried = draft
         .snapshot
         .cases
         .iter()
         .filter(|case| case.hardware == *hardware)
-        .filter(|case| matches!(case.state, CaseState::Closed { at, how: Closed::Returned } if at > since));
+        .filter(|case| matches!(case.state, CaseState::Closed { at, how: CaseOutcome::Returned } if at > since));
     tried
         .filter(|case| case.ever_done(StepKind::Reset) || case.ever_done(StepKind::Reboot))
-        .map(|case| case.rung.next().unwrap_or(Rung::Replace))
+        .map(|case| case.rung.next().unwrap_or(RepairStep::Replace))
         .max()
 }
 
 /// Returns the hardware id, or the node name if the machine reported none.
-fn machine_of(record: &NodeRecord) -> HardwareId {
+fn hardware_id_of(record: &NodeRecord) -> HardwareId {
     let told = record.node.hardware.as_ref().and_then(|hardware| hardware.id());
     told.or_else(|| record.hardware.clone()).unwrap_or_else(|| {
         HardwareId::new(record.node.name.as_str()).expect("a valid node name is a valid hardware id")

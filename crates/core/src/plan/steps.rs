@@ -1,17 +1,17 @@
 //! The steps of a case: which ones the controller may take, and how a step is taken, proposed or handed over.
 
-use super::{Action, draft::Draft, holds::SETTLES_WITHIN};
+use super::{Action, builder::PlanBuilder, holds::VISIBLE_WITHIN};
 use crate::{
     case::{Case, StepKind, StepState},
-    lifecycle::{Life, LifeEvent},
+    lifecycle::{NodeEvent, NodeState},
     policy::Mode,
     snapshot::NodeRecord,
     time::Span,
 };
 
 /// Returns whether policy, mode and backend allow the controller to take this step.
-pub(super) fn may(draft: &Draft<'_>, kind: StepKind) -> bool {
-    let (policy, caps) = (&draft.snapshot.policy, &draft.snapshot.caps);
+pub(super) fn is_allowed(draft: &PlanBuilder<'_>, kind: StepKind) -> bool {
+    let (policy, caps) = (&draft.snapshot.policy, &draft.snapshot.capabilities);
     let acting = policy.mode == Mode::Act;
     match kind {
         StepKind::Mark => policy.mode != Mode::Observe && policy.allow.mark && caps.mark,
@@ -24,41 +24,47 @@ pub(super) fn may(draft: &Draft<'_>, kind: StepKind) -> bool {
         // to.
         StepKind::Unmark => policy.mode != Mode::Observe && caps.mark,
         StepKind::Undrain => policy.mode != Mode::Observe && caps.drain,
-        StepKind::KeepEvidence | StepKind::Prove | StepKind::Examine | StepKind::HandOver | StepKind::Release => true,
+        StepKind::SaveEvidence | StepKind::Requalify | StepKind::Examine | StepKind::HandOver | StepKind::Release => {
+            true
+        }
     }
 }
 
 /// Returns whether the cluster has no means to keep users off a node. Taking a node out of service then only excludes
 /// it from what we offer; the remaining steps use what the backend supports.
-pub(super) fn only_excludes(draft: &Draft<'_>) -> bool {
-    let caps = &draft.snapshot.caps;
+pub(super) fn cannot_mark(draft: &PlanBuilder<'_>) -> bool {
+    let caps = &draft.snapshot.capabilities;
     !caps.mark && !caps.drain
 }
 
 /// Returns whether an operator ordered this step for the node; it then needs no permission in the policy.
-pub(super) fn is_ordered(draft: &Draft<'_>, case: &Case, kind: StepKind) -> bool {
-    let caps = &draft.snapshot.caps;
+pub(super) fn is_commanded(draft: &PlanBuilder<'_>, case: &Case, kind: StepKind) -> bool {
+    let caps = &draft.snapshot.capabilities;
     let can = match kind {
         StepKind::Mark => caps.mark,
         StepKind::Drain => caps.drain,
         StepKind::Evict => caps.evict,
         _ => false,
     };
-    let ordered = case.is_examined() && case.step(kind).is_some_and(|step| step.state != StepState::Proposed);
+    let ordered = case.is_under_examination() && case.step(kind).is_some_and(|step| step.state != StepState::Proposed);
     ordered && can && draft.snapshot.policy.mode != Mode::Observe
 }
 
-pub(super) fn hand_over(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, why: &str) -> bool {
+pub(super) fn hand_over(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, why: &str) -> bool {
     let op = draft.ids.op();
     let step = StepKind::HandOver;
-    draft.act(Action::Step { case: case.id, node: record.node.name.clone(), step, op, tries: 1 }, "handed-over", why);
+    draft.push_action(
+        Action::Step { case: case.id, node: record.node.name.clone(), step, op, tries: 1 },
+        "handed-over",
+        why,
+    );
     draft.touched.insert(node);
-    draft.advance(node, &LifeEvent::GivenUp, Some(case.id), "handed-over", why);
+    draft.apply_event(node, &NodeEvent::HandedOver, Some(case.id), "handed-over", why);
     false
 }
 
 /// Takes a step, and repeats it if it was interrupted or failed. The same operation id has the same effect.
-pub(super) fn drive(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, kind: StepKind) {
+pub(super) fn take_step(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, kind: StepKind) {
     let most = draft.snapshot.policy.repair.tries;
     let (op, tries) = match case.step(kind) {
         Some(step) if step.state == StepState::Intended => (step.op, step.tries),
@@ -66,8 +72,8 @@ pub(super) fn drive(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case:
         // Done, but not visible: give the backend time, then repeat it. Saved evidence is never visible.
         Some(step)
             if step.state == StepState::Done
-                && kind != StepKind::KeepEvidence
-                && draft.snapshot.at.since(step.at) <= SETTLES_WITHIN =>
+                && kind != StepKind::SaveEvidence
+                && draft.snapshot.at.since(step.at) <= VISIBLE_WITHIN =>
         {
             return;
         }
@@ -83,21 +89,28 @@ pub(super) fn drive(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case:
     }
     let text = format!("for case {}, repair step {}", case.id, case.rung);
     draft.touched.insert(node);
-    draft.act(
+    draft.push_action(
         Action::Step { case: case.id, node: record.node.name.clone(), step: kind, op, tries },
         "case",
         text.clone(),
     );
     if matches!(kind, StepKind::Reset | StepKind::Reboot | StepKind::Replace) {
-        draft.advance(node, &LifeEvent::StepBegan { step: kind, tries }, Some(case.id), "case", text);
+        draft.apply_event(node, &NodeEvent::StepStarted { step: kind, tries }, Some(case.id), "case", text);
     }
 }
 
-pub(super) fn propose(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, kind: StepKind, why: &str) {
+pub(super) fn propose(
+    draft: &mut PlanBuilder<'_>,
+    node: u32,
+    record: &NodeRecord,
+    case: &Case,
+    kind: StepKind,
+    why: &str,
+) {
     if case.step(kind).is_none_or(|step| step.state != StepState::Proposed) {
         let op = draft.ids.op();
         draft.touched.insert(node);
-        draft.act(
+        draft.push_action(
             Action::Propose { case: case.id, node: record.node.name.clone(), step: kind, op },
             "not-allowed",
             why,
@@ -105,16 +118,16 @@ pub(super) fn propose(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, cas
     }
 }
 
-pub(super) fn escalate(draft: &mut Draft<'_>, node: u32, record: &NodeRecord, case: &Case, why: &str) {
+pub(super) fn escalate(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, why: &str) {
     let Some(to) = case.rung.next() else {
         hand_over(draft, node, record, case, why);
         return;
     };
     draft.touched.insert(node);
-    draft.act(Action::Escalate { case: case.id, to }, "did-not-help", why);
-    let event = match record.life {
-        Life::Proving { .. } => LifeEvent::ProofEnded,
-        _ => LifeEvent::StepEnded,
+    draft.push_action(Action::Escalate { case: case.id, to }, "did-not-help", why);
+    let event = match record.state {
+        NodeState::Proving { .. } => NodeEvent::RequalificationEnded,
+        _ => NodeEvent::StepEnded,
     };
-    draft.advance(node, &event, Some(case.id), "did-not-help", why);
+    draft.apply_event(node, &event, Some(case.id), "did-not-help", why);
 }

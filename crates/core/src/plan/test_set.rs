@@ -1,61 +1,65 @@
 //! A set of tests, by their index in `Snapshot::tests`.
 
 /// Tests per word.
-const WORD: usize = u64::BITS as usize;
+const BITS_PER_WORD: usize = u64::BITS as usize;
 /// Words stored inline.
-const NEAR: usize = 2;
+const INLINE_WORDS: usize = 2;
 
 /// A set of any number of tests. The first 128 need no allocation: planning creates one set for each node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct TestSet {
-    near: [u64; NEAR],
+    inline: [u64; INLINE_WORDS],
     /// The remaining words. The last one is not zero, so that equal sets are equal values.
-    far: Box<[u64]>,
+    heap: Box<[u64]>,
 }
 
 impl TestSet {
     pub(super) const fn is_empty(&self) -> bool {
-        self.near[0] | self.near[1] == 0 && self.far.is_empty()
+        self.inline[0] | self.inline[1] == 0 && self.heap.is_empty()
     }
 
     pub(super) fn contains(&self, place: usize) -> bool {
-        let (word, bit) = (place / WORD, 1 << (place % WORD));
-        let word = if word < NEAR { self.near[word] } else { self.far.get(word - NEAR).copied().unwrap_or(0) };
+        let (word, bit) = (place / BITS_PER_WORD, 1 << (place % BITS_PER_WORD));
+        let word = if word < INLINE_WORDS {
+            self.inline[word]
+        } else {
+            self.heap.get(word - INLINE_WORDS).copied().unwrap_or(0)
+        };
         word & bit != 0
     }
 
     pub(super) fn insert(&mut self, place: usize) {
-        let (word, bit) = (place / WORD, 1 << (place % WORD));
-        if word < NEAR {
-            self.near[word] |= bit;
+        let (word, bit) = (place / BITS_PER_WORD, 1 << (place % BITS_PER_WORD));
+        if word < INLINE_WORDS {
+            self.inline[word] |= bit;
             return;
         }
-        let word = word - NEAR;
-        if self.far.len() <= word {
-            let mut longer = std::mem::take(&mut self.far).into_vec();
+        let word = word - INLINE_WORDS;
+        if self.heap.len() <= word {
+            let mut longer = std::mem::take(&mut self.heap).into_vec();
             longer.resize(word + 1, 0);
-            self.far = longer.into();
+            self.heap = longer.into();
         }
-        self.far[word] |= bit;
+        self.heap[word] |= bit;
     }
 
     /// Returns the lowest index.
     pub(super) fn first(&self) -> Option<usize> {
-        let mut words = self.near.iter().chain(&self.far).enumerate().filter(|(_, word)| **word != 0);
-        words.next().map(|(number, word)| number * WORD + word.trailing_zeros() as usize)
+        let mut words = self.inline.iter().chain(&self.heap).enumerate().filter(|(_, word)| **word != 0);
+        words.next().map(|(number, word)| number * BITS_PER_WORD + word.trailing_zeros() as usize)
     }
 
     /// Returns the intersection.
-    pub(super) fn and(&self, other: &Self) -> Self {
-        let near = [self.near[0] & other.near[0], self.near[1] & other.near[1]];
-        if self.far.is_empty() || other.far.is_empty() {
-            return Self { near, far: Box::default() };
+    pub(super) fn intersection(&self, other: &Self) -> Self {
+        let near = [self.inline[0] & other.inline[0], self.inline[1] & other.inline[1]];
+        if self.heap.is_empty() || other.heap.is_empty() {
+            return Self { inline: near, heap: Box::default() };
         }
-        let mut far: Vec<u64> = self.far.iter().zip(&other.far).map(|(a, b)| a & b).collect();
+        let mut far: Vec<u64> = self.heap.iter().zip(&other.heap).map(|(a, b)| a & b).collect();
         while far.last() == Some(&0) {
             far.pop();
         }
-        Self { near, far: far.into() }
+        Self { inline: near, heap: far.into() }
     }
 }
 
@@ -86,7 +90,7 @@ mod tests {
             }
             prop_assert_eq!((one.is_empty(), one.first()), (a.is_empty(), a.first().copied()));
             let both: TestSet = a.intersection(&b).copied().collect();
-            prop_assert_eq!(&one.and(&other), &both, "equal sets are equal values");
+            prop_assert_eq!(&one.intersection(&other), &both, "equal sets are equal values");
             prop_assert_eq!(one == other, a == b);
         }
     }

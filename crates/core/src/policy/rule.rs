@@ -11,7 +11,7 @@ use crate::{
 
 /// How a measurement or an event becomes a finding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "WrittenRule", into = "WrittenRule")]
+#[serde(try_from = "RuleText", into = "RuleText")]
 pub struct Rule {
     pub id: RuleId,
     pub check: CheckId,
@@ -63,7 +63,7 @@ pub enum When {
         at_least: u32,
     },
     /// Another metric condition that held in `times` of the `last` results, including this one.
-    OftenOf {
+    NOfLastM {
         when: Box<Self>,
         times: u32,
         last: u32,
@@ -88,7 +88,7 @@ impl When {
             | Self::NotProfile { metric }
             | Self::BelowPeers { metric, .. }
             | Self::BelowOwn { metric, .. } => Some(metric),
-            Self::OftenOf { when, .. } => when.metric(),
+            Self::NOfLastM { when, .. } => when.metric(),
             Self::Event(_) | Self::EventsWithin { .. } => None,
         }
     }
@@ -99,12 +99,12 @@ const PEERS: u32 = 8;
 /// Default of `own_at_least`.
 const OWN_RESULTS: u32 = 5;
 /// Largest number of earlier results that a rule may refer to.
-const MOST_RESULTS: u32 = 50;
+const MAX_EARLIER_RESULTS: u32 = 50;
 
 /// A rule as written in a file: flat, with exactly one kind of condition.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenRule {
+struct RuleText {
     id: RuleId,
     check: CheckId,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -155,9 +155,9 @@ const fn is_false(value: &bool) -> bool {
     !*value
 }
 
-impl TryFrom<WrittenRule> for Rule {
+impl TryFrom<RuleText> for Rule {
     type Error = String;
-    fn try_from(written: WrittenRule) -> Result<Self, String> {
+    fn try_from(written: RuleText) -> Result<Self, String> {
         let when = written.condition().map_err(|why| format!("rule `{}` {why}", written.id))?;
         if written.confirm == 0 {
             return Err(format!("rule `{}`: `confirm` must be at least 1", written.id));
@@ -177,16 +177,16 @@ impl TryFrom<WrittenRule> for Rule {
     }
 }
 
-impl WrittenRule {
+impl RuleText {
     fn condition(&self) -> Result<When, String> {
         match (&self.event, &self.metric) {
-            (Some(code), None) => self.of_event(code),
-            (None, Some(metric)) => self.of_metric(metric),
+            (Some(code), None) => self.event_condition(code),
+            (None, Some(metric)) => self.metric_condition(metric),
             _ => Err("needs either `event` or `metric`".to_owned()),
         }
     }
 
-    fn of_event(&self, code: &ReasonCode) -> Result<When, String> {
+    fn event_condition(&self, code: &ReasonCode) -> Result<When, String> {
         if self.conditions("").next().is_some() || self.n_of_last_m.is_some() || self.where_measured {
             return Err("has an `event`: a limit is for a `metric`".to_owned());
         }
@@ -201,7 +201,7 @@ impl WrittenRule {
         }
     }
 
-    fn of_metric(&self, metric: &str) -> Result<When, String> {
+    fn metric_condition(&self, metric: &str) -> Result<When, String> {
         if self.times.is_some() || self.within.is_some() {
             return Err("has a `metric`: `times` and `within` are for an `event`".to_owned());
         }
@@ -214,18 +214,20 @@ impl WrittenRule {
         if self.peers_at_least.is_some_and(|least| least == 0 || self.below_percent_of_peers.is_none()) {
             return Err("has `peers_at_least`, which is at least 1 and goes with `below_percent_of_peers`".to_owned());
         }
-        let few = 1..=MOST_RESULTS;
+        let few = 1..=MAX_EARLIER_RESULTS;
         if self.own_at_least.is_some_and(|least| !few.contains(&least) || self.below_percent_of_own.is_none()) {
             return Err(format!(
-                "has `own_at_least`, which is 1 to {MOST_RESULTS} and goes with `below_percent_of_own`"
+                "has `own_at_least`, which is 1 to {MAX_EARLIER_RESULTS} and goes with `below_percent_of_own`"
             ));
         }
         match self.n_of_last_m {
             None => Ok(when),
-            Some([times, last]) if times >= 1 && times <= last && last <= MOST_RESULTS => {
-                Ok(When::OftenOf { when: Box::new(when), times, last })
+            Some([times, last]) if times >= 1 && times <= last && last <= MAX_EARLIER_RESULTS => {
+                Ok(When::NOfLastM { when: Box::new(when), times, last })
             }
-            Some(_) => Err(format!("has an invalid `n_of_last_m`, expected such as [3, 5], at most {MOST_RESULTS}")),
+            Some(_) => {
+                Err(format!("has an invalid `n_of_last_m`, expected such as [3, 5], at most {MAX_EARLIER_RESULTS}"))
+            }
         }
     }
 
@@ -259,7 +261,7 @@ impl WrittenRule {
             When::BelowOwn { percent, at_least, .. } => {
                 (self.below_percent_of_own, self.own_at_least) = (Some(percent), Some(at_least));
             }
-            When::OftenOf { when, times, last } => {
+            When::NOfLastM { when, times, last } => {
                 self.write_condition(*when);
                 self.n_of_last_m = Some([times, last]);
             }
@@ -271,7 +273,7 @@ impl WrittenRule {
     }
 }
 
-impl From<Rule> for WrittenRule {
+impl From<Rule> for RuleText {
     fn from(rule: Rule) -> Self {
         let mut written = Self {
             id: rule.id,

@@ -36,7 +36,7 @@ impl Imported {
 }
 
 /// Upper bound of a plausible value; a larger one is rejected.
-const MOST: f64 = 1e15;
+const MAX_VALUE: f64 = 1e15;
 
 /// AzNHC checks that are unrelated to the machine type, or whose limit is one of our rules.
 const COVERED: [&str; 18] = [
@@ -106,7 +106,7 @@ fn count(text: &str) -> Option<f64> {
 
 /// Parses lines of the form `hostmask || check arguments`, one machine type per file.
 fn nhc<'a>(name: &str, lines: impl Iterator<Item = (usize, &'a str)>, imported: &mut Imported) {
-    let mut machine = Machine::default();
+    let mut machine = ImportedMachine::default();
     for (number, line) in lines {
         let Some((mask, rest)) = line.split_once("||") else {
             imported.skip((number, line), "expected `* || check arguments`");
@@ -123,7 +123,7 @@ fn nhc<'a>(name: &str, lines: impl Iterator<Item = (usize, &'a str)>, imported: 
             imported.covered += 1;
             continue;
         }
-        match machine.take(check, &arguments) {
+        match machine.apply_check(check, &arguments) {
             Ok(()) => imported.used += 1,
             Err(why) => imported.skip((number, line), why),
         }
@@ -143,18 +143,18 @@ fn nhc<'a>(name: &str, lines: impl Iterator<Item = (usize, &'a str)>, imported: 
 
 /// A machine type, accumulated line by line.
 #[derive(Debug, Default)]
-struct Machine {
+struct ImportedMachine {
     expect: BTreeMap<String, f64>,
     /// Rates in Gb/s: of the fabric's ports, and of accelerated networking ports, which are Ethernet.
     fabric: Vec<f64>,
     ethernet: Vec<f64>,
 }
 
-impl Machine {
-    fn take(&mut self, check: &str, arguments: &[&str]) -> Result<(), String> {
+impl ImportedMachine {
+    fn apply_check(&mut self, check: &str, arguments: &[&str]) -> Result<(), String> {
         let number = |place: usize| {
             let word = arguments.get(place).ok_or_else(|| format!("expected a number as argument {}", place + 1))?;
-            let value = word.parse::<f64>().ok().filter(|value| (0.0..=MOST).contains(value));
+            let value = word.parse::<f64>().ok().filter(|value| (0.0..=MAX_VALUE).contains(value));
             value.ok_or_else(|| format!("`{word}` is not a number"))
         };
         let giga = |place: usize| number(place).map(|value| value * 1e9);
@@ -215,7 +215,7 @@ impl Machine {
 fn bytes(text: &str) -> Result<f64, String> {
     let bad = || format!("`{text}` is not a size such as 1915071MB");
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let value: f64 = text[..digits].parse().ok().filter(|value| *value <= MOST).ok_or_else(bad)?;
+    let value: f64 = text[..digits].parse().ok().filter(|value| *value <= MAX_VALUE).ok_or_else(bad)?;
     let scale = match text[digits..].to_ascii_lowercase().as_str() {
         "" | "kb" | "k" => 1024.0,
         "mb" | "m" => 1024.0 * 1024.0,

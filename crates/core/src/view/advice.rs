@@ -1,42 +1,42 @@
 //! The one-sentence summary of a node, and the next steps for an operator.
 
-use super::{Due, Standing, Use, WhyView};
+use super::{Due, OccupancyKind, TestStatus, WhyView};
 use crate::{
     case::{Advice, StepKind, StepState},
-    lifecycle::Life,
+    lifecycle::NodeState,
     snapshot::Breaker,
 };
 
 /// Returns the state of the node and its cause.
 pub(super) fn headline(view: &WhyView) -> String {
     let node = &view.row.node;
-    if view.row.used == Use::Gone {
+    if view.row.used == OccupancyKind::Gone {
         return format!("{node} is no longer listed by the cluster");
     }
     let worst = view.findings.first().map_or_else(String::new, |finding| format!(": {}", finding.text));
-    match &view.life {
-        Life::InService => match unproved(view) {
+    match &view.state {
+        NodeState::InService => match unverified_tests(view) {
             None => format!("{node} is in service and every test that applies has passed"),
             Some(words) => format!("{node} is in service; {words}"),
         },
-        Life::Suspect => format!("{node} is suspect{worst}"),
-        Life::Quarantined => format!("{node} is out of service{worst}"),
-        Life::Repairing { step, tries } => format!("{node} is being repaired ({step}, try {tries}){worst}"),
-        Life::Proving { run } => format!("{node} is being requalified by run {run}"),
-        Life::Out => format!("{node} is out of service until an operator releases it{worst}"),
-        Life::Held { by } => format!("{node} is held by {by}"),
+        NodeState::Suspect => format!("{node} is suspect{worst}"),
+        NodeState::Quarantined => format!("{node} is out of service{worst}"),
+        NodeState::Repairing { step, tries } => format!("{node} is being repaired ({step}, try {tries}){worst}"),
+        NodeState::Proving { run } => format!("{node} is being requalified by run {run}"),
+        NodeState::Out => format!("{node} is out of service until an operator releases it{worst}"),
+        NodeState::Held { by } => format!("{node} is held by {by}"),
     }
 }
 
 /// Returns the tests that keep a node without findings from being reported as healthy.
-fn unproved(view: &WhyView) -> Option<String> {
-    let doubtful = [Standing::Fail, Standing::Inconclusive, Standing::Stale, Standing::NeverTested];
+fn unverified_tests(view: &WhyView) -> Option<String> {
+    let doubtful = [TestStatus::Fail, TestStatus::Inconclusive, TestStatus::Stale, TestStatus::NeverTested];
     let mut words = Vec::new();
     for standing in doubtful {
         let tests: Vec<&str> =
             view.tests.iter().filter(|line| line.standing == standing).map(|line| line.test.as_str()).collect();
         if !tests.is_empty() {
-            words.push(format!("{}: {}", standing.word(), tests.join(", ")));
+            words.push(format!("{}: {}", standing.label(), tests.join(", ")));
         }
     }
     if view.tests.is_empty() {
@@ -49,7 +49,7 @@ fn unproved(view: &WhyView) -> Option<String> {
 pub(super) fn next(view: &WhyView, breaker: &Breaker) -> Vec<String> {
     let node = &view.row.node;
     let mut lines = Vec::new();
-    if view.row.used == Use::Gone {
+    if view.row.used == OccupancyKind::Gone {
         return vec!["nothing to do; if it was renamed, its history follows the hardware".to_owned()];
     }
     if let Some(hold) = &view.hold {
@@ -59,7 +59,7 @@ pub(super) fn next(view: &WhyView, breaker: &Breaker) -> Vec<String> {
             hold.by, hold.why
         ));
     }
-    lines.extend(person(view));
+    lines.extend(operator_lines(view));
     if let Breaker::Open { why, .. } = breaker
         && view.findings.iter().any(|finding| finding.confirmed)
     {
@@ -74,13 +74,13 @@ pub(super) fn next(view: &WhyView, breaker: &Breaker) -> Vec<String> {
         lines.push(format!("`doctor log {} --follow` shows the current run", active.run));
     }
     if lines.is_empty() {
-        lines.push(quiet(view));
+        lines.push(idle_line(view));
     }
     lines
 }
 
 /// Returns what waits for an operator.
-fn person(view: &WhyView) -> Vec<String> {
+fn operator_lines(view: &WhyView) -> Vec<String> {
     let Some(case) = view.case.as_ref().filter(|case| case.open) else { return Vec::new() };
     let node = &view.row.node;
     let mut lines: Vec<String> = Vec::new();
@@ -108,7 +108,7 @@ fn person(view: &WhyView) -> Vec<String> {
         };
         lines.push(format!("the examination recommends {advice}: {meaning}"));
     }
-    if case.waits_for_person || view.life == Life::Out {
+    if case.waits_for_person || view.state == NodeState::Out {
         lines.push(format!(
             "waiting for an operator: repair the node, then `doctor release {node} --why …` tests and returns it"
         ));
@@ -116,7 +116,7 @@ fn person(view: &WhyView) -> Vec<String> {
     lines
 }
 
-fn quiet(view: &WhyView) -> String {
+fn idle_line(view: &WhyView) -> String {
     let node = &view.row.node;
     let due = view.tests.iter().any(|line| line.due == Due::Now);
     match (&view.row.passed_over, due) {

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::{
-    Facts, Standing,
-    standing::{Due, is_covered},
+    Facts, TestStatus,
+    due::{Due, is_covered},
 };
 use crate::{ids::TestId, policy::TestPolicy, snapshot::NodeRecord, time::Span};
 
@@ -43,16 +43,16 @@ impl CoverageRow {
         }
     }
 
-    fn count(&mut self, standing: Standing, covered: bool) {
+    fn count(&mut self, standing: TestStatus, covered: bool) {
         self.nodes += 1;
         self.covered += u32::from(covered);
         *match standing {
-            Standing::Pass => &mut self.pass,
-            Standing::Fail => &mut self.fail,
-            Standing::Inconclusive => &mut self.inconclusive,
-            Standing::Stale => &mut self.stale,
-            Standing::NeverTested => &mut self.never_tested,
-            Standing::NotApplicable => &mut self.not_applicable,
+            TestStatus::Pass => &mut self.pass,
+            TestStatus::Fail => &mut self.fail,
+            TestStatus::Inconclusive => &mut self.inconclusive,
+            TestStatus::Stale => &mut self.stale,
+            TestStatus::NeverTested => &mut self.never_tested,
+            TestStatus::NotApplicable => &mut self.not_applicable,
         } += 1;
     }
 }
@@ -64,7 +64,7 @@ pub fn coverage(facts: &Facts) -> Vec<CoverageRow> {
     for record in &facts.snapshot.nodes {
         for (test, known) in facts.tests_of(record) {
             let Some(row) = rows.iter_mut().find(|row| row.test == test.id) else { continue };
-            row.count(Standing::of(known, test, facts.now), is_covered(known, test, facts.now));
+            row.count(TestStatus::of(known, test, facts.now), is_covered(known, test, facts.now));
         }
     }
     for row in &mut rows {

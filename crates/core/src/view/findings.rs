@@ -27,7 +27,7 @@ pub fn findings(facts: &Facts, wanted: impl Fn(&NodeRecord) -> bool) -> Vec<Find
         rows.extend(record.findings.iter().map(|open| FindingRow {
             node: record.node.name.clone(),
             pool: here.then(|| record.node.pool.clone()),
-            life: record.life.word(),
+            life: record.state.as_str(),
             case: record.case,
             finding: FindingView::of(open),
         }));

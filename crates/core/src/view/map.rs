@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer, ser::SerializeTuple};
 
-use super::{Facts, Use, nodes::used};
+use super::{Facts, OccupancyKind, nodes::occupancy_of};
 use crate::{
     finding::Severity,
-    hostlist::LIVES,
+    hostlist::NODE_STATES,
     ids::NodeName,
-    shown::{Shown, Status},
+    node_status::{NodeHealth, NodeStatus},
     snapshot::NodeRecord,
     time::Timestamp,
 };
@@ -41,8 +41,8 @@ pub struct MapRow {
     pub rack: Option<u32>,
     pub sku: Option<u32>,
     pub health: u32,
-    pub life: u32,
-    pub used: u32,
+    pub state: u32,
+    pub occupancy: u32,
     /// The time since which every applicable test has a settling result, in minutes since 1970. `None`: one never had.
     pub validated: Option<i64>,
     /// Of the worst open finding.
@@ -60,7 +60,7 @@ impl Serialize for MapRow {
         for place in [self.pool, self.rack, self.sku] {
             row.serialize_element(&place)?;
         }
-        for place in [self.health, self.life, self.used] {
+        for place in [self.health, self.state, self.occupancy] {
             row.serialize_element(&place)?;
         }
         row.serialize_element(&self.validated)?;
@@ -71,13 +71,13 @@ impl Serialize for MapRow {
 
 /// Words in the order of their first occurrence.
 #[derive(Debug, Default)]
-struct Words {
+struct StringTable {
     places: BTreeMap<String, u32>,
     words: Vec<String>,
 }
 
-impl Words {
-    fn place(&mut self, word: &str) -> u32 {
+impl StringTable {
+    fn index_of(&mut self, word: &str) -> u32 {
         if let Some(place) = self.places.get(word) {
             return *place;
         }
@@ -88,30 +88,30 @@ impl Words {
     }
 }
 
-fn place_of<T: PartialEq>(all: &[T], one: &T) -> u32 {
+fn position_in<T: PartialEq>(all: &[T], one: &T) -> u32 {
     all.iter().position(|known| known == one).and_then(|place| u32::try_from(place).ok()).unwrap_or(u32::MAX)
 }
 
 /// Builds the map, sorted by name. The rack of a node is the part of its name before the last `rack_before`.
 pub fn fleet_map(facts: &Facts, rack_before: Option<&str>) -> FleetMap {
-    let (mut pools, mut racks, mut skus) = (Words::default(), Words::default(), Words::default());
+    let (mut pools, mut racks, mut skus) = (StringTable::default(), StringTable::default(), StringTable::default());
     let mut nodes = Vec::with_capacity(facts.snapshot.nodes.len() + facts.gone.len());
     for (record, here) in facts.nodes() {
         let name = &record.node.name;
         let rack = rack_before.and_then(|mark| name.as_str().rsplit_once(mark)).map(|(rack, _)| rack);
         // The health of a node that is gone is unknown.
-        let health = if here { Shown::status_of(&facts.snapshot, record) } else { Status::Unknown };
+        let health = if here { NodeStatus::health_of(&facts.snapshot, record) } else { NodeHealth::Unknown };
         let worst = record.findings.iter().map(|open| open.finding.severity).max();
         nodes.push(MapRow {
             node: name.clone(),
-            pool: here.then(|| pools.place(record.node.pool.as_str())),
-            rack: rack.map(|rack| racks.place(rack)),
-            sku: record.node.sku.as_ref().map(|sku| skus.place(sku.as_str())),
-            health: place_of(Status::ALL, &health),
-            life: place_of(&LIVES, &record.life.word()),
-            used: place_of(Use::ALL, &used(record, here).0),
+            pool: here.then(|| pools.index_of(record.node.pool.as_str())),
+            rack: rack.map(|rack| racks.index_of(rack)),
+            sku: record.node.sku.as_ref().map(|sku| skus.index_of(sku.as_str())),
+            health: position_in(NodeHealth::ALL, &health),
+            state: position_in(&NODE_STATES, &record.state.as_str()),
+            occupancy: position_in(OccupancyKind::ALL, &occupancy_of(record, here).0),
             validated: validated(facts, record).map(|at| at.secs().div_euclid(60)),
-            severity: worst.map(|worst| place_of(Severity::ALL, &worst)),
+            severity: worst.map(|worst| position_in(Severity::ALL, &worst)),
         });
     }
     FleetMap {
@@ -119,9 +119,9 @@ pub fn fleet_map(facts: &Facts, rack_before: Option<&str>) -> FleetMap {
         pools: pools.words,
         racks: racks.words,
         skus: skus.words,
-        health: Status::ALL.iter().map(|status| status.code()).collect(),
-        lives: LIVES.to_vec(),
-        uses: Use::ALL.iter().map(|used| used.code()).collect(),
+        health: NodeHealth::ALL.iter().map(|status| status.code()).collect(),
+        lives: NODE_STATES.to_vec(),
+        uses: OccupancyKind::ALL.iter().map(|used| used.code()).collect(),
         severities: Severity::ALL.iter().map(|severity| severity.code()).collect(),
         nodes,
     }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{ActiveView, Facts, Standing, passed_over_code, passed_over_text};
+use super::{ActiveView, Facts, TestStatus, skip_code, skip_text};
 use crate::{
     finding::Severity,
     ids::{CaseId, NodeName, PoolName, TestId},
@@ -14,7 +14,7 @@ use crate::{
 
 coded! {
     /// The occupancy of a node in one word.
-    pub enum Use {
+    pub enum OccupancyKind {
         Free => "free",
         Busy => "busy",
         /// Could not be determined. Never treated as free.
@@ -33,7 +33,7 @@ pub struct NodeRow {
     pub life: &'static str,
     /// `None`: since it has been known.
     pub since: Option<Timestamp>,
-    pub used: Use,
+    pub used: OccupancyKind,
     /// The user of the node, or why it is unknown.
     pub used_text: Option<String>,
     pub tests: Vec<TestCell>,
@@ -45,12 +45,12 @@ pub struct NodeRow {
     pub foreign_marks: Vec<String>,
     pub run: Option<ActiveView>,
     /// Why it is not being tested now.
-    pub passed_over: Option<NotChosen>,
+    pub passed_over: Option<SkipInfo>,
 }
 
 /// A reason as a code and as text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct NotChosen {
+pub struct SkipInfo {
     pub code: &'static str,
     pub text: String,
     pub since: Timestamp,
@@ -60,7 +60,7 @@ pub struct NotChosen {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TestCell {
     pub test: TestId,
-    pub standing: Standing,
+    pub standing: TestStatus,
     /// Time of the newest result of any kind.
     pub at: Option<Timestamp>,
 }
@@ -74,10 +74,10 @@ pub fn node_rows(facts: &Facts, names: &[NodeName]) -> Vec<NodeRow> {
 
 /// Returns one node's row.
 pub fn node_row(facts: &Facts, record: &NodeRecord, here: bool) -> NodeRow {
-    let (used, used_text) = used(record, here);
+    let (used, used_text) = occupancy_of(record, here);
     let tests = facts.tests_of(record).map(|(test, known)| TestCell {
         test: test.id.clone(),
-        standing: Standing::of(known, test, facts.now),
+        standing: TestStatus::of(known, test, facts.now),
         at: known.attempt(),
     });
     let marks = &record.node.marks;
@@ -85,7 +85,7 @@ pub fn node_row(facts: &Facts, record: &NodeRecord, here: bool) -> NodeRow {
     NodeRow {
         node: record.node.name.clone(),
         pool: here.then(|| record.node.pool.clone()),
-        life: record.life.word(),
+        life: record.state.as_str(),
         since: (record.since != Timestamp::MIN).then_some(record.since),
         used,
         used_text,
@@ -96,28 +96,24 @@ pub fn node_row(facts: &Facts, record: &NodeRecord, here: bool) -> NodeRow {
         our_marks: marks.ours.iter().map(|mark| mark.kind.to_string()).collect(),
         foreign_marks: marks.foreign.iter().map(foreign).collect(),
         run: facts.run_on(&record.node.name).map(ActiveView::of),
-        passed_over: not_chosen(facts, record, here),
+        passed_over: skip_info(facts, record, here),
     }
 }
 
 /// Returns the last reason for passing the node over, unless a run occupies it by now.
-pub(super) fn not_chosen(facts: &Facts, record: &NodeRecord, here: bool) -> Option<NotChosen> {
+pub(super) fn skip_info(facts: &Facts, record: &NodeRecord, here: bool) -> Option<SkipInfo> {
     if !here || facts.run_on(&record.node.name).is_some() {
         return None;
     }
-    let passed = facts.reasons.get(&record.node.name)?;
-    Some(NotChosen {
-        code: passed_over_code(&passed.reason),
-        text: passed_over_text(&passed.reason),
-        since: passed.since,
-    })
+    let passed = facts.skip_reasons.get(&record.node.name)?;
+    Some(SkipInfo { code: skip_code(&passed.reason), text: skip_text(&passed.reason), since: passed.since })
 }
 
-pub(super) fn used(record: &NodeRecord, here: bool) -> (Use, Option<String>) {
+pub(super) fn occupancy_of(record: &NodeRecord, here: bool) -> (OccupancyKind, Option<String>) {
     match &record.node.occupancy {
-        _ if !here => (Use::Gone, Some("no longer listed by the cluster".to_owned())),
-        Occupancy::Free => (Use::Free, None),
-        Occupancy::Busy { by } => (Use::Busy, Some(by.to_string())),
-        Occupancy::Unknown { why } => (Use::Unknown, Some(why.to_string())),
+        _ if !here => (OccupancyKind::Gone, Some("no longer listed by the cluster".to_owned())),
+        Occupancy::Free => (OccupancyKind::Free, None),
+        Occupancy::Busy { by } => (OccupancyKind::Busy, Some(by.to_string())),
+        Occupancy::Unknown { why } => (OccupancyKind::Unknown, Some(why.to_string())),
     }
 }

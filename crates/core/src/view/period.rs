@@ -14,14 +14,14 @@ pub struct Period {
     /// Runs that were planned, active or ended in it.
     pub runs: Vec<RunFacts>,
     /// Results of all tests.
-    pub results: Vec<Tested>,
+    pub results: Vec<TestResult>,
     /// Cases that were opened or closed in it, and those still open.
     pub cases: Vec<Case>,
 }
 
 /// One result.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tested {
+pub struct TestResult {
     pub test: TestId,
     pub node: NodeName,
     pub verdict: Verdict,

@@ -2,18 +2,18 @@
 
 use serde::Serialize;
 
-use super::{passed_over_code, passed_over_text};
+use super::{skip_code, skip_text};
 use crate::{
     hostlist,
     ids::NodeName,
     plan::{Action, Conclusion, Notice, Plan},
-    reason::{Because, ReasonCode},
+    reason::{ReasonCode, WithReason},
 };
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PlanView {
     pub actions: Vec<ActionRow>,
-    pub passed_over: Vec<PassedRow>,
+    pub passed_over: Vec<SkippedRow>,
 }
 
 /// One action.
@@ -29,7 +29,7 @@ pub struct ActionRow {
 
 /// A node that was passed over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct PassedRow {
+pub struct SkippedRow {
     pub node: NodeName,
     pub code: &'static str,
     pub why: String,
@@ -37,16 +37,16 @@ pub struct PassedRow {
 
 /// Returns the whole plan, with the passed-over nodes that `wanted` selects.
 pub fn plan_view(plan: &Plan, wanted: impl Fn(&NodeName) -> bool) -> PlanView {
-    let passed_over = plan.passed_over.iter().filter(|(name, _)| wanted(name)).map(|(name, reason)| PassedRow {
+    let passed_over = plan.skipped.iter().filter(|(name, _)| wanted(name)).map(|(name, reason)| SkippedRow {
         node: name.clone(),
-        code: passed_over_code(reason),
-        why: passed_over_text(reason),
+        code: skip_code(reason),
+        why: skip_text(reason),
     });
     PlanView { actions: plan.actions.iter().map(action_row).collect(), passed_over: passed_over.collect() }
 }
 
 /// Returns one action as a row.
-pub fn action_row(action: &Because<Action>) -> ActionRow {
+pub fn action_row(action: &WithReason<Action>) -> ActionRow {
     let (name, nodes, what) = describe(&action.what);
     ActionRow { action: name, nodes, what, code: action.code.clone(), why: action.text.clone() }
 }
@@ -72,7 +72,7 @@ fn describe(action: &Action) -> (&'static str, Option<String>, String) {
         Action::Settle { case, done, .. } => {
             ("settle", None, format!("a step of {case} {}", if *done { "is done" } else { "failed" }))
         }
-        Action::Move { node, to, .. } => ("move", Some(node.to_string()), to.word().to_owned()),
+        Action::Move { node, to, .. } => ("move", Some(node.to_string()), to.as_str().to_owned()),
         Action::CloseCase { case, node, how } => ("close case", Some(node.to_string()), format!("{case}: {how}")),
         Action::Follow { case, node } => ("follow", Some(node.to_string()), format!("{case} follows its machine")),
         Action::OpenBreaker => ("open breaker", None, "no further node is marked".to_owned()),

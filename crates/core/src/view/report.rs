@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::{
-    CoverageRow, Facts, Slot, coverage, is_overdue, passed_over_code,
-    period::{Period, RunFacts, Tested, closed_at, spent},
-    run_end,
-    series::slots,
+    CoverageRow, Facts, Slot, coverage, is_overdue,
+    period::{Period, RunFacts, TestResult, closed_at, spent},
+    run_end, skip_code,
+    time_slots::slots,
 };
 use crate::{
     case::Case,
@@ -105,7 +105,7 @@ pub fn report(facts: &Facts, period: &Period, since: Timestamp) -> ReportView {
             ends().filter(|end| matches!(end, RunEnd::Incomplete { .. })).filter_map(|end| run_end(end).1),
         ),
         not_started: counts(ends().filter(|end| matches!(end, RunEnd::NotStarted(_))).filter_map(|end| run_end(end).1)),
-        skipped: counts(facts.reasons.values().map(|passed| passed_over_code(&passed.reason))),
+        skipped: counts(facts.skip_reasons.values().map(|passed| skip_code(&passed.reason))),
         results: results(period),
         busy: count(records.iter().filter(|r| matches!(r.node.occupancy, Occupancy::Busy { .. })).count()),
         unknown: count(records.iter().filter(|r| matches!(r.node.occupancy, Occupancy::Unknown { .. })).count()),
@@ -146,7 +146,7 @@ fn counts(codes: impl Iterator<Item = &'static str>) -> Vec<Count> {
 
 fn results(period: &Period) -> Vec<ResultsRow> {
     let mut rows: BTreeMap<&TestId, (ResultsRow, BTreeSet<&NodeName>)> = BTreeMap::new();
-    for Tested { test, node, verdict, .. } in &period.results {
+    for TestResult { test, node, verdict, .. } in &period.results {
         let (row, failing) = rows.entry(test).or_insert_with(|| {
             let (pass, fail, inconclusive, not_applicable, failing_nodes) = (0, 0, 0, 0, 0);
             let test = test.clone();

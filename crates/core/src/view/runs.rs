@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{period::RunFacts, run_end, words::run_state};
+use super::{period::RunFacts, run_end, text::run_state};
 use crate::{
     finding::Verdict,
     ids::{CaseId, NodeName, RunId, TestId},

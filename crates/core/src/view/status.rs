@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::{CoverageRow, Facts, Use, coverage, is_overdue, nodes::used, plural};
+use super::{CoverageRow, Facts, OccupancyKind, coverage, is_overdue, nodes::occupancy_of, plural};
 use crate::{
-    hostlist::LIVES,
+    hostlist::NODE_STATES,
     ids::NodeName,
     policy::Mode,
     reason::coded,
@@ -14,7 +14,7 @@ use crate::{
 
 /// Data from the store that is not about nodes.
 #[derive(Debug, Clone, Default)]
-pub struct Ledger {
+pub struct StoredStatus {
     pub last_cycle: Option<CycleView>,
     /// The leading controller and the end of its lease.
     pub leader: Option<(String, Timestamp)>,
@@ -38,7 +38,7 @@ pub struct StatusView {
     pub pauses: Vec<Pause>,
     /// Operators' requests that are not completed.
     pub requests: usize,
-    pub silent: SilentView,
+    pub silent: SilentAgentsView,
     pub coverage: Vec<CoverageRow>,
     pub rejected: u64,
     pub spent_today_hours: f64,
@@ -114,7 +114,7 @@ pub struct BreakerView {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct SilentView {
+pub struct SilentAgentsView {
     /// Nodes from which an agent is expected to report.
     pub agents: u32,
     pub silent: Vec<NodeName>,
@@ -123,30 +123,30 @@ pub struct SilentView {
 }
 
 /// Builds the overall status.
-pub fn status(facts: &Facts, ledger: &Ledger) -> StatusView {
+pub fn status(facts: &Facts, ledger: &StoredStatus) -> StatusView {
     let snapshot = &facts.snapshot;
     let mut view = StatusView {
         at: facts.now,
         mode: snapshot.policy.mode,
         leader: leader(facts, ledger),
         last_cycle: ledger.last_cycle.clone(),
-        seen: facts.seen,
+        seen: facts.observed_at,
         nodes: count_nodes(facts),
         running: count_runs(facts),
         breaker: breaker(facts),
         pauses: snapshot.pauses.clone(),
-        requests: snapshot.requests.len(),
+        requests: snapshot.commands.len(),
         silent: silent(facts),
         coverage: coverage(facts),
         rejected: ledger.rejected,
         spent_today_hours: ledger.spent_today.as_hours(),
         troubles: Vec::new(),
     };
-    view.troubles = troubles(&view);
+    view.troubles = problems(&view);
     view
 }
 
-fn leader(facts: &Facts, ledger: &Ledger) -> LeaderView {
+fn leader(facts: &Facts, ledger: &StoredStatus) -> LeaderView {
     match &ledger.leader {
         Some((by, until)) if *until > facts.now => LeaderView::Leads { by: by.clone(), until: *until },
         Some((by, until)) => LeaderView::Lost { by: by.clone(), since: *until },
@@ -155,20 +155,20 @@ fn leader(facts: &Facts, ledger: &Ledger) -> LeaderView {
 }
 
 fn count_nodes(facts: &Facts) -> NodeCounts {
-    let mut counts = NodeCounts { lives: LIVES.map(|life| (life, 0)).to_vec(), ..NodeCounts::default() };
+    let mut counts = NodeCounts { lives: NODE_STATES.map(|life| (life, 0)).to_vec(), ..NodeCounts::default() };
     for (record, here) in facts.nodes() {
-        match used(record, here).0 {
-            Use::Free => counts.free += 1,
-            Use::Busy => counts.busy += 1,
-            Use::Unknown => counts.unknown += 1,
-            Use::Gone => {
+        match occupancy_of(record, here).0 {
+            OccupancyKind::Free => counts.free += 1,
+            OccupancyKind::Busy => counts.busy += 1,
+            OccupancyKind::Unknown => counts.unknown += 1,
+            OccupancyKind::Gone => {
                 counts.gone += 1;
                 continue;
             }
         }
         counts.total += 1;
         counts.overdue += u32::from(is_overdue(facts, record));
-        if let Some(life) = counts.lives.iter_mut().find(|(life, _)| *life == record.life.word()) {
+        if let Some(life) = counts.lives.iter_mut().find(|(life, _)| *life == record.state.as_str()) {
             life.1 += 1;
         }
     }
@@ -178,7 +178,7 @@ fn count_nodes(facts: &Facts) -> NodeCounts {
 fn count_runs(facts: &Facts) -> RunCounts {
     let mut counts = RunCounts { limit: facts.snapshot.policy.limits.jobs, ..RunCounts::default() };
     for active in &facts.snapshot.runs {
-        match super::words::run_state(&active.run).0 {
+        match super::text::run_state(&active.run).0 {
             "running" => counts.running += 1,
             "pending" => counts.pending += 1,
             _ => counts.planned += 1,
@@ -203,14 +203,14 @@ fn breaker(facts: &Facts) -> BreakerView {
     }
 }
 
-fn silent(facts: &Facts) -> SilentView {
+fn silent(facts: &Facts) -> SilentAgentsView {
     let policy = &facts.snapshot.policy.agents;
     // Silence is evaluated at the time of the last observation: a controller that stops observing makes no agent
     // silent.
-    let looked = facts.seen.unwrap_or(facts.now);
-    let mut view = SilentView::default();
+    let looked = facts.observed_at.unwrap_or(facts.now);
+    let mut view = SilentAgentsView::default();
     for record in &facts.snapshot.nodes {
-        let Some(heard) = record.heard else { continue };
+        let Some(heard) = record.last_report else { continue };
         view.agents += 1;
         if looked.since(heard) > policy.silent_after {
             view.silent.push(record.node.name.clone());
@@ -223,7 +223,7 @@ fn silent(facts: &Facts) -> SilentView {
 }
 
 /// Returns the problems that need attention, most urgent first.
-fn troubles(view: &StatusView) -> Vec<String> {
+fn problems(view: &StatusView) -> Vec<String> {
     let mut lines = Vec::new();
     match &view.leader {
         LeaderView::Leads { .. } => {}

@@ -4,16 +4,16 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::*;
 use crate::{
-    case::{Case, CaseState, Closed, Rung, Step, StepKind, StepState},
+    case::{Case, CaseOutcome, CaseState, RepairStep, Step, StepKind, StepState},
     finding::{Evidence, Finding, OpenFinding, Remedy, Severity, Verdict},
     ids::{CaseId, HardwareId, JobId, OpId, PoolName, RuleId},
-    lifecycle::Life,
+    lifecycle::NodeState,
     node::{Hold, Marks, Node, Occupancy},
     observation::Entity,
     policy::Policy,
-    reason::{Because, ReasonCode},
-    run::{IncompleteWhy, JobSeen, NonEmpty, NotStarted, Purpose, Report, RunEnd, RunState},
-    snapshot::{ActiveRun, Breaker, Caps, Pause, RecentActions, Records},
+    reason::{ReasonCode, WithReason},
+    run::{IncompleteReason, NonEmpty, NotStartedReason, ObservedJobState, Purpose, Report, RunEnd, RunState},
+    snapshot::{ActiveRun, Breaker, Capabilities, Pause, RecentActions, TestRecords},
     time::Span,
 };
 
@@ -52,7 +52,7 @@ fn tests() -> Vec<TestPolicy> {
 fn cluster() -> Facts {
     Facts {
         now: NOW,
-        seen: Some(NOW),
+        observed_at: Some(NOW),
         snapshot: Snapshot {
             at: NOW,
             nodes: Vec::new(),
@@ -62,15 +62,15 @@ fn cluster() -> Facts {
             spent: Span::ZERO,
             breaker: Breaker::Closed { since: None },
             pauses: Vec::new(),
-            requests: Vec::new(),
+            commands: Vec::new(),
             trials: Vec::new(),
             silence_reported: false,
-            caps: Caps::NONE,
-            policy: Arc::new(Policy::standard()),
+            capabilities: Capabilities::NONE,
+            policy: Arc::new(Policy::built_in()),
             tests: tests().into(),
         },
         gone: Vec::new(),
-        reasons: BTreeMap::new(),
+        skip_reasons: BTreeMap::new(),
     }
 }
 
@@ -86,16 +86,16 @@ impl Facts {
                 sku: None,
                 apart: None,
             },
-            life: Life::InService,
+            state: NodeState::InService,
             since: Timestamp::MIN,
-            records: Records::never(self.snapshot.tests.len()),
+            test_records: TestRecords::untested(self.snapshot.tests.len()),
             findings: Vec::new(),
             backoff: None,
             hold: None,
             hardware: None,
             case: None,
-            heard: None,
-            failed: None,
+            last_report: None,
+            job_failures: None,
         });
         self
     }
@@ -111,7 +111,7 @@ impl Facts {
     /// Adds a result to the node added last. Results are given oldest first.
     fn result(mut self, test: &str, verdict: Verdict, at: Timestamp) -> Self {
         let place = self.snapshot.tests.iter().position(|known| known.id.as_str() == test).unwrap();
-        self.last().records[place].add(verdict, at);
+        self.last().test_records[place].add(verdict, at);
         self
     }
 
@@ -148,7 +148,7 @@ fn run_on(node: &str, planned: Timestamp, state: RunState) -> Run {
         nodes: NonEmpty::one(name(node)),
         tests: NonEmpty::one(test_id("storage")),
         state,
-        asked: Because::new(Purpose::Validation, "stale", "it was due"),
+        asked: WithReason::new(Purpose::Validation, "stale", "it was due"),
         case: None,
         planned,
         limit: Span::minutes(20),
@@ -159,16 +159,16 @@ fn run_on(node: &str, planned: Timestamp, state: RunState) -> Run {
 fn six_standings_have_six_words() {
     use Verdict::{Fail, Inconclusive, NotApplicable, Pass};
     for (results, standing) in [
-        (vec![], Standing::NeverTested),
-        (vec![(Pass, 2)], Standing::Pass),
-        (vec![(Pass, 8)], Standing::Stale),
-        (vec![(NotApplicable, 2)], Standing::NotApplicable),
-        (vec![(NotApplicable, 8)], Standing::Stale),
-        (vec![(Inconclusive, 8)], Standing::Inconclusive),
-        (vec![(Pass, 2), (Inconclusive, 1)], Standing::Inconclusive),
-        (vec![(Fail, 2)], Standing::Fail),
-        (vec![(Fail, 80)], Standing::Fail),
-        (vec![(Fail, 2), (Pass, 1)], Standing::Pass),
+        (vec![], TestStatus::NeverTested),
+        (vec![(Pass, 2)], TestStatus::Pass),
+        (vec![(Pass, 8)], TestStatus::Stale),
+        (vec![(NotApplicable, 2)], TestStatus::NotApplicable),
+        (vec![(NotApplicable, 8)], TestStatus::Stale),
+        (vec![(Inconclusive, 8)], TestStatus::Inconclusive),
+        (vec![(Pass, 2), (Inconclusive, 1)], TestStatus::Inconclusive),
+        (vec![(Fail, 2)], TestStatus::Fail),
+        (vec![(Fail, 80)], TestStatus::Fail),
+        (vec![(Fail, 2), (Pass, 1)], TestStatus::Pass),
     ] {
         let mut facts = cluster().with("a");
         for (verdict, ago) in &results {
@@ -178,7 +178,7 @@ fn six_standings_have_six_words() {
         let cell = row.tests.iter().find(|cell| cell.test.as_str() == "storage").unwrap();
         assert_eq!(cell.standing, standing, "{results:?}");
     }
-    let words: std::collections::BTreeSet<&str> = Standing::ALL.iter().map(|standing| standing.word()).collect();
+    let words: std::collections::BTreeSet<&str> = TestStatus::ALL.iter().map(|standing| standing.label()).collect();
     assert_eq!(words.len(), 6);
 }
 
@@ -223,7 +223,7 @@ fn a_test_that_applies_to_no_node_has_no_percentage() {
 #[test]
 fn due_is_what_the_planner_says() {
     let due = |facts: &Facts| {
-        let view = why(facts, &name("a"), Kept::default()).unwrap();
+        let view = why(facts, &name("a"), StoredNodeData::default()).unwrap();
         view.tests.iter().find(|line| line.test.as_str() == "storage").unwrap().due
     };
     let facts = || cluster().with("a");
@@ -242,7 +242,7 @@ fn due_is_what_the_planner_says() {
 
 #[test]
 fn a_quiet_node_is_only_called_well_when_every_test_has_passed() {
-    let headline = |facts: &Facts| why(facts, &name("a"), Kept::default()).unwrap().headline;
+    let headline = |facts: &Facts| why(facts, &name("a"), StoredNodeData::default()).unwrap().headline;
     let passed = cluster().with("a").result("dl", Verdict::Pass, days(1)).result("storage", Verdict::Pass, days(1));
     assert!(headline(&passed).contains("every test that applies has passed"), "{}", headline(&passed));
     let half = cluster().with("a").result("dl", Verdict::Pass, days(1));
@@ -260,11 +260,11 @@ fn why_says_what_is_wrong_and_what_to_do_for_every_life() {
         opened: days(1),
         severity: Severity::Isolate,
         findings: Vec::new(),
-        rung: Rung::Replace,
+        rung: RepairStep::Replace,
         steps: vec![Step {
             op: OpId::from_number(1),
             what: StepKind::Drain,
-            rung: Rung::Replace,
+            rung: RepairStep::Replace,
             state: StepState::Proposed,
             at: days(1),
             tries: 1,
@@ -276,23 +276,24 @@ fn why_says_what_is_wrong_and_what_to_do_for_every_life() {
         failed_work: Vec::new(),
     };
     let suspect = |record: &mut NodeRecord| {
-        record.life = Life::Suspect;
+        record.state = NodeState::Suspect;
         record.findings.push(finding("storage", Severity::Reset, 1, 2));
     };
     let held = |record: &mut NodeRecord| {
-        record.life = Life::Held { by: "ann".into() };
+        record.state = NodeState::Held { by: "ann".into() };
         record.hold = Some(Hold { by: "ann".into(), why: "fan".into(), since: days(1), until: None });
     };
     type Set = dyn Fn(&mut NodeRecord);
     let table: [(&Set, &str, &str); 4] = [
         (&suspect, "is suspect: storage is slow", "storage failed 1 of 2 times"),
         (&held, "is held by ann", "doctor release a"),
-        (&|record| record.life = Life::Out, "until an operator releases it", "allow.drain"),
-        (&|record| record.life = Life::InService, "in service", "allow.drain"),
+        (&|record| record.state = NodeState::Out, "until an operator releases it", "allow.drain"),
+        (&|record| record.state = NodeState::InService, "in service", "allow.drain"),
     ];
     for (set, headline, advice) in table {
         let facts = cluster().with("a").change(set);
-        let view = why(&facts, &name("a"), Kept { case: Some(case.clone()), ..Kept::default() }).unwrap();
+        let view =
+            why(&facts, &name("a"), StoredNodeData { case: Some(case.clone()), ..StoredNodeData::default() }).unwrap();
         assert!(view.headline.contains(headline), "{}", view.headline);
         assert!(view.next.iter().any(|line| line.contains(advice)), "{:?}", view.next);
     }
@@ -302,7 +303,7 @@ fn why_says_what_is_wrong_and_what_to_do_for_every_life() {
 fn a_hold_whose_time_is_over_is_not_shown() {
     let hold = Hold { by: "ann".into(), why: "fan".into(), since: days(2), until: Some(days(1)) };
     let facts = cluster().with("a").change(|record| record.hold = Some(hold));
-    assert_eq!(why(&facts, &name("a"), Kept::default()).unwrap().hold, None);
+    assert_eq!(why(&facts, &name("a"), StoredNodeData::default()).unwrap().hold, None);
 }
 
 #[test]
@@ -310,27 +311,32 @@ fn a_node_that_the_cluster_names_no_more_is_gone_and_not_free() {
     let mut facts = cluster().with("a");
     facts.gone = std::mem::take(&mut facts.snapshot.nodes);
     let row = node_rows(&facts, &[name("a")]).remove(0);
-    assert_eq!((row.used, row.pool), (Use::Gone, None));
-    let counts = status(&facts, &Ledger::default()).nodes;
+    assert_eq!((row.used, row.pool), (OccupancyKind::Gone, None));
+    let counts = status(&facts, &StoredStatus::default()).nodes;
     assert_eq!((counts.total, counts.gone, counts.free), (0, 1, 0));
-    assert!(why(&facts, &name("a"), Kept::default()).unwrap().headline.contains("no longer listed by the cluster"));
+    assert!(
+        why(&facts, &name("a"), StoredNodeData::default())
+            .unwrap()
+            .headline
+            .contains("no longer listed by the cluster")
+    );
 }
 
 #[test]
 fn status_names_what_wants_attention_and_nothing_else() {
-    let leads = Ledger { leader: Some(("ctl".into(), NOW.plus(Span::minutes(1)))), ..Ledger::default() };
+    let leads = StoredStatus { leader: Some(("ctl".into(), NOW.plus(Span::minutes(1)))), ..StoredStatus::default() };
     assert_eq!(status(&cluster().with("a"), &leads).troubles, Vec::<String>::new());
 
-    let leaderless = status(&cluster(), &Ledger::default());
+    let leaderless = status(&cluster(), &StoredStatus::default());
     assert_eq!((leaderless.leader, leaderless.troubles.len()), (LeaderView::Nobody, 1));
 
-    let lost = Ledger { leader: Some(("ctl".into(), NOW.minus(Span::hours(1)))), ..Ledger::default() };
+    let lost = StoredStatus { leader: Some(("ctl".into(), NOW.minus(Span::hours(1)))), ..StoredStatus::default() };
     assert!(status(&cluster(), &lost).troubles[0].contains("the lease of ctl expired 1h ago"));
 
     let mut facts = cluster().with("a").with("b").with("c");
     facts.snapshot.nodes[0].node.occupancy = Occupancy::Unknown { why: "no answer".into() };
     for record in &mut facts.snapshot.nodes {
-        record.heard = Some(NOW.minus(Span::hours(1)));
+        record.last_report = Some(NOW.minus(Span::hours(1)));
     }
     facts.snapshot.breaker = Breaker::Open { since: days(0), why: "3 nodes within the hour".into() };
     facts.snapshot.pauses =
@@ -347,29 +353,29 @@ fn one_silent_agent_of_many_is_no_incident() {
     let mut facts = cluster();
     for number in 0..10 {
         facts = facts.with(&format!("n{number}"));
-        facts.last().heard = Some(NOW.minus(if number == 0 { Span::hours(1) } else { Span::minutes(1) }));
+        facts.last().last_report = Some(NOW.minus(if number == 0 { Span::hours(1) } else { Span::minutes(1) }));
     }
-    let silent = status(&facts, &Ledger::default()).silent;
+    let silent = status(&facts, &StoredStatus::default()).silent;
     assert_eq!((silent.agents, silent.silent.len(), silent.incident), (10, 1, false));
 }
 
 #[test]
 fn a_run_on_a_node_comes_before_the_reason_for_passing_it_over() {
     let mut facts = cluster().with("a");
-    facts.reasons.insert(name("a"), PassedBy { since: days(1), reason: PassedOver::WaitingForSlot });
+    facts.skip_reasons.insert(name("a"), SkippedSince { since: days(1), reason: SkipReason::WaitingForSlot });
     assert_eq!(node_rows(&facts, &[name("a")])[0].passed_over.as_ref().unwrap().code, "waiting-for-slot");
     let job = JobId("1".into());
     let run = run_on("a", days(0), RunState::Running { job: job.clone(), since: NOW });
     facts.snapshot.runs.push(ActiveRun {
         run,
-        seen: JobSeen::Running { job, since: NOW },
+        job: ObservedJobState::Running { job, since: NOW },
         started: Some(NOW),
         cancelling: None,
         absent_since: None,
     });
     let row = node_rows(&facts, &[name("a")]).remove(0);
     assert_eq!((row.passed_over, row.run.unwrap().state), (None, "running"));
-    assert_eq!(status(&facts, &Ledger::default()).running.running, 1);
+    assert_eq!(status(&facts, &StoredStatus::default()).running.running, 1);
 }
 
 #[test]
@@ -379,7 +385,7 @@ fn a_report_counts_what_was_queued_run_and_skipped_and_what_it_cost() {
     let run =
         |planned, started, finished, end| RunFacts { run: run_on("a", planned, ended(end)), started, ended: finished };
     let completed = RunEnd::Completed(Report::default());
-    let cut = RunEnd::Incomplete { why: IncompleteWhy::NodeTaken, partial: None };
+    let cut = RunEnd::Incomplete { why: IncompleteReason::NodeTaken, partial: None };
     let case = |opened: Timestamp, state| Case {
         id: CaseId::from_number(1),
         hardware: HardwareId::new("board-1").unwrap(),
@@ -387,31 +393,31 @@ fn a_report_counts_what_was_queued_run_and_skipped_and_what_it_cost() {
         opened,
         severity: Severity::Isolate,
         findings: vec![finding("storage", Severity::Isolate, 1, 1).finding],
-        rung: Rung::Replace,
+        rung: RepairStep::Replace,
         steps: Vec::new(),
         state,
         boot_id: None,
         advice: None,
         failed_work: Vec::new(),
     };
-    let result = |verdict, at| Tested { test: test_id("storage"), node: name("a"), verdict, at };
+    let result = |verdict, at| TestResult { test: test_id("storage"), node: name("a"), verdict, at };
     let period = Period {
         runs: vec![
             // It began before the period and ended inside: one hour of it counts.
             run(hour(26), Some(hour(25)), Some(hour(23)), completed.clone()),
             run(hour(10), Some(hour(9)), Some(hour(8)), completed),
             run(hour(7), Some(hour(7)), Some(hour(6)), cut),
-            run(hour(5), None, Some(hour(5)), RunEnd::NotStarted(NotStarted::PendingTooLong)),
-            run(hour(4), None, Some(hour(4)), RunEnd::NotStarted(NotStarted::PendingTooLong)),
+            run(hour(5), None, Some(hour(5)), RunEnd::NotStarted(NotStartedReason::PendingTooLong)),
+            run(hour(4), None, Some(hour(4)), RunEnd::NotStarted(NotStartedReason::PendingTooLong)),
         ],
         results: vec![result(Verdict::Fail, hour(9)), result(Verdict::Fail, hour(9)), result(Verdict::Pass, hour(2))],
         cases: vec![
             case(hour(3), CaseState::Open),
-            case(hour(90), CaseState::Closed { at: hour(2), how: Closed::Returned }),
+            case(hour(90), CaseState::Closed { at: hour(2), how: CaseOutcome::Returned }),
         ],
     };
     let mut facts = cluster().with("a");
-    facts.reasons.insert(name("a"), PassedBy { since: days(1), reason: PassedOver::QuietWindow });
+    facts.skip_reasons.insert(name("a"), SkippedSince { since: days(1), reason: SkipReason::QuietWindow });
     let view = report(&facts, &period, hour(24));
     assert_eq!((view.queued, view.run, view.completed), (4, 2, 1));
     assert_eq!(view.not_started, [Count { code: "pending-too-long", count: 2 }]);
@@ -437,7 +443,7 @@ fn every_view_is_json() {
         .with("a")
         .result("storage", Verdict::Inconclusive, days(1))
         .change(|record| record.findings.push(finding("storage", Severity::Reset, 1, 2)));
-    let view = why(&facts, &name("a"), Kept::default()).unwrap();
+    let view = why(&facts, &name("a"), StoredNodeData::default()).unwrap();
     let text = serde_json::to_string(&view).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!((&json["node"], &json["life"]), (&"a".into(), &"in-service".into()));
@@ -447,7 +453,7 @@ fn every_view_is_json() {
     assert_eq!(json["open_findings"][0]["rule"], "a-rule");
     assert_eq!(json["test_lines"][0]["standing"], "never-tested");
     assert_eq!(json["test_lines"][1]["due"]["is"], "now");
-    assert!(serde_json::to_string(&status(&facts, &Ledger::default())).is_ok());
+    assert!(serde_json::to_string(&status(&facts, &StoredStatus::default())).is_ok());
     assert!(serde_json::to_string(&report(&facts, &Period::default(), days(1))).is_ok());
 }
 

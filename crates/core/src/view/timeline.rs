@@ -14,7 +14,7 @@ use crate::{
 
 coded! {
     /// The kind of an entry.
-    pub enum Happening {
+    pub enum TimelineKind {
         /// A run delivered results.
         Results => "results",
         /// The machine booted.
@@ -26,9 +26,9 @@ coded! {
 
 /// One entry of the history.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Moment {
+pub struct TimelineEntry {
     pub at: Timestamp,
-    pub kind: Happening,
+    pub kind: TimelineKind,
     /// One word: the worst verdict of results, the action, or the boot id.
     pub what: String,
     pub text: String,
@@ -57,8 +57,8 @@ pub struct BootFacts {
 }
 
 /// Returns the history, newest first. A boot appears once, where the boot id changes; `boots` may be in any order.
-pub fn timeline(audit: Vec<AuditLine>, results: &[ResultFacts], mut boots: Vec<BootFacts>) -> Vec<Moment> {
-    let mut moments: Vec<Moment> = audit.into_iter().map(act).collect();
+pub fn timeline(audit: Vec<AuditLine>, results: &[ResultFacts], mut boots: Vec<BootFacts>) -> Vec<TimelineEntry> {
+    let mut moments: Vec<TimelineEntry> = audit.into_iter().map(act).collect();
     moments.extend(by_run(results));
     boots.sort_by_key(|boot| boot.seen);
     let mut known: Option<&str> = None;
@@ -72,10 +72,10 @@ pub fn timeline(audit: Vec<AuditLine>, results: &[ResultFacts], mut boots: Vec<B
     moments
 }
 
-fn act(line: AuditLine) -> Moment {
-    Moment {
+fn act(line: AuditLine) -> TimelineEntry {
+    TimelineEntry {
         at: line.at,
-        kind: Happening::Act,
+        kind: TimelineKind::Act,
         what: line.what,
         text: line.text,
         by: Some(line.by),
@@ -84,16 +84,16 @@ fn act(line: AuditLine) -> Moment {
     }
 }
 
-fn started(boot: &BootFacts) -> Moment {
+fn started(boot: &BootFacts) -> TimelineEntry {
     let (at, text) = match boot.up {
         Some(up) => (boot.seen.minus(up), "the machine booted".to_owned()),
         None => (boot.seen, "the machine had rebooted, at an unknown time before this".to_owned()),
     };
-    Moment { at, kind: Happening::Boot, what: boot.boot.clone(), text, by: None, code: None, run: None }
+    TimelineEntry { at, kind: TimelineKind::Boot, what: boot.boot.clone(), text, by: None, code: None, run: None }
 }
 
 /// Returns one entry for each run, and for each result without a run.
-fn by_run(results: &[ResultFacts]) -> Vec<Moment> {
+fn by_run(results: &[ResultFacts]) -> Vec<TimelineEntry> {
     let mut runs: BTreeMap<(Option<RunId>, Option<usize>), Vec<&ResultFacts>> = BTreeMap::new();
     for (place, result) in results.iter().enumerate() {
         let alone = result.run.is_none().then_some(place);
@@ -110,7 +110,7 @@ fn by_run(results: &[ResultFacts]) -> Vec<Moment> {
         let text = [Verdict::Fail, Verdict::Inconclusive, Verdict::Pass, Verdict::NotApplicable].map(said);
         let text = text.into_iter().flatten().collect::<Vec<_>>().join("; ");
         let what = worst.code().to_owned();
-        Some(Moment { at, kind: Happening::Results, what, text, by: None, code: None, run })
+        Some(TimelineEntry { at, kind: TimelineKind::Results, what, text, by: None, code: None, run })
     });
     moments.collect()
 }

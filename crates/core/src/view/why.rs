@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Facts, Latest, Standing, advice, node_row,
+    Facts, LatestResult, TestStatus, advice, node_row,
     why_view::{AuditLine, CaseView, FindingView, TestLine, WhyView},
 };
 use crate::{
@@ -14,9 +14,9 @@ use crate::{
 
 /// Data from the store about one node, in addition to the facts.
 #[derive(Debug, Clone, Default)]
-pub struct Kept {
+pub struct StoredNodeData {
     /// The newest results of its tests.
-    pub latest: BTreeMap<TestId, Latest>,
+    pub latest: BTreeMap<TestId, LatestResult>,
     /// The case that it belongs to.
     pub case: Option<Case>,
     /// Newest first.
@@ -24,11 +24,11 @@ pub struct Kept {
 }
 
 /// Returns everything about one node; `None` if it is unknown.
-pub fn why(facts: &Facts, name: &NodeName, kept: Kept) -> Option<WhyView> {
+pub fn why(facts: &Facts, name: &NodeName, kept: StoredNodeData) -> Option<WhyView> {
     let (record, here) = facts.node(name)?;
     let tests = facts.due_of(record).map(|(test, known, due)| TestLine {
         test: test.id.clone(),
-        standing: Standing::of(known, test, facts.now),
+        standing: TestStatus::of(known, test, facts.now),
         cutoff: test.cutoff,
         last: kept.latest.get(&test.id).cloned(),
         due,
@@ -39,13 +39,13 @@ pub fn why(facts: &Facts, name: &NodeName, kept: Kept) -> Option<WhyView> {
         row: node_row(facts, record, here),
         at: facts.now,
         headline: String::new(),
-        life: record.life.clone(),
+        state: record.state.clone(),
         hardware: record.hardware.clone(),
         hold: record.hold_at(facts.now).cloned(),
         backoff: record.backoff.filter(|backoff| backoff.until > facts.now),
         case: kept.case.as_ref().map(CaseView::of),
         findings,
-        failed_work: record.failed.as_ref().map_or_else(Vec::new, |failed| failed.works.clone()),
+        failed_work: record.job_failures.as_ref().map_or_else(Vec::new, |failed| failed.failures.clone()),
         tests: tests.collect(),
         audit: kept.audit,
         next: Vec::new(),

@@ -2,13 +2,13 @@
 
 use serde::Serialize;
 
-use super::{Due, Latest, NodeRow, Standing, evidence};
+use super::{Due, LatestResult, NodeRow, TestStatus, evidence};
 use crate::{
-    case::{Advice, Case, Rung, StepKind, StepState},
-    failed_work::FailedWork,
+    case::{Advice, Case, RepairStep, StepKind, StepState},
     finding::{OpenFinding, Remedy, Severity, Verdict},
     ids::{CaseId, CheckId, HardwareId, RuleId, RunId, TestId},
-    lifecycle::Life,
+    job_failures::JobFailure,
+    lifecycle::NodeState,
     node::Hold,
     reason::ReasonCode,
     snapshot::Backoff,
@@ -23,7 +23,7 @@ pub struct WhyView {
     /// One sentence: the state and its cause.
     pub headline: String,
     #[serde(rename = "life_state")]
-    pub life: Life,
+    pub state: NodeState,
     pub hardware: Option<HardwareId>,
     pub hold: Option<Hold>,
     pub backoff: Option<Backoff>,
@@ -32,7 +32,7 @@ pub struct WhyView {
     #[serde(rename = "open_findings")]
     pub findings: Vec<FindingView>,
     /// User work that recently failed on the node, newest first. It is not evidence by itself.
-    pub failed_work: Vec<FailedWork>,
+    pub failed_work: Vec<JobFailure>,
     #[serde(rename = "test_lines")]
     pub tests: Vec<TestLine>,
     pub audit: Vec<AuditLine>,
@@ -45,13 +45,13 @@ pub struct CaseView {
     pub id: CaseId,
     pub opened: Timestamp,
     pub severity: Severity,
-    pub rung: Rung,
+    pub rung: RepairStep,
     pub open: bool,
     pub waits_for_person: bool,
     /// The recommendation of the examination.
     pub advice: Option<Advice>,
     /// User work that had failed on the node when the case was opened.
-    pub failed_work: Vec<FailedWork>,
+    pub failed_work: Vec<JobFailure>,
     pub steps: Vec<StepView>,
 }
 
@@ -87,9 +87,9 @@ pub struct FindingView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TestLine {
     pub test: TestId,
-    pub standing: Standing,
+    pub standing: TestStatus,
     pub cutoff: Span,
-    pub last: Option<Latest>,
+    pub last: Option<LatestResult>,
     pub due: Due,
 }
 
@@ -142,7 +142,7 @@ impl CaseView {
             severity: case.severity,
             rung: case.rung,
             open: case.is_open(),
-            waits_for_person: case.waits_for_person(),
+            waits_for_person: case.waits_for_operator(),
             advice: case.advice,
             failed_work: case.failed_work.clone(),
             steps: steps.collect(),

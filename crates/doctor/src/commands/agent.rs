@@ -10,35 +10,35 @@ use std::{
 
 use doctor_checks::{credential::Credential, document::RunKey};
 use doctor_core::{
-    hostlist::{self, BadHostlist},
+    hostlist::{self, HostlistError},
     ids::NodeName,
     time::Timestamp,
 };
 use doctor_engine::agents::{self, AgentState, AgentView};
-use doctor_store::records::SpeaksBy;
+use doctor_store::records::AgentAuth;
 use serde::Serialize;
 
 use super::{
-    ask::moment_of_change,
-    confirm::{Change, Signed},
+    confirmation::{Change, ChangeArgs},
+    operator_commands::change_time,
 };
 use crate::{
-    config::Agents,
+    config::AgentEndpointConfig,
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
-    output::{Page, Table, ago, cell, clock, plural},
+    output::{Page, Table, ago, cell, format_time, plural},
 };
 
 /// Enroll, revoke and list node agents.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    command: Sub,
+    command: AgentCommand,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Sub {
+enum AgentCommand {
     Enroll(EnrollArgs),
     Revoke(RevokeArgs),
     List(ListArgs),
@@ -51,7 +51,7 @@ enum Sub {
 struct EnrollArgs {
     /// Nodes, by their names in the cluster: node[01-64].
     #[arg(value_name = "NODE", required = true)]
-    nodes: Vec<Hosts>,
+    nodes: Vec<NodeList>,
     /// Write DIR/NODE.key for each node. Default: standard output.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -62,7 +62,7 @@ struct EnrollArgs {
     #[arg(long, value_name = "TEXT", default_value = "enrolled on the command line")]
     why: String,
     #[command(flatten)]
-    signed: Signed,
+    change_args: ChangeArgs,
 }
 
 /// Revoke nodes' credentials. Later reports of their agents are rejected.
@@ -70,12 +70,12 @@ struct EnrollArgs {
 struct RevokeArgs {
     /// Nodes: node[01-64].
     #[arg(value_name = "NODE", required = true)]
-    nodes: Vec<Hosts>,
+    nodes: Vec<NodeList>,
     /// Reason, recorded in the audit trail.
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]
-    signed: Signed,
+    change_args: ChangeArgs,
 }
 
 /// List agents with the time of their last report, their version and their clock skew.
@@ -83,21 +83,21 @@ struct RevokeArgs {
 struct ListArgs {
     /// Nodes: node[01-64]. Default: all.
     #[arg(value_name = "NODE")]
-    nodes: Vec<Hosts>,
+    nodes: Vec<NodeList>,
 }
 
 /// Node names, which need not be known to the store yet.
 #[derive(Debug, Clone)]
-struct Hosts(Vec<NodeName>);
+struct NodeList(Vec<NodeName>);
 
-impl FromStr for Hosts {
-    type Err = BadHostlist;
-    fn from_str(text: &str) -> std::result::Result<Self, BadHostlist> {
+impl FromStr for NodeList {
+    type Err = HostlistError;
+    fn from_str(text: &str) -> std::result::Result<Self, HostlistError> {
         hostlist::parse(text).map(Self)
     }
 }
 
-fn named(hosts: &[Hosts]) -> Vec<NodeName> {
+fn node_names(hosts: &[NodeList]) -> Vec<NodeName> {
     let mut names: Vec<NodeName> = hosts.iter().flat_map(|hosts| hosts.0.iter().cloned()).collect();
     names.sort();
     names.dedup();
@@ -106,16 +106,16 @@ fn named(hosts: &[Hosts]) -> Vec<NodeName> {
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     match &args.command {
-        Sub::Enroll(args) => enroll(context, args),
-        Sub::Revoke(args) => revoke(context, args),
-        Sub::List(args) => list(context, args),
+        AgentCommand::Enroll(args) => enroll(context, args),
+        AgentCommand::Revoke(args) => revoke(context, args),
+        AgentCommand::List(args) => list(context, args),
     }
 }
 
 fn enroll(context: &Context, args: &EnrollArgs) -> Result<Exit> {
-    let controller = address(args.controller.as_deref(), &context.config()?.agents)?;
-    let store = context.make_store()?;
-    let (by, at, nodes) = (args.signed.by(), moment_of_change(context, &store)?, named(&args.nodes));
+    let controller = controller_url(args.controller.as_deref(), &context.config()?.agents)?;
+    let store = context.open_or_create_store()?;
+    let (by, at, nodes) = (args.change_args.operator_name(), change_time(context, &store)?, node_names(&args.nodes));
     let known: Vec<NodeName> =
         store.agents()?.into_iter().filter(|agent| agent.revoked.is_none()).map(|agent| agent.node).collect();
     let fate =
@@ -133,7 +133,7 @@ fn enroll(context: &Context, args: &EnrollArgs) -> Result<Exit> {
         by: by.clone(),
         at,
     };
-    args.signed.confirm(&change)?;
+    args.change_args.confirm(&change)?;
     let mut made = Vec::with_capacity(nodes.len());
     for node in nodes {
         let credential = Credential { node, key: new_key()?, controller: Some(controller.clone()) };
@@ -144,19 +144,19 @@ fn enroll(context: &Context, args: &EnrollArgs) -> Result<Exit> {
             let _gone = fs::remove_file(file);
         }
         enrolled?;
-        made.push(Made { credential, file });
+        made.push(EnrolledAgent { credential, file });
     }
-    tell(context, args, &change, &made)
+    print_enrolled(context, args, &change, &made)
 }
 
-struct Made {
+struct EnrolledAgent {
     credential: Credential,
     file: Option<PathBuf>,
 }
 
 /// The JSON output of `doctor agent enroll`: `key` is set if there is no `file`.
 #[derive(Debug, Serialize)]
-struct MadeView {
+struct EnrolledAgentView {
     node: NodeName,
     controller: Option<String>,
     /// The file that holds the credential.
@@ -166,10 +166,10 @@ struct MadeView {
     key: Option<String>,
 }
 
-fn tell(context: &Context, args: &EnrollArgs, change: &Change, made: &[Made]) -> Result<Exit> {
-    let views: Vec<MadeView> = made
+fn print_enrolled(context: &Context, args: &EnrollArgs, change: &Change, made: &[EnrolledAgent]) -> Result<Exit> {
+    let views: Vec<EnrolledAgentView> = made
         .iter()
-        .map(|made| MadeView {
+        .map(|made| EnrolledAgentView {
             node: made.credential.node.clone(),
             controller: made.credential.controller.clone(),
             file: made.file.clone(),
@@ -191,7 +191,7 @@ fn tell(context: &Context, args: &EnrollArgs, change: &Change, made: &[Made]) ->
 }
 
 /// Returns the URL that agents report to.
-fn address(asked: Option<&str>, agents: &Agents) -> Result<String> {
+fn controller_url(asked: Option<&str>, agents: &AgentEndpointConfig) -> Result<String> {
     let usage = |text: String| Err(Failure::Usage(text));
     let url = match (asked, &agents.url, agents.listen) {
         (Some(url), _, _) => url.to_owned(),
@@ -237,7 +237,7 @@ fn write(out: &Path, credential: &Credential) -> Result<PathBuf> {
 
 fn revoke(context: &Context, args: &RevokeArgs) -> Result<Exit> {
     let store = context.store()?;
-    let (by, at, nodes) = (args.signed.by(), moment_of_change(context, &store)?, named(&args.nodes));
+    let (by, at, nodes) = (args.change_args.operator_name(), change_time(context, &store)?, node_names(&args.nodes));
     let known: Vec<NodeName> =
         store.agents()?.into_iter().filter(|agent| agent.revoked.is_none()).map(|agent| agent.node).collect();
     if let Some(name) = nodes.iter().find(|node| !known.contains(node)) {
@@ -254,7 +254,7 @@ fn revoke(context: &Context, args: &RevokeArgs) -> Result<Exit> {
         by: by.clone(),
         at,
     };
-    args.signed.carry_out(context, &change, || {
+    args.change_args.apply(context, &change, || {
         for node in &nodes {
             store.revoke_agent(node, &by, &args.why, at)?;
         }
@@ -266,7 +266,7 @@ fn list(context: &Context, args: &ListArgs) -> Result<Exit> {
     let store = context.store()?;
     let facts = context.facts(&store)?;
     let mut agents = agents::views(&store, &facts)?;
-    let names = named(&args.nodes);
+    let names = node_names(&args.nodes);
     if let Some(name) = names.iter().find(|name| agents.iter().all(|agent| agent.node != **name)) {
         let all: Vec<NodeName> = agents.into_iter().map(|agent| agent.node).collect();
         let known = if all.is_empty() { "none".to_owned() } else { hostlist::fold(&all) };
@@ -278,9 +278,9 @@ fn list(context: &Context, args: &ListArgs) -> Result<Exit> {
 }
 
 /// Returns the remark about an agent for the list of nodes, if there is one.
-pub(crate) fn note(agent: &AgentView) -> Option<String> {
+pub(crate) fn remark(agent: &AgentView) -> Option<String> {
     match (agent.state, agent.heard) {
-        (AgentState::Silent, Some(heard)) => Some(format!("no report since {} UTC", clock(heard))),
+        (AgentState::Silent, Some(heard)) => Some(format!("no report since {} UTC", format_time(heard))),
         (AgentState::NeverHeard, _) => Some("agent never reported".to_owned()),
         (AgentState::Reports, _) if !agent.skew.is_empty() => Some(format!("agent: {}", agent.skew.join(", "))),
         _ => None,
@@ -288,11 +288,11 @@ pub(crate) fn note(agent: &AgentView) -> Option<String> {
 }
 
 /// Describes an agent in one line.
-pub(crate) fn words(agent: &AgentView, now: Timestamp) -> String {
+pub(crate) fn describe(agent: &AgentView, now: Timestamp) -> String {
     let mut parts = vec![match (agent.state, agent.heard, agent.revoked) {
         (AgentState::Revoked, _, Some(at)) => format!("revoked {}", ago(now, at)),
         (AgentState::Silent, Some(heard), _) => {
-            format!("no report since {} UTC ({})", clock(heard), ago(now, heard))
+            format!("no report since {} UTC ({})", format_time(heard), ago(now, heard))
         }
         (_, Some(heard), _) => format!("last report {}", ago(now, heard)),
         _ => format!("never reported; enrolled {}", ago(now, agent.enrolled)),
@@ -320,8 +320,8 @@ fn table(page: &mut Page, agents: &[AgentView], now: Timestamp) {
             cell(agent.node.as_str()),
             state,
             cell(match agent.speaks_by {
-                SpeaksBy::Key => "key",
-                SpeaksBy::Token => "token",
+                AgentAuth::Key => "key",
+                AgentAuth::Token => "token",
             }),
             or_dash(agent.heard.map(|heard| ago(now, heard))),
             or_dash(agent.program.clone()),
@@ -340,30 +340,30 @@ mod tests {
     use super::*;
     use doctor_checks::document::{Schema, Versions};
     use doctor_core::time::Span;
-    use doctor_store::records::{AgentHeard, AgentRow};
+    use doctor_store::records::{AgentContact, AgentRow};
 
     const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
 
     fn agent(heard_ago: Option<Span>, policy: u32) -> AgentView {
-        let heard = |ago: Span| AgentHeard {
+        let heard = |ago: Span| AgentContact {
             at: NOW.minus(ago),
             number: 4,
             sent: NOW.minus(ago).minus(Span::minutes(2)),
             versions: Versions {
                 program: env!("CARGO_PKG_VERSION").to_owned(),
-                schema: Schema::KNOWN,
+                schema: Schema::CURRENT,
                 policy,
                 waiting: 0,
             },
         };
         let row = AgentRow {
             node: NodeName::new("n1").unwrap(),
-            speaks_by: SpeaksBy::Key,
+            speaks_by: AgentAuth::Key,
             created: NOW.minus(Span::days(2)),
             revoked: None,
             heard: heard_ago.map(heard),
         };
-        AgentView::of(row, NOW, Span::minutes(15), 1)
+        AgentView::from_row(row, NOW, Span::minutes(15), 1)
     }
 
     #[test]
@@ -371,23 +371,23 @@ mod tests {
         assert_eq!(agent(Some(Span::minutes(14)), 1).state, AgentState::Reports);
         let silent = agent(Some(Span::minutes(16)), 1);
         assert_eq!(silent.state, AgentState::Silent);
-        assert!(note(&silent).unwrap().starts_with("no report since "), "{silent:?}");
-        assert_eq!(note(&agent(None, 1)).as_deref(), Some("agent never reported"));
+        assert!(remark(&silent).unwrap().starts_with("no report since "), "{silent:?}");
+        assert_eq!(remark(&agent(None, 1)).as_deref(), Some("agent never reported"));
     }
 
     #[test]
     fn what_differs_from_the_controller_is_named() {
-        let words = words(&agent(Some(Span::minutes(1)), 7), NOW);
+        let words = describe(&agent(Some(Span::minutes(1)), 7), NOW);
         assert!(words.contains("policy 7, controller 1") && words.contains("clock 2m behind"), "{words}");
     }
 
     #[test]
     fn agents_are_told_an_address_that_they_can_call() {
-        let agents = |listen: Option<&str>, url: Option<&str>| Agents {
+        let agents = |listen: Option<&str>, url: Option<&str>| AgentEndpointConfig {
             listen: listen.map(|listen| listen.parse().unwrap()),
             url: url.map(str::to_owned),
         };
-        let told = |asked: Option<&str>, agents: &Agents| address(asked, agents).ok();
+        let told = |asked: Option<&str>, agents: &AgentEndpointConfig| controller_url(asked, agents).ok();
         assert_eq!(told(None, &agents(Some("10.0.0.1:7443"), None)).as_deref(), Some("http://10.0.0.1:7443"));
         assert_eq!(told(None, &agents(Some("0.0.0.0:7443"), None)), None, "an unspecified address is not reachable");
         assert_eq!(told(None, &agents(Some("0.0.0.0:1"), Some("http://ctl:1"))).as_deref(), Some("http://ctl:1"));

@@ -4,25 +4,25 @@ use clap::Subcommand;
 use doctor_backend::clock::{Clock, SystemClock};
 use doctor_core::alert as notes;
 use doctor_notify::alert::{self, Receiver};
-use doctor_store::outbox::{MessageRow, MessageState, Waiting};
+use doctor_store::outbox::{MessageRow, MessageState, PendingNotifications};
 use serde::Serialize;
 
 use crate::{
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
-    output::{Cell, Table, ago, cell, clock, plural},
+    output::{Cell, Table, ago, cell, format_time, plural},
 };
 
 /// Test alert receivers, and list pending and lost messages.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    what: What,
+    command: AlertCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum AlertCommand {
     /// Send a test message to receivers and print whether it arrived. Exit code 1 if one did not.
     Test(TestArgs),
     /// List pending and lost messages. Exit code 1 if a message was lost within the last day.
@@ -47,14 +47,14 @@ struct ListArgs {
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
-    match &args.what {
-        What::Test(args) => test(context, args),
-        What::List(args) => list(context, args),
+    match &args.command {
+        AlertCommand::Test(args) => test(context, args),
+        AlertCommand::List(args) => list(context, args),
     }
 }
 
 #[derive(Debug, Serialize)]
-struct Tried {
+struct TestOutcome {
     receiver: String,
     arrived: bool,
     trouble: Option<String>,
@@ -73,11 +73,11 @@ fn test(context: &Context, args: &TestArgs) -> Result<Exit> {
     let wanted = |name: &String| args.receivers.is_empty() || args.receivers.contains(name);
     let wanted: Vec<(&String, &Receiver)> = settings.receivers.iter().filter(|(name, _)| wanted(name)).collect();
     let by = std::env::var("USER").unwrap_or_else(|_| "unknown user".to_owned());
-    let tries: Vec<Tried> = wanted
+    let tries: Vec<TestOutcome> = wanted
         .into_iter()
         .map(|(name, receiver)| {
-            let sent = alert::try_receiver(settings, receiver, &by, SystemClock.now());
-            Tried { receiver: name.clone(), arrived: sent.is_ok(), trouble: sent.err().map(|error| error.text) }
+            let sent = alert::send_test_message(settings, receiver, &by, SystemClock.now());
+            TestOutcome { receiver: name.clone(), arrived: sent.is_ok(), trouble: sent.err().map(|error| error.text) }
         })
         .collect();
     context.out.show(&tries, |page| {
@@ -88,12 +88,12 @@ fn test(context: &Context, args: &TestArgs) -> Result<Exit> {
             };
         }
     })?;
-    Ok(if tries.iter().all(|tried| tried.arrived) { Exit::Ok } else { Exit::Trouble })
+    Ok(if tries.iter().all(|tried| tried.arrived) { Exit::Ok } else { Exit::ProblemsFound })
 }
 
 #[derive(Debug, Serialize)]
 struct ListView {
-    waiting: Vec<(String, Waiting)>,
+    waiting: Vec<(String, PendingNotifications)>,
     messages: Vec<MessageRow>,
     lost_within_a_day: u64,
 }
@@ -102,9 +102,9 @@ fn list(context: &Context, args: &ListArgs) -> Result<Exit> {
     let store = context.store()?;
     let now = SystemClock.now();
     let view = ListView {
-        waiting: store.alerts_waiting()?.into_iter().filter(|(_, what)| what.notes + what.messages > 0).collect(),
+        waiting: store.pending_alerts()?.into_iter().filter(|(_, what)| what.notes + what.messages > 0).collect(),
         messages: store.alert_messages(args.limit, args.all)?,
-        lost_within_a_day: store.alerts_lost_since(now.minus(doctor_core::time::Span::days(1)))?,
+        lost_within_a_day: store.alerts_given_up_since(now.minus(doctor_core::time::Span::days(1)))?,
     };
     context.out.show(&view, |page| {
         for (receiver, waiting) in view.waiting.iter().filter(|(_, waiting)| waiting.notes > 0) {
@@ -123,7 +123,7 @@ fn list(context: &Context, args: &ListArgs) -> Result<Exit> {
         page.table(&table);
         page.line("`doctor alert test RECEIVER` sends a test message");
     })?;
-    Ok(if view.lost_within_a_day == 0 { Exit::Ok } else { Exit::Trouble })
+    Ok(if view.lost_within_a_day == 0 { Exit::Ok } else { Exit::ProblemsFound })
 }
 
 fn cells(row: &MessageRow, now: doctor_core::time::Timestamp) -> Vec<Cell> {
@@ -141,7 +141,7 @@ fn cells(row: &MessageRow, now: doctor_core::time::Timestamp) -> Vec<Cell> {
     vec![
         cell(row.receiver.as_str()),
         state,
-        cell(clock(row.composed)),
+        cell(format_time(row.composed)),
         cell(row.tries.to_string()),
         cell(moment),
         cell(notes::headline(&row.notes)),

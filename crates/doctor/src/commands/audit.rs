@@ -6,7 +6,7 @@ use crate::{
     context::Context,
     exit::Exit,
     failure::Result,
-    output::{Table, cell, clock, plural},
+    output::{Table, cell, format_time, plural},
 };
 
 /// List the actions of the controller and of operators with time and reason, newest first.
@@ -30,7 +30,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         let mut table = Table::new(["AT (UTC)", "BY", "WHAT", "NODE", "WHY"]);
         for row in &rows {
             table.row([
-                cell(clock(row.at)),
+                cell(format_time(row.at)),
                 cell(row.by.clone()),
                 cell(row.what.clone()),
                 cell(row.node.as_ref().map_or("-", |node| node.as_str())),

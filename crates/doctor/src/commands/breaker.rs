@@ -1,26 +1,26 @@
 //! `doctor breaker`: shows and closes the circuit breaker.
 
 use clap::Subcommand;
-use doctor_core::view::{self, BreakerState, BreakerView, Ledger};
-use doctor_engine::orders::Order;
+use doctor_core::view::{self, BreakerState, BreakerView, StoredStatus};
+use doctor_engine::operator_commands::OperatorCommand;
 
-use super::confirm::Signed;
+use super::confirmation::ChangeArgs;
 use crate::{
     context::Context,
     exit::Exit,
     failure::Result,
-    output::{ago, clock, plural},
+    output::{ago, format_time, plural},
 };
 
 /// Show or close the circuit breaker, which limits how many nodes are taken out before an operator must act.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    what: What,
+    command: BreakerCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum BreakerCommand {
     /// Show its state and its counts. Exit code 1 while it is open.
     Show,
     /// Allow nodes to be taken out again. Earlier removals no longer count.
@@ -33,25 +33,25 @@ struct CloseArgs {
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]
-    signed: Signed,
+    change_args: ChangeArgs,
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
-    match &args.what {
-        What::Show => show(context),
-        What::Close(args) => close(context, args),
+    match &args.command {
+        BreakerCommand::Show => show(context),
+        BreakerCommand::Close(args) => close(context, args),
     }
 }
 
 fn show(context: &Context) -> Result<Exit> {
     let store = context.store()?;
     let facts = context.facts(&store)?;
-    let view = view::status(&facts, &Ledger::default()).breaker;
+    let view = view::status(&facts, &StoredStatus::default()).breaker;
     let is_open = view.state == BreakerState::Open;
     context.out.show(&view, |page| {
         let since = view
             .since
-            .map_or_else(String::new, |since| format!(" since {} UTC ({})", clock(since), ago(facts.now, since)));
+            .map_or_else(String::new, |since| format!(" since {} UTC ({})", format_time(since), ago(facts.now, since)));
         page.line(format!("The breaker is {}{since}.", view.state));
         page.line(why(&view));
         page.line(match view.state {
@@ -61,7 +61,7 @@ fn show(context: &Context) -> Result<Exit> {
             BreakerState::Closed => "Nothing to do.",
         });
     })?;
-    Ok(if is_open { Exit::Trouble } else { Exit::Ok })
+    Ok(if is_open { Exit::ProblemsFound } else { Exit::Ok })
 }
 
 fn why(view: &BreakerView) -> String {
@@ -73,5 +73,5 @@ fn why(view: &BreakerView) -> String {
 }
 
 fn close(context: &Context, args: &CloseArgs) -> Result<Exit> {
-    args.signed.give(context, &args.why, |_| Ok(Order::CloseBreaker))
+    args.change_args.submit_command(context, &args.why, |_| Ok(OperatorCommand::CloseBreaker))
 }

@@ -7,14 +7,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_backend::Reported;
+use doctor_backend::ReportProgress;
 use doctor_core::ids::{CaseId, IdSource, NodeName};
-use doctor_engine::handoff::{self, FromNode, Part};
+use doctor_engine::support_bundle::{self, BundleFile, NodeEvidence};
 use serde::Serialize;
 
 use crate::{
     context::Context,
-    engine::World,
+    controller::ClusterConnection,
     exit::Exit,
     failure::{Failure, Result},
 };
@@ -45,14 +45,14 @@ pub(crate) struct Args {
 }
 
 /// The time to wait for a report, which is longer than a report may take.
-const PATIENCE: Duration = Duration::from_secs(6 * 60);
-const PAUSE: Duration = Duration::from_millis(200);
+const REPORT_TIMEOUT: Duration = Duration::from_secs(6 * 60);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The size limit of one added file.
-const MOST: u64 = 64 << 20;
+const MAX_FILE_BYTES: u64 = 64 << 20;
 
 #[derive(Debug, Serialize)]
-struct Packed {
+struct BundleView {
     case: CaseId,
     path: PathBuf,
     bytes: usize,
@@ -64,18 +64,18 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         let known = "those that `doctor cases --all` lists".to_owned();
         return Err(Failure::Unknown { what: "case", name: args.case.to_string(), known });
     };
-    let more: Result<Vec<Part>> = args.more.iter().map(read).collect();
+    let more: Result<Vec<BundleFile>> = args.more.iter().map(read).collect();
     // Without the shared directory the archive lacks logs but is still useful.
     let share = context.share().ok();
     let from_node = if args.from_node {
-        ask(context, &case.node)?
+        collect_node_report(context, &case.node)?
     } else {
         Err("not requested (`doctor bundle --from-node`)".to_owned())
     };
-    let bytes = handoff::archive(&store, share.as_ref(), args.case, &from_node, more?)?;
+    let bytes = support_bundle::archive(&store, share.as_ref(), args.case, &from_node, more?)?;
     let path = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("case-{}.tar.gz", args.case)));
     fs::write(&path, &bytes).map_err(|source| Failure::File { operation: "writing", path: path.clone(), source })?;
-    let packed = Packed { case: args.case, path, bytes: bytes.len() };
+    let packed = BundleView { case: args.case, path, bytes: bytes.len() };
     context.out.show(&packed, |page| {
         page.line(format!("Wrote {} ({} KiB).", packed.path.display(), packed.bytes.div_ceil(1024)));
         if let (true, Err(why)) = (args.from_node, &from_node) {
@@ -90,33 +90,33 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 }
 
 /// Starts the report on the node and waits for it.
-fn ask(context: &Context, node: &NodeName) -> Result<FromNode> {
-    let world = World::open(context.loaded()?)?;
+fn collect_node_report(context: &Context, node: &NodeName) -> Result<NodeEvidence> {
+    let world = ClusterConnection::open(context.loaded()?)?;
     let mut random = [0; 8];
     getrandom::fill(&mut random).map_err(|error| Failure::Other(format!("reading random bytes: {error}")))?;
     let mut ids = IdSource::new(u64::from_le_bytes(random));
-    ids.at(world.clock.now());
+    ids.set_time(world.clock.now());
     let op = ids.op();
     let began = Instant::now();
     loop {
-        match world.backend.report(node, op) {
-            Reported::Taken(report) => return Ok(Ok(*report)),
-            Reported::Failed { text } => return Ok(Err(text)),
-            Reported::UnderWay if began.elapsed() > PATIENCE => {
-                return Ok(Err(format!("the node did not finish it within {} minutes", PATIENCE.as_secs() / 60)));
+        match world.backend.collect_report(node, op) {
+            ReportProgress::Taken(report) => return Ok(Ok(*report)),
+            ReportProgress::Failed { text } => return Ok(Err(text)),
+            ReportProgress::UnderWay if began.elapsed() > REPORT_TIMEOUT => {
+                return Ok(Err(format!("the node did not finish it within {} minutes", REPORT_TIMEOUT.as_secs() / 60)));
             }
-            Reported::UnderWay => std::thread::sleep(PAUSE),
+            ReportProgress::UnderWay => std::thread::sleep(POLL_INTERVAL),
         }
     }
 }
 
-fn read(path: &PathBuf) -> Result<Part> {
+fn read(path: &PathBuf) -> Result<BundleFile> {
     let failed = |source| Failure::File { operation: "reading", path: path.clone(), source };
     let mut bytes = Vec::new();
-    fs::File::open(path).and_then(|file| file.take(MOST + 1).read_to_end(&mut bytes)).map_err(failed)?;
-    if bytes.len() as u64 > MOST {
+    fs::File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)).map_err(failed)?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
         return Err(Failure::Usage(format!("{} is larger than 64 MiB", path.display())));
     }
     let name = path.file_name().map_or_else(|| "file".to_owned(), |name| name.to_string_lossy().into_owned());
-    Ok(Part { name, bytes })
+    Ok(BundleFile { name, bytes })
 }

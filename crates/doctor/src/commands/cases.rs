@@ -8,7 +8,7 @@ use crate::{
     context::Context,
     exit::Exit,
     failure::Result,
-    output::{Cell, Table, cell, clock, plural},
+    output::{Cell, Table, cell, format_time, plural},
 };
 
 /// List cases, each one problem of one machine; acknowledge or snooze them.
@@ -16,7 +16,7 @@ use crate::{
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    what: Option<mute::What>,
+    command: Option<mute::MuteCommand>,
     /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`. Default: all.
     #[arg(value_name = "SELECTOR")]
     nodes: Vec<Selector>,
@@ -29,7 +29,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
-    if let Some(what) = &args.what {
+    if let Some(what) = &args.command {
         return mute::run(context, what);
     }
     let store = context.store()?;
@@ -39,7 +39,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         cases.retain(Case::is_open);
     }
     if !args.nodes.is_empty() {
-        let names = context.pick(&facts, &args.nodes)?;
+        let names = context.select_nodes(&facts, &args.nodes)?;
         cases.retain(|case| names.contains(&case.node));
     }
     cases.sort_by_key(|case| std::cmp::Reverse(case.opened));
@@ -61,7 +61,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 
 fn row(case: &Case) -> Vec<Cell> {
     let state = match &case.state {
-        doctor_core::case::CaseState::Open if case.waits_for_person() => cell("waits for an operator").warn(),
+        doctor_core::case::CaseState::Open if case.waits_for_operator() => cell("waits for an operator").warn(),
         doctor_core::case::CaseState::Open => cell("open").warn(),
         doctor_core::case::CaseState::Closed { how, .. } => cell(how.code()),
     };
@@ -72,7 +72,7 @@ fn row(case: &Case) -> Vec<Cell> {
         state,
         cell(case.severity.code()),
         cell(case.rung.code()),
-        cell(clock(case.opened)),
+        cell(format_time(case.opened)),
         cell(worst.map_or("requested by an operator", |finding| finding.text.as_str())),
     ]
 }

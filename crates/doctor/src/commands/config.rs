@@ -1,6 +1,6 @@
 //! `doctor config`: writes, checks and shows the configuration.
 
-mod coverage;
+mod agent_check;
 mod live;
 
 use std::{
@@ -10,7 +10,7 @@ use std::{
 };
 
 use clap::Subcommand;
-use doctor_backend::inspection::{Inspected, Standing};
+use doctor_backend::inspection::{InspectionItem, InspectionStatus};
 use doctor_core::policy::Policy;
 use serde::Serialize;
 
@@ -19,18 +19,18 @@ use crate::{
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
-    output::{list, plural},
+    output::{comma_separated, plural},
 };
 
 /// Write, check or show the configuration.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    what: What,
+    command: ConfigCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum ConfigCommand {
     /// Write doctor.toml and policy.toml with every setting, its default and its meaning.
     Init {
         /// Directory to write to.
@@ -50,10 +50,10 @@ enum What {
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
-    match &args.what {
-        What::Init { dir } => init(context, dir),
-        What::Check { live } => check(context, *live),
-        What::Show => show(context),
+    match &args.command {
+        ConfigCommand::Init { dir } => init(context, dir),
+        ConfigCommand::Check { live } => check(context, *live),
+        ConfigCommand::Show => show(context),
     }
 }
 
@@ -76,7 +76,7 @@ fn init(context: &Context, dir: &Path) -> Result<Exit> {
     }
     let paths: Vec<&PathBuf> = files.iter().map(|(path, _)| path).collect();
     context.out.show(&serde_json::json!({ "written": paths }), |page| {
-        page.line(format!("Wrote {}.", list(paths.iter().map(|path| path.display()))));
+        page.line(format!("Wrote {}.", comma_separated(paths.iter().map(|path| path.display()))));
         page.line("They hold every setting with its default; keep only what you change.");
         page.line(format!("Then: doctor config check --config {}", files[0].0.display()));
     })?;
@@ -89,7 +89,7 @@ fn write_new(path: &Path, text: &str) -> std::io::Result<()> {
 }
 
 #[derive(Debug, Serialize)]
-struct Checked {
+struct CheckView {
     configuration: String,
     policy: Option<PathBuf>,
     profiles: usize,
@@ -99,14 +99,14 @@ struct Checked {
     remarks: Vec<String>,
     /// The live checks, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
-    live: Option<Vec<Inspected>>,
+    live: Option<Vec<InspectionItem>>,
 }
 
 fn check(context: &Context, live: bool) -> Result<Exit> {
     let loaded = context.loaded()?;
     let config = &loaded.config;
     let mut remarks = Vec::new();
-    config.make_places(&loaded.place)?;
+    config.create_directories(&loaded.source)?;
     if let Err(error) = context.share() {
         remarks.push(error.to_string());
     }
@@ -116,8 +116,8 @@ fn check(context: &Context, live: bool) -> Result<Exit> {
     if loaded.settings.tests.is_empty() {
         remarks.push("no test is enabled: nothing will be tested".to_owned());
     }
-    let view = Checked {
-        configuration: loaded.place.to_string(),
+    let view = CheckView {
+        configuration: loaded.source.to_string(),
         policy: config.policy.clone(),
         profiles: config.profiles.len(),
         tests: loaded.settings.tests.iter().map(|test| test.id.to_string()).collect(),
@@ -132,7 +132,7 @@ fn check(context: &Context, live: bool) -> Result<Exit> {
         page.line(format!(
             "It uses {policy}, {}, tests {}, {}.",
             plural(view.profiles, "profile"),
-            list(&view.tests),
+            comma_separated(&view.tests),
             plural(view.rules, "rule")
         ));
         for remark in &view.remarks {
@@ -142,12 +142,12 @@ fn check(context: &Context, live: bool) -> Result<Exit> {
             live::show(page, found);
         }
     })?;
-    let is_bad = view.live.iter().flatten().any(|found| found.standing == Standing::Bad);
-    Ok(if view.remarks.is_empty() && !is_bad { Exit::Ok } else { Exit::Trouble })
+    let is_bad = view.live.iter().flatten().any(|found| found.standing == InspectionStatus::Bad);
+    Ok(if view.remarks.is_empty() && !is_bad { Exit::Ok } else { Exit::ProblemsFound })
 }
 
 #[derive(Debug, Serialize)]
-struct InForce<'a> {
+struct EffectiveConfig<'a> {
     #[serde(flatten)]
     service: &'a Config,
     #[serde(rename = "policy_in_force")]
@@ -157,13 +157,13 @@ struct InForce<'a> {
 fn show(context: &Context) -> Result<Exit> {
     let loaded = context.loaded()?;
     if context.out.is_json() {
-        context.out.json(&InForce { service: &loaded.config, policy: &loaded.settings.policy })?;
+        context.out.json(&EffectiveConfig { service: &loaded.config, policy: &loaded.settings.policy })?;
         return Ok(Exit::Ok);
     }
     let toml =
         |text: std::result::Result<String, toml::ser::Error>| text.map_err(|error| Failure::Other(error.to_string()));
     let service = toml(toml::to_string(&loaded.config))?;
     let policy = toml(toml::to_string(&*loaded.settings.policy))?;
-    context.out.print(&format!("# {}\n{service}\n# policy\n{policy}", loaded.place))?;
+    context.out.print(&format!("# {}\n{service}\n# policy\n{policy}", loaded.source))?;
     Ok(Exit::Ok)
 }

@@ -3,22 +3,22 @@
 use std::path::PathBuf;
 
 use doctor_backend::clock::{Clock, SystemClock};
-use doctor_store::records::Verified;
+use doctor_store::records::VerifyReport;
 
 use clap::Subcommand;
 
-use super::confirm::{Change, Signed};
+use super::confirmation::{Change, ChangeArgs};
 use crate::{context::Context, exit::Exit, failure::Result};
 
 /// Back up, restore and verify the database.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    what: What,
+    command: DbCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum DbCommand {
     /// Write the whole database atomically to a new SQLite file. Works while a controller runs, and with PostgreSQL
     /// too.
     Backup {
@@ -36,12 +36,12 @@ struct RestoreArgs {
     /// File written by `doctor db backup`.
     file: PathBuf,
     #[command(flatten)]
-    signed: Signed,
+    change_args: ChangeArgs,
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
-    match &args.what {
-        What::Backup { file } => {
+    match &args.command {
+        DbCommand::Backup { file } => {
             context.store()?.backup(file)?;
             let view = serde_json::json!({ "backup": file });
             context.out.show(&view, |page| {
@@ -51,8 +51,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
             })?;
             Ok(Exit::Ok)
         }
-        What::Restore(args) => restore(context, args),
-        What::Verify => {
+        DbCommand::Restore(args) => restore(context, args),
+        DbCommand::Verify => {
             let verified = context.store()?.verify()?;
             show(context, &verified)
         }
@@ -68,13 +68,13 @@ fn restore(context: &Context, args: &RestoreArgs) -> Result<Exit> {
         done: format!("Restored {file} into {url}."),
         next: "start the controller: it adopts marks that the backup does not know and removes none".to_owned(),
         why: "restore".to_owned(),
-        by: args.signed.by(),
+        by: args.change_args.operator_name(),
         at: SystemClock.now(),
     };
-    args.signed.carry_out(context, &change, || Ok(context.make_store()?.restore(&args.file)?))
+    args.change_args.apply(context, &change, || Ok(context.open_or_create_store()?.restore(&args.file)?))
 }
 
-fn show(context: &Context, verified: &Verified) -> Result<Exit> {
+fn show(context: &Context, verified: &VerifyReport) -> Result<Exit> {
     context.out.show(verified, |page| {
         page.line(match verified.troubles.len() {
             0 => "The store is consistent.".to_owned(),
@@ -85,9 +85,9 @@ fn show(context: &Context, verified: &Verified) -> Result<Exit> {
             page.line(format!("  ! {trouble}"));
         }
         page.line(format!("Checked: {}.", verified.checked.join(", ")));
-        if !verified.is_sound() {
+        if !verified.is_consistent() {
             page.line("Stop the controller and restore the last good backup into another store (`doctor db restore`).");
         }
     })?;
-    Ok(if verified.is_sound() { Exit::Ok } else { Exit::Trouble })
+    Ok(if verified.is_consistent() { Exit::Ok } else { Exit::ProblemsFound })
 }

@@ -2,11 +2,11 @@
 
 use std::{io::IsTerminal, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use doctor_api::api::{Web, WebConfig, WebParts};
-use doctor_engine::{audience::Audience, share::Share, wake::Wake};
+use doctor_api::api::{ApiDeps, ApiServer, WebConfig};
+use doctor_engine::{share::Share, snapshot_feed::SnapshotFeed, trigger::Trigger};
 
-use doctor_sim::drive::{
-    demo::{Demo, DemoError, Shown},
+use doctor_sim::harness::{
+    demo::{Demo, DemoError, DemoSummary},
     score::Score,
 };
 
@@ -15,7 +15,7 @@ use crate::{
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
-    output::{Page, Table, cell, hours, percent, plural},
+    output::{Page, Table, cell, format_hours, format_percent, plural},
 };
 
 /// Play a simulated month of a cluster, then show what was found, how fast, and at what cost.
@@ -51,7 +51,7 @@ pub(crate) struct Args {
 }
 
 /// The least duration of a live demo, so that a viewer can follow it.
-const AT_LEAST: Duration = Duration::from_secs(8);
+const MIN_LIVE_DURATION: Duration = Duration::from_secs(8);
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let live = !args.quiet && !context.out.is_json() && std::io::stdout().is_terminal();
@@ -64,7 +64,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         seed: args.seed,
         folder: args.dir.clone(),
         live,
-        at_least: if live { AT_LEAST } else { Duration::ZERO },
+        min_duration: if live { MIN_LIVE_DURATION } else { Duration::ZERO },
     };
     let failed = |error: DemoError| Failure::Other(error.to_string());
     if args.serve {
@@ -81,18 +81,18 @@ fn serve(context: &Context, args: &Args, demo: &Demo) -> Result<Exit> {
         return Err(Failure::Usage(format!("--speed is {}, expected 1 to 100000", args.speed)));
     }
     let stop = stop_flag().map_err(|error| Failure::Other(format!("installing signal handlers: {error}")))?;
-    let played = demo.play_and_go_on(&mut std::io::stdout().lock());
+    let played = demo.play_and_continue(&mut std::io::stdout().lock());
     let (shown, mut going_on) = played.map_err(|error| Failure::Other(error.to_string()))?;
-    let (wake, audience) = (Arc::new(Wake::default()), Arc::new(Audience::default()));
-    let parts = WebParts {
+    let (wake, audience) = (Arc::new(Trigger::default()), Arc::new(SnapshotFeed::default()));
+    let parts = ApiDeps {
         store: going_on.store().clone(),
         clock: going_on.clock(),
-        wake: Arc::clone(&wake),
-        audience: Arc::clone(&audience),
+        cycle_trigger: Arc::clone(&wake),
+        snapshot_feed: Arc::clone(&audience),
         share: Some(Share::open(&shown.share)?),
         settings: going_on.settings().clone(),
     };
-    let web = Web::open(&WebConfig::on(args.listen), parts)?;
+    let web = ApiServer::open(&WebConfig::listening_on(args.listen), parts)?;
     let (url, store) = (format!("http://{}/api/v1/", web.address()), shown.store.display().to_string());
     let told = serde_json::json!({ "url": url, "store": store, "speed": args.speed });
     context.out.show(&told, |page| {
@@ -102,12 +102,12 @@ fn serve(context: &Context, args: &Args, demo: &Demo) -> Result<Exit> {
             "Read-only. To allow actions, create a token: `doctor token create me --role operator --store {store}`"
         ));
     })?;
-    going_on.go_on(args.speed, audience, &wake, &stop).map_err(|error| Failure::Other(error.to_string()))?;
+    going_on.advance(args.speed, audience, &wake, &stop).map_err(|error| Failure::Other(error.to_string()))?;
     drop(web);
     Ok(Exit::Ok)
 }
 
-fn text(page: &mut Page, shown: &Shown) {
+fn text(page: &mut Page, shown: &DemoSummary) {
     let score = &shown.score;
     // Assumptions come first: the end of the output is what stays visible on the screen.
     page.heading("What the simulation assumes");
@@ -118,8 +118,8 @@ fn text(page: &mut Page, shown: &Shown) {
     page.line(headline(score));
     page.line(format!(
         "It cost {} node-hours of validation ({} of what users had) and disturbed {}.",
-        hours(score.validation_node_hours),
-        percent(share(score.validation_node_hours, score.user_node_hours)),
+        format_hours(score.validation_node_hours),
+        format_percent(percentage(score.validation_node_hours, score.user_node_hours)),
         plural(usize::try_from(score.user_jobs_disturbed).unwrap_or(usize::MAX), "user job")
     ));
     page.line(format!(
@@ -128,15 +128,15 @@ fn text(page: &mut Page, shown: &Shown) {
         score.found_by_tests,
         score.found_by_users,
         score.false_alarms,
-        hours(score.user_node_hours_lost),
+        format_hours(score.user_node_hours_lost),
         shown.took.as_secs_f64()
     ));
     page.heading("By kind of fault");
-    page.table(&kinds(score));
+    page.table(&fault_kind_table(score));
     page.heading("Coverage at the end");
-    let mut coverage = Table::new(["TEST", "COVERED"]).right(&[1]);
+    let mut coverage = Table::new(["TEST", "COVERED"]).right_align(&[1]);
     for (test, share) in &score.coverage {
-        coverage.row([cell(test.as_str()), cell(percent(Some(share * 100.0)))]);
+        coverage.row([cell(test.as_str()), cell(format_percent(Some(share * 100.0)))]);
     }
     page.table(&coverage);
     page.heading("Explore it");
@@ -157,18 +157,18 @@ fn headline(score: &Score) -> String {
     )
 }
 
-fn share(part: f64, whole: f64) -> Option<f64> {
+fn percentage(part: f64, whole: f64) -> Option<f64> {
     (whole > 0.0).then(|| 100.0 * part / whole)
 }
 
-fn kinds(score: &Score) -> Table {
-    let mut table = Table::new(["KIND", "INJECTED", "FOUND", "MEDIAN HOURS"]).right(&[1, 2, 3]);
+fn fault_kind_table(score: &Score) -> Table {
+    let mut table = Table::new(["KIND", "INJECTED", "FOUND", "MEDIAN HOURS"]).right_align(&[1, 2, 3]);
     for (kind, row) in &score.kinds {
         table.row([
             cell(*kind),
             cell(row.injected.to_string()),
             cell(row.found.to_string()),
-            cell(row.median_hours_to_detect.map_or_else(|| "-".to_owned(), hours)),
+            cell(row.median_hours_to_detect.map_or_else(|| "-".to_owned(), format_hours)),
         ]);
     }
     table

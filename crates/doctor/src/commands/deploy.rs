@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{
     context::Context,
-    deploy::{What, from_site},
+    deploy::{DeployPart, deployment_from_config},
     exit::Exit,
     failure::Result,
 };
@@ -36,7 +36,7 @@ enum Target {
 struct KubernetesArgs {
     /// Print only this part.
     #[arg(long, value_name = "PART", default_value = "all")]
-    what: What,
+    what: DeployPart,
     /// Image with `doctor-node`, for agents and jobs (images.node).
     #[arg(long, value_name = "IMAGE")]
     image: Option<String>,
@@ -80,12 +80,12 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 }
 
 fn kubernetes(context: &Context, args: &KubernetesArgs) -> Result<Exit> {
-    let mut deployment = from_site(context.config()?)?;
+    let mut deployment = deployment_from_config(context.config()?)?;
     if let Some(namespace) = &args.namespace {
-        deployment.in_namespace(namespace)?;
+        deployment.set_namespace(namespace)?;
     }
     // Helm creates the namespace itself.
-    if !args.no_namespace && args.what != What::Values {
+    if !args.no_namespace && args.what != DeployPart::Values {
         deployment.set("namespace.create", json!(true))?;
     }
     let postgres = args.postgres.as_ref().map(|_| "postgres".to_owned());
@@ -101,7 +101,7 @@ fn kubernetes(context: &Context, args: &KubernetesArgs) -> Result<Exit> {
         }
     }
     for written in &args.set {
-        deployment.set_written(written)?;
+        deployment.set_from_text(written)?;
     }
     if context.out.is_json() {
         context.out.json(&deployment.json(args.what))?;

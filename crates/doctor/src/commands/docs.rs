@@ -9,7 +9,7 @@ use crate::{
     exit::Exit,
     failure::{Failure, Result},
     output::plural,
-    pages,
+    reference_pages,
 };
 
 /// Write the generated reference pages and the Helm chart (for developers).
@@ -39,7 +39,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
                 }
             };
         })?;
-        return Ok(if old.is_empty() { Exit::Ok } else { Exit::Trouble });
+        return Ok(if old.is_empty() { Exit::Ok } else { Exit::ProblemsFound });
     }
     for (path, text) in &files {
         let failed = |source| Failure::File { operation: "writing", path: path.clone(), source };
@@ -60,7 +60,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 impl Args {
     /// Returns the path and text of every generated file.
     fn files(&self) -> Vec<(PathBuf, String)> {
-        let pages = pages::all().into_iter().map(|page| (self.dir.join(page.name), page.text));
+        let pages = reference_pages::generate_all().into_iter().map(|page| (self.dir.join(page.name), page.text));
         let chart = deploy::chart_files().into_iter().map(|(name, text)| (self.chart.join(name), text));
         pages.chain(chart).collect()
     }

@@ -1,6 +1,6 @@
 //! `doctor explain`: describes a check, a rule, a reason code or an error number, with the settings in force.
 
-mod number;
+mod error_number;
 
 use std::collections::BTreeMap;
 
@@ -17,8 +17,8 @@ use crate::{
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
-    output::{Page, list},
-    pages::{Reason, reasons, rule_condition},
+    output::{Page, comma_separated},
+    reference_pages::{Reason, reasons, rule_condition},
 };
 
 /// Explain a check, a rule, a reason code or an error number: its meaning, the settings in force, and what to do.
@@ -50,7 +50,7 @@ enum Explained<'a> {
         meanings: Vec<Reason>,
         rules: Vec<&'a Rule>,
     },
-    Number(number::Number<'a>),
+    Number(error_number::ErrorNumber<'a>),
     Suites {
         suites: Vec<SuiteView<'a>>,
     },
@@ -76,11 +76,11 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let simulated = simulated(&own.policy)?;
     let explained = match (args.name.as_deref(), args.number.as_deref()) {
         (None, _) => contents(own),
-        (Some(family), Some(number)) if number::FAMILIES.contains(&family) => {
-            Explained::Number(number::explain(family, number, &own.rules)?)
+        (Some(family), Some(number)) if error_number::FAMILIES.contains(&family) => {
+            Explained::Number(error_number::explain(family, number, &own.rules)?)
         }
         // `dcgm` without a number is the test of that name.
-        (Some(family), None) if number::FAMILIES.contains(&family) && explain(own, family).is_none() => {
+        (Some(family), None) if error_number::FAMILIES.contains(&family) && explain(own, family).is_none() => {
             return Err(Failure::Usage(format!("the number is missing, such as `doctor explain {family} 79`")));
         }
         (Some(name), Some(_)) => {
@@ -98,8 +98,9 @@ fn simulated(policy: &Policy) -> Result<Settings> {
     let mut bare = Policy { tests: BTreeMap::new(), suites: BTreeMap::new(), rules: Vec::new(), ..policy.clone() };
     bare.repair.proving.clear();
     bare.repair.examine.clear();
-    let catalogue: Catalogue = doctor_sim::tests::catalogue();
-    Settings::new(bare, catalogue, doctor_sim::tests::profiles()).map_err(|error| Failure::Other(error.to_string()))
+    let catalogue: Catalogue = doctor_sim::simulated_tests::catalogue();
+    Settings::new(bare, catalogue, doctor_sim::simulated_tests::profiles())
+        .map_err(|error| Failure::Other(error.to_string()))
 }
 
 fn explain<'a>(settings: &'a Settings, name: &'a str) -> Option<Explained<'a>> {
@@ -158,7 +159,7 @@ fn contents(settings: &Settings) -> Explained<'_> {
 fn unknown(settings: &Settings, name: &str) -> Failure {
     let known = format!(
         "{}; `doctor explain` lists rules and reasons too",
-        list(settings.catalogue.iter().map(|check| check.spec.id))
+        comma_separated(settings.catalogue.iter().map(|check| check.spec.id))
     );
     Failure::Unknown { what: "check, rule or reason", name: name.to_owned(), known }
 }
@@ -169,7 +170,7 @@ fn text(page: &mut Page, explained: &Explained<'_>) {
             page.line(words.trim_end());
             page.heading("In force");
             match settings {
-                Some(test) => in_force(page, test, params),
+                Some(test) => print_test_settings(page, test, params),
                 None => {
                     page.line("  disabled by the policy (`enabled = false`)");
                 }
@@ -199,14 +200,14 @@ fn text(page: &mut Page, explained: &Explained<'_>) {
             }
             page.legend(rules.iter().map(|rule| rule.severity));
         }
-        Explained::Number(number) => number::text(page, number),
+        Explained::Number(number) => error_number::text(page, number),
         Explained::Suites { suites } => {
             for suite in suites {
                 let when = match suite.every {
                     Some(every) => format!("run by the controller when the last result is older than {every}"),
                     None => "run on request".to_owned(),
                 };
-                page.line(format!("Suite {}: {}; {when}.", suite.name, list(suite.tests)));
+                page.line(format!("Suite {}: {}; {when}.", suite.name, comma_separated(suite.tests)));
             }
             page.line(
                 "A suite's name can be used for its tests in `doctor test --suite`, `doctor-node test`, `doctor-node job`",
@@ -214,16 +215,16 @@ fn text(page: &mut Page, explained: &Explained<'_>) {
             page.line("and `repair.proving`; `[suites.NAME]` in the policy changes or adds one.");
         }
         Explained::Contents { suites, checks, rules, reasons } => {
-            page.line(format!("Suites: {}", list(suites)));
-            page.line(format!("Checks: {}", list(checks)));
-            page.line(format!("Rules: {}", list(rules)));
-            page.line(format!("Reasons: {}", list(reasons)));
+            page.line(format!("Suites: {}", comma_separated(suites)));
+            page.line(format!("Checks: {}", comma_separated(checks)));
+            page.line(format!("Rules: {}", comma_separated(rules)));
+            page.line(format!("Reasons: {}", comma_separated(reasons)));
             page.line("Numbers: xid 1 to 172, sxid such as 12028, dcgm 0 to 132");
         }
     }
 }
 
-fn in_force(page: &mut Page, test: &TestPolicy, params: &serde_json::Value) {
+fn print_test_settings(page: &mut Page, test: &TestPolicy, params: &serde_json::Value) {
     page.line(format!(
         "  a result is valid for {}; a run over {} is cancelled; usually takes {}",
         test.cutoff, test.limit, test.usual
@@ -239,10 +240,10 @@ fn in_force(page: &mut Page, test: &TestPolicy, params: &serde_json::Value) {
         page.line(format!("  at most {at_once} at a time in the whole cluster"));
     }
     if !test.shares.is_empty() {
-        page.line(format!("  loads shared resources: {}", list(&test.shares)));
+        page.line(format!("  loads shared resources: {}", comma_separated(&test.shares)));
     }
     if let Some(pools) = &test.pools {
-        page.line(format!("  only in pools {}", list(pools)));
+        page.line(format!("  only in pools {}", comma_separated(pools)));
     }
     for (name, value) in params.as_object().into_iter().flatten() {
         page.line(format!("  {name} = {value}"));

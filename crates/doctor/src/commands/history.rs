@@ -7,12 +7,12 @@ use doctor_core::{
 };
 use doctor_store::records::{HistoryFilter, HistoryRow};
 
-use super::why::verdict;
+use super::why::verdict_cell;
 use crate::{
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
-    output::{Table, cell, clock, plural},
+    output::{Table, cell, format_time, plural},
 };
 
 /// List past results, newest first.
@@ -35,14 +35,14 @@ pub(crate) struct Args {
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let store = context.store()?;
     let facts = context.facts(&store)?;
-    let since = args.since.as_deref().map(|text| past(text, facts.now)).transpose()?;
+    let since = args.since.as_deref().map(|text| parse_since(text, facts.now)).transpose()?;
     let limit = Some(args.limit);
     let filter = HistoryFilter { test: args.test.clone(), since, limit, ..HistoryFilter::default() };
     let rows = if args.nodes.is_empty() {
         store.history(&filter)?
     } else {
         let mut rows: Vec<HistoryRow> = Vec::new();
-        for node in context.pick(&facts, &args.nodes)? {
+        for node in context.select_nodes(&facts, &args.nodes)? {
             rows.extend(store.history(&HistoryFilter { node: Some(node), ..filter.clone() })?);
         }
         rows.sort_by_key(|row| std::cmp::Reverse(row.at));
@@ -61,7 +61,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 }
 
 fn table(rows: &[HistoryRow]) -> Table {
-    let mut table = Table::new(["AT (UTC)", "NODE", "TEST", "RESULT", "REASON", "SEVERITY", "TOOK", "RUN"]).right(&[6]);
+    let mut table =
+        Table::new(["AT (UTC)", "NODE", "TEST", "RESULT", "REASON", "SEVERITY", "TOOK", "RUN"]).right_align(&[6]);
     for row in rows {
         // Untrusted imported results have no run here.
         let run = match (row.run, row.untrusted) {
@@ -70,13 +71,13 @@ fn table(rows: &[HistoryRow]) -> Table {
             (None, false) => "-".to_owned(),
         };
         table.row([
-            cell(clock(row.at)),
+            cell(format_time(row.at)),
             cell(row.node.as_str()),
             cell(row.test.as_str()),
-            verdict(row.verdict),
+            verdict_cell(row.verdict),
             cell(row.reason.as_str()),
             cell(row.severity.map_or("-", doctor_core::finding::Severity::code)),
-            cell(crate::output::length(row.took)),
+            cell(crate::output::short_duration(row.took)),
             cell(run),
         ]);
     }
@@ -84,7 +85,7 @@ fn table(rows: &[HistoryRow]) -> Table {
 }
 
 /// Parses a duration before now, or a timestamp.
-pub(crate) fn past(text: &str, now: Timestamp) -> Result<Timestamp> {
+pub(crate) fn parse_since(text: &str, now: Timestamp) -> Result<Timestamp> {
     text.parse::<Span>().map(|span| now.minus(span)).or_else(|_| text.parse::<Timestamp>()).map_err(|_| {
         Failure::Usage(format!(
             "`{text}` is neither a duration such as \"7d\" nor a time such as \"2026-11-15T08:00:00Z\""

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use doctor_backend::clock::{Clock, SystemClock};
 
-use super::confirm::{Change, Signed};
+use super::confirmation::{Change, ChangeArgs};
 use crate::{context::Context, exit::Exit, failure::Result, output::plural};
 
 /// Import the SQLite files of the original cluster_doctor, or with `profiles` the machine types of other tools.
@@ -17,7 +17,7 @@ use crate::{context::Context, exit::Exit, failure::Result, output::plural};
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    what: Option<What>,
+    command: Option<ImportCommand>,
     /// Files to import.
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
@@ -25,19 +25,19 @@ pub(crate) struct Args {
     #[arg(long)]
     trust: bool,
     #[command(flatten)]
-    signed: Signed,
+    change_args: ChangeArgs,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum What {
+enum ImportCommand {
     Profiles(profiles::Args),
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
-    if let Some(What::Profiles(args)) = &args.what {
+    if let Some(ImportCommand::Profiles(args)) = &args.command {
         return profiles::run(context, args);
     }
-    let (by, at) = (args.signed.by(), SystemClock.now());
+    let (by, at) = (args.change_args.operator_name(), SystemClock.now());
     let how = if args.trust { "as trusted results" } else { "as untrusted history" };
     let mut change = Change {
         plan: format!("Would import {} {how}.", plural(args.files.len(), "file")),
@@ -48,8 +48,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         by,
         at,
     };
-    args.signed.confirm(&change)?;
-    let store = context.make_store()?;
+    args.change_args.confirm(&change)?;
+    let store = context.open_or_create_store()?;
     let imported = store.import(&args.files, args.trust, at)?;
     change.changes = vec![
         format!("{} added", plural(usize::try_from(imported.added).unwrap_or(usize::MAX), "row")),
@@ -57,6 +57,6 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         format!("{} not understood", imported.skipped),
     ];
     change.changes.extend(imported.skipped_examples.iter().map(|example| format!("not understood: {example}")));
-    args.signed.say(context, &change)?;
-    Ok(if imported.skipped > 0 { Exit::Trouble } else { Exit::Ok })
+    args.change_args.report(context, &change)?;
+    Ok(if imported.skipped > 0 { Exit::ProblemsFound } else { Exit::Ok })
 }

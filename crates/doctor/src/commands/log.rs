@@ -20,7 +20,7 @@ use crate::{
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
-    output::{clock, harmless, list},
+    output::{comma_separated, format_time, sanitize},
 };
 
 /// Print the output of a run from the shared directory.
@@ -37,7 +37,7 @@ pub(crate) struct Args {
 }
 
 /// The interval at which a growing log is read.
-const EVERY: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Serialize)]
 struct LogView {
@@ -49,7 +49,7 @@ struct LogView {
 }
 
 /// A log file and the number of bytes printed.
-struct Growing {
+struct LogTail {
     node: NodeName,
     path: PathBuf,
     printed: u64,
@@ -59,15 +59,15 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let store = context.store()?;
     let share = context.share()?;
     let record = find(&store, args.run)?;
-    let mut logs: Vec<Growing> = Vec::new();
+    let mut logs: Vec<LogTail> = Vec::new();
     for node in record.run.nodes.iter().filter(|node| args.node.as_ref().is_none_or(|only| only == *node)) {
         for test in record.run.tests.iter() {
             let path = share.root().join(Share::log_path(test, node, record.run.planned));
-            logs.push(Growing { node: node.clone(), path, printed: 0 });
+            logs.push(LogTail { node: node.clone(), path, printed: 0 });
         }
     }
     if logs.is_empty() {
-        let (what, known) = ("node", list(record.run.nodes.iter()));
+        let (what, known) = ("node", comma_separated(record.run.nodes.iter()));
         return Err(Failure::Unknown {
             what,
             name: args.node.as_ref().map_or_else(String::new, ToString::to_string),
@@ -86,11 +86,11 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         if ended || !args.follow {
             break;
         }
-        std::thread::sleep(EVERY);
+        std::thread::sleep(POLL_INTERVAL);
         record = find(&store, args.run)?;
     }
-    say(context, &record, found, &logs)?;
-    Ok(if found { Exit::Ok } else { Exit::Trouble })
+    report_missing_log(context, &record, found, &logs)?;
+    Ok(if found { Exit::Ok } else { Exit::ProblemsFound })
 }
 
 fn find(store: &Store, run: RunId) -> Result<RunRecord> {
@@ -111,23 +111,23 @@ fn state(record: &RunRecord) -> &'static str {
     }
 }
 
-fn json(context: &Context, record: &RunRecord, logs: Vec<Growing>) -> Result<Exit> {
+fn json(context: &Context, record: &RunRecord, logs: Vec<LogTail>) -> Result<Exit> {
     let mut views = Vec::new();
     for mut log in logs {
-        let Some(text) = log.news()? else { continue };
+        let Some(text) = log.read_new()? else { continue };
         views.push(LogView { run: record.run.id, node: log.node, path: log.path, state: state(record), text });
     }
     context.out.json(&views)?;
-    Ok(if views.is_empty() { Exit::Trouble } else { Exit::Ok })
+    Ok(if views.is_empty() { Exit::ProblemsFound } else { Exit::Ok })
 }
 
 /// Prints new output. Returns whether any log exists.
-fn print_new(context: &Context, logs: &mut [Growing]) -> Result<bool> {
+fn print_new(context: &Context, logs: &mut [LogTail]) -> Result<bool> {
     let several = logs.len() > 1;
     let mut found = false;
     for log in logs {
         let first = log.printed == 0;
-        let Some(text) = log.news()? else { continue };
+        let Some(text) = log.read_new()? else { continue };
         found = true;
         if several && first && !text.is_empty() {
             context.out.print(&format!("== {}\n", log.path.display()))?;
@@ -137,9 +137,9 @@ fn print_new(context: &Context, logs: &mut [Growing]) -> Result<bool> {
     Ok(found)
 }
 
-impl Growing {
+impl LogTail {
     /// Returns what was written since the last call. `None`: the log does not exist (yet).
-    fn news(&mut self) -> Result<Option<String>> {
+    fn read_new(&mut self) -> Result<Option<String>> {
         /// The most that is read per call. Writers cap their logs; this limits one that does not.
         const MOST: u64 = 64 << 20;
         let failed = |source| Failure::File { operation: "reading the log", path: self.path.clone(), source };
@@ -152,18 +152,18 @@ impl Growing {
         let mut bytes = Vec::new();
         file.take(MOST).read_to_end(&mut bytes).map_err(failed)?;
         self.printed += bytes.len() as u64;
-        Ok(Some(harmless(&String::from_utf8_lossy(&bytes))))
+        Ok(Some(sanitize(&String::from_utf8_lossy(&bytes))))
     }
 }
 
-fn say(context: &Context, record: &RunRecord, found: bool, logs: &[Growing]) -> Result<()> {
+fn report_missing_log(context: &Context, record: &RunRecord, found: bool, logs: &[LogTail]) -> Result<()> {
     if !found {
         let path = logs.first().map_or_else(String::new, |log| log.path.display().to_string());
         context.out.print(&format!(
             "Run {} has no log.\nIt is {} and was planned at {} UTC; expected log file: {path}.\n",
             record.run.id,
             state(record),
-            clock(record.run.planned)
+            format_time(record.run.planned)
         ))?;
     }
     Ok(())

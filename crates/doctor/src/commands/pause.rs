@@ -1,9 +1,9 @@
 //! `doctor pause` and `doctor resume`: stop validation everywhere or in one pool, and continue it.
 
 use doctor_core::{ids::PoolName, time::Span};
-use doctor_engine::orders::Order;
+use doctor_engine::operator_commands::OperatorCommand;
 
-use super::confirm::Signed;
+use super::confirmation::ChangeArgs;
 use crate::{context::Context, exit::Exit, failure::Result};
 
 /// Stop starting validation. Active runs may finish; findings are still recorded.
@@ -19,7 +19,7 @@ pub(crate) struct PauseArgs {
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]
-    signed: Signed,
+    change_args: ChangeArgs,
 }
 
 /// End a pause.
@@ -32,14 +32,14 @@ pub(crate) struct ResumeArgs {
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]
-    signed: Signed,
+    change_args: ChangeArgs,
 }
 
 pub(crate) fn pause(context: &Context, args: &PauseArgs) -> Result<Exit> {
-    let order = Order::Pause { pool: args.pool.clone(), length: args.length };
-    args.signed.give(context, &args.why, |_| Ok(order))
+    let order = OperatorCommand::Pause { pool: args.pool.clone(), length: args.length };
+    args.change_args.submit_command(context, &args.why, |_| Ok(order))
 }
 
 pub(crate) fn resume(context: &Context, args: &ResumeArgs) -> Result<Exit> {
-    args.signed.give(context, &args.why, |_| Ok(Order::Resume { pool: args.pool.clone() }))
+    args.change_args.submit_command(context, &args.why, |_| Ok(OperatorCommand::Resume { pool: args.pool.clone() }))
 }

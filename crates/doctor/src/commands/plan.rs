@@ -6,13 +6,13 @@ use doctor_core::{
     plan,
     view::{self, PlanView},
 };
-use doctor_engine::picture::{self, LookError};
+use doctor_engine::cluster_state::{self, ObserveError};
 use doctor_store::{Store, StoreUrl};
 
-use super::run::cells;
+use super::run::action_cells;
 use crate::{
     context::{self, Context},
-    engine::World,
+    controller::ClusterConnection,
     exit::Exit,
     failure::{Failure, Result},
     output::{Page, Table, cell, plural},
@@ -33,16 +33,18 @@ pub(crate) struct Args {
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let loaded = context.loaded()?;
-    let world = World::open(loaded)?;
+    let world = ClusterConnection::open(loaded)?;
     let store = match &loaded.config.store {
         // A first plan on a laptop must not create a database.
         StoreUrl::Sqlite(path) if !path.exists() => Store::open_in_memory()?,
         url => context::open(url)?,
     };
     let snapshot =
-        picture::fresh(&store, &*world.backend, &loaded.settings, world.clock.now()).map_err(|error| match error {
-            LookError::Store(error) => Failure::Store(error),
-            LookError::Backend(error) => Failure::Backend(error),
+        cluster_state::observe_now(&store, &*world.backend, &loaded.settings, world.clock.now()).map_err(|error| {
+            match error {
+                ObserveError::Store(error) => Failure::Store(error),
+                ObserveError::Backend(error) => Failure::Backend(error),
+            }
         })?;
     // The plan is not carried out, so its ids need not be unique.
     let plan = plan::plan(&snapshot, &mut IdSource::new(0));
@@ -51,7 +53,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         args.nodes.is_empty()
             || place.is_ok_and(|place| {
                 let record = &snapshot.nodes[place];
-                args.nodes.iter().any(|selector| selector.matches(name, &record.node.pool, record.life.word()))
+                args.nodes.iter().any(|selector| selector.matches(name, &record.node.pool, record.state.as_str()))
             })
     };
     let view = view::plan_view(&plan, selected);
@@ -69,7 +71,7 @@ fn text(page: &mut Page, view: &PlanView, all: bool) {
         page.blank();
         let mut table = Table::new(["ACTION", "NODE", "WHAT", "CODE", "WHY"]);
         for row in &view.actions {
-            table.row(cells(row));
+            table.row(action_cells(row));
         }
         page.table(&table);
     }
@@ -89,9 +91,9 @@ fn text(page: &mut Page, view: &PlanView, all: bool) {
     for row in &view.passed_over {
         *counts.entry(row.code).or_default() += 1;
     }
-    let mut table = Table::new(["NODES", "CODE", "MEANS"]).right(&[0]).indent(2);
+    let mut table = Table::new(["NODES", "CODE", "MEANS"]).right_align(&[0]).indent(2);
     for (code, count) in counts {
-        let means = view::PASSED_OVER.iter().find(|meaning| meaning.code == code);
+        let means = view::SKIP_REASONS.iter().find(|meaning| meaning.code == code);
         table.row([cell(count.to_string()), cell(code), cell(means.map_or("", |meaning| meaning.means))]);
     }
     page.table(&table);

@@ -4,18 +4,18 @@ use std::path::PathBuf;
 
 use doctor_core::{hostlist::Selector, policy::Policy, time::Timestamp};
 use doctor_engine::{
-    rejudge::{Difference, Rejudged, Said, Scope, rejudge},
+    reclassify::{Difference, Reclassification, ReclassifiedResult, Scope, reclassify},
     settings::Settings,
 };
 use serde::Serialize;
 
-use super::{history::past, why::verdict};
+use super::{history::parse_since, why::verdict_cell};
 use crate::{
     config::ConfigError,
     context::Context,
     exit::Exit,
     failure::Result,
-    output::{Table, cell, clock, plural},
+    output::{Table, cell, format_time, plural},
 };
 
 /// Classify past results again and show what would differ. Nothing is changed.
@@ -41,11 +41,11 @@ pub(crate) struct Args {
 }
 
 #[derive(Debug, Serialize)]
-struct Shown<'a> {
+struct RejudgeView<'a> {
     since: Timestamp,
     policy_version: u32,
     #[serde(flatten)]
-    rejudged: &'a Rejudged,
+    rejudged: &'a Reclassification,
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
@@ -53,18 +53,18 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let facts = context.facts(&store)?;
     let loaded = context.loaded()?;
     let settings = match &args.policy {
-        Some(path) => by_other_policy(&loaded.settings, path)?,
+        Some(path) => with_policy_file(&loaded.settings, path)?,
         None => loaded.settings.clone(),
     };
-    let since = past(&args.since, facts.now)?;
+    let since = parse_since(&args.since, facts.now)?;
     let nodes = match args.nodes.as_slice() {
         [] => None,
-        selectors => Some(context.pick(&facts, selectors)?.into_iter().collect()),
+        selectors => Some(context.select_nodes(&facts, selectors)?.into_iter().collect()),
     };
     let types = facts.nodes().filter_map(|(record, _)| Some((record.node.name.clone(), record.node.sku.clone()?)));
     let scope = Scope { nodes, since, types: types.collect() };
-    let rejudged = rejudge(&store, &settings, &scope)?;
-    let shown = Shown { since, policy_version: settings.policy.version, rejudged: &rejudged };
+    let rejudged = reclassify(&store, &settings, &scope)?;
+    let shown = RejudgeView { since, policy_version: settings.policy.version, rejudged: &rejudged };
     context.out.show(&shown, |page| {
         if !rejudged.differs.is_empty() {
             let shown = || rejudged.differs.iter().take(args.limit);
@@ -79,7 +79,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         page.line(format!(
             "{} since {} reclassified with policy version {}: {} would differ, {} would not. Nothing was changed.",
             plural(usize::try_from(rejudged.judged).unwrap_or(usize::MAX), "result"),
-            clock(since),
+            format_time(since),
             settings.policy.version,
             rejudged.differs.len(),
             rejudged.same,
@@ -88,31 +88,32 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
             page.line(format!("{count} could not be reclassified: {why}"));
         }
     })?;
-    Ok(if rejudged.differs.is_empty() { Exit::Ok } else { Exit::Trouble })
+    Ok(if rejudged.differs.is_empty() { Exit::Ok } else { Exit::ProblemsFound })
 }
 
-fn by_other_policy(settings: &Settings, path: &PathBuf) -> Result<Settings> {
+fn with_policy_file(settings: &Settings, path: &PathBuf) -> Result<Settings> {
     let read = |source| ConfigError::Read { path: path.clone(), source };
     let text = std::fs::read_to_string(path).map_err(read)?;
-    let policy = Policy::over_defaults(&text).map_err(|error| ConfigError::Bad { path: path.clone(), error })?;
+    let policy =
+        Policy::with_site_settings(&text).map_err(|error| ConfigError::Invalid { path: path.clone(), error })?;
     let with = |source| ConfigError::Settings { path: path.clone(), source };
     Ok(settings.with_policy(policy).map_err(with)?)
 }
 
 fn table<'a>(differences: impl Iterator<Item = &'a Difference>) -> Table {
     let mut table = Table::new(["AT (UTC)", "NODE", "TEST", "WAS", "REASON", "WOULD BE", "REASON", "WHY"]);
-    let because = |said: &Said| match said.severity {
+    let because = |said: &ReclassifiedResult| match said.severity {
         Some(severity) => cell(format!("{} ({severity})", said.reason)),
         None => cell(said.reason.as_str()),
     };
     for difference in differences {
         table.row([
-            cell(clock(difference.at)),
+            cell(format_time(difference.at)),
             cell(difference.node.as_str()),
             cell(difference.test.as_str()),
-            verdict(difference.old.verdict),
+            verdict_cell(difference.old.verdict),
             because(&difference.old),
-            verdict(difference.new.verdict),
+            verdict_cell(difference.new.verdict),
             because(&difference.new),
             cell(difference.text.as_str()),
         ]);

@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use doctor_core::view::ReportView;
-use doctor_notify::report::{self, Whole, counted, headline, jobs, overdue, title};
+use doctor_notify::report::{self, CalendarPeriod, count_list, headline, jobs, overdue, title};
 
-use super::{history::past, status::coverage};
+use super::{history::parse_since, status::coverage};
 use crate::{
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
-    output::{Page, Table, cell, clock, plural},
+    output::{Page, Table, cell, format_time, plural},
 };
 
 /// Summarise a period: jobs queued, run and skipped, busy and overdue nodes, coverage, findings, cost.
@@ -22,7 +22,7 @@ pub(crate) struct Args {
     since: String,
     /// Summarise the last complete day or week (UTC, from Monday) instead.
     #[arg(long, value_enum)]
-    last: Option<Last>,
+    last: Option<CompletePeriod>,
     /// Output format. --json is the same as --format json.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
@@ -32,7 +32,7 @@ pub(crate) struct Args {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Last {
+enum CompletePeriod {
     Day,
     Week,
 }
@@ -48,12 +48,12 @@ enum Format {
 }
 
 impl Format {
-    const fn page(self) -> Option<report::Page> {
+    const fn page(self) -> Option<report::ReportFormat> {
         match self {
             Self::Text => None,
-            Self::Html => Some(report::Page::Html),
-            Self::Markdown => Some(report::Page::Markdown),
-            Self::Json => Some(report::Page::Json),
+            Self::Html => Some(report::ReportFormat::Html),
+            Self::Markdown => Some(report::ReportFormat::Markdown),
+            Self::Json => Some(report::ReportFormat::Json),
         }
     }
 }
@@ -62,19 +62,19 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let store = context.store()?;
     let facts = context.facts(&store)?;
     let (since, until) = match args.last {
-        Some(Last::Day) => Whole::Day.last_before(facts.now),
-        Some(Last::Week) => Whole::Week.last_before(facts.now),
-        None => (past(&args.since, facts.now)?, facts.now),
+        Some(CompletePeriod::Day) => CalendarPeriod::Day.last_before(facts.now),
+        Some(CompletePeriod::Week) => CalendarPeriod::Week.last_before(facts.now),
+        None => (parse_since(&args.since, facts.now)?, facts.now),
     };
     let view = report::view(&store, facts, since, until)?;
-    let page = if context.out.is_json() { Some(report::Page::Json) } else { args.format.page() };
+    let page = if context.out.is_json() { Some(report::ReportFormat::Json) } else { args.format.page() };
     match (page, &args.out) {
         (Some(page), Some(path)) => {
-            report::write(path, &page.of(&view)?)?;
+            report::write(path, &page.render(&view)?)?;
             eprintln!("doctor: wrote {}", path.display());
         }
-        (Some(report::Page::Json), None) => context.out.json(&view)?,
-        (Some(page), None) => context.out.print(&page.of(&view)?)?,
+        (Some(report::ReportFormat::Json), None) => context.out.json(&view)?,
+        (Some(page), None) => context.out.print(&page.render(&view)?)?,
         (None, None) => context.out.show(&view, |page| text(page, &view))?,
         (None, Some(_)) => {
             return Err(Failure::Usage("--out requires --format html, markdown or json".to_owned()));
@@ -88,15 +88,15 @@ fn text(page: &mut Page, view: &ReportView) {
     page.line(format!("{}, {}", title(view), plural(view.nodes as usize, "node")));
     page.blank();
     page.field("jobs", jobs(view));
-    page.field("not started", counted(&view.not_started));
-    page.field("incomplete", counted(&view.incomplete));
-    page.field("skipped", counted(&view.skipped));
+    page.field("not started", count_list(&view.not_started));
+    page.field("incomplete", count_list(&view.incomplete));
+    page.field("skipped", count_list(&view.skipped));
     page.field("busy", format!("{} now; {} with unknown occupancy", view.busy, view.unknown));
     page.field("overdue", overdue(view));
     page.field("cases", format!("{} open, {} findings open", view.cases_open, view.open_findings));
     page.heading("Results");
-    let mut results =
-        Table::new(["TEST", "PASS", "FAIL", "INCONCLUSIVE", "NOT APPLICABLE", "NODES FAILING"]).right(&[1, 2, 3, 4, 5]);
+    let mut results = Table::new(["TEST", "PASS", "FAIL", "INCONCLUSIVE", "NOT APPLICABLE", "NODES FAILING"])
+        .right_align(&[1, 2, 3, 4, 5]);
     for row in &view.results {
         let numbers = [row.pass, row.fail, row.inconclusive, row.not_applicable, row.failing_nodes];
         results.row([cell(row.test.as_str())].into_iter().chain(numbers.map(|number| cell(number.to_string()))));
@@ -114,7 +114,7 @@ fn text(page: &mut Page, view: &ReportView) {
         for fault in &view.faults {
             let now = if fault.open { "open" } else { "closed" };
             faults.row([
-                cell(clock(fault.opened)),
+                cell(format_time(fault.opened)),
                 cell(fault.node.as_str()),
                 cell(fault.severity.code()),
                 cell(fault.case.to_string()),

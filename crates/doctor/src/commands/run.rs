@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::{
     context::Context,
-    engine::{Controller, Serving, World},
+    controller::{ClusterConnection, Controller, ProcessMode},
     exit::Exit,
     failure::Result,
     output::{Page, Table, cell, plural},
@@ -29,7 +29,7 @@ pub(crate) struct Args {
 }
 
 /// The pause between two cycles of one command.
-const EVERY: Duration = Duration::from_millis(500);
+const CYCLE_PAUSE: Duration = Duration::from_millis(500);
 
 /// The combined result of one or more cycles.
 #[derive(Debug, Default, Serialize)]
@@ -51,7 +51,7 @@ impl RunView {
         self.results += report.results;
         self.rejected += report.rejected;
         self.actions.extend(report.actions.iter().map(action_row));
-        for trouble in report.troubles {
+        for trouble in report.problems {
             if !self.troubles.contains(&trouble) {
                 self.troubles.push(trouble);
             }
@@ -60,26 +60,26 @@ impl RunView {
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
-    let store = context.make_store()?;
+    let store = context.open_or_create_store()?;
     let loaded = context.loaded()?;
     let share = context.share()?;
-    let world = World::open(loaded)?;
-    let mut controller = Controller::new(loaded, store, share, world, Serving::Nobody)?;
+    let world = ClusterConnection::open(loaded)?;
+    let mut controller = Controller::new(loaded, store, share, world, ProcessMode::OneShot)?;
     let mut view = RunView::default();
-    let outcome = cycles(&mut controller, args, &mut view);
+    let outcome = run_cycles(&mut controller, args, &mut view);
     // Release the lease even after a failure, so that the next controller need not wait until it expires.
     let stopped = controller.engine.stop();
     alert::deliver_once(&loaded.config.alerts, controller.engine.store(), &controller.clock);
     outcome?;
     stopped?;
     context.out.show(&view, |page| text(page, &view))?;
-    Ok(if view.troubles.is_empty() { Exit::Ok } else { Exit::Trouble })
+    Ok(if view.troubles.is_empty() { Exit::Ok } else { Exit::ProblemsFound })
 }
 
-fn cycles(controller: &mut Controller, args: &Args, view: &mut RunView) -> Result<()> {
+fn run_cycles(controller: &mut Controller, args: &Args, view: &mut RunView) -> Result<()> {
     let give_up = controller.clock.now().plus(args.timeout);
     loop {
-        view.add(controller.cycle(EVERY)?);
+        view.add(controller.cycle(CYCLE_PAUSE)?);
         if !args.wait || view.running == 0 {
             return Ok(());
         }
@@ -87,7 +87,7 @@ fn cycles(controller: &mut Controller, args: &Args, view: &mut RunView) -> Resul
             view.troubles.push(format!("{} still running after {}", plural(view.running, "run"), args.timeout));
             return Ok(());
         }
-        std::thread::sleep(EVERY);
+        std::thread::sleep(CYCLE_PAUSE);
     }
 }
 
@@ -107,7 +107,7 @@ fn text(page: &mut Page, view: &RunView) {
         page.blank();
         let mut table = Table::new(["ACTION", "NODE", "WHAT", "CODE", "WHY"]);
         for row in &view.actions {
-            table.row(cells(row));
+            table.row(action_cells(row));
         }
         page.table(&table);
         page.blank();
@@ -122,18 +122,18 @@ fn text(page: &mut Page, view: &RunView) {
     }
 }
 
-pub(super) fn cells(row: &ActionRow) -> Vec<crate::output::Cell> {
+pub(super) fn action_cells(row: &ActionRow) -> Vec<crate::output::Cell> {
     vec![
         cell(row.action),
         cell(row.nodes.clone().unwrap_or_else(|| "-".to_owned())),
-        cell(few(&row.what)),
+        cell(shorten_list(&row.what)),
         cell(row.code.as_str()),
         cell(row.why.clone()),
     ]
 }
 
 /// Shortens a long list of names. The JSON output has all of them.
-fn few(what: &str) -> String {
+fn shorten_list(what: &str) -> String {
     const SHOWN: usize = 6;
     let names: Vec<&str> = what.split(", ").collect();
     match names.len() {

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_engine::{cycle::CycleError, report::CycleReport, spans::TARGET, wake::Wake};
+use doctor_engine::{cycle::CycleError, report::CycleReport, spans::TARGET, trigger::Trigger};
 use doctor_notify::report::Reporter;
 use doctor_notify::telemetry::{TelemetrySettings, Traces};
 use doctor_store as store;
@@ -23,9 +23,9 @@ use tracing_subscriber::{
 };
 
 use crate::{
-    config::{Loaded, Reloaded},
+    config::{LoadedConfig, ReloadOutcome},
     context::Context,
-    engine::{Controller, Serving, World},
+    controller::{ClusterConnection, Controller, ProcessMode},
     exit::Exit,
     failure::{Failure, Result},
 };
@@ -42,38 +42,39 @@ pub(crate) struct Args {
 }
 
 /// The interval at which expired data is removed.
-const HOUSEKEEPING: Duration = Duration::from_secs(3600);
+const PRUNE_INTERVAL: Duration = Duration::from_secs(3600);
 /// The interval at which the stop flag is polled while the loop waits.
-const TICK: Duration = Duration::from_millis(100);
+const STOP_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The least time between the starts of two cycles that were triggered early. A slow cluster gets a pause as long as
 /// its cycle.
-const APART: Duration = Duration::from_millis(200);
+const MIN_CYCLE_GAP: Duration = Duration::from_millis(200);
 /// After waiting this long, the loop returns unused memory to the system.
-const SHORT: Duration = Duration::from_millis(500);
+const IDLE_BEFORE_TRIM: Duration = Duration::from_millis(500);
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
-    doctor_engine::memory::be_frugal();
+    doctor_engine::heap::limit_heap();
     let traces = log_to_stderr(&context.config()?.telemetry)?;
     let stop = stop_flag().map_err(|source| Failure::Other(format!("installing signal handlers: {source}")))?;
-    let store = context.make_store()?;
+    let store = context.open_or_create_store()?;
     let mut loaded = context.loaded()?.clone();
     let share = context.share()?;
-    let world = World::open(&loaded)?;
-    let serving = Serving::Everybody { traces: traces.as_ref().map(Traces::counts) };
+    let world = ClusterConnection::open(&loaded)?;
+    let serving = ProcessMode::Service { traces: traces.as_ref().map(Traces::counts) };
     let controller = Controller::new(&loaded, store, share, world, serving)?;
-    tracing::info!(configuration = %loaded.place, store = %loaded.config.store, cycle = %loaded.config.cycle, "started");
-    if let Some(door) = &controller.door {
+    tracing::info!(configuration = %loaded.source, store = %loaded.config.store, cycle = %loaded.config.cycle, "started");
+    if let Some(door) = &controller.agent_listener {
         tracing::info!(at = %door.address(), "agent endpoint listening");
     }
-    if let Some(scraped) = &controller.scraped {
+    if let Some(scraped) = &controller.metrics_listener {
         tracing::info!(at = %scraped.address(), "metrics endpoint listening");
     }
-    if let Some(web) = &controller.web {
+    if let Some(web) = &controller.api {
         tracing::info!(at = %web.address(), "API listening");
     }
-    let mut service = Service { controller, said: Said::default(), tidied: None, reporter: Reporter::default() };
+    let mut service =
+        ServiceLoop { controller, logged: LoggedState::default(), last_pruned: None, reporter: Reporter::default() };
     // Memory used for the start is not needed again.
-    doctor_engine::memory::rest();
+    doctor_engine::heap::release_free();
     let mut done = 0;
     while !stop.load(Ordering::Relaxed) {
         let began = Instant::now();
@@ -84,8 +85,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
             break;
         }
         let took = began.elapsed();
-        let next = began + service.every(&loaded);
-        wait(&stop, &service.controller.wake, next, began + (took * 2).max(APART));
+        let next = began + service.cycle_interval(&loaded);
+        wait(&stop, &service.controller.cycle_trigger, next, began + (took * 2).max(MIN_CYCLE_GAP));
     }
     let stopped = service.controller.engine.stop();
     service.controller.stop_alerts();
@@ -123,13 +124,13 @@ pub(crate) fn stop_flag() -> io::Result<Arc<AtomicBool>> {
 }
 
 /// Waits until the next cycle is due, or until it is woken, but then not before `earliest`.
-fn wait(stop: &AtomicBool, wake: &Wake, until: Instant, earliest: Instant) {
+fn wait(stop: &AtomicBool, wake: &Trigger, until: Instant, earliest: Instant) {
     let began = Instant::now();
     let (mut woken, mut rested) = (false, false);
     while !stop.load(Ordering::Relaxed) {
-        if !woken && !rested && began.elapsed() >= SHORT {
+        if !woken && !rested && began.elapsed() >= IDLE_BEFORE_TRIM {
             rested = true;
-            doctor_engine::memory::rest();
+            doctor_engine::heap::release_free();
         }
         let until = if woken { earliest.min(until) } else { until };
         let left = until.saturating_duration_since(Instant::now());
@@ -137,101 +138,101 @@ fn wait(stop: &AtomicBool, wake: &Wake, until: Instant, earliest: Instant) {
             return;
         }
         if woken {
-            std::thread::sleep(left.min(TICK));
+            std::thread::sleep(left.min(STOP_POLL_INTERVAL));
         } else {
-            woken = wake.wait(left.min(TICK));
+            woken = wake.wait(left.min(STOP_POLL_INTERVAL));
         }
     }
 }
 
 /// What has been logged already, so that each state is logged once.
 #[derive(Debug, Default)]
-struct Said {
-    passive: Option<String>,
-    store: Option<String>,
-    troubles: Vec<String>,
+struct LoggedState {
+    leader: Option<String>,
+    store_error: Option<String>,
+    problems: Vec<String>,
 }
 
-struct Service {
+struct ServiceLoop {
     controller: Controller,
-    said: Said,
-    tidied: Option<Instant>,
+    logged: LoggedState,
+    last_pruned: Option<Instant>,
     reporter: Reporter,
 }
 
-impl Service {
-    fn reload(&mut self, loaded: &mut Loaded) {
+impl ServiceLoop {
+    fn reload(&mut self, loaded: &mut LoadedConfig) {
         let alerts = loaded.config.alerts.clone();
         match loaded.reload() {
-            Reloaded::Same => {}
-            Reloaded::Changed { after_restart } => {
+            ReloadOutcome::Unchanged => {}
+            ReloadOutcome::Changed { after_restart } => {
                 if alerts != loaded.config.alerts
                     && let Err(error) = self.controller.set_alerts(&loaded.config.alerts)
                 {
                     tracing::error!(%error, "restart of alert delivery failed");
                 }
                 self.controller.engine.set_settings(loaded.settings.clone());
-                self.controller.engine.set_remark(None);
+                self.controller.engine.set_persistent_problem(None);
                 tracing::info!(policy = loaded.settings.policy.version, "configuration reloaded");
                 if !after_restart.is_empty() {
                     tracing::warn!(settings = after_restart.join(", "), "restart needed to apply changed settings");
                 }
             }
-            Reloaded::Bad(error) => {
-                let error = chain(&error);
+            ReloadOutcome::Invalid(error) => {
+                let error = error_chain(&error);
                 tracing::warn!(%error, "configuration reload failed, the last valid configuration stays in force");
                 let text = format!("configuration reload failed, the last valid configuration stays in force: {error}");
-                self.controller.engine.set_remark(Some(text));
+                self.controller.engine.set_persistent_problem(Some(text));
             }
         }
     }
 
     /// Returns the time between the starts of two cycles, unless one is triggered early.
-    fn every(&self, loaded: &Loaded) -> Duration {
-        loaded.config.cycle.to_std().div_f64(self.controller.pace())
+    fn cycle_interval(&self, loaded: &LoadedConfig) -> Duration {
+        loaded.config.cycle.to_std().div_f64(self.controller.time_factor())
     }
 
-    fn cycle(&mut self, loaded: &Loaded) {
-        match self.controller.cycle(self.every(loaded)) {
+    fn cycle(&mut self, loaded: &LoadedConfig) {
+        match self.controller.cycle(self.cycle_interval(loaded)) {
             Ok(report) => {
-                if self.said.passive.take().is_some() {
+                if self.logged.leader.take().is_some() {
                     tracing::info!("this controller leads now");
                 }
-                if self.said.store.take().is_some() {
+                if self.logged.store_error.take().is_some() {
                     tracing::info!("store available again");
                 }
-                self.tell(&report);
-                self.tidy(loaded);
+                self.log_report(&report);
+                self.prune(loaded);
                 let (config, now) = (&loaded.config, self.controller.clock.now());
-                self.reporter.look(&config.reports, &config.data, self.controller.engine.store(), now);
+                self.reporter.write_due(&config.reports, &config.data, self.controller.engine.store(), now);
             }
-            Err(CycleError::Passive { by, until }) => {
-                if self.said.passive.as_ref() != Some(&by) {
+            Err(CycleError::NotLeader { by, until }) => {
+                if self.logged.leader.as_ref() != Some(&by) {
                     tracing::info!(%by, %until, "another controller leads; this one waits");
-                    self.said.passive = Some(by);
+                    self.logged.leader = Some(by);
                 }
             }
             Err(CycleError::Store(error)) => {
                 let failure = Failure::Store(error);
                 let text = failure.chain();
-                if self.said.store.as_ref() != Some(&text) {
+                if self.logged.store_error.as_ref() != Some(&text) {
                     let hint = failure.hint().unwrap_or_else(|| "the next cycle retries".to_owned());
                     tracing::error!(error = %text, %hint, "store failed");
-                    self.said.store = Some(text);
+                    self.logged.store_error = Some(text);
                 }
             }
         }
     }
 
     /// Logs one line for a cycle that did something, and each problem once while it lasts.
-    fn tell(&mut self, report: &CycleReport) {
-        for trouble in report.troubles.iter().filter(|trouble| !self.said.troubles.contains(trouble)) {
+    fn log_report(&mut self, report: &CycleReport) {
+        for trouble in report.problems.iter().filter(|trouble| !self.logged.problems.contains(trouble)) {
             tracing::warn!("{trouble}");
         }
-        if report.troubles.is_empty() && !self.said.troubles.is_empty() {
+        if report.problems.is_empty() && !self.logged.problems.is_empty() {
             tracing::info!("problems resolved");
         }
-        self.said.troubles.clone_from(&report.troubles);
+        self.logged.problems.clone_from(&report.problems);
         if !report.actions.is_empty() || report.results > 0 || report.rejected > 0 {
             tracing::info!(
                 nodes = report.nodes,
@@ -245,23 +246,23 @@ impl Service {
         }
     }
 
-    fn tidy(&mut self, loaded: &Loaded) {
-        if self.tidied.is_some_and(|tidied| tidied.elapsed() < HOUSEKEEPING) {
+    fn prune(&mut self, loaded: &LoadedConfig) {
+        if self.last_pruned.is_some_and(|tidied| tidied.elapsed() < PRUNE_INTERVAL) {
             return;
         }
-        self.tidied = Some(Instant::now());
+        self.last_pruned = Some(Instant::now());
         match self.controller.engine.prune(loaded.config.retention) {
             Ok(pruned) if pruned.history_rows + pruned.evidence_rows > 0 || !pruned.logs.is_empty() => {
                 let (history, evidence, logs) = (pruned.history_rows, pruned.evidence_rows, pruned.logs.len());
                 tracing::info!(history, evidence, logs, "expired data removed");
             }
             Ok(_) => {}
-            Err(error) => tracing::warn!(error = %chain(&error), "removal of expired data failed"),
+            Err(error) => tracing::warn!(error = %error_chain(&error), "removal of expired data failed"),
         }
     }
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -9,7 +9,7 @@ use clap::Subcommand;
 use doctor_core::toml_text;
 use doctor_sim::{
     ServeConfig, WorldConfig,
-    drive::{
+    harness::{
         compare::{self, Row},
         scenario,
     },
@@ -21,18 +21,18 @@ use crate::{
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
-    output::{Page, Table, cell, hours, plural},
+    output::{Page, Table, cell, format_hours, plural},
 };
 
 /// Play scenarios, compare policies, or serve a simulated cluster to a controller.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    what: What,
+    command: SimCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum SimCommand {
     /// Play scenario scripts and print the events.
     Run {
         /// Scenario scripts; see docs/guide/simulation.md.
@@ -84,14 +84,14 @@ struct ServeArgs {
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
-    match &args.what {
-        What::Run { scripts } => play(context, scripts),
-        What::Compare(args) => compare_policies(context, args),
-        What::Serve(args) => serve(context, args),
+    match &args.command {
+        SimCommand::Run { scripts } => run_scenarios(context, scripts),
+        SimCommand::Compare(args) => compare_policies(context, args),
+        SimCommand::Serve(args) => serve(context, args),
     }
 }
 
-fn play(context: &Context, scripts: &[PathBuf]) -> Result<Exit> {
+fn run_scenarios(context: &Context, scripts: &[PathBuf]) -> Result<Exit> {
     let mut played = Vec::new();
     for path in scripts {
         let failed = |source| Failure::File { operation: "reading", path: path.clone(), source };
@@ -122,11 +122,11 @@ fn compare_policies(context: &Context, args: &CompareArgs) -> Result<Exit> {
     if watched {
         let _shown = write!(std::io::stderr(), "\r\x1b[K");
     }
-    context.out.show(&rows, |page| compared(page, &rows, args, &world))?;
+    context.out.show(&rows, |page| print_comparison(page, &rows, args, &world))?;
     Ok(Exit::Ok)
 }
 
-fn compared(page: &mut Page, rows: &[Row], args: &CompareArgs, world: &WorldConfig) {
+fn print_comparison(page: &mut Page, rows: &[Row], args: &CompareArgs, world: &WorldConfig) {
     page.line(format!(
         "{} nodes over {} days, {}: the same faults and users for every policy.",
         args.nodes,
@@ -145,8 +145,8 @@ fn compared(page: &mut Page, rows: &[Row], args: &CompareArgs, world: &WorldConf
         "FALSE ALARMS",
         "DISTURBED",
     ];
-    let mut table = Table::new(header).right(&[1, 2, 3, 4, 5, 6, 7, 8]);
-    let median = |hours: Option<f64>| cell(hours.map_or_else(|| "-".to_owned(), self::hours));
+    let mut table = Table::new(header).right_align(&[1, 2, 3, 4, 5, 6, 7, 8]);
+    let median = |hours: Option<f64>| cell(hours.map_or_else(|| "-".to_owned(), format_hours));
     for row in rows {
         table.row([
             cell(row.policy.word()),
@@ -154,8 +154,8 @@ fn compared(page: &mut Page, rows: &[Row], args: &CompareArgs, world: &WorldConf
             cell(row.found.to_string()),
             median(row.median_hours_to_detect),
             median(row.median_hours_to_detect_by_tests),
-            cell(hours(row.user_node_hours_lost)),
-            cell(hours(row.validation_node_hours)),
+            cell(format_hours(row.user_node_hours_lost)),
+            cell(format_hours(row.validation_node_hours)),
             cell(row.false_alarms.to_string()),
             cell(row.user_jobs_disturbed.to_string()),
         ]);
@@ -173,7 +173,7 @@ fn serve(context: &Context, args: &ServeArgs) -> Result<Exit> {
         Some(path) => {
             let text =
                 std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
-            toml_text::read(&text, &[]).map_err(|error| ConfigError::Bad { path: path.clone(), error })?
+            toml_text::read(&text, &[]).map_err(|error| ConfigError::Invalid { path: path.clone(), error })?
         }
         None => WorldConfig::of(args.nodes),
     };

@@ -1,13 +1,13 @@
 //! `doctor status`: whether a controller runs, what is in the way, and how much of the cluster is covered.
 
 use doctor_core::view::{self, CoverageRow, LeaderView, StatusView};
-use doctor_engine::picture;
+use doctor_engine::cluster_state;
 
 use crate::{
     context::Context,
     exit::Exit,
     failure::Result,
-    output::{Cell, Page, Table, ago, cell, clock, hours, list, percent, plural},
+    output::{Cell, Page, Table, ago, cell, comma_separated, format_hours, format_percent, format_time, plural},
 };
 
 /// Show the state of the service: cycle, leader, breaker, coverage and open problems.
@@ -19,9 +19,9 @@ pub(crate) struct Args {}
 pub(crate) fn run(context: &Context, _args: &Args) -> Result<Exit> {
     let store = context.store()?;
     let facts = context.facts(&store)?;
-    let view = view::status(&facts, &picture::ledger(&store, facts.now)?);
+    let view = view::status(&facts, &cluster_state::ledger(&store, facts.now)?);
     context.out.show(&view, |page| text(page, &view))?;
-    Ok(if view.troubles.is_empty() { Exit::Ok } else { Exit::Trouble })
+    Ok(if view.troubles.is_empty() { Exit::Ok } else { Exit::ProblemsFound })
 }
 
 fn text(page: &mut Page, view: &StatusView) {
@@ -48,7 +48,7 @@ fn text(page: &mut Page, view: &StatusView) {
     page.field("mode", view.mode.code());
     page.field("nodes", counts(view));
     let lives = nodes.lives.iter().filter(|(_, count)| *count > 0).map(|(life, count)| format!("{count} {life}"));
-    page.field("states", list(lives));
+    page.field("states", comma_separated(lives));
     let running = &view.running;
     let waiting = running.planned + running.pending;
     page.field(
@@ -57,7 +57,7 @@ fn text(page: &mut Page, view: &StatusView) {
             "{} running, {waiting} waiting to start (limit {}), {} node-hours today, {} on request",
             running.running,
             running.limit,
-            hours(view.spent_today_hours),
+            format_hours(view.spent_today_hours),
             view.requests
         ),
     );
@@ -73,7 +73,7 @@ fn text(page: &mut Page, view: &StatusView) {
 
 fn leader(view: &StatusView) -> String {
     match &view.leader {
-        LeaderView::Leads { by, until } => format!("{by} leads (lease until {} UTC)", clock(*until)),
+        LeaderView::Leads { by, until } => format!("{by} leads (lease until {} UTC)", format_time(*until)),
         LeaderView::Lost { by, since } => format!("none; {by} was lost {}", ago(view.at, *since)),
         LeaderView::Nobody => "none leads".to_owned(),
     }
@@ -85,7 +85,7 @@ fn cycle(view: &StatusView) -> String {
     let seen = view
         .seen
         .map_or_else(|| "cluster never observed".to_owned(), |seen| format!("cluster observed {}", ago(view.at, seen)));
-    format!("{} ({}), {took}, {} actions; {seen}", ago(view.at, cycle.at), clock(cycle.at), cycle.actions)
+    format!("{} ({}), {took}, {} actions; {seen}", ago(view.at, cycle.at), format_time(cycle.at), cycle.actions)
 }
 
 fn counts(view: &StatusView) -> String {
@@ -114,13 +114,13 @@ fn agents(view: &StatusView) -> String {
 pub(crate) fn coverage(rows: &[CoverageRow]) -> Table {
     let header =
         ["TEST", "COVERED", "NODES", "PASS", "FAIL", "INCONCLUSIVE", "STALE", "NEVER TESTED", "NOT APPLICABLE"];
-    let mut table = Table::new(header).right(&[1, 2, 3, 4, 5, 6, 7, 8]);
+    let mut table = Table::new(header).right_align(&[1, 2, 3, 4, 5, 6, 7, 8]);
     for row in rows {
         let number = |count: u32| cell(count.to_string());
         let noted = |count: u32, tone: fn(Cell) -> Cell| if count == 0 { number(count) } else { tone(number(count)) };
         table.row([
             cell(row.test.as_str()),
-            cell(percent(row.percent)),
+            cell(format_percent(row.percent)),
             number(row.nodes),
             number(row.pass),
             noted(row.fail, Cell::bad),

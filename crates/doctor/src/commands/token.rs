@@ -5,12 +5,12 @@ use doctor_core::time::{Span, Timestamp};
 use doctor_store::access::{Role, TokenDigest, TokenRow, new_token};
 use serde::Serialize;
 
-use super::confirm::{Change, Signed};
+use super::confirmation::{Change, ChangeArgs};
 use crate::{
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
-    output::{Table, ago, cell, clock, plural},
+    output::{Table, ago, cell, format_time, plural},
 };
 
 /// Create, list and revoke API tokens.
@@ -20,11 +20,11 @@ use crate::{
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    what: What,
+    command: TokenCommand,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum What {
+enum TokenCommand {
     Create(CreateArgs),
     Revoke(RevokeArgs),
     /// List tokens with their creator, role and expiry.
@@ -46,7 +46,7 @@ struct CreateArgs {
     #[arg(long, value_name = "TEXT", default_value = "requested on the command line")]
     why: String,
     #[command(flatten)]
-    signed: Signed,
+    change_args: ChangeArgs,
 }
 
 /// Revoke a token. A controller rejects it within a second.
@@ -57,20 +57,20 @@ struct RevokeArgs {
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]
-    signed: Signed,
+    change_args: ChangeArgs,
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
-    match &args.what {
-        What::Create(args) => create(context, args),
-        What::Revoke(args) => revoke(context, args),
-        What::List => list(context),
+    match &args.command {
+        TokenCommand::Create(args) => create(context, args),
+        TokenCommand::Revoke(args) => revoke(context, args),
+        TokenCommand::List => list(context),
     }
 }
 
 /// The JSON output of `doctor token create`.
 #[derive(Debug, Serialize)]
-struct Made<'a> {
+struct CreatedToken<'a> {
     name: &'a str,
     role: Role,
     expires: Option<Timestamp>,
@@ -87,26 +87,26 @@ fn create(context: &Context, args: &CreateArgs) -> Result<Exit> {
     if args.expires <= Span::ZERO {
         return Err(Failure::Usage("--expires must be longer than zero, such as 30d".to_owned()));
     }
-    let store = context.make_store()?;
+    let store = context.open_or_create_store()?;
     // Tokens expire in real time, even if the cluster is simulated.
-    let (by, at) = (args.signed.by(), SystemClock.now());
+    let (by, at) = (args.change_args.operator_name(), SystemClock.now());
     let expires = at.plus(args.expires);
     let (name, role) = (&args.name, args.role);
     let change = Change {
-        plan: format!("Would create the token {name} with the role {role}, valid until {} UTC.", clock(expires)),
-        changes: vec![format!("{name}: {role} until {} UTC", clock(expires))],
-        done: format!("Created the token {name} with the role {role}, valid until {} UTC.", clock(expires)),
+        plan: format!("Would create the token {name} with the role {role}, valid until {} UTC.", format_time(expires)),
+        changes: vec![format!("{name}: {role} until {} UTC", format_time(expires))],
+        done: format!("Created the token {name} with the role {role}, valid until {} UTC.", format_time(expires)),
         next: "store it in a safe place: it is not shown again".to_owned(),
         why: args.why.clone(),
         by: by.clone(),
         at,
     };
-    args.signed.confirm(&change)?;
+    args.change_args.confirm(&change)?;
     let token = new_token().map_err(|error| Failure::Other(format!("reading random bytes: {error}")))?;
     let digest = TokenDigest::of(&token);
     let row = TokenRow { name: name.clone(), role, by, created: at, expires: Some(expires), revoked: None, digest };
     store.add_token(&row, &args.why)?;
-    let made = Made { name, role, expires: row.expires, token: &token };
+    let made = CreatedToken { name, role, expires: row.expires, token: &token };
     context.out.show(&made, |page| {
         page.line(&change.done);
         page.line(format!("  {token}"));
@@ -117,7 +117,7 @@ fn create(context: &Context, args: &CreateArgs) -> Result<Exit> {
 
 fn revoke(context: &Context, args: &RevokeArgs) -> Result<Exit> {
     let store = context.store()?;
-    let (by, at) = (args.signed.by(), SystemClock.now());
+    let (by, at) = (args.change_args.operator_name(), SystemClock.now());
     let known: Vec<String> =
         store.tokens()?.into_iter().filter(|token| token.revoked.is_none()).map(|token| token.name).collect();
     if !known.contains(&args.name) {
@@ -133,7 +133,7 @@ fn revoke(context: &Context, args: &RevokeArgs) -> Result<Exit> {
         by: by.clone(),
         at,
     };
-    args.signed.carry_out(context, &change, || {
+    args.change_args.apply(context, &change, || {
         store.revoke_token(&args.name, &by, &args.why, at)?;
         Ok(())
     })
@@ -158,7 +158,7 @@ fn list(context: &Context) -> Result<Exit> {
                 cell(token.name.as_str()),
                 cell(token.role.code()),
                 state,
-                cell(token.expires.map_or_else(|| "never".to_owned(), clock)),
+                cell(token.expires.map_or_else(|| "never".to_owned(), format_time)),
                 cell(ago(now, token.created)),
                 cell(token.by.as_str()),
             ]);

@@ -3,24 +3,24 @@
 use std::collections::BTreeMap;
 
 use doctor_core::{
-    failed_work::FailedWork,
     ids::NodeName,
+    job_failures::JobFailure,
     time::Timestamp,
-    view::{self, AuditLine, CaseView, Due, FindingView, Standing, TestLine, WhyView},
+    view::{self, AuditLine, CaseView, Due, FindingView, TestLine, TestStatus, WhyView},
 };
 use doctor_engine::{
     agents::{self, AgentView},
-    picture,
+    cluster_state,
 };
 
 use serde::Serialize;
 
-use super::{agent, nodes::toned};
+use super::{agent, nodes::status_cell};
 use crate::{
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
-    output::{Cell, Page, Table, ago, cell, clock, list},
+    output::{Cell, Page, Table, ago, cell, comma_separated, format_time},
 };
 
 /// Explain the state of a node: findings with their rule and evidence, every test, why it is not being tested now, past
@@ -39,43 +39,43 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let store = context.store()?;
     let facts = context.facts(&store)?;
     let node = &args.node;
-    let Some(view) = view::why(&facts, node, picture::kept(&store, &facts, node, args.audit)?) else {
-        context.pick(&facts, &[doctor_core::hostlist::Selector::Names([node.clone()].into())])?;
+    let Some(view) = view::why(&facts, node, cluster_state::node_details(&store, &facts, node, args.audit)?) else {
+        context.select_nodes(&facts, &[doctor_core::hostlist::Selector::Names([node.clone()].into())])?;
         return Err(Failure::Unknown { what: "node", name: node.to_string(), known: "see `doctor nodes`".to_owned() });
     };
     let agent = agents::views(&store, &facts)?.into_iter().find(|agent| agent.node == *node);
-    let shown = Shown { view, agent };
+    let shown = NodeExplanation { view, agent };
     context.out.show(&shown, |page| text(page, &shown))?;
-    Ok(if shown.view.findings.is_empty() { Exit::Ok } else { Exit::Trouble })
+    Ok(if shown.view.findings.is_empty() { Exit::Ok } else { Exit::ProblemsFound })
 }
 
 /// A node and its agent.
 #[derive(Debug, Serialize)]
-struct Shown {
+struct NodeExplanation {
     #[serde(flatten)]
     view: WhyView,
     /// `None`: no agent was enrolled.
     agent: Option<AgentView>,
 }
 
-fn text(page: &mut Page, Shown { view, agent }: &Shown) {
+fn text(page: &mut Page, NodeExplanation { view, agent }: &NodeExplanation) {
     let now = view.at;
     page.line(format!("{}.", view.headline));
-    page.line(situation(view));
+    page.line(state_line(view));
     if let Some(agent) = agent {
-        page.line(format!("Its agent: {}", agent::words(agent, now)));
+        page.line(format!("Its agent: {}", agent::describe(agent, now)));
     }
     match &view.row.passed_over {
         Some(passed) => {
-            page.line(format!("Skipped since {} UTC ({}): {}", clock(passed.since), passed.code, passed.text))
+            page.line(format!("Skipped since {} UTC ({}): {}", format_time(passed.since), passed.code, passed.text))
         }
         None => match &view.row.run {
             Some(run) => page.line(format!(
                 "Run {} ({}) is {} since {}: {}",
                 run.run,
-                list(&run.tests),
+                comma_separated(&run.tests),
                 run.state,
-                clock(run.since),
+                format_time(run.since),
                 run.because
             )),
             None => page,
@@ -94,12 +94,14 @@ fn text(page: &mut Page, Shown { view, agent }: &Shown) {
         page.table(&failed_work(&view.failed_work));
     }
     page.heading("Tests");
-    let (not_here, here): (Vec<_>, Vec<_>) =
-        view.tests.iter().partition(|line| line.standing == Standing::NotApplicable && view.tests.len() > MANY);
+    let (not_here, here): (Vec<_>, Vec<_>) = view
+        .tests
+        .iter()
+        .partition(|line| line.standing == TestStatus::NotApplicable && view.tests.len() > MAX_UNGROUPED_TESTS);
     page.table(&tests(&here, now));
     not_applicable(page, &not_here);
     if let Some(case) = &view.case {
-        steps(page, case);
+        print_case(page, case);
     }
     if !view.audit.is_empty() {
         page.heading("Recent actions");
@@ -107,7 +109,7 @@ fn text(page: &mut Page, Shown { view, agent }: &Shown) {
     }
 }
 
-fn situation(view: &WhyView) -> String {
+fn state_line(view: &WhyView) -> String {
     let row = &view.row;
     let mut parts = vec![format!("pool {}", row.pool.as_ref().map_or("-", |pool| pool.as_str()))];
     parts.push(match &row.used_text {
@@ -116,17 +118,17 @@ fn situation(view: &WhyView) -> String {
     });
     let since = row.since.map_or_else(
         || "since it was first seen".to_owned(),
-        |since| format!("since {} UTC ({})", clock(since), ago(view.at, since)),
+        |since| format!("since {} UTC ({})", format_time(since), ago(view.at, since)),
     );
     parts.push(format!("{} {since}", row.life));
     if !row.our_marks.is_empty() {
-        parts.push(format!("our marks: {}", list(&row.our_marks)));
+        parts.push(format!("our marks: {}", comma_separated(&row.our_marks)));
     }
     if !row.foreign_marks.is_empty() {
-        parts.push(format!("marks of others: {}", list(&row.foreign_marks)));
+        parts.push(format!("marks of others: {}", comma_separated(&row.foreign_marks)));
     }
     if let Some(backoff) = &view.backoff {
-        parts.push(format!("backing off until {} UTC", clock(backoff.until)));
+        parts.push(format!("backing off until {} UTC", format_time(backoff.until)));
     }
     if let Some(hardware) = &view.hardware {
         parts.push(hardware.to_string());
@@ -160,7 +162,7 @@ fn findings(page: &mut Page, findings: &[FindingView], now: Timestamp) {
 }
 
 /// With more tests than this, tests that do not apply are grouped by reason.
-const MANY: usize = 12;
+const MAX_UNGROUPED_TESTS: usize = 12;
 
 fn not_applicable(page: &mut Page, lines: &[&TestLine]) {
     let mut by_reason: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -169,7 +171,7 @@ fn not_applicable(page: &mut Page, lines: &[&TestLine]) {
         by_reason.entry(reason).or_default().push(line.test.as_str());
     }
     for (reason, tests) in by_reason {
-        page.line(format!("  not applicable ({reason}): {}", list(&tests)));
+        page.line(format!("  not applicable ({reason}): {}", comma_separated(&tests)));
     }
 }
 
@@ -181,7 +183,7 @@ fn tests(lines: &[&TestLine], now: Timestamp) -> Table {
         let conclusive = last.and_then(|last| last.conclusive);
         table.row([
             cell(line.test.as_str()),
-            toned(line.standing, line.standing.word().to_owned()),
+            status_cell(line.standing, line.standing.label().to_owned()),
             cell(last.map_or_else(|| "-".to_owned(), |last| ago(now, last.at))),
             cell(last.map_or("-", |last| last.reason.as_str())),
             cell(conclusive.map_or_else(|| "never".to_owned(), |(verdict, at)| format!("{verdict} {}", ago(now, at)))),
@@ -200,20 +202,20 @@ fn due(line: &TestLine, now: Timestamp) -> Cell {
     }
 }
 
-fn steps(page: &mut Page, case: &CaseView) {
+fn print_case(page: &mut Page, case: &CaseView) {
     let state = if case.open { "open" } else { "closed" };
     // A closed case requires nothing any more.
     let severity = if case.open { case.severity.described() } else { case.severity.to_string() };
     page.heading(&format!(
         "Case {} ({state}, {severity}, since {} UTC, repair step {})",
         case.id,
-        clock(case.opened),
+        format_time(case.opened),
         case.rung
     ));
-    let mut table = Table::new(["AT (UTC)", "STEP", "STATE", "TRIES", "WHY"]).right(&[3]).indent(2);
+    let mut table = Table::new(["AT (UTC)", "STEP", "STATE", "TRIES", "WHY"]).right_align(&[3]).indent(2);
     for step in &case.steps {
         table.row([
-            cell(clock(step.at)),
+            cell(format_time(step.at)),
             cell(step.what.code()),
             cell(step.state.code()),
             cell(step.tries.to_string()),
@@ -228,11 +230,11 @@ fn steps(page: &mut Page, case: &CaseView) {
 }
 
 /// Lists failed user work on the node. It proves nothing about the node, but is a starting point for diagnosis.
-fn failed_work(works: &[FailedWork]) -> Table {
+fn failed_work(works: &[JobFailure]) -> Table {
     let mut table = Table::new(["AT (UTC)", "OWNER", "WORK", "ENDED WITH"]).indent(2);
     for work in works {
         let [owner, name] = [&work.owner, &work.name].map(|label| cell(label.as_str()));
-        table.row([cell(clock(work.at)), owner, name, cell(work.how.to_string())]);
+        table.row([cell(format_time(work.at)), owner, name, cell(work.how.to_string())]);
     }
     table
 }
@@ -241,7 +243,7 @@ fn audit(lines: &[AuditLine]) -> Table {
     let mut table = Table::new(["AT (UTC)", "BY", "WHAT", "WHY"]).indent(2);
     for line in lines {
         table.row([
-            cell(clock(line.at)),
+            cell(format_time(line.at)),
             cell(line.by.clone()),
             cell(line.what.clone()),
             cell(format!("{}: {}", line.code, line.text)),
@@ -251,13 +253,13 @@ fn audit(lines: &[AuditLine]) -> Table {
 }
 
 /// Formats the verdict of a single result.
-pub(crate) fn verdict(verdict: doctor_core::finding::Verdict) -> Cell {
+pub(crate) fn verdict_cell(verdict: doctor_core::finding::Verdict) -> Cell {
     use doctor_core::finding::Verdict;
     let standing = match verdict {
-        Verdict::Pass => Standing::Pass,
-        Verdict::Fail => Standing::Fail,
-        Verdict::Inconclusive => Standing::Inconclusive,
-        Verdict::NotApplicable => Standing::NotApplicable,
+        Verdict::Pass => TestStatus::Pass,
+        Verdict::Fail => TestStatus::Fail,
+        Verdict::Inconclusive => TestStatus::Inconclusive,
+        Verdict::NotApplicable => TestStatus::NotApplicable,
     };
-    toned(standing, standing.word().to_owned())
+    status_cell(standing, standing.label().to_owned())
 }

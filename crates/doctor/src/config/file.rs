@@ -6,13 +6,13 @@ use std::{
 };
 
 use doctor_api::{
-    api::{BadWebConfig, WebConfig},
+    api::{InvalidWebConfig, WebConfig},
     metrics::MetricsSettings,
 };
-use doctor_backend::registration::Service;
+use doctor_backend::registration::ServiceSettings;
 use doctor_core::{
     time::Span,
-    toml_text::{self, BadText, Limit},
+    toml_text::{self, Limit, TomlError},
 };
 use doctor_notify::{
     alert::{AlertSettings, BadReceiver},
@@ -29,7 +29,7 @@ use crate::backends::{self, BackendChoice, Sections};
 /// The configuration of the service. Paths are resolved against the directory of the file.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Config {
-    #[serde(serialize_with = "as_text")]
+    #[serde(serialize_with = "serialize_display")]
     pub store: StoreUrl,
     pub data: PathBuf,
     pub policy: Option<PathBuf>,
@@ -39,7 +39,7 @@ pub(crate) struct Config {
     pub lease: Span,
     pub workers: usize,
     pub retention: RetentionPolicy,
-    pub agents: Agents,
+    pub agents: AgentEndpointConfig,
     pub alerts: AlertSettings,
     pub metrics: MetricsSettings,
     pub reports: ReportSettings,
@@ -52,21 +52,21 @@ pub(crate) struct Config {
 /// The agent endpoint.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Agents {
+pub(crate) struct AgentEndpointConfig {
     /// `None`: the endpoint is off.
     pub listen: Option<SocketAddr>,
     /// The URL that agents use, if it differs from `listen`.
     pub url: Option<String>,
 }
 
-fn as_text<S: serde::Serializer>(url: &StoreUrl, serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_display<S: serde::Serializer>(url: &StoreUrl, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(url)
 }
 
 /// The file as parsed, before validation.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
+struct RawConfig {
     store: Spanned<String>,
     data: PathBuf,
     policy: Option<PathBuf>,
@@ -77,7 +77,7 @@ struct Written {
     workers: usize,
     retention: RetentionPolicy,
     #[serde(default)]
-    agents: Agents,
+    agents: AgentEndpointConfig,
     web: Option<Spanned<WebConfig>>,
     #[serde(default)]
     alerts: Option<Spanned<AlertSettings>>,
@@ -90,18 +90,18 @@ struct Written {
     backend: Option<Spanned<Sections>>,
 }
 
-const WORKERS: Limit = Limit { key: &["workers"], least: 1.0, most: 256.0, accepted: "1 to 256" };
+const WORKERS: Limit = Limit { key: &["workers"], min: 1.0, max: 256.0, accepted: "1 to 256" };
 
-const SHORTEST: Span = Span::from_secs(1);
+const MIN_INTERVAL: Span = Span::from_secs(1);
 
 impl Config {
     /// Parses and validates the file's text. `beside` is the directory of the file.
-    pub(crate) fn read(text: &str, beside: &Path) -> Result<Self, BadText> {
+    pub(crate) fn parse(text: &str, beside: &Path) -> Result<Self, TomlError> {
         let limits: Vec<Limit> = backends::limits().chain([WORKERS]).collect();
-        let written: Written = toml_text::read_over(default_text(), text, &limits)?;
+        let written: RawConfig = toml_text::read_merged(default_text(), text, &limits)?;
         written.check(text)?;
         let bad_store =
-            |error: doctor_store::StoreError| BadText::at(text, Some(written.store.span()), error.to_string());
+            |error: doctor_store::StoreError| TomlError::at(text, Some(written.store.span()), error.to_string());
         let store = match written.store.get_ref().parse::<StoreUrl>().map_err(bad_store)? {
             StoreUrl::Sqlite(path) => StoreUrl::Sqlite(beside.join(path)),
             url @ StoreUrl::Postgres(_) => url,
@@ -112,11 +112,11 @@ impl Config {
         alerts.resolve(beside);
         let mut telemetry = written.telemetry.map(Spanned::into_inner).unwrap_or_default();
         telemetry.resolve(beside);
-        let state = state_of(&store);
-        let service = Service { state: &state, data: &data, policy: policy.as_deref() };
+        let state = state_directory(&store);
+        let service = ServiceSettings { state: &state, data: &data, policy: policy.as_deref() };
         let sections = written.backend.map(Spanned::into_inner).unwrap_or_default();
         let chosen = sections.chosen(beside, &service);
-        let backend = chosen.unwrap_or_else(|| BackendChoice::this_machine(beside, &service));
+        let backend = chosen.unwrap_or_else(|| BackendChoice::local_machine(beside, &service));
         Ok(Self {
             store,
             data,
@@ -145,29 +145,29 @@ impl Config {
     }
 
     /// Returns the part of this configuration that backends may use.
-    pub(crate) fn service<'a>(&'a self, state: &'a Path) -> Service<'a> {
-        Service { state, data: &self.data, policy: self.policy.as_deref() }
+    pub(crate) fn service<'a>(&'a self, state: &'a Path) -> ServiceSettings<'a> {
+        ServiceSettings { state, data: &self.data, policy: self.policy.as_deref() }
     }
 
     /// Returns a directory on a local disk for the backend's state.
     pub(crate) fn state(&self) -> PathBuf {
-        state_of(&self.store)
+        state_directory(&self.store)
     }
 
     /// Returns the default configuration with all state below one directory.
-    pub(crate) fn built_in(state: &Path) -> Result<Self, BadText> {
+    pub(crate) fn built_in(state: &Path) -> Result<Self, TomlError> {
         let quoted = |path: PathBuf| toml::Value::String(path.to_string_lossy().into_owned()).to_string();
         let text = format!("store = {}\ndata = {}\n", quoted(state.join("doctor.db")), quoted(state.join("data")));
-        Self::read(&text, state)
+        Self::parse(&text, state)
     }
 }
 
-impl Written {
-    fn check(&self, text: &str) -> Result<(), BadText> {
+impl RawConfig {
+    fn check(&self, text: &str) -> Result<(), TomlError> {
         for (name, value) in [("cycle", &self.cycle), ("publish", &self.publish), ("lease", &self.lease)] {
-            if *value.get_ref() < SHORTEST {
-                let message = format!("`{name}` is {}, expected {SHORTEST} or more", value.get_ref());
-                return Err(BadText::at(text, Some(value.span()), message));
+            if *value.get_ref() < MIN_INTERVAL {
+                let message = format!("`{name}` is {}, expected {MIN_INTERVAL} or more", value.get_ref());
+                return Err(TomlError::at(text, Some(value.span()), message));
             }
         }
         if self.lease.get_ref() <= self.cycle.get_ref() {
@@ -176,18 +176,18 @@ impl Written {
                 self.lease.get_ref(),
                 self.cycle.get_ref()
             );
-            return Err(BadText::at(text, Some(self.place_of_lease(text)), message));
+            return Err(TomlError::at(text, Some(self.lease_span(text)), message));
         }
         if let Some(web) = &self.web {
-            let bad = |error: BadWebConfig| BadText::at(text, Some(web.span()), error.to_string());
+            let bad = |error: InvalidWebConfig| TomlError::at(text, Some(web.span()), error.to_string());
             web.get_ref().check().map_err(bad)?;
         }
         if let Some(alerts) = &self.alerts {
-            let bad = |error: BadReceiver| BadText::at(text, Some(alerts.span()), error.to_string());
+            let bad = |error: BadReceiver| TomlError::at(text, Some(alerts.span()), error.to_string());
             alerts.get_ref().check().map_err(bad)?;
         }
         if let Some(telemetry) = &self.telemetry {
-            let bad = |error: BadTelemetry| BadText::at(text, Some(telemetry.span()), error.to_string());
+            let bad = |error: BadTelemetry| TomlError::at(text, Some(telemetry.span()), error.to_string());
             telemetry.get_ref().check().map_err(bad)?;
         }
         if let Some(backend) = &self.backend {
@@ -196,12 +196,12 @@ impl Written {
         self.check_one_cluster(text)
     }
 
-    fn check_one_cluster(&self, text: &str) -> Result<(), BadText> {
+    fn check_one_cluster(&self, text: &str) -> Result<(), TomlError> {
         match self.backend.as_ref().filter(|backend| backend.get_ref().count() > 1) {
             Some(backend) => {
                 let names: Vec<String> = Sections::NAMES.iter().map(|name| format!("[backend.{name}]")).collect();
                 let message = format!("one service serves one cluster: keep one of {}", names.join(", "));
-                Err(BadText::at(text, Some(backend.span()), message))
+                Err(TomlError::at(text, Some(backend.span()), message))
             }
             None => Ok(()),
         }
@@ -209,7 +209,7 @@ impl Written {
 
     /// Returns the position of `lease` if the site's file sets it, otherwise that of `cycle`: a default has no position
     /// there.
-    fn place_of_lease(&self, text: &str) -> std::ops::Range<usize> {
+    fn lease_span(&self, text: &str) -> std::ops::Range<usize> {
         let here = |value: &Spanned<Span>| {
             text.get(value.span())
                 .is_some_and(|quoted| quoted.trim_matches(['"', '\'']).parse() == Ok(*value.get_ref()))
@@ -219,7 +219,7 @@ impl Written {
 }
 
 /// Returns the directory of the SQLite file, or /var/lib/cluster-doctor for PostgreSQL.
-fn state_of(store: &StoreUrl) -> PathBuf {
+fn state_directory(store: &StoreUrl) -> PathBuf {
     match store {
         StoreUrl::Sqlite(path) => path.parent().unwrap_or(Path::new("")).to_owned(),
         StoreUrl::Postgres(_) => PathBuf::from("/var/lib/cluster-doctor"),
@@ -234,8 +234,8 @@ mod tests {
     use doctor_backend_slurm::{SlurmConfig, Submission};
     use doctor_backend_ssh::SshConfig;
 
-    fn read(text: &str) -> Result<Config, BadText> {
-        Config::read(text, Path::new("/etc/doctor"))
+    fn read(text: &str) -> Result<Config, TomlError> {
+        Config::parse(text, Path::new("/etc/doctor"))
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::{
     yaml,
 };
 
-const MADE: &str = "# Generated from the code by `make docs`; changes here are overwritten.\n";
+const GENERATED_NOTICE: &str = "# Generated from the code by `make docs`; changes here are overwritten.\n";
 
 /// Returns every file of the chart: its path in the chart and its text.
 pub(crate) fn files() -> Vec<(String, String)> {
@@ -21,7 +21,7 @@ pub(crate) fn files() -> Vec<(String, String)> {
         let objects = group.objects(&config);
         (
             format!("templates/{}.yaml", group.name()),
-            format!("{{{{- /* {} */}}}}\n{}", made(), yaml::documents(&objects)),
+            format!("{{{{- /* {} */}}}}\n{}", generated_notice(), yaml::documents(&objects)),
         )
     };
     let mut files = vec![
@@ -34,14 +34,14 @@ pub(crate) fn files() -> Vec<(String, String)> {
     files
 }
 
-fn made() -> &'static str {
-    MADE.trim_start_matches("# ").trim_end()
+fn generated_notice() -> &'static str {
+    GENERATED_NOTICE.trim_start_matches("# ").trim_end()
 }
 
 fn chart() -> String {
     let version = env!("CARGO_PKG_VERSION");
     format!(
-        "{MADE}apiVersion: v2\nname: cluster-doctor\n\
+        "{GENERATED_NOTICE}apiVersion: v2\nname: cluster-doctor\n\
          description: Finds the bad GPU nodes of a cluster, proves it, and takes them out of service and back.\n\
          type: application\nversion: {version}\nappVersion: {version:?}\nkubeVersion: \">=1.29.0-0\"\n"
     )
@@ -49,7 +49,7 @@ fn chart() -> String {
 
 /// Returns values.yaml: the defaults, each with a description.
 pub(crate) fn values() -> String {
-    let mut text = format!("{MADE}# Every value here is the default; set only what you change.\n");
+    let mut text = format!("{GENERATED_NOTICE}# Every value here is the default; set only what you change.\n");
     let mut group = "";
     for setting in settings::ALL {
         let (own, name) = setting.name.split_once('.').unwrap_or(("", setting.name));
@@ -61,7 +61,7 @@ pub(crate) fn values() -> String {
         }
         group = own;
         let indent = if own.is_empty() { "" } else { "  " };
-        for line in [format!("# {}", setting.about), format!("{name}: {}", in_flow(&setting.default_value()))] {
+        for line in [format!("# {}", setting.description), format!("{name}: {}", flow_yaml(&setting.default_value()))] {
             // Writing to a `String` cannot fail.
             let _written = writeln!(text, "{indent}{line}");
         }
@@ -69,14 +69,14 @@ pub(crate) fn values() -> String {
     text
 }
 
-fn in_flow(value: &Value) -> String {
+fn flow_yaml(value: &Value) -> String {
     match value {
         Value::Array(items) if !items.is_empty() => {
-            format!("[{}]", items.iter().map(in_flow).collect::<Vec<_>>().join(", "))
+            format!("[{}]", items.iter().map(flow_yaml).collect::<Vec<_>>().join(", "))
         }
         Value::Object(entries) if !entries.is_empty() => {
             let entry = |(key, value): (&String, &Value)| {
-                format!("{}: {}", yaml::scalar(&Value::String(key.clone())), in_flow(value))
+                format!("{}: {}", yaml::scalar(&Value::String(key.clone())), flow_yaml(value))
             };
             format!("{{{}}}", entries.iter().map(entry).collect::<Vec<_>>().join(", "))
         }
@@ -102,16 +102,16 @@ fn schema() -> String {
             place = &mut place[group]["properties"];
             name = rest;
         }
-        place[name] = described(setting);
+        place[name] = setting_schema(setting);
     }
     let mut text = serde_json::to_string_pretty(&root).expect("a JSON value serialises to JSON");
     text.push('\n');
     text
 }
 
-fn described(setting: &Setting) -> Value {
-    let mut schema = setting.accepts.schema();
-    schema["description"] = json!(setting.about);
+fn setting_schema(setting: &Setting) -> Value {
+    let mut schema = setting.value_type.schema();
+    schema["description"] = json!(setting.description);
     schema
 }
 
@@ -140,31 +140,32 @@ It marks bad nodes and only proposes other actions. To permit more, set `policy`
 ";
 
 /// Returns the settings as a Markdown table.
-pub(crate) fn page() -> String {
+pub(crate) fn settings_table() -> String {
     let mut text = String::from("| setting | default | description |\n|---|---|---|\n");
     for setting in settings::ALL {
         let default = match setting.default_value() {
             Value::String(empty) if empty.is_empty() => "empty".to_owned(),
-            value => format!("`{}`", in_flow(&value)),
+            value => format!("`{}`", flow_yaml(&value)),
         };
-        let _written = writeln!(text, "| `{}` | {default} | {} |", setting.name, setting.about.replace('|', "\\|"));
+        let _written =
+            writeln!(text, "| `{}` | {default} | {} |", setting.name, setting.description.replace('|', "\\|"));
     }
     text
 }
 
 /// Returns the values that differ from the defaults, for `helm --values`.
-pub(crate) fn only_changes(values: &Value) -> Value {
-    changes(&settings::defaults(), values).unwrap_or_else(|| json!({}))
+pub(crate) fn changed_values(values: &Value) -> Value {
+    diff_values(&settings::defaults(), values).unwrap_or_else(|| json!({}))
 }
 
 /// Compares recursively. Helm merges maps, so a default that must go is set to null.
-fn changes(usual: &Value, now: &Value) -> Option<Value> {
+fn diff_values(usual: &Value, now: &Value) -> Option<Value> {
     let (Value::Object(before), Value::Object(after)) = (usual, now) else {
         return (usual != now).then(|| now.clone());
     };
     let mut changed = Map::new();
     for (key, now) in after {
-        let change = before.get(key).map_or_else(|| Some(now.clone()), |usual| changes(usual, now));
+        let change = before.get(key).map_or_else(|| Some(now.clone()), |usual| diff_values(usual, now));
         changed.extend(change.map(|change| (key.clone(), change)));
     }
     changed.extend(before.keys().filter(|key| !after.contains_key(*key)).map(|key| (key.clone(), Value::Null)));
@@ -178,8 +179,8 @@ mod tests {
     #[test]
     fn what_a_map_no_longer_has_is_taken_away_from_the_defaults() {
         let usual = json!({ "a": { "x": "1", "y": "2" }, "b": [1], "c": "" });
-        assert_eq!(changes(&usual, &usual), None);
+        assert_eq!(diff_values(&usual, &usual), None);
         let now = json!({ "a": { "z": "3", "y": "2" }, "b": [], "c": "" });
-        assert_eq!(changes(&usual, &now), Some(json!({ "a": { "x": null, "z": "3" }, "b": [] })));
+        assert_eq!(diff_values(&usual, &now), Some(json!({ "a": { "x": null, "z": "3" }, "b": [] })));
     }
 }

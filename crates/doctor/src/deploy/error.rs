@@ -2,12 +2,12 @@
 
 use std::{io, path::PathBuf};
 
-use super::BadValue;
+use super::SettingError;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DeployError {
     #[error(transparent)]
-    Setting(#[from] BadValue),
+    Setting(#[from] SettingError),
     #[error("{0}")]
     Usage(String),
     #[error("{operation} {}", path.display())]

@@ -15,7 +15,7 @@ use super::error::{DeployError, Result};
 /// The machines that a file is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Machines {
+pub(crate) enum TargetHosts {
     /// The machine of slurmctld, where its configuration is kept.
     Slurmctld,
     /// The machine of `doctor serve` or `doctor run`.
@@ -23,8 +23,8 @@ pub(crate) enum Machines {
     EveryNode,
 }
 
-impl Machines {
-    pub(crate) const fn words(self) -> &'static str {
+impl TargetHosts {
+    pub(crate) const fn label(self) -> &'static str {
         match self {
             Self::Slurmctld => "for slurmctld's machine",
             Self::Controller => "on the controller's machine",
@@ -33,7 +33,7 @@ impl Machines {
     }
 
     /// Returns the directory for the files of these machines.
-    pub(crate) const fn folder(self) -> &'static str {
+    pub(crate) const fn directory(self) -> &'static str {
         match self {
             Self::Slurmctld => "slurmctld",
             Self::Controller => "controller",
@@ -44,32 +44,32 @@ impl Machines {
 
 /// A file: its path on the machine, its mode and its text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Printed {
+pub(crate) struct DeployFile {
     pub(crate) path: String,
-    pub(crate) on: Machines,
+    pub(crate) on: TargetHosts,
     pub(crate) mode: u32,
     pub(crate) text: String,
 }
 
-impl Printed {
-    pub(crate) fn new(path: impl Into<String>, on: Machines, text: impl Into<String>) -> Self {
+impl DeployFile {
+    pub(crate) fn new(path: impl Into<String>, on: TargetHosts, text: impl Into<String>) -> Self {
         Self { path: path.into(), on, mode: 0o644, text: text.into() }
     }
 }
 
 /// Returns all files in sequence, each below a line with its machine, path and mode. A single file has no such line.
-pub(crate) fn listing(files: &[Printed]) -> String {
+pub(crate) fn render(files: &[DeployFile]) -> String {
     if let [only] = files {
         return only.text.clone();
     }
     let titled = files
         .iter()
-        .map(|file| format!("# ---- {}: {} (mode {:o})\n{}", file.on.words(), file.path, file.mode, file.text));
+        .map(|file| format!("# ---- {}: {} (mode {:o})\n{}", file.on.label(), file.path, file.mode, file.text));
     titled.collect::<Vec<_>>().join("\n")
 }
 
 /// Writes the files below a directory that must not exist, and returns their paths.
-pub(crate) fn write(folder: &Path, files: &[Printed]) -> Result<Vec<(PathBuf, Machines)>> {
+pub(crate) fn write_files(folder: &Path, files: &[DeployFile]) -> Result<Vec<(PathBuf, TargetHosts)>> {
     let failed = |operation, path: &Path, source| DeployError::File { operation, path: path.to_owned(), source };
     if folder.exists() {
         return Err(DeployError::Usage(format!(
@@ -79,7 +79,7 @@ pub(crate) fn write(folder: &Path, files: &[Printed]) -> Result<Vec<(PathBuf, Ma
     }
     let mut written = Vec::new();
     for file in files {
-        let path = folder.join(file.on.folder()).join(file.path.trim_start_matches('/'));
+        let path = folder.join(file.on.directory()).join(file.path.trim_start_matches('/'));
         let above = path.parent().unwrap_or(folder);
         fs::create_dir_all(above).map_err(|source| failed("making", above, source))?;
         let made = OpenOptions::new().write(true).create_new(true).mode(file.mode).open(&path);

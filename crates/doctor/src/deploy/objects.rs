@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use doctor_backend_kubernetes::{KubernetesConfig, Replace, RunAs, Share, Volcano, manifests};
 
-use super::tree::{Line, NAMESPACE, Name, Test, Tree, map, parts, words};
+use super::template::{Line, NAMESPACE, SettingName, Template, TemplateCondition, map, parse_parts, string_list};
 
 /// A group of objects. Groups are applied in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,9 +38,9 @@ impl Group {
     }
 
     /// Returns the group's objects. Site-specific values that are no setting of the deployment come from `config`.
-    pub(super) fn objects(self, config: &KubernetesConfig) -> Vec<Tree> {
+    pub(super) fn objects(self, config: &KubernetesConfig) -> Vec<Template> {
         match self {
-            Self::Rights => rights(config),
+            Self::Rights => permissions(config),
             Self::Configuration => configuration(),
             Self::Storage => storage(),
             Self::Controller => controller::objects(),
@@ -54,48 +54,51 @@ const AGENT: &str = "cluster-doctor-agent";
 const POLICY: &str = "cluster-doctor-policy";
 const PROFILES: &str = "cluster-doctor-profiles";
 /// The configuration directory in the pods of the controller and the agents.
-const ETC: &str = "/etc/cluster-doctor";
+const CONFIG_DIR: &str = "/etc/cluster-doctor";
 
-const SQLITE: Test = Test::Is("store.kind", "sqlite");
-const POSTGRES: Test = Test::Is("store.kind", "postgres");
-const CLAIM: Test = Test::Is("data.kind", "claim");
-const HOST_PATH: Test = Test::Is("data.kind", "host-path");
-const NOTHING_SHARED: Test = Test::Is("data.kind", "none");
+const SQLITE: TemplateCondition = TemplateCondition::Equals("store.kind", "sqlite");
+const POSTGRES: TemplateCondition = TemplateCondition::Equals("store.kind", "postgres");
+const CLAIM: TemplateCondition = TemplateCondition::Equals("data.kind", "claim");
+const HOST_PATH: TemplateCondition = TemplateCondition::Equals("data.kind", "host-path");
+const NO_SHARED_DIRECTORY: TemplateCondition = TemplateCondition::Equals("data.kind", "none");
 
-fn labels(component: &str) -> Tree {
-    map([("app.kubernetes.io/name", Tree::from("cluster-doctor")), ("app.kubernetes.io/component", component.into())])
+fn labels(component: &str) -> Template {
+    map([
+        ("app.kubernetes.io/name", Template::from("cluster-doctor")),
+        ("app.kubernetes.io/component", component.into()),
+    ])
 }
 
-fn metadata(name: &str, component: &str) -> Tree {
-    map([("name", name.into()), ("namespace", Tree::Setting(NAMESPACE)), ("labels", labels(component))])
+fn metadata(name: &str, component: &str) -> Template {
+    map([("name", name.into()), ("namespace", Template::Setting(NAMESPACE)), ("labels", labels(component))])
 }
 
-fn object(version: &str, kind: &str, metadata: Tree, rest: Vec<(&str, Tree)>) -> Tree {
+fn object(version: &str, kind: &str, metadata: Template, rest: Vec<(&str, Template)>) -> Template {
     let head = [("apiVersion", version.into()), ("kind", kind.into()), ("metadata", metadata)];
-    Tree::Map(head.into_iter().chain(rest).map(|(key, tree)| (key.to_owned(), tree)).collect())
+    Template::Map(head.into_iter().chain(rest).map(|(key, tree)| (key.to_owned(), tree)).collect())
 }
 
 /// Enables a feature in the backend's configuration.
-type Switch = fn(&mut KubernetesConfig);
+type EnableFeature = fn(&mut KubernetesConfig);
 
 /// The features that need additional permissions, with the condition under which each is enabled.
-const SWITCHES: [(Test, Switch); 6] = [
+const FEATURES: [(TemplateCondition, EnableFeature); 6] = [
     (CLAIM, |config| config.share = Share::Claim("any".to_owned())),
-    (NOTHING_SHARED, |config| config.share = Share::None),
-    (Test::Has("write.event"), |config| config.write.event = true),
-    (Test::Has("write.condition"), |config| config.write.condition = Some("Any".to_owned())),
-    (Test::Is("replace", "delete-node"), |config| config.replace = Replace::DeleteNode),
-    (Test::Has("volcano"), |config| config.run_as = RunAs::Volcano(Volcano::default())),
+    (NO_SHARED_DIRECTORY, |config| config.share = Share::None),
+    (TemplateCondition::IsSet("write.event"), |config| config.write.event = true),
+    (TemplateCondition::IsSet("write.condition"), |config| config.write.condition = Some("Any".to_owned())),
+    (TemplateCondition::Equals("replace", "delete-node"), |config| config.replace = Replace::DeleteNode),
+    (TemplateCondition::IsSet("volcano"), |config| config.run_as = RunAs::Volcano(Volcano::default())),
 ];
 
 /// Returns the permissions. The backend defines them, and its tests run with exactly these.
-fn rights(config: &KubernetesConfig) -> Vec<Tree> {
+fn permissions(config: &KubernetesConfig) -> Vec<Template> {
     let (namespace, class) = ("@namespace", "@priority-class");
     let mut usual = config.clone();
     (usual.namespace, usual.priority_class) = (namespace.to_owned(), Some(class.to_owned()));
     (usual.write.event, usual.write.condition, usual.replace) = (false, None, Replace::None);
     (usual.run_as, usual.share) = (RunAs::Job, Share::HostPath("/any".into()));
-    let switched = SWITCHES.map(|(test, switch)| {
+    let switched = FEATURES.map(|(test, switch)| {
         let mut config = usual.clone();
         switch(&mut config);
         (test, manifests(&config))
@@ -103,55 +106,59 @@ fn rights(config: &KubernetesConfig) -> Vec<Tree> {
     let mut all = Vec::new();
     for (place, manifest) in manifests(&usual).into_iter().enumerate() {
         let kind = manifest["kind"].as_str().unwrap_or_default().to_owned();
-        let more = switched.iter().flat_map(|(test, all)| further_rules(&manifest, &all[place], *test)).collect();
-        let tree = with_rules(Tree::from(manifest), more);
-        let tree = tree.exchange(namespace, NAMESPACE).exchange(class, "priorityClass.name");
+        let more = switched.iter().flat_map(|(test, all)| additional_rules(&manifest, &all[place], *test)).collect();
+        let tree = with_rules(Template::from(manifest), more);
+        let tree = tree.replace_text(namespace, NAMESPACE).replace_text(class, "priorityClass.name");
         all.push(match kind.as_str() {
-            "Namespace" => tree.when(Test::Has("namespace.create")),
-            "PriorityClass" => tree.when(Test::Has("priorityClass.create")),
-            "ServiceAccount" => annotated(tree, "controller.accountAnnotations"),
+            "Namespace" => tree.only_if(TemplateCondition::IsSet("namespace.create")),
+            "PriorityClass" => tree.only_if(TemplateCondition::IsSet("priorityClass.create")),
+            "ServiceAccount" => add_annotations(tree, "controller.accountAnnotations"),
             _ => tree,
         });
     }
     // No role is bound to this account: the controller only uses its name to identify its agents.
-    let account = [("automountServiceAccountToken", Tree::from(false))];
-    all.push(object("v1", "ServiceAccount", metadata(AGENT, "agent"), account.into()).when(Test::Has("agent.enabled")));
+    let account = [("automountServiceAccountToken", Template::from(false))];
+    all.push(
+        object("v1", "ServiceAccount", metadata(AGENT, "agent"), account.into())
+            .only_if(TemplateCondition::IsSet("agent.enabled")),
+    );
     all
 }
 
 /// Returns the rules that a role gains when a feature is enabled, each under the condition `then`.
-fn further_rules(usual: &Value, switched: &Value, then: Test) -> Vec<Tree> {
+fn additional_rules(usual: &Value, switched: &Value, then: TemplateCondition) -> Vec<Template> {
     let rules = |role: &Value| role["rules"].as_array().cloned().unwrap_or_default();
     let known = rules(usual);
     let further = rules(switched).into_iter().filter(|rule| !known.contains(rule));
-    further.map(|rule| Tree::from(rule).when(then)).collect()
+    further.map(|rule| Template::from(rule).only_if(then)).collect()
 }
 
-fn with_rules(mut role: Tree, more: Vec<Tree>) -> Tree {
-    if let Some(Tree::List(rules)) = role.entry("rules") {
+fn with_rules(mut role: Template, more: Vec<Template>) -> Template {
+    if let Some(Template::List(rules)) = role.entry("rules") {
         rules.extend(more);
     }
     role
 }
 
 /// Adds the annotations of this setting to an object, if there are any.
-fn annotated(mut tree: Tree, setting: Name) -> Tree {
-    if let Some(Tree::Map(metadata)) = tree.entry("metadata") {
-        metadata.push(("annotations".to_owned(), Tree::Setting(setting).when(Test::Has(setting))));
+fn add_annotations(mut tree: Template, setting: SettingName) -> Template {
+    if let Some(Template::Map(metadata)) = tree.entry("metadata") {
+        metadata
+            .push(("annotations".to_owned(), Template::Setting(setting).only_if(TemplateCondition::IsSet(setting))));
     }
     tree
 }
 
 /// Returns the ConfigMaps. They are mounted as files, and the controller reloads changes.
-fn configuration() -> Vec<Tree> {
-    let line = |line: &'static str| Line::Of(parts(line));
-    let doctor = Tree::Lines(vec![
-        Line::When(SQLITE, vec![line("store = \"sqlite:/var/lib/cluster-doctor/doctor.db\"")]),
-        Line::When(POSTGRES, vec![line("# The store is set by DOCTOR_STORE.")]),
+fn configuration() -> Vec<Template> {
+    let line = |line: &'static str| Line::Text(parse_parts(line));
+    let doctor = Template::Lines(vec![
+        Line::Conditional(SQLITE, vec![line("store = \"sqlite:/var/lib/cluster-doctor/doctor.db\"")]),
+        Line::Conditional(POSTGRES, vec![line("# The store is set by DOCTOR_STORE.")]),
         line("data = \"/data\""),
         line("policy = \"policy.toml\""),
         line("profiles = [\"/etc/cluster-doctor-profiles\"]"),
-        Line::Block("settings.service"),
+        Line::Lines("settings.service"),
         line(""),
         line("[agents]"),
         line("listen = \"0.0.0.0:{port}\""),
@@ -164,64 +171,67 @@ fn configuration() -> Vec<Tree> {
         line("image_pull_policy = {\"images.pullPolicy\"}"),
         line("priority_class = {\"priorityClass.name\"}"),
         line("policy_map = \"cluster-doctor-policy\""),
-        Line::When(Test::Has("template"), vec![line("template = \"template.yaml\"")]),
-        Line::When(CLAIM, vec![line("share = { claim = {\"data.claim\"} }")]),
-        Line::When(HOST_PATH, vec![line("share = { host-path = {\"data.hostPath\"} }")]),
-        Line::When(NOTHING_SHARED, vec![line("share = \"none\"")]),
+        Line::Conditional(TemplateCondition::IsSet("template"), vec![line("template = \"template.yaml\"")]),
+        Line::Conditional(CLAIM, vec![line("share = { claim = {\"data.claim\"} }")]),
+        Line::Conditional(HOST_PATH, vec![line("share = { host-path = {\"data.hostPath\"} }")]),
+        Line::Conditional(NO_SHARED_DIRECTORY, vec![line("share = \"none\"")]),
         line("write.taint = {write.taint}"),
         line("write.label = {write.label}"),
         line("write.annotation = {write.annotation}"),
         line("write.event = {write.event}"),
-        Line::When(Test::Has("write.condition"), vec![line("write.condition = {\"write.condition\"}")]),
-        Line::When(Test::Is("replace", "delete-node"), vec![line("replace = \"delete-node\"")]),
-        Line::When(Test::Is("replace", "aws"), vec![line("replace = \"aws\"")]),
-        Line::Block("settings.kubernetes"),
+        Line::Conditional(
+            TemplateCondition::IsSet("write.condition"),
+            vec![line("write.condition = {\"write.condition\"}")],
+        ),
+        Line::Conditional(TemplateCondition::Equals("replace", "delete-node"), vec![line("replace = \"delete-node\"")]),
+        Line::Conditional(TemplateCondition::Equals("replace", "aws"), vec![line("replace = \"aws\"")]),
+        Line::Lines("settings.kubernetes"),
     ]);
-    let template = Tree::Setting("template").when(Test::Has("template"));
-    let file = |name: &str, component: &str, data: Tree| {
+    let template = Template::Setting("template").only_if(TemplateCondition::IsSet("template"));
+    let file = |name: &str, component: &str, data: Template| {
         object("v1", "ConfigMap", metadata(name, component), vec![("data", data)])
     };
     vec![
         file(CONTROLLER, "controller", map([("doctor.toml", doctor), ("template.yaml", template)])),
-        file(POLICY, "controller", map([("policy.toml", Tree::Setting("policy"))])),
-        file(PROFILES, "controller", Tree::Setting("profiles")),
+        file(POLICY, "controller", map([("policy.toml", Template::Setting("policy"))])),
+        file(PROFILES, "controller", Template::Setting("profiles")),
     ]
 }
 
-fn storage() -> Vec<Tree> {
-    let claim = |name: &'static str, modes: Tree, class: &'static str, size: &'static str| {
+fn storage() -> Vec<Template> {
+    let claim = |name: &'static str, modes: Template, class: &'static str, size: &'static str| {
         let metadata = map([
-            ("name", Tree::Setting(name)),
-            ("namespace", Tree::Setting(NAMESPACE)),
+            ("name", Template::Setting(name)),
+            ("namespace", Template::Setting(NAMESPACE)),
             ("labels", labels("controller")),
             // The claims, and with them the history, outlive the Helm release.
             ("annotations", map([("helm.sh/resource-policy", "keep".into())])),
         ]);
         let spec = map([
             ("accessModes", modes),
-            ("storageClassName", Tree::Setting(class).when(Test::Has(class))),
-            ("resources", map([("requests", map([("storage", Tree::Setting(size))]))])),
+            ("storageClassName", Template::Setting(class).only_if(TemplateCondition::IsSet(class))),
+            ("resources", map([("requests", map([("storage", Template::Setting(size))]))])),
         ]);
         object("v1", "PersistentVolumeClaim", metadata, vec![("spec", spec)])
     };
     vec![
-        claim("store.claim", words(["ReadWriteOnce"]), "store.storageClass", "store.size")
-            .when(Test::Has("store.create"))
-            .when(SQLITE),
-        claim("data.claim", Tree::Setting("data.accessModes"), "data.storageClass", "data.size")
-            .when(Test::Has("data.create"))
-            .when(CLAIM),
+        claim("store.claim", string_list(["ReadWriteOnce"]), "store.storageClass", "store.size")
+            .only_if(TemplateCondition::IsSet("store.create"))
+            .only_if(SQLITE),
+        claim("data.claim", Template::Setting("data.accessModes"), "data.storageClass", "data.size")
+            .only_if(TemplateCondition::IsSet("data.create"))
+            .only_if(CLAIM),
     ]
 }
 
-fn volume(name: &str, kind: &str, what: Tree) -> Tree {
-    Tree::Map(vec![("name".to_owned(), name.into()), (kind.to_owned(), what)])
+fn volume(name: &str, kind: &str, what: Template) -> Template {
+    Template::Map(vec![("name".to_owned(), name.into()), (kind.to_owned(), what)])
 }
 
-fn mount(name: &str, path: &str, read_only: bool) -> Tree {
+fn mount(name: &str, path: &str, read_only: bool) -> Template {
     let mut entries = vec![("name".to_owned(), name.into()), ("mountPath".to_owned(), path.into())];
     if read_only {
         entries.push(("readOnly".to_owned(), true.into()));
     }
-    Tree::Map(entries)
+    Template::Map(entries)
 }

@@ -1,30 +1,30 @@
 //! The settings of a deployment: meaning, default and accepted values. The chart's values, their schema, the reference
 //! page and `--set` are all generated from this table.
 
-mod accepts;
+mod value_type;
 
 use serde_json::{Map, Value};
 
-pub(super) use self::accepts::Accepts;
+pub(super) use self::value_type::ValueType;
 
 /// One setting.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Setting {
     /// Its path in the chart's values.
     pub name: &'static str,
-    pub accepts: Accepts,
+    pub value_type: ValueType,
     /// The default as JSON.
     pub default: &'static str,
-    pub about: &'static str,
+    pub description: &'static str,
 }
 
-use Accepts::{
+use ValueType::{
     AccessModes, AnyName, Condition, Files, Flag, Image, Labels, Lines, Name, Objects, OneOf, Path, Port, Prefix,
     Resources, Size, User,
 };
 
-const fn setting(name: &'static str, accepts: Accepts, default: &'static str, about: &'static str) -> Setting {
-    Setting { name, accepts, default, about }
+const fn setting(name: &'static str, accepts: ValueType, default: &'static str, about: &'static str) -> Setting {
+    Setting { name, value_type: accepts, default, description: about }
 }
 
 /// Every setting, in the order of values.yaml.
@@ -220,9 +220,9 @@ pub(super) const ALL: &[Setting] = &[
 
 /// An invalid setting or value.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum BadValue {
+pub(crate) enum SettingError {
     #[error("`{0}` is not of the form SETTING=VALUE, such as store.size=20Gi")]
-    Form(String),
+    Syntax(String),
     #[error("unknown setting `{name}`; similar settings: {near}")]
     Unknown { name: String, near: String },
     #[error("`{name}` is {value}, expected {expected}")]
@@ -235,29 +235,29 @@ impl Setting {
     }
 
     /// Parses a value from the command line: text for text settings, otherwise JSON.
-    pub(super) fn read(&self, written: &str) -> Result<Value, BadValue> {
-        let value = match self.accepts {
+    pub(super) fn parse(&self, written: &str) -> Result<Value, SettingError> {
+        let value = match self.value_type {
             OneOf(_) | Image | Name | AnyName | Condition | Prefix | Size | Path | Lines => {
                 Value::String(written.to_owned())
             }
             Flag | Port | User | Files | Labels | Objects | Resources | AccessModes => {
-                serde_json::from_str(written).map_err(|_| self.refuse(written))?
+                serde_json::from_str(written).map_err(|_| self.invalid_value(written))?
             }
         };
         self.check(&value).map(|()| value)
     }
 
-    pub(super) fn check(&self, value: &Value) -> Result<(), BadValue> {
-        if self.accepts.takes(value) { Ok(()) } else { Err(self.refuse(&value.to_string())) }
+    pub(super) fn check(&self, value: &Value) -> Result<(), SettingError> {
+        if self.value_type.accepts(value) { Ok(()) } else { Err(self.invalid_value(&value.to_string())) }
     }
 
-    fn refuse(&self, value: &str) -> BadValue {
-        BadValue::Value { name: self.name, value: value.to_owned(), expected: self.accepts.words() }
+    fn invalid_value(&self, value: &str) -> SettingError {
+        SettingError::Value { name: self.name, value: value.to_owned(), expected: self.value_type.description() }
     }
 }
 
 /// Returns the setting of this name.
-pub(super) fn find(name: &str) -> Result<&'static Setting, BadValue> {
+pub(super) fn find(name: &str) -> Result<&'static Setting, SettingError> {
     let unknown = || {
         let group = name.split('.').next().unwrap_or_default();
         let mut near: Vec<&str> =
@@ -266,7 +266,7 @@ pub(super) fn find(name: &str) -> Result<&'static Setting, BadValue> {
             near = ALL.iter().filter_map(|setting| setting.name.split('.').next()).collect();
             near.dedup();
         }
-        BadValue::Unknown { name: name.to_owned(), near: near.join(", ") }
+        SettingError::Unknown { name: name.to_owned(), near: near.join(", ") }
     };
     ALL.iter().find(|setting| setting.name == name).ok_or_else(unknown)
 }
@@ -274,27 +274,27 @@ pub(super) fn find(name: &str) -> Result<&'static Setting, BadValue> {
 /// Checks a namespace name.
 ///
 /// # Errors If it is not a valid namespace name.
-pub(super) fn check_namespace(namespace: &str) -> Result<(), BadValue> {
-    if Name.takes(&namespace.into()) && !namespace.contains('.') && namespace.len() <= 63 {
+pub(super) fn check_namespace(namespace: &str) -> Result<(), SettingError> {
+    if Name.accepts(&namespace.into()) && !namespace.contains('.') && namespace.len() <= 63 {
         return Ok(());
     }
     let expected = "at most 63 lowercase letters, digits and -".to_owned();
-    Err(BadValue::Value { name: "namespace", value: namespace.to_owned(), expected })
+    Err(SettingError::Value { name: "namespace", value: namespace.to_owned(), expected })
 }
 
 /// Returns all settings with their defaults.
 pub(super) fn defaults() -> Value {
     let mut values = Value::Object(Map::new());
     for setting in ALL {
-        put(&mut values, setting.name, setting.default_value());
+        set_at_path(&mut values, setting.name, setting.default_value());
     }
     values
 }
 
 /// Stores a value under its path.
-pub(super) fn put(values: &mut Value, name: &str, value: Value) {
+pub(super) fn set_at_path(values: &mut Value, name: &str, value: Value) {
     match name.split_once('.') {
-        Some((group, rest)) => put(&mut values[group], rest, value),
+        Some((group, rest)) => set_at_path(&mut values[group], rest, value),
         None => values[name] = value,
     }
 }
@@ -309,7 +309,7 @@ mod tests {
     fn every_default_is_one_that_its_setting_takes() {
         for setting in ALL {
             setting.check(&setting.default_value()).unwrap();
-            assert!(setting.about.ends_with('.'), "{}", setting.name);
+            assert!(setting.description.ends_with('.'), "{}", setting.name);
         }
         assert_eq!(defaults()["store"]["size"], "10Gi");
     }
@@ -328,13 +328,13 @@ mod tests {
             ("data.hostPath", "mnt", "an absolute path"),
             ("prefix", "", "a domain"),
         ] {
-            let error = find(name).unwrap().read(written).unwrap_err().to_string();
+            let error = find(name).unwrap().parse(written).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains(expected), "{error}");
         }
         let error = find("store.sise").unwrap_err().to_string();
         assert!(error.contains("store.size"), "{error}");
         assert!(find("stroe").unwrap_err().to_string().contains("store"));
-        assert_eq!(find("agent.hostNetwork").unwrap().read("true").unwrap(), true);
-        assert_eq!(find("profiles").unwrap().read(r#"{"a.toml": "x"}"#).unwrap(), json!({ "a.toml": "x" }));
+        assert_eq!(find("agent.hostNetwork").unwrap().parse("true").unwrap(), true);
+        assert_eq!(find("profiles").unwrap().parse(r#"{"a.toml": "x"}"#).unwrap(), json!({ "a.toml": "x" }));
     }
 }

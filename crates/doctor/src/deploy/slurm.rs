@@ -10,8 +10,8 @@ use std::{fmt::Write as _, path::PathBuf};
 use doctor_core::time::Span;
 
 use super::{
-    files::{Machines, Printed},
-    systemd::{self, Runs},
+    files::{DeployFile, TargetHosts},
+    systemd::{self, RunMode},
 };
 
 const POLICY: &str = "/etc/cluster-doctor/policy.toml";
@@ -21,7 +21,7 @@ const SHORTEST_INTERVAL: Span = Span::from_secs(60);
 
 /// The part of the files to print.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Part {
+pub(crate) enum SlurmPart {
     /// Everything.
     All,
     /// The lines for slurm.conf.
@@ -36,17 +36,17 @@ pub(crate) enum Part {
 
 /// The properties of a site.
 #[derive(Debug, Clone)]
-pub(crate) struct Site {
+pub(crate) struct SlurmSite {
     /// There is no controller.
-    pub(crate) alone: bool,
-    pub(crate) block: bool,
+    pub(crate) standalone: bool,
+    pub(crate) block_jobs: bool,
     pub(crate) configless: bool,
     /// The directory of the scripts.
-    pub(crate) folder: PathBuf,
+    pub(crate) script_dir: PathBuf,
     /// The path of `doctor-node` on the nodes.
     pub(crate) doctor_node: PathBuf,
     /// The interval of the node's checks.
-    pub(crate) every: Span,
+    pub(crate) check_interval: Span,
     /// The text of the site's policy.
     pub(crate) policy: Option<String>,
     /// The URL of the agent endpoint.
@@ -55,27 +55,27 @@ pub(crate) struct Site {
     pub(crate) user: String,
     /// The controller's configuration file, and the paths it writes.
     pub(crate) config: PathBuf,
-    pub(crate) writes: Vec<PathBuf>,
+    pub(crate) writable_paths: Vec<PathBuf>,
 }
 
-impl Site {
-    pub(crate) fn files(&self, part: Part) -> Vec<Printed> {
-        let mut files = vec![(Part::SlurmConf, self.slurm_conf())];
-        files.extend(["health", "prolog", "epilog"].map(|moment| (Part::Scripts, self.script(moment))));
-        files.push((Part::Settings, self.hook_settings()));
+impl SlurmSite {
+    pub(crate) fn files(&self, part: SlurmPart) -> Vec<DeployFile> {
+        let mut files = vec![(SlurmPart::SlurmConf, self.slurm_conf())];
+        files.extend(["health", "prolog", "epilog"].map(|moment| (SlurmPart::Scripts, self.script(moment))));
+        files.push((SlurmPart::Settings, self.hook_settings()));
         if let Some(policy) = &self.policy {
-            files.push((Part::Settings, Printed::new(POLICY, Machines::EveryNode, policy.clone())));
+            files.push((SlurmPart::Settings, DeployFile::new(POLICY, TargetHosts::EveryNode, policy.clone())));
         }
-        if !self.alone {
-            files.push((Part::Settings, self.agent_settings()));
-            files.push((Part::Units, systemd::agent_unit(&self.doctor_node.display().to_string())));
-            files.push((Part::Units, self.controller_unit()));
+        if !self.standalone {
+            files.push((SlurmPart::Settings, self.agent_settings()));
+            files.push((SlurmPart::Units, systemd::agent_unit(&self.doctor_node.display().to_string())));
+            files.push((SlurmPart::Units, self.controller_unit()));
         }
-        files.into_iter().filter(|(of, _)| part == Part::All || *of == part).map(|(_, file)| file).collect()
+        files.into_iter().filter(|(of, _)| part == SlurmPart::All || *of == part).map(|(_, file)| file).collect()
     }
 
-    fn slurm_conf(&self) -> Printed {
-        let folder = self.folder.display();
+    fn slurm_conf(&self) -> DeployFile {
+        let folder = self.script_dir.display();
         let mut text = String::from("# Cluster Doctor. See docs/guide/slurm-hooks.md.\n");
         text.push_str(match self.configless {
             true => {
@@ -88,9 +88,9 @@ impl Site {
             "HealthCheckProgram={folder}/health\nHealthCheckInterval={}\nHealthCheckNodeState=ANY,CYCLE\n\
              # If the site has its own prolog or epilog, set a pattern, such as Prolog=/etc/slurm/prolog.d/*, and link these scripts there.\n\
              Prolog={folder}/prolog\nEpilog={folder}/epilog\n",
-            self.every.max(SHORTEST_INTERVAL).secs()
+            self.check_interval.max(SHORTEST_INTERVAL).secs()
         );
-        if self.block {
+        if self.block_jobs {
             text.push_str(
                 "# A job that the prolog rejects is requeued, not held. Append this to the SchedulerParameters that you have.\n\
                  SchedulerParameters=nohold_on_prolog_fail\n\
@@ -98,39 +98,39 @@ impl Site {
                  PrologFlags=Alloc\n",
             );
         }
-        Printed::new("/etc/slurm/slurm.conf", Machines::Slurmctld, text)
+        DeployFile::new("/etc/slurm/slurm.conf", TargetHosts::Slurmctld, text)
     }
 
-    fn script(&self, moment: &str) -> Printed {
+    fn script(&self, moment: &str) -> DeployFile {
         let text = format!(
             "#!/bin/sh\n# Slurm passes no arguments, PATH or SLURM_CONF; doctor-node finds what it needs.\n\
              exec {} hook {moment}\n",
             self.doctor_node.display()
         );
-        let path = self.folder.join(moment).display().to_string();
-        Printed { mode: 0o755, ..Printed::new(path, Machines::EveryNode, text) }
+        let path = self.script_dir.join(moment).display().to_string();
+        DeployFile { mode: 0o755, ..DeployFile::new(path, TargetHosts::EveryNode, text) }
     }
 
-    fn hook_settings(&self) -> Printed {
+    fn hook_settings(&self) -> DeployFile {
         let mut text = String::from(
             "# Settings of the hooks; only root may write this file. All settings: docs/guide/slurm-hooks.md.\n",
         );
-        if self.alone {
+        if self.standalone {
             text.push_str("# There is no controller: the hook drains its node, within the limits of the policy's breaker.\nalone = true\n");
             if self.policy.is_some() {
                 let _infallible = writeln!(text, "policy = {POLICY:?}");
             }
         }
         // A verdict stays valid until it is renewed, plus one minute.
-        let fresh = self.every.max(SHORTEST_INTERVAL) + Span::minutes(1);
+        let fresh = self.check_interval.max(SHORTEST_INTERVAL) + Span::minutes(1);
         let _infallible = writeln!(text, "fresh = \"{fresh}\"");
-        if self.block {
+        if self.block_jobs {
             text.push_str("\n[prolog]\n# Reject jobs on a node with an isolating finding, while the breaker permits.\nblock = true\n");
         }
-        Printed::new("/etc/cluster-doctor/hook.toml", Machines::EveryNode, text)
+        DeployFile::new("/etc/cluster-doctor/hook.toml", TargetHosts::EveryNode, text)
     }
 
-    fn agent_settings(&self) -> Printed {
+    fn agent_settings(&self) -> DeployFile {
         let mut text = String::from(
             "# Settings of the agent. Its credential is /etc/cluster-doctor/agent.key, from `doctor agent enroll`, mode 600.\n",
         );
@@ -140,18 +140,18 @@ impl Site {
         if self.policy.is_some() {
             let _infallible = writeln!(text, "policy = {POLICY:?}");
         }
-        Printed::new("/etc/cluster-doctor/agent.toml", Machines::EveryNode, text)
+        DeployFile::new("/etc/cluster-doctor/agent.toml", TargetHosts::EveryNode, text)
     }
 
-    fn controller_unit(&self) -> Printed {
-        let site = systemd::Site {
-            runs: Runs::Service,
+    fn controller_unit(&self) -> DeployFile {
+        let site = systemd::SystemdSite {
+            run_mode: RunMode::Service,
             user: self.user.clone(),
             config: self.config.clone(),
-            writes: self.writes.clone(),
+            writable_paths: self.writable_paths.clone(),
             doctor: "/usr/bin/doctor".into(),
             doctor_node: self.doctor_node.clone(),
-            jobs_here: false,
+            jobs_run_locally: false,
             agents: true,
         };
         site.controller_unit()
@@ -161,26 +161,26 @@ impl Site {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::deploy::files::listing;
+    use crate::deploy::files::render;
 
-    fn site() -> Site {
-        Site {
-            alone: false,
-            block: false,
+    fn site() -> SlurmSite {
+        SlurmSite {
+            standalone: false,
+            block_jobs: false,
             configless: false,
-            folder: "/usr/lib/cluster-doctor/slurm".into(),
+            script_dir: "/usr/lib/cluster-doctor/slurm".into(),
             doctor_node: "/usr/bin/doctor-node".into(),
-            every: Span::minutes(5),
+            check_interval: Span::minutes(5),
             policy: Some("version = 7\n".to_owned()),
             url: Some("http://ctl:7443".to_owned()),
             user: "slurm".to_owned(),
             config: "/etc/cluster-doctor/doctor.toml".into(),
-            writes: vec!["/shared/doctor".into(), "/var/lib/cluster-doctor".into()],
+            writable_paths: vec!["/shared/doctor".into(), "/var/lib/cluster-doctor".into()],
         }
     }
 
-    fn of(site: &Site, path: &str) -> Option<String> {
-        site.files(Part::All).into_iter().find(|file| file.path == path).map(|file| file.text)
+    fn of(site: &SlurmSite, path: &str) -> Option<String> {
+        site.files(SlurmPart::All).into_iter().find(|file| file.path == path).map(|file| file.text)
     }
 
     #[test]
@@ -193,7 +193,7 @@ mod tests {
         assert!(of(&site(), "/etc/cluster-doctor/agent.toml").unwrap().contains("controller = \"http://ctl:7443\""));
         assert!(!of(&site(), "/etc/cluster-doctor/hook.toml").unwrap().contains("alone ="));
 
-        let alone = Site { alone: true, block: true, configless: true, ..site() };
+        let alone = SlurmSite { standalone: true, block_jobs: true, configless: true, ..site() };
         assert_eq!(of(&alone, "/etc/systemd/system/doctor.service"), None);
         let hook = of(&alone, "/etc/cluster-doctor/hook.toml").unwrap();
         assert!(
@@ -209,9 +209,9 @@ mod tests {
 
     #[test]
     fn a_part_is_printed_as_it_is_and_all_of_it_with_places() {
-        let files = site().files(Part::SlurmConf);
-        assert_eq!(listing(&files), files[0].text);
-        let all = listing(&site().files(Part::All));
+        let files = site().files(SlurmPart::SlurmConf);
+        assert_eq!(render(&files), files[0].text);
+        let all = render(&site().files(SlurmPart::All));
         assert!(
             all.contains("# ---- on every node: /usr/lib/cluster-doctor/slurm/health (mode 755)\n#!/bin/sh\n"),
             "{all}"

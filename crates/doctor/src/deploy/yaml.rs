@@ -2,67 +2,73 @@
 
 use serde_json::Value;
 
-use super::tree::{Line, NAMESPACE, Name, Part, Test, Tree};
+use super::template::{Line, NAMESPACE, SettingName, Template, TemplateCondition, TextPart};
 
 /// Words that some version of YAML does not read as a string.
-const NO_TEXT: [&str; 10] = ["true", "false", "null", "yes", "no", "on", "off", "y", "n", "~"];
+const RESERVED_WORDS: [&str; 10] = ["true", "false", "null", "yes", "no", "on", "off", "y", "n", "~"];
 
 /// Returns several objects as one file.
-pub(super) fn documents<'a>(objects: impl IntoIterator<Item = &'a Tree>) -> String {
-    objects.into_iter().flat_map(document).map(|line| helped(&line) + "\n").collect()
+pub(super) fn documents<'a>(objects: impl IntoIterator<Item = &'a Template>) -> String {
+    objects.into_iter().flat_map(document).map(|line| fill_in_indent(&line) + "\n").collect()
 }
 
 /// Writes an object with its separator. Both are inside the object's condition.
-fn document(object: &Tree) -> Vec<String> {
+fn document(object: &Template) -> Vec<String> {
     match object {
-        Tree::When(test, object) => around(*test, document(object)),
-        other => begun("---".to_owned(), block(other)),
+        Template::Conditional(test, object) => in_condition(*test, document(object)),
+        other => prepend("---".to_owned(), block(other)),
     }
 }
 
 /// A block of lines with the indentation of this line, which is known only when the line is complete.
-const BESIDE: &str = "{{- . | nindent HERE }}";
+const INDENTED_BLOCK: &str = "{{- . | nindent HERE }}";
 
-fn helped(line: &str) -> String {
-    match line.strip_suffix(BESIDE) {
+fn fill_in_indent(line: &str) -> String {
+    match line.strip_suffix(INDENTED_BLOCK) {
         Some(before) => line.replace("HERE", &before.len().to_string()),
         None => line.to_owned(),
     }
 }
 
 /// Returns a single map as a file without a separator.
-pub(super) fn file(tree: &Tree) -> String {
+pub(super) fn file(tree: &Template) -> String {
     block(tree).into_iter().map(|line| line + "\n").collect()
 }
 
 /// Returns the lines of a map or a list.
-fn block(tree: &Tree) -> Vec<String> {
+fn block(tree: &Template) -> Vec<String> {
     match tree {
-        Tree::Map(entries) if !entries.is_empty() => entries.iter().flat_map(|(key, tree)| entry(key, tree)).collect(),
-        Tree::List(items) if !items.is_empty() => items.iter().flat_map(item).collect(),
-        other => vec![in_line(other)],
+        Template::Map(entries) if !entries.is_empty() => {
+            entries.iter().flat_map(|(key, tree)| entry(key, tree)).collect()
+        }
+        Template::List(items) if !items.is_empty() => items.iter().flat_map(item).collect(),
+        other => vec![inline(other)],
     }
 }
 
-fn entry(key: &str, tree: &Tree) -> Vec<String> {
+fn entry(key: &str, tree: &Template) -> Vec<String> {
     let key = scalar(&Value::String(key.to_owned()));
     match tree {
-        Tree::When(test, tree) => around(*test, entry(&key, tree)),
-        Tree::Map(entries) if !entries.is_empty() => begun(format!("{key}:"), indented(block(tree))),
-        Tree::List(items) if !items.is_empty() => begun(format!("{key}:"), block(tree)),
-        Tree::Lines(lines) => begun(format!("{key}: |"), indented(written(lines))),
-        Tree::Plain(Value::String(text)) if is_literal(text) => {
-            begun(format!("{key}: |"), indented(text.lines().map(str::to_owned).collect()))
+        Template::Conditional(test, tree) => in_condition(*test, entry(&key, tree)),
+        Template::Map(entries) if !entries.is_empty() => prepend(format!("{key}:"), indented(block(tree))),
+        Template::List(items) if !items.is_empty() => prepend(format!("{key}:"), block(tree)),
+        Template::Lines(lines) => prepend(format!("{key}: |"), indented(text_lines(lines))),
+        Template::Literal(Value::String(text)) if is_literal(text) => {
+            prepend(format!("{key}: |"), indented(text.lines().map(str::to_owned).collect()))
         }
-        other => vec![format!("{key}: {}", in_line(other))],
+        other => vec![format!("{key}: {}", inline(other))],
     }
 }
 
-fn item(tree: &Tree) -> Vec<String> {
+fn item(tree: &Template) -> Vec<String> {
     match tree {
-        Tree::When(test, tree) => around(*test, item(tree)),
-        Tree::Each(name) => {
-            vec![format!("{{{{- range {} }}}}", place(name)), "- {{ . | toJson }}".to_owned(), END.to_owned()]
+        Template::Conditional(test, tree) => in_condition(*test, item(tree)),
+        Template::ItemsOf(name) => {
+            vec![
+                format!("{{{{- range {} }}}}", value_path(name)),
+                "- {{ . | toJson }}".to_owned(),
+                END_DIRECTIVE.to_owned(),
+            ]
         }
         other => {
             let mut lines = indented(block(other));
@@ -74,21 +80,21 @@ fn item(tree: &Tree) -> Vec<String> {
     }
 }
 
-const END: &str = "{{- end }}";
+const END_DIRECTIVE: &str = "{{- end }}";
 
-fn begin(test: Test) -> String {
+fn if_directive(test: TemplateCondition) -> String {
     let condition = match test {
-        Test::Is(name, word) => format!("eq {} {word:?}", place(name)),
-        Test::Has(name) => place(name),
+        TemplateCondition::Equals(name, word) => format!("eq {} {word:?}", value_path(name)),
+        TemplateCondition::IsSet(name) => value_path(name),
     };
     format!("{{{{- if {condition} }}}}")
 }
 
-fn around(test: Test, lines: Vec<String>) -> Vec<String> {
-    begun(begin(test), lines).into_iter().chain([END.to_owned()]).collect()
+fn in_condition(test: TemplateCondition, lines: Vec<String>) -> Vec<String> {
+    prepend(if_directive(test), lines).into_iter().chain([END_DIRECTIVE.to_owned()]).collect()
 }
 
-fn begun(first: String, rest: Vec<String>) -> Vec<String> {
+fn prepend(first: String, rest: Vec<String>) -> Vec<String> {
     std::iter::once(first).chain(rest).collect()
 }
 
@@ -99,40 +105,44 @@ fn indented(lines: Vec<String>) -> Vec<String> {
 }
 
 /// Returns lines of text; conditional lines are wrapped in Helm's directives.
-fn written(lines: &[Line]) -> Vec<String> {
+fn text_lines(lines: &[Line]) -> Vec<String> {
     let line = |line: &Line| match line {
-        Line::Of(parts) => vec![joined(parts)],
-        Line::When(test, lines) => around(*test, written(lines)),
-        Line::Block(name) => {
-            vec![format!("{{{{- with ({} | trim) }}}}", place(name)), BESIDE.to_owned(), END.to_owned()]
+        Line::Text(parts) => vec![join_parts(parts)],
+        Line::Conditional(test, lines) => in_condition(*test, text_lines(lines)),
+        Line::Lines(name) => {
+            vec![
+                format!("{{{{- with ({} | trim) }}}}", value_path(name)),
+                INDENTED_BLOCK.to_owned(),
+                END_DIRECTIVE.to_owned(),
+            ]
         }
     };
     lines.iter().flat_map(line).collect()
 }
 
-fn joined(parts: &[Part]) -> String {
-    let part = |part: &Part| match part {
-        Part::Fixed(text) => text.clone(),
-        Part::Of(name) => format!("{{{{ {} }}}}", place(name)),
-        Part::Quoted(name) => format!("{{{{ {} | toJson }}}}", place(name)),
+fn join_parts(parts: &[TextPart]) -> String {
+    let part = |part: &TextPart| match part {
+        TextPart::Literal(text) => text.clone(),
+        TextPart::Value(name) => format!("{{{{ {} }}}}", value_path(name)),
+        TextPart::Quoted(name) => format!("{{{{ {} | toJson }}}}", value_path(name)),
     };
     parts.iter().map(part).collect()
 }
 
 /// Returns the path of a setting in a Helm template.
-fn place(name: Name) -> String {
+fn value_path(name: SettingName) -> String {
     if name == NAMESPACE { format!(".{name}") } else { format!(".Values.{name}") }
 }
 
-fn in_line(tree: &Tree) -> String {
+fn inline(tree: &Template) -> String {
     match tree {
-        Tree::Plain(value) => scalar(value),
-        Tree::Map(_) => "{}".to_owned(),
-        Tree::List(_) => "[]".to_owned(),
-        Tree::Setting(name) => format!("{{{{ {} | toJson }}}}", place(name)),
+        Template::Literal(value) => scalar(value),
+        Template::Map(_) => "{}".to_owned(),
+        Template::List(_) => "[]".to_owned(),
+        Template::Setting(name) => format!("{{{{ {} | toJson }}}}", value_path(name)),
         // The schema of the values admits no character that would end the string.
-        Tree::Text(parts) => format!("\"{}\"", joined(parts)),
-        Tree::Lines(_) | Tree::When(..) | Tree::Each(_) => {
+        Template::Text(parts) => format!("\"{}\"", join_parts(parts)),
+        Template::Lines(_) | Template::Conditional(..) | Template::ItemsOf(_) => {
             unreachable!("lines, conditions and repetitions stand in a map or a list, where they are written")
         }
     }
@@ -143,7 +153,7 @@ pub(super) fn scalar(value: &Value) -> String {
     let Value::String(text) = value else { return value.to_string() };
     let plain = text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/')
         && text.chars().all(|letter| letter.is_ascii_alphanumeric() || "/._-".contains(letter))
-        && !NO_TEXT.contains(&text.to_ascii_lowercase().as_str());
+        && !RESERVED_WORDS.contains(&text.to_ascii_lowercase().as_str());
     if plain { text.clone() } else { value.to_string() }
 }
 
@@ -160,7 +170,7 @@ fn is_literal(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::tree::{Given, list, map, parts, text},
+        super::template::{SettingValues, list, map, parse_parts, text},
         *,
     };
     use serde_json::json;
@@ -174,7 +184,7 @@ mod tests {
             "lines": ["one\ntwo", "one\n\n  two\n", " one\n", "one\n\n", "one \ntwo\n", "a\r\nb\n", "\n"],
             "text": "one\n\n  two: x\n", "cut": "a\tb\nc\n",
         });
-        let objects = [Tree::from(nasty.clone()), Tree::from(json!({ "kind": "Second" }))];
+        let objects = [Template::from(nasty.clone()), Template::from(json!({ "kind": "Second" }))];
         let written = documents(&objects);
         let read: Vec<Value> = serde_saphyr::from_multiple(&written).unwrap();
         assert_eq!(read, [nasty, json!({ "kind": "Second" })], "{written}");
@@ -184,11 +194,18 @@ mod tests {
     #[test]
     fn settings_that_were_not_put_in_are_left_to_helm() {
         let tree = map([
-            ("kind", Tree::from("X")),
+            ("kind", Template::from("X")),
             ("at", text("http://{Release.Namespace}:{port}")),
-            ("many", list([Tree::from("a"), Tree::Each("more"), Tree::from("b").when(Test::Is("kind", "b"))])),
-            ("all", Tree::Setting("all").when(Test::Has("all"))),
-            ("text", Tree::Lines(vec![Line::Of(parts("a = {\"a\"}")), Line::Block("own")])),
+            (
+                "many",
+                list([
+                    Template::from("a"),
+                    Template::ItemsOf("more"),
+                    Template::from("b").only_if(TemplateCondition::Equals("kind", "b")),
+                ]),
+            ),
+            ("all", Template::Setting("all").only_if(TemplateCondition::IsSet("all"))),
+            ("text", Template::Lines(vec![Line::Text(parse_parts("a = {\"a\"}")), Line::Lines("own")])),
         ]);
         let wanted = "---\nkind: X\nat: \"http://{{ .Release.Namespace }}:{{ .Values.port }}\"\nmany:\n- a\n\
             {{- range .Values.more }}\n- {{ . | toJson }}\n{{- end }}\n{{- if eq .Values.kind \"b\" }}\n- b\n{{- end }}\n\
@@ -196,11 +213,11 @@ mod tests {
             text: |\n  a = {{ .Values.a | toJson }}\n  \
             {{- with (.Values.own | trim) }}\n  {{- . | nindent 2 }}\n  {{- end }}\n";
         assert_eq!(documents([&tree]), wanted);
-        let given = Given {
+        let given = SettingValues {
             namespace: "n".into(),
             values: json!({ "port": 1, "more": [], "kind": "", "all": {}, "a": "x", "own": "" }),
         };
-        let manifest = documents([&tree.with(&given).unwrap()]);
+        let manifest = documents([&tree.render(&given).unwrap()]);
         assert_eq!(manifest, "---\nkind: X\nat: \"http://n:1\"\nmany:\n- a\ntext: |\n  a = \"x\"\n");
     }
 }

@@ -6,13 +6,13 @@ use comfy_table::{Cell as Inner, CellAlignment, Color, ColumnConstraint, Content
 /// Spaces between columns.
 const GAP: u16 = 2;
 /// The least width of a wrapped last column. On a narrower terminal, the terminal breaks the line.
-const LEAST: u16 = 14;
+const MIN_LAST_COLUMN: u16 = 14;
 
 /// A table under construction.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     header: Vec<String>,
-    right: Vec<usize>,
+    right_aligned: Vec<usize>,
     rows: Vec<Vec<Cell>>,
     indent: usize,
 }
@@ -84,8 +84,8 @@ impl Table {
 
     /// Right-aligns these columns, for numbers.
     #[must_use]
-    pub(crate) fn right(mut self, columns: &[usize]) -> Self {
-        self.right = columns.to_vec();
+    pub(crate) fn right_align(mut self, columns: &[usize]) -> Self {
+        self.right_aligned = columns.to_vec();
         self
     }
 
@@ -114,11 +114,11 @@ impl Table {
         }
         table.set_header(self.header.iter().map(Inner::new));
         for row in &self.rows {
-            table.add_row(row.iter().map(coloured));
+            table.add_row(row.iter().map(styled));
         }
         for (place, column) in table.column_iter_mut().enumerate() {
             column.set_padding((0, GAP));
-            if self.right.contains(&place) {
+            if self.right_aligned.contains(&place) {
                 column.set_cell_alignment(CellAlignment::Right);
             }
         }
@@ -138,10 +138,10 @@ impl Table {
             return;
         }
         let last = self.header.len().saturating_sub(1);
-        let wraps = !self.right.contains(&last);
-        let narrow: Vec<u16> = (0..self.header.len()).map(|place| self.narrowest(place) + GAP).collect();
+        let wraps = !self.right_aligned.contains(&last);
+        let narrow: Vec<u16> = (0..self.header.len()).map(|place| self.min_column_width(place) + GAP).collect();
         let fixed: u16 = narrow[..last].iter().sum();
-        let rest = (width + GAP).saturating_sub(fixed).max(LEAST);
+        let rest = (width + GAP).saturating_sub(fixed).max(MIN_LAST_COLUMN);
         for (place, column) in table.column_iter_mut().enumerate() {
             let wide = if place == last && wraps { rest } else { narrow[place] };
             column.set_constraint(ColumnConstraint::Absolute(Width::Fixed(wide)));
@@ -150,14 +150,14 @@ impl Table {
     }
 
     /// Returns the width of the longest cell of a column or of the longest word of its header, whichever is greater.
-    fn narrowest(&self, place: usize) -> u16 {
+    fn min_column_width(&self, place: usize) -> u16 {
         let header = self.header[place].split(' ').map(|word| word.chars().count()).max().unwrap_or(0);
         let cells = self.rows.iter().filter_map(|row| row.get(place)).map(|cell| cell.text.chars().count()).max();
         u16::try_from(header.max(cells.unwrap_or(0))).unwrap_or(u16::MAX)
     }
 }
 
-fn coloured(cell: &Cell) -> Inner {
+fn styled(cell: &Cell) -> Inner {
     let inner = Inner::new(&cell.text);
     match cell.tone {
         Tone::Plain => inner,
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn columns_align_numbers_to_the_right_and_no_line_ends_in_blanks() {
-        let mut table = Table::new(["NODE", "RUNS"]).right(&[1]);
+        let mut table = Table::new(["NODE", "RUNS"]).right_align(&[1]);
         table.row([cell("a").good(), cell("7")]).row([cell("node001"), cell("1234")]);
         assert_eq!(table.render(false, None), "NODE     RUNS\na           7\nnode001  1234\n");
     }
@@ -198,7 +198,7 @@ mod tests {
         let text = table.render(false, Some(70));
         assert!(text.lines().all(|line| line.chars().count() <= 70), "{text}");
         assert!(text.contains("a-rather-long-node-name  within-limits"), "{text}");
-        let mut numbers = Table::new(["TEST", "NEVER TESTED", "NOT APPLICABLE"]).right(&[1, 2]);
+        let mut numbers = Table::new(["TEST", "NEVER TESTED", "NOT APPLICABLE"]).right_align(&[1, 2]);
         numbers.row([cell("storage"), cell("1"), cell("2")]);
         assert_eq!(
             numbers.render(false, Some(30)),

@@ -11,30 +11,30 @@ use std::{
 
 use doctor_backend::clock::{Clock, SystemClock};
 use doctor_core::{
-    alert::{About, Condition, Note, ServiceNote},
+    alert::{Condition, Notification, ServiceNotification, Subject},
     time::Timestamp,
 };
 use doctor_notify::alert::signature;
-use doctor_store::{Store, StoreUrl, outbox::MessageState, records::Addressed};
+use doctor_store::{Store, StoreUrl, outbox::MessageState, records::RoutedNote};
 
 use crate::{
-    bed::{Bed, until},
     this_machine::Service,
+    workdir::{Workdir, wait_until},
 };
 
 /// How a receiver handles a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mood {
+pub(crate) enum ReceiverMode {
     /// Reads it and never answers.
-    Hangs,
-    Fails,
-    Takes,
+    Hang,
+    Fail,
+    Accept,
 }
 
 /// A received request.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
-    mood: Mood,
+    mood: ReceiverMode,
     pub(crate) path: String,
     pub(crate) headers: BTreeMap<String, String>,
     pub(crate) body: serde_json::Value,
@@ -44,12 +44,12 @@ pub(crate) struct Request {
 /// A webhook receiver on loopback.
 pub(crate) struct Receiver {
     pub(crate) port: u16,
-    mood: Arc<Mutex<Mood>>,
+    mood: Arc<Mutex<ReceiverMode>>,
     pub(crate) requests: Arc<Mutex<Vec<Request>>>,
 }
 
 impl Receiver {
-    pub(crate) fn new(mood: Mood) -> Self {
+    pub(crate) fn new(mood: ReceiverMode) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let (mood, requests) = (Arc::new(Mutex::new(mood)), Arc::new(Mutex::new(Vec::new())));
@@ -63,16 +63,16 @@ impl Receiver {
         Self { port, mood, requests }
     }
 
-    pub(crate) fn is(&self, mood: Mood) {
+    pub(crate) fn set_mode(&self, mood: ReceiverMode) {
         *self.mood.lock().unwrap() = mood;
     }
 
-    pub(crate) fn seen(&self, mood: Mood) -> usize {
+    pub(crate) fn request_count(&self, mood: ReceiverMode) -> usize {
         self.requests.lock().unwrap().iter().filter(|request| request.mood == mood).count()
     }
 }
 
-fn serve(stream: &TcpStream, moods: &Mutex<Mood>, kept: &Mutex<Vec<Request>>) {
+fn serve(stream: &TcpStream, moods: &Mutex<ReceiverMode>, kept: &Mutex<Vec<Request>>) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     let (mut headers, mut first) = (BTreeMap::new(), String::new());
     if reader.read_line(&mut first).is_err() {
@@ -94,9 +94,9 @@ fn serve(stream: &TcpStream, moods: &Mutex<Mood>, kept: &Mutex<Vec<Request>>) {
     kept.lock().unwrap().push(Request { mood, path, headers, body, raw });
     let answer = match mood {
         // Until the client closes the connection.
-        Mood::Hangs => return drop(reader.read_to_end(&mut Vec::new())),
-        Mood::Fails => "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
-        Mood::Takes => "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
+        ReceiverMode::Hang => return drop(reader.read_to_end(&mut Vec::new())),
+        ReceiverMode::Fail => "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
+        ReceiverMode::Accept => "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
     };
     // A controller killed in the meantime does not read the answer.
     let mut stream = stream;
@@ -104,8 +104,8 @@ fn serve(stream: &TcpStream, moods: &Mutex<Mood>, kept: &Mutex<Vec<Request>>) {
 }
 
 /// A cluster of one node on which no job is started, whose controller notifies a receiver.
-fn stage(port: u16, more: &str) -> (Bed, Store) {
-    let bed = Bed::local();
+fn stage(port: u16, more: &str) -> (Workdir, Store) {
+    let bed = Workdir::local();
     bed.write("busy", "");
     bed.write("secret", "a shared secret\n");
     bed.write("pager.url", &format!("http://127.0.0.1:{port}/hooks/not-to-be-told\n"));
@@ -120,49 +120,55 @@ fn stage(port: u16, more: &str) -> (Bed, Store) {
 }
 
 /// Queues a notification, as a cycle would.
-fn tell(store: &Store, what: usize) {
-    let note = Note { at: Timestamp::from_secs(1), about: About::Trial { by: format!("number {what}") } };
+fn queue_alert(store: &Store, what: usize) {
+    let note = Notification { at: Timestamp::from_secs(1), subject: Subject::Trial { by: format!("number {what}") } };
     let known = store.alert_conditions().unwrap();
-    assert!(store.turn_conditions(&known, &known, &[Addressed { receiver: "pager".to_owned(), note }]).unwrap());
+    assert!(store.replace_conditions(&known, &known, &[RoutedNote { receiver: "pager".to_owned(), note }]).unwrap());
 }
 
-fn all_arrived(store: &Store) -> bool {
-    let waiting = store.alerts_waiting().unwrap();
+fn all_delivered(store: &Store) -> bool {
+    let waiting = store.pending_alerts().unwrap();
     waiting.values().all(|waiting| waiting.notes + waiting.messages == 0)
 }
 
 #[test]
 fn each_message_arrives_once_at_a_receiver_that_hangs_fails_and_comes_back_while_controllers_are_killed() {
-    let receiver = Receiver::new(Mood::Hangs);
+    let receiver = Receiver::new(ReceiverMode::Hang);
     let (bed, store) = stage(receiver.port, "");
-    tell(&store, 0);
+    queue_alert(&store, 0);
     let controller = Service::start(&bed);
-    until("a message that hangs", || receiver.seen(Mood::Hangs) > 0);
+    wait_until("a message that hangs", || receiver.request_count(ReceiverMode::Hang) > 0);
     // Each cycle renews the lease.
     let mut renewed = std::collections::BTreeSet::new();
-    until("cycles that go on while the receiver hangs", || {
+    wait_until("cycles that go on while the receiver hangs", || {
         renewed.extend(store.leader().unwrap().map(|(_, until)| until));
         renewed.len() > 3
     });
-    assert_eq!(receiver.seen(Mood::Takes), 0);
-    tell(&store, 1);
-    let hung = receiver.seen(Mood::Hangs);
-    until("it is tried again", || receiver.seen(Mood::Hangs) > hung);
+    assert_eq!(receiver.request_count(ReceiverMode::Accept), 0);
+    queue_alert(&store, 1);
+    let hung = receiver.request_count(ReceiverMode::Hang);
+    wait_until("it is tried again", || receiver.request_count(ReceiverMode::Hang) > hung);
     // Dropping it sends SIGKILL.
     drop(controller);
-    receiver.is(Mood::Fails);
-    tell(&store, 2);
+    receiver.set_mode(ReceiverMode::Fail);
+    queue_alert(&store, 2);
     let controller = Service::start(&bed);
-    until("a message that fails", || receiver.seen(Mood::Fails) > 0);
+    wait_until("a message that fails", || receiver.request_count(ReceiverMode::Fail) > 0);
     // SIGKILL again.
     drop(controller);
-    receiver.is(Mood::Takes);
+    receiver.set_mode(ReceiverMode::Accept);
     let controller = Service::start(&bed);
-    until("everything arrives", || all_arrived(&store));
+    wait_until("everything arrives", || all_delivered(&store));
     controller.stop();
 
-    let taken: Vec<Request> =
-        receiver.requests.lock().unwrap().iter().filter(|request| request.mood == Mood::Takes).cloned().collect();
+    let taken: Vec<Request> = receiver
+        .requests
+        .lock()
+        .unwrap()
+        .iter()
+        .filter(|request| request.mood == ReceiverMode::Accept)
+        .cloned()
+        .collect();
     let mut keys: Vec<&str> = taken.iter().map(|request| request.body["key"].as_str().unwrap()).collect();
     let told: Vec<String> = taken
         .iter()
@@ -186,21 +192,21 @@ fn each_message_arrives_once_at_a_receiver_that_hangs_fails_and_comes_back_while
 
 #[test]
 fn a_case_that_opens_is_told_with_its_reason_and_acknowledged_it_is_told_no_more() {
-    let receiver = Receiver::new(Mood::Takes);
+    let receiver = Receiver::new(ReceiverMode::Accept);
     let (bed, store) = stage(receiver.port, "");
     let controller = Service::start(&bed);
-    until("the first cycle", || store.cluster_seen().unwrap().is_some());
+    wait_until("the first cycle", || store.cluster_state_time().unwrap().is_some());
     bed.expect(0, &["quarantine", "here", "--why", "it smells", "--yes"]);
     let told = || -> Vec<serde_json::Value> {
         let requests = receiver.requests.lock().unwrap();
         requests.iter().flat_map(|request| request.body["notes"].as_array().unwrap().clone()).collect()
     };
-    until("the notification of the case", || told().iter().any(|note| note["about"] == "case"));
+    wait_until("the notification of the case", || told().iter().any(|note| note["about"] == "case"));
     let note = told().into_iter().find(|note| note["about"] == "case").unwrap();
     assert_eq!((&note["node"], &note["changes"][0]["what"]), (&"here".into(), &"opened".into()), "{note}");
     assert!(note["changes"][0]["why"].as_str().unwrap().contains("it smells"), "{note}");
     assert_eq!(note["look"], "doctor why here");
-    bed.expect(0, &["cases", "ack", note["case"].as_str().unwrap(), "--yes"]).says("Acknowledged.");
+    bed.expect(0, &["cases", "ack", note["case"].as_str().unwrap(), "--yes"]).stdout_contains("Acknowledged.");
     assert_eq!(store.mutes().unwrap().len(), 1);
     controller.stop();
 }
@@ -210,24 +216,24 @@ fn a_message_that_nobody_takes_is_said_to_be_lost_and_no_secret_is_told() {
     // No process listens on this port.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let (bed, store) = stage(port, "give_up = \"2s\"");
-    tell(&store, 0);
+    queue_alert(&store, 0);
     let mut controller = Service::start(&bed);
-    controller.says("message lost");
-    until("the notification of the loss", || store.alert_messages(10, false).unwrap().len() > 1);
+    controller.wait_for_log("message lost");
+    wait_until("the notification of the loss", || store.alert_messages(10, false).unwrap().len() > 1);
     let (_, log) = controller.stop();
     assert!(!log.contains("not-to-be-told") && log.contains(&format!("http://127.0.0.1:{port}")), "{log}");
     let said = bed.expect(1, &["alert", "list"]);
-    said.says("lost").says("pager").says("given up after attempt");
+    said.stdout_contains("lost").stdout_contains("pager").stdout_contains("given up after attempt");
     let said = bed.expect(1, &["alert", "test"]);
-    said.says("pager: not delivered").says("Connection refused");
+    said.stdout_contains("pager: not delivered").stdout_contains("Connection refused");
     let shown = bed.expect(0, &["config", "show"]);
     assert!(!shown.out.contains("not-to-be-told") && shown.out.contains("pager.url"), "{}", shown.out);
 }
 
 /// A child process that is killed when the test ends.
-struct Ended(Child);
+struct KillOnDrop(Child);
 
-impl Drop for Ended {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         // It may have exited already.
         let _gone = self.0.kill();
@@ -249,7 +255,7 @@ fn get(port: u16, path: &str) -> Option<serde_json::Value> {
 
 /// Starts a real Alertmanager with this configuration, which the bed's controller notifies. `None`: it is not
 /// installed.
-fn alertmanager(bed: &Bed, config: &str) -> Option<(Ended, u16)> {
+fn alertmanager(bed: &Workdir, config: &str) -> Option<(KillOnDrop, u16)> {
     let (port, cluster) = (free_port(), free_port());
     bed.write("alertmanager.yml", config);
     let mut command = Command::new("prometheus-alertmanager");
@@ -259,17 +265,17 @@ fn alertmanager(bed: &Bed, config: &str) -> Option<(Ended, u16)> {
         .arg(format!("--cluster.listen-address=127.0.0.1:{cluster}"));
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let Ok(child) = command.spawn() else {
-        doctor_bed::excuse::lacking("alerts", "there is no prometheus-alertmanager");
+        doctor_bed::skip::skip_without_program("alerts", "there is no prometheus-alertmanager");
         return None;
     };
-    let alertmanager = Ended(child);
-    until("an Alertmanager that answers", || get(port, "/api/v2/alerts").is_some());
+    let alertmanager = KillOnDrop(child);
+    wait_until("an Alertmanager that answers", || get(port, "/api/v2/alerts").is_some());
     let config = bed.read("doctor.toml");
     let (head, rest) = config.split_once("[alerts.receivers.pager]").unwrap();
     let (_, backend) = rest.split_once("[backend").unwrap();
     let receiver = format!("[alerts.receivers.am]\nalertmanager = {{ url = \"http://127.0.0.1:{port}/\" }}\n[backend");
     bed.write("doctor.toml", &format!("{head}{receiver}{backend}"));
-    bed.expect(0, &["alert", "test"]).says("am: delivered");
+    bed.expect(0, &["alert", "test"]).stdout_contains("am: delivered");
     Some((alertmanager, port))
 }
 
@@ -279,16 +285,16 @@ fn an_alertmanager_shows_an_open_breaker_and_that_it_was_closed() {
     let config = "route:\n  receiver: none\nreceivers:\n  - name: none\n";
     let Some((_alertmanager, port)) = alertmanager(&bed, config) else { return };
     let at = SystemClock.now();
-    let open = ServiceNote {
+    let open = ServiceNotification {
         condition: Condition::BreakerOpen,
         raised: true,
         since: at,
         text: "the breaker is open".to_owned(),
     };
-    let note = Note { at, about: About::Service(open) };
+    let note = Notification { at, subject: Subject::Service(open) };
     let known = BTreeMap::from([(Condition::BreakerOpen, at)]);
-    let told = [Addressed { receiver: "am".to_owned(), note }];
-    assert!(store.turn_conditions(&BTreeMap::new(), &known, &told).unwrap());
+    let told = [RoutedNote { receiver: "am".to_owned(), note }];
+    assert!(store.replace_conditions(&BTreeMap::new(), &known, &told).unwrap());
     let fires = || {
         let alerts = get(port, "/api/v2/alerts?filter=alertname%3DClusterDoctorService").unwrap_or_default();
         alerts
@@ -297,15 +303,15 @@ fn an_alertmanager_shows_an_open_breaker_and_that_it_was_closed() {
     };
     let controller = Service::start(&bed);
     // The store's breaker is closed: the controller detects that and resolves the alert.
-    until("the breaker's alert is over", || all_arrived(&store) && store.alert_conditions().unwrap().is_empty());
-    until("the Alertmanager knows", || !fires());
+    wait_until("the breaker's alert is over", || all_delivered(&store) && store.alert_conditions().unwrap().is_empty());
+    wait_until("the Alertmanager knows", || !fires());
     controller.stop();
     let rows = store.alert_messages(10, true).unwrap();
-    let told: Vec<Note> = rows.into_iter().rev().flat_map(|row| row.notes).collect();
+    let told: Vec<Notification> = rows.into_iter().rev().flat_map(|row| row.notes).collect();
     let raised: Vec<bool> = told
         .iter()
-        .filter_map(|note| match &note.about {
-            About::Service(service) => Some(service.raised),
+        .filter_map(|note| match &note.subject {
+            Subject::Service(service) => Some(service.raised),
             _ => None,
         })
         .collect();
@@ -322,7 +328,7 @@ fn grouping(hook: u16) -> String {
 
 #[test]
 fn an_alertmanager_groups_a_case_by_its_labels_hears_of_it_once_over_restarts_and_that_it_is_over() {
-    let (hook, (bed, store)) = (Receiver::new(Mood::Takes), stage(1, ""));
+    let (hook, (bed, store)) = (Receiver::new(ReceiverMode::Accept), stage(1, ""));
     let Some((_alertmanager, port)) = alertmanager(&bed, &grouping(hook.port)) else { return };
     bed.policy("mode = \"act\"\n[allow]\nmark = true\ndrain = true\n[repair]\nproving = [\"memory\"]\n");
     let cases = || -> Vec<serde_json::Value> {
@@ -336,9 +342,9 @@ fn an_alertmanager_groups_a_case_by_its_labels_hears_of_it_once_over_restarts_an
         notices.filter(|notice| notice["groupLabels"]["alertname"] == "ClusterDoctorCase").cloned().collect()
     };
     let controller = Service::start(&bed);
-    until("the first cycle", || store.cluster_seen().unwrap().is_some());
+    wait_until("the first cycle", || store.cluster_state_time().unwrap().is_some());
     bed.expect(0, &["quarantine", "here", "--why", "it smells", "--yes"]);
-    until("the case fires", || !told("firing").is_empty());
+    wait_until("the case fires", || !told("firing").is_empty());
     let [first] = &cases()[..] else { panic!("{:?}", cases()) };
     let case = bed.json(&["cases"])[0]["id"].as_str().unwrap().to_owned();
     let severity = &first["labels"]["severity"];
@@ -358,7 +364,9 @@ fn an_alertmanager_groups_a_case_by_its_labels_hears_of_it_once_over_restarts_an
     // SIGKILL. Another controller sends the open case again, and it is the same alert.
     drop(controller);
     let controller = Service::start(&bed);
-    until("the next notification", || cases().first().is_some_and(|alert| alert["updatedAt"] != first["updatedAt"]));
+    wait_until("the next notification", || {
+        cases().first().is_some_and(|alert| alert["updatedAt"] != first["updatedAt"])
+    });
     let [again] = &cases()[..] else { panic!("{:?}", cases()) };
     for field in ["fingerprint", "startsAt", "labels"] {
         assert_eq!(again[field], first[field], "{field}: {again}");
@@ -367,15 +375,15 @@ fn an_alertmanager_groups_a_case_by_its_labels_hears_of_it_once_over_restarts_an
     // The machine is no longer in use: it is requalified and returned to service.
     std::fs::remove_file(bed.path("busy")).unwrap();
     bed.expect(0, &["release", "here", "--why", "it does not", "--yes"]);
-    until("the case is closed", || bed.json(&["cases"]).as_array().is_some_and(Vec::is_empty));
-    until("the notification", || !told("resolved").is_empty());
-    until("nothing fires", || cases().is_empty());
+    wait_until("the case is closed", || bed.json(&["cases"]).as_array().is_some_and(Vec::is_empty));
+    wait_until("the notification", || !told("resolved").is_empty());
+    wait_until("nothing fires", || cases().is_empty());
     controller.stop();
     let (firing, resolved) = (told("firing"), told("resolved"));
     assert_eq!((firing.len(), resolved.len()), (1, 1), "each change once: {firing:?} {resolved:?}");
     let of = |notice: &serde_json::Value| (notice["groupLabels"].clone(), notice["alerts"][0]["fingerprint"].clone());
     assert_eq!(of(&resolved[0]), of(&firing[0]));
-    assert!(all_arrived(&store));
+    assert!(all_delivered(&store));
 }
 
 /// A mail server that requires STARTTLS and a password, and writes mails to a directory.
@@ -406,7 +414,7 @@ sys.stdin.read()
 
 #[test]
 fn a_mail_goes_through_starttls_and_a_login_and_a_server_that_is_not_known_gets_nothing() {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     bed.write("server.py", MAIL_SERVER);
     std::fs::create_dir(bed.path("mails")).unwrap();
     let certificates = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=site -keyout ca.key -out ca.pem && \
@@ -416,14 +424,17 @@ fn a_mail_goes_through_starttls_and_a_login_and_a_server_that_is_not_known_gets_
     let made = Command::new("sh").current_dir(bed.path("")).args(["-c", certificates]).output();
     let python = Command::new("/usr/bin/python3").args(["-c", "import aiosmtpd"]).output();
     if !made.is_ok_and(|made| made.status.success()) || !python.is_ok_and(|python| python.status.success()) {
-        return doctor_bed::excuse::lacking("alerts", "there is no openssl, or no aiosmtpd for /usr/bin/python3");
+        return doctor_bed::skip::skip_without_program(
+            "alerts",
+            "there is no openssl, or no aiosmtpd for /usr/bin/python3",
+        );
     }
     let port = free_port();
     let mut command = Command::new("/usr/bin/python3");
     command.args(["server.py", &port.to_string()]).current_dir(bed.path(""));
     // It exits when its standard input closes, and logs every client that rejects its certificate.
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut server = Ended(command.spawn().unwrap());
+    let mut server = KillOnDrop(command.spawn().unwrap());
     let mut ready = String::new();
     BufReader::new(server.0.stdout.take().unwrap()).read_line(&mut ready).unwrap();
     assert_eq!(ready, "ready\n");
@@ -439,13 +450,13 @@ fn a_mail_goes_through_starttls_and_a_login_and_a_server_that_is_not_known_gets_
         bed.write("doctor.toml", &text);
     };
     config("", "a mail secret");
-    bed.expect(1, &["alert", "test"]).says("TLS with localhost").says("failed");
+    bed.expect(1, &["alert", "test"]).stdout_contains("TLS with localhost").stdout_contains("failed");
     config("ca = \"ca.pem\"", "another");
     let said = bed.expect(1, &["alert", "test"]);
-    said.says("answered 535 to AUTH PLAIN");
+    said.stdout_contains("answered 535 to AUTH PLAIN");
     assert!(!said.out.contains("another"), "{}", said.out);
     config("ca = \"ca.pem\"", "a mail secret");
-    bed.expect(0, &["alert", "test"]).says("mail: delivered");
+    bed.expect(0, &["alert", "test"]).stdout_contains("mail: delivered");
     let mails: Vec<String> = std::fs::read_dir(bed.path("mails"))
         .unwrap()
         .map(|entry| std::fs::read_to_string(entry.unwrap().path()).unwrap())

@@ -8,14 +8,14 @@ use std::{
 };
 
 use crate::{
-    bed::{Bed, until},
     this_machine::Service,
+    workdir::{Workdir, wait_until},
 };
 
 /// A child process that is killed when the test ends.
-struct Running(Child);
+struct KillOnDrop(Child);
 
-impl Drop for Running {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         // It may have exited already.
         let _gone = self.0.kill();
@@ -37,12 +37,12 @@ pub(crate) fn get(address: &str, path: &str, token: Option<&str>) -> (u16, serde
 
 #[test]
 fn a_demonstration_goes_on_behind_the_api() {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     let args =
         ["demo", "--nodes", "8", "--days", "1", "--serve", "--listen", "127.0.0.1:0", "--speed", "3600", "--json"];
     let mut child = bed.command(&args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let out = child.stdout.take().unwrap();
-    let running = Running(child);
+    let running = KillOnDrop(child);
     let mut told = String::new();
     let url = BufReader::new(out).lines().map_while(Result::ok).find_map(|line| {
         told.push_str(&line);
@@ -51,7 +51,7 @@ fn a_demonstration_goes_on_behind_the_api() {
     let address = url.unwrap_or_else(|| panic!("the output has no URL: {told}"));
     let at = || get(&address, "/status", None).1["at"].as_str().unwrap_or_default().to_owned();
     let first = at();
-    until("time goes on", || at() > first);
+    wait_until("time goes on", || at() > first);
     let (status, nodes) = get(&address, "/nodes", None);
     assert_eq!((status, nodes["items"].as_array().map(Vec::len)), (200, Some(8)));
     drop(running);
@@ -59,30 +59,30 @@ fn a_demonstration_goes_on_behind_the_api() {
 
 #[test]
 fn a_controller_answers_people_with_a_token_and_the_command_line_takes_it_away() {
-    let bed = Bed::local();
+    let bed = Workdir::local();
     let config = bed.read("doctor.toml");
     let with = |listen: &str| {
         bed.write("doctor.toml", &config.replace("[backend", &format!("[web]\nlisten = \"{listen}\"\n[backend")));
     };
     with("0.0.0.0:0");
-    bed.expect(3, &["serve", "--cycles", "1"]).complains("doctor token create");
+    bed.expect(3, &["serve", "--cycles", "1"]).stderr_contains("doctor token create");
     with("127.0.0.1:0");
     let made = bed.json(&["token", "create", "ops", "--role", "operator", "--yes"]);
     let token = made["token"].as_str().unwrap();
     with("0.0.0.0:0");
-    bed.expect(3, &["serve", "--cycles", "1"]).complains("plain = true");
+    bed.expect(3, &["serve", "--cycles", "1"]).stderr_contains("plain = true");
     with("127.0.0.1:0");
-    bed.expect(1, &["token", "create", "ops", "--yes"]).complains("another name");
-    bed.expect(2, &["token", "create", "a b", "--yes"]).complains("letters");
+    bed.expect(1, &["token", "create", "ops", "--yes"]).stderr_contains("another name");
+    bed.expect(2, &["token", "create", "a b", "--yes"]).stderr_contains("letters");
     assert!(!bed.expect(0, &["token", "list", "--json"]).out.contains(token), "the token is shown once");
     let mut service = Service::start(&bed);
-    let line = service.line("API listening");
+    let line = service.wait_for_line("API listening");
     let address = line.split("at=").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
-    until("the node is shown", || get(&address, "/nodes/here", Some(token)).0 == 200);
+    wait_until("the node is shown", || get(&address, "/nodes/here", Some(token)).0 == 200);
     assert_eq!(get(&address, "/status", None).0, 401);
-    bed.expect(0, &["token", "revoke", "ops", "--why", "over", "--yes"]).says("Revoked the token ops.");
-    until("it is refused", || get(&address, "/status", Some(token)).0 == 401);
-    bed.expect(0, &["token", "list"]).says("revoked");
-    bed.expect(0, &["audit"]).says("revoke-token").says("add-token");
+    bed.expect(0, &["token", "revoke", "ops", "--why", "over", "--yes"]).stdout_contains("Revoked the token ops.");
+    wait_until("it is refused", || get(&address, "/status", Some(token)).0 == 401);
+    bed.expect(0, &["token", "list"]).stdout_contains("revoked");
+    bed.expect(0, &["audit"]).stdout_contains("revoke-token").stdout_contains("add-token");
     assert_eq!(service.stop().0, Some(0));
 }

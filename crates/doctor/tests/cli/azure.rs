@@ -9,10 +9,10 @@ use std::{
     process::{Command, Stdio},
 };
 
-use doctor_bed::azure::{self, Azure};
+use doctor_bed::fake_azure::{self, FakeAzure};
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, Said};
+use crate::workdir::{CommandOutput, Workdir};
 
 /// The file format of the scripts that this command replaces.
 const ENV_FILE: &str = "RESOURCE_GROUP='vmss-rg'\nVMSS_NAME='vmss'\nLOCATION='westus3'\nSKU='Standard_ND96isr_H200_v5'\n\
@@ -40,7 +40,7 @@ for words in json.load(sys.stdin):
 json.dump(ended, sys.stdout)
 "#;
 
-fn key(bed: &Bed) {
+fn key(bed: &Workdir) {
     let made = Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(bed.path("id")).status();
     assert!(made.unwrap().success());
 }
@@ -58,11 +58,11 @@ fn full(mode: &str) -> String {
 
 #[test]
 fn every_call_of_the_plan_is_taken_by_the_parser_of_the_real_az() {
-    let programs = match azure::programs() {
+    let programs = match fake_azure::programs() {
         Ok(programs) => programs,
-        Err(why) => return why.not_run("az's own parser"),
+        Err(why) => return why.skip_tests("az's own parser"),
     };
-    let bed = Bed::new();
+    let bed = Workdir::new();
     key(&bed);
     bed.write("cluster.env", ENV_FILE);
     bed.write("flexible.toml", &full("flexible"));
@@ -89,7 +89,7 @@ fn every_call_of_the_plan_is_taken_by_the_parser_of_the_real_az() {
 
     let mut az = Command::new(programs.join("python"));
     az.args(["-c", PARSE]).current_dir(bed.path("")).env_clear().env("HOME", bed.path("")).env("PATH", "/usr/bin:/bin");
-    azure::alone(&mut az, &bed.path(""));
+    fake_azure::isolate(&mut az, &bed.path(""));
     let mut az = az.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     serde_json::to_writer(az.stdin.take().unwrap(), &calls).unwrap();
     let ended = az.wait_with_output().unwrap();
@@ -104,13 +104,13 @@ fn every_call_of_the_plan_is_taken_by_the_parser_of_the_real_az() {
 }
 
 /// The commands of docs/guide/fleet-steps.md that need Azure.
-pub(crate) const MAKE: &str = "doctor fleet provision cluster.toml --yes";
-pub(crate) const SHOW_REMOVAL: &str = "doctor fleet destroy cluster.toml";
-pub(crate) const TAKE_AWAY: &str = "doctor fleet destroy cluster.toml --yes";
+pub(crate) const PROVISION: &str = "doctor fleet provision cluster.toml --yes";
+pub(crate) const DESTROY_PLAN: &str = "doctor fleet destroy cluster.toml";
+pub(crate) const DESTROY: &str = "doctor fleet destroy cluster.toml --yes";
 
 struct Cluster<'a> {
-    azure: &'a Azure,
-    bed: &'a Bed,
+    azure: &'a FakeAzure,
+    bed: &'a Workdir,
 }
 
 impl Cluster<'_> {
@@ -121,15 +121,15 @@ impl Cluster<'_> {
     }
 
     #[track_caller]
-    fn expect(&self, code: i32, args: &[&str]) -> Said {
-        let said = Said::of(&self.command(args).output().unwrap());
+    fn expect(&self, code: i32, args: &[&str]) -> CommandOutput {
+        let said = CommandOutput::from_output(&self.command(args).output().unwrap());
         assert_eq!(said.code, code, "doctor {}\n{}\n{}", args.join(" "), said.out, said.err);
         said
     }
 
     /// Runs a command line as printed on the page.
     #[track_caller]
-    fn typed(&self, code: i32, line: &str) -> Said {
+    fn run_line(&self, code: i32, line: &str) -> CommandOutput {
         self.expect(code, &line.split(' ').skip(1).collect::<Vec<_>>())
     }
 
@@ -138,7 +138,7 @@ impl Cluster<'_> {
     fn ssh(&self, host: &str, command: &str) -> String {
         let mut ssh = self.azure.command(Path::new("/usr/bin/ssh"), &self.bed.path(""));
         ssh.args(["-F", "gpu/ssh_config", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host, command]);
-        let said = Said::of(&ssh.stdin(Stdio::null()).output().unwrap());
+        let said = CommandOutput::from_output(&ssh.stdin(Stdio::null()).output().unwrap());
         assert_eq!(said.code, 0, "ssh {host} {command}: {}", said.err);
         said.out
     }
@@ -149,18 +149,18 @@ impl Cluster<'_> {
             self.command(&["fleet", "provision", "cluster.toml", "--yes"]).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let seen: Vec<String> = lines.map_while(Result::ok).take_while(|line| !line.contains(step)).collect();
-        Azure::kill(&mut child).unwrap();
+        FakeAzure::kill(&mut child).unwrap();
         assert!(seen.iter().any(|line| line.contains("resource group")), "{seen:?}");
     }
 }
 
 #[test]
 fn a_cluster_is_made_taken_up_after_a_kill_and_taken_away_against_a_stand_in_for_azure() {
-    let azure = match Azure::start() {
+    let azure = match FakeAzure::start() {
         Ok(azure) => azure,
-        Err(why) => return why.not_run("provisioning with the real az"),
+        Err(why) => return why.skip_tests("provisioning with the real az"),
     };
-    let bed = Bed::new();
+    let bed = Workdir::new();
     key(&bed);
     bed.write(
         "cluster.toml",
@@ -169,12 +169,12 @@ fn a_cluster_is_made_taken_up_after_a_kill_and_taken_away_against_a_stand_in_for
          [network]\nssh_from = [\"203.0.113.0/24\"]\n[tags]\nowner = \"ann\"\n[limits]\ncreate = \"10m\"\n",
     );
     let cluster = Cluster { azure: &azure, bed: &bed };
-    cluster.expect(6, &["fleet", "provision", "cluster.toml"]).says("az vmss create");
+    cluster.expect(6, &["fleet", "provision", "cluster.toml"]).stdout_contains("az vmss create");
     assert_eq!(azure.changes(), [""; 0]);
 
     cluster.killed_at("load balancer");
-    let made = cluster.typed(0, MAKE);
-    made.says("2 nodes ready").says("ssh -p 50000 azureuser@");
+    let made = cluster.run_line(0, PROVISION);
+    made.stdout_contains("2 nodes ready").stdout_contains("ssh -p 50000 azureuser@");
     assert!(!made.err.contains("resource group rg"), "it was there already: {}", made.err);
 
     // No host key was trusted on first use: all came through Azure.
@@ -190,21 +190,21 @@ fn a_cluster_is_made_taken_up_after_a_kill_and_taken_away_against_a_stand_in_for
         let inside = format!("ssh -o BatchMode=yes -o StrictHostKeyChecking=yes {host} hostname");
         assert_eq!(cluster.ssh(head, &inside).trim(), host);
     }
-    let first = fs::read_to_string(azure.at(&format!("vm-{head}/custom-data"))).unwrap();
+    let first = fs::read_to_string(azure.path(&format!("vm-{head}/custom-data"))).unwrap();
     assert!(first.starts_with("#cloud-config\n") && first.contains("/opt/run-health-checks.sh"), "{first}");
 
     let before = azure.changes();
-    cluster.expect(0, &["fleet", "provision", "cluster.toml", "--yes"]).says("nothing was changed");
+    cluster.expect(0, &["fleet", "provision", "cluster.toml", "--yes"]).stdout_contains("nothing was changed");
     assert_eq!(azure.changes(), before);
 
-    stranger(&azure, "strangers", "{}");
+    create_foreign_group(&azure, "strangers", "{}");
     // Like a policy that copies a group's tags to every resource in it.
-    stranger(&azure, "heirs", r#"{"cluster-doctor": "gpu"}"#);
-    cluster.typed(6, SHOW_REMOVAL).says("az vmss delete");
-    let gone = cluster.typed(0, TAKE_AWAY);
-    gone.says("kept: security group strangers: it does not have our tag")
-        .says("kept: security group heirs: it has our tag, but this file does not define it")
-        .says("kept: resource group rg: it contains resources of others");
+    create_foreign_group(&azure, "heirs", r#"{"cluster-doctor": "gpu"}"#);
+    cluster.run_line(6, DESTROY_PLAN).stdout_contains("az vmss delete");
+    let gone = cluster.run_line(0, DESTROY);
+    gone.stdout_contains("kept: security group strangers: it does not have our tag")
+        .stdout_contains("kept: security group heirs: it has our tag, but this file does not define it")
+        .stdout_contains("kept: resource group rg: it contains resources of others");
     let after = azure.changes();
     let deleted: Vec<&str> = after
         .iter()
@@ -219,29 +219,32 @@ fn a_cluster_is_made_taken_up_after_a_kill_and_taken_away_against_a_stand_in_for
 }
 
 /// Creates a resource in the group that does not belong to the cluster.
-fn stranger(azure: &Azure, name: &str, tags: &str) {
+fn create_foreign_group(azure: &FakeAzure, name: &str, tags: &str) {
     let put = "import ssl, sys, urllib.request\n\
         url = 'https://127.0.0.1:5991/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/rg/providers/Microsoft.Network/networkSecurityGroups/' + sys.argv[2]\n\
         body = '{\"location\": \"westus3\", \"tags\": ' + sys.argv[3] + '}'\n\
         request = urllib.request.Request(url, body.encode(), method='PUT')\n\
         urllib.request.urlopen(request, context=ssl.create_default_context(cafile=sys.argv[1]))";
-    let mut python = azure.command(Path::new("python"), &azure.at(""));
-    let said = python.args(["-c", put]).arg(azure.at("cert.pem")).args([name, tags]).output().unwrap();
+    let mut python = azure.command(Path::new("python"), &azure.path(""));
+    let said = python.args(["-c", put]).arg(azure.path("cert.pem")).args([name, tags]).output().unwrap();
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
 }
 
 #[test]
 fn a_mistake_in_the_clusters_file_is_shown_at_its_place_and_nothing_is_asked() {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     bed.write("cluster.toml", "resource_group = \"rg\"\nlocation = \"West US 3\"\nscale_sett = \"gpu\"\n");
-    bed.expect(4, &["fleet", "provision", "cluster.toml"]).complains("line 3, column 1").complains("--example");
+    bed.expect(4, &["fleet", "provision", "cluster.toml"])
+        .stderr_contains("line 3, column 1")
+        .stderr_contains("--example");
     bed.write("cluster.toml", &bed.expect(0, &["fleet", "provision", "--example"]).out.replace("westus3", "West US 3"));
-    bed.expect(4, &["fleet", "destroy", "cluster.toml"]).complains("a region");
+    bed.expect(4, &["fleet", "destroy", "cluster.toml"]).stderr_contains("a region");
     bed.write(
         "cluster.toml",
         &bed.expect(0, &["fleet", "provision", "--example"]).out.replace("~/.ssh/id_ed25519.pub", "no.pub"),
     );
-    bed.expect(2, &["fleet", "provision", "cluster.toml"]).complains("ssh-keygen");
+    bed.expect(2, &["fleet", "provision", "cluster.toml"]).stderr_contains("ssh-keygen");
     bed.write("no.pub", "ssh-ed25519 AAAA\n");
-    bed.expect(3, &["fleet", "provision", "cluster.toml", "--az", "/no/such/az"]).complains("install the Azure CLI");
+    bed.expect(3, &["fleet", "provision", "cluster.toml", "--az", "/no/such/az"])
+        .stderr_contains("install the Azure CLI");
 }

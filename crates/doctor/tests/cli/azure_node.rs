@@ -10,9 +10,9 @@ use std::{
 
 use serde_json::Value;
 
-use crate::bed::{Bed, Said};
+use crate::workdir::{CommandOutput, Workdir};
 
-fn printed(bed: &Bed) -> String {
+fn printed(bed: &Workdir) -> String {
     let example = bed.expect(0, &["fleet", "provision", "--example"]).out;
     let download =
         format!("[doctor_node]\nurl = \"https://example.com/doctor-node\"\nsha256 = \"{}\"\n[network]", "0".repeat(64));
@@ -22,12 +22,12 @@ fn printed(bed: &Bed) -> String {
 
 /// The machine's files below a directory, and a directory of stand-in programs.
 struct Machine {
-    bed: Bed,
+    bed: Workdir,
 }
 
 impl Machine {
     fn new() -> Self {
-        let bed = Bed::new();
+        let bed = Workdir::new();
         let config: Value = serde_saphyr::from_str(&printed(&bed)).unwrap();
         for file in config["write_files"].as_array().unwrap() {
             let path = bed.path("root").join(file["path"].as_str().unwrap().trim_start_matches('/'));
@@ -39,18 +39,18 @@ impl Machine {
         Self { bed }
     }
 
-    fn stand_in(&self, name: &str, script: &str) -> PathBuf {
+    fn fake_program(&self, name: &str, script: &str) -> PathBuf {
         let path = self.bed.path("bin").join(name);
         write(&path, &format!("#!/bin/sh\n{script}\n"), "0755");
         path
     }
 
-    fn run(&self, script: &str, args: &[&str]) -> Said {
+    fn run(&self, script: &str, args: &[&str]) -> CommandOutput {
         let mut command = Command::new(self.bed.path("root/opt").join(script));
         command.args(args).env_clear().env("ROOT", self.bed.path("root"));
         command.env("PATH", format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", self.bed.path("bin").display()));
         command.env("AZNHC", self.bed.path("bin/aznhc")).env("DOCTOR_NODE", self.bed.path("bin/doctor-node"));
-        Said::of(&command.output().unwrap())
+        CommandOutput::from_output(&command.output().unwrap())
     }
 
     /// Returns the word in the last line of a status file.
@@ -68,12 +68,14 @@ fn write(path: &Path, text: &str, mode: &str) {
 
 #[test]
 fn cloud_inits_own_checker_takes_what_is_printed_and_what_it_passes_over_is_found() {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     bed.write("ours.yaml", &printed(&bed));
-    bed.expect(0, &["fleet", "cloud-init", "--check", "ours.yaml"]).says("known to cloud-init");
+    bed.expect(0, &["fleet", "cloud-init", "--check", "ours.yaml"]).stdout_contains("known to cloud-init");
     let slip = bed.read("ours.yaml").replace("runcmd:", "run_cmd:");
     bed.write("slip.yaml", &slip);
-    bed.expect(4, &["fleet", "cloud-init", "--check", "slip.yaml"]).complains("`run_cmd`").complains("similar: runcmd");
+    bed.expect(4, &["fleet", "cloud-init", "--check", "slip.yaml"])
+        .stderr_contains("`run_cmd`")
+        .stderr_contains("similar: runcmd");
     if !Path::new("/usr/bin/cloud-init").exists() {
         assert!(std::env::var("CI").as_deref() != Ok("true"), "cloud-init is not installed");
         println!("NOT RUN: cloud-init's own checker: it is not installed; scripts/system.sh installs it");
@@ -113,7 +115,7 @@ fn only_an_aznhc_that_says_it_checked_has_passed() {
         ("echo 'The vm SKU standard_d4 is currently not supported by Azure health checks.'".to_owned(), "unknown"),
         ("true".to_owned(), "unknown"),
     ] {
-        machine.stand_in("aznhc", &script);
+        machine.fake_program("aznhc", &script);
         machine.run("run-aznhc.sh", &[]);
         assert_eq!(machine.status("aznhc-health"), status, "{script}");
     }
@@ -125,14 +127,14 @@ fn only_an_aznhc_that_says_it_checked_has_passed() {
 fn a_machine_is_healthy_only_if_all_three_have_passed() {
     let machine = Machine::new();
     let aznhc = "echo 'Running health checks for Standard_X'; echo 'Health checks completed with exit code: 0.'";
-    machine.stand_in("aznhc", aznhc);
-    machine.stand_in("doctor-node", "test \"$1\" = check");
+    machine.fake_program("aznhc", aznhc);
+    machine.fake_program("doctor-node", "test \"$1\" = check");
     machine.run("run-health-checks.sh", &[]);
     assert_eq!(machine.status("dcgmi-diag"), "unknown", "there is no dcgmi");
     assert_eq!(machine.status("node-health"), "unknown");
 
     let table = "echo '| Memory | Pass |'";
-    machine.stand_in("dcgmi", &format!("test \"$1 $2 $3\" = 'diag -r 2' && {table}"));
+    machine.fake_program("dcgmi", &format!("test \"$1 $2 $3\" = 'diag -r 2' && {table}"));
     machine.run("run-dcgmi.sh", &[]);
     assert_eq!(
         (machine.status("dcgmi-diag"), machine.status("node-health")),
@@ -144,7 +146,7 @@ fn a_machine_is_healthy_only_if_all_three_have_passed() {
         ("true".to_owned(), "unknown", "unknown"),
         ("echo '| Denylist | Pass |'; echo '| Memory | Skip - All |'".to_owned(), "unknown", "unknown"),
     ] {
-        machine.stand_in("dcgmi", &script);
+        machine.fake_program("dcgmi", &script);
         machine.run("run-dcgmi.sh", &["4"]);
         assert_eq!(
             (machine.status("dcgmi-diag").as_str(), machine.status("node-health").as_str()),
@@ -152,12 +154,12 @@ fn a_machine_is_healthy_only_if_all_three_have_passed() {
             "{script}"
         );
     }
-    machine.stand_in("dcgmi", table);
+    machine.fake_program("dcgmi", table);
     machine.run("run-dcgmi.sh", &[]);
     for (code, status, health) in
         [("exit 1", "passed", "healthy"), ("exit 2", "failed", "unhealthy"), ("exit 3", "unknown", "unknown")]
     {
-        machine.stand_in("doctor-node", code);
+        machine.fake_program("doctor-node", code);
         machine.run("run-doctor-check.sh", &[]);
         assert_eq!(
             (machine.status("doctor-check").as_str(), machine.status("node-health").as_str()),
@@ -166,7 +168,7 @@ fn a_machine_is_healthy_only_if_all_three_have_passed() {
         );
     }
     // An old pass is unknown; an old failure still counts.
-    machine.stand_in("doctor-node", "exit 0");
+    machine.fake_program("doctor-node", "exit 0");
     for (said, health) in [("passed", "unknown"), ("failed", "unhealthy")] {
         machine.bed.write("root/var/log/dcgmi-diag.log.status", &format!("2025-01-01T00:00:00Z {said}\n"));
         machine.run("run-doctor-check.sh", &[]);
@@ -194,7 +196,7 @@ fn local_disks_become_an_array_once_and_nothing_is_overwritten() {
     write(&machine.bed.path("root/etc/docker/daemon.json"), "{\"runtimes\": {\"nvidia\": {\"path\": \"x\"}}}", "0644");
     let calls = machine.bed.path("calls");
     let noted = |name: &str, end: &str| {
-        machine.stand_in(name, &format!("echo \"{name} $*\" >>{}; {end}", calls.display()));
+        machine.fake_program(name, &format!("echo \"{name} $*\" >>{}; {end}", calls.display()));
     };
     noted("mountpoint", "exit 1");
     noted("mkfs.xfs", "");
@@ -240,13 +242,13 @@ fn a_machine_says_who_it_is_and_fetches_only_what_has_the_right_sum() {
     let pool: Vec<u8> = pool.iter().flat_map(|(name, value)| [field(name, 512), field(value, 2048)].concat()).collect();
     fs::create_dir_all(machine.bed.path("root/var/lib/hyperv")).unwrap();
     fs::write(machine.bed.path("root/var/lib/hyperv/.kvp_pool_3"), pool).unwrap();
-    machine.stand_in("ip", "echo '168.63.129.16 via 10.0.0.1 dev eth0 src 10.0.0.4 uid 0 \\    cache'");
-    machine.stand_in("hostname", "echo vm-1");
+    machine.fake_program("ip", "echo '168.63.129.16 via 10.0.0.1 dev eth0 src 10.0.0.4 uid 0 \\    cache'");
+    machine.fake_program("hostname", "echo vm-1");
     machine.run("node-info.sh", &[]);
     assert_eq!(machine.bed.read("root/var/log/node-info.log"), "vm-1 10.0.0.4 BY2-17\n");
 
     let sum = "b5bb9d8014a0f9b1d61e21e796d78dccdf1352f23cd32812f4850b878ae4944c";
-    machine.stand_in("curl", "while [ \"$1\" != --output ]; do shift; done; echo foo >\"$2\"");
+    machine.fake_program("curl", "while [ \"$1\" != --output ]; do shift; done; echo foo >\"$2\"");
     let program = machine.bed.path("bin/doctor-node");
     let refused = machine.run("install-doctor-node.sh", &["https://x/y", &"0".repeat(64)]);
     assert!(refused.code == 1 && refused.err.contains("not installed"), "{}", refused.err);

@@ -1,6 +1,6 @@
 //! Commands that change something: nothing happens without `--yes`, and every change is in the audit trail.
 
-use crate::bed::{Bed, demo_copy};
+use crate::workdir::{Workdir, demo_copy};
 
 const STORE: [&str; 2] = ["--store", "doctor.db"];
 
@@ -8,7 +8,7 @@ fn with_store<'a>(args: &[&'a str]) -> Vec<&'a str> {
     [args, &STORE].concat()
 }
 
-fn audit(bed: &Bed) -> Vec<(String, String, String)> {
+fn audit(bed: &Workdir) -> Vec<(String, String, String)> {
     let rows = bed.json(&with_store(&["audit", "--limit", "5"]));
     let text = |row: &serde_json::Value, key: &str| row[key].as_str().unwrap().to_owned();
     rows.as_array().unwrap().iter().map(|row| (text(row, "what"), text(row, "by"), text(row, "text"))).collect()
@@ -27,7 +27,7 @@ fn without_yes_the_plan_is_shown_and_nothing_is_changed() {
         &["breaker", "close", "--why", "looked"],
     ] {
         let said = bed.expect(6, &with_store(args));
-        said.complains("Would ").complains("nothing was changed").complains("--yes");
+        said.stderr_contains("Would ").stderr_contains("nothing was changed").stderr_contains("--yes");
         assert_eq!(said.out, "", "{args:?}");
     }
     assert_eq!(bed.json(&with_store(&["audit"])), before);
@@ -37,11 +37,13 @@ fn without_yes_the_plan_is_shown_and_nothing_is_changed() {
 fn a_hold_is_seen_at_once_and_ends_with_a_release() {
     let bed = demo_copy();
     let said = bed.expect(0, &with_store(&["hold", "node[001-002]", "--why", "new fans", "--until", "4h", "--yes"]));
-    said.says("Held 2 nodes until").says("Why: new fans (ann)").says("Next: `doctor release node001");
+    said.stdout_contains("Held 2 nodes until")
+        .stdout_contains("Why: new fans (ann)")
+        .stdout_contains("Next: `doctor release node001");
     assert_eq!(audit(&bed)[0], ("hold".into(), "ann".into(), "new fans".into()));
     assert_eq!(bed.json(&with_store(&["why", "node001"]))["hold"]["by"], "ann");
     bed.expect(0, &with_store(&["release", "node001", "--why", "done", "--by", "bob", "--yes"]))
-        .says("Released 1 node");
+        .stdout_contains("Released 1 node");
     assert_eq!(bed.json(&with_store(&["why", "node001"]))["hold"], serde_json::Value::Null);
     assert_eq!(bed.json(&with_store(&["why", "node002"]))["hold"]["by"], "ann");
     let words: Vec<String> = audit(&bed).into_iter().map(|(what, ..)| what).collect();
@@ -51,24 +53,25 @@ fn a_hold_is_seen_at_once_and_ends_with_a_release() {
 #[test]
 fn a_change_needs_a_reason_and_nodes_that_exist() {
     let bed = demo_copy();
-    bed.expect(2, &with_store(&["hold", "node001", "--yes"])).complains("--why");
-    bed.expect(2, &with_store(&["hold", "node099", "--why", "x", "--yes"])).complains("no node `node099`");
+    bed.expect(2, &with_store(&["hold", "node001", "--yes"])).stderr_contains("--why");
+    bed.expect(2, &with_store(&["hold", "node099", "--why", "x", "--yes"])).stderr_contains("no node `node099`");
     bed.expect(2, &with_store(&["hold", "node001", "--why", "x", "--yes", "--until", "2020-01-01T00:00:00Z"]))
-        .complains("in the past");
+        .stderr_contains("in the past");
     bed.expect(2, &with_store(&["test", "node001", "--test", "spoon", "--yes"]))
-        .complains("no test or suite `spoon`")
-        .complains("storage");
+        .stderr_contains("no test or suite `spoon`")
+        .stderr_contains("storage");
 }
 
 #[test]
 fn pausing_shows_in_status_until_it_is_resumed() {
     let bed = demo_copy();
-    bed.expect(2, &with_store(&["resume", "--why", "x", "--yes"])).complains("nothing is paused");
+    bed.expect(2, &with_store(&["resume", "--why", "x", "--yes"])).stderr_contains("nothing is paused");
     bed.expect(0, &with_store(&["pause", "--pool", "gpu", "--for", "4h", "--why", "upgrade", "--yes"]))
-        .says("Paused in pool gpu until");
-    bed.expect(1, &with_store(&["status"])).says("paused in pool gpu by ann");
-    bed.expect(2, &with_store(&["resume", "--why", "x", "--yes"])).complains("paused: in pool gpu");
-    bed.expect(0, &with_store(&["resume", "--pool", "gpu", "--why", "done", "--yes"])).says("Resumed in pool gpu");
+        .stdout_contains("Paused in pool gpu until");
+    bed.expect(1, &with_store(&["status"])).stdout_contains("paused in pool gpu by ann");
+    bed.expect(2, &with_store(&["resume", "--why", "x", "--yes"])).stderr_contains("paused: in pool gpu");
+    bed.expect(0, &with_store(&["resume", "--pool", "gpu", "--why", "done", "--yes"]))
+        .stdout_contains("Resumed in pool gpu");
     assert!(!bed.expect(1, &with_store(&["status"])).out.contains("paused in"));
 }
 
@@ -76,20 +79,20 @@ fn pausing_shows_in_status_until_it_is_resumed() {
 fn requests_wait_for_the_controller_and_are_counted() {
     let bed = demo_copy();
     bed.expect(0, &with_store(&["test", "node[001-003]", "--test", "storage,dl", "--yes"]))
-        .says("storage, dl on 3 nodes");
-    bed.expect(0, &with_store(&["quarantine", "node004", "--why", "smoke", "--yes"])).says("out of service");
+        .stdout_contains("storage, dl on 3 nodes");
+    bed.expect(0, &with_store(&["quarantine", "node004", "--why", "smoke", "--yes"])).stdout_contains("out of service");
     assert_eq!(bed.json(&with_store(&["status"]))["requests"], 4);
 }
 
 #[test]
 fn a_backup_restores_into_an_empty_store_only() {
     let bed = demo_copy();
-    bed.expect(0, &with_store(&["db", "backup", "copy.db"])).says("Wrote a backup");
-    bed.expect(1, &with_store(&["db", "backup", "copy.db"])).complains("exists already");
-    bed.expect(0, &with_store(&["db", "verify"])).says("The store is consistent.");
-    bed.expect(6, &["db", "restore", "copy.db", "--store", "new.db"]).complains("Would restore");
+    bed.expect(0, &with_store(&["db", "backup", "copy.db"])).stdout_contains("Wrote a backup");
+    bed.expect(1, &with_store(&["db", "backup", "copy.db"])).stderr_contains("exists already");
+    bed.expect(0, &with_store(&["db", "verify"])).stdout_contains("The store is consistent.");
+    bed.expect(6, &["db", "restore", "copy.db", "--store", "new.db"]).stderr_contains("Would restore");
     assert!(!bed.path("new.db").exists(), "asking leaves nothing behind");
-    bed.expect(0, &["db", "restore", "copy.db", "--store", "new.db", "--yes"]).says("Restored");
+    bed.expect(0, &["db", "restore", "copy.db", "--store", "new.db", "--yes"]).stdout_contains("Restored");
     assert_eq!(bed.json(&["nodes", "--store", "new.db"]), bed.json(&with_store(&["nodes"])));
     bed.expect(1, &with_store(&["db", "restore", "copy.db", "--yes"]));
 }

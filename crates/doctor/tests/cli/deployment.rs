@@ -13,10 +13,10 @@ use doctor_bed::kubernetes::ControlPlane;
 use serde_json::{Value, json};
 
 #[cfg(feature = "kubernetes-bed")]
-use crate::bed::until;
+use crate::workdir::wait_until;
 use crate::{
-    bed::{Bed, Said},
     this_machine::Service,
+    workdir::{CommandOutput, Workdir},
 };
 
 fn repository(path: &str) -> PathBuf {
@@ -36,10 +36,10 @@ fn helm() -> Option<PathBuf> {
 }
 
 /// Runs Helm on the chart.
-fn run(helm: &Path, bed: &Bed, args: &[&str]) -> Said {
+fn run(helm: &Path, bed: &Workdir, args: &[&str]) -> CommandOutput {
     let mut command = Command::new(helm);
     command.args(args).env_clear().env("HOME", bed.path("")).current_dir(repository("deploy/helm"));
-    Said::of(&command.output().unwrap())
+    CommandOutput::from_output(&command.output().unwrap())
 }
 
 /// Sorts objects by kind and name.
@@ -50,12 +50,12 @@ fn sorted(mut objects: Vec<Value>) -> Vec<Value> {
     objects
 }
 
-fn printed(bed: &Bed, args: &[&str]) -> Vec<Value> {
+fn printed(bed: &Workdir, args: &[&str]) -> Vec<Value> {
     bed.json(&[&["deploy", "kubernetes"], args].concat())["items"].as_array().unwrap().clone()
 }
 
 /// Sets of options that cover every setting that changes which objects exist.
-const WAYS: [&[&str]; 9] = [
+const DEPLOY_ARGS: [&[&str]; 9] = [
     &[],
     &["--postgres", "doctor-db", "--set", "store.create=false"],
     &["--set", "data.kind=host-path", "--set", "data.hostPath=/fsx/doctor"],
@@ -112,7 +112,7 @@ const WAYS: [&[&str]; 9] = [
 #[test]
 fn helm_makes_what_the_command_prints() {
     let Some(helm) = helm() else { return };
-    let bed = Bed::new();
+    let bed = Workdir::new();
     let made = |way: &[&str], more: &[&str]| -> Vec<Value> {
         let values = bed.expect(0, &[&["deploy", "kubernetes", "--what", "values"], way].concat());
         bed.write("values.yaml", &values.out);
@@ -122,7 +122,7 @@ fn helm_makes_what_the_command_prints() {
         assert_eq!(made.code, 0, "{way:?}\n{}\n{}", values.out, made.err);
         sorted(serde_saphyr::from_multiple(&made.out).unwrap())
     };
-    for way in WAYS {
+    for way in DEPLOY_ARGS {
         assert_same(&made(way, &[]), &sorted(printed(&bed, &[way, &["--no-namespace"]].concat())));
     }
     assert_same(&made(&[], &["--set", "namespace.create=true"]), &sorted(printed(&bed, &[])));
@@ -140,7 +140,7 @@ fn assert_same(by_helm: &[Value], printed: &[Value]) {
 #[test]
 fn helm_finds_nothing_wrong_with_the_chart_and_refuses_values_that_are() {
     let Some(helm) = helm() else { return };
-    let bed = Bed::new();
+    let bed = Workdir::new();
     let lint = run(&helm, &bed, &["lint", "--strict", "cluster-doctor"]);
     assert_eq!(lint.code, 0, "{}{}", lint.out, lint.err);
     for (wrong, name) in [
@@ -160,23 +160,23 @@ fn helm_finds_nothing_wrong_with_the_chart_and_refuses_values_that_are() {
 fn a_real_api_server_takes_everything_that_is_printed() {
     let programs = match ControlPlane::programs() {
         Ok(programs) => programs,
-        Err(why) => return why.not_run("what is deployed, on a real API server"),
+        Err(why) => return why.skip_tests("what is deployed, on a real API server"),
     };
     let plane = ControlPlane::start(&programs).unwrap();
-    let bed = Bed::new();
+    let bed = Workdir::new();
     let try_to_make = |object: &Value| {
-        let place = format!("{}?dryRun=All&fieldValidation=Strict", ControlPlane::place_of(object));
+        let place = format!("{}?dryRun=All&fieldValidation=Strict", ControlPlane::api_path(object));
         plane.request("POST", &place, Some(object)).unwrap()
     };
     let namespace = |name: &str, level: &str| {
         let labels = json!({ "pod-security.kubernetes.io/enforce": level });
         json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name, "labels": labels } })
     };
-    plane.make(&namespace("strict", "restricted"));
+    plane.create(&namespace("strict", "restricted"));
     let all = printed(&bed, &[]);
-    plane.make(all.iter().find(|object| object["kind"] == "Namespace").unwrap());
+    plane.create(all.iter().find(|object| object["kind"] == "Namespace").unwrap());
     let mut tried = BTreeSet::new();
-    for way in WAYS {
+    for way in DEPLOY_ARGS {
         for object in printed(&bed, &[way, &["--no-namespace"]].concat()) {
             if tried.insert(object.to_string()) {
                 let answer = try_to_make(&object);
@@ -187,10 +187,10 @@ fn a_real_api_server_takes_everything_that_is_printed() {
 
     // The controller is admitted at the restricted level; the agents' namespace admits the agents.
     for account in all.iter().filter(|object| object["kind"] == "ServiceAccount") {
-        plane.make(account);
+        plane.create(account);
         let mut there = account.clone();
         there["metadata"]["namespace"] = json!("strict");
-        plane.make(&there);
+        plane.create(&there);
     }
     for (kind, namespace, taken) in
         [("Deployment", "strict", true), ("DaemonSet", "strict", false), ("DaemonSet", "cluster-doctor", true)]
@@ -209,7 +209,7 @@ fn a_real_api_server_takes_everything_that_is_printed() {
 }
 
 /// Installs a release, changes its database and uninstalls it; the volume claims remain.
-fn install(plane: &ControlPlane, helm: &Path, bed: &Bed) {
+fn install(plane: &ControlPlane, helm: &Path, bed: &Workdir) {
     let helm = |args: &[&str]| {
         let kubeconfig = plane.admin().to_str().unwrap();
         let said = run(helm, bed, &[args, &["--namespace", "by-helm", "--kubeconfig", kubeconfig]].concat());
@@ -220,10 +220,10 @@ fn install(plane: &ControlPlane, helm: &Path, bed: &Bed) {
         let answer = plane.request("GET", "/api/v1/namespaces/by-helm/persistentvolumeclaims", None).unwrap();
         serde_json::from_str::<Value>(&answer.text).unwrap()["items"].as_array().unwrap().len()
     };
-    helm(&["install", "doctor", "cluster-doctor", "--create-namespace"]).says("doctor status");
+    helm(&["install", "doctor", "cluster-doctor", "--create-namespace"]).stdout_contains("doctor status");
     assert_eq!(claims(), 2);
     let other = ["upgrade", "doctor", "cluster-doctor", "--set", "store.kind=postgres"];
-    helm(&other).says("create secret generic cluster-doctor-store");
+    helm(&other).stdout_contains("create secret generic cluster-doctor-store");
     helm(&["uninstall", "doctor"]);
     assert_eq!(claims(), 2, "the claims outlive the release");
 }
@@ -248,14 +248,14 @@ fn status(port: u16, path: &str) -> u16 {
 fn what_is_printed_makes_a_controller_that_outlives_its_api_server() {
     let programs = match ControlPlane::programs() {
         Ok(programs) => programs,
-        Err(why) => return why.not_run("a controller from what is printed"),
+        Err(why) => return why.skip_tests("a controller from what is printed"),
     };
     let plane = ControlPlane::start(&programs).unwrap();
-    let bed = Bed::new();
+    let bed = Workdir::new();
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let all = printed(&bed, &["--set", &format!("port={port}"), "--set", "settings.service=cycle = \"1s\""]);
     for object in &all {
-        plane.make(object);
+        plane.create(object);
     }
     let text = |map: &str, file: &str| {
         let found = all.iter().find(|object| object["kind"] == "ConfigMap" && object["metadata"]["name"] == map);
@@ -271,18 +271,18 @@ fn what_is_printed_makes_a_controller_that_outlives_its_api_server() {
         doctor = doctor.replace(there, bed.path(here).to_str().unwrap());
     }
     let mut map = MountedMap { bed: &bed, folder: "mounted", turns: 0 };
-    map.turn(&[("doctor.toml", &doctor), ("policy.toml", &text("cluster-doctor-policy", "policy.toml"))]);
+    map.update(&[("doctor.toml", &doctor), ("policy.toml", &text("cluster-doctor-policy", "policy.toml"))]);
     let account = plane.kubeconfig_for_service_account("cluster-doctor", "cluster-doctor").unwrap();
     let mut command = bed.command(&["serve", "--config", "mounted/doctor.toml"]);
     command.env("KUBECONFIG", account);
-    let mut service = Service::of(command);
-    service.says("agent endpoint listening");
-    until("a controller that is ready", || status(port, "/readyz") == 200 && status(port, "/healthz") == 200);
+    let mut service = Service::spawn(command);
+    service.wait_for_log("agent endpoint listening");
+    wait_until("a controller that is ready", || status(port, "/readyz") == 200 && status(port, "/healthz") == 200);
     plane.kill_apiserver().unwrap();
-    service.says("read the cluster state");
+    service.wait_for_log("read the cluster state");
     assert_eq!((status(port, "/healthz"), status(port, "/readyz")), (200, 200), "a restart would not help");
     plane.restart_apiserver().unwrap();
-    service.says("problems resolved");
+    service.wait_for_log("problems resolved");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
     // A new API server does not know any permissions for a moment.
@@ -292,7 +292,7 @@ fn what_is_printed_makes_a_controller_that_outlives_its_api_server() {
 
 #[test]
 fn a_setting_that_is_not_there_or_not_right_is_refused_by_name() {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     for (args, complaint) in [
         (["--set", "store.sise=1Gi"], "unknown setting `store.sise`; similar settings: store.kind"),
         (["--set", "store.size=ten"], "`store.size` is \"ten\", expected a size, such as 20Gi"),
@@ -300,23 +300,23 @@ fn a_setting_that_is_not_there_or_not_right_is_refused_by_name() {
         (["--image", "a b"], "`images.node` is \"a b\", expected an image"),
         (["--namespace", "Not_A_Name"], "`namespace` is Not_A_Name"),
     ] {
-        bed.expect(2, &[&["deploy", "kubernetes"], &args[..]].concat()).complains(complaint);
+        bed.expect(2, &[&["deploy", "kubernetes"], &args[..]].concat()).stderr_contains(complaint);
     }
     let rights = bed.expect(0, &["deploy", "kubernetes", "--what", "rights"]);
-    rights.says("kind: ClusterRole").says("pod-security.kubernetes.io/enforce: privileged");
+    rights.stdout_contains("kind: ClusterRole").stdout_contains("pod-security.kubernetes.io/enforce: privileged");
     assert!(!rights.out.contains("Deployment"), "{}", rights.out);
 }
 
 /// A directory like a mounted ConfigMap: files are links through the link `..data`, which is switched atomically from
 /// one directory to the next.
 struct MountedMap<'a> {
-    bed: &'a Bed,
+    bed: &'a Workdir,
     folder: &'static str,
     turns: u32,
 }
 
 impl MountedMap<'_> {
-    fn turn(&mut self, files: &[(&str, &str)]) {
+    fn update(&mut self, files: &[(&str, &str)]) {
         self.turns += 1;
         let at = |name: &str| self.bed.path(self.folder).join(name);
         let (folder, before) = (format!("..turn_{}", self.turns), format!("..turn_{}", self.turns - 1));
@@ -336,26 +336,26 @@ impl MountedMap<'_> {
 
 #[test]
 fn a_config_map_that_changes_is_in_force_without_a_restart() {
-    let bed = Bed::local();
+    let bed = Workdir::local();
     let policy = bed.read("policy.toml");
     let doctor = bed.read("doctor.toml").replace("\"doctor.db\"", &format!("{:?}", bed.path("doctor.db")));
     let doctor = doctor.replace("\"data\"", &format!("{:?}", bed.path("data")));
     let doctor = format!("cycle = \"1s\"\nprofiles = [\"../types\"]\n{doctor}");
     let mut types = MountedMap { bed: &bed, folder: "types", turns: 0 };
-    types.turn(&[("ours.toml", "sku = \"ours\"\nversion = 1\n")]);
+    types.update(&[("ours.toml", "sku = \"ours\"\nversion = 1\n")]);
     let mut map = MountedMap { bed: &bed, folder: "mounted", turns: 0 };
-    map.turn(&[("doctor.toml", &doctor), ("policy.toml", &format!("version = 1\n{policy}"))]);
-    let mut service = Service::of(bed.command(&["serve", "--config", "mounted/doctor.toml"]));
-    service.says("started");
+    map.update(&[("doctor.toml", &doctor), ("policy.toml", &format!("version = 1\n{policy}"))]);
+    let mut service = Service::spawn(bed.command(&["serve", "--config", "mounted/doctor.toml"]));
+    service.wait_for_log("started");
     // The length is the same, so that only the content differs.
-    map.turn(&[("doctor.toml", &doctor), ("policy.toml", &format!("version = 2\n{policy}"))]);
-    service.says("configuration reloaded policy=2");
-    map.turn(&[("doctor.toml", &doctor), ("policy.toml", "version = 3\nmode = \"yolo\"\n")]);
-    service.says("configuration reload failed, the last valid configuration stays in force");
-    map.turn(&[("doctor.toml", &doctor), ("policy.toml", &format!("version = 4\n{policy}"))]);
-    service.says("configuration reloaded policy=4");
-    types.turn(&[("ours.toml", "sku = \"ours\"\nversion = 2\nlike = \"hgx-h999\"\n")]);
-    service.says("hgx-h999");
+    map.update(&[("doctor.toml", &doctor), ("policy.toml", &format!("version = 2\n{policy}"))]);
+    service.wait_for_log("configuration reloaded policy=2");
+    map.update(&[("doctor.toml", &doctor), ("policy.toml", "version = 3\nmode = \"yolo\"\n")]);
+    service.wait_for_log("configuration reload failed, the last valid configuration stays in force");
+    map.update(&[("doctor.toml", &doctor), ("policy.toml", &format!("version = 4\n{policy}"))]);
+    service.wait_for_log("configuration reloaded policy=4");
+    types.update(&[("ours.toml", "sku = \"ours\"\nversion = 2\nlike = \"hgx-h999\"\n")]);
+    service.wait_for_log("hgx-h999");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
 }

@@ -10,25 +10,25 @@ use doctor_bed::dstack::{Dstack, Health};
 use serde_json::{Value, json};
 
 use crate::{
-    bed::{Bed, doctor_node},
     slurm_flows::rows,
     this_machine::Service,
+    workdir::{Workdir, doctor_node},
 };
 
 /// dstack is slow between the steps of a run, and slower on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(300);
+const WAIT_LIMIT: Duration = Duration::from_secs(300);
 
 #[track_caller]
-fn until(what: &str, mut level: impl FnMut() -> bool) {
+fn wait_until(what: &str, mut level: impl FnMut() -> bool) {
     let began = Instant::now();
     while !level() {
-        assert!(began.elapsed() < PATIENCE, "{what} did not happen");
+        assert!(began.elapsed() < WAIT_LIMIT, "{what} did not happen");
         std::thread::sleep(Duration::from_millis(200));
     }
 }
 
 /// Configures a service for this server, with its token in a file.
-fn configure(bed: &Bed, dstack: &Dstack, more: &str) {
+fn configure(bed: &Workdir, dstack: &Dstack, more: &str) {
     bed.write("token", &dstack.admin().token);
     let settings =
         format!("[backend.dstack]\nurl = \"{}\"\ntoken_file = \"token\"\ndeadline = \"2m\"\n{more}", dstack.url());
@@ -38,7 +38,7 @@ fn configure(bed: &Bed, dstack: &Dstack, more: &str) {
     );
 }
 
-fn passed(bed: &Bed) -> Vec<String> {
+fn passed(bed: &Workdir) -> Vec<String> {
     let names = rows(bed, "memory").into_iter().filter(|row| row["verdict"] == "pass");
     let mut names: Vec<String> = names.map(|row| row["node"].as_str().unwrap_or_default().to_owned()).collect();
     names.sort_unstable();
@@ -48,28 +48,30 @@ fn passed(bed: &Bed) -> Vec<String> {
 #[test]
 fn idle_instances_are_validated_and_given_up_to_users() {
     let what = "idle_instances_are_validated_and_given_up_to_users";
-    let Ok(dstack) = Dstack::start(3).inspect_err(|why| why.not_run(what)) else { return };
+    let Ok(dstack) = Dstack::start(3).inspect_err(|why| why.skip_tests(what)) else { return };
     dstack.install(doctor_node()).unwrap();
-    let bed = Bed::new();
+    let bed = Workdir::new();
     std::fs::create_dir(bed.path("data")).unwrap();
     bed.policy_for(&["memory"], "version = 1\n");
     configure(&bed, &dstack, "");
-    bed.expect(0, &["config", "check", "--live"]).says("dstack 0.22.5").says("All checks passed.");
+    bed.expect(0, &["config", "check", "--live"])
+        .stdout_contains("dstack 0.22.5")
+        .stdout_contains("All checks passed.");
 
     // One is behind a cut link and the GPUs of another fail: only the first is free.
-    dstack.cut(2).unwrap();
+    dstack.disconnect(2).unwrap();
     dstack.set_health(3, &Health::Failure("GPU 5 has a volatile DBE")).unwrap();
     dstack.wait_for_instance(2, "unreachable", |instance| instance["unreachable"] == true).unwrap();
     dstack.wait_for_instance(3, "failing", |instance| instance["health_status"] == "failure").unwrap();
     let service = Service::start(&bed);
-    until("the free one to pass", || passed(&bed) == ["bed-0"]);
+    wait_until("the free one to pass", || passed(&bed) == ["bed-0"]);
     let run = rows(&bed, "memory")[0]["run"].as_str().unwrap().to_owned();
-    bed.expect(0, &["log", &run]).says("memory");
-    bed.expect(0, &["why", "bed-1"]).says("dstack cannot reach it");
-    bed.expect(0, &["why", "bed-2"]).says("GPU 5 has a volatile DBE");
-    dstack.join(2).unwrap();
+    bed.expect(0, &["log", &run]).stdout_contains("memory");
+    bed.expect(0, &["why", "bed-1"]).stdout_contains("dstack cannot reach it");
+    bed.expect(0, &["why", "bed-2"]).stdout_contains("GPU 5 has a volatile DBE");
+    dstack.reconnect(2).unwrap();
     dstack.set_health(3, &Health::Healthy).unwrap();
-    until("the others to pass", || passed(&bed) == ["bed-0", "bed-1", "bed-2"]);
+    wait_until("the others to pass", || passed(&bed) == ["bed-0", "bed-1", "bed-2"]);
     assert_eq!(dstack.jobs_started(&format!("doctor-{run}")), 1);
     assert_eq!(service.stop().0, Some(0));
 
@@ -85,21 +87,21 @@ fn idle_instances_are_validated_and_given_up_to_users() {
     let retried = json!({ "retry": { "on_events": ["no-capacity"], "duration": "1h" } });
     dstack.submit_as_user("patient", Some(1), "exec sleep 3600", &retried).unwrap();
     dstack.wait_for_run("patient", "running").unwrap();
-    until("the history row of the active run", || rows(&bed, "slow").iter().any(|row| row["node"] == "bed-0"));
+    wait_until("the history row of the active run", || rows(&bed, "slow").iter().any(|row| row["node"] == "bed-0"));
     let row = rows(&bed, "slow").into_iter().find(|row| row["node"] == "bed-0").unwrap();
     assert_eq!((&row["verdict"], &row["reason"]), (&json!("inconclusive"), &json!("node-taken")), "{row}");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
     assert!(!log.contains(&dstack.admin().token), "the log must not contain the token");
-    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
+    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 #[test]
 fn a_failing_instance_is_examined_and_proved_over_ssh() {
     let what = "a_failing_instance_is_examined_and_proved_over_ssh";
-    let Ok(dstack) = Dstack::start(1).inspect_err(|why| why.not_run(what)) else { return };
+    let Ok(dstack) = Dstack::start(1).inspect_err(|why| why.skip_tests(what)) else { return };
     dstack.install(doctor_node()).unwrap();
-    let bed = Bed::new();
+    let bed = Workdir::new();
     std::fs::create_dir(bed.path("data")).unwrap();
     bed.policy_for(&["memory"], "version = 1\n[repair]\nexamine = [\"memory\"]\n");
     let state = tempfile::Builder::new().prefix("d").tempdir_in("/tmp").unwrap();
@@ -112,22 +114,22 @@ fn a_failing_instance_is_examined_and_proved_over_ssh() {
     dstack.set_health(1, &Health::Failure("GPU 5 has a volatile DBE")).unwrap();
     dstack.wait_for_instance(1, "failing", |instance| instance["health_status"] == "failure").unwrap();
     let service = Service::start(&bed);
-    until("the first check", || bed.doctor(&["why", "bed-0"]).out.contains("GPU 5 has a volatile DBE"));
+    wait_until("the first check", || bed.doctor(&["why", "bed-0"]).out.contains("GPU 5 has a volatile DBE"));
     assert_eq!(passed(&bed), [""; 0], "no routine runs there");
     bed.expect(0, &["quarantine", "bed-0", "--why", "dstack says failure", "--yes"]);
-    until("the examination", || passed(&bed) == ["bed-0"]);
-    until("the advice", || bed.doctor(&["why", "bed-0"]).out.contains("the examination recommends return"));
+    wait_until("the examination", || passed(&bed) == ["bed-0"]);
+    wait_until("the advice", || bed.doctor(&["why", "bed-0"]).out.contains("the examination recommends return"));
     bed.expect(0, &["release", "bed-0", "--why", "a GPU was changed", "--yes"]);
-    until("its return", || bed.json(&["nodes"])[0]["life"] == "in-service");
+    wait_until("its return", || bed.json(&["nodes"])[0]["life"] == "in-service");
     let all = rows(&bed, "memory");
     let runs: BTreeSet<String> = all.iter().map(|row| row["run"].to_string()).collect();
     assert!(
         runs.len() == all.len() && runs.len() >= 2,
         "an examination and a requalification, each stored once: {all:?}"
     );
-    let told = dstack.ask("/api/runs/list", &json!({ "only_active": false })).unwrap();
+    let told = dstack.post("/api/runs/list", &json!({ "only_active": false })).unwrap();
     assert_eq!(told, json!([]), "dstack itself started nothing");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
+    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }

@@ -12,21 +12,21 @@ use std::{
 use doctor_bed::ssh;
 
 use crate::{
-    bed::{Bed, Said, doctor_node, until},
     slurm_several::POLICY,
+    workdir::{CommandOutput, Workdir, doctor_node, wait_until},
 };
 
 /// Hosts, and a directory from which they are reached without any configuration of the service.
-struct Stage {
-    bed: Bed,
-    fleet: ssh::Fleet,
+struct FleetFixture {
+    bed: Workdir,
+    fleet: ssh::SshFleet,
 }
 
-impl Stage {
+impl FleetFixture {
     fn new(what: &str, hosts: u8) -> Option<Self> {
-        let fleet = ssh::Fleet::start(hosts).inspect_err(|why| why.not_run(what)).ok()?;
-        let bed = Bed::new();
-        fs::copy(fleet.at("hostfile"), bed.path("hosts")).unwrap();
+        let fleet = ssh::SshFleet::start(hosts).inspect_err(|why| why.skip_tests(what)).ok()?;
+        let bed = Workdir::new();
+        fs::copy(fleet.path("hostfile"), bed.path("hosts")).unwrap();
         fs::copy(fleet.ssh_config(), bed.path("ssh_config")).unwrap();
         Some(Self { bed, fleet })
     }
@@ -40,7 +40,7 @@ impl Stage {
     }
 
     #[track_caller]
-    fn expect(&self, code: i32, words: &[&str]) -> Said {
+    fn expect(&self, code: i32, words: &[&str]) -> CommandOutput {
         self.bed.expect(code, &self.words(words))
     }
 
@@ -65,15 +65,15 @@ impl Stage {
 
 #[test]
 fn a_command_runs_on_every_host_and_who_says_the_same_is_shown_once() {
-    let Some(stage) = Stage::new("commands on SSH hosts", 3) else { return };
+    let Some(stage) = FleetFixture::new("commands on SSH hosts", 3) else { return };
     let said = stage.expect(0, &["exec", "--", "echo same"]);
     assert_eq!((said.out.as_str(), said.err.as_str()), ("host[1-3]: same\n", ""));
     // Several arguments are passed unchanged. One host has other output and exits with the code that ssh uses for its
     // own errors.
-    stage.expect(0, &["exec", "--hosts", "host1", "--", "echo", "it's; $HOME"]).says("host1: it's; $HOME\n");
+    stage.expect(0, &["exec", "--hosts", "host1", "--", "echo", "it's; $HOME"]).stdout_contains("host1: it's; $HOME\n");
     let said = stage.expect(1, &["exec", "--", "hostname; [ $(hostname) != host2 ] || { echo no >&2; exit 255; }"]);
-    said.says("host1: host1\nhost2: host2\n")
-        .complains("host2: no\nhost2: exited with 255\n3 hosts: 2 succeeded, 1 failed");
+    said.stdout_contains("host1: host1\nhost2: host2\n")
+        .stderr_contains("host2: no\nhost2: exited with 255\n3 hosts: 2 succeeded, 1 failed");
     let rows = stage.json(&["exec", "--hosts", "host*", "--", "kill -9 $$"]);
     assert_eq!((rows[0]["ended"].as_str(), rows[0]["code"].as_i64()), (Some("exited"), Some(137)), "{rows}");
     // Sequences that would clear the screen or imitate another host's line are made visible.
@@ -84,12 +84,12 @@ fn a_command_runs_on_every_host_and_who_says_the_same_is_shown_once() {
     assert!(said.out.len() < 1100 && said.err.contains("3976 bytes over the limit were dropped"), "{}", said.err);
     stage
         .expect(2, &["exec", "--hosts", "host9", "--", "true"])
-        .complains("no host `host9`")
-        .complains("known: host[1-3]");
+        .stderr_contains("no host `host9`")
+        .stderr_contains("known: host[1-3]");
     let said = stage.bed.expect(2, &["fleet", "exec", "--", "true"]);
-    said.complains("--hosts node[01-08] or --hostfile FILE");
+    said.stderr_contains("--hosts node[01-08] or --hostfile FILE");
     // With the service's configuration, and connections that are kept between commands.
-    let (hosts, ssh_config, state) = (stage.fleet.at("hostfile"), stage.fleet.ssh_config(), stage.fleet.at("s"));
+    let (hosts, ssh_config, state) = (stage.fleet.path("hostfile"), stage.fleet.ssh_config(), stage.fleet.path("s"));
     let config = format!(
         "[backend.ssh]\nhostfile = \"{}\"\nssh_config = \"{}\"\nstate = \"{}\"\n",
         hosts.display(),
@@ -97,15 +97,18 @@ fn a_command_runs_on_every_host_and_who_says_the_same_is_shown_once() {
         state.display()
     );
     stage.bed.write("doctor.toml", &config);
-    stage.bed.expect(1, &["fleet", "exec", "--", "exit 255"]).complains("host[1-3]: exited with 255");
-    stage.bed.expect(0, &["fleet", "exec", "--hosts", "host[1-2]", "--", "echo again"]).says("host[1-2]: again\n");
+    stage.bed.expect(1, &["fleet", "exec", "--", "exit 255"]).stderr_contains("host[1-3]: exited with 255");
+    stage
+        .bed
+        .expect(0, &["fleet", "exec", "--hosts", "host[1-2]", "--", "echo again"])
+        .stdout_contains("host[1-2]: again\n");
     assert_eq!(fs::read_dir(state.join("c")).unwrap().count(), 3);
 }
 
 #[test]
 fn hosts_that_refuse_hang_or_are_slow_hold_up_nobody_and_what_is_late_is_ended_there() {
-    let Some(mut stage) = Stage::new("SSH hosts that do not answer", 4) else { return };
-    let slow = stage.fleet.hosts()[3].slowed(Duration::from_millis(40)).unwrap();
+    let Some(mut stage) = FleetFixture::new("SSH hosts that do not answer", 4) else { return };
+    let slow = stage.fleet.hosts()[3].slow_proxy(Duration::from_millis(40)).unwrap();
     let at = stage.fleet.hosts()[3].at;
     let config = format!(
         "Host slow\n  HostName {}\n  Port {}\n  HostKeyAlias [{}]:{}\n{}",
@@ -118,25 +121,28 @@ fn hosts_that_refuse_hang_or_are_slow_hold_up_nobody_and_what_is_late_is_ended_t
     stage.bed.write("ssh_config", &config);
     stage.bed.write("hosts", "host1\nhost2\nhost3\nslow\n");
     let said = stage.expect(1, &["exec", "--hosts", "host1", "--deadline", "1s", "--", "echo begun; sleep 600"]);
-    said.says("host1: begun").complains("host1: timed out and was terminated");
-    until("the command to be gone", || {
+    said.stdout_contains("host1: begun").stderr_contains("host1: timed out and was terminated");
+    wait_until("the command to be gone", || {
         !stage.expect(0, &["exec", "--hosts", "host1", "--", "cat /proc/[0-9]*/comm; true"]).out.contains("sleep")
     });
     // A broken connection is not mistaken for the end of the command.
     let words = stage.words(&["exec", "--hosts", "host1", "--", "echo up > /root/up; sleep 600"]);
     let cut = stage.bed.command(&words).stderr(Stdio::piped()).spawn().unwrap();
     let up = stage.fleet.hosts()[0].home().join("up");
-    until("the command to begin", || fs::read_to_string(&up).is_ok_and(|text| text == "up\n"));
-    stage.fleet.hosts()[0].cut().unwrap();
-    let cut = Said::of(&cut.wait_with_output().unwrap());
+    wait_until("the command to begin", || fs::read_to_string(&up).is_ok_and(|text| text == "up\n"));
+    stage.fleet.hosts()[0].cut_connections().unwrap();
+    let cut = CommandOutput::from_output(&cut.wait_with_output().unwrap());
     assert_eq!(cut.code, 1, "{}", cut.err);
-    cut.complains("host1: connection lost: ").complains("it may still run there");
+    cut.stderr_contains("host1: connection lost: ").stderr_contains("it may still run there");
     stage.stop("host2");
     stage.fleet.hosts()[2].hang();
     let began = Instant::now();
     let said = stage.expect(3, &["exec", "--connect", "10s", "--", "hostname"]);
-    said.says("host1: host1").says("slow: host4").complains("host2: unreachable: ").complains("host3: unreachable: ");
-    said.complains("refused").complains("timed out");
+    said.stdout_contains("host1: host1")
+        .stdout_contains("slow: host4")
+        .stderr_contains("host2: unreachable: ")
+        .stderr_contains("host3: unreachable: ");
+    said.stderr_contains("refused").stderr_contains("timed out");
     assert!(began.elapsed() < Duration::from_secs(240), "{:?}", began.elapsed());
     let rows = stage.json(&["exec", "--connect", "10s", "--", "exit 3"]);
     let ends: Vec<&str> = rows.as_array().unwrap().iter().map(|row| row["ended"].as_str().unwrap()).collect();
@@ -145,22 +151,22 @@ fn hosts_that_refuse_hang_or_are_slow_hold_up_nobody_and_what_is_late_is_ended_t
     // An unknown host key is rejected unless --learn-keys is given.
     stage.bed.write("known_hosts", "");
     let config = stage.bed.read("ssh_config").replace(
-        &stage.fleet.at("known_hosts").display().to_string(),
+        &stage.fleet.path("known_hosts").display().to_string(),
         &stage.bed.path("known_hosts").display().to_string(),
     );
     stage.bed.write("ssh_config", &config);
-    stage.expect(3, &["exec", "--hosts", "host1", "--", "true"]).complains("host1: unreachable: ");
+    stage.expect(3, &["exec", "--hosts", "host1", "--", "true"]).stderr_contains("host1: unreachable: ");
     stage.expect(0, &["exec", "--hosts", "host1", "--learn-keys", "--", "true"]);
     stage.expect(0, &["exec", "--hosts", "host1", "--", "true"]);
 }
 
 #[test]
 fn a_host_that_was_not_heard_has_done_nothing_and_root_is_meant_or_refused() {
-    let Some(mut stage) = Stage::new("commands that were not begun on SSH hosts", 2) else { return };
+    let Some(mut stage) = FleetFixture::new("commands that were not begun on SSH hosts", 2) else { return };
     // The host's output is lost, so the command must not start: otherwise it could not be reported as not executed.
     stage.put(1, ".bashrc", "exec >/dev/null\n");
     let said = stage.expect(3, &["exec", "--hosts", "host1", "--deadline", "1s", "--", "touch /root/begun"]);
-    said.complains("host1: unreachable: it does not answer");
+    said.stderr_contains("host1: unreachable: it does not answer");
     stage.put(1, ".bashrc", "");
     stage.expect(0, &["exec", "--hosts", "host1", "--", "[ ! -e /root/begun ]"]);
     // An unprivileged user logs in to the second host.
@@ -171,22 +177,27 @@ fn a_host_that_was_not_heard_has_done_nothing_and_root_is_meant_or_refused() {
     let text = fs::read_to_string(&config).unwrap();
     fs::write(&config, text + forced).unwrap();
     second.boot().unwrap();
-    stage.expect(0, &["exec", "--", "id", "-u"]).says("host1: 0\nhost2: 65534\n");
+    stage.expect(0, &["exec", "--", "id", "-u"]).stdout_contains("host1: 0\nhost2: 65534\n");
     let said = stage.expect(1, &["exec", "--root", "--", "id", "-u"]);
-    said.complains("host2: the login user is not root, and `as_root` under [backend.ssh] is empty");
+    said.stderr_contains("host2: the login user is not root, and `as_root` under [backend.ssh] is empty");
     assert_eq!(said.out, "host1: 0\n");
-    stage.expect(1, &["gather", "/etc/hostname", "--root", "--out", "names"]).says("host2: ").says("is not root");
+    stage
+        .expect(1, &["gather", "/etc/hostname", "--root", "--out", "names"])
+        .stdout_contains("host2: ")
+        .stdout_contains("is not root");
 }
 
 #[test]
 fn a_file_is_gathered_from_every_host_and_who_does_not_bring_it_is_named() {
-    let Some(mut stage) = Stage::new("gathering files from SSH hosts", 4) else { return };
+    let Some(mut stage) = FleetFixture::new("gathering files from SSH hosts", 4) else { return };
     stage.put(1, "log.status", "2026-11-15T03:00:00 unhealthy\n2026-11-16T03:00:00 healthy\n");
     stage.put(2, "log.status", "2026-11-16T03:00:01 unhealthy");
     stage.put(4, "log.status", &"x".repeat(2 << 20));
     let said = stage
         .expect(1, &["gather", "/root/log.status", "--last", "1", "--most", "1", "--out", "cluster-health.status"]);
-    said.says("2 of 4 hosts sent /root/log.status").says("host3: no such file").says("host4: larger than 1 MiB");
+    said.stdout_contains("2 of 4 hosts sent /root/log.status")
+        .stdout_contains("host3: no such file")
+        .stdout_contains("host4: larger than 1 MiB");
     assert_eq!(
         stage.bed.read("cluster-health.status"),
         "host1 2026-11-16T03:00:00 healthy\nhost2 2026-11-16T03:00:01 unhealthy\n\
@@ -194,7 +205,7 @@ fn a_file_is_gathered_from_every_host_and_who_does_not_bring_it_is_named() {
     );
     stage.stop("host3");
     let said = stage.expect(3, &["gather", "/root/log.status", "--out", "all/"]);
-    said.says("3 of 4 hosts").says("host3: unreachable: ");
+    said.stdout_contains("3 of 4 hosts").stdout_contains("host3: unreachable: ");
     assert_eq!(stage.bed.read("all/host2/log.status"), "2026-11-16T03:00:01 unhealthy");
     assert_eq!(fs::read(stage.bed.path("all/host4/log.status")).unwrap().len(), 2 << 20);
     assert!(!stage.bed.path("all/host3").exists());
@@ -219,12 +230,12 @@ fn a_file_is_gathered_from_every_host_and_who_does_not_bring_it_is_named() {
 
 #[test]
 fn the_host_files_are_made_kept_in_order_and_a_silent_host_stays_in_them() {
-    let Some(mut stage) = Stage::new("host files from SSH hosts", 3) else { return };
+    let Some(mut stage) = FleetFixture::new("host files from SSH hosts", 3) else { return };
     let said = stage.expect(1, &["hosts", "--check"]);
-    said.says("+ host1 127.0.1.1").says("would change");
+    said.stdout_contains("+ host1 127.0.1.1").stdout_contains("would change");
     assert!(!stage.bed.path("hostfile").exists(), "nothing is written");
     stage.bed.write("hosts", "host3\nhost1\n");
-    stage.expect(0, &["hosts"]).says("were written: 2 hosts queried, 0 without an answer");
+    stage.expect(0, &["hosts"]).stdout_contains("were written: 2 hosts queried, 0 without an answer");
     assert_eq!(
         (stage.bed.read("hostfile"), stage.bed.read("hostfile-ip")),
         ("host3\nhost1\n".to_owned(), "127.0.1.3\n127.0.1.1\n".to_owned())
@@ -233,21 +244,23 @@ fn the_host_files_are_made_kept_in_order_and_a_silent_host_stays_in_them() {
     stage.bed.write("hosts", "host[1-3]\n");
     stage.stop("host3");
     let said = stage.expect(3, &["hosts"]);
-    said.says("+ host2 127.0.1.2").says("! host3 stays as host3 127.0.1.3: unreachable");
+    said.stdout_contains("+ host2 127.0.1.2").stdout_contains("! host3 stays as host3 127.0.1.3: unreachable");
     assert_eq!(
         (stage.bed.read("hostfile"), stage.bed.read("hostfile-ip")),
         ("host3\nhost1\nhost2\n".to_owned(), "127.0.1.3\n127.0.1.1\n127.0.1.2\n".to_owned())
     );
     // Querying one host does not change the lines of others.
-    stage.expect(0, &["hosts", "--hosts", "host2"]).says("are up to date");
+    stage.expect(0, &["hosts", "--hosts", "host2"]).stdout_contains("are up to date");
     stage.bed.write("hosts", "host2\nhost1\n");
-    stage.expect(0, &["hosts"]).says("- host3 127.0.1.3");
+    stage.expect(0, &["hosts"]).stdout_contains("- host3 127.0.1.3");
     assert_eq!(stage.bed.read("hostfile"), "host1\nhost2\n");
     // Files that do not match each other are rebuilt, and no host, not even a silent one, gets the address of another.
     stage.bed.write("hosts", "host1\nhost2\nhost3\n");
     stage.bed.write("hostfile", "host3\nhost1\nhost2\n");
     stage.bed.write("hostfile-ip", "127.0.1.1\n127.0.1.2\n");
-    stage.expect(3, &["hosts"]).says("one file has 3 hosts and the other 2: their addresses are ignored; rebuilt");
+    stage
+        .expect(3, &["hosts"])
+        .stdout_contains("one file has 3 hosts and the other 2: their addresses are ignored; rebuilt");
     assert_eq!(stage.bed.read("hostfile-ip"), "127.0.1.3\n127.0.1.1\n127.0.1.2\n");
     stage.bed.write("hostfile-ip", "127.0.1.1\n127.0.1.3\n127.0.1.2\n");
     stage.expect(3, &["hosts"]);
@@ -261,19 +274,19 @@ fn the_host_files_are_made_kept_in_order_and_a_silent_host_stays_in_them() {
     let next = r#"[{"name": "host1", "address": "127.0.1.1"}, {"name": "host2", "address": "127.0.1.2"}]"#;
     stage.bed.write(".hostfile.next", next);
     stage.bed.write("hosts", "host1\nhost2\n");
-    stage.expect(1, &["hosts", "--check"]).says("stopped between writing the two files; would be rebuilt");
-    stage.expect(0, &["hosts"]).says("stopped between writing the two files; rebuilt");
+    stage.expect(1, &["hosts", "--check"]).stdout_contains("stopped between writing the two files; would be rebuilt");
+    stage.expect(0, &["hosts"]).stdout_contains("stopped between writing the two files; rebuilt");
     assert_eq!(stage.bed.read("hostfile-ip"), "127.0.1.1\n127.0.1.2\n");
     assert!(!stage.bed.path(".hostfile.next").exists());
-    stage.expect(0, &["hosts", "--check"]).says("are up to date");
+    stage.expect(0, &["hosts", "--check"]).stdout_contains("are up to date");
     // A host whose own name differs from the listed one keeps its line while it is silent.
     let at = stage.fleet.hosts()[1].at;
     let way = format!("Host other\n  HostName {0}\n  Port {1}\n  HostKeyAlias [{0}]:{1}\n", at.ip(), at.port());
     stage.bed.write("ssh_config", &(way + &stage.bed.read("ssh_config")));
     stage.bed.write("hosts", "host1\nother\n");
-    stage.expect(0, &["hosts"]).says("are up to date");
+    stage.expect(0, &["hosts"]).stdout_contains("are up to date");
     stage.stop("host2");
-    stage.expect(3, &["hosts"]).says("! other stays as host2 127.0.1.2: unreachable");
+    stage.expect(3, &["hosts"]).stdout_contains("! other stays as host2 127.0.1.2: unreachable");
     assert_eq!(stage.bed.read("hostfile"), "host1\nhost2\n");
     stage.fleet.host("host2").unwrap().boot().unwrap();
     stage.bed.write("hosts", "host1\nhost2\n");
@@ -281,7 +294,7 @@ fn the_host_files_are_made_kept_in_order_and_a_silent_host_stays_in_them() {
     stage.bed.expect(0, &["fleet", "exec", "--hostfile", "hostfile", "--ssh-config", "ssh_config", "--", "true"]);
     stage.bed.write("hostfile", "host1 user=root\nhost2\n");
     let said = stage.bed.expect(2, &["fleet", "hosts", "--hostfile", "hostfile", "--ssh-config", "ssh_config"]);
-    said.complains("has connection settings for host1");
+    said.stderr_contains("has connection settings for host1");
 }
 
 const AZNHC: &str = "SUCCESS:  nhc:  Health check passed:  check_gpu_count: Expected 8 and found 8\n";
@@ -290,7 +303,7 @@ const DCGM: &str = "| Denylist                  | Pass                          
 
 #[test]
 fn the_health_of_hosts_is_read_from_their_logs_and_a_passed_without_a_check_is_unknown() {
-    let Some(mut stage) = Stage::new("the health of SSH hosts", 4) else { return };
+    let Some(mut stage) = FleetFixture::new("the health of SSH hosts", 4) else { return };
     let now = stage.expect(0, &["exec", "--hosts", "host1", "--", "date +%Y-%m-%dT%H:%M:%S"]);
     let now = now.out.trim().strip_prefix("host1: ").unwrap().to_owned();
     for (host, aznhc) in
@@ -308,14 +321,17 @@ fn the_health_of_hosts_is_read_from_their_logs_and_a_passed_without_a_check_is_u
     stage.put(3, "log/dcgmi-diag.log.status", "2020-01-01T00:00:00 passed\n");
     stage.stop("host4");
     let said = stage.expect(1, &["health", "--logs", "/root/log"]);
-    said.says("4 hosts: 1 healthy, 2 unknown, 1 unhealthy").says("Expected 8 and found 7").says("older than 7d");
-    said.says("does not show that anything was checked").says("there is no doctor-check.log.status: it never ran here");
+    said.stdout_contains("4 hosts: 1 healthy, 2 unknown, 1 unhealthy")
+        .stdout_contains("Expected 8 and found 7")
+        .stdout_contains("older than 7d");
+    said.stdout_contains("does not show that anything was checked")
+        .stdout_contains("there is no doctor-check.log.status: it never ran here");
     let rows = stage.json(&["health", "--logs", "/root/log"]);
     let health: Vec<&str> = rows.as_array().unwrap().iter().map(|row| row["health"].as_str().unwrap()).collect();
     assert_eq!(health, ["healthy", "unhealthy", "unknown", "unknown"], "{rows}");
-    stage.expect(0, &["health", "--logs", "/root/log", "--hosts", "host1"]).says("healthy");
+    stage.expect(0, &["health", "--logs", "/root/log", "--hosts", "host1"]).stdout_contains("healthy");
     stage.expect(3, &["health", "--logs", "/root/log", "--hosts", "host3", "--of", "aznhc"]);
-    stage.expect(2, &["health", "--of", "nhc"]).complains("expected one of aznhc, dcgm, own");
+    stage.expect(2, &["health", "--of", "nhc"]).stderr_contains("expected one of aznhc, dcgm, own");
     // Our own check writes the same format; its earlier result does not count.
     stage.put(1, "log/doctor-check.log.status", "2020-01-01T00:00:00 passed\n");
     let rows = stage.json(&["health", "--run", "--logs", "/root/log", "--hosts", "host1", "--of", "own"]);
@@ -353,7 +369,7 @@ if [ $wrong = 0 ]; then echo "# Out of bounds values : 0 OK"; else echo "# Out o
 
 #[test]
 fn with_a_stand_in_for_mpirun_the_slow_host_is_named_by_pairs_and_silence_is_no_pass() {
-    let Some(mut stage) = Stage::new("an all-reduce over SSH hosts", 4) else { return };
+    let Some(mut stage) = FleetFixture::new("an all-reduce over SSH hosts", 4) else { return };
     let at = |name: &str| stage.bed.path(name).display().to_string();
     stage.bed.write(
         "mpirun",
@@ -363,31 +379,33 @@ fn with_a_stand_in_for_mpirun_the_slow_host_is_named_by_pairs_and_silence_is_no_
     let nccl = ["nccl", "--launcher", "mpirun", "--mpirun", "./mpirun", "--program", "/bin/true"];
     let words = |more: &[&'static str]| [&nccl[..], more].concat();
     let said = stage.expect(0, &words(&["--print"]));
-    said.says("-np 4 --host host1:1,host2:1,host3:1,host4:1 --map-by ppr:1:node")
-        .says("-b 8G -e 8G")
-        .says("NCCL_PXN_DISABLE=1");
+    said.stdout_contains("-np 4 --host host1:1,host2:1,host3:1,host4:1 --map-by ppr:1:node")
+        .stdout_contains("-b 8G -e 8G")
+        .stdout_contains("NCCL_PXN_DISABLE=1");
     let said = stage.expect(1, &words(&["--expect", "431"]));
-    said.says("host[1-4]: fail: 198.2 GB/s at 8589934592 bytes, less than 95 % of 431.0 GB/s")
-        .says("at fault: host3\n");
+    said.stdout_contains("host[1-4]: fail: 198.2 GB/s at 8589934592 bytes, less than 95 % of 431.0 GB/s")
+        .stdout_contains("at fault: host3\n");
     let view = stage.json(&words(&["--expect", "431"]));
     assert_eq!((view["verdict"].as_str(), view["at_fault"][0].as_str()), (Some("fail"), Some("host3")), "{view}");
     // Known good hosts outside the tested set.
     let said = stage.expect(1, &words(&["--expect", "431", "--hosts", "host[2-3]", "--good", "host[1,4]"]));
-    said.says("at fault: host3\n");
-    stage.expect(0, &words(&["--expect", "431", "--hosts", "host[1-2]"])).says("host[1-2]: pass: 430.1 GB/s");
+    said.stdout_contains("at fault: host3\n");
+    stage
+        .expect(0, &words(&["--expect", "431", "--hosts", "host[1-2]"]))
+        .stdout_contains("host[1-2]: pass: 430.1 GB/s");
     // Without a limit the result is inconclusive, and without a result row it is no pass.
-    stage.expect(3, &words(&[])).says("inconclusive: 198.2 GB/s").says("no bandwidth limit");
+    stage.expect(3, &words(&[])).stdout_contains("inconclusive: 198.2 GB/s").stdout_contains("no bandwidth limit");
     stage.bed.write("wrong", "");
-    stage.expect(1, &words(&["--no-pairs"])).says("21 wrong sums");
+    stage.expect(1, &words(&["--no-pairs"])).stdout_contains("21 wrong sums");
     stage.bed.write("silent", "");
     stage
         .expect(3, &words(&["--expect", "1"]))
-        .says("inconclusive: mpirun ended with exit status: 0, and this is no output");
+        .stdout_contains("inconclusive: mpirun ended with exit status: 0, and this is no output");
     fs::remove_file(stage.bed.path("silent")).unwrap();
     // A hang before the start accuses no host: no host was seen to begin.
     stage.bed.write("hangs", "");
     let said = stage.expect(3, &words(&["--expect", "431", "--deadline", "1s"]));
-    said.says("host[1-4]: inconclusive: mpirun did not start the test within 1 s");
+    said.stdout_contains("host[1-4]: inconclusive: mpirun did not start the test within 1 s");
     assert!(!said.out.contains("at fault"), "{}", said.out);
     fs::remove_file(stage.bed.path("hangs")).unwrap();
     // A host in use is left out by name, unless --even-in-use is given.
@@ -402,23 +420,27 @@ fn with_a_stand_in_for_mpirun_the_slow_host_is_named_by_pairs_and_silence_is_no_
     user.stdout.take().unwrap().read_exact(&mut up).unwrap();
     let busy = ["--expect", "431", "--hosts", "host[1-2,4]"];
     let said = stage.expect(3, &words(&busy));
-    said.says("host[1,4]: pass").says("host2 skipped: not free: process").says("holds a GPU (--even-in-use)");
-    stage.expect(0, &words(&[&busy[..], &["--even-in-use"]].concat())).says("host[1-2,4]: pass");
+    said.stdout_contains("host[1,4]: pass")
+        .stdout_contains("host2 skipped: not free: process")
+        .stdout_contains("holds a GPU (--even-in-use)");
+    stage.expect(0, &words(&[&busy[..], &["--even-in-use"]].concat())).stdout_contains("host[1-2,4]: pass");
     stage.fleet.hosts()[0].set_load("99.00 0.10 0.10 1/84 7182\n").unwrap();
     let said = stage.expect(3, &words(&["--hosts", "host[1-2]"]));
-    said.complains("no host can take part; host1: not free: load ");
+    said.stderr_contains("no host can take part; host1: not free: load ");
     stage.fleet.hosts()[0].set_load("0.10 0.10 0.10 1/84 7182\n").unwrap();
     drop(user.stdin.take());
     user.wait().unwrap();
     stage.stop("host4");
     let said = stage.expect(3, &words(&["--expect", "431", "--hosts", "host[1-2,4]"]));
-    said.says("host[1-2]: pass").says("host4 skipped: unreachable");
+    said.stdout_contains("host[1-2]: pass").stdout_contains("host4 skipped: unreachable");
     // A limit for several hosts does not apply to one that remains alone.
     let said = stage.expect(3, &words(&["--expect", "431", "--hosts", "host[1,4]"]));
-    said.says(
+    said.stdout_contains(
         "host1: inconclusive: 430.1 GB/s at 8589934592 bytes, only one host takes part, but --expect is for several",
     );
-    stage.expect(3, &["nccl", "--launcher", "mpirun", "--program", "/no/such"]).complains("no /no/such (--program)");
+    stage
+        .expect(3, &["nccl", "--launcher", "mpirun", "--program", "/no/such"])
+        .stderr_contains("no /no/such (--program)");
 }
 
 /// `doctor-node` on hosts that are all this machine, with stand-ins for its GPUs.
@@ -432,8 +454,8 @@ exec PROGRAM "$@"
 
 #[test]
 fn without_mpi_doctor_node_adds_up_over_the_hosts_with_stand_ins_for_gpus() {
-    let Some(stage) = Stage::new("an all-reduce by doctor-node over SSH hosts", 2) else { return };
-    let standin = doctor_bed::machine::standin(doctor_node());
+    let Some(stage) = FleetFixture::new("an all-reduce by doctor-node over SSH hosts", 2) else { return };
+    let standin = doctor_bed::fake_machine::fake_nvidia_library(doctor_node());
     let wrapped = ON_A_HOST
         .replace("LIBRARY", &standin.display().to_string())
         .replace("PROGRAM", &doctor_node().display().to_string())
@@ -445,14 +467,16 @@ fn without_mpi_doctor_node_adds_up_over_the_hosts_with_stand_ins_for_gpus() {
     let run = |words: &[&str]| {
         let mut command = stage.bed.command(&stage.words(words));
         command.env("DOCTOR_NODE", stage.bed.path("node"));
-        Said::of(&command.output().unwrap())
+        CommandOutput::from_output(&command.output().unwrap())
     };
     // The speed of stand-ins depends on this machine: only the sums can be verified.
     let well = run(&words(&[]));
     assert_eq!(well.code, 3, "{}\n{}", well.out, well.err);
-    well.says("host[1-2]: inconclusive: ").says("at 16384 bytes").says("no bandwidth limit");
+    well.stdout_contains("host[1-2]: inconclusive: ")
+        .stdout_contains("at 16384 bytes")
+        .stdout_contains("no bandwidth limit");
     // The second host delays the others: of two hosts, the faulty one cannot be identified.
     let hung = run(&words(&["--env", "FAULTY=host2", "--env", "FAULT=hang:2"]));
     assert_eq!(hung.code, 1, "{}\n{}", hung.out, hung.err);
-    hung.says("host[1-2]: fail: ").says("at fault: the path between host1 and host2");
+    hung.stdout_contains("host[1-2]: fail: ").stdout_contains("at fault: the path between host1 and host2");
 }

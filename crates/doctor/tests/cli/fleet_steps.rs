@@ -12,12 +12,12 @@ use std::{
     process::{Command, Stdio},
 };
 
-use doctor_bed::ssh::Fleet;
+use doctor_bed::ssh::SshFleet;
 use serde_json::Value;
 
 use crate::{
     azure,
-    bed::{Bed, Said, doctor_node},
+    workdir::{CommandOutput, Workdir, doctor_node},
 };
 
 const PAGE: &str = include_str!("../../../../docs/guide/fleet-steps.md");
@@ -25,17 +25,19 @@ const HEAD: &str = "host1";
 
 /// Where a command of the page is typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum At {
+enum Machine {
     Here,
     Head,
     Azure,
 }
 
 /// Returns the commands of the page, in order.
-fn printed() -> Vec<(At, &'static str)> {
+fn page_commands() -> Vec<(Machine, &'static str)> {
     let typed = |line: &'static str| match (line.strip_prefix("$ "), line.strip_prefix("head$ ")) {
-        (Some(line), _) => Some(line.strip_suffix("☁").map_or((At::Here, line), |line| (At::Azure, line.trim_end()))),
-        (None, line) => Some((At::Head, line?)),
+        (Some(line), _) => {
+            Some(line.strip_suffix("☁").map_or((Machine::Here, line), |line| (Machine::Azure, line.trim_end())))
+        }
+        (None, line) => Some((Machine::Head, line?)),
     };
     PAGE.lines().filter_map(typed).collect()
 }
@@ -66,9 +68,9 @@ echo "  8589934592    2147483648     float     sum      -1    35920  239.14  $ra
 echo "# Out of bounds values : 0 OK""##;
 
 /// Three machines as `provision` leaves them, and the directory from which that was done.
-struct Stage {
-    bed: Bed,
-    fleet: Fleet,
+struct FleetFixture {
+    bed: Workdir,
+    fleet: SshFleet,
     roots: Vec<PathBuf>,
 }
 
@@ -78,11 +80,12 @@ fn put(path: &Path, text: &str, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-impl Stage {
+impl FleetFixture {
     fn new() -> Option<Self> {
-        let mut fleet = Fleet::start(3).inspect_err(|why| why.not_run("the steps of the guide on SSH hosts")).ok()?;
-        let roots = fleet.hosts_mut().iter_mut().map(|host| host.own_folders().unwrap()).collect();
-        let bed = Bed::new();
+        let mut fleet =
+            SshFleet::start(3).inspect_err(|why| why.skip_tests("the steps of the guide on SSH hosts")).ok()?;
+        let roots = fleet.hosts_mut().iter_mut().map(|host| host.private_folders().unwrap()).collect();
+        let bed = Workdir::new();
         // Checks that any machine passes, whatever else is wrong with the one that runs this test.
         bed.policy_for(&["clock-source", "memory"], "");
         Some(Self { bed, fleet, roots })
@@ -93,7 +96,7 @@ impl Stage {
     }
 
     /// Writes what `provision` leaves here and on the machines, from the printed cloud-init file.
-    fn machines_are_made(&self) {
+    fn create_machines(&self) {
         let config: Value = serde_saphyr::from_str(&self.bed.read("cloud-init.yaml")).unwrap();
         let files = config["write_files"].as_array().unwrap();
         let policy = self.bed.path("policy.toml");
@@ -128,12 +131,12 @@ impl Stage {
         put(&home.join("hostfile"), &names, 0o644);
         put(&home.join("hostfile-ip"), &addresses, 0o644);
         put(&self.bed.path("vmss/ssh_config"), &ways, 0o600);
-        self.machines_boot(files);
+        self.boot_machines(files);
     }
 
     /// Starts what the systemd units would start, because these hosts have no systemd. The disks of this machine are
     /// left alone.
-    fn machines_boot(&self, files: &[Value]) {
+    fn boot_machines(&self, files: &[Value]) {
         let units = ["cluster-doctor-boot.service", "cluster-doctor-first-boot.service"].map(|unit| {
             let found = files.iter().find(|file| file["path"].as_str().unwrap().ends_with(unit));
             found.unwrap()["content"].as_str().unwrap()
@@ -151,19 +154,19 @@ impl Stage {
     }
 
     /// Types a line into a shell: here, or on the head node after the login that the page shows.
-    fn typed(&self, at: At, line: &str) -> Said {
+    fn run_line(&self, at: Machine, line: &str) -> CommandOutput {
         let mut shell = match at {
-            At::Here => Command::new("sh"),
-            At::Head => Command::new("ssh"),
-            At::Azure => panic!("{line} is for Azure"),
+            Machine::Here => Command::new("sh"),
+            Machine::Head => Command::new("ssh"),
+            Machine::Azure => panic!("{line} is for Azure"),
         };
         match at {
-            At::Here => shell.args(["-c", line]),
+            Machine::Here => shell.args(["-c", line]),
             _ => shell.args(["-F", "vmss/ssh_config", "-o", "BatchMode=yes", HEAD, line]),
         };
         let programs = Path::new(env!("CARGO_BIN_EXE_doctor")).parent().unwrap();
         shell.env_clear().env("HOME", self.bed.path("")).env("PATH", format!("{}:/usr/bin:/bin", programs.display()));
-        Said::of(&shell.current_dir(self.bed.path("")).stdin(Stdio::null()).output().unwrap())
+        CommandOutput::from_output(&shell.current_dir(self.bed.path("")).stdin(Stdio::null()).output().unwrap())
     }
 
     fn on_head(&self, name: &str) -> String {
@@ -172,14 +175,14 @@ impl Stage {
 }
 
 /// Reads the page's commands, each of which must be the expected one.
-struct Reader<'a> {
-    stage: &'a Stage,
-    rest: std::vec::IntoIter<(At, &'static str)>,
+struct PageRunner<'a> {
+    stage: &'a FleetFixture,
+    rest: std::vec::IntoIter<(Machine, &'static str)>,
 }
 
-impl Reader<'_> {
+impl PageRunner<'_> {
     #[track_caller]
-    fn next(&mut self, at: At, line: &str) {
+    fn next(&mut self, at: Machine, line: &str) {
         assert_eq!(
             self.rest.next(),
             Some((at, line)),
@@ -188,64 +191,64 @@ impl Reader<'_> {
     }
 
     #[track_caller]
-    fn types(&mut self, at: At, code: i32, line: &str) -> Said {
+    fn run_step(&mut self, at: Machine, code: i32, line: &str) -> CommandOutput {
         self.next(at, line);
-        let said = self.stage.typed(at, line);
+        let said = self.stage.run_line(at, line);
         assert_eq!(said.code, code, "{line}\n{}\n{}", said.out, said.err);
         said
     }
 
     #[track_caller]
-    fn here(&mut self, line: &str) -> Said {
-        self.types(At::Here, 0, line)
+    fn here(&mut self, line: &str) -> CommandOutput {
+        self.run_step(Machine::Here, 0, line)
     }
 
     #[track_caller]
-    fn head(&mut self, code: i32, line: &str) -> Said {
-        self.types(At::Head, code, line)
+    fn head(&mut self, code: i32, line: &str) -> CommandOutput {
+        self.run_step(Machine::Head, code, line)
     }
 }
 
 #[test]
 fn every_step_of_the_guide_from_nothing_to_a_tested_fleet_works_as_it_is_printed() {
-    let Some(stage) = Stage::new() else { return };
-    let mut page = Reader { stage: &stage, rest: printed().into_iter() };
-    make(&mut page);
-    look(&mut page);
+    let Some(stage) = FleetFixture::new() else { return };
+    let mut page = PageRunner { stage: &stage, rest: page_commands().into_iter() };
+    provision(&mut page);
+    check_health(&mut page);
     check_again(&mut page);
-    try_the_network(&mut page);
+    test_network(&mut page);
 
     page.head(0, "doctor fleet hosts --hosts 'host[1-2]'")
-        .says("- host3 127.0.1.3")
-        .says("were written: 2 hosts queried");
+        .stdout_contains("- host3 127.0.1.3")
+        .stdout_contains("were written: 2 hosts queried");
     assert_eq!(
         (stage.on_head("hostfile"), stage.on_head("hostfile-ip")),
         ("host1\nhost2\n".into(), "127.0.1.1\n127.0.1.2\n".into())
     );
-    page.head(0, "doctor fleet exec --hostfile hostfile -- uptime").says("load average");
-    page.next(At::Azure, azure::SHOW_REMOVAL);
-    page.next(At::Azure, azure::TAKE_AWAY);
+    page.head(0, "doctor fleet exec --hostfile hostfile -- uptime").stdout_contains("load average");
+    page.next(Machine::Azure, azure::DESTROY_PLAN);
+    page.next(Machine::Azure, azure::DESTROY);
     assert_eq!(page.rest.next(), None, "a command of the page that is not tested");
 }
 
 /// Steps 1 to 3.
-fn make(page: &mut Reader<'_>) {
+fn provision(page: &mut PageRunner<'_>) {
     page.here("doctor fleet provision --example > cluster.toml");
     page.here("doctor fleet cloud-init cluster.toml > cloud-init.yaml");
-    page.here("doctor fleet cloud-init --check cloud-init.yaml").says("known to cloud-init");
+    page.here("doctor fleet cloud-init --check cloud-init.yaml").stdout_contains("known to cloud-init");
     page.here("doctor fleet provision cluster.toml --plan --fresh")
-        .says("az vmss create")
-        .says("host files and host keys on the head node");
-    page.next(At::Azure, azure::MAKE);
-    page.stage.machines_are_made();
+        .stdout_contains("az vmss create")
+        .stdout_contains("host files and host keys on the head node");
+    page.next(Machine::Azure, azure::PROVISION);
+    page.stage.create_machines();
     // The login precedes every later line on the head node.
     page.here("ssh -F vmss/ssh_config host1");
     let said = page.head(0, "doctor fleet exec --hostfile hostfile -- hostname");
-    said.says("host1: host1\nhost2: host2\nhost3: host3\n");
+    said.stdout_contains("host1: host1\nhost2: host2\nhost3: host3\n");
 }
 
 /// Steps 4 and 5.
-fn look(page: &mut Reader<'_>) {
+fn check_health(page: &mut PageRunner<'_>) {
     let stage = page.stage;
     page.head(0, "doctor fleet gather /var/log/node-info.log --last 1 --out node-info --hostfile hostfile");
     assert!(
@@ -256,7 +259,7 @@ fn look(page: &mut Reader<'_>) {
     page.head(0, "doctor fleet exec --root --hostfile hostfile -- /opt/node-info.sh");
     let persistence =
         "doctor fleet exec --hostfile hostfile -- nvidia-smi --query-gpu=persistence_mode --format=csv,noheader";
-    page.head(0, persistence).says("host[1-3]: Enabled");
+    page.head(0, persistence).stdout_contains("host[1-3]: Enabled");
 
     page.head(
         0,
@@ -268,35 +271,38 @@ fn look(page: &mut Reader<'_>) {
     let unwell = page.head(0, "grep -v ' healthy$' cluster-health.status");
     assert!(unwell.out.starts_with("host2 ") && unwell.out.lines().count() == 1, "{}", unwell.out);
     let health = page.head(1, "doctor fleet health --hostfile hostfile");
-    health.says("3 hosts: 2 healthy, 0 unknown, 1 unhealthy");
+    health.stdout_contains("3 hosts: 2 healthy, 0 unknown, 1 unhealthy");
     page.head(0, "doctor fleet exec --hostfile hostfile --hosts host2 -- tail -n 5 /var/log/dcgmi-diag.log")
-        .says("Fail - GPU 3");
+        .stdout_contains("Fail - GPU 3");
     page.head(0, "doctor fleet gather /var/log/dcgmi-diag.log --out diags/ --hostfile hostfile");
     assert!(stage.on_head("diags/host2/dcgmi-diag.log").contains("Fail - GPU 3"));
 }
 
 /// Step 6, after host2 was repaired.
-fn check_again(page: &mut Reader<'_>) {
+fn check_again(page: &mut PageRunner<'_>) {
     fs::remove_file(page.stage.roots[1].join("var/log/fault")).unwrap();
     let deep = "doctor fleet exec --root --hostfile hostfile --hosts host2 --deadline 3h -- /opt/run-dcgmi.sh 4";
-    page.head(0, deep).says("host2: /var/log/dcgmi-diag.log: passed");
+    page.head(0, deep).stdout_contains("host2: /var/log/dcgmi-diag.log: passed");
     let log = fs::read_to_string(page.stage.roots[1].join("var/log/dcgmi-diag.log")).unwrap();
     assert!(log.contains("level 4\n"), "{log}");
     let aznhc = page.head(0, "doctor fleet exec --root --hostfile hostfile --deadline 30m -- /opt/run-aznhc.sh");
-    aznhc.says("host[1-3]: /var/log/aznhc-health.log: passed");
+    aznhc.stdout_contains("host[1-3]: /var/log/aznhc-health.log: passed");
     page.head(0, "doctor fleet exec --root --hostfile hostfile -- /opt/check-node-health.sh");
     let all = page.head(0, "doctor fleet exec --root --hostfile hostfile --deadline 90m -- /opt/run-health-checks.sh");
-    all.says("host[1-3]: /var/log/doctor-check.log: passed").says("host[1-3]: /var/log/dcgmi-diag.log: passed");
-    page.head(0, "doctor fleet health --hostfile hostfile").says("3 hosts: 3 healthy");
-    page.head(0, "doctor fleet health --run --of own --hostfile hostfile").says("3 hosts: 3 healthy");
+    all.stdout_contains("host[1-3]: /var/log/doctor-check.log: passed")
+        .stdout_contains("host[1-3]: /var/log/dcgmi-diag.log: passed");
+    page.head(0, "doctor fleet health --hostfile hostfile").stdout_contains("3 hosts: 3 healthy");
+    page.head(0, "doctor fleet health --run --of own --hostfile hostfile").stdout_contains("3 hosts: 3 healthy");
 }
 
 /// Step 7.
-fn try_the_network(page: &mut Reader<'_>) {
+fn test_network(page: &mut PageRunner<'_>) {
     let command = page.head(0, "doctor fleet nccl --hostfile hostfile --print");
-    command.says("mpirun --allow-run-as-root -np 3 --host host1:1,host2:1,host3:1").says("-b 8G -e 8G");
+    command
+        .stdout_contains("mpirun --allow-run-as-root -np 3 --host host1:1,host2:1,host3:1")
+        .stdout_contains("-b 8G -e 8G");
     let slow = page.head(1, "doctor fleet nccl --hostfile hostfile --expect 480");
-    slow.says("host[1-3]: fail: 198.2 GB/s").says("at fault: host3\n");
+    slow.stdout_contains("host[1-3]: fail: 198.2 GB/s").stdout_contains("at fault: host3\n");
     let rest = page.head(0, "doctor fleet nccl --hostfile hostfile --hosts 'host[1-2]' --expect 480");
-    rest.says("host[1-2]: pass: 481.0 GB/s");
+    rest.stdout_contains("host[1-2]: pass: 481.0 GB/s");
 }

@@ -13,13 +13,13 @@ use doctor_backend_kubernetes::{KubernetesConfig, manifests};
 
 use doctor_bed::kubernetes::{
     ControlPlane,
-    kubelet::{Exit, FakeNode, Kubelet, Play},
+    kubelet::{Exit, FakeNode, Kubelet, PodBehavior},
 };
 use serde_json::Value;
 
 use crate::{
-    bed::{Bed, doctor_node, until},
     this_machine::Service,
+    workdir::{Workdir, doctor_node, wait_until},
 };
 
 pub(crate) const NAMESPACE: &str = "cluster-doctor";
@@ -33,8 +33,8 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Starts the cluster. On nodes named `stuck…` no container starts, on nodes named `slow…` none ends. `None`: this
     /// machine has no control plane, which is printed; in CI it is a failure.
-    pub(crate) fn start(bed: &Bed, nodes: &[&str]) -> Option<Self> {
-        let programs = ControlPlane::programs().inspect_err(|why| why.not_run("the service on Kubernetes")).ok()?;
+    pub(crate) fn start(bed: &Workdir, nodes: &[&str]) -> Option<Self> {
+        let programs = ControlPlane::programs().inspect_err(|why| why.skip_tests("the service on Kubernetes")).ok()?;
         let plane = Arc::new(ControlPlane::start(&programs).unwrap());
         let (start, started) = mpsc::channel::<Value>();
         let nodes = nodes.iter().map(|node| FakeNode::gpu(node)).collect();
@@ -42,13 +42,16 @@ impl Cluster {
             let of_a_run = |labels: &std::collections::BTreeMap<_, _>| labels.contains_key("cluster-doctor.io/run");
             let on = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default();
             if on.starts_with("stuck") {
-                return Play::Waits { reason: "ImagePullBackOff".to_owned(), message: "no such image".to_owned() };
+                return PodBehavior::StayWaiting {
+                    reason: "ImagePullBackOff".to_owned(),
+                    message: "no such image".to_owned(),
+                };
             }
             if pod.metadata.labels.as_ref().is_some_and(of_a_run) && !on.starts_with("slow") {
                 // The receiver is gone when the test is over.
                 let _gone = start.send(serde_json::to_value(pod).unwrap());
             }
-            Play::UntilTold
+            PodBehavior::RunUntilEnded
         });
         let kubelet = Arc::new(kubelet.unwrap());
         let container = Arc::new(Container {
@@ -75,7 +78,7 @@ impl Cluster {
         });
         let cluster = Self { plane, _kubelet: kubelet };
         for object in manifests(&KubernetesConfig::default()) {
-            cluster.plane.make(&object);
+            cluster.plane.create(&object);
         }
         Some(cluster)
     }
@@ -108,7 +111,7 @@ impl Container {
         command.args(words.skip(1).map(|word| self.here(word))).envs(&variables);
         if let Some(rank) = variables.get("JOB_COMPLETION_INDEX") {
             static STANDIN: OnceLock<PathBuf> = OnceLock::new();
-            let library = STANDIN.get_or_init(|| doctor_bed::machine::standin(doctor_node()));
+            let library = STANDIN.get_or_init(|| doctor_bed::fake_machine::fake_nvidia_library(doctor_node()));
             command.env("DOCTOR_CUDA", library).env("DOCTOR_NCCL", library);
             command.env("DOCTOR_STANDIN_GPUS", "2").env("DOCTOR_STANDIN_NODE", rank);
             if pod["spec"]["nodeName"].as_str().is_some_and(|node| node.starts_with("bad")) {
@@ -160,7 +163,7 @@ impl Container {
     fn secret(&self, secret: &str, key: &str) -> String {
         let path = format!("/api/v1/namespaces/{NAMESPACE}/secrets/{secret}");
         let mut encoded = None;
-        until("the secret", || {
+        wait_until("the secret", || {
             let answer = self.plane.request("GET", &path, None).unwrap();
             let secret: Value = serde_json::from_str(&answer.text).unwrap_or_default();
             encoded = secret["data"][key].as_str().map(str::to_owned);
@@ -181,7 +184,7 @@ pub(crate) const BAD: &str = "version = 2\n[[rules]]\nid = \"bad\"\ncheck = \"me
 
 #[test]
 fn nodes_are_tested_by_real_jobs_and_a_bad_one_is_marked_until_it_is_proven() {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     std::fs::create_dir(bed.path("data")).unwrap();
     bed.policy_for(&["memory", "cpu-online"], "version = 1\n");
     let Some(cluster) = Cluster::start(&bed, &["gpu-1", "gpu-2"]) else { return };
@@ -194,32 +197,36 @@ fn nodes_are_tested_by_real_jobs_and_a_bad_one_is_marked_until_it_is_proven() {
             kubeconfig.display()
         ),
     );
-    bed.expect(0, &["plan"]).says("gpu-1").says("gpu-2").says("never tested");
+    bed.expect(0, &["plan"]).stdout_contains("gpu-1").stdout_contains("gpu-2").stdout_contains("never tested");
     let mut service = Service::start(&bed);
     let rows = || bed.json(&["history", "--test", "memory"]);
-    until("both nodes to pass", || {
+    wait_until("both nodes to pass", || {
         bed.path("doctor.db").exists() && rows().as_array().is_some_and(|rows| rows.len() == 2)
     });
     assert!(rows().as_array().unwrap().iter().all(|row| row["verdict"] == "pass"), "{}", rows());
     let run = rows()[0]["run"].as_str().unwrap().to_owned();
-    bed.expect(0, &["log", &run]).says("memory");
+    bed.expect(0, &["log", &run]).stdout_contains("memory");
 
     let label =
         |node: &str, name: &str| cluster.node(node)["metadata"]["labels"][format!("cluster-doctor.io/{name}")].clone();
-    until("results written on the nodes", || label("gpu-1", "status") == "pass" && label("gpu-2", "status") == "pass");
+    wait_until("results written on the nodes", || {
+        label("gpu-1", "status") == "pass" && label("gpu-2", "status") == "pass"
+    });
 
     bed.policy_for(&["memory", "cpu-online"], BAD);
-    service.says("configuration reloaded policy=2");
+    service.wait_for_log("configuration reloaded policy=2");
     bed.expect(0, &["test", "gpu-1", "--test", "memory", "--why", "a planted fault", "--yes"]);
     let taint = || taint_of(&cluster, "gpu-1");
-    until("the taint", || taint().contains("cluster-doctor.io/unhealthy"));
+    wait_until("the taint", || taint().contains("cluster-doctor.io/unhealthy"));
     assert_eq!(cluster.node("gpu-1")["metadata"]["labels"]["cluster-doctor.io/status"], "fail");
-    bed.doctor(&["why", "gpu-1"]).says("a planted fault");
+    bed.doctor(&["why", "gpu-1"]).stdout_contains("a planted fault");
     let annotation = |node: &str, name: &str| {
         let text = cluster.node(node)["metadata"]["annotations"][format!("cluster-doctor.io/{name}")].clone();
         serde_json::from_str::<Value>(text.as_str().unwrap_or("null")).unwrap()
     };
-    until("the results on the node", || annotation("gpu-1", "results")["findings"][0]["text"] == "a planted fault");
+    wait_until("the results on the node", || {
+        annotation("gpu-1", "results")["findings"][0]["text"] == "a planted fault"
+    });
     assert_eq!(label("gpu-1", "severity"), "isolate");
     let events = cluster.plane.request("GET", "/api/v1/namespaces/default/events", None).unwrap().text;
     assert!(events.contains("MarkedUnhealthy"), "{events}");
@@ -229,24 +236,24 @@ fn nodes_are_tested_by_real_jobs_and_a_bad_one_is_marked_until_it_is_proven() {
     );
 
     bed.policy_for(&["memory", "cpu-online"], "version = 3\n[repair]\nexamine = [\"memory\", \"cpu-online\"]\n");
-    service.says("configuration reloaded policy=3");
+    service.wait_for_log("configuration reloaded policy=3");
     bed.expect(0, &["release", "gpu-1", "--why", "it was planted", "--yes"]);
-    until("the node to be back", || !taint().contains("cluster-doctor"));
+    wait_until("the node to be back", || !taint().contains("cluster-doctor"));
     assert_eq!(bed.json(&["history", "gpu-1", "--test", "memory"])[0]["verdict"], "pass", "requalified");
-    until("the node to pass again", || label("gpu-1", "status") == "pass" && label("gpu-1", "severity").is_null());
+    wait_until("the node to pass again", || label("gpu-1", "status") == "pass" && label("gpu-1", "severity").is_null());
     assert_eq!(label("gpu-2", "status"), "pass");
 
     // An operator quarantines the node: it is examined, the advice is recorded, and it stays out of service.
     bed.expect(0, &["quarantine", "gpu-2", "--why", "it smells", "--yes"]);
-    until("the advice", || annotation("gpu-2", "quarantine-result")["recommendation"] == "return");
+    wait_until("the advice", || annotation("gpu-2", "quarantine-result")["recommendation"] == "return");
     assert!(taint_of(&cluster, "gpu-2").contains("unhealthy"), "an operator decides");
     assert_eq!(cluster.node("gpu-2")["spec"]["unschedulable"], true);
-    bed.doctor(&["why", "gpu-2"]).says("the examination recommends return");
+    bed.doctor(&["why", "gpu-2"]).stdout_contains("the examination recommends return");
     bed.expect(0, &["release", "gpu-2", "--why", "it does not", "--yes"]);
-    until("gpu-2 to be back", || !taint_of(&cluster, "gpu-2").contains("cluster-doctor"));
-    until("the advice to be gone", || annotation("gpu-2", "quarantine-result").is_null());
+    wait_until("gpu-2 to be back", || !taint_of(&cluster, "gpu-2").contains("cluster-doctor"));
+    wait_until("the advice to be gone", || annotation("gpu-2", "quarantine-result").is_null());
     assert_eq!(cluster.node("gpu-2")["spec"]["unschedulable"], Value::Null);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
+    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }

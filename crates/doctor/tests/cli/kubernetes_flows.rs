@@ -4,13 +4,13 @@
 use serde_json::{Value, json};
 
 use crate::{
-    bed::{Bed, until},
     kubernetes::{Cluster, NAMESPACE},
     this_machine::Service,
+    workdir::{Workdir, wait_until},
 };
 
 /// Configures a service for this cluster with the printed permissions and this beginning of its policy.
-pub(crate) fn configure(bed: &Bed, cluster: &Cluster, policy: &str) {
+pub(crate) fn configure(bed: &Workdir, cluster: &Cluster, policy: &str) {
     bed.policy_for(&["memory"], policy);
     let kubeconfig = cluster.plane.kubeconfig_for_service_account(NAMESPACE, "cluster-doctor").unwrap();
     bed.write(
@@ -46,7 +46,7 @@ fn is_over(job: &Value) -> bool {
 
 #[test]
 fn free_nodes_are_tested_five_at_a_time_and_users_come_first() {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     std::fs::create_dir(bed.path("data")).unwrap();
     let nodes = ["gpu-1", "gpu-2", "gpu-3", "gpu-4", "gpu-5", "gpu-6", "slow-1", "stuck-1"];
     let Some(cluster) = Cluster::start(&bed, &nodes) else { return };
@@ -59,7 +59,7 @@ fn free_nodes_are_tested_five_at_a_time_and_users_come_first() {
     let service = Service::start(&bed);
     let rows = || bed.json(&["history", "--test", "memory"]).as_array().cloned().unwrap_or_default();
     let mut most = 0;
-    until("six nodes to pass", || {
+    wait_until("six nodes to pass", || {
         let known = bed.path("doctor.db").exists();
         if known {
             let nodes = bed.json(&["nodes"]);
@@ -69,49 +69,49 @@ fn free_nodes_are_tested_five_at_a_time_and_users_come_first() {
     });
     assert!((2..=5).contains(&most), "{most} jobs at a time");
 
-    until("the job that cannot start to be given up", || {
+    wait_until("the job that cannot start to be given up", || {
         cluster
             .jobs()
             .iter()
             .any(|job| is_over(job) && job["metadata"]["annotations"]["cluster-doctor.io/cancelled"].is_string())
     });
-    until("why it was", || bed.doctor(&["why", "stuck-1"]).out.contains("pending"));
+    wait_until("why it was", || bed.doctor(&["why", "stuck-1"]).out.contains("pending"));
     assert!(rows().iter().all(|row| row["node"] != "stuck-1"), "a run that never started has no history row");
 
     // A user takes the node of a running job: the scheduler itself preempts ours.
-    cluster.plane.make(&json!({
+    cluster.plane.create(&json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "train", "namespace": "default" },
         "spec": { "nodeSelector": { "kubernetes.io/hostname": "slow-1" }, "terminationGracePeriodSeconds": 0,
             "containers": [{ "name": "train", "image": "train", "command": ["train"],
                 "resources": { "limits": { "nvidia.com/gpu": "8" } } }] },
     }));
-    until("the history row of the active run", || rows().iter().any(|row| row["node"] == "slow-1"));
+    wait_until("the history row of the active run", || rows().iter().any(|row| row["node"] == "slow-1"));
     let row = rows().into_iter().find(|row| row["node"] == "slow-1").unwrap();
     assert_eq!((&row["verdict"], &row["reason"]), (&json!("inconclusive"), &json!("node-taken")), "{row}");
-    until("the user to have the node", || {
+    wait_until("the user to have the node", || {
         cluster.list("/api/v1/namespaces/default/pods").iter().any(|pod| pod["status"]["phase"] == "Running")
     });
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
+    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 #[test]
 fn a_controller_killed_between_taint_and_job_leaves_nothing_behind_and_doubles_nothing() {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     std::fs::create_dir(bed.path("data")).unwrap();
     let Some(cluster) = Cluster::start(&bed, &["gpu-1"]) else { return };
     // The quota rejects jobs, but not the mark that is set before.
     let quota = format!("/api/v1/namespaces/{NAMESPACE}/resourcequotas/none");
-    cluster.plane.make(&json!({ "apiVersion": "v1", "kind": "ResourceQuota",
+    cluster.plane.create(&json!({ "apiVersion": "v1", "kind": "ResourceQuota",
         "metadata": { "name": "none", "namespace": NAMESPACE }, "spec": { "hard": { "count/jobs.batch": "0" } } }));
-    until("the quota to be in force", || {
+    wait_until("the quota to be in force", || {
         let answer = cluster.plane.request("GET", &quota, None).unwrap();
         answer.text.contains("\"used\"")
     });
     configure(&bed, &cluster, "[suites.sweep]\ntests = [\"memory\"]\nevery = \"6h\"\nmaintenance = true\n");
     let service = Service::start(&bed);
-    until("the taint", || cluster.taints("gpu-1").contains("cluster-doctor.io/maintenance"));
+    wait_until("the taint", || cluster.taints("gpu-1").contains("cluster-doctor.io/maintenance"));
     // SIGKILL: no time for cleanup.
     drop(service);
     assert!(cluster.jobs().is_empty());
@@ -119,9 +119,9 @@ fn a_controller_killed_between_taint_and_job_leaves_nothing_behind_and_doubles_n
 
     let service = Service::start(&bed);
     let rows = || bed.json(&["history", "--test", "memory"]).as_array().cloned().unwrap_or_default();
-    until("the sweep", || rows().len() == 1);
+    wait_until("the sweep", || rows().len() == 1);
     assert_eq!(rows()[0]["verdict"], "pass");
-    until("the taint to be gone", || !cluster.taints("gpu-1").contains("cluster-doctor"));
+    wait_until("the taint to be gone", || !cluster.taints("gpu-1").contains("cluster-doctor"));
     let of_runs: Vec<Value> = cluster
         .jobs()
         .into_iter()
@@ -130,24 +130,24 @@ fn a_controller_killed_between_taint_and_job_leaves_nothing_behind_and_doubles_n
     assert_eq!(of_runs.len(), 1, "one run, one job");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
+    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 #[test]
 fn while_we_only_observe_nodes_are_tested_and_nothing_is_written_on_them() {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     std::fs::create_dir(bed.path("data")).unwrap();
     let Some(cluster) = Cluster::start(&bed, &["gpu-1"]) else { return };
     let sweep = "mode = \"observe\"\n[suites.sweep]\ntests = [\"memory\"]\nevery = \"6h\"\nmaintenance = true\n";
     configure(&bed, &cluster, sweep);
     let mut service = Service::start(&bed);
-    until("the sweep", || {
+    wait_until("the sweep", || {
         bed.path("doctor.db").exists()
             && bed.json(&["history", "--test", "memory"]).as_array().is_some_and(|rows| rows.len() == 1)
     });
     // The effects of the result follow in later cycles.
     bed.policy_for(&["memory"], &format!("version = 2\n{sweep}"));
-    service.says("configuration reloaded policy=2");
+    service.wait_for_log("configuration reloaded policy=2");
     let node = cluster.node("gpu-1");
     assert_eq!(node["spec"]["taints"], Value::Null);
     let ours =

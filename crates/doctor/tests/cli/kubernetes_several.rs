@@ -5,28 +5,28 @@
 use serde_json::{Value, json};
 
 use crate::{
-    bed::{Bed, until},
     kubernetes::{Cluster, NAMESPACE},
     kubernetes_flows::configure,
     slurm_several::POLICY,
     this_machine::Service,
+    workdir::{Workdir, wait_until},
 };
 
 #[test]
 fn nodes_are_tested_together_and_the_one_that_fails_with_every_partner_is_named() {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     std::fs::create_dir(bed.path("data")).unwrap();
     let Some(cluster) = Cluster::start(&bed, &["gpu-1", "gpu-2", "gpu-3", "bad-1"]) else { return };
     configure(&bed, &cluster, POLICY);
     let service = Service::start(&bed);
     let rows = |test: &str| bed.json(&["history", "--test", test]).as_array().cloned().unwrap_or_default();
-    until("every node to be known as good", || bed.path("doctor.db").exists() && rows("memory").len() == 4);
+    wait_until("every node to be known as good", || bed.path("doctor.db").exists() && rows("memory").len() == 4);
 
-    bed.expect(2, &["test", "--nodes", "gpu-1", "collective", "--yes"]).complains("at least two nodes");
-    bed.expect(2, &["test", "gpu-1", "--test", "collective-nodes", "--yes"]).complains("--nodes A,B");
+    bed.expect(2, &["test", "--nodes", "gpu-1", "collective", "--yes"]).stderr_contains("at least two nodes");
+    bed.expect(2, &["test", "gpu-1", "--test", "collective-nodes", "--yes"]).stderr_contains("--nodes A,B");
     bed.expect(0, &["test", "--nodes", "gpu-1,bad-1", "collective", "--why", "training is slow", "--yes"]);
-    until("the faulty node to be identified", || bed.doctor(&["audit"]).out.contains("at fault: bad-1"));
-    bed.doctor(&["why", "bad-1"]).says("fails together with each of gpu-1, gpu-2, gpu-3");
+    wait_until("the faulty node to be identified", || bed.doctor(&["audit"]).out.contains("at fault: bad-1"));
+    bed.doctor(&["why", "bad-1"]).stdout_contains("fails together with each of gpu-1, gpu-2, gpu-3");
     for node in ["gpu-1", "gpu-2", "gpu-3"] {
         let why = bed.doctor(&["why", node]);
         assert!(!why.out.contains("fails together"), "{}", why.out);
@@ -49,8 +49,8 @@ fn nodes_are_tested_together_and_the_one_that_fails_with_every_partner_is_named(
 
     // Good nodes are confirmed by a single run.
     bed.expect(0, &["test", "--nodes", "gpu-[1-3]", "--yes"]);
-    until("all to pass", || bed.doctor(&["audit"]).out.contains("all nodes pass together"));
+    wait_until("all to pass", || bed.doctor(&["audit"]).out.contains("all nodes pass together"));
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
+    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }

@@ -5,7 +5,6 @@ mod alerts;
 mod api;
 mod azure;
 mod azure_node;
-mod bed;
 mod changing;
 mod deployment;
 #[cfg(feature = "dstack-bed")]
@@ -36,3 +35,4 @@ mod ssh_several;
 mod this_machine;
 mod traces;
 mod units;
+mod workdir;

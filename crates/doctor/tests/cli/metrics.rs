@@ -9,8 +9,8 @@ use std::{
 use doctor_api::metrics::FAMILIES;
 
 use crate::{
-    bed::{Bed, until},
     this_machine::Service,
+    workdir::{Workdir, wait_until},
 };
 
 pub(crate) fn scrape(port: u16) -> Option<String> {
@@ -39,14 +39,14 @@ fn deployed(name: &str) -> String {
 
 #[test]
 fn a_controllers_numbers_are_as_declared_and_prometheus_reads_them() {
-    let bed = Bed::local();
+    let bed = Workdir::local();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let metrics = format!("cycle = \"1s\"\n[metrics]\nlisten = \"127.0.0.1:{port}\"\nper_node = true\n[backend");
     bed.write("busy", "");
     bed.write("doctor.toml", &(bed.read("doctor.toml").replace("[backend", &metrics) + "busy_file = \"busy\"\n"));
     let controller = Service::start(&bed);
     let mut text = String::new();
-    until("a scrape after the first cycle", || {
+    wait_until("a scrape after the first cycle", || {
         text = scrape(port).unwrap_or_default();
         text.contains("doctor_nodes{use=\"busy\"} 1\n")
     });
@@ -70,7 +70,7 @@ fn a_controllers_numbers_are_as_declared_and_prometheus_reads_them() {
     controller.stop();
     match promtool(&["check", "metrics"], &text) {
         Some(said) => assert_eq!(said, "", "{text}"),
-        None => doctor_bed::excuse::lacking("metrics", "there is no promtool"),
+        None => doctor_bed::skip::skip_without_program("metrics", "there is no promtool"),
     }
 }
 
@@ -79,6 +79,6 @@ fn the_rules_are_good_and_each_fires_when_it_should() {
     let check = promtool(&["check", "rules", &deployed("rules.yml")], "");
     match (check, promtool(&["test", "rules", &deployed("rules.test.yml")], "")) {
         (Some(check), Some(test)) => assert_eq!((check.as_str(), test.as_str()), ("", "")),
-        _ => doctor_bed::excuse::lacking("metrics", "there is no promtool"),
+        _ => doctor_bed::skip::skip_without_program("metrics", "there is no promtool"),
     }
 }

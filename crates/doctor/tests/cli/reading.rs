@@ -1,6 +1,6 @@
 //! Read-only commands, on the store of a demo.
 
-use crate::bed::{Bed, demo};
+use crate::workdir::{Workdir, demo};
 
 const STORE: [&str; 2] = ["--store", "demo/doctor.db"];
 
@@ -10,7 +10,7 @@ fn with_store<'a>(args: &[&'a str]) -> Vec<&'a str> {
 
 #[test]
 fn a_demonstration_prints_its_score_as_one_json_object_and_the_same_seed_gives_the_same() {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     let play = || bed.json(&["demo", "--nodes", "12", "--days", "2", "--seed", "3"]);
     let score = play();
     for key in [
@@ -52,16 +52,21 @@ fn selectors_select_and_a_slip_is_no_empty_answer() {
     let bed = demo();
     assert_eq!(bed.json(&with_store(&["nodes", "node[001-003]"])).as_array().unwrap().len(), 3);
     assert_eq!(bed.json(&with_store(&["nodes", "*5", "pool=gpu"])).as_array().unwrap().len(), 24);
-    bed.expect(2, &with_store(&["nodes", "node999"])).complains("no node `node999`").complains("node[001-024]");
-    bed.expect(2, &with_store(&["nodes", "pool=none"])).complains("pool=none");
-    bed.expect(2, &with_store(&["nodes", "rack=3"])).complains("pool=NAME");
-    bed.expect(2, &with_store(&["nodes", "node[3-1]"])).complains("smaller number first");
+    bed.expect(2, &with_store(&["nodes", "node999"]))
+        .stderr_contains("no node `node999`")
+        .stderr_contains("node[001-024]");
+    bed.expect(2, &with_store(&["nodes", "pool=none"])).stderr_contains("pool=none");
+    bed.expect(2, &with_store(&["nodes", "rack=3"])).stderr_contains("pool=NAME");
+    bed.expect(2, &with_store(&["nodes", "node[3-1]"])).stderr_contains("smaller number first");
 }
 
 #[test]
 fn status_says_that_nobody_leads_and_shows_coverage() {
     let said = demo().expect(1, &with_store(&["status"]));
-    said.says("24 nodes").says("no controller leads; start `doctor serve`").says("NEVER TESTED").says("storage");
+    said.stdout_contains("24 nodes")
+        .stdout_contains("no controller leads; start `doctor serve`")
+        .stdout_contains("NEVER TESTED")
+        .stdout_contains("storage");
     let json = demo().json(&with_store(&["status"]));
     assert_eq!(json["nodes"]["total"], 24);
     assert_eq!(json["coverage"].as_array().unwrap().len(), 3);
@@ -77,12 +82,15 @@ fn status_says_that_nobody_leads_and_shows_coverage() {
 fn why_tells_everything_about_a_node_and_what_to_do() {
     let bed = demo();
     let said = bed.doctor(&with_store(&["why", "node001"]));
-    said.says("node001 is").says("What to do").says("LAST PASS OR FAIL").says("Tests");
+    said.stdout_contains("node001 is")
+        .stdout_contains("What to do")
+        .stdout_contains("LAST PASS OR FAIL")
+        .stdout_contains("Tests");
     let json = bed.json(&with_store(&["why", "node001"]));
     assert_eq!(json["node"], "node001");
     assert_eq!(json["test_lines"].as_array().unwrap().len(), 3);
     assert!(!json["next"].as_array().unwrap().is_empty());
-    bed.expect(2, &with_store(&["why", "unknown"])).complains("no node `unknown`");
+    bed.expect(2, &with_store(&["why", "unknown"])).stderr_contains("no node `unknown`");
 }
 
 #[test]
@@ -98,10 +106,10 @@ fn history_names_runs_and_their_logs_can_be_read() {
     assert!(of_node.as_array().unwrap().iter().all(|row| row["node"] == node));
     let run = rows[0]["run"].as_str().unwrap();
     for args in [&["log", run][..], &["log", run, "--follow"]] {
-        bed.expect(0, &with_store(args)).says(&format!("{node}: storage ended"));
+        bed.expect(0, &with_store(args)).stdout_contains(&format!("{node}: storage ended"));
     }
-    bed.expect(2, &with_store(&["log", "r0000000000000"])).complains("no run");
-    bed.expect(2, &with_store(&["history", "--since", "yesterday"])).complains("such as \"7d\"");
+    bed.expect(2, &with_store(&["log", "r0000000000000"])).stderr_contains("no run");
+    bed.expect(2, &with_store(&["history", "--since", "yesterday"])).stderr_contains("such as \"7d\"");
 }
 
 #[test]
@@ -112,71 +120,85 @@ fn a_report_comes_as_text_markdown_and_json_with_the_same_figures() {
     assert!(queued > 0, "{json}");
     assert!(json["node_hours"].as_f64().unwrap() > 0.0);
     let text = bed.expect(0, &with_store(&["report", "--since", "3d"]));
-    text.says(&format!("{queued} queued")).says("Coverage");
+    text.stdout_contains(&format!("{queued} queued")).stdout_contains("Coverage");
     let markdown = bed.expect(0, &with_store(&["report", "--since", "3d", "--format", "markdown"]));
-    markdown.says("# Cluster Doctor").says(&format!("{queued} queued")).says("| storage |");
+    markdown
+        .stdout_contains("# Cluster Doctor")
+        .stdout_contains(&format!("{queued} queued"))
+        .stdout_contains("| storage |");
     let none = bed.json(&with_store(&["report", "--since", "1s"]));
     assert_eq!(none["queued"], 0);
 }
 
 #[test]
 fn explain_knows_checks_rules_and_reasons() {
-    let bed = Bed::new();
-    bed.expect(0, &["explain", "disk-space"]).says("Why it matters").says("disk-space-used: used_percent above 90");
-    bed.expect(0, &["explain", "disk-space-used"]).says("of check disk-space");
-    bed.expect(0, &["explain", "share-busy"]).says("limits.per_share");
-    bed.expect(0, &["explain", "disk-full"]).says("disk-space-used");
-    bed.expect(0, &["explain", "reset"]).says("reset (severity of a finding): GPU reset needed.");
-    bed.expect(0, &["explain", "nccl"]).says("In force");
-    bed.expect(0, &["explain"]).says("disk-space");
-    bed.expect(2, &["explain", "spoon"]).complains("no check, rule or reason `spoon`");
+    let bed = Workdir::new();
+    bed.expect(0, &["explain", "disk-space"])
+        .stdout_contains("Why it matters")
+        .stdout_contains("disk-space-used: used_percent above 90");
+    bed.expect(0, &["explain", "disk-space-used"]).stdout_contains("of check disk-space");
+    bed.expect(0, &["explain", "share-busy"]).stdout_contains("limits.per_share");
+    bed.expect(0, &["explain", "disk-full"]).stdout_contains("disk-space-used");
+    bed.expect(0, &["explain", "reset"]).stdout_contains("reset (severity of a finding): GPU reset needed.");
+    bed.expect(0, &["explain", "nccl"]).stdout_contains("In force");
+    bed.expect(0, &["explain"]).stdout_contains("disk-space");
+    bed.expect(2, &["explain", "spoon"]).stderr_contains("no check, rule or reason `spoon`");
 }
 
 #[test]
 fn explain_knows_the_numbers_of_nvidia() {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     let said = bed.expect(0, &["explain", "xid", "79"]);
-    said.says("Xid 79: GPU off bus: it no longer responds on PCIe.").says("RESTART_BM: reboot the machine");
-    said.says("Ours         reboot: node reboot needed").says("gpud fatal").says("Azure's runbook");
-    said.says("gpu-xid-79: event xid-79");
-    bed.expect(0, &["explain", "xid", "64"]).says("xid-64-reboot (reboot)").says("gpu-xid-64-reboot");
-    bed.expect(0, &["explain", "xid", "13"]).says("only counted").says("compute-sanitizer");
-    bed.expect(0, &["explain", "sxid", "12030"]).says("gpud only warns").says("nvswitch-sxid-12030");
-    bed.expect(0, &["explain", "dcgm", "30"]).says("DCGM_FR_LOW_BANDWIDTH").says("triage");
+    said.stdout_contains("Xid 79: GPU off bus: it no longer responds on PCIe.")
+        .stdout_contains("RESTART_BM: reboot the machine");
+    said.stdout_contains("Ours         reboot: node reboot needed")
+        .stdout_contains("gpud fatal")
+        .stdout_contains("Azure's runbook");
+    said.stdout_contains("gpu-xid-79: event xid-79");
+    bed.expect(0, &["explain", "xid", "64"])
+        .stdout_contains("xid-64-reboot (reboot)")
+        .stdout_contains("gpu-xid-64-reboot");
+    bed.expect(0, &["explain", "xid", "13"]).stdout_contains("only counted").stdout_contains("compute-sanitizer");
+    bed.expect(0, &["explain", "sxid", "12030"])
+        .stdout_contains("gpud only warns")
+        .stdout_contains("nvswitch-sxid-12030");
+    bed.expect(0, &["explain", "dcgm", "30"]).stdout_contains("DCGM_FR_LOW_BANDWIDTH").stdout_contains("triage");
     assert_eq!(bed.json(&["explain", "xid", "48"])["xid"]["severity"], "reset");
-    bed.expect(2, &["explain", "xid", "999"]).complains("no Xid `999`").complains("1 to 172");
-    bed.expect(2, &["explain", "sxid", "1"]).complains("no SXid `1`");
-    bed.expect(2, &["explain", "dcgm", "many"]).complains("no DCGM error `many`");
-    bed.expect(2, &["explain", "xid"]).complains("the number is missing");
-    bed.expect(0, &["explain", "dcgm"]).says("dcgm: do the GPUs pass NVIDIA");
-    bed.expect(2, &["explain", "disk-space", "3"]).complains("take a number, not `disk-space`");
+    bed.expect(2, &["explain", "xid", "999"]).stderr_contains("no Xid `999`").stderr_contains("1 to 172");
+    bed.expect(2, &["explain", "sxid", "1"]).stderr_contains("no SXid `1`");
+    bed.expect(2, &["explain", "dcgm", "many"]).stderr_contains("no DCGM error `many`");
+    bed.expect(2, &["explain", "xid"]).stderr_contains("the number is missing");
+    bed.expect(0, &["explain", "dcgm"]).stdout_contains("dcgm: do the GPUs pass NVIDIA");
+    bed.expect(2, &["explain", "disk-space", "3"]).stderr_contains("take a number, not `disk-space`");
 }
 
 #[test]
 fn a_store_that_is_not_there_is_not_made_by_looking() {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     for command in ["nodes", "status", "cases", "audit", "history"] {
-        bed.expect(3, &[command, "--store", "typo.db"]).complains("there is no store at typo.db").complains("hint:");
+        bed.expect(3, &[command, "--store", "typo.db"])
+            .stderr_contains("there is no store at typo.db")
+            .stderr_contains("hint:");
     }
     assert!(!bed.path("typo.db").exists());
 }
 
 #[test]
 fn a_database_that_does_not_answer_is_said_to_be_out_of_reach_without_its_password() {
-    let said = Bed::new().expect(3, &["nodes", "--store", "postgres://doctor:secret@127.0.0.1:1/doctor"]);
-    said.complains("127.0.0.1");
+    let said = Workdir::new().expect(3, &["nodes", "--store", "postgres://doctor:secret@127.0.0.1:1/doctor"]);
+    said.stderr_contains("127.0.0.1");
     assert!(!said.err.contains("secret"), "{}", said.err);
-    Bed::new().expect(2, &["nodes", "--store", "mysql://x"]).complains("postgres://USER@HOST/DATABASE");
+    Workdir::new().expect(2, &["nodes", "--store", "mysql://x"]).stderr_contains("postgres://USER@HOST/DATABASE");
 }
 
 #[test]
 fn a_damaged_store_is_refused_and_left_as_it_is() {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     let rubbish = "this is not a database ".repeat(400);
     bed.write("bad.db", &rubbish);
     for command in [&["nodes"][..], &["db", "verify"], &["run"]] {
         let said = bed.expect(7, &[command, &["--store", "bad.db"]].concat());
-        said.complains("damaged or not a SQLite database");
+        said.stderr_contains("damaged or not a SQLite database");
         assert_eq!(said.err.lines().filter(|line| line.contains("panicked")).count(), 0);
     }
     assert_eq!(bed.read("bad.db"), rubbish);
@@ -194,16 +216,16 @@ fn a_reader_that_goes_away_is_no_failure() {
 
 #[test]
 fn completions_and_manual_pages_are_made_from_the_command_line() {
-    let bed = Bed::new();
-    bed.expect(0, &["completions", "bash"]).says("_doctor");
-    bed.expect(0, &["man", "man"]).says("manual pages");
+    let bed = Workdir::new();
+    bed.expect(0, &["completions", "bash"]).stdout_contains("_doctor");
+    bed.expect(0, &["man", "man"]).stdout_contains("manual pages");
     assert!(bed.read("man/doctor.1").contains("breaker"));
     assert!(bed.path("man/doctor-why.1").exists());
 }
 
 #[test]
 fn help_names_the_exit_codes() {
-    let said = Bed::new().expect(0, &["--help"]);
-    said.says("Exit codes:").says("5  another controller leads");
-    Bed::new().expect(2, &["frobnicate"]).complains("unrecognized subcommand");
+    let said = Workdir::new().expect(0, &["--help"]);
+    said.stdout_contains("Exit codes:").stdout_contains("5  another controller leads");
+    Workdir::new().expect(2, &["frobnicate"]).stderr_contains("unrecognized subcommand");
 }

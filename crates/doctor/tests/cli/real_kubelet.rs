@@ -3,12 +3,12 @@
 
 use std::{net::TcpListener, path::Path, sync::Arc};
 
-use doctor_bed::kubernetes::{BedError, ControlPlane, real::RealNode};
+use doctor_bed::kubernetes::{ControlPlane, KubernetesTestbedError, real_node::RealNode};
 use serde_json::{Value, json};
 
 use crate::{
-    bed::{Bed, doctor_node, until},
     this_machine::Service,
+    workdir::{Workdir, doctor_node, wait_until},
 };
 
 const NAMESPACE: &str = "cluster-doctor";
@@ -24,20 +24,20 @@ const BAD: &str = "mode = \"act\"\n[allow]\ndrain = true\nreboot = true\n\
 
 /// The service and its one node.
 struct Cluster {
-    bed: Bed,
+    bed: Workdir,
     plane: Arc<ControlPlane>,
     node: RealNode,
     policy: u32,
 }
 
 impl Cluster {
-    fn start() -> Result<Self, BedError> {
+    fn start() -> Result<Self, KubernetesTestbedError> {
         let programs = RealNode::programs()?;
         let plane = Arc::new(ControlPlane::start(&ControlPlane::programs()?)?);
         let node = RealNode::start(&programs, &plane, NODE)?;
         node.install(Path::new(env!("CARGO_BIN_EXE_doctor")), doctor_node())?;
         node.set_gpus(8)?;
-        let bed = Bed::new();
+        let bed = Workdir::new();
         std::fs::create_dir(bed.path("data")).unwrap();
         let door = TcpListener::bind((node.host(), 0)).and_then(|listener| listener.local_addr()).unwrap();
         let settings = format!(
@@ -51,7 +51,7 @@ impl Cluster {
         bed.policy_for(&["memory"], "version = 1\n");
         let printed: Value = bed.json(&["deploy", "kubernetes", "--what", "rights"]);
         for object in printed["items"].as_array().unwrap() {
-            plane.make(object);
+            plane.create(object);
         }
         let kubeconfig = plane.kubeconfig_for_service_account(NAMESPACE, "cluster-doctor")?;
         bed.write("doctor.toml", &format!("{settings}kubeconfig = \"{}\"\n", kubeconfig.display()));
@@ -80,7 +80,7 @@ impl Cluster {
             "data": { "policy.toml": self.bed.read("policy.toml") },
         });
         if self.policy == 1 {
-            self.plane.make(&map);
+            self.plane.create(&map);
         } else {
             self.ask("PATCH", &format!("/api/v1/namespaces/{NAMESPACE}/configmaps/policy"), Some(&map));
         }
@@ -102,7 +102,7 @@ impl Cluster {
         let mut rejections = Vec::new();
         while rejections.len() < 5 {
             let (run, pod) = self.test(&[test]);
-            until("the result", || self.verdict(&run, test).is_some());
+            wait_until("the result", || self.verdict(&run, test).is_some());
             let pod = self.ask("GET", &format!("{PODS}/{pod}"), None);
             let reason = pod["status"]["reason"].as_str().unwrap_or_default();
             if !reason.starts_with("OutOf") && reason != "UnexpectedAdmissionError" {
@@ -118,7 +118,7 @@ impl Cluster {
         let asked = ["test", NODE, "--test", "memory", "--test", "storage", "--why", "a real node", "--yes"];
         self.bed.expect(0, &asked);
         let mut found = None;
-        until("the storage test to run", || {
+        wait_until("the storage test to run", || {
             found = self.pods().iter().find(|pod| pod["status"]["phase"] == "Running").map(|pod| {
                 let run = pod["metadata"]["labels"]["cluster-doctor.io/run"].as_str().unwrap();
                 (run.to_owned(), pod["metadata"]["name"].as_str().unwrap().to_owned())
@@ -139,7 +139,7 @@ impl Cluster {
         };
         self.bed.expect(0, &[&["test", NODE, "--why", "nothing is shared", "--yes"], &tests[..]].concat());
         let mut found = None;
-        until("the job's pod", || {
+        wait_until("the job's pod", || {
             found = self.pods().iter().find(is_new).map(|pod| {
                 let run = pod["metadata"]["labels"]["cluster-doctor.io/run"].as_str().unwrap();
                 (run.to_owned(), pod["metadata"]["name"].as_str().unwrap().to_owned())
@@ -175,7 +175,7 @@ impl Cluster {
 
     fn until_ended(&self, run: &str, how: (&str, &str)) {
         let mut end = None;
-        until("the end of the job", || {
+        wait_until("the end of the job", || {
             end = self.job_end(run);
             end.is_some()
         });
@@ -187,11 +187,11 @@ impl Cluster {
 fn jobs_run_in_containers_and_their_results_are_kept_whatever_happens_to_pod_and_kubelet() {
     let mut cluster = match Cluster::start() {
         Ok(cluster) => cluster,
-        Err(why) => return why.not_run("the service on a real kubelet"),
+        Err(why) => return why.skip_tests("the service on a real kubelet"),
     };
-    cluster.bed.expect(0, &["plan"]).says(NODE).says("never tested");
+    cluster.bed.expect(0, &["plan"]).stdout_contains(NODE).stdout_contains("never tested");
     let mut service = Service::start(&cluster.bed);
-    until("the store", || cluster.bed.path("doctor.db").exists());
+    wait_until("the store", || cluster.bed.path("doctor.db").exists());
 
     controller_without_rights(&cluster);
     whole_run(&cluster);
@@ -207,21 +207,21 @@ fn jobs_run_in_containers_and_their_results_are_kept_whatever_happens_to_pod_and
     withdrawn(&cluster);
     agents(&cluster);
     cluster.change_policy("1s", BAD);
-    service.says("configuration reloaded policy=5");
+    service.wait_for_log("configuration reloaded policy=5");
     rebooted(&cluster);
 
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    cluster.bed.expect(0, &["db", "verify"]).says("The store is consistent.");
+    cluster.bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 /// The controller's image needs no root, no capabilities and no writable root file system.
 fn controller_without_rights(cluster: &Cluster) {
-    cluster.plane.make(&json!({
+    cluster.plane.create(&json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "controller", "namespace": "default" },
         "data": { "doctor.toml": "store = \"sqlite:/data/doctor.db\"\ndata = \"/data\"\n[backend.kubernetes]\n" },
     }));
-    cluster.plane.make(&json!({
+    cluster.plane.create(&json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "controller", "namespace": "default" },
         "spec": {
             "restartPolicy": "Never",
@@ -240,7 +240,7 @@ fn controller_without_rights(cluster: &Cluster) {
         },
     }));
     let mut pod = Value::Null;
-    until("the controller's pod to end", || {
+    wait_until("the controller's pod to end", || {
         pod = cluster.ask("GET", "/api/v1/namespaces/default/pods/controller", None);
         matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"))
     });
@@ -251,10 +251,10 @@ fn controller_without_rights(cluster: &Cluster) {
 /// From submission to the stored result with its log.
 fn whole_run(cluster: &Cluster) {
     let rows = || cluster.bed.json(&["history", "--test", "memory"]);
-    until("the first result", || rows().as_array().is_some_and(|rows| !rows.is_empty()));
+    wait_until("the first result", || rows().as_array().is_some_and(|rows| !rows.is_empty()));
     let run = rows()[0]["run"].as_str().unwrap().to_owned();
     assert_eq!(cluster.verdict(&run, "memory").as_deref(), Some("pass"));
-    cluster.bed.expect(0, &["log", &run]).says("mem_total_bytes").says("job: done");
+    cluster.bed.expect(0, &["log", &run]).stdout_contains("mem_total_bytes").stdout_contains("job: done");
     cluster.until_ended(&run, ("Complete", "CompletionsReached"));
     let pods = cluster.pods();
     let [pod] = &pods[..] else { panic!("one run is one pod: {pods:?}") };
@@ -267,7 +267,7 @@ fn kubelet_dies(cluster: &Cluster) {
     let (run, _) = cluster.test_storage();
     cluster.node.kill_kubelet().unwrap();
     cluster.node.start_kubelet().unwrap();
-    until("the result", || cluster.verdict(&run, "storage").is_some());
+    wait_until("the result", || cluster.verdict(&run, "storage").is_some());
     let log = cluster.log(&run);
     assert!(log.contains("storage_verified") && log.contains("job: done"), "{log}");
     cluster.until_ended(&run, ("Complete", "CompletionsReached"));
@@ -297,16 +297,16 @@ fn nothing_shared(cluster: &mut Cluster, shared: &str) -> Service {
         carried(cluster, test);
     }
     cluster.change_policy("60s", LARGE);
-    service.says("configuration reloaded policy=3");
+    service.wait_for_log("configuration reloaded policy=3");
     let (run, pod) = cluster.test(&["memory", "storage"]);
     let log = format!("{PODS}/{pod}/log");
-    until("the storage test to run", || {
+    wait_until("the storage test to run", || {
         cluster.plane.request("GET", &log, None).is_ok_and(|log| log.text.contains("storage: | fio"))
     });
     cluster.ask("DELETE", &format!("{PODS}/{pod}"), None);
-    until("what had finished", || cluster.verdict(&run, "memory").is_some());
+    wait_until("what had finished", || cluster.verdict(&run, "memory").is_some());
     assert_eq!(cluster.verdict(&run, "memory").as_deref(), Some("pass"));
-    until("the run to be given up", || cluster.verdict(&run, "storage").as_deref() == Some("inconclusive"));
+    wait_until("the run to be given up", || cluster.verdict(&run, "storage").as_deref() == Some("inconclusive"));
     service
 }
 
@@ -327,7 +327,7 @@ fn pod_deleted(cluster: &Cluster) {
     cluster.ask("DELETE", &format!("{PODS}/{pod}"), None);
     cluster.until_ended(&run, ("Failed", "BackoffLimitExceeded"));
     cut_short(cluster, &run);
-    until("the run to be given up", || cluster.audit().contains("job-lost"));
+    wait_until("the run to be given up", || cluster.audit().contains("job-lost"));
 }
 
 /// An operator holds the node: the job is ended, and has time to sign what had finished.
@@ -336,7 +336,7 @@ fn withdrawn(cluster: &Cluster) {
     cluster.bed.expect(0, &["hold", NODE, "--why", "needed for debugging", "--yes"]);
     cluster.until_ended(&run, ("Failed", "DeadlineExceeded"));
     cut_short(cluster, &run);
-    until("the run to be given up", || cluster.audit().contains("withdrawn: the job ended (killed)"));
+    wait_until("the run to be given up", || cluster.audit().contains("withdrawn: the job ended (killed)"));
 }
 
 /// The printed agents: the DaemonSet controller places one on the node, the kubelet gives it a token for the service
@@ -352,12 +352,12 @@ fn agents(cluster: &Cluster) {
     };
     for object in printed("configuration").iter().filter(|object| object["metadata"]["name"] == "cluster-doctor-policy")
     {
-        cluster.plane.make(object);
+        cluster.plane.create(object);
     }
     for mut object in printed("agent") {
         let service = json!([{ "ip": cluster.node.host(), "hostnames": ["cluster-doctor.cluster-doctor.svc"] }]);
         object["spec"]["template"]["spec"]["hostAliases"] = service;
-        cluster.plane.make(&object);
+        cluster.plane.create(&object);
     }
     let agent = || {
         let mut pods = cluster.pods();
@@ -370,7 +370,7 @@ fn agents(cluster: &Cluster) {
             agents.as_array().unwrap().iter().find(|agent| agent["node"] == NODE && agent["state"] == "reports");
         found.cloned()
     };
-    until("a report of the agent", || heard().is_some());
+    wait_until("a report of the agent", || heard().is_some());
     assert_eq!(heard().unwrap()["speaks_by"], "token");
     let first = agent().unwrap();
     let sources =
@@ -381,7 +381,7 @@ fn agents(cluster: &Cluster) {
     let name = first["metadata"]["name"].as_str().unwrap();
     cluster.ask("DELETE", &format!("{PODS}/{name}"), None);
     let mut began = String::new();
-    until("another agent", || {
+    wait_until("another agent", || {
         if let Some(pod) = agent().filter(|pod| pod["metadata"]["uid"] != first["metadata"]["uid"]) {
             let running = &pod["status"]["containerStatuses"][0]["state"]["running"];
             began = running["startedAt"].as_str().unwrap_or_default().to_owned();
@@ -389,22 +389,24 @@ fn agents(cluster: &Cluster) {
         !began.is_empty()
     });
     // The report time is stored once a minute. Timestamps sort as text.
-    until("a report of the other agent", || heard().is_some_and(|agent| *agent["heard"].as_str().unwrap() > *began));
+    wait_until("a report of the other agent", || {
+        heard().is_some_and(|agent| *agent["heard"].as_str().unwrap() > *began)
+    });
 }
 
 /// On a bad node a privileged pod runs the reboot command of the node's system. That alone does not complete the step.
 fn rebooted(cluster: &Cluster) {
     cluster.bed.expect(0, &["release", NODE, "--why", "they are done", "--yes"]);
     cluster.bed.expect(0, &["test", NODE, "--test", "memory", "--why", "a planted fault", "--yes"]);
-    until("the reboot", || cluster.bed.path(REBOOTED).exists());
+    wait_until("the reboot", || cluster.bed.path(REBOOTED).exists());
     let node = cluster.node.object().unwrap();
     assert_eq!(node["spec"]["unschedulable"], true, "it was drained before: {}", node["spec"]);
-    cluster.bed.doctor(&["why", NODE]).says("is being repaired (reboot");
+    cluster.bed.doctor(&["why", NODE]).stdout_contains("is being repaired (reboot");
 }
 
 /// The signal reached `doctor-node`, which signed the test that had finished, but not the one that was running.
 fn cut_short(cluster: &Cluster, run: &str) {
-    until("what had finished", || cluster.verdict(run, "memory").is_some());
+    wait_until("what had finished", || cluster.verdict(run, "memory").is_some());
     assert_eq!(cluster.verdict(run, "memory").as_deref(), Some("pass"));
     let unfinished = cluster.verdict(run, "storage");
     assert!(matches!(unfinished.as_deref(), None | Some("inconclusive")), "{unfinished:?}");

@@ -1,8 +1,8 @@
 //! `doctor rejudge`, on the store of a demo.
 
-use crate::bed::{Bed, demo_copy};
+use crate::workdir::{Workdir, demo_copy};
 
-fn bed() -> Bed {
+fn bed() -> Workdir {
     let bed = demo_copy();
     std::fs::create_dir(bed.path("data")).unwrap();
     bed.write("doctor.toml", "store = \"doctor.db\"\ndata = \"data\"\n[backend.sim]\nsocket = \"sim.sock\"\n");
@@ -26,7 +26,7 @@ text = "{value}, others reach {limit}"
 fn by_the_rules_that_judged_them_every_verdict_comes_out_as_it_was() {
     let bed = bed();
     let said = bed.expect(0, &["rejudge", "--since", "30d"]);
-    said.says("0 would differ").says("Nothing was changed");
+    said.stdout_contains("0 would differ").stdout_contains("Nothing was changed");
     let json = bed.json(&["rejudge"]);
     assert!(json["judged"].as_u64().unwrap() > 50, "{json}");
     assert_eq!(json["judged"], json["same"]);
@@ -37,7 +37,9 @@ fn a_rule_about_peers_shows_what_it_would_have_done_and_changes_nothing() {
     let bed = bed();
     let before = bed.expect(0, &["history", "--json"]).out;
     bed.write("stricter.toml", SLOWER_THAN_OTHERS);
-    bed.expect(1, &["rejudge", "--policy", "stricter.toml"]).says("slower-than-peers").says("policy version 7");
+    bed.expect(1, &["rejudge", "--policy", "stricter.toml"])
+        .stdout_contains("slower-than-peers")
+        .stdout_contains("policy version 7");
     let json = bed.json(&["rejudge", "--policy", "stricter.toml"]);
     let differs = json["differs"].as_array().unwrap();
     // Each result is compared with the median of its peers: about half are below, and results without peers are not
@@ -56,5 +58,5 @@ fn a_rule_about_peers_shows_what_it_would_have_done_and_changes_nothing() {
     assert_eq!(bed.expect(0, &["history", "--json"]).out, before);
 
     bed.write("wrong.toml", "[[rules]]\nid = \"x\"\n");
-    bed.expect(4, &["rejudge", "--policy", "wrong.toml"]).complains("wrong.toml");
+    bed.expect(4, &["rejudge", "--policy", "wrong.toml"]).stderr_contains("wrong.toml");
 }

@@ -3,27 +3,27 @@
 use std::process::Command;
 
 use doctor_core::{
-    case::{Case, CaseState, Rung},
+    case::{Case, CaseState, RepairStep},
     finding::{Evidence, Finding, Remedy, Severity, Verdict},
     ids::{CheckId, HardwareId, IdSource, RuleId},
     observation::Entity,
     plan::Action,
     policy::Policy,
-    reason::{Because, ReasonCode},
+    reason::{ReasonCode, WithReason},
     time::Span,
 };
 use doctor_store::{Store, StoreUrl, records::CycleIntent};
 
 use crate::{
-    bed::{Bed, Said, demo, demo_copy, until},
     this_machine::Service,
+    workdir::{CommandOutput, Workdir, demo, demo_copy, wait_until},
 };
 
 /// A demo's store with a case against a node that has results, and the case.
-fn with_a_case() -> (Bed, String) {
+fn with_a_case() -> (Workdir, String) {
     let bed = demo_copy();
     let store = Store::open(&StoreUrl::Sqlite(bed.path("doctor.db"))).unwrap();
-    let now = store.cluster_seen().unwrap().unwrap();
+    let now = store.cluster_state_time().unwrap().unwrap();
     let lease = store.acquire("a test", now, Span::hours(1)).unwrap();
     let (node, stored) = store.load_nodes().unwrap().pop_first().unwrap();
     let finding = Finding {
@@ -39,7 +39,7 @@ fn with_a_case() -> (Bed, String) {
         confirm: 1,
     };
     let mut ids = IdSource::new(7);
-    ids.at(now);
+    ids.set_time(now);
     let case = Case {
         id: ids.case(),
         hardware: stored.hardware.unwrap_or_else(|| HardwareId::new("board-none").unwrap()),
@@ -47,24 +47,24 @@ fn with_a_case() -> (Bed, String) {
         opened: now,
         severity: Severity::Isolate,
         findings: vec![finding],
-        rung: Rung::Quarantine,
+        rung: RepairStep::Quarantine,
         steps: Vec::new(),
         state: CaseState::Open,
         boot_id: None,
         advice: None,
         failed_work: Vec::new(),
     };
-    let actions = [Because::new(Action::OpenCase(case.clone()), "confirmed", "off the bus")];
-    let policy = Policy::standard();
+    let actions = [WithReason::new(Action::OpenCase(case.clone()), "confirmed", "off the bus")];
+    let policy = Policy::built_in();
     let intent = CycleIntent {
         at: now,
         actions: &actions,
         keys: &std::collections::BTreeMap::new(),
-        named: &[],
+        attributed_findings: &[],
         changed_reasons: &[],
         policy_version: policy.version,
         retry: &policy.retry,
-        told: &[],
+        notifications: &[],
     };
     store.commit(&lease, &intent).unwrap();
     (bed, case.id.to_string())
@@ -76,17 +76,18 @@ fn store() -> String {
 
 #[test]
 fn a_report_is_one_page_of_html_or_markdown_or_json() {
-    let (bed, store) = (Bed::new(), store());
+    let (bed, store) = (Workdir::new(), store());
     bed.expect(0, &["report", "--store", &store, "--since", "3d", "--format", "html", "--out", "page.html"]);
     let page = bed.read("page.html");
     assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"), "{page}");
     assert!(page.matches("<svg").count() > 3 && page.contains("<rect class=\"pass\""), "{page}");
     assert!(!page.contains("<script") && !page.contains("http://") && !page.contains("https://"));
-    bed.expect(0, &["report", "--store", &store, "--last", "day", "--format", "markdown"]).says("# Cluster Doctor: ");
+    bed.expect(0, &["report", "--store", &store, "--last", "day", "--format", "markdown"])
+        .stdout_contains("# Cluster Doctor: ");
     let json = bed.json(&["report", "--store", &store, "--last", "day"]);
     assert_eq!(json["slots"].as_array().unwrap().len(), 24, "{json}");
     let said = bed.expect(2, &["report", "--store", &store, "--out", "page.txt"]);
-    said.complains("--format html, markdown or json");
+    said.stderr_contains("--format html, markdown or json");
 }
 
 #[test]
@@ -95,7 +96,7 @@ fn a_case_is_packed_with_what_a_vendor_asks_for() {
     let store = "doctor.db";
     bed.write("bug-report.log", "token=abcdef");
     let args = ["bundle", &case, "--store", store, "--out", "case.tar.gz", "--with", "bug-report.log"];
-    bed.expect(0, &args).says("Wrote case.tar.gz");
+    bed.expect(0, &args).stdout_contains("Wrote case.tar.gz");
     let unpacked = Command::new("tar").args(["-xzf", "case.tar.gz"]).current_dir(bed.path("")).status().unwrap();
     assert!(unpacked.success());
     let file = |name: &str| bed.read(&format!("case-{case}/{name}"));
@@ -111,7 +112,7 @@ fn a_case_is_packed_with_what_a_vendor_asks_for() {
     assert_eq!(file("more/bug-report.log"), "token=abcdef", "added files are not changed");
     assert!(std::fs::read_dir(bed.path(&format!("case-{case}/evidence"))).unwrap().count() > 0);
     assert!(file("summary.md").contains("It was not taken: not requested"), "{}", file("summary.md"));
-    bed.expect(2, &["bundle", "c0000000000000", "--store", store]).complains("no case");
+    bed.expect(2, &["bundle", "c0000000000000", "--store", store]).stderr_contains("no case");
 }
 
 #[test]
@@ -119,19 +120,19 @@ fn a_case_is_acknowledged_or_snoozed_by_somebody_for_a_reason() {
     let (bed, case) = with_a_case();
     let case = case.as_str();
     let listed = bed.expect(0, &["cases", "--store", "doctor.db"]);
-    listed.says(case).says("isolate: keep the node out of service until repaired");
-    bed.expect(0, &["cases", "ack", case, "--store", "doctor.db", "--yes"]).says("Acknowledged.");
+    listed.stdout_contains(case).stdout_contains("isolate: keep the node out of service until repaired");
+    bed.expect(0, &["cases", "ack", case, "--store", "doctor.db", "--yes"]).stdout_contains("Acknowledged.");
     let snooze = ["cases", "snooze", case, "--store", "doctor.db", "--why", "tomorrow", "--until", "4h", "--yes"];
-    bed.expect(0, &snooze).says("Snoozed.");
+    bed.expect(0, &snooze).stdout_contains("Snoozed.");
     bed.expect(6, &snooze[..snooze.len() - 1]);
     let trail = bed.expect(0, &["audit", "--store", "doctor.db"]);
-    trail.says("acknowledge").says("snooze").says("tomorrow").says("ann");
-    bed.expect(2, &["cases", "ack", "c0000000000000", "--store", "doctor.db", "--yes"]).complains("no case");
+    trail.stdout_contains("acknowledge").stdout_contains("snooze").stdout_contains("tomorrow").stdout_contains("ann");
+    bed.expect(2, &["cases", "ack", "c0000000000000", "--store", "doctor.db", "--yes"]).stderr_contains("no case");
 }
 
 #[test]
 fn a_controller_writes_the_report_of_yesterday_once() {
-    let bed = Bed::local();
+    let bed = Workdir::local();
     bed.write("busy", "");
     let reports = "cycle = \"1s\"\n[reports]\ndaily = true\nformats = [\"html\"]\n[backend";
     bed.write("doctor.toml", &(bed.read("doctor.toml").replace("[backend", reports) + "busy_file = \"busy\"\n"));
@@ -143,27 +144,27 @@ fn a_controller_writes_the_report_of_yesterday_once() {
             .collect()
     };
     let mut controller = Service::start(&bed);
-    until("a report", || !written().is_empty());
-    controller.says("reports written");
+    wait_until("a report", || !written().is_empty());
+    controller.wait_for_log("reports written");
     controller.stop();
     let [page] = &written()[..] else { panic!("{:?}", written()) };
     std::fs::write(page, "seen").unwrap();
     let controller = Service::start(&bed);
-    until("the restarted controller", || bed.json(&["status"])["leader"]["is"] == "leads");
+    wait_until("the restarted controller", || bed.json(&["status"])["leader"]["is"] == "leads");
     controller.stop();
     assert_eq!(std::fs::read_to_string(page).unwrap(), "seen", "an existing report is not rewritten");
 }
 
 #[test]
 fn a_bundle_holds_what_this_machine_and_its_vendors_tool_say_or_why_not() {
-    let bed = Bed::local();
+    let bed = Workdir::local();
     bed.expect(0, &["run"]);
     bed.expect(0, &["quarantine", "here", "--why", "it smells", "--yes"]);
     bed.expect(0, &["run"]);
     let case = bed.json(&["cases"])[0]["id"].as_str().unwrap().to_owned();
     let bundle = |path: &str| {
         let args = ["bundle", &case, "--from-node", "--out", "case.tar.gz"];
-        let said = Said::of(&bed.command(&args).env("PATH", path).output().unwrap());
+        let said = CommandOutput::from_output(&bed.command(&args).env("PATH", path).output().unwrap());
         assert_eq!(said.code, 0, "{} {}", said.out, said.err);
         let unpacked = Command::new("tar").args(["-xzf", "case.tar.gz"]).current_dir(bed.path("")).status().unwrap();
         assert!(unpacked.success());

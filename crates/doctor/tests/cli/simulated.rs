@@ -6,8 +6,8 @@ use std::{
 };
 
 use crate::{
-    bed::{Bed, until},
     this_machine::Service,
+    workdir::{Workdir, wait_until},
 };
 
 /// The served cluster, which is killed when the test ends.
@@ -21,7 +21,7 @@ impl Drop for Cluster {
     }
 }
 
-fn serve(bed: &Bed) -> Cluster {
+fn serve(bed: &Workdir) -> Cluster {
     let args = ["sim", "serve", "--socket", "sim.sock", "--nodes", "12", "--speed", "3600", "--data", "data"];
     let mut child = bed.command(&args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut first = String::new();
@@ -32,7 +32,7 @@ fn serve(bed: &Bed) -> Cluster {
 
 #[test]
 fn a_controller_on_a_served_cluster_tests_its_nodes_in_its_time() {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     std::fs::create_dir(bed.path("data")).unwrap();
     bed.write(
         "doctor.toml",
@@ -40,8 +40,8 @@ fn a_controller_on_a_served_cluster_tests_its_nodes_in_its_time() {
     );
     let _cluster = serve(&bed);
     let mut service = Service::start(&bed);
-    service.says("started");
-    until("results of several nodes", || {
+    service.wait_for_log("started");
+    wait_until("results of several nodes", || {
         bed.path("doctor.db").exists()
             && bed.json(&["history", "--limit", "100"]).as_array().is_some_and(|rows| rows.len() >= 6)
     });
@@ -51,29 +51,29 @@ fn a_controller_on_a_served_cluster_tests_its_nodes_in_its_time() {
     let status = bed.json(&["status"]);
     assert_eq!(status["silent"]["agents"], 12);
     assert!(status["at"].as_str().unwrap().starts_with("2026-11-"), "time is the cluster's own: {}", status["at"]);
-    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
+    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 #[test]
 fn a_cluster_that_nobody_serves_is_said_to_be_out_of_reach() {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     std::fs::create_dir(bed.path("data")).unwrap();
     bed.write("doctor.toml", "store = \"doctor.db\"\ndata = \"data\"\n[backend.sim]\nsocket = \"sim.sock\"\n");
-    bed.expect(3, &["plan"]).complains("sim.sock");
+    bed.expect(3, &["plan"]).stderr_contains("sim.sock");
 }
 
 #[test]
 fn scenarios_are_played_from_a_file_and_a_slip_names_its_line() {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     bed.write("story.txt", "# a small one\nworld nodes 2\nrun 30m every 5m\nshow nodes\n");
-    bed.expect(0, &["sim", "run", "story.txt"]).says("# a small one").says("node001");
+    bed.expect(0, &["sim", "run", "story.txt"]).stdout_contains("# a small one").stdout_contains("node001");
     bed.write("slip.txt", "world nodes 2\nfrobnicate\n");
-    bed.expect(2, &["sim", "run", "slip.txt"]).complains("slip.txt: line 2");
+    bed.expect(2, &["sim", "run", "slip.txt"]).stderr_contains("slip.txt: line 2");
 }
 
 #[test]
 fn policies_are_compared_on_the_same_faults() {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     let rows = bed.json(&["sim", "compare", "--nodes", "10", "--days", "2", "--seeds", "1"]);
     let faults: Vec<&serde_json::Value> = rows.as_array().unwrap().iter().map(|row| &row["faults"]).collect();
     assert_eq!(rows.as_array().unwrap().len(), 4, "{rows}");

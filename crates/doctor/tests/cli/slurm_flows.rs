@@ -12,8 +12,8 @@ use doctor_bed::slurm::{Daemon, Generation, Layout, Slurm};
 use serde_json::{Value, json};
 
 use crate::{
-    bed::{Bed, doctor_node, until},
     this_machine::Service,
+    workdir::{Workdir, doctor_node, wait_until},
 };
 
 /// Fails everywhere, because every machine has more than 0 bytes of memory.
@@ -44,28 +44,28 @@ kill -KILL $PPID
 "#;
 
 /// A Slurm cluster, and the service's directory with a share. A failing test prints their state.
-pub(crate) struct Scene {
-    pub(crate) bed: Bed,
+pub(crate) struct SlurmFixture {
+    pub(crate) bed: Workdir,
     pub(crate) slurm: Slurm,
 }
 
-impl Scene {
+impl SlurmFixture {
     /// Starts the cluster. `None`: this machine has no Slurm, which is printed; in CI it is a failure.
     pub(crate) fn start(what: &str, layout: &Layout) -> Option<Self> {
         let slurm = match Slurm::start(layout) {
             Ok(slurm) => slurm,
             Err(why) => {
-                why.not_run(&format!("{what} ({:?})", layout.generation));
+                why.skip_tests(&format!("{what} ({:?})", layout.generation));
                 return None;
             }
         };
-        let bed = Bed::new();
+        let bed = Workdir::new();
         fs::create_dir(bed.path("data")).unwrap();
         Some(Self { bed, slurm })
     }
 }
 
-impl Drop for Scene {
+impl Drop for SlurmFixture {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             return;
@@ -83,7 +83,7 @@ impl Drop for Scene {
 }
 
 /// Configures a service for this cluster that runs these programs, with further backend settings.
-fn configure(bed: &Bed, slurm: &Slurm, programs: &Path, settings: &str) {
+fn configure(bed: &Workdir, slurm: &Slurm, programs: &Path, settings: &str) {
     bed.write(
         "doctor.toml",
         &format!(
@@ -97,7 +97,7 @@ fn configure(bed: &Bed, slurm: &Slurm, programs: &Path, settings: &str) {
     );
 }
 
-pub(crate) fn rows(bed: &Bed, test: &str) -> Vec<Value> {
+pub(crate) fn rows(bed: &Workdir, test: &str) -> Vec<Value> {
     if !bed.path("doctor.db").exists() {
         return Vec::new();
     }
@@ -131,8 +131,8 @@ fn is_closed(slurm: &Slurm, node: &str) -> bool {
 
 fn users_come_first(generation: Generation) {
     let layout = Layout { generation, nodes: 3, ..Layout::default() };
-    let Some(scene) = Scene::start("users come first on Slurm", &layout) else { return };
-    let Scene { bed, slurm } = &scene;
+    let Some(scene) = SlurmFixture::start("users come first on Slurm", &layout) else { return };
+    let SlurmFixture { bed, slurm } = &scene;
     configure(bed, slurm, slurm.programs(), "");
     // A test that runs until it is ended.
     bed.policy_for(
@@ -149,7 +149,7 @@ fn users_come_first(generation: Generation) {
         nodes.sort_unstable();
         nodes
     };
-    until("a run on each free node", || running(slurm) == ["node2", "node3"]);
+    wait_until("a run on each free node", || running(slurm) == ["node2", "node3"]);
 
     // A user job wants one node, and one is given up.
     let wants = slurm.submit(&["--exclusive", "--gres=gpu:8", "--wrap=exec sleep 600"]).unwrap();
@@ -157,14 +157,14 @@ fn users_come_first(generation: Generation) {
     slurm.wait_for_job(wants, "RUNNING").unwrap();
     assert!(asked.elapsed() < GIVEN_UP_WITHIN, "{:?}", asked.elapsed());
     assert_eq!(running(slurm).len(), 1, "{:?}", our_jobs(slurm));
-    until("the history row of the active run", || rows(bed, "slow").len() == 1);
+    wait_until("the history row of the active run", || rows(bed, "slow").len() == 1);
     let row = &rows(bed, "slow")[0];
     assert_eq!((&row["verdict"], &row["reason"]), (&json!("inconclusive"), &json!("node-taken")), "{row}");
     assert!(our_jobs(slurm).iter().all(|[.., node]| node != "node1"), "{:?}", our_jobs(slurm));
     no_run_has_two_jobs(slurm);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
+    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 #[test]
@@ -180,15 +180,15 @@ fn users_come_first_on_slurm_24_11() {
 #[test]
 fn a_job_that_does_not_start_is_given_up_and_results_come_from_those_that_do() {
     let layout = Layout { nodes: 2, ..Layout::default() };
-    let Some(scene) = Scene::start("results and pending jobs on Slurm", &layout) else { return };
-    let Scene { bed, slurm } = &scene;
+    let Some(scene) = SlurmFixture::start("results and pending jobs on Slurm", &layout) else { return };
+    let SlurmFixture { bed, slurm } = &scene;
     bed.policy_for(&["memory"], "version = 1\n");
     configure(bed, slurm, slurm.programs(), "");
-    bed.expect(0, &["plan"]).says("node1").says("node2").says("never tested");
+    bed.expect(0, &["plan"]).stdout_contains("node1").stdout_contains("node2").stdout_contains("never tested");
     let service = Service::start(bed);
-    until("both nodes to pass", || rows(bed, "memory").iter().filter(|row| row["verdict"] == "pass").count() == 2);
+    wait_until("both nodes to pass", || rows(bed, "memory").iter().filter(|row| row["verdict"] == "pass").count() == 2);
     let run = rows(bed, "memory")[0]["run"].as_str().unwrap().to_owned();
-    bed.expect(0, &["log", &run]).says("memory");
+    bed.expect(0, &["log", &run]).stdout_contains("memory");
     assert_eq!(our_jobs(slurm).len(), 2, "{:?}", our_jobs(slurm));
     assert_eq!(service.stop().0, Some(0));
 
@@ -197,9 +197,9 @@ fn a_job_that_does_not_start_is_given_up_and_results_come_from_those_that_do() {
     configure(bed, slurm, slurm.programs(), "job = { arguments = [\"--begin=now+1hour\"] }\n");
     let service = Service::start(bed);
     bed.expect(0, &["test", "node1", "--test", "memory", "--yes"]);
-    until("a job that waits", || our_jobs(slurm).iter().any(|[_, state, _]| state == "PENDING"));
-    until("its end", || our_jobs(slurm).iter().any(|[_, state, _]| state == "CANCELLED"));
-    until("why it was", || bed.doctor(&["why", "node1"]).out.contains("pending"));
+    wait_until("a job that waits", || our_jobs(slurm).iter().any(|[_, state, _]| state == "PENDING"));
+    wait_until("its end", || our_jobs(slurm).iter().any(|[_, state, _]| state == "CANCELLED"));
+    wait_until("why it was", || bed.doctor(&["why", "node1"]).out.contains("pending"));
     assert_eq!(rows(bed, "memory").len(), 2, "a run that never started has no history row");
     no_run_has_two_jobs(slurm);
     let (code, log) = service.stop();
@@ -208,13 +208,13 @@ fn a_job_that_does_not_start_is_given_up_and_results_come_from_those_that_do() {
 
 /// A service that is restarted whenever it was killed.
 struct Restarted<'a> {
-    bed: &'a Bed,
+    bed: &'a Workdir,
     service: Service,
     starts: usize,
 }
 
 impl<'a> Restarted<'a> {
-    fn start(bed: &'a Bed) -> Self {
+    fn start(bed: &'a Workdir) -> Self {
         Self { bed, service: Service::start(bed), starts: 1 }
     }
 
@@ -224,7 +224,7 @@ impl<'a> Restarted<'a> {
         // Each start has the full time limit of a wait.
         loop {
             let began = self.starts;
-            until(&format!("{what} (after {before} to {began} starts)"), || {
+            wait_until(&format!("{what} (after {before} to {began} starts)"), || {
                 if self.service.has_ended() {
                     self.service = Service::start(self.bed);
                     self.starts += 1;
@@ -240,7 +240,7 @@ impl<'a> Restarted<'a> {
 
 /// Creates a directory of programs that kill the service at each change, and returns it with the directory of their
 /// records.
-fn killers(bed: &Bed, slurm: &Slurm) -> (PathBuf, PathBuf) {
+fn killers(bed: &Workdir, slurm: &Slurm) -> (PathBuf, PathBuf) {
     let (programs, killed) = (bed.path("killers"), bed.path("killed"));
     fs::create_dir(&killed).unwrap();
     fs::create_dir(&programs).unwrap();
@@ -256,8 +256,8 @@ fn killers(bed: &Bed, slurm: &Slurm) -> (PathBuf, PathBuf) {
 
 fn stays_closed_while_it_is_ours(generation: Generation) {
     let layout = Layout { generation, nodes: 2, ..Layout::default() };
-    let Some(scene) = Scene::start("quarantine with a controller that is killed", &layout) else { return };
-    let Scene { bed, slurm } = &scene;
+    let Some(scene) = SlurmFixture::start("quarantine with a controller that is killed", &layout) else { return };
+    let SlurmFixture { bed, slurm } = &scene;
     let (programs, killed) = killers(bed, slurm);
     configure(bed, slurm, &programs, "");
     // What a kill prevented is retried soon.
@@ -301,7 +301,7 @@ fn stays_closed_while_it_is_ours(generation: Generation) {
         assert!(times >= 2, "killed before and after `{change}`: {noted:#?}");
     }
     assert!(service.starts > 10, "{} starts, {} kills", service.starts, noted.len());
-    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
+    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 #[test]
@@ -317,26 +317,26 @@ fn a_node_of_slurm_24_11_that_is_out_is_never_open_to_users_whenever_the_control
 #[test]
 fn a_planted_fault_drains_the_node_and_an_operators_drain_stays_as_it_is() {
     let layout = Layout { nodes: 3, ..Layout::default() };
-    let Some(scene) = Scene::start("drains on Slurm", &layout) else { return };
-    let Scene { bed, slurm } = &scene;
+    let Some(scene) = SlurmFixture::start("drains on Slurm", &layout) else { return };
+    let SlurmFixture { bed, slurm } = &scene;
     configure(bed, slurm, slurm.programs(), "");
     bed.policy_for(&["memory"], "version = 1\nmode = \"act\"\n[allow]\ndrain = true\n");
     let mut service = Service::start(bed);
-    until("all nodes to pass", || rows(bed, "memory").len() == 3);
+    wait_until("all nodes to pass", || rows(bed, "memory").len() == 3);
 
     bed.policy_for(&["memory"], &BAD.replace("version = 2", "version = 2\nmode = \"act\"\n[allow]\ndrain = true"));
-    service.says("configuration reloaded policy=2");
+    service.wait_for_log("configuration reloaded policy=2");
     bed.expect(0, &["test", "node1", "--test", "memory", "--why", "a planted fault", "--yes"]);
-    until("the drain", || slurm.node_state("node1").is_ok_and(|state| state.contains("DRAIN")));
-    until("the reason", || reason(slurm, "node1").starts_with("doctor:"));
+    wait_until("the drain", || slurm.node_state("node1").is_ok_and(|state| state.contains("DRAIN")));
+    wait_until("the reason", || reason(slurm, "node1").starts_with("doctor:"));
     let operators = ["update", "nodename=node3", "state=drain", "reason=ticket 4711: fan 3"];
     slurm.run("scontrol", &operators).unwrap();
     let theirs = reason(slurm, "node3");
 
     bed.policy_for(&["memory"], "version = 3\nmode = \"act\"\n[allow]\ndrain = true\n");
-    service.says("configuration reloaded policy=3");
+    service.wait_for_log("configuration reloaded policy=3");
     bed.expect(0, &["release", "node1", "--why", "it was planted", "--yes"]);
-    until("the node to be back", || slurm.node_state("node1").is_ok_and(|state| state == "IDLE"));
+    wait_until("the node to be back", || slurm.node_state("node1").is_ok_and(|state| state == "IDLE"));
     let proven = rows(bed, "memory").into_iter().find(|row| row["node"] == "node1").unwrap();
     assert_eq!(proven["verdict"], "pass", "requalified: {proven}");
 
@@ -351,12 +351,12 @@ fn a_planted_fault_drains_the_node_and_an_operators_drain_stays_as_it_is() {
 #[test]
 fn daemons_that_end_make_nodes_unknown_and_nothing_is_done_twice() {
     let layout = Layout { nodes: 2, ..Layout::default() };
-    let Some(scene) = Scene::start("broken daemons of Slurm", &layout) else { return };
-    let Scene { bed, slurm } = &scene;
+    let Some(scene) = SlurmFixture::start("broken daemons of Slurm", &layout) else { return };
+    let SlurmFixture { bed, slurm } = &scene;
     configure(bed, slurm, slurm.programs(), "deadline = \"3s\"\n");
     bed.policy_for(&["memory"], "version = 1\n");
     let mut service = Service::start(bed);
-    until("both nodes to pass", || rows(bed, "memory").len() == 2);
+    wait_until("both nodes to pass", || rows(bed, "memory").len() == 2);
     let used = |node: &str| {
         let nodes = bed.json(&["nodes"]);
         let row = nodes.as_array().and_then(|all| all.iter().find(|row| row["node"] == node).cloned());
@@ -366,29 +366,29 @@ fn daemons_that_end_make_nodes_unknown_and_nothing_is_done_twice() {
 
     // Slurm cannot be queried: nothing is concluded, and the problem is reported once.
     slurm.kill(Daemon::Munge).unwrap();
-    until("the problem in status", || bed.doctor(&["status"]).out.contains("read the nodes"));
+    wait_until("the problem in status", || bed.doctor(&["status"]).out.contains("read the nodes"));
     slurm.restart(Daemon::Munge).unwrap();
-    service.says("problems resolved");
+    service.wait_for_log("problems resolved");
     slurm.stop(Daemon::Controller).unwrap();
-    until("the problem in status", || bed.doctor(&["status"]).out.contains("read the nodes"));
+    wait_until("the problem in status", || bed.doctor(&["status"]).out.contains("read the nodes"));
     slurm.restart(Daemon::Controller).unwrap();
     // Until a query succeeds, the node states are those from before slurmctld stopped; and a newly started slurmctld
     // knows no node until its slurmd has registered.
-    until("the problem to be resolved", || !bed.doctor(&["status"]).out.contains("read the nodes"));
+    wait_until("the problem to be resolved", || !bed.doctor(&["status"]).out.contains("read the nodes"));
     for node in ["node1", "node2"] {
-        until("slurmd to register", || slurm.node_state(node).is_ok_and(|state| state == "IDLE"));
+        wait_until("slurmd to register", || slurm.node_state(node).is_ok_and(|state| state == "IDLE"));
     }
-    until("the nodes to be free again", || used("node1") == "free" && used("node2") == "free");
+    wait_until("the nodes to be free again", || used("node1") == "free" && used("node2") == "free");
 
     slurm.kill(Daemon::Node("node2")).unwrap();
-    until("a node that does not answer", || used("node2") == "unknown");
+    wait_until("a node that does not answer", || used("node2") == "unknown");
     assert_eq!(used("node1"), "free");
     assert!(!reason(slurm, "node2").starts_with("doctor:"), "silence is no fault of the node");
     slurm.restart(Daemon::Node("node2")).unwrap();
-    until("the node to be free again", || used("node2") == "free");
+    wait_until("the node to be free again", || used("node2") == "free");
     assert_eq!(rows(bed, "memory").len(), 2, "nothing was due");
     no_run_has_two_jobs(slurm);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
+    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }

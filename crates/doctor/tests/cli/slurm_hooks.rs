@@ -11,17 +11,17 @@ use std::{
     time::Duration,
 };
 
-use doctor_bed::slurm::{BedError, Generation, HealthCheck, Layout, Slurm};
+use doctor_bed::slurm::{Generation, HealthCheck, Layout, Slurm, SlurmTestbedError};
 
 use crate::{
-    bed::{Bed, Said, doctor_node, until},
     this_machine::Service,
+    workdir::{CommandOutput, Workdir, doctor_node, wait_until},
 };
 
 const DAMAGED: &str = "3,2,999999000000,-;EXT4-fs error (device sda1): ext4_lookup:1855: inode #2\n";
 
 /// Writes a recorded machine below a directory.
-fn machine(bed: &Bed, folder: &str, log: &str) {
+fn machine(bed: &Workdir, folder: &str, log: &str) {
     for directory in ["dev", "proc/sys/kernel/random"] {
         fs::create_dir_all(bed.path(&format!("{folder}/{directory}"))).unwrap();
     }
@@ -39,8 +39,8 @@ fn free_port() -> u16 {
 fn slurm(what: &str, layout: &Layout) -> Option<Slurm> {
     match Slurm::start(layout) {
         Ok(slurm) => Some(slurm),
-        Err(why @ BedError::NotThere { .. }) => {
-            why.not_run(&format!("{what}, {:?}", layout.generation));
+        Err(why @ SlurmTestbedError::Unsupported { .. }) => {
+            why.skip_tests(&format!("{what}, {:?}", layout.generation));
             None
         }
         Err(other) => panic!("{other}"),
@@ -54,7 +54,7 @@ fn executable(path: &Path, text: &str) {
 }
 
 /// Writes the settings of a node's agent and hooks below `folder`.
-fn settings(bed: &Bed, folder: &str, node: &str, more: &str) {
+fn settings(bed: &Workdir, folder: &str, node: &str, more: &str) {
     let at = |name: &str| bed.path(&format!("{folder}/{name}"));
     let agent = format!(
         "credential = {:?}\nstate = {:?}\nroot = {:?}\npolicy = {:?}\n",
@@ -68,15 +68,15 @@ fn settings(bed: &Bed, folder: &str, node: &str, more: &str) {
     bed.write(&format!("{folder}/hook.toml"), &hook);
 }
 
-fn hook(bed: &Bed, moment: &str) -> Said {
+fn hook(bed: &Workdir, moment: &str) -> CommandOutput {
     let mut command = Command::new(doctor_node());
     command.args(["hook", moment, "--config", "here/hook.toml"]).current_dir(bed.path("")).stdin(Stdio::null());
-    Said::of(&command.env_clear().env("SLURMD_NODENAME", "here").output().unwrap())
+    CommandOutput::from_output(&command.env_clear().env("SLURMD_NODENAME", "here").output().unwrap())
 }
 
 #[test]
 fn what_a_hook_sees_comes_to_the_controller_by_itself_or_by_the_agent_and_its_permit_comes_back() {
-    let bed = Bed::local();
+    let bed = Workdir::local();
     bed.write("busy", "");
     bed.policy(
         "[[rules]]\nid = \"site-damage\"\ncheck = \"kernel-log\"\nevent = \"file-system-error\"\nreason = \"damage\"\nseverity = \"isolate\"\n\
@@ -92,39 +92,40 @@ fn what_a_hook_sees_comes_to_the_controller_by_itself_or_by_the_agent_and_its_pe
     // Without a controller jobs run, and the report is queued.
     let said = hook(&bed, "health");
     assert_eq!(said.code, 0);
-    said.complains("health: healthy").complains("the controller does not accept it now, it is spooled");
+    said.stderr_contains("health: healthy").stderr_contains("the controller does not accept it now, it is spooled");
     assert_eq!(hook(&bed, "prolog").code, 0);
 
     let mut service = Service::start(&bed);
-    service.says("agent endpoint listening");
+    service.wait_for_log("agent endpoint listening");
     machine(&bed, "here/machine", DAMAGED);
-    until("a report of the hook", || hook(&bed, "health").err.contains("; reported"));
+    wait_until("a report of the hook", || hook(&bed, "health").err.contains("; reported"));
     let found = || bed.json(&["why", "here"])["open_findings"].to_string();
-    until("the finding", || found().contains("ext4_lookup"));
+    wait_until("the finding", || found().contains("ext4_lookup"));
     // The answer carried the breaker's permit. Only Slurm knows how many nodes are out already, and there is none here.
     let permit = bed.path("here/agent/permit.json");
     assert!(permit.exists(), "{:?}", fs::read_dir(bed.path("here/agent")).unwrap().collect::<Vec<_>>());
     let said = hook(&bed, "prolog");
     assert_eq!(said.code, 0, "{}", said.err);
-    said.complains("prolog: damage (isolate) of kernel-log").complains("the job is allowed: scontrol failed");
+    said.stderr_contains("prolog: damage (isolate) of kernel-log")
+        .stderr_contains("the job is allowed: scontrol failed");
 
     // While an agent runs, the agent reports.
     let mut command = Command::new(doctor_node());
     command.args(["agent", "--config", "here/agent.toml"]).current_dir(bed.path("")).stdin(Stdio::null()).env_clear();
-    let mut agent = Service::of(command);
-    agent.says("reporting as here");
+    let mut agent = Service::spawn(command);
+    agent.wait_for_log("reporting as here");
     let verdict = bed.path("here/agent/verdict.json");
-    until("the agent's verdict", || verdict.exists());
+    wait_until("the agent's verdict", || verdict.exists());
     fs::remove_file(bed.path("here/hook/verdict.json")).unwrap();
     fs::remove_file(&verdict).unwrap();
-    hook(&bed, "health").complains("damage (isolate) of kernel-log").complains("the agent reports it");
-    until("nothing that waits", || fs::read_dir(bed.path("here/agent/handed")).unwrap().count() == 0);
+    hook(&bed, "health").stderr_contains("damage (isolate) of kernel-log").stderr_contains("the agent reports it");
+    wait_until("nothing that waits", || fs::read_dir(bed.path("here/agent/handed")).unwrap().count() == 0);
     assert_eq!(agent.stop().0, Some(0));
     assert_eq!(service.stop().0, Some(0));
 }
 
 fn is_taken(generation: Generation) {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     bed.write("policy.toml", "[agents]\nlook_every = \"2m\"\n[tests.time-sync]\nenabled = false\n");
     bed.write("doctor.toml", "data = \"data\"\npolicy = \"policy.toml\"\n");
     machine(&bed, "node/machine", "");
@@ -162,7 +163,7 @@ fn is_taken(generation: Generation) {
     // The bed has SchedulerParameters already: the value is added to them, as the printed comment says.
     let lines = said.out.replace("SchedulerParameters=nohold", "SchedulerParameters=sched_interval=2,nohold");
     let layout =
-        Layout { generation, nodes: 1, lines: lines.lines().map(str::to_owned).collect(), ..Layout::default() };
+        Layout { generation, nodes: 1, extra_lines: lines.lines().map(str::to_owned).collect(), ..Layout::default() };
     let Some(slurm) = slurm("what doctor deploy slurm prints", &layout) else { return };
     let shown = slurm.run("scontrol", &["show", "config"]).unwrap();
     for words in [
@@ -178,7 +179,7 @@ fn is_taken(generation: Generation) {
     let job = slurm.submit(&["--output=/dev/null", "--wrap=exit 0"]).unwrap();
     slurm.wait_for_job(job, "COMPLETED").unwrap();
     let log = || fs::read_to_string(bed.path("node/state/hook.log")).unwrap_or_default();
-    until("the hooks to have run", || {
+    wait_until("the hooks to have run", || {
         [" prolog: healthy", " epilog: healthy"].iter().all(|words| log().contains(words))
     });
 }
@@ -190,19 +191,21 @@ fn what_deploy_slurm_prints_is_taken_by_real_slurmctlds_and_its_hooks_run() {
 
 #[test]
 fn deploy_slurm_writes_a_folder_for_each_kind_of_machine_and_refuses_what_slurm_would_misread() {
-    let bed = Bed::local();
-    bed.expect(0, &["deploy", "slurm", "--out", "site"]).says("on every node: ").says("for slurmctld's machine: ");
+    let bed = Workdir::local();
+    bed.expect(0, &["deploy", "slurm", "--out", "site"])
+        .stdout_contains("on every node: ")
+        .stdout_contains("for slurmctld's machine: ");
     let script = bed.path("site/nodes/usr/lib/cluster-doctor/slurm/health");
     assert_eq!(fs::metadata(&script).unwrap().permissions().mode() & 0o777, 0o755);
     assert!(bed.path("site/controller/etc/systemd/system/doctor.service").exists());
     assert_eq!(bed.read("site/nodes/etc/cluster-doctor/policy.toml"), bed.read("policy.toml"));
-    bed.expect(2, &["deploy", "slurm", "--out", "site"]).complains("is not overwritten");
-    bed.expect(2, &["deploy", "slurm", "--scripts", "/a b"]).complains("no spaces");
-    bed.expect(2, &["deploy", "slurm", "--user", "a b"]).complains("not a valid user name");
+    bed.expect(2, &["deploy", "slurm", "--out", "site"]).stderr_contains("is not overwritten");
+    bed.expect(2, &["deploy", "slurm", "--scripts", "/a b"]).stderr_contains("no spaces");
+    bed.expect(2, &["deploy", "slurm", "--user", "a b"]).stderr_contains("not a valid user name");
 }
 
 /// Configures a controller for this cluster with an agent endpoint.
-fn controller(bed: &Bed, slurm: &Slurm) {
+fn controller(bed: &Workdir, slurm: &Slurm) {
     fs::create_dir(bed.path("data")).unwrap();
     bed.write(
         "doctor.toml",
@@ -218,7 +221,7 @@ fn controller(bed: &Bed, slurm: &Slurm) {
 }
 
 fn drains_by_the_controller(generation: Generation) {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     // An operator holds one of two nodes; with the default share, the breaker would leave the other to an operator.
     bed.policy("[breaker]\npercent_of_pool = 100.0\n");
     let mut nodes = Vec::new();
@@ -241,11 +244,11 @@ fn drains_by_the_controller(generation: Generation) {
         settings(&bed, node, node, "");
     }
     let mut service = Service::start(&bed);
-    service.says("agent endpoint listening");
+    service.wait_for_log("agent endpoint listening");
     let log = |node: &str| fs::read_to_string(bed.path(&format!("{node}/hook/hook.log"))).unwrap_or_default();
-    until("reports of the hooks", || nodes.iter().all(|node| log(node).contains("; reported")));
+    wait_until("reports of the hooks", || nodes.iter().all(|node| log(node).contains("; reported")));
     // Each hook's report returns the breaker's permit.
-    until("a permit", || bed.path("node1/agent/permit.json").exists());
+    wait_until("a permit", || bed.path("node1/agent/permit.json").exists());
 
     slurm.run("scontrol", &["update", "nodename=node2", "state=drain", "reason=Maintenance"]).unwrap();
     machine(&bed, "node1/machine", DAMAGED);
@@ -265,17 +268,18 @@ fn slurmds_health_check_reports_a_planted_fault_and_the_controller_drains() {
 #[test]
 fn config_check_live_names_what_of_slurms_settings_does_not_go_with_ours() {
     for generation in Generation::ALL {
-        let bed = Bed::new();
+        let bed = Workdir::new();
         bed.policy("");
         let layout = Layout { generation, nodes: 1, ..Layout::default() };
         let Some(slurm) = slurm("config check --live on Slurm", &layout) else { continue };
         controller(&bed, &slurm);
         let said = bed.expect(1, &["config", "check", "--live"]);
-        said.says("good     slurm programs: scontrol, squeue, sbatch, scancel answer")
-            .says("good     slurmctld: answers; Slurm 2");
-        said.says("good     rights: ").says("good     MessageTimeout: 10 s");
-        said.says("bad      SlurmdTimeout: 10 s is less than twice the MessageTimeout of 10 s")
-            .says("set SlurmdTimeout=300");
-        said.says("unknown  HealthCheckProgram: not set").says("doctor deploy slurm --what slurm-conf");
+        said.stdout_contains("good     slurm programs: scontrol, squeue, sbatch, scancel answer")
+            .stdout_contains("good     slurmctld: answers; Slurm 2");
+        said.stdout_contains("good     rights: ").stdout_contains("good     MessageTimeout: 10 s");
+        said.stdout_contains("bad      SlurmdTimeout: 10 s is less than twice the MessageTimeout of 10 s")
+            .stdout_contains("set SlurmdTimeout=300");
+        said.stdout_contains("unknown  HealthCheckProgram: not set")
+            .stdout_contains("doctor deploy slurm --what slurm-conf");
     }
 }

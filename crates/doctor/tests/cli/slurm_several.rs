@@ -6,9 +6,9 @@ use std::{fs, os::unix::fs::PermissionsExt as _};
 use doctor_bed::slurm::{Generation, Layout};
 
 use crate::{
-    bed::{doctor_node, until},
-    slurm_flows::{Scene, rows},
+    slurm_flows::{SlurmFixture, rows},
     this_machine::Service,
+    workdir::{doctor_node, wait_until},
 };
 
 /// The stand-ins are slower than real GPUs, and hangs are given up soon.
@@ -30,9 +30,9 @@ exec PROGRAM "$@"
 
 fn the_one_that_fails_with_every_partner_is_named(generation: Generation, ports: &str) {
     let layout = Layout { generation, nodes: 4, ..Layout::default() };
-    let Some(scene) = Scene::start("runs over several nodes on Slurm", &layout) else { return };
-    let Scene { bed, slurm } = &scene;
-    let standin = doctor_bed::machine::standin(doctor_node());
+    let Some(scene) = SlurmFixture::start("runs over several nodes on Slurm", &layout) else { return };
+    let SlurmFixture { bed, slurm } = &scene;
+    let standin = doctor_bed::fake_machine::fake_nvidia_library(doctor_node());
     let wrapped = ON_A_NODE.replace("LIBRARY", &standin.display().to_string()).replace("PORTS", ports);
     bed.write("doctor-node", &wrapped.replace("PROGRAM", &doctor_node().display().to_string()));
     fs::set_permissions(bed.path("doctor-node"), fs::Permissions::from_mode(0o755)).unwrap();
@@ -49,17 +49,17 @@ fn the_one_that_fails_with_every_partner_is_named(generation: Generation, ports:
     );
     bed.policy_for(&["memory"], POLICY);
     let service = Service::start(bed);
-    until("every node to be known as good", || rows(bed, "memory").len() == 4);
+    wait_until("every node to be known as good", || rows(bed, "memory").len() == 4);
     bed.expect(0, &["test", "--nodes", "node[1-2]", "collective", "--why", "training is slow", "--yes"]);
-    until("the faulty node to be identified", || bed.doctor(&["audit"]).out.contains("at fault: node2"));
-    bed.doctor(&["why", "node2"]).says("fails together with each of node1, node3, node4");
+    wait_until("the faulty node to be identified", || bed.doctor(&["audit"]).out.contains("at fault: node2"));
+    bed.doctor(&["why", "node2"]).stdout_contains("fails together with each of node1, node3, node4");
     for node in ["node1", "node3", "node4"] {
         let why = bed.doctor(&["why", node]);
         assert!(!why.out.contains("fails together"), "{}", why.out);
     }
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
+    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 #[test]

@@ -9,29 +9,29 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_bed::ssh::{Fleet, Host};
+use doctor_bed::ssh::{Host, SshFleet};
 use serde_json::json;
 
 use crate::{
-    bed::{Bed, doctor_node, until},
     slurm_flows::rows,
     this_machine::Service,
+    workdir::{Workdir, doctor_node, wait_until},
 };
 
 /// The seed's limit for users of a scheduler: a host under test is given up within a minute.
 const GIVEN_UP_WITHIN: Duration = Duration::from_secs(60);
 
 /// Hosts, and the service's directory.
-pub(crate) struct Site {
-    pub(crate) bed: Bed,
-    pub(crate) fleet: Fleet,
+pub(crate) struct SshFixture {
+    pub(crate) bed: Workdir,
+    pub(crate) fleet: SshFleet,
 }
 
-impl Site {
+impl SshFixture {
     /// Starts the hosts. `None`: this machine cannot run them, which is printed; in CI it is a failure.
     pub(crate) fn start(what: &str, hosts: u8) -> Option<Self> {
-        let fleet = Fleet::start(hosts).inspect_err(|why| why.not_run(what)).ok()?;
-        let bed = Bed::new();
+        let fleet = SshFleet::start(hosts).inspect_err(|why| why.skip_tests(what)).ok()?;
+        let bed = Workdir::new();
         fs::create_dir(bed.path("data")).unwrap();
         let site = Self { bed, fleet };
         site.configure("");
@@ -52,10 +52,10 @@ impl Site {
                 "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1s\"\nlease = \"5s\"\n\
                  [backend.ssh]\nhostfile = \"{}\"\nssh_config = \"{}\"\ndoctor_node = \"{}\"\nstate = \"{}\"\n\
                  connect = \"3s\"\nlocks = [\"/run/site-lock\"]\nreboot = [\"/root/reboot\"]\n{settings}",
-                self.fleet.at("hostfile").display(),
+                self.fleet.path("hostfile").display(),
                 self.fleet.ssh_config().display(),
                 program.display(),
-                self.fleet.at("s").display(),
+                self.fleet.path("s").display(),
             ),
         );
     }
@@ -89,7 +89,7 @@ impl Site {
 }
 
 /// A failing test prints the state of the service.
-impl Drop for Site {
+impl Drop for SshFixture {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             return;
@@ -123,43 +123,45 @@ pub(crate) fn put(path: &Path, text: &str) {
 
 #[test]
 fn a_run_outlives_the_service_and_its_connection_and_its_result_is_taken_in_once() {
-    let Some(site) = Site::start("a run over SSH outlives the service", 1) else { return };
-    let Site { bed, fleet } = &site;
+    let Some(site) = SshFixture::start("a run over SSH outlives the service", 1) else { return };
+    let SshFixture { bed, fleet } = &site;
     bed.policy_for(
         &[],
         "[tests.slow.params]\ncommand = [\"/bin/sh\", \"-c\", \"until [ -e /root/go ]; do sleep 0.1; done; echo fine\"]\n",
     );
-    bed.expect(0, &["config", "check", "--live"]).says("1 host reachable").says("All checks passed.");
+    bed.expect(0, &["config", "check", "--live"])
+        .stdout_contains("1 host reachable")
+        .stdout_contains("All checks passed.");
     let service = Service::start(bed);
-    until("the run on the host", || site.run_on(0).is_some());
+    wait_until("the run on the host", || site.run_on(0).is_some());
     let run = site.run_on(0).unwrap();
     // The service is killed and every connection cut: no controller exists when the run ends.
     drop(service);
-    fleet.hosts()[0].cut().unwrap();
+    fleet.hosts()[0].cut_connections().unwrap();
     site.on("host1", "touch /root/go");
-    until("the end of the run", || site.run_on(0).is_none());
+    wait_until("the end of the run", || site.run_on(0).is_none());
     assert!(rows(bed, "slow").is_empty());
 
     let mut service = Service::start(bed);
-    until("the result", || !rows(bed, "slow").is_empty());
+    wait_until("the result", || !rows(bed, "slow").is_empty());
     let found = rows(bed, "slow");
     assert_eq!((&found[0]["verdict"], &found[0]["run"]), (&json!("pass"), &json!(run)), "{found:?}");
     // The log came over SSH, and there was one job.
     let log = bed.expect(0, &["log", &run]);
-    log.says("| fine");
+    log.stdout_contains("| fine");
     assert_eq!(log.out.matches(" job: run ").count(), 1, "{}", log.out);
     bed.policy_for(&[], "version = 2\n");
-    service.says("configuration reloaded policy=2");
+    service.wait_for_log("configuration reloaded policy=2");
     assert_eq!(rows(bed, "slow").len(), 1, "stored once");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
+    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 #[test]
 fn whoever_comes_to_a_host_gets_it_within_a_minute_and_a_lock_keeps_us_off() {
-    let Some(site) = Site::start("users come first on SSH hosts", 3) else { return };
-    let Site { bed, fleet } = &site;
+    let Some(site) = SshFixture::start("users come first on SSH hosts", 3) else { return };
+    let SshFixture { bed, fleet } = &site;
     bed.policy_for(
         &[],
         "[limits]\nresult_grace = \"1s\"\n[retry]\ninconclusive = \"1h\"\n\
@@ -167,51 +169,51 @@ fn whoever_comes_to_a_host_gets_it_within_a_minute_and_a_lock_keeps_us_off() {
     );
     site.on("host3", "touch /run/site-lock");
     let service = Service::start(bed);
-    until("a run on each free host", || site.run_on(0).is_some() && site.run_on(1).is_some());
-    until("the lock to be seen", || site.used("host3") == "busy");
+    wait_until("a run on each free host", || site.run_on(0).is_some() && site.run_on(1).is_some());
+    wait_until("the lock to be seen", || site.used("host3") == "busy");
 
     let asked = Instant::now();
     let mut typist = site.login(&["-tt"], "host1", "while :; do :; done");
     let mut trainer = site.login(&[], "host2", "exec 3</dev/nvidia0; read x");
-    until("both hosts to be given up", || site.run_on(0).is_none() && site.run_on(1).is_none());
+    wait_until("both hosts to be given up", || site.run_on(0).is_none() && site.run_on(1).is_none());
     assert!(asked.elapsed() < GIVEN_UP_WITHIN, "{:?}", asked.elapsed());
-    until("the history rows of the active runs", || rows(bed, "slow").len() == 2);
+    wait_until("the history rows of the active runs", || rows(bed, "slow").len() == 2);
     for row in rows(bed, "slow") {
         assert_eq!((&row["verdict"], &row["reason"]), (&json!("inconclusive"), &json!("node-taken")), "{row}");
     }
-    until("both to be busy", || site.used("host1") == "busy" && site.used("host2") == "busy");
-    bed.doctor(&["why", "host2"]).says("holds a GPU");
+    wait_until("both to be busy", || site.used("host1") == "busy" && site.used("host2") == "busy");
+    bed.doctor(&["why", "host2"]).stdout_contains("holds a GPU");
     for user in [&mut typist, &mut trainer] {
         user.kill().unwrap();
         user.wait().unwrap();
     }
-    fleet.hosts()[0].cut().unwrap();
-    until("a host without users to be free", || site.used("host1") == "free");
+    fleet.hosts()[0].cut_connections().unwrap();
+    wait_until("a host without users to be free", || site.used("host1") == "free");
     // No run ever started on the host with the lock.
     let runs = own(&fleet.hosts()[2]).and_then(|own| own.join("runs").read_dir().ok());
     assert!(runs.is_none_or(|mut runs| runs.next().is_none()));
-    bed.doctor(&["why", "host3"]).says("/run/site-lock exists");
+    bed.doctor(&["why", "host3"]).stdout_contains("/run/site-lock exists");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
+    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 #[test]
 fn a_host_that_is_silent_when_the_service_comes_back_keeps_the_marks_that_it_had() {
-    let Some(mut site) = Site::start("marks of silent SSH hosts", 2) else { return };
+    let Some(mut site) = SshFixture::start("marks of silent SSH hosts", 2) else { return };
     let acting = "mode = \"act\"\n[allow]\nmark = true\ndrain = true\n[repair]\nproving = [\"memory\"]\n";
     site.bed.policy_for(&["memory"], acting);
-    put(&site.fleet.at("foreign.json"), "[{\"by\": \"alice\", \"text\": \"fan noise\", \"blocks\": false}]");
+    put(&site.fleet.path("foreign.json"), "[{\"by\": \"alice\", \"text\": \"fan noise\", \"blocks\": false}]");
     let service = Service::start(&site.bed);
-    until("both hosts to pass", || rows(&site.bed, "memory").len() == 2);
-    fs::copy(site.fleet.at("foreign.json"), own(&site.fleet.hosts()[0]).unwrap().join("foreign.json")).unwrap();
+    wait_until("both hosts to pass", || rows(&site.bed, "memory").len() == 2);
+    fs::copy(site.fleet.path("foreign.json"), own(&site.fleet.hosts()[0]).unwrap().join("foreign.json")).unwrap();
     site.bed.expect(0, &["quarantine", "host1", "--why", "a noise", "--yes"]);
-    let marks = |bed: &Bed| {
+    let marks = |bed: &Workdir| {
         let nodes = bed.json(&["nodes"]);
         let row = nodes.as_array().and_then(|all| all.iter().find(|row| row["node"] == "host1").cloned()).unwrap();
         (row["our_marks"].to_string(), row["foreign_marks"].to_string())
     };
-    until("the marks", || marks(&site.bed).0.contains("unhealthy") && marks(&site.bed).1.contains("fan noise"));
+    wait_until("the marks", || marks(&site.bed).0.contains("unhealthy") && marks(&site.bed).1.contains("fan noise"));
     let before = marks(&site.bed);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
@@ -226,38 +228,38 @@ fn a_host_that_is_silent_when_the_service_comes_back_keeps_the_marks_that_it_had
 
 #[test]
 fn a_reboot_that_does_not_come_back_is_told_by_its_deadline_and_one_that_does_is_proven() {
-    let Some(mut site) = Site::start("reboots of SSH hosts", 3) else { return };
+    let Some(mut site) = SshFixture::start("reboots of SSH hosts", 3) else { return };
     let told = site.fleet.hosts()[0].home().join("told");
     put(&site.fleet.hosts()[0].home().join("reboot"), "#!/bin/sh\necho once >>/root/told\n");
     let acting = "mode = \"act\"\n[allow]\nmark = true\ndrain = true\nreboot = true\n\
         [repair]\nreboot_deadline = \"5s\"\ntries = 2\nproving = [\"memory\"]\n";
     site.bed.policy_for(&["memory"], &format!("version = 1\n{acting}"));
     let mut service = Service::start(&site.bed);
-    until("all hosts to pass", || rows(&site.bed, "memory").len() == 3);
+    wait_until("all hosts to pass", || rows(&site.bed, "memory").len() == 3);
     // Fails everywhere, because every machine has more than 0 bytes of memory.
     let bad = "[[rules]]\nid = \"bad\"\ncheck = \"memory\"\nmetric = \"mem_total_bytes\"\nabove = 0.0\n\
         severity = \"reboot\"\nreason = \"bad-memory\"\ntext = \"a planted fault\"\n";
     site.bed.policy_for(&["memory"], &format!("version = 2\n{acting}{bad}"));
-    service.says("configuration reloaded policy=2");
+    service.wait_for_log("configuration reloaded policy=2");
     site.bed.expect(0, &["test", "host1", "--test", "memory", "--why", "a planted fault", "--yes"]);
     let times = || fs::read_to_string(&told).map_or(0, |text| text.lines().count());
-    until("the reboot command on the host", || times() == 1);
+    wait_until("the reboot command on the host", || times() == 1);
     // The host does not reboot.
-    until("the deadline", || site.bed.doctor(&["audit"]).out.contains("reboot did not happen within 5s"));
-    until("the second try", || times() == 2);
+    wait_until("the deadline", || site.bed.doctor(&["audit"]).out.contains("reboot did not happen within 5s"));
+    wait_until("the second try", || times() == 2);
     site.bed.policy_for(&["memory"], &format!("version = 3\n{acting}"));
     site.fleet.host("host1").unwrap().boot().unwrap();
     let life = || site.bed.json(&["why", "host1"])["life"].as_str().unwrap_or_default().to_owned();
-    until("the host to be back", || life() == "in-service");
+    wait_until("the host to be back", || life() == "in-service");
     assert_eq!(times(), 2);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    site.bed.expect(0, &["db", "verify"]).says("The store is consistent.");
+    site.bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 #[test]
 fn before_a_reboot_the_hosts_own_report_is_put_away() {
-    let Some(site) = Site::start("reports of SSH hosts before their reboot", 3) else { return };
+    let Some(site) = SshFixture::start("reports of SSH hosts before their reboot", 3) else { return };
     let home = site.fleet.hosts()[0].home();
     fs::create_dir(home.join("bin")).unwrap();
     put(
@@ -274,15 +276,15 @@ fn before_a_reboot_the_hosts_own_report_is_put_away() {
         severity = \"reboot\"\nreason = \"bad-memory\"\ntext = \"a planted fault\"\n";
     site.bed.policy_for(&["memory"], &format!("version = 1\n{acting}"));
     let mut service = Service::start(&site.bed);
-    until("all hosts to pass", || rows(&site.bed, "memory").len() == 3);
+    wait_until("all hosts to pass", || rows(&site.bed, "memory").len() == 3);
     site.bed.policy_for(&["memory"], &format!("version = 2\n{acting}{bad}"));
-    service.says("configuration reloaded policy=2");
+    service.wait_for_log("configuration reloaded policy=2");
     site.bed.expect(0, &["test", "host1", "--test", "memory", "--why", "a planted fault", "--yes"]);
     let kept = || -> Option<PathBuf> {
         let mut files = fs::read_dir(site.bed.path("data/handoff")).ok()?.flatten();
         files.find_map(|file| file.path().to_str()?.ends_with("-reboot.tar.gz").then(|| file.path()))
     };
-    until("the reboot command on the host", || {
+    wait_until("the reboot command on the host", || {
         let told = home.join("told").exists();
         assert!(!told || kept().is_some(), "the reboot must come after the evidence is stored");
         told

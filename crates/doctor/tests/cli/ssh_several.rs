@@ -1,14 +1,14 @@
 //! A multi-node test over SSH hosts: a part on each, and trials that identify the faulty host. GPUs and NCCL are
 //! stand-ins whose ranks really add up over sockets.
 
-use doctor_bed::machine;
+use doctor_bed::fake_machine;
 
 use crate::{
-    bed::{doctor_node, until},
     slurm_flows::rows,
     slurm_several::POLICY,
-    ssh_flows::{Site, put},
+    ssh_flows::{SshFixture, put},
     this_machine::Service,
+    workdir::{doctor_node, wait_until},
 };
 
 /// Replaces systemd-run, which would only execute its command: the first GPU of `host2` hangs.
@@ -22,9 +22,9 @@ exec "$@"
 
 #[test]
 fn hosts_are_tested_together_and_the_one_that_fails_with_every_partner_is_named() {
-    let Some(site) = Site::start("runs over several SSH hosts", 4) else { return };
-    let Site { bed, fleet } = &site;
-    let library = machine::standin(doctor_node()).display().to_string();
+    let Some(site) = SshFixture::start("runs over several SSH hosts", 4) else { return };
+    let SshFixture { bed, fleet } = &site;
+    let library = fake_machine::fake_nvidia_library(doctor_node()).display().to_string();
     for host in fleet.hosts() {
         std::fs::create_dir(host.home().join("bin")).unwrap();
         put(&host.home().join("bin/systemd-run"), &SYSTEMD_RUN.replace("LIBRARY", &library));
@@ -33,10 +33,10 @@ fn hosts_are_tested_together_and_the_one_that_fails_with_every_partner_is_named(
     }
     bed.policy_for(&["memory"], POLICY);
     let service = Service::start(bed);
-    until("every host to be known as good", || rows(bed, "memory").len() == 4);
+    wait_until("every host to be known as good", || rows(bed, "memory").len() == 4);
     bed.expect(0, &["test", "--nodes", "host[1-2]", "collective", "--why", "training is slow", "--yes"]);
-    until("the faulty node to be identified", || bed.doctor(&["audit"]).out.contains("at fault: host2"));
-    bed.doctor(&["why", "host2"]).says("fails together with each of host1, host3, host4");
+    wait_until("the faulty node to be identified", || bed.doctor(&["audit"]).out.contains("at fault: host2"));
+    bed.doctor(&["why", "host2"]).stdout_contains("fails together with each of host1, host3, host4");
     for host in ["host1", "host3", "host4"] {
         let why = bed.doctor(&["why", host]);
         assert!(!why.out.contains("fails together"), "{}", why.out);
@@ -50,5 +50,5 @@ fn hosts_are_tested_together_and_the_one_that_fails_with_every_partner_is_named(
     assert_eq!((parts.len(), all % 2), (all, 0), "{parts:?}");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
+    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }

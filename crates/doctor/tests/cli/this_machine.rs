@@ -5,34 +5,34 @@ use std::{
     process::{Child, Stdio},
 };
 
-use crate::bed::{Bed, until};
+use crate::workdir::{Workdir, wait_until};
 
 #[test]
 fn one_command_tests_this_machine_and_the_others_show_what_was_found() {
-    let bed = Bed::local();
-    bed.expect(0, &["plan"]).says("disk-space").says("never tested");
+    let bed = Workdir::local();
+    bed.expect(0, &["plan"]).stdout_contains("disk-space").stdout_contains("never tested");
     assert!(!bed.path("doctor.db").exists(), "planning leaves nothing behind");
     let said = bed.expect(0, &["run", "--wait", "--timeout", "1m"]);
-    said.says("1 result received");
+    said.stdout_contains("1 result received");
     let rows = bed.json(&["nodes"]);
     let tests = rows[0]["tests"].as_array().unwrap();
     assert!(tests.len() >= 3, "{rows}");
     assert!(tests.iter().all(|test| test["standing"] != "never-tested"), "{rows}");
     let run = bed.json(&["history"])[0]["run"].as_str().unwrap().to_owned();
-    bed.expect(0, &["log", &run]).says("disk-space");
+    bed.expect(0, &["log", &run]).stdout_contains("disk-space");
     // Nothing is due, and that is the reason given.
     let plan = bed.json(&["plan"]);
     assert_eq!(plan["passed_over"][0]["code"], "fresh", "{plan}");
     let why = bed.doctor(&["why", "here"]);
-    why.says("(fresh): no test is due before");
+    why.stdout_contains("(fresh): no test is due before");
     assert!(bed.path("data/metadata/free_nodes.txt").exists());
     assert!(bed.path("data/metadata/validation.db").exists());
-    bed.expect(0, &["db", "verify"]).says("The store is consistent.");
+    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 #[test]
 fn the_standard_suite_runs_through_the_controller_and_why_explains_each_test() {
-    let bed = Bed::local();
+    let bed = Workdir::local();
     let directory = bed.path("scratch");
     std::fs::create_dir(&directory).unwrap();
     bed.policy_for(
@@ -43,8 +43,8 @@ fn the_standard_suite_runs_through_the_controller_and_why_explains_each_test() {
             directory.display()
         ),
     );
-    bed.expect(0, &["plan"]).says("collective-loopback").says("storage");
-    bed.expect(0, &["run", "--wait", "--timeout", "3m"]).says("1 result received");
+    bed.expect(0, &["plan"]).stdout_contains("collective-loopback").stdout_contains("storage");
+    bed.expect(0, &["run", "--wait", "--timeout", "3m"]).stdout_contains("1 result received");
     let history = bed.json(&["history"]);
     let verdict = |test: &str| {
         let row = history.as_array().unwrap().iter().find(|row| row["test"] == test);
@@ -58,24 +58,24 @@ fn the_standard_suite_runs_through_the_controller_and_why_explains_each_test() {
     }
     if !std::path::Path::new("/proc/driver/nvidia").exists() {
         assert_eq!([verdict("dl"), verdict("collective-loopback")], ["inconclusive", "inconclusive"]);
-        why.says("dl").says("collective-loopback").says("missing");
+        why.stdout_contains("dl").stdout_contains("collective-loopback").stdout_contains("missing");
     }
     let run = history[0]["run"].as_str().unwrap();
-    bed.expect(0, &["log", run]).says("storage: ").says("dl: ").says("fabric: ");
+    bed.expect(0, &["log", run]).stdout_contains("storage: ").stdout_contains("dl: ").stdout_contains("fabric: ");
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "no files are left behind");
 }
 
 #[test]
 fn an_imported_history_is_history_and_makes_nothing_fresh() {
-    let bed = Bed::local();
+    let bed = Workdir::local();
     bed.expect(0, &["run", "--wait", "--timeout", "1m"]);
     // A controller publishes a copy at its start and then every ten minutes, so a new controller publishes one.
     bed.expect(0, &["run"]);
     let published = "data/metadata/validation.db";
-    bed.expect(6, &["import", published, "--store", "other.db"]).complains("Would import 1 file");
+    bed.expect(6, &["import", published, "--store", "other.db"]).stderr_contains("Would import 1 file");
     assert!(!bed.path("other.db").exists(), "asking leaves nothing behind");
-    bed.expect(0, &["import", published, "--store", "other.db", "--yes"]).says("as untrusted history");
-    bed.expect(0, &["history", "--store", "other.db"]).says("imported, untrusted");
+    bed.expect(0, &["import", published, "--store", "other.db", "--yes"]).stdout_contains("as untrusted history");
+    bed.expect(0, &["history", "--store", "other.db"]).stdout_contains("imported, untrusted");
     let rows = bed.json(&["nodes", "--store", "other.db"]);
     let tests = rows[0]["tests"].as_array().unwrap();
     assert!(tests.iter().all(|test| test["standing"] == "never-tested"), "{rows}");
@@ -83,10 +83,10 @@ fn an_imported_history_is_history_and_makes_nothing_fresh() {
 
 #[test]
 fn an_operators_wish_comes_first_and_is_answered() {
-    let bed = Bed::local();
+    let bed = Workdir::local();
     bed.expect(0, &["run", "--wait", "--timeout", "1m"]);
     bed.expect(0, &["test", "here", "--test", "memory", "--why", "curious", "--yes"]);
-    bed.expect(0, &["run", "--wait", "--timeout", "1m"]).says("requested by ann: curious");
+    bed.expect(0, &["run", "--wait", "--timeout", "1m"]).stdout_contains("requested by ann: curious");
     let history = bed.json(&["history", "--test", "memory"]);
     assert_eq!(history.as_array().unwrap().len(), 2);
     assert_eq!(bed.json(&["status"])["requests"], 0);
@@ -94,13 +94,13 @@ fn an_operators_wish_comes_first_and_is_answered() {
 
 #[test]
 fn a_held_machine_is_left_alone() {
-    let bed = Bed::local();
+    let bed = Workdir::local();
     bed.expect(0, &["run", "--wait", "--timeout", "1m"]);
     bed.expect(0, &["hold", "here", "--why", "mine", "--yes"]);
     bed.expect(0, &["test", "here", "--yes"]);
     bed.expect(0, &["run"]);
     assert_eq!(bed.json(&["history", "--test", "memory"]).as_array().unwrap().len(), 1);
-    bed.doctor(&["why", "here"]).says("held by ann");
+    bed.doctor(&["why", "here"]).stdout_contains("held by ann");
 }
 
 /// A controller that is killed when the test ends.
@@ -111,12 +111,12 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn start(bed: &Bed) -> Self {
-        Self::of(bed.command(&["serve"]))
+    pub(crate) fn start(bed: &Workdir) -> Self {
+        Self::spawn(bed.command(&["serve"]))
     }
 
     /// Starts any program that logs to standard error and exits on SIGTERM.
-    pub(crate) fn of(mut command: std::process::Command) -> Self {
+    pub(crate) fn spawn(mut command: std::process::Command) -> Self {
         let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let (send, log) = std::sync::mpsc::channel();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -125,8 +125,8 @@ impl Service {
     }
 
     #[track_caller]
-    pub(crate) fn says(&mut self, part: &str) {
-        until(&format!("`{part}` (in {})", self.seen), || {
+    pub(crate) fn wait_for_log(&mut self, part: &str) {
+        wait_until(&format!("`{part}` (in {})", self.seen), || {
             self.seen.extend(self.log.try_iter().map(|line| line + "\n"));
             self.seen.contains(part)
         });
@@ -134,13 +134,13 @@ impl Service {
 
     /// Returns the line with this text.
     #[track_caller]
-    pub(crate) fn line(&mut self, part: &str) -> String {
-        self.says(part);
+    pub(crate) fn wait_for_line(&mut self, part: &str) -> String {
+        self.wait_for_log(part);
         self.seen.lines().find(|line| line.contains(part)).unwrap_or_default().to_owned()
     }
 
     /// Makes it reload its configuration.
-    pub(crate) fn hang_up(&self) {
+    pub(crate) fn reload(&self) {
         let pid = self.child.id().to_string();
         assert!(std::process::Command::new("kill").args(["-HUP", &pid]).status().unwrap().success());
     }
@@ -155,7 +155,7 @@ impl Service {
         let pid = self.child.id().to_string();
         assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
         let mut code = None;
-        until("the end", || {
+        wait_until("the end", || {
             code = self.child.try_wait().unwrap();
             code.is_some()
         });
@@ -172,7 +172,7 @@ impl Drop for Service {
     }
 }
 
-fn quick(bed: &Bed) {
+fn use_short_intervals(bed: &Workdir) {
     let config = bed.read("doctor.toml").replace("[backend", "cycle = \"1s\"\nlease = \"5s\"\n[backend");
     bed.write("doctor.toml", &config);
     bed.policy("version = 1\n");
@@ -180,53 +180,53 @@ fn quick(bed: &Bed) {
 
 #[test]
 fn a_service_leads_reloads_and_stops_when_told_to() {
-    let bed = Bed::local();
-    quick(&bed);
+    let bed = Workdir::local();
+    use_short_intervals(&bed);
     let mut service = Service::start(&bed);
-    service.says("started");
-    until("a result", || {
+    service.wait_for_log("started");
+    wait_until("a result", || {
         bed.path("doctor.db").exists() && bed.json(&["history"]).as_array().is_some_and(|rows| !rows.is_empty())
     });
     assert_eq!(bed.json(&["status"])["leader"]["is"], "leads");
     // Another controller on the same store stays passive, and so does a single cycle.
-    bed.expect(5, &["run"]).complains("another controller leads");
+    bed.expect(5, &["run"]).stderr_contains("another controller leads");
     let mut second = Service::start(&bed);
-    second.says("another controller leads; this one waits");
+    second.wait_for_log("another controller leads; this one waits");
 
     bed.policy("version = 2\n[limits]\njobs = -1\n");
-    service.says("the last valid configuration stays in force");
-    service.says("line 3, column 8");
-    until("the remark in status", || {
+    service.wait_for_log("the last valid configuration stays in force");
+    service.wait_for_log("line 3, column 8");
+    wait_until("the remark in status", || {
         bed.doctor(&["status"]).out.contains("the last valid configuration stays in force")
     });
     bed.policy("version = 3\n");
-    service.says("configuration reloaded policy=3");
+    service.wait_for_log("configuration reloaded policy=3");
 
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
     assert!(log.contains("stopped"), "{log}");
-    second.says("this controller leads now");
+    second.wait_for_log("this controller leads now");
     assert_eq!(second.stop().0, Some(0));
     assert_eq!(bed.json(&["status"])["leader"]["is"], "nobody");
 }
 
 #[test]
 fn a_log_is_followed_while_its_test_runs_and_ends_with_it() {
-    let bed = Bed::local();
-    quick(&bed);
+    let bed = Workdir::local();
+    use_short_intervals(&bed);
     bed.policy(
         "[tests.slow.params]\ncommand = [\"/bin/sh\", \"-c\", \"sleep 3; echo fine\"]\n\
          [tests.disk-space]\nenabled = false\n[tests.memory]\nenabled = false\n",
     );
     let service = Service::start(&bed);
     let mut run = String::new();
-    until("a running run", || {
+    wait_until("a running run", || {
         let why = bed.path("doctor.db").exists().then(|| bed.doctor(&["why", "here", "--json"]).out);
         let why: serde_json::Value = why.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
         run = why["run"]["run"].as_str().unwrap_or_default().to_owned();
         why["run"]["state"] == "running"
     });
-    bed.expect(0, &["log", &run, "--follow"]).says("slow");
+    bed.expect(0, &["log", &run, "--follow"]).stdout_contains("slow");
     let results = bed.json(&["history", "--test", "slow"]);
     assert_eq!(results[0]["run"], run.as_str(), "the run had ended: {results}");
     assert_eq!(results[0]["verdict"], "pass", "{results}");
@@ -235,17 +235,17 @@ fn a_log_is_followed_while_its_test_runs_and_ends_with_it() {
 
 #[test]
 fn a_share_that_goes_missing_is_said_once_with_the_way_out() {
-    let bed = Bed::local();
-    quick(&bed);
+    let bed = Workdir::local();
+    use_short_intervals(&bed);
     let mut service = Service::start(&bed);
-    until("a result", || {
+    wait_until("a result", || {
         bed.path("doctor.db").exists() && bed.json(&["history"]).as_array().is_some_and(|rows| !rows.is_empty())
     });
     std::fs::rename(bed.path("data"), bed.path("away")).unwrap();
-    service.says("create the directory or set `data`");
-    until("the problem in status", || bed.doctor(&["status"]).out.contains("opening the shared directory"));
+    service.wait_for_log("create the directory or set `data`");
+    wait_until("the problem in status", || bed.doctor(&["status"]).out.contains("opening the shared directory"));
     std::fs::rename(bed.path("away"), bed.path("data")).unwrap();
-    service.says("problems resolved");
+    service.wait_for_log("problems resolved");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
     assert_eq!(log.matches("opening the shared directory").count(), 1, "{log}");
@@ -253,12 +253,12 @@ fn a_share_that_goes_missing_is_said_once_with_the_way_out() {
 
 #[test]
 fn a_service_that_was_killed_is_followed_by_the_next_at_once() {
-    let bed = Bed::local();
-    quick(&bed);
+    let bed = Workdir::local();
+    use_short_intervals(&bed);
     let config = bed.read("doctor.toml").replace("lease = \"5s\"", "lease = \"1h\"");
     bed.write("doctor.toml", &config);
     let mut service = Service::start(&bed);
-    until("leadership", || bed.path("doctor.db").exists() && bed.json(&["status"])["leader"]["is"] == "leads");
+    wait_until("leadership", || bed.path("doctor.db").exists() && bed.json(&["status"])["leader"]["is"] == "leads");
     service.child.kill().unwrap();
     service.child.wait().unwrap();
     bed.expect(0, &["run", "--wait", "--timeout", "1m"]);

@@ -9,15 +9,15 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    alerts::{Mood, Receiver, free_port},
-    bed::{Bed, until},
+    alerts::{Receiver, ReceiverMode, free_port},
     metrics::scrape,
     this_machine::Service,
+    workdir::{Workdir, wait_until},
 };
 
 /// A cluster of one node with an API, metrics and a collector.
-fn stage(receiver: &Receiver, more: &str) -> (Bed, u16) {
-    let (bed, metrics) = (Bed::local(), free_port());
+fn stage(receiver: &Receiver, more: &str) -> (Workdir, u16) {
+    let (bed, metrics) = (Workdir::local(), free_port());
     bed.write("collector.url", &format!("http://127.0.0.1:{}/v1/traces?key=not-to-be-told\n", receiver.port));
     bed.write("collector.token", "a-collectors-secret\n");
     let sections = format!(
@@ -52,7 +52,7 @@ fn ask(address: &str, path: &str, headers: &str) -> String {
 }
 
 pub(crate) fn address(service: &mut Service) -> String {
-    let line = service.line("API listening");
+    let line = service.wait_for_line("API listening");
     line.split("at=").nth(1).unwrap().split_whitespace().next().unwrap().to_owned()
 }
 
@@ -63,7 +63,7 @@ fn metric(port: u16, name: &str) -> Option<f64> {
 
 #[test]
 fn cycles_calls_and_questions_reach_a_collector_with_their_parents_and_without_secrets() {
-    let receiver = Receiver::new(Mood::Takes);
+    let receiver = Receiver::new(ReceiverMode::Accept);
     let (bed, metrics) = stage(&receiver, "");
     let token = bed.json(&["token", "create", "ops", "--yes"])["token"].as_str().unwrap().to_owned();
     let mut service = Service::start(&bed);
@@ -71,18 +71,18 @@ fn cycles_calls_and_questions_reach_a_collector_with_their_parents_and_without_s
     let bearer = format!("authorization: Bearer {token}\r\n");
     let (trace, parent) = ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7");
     let with = |flags: &str| format!("{bearer}traceparent: 00-{trace}-{parent}-{flags}\r\n");
-    until("the node is shown", || ask(&address, "/nodes/here", &bearer) == "200");
+    wait_until("the node is shown", || ask(&address, "/nodes/here", &bearer) == "200");
     assert_eq!(ask(&address, "/nodes/here", &with("01")), "200");
     // A caller that does not sample its trace is not recorded here either.
     assert_eq!(ask(&address, "/coverage", &with("00")), "200");
     assert_eq!(ask(&address, "/cases?state=a-secret-in-a-question", &bearer), "400");
     assert_eq!(ask(&address, "/plan", ""), "401");
-    until("a stored result, and the last request", || {
+    wait_until("a stored result, and the last request", || {
         let spans = spans(&receiver);
         let taken_in = spans.iter().any(|span| span["name"] == "ingest" && attribute(span, "results") != "0");
         taken_in && spans.iter().any(|span| span["name"] == "GET /api/v1/plan")
     });
-    until("they are counted", || {
+    wait_until("they are counted", || {
         metric(metrics, "doctor_trace_spans_exported_total").is_some_and(|count| count > 10.0)
     });
     assert_eq!(metric(metrics, "doctor_trace_spans_dropped_total"), Some(0.0));
@@ -143,25 +143,25 @@ fn cycles_calls_and_questions_reach_a_collector_with_their_parents_and_without_s
 
 #[test]
 fn a_collector_that_hangs_delays_nothing_costs_a_count_and_is_used_again_when_it_answers() {
-    let receiver = Receiver::new(Mood::Hangs);
+    let receiver = Receiver::new(ReceiverMode::Hang);
     let (bed, metrics) = stage(&receiver, "queue = 16");
     let mut service = Service::start(&bed);
     let address = address(&mut service);
-    until("a post that hangs", || receiver.seen(Mood::Hangs) > 0);
-    until("cycles continue: a result exists", || {
+    wait_until("a post that hangs", || receiver.request_count(ReceiverMode::Hang) > 0);
+    wait_until("cycles continue: a result exists", || {
         bed.json(&["history"]).as_array().is_some_and(|rows| !rows.is_empty())
     });
     assert_eq!(ask(&address, "/nodes/here", ""), "200");
-    until("spans are dropped and counted", || {
+    wait_until("spans are dropped and counted", || {
         metric(metrics, "doctor_trace_spans_dropped_total").is_some_and(|count| count > 0.0)
     });
-    service.says("trace export failed error=http://127.0.0.1");
-    receiver.is(Mood::Takes);
-    service.says("trace export recovered");
-    until("spans arrive", || receiver.seen(Mood::Takes) > 0);
-    receiver.is(Mood::Hangs);
-    let hung = receiver.seen(Mood::Hangs);
-    until("it hangs again", || receiver.seen(Mood::Hangs) > hung);
+    service.wait_for_log("trace export failed error=http://127.0.0.1");
+    receiver.set_mode(ReceiverMode::Accept);
+    service.wait_for_log("trace export recovered");
+    wait_until("spans arrive", || receiver.request_count(ReceiverMode::Accept) > 0);
+    receiver.set_mode(ReceiverMode::Hang);
+    let hung = receiver.request_count(ReceiverMode::Hang);
+    wait_until("it hangs again", || receiver.request_count(ReceiverMode::Hang) > hung);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
     assert!(log.matches("trace export failed").count() <= 2, "logged once per outage: {log}");

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, process::Command};
 
-use crate::bed::{Bed, doctor_node};
+use crate::workdir::{Workdir, doctor_node};
 
 /// Verifies unit files with systemd. `None`: it is not installed, which is printed; in CI it is a failure.
 fn verify(files: &[std::path::PathBuf]) -> Option<(bool, String)> {
@@ -19,14 +19,14 @@ fn verify(files: &[std::path::PathBuf]) -> Option<(bool, String)> {
 
 #[test]
 fn systemd_takes_the_units_of_a_small_site() {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     bed.write("doctor.toml", "store = \"/srv/doctor/doctor.db\"\ndata = \"/srv/data\"\n[agents]\nlisten = \"127.0.0.1:7443\"\n[backend.slurm]\n");
     let (doctor, node) = (env!("CARGO_BIN_EXE_doctor"), doctor_node().to_str().unwrap());
     let programs = ["--doctor", doctor, "--doctor-node", node];
     let said = bed.expect(0, &[&["deploy", "systemd", "--user", "nobody", "--out", "service"], &programs[..]].concat());
-    said.says("enable --now doctor.service");
+    said.stdout_contains("enable --now doctor.service");
     bed.expect(0, &[&["deploy", "systemd", "--timer", "10m", "--out", "timer"], &programs[..]].concat())
-        .says("doctor-run.timer");
+        .stdout_contains("doctor-run.timer");
     let units = |folder: &str| -> Vec<_> {
         let at = |on: &str| bed.path(folder).join(on).join("etc/systemd/system");
         let folders = ["controller", "nodes"].map(at).into_iter().filter(|folder| folder.is_dir());
@@ -47,7 +47,7 @@ fn systemd_takes_the_units_of_a_small_site() {
 
 #[test]
 fn systemd_takes_the_units_of_machines_in_azure() {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     let folder = bed.path("opt");
     fs::create_dir(&folder).unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/azure/node");
@@ -71,13 +71,13 @@ fn systemd_takes_the_units_of_machines_in_azure() {
 
 #[test]
 fn what_cannot_stand_in_a_unit_is_refused() {
-    let bed = Bed::new();
+    let bed = Workdir::new();
     for (args, complaint) in [
         (["--doctor", "bin/doctor"], "an absolute path"),
         (["--doctor", "/opt/a b/doctor"], "no spaces"),
         (["--user", "x\nExecStart=y"], "not a valid user name"),
         (["--timer", "1s"], "10s or more"),
     ] {
-        bed.expect(2, &[&["deploy", "systemd"], &args[..]].concat()).complains(complaint);
+        bed.expect(2, &[&["deploy", "systemd"], &args[..]].concat()).stderr_contains(complaint);
     }
 }

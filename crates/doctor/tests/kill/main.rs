@@ -9,11 +9,11 @@
 //! `DOCTOR_KILLS` sets the least number of kills (200). `DOCTOR_KILL_SEED` repeats the random choices of an earlier
 //! run, but not its timing.
 
-mod chance;
-mod look;
-mod pace;
-mod stage;
-mod verdict;
+mod comparison;
+mod fault_injection;
+mod fixture;
+mod inspection;
+mod startup_time;
 
 use std::{
     fs,
@@ -24,33 +24,33 @@ use std::{
 use doctor_backend::{Backend, clock::Clock};
 use doctor_bed::postgres::{Server, Setup};
 use doctor_core::node::Node;
-use doctor_sim::{Happened, RemoteSim, read_effects};
+use doctor_sim::{EffectKind, RemoteSim, read_effects};
 use doctor_store::{StoreUrl, records::Counters};
 
 use crate::{
-    chance::{Chance, Mischief},
-    look::Looks,
-    pace::Pace,
-    stage::{BOUND, Process, SPEED, Stage},
-    verdict::{Figures, under_way},
+    comparison::{Counts, pending_work},
+    fault_injection::{FaultInjector, Rng},
+    fixture::{Fixture, Process, SPEED, WAIT_LIMIT},
+    inspection::Inspections,
+    startup_time::StartupTimes,
 };
 
 /// The number of kills unless `DOCTOR_KILLS` sets it.
-const MANY: u64 = 200;
+const DEFAULT_KILLS: u64 = 200;
 
 /// Each test needs the whole machine.
-static ALONE: Mutex<()> = Mutex::new(());
+static SERIAL: Mutex<()> = Mutex::new(());
 
 #[test]
 fn nothing_is_lost_or_doubled_on_sqlite_however_often_the_controller_is_killed() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
     let seed = seed();
-    endure("sqlite", seed, &Stage::new(seed, |folder| StoreUrl::Sqlite(folder.join("doctor.db"))));
+    run_kill_test("sqlite", seed, &Fixture::new(seed, |folder| StoreUrl::Sqlite(folder.join("doctor.db"))));
 }
 
 #[test]
 fn nothing_is_lost_or_doubled_on_postgresql_however_often_the_controller_is_killed() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
     let server = match Server::start(Setup::default()) {
         Ok(server) => server,
         Err(why) => {
@@ -61,7 +61,7 @@ fn nothing_is_lost_or_doubled_on_postgresql_however_often_the_controller_is_kill
     };
     let url = server.create_database("kill").unwrap().parse().unwrap();
     let seed = seed();
-    endure("postgresql", seed, &Stage::new(seed, |_| url));
+    run_kill_test("postgresql", seed, &Fixture::new(seed, |_| url));
 }
 
 fn setting(name: &str) -> Option<u64> {
@@ -79,71 +79,71 @@ fn seed() -> u64 {
 }
 
 /// Whether a controller has marked a node yet.
-fn has_marked(stage: &Stage) -> bool {
+fn has_marked(stage: &Fixture) -> bool {
     let effects = read_effects(&stage.effects()).unwrap();
-    effects.iter().any(|effect| matches!(effect.what, Happened::Marked { .. }))
+    effects.iter().any(|effect| matches!(effect.what, EffectKind::Marked { .. }))
 }
 
-fn endure(name: &str, seed: u64, stage: &Stage) {
-    let kills = setting("DOCTOR_KILLS").unwrap_or(MANY);
+fn run_kill_test(name: &str, seed: u64, stage: &Fixture) {
+    let kills = setting("DOCTOR_KILLS").unwrap_or(DEFAULT_KILLS);
     println!("{name}: {kills} kills, DOCTOR_KILL_SEED={seed}");
     let began = Instant::now();
-    let mut chance = Chance::new(seed);
+    let mut chance = Rng::new(seed);
     let (process, cluster) = stage.start_cluster();
-    let mut mischief = Mischief::new(nodes(&cluster).into_iter().map(|node| node.name).collect());
-    let (mut looks, mut pace) = (Looks::default(), Pace::default());
+    let mut mischief = FaultInjector::new(nodes(&cluster).into_iter().map(|node| node.name).collect());
+    let (mut looks, mut pace) = (Inspections::default(), StartupTimes::default());
     let mut done = 0;
     // On a busy machine a controller does little before it is killed. Without a mark there was nothing to lose, so
     // continue.
-    while done < kills || (done < MANY && !has_marked(stage)) {
+    while done < kills || (done < DEFAULT_KILLS && !has_marked(stage)) {
         done += 1;
         let controller = stage.start_controller();
         if chance.once_in(3) {
-            mischief.strike(&mut chance, &cluster);
+            mischief.inject_random(&mut chance, &cluster);
         }
-        live(&mut chance, &mut pace, stage, &controller);
+        run_until_random_instant(&mut chance, &mut pace, stage, &controller);
         controller.kill();
         // Otherwise the next controller opens the store as the killed one left it.
         if chance.once_in(2) {
             let store = stage.open_store();
-            looks.take(&store, &read_effects(&stage.effects()).unwrap());
-            mischief.give_back(&store, cluster.now());
+            looks.inspect(&store, &read_effects(&stage.effects()).unwrap());
+            mischief.release_unmarked(&store, cluster.now());
         }
     }
     let killed = began.elapsed().as_secs_f64();
-    mischief.tidy(&cluster);
+    mischief.restore_vanished(&cluster);
     finish(&mut pace, stage, &cluster);
     let world = nodes(&cluster);
     drop(cluster);
     process.stop();
     stage.run(&["db", "verify"]);
     let effects = read_effects(&stage.effects()).unwrap();
-    let (figures, wrong) = verdict::judge(stage, &effects, &pace, &world, &mischief.were_away);
+    let (figures, wrong) = comparison::compare(stage, &effects, &pace, &world, &mischief.were_absent);
     println!(
         "{name}: killed for {killed:.0} s ({:.0} simulated hours), with {} incidents; {:.0} s in all; {pace}",
         killed * SPEED / 3600.0,
-        mischief.done,
+        mischief.injected,
         began.elapsed().as_secs_f64()
     );
-    tell(name, &figures, &looks, &stage.open_store().counters().unwrap());
+    print_summary(name, &figures, &looks, &stage.open_store().counters().unwrap());
     assert!(wrong.is_empty(), "{} inconsistencies:\n{}", wrong.len(), wrong.join("\n"));
     assert!(figures.documents > 0 && figures.marked > 0, "nothing happened: {figures:?}");
 }
 
 /// Lets a controller live for a random time: most for a few cycles, some not until their first, and some until just
 /// after an effect in the cluster, which they may have caused and not recorded yet.
-fn live(chance: &mut Chance, pace: &mut Pace, stage: &Stage, controller: &Process) {
+fn run_until_random_instant(chance: &mut Rng, pace: &mut StartupTimes, stage: &Fixture, controller: &Process) {
     let moment = Duration::from_micros(chance.below(1000));
     let rest = match chance.below(10) {
         0 => Duration::from_millis(chance.below(80)),
         1..=3 => {
-            pace.started(controller.wait_until_started());
-            wait_for_effect(stage, pace.life());
+            pace.record(controller.wait_until_started());
+            wait_for_effect(stage, pace.controller_lifetime());
             Duration::from_millis(chance.below(4))
         }
         _ => {
-            pace.started(controller.wait_until_started());
-            pace.life().mul_f64(chance.below(1000) as f64 / 1000.0)
+            pace.record(controller.wait_until_started());
+            pace.controller_lifetime().mul_f64(chance.below(1000) as f64 / 1000.0)
         }
     };
     // The sleep is the random instant itself, not a wait for a condition.
@@ -151,7 +151,7 @@ fn live(chance: &mut Chance, pace: &mut Pace, stage: &Stage, controller: &Proces
 }
 
 /// Waits until the cluster's record grows, but at most for `life`.
-fn wait_for_effect(stage: &Stage, life: Duration) {
+fn wait_for_effect(stage: &Fixture, life: Duration) {
     let length = || fs::metadata(stage.effects()).unwrap().len();
     let (began, before) = (Instant::now(), length());
     while length() == before && began.elapsed() < life {
@@ -161,23 +161,23 @@ fn wait_for_effect(stage: &Stage, life: Duration) {
 
 /// Pauses validation, then runs controllers until all work is done, and stops them. A step that was started at the last
 /// moment is completed by the next one.
-fn finish(pace: &mut Pace, stage: &Stage, cluster: &RemoteSim) {
+fn finish(pace: &mut StartupTimes, stage: &Fixture, cluster: &RemoteSim) {
     stage.run(&["pause", "--why", "the test ends", "--yes"]);
     let began = Instant::now();
     let store = stage.open_store();
     loop {
         let controller = stage.start_controller();
-        pace.started(controller.wait_until_started());
+        pace.record(controller.wait_until_started());
         loop {
-            let work = under_way(&store, &nodes(cluster));
+            let work = pending_work(&store, &nodes(cluster));
             if work.is_empty() {
                 break;
             }
-            assert!(began.elapsed() < BOUND, "there is still work:\n{}", work.join("\n"));
+            assert!(began.elapsed() < WAIT_LIMIT, "there is still work:\n{}", work.join("\n"));
             std::thread::sleep(Duration::from_millis(20));
         }
         controller.stop();
-        if under_way(&store, &nodes(cluster)).is_empty() {
+        if pending_work(&store, &nodes(cluster)).is_empty() {
             return;
         }
     }
@@ -189,13 +189,13 @@ fn nodes(cluster: &RemoteSim) -> Vec<Node> {
     loop {
         match cluster.snapshot() {
             Ok(nodes) => return nodes.into_iter().map(|seen| std::sync::Arc::unwrap_or_clone(seen.node)).collect(),
-            Err(error) if began.elapsed() > BOUND => panic!("{error}"),
+            Err(error) if began.elapsed() > WAIT_LIMIT => panic!("{error}"),
             Err(_) => std::thread::sleep(Duration::from_millis(5)),
         }
     }
 }
 
-fn tell(name: &str, figures: &Figures, looks: &Looks, counters: &Counters) {
+fn print_summary(name: &str, figures: &Counts, looks: &Inspections, counters: &Counters) {
     println!(
         "{name}: {} cycles written; {} runs, {} of them started; {} good documents and {} rejected; {} history rows, \
          {} of them from removed machines",
@@ -205,15 +205,15 @@ fn tell(name: &str, figures: &Figures, looks: &Looks, counters: &Counters) {
         figures.documents,
         counters.documents_rejected,
         figures.rows,
-        figures.unjudged
+        figures.unclassified
     );
     println!(
         "{name}: {} cases, {} of them open; {} marks; {} resets, reboots and replacements; {} repeated effects",
-        figures.cases, figures.open_cases, figures.marked, figures.disturbed, figures.again
+        figures.cases, figures.open_cases, figures.marked, figures.disturbed, figures.repeated
     );
     println!(
         "{name}: {} checks after a kill, {} of them with an effect in flight: {} had happened and were not recorded, \
          {} had not",
-        looks.taken, looks.in_flight, looks.happened, looks.not_happened
+        looks.count, looks.in_flight, looks.happened, looks.not_happened
     );
 }

@@ -7,20 +7,20 @@ use std::{
     time::Duration,
 };
 
-use doctor_backend::process::{self, Output};
+use doctor_backend::process::{self, ProcessOutput};
 
 use serde_json::Value;
 
 /// The output limit in bytes. A complete list of a thousand machines is a tenth of it.
-const MOST_OUTPUT: usize = 64 * 1024 * 1024;
+const MAX_OUTPUT_BYTES: usize = 64 * 1024 * 1024;
 /// Arguments of every call.
-const ALWAYS: [&str; 3] = ["--output", "json", "--only-show-errors"];
+const COMMON_ARGS: [&str; 3] = ["--output", "json", "--only-show-errors"];
 
 /// The arguments of one call, after `az`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Call(Vec<String>);
+pub struct AzCommand(Vec<String>);
 
-impl Call {
+impl AzCommand {
     /// Starts a call with its command, such as `network lb create`.
     pub(super) fn new(command: &str) -> Self {
         Self(command.split(' ').map(str::to_owned).collect())
@@ -46,25 +46,25 @@ impl Call {
     }
 
     pub(super) fn finished(mut self) -> Self {
-        self.0.extend(ALWAYS.map(str::to_owned));
+        self.0.extend(COMMON_ARGS.map(str::to_owned));
         self
     }
 
-    pub fn words(&self) -> &[String] {
+    pub fn args(&self) -> &[String] {
         &self.0
     }
 }
 
 /// Prints the call as it would be typed in a shell.
-impl fmt::Display for Call {
+impl fmt::Display for AzCommand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("az")?;
-        self.0.iter().try_for_each(|word| write!(f, " {}", quoted(word)))
+        self.0.iter().try_for_each(|word| write!(f, " {}", shell_quoted(word)))
     }
 }
 
 /// Quotes a word for a shell if it needs quotes.
-pub(super) fn quoted(word: &str) -> String {
+pub(super) fn shell_quoted(word: &str) -> String {
     let bare = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./:=@,+%".contains(&byte);
     match !word.is_empty() && word.bytes().all(bare) {
         true => word.to_owned(),
@@ -80,11 +80,11 @@ pub enum AzureError {
     #[error("{step}: az is not logged in; run `az login`, or `az login --identity` on a machine that has an identity")]
     NotLoggedIn { step: String },
     #[error("{step}: az failed: {said}")]
-    Refused { step: String, said: String },
+    CommandFailed { step: String, said: String },
     #[error("{step}: az did not finish within {} s; its operation may continue in Azure, run this again to resume", limit.as_secs())]
-    Late { step: String, limit: Duration },
-    #[error("{step}: az printed more than {MOST_OUTPUT} bytes")]
-    TooMuch { step: String },
+    TimedOut { step: String, limit: Duration },
+    #[error("{step}: az printed more than {MAX_OUTPUT_BYTES} bytes")]
+    OutputTooLong { step: String },
     #[error("{step}: cannot parse the output of az: {why}")]
     Unreadable { step: String, why: String },
     #[error("{kind} {name} already exists without our tag and is left unchanged; choose another name, or delete it")]
@@ -92,23 +92,23 @@ pub enum AzureError {
     #[error(
         "{kind} {name} is {is}, but the file says {wanted}; this cannot be changed in place: destroy it first, or change the file"
     )]
-    Other { kind: &'static str, name: String, is: String, wanted: String },
+    Mismatch { kind: &'static str, name: String, is: String, wanted: String },
     #[error("{kind} {name} failed in Azure ({state}); inspect it in the portal, delete it, and run this again")]
     Failed { kind: &'static str, name: String, state: String },
     #[error("{step} on {node}: the script did not finish: {said}")]
     Script { step: String, node: String, said: String },
     #[error("the head node cannot log in to {}", nodes.join("; "))]
-    Unreached { nodes: Vec<String> },
+    Unreachable { nodes: Vec<String> },
     #[error("still incomplete after {rounds} rounds: {left}")]
-    NoEnd { rounds: usize, left: String },
+    NotConverged { rounds: usize, left: String },
     #[error("writing {}", path.display())]
     Write { path: PathBuf, source: std::io::Error },
 }
 
 impl AzureError {
     /// Whether Azure could not be queried at all.
-    pub const fn is_about_reaching(&self) -> bool {
-        matches!(self, Self::Start { .. } | Self::NotLoggedIn { .. } | Self::Late { .. })
+    pub const fn is_connectivity(&self) -> bool {
+        matches!(self, Self::Start { .. } | Self::NotLoggedIn { .. } | Self::TimedOut { .. })
     }
 }
 
@@ -126,42 +126,42 @@ impl Az {
     /// Runs a call and returns its output.
     ///
     /// # Errors With the name of the step and the error of `az`.
-    pub(super) fn run(&self, step: &str, call: &Call, limit: Duration) -> Result<Value, AzureError> {
+    pub(super) fn run(&self, step: &str, call: &AzCommand, limit: Duration) -> Result<Value, AzureError> {
         let mut command = Command::new(&self.program);
-        command.args(call.words());
+        command.args(call.args());
         // No prompts and no colours.
         command.env("AZURE_CORE_NO_COLOR", "true").env("AZURE_CORE_DISABLE_PROGRESS_BAR", "true");
         command.env("AZURE_CORE_DISABLE_CONFIRM_PROMPT", "true");
-        let ran = process::output(command, b"", limit, MOST_OUTPUT);
+        let ran = process::output(command, b"", limit, MAX_OUTPUT_BYTES);
         let ran = ran.map_err(|source| AzureError::Start { program: self.program.clone(), source })?;
         let step = step.to_owned();
         match ran {
-            Output::Ended { status, stdout, .. } if status.success() => answer(step, &stdout),
-            Output::Ended { stderr, .. } => Err(refused(step, &stderr)),
-            Output::TooLong => Err(AzureError::TooMuch { step }),
-            Output::Late => Err(AzureError::Late { step, limit }),
+            ProcessOutput::Exited { status, stdout, .. } if status.success() => parse_output(step, &stdout),
+            ProcessOutput::Exited { stderr, .. } => Err(command_error(step, &stderr)),
+            ProcessOutput::OutputLimit => Err(AzureError::OutputTooLong { step }),
+            ProcessOutput::TimedOut => Err(AzureError::TimedOut { step, limit }),
         }
     }
 }
 
 /// Parses the output as JSON. Some commands print nothing on success, which is `null`.
-fn answer(step: String, output: &[u8]) -> Result<Value, AzureError> {
+fn parse_output(step: String, output: &[u8]) -> Result<Value, AzureError> {
     if output.trim_ascii().is_empty() {
         return Ok(Value::Null);
     }
     serde_json::from_slice(output).map_err(|error| AzureError::Unreadable { step, why: error.to_string() })
 }
 
-fn refused(step: String, complaint: &str) -> AzureError {
+fn command_error(step: String, complaint: &str) -> AzureError {
     if complaint.contains("az login") {
         return AzureError::NotLoggedIn { step };
     }
-    AzureError::Refused { step, said: said(complaint) }
+    AzureError::CommandFailed { step, said: error_text(complaint) }
 }
 
 /// Returns the error message: the first `ERROR:` line, which later lines only repeat, or else the last line, which ends
 /// a traceback.
-fn said(complaint: &str) -> String {
+fn error_text(complaint: &str) -> String {
     let error = complaint.lines().find_map(|line| line.trim().strip_prefix("ERROR: "));
     let line = error.map_or_else(|| process::last_line(complaint), str::to_owned);
     line.chars().filter(|c| !c.is_control()).take(600).collect()
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_call_is_printed_as_a_shell_reads_it() {
-        let call = Call::new("network lb create")
+        let call = AzCommand::new("network lb create")
             .with("--name", "it's a name")
             .with_all("--tags", ["a=b".to_owned(), "c=".to_owned()]);
         assert_eq!(
@@ -192,7 +192,7 @@ mod tests {
             fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
             Az::new(&path)
-                .run("the network", &Call::new("x"), Duration::from_millis(1500))
+                .run("the network", &AzCommand::new("x"), Duration::from_millis(1500))
                 .map_err(|error| error.to_string())
         };
         assert_eq!(az("echo '{\"a\": 1}'").unwrap()["a"], 1);
@@ -208,7 +208,8 @@ mod tests {
         );
         assert!(az("echo not json").unwrap_err().contains("cannot parse the output of az"));
         assert!(az("sleep 60").unwrap_err().contains("did not finish within 1 s"));
-        let gone = Az::new(Path::new("/no/such/az")).run("x", &Call::new("x"), Duration::from_secs(1)).unwrap_err();
+        let gone =
+            Az::new(Path::new("/no/such/az")).run("x", &AzCommand::new("x"), Duration::from_secs(1)).unwrap_err();
         assert!(gone.to_string().contains("--az"), "{gone}");
     }
 }

@@ -6,15 +6,15 @@
 
 use std::fmt::Write as _;
 
-use doctor_core::toml_text::BadText;
+use doctor_core::toml_text::TomlError;
 
-use super::{Cluster, az::quoted, cloud_init_words::KNOWN};
+use super::{Cluster, az::shell_quoted, cloud_init_keys::KNOWN_KEYS};
 
 /// Azure's limit for custom data, in bytes.
-const MOST: usize = 64 * 1024;
+const MAX_BYTES: usize = 64 * 1024;
 
 /// A file on the machine.
-struct Placed {
+struct FileEntry {
     path: &'static str,
     mode: &'static str,
     text: &'static str,
@@ -22,11 +22,11 @@ struct Placed {
 
 macro_rules! placed {
     ($($path:literal $mode:literal $source:literal)*) => {
-        &[$(Placed { path: $path, mode: $mode, text: include_str!(concat!("../../../../deploy/azure/node/", $source)) }),*]
+        &[$(FileEntry { path: $path, mode: $mode, text: include_str!(concat!("../../../../deploy/azure/node/", $source)) }),*]
     };
 }
 
-const FILES: &[Placed] = placed! {
+const FILES: &[FileEntry] = placed! {
     "/opt/install-doctor-node.sh" "0755" "install-doctor-node.sh"
     "/opt/setup-nvme.sh" "0755" "setup-nvme.sh"
     "/opt/node-info.sh" "0755" "node-info.sh"
@@ -45,17 +45,17 @@ const PACKAGES: [&str; 8] = ["tree", "ncdu", "tmux", "nload", "inotify-tools", "
 
 /// An invalid cloud-init file.
 #[derive(Debug, thiserror::Error)]
-pub enum CloudInit {
+pub enum CloudInitError {
     #[error("{0}")]
-    Word(BadText),
-    #[error("the file has {0} bytes, but Azure passes at most {MOST} to a machine")]
+    UnknownKey(TomlError),
+    #[error("the file has {0} bytes, but Azure passes at most {MAX_BYTES} to a machine")]
     TooLong(usize),
     #[error("the file begins with {0:?}, expected #cloud-config on its first line, or a script that begins with #!")]
-    Beginning(String),
+    BadFirstLine(String),
 }
 
 /// Returns the cloud-init file of this cluster.
-pub fn text(cluster: &Cluster) -> String {
+pub fn render(cluster: &Cluster) -> String {
     let mut text = String::from(
         "#cloud-config\n# Made by `doctor fleet cloud-init`. The first lines of each file say what it is for.\npackage_update: true\npackages:\n",
     );
@@ -63,7 +63,7 @@ pub fn text(cluster: &Cluster) -> String {
         let _infallible = writeln!(text, "  - {package}");
     }
     text.push_str("write_files:\n");
-    for Placed { path, mode, text: content } in FILES {
+    for FileEntry { path, mode, text: content } in FILES {
         let _infallible = writeln!(text, "  - path: {path}\n    permissions: '{mode}'\n    content: |");
         for line in content.lines() {
             let line = format!("      {line}");
@@ -72,10 +72,9 @@ pub fn text(cluster: &Cluster) -> String {
     }
     text.push_str("runcmd:\n");
     let docker = format!("if getent group docker >/dev/null; then usermod -aG docker {}; fi", cluster.admin);
-    let install = cluster
-        .doctor_node
-        .as_ref()
-        .map(|download| format!("/opt/install-doctor-node.sh {} {}", quoted(&download.url), quoted(&download.sha256)));
+    let install = cluster.doctor_node.as_ref().map(|download| {
+        format!("/opt/install-doctor-node.sh {} {}", shell_quoted(&download.url), shell_quoted(&download.sha256))
+    });
     let begin = [
         docker,
         "systemctl daemon-reload".to_owned(),
@@ -98,16 +97,16 @@ pub fn text(cluster: &Cluster) -> String {
 /// Checks whether a file can be used for machines.
 ///
 /// # Errors With the first top-level key that cloud-init would ignore.
-pub fn check(text: &str) -> Result<(), CloudInit> {
-    if text.len() > MOST {
-        return Err(CloudInit::TooLong(text.len()));
+pub fn check(text: &str) -> Result<(), CloudInitError> {
+    if text.len() > MAX_BYTES {
+        return Err(CloudInitError::TooLong(text.len()));
     }
     let first = text.lines().next().unwrap_or_default();
     if first.starts_with("#!") {
         return Ok(());
     }
     if first.trim_end() != "#cloud-config" {
-        return Err(CloudInit::Beginning(first.chars().take(60).collect()));
+        return Err(CloudInitError::BadFirstLine(first.chars().take(60).collect()));
     }
     let mut at = 0;
     for line in text.split_inclusive('\n') {
@@ -117,20 +116,24 @@ pub fn check(text: &str) -> Result<(), CloudInit> {
         if word.starts_with([' ', '\t', '#', '-', '}', ']', '"', '\'']) || word.is_empty() {
             continue;
         }
-        if !KNOWN.contains(&word.trim_end()) {
-            let near = KNOWN.iter().max_by_key(|known| likeness(known, word)).copied().unwrap_or_default();
+        if !KNOWN_KEYS.contains(&word.trim_end()) {
+            let near = KNOWN_KEYS.iter().max_by_key(|known| similarity(known, word)).copied().unwrap_or_default();
             let message = format!(
                 "cloud-init has no key `{}` and would ignore everything below it; similar: {near}",
                 word.trim_end()
             );
-            return Err(CloudInit::Word(BadText::at(text, Some(begin..begin + word.trim_end().len()), message)));
+            return Err(CloudInitError::UnknownKey(TomlError::at(
+                text,
+                Some(begin..begin + word.trim_end().len()),
+                message,
+            )));
         }
     }
     Ok(())
 }
 
 /// Returns the similarity of two words, by the pairs of letters that they share.
-fn likeness(one: &str, other: &str) -> usize {
+fn similarity(one: &str, other: &str) -> usize {
     let pairs =
         |word: &str| -> Vec<[u8; 2]> { word.as_bytes().windows(2).filter_map(|pair| pair.try_into().ok()).collect() };
     let (one, other) = (pairs(one), pairs(other));
@@ -151,9 +154,9 @@ mod tests {
                 "0".repeat(64)
             ),
         ));
-        let text = text(&cluster.unwrap());
+        let text = render(&cluster.unwrap());
         check(&text).unwrap();
-        assert!(text.len() < MOST / 3, "{}", text.len());
+        assert!(text.len() < MAX_BYTES / 3, "{}", text.len());
         assert!(text.contains("/opt/install-doctor-node.sh 'https://x.org/doctor-node?a=1' 000"), "{text}");
         assert!(!text.contains("StrictHostKeyChecking"), "host keys are verified");
     }
@@ -161,11 +164,11 @@ mod tests {
     #[test]
     fn a_word_that_cloud_init_would_pass_over_is_found_at_its_place() {
         let error = check("#cloud-config\n# packges: x\npackages:\n  - tree\npackges:\n  - tmux\n").unwrap_err();
-        let CloudInit::Word(error) = error else { panic!("{error}") };
+        let CloudInitError::UnknownKey(error) = error else { panic!("{error}") };
         assert_eq!((error.line(), error.column()), (Some(5), Some(1)), "{error}");
         assert!(error.to_string().contains("similar: packages"), "{error}");
-        assert!(matches!(check("packages: [tree]\n"), Err(CloudInit::Beginning(_))));
-        assert!(matches!(check(&format!("#cloud-config\n{}", " ".repeat(MOST))), Err(CloudInit::TooLong(_))));
+        assert!(matches!(check("packages: [tree]\n"), Err(CloudInitError::BadFirstLine(_))));
+        assert!(matches!(check(&format!("#cloud-config\n{}", " ".repeat(MAX_BYTES))), Err(CloudInitError::TooLong(_))));
         check("#!/bin/sh\nreboot: now\n").unwrap();
     }
 }

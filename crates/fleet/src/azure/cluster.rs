@@ -8,15 +8,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use doctor_core::toml_text::{self, BadText, Limit};
+use doctor_core::toml_text::{self, Limit, TomlError};
 use toml::Spanned;
 
 use super::{
-    cluster_file::{Limits, Mode, Security, Spot, Written, WrittenDownload, WrittenNetwork},
+    cluster_file::{Limits, Mode, RawCluster, RawDownload, RawNetwork, Security, Spot},
     env_file,
-    forms::{
-        ADDRESSES, ADMIN, FROM, Form, GROUP, IMAGE, LOCATION, NAME, PREFIX, SHA256, SKU, SUBSCRIPTION, TAG_NAME,
-        TAG_VALUE, URL, is_id,
+    value_formats::{
+        ADDRESS_RANGE, ADMIN, GROUP, IMAGE, LOCATION, NAME, NETWORK_BLOCK, PREFIX, SHA256, SKU, SUBSCRIPTION, TAG_NAME,
+        TAG_VALUE, URL, ValueFormat, is_id,
     },
 };
 
@@ -74,10 +74,10 @@ pub struct Network {
 }
 
 const LIMITS: [Limit; 4] = [
-    Limit { key: &["count"], least: 1.0, most: 1000.0, accepted: "1 to 1000 machines" },
-    Limit { key: &["disk_gb"], least: 30.0, most: 4095.0, accepted: "30 to 4095 GB" },
-    Limit { key: &["limits", "at_once"], least: 1.0, most: 64.0, accepted: "1 to 64 machines at a time" },
-    Limit { key: &["spot", "max_price"], least: 0.000_01, most: 100_000.0, accepted: "dollars an hour, above 0" },
+    Limit { key: &["count"], min: 1.0, max: 1000.0, accepted: "1 to 1000 machines" },
+    Limit { key: &["disk_gb"], min: 30.0, max: 4095.0, accepted: "30 to 4095 GB" },
+    Limit { key: &["limits", "at_once"], min: 1.0, max: 64.0, accepted: "1 to 64 machines at a time" },
+    Limit { key: &["spot", "max_price"], min: 0.000_01, max: 100_000.0, accepted: "dollars an hour, above 0" },
 ];
 
 impl Cluster {
@@ -85,7 +85,7 @@ impl Cluster {
     /// ends in `.env` is read in the `KEY=value` format.
     ///
     /// # Errors With the position of the first error.
-    pub fn read(text: &str, path: &Path, home: Option<&Path>) -> Result<Self, BadText> {
+    pub fn parse(text: &str, path: &Path, home: Option<&Path>) -> Result<Self, TomlError> {
         let written = match path.extension().is_some_and(|extension| extension == "env") {
             true => env_file::read(text)?,
             false => toml_text::read(text, &LIMITS)?,
@@ -99,35 +99,40 @@ impl Cluster {
 }
 
 /// The size of a placement group; InfiniBand does not connect machines of different ones.
-const MOST_UNIFORM: u32 = 100;
+const MAX_UNIFORM: u32 = 100;
 
 /// Validates the values of a file.
-struct Words<'a> {
+struct Validator<'a> {
     text: &'a str,
 }
 
-impl Words<'_> {
-    fn bad<T>(&self, of: &Spanned<T>, message: String) -> BadText {
-        BadText::at(self.text, Some(of.span()), message)
+impl Validator<'_> {
+    fn bad<T>(&self, of: &Spanned<T>, message: String) -> TomlError {
+        TomlError::at(self.text, Some(of.span()), message)
     }
 
-    fn take(&self, key: &str, word: &Spanned<String>, form: &Form) -> Result<String, BadText> {
-        let Form(fits, accepted) = form;
+    fn required(&self, key: &str, word: &Spanned<String>, form: &ValueFormat) -> Result<String, TomlError> {
+        let ValueFormat(fits, accepted) = form;
         match fits(word.get_ref()) {
             true => Ok(word.get_ref().clone()),
             false => Err(self.bad(word, format!("`{key}` is {:?}, expected {accepted}", word.get_ref()))),
         }
     }
 
-    fn some(&self, key: &str, word: Option<&Spanned<String>>, form: &Form) -> Result<Option<String>, BadText> {
-        word.map(|word| self.take(key, word, form)).transpose()
+    fn optional(
+        &self,
+        key: &str,
+        word: Option<&Spanned<String>>,
+        form: &ValueFormat,
+    ) -> Result<Option<String>, TomlError> {
+        word.map(|word| self.required(key, word, form)).transpose()
     }
 }
 
-impl Written {
-    fn cluster(self, text: &str, at: &dyn Fn(&Path) -> PathBuf) -> Result<Cluster, BadText> {
-        let words = Words { text };
-        let scale_set = words.take("scale_set", &self.scale_set, &NAME)?;
+impl RawCluster {
+    fn cluster(self, text: &str, at: &dyn Fn(&Path) -> PathBuf) -> Result<Cluster, TomlError> {
+        let words = Validator { text };
+        let scale_set = words.required("scale_set", &self.scale_set, &NAME)?;
         if let Some(wanted) =
             self.head_address.as_ref().filter(|wanted| *wanted.get_ref() && self.mode == Mode::Uniform)
         {
@@ -135,36 +140,36 @@ impl Written {
                        the head node is reached through the load balancer";
             return Err(words.bad(wanted, why.to_owned()));
         }
-        if self.mode == Mode::Uniform && *self.count.get_ref() > MOST_UNIFORM {
+        if self.mode == Mode::Uniform && *self.count.get_ref() > MAX_UNIFORM {
             let why = format!(
-                "`count` is {}, expected at most {MOST_UNIFORM}: the machines of a Uniform scale set share one placement group",
+                "`count` is {}, expected at most {MAX_UNIFORM}: the machines of a Uniform scale set share one placement group",
                 self.count.get_ref()
             );
             return Err(words.bad(&self.count, why));
         }
-        let name_prefix = words.some("name_prefix", self.name_prefix.as_ref(), &PREFIX)?;
+        let name_prefix = words.optional("name_prefix", self.name_prefix.as_ref(), &PREFIX)?;
         let mut tags = BTreeMap::new();
         for (name, value) in &self.tags {
-            tags.insert(words.take("tags", name, &TAG_NAME)?, words.take("tags", value, &TAG_VALUE)?);
+            tags.insert(words.required("tags", name, &TAG_NAME)?, words.required("tags", value, &TAG_VALUE)?);
         }
-        let download = |written: &WrittenDownload| -> Result<Download, BadText> {
-            let url = words.take("doctor_node.url", &written.url, &URL)?;
-            Ok(Download { url, sha256: words.take("doctor_node.sha256", &written.sha256, &SHA256)? })
+        let download = |written: &RawDownload| -> Result<Download, TomlError> {
+            let url = words.required("doctor_node.url", &written.url, &URL)?;
+            Ok(Download { url, sha256: words.required("doctor_node.sha256", &written.sha256, &SHA256)? })
         };
         Ok(Cluster {
-            subscription: words.some("subscription", self.subscription.as_ref(), &SUBSCRIPTION)?,
-            resource_group: words.take("resource_group", &self.resource_group, &GROUP)?,
-            location: words.take("location", &self.location, &LOCATION)?,
+            subscription: words.optional("subscription", self.subscription.as_ref(), &SUBSCRIPTION)?,
+            resource_group: words.required("resource_group", &self.resource_group, &GROUP)?,
+            location: words.required("location", &self.location, &LOCATION)?,
             mode: self.mode,
-            sku: words.take("sku", &self.sku, &SKU)?,
-            image: words.take("image", &self.image, &IMAGE)?,
+            sku: words.required("sku", &self.sku, &SKU)?,
+            image: words.required("image", &self.image, &IMAGE)?,
             count: self.count.into_inner(),
             name_prefix: name_prefix.unwrap_or_else(|| host_prefix(&scale_set)),
-            admin: words.take("admin", &self.admin, &ADMIN)?,
+            admin: words.required("admin", &self.admin, &ADMIN)?,
             ssh_key: at(self.ssh_key.get_ref()),
             disk_gb: self.disk_gb,
             accelerated_networking: self.accelerated_networking,
-            placement_group: words.some("placement_group", self.placement_group.as_ref(), &NAME)?,
+            placement_group: words.optional("placement_group", self.placement_group.as_ref(), &NAME)?,
             spot: self.spot,
             security: self.security,
             cloud_init: self.cloud_init.as_deref().map(at),
@@ -178,8 +183,8 @@ impl Written {
     }
 }
 
-impl WrittenNetwork {
-    fn network(&self, words: &Words<'_>, scale_set: &str) -> Result<Network, BadText> {
+impl RawNetwork {
+    fn network(&self, words: &Validator<'_>, scale_set: &str) -> Result<Network, TomlError> {
         let id = self.subnet.as_ref().filter(|subnet| subnet.get_ref().starts_with('/'));
         if let Some(id) = id.filter(|id| !is_id(id.get_ref())) {
             return Err(
@@ -187,10 +192,10 @@ impl WrittenNetwork {
             );
         }
         let named = self.subnet.as_ref().filter(|_| id.is_none());
-        let subnet = words.some("network.subnet", named, &NAME)?.unwrap_or_else(|| "nodes".to_owned());
-        let vnet = words.some("network.vnet", self.vnet.as_ref(), &NAME)?;
-        let addresses = words.some("network.addresses", self.addresses.as_ref(), &ADDRESSES)?;
-        let from = self.ssh_from.iter().map(|from| words.take("network.ssh_from", from, &FROM));
+        let subnet = words.optional("network.subnet", named, &NAME)?.unwrap_or_else(|| "nodes".to_owned());
+        let vnet = words.optional("network.vnet", self.vnet.as_ref(), &NAME)?;
+        let addresses = words.optional("network.addresses", self.addresses.as_ref(), &NETWORK_BLOCK)?;
+        let from = self.ssh_from.iter().map(|from| words.required("network.ssh_from", from, &ADDRESS_RANGE));
         Ok(Network {
             vnet: vnet.unwrap_or_else(|| format!("{scale_set}-vnet")),
             subnet,
@@ -224,8 +229,8 @@ ssh_key = "~/.ssh/id_ed25519.pub"
 ssh_from = ["203.0.113.0/24"]
 "#;
 
-    pub(in crate::azure) fn read(text: &str) -> Result<Cluster, BadText> {
-        Cluster::read(text, Path::new("site/cluster.toml"), Some(Path::new("/home/ann")))
+    pub(in crate::azure) fn read(text: &str) -> Result<Cluster, TomlError> {
+        Cluster::parse(text, Path::new("site/cluster.toml"), Some(Path::new("/home/ann")))
     }
 
     #[test]

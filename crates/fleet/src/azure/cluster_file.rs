@@ -69,7 +69,7 @@ impl Default for Limits {
 /// The file as parsed, before validation.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Written {
+pub(super) struct RawCluster {
     pub(super) subscription: Option<Spanned<String>>,
     pub(super) resource_group: Spanned<String>,
     pub(super) location: Spanned<String>,
@@ -91,9 +91,9 @@ pub(super) struct Written {
     #[serde(default = "standard")]
     pub(super) security: Security,
     pub(super) cloud_init: Option<PathBuf>,
-    pub(super) doctor_node: Option<WrittenDownload>,
+    pub(super) doctor_node: Option<RawDownload>,
     pub(super) head_address: Option<Spanned<bool>>,
-    pub(super) network: WrittenNetwork,
+    pub(super) network: RawNetwork,
     #[serde(default)]
     pub(super) tags: BTreeMap<Spanned<String>, Spanned<String>>,
     #[serde(default)]
@@ -102,14 +102,14 @@ pub(super) struct Written {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct WrittenDownload {
+pub(super) struct RawDownload {
     pub(super) url: Spanned<String>,
     pub(super) sha256: Spanned<String>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct WrittenNetwork {
+pub(super) struct RawNetwork {
     pub(super) vnet: Option<Spanned<String>>,
     pub(super) subnet: Option<Spanned<String>>,
     pub(super) addresses: Option<Spanned<String>>,

@@ -7,10 +7,10 @@
 use serde::Serialize;
 
 use super::{
-    Az, AzureError, Call, Cluster,
-    plan::{Names, finish},
-    provision::look,
-    seen::{Kind, Owner, Resource, Seen},
+    Az, AzCommand, AzureError, Cluster,
+    inventory::{Inventory, Owner, Resource, ResourceKind},
+    plan::{Names, with_subscription},
+    provision::read_inventory,
 };
 
 /// A resource to delete.
@@ -18,51 +18,57 @@ use super::{
 pub struct Removal {
     /// Its kind and name.
     pub what: String,
-    pub call: Call,
+    pub call: AzCommand,
 }
 
 /// The resources to delete and those that are kept.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Removals {
     pub steps: Vec<Removal>,
-    pub left: Vec<Left>,
+    pub kept: Vec<KeptResource>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Left {
+pub struct KeptResource {
     pub kind: String,
     pub name: String,
     pub why: &'static str,
 }
 
 /// Plans the deletion. The group is deleted if it is ours and contains nothing else.
-pub fn removal(cluster: &Cluster, seen: &Seen) -> Removals {
+pub fn plan_removal(cluster: &Cluster, seen: &Inventory) -> Removals {
     let mut removals = Removals::default();
     let Some(group) = seen.group else { return removals };
-    for (kind, name) in made(cluster) {
-        let ours = |resource: &&Resource| is(resource, &kind, &name) && resource.owner == Owner::Ours;
+    for (kind, name) in created_resources(cluster) {
+        let ours = |resource: &&Resource| matches_resource(resource, &kind, &name) && resource.owner == Owner::Ours;
         for resource in seen.resources.iter().filter(ours) {
-            let call = delete(&kind).with("--name", &resource.name).with("--resource-group", &cluster.resource_group);
-            removals
-                .steps
-                .push(Removal { what: format!("{} {}", kind.words(), resource.name), call: finish(call, cluster) });
+            let call =
+                delete_command(&kind).with("--name", &resource.name).with("--resource-group", &cluster.resource_group);
+            removals.steps.push(Removal {
+                what: format!("{} {}", kind.label(), resource.name),
+                call: with_subscription(call, cluster),
+            });
         }
     }
-    for resource in seen.resources.iter().filter(|resource| !is_part_of_the_set(seen, resource)) {
-        let is_made = made(cluster).iter().any(|(kind, name)| is(resource, kind, name));
+    for resource in seen.resources.iter().filter(|resource| !belongs_to_scale_set(seen, resource)) {
+        let is_made = created_resources(cluster).iter().any(|(kind, name)| matches_resource(resource, kind, name));
         let why = match resource.owner {
             Owner::Ours if is_made => continue,
             Owner::Ours => "it has our tag, but this file does not define it",
             Owner::Others => "it does not have our tag",
         };
-        removals.left.push(Left { kind: resource.kind.words().to_owned(), name: resource.name.clone(), why });
+        removals.kept.push(KeptResource { kind: resource.kind.label().to_owned(), name: resource.name.clone(), why });
     }
-    let group_left = |why| Left { kind: "resource group".to_owned(), name: cluster.resource_group.clone(), why };
+    let group_left =
+        |why| KeptResource { kind: "resource group".to_owned(), name: cluster.resource_group.clone(), why };
     match group {
-        Owner::Others => removals.left.push(group_left("it existed before provisioning")),
-        Owner::Ours if !removals.left.is_empty() => removals.left.push(group_left("it contains resources of others")),
+        Owner::Others => removals.kept.push(group_left("it existed before provisioning")),
+        Owner::Ours if !removals.kept.is_empty() => removals.kept.push(group_left("it contains resources of others")),
         Owner::Ours => {
-            let call = finish(Call::new("group delete").with("--name", &cluster.resource_group).flag("--yes"), cluster);
+            let call = with_subscription(
+                AzCommand::new("group delete").with("--name", &cluster.resource_group).flag("--yes"),
+                cluster,
+            );
             removals.steps.push(Removal { what: format!("resource group {}", cluster.resource_group), call });
         }
     }
@@ -70,28 +76,28 @@ pub fn removal(cluster: &Cluster, seen: &Seen) -> Removals {
 }
 
 /// Returns what is created for a cluster, in the order in which it can be deleted.
-fn made(cluster: &Cluster) -> Vec<(Kind, String)> {
+fn created_resources(cluster: &Cluster) -> Vec<(ResourceKind, String)> {
     let names = Names::of(cluster);
     let mut made = vec![
-        (Kind::ScaleSet, cluster.scale_set.clone()),
-        (Kind::Balancer, names.balancer),
-        (Kind::PublicAddress, names.balancer_address),
-        (Kind::PublicAddress, names.head_address),
-        (Kind::Network, cluster.network.vnet.clone()),
-        (Kind::SecurityGroup, names.security_group),
+        (ResourceKind::ScaleSet, cluster.scale_set.clone()),
+        (ResourceKind::Balancer, names.balancer),
+        (ResourceKind::PublicAddress, names.balancer_address),
+        (ResourceKind::PublicAddress, names.head_address),
+        (ResourceKind::Network, cluster.network.vnet.clone()),
+        (ResourceKind::SecurityGroup, names.security_group),
     ];
-    made.extend(cluster.placement_group.iter().map(|name| (Kind::PlacementGroup, name.clone())));
+    made.extend(cluster.placement_group.iter().map(|name| (ResourceKind::PlacementGroup, name.clone())));
     made
 }
 
-fn is(resource: &Resource, kind: &Kind, name: &str) -> bool {
+fn matches_resource(resource: &Resource, kind: &ResourceKind, name: &str) -> bool {
     resource.kind == *kind && resource.name.eq_ignore_ascii_case(name)
 }
 
 /// Whether Azure creates and deletes the resource with the scale set, whatever its tags: machines, network interfaces,
 /// disks.
-fn is_part_of_the_set(seen: &Seen, resource: &Resource) -> bool {
-    let Kind::Other(kind) = &resource.kind else { return false };
+fn belongs_to_scale_set(seen: &Inventory, resource: &Resource) -> bool {
+    let ResourceKind::Other(kind) = &resource.kind else { return false };
     // The names of a machine's disks and extensions begin with its name, followed by a separator.
     let name = resource.name.to_ascii_lowercase();
     let of_a_machine = |next: Option<char>| {
@@ -109,15 +115,15 @@ fn is_part_of_the_set(seen: &Seen, resource: &Resource) -> bool {
     }
 }
 
-fn delete(kind: &Kind) -> Call {
+fn delete_command(kind: &ResourceKind) -> AzCommand {
     match kind {
-        Kind::ScaleSet => Call::new("vmss delete").with("--force-deletion", "true"),
-        Kind::Balancer => Call::new("network lb delete"),
-        Kind::PublicAddress => Call::new("network public-ip delete"),
-        Kind::Network => Call::new("network vnet delete"),
-        Kind::SecurityGroup => Call::new("network nsg delete"),
-        Kind::PlacementGroup => Call::new("ppg delete"),
-        Kind::Other(_) => Call::new("resource delete"),
+        ResourceKind::ScaleSet => AzCommand::new("vmss delete").with("--force-deletion", "true"),
+        ResourceKind::Balancer => AzCommand::new("network lb delete"),
+        ResourceKind::PublicAddress => AzCommand::new("network public-ip delete"),
+        ResourceKind::Network => AzCommand::new("network vnet delete"),
+        ResourceKind::SecurityGroup => AzCommand::new("network nsg delete"),
+        ResourceKind::PlacementGroup => AzCommand::new("ppg delete"),
+        ResourceKind::Other(_) => AzCommand::new("resource delete"),
     }
 }
 
@@ -126,9 +132,9 @@ fn delete(kind: &Kind) -> Call {
 /// # Errors With the failed step and the error of `az`. The next run finds what remains.
 pub fn destroy(cluster: &Cluster, az: &Az, tell: &dyn Fn(&Removal)) -> Result<Removals, AzureError> {
     let mut done = Removals::default();
-    let before = look(cluster, az)?;
-    let planned = removal(cluster, &before);
-    let is_group = |removal: &Removal| removal.call.words().starts_with(&["group".to_owned()]);
+    let before = read_inventory(cluster, az)?;
+    let planned = plan_removal(cluster, &before);
+    let is_group = |removal: &Removal| removal.call.args().starts_with(&["group".to_owned()]);
     let act = |removal: &Removal| {
         tell(removal);
         az.run(&format!("deleting {}", removal.what), &removal.call, cluster.limits.create.to_std()).map(drop)
@@ -138,10 +144,10 @@ pub fn destroy(cluster: &Cluster, az: &Az, tell: &dyn Fn(&Removal)) -> Result<Re
         done.steps.push(removal);
     }
     // A network interface may outlive its machine briefly; it still counts as part of the set.
-    let mut after = look(cluster, az)?;
+    let mut after = read_inventory(cluster, az)?;
     after.nodes.extend(before.nodes);
-    let rest = removal(cluster, &after);
-    done.left = rest.left;
+    let rest = plan_removal(cluster, &after);
+    done.kept = rest.kept;
     for removal in rest.steps {
         act(&removal)?;
         done.steps.push(removal);

@@ -5,10 +5,10 @@
 
 use std::{collections::BTreeMap, ops::Range, path::PathBuf};
 
-use doctor_core::toml_text::BadText;
+use doctor_core::toml_text::TomlError;
 use toml::Spanned;
 
-use super::cluster_file::{Limits, Mode, Security, Written, WrittenNetwork};
+use super::cluster_file::{Limits, Mode, RawCluster, RawNetwork, Security};
 
 const KEYS: [&str; 12] = [
     "RESOURCE_GROUP",
@@ -25,33 +25,33 @@ const KEYS: [&str; 12] = [
     "TAGS",
 ];
 
-pub(super) fn read(text: &str) -> Result<Written, BadText> {
-    let values = Values::of(text)?;
-    let mode = match values.take("ORCH_MODE")? {
+pub(super) fn read(text: &str) -> Result<RawCluster, TomlError> {
+    let values = Values::parse(text)?;
+    let mode = match values.required("ORCH_MODE")? {
         mode if mode.get_ref().eq_ignore_ascii_case("flexible") => Mode::Flexible,
         mode if mode.get_ref().eq_ignore_ascii_case("uniform") => Mode::Uniform,
         other => {
             return Err(values.bad(&other, format!("ORCH_MODE is {:?}, expected Flexible or Uniform", other.get_ref())));
         }
     };
-    let count = values.take("INSTANCE_COUNT")?;
+    let count = values.required("INSTANCE_COUNT")?;
     let number = count.get_ref().parse().ok().filter(|number| (1..=1000).contains(number));
     let number = number.ok_or_else(|| {
         values.bad(&count, format!("INSTANCE_COUNT is {:?}, expected 1 to 1000 machines", count.get_ref()))
     })?;
     let path = |word: Spanned<String>| Spanned::new(word.span(), PathBuf::from(word.into_inner()));
-    Ok(Written {
+    Ok(RawCluster {
         subscription: None,
-        resource_group: values.take("RESOURCE_GROUP")?,
-        location: values.take("LOCATION")?,
-        scale_set: values.take("VMSS_NAME")?,
+        resource_group: values.required("RESOURCE_GROUP")?,
+        location: values.required("LOCATION")?,
+        scale_set: values.required("VMSS_NAME")?,
         mode,
-        sku: values.take("SKU")?,
-        image: values.take("IMAGE")?,
+        sku: values.required("SKU")?,
+        image: values.required("IMAGE")?,
         count: Spanned::new(count.span(), number),
         name_prefix: values.find("VM_NAME_PREFIX"),
-        admin: values.take("ADMIN")?,
-        ssh_key: path(values.take("SSH_PATH")?),
+        admin: values.required("ADMIN")?,
+        ssh_key: path(values.required("SSH_PATH")?),
         disk_gb: 256,
         accelerated_networking: true,
         placement_group: None,
@@ -61,7 +61,7 @@ pub(super) fn read(text: &str) -> Result<Written, BadText> {
         doctor_node: None,
         head_address: None,
         // Those scripts allowed SSH from everywhere.
-        network: WrittenNetwork {
+        network: RawNetwork {
             vnet: None,
             subnet: None,
             addresses: None,
@@ -78,7 +78,7 @@ struct Values<'a> {
 }
 
 impl<'a> Values<'a> {
-    fn of(text: &'a str) -> Result<Self, BadText> {
+    fn parse(text: &'a str) -> Result<Self, TomlError> {
         let mut values = BTreeMap::new();
         let mut rest = 0..text.len();
         while let Some(line) = next_line(text, &mut rest) {
@@ -86,7 +86,7 @@ impl<'a> Values<'a> {
             if written.is_empty() || written.starts_with('#') {
                 continue;
             }
-            let bad = |message: String| BadText::at(text, Some(line.clone()), message);
+            let bad = |message: String| TomlError::at(text, Some(line.clone()), message);
             let (key, value) = written.split_once('=').ok_or_else(|| bad("expected KEY=value".to_owned()))?;
             let key = KEYS.into_iter().find(|known| *known == key.trim_start_matches("export ").trim());
             let key = key.ok_or_else(|| bad(format!("unknown key, expected one of {}", KEYS.join(", "))))?;
@@ -94,7 +94,7 @@ impl<'a> Values<'a> {
                 Some(first) => list(text, first, &line, &mut rest)?,
                 None => Spanned::new(
                     line.clone(),
-                    unquoted(value).ok_or_else(|| {
+                    unquote(value).ok_or_else(|| {
                         bad(format!(
                             "{key} is neither plain nor in quotes, or would be run by a shell: expected {key}='value'"
                         ))
@@ -108,24 +108,24 @@ impl<'a> Values<'a> {
         Ok(Self { text, values })
     }
 
-    fn bad(&self, of: &Spanned<String>, message: String) -> BadText {
-        BadText::at(self.text, Some(of.span()), message)
+    fn bad(&self, of: &Spanned<String>, message: String) -> TomlError {
+        TomlError::at(self.text, Some(of.span()), message)
     }
 
     fn find(&self, key: &str) -> Option<Spanned<String>> {
         self.values.get(key).cloned()
     }
 
-    fn take(&self, key: &str) -> Result<Spanned<String>, BadText> {
-        self.find(key).ok_or_else(|| BadText::at(self.text, None, format!("{key} is missing")))
+    fn required(&self, key: &str) -> Result<Spanned<String>, TomlError> {
+        self.find(key).ok_or_else(|| TomlError::at(self.text, None, format!("{key} is missing")))
     }
 
-    fn tags(&self) -> Result<BTreeMap<Spanned<String>, Spanned<String>>, BadText> {
+    fn tags(&self) -> Result<BTreeMap<Spanned<String>, Spanned<String>>, TomlError> {
         let Some(list) = self.find("TAGS") else { return Ok(BTreeMap::new()) };
         let mut tags = BTreeMap::new();
         for word in list.get_ref().split_whitespace() {
             let word = word.trim_end_matches(',');
-            let tag = unquoted(word)
+            let tag = unquote(word)
                 .and_then(|word| word.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned())));
             let (name, value) =
                 tag.ok_or_else(|| self.bad(&list, format!("{word:?} is not a tag, expected name=value")))?;
@@ -136,7 +136,7 @@ impl<'a> Values<'a> {
 }
 
 /// Reads the lines of a list up to its end.
-fn list(text: &str, first: &str, line: &Range<usize>, rest: &mut Range<usize>) -> Result<Spanned<String>, BadText> {
+fn list(text: &str, first: &str, line: &Range<usize>, rest: &mut Range<usize>) -> Result<Spanned<String>, TomlError> {
     let mut words = String::new();
     let mut part = first;
     loop {
@@ -144,13 +144,13 @@ fn list(text: &str, first: &str, line: &Range<usize>, rest: &mut Range<usize>) -
             words.push_str(last);
             return match after.trim() {
                 "" => Ok(Spanned::new(line.clone(), words)),
-                _ => Err(BadText::at(text, Some(line.clone()), "unexpected text after the list's `)`")),
+                _ => Err(TomlError::at(text, Some(line.clone()), "unexpected text after the list's `)`")),
             };
         }
         words.push_str(part);
         words.push(' ');
         let Some(next) = next_line(text, rest) else {
-            return Err(BadText::at(text, Some(line.clone()), "the list is not closed, expected `)`"));
+            return Err(TomlError::at(text, Some(line.clone()), "the list is not closed, expected `)`"));
         };
         part = text[next].split('#').next().unwrap_or_default();
     }
@@ -167,7 +167,7 @@ fn next_line(text: &str, rest: &mut Range<usize>) -> Option<Range<usize>> {
 }
 
 /// Returns a value as a shell would read it; `None` if a shell would expand or execute a part of it.
-fn unquoted(value: &str) -> Option<String> {
+fn unquote(value: &str) -> Option<String> {
     let value = value.trim();
     let inside = |quote: char| {
         value.strip_prefix(quote).and_then(|rest| rest.strip_suffix(quote)).filter(|inside| !inside.contains(quote))
@@ -196,8 +196,8 @@ mod tests {
         IMAGE='microsoft-dsvm:ubuntu-hpc:2204:latest'\nINSTANCE_COUNT='2'\nVM_NAME_PREFIX='vm-'\nADMIN='azureuser'\nORCH_MODE='Flexible'\n\
         SSH_PATH='~/.ssh/id_rsa.pub'\nCLOUD_INIT='cloud-init.yaml'\nTAGS=(\n    owner=ann,\n    use=test,  # why\n)\n";
 
-    fn read(text: &str) -> Result<Cluster, BadText> {
-        Cluster::read(text, Path::new("/site/cluster-config.env"), Some(Path::new("/home/ann")))
+    fn read(text: &str) -> Result<Cluster, TomlError> {
+        Cluster::parse(text, Path::new("/site/cluster-config.env"), Some(Path::new("/home/ann")))
     }
 
     #[test]

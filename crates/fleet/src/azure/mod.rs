@@ -11,28 +11,28 @@
 
 mod az;
 mod cloud_init;
-mod cloud_init_words;
+mod cloud_init_keys;
 mod cluster;
 mod cluster_file;
 mod destroy;
 mod env_file;
-mod forms;
 pub mod fuzzed;
+mod inventory;
 mod nodes;
 mod plan;
 mod provision;
-mod seen;
+mod value_formats;
 
 pub use self::{
-    az::{Az, AzureError, Call},
-    cloud_init::{CloudInit, check as check_cloud_init, text as cloud_init},
+    az::{Az, AzCommand, AzureError},
+    cloud_init::{CloudInitError, check as check_cloud_init, render as cloud_init},
     cluster::{Cluster, Download, EXAMPLE, Network},
     cluster_file::Mode,
-    destroy::{Left, Removal, Removals, destroy, removal},
-    nodes::{Hosts, Known},
-    plan::{Files, Need, Part, Plan, Step, plan},
-    provision::{Progress, Provisioned, look, provision},
-    seen::Seen,
+    destroy::{KeptResource, Removal, Removals, destroy, plan_removal},
+    inventory::Inventory,
+    nodes::{Hosts, KnownHost},
+    plan::{AzureStepKind, AzureStepState, Files, Plan, Step, plan},
+    provision::{Progress, Provisioned, provision, read_inventory},
 };
 
 /// The tag of every resource that we create; its value is the name of the scale set.

@@ -7,16 +7,16 @@ use std::{fmt::Write as _, net::Ipv4Addr};
 
 use serde_json::Value;
 
-use super::{Cluster, az::quoted, seen::Node};
+use super::{Cluster, az::shell_quoted, inventory::Node};
 
 /// The prefix of every output line that is parsed.
-const MARK: &str = "cluster-doctor";
+const OUTPUT_PREFIX: &str = "cluster-doctor";
 /// The comment that marks the head node's key in authorized_keys.
-const COMMENT: &str = "cluster-doctor-head";
+const KEY_COMMENT: &str = "cluster-doctor-head";
 
 /// A host and its host key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Known {
+pub struct KnownHost {
     pub host: String,
     pub address: Ipv4Addr,
     /// Type and key, as in known_hosts.
@@ -26,7 +26,7 @@ pub struct Known {
 /// All hosts in the order of their addresses, and the name of the head node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hosts {
-    pub all: Vec<Known>,
+    pub all: Vec<KnownHost>,
     pub head: String,
 }
 
@@ -48,7 +48,7 @@ impl Hosts {
 
     /// Returns known_hosts for use from outside: the head node at its public address, every node behind the load
     /// balancer, and all nodes by their names for connections through the head node.
-    pub fn known_from_outside(&self, head_at: &str, port: u32, balancer: Option<&str>) -> String {
+    pub fn external_known_hosts(&self, head_at: &str, port: u32, balancer: Option<&str>) -> String {
         let mut text = self.known_hosts();
         for known in &self.all {
             let mut names = Vec::new();
@@ -89,11 +89,11 @@ impl Hosts {
 }
 
 /// The common beginning of all scripts: finds the login user's home directory and creates its `.ssh`.
-fn beginning(cluster: &Cluster) -> String {
+fn script_header(cluster: &Cluster) -> String {
     format!(
         "#!/bin/sh\nset -eu\nadmin={}\nhome=$(getent passwd \"$admin\" | cut -d: -f6)\ngroup=$(id -g \"$admin\")\n\
          install -d -m 700 -o \"$admin\" -g \"$group\" \"$home/.ssh\"\n",
-        quoted(&cluster.admin)
+        shell_quoted(&cluster.admin)
     )
 }
 
@@ -102,12 +102,12 @@ pub(super) fn head_key_script(cluster: &Cluster) -> String {
     format!(
         "{}key=$home/.ssh/id_ed25519\n\
          if [ ! -e \"$key\" ]; then\n  \
-         runuser -u \"$admin\" -- ssh-keygen -q -t ed25519 -N '' -C {COMMENT} -f \"$key\"\n\
+         runuser -u \"$admin\" -- ssh-keygen -q -t ed25519 -N '' -C {KEY_COMMENT} -f \"$key\"\n\
          fi\n\
          [ -e \"$key.pub\" ] || runuser -u \"$admin\" -- ssh-keygen -y -f \"$key\" >\"$key.pub\"\n\
-         echo \"{MARK} key $(cut -d ' ' -f 1,2 \"$key.pub\")\"\n\
-         echo '{MARK} done'\n",
-        beginning(cluster)
+         echo \"{OUTPUT_PREFIX} key $(cut -d ' ' -f 1,2 \"$key.pub\")\"\n\
+         echo '{OUTPUT_PREFIX} done'\n",
+        script_header(cluster)
     )
 }
 
@@ -119,15 +119,15 @@ pub(super) fn trust_script(cluster: &Cluster, head_key: &str) -> String {
          touch \"$keys\"\n\
          if ! grep -qxF \"$line\" \"$keys\"; then\n  \
          # An earlier head node has nothing to do here any more; all other lines stay.\n  \
-         {{ grep -v ' {COMMENT}$' \"$keys\" || true; echo \"$line\"; }} >\"$keys.new\"\n  \
+         {{ grep -v ' {KEY_COMMENT}$' \"$keys\" || true; echo \"$line\"; }} >\"$keys.new\"\n  \
          mv \"$keys.new\" \"$keys\"\n\
          fi\n\
          chown \"$admin:$group\" \"$keys\"\n\
          chmod 600 \"$keys\"\n\
-         echo \"{MARK} host $(cut -d ' ' -f 1,2 /etc/ssh/ssh_host_ed25519_key.pub)\"\n\
-         echo '{MARK} done'\n",
-        beginning(cluster),
-        quoted(&format!("{head_key} {COMMENT}"))
+         echo \"{OUTPUT_PREFIX} host $(cut -d ' ' -f 1,2 /etc/ssh/ssh_host_ed25519_key.pub)\"\n\
+         echo '{OUTPUT_PREFIX} done'\n",
+        script_header(cluster),
+        shell_quoted(&format!("{head_key} {KEY_COMMENT}"))
     )
 }
 
@@ -139,18 +139,18 @@ pub(super) fn head_files_script(cluster: &Cluster, hosts: &Hosts) -> String {
          put \"$home/hostfile-ip\" <<'END'\n{}END\n\
          known=/etc/ssh/ssh_known_hosts\n\
          touch \"$known\"\n\
-         {{ sed '/^# {MARK} begin$/,/^# {MARK} end$/d' \"$known\"; cat <<'END'\n# {MARK} begin\n{}# {MARK} end\nEND\n}} >\"$known.new\"\n\
+         {{ sed '/^# {OUTPUT_PREFIX} begin$/,/^# {OUTPUT_PREFIX} end$/d' \"$known\"; cat <<'END'\n# {OUTPUT_PREFIX} begin\n{}# {OUTPUT_PREFIX} end\nEND\n}} >\"$known.new\"\n\
          chmod 644 \"$known.new\"\n\
          mv \"$known.new\" \"$known\"\n\
          try() {{\n  \
          said=$(runuser -u \"$admin\" -- ssh -n -o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=10 -- \"$1\" true 2>&1) ||\n    \
-         echo \"{MARK} unreached $1 $(echo \"$said\" | tail -n 1 | cut -c 1-100)\"\n\
+         echo \"{OUTPUT_PREFIX} unreached $1 $(echo \"$said\" | tail -n 1 | cut -c 1-100)\"\n\
          }}\n\
          while read -r host; do try \"$host\" & done <\"$home/hostfile\"\n\
          while read -r host; do try \"$host\" & done <\"$home/hostfile-ip\"\n\
          wait\n\
-         echo '{MARK} done'\n",
-        beginning(cluster),
+         echo '{OUTPUT_PREFIX} done'\n",
+        script_header(cluster),
         hosts.hostfile(),
         hosts.hostfile_ip(),
         hosts.known_hosts()
@@ -159,20 +159,21 @@ pub(super) fn head_files_script(cluster: &Cluster, hosts: &Hosts) -> String {
 
 /// The output of a script, and whether the script completed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Said {
+pub(super) struct ScriptOutput {
     lines: Vec<String>,
-    pub(super) whole: bool,
+    pub(super) complete: bool,
     /// The message for people if the script did not complete.
-    pub(super) last: String,
+    pub(super) last_line: String,
 }
 
-impl Said {
+impl ScriptOutput {
     /// Parses the output of run-command: one message with the script's standard output, then its standard error.
-    pub(super) fn of(answer: &Value) -> Self {
+    pub(super) fn parse(answer: &Value) -> Self {
         let messages = answer["value"].as_array().into_iter().flatten().filter_map(|part| part["message"].as_str());
         let message: String = messages.collect::<Vec<_>>().join("\n");
         let (output, complaint) = message.split_once("[stderr]").unwrap_or((&message, ""));
-        let lines = output.lines().filter_map(|line| line.strip_prefix(MARK)?.strip_prefix(' ')).map(str::trim);
+        let lines =
+            output.lines().filter_map(|line| line.strip_prefix(OUTPUT_PREFIX)?.strip_prefix(' ')).map(str::trim);
         let lines: Vec<String> = lines.map(str::to_owned).collect();
         let last = complaint
             .lines()
@@ -180,7 +181,11 @@ impl Said {
             .map(str::trim)
             .find(|line| !line.is_empty() && !line.starts_with('['));
         let clean = |line: &str| line.chars().filter(|c| !c.is_control()).take(300).collect();
-        Self { whole: lines.last().is_some_and(|line| line == "done"), lines, last: clean(last.unwrap_or("no output")) }
+        Self {
+            complete: lines.last().is_some_and(|line| line == "done"),
+            lines,
+            last_line: clean(last.unwrap_or("no output")),
+        }
     }
 
     /// Returns type and key of a line `what KIND KEY`. They are validated, because they become lines of other files.
@@ -192,15 +197,15 @@ impl Said {
         (plain(kind, b"-@.") && plain(key, b"+/=") && key.len() > 40 && kind.len() > 4).then(|| format!("{kind} {key}"))
     }
 
-    pub(super) fn unreached(&self) -> Vec<String> {
+    pub(super) fn unreachable(&self) -> Vec<String> {
         let clean = |line: &str| line.chars().filter(|c| !c.is_control()).collect();
         self.lines.iter().filter_map(|line| line.strip_prefix("unreached ")).map(clean).collect()
     }
 }
 
 /// Combines a node with its host key.
-pub(super) fn known(node: &Node, key: String) -> Known {
-    Known { host: node.host.clone(), address: node.address, key }
+pub(super) fn known(node: &Node, key: String) -> KnownHost {
+    KnownHost { host: node.host.clone(), address: node.address, key }
 }
 
 #[cfg(test)]
@@ -215,7 +220,7 @@ mod tests {
     const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFh";
 
     fn hosts() -> Hosts {
-        let known = |number: u8| Known {
+        let known = |number: u8| KnownHost {
             host: format!("vmss-{number}"),
             address: Ipv4Addr::new(10, 0, 0, number),
             key: KEY.to_owned(),
@@ -237,19 +242,20 @@ mod tests {
         // The format of Azure's RunShellScript, written by hand from its documentation.
         let answer =
             |message: &str| json!({ "value": [{ "code": "ProvisioningState/succeeded", "message": message }] });
-        let said = Said::of(&answer(&format!(
+        let said = ScriptOutput::parse(&answer(&format!(
             "Enable succeeded: \n[stdout]\ncluster-doctor host {KEY}\ncluster-doctor done\n\n[stderr]\n"
         )));
-        assert!(said.whole);
+        assert!(said.complete);
         assert_eq!(said.key("host").as_deref(), Some(KEY));
-        let cut = Said::of(&answer("Enable succeeded: \n[stdout]\n\n[stderr]\nsh: 4: getent: not found\n"));
-        assert!(!cut.whole && cut.last == "sh: 4: getent: not found", "{cut:?}");
-        assert!(!Said::of(&json!({})).whole);
+        let cut = ScriptOutput::parse(&answer("Enable succeeded: \n[stdout]\n\n[stderr]\nsh: 4: getent: not found\n"));
+        assert!(!cut.complete && cut.last_line == "sh: 4: getent: not found", "{cut:?}");
+        assert!(!ScriptOutput::parse(&json!({})).complete);
         for forged in
             ["host ssh-ed25519 short", "host x y z", &format!("host {KEY} command=reboot"), "host ssh-ed25519\tAAAA"]
         {
             assert_eq!(
-                Said::of(&answer(&format!("[stdout]\ncluster-doctor {forged}\ncluster-doctor done\n"))).key("host"),
+                ScriptOutput::parse(&answer(&format!("[stdout]\ncluster-doctor {forged}\ncluster-doctor done\n")))
+                    .key("host"),
                 None
             );
         }

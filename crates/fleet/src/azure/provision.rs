@@ -15,16 +15,18 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    Az, AzureError, Call, Cluster, Mode,
-    nodes::{self, Hosts, Said},
-    plan::{self, Files, NAT_RULE, NOTED, Names, Need, OUTBOUND_RULE, Part, Plan, SSH_RULE, Step},
-    seen::{self, Kind, Seen},
+    Az, AzCommand, AzureError, Cluster, Mode,
+    inventory::{self, Inventory, ResourceKind},
+    nodes::{self, Hosts, ScriptOutput},
+    plan::{
+        self, AzureStepKind, AzureStepState, DIGEST_TAG, Files, NAT_RULE, Names, OUTBOUND_RULE, Plan, SSH_RULE, Step,
+    },
 };
 
 /// The interval at which machines that are not ready are inspected again.
-const PAUSE: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// Resources, scale, machines, access: four rounds do something, and each may have to wait once more.
-const MOST_ROUNDS: usize = 12;
+const MAX_ROUNDS: usize = 12;
 
 /// Progress, for display.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,57 +51,60 @@ pub struct Provisioned {
 }
 
 /// Returns the call that lists resource groups.
-fn group_call(cluster: &Cluster) -> Call {
+fn group_call(cluster: &Cluster) -> AzCommand {
     // All groups, because Azure's names are case-insensitive and its queries are not.
-    plan::finish(Call::new("group list"), cluster)
+    plan::with_subscription(AzCommand::new("group list"), cluster)
 }
 
-fn in_group(cluster: &Cluster, call: Call) -> Call {
-    plan::finish(call.with("--resource-group", &cluster.resource_group), cluster)
+fn in_group(cluster: &Cluster, call: AzCommand) -> AzCommand {
+    plan::with_subscription(call.with("--resource-group", &cluster.resource_group), cluster)
 }
 
-fn nics_call(cluster: &Cluster) -> Call {
+fn nics_call(cluster: &Cluster) -> AzCommand {
     match cluster.mode {
-        Mode::Flexible => in_group(cluster, Call::new("network nic list")),
-        Mode::Uniform => in_group(cluster, Call::new("vmss nic list").with("--vmss-name", &cluster.scale_set)),
+        Mode::Flexible => in_group(cluster, AzCommand::new("network nic list")),
+        Mode::Uniform => in_group(cluster, AzCommand::new("vmss nic list").with("--vmss-name", &cluster.scale_set)),
     }
 }
 
 /// Inspects the state in Azure. Single resources are queried only if they exist.
 ///
 /// # Errors If Azure cannot be queried, or its answer cannot be parsed, which never counts as "nothing exists".
-pub fn look(cluster: &Cluster, az: &Az) -> Result<Seen, AzureError> {
+pub fn read_inventory(cluster: &Cluster, az: &Az) -> Result<Inventory, AzureError> {
     let names = Names::of(cluster);
     let limit = cluster.limits.call.to_std();
-    let ask = |step: &str, call: &Call| az.run(step, call, limit);
+    let ask = |step: &str, call: &AzCommand| az.run(step, call, limit);
     let unread = |step: &'static str| move |why: String| AzureError::Unreadable { step: step.to_owned(), why };
     let step = "reading the resource group";
-    let group = seen::group(ask(step, &group_call(cluster))?, cluster).map_err(unread(step))?;
+    let group = inventory::group(ask(step, &group_call(cluster))?, cluster).map_err(unread(step))?;
     if group.is_none() {
-        return Ok(Seen::default());
+        return Ok(Inventory::default());
     }
     let step = "listing the resource group";
-    let listed = ask(step, &in_group(cluster, Call::new("resource list")))?;
-    let mut seen =
-        Seen { group, resources: seen::resources(listed, cluster).map_err(unread(step))?, ..Seen::default() };
-    let show = |command: &str, name: &str| in_group(cluster, Call::new(command).with("--name", name));
-    if seen.find(&Kind::SecurityGroup, &names.security_group).is_some() {
+    let listed = ask(step, &in_group(cluster, AzCommand::new("resource list")))?;
+    let mut seen = Inventory {
+        group,
+        resources: inventory::resources(listed, cluster).map_err(unread(step))?,
+        ..Inventory::default()
+    };
+    let show = |command: &str, name: &str| in_group(cluster, AzCommand::new(command).with("--name", name));
+    if seen.find(&ResourceKind::SecurityGroup, &names.security_group).is_some() {
         let step = "reading the security group";
         let answer = ask(step, &show("network nsg show", &names.security_group))?;
-        seen.ssh_from = seen::ssh_from(&answer, SSH_RULE).map_err(unread(step))?;
+        seen.ssh_from = inventory::ssh_from(&answer, SSH_RULE).map_err(unread(step))?;
     }
-    if seen.find(&Kind::Balancer, &names.balancer).is_some() {
+    if seen.find(&ResourceKind::Balancer, &names.balancer).is_some() {
         let step = "reading the load balancer";
         let answer = ask(step, &show("network lb show", &names.balancer))?;
-        seen.balancer = seen::balancer(&answer, NAT_RULE, OUTBOUND_RULE).map_err(unread(step))?;
+        seen.balancer = inventory::balancer(&answer, NAT_RULE, OUTBOUND_RULE).map_err(unread(step))?;
     }
-    if seen.find(&Kind::ScaleSet, &cluster.scale_set).is_some() {
+    if seen.find(&ResourceKind::ScaleSet, &cluster.scale_set).is_some() {
         let step = "reading the scale set";
         let answer = ask(step, &show("vmss show", &cluster.scale_set))?;
-        seen.scale_set = Some(seen::scale_set(&answer, NOTED).map_err(unread(step))?);
+        seen.scale_set = Some(inventory::scale_set(&answer, DIGEST_TAG).map_err(unread(step))?);
         let step = "reading the machines";
         let (machines, nics) = (ask(step, &plan::machines_call(cluster))?, ask(step, &nics_call(cluster))?);
-        seen.nodes = seen::nodes(machines, nics, cluster).map_err(unread(step))?;
+        seen.nodes = inventory::nodes(machines, nics, cluster).map_err(unread(step))?;
     }
     Ok(seen)
 }
@@ -116,15 +121,15 @@ pub fn provision(
     again: bool,
     tell: &(dyn Fn(&Progress<'_>) + Sync),
 ) -> Result<Provisioned, AzureError> {
-    put(&files.folder, Files::CLOUD_INIT, cloud_init)?;
-    put(&files.folder, Files::HEAD_KEY, &nodes::head_key_script(cluster))?;
-    let mut work = Work { cluster, az, files, tell, head_key: None, hosts: None, done: 0 };
+    write_file(&files.folder, Files::CLOUD_INIT, cloud_init)?;
+    write_file(&files.folder, Files::HEAD_KEY, &nodes::head_key_script(cluster))?;
+    let mut work = Provisioner { cluster, az, files, progress: tell, head_key: None, hosts: None, done: 0 };
     let until = Instant::now() + cluster.limits.create.to_std();
     let mut rounds = 0;
     loop {
-        let mut seen = look(cluster, az)?;
+        let mut seen = read_inventory(cluster, az)?;
         if again && work.hosts.is_none() {
-            seen.forget_keys();
+            seen.reset_digest();
         }
         let plan = plan::plan(cluster, &seen, files)?;
         if plan.is_done() {
@@ -132,26 +137,26 @@ pub fn provision(
         }
         rounds += 1;
         let acted = work.round(&plan, &seen)?;
-        let waiting = plan.steps.iter().find(|step| step.part == Part::Machines && step.need.is_open());
+        let waiting = plan.steps.iter().find(|step| step.part == AzureStepKind::Machines && step.need.is_open());
         match waiting {
             Some(step) if !acted && Instant::now() < until => {
                 rounds -= 1;
-                (work.tell)(&Progress::Waiting { why: &step.need.to_string() });
-                std::thread::sleep(PAUSE);
+                (work.progress)(&Progress::Waiting { why: &step.need.to_string() });
+                std::thread::sleep(POLL_INTERVAL);
             }
-            _ if rounds < MOST_ROUNDS && acted => {}
-            _ => return Err(AzureError::NoEnd { rounds, left: left(&plan) }),
+            _ if rounds < MAX_ROUNDS && acted => {}
+            _ => return Err(AzureError::NotConverged { rounds, left: open_steps(&plan) }),
         }
     }
 }
 
-fn left(plan: &Plan) -> String {
-    let open = plan.steps.iter().filter(|step| step.need != Need::There).map(|step| step.part.words());
+fn open_steps(plan: &Plan) -> String {
+    let open = plan.steps.iter().filter(|step| step.need != AzureStepState::There).map(|step| step.part.label());
     open.collect::<Vec<_>>().join(", ")
 }
 
 /// Writes a file for `az`, with mode 0600 although its content is not secret.
-fn put(folder: &Path, name: &str, text: &str) -> Result<PathBuf, AzureError> {
+fn write_file(folder: &Path, name: &str, text: &str) -> Result<PathBuf, AzureError> {
     let path = folder.join(name);
     let failed = |source| AzureError::Write { path: path.clone(), source };
     fs::create_dir_all(folder).map_err(failed)?;
@@ -160,81 +165,83 @@ fn put(folder: &Path, name: &str, text: &str) -> Result<PathBuf, AzureError> {
     Ok(path)
 }
 
-struct Work<'a> {
+struct Provisioner<'a> {
     cluster: &'a Cluster,
     az: &'a Az,
     files: &'a Files,
-    tell: &'a (dyn Fn(&Progress<'_>) + Sync),
+    progress: &'a (dyn Fn(&Progress<'_>) + Sync),
     head_key: Option<String>,
     hosts: Option<Hosts>,
     done: usize,
 }
 
-impl Work<'_> {
+impl Provisioner<'_> {
     /// Does what is possible now. Returns whether anything was done.
-    fn round(&mut self, plan: &Plan, seen: &Seen) -> Result<bool, AzureError> {
+    fn round(&mut self, plan: &Plan, seen: &Inventory) -> Result<bool, AzureError> {
         // The caller waits for machines by inspecting again; all later steps wait for them.
-        let now = plan
-            .steps
-            .iter()
-            .take_while(|step| step.need != Need::Later && !(step.part == Part::Machines && step.need.is_open()));
+        let now = plan.steps.iter().take_while(|step| {
+            step.need != AzureStepState::Later && !(step.part == AzureStepKind::Machines && step.need.is_open())
+        });
         let open: Vec<&Step> = now.filter(|step| step.need.is_open()).collect();
         for (place, step) in open.iter().enumerate() {
-            (self.tell)(&Progress::Begun { step, number: place + 1, of: open.len() });
+            (self.progress)(&Progress::Begun { step, number: place + 1, of: open.len() });
             let began = Instant::now();
-            self.act(step, seen)?;
+            self.run_step(step, seen)?;
             self.done += 1;
-            (self.tell)(&Progress::Done { step, took: began.elapsed() });
+            (self.progress)(&Progress::Done { step, took: began.elapsed() });
         }
         Ok(!open.is_empty())
     }
 
-    fn act(&mut self, step: &Step, seen: &Seen) -> Result<(), AzureError> {
+    fn run_step(&mut self, step: &Step, seen: &Inventory) -> Result<(), AzureError> {
         match step.part {
-            Part::HeadKey => {
+            AzureStepKind::HeadKey => {
                 let said = self.script(step, &step.calls[0], &step.name)?;
-                self.head_key = Some(said.key("key").ok_or_else(|| not_said(step, &step.name, "its public key"))?);
+                self.head_key =
+                    Some(said.key("key").ok_or_else(|| missing_output(step, &step.name, "its public key"))?);
                 Ok(())
             }
-            Part::Trust => self.trust(step, seen),
-            Part::HeadFiles => {
-                let hosts = self.hosts.as_ref().ok_or_else(|| not_said(step, &step.name, "the hosts' keys"))?;
-                put(&self.files.folder, Files::HEAD_FILES, &nodes::head_files_script(self.cluster, hosts))?;
-                let unreached = self.script(step, &step.calls[0], &step.name)?.unreached();
-                if unreached.is_empty() { Ok(()) } else { Err(AzureError::Unreached { nodes: unreached }) }
+            AzureStepKind::Trust => self.trust(step, seen),
+            AzureStepKind::HeadFiles => {
+                let hosts = self.hosts.as_ref().ok_or_else(|| missing_output(step, &step.name, "the hosts' keys"))?;
+                write_file(&self.files.folder, Files::HEAD_FILES, &nodes::head_files_script(self.cluster, hosts))?;
+                let unreached = self.script(step, &step.calls[0], &step.name)?.unreachable();
+                if unreached.is_empty() { Ok(()) } else { Err(AzureError::Unreachable { nodes: unreached }) }
             }
             _ => step.calls.iter().try_for_each(|call| self.call(step, call).map(drop)),
         }
     }
 
-    fn call(&self, step: &Step, call: &Call) -> Result<Value, AzureError> {
+    fn call(&self, step: &Step, call: &AzCommand) -> Result<Value, AzureError> {
         let limits = &self.cluster.limits;
-        let limit = if step.part == Part::ScaleSet { limits.create } else { limits.call };
-        self.az.run(&format!("{} {}", step.part.words(), step.name), call, limit.to_std())
+        let limit = if step.part == AzureStepKind::ScaleSet { limits.create } else { limits.call };
+        self.az.run(&format!("{} {}", step.part.label(), step.name), call, limit.to_std())
     }
 
-    fn script(&self, step: &Step, call: &Call, node: &str) -> Result<Said, AzureError> {
-        let said = Said::of(&self.call(step, call)?);
-        match said.whole {
+    fn script(&self, step: &Step, call: &AzCommand, node: &str) -> Result<ScriptOutput, AzureError> {
+        let said = ScriptOutput::parse(&self.call(step, call)?);
+        match said.complete {
             true => Ok(said),
-            false => {
-                Err(AzureError::Script { step: step.part.words().to_owned(), node: node.to_owned(), said: said.last })
-            }
+            false => Err(AzureError::Script {
+                step: step.part.label().to_owned(),
+                node: node.to_owned(),
+                said: said.last_line,
+            }),
         }
     }
 
     /// Authorises the head node's key on every node and reads their host keys; in parallel, because each call takes
     /// half a minute.
-    fn trust(&mut self, step: &Step, seen: &Seen) -> Result<(), AzureError> {
-        let key = self.head_key.as_ref().ok_or_else(|| not_said(step, "the head node", "its public key"))?;
-        put(&self.files.folder, Files::TRUST, &nodes::trust_script(self.cluster, key))?;
+    fn trust(&mut self, step: &Step, seen: &Inventory) -> Result<(), AzureError> {
+        let key = self.head_key.as_ref().ok_or_else(|| missing_output(step, "the head node", "its public key"))?;
+        write_file(&self.files.folder, Files::TRUST, &nodes::trust_script(self.cluster, key))?;
         let next = Mutex::new(seen.nodes.iter().zip(&step.calls));
         let answers = Mutex::new(Vec::new());
         let work = || {
             while let Some((node, call)) = next.lock().ok().and_then(|mut next| next.next()) {
                 let said = self.script(step, call, &node.host);
-                let key =
-                    said.and_then(|said| said.key("host").ok_or_else(|| not_said(step, &node.host, "its host key")));
+                let key = said
+                    .and_then(|said| said.key("host").ok_or_else(|| missing_output(step, &node.host, "its host key")));
                 let Ok(mut answers) = answers.lock() else { return };
                 answers.push(key.map(|key| nodes::known(node, key)));
             }
@@ -244,16 +251,17 @@ impl Work<'_> {
         let answers = answers.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut all = answers.into_iter().collect::<Result<Vec<_>, _>>()?;
         all.sort_by_key(|known| known.address);
-        let head = plan::head(seen, &Names::of(self.cluster)).map(|head| head.host.clone());
-        self.hosts = Some(Hosts { all, head: head.ok_or_else(|| not_said(step, "the scale set", "any machine"))? });
+        let head = plan::head_node(seen, &Names::of(self.cluster)).map(|head| head.host.clone());
+        self.hosts =
+            Some(Hosts { all, head: head.ok_or_else(|| missing_output(step, "the scale set", "any machine"))? });
         Ok(())
     }
 
-    fn finished(&self, seen: &Seen) -> Result<Provisioned, AzureError> {
+    fn finished(&self, seen: &Inventory) -> Result<Provisioned, AzureError> {
         let (cluster, names) = (self.cluster, Names::of(self.cluster));
         let limit = cluster.limits.call.to_std();
         let address = |name: &str| -> Result<Option<String>, AzureError> {
-            let call = in_group(cluster, Call::new("network public-ip show").with("--name", name));
+            let call = in_group(cluster, AzCommand::new("network public-ip show").with("--name", name));
             let answer = self.az.run("reading the address", &call, limit)?;
             Ok(answer["ipAddress"].as_str().map(str::to_owned))
         };
@@ -262,30 +270,30 @@ impl Work<'_> {
             true => address(&names.head_address)?.map(|at| (at, 22)),
             false => self.through_balancer(seen)?,
         };
-        let head = plan::head(seen, &names).map(|head| head.host.clone()).unwrap_or_default();
+        let head = plan::head_node(seen, &names).map(|head| head.host.clone()).unwrap_or_default();
         Ok(Provisioned { done: self.done, head, head_at, balancer, nodes: seen.nodes.len(), hosts: self.hosts.clone() })
     }
 
     /// Returns the head node's address and port at the load balancer; Azure assigns the ports of a Uniform scale set.
-    fn through_balancer(&self, seen: &Seen) -> Result<Option<(String, u32)>, AzureError> {
+    fn through_balancer(&self, seen: &Inventory) -> Result<Option<(String, u32)>, AzureError> {
         let cluster = self.cluster;
         if cluster.mode != Mode::Uniform {
             return Ok(None);
         }
         let call =
-            in_group(cluster, Call::new("vmss list-instance-connection-info").with("--name", &cluster.scale_set));
+            in_group(cluster, AzCommand::new("vmss list-instance-connection-info").with("--name", &cluster.scale_set));
         let answer = self.az.run("reading the ports of the load balancer", &call, cluster.limits.call.to_std());
         // A new scale set may not have ports yet; the cluster is complete nevertheless.
         let answer = match answer {
-            Err(AzureError::Refused { .. }) => return Ok(None),
+            Err(AzureError::CommandFailed { .. }) => return Ok(None),
             other => other?,
         };
-        let head = plan::head(seen, &Names::of(cluster)).map(|head| head.machine.clone()).unwrap_or_default();
-        Ok(seen::connection(&answer, &head))
+        let head = plan::head_node(seen, &Names::of(cluster)).map(|head| head.machine.clone()).unwrap_or_default();
+        Ok(inventory::connection(&answer, &head))
     }
 }
 
-fn not_said(step: &Step, node: &str, what: &str) -> AzureError {
+fn missing_output(step: &Step, node: &str, what: &str) -> AzureError {
     let said = format!("its output does not contain {what}");
-    AzureError::Script { step: step.part.words().to_owned(), node: node.to_owned(), said }
+    AzureError::Script { step: step.part.label().to_owned(), node: node.to_owned(), said }
 }

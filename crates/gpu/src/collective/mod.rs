@@ -5,9 +5,9 @@
 //! caller provides the barrier and the stop signal ([`Steps`]). A rank reports its results before it releases NCCL and
 //! the driver, because that may hang.
 
-mod numbers;
-mod one_rank;
-mod values;
+mod rank;
+mod test_values;
+mod value_kernels;
 
 use std::{ffi::OsStr, sync::atomic::AtomicBool, thread, time::Duration};
 
@@ -24,11 +24,11 @@ const SHARE_OF_FREE: u64 = 3;
 
 /// The GPUs of this machine, and the loaded libraries.
 #[derive(Debug)]
-pub struct Ranks {
+pub struct LocalRanks {
     cuda: Cuda,
     nccl: Nccl,
     gpus: Vec<String>,
-    room: u64,
+    max_message_bytes: u64,
 }
 
 /// The work of this machine's ranks in a job.
@@ -45,7 +45,7 @@ pub struct Task {
 }
 
 /// How the ranks of all machines stay in lockstep.
-pub struct Steps<'a> {
+pub struct RankBarrier<'a> {
     /// Called by every rank before each step; returns when all have arrived. `false`: stop.
     pub wait: &'a (dyn Fn(usize) -> bool + Sync),
     /// Set to stop a rank in the middle of a step.
@@ -54,13 +54,13 @@ pub struct Steps<'a> {
     pub report: &'a (dyn Fn(GpuReport) + Sync),
 }
 
-impl std::fmt::Debug for Steps<'_> {
+impl std::fmt::Debug for RankBarrier<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Steps")
     }
 }
 
-impl Ranks {
+impl LocalRanks {
     /// Loads both libraries and opens the GPUs.
     ///
     /// # Errors
@@ -76,7 +76,7 @@ impl Ranks {
             let look = |index| {
                 scope.spawn({
                     let cuda = &cuda;
-                    move || look(cuda, index)
+                    move || query_gpu(cuda, index)
                 })
             };
             let threads: Vec<_> = (0..count).map(look).collect();
@@ -88,7 +88,7 @@ impl Ranks {
             gpus.push(gpu);
             room = room.min(free / SHARE_OF_FREE);
         }
-        Ok(Self { cuda, nccl, gpus, room })
+        Ok(Self { cuda, nccl, gpus, max_message_bytes: room })
     }
 
     /// Returns the PCI addresses, in the driver's order.
@@ -97,8 +97,8 @@ impl Ranks {
     }
 
     /// Returns the largest message, in bytes, that fits on every GPU.
-    pub const fn room(&self) -> u64 {
-        self.room
+    pub const fn max_message_bytes(&self) -> u64 {
+        self.max_message_bytes
     }
 
     /// Returns the version, such as 22809 for 2.28.9.
@@ -118,16 +118,16 @@ impl Ranks {
     }
 
     /// Runs all ranks of this machine to completion.
-    pub fn run(&self, task: &Task, steps: &Steps<'_>) {
+    pub fn run(&self, task: &Task, steps: &RankBarrier<'_>) {
         thread::scope(|scope| {
             for (index, gpu) in self.gpus.iter().enumerate() {
-                scope.spawn(move || one_rank::run(&self.cuda, &self.nccl, index, gpu, task, steps));
+                scope.spawn(move || rank::run(&self.cuda, &self.nccl, index, gpu, task, steps));
             }
         });
     }
 }
 
-fn look(cuda: &Cuda, index: usize) -> Result<(String, u64), CudaError> {
+fn query_gpu(cuda: &Cuda, index: usize) -> Result<(String, u64), CudaError> {
     let gpu = cuda.gpu(index)?;
     Ok((gpu.bus_id()?.to_lowercase(), gpu.memory()?.0 as u64))
 }
@@ -138,7 +138,8 @@ mod tests {
 
     #[test]
     fn without_the_driver_there_is_no_measurement_and_the_reason_says_so() {
-        let failure = Ranks::open(OsStr::new("libcuda-that-is-not-there.so"), OsStr::new("libnccl.so.2")).unwrap_err();
+        let failure =
+            LocalRanks::open(OsStr::new("libcuda-that-is-not-there.so"), OsStr::new("libnccl.so.2")).unwrap_err();
         assert_eq!(failure.kind, FailureKind::Missing);
         assert!(failure.text.contains("libcuda-that-is-not-there.so cannot be loaded"), "{}", failure.text);
     }

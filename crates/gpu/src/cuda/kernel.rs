@@ -13,7 +13,7 @@ const JIT_ERROR_LOG_BYTES: c_int = 6;
 const LOG_BYTES: usize = 8 << 10;
 
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
-const MOST_SHARED: c_int = 8;
+const MAX_DYNAMIC_SHARED: c_int = 8;
 
 /// Compiled kernels, loaded into a device.
 pub struct Module<'g> {
@@ -41,19 +41,19 @@ impl<'c> Gpu<'c> {
         sources: &[&str],
         work: impl FnOnce() -> Result<T, CudaError>,
     ) -> Result<(Vec<Module<'_>>, T), CudaError> {
-        let this = Shared(self);
+        let this = SharedGpu(self);
         let (loaded, done) = thread::scope(|scope| {
-            let threads: Vec<_> = sources.iter().map(|ptx| scope.spawn(move || this.load_here(ptx))).collect();
+            let threads: Vec<_> = sources.iter().map(|ptx| scope.spawn(move || this.load(ptx))).collect();
             let done = work();
             let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join().expect("loading does not panic");
-            (threads.into_iter().map(join).collect::<Vec<Result<Loaded, CudaError>>>(), done)
+            (threads.into_iter().map(join).collect::<Vec<Result<ModuleHandle, CudaError>>>(), done)
         });
         // If one source fails, the modules that did load are dropped.
-        let modules = loaded.into_iter().map(|loaded| loaded.map(|Loaded(handle)| Module { gpu: self, handle }));
+        let modules = loaded.into_iter().map(|loaded| loaded.map(|ModuleHandle(handle)| Module { gpu: self, handle }));
         Ok((modules.collect::<Result<_, _>>()?, done?))
     }
 
-    fn load(&self, ptx: &str) -> Result<Loaded, CudaError> {
+    fn load(&self, ptx: &str) -> Result<ModuleHandle, CudaError> {
         let text = CString::new(ptx).expect("PTX contains no zero byte");
         let mut log = vec![0u8; LOG_BYTES];
         let mut options = [JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES];
@@ -71,24 +71,24 @@ impl<'c> Gpu<'c> {
             )
         };
         self.check("cuModuleLoadDataEx", code).map_err(|error| with_log(error, &log))?;
-        Ok(Loaded(handle))
+        Ok(ModuleHandle(handle))
     }
 }
 
 /// A module handle, which belongs to its context and to no thread.
-struct Loaded(Handle);
+struct ModuleHandle(Handle);
 // SAFETY: driver handles may be used from any thread.
-unsafe impl Send for Loaded {}
+unsafe impl Send for ModuleHandle {}
 
 /// A device, shared with the threads that load modules.
 #[derive(Clone, Copy)]
-struct Shared<'a>(&'a Gpu<'a>);
+struct SharedGpu<'a>(&'a Gpu<'a>);
 // SAFETY: the other threads use only the driver's functions and the context handle, which any thread may use, and make
 // the context current first.
-unsafe impl Send for Shared<'_> {}
+unsafe impl Send for SharedGpu<'_> {}
 
-impl Shared<'_> {
-    fn load_here(self, ptx: &str) -> Result<Loaded, CudaError> {
+impl SharedGpu<'_> {
+    fn load(self, ptx: &str) -> Result<ModuleHandle, CudaError> {
         // SAFETY: the context lives as long as the borrowed device.
         let code = unsafe { (self.0.cuda.symbols.context_set)(self.0.context) };
         self.0.check("cuCtxSetCurrent", code)?;
@@ -149,7 +149,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    pub const fn of(grid: u32, block: u32) -> Self {
+    pub const fn new(grid: u32, block: u32) -> Self {
         Self { grid: [grid, 1, 1], block, shared: 0 }
     }
 
@@ -201,7 +201,7 @@ impl Function<'_> {
     pub fn allow_shared(&self, bytes: u32) -> Result<(), CudaError> {
         let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
         // SAFETY: a function of a loaded module; the driver rejects a number that is too large.
-        let code = unsafe { (self.gpu.cuda.symbols.function_attribute)(self.handle, MOST_SHARED, bytes) };
+        let code = unsafe { (self.gpu.cuda.symbols.function_attribute)(self.handle, MAX_DYNAMIC_SHARED, bytes) };
         self.gpu.check("cuFuncSetAttribute", code)
     }
 
@@ -228,7 +228,7 @@ impl Function<'_> {
     /// this crate and are tested together on a GPU.
     pub fn launch(&self, launch: Launch, arguments: &[Argument<'_>]) -> Result<(), CudaError> {
         // The driver takes a pointer to each value and copies the values before the call returns.
-        let values: Vec<u64> = arguments.iter().map(bits).collect();
+        let values: Vec<u64> = arguments.iter().map(argument_bits).collect();
         let mut pointers: Vec<*mut c_void> = arguments
             .iter()
             .zip(&values)
@@ -260,7 +260,7 @@ impl Function<'_> {
 }
 
 /// Returns the value's bytes, lowest address first: all hosts of such GPUs are little-endian.
-fn bits(argument: &Argument<'_>) -> u64 {
+fn argument_bits(argument: &Argument<'_>) -> u64 {
     match argument {
         Argument::Buffer(buffer) => buffer.address(),
         Argument::Address(value) | Argument::U64(value) => *value,

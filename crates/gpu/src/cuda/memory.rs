@@ -67,7 +67,7 @@ impl<'c> Gpu<'c> {
     }
 
     /// Returns whether this device can access the other's memory.
-    pub fn reaches(&self, other: &Gpu<'_>) -> Result<bool, CudaError> {
+    pub fn can_access_peer(&self, other: &Gpu<'_>) -> Result<bool, CudaError> {
         let mut can = 0;
         // SAFETY: the pointer points to a live variable; both devices are open.
         let code = unsafe { (self.cuda.symbols.can_access_peer)(&raw mut can, self.device, other.device) };

@@ -41,7 +41,7 @@ pub enum Attribute {
 }
 
 /// The polling interval for work that may never complete.
-const LOOK_AGAIN: Duration = Duration::from_micros(50);
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// The initialised driver.
 #[derive(Debug)]
@@ -167,9 +167,9 @@ impl<'c> Gpu<'c> {
     }
 
     /// Enables this device, whose context is current, to access the memory of another if the hardware can.
-    pub fn open_to(&self, other: &Gpu<'_>) -> Result<(), CudaError> {
+    pub fn enable_peer_access(&self, other: &Gpu<'_>) -> Result<(), CudaError> {
         const ALREADY: i32 = 704;
-        if !self.reaches(other)? {
+        if !self.can_access_peer(other)? {
             return Ok(());
         }
         // SAFETY: both contexts are retained.
@@ -197,9 +197,9 @@ impl<'c> Gpu<'c> {
     /// Returns the device time in seconds between the first and the last operation that `work` enqueues. Waits for the end.
     pub fn timed(&self, work: impl FnOnce() -> Result<(), CudaError>) -> Result<f64, CudaError> {
         let (from, to) = self.timers()?;
-        self.mark(from)?;
+        self.record_event(from)?;
         work()?;
-        self.mark(to)?;
+        self.record_event(to)?;
         let symbols = &self.cuda.symbols;
         // SAFETY: an event of this context.
         self.check("cuEventSynchronize", unsafe { (symbols.event_synchronize)(to) })?;
@@ -215,15 +215,15 @@ impl<'c> Gpu<'c> {
     ) -> Result<Option<f64>, E> {
         const NOT_READY: i32 = 600;
         let (from, to) = self.timers()?;
-        self.mark(from)?;
+        self.record_event(from)?;
         work()?;
-        self.mark(to)?;
+        self.record_event(to)?;
         let symbols = &self.cuda.symbols;
         loop {
             // SAFETY: an event of this context.
             match unsafe { (symbols.event_query)(to) } {
                 NOT_READY if !go_on()? => return Ok(None),
-                NOT_READY => thread::sleep(LOOK_AGAIN),
+                NOT_READY => thread::sleep(POLL_INTERVAL),
                 code => {
                     self.check("cuEventQuery", code)?;
                     break;
@@ -258,7 +258,7 @@ impl<'c> Gpu<'c> {
         Ok(event)
     }
 
-    fn mark(&self, event: Handle) -> Result<(), CudaError> {
+    fn record_event(&self, event: Handle) -> Result<(), CudaError> {
         // SAFETY: an event of this context, on its default stream.
         self.check("cuEventRecord", unsafe { (self.cuda.symbols.event_record)(event, ptr::null_mut()) })
     }

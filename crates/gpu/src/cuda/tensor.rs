@@ -10,8 +10,8 @@ const NO_INTERLEAVE: i32 = 0;
 /// `CU_TENSOR_MAP_SWIZZLE_128B`, the layout that the tensor cores expect in shared memory.
 const SWIZZLE_128: i32 = 3;
 /// `CU_TENSOR_MAP_L2_PROMOTION_L2_256B`.
-const PROMOTE_256: i32 = 3;
-const ZERO_OUTSIDE: i32 = 0;
+const L2_PROMOTION_256: i32 = 3;
+const OOB_FILL_ZERO: i32 = 0;
 
 /// An opaque descriptor, passed to a kernel as an argument.
 #[derive(Debug, Clone)]
@@ -55,8 +55,8 @@ impl Gpu<'_> {
                 steps.as_ptr(),
                 NO_INTERLEAVE,
                 SWIZZLE_128,
-                PROMOTE_256,
-                ZERO_OUTSIDE,
+                L2_PROMOTION_256,
+                OOB_FILL_ZERO,
             )
         };
         self.check("cuTensorMapEncodeTiled", code)?;

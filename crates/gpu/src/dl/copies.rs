@@ -5,7 +5,7 @@ use crate::cuda::{CudaError, Gpu, HostBuffer};
 
 /// The rate in bytes per second, and the number of 64-bit words that arrived wrong.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Copied {
+pub struct CopyResult {
     pub rate: f64,
     pub wrong: u64,
 }
@@ -13,9 +13,9 @@ pub struct Copied {
 /// The copies of one GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CopyReport {
-    pub to_device: Copied,
-    pub to_host: Copied,
-    pub on_device: Copied,
+    pub to_device: CopyResult,
+    pub to_host: CopyResult,
+    pub on_device: CopyResult,
 }
 
 /// Large enough for the full rate of PCIe 5, small enough to be pinned quickly.
@@ -32,27 +32,27 @@ pub fn run<'g>(gpu: &'g Gpu<'g>, tester: &MemoryTester<'g>) -> Result<CopyReport
     })
 }
 
-fn to_device(gpu: &Gpu<'_>, tester: &MemoryTester<'_>, host: &mut HostBuffer<'_>) -> Result<Copied, CudaError> {
+fn to_device(gpu: &Gpu<'_>, tester: &MemoryTester<'_>, host: &mut HostBuffer<'_>) -> Result<CopyResult, CudaError> {
     let (device, pattern) = (gpu.allocate(BYTES)?, Pattern::random(1));
     for (index, word) in host.iter_mut().enumerate() {
         *word = word_at(device.address() + index as u64 * 8, pattern);
     }
     let rate = median_rate(BYTES, || gpu.timed(|| device.load(host)))?;
     tester.verify(pattern, &device)?;
-    Ok(Copied { rate, wrong: tester.take_found(pattern, &[device])?.0 })
+    Ok(CopyResult { rate, wrong: tester.take_wrong_words(pattern, &[device])?.0 })
 }
 
-fn to_host(gpu: &Gpu<'_>, tester: &MemoryTester<'_>, host: &mut HostBuffer<'_>) -> Result<Copied, CudaError> {
+fn to_host(gpu: &Gpu<'_>, tester: &MemoryTester<'_>, host: &mut HostBuffer<'_>) -> Result<CopyResult, CudaError> {
     let (device, pattern) = (gpu.allocate(BYTES)?, Pattern::random(2));
     tester.fill(pattern, &device)?;
     let rate = median_rate(BYTES, || gpu.timed(|| device.store(host)))?;
     gpu.synchronize()?;
     let right = |(index, word): (usize, &u64)| *word == word_at(device.address() + index as u64 * 8, pattern);
-    Ok(Copied { rate, wrong: host.iter().enumerate().filter(|word| !right(*word)).count() as u64 })
+    Ok(CopyResult { rate, wrong: host.iter().enumerate().filter(|word| !right(*word)).count() as u64 })
 }
 
 /// Copies within the device. The expected value of a word depends on its address, so the data is copied there and back.
-fn on_device(gpu: &Gpu<'_>, tester: &MemoryTester<'_>) -> Result<Copied, CudaError> {
+fn on_device(gpu: &Gpu<'_>, tester: &MemoryTester<'_>) -> Result<CopyResult, CudaError> {
     // Well beyond the cache.
     let bytes = 16 * BYTES;
     let (here, there, pattern) = (gpu.allocate(bytes)?, gpu.allocate(bytes)?, Pattern::random(3));
@@ -62,25 +62,25 @@ fn on_device(gpu: &Gpu<'_>, tester: &MemoryTester<'_>) -> Result<Copied, CudaErr
     here.fill(0)?;
     here.copy_from(&there, bytes)?;
     tester.verify(pattern, &here)?;
-    Ok(Copied { rate, wrong: tester.take_found(pattern, &[here])?.0 })
+    Ok(CopyResult { rate, wrong: tester.take_wrong_words(pattern, &[here])?.0 })
 }
 
 /// Copies from one GPU to another and back. Both are open on this thread; the testers belong to them.
-pub fn between(from: &MemoryTester<'_>, to: &MemoryTester<'_>) -> Result<Copied, CudaError> {
+pub fn between(from: &MemoryTester<'_>, to: &MemoryTester<'_>) -> Result<CopyResult, CudaError> {
     let (near, far, pattern) = (from.gpu(), to.gpu(), Pattern::random(4));
     far.make_current()?;
-    far.open_to(near)?;
+    far.enable_peer_access(near)?;
     let there = far.allocate(BYTES)?;
     near.make_current()?;
-    near.open_to(far)?;
+    near.enable_peer_access(far)?;
     let here = near.allocate(BYTES)?;
     from.fill(pattern, &here)?;
     let rate = median_rate(BYTES, || near.timed(|| there.copy_from_peer(&here, BYTES)))?;
     here.fill(0)?;
     here.copy_from_peer(&there, BYTES)?;
     from.verify(pattern, &here)?;
-    let wrong = from.take_found(pattern, std::slice::from_ref(&here))?.0;
-    Ok(Copied { rate, wrong })
+    let wrong = from.take_wrong_words(pattern, std::slice::from_ref(&here))?.0;
+    Ok(CopyResult { rate, wrong })
 }
 
 fn median_rate(bytes: usize, mut copy: impl FnMut() -> Result<f64, CudaError>) -> Result<f64, CudaError> {

@@ -1,7 +1,7 @@
 //! The shipped kernels: PTX, which the driver compiles for the present GPU. `scripts/kernels.sh` generates it from the
 //! CUDA sources.
 
-use super::products::{Number, is_hopper};
+use super::gemm::{NumberFormat, is_hopper};
 use crate::cuda::{CudaError, Gpu, Module};
 
 pub(super) const MEMORY: &str = include_str!("../../kernels/memory.ptx");
@@ -10,31 +10,31 @@ pub(super) const LAYERS: &str = include_str!("../../kernels/layers.ptx");
 
 /// Returns the kernel that multiplies such numbers on Hopper, or on any other GPU. `None`: the GPU has no such
 /// instruction that our kernels use.
-pub(super) const fn product(number: Number, hopper: bool) -> Option<&'static str> {
+pub(super) const fn gemm_ptx(number: NumberFormat, hopper: bool) -> Option<&'static str> {
     Some(match (number, hopper) {
-        (Number::Fp32, _) => include_str!("../../kernels/products_fp32.ptx"),
-        (Number::Bf16, true) => include_str!("../../kernels/products_hopper_bf16.ptx"),
-        (Number::Fp16, true) => include_str!("../../kernels/products_hopper_fp16.ptx"),
-        (Number::Tf32, true) => include_str!("../../kernels/products_hopper_tf32.ptx"),
-        (Number::Fp8, true) => include_str!("../../kernels/products_hopper_fp8.ptx"),
-        (Number::Int8, true) => include_str!("../../kernels/products_hopper_int8.ptx"),
-        (Number::Bf16, false) => include_str!("../../kernels/products_ampere_bf16.ptx"),
-        (Number::Fp16, false) => include_str!("../../kernels/products_ampere_fp16.ptx"),
-        (Number::Tf32, false) => include_str!("../../kernels/products_ampere_tf32.ptx"),
-        (Number::Int8, false) => include_str!("../../kernels/products_ampere_int8.ptx"),
-        (Number::Fp8, false) => return None,
+        (NumberFormat::Fp32, _) => include_str!("../../kernels/products_fp32.ptx"),
+        (NumberFormat::Bf16, true) => include_str!("../../kernels/products_hopper_bf16.ptx"),
+        (NumberFormat::Fp16, true) => include_str!("../../kernels/products_hopper_fp16.ptx"),
+        (NumberFormat::Tf32, true) => include_str!("../../kernels/products_hopper_tf32.ptx"),
+        (NumberFormat::Fp8, true) => include_str!("../../kernels/products_hopper_fp8.ptx"),
+        (NumberFormat::Int8, true) => include_str!("../../kernels/products_hopper_int8.ptx"),
+        (NumberFormat::Bf16, false) => include_str!("../../kernels/products_ampere_bf16.ptx"),
+        (NumberFormat::Fp16, false) => include_str!("../../kernels/products_ampere_fp16.ptx"),
+        (NumberFormat::Tf32, false) => include_str!("../../kernels/products_ampere_tf32.ptx"),
+        (NumberFormat::Int8, false) => include_str!("../../kernels/products_ampere_int8.ptx"),
+        (NumberFormat::Fp8, false) => return None,
     })
 }
 
 /// The small kernels, compiled.
 #[derive(Debug)]
-pub(super) struct Small<'g> {
+pub(super) struct CommonModules<'g> {
     pub(super) memory: Module<'g>,
     pub(super) layers: Module<'g>,
     pub(super) checks: Module<'g>,
 }
 
-impl<'g> Small<'g> {
+impl<'g> CommonModules<'g> {
     pub(super) fn load(gpu: &'g Gpu<'g>) -> Result<Self, CudaError> {
         let (modules, ()) = gpu.modules(&[MEMORY, LAYERS, CHECKS], || Ok(()))?;
         let [memory, layers, checks] = <[Module<'g>; 3]>::try_from(modules).expect("one module per source");
@@ -44,12 +44,12 @@ impl<'g> Small<'g> {
 
 /// Compiles the product kernels for each type of number that the GPU has. The driver takes a second or more for each;
 /// meanwhile `work` may use the device.
-pub(super) fn products<'g, T>(
+pub(super) fn load_gemm_modules<'g, T>(
     gpu: &'g Gpu<'g>,
     work: impl FnOnce() -> Result<T, CudaError>,
-) -> Result<(Vec<(Number, Module<'g>)>, T), CudaError> {
+) -> Result<(Vec<(NumberFormat, Module<'g>)>, T), CudaError> {
     let hopper = is_hopper(gpu)?;
-    let known = Number::ALL.iter().filter_map(|&number| Some((number, product(number, hopper)?)));
+    let known = NumberFormat::ALL.iter().filter_map(|&number| Some((number, gemm_ptx(number, hopper)?)));
     let (numbers, sources): (Vec<_>, Vec<_>) = known.unzip();
     let (modules, done) = gpu.modules(&sources, work)?;
     Ok((numbers.into_iter().zip(modules).collect(), done))
@@ -63,9 +63,9 @@ mod tests {
     #[test]
     fn every_kernel_is_ptx_that_the_oldest_driver_understands() {
         let everywhere =
-            Number::ALL.iter().filter_map(|&number| product(number, false)).chain([MEMORY, CHECKS, LAYERS]);
-        let hopper = Number::ALL.iter().filter(|&&number| number != Number::Fp32);
-        let hopper = hopper.filter_map(|&number| product(number, true));
+            NumberFormat::ALL.iter().filter_map(|&number| gemm_ptx(number, false)).chain([MEMORY, CHECKS, LAYERS]);
+        let hopper = NumberFormat::ALL.iter().filter(|&&number| number != NumberFormat::Fp32);
+        let hopper = hopper.filter_map(|&number| gemm_ptx(number, true));
         for (ptx, target) in everywhere.map(|ptx| (ptx, "sm_80")).chain(hopper.map(|ptx| (ptx, "sm_90a"))) {
             let mut lines = ptx.lines();
             assert_eq!(lines.next(), Some(".version 8.0"));

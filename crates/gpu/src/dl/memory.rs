@@ -85,16 +85,16 @@ impl MemoryReport {
 }
 
 /// Further wrong words are counted but not listed.
-pub const LISTED: u32 = 1 << 16;
+pub const MAX_LISTED: u32 = 1 << 16;
 
 /// The page size of the driver's allocator.
 const PAGE: usize = 2 << 20;
 
 /// Left free for kernels that are loaded in the meantime.
-const LEFT: usize = 256 << 20;
+const RESERVED_BYTES: usize = 256 << 20;
 
 /// A smaller remainder is not worth another buffer.
-const REST: usize = 64 << 20;
+const MIN_BUFFER_BYTES: usize = 64 << 20;
 
 /// The kernels of this test on one GPU.
 #[derive(Debug)]
@@ -103,7 +103,7 @@ pub struct MemoryTester<'g> {
     module: Module<'g>,
     launch: Launch,
     count: Buffer<'g>,
-    found: Buffer<'g>,
+    wrong_words: Buffer<'g>,
 }
 
 impl<'g> MemoryTester<'g> {
@@ -119,9 +119,9 @@ impl<'g> MemoryTester<'g> {
         Ok(Self {
             gpu,
             module,
-            launch: Launch::of(multiprocessors * 16, 256),
+            launch: Launch::new(multiprocessors * 16, 256),
             count,
-            found: gpu.allocate(LISTED as usize * 24)?,
+            wrong_words: gpu.allocate(MAX_LISTED as usize * 24)?,
         })
     }
 
@@ -132,13 +132,13 @@ impl<'g> MemoryTester<'g> {
     /// Allocates all available memory, tests it, and frees it.
     pub fn run(&self, patterns: &[Pattern]) -> Result<MemoryReport, CudaError> {
         let (free_before, _) = self.gpu.memory()?;
-        let buffers = take_all(self.gpu)?;
+        let buffers = allocate_all(self.gpu)?;
         let tested = buffers.iter().map(Buffer::bytes).sum();
         let mut report = MemoryReport { free_before, tested, passes: patterns.len(), ..MemoryReport::default() };
         for pattern in patterns {
             report.seconds += self.gpu.timed(|| buffers.iter().try_for_each(|buffer| self.fill(*pattern, buffer)))?;
             report.seconds += self.gpu.timed(|| buffers.iter().try_for_each(|buffer| self.verify(*pattern, buffer)))?;
-            let (errors, wrong) = self.take_found(*pattern, &buffers)?;
+            let (errors, wrong) = self.take_wrong_words(*pattern, &buffers)?;
             report.errors += errors;
             report.wrong.extend(wrong);
         }
@@ -156,18 +156,22 @@ impl<'g> MemoryTester<'g> {
     pub fn verify(&self, pattern: Pattern, buffer: &Buffer<'_>) -> Result<(), CudaError> {
         let kernel = self.kernel("verify", pattern)?;
         let pairs = (buffer.bytes() / 16) as u64;
-        let (count, found) = (Argument::Buffer(&self.count), Argument::Buffer(&self.found));
-        kernel.launch(self.launch, &[buffer.into(), pairs.into(), pattern.seed.into(), count, found, LISTED.into()])
+        let (count, found) = (Argument::Buffer(&self.count), Argument::Buffer(&self.wrong_words));
+        kernel.launch(self.launch, &[buffer.into(), pairs.into(), pattern.seed.into(), count, found, MAX_LISTED.into()])
     }
 
     /// Returns how many words were wrong since the last call, and which.
-    pub fn take_found(&self, pattern: Pattern, buffers: &[Buffer<'_>]) -> Result<(u64, Vec<WrongWord>), CudaError> {
+    pub fn take_wrong_words(
+        &self,
+        pattern: Pattern,
+        buffers: &[Buffer<'_>],
+    ) -> Result<(u64, Vec<WrongWord>), CudaError> {
         let errors = self.count.read::<u64>(1)?[0];
         if errors == 0 {
             return Ok((0, Vec::new()));
         }
-        let listed = errors.min(u64::from(LISTED)) as usize;
-        let words = self.found.read::<u64>(listed * 3)?;
+        let listed = errors.min(u64::from(MAX_LISTED)) as usize;
+        let words = self.wrong_words.read::<u64>(listed * 3)?;
         self.count.fill(0)?;
         let wrong = words.chunks_exact(3).map(|word| WrongWord {
             pattern: pattern.name,
@@ -180,14 +184,14 @@ impl<'g> MemoryTester<'g> {
     }
 
     /// Injects errors into words of a buffer with a separate kernel. `plant_words` defines the kinds.
-    pub fn plant(&self, buffer: &Buffer<'_>, planted: &[(u64, u32, u64)]) -> Result<(), CudaError> {
+    pub fn inject(&self, buffer: &Buffer<'_>, planted: &[(u64, u32, u64)]) -> Result<(), CudaError> {
         let places: Vec<u64> = planted.iter().map(|(place, _, _)| *place).collect();
         let kinds: Vec<u32> = planted.iter().map(|(_, kind, _)| *kind).collect();
         let values: Vec<u64> = planted.iter().map(|(_, _, value)| *value).collect();
         let (places, kinds, values) = (self.gpu.upload(&places)?, self.gpu.upload(&kinds)?, self.gpu.upload(&values)?);
         let count = planted.len() as u32;
         let arguments = [buffer.into(), (&places).into(), (&kinds).into(), (&values).into(), count.into()];
-        self.module.function("plant_words")?.launch(Launch::of(count.div_ceil(256), 256), &arguments)?;
+        self.module.function("plant_words")?.launch(Launch::new(count.div_ceil(256), 256), &arguments)?;
         self.gpu.synchronize()
     }
 
@@ -214,13 +218,13 @@ impl<'g> MemoryTester<'g> {
 }
 
 /// Allocates all free memory, in as few buffers as the driver allows.
-fn take_all<'g>(gpu: &'g Gpu<'g>) -> Result<Vec<Buffer<'g>>, CudaError> {
+fn allocate_all<'g>(gpu: &'g Gpu<'g>) -> Result<Vec<Buffer<'g>>, CudaError> {
     let mut buffers = Vec::new();
     loop {
         let (free, _) = gpu.memory()?;
-        let mut size = free.saturating_sub(LEFT) / PAGE * PAGE;
+        let mut size = free.saturating_sub(RESERVED_BYTES) / PAGE * PAGE;
         let taken = loop {
-            if size < REST {
+            if size < MIN_BUFFER_BYTES {
                 return Ok(buffers);
             }
             match gpu.allocate(size) {

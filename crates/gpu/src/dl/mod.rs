@@ -3,15 +3,15 @@
 //! It needs only NVIDIA's driver. The right answers are known beforehand, so each GPU is classified by itself and not
 //! by comparison with others, which may be wrong in the same way. Each run starts with injected errors that must be detected.
 
-pub mod control;
 pub mod copies;
-pub mod heat;
+pub mod expected_sums;
+pub mod gemm;
 mod kernels;
-pub mod known;
 pub mod layers;
 pub mod memory;
+pub mod negative_control;
 mod one_gpu;
-pub mod products;
+pub mod thermal_load;
 
 use std::{
     collections::HashMap,
@@ -29,9 +29,9 @@ use crate::{
     cublas::Cublas,
     cuda::{self, Cuda, CudaError, Gpu},
 };
-use control::Planted;
+use gemm::{NumberFormat, Shape};
 use memory::MemoryTester;
-use products::{Number, Shape};
+use negative_control::InjectedErrorKind;
 
 /// The CUDA version of the first driver that accepts the kernels.
 const CUDA_12_0: i32 = 12_000;
@@ -44,9 +44,9 @@ pub struct Options {
     /// NVML, for temperatures and clocks.
     pub nvml: OsString,
     /// How long to apply load at most. Zero: only the cold test.
-    pub heat: Duration,
+    pub load_time: Duration,
     /// Injects one such error into each measured product, as an end-to-end trial.
-    pub inject: Option<Planted>,
+    pub inject: Option<InjectedErrorKind>,
     /// Injects this many errors of each kind after the test, and counts those detected.
     pub trials: u64,
 }
@@ -56,7 +56,7 @@ impl Default for Options {
         Self {
             cuda: cuda::LIBRARY.into(),
             nvml: crate::nvml::LIBRARY.into(),
-            heat: Duration::from_secs(20),
+            load_time: Duration::from_secs(20),
             inject: None,
             trials: 0,
         }
@@ -64,13 +64,13 @@ impl Default for Options {
 }
 
 /// Receives progress messages while the test runs.
-pub type Say<'a> = dyn Fn(&str) + Sync + 'a;
+pub type ProgressSink<'a> = dyn Fn(&str) + Sync + 'a;
 
 /// Tests all GPUs of the machine in parallel.
 ///
 /// # Errors
 /// Fails if there is no GPU, or no driver for it.
-pub fn run(options: &Options, say: &Say<'_>) -> Result<Measurements, ProbeFailure> {
+pub fn run(options: &Options, say: &ProgressSink<'_>) -> Result<Measurements, ProbeFailure> {
     let cuda = Cuda::open(&options.cuda).map_err(|error| error.failure())?;
     let version = cuda.version().map_err(|error| error.failure())?;
     if version < CUDA_12_0 {
@@ -85,11 +85,11 @@ pub fn run(options: &Options, say: &Say<'_>) -> Result<Measurements, ProbeFailur
     if count == 0 {
         return Err(ProbeFailure::new(FailureKind::Missing, "the CUDA driver sees no GPU on this machine"));
     }
-    let known = KnownSums::default();
+    let known = ExpectedSums::default();
     let mut all = Measurements::default();
     let parts = thread::scope(|scope| {
         // Runs while the driver compiles.
-        scope.spawn(|| Number::ALL.iter().for_each(|&number| drop(known.of(number, one_gpu::shape_of(number)))));
+        scope.spawn(|| NumberFormat::ALL.iter().for_each(|&number| drop(known.get(number, one_gpu::shape_of(number)))));
         let threads: Vec<_> = (0..count)
             .map(|index| {
                 let (cuda, known) = (&cuda, &known);
@@ -111,7 +111,7 @@ pub fn run(options: &Options, say: &Say<'_>) -> Result<Measurements, ProbeFailur
         }
     }
     if count > 1 && all.events.is_empty() {
-        between_gpus(&cuda, count, &mut all, say);
+        peer_copies(&cuda, count, &mut all, say);
     }
     Ok(all)
 }
@@ -120,17 +120,17 @@ pub fn run(options: &Options, say: &Say<'_>) -> Result<Measurements, ProbeFailur
 ///
 /// # Errors
 /// Fails if the driver or cuBLAS returns an error.
-pub fn against_cublas(
+pub fn compare_with_cublas(
     gpu: &Gpu<'_>,
     cublas: &Cublas,
     repeats: usize,
 ) -> Result<Vec<(f64, f64)>, Box<dyn Error + Send + Sync>> {
     const TIMES: u32 = 10;
-    let (products, ()) = kernels::products(gpu, || Ok(()))?;
-    let multipliers = products::Multipliers::new(gpu, kernels::Small::load(gpu)?.checks, products)?;
-    let shape = one_gpu::shape_of(Number::Bf16);
-    let sums = known::row_sums(shape.m, shape.n, shape.k, Number::Bf16.range());
-    let product = multipliers.product(Number::Bf16, shape, &sums)?;
+    let (products, ()) = kernels::load_gemm_modules(gpu, || Ok(()))?;
+    let multipliers = gemm::GemmKernels::new(gpu, kernels::CommonModules::load(gpu)?.checks, products)?;
+    let shape = one_gpu::shape_of(NumberFormat::Bf16);
+    let sums = expected_sums::row_sums(shape.m, shape.n, shape.k, NumberFormat::Bf16.range());
+    let product = multipliers.product(NumberFormat::Bf16, shape, &sums)?;
     let rate = |seconds: f64| shape.flop() * f64::from(TIMES) / seconds;
     let mut pairs = Vec::new();
     // The first turn is a warm-up for both.
@@ -160,10 +160,10 @@ pub fn against_cublas(
 }
 
 /// Copies from each GPU to the next in a ring: every GPU sends once and receives once.
-fn between_gpus(cuda: &Cuda, count: usize, all: &mut Measurements, say: &Say<'_>) {
+fn peer_copies(cuda: &Cuda, count: usize, all: &mut Measurements, say: &ProgressSink<'_>) {
     for index in 0..count {
         let pair = (index, (index + 1) % count);
-        if let Err(error) = between(cuda, pair, all, say) {
+        if let Err(error) = peer_copy(cuda, pair, all, say) {
             let text = format!("copies from GPU {} to GPU {}: {error}", pair.0, pair.1);
             if error.is_hardware() {
                 all.events.push(Event::seen("gpu-failed", Entity::new(EntityKind::Gpu, pair.0.to_string()), text));
@@ -174,13 +174,18 @@ fn between_gpus(cuda: &Cuda, count: usize, all: &mut Measurements, say: &Say<'_>
     }
 }
 
-fn between(cuda: &Cuda, pair: (usize, usize), all: &mut Measurements, say: &Say<'_>) -> Result<(), CudaError> {
+fn peer_copy(
+    cuda: &Cuda,
+    pair: (usize, usize),
+    all: &mut Measurements,
+    say: &ProgressSink<'_>,
+) -> Result<(), CudaError> {
     let far = cuda.gpu(pair.1)?;
     let far_tester = MemoryTester::new(&far)?;
     let near = cuda.gpu(pair.0)?;
     let near_tester = MemoryTester::new(&near)?;
     let copied = copies::between(&near_tester, &far_tester)?;
-    let link = Entity::new(EntityKind::Link, format!("{}-{}", one_gpu::bus(&near), one_gpu::bus(&far)));
+    let link = Entity::new(EntityKind::Link, format!("{}-{}", one_gpu::gpu_bus_id(&near), one_gpu::gpu_bus_id(&far)));
     say(&format!("{link}: {:.1} GB/s, {} wrong words", copied.rate / 1e9, copied.wrong));
     all.metrics.push(Metric::new("p2p_bytes_per_s", link.clone(), copied.rate, Unit::BytesPerSecond));
     all.metrics.push(Metric::count("copy_wrong_words", link.clone(), copied.wrong as f64));
@@ -193,19 +198,19 @@ fn between(cuda: &Cuda, pair: (usize, usize), all: &mut Measurements, say: &Say<
 
 /// The checksums of the products, by shape and range of numbers, computed once for all GPUs.
 #[derive(Debug, Default)]
-struct KnownSums(Mutex<HashMap<(Shape, u32), SumsOnce>>);
+struct ExpectedSums(Mutex<HashMap<(Shape, u32), SumsOnce>>);
 
 type Sums = Arc<Vec<u32>>;
 type SumsOnce = Arc<OnceLock<Sums>>;
 
-impl KnownSums {
-    fn of(&self, number: Number, shape: Shape) -> Sums {
+impl ExpectedSums {
+    fn get(&self, number: NumberFormat, shape: Shape) -> Sums {
         let place = {
             let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(sums.entry((shape, number.range())).or_default())
         };
         // A second caller waits only for these sums, not for others.
-        Arc::clone(place.get_or_init(|| Arc::new(known::row_sums(shape.m, shape.n, shape.k, number.range()))))
+        Arc::clone(place.get_or_init(|| Arc::new(expected_sums::row_sums(shape.m, shape.n, shape.k, number.range()))))
     }
 }
 

@@ -2,18 +2,19 @@
 
 use std::time::Instant;
 
-use doctor_checks::{document::Measurements, gpu::bus_id};
+use doctor_checks::{document::Measurements, gpu::normalize_bus_id};
 use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Metric, ProbeFailure, Unit};
 
 use super::{
-    KnownSums, Options, Say, control,
-    control::{Planted, Trial},
+    ExpectedSums, Options, ProgressSink,
     copies::{self, CopyReport},
-    heat::{self, FAULTY_REASONS, HeatReport},
+    gemm::{Gemm, GemmKernels, NumberFormat, Shape},
     kernels,
     layers::{Layers, LayersReport},
     memory::{MemoryReport, MemoryTester, PATTERNS},
-    products::{Multipliers, Number, Product, Shape},
+    negative_control,
+    negative_control::{ControlResult, InjectedErrorKind},
+    thermal_load::{self, FAULTY_REASONS, LoadReport},
 };
 use crate::cuda::{Cuda, CudaError, Gpu};
 
@@ -22,30 +23,36 @@ const ROWS: u32 = 8448;
 const COLUMNS: u32 = 8320;
 
 /// Returns the shape of a product, deep enough that checking a number costs little compared with computing it.
-pub(super) const fn shape_of(number: Number) -> Shape {
+pub(super) const fn shape_of(number: NumberFormat) -> Shape {
     let k = match number {
-        Number::Bf16 => 16384,
+        NumberFormat::Bf16 => 16384,
         _ => 8192,
     };
     Shape { m: ROWS, n: COLUMNS, k }
 }
 
 /// The number of errors of each kind injected at the start.
-const CONTROLS: u64 = 256;
+const CONTROL_ERRORS: u64 = 256;
 
 /// Keeps the list of errors readable.
-const MOST_EVENTS: usize = 16;
+const MAX_EVENTS: usize = 16;
 
 /// The oldest compute capability that the kernels support: Ampere.
-const OLDEST: i32 = 80;
+const MIN_COMPUTE_CAPABILITY: i32 = 80;
 
 /// Returns the PCI address of a GPU in the form that all checks use.
-pub(super) fn bus(gpu: &Gpu<'_>) -> String {
-    gpu.bus_id().ok().and_then(|text| bus_id(&text)).unwrap_or_else(|| "unknown".to_owned())
+pub(super) fn gpu_bus_id(gpu: &Gpu<'_>) -> String {
+    gpu.bus_id().ok().and_then(|text| normalize_bus_id(&text)).unwrap_or_else(|| "unknown".to_owned())
 }
 
 /// Tests one GPU. Parts that could not be tested are reported as unread.
-pub(super) fn test(cuda: &Cuda, index: usize, options: &Options, known: &KnownSums, say: &Say<'_>) -> Measurements {
+pub(super) fn test(
+    cuda: &Cuda,
+    index: usize,
+    options: &Options,
+    known: &ExpectedSums,
+    say: &ProgressSink<'_>,
+) -> Measurements {
     let began = Instant::now();
     let gpu = match cuda.gpu(index) {
         Ok(gpu) => gpu,
@@ -54,66 +61,74 @@ pub(super) fn test(cuda: &Cuda, index: usize, options: &Options, known: &KnownSu
             return Measurements { unread, ..Measurements::default() };
         }
     };
-    let entity = Entity::new(EntityKind::Gpu, bus(&gpu));
-    let mut seen = Seen { entity, began, say, all: Measurements::default() };
-    if let Err(error) = look(&gpu, options, known, &mut seen) {
-        seen.broke_off(&error);
+    let entity = Entity::new(EntityKind::Gpu, gpu_bus_id(&gpu));
+    let mut seen = GpuReporter { entity, began, progress: say, measurements: Measurements::default() };
+    if let Err(error) = run_tests(&gpu, options, known, &mut seen) {
+        seen.report_error(&error);
     }
-    seen.all
+    seen.measurements
 }
 
-fn look(gpu: &Gpu<'_>, options: &Options, known: &KnownSums, seen: &mut Seen<'_>) -> Result<(), CudaError> {
+fn run_tests(
+    gpu: &Gpu<'_>,
+    options: &Options,
+    known: &ExpectedSums,
+    seen: &mut GpuReporter<'_>,
+) -> Result<(), CudaError> {
     let capability = gpu.capability()?;
-    seen.line(&format!("{}, compute capability {}.{}", gpu.name()?, capability / 10, capability % 10));
-    if capability < OLDEST {
+    seen.progress_line(&format!("{}, compute capability {}.{}", gpu.name()?, capability / 10, capability % 10));
+    if capability < MIN_COMPUTE_CAPABILITY {
         let text = format!("{}: compute capability {}.{}", seen.entity, capability / 10, capability % 10);
-        seen.all.unread.push(ProbeFailure::new(FailureKind::Missing, format!("{text}; 8.0 or newer is required")));
+        seen.measurements
+            .unread
+            .push(ProbeFailure::new(FailureKind::Missing, format!("{text}; 8.0 or newer is required")));
         return Ok(());
     }
-    let small = kernels::Small::load(gpu)?;
+    let small = kernels::CommonModules::load(gpu)?;
     let tester = MemoryTester::with_module(gpu, small.memory)?;
     let layers = Layers::with_module(gpu, small.layers)?;
-    seen.line("the first kernels are ready");
-    let (multiplying, (mut trial, memory)) = kernels::products(gpu, || {
-        let trial = control::layers(&layers, Planted::ALL, 1)?.and(memory_trials(gpu, &tester)?);
+    seen.progress_line("the first kernels are ready");
+    let (multiplying, (mut trial, memory)) = kernels::load_gemm_modules(gpu, || {
+        let trial = negative_control::layers(&layers, InjectedErrorKind::ALL, 1)?.combine(memory_trials(gpu, &tester)?);
         Ok((trial, tester.run(PATTERNS)?))
     })?;
-    let multipliers = Multipliers::new(gpu, small.checks, multiplying)?;
-    seen.line("all kernels are ready");
+    let multipliers = GemmKernels::new(gpu, small.checks, multiplying)?;
+    seen.progress_line("all kernels are ready");
     {
-        let product = multipliers.product(Number::Bf16, CONTROL_SHAPE, &known.of(Number::Bf16, CONTROL_SHAPE))?;
-        for &kind in Planted::ALL {
-            trial = trial.and(control::products(&product, kind, CONTROLS, SEED)?);
+        let product =
+            multipliers.product(NumberFormat::Bf16, CONTROL_SHAPE, &known.get(NumberFormat::Bf16, CONTROL_SHAPE))?;
+        for &kind in InjectedErrorKind::ALL {
+            trial = trial.combine(negative_control::products(&product, kind, CONTROL_ERRORS, SEED)?);
         }
         seen.control(trial);
-        if !trial.is_clear() {
+        if !trial.all_detected() {
             return Ok(());
         }
     }
     seen.memory(&memory);
-    for number in multipliers.numbers() {
+    for number in multipliers.formats() {
         let shape = shape_of(number);
-        let product = multipliers.product(number, shape, &known.of(number, shape))?;
+        let product = multipliers.product(number, shape, &known.get(number, shape))?;
         products(gpu, &product, options, seen)?;
     }
     seen.layers(&layers.run(LAYER_REPEATS, &[])?);
     seen.copies(copies::run(gpu, &tester)?);
-    if !options.heat.is_zero() {
-        let shape = shape_of(Number::Bf16);
-        let product = multipliers.product(Number::Bf16, shape, &known.of(Number::Bf16, shape))?;
-        seen.heat(&heat::run(gpu, &product, &options.nvml, &seen.entity.id.clone(), options.heat)?);
+    if !options.load_time.is_zero() {
+        let shape = shape_of(NumberFormat::Bf16);
+        let product = multipliers.product(NumberFormat::Bf16, shape, &known.get(NumberFormat::Bf16, shape))?;
+        seen.heat(&thermal_load::run(gpu, &product, &options.nvml, &seen.entity.id.clone(), options.load_time)?);
         seen.wrong_rows(&product)?;
     }
     if options.trials > 0 {
-        let shape = shape_of(Number::Bf16);
-        let product = multipliers.product(Number::Bf16, shape, &known.of(Number::Bf16, shape))?;
-        for &kind in Planted::ALL {
-            seen.trials(kind, "products", control::products(&product, kind, options.trials, 7)?);
-            seen.trials(kind, "memory", control::memory(gpu, &tester, kind, options.trials, 11)?);
-            seen.trials(kind, "layers", control::layers(&layers, &[kind], options.trials)?);
+        let shape = shape_of(NumberFormat::Bf16);
+        let product = multipliers.product(NumberFormat::Bf16, shape, &known.get(NumberFormat::Bf16, shape))?;
+        for &kind in InjectedErrorKind::ALL {
+            seen.trials(kind, "products", negative_control::products(&product, kind, options.trials, 7)?);
+            seen.trials(kind, "memory", negative_control::memory(gpu, &tester, kind, options.trials, 11)?);
+            seen.trials(kind, "layers", negative_control::layers(&layers, &[kind], options.trials)?);
         }
     }
-    seen.line("done");
+    seen.progress_line("done");
     Ok(())
 }
 
@@ -124,16 +139,16 @@ const LAYER_REPEATS: u32 = 3;
 
 const SEED: u64 = 1;
 
-fn memory_trials(gpu: &Gpu<'_>, tester: &MemoryTester<'_>) -> Result<Trial, CudaError> {
-    let mut all = Trial::default();
-    for &kind in Planted::ALL {
-        all = all.and(control::memory(gpu, tester, kind, CONTROLS, SEED)?);
+fn memory_trials(gpu: &Gpu<'_>, tester: &MemoryTester<'_>) -> Result<ControlResult, CudaError> {
+    let mut all = ControlResult::default();
+    for &kind in InjectedErrorKind::ALL {
+        all = all.combine(negative_control::memory(gpu, tester, kind, CONTROL_ERRORS, SEED)?);
     }
     Ok(all)
 }
 
 /// Measures one type of number with every product checked, and finds slow multiprocessors.
-fn products(gpu: &Gpu<'_>, product: &Product<'_>, options: &Options, seen: &mut Seen<'_>) -> Result<(), CudaError> {
+fn products(gpu: &Gpu<'_>, product: &Gemm<'_>, options: &Options, seen: &mut GpuReporter<'_>) -> Result<(), CudaError> {
     let checked = || {
         product.multiply()?;
         product.check()
@@ -144,22 +159,22 @@ fn products(gpu: &Gpu<'_>, product: &Product<'_>, options: &Options, seen: &mut 
     let seconds = gpu.timed(|| (0..repeats).try_for_each(|_| checked()))?;
     if let Some(planted) = options.inject {
         product.multiply()?;
-        product.plant(&[(product.shape.n * 77 + 123, planted.code(), 12)])?;
+        product.inject(&[(product.shape.n * 77 + 123, planted.code(), 12)])?;
         product.check()?;
     }
     let rate = product.shape.flop() * f64::from(repeats) / seconds;
     let name = product.number.name();
     seen.metric(&format!("gemm_{name}_flop_per_s"), rate, Unit::FlopPerSecond);
-    let slowest = slowest(product)?;
-    seen.line(&format!(
+    let slowest = slowest_multiprocessor(product)?;
+    seen.progress_line(&format!(
         "{name}: {:.1} Tflop/s, checked; slowest multiprocessor {} takes {:.3} of the median",
         rate / 1e12,
         slowest.0,
         slowest.1
     ));
-    if product.number == Number::Bf16 {
+    if product.number == NumberFormat::Bf16 {
         seen.metric("multiprocessor_slowest_ratio", slowest.1, Unit::Ratio);
-        if slowest.1 > SLOW {
+        if slowest.1 > SLOW_RATIO {
             let text = format!("multiprocessor (SM) {} takes {:.2} times as long as the median", slowest.0, slowest.1);
             seen.event("multiprocessor-slow", text);
         }
@@ -168,11 +183,11 @@ fn products(gpu: &Gpu<'_>, product: &Product<'_>, options: &Options, seen: &mut 
 }
 
 /// On a healthy H200 the slowest of 132 multiprocessors takes at most 1.05 of the median.
-const SLOW: f64 = 1.15;
+const SLOW_RATIO: f64 = 1.15;
 
 /// Returns the slowest multiprocessor and its time relative to the median.
-fn slowest(product: &Product<'_>) -> Result<(u32, f64), CudaError> {
-    let paces = product.paces()?;
+fn slowest_multiprocessor(product: &Gemm<'_>) -> Result<(u32, f64), CudaError> {
+    let paces = product.tile_times()?;
     Ok(match (paces.first(), paces.get(paces.len() / 2)) {
         (Some(slowest), Some(median)) if median.ticks > 0.0 => (slowest.multiprocessor, slowest.ticks / median.ticks),
         _ => (0, 1.0),
@@ -180,20 +195,20 @@ fn slowest(product: &Product<'_>) -> Result<(u32, f64), CudaError> {
 }
 
 /// The measurements of one GPU so far, and the progress callback.
-struct Seen<'a> {
+struct GpuReporter<'a> {
     entity: Entity,
     began: Instant,
-    say: &'a Say<'a>,
-    all: Measurements,
+    progress: &'a ProgressSink<'a>,
+    measurements: Measurements,
 }
 
-impl Seen<'_> {
-    fn line(&self, text: &str) {
-        (self.say)(&format!("{} {:6.2} s  {text}", self.entity, self.began.elapsed().as_secs_f64()));
+impl GpuReporter<'_> {
+    fn progress_line(&self, text: &str) {
+        (self.progress)(&format!("{} {:6.2} s  {text}", self.entity, self.began.elapsed().as_secs_f64()));
     }
 
     fn metric(&mut self, name: &str, value: f64, unit: Unit) {
-        self.all.metrics.push(Metric::new(name, self.entity.clone(), value, unit));
+        self.measurements.metrics.push(Metric::new(name, self.entity.clone(), value, unit));
     }
 
     fn count(&mut self, name: &str, value: u64) {
@@ -201,37 +216,39 @@ impl Seen<'_> {
     }
 
     fn event(&mut self, code: &'static str, text: String) {
-        self.line(&format!("{code}: {text}"));
-        self.all.events.push(Event::seen(code, self.entity.clone(), text));
+        self.progress_line(&format!("{code}: {text}"));
+        self.measurements.events.push(Event::seen(code, self.entity.clone(), text));
     }
 
     /// Records an error. A GPU that fails during a test is a finding; any other error is a missing measurement.
-    fn broke_off(&mut self, error: &CudaError) {
+    fn report_error(&mut self, error: &CudaError) {
         if error.is_hardware() {
             self.event("gpu-failed", format!("GPU failed during the test: {error}"));
         } else {
-            self.line(&format!("aborted: {error}"));
+            self.progress_line(&format!("aborted: {error}"));
             let failure = error.failure();
-            self.all.unread.push(ProbeFailure::new(failure.kind, format!("{}: {}", self.entity, failure.text)));
+            self.measurements
+                .unread
+                .push(ProbeFailure::new(failure.kind, format!("{}: {}", self.entity, failure.text)));
         }
     }
 
-    fn control(&mut self, trial: Trial) {
-        self.line(&format!("negative control: {} of {} planted errors found", trial.caught, trial.planted));
-        if trial.is_clear() {
-            self.count("control_errors_found", trial.caught);
+    fn control(&mut self, trial: ControlResult) {
+        self.progress_line(&format!("negative control: {} of {} planted errors found", trial.detected, trial.injected));
+        if trial.all_detected() {
+            self.count("control_errors_found", trial.detected);
             return;
         }
-        let Trial { planted, caught, false_alarms } = trial;
+        let ControlResult { injected: planted, detected: caught, false_alarms } = trial;
         let text = format!(
             "{}: the test does not detect planted errors: {caught} of {planted} found, {false_alarms} false alarms",
             self.entity
         );
-        self.all.unread.push(ProbeFailure::new(FailureKind::Failed, text));
+        self.measurements.unread.push(ProbeFailure::new(FailureKind::Failed, text));
     }
 
     fn memory(&mut self, report: &MemoryReport) {
-        self.line(&format!(
+        self.progress_line(&format!(
             "memory: {:.1} GB, {:.2} % of the free memory, {} patterns at {:.0} GB/s ({:.0} % of a copy), {} wrong words",
             report.tested as f64 / 1e9,
             report.percent_tested(),
@@ -244,7 +261,7 @@ impl Seen<'_> {
         self.metric("memory_bytes_per_s", report.rate(), Unit::BytesPerSecond);
         self.metric("memory_copy_bytes_per_s", report.copy_rate, Unit::BytesPerSecond);
         self.count("memory_wrong_words", report.errors);
-        for wrong in report.wrong.iter().take(MOST_EVENTS) {
+        for wrong in report.wrong.iter().take(MAX_EVENTS) {
             let text = format!(
                 "{}: offset {:#x} of the tested memory (address {:#x}): expected {:#018x}, got {:#018x}, bits {:#x}; {} wrong words in total",
                 wrong.pattern,
@@ -259,15 +276,15 @@ impl Seen<'_> {
         }
     }
 
-    fn wrong_rows(&mut self, product: &Product<'_>) -> Result<(), CudaError> {
+    fn wrong_rows(&mut self, product: &Gemm<'_>) -> Result<(), CudaError> {
         let rows = product.take_wrong_rows()?;
         let name = product.number.name();
         self.count(&format!("gemm_{name}_wrong_rows"), rows.len() as u64);
         let mut named = 0;
-        for &row in rows.iter().take(MOST_EVENTS) {
-            for wrong in product.locate(row)?.iter().take(MOST_EVENTS - named) {
+        for &row in rows.iter().take(MAX_EVENTS) {
+            for wrong in product.locate(row)?.iter().take(MAX_EVENTS - named) {
                 named += 1;
-                let got = if product.number == Number::Int8 {
+                let got = if product.number == NumberFormat::Int8 {
                     (wrong.got as i32).to_string()
                 } else {
                     f32::from_bits(wrong.got).to_string()
@@ -291,7 +308,7 @@ impl Seen<'_> {
     fn layers(&mut self, report: &LayersReport) {
         let worst = report.passes.iter().map(|pass| pass.deviation.of_tolerance).fold(0.0, f64::max);
         let wrong: usize = report.passes.iter().map(|pass| pass.wrong_replicas).sum();
-        self.line(&format!(
+        self.progress_line(&format!(
             "layers: {} passes on {} of {} multiprocessors, {wrong} wrong replicas, largest error {worst:.2} of the tolerance",
             report.passes.len(),
             report.covered(),
@@ -300,7 +317,7 @@ impl Seen<'_> {
         self.count("layers_wrong_replicas", wrong as u64);
         self.metric("layers_error_ratio", worst.min(f64::MAX), Unit::Ratio);
         self.count("layers_multiprocessors_missed", (report.multiprocessors - report.covered()) as u64);
-        for pass in report.passes.iter().filter(|pass| !pass.is_right()).take(MOST_EVENTS) {
+        for pass in report.passes.iter().filter(|pass| !pass.is_right()).take(MAX_EVENTS) {
             let who = match pass.wrong.first() {
                 Some(wrong) => format!("first by multiprocessor {}", wrong.multiprocessor),
                 None => format!("error {:.3} of the tolerance", pass.deviation.of_tolerance),
@@ -317,7 +334,7 @@ impl Seen<'_> {
         ];
         let mut wrong = 0;
         for (name, words, copied) in parts {
-            self.line(&format!("copies {words}: {:.1} GB/s, {} wrong words", copied.rate / 1e9, copied.wrong));
+            self.progress_line(&format!("copies {words}: {:.1} GB/s, {} wrong words", copied.rate / 1e9, copied.wrong));
             self.metric(name, copied.rate, Unit::BytesPerSecond);
             wrong += copied.wrong;
             if copied.wrong > 0 {
@@ -327,12 +344,12 @@ impl Seen<'_> {
         self.count("copy_wrong_words", wrong);
     }
 
-    fn heat(&mut self, report: &HeatReport) {
-        let over = |pick: fn(&heat::Sample) -> Option<f64>| report.samples.iter().filter_map(pick);
+    fn heat(&mut self, report: &LoadReport) {
+        let over = |pick: fn(&thermal_load::Sample) -> Option<f64>| report.samples.iter().filter_map(pick);
         let celsius = over(|sample| sample.celsius).fold(f64::NAN, f64::max);
         let watts = over(|sample| sample.watts).fold(f64::NAN, f64::max);
         let clock = over(|sample| sample.megahertz).fold(f64::NAN, f64::min);
-        self.line(&format!(
+        self.progress_line(&format!(
             "load for {:.1} s: {} products at {:.1} Tflop/s when warm, up to {celsius} °C and {watts:.0} W, minimum clock {clock} MHz{}",
             report.seconds,
             report.products,
@@ -350,16 +367,20 @@ impl Seen<'_> {
                 self.metric(name, value, unit);
             }
         }
-        let faulty = |sample: &&heat::Sample| sample.reasons.is_some_and(|reasons| reasons & FAULTY_REASONS != 0);
+        let faulty =
+            |sample: &&thermal_load::Sample| sample.reasons.is_some_and(|reasons| reasons & FAULTY_REASONS != 0);
         let slowed = report.samples.iter().filter(faulty).count();
         if !report.samples.is_empty() {
             self.metric("load_slowed_percent", 100.0 * slowed as f64 / report.samples.len() as f64, Unit::Percent);
         }
     }
 
-    fn trials(&mut self, kind: Planted, part: &str, trial: Trial) {
-        let Trial { planted, caught, false_alarms } = trial;
-        self.line(&format!("trial: {part}, {}: {caught} of {planted} found, {false_alarms} false alarms", kind.name()));
+    fn trials(&mut self, kind: InjectedErrorKind, part: &str, trial: ControlResult) {
+        let ControlResult { injected: planted, detected: caught, false_alarms } = trial;
+        self.progress_line(&format!(
+            "trial: {part}, {}: {caught} of {planted} found, {false_alarms} false alarms",
+            kind.name()
+        ));
         let name = kind.name().replace('-', "_");
         self.count(&format!("trial_{part}_{name}_planted"), planted);
         self.count(&format!("trial_{part}_{name}_caught"), caught);

@@ -12,7 +12,7 @@ pub enum NcclError {
     Failed { call: &'static str, code: i32, text: String },
     /// The caller's `go_on` ended the wait.
     #[error("{call} was aborted")]
-    GivenUp { call: &'static str },
+    Aborted { call: &'static str },
 }
 
 /// `ncclRemoteError`.
@@ -20,7 +20,7 @@ const REMOTE_ERROR: i32 = 6;
 
 impl NcclError {
     /// Returns whether another rank left or became unreachable.
-    pub const fn is_of_another_rank(&self) -> bool {
+    pub const fn is_remote_error(&self) -> bool {
         matches!(self, Self::Failed { code: REMOTE_ERROR, .. })
     }
 
@@ -29,7 +29,7 @@ impl NcclError {
         let kind = match self {
             Self::NoLibrary { .. } | Self::NoSymbol { .. } => FailureKind::Missing,
             Self::Failed { .. } => FailureKind::Failed,
-            Self::GivenUp { .. } => FailureKind::TimedOut,
+            Self::Aborted { .. } => FailureKind::TimedOut,
         };
         ProbeFailure::new(kind, self.to_string())
     }

@@ -67,7 +67,7 @@ const SUM: c_int = 0;
 const INIT: &str = "ncclCommInitRankConfig";
 
 /// The polling interval. A step of a test takes milliseconds.
-const LOOK_AGAIN: Duration = Duration::from_micros(200);
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// The loaded library.
 #[derive(Debug)]
@@ -127,11 +127,11 @@ impl Nccl {
     fn check(&self, call: &'static str, code: c_int) -> Result<(), NcclError> {
         match code {
             0 => Ok(()),
-            code => Err(NcclError::Failed { call, code, text: self.words(code) }),
+            code => Err(NcclError::Failed { call, code, text: self.error_text(code) }),
         }
     }
 
-    fn words(&self, code: c_int) -> String {
+    fn error_text(&self, code: c_int) -> String {
         // SAFETY: NCCL returns a constant text for any number.
         let text = text_of(unsafe { (self.symbols.error_string)(code) });
         // SAFETY: the last error of this process; the argument is not used.
@@ -166,7 +166,7 @@ impl fmt::Debug for Communicator<'_> {
 impl Communicator<'_> {
     /// Waits until all ranks have joined, or until `go_on` returns false.
     pub fn ready(&self, go_on: &dyn Fn() -> bool) -> Result<(), NcclError> {
-        self.settle(INIT, symbols::IN_PROGRESS, go_on)
+        self.wait_for_call(INIT, symbols::IN_PROGRESS, go_on)
     }
 
     /// Enqueues the sum over all ranks of the first `count` floats.
@@ -194,7 +194,7 @@ impl Communicator<'_> {
                 ptr::null_mut(),
             )
         };
-        self.settle("ncclAllReduce", code, go_on)
+        self.wait_for_call("ncclAllReduce", code, go_on)
     }
 
     /// Enqueues a send of `count` floats to one rank and a receive of as many from another.
@@ -223,11 +223,11 @@ impl Communicator<'_> {
         let ended = unsafe { (symbols.group_end)() };
         grouped(sent)?;
         grouped(received)?;
-        self.settle("ncclGroupEnd", ended, go_on)
+        self.wait_for_call("ncclGroupEnd", ended, go_on)
     }
 
     /// Returns an asynchronous error, if there was one.
-    pub fn trouble(&self) -> Result<(), NcclError> {
+    pub fn async_error(&self) -> Result<(), NcclError> {
         match self.state()? {
             symbols::IN_PROGRESS => Ok(()),
             code => self.nccl.check("ncclCommGetAsyncError", code),
@@ -243,14 +243,14 @@ impl Communicator<'_> {
     }
 
     /// Waits until a call is no longer in progress.
-    fn settle(&self, call: &'static str, code: c_int, go_on: &dyn Fn() -> bool) -> Result<(), NcclError> {
+    fn wait_for_call(&self, call: &'static str, code: c_int, go_on: &dyn Fn() -> bool) -> Result<(), NcclError> {
         if code != symbols::IN_PROGRESS {
             return self.nccl.check(call, code);
         }
         loop {
             match self.state()? {
-                symbols::IN_PROGRESS if !go_on() => return Err(NcclError::GivenUp { call }),
-                symbols::IN_PROGRESS => thread::sleep(LOOK_AGAIN),
+                symbols::IN_PROGRESS if !go_on() => return Err(NcclError::Aborted { call }),
+                symbols::IN_PROGRESS => thread::sleep(POLL_INTERVAL),
                 code => return self.nccl.check(call, code),
             }
         }

@@ -4,11 +4,13 @@
 //! reset and the driver cannot be unloaded.
 
 mod fields;
-mod many;
+mod indexed_fields;
 
 use std::{ffi::OsStr, fmt, os::raw::c_uint, ptr};
 
-use doctor_checks::gpu::{DRIVER_NOT_LOADED, Driver, Gpu, GpuAnswer, Reading, VERSION_MISMATCH, bus_id};
+use doctor_checks::gpu::{
+    DRIVER_NOT_LOADED, Driver, FieldValue, Gpu, GpuQueryResult, VERSION_MISMATCH, normalize_bus_id,
+};
 use doctor_core::observation::{FailureKind, ProbeFailure};
 use nvml_wrapper_sys::bindings::{NvmlLib, nvmlDevice_t, nvmlReturn_t};
 
@@ -16,7 +18,7 @@ use nvml_wrapper_sys::bindings::{NvmlLib, nvmlDevice_t, nvmlReturn_t};
 pub const LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// An upper bound on the number of GPUs, in case the library returns nonsense.
-const MOST_GPUS: c_uint = 256;
+const MAX_GPUS: c_uint = 256;
 
 /// The NVML return codes used here.
 mod code {
@@ -53,11 +55,11 @@ struct Device<'a> {
 }
 
 /// One GPU that the driver counts.
-struct Card<'a> {
+struct GpuHandle<'a> {
     index: c_uint,
     bus: String,
     /// The reason, if it has no handle.
-    device: Result<Device<'a>, Reading>,
+    device: Result<Device<'a>, FieldValue>,
 }
 
 /// Calls a function of the library, if this version has it.
@@ -66,8 +68,8 @@ macro_rules! ask {
         match $nvml.lib.$function.as_ref() {
             // SAFETY: the function has the type of NVIDIA's header, pointers point to live variables of its types,
             // buffers have the given lengths, and the session is open while `$nvml` lives.
-            Ok(function) => $crate::nvml::became(unsafe { function($($argument),*) }),
-            Err(_) => Err(doctor_checks::gpu::Reading::NotSupported),
+            Ok(function) => $crate::nvml::check_code(unsafe { function($($argument),*) }),
+            Err(_) => Err(doctor_checks::gpu::FieldValue::NotSupported),
         }
     };
 }
@@ -89,10 +91,10 @@ impl Nvml {
         // The driver then also answers on a machine without GPUs.
         const NO_GPUS_IS_FINE: c_uint = 1;
         let opened = match ask!(nvml, nvmlInitWithFlags(NO_GPUS_IS_FINE)) {
-            Err(Reading::NotSupported) => ask!(nvml, nvmlInit_v2()),
+            Err(FieldValue::NotSupported) => ask!(nvml, nvmlInit_v2()),
             other => other,
         };
-        opened.map_err(|reading| not_opened(&name, &reading))?;
+        opened.map_err(|reading| init_failure(&name, &reading))?;
         nvml.is_open = true;
         Ok(nvml)
     }
@@ -102,7 +104,7 @@ impl Nvml {
     /// `begins` is called with index and bus id before each GPU is queried, so that the caller knows on which GPU a
     /// driver hangs. Until the driver has returned the bus id, it is derived from the order on the bus, which NVML
     /// follows. It is empty if driver and bus count differently.
-    pub fn answer(&self, fields: &[String], on_pci: Vec<String>, begins: &mut dyn FnMut(u32, &str)) -> GpuAnswer {
+    pub fn query(&self, fields: &[String], on_pci: Vec<String>, begins: &mut dyn FnMut(u32, &str)) -> GpuQueryResult {
         let driver = Driver {
             version: self.driver_version().unwrap_or_default(),
             cuda: self.cuda_version(),
@@ -110,16 +112,17 @@ impl Nvml {
         };
         let mut count: c_uint = 0;
         if let Err(reading) = ask!(self, nvmlDeviceGetCount_v2(&mut count)) {
-            let failure = ProbeFailure::new(FailureKind::Failed, format!("counting GPUs: {}", words(&reading)));
-            return GpuAnswer { on_pci, driver: Err(failure), gpus: Vec::new() };
+            let failure =
+                ProbeFailure::new(FailureKind::Failed, format!("counting GPUs: {}", describe_reading(&reading)));
+            return GpuQueryResult { on_pci, driver: Err(failure), gpus: Vec::new() };
         }
-        let cards = self.cards(count.min(MOST_GPUS), &on_pci, begins);
-        let gpus = read(&cards, fields, begins);
-        GpuAnswer { on_pci, driver: Ok(driver), gpus }
+        let cards = self.gpu_handles(count.min(MAX_GPUS), &on_pci, begins);
+        let gpus = read_fields(&cards, fields, begins);
+        GpuQueryResult { on_pci, driver: Ok(driver), gpus }
     }
 
     /// Returns handle and bus id of each GPU.
-    fn cards(&self, count: c_uint, on_pci: &[String], begins: &mut dyn FnMut(u32, &str)) -> Vec<Card<'_>> {
+    fn gpu_handles(&self, count: c_uint, on_pci: &[String], begins: &mut dyn FnMut(u32, &str)) -> Vec<GpuHandle<'_>> {
         let agree = usize::try_from(count).is_ok_and(|count| count == on_pci.len());
         let mut cards = Vec::new();
         for (index, place) in (0..count).zip(0..) {
@@ -128,15 +131,15 @@ impl Nvml {
             let device = ask!(self, nvmlDeviceGetHandleByIndex_v2(index, &mut handle));
             let device = device.map(|()| Device { nvml: self, handle });
             let bus = device.as_ref().ok().and_then(|device| device.bus()).unwrap_or_default();
-            cards.push(Card { index, bus, device });
+            cards.push(GpuHandle { index, bus, device });
         }
         cards
     }
 
     fn driver_version(&self) -> Option<String> {
         match text(|buffer, length| ask!(self, nvmlSystemGetDriverVersion(buffer, length))) {
-            Reading::Text(version) => Some(version),
-            Reading::Number(_) | Reading::NotSupported | Reading::Failed { .. } => None,
+            FieldValue::Text(version) => Some(version),
+            FieldValue::Number(_) | FieldValue::NotSupported | FieldValue::Failed { .. } => None,
         }
     }
 
@@ -161,16 +164,17 @@ impl Device<'_> {
         let mut pci = fields::zeroed();
         let pci: nvml_wrapper_sys::bindings::nvmlPciInfo_t =
             ask!(self.nvml, nvmlDeviceGetPciInfo_v3(self.handle, &mut pci)).map(|()| pci).ok()?;
-        bus_id(&format!("{:08x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device))
+        normalize_bus_id(&format!("{:08x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device))
     }
 }
 
 /// Reads every field of every GPU. Paths between GPUs are read last: by then each GPU has answered for itself, and a
 /// hang on one is not attributed to another.
-fn read(cards: &[Card<'_>], fields: &[String], begins: &mut dyn FnMut(u32, &str)) -> Vec<Gpu> {
-    let mut read: Vec<Vec<(usize, String, Reading)>> = cards.iter().map(|_| Vec::new()).collect();
+fn read_fields(cards: &[GpuHandle<'_>], fields: &[String], begins: &mut dyn FnMut(u32, &str)) -> Vec<Gpu> {
+    let mut read: Vec<Vec<(usize, String, FieldValue)>> = cards.iter().map(|_| Vec::new()).collect();
     for between in [false, true] {
-        let now: Vec<_> = fields.iter().enumerate().filter(|(_, field)| many::is_between(field) == between).collect();
+        let now: Vec<_> =
+            fields.iter().enumerate().filter(|(_, field)| indexed_fields::is_peer_field(field) == between).collect();
         if now.is_empty() {
             continue;
         }
@@ -187,7 +191,7 @@ fn read(cards: &[Card<'_>], fields: &[String], begins: &mut dyn FnMut(u32, &str)
             }
         }
     }
-    let gpu = |(card, mut read): (&Card<'_>, Vec<(usize, String, Reading)>)| {
+    let gpu = |(card, mut read): (&GpuHandle<'_>, Vec<(usize, String, FieldValue)>)| {
         read.sort_by_key(|(place, ..)| *place);
         let fields = read.into_iter().map(|(_, field, reading)| (field, reading)).collect();
         Gpu { index: card.index, bus: card.bus.clone(), fields }
@@ -196,36 +200,36 @@ fn read(cards: &[Card<'_>], fields: &[String], begins: &mut dyn FnMut(u32, &str)
 }
 
 /// Converts a return code.
-fn became(code: nvmlReturn_t) -> Result<(), Reading> {
+fn check_code(code: nvmlReturn_t) -> Result<(), FieldValue> {
     match code {
         code::SUCCESS => Ok(()),
         code::NOT_SUPPORTED | code::FUNCTION_NOT_FOUND | code::ARGUMENT_VERSION_MISMATCH | code::DEPRECATED => {
-            Err(Reading::NotSupported)
+            Err(FieldValue::NotSupported)
         }
-        code => Err(Reading::Failed { code, text: name_of(code).to_owned() }),
+        code => Err(FieldValue::Failed { code, text: error_text(code).to_owned() }),
     }
 }
 
-fn not_opened(library: &str, reading: &Reading) -> ProbeFailure {
+fn init_failure(library: &str, reading: &FieldValue) -> ProbeFailure {
     let kind = match reading {
-        Reading::Failed { code: code::DRIVER_NOT_LOADED, .. } => FailureKind::Missing,
-        Reading::Failed { code: code::NO_PERMISSION, .. } => FailureKind::Denied,
+        FieldValue::Failed { code: code::DRIVER_NOT_LOADED, .. } => FailureKind::Missing,
+        FieldValue::Failed { code: code::NO_PERMISSION, .. } => FailureKind::Denied,
         _ => FailureKind::Failed,
     };
-    ProbeFailure::new(kind, format!("{library} cannot be initialised: {}", words(reading)))
+    ProbeFailure::new(kind, format!("{library} cannot be initialised: {}", describe_reading(reading)))
 }
 
-fn words(reading: &Reading) -> String {
+fn describe_reading(reading: &FieldValue) -> String {
     match reading {
-        Reading::Failed { code, text } => format!("{text} (NVML {code})"),
-        Reading::NotSupported => "not supported by this version of the library".to_owned(),
-        Reading::Number(number) => number.to_string(),
-        Reading::Text(text) => text.clone(),
+        FieldValue::Failed { code, text } => format!("{text} (NVML {code})"),
+        FieldValue::NotSupported => "not supported by this version of the library".to_owned(),
+        FieldValue::Number(number) => number.to_string(),
+        FieldValue::Text(text) => text.clone(),
     }
 }
 
 /// Returns our text for a code. The library's own texts need a session and change between versions.
-const fn name_of(code: u32) -> &'static str {
+const fn error_text(code: u32) -> &'static str {
     match code {
         1 => "NVML is not initialised",
         2 => "invalid argument",
@@ -250,12 +254,12 @@ const fn name_of(code: u32) -> &'static str {
 }
 
 /// Reads a text that the library writes into a buffer.
-fn text(fill: impl FnOnce(*mut std::os::raw::c_char, c_uint) -> Result<(), Reading>) -> Reading {
+fn text(fill: impl FnOnce(*mut std::os::raw::c_char, c_uint) -> Result<(), FieldValue>) -> FieldValue {
     let mut buffer = [0_u8; 256];
     match fill(buffer.as_mut_ptr().cast(), buffer.len() as c_uint) {
         Ok(()) => {
             let end = buffer.iter().position(|byte| *byte == 0).unwrap_or(buffer.len());
-            Reading::Text(String::from_utf8_lossy(&buffer[..end]).trim().to_owned())
+            FieldValue::Text(String::from_utf8_lossy(&buffer[..end]).trim().to_owned())
         }
         Err(reading) => reading,
     }
@@ -272,7 +276,7 @@ mod tests {
             (code::DRIVER_NOT_LOADED, FailureKind::Missing, DRIVER_NOT_LOADED),
             (code::LIB_RM_VERSION_MISMATCH, FailureKind::Failed, VERSION_MISMATCH),
         ] {
-            let failure = not_opened(LIBRARY, &became(code).unwrap_err());
+            let failure = init_failure(LIBRARY, &check_code(code).unwrap_err());
             assert_eq!(failure.kind, kind);
             assert!(failure.text.contains(text), "{failure:?}");
         }

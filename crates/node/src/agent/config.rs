@@ -22,14 +22,14 @@ use doctor_core::{
     policy::{Policy, Rule},
     profile::Profile,
     time::Span,
-    toml_text::{self, BadText},
+    toml_text::{self, TomlError},
 };
 use serde::Deserialize;
 
 use super::{
     http::{Address, BadAddress},
-    sender::{Proof, Route},
-    spool::Room,
+    sender::{NodeCredentials, Route},
+    spool::SpoolLimits,
     token::{Token, TokenError},
 };
 use crate::policy::{FileError, load_policy, load_profile};
@@ -42,7 +42,7 @@ const DEFAULT_CREDENTIAL: &str = "/etc/cluster-doctor/agent.key";
 /// Settings as written on the command line or in the file. The command line overrides the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, clap::Args)]
 #[serde(deny_unknown_fields, default)]
-pub struct Written {
+pub struct AgentSettings {
     /// Address of the controller: http://HOST:PORT. [default: the credential's]
     #[arg(long, value_name = "URL")]
     pub controller: Option<String>,
@@ -83,7 +83,7 @@ pub enum ConfigError {
     #[error("cannot read {}", .path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("{}: {source}", .path.display())]
-    Bad { path: PathBuf, source: BadText },
+    Bad { path: PathBuf, source: TomlError },
     #[error(transparent)]
     File(#[from] FileError),
     #[error("no controller address: set --controller, or enroll the node again")]
@@ -91,15 +91,15 @@ pub enum ConfigError {
     #[error("no node name: set --node or DOCTOR_NODE_NAME; in a pod, to spec.nodeName of the downward API")]
     NoNode,
     #[error("both `token` and `credential` are set: keep one")]
-    TwoProofs,
+    TwoCredentials,
     #[error(transparent)]
     Token(#[from] TokenError),
     #[error(transparent)]
     Address(#[from] BadAddress),
     #[error("{} is readable by all users and allows them to report as this node: chmod 600", .0.display())]
-    OpenSecret(PathBuf),
+    WorldReadable(PathBuf),
     #[error("{} is writable by users other than its owner {owner}; the agent runs commands from it", .path.display())]
-    NotOurs { path: PathBuf, owner: u32 },
+    WritableByOthers { path: PathBuf, owner: u32 },
     #[error("cannot parse the default rules of a check")]
     Rules(#[source] toml::de::Error),
 }
@@ -111,7 +111,7 @@ pub struct Config {
     pub state: PathBuf,
     pub root: PathBuf,
     pub library: OsString,
-    pub room: Room,
+    pub spool_limits: SpoolLimits,
     pub policy: Policy,
     pub profile: Option<Profile>,
     pub catalogue: Catalogue,
@@ -139,33 +139,33 @@ impl Config {
     ///
     /// # Errors
     /// If any of the files cannot be used.
-    pub fn load(told: &Written, file: Option<&Path>) -> Result<Self, ConfigError> {
+    pub fn load(told: &AgentSettings, file: Option<&Path>) -> Result<Self, ConfigError> {
         let path = file.map_or_else(|| PathBuf::from(DEFAULT_FILE), Path::to_owned);
         let mut files = vec![Stamp::of(&path)];
         let there = file.is_some() || path.exists();
-        let written = if there { told.clone().over(read(&path)?) } else { told.clone() };
+        let written = if there { told.clone().merge_over(read(&path)?) } else { told.clone() };
         files.extend(written.policy.iter().chain(&written.profile).map(|path| Stamp::of(path)));
-        let Speaks { node, proof, controller } = speaks(&written, &mut files)?;
+        let ReportIdentity { node, proof, controller } = load_identity(&written, &mut files)?;
         let url = written.controller.as_ref().or(controller.as_ref()).ok_or(ConfigError::NoController)?;
         let address: Address = url.parse()?;
         if let Some(path) = &written.policy {
-            ours_alone(path)?;
+            check_file_owner(path)?;
         }
         let policy = load_policy(written.policy.as_deref())?;
         let catalogue = Catalogue::with_site_checks(&policy);
         let versions = Versions {
             program: env!("CARGO_PKG_VERSION").to_owned(),
-            schema: Schema::KNOWN,
+            schema: Schema::CURRENT,
             policy: policy.version,
             waiting: 0,
         };
-        let room = Room::default();
+        let room = SpoolLimits::default();
         Ok(Self {
-            route: Route { node, proof, address, versions },
+            route: Route { node, credentials: proof, address, versions },
             state: written.state.unwrap_or_else(|| DEFAULT_STATE.into()),
             root: written.root.unwrap_or_else(|| "/".into()),
             library: written.nvml.unwrap_or_else(|| doctor_gpu::nvml::LIBRARY.into()),
-            room: Room {
+            spool_limits: SpoolLimits {
                 bytes: written.spool_bytes.unwrap_or(room.bytes),
                 reports: written.spool_reports.unwrap_or(room.reports).max(1),
             },
@@ -217,9 +217,9 @@ impl Config {
     }
 }
 
-impl Written {
+impl AgentSettings {
     /// Merges these settings over `below`.
-    fn over(self, below: Self) -> Self {
+    fn merge_over(self, below: Self) -> Self {
         Self {
             controller: self.controller.or(below.controller),
             // `token` or `credential` on the command line replaces both of the file's.
@@ -237,7 +237,7 @@ impl Written {
     }
 }
 
-fn read(path: &Path) -> Result<Written, ConfigError> {
+fn read(path: &Path) -> Result<AgentSettings, ConfigError> {
     let text = fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     toml_text::read(&text, &[]).map_err(|source| ConfigError::Bad { path: path.to_owned(), source })
 }
@@ -246,52 +246,52 @@ fn read(path: &Path) -> Result<Written, ConfigError> {
 fn rules(catalogue: &Catalogue, policy: &Policy) -> Result<BTreeMap<CheckId, Vec<Rule>>, ConfigError> {
     let book = catalogue.rule_book(policy);
     let quick = catalogue.iter().filter(|check| check.spec.depth == Depth::Quick);
-    let of = |check: &Check| Some((CheckId::new(check.spec.id).ok()?, book.of(check)));
+    let of = |check: &Check| Some((CheckId::new(check.spec.id).ok()?, book.rules_of(check)));
     quick.filter_map(of).map(|(id, rules)| Ok((id, rules.map_err(ConfigError::Rules)?))).collect()
 }
 
 /// The identity to report as, its proof, and the controller address that a credential may contain.
-struct Speaks {
+struct ReportIdentity {
     node: NodeName,
-    proof: Proof,
+    proof: NodeCredentials,
     controller: Option<String>,
 }
 
 /// Reads the identity. A credential joins the watched files; a token does not, because the cluster renews it
 /// constantly.
-fn speaks(written: &Written, files: &mut Vec<Stamp>) -> Result<Speaks, ConfigError> {
+fn load_identity(written: &AgentSettings, files: &mut Vec<Stamp>) -> Result<ReportIdentity, ConfigError> {
     if let Some(token) = &written.token {
         if written.credential.is_some() {
-            return Err(ConfigError::TwoProofs);
+            return Err(ConfigError::TwoCredentials);
         }
         let node = written.node.clone().ok_or(ConfigError::NoNode)?;
         // A wrong path is reported now; the content is read again for each message.
         Token::read(token)?;
-        return Ok(Speaks { node, proof: Proof::Token(token.clone()), controller: None });
+        return Ok(ReportIdentity { node, proof: NodeCredentials::Token(token.clone()), controller: None });
     }
     let path = written.credential.clone().unwrap_or_else(|| DEFAULT_CREDENTIAL.into());
     files.push(Stamp::of(&path));
     let Credential { node, key, controller } = read_credential(&path)?;
-    Ok(Speaks { node, proof: Proof::Key(key), controller })
+    Ok(ReportIdentity { node, proof: NodeCredentials::Key(key), controller })
 }
 
 fn read_credential(path: &Path) -> Result<Credential, ConfigError> {
     let unread = |source| ConfigError::Read { path: path.to_owned(), source };
     if fs::metadata(path).map_err(unread)?.mode() & 0o007 != 0 {
-        return Err(ConfigError::OpenSecret(path.to_owned()));
+        return Err(ConfigError::WorldReadable(path.to_owned()));
     }
     let text = fs::read_to_string(path).map_err(unread)?;
     Credential::read(&text).map_err(|source| ConfigError::Bad { path: path.to_owned(), source })
 }
 
 /// Requires that no user other than root or our own can write the file: a policy names commands that run as root.
-pub(crate) fn ours_alone(path: &Path) -> Result<(), ConfigError> {
+pub(crate) fn check_file_owner(path: &Path) -> Result<(), ConfigError> {
     let found = fs::metadata(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     let (owner, me) = (found.uid(), rustix::process::geteuid().as_raw());
     if (owner == 0 || owner == me) && found.mode() & 0o022 == 0 {
         Ok(())
     } else {
-        Err(ConfigError::NotOurs { path: path.to_owned(), owner })
+        Err(ConfigError::WritableByOthers { path: path.to_owned(), owner })
     }
 }
 
@@ -325,7 +325,7 @@ mod tests {
 
         fn load(&self, text: &str) -> Result<Config, ConfigError> {
             let file = self.write("agent.toml", text, 0o644);
-            let told = Written { credential: Some(self.0.path().join("agent.key")), ..Written::default() };
+            let told = AgentSettings { credential: Some(self.0.path().join("agent.key")), ..AgentSettings::default() };
             Config::load(&told, Some(&file))
         }
     }
@@ -335,7 +335,7 @@ mod tests {
         let site = Site::new();
         assert_eq!(site.load("").unwrap().route.address.to_string(), "http://ctl:7443");
         let config = site.load("controller = \"http://other:1\"\nspool_reports = 5\n").unwrap();
-        assert_eq!((config.route.address.to_string().as_str(), config.room.reports), ("http://other:1", 5));
+        assert_eq!((config.route.address.to_string().as_str(), config.spool_limits.reports), ("http://other:1", 5));
         assert!(!config.has_changed());
         site.write("agent.toml", "controller = \"http://third:1\"\n", 0o644);
         assert!(config.has_changed());
@@ -370,20 +370,23 @@ mod tests {
         let token = site.write("token", "a.b.c", 0o644);
         let load = |text: &str| {
             let file = site.write("agent.toml", &format!("token = {:?}\n{text}", token.display()), 0o644);
-            Config::load(&Written::default(), Some(&file))
+            Config::load(&AgentSettings::default(), Some(&file))
         };
         assert!(matches!(load("controller = \"http://ctl:1\"\n"), Err(ConfigError::NoNode)));
         assert!(matches!(load("node = \"n1\"\n"), Err(ConfigError::NoController)));
-        assert!(matches!(load("node = \"n1\"\ncredential = \"agent.key\"\n"), Err(ConfigError::TwoProofs)));
+        assert!(matches!(load("node = \"n1\"\ncredential = \"agent.key\"\n"), Err(ConfigError::TwoCredentials)));
         let config = load("node = \"n1\"\ncontroller = \"http://ctl:1\"\n").unwrap();
-        assert_eq!((config.route.node.as_str(), &config.route.proof), ("n1", &Proof::Token(token.clone())));
+        assert_eq!(
+            (config.route.node.as_str(), &config.route.credentials),
+            ("n1", &NodeCredentials::Token(token.clone()))
+        );
         // The cluster renews the token: that is no change of settings.
         site.write("token", "d.e.f.g", 0o644);
         assert!(!config.has_changed());
         // The command line overrides the file.
         let file = site.write("agent.toml", &format!("token = {:?}\n", token.display()), 0o644);
-        let told = Written { credential: Some(site.0.path().join("agent.key")), ..Written::default() };
-        assert!(matches!(Config::load(&told, Some(&file)).unwrap().route.proof, Proof::Key(_)));
+        let told = AgentSettings { credential: Some(site.0.path().join("agent.key")), ..AgentSettings::default() };
+        assert!(matches!(Config::load(&told, Some(&file)).unwrap().route.credentials, NodeCredentials::Key(_)));
         fs::remove_file(&token).unwrap();
         assert!(matches!(load("node = \"n1\"\n"), Err(ConfigError::Token(_))));
     }
@@ -393,17 +396,17 @@ mod tests {
         let site = Site::new();
         let policy = site.write("policy.toml", "", 0o666);
         let text = format!("policy = {:?}\n", policy.display());
-        assert!(matches!(site.load(&text), Err(ConfigError::NotOurs { .. })));
+        assert!(matches!(site.load(&text), Err(ConfigError::WritableByOthers { .. })));
         site.write("policy.toml", "", 0o644);
         site.load(&text).unwrap();
         // Only root can give a file away.
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&policy, Some(12_345), None).unwrap();
-            assert!(matches!(site.load(&text), Err(ConfigError::NotOurs { owner: 12_345, .. })));
+            assert!(matches!(site.load(&text), Err(ConfigError::WritableByOthers { owner: 12_345, .. })));
         }
         let open = fs::Permissions::from_mode(0o644);
         fs::set_permissions(site.0.path().join("agent.key"), open).unwrap();
-        assert!(matches!(site.load(""), Err(ConfigError::OpenSecret(_))));
+        assert!(matches!(site.load(""), Err(ConfigError::WorldReadable(_))));
     }
 
     #[test]

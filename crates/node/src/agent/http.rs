@@ -9,13 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_checks::permit::PERMIT_HEADER;
+use doctor_checks::drain_permit::PERMIT_HEADER;
 use doctor_core::ids::NodeName;
 
 use super::token::Token;
 
 /// A response has one line of text; longer ones are rejected.
-const MOST_ANSWER: usize = 64 << 10;
+const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
 /// The controller's address.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,7 +112,7 @@ pub fn post(to: &Address, node: &NodeName, token: Option<&Token>, body: &[u8], l
     stream.set_write_timeout(Some(left(deadline)?))?;
     // The endpoint may reject a report before it has read all of it; its response counts then.
     let written = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
-    let answer = read_answer(&mut stream, deadline);
+    let answer = read_response(&mut stream, deadline);
     match (written, answer) {
         (_, Ok(reply)) => Ok(reply),
         (Err(error), Err(_)) | (Ok(()), Err(error)) => Err(error),
@@ -136,7 +136,7 @@ fn left(deadline: Instant) -> io::Result<Duration> {
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-fn read_answer(stream: &mut TcpStream, deadline: Instant) -> io::Result<Reply> {
+fn read_response(stream: &mut TcpStream, deadline: Instant) -> io::Result<Reply> {
     let mut answer = Vec::new();
     let mut buffer = [0; 4096];
     loop {
@@ -146,13 +146,13 @@ fn read_answer(stream: &mut TcpStream, deadline: Instant) -> io::Result<Reply> {
             Ok(count) => answer.extend(&buffer[..count]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             // The endpoint may reset the connection after its response if it did not read the whole body.
-            Err(_) if is_whole(&answer) => break,
+            Err(_) if is_complete(&answer) => break,
             Err(error) => return Err(error),
         }
-        if is_whole(&answer) {
+        if is_complete(&answer) {
             break;
         }
-        if answer.len() > MOST_ANSWER {
+        if answer.len() > MAX_RESPONSE_BYTES {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the response is too long"));
         }
     }
@@ -160,7 +160,7 @@ fn read_answer(stream: &mut TcpStream, deadline: Instant) -> io::Result<Reply> {
 }
 
 /// Whether the response has reached its declared length.
-pub fn is_whole(answer: &[u8]) -> bool {
+pub fn is_complete(answer: &[u8]) -> bool {
     let text = String::from_utf8_lossy(answer);
     let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
     header(head, "content-length")
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(send(&address).unwrap_err().kind(), io::ErrorKind::InvalidData);
         let (address, _thread) = door(b"");
         assert!(send(&address).is_err());
-        let endless: &'static [u8] = vec![b'x'; MOST_ANSWER + 8192].leak();
+        let endless: &'static [u8] = vec![b'x'; MAX_RESPONSE_BYTES + 8192].leak();
         let (address, _thread) = door(endless);
         assert!(send(&address).is_err());
     }

@@ -6,11 +6,11 @@
 //! verdict.
 
 pub mod config;
-pub mod handed;
+pub mod drain_permit;
+pub mod hook_reports;
 pub mod http;
-pub mod kernel;
-pub mod permit;
-pub mod said;
+pub mod kernel_log;
+pub mod report_dedup;
 pub mod schedule;
 pub mod sender;
 pub mod spool;
@@ -31,7 +31,7 @@ use doctor_checks::{
     probe::Probe,
 };
 use doctor_core::{
-    classify::{Past, after_boot, judge_with},
+    classify::{Baselines, apply_boot_grace, classify_with_baselines},
     ids::CheckId,
     node::Hardware,
     time::Span,
@@ -40,10 +40,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::SIGHUP;
 
 use self::{
-    config::{Config, ConfigError, Written},
-    handed::{Bell, claim},
-    kernel::KernelLog,
-    said::Said,
+    config::{AgentSettings, Config, ConfigError},
+    hook_reports::{HookSocket, lock_state},
+    kernel_log::KernelLog,
+    report_dedup::ReportDedup,
     schedule::Schedule,
     sender::Outbox,
     spool::Spool,
@@ -52,7 +52,7 @@ use crate::{
     check,
     clock::now,
     hardware,
-    job::{EVIDENCE_ROOM, keep_within},
+    job::{MAX_EVIDENCE_BYTES, truncate_evidence},
     memory,
     runner::{DriverHelper, LocalRunner, ProbeRunner},
     stop::Stop,
@@ -60,11 +60,11 @@ use crate::{
 };
 
 /// Interval at which all results are reported again.
-const SAY_ALL: Duration = Duration::from_secs(3600);
+const FULL_REPORT_INTERVAL: Duration = Duration::from_secs(3600);
 /// Interval at which files are tested for changes.
-const LOOK_AT_FILES: Duration = Duration::from_secs(60);
+const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Time for the sender to finish on shutdown; unsent reports stay on disk.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const SENDER_SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
@@ -84,13 +84,13 @@ pub enum AgentError {
 ///
 /// # Errors
 /// Only at startup. Later only a signal ends the agent.
-pub fn run(told: &Written, file: Option<&std::path::Path>, stop: &Stop) -> Result<(), AgentError> {
-    memory::be_frugal();
+pub fn run(told: &AgentSettings, file: Option<&std::path::Path>, stop: &Stop) -> Result<(), AgentError> {
+    memory::limit_memory();
     let config = Config::load(told, file)?;
     let failed = |source| AgentError::State { path: config.state.clone(), source };
-    let spool = Spool::open(&config.state.join("spool"), config.room).map_err(failed)?;
-    let _mine = claim(&config.state)?;
-    let bell = Bell::hang(&config.state).map_err(failed)?;
+    let spool = Spool::open(&config.state.join("spool"), config.spool_limits).map_err(failed)?;
+    let _mine = lock_state(&config.state)?;
+    let bell = HookSocket::bind(&config.state).map_err(failed)?;
     let outbox = Arc::new(Outbox::new(spool, config.route.clone(), config.state.clone()));
     let (hung_up, signal) = UnixStream::pair().map_err(AgentError::Signals)?;
     hung_up.set_nonblocking(true).map_err(AgentError::Signals)?;
@@ -99,48 +99,48 @@ pub fn run(told: &Written, file: Option<&std::path::Path>, stop: &Stop) -> Resul
     let sending = Arc::clone(&outbox);
     let body = move || {
         let _ends_with_this = done;
-        sender::run(&sending, &say);
+        sender::run(&sending, &log_line);
     };
     thread::Builder::new().name("doctor-sender".to_owned()).spawn(body).map_err(AgentError::Thread)?;
-    say(&format!("reporting as {} to {}", config.route.node, config.route.address));
-    let rung = Rung { hung_up, bell };
+    log_line(&format!("reporting as {} to {}", config.route.node, config.route.address));
+    let rung = WakeSources { sighup: hung_up, hook_socket: bell };
     Agent::new(told, file, config, &outbox, stop, rung).run();
     outbox.close();
     // Do not wait longer for a sender in mid-exchange: unsent reports are on disk.
-    let _in_time = ended.recv_timeout(LAST_WORDS);
-    say(&format!("stopped; reports in the spool: {}", outbox.waiting()));
+    let _in_time = ended.recv_timeout(SENDER_SHUTDOWN_GRACE);
+    log_line(&format!("stopped; reports in the spool: {}", outbox.waiting()));
     Ok(())
 }
 
 /// Logs to stderr; systemd adds the time.
-fn say(words: &str) {
+fn log_line(words: &str) {
     eprintln!("doctor-node: {words}");
 }
 
 /// External wake-ups.
-struct Rung {
+struct WakeSources {
     /// SIGHUP: reload the configuration.
-    hung_up: UnixStream,
+    sighup: UnixStream,
     /// Rung by a scheduler's hook that has submitted evidence.
-    bell: Bell,
+    hook_socket: HookSocket,
 }
 
 struct Agent<'a> {
-    told: &'a Written,
+    cli_settings: &'a AgentSettings,
     file: Option<&'a std::path::Path>,
     config: Config,
     outbox: &'a Outbox,
     stop: &'a Stop,
-    rung: Rung,
+    wake_sources: WakeSources,
     started: Instant,
     schedule: Schedule,
     /// Checks that read the kernel log.
     log_checks: Vec<CheckId>,
     log: KernelLog,
-    said: Said,
-    said_all: Option<Instant>,
-    looked_at_files: Instant,
-    disk_trouble: Option<String>,
+    report_dedup: ReportDedup,
+    last_full_report: Option<Instant>,
+    files_checked_at: Instant,
+    spool_error: Option<String>,
     /// Shared with hooks, which skip their own checks while this is fresh.
     verdicts: Verdicts,
     /// The process that queries the GPU driver, for the agent's lifetime.
@@ -149,32 +149,32 @@ struct Agent<'a> {
 
 impl<'a> Agent<'a> {
     fn new(
-        told: &'a Written,
+        told: &'a AgentSettings,
         file: Option<&'a std::path::Path>,
         config: Config,
         outbox: &'a Outbox,
         stop: &'a Stop,
-        rung: Rung,
+        rung: WakeSources,
     ) -> Self {
         let log = KernelLog::follow(&config.root).unwrap_or_else(|error| {
-            say(&format!("cannot follow the kernel log, it is read every few minutes instead: {error}"));
-            KernelLog::deaf()
+            log_line(&format!("cannot follow the kernel log, it is read every few minutes instead: {error}"));
+            KernelLog::disabled()
         });
         let started = Instant::now();
         Self {
-            told,
+            cli_settings: told,
             file,
             outbox,
             stop,
-            rung,
+            wake_sources: rung,
             started,
             schedule: plan(&config),
             log_checks: log_checks(&config),
             log,
-            said: Said::default(),
-            said_all: None,
-            looked_at_files: started,
-            disk_trouble: None,
+            report_dedup: ReportDedup::default(),
+            last_full_report: None,
+            files_checked_at: started,
+            spool_error: None,
             verdicts: Verdicts::read(&config.state),
             driver_helper: Arc::default(),
             config,
@@ -183,41 +183,42 @@ impl<'a> Agent<'a> {
 
     fn run(&mut self) {
         // Includes evidence submitted while no agent ran.
-        self.take_handed();
-        while self.stop.told().is_none() {
-            self.look_at_files();
-            if self.rung.bell.take_ring() {
-                self.take_handed();
+        self.take_hook_reports();
+        while self.stop.requested().is_none() {
+            self.reload_if_changed();
+            if self.wake_sources.hook_socket.take_wakeup() {
+                self.take_hook_reports();
             }
-            if let Err(error) = self.log.notice(Instant::now()) {
-                say(&format!("cannot follow the kernel log any more: {error}"));
+            if let Err(error) = self.log.poll_records(Instant::now()) {
+                log_line(&format!("cannot follow the kernel log any more: {error}"));
             }
             let mut due: BTreeSet<CheckId> = self.schedule.take_due(self.started.elapsed()).into_iter().collect();
             if self.log.take_due(Instant::now()) {
                 due.extend(self.log_checks.iter().cloned());
             }
-            if self.is_time_to_say_all() {
-                self.said.forget();
+            if self.is_full_report_due() {
+                self.report_dedup.clear();
                 due.extend(self.config.checks().into_iter().map(|(check, _)| check));
             }
             if !due.is_empty() {
-                self.look(&due);
+                self.run_checks(&due);
                 memory::give_back();
             }
             self.sleep();
         }
     }
 
-    fn is_time_to_say_all(&mut self) -> bool {
-        let due = self.outbox.take_say_all() || self.said_all.is_none_or(|said| said.elapsed() >= SAY_ALL);
+    fn is_full_report_due(&mut self) -> bool {
+        let due = self.outbox.take_full_report_request()
+            || self.last_full_report.is_none_or(|said| said.elapsed() >= FULL_REPORT_INTERVAL);
         if due {
-            self.said_all = Some(Instant::now());
+            self.last_full_report = Some(Instant::now());
         }
         due
     }
 
     /// Runs these checks and reports changed results.
-    fn look(&mut self, due: &BTreeSet<CheckId>) {
+    fn run_checks(&mut self, due: &BTreeSet<CheckId>) {
         let config = &self.config;
         let runner = LocalRunner::new(&config.root, self.stop).state(Some(&config.state));
         let runner = runner.library(config.library.clone()).driver_helper(&self.driver_helper);
@@ -226,7 +227,7 @@ impl<'a> Agent<'a> {
             found.map_or_else(Vec::new, |found| (found.probes)(&config.catalogue.params(&config.policy, check)))
         };
         runner.prepare(&due.iter().flat_map(&probes_of).collect::<Vec<_>>());
-        let (mut news, mut room) = (Vec::new(), EVIDENCE_ROOM);
+        let (mut news, mut room) = (Vec::new(), MAX_EVIDENCE_BYTES);
         let up = check::uptime(&runner);
         for id in due {
             let Some(check) = config.catalogue.get(id) else { continue };
@@ -234,23 +235,24 @@ impl<'a> Agent<'a> {
             let started = now();
             let (probes, outputs): (Vec<_>, Vec<_>) =
                 probes_of(id).into_iter().map(|probe| (probe.clone(), runner.run(&probe))).unzip();
-            if self.stop.told().is_some() {
+            if self.stop.requested().is_some() {
                 return;
             }
             let observation = (check.interpret)(&params, &outputs);
-            let past = Past::at(now());
-            let judgement = judge_with(config.rules_of(id), config.profile.as_ref(), &past, id, &observation);
+            let past = Baselines::at(now());
+            let judgement =
+                classify_with_baselines(config.rules_of(id), config.profile.as_ref(), &past, id, &observation);
             // The result changes when the grace ends, and is reported then.
-            let judgement = after_boot(judgement, up, config.policy.agents.boot_grace);
-            self.verdicts.note(id, judgement.verdict, &judgement.findings, &judgement.text, now());
-            if self.said.is_news(id, &observation, &judgement) {
+            let judgement = apply_boot_grace(judgement, up, config.policy.agents.boot_grace);
+            self.verdicts.record(id, judgement.verdict, &judgement.findings, &judgement.text, now());
+            if self.report_dedup.should_report(id, &observation, &judgement) {
                 let probes = probes.into_iter().zip(outputs).collect();
                 let mut evidence = TestEvidence { test: id.clone(), started, ended: now(), probes };
-                room = keep_within(room, &mut evidence);
+                room = truncate_evidence(room, &mut evidence);
                 news.push(evidence);
             }
         }
-        self.keep_verdicts(due);
+        self.save_verdicts(due);
         if news.is_empty() {
             return;
         }
@@ -272,64 +274,67 @@ impl<'a> Agent<'a> {
             dropped: None,
         });
         if let Some(trouble) = &trouble
-            && self.disk_trouble.as_ref() != Some(trouble)
+            && self.spool_error.as_ref() != Some(trouble)
         {
-            say(&format!("cannot write the spool, reports are in memory only: {trouble}"));
+            log_line(&format!("cannot write the spool, reports are in memory only: {trouble}"));
         }
-        self.disk_trouble = trouble;
+        self.spool_error = trouble;
     }
 
     /// Saves the verdicts for hooks. If that fails, a hook runs the checks itself.
-    fn keep_verdicts(&mut self, due: &BTreeSet<CheckId>) {
+    fn save_verdicts(&mut self, due: &BTreeSet<CheckId>) {
         if self.config.fast_checks().all(|check| due.contains(&check)) {
-            self.verdicts.looked_at_all(now());
+            self.verdicts.mark_all_checked(now());
         }
         let _kept = self.verdicts.write(&self.config.state);
     }
 
     /// Reports the evidence that hooks have submitted.
-    fn take_handed(&self) {
-        for (path, handed) in handed::waiting(&self.config.state) {
-            let _on_disk_or_in_memory = self.outbox.add(|number| handed::report(handed, &self.config, number));
+    fn take_hook_reports(&self) {
+        for (path, handed) in hook_reports::pending(&self.config.state) {
+            let _on_disk_or_in_memory = self.outbox.add(|number| hook_reports::report(handed, &self.config, number));
             // If the file stays, it is reported again; the controller counts it once.
             let _gone = std::fs::remove_file(path);
         }
     }
 
     /// Reloads the configuration on SIGHUP or if a file has changed.
-    fn look_at_files(&mut self) {
-        let asked = io::Read::read(&mut self.rung.hung_up, &mut [0; 64]).is_ok_and(|count| count > 0);
+    fn reload_if_changed(&mut self) {
+        let asked = io::Read::read(&mut self.wake_sources.sighup, &mut [0; 64]).is_ok_and(|count| count > 0);
         if !asked {
-            if self.looked_at_files.elapsed() < LOOK_AT_FILES {
+            if self.files_checked_at.elapsed() < FILE_CHECK_INTERVAL {
                 return;
             }
-            self.looked_at_files = Instant::now();
+            self.files_checked_at = Instant::now();
             if !self.config.has_changed() {
                 return;
             }
         }
-        match Config::load(self.told, self.file) {
+        match Config::load(self.cli_settings, self.file) {
             Ok(mut config) => {
-                if (&config.state, &config.root, config.room)
-                    != (&self.config.state, &self.config.root, self.config.room)
+                if (&config.state, &config.root, config.spool_limits)
+                    != (&self.config.state, &self.config.root, self.config.spool_limits)
                 {
-                    say("changes of `state`, `root` and the spool size take effect after a restart");
+                    log_line("changes of `state`, `root` and the spool size take effect after a restart");
                 }
                 config.state.clone_from(&self.config.state);
                 config.root.clone_from(&self.config.root);
-                config.room = self.config.room;
+                config.spool_limits = self.config.spool_limits;
                 self.config = config;
                 self.outbox.set_route(self.config.route.clone());
                 // Run all checks now: a new policy may change their results.
                 (self.schedule, self.started) = (plan(&self.config), Instant::now());
                 self.log_checks = log_checks(&self.config);
-                self.said_all = None;
-                say(&format!("the changed configuration is in force, policy version {}", self.config.policy.version));
+                self.last_full_report = None;
+                log_line(&format!(
+                    "the changed configuration is in force, policy version {}",
+                    self.config.policy.version
+                ));
             }
             Err(error) => {
                 self.config.note_files();
                 let why = chain(&error);
-                say(&format!("the changed configuration is invalid, the previous one stays in force: {why}"));
+                log_line(&format!("the changed configuration is invalid, the previous one stays in force: {why}"));
             }
         }
     }
@@ -337,7 +342,7 @@ impl<'a> Agent<'a> {
     /// Sleeps until a check is due, the kernel logs a message, or a signal arrives.
     fn sleep(&self) {
         let at = Instant::now();
-        let mut until = self.looked_at_files + LOOK_AT_FILES;
+        let mut until = self.files_checked_at + FILE_CHECK_INTERVAL;
         if let Some(due) = self.schedule.next() {
             until = until.min(self.started + due);
         }
@@ -346,8 +351,10 @@ impl<'a> Agent<'a> {
         }
         let wait = until.saturating_duration_since(at);
         let wake = self.stop.wake();
-        let mut fds =
-            vec![PollFd::new(&self.rung.hung_up, PollFlags::IN), PollFd::new(self.rung.bell.socket(), PollFlags::IN)];
+        let mut fds = vec![
+            PollFd::new(&self.wake_sources.sighup, PollFlags::IN),
+            PollFd::new(self.wake_sources.hook_socket.socket(), PollFlags::IN),
+        ];
         fds.extend(wake.as_ref().map(|wake| PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::IN)));
         // While log checks are pending, further messages must not wake the agent.
         let log = self.log.descriptor().filter(|_| self.log.next().is_none());

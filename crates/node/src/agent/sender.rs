@@ -11,15 +11,15 @@ use std::{
 
 use doctor_checks::{
     document::{AgentReport, RunKey, Versions},
-    permit::Permit,
+    drain_permit::DrainPermit,
 };
 use doctor_core::{ids::NodeName, node::Hardware, time::Timestamp};
 
 use super::{
+    drain_permit,
     http::{self, Address, Reply},
-    permit,
     schedule::spread,
-    spool::{Next, Spool},
+    spool::{NextMessage, Spool},
     token::Token,
 };
 use crate::{clock::now, memory};
@@ -27,26 +27,26 @@ use crate::{clock::now, memory};
 /// Interval of heartbeats while there is nothing to report.
 const HEARTBEAT: Duration = Duration::from_secs(60);
 /// The agent endpoint replies once the report is stored, for which it allows the controller ten seconds.
-const EXCHANGE: Duration = Duration::from_secs(20);
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Limit of an exchange during shutdown.
-const LAST_EXCHANGE: Duration = Duration::from_millis(1500);
+const SHUTDOWN_EXCHANGE_TIMEOUT: Duration = Duration::from_millis(1500);
 const FIRST_WAIT: Duration = Duration::from_secs(1);
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// Back-off after a rejection that only an operator can resolve: an unknown node or schema.
-const WAIT_FOR_PEOPLE: Duration = Duration::from_secs(300);
+const OPERATOR_BACKOFF: Duration = Duration::from_secs(300);
 
 /// The controller's address and this node's identity.
 #[derive(Debug, Clone)]
 pub struct Route {
     pub node: NodeName,
-    pub proof: Proof,
+    pub credentials: NodeCredentials,
     pub address: Address,
     pub versions: Versions,
 }
 
 /// How this node authenticates.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Proof {
+pub enum NodeCredentials {
     /// The key from enrollment.
     Key(RunKey),
     /// A file with a token that the cluster issues.
@@ -65,16 +65,22 @@ struct Inside {
     spool: Spool,
     route: Arc<Route>,
     /// Directory where the controller's permits are stored.
-    state: PathBuf,
+    permit_directory: PathBuf,
     closing: bool,
     /// Reports were dropped, so all results must be reported again.
-    say_all: bool,
+    full_report_requested: bool,
 }
 
 impl Outbox {
     pub fn new(spool: Spool, route: Route, state: PathBuf) -> Self {
-        let say_all = spool.lost() > 0;
-        let inside = Inside { spool, route: Arc::new(route), state, closing: false, say_all };
+        let say_all = spool.lost_count() > 0;
+        let inside = Inside {
+            spool,
+            route: Arc::new(route),
+            permit_directory: state,
+            closing: false,
+            full_report_requested: say_all,
+        };
         Self { inside: Mutex::new(inside), wake: Condvar::new() }
     }
 
@@ -86,19 +92,19 @@ impl Outbox {
     pub fn add(&self, make: impl FnOnce(u64) -> AgentReport) -> Option<String> {
         let mut inside = self.lock();
         let number = inside.spool.number();
-        let lost = inside.spool.lost();
+        let lost = inside.spool.lost_count();
         inside.spool.add(&make(number));
-        inside.say_all |= inside.spool.lost() > lost;
+        inside.full_report_requested |= inside.spool.lost_count() > lost;
         self.wake.notify_one();
-        inside.spool.trouble().map(str::to_owned)
+        inside.spool.disk_error().map(str::to_owned)
     }
 
     /// Returns whether all results must be reported again, and clears the request. True only once the spool is empty:
     /// before that, the new reports might be dropped too.
-    pub fn take_say_all(&self) -> bool {
+    pub fn take_full_report_request(&self) -> bool {
         let mut inside = self.lock();
-        let now = inside.say_all && inside.spool.is_empty();
-        inside.say_all &= !now;
+        let now = inside.full_report_requested && inside.spool.is_empty();
+        inside.full_report_requested &= !now;
         now
     }
 
@@ -120,17 +126,17 @@ impl Outbox {
 
 /// The outcome of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Fate {
-    Taken,
+pub(super) enum SendOutcome {
+    Accepted,
     /// Retry after the back-off, and no sooner than this.
-    Later(Duration),
+    Retry(Duration),
     /// Permanently rejected.
-    Refused,
+    Rejected,
 }
 
 /// Runs until the outbox is closed.
 pub fn run(outbox: &Outbox, tell: &dyn Fn(&str)) {
-    let mut sender = Sender { outbox, tell, trouble: None, failures: 0, spoke: None };
+    let mut sender = Sender { outbox, tell, last_error: None, failures: 0, last_accepted: None };
     while sender.step() {}
 }
 
@@ -138,39 +144,39 @@ struct Sender<'a> {
     outbox: &'a Outbox,
     tell: &'a dyn Fn(&str),
     /// The last message about the controller, to log each one once.
-    trouble: Option<String>,
+    last_error: Option<String>,
     failures: u32,
     /// When the controller last accepted a message.
-    spoke: Option<Instant>,
+    last_accepted: Option<Instant>,
 }
 
 impl Sender<'_> {
     /// Sends one message or waits once. Returns false when finished.
     fn step(&mut self) -> bool {
         let mut inside = self.outbox.lock();
-        let next = inside.spool.first();
+        let next = inside.spool.next_message();
         if inside.closing && (next.is_none() || self.failures > 0) {
-            inside.spool.not_taken();
+            inside.spool.mark_retry();
             return false;
         }
-        let quiet = self.spoke.map_or(HEARTBEAT, |spoke| spoke.elapsed());
+        let quiet = self.last_accepted.map_or(HEARTBEAT, |spoke| spoke.elapsed());
         if next.is_none() && quiet < HEARTBEAT {
             let (_inside, _timeout) =
                 self.outbox.wake.wait_timeout(inside, HEARTBEAT - quiet).unwrap_or_else(PoisonError::into_inner);
             return true;
         }
-        let limit = if inside.closing { LAST_EXCHANGE } else { EXCHANGE };
+        let limit = if inside.closing { SHUTDOWN_EXCHANGE_TIMEOUT } else { EXCHANGE_TIMEOUT };
         let route = Arc::clone(&inside.route);
         let mut report = match &next {
             Some(next) => next.message(&route),
             None => bare(&route, inside.spool.number()),
         };
-        let behind = inside.spool.len() - usize::from(matches!(next, Some(Next::Report(_))));
+        let behind = inside.spool.len() - usize::from(matches!(next, Some(NextMessage::Report(_))));
         report.versions.waiting = u32::try_from(behind).unwrap_or(u32::MAX);
         drop(inside);
         let tried = attempt(&route, report, limit);
         let was_large = next.is_some();
-        self.settle(next.as_ref(), tried);
+        self.handle_outcome(next.as_ref(), tried);
         drop(next);
         if was_large {
             memory::give_back();
@@ -178,38 +184,38 @@ impl Sender<'_> {
         true
     }
 
-    fn settle(&mut self, next: Option<&Next>, tried: Tried) {
-        let Tried { fate, said, permit, asked } = tried;
+    fn handle_outcome(&mut self, next: Option<&NextMessage>, tried: Attempt) {
+        let Attempt { outcome: fate, log_message: said, permit, sent_at: asked } = tried;
         let mut inside = self.outbox.lock();
         match (&fate, next) {
-            (Fate::Taken, next) => {
+            (SendOutcome::Accepted, next) => {
                 // A lost permit is renewed within a minute; until then hooks do not drain.
-                let _kept = permit::keep(&inside.state, permit, asked);
+                let _kept = drain_permit::store(&inside.permit_directory, permit, asked);
                 if let Some(next) = next {
-                    inside.spool.taken(next);
+                    inside.spool.mark_accepted(next);
                 }
-                self.spoke = Some(Instant::now());
-                if self.trouble.take().is_some() {
+                self.last_accepted = Some(Instant::now());
+                if self.last_error.take().is_some() {
                     (self.tell)("the controller accepts reports again");
                 }
                 self.failures = 0;
             }
-            (Fate::Refused, Some(next)) => {
-                inside.spool.refused(next);
-                inside.say_all = true;
+            (SendOutcome::Rejected, Some(next)) => {
+                inside.spool.mark_rejected(next);
+                inside.full_report_requested = true;
             }
-            (Fate::Refused, None) | (Fate::Later(_), _) => inside.spool.not_taken(),
+            (SendOutcome::Rejected, None) | (SendOutcome::Retry(_), _) => inside.spool.mark_retry(),
         }
         if let Some(said) = said
-            && self.trouble.as_ref() != Some(&said)
+            && self.last_error.as_ref() != Some(&said)
         {
             (self.tell)(&said);
-            self.trouble = Some(said);
+            self.last_error = Some(said);
         }
         let at_least = match fate {
-            Fate::Taken => return,
-            Fate::Later(at_least) => at_least,
-            Fate::Refused => Duration::ZERO,
+            SendOutcome::Accepted => return,
+            SendOutcome::Retry(at_least) => at_least,
+            SendOutcome::Rejected => Duration::ZERO,
         };
         // An overloaded endpoint sends the same retry-after to all nodes; the jitter spreads them.
         let wait = at_least.max(back_off(self.failures, jitter(inside.route.node.as_str())));
@@ -231,7 +237,7 @@ impl Sender<'_> {
     }
 }
 
-impl Next {
+impl NextMessage {
     /// Builds the message for this entry.
     pub(super) fn message(&self, route: &Route) -> AgentReport {
         match self {
@@ -255,58 +261,64 @@ fn bare(route: &Route, number: u64) -> AgentReport {
 }
 
 /// The result of one attempt.
-pub(super) struct Tried {
-    pub(super) fate: Fate,
+pub(super) struct Attempt {
+    pub(super) outcome: SendOutcome,
     /// Message for the log.
-    said: Option<String>,
+    log_message: Option<String>,
     /// Valid from `asked`.
-    pub(super) permit: Option<Permit>,
-    pub(super) asked: Timestamp,
+    pub(super) permit: Option<DrainPermit>,
+    pub(super) sent_at: Timestamp,
 }
 
-pub(super) fn attempt(route: &Route, mut report: AgentReport, limit: Duration) -> Tried {
+pub(super) fn attempt(route: &Route, mut report: AgentReport, limit: Duration) -> Attempt {
     let asked = now();
-    let failed = |fate, said: String| Tried { fate, said: Some(said), permit: None, asked };
+    let failed = |fate, said: String| Attempt { outcome: fate, log_message: Some(said), permit: None, sent_at: asked };
     // The machine may have been renamed since the report was stored.
     report.node = route.node.clone();
-    let (key, token) = match &route.proof {
-        Proof::Key(key) => (key.clone(), None),
-        Proof::Token(file) => match Token::read(file) {
+    let (key, token) = match &route.credentials {
+        NodeCredentials::Key(key) => (key.clone(), None),
+        NodeCredentials::Token(file) => match Token::read(file) {
             Ok(token) => (token.key(), Some(token)),
-            Err(error) => return failed(Fate::Later(Duration::ZERO), super::chain(&error)),
+            Err(error) => return failed(SendOutcome::Retry(Duration::ZERO), super::chain(&error)),
         },
     };
     let Ok(bytes) = report.sign(&key) else {
-        return failed(Fate::Refused, "cannot serialise a report; it is counted as lost".to_owned());
+        return failed(SendOutcome::Rejected, "cannot serialise a report; it is counted as lost".to_owned());
     };
     match http::post(&route.address, &route.node, token.as_ref(), &bytes, limit) {
         Ok(reply) => {
-            let (fate, said) = judge(route, &reply);
-            let open = |text: &String| Permit::open(text, &route.node, report.number, &key);
-            Tried { fate, said, permit: reply.permit.as_ref().and_then(open), asked }
+            let (fate, said) = classify_reply(route, &reply);
+            let open = |text: &String| DrainPermit::open(text, &route.node, report.number, &key);
+            Attempt { outcome: fate, log_message: said, permit: reply.permit.as_ref().and_then(open), sent_at: asked }
         }
-        Err(error) => failed(Fate::Later(Duration::ZERO), format!("{} does not answer: {error}", route.address)),
+        Err(error) => failed(SendOutcome::Retry(Duration::ZERO), format!("{} does not answer: {error}", route.address)),
     }
 }
 
-fn judge(route: &Route, reply: &Reply) -> (Fate, Option<String>) {
+fn classify_reply(route: &Route, reply: &Reply) -> (SendOutcome, Option<String>) {
     let address = &route.address;
     let said = |words: &str| Some(format!("{address} {words} ({}: {})", reply.status, reply.text));
-    match (reply.status, &route.proof) {
-        (200..=299, _) => (Fate::Taken, None),
-        (401 | 403, Proof::Key(_)) => (Fate::Later(WAIT_FOR_PEOPLE), said("does not accept this node's credential")),
+    match (reply.status, &route.credentials) {
+        (200..=299, _) => (SendOutcome::Accepted, None),
+        (401 | 403, NodeCredentials::Key(_)) => {
+            (SendOutcome::Retry(OPERATOR_BACKOFF), said("does not accept this node's credential"))
+        }
         // The cluster will renew the token.
-        (401 | 403, Proof::Token(_)) => (Fate::Later(LONGEST_WAIT), said("does not accept this node's token")),
-        (404 | 405, _) => (Fate::Later(WAIT_FOR_PEOPLE), said("does not accept agent reports")),
-        (409, _) => (Fate::Later(WAIT_FOR_PEOPLE), said("does not support reports of this doctor-node version")),
-        (400 | 411 | 413 | 422, _) => (Fate::Refused, said("rejected this report; it is counted as lost")),
-        _ => (Fate::Later(reply.retry_after.unwrap_or_default().min(LONGEST_WAIT)), said("is busy")),
+        (401 | 403, NodeCredentials::Token(_)) => {
+            (SendOutcome::Retry(MAX_BACKOFF), said("does not accept this node's token"))
+        }
+        (404 | 405, _) => (SendOutcome::Retry(OPERATOR_BACKOFF), said("does not accept agent reports")),
+        (409, _) => {
+            (SendOutcome::Retry(OPERATOR_BACKOFF), said("does not support reports of this doctor-node version"))
+        }
+        (400 | 411 | 413 | 422, _) => (SendOutcome::Rejected, said("rejected this report; it is counted as lost")),
+        _ => (SendOutcome::Retry(reply.retry_after.unwrap_or_default().min(MAX_BACKOFF)), said("is busy")),
     }
 }
 
 /// Doubles from one second to one minute. `jitter`, from 0 to 1, subtracts up to half.
 fn back_off(failures: u32, jitter: f64) -> Duration {
-    let whole = FIRST_WAIT.saturating_mul(1 << failures.min(6)).min(LONGEST_WAIT);
+    let whole = FIRST_WAIT.saturating_mul(1 << failures.min(6)).min(MAX_BACKOFF);
     whole.mul_f64(1.0 - jitter.clamp(0.0, 1.0) / 2.0)
 }
 
@@ -320,43 +332,43 @@ fn jitter(node: &str) -> f64 {
 mod tests {
     use super::*;
 
-    fn route(proof: Proof) -> Route {
+    fn route(proof: NodeCredentials) -> Route {
         let (node, address) = (NodeName::new("n1").unwrap(), "http://127.0.0.1:1".parse().unwrap());
-        Route { node, proof, address, versions: Versions::default() }
+        Route { node, credentials: proof, address, versions: Versions::default() }
     }
 
-    fn fate(status: u16, retry_after: Option<u64>) -> Fate {
+    fn fate(status: u16, retry_after: Option<u64>) -> SendOutcome {
         let reply =
             Reply { status, retry_after: retry_after.map(Duration::from_secs), text: String::new(), permit: None };
-        judge(&route(Proof::Key(RunKey::new([1; 32]))), &reply).0
+        classify_reply(&route(NodeCredentials::Key(RunKey::new([1; 32]))), &reply).0
     }
 
     #[test]
     fn only_what_was_kept_is_forgotten_and_only_what_can_never_be_taken_is_given_up() {
-        assert_eq!(fate(200, None), Fate::Taken);
+        assert_eq!(fate(200, None), SendOutcome::Accepted);
         for status in [401, 403, 404, 409] {
-            assert_eq!(fate(status, None), Fate::Later(WAIT_FOR_PEOPLE), "{status}");
+            assert_eq!(fate(status, None), SendOutcome::Retry(OPERATOR_BACKOFF), "{status}");
         }
         for status in [400, 413] {
-            assert_eq!(fate(status, None), Fate::Refused, "{status}");
+            assert_eq!(fate(status, None), SendOutcome::Rejected, "{status}");
         }
         for status in [100, 302, 408, 429, 500, 502, 503, 999] {
-            assert_eq!(fate(status, None), Fate::Later(Duration::ZERO), "{status}");
+            assert_eq!(fate(status, None), SendOutcome::Retry(Duration::ZERO), "{status}");
         }
-        assert_eq!(fate(503, Some(3)), Fate::Later(Duration::from_secs(3)));
-        assert_eq!(fate(503, Some(99_999)), Fate::Later(LONGEST_WAIT), "the wait has a limit");
+        assert_eq!(fate(503, Some(3)), SendOutcome::Retry(Duration::from_secs(3)));
+        assert_eq!(fate(503, Some(99_999)), SendOutcome::Retry(MAX_BACKOFF), "the wait has a limit");
     }
 
     #[test]
     fn a_token_that_is_not_accepted_or_not_there_is_tried_again_soon_and_loses_nothing() {
-        let token = route(Proof::Token("no/such/token".into()));
+        let token = route(NodeCredentials::Token("no/such/token".into()));
         for status in [401, 403] {
             let reply = Reply { status, retry_after: None, text: String::new(), permit: None };
-            assert_eq!(judge(&token, &reply).0, Fate::Later(LONGEST_WAIT), "{status}");
+            assert_eq!(classify_reply(&token, &reply).0, SendOutcome::Retry(MAX_BACKOFF), "{status}");
         }
         let tried = attempt(&token, bare(&token, 1), Duration::from_secs(1));
-        assert_eq!(tried.fate, Fate::Later(Duration::ZERO));
-        assert!(tried.said.is_some_and(|said| said.contains("cannot read the token no/such/token: ")));
+        assert_eq!(tried.outcome, SendOutcome::Retry(Duration::ZERO));
+        assert!(tried.log_message.is_some_and(|said| said.contains("cannot read the token no/such/token: ")));
     }
 
     #[test]

@@ -13,27 +13,27 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use doctor_checks::document::{AgentReport, Dropped};
+use doctor_checks::document::{AgentReport, DroppedReports};
 use doctor_core::{ids::CheckId, time::Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::job::output::put;
+use crate::job::output::write_atomically;
 
 /// The limits of the spool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
+pub struct SpoolLimits {
     pub bytes: u64,
     pub reports: usize,
 }
 
-impl Default for Room {
+impl Default for SpoolLimits {
     fn default() -> Self {
         Self { bytes: 64 << 20, reports: 10_000 }
     }
 }
 
 /// The limits of reports that could not be written to disk. They are lost with the process.
-const MEMORY_ROOM: Room = Room { bytes: 4 << 20, reports: 64 };
+const MEMORY_LIMITS: SpoolLimits = SpoolLimits { bytes: 4 << 20, reports: 64 };
 
 /// Numbers are reserved on disk in blocks: no number is used twice, and a heartbeat costs no write.
 const BLOCK: u64 = 1024;
@@ -44,19 +44,19 @@ const MOST_NUMBER: u64 = 1 << 62;
 #[derive(Debug)]
 pub struct Spool {
     directory: PathBuf,
-    room: Room,
-    waiting: VecDeque<Waiting>,
+    limits: SpoolLimits,
+    queue: VecDeque<SpooledReport>,
     lost: Option<Lost>,
     next: u64,
     reserved: u64,
     /// The report being sent. The controller may have stored it already, so it must not count as lost.
     in_flight: Option<u64>,
     /// The current disk error; logged once while it lasts.
-    trouble: Option<String>,
+    disk_error: Option<String>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct SpooledReport {
     number: u64,
     bytes: u64,
     /// Present if the disk write failed.
@@ -70,17 +70,17 @@ struct Lost {
     /// An older number that was not dropped, because it was being sent.
     #[serde(default)]
     spared: Option<u64>,
-    dropped: Dropped,
+    dropped: DroppedReports,
 }
 
 /// The next message to send.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Next {
+pub enum NextMessage {
     Report(Box<AgentReport>),
     /// Counts of dropped reports, sent under this number.
     Lost {
         number: u64,
-        dropped: Dropped,
+        dropped: DroppedReports,
     },
 }
 
@@ -89,7 +89,7 @@ impl Spool {
     ///
     /// # Errors
     /// If the directory cannot be created or read.
-    pub fn open(directory: &Path, room: Room) -> io::Result<Self> {
+    pub fn open(directory: &Path, room: SpoolLimits) -> io::Result<Self> {
         fs::create_dir_all(directory)?;
         let mut numbers = Vec::new();
         for entry in fs::read_dir(directory)? {
@@ -109,16 +109,16 @@ impl Spool {
         let lost = lost.filter(|lost| lost.through <= MOST_NUMBER);
         let counted = lost.as_ref().map_or(0, |lost| lost.through);
         let spared = lost.as_ref().and_then(|lost| lost.spared);
-        let mut spool = Self { directory: directory.to_owned(), room, lost, ..Self::empty() };
+        let mut spool = Self { directory: directory.to_owned(), limits: room, lost, ..Self::empty() };
         for (number, bytes) in numbers {
             if number <= counted && Some(number) != spared {
                 let _gone = fs::remove_file(spool.path(number));
             } else {
-                spool.waiting.push_back(Waiting { number, bytes, body: None });
+                spool.queue.push_back(SpooledReport { number, bytes, body: None });
             }
         }
         let known = fs::read_to_string(directory.join(NUMBER)).ok().and_then(|text| to_number(text.trim()));
-        let newest = spool.waiting.back().map_or(0, |waiting| waiting.number).max(counted);
+        let newest = spool.queue.back().map_or(0, |waiting| waiting.number).max(counted);
         spool.next = known.unwrap_or(0).max(newest + 1);
         spool.reserved = spool.next;
         spool.make_room();
@@ -128,13 +128,13 @@ impl Spool {
     fn empty() -> Self {
         Self {
             directory: PathBuf::new(),
-            room: Room::default(),
-            waiting: VecDeque::new(),
+            limits: SpoolLimits::default(),
+            queue: VecDeque::new(),
             lost: None,
             next: 1,
             reserved: 1,
             in_flight: None,
-            trouble: None,
+            disk_error: None,
         }
     }
 
@@ -142,7 +142,7 @@ impl Spool {
     pub fn number(&mut self) -> u64 {
         if self.next >= self.reserved {
             let reserved = self.next + BLOCK;
-            let kept = put(&self.directory.join(NUMBER), reserved.to_string().as_bytes());
+            let kept = write_atomically(&self.directory.join(NUMBER), reserved.to_string().as_bytes());
             self.note(kept);
             self.reserved = reserved;
         }
@@ -153,30 +153,30 @@ impl Spool {
     /// Stores a report until the controller accepts it.
     pub fn add(&mut self, report: &AgentReport) {
         let Ok(body) = serde_json::to_vec(report) else {
-            self.lose(report.number, &counts(report));
+            self.count_lost(report.number, &counts(report));
             return;
         };
         let bytes = body.len() as u64;
-        let kept = put(&self.path(report.number), &body);
+        let kept = write_atomically(&self.path(report.number), &body);
         let body = kept.is_err().then_some(body);
         self.note(kept);
-        self.waiting.push_back(Waiting { number: report.number, bytes, body });
+        self.queue.push_back(SpooledReport { number: report.number, bytes, body });
         self.make_room();
     }
 
     /// Returns the first message. It counts as being sent until [`Self::taken`], [`Self::not_taken`] or
     /// [`Self::refused`].
-    pub fn first(&mut self) -> Option<Next> {
+    pub fn next_message(&mut self) -> Option<NextMessage> {
         loop {
-            let front = self.waiting.front().map(|waiting| waiting.number);
+            let front = self.queue.front().map(|waiting| waiting.number);
             if let Some(lost) = self.lost.as_ref().filter(|lost| front.is_none_or(|front| lost.through < front)) {
-                return Some(Next::Lost { number: lost.through, dropped: lost.dropped.clone() });
+                return Some(NextMessage::Lost { number: lost.through, dropped: lost.dropped.clone() });
             }
             let number = front?;
             match self.read(number) {
                 Some(report) => {
                     self.in_flight = Some(number);
-                    return Some(Next::Report(Box::new(report)));
+                    return Some(NextMessage::Report(Box::new(report)));
                 }
                 // Truncated or of another version: it can never be sent.
                 None => self.drop_at(0),
@@ -185,47 +185,47 @@ impl Spool {
     }
 
     /// Removes a message that the controller has accepted.
-    pub fn taken(&mut self, next: &Next) {
+    pub fn mark_accepted(&mut self, next: &NextMessage) {
         self.in_flight = None;
         match next {
-            Next::Report(report) => self.remove(report.number),
-            Next::Lost { dropped, .. } => self.told(dropped),
+            NextMessage::Report(report) => self.remove(report.number),
+            NextMessage::Lost { dropped, .. } => self.subtract_reported(dropped),
         }
     }
 
     /// Keeps the message for another attempt.
-    pub fn not_taken(&mut self) {
+    pub fn mark_retry(&mut self) {
         self.in_flight = None;
     }
 
     /// Counts a message as lost that the controller will never accept.
-    pub fn refused(&mut self, next: &Next) {
+    pub fn mark_rejected(&mut self, next: &NextMessage) {
         self.in_flight = None;
         match next {
-            Next::Report(report) => {
-                self.lose(report.number, &counts(report));
+            NextMessage::Report(report) => {
+                self.count_lost(report.number, &counts(report));
                 self.remove(report.number);
             }
-            Next::Lost { dropped, .. } => self.told(dropped),
+            NextMessage::Lost { dropped, .. } => self.subtract_reported(dropped),
         }
     }
 
     pub fn len(&self) -> usize {
-        self.waiting.len()
+        self.queue.len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.waiting.is_empty() && self.lost.is_none()
+        self.queue.is_empty() && self.lost.is_none()
     }
 
     /// Returns the number of dropped reports that have not been reported yet.
-    pub fn lost(&self) -> u64 {
+    pub fn lost_count(&self) -> u64 {
         self.lost.as_ref().map_or(0, |lost| lost.dropped.reports)
     }
 
     /// Returns the current disk error.
-    pub fn trouble(&self) -> Option<&str> {
-        self.trouble.as_deref()
+    pub fn disk_error(&self) -> Option<&str> {
+        self.disk_error.as_deref()
     }
 
     fn path(&self, number: u64) -> PathBuf {
@@ -233,7 +233,7 @@ impl Spool {
     }
 
     fn read(&self, number: u64) -> Option<AgentReport> {
-        let kept = self.waiting.iter().find(|waiting| waiting.number == number)?;
+        let kept = self.queue.iter().find(|waiting| waiting.number == number)?;
         let report: AgentReport = match &kept.body {
             Some(body) => serde_json::from_slice(body).ok()?,
             None => serde_json::from_slice(&fs::read(self.path(number)).ok()?).ok()?,
@@ -242,32 +242,32 @@ impl Spool {
     }
 
     fn make_room(&mut self) {
-        while self.waiting.len() > 1 && (over(&self.waiting, self.room, |_| true) || self.memory_is_full()) {
-            let front_flies = self.waiting.front().map(|waiting| waiting.number) == self.in_flight;
+        while self.queue.len() > 1 && (over(&self.queue, self.limits, |_| true) || self.memory_is_full()) {
+            let front_flies = self.queue.front().map(|waiting| waiting.number) == self.in_flight;
             self.drop_at(usize::from(front_flies));
         }
     }
 
     fn memory_is_full(&self) -> bool {
-        over(&self.waiting, MEMORY_ROOM, |waiting| waiting.body.is_some())
+        over(&self.queue, MEMORY_LIMITS, |waiting| waiting.body.is_some())
     }
 
     fn drop_at(&mut self, place: usize) {
-        let Some(waiting) = self.waiting.get(place) else { return };
+        let Some(waiting) = self.queue.get(place) else { return };
         let number = waiting.number;
         let dropped = match self.read(number) {
             Some(report) => counts(&report),
             // Its content and time are unknown.
             None => {
                 let at = self.lost.as_ref().map_or_else(crate::clock::now, |lost| lost.dropped.to);
-                Dropped { reports: 1, checks: BTreeMap::new(), from: at, to: at }
+                DroppedReports { reports: 1, checks: BTreeMap::new(), from: at, to: at }
             }
         };
-        self.lose(number, &dropped);
+        self.count_lost(number, &dropped);
         self.remove(number);
     }
 
-    fn lose(&mut self, number: u64, dropped: &Dropped) {
+    fn count_lost(&mut self, number: u64, dropped: &DroppedReports) {
         let lost = match self.lost.take() {
             Some(mut lost) => {
                 lost.through = lost.through.max(number);
@@ -282,7 +282,7 @@ impl Spool {
     }
 
     /// Subtracts counts that the controller has accepted; more may have been added meanwhile.
-    fn told(&mut self, told: &Dropped) {
+    fn subtract_reported(&mut self, told: &DroppedReports) {
         let Some(mut lost) = self.lost.take() else { return };
         lost.dropped.reports = lost.dropped.reports.saturating_sub(told.reports);
         for (check, times) in &told.checks {
@@ -298,7 +298,9 @@ impl Spool {
     fn write_lost(&mut self) {
         let path = self.directory.join(LOST);
         let written = match &self.lost {
-            Some(lost) => serde_json::to_vec(lost).map_err(io::Error::from).and_then(|text| put(&path, &text)),
+            Some(lost) => {
+                serde_json::to_vec(lost).map_err(io::Error::from).and_then(|text| write_atomically(&path, &text))
+            }
             None => fs::remove_file(&path).or_else(|error| match error.kind() {
                 io::ErrorKind::NotFound => Ok(()),
                 _ => Err(error),
@@ -308,13 +310,13 @@ impl Spool {
     }
 
     fn remove(&mut self, number: u64) {
-        self.waiting.retain(|waiting| waiting.number != number);
+        self.queue.retain(|waiting| waiting.number != number);
         // Absent if it was only in memory.
         let _absent = fs::remove_file(self.path(number));
     }
 
     fn note(&mut self, done: io::Result<()>) {
-        self.trouble = done.err().map(|error| format!("{}: {error}", self.directory.display()));
+        self.disk_error = done.err().map(|error| format!("{}: {error}", self.directory.display()));
     }
 }
 
@@ -329,7 +331,7 @@ fn to_number(text: &str) -> Option<u64> {
     text.parse().ok().filter(|number| *number <= MOST_NUMBER)
 }
 
-fn over(waiting: &VecDeque<Waiting>, room: Room, which: impl Fn(&&Waiting) -> bool) -> bool {
+fn over(waiting: &VecDeque<SpooledReport>, room: SpoolLimits, which: impl Fn(&&SpooledReport) -> bool) -> bool {
     let (mut reports, mut bytes) = (0, 0);
     for waiting in waiting.iter().filter(which) {
         reports += 1;
@@ -338,13 +340,13 @@ fn over(waiting: &VecDeque<Waiting>, room: Room, which: impl Fn(&&Waiting) -> bo
     reports > room.reports || bytes > room.bytes
 }
 
-fn counts(report: &AgentReport) -> Dropped {
+fn counts(report: &AgentReport) -> DroppedReports {
     let mut checks: BTreeMap<CheckId, u64> = BTreeMap::new();
     for evidence in &report.checks {
         *checks.entry(evidence.test.clone()).or_default() += 1;
     }
     let at: Timestamp = report.at;
-    Dropped { reports: 1, checks, from: at, to: at }
+    DroppedReports { reports: 1, checks, from: at, to: at }
 }
 
 #[cfg(test)]

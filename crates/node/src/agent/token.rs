@@ -11,7 +11,7 @@ use std::{
 use doctor_checks::document::RunKey;
 
 /// A cluster's token has about 1 KiB; anything longer is not a token.
-const MOST_BYTES: u64 = 16 << 10;
+const MAX_BYTES: u64 = 16 << 10;
 
 /// A token that was just read.
 #[derive(Clone, PartialEq, Eq)]
@@ -27,7 +27,7 @@ impl fmt::Debug for Token {
 pub enum TokenError {
     #[error("cannot read the token {}", .path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("{} is not a token: one line of letters, digits and `._-`, at most {MOST_BYTES} bytes", .0.display())]
+    #[error("{} is not a token: one line of letters, digits and `._-`, at most {MAX_BYTES} bytes", .0.display())]
     NotOne(PathBuf),
 }
 
@@ -38,7 +38,7 @@ impl Token {
     /// If the file cannot be read or does not hold a token.
     pub fn read(path: &Path) -> Result<Self, TokenError> {
         let mut text = String::new();
-        let read = File::open(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_string(&mut text));
+        let read = File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text));
         match read {
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 return Err(TokenError::NotOne(path.to_owned()));
@@ -49,7 +49,7 @@ impl Token {
         let token = text.trim_end_matches(['\n', '\r']);
         // It becomes an HTTP header: it must not contain a line break.
         let plain = token.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-~+/=".contains(&byte));
-        if token.is_empty() || text.len() as u64 > MOST_BYTES || !plain {
+        if token.is_empty() || text.len() as u64 > MAX_BYTES || !plain {
             return Err(TokenError::NotOne(path.to_owned()));
         }
         Ok(Self(token.to_owned()))
@@ -62,7 +62,7 @@ impl Token {
 
     /// The key that signs reports.
     pub fn key(&self) -> RunKey {
-        RunKey::of_token(&self.0)
+        RunKey::from_token(&self.0)
     }
 }
 

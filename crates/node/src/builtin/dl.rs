@@ -8,7 +8,7 @@ use doctor_core::{
     observation::{FailureKind, ProbeFailure},
     time::Span,
 };
-use doctor_gpu::dl::{self, Options, control::Planted};
+use doctor_gpu::dl::{self, Options, negative_control::InjectedErrorKind};
 
 /// Arguments from the check, and further ones for manual use.
 #[derive(Debug, Parser)]
@@ -19,7 +19,7 @@ struct Arguments {
     heat: Span,
     /// Plant one error of this kind into each product: zero, bit-flip, not-a-number or repeated
     #[arg(long, value_parser = kind)]
-    inject: Option<Planted>,
+    inject: Option<InjectedErrorKind>,
     /// Plant this many errors of each kind after the test, and count those that are detected
     #[arg(long, default_value_t = 0)]
     trials: u64,
@@ -30,14 +30,14 @@ struct Arguments {
     nvml: OsString,
 }
 
-fn kind(name: &str) -> Result<Planted, String> {
-    let known = || Planted::ALL.iter().map(|planted| planted.name()).collect::<Vec<_>>().join(", ");
-    Planted::from_name(name).ok_or_else(|| format!("expected one of {}", known()))
+fn kind(name: &str) -> Result<InjectedErrorKind, String> {
+    let known = || InjectedErrorKind::ALL.iter().map(|planted| planted.name()).collect::<Vec<_>>().join(", ");
+    InjectedErrorKind::from_name(name).ok_or_else(|| format!("expected one of {}", known()))
 }
 
 pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
     let Arguments { heat, inject, trials, cuda, nvml } = Arguments::try_parse_from(args)
         .map_err(|error| ProbeFailure::new(FailureKind::Failed, error.to_string().trim().to_owned()))?;
-    let options = Options { cuda, nvml, heat: heat.to_std(), inject, trials };
+    let options = Options { cuda, nvml, load_time: heat.to_std(), inject, trials };
     dl::run(&options, &|line| eprintln!("{line}"))
 }

@@ -12,7 +12,7 @@ mod program;
 mod storage;
 
 #[doc(hidden)]
-pub use collective::fuzzed;
+pub use collective::fuzz_targets;
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -23,22 +23,22 @@ use rustix::process::Signal;
 use crate::builtin_test::BuiltinTest;
 
 /// Stays valid if an update replaces the running program.
-const OURSELVES: &str = "/proc/self/exe";
+const SELF_EXE: &str = "/proc/self/exe";
 
 /// A subtask that may hang and therefore has its own process: its name and its function.
-type Hand = (&'static str, fn(&[OsString]) -> ExitCode);
-static HANDS: &[Hand] = &[
-    (collective::WORK, collective::work),
-    (dcgm::KEEP, dcgm::keep),
-    (program::BOUND, program::bound),
-    (storage::KEEP, storage::keep),
+type Subtask = (&'static str, fn(&[OsString]) -> ExitCode);
+static SUBTASKS: &[Subtask] = &[
+    (collective::SUBTASK, collective::run_worker),
+    (dcgm::SUBTASK, dcgm::run_keeper),
+    (program::SUBTASK, program::exec_bound),
+    (storage::SUBTASK, storage::run_keeper),
     (storage::ENTER, storage::enter),
 ];
 
 /// Entry point of a test's process.
 pub fn run(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     let name = args.next().and_then(|name| name.into_string().ok());
-    if let Some((_, work)) = HANDS.iter().find(|(hand, _)| name.as_deref() == Some(hand)) {
+    if let Some((_, work)) = SUBTASKS.iter().find(|(hand, _)| name.as_deref() == Some(hand)) {
         return work(&args.collect::<Vec<_>>());
     }
     // Without a parent, no process would read the result.
@@ -49,11 +49,11 @@ pub fn run(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     };
     let args = args.collect();
     let answer = match test {
-        BuiltinTest::Collective => measured(collective::run(args)),
+        BuiltinTest::Collective => to_output(collective::run(args)),
         BuiltinTest::Dcgm => dcgm::run(args),
-        BuiltinTest::Dl => measured(dl::run(args)),
-        BuiltinTest::Fabric => measured(fabric::run(args)),
-        BuiltinTest::Storage => measured(storage::run(args)),
+        BuiltinTest::Dl => to_output(dl::run(args)),
+        BuiltinTest::Fabric => to_output(fabric::run(args)),
+        BuiltinTest::Storage => to_output(storage::run(args)),
     };
     match serde_json::to_writer(std::io::stdout().lock(), &answer) {
         Ok(()) => ExitCode::SUCCESS,
@@ -62,7 +62,7 @@ pub fn run(mut args: impl Iterator<Item = OsString>) -> ExitCode {
 }
 
 /// Converts the result of a test that measures by itself.
-fn measured(result: Result<Measurements, ProbeFailure>) -> ProbeOutput {
+fn to_output(result: Result<Measurements, ProbeFailure>) -> ProbeOutput {
     let failed = |error| {
         let text = format!("cannot serialise the measurements: {error}");
         ProbeOutput::Failed(ProbeFailure::new(FailureKind::Failed, text))

@@ -14,11 +14,11 @@ use std::{
 
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
-use super::OURSELVES;
+use super::SELF_EXE;
 use crate::runner::{BUILTIN_ARGUMENT, KEY_VARIABLE};
 
 /// The subtask name under which this program executes another one.
-pub(super) const BOUND: &str = "bound";
+pub(super) const SUBTASK: &str = "bound";
 
 /// An installed program.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,26 +28,26 @@ pub(super) struct Program {
 
 /// The signal that the program gets when the test ends before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum AtTheEnd {
+pub(super) enum EndSignal {
     /// SIGTERM: it has to clean up.
-    Ask,
+    Term,
     /// SIGKILL.
     Kill,
 }
 
-impl AtTheEnd {
-    const ALL: &'static [Self] = &[Self::Ask, Self::Kill];
+impl EndSignal {
+    const ALL: &'static [Self] = &[Self::Term, Self::Kill];
 
     const fn code(self) -> &'static str {
         match self {
-            Self::Ask => "ask",
+            Self::Term => "ask",
             Self::Kill => "kill",
         }
     }
 
     const fn signal(self) -> Signal {
         match self {
-            Self::Ask => Signal::TERM,
+            Self::Term => Signal::TERM,
             Self::Kill => Signal::KILL,
         }
     }
@@ -70,20 +70,20 @@ impl Program {
     }
 
     /// Builds a command, to which arguments are added. Its locale is C, and it does not get the run's key.
-    pub(super) fn command(&self, at_the_end: AtTheEnd) -> Command {
-        let mut command = Command::new(OURSELVES);
-        command.args([BUILTIN_ARGUMENT, BOUND, at_the_end.code(), &getpid().to_string()]).arg(&self.path);
+    pub(super) fn command(&self, at_the_end: EndSignal) -> Command {
+        let mut command = Command::new(SELF_EXE);
+        command.args([BUILTIN_ARGUMENT, SUBTASK, at_the_end.code(), &getpid().to_string()]).arg(&self.path);
         command.env("LC_ALL", "C").env_remove(KEY_VARIABLE);
         command
     }
 }
 
 /// Entry point of the process that executes the program.
-pub(super) fn bound(args: &[OsString]) -> ExitCode {
+pub(super) fn exec_bound(args: &[OsString]) -> ExitCode {
     let [at_the_end, parent, program, args @ ..] = args else { return ExitCode::FAILURE };
-    let at_the_end = AtTheEnd::ALL.iter().find(|known| at_the_end == known.code());
+    let at_the_end = EndSignal::ALL.iter().find(|known| at_the_end == known.code());
     let Some(Ok(())) = at_the_end.map(|known| set_parent_process_death_signal(Some(known.signal()))) else {
-        eprintln!("{BOUND} is internal to doctor-node");
+        eprintln!("{SUBTASK} is internal to doctor-node");
         return ExitCode::FAILURE;
     };
     // A parent that ended earlier sends no signal any more.

@@ -11,7 +11,7 @@ use doctor_core::{
 };
 use serde::Serialize;
 
-use super::Answer;
+use super::CheckResult;
 
 /// One finding, or one check without findings.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -26,7 +26,7 @@ pub struct Row<'a> {
 }
 
 /// Flattens answers in the order of checks, the worst finding of each check first.
-pub fn rows(answers: &[Answer]) -> Vec<Row<'_>> {
+pub fn rows(answers: &[CheckResult]) -> Vec<Row<'_>> {
     let mut rows = Vec::new();
     for answer in answers {
         if answer.findings.is_empty() {
@@ -55,7 +55,7 @@ pub fn rows(answers: &[Answer]) -> Vec<Row<'_>> {
 
 /// Renders a table: failures by severity, then inconclusive, then passed checks, then the meaning of the severities.
 /// Checks that do not apply are grouped by reason, or listed one per line with `every_line`.
-pub fn table(answers: &[Answer], every_line: bool) -> String {
+pub fn table(answers: &[CheckResult], every_line: bool) -> String {
     let rows = rows(answers);
     let shown = |verdict: Verdict| rows.iter().filter(move |row| row.verdict == verdict);
     let width = rows.iter().map(|row| row.check.as_str().len()).max().unwrap_or(0).max("CHECK".len());
@@ -112,7 +112,7 @@ fn wrapped(words: &[&str]) -> Vec<String> {
 }
 
 /// Returns one line with the counts per verdict and the total time.
-pub fn summary(answers: &[Answer]) -> String {
+pub fn summary(answers: &[CheckResult]) -> String {
     let count = |verdict: Verdict| answers.iter().filter(|answer| answer.verdict == verdict).count();
     let took = answers.iter().fold(Span::ZERO, |sum, answer| Span::from_millis(sum.millis() + answer.took.millis()));
     format!(

@@ -7,13 +7,13 @@ use std::{fs, io, path::Path, time::Duration};
 
 use doctor_core::time::Timestamp;
 
-use super::{settings::Epilog, surroundings::Surroundings};
-use crate::job::output::put;
+use super::{settings::Epilog, slurm_env::SlurmEnv};
+use crate::job::output::write_atomically;
 
 const FOLDER: &str = "jobs";
 /// The newest are kept.
-const MOST_KEPT: usize = 32;
-const KEPT_FOR: Duration = Duration::from_secs(86_400);
+const MAX_FILES: usize = 32;
+const RETENTION: Duration = Duration::from_secs(86_400);
 
 /// A job, and how it and its steps ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,39 +33,39 @@ struct Status {
 
 impl Status {
     /// Parses `CODE:SIGNAL`.
-    fn pair(text: &str) -> Option<Self> {
+    fn parse_pair(text: &str) -> Option<Self> {
         let (code, signal) = text.split_once(':')?;
         Some(Self { code: code.parse().ok()?, signal: signal.parse().ok()? })
     }
 
     /// Parses a status of wait(2).
-    fn raw(text: &str) -> Option<Self> {
+    fn from_wait_status(text: &str) -> Option<Self> {
         let status: u32 = text.parse().ok()?;
         Some(Self { code: u8::try_from(status >> 8 & 0xff).ok()?, signal: u8::try_from(status & 0x7f).ok()? })
     }
 
     /// Returns the signal that ended it, including a shell's exit code of 128 plus the signal.
-    fn by_signal(self) -> Option<u8> {
+    fn signal_or_shell_signal(self) -> Option<u8> {
         match (self.signal, self.code) {
             (0, code) => code.checked_sub(128).filter(|signal| (1..=64).contains(signal)),
             (signal, _) => Some(signal),
         }
     }
 
-    const fn is_well(self) -> bool {
+    const fn is_success(self) -> bool {
         self.code == 0 && self.signal == 0
     }
 }
 
 impl JobEnd {
     /// Reads Slurm's environment of an epilog. `None` outside of one, or if this Slurm does not set the variables.
-    pub(super) fn told(surroundings: &Surroundings) -> Option<Self> {
+    pub(super) fn from_env(surroundings: &SlurmEnv) -> Option<Self> {
         let job = surroundings.get("SLURM_JOB_ID").or_else(|| surroundings.get("SLURM_JOBID"))?;
         if job.len() > 20 || !job.bytes().all(|byte| byte.is_ascii_digit()) {
             return None;
         }
-        let pair = surroundings.get("SLURM_JOB_EXIT_CODE2").and_then(Status::pair);
-        let raw = |name| surroundings.get(name).and_then(Status::raw);
+        let pair = surroundings.get("SLURM_JOB_EXIT_CODE2").and_then(Status::parse_pair);
+        let raw = |name| surroundings.get(name).and_then(Status::from_wait_status);
         let user = surroundings.get("SLURM_JOB_USER").unwrap_or("?");
         let plain = |c: &char| c.is_ascii_alphanumeric() || "._-@$".contains(*c);
         Some(Self {
@@ -76,37 +76,37 @@ impl JobEnd {
         })
     }
 
-    pub(super) const fn is_well(&self) -> bool {
-        self.batch.is_well() && self.step.is_well()
+    pub(super) const fn is_success(&self) -> bool {
+        self.batch.is_success() && self.step.is_success()
     }
 
     /// Whether deeper checks run after this end.
-    pub(super) fn calls_for_a_look(&self, settings: &Epilog) -> bool {
+    pub(super) fn needs_deeper_checks(&self, settings: &Epilog) -> bool {
         [self.batch, self.step].into_iter().any(|status| {
-            let by_signal = status.by_signal().is_some_and(|signal| settings.signals.contains(&signal));
+            let by_signal = status.signal_or_shell_signal().is_some_and(|signal| settings.signals.contains(&signal));
             by_signal || (status.code != 0 && settings.exit_codes.contains(&status.code))
         })
     }
 
     /// Formats the end for the log line.
-    pub(super) fn words(&self) -> String {
-        let worst = if self.batch.is_well() { self.step } else { self.batch };
-        match (worst.by_signal(), worst.code) {
-            _ if worst.is_well() => format!("job {} succeeded", self.job),
+    pub(super) fn summary(&self) -> String {
+        let worst = if self.batch.is_success() { self.step } else { self.batch };
+        match (worst.signal_or_shell_signal(), worst.code) {
+            _ if worst.is_success() => format!("job {} succeeded", self.job),
             (Some(signal), _) => format!("job {} ended by signal {signal}", self.job),
             (None, code) => format!("job {} ended with code {code}", self.job),
         }
     }
 
     /// Stores the end in the format that the check reads.
-    pub(super) fn keep(&self, state: &Path, at: Timestamp) -> io::Result<()> {
+    pub(super) fn store(&self, state: &Path, at: Timestamp) -> io::Result<()> {
         let folder = state.join(FOLDER);
         let JobEnd { job, user, batch, step } = self;
         let text = format!(
             "job {job}\nuser {user}\nended {at}\nbatch {}:{}\nstep {}:{}\n",
             batch.code, batch.signal, step.code, step.signal
         );
-        put(&folder.join(job), text.as_bytes())?;
+        write_atomically(&folder.join(job), text.as_bytes())?;
         tidy(&folder)
     }
 }
@@ -120,7 +120,7 @@ fn tidy(folder: &Path) -> io::Result<()> {
     kept.sort();
     kept.reverse();
     for (number, (changed, path)) in kept.into_iter().enumerate() {
-        if number >= MOST_KEPT || changed.elapsed().is_ok_and(|age| age > KEPT_FOR) {
+        if number >= MAX_FILES || changed.elapsed().is_ok_and(|age| age > RETENTION) {
             fs::remove_file(path)?;
         }
     }
@@ -130,7 +130,7 @@ fn tidy(folder: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hook::surroundings::tests::of;
+    use crate::hook::slurm_env::tests::of;
 
     fn ended(pair: &str, derived: &str) -> JobEnd {
         let told = of(&[
@@ -139,7 +139,7 @@ mod tests {
             ("SLURM_JOB_EXIT_CODE2", pair),
             ("SLURM_JOB_DERIVED_EC", derived),
         ]);
-        JobEnd::told(&told).unwrap()
+        JobEnd::from_env(&told).unwrap()
     }
 
     #[test]
@@ -156,19 +156,19 @@ mod tests {
             ("0:0", "7", true, "job 17 ended by signal 7"),
         ] {
             let end = ended(pair, derived);
-            assert_eq!((end.calls_for_a_look(&Epilog::default()), end.words().as_str()), (looks, words));
+            assert_eq!((end.needs_deeper_checks(&Epilog::default()), end.summary().as_str()), (looks, words));
         }
         let codes = Epilog { exit_codes: vec![3], ..Epilog::default() };
-        assert!(ended("3:0", "0").calls_for_a_look(&codes) && !ended("0:0", "0").calls_for_a_look(&codes));
+        assert!(ended("3:0", "0").needs_deeper_checks(&codes) && !ended("0:0", "0").needs_deeper_checks(&codes));
     }
 
     #[test]
     fn what_slurm_does_not_say_is_not_made_up() {
-        assert_eq!(JobEnd::told(&of(&[])), None);
-        assert_eq!(JobEnd::told(&of(&[("SLURM_JOB_ID", "17")])), None);
-        assert_eq!(JobEnd::told(&of(&[("SLURM_JOB_ID", "../etc"), ("SLURM_JOB_EXIT_CODE2", "0:0")])), None);
-        let raw = JobEnd::told(&of(&[("SLURM_JOBID", "17"), ("SLURM_JOB_EXIT_CODE", "35584")])).unwrap();
-        assert_eq!(raw.words(), "job 17 ended by signal 11");
+        assert_eq!(JobEnd::from_env(&of(&[])), None);
+        assert_eq!(JobEnd::from_env(&of(&[("SLURM_JOB_ID", "17")])), None);
+        assert_eq!(JobEnd::from_env(&of(&[("SLURM_JOB_ID", "../etc"), ("SLURM_JOB_EXIT_CODE2", "0:0")])), None);
+        let raw = JobEnd::from_env(&of(&[("SLURM_JOBID", "17"), ("SLURM_JOB_EXIT_CODE", "35584")])).unwrap();
+        assert_eq!(raw.summary(), "job 17 ended by signal 11");
     }
 
     #[test]
@@ -176,10 +176,10 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         for job in 0..40 {
             let end = JobEnd { job: format!("{job}"), ..ended("0:6", "0") };
-            end.keep(state.path(), Timestamp::from_secs(1_794_700_800)).unwrap();
+            end.store(state.path(), Timestamp::from_secs(1_794_700_800)).unwrap();
         }
         let folder = state.path().join(FOLDER);
-        assert_eq!(fs::read_dir(&folder).unwrap().count(), MOST_KEPT);
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), MAX_FILES);
         let text = fs::read_to_string(folder.join("39")).unwrap();
         assert_eq!(text, "job 39\nuser ann\nended 2026-11-15T00:00:00Z\nbatch 0:6\nstep 0:0\n");
     }

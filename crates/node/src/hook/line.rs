@@ -6,31 +6,31 @@ use std::{
     path::Path,
 };
 
-use super::Moment;
+use super::HookKind;
 use crate::clock::now;
 
 const FILE: &str = "hook.log";
-const BEFORE: &str = "hook.log.1";
+const ROTATED_FILE: &str = "hook.log.1";
 /// Some ten thousand lines per file; there are two.
-const MOST_BYTES: u64 = 1 << 20;
+const MAX_BYTES: u64 = 1 << 20;
 
 /// Prints and logs the line. Slurm gets it even if it cannot be logged.
-pub(super) fn say(state: &Path, moment: Moment, words: &str) {
+pub(super) fn log_line(state: &Path, moment: HookKind, words: &str) {
     let words = words.replace(|c: char| c.is_control(), " ");
-    tell_slurm(&format!("doctor-node: {}: {words}", moment.word()));
+    print_stderr(&format!("doctor-node: {}: {words}", moment.as_str()));
     let path = state.join(FILE);
     let _made = fs::create_dir_all(state);
-    if fs::metadata(&path).is_ok_and(|file| file.len() >= MOST_BYTES) {
-        let _turned = fs::rename(&path, state.join(BEFORE));
+    if fs::metadata(&path).is_ok_and(|file| file.len() >= MAX_BYTES) {
+        let _turned = fs::rename(&path, state.join(ROTATED_FILE));
     }
-    let line = format!("{} {}: {words}\n", now(), moment.word());
+    let line = format!("{} {}: {words}\n", now(), moment.as_str());
     // One write per line: hooks of several jobs may run concurrently.
     let _kept =
         File::options().create(true).append(true).open(path).and_then(|mut file| file.write_all(line.as_bytes()));
 }
 
 /// Prints to standard error. A closed pipe or a full disk is no reason to fail a job.
-pub(super) fn tell_slurm(line: &str) {
+pub(super) fn print_stderr(line: &str) {
     let _said = writeln!(io::stderr(), "{line}");
 }
 
@@ -52,13 +52,13 @@ mod tests {
     #[test]
     fn lines_are_kept_up_to_a_limit_and_never_break_in_two() {
         let state = tempfile::tempdir().unwrap();
-        say(state.path(), Moment::Health, "one\nand the same");
+        log_line(state.path(), HookKind::Health, "one\nand the same");
         let text = fs::read_to_string(state.path().join(FILE)).unwrap();
         assert!(text.ends_with(" health: one and the same\n"), "{text}");
         assert_eq!(text.lines().count(), 1);
-        fs::write(state.path().join(FILE), vec![b'x'; usize::try_from(MOST_BYTES).unwrap()]).unwrap();
-        say(state.path(), Moment::Prolog, "two");
+        fs::write(state.path().join(FILE), vec![b'x'; usize::try_from(MAX_BYTES).unwrap()]).unwrap();
+        log_line(state.path(), HookKind::Prolog, "two");
         assert_eq!(fs::read_to_string(state.path().join(FILE)).unwrap().lines().count(), 1);
-        assert_eq!(fs::metadata(state.path().join(BEFORE)).unwrap().len(), MOST_BYTES);
+        assert_eq!(fs::metadata(state.path().join(ROTATED_FILE)).unwrap().len(), MAX_BYTES);
     }
 }

@@ -13,17 +13,17 @@
 //! ([`alone`]) the hook drains its node itself, under the same limits. A fresh verdict of the agent or of an earlier
 //! hook is reused.
 
-mod alone;
+mod checks;
 #[doc(hidden)]
-pub mod fuzzed;
+pub mod fuzz_targets;
 mod job_end;
 mod line;
-mod look;
 mod nodes;
 mod reporting;
 mod settings;
 mod slurm;
-mod surroundings;
+mod slurm_env;
+mod standalone;
 mod work;
 
 use std::{
@@ -39,8 +39,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     runner::{
-        abandoned::AbandonedProbes,
-        child::{self, Echo, Ended, Limits},
+        child::{self, ChildOutcome, Echo, Limits},
+        hung_probes::HungProbes,
     },
     stop::Stop,
 };
@@ -53,20 +53,20 @@ pub const HOOK_ARGUMENT: &str = "__hook";
 /// Exit codes of a hook.
 pub mod exit {
     /// Continue; also if the result is unknown.
-    pub const GO_ON: u8 = 0;
+    pub const CONTINUE: u8 = 0;
     /// Prolog only: do not start the job here. Slurm drains the node and requeues the job.
-    pub const STOP: u8 = 1;
+    pub const BLOCK_JOB: u8 = 1;
 }
 
 /// Time for a worker to exit after SIGTERM, and again after SIGKILL; a kill without effect by then has none.
 const GRACE: Duration = Duration::from_millis(300);
 /// One line, and whatever a library prints.
-const MOST_WORDS: usize = 64 << 10;
+const MAX_OUTPUT_BYTES: usize = 64 << 10;
 
 /// Which of Slurm's hooks runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Moment {
+pub enum HookKind {
     /// HealthCheckProgram: periodically, on every node
     Health,
     /// Prolog: before a job
@@ -75,10 +75,10 @@ pub enum Moment {
     Epilog,
 }
 
-impl Moment {
+impl HookKind {
     pub const ALL: [Self; 3] = [Self::Health, Self::Prolog, Self::Epilog];
 
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Health => "health",
             Self::Prolog => "prolog",
@@ -90,84 +90,84 @@ impl Moment {
 /// The worker's input.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Order {
-    moment: Moment,
+struct HookArgs {
+    moment: HookKind,
     settings: Settings,
 }
 
 /// Runs the hook and returns its exit code. `alone` overrides the file. A panic of this program is not a fault of the
 /// node.
-pub fn run(moment: Moment, config: Option<&Path>, alone: bool) -> u8 {
-    std::panic::catch_unwind(|| answer(moment, config, alone)).unwrap_or(exit::GO_ON)
+pub fn run(moment: HookKind, config: Option<&Path>, alone: bool) -> u8 {
+    std::panic::catch_unwind(|| run_hook(moment, config, alone)).unwrap_or(exit::CONTINUE)
 }
 
-fn answer(moment: Moment, config: Option<&Path>, alone: bool) -> u8 {
+fn run_hook(moment: HookKind, config: Option<&Path>, alone: bool) -> u8 {
     // The files in the state directory describe users' jobs.
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
     let mut settings = match Settings::load(config) {
         Ok(settings) => settings,
         Err(error) => {
             // Without settings there is no state directory to log to.
-            let said = format!("doctor-node: {}: no check ran: {}", moment.word(), line::chain(&error));
-            line::tell_slurm(&said);
-            return exit::GO_ON;
+            let said = format!("doctor-node: {}: no check ran: {}", moment.as_str(), line::chain(&error));
+            line::print_stderr(&said);
+            return exit::CONTINUE;
         }
     };
     settings.alone |= alone;
     let state = settings.state.clone();
-    let (code, said) = supervised(&Order { moment, settings });
-    line::say(&state, moment, &said);
+    let (code, said) = supervised(&HookArgs { moment, settings });
+    line::log_line(&state, moment, &said);
     code
 }
 
 /// Starts the worker and returns its result within the time limit.
-fn supervised(order: &Order) -> (u8, String) {
-    let abandoned = AbandonedProbes::kept_in(&order.settings.state);
-    let what = format!("hook {}", order.moment.word());
+fn supervised(order: &HookArgs) -> (u8, String) {
+    let abandoned = HungProbes::in_directory(&order.settings.state);
+    let what = format!("hook {}", order.moment.as_str());
     if let Some(pid) = abandoned.hanging(&what) {
-        return (exit::GO_ON, format!("inconclusive: an earlier check still hangs in the kernel (process {pid})"));
+        return (exit::CONTINUE, format!("inconclusive: an earlier check still hangs in the kernel (process {pid})"));
     }
     let limit = order.settings.limit(order.moment).to_std();
     let text = match serde_json::to_string(order) {
         Ok(text) => text,
-        Err(error) => return (exit::GO_ON, format!("inconclusive: cannot serialise the settings: {error}")),
+        Err(error) => return (exit::CONTINUE, format!("inconclusive: cannot serialise the settings: {error}")),
     };
     let mut command = Command::new("/proc/self/exe");
     command.arg(HOOK_ARGUMENT).arg(text);
-    let limits = Limits { timeout: limit, stream: MOST_WORDS, grace: GRACE, kill_grace: GRACE };
+    let limits = Limits { timeout: limit, max_stream_bytes: MAX_OUTPUT_BYTES, grace: GRACE, kill_grace: GRACE };
     // Signals end this process, as Slurm expects. The worker is in its own process group and has its own limit.
     match child::run(&mut command, &limits, &Stop::never(), Echo::default()) {
-        Ok(Ended::Exited { status, stderr, .. }) => {
+        Ok(ChildOutcome::Exited { status, stderr, .. }) => {
             let said = String::from_utf8_lossy(&stderr).trim().to_owned();
             match status.code().and_then(|code| u8::try_from(code).ok()) {
-                Some(code @ (exit::GO_ON | exit::STOP)) => (code, said),
-                _ => (exit::GO_ON, format!("inconclusive: the check ended with {status}: {said}")),
+                Some(code @ (exit::CONTINUE | exit::BLOCK_JOB)) => (code, said),
+                _ => (exit::CONTINUE, format!("inconclusive: the check ended with {status}: {said}")),
             }
         }
-        Ok(Ended::Unkillable { pid, child }) => {
+        Ok(ChildOutcome::Unkillable { pid, child }) => {
             abandoned.add(&what, pid, child);
-            (exit::GO_ON, format!("inconclusive: the check hangs in the kernel (process {pid}) and was left behind"))
+            (exit::CONTINUE, format!("inconclusive: the check hangs in the kernel (process {pid}) and was left behind"))
         }
-        Ok(Ended::TimedOut | Ended::Stopped(_)) => {
-            (exit::GO_ON, format!("inconclusive: the check took longer than {}", order.settings.limit(order.moment)))
+        Ok(ChildOutcome::TimedOut | ChildOutcome::Stopped(_)) => {
+            (exit::CONTINUE, format!("inconclusive: the check took longer than {}", order.settings.limit(order.moment)))
         }
-        Ok(Ended::TooLong) => (exit::GO_ON, "inconclusive: the check printed too much output".to_owned()),
-        Err(error) => (exit::GO_ON, format!("inconclusive: cannot start the check: {error}")),
+        Ok(ChildOutcome::TooLong) => (exit::CONTINUE, "inconclusive: the check printed too much output".to_owned()),
+        Err(error) => (exit::CONTINUE, format!("inconclusive: cannot start the check: {error}")),
     }
 }
 
 /// The worker: does the work, prints its line on standard error, and exits with the hook's code.
 pub fn worker(mut args: impl Iterator<Item = OsString>) -> ExitCode {
-    let order = args.next().and_then(|text| serde_json::from_str::<Order>(text.to_str()?).ok());
-    let Some(Order { moment, settings }) = order else {
-        line::tell_slurm(&format!("{HOOK_ARGUMENT} is internal to doctor-node"));
+    let order = args.next().and_then(|text| serde_json::from_str::<HookArgs>(text.to_str()?).ok());
+    let Some(HookArgs { moment, settings }) = order else {
+        line::print_stderr(&format!("{HOOK_ARGUMENT} is internal to doctor-node"));
         return ExitCode::FAILURE;
     };
     // Gives up shortly before it is killed, so that it can print what it waited for.
     let limit = settings.limit(moment).to_std();
     let stop = Stop::never().after(limit.saturating_sub(GRACE));
-    let surroundings = surroundings::Surroundings::new(env::vars_os());
+    let surroundings = slurm_env::SlurmEnv::new(env::vars_os());
     let done = work::work(moment, &settings, &surroundings, &stop);
-    line::tell_slurm(&done.line);
+    line::print_stderr(&done.line);
     ExitCode::from(done.code)
 }

@@ -5,9 +5,9 @@ use doctor_core::time::Timestamp;
 /// Prefix of all our reasons.
 pub(super) const PREFIX: &str = "doctor:";
 /// Suffix of a reason that a hook has set. The controller's reasons name their case there.
-pub(super) const BY_HOOK: &str = "[hook]";
+pub(super) const HOOK_SUFFIX: &str = "[hook]";
 /// Slurm's own reason on a node whose prolog stopped a job.
-const BY_PROLOG: &str = "Prolog error";
+const PROLOG_REASON: &str = "Prolog error";
 
 /// One node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,8 +31,8 @@ impl Reason {
         self.text.starts_with(PREFIX)
     }
 
-    pub(super) fn is_of_a_hook(&self) -> bool {
-        self.is_ours() && self.text.ends_with(BY_HOOK)
+    pub(super) fn is_from_hook(&self) -> bool {
+        self.is_ours() && self.text.ends_with(HOOK_SUFFIX)
     }
 }
 
@@ -49,13 +49,13 @@ impl Node {
     }
 
     /// Whether it counts as taken out by a hook: by our reason, or by a prolog that had no time to set one.
-    pub(super) fn is_taken(&self) -> bool {
-        let by_prolog = || self.reason.as_ref().is_some_and(|reason| reason.text.starts_with(BY_PROLOG));
+    pub(super) fn is_drained_by_hook(&self) -> bool {
+        let by_prolog = || self.reason.as_ref().is_some_and(|reason| reason.text.starts_with(PROLOG_REASON));
         self.is_ours() || self.is_out() && by_prolog()
     }
 
     /// Whether there is a machine that could run jobs, now or after a repair.
-    pub(super) fn is_there(&self) -> bool {
+    pub(super) fn exists(&self) -> bool {
         !self.state.split('+').any(|word| word == "FUTURE" || word == "POWERED_DOWN")
     }
 
@@ -65,7 +65,7 @@ impl Node {
     }
 
     /// Whether its state or reason was set by another party.
-    pub(super) fn is_others(&self) -> bool {
+    pub(super) fn is_foreign(&self) -> bool {
         self.reason.as_ref().map_or_else(|| self.is_out(), |reason| !reason.is_ours())
     }
 
@@ -135,7 +135,7 @@ pub(super) mod tests {
         let ours = DRAINED.replace("gpucheck:", "doctor: gpu [0] a@b").replace("gpu 3", "gpu 3 [hook]");
         let ours = parse(&ours).unwrap().remove(0).reason.unwrap();
         assert_eq!(ours.text, "doctor: gpu [0] a@b xid 79 gpu 3 [hook]");
-        assert!(ours.is_of_a_hook());
+        assert!(ours.is_from_hook());
     }
 
     proptest! {

@@ -3,22 +3,22 @@
 use std::{io, path::Path, time::Duration};
 
 use crate::agent::{
-    config::{Config, ConfigError, Written},
-    handed::{self, Handed, Reported},
+    config::{AgentSettings, Config, ConfigError},
+    hook_reports::{self, HookReport, SubmitOutcome},
 };
 
 /// Loads the agent's settings: the controller's address and this node's identity.
-pub(super) fn road(agent: &Path) -> Result<Config, ConfigError> {
+pub(super) fn agent_config(agent: &Path) -> Result<Config, ConfigError> {
     let file = agent.exists().then_some(agent);
-    Config::load(&Written::default(), file)
+    Config::load(&AgentSettings::default(), file)
 }
 
 /// Submits the evidence. If no agent runs, sends it from here within `limit`; what the controller does not accept is
 /// spooled.
-pub(super) fn report(config: &Config, news: &Handed, limit: Duration) -> io::Result<Reported> {
-    news.hand_in(&config.state)?;
-    if handed::ring(&config.state) {
-        return Ok(Reported::ByAgent);
+pub(super) fn report(config: &Config, news: &HookReport, limit: Duration) -> io::Result<SubmitOutcome> {
+    news.submit(&config.state)?;
+    if hook_reports::wake_agent(&config.state) {
+        return Ok(SubmitOutcome::ByAgent);
     }
-    handed::deliver(config, limit)
+    hook_reports::deliver(config, limit)
 }

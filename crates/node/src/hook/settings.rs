@@ -11,11 +11,11 @@ use std::{
 use doctor_core::{
     ids::{CheckId, NodeName},
     time::Span,
-    toml_text::{self, BadText},
+    toml_text::{self, TomlError},
 };
 use serde::{Deserialize, Serialize};
 
-use super::Moment;
+use super::HookKind;
 use crate::agent;
 
 /// Read if `--config` is not given and the file exists.
@@ -131,11 +131,11 @@ pub enum SettingsError {
     #[error("cannot read {}", .path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("{}: {source}", .path.display())]
-    Bad { path: PathBuf, source: BadText },
+    Bad { path: PathBuf, source: TomlError },
     #[error("{}: `{key}` is {given}; accepted: {least} to {most}", .path.display())]
     Limit { path: PathBuf, key: &'static str, given: Span, least: Span, most: Span },
     #[error(transparent)]
-    NotOurs(#[from] agent::config::ConfigError),
+    WritableByOthers(#[from] agent::config::ConfigError),
 }
 
 /// A shorter limit ends before a driver has answered.
@@ -156,7 +156,7 @@ impl Settings {
             Err(error) if file.is_none() && error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
             Err(source) => return Err(SettingsError::Read { path: path.to_owned(), source }),
         };
-        agent::config::ours_alone(path)?;
+        agent::config::check_file_owner(path)?;
         let settings: Self =
             toml_text::read(&text, &[]).map_err(|source| SettingsError::Bad { path: path.to_owned(), source })?;
         settings.check(path)?;
@@ -176,11 +176,11 @@ impl Settings {
         Ok(())
     }
 
-    pub const fn limit(&self, moment: Moment) -> Span {
+    pub const fn limit(&self, moment: HookKind) -> Span {
         match moment {
-            Moment::Health => self.health.limit,
-            Moment::Prolog => self.prolog.limit,
-            Moment::Epilog => self.epilog.limit,
+            HookKind::Health => self.health.limit,
+            HookKind::Prolog => self.prolog.limit,
+            HookKind::Epilog => self.epilog.limit,
         }
     }
 }
@@ -213,7 +213,7 @@ mod tests {
         assert!(error.contains("line 2") && error.contains("block"), "{error}");
         let error = load("[health]\nlimit = \"2m\"\n", 0o644).unwrap_err().to_string();
         assert!(error.contains("`health.limit` is 2m") && error.contains("55s"), "{error}");
-        assert!(matches!(load("", 0o666), Err(SettingsError::NotOurs(_))));
+        assert!(matches!(load("", 0o666), Err(SettingsError::WritableByOthers(_))));
         assert!(matches!(Settings::load(Some(Path::new("no/such/file"))), Err(SettingsError::Read { .. })));
     }
 }

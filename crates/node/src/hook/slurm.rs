@@ -7,15 +7,15 @@ use doctor_core::ids::NodeName;
 use super::{
     nodes::{self, Node},
     settings::Settings,
-    surroundings::Surroundings,
+    slurm_env::SlurmEnv,
 };
 use crate::{
-    runner::child::{self, Echo, Ended, Limits},
+    runner::child::{self, ChildOutcome, Echo, Limits},
     stop::Stop,
 };
 
 /// Ten thousand nodes print about ten megabytes.
-const MOST_OUTPUT: usize = 256 << 20;
+const MAX_OUTPUT_BYTES: usize = 256 << 20;
 /// The caller has its own limit; this one is a fallback for a Slurm that does not respond at all.
 const LONGEST: Duration = Duration::from_secs(60);
 const KILL: Duration = Duration::from_millis(200);
@@ -41,7 +41,7 @@ pub(super) struct Slurm<'a> {
 }
 
 impl<'a> Slurm<'a> {
-    pub(super) fn find(settings: &Settings, surroundings: &Surroundings, stop: &'a Stop) -> Self {
+    pub(super) fn find(settings: &Settings, surroundings: &SlurmEnv, stop: &'a Stop) -> Self {
         Self { folders: surroundings.programs(settings), conf: surroundings.conf(settings), stop }
     }
 
@@ -71,19 +71,22 @@ impl<'a> Slurm<'a> {
         // scontrol prints times in the caller's time zone and format: fix both.
         command.args(args).env_clear().env("PATH", path).env("TZ", "UTC").env("LC_ALL", "C");
         command.envs(self.conf.iter().map(|conf| ("SLURM_CONF", conf)));
-        let limits = Limits { timeout: LONGEST, stream: MOST_OUTPUT, grace: Duration::ZERO, kill_grace: KILL };
+        let limits =
+            Limits { timeout: LONGEST, max_stream_bytes: MAX_OUTPUT_BYTES, grace: Duration::ZERO, kill_grace: KILL };
         match child::run(&mut command, &limits, self.stop, Echo::default()).map_err(SlurmError::Start)? {
-            Ended::Exited { status, stdout, .. } if status.success() => {
+            ChildOutcome::Exited { status, stdout, .. } if status.success() => {
                 Ok(String::from_utf8_lossy(&stdout).into_owned())
             }
-            Ended::Exited { status, stdout, stderr } => {
+            ChildOutcome::Exited { status, stdout, stderr } => {
                 let said = [stderr, stdout].concat();
                 let said = String::from_utf8_lossy(&said);
                 let line = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default().trim();
                 Err(SlurmError::Failed(if line.is_empty() { status.to_string() } else { line.to_owned() }))
             }
-            Ended::TimedOut | Ended::Stopped(_) | Ended::Unkillable { .. } => Err(SlurmError::NoAnswer),
-            Ended::TooLong => Err(SlurmError::Unreadable),
+            ChildOutcome::TimedOut | ChildOutcome::Stopped(_) | ChildOutcome::Unkillable { .. } => {
+                Err(SlurmError::NoAnswer)
+            }
+            ChildOutcome::TooLong => Err(SlurmError::Unreadable),
         }
     }
 }

@@ -4,12 +4,12 @@
 //! instant, and another controller may connect next. Each machine uses its own subdirectory, because the directory may
 //! be shared.
 
-mod look;
+mod foreign_processes;
 mod repairs;
 mod start;
 mod state_files;
-mod unit;
-mod users;
+mod status;
+mod systemd_scope;
 
 use std::{
     ffi::OsString,
@@ -21,10 +21,10 @@ use std::{
 
 use doctor_core::{ids::RunId, node::OurMark};
 use doctor_host::{
+    host_directory,
     marks::MarkFiles,
-    place,
-    protocol::{Answer, Ask, HELLO, MOST_QUESTION, Mark, Question, Said},
-    reports,
+    protocol::{HELLO, HostRequest, HostResponse, MAX_REQUEST_BYTES, MarkRequest, RequestFrame, ResponseFrame},
+    vendor_reports,
 };
 
 use crate::clock::now;
@@ -33,72 +33,77 @@ use crate::clock::now;
 ///
 /// # Errors
 /// If the request is invalid or the connection breaks.
-pub fn answer(state: &Path) -> io::Result<()> {
+pub fn serve_request(state: &Path) -> io::Result<()> {
     let mut output = io::stdout().lock();
     writeln!(output, "{HELLO}")?;
     output.flush()?;
     let mut line = Vec::new();
-    io::stdin().lock().take(MOST_QUESTION).read_until(b'\n', &mut line)?;
+    io::stdin().lock().take(MAX_REQUEST_BYTES).read_until(b'\n', &mut line)?;
     if line.last() != Some(&b'\n') {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the request is incomplete"));
     }
-    let question: Question = serde_json::from_slice(&line).map_err(io::Error::other)?;
-    let said = carry_out(state, &question.ask).unwrap_or_else(|error| Said::Failed { text: error.to_string() });
-    serde_json::to_writer(&mut output, &Answer { number: question.number, said }).map_err(io::Error::other)?;
+    let question: RequestFrame = serde_json::from_slice(&line).map_err(io::Error::other)?;
+    let said =
+        handle_request(state, &question.ask).unwrap_or_else(|error| HostResponse::Failed { text: error.to_string() });
+    serde_json::to_writer(&mut output, &ResponseFrame { number: question.number, said }).map_err(io::Error::other)?;
     writeln!(output)?;
     output.flush()
 }
 
-fn carry_out(state: &Path, ask: &Ask) -> io::Result<Said> {
-    let state = state.join(place::here());
+fn handle_request(state: &Path, ask: &HostRequest) -> io::Result<HostResponse> {
+    let state = state.join(host_directory::this_host());
     fs::create_dir_all(&state)?;
     // Jobs change their directory, so they need absolute paths.
     let state = &state.canonicalize()?;
     let jobs = state_files::runs(state)?;
     match ask {
-        Ask::Look(wanted) => look::look(state, &jobs, wanted).map(|look| Said::Looked(Box::new(look))),
-        Ask::Start(order) => start::start(state, &jobs, order),
-        Ask::Cancel { run, grace } => {
+        HostRequest::Look(wanted) => {
+            status::collect_status(state, &jobs, wanted).map(|look| HostResponse::Looked(Box::new(look)))
+        }
+        HostRequest::Start(order) => start::start(state, &jobs, order),
+        HostRequest::Cancel { run, grace } => {
             jobs.cancel(*run, *grace, now())?;
-            unit::stop(*run);
-            Ok(Said::Done)
+            systemd_scope::stop(*run);
+            Ok(HostResponse::Done)
         }
-        Ask::Mark(mark) => {
+        HostRequest::Mark(mark) => {
             let ours = MarkFiles::new(state).apply(mark.op, &mark.change)?;
-            tell(state, mark, &ours).map(|()| Said::Done)
+            update_notices(state, mark, &ours).map(|()| HostResponse::Done)
         }
-        Ask::Repair(order) => repairs::repair(state, &jobs, order).map(Said::Repair),
-        Ask::Report { op } => reports::report(&state_files::reports(state)?, *op, now(), reporter).map(Said::Report),
+        HostRequest::Repair(order) => repairs::repair(state, &jobs, order).map(HostResponse::Repair),
+        HostRequest::Report { op } => {
+            vendor_reports::report(&state_files::reports(state)?, *op, now(), reporter).map(HostResponse::Report)
+        }
     }
 }
 
 /// Builds a command that runs this program as a reporter that outlives the connection.
 fn reporter(words: &[OsString], id: RunId) -> io::Result<Command> {
     let all: Vec<OsString> = std::iter::once(std::env::current_exe()?.into()).chain(words.iter().cloned()).collect();
-    let mut command = unit::command(&all, id);
+    let mut command = systemd_scope::command(&all, id);
     command.current_dir("/");
     Ok(command)
 }
 
 /// Prefix of all notices that we write for people.
-const OUR_WORDS: &str = "Cluster Doctor: ";
+const NOTICE_PREFIX: &str = "Cluster Doctor: ";
 
 /// Whether we may write and remove a file: it is absent, empty, or starts with our prefix.
-fn is_our_word(path: &Path) -> io::Result<bool> {
+fn is_our_notice(path: &Path) -> io::Result<bool> {
     let mut start = Vec::new();
     match fs::File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
-        opened => opened?.take(OUR_WORDS.len() as u64).read_to_end(&mut start)?,
+        opened => opened?.take(NOTICE_PREFIX.len() as u64).read_to_end(&mut start)?,
     };
-    Ok(start.is_empty() || start == OUR_WORDS.as_bytes())
+    Ok(start.is_empty() || start == NOTICE_PREFIX.as_bytes())
 }
 
 /// Writes a notice for people and site scripts while this machine is marked, and removes it afterwards.
-fn tell(state: &Path, mark: &Mark, ours: &[OurMark]) -> io::Result<()> {
+fn update_notices(state: &Path, mark: &MarkRequest, ours: &[OurMark]) -> io::Result<()> {
     let kinds: Vec<String> = ours.iter().map(|mark| mark.kind.to_string()).collect();
-    let text = format!("{OUR_WORDS}{}. Please start no new work on this machine.\n", kinds.join(", "));
+    let text = format!("{NOTICE_PREFIX}{}. Please start no new work on this machine.\n", kinds.join(", "));
     for path in [Some(&state.join("lock")), mark.motd.as_ref()].into_iter().flatten() {
-        if !is_our_word(path)? {
+        if !is_our_notice(path)? {
             // Keep the site's text; fail only if we would have to overwrite it.
             if kinds.is_empty() {
                 continue;

@@ -8,18 +8,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_core::{ids::NodeName, run::JobSeen};
+use doctor_core::{ids::NodeName, run::ObservedJobState};
 use doctor_host::{
     files,
     jobs::Jobs,
-    occupancy::kept_off,
-    protocol::{Said, Start},
+    occupancy::blocked_reason,
+    protocol::{HostResponse, StartRun},
 };
 
 use super::{
-    look,
     state_files::{DOCUMENT, LOG, NODES},
-    unit,
+    status, systemd_scope,
 };
 use crate::{clock::now, runner::KEY_VARIABLE};
 
@@ -27,19 +26,19 @@ use crate::{clock::now, runner::KEY_VARIABLE};
 const WAIT_FOR_CLAIM: Duration = Duration::from_secs(2);
 
 /// Starts a run, unless the host is in use: users may have come since the controller's last query.
-pub(super) fn start(state: &Path, jobs: &Jobs, order: &Start) -> io::Result<Said> {
-    if jobs.look(order.run, now())? == JobSeen::Absent {
-        let look = look::look(state, jobs, &order.users)?;
-        if let Some(by) = kept_off(&look, order.max_load_per_core) {
-            return Ok(Said::InUse { by });
+pub(super) fn start(state: &Path, jobs: &Jobs, order: &StartRun) -> io::Result<HostResponse> {
+    if jobs.state(order.run, now())? == ObservedJobState::Absent {
+        let look = status::collect_status(state, jobs, &order.users)?;
+        if let Some(by) = blocked_reason(&look, order.max_load_per_core) {
+            return Ok(HostResponse::InUse { by });
         }
     }
-    begin(state, jobs, order).map(Said::Started)
+    begin(state, jobs, order).map(HostResponse::Started)
 }
 
-fn begin(state: &Path, jobs: &Jobs, order: &Start) -> io::Result<JobSeen> {
+fn begin(state: &Path, jobs: &Jobs, order: &StartRun) -> io::Result<ObservedJobState> {
     jobs.prune(now())?;
-    let place = jobs.place(order.run);
+    let place = jobs.run_directory(order.run);
     fs::create_dir_all(&place)?;
     if let Some(together) = &order.together {
         files::create::<Vec<NodeName>>(&place.join(NODES), &together.nodes.to_vec())?;
@@ -47,16 +46,16 @@ fn begin(state: &Path, jobs: &Jobs, order: &Start) -> io::Result<JobSeen> {
     jobs.start(order.run, command(state, jobs, order)?, now())?;
     let began = Instant::now();
     loop {
-        let seen = jobs.look(order.run, now())?;
-        if !matches!(seen, JobSeen::Pending { .. }) || began.elapsed() > WAIT_FOR_CLAIM {
+        let seen = jobs.state(order.run, now())?;
+        if !matches!(seen, ObservedJobState::Pending { .. }) || began.elapsed() > WAIT_FOR_CLAIM {
             return Ok(seen);
         }
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-fn command(state: &Path, jobs: &Jobs, order: &Start) -> io::Result<Command> {
-    let place = jobs.place(order.run);
+fn command(state: &Path, jobs: &Jobs, order: &StartRun) -> io::Result<Command> {
+    let place = jobs.run_directory(order.run);
     let tests = order.tests.iter().map(|test| test.as_str()).collect::<Vec<_>>().join(",");
     let mut words: Vec<OsString> = vec![std::env::current_exe()?.into(), "job".into()];
     let mut option = |name: &str, value: OsString| words.extend([format!("--{name}").into(), value]);
@@ -81,7 +80,7 @@ fn command(state: &Path, jobs: &Jobs, order: &Start) -> io::Result<Command> {
         fs::write(&path, policy)?;
         option("policy", path.into());
     }
-    let mut command = unit::command(&words, order.run);
+    let mut command = systemd_scope::command(&words, order.run);
     // In the environment, because every user can read arguments. The login's directory is left.
     command.env(KEY_VARIABLE, &order.key).current_dir("/");
     if let Some(together) = &order.together {

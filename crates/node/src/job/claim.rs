@@ -17,7 +17,7 @@ use crate::clock::now;
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
     #[error("cannot read the state of this process from /proc")]
-    Myself(#[source] io::Error),
+    OwnProcess(#[source] io::Error),
     #[error("cannot write the job file {}", .path.display())]
     Write { path: PathBuf, source: io::Error },
 }
@@ -33,12 +33,12 @@ impl Claim {
         // Cancelling a job ends its session and everything in it. A process that already leads a group keeps its
         // session.
         let _has_one = rustix::process::setsid();
-        let process = Some(myself().map_err(ClaimError::Myself)?);
+        let process = Some(own_process().map_err(ClaimError::OwnProcess)?);
         let file = JobFile { run, process, ended: None };
         let failed = |source| ClaimError::Write { path: path.to_owned(), source };
         // Write aside, then link: the name appears with its content, and for one process only.
         let aside = path.with_extension(format!("{}.claim", std::process::id()));
-        output::put(&aside, &bytes(&file).map_err(failed)?).map_err(failed)?;
+        output::write_atomically(&aside, &bytes(&file).map_err(failed)?).map_err(failed)?;
         let linked = fs::hard_link(&aside, path);
         let _tidied = fs::remove_file(&aside);
         match linked {
@@ -50,7 +50,7 @@ impl Claim {
 
     pub(super) fn ended(mut self, exit: u8) -> Result<(), ClaimError> {
         self.file.ended = Some(JobEnded { at: now(), exit: Some(exit) });
-        let written = bytes(&self.file).and_then(|bytes| output::put(&self.path, &bytes));
+        let written = bytes(&self.file).and_then(|bytes| output::write_atomically(&self.path, &bytes));
         written.map_err(|source| ClaimError::Write { path: self.path, source })
     }
 }
@@ -59,7 +59,7 @@ fn bytes(file: &JobFile) -> io::Result<Vec<u8>> {
     serde_json::to_vec(file).map_err(io::Error::other)
 }
 
-fn myself() -> io::Result<JobProcess> {
+fn own_process() -> io::Result<JobProcess> {
     let line = fs::read_to_string("/proc/self/stat")?;
     let stat = ProcStat::parse(&line).ok_or_else(|| io::Error::other("/proc/self/stat has an unexpected format"))?;
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();

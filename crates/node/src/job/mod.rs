@@ -6,8 +6,8 @@
 
 mod claim;
 mod log;
+pub mod node_paths;
 pub(crate) mod output;
-pub mod place;
 
 use std::{
     error::Error,
@@ -20,10 +20,10 @@ use std::{
 
 use doctor_checks::{
     Catalogue,
-    carried::{BadCarried, Packed},
     document::{Document, MAX_DOCUMENT_BYTES, RunKey, TestEvidence},
     job_file::exit,
     probe::ProbeOutput,
+    result_transport::{PackedDocument, ResultTransportError},
 };
 use doctor_core::{
     ids::{NodeName, RunId, TestId},
@@ -36,7 +36,7 @@ use crate::{
     clock::now,
     hardware,
     runner::{DriverHelper, LocalRunner, ProbeRunner, describe, failed},
-    stop::{Stop, StopWhy},
+    stop::{Stop, StopReason},
 };
 use claim::Claim;
 use log::Log;
@@ -45,14 +45,14 @@ pub use claim::ClaimError;
 
 /// The parameters of a job.
 #[derive(Debug)]
-pub struct Order {
+pub struct JobParams {
     pub run: RunId,
     pub node: NodeName,
     pub tests: Vec<TestId>,
     pub key: RunKey,
     /// One log for all tests, or one per test.
     pub logs: Vec<PathBuf>,
-    pub hand_over: HandOver,
+    pub result_target: ResultTarget,
     pub policy: Policy,
     pub root: PathBuf,
     /// NVML, by name or path.
@@ -64,7 +64,7 @@ pub struct Order {
 
 /// The destination of the signed document.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum HandOver {
+pub enum ResultTarget {
     /// This file, which appears atomically.
     File(PathBuf),
     /// Packed on standard output, together with the log, and in this file if it fits: see `doctor_checks::carried`.
@@ -82,20 +82,20 @@ pub enum JobError {
     #[error("cannot write the result document to standard output")]
     Print(#[source] io::Error),
     #[error("cannot pack the result document")]
-    Carry(#[source] BadCarried),
+    Pack(#[source] ResultTransportError),
 }
 
 impl JobError {
     /// Whether the tests ran but their result is lost.
     pub const fn is_result_lost(&self) -> bool {
-        matches!(self, Self::Write { .. } | Self::Print(_) | Self::Carry(_))
+        matches!(self, Self::Write { .. } | Self::Print(_) | Self::Pack(_))
     }
 }
 
 /// Runs the job and returns its exit code (`doctor_checks::job_file::exit`).
-pub fn run(order: &Order, stop: &Stop) -> Result<u8, JobError> {
+pub fn run(order: &JobParams, stop: &Stop) -> Result<u8, JobError> {
     match &order.job_file {
-        Some(path) => claimed(path, order.run, || work(order, stop)).map_err(JobError::Claim)?,
+        Some(path) => with_claim(path, order.run, || work(order, stop)).map_err(JobError::Claim)?,
         None => work(order, stop),
     }
 }
@@ -105,17 +105,21 @@ pub fn run(order: &Order, stop: &Stop) -> Result<u8, JobError> {
 ///
 /// # Errors
 /// If the claim cannot be made or its outcome cannot be written.
-pub fn claimed<E>(path: &Path, run: RunId, work: impl FnOnce() -> Result<u8, E>) -> Result<Result<u8, E>, ClaimError> {
+pub fn with_claim<E>(
+    path: &Path,
+    run: RunId,
+    work: impl FnOnce() -> Result<u8, E>,
+) -> Result<Result<u8, E>, ClaimError> {
     let Some(claim) = Claim::take(path, run)? else { return Ok(Ok(exit::NOT_WANTED)) };
     let result = work();
     claim.ended(*result.as_ref().unwrap_or(&exit::NO_DOCUMENT))?;
     Ok(result)
 }
 
-fn work(order: &Order, stop: &Stop) -> Result<u8, JobError> {
-    let log = match order.hand_over {
-        HandOver::File(_) => Log::open(&order.logs, &order.tests),
-        HandOver::Output { .. } => Log::to_output(),
+fn work(order: &JobParams, stop: &Stop) -> Result<u8, JobError> {
+    let log = match order.result_target {
+        ResultTarget::File(_) => Log::open(&order.logs, &order.tests),
+        ResultTarget::Output { .. } => Log::to_output(),
     };
     let started = now();
     let names = order.tests.iter().map(TestId::as_str).collect::<Vec<_>>().join(", ");
@@ -132,62 +136,64 @@ fn work(order: &Order, stop: &Stop) -> Result<u8, JobError> {
     let bytes = document.sign(&order.key).map_err(JobError::Sign)?;
     let (code, words) = match told {
         None => (exit::DONE, "done"),
-        Some(StopWhy::Signal) => (exit::STOPPED, "stopped by a signal; the result has the tests that finished"),
-        Some(StopWhy::TimeLimit) => (exit::OVER_LIMIT, "time limit exceeded; the result has the tests that finished"),
+        Some(StopReason::Signal) => (exit::STOPPED, "stopped by a signal; the result has the tests that finished"),
+        Some(StopReason::TimeLimit) => {
+            (exit::OVER_LIMIT, "time limit exceeded; the result has the tests that finished")
+        }
     };
     log.line("job", words);
-    hand_over(&order.hand_over, &bytes).inspect_err(|error| {
+    deliver_result(&order.result_target, &bytes).inspect_err(|error| {
         let why = error.source().map_or_else(String::new, |source| format!(": {source}"));
         log.line("job", &format!("the result could not be written{why}"));
     })?;
     Ok(code)
 }
 
-fn hand_over(to: &HandOver, bytes: &[u8]) -> Result<(), JobError> {
+fn deliver_result(to: &ResultTarget, bytes: &[u8]) -> Result<(), JobError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         |source| JobError::Write { path, source }
     };
     match to {
-        HandOver::File(path) => output::put(path, bytes).map_err(failed(path)),
-        HandOver::Output { message } => {
-            let packed = Packed::of(bytes).map_err(JobError::Carry)?;
+        ResultTarget::File(path) => output::write_atomically(path, bytes).map_err(failed(path)),
+        ResultTarget::Output { message } => {
+            let packed = PackedDocument::pack(bytes).map_err(JobError::Pack)?;
             let mut out = io::stdout().lock();
-            out.write_all(packed.for_log().as_bytes()).and_then(|()| out.flush()).map_err(JobError::Print)?;
+            out.write_all(packed.to_log_lines().as_bytes()).and_then(|()| out.flush()).map_err(JobError::Print)?;
             // The container runtime created this file and reads this inode: do not replace it.
-            std::fs::write(message, packed.for_message()).map_err(failed(message))
+            std::fs::write(message, packed.to_termination_message()).map_err(failed(message))
         }
     }
 }
 
 /// Returns the evidence of every test that finished, and what cut the rest short.
 fn run_tests(
-    order: &Order,
+    order: &JobParams,
     stop: &Stop,
     driver: &Arc<DriverHelper>,
     log: &Log,
-) -> (Vec<TestEvidence>, Option<StopWhy>) {
+) -> (Vec<TestEvidence>, Option<StopReason>) {
     let catalogue = Catalogue::with_site_checks(&order.policy);
     let mut finished = Vec::new();
-    let mut room = EVIDENCE_ROOM;
+    let mut room = MAX_EVIDENCE_BYTES;
     for test in &order.tests {
-        if let Some(why) = stop.told() {
+        if let Some(why) = stop.requested() {
             return (finished, Some(why));
         }
         let mut evidence = run_test(order, &catalogue, test, stop, driver, log);
-        let told = if was_killed(&evidence) { stop.told_within(A_MOMENT) } else { stop.told() };
+        let told = if was_killed(&evidence) { stop.requested_within(SIGNAL_DELIVERY_GRACE) } else { stop.requested() };
         if let Some(why) = told {
             log.line(test.as_str(), "interrupted");
             return (finished, Some(why));
         }
-        room = keep_within(room, &mut evidence);
+        room = truncate_evidence(room, &mut evidence);
         finished.push(evidence);
     }
     (finished, None)
 }
 
 /// Cancelling a job signals all its processes, and the test's process may end before our own handler runs.
-const A_MOMENT: Duration = Duration::from_secs(1);
+const SIGNAL_DELIVERY_GRACE: Duration = Duration::from_secs(1);
 
 /// Whether a process of the test was killed by a signal, or failed as if it had been.
 fn was_killed(evidence: &TestEvidence) -> bool {
@@ -199,13 +205,13 @@ fn was_killed(evidence: &TestEvidence) -> bool {
     evidence.probes.iter().any(|(_, output)| killed(output))
 }
 
-fn runner<'a>(order: &Order, stop: &'a Stop, driver: &Arc<DriverHelper>) -> LocalRunner<'a> {
+fn runner<'a>(order: &JobParams, stop: &'a Stop, driver: &Arc<DriverHelper>) -> LocalRunner<'a> {
     let runner = LocalRunner::new(&order.root, stop).state(order.state.as_deref()).library(order.library.clone());
     runner.driver_helper(driver)
 }
 
 fn run_test(
-    order: &Order,
+    order: &JobParams,
     catalogue: &Catalogue,
     test: &TestId,
     stop: &Stop,
@@ -231,14 +237,14 @@ fn run_test(
                 probes.push((probe, output));
             }
             let outputs: Vec<_> = probes.iter().map(|(_, output)| output.clone()).collect();
-            say_what_was_seen(&(check.interpret)(&params, &outputs), &say);
+            log_observation(&(check.interpret)(&params, &outputs), &say);
         }
     }
     TestEvidence { test: test.clone(), started, ended: now(), probes }
 }
 
 /// Logs metrics and events for readers of the log, without a verdict.
-fn say_what_was_seen(observation: &Observation, say: &dyn Fn(&str)) {
+fn log_observation(observation: &Observation, say: &dyn Fn(&str)) {
     match observation {
         Observation::Measured { metrics, events, .. } => {
             for metric in metrics {
@@ -254,10 +260,10 @@ fn say_what_was_seen(observation: &Observation, say: &dyn Fn(&str)) {
 }
 
 /// Bytes of evidence per document: the controller rejects longer documents. The rest is for names, times and hardware.
-pub(crate) const EVIDENCE_ROOM: usize = MAX_DOCUMENT_BYTES as usize - (1 << 20);
+pub(crate) const MAX_EVIDENCE_BYTES: usize = MAX_DOCUMENT_BYTES as usize - (1 << 20);
 
 /// Replaces the evidence's outputs by a "too long" failure if it exceeds `room`. Returns the room that is left.
-pub(crate) fn keep_within(room: usize, evidence: &mut TestEvidence) -> usize {
+pub(crate) fn truncate_evidence(room: usize, evidence: &mut TestEvidence) -> usize {
     let length = |evidence: &TestEvidence| serde_json::to_vec(evidence).map_or(usize::MAX, |bytes| bytes.len());
     if length(evidence) > room {
         for (probe, output) in &mut evidence.probes {
@@ -290,9 +296,9 @@ mod tests {
             ended: moment,
             probes: vec![(Probe::Kmsg, ProbeOutput::Text("x".repeat(5000)))],
         };
-        assert!(keep_within(10_000, &mut evidence) < 5000);
+        assert!(truncate_evidence(10_000, &mut evidence) < 5000);
         assert!(matches!(evidence.probes[0].1, ProbeOutput::Text(_)));
-        keep_within(4000, &mut evidence);
+        truncate_evidence(4000, &mut evidence);
         assert!(matches!(&evidence.probes[0].1, ProbeOutput::Failed(failure) if failure.kind == FailureKind::TooLong));
     }
 }

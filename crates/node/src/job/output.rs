@@ -9,7 +9,7 @@ use std::{
 
 use super::parent;
 
-pub(crate) fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let directory = parent(path);
     make_folders(directory)?;
     let name = path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the path names no file"))?;
@@ -109,8 +109,8 @@ mod tests {
     fn a_file_appears_whole_and_leaves_nothing_beside_it() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("memory/n1/result.json");
-        put(&path, b"one").unwrap();
-        put(&path, b"two").unwrap();
+        write_atomically(&path, b"one").unwrap();
+        write_atomically(&path, b"two").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
     }
@@ -120,7 +120,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("taken");
         fs::create_dir_all(path.join("full")).unwrap();
-        assert!(put(&path, b"one").is_err());
+        assert!(write_atomically(&path, b"one").is_err());
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 }

@@ -8,7 +8,7 @@ use doctor_core::{
 };
 use serde::Serialize;
 
-use crate::check::Looked;
+use crate::check::CheckObservation;
 
 /// One expectation and the measured value.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -18,12 +18,12 @@ pub struct Difference {
     pub expected: f64,
     /// `None`: not measured, so unknown.
     pub seen: Option<f64>,
-    pub compared: Compared,
+    pub compared: Comparison,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Compared {
+pub enum Comparison {
     Same,
     Less,
     More,
@@ -31,8 +31,8 @@ pub enum Compared {
     NotMeasured,
 }
 
-impl Compared {
-    const fn word(self) -> &'static str {
+impl Comparison {
+    const fn as_str(self) -> &'static str {
         match self {
             Self::Same => "same",
             Self::Less => "less",
@@ -44,7 +44,7 @@ impl Compared {
 
 /// Compares every expectation of the profile, with one row per measured entity. Values within half a percent count as
 /// equal: memory sizes differ slightly from boot to boot.
-pub fn compare(profile: &Profile, looked: &[Looked]) -> Vec<Difference> {
+pub fn compare(profile: &Profile, looked: &[CheckObservation]) -> Vec<Difference> {
     let metrics = || {
         looked.iter().flat_map(|seen| match &seen.observation {
             Observation::Measured { metrics, .. } => metrics.as_slice(),
@@ -56,17 +56,17 @@ pub fn compare(profile: &Profile, looked: &[Looked]) -> Vec<Difference> {
         let before = rows.len();
         rows.extend(metrics().filter(|metric| metric.name == *name).map(|metric| {
             let compared = if (metric.value - expected).abs() <= expected.abs() * 0.005 {
-                Compared::Same
+                Comparison::Same
             } else if metric.value < expected {
-                Compared::Less
+                Comparison::Less
             } else {
-                Compared::More
+                Comparison::More
             };
             let (entity, seen) = (metric.entity.clone(), Some(metric.value));
             Difference { metric: name.clone(), entity, expected, seen, compared }
         }));
         if rows.len() == before {
-            let compared = Compared::NotMeasured;
+            let compared = Comparison::NotMeasured;
             rows.push(Difference { metric: name.clone(), entity: Entity::node(), expected, seen: None, compared });
         }
     }
@@ -79,7 +79,7 @@ pub fn differences_table(rows: &[Difference]) -> String {
     let mut out = format!("{:width$}  {:14}  {:>18}  {:>18}  COMPARED\n", "METRIC", "PART", "EXPECTED", "SEEN");
     for row in rows {
         let seen = row.seen.map_or_else(|| "-".to_owned(), |value| value.to_string());
-        let (metric, entity, expected, word) = (&row.metric, &row.entity, row.expected, row.compared.word());
+        let (metric, entity, expected, word) = (&row.metric, &row.entity, row.expected, row.compared.as_str());
         let _infallible = writeln!(out, "{metric:width$}  {entity:14}  {expected:>18}  {seen:>18}  {word}");
     }
     out
@@ -107,10 +107,10 @@ mod tests {
             Metric::count("mem", Entity::node(), 996.0),
         ];
         let observation = Observation::measured(metrics, Vec::new());
-        let looked = [Looked { check: CheckId::new("a").unwrap(), observation, took: Span::ZERO }];
+        let looked = [CheckObservation { check: CheckId::new("a").unwrap(), observation, took: Span::ZERO }];
         let rows = compare(&profile, &looked);
         let compared: Vec<_> = rows.iter().map(|row| row.compared).collect();
-        use Compared::{Less, More, NotMeasured, Same};
+        use Comparison::{Less, More, NotMeasured, Same};
         assert_eq!(compared, [Less, Same, More, Same, NotMeasured]);
         assert!(differences_table(&rows).contains("gpu:1"));
     }

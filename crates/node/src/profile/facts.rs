@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use doctor_checks::probe::{FileText, Probe, ProbeOutput};
-use doctor_core::machine::{Cloud, MachineFacts};
+use doctor_core::sku_detection::{Cloud, MachineFacts};
 
 use super::{MachineArgs, metadata};
 use crate::runner::ProbeRunner;
@@ -13,17 +13,17 @@ const PCI: &str = "/sys/bus/pci/devices/*/uevent";
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Cache of the cloud's answer in the state directory: a machine's type does not change while it is up.
-const REMEMBERED: &str = "instance-type";
+const CACHE_FILE: &str = "instance-type";
 
 /// The facts, and notes on what could not be determined.
 #[derive(Debug)]
-pub struct Gathered {
+pub struct GatheredFacts {
     pub machine: MachineFacts,
     pub notes: Vec<String>,
 }
 
 /// Gathers all facts that identify the machine type.
-pub fn gather(args: &MachineArgs, state: Option<&Path>, runner: &dyn ProbeRunner) -> Gathered {
+pub fn gather(args: &MachineArgs, state: Option<&Path>, runner: &dyn ProbeRunner) -> GatheredFacts {
     let line = |path: &str| match runner.run(&Probe::read(path)) {
         ProbeOutput::Text(text) => Some(text.trim().to_owned()).filter(|text| !text.is_empty()),
         _ => None,
@@ -51,11 +51,11 @@ pub fn gather(args: &MachineArgs, state: Option<&Path>, runner: &dyn ProbeRunner
         ProbeOutput::Files(files) if !files.is_empty() => machine.gpu_ids = gpu_ids(&files),
         _ => machine.gpu_names = gpu_names(runner),
     }
-    Gathered { machine, notes }
+    GatheredFacts { machine, notes }
 }
 
 fn ask(cloud: Cloud, url: &str, memory: Option<(&Path, &str)>) -> Result<String, metadata::MetadataError> {
-    let file = memory.map(|(state, _)| state.join(REMEMBERED));
+    let file = memory.map(|(state, _)| state.join(CACHE_FILE));
     let boot = memory.map(|(_, boot)| boot);
     if let (Some(file), Some(boot)) = (&file, boot)
         && let Ok(text) = fs::read_to_string(file)

@@ -7,25 +7,31 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use doctor_core::{
     ids::Sku,
-    machine::MachineFacts,
     observation::Observation,
     policy::{Rule, When},
     profile::{ProfileFile, Signs},
+    sku_detection::MachineFacts,
     time::Timestamp,
 };
 
-use crate::check::Looked;
+use crate::check::CheckObservation;
 
 /// A new profile.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Learned {
+pub struct LearnedProfile {
     pub file: ProfileFile,
     /// What could not be learnt, and why.
     pub missing: Vec<String>,
 }
 
 /// Extracts all metrics that the rules would compare with a profile.
-pub fn learn(sku: Sku, facts: &MachineFacts, looked: &[Looked], rules: &[Rule], at: Timestamp) -> Learned {
+pub fn learn(
+    sku: Sku,
+    facts: &MachineFacts,
+    looked: &[CheckObservation],
+    rules: &[Rule],
+    at: Timestamp,
+) -> LearnedProfile {
     let mut expect = BTreeMap::new();
     let mut missing = Vec::new();
     for rule in rules {
@@ -60,7 +66,7 @@ pub fn learn(sku: Sku, facts: &MachineFacts, looked: &[Looked], rules: &[Rule], 
     }
     let source = format!("learnt from a machine at {at}");
     let file = ProfileFile { sku, version: 1, source, like: None, expect, detect: signs(facts) };
-    Learned { file, missing }
+    LearnedProfile { file, missing }
 }
 
 /// Returns the most specific signs of this machine, and its GPUs.
@@ -79,7 +85,7 @@ fn signs(facts: &MachineFacts) -> Signs {
     }
 }
 
-impl Learned {
+impl LearnedProfile {
     /// Returns the file's text, with the missing metrics as comments.
     ///
     /// # Errors
@@ -95,7 +101,7 @@ impl Learned {
 }
 
 /// Returns the default name of a machine type: the cloud's or the firmware's, in lower case.
-pub fn usual_name(facts: &MachineFacts) -> Option<Sku> {
+pub fn default_name(facts: &MachineFacts) -> Option<Sku> {
     let called = facts.instance_type.as_ref().or(facts.product.as_ref())?;
     let plain =
         |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_') { c.to_ascii_lowercase() } else { '-' };
@@ -113,9 +119,9 @@ mod tests {
         time::Span,
     };
 
-    fn seen(check: &str, metrics: Vec<Metric>) -> Looked {
+    fn seen(check: &str, metrics: Vec<Metric>) -> CheckObservation {
         let observation = Observation::measured(metrics, Vec::new());
-        Looked { check: CheckId::new(check).unwrap(), observation, took: Span::ZERO }
+        CheckObservation { check: CheckId::new(check).unwrap(), observation, took: Span::ZERO }
     }
 
     fn rule(check: &str, metric: &str, how: &str) -> Rule {
@@ -123,7 +129,7 @@ mod tests {
             "[[rules]]\nid = \"r-{metric}\"\ncheck = \"{check}\"\nmetric = \"{metric}\"\n{how}\nseverity = \"monitor\"\n\
              reason = \"x\"\ntext = \"x\"\n"
         );
-        Policy::over_defaults(&text).unwrap().rules.remove(0)
+        Policy::with_site_settings(&text).unwrap().rules.remove(0)
     }
 
     #[test]
@@ -151,7 +157,7 @@ mod tests {
             gpu_ids: vec!["10de:2330".to_owned(); 8],
             ..MachineFacts::default()
         };
-        let name = usual_name(&facts).unwrap();
+        let name = default_name(&facts).unwrap();
         assert_eq!(name.as_str(), "rack-server-9");
         let learned = learn(name, &facts, &looked, &rules, Timestamp::from_secs(0));
         assert_eq!(learned.file.expect.keys().collect::<Vec<_>>(), ["gpu_count", "mem"]);

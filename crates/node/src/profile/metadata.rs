@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_core::machine::Cloud;
+use doctor_core::sku_detection::Cloud;
 
 /// The address of the service in all three clouds.
 pub const LINK_LOCAL: &str = "http://169.254.169.254";
@@ -18,7 +18,7 @@ pub const LINK_LOCAL: &str = "http://169.254.169.254";
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// An instance type is one word; anything much longer is not one.
-const MOST: u64 = 16 << 10;
+const MAX_BYTES: u64 = 16 << 10;
 
 #[derive(Debug, thiserror::Error)]
 pub enum MetadataError {
@@ -29,7 +29,7 @@ pub enum MetadataError {
     #[error("its metadata service responded with `{0}`")]
     Status(String),
     #[error("its metadata service returned an invalid machine type: `{0}`")]
-    Word(String),
+    InvalidMachineType(String),
 }
 
 /// Queries the instance type.
@@ -41,15 +41,15 @@ pub fn instance_type(cloud: Cloud, url: &str) -> Result<String, MetadataError> {
     let word = match cloud {
         Cloud::Aws => {
             let token = service.token()?;
-            service.ask("GET", "/latest/meta-data/instance-type", ("X-aws-ec2-metadata-token", &token))?
+            service.request("GET", "/latest/meta-data/instance-type", ("X-aws-ec2-metadata-token", &token))?
         }
         Cloud::Azure => {
             let path = "/metadata/instance/compute/vmSize?api-version=2021-02-01&format=text";
-            service.ask("GET", path, ("Metadata", "true"))?
+            service.request("GET", path, ("Metadata", "true"))?
         }
         Cloud::Gcp => {
             let path = "/computeMetadata/v1/instance/machine-type";
-            service.ask("GET", path, ("Metadata-Flavor", "Google"))?
+            service.request("GET", path, ("Metadata-Flavor", "Google"))?
         }
     };
     machine_type(&word)
@@ -88,7 +88,7 @@ const GCP: [(&str, &str); 5] = [
 ///
 /// # Errors
 /// If the service does not answer.
-pub fn instance(cloud: Cloud, url: &str) -> Result<Vec<(&'static str, String)>, MetadataError> {
+pub fn instance_ids(cloud: Cloud, url: &str) -> Result<Vec<(&'static str, String)>, MetadataError> {
     let service = Service::new(url)?;
     let token = match cloud {
         Cloud::Aws => service.token()?,
@@ -103,18 +103,18 @@ pub fn instance(cloud: Cloud, url: &str) -> Result<Vec<(&'static str, String)>, 
     for (name, path) in fields {
         let answer = match cloud {
             Cloud::Aws => {
-                service.ask("GET", &format!("/latest/meta-data/{path}"), ("X-aws-ec2-metadata-token", &token))
+                service.request("GET", &format!("/latest/meta-data/{path}"), ("X-aws-ec2-metadata-token", &token))
             }
             Cloud::Azure => {
                 let path = format!("/metadata/instance/compute/{path}?api-version=2021-02-01&format=text");
-                service.ask("GET", &path, ("Metadata", "true"))
+                service.request("GET", &path, ("Metadata", "true"))
             }
             Cloud::Gcp => {
-                service.ask("GET", &format!("/computeMetadata/v1/instance/{path}"), ("Metadata-Flavor", "Google"))
+                service.request("GET", &format!("/computeMetadata/v1/instance/{path}"), ("Metadata-Flavor", "Google"))
             }
         };
         match answer {
-            Ok(text) => told.extend(a_line(&text).map(|text| (*name, text))),
+            Ok(text) => told.extend(single_line(&text).map(|text| (*name, text))),
             // The cloud has no such field.
             Err(MetadataError::Status(_)) => {}
             // A service that does not answer once is not queried seven more times.
@@ -125,7 +125,7 @@ pub fn instance(cloud: Cloud, url: &str) -> Result<Vec<(&'static str, String)>, 
 }
 
 /// Accepts one line of plain text only: a captive portal answers with pages.
-fn a_line(text: &str) -> Option<String> {
+fn single_line(text: &str) -> Option<String> {
     let plain = !text.is_empty() && text.len() <= 512 && !text.contains('<') && !text.chars().any(char::is_control);
     plain.then(|| text.to_owned())
 }
@@ -134,7 +134,7 @@ fn a_line(text: &str) -> Option<String> {
 ///
 /// # Errors
 /// If it is not a response or does not name a machine type.
-pub fn read_answer(answer: &[u8]) -> Result<String, MetadataError> {
+pub fn parse_response(answer: &[u8]) -> Result<String, MetadataError> {
     machine_type(&body(answer)?)
 }
 
@@ -143,7 +143,7 @@ fn machine_type(text: &str) -> Result<String, MetadataError> {
     let word = text.rsplit('/').next().unwrap_or_default();
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     if word.is_empty() || word.len() > 64 || !word.bytes().all(plain) {
-        return Err(MetadataError::Word(shown(word)));
+        return Err(MetadataError::InvalidMachineType(for_message(word)));
     }
     Ok(word.to_owned())
 }
@@ -155,7 +155,7 @@ struct Service {
 
 impl Service {
     fn new(url: &str) -> Result<Self, MetadataError> {
-        let bad = || MetadataError::BadUrl(shown(url));
+        let bad = || MetadataError::BadUrl(for_message(url));
         let host = url.strip_prefix("http://").ok_or_else(bad)?.trim_end_matches('/');
         let address = host.parse().or_else(|_| host.parse().map(|ip| SocketAddr::new(ip, 80))).map_err(|_| bad())?;
         Ok(Self { address })
@@ -163,10 +163,10 @@ impl Service {
 
     /// Fetches the session token that AWS requires.
     fn token(&self) -> Result<String, MetadataError> {
-        self.ask("PUT", "/latest/api/token", ("X-aws-ec2-metadata-token-ttl-seconds", "60"))
+        self.request("PUT", "/latest/api/token", ("X-aws-ec2-metadata-token-ttl-seconds", "60"))
     }
 
-    fn ask(&self, method: &str, path: &str, (name, value): (&str, &str)) -> Result<String, MetadataError> {
+    fn request(&self, method: &str, path: &str, (name, value): (&str, &str)) -> Result<String, MetadataError> {
         let until = Instant::now() + PATIENCE;
         let mut stream = TcpStream::connect_timeout(&self.address, PATIENCE)?;
         stream.set_write_timeout(Some(PATIENCE))?;
@@ -184,7 +184,7 @@ fn read_until(stream: &mut TcpStream, until: Instant) -> Result<Vec<u8>, Metadat
     let mut answer = Vec::new();
     let mut some = [0; 4096];
     loop {
-        if complete(&answer) {
+        if is_complete(&answer) {
             return Ok(answer);
         }
         let left = until.saturating_duration_since(Instant::now());
@@ -196,8 +196,8 @@ fn read_until(stream: &mut TcpStream, until: Instant) -> Result<Vec<u8>, Metadat
             0 => return Ok(answer),
             read => answer.extend_from_slice(&some[..read]),
         }
-        if answer.len() as u64 > MOST {
-            return Err(MetadataError::Word("more than 16 KiB".to_owned()));
+        if answer.len() as u64 > MAX_BYTES {
+            return Err(MetadataError::InvalidMachineType("more than 16 KiB".to_owned()));
         }
     }
 }
@@ -208,7 +208,7 @@ fn split(answer: &[u8]) -> Option<(String, &[u8])> {
 }
 
 /// Whether the response has reached its declared length. Without one, it ends with the connection.
-pub fn complete(answer: &[u8]) -> bool {
+pub fn is_complete(answer: &[u8]) -> bool {
     let Some((head, body)) = split(answer) else { return false };
     let length = head.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;
@@ -219,16 +219,16 @@ pub fn complete(answer: &[u8]) -> bool {
 
 fn body(answer: &[u8]) -> Result<String, MetadataError> {
     let Some((head, body)) = split(answer) else {
-        return Err(MetadataError::Status(shown(&String::from_utf8_lossy(answer))));
+        return Err(MetadataError::Status(for_message(&String::from_utf8_lossy(answer))));
     };
     let status = head.lines().next().unwrap_or_default();
     if status.split(' ').nth(1) != Some("200") {
-        return Err(MetadataError::Status(shown(status)));
+        return Err(MetadataError::Status(for_message(status)));
     }
     Ok(String::from_utf8_lossy(body).trim().to_owned())
 }
 
-fn shown(text: &str) -> String {
+fn for_message(text: &str) -> String {
     text.chars().take(64).collect::<String>().escape_debug().to_string()
 }
 
@@ -289,13 +289,13 @@ mod tests {
             "HTTP/1.1 200 OK\r\n\r\neastus",
             NO,
         ]);
-        let told = instance(Cloud::Azure, &url).unwrap();
+        let told = instance_ids(Cloud::Azure, &url).unwrap();
         assert_eq!(told, [("vm_id", "02aab8a4".to_owned()), ("location", "eastus".to_owned())]);
         let seen = served.join().unwrap();
         assert!(seen[0].starts_with("GET /metadata/instance/compute/vmId?") && seen.len() == 7, "{seen:?}");
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let silent = format!("http://{}", listener.local_addr().unwrap());
-        assert!(matches!(instance(Cloud::Gcp, &silent), Err(MetadataError::Io(_))));
+        assert!(matches!(instance_ids(Cloud::Gcp, &silent), Err(MetadataError::Io(_))));
         listener.set_nonblocking(true).unwrap();
         assert!(listener.accept().is_ok() && listener.accept().is_err(), "it was queried once");
     }

@@ -1,7 +1,7 @@
 //! Describes the machine: serials, firmware, and its identifiers in the cloud.
 
 use doctor_checks::{
-    gpu::{Gpu, Reading},
+    gpu::{FieldValue, Gpu},
     probe::{FileText, Probe, ProbeOutput},
 };
 use serde_json::{Map, Value, json};
@@ -62,10 +62,10 @@ fn gpu(gpu: &Gpu) -> Value {
     let mut told = Map::from_iter([("bus".to_owned(), Value::from(gpu.bus.as_str()))]);
     for (name, reading) in &gpu.fields {
         let value = match reading {
-            Reading::Text(text) => text.as_str().into(),
-            Reading::Number(number) => (*number).into(),
-            Reading::NotSupported => Value::Null,
-            Reading::Failed { text, .. } => json!({ "not_read": text }),
+            FieldValue::Text(text) => text.as_str().into(),
+            FieldValue::Number(number) => (*number).into(),
+            FieldValue::NotSupported => Value::Null,
+            FieldValue::Failed { text, .. } => json!({ "not_read": text }),
         };
         told.insert(name.clone(), value);
     }
@@ -88,14 +88,14 @@ fn adapters(runner: &dyn ProbeRunner) -> Value {
 
 /// Returns the cloud's identifiers, if the firmware identifies a cloud.
 fn cloud(url: &str, runner: &dyn ProbeRunner) -> Value {
-    let args = MachineArgs { metadata: url.to_owned(), ..MachineArgs::unasked() };
+    let args = MachineArgs { metadata: url.to_owned(), ..MachineArgs::detect_all() };
     let facts = profile::gather(&args, None, runner);
     let Some(cloud) = facts.machine.cloud() else { return Value::Null };
     let mut told = Map::from_iter([("name".to_owned(), Value::from(cloud.code()))]);
     if let Some(kind) = facts.machine.instance_type {
         told.insert("instance_type".to_owned(), kind.into());
     }
-    match metadata::instance(cloud, url) {
+    match metadata::instance_ids(cloud, url) {
         Ok(fields) => told.extend(fields.into_iter().map(|(name, value)| (name.to_owned(), value.into()))),
         Err(error) => drop(told.insert("not_read".to_owned(), error.to_string().into())),
     }

@@ -15,20 +15,20 @@ use std::{
 
 use anyhow::Context;
 use doctor_core::time::Span;
-use doctor_host::reports::{FILES, MACHINE, MOST_FILE};
+use doctor_host::vendor_reports::{MACHINE_FILE, MAX_FILE_BYTES, VENDOR_FILES};
 use serde_json::{Value, json};
 
 use crate::{
     runner::{
         ProbeRunner,
-        child::{self, Echo, Ended, Limits},
+        child::{self, ChildOutcome, Echo, Limits},
     },
     stop::Stop,
 };
 
 const TOOL: &str = "nvidia-bug-report.sh";
 /// What the tool prints besides its file.
-const MOST_WORDS: usize = 1 << 20;
+const MAX_OUTPUT_BYTES: usize = 1 << 20;
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Writes both files and returns a one-line summary.
@@ -44,7 +44,7 @@ pub fn report(
 ) -> anyhow::Result<String> {
     fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     let mut machine = machine::describe(metadata, runner);
-    let taken = vendor(out, limit, stop);
+    let taken = run_vendor_tool(out, limit, stop);
     let said = match &taken {
         Ok(file) => format!("{TOOL} wrote {file}"),
         Err(why) => format!("no report from {TOOL}: {why}"),
@@ -53,7 +53,7 @@ pub fn report(
         Ok(file) => json!({ "file": file }),
         Err(why) => json!({ "why_not": why }),
     };
-    let path = out.join(MACHINE);
+    let path = out.join(MACHINE_FILE);
     write(&path, &machine).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(said)
 }
@@ -66,33 +66,34 @@ fn write(path: &Path, machine: &Value) -> io::Result<()> {
 }
 
 /// Runs the vendor's tool. Returns the file that it left, or why there is none.
-fn vendor(out: &Path, limit: Span, stop: &Stop) -> Result<String, String> {
+fn run_vendor_tool(out: &Path, limit: Span, stop: &Stop) -> Result<String, String> {
     let Some(tool) = find(TOOL) else { return Err(format!("{TOOL} is not installed here")) };
-    for name in FILES {
+    for name in VENDOR_FILES {
         // A file of an earlier run must not be taken for this one's.
         let _none = fs::remove_file(out.join(name));
     }
-    let limits = Limits { timeout: limit.to_std(), stream: MOST_WORDS, grace: GRACE, kill_grace: GRACE };
+    let limits =
+        Limits { timeout: limit.to_std(), max_stream_bytes: MAX_OUTPUT_BYTES, grace: GRACE, kill_grace: GRACE };
     let mut command = Command::new(tool);
     // It writes its file into the current directory.
     command.current_dir(out);
     let ended = child::run(&mut command, &limits, stop, Echo::default());
     let trouble = match ended {
-        Ok(Ended::Exited { status, .. }) if status.success() => None,
-        Ok(Ended::Exited { status, stdout, stderr }) => {
+        Ok(ChildOutcome::Exited { status, .. }) if status.success() => None,
+        Ok(ChildOutcome::Exited { status, stdout, stderr }) => {
             Some(format!("it ended with {status}: {}", last(&stdout, &stderr)))
         }
-        Ok(Ended::TimedOut) => Some(format!("it did not end within {limit}")),
-        Ok(Ended::TooLong) => Some("it printed too much output".to_owned()),
-        Ok(Ended::Stopped(_)) => Some("it was stopped".to_owned()),
-        Ok(Ended::Unkillable { pid, .. }) => Some(format!("process {pid} hangs in the kernel")),
+        Ok(ChildOutcome::TimedOut) => Some(format!("it did not end within {limit}")),
+        Ok(ChildOutcome::TooLong) => Some("it printed too much output".to_owned()),
+        Ok(ChildOutcome::Stopped(_)) => Some("it was stopped".to_owned()),
+        Ok(ChildOutcome::Unkillable { pid, .. }) => Some(format!("process {pid} hangs in the kernel")),
         Err(error) => Some(format!("cannot start it: {error}")),
     };
-    let left = FILES.iter().find_map(|name| Some((*name, fs::metadata(out.join(name)).ok()?.len())));
+    let left = VENDOR_FILES.iter().find_map(|name| Some((*name, fs::metadata(out.join(name)).ok()?.len())));
     match (left, trouble) {
-        (Some((name, bytes)), _) if bytes > MOST_FILE => {
+        (Some((name, bytes)), _) if bytes > MAX_FILE_BYTES => {
             let path = out.join(name);
-            Err(format!("{} has {} MiB, the limit is {} MiB", path.display(), bytes >> 20, MOST_FILE >> 20))
+            Err(format!("{} has {} MiB, the limit is {} MiB", path.display(), bytes >> 20, MAX_FILE_BYTES >> 20))
         }
         (Some((name, 1..)), None) => Ok(name.to_owned()),
         (Some((name, 1..)), Some(trouble)) => Ok(format!("{name}, truncated: {trouble}")),

@@ -17,13 +17,13 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, pidfd_open, waitid},
 };
 
-use super::abandoned::processes;
-use crate::stop::{Stop, StopWhy};
+use super::hung_probes::processes;
+use crate::stop::{Stop, StopReason};
 
 pub(crate) struct Limits {
     pub(crate) timeout: Duration,
     /// Bytes on each of stdout and stderr.
-    pub(crate) stream: usize,
+    pub(crate) max_stream_bytes: usize,
     /// Time for cleanup between SIGTERM and SIGKILL.
     pub(crate) grace: Duration,
     /// Time for a killed process to be gone.
@@ -38,7 +38,7 @@ pub(crate) struct Echo<'a> {
 }
 
 /// The outcome of a run.
-pub(crate) enum Ended {
+pub(crate) enum ChildOutcome {
     Exited {
         status: ExitStatus,
         stdout: Vec<u8>,
@@ -46,7 +46,7 @@ pub(crate) enum Ended {
     },
     TimedOut,
     TooLong,
-    Stopped(StopWhy),
+    Stopped(StopReason),
     /// A process of the group survives SIGKILL, which only one stuck in the kernel does.
     Unkillable {
         pid: u32,
@@ -56,66 +56,66 @@ pub(crate) enum Ended {
 
 /// Polling interval on kernels before 5.3, which cannot signal a child's exit. End-of-file on its pipes does not show
 /// the exit: its descendants may hold them open.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Longer than any machine's uptime.
-const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 86_400);
+const MAX_TIMEOUT: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 /// Runs a command to its end or to a limit.
-pub(crate) fn run(command: &mut Command, limits: &Limits, stop: &Stop, echo: Echo<'_>) -> io::Result<Ended> {
-    run_in_a_hurry(command, limits, limits.grace, stop, echo)
+pub(crate) fn run(command: &mut Command, limits: &Limits, stop: &Stop, echo: Echo<'_>) -> io::Result<ChildOutcome> {
+    run_with_stop_grace(command, limits, limits.grace, stop, echo)
 }
 
 /// Like [`run`], with another grace after a stop request: then we have little time ourselves.
-pub(crate) fn run_in_a_hurry(
+pub(crate) fn run_with_stop_grace(
     command: &mut Command,
     limits: &Limits,
     hurry: Duration,
     stop: &Stop,
     echo: Echo<'_>,
-) -> io::Result<Ended> {
-    if let Some(why) = stop.told() {
-        return Ok(Ended::Stopped(why));
+) -> io::Result<ChildOutcome> {
+    if let Some(why) = stop.requested() {
+        return Ok(ChildOutcome::Stopped(why));
     }
     let mut child =
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    let mut stdout = Stream::new(child.stdout.take(), limits.stream, echo.stdout);
-    let mut stderr = Stream::new(child.stderr.take(), limits.stream, echo.stderr);
+    let mut stdout = Stream::new(child.stdout.take(), limits.max_stream_bytes, echo.stdout);
+    let mut stderr = Stream::new(child.stderr.take(), limits.max_stream_bytes, echo.stderr);
     let heard = listen(&child, &mut stdout, &mut stderr, limits.timeout, stop);
     let grace = match heard {
-        Ok(Some(Ended::Stopped(_))) => hurry,
+        Ok(Some(ChildOutcome::Stopped(_))) => hurry,
         Ok(Some(_)) => limits.grace,
         Ok(None) | Err(_) => Duration::ZERO,
     };
     if !grace.is_zero() {
-        ask_to_end(&child, grace);
+        send_sigterm(&child, grace);
     }
     // Also after a normal exit: descendants in the group must not outlive the program. The group id cannot have been
     // reused, because the child has not been reaped yet.
     kill_group(&child);
     if let Some(ended) = heard.transpose() {
         return match survivor(&child, limits.kill_grace) {
-            Some(pid) => Ok(Ended::Unkillable { pid, child }),
+            Some(pid) => Ok(ChildOutcome::Unkillable { pid, child }),
             None => child.wait().and(ended),
         };
     }
     let status = child.wait()?;
     // Output may have arrived between the last read and the exit.
-    stdout.read_what_is_there()?;
-    stderr.read_what_is_there()?;
-    if stdout.is_over() || stderr.is_over() {
-        return Ok(Ended::TooLong);
+    stdout.read_available()?;
+    stderr.read_available()?;
+    if stdout.exceeds_limit() || stderr.exceeds_limit() {
+        return Ok(ChildOutcome::TooLong);
     }
     stdout.echo_rest();
     stderr.echo_rest();
-    Ok(Ended::Exited { status, stdout: stdout.bytes, stderr: stderr.bytes })
+    Ok(ChildOutcome::Exited { status, stdout: stdout.bytes, stderr: stderr.bytes })
 }
 
 /// Ends a child that leads its own group and has not been reaped, with that group: SIGTERM, then SIGKILL. Returns the
 /// pid of a process that survives.
 pub(crate) fn end(child: &mut Child, grace: Duration, kill_grace: Duration) -> Option<u32> {
     if !grace.is_zero() {
-        ask_to_end(child, grace);
+        send_sigterm(child, grace);
     }
     kill_group(child);
     let survivor = survivor(child, kill_grace);
@@ -133,30 +133,30 @@ fn listen(
     stderr: &mut Stream<'_, ChildStderr>,
     timeout: Duration,
     stop: &Stop,
-) -> io::Result<Option<Ended>> {
-    let deadline = Instant::now() + timeout.min(FOR_EVER);
+) -> io::Result<Option<ChildOutcome>> {
+    let deadline = Instant::now() + timeout.min(MAX_TIMEOUT);
     let exit = pidfd_open(pid(child)?, PidfdFlags::empty()).ok();
     for fd in [stdout.fd(), stderr.fd()].into_iter().flatten() {
         ioctl_fionbio(fd, true)?;
     }
     loop {
-        stdout.read_what_is_there()?;
-        stderr.read_what_is_there()?;
-        if stdout.is_over() || stderr.is_over() {
-            return Ok(Some(Ended::TooLong));
+        stdout.read_available()?;
+        stderr.read_available()?;
+        if stdout.exceeds_limit() || stderr.exceeds_limit() {
+            return Ok(Some(ChildOutcome::TooLong));
         }
         if has_exited(child)? {
             return Ok(None);
         }
-        if let Some(why) = stop.told() {
-            return Ok(Some(Ended::Stopped(why)));
+        if let Some(why) = stop.requested() {
+            return Ok(Some(ChildOutcome::Stopped(why)));
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Ok(Some(Ended::TimedOut));
+            return Ok(Some(ChildOutcome::TimedOut));
         }
-        let wait = stop.at_most(if exit.is_some() { left } else { left.min(LOOK_AGAIN) });
-        wait_for_news(&[stdout.fd(), stderr.fd(), exit.as_ref().map(AsFd::as_fd)], stop, wait)?;
+        let wait = stop.cap_wait(if exit.is_some() { left } else { left.min(POLL_INTERVAL) });
+        wait_for_events(&[stdout.fd(), stderr.fd(), exit.as_ref().map(AsFd::as_fd)], stop, wait)?;
     }
 }
 
@@ -172,7 +172,7 @@ pub(crate) fn has_exited(child: &Child) -> io::Result<bool> {
 
 /// Waits up to `grace` for the child's exit, without reaping it. Returns false if it is still running.
 pub(crate) fn exits_within(child: &Child, grace: Duration) -> bool {
-    let deadline = Instant::now() + grace.min(FOR_EVER);
+    let deadline = Instant::now() + grace.min(MAX_TIMEOUT);
     let exit = pid(child).ok().and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     loop {
         if !matches!(has_exited(child), Ok(false)) {
@@ -182,15 +182,15 @@ pub(crate) fn exits_within(child: &Child, grace: Duration) -> bool {
         if left.is_zero() {
             return false;
         }
-        let wait = if exit.is_some() { left } else { left.min(LOOK_AGAIN) };
-        if wait_for_news(&[exit.as_ref().map(AsFd::as_fd)], &Stop::never(), wait).is_err() {
+        let wait = if exit.is_some() { left } else { left.min(POLL_INTERVAL) };
+        if wait_for_events(&[exit.as_ref().map(AsFd::as_fd)], &Stop::never(), wait).is_err() {
             return false;
         }
     }
 }
 
 /// Sends SIGTERM to the child only: it must end its own descendants.
-fn ask_to_end(child: &Child, grace: Duration) {
+fn send_sigterm(child: &Child, grace: Duration) {
     let Ok(pid) = pid(child) else { return };
     // An error means that the child is gone.
     let _asked = kill_process(pid, Signal::TERM);
@@ -211,7 +211,7 @@ fn kill_group(child: &Child) {
 fn survivor(child: &Child, grace: Duration) -> Option<u32> {
     let deadline = Instant::now() + grace;
     loop {
-        let alive = processes().find(|stat| stat.group == child.id() && !stat.is_over())?;
+        let alive = processes().find(|stat| stat.group == child.id() && !stat.has_exited())?;
         if Instant::now() >= deadline {
             return Some(alive.pid);
         }
@@ -219,7 +219,7 @@ fn survivor(child: &Child, grace: Duration) -> Option<u32> {
     }
 }
 
-fn wait_for_news(sources: &[Option<BorrowedFd<'_>>], stop: &Stop, wait: Duration) -> io::Result<()> {
+fn wait_for_events(sources: &[Option<BorrowedFd<'_>>], stop: &Stop, wait: Duration) -> io::Result<()> {
     let wake = stop.wake();
     let fds = sources.iter().flatten().copied().chain(wake.as_ref().map(AsFd::as_fd));
     let mut fds: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
@@ -235,7 +235,7 @@ struct Stream<'a, P> {
     /// `None` if the other end is closed.
     pipe: Option<P>,
     bytes: Vec<u8>,
-    most: usize,
+    max_bytes: usize,
     echo: Option<&'a dyn Fn(&str)>,
     /// Length of the prefix that has been passed to `echo`.
     echoed: usize,
@@ -243,20 +243,20 @@ struct Stream<'a, P> {
 
 impl<'a, P: Read + AsFd> Stream<'a, P> {
     const fn new(pipe: Option<P>, most: usize, echo: Option<&'a dyn Fn(&str)>) -> Self {
-        Self { pipe, bytes: Vec::new(), most, echo, echoed: 0 }
+        Self { pipe, bytes: Vec::new(), max_bytes: most, echo, echoed: 0 }
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.pipe.as_ref().map(AsFd::as_fd)
     }
 
-    fn is_over(&self) -> bool {
-        self.bytes.len() > self.most
+    fn exceeds_limit(&self) -> bool {
+        self.bytes.len() > self.max_bytes
     }
 
-    fn read_what_is_there(&mut self) -> io::Result<()> {
+    fn read_available(&mut self) -> io::Result<()> {
         let mut buffer = [0; 16 << 10];
-        while let Some(pipe) = self.pipe.as_mut().filter(|_| self.bytes.len() <= self.most) {
+        while let Some(pipe) = self.pipe.as_mut().filter(|_| self.bytes.len() <= self.max_bytes) {
             match pipe.read(&mut buffer) {
                 Ok(0) => self.pipe = None,
                 Ok(count) => self.bytes.extend_from_slice(&buffer[..count]),

@@ -14,7 +14,7 @@ pub(super) fn read(root: &Path) -> io::Result<String> {
     {
         return Ok(recorded);
     }
-    let clock = ask()?;
+    let clock = read_adjtimex()?;
     let in_nanoseconds = clock.status & libc::STA_NANO != 0;
     let offset = if in_nanoseconds { clock.offset / 1000 } else { clock.offset };
     Ok(format!(
@@ -27,7 +27,7 @@ pub(super) fn read(root: &Path) -> io::Result<String> {
 }
 
 #[expect(unsafe_code, reason = "no safe binding of adjtimex(2) exists")]
-fn ask() -> io::Result<libc::timex> {
+fn read_adjtimex() -> io::Result<libc::timex> {
     // SAFETY: all-zero bytes are a valid `timex`, which has only numbers; with `modes` zero the kernel changes nothing
     // and only fills it.
     let mut clock: libc::timex = unsafe { std::mem::zeroed() };

@@ -9,7 +9,7 @@ use std::{
 
 use doctor_checks::{
     LIBRARY_PLACES,
-    gpu::{Gpu, GpuAnswer, bus_id},
+    gpu::{Gpu, GpuQueryResult, normalize_bus_id},
     nvidia_smi,
     probe::ProbeOutput,
 };
@@ -23,11 +23,16 @@ const NVIDIA: &str = "0x10de";
 const DISPLAY: &str = "0x03";
 
 /// Queries the driver, which may hang. Calls `begins` with the index and bus id of each GPU before querying it.
-pub(super) fn ask(root: &Path, library: &OsStr, fields: &[String], begins: &mut dyn FnMut(u32, &str)) -> GpuAnswer {
+pub(super) fn query_driver(
+    root: &Path,
+    library: &OsStr,
+    fields: &[String],
+    begins: &mut dyn FnMut(u32, &str),
+) -> GpuQueryResult {
     let on_pci = on_pci(root);
-    match Nvml::open(&found(root, library)) {
-        Ok(nvml) => nvml.answer(fields, on_pci, begins),
-        Err(failure) => GpuAnswer { on_pci, driver: Err(failure), gpus: Vec::new() },
+    match Nvml::open(&resolve_library(root, library)) {
+        Ok(nvml) => nvml.query(fields, on_pci, begins),
+        Err(failure) => GpuQueryResult { on_pci, driver: Err(failure), gpus: Vec::new() },
     }
 }
 
@@ -45,7 +50,7 @@ fn is_name(library: &OsStr) -> bool {
 
 /// Resolves a bare library name on the machine below `root`: a container image has no library, because it must match
 /// the host's driver.
-fn found(root: &Path, library: &OsStr) -> OsString {
+fn resolve_library(root: &Path, library: &OsStr) -> OsString {
     if root == Path::new("/") || !is_name(library) {
         return library.to_owned();
     }
@@ -57,16 +62,16 @@ fn found(root: &Path, library: &OsStr) -> OsString {
 
 /// Returns `output`, or the answer of `nvidia-smi` if there are GPUs but no library. `exec` runs a program within its
 /// limits.
-pub(super) fn or_by_nvidia_smi(
+pub(super) fn or_nvidia_smi(
     output: ProbeOutput,
     fields: &[String],
     exec: impl FnOnce(&str, &[String]) -> ProbeOutput,
 ) -> ProbeOutput {
-    let ProbeOutput::Gpus(GpuAnswer { on_pci, driver: Err(failure), gpus }) = output else { return output };
+    let ProbeOutput::Gpus(GpuQueryResult { on_pci, driver: Err(failure), gpus }) = output else { return output };
     let is_worth_it = failure.kind == FailureKind::Missing && !on_pci.is_empty();
     let said = is_worth_it.then(|| exec("nvidia-smi", &["-q".to_owned(), "-x".to_owned()]));
     let driver = match said {
-        Some(ProbeOutput::Ran { stdout, .. }) => match nvidia_smi::read(&stdout, fields, on_pci.clone()) {
+        Some(ProbeOutput::Ran { stdout, .. }) => match nvidia_smi::parse_query(&stdout, fields, on_pci.clone()) {
             Ok(answer) => return ProbeOutput::Gpus(answer),
             Err(_) => failure,
         },
@@ -76,19 +81,19 @@ pub(super) fn or_by_nvidia_smi(
         }
         _ => failure,
     };
-    ProbeOutput::Gpus(GpuAnswer { on_pci, driver: Err(driver), gpus })
+    ProbeOutput::Gpus(GpuQueryResult { on_pci, driver: Err(driver), gpus })
 }
 
 /// Whether all GPUs have the same fields in the same order, as GPUs of one model do.
-pub(super) fn are_alike(all: &GpuAnswer) -> bool {
+pub(super) fn are_alike(all: &GpuQueryResult) -> bool {
     let are =
         |one: &Gpu, other: &Gpu| one.fields.iter().map(|(name, _)| name).eq(other.fields.iter().map(|(name, _)| name));
     all.gpus.windows(2).all(|two| are(&two[0], &two[1]))
 }
 
 /// Reduces an answer to the requested fields. `alike` is the result of [`are_alike`].
-pub(super) fn only(all: &GpuAnswer, alike: bool, asked: &[String]) -> GpuAnswer {
-    let asked: Vec<Asked<'_>> = asked.iter().map(|name| Asked::of(name)).collect();
+pub(super) fn select_fields(all: &GpuQueryResult, alike: bool, asked: &[String]) -> GpuQueryResult {
+    let asked: Vec<RequestedField<'_>> = asked.iter().map(|name| RequestedField::parse(name)).collect();
     let mut places = Vec::new();
     let mut gpus = Vec::with_capacity(all.gpus.len());
     for gpu in &all.gpus {
@@ -96,40 +101,40 @@ pub(super) fn only(all: &GpuAnswer, alike: bool, asked: &[String]) -> GpuAnswer 
         if gpus.is_empty() || !alike {
             places.clear();
             for one in &asked {
-                let fitting = gpu.fields.iter().enumerate().filter(|(_, (name, _))| one.brings(name));
+                let fitting = gpu.fields.iter().enumerate().filter(|(_, (name, _))| one.matches(name));
                 places.extend(fitting.map(|(place, _)| place));
             }
         }
         let fields = places.iter().filter_map(|place| gpu.fields.get(*place).cloned()).collect();
         gpus.push(Gpu { index: gpu.index, bus: gpu.bus.clone(), fields });
     }
-    GpuAnswer { on_pci: all.on_pci.clone(), driver: all.driver.clone(), gpus }
+    GpuQueryResult { on_pci: all.on_pci.clone(), driver: all.driver.clone(), gpus }
 }
 
 /// A field name as a check requests it.
-enum Asked<'a> {
+enum RequestedField<'a> {
     One(&'a str),
     /// `nvlink.*.state`: one field per link. If the driver knows none, it answers under this name itself.
-    Each {
+    PerLink {
         whole: &'a str,
         family: &'a str,
         what: &'a str,
     },
 }
 
-impl<'a> Asked<'a> {
-    fn of(name: &'a str) -> Self {
+impl<'a> RequestedField<'a> {
+    fn parse(name: &'a str) -> Self {
         match name.split_once(".*.") {
             None => Self::One(name),
-            Some((family, what)) => Self::Each { whole: name, family, what },
+            Some((family, what)) => Self::PerLink { whole: name, family, what },
         }
     }
 
     /// Whether `name` is a field of this request.
-    fn brings(&self, name: &str) -> bool {
+    fn matches(&self, name: &str) -> bool {
         match self {
             Self::One(asked) => name == *asked,
-            Self::Each { whole, family, what } => {
+            Self::PerLink { whole, family, what } => {
                 let number = || name.strip_prefix(family)?.strip_prefix('.')?.strip_suffix(what)?.strip_suffix('.');
                 name == *whole || number().is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
             }
@@ -145,7 +150,7 @@ fn on_pci(root: &Path) -> Vec<String> {
     };
     let mut found: Vec<String> = entries
         .filter(|entry| is(&entry.path(), "vendor", NVIDIA) && is(&entry.path(), "class", DISPLAY))
-        .filter_map(|entry| bus_id(&entry.file_name().to_string_lossy()))
+        .filter_map(|entry| normalize_bus_id(&entry.file_name().to_string_lossy()))
         .collect();
     found.sort();
     found
@@ -165,7 +170,7 @@ mod tests {
             ("power.limit", "power.limit", true),
             ("power.limit", "power.default_limit", false),
         ] {
-            assert_eq!(Asked::of(asked).brings(name), is, "{asked} {name}");
+            assert_eq!(RequestedField::parse(asked).matches(name), is, "{asked} {name}");
         }
     }
 
@@ -192,10 +197,10 @@ mod tests {
             (root.path(), "/own/libdoctor.so.1", "/own/libdoctor.so.1".into()),
             (Path::new("/"), "libdoctor.so.1", "libdoctor.so.1".into()),
         ] {
-            assert_eq!(found(machine, OsStr::new(asked)), wanted, "{}", machine.display());
+            assert_eq!(resolve_library(machine, OsStr::new(asked)), wanted, "{}", machine.display());
         }
         assert_eq!(on_pci(root.path()), ["0000:18:00.0", "0000:19:00.0"]);
-        let answer = ask(root.path(), OsStr::new("libdoctor-has-none.so.1"), &[], &mut |_, _| {});
+        let answer = query_driver(root.path(), OsStr::new("libdoctor-has-none.so.1"), &[], &mut |_, _| {});
         assert!(answer.driver.unwrap_err().text.contains("libdoctor-has-none.so.1"));
         let without = tempfile::tempdir().unwrap();
         for (machine, library, may) in [

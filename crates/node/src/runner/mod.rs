@@ -10,22 +10,22 @@
 //! because a child takes longer than all the reads of a fast check. A pass that announces its probes
 //! ([`ProbeRunner::prepare`]) has them all read together, while the driver answers.
 
-pub(crate) mod abandoned;
-mod apart;
 pub(crate) mod child;
 mod clock_discipline;
+mod counter_history;
 mod driver;
 #[doc(hidden)]
-pub mod fuzzed;
+pub mod fuzz_targets;
+mod glob;
 mod gpus;
-mod many;
+pub(crate) mod hung_probes;
 pub(crate) mod mounts;
 mod processes;
-mod reading;
+mod reader;
 mod recorded;
-mod samples;
 mod small_file;
-mod watched;
+mod subprocess;
+mod watchdog;
 mod words;
 
 use std::{
@@ -49,20 +49,20 @@ use doctor_core::{
 
 use crate::{
     clock::now,
-    stop::{Stop, StopWhy},
+    stop::{Stop, StopReason},
 };
-use abandoned::AbandonedProbes;
-use child::Ended;
-use driver::DriverQuestion;
+use child::ChildOutcome;
+use counter_history::CounterHistory;
+use driver::DriverRequest;
+use hung_probes::HungProbes;
 use mounts::Mounts;
-use reading::Reader;
-use samples::Samples;
-use watched::NoAnswer;
+use reader::Reader;
+use watchdog::NoAnswer;
 
-pub(crate) use abandoned::boot_id;
 pub use clock_discipline::CLOCK_FILE;
-pub use driver::{DRIVER_ARGUMENT, DriverHelper, serve_driver_questions};
-pub use reading::answer_as_helper;
+pub use driver::{DRIVER_ARGUMENT, DriverHelper, serve_driver_queries};
+pub(crate) use hung_probes::boot_id;
+pub use reader::serve_one_probe;
 pub use recorded::FixtureRunner;
 pub use words::describe;
 
@@ -112,23 +112,23 @@ pub struct LocalRunner<'a> {
     helper: PathBuf,
     library: OsString,
     dcgm: OsString,
-    abandoned: AbandonedProbes,
+    abandoned: HungProbes,
     state: Option<PathBuf>,
-    samples: Samples,
+    samples: CounterHistory,
     driver_helper: Arc<DriverHelper>,
     driver_limit: Duration,
     /// Whether a query could reach a driver at all.
     may_have_driver: OnceCell<bool>,
     mounts: OnceCell<Mounts>,
-    known: RefCell<HashMap<Probe, ProbeOutput>>,
+    cache: RefCell<HashMap<Probe, ProbeOutput>>,
     /// All driver fields that this pass needs: opening the driver takes longer than reading them.
-    wanted: RefCell<Vec<String>>,
+    driver_fields: RefCell<Vec<String>>,
     /// The driver's answer for those fields.
     driver: RefCell<Option<ProbeOutput>>,
     /// Whether all GPUs returned the same fields.
-    alike: OnceCell<bool>,
+    same_fields: OnceCell<bool>,
     /// The time of this pass and the uptime then, shared by all counters.
-    moment: OnceCell<Option<(Timestamp, Span)>>,
+    sample_time: OnceCell<Option<(Timestamp, Span)>>,
     stop: &'a Stop,
     echo: Option<&'a dyn Fn(&str)>,
 }
@@ -151,18 +151,18 @@ impl<'a> LocalRunner<'a> {
             helper: PathBuf::from("/proc/self/exe"),
             library: doctor_gpu::nvml::LIBRARY.into(),
             dcgm: OsString::new(),
-            abandoned: AbandonedProbes::of_this_process(),
+            abandoned: HungProbes::in_memory(),
             state: None,
-            samples: Samples::default(),
+            samples: CounterHistory::default(),
             driver_helper: Arc::default(),
             driver_limit: DRIVER_TIMEOUT,
             may_have_driver: OnceCell::new(),
             mounts: OnceCell::new(),
-            known: RefCell::default(),
-            wanted: RefCell::default(),
+            cache: RefCell::default(),
+            driver_fields: RefCell::default(),
             driver: RefCell::default(),
-            alike: OnceCell::new(),
-            moment: OnceCell::new(),
+            same_fields: OnceCell::new(),
+            sample_time: OnceCell::new(),
             stop,
             echo: None,
         }
@@ -207,8 +207,8 @@ impl<'a> LocalRunner<'a> {
     #[must_use]
     pub fn state(mut self, directory: Option<&Path>) -> Self {
         if let Some(directory) = directory {
-            self.abandoned = AbandonedProbes::kept_in(directory);
-            self.samples = Samples::kept_in(directory);
+            self.abandoned = HungProbes::in_directory(directory);
+            self.samples = CounterHistory::in_directory(directory);
             self.state = Some(directory.to_owned());
         }
         self
@@ -223,50 +223,51 @@ impl<'a> LocalRunner<'a> {
 
     fn read(&self, probe: &Probe, what: &str) -> ProbeOutput {
         if let Probe::Gpu { fields } = probe
-            && self.is_wanted(fields)
+            && self.is_announced(fields)
         {
-            return self.ask_driver(fields, what);
+            return self.driver_fields_answer(fields, what);
         }
-        if let Some(output) = self.known.borrow().get(probe) {
+        if let Some(output) = self.cache.borrow().get(probe) {
             return output.clone();
         }
         let output = self.read_now(probe, what);
-        self.known.borrow_mut().insert(probe.clone(), output.clone());
+        self.cache.borrow_mut().insert(probe.clone(), output.clone());
         output
     }
 
-    fn is_wanted(&self, fields: &[String]) -> bool {
-        let wanted = self.wanted.borrow();
+    fn is_announced(&self, fields: &[String]) -> bool {
+        let wanted = self.driver_fields.borrow();
         fields.iter().all(|field| wanted.contains(field))
     }
 
     /// Queries the driver once for all checks, and returns only the requested fields.
-    fn ask_driver(&self, fields: &[String], what: &str) -> ProbeOutput {
+    fn driver_fields_answer(&self, fields: &[String], what: &str) -> ProbeOutput {
         let mut driver = self.driver.borrow_mut();
-        let all =
-            driver.get_or_insert_with(|| self.read_now(&Probe::Gpu { fields: self.wanted.borrow().clone() }, what));
+        let all = driver
+            .get_or_insert_with(|| self.read_now(&Probe::Gpu { fields: self.driver_fields.borrow().clone() }, what));
         match all {
             ProbeOutput::Gpus(answer) => {
-                let alike = *self.alike.get_or_init(|| gpus::are_alike(answer));
-                ProbeOutput::Gpus(gpus::only(answer, alike, fields))
+                let alike = *self.same_fields.get_or_init(|| gpus::are_alike(answer));
+                ProbeOutput::Gpus(gpus::select_fields(answer, alike, fields))
             }
             other => other.clone(),
         }
     }
 
     fn read_now(&self, probe: &Probe, what: &str) -> ProbeOutput {
-        if self.is_safe(probe) {
-            let output = self.read_here(std::slice::from_ref(probe)).pop().unwrap_or_else(|| self.told_to_stop(what));
-            return self.or_by_program(probe, output);
+        if self.can_read_in_process(probe) {
+            let output =
+                self.read_in_process(std::slice::from_ref(probe)).pop().unwrap_or_else(|| self.stopped_output(what));
+            return self.or_nvidia_smi(probe, output);
         }
         match probe {
-            Probe::Gpu { fields } => self.or_by_program(probe, self.ask_helper(fields)),
-            _ => self.read_apart(probe, what),
+            Probe::Gpu { fields } => self.or_nvidia_smi(probe, self.query_helper(fields)),
+            _ => self.read_in_helper(probe, what),
         }
     }
 
-    fn question<'q>(&'q self, fields: &'q [String]) -> DriverQuestion<'q> {
-        DriverQuestion {
+    fn driver_request<'q>(&'q self, fields: &'q [String]) -> DriverRequest<'q> {
+        DriverRequest {
             runner: self.number,
             program: &self.helper,
             root: &self.root,
@@ -278,21 +279,21 @@ impl<'a> LocalRunner<'a> {
         }
     }
 
-    fn ask_helper(&self, fields: &[String]) -> ProbeOutput {
-        self.driver_helper.ask(&self.question(fields)).map_or_else(ProbeOutput::Failed, ProbeOutput::Gpus)
+    fn query_helper(&self, fields: &[String]) -> ProbeOutput {
+        self.driver_helper.query(&self.driver_request(fields)).map_or_else(ProbeOutput::Failed, ProbeOutput::Gpus)
     }
 
     /// Falls back to `nvidia-smi` if a driver has no library.
-    fn or_by_program(&self, probe: &Probe, output: ProbeOutput) -> ProbeOutput {
+    fn or_nvidia_smi(&self, probe: &Probe, output: ProbeOutput) -> ProbeOutput {
         let Probe::Gpu { fields } = probe else { return output };
-        gpus::or_by_nvidia_smi(output, fields, |program, args| {
+        gpus::or_nvidia_smi(output, fields, |program, args| {
             let exec = Probe::Exec { program: program.to_owned(), args: args.to_vec(), timeout: GPU_LOG_TIMEOUT };
             self.run(&exec)
         })
     }
 
     /// Whether the probe may run in this process.
-    fn is_safe(&self, probe: &Probe) -> bool {
+    fn can_read_in_process(&self, probe: &Probe) -> bool {
         match probe {
             Probe::Kmsg | Probe::Processes | Probe::ClockDiscipline => true,
             Probe::Gpu { .. } => {
@@ -305,7 +306,7 @@ impl<'a> LocalRunner<'a> {
             | Probe::Links { pattern: path }
             | Probe::Bytes { pattern: path, .. } => {
                 let fixed = path.split('*').next().unwrap_or_default();
-                self.mounts.get_or_init(Mounts::now).is_local(&reading::below(&self.root, fixed))
+                self.mounts.get_or_init(Mounts::now).is_local(&reader::path_on_machine(&self.root, fixed))
             }
             // DCGM's library starts threads and may wait for an engine that hangs in the driver.
             Probe::DcgmHealth { .. }
@@ -317,23 +318,23 @@ impl<'a> LocalRunner<'a> {
     }
 
     /// Returns one output per probe, or fewer after a stop request.
-    fn read_here(&self, probes: &[Probe]) -> Vec<ProbeOutput> {
-        if self.stop.told().is_some() {
+    fn read_in_process(&self, probes: &[Probe]) -> Vec<ProbeOutput> {
+        if self.stop.requested().is_some() {
             return Vec::new();
         }
         let (root, library) = (self.root.clone(), self.library.clone());
         let make = move || {
             let mut reader = Reader::new(&root, &library);
-            move |probe: &Probe| reader.answer(probe)
+            move |probe: &Probe| reader.read_probe(probe)
         };
-        let answers = watched::read_all(probes, time_for, make, || self.stop.told().is_some());
+        let answers = watchdog::read_all(probes, timeout_for, make, || self.stop.requested().is_some());
         let said = |(probe, answer): (&Probe, Result<_, _>)| answer.unwrap_or_else(|why| no_answer(probe, why));
         probes.iter().zip(answers).map(said).collect()
     }
 
     /// Adds the fields of these probes, and returns a probe for all fields if there are new ones.
-    fn want(&self, probes: &[Probe]) -> Option<Probe> {
-        let mut wanted = self.wanted.borrow_mut();
+    fn add_driver_fields(&self, probes: &[Probe]) -> Option<Probe> {
+        let mut wanted = self.driver_fields.borrow_mut();
         let before = wanted.len();
         for probe in probes {
             if let Probe::Gpu { fields } = probe {
@@ -347,8 +348,8 @@ impl<'a> LocalRunner<'a> {
         })
     }
 
-    fn told_to_stop(&self, what: &str) -> ProbeOutput {
-        self.explain(what, Ok(Ended::Stopped(self.stop.told().unwrap_or(StopWhy::Signal))), Span::ZERO)
+    fn stopped_output(&self, what: &str) -> ProbeOutput {
+        self.explain(what, Ok(ChildOutcome::Stopped(self.stop.requested().unwrap_or(StopReason::Signal))), Span::ZERO)
     }
 
     /// Reads the current values and returns them with the earlier samples.
@@ -358,13 +359,13 @@ impl<'a> LocalRunner<'a> {
             ProbeOutput::Files(files) => files,
             other => return other,
         };
-        match self.moment.get_or_init(|| self.look_at_clock()) {
+        match self.sample_time.get_or_init(|| self.read_clock()) {
             Some(moment) => ProbeOutput::Samples(self.samples.add(pattern, keep, *moment, files)),
             None => failed(FailureKind::Unparseable, format!("{pattern}: cannot parse /proc/uptime")),
         }
     }
 
-    fn look_at_clock(&self) -> Option<(Timestamp, Span)> {
+    fn read_clock(&self) -> Option<(Timestamp, Span)> {
         let uptime = Probe::read(UPTIME);
         let ProbeOutput::Text(text) = self.read(&uptime, &describe(&uptime)) else { return None };
         let up: f64 = text.split(' ').next()?.parse().ok()?;
@@ -374,27 +375,27 @@ impl<'a> LocalRunner<'a> {
 
 impl ProbeRunner for LocalRunner<'_> {
     fn prepare(&self, probes: &[Probe]) {
-        let mut seen: HashSet<Probe> = self.known.borrow().keys().cloned().collect();
+        let mut seen: HashSet<Probe> = self.cache.borrow().keys().cloned().collect();
         let mut ahead = Vec::new();
         for probe in probes.iter().filter_map(read_for).chain([Probe::read(UPTIME)]) {
             if seen.insert(probe.clone()) {
                 ahead.push(probe);
             }
         }
-        let wanted = self.want(probes);
+        let wanted = self.add_driver_fields(probes);
         // The driver answers while files are read. A failure here is returned by the query itself.
-        let helped = wanted.as_ref().filter(|probe| !self.is_safe(probe));
+        let helped = wanted.as_ref().filter(|probe| !self.can_read_in_process(probe));
         if let Some(Probe::Gpu { fields }) = helped {
-            let _begun = self.driver_helper.begin(&self.question(fields));
+            let _begun = self.driver_helper.begin(&self.driver_request(fields));
         }
         ahead.extend(wanted.iter().filter(|_| helped.is_none()).cloned());
-        ahead.retain(|probe| self.is_safe(probe) && self.abandoned.hanging(&describe(probe)).is_none());
-        let outputs = self.read_here(&ahead);
+        ahead.retain(|probe| self.can_read_in_process(probe) && self.abandoned.hanging(&describe(probe)).is_none());
+        let outputs = self.read_in_process(&ahead);
         for (probe, output) in ahead.into_iter().zip(outputs) {
-            let output = self.or_by_program(&probe, output);
+            let output = self.or_nvidia_smi(&probe, output);
             match probe {
                 Probe::Gpu { .. } => *self.driver.borrow_mut() = Some(output),
-                _ => drop(self.known.borrow_mut().insert(probe, output)),
+                _ => drop(self.cache.borrow_mut().insert(probe, output)),
             }
         }
     }
@@ -411,11 +412,13 @@ impl ProbeRunner for LocalRunner<'_> {
         }
         match probe {
             Probe::Exec { program, args, timeout } => self.exec(program, args, *timeout),
-            Probe::ExecWhere { path, program, args, timeout } => match reading::below(&self.root, path).try_exists() {
-                Ok(true) => self.exec(program, args, *timeout),
-                Ok(false) => failed(FailureKind::Missing, format!("{path} does not exist")),
-                Err(error) => failed(kind_of(&error), format!("{path}: {error}")),
-            },
+            Probe::ExecWhere { path, program, args, timeout } => {
+                match reader::path_on_machine(&self.root, path).try_exists() {
+                    Ok(true) => self.exec(program, args, *timeout),
+                    Ok(false) => failed(FailureKind::Missing, format!("{path} does not exist")),
+                    Err(error) => failed(kind_of(&error), format!("{path}: {error}")),
+                }
+            }
             Probe::Sampled { pattern, keep } => self.sample(pattern, *keep),
             Probe::Read { .. }
             | Probe::List { .. }
@@ -446,14 +449,14 @@ fn no_answer(probe: &Probe, why: NoAnswer) -> ProbeOutput {
     let what = describe(probe);
     match why {
         NoAnswer::Hangs => {
-            let limit = Span::from_millis(time_for(probe).as_millis() as i64);
+            let limit = Span::from_millis(timeout_for(probe).as_millis() as i64);
             failed(FailureKind::TimedOut, format!("{what}: no answer within {limit}; the read was abandoned"))
         }
         NoAnswer::NoThread => failed(FailureKind::Failed, format!("{what}: the reader thread failed")),
     }
 }
 
-const fn time_for(probe: &Probe) -> Duration {
+const fn timeout_for(probe: &Probe) -> Duration {
     match probe {
         Probe::Gpu { .. } => DRIVER_TIMEOUT,
         Probe::DcgmHealth { .. } => DCGM_TIMEOUT,

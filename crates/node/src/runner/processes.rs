@@ -6,11 +6,11 @@ use doctor_checks::{probe::Process, proc_stat::ProcStat};
 use doctor_core::time::Span;
 
 /// Far above the kernel's default limit.
-const MOST: usize = 200_000;
+const MAX_PROCESSES: usize = 200_000;
 /// The unit of times in /proc, on every architecture that Linux supports.
 const TICKS_PER_SECOND: u64 = 100;
 
-pub(super) fn all(root: &Path) -> io::Result<Vec<Process>> {
+pub(super) fn list_processes(root: &Path) -> io::Result<Vec<Process>> {
     let proc = root.join("proc");
     let up = fs::read_to_string(proc.join("uptime"))?;
     let up: f64 = up.split(' ').next().and_then(|text| text.parse().ok()).ok_or(io::ErrorKind::InvalidData)?;
@@ -22,7 +22,7 @@ pub(super) fn all(root: &Path) -> io::Result<Vec<Process>> {
         if let Some(process) = pid.and_then(|pid| one(&entry.path(), pid, up)) {
             all.push(process);
         }
-        if all.len() > MOST {
+        if all.len() > MAX_PROCESSES {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
     }
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn this_process_is_among_them() {
-        let all = all(Path::new("/")).unwrap();
+        let all = list_processes(Path::new("/")).unwrap();
         let this = all.iter().find(|process| process.pid == std::process::id()).unwrap();
         assert_eq!(this.user, rustix::process::getuid().as_raw());
         assert!(this.age < Span::hours(1) && this.waits_in.is_none(), "{this:?}");
@@ -70,7 +70,7 @@ mod tests {
         let stat = "42 (nv (x) smi) D 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 90000 1 1 18446744073709551615";
         fs::write(folder.join("stat"), stat).unwrap();
         fs::write(folder.join("wchan"), "os_acquire_rwlock_write").unwrap();
-        let all = all(root.path()).unwrap();
+        let all = list_processes(root.path()).unwrap();
         assert_eq!((all[0].name.as_str(), all[0].state, all[0].age), ("nv (x) smi", 'D', Span::from_secs(100)));
         assert_eq!(all[0].waits_in.as_deref(), Some("os_acquire_rwlock_write"));
     }

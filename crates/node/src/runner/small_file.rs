@@ -13,7 +13,7 @@ use rustix::{fs::OFlags, io::retry_on_intr};
 const USUAL_BYTES: usize = 4 << 10;
 
 /// Returns the first `most` bytes of `place`. `path` is its name on the machine.
-pub(super) fn begin(path: &str, place: &Path, most: u64) -> io::Result<Vec<u8>> {
+pub(super) fn read_start(path: &str, place: &Path, most: u64) -> io::Result<Vec<u8>> {
     // Non-blocking: a named pipe without a writer must not block.
     let file = File::options().read(true).custom_flags(nonblocking()).open(place)?;
     let mut page = [0; USUAL_BYTES];
@@ -30,7 +30,7 @@ pub(super) fn begin(path: &str, place: &Path, most: u64) -> io::Result<Vec<u8>> 
 }
 
 /// Converts to text, replacing invalid UTF-8.
-pub(super) fn in_words(bytes: Vec<u8>) -> String {
+pub(super) fn to_text(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 

@@ -2,7 +2,7 @@
 
 use doctor_checks::probe::Probe;
 
-use super::driver::ASK;
+use super::driver::QUERY_LABEL;
 
 /// Describes a probe; equal probes have equal descriptions.
 pub fn describe(probe: &Probe) -> String {
@@ -17,13 +17,13 @@ pub fn describe(probe: &Probe) -> String {
         Probe::Processes => "list processes".to_owned(),
         Probe::ClockDiscipline => "read the clock state".to_owned(),
         // Independent of the fields: a driver that hangs for one query hangs for all.
-        Probe::Gpu { .. } => ASK.to_owned(),
+        Probe::Gpu { .. } => QUERY_LABEL.to_owned(),
         Probe::DcgmHealth { address } => format!("query DCGM at {address}"),
-        Probe::Exec { program, args, .. } | Probe::ExecWhere { program, args, .. } => name_of(program, args),
+        Probe::Exec { program, args, .. } | Probe::ExecWhere { program, args, .. } => command_line(program, args),
         Probe::Builtin { test, .. } => format!("test {test}"),
     }
 }
 
-pub(super) fn name_of(program: &str, args: &[String]) -> String {
+pub(super) fn command_line(program: &str, args: &[String]) -> String {
     std::iter::once(program).chain(args.iter().map(String::as_str)).collect::<Vec<_>>().join(" ")
 }

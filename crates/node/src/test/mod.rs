@@ -10,7 +10,7 @@ use doctor_checks::{Catalogue, Depth};
 use doctor_core::{ids::CheckId, policy::Policy, profile::Profile};
 
 use crate::{
-    check::{self, Answer, CheckError, Suite},
+    check::{self, CheckError, CheckResult, Suite},
     runner::ProbeRunner,
 };
 
@@ -19,9 +19,9 @@ pub enum TestError {
     #[error("unknown test or suite `{name}`; known: {known}")]
     NoSuchTest { name: String, known: String },
     #[error("`{name}` is a check that only reads: `doctor-node check {name}`")]
-    IsQuick { name: String },
+    NotATest { name: String },
     #[error("--level is for the test `dcgm`, which is not among the named tests")]
-    NoLevels,
+    LevelWithoutDcgm,
     #[error(transparent)]
     Check(#[from] CheckError),
 }
@@ -55,8 +55,8 @@ impl FromStr for Setting {
 }
 
 /// Expands suites into their tests.
-pub fn named(names: &[CheckId], policy: &Policy) -> Vec<CheckId> {
-    Catalogue::with_site_checks(policy).named(names)
+pub fn expand_suites(names: &[CheckId], policy: &Policy) -> Vec<CheckId> {
+    Catalogue::with_site_checks(policy).expand(names)
 }
 
 /// Overrides the policy's parameters with those of the command line.
@@ -72,7 +72,7 @@ pub fn set(policy: &mut Policy, names: &[CheckId], settings: &[Setting]) {
 /// # Errors
 /// If `names` does not contain `dcgm`.
 pub fn set_level(policy: &mut Policy, names: &[CheckId], level: u8) -> Result<(), TestError> {
-    let dcgm = names.iter().find(|name| name.as_str() == "dcgm").ok_or(TestError::NoLevels)?;
+    let dcgm = names.iter().find(|name| name.as_str() == "dcgm").ok_or(TestError::LevelWithoutDcgm)?;
     let level = Setting { name: "level".to_owned(), value: i64::from(level).into() };
     set(policy, std::slice::from_ref(dcgm), &[level]);
     Ok(())
@@ -87,7 +87,7 @@ pub fn test(
     policy: &Policy,
     profile: Option<&Profile>,
     runner: &dyn ProbeRunner,
-) -> Result<Vec<Answer>, TestError> {
+) -> Result<Vec<CheckResult>, TestError> {
     let catalogue = Catalogue::with_site_checks(policy);
     for name in names {
         is_test(&catalogue, name)?;
@@ -99,7 +99,7 @@ pub fn test(
 fn is_test(catalogue: &Catalogue, name: &CheckId) -> Result<(), TestError> {
     match catalogue.get(name).map(|check| check.spec.depth) {
         Some(Depth::Deep) => Ok(()),
-        Some(Depth::Quick) => Err(TestError::IsQuick { name: name.to_string() }),
+        Some(Depth::Quick) => Err(TestError::NotATest { name: name.to_string() }),
         None => {
             let deep = catalogue.iter().filter(|check| check.spec.depth == Depth::Deep);
             let suites = catalogue.suites().keys().map(CheckId::as_str);
@@ -121,10 +121,10 @@ mod tests {
 
     fn site() -> Policy {
         let text = "[tests.quota.params]\ncommand = [\"/bin/quota\"]\ntimeout = \"5s\"\n";
-        Policy::over_defaults(text).unwrap()
+        Policy::with_site_settings(text).unwrap()
     }
 
-    fn run(name: &str, exit: i32) -> Result<Vec<Answer>, TestError> {
+    fn run(name: &str, exit: i32) -> Result<Vec<CheckResult>, TestError> {
         let probe = Probe::Exec { program: "/bin/quota".into(), args: Vec::new(), timeout: Span::from_secs(5) };
         let output = ProbeOutput::Ran { exit: Some(exit), stdout: "93 % used\n".into(), stderr: String::new() };
         test(&[CheckId::new(name).unwrap()], &site(), None, &FixtureRunner::new([(probe, output)]))

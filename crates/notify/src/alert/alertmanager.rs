@@ -4,36 +4,36 @@
 //! and open ones are sent again before it; see `Courier::refresh`.
 
 use doctor_core::{
-    alert::{self, About, CaseNote, Note},
+    alert::{self, CaseNotification, Notification, Subject},
     finding::Severity,
     time::{Span, Timestamp},
 };
 use serde_json::{Value, json};
 
-use super::{Address, Hidden, Letter, NotSent, http::Client, webhook};
+use super::{DeliveryError, Message, SecretSource, UrlSource, http::Client, webhook};
 
 /// Three times the refresh interval.
-const HOLDS: Span = Span::minutes(15);
+const ALERT_LIFETIME: Span = Span::minutes(15);
 
 pub(super) fn send(
-    url: &Address,
-    token: Option<&Hidden>,
-    letter: &Letter<'_>,
+    url: &UrlSource,
+    token: Option<&SecretSource>,
+    letter: &Message<'_>,
     client: &Client<'_>,
-) -> Result<(), NotSent> {
+) -> Result<(), DeliveryError> {
     let body = webhook::json(&alerts(letter))?;
     let url = format!("{}/api/v2/alerts", url.read()?.trim_end_matches('/'));
-    let bearer = token.map(|token| Ok::<_, NotSent>(format!("Bearer {}", token.read()?))).transpose()?;
+    let bearer = token.map(|token| Ok::<_, DeliveryError>(format!("Bearer {}", token.read()?))).transpose()?;
     let headers: Vec<(&str, &str)> = bearer.iter().map(|bearer| ("authorization", bearer.as_str())).collect();
     client.post(&url, &headers, &body)
 }
 
 /// In the order of the notes: of two about the same alert, the later one counts.
-fn alerts(letter: &Letter<'_>) -> Vec<Value> {
-    letter.notes.iter().flat_map(|note| of_note(note, letter.now)).collect()
+fn alerts(letter: &Message<'_>) -> Vec<Value> {
+    letter.notes.iter().flat_map(|note| alert_from_note(note, letter.now)).collect()
 }
 
-fn of_note(note: &Note, now: Timestamp) -> Vec<Value> {
+fn alert_from_note(note: &Notification, now: Timestamp) -> Vec<Value> {
     let annotations = json!({
         "summary": alert::line(note),
         "description": alert::paragraphs(std::slice::from_ref(note)).join("\n"),
@@ -42,27 +42,27 @@ fn of_note(note: &Note, now: Timestamp) -> Vec<Value> {
     let one = |labels: Value, since: Timestamp, holds: bool| {
         // A simulated cluster may be ahead of this machine's clock; an alert that ends before it starts would be
         // rejected.
-        let ends = (if holds { now.plus(HOLDS) } else { now }).max(since);
+        let ends = (if holds { now.plus(ALERT_LIFETIME) } else { now }).max(since);
         json!({ "labels": labels, "annotations": annotations, "startsAt": since.to_string(), "endsAt": ends.to_string() })
     };
-    match &note.about {
-        About::Case(case) => {
+    match &note.subject {
+        Subject::Case(case) => {
             // The severity is a label, so a change makes another alert: resolve the previous one.
             let before = case.severity_before.map(|severity| one(case_labels(case, severity), case.opened, false));
             let now = one(case_labels(case, case.severity), case.opened, case.open);
             before.into_iter().chain([now]).collect()
         }
-        About::Service(service) => {
+        Subject::Service(service) => {
             let labels =
                 json!({ "alertname": "ClusterDoctorService", "condition": service.condition, "severity": "service" });
             vec![one(labels, service.since, service.raised)]
         }
-        About::Trial { by } => vec![one(json!({ "alertname": "ClusterDoctorTrial", "by": by }), note.at, false)],
+        Subject::Trial { by } => vec![one(json!({ "alertname": "ClusterDoctorTrial", "by": by }), note.at, false)],
     }
 }
 
 /// The labels that identify an alert: none changes while the case is open, except the severity.
-fn case_labels(case: &CaseNote, severity: Severity) -> Value {
+fn case_labels(case: &CaseNotification, severity: Severity) -> Value {
     json!({
         "alertname": "ClusterDoctorCase",
         "case": case.case.to_string(),

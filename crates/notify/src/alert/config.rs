@@ -12,7 +12,7 @@ use doctor_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::secret::{Address, Hidden};
+use super::secret::{SecretSource, UrlSource};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -55,29 +55,29 @@ impl Default for AlertSettings {
 
 /// A receiver: its route and its channel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Written")]
+#[serde(try_from = "RawReceiver")]
 pub struct Receiver {
     pub route: Route,
-    pub way: Way,
+    pub way: Channel,
 }
 
 /// The channel of a receiver.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Way {
+pub enum Channel {
     /// JSON, signed if there is a secret.
     Webhook {
-        url: Address,
-        secret: Option<Hidden>,
+        url: UrlSource,
+        secret: Option<SecretSource>,
     },
     /// A Slack webhook, or a compatible one (Mattermost, Rocket.Chat, Discord's `/slack`).
     Slack {
-        url: Address,
+        url: UrlSource,
     },
     /// API version 2.
     Alertmanager {
-        url: Address,
-        token: Option<Hidden>,
+        url: UrlSource,
+        token: Option<SecretSource>,
     },
     Email(Email),
 }
@@ -94,7 +94,7 @@ pub struct Email {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub password: Option<Hidden>,
+    pub password: Option<SecretSource>,
 }
 
 /// Transport security of the connection to a mail server.
@@ -118,37 +118,37 @@ pub struct BadReceiver(String);
 /// A receiver as configured.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
+struct RawReceiver {
     #[serde(default = "least")]
     severity: Severity,
     #[serde(default)]
     changes: Vec<ChangeKind>,
     #[serde(default = "yes")]
     service: bool,
-    webhook: Option<WrittenWebhook>,
-    slack: Option<WrittenSlack>,
-    alertmanager: Option<WrittenAlertmanager>,
+    webhook: Option<RawWebhook>,
+    slack: Option<RawSlack>,
+    alertmanager: Option<RawAlertmanager>,
     email: Option<Email>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenWebhook {
-    url: Address,
-    secret: Option<Hidden>,
+struct RawWebhook {
+    url: UrlSource,
+    secret: Option<SecretSource>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenSlack {
-    url: Address,
+struct RawSlack {
+    url: UrlSource,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenAlertmanager {
-    url: Address,
-    token: Option<Hidden>,
+struct RawAlertmanager {
+    url: UrlSource,
+    token: Option<SecretSource>,
 }
 
 const fn least() -> Severity {
@@ -159,15 +159,15 @@ const fn yes() -> bool {
     true
 }
 
-impl TryFrom<Written> for Receiver {
+impl TryFrom<RawReceiver> for Receiver {
     type Error = BadReceiver;
 
-    fn try_from(written: Written) -> Result<Self, BadReceiver> {
+    fn try_from(written: RawReceiver) -> Result<Self, BadReceiver> {
         let ways = [
-            written.webhook.map(|way| Way::Webhook { url: way.url, secret: way.secret }),
-            written.slack.map(|way| Way::Slack { url: way.url }),
-            written.alertmanager.map(|way| Way::Alertmanager { url: way.url, token: way.token }),
-            written.email.map(Way::Email),
+            written.webhook.map(|way| Channel::Webhook { url: way.url, secret: way.secret }),
+            written.slack.map(|way| Channel::Slack { url: way.url }),
+            written.alertmanager.map(|way| Channel::Alertmanager { url: way.url, token: way.token }),
+            written.email.map(Channel::Email),
         ];
         let mut ways = ways.into_iter().flatten();
         let (Some(way), None) = (ways.next(), ways.next()) else {
@@ -180,14 +180,14 @@ impl TryFrom<Written> for Receiver {
     }
 }
 
-impl Way {
+impl Channel {
     fn check(&self) -> Result<(), BadReceiver> {
         match self {
             Self::Webhook { url, .. } | Self::Slack { url } | Self::Alertmanager { url, .. } => match url {
-                Address::Plain(text) if !text.starts_with("https://") && !text.starts_with("http://") => {
+                UrlSource::Plain(text) if !text.starts_with("https://") && !text.starts_with("http://") => {
                     Err(BadReceiver("`url` must begin with http:// or https://".to_owned()))
                 }
-                Address::Plain(_) | Address::Hidden(_) => Ok(()),
+                UrlSource::Plain(_) | UrlSource::Secret(_) => Ok(()),
             },
             Self::Email(email) => email.check(),
         }

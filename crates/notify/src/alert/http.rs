@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use doctor_backend::http::{self, Answer, HttpError, HttpErrorKind, Proxy, Request};
+use doctor_backend::http::{self, HttpError, HttpErrorKind, HttpResponse, Proxy, Request};
 use doctor_core::time::Span;
 
-use super::{NotSent, Retry, secret::host, trust};
+use super::{DeliveryError, Retry, secret::host, tls_roots};
 
 /// Bytes read of a response: enough to report why the receiver rejected the message.
-const ANSWER: usize = 4096;
+const MAX_RESPONSE: usize = 4096;
 
 #[derive(Debug)]
 pub(crate) struct Client<'a> {
@@ -22,29 +22,34 @@ impl<'a> Client<'a> {
     }
 
     /// Posts JSON. Any status from 200 to 299 counts as accepted.
-    pub(crate) fn post(&self, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<(), NotSent> {
-        self.taken(url, headers, body).map(drop)
+    pub(crate) fn post(&self, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<(), DeliveryError> {
+        self.exchange(url, headers, body).map(drop)
     }
 
     /// As [`Self::post`], returning the start of the response. Unreadable parts are left out.
-    pub(crate) fn ask(&self, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<String, NotSent> {
-        self.taken(url, headers, body).map(|answer| answer.beginning(ANSWER))
+    pub(crate) fn post_for_response(
+        &self,
+        url: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Result<String, DeliveryError> {
+        self.exchange(url, headers, body).map(|answer| answer.read_prefix(MAX_RESPONSE))
     }
 
-    fn taken(&self, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<Answer, NotSent> {
-        let roots = if url.starts_with("https://") { trust::roots(self.ca)? } else { Vec::new() };
+    fn exchange(&self, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<HttpResponse, DeliveryError> {
+        let roots = if url.starts_with("https://") { tls_roots::roots(self.ca)? } else { Vec::new() };
         let client = http::Client::new(&roots, Proxy::FromEnvironment);
         let headers = [&[("content-type", "application/json")][..], headers].concat();
-        let request = Request { url, headers: &headers, body: Some(body), within: self.limit.to_std() };
-        let answer = client.send(&request).map_err(|error| self.no_answer(url, &error))?;
+        let request = Request { url, headers: &headers, body: Some(body), timeout: self.limit.to_std() };
+        let answer = client.send(&request).map_err(|error| self.request_error(url, &error))?;
         if (200..300).contains(&answer.status) {
             return Ok(answer);
         }
         let (status, after) = (answer.status, answer.retry_after);
-        Err(refused(host(url), status, after, &answer.beginning(ANSWER)))
+        Err(status_error(host(url), status, after, &answer.read_prefix(MAX_RESPONSE)))
     }
 
-    fn no_answer(&self, url: &str, error: &HttpError) -> NotSent {
+    fn request_error(&self, url: &str, error: &HttpError) -> DeliveryError {
         let why = match error.kind {
             HttpErrorKind::Timeout => format!("did not answer within {}", self.limit),
             HttpErrorKind::BadRequest => "is not a usable address".to_owned(),
@@ -53,13 +58,13 @@ impl<'a> Client<'a> {
                 format!("did not complete the request: {error}")
             }
         };
-        NotSent::later(format!("{} {why}", host(url)))
+        DeliveryError::later(format!("{} {why}", host(url)))
     }
 }
 
 /// Classifies an error status. A message that the receiver finds invalid will stay so; a wrong address or token can be
 /// corrected.
-fn refused(host: &str, status: u16, after: Option<u32>, said: &str) -> NotSent {
+fn status_error(host: &str, status: u16, after: Option<u32>, said: &str) -> DeliveryError {
     let said: String = said.lines().next().unwrap_or_default().chars().filter(|c| !c.is_control()).take(120).collect();
     let said = if said.is_empty() { said } else { format!(": {said}") };
     let retry = match (status, after) {
@@ -67,7 +72,7 @@ fn refused(host: &str, status: u16, after: Option<u32>, said: &str) -> NotSent {
         (_, Some(seconds)) => Retry::After(Span::from_secs(i64::from(seconds))),
         (_, None) => Retry::Later,
     };
-    NotSent { text: format!("{host} answered {status}{said}"), retry }
+    DeliveryError { text: format!("{host} answered {status}{said}"), retry }
 }
 
 #[cfg(test)]
@@ -77,12 +82,12 @@ mod tests {
     #[test]
     fn what_can_be_mended_is_tried_again_and_a_message_that_is_wrong_is_not() {
         for status in [301, 401, 403, 404, 408, 429, 500, 503] {
-            assert_eq!(refused("h", status, None, "").retry, Retry::Later, "{status}");
+            assert_eq!(status_error("h", status, None, "").retry, Retry::Later, "{status}");
         }
         for status in [400, 413, 422] {
-            assert_eq!(refused("h", status, Some(9), "").retry, Retry::Never, "{status}");
+            assert_eq!(status_error("h", status, Some(9), "").retry, Retry::Never, "{status}");
         }
-        assert_eq!(refused("h", 429, Some(9), "").retry, Retry::After(Span::from_secs(9)));
-        assert_eq!(refused("h", 500, None, "a\x1b[2J\nb").text, "h answered 500: a[2J");
+        assert_eq!(status_error("h", 429, Some(9), "").retry, Retry::After(Span::from_secs(9)));
+        assert_eq!(status_error("h", 500, None, "a\x1b[2J\nb").text, "h answered 500: a[2J");
     }
 }

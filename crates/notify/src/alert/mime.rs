@@ -3,21 +3,21 @@
 use base64::{Engine, engine::general_purpose::STANDARD};
 use doctor_core::{alert, time::Timestamp};
 
-use super::{Email, Letter};
+use super::{Email, Message};
 
 /// Bytes per encoded word of a header, and per line of the body, before encoding.
-const WORD: usize = 45;
-const LINE: usize = 57;
-const SUBJECT: usize = 150;
+const MAX_WORD_BYTES: usize = 45;
+const LINE_BYTES: usize = 57;
+const MAX_SUBJECT: usize = 150;
 
 /// Returns the whole mail, with lines terminated by CR LF.
-pub(super) fn mail(email: &Email, letter: &Letter<'_>) -> String {
+pub(super) fn compose(email: &Email, letter: &Message<'_>) -> String {
     let domain = email.from.rsplit_once('@').map_or("localhost", |(_, domain)| domain);
-    let headline: String = alert::headline(letter.notes).chars().take(SUBJECT).collect();
+    let headline: String = alert::headline(letter.notes).chars().take(MAX_SUBJECT).collect();
     let headers = [
         ("From", email.from.clone()),
         ("To", email.to.join(",\r\n ")),
-        ("Subject", words(&format!("Cluster Doctor: {headline}"))),
+        ("Subject", encode_words(&format!("Cluster Doctor: {headline}"))),
         ("Date", date(letter.now)),
         // Identical at each attempt: mailboxes recognise a duplicate.
         ("Message-ID", format!("<{}@{domain}>", letter.key)),
@@ -27,7 +27,7 @@ pub(super) fn mail(email: &Email, letter: &Letter<'_>) -> String {
         ("Content-Transfer-Encoding", "base64".to_owned()),
     ];
     let mut mail: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-    for line in body(letter).as_bytes().chunks(LINE) {
+    for line in body(letter).as_bytes().chunks(LINE_BYTES) {
         mail.push_str("\r\n");
         mail.push_str(&STANDARD.encode(line));
     }
@@ -35,7 +35,7 @@ pub(super) fn mail(email: &Email, letter: &Letter<'_>) -> String {
     mail
 }
 
-fn body(letter: &Letter<'_>) -> String {
+fn body(letter: &Message<'_>) -> String {
     let mut paragraphs = Vec::new();
     if letter.lost_before > 0 {
         paragraphs.push(format!("messages lost before this one: {}; see doctor alert list", letter.lost_before));
@@ -45,14 +45,14 @@ fn body(letter: &Letter<'_>) -> String {
 }
 
 /// Encodes text as RFC 2047 words, so that any content stays within one header.
-fn words(text: &str) -> String {
+fn encode_words(text: &str) -> String {
     if text.len() <= 60 && text.bytes().all(|byte| (b' '..=b'~').contains(&byte)) && !text.contains("=?") {
         return text.to_owned();
     }
     let mut words = Vec::new();
     let mut word = String::new();
     for letter in text.chars() {
-        if word.len() + letter.len_utf8() > WORD {
+        if word.len() + letter.len_utf8() > MAX_WORD_BYTES {
             words.push(std::mem::take(&mut word));
         }
         word.push(letter);
@@ -69,7 +69,7 @@ fn date(at: Timestamp) -> String {
 
 #[cfg(test)]
 mod tests {
-    use doctor_core::alert::{About, Note};
+    use doctor_core::alert::{Notification, Subject};
     use proptest::prelude::*;
 
     use super::*;
@@ -77,7 +77,7 @@ mod tests {
 
     fn written(by: &str) -> String {
         let now = Timestamp::from_secs(1_794_795_000);
-        let notes = [Note { at: now, about: About::Trial { by: by.to_owned() } }];
+        let notes = [Notification { at: now, subject: Subject::Trial { by: by.to_owned() } }];
         let email = Email {
             server: "mail:25".to_owned(),
             from: "doctor@example.org".to_owned(),
@@ -86,7 +86,7 @@ mod tests {
             user: None,
             password: None,
         };
-        mail(&email, &Letter { key: "k-1", composed: now, notes: &notes, lost_before: 0, now })
+        compose(&email, &Message { key: "k-1", composed: now, notes: &notes, lost_before: 0, now })
     }
 
     #[test]

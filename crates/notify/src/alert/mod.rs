@@ -10,14 +10,14 @@
 
 mod alertmanager;
 mod config;
-mod courier;
+mod delivery_worker;
 pub(crate) mod http;
 mod mime;
 mod secret;
+mod service_alerts;
 mod slack;
 mod smtp;
-mod trust;
-mod watch;
+mod tls_roots;
 mod webhook;
 
 use std::{
@@ -31,26 +31,26 @@ use std::{
 
 use doctor_backend::clock::{Clock, SystemClock};
 use doctor_core::{
-    alert::{About, Note},
+    alert::{Notification, Subject},
     time::{Span, Timestamp},
 };
-use doctor_engine::wake::Wake;
+use doctor_engine::trigger::Trigger;
 use doctor_store::Store;
 
 pub use self::{
-    config::{AlertSettings, BadReceiver, Email, Receiver, Security, Way},
-    secret::{Address, Hidden},
+    config::{AlertSettings, BadReceiver, Channel, Email, Receiver, Security},
+    secret::{SecretSource, UrlSource},
     webhook::signature,
 };
-use self::{courier::Courier, watch::Watch};
+use self::{delivery_worker::DeliveryWorker, service_alerts::ServiceAlerts};
 
 /// A message being sent to one receiver.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Letter<'a> {
+pub(crate) struct Message<'a> {
     /// Identical at each attempt.
     pub(crate) key: &'a str,
     pub(crate) composed: Timestamp,
-    pub(crate) notes: &'a [Note],
+    pub(crate) notes: &'a [Notification],
     /// Messages to the same receiver that were given up since the last delivery.
     pub(crate) lost_before: u64,
     /// Time of this attempt, by the clock of this machine.
@@ -60,7 +60,7 @@ pub(crate) struct Letter<'a> {
 /// Why a message was not delivered. The text contains no secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
-pub struct NotSent {
+pub struct DeliveryError {
     pub text: String,
     pub retry: Retry,
 }
@@ -75,21 +75,21 @@ pub enum Retry {
     After(Span),
 }
 
-impl NotSent {
+impl DeliveryError {
     pub(crate) fn later(text: impl Into<String>) -> Self {
         Self { text: text.into(), retry: Retry::Later }
     }
 }
 
 /// Sends a message over its receiver's channel.
-fn send(way: &Way, letter: &Letter<'_>, limit: Span, ca: Option<&std::path::Path>) -> Result<(), NotSent> {
+fn send(way: &Channel, letter: &Message<'_>, limit: Span, ca: Option<&std::path::Path>) -> Result<(), DeliveryError> {
     match way {
-        Way::Webhook { url, secret } => webhook::send(url, secret.as_ref(), letter, &http::Client::new(limit, ca)),
-        Way::Slack { url } => slack::send(url, letter, &http::Client::new(limit, ca)),
-        Way::Alertmanager { url, token } => {
+        Channel::Webhook { url, secret } => webhook::send(url, secret.as_ref(), letter, &http::Client::new(limit, ca)),
+        Channel::Slack { url } => slack::send(url, letter, &http::Client::new(limit, ca)),
+        Channel::Alertmanager { url, token } => {
             alertmanager::send(url, token.as_ref(), letter, &http::Client::new(limit, ca))
         }
-        Way::Email(email) => smtp::deliver(email, &mime::mail(email, letter), limit, ca),
+        Channel::Email(email) => smtp::deliver(email, &mime::compose(email, letter), limit, ca),
     }
 }
 
@@ -97,10 +97,15 @@ fn send(way: &Way, letter: &Letter<'_>, limit: Span, ca: Option<&std::path::Path
 ///
 /// # Errors
 /// If it is not delivered.
-pub fn try_receiver(settings: &AlertSettings, receiver: &Receiver, by: &str, now: Timestamp) -> Result<(), NotSent> {
-    let notes = [Note { at: now, about: About::Trial { by: by.to_owned() } }];
+pub fn send_test_message(
+    settings: &AlertSettings,
+    receiver: &Receiver,
+    by: &str,
+    now: Timestamp,
+) -> Result<(), DeliveryError> {
+    let notes = [Notification { at: now, subject: Subject::Trial { by: by.to_owned() } }];
     let key = format!("trial-{}", now.millis());
-    let letter = Letter { key: &key, composed: now, notes: &notes, lost_before: 0, now };
+    let letter = Message { key: &key, composed: now, notes: &notes, lost_before: 0, now };
     send(&receiver.way, &letter, settings.timeout, settings.ca.as_deref())
 }
 
@@ -108,12 +113,12 @@ pub fn try_receiver(settings: &AlertSettings, receiver: &Receiver, by: &str, now
 #[derive(Debug)]
 pub struct Alerter {
     stop: Arc<AtomicBool>,
-    bells: Vec<Arc<Wake>>,
+    triggers: Vec<Arc<Trigger>>,
     threads: Vec<JoinHandle<()>>,
 }
 
 /// How often a delivery worker runs without being woken.
-const LOOK: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 impl Alerter {
     /// `clock` is the cluster's, which the times of cases use. Deliveries use this machine's.
@@ -121,27 +126,27 @@ impl Alerter {
     /// # Errors
     /// If a thread cannot be started.
     pub fn start(settings: &AlertSettings, store: &Store, clock: &Arc<dyn Clock>) -> std::io::Result<Self> {
-        let mut alerter = Self { stop: Arc::default(), bells: Vec::new(), threads: Vec::new() };
+        let mut alerter = Self { stop: Arc::default(), triggers: Vec::new(), threads: Vec::new() };
         for (name, receiver) in &settings.receivers {
-            let mut courier = Courier::new(name, receiver.clone(), settings, store.clone());
-            let body = move |bell: &Wake| bell.wait(courier.look().min(LOOK));
+            let mut courier = DeliveryWorker::new(name, receiver.clone(), settings, store.clone());
+            let body = move |bell: &Trigger| bell.wait(courier.poll().min(POLL_INTERVAL));
             alerter.spawn(&format!("alert-{name}"), body)?;
         }
         if settings.receivers.is_empty() {
             // No worker is left to handle waiting messages.
-            if let Err(error) = store.abandon_alerts(&[], SystemClock.now()) {
+            if let Err(error) = store.give_up_removed_receivers(&[], SystemClock.now()) {
                 tracing::warn!(%error, "cannot discard messages without a receiver");
             }
         } else {
-            let mut watch = Watch::new(settings.clone(), store.clone(), Arc::clone(clock));
-            alerter.spawn("alert-watch", move |bell: &Wake| bell.wait(watch.look()))?;
+            let mut watch = ServiceAlerts::new(settings.clone(), store.clone(), Arc::clone(clock));
+            alerter.spawn("alert-watch", move |bell: &Trigger| bell.wait(watch.check()))?;
         }
         Ok(alerter)
     }
 
-    fn spawn(&mut self, name: &str, mut turn: impl FnMut(&Wake) -> bool + Send + 'static) -> std::io::Result<()> {
-        let (bell, stop) = (Arc::new(Wake::default()), Arc::clone(&self.stop));
-        self.bells.push(Arc::clone(&bell));
+    fn spawn(&mut self, name: &str, mut turn: impl FnMut(&Trigger) -> bool + Send + 'static) -> std::io::Result<()> {
+        let (bell, stop) = (Arc::new(Trigger::default()), Arc::clone(&self.stop));
+        self.triggers.push(Arc::clone(&bell));
         let body = move || {
             while !stop.load(Ordering::Relaxed) {
                 turn(&bell);
@@ -152,29 +157,29 @@ impl Alerter {
     }
 
     /// Wakes the workers, because notes may be waiting.
-    pub fn ring(&self) {
-        self.bells.iter().for_each(|bell| bell.ring());
+    pub fn wake(&self) {
+        self.triggers.iter().for_each(|bell| bell.fire());
     }
 
     /// Stops the threads and waits for the current deliveries, which have a timeout.
     pub fn stop(mut self) {
-        self.end();
+        self.request_stop();
         for thread in self.threads.drain(..) {
             // The thread returns nothing.
             let _over = thread.join();
         }
     }
 
-    fn end(&self) {
+    fn request_stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
-        self.ring();
+        self.wake();
     }
 }
 
 impl Drop for Alerter {
     /// Does not wait: the control loop drops it when the receivers change.
     fn drop(&mut self) {
-        self.end();
+        self.request_stop();
     }
 }
 
@@ -183,10 +188,10 @@ pub fn deliver_once(settings: &AlertSettings, store: &Store, clock: &Arc<dyn Clo
     if settings.receivers.is_empty() {
         return;
     }
-    Watch::new(settings.clone(), store.clone(), Arc::clone(clock)).look();
+    ServiceAlerts::new(settings.clone(), store.clone(), Arc::clone(clock)).check();
     thread::scope(|scope| {
         for (name, receiver) in &settings.receivers {
-            let mut courier = Courier::new(name, receiver.clone(), settings, store.clone());
+            let mut courier = DeliveryWorker::new(name, receiver.clone(), settings, store.clone());
             scope.spawn(move || courier.deliver_now());
         }
     });

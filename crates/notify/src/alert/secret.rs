@@ -11,12 +11,12 @@ use std::{
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::NotSent;
+use super::DeliveryError;
 
 /// Location of a secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Hidden {
+pub enum SecretSource {
     /// The first line of this file.
     File(PathBuf),
     /// The value of this environment variable.
@@ -26,42 +26,43 @@ pub enum Hidden {
 /// A URL, or the location of one.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(untagged, expecting = "a URL, or { file = \"…\" } or { env = \"…\" }")]
-pub enum Address {
+pub enum UrlSource {
     Plain(String),
-    Hidden(Hidden),
+    Secret(SecretSource),
 }
 
 /// Maximum length of a secret, which is one line.
-const LONGEST: u64 = 8192;
+const MAX_SECRET_BYTES: u64 = 8192;
 
-impl Hidden {
+impl SecretSource {
     pub(crate) fn resolve(&mut self, beside: &Path) {
         if let Self::File(path) = self {
             *path = beside.join(&*path);
         }
     }
 
-    pub(crate) fn read(&self) -> Result<String, NotSent> {
+    pub(crate) fn read(&self) -> Result<String, DeliveryError> {
         let text = match self {
             Self::File(path) => {
-                let failed = |error| NotSent::later(format!("cannot read {}: {error}", path.display()));
+                let failed = |error| DeliveryError::later(format!("cannot read {}: {error}", path.display()));
                 let mut text = String::new();
-                File::open(path).and_then(|file| file.take(LONGEST).read_to_string(&mut text)).map_err(failed)?;
+                File::open(path)
+                    .and_then(|file| file.take(MAX_SECRET_BYTES).read_to_string(&mut text))
+                    .map_err(failed)?;
                 text
             }
-            Self::Env(name) => {
-                std::env::var(name).map_err(|_| NotSent::later(format!("${name} is not set, or is not valid UTF-8")))?
-            }
+            Self::Env(name) => std::env::var(name)
+                .map_err(|_| DeliveryError::later(format!("${name} is not set, or is not valid UTF-8")))?,
         };
         let line = text.lines().next().unwrap_or_default().trim();
         if line.is_empty() {
-            return Err(NotSent::later(format!("{self} is empty")));
+            return Err(DeliveryError::later(format!("{self} is empty")));
         }
         Ok(line.to_owned())
     }
 }
 
-impl std::fmt::Display for Hidden {
+impl std::fmt::Display for SecretSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::File(path) => write!(f, "{}", path.display()),
@@ -70,25 +71,25 @@ impl std::fmt::Display for Hidden {
     }
 }
 
-impl Address {
+impl UrlSource {
     pub(crate) fn resolve(&mut self, beside: &Path) {
-        if let Self::Hidden(hidden) = self {
+        if let Self::Secret(hidden) = self {
             hidden.resolve(beside);
         }
     }
 
-    pub(crate) fn read(&self) -> Result<String, NotSent> {
+    pub(crate) fn read(&self) -> Result<String, DeliveryError> {
         match self {
             Self::Plain(url) => Ok(url.clone()),
-            Self::Hidden(hidden) => hidden.read(),
+            Self::Secret(hidden) => hidden.read(),
         }
     }
 
     /// Returns the printable form: scheme and host only.
-    fn shown(&self) -> String {
+    fn redacted(&self) -> String {
         match self {
             Self::Plain(url) => host(url).to_owned(),
-            Self::Hidden(hidden) => hidden.to_string(),
+            Self::Secret(hidden) => hidden.to_string(),
         }
     }
 }
@@ -104,15 +105,15 @@ pub(super) fn host(url: &str) -> &str {
     }
 }
 
-impl std::fmt::Debug for Address {
+impl std::fmt::Debug for UrlSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.shown())
+        f.write_str(&self.redacted())
     }
 }
 
-impl Serialize for Address {
+impl Serialize for UrlSource {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.shown())
+        serializer.serialize_str(&self.redacted())
     }
 }
 
@@ -129,7 +130,7 @@ mod tests {
             ("https://host?token=secret", "https://host"),
             ("secret/path", "secret"),
         ] {
-            let address = Address::Plain(url.to_owned());
+            let address = UrlSource::Plain(url.to_owned());
             assert_eq!(format!("{address:?}"), shown);
             assert_eq!(serde_json::to_value(&address).unwrap(), shown);
         }
@@ -140,10 +141,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("secret");
         std::fs::write(&path, "abc \nnot this\n").unwrap();
-        assert_eq!(Hidden::File(path.clone()).read().unwrap(), "abc");
+        assert_eq!(SecretSource::File(path.clone()).read().unwrap(), "abc");
         std::fs::write(&path, "\n").unwrap();
-        assert!(Hidden::File(path.clone()).read().unwrap_err().text.ends_with("is empty"));
+        assert!(SecretSource::File(path.clone()).read().unwrap_err().text.ends_with("is empty"));
         std::fs::remove_file(&path).unwrap();
-        assert!(Hidden::File(path).read().unwrap_err().text.contains("cannot read"));
+        assert!(SecretSource::File(path).read().unwrap_err().text.contains("cannot read"));
     }
 }

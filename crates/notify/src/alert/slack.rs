@@ -3,17 +3,17 @@
 use doctor_core::alert;
 use serde_json::json;
 
-use super::{Address, Letter, NotSent, http::Client, webhook};
+use super::{DeliveryError, Message, UrlSource, http::Client, webhook};
 
 /// Chats truncate longer texts, some of them in the middle of a character.
-const LONGEST: usize = 3500;
+const MAX_TEXT_BYTES: usize = 3500;
 
-pub(super) fn send(url: &Address, letter: &Letter<'_>, client: &Client<'_>) -> Result<(), NotSent> {
+pub(super) fn send(url: &UrlSource, letter: &Message<'_>, client: &Client<'_>) -> Result<(), DeliveryError> {
     let body = webhook::json(&json!({ "text": text(letter) }))?;
     client.post(&url.read()?, &[("x-doctor-key", letter.key)], &body)
 }
 
-fn text(letter: &Letter<'_>) -> String {
+fn text(letter: &Message<'_>) -> String {
     let mut text = format!("*{}*", escaped(&alert::headline(letter.notes)));
     if letter.lost_before > 0 {
         text.push_str(&format!("\n(messages lost before this one: {}; see `doctor alert list`)", letter.lost_before));
@@ -21,7 +21,7 @@ fn text(letter: &Letter<'_>) -> String {
     let paragraphs = alert::paragraphs(letter.notes);
     for (place, paragraph) in paragraphs.iter().enumerate() {
         let paragraph = format!("\n```{}```", escaped(&paragraph.replace('`', "'")));
-        if text.len() + paragraph.len() > LONGEST {
+        if text.len() + paragraph.len() > MAX_TEXT_BYTES {
             text.push_str(&format!("\nand {} more: `doctor cases`", paragraphs.len() - place));
             break;
         }
@@ -38,20 +38,23 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use doctor_core::{
-        alert::{About, Condition, Note, ServiceNote},
+        alert::{Condition, Notification, ServiceNotification, Subject},
         time::Timestamp,
     };
 
     use super::*;
 
-    fn note(text: &str) -> Note {
+    fn note(text: &str) -> Notification {
         let (since, condition) = (Timestamp::from_secs(0), Condition::BreakerOpen);
-        Note { at: since, about: About::Service(ServiceNote { condition, raised: true, since, text: text.to_owned() }) }
+        Notification {
+            at: since,
+            subject: Subject::Service(ServiceNotification { condition, raised: true, since, text: text.to_owned() }),
+        }
     }
 
-    fn letter(notes: &[Note]) -> String {
+    fn letter(notes: &[Notification]) -> String {
         let now = Timestamp::from_secs(0);
-        text(&Letter { key: "k", composed: now, notes, lost_before: 0, now })
+        text(&Message { key: "k", composed: now, notes, lost_before: 0, now })
     }
 
     #[test]
@@ -65,6 +68,6 @@ mod tests {
     fn a_long_message_ends_with_how_much_more_there_is() {
         let notes = vec![note(&"x".repeat(900)); 9];
         let text = letter(&notes);
-        assert!(text.len() < LONGEST + 100 && text.contains("more: `doctor cases`"), "{}", text.len());
+        assert!(text.len() < MAX_TEXT_BYTES + 100 && text.contains("more: `doctor cases`"), "{}", text.len());
     }
 }

@@ -15,26 +15,26 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use doctor_core::time::Span;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, pki_types::ServerName};
 
-use super::{Email, NotSent, Retry, Security, trust};
+use super::{DeliveryError, Email, Retry, Security, tls_roots};
 
 /// Maximum size of a reply. Servers greet in twenty lines at most.
-const ANSWER: usize = 16 << 10;
+const MAX_REPLY_BYTES: usize = 16 << 10;
 
 /// A server's reply: its code, and the text of the last line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Answer {
+struct SmtpReply {
     code: u16,
     text: String,
     /// All lines, for the server's capabilities.
     lines: Vec<String>,
 }
 
-enum Wire {
+enum Stream {
     Plain(TcpStream),
     Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
 }
 
-impl Wire {
+impl Stream {
     const fn socket(&self) -> &TcpStream {
         match self {
             Self::Plain(socket) => socket,
@@ -58,29 +58,29 @@ impl Wire {
 }
 
 /// An SMTP session.
-struct Talk<'a> {
-    wire: Wire,
+struct SmtpSession<'a> {
+    stream: Stream,
     server: &'a str,
-    until: Instant,
+    deadline: Instant,
 }
 
 /// Delivers a mail. The server has accepted it when it replies after the last byte.
-pub(super) fn deliver(email: &Email, mail: &str, limit: Span, ca: Option<&Path>) -> Result<(), NotSent> {
-    let password = email.password.as_ref().map(super::Hidden::read).transpose()?;
-    let mut talk = Talk::open(&email.server, Instant::now() + limit.to_std())?;
+pub(super) fn deliver(email: &Email, mail: &str, limit: Span, ca: Option<&Path>) -> Result<(), DeliveryError> {
+    let password = email.password.as_ref().map(super::SecretSource::read).transpose()?;
+    let mut talk = SmtpSession::open(&email.server, Instant::now() + limit.to_std())?;
     if email.security == Security::Tls {
-        talk = talk.secured(ca)?;
+        talk = talk.with_tls(ca)?;
     }
     talk.expect("", 220)?;
     let mut able = talk.hello()?;
     if email.security == Security::Starttls {
         talk.expect("STARTTLS", 220)?;
-        talk = talk.secured(ca)?;
+        talk = talk.with_tls(ca)?;
         // Capabilities announced in the clear do not count.
         able = talk.hello()?;
     }
     if let (Some(user), Some(password)) = (&email.user, &password) {
-        talk.log_in(&able, user, password)?;
+        talk.authenticate(&able, user, password)?;
     }
     talk.expect(&format!("MAIL FROM:<{}>", email.from), 250)?;
     for to in &email.to {
@@ -94,25 +94,25 @@ pub(super) fn deliver(email: &Email, mail: &str, limit: Span, ca: Option<&Path>)
     Ok(())
 }
 
-impl<'a> Talk<'a> {
-    fn open(server: &'a str, until: Instant) -> Result<Self, NotSent> {
-        let unknown = |error| NotSent::later(format!("cannot resolve {server}: {error}"));
+impl<'a> SmtpSession<'a> {
+    fn open(server: &'a str, until: Instant) -> Result<Self, DeliveryError> {
+        let unknown = |error| DeliveryError::later(format!("cannot resolve {server}: {error}"));
         let mut last = None;
         for address in server.to_socket_addrs().map_err(unknown)? {
-            match TcpStream::connect_timeout(&address, left(until)) {
-                Ok(socket) => return Ok(Self { wire: Wire::Plain(socket), server, until }),
+            match TcpStream::connect_timeout(&address, remaining(until)) {
+                Ok(socket) => return Ok(Self { stream: Stream::Plain(socket), server, deadline: until }),
                 Err(error) => last = Some(error),
             }
         }
         let why = last.map_or_else(|| "it has no addresses".to_owned(), |error| error.to_string());
-        Err(NotSent::later(format!("cannot connect to {server}: {why}")))
+        Err(DeliveryError::later(format!("cannot connect to {server}: {why}")))
     }
 
     /// Switches to TLS and verifies the server's certificate.
-    fn secured(self, ca: Option<&Path>) -> Result<Self, NotSent> {
-        let bad = |why: String| NotSent::later(format!("TLS with {} failed: {why}", self.server));
+    fn with_tls(self, ca: Option<&Path>) -> Result<Self, DeliveryError> {
+        let bad = |why: String| DeliveryError::later(format!("TLS with {} failed: {why}", self.server));
         let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(trust::roots(ca)?);
+        roots.add_parsable_certificates(tls_roots::roots(ca)?);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -123,57 +123,57 @@ impl<'a> Talk<'a> {
         let name =
             ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).map_err(|error| bad(error.to_string()))?;
         let client = ClientConnection::new(Arc::new(config), name).map_err(|error| bad(error.to_string()))?;
-        let Wire::Plain(socket) = self.wire else { return Ok(self) };
+        let Stream::Plain(socket) = self.stream else { return Ok(self) };
         let mut stream = StreamOwned::new(client, socket);
         while stream.conn.is_handshaking() {
-            give_time(&stream.sock, self.until).map_err(|error| bad(error.to_string()))?;
+            set_timeouts(&stream.sock, self.deadline).map_err(|error| bad(error.to_string()))?;
             stream.conn.complete_io(&mut stream.sock).map_err(|error| bad(error.to_string()))?;
         }
-        Ok(Self { wire: Wire::Tls(Box::new(stream)), server: self.server, until: self.until })
+        Ok(Self { stream: Stream::Tls(Box::new(stream)), server: self.server, deadline: self.deadline })
     }
 
     /// Returns the server's capabilities.
-    fn hello(&mut self) -> Result<Vec<String>, NotSent> {
+    fn hello(&mut self) -> Result<Vec<String>, DeliveryError> {
         Ok(self.expect("EHLO cluster-doctor", 250)?.lines)
     }
 
-    fn log_in(&mut self, able: &[String], user: &str, password: &str) -> Result<(), NotSent> {
+    fn authenticate(&mut self, able: &[String], user: &str, password: &str) -> Result<(), DeliveryError> {
         let can = |way: &str| {
             let ways = able.iter().filter_map(|line| line.to_ascii_uppercase().strip_prefix("AUTH").map(str::to_owned));
             ways.into_iter().any(|ways| ways.split([' ', '=']).any(|one| one == way))
         };
         if can("PLAIN") {
             let secret = STANDARD.encode(format!("\0{user}\0{password}"));
-            return self.ask(&format!("AUTH PLAIN {secret}"), "AUTH PLAIN", 235).map(drop);
+            return self.command(&format!("AUTH PLAIN {secret}"), "AUTH PLAIN", 235).map(drop);
         }
         if can("LOGIN") {
             self.expect("AUTH LOGIN", 334)?;
-            self.ask(&STANDARD.encode(user), "the name", 334)?;
-            return self.ask(&STANDARD.encode(password), "the password", 235).map(drop);
+            self.command(&STANDARD.encode(user), "the name", 334)?;
+            return self.command(&STANDARD.encode(password), "the password", 235).map(drop);
         }
-        Err(NotSent::later(format!("{} offers neither AUTH PLAIN nor AUTH LOGIN", self.server)))
+        Err(DeliveryError::later(format!("{} offers neither AUTH PLAIN nor AUTH LOGIN", self.server)))
     }
 
     /// Sends a line (none, if empty) and expects this reply code.
-    fn expect(&mut self, line: &str, code: u16) -> Result<Answer, NotSent> {
+    fn expect(&mut self, line: &str, code: u16) -> Result<SmtpReply, DeliveryError> {
         let verb = line.lines().next().unwrap_or_default();
         let verb = if verb.len() > 60 { "the mail" } else { verb };
-        self.ask(line, if verb.is_empty() { "the connection" } else { verb }, code)
+        self.command(line, if verb.is_empty() { "the connection" } else { verb }, code)
     }
 
     /// As [`Self::expect`]; errors show `shown` instead of the line.
-    fn ask(&mut self, line: &str, shown: &str, code: u16) -> Result<Answer, NotSent> {
+    fn command(&mut self, line: &str, shown: &str, code: u16) -> Result<SmtpReply, DeliveryError> {
         let broken = |error: io::Error| {
             let late = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
             let why = if late { "did not answer in time".to_owned() } else { format!("failed ({error})") };
-            NotSent::later(format!("{} {why} at {shown}", self.server))
+            DeliveryError::later(format!("{} {why} at {shown}", self.server))
         };
         if !line.is_empty() {
-            give_time(self.wire.socket(), self.until)
-                .and_then(|()| self.wire.write_all(format!("{line}\r\n").as_bytes()))
+            set_timeouts(self.stream.socket(), self.deadline)
+                .and_then(|()| self.stream.write_all(format!("{line}\r\n").as_bytes()))
                 .map_err(broken)?;
         }
-        let answer = read_answer(&mut self.wire, self.until).map_err(broken)?;
+        let answer = read_reply(&mut self.stream, self.deadline).map_err(broken)?;
         if answer.code == code || (code == 250 && answer.code == 251) {
             return Ok(answer);
         }
@@ -181,38 +181,38 @@ impl<'a> Talk<'a> {
         // Only a reply to the mail itself is about its content: addresses and passwords can be corrected.
         let about_mail = shown == "the mail" && (500..600).contains(&answer.code);
         let retry = if about_mail { Retry::Never } else { Retry::Later };
-        Err(NotSent { text: format!("{} answered {} to {shown}: {text}", self.server, answer.code), retry })
+        Err(DeliveryError { text: format!("{} answered {} to {shown}: {text}", self.server, answer.code), retry })
     }
 }
 
-fn left(until: Instant) -> Duration {
+fn remaining(until: Instant) -> Duration {
     // A timeout of zero would mean none.
     until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
 }
 
-fn give_time(socket: &TcpStream, until: Instant) -> io::Result<()> {
+fn set_timeouts(socket: &TcpStream, until: Instant) -> io::Result<()> {
     if Instant::now() >= until {
         return Err(io::ErrorKind::TimedOut.into());
     }
-    socket.set_read_timeout(Some(left(until)))?;
-    socket.set_write_timeout(Some(left(until)))
+    socket.set_read_timeout(Some(remaining(until)))?;
+    socket.set_write_timeout(Some(remaining(until)))
 }
 
-fn read_answer(wire: &mut Wire, until: Instant) -> io::Result<Answer> {
+fn read_reply(wire: &mut Stream, until: Instant) -> io::Result<SmtpReply> {
     let mut read = Vec::new();
     let mut buffer = [0; 1024];
     loop {
-        give_time(wire.socket(), until)?;
+        set_timeouts(wire.socket(), until)?;
         let count = wire.read(&mut buffer)?;
         if count == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         read.extend_from_slice(&buffer[..count]);
         match parse(&read) {
-            Parsed::Whole(answer) => return Ok(answer),
-            Parsed::More if read.len() < ANSWER => {}
-            Parsed::More => return Err(io::Error::new(io::ErrorKind::InvalidData, "the reply is too long")),
-            Parsed::Bad => {
+            Parsed::Complete(answer) => return Ok(answer),
+            Parsed::Incomplete if read.len() < MAX_REPLY_BYTES => {}
+            Parsed::Incomplete => return Err(io::Error::new(io::ErrorKind::InvalidData, "the reply is too long")),
+            Parsed::Invalid => {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "not an SMTP reply"));
             }
         }
@@ -221,9 +221,9 @@ fn read_answer(wire: &mut Wire, until: Instant) -> io::Result<Answer> {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Parsed {
-    Whole(Answer),
-    More,
-    Bad,
+    Complete(SmtpReply),
+    Incomplete,
+    Invalid,
 }
 
 /// Parses a reply: each line is a code, `-` except on the last line, and text.
@@ -233,18 +233,18 @@ fn parse(bytes: &[u8]) -> Parsed {
     while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
         let line = String::from_utf8_lossy(&rest[..end]);
         let line = line.trim_end_matches('\r');
-        let (Some(number), text) = (line.get(..3), line.get(4..).unwrap_or_default()) else { return Parsed::Bad };
+        let (Some(number), text) = (line.get(..3), line.get(4..).unwrap_or_default()) else { return Parsed::Invalid };
         let Some(code) = number.parse::<u16>().ok().filter(|code| (200..600).contains(code)) else {
-            return Parsed::Bad;
+            return Parsed::Invalid;
         };
         lines.push(text.to_owned());
         match line.as_bytes().get(3) {
-            None | Some(b' ') => return Parsed::Whole(Answer { code, text: text.to_owned(), lines }),
+            None | Some(b' ') => return Parsed::Complete(SmtpReply { code, text: text.to_owned(), lines }),
             Some(b'-') => rest = &rest[end + 1..],
-            Some(_) => return Parsed::Bad,
+            Some(_) => return Parsed::Invalid,
         }
     }
-    Parsed::More
+    Parsed::Incomplete
 }
 
 #[cfg(test)]
@@ -256,19 +256,19 @@ mod tests {
     #[test]
     fn an_answer_of_several_lines_is_whole_with_its_last_one() {
         let hello = b"250-mail.example.org\r\n250-AUTH PLAIN LOGIN\r\n250 STARTTLS\r\n";
-        let Parsed::Whole(answer) = parse(hello) else { panic!("{:?}", parse(hello)) };
+        let Parsed::Complete(answer) = parse(hello) else { panic!("{:?}", parse(hello)) };
         assert_eq!((answer.code, answer.lines.len(), answer.text.as_str()), (250, 3, "STARTTLS"));
-        assert_eq!(parse(&hello[..hello.len() - 1]), Parsed::More);
-        assert!(matches!(parse(b"250\r\n"), Parsed::Whole(_)));
+        assert_eq!(parse(&hello[..hello.len() - 1]), Parsed::Incomplete);
+        assert!(matches!(parse(b"250\r\n"), Parsed::Complete(_)));
         for bad in ["hello\n", "25\n", "250x\n", "999 no\n", "\n", "\u{e9}\u{e9} x\n"] {
-            assert_eq!(parse(bad.as_bytes()), Parsed::Bad, "{bad:?}");
+            assert_eq!(parse(bad.as_bytes()), Parsed::Invalid, "{bad:?}");
         }
     }
 
     proptest! {
         #[test]
         fn whatever_a_server_says_is_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            if let Parsed::Whole(answer) = parse(&bytes) {
+            if let Parsed::Complete(answer) = parse(&bytes) {
                 prop_assert!((200..600).contains(&answer.code));
             }
         }

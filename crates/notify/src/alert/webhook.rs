@@ -4,20 +4,20 @@
 //! `sha256=` and the HMAC-SHA-256 of `TIMESTAMP.BODY` in hexadecimal.
 
 use doctor_core::{
-    alert::{self, Note},
+    alert::{self, Notification},
     time::Timestamp,
 };
 use hmac::{Hmac, KeyInit, Mac};
 use serde::Serialize;
 use sha2::Sha256;
 
-use super::{Address, Hidden, Letter, NotSent, Retry, http::Client};
+use super::{DeliveryError, Message, Retry, SecretSource, UrlSource, http::Client};
 
 /// Version of the document format. It increases with incompatible changes.
 const VERSION: u32 = 1;
 
 #[derive(Debug, Serialize)]
-struct Document<'a> {
+struct WebhookBody<'a> {
     version: u32,
     /// Identical at each attempt: a receiver may ignore a known key.
     key: &'a str,
@@ -25,24 +25,24 @@ struct Document<'a> {
     composed: Timestamp,
     headline: String,
     lost_before: u64,
-    notes: Vec<Told<'a>>,
+    notes: Vec<RenderedNote<'a>>,
 }
 
 #[derive(Debug, Serialize)]
-struct Told<'a> {
+struct RenderedNote<'a> {
     #[serde(flatten)]
-    note: &'a Note,
+    note: &'a Notification,
     text: String,
     look: String,
 }
 
 pub(super) fn send(
-    url: &Address,
-    secret: Option<&Hidden>,
-    letter: &Letter<'_>,
+    url: &UrlSource,
+    secret: Option<&SecretSource>,
+    letter: &Message<'_>,
     client: &Client<'_>,
-) -> Result<(), NotSent> {
-    let document = Document {
+) -> Result<(), DeliveryError> {
+    let document = WebhookBody {
         version: VERSION,
         key: letter.key,
         sent: letter.now,
@@ -52,13 +52,13 @@ pub(super) fn send(
         notes: letter
             .notes
             .iter()
-            .map(|note| Told { note, text: alert::line(note), look: alert::command(note) })
+            .map(|note| RenderedNote { note, text: alert::line(note), look: alert::command(note) })
             .collect(),
     };
     let body = json(&document)?;
     let timestamp = letter.now.secs().to_string();
     let mut headers = vec![("x-doctor-key", letter.key), ("x-doctor-timestamp", &timestamp)];
-    let signed = secret.map(|secret| Ok::<_, NotSent>(signature(secret.read()?.as_bytes(), &timestamp, &body)));
+    let signed = secret.map(|secret| Ok::<_, DeliveryError>(signature(secret.read()?.as_bytes(), &timestamp, &body)));
     let signed = signed.transpose()?;
     if let Some(signed) = &signed {
         headers.push(("x-doctor-signature", signed));
@@ -76,9 +76,11 @@ pub fn signature(secret: &[u8], timestamp: &str, body: &[u8]) -> String {
     format!("sha256={digits}")
 }
 
-pub(super) fn json(value: &impl Serialize) -> Result<Vec<u8>, NotSent> {
-    let failed =
-        |error: serde_json::Error| NotSent { text: format!("cannot encode as JSON: {error}"), retry: Retry::Never };
+pub(super) fn json(value: &impl Serialize) -> Result<Vec<u8>, DeliveryError> {
+    let failed = |error: serde_json::Error| DeliveryError {
+        text: format!("cannot encode as JSON: {error}"),
+        retry: Retry::Never,
+    };
     serde_json::to_vec(value).map_err(failed)
 }
 

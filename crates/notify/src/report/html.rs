@@ -4,13 +4,13 @@
 
 use doctor_core::{
     finding::Severity,
-    view::{CoverageRow, FaultRow, ReportView, ResultsRow, Slot, clock, percent},
+    view::{CoverageRow, FaultRow, ReportView, ResultsRow, Slot, format_percent, format_time},
 };
 
 use super::{
-    facts_of_page, headline,
-    plot::{Row, bars, escaped, legend, share},
-    title,
+    headline,
+    plot::{PlotSeries, bars, escaped, legend, share},
+    summary_facts, title,
 };
 
 const STYLE: &str = "\
@@ -39,7 +39,7 @@ pub(super) fn page(view: &ReportView) -> String {
         escaped(&headline(view)),
     );
     page.push_str("<dl>\n");
-    for (name, value) in facts_of_page(view) {
+    for (name, value) in summary_facts(view) {
         page.push_str(&format!("<dt>{}</dt><dd>{}</dd>\n", escaped(name), escaped(&value)));
     }
     page.push_str("</dl>\n");
@@ -57,9 +57,9 @@ fn section(title: &str, body: &str) -> String {
 
 fn plots(slots: &[Slot]) -> String {
     // Without year and seconds: six labels must fit side by side.
-    let short = |slot: &Slot| clock(slot.at).chars().skip(5).take(11).collect();
+    let short = |slot: &Slot| format_time(slot.at).chars().skip(5).take(11).collect();
     let places: Vec<String> = slots.iter().map(short).collect();
-    let row = |name, class, of: fn(&Slot) -> f64| Row { name, class, values: slots.iter().map(of).collect() };
+    let row = |name, class, of: fn(&Slot) -> f64| PlotSeries { name, class, values: slots.iter().map(of).collect() };
     let results = [
         row("failed", "fail", |slot| f64::from(slot.fail)),
         row("inconclusive", "doubt", |slot| f64::from(slot.inconclusive)),
@@ -98,7 +98,7 @@ fn coverage(rows: &[CoverageRow]) -> String {
         ];
         let numbers =
             [row.nodes, row.pass, row.fail, row.inconclusive, row.stale, row.never_tested, row.not_applicable];
-        let mut cells = vec![escaped(row.test.as_str()), share(&parts), percent(row.percent)];
+        let mut cells = vec![escaped(row.test.as_str()), share(&parts), format_percent(row.percent)];
         cells.extend(numbers.map(|number| number.to_string()));
         cells
     };
@@ -138,7 +138,7 @@ fn faults(rows: &[FaultRow]) -> String {
     let row = |row: &FaultRow| {
         let now = if row.open { "open" } else { "closed" };
         let cells = [
-            clock(row.opened),
+            format_time(row.opened),
             row.node.to_string(),
             row.severity.to_string(),
             row.case.to_string(),

@@ -2,10 +2,10 @@
 
 use doctor_core::{
     finding::Severity,
-    view::{ReportView, clock, percent},
+    view::{ReportView, format_percent, format_time},
 };
 
-use super::{facts_of_page, headline, title};
+use super::{headline, summary_facts, title};
 
 /// Escapes characters that would end a table cell or be read as markup.
 fn escaped(text: &str) -> String {
@@ -15,7 +15,7 @@ fn escaped(text: &str) -> String {
 pub(super) fn page(view: &ReportView) -> String {
     let mut text = format!("# Cluster Doctor: {}\n\n{}\n\n", title(view), headline(view));
     text.push_str("| | |\n|---|---|\n");
-    for (name, value) in facts_of_page(view) {
+    for (name, value) in summary_facts(view) {
         text.push_str(&format!("| {name} | {} |\n", escaped(&value)));
     }
     text.push_str("\n## Results\n\n| test | pass | fail | inconclusive | not applicable | nodes failing |\n|---|--:|--:|--:|--:|--:|\n");
@@ -31,7 +31,7 @@ pub(super) fn page(view: &ReportView) -> String {
         text.push_str(&format!(
             "| {} | {} | {} | {} | {} | {} | {} | {} | {} |\n",
             row.test,
-            percent(row.percent),
+            format_percent(row.percent),
             row.nodes,
             row.pass,
             row.fail,
@@ -50,7 +50,7 @@ pub(super) fn page(view: &ReportView) -> String {
             let what = escaped(&fault.text);
             text.push_str(&format!(
                 "| {} | {} | {} | {} | {now} | {what} |\n",
-                clock(fault.opened),
+                format_time(fault.opened),
                 fault.node,
                 fault.severity,
                 fault.case

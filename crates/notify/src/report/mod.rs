@@ -13,12 +13,12 @@ use std::{
 
 pub use self::{
     schedule::Reporter,
-    settings::{Page, ReportSettings},
+    settings::{ReportFormat, ReportSettings},
 };
 use doctor_core::{
     hostlist,
     time::{Span, Timestamp},
-    view::{self, Count, Facts, Period, ReportView, RunFacts, Tested, clock, hours, plural},
+    view::{self, Count, Facts, Period, ReportView, RunFacts, TestResult, format_hours, format_time, plural},
 };
 use doctor_store::{
     Store, StoreError,
@@ -38,7 +38,7 @@ pub enum ReportError {
 
 pub type Result<T> = std::result::Result<T, ReportError>;
 
-impl Page {
+impl ReportFormat {
     pub const fn extension(self) -> &'static str {
         match self {
             Self::Html => "html",
@@ -47,7 +47,7 @@ impl Page {
         }
     }
 
-    pub fn of(self, view: &ReportView) -> Result<String> {
+    pub fn render(self, view: &ReportView) -> Result<String> {
         Ok(match self {
             Self::Html => html::page(view),
             Self::Markdown => markdown::page(view),
@@ -58,7 +58,7 @@ impl Page {
 
 /// A whole day or week, in UTC; weeks start on Monday.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whole {
+pub enum CalendarPeriod {
     Day,
     Week,
 }
@@ -67,7 +67,7 @@ const DAY: i64 = 86_400_000;
 /// 1970-01-01 was a Thursday.
 const FIRST_DAY: i64 = 3;
 
-impl Whole {
+impl CalendarPeriod {
     /// Returns the start and end of the last complete period.
     pub fn last_before(self, now: Timestamp) -> (Timestamp, Timestamp) {
         let today = now.millis().div_euclid(DAY);
@@ -92,17 +92,17 @@ fn period(store: &Store, since: Timestamp, now: Timestamp) -> Result<Period> {
     // A case may be closed long after it was opened: read those closed since, and all open ones.
     let cases = store.cases(since)?;
     Ok(Period {
-        runs: runs_since(store, since, now)?.into_iter().map(facts_of).collect(),
+        runs: runs_since(store, since, now)?.into_iter().map(run_facts).collect(),
         results: results
             .into_iter()
             .filter(|row| !row.untrusted)
-            .map(|row| Tested { test: row.test, node: row.node, verdict: row.verdict, at: row.at })
+            .map(|row| TestResult { test: row.test, node: row.node, verdict: row.verdict, at: row.at })
             .collect(),
         cases,
     })
 }
 
-fn facts_of(record: RunRecord) -> RunFacts {
+fn run_facts(record: RunRecord) -> RunFacts {
     RunFacts { run: record.run, started: record.started, ended: record.ended }
 }
 
@@ -123,7 +123,7 @@ fn runs_since(store: &Store, since: Timestamp, now: Timestamp) -> Result<Vec<Run
 
 /// Writes a page atomically.
 pub fn write(path: &Path, text: &str) -> Result<()> {
-    let draft = draft_of(path);
+    let draft = draft_path(path);
     let written = fs::write(&draft, text).and_then(|()| fs::rename(&draft, path));
     written.map_err(|source: io::Error| {
         // Remove the incomplete draft.
@@ -132,13 +132,13 @@ pub fn write(path: &Path, text: &str) -> Result<()> {
     })
 }
 
-fn draft_of(path: &Path) -> PathBuf {
+fn draft_path(path: &Path) -> PathBuf {
     let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     path.with_file_name(format!(".{name}.{}", std::process::id()))
 }
 
 pub fn title(view: &ReportView) -> String {
-    format!("{} to {} UTC", clock(view.since), clock(view.until))
+    format!("{} to {} UTC", format_time(view.since), format_time(view.until))
 }
 
 /// Summarises the period in one sentence.
@@ -148,7 +148,7 @@ pub fn headline(view: &ReportView) -> String {
         "{} found and {} closed with {} node-hours of validation{per_fault}.",
         plural(view.cases_opened as usize, "fault"),
         view.cases_closed,
-        hours(view.node_hours)
+        format_hours(view.node_hours)
     )
 }
 
@@ -161,7 +161,7 @@ pub fn jobs(view: &ReportView) -> String {
     )
 }
 
-pub fn counted(rows: &[Count]) -> String {
+pub fn count_list(rows: &[Count]) -> String {
     if rows.is_empty() {
         return "none".to_owned();
     }
@@ -180,18 +180,18 @@ pub fn overdue(view: &ReportView) -> String {
 }
 
 /// Returns the facts above the tables of a page: names and values.
-fn facts_of_page(view: &ReportView) -> [(&'static str, String); 10] {
+fn summary_facts(view: &ReportView) -> [(&'static str, String); 10] {
     [
         ("nodes", view.nodes.to_string()),
         ("jobs", jobs(view)),
-        ("not started", counted(&view.not_started)),
-        ("incomplete", counted(&view.incomplete)),
-        ("skipped", counted(&view.skipped)),
+        ("not started", count_list(&view.not_started)),
+        ("incomplete", count_list(&view.incomplete)),
+        ("skipped", count_list(&view.skipped)),
         ("busy", format!("{} ({} with unknown occupancy)", view.busy, view.unknown)),
         ("overdue", overdue(view)),
         ("cases open", view.cases_open.to_string()),
         ("findings open", view.open_findings.to_string()),
-        ("node-hours", hours(view.node_hours)),
+        ("node-hours", format_hours(view.node_hours)),
     ]
 }
 
@@ -203,15 +203,15 @@ mod tests {
     fn a_whole_day_and_a_whole_week_are_over_and_weeks_begin_on_monday() {
         // A Monday, at half past two.
         let now: Timestamp = "2026-11-16T02:30:00Z".parse().unwrap();
-        let span = |whole: Whole, now| {
+        let span = |whole: CalendarPeriod, now| {
             let (since, until) = whole.last_before(now);
             (since.to_string(), until.to_string())
         };
         let day = |a: &str, b: &str| (format!("2026-11-{a}T00:00:00Z"), format!("2026-11-{b}T00:00:00Z"));
-        assert_eq!(span(Whole::Day, now), day("15", "16"));
-        assert_eq!(span(Whole::Week, now), day("09", "16"));
+        assert_eq!(span(CalendarPeriod::Day, now), day("15", "16"));
+        assert_eq!(span(CalendarPeriod::Week, now), day("09", "16"));
         let sunday: Timestamp = "2026-11-15T23:59:59Z".parse().unwrap();
-        assert_eq!(span(Whole::Week, sunday), day("02", "09"));
-        assert_eq!(span(Whole::Day, sunday), day("14", "15"));
+        assert_eq!(span(CalendarPeriod::Week, sunday), day("02", "09"));
+        assert_eq!(span(CalendarPeriod::Day, sunday), day("14", "15"));
     }
 }

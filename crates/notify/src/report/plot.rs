@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 /// One row of a stack: its name, its CSS class, and a value per place.
 #[derive(Debug)]
-pub(super) struct Row<'a> {
+pub(super) struct PlotSeries<'a> {
     pub(super) name: &'a str,
     pub(super) class: &'a str,
     pub(super) values: Vec<f64>,
@@ -17,10 +17,10 @@ const BOTTOM: f64 = 18.0;
 const TOP: f64 = 8.0;
 
 /// Draws stacked bars. `places` are their labels; each is a tooltip, and a few are drawn.
-pub(super) fn bars(title: &str, places: &[String], rows: &[Row<'_>]) -> String {
+pub(super) fn bars(title: &str, places: &[String], rows: &[PlotSeries<'_>]) -> String {
     let sums: Vec<f64> = (0..places.len()).map(|place| rows.iter().map(|row| value(row, place)).sum()).collect();
     let most = sums.iter().copied().fold(0.0, f64::max);
-    let total = |row: &Row<'_>| format!("{} {}", short(row.values.iter().sum()), row.name);
+    let total = |row: &PlotSeries<'_>| format!("{} {}", short(row.values.iter().sum()), row.name);
     let spoken: Vec<String> = rows.iter().map(total).collect();
     let mut svg = format!(
         "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}: {}\">",
@@ -31,11 +31,11 @@ pub(super) fn bars(title: &str, places: &[String], rows: &[Row<'_>]) -> String {
     let scale = |value: f64| if most > 0.0 { value / most * (bottom - TOP) } else { 0.0 };
     line(&mut svg, LEFT, bottom, WIDTH, bottom);
     line(&mut svg, LEFT, TOP, WIDTH, TOP);
-    words(&mut svg, LEFT - 6.0, bottom, "end", "0");
+    text_element(&mut svg, LEFT - 6.0, bottom, "end", "0");
     if most > 0.0 {
-        words(&mut svg, LEFT - 6.0, TOP + 8.0, "end", &short(most));
+        text_element(&mut svg, LEFT - 6.0, TOP + 8.0, "end", &short(most));
     } else {
-        words(&mut svg, LEFT + 6.0, HEIGHT / 2.0, "start", "none");
+        text_element(&mut svg, LEFT + 6.0, HEIGHT / 2.0, "start", "none");
     }
     let step = (WIDTH - LEFT) / float(places.len().max(1));
     for (place, name) in places.iter().enumerate() {
@@ -56,7 +56,7 @@ pub(super) fn bars(title: &str, places: &[String], rows: &[Row<'_>]) -> String {
         }
         // At most six labels fit.
         if place % places.len().div_ceil(6).max(1) == 0 {
-            words(&mut svg, x, HEIGHT - 4.0, "start", name);
+            text_element(&mut svg, x, HEIGHT - 4.0, "start", name);
         }
     }
     svg.push_str("</svg>");
@@ -64,8 +64,8 @@ pub(super) fn bars(title: &str, places: &[String], rows: &[Row<'_>]) -> String {
 }
 
 /// Formats the legend of a plot, with the total of each row.
-pub(super) fn legend(rows: &[Row<'_>]) -> String {
-    let one = |row: &Row<'_>| {
+pub(super) fn legend(rows: &[PlotSeries<'_>]) -> String {
+    let one = |row: &PlotSeries<'_>| {
         let (class, total) = (row.class, short(row.values.iter().sum()));
         let swatch = format!(
             "<svg viewBox=\"0 0 10 10\" aria-hidden=\"true\"><rect class=\"{class}\" width=\"10\" height=\"10\"/></svg>"
@@ -96,7 +96,7 @@ pub(super) fn share(parts: &[(&str, &str, u32)]) -> String {
     svg
 }
 
-fn value(row: &Row<'_>, place: usize) -> f64 {
+fn value(row: &PlotSeries<'_>, place: usize) -> f64 {
     row.values.get(place).copied().filter(|value| value.is_finite()).unwrap_or(0.0)
 }
 
@@ -104,7 +104,7 @@ fn line(svg: &mut String, x1: f64, y1: f64, x2: f64, y2: f64) {
     let _written = write!(svg, "<line class=\"axis\" x1=\"{x1}\" y1=\"{y1}\" x2=\"{x2}\" y2=\"{y2}\"/>");
 }
 
-fn words(svg: &mut String, x: f64, y: f64, anchor: &str, text: &str) {
+fn text_element(svg: &mut String, x: f64, y: f64, anchor: &str, text: &str) {
     let _written = write!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{}</text>", escaped(text));
 }
 
@@ -143,8 +143,8 @@ mod tests {
     fn bars_stand_on_each_other_and_nothing_is_drawn_of_nothing() {
         let rows = || {
             vec![
-                Row { name: "fail", class: "fail", values: vec![1.0, 0.0] },
-                Row { name: "pass", class: "pass", values: vec![3.0, 2.0] },
+                PlotSeries { name: "fail", class: "fail", values: vec![1.0, 0.0] },
+                PlotSeries { name: "pass", class: "pass", values: vec![3.0, 2.0] },
             ]
         };
         let places = ["one".to_owned(), "two".to_owned()];

@@ -11,43 +11,43 @@ use std::{
 };
 
 use doctor_core::time::Timestamp;
-use doctor_engine::{picture, snapshot};
+use doctor_engine::{cluster_state, snapshot};
 use doctor_store::Store;
 
-use super::{Page, ReportError, ReportSettings, Result, Whole, view, write};
+use super::{CalendarPeriod, ReportError, ReportFormat, ReportSettings, Result, view, write};
 
 /// How often to check whether a report is due, also after a failure.
-const LOOK: Duration = Duration::from_secs(60);
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A report that is not written yet.
 #[derive(Debug, PartialEq, Eq)]
 struct Due {
     since: Timestamp,
     until: Timestamp,
-    files: Vec<(PathBuf, Page)>,
+    files: Vec<(PathBuf, ReportFormat)>,
 }
 
 /// Writes reports in the background: large clusters take seconds to summarise, and no cycle waits for that.
 #[derive(Debug, Default)]
 pub struct Reporter {
-    looked: Option<Instant>,
+    last_check: Option<Instant>,
     writing: Option<JoinHandle<Result<usize>>>,
 }
 
 impl Reporter {
     /// Call this after each cycle of the leader.
-    pub fn look(&mut self, settings: &ReportSettings, data: &Path, store: &Store, now: Timestamp) {
+    pub fn write_due(&mut self, settings: &ReportSettings, data: &Path, store: &Store, now: Timestamp) {
         if let Some(writing) = self.writing.take_if(|writing| writing.is_finished()) {
             match writing.join() {
                 Ok(Ok(0)) | Err(_) => {}
                 Ok(Ok(files)) => tracing::info!(files, "reports written"),
-                Ok(Err(failure)) => tracing::warn!(error = %chain(&failure), "report failed"),
+                Ok(Err(failure)) => tracing::warn!(error = %error_chain(&failure), "report failed"),
             }
         }
-        if self.writing.is_some() || self.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
+        if self.writing.is_some() || self.last_check.is_some_and(|looked| looked.elapsed() < CHECK_INTERVAL) {
             return;
         }
-        self.looked = Some(Instant::now());
+        self.last_check = Some(Instant::now());
         let folder = data.join("reports");
         let due = due(settings, &folder, now);
         if due.is_empty() {
@@ -61,7 +61,7 @@ impl Reporter {
 }
 
 /// Formats an error with its causes.
-fn chain(error: &ReportError) -> String {
+fn error_chain(error: &ReportError) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
@@ -72,12 +72,12 @@ fn chain(error: &ReportError) -> String {
 }
 
 fn due(settings: &ReportSettings, folder: &Path, now: Timestamp) -> Vec<Due> {
-    let kinds = [(settings.daily, Whole::Day, "daily"), (settings.weekly, Whole::Week, "weekly")];
+    let kinds = [(settings.daily, CalendarPeriod::Day, "daily"), (settings.weekly, CalendarPeriod::Week, "weekly")];
     let wanted = kinds.into_iter().filter(|(wanted, ..)| *wanted);
     let due = wanted.map(|(_, whole, name)| {
         let (since, until) = whole.last_before(now);
         let first_day: String = since.to_string().chars().take(10).collect();
-        let file = |page: &Page| (folder.join(format!("{name}-{first_day}.{}", page.extension())), *page);
+        let file = |page: &ReportFormat| (folder.join(format!("{name}-{first_day}.{}", page.extension())), *page);
         let files = settings.formats.iter().map(file).filter(|(path, _)| !path.exists()).collect();
         Due { since, until, files }
     });
@@ -93,11 +93,11 @@ fn write_all(store: &Store, folder: &Path, due: &[Due], now: Timestamp) -> Resul
     let mut written = 0;
     for due in due {
         // A cluster that was never observed has no report.
-        let Some((seen, cluster)) = snapshot::last_seen(store)? else { return Ok(written) };
-        let facts = picture::facts(store, Some(seen), cluster, now)?;
+        let Some((seen, cluster)) = snapshot::last_observed(store)? else { return Ok(written) };
+        let facts = cluster_state::facts(store, Some(seen), cluster, now)?;
         let view = view(store, facts, due.since, due.until)?;
         for (path, page) in &due.files {
-            write(path, &page.of(&view)?)?;
+            write(path, &page.render(&view)?)?;
             written += 1;
         }
     }
@@ -112,7 +112,8 @@ mod tests {
     fn a_report_is_due_once_per_period_whatever_restarts_and_again_when_it_was_removed() {
         let folder = tempfile::tempdir().unwrap();
         let now: Timestamp = "2026-11-16T02:30:00Z".parse().unwrap();
-        let settings = ReportSettings { daily: true, weekly: true, formats: vec![Page::Html, Page::Json] };
+        let settings =
+            ReportSettings { daily: true, weekly: true, formats: vec![ReportFormat::Html, ReportFormat::Json] };
         let names = |now| {
             let due = due(&settings, folder.path(), now);
             let files = due.into_iter().flat_map(|due| due.files);

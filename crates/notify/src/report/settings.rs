@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// The format of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Page {
+pub enum ReportFormat {
     /// One file with everything in it, including plots.
     Html,
     Markdown,
@@ -17,11 +17,15 @@ pub enum Page {
 pub struct ReportSettings {
     pub daily: bool,
     pub weekly: bool,
-    pub formats: Vec<Page>,
+    pub formats: Vec<ReportFormat>,
 }
 
 impl Default for ReportSettings {
     fn default() -> Self {
-        Self { daily: false, weekly: false, formats: vec![Page::Html, Page::Markdown, Page::Json] }
+        Self {
+            daily: false,
+            weekly: false,
+            formats: vec![ReportFormat::Html, ReportFormat::Markdown, ReportFormat::Json],
+        }
     }
 }

@@ -8,17 +8,17 @@ use std::{
 use doctor_core::time::Span;
 use serde::{Deserialize, Serialize};
 
-use crate::alert::{Address, Hidden};
+use crate::alert::{SecretSource, UrlSource};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TelemetrySettings {
     /// URL, with path, of an OTLP collector over HTTP. Without it, tracing is disabled.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub traces: Option<Address>,
+    pub traces: Option<UrlSource>,
     /// Sent as `authorization: Bearer …`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub token: Option<Hidden>,
+    pub token: Option<SecretSource>,
     /// PEM file of CA certificates trusted in addition to the system's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca: Option<PathBuf>,
@@ -49,7 +49,7 @@ impl Default for TelemetrySettings {
 pub struct BadTelemetry(String);
 
 /// Maximum length of a name or value in `resource`.
-const LONGEST: usize = 256;
+const MAX_ATTRIBUTE_BYTES: usize = 256;
 
 impl TelemetrySettings {
     /// Resolves paths relative to the file that contains them.
@@ -63,7 +63,7 @@ impl TelemetrySettings {
     /// If a setting is invalid, with what would be accepted.
     pub fn check(&self) -> Result<(), BadTelemetry> {
         let bad = |text: String| Err(BadTelemetry(text));
-        if let Some(Address::Plain(url)) = &self.traces
+        if let Some(UrlSource::Plain(url)) = &self.traces
             && !url.starts_with("http://")
             && !url.starts_with("https://")
         {
@@ -78,10 +78,13 @@ impl TelemetrySettings {
         if !(16..=1_000_000).contains(&self.queue) {
             return bad(format!("`telemetry.queue` is {}, expected 16 to 1000000 spans", self.queue));
         }
-        let long =
-            |(name, value): &(&String, &String)| name.is_empty() || name.len() > LONGEST || value.len() > LONGEST;
+        let long = |(name, value): &(&String, &String)| {
+            name.is_empty() || name.len() > MAX_ATTRIBUTE_BYTES || value.len() > MAX_ATTRIBUTE_BYTES
+        };
         if self.resource.len() > 32 || self.resource.iter().any(|pair| long(&pair)) {
-            return bad(format!("`telemetry.resource` accepts at most 32 names and values of at most {LONGEST} bytes"));
+            return bad(format!(
+                "`telemetry.resource` accepts at most 32 names and values of at most {MAX_ATTRIBUTE_BYTES} bytes"
+            ));
         }
         Ok(())
     }

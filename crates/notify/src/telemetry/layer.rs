@@ -14,9 +14,9 @@ use tracing::{
 use tracing_subscriber::{Layer, layer::Context, registry::LookupSpan};
 
 use super::{
-    otlp::{Attribute, Ended, Kind},
+    otlp::{Attribute, FinishedSpan, SpanKind},
     queue::Queue,
-    traceparent::{self, Place},
+    traceparent::{self, SpanContext},
 };
 
 /// Records spans with `TARGET` of `doctor-engine`; filter out all others.
@@ -26,7 +26,7 @@ pub struct TraceLayer {
 }
 
 /// Maximum length of a text in a span.
-const LONGEST: usize = 300;
+const MAX_VALUE_BYTES: usize = 300;
 
 impl TraceLayer {
     pub(super) const fn new(queue: Arc<Queue>) -> Self {
@@ -37,10 +37,10 @@ impl TraceLayer {
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for TraceLayer {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
-        let mut seen = Seen { name: attributes.metadata().name().to_owned(), ..Seen::default() };
+        let mut seen = SpanFields { name: attributes.metadata().name().to_owned(), ..SpanFields::default() };
         attributes.record(&mut seen);
-        let local = span.parent().and_then(|parent| parent.extensions().get::<Open>().map(|open| open.place));
-        let parent = seen.elsewhere.or(local);
+        let local = span.parent().and_then(|parent| parent.extensions().get::<OpenSpan>().map(|open| open.context));
+        let parent = seen.remote_parent.or(local);
         let mut random = [0; 24];
         // Without random bits, span ids could collide.
         if getrandom::fill(&mut random).is_err() {
@@ -49,95 +49,95 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for TraceLayer {
         let (mut trace, mut own) = ([0; 16], [0; 8]);
         trace.copy_from_slice(&random[..16]);
         own.copy_from_slice(&random[16..]);
-        let place = Place {
+        let place = SpanContext {
             trace: parent.map_or(trace, |parent| parent.trace),
             span: own,
-            recorded: parent.is_none_or(|parent| parent.recorded),
+            sampled: parent.is_none_or(|parent| parent.sampled),
         };
-        let open = Open { place, parent: parent.map(|parent| parent.span), began: now(), seen };
+        let open = OpenSpan { context: place, parent: parent.map(|parent| parent.span), started: now(), fields: seen };
         span.extensions_mut().insert(open);
     }
 
     fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
-        if let Some(open) = span.extensions_mut().get_mut::<Open>() {
-            values.record(&mut open.seen);
+        if let Some(open) = span.extensions_mut().get_mut::<OpenSpan>() {
+            values.record(&mut open.fields);
         }
     }
 
     fn on_close(&self, id: Id, context: Context<'_, S>) {
         let Some(span) = context.span(&id) else { return };
-        let Some(open) = span.extensions_mut().remove::<Open>() else { return };
-        if open.place.recorded {
-            self.queue.push(open.ended());
+        let Some(open) = span.extensions_mut().remove::<OpenSpan>() else { return };
+        if open.context.sampled {
+            self.queue.push(open.finish());
         }
     }
 }
 
 /// A span in progress.
-struct Open {
-    place: Place,
+struct OpenSpan {
+    context: SpanContext,
     parent: Option<[u8; 8]>,
-    began: u64,
-    seen: Seen,
+    started: u64,
+    fields: SpanFields,
 }
 
-impl Open {
-    fn ended(self) -> Ended {
-        let Seen { name, kind, attributes, failed, .. } = self.seen;
-        let (place, parent, began) = (self.place, self.parent, self.began);
+impl OpenSpan {
+    fn finish(self) -> FinishedSpan {
+        let SpanFields { name, kind, attributes, failed, .. } = self.fields;
+        let (place, parent, began) = (self.context, self.parent, self.started);
         // The clock may have been set back.
-        Ended { place, parent, name, kind, began, ended: now().max(began), attributes, failed }
+        FinishedSpan { context: place, parent, name, kind, started: began, ended: now().max(began), attributes, failed }
     }
 }
 
 /// The fields of a span.
 #[derive(Default)]
-struct Seen {
+struct SpanFields {
     name: String,
-    kind: Kind,
-    elsewhere: Option<Place>,
+    kind: SpanKind,
+    remote_parent: Option<SpanContext>,
     attributes: Vec<(&'static str, Attribute)>,
     failed: Option<String>,
 }
 
-impl Visit for Seen {
+impl Visit for SpanFields {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         self.record_str(field, &format!("{value:?}"));
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        let cut = || value.chars().take(LONGEST).collect::<String>();
+        let cut = || value.chars().take(MAX_VALUE_BYTES).collect::<String>();
         match field.name() {
             "otel.name" => self.name = cut(),
             "otel.kind" => {
                 self.kind = match value {
-                    "client" => Kind::Client,
-                    "server" => Kind::Server,
-                    _ => Kind::Internal,
+                    "client" => SpanKind::Client,
+                    "server" => SpanKind::Server,
+                    _ => SpanKind::Internal,
                 };
             }
-            "traceparent" => self.elsewhere = traceparent::read(value),
+            "traceparent" => self.remote_parent = traceparent::parse(value),
             "failed" => self.failed = Some(cut()),
             name => self.attributes.push((name, Attribute::Text(cut()))),
         }
     }
 
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.attributes.push((field.name(), Attribute::Whole(value)));
+        self.attributes.push((field.name(), Attribute::Int(value)));
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
         let value = i64::try_from(value).unwrap_or(i64::MAX);
-        self.attributes.push((field.name(), Attribute::Whole(value)));
+        self.attributes.push((field.name(), Attribute::Int(value)));
     }
 
     fn record_f64(&mut self, field: &Field, value: f64) {
-        self.attributes.push((field.name(), Attribute::Number(value)));
+        self.attributes.push((field.name(), Attribute::Float(value)));
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {
-        self.attributes.push((field.name(), Attribute::Flag(value)));
+        self.attributes.push((field.name(), Attribute::Bool(value)));
     }
 }
 
@@ -154,7 +154,7 @@ mod tests {
     use doctor_engine::spans::span;
 
     /// Returns the queued spans after running `work`, and the number dropped.
-    fn traced(most: usize, work: impl FnOnce()) -> (Vec<Ended>, u64) {
+    fn traced(most: usize, work: impl FnOnce()) -> (Vec<FinishedSpan>, u64) {
         let queue = Arc::new(Queue::new(most));
         let subscriber = tracing_subscriber::registry().with(TraceLayer::new(Arc::clone(&queue)));
         tracing::subscriber::with_default(subscriber, work);
@@ -178,13 +178,13 @@ mod tests {
         });
         let [submit, act, cycle] = &spans[..] else { panic!("{spans:?}") };
         assert_eq!((submit.name.as_str(), act.name.as_str(), cycle.name.as_str()), ("backend.submit", "act", "cycle"));
-        assert_eq!((submit.parent, act.parent), (Some(act.place.span), Some(cycle.place.span)));
+        assert_eq!((submit.parent, act.parent), (Some(act.context.span), Some(cycle.context.span)));
         assert_eq!(cycle.parent, Some([0, 0xf0, 0x67, 0xaa, 0x0b, 0xa9, 0x02, 0xb7]));
-        assert!(spans.iter().all(|span| span.place.trace == cycle.place.trace && span.place.trace[0] == 0x4b));
-        assert_eq!((cycle.kind, cycle.failed.as_deref()), (Kind::Server, Some("it broke")));
-        assert_eq!(cycle.attributes, [("nodes", Attribute::Whole(3))]);
+        assert!(spans.iter().all(|span| span.context.trace == cycle.context.trace && span.context.trace[0] == 0x4b));
+        assert_eq!((cycle.kind, cycle.failed.as_deref()), (SpanKind::Server, Some("it broke")));
+        assert_eq!(cycle.attributes, [("nodes", Attribute::Int(3))]);
         assert_eq!(submit.attributes, [("run", Attribute::Text("7".to_owned()))]);
-        assert!(cycle.began <= act.began && act.ended <= cycle.ended && dropped == 0);
+        assert!(cycle.started <= act.started && act.ended <= cycle.ended && dropped == 0);
     }
 
     #[test]
@@ -196,6 +196,6 @@ mod tests {
         assert_eq!(spans, []);
         let (spans, dropped) = traced(2, || (0..5).for_each(|_| drop(span!("cycle"))));
         assert_eq!((spans.len(), dropped), (2, 3));
-        assert_ne!(spans[0].place.trace, spans[1].place.trace);
+        assert_ne!(spans[0].context.trace, spans[1].context.trace);
     }
 }

@@ -22,7 +22,7 @@ use std::{
     time::Duration,
 };
 
-use doctor_engine::spans::Counts;
+use doctor_engine::spans::ExportCounts;
 
 pub use self::{
     config::{BadTelemetry, TelemetrySettings},
@@ -31,13 +31,13 @@ pub use self::{
 use self::{queue::Queue, sender::Sender};
 
 /// Time allowed at exit to send what waits.
-const FAREWELL: Duration = Duration::from_secs(2);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The thread that posts spans.
 #[derive(Debug)]
 pub struct Traces {
     queue: Arc<Queue>,
-    over: mpsc::Receiver<()>,
+    finished: mpsc::Receiver<()>,
 }
 
 impl Traces {
@@ -56,10 +56,10 @@ impl Traces {
             drop(tell);
         })?;
         let layer = TraceLayer::new(Arc::clone(&queue));
-        Ok(Some((Self { queue, over }, layer)))
+        Ok(Some((Self { queue, finished: over }, layer)))
     }
 
-    pub fn counts(&self) -> Arc<Counts> {
+    pub fn counts(&self) -> Arc<ExportCounts> {
         self.queue.counts()
     }
 
@@ -67,6 +67,6 @@ impl Traces {
     pub fn stop(self) {
         self.queue.stop();
         // Done or timed out: nothing is left to do.
-        let _over = self.over.recv_timeout(FAREWELL);
+        let _over = self.finished.recv_timeout(SHUTDOWN_TIMEOUT);
     }
 }

@@ -6,17 +6,17 @@ use doctor_core::hex;
 
 use serde_json::{Value, json};
 
-use super::traceparent::Place;
+use super::traceparent::SpanContext;
 
 /// A finished span.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Ended {
-    pub(super) place: Place,
+pub(super) struct FinishedSpan {
+    pub(super) context: SpanContext,
     pub(super) parent: Option<[u8; 8]>,
     pub(super) name: String,
-    pub(super) kind: Kind,
+    pub(super) kind: SpanKind,
     /// Nanoseconds since 1970.
-    pub(super) began: u64,
+    pub(super) started: u64,
     pub(super) ended: u64,
     pub(super) attributes: Vec<(&'static str, Attribute)>,
     pub(super) failed: Option<String>,
@@ -24,7 +24,7 @@ pub(super) struct Ended {
 
 /// Span kind, as OTLP numbers it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum SpanKind {
     #[default]
     Internal = 1,
     Server = 2,
@@ -34,13 +34,13 @@ pub(super) enum Kind {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Attribute {
     Text(String),
-    Whole(i64),
-    Number(f64),
-    Flag(bool),
+    Int(i64),
+    Float(f64),
+    Bool(bool),
 }
 
 /// Returns the body of a request.
-pub(super) fn document(instance: &str, resource: &BTreeMap<String, String>, spans: &[Ended]) -> Value {
+pub(super) fn document(instance: &str, resource: &BTreeMap<String, String>, spans: &[FinishedSpan]) -> Value {
     let ours = [
         ("service.name", "cluster-doctor"),
         ("service.version", env!("CARGO_PKG_VERSION")),
@@ -57,14 +57,14 @@ pub(super) fn document(instance: &str, resource: &BTreeMap<String, String>, span
     }] })
 }
 
-fn span(span: &Ended) -> Value {
+fn span(span: &FinishedSpan) -> Value {
     let attributes: Vec<Value> = span.attributes.iter().map(|(name, value)| attribute(name, value)).collect();
     let mut written = json!({
-        "traceId": hex::encode(&span.place.trace),
-        "spanId": hex::encode(&span.place.span),
+        "traceId": hex::encode(&span.context.trace),
+        "spanId": hex::encode(&span.context.span),
         "name": span.name,
         "kind": span.kind as u8,
-        "startTimeUnixNano": span.began.to_string(),
+        "startTimeUnixNano": span.started.to_string(),
         "endTimeUnixNano": span.ended.to_string(),
         "attributes": attributes,
     });
@@ -80,9 +80,9 @@ fn span(span: &Ended) -> Value {
 fn attribute(name: &str, value: &Attribute) -> Value {
     let value = match value {
         Attribute::Text(text) => json!({ "stringValue": text }),
-        Attribute::Whole(number) => json!({ "intValue": number.to_string() }),
-        Attribute::Number(number) => json!({ "doubleValue": number }),
-        Attribute::Flag(flag) => json!({ "boolValue": flag }),
+        Attribute::Int(number) => json!({ "intValue": number.to_string() }),
+        Attribute::Float(number) => json!({ "doubleValue": number }),
+        Attribute::Bool(flag) => json!({ "boolValue": flag }),
     };
     json!({ "key": name, "value": value })
 }
@@ -93,14 +93,14 @@ mod tests {
 
     #[test]
     fn a_span_is_written_as_the_protocol_has_it() {
-        let span = Ended {
-            place: Place { trace: [0xab; 16], span: [1; 8], recorded: true },
+        let span = FinishedSpan {
+            context: SpanContext { trace: [0xab; 16], span: [1; 8], sampled: true },
             parent: Some([2; 8]),
             name: "cycle".to_owned(),
-            kind: Kind::Client,
-            began: 1_700_000_000_000_000_001,
+            kind: SpanKind::Client,
+            started: 1_700_000_000_000_000_001,
             ended: 1_700_000_000_000_000_002,
-            attributes: vec![("nodes", Attribute::Whole(3)), ("ok", Attribute::Flag(true))],
+            attributes: vec![("nodes", Attribute::Int(3)), ("ok", Attribute::Bool(true))],
             failed: Some("no".to_owned()),
         };
         let resource = BTreeMap::from([("service.name".to_owned(), "ours".to_owned())]);

@@ -4,35 +4,35 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     TelemetrySettings,
-    otlp::{self, Ended},
+    otlp::{self, FinishedSpan},
     queue::Queue,
 };
-use crate::alert::{Address, NotSent, Retry, http::Client};
+use crate::alert::{DeliveryError, Retry, UrlSource, http::Client};
 
 /// Maximum delay of a finished span.
-const EVERY: Duration = Duration::from_secs(2);
+const FLUSH_INTERVAL: Duration = Duration::from_secs(2);
 /// The delay after a failure doubles up to this.
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(super) struct Sender {
-    url: Address,
+    url: UrlSource,
     settings: TelemetrySettings,
     instance: String,
     queue: Arc<Queue>,
 }
 
 impl Sender {
-    pub(super) fn new(url: Address, settings: TelemetrySettings, instance: &str, queue: Arc<Queue>) -> Self {
+    pub(super) fn new(url: UrlSource, settings: TelemetrySettings, instance: &str, queue: Arc<Queue>) -> Self {
         Self { url, settings, instance: instance.to_owned(), queue }
     }
 
     /// Runs until the queue is stopped. A batch is retried until the collector accepts it, or rejects it for good;
     /// meanwhile the queue fills, and spans that do not fit are counted.
     pub(super) fn run(self) {
-        let (mut batch, mut pause, mut said) = (Vec::new(), EVERY, false);
+        let (mut batch, mut pause, mut said) = (Vec::new(), FLUSH_INTERVAL, false);
         loop {
-            let last = self.queue.wait(pause, pause == EVERY);
+            let last = self.queue.wait(pause, pause == FLUSH_INTERVAL);
             loop {
                 if batch.is_empty() {
                     batch = self.queue.take();
@@ -51,14 +51,14 @@ impl Sender {
                     Ok(refused) => refused.min(batch.len()),
                     Err(error) if error.retry == Retry::Never => batch.len(),
                     Err(_) => {
-                        pause = (pause * 2).min(PATIENCE);
+                        pause = (pause * 2).min(MAX_RETRY_DELAY);
                         break;
                     }
                 };
-                self.queue.taken(batch.len() - refused);
-                self.queue.lost(refused);
+                self.queue.count_exported(batch.len() - refused);
+                self.queue.count_dropped(refused);
                 batch.clear();
-                pause = EVERY;
+                pause = FLUSH_INTERVAL;
             }
             if last {
                 return;
@@ -67,19 +67,19 @@ impl Sender {
     }
 
     /// Posts a batch. Returns how many of its spans the collector rejected.
-    fn post(&self, batch: &[Ended]) -> Result<usize, NotSent> {
+    fn post(&self, batch: &[FinishedSpan]) -> Result<usize, DeliveryError> {
         let url = self.url.read()?;
         let token = self.settings.token.as_ref().map(|token| token.read()).transpose()?;
         let bearer = token.map(|token| format!("Bearer {token}"));
         let headers: Vec<(&str, &str)> = bearer.iter().map(|value| ("authorization", value.as_str())).collect();
         let body = otlp::document(&self.instance, &self.settings.resource, batch).to_string();
         let client = Client::new(self.settings.timeout, self.settings.ca.as_deref());
-        Ok(refused(&client.ask(&url, &headers, body.as_bytes())?))
+        Ok(rejected_spans(&client.post_for_response(&url, &headers, body.as_bytes())?))
     }
 }
 
 /// Returns the number of rejected spans in a response, given as a number or, as OTLP does, as a string.
-fn refused(answer: &str) -> usize {
+fn rejected_spans(answer: &str) -> usize {
     let answer: serde_json::Value = serde_json::from_str(answer).unwrap_or_default();
     let count = &answer["partialSuccess"]["rejectedSpans"];
     let count = count.as_u64().or_else(|| count.as_str()?.parse().ok());
@@ -99,7 +99,7 @@ mod tests {
             ("{\"partialSuccess\":{\"rejectedSpans\":\"3\"}}", 3),
             ("{\"partialSuccess\":{\"rejectedSpans\":4,\"errorMessage\":\"x\"}}", 4),
         ] {
-            assert_eq!(refused(answer), count, "{answer}");
+            assert_eq!(rejected_spans(answer), count, "{answer}");
         }
     }
 }

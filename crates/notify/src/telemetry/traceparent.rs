@@ -2,15 +2,15 @@
 
 /// A span of another program, by its ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct SpanContext {
     pub(super) trace: [u8; 16],
     pub(super) span: [u8; 8],
     /// Whether it is sampled; its children are sampled only if it is.
-    pub(super) recorded: bool,
+    pub(super) sampled: bool,
 }
 
 /// Parses the header. Returns `None` if it is malformed: the request then starts a new trace.
-pub(super) fn read(text: &str) -> Option<Place> {
+pub(super) fn parse(text: &str) -> Option<SpanContext> {
     let mut parts = text.trim().split('-');
     let version: [u8; 1] = hex(parts.next()?)?;
     let (trace, span): ([u8; 16], [u8; 8]) = (hex(parts.next()?)?, hex(parts.next()?)?);
@@ -18,7 +18,7 @@ pub(super) fn read(text: &str) -> Option<Place> {
     // Later versions may add fields.
     let more = parts.next().is_some();
     let known = version == [0] && !more || version != [0] && version != [0xff];
-    (known && trace != [0; 16] && span != [0; 8]).then_some(Place { trace, span, recorded: flags & 1 == 1 })
+    (known && trace != [0; 16] && span != [0; 8]).then_some(SpanContext { trace, span, sampled: flags & 1 == 1 })
 }
 
 /// Lower case only, as the standard requires.
@@ -41,12 +41,10 @@ mod tests {
     #[test]
     fn only_what_is_well_formed_is_followed() {
         let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-        let place = read(good).unwrap();
-        assert!(
-            place.recorded && place.trace[0] == 0x4b && place.span == [0, 0xf0, 0x67, 0xaa, 0x0b, 0xa9, 0x02, 0xb7]
-        );
-        assert!(!read(&good.replace("-01", "-00")).unwrap().recorded);
-        assert_eq!(read(&format!("cc{}-more", &good[2..])), Some(place), "a later version");
+        let place = parse(good).unwrap();
+        assert!(place.sampled && place.trace[0] == 0x4b && place.span == [0, 0xf0, 0x67, 0xaa, 0x0b, 0xa9, 0x02, 0xb7]);
+        assert!(!parse(&good.replace("-01", "-00")).unwrap().sampled);
+        assert_eq!(parse(&format!("cc{}-more", &good[2..])), Some(place), "a later version");
         for bad in [
             "",
             "00",
@@ -58,7 +56,7 @@ mod tests {
             "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
             "00-4bf92f3577b34da6a3ce929d0e0e47é-00f067aa0ba902b7-01",
         ] {
-            assert_eq!(read(bad), None, "{bad}");
+            assert_eq!(parse(bad), None, "{bad}");
         }
     }
 }

@@ -3,8 +3,8 @@
 use doctor_checks::document::{AgentReport, Schema, Versions};
 use doctor_core::ids::NodeName;
 
-use super::{World, queue::Event};
-use crate::effects::Happened;
+use super::{World, event_queue::Event};
+use crate::effects::EffectKind;
 
 /// A signed report that waits for acknowledgement.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,8 +39,8 @@ impl World {
     }
 
     /// Runs the agent's checks, and queues a report if the result differs from the last one.
-    pub(super) fn agent_speaks(&mut self, slot: u32) {
-        if !self.speaks(self.slot(slot)) {
+    pub(super) fn send_agent_report(&mut self, slot: u32) {
+        if !self.agent_reports_now(self.slot(slot)) {
             return;
         }
         let machine = self.slot(slot).machine;
@@ -65,7 +65,7 @@ impl World {
             checks,
             versions: Versions {
                 program: env!("CARGO_PKG_VERSION").to_owned(),
-                schema: Schema::KNOWN,
+                schema: Schema::CURRENT,
                 policy: 0,
                 waiting: 0,
             },
@@ -75,14 +75,14 @@ impl World {
             report.sign(&self.agent_key(&report.node)).expect("finite numbers and plain words have a JSON form");
         self.agents.numbered += 1;
         let number = self.agents.numbered;
-        self.log(Happened::Report { node: report.node.clone(), number });
+        self.log(EffectKind::Report { node: report.node.clone(), number });
         self.agents.queued.push(QueuedReport { number, node: report.node, bytes });
     }
 
     /// Schedules a report for when the agent is no longer silent.
-    pub(super) fn await_voice(&mut self, slot: u32) {
+    pub(super) fn schedule_agent_report(&mut self, slot: u32) {
         let here = self.slot(slot);
         let at = here.silent_until.max(here.unreachable_until);
-        self.queue.push(at, Event::AgentSpeaks(slot));
+        self.queue.push(at, Event::AgentReports(slot));
     }
 }

@@ -4,14 +4,14 @@ use doctor_backend::{BackendError, Change, Effect as After, NodeOp};
 use doctor_core::{
     ids::{NodeName, OpId},
     node::{MarkKind, OurMark},
-    snapshot::Caps,
+    snapshot::Capabilities,
 };
 
-use super::{World, queue::Event};
+use super::{World, event_queue::Event};
 use crate::{
-    effects::{Disturbance, Happened},
+    disruptions::{Call, CallFailure},
+    effects::{Disturbance, EffectKind},
     fault::Cure,
-    hostile::{Call, CallTrouble},
     machine::Machine,
 };
 
@@ -25,22 +25,22 @@ impl World {
     ///
     /// # Errors For unknown nodes, for changes that this cluster does not support, and by hostile behaviour.
     pub fn apply(&mut self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {
-        self.answering(APPLY)?;
-        if !can(self.config.caps, &change.what) {
+        self.check_reachable(APPLY)?;
+        if !is_supported(self.config.caps, &change.what) {
             let text = format!("this cluster cannot {} a node", change.what.step());
-            return Err(BackendError { operation: APPLY, text, effect: After::NoneGiveUp });
+            return Err(BackendError { operation: APPLY, text, effect: After::NotAppliedPermanent });
         }
         if self.done.contains_key(&change.op) {
-            self.log(Happened::AskedAgain { op: change.op, node: node.clone() });
+            self.log(EffectKind::AskedAgain { op: change.op, node: node.clone() });
             return Ok(());
         }
         let slot = self.find(APPLY, node)?;
-        let trouble = self.refusing(APPLY, Call::Change)?;
+        let trouble = self.check_refused(APPLY, Call::Change)?;
         self.done.insert(change.op, node.clone());
         self.change(slot, change.op, &change.what);
         self.settle();
         match trouble {
-            Some(CallTrouble::Unanswered) => Err(super::incidents::unanswered(APPLY)),
+            Some(CallFailure::Unanswered) => Err(super::incidents::unanswered(APPLY)),
             _ => Ok(()),
         }
     }
@@ -49,25 +49,25 @@ impl World {
         let node = self.name(slot);
         match what {
             Change::Mark(mark) => {
-                self.log(Happened::Marked { op, node, mark: mark.clone() });
+                self.log(EffectKind::Marked { op, node, mark: mark.clone() });
                 self.add_mark(slot, mark.clone());
             }
             Change::Unmark(mark) => {
-                self.log(Happened::Unmarked { op, node, mark: mark.clone() });
+                self.log(EffectKind::Unmarked { op, node, mark: mark.clone() });
                 self.remove_mark(slot, mark);
             }
             Change::Drain => {
-                self.log(Happened::Drained { op, node });
+                self.log(EffectKind::Drained { op, node });
                 self.add_mark(slot, CORDON);
             }
             Change::Undrain => {
-                self.log(Happened::Undrained { op, node });
+                self.log(EffectKind::Undrained { op, node });
                 self.remove_mark(slot, &CORDON);
             }
             Change::Evict => {
-                self.log(Happened::Evicted { op, node });
+                self.log(EffectKind::Evicted { op, node });
                 self.end_user_of(slot);
-                self.touch(slot);
+                self.update_slot(slot);
             }
             Change::Reset => self.disturb(slot, op, Disturbance::Reset),
             Change::Reboot => self.disturb(slot, op, Disturbance::Reboot),
@@ -84,29 +84,29 @@ impl World {
         ours.sort();
         if unhealthy && new {
             self.slot_mut(slot).mark += 1;
-            self.found(slot);
-            self.await_visit(slot);
+            self.record_mark(slot);
+            self.schedule_repair(slot);
         }
-        self.touch(slot);
+        self.update_slot(slot);
     }
 
     /// Removes our mark of this kind. A mark that belongs to another case stays.
     fn remove_mark(&mut self, slot: u32, mark: &OurMark) {
         let ours = &mut self.slot_mut(slot).node_mut().marks.ours;
         ours.retain(|there| there.kind != mark.kind || (mark.case.is_some() && there.case != mark.case));
-        self.touch(slot);
+        self.update_slot(slot);
     }
 
     fn disturb(&mut self, slot: u32, op: OpId, how: Disturbance) {
         let (user, under_way) = (self.slot(slot).user.is_some(), self.slot(slot).down.is_some_and(|down| down.ours));
         let node = self.name(slot);
-        self.log(Happened::Disturbed { op, node, how, user, under_way });
+        self.log(EffectKind::Disturbed { op, node, how, user, under_way });
         self.take_down(slot, how, true);
     }
 
     /// Brings a node back from a reset, a reboot or a replacement.
-    pub(super) fn back(&mut self, slot: u32, turn: u32) {
-        if self.slot(slot).turn != turn {
+    pub(super) fn recover(&mut self, slot: u32, turn: u32) {
+        if self.slot(slot).generation != turn {
             return;
         }
         let Some(down) = self.slot_mut(slot).down.take() else { return };
@@ -119,9 +119,9 @@ impl World {
             Disturbance::Replace => self.put_new_machine(slot),
         }
         let node = self.name(slot);
-        self.log(Happened::Back { node });
-        self.touch(slot);
-        self.queue.push(self.now, Event::AgentSpeaks(slot));
+        self.log(EffectKind::Back { node });
+        self.update_slot(slot);
+        self.queue.push(self.now, Event::AgentReports(slot));
     }
 
     /// Reboots the machine.
@@ -142,12 +142,12 @@ impl World {
         self.slot_mut(slot).clock_ahead = 0;
         self.slot_mut(slot).node_mut().hardware = Some(machine.outside().into());
         self.machines.push(machine);
-        self.await_fault(number as usize);
+        self.schedule_fault(number as usize);
     }
 }
 
 /// Whether the cluster supports this change.
-const fn can(caps: Caps, what: &Change) -> bool {
+const fn is_supported(caps: Capabilities, what: &Change) -> bool {
     match what {
         Change::Mark(_) | Change::Unmark(_) => caps.mark,
         Change::Drain | Change::Undrain => caps.drain,

@@ -6,10 +6,10 @@ use doctor_core::{
     time::{Span, Timestamp},
 };
 
-use super::{World, queue::Event};
+use super::{World, event_queue::Event};
 use crate::{
     fault::{Class, Cure, Fault},
-    machine::{Coming, scaled},
+    machine::{UpcomingFault, scaled},
 };
 
 /// An operator's request to return a repaired node to service. The driver of the engine stores it as an operator
@@ -24,20 +24,20 @@ pub struct OperatorRequest {
 /// The owner of the mark that takes a node away after a complaint.
 pub(super) const OPERATORS: &str = "operators";
 /// The delay of a repair that finds the node in use.
-const COME_AGAIN: Span = Span::hours(1);
+const REVISIT_AFTER: Span = Span::hours(1);
 
 impl World {
     /// Schedules the next fault of a machine.
-    pub(super) fn await_fault(&mut self, machine: usize) {
+    pub(super) fn schedule_fault(&mut self, machine: usize) {
         let coming = self.machines[machine].next_fault(self.now, &self.config.assumptions);
         if let Some(coming) = coming {
-            self.queue.push(coming.at, Event::FaultComes(u32::try_from(machine).unwrap_or(u32::MAX)));
-            self.machines[machine].coming = Some(coming);
+            self.queue.push(coming.at, Event::FaultOccurs(u32::try_from(machine).unwrap_or(u32::MAX)));
+            self.machines[machine].upcoming_fault = Some(coming);
         }
     }
 
-    pub(super) fn fault_comes(&mut self, machine: u32) {
-        let coming = self.machines[machine as usize].coming.take();
+    pub(super) fn fault_occurs(&mut self, machine: u32) {
+        let coming = self.machines[machine as usize].upcoming_fault.take();
         let slot = self.machines[machine as usize].place();
         if self.slot(slot).machine != machine {
             // The machine was replaced, and its faults went with it.
@@ -46,10 +46,10 @@ impl World {
         if let Some(coming) = coming {
             self.begin_fault(slot, coming);
         }
-        self.await_fault(machine as usize);
+        self.schedule_fault(machine as usize);
     }
 
-    pub(super) fn begin_fault(&mut self, slot: u32, coming: Coming) {
+    pub(super) fn begin_fault(&mut self, slot: u32, coming: UpcomingFault) {
         let machine = self.slot(slot).machine;
         let present = &self.machines[machine as usize].faults;
         if present.iter().any(|fault| self.faults[*fault as usize].kind == coming.kind) {
@@ -58,12 +58,12 @@ impl World {
         }
         let number = u32::try_from(self.faults.len()).unwrap_or(u32::MAX);
         let assumptions = &self.config.assumptions;
-        let ticket = match coming.kind.facts().class {
+        let ticket = match coming.kind.profile().class {
             Class::Hard => assumptions.ticket_hard,
             Class::Gray => assumptions.ticket_gray,
             Class::Sdc => assumptions.ticket_sdc,
         };
-        let agent = self.now.plus(scaled(assumptions.agent_poll, coming.fate.agent_delay));
+        let agent = self.now.plus(scaled(assumptions.agent_poll, coming.draw.agent_delay));
         self.faults.push(Fault {
             kind: coming.kind,
             machine,
@@ -71,10 +71,10 @@ impl World {
             node: self.name(slot),
             onset: self.now,
             out_at_onset: !self.slot(slot).seen.node.marks.ours.is_empty() || self.slot(slot).down.is_some(),
-            cure: coming.fate.cure,
-            depth: coming.fate.depth,
-            part: coming.fate.part,
-            looks: 0,
+            cure: coming.draw.cure,
+            depth: coming.draw.depth,
+            part: coming.draw.part,
+            detection_draws: 0,
             shown: None,
             marked: None,
             ticket: None,
@@ -84,10 +84,10 @@ impl World {
         self.machines[machine as usize].faults.push(number);
         self.hazard_changed(slot);
         if coming.kind.is_passive() {
-            self.queue.push(agent, Event::AgentSpeaks(slot));
+            self.queue.push(agent, Event::AgentReports(slot));
         }
         if self.config.tickets {
-            self.queue.push(self.now.plus(scaled(ticket, coming.fate.ticket)), Event::Ticket(number));
+            self.queue.push(self.now.plus(scaled(ticket, coming.draw.ticket)), Event::Ticket(number));
         }
     }
 
@@ -102,15 +102,15 @@ impl World {
         self.machines[machine].faults = left;
         if !cured.is_empty() {
             self.hazard_changed(slot);
-            self.queue.push(self.now, Event::AgentSpeaks(slot));
+            self.queue.push(self.now, Event::AgentReports(slot));
         }
     }
 
     /// Records that we marked the node as unhealthy: a false mark if its machine has no fault.
-    pub(super) fn found(&mut self, slot: u32) {
+    pub(super) fn record_mark(&mut self, slot: u32) {
         let present = self.machines[self.slot(slot).machine as usize].faults.clone();
         if present.is_empty() {
-            self.figures.false_marks += 1;
+            self.counters.false_marks += 1;
         }
         for fault in present {
             self.faults[fault as usize].marked.get_or_insert(self.now);
@@ -118,22 +118,22 @@ impl World {
     }
 
     /// Schedules the repair of a node that we marked.
-    pub(super) fn await_visit(&mut self, slot: u32) {
+    pub(super) fn schedule_repair(&mut self, slot: u32) {
         if self.config.repairs {
             let (machine, mark) = (self.slot(slot).machine, self.slot(slot).mark);
             let at = self.now.plus(self.repair_time(machine));
-            self.queue.push(at, Event::Visit(slot, machine, mark));
+            self.queue.push(at, Event::RepairVisit(slot, machine, mark));
         }
     }
 
-    pub(super) fn visit(&mut self, slot: u32, machine: u32, mark: u32) {
+    pub(super) fn repair_visit(&mut self, slot: u32, machine: u32, mark: u32) {
         let here = self.slot(slot);
         let wanted = here.machine == machine && here.mark == mark && here.seen.node.marks.has_ours(MarkKind::Unhealthy);
         if !wanted {
             return;
         }
         if self.in_use(slot) {
-            self.queue.push(self.now.plus(COME_AGAIN), Event::Visit(slot, machine, mark));
+            self.queue.push(self.now.plus(REVISIT_AFTER), Event::RepairVisit(slot, machine, mark));
             return;
         }
         self.repair(slot);
@@ -144,7 +144,7 @@ impl World {
         };
         self.requests.push(request);
         // If the node is not returned, the operators come again.
-        self.await_visit(slot);
+        self.schedule_repair(slot);
     }
 
     fn in_use(&self, slot: u32) -> bool {
@@ -155,7 +155,7 @@ impl World {
     fn repair(&mut self, slot: u32) {
         self.reboot(slot);
         self.cure(slot, Cure::Repair);
-        self.touch(slot);
+        self.update_slot(slot);
     }
 
     /// Records a user's complaint about an undetected fault.
@@ -166,7 +166,7 @@ impl World {
             return;
         }
         let marks = &self.slot(slot).seen.node.marks;
-        if !marks.ours.is_empty() || marks.foreign_block().is_some() || !self.slot(slot).present {
+        if !marks.ours.is_empty() || marks.blocking_foreign_mark().is_some() || !self.slot(slot).present {
             // The node has no users now, so the complaint is postponed.
             self.queue.push(self.now.plus(Span::days(1)), Event::Ticket(fault));
             return;
@@ -174,7 +174,7 @@ impl World {
         self.faults[fault as usize].ticket = Some(self.now);
         let mark = ForeignMark { by: OPERATORS.to_owned(), text: "a user complained".to_owned(), blocks: true };
         self.slot_mut(slot).node_mut().marks.foreign.push(mark);
-        self.touch(slot);
+        self.update_slot(slot);
         let at = self.now.plus(self.repair_time(machine));
         self.queue.push(at, Event::TicketDone(slot, machine));
     }
@@ -182,13 +182,13 @@ impl World {
     pub(super) fn ticket_done(&mut self, slot: u32, machine: u32) {
         if self.slot(slot).machine == machine {
             if self.in_use(slot) {
-                self.queue.push(self.now.plus(COME_AGAIN), Event::TicketDone(slot, machine));
+                self.queue.push(self.now.plus(REVISIT_AFTER), Event::TicketDone(slot, machine));
                 return;
             }
             self.repair(slot);
         }
         self.slot_mut(slot).node_mut().marks.foreign.retain(|mark| mark.by != OPERATORS);
-        self.touch(slot);
+        self.update_slot(slot);
     }
 
     /// Returns the operators' requests since the last call.

@@ -8,25 +8,25 @@ use doctor_core::{
     time::{Span, Timestamp},
 };
 
-use super::{World, queue::Event};
+use super::{World, event_queue::Event};
 use crate::{
-    effects::{Disturbance, Happened},
+    disruptions::{Call, CallFailure, Incident, JobFault},
+    effects::{Disturbance, EffectKind},
     fault::Cure,
-    hostile::{Call, CallTrouble, Incident, JobTrouble},
     machine::scaled,
     random::{Purpose, Seed, Stream},
 };
 
 /// Pending hostile behaviour.
 #[derive(Debug)]
-pub(super) struct Troubles {
-    calls: BTreeMap<Call, VecDeque<CallTrouble>>,
-    jobs: VecDeque<JobTrouble>,
+pub(super) struct PendingDisruptions {
+    calls: BTreeMap<Call, VecDeque<CallFailure>>,
+    jobs: VecDeque<JobFault>,
     outage_until: Timestamp,
     stream: Stream,
 }
 
-impl Troubles {
+impl PendingDisruptions {
     pub(super) fn new(seed: Seed) -> Self {
         Self {
             calls: BTreeMap::new(),
@@ -44,31 +44,31 @@ pub(super) fn unanswered(operation: &'static str) -> BackendError {
 
 impl World {
     /// Fails while the cluster does not answer.
-    pub(super) fn answering(&self, operation: &'static str) -> Result<(), BackendError> {
-        if self.troubles.outage_until <= self.now {
+    pub(super) fn check_reachable(&self, operation: &'static str) -> Result<(), BackendError> {
+        if self.disruptions.outage_until <= self.now {
             return Ok(());
         }
         let text = "the cluster does not answer: connection refused".to_owned();
-        Err(BackendError { operation, text, effect: After::NoneTryAgain })
+        Err(BackendError { operation, text, effect: After::NotAppliedRetry })
     }
 
     /// Draws the trouble of a call. Returns an error if the call is refused.
-    pub(super) fn refusing(
+    pub(super) fn check_refused(
         &mut self,
         operation: &'static str,
         call: Call,
-    ) -> Result<Option<CallTrouble>, BackendError> {
+    ) -> Result<Option<CallFailure>, BackendError> {
         let trouble = self.call_trouble(call);
         let refused = |text: &str, effect| Err(BackendError { operation, text: text.to_owned(), effect });
         match trouble {
-            Some(CallTrouble::Refused) => refused("the cluster is too busy", After::NoneTryAgain),
-            Some(CallTrouble::RefusedForGood) => refused("the cluster does not allow this", After::NoneGiveUp),
-            Some(CallTrouble::Unanswered) | None => Ok(trouble),
+            Some(CallFailure::Refused) => refused("the cluster is too busy", After::NotAppliedRetry),
+            Some(CallFailure::RefusedForGood) => refused("the cluster does not allow this", After::NotAppliedPermanent),
+            Some(CallFailure::Unanswered) | None => Ok(trouble),
         }
     }
 
-    fn call_trouble(&mut self, call: Call) -> Option<CallTrouble> {
-        if let Some(scripted) = self.troubles.calls.get_mut(&call).and_then(VecDeque::pop_front) {
+    fn call_trouble(&mut self, call: Call) -> Option<CallFailure> {
+        if let Some(scripted) = self.disruptions.calls.get_mut(&call).and_then(VecDeque::pop_front) {
             return Some(scripted);
         }
         let chances = match call {
@@ -76,21 +76,21 @@ impl World {
             Call::Cancel => self.config.hostile.cancels,
             Call::Change => self.config.hostile.changes,
         };
-        let draw = self.troubles.stream.unit();
+        let draw = self.disruptions.stream.unit();
         if draw < chances.refused {
-            Some(CallTrouble::Refused)
+            Some(CallFailure::Refused)
         } else if draw < chances.refused + chances.unanswered {
-            Some(CallTrouble::Unanswered)
+            Some(CallFailure::Unanswered)
         } else {
             None
         }
     }
 
-    pub(super) fn job_trouble(&mut self) -> Option<JobTrouble> {
-        if let Some(scripted) = self.troubles.jobs.pop_front() {
+    pub(super) fn job_trouble(&mut self) -> Option<JobFault> {
+        if let Some(scripted) = self.disruptions.jobs.pop_front() {
             return Some(scripted);
         }
-        let mut draw = self.troubles.stream.unit();
+        let mut draw = self.disruptions.stream.unit();
         for (trouble, chance) in &self.config.hostile.jobs {
             draw -= chance;
             if draw < 0.0 {
@@ -100,17 +100,17 @@ impl World {
         None
     }
 
-    pub(super) fn await_outage(&mut self) {
+    pub(super) fn schedule_outage(&mut self) {
         let a_day = self.config.hostile.outages_per_day;
         if a_day > 0.0 {
-            let gap = scaled(Span::days(1), self.troubles.stream.exponential() / a_day);
-            self.queue.push(self.now.plus(gap), Event::OutageComes);
+            let gap = scaled(Span::days(1), self.disruptions.stream.exponential() / a_day);
+            self.queue.push(self.now.plus(gap), Event::OutageBegins);
         }
     }
 
-    pub(super) fn outage_comes(&mut self) {
+    pub(super) fn begin_outage(&mut self) {
         self.inject(&Incident::Outage { length: self.config.hostile.outage });
-        self.await_outage();
+        self.schedule_outage();
     }
 
     pub(super) fn scripted(&mut self, number: u32) {
@@ -121,49 +121,49 @@ impl World {
     /// Makes an incident happen now. Returns false, and nothing happens, if it names an absent node or one that is not
     /// available.
     pub fn inject(&mut self, incident: &Incident) -> bool {
-        let done = self.befall(incident).is_some();
+        let done = self.apply_incident(incident).is_some();
         // Faults stay out of the record, because the controller has to find them.
         if !matches!(incident, Incident::Fault { .. } | Incident::Heal { .. }) {
-            self.log(Happened::Incident { text: incident.to_string(), done });
+            self.log(EffectKind::Incident { text: incident.to_string(), done });
         }
         self.settle();
         done
     }
 
-    fn befall(&mut self, incident: &Incident) -> Option<()> {
+    fn apply_incident(&mut self, incident: &Incident) -> Option<()> {
         match incident {
             Incident::Fault { node, kind } => {
-                let slot = self.place_of(node)?;
+                let slot = self.slot_index(node)?;
                 let machine = self.slot(slot).machine as usize;
                 let coming = self.machines[machine].fault_now(self.seed, *kind, self.now);
                 self.begin_fault(slot, coming);
             }
             Incident::Heal { node } => {
-                let slot = self.place_of(node)?;
+                let slot = self.slot_index(node)?;
                 self.cure(slot, Cure::Repair);
             }
             Incident::UserJob { nodes, length } => {
-                let slots = nodes.iter().map(|node| self.place_of(node)).collect::<Option<Vec<_>>>()?;
+                let slots = nodes.iter().map(|node| self.slot_index(node)).collect::<Option<Vec<_>>>()?;
                 return self.pinned_job(&slots, *length).then_some(());
             }
             Incident::UserWorkFails { nodes, owner } => {
-                nodes.iter().map(|node| self.place_of(node)).collect::<Option<Vec<_>>>()?;
+                nodes.iter().map(|node| self.slot_index(node)).collect::<Option<Vec<_>>>()?;
                 self.scripted_failure(nodes, owner);
             }
             Incident::Calls { call, trouble, times } => {
-                let waiting = self.troubles.calls.entry(*call).or_default();
+                let waiting = self.disruptions.calls.entry(*call).or_default();
                 waiting.extend((0..*times).map(|_| *trouble));
             }
-            Incident::Jobs { trouble, times } => self.troubles.jobs.extend((0..*times).map(|_| *trouble)),
+            Incident::Jobs { trouble, times } => self.disruptions.jobs.extend((0..*times).map(|_| *trouble)),
             Incident::Outage { length } => {
-                self.troubles.outage_until = self.troubles.outage_until.max(self.now.plus(*length));
+                self.disruptions.outage_until = self.disruptions.outage_until.max(self.now.plus(*length));
             }
             Incident::ControllerClock { by_secs } => {
                 self.controller_ahead = self.controller_ahead.saturating_add(by_secs.saturating_mul(1000));
             }
             Incident::AgentsSilent { percent, length } => self.silence_many(*percent, *length),
             Incident::Vanish { node } => return self.vanish(node),
-            Incident::Return { node, called } => return self.come_back(node, called),
+            Incident::Return { node, called } => return self.return_node(node, called),
             Incident::JobLost { run } => {
                 let number = *self.by_run.get(run)?;
                 self.lose_run(number);
@@ -176,21 +176,21 @@ impl World {
             | Incident::OurMarksRemoved { node }
             | Incident::ForeignReboot { node }
             | Incident::Clear { node } => {
-                let slot = self.place_of(node)?;
-                self.befall_node(slot, incident);
+                let slot = self.slot_index(node)?;
+                self.apply_node_incident(slot, incident);
             }
         }
         Some(())
     }
 
-    fn befall_node(&mut self, slot: u32, incident: &Incident) {
+    fn apply_node_incident(&mut self, slot: u32, incident: &Incident) {
         match incident {
             Incident::Unreachable { length, .. } => {
-                self.freeze_heard(slot);
+                self.freeze_last_heartbeat(slot);
                 let until = self.now.plus(*length);
                 self.slot_mut(slot).unreachable_until = until;
-                self.queue.push(until, Event::Reached(slot));
-                self.await_voice(slot);
+                self.queue.push(until, Event::NodeReachable(slot));
+                self.schedule_agent_report(slot);
             }
             Incident::NodeClock { ahead_secs, .. } => {
                 self.slot_mut(slot).clock_ahead = ahead_secs.saturating_mul(1000);
@@ -215,32 +215,32 @@ impl World {
             }
             _ => {}
         }
-        self.touch(slot);
+        self.update_slot(slot);
     }
 
-    fn place_of(&self, node: &NodeName) -> Option<u32> {
+    fn slot_index(&self, node: &NodeName) -> Option<u32> {
         self.by_name.get(node).copied()
     }
 
     fn silence(&mut self, slot: u32, length: Span) {
-        self.freeze_heard(slot);
+        self.freeze_last_heartbeat(slot);
         self.slot_mut(slot).silent_until = self.now.plus(length);
-        self.await_voice(slot);
+        self.schedule_agent_report(slot);
     }
 
     fn silence_many(&mut self, percent: f64, length: Span) {
         let slots: Vec<u32> = self.by_name.values().copied().collect();
         for slot in slots {
-            if self.troubles.stream.chance(percent / 100.0) {
+            if self.disruptions.stream.chance(percent / 100.0) {
                 self.silence(slot, length);
-                self.touch(slot);
+                self.update_slot(slot);
             }
         }
     }
 
     fn vanish(&mut self, node: &NodeName) -> Option<()> {
         let slot = self.by_name.remove(node)?;
-        self.freeze_heard(slot);
+        self.freeze_last_heartbeat(slot);
         self.slot_mut(slot).present = false;
         self.vanished.insert(node.clone(), slot);
         self.drop_user(slot);
@@ -248,13 +248,13 @@ impl World {
         for run in self.slot(slot).runs.clone() {
             self.lose_run(run);
         }
-        self.touch(slot);
+        self.update_slot(slot);
         self.gone.push((self.version, node.clone()));
         Some(())
     }
 
     /// Brings back the same machine, rebooted, under this name. Marks belonged to the old name.
-    fn come_back(&mut self, node: &NodeName, called: &NodeName) -> Option<()> {
+    fn return_node(&mut self, node: &NodeName, called: &NodeName) -> Option<()> {
         if self.by_name.contains_key(called) {
             return None;
         }
@@ -268,8 +268,8 @@ impl World {
             here.node_mut().name = called.clone();
         }
         here.reported.clear();
-        self.touch(slot);
-        self.queue.push(self.now, Event::AgentSpeaks(slot));
+        self.update_slot(slot);
+        self.queue.push(self.now, Event::AgentReports(slot));
         Some(())
     }
 }

@@ -5,15 +5,15 @@
 
 mod agents;
 mod changes;
+mod event_queue;
 mod failures;
 mod faults;
 mod incidents;
-mod luck;
 mod nodes;
-mod queue;
 mod results;
 mod runs;
 mod share;
+mod user_job_outcomes;
 mod users;
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -27,24 +27,24 @@ use doctor_core::{
 
 use crate::{
     config::{BadWorld, WorldConfig},
-    effects::{EffectLog, Happened},
+    disruptions::Incident,
+    effects::{EffectKind, EffectLog},
     fault::Fault,
-    hostile::Incident,
     machine::Machine,
     random::{Purpose, Seed},
 };
 
 pub use agents::QueuedReport;
 pub use faults::OperatorRequest;
-pub(crate) use luck::Figures;
 pub use nodes::Changes;
+pub(crate) use user_job_outcomes::UserCounters;
 
 use agents::Agents;
+use event_queue::{Event, EventQueue};
 use failures::Failures;
-use incidents::Troubles;
+use incidents::PendingDisruptions;
 use nodes::{Pool, Slot};
-use queue::{Event, Queue};
-use runs::{Carried, TestRun};
+use runs::{KeptResults, TestRun};
 use share::Share;
 use users::Users;
 
@@ -59,7 +59,7 @@ pub struct World {
     now: Timestamp,
     /// How far the controller's clock is ahead of the world's, in milliseconds.
     controller_ahead: i64,
-    queue: Queue,
+    queue: EventQueue,
     slots: Vec<Slot>,
     /// Present nodes.
     by_name: BTreeMap<NodeName, u32>,
@@ -73,17 +73,17 @@ pub struct World {
     users: Users,
     runs: Vec<TestRun>,
     by_run: BTreeMap<RunId, u32>,
-    carried: Carried,
+    kept_results: KeptResults,
     /// Operations that have taken effect.
     done: BTreeMap<OpId, NodeName>,
     effects: EffectLog,
     share: Option<Share>,
-    troubles: Troubles,
+    disruptions: PendingDisruptions,
     agents: Agents,
     failures: Failures,
     requests: Vec<OperatorRequest>,
     script: Vec<Incident>,
-    figures: Figures,
+    counters: UserCounters,
     /// Counts changes of nodes.
     version: u64,
 }
@@ -105,7 +105,7 @@ impl World {
             seed,
             now: config.start.minus(WARM_UP),
             controller_ahead: 0,
-            queue: Queue::default(),
+            queue: EventQueue::default(),
             slots: Vec::new(),
             by_name: BTreeMap::new(),
             vanished: BTreeMap::new(),
@@ -116,28 +116,28 @@ impl World {
             users: Users::default(),
             runs: Vec::new(),
             by_run: BTreeMap::new(),
-            carried: Carried::new(),
+            kept_results: KeptResults::new(),
             done: BTreeMap::new(),
             effects,
             share: config.share.clone().map(Share::new),
-            troubles: Troubles::new(seed),
+            disruptions: PendingDisruptions::new(seed),
             agents: Agents::default(),
             failures: Failures::default(),
             requests: Vec::new(),
             script: Vec::new(),
-            figures: Figures::default(),
+            counters: UserCounters::default(),
             version: 0,
             config,
         };
         world.make_nodes()?;
-        world.open_to_users();
+        world.start_user_jobs();
         world.advance_to(world.config.start);
-        world.begin_counting();
+        world.reset_counters();
         // Faults begin at the start: earlier ones would count as undetected for the time before any controller ran.
         for machine in 0..world.machines.len() {
-            world.await_fault(machine);
+            world.schedule_fault(machine);
         }
-        world.await_outage();
+        world.schedule_outage();
         Ok(world)
     }
 
@@ -148,12 +148,12 @@ impl World {
                 let name = pool.node_name(number)?;
                 let slot = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
                 if self.by_name.insert(name.clone(), slot).is_some() {
-                    return Err(BadWorld::TwiceNamed(name));
+                    return Err(BadWorld::DuplicateName(name));
                 }
                 let machine = Machine::new(self.seed, slot, 0, self.config.start, &self.config.assumptions);
                 self.slots.push(Slot::new(name, (place, pool), (slot, &machine)));
                 self.machines.push(machine);
-                self.touch(slot);
+                self.update_slot(slot);
             }
         }
         Ok(())
@@ -186,7 +186,7 @@ impl World {
         self.settle();
         while let Some((at, event)) = self.queue.next_until(moment) {
             self.now = at;
-            self.happen(event);
+            self.handle_event(event);
             self.settle();
         }
         self.now = self.now.max(moment);
@@ -210,7 +210,7 @@ impl World {
         RunKey::new(self.seed.stream(Purpose::Keys, number, 0).bytes())
     }
 
-    fn happen(&mut self, event: Event) {
+    fn handle_event(&mut self, event: Event) {
         match event {
             Event::UserArrives(pool) => self.user_arrives(pool),
             Event::UserEnds(job, turn) => self.user_ends(job, turn),
@@ -219,14 +219,14 @@ impl World {
             Event::TestEnds(run, test) => self.test_ends(run, test),
             Event::RunBreaks(run) => self.run_breaks(run),
             Event::RunKilled(run) => self.run_killed(run),
-            Event::FaultComes(machine) => self.fault_comes(machine),
-            Event::AgentSpeaks(slot) => self.agent_speaks(slot),
+            Event::FaultOccurs(machine) => self.fault_occurs(machine),
+            Event::AgentReports(slot) => self.send_agent_report(slot),
             Event::Ticket(fault) => self.ticket(fault),
             Event::TicketDone(slot, machine) => self.ticket_done(slot, machine),
-            Event::Visit(slot, machine, mark) => self.visit(slot, machine, mark),
-            Event::Back(slot, turn) => self.back(slot, turn),
-            Event::Reached(slot) => self.touch(slot),
-            Event::OutageComes => self.outage_comes(),
+            Event::RepairVisit(slot, machine, mark) => self.repair_visit(slot, machine, mark),
+            Event::NodeRecovers(slot, turn) => self.recover(slot, turn),
+            Event::NodeReachable(slot) => self.update_slot(slot),
+            Event::OutageBegins => self.begin_outage(),
             Event::Scripted(number) => self.scripted(number),
         }
     }
@@ -240,7 +240,7 @@ impl World {
         }
     }
 
-    fn log(&mut self, what: Happened) {
+    fn log(&mut self, what: EffectKind) {
         self.effects.add(self.now, what);
     }
 
@@ -263,13 +263,13 @@ impl World {
         self.by_name.get(node).copied().ok_or_else(|| BackendError {
             operation,
             text: format!("there is no node `{node}` in this cluster"),
-            effect: After::NoneGiveUp,
+            effect: After::NotAppliedPermanent,
         })
     }
 }
 
 /// Returns a shared string.
-fn words(text: &str) -> Arc<str> {
+fn arc_str(text: &str) -> Arc<str> {
     Arc::from(text)
 }
 

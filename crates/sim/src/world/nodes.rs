@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use doctor_backend::SeenNode;
+use doctor_backend::ObservedNode;
 use doctor_core::{
     ids::NodeName,
     node::{Marks, Node, Occupancy},
     time::{Span, Timestamp},
 };
 
-use super::{World, queue::Event, runs::Phase, words};
+use super::{World, arc_str, event_queue::Event, runs::Phase};
 use crate::{
     config::PoolConfig,
     effects::{Disturbance, Target},
@@ -21,7 +21,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Slot {
     /// The node as the cluster shows it. `heard` is valid only while the agent is silent.
-    pub(super) seen: SeenNode,
+    pub(super) seen: ObservedNode,
     pub(super) pool: usize,
     pub(super) machine: u32,
     pub(super) present: bool,
@@ -37,7 +37,7 @@ pub(super) struct Slot {
     /// Since when it has not been free.
     pub(super) taken_since: Option<Timestamp>,
     /// Counts downtimes and marks, so that events scheduled for an earlier one are recognised.
-    pub(super) turn: u32,
+    pub(super) generation: u32,
     pub(super) mark: u32,
     /// The faults that its agent reported last.
     pub(super) reported: Vec<u32>,
@@ -69,7 +69,7 @@ pub(super) struct Down {
 pub struct Changes {
     /// Names that went away. The caller removes them before it adds `nodes`.
     pub gone: Vec<NodeName>,
-    pub nodes: Vec<SeenNode>,
+    pub nodes: Vec<ObservedNode>,
     /// The version for the next query.
     pub version: u64,
 }
@@ -97,7 +97,7 @@ impl Slot {
             apart: None,
         };
         Self {
-            seen: SeenNode { node: node.into(), heard: None, jobs: Vec::new() },
+            seen: ObservedNode { node: node.into(), agent_last_seen: None, jobs: Vec::new() },
             pool: place,
             machine: number,
             present: true,
@@ -108,7 +108,7 @@ impl Slot {
             silent_until: Timestamp::MIN,
             clock_ahead: 0,
             taken_since: None,
-            turn: 0,
+            generation: 0,
             mark: 0,
             reported: Vec::new(),
             reports: 0,
@@ -126,8 +126,8 @@ impl World {
     /// Returns every present node, sorted by name. It includes the agents' heartbeats; they have no messages.
     ///
     /// # Errors While the cluster does not answer.
-    pub fn snapshot(&mut self) -> Result<Vec<SeenNode>, doctor_backend::BackendError> {
-        self.answering("snapshot")?;
+    pub fn snapshot(&mut self) -> Result<Vec<ObservedNode>, doctor_backend::BackendError> {
+        self.check_reachable("snapshot")?;
         Ok(self.by_name.values().map(|slot| self.as_seen(*slot)).collect())
     }
 
@@ -135,7 +135,7 @@ impl World {
     ///
     /// # Errors While the cluster does not answer.
     pub fn changed_since(&mut self, version: u64) -> Result<Changes, doctor_backend::BackendError> {
-        self.answering("snapshot")?;
+        self.check_reachable("snapshot")?;
         let changed = self.by_name.values().filter(|slot| self.slot(**slot).changed > version);
         Ok(Changes {
             gone: self.gone.iter().filter(|(at, _)| *at > version).map(|(_, name)| name.clone()).collect(),
@@ -144,14 +144,18 @@ impl World {
         })
     }
 
-    fn as_seen(&self, slot: u32) -> SeenNode {
+    fn as_seen(&self, slot: u32) -> ObservedNode {
         let slot = self.slot(slot);
-        let heard = if self.speaks(slot) { Some(minute(self.now)) } else { slot.seen.heard };
+        let heard = if self.agent_reports_now(slot) { Some(minute(self.now)) } else { slot.seen.agent_last_seen };
         let jobs = slot.runs.iter().map(|run| self.runs[*run as usize].request.run).collect();
-        SeenNode { node: slot.seen.node.clone(), heard: if self.config.agents { heard } else { None }, jobs }
+        ObservedNode {
+            node: slot.seen.node.clone(),
+            agent_last_seen: if self.config.agents { heard } else { None },
+            jobs,
+        }
     }
 
-    pub(super) fn speaks(&self, slot: &Slot) -> bool {
+    pub(super) fn agent_reports_now(&self, slot: &Slot) -> bool {
         self.config.agents
             && slot.present
             && slot.down.is_none()
@@ -160,14 +164,14 @@ impl World {
     }
 
     /// Fixes the time of the last heartbeat when the agent falls silent.
-    pub(super) fn freeze_heard(&mut self, slot: u32) {
-        if self.speaks(self.slot(slot)) {
-            self.slot_mut(slot).seen.heard = Some(minute(self.now));
+    pub(super) fn freeze_last_heartbeat(&mut self, slot: u32) {
+        if self.agent_reports_now(self.slot(slot)) {
+            self.slot_mut(slot).seen.agent_last_seen = Some(minute(self.now));
         }
     }
 
     /// Updates a node's occupancy, the users' idle nodes and pending jobs. Must be called after every change of a slot.
-    pub(super) fn touch(&mut self, place: u32) {
+    pub(super) fn update_slot(&mut self, place: u32) {
         self.note_change(place);
         let occupancy = self.occupancy(place);
         let now = self.now;
@@ -178,7 +182,7 @@ impl World {
         if self.can_start_on(place) {
             for run in self.slot(place).runs.clone() {
                 if self.runs[run as usize].phase == Phase::Pending {
-                    self.arrange_start(run);
+                    self.schedule_start(run);
                 }
             }
         }
@@ -199,10 +203,10 @@ impl World {
                 Disturbance::Reboot => "it is rebooting",
                 Disturbance::Replace => "it is being replaced",
             };
-            return Occupancy::Unknown { why: words(why) };
+            return Occupancy::Unknown { why: arc_str(why) };
         }
         if slot.unreachable_until > self.now {
-            return Occupancy::Unknown { why: words("it does not answer") };
+            return Occupancy::Unknown { why: arc_str("it does not answer") };
         }
         match slot.user {
             Some(job) => Occupancy::Busy { by: self.users.label(job) },
@@ -218,7 +222,7 @@ impl World {
             && slot.user.is_none()
             && slot.down.is_none()
             && slot.unreachable_until <= self.now
-            && slot.seen.node.marks.foreign_block().is_none()
+            && slot.seen.node.marks.blocking_foreign_mark().is_none()
     }
 
     fn keep_idle(&mut self, place: u32) {
@@ -249,7 +253,7 @@ impl World {
 
     /// Takes a node down for a while. Everything that runs on it ends.
     pub(super) fn take_down(&mut self, place: u32, how: Disturbance, ours: bool) {
-        self.freeze_heard(place);
+        self.freeze_last_heartbeat(place);
         let takes = match how {
             Disturbance::Reset => self.config.assumptions.reset_takes,
             Disturbance::Reboot => self.config.assumptions.reboot_takes,
@@ -261,11 +265,11 @@ impl World {
         let (how, until, ours) =
             slot.down.map_or((how, until, ours), |down| (how.max(down.how), until.max(down.until), ours || down.ours));
         slot.down = Some(Down { how, until, ours });
-        slot.turn += 1;
-        let turn = slot.turn;
-        self.queue.push(until, Event::Back(place, turn));
+        slot.generation += 1;
+        let turn = slot.generation;
+        self.queue.push(until, Event::NodeRecovers(place, turn));
         self.evict(place);
-        self.touch(place);
+        self.update_slot(place);
     }
 
     /// Ends the user job and our jobs on the node.

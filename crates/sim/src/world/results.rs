@@ -9,17 +9,17 @@ use doctor_core::{ids::TestId, time::Timestamp};
 
 use super::World;
 use crate::{
-    effects::Happened,
+    disruptions::JobFault,
+    effects::EffectKind,
     fault::{Class, Fault},
-    hostile::JobTrouble,
     measure,
     random::Purpose,
-    tests::{DL, GPU_HEALTH, NCCL, probe_of},
+    simulated_tests::{DL, GPU_HEALTH, NCCL, probe_of},
 };
 
 impl World {
     /// Ends the current test of a job and collects its evidence from each node.
-    pub(super) fn gather(&mut self, number: u32) {
+    pub(super) fn finish_test(&mut self, number: u32) {
         let run = &self.runs[number as usize];
         let done = run.evidence.first().map_or(0, Vec::len);
         let (test, began) = (run.request.tests[done].clone(), run.test_began);
@@ -48,11 +48,11 @@ impl World {
     fn measure(&mut self, machine: u32, test: &TestId, hot: bool, clock: Timestamp) -> ProbeOutput {
         let present = self.machines[machine as usize].faults.clone();
         let broken =
-            present.iter().find(|fault| self.faults[**fault as usize].kind.facts().breaks.contains(&test.as_str()));
+            present.iter().find(|fault| self.faults[**fault as usize].kind.profile().breaks.contains(&test.as_str()));
         if let Some(&fault) = broken {
             return measure::print_broken(&self.faults[fault as usize]);
         }
-        let shown: Vec<u32> = present.into_iter().filter(|fault| self.is_caught(*fault, test, hot)).collect();
+        let shown: Vec<u32> = present.into_iter().filter(|fault| self.is_detected(*fault, test, hot)).collect();
         for &fault in &shown {
             self.faults[fault as usize].shown.get_or_insert(self.now);
         }
@@ -64,21 +64,21 @@ impl World {
     }
 
     /// Draws whether this run of this test detects the fault. Each run is an independent draw.
-    fn is_caught(&mut self, fault: u32, test: &TestId, hot: bool) -> bool {
+    fn is_detected(&mut self, fault: u32, test: &TestId, hot: bool) -> bool {
         let assumptions = &self.config.assumptions;
         let fault = &mut self.faults[fault as usize];
-        if fault.kind.shown_by() != test.as_str() {
+        if fault.kind.detecting_test() != test.as_str() {
             return false;
         }
-        let chance = match fault.kind.facts().class {
+        let chance = match fault.kind.profile().class {
             Class::Hard => 1.0,
             Class::Gray => assumptions.catch_gray,
             Class::Sdc if hot => assumptions.catch_sdc_hot,
             Class::Sdc => assumptions.catch_sdc_cold,
         };
-        fault.looks += 1;
+        fault.detection_draws += 1;
         let machine = self.machines[fault.machine as usize].number;
-        let look = (u64::from(fault.nth) << 32) | u64::from(fault.looks);
+        let look = (u64::from(fault.nth) << 32) | u64::from(fault.detection_draws);
         self.seed.stream(Purpose::Catch, machine, look).chance(chance)
     }
 
@@ -89,31 +89,31 @@ impl World {
     }
 
     /// Signs and delivers a job's results: one document per node, changed by the job's trouble.
-    pub(super) fn leave_results(&mut self, number: u32) {
+    pub(super) fn deliver_results(&mut self, number: u32) {
         let trouble = self.runs[number as usize].trouble;
-        if trouble == Some(JobTrouble::NoResult) {
+        if trouble == Some(JobFault::NoResult) {
             return;
         }
         let evidence = std::mem::take(&mut self.runs[number as usize].evidence);
         for (place, tests) in evidence.into_iter().enumerate() {
             let answers = match trouble {
-                Some(JobTrouble::Truncated | JobTrouble::WronglySigned | JobTrouble::OtherNode) => Vec::new(),
+                Some(JobFault::Truncated | JobFault::WronglySigned | JobFault::OtherNode) => Vec::new(),
                 _ => tests.iter().map(|evidence| evidence.test.clone()).collect(),
             };
             let bytes = self.sign(number, place, tests, trouble);
-            let copies = if trouble == Some(JobTrouble::Twice) { 2 } else { 1 };
+            let copies = if trouble == Some(JobFault::Twice) { 2 } else { 1 };
             for _ in 0..copies {
-                self.leave(number, place, &bytes, &answers);
+                self.deliver(number, place, &bytes, &answers);
             }
         }
     }
 
-    fn sign(&self, number: u32, place: usize, tests: Vec<TestEvidence>, trouble: Option<JobTrouble>) -> Vec<u8> {
+    fn sign(&self, number: u32, place: usize, tests: Vec<TestEvidence>, trouble: Option<JobFault>) -> Vec<u8> {
         let run = &self.runs[number as usize];
         let slot = self.slot(run.slots[place]);
         let other = self.by_name.keys().find(|name| **name != slot.seen.node.name);
         let node = match (trouble, other) {
-            (Some(JobTrouble::OtherNode), Some(other)) => other.clone(),
+            (Some(JobFault::OtherNode), Some(other)) => other.clone(),
             _ => slot.seen.node.name.clone(),
         };
         let document = Document {
@@ -126,19 +126,17 @@ impl World {
             up: None,
         };
         let key = match trouble {
-            Some(JobTrouble::WronglySigned) => {
-                RunKey::new(self.seed.stream(Purpose::Keys, u64::from(number), 1).bytes())
-            }
+            Some(JobFault::WronglySigned) => RunKey::new(self.seed.stream(Purpose::Keys, u64::from(number), 1).bytes()),
             _ => run.request.key.clone(),
         };
         let mut bytes = document.sign(&key).expect("finite numbers and plain words have a JSON form");
-        if trouble == Some(JobTrouble::Truncated) {
+        if trouble == Some(JobFault::Truncated) {
             bytes.truncate(bytes.len() / 2);
         }
         bytes
     }
 
-    fn leave(&mut self, number: u32, place: usize, bytes: &[u8], answers: &[TestId]) {
+    fn deliver(&mut self, number: u32, place: usize, bytes: &[u8], answers: &[TestId]) {
         let node = self.name(self.runs[number as usize].slots[place]);
         let run = &mut self.runs[number as usize];
         if self.config.carry_documents {
@@ -152,9 +150,9 @@ impl World {
         match written {
             Ok(()) => {
                 let (bytes, answers) = (bytes.len() as u64, answers.to_vec());
-                self.log(Happened::Document { run: id, node, bytes, answers });
+                self.log(EffectKind::Document { run: id, node, bytes, answers });
             }
-            Err(error) => self.log(Happened::ShareTrouble { run: id, text: error.to_string() }),
+            Err(error) => self.log(EffectKind::ShareTrouble { run: id, text: error.to_string() }),
         }
     }
 
@@ -174,7 +172,7 @@ impl World {
         }
         let id = run.request.run;
         if let Some(text) = trouble {
-            self.log(Happened::ShareTrouble { run: id, text });
+            self.log(EffectKind::ShareTrouble { run: id, text });
         }
     }
 }

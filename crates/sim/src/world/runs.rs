@@ -6,21 +6,21 @@ use doctor_backend::{BackendError, Effect as After, JobRequest, PolledJob};
 use doctor_checks::document::TestEvidence;
 use doctor_core::{
     ids::{JobId, RunId},
-    run::{JobEnd, JobSeen},
+    run::{JobEnd, ObservedJobState},
     time::{Span, Timestamp},
 };
 
-use super::{World, queue::Event, share};
+use super::{World, event_queue::Event, share};
 use crate::{
-    effects::Happened,
-    hostile::{Call, CallTrouble, JobTrouble},
+    disruptions::{Call, CallFailure, JobFault},
+    effects::EffectKind,
     machine::scaled,
     random::Purpose,
-    tests::usual,
+    simulated_tests::typical_value,
 };
 
 /// How long after a job's end its results are kept for polls.
-const CARRIED_FOR: Span = Span::days(1);
+const RESULT_RETENTION: Span = Span::days(1);
 
 /// One job of ours.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(super) struct TestRun {
     pub(super) slots: Vec<u32>,
     pub(super) phase: Phase,
     submitted: Timestamp,
-    pub(super) trouble: Option<JobTrouble>,
+    pub(super) trouble: Option<JobFault>,
     /// The durations of the tests, drawn at the start.
     lengths: Vec<Span>,
     /// When the current test began.
@@ -80,18 +80,18 @@ impl TestRun {
         }
     }
 
-    fn seen(&self) -> JobSeen {
+    fn seen(&self) -> ObservedJobState {
         let job = self.job.clone();
         match self.phase {
-            Phase::Pending => JobSeen::Pending { job, since: self.submitted },
-            Phase::Running { since } | Phase::Dying { since } => JobSeen::Running { job, since },
-            Phase::Ended { started, at, how } => JobSeen::Ended { job, started, at, how },
+            Phase::Pending => ObservedJobState::Pending { job, since: self.submitted },
+            Phase::Running { since } | Phase::Dying { since } => ObservedJobState::Running { job, since },
+            Phase::Ended { started, at, how } => ObservedJobState::Ended { job, started, at, how },
         }
     }
 }
 
 /// Ended jobs whose results are still kept, oldest first.
-pub(super) type Carried = VecDeque<(Timestamp, u32)>;
+pub(super) type KeptResults = VecDeque<(Timestamp, u32)>;
 
 impl World {
     /// Creates a job for a run, or returns its existing job.
@@ -99,22 +99,22 @@ impl World {
     /// # Errors Like a cluster: for unknown nodes or tests and invalid paths, and by hostile behaviour.
     pub fn submit(&mut self, request: &JobRequest) -> Result<JobId, BackendError> {
         const SUBMIT: &str = "submit";
-        self.answering(SUBMIT)?;
+        self.check_reachable(SUBMIT)?;
         if let Some(&known) = self.by_run.get(&request.run) {
-            self.log(Happened::SubmittedAgain { run: request.run });
+            self.log(EffectKind::SubmittedAgain { run: request.run });
             return Ok(self.runs[known as usize].job.clone());
         }
-        let trouble = self.refusing(SUBMIT, Call::Submit)?;
-        let refuse = |text: String| BackendError { operation: SUBMIT, text, effect: After::NoneGiveUp };
+        let trouble = self.check_refused(SUBMIT, Call::Submit)?;
+        let refuse = |text: String| BackendError { operation: SUBMIT, text, effect: After::NotAppliedPermanent };
         let slots = request.nodes.iter().map(|node| self.find(SUBMIT, node)).collect::<Result<Vec<_>, _>>()?;
-        if let Some(test) = request.tests.iter().find(|test| usual(test).is_none()) {
+        if let Some(test) = request.tests.iter().find(|test| typical_value(test).is_none()) {
             return Err(refuse(format!("the simulated nodes have no test `{test}`")));
         }
         if let Some(output) = request.outputs.iter().find(|output| !share::is_inside(output)) {
             return Err(refuse(format!("`{}` is not inside the shared directory", output.document.display())));
         }
         let job = self.make_run(request, slots);
-        self.answered(SUBMIT, trouble)?;
+        self.check_answered(SUBMIT, trouble)?;
         Ok(job)
     }
 
@@ -122,7 +122,7 @@ impl World {
         let number = u32::try_from(self.runs.len()).unwrap_or(u32::MAX);
         let job = JobId(format!("sim-{}", number + 1));
         let nodes = slots.iter().map(|slot| self.target(*slot)).collect();
-        self.log(Happened::Submitted { run: request.run, nodes, tests: request.tests.to_vec() });
+        self.log(EffectKind::Submitted { run: request.run, nodes, tests: request.tests.to_vec() });
         for &slot in &slots {
             self.slot_mut(slot).runs.push(number);
             self.note_change(slot);
@@ -141,7 +141,7 @@ impl World {
             documents: Vec::new(),
         });
         self.by_run.insert(request.run, number);
-        self.arrange_start(number);
+        self.schedule_start(number);
         job
     }
 
@@ -149,14 +149,14 @@ impl World {
     ///
     /// # Errors While the cluster does not answer.
     pub fn poll(&mut self, runs: &[RunId]) -> Result<Vec<PolledJob>, BackendError> {
-        self.answering("poll")?;
+        self.check_reachable("poll")?;
         let carry = self.config.carry_documents;
         let answer = |run: &RunId| match self.by_run.get(run) {
-            None => PolledJob { seen: JobSeen::Absent, documents: Vec::new() },
+            None => PolledJob { state: ObservedJobState::Absent, documents: Vec::new() },
             Some(&known) => {
                 let run = &self.runs[known as usize];
                 let documents = if carry { run.documents.clone() } else { Vec::new() };
-                PolledJob { seen: run.seen(), documents }
+                PolledJob { state: run.seen(), documents }
             }
         };
         Ok(runs.iter().map(answer).collect())
@@ -167,27 +167,27 @@ impl World {
     /// # Errors By hostile behaviour.
     pub fn cancel(&mut self, run: RunId) -> Result<(), BackendError> {
         const CANCEL: &str = "cancel";
-        self.answering(CANCEL)?;
+        self.check_reachable(CANCEL)?;
         let Some(&number) = self.by_run.get(&run) else { return Ok(()) };
-        let trouble = self.refusing(CANCEL, Call::Cancel)?;
+        let trouble = self.check_refused(CANCEL, Call::Cancel)?;
         match self.runs[number as usize].phase {
             Phase::Pending => {
-                self.log(Happened::CancelAsked { run });
+                self.log(EffectKind::CancelAsked { run });
                 self.end_run(number, JobEnd::Killed);
             }
             Phase::Running { since } => {
-                self.log(Happened::CancelAsked { run });
+                self.log(EffectKind::CancelAsked { run });
                 self.runs[number as usize].phase = Phase::Dying { since };
                 self.queue.push(self.now.plus(self.config.assumptions.cancel_takes), Event::RunKilled(number));
             }
             Phase::Dying { .. } | Phase::Ended { .. } => {}
         }
         self.settle();
-        self.answered(CANCEL, trouble)
+        self.check_answered(CANCEL, trouble)
     }
 
     /// Schedules the start of a pending job after the scheduler's delay. A duplicate is harmless.
-    pub(super) fn arrange_start(&mut self, run: u32) {
+    pub(super) fn schedule_start(&mut self, run: u32) {
         let mut stream = self.seed.stream(Purpose::Timing, u64::from(run), 0);
         let delay = scaled(self.config.assumptions.start_delay, stream.between(0.1, 1.0));
         self.queue.push(self.now.plus(delay), Event::RunStarts(run));
@@ -196,14 +196,14 @@ impl World {
     pub(super) fn run_starts(&mut self, number: u32) {
         let run = &self.runs[number as usize];
         let ready = run.phase == Phase::Pending
-            && run.trouble != Some(JobTrouble::NeverStarts)
+            && run.trouble != Some(JobFault::NeverStarts)
             && run.slots.iter().all(|slot| self.can_start_on(*slot));
         if !ready {
             return;
         }
         let nodes = run.slots.iter().map(|slot| self.target(*slot)).collect();
         let (id, now) = (run.request.run, self.now);
-        self.log(Happened::Started { run: id, nodes });
+        self.log(EffectKind::Started { run: id, nodes });
         let mut stream = self.seed.stream(Purpose::Timing, u64::from(number), 1);
         let sigma = self.config.assumptions.length_sigma;
         let run = &mut self.runs[number as usize];
@@ -213,20 +213,20 @@ impl World {
             .request
             .tests
             .iter()
-            .map(|test| scaled(usual(test).unwrap_or(Span::ZERO), (1.0 + sigma * stream.normal()).max(0.2)))
+            .map(|test| scaled(typical_value(test).unwrap_or(Span::ZERO), (1.0 + sigma * stream.normal()).max(0.2)))
             .collect();
         match run.trouble {
-            Some(JobTrouble::Hung) => {}
-            Some(JobTrouble::Lost | JobTrouble::Crashes) => {
+            Some(JobFault::Hung) => {}
+            Some(JobFault::Lost | JobFault::Crashes) => {
                 let half = scaled(run.lengths.iter().copied().sum(), 0.5);
                 self.queue.push(now.plus(half), Event::RunBreaks(number));
             }
-            Some(_) | None => self.arrange_test(number, 0),
+            Some(_) | None => self.schedule_test(number, 0),
         }
         self.log_lines(number, "began");
     }
 
-    fn arrange_test(&mut self, number: u32, test: u32) {
+    fn schedule_test(&mut self, number: u32, test: u32) {
         let length = self.runs[number as usize].lengths[test as usize];
         if self.share.is_some() {
             self.queue.push(self.now.plus(scaled(length, 0.5)), Event::TestHalf(number, test));
@@ -235,29 +235,29 @@ impl World {
     }
 
     pub(super) fn test_half(&mut self, number: u32, test: u32) {
-        if self.is_at(number, test) {
+        if self.is_running_test(number, test) {
             self.log_lines(number, "is halfway");
         }
     }
 
     /// Whether the run is at this test and was not cancelled.
-    fn is_at(&self, number: u32, test: u32) -> bool {
+    fn is_running_test(&self, number: u32, test: u32) -> bool {
         let run = &self.runs[number as usize];
         matches!(run.phase, Phase::Running { .. }) && run.evidence.first().map(Vec::len) == Some(test as usize)
     }
 
     pub(super) fn test_ends(&mut self, number: u32, test: u32) {
-        if !self.is_at(number, test) {
+        if !self.is_running_test(number, test) {
             return;
         }
         self.log_lines(number, "ended");
-        self.gather(number);
+        self.finish_test(number);
         self.runs[number as usize].test_began = self.now;
         if (test as usize) + 1 < self.runs[number as usize].request.tests.len() {
-            self.arrange_test(number, test + 1);
+            self.schedule_test(number, test + 1);
             self.log_lines(number, "began");
         } else {
-            self.leave_results(number);
+            self.deliver_results(number);
             self.end_run(number, JobEnd::Exited);
         }
     }
@@ -266,7 +266,7 @@ impl World {
     pub(super) fn run_breaks(&mut self, number: u32) {
         if self.runs[number as usize].is_running() {
             let how = match self.runs[number as usize].trouble {
-                Some(JobTrouble::Lost) => JobEnd::Lost,
+                Some(JobFault::Lost) => JobEnd::Lost,
                 _ => JobEnd::Failed,
             };
             self.end_run(number, how);
@@ -277,7 +277,7 @@ impl World {
     pub(super) fn run_killed(&mut self, number: u32) {
         if matches!(self.runs[number as usize].phase, Phase::Dying { .. }) {
             if self.runs[number as usize].evidence.iter().any(|tests| !tests.is_empty()) {
-                self.leave_results(number);
+                self.deliver_results(number);
             }
             self.end_run(number, JobEnd::Killed);
         }
@@ -299,38 +299,38 @@ impl World {
 
     fn end_run(&mut self, number: u32, how: JobEnd) {
         let now = self.now;
-        self.figures.validation_node_hours += self.runs[number as usize].node_hours_under_way(now);
+        self.counters.validation_node_hours += self.runs[number as usize].node_hours_under_way(now);
         let run = &mut self.runs[number as usize];
         let started = run.started();
         run.phase = Phase::Ended { started, at: now, how };
         run.evidence = Vec::new();
         let (id, slots) = (run.request.run, run.slots.clone());
-        self.log(Happened::Ended { run: id, how, started });
+        self.log(EffectKind::Ended { run: id, how, started });
         for slot in slots {
             self.slot_mut(slot).runs.retain(|run| *run != number);
             self.note_change(slot);
             self.node_cleared(slot);
         }
-        self.carried.push_back((now, number));
-        while let Some(&(ended, old)) = self.carried.front() {
-            if now.since(ended) <= CARRIED_FOR {
+        self.kept_results.push_back((now, number));
+        while let Some(&(ended, old)) = self.kept_results.front() {
+            if now.since(ended) <= RESULT_RETENTION {
                 break;
             }
-            self.carried.pop_front();
+            self.kept_results.pop_front();
             self.runs[old as usize].documents = Vec::new();
         }
     }
 
     /// Returns how many jobs were started for a run, for the backend contract suite.
     pub fn jobs_started(&self, run: RunId) -> usize {
-        let started = |entry: &&crate::Effect| matches!(entry.what, Happened::Started { run: r, .. } if r == run);
+        let started = |entry: &&crate::Effect| matches!(entry.what, EffectKind::Started { run: r, .. } if r == run);
         self.effects.entries().iter().filter(started).count()
     }
 
     /// Fails if the answer of the call is lost.
-    fn answered(&self, operation: &'static str, trouble: Option<CallTrouble>) -> Result<(), BackendError> {
+    fn check_answered(&self, operation: &'static str, trouble: Option<CallFailure>) -> Result<(), BackendError> {
         match trouble {
-            Some(CallTrouble::Unanswered) => Err(super::incidents::unanswered(operation)),
+            Some(CallFailure::Unanswered) => Err(super::incidents::unanswered(operation)),
             _ => Ok(()),
         }
     }

@@ -8,18 +8,18 @@ use std::sync::Arc;
 
 use doctor_core::time::{Span, Timestamp};
 
-use super::{World, queue::Event, words};
+use super::{World, arc_str, event_queue::Event};
 use crate::{
     assumptions::Assumptions,
-    effects::Happened,
+    effects::EffectKind,
     machine::scaled,
     random::{Purpose, Stream},
 };
 
 /// The number of waiting jobs that are tried after one that does not fit.
-const BACKFILL: usize = 32;
+const BACKFILL_DEPTH: usize = 32;
 /// Once the first job in the queue has waited this long, no job overtakes it.
-const PATIENCE: Span = Span::hours(4);
+const MAX_OVERTAKING_WAIT: Span = Span::hours(4);
 
 #[derive(Debug, Default)]
 pub(super) struct Users {
@@ -44,11 +44,11 @@ pub(super) struct UserJob {
     /// Up to when its luck and losses are accounted for.
     pub(super) counted: Timestamp,
     /// The hazard that it survives; it crashes when none is left.
-    pub(super) luck: f64,
+    pub(super) survivable_hazard: f64,
     pub(super) hazard: Hazard,
-    pub(super) turn: u32,
+    pub(super) generation: u32,
     pub(super) tries: u32,
-    pub(super) avoids_us: bool,
+    pub(super) avoids_validation: bool,
     pub(super) choice: u64,
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Hazard {
 pub(super) enum Phase {
     Queued,
     /// It has its nodes; a job of ours is still on one of them.
-    KeptWaiting,
+    WaitingForUs,
     Running,
     Over,
 }
@@ -73,7 +73,7 @@ pub(super) enum Phase {
 impl UserJob {
     /// Whether a script placed it on certain nodes. It never crashes and is never placed elsewhere.
     pub(super) const fn is_pinned(&self) -> bool {
-        self.luck.is_infinite()
+        self.survivable_hazard.is_infinite()
     }
 }
 
@@ -108,15 +108,15 @@ impl Assumptions {
 }
 
 impl World {
-    pub(super) fn open_to_users(&mut self) {
+    pub(super) fn start_user_jobs(&mut self) {
         for pool in 0..self.pools.len() {
             let number = u32::try_from(pool).unwrap_or(u32::MAX);
             self.users.arrivals.push(self.seed.stream(Purpose::UserJobs, u64::from(number), 0));
-            self.await_user(number);
+            self.schedule_arrival(number);
         }
     }
 
-    fn await_user(&mut self, pool: u32) {
+    fn schedule_arrival(&mut self, pool: u32) {
         let place = pool as usize;
         let rate = self.config.assumptions.arrivals_per_hour(self.config.pools[place].nodes);
         if rate > 0.0 {
@@ -139,13 +139,13 @@ impl World {
         let job = self.new_job(place, size, length, luck, avoids_us, choice);
         self.pools[place].waiting.push_back(job);
         self.pools[place].freed = true;
-        self.await_user(pool);
+        self.schedule_arrival(pool);
     }
 
     fn new_job(&mut self, pool: usize, size: usize, length: Span, luck: f64, avoids_us: bool, choice: u64) -> u32 {
         self.users.numbered += 1;
         let job = UserJob {
-            label: words(&format!("user job {}", self.users.numbered)),
+            label: arc_str(&format!("user job {}", self.users.numbered)),
             pool,
             size,
             length,
@@ -153,17 +153,17 @@ impl World {
             nodes: Vec::new(),
             since: self.now,
             counted: self.now,
-            luck,
+            survivable_hazard: luck,
             hazard: Hazard::default(),
-            turn: 0,
+            generation: 0,
             tries: 0,
-            avoids_us,
+            avoids_validation: avoids_us,
             choice,
         };
         if let Some(place) = self.users.unused.pop() {
             // The turn keeps counting, so that events of the previous job do not apply to this one.
-            let turn = self.users.jobs[place as usize].turn + 1;
-            self.users.jobs[place as usize] = UserJob { turn, ..job };
+            let turn = self.users.jobs[place as usize].generation + 1;
+            self.users.jobs[place as usize] = UserJob { generation: turn, ..job };
             place
         } else {
             self.users.jobs.push(job);
@@ -185,7 +185,7 @@ impl World {
     /// Gives idle nodes to waiting jobs in order of arrival; smaller jobs may overtake larger ones that do not fit yet.
     pub(super) fn place_jobs(&mut self, pool: usize) {
         let (mut place, mut passed) = (0, 0);
-        while passed < BACKFILL {
+        while passed < BACKFILL_DEPTH {
             let Some(&job) = self.pools[pool].waiting.get(place) else { return };
             let (size, since) = (self.users.jobs[job as usize].size, self.users.jobs[job as usize].since);
             if self.pools[pool].idle.len() >= size {
@@ -193,7 +193,7 @@ impl World {
                 let nodes = self.choose_nodes(pool, job);
                 self.give_nodes(job, nodes);
             } else {
-                if place == 0 && self.now.since(since) > PATIENCE {
+                if place == 0 && self.now.since(since) > MAX_OVERTAKING_WAIT {
                     return;
                 }
                 place += 1;
@@ -208,7 +208,7 @@ impl World {
         idle.extend_from_slice(&self.pools[pool].idle);
         let (size, avoids, choice) = {
             let job = &self.users.jobs[job as usize];
-            (job.size, job.avoids_us, job.choice)
+            (job.size, job.avoids_validation, job.choice)
         };
         let mut stream = self.seed.stream(Purpose::Placement, choice, 0);
         let mut pickable = idle.len();
@@ -236,18 +236,18 @@ impl World {
     fn give_nodes(&mut self, job: u32, nodes: Vec<u32>) {
         for &node in &nodes {
             self.slot_mut(node).user = Some(job);
-            self.touch(node);
+            self.update_slot(node);
             for run in self.slot(node).runs.clone() {
                 if self.runs[run as usize].is_running() {
                     let (run, node) = (self.runs[run as usize].request.run, self.name(node));
-                    self.log(Happened::Wanted { run, node });
+                    self.log(EffectKind::Wanted { run, node });
                 }
             }
         }
         let now = self.now;
         let given = &mut self.users.jobs[job as usize];
         given.nodes = nodes;
-        given.phase = Phase::KeptWaiting;
+        given.phase = Phase::WaitingForUs;
         given.since = now;
         self.start_if_clear(job);
     }
@@ -261,23 +261,23 @@ impl World {
 
     fn start_if_clear(&mut self, job: u32) {
         let waiting = &self.users.jobs[job as usize];
-        if waiting.phase != Phase::KeptWaiting || waiting.nodes.iter().any(|node| self.has_running(*node)) {
+        if waiting.phase != Phase::WaitingForUs || waiting.nodes.iter().any(|node| self.has_running(*node)) {
             return;
         }
         let (after, first) = (self.now.since(waiting.since), waiting.nodes[0]);
         if after > Span::ZERO {
-            self.figures.waited_for_us = self.figures.waited_for_us + after;
-            self.figures.jobs_disturbed += u64::from(after > self.config.assumptions.disturbed_after);
+            self.counters.waited_for_us = self.counters.waited_for_us + after;
+            self.counters.jobs_disturbed += u64::from(after > self.config.assumptions.disturbed_after);
             let node = self.name(first);
-            self.log(Happened::WantedGot { node, after });
+            self.log(EffectKind::WantedGot { node, after });
         }
-        self.figures.jobs_started += 1;
+        self.counters.jobs_started += 1;
         let now = self.now;
         let started = &mut self.users.jobs[job as usize];
         started.phase = Phase::Running;
         started.since = now;
         started.counted = now;
-        self.arrange_end(job);
+        self.schedule_end(job);
     }
 
     pub(super) fn has_running(&self, node: u32) -> bool {

@@ -1,7 +1,7 @@
 //! The API over a simulated cluster: responses, permissions, formats and effects.
 
-mod acting;
-mod bed;
-mod form;
-mod looking;
-mod who;
+mod actions;
+mod auth;
+mod openapi_form;
+mod reads;
+mod testbed;

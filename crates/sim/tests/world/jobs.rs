@@ -6,12 +6,12 @@ use super::*;
 fn a_job_starts_ends_and_leaves_one_signed_result() {
     let mut bench = Bench::quiet(3);
     let run = bench.submit("node001", &["storage", "gpu-health"]);
-    assert!(matches!(bench.seen(run), JobSeen::Pending { .. }));
+    assert!(matches!(bench.seen(run), ObservedJobState::Pending { .. }));
     bench.pass(Span::minutes(1));
-    assert!(matches!(bench.seen(run), JobSeen::Running { .. }));
+    assert!(matches!(bench.seen(run), ObservedJobState::Running { .. }));
     assert!(bench.occupancy("node001").is_free(), "our own job does not make it busy");
     bench.pass(Span::minutes(15));
-    let JobSeen::Ended { started: Some(_), how: JobEnd::Exited, .. } = bench.seen(run) else { panic!() };
+    let ObservedJobState::Ended { started: Some(_), how: JobEnd::Exited, .. } = bench.seen(run) else { panic!() };
     let document = Document::open(&bench.documents(run)[0], &key()).unwrap();
     assert_eq!((document.run, document.node.as_str(), document.tests.len()), (run, "node001", 2));
     assert_eq!(document.hardware.gpu_uuids.len(), 8);
@@ -20,7 +20,10 @@ fn a_job_starts_ends_and_leaves_one_signed_result() {
     let later = bench.submit("node002", &["dl"]);
     bench.pass(Span::hours(1));
     assert!(bench.documents(run).is_empty(), "results are not kept for ever");
-    assert!(matches!(bench.seen(run), JobSeen::Ended { .. }) && matches!(bench.seen(later), JobSeen::Ended { .. }));
+    assert!(
+        matches!(bench.seen(run), ObservedJobState::Ended { .. })
+            && matches!(bench.seen(later), ObservedJobState::Ended { .. })
+    );
 }
 
 #[test]
@@ -30,14 +33,14 @@ fn a_node_that_a_user_wants_is_busy_and_waits_for_our_job_to_leave() {
     bench.pass(Span::minutes(1));
     bench.inject(Incident::UserJob { nodes: vec![node("node001"), node("node002")], length: Span::hours(1) });
     assert!(matches!(bench.occupancy("node001"), Occupancy::Busy { .. }));
-    assert!(matches!(bench.seen(run), JobSeen::Running { .. }));
+    assert!(matches!(bench.seen(run), ObservedJobState::Running { .. }));
     bench.pass(Span::minutes(1));
     bench.sim.cancel(run).unwrap();
     bench.pass(Span::minutes(1));
-    assert!(matches!(bench.seen(run), JobSeen::Ended { how: JobEnd::Killed, .. }));
+    assert!(matches!(bench.seen(run), ObservedJobState::Ended { how: JobEnd::Killed, .. }));
     let world = bench.sim.world();
     let waited = world.effects().entries().iter().find_map(|effect| match effect.what {
-        Happened::WantedGot { after, .. } => Some(after),
+        EffectKind::WantedGot { after, .. } => Some(after),
         _ => None,
     });
     assert_eq!(waited, Some(Span::from_secs(65)));
@@ -64,31 +67,31 @@ fn what_cannot_start_stays_pending_until_it_can() {
     bench.inject(Incident::ForeignMark { node: node("node001"), mark: cordon });
     let run = bench.submit("node001", &["dl"]);
     bench.pass(Span::hours(1));
-    assert!(matches!(bench.seen(run), JobSeen::Pending { .. }));
+    assert!(matches!(bench.seen(run), ObservedJobState::Pending { .. }));
     bench.inject(Incident::ForeignUnmark { node: node("node001"), by: "ops".into() });
     bench.pass(Span::minutes(1));
-    assert!(matches!(bench.seen(run), JobSeen::Running { .. }));
+    assert!(matches!(bench.seen(run), ObservedJobState::Running { .. }));
 }
 
 #[test]
 fn each_trouble_of_jobs_shows_as_itself() {
     for (trouble, ended, documents, opens) in [
-        (JobTrouble::NeverStarts, None, 0, false),
-        (JobTrouble::Lost, Some(JobEnd::Lost), 0, false),
-        (JobTrouble::Hung, None, 0, false),
-        (JobTrouble::Crashes, Some(JobEnd::Failed), 0, false),
-        (JobTrouble::NoResult, Some(JobEnd::Exited), 0, false),
-        (JobTrouble::Twice, Some(JobEnd::Exited), 2, true),
-        (JobTrouble::Truncated, Some(JobEnd::Exited), 1, false),
-        (JobTrouble::WronglySigned, Some(JobEnd::Exited), 1, false),
-        (JobTrouble::OtherNode, Some(JobEnd::Exited), 1, true),
+        (JobFault::NeverStarts, None, 0, false),
+        (JobFault::Lost, Some(JobEnd::Lost), 0, false),
+        (JobFault::Hung, None, 0, false),
+        (JobFault::Crashes, Some(JobEnd::Failed), 0, false),
+        (JobFault::NoResult, Some(JobEnd::Exited), 0, false),
+        (JobFault::Twice, Some(JobEnd::Exited), 2, true),
+        (JobFault::Truncated, Some(JobEnd::Exited), 1, false),
+        (JobFault::WronglySigned, Some(JobEnd::Exited), 1, false),
+        (JobFault::OtherNode, Some(JobEnd::Exited), 1, true),
     ] {
         let mut bench = Bench::quiet(2);
         bench.inject(Incident::Jobs { trouble, times: 1 });
         let run = bench.submit("node001", &["dl"]);
         bench.pass(Span::hours(5));
         let how = match bench.seen(run) {
-            JobSeen::Ended { how, .. } => Some(how),
+            ObservedJobState::Ended { how, .. } => Some(how),
             _ => None,
         };
         assert_eq!(how, ended, "{trouble:?}");
@@ -97,16 +100,19 @@ fn each_trouble_of_jobs_shows_as_itself() {
         for bytes in left {
             let opened = Document::open(&bytes, &key());
             assert_eq!(opened.is_ok(), opens, "{trouble:?}");
-            if trouble == JobTrouble::OtherNode {
+            if trouble == JobFault::OtherNode {
                 assert_eq!(opened.unwrap().node, node("node002"));
             }
         }
         bench.sim.cancel(run).unwrap();
         bench.pass(Span::minutes(1));
-        assert!(matches!(bench.seen(run), JobSeen::Ended { .. }), "{trouble:?}");
+        assert!(matches!(bench.seen(run), ObservedJobState::Ended { .. }), "{trouble:?}");
         let next = bench.submit("node001", &["dl"]);
         bench.pass(Span::hours(1));
-        assert!(matches!(bench.seen(next), JobSeen::Ended { how: JobEnd::Exited, .. }), "only one job was to fail");
+        assert!(
+            matches!(bench.seen(next), ObservedJobState::Ended { how: JobEnd::Exited, .. }),
+            "only one job was to fail"
+        );
     }
 }
 
@@ -114,9 +120,9 @@ fn each_trouble_of_jobs_shows_as_itself() {
 fn calls_go_wrong_with_and_without_effect() {
     let mut bench = Bench::quiet(1);
     for (trouble, effect, jobs) in [
-        (CallTrouble::Refused, Effect::NoneTryAgain, 0),
-        (CallTrouble::RefusedForGood, Effect::NoneGiveUp, 0),
-        (CallTrouble::Unanswered, Effect::Unknown, 1),
+        (CallFailure::Refused, Effect::NotAppliedRetry, 0),
+        (CallFailure::RefusedForGood, Effect::NotAppliedPermanent, 0),
+        (CallFailure::Unanswered, Effect::Unknown, 1),
     ] {
         bench.inject(Incident::Calls { call: Call::Submit, trouble, times: 1 });
         let run = bench.ids.run();
@@ -129,7 +135,7 @@ fn calls_go_wrong_with_and_without_effect() {
         bench.sim.cancel(run).unwrap();
         bench.pass(Span::minutes(1));
     }
-    bench.inject(Incident::Calls { call: Call::Change, trouble: CallTrouble::Unanswered, times: 1 });
+    bench.inject(Incident::Calls { call: Call::Change, trouble: CallFailure::Unanswered, times: 1 });
     let op = NodeOp { op: bench.ids.op(), what: UNHEALTHY };
     assert_eq!(bench.sim.apply(&node("node001"), &op).unwrap_err().effect, Effect::Unknown);
     assert!(bench.shown("node001").unwrap().marks.has_ours(MarkKind::Unhealthy));
@@ -141,7 +147,7 @@ fn calls_go_wrong_with_and_without_effect() {
 fn an_outage_answers_nothing_and_passes() {
     let mut bench = Bench::quiet(1);
     bench.inject(Incident::Outage { length: Span::minutes(10) });
-    assert_eq!(bench.sim.snapshot().unwrap_err().effect, Effect::NoneTryAgain);
+    assert_eq!(bench.sim.snapshot().unwrap_err().effect, Effect::NotAppliedRetry);
     assert!(bench.sim.poll(&[]).is_err());
     let run = bench.ids.run();
     assert!(bench.sim.submit(&job(run, "node001", &["dl"])).is_err());

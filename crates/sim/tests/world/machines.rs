@@ -56,7 +56,8 @@ fn an_agent_reports_hard_faults_within_its_poll_and_their_end_after_the_cure() {
 #[test]
 fn a_silent_agent_is_not_heard_and_tells_when_it_speaks_again() {
     let bench = Bench::quiet(20);
-    let heard = |bench: &Bench| bench.sim.snapshot().unwrap().iter().map(|seen| seen.heard.unwrap()).min().unwrap();
+    let heard =
+        |bench: &Bench| bench.sim.snapshot().unwrap().iter().map(|seen| seen.agent_last_seen.unwrap()).min().unwrap();
     bench.pass(Span::minutes(30));
     let before = bench.sim.clock().now();
     assert!(before.since(heard(&bench)) <= Span::minutes(1));
@@ -80,7 +81,7 @@ fn a_machine_comes_back_under_another_name_with_its_faults_and_without_marks() {
     let version = bench.sim.changed_since(0).unwrap().version;
     bench.inject(Incident::Vanish { node: node("node001") });
     assert_eq!(bench.shown("node001"), None);
-    assert!(matches!(bench.seen(run), JobSeen::Ended { started: None, how: JobEnd::Lost, .. }));
+    assert!(matches!(bench.seen(run), ObservedJobState::Ended { started: None, how: JobEnd::Lost, .. }));
     bench.inject(Incident::Return { node: node("node001"), called: node("node077") });
     let back = bench.shown("node077").unwrap();
     assert_eq!(back.hardware.unwrap().id(), hardware);
@@ -166,7 +167,7 @@ fn logs_grow_on_the_share_while_the_test_runs_and_the_result_comes_last() {
     assert_eq!(Document::open(&bytes, &key()).unwrap().run, run);
     let effects = doctor_sim::read_effects(&folder.path().join("effects.jsonl")).unwrap();
     assert_eq!(effects, bench.sim.world().effects().entries());
-    assert!(effects.iter().any(|effect| matches!(effect.what, Happened::Document { .. })));
+    assert!(effects.iter().any(|effect| matches!(effect.what, EffectKind::Document { .. })));
 }
 
 #[test]

@@ -1,20 +1,20 @@
 //! Tests of the world: it is reproducible, matches its assumptions, and fulfils the `Backend` trait.
 
-mod assumed;
+mod assumptions;
 mod jobs;
 mod machines;
-mod story;
+mod properties;
 
 use doctor_backend::{Backend, Change, Effect, JobOutput, JobRequest, NodeOp, clock::Clock};
 use doctor_checks::document::{AgentReport, Document, RunKey};
 use doctor_core::{
     ids::{IdSource, NodeName, RunId, TestId},
     node::{ForeignMark, MarkKind, Occupancy, OurMark},
-    run::{JobEnd, JobSeen, NonEmpty},
+    run::{JobEnd, NonEmpty, ObservedJobState},
     time::{Span, Timestamp},
 };
 use doctor_sim::{
-    Assumptions, Call, CallTrouble, FaultKind, Happened, Incident, JobTrouble, SimBackend, World, WorldConfig,
+    Assumptions, Call, CallFailure, EffectKind, FaultKind, Incident, JobFault, SimBackend, World, WorldConfig,
 };
 
 fn node(name: &str) -> NodeName {
@@ -50,7 +50,7 @@ impl Bench {
     fn new(config: WorldConfig) -> Self {
         let sim = SimBackend::new(config).unwrap();
         let mut ids = IdSource::new(1);
-        ids.at(sim.clock().now());
+        ids.set_time(sim.clock().now());
         Self { sim, ids }
     }
 
@@ -69,8 +69,8 @@ impl Bench {
         run
     }
 
-    fn seen(&self, run: RunId) -> JobSeen {
-        self.sim.poll(&[run]).unwrap().remove(0).seen
+    fn seen(&self, run: RunId) -> ObservedJobState {
+        self.sim.poll(&[run]).unwrap().remove(0).state
     }
 
     fn documents(&self, run: RunId) -> Vec<Vec<u8>> {
@@ -109,7 +109,7 @@ fn drive(config: WorldConfig, days: i64) -> SimBackend {
     let mut turn = 0;
     let end = bench.sim.clock().now().plus(Span::days(days));
     while bench.sim.clock().now() < end {
-        bench.ids.at(bench.sim.clock().now());
+        bench.ids.set_time(bench.sim.clock().now());
         if let Ok(nodes) = bench.sim.snapshot() {
             let free: Vec<_> = nodes.iter().filter(|seen| seen.node.occupancy.is_free()).collect();
             if !free.is_empty() {

@@ -5,7 +5,7 @@ use std::{error::Error, fmt::Write};
 
 use tokio_postgres::types::{IsNull, ToSql, Type, private::BytesMut, to_sql_checked};
 
-use super::{Kind, Val};
+use super::{ColumnType, SqlValue};
 
 /// A statement for many rows. It owns its values, so it can be sent later.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    pub(super) fn new(sql: &str, kinds: &[Kind], rows: &[Val<'_>]) -> Self {
+    pub(super) fn new(sql: &str, kinds: &[ColumnType], rows: &[SqlValue<'_>]) -> Self {
         let columns =
             kinds.iter().enumerate().map(|(place, kind)| Column::gather(*kind, rows, place, kinds.len())).collect();
         Self { sql: sql.to_owned(), columns, tables: vec![table_of(sql).to_owned()] }
@@ -35,12 +35,13 @@ impl Batch {
             return Some(other);
         }
         // `WITH a AS (…), b AS (…) c`: the previous last statement becomes a named part.
-        let (parts, last) = self.sql.split_at(self.sql.rfind(LAST).map_or(0, |place| place + LAST.len()));
-        let parts = if parts.is_empty() { "WITH " } else { parts.strip_suffix(LAST).unwrap_or(parts) };
+        let (parts, last) =
+            self.sql.split_at(self.sql.rfind(PART_SEPARATOR).map_or(0, |place| place + PART_SEPARATOR.len()));
+        let parts = if parts.is_empty() { "WITH " } else { parts.strip_suffix(PART_SEPARATOR).unwrap_or(parts) };
         let comma = if self.tables.len() == 1 { "" } else { ", " };
         let number = self.tables.len();
         let other_sql = renumbered(&other.sql, self.columns.len());
-        self.sql = format!("{parts}{comma}part{number} AS ({last}){LAST}{other_sql}");
+        self.sql = format!("{parts}{comma}part{number} AS ({last}){PART_SEPARATOR}{other_sql}");
         self.columns.extend(other.columns);
         self.tables.extend(other.tables);
         None
@@ -48,7 +49,7 @@ impl Batch {
 }
 
 /// Separates the named parts of a merged statement from its last one: no statement contains a newline otherwise.
-const LAST: &str = "\n";
+const PART_SEPARATOR: &str = "\n";
 
 /// Returns the table that a statement changes: the word after `INSERT INTO`, `UPDATE` or `DELETE FROM`.
 fn table_of(sql: &str) -> &str {
@@ -75,34 +76,34 @@ pub(super) struct Column(Vec<u8>);
 
 impl Column {
     /// Collects every `step`-th value, starting at `first`.
-    fn gather(kind: Kind, rows: &[Val<'_>], first: usize, step: usize) -> Self {
+    fn gather(kind: ColumnType, rows: &[SqlValue<'_>], first: usize, step: usize) -> Self {
         let values = || rows.iter().skip(first).step_by(step);
         let length = values().map(|value| 4 + size(*value)).sum::<usize>();
         let mut array = Vec::with_capacity(20 + length);
-        let has_null = values().any(|value| matches!(value, Val::Null));
+        let has_null = values().any(|value| matches!(value, SqlValue::Null));
         // One dimension with lower bound 1.
         let head = [1, i32::from(has_null), oid(kind), number(values().count()), 1];
         array.extend(head.into_iter().flat_map(i32::to_be_bytes));
         for value in values() {
-            let size = if matches!(value, Val::Null) { -1 } else { number(size(*value)) };
+            let size = if matches!(value, SqlValue::Null) { -1 } else { number(size(*value)) };
             array.extend(size.to_be_bytes());
             match value {
-                Val::Null => {}
-                Val::Int(number) => array.extend(number.to_be_bytes()),
-                Val::Text(text) => array.extend(text.as_bytes()),
-                Val::Blob(bytes) => array.extend(*bytes),
+                SqlValue::Null => {}
+                SqlValue::Int(number) => array.extend(number.to_be_bytes()),
+                SqlValue::Text(text) => array.extend(text.as_bytes()),
+                SqlValue::Blob(bytes) => array.extend(*bytes),
             }
         }
         Self(array)
     }
 }
 
-fn size(value: Val<'_>) -> usize {
+fn size(value: SqlValue<'_>) -> usize {
     match value {
-        Val::Null => 0,
-        Val::Int(_) => 8,
-        Val::Text(text) => text.len(),
-        Val::Blob(bytes) => bytes.len(),
+        SqlValue::Null => 0,
+        SqlValue::Int(_) => 8,
+        SqlValue::Text(text) => text.len(),
+        SqlValue::Blob(bytes) => bytes.len(),
     }
 }
 
@@ -112,11 +113,11 @@ fn number(count: usize) -> i32 {
 }
 
 /// Returns the server's OID of the element type.
-fn oid(kind: Kind) -> i32 {
+fn oid(kind: ColumnType) -> i32 {
     let element = match kind {
-        Kind::Int => Type::INT8,
-        Kind::Text => Type::TEXT,
-        Kind::Blob => Type::BYTEA,
+        ColumnType::Int => Type::INT8,
+        ColumnType::Text => Type::TEXT,
+        ColumnType::Blob => Type::BYTEA,
     };
     element.oid().cast_signed()
 }
@@ -142,12 +143,12 @@ mod tests {
 
     #[test]
     fn batches_for_different_tables_become_one_statement_and_the_same_table_waits() {
-        let one = |sql: &str| Batch::new(sql, &[Kind::Int], &[Val::Int(1)]);
+        let one = |sql: &str| Batch::new(sql, &[ColumnType::Int], &[SqlValue::Int(1)]);
         let mut all = one("INSERT INTO a (x) SELECT * FROM UNNEST($1::int8[])");
         assert!(all.join(one("DELETE FROM b WHERE x = ANY ($1::int8[]) OR y = ANY ($1::int8[])")).is_none());
         assert!(all.join(one("UPDATE c SET x = 1 WHERE y = ANY ($1::int8[])")).is_none());
         assert_eq!(
-            all.sql.replace(LAST, " "),
+            all.sql.replace(PART_SEPARATOR, " "),
             "WITH part1 AS (INSERT INTO a (x) SELECT * FROM UNNEST($1::int8[])), \
              part2 AS (DELETE FROM b WHERE x = ANY ($2::int8[]) OR y = ANY ($2::int8[])) \
              UPDATE c SET x = 1 WHERE y = ANY ($3::int8[])"
@@ -158,14 +159,21 @@ mod tests {
 
     #[test]
     fn an_array_is_read_as_it_was_gathered() {
-        let rows = [Val::Int(-7), Val::Text("a"), Val::Null, Val::Null, Val::Int(i64::MAX), Val::Text("")];
-        let Column(numbers) = Column::gather(Kind::Int, &rows, 0, 2);
+        let rows = [
+            SqlValue::Int(-7),
+            SqlValue::Text("a"),
+            SqlValue::Null,
+            SqlValue::Null,
+            SqlValue::Int(i64::MAX),
+            SqlValue::Text(""),
+        ];
+        let Column(numbers) = Column::gather(ColumnType::Int, &rows, 0, 2);
         let numbers = Vec::<Option<i64>>::from_sql(&Type::INT8_ARRAY, &numbers).unwrap();
         assert_eq!(numbers, [Some(-7), None, Some(i64::MAX)]);
-        let Column(texts) = Column::gather(Kind::Text, &rows, 1, 2);
+        let Column(texts) = Column::gather(ColumnType::Text, &rows, 1, 2);
         let texts = Vec::<Option<&str>>::from_sql(&Type::TEXT_ARRAY, &texts).unwrap();
         assert_eq!(texts, [Some("a"), None, Some("")]);
-        let Column(blobs) = Column::gather(Kind::Blob, &[Val::Blob(&[0, 255])], 0, 1);
+        let Column(blobs) = Column::gather(ColumnType::Blob, &[SqlValue::Blob(&[0, 255])], 0, 1);
         assert_eq!(Vec::<&[u8]>::from_sql(&Type::BYTEA_ARRAY, &blobs).unwrap(), [&[0, 255]]);
     }
 }

@@ -16,20 +16,20 @@ const EVERY: Duration = Duration::from_millis(200);
 
 /// Runs checkpoints. Opens its connection on first use.
 #[derive(Debug)]
-pub(crate) struct Checkpoints<'a> {
+pub(crate) struct Checkpointer<'a> {
     file: Option<&'a SqliteFile>,
     connection: Option<Connection>,
     last: Option<Instant>,
 }
 
-impl<'a> Checkpoints<'a> {
+impl<'a> Checkpointer<'a> {
     /// `None`: there is no log.
     pub(super) const fn new(file: Option<&'a SqliteFile>) -> Self {
         Self { file, connection: None, last: None }
     }
 
     /// Runs a passive checkpoint, which blocks no writer, if the last one is long enough ago.
-    pub(crate) fn when_due(&mut self) -> Result<()> {
+    pub(crate) fn run_if_due(&mut self) -> Result<()> {
         let Some(file) = self.file else { return Ok(()) };
         if self.last.is_some_and(|last| last.elapsed() < EVERY) {
             return Ok(());

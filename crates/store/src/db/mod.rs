@@ -6,7 +6,7 @@
 
 mod batch;
 mod checkpoint;
-mod copied;
+mod copy_reader;
 mod postgres;
 mod postgres_transaction;
 mod row;
@@ -23,16 +23,16 @@ use tokio_postgres::{Config, error::SqlState};
 #[cfg(test)]
 pub(super) use self::tx::plans;
 pub(super) use self::{
-    checkpoint::Checkpoints,
-    postgres::When,
-    row::{Kind, Row, Val, vals},
+    checkpoint::Checkpointer,
+    postgres::SendOrder,
+    row::{ColumnType, Row, SqlValue, vals},
     sqlite::open_read_only,
     tx::{Conn, Tx},
 };
 use self::{postgres::PgSession, sqlite::SqliteFile};
 use super::{
     error::{Result, StoreError},
-    names::Names,
+    id_cache::IdCache,
     url::StoreUrl,
 };
 
@@ -58,17 +58,17 @@ pub(super) enum Access {
     /// A consistent snapshot.
     Read,
     /// No transaction, for a single-statement query.
-    ReadOnce,
+    ReadStatement,
     /// Concurrent with writers of other rows.
     Write,
     /// As `Write`, for incoming results. Where [`Db::syncs_apart`], durable only after [`Db::sync`].
-    WriteResults,
+    EnqueueResults,
     /// As `Write`, for results that are in the inbox. On SQLite, durable some time later: a crash of the host also ends
     /// this process, and what is lost is still in the inbox. PostgreSQL commits durably, because this process would not
     /// notice that a restarted server had lost the commit.
-    EnterResults,
+    ApplyResults,
     /// Excludes all other writers.
-    WriteAlone,
+    WriteExclusive,
 }
 
 impl Db {
@@ -102,12 +102,12 @@ impl Db {
         &self,
         access: Access,
         until: Option<Instant>,
-        names: &mut std::sync::Arc<Names>,
+        names: &mut std::sync::Arc<IdCache>,
         body: Body<'_>,
     ) -> Result<()> {
         match self {
             Self::Sqlite { writer, readers, file } => match (access, file) {
-                (Access::Read | Access::ReadOnce, Some(file)) => {
+                (Access::Read | Access::ReadStatement, Some(file)) => {
                     let idle = lock(readers).pop();
                     let mut connection = idle.map_or_else(|| file.connect_reader(), Ok)?;
                     let result = sqlite::transaction_until(until, &mut connection, access, names, body);
@@ -117,15 +117,17 @@ impl Db {
                     }
                     result
                 }
-                (Access::Read | Access::ReadOnce, None) => {
+                (Access::Read | Access::ReadStatement, None) => {
                     sqlite::transaction_until(until, &mut lock(writer), access, names, body)
                 }
                 _ => sqlite::transaction(&lock(writer), access, names, body),
             },
             Self::Postgres { writers, readers, config } => {
                 let (idle, until) = match access {
-                    Access::Read | Access::ReadOnce => (readers, until),
-                    Access::Write | Access::WriteResults | Access::EnterResults | Access::WriteAlone => (writers, None),
+                    Access::Read | Access::ReadStatement => (readers, until),
+                    Access::Write | Access::EnqueueResults | Access::ApplyResults | Access::WriteExclusive => {
+                        (writers, None)
+                    }
                 };
                 in_session(idle, config, until, |session| {
                     postgres_transaction::transaction(session, access, names, body)
@@ -135,7 +137,7 @@ impl Db {
     }
 
     /// Whether commit and sync are separate steps. PostgreSQL does both in one.
-    pub(super) const fn syncs_apart(&self) -> bool {
+    pub(super) const fn has_separate_sync(&self) -> bool {
         matches!(self, Self::Sqlite { file: Some(_), .. })
     }
 
@@ -148,10 +150,10 @@ impl Db {
     }
 
     /// Returns the checkpointer that runs beside the writer; it does nothing where there is no write-ahead log.
-    pub(super) const fn checkpoints(&self) -> Checkpoints<'_> {
+    pub(super) const fn checkpoints(&self) -> Checkpointer<'_> {
         match self {
-            Self::Sqlite { file, .. } => Checkpoints::new(file.as_ref()),
-            Self::Postgres { .. } => Checkpoints::new(None),
+            Self::Sqlite { file, .. } => Checkpointer::new(file.as_ref()),
+            Self::Postgres { .. } => Checkpointer::new(None),
         }
     }
 
@@ -185,7 +187,7 @@ fn in_session(
 ) -> Result<()> {
     let session = lock(idle).pop().filter(|session| !session.is_closed());
     let mut session = session.map_or_else(|| PgSession::connect_until(config, until), Ok)?;
-    session.until = until;
+    session.deadline = until;
     let result = body(&mut session);
     let mut idle = lock(idle);
     if idle.len() < IDLE && !session.is_closed() {
@@ -203,14 +205,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) fn sqlite_error(operation: &'static str) -> impl Fn(rusqlite::Error) -> StoreError {
     move |source| match source.sqlite_error_code() {
         // Only the deadline interrupts a statement.
-        Some(rusqlite::ErrorCode::OperationInterrupted) => StoreError::Late { operation },
+        Some(rusqlite::ErrorCode::OperationInterrupted) => StoreError::DeadlineExceeded { operation },
         _ => StoreError::Sqlite { operation, source },
     }
 }
 
 pub(super) fn postgres_error(operation: &'static str) -> impl Fn(tokio_postgres::Error) -> StoreError {
     move |source| match source.code() {
-        Some(code) if *code == SqlState::QUERY_CANCELED => StoreError::Late { operation },
+        Some(code) if *code == SqlState::QUERY_CANCELED => StoreError::DeadlineExceeded { operation },
         _ => StoreError::Postgres { operation, source },
     }
 }

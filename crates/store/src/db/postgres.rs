@@ -20,7 +20,7 @@ use tokio::{runtime::Runtime, time::timeout_at};
 use tokio_postgres::{Client, Config, NoTls, Row, Statement, config::SslMode, types::ToSql};
 
 use super::{
-    Kind, Val,
+    ColumnType, SqlValue,
     batch::{Batch, Column},
     postgres_error,
 };
@@ -29,7 +29,7 @@ use crate::error::{Result, StoreError};
 /// Rows of a streamed result that are processed together.
 const ROWS: usize = 512;
 /// Limit on queued bytes: a store being restored can exceed memory.
-const MOST_WAITING: usize = 8 << 20;
+const MAX_QUEUED_BYTES: usize = 8 << 20;
 /// Time allowed beyond the deadline. The server cancels a statement at the deadline; this bounds the wait for a server
 /// that does not even report it.
 const GRACE: Duration = Duration::from_secs(1);
@@ -61,35 +61,35 @@ pub(crate) struct PgSession {
     client: Client,
     prepared: HashMap<String, Statement>,
     /// Sent before the next query.
-    waiting: Vec<Waiting>,
+    queued: Vec<QueuedStatement>,
     /// Sent after `waiting`: contended rows are locked as late as possible.
-    at_last: Vec<Waiting>,
-    bytes_waiting: usize,
+    queued_last: Vec<QueuedStatement>,
+    queued_bytes: usize,
     /// Results of announced queries of this transaction.
-    foreseen: Vec<Foreseen>,
+    prefetched: Vec<PrefetchedQuery>,
     /// The caller's deadline.
-    pub(super) until: Option<Instant>,
+    pub(super) deadline: Option<Instant>,
     /// The server's state is unknown; the session cannot be used again.
-    lost: bool,
+    unusable: bool,
 }
 
 /// An announced query, with its rows once the server has replied.
-struct Foreseen {
+struct PrefetchedQuery {
     sql: String,
     keys: Vec<i64>,
     rows: Vec<Row>,
 }
 
 /// A queued statement.
-struct Waiting {
+struct QueuedStatement {
     operation: &'static str,
-    what: What,
+    what: QueuedKind,
 }
 
-enum What {
+enum QueuedKind {
     Script(Cow<'static, str>),
     Batch(Batch),
-    Foreseen { sql: String, keys: Vec<i64> },
+    Prefetch { sql: String, keys: Vec<i64> },
 }
 
 /// The same with its prepared statement.
@@ -101,9 +101,9 @@ enum Ready {
 
 /// When a queued statement runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum When {
-    InTurn,
-    AtLast,
+pub(crate) enum SendOrder {
+    InOrder,
+    Last,
 }
 
 impl PgSession {
@@ -116,111 +116,114 @@ impl PgSession {
             |error: std::io::Error| StoreError::Refused { operation: "connecting", why: error.to_string() };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(no_runtime)?;
         let connected = wait(&runtime, until, config.connect(NoTls));
-        let connected = connected.ok_or(StoreError::Late { operation: "connecting" })?;
+        let connected = connected.ok_or(StoreError::DeadlineExceeded { operation: "connecting" })?;
         let (client, connection) = connected.map_err(postgres_error("connecting"))?;
         // Pending queries receive the error that ends the connection.
         runtime.spawn(async move { drop(connection.await) });
         // Every statement looks rows up by key, so planning for specific values gains nothing.
         let settings = client.batch_execute("SET plan_cache_mode TO force_generic_plan");
-        let set = wait(&runtime, until, settings).ok_or(StoreError::Late { operation: "setting up" })?;
+        let set = wait(&runtime, until, settings).ok_or(StoreError::DeadlineExceeded { operation: "setting up" })?;
         set.map_err(postgres_error("setting up"))?;
         Ok(Self {
             runtime,
             client,
             prepared: HashMap::new(),
-            waiting: Vec::new(),
-            at_last: Vec::new(),
-            bytes_waiting: 0,
-            foreseen: Vec::new(),
-            until,
-            lost: false,
+            queued: Vec::new(),
+            queued_last: Vec::new(),
+            queued_bytes: 0,
+            prefetched: Vec::new(),
+            deadline: until,
+            unusable: false,
         })
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.lost || self.client.is_closed()
+        self.unusable || self.client.is_closed()
     }
 
     /// Unwraps a reply. A missed deadline makes the session unusable.
     fn answered<T>(&mut self, operation: &'static str, answer: Option<T>) -> Result<T> {
-        self.lost |= answer.is_none();
-        answer.ok_or(StoreError::Late { operation })
+        self.unusable |= answer.is_none();
+        answer.ok_or(StoreError::DeadlineExceeded { operation })
     }
 
     /// Queues the start of a transaction; it is sent with the next query.
     pub(super) fn begin(&mut self, sql: Cow<'static, str>) {
-        self.forget();
-        self.waiting.push(Waiting { operation: "beginning a transaction", what: What::Script(sql) });
+        self.clear_queue();
+        self.queued.push(QueuedStatement { operation: "beginning a transaction", what: QueuedKind::Script(sql) });
     }
 
     /// Rolls back a failed transaction. A session that cannot roll back is closed and replaced.
     pub(super) fn roll_back(&mut self) {
-        if self.lost {
+        if self.unusable {
             return;
         }
-        self.forget();
+        self.clear_queue();
         if self.script("rolling back", "ROLLBACK").is_err() {
             self.prepared.clear();
         }
     }
 
     /// Discards everything queued by the previous transaction.
-    fn forget(&mut self) {
-        self.waiting.clear();
-        self.at_last.clear();
-        self.bytes_waiting = 0;
-        self.foreseen.clear();
+    fn clear_queue(&mut self) {
+        self.queued.clear();
+        self.queued_last.clear();
+        self.queued_bytes = 0;
+        self.prefetched.clear();
     }
 
     fn prepare(&mut self, operation: &'static str, sql: &str) -> Result<Statement> {
         if let Some(statement) = self.prepared.get(sql) {
             return Ok(statement.clone());
         }
-        let prepared = wait(&self.runtime, self.until, self.client.prepare(sql));
+        let prepared = wait(&self.runtime, self.deadline, self.client.prepare(sql));
         let statement = self.answered(operation, prepared)?.map_err(postgres_error(operation))?;
         self.prepared.insert(sql.to_owned(), statement.clone());
         Ok(statement)
     }
 
     /// Sends the queue and then a query, and waits for all replies.
-    fn ask<T>(
+    fn flush_and_query<T>(
         &mut self,
         operation: &'static str,
         question: impl AsyncFnOnce(&Client) -> std::result::Result<T, tokio_postgres::Error>,
     ) -> Result<T> {
-        self.bytes_waiting = 0;
+        self.queued_bytes = 0;
         let mut ready = Vec::new();
-        for waiting in
-            together(std::mem::take(&mut self.waiting)).into_iter().chain(together(std::mem::take(&mut self.at_last)))
+        for waiting in merge_statements(std::mem::take(&mut self.queued))
+            .into_iter()
+            .chain(merge_statements(std::mem::take(&mut self.queued_last)))
         {
             let operation = waiting.operation;
             let one = match waiting.what {
-                What::Script(sql) => Ready::Script(sql),
-                What::Batch(Batch { sql, columns, .. }) => Ready::Batch(self.prepare(operation, &sql)?, columns),
-                What::Foreseen { sql, keys } => {
+                QueuedKind::Script(sql) => Ready::Script(sql),
+                QueuedKind::Batch(Batch { sql, columns, .. }) => Ready::Batch(self.prepare(operation, &sql)?, columns),
+                QueuedKind::Prefetch { sql, keys } => {
                     Ready::Foreseen { statement: self.prepare(operation, &sql)?, sql, keys }
                 }
             };
             ready.push((operation, one));
         }
         let client = &self.client;
-        let before: Vec<Sent<'_>> =
-            ready.into_iter().map(|(operation, one)| Box::pin(send(client, operation, one)) as Sent<'_>).collect();
+        let before: Vec<SendFuture<'_>> = ready
+            .into_iter()
+            .map(|(operation, one)| Box::pin(send(client, operation, one)) as SendFuture<'_>)
+            .collect();
         let last = async { question(client).await.map_err(postgres_error(operation)) };
-        let answers = wait(&self.runtime, self.until, in_order(before, last));
+        let answers = wait(&self.runtime, self.deadline, send_in_order(before, last));
         let (foreseen, answer) = self.answered(operation, answers)??;
-        self.foreseen.extend(foreseen);
+        self.prefetched.extend(foreseen);
         Ok(answer)
     }
 
     pub(super) fn script(&mut self, operation: &'static str, sql: &str) -> Result<()> {
-        self.ask(operation, async |client| client.batch_execute(sql).await)
+        self.flush_and_query(operation, async |client| client.batch_execute(sql).await)
     }
 
-    pub(super) fn execute(&mut self, operation: &'static str, sql: &str, vals: &[Val<'_>]) -> Result<u64> {
+    pub(super) fn execute(&mut self, operation: &'static str, sql: &str, vals: &[SqlValue<'_>]) -> Result<u64> {
         let statement = self.prepare(operation, sql)?;
         let params = params(vals);
-        self.ask(operation, async |client| client.execute(&statement, &params).await)
+        self.flush_and_query(operation, async |client| client.execute(&statement, &params).await)
     }
 
     /// Streams rows to `visit`, for results that may exceed memory.
@@ -228,14 +231,14 @@ impl PgSession {
         &mut self,
         operation: &'static str,
         sql: &str,
-        vals: &[Val<'_>],
+        vals: &[SqlValue<'_>],
         visit: &mut dyn FnMut(&Row) -> Result<()>,
     ) -> Result<()> {
         let statement = self.prepare(operation, sql)?;
-        let rows = self.ask(operation, async |client| client.query_raw(&statement, vals.iter()).await)?;
+        let rows = self.flush_and_query(operation, async |client| client.query_raw(&statement, vals.iter()).await)?;
         let mut some = pin!(rows.ready_chunks(ROWS));
         loop {
-            let next = wait(&self.runtime, self.until, some.next());
+            let next = wait(&self.runtime, self.deadline, some.next());
             let Some(rows) = self.answered(operation, next)? else { break };
             for row in rows {
                 visit(&row.map_err(postgres_error(operation))?)?;
@@ -245,10 +248,10 @@ impl PgSession {
     }
 
     /// Returns the whole result: waiting for each row costs more than the row.
-    pub(super) fn query(&mut self, operation: &'static str, sql: &str, vals: &[Val<'_>]) -> Result<Vec<Row>> {
+    pub(super) fn query(&mut self, operation: &'static str, sql: &str, vals: &[SqlValue<'_>]) -> Result<Vec<Row>> {
         let statement = self.prepare(operation, sql)?;
         let params = params(vals);
-        self.ask(operation, async |client| client.query(&statement, &params).await)
+        self.flush_and_query(operation, async |client| client.query(&statement, &params).await)
     }
 
     /// Streams the result of a query without parameters in the server's binary copy format.
@@ -259,7 +262,7 @@ impl PgSession {
         visit: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<()> {
         let statement = self.prepare(operation, &format!("COPY ({sql}) TO STDOUT (FORMAT binary)"))?;
-        self.ask(operation, async |client| {
+        self.flush_and_query(operation, async |client| {
             let mut pieces = pin!(client.copy_out(&statement).await?);
             let mut read = Ok(());
             // Drain the copy even after a parse error; the connection is unusable otherwise.
@@ -272,16 +275,19 @@ impl PgSession {
     }
 
     pub(super) fn query_keys(&mut self, operation: &'static str, sql: &str, keys: &[i64]) -> Result<Vec<Row>> {
-        let same = |one: &Foreseen| one.sql == sql && one.keys == keys;
-        if let Some(place) = self.foreseen.iter().position(same) {
-            return Ok(self.foreseen.swap_remove(place).rows);
+        let same = |one: &PrefetchedQuery| one.sql == sql && one.keys == keys;
+        if let Some(place) = self.prefetched.iter().position(same) {
+            return Ok(self.prefetched.swap_remove(place).rows);
         }
         let statement = self.prepare(operation, sql)?;
-        self.ask(operation, async |client| client.query(&statement, &[&keys]).await)
+        self.flush_and_query(operation, async |client| client.query(&statement, &[&keys]).await)
     }
 
-    pub(super) fn foresee_keys(&mut self, operation: &'static str, sql: &str, keys: &[i64]) {
-        self.waiting.push(Waiting { operation, what: What::Foreseen { sql: sql.to_owned(), keys: keys.to_vec() } });
+    pub(super) fn prefetch_keys(&mut self, operation: &'static str, sql: &str, keys: &[i64]) {
+        self.queued.push(QueuedStatement {
+            operation,
+            what: QueuedKind::Prefetch { sql: sql.to_owned(), keys: keys.to_vec() },
+        });
     }
 
     /// Executes a batch, each column as one array. Returns the number of rows changed.
@@ -289,12 +295,12 @@ impl PgSession {
         &mut self,
         operation: &'static str,
         sql: &str,
-        kinds: &[Kind],
-        rows: &[Val<'_>],
+        kinds: &[ColumnType],
+        rows: &[SqlValue<'_>],
     ) -> Result<u64> {
         let statement = self.prepare(operation, sql)?;
         let Batch { columns, .. } = Batch::new(sql, kinds, rows);
-        self.ask(operation, async |client| client.execute_raw(&statement, &columns).await)
+        self.flush_and_query(operation, async |client| client.execute_raw(&statement, &columns).await)
     }
 
     /// As [`Self::execute_arrays`], without the row count: it is sent with the next query or the end of the
@@ -303,18 +309,18 @@ impl PgSession {
         &mut self,
         operation: &'static str,
         sql: &str,
-        kinds: &[Kind],
-        rows: &[Val<'_>],
-        when: When,
+        kinds: &[ColumnType],
+        rows: &[SqlValue<'_>],
+        when: SendOrder,
     ) -> Result<()> {
         let batch = Batch::new(sql, kinds, rows);
-        self.bytes_waiting += batch.bytes();
-        let waiting = Waiting { operation, what: What::Batch(batch) };
+        self.queued_bytes += batch.bytes();
+        let waiting = QueuedStatement { operation, what: QueuedKind::Batch(batch) };
         match when {
-            When::InTurn => self.waiting.push(waiting),
-            When::AtLast => self.at_last.push(waiting),
+            SendOrder::InOrder => self.queued.push(waiting),
+            SendOrder::Last => self.queued_last.push(waiting),
         }
-        if self.bytes_waiting < MOST_WAITING { Ok(()) } else { self.ask(operation, async |_| Ok(())) }
+        if self.queued_bytes < MAX_QUEUED_BYTES { Ok(()) } else { self.flush_and_query(operation, async |_| Ok(())) }
     }
 }
 
@@ -341,41 +347,46 @@ impl std::fmt::Debug for PgSession {
     }
 }
 
-fn params<'a>(vals: &'a [Val<'_>]) -> Vec<&'a (dyn ToSql + Sync)> {
+fn params<'a>(vals: &'a [SqlValue<'_>]) -> Vec<&'a (dyn ToSql + Sync)> {
     vals.iter().map(|val| val as &(dyn ToSql + Sync)).collect()
 }
 
 /// Merges consecutive statements as far as they change different tables.
-fn together(waiting: Vec<Waiting>) -> Vec<Waiting> {
-    let mut merged: Vec<Waiting> = Vec::with_capacity(waiting.len());
+fn merge_statements(waiting: Vec<QueuedStatement>) -> Vec<QueuedStatement> {
+    let mut merged: Vec<QueuedStatement> = Vec::with_capacity(waiting.len());
     for next in waiting {
         let rest = match (merged.last_mut(), next.what) {
-            (Some(Waiting { what: What::Batch(last), .. }), What::Batch(batch)) => last.join(batch).map(What::Batch),
+            (Some(QueuedStatement { what: QueuedKind::Batch(last), .. }), QueuedKind::Batch(batch)) => {
+                last.join(batch).map(QueuedKind::Batch)
+            }
             (_, what) => Some(what),
         };
-        merged.extend(rest.map(|what| Waiting { operation: next.operation, what }));
+        merged.extend(rest.map(|what| QueuedStatement { operation: next.operation, what }));
     }
     merged
 }
 
-type Sent<'a> = Pin<Box<dyn Future<Output = Result<Option<Foreseen>>> + 'a>>;
+type SendFuture<'a> = Pin<Box<dyn Future<Output = Result<Option<PrefetchedQuery>>> + 'a>>;
 
-async fn send(client: &Client, operation: &'static str, ready: Ready) -> Result<Option<Foreseen>> {
+async fn send(client: &Client, operation: &'static str, ready: Ready) -> Result<Option<PrefetchedQuery>> {
     let sent = match ready {
         Ready::Script(sql) => client.batch_execute(&sql).await.map(|()| None),
         Ready::Batch(statement, columns) => client.execute_raw(&statement, &columns).await.map(|_| None),
         Ready::Foreseen { statement, sql, keys } => {
             let rows = client.query(&statement, &[&keys]).await;
-            rows.map(|rows| Some(Foreseen { sql, keys, rows }))
+            rows.map(|rows| Some(PrefetchedQuery { sql, keys, rows }))
         }
     };
     sent.map_err(postgres_error(operation))
 }
 
 /// Runs all statements concurrently, sent in order: a query is sent when it is first polled. Returns the first error.
-async fn in_order<T>(mut before: Vec<Sent<'_>>, last: impl Future<Output = Result<T>>) -> Result<(Vec<Foreseen>, T)> {
+async fn send_in_order<T>(
+    mut before: Vec<SendFuture<'_>>,
+    last: impl Future<Output = Result<T>>,
+) -> Result<(Vec<PrefetchedQuery>, T)> {
     let mut last = pin!(last);
-    let mut answers: Vec<Option<Result<Option<Foreseen>>>> = before.iter().map(|_| None).collect();
+    let mut answers: Vec<Option<Result<Option<PrefetchedQuery>>>> = before.iter().map(|_| None).collect();
     let mut answer = None;
     poll_fn(|context| {
         for (one, answer) in before.iter_mut().zip(&mut answers).filter(|(_, answer)| answer.is_none()) {
@@ -391,7 +402,7 @@ async fn in_order<T>(mut before: Vec<Sent<'_>>, last: impl Future<Output = Resul
         if answers.iter().all(Option::is_some) && answer.is_some() { Poll::Ready(()) } else { Poll::Pending }
     })
     .await;
-    let foreseen: Result<Vec<Option<Foreseen>>> = answers.into_iter().flatten().collect();
+    let foreseen: Result<Vec<Option<PrefetchedQuery>>> = answers.into_iter().flatten().collect();
     let foreseen = foreseen?.into_iter().flatten().collect();
     Ok((foreseen, answer.expect("polled until ready")?))
 }

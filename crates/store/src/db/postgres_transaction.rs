@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     error::{Result, StoreError},
-    names::Names,
+    id_cache::IdCache,
 };
 
 /// Maximum attempts of a transaction that conflicts with another one.
@@ -22,33 +22,35 @@ const READING: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 pub(super) fn transaction(
     session: &mut PgSession,
     access: Access,
-    names: &mut Arc<Names>,
+    names: &mut Arc<IdCache>,
     body: Body<'_>,
 ) -> Result<()> {
     let mut tries = 0;
     loop {
         tries += 1;
         match attempt(session, access, names, body) {
-            Err(StoreError::Postgres { source, .. }) if tries < TRIES && ended_by_another(&source) => {}
+            Err(StoreError::Postgres { source, .. }) if tries < TRIES && is_retryable(&source) => {}
             result => return result,
         }
     }
 }
 
-fn attempt(session: &mut PgSession, access: Access, names: &mut Arc<Names>, body: Body<'_>) -> Result<()> {
-    let begin = match (access, session.until) {
-        (Access::ReadOnce, None) => return body(&mut Tx::new(Conn::Postgres(session), Arc::clone(names))),
+fn attempt(session: &mut PgSession, access: Access, names: &mut Arc<IdCache>, body: Body<'_>) -> Result<()> {
+    let begin = match (access, session.deadline) {
+        (Access::ReadStatement, None) => return body(&mut Tx::new(Conn::Postgres(session), Arc::clone(names))),
         (Access::Read, None) => Cow::Borrowed(READING),
-        (Access::Read | Access::ReadOnce, Some(until)) => {
+        (Access::Read | Access::ReadStatement, Some(until)) => {
             let left = until.saturating_duration_since(Instant::now()).as_millis().max(1);
             Cow::Owned(format!("{READING}; SET LOCAL statement_timeout TO {left}"))
         }
-        (Access::Write | Access::WriteResults | Access::EnterResults | Access::WriteAlone, _) => Cow::Borrowed("BEGIN"),
+        (Access::Write | Access::EnqueueResults | Access::ApplyResults | Access::WriteExclusive, _) => {
+            Cow::Borrowed("BEGIN")
+        }
     };
     session.begin(begin);
     let mut tx = Tx::new(Conn::Postgres(session), Arc::clone(names));
     let result = body(&mut tx);
-    let known = Arc::clone(&tx.names);
+    let known = Arc::clone(&tx.ids);
     match result {
         Ok(()) => {
             // A commit after a failed statement is a rollback and returns the failure.
@@ -65,7 +67,7 @@ fn attempt(session: &mut PgSession, access: Access, names: &mut Arc<Names>, body
 }
 
 /// Deadlocks and serialization failures are resolved by retrying.
-fn ended_by_another(error: &tokio_postgres::Error) -> bool {
+fn is_retryable(error: &tokio_postgres::Error) -> bool {
     error
         .code()
         .is_some_and(|code| *code == SqlState::T_R_SERIALIZATION_FAILURE || *code == SqlState::T_R_DEADLOCK_DETECTED)

@@ -11,7 +11,7 @@ use crate::error::{Result, StoreError};
 
 /// A parameter of a statement.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Val<'a> {
+pub(crate) enum SqlValue<'a> {
     Null,
     Int(i64),
     Text(&'a str),
@@ -20,7 +20,7 @@ pub(crate) enum Val<'a> {
 
 /// The type of a batch column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ColumnType {
     Int,
     Text,
     Blob,
@@ -28,96 +28,96 @@ pub(crate) enum Kind {
 
 /// `vals![a, b]` is a slice of [`Val`]s converted from its arguments.
 macro_rules! vals {
-    ($($value:expr),* $(,)?) => { &[$($crate::db::Val::from($value)),*][..] };
+    ($($value:expr),* $(,)?) => { &[$($crate::db::SqlValue::from($value)),*][..] };
 }
 pub(crate) use vals;
 
-impl From<i64> for Val<'_> {
+impl From<i64> for SqlValue<'_> {
     fn from(number: i64) -> Self {
         Self::Int(number)
     }
 }
 
-impl From<u32> for Val<'_> {
+impl From<u32> for SqlValue<'_> {
     fn from(number: u32) -> Self {
         Self::Int(i64::from(number))
     }
 }
 
 /// Ids and counters stay below 2^63; the same cast restores one that does not.
-impl From<u64> for Val<'_> {
+impl From<u64> for SqlValue<'_> {
     fn from(number: u64) -> Self {
         Self::Int(number.cast_signed())
     }
 }
 
-impl From<bool> for Val<'_> {
+impl From<bool> for SqlValue<'_> {
     fn from(yes: bool) -> Self {
         Self::Int(i64::from(yes))
     }
 }
 
-impl From<Timestamp> for Val<'_> {
+impl From<Timestamp> for SqlValue<'_> {
     fn from(moment: Timestamp) -> Self {
         Self::Int(moment.millis())
     }
 }
 
-impl From<Span> for Val<'_> {
+impl From<Span> for SqlValue<'_> {
     fn from(span: Span) -> Self {
         Self::Int(span.millis())
     }
 }
 
-impl From<RunId> for Val<'_> {
+impl From<RunId> for SqlValue<'_> {
     fn from(run: RunId) -> Self {
         Self::from(run.number())
     }
 }
 
-impl From<CaseId> for Val<'_> {
+impl From<CaseId> for SqlValue<'_> {
     fn from(case: CaseId) -> Self {
         Self::from(case.number())
     }
 }
 
-impl<'a> From<&'a str> for Val<'a> {
+impl<'a> From<&'a str> for SqlValue<'a> {
     fn from(text: &'a str) -> Self {
         Self::Text(text)
     }
 }
 
-impl<'a> From<&'a String> for Val<'a> {
+impl<'a> From<&'a String> for SqlValue<'a> {
     fn from(text: &'a String) -> Self {
         Self::Text(text)
     }
 }
 
-impl<'a> From<&'a [u8]> for Val<'a> {
+impl<'a> From<&'a [u8]> for SqlValue<'a> {
     fn from(bytes: &'a [u8]) -> Self {
         Self::Blob(bytes)
     }
 }
 
-impl<'a, T: Into<Val<'a>>> From<Option<T>> for Val<'a> {
+impl<'a, T: Into<SqlValue<'a>>> From<Option<T>> for SqlValue<'a> {
     fn from(value: Option<T>) -> Self {
         value.map_or(Self::Null, Into::into)
     }
 }
 
-impl rusqlite::ToSql for Val<'_> {
+impl rusqlite::ToSql for SqlValue<'_> {
     fn to_sql(&self) -> rusqlite::Result<rusqlite::types::ToSqlOutput<'_>> {
         use rusqlite::types::{ToSqlOutput, ValueRef};
         Ok(ToSqlOutput::Borrowed(match *self {
-            Val::Null => ValueRef::Null,
-            Val::Int(number) => ValueRef::Integer(number),
-            Val::Text(text) => ValueRef::Text(text.as_bytes()),
-            Val::Blob(bytes) => ValueRef::Blob(bytes),
+            SqlValue::Null => ValueRef::Null,
+            SqlValue::Int(number) => ValueRef::Integer(number),
+            SqlValue::Text(text) => ValueRef::Text(text.as_bytes()),
+            SqlValue::Blob(bytes) => ValueRef::Blob(bytes),
         }))
     }
 }
 
-impl ToSql for Val<'_> {
+impl ToSql for SqlValue<'_> {
     /// Encodes an integer in the width of its column, as PostgreSQL requires.
     fn to_sql(
         &self,
@@ -211,37 +211,37 @@ impl Row<'_> {
     }
 
     /// Reads a value of any type, for copying whole tables.
-    pub(crate) fn any(&self, column: usize) -> Result<Val<'_>> {
+    pub(crate) fn any(&self, column: usize) -> Result<SqlValue<'_>> {
         match self {
             Self::Sqlite(row) => {
                 use rusqlite::types::ValueRef;
                 Ok(match row.get_ref(column).map_err(sqlite_error(READ))? {
-                    ValueRef::Null => Val::Null,
-                    ValueRef::Integer(number) => Val::Int(number),
+                    ValueRef::Null => SqlValue::Null,
+                    ValueRef::Integer(number) => SqlValue::Int(number),
                     ValueRef::Text(text) => {
-                        Val::Text(std::str::from_utf8(text).map_err(|error| unreadable("text", &error))?)
+                        SqlValue::Text(std::str::from_utf8(text).map_err(|error| unreadable("text", &error))?)
                     }
-                    ValueRef::Blob(bytes) => Val::Blob(bytes),
+                    ValueRef::Blob(bytes) => SqlValue::Blob(bytes),
                     ValueRef::Real(_) => return Err(unreadable("number", &"a fraction in an integer column")),
                 })
             }
             Self::Postgres(row) => match row.columns()[column].type_() {
-                ty if AnyInt::accepts(ty) => Ok(self.opt_int(column)?.map_or(Val::Null, Val::Int)),
+                ty if AnyInt::accepts(ty) => Ok(self.opt_int(column)?.map_or(SqlValue::Null, SqlValue::Int)),
                 &Type::BYTEA => {
                     let bytes: Option<&[u8]> = row.try_get(column).map_err(postgres_error(READ))?;
-                    Ok(bytes.map_or(Val::Null, Val::Blob))
+                    Ok(bytes.map_or(SqlValue::Null, SqlValue::Blob))
                 }
-                _ => Ok(self.opt_text(column)?.map_or(Val::Null, Val::Text)),
+                _ => Ok(self.opt_text(column)?.map_or(SqlValue::Null, SqlValue::Text)),
             },
-            Self::Copied(_) => Ok(self.opt_int(column)?.map_or(Val::Null, Val::Int)),
+            Self::Copied(_) => Ok(self.opt_int(column)?.map_or(SqlValue::Null, SqlValue::Int)),
         }
     }
 
-    pub(crate) fn moment(&self, column: usize) -> Result<Timestamp> {
+    pub(crate) fn timestamp(&self, column: usize) -> Result<Timestamp> {
         self.int(column).map(Timestamp::from_millis)
     }
 
-    pub(crate) fn opt_moment(&self, column: usize) -> Result<Option<Timestamp>> {
+    pub(crate) fn opt_timestamp(&self, column: usize) -> Result<Option<Timestamp>> {
         Ok(self.opt_int(column)?.map(Timestamp::from_millis))
     }
 
@@ -255,7 +255,7 @@ impl Row<'_> {
     }
 
     /// Reads an unsigned number.
-    pub(crate) fn number(&self, column: usize) -> Result<u64> {
+    pub(crate) fn unsigned(&self, column: usize) -> Result<u64> {
         self.int(column).map(i64::cast_unsigned)
     }
 
@@ -264,7 +264,7 @@ impl Row<'_> {
     }
 
     pub(crate) fn run(&self, column: usize) -> Result<RunId> {
-        self.number(column).map(RunId::from_number)
+        self.unsigned(column).map(RunId::from_number)
     }
 
     pub(crate) fn opt_case(&self, column: usize) -> Result<Option<CaseId>> {

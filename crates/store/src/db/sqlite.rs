@@ -14,7 +14,7 @@ use rusqlite::{Connection, OpenFlags, config::DbConfig};
 use super::{Access, Body, Conn, Tx, sqlite_error};
 use crate::{
     error::{Result, StoreError},
-    names::Names,
+    id_cache::IdCache,
 };
 
 const BUSY: Duration = Duration::from_secs(5);
@@ -154,7 +154,7 @@ pub(super) fn transaction_until(
     until: Option<Instant>,
     connection: &mut Connection,
     access: Access,
-    names: &mut Arc<Names>,
+    names: &mut Arc<IdCache>,
     body: Body<'_>,
 ) -> Result<()> {
     let Some(until) = until else { return transaction(connection, access, names, body) };
@@ -168,14 +168,14 @@ pub(super) fn transaction_until(
 pub(super) fn transaction(
     connection: &Connection,
     access: Access,
-    names: &mut Arc<Names>,
+    names: &mut Arc<IdCache>,
     body: Body<'_>,
 ) -> Result<()> {
     if !connection.is_autocommit() {
         connection.execute_batch("ROLLBACK").map_err(sqlite_error("rolling back after a panic"))?;
         set_sync(connection, "FULL")?;
     }
-    if !matches!(access, Access::WriteResults | Access::EnterResults) {
+    if !matches!(access, Access::EnqueueResults | Access::ApplyResults) {
         return attempt(connection, access, names, body);
     }
     set_sync(connection, "NORMAL")?;
@@ -191,11 +191,11 @@ fn set_sync(connection: &Connection, level: &str) -> Result<()> {
     connection.execute_batch(&words).map_err(sqlite_error("setting the sync mode"))
 }
 
-fn attempt(connection: &Connection, access: Access, names: &mut Arc<Names>, body: Body<'_>) -> Result<()> {
+fn attempt(connection: &Connection, access: Access, names: &mut Arc<IdCache>, body: Body<'_>) -> Result<()> {
     let begin = match access {
-        Access::ReadOnce => return body(&mut Tx::new(Conn::Sqlite(connection), Arc::clone(names))),
+        Access::ReadStatement => return body(&mut Tx::new(Conn::Sqlite(connection), Arc::clone(names))),
         Access::Read => "BEGIN",
-        Access::Write | Access::WriteResults | Access::EnterResults | Access::WriteAlone => "BEGIN IMMEDIATE",
+        Access::Write | Access::EnqueueResults | Access::ApplyResults | Access::WriteExclusive => "BEGIN IMMEDIATE",
     };
     run(connection, "beginning a transaction", begin)?;
     let mut tx = Tx::new(Conn::Sqlite(connection), Arc::clone(names));
@@ -204,7 +204,7 @@ fn attempt(connection: &Connection, access: Access, names: &mut Arc<Names>, body
         Ok(value)
     });
     if result.is_ok() {
-        *names = tx.names;
+        *names = tx.ids;
     } else if !connection.is_autocommit() {
         // Report the first error. If the rollback fails, the check above rolls back before the next transaction.
         drop(connection.execute_batch("ROLLBACK"));

@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{Kind, Row, Val, Visit, When, copied::Copied, postgres::PgSession, sqlite_error};
+use super::{ColumnType, Row, SendOrder, SqlValue, Visit, copy_reader::CopyReader, postgres::PgSession, sqlite_error};
 use crate::{
     error::{Result, StoreError},
-    names::Names,
+    id_cache::IdCache,
 };
 
 /// The connection a transaction runs on.
@@ -17,14 +17,14 @@ pub(crate) enum Conn<'a> {
 /// A transaction and the names known to it. Names it adds are discarded if it fails.
 pub(crate) struct Tx<'a> {
     pub(crate) conn: Conn<'a>,
-    pub(crate) names: Arc<Names>,
+    pub(crate) ids: Arc<IdCache>,
     /// The highest bundle id, set in a controller's write.
-    pub(crate) last_bundle: i64,
+    pub(crate) last_pack: i64,
 }
 
 impl<'a> Tx<'a> {
-    pub(crate) const fn new(conn: Conn<'a>, names: Arc<Names>) -> Self {
-        Self { conn, names, last_bundle: 0 }
+    pub(crate) const fn new(conn: Conn<'a>, names: Arc<IdCache>) -> Self {
+        Self { conn, ids: names, last_pack: 0 }
     }
 }
 
@@ -34,7 +34,7 @@ impl Tx<'_> {
     }
 
     /// Runs one statement and returns the number of rows changed.
-    pub(crate) fn run(&mut self, operation: &'static str, sql: &str, vals: &[Val<'_>]) -> Result<u64> {
+    pub(crate) fn execute(&mut self, operation: &'static str, sql: &str, vals: &[SqlValue<'_>]) -> Result<u64> {
         match &mut self.conn {
             Conn::Sqlite(connection) => {
                 let fail = sqlite_error(operation);
@@ -58,18 +58,24 @@ impl Tx<'_> {
         &mut self,
         operation: &'static str,
         sql: &str,
-        vals: &[Val<'_>],
+        vals: &[SqlValue<'_>],
         mut visit: impl FnMut(&Row<'_>) -> Result<()>,
     ) -> Result<()> {
-        self.hand_out(operation, sql, vals, &mut visit)
+        self.visit_rows(operation, sql, vals, &mut visit)
     }
 
-    fn hand_out(&mut self, operation: &'static str, sql: &str, vals: &[Val<'_>], visit: Visit<'_>) -> Result<()> {
+    fn visit_rows(
+        &mut self,
+        operation: &'static str,
+        sql: &str,
+        vals: &[SqlValue<'_>],
+        visit: Visit<'_>,
+    ) -> Result<()> {
         match &mut self.conn {
             Conn::Sqlite(connection) => {
                 let fail = sqlite_error(operation);
                 #[cfg(test)]
-                plans::tell(connection, &numbered(sql));
+                plans::record_plan(connection, &numbered(sql));
                 let mut statement = connection.prepare_cached(&numbered(sql)).map_err(&fail)?;
                 let mut rows = statement.query(rusqlite::params_from_iter(vals)).map_err(&fail)?;
                 while let Some(row) = rows.next().map_err(&fail)? {
@@ -86,7 +92,7 @@ impl Tx<'_> {
         &mut self,
         operation: &'static str,
         sql: &str,
-        vals: &[Val<'_>],
+        vals: &[SqlValue<'_>],
         mut read: impl FnMut(&Row<'_>) -> Result<T>,
     ) -> Result<Vec<T>> {
         if let Conn::Postgres(session) = &mut self.conn {
@@ -101,7 +107,7 @@ impl Tx<'_> {
     }
 
     /// As [`Self::all`], for a long result of integers from a query without parameters.
-    pub(crate) fn all_numbers<T>(
+    pub(crate) fn all_integers<T>(
         &mut self,
         operation: &'static str,
         sql: &str,
@@ -115,9 +121,9 @@ impl Tx<'_> {
         match &mut self.conn {
             Conn::Sqlite(_) => self.rows(operation, sql, &[], add)?,
             Conn::Postgres(session) => {
-                let mut copied = Copied::default();
-                session.copy_out(operation, sql, &mut |piece| copied.take(piece, &mut add))?;
-                copied.end()?;
+                let mut copied = CopyReader::default();
+                session.copy_out(operation, sql, &mut |piece| copied.feed(piece, &mut add))?;
+                copied.finish()?;
             }
         }
         Ok(found)
@@ -128,7 +134,7 @@ impl Tx<'_> {
         &mut self,
         operation: &'static str,
         sql: &str,
-        vals: &[Val<'_>],
+        vals: &[SqlValue<'_>],
         mut read: impl FnMut(&Row<'_>) -> Result<T>,
     ) -> Result<Option<T>> {
         if let Conn::Postgres(session) = &mut self.conn {
@@ -147,17 +153,17 @@ impl Tx<'_> {
     /// As [`Self::rows`], for a list of keys: the SQL contains `WHERE id IN {keys}`. Rows have no order, and rows of
     /// one key must not depend on other keys: SQLite runs one query per key, which is faster than building a table of
     /// keys per query; PostgreSQL runs one query in all.
-    pub(crate) fn keyed(
+    pub(crate) fn rows_by_key(
         &mut self,
         operation: &'static str,
         sql: &str,
         keys: &[i64],
         mut visit: impl FnMut(&Row<'_>) -> Result<()>,
     ) -> Result<()> {
-        self.hand_out_keyed(operation, sql, keys, &mut visit)
+        self.visit_rows_by_key(operation, sql, keys, &mut visit)
     }
 
-    fn hand_out_keyed(&mut self, operation: &'static str, sql: &str, keys: &[i64], visit: Visit<'_>) -> Result<()> {
+    fn visit_rows_by_key(&mut self, operation: &'static str, sql: &str, keys: &[i64], visit: Visit<'_>) -> Result<()> {
         if keys.is_empty() {
             return Ok(());
         }
@@ -166,7 +172,7 @@ impl Tx<'_> {
                 let fail = sqlite_error(operation);
                 let one = numbered(&sql.replace("IN {keys}", "= $1"));
                 #[cfg(test)]
-                plans::tell(connection, &one);
+                plans::record_plan(connection, &one);
                 let mut statement = connection.prepare_cached(&one).map_err(&fail)?;
                 for key in keys.iter().collect::<BTreeSet<_>>() {
                     let mut rows = statement.query([key]).map_err(&fail)?;
@@ -185,38 +191,38 @@ impl Tx<'_> {
 
     /// Announces a later call of [`Self::keyed`]. PostgreSQL receives it with the next query, so that the rows are
     /// there then; SQLite has no round trip to save.
-    pub(crate) fn foresee(&mut self, operation: &'static str, sql: &str, keys: &[i64]) {
+    pub(crate) fn prefetch(&mut self, operation: &'static str, sql: &str, keys: &[i64]) {
         if let Conn::Postgres(session) = &mut self.conn
             && !keys.is_empty()
         {
-            session.foresee_keys(operation, &unnested(sql), keys);
+            session.prefetch_keys(operation, &unnested(sql), keys);
         }
     }
 
     /// Runs a statement for each of many rows: `sqlite` once per row with its values, `postgres` once with each column
     /// as an array. `rows` is flat, with `kinds.len()` values per row. PostgreSQL may receive it later, in order; an
     /// error then surfaces there.
-    pub(crate) fn each(
+    pub(crate) fn execute_each(
         &mut self,
         operation: &'static str,
         (sqlite, postgres): (&str, &str),
-        kinds: &[Kind],
-        rows: &[Val<'_>],
+        kinds: &[ColumnType],
+        rows: &[SqlValue<'_>],
     ) -> Result<()> {
         match &mut self.conn {
             _ if rows.is_empty() => Ok(()),
             Conn::Sqlite(connection) => for_each(connection, operation, sqlite, kinds, rows).map(drop),
-            Conn::Postgres(session) => session.defer_arrays(operation, postgres, kinds, rows, When::InTurn),
+            Conn::Postgres(session) => session.defer_arrays(operation, postgres, kinds, rows, SendOrder::InOrder),
         }
     }
 
     /// As [`Self::each`], executed immediately. Returns the number of rows changed.
-    pub(crate) fn count_each(
+    pub(crate) fn execute_each_counted(
         &mut self,
         operation: &'static str,
         (sqlite, postgres): (&str, &str),
-        kinds: &[Kind],
-        rows: &[Val<'_>],
+        kinds: &[ColumnType],
+        rows: &[SqlValue<'_>],
     ) -> Result<u64> {
         match &mut self.conn {
             _ if rows.is_empty() => Ok(0),
@@ -226,38 +232,38 @@ impl Tx<'_> {
     }
 
     /// Inserts many rows. `into` is `table (columns)`, `conflict` the clause for existing rows.
-    pub(crate) fn bulk(
+    pub(crate) fn insert_many(
         &mut self,
         operation: &'static str,
         into: &str,
-        kinds: &[Kind],
-        rows: &[Val<'_>],
+        kinds: &[ColumnType],
+        rows: &[SqlValue<'_>],
         conflict: &str,
     ) -> Result<()> {
-        self.insert_rows(operation, into, kinds, rows, conflict, When::InTurn)
+        self.insert_rows(operation, into, kinds, rows, conflict, SendOrder::InOrder)
     }
 
     /// As [`Self::bulk`], for rows that every transaction updates: they are locked only at its end, to keep others
     /// waiting as briefly as possible.
-    pub(crate) fn add_up(
+    pub(crate) fn upsert_contended(
         &mut self,
         operation: &'static str,
         into: &str,
-        kinds: &[Kind],
-        rows: &[Val<'_>],
+        kinds: &[ColumnType],
+        rows: &[SqlValue<'_>],
         conflict: &str,
     ) -> Result<()> {
-        self.insert_rows(operation, into, kinds, rows, conflict, When::AtLast)
+        self.insert_rows(operation, into, kinds, rows, conflict, SendOrder::Last)
     }
 
     fn insert_rows(
         &mut self,
         operation: &'static str,
         into: &str,
-        kinds: &[Kind],
-        rows: &[Val<'_>],
+        kinds: &[ColumnType],
+        rows: &[SqlValue<'_>],
         conflict: &str,
-        when: When,
+        when: SendOrder,
     ) -> Result<()> {
         if rows.is_empty() {
             return Ok(());
@@ -278,7 +284,7 @@ impl Tx<'_> {
     }
 
     /// Inserts a row and returns its id.
-    pub(crate) fn insert(&mut self, operation: &'static str, sql: &str, vals: &[Val<'_>]) -> Result<i64> {
+    pub(crate) fn insert(&mut self, operation: &'static str, sql: &str, vals: &[SqlValue<'_>]) -> Result<i64> {
         self.first(operation, &format!("{sql} RETURNING id"), vals, |row| row.int(0))?
             .ok_or_else(|| StoreError::Unreadable { what: "result", why: format!("{operation} returned no id") })
     }
@@ -288,8 +294,8 @@ fn for_each(
     connection: &rusqlite::Connection,
     operation: &'static str,
     sql: &str,
-    kinds: &[Kind],
-    rows: &[Val<'_>],
+    kinds: &[ColumnType],
+    rows: &[SqlValue<'_>],
 ) -> Result<u64> {
     let fail = sqlite_error(operation);
     let mut statement = connection.prepare_cached(&numbered(sql)).map_err(&fail)?;
@@ -300,7 +306,7 @@ fn for_each(
     Ok(changed)
 }
 
-impl Kind {
+impl ColumnType {
     const fn postgres(self) -> &'static str {
         match self {
             Self::Int => "int8",
@@ -327,11 +333,11 @@ pub(crate) mod plans {
     use std::cell::RefCell;
 
     thread_local! {
-        static TOLD: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
+        static RECORDED: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
     }
 
-    pub(crate) fn tell(connection: &rusqlite::Connection, sql: &str) {
-        TOLD.with_borrow_mut(|told| {
+    pub(crate) fn record_plan(connection: &rusqlite::Connection, sql: &str) {
+        RECORDED.with_borrow_mut(|told| {
             let Some(told) = told else { return };
             let mut statement = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
             let mut steps = statement.raw_query();
@@ -342,9 +348,9 @@ pub(crate) mod plans {
     }
 
     /// Returns the plan steps of all queries that `ask` runs.
-    pub(crate) fn of(ask: impl FnOnce()) -> Vec<String> {
-        TOLD.set(Some(Vec::new()));
+    pub(crate) fn record(ask: impl FnOnce()) -> Vec<String> {
+        RECORDED.set(Some(Vec::new()));
         ask();
-        TOLD.take().unwrap_or_default()
+        RECORDED.take().unwrap_or_default()
     }
 }

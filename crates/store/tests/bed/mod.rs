@@ -10,19 +10,19 @@ use doctor_core::{
     ids::{IdSource, NodeName, RuleId, RunId, TestId},
     node::Hardware,
     observation::{Entity, EntityKind},
-    plan::{Action, Conclusion, PassedOver},
+    plan::{Action, Conclusion, SkipReason},
     policy::{Policy, Retry},
-    reason::{Because, ReasonCode},
+    reason::{ReasonCode, WithReason},
     run::{NonEmpty, Outcome, Purpose, Run, RunState},
     time::{Span, Timestamp},
 };
 use doctor_store::{
     Lease, Store, StoreUrl,
-    records::{Accepted, CycleId, CycleIntent, JudgedResult},
+    records::{Accepted, ClassifiedResult, CycleId, CycleIntent},
 };
 
 /// A store under test, with a lease and a clock that only the test advances.
-pub(crate) struct Bed {
+pub(crate) struct StoreTestbed {
     pub(crate) store: Store,
     pub(crate) lease: Lease,
     pub(crate) now: Timestamp,
@@ -41,11 +41,11 @@ pub(crate) fn test(name: &str) -> TestId {
 }
 
 pub(crate) fn retry() -> Retry {
-    Policy::standard().retry
+    Policy::built_in().retry
 }
 
-impl Bed {
-    fn over(store: Store, url: Option<StoreUrl>) -> Self {
+impl StoreTestbed {
+    fn from_store(store: Store, url: Option<StoreUrl>) -> Self {
         let now = Timestamp::from_secs(1_794_700_800);
         let lease = store.acquire("tests", now, Span::days(36_500)).unwrap();
         let folder = tempfile::tempdir().unwrap();
@@ -53,20 +53,20 @@ impl Bed {
     }
 
     pub(crate) fn memory() -> Self {
-        Self::over(Store::open_in_memory().unwrap(), None)
+        Self::from_store(Store::open_in_memory().unwrap(), None)
     }
 
     pub(crate) fn file() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let url = StoreUrl::Sqlite(folder.path().join("doctor.db"));
-        let mut bed = Self::over(Store::open(&url).unwrap(), Some(url));
+        let mut bed = Self::from_store(Store::open(&url).unwrap(), Some(url));
         bed.folder = folder;
         bed
     }
 
     /// Opens an existing store.
     pub(crate) fn at(url: &StoreUrl) -> Self {
-        Self::over(Store::open(url).unwrap(), Some(url.clone()))
+        Self::from_store(Store::open(url).unwrap(), Some(url.clone()))
     }
 
     /// Reopens the store, as after a restart of the controller.
@@ -78,7 +78,7 @@ impl Bed {
     /// Returns `None`, after printing so, where there is no PostgreSQL.
     pub(crate) fn postgres() -> Option<Self> {
         let url = postgres::new_database()?;
-        Some(Self::over(Store::open(&url).unwrap(), Some(url)))
+        Some(Self::from_store(Store::open(&url).unwrap(), Some(url)))
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -90,22 +90,22 @@ impl Bed {
         self.now
     }
 
-    pub(crate) fn commit(&mut self, actions: &[Because<Action>]) -> CycleId {
+    pub(crate) fn commit(&mut self, actions: &[WithReason<Action>]) -> CycleId {
         self.commit_reasons(actions, &[])
     }
 
     pub(crate) fn commit_reasons(
         &mut self,
-        actions: &[Because<Action>],
-        reasons: &[(NodeName, PassedOver)],
+        actions: &[WithReason<Action>],
+        reasons: &[(NodeName, SkipReason)],
     ) -> CycleId {
         self.try_commit(actions, reasons).unwrap()
     }
 
     pub(crate) fn try_commit(
         &mut self,
-        actions: &[Because<Action>],
-        changed_reasons: &[(NodeName, PassedOver)],
+        actions: &[WithReason<Action>],
+        changed_reasons: &[(NodeName, SkipReason)],
     ) -> Result<CycleId, doctor_store::StoreError> {
         let mut keys = BTreeMap::new();
         for action in actions {
@@ -118,23 +118,23 @@ impl Bed {
             at: self.now,
             actions,
             keys: &keys,
-            named: &[],
+            attributed_findings: &[],
             changed_reasons,
             policy_version: 3,
             retry: &retry(),
-            told: &[],
+            notifications: &[],
         };
         self.store.commit(&self.lease, &intent)
     }
 
     pub(crate) fn run_on(&mut self, nodes: &[&str], tests: &[&str]) -> Run {
-        self.ids.at(self.now);
+        self.ids.set_time(self.now);
         Run {
             id: self.ids.run(),
             nodes: NonEmpty::new(nodes.iter().map(|name| node(name)).collect()).unwrap(),
             tests: NonEmpty::new(tests.iter().map(|name| test(name)).collect()).unwrap(),
             state: RunState::Planned,
-            asked: Because::new(Purpose::Validation, "due", "never tested"),
+            asked: WithReason::new(Purpose::Validation, "due", "never tested"),
             case: None,
             planned: self.now,
             limit: Span::minutes(30),
@@ -145,16 +145,16 @@ impl Bed {
     pub(crate) fn plan(&mut self, name: &str, tests: &[&str]) -> RunId {
         let run = self.run_on(&[name], tests);
         let id = run.id;
-        self.commit(&[Because::new(Action::Submit(run), "due", "never tested")]);
+        self.commit(&[WithReason::new(Action::Submit(run), "due", "never tested")]);
         id
     }
 
     pub(crate) fn conclude(&mut self, run: RunId, end: Conclusion) {
-        self.commit(&[Because::new(Action::Conclude { run, end }, "over", "no result came")]);
+        self.commit(&[WithReason::new(Action::Conclude { run, end }, "over", "no result came")]);
     }
 
-    pub(crate) fn result(&self, run: RunId, name: &str, outcomes: Vec<Outcome>) -> JudgedResult {
-        JudgedResult {
+    pub(crate) fn result(&self, run: RunId, name: &str, outcomes: Vec<Outcome>) -> ClassifiedResult {
+        ClassifiedResult {
             run,
             node: node(name),
             outcomes,
@@ -167,15 +167,15 @@ impl Bed {
         }
     }
 
-    pub(crate) fn accept(&self, results: &[JudgedResult]) -> Vec<Accepted> {
+    pub(crate) fn accept(&self, results: &[ClassifiedResult]) -> Vec<Accepted> {
         self.store.accept(&self.lease, results).unwrap()
     }
 
     /// Plans, runs and accepts one test with this verdict, at the current time.
-    pub(crate) fn tested(&mut self, name: &str, test: &str, verdict: Verdict) -> RunId {
+    pub(crate) fn run_test(&mut self, name: &str, test: &str, verdict: Verdict) -> RunId {
         let run = self.plan(name, &[test]);
         let outcome = self.outcome(name, test, verdict);
-        assert_eq!(self.accept(&[self.result(run, name, vec![outcome])]), [Accepted::Kept]);
+        assert_eq!(self.accept(&[self.result(run, name, vec![outcome])]), [Accepted::Stored]);
         run
     }
 
@@ -201,7 +201,7 @@ impl Bed {
     /// Asserts that the store is consistent.
     pub(crate) fn assert_sound(&self) {
         let verified = self.store.verify().unwrap();
-        assert!(verified.is_sound(), "{:#?}", verified.troubles);
+        assert!(verified.is_consistent(), "{:#?}", verified.troubles);
     }
 }
 

@@ -7,9 +7,9 @@ use std::sync::{
 
 use doctor_store::StoreUrl;
 
-use doctor_bed::postgres::{BedError, Server, Setup};
+use doctor_bed::postgres::{PostgresTestbedError, Server, Setup};
 
-static SERVER: OnceLock<Result<Server, BedError>> = OnceLock::new();
+static SERVER: OnceLock<Result<Server, PostgresTestbedError>> = OnceLock::new();
 static DATABASES: AtomicU32 = AtomicU32::new(0);
 
 /// Creates an empty database. Where there is no PostgreSQL, prints so and returns `None`; in CI that is a failure.

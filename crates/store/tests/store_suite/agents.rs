@@ -1,11 +1,11 @@
 //! Agent reports and credentials, on every kind of store.
 
-use doctor_checks::document::{Dropped, RunKey, Schema, Versions};
+use doctor_checks::document::{DroppedReports, RunKey, Schema, Versions};
 use doctor_core::time::{Span, Timestamp};
-use doctor_store::records::{Accepted, AgentFindings, AgentHeard, AgentKey, HistoryFilter, SpeaksBy};
+use doctor_store::records::{Accepted, AgentAuth, AgentContact, AgentFindings, AgentKey, HistoryFilter};
 
 use crate::{
-    bed::{Bed, finding, hardware, node, test},
+    bed::{StoreTestbed, finding, hardware, node, test},
     suite,
 };
 
@@ -16,7 +16,7 @@ suite!(
     what_was_heard_of_agents_is_kept_and_what_was_dropped_is_told,
 );
 
-fn agents_open_and_clear_findings_without_history(bed: &mut Bed) {
+fn agents_open_and_clear_findings_without_history(bed: &mut StoreTestbed) {
     let mut report = AgentFindings {
         node: node("n1"),
         number: 1,
@@ -26,11 +26,11 @@ fn agents_open_and_clear_findings_without_history(bed: &mut Bed) {
         hardware: hardware("n1"),
         dropped: None,
     };
-    assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Kept);
+    assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Stored);
     report.received = bed.wait(Span::minutes(1));
     assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Duplicate, "it was stored before");
     report.number = 2;
-    assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Kept);
+    assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Stored);
     let stored = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
     assert_eq!((stored.findings[0].times, stored.findings[0].run), (2, None));
     assert_eq!(stored.hardware, hardware("n1").id());
@@ -38,17 +38,17 @@ fn agents_open_and_clear_findings_without_history(bed: &mut Bed) {
     // The agent was reinstalled and restarts its numbering.
     (report.number, report.sent) = (1, bed.now);
     report.by_check.insert(test("gpu"), Vec::new());
-    assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Kept);
+    assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Stored);
     assert!(bed.store.load_nodes().unwrap()[&node("n1")].findings.is_empty());
     assert!(bed.store.history(&HistoryFilter::default()).unwrap().is_empty());
 }
 
-fn an_agent_speaks_with_its_key_until_it_is_revoked(bed: &mut Bed) {
+fn an_agent_speaks_with_its_key_until_it_is_revoked(bed: &mut StoreTestbed) {
     let (n1, first, second) = (node("n1"), RunKey::new([1; 32]), RunKey::new([2; 32]));
     assert_eq!(bed.store.agent_key(&n1).unwrap(), AgentKey::Unknown);
     assert!(!bed.store.revoke_agent(&n1, "ann", "lost", bed.now).unwrap());
     let operators = bed.store.operator_changes().unwrap();
-    let key_now = |bed: &Bed| match bed.store.agent_key(&node("n1")).unwrap() {
+    let key_now = |bed: &StoreTestbed| match bed.store.agent_key(&node("n1")).unwrap() {
         AgentKey::Enrolled { key, heard: None, .. } => key,
         other => panic!("{other:?}"),
     };
@@ -67,32 +67,32 @@ fn an_agent_speaks_with_its_key_until_it_is_revoked(bed: &mut Bed) {
     assert_eq!(said, ["revoke-agent", "enroll-agent", "enroll-agent"]);
 }
 
-fn an_agent_that_its_cluster_vouches_for_has_no_key_and_can_be_revoked(bed: &mut Bed) {
+fn an_agent_that_its_cluster_vouches_for_has_no_key_and_can_be_revoked(bed: &mut StoreTestbed) {
     let (n1, n2, key) = (node("n1"), node("n2"), RunKey::new([1; 32]));
     bed.store.enroll_agent(&n1, &key, "ann", "new node", bed.now).unwrap();
     let operators = bed.store.operator_changes().unwrap();
     for _ in 0..2 {
-        bed.store.introduce_agents(&[(n1.clone(), bed.now), (n2.clone(), bed.now)]).unwrap();
+        bed.store.register_agents(&[(n1.clone(), bed.now), (n2.clone(), bed.now)]).unwrap();
     }
     assert!(matches!(bed.store.agent_key(&n1).unwrap(), AgentKey::Enrolled { key: known, .. } if known == key));
-    assert_eq!(bed.store.agent_key(&n2).unwrap(), AgentKey::Vouched { heard: None });
-    let by: Vec<SpeaksBy> = bed.store.agents().unwrap().iter().map(|agent| agent.speaks_by).collect();
-    assert_eq!(by, [SpeaksBy::Key, SpeaksBy::Token]);
+    assert_eq!(bed.store.agent_key(&n2).unwrap(), AgentKey::ClusterToken { heard: None });
+    let by: Vec<AgentAuth> = bed.store.agents().unwrap().iter().map(|agent| agent.speaks_by).collect();
+    assert_eq!(by, [AgentAuth::Key, AgentAuth::Token]);
     assert_eq!(bed.store.operator_changes().unwrap(), operators, "no operator was involved");
     let said: Vec<String> = bed.store.audit(10, None).unwrap().into_iter().map(|line| line.what).collect();
     assert_eq!(said, ["introduce-agent", "enroll-agent"], "once, and only for the new one");
 
     assert!(bed.store.revoke_agent(&n2, "ann", "taken over", bed.now).unwrap());
-    bed.store.introduce_agents(&[(n2.clone(), bed.now)]).unwrap();
+    bed.store.register_agents(&[(n2.clone(), bed.now)]).unwrap();
     assert_eq!(bed.store.agent_key(&n2).unwrap(), AgentKey::Revoked, "only an operator can enroll it again");
 }
 
-fn what_was_heard_of_agents_is_kept_and_what_was_dropped_is_told(bed: &mut Bed) {
-    let heard = |number: u64, at: Timestamp| AgentHeard {
+fn what_was_heard_of_agents_is_kept_and_what_was_dropped_is_told(bed: &mut StoreTestbed) {
+    let heard = |number: u64, at: Timestamp| AgentContact {
         at,
         number,
         sent: at,
-        versions: Versions { program: "0.1.0".to_owned(), schema: Schema::KNOWN, policy: 7, waiting: 0 },
+        versions: Versions { program: "0.1.0".to_owned(), schema: Schema::CURRENT, policy: 7, waiting: 0 },
     };
     for name in ["n1", "n2", "n3"] {
         bed.store.enroll_agent(&node(name), &RunKey::new([1; 32]), "ann", "x", bed.now).unwrap();
@@ -100,11 +100,11 @@ fn what_was_heard_of_agents_is_kept_and_what_was_dropped_is_told(bed: &mut Bed) 
     bed.store.revoke_agent(&node("n2"), "ann", "x", bed.now).unwrap();
     let at = bed.wait(Span::minutes(1));
     let all: Vec<_> = ["n1", "n2", "n9"].map(|name| (node(name), heard(5, at))).into();
-    bed.store.note_agents(&bed.lease, &all).unwrap();
+    bed.store.record_agent_contacts(&bed.lease, &all).unwrap();
     let known: Vec<_> = bed.store.agents().unwrap().into_iter().map(|agent| agent.heard).collect();
     assert_eq!(known, [Some(heard(5, at)), None, None], "neither revoked nor unknown agents are recorded");
 
-    let dropped = Dropped { reports: 12, checks: [(test("gpu"), 9)].into(), from: at, to: at };
+    let dropped = DroppedReports { reports: 12, checks: [(test("gpu"), 9)].into(), from: at, to: at };
     let report = AgentFindings {
         node: node("n1"),
         number: 1,
@@ -114,7 +114,7 @@ fn what_was_heard_of_agents_is_kept_and_what_was_dropped_is_told(bed: &mut Bed) 
         hardware: hardware("n1"),
         dropped: Some(dropped),
     };
-    assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Kept);
+    assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Stored);
     let line = &bed.store.audit(1, None).unwrap()[0];
     assert_eq!(line.what, "reports-dropped");
     assert!(line.text.contains("12 reports") && line.text.contains("gpu 9"), "{}", line.text);

@@ -1,18 +1,18 @@
 //! Cases, the breaker and operator commands, on every kind of store.
 
 use doctor_core::{
-    case::{Case, CaseState, Closed, Rung, StepKind, StepState},
+    case::{Case, CaseOutcome, CaseState, RepairStep, StepKind, StepState},
     finding::{Severity, Verdict},
-    lifecycle::Life,
+    lifecycle::NodeState,
     node::Hold,
     plan::{Action, Notice},
-    reason::Because,
-    snapshot::{Asked, Breaker, Pause},
+    reason::WithReason,
+    snapshot::{Breaker, CommandKind, Pause},
     time::Span,
 };
 
 use crate::{
-    bed::{Bed, finding, hardware, node, test},
+    bed::{StoreTestbed, finding, hardware, node, test},
     suite,
 };
 
@@ -23,8 +23,8 @@ suite!(
     what_operators_say_is_read_back_and_audited,
 );
 
-pub(crate) fn new_case(bed: &mut Bed, name: &str) -> Case {
-    bed.ids.at(bed.now);
+pub(crate) fn new_case(bed: &mut StoreTestbed, name: &str) -> Case {
+    bed.ids.set_time(bed.now);
     Case {
         id: bed.ids.case(),
         hardware: hardware(name).id().unwrap(),
@@ -32,7 +32,7 @@ pub(crate) fn new_case(bed: &mut Bed, name: &str) -> Case {
         opened: bed.now,
         severity: Severity::Reset,
         findings: vec![finding("gpu", "gpu-hot", 3)],
-        rung: Rung::Reset,
+        rung: RepairStep::Reset,
         steps: Vec::new(),
         state: CaseState::Open,
         boot_id: None,
@@ -41,47 +41,47 @@ pub(crate) fn new_case(bed: &mut Bed, name: &str) -> Case {
     }
 }
 
-pub(crate) fn open_case(bed: &mut Bed, name: &str) -> Case {
+pub(crate) fn open_case(bed: &mut StoreTestbed, name: &str) -> Case {
     let case = new_case(bed, name);
-    let to = Life::Quarantined;
+    let to = NodeState::Quarantined;
     bed.commit(&[
-        Because::new(Action::OpenCase(case.clone()), "confirmed", "hot"),
-        Because::new(Action::Move { node: node(name), to, case: Some(case.id) }, "confirmed", "hot"),
+        WithReason::new(Action::OpenCase(case.clone()), "confirmed", "hot"),
+        WithReason::new(Action::Move { node: node(name), to, case: Some(case.id) }, "confirmed", "hot"),
     ]);
     case
 }
 
-fn a_case_is_kept_step_by_step_and_its_closing_frees_the_node(bed: &mut Bed) {
-    bed.tested("n1", "gpu", Verdict::Fail);
+fn a_case_is_kept_step_by_step_and_its_closing_frees_the_node(bed: &mut StoreTestbed) {
+    bed.run_test("n1", "gpu", Verdict::Fail);
     let case = open_case(bed, "n1");
     let stored = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
-    assert_eq!((stored.life, stored.case, stored.since), (Life::Quarantined, Some(case.id), bed.now));
+    assert_eq!((stored.state, stored.case, stored.state_since), (NodeState::Quarantined, Some(case.id), bed.now));
 
     let (mark, reset) = (bed.ids.op(), bed.ids.op());
     let step = |step, op| Action::Step { case: case.id, node: node("n1"), step, op, tries: 1 };
-    bed.commit(&[Because::new(step(StepKind::Mark, mark), "confirmed", "hot")]);
+    bed.commit(&[WithReason::new(step(StepKind::Mark, mark), "confirmed", "hot")]);
     bed.store.record_step(&bed.lease, case.id, mark, Ok(()), bed.now).unwrap();
-    bed.commit(&[Because::new(step(StepKind::Reset, reset), "next", "try")]);
+    bed.commit(&[WithReason::new(step(StepKind::Reset, reset), "next", "try")]);
     bed.store.record_step(&bed.lease, case.id, reset, Err("driver is stuck"), bed.now).unwrap();
-    bed.commit(&[Because::new(Action::Escalate { case: case.id, to: Rung::Reboot }, "failed", "up")]);
+    bed.commit(&[WithReason::new(Action::Escalate { case: case.id, to: RepairStep::Reboot }, "failed", "up")]);
     let proposed = bed.ids.op();
     let propose = Action::Propose { case: case.id, node: node("n1"), step: StepKind::Reboot, op: proposed };
-    bed.commit(&[Because::new(propose, "not-allowed", "ask")]);
-    bed.commit(&[Because::new(Action::Settle { case: case.id, op: proposed, done: true }, "seen", "rebooted")]);
+    bed.commit(&[WithReason::new(propose, "not-allowed", "ask")]);
+    bed.commit(&[WithReason::new(Action::Settle { case: case.id, op: proposed, done: true }, "seen", "rebooted")]);
     let (prove, drain) = (bed.ids.op(), bed.ids.op());
-    bed.commit(&[Because::new(step(StepKind::Prove, prove), "proof", "prove it")]);
-    bed.commit(&[Because::new(step(StepKind::Drain, drain), "case", "drain it")]);
+    bed.commit(&[WithReason::new(step(StepKind::Requalify, prove), "proof", "prove it")]);
+    bed.commit(&[WithReason::new(step(StepKind::Drain, drain), "case", "drain it")]);
     let kept = bed.store.case(case.id).unwrap().unwrap();
     let steps: Vec<_> = kept.steps.iter().map(|step| (step.what, step.state, step.rung)).collect();
     assert_eq!(
         steps,
         [
-            (StepKind::Mark, StepState::Done, Rung::Reset),
-            (StepKind::Reset, StepState::Failed, Rung::Reset),
-            (StepKind::Reboot, StepState::Done, Rung::Reboot),
+            (StepKind::Mark, StepState::Done, RepairStep::Reset),
+            (StepKind::Reset, StepState::Failed, RepairStep::Reset),
+            (StepKind::Reboot, StepState::Done, RepairStep::Reboot),
             // A bookkeeping step is done with the plan; a step that touches the cluster is not.
-            (StepKind::Prove, StepState::Done, Rung::Reboot),
-            (StepKind::Drain, StepState::Intended, Rung::Reboot)
+            (StepKind::Requalify, StepState::Done, RepairStep::Reboot),
+            (StepKind::Drain, StepState::Intended, RepairStep::Reboot)
         ]
     );
     assert_eq!(kept.steps[1].text, "driver is stuck");
@@ -89,13 +89,13 @@ fn a_case_is_kept_step_by_step_and_its_closing_frees_the_node(bed: &mut Bed) {
     assert!(bed.store.record_step(&bed.lease, case.id, unknown, Ok(()), bed.now).is_err());
 
     bed.wait(Span::hours(1));
-    bed.tested("n1", "disk", Verdict::Fail);
-    bed.commit(&[Because::new(Action::Worsen { case: case.id, node: node("n1") }, "worse", "disk too")]);
+    bed.run_test("n1", "disk", Verdict::Fail);
+    bed.commit(&[WithReason::new(Action::Worsen { case: case.id, node: node("n1") }, "worse", "disk too")]);
     assert_eq!(bed.store.case(case.id).unwrap().unwrap().findings.len(), 2);
     bed.assert_sound();
 
-    let close = Action::CloseCase { case: case.id, node: node("n1"), how: Closed::Returned };
-    bed.commit(&[Because::new(close, "proved", "well")]);
+    let close = Action::CloseCase { case: case.id, node: node("n1"), how: CaseOutcome::Returned };
+    bed.commit(&[WithReason::new(close, "proved", "well")]);
     let stored = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
     assert_eq!((stored.case, stored.findings.len()), (None, 0));
     let closed_at = bed.now;
@@ -105,50 +105,56 @@ fn a_case_is_kept_step_by_step_and_its_closing_frees_the_node(bed: &mut Bed) {
     bed.assert_sound();
 }
 
-fn a_case_follows_its_machine_to_another_name(bed: &mut Bed) {
+fn a_case_follows_its_machine_to_another_name(bed: &mut StoreTestbed) {
     let case = open_case(bed, "n1");
-    bed.commit(&[Because::new(Action::Follow { case: case.id, node: node("n9") }, "machine-followed", "renamed")]);
+    bed.commit(&[WithReason::new(Action::Follow { case: case.id, node: node("n9") }, "machine-followed", "renamed")]);
     let nodes = bed.store.load_nodes().unwrap();
     assert_eq!((nodes[&node("n1")].case, nodes[&node("n9")].case), (None, Some(case.id)));
     assert_eq!(bed.store.case(case.id).unwrap().unwrap().node, node("n9"));
     // Closed under the new name, it changes nothing under the old one.
-    let close = Action::CloseCase { case: case.id, node: node("n9"), how: Closed::Returned };
-    bed.commit(&[Because::new(close, "proved", "well")]);
+    let close = Action::CloseCase { case: case.id, node: node("n9"), how: CaseOutcome::Returned };
+    bed.commit(&[WithReason::new(close, "proved", "well")]);
     bed.assert_sound();
 }
 
-fn the_breaker_counts_what_we_took_out_and_not_what_operators_asked_for(bed: &mut Bed) {
+fn the_breaker_counts_what_we_took_out_and_not_what_operators_asked_for(bed: &mut StoreTestbed) {
     let since = bed.now;
-    let request =
-        bed.store.add_request(&Asked::Quarantine { node: node("n2"), evict: false }, "ada", "smells", bed.now).unwrap();
+    let request = bed
+        .store
+        .add_command(&CommandKind::Quarantine { node: node("n2"), evict: false }, "ada", "smells", bed.now)
+        .unwrap();
     let mut actions = Vec::new();
     for name in ["n1", "n2"] {
         let case = new_case(bed, name);
         let op = bed.ids.op();
         let id = case.id;
-        actions.push(Because::new(Action::OpenCase(case), "x", "x"));
-        actions.push(Because::new(
+        actions.push(WithReason::new(Action::OpenCase(case), "x", "x"));
+        actions.push(WithReason::new(
             Action::Step { case: id, node: node(name), step: StepKind::Mark, op, tries: 1 },
             "x",
             "x",
         ));
-        actions.push(Because::new(Action::Move { node: node(name), to: Life::Quarantined, case: Some(id) }, "x", "x"));
+        actions.push(WithReason::new(
+            Action::Move { node: node(name), to: NodeState::Quarantined, case: Some(id) },
+            "x",
+            "x",
+        ));
     }
     // A mark that was found, not made.
-    actions.push(Because::new(
-        Action::Move { node: node("n3"), to: Life::Quarantined, case: None },
+    actions.push(WithReason::new(
+        Action::Move { node: node("n3"), to: NodeState::Quarantined, case: None },
         "mark-adopted",
         "x",
     ));
-    actions.push(Because::new(Action::Answer { request }, "operator", "asked"));
+    actions.push(WithReason::new(Action::Answer { request }, "operator", "asked"));
     bed.commit(&actions);
-    assert_eq!(bed.store.taken_out_since(since).unwrap(), [(node("n1"), bed.now)]);
-    assert!(bed.store.taken_out_since(bed.now.plus(Span::from_millis(1))).unwrap().is_empty());
-    assert!(bed.store.requests().unwrap().is_empty());
+    assert_eq!(bed.store.nodes_taken_out_since(since).unwrap(), [(node("n1"), bed.now)]);
+    assert!(bed.store.nodes_taken_out_since(bed.now.plus(Span::from_millis(1))).unwrap().is_empty());
+    assert!(bed.store.open_commands().unwrap().is_empty());
     bed.assert_sound();
 }
 
-fn what_operators_say_is_read_back_and_audited(bed: &mut Bed) {
+fn what_operators_say_is_read_back_and_audited(bed: &mut StoreTestbed) {
     let (store, now) = (bed.store.clone(), bed.now);
     let before = store.operator_changes().unwrap();
     let hold = Hold { by: "ada".to_owned(), why: "debugging".to_owned(), since: now, until: None };
@@ -171,19 +177,21 @@ fn what_operators_say_is_read_back_and_audited(bed: &mut Bed) {
     assert!(store.pauses(now).unwrap().is_empty());
 
     assert_eq!(store.breaker().unwrap(), Breaker::Closed { since: None });
-    bed.commit(&[Because::new(Action::OpenBreaker, "breaker-opened", "3 nodes in an hour")]);
+    bed.commit(&[WithReason::new(Action::OpenBreaker, "breaker-opened", "3 nodes in an hour")]);
     assert_eq!(store.breaker().unwrap(), Breaker::Open { since: now, why: "3 nodes in an hour".to_owned() });
     store.close_breaker("ada", "looked at all three", now).unwrap();
     assert_eq!(store.breaker().unwrap(), Breaker::Closed { since: Some(now) });
 
-    assert!(!store.silence_reported().unwrap());
-    bed.commit(&[Because::new(Action::Notice(Notice::AgentsSilent { silent: 5, of: 9 }), "agents-silent", "x")]);
-    assert!(store.silence_reported().unwrap());
-    bed.commit(&[Because::new(Action::Notice(Notice::AgentsBack), "agents-back", "x")]);
-    assert!(!store.silence_reported().unwrap());
+    assert!(!store.agent_silence_reported().unwrap());
+    bed.commit(&[WithReason::new(Action::Notice(Notice::AgentsSilent { silent: 5, of: 9 }), "agents-silent", "x")]);
+    assert!(store.agent_silence_reported().unwrap());
+    bed.commit(&[WithReason::new(Action::Notice(Notice::AgentsBack), "agents-back", "x")]);
+    assert!(!store.agent_silence_reported().unwrap());
 
-    store.add_request(&Asked::Test { node: node("n2"), tests: vec![test("disk")] }, "eve", "new disk", now).unwrap();
-    let requests = store.requests().unwrap();
+    store
+        .add_command(&CommandKind::Test { node: node("n2"), tests: vec![test("disk")] }, "eve", "new disk", now)
+        .unwrap();
+    let requests = store.open_commands().unwrap();
     assert_eq!((requests.len(), requests[0].by.as_str()), (1, "eve"));
     assert_eq!(store.operator_changes().unwrap(), before + 6);
     let who: Vec<_> = store.audit(100, None).unwrap().into_iter().map(|row| (row.by, row.what)).collect();

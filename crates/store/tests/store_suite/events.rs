@@ -7,17 +7,18 @@ use doctor_checks::{
     probe::ProbeOutput,
 };
 use doctor_core::{
-    finding::Verdict, ids::CheckId, lifecycle::Life, node::Hardware, observation::Settled, plan::Action,
-    policy::Policy, profile::Profiles, reason::Because, run::Purpose, snapshot::Asked, time::Span,
+    finding::Verdict, ids::CheckId, lifecycle::NodeState, node::Hardware, observation::AcknowledgedEvents,
+    plan::Action, policy::Policy, profile::Profiles, reason::WithReason, run::Purpose, snapshot::CommandKind,
+    time::Span,
 };
 use doctor_engine::{
-    ingest::{self, By},
+    ingest::{self, ClassifyContext},
     settings::Settings,
 };
 use doctor_store::records::Accepted;
 
 use crate::{
-    bed::{Bed, node},
+    bed::{StoreTestbed, node},
     cases::open_case,
     suite,
 };
@@ -35,11 +36,11 @@ const QUIET: &str = "6,1,0,-;Linux version 6.8.0";
 const MACHINE_CHECK: &str = "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 7: be00000000800400";
 
 fn settings() -> Settings {
-    Settings::new(Policy::standard(), Catalogue::built_in(), Profiles::default()).unwrap()
+    Settings::new(Policy::built_in(), Catalogue::built_in(), Profiles::default()).unwrap()
 }
 
 /// The kernel-log check's evidence for a log with these records.
-fn evidence(settings: &Settings, boot: &str, records: &[(u64, &str)], bed: &Bed) -> TestEvidence {
+fn evidence(settings: &Settings, boot: &str, records: &[(u64, &str)], bed: &StoreTestbed) -> TestEvidence {
     let id = CheckId::new("kernel-log").unwrap();
     let mut log = format!("{QUIET}\n");
     for (sequence, text) in records {
@@ -55,12 +56,12 @@ fn machine(boot: &str) -> Hardware {
     Hardware { board_serial: Some("SN-n1".to_owned()), boot_id: Some(boot.to_owned()), ..Hardware::default() }
 }
 
-fn settled(bed: &Bed) -> Vec<Settled> {
-    bed.store.settled_events().unwrap().remove(&node("n1")).unwrap_or_default()
+fn settled(bed: &StoreTestbed) -> Vec<AcknowledgedEvents> {
+    bed.store.acknowledged_events().unwrap().remove(&node("n1")).unwrap_or_default()
 }
 
 /// Lets the agent of `n1` report these records; returns the open findings.
-fn reports(bed: &mut Bed, boot: &str, records: &[(u64, &str)]) -> Vec<String> {
+fn reports(bed: &mut StoreTestbed, boot: &str, records: &[(u64, &str)]) -> Vec<String> {
     let (settings, key) = (settings(), RunKey::new([9; 32]));
     bed.wait(Span::minutes(5));
     let report = AgentReport {
@@ -70,29 +71,29 @@ fn reports(bed: &mut Bed, boot: &str, records: &[(u64, &str)]) -> Vec<String> {
         number: u64::try_from(bed.now.millis()).unwrap(),
         at: bed.now,
         checks: vec![evidence(&settings, boot, records, bed)],
-        versions: Versions { program: String::new(), schema: Schema::KNOWN, policy: 1, waiting: 0 },
+        versions: Versions { program: String::new(), schema: Schema::CURRENT, policy: 1, waiting: 0 },
         dropped: None,
     };
     let settled = settled(bed);
-    let by = By { settings: &settings, sku: None, settled: &settled };
+    let by = ClassifyContext { settings: &settings, sku: None, acknowledged: &settled };
     let findings = ingest::open_report(by, &node("n1"), &key, &report.sign(&key).unwrap(), bed.now).unwrap();
-    assert_eq!(bed.store.accept_agent(&bed.lease, &findings).unwrap(), Accepted::Kept);
+    assert_eq!(bed.store.accept_agent(&bed.lease, &findings).unwrap(), Accepted::Stored);
     open(bed)
 }
 
-fn open(bed: &Bed) -> Vec<String> {
+fn open(bed: &StoreTestbed) -> Vec<String> {
     let stored = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
     stored.findings.iter().map(|open| open.finding.reason.to_string()).collect()
 }
 
 /// Requalifies `n1` with these records; returns the verdict.
-fn proof(bed: &mut Bed, case: doctor_core::ids::CaseId, boot: &str, records: &[(u64, &str)]) -> Verdict {
+fn proof(bed: &mut StoreTestbed, case: doctor_core::ids::CaseId, boot: &str, records: &[(u64, &str)]) -> Verdict {
     let settings = settings();
     let mut run = bed.run_on(&["n1"], &["kernel-log"]);
-    run.asked = Because::new(Purpose::Proving, "proof", "prove it");
+    run.asked = WithReason::new(Purpose::Requalification, "proof", "prove it");
     run.case = Some(case);
     let id = run.id;
-    bed.commit(&[Because::new(Action::Submit(run), "proof", "prove it")]);
+    bed.commit(&[WithReason::new(Action::Submit(run), "proof", "prove it")]);
     bed.wait(Span::minutes(2));
     let stored = bed.store.active_runs().unwrap().remove(0);
     let document = Document {
@@ -106,15 +107,22 @@ fn proof(bed: &mut Bed, case: doctor_core::ids::CaseId, boot: &str, records: &[(
     };
     let bytes = document.sign(&stored.key).unwrap();
     let known = settled(bed);
-    let result =
-        ingest::open_document(&settings, &stored, None, bytes, bed.now, |_| known.clone(), &mut ingest::no_past)
-            .unwrap();
+    let result = ingest::open_document(
+        &settings,
+        &stored,
+        None,
+        bytes,
+        bed.now,
+        |_| known.clone(),
+        &mut ingest::without_baselines,
+    )
+    .unwrap();
     let verdict = result.outcomes[0].verdict;
-    assert_eq!(bed.accept(&[result]), [Accepted::Kept]);
+    assert_eq!(bed.accept(&[result]), [Accepted::Stored]);
     verdict
 }
 
-fn an_old_event_neither_keeps_a_proved_node_out_nor_brings_it_back_and_a_new_one_does(bed: &mut Bed) {
+fn an_old_event_neither_keeps_a_proved_node_out_nor_brings_it_back_and_a_new_one_does(bed: &mut StoreTestbed) {
     assert_eq!(reports(bed, BOOT, &[(500, MACHINE_CHECK)]), ["machine-check"]);
     let case = open_case(bed, "n1");
     // It was repaired without a reboot: the log still contains the record.
@@ -130,18 +138,19 @@ fn an_old_event_neither_keeps_a_proved_node_out_nor_brings_it_back_and_a_new_one
     bed.assert_sound();
 }
 
-fn a_log_that_was_rotated_heals_no_node_and_a_boot_does_where_it_is_the_cure(bed: &mut Bed) {
+fn a_log_that_was_rotated_heals_no_node_and_a_boot_does_where_it_is_the_cure(bed: &mut StoreTestbed) {
     assert_eq!(reports(bed, BOOT, &[(500, MACHINE_CHECK)]), ["machine-check"]);
     assert_eq!(reports(bed, BOOT, &[]), ["machine-check"], "the event has left the log, and the node is unchanged");
     assert_eq!(reports(bed, NEXT_BOOT, &[]), Vec::<String>::new());
 }
 
-fn an_operator_who_releases_a_node_ends_its_old_events(bed: &mut Bed) {
+fn an_operator_who_releases_a_node_ends_its_old_events(bed: &mut StoreTestbed) {
     assert_eq!(reports(bed, BOOT, &[(500, MACHINE_CHECK)]), ["machine-check"]);
     let stored = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
-    assert_eq!((stored.life, stored.case), (Life::InService, None), "no case was opened");
-    let request = bed.store.add_request(&Asked::Release { node: node("n1") }, "ann", "repaired", bed.now).unwrap();
-    bed.commit(&[Because::new(Action::Answer { request }, "operator", "requested by ann")]);
+    assert_eq!((stored.state, stored.case), (NodeState::InService, None), "no case was opened");
+    let request =
+        bed.store.add_command(&CommandKind::Release { node: node("n1") }, "ann", "repaired", bed.now).unwrap();
+    bed.commit(&[WithReason::new(Action::Answer { request }, "operator", "requested by ann")]);
     assert_eq!(open(bed), Vec::<String>::new());
     assert_eq!(reports(bed, BOOT, &[(500, MACHINE_CHECK)]), Vec::<String>::new());
     assert_eq!(reports(bed, BOOT, &[(501, MACHINE_CHECK)]), ["machine-check"]);

@@ -3,22 +3,22 @@
 use std::path::Path;
 
 use doctor_core::{
-    case::{Case, CaseState, Closed, Rung},
+    case::{Case, CaseOutcome, CaseState, RepairStep},
     finding::{Severity, Verdict},
     ids::RunId,
     plan::{Action, Conclusion},
-    reason::Because,
-    run::IncompleteWhy,
+    reason::WithReason,
+    run::IncompleteReason,
     time::{Span, Timestamp},
 };
 use doctor_store::{
     Store, StoreError, StoreUrl,
-    records::{HistoryFilter, Published, RetentionPolicy},
+    records::{HistoryFilter, PublishOutcome, RetentionPolicy},
 };
 use rusqlite::Connection;
 
 use crate::{
-    bed::{self, Bed, finding, hardware, node, test},
+    bed::{self, StoreTestbed, finding, hardware, node, test},
     suite,
 };
 
@@ -41,10 +41,10 @@ fn rows_of(path: &Path, sql: &str) -> Vec<(String, String, i64, String)> {
 }
 
 /// Publishes, waiting out the pause that follows a slow copy.
-fn publish(bed: &Bed, dest: &Path) -> Result<Published, StoreError> {
+fn publish(bed: &StoreTestbed, dest: &Path) -> Result<PublishOutcome, StoreError> {
     loop {
         match bed.store.publish(dest) {
-            Ok(Published::Later) => std::thread::sleep(std::time::Duration::from_millis(50)),
+            Ok(PublishOutcome::Deferred) => std::thread::sleep(std::time::Duration::from_millis(50)),
             done => return done,
         }
     }
@@ -57,20 +57,20 @@ fn row(node: &str, test: &str, at: Timestamp, result: &str) -> (String, String, 
     (node.to_owned(), test.to_owned(), at.secs(), result.to_owned())
 }
 
-fn the_published_copy_answers_the_seeds_queries_and_follows_what_changes(bed: &mut Bed) {
+fn the_published_copy_answers_the_seeds_queries_and_follows_what_changes(bed: &mut StoreTestbed) {
     let dest = bed.path("validation.db");
     let first = bed.now;
-    bed.tested("n1", "disk", Verdict::Fail);
-    bed.tested("n2", "disk", Verdict::NotApplicable);
-    assert_eq!(publish(bed, &dest).unwrap(), Published::Written { rows: 1, whole: true });
-    assert_eq!(publish(bed, &dest).unwrap(), Published::Unchanged);
+    bed.run_test("n1", "disk", Verdict::Fail);
+    bed.run_test("n2", "disk", Verdict::NotApplicable);
+    assert_eq!(publish(bed, &dest).unwrap(), PublishOutcome::Written { rows: 1, whole: true });
+    assert_eq!(publish(bed, &dest).unwrap(), PublishOutcome::Unchanged);
     assert_eq!(rows_of(&dest, LATEST), [row("n1", "disk", first, "fail")]);
 
     bed.wait(Span::hours(2));
-    bed.tested("n1", "disk", Verdict::Pass);
+    bed.run_test("n1", "disk", Verdict::Pass);
     let run = bed.plan("n3", &["gpu"]);
-    bed.conclude(run, Conclusion::Incomplete(IncompleteWhy::JobLost));
-    assert_eq!(publish(bed, &dest).unwrap(), Published::Written { rows: 2, whole: false });
+    bed.conclude(run, Conclusion::Incomplete(IncompleteReason::JobLost));
+    assert_eq!(publish(bed, &dest).unwrap(), PublishOutcome::Written { rows: 2, whole: false });
     let now = bed.now;
     assert_eq!(rows_of(&dest, LATEST), [row("n1", "disk", now, "pass"), row("n3", "gpu", now, "incomplete")]);
     assert_eq!(rows_of(&dest, RUNS).len(), 3);
@@ -78,39 +78,39 @@ fn the_published_copy_answers_the_seeds_queries_and_follows_what_changes(bed: &m
     // A run with a partial result is in the copy once, before and after its end.
     let run = bed.run_on(&["n4", "n5"], &["gpu"]);
     let id = run.id;
-    bed.commit(&[Because::new(Action::Submit(run), "due", "x")]);
+    bed.commit(&[WithReason::new(Action::Submit(run), "due", "x")]);
     bed.accept(&[bed.result(id, "n4", vec![bed.outcome("n4", "gpu", Verdict::Pass)])]);
-    assert_eq!(publish(bed, &dest).unwrap(), Published::Written { rows: 1, whole: false });
+    assert_eq!(publish(bed, &dest).unwrap(), PublishOutcome::Written { rows: 1, whole: false });
     bed.accept(&[bed.result(id, "n5", vec![bed.outcome("n5", "gpu", Verdict::Pass)])]);
-    assert_eq!(publish(bed, &dest).unwrap(), Published::Written { rows: 1, whole: false });
+    assert_eq!(publish(bed, &dest).unwrap(), PublishOutcome::Written { rows: 1, whole: false });
     assert_eq!(rows_of(&dest, RUNS).len(), 5);
 
     // A clock that jumps back hides no result.
     let right = bed.now;
     bed.now = right.minus(Span::days(3));
-    bed.tested("n6", "gpu", Verdict::Pass);
-    assert_eq!(publish(bed, &dest).unwrap(), Published::Written { rows: 1, whole: false });
+    bed.run_test("n6", "gpu", Verdict::Pass);
+    assert_eq!(publish(bed, &dest).unwrap(), PublishOutcome::Written { rows: 1, whole: false });
     assert_eq!(rows_of(&dest, RUNS).len(), 6);
     bed.now = right;
 
     // A copy with a wrong row count is rewritten.
     Connection::open(&dest).unwrap().execute("DELETE FROM runs WHERE result = 'fail'", ()).unwrap();
-    bed.tested("n6", "disk", Verdict::Pass);
-    assert_eq!(publish(bed, &dest).unwrap(), Published::Written { rows: 7, whole: true });
+    bed.run_test("n6", "disk", Verdict::Pass);
+    assert_eq!(publish(bed, &dest).unwrap(), PublishOutcome::Written { rows: 7, whole: true });
 
     // A missing copy is rewritten from everything.
     std::fs::remove_file(&dest).unwrap();
-    assert_eq!(publish(bed, &dest).unwrap(), Published::Written { rows: 7, whole: true });
+    assert_eq!(publish(bed, &dest).unwrap(), PublishOutcome::Written { rows: 7, whole: true });
     let left: Vec<_> = std::fs::read_dir(bed.folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(!left.iter().any(|name| name.to_string_lossy().ends_with(".tmp")), "{left:?}");
     assert_eq!(bed.store.counters().unwrap().published, 7);
 }
 
-fn a_foreign_database_is_moved_aside_and_not_overwritten(bed: &mut Bed) {
+fn a_foreign_database_is_moved_aside_and_not_overwritten(bed: &mut StoreTestbed) {
     let dest = bed.path("validation.db");
     validation_db(&dest, &[("n9", "all", "1700000000", "pass")]);
     let before = std::fs::read(&dest).unwrap();
-    bed.tested("n1", "disk", Verdict::Pass);
+    bed.run_test("n1", "disk", Verdict::Pass);
     publish(bed, &dest).unwrap();
     assert_eq!(std::fs::read(bed.path("validation.db.original")).unwrap(), before);
     validation_db(&dest, &[("n9", "all", "1700000000", "pass")]);
@@ -127,7 +127,7 @@ fn validation_db(path: &Path, rows: &[(&str, &str, &str, &str)]) {
     }
 }
 
-fn an_import_is_untrusted_history_and_is_added_once(bed: &mut Bed) {
+fn an_import_is_untrusted_history_and_is_added_once(bed: &mut StoreTestbed) {
     let (runs, storage) = (bed.path("old.db"), bed.path("test-storage.db"));
     validation_db(
         &runs,
@@ -167,18 +167,18 @@ fn an_import_is_untrusted_history_and_is_added_once(bed: &mut Bed) {
     let copy = bed.path("validation.db");
     publish(bed, &copy).unwrap();
     assert!(rows_of(&copy, RUNS).is_empty());
-    bed.tested("n1", "all", Verdict::Pass);
+    bed.run_test("n1", "all", Verdict::Pass);
     bed.assert_sound();
 }
 
-fn a_trusted_import_makes_tests_fresh_also_when_it_was_untrusted_before(bed: &mut Bed) {
+fn a_trusted_import_makes_tests_fresh_also_when_it_was_untrusted_before(bed: &mut StoreTestbed) {
     let file = [bed.path("old.db")];
     let recent = bed.now.minus(Span::days(1)).secs().to_string();
     validation_db(
         &file[0],
         &[("n1", "disk", "1700000000", "fail"), ("n1", "disk", &recent, "pass"), ("n2", "disk", &recent, "pass")],
     );
-    bed.tested("n2", "disk", Verdict::Fail);
+    bed.run_test("n2", "disk", Verdict::Fail);
     bed.store.import(&file, false, bed.now).unwrap();
     let trusted = bed.store.import(&file, true, bed.now).unwrap();
     assert_eq!((trusted.added, trusted.known, trusted.trusted), (0, 3, 3));
@@ -194,7 +194,7 @@ fn a_trusted_import_makes_tests_fresh_also_when_it_was_untrusted_before(bed: &mu
     bed.assert_sound();
 }
 
-fn what_cannot_be_imported_is_named_and_nothing_is_changed(bed: &mut Bed) {
+fn what_cannot_be_imported_is_named_and_nothing_is_changed(bed: &mut StoreTestbed) {
     let garbage = bed.path("garbage.db");
     std::fs::write(&garbage, b"this is no database, and long enough to look at").unwrap();
     let stranger = bed.path("stranger.db");
@@ -213,13 +213,13 @@ fn what_cannot_be_imported_is_named_and_nothing_is_changed(bed: &mut Bed) {
     assert!(bed.store.history(&HistoryFilter::default()).unwrap().is_empty());
 }
 
-fn a_backup_restores_into_an_empty_store_of_either_kind(bed: &mut Bed) {
-    let kept = bed.tested("n1", "gpu", Verdict::Fail);
+fn a_backup_restores_into_an_empty_store_of_either_kind(bed: &mut StoreTestbed) {
+    let kept = bed.run_test("n1", "gpu", Verdict::Fail);
     bed.wait(Span::hours(1));
-    bed.tested("n2", "disk", Verdict::Pass);
+    bed.run_test("n2", "disk", Verdict::Pass);
     let active = bed.plan("n3", &["disk"]);
     let case = case_of(bed, "n1");
-    bed.commit(&[Because::new(Action::OpenCase(case.clone()), "confirmed", "hot")]);
+    bed.commit(&[WithReason::new(Action::OpenCase(case.clone()), "confirmed", "hot")]);
     let file = bed.path("backup.db");
     bed.store.backup(&file).unwrap();
     assert!(bed.store.backup(&file).unwrap_err().to_string().contains("name a new file"));
@@ -236,7 +236,7 @@ fn a_backup_restores_into_an_empty_store_of_either_kind(bed: &mut Bed) {
         assert_eq!(store.evidence(kept, &node("n1")).unwrap(), bed.store.evidence(kept, &node("n1")).unwrap());
         assert_eq!(store.audit(99, None).unwrap(), bed.store.audit(99, None).unwrap());
         assert_eq!(store.leader().unwrap(), None);
-        assert!(store.verify().unwrap().is_sound());
+        assert!(store.verify().unwrap().is_consistent());
         // It continues where the old one was, including ids that the database generates.
         store.acquire("next", bed.now, Span::hours(1)).unwrap();
         store
@@ -254,8 +254,8 @@ fn a_backup_restores_into_an_empty_store_of_either_kind(bed: &mut Bed) {
     assert!(matches!(error, StoreError::Damaged { .. }), "{error}");
 }
 
-fn case_of(bed: &mut Bed, name: &str) -> Case {
-    bed.ids.at(bed.now);
+fn case_of(bed: &mut StoreTestbed, name: &str) -> Case {
+    bed.ids.set_time(bed.now);
     Case {
         id: bed.ids.case(),
         hardware: hardware(name).id().unwrap(),
@@ -263,7 +263,7 @@ fn case_of(bed: &mut Bed, name: &str) -> Case {
         opened: bed.now,
         severity: Severity::Reset,
         findings: vec![finding("gpu", "gpu-hot", 3)],
-        rung: Rung::Reset,
+        rung: RepairStep::Reset,
         steps: Vec::new(),
         state: CaseState::Open,
         boot_id: None,
@@ -275,7 +275,7 @@ fn case_of(bed: &mut Bed, name: &str) -> Case {
 const KEEP: RetentionPolicy =
     RetentionPolicy { history: Span::days(90), evidence: Span::days(30), logs: Span::days(30) };
 
-fn retention_keeps_the_last_conclusive_result_and_what_came_after_the_settled_one(bed: &mut Bed) {
+fn retention_keeps_the_last_conclusive_result_and_what_came_after_the_settled_one(bed: &mut StoreTestbed) {
     let mut runs: Vec<RunId> = Vec::new();
     for verdict in [
         Verdict::Pass,
@@ -285,19 +285,19 @@ fn retention_keeps_the_last_conclusive_result_and_what_came_after_the_settled_on
         Verdict::Inconclusive,
         Verdict::Inconclusive,
     ] {
-        runs.push(bed.tested("n1", "gpu", verdict));
+        runs.push(bed.run_test("n1", "gpu", verdict));
         bed.wait(Span::days(1));
     }
-    let only_inconclusive = bed.tested("n2", "gpu", Verdict::Inconclusive);
+    let only_inconclusive = bed.run_test("n2", "gpu", Verdict::Inconclusive);
     bed.wait(Span::days(1));
     for verdict in [Verdict::Pass, Verdict::Inconclusive] {
-        bed.tested("n3", "gpu", verdict);
+        bed.run_test("n3", "gpu", verdict);
         bed.wait(Span::days(1));
     }
     bed.wait(Span::days(200));
-    bed.tested("n3", "gpu", Verdict::Pass);
+    bed.run_test("n3", "gpu", Verdict::Pass);
     let before = bed.store.latest_all().unwrap();
-    let pruned = bed.store.retention(&bed.lease, bed.now, KEEP).unwrap();
+    let pruned = bed.store.apply_retention(&bed.lease, bed.now, KEEP).unwrap();
     assert_eq!(pruned.history_rows, 4, "{pruned:?}");
     let left: Vec<_> = bed.store.history(&HistoryFilter::default()).unwrap();
     let of_n1: Vec<_> = left.iter().filter(|row| row.node == node("n1")).filter_map(|row| row.run).collect();
@@ -310,9 +310,9 @@ fn retention_keeps_the_last_conclusive_result_and_what_came_after_the_settled_on
     let named: Vec<RunId> = pruned.logs.iter().map(|log| log.run).collect();
     assert_eq!(named.len(), 7, "{named:?}");
     assert!(!named.contains(&runs[5]) && !named.contains(&only_inconclusive));
-    assert_eq!(bed.store.retention(&bed.lease, bed.now, KEEP).unwrap().logs, pruned.logs);
+    assert_eq!(bed.store.apply_retention(&bed.lease, bed.now, KEEP).unwrap().logs, pruned.logs);
     bed.store.logs_deleted(&bed.lease, &named).unwrap();
-    let again = bed.store.retention(&bed.lease, bed.now, KEEP).unwrap();
+    let again = bed.store.apply_retention(&bed.lease, bed.now, KEEP).unwrap();
     assert!(again.logs.is_empty() && again.history_rows == 0);
     assert_eq!(again.run_rows, 4, "runs without any data are deleted");
     assert_eq!(bed.store.run(runs[0]).unwrap(), None);
@@ -320,22 +320,22 @@ fn retention_keeps_the_last_conclusive_result_and_what_came_after_the_settled_on
     bed.assert_sound();
 }
 
-fn retention_keeps_an_open_cases_evidence_and_logs(bed: &mut Bed) {
-    let run = bed.tested("n1", "gpu", Verdict::Fail);
-    let other = bed.tested("n2", "gpu", Verdict::Pass);
+fn retention_keeps_an_open_cases_evidence_and_logs(bed: &mut StoreTestbed) {
+    let run = bed.run_test("n1", "gpu", Verdict::Fail);
+    let other = bed.run_test("n2", "gpu", Verdict::Pass);
     let case = case_of(bed, "n1");
-    bed.commit(&[Because::new(Action::OpenCase(case.clone()), "confirmed", "hot")]);
+    bed.commit(&[WithReason::new(Action::OpenCase(case.clone()), "confirmed", "hot")]);
     let pinned = bed.store.evidence(run, &node("n1")).unwrap().unwrap();
     assert_eq!(pinned.pinned_by, Some(case.id));
     let mut proof = bed.run_on(&["n1"], &["gpu"]);
     proof.case = Some(case.id);
     let proof_run = proof.id;
-    bed.commit(&[Because::new(Action::Submit(proof), "prove", "x")]);
+    bed.commit(&[WithReason::new(Action::Submit(proof), "prove", "x")]);
     bed.accept(&[bed.result(proof_run, "n1", vec![bed.outcome("n1", "gpu", Verdict::Pass)])]);
 
     bed.wait(Span::days(100));
-    bed.tested("n1", "gpu", Verdict::Pass);
-    let pruned = bed.store.retention(&bed.lease, bed.now, KEEP).unwrap();
+    bed.run_test("n1", "gpu", Verdict::Pass);
+    let pruned = bed.store.apply_retention(&bed.lease, bed.now, KEEP).unwrap();
     assert_eq!(pruned.evidence_rows, 1);
     assert_eq!(bed.store.evidence(other, &node("n2")).unwrap(), None);
     for of_the_case in [run, proof_run] {
@@ -343,12 +343,12 @@ fn retention_keeps_an_open_cases_evidence_and_logs(bed: &mut Bed) {
         assert!(!pruned.logs.iter().any(|log| log.run == of_the_case));
     }
 
-    let close = Action::CloseCase { case: case.id, node: node("n1"), how: Closed::Returned };
-    bed.commit(&[Because::new(close, "proved", "well")]);
+    let close = Action::CloseCase { case: case.id, node: node("n1"), how: CaseOutcome::Returned };
+    bed.commit(&[WithReason::new(close, "proved", "well")]);
     // Closing does not delete it: its retention period applies.
-    assert_eq!(bed.store.retention(&bed.lease, bed.now, KEEP).unwrap().evidence_rows, 0);
+    assert_eq!(bed.store.apply_retention(&bed.lease, bed.now, KEEP).unwrap().evidence_rows, 0);
     bed.wait(Span::days(31));
-    let pruned = bed.store.retention(&bed.lease, bed.now, KEEP).unwrap();
+    let pruned = bed.store.apply_retention(&bed.lease, bed.now, KEEP).unwrap();
     assert_eq!(pruned.evidence_rows, 3);
     assert!(pruned.logs.iter().any(|log| log.run == run && log.tests == [test("gpu")]));
     bed.assert_sound();
@@ -368,9 +368,9 @@ fn a_file_that_is_no_database_is_refused_and_left_as_it_is() {
 
 #[test]
 fn a_damaged_store_is_refused_and_left_as_it_is() {
-    let mut bed = Bed::file();
+    let mut bed = StoreTestbed::file();
     for i in 0..200 {
-        bed.tested(&format!("n{i}"), "disk", Verdict::Pass);
+        bed.run_test(&format!("n{i}"), "disk", Verdict::Pass);
     }
     let copy = bed.path("copy.db");
     bed.store.backup(&copy).unwrap();
@@ -385,8 +385,8 @@ fn a_damaged_store_is_refused_and_left_as_it_is() {
 
 #[test]
 fn a_store_of_a_newer_program_is_refused() {
-    let mut bed = Bed::file();
-    bed.tested("n1", "disk", Verdict::Pass);
+    let mut bed = StoreTestbed::file();
+    bed.run_test("n1", "disk", Verdict::Pass);
     let copy = bed.path("copy.db");
     bed.store.backup(&copy).unwrap();
     Connection::open(&copy).unwrap().execute_batch("INSERT INTO schema_version VALUES (99)").unwrap();
@@ -398,8 +398,8 @@ fn a_store_of_a_newer_program_is_refused() {
 
 #[test]
 fn a_store_of_a_development_version_is_refused_and_left_as_it_is() {
-    let mut bed = Bed::file();
-    bed.tested("n1", "disk", Verdict::Pass);
+    let mut bed = StoreTestbed::file();
+    bed.run_test("n1", "disk", Verdict::Pass);
     let copy = bed.path("copy.db");
     bed.store.backup(&copy).unwrap();
     let content = || {
@@ -434,8 +434,8 @@ fn a_place_where_no_store_can_be_says_why_and_what_to_do() {
 
 #[test]
 fn a_store_that_was_killed_in_the_middle_opens_with_all_that_was_acknowledged() {
-    let mut bed = Bed::file();
-    bed.tested("n1", "disk", Verdict::Pass);
+    let mut bed = StoreTestbed::file();
+    bed.run_test("n1", "disk", Verdict::Pass);
     // A killed process leaves the file, its log, and no checkpoint.
     let StoreUrl::Sqlite(live) = bed.url.clone().unwrap() else { panic!() };
     let copy = bed.path("crashed.db");
@@ -445,7 +445,7 @@ fn a_store_that_was_killed_in_the_middle_opens_with_all_that_was_acknowledged() 
     }
     let store = Store::open(&StoreUrl::Sqlite(copy)).unwrap();
     assert_eq!(store.latest_all().unwrap(), bed.store.latest_all().unwrap());
-    assert!(store.verify().unwrap().is_sound());
+    assert!(store.verify().unwrap().is_consistent());
 }
 
 #[test]
@@ -466,8 +466,8 @@ fn verification_finds_what_does_not_fit() {
         ("UPDATE node SET case_id = 5", "which is not open"),
         ("UPDATE hourly_count SET passed = 0", "too low"),
     ] {
-        let mut bed = Bed::file();
-        bed.tested("n1", "disk", Verdict::Pass);
+        let mut bed = StoreTestbed::file();
+        bed.run_test("n1", "disk", Verdict::Pass);
         bed.assert_sound();
         let StoreUrl::Sqlite(path) = bed.url.clone().unwrap() else { panic!() };
         Connection::open(path).unwrap().execute_batch(damage).unwrap();

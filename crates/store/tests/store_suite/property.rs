@@ -5,17 +5,17 @@ use doctor_core::{
     finding::Verdict,
     ids::{HardwareId, RunId},
     plan::{Action, Conclusion},
-    reason::Because,
-    run::{IncompleteWhy, NotStarted},
+    reason::WithReason,
+    run::{IncompleteReason, NotStartedReason},
     time::Span,
 };
 use doctor_store::records::{Accepted, HistoryFilter};
 use proptest::prelude::*;
 
-use crate::bed::{Bed, node};
+use crate::bed::{StoreTestbed, node};
 
 #[derive(Debug, Clone)]
-enum Deed {
+enum StoreOp {
     Plan {
         node: u8,
         tests: u8,
@@ -41,15 +41,15 @@ enum Deed {
     },
 }
 
-fn deed() -> impl Strategy<Value = Deed> {
+fn store_op() -> impl Strategy<Value = StoreOp> {
     let verdict = prop::sample::select(Verdict::ALL.to_vec());
     prop_oneof![
-        4 => (0..4_u8, 1..8_u8).prop_map(|(node, tests)| Deed::Plan { node, tests }),
+        4 => (0..4_u8, 1..8_u8).prop_map(|(node, tests)| StoreOp::Plan { node, tests }),
         6 => (any::<u8>(), verdict, prop_oneof![4 => Just(0_u8), 1 => 1..72_u8], prop::bool::weighted(0.2), any::<bool>())
-            .prop_map(|(which, verdict, hours_ago, partial, twice)| Deed::Answer { which, verdict, hours_ago, partial, twice }),
-        3 => (any::<u8>(), any::<bool>()).prop_map(|(which, started)| Deed::Conclude { which, started }),
-        1 => (0..4_u8, any::<u8>()).prop_map(|(node, machine)| Deed::Rename { node, machine }),
-        3 => (0..600_u16).prop_map(|minutes| Deed::Wait { minutes }),
+            .prop_map(|(which, verdict, hours_ago, partial, twice)| StoreOp::Answer { which, verdict, hours_ago, partial, twice }),
+        3 => (any::<u8>(), any::<bool>()).prop_map(|(which, started)| StoreOp::Conclude { which, started }),
+        1 => (0..4_u8, any::<u8>()).prop_map(|(node, machine)| StoreOp::Rename { node, machine }),
+        3 => (0..600_u16).prop_map(|minutes| StoreOp::Wait { minutes }),
     ]
 }
 
@@ -62,14 +62,14 @@ fn named(tests: u8) -> Vec<&'static str> {
 /// Active runs: id, node, tests.
 type Active = Vec<(RunId, u8, u8)>;
 
-fn carry_out(bed: &mut Bed, active: &mut Active, deed: &Deed) {
+fn carry_out(bed: &mut StoreTestbed, active: &mut Active, deed: &StoreOp) {
     match *deed {
-        Deed::Plan { node, tests } => {
+        StoreOp::Plan { node, tests } => {
             if active.iter().all(|(_, busy, _)| *busy != node) {
                 active.push((bed.plan(&format!("n{node}"), &named(tests)), node, tests));
             }
         }
-        Deed::Answer { which, verdict, hours_ago, partial, twice } => {
+        StoreOp::Answer { which, verdict, hours_ago, partial, twice } => {
             if active.is_empty() {
                 return;
             }
@@ -90,33 +90,33 @@ fn carry_out(bed: &mut Bed, active: &mut Active, deed: &Deed) {
             if twice {
                 assert_eq!(bed.accept(&[result]), [Accepted::Duplicate]);
             }
-            if first == Accepted::Kept && !partial {
+            if first == Accepted::Stored && !partial {
                 active.remove(place);
             }
         }
-        Deed::Conclude { which, started } => {
+        StoreOp::Conclude { which, started } => {
             if !active.is_empty() {
                 let (run, ..) = active.remove(which as usize % active.len());
                 let end = if started {
-                    Conclusion::Incomplete(IncompleteWhy::NoResult)
+                    Conclusion::Incomplete(IncompleteReason::NoResult)
                 } else {
-                    Conclusion::NotStarted(NotStarted::PendingTooLong)
+                    Conclusion::NotStarted(NotStartedReason::PendingTooLong)
                 };
                 bed.conclude(run, end);
             }
         }
-        Deed::Rename { node: of, machine } => {
+        StoreOp::Rename { node: of, machine } => {
             let hardware = HardwareId::new(&format!("board-{machine}")).unwrap();
             let action = Action::Rename { node: node(&format!("n{of}")), hardware };
-            bed.commit(&[Because::new(action, "machine-exchanged", "x")]);
+            bed.commit(&[WithReason::new(action, "machine-exchanged", "x")]);
         }
-        Deed::Wait { minutes } => {
+        StoreOp::Wait { minutes } => {
             bed.wait(Span::minutes(minutes.into()));
         }
     }
 }
 
-fn live_through(mut bed: Bed, deeds: &[Deed]) -> Bed {
+fn apply_ops(mut bed: StoreTestbed, deeds: &[StoreOp]) -> StoreTestbed {
     let mut active = Active::new();
     for deed in deeds {
         carry_out(&mut bed, &mut active, deed);
@@ -127,7 +127,7 @@ fn live_through(mut bed: Bed, deeds: &[Deed]) -> Bed {
 }
 
 /// The content of a store, without the ids it gave to names.
-fn all_of(bed: &Bed) -> impl PartialEq + std::fmt::Debug {
+fn all_of(bed: &StoreTestbed) -> impl PartialEq + std::fmt::Debug {
     let mut latest = bed.store.latest_all().unwrap();
     latest.sort_by(|a, b| (&a.node, &a.test).cmp(&(&b.node, &b.test)));
     let nodes = bed.store.load_nodes().unwrap();
@@ -138,8 +138,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn latest_is_what_history_says_whatever_happens(deeds in prop::collection::vec(deed(), 1..60)) {
-        live_through(Bed::memory(), &deeds);
+    fn latest_is_what_history_says_whatever_happens(deeds in prop::collection::vec(store_op(), 1..60)) {
+        apply_ops(StoreTestbed::memory(), &deeds);
     }
 }
 
@@ -148,10 +148,10 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, max_shrink_iters: 40, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_same_deeds_leave_the_same_store_on_both_databases(deeds in prop::collection::vec(deed(), 20..60)) {
-        if let Some(bed) = Bed::postgres() {
-            let on_postgres = live_through(bed, &deeds);
-            let in_memory = live_through(Bed::memory(), &deeds);
+    fn the_same_deeds_leave_the_same_store_on_both_databases(deeds in prop::collection::vec(store_op(), 20..60)) {
+        if let Some(bed) = StoreTestbed::postgres() {
+            let on_postgres = apply_ops(bed, &deeds);
+            let in_memory = apply_ops(StoreTestbed::memory(), &deeds);
             prop_assert_eq!(format!("{:?}", all_of(&on_postgres)), format!("{:?}", all_of(&in_memory)));
         }
     }

@@ -44,7 +44,7 @@ use tokio::{
 };
 
 pub use node::FakeNode;
-use pods::Order;
+use pods::PodCommand;
 
 /// How long a request may be retried on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -60,13 +60,13 @@ const AT_ONCE: usize = 16;
 
 /// What the containers of a pod do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Play {
+pub enum PodBehavior {
     /// They run for this long and then end.
-    Runs { lasts: Duration, then: Exit },
+    RunFor { lasts: Duration, then: Exit },
     /// They run until [`Kubelet::end_pod`] or until the pod is deleted.
-    UntilTold,
+    RunUntilEnded,
     /// They never start, for a reason such as `ImagePullBackOff`.
-    Waits { reason: String, message: String },
+    StayWaiting { reason: String, message: String },
 }
 
 /// How containers end.
@@ -85,14 +85,14 @@ impl Exit {
 
     /// Adds a termination message.
     #[must_use]
-    pub fn saying(mut self, message: impl Into<String>) -> Self {
+    pub fn with_message(mut self, message: impl Into<String>) -> Self {
         self.message = message.into();
         self
     }
 
     /// Sets a reason other than `Completed` or `Error`, such as `OOMKilled`.
     #[must_use]
-    pub fn because(mut self, reason: impl Into<String>) -> Self {
+    pub fn with_reason(mut self, reason: impl Into<String>) -> Self {
         self.reason = Some(reason.into());
         self
     }
@@ -116,7 +116,7 @@ pub enum KubeletError {
         source: Box<kube::Error>,
     },
     #[error("{operation}: timed out after {} s", patience.as_secs())]
-    Late { operation: &'static str, patience: Duration },
+    Timeout { operation: &'static str, patience: Duration },
     #[error("the kubelet has no pod {pod}: it was not bound to a node of this kubelet, or is gone")]
     NoSuchPod { pod: String },
     #[error("the kubelet has no node {node}")]
@@ -124,13 +124,13 @@ pub enum KubeletError {
 }
 
 /// The simulated pods by namespace and name, each with its uid and the channel to its task.
-type Playing = Arc<Mutex<BTreeMap<String, (String, UnboundedSender<Order>)>>>;
+type ActivePods = Arc<Mutex<BTreeMap<String, (String, UnboundedSender<PodCommand>)>>>;
 
 /// A running kubelet. Dropping it leaves nodes and pods in the cluster unchanged.
 pub struct Kubelet {
     client: Client,
     nodes: BTreeSet<String>,
-    playing: Playing,
+    active_pods: ActivePods,
     runtime: Handle,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -150,7 +150,7 @@ impl Kubelet {
     /// Fails if the API server does not answer or rejects a node.
     pub fn start<F>(kubeconfig: &Path, nodes: Vec<FakeNode>, play: F) -> Result<Self, KubeletError>
     where
-        F: Fn(&Pod) -> Play + Send + 'static,
+        F: Fn(&Pod) -> PodBehavior + Send + 'static,
     {
         let names: BTreeSet<String> = nodes.iter().map(|node| node.name().to_owned()).collect();
         let runtime = Builder::new_current_thread().enable_all().build().map_err(KubeletError::Thread)?;
@@ -164,12 +164,12 @@ impl Kubelet {
         let kubelet = Self {
             client,
             nodes: names,
-            playing: Playing::default(),
+            active_pods: ActivePods::default(),
             runtime: handle,
             stop: Some(stop),
             thread: Some(thread.map_err(KubeletError::Thread)?),
         };
-        let played = pods::play(kubelet.client.clone(), kubelet.nodes.clone(), kubelet.playing.clone(), play);
+        let played = pods::run_pods(kubelet.client.clone(), kubelet.nodes.clone(), kubelet.active_pods.clone(), play);
         kubelet.runtime.spawn(played);
         kubelet.add(nodes)?;
         Ok(kubelet)
@@ -181,8 +181,8 @@ impl Kubelet {
     /// Fails if no such pod is simulated.
     pub fn end_pod(&self, namespace: &str, name: &str, exit: Exit) -> Result<(), KubeletError> {
         let pod = format!("{namespace}/{name}");
-        let playing = self.playing.lock().unwrap_or_else(PoisonError::into_inner);
-        match playing.get(&pod).map(|(_, orders)| orders.send(Order::End(exit))) {
+        let playing = self.active_pods.lock().unwrap_or_else(PoisonError::into_inner);
+        match playing.get(&pod).map(|(_, orders)| orders.send(PodCommand::End(exit))) {
             Some(Ok(())) => Ok(()),
             Some(Err(_)) | None => Err(KubeletError::NoSuchPod { pod }),
         }
@@ -245,9 +245,9 @@ impl Kubelet {
         self.runtime.spawn(async move {
             let result = tokio::time::timeout(patience, work).await;
             // The receiver is still there: it waits without a limit.
-            drop(done.send(result.unwrap_or(Err(KubeletError::Late { operation, patience }))));
+            drop(done.send(result.unwrap_or(Err(KubeletError::Timeout { operation, patience }))));
         });
-        outcome.recv().unwrap_or(Err(KubeletError::Late { operation, patience }))
+        outcome.recv().unwrap_or(Err(KubeletError::Timeout { operation, patience }))
     }
 }
 
@@ -276,20 +276,20 @@ fn failed(operation: impl Into<String>) -> impl FnOnce(kube::Error) -> KubeletEr
 }
 
 /// Retries a request while the API server is down, overloaded, or reports a conflict.
-async fn insist<T, F>(mut request: impl FnMut() -> F) -> kube::Result<T>
+async fn retry<T, F>(mut request: impl FnMut() -> F) -> kube::Result<T>
 where
     F: Future<Output = kube::Result<T>>,
 {
     let began = tokio::time::Instant::now();
     loop {
         match request().await {
-            Err(error) if may_pass(&error) && began.elapsed() < PATIENCE => tokio::time::sleep(PAUSE).await,
+            Err(error) if is_transient(&error) && began.elapsed() < PATIENCE => tokio::time::sleep(PAUSE).await,
             outcome => return outcome,
         }
     }
 }
 
-fn may_pass(error: &kube::Error) -> bool {
+fn is_transient(error: &kube::Error) -> bool {
     match error {
         // On a uid conflict the object has been replaced, and retrying does not help.
         kube::Error::Api(status) if status.code == 409 => {
@@ -303,9 +303,9 @@ fn may_pass(error: &kube::Error) -> bool {
 
 /// The constant retry interval of a watch.
 #[derive(Debug, Clone, Copy)]
-struct Steadily;
+struct ConstantBackoff;
 
-impl Iterator for Steadily {
+impl Iterator for ConstantBackoff {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
@@ -313,6 +313,6 @@ impl Iterator for Steadily {
     }
 }
 
-impl Backoff for Steadily {
+impl Backoff for ConstantBackoff {
     fn reset(&mut self) {}
 }

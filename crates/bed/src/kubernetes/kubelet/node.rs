@@ -19,14 +19,14 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{AT_ONCE, KubeletError, Steadily, failed, insist};
+use super::{AT_ONCE, ConstantBackoff, KubeletError, failed, retry};
 
 /// The namespace of node leases, and the lease duration.
-const LEASES: &str = "kube-node-lease";
+const LEASE_NAMESPACE: &str = "kube-node-lease";
 const LEASE_SECONDS: u32 = 40;
 
 /// A real kubelet renews every ten seconds. Here it is one second, so that tests see a missed lease sooner.
-const LEASE_EVERY: Duration = Duration::from_secs(1);
+const LEASE_RENEW_INTERVAL: Duration = Duration::from_secs(1);
 
 const MANAGER: &str = "fake-kubelet";
 
@@ -126,14 +126,14 @@ impl FakeNode {
         let wanted = self.object();
         let node: Node = serde_json::from_value(wanted.clone()).expect("the JSON below is a Node");
         let parameters = PostParams::default();
-        match insist(|| nodes.create(&parameters, &node)).await {
+        match retry(|| nodes.create(&parameters, &node)).await {
             Ok(_) => return Ok(()),
             Err(kube::Error::Api(status)) if status.code == 409 => {}
             Err(error) => return Err(failed(format!("creating node {}", self.name))(error)),
         }
         let labels = Patch::Merge(json!({ "metadata": { "labels": self.labels } }));
         let parameters = PatchParams::default();
-        insist(|| nodes.patch(&self.name, &parameters, &labels))
+        retry(|| nodes.patch(&self.name, &parameters, &labels))
             .await
             .map_err(failed(format!("labelling node {}", self.name)))?;
         patch_status(&client, &self.name, &wanted["status"]).await
@@ -202,7 +202,7 @@ pub(super) async fn patch_status(client: &Client, node: &str, status: &Value) ->
     let nodes: Api<Node> = Api::all(client.clone());
     let patch = Patch::Strategic(json!({ "status": status }));
     let parameters = PatchParams::default();
-    insist(|| nodes.patch_status(node, &parameters, &patch))
+    retry(|| nodes.patch_status(node, &parameters, &patch))
         .await
         .map(drop)
         .map_err(failed(format!("reporting the status of node {node}")))
@@ -211,7 +211,7 @@ pub(super) async fn patch_status(client: &Client, node: &str, status: &Value) ->
 /// Waits until the controller manager has removed the initial taint from all these nodes.
 pub(super) async fn wait_until_schedulable(client: &Client, mut waiting: BTreeSet<String>) -> Result<(), KubeletError> {
     let nodes: Api<Node> = Api::all(client.clone());
-    let seen = watcher(nodes, watcher::Config::default()).backoff(Steadily).applied_objects();
+    let seen = watcher(nodes, watcher::Config::default()).backoff(ConstantBackoff).applied_objects();
     pin_mut!(seen);
     while !waiting.is_empty() {
         // The watch retries after errors; the caller bounds the time.
@@ -226,8 +226,8 @@ pub(super) async fn wait_until_schedulable(client: &Client, mut waiting: BTreeSe
 
 /// Renews the leases of these nodes while the kubelet runs.
 pub(super) async fn keep_leases(client: Client, nodes: Vec<String>) {
-    let leases: Api<Lease> = Api::namespaced(client, LEASES);
-    let mut ticks = tokio::time::interval(LEASE_EVERY);
+    let leases: Api<Lease> = Api::namespaced(client, LEASE_NAMESPACE);
+    let mut ticks = tokio::time::interval(LEASE_RENEW_INTERVAL);
     loop {
         ticks.tick().await;
         let renewing = nodes.iter().cloned().map(|node| renew(leases.clone(), node));

@@ -25,14 +25,14 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use super::{Exit, Play, Playing, Steadily, insist};
+use super::{ActivePods, ConstantBackoff, Exit, PodBehavior, retry};
 
 /// The exit code of a container that ends on SIGTERM.
 const TERMINATED: i32 = 143;
 
 /// A message to a pod's task.
 #[derive(Debug)]
-pub(super) enum Order {
+pub(super) enum PodCommand {
     /// End the containers now.
     End(Exit),
     /// The pod is being deleted.
@@ -42,12 +42,12 @@ pub(super) enum Order {
 }
 
 /// Watches for pods on our nodes and starts a task for each.
-pub(super) async fn play<F>(client: Client, nodes: BTreeSet<String>, playing: Playing, play: F)
+pub(super) async fn run_pods<F>(client: Client, nodes: BTreeSet<String>, playing: ActivePods, play: F)
 where
-    F: Fn(&Pod) -> Play,
+    F: Fn(&Pod) -> PodBehavior,
 {
     let bound = watcher::Config::default().fields("spec.nodeName!=");
-    let events = watcher(Api::<Pod>::all(client.clone()), bound).backoff(Steadily);
+    let events = watcher(Api::<Pod>::all(client.clone()), bound).backoff(ConstantBackoff);
     pin_mut!(events);
     let addresses = AtomicU32::new(1);
     let ours =
@@ -79,13 +79,19 @@ where
             listed.insert(uid);
         }
         if ours(&pod) {
-            seen(&client, &playing, &addresses, pod, &play);
+            handle_pod(&client, &playing, &addresses, pod, &play);
         }
     }
 }
 
 /// Starts a task for a new pod, and notifies that of a known one of its deletion.
-fn seen(client: &Client, playing: &Playing, addresses: &AtomicU32, pod: Pod, play: &impl Fn(&Pod) -> Play) {
+fn handle_pod(
+    client: &Client,
+    playing: &ActivePods,
+    addresses: &AtomicU32,
+    pod: Pod,
+    play: &impl Fn(&Pod) -> PodBehavior,
+) {
     let (Some(uid), key) = (pod.uid(), format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())) else {
         return;
     };
@@ -94,24 +100,25 @@ fn seen(client: &Client, playing: &Playing, addresses: &AtomicU32, pod: Pod, pla
     if playing.get(&key).is_none_or(|(known, _)| *known != uid) {
         let (orders, told) = unbounded_channel();
         let play = if is_over(&pod) { None } else { Some(play(&pod)) };
-        let life = Life { client: client.clone(), pod, uid: uid.clone(), address: address(addresses), told };
-        tokio::spawn(life.live(play));
+        let life =
+            PodTask { client: client.clone(), pod, uid: uid.clone(), address: address(addresses), commands: told };
+        tokio::spawn(life.run_to_end(play));
         if let Some((_, before)) = playing.insert(key.clone(), (uid, orders)) {
-            drop(before.send(Order::Gone));
+            drop(before.send(PodCommand::Gone));
         }
     }
     if let Some((_, orders)) = playing.get(&key).filter(|_| deleted) {
         // A task that has ended needs no message.
-        drop(orders.send(Order::Delete));
+        drop(orders.send(PodCommand::Delete));
     }
 }
 
-fn forget(playing: &Playing, gone: impl Fn(&str) -> bool) {
+fn forget(playing: &ActivePods, gone: impl Fn(&str) -> bool) {
     let mut playing = playing.lock().unwrap_or_else(PoisonError::into_inner);
     playing.retain(|_, (uid, orders)| {
         let gone = gone(uid);
         if gone {
-            drop(orders.send(Order::Gone));
+            drop(orders.send(PodCommand::Gone));
         }
         !gone
     });
@@ -128,78 +135,78 @@ fn is_over(pod: &Pod) -> bool {
     matches!(pod.status.as_ref().and_then(|status| status.phase.as_deref()), Some("Succeeded" | "Failed"))
 }
 
-struct Life {
+struct PodTask {
     client: Client,
     pod: Pod,
     uid: String,
     address: String,
-    told: UnboundedReceiver<Order>,
+    commands: UnboundedReceiver<PodCommand>,
 }
 
 /// Why a pod's containers stop.
-enum Stop {
+enum PodStop {
     Ended(Exit),
     Deleted,
     Gone,
 }
 
-impl Life {
+impl PodTask {
     /// Runs from the first container to the end of the pod. Without a play, the pod has ended before.
-    async fn live(mut self, play: Option<Play>) {
+    async fn run_to_end(mut self, play: Option<PodBehavior>) {
         let stop = match play {
-            None => Stop::Ended(Exit::code(0)),
+            None => PodStop::Ended(Exit::code(0)),
             Some(play) => {
                 let began = Timestamp::now();
                 let stop = self.run(play, began).await;
                 match &stop {
-                    Stop::Ended(exit) => self.report(self.ended(began, exit)).await,
-                    Stop::Deleted => self.report(self.ended(began, &Exit::code(TERMINATED))).await,
-                    Stop::Gone => {}
+                    PodStop::Ended(exit) => self.report(self.ended(began, exit)).await,
+                    PodStop::Deleted => self.report(self.ended(began, &Exit::code(TERMINATED))).await,
+                    PodStop::Gone => {}
                 }
                 stop
             }
         };
         match stop {
-            Stop::Gone => return,
-            Stop::Deleted => {}
-            Stop::Ended(_) => loop {
-                match self.told.recv().await {
-                    Some(Order::Delete) => break,
-                    Some(Order::End(_)) => {}
-                    Some(Order::Gone) | None => return,
+            PodStop::Gone => return,
+            PodStop::Deleted => {}
+            PodStop::Ended(_) => loop {
+                match self.commands.recv().await {
+                    Some(PodCommand::Delete) => break,
+                    Some(PodCommand::End(_)) => {}
+                    Some(PodCommand::Gone) | None => return,
                 }
             },
         }
         self.remove().await;
     }
 
-    async fn run(&mut self, play: Play, began: Timestamp) -> Stop {
+    async fn run(&mut self, play: PodBehavior, began: Timestamp) -> PodStop {
         let ends = match play {
-            Play::Waits { reason, message } => {
+            PodBehavior::StayWaiting { reason, message } => {
                 self.report(self.waiting(&reason, &message)).await;
                 None
             }
-            Play::UntilTold => {
+            PodBehavior::RunUntilEnded => {
                 self.report(self.running(began)).await;
                 None
             }
-            Play::Runs { lasts, then } => {
+            PodBehavior::RunFor { lasts, then } => {
                 self.report(self.running(began)).await;
                 Some((lasts, then))
             }
         };
-        let told = self.told.recv();
+        let told = self.commands.recv();
         let order = match ends {
             None => told.await,
             Some((lasts, then)) => match tokio::time::timeout(lasts, told).await {
                 Ok(order) => order,
-                Err(_) => return Stop::Ended(then),
+                Err(_) => return PodStop::Ended(then),
             },
         };
         match order {
-            Some(Order::End(exit)) => Stop::Ended(exit),
-            Some(Order::Delete) => Stop::Deleted,
-            Some(Order::Gone) | None => Stop::Gone,
+            Some(PodCommand::End(exit)) => PodStop::Ended(exit),
+            Some(PodCommand::Delete) => PodStop::Deleted,
+            Some(PodCommand::Gone) | None => PodStop::Gone,
         }
     }
 
@@ -250,8 +257,8 @@ impl Life {
     async fn report(&self, status: Value) {
         let patch = Patch::Strategic(json!({ "metadata": { "uid": self.uid }, "status": status }));
         let (pods, name, parameters) = (self.pods(), self.pod.name_any(), PatchParams::default());
-        let reported = insist(|| pods.patch_status(&name, &parameters, &patch)).await;
-        self.complain("reporting its status", reported.map(drop));
+        let reported = retry(|| pods.patch_status(&name, &parameters, &patch)).await;
+        self.log_failure("reporting its status", reported.map(drop));
     }
 
     /// Removes the pod from the API server for good.
@@ -262,12 +269,12 @@ impl Life {
             ..DeleteParams::default()
         };
         let (pods, name) = (self.pods(), self.pod.name_any());
-        let removed = insist(|| pods.delete(&name, &now)).await;
-        self.complain("removing it", removed.map(drop));
+        let removed = retry(|| pods.delete(&name, &now)).await;
+        self.log_failure("removing it", removed.map(drop));
     }
 
     /// Ignores errors for a pod that is gone or was replaced. Prints others, so that a failed test shows them.
-    fn complain(&self, operation: &str, outcome: kube::Result<()>) {
+    fn log_failure(&self, operation: &str, outcome: kube::Result<()>) {
         match outcome {
             Ok(()) => {}
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}

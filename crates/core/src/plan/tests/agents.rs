@@ -1,7 +1,7 @@
 //! Silent agents: a few make their nodes suspect, many are one incident of Cluster Doctor.
 
 use super::cluster::{Cluster, NOW, Spans, acting, bad, busy, cluster, free, name, unhealthy_mark};
-use crate::{case::Rung, finding::Severity, lifecycle::Life, snapshot::Asked};
+use crate::{case::RepairStep, finding::Severity, lifecycle::NodeState, snapshot::CommandKind};
 
 /// `silent` of `of` agents have not reported for twenty minutes.
 fn agents(silent: usize, of: usize) -> Cluster {
@@ -16,7 +16,7 @@ fn a_few_silent_agents_make_their_nodes_suspect_once() {
     let mut cluster = agents(1, 10);
     assert_eq!(cluster.cycle(), ["move n00 suspect: agent-silent"]);
     assert!(cluster.cycle().is_empty());
-    cluster.record("n00").heard = Some(cluster.snapshot.at);
+    cluster.record("n00").last_report = Some(cluster.snapshot.at);
     assert_eq!(cluster.cycle(), ["move n00 in-service: cleared"]);
 }
 
@@ -33,7 +33,7 @@ fn many_silent_agents_are_one_incident_of_ours_and_make_no_node_suspect() {
         assert!(cluster.cycle().is_empty(), "said once");
     }
     for n in 0..20 {
-        cluster.record(&format!("n{n:02}")).heard = Some(cluster.snapshot.at);
+        cluster.record(&format!("n{n:02}")).last_report = Some(cluster.snapshot.at);
     }
     assert_eq!(cluster.cycle(), ["notice agents back: agents-back"]);
     assert!(cluster.cycle().is_empty());
@@ -55,8 +55,8 @@ fn silence_begins_after_its_limit_and_only_where_an_agent_is_expected() {
 
 #[test]
 fn a_node_that_is_out_may_be_silent() {
-    let out = free("a").fresh().heard(1.hours()).out(Severity::Isolate, Rung::Replace).life(Life::Out);
-    let out = out.step(super::cluster::done(crate::case::StepKind::HandOver, Rung::Replace, 1.hours()));
+    let out = free("a").fresh().heard(1.hours()).out(Severity::Isolate, RepairStep::Replace).life(NodeState::Out);
+    let out = out.step(super::cluster::done(crate::case::StepKind::HandOver, RepairStep::Replace, 1.hours()));
     let theirs = free("b").fresh().heard(1.hours()).cordoned_by("bob");
     assert!(acting().node(out).node(theirs).lines().is_empty());
 }
@@ -68,7 +68,7 @@ fn a_silent_node_moves_only_once_in_a_plan() {
     let asked = acting()
         .fillers(20)
         .node(free("a").fresh().heard(1.hours()))
-        .asks(Asked::Quarantine { node: name("a"), evict: false });
+        .asks(CommandKind::Quarantine { node: name("a"), evict: false });
     let known = acting().fillers(20).node(free("a").fresh().heard(1.hours()).shows_machine("J1"));
     let held = acting().fillers(20).node(free("a").fresh().heard(1.hours()).held("ann", Some(NOW.plus(1.hours()))));
     for cluster in [adopted, asked, known, held] {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::cluster::{Cluster, NOW, Spans, acting, bad, free, name};
 use crate::{
-    alert::{self, About, CaseNote, ChangeKind, Condition, Mute, Note, Route, ServiceFacts},
-    case::Rung,
+    alert::{self, CaseNotification, ChangeKind, Condition, Mute, Notification, Route, ServiceFacts, Subject},
+    case::RepairStep,
     finding::{Severity, Verdict},
     ids::CaseId,
     plan::plan,
@@ -14,21 +14,22 @@ use crate::{
 };
 
 /// Returns the notes of the cluster's next plan, after which a minute passes.
-fn told(cluster: &mut Cluster, muted: &BTreeMap<CaseId, Mute>) -> Vec<Note> {
-    let notes = alert::notes(&cluster.snapshot, &cluster.plan().actions, muted);
+fn told(cluster: &mut Cluster, muted: &BTreeMap<CaseId, Mute>) -> Vec<Notification> {
+    let notes = alert::case_notifications(&cluster.snapshot, &cluster.plan().actions, muted);
     cluster.cycle();
     notes
 }
 
-fn case_of(note: &Note) -> &CaseNote {
-    match &note.about {
-        About::Case(case) => case,
+fn case_of(note: &Notification) -> &CaseNotification {
+    match &note.subject {
+        Subject::Case(case) => case,
         other => panic!("{other:?} is about no case"),
     }
 }
 
-fn kinds(notes: &[Note]) -> Vec<String> {
-    let kinds = |case: &CaseNote| case.changes.iter().map(|change| change.what.code()).collect::<Vec<_>>().join("+");
+fn kinds(notes: &[Notification]) -> Vec<String> {
+    let kinds =
+        |case: &CaseNotification| case.changes.iter().map(|change| change.what.code()).collect::<Vec<_>>().join("+");
     notes.iter().map(|note| format!("{} {}", case_of(note).node, kinds(case_of(note)))).collect()
 }
 
@@ -47,7 +48,7 @@ fn a_case_is_told_at_each_change_of_state_and_in_no_cycle_between() {
         }
     }
     assert_eq!(all, ["a opened", "a escalated", "a escalated", "a escalated"]);
-    assert_eq!(cluster.snapshot.cases[0].rung, Rung::Replace);
+    assert_eq!(cluster.snapshot.cases[0].rung, RepairStep::Replace);
 }
 
 #[test]
@@ -64,7 +65,7 @@ fn cases_that_open_in_one_cycle_are_told_with_what_they_rest_on_and_where_to_loo
     let text = &alert::paragraphs(&notes)[0];
     assert!(text.contains("\n  severity reset: GPU reset needed\n"), "{text}");
     let json = serde_json::to_string(&notes).unwrap();
-    assert_eq!(serde_json::from_str::<Vec<Note>>(&json).unwrap(), notes);
+    assert_eq!(serde_json::from_str::<Vec<Notification>>(&json).unwrap(), notes);
 }
 
 #[test]
@@ -79,7 +80,7 @@ fn a_handed_over_case_says_so_and_its_end_is_told_even_if_it_was_acknowledged() 
     let case = cluster.snapshot.cases[0].id;
     let mute = Mute { by: "ann".into(), why: "seen".into(), at: NOW, until: None };
     let acknowledged = BTreeMap::from([(case, mute)]);
-    cluster.ask(crate::snapshot::Asked::Release { node: name("a") });
+    cluster.ask(crate::snapshot::CommandKind::Release { node: name("a") });
     let mut after = Vec::new();
     for _ in 0..12 {
         let notes = told(&mut cluster, &acknowledged);
@@ -138,13 +139,13 @@ fn a_receiver_hears_of_what_it_wants() {
     let mut cluster = acting().fillers(20).node(free("a").fresh().found(bad("dl", Severity::Reboot)));
     let notes = told(&mut cluster, &none());
     let route = |severity, changes: &[ChangeKind]| Route { severity, changes: changes.to_vec(), service: false };
-    assert!(Route::default().wants(&notes[0]));
-    assert!(route(Severity::Reboot, &[]).wants(&notes[0]));
-    assert!(!route(Severity::Isolate, &[]).wants(&notes[0]));
-    assert!(route(Severity::Monitor, &[ChangeKind::Opened]).wants(&notes[0]));
-    assert!(!route(Severity::Monitor, &[ChangeKind::Closed]).wants(&notes[0]));
+    assert!(Route::default().accepts(&notes[0]));
+    assert!(route(Severity::Reboot, &[]).accepts(&notes[0]));
+    assert!(!route(Severity::Isolate, &[]).accepts(&notes[0]));
+    assert!(route(Severity::Monitor, &[ChangeKind::Opened]).accepts(&notes[0]));
+    assert!(!route(Severity::Monitor, &[ChangeKind::Closed]).accepts(&notes[0]));
     let breaker = service(|facts| facts.breaker = Breaker::Open { since: NOW, why: "many".into() });
-    assert!(!route(Severity::Monitor, &[]).wants(&breaker[0]) && Route::default().wants(&breaker[0]));
+    assert!(!route(Severity::Monitor, &[]).accepts(&breaker[0]) && Route::default().accepts(&breaker[0]));
 }
 
 fn facts() -> ServiceFacts {
@@ -154,15 +155,15 @@ fn facts() -> ServiceFacts {
         unseen_for: Span::ZERO,
         cycle_old_after: 10.minutes(),
         rejected: 0,
-        rejected_most: 10,
-        lost: 0,
+        max_rejected: 10,
+        undelivered: 0,
     }
 }
 
-fn service(change: impl FnOnce(&mut ServiceFacts)) -> Vec<Note> {
+fn service(change: impl FnOnce(&mut ServiceFacts)) -> Vec<Notification> {
     let mut facts = facts();
     change(&mut facts);
-    alert::turned(&BTreeMap::new(), &alert::conditions(&facts), NOW)
+    alert::condition_changes(&BTreeMap::new(), &alert::conditions(&facts), NOW)
 }
 
 #[test]
@@ -170,14 +171,14 @@ fn a_trouble_of_the_service_is_told_once_when_it_begins_and_once_when_it_ends() 
     assert!(service(|_| {}).is_empty());
     let mut all = facts();
     all.breaker = Breaker::Open { since: NOW, why: "9 nodes".into() };
-    (all.agents_silent, all.unseen_for, all.rejected, all.lost) = (true, 11.minutes(), 11, 1);
+    (all.agents_silent, all.unseen_for, all.rejected, all.undelivered) = (true, 11.minutes(), 11, 1);
     let there = alert::conditions(&all);
     assert_eq!(there.keys().copied().collect::<Vec<_>>(), Condition::ALL);
-    let began = alert::turned(&BTreeMap::new(), &there, NOW);
+    let began = alert::condition_changes(&BTreeMap::new(), &there, NOW);
     assert_eq!(began.len(), Condition::ALL.len());
     let known: BTreeMap<_, _> = Condition::ALL.iter().map(|condition| (*condition, NOW)).collect();
-    assert!(alert::turned(&known, &there, NOW.plus(1.minutes())).is_empty());
-    let ended = alert::turned(&known, &BTreeMap::new(), NOW.plus(1.hours()));
+    assert!(alert::condition_changes(&known, &there, NOW.plus(1.minutes())).is_empty());
+    let ended = alert::condition_changes(&known, &BTreeMap::new(), NOW.plus(1.hours()));
     assert_eq!(ended.len(), Condition::ALL.len());
     assert!(alert::line(&ended[0]).ends_with("is over"), "{}", alert::line(&ended[0]));
 }
@@ -188,7 +189,7 @@ fn a_storm_is_one_headline_and_the_breaker_one_note() {
     let cluster = nodes.fold(acting().fillers(400), Cluster::node);
     let snapshot: &Snapshot = &cluster.snapshot;
     let plan = plan(snapshot, &mut crate::ids::IdSource::new(1));
-    let notes = alert::notes(snapshot, &plan.actions, &none());
+    let notes = alert::case_notifications(snapshot, &plan.actions, &none());
     let limit = snapshot.policy.breaker.nodes_per_hour as usize;
     assert_eq!(notes.len(), limit, "what the breaker holds back is no case yet");
     let headline = alert::headline(&notes);

@@ -2,10 +2,10 @@
 
 use super::cluster::{Cluster, NOW, NodeFixture, Spans, acting, bad, busy, free, name};
 use crate::{
-    case::Rung,
+    case::RepairStep,
     finding::Severity,
     plan::Planner,
-    snapshot::{Asked, Breaker, Caps, Snapshot},
+    snapshot::{Breaker, Capabilities, CommandKind, Snapshot},
     time::Span,
 };
 
@@ -49,7 +49,7 @@ fn no_more_than_three_nodes_an_hour_are_taken_out() {
 fn nodes_that_are_already_out_count_whatever_took_them_out() {
     let others = [
         busy("c1").fresh().cordoned_by("bob"),
-        busy("c1").fresh().out(Severity::Isolate, Rung::Replace).life(crate::lifecycle::Life::Out),
+        busy("c1").fresh().out(Severity::Isolate, RepairStep::Replace).life(crate::lifecycle::NodeState::Out),
     ];
     for other in others {
         let cluster = pool_of(19, 2).node(other.clone());
@@ -60,7 +60,7 @@ fn nodes_that_are_already_out_count_whatever_took_them_out() {
 
 #[test]
 fn others_may_take_out_what_the_breaker_would_let_go() {
-    let allowed = |cluster: Cluster, node: &str| Planner::new(cluster.snapshot).may_be_taken_out().allows(&name(node));
+    let allowed = |cluster: Cluster, node: &str| Planner::new(cluster.snapshot).take_out_permit().allows(&name(node));
     assert!(allowed(pool_of(20, 1), "b00"));
     let open = |snapshot: &mut Snapshot| snapshot.breaker = Breaker::Open { since: NOW, why: "x".into() };
     assert!(!allowed(pool_of(20, 1).with(open), "b00"), "it is open");
@@ -68,7 +68,7 @@ fn others_may_take_out_what_the_breaker_would_let_go() {
         snapshot.recent.taken_out = ["x1", "x2", "x3"].map(|node| (name(node), NOW.minus(10.minutes()))).to_vec();
     };
     assert!(!allowed(pool_of(100, 1).with(lately), "b00"), "three within the hour");
-    assert!(!allowed(pool_of(20, 1).caps(Caps::NONE), "b00"), "a controller that only observes");
+    assert!(!allowed(pool_of(20, 1).caps(Capabilities::NONE), "b00"), "a controller that only observes");
     // One pool is at its limit and the other is not.
     let two = pool_of(10, 1).node(busy("y1").fresh().pool("other")).node(busy("c1").fresh().cordoned_by("bob"));
     assert!(!allowed(two.clone(), "b00"));
@@ -129,7 +129,7 @@ fn an_operators_quarantine_needs_no_breaker() {
     let cluster = pool_of(10, 0)
         .node(free("a").fresh())
         .with(|snapshot| snapshot.breaker = Breaker::Open { since: NOW, why: "enough".into() })
-        .asks(Asked::Quarantine { node: name("a"), evict: false });
+        .asks(CommandKind::Quarantine { node: name("a"), evict: false });
     assert_eq!(
         cluster.lines(),
         ["open a quarantine: operator", "step a mark: operator", "move a quarantined: operator", "answer 1: operator"]
@@ -139,7 +139,7 @@ fn an_operators_quarantine_needs_no_breaker() {
 #[test]
 fn an_open_breaker_does_not_stop_the_repair_of_what_is_out() {
     let cluster = pool_of(10, 0)
-        .node(free("a").fresh().out(Severity::Reset, Rung::Reset))
+        .node(free("a").fresh().out(Severity::Reset, RepairStep::Reset))
         .with(|snapshot| snapshot.breaker = Breaker::Open { since: NOW, why: "enough".into() });
     assert_eq!(cluster.lines(), ["step a keep-evidence: case"]);
 }

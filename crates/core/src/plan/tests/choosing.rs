@@ -1,13 +1,13 @@
 //! Which nodes are tested, in which order, and the reasons of those that are not.
 
 use super::{
-    super::PassedOver,
+    super::SkipReason,
     cluster::{NOW, Spans, acting, bad, busy, cluster, free, name, test, unconfirmed, unknown},
 };
 use crate::{
     finding::{Severity, Verdict},
     ids::PoolName,
-    lifecycle::Life,
+    lifecycle::NodeState,
     run::{Purpose, RunState},
     time::Span,
 };
@@ -20,17 +20,17 @@ fn only_free_nodes_are_chosen_and_every_other_says_why_not() {
         .node(unknown("c"))
         .node(free("d").cordoned_by("bob"))
         .node(free("e").backing_off(5.minutes()))
-        .node(free("f").held("ann", None).life(Life::Held { by: "ann".into() }))
-        .node(free("g").out(Severity::Isolate, crate::case::Rung::Reset));
+        .node(free("f").held("ann", None).life(NodeState::Held { by: "ann".into() }))
+        .node(free("g").out(Severity::Isolate, crate::case::RepairStep::Reset));
     let plan = cluster.plan();
     assert_eq!(cluster.chosen(), ["a dl"]);
     let why = |node: &str| cluster.passed_over(node).unwrap();
-    assert_eq!(why("b"), PassedOver::Busy { by: "user job 7".into() });
-    assert_eq!(why("c"), PassedOver::OccupancyUnknown { why: "no answer".into() });
-    assert_eq!(why("d"), PassedOver::ForeignMark { by: "bob".into(), text: "moving racks".into() });
-    assert_eq!(why("e"), PassedOver::BackingOff { until: NOW.plus(5.minutes()) });
-    assert_eq!(why("f"), PassedOver::Held { by: "ann".into() });
-    assert!(plan.passed_over.iter().all(|(node, _)| *node != name("a")));
+    assert_eq!(why("b"), SkipReason::Busy { by: "user job 7".into() });
+    assert_eq!(why("c"), SkipReason::OccupancyUnknown { why: "no answer".into() });
+    assert_eq!(why("d"), SkipReason::ForeignMark { by: "bob".into(), text: "moving racks".into() });
+    assert_eq!(why("e"), SkipReason::BackingOff { until: NOW.plus(5.minutes()) });
+    assert_eq!(why("f"), SkipReason::Held { by: "ann".into() });
+    assert!(plan.skipped.iter().all(|(node, _)| *node != name("a")));
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn staleness_is_counted_per_test_with_a_cut_off_of_its_own() {
 #[test]
 fn a_fresh_node_says_until_when_it_is() {
     let cluster = cluster().node(free("a").stale(3.days()));
-    assert_eq!(cluster.passed_over("a"), Some(PassedOver::Fresh { until: NOW.plus(4.days()) }));
+    assert_eq!(cluster.passed_over("a"), Some(SkipReason::Fresh { until: NOW.plus(4.days()) }));
     let just = super::cluster::cluster().node(free("a").stale(7.days()));
     assert_eq!(just.chosen(), ["a dl"]);
 }
@@ -148,7 +148,7 @@ fn equals_are_taken_by_name() {
         cluster = cluster.node(free(node).stale(8.days()));
     }
     assert_eq!(cluster.chosen(), ["a dl", "b dl"]);
-    assert_eq!(cluster.passed_over("c"), Some(PassedOver::WaitingForSlot));
+    assert_eq!(cluster.passed_over("c"), Some(SkipReason::WaitingForSlot));
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn a_node_for_which_no_test_is_meant_says_so() {
     only.pools = Some(vec![PoolName::new("other").unwrap()]);
     let cluster = cluster().tests(vec![only]).node(free("a")).node(free("b").pool("other"));
     assert_eq!(cluster.chosen(), ["b dl"]);
-    assert_eq!(cluster.passed_over("a"), Some(PassedOver::NothingApplies));
+    assert_eq!(cluster.passed_over("a"), Some(SkipReason::NothingApplies));
 }
 
 #[test]

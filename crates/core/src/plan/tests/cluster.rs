@@ -3,23 +3,23 @@
 use std::sync::Arc;
 
 use super::{
-    super::{PassedOver, Plan, plan},
+    super::{Plan, SkipReason, plan},
     lines, model,
 };
 use crate::{
-    case::{Case, CaseState, Closed, Rung, Step, StepKind, StepState},
-    failed_work::{FailedWork, HowFailed, Label, weigh},
+    case::{Case, CaseOutcome, CaseState, RepairStep, Step, StepKind, StepState},
     finding::{Evidence, Finding, OpenFinding, Remedy, Severity, Verdict},
     ids::{CaseId, HardwareId, IdSource, JobId, NodeName, OpId, PoolName, RuleId, RunId, TestId},
-    lifecycle::Life,
-    node::{Apart, ForeignMark, Hold, MarkKind, Marks, Node, Occupancy, OurMark},
+    job_failures::{JobFailure, JobFailureKind, Label, weigh},
+    lifecycle::NodeState,
+    node::{ForeignMark, Hold, MarkKind, Marks, Node, NodeOverrides, Occupancy, OurMark},
     observation::Entity,
     policy::{Allow, Mode, Policy, TestPolicy},
-    reason::{Because, ReasonCode},
-    run::{JobSeen, NonEmpty, Purpose, Run, RunState},
+    reason::{ReasonCode, WithReason},
+    run::{NonEmpty, ObservedJobState, Purpose, Run, RunState},
     snapshot::{
-        ActiveRun, Asked, Backoff, Breaker, Cancelling, Caps, NodeRecord, Pause, RecentActions, Records, Request,
-        Snapshot, TestRecord,
+        ActiveRun, Backoff, Breaker, Cancelling, Capabilities, CommandKind, NodeRecord, Pause, PendingCommand,
+        RecentActions, Snapshot, TestRecord, TestRecords,
     },
     time::{Span, Timestamp},
 };
@@ -87,7 +87,7 @@ pub(super) fn bad(check: &str, severity: Severity) -> OpenFinding {
             entity: Entity::node(),
             verdict: Verdict::Fail,
             severity,
-            remedy: severity.usual_remedy(),
+            remedy: severity.default_remedy(),
             reason: ReasonCode::fixed("broken"),
             text: format!("{check} is broken"),
             rule: RuleId::new("a-rule").unwrap(),
@@ -129,16 +129,16 @@ fn node(text: &str, occupancy: Occupancy) -> NodeFixture {
     };
     let record = NodeRecord {
         node,
-        life: Life::InService,
+        state: NodeState::InService,
         since: NOW.minus(30.days()),
-        records: Records::default(),
+        test_records: TestRecords::default(),
         findings: Vec::new(),
         backoff: None,
         hold: None,
         hardware: None,
         case: None,
-        heard: None,
-        failed: None,
+        last_report: None,
+        job_failures: None,
     };
     NodeFixture { record, past: Vec::new(), case: None }
 }
@@ -188,13 +188,13 @@ impl NodeFixture {
         self
     }
 
-    pub(super) fn life(mut self, life: Life) -> Self {
-        self.record.life = life;
+    pub(super) fn life(mut self, life: NodeState) -> Self {
+        self.record.state = life;
         self
     }
 
     pub(super) fn suspect(self) -> Self {
-        self.life(Life::Suspect)
+        self.life(NodeState::Suspect)
     }
 
     /// Its state has been the present one for this long.
@@ -218,17 +218,17 @@ impl NodeFixture {
         self
     }
 
-    pub(super) fn apart(mut self, apart: Apart) -> Self {
+    pub(super) fn apart(mut self, apart: NodeOverrides) -> Self {
         self.record.node.apart = Some(apart.into());
         self
     }
 
     /// Out of service with a case, in a cluster without marks.
-    pub(super) fn excluded(mut self, severity: Severity, rung: Rung) -> Self {
+    pub(super) fn excluded(mut self, severity: Severity, rung: RepairStep) -> Self {
         let case = case_of(&self.record, severity, rung);
         self.record.case = Some(case.id);
         self.case = Some(case);
-        self.life(Life::Quarantined).since(1.hours())
+        self.life(NodeState::Quarantined).since(1.hours())
     }
 
     pub(super) fn held(mut self, by: &str, until: Option<Timestamp>) -> Self {
@@ -265,37 +265,37 @@ impl NodeFixture {
 
     /// Work of this many owners, which failed nowhere else, failed here that long ago.
     pub(super) fn user_work_failed(mut self, owners: u16, ago: Span) -> Self {
-        let work = |owner: u16| FailedWork {
+        let work = |owner: u16| JobFailure {
             id: Label::new(&format!("{}-{owner}", self.record.node.name)),
             name: Label::new("train"),
             owner: Label::new(&format!("user-{owner}")),
             at: NOW.minus(ago),
-            how: HowFailed::Signal { number: 11 },
+            how: JobFailureKind::Signal { number: 11 },
         };
         let failed: Vec<_> = (0..owners).map(|owner| (self.record.node.name.clone(), work(owner))).collect();
-        self.record.failed = weigh(&failed).into_values().next().map(Arc::new);
+        self.record.job_failures = weigh(&failed).into_values().next().map(Arc::new);
         self
     }
 
     pub(super) fn heard(mut self, ago: Span) -> Self {
-        self.record.heard = Some(NOW.minus(ago));
+        self.record.last_report = Some(NOW.minus(ago));
         self
     }
 
     /// Out of service with a case open at this escalation level, marked by us an hour ago.
-    pub(super) fn out(mut self, severity: Severity, rung: Rung) -> Self {
+    pub(super) fn out(mut self, severity: Severity, rung: RepairStep) -> Self {
         let mut case = case_of(&self.record, severity, rung);
         case.steps.push(done(StepKind::Mark, rung, 1.hours()));
         self.record.case = Some(case.id);
         self.case = Some(case);
-        self.life(Life::Quarantined).since(1.hours()).marked()
+        self.life(NodeState::Quarantined).since(1.hours()).marked()
     }
 
     /// Out of service, drained by us, and seen without user work after that.
-    pub(super) fn emptied(self, severity: Severity, rung: Rung) -> Self {
+    pub(super) fn emptied(self, severity: Severity, rung: RepairStep) -> Self {
         let mut emptied = self.out(severity, rung).step(done(StepKind::Drain, rung, 1.hours()));
         emptied.record.node.marks.ours.push(OurMark { kind: MarkKind::Cordon, case: None });
-        emptied.step(done(StepKind::KeepEvidence, rung, 50.minutes()))
+        emptied.step(done(StepKind::SaveEvidence, rung, 50.minutes()))
     }
 
     pub(super) fn step(mut self, step: Step) -> Self {
@@ -307,7 +307,7 @@ impl NodeFixture {
         let mut record = self.record;
         let mut past = self.past;
         past.sort_by_key(|(_, _, ago)| std::cmp::Reverse(*ago));
-        record.records = tests
+        record.test_records = tests
             .iter()
             .map(|test| {
                 let mut known = TestRecord::NEVER;
@@ -324,7 +324,7 @@ impl NodeFixture {
 }
 
 /// An open case of this node. Its number derives from the name.
-pub(super) fn case_of(record: &NodeRecord, severity: Severity, rung: Rung) -> Case {
+pub(super) fn case_of(record: &NodeRecord, severity: Severity, rung: RepairStep) -> Case {
     let number = record.node.name.as_str().bytes().fold(0_u64, |sum, byte| (sum * 251 + u64::from(byte)) % (1 << 48));
     let told = record.node.hardware.as_ref().and_then(|hardware| hardware.id()).or_else(|| record.hardware.clone());
     Case {
@@ -344,35 +344,35 @@ pub(super) fn case_of(record: &NodeRecord, severity: Severity, rung: Rung) -> Ca
 }
 
 /// A case of this machine that ended with its return, that long ago.
-pub(super) fn returned(serial: &str, rung: Rung, did: StepKind, ago: Span) -> Case {
+pub(super) fn returned(serial: &str, rung: RepairStep, did: StepKind, ago: Span) -> Case {
     let mut case = case_of(&free("elsewhere").machine(serial).record, Severity::Reset, rung);
     case.steps.push(done(did, rung, ago));
-    case.state = CaseState::Closed { at: NOW.minus(ago), how: Closed::Returned };
+    case.state = CaseState::Closed { at: NOW.minus(ago), how: CaseOutcome::Returned };
     case
 }
 
-pub(super) fn step(what: StepKind, rung: Rung, state: StepState, ago: Span) -> Step {
+pub(super) fn step(what: StepKind, rung: RepairStep, state: StepState, ago: Span) -> Step {
     let op = OpId::from_number(what as u64 + 1000 * rung as u64);
     Step { op, what, rung, state, at: NOW.minus(ago), tries: 1, text: String::new() }
 }
 
-pub(super) fn done(what: StepKind, rung: Rung, ago: Span) -> Step {
+pub(super) fn done(what: StepKind, rung: RepairStep, ago: Span) -> Step {
     step(what, rung, StepState::Done, ago)
 }
 
 /// A run on a node, with this state of its job.
-pub(super) fn run(node: &str, tests: &[&str], seen: JobSeen) -> ActiveRun {
+pub(super) fn run(node: &str, tests: &[&str], seen: ObservedJobState) -> ActiveRun {
     let tests = tests.iter().map(|id| test_id(id)).collect();
     let started = match &seen {
-        JobSeen::Running { since, .. } => Some(*since),
-        JobSeen::Ended { started, .. } => *started,
-        JobSeen::Unknown { .. } | JobSeen::Absent | JobSeen::Pending { .. } => None,
+        ObservedJobState::Running { since, .. } => Some(*since),
+        ObservedJobState::Ended { started, .. } => *started,
+        ObservedJobState::Unknown { .. } | ObservedJobState::Absent | ObservedJobState::Pending { .. } => None,
     };
     let state = match &seen {
-        JobSeen::Absent | JobSeen::Unknown { .. } => RunState::Planned,
-        JobSeen::Pending { job, since } => RunState::Submitted { job: job.clone(), at: *since },
-        JobSeen::Running { job, since } => RunState::Running { job: job.clone(), since: *since },
-        JobSeen::Ended { job, at, .. } => RunState::Submitted { job: job.clone(), at: *at },
+        ObservedJobState::Absent | ObservedJobState::Unknown { .. } => RunState::Planned,
+        ObservedJobState::Pending { job, since } => RunState::Submitted { job: job.clone(), at: *since },
+        ObservedJobState::Running { job, since } => RunState::Running { job: job.clone(), since: *since },
+        ObservedJobState::Ended { job, at, .. } => RunState::Submitted { job: job.clone(), at: *at },
     };
     ActiveRun {
         run: Run {
@@ -380,12 +380,12 @@ pub(super) fn run(node: &str, tests: &[&str], seen: JobSeen) -> ActiveRun {
             nodes: NonEmpty::one(name(node)),
             tests: NonEmpty::new(tests).unwrap(),
             state,
-            asked: Because::new(Purpose::Validation, "stale", "never tested"),
+            asked: WithReason::new(Purpose::Validation, "stale", "never tested"),
             case: None,
             planned: NOW.minus(1.minutes()),
             limit: 20.minutes(),
         },
-        seen,
+        job: seen,
         started,
         cancelling: None,
         absent_since: None,
@@ -401,12 +401,12 @@ pub(super) fn job() -> JobId {
     JobId("job-1".to_owned())
 }
 
-pub(super) fn pending(ago: Span) -> JobSeen {
-    JobSeen::Pending { job: job(), since: NOW.minus(ago) }
+pub(super) fn pending(ago: Span) -> ObservedJobState {
+    ObservedJobState::Pending { job: job(), since: NOW.minus(ago) }
 }
 
-pub(super) fn running(ago: Span) -> JobSeen {
-    JobSeen::Running { job: job(), since: NOW.minus(ago) }
+pub(super) fn running(ago: Span) -> ObservedJobState {
+    ObservedJobState::Running { job: job(), since: NOW.minus(ago) }
 }
 
 /// A cluster under test. `cycle` plans, executes the plan and lets a minute pass.
@@ -428,11 +428,11 @@ pub(super) fn cluster() -> Cluster {
         spent: Span::ZERO,
         breaker: Breaker::Closed { since: None },
         pauses: Vec::new(),
-        requests: Vec::new(),
+        commands: Vec::new(),
         trials: Vec::new(),
         silence_reported: false,
-        caps: Caps::ALL,
-        policy: Arc::new(Policy::standard()),
+        capabilities: Capabilities::ALL,
+        policy: Arc::new(Policy::built_in()),
         tests: [test("dl")].into(),
     };
     Cluster { snapshot, ids: IdSource::new(1), nodes: Vec::new() }
@@ -468,8 +468,8 @@ impl Cluster {
         self
     }
 
-    pub(super) fn caps(mut self, caps: Caps) -> Self {
-        self.snapshot.caps = caps;
+    pub(super) fn caps(mut self, caps: Capabilities) -> Self {
+        self.snapshot.capabilities = caps;
         self
     }
 
@@ -479,7 +479,7 @@ impl Cluster {
     }
 
     /// The newest run was cancelled that long ago.
-    pub(super) fn cancelling(mut self, why: crate::run::CancelWhy, ago: Span) -> Self {
+    pub(super) fn cancelling(mut self, why: crate::run::CancelReason, ago: Span) -> Self {
         let run = self.snapshot.runs.last_mut().expect("a run to cancel");
         run.cancelling = Some(Cancelling { why, since: NOW.minus(ago) });
         self
@@ -490,15 +490,16 @@ impl Cluster {
         self
     }
 
-    pub(super) fn asks(mut self, what: Asked) -> Self {
+    pub(super) fn asks(mut self, what: CommandKind) -> Self {
         self.ask(what);
         self
     }
 
-    pub(super) fn ask(&mut self, what: Asked) {
-        let id = self.snapshot.requests.len() as u64 + 1;
-        let request = Request { id, by: "ann".to_owned(), why: "I say so".to_owned(), at: self.snapshot.at, what };
-        self.snapshot.requests.push(request);
+    pub(super) fn ask(&mut self, what: CommandKind) {
+        let id = self.snapshot.commands.len() as u64 + 1;
+        let request =
+            PendingCommand { id, by: "ann".to_owned(), why: "I say so".to_owned(), at: self.snapshot.at, what };
+        self.snapshot.commands.push(request);
     }
 
     pub(super) fn paused(mut self, pool: Option<PoolName>, until: Option<Timestamp>) -> Self {
@@ -543,9 +544,9 @@ impl Cluster {
         lines::submitted(&self.plan())
     }
 
-    pub(super) fn passed_over(&self, text: &str) -> Option<PassedOver> {
+    pub(super) fn passed_over(&self, text: &str) -> Option<SkipReason> {
         let name = name(text);
-        self.plan().passed_over.into_iter().find(|(node, _)| *node == name).map(|(_, why)| why)
+        self.plan().skipped.into_iter().find(|(node, _)| *node == name).map(|(_, why)| why)
     }
 
     /// Plans, executes the plan, and lets a minute pass.

@@ -1,13 +1,13 @@
 //! Holds, foreign marks, removed marks of ours, and marks that this store does not know.
 
 use super::{
-    super::PassedOver,
+    super::SkipReason,
     cluster::{Cluster, NOW, NodeFixture, Spans, acting, bad, busy, cordon_of, done, free, unhealthy_mark, unknown},
 };
 use crate::{
-    case::{Rung, StepKind, StepState},
+    case::{RepairStep, StepKind, StepState},
     finding::{Severity, Verdict},
-    lifecycle::Life,
+    lifecycle::NodeState,
     node::{MarkKind, OurMark},
 };
 
@@ -15,21 +15,21 @@ fn lone(node: NodeFixture) -> Cluster {
     acting().fillers(20).node(node)
 }
 
-fn held() -> Life {
-    Life::Held { by: "ann".into() }
+fn held() -> NodeState {
+    NodeState::Held { by: "ann".into() }
 }
 
 #[test]
 fn a_hold_binds_in_every_life_and_nothing_else_happens_to_the_node() {
-    for life in [Life::InService, Life::Suspect, Life::Quarantined, Life::Out] {
-        let out = life.is_out();
+    for life in [NodeState::InService, NodeState::Suspect, NodeState::Quarantined, NodeState::Out] {
+        let out = life.is_out_of_service();
         let mut node = free("a").found(bad("dl", Severity::Isolate));
         if out {
-            node = node.out(Severity::Isolate, Rung::Replace);
+            node = node.out(Severity::Isolate, RepairStep::Replace);
         }
         let mut cluster = lone(node.life(life.clone()).held("ann", None));
         assert_eq!(cluster.cycle(), ["move a held by ann: held"], "{life:?}");
-        assert_eq!(cluster.passed_over("a"), Some(PassedOver::Held { by: "ann".into() }));
+        assert_eq!(cluster.passed_over("a"), Some(SkipReason::Held { by: "ann".into() }));
         for _ in 0..5 {
             assert!(cluster.cycle().is_empty(), "{life:?}");
             cluster.wait(3.days());
@@ -45,7 +45,7 @@ fn a_hold_ends_at_its_time_and_the_node_goes_on_from_where_its_case_is() {
     cluster.wait(1.hours());
     assert_eq!(cluster.cycle(), ["move a in-service: hold-over"]);
     assert!(cluster.cycle().is_empty());
-    let node = free("a").fresh().out(Severity::Reset, Rung::Reset).life(held()).held("ann", until);
+    let node = free("a").fresh().out(Severity::Reset, RepairStep::Reset).life(held()).held("ann", until);
     let mut cluster = lone(node);
     cluster.wait(1.hours());
     assert_eq!(cluster.cycle(), ["move a quarantined: hold-over"]);
@@ -73,7 +73,7 @@ fn a_hold_over_a_mere_proposal_does_not_take_the_node_out() {
 
 #[test]
 fn a_foreign_mark_on_a_node_of_ours_makes_it_theirs_until_the_mark_is_gone() {
-    let mut cluster = lone(free("a").fresh().out(Severity::Reset, Rung::Reset).cordoned_by("bob"));
+    let mut cluster = lone(free("a").fresh().out(Severity::Reset, RepairStep::Reset).cordoned_by("bob"));
     assert_eq!(cluster.cycle(), ["move a held by bob: foreign-mark"]);
     for _ in 0..5 {
         assert!(cluster.cycle().is_empty());
@@ -86,7 +86,7 @@ fn a_foreign_mark_on_a_node_of_ours_makes_it_theirs_until_the_mark_is_gone() {
 
 #[test]
 fn a_hold_whose_time_is_over_does_not_fight_with_a_foreign_mark() {
-    let node = free("a").fresh().out(Severity::Reset, Rung::Reset).cordoned_by("bob").held("ann", Some(NOW));
+    let node = free("a").fresh().out(Severity::Reset, RepairStep::Reset).cordoned_by("bob").held("ann", Some(NOW));
     let mut cluster = lone(node);
     assert_eq!(cluster.cycle(), ["move a held by bob: foreign-mark"]);
     assert!(cluster.cycle().is_empty());
@@ -102,14 +102,14 @@ fn a_bad_node_that_another_party_keeps_out_is_recorded_and_not_marked() {
 
 #[test]
 fn a_foreign_mark_that_keeps_no_work_off_is_no_hold() {
-    let mut cluster = lone(free("a").fresh().out(Severity::Reset, Rung::Reset).cordoned_by("bob"));
+    let mut cluster = lone(free("a").fresh().out(Severity::Reset, RepairStep::Reset).cordoned_by("bob"));
     cluster.record("a").node.marks.foreign[0].blocks = false;
     assert_eq!(cluster.lines(), ["step a keep-evidence: case"]);
 }
 
 #[test]
 fn our_mark_removed_by_another_party_is_not_set_again() {
-    let mut cluster = lone(free("a").fresh().out(Severity::Reset, Rung::Reset));
+    let mut cluster = lone(free("a").fresh().out(Severity::Reset, RepairStep::Reset));
     cluster.record("a").node.marks.ours.clear();
     assert_eq!(cluster.cycle(), ["move a held by another party, which removed our mark: mark-removed"]);
     for _ in 0..5 {
@@ -122,15 +122,15 @@ fn our_mark_removed_by_another_party_is_not_set_again() {
 
 #[test]
 fn our_cordon_removed_by_another_party_is_not_set_again() {
-    let node = free("a").fresh().out(Severity::Reboot, Rung::Reboot);
-    let mut cluster = lone(node.step(done(StepKind::Drain, Rung::Reboot, 30.minutes())));
+    let node = free("a").fresh().out(Severity::Reboot, RepairStep::Reboot);
+    let mut cluster = lone(node.step(done(StepKind::Drain, RepairStep::Reboot, 30.minutes())));
     assert_eq!(cluster.cycle(), ["move a held by another party, which removed our mark: mark-removed"]);
     assert!(cluster.cycle().is_empty());
 }
 
 #[test]
 fn a_mark_whose_maker_died_before_writing_it_down_counts_as_made_once_it_is_seen() {
-    let mut cluster = lone(busy("a").fresh().out(Severity::Reboot, Rung::Reboot));
+    let mut cluster = lone(busy("a").fresh().out(Severity::Reboot, RepairStep::Reboot));
     cluster.snapshot.cases[0].steps[0].state = StepState::Intended;
     assert_eq!(cluster.cycle(), ["settle done: seen-done", "step a drain: case"]);
     cluster.wait(5.minutes());
@@ -150,9 +150,13 @@ fn a_mark_that_is_not_to_be_seen_yet_was_not_removed() {
 
 #[test]
 fn a_mark_that_we_removed_was_not_removed_by_another_party() {
-    let node = free("a").out(Severity::Reset, Rung::Reset).step(done(StepKind::Unmark, Rung::Reset, 10.minutes()));
     let node =
-        node.life(Life::Proving { run: crate::ids::RunId::from_number(1) }).result("dl", Verdict::Pass, 5.minutes());
+        free("a").out(Severity::Reset, RepairStep::Reset).step(done(StepKind::Unmark, RepairStep::Reset, 10.minutes()));
+    let node = node.life(NodeState::Proving { run: crate::ids::RunId::from_number(1) }).result(
+        "dl",
+        Verdict::Pass,
+        5.minutes(),
+    );
     let mut cluster = lone(node);
     cluster.record("a").node.marks.ours.clear();
     assert_eq!(cluster.lines(), ["close a returned: proved", "move a in-service: proved"]);
@@ -196,12 +200,12 @@ fn an_adopted_mark_that_another_party_removes_is_not_set_again() {
 
 #[test]
 fn a_node_out_of_service_whose_case_is_gone_gets_one_and_a_person() {
-    for life in [Life::Quarantined, Life::Out, Life::Repairing { step: StepKind::Reset, tries: 1 }] {
+    for life in [NodeState::Quarantined, NodeState::Out, NodeState::Repairing { step: StepKind::Reset, tries: 1 }] {
         let mut cluster = lone(free("a").fresh().life(life.clone()));
         let lines = cluster.cycle();
         assert_eq!(lines[0], "open a replace: case-missing", "{life:?}");
-        assert!(cluster.record("a").life.is_out(), "{life:?}");
+        assert!(cluster.record("a").state.is_out_of_service(), "{life:?}");
         assert!(cluster.cycle().is_empty(), "{life:?}");
     }
-    assert!(lone(unknown("a").fresh().life(Life::Out)).lines().is_empty(), "the machine of that name is unknown");
+    assert!(lone(unknown("a").fresh().life(NodeState::Out)).lines().is_empty(), "the machine of that name is unknown");
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::{collection::vec, prelude::*};
 
 use super::{
-    super::{PassedOver, Planner, plan},
+    super::{Planner, SkipReason, plan},
     cluster::{Cluster, NOW, Spans, cluster, free, name},
     model,
     random::{a_cluster, a_happening, happen},
@@ -20,38 +20,38 @@ fn tell(planner: &mut Planner, snapshot: &Snapshot) {
             continue;
         }
         let mut only_heard = known.clone();
-        only_heard.heard = record.heard;
+        only_heard.last_report = record.last_report;
         if only_heard == *record {
-            planner.set_heard(place, record.heard);
+            planner.set_last_report(place, record.last_report);
         } else {
             assert!(planner.set_node(record.clone()));
         }
     }
-    planner.set_rest(|rest| {
+    planner.update_cluster(|rest| {
         rest.runs.clone_from(&snapshot.runs);
         rest.cases.clone_from(&snapshot.cases);
         *rest.recent = snapshot.recent.clone();
         *rest.spent = snapshot.spent;
         *rest.breaker = snapshot.breaker.clone();
         rest.pauses.clone_from(&snapshot.pauses);
-        rest.requests.clone_from(&snapshot.requests);
+        rest.requests.clone_from(&snapshot.commands);
         *rest.silence_reported = snapshot.silence_reported;
     });
 }
 
 /// Plans both ways, compares, and executes the plan.
-fn cycle(planner: &mut Planner, cluster: &mut Cluster, told: &mut BTreeMap<NodeName, PassedOver>) {
+fn cycle(planner: &mut Planner, cluster: &mut Cluster, told: &mut BTreeMap<NodeName, SkipReason>) {
     let mut ids = cluster.ids.clone();
     let fresh = plan(&cluster.snapshot, &mut cluster.ids);
     let grown = planner.plan(cluster.snapshot.at, &mut ids);
     assert_eq!(grown.actions, fresh.actions);
-    let reasons: BTreeMap<NodeName, PassedOver> = fresh.passed_over.iter().cloned().collect();
+    let reasons: BTreeMap<NodeName, SkipReason> = fresh.skipped.iter().cloned().collect();
     for record in &cluster.snapshot.nodes {
         let node = &record.node.name;
-        assert_eq!(planner.reason(node).as_ref(), reasons.get(node), "{node}");
+        assert_eq!(planner.skip_reason(node).as_ref(), reasons.get(node), "{node}");
     }
     // Accumulated changes give the same reasons.
-    told.extend(grown.passed_over);
+    told.extend(grown.skipped);
     for (node, why) in &reasons {
         assert_eq!(told.get(node), Some(why), "{node}");
     }
@@ -84,13 +84,13 @@ fn only_reasons_that_changed_are_told() {
     let cluster = cluster().node(free("a").stale(3.days())).node(free("b").stale(6.days()));
     let mut planner = Planner::new(cluster.snapshot.clone());
     let mut ids = cluster.ids.clone();
-    assert_eq!(planner.plan(NOW, &mut ids).passed_over.len(), 2);
-    assert!(planner.plan(NOW.plus(1.hours()), &mut ids).passed_over.is_empty());
+    assert_eq!(planner.plan(NOW, &mut ids).skipped.len(), 2);
+    assert!(planner.plan(NOW.plus(1.hours()), &mut ids).skipped.is_empty());
     let mut record = cluster.snapshot.nodes[0].clone();
     record.node.occupancy = crate::node::Occupancy::Busy { by: "user job 9".into() };
     planner.set_node(record);
-    let changed = planner.plan(NOW.plus(2.hours()), &mut ids).passed_over;
-    assert_eq!(changed, [(name("a"), PassedOver::Busy { by: "user job 9".into() })]);
+    let changed = planner.plan(NOW.plus(2.hours()), &mut ids).skipped;
+    assert_eq!(changed, [(name("a"), SkipReason::Busy { by: "user job 9".into() })]);
 }
 
 #[test]
@@ -106,9 +106,9 @@ fn a_clock_that_goes_back_makes_a_due_node_fresh_again() {
     let cluster = cluster().node(free("a").stale(8.days())).policy(|policy| policy.limits.jobs = 0);
     let (mut planner, mut ids) = (Planner::new(cluster.snapshot), cluster.ids);
     planner.plan(NOW, &mut ids);
-    assert_eq!(planner.reason(&name("a")), Some(PassedOver::WaitingForSlot));
+    assert_eq!(planner.skip_reason(&name("a")), Some(SkipReason::WaitingForSlot));
     planner.plan(NOW.minus(2.days()), &mut ids);
-    assert_eq!(planner.reason(&name("a")), Some(PassedOver::Fresh { until: NOW.minus(1.days()) }));
+    assert_eq!(planner.skip_reason(&name("a")), Some(SkipReason::Fresh { until: NOW.minus(1.days()) }));
 }
 
 #[test]

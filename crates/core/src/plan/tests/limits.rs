@@ -1,13 +1,13 @@
 //! Concurrent jobs in total, per pool, per test and per mount; the daily budget; windows and pauses.
 
 use super::{
-    super::PassedOver,
+    super::SkipReason,
     cluster::{Cluster, NOW, Spans, cluster, free, pending, pool, run, running, test, test_id},
 };
 use crate::{
     finding::Verdict,
     policy::{Day, TimeOfDay, Window, WindowKind},
-    run::CancelWhy,
+    run::CancelReason,
 };
 
 fn many(cluster: Cluster, pool: &str, count: usize) -> Cluster {
@@ -18,7 +18,7 @@ fn many(cluster: Cluster, pool: &str, count: usize) -> Cluster {
 fn no_more_than_five_jobs_at_a_time_by_default_and_running_ones_count() {
     let cluster = many(cluster(), "a", 8);
     assert_eq!(cluster.chosen().len(), 5);
-    assert_eq!(cluster.passed_over("a7"), Some(PassedOver::WaitingForSlot));
+    assert_eq!(cluster.passed_over("a7"), Some(SkipReason::WaitingForSlot));
     let cluster = cluster.run(run("a0", &["dl"], running(1.minutes()))).run(run("a1", &["dl"], pending(1.minutes())));
     assert_eq!(cluster.chosen(), ["a2 dl", "a3 dl", "a4 dl"]);
 }
@@ -28,7 +28,7 @@ fn a_job_that_cannot_be_cancelled_does_not_keep_its_slot_for_ever() {
     let stuck = |ago: i64| {
         many(cluster().policy(|policy| policy.limits.jobs = 1), "a", 2)
             .run(run("a0", &["dl"], running(2.hours())))
-            .cancelling(CancelWhy::OverTimeLimit, ago.minutes())
+            .cancelling(CancelReason::OverTimeLimit, ago.minutes())
     };
     assert!(stuck(14).chosen().is_empty());
     assert_eq!(stuck(15).chosen(), ["a1 dl"]);
@@ -39,8 +39,8 @@ fn a_pool_has_its_own_limit() {
     let cluster = cluster().policy(|policy| policy.limits.pools = [(pool("a"), 2)].into());
     let cluster = many(many(cluster, "a", 4), "b", 4);
     assert_eq!(cluster.chosen(), ["a0 dl", "a1 dl", "b0 dl", "b1 dl", "b2 dl"]);
-    assert_eq!(cluster.passed_over("a2"), Some(PassedOver::PoolFull { pool: pool("a") }));
-    assert_eq!(cluster.passed_over("b3"), Some(PassedOver::WaitingForSlot));
+    assert_eq!(cluster.passed_over("a2"), Some(SkipReason::PoolFull { pool: pool("a") }));
+    assert_eq!(cluster.passed_over("b3"), Some(SkipReason::WaitingForSlot));
 }
 
 #[test]
@@ -72,8 +72,8 @@ fn two_hundred_tests_are_planned_like_two() {
     let all_but_one: Vec<&str> = all.iter().copied().filter(|id| *id != "t190").collect();
     let chosen = cluster.chosen();
     assert_eq!(chosen, ["a t003+t127+t128+t199", "b t190", "d t005", &format!("f {}", all_but_one.join("+"))]);
-    assert_eq!(cluster.passed_over("c"), Some(PassedOver::ShareBusy { test: test_id("t190") }));
-    assert_eq!(cluster.passed_over("e"), Some(PassedOver::Fresh { until: NOW.plus(6.days()) }));
+    assert_eq!(cluster.passed_over("c"), Some(SkipReason::ShareBusy { test: test_id("t190") }));
+    assert_eq!(cluster.passed_over("e"), Some(SkipReason::Fresh { until: NOW.plus(6.days()) }));
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn one_mount_is_loaded_by_one_job_over_the_whole_fleet() {
     scratch.shares = vec!["/scratch".to_owned()];
     let cluster = many(many(cluster().tests(vec![storage, scratch]), "a", 2), "b", 1);
     assert_eq!(cluster.chosen(), ["a0 storage+scratch"]);
-    assert_eq!(cluster.passed_over("b0"), Some(PassedOver::ShareBusy { test: test_id("storage") }));
+    assert_eq!(cluster.passed_over("b0"), Some(SkipReason::ShareBusy { test: test_id("storage") }));
     let cluster = cluster.run(run("a1", &["storage"], running(1.minutes())));
     assert_eq!(cluster.chosen(), ["a0 scratch"]);
 }
@@ -105,7 +105,7 @@ fn the_daily_budget_counts_what_was_spent_what_runs_and_what_is_planned() {
     assert_eq!(cluster.clone().with(|snapshot| snapshot.spent = 30.minutes()).chosen().len(), 3);
     let spent = cluster.clone().with(|snapshot| snapshot.spent = 51.minutes());
     assert!(spent.chosen().is_empty());
-    assert_eq!(spent.passed_over("a0"), Some(PassedOver::BudgetSpent));
+    assert_eq!(spent.passed_over("a0"), Some(SkipReason::BudgetSpent));
     // A run that started 40 minutes ago counts with those, a pending run with its usual ten.
     let cluster = cluster.run(run("a0", &["dl"], running(40.minutes()))).run(run("a1", &["dl"], pending(1.minutes())));
     assert_eq!(cluster.chosen(), ["a2 dl"]);
@@ -125,8 +125,8 @@ fn a_node_that_the_budget_does_not_pay_for_says_so_although_cheaper_ones_took_th
         .node(free("b").pool("b").stale(8.days()))
         .node(free("c").pool("b").stale(8.days()));
     assert_eq!(cluster.chosen(), ["b dl"]);
-    assert_eq!(cluster.passed_over("a"), Some(PassedOver::BudgetSpent));
-    assert_eq!(cluster.passed_over("c"), Some(PassedOver::WaitingForSlot));
+    assert_eq!(cluster.passed_over("a"), Some(SkipReason::BudgetSpent));
+    assert_eq!(cluster.passed_over("c"), Some(SkipReason::WaitingForSlot));
 }
 
 fn window(kind: WindowKind, from: u16, to: u16) -> Window {
@@ -139,7 +139,7 @@ fn nothing_starts_inside_a_quiet_window() {
     for (from, to, quiet) in [(7, 9, true), (8, 9, true), (7, 8, false), (9, 12, false), (22, 7, false)] {
         let cluster =
             cluster().policy(|policy| policy.windows = vec![window(WindowKind::Quiet, from, to)]).node(free("a"));
-        let expected = quiet.then_some(PassedOver::QuietWindow);
+        let expected = quiet.then_some(SkipReason::QuietWindow);
         assert_eq!(cluster.passed_over("a"), expected, "{from} to {to}");
         assert_eq!(cluster.chosen().is_empty(), quiet, "{from} to {to}");
     }
@@ -165,7 +165,7 @@ fn nothing_starts_while_an_operator_pauses_and_a_pause_ends_by_itself() {
     let cluster = many(many(cluster(), "a", 1), "b", 1);
     let all = cluster.clone().paused(None, None);
     assert!(all.chosen().is_empty());
-    assert_eq!(all.passed_over("a0"), Some(PassedOver::Paused { by: "ann".into() }));
+    assert_eq!(all.passed_over("a0"), Some(SkipReason::Paused { by: "ann".into() }));
     assert_eq!(cluster.clone().paused(Some(pool("a")), None).chosen(), ["b0 dl"]);
     assert_eq!(cluster.clone().paused(None, Some(NOW.plus(1.minutes()))).chosen().len(), 0);
     assert_eq!(cluster.paused(None, Some(NOW)).chosen().len(), 2);

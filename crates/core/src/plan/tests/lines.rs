@@ -3,8 +3,8 @@
 use super::super::{Action, Conclusion, Notice, Plan};
 use crate::{
     ids::{NodeName, TestId},
-    lifecycle::Life,
-    reason::Because,
+    lifecycle::NodeState,
+    reason::WithReason,
 };
 
 pub(super) fn of(plan: &Plan) -> Vec<String> {
@@ -25,7 +25,7 @@ fn names(tests: &[TestId]) -> String {
     tests.iter().map(TestId::as_str).collect::<Vec<_>>().join("+")
 }
 
-pub(super) fn line(action: &Because<Action>) -> String {
+pub(super) fn line(action: &WithReason<Action>) -> String {
     let what = match &action.what {
         Action::Submit(run) => {
             let nodes: Vec<&str> = run.nodes.iter().map(NodeName::as_str).collect();
@@ -43,8 +43,8 @@ pub(super) fn line(action: &Because<Action>) -> String {
         Action::Step { node, step, tries, .. } => format!("step {node} {step} try {tries}"),
         Action::Propose { node, step, .. } => format!("propose {node} {step}"),
         Action::Settle { done, .. } => format!("settle {}", if *done { "done" } else { "failed" }),
-        Action::Move { node, to: Life::Held { by }, .. } => format!("move {node} held by {by}"),
-        Action::Move { node, to, .. } => format!("move {node} {}", to.word()),
+        Action::Move { node, to: NodeState::Held { by }, .. } => format!("move {node} held by {by}"),
+        Action::Move { node, to, .. } => format!("move {node} {}", to.as_str()),
         Action::CloseCase { node, how, .. } => format!("close {node} {how}"),
         Action::Follow { node, .. } => format!("follow {node}"),
         Action::OpenBreaker => "open breaker".to_owned(),

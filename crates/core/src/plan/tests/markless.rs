@@ -3,20 +3,20 @@
 
 use super::cluster::{Cluster, NodeFixture, Spans, acting, bad, busy, free, running, unknown};
 use crate::{
-    case::Rung,
+    case::RepairStep,
     finding::{Severity, Verdict},
-    node::{Apart, Occupancy},
-    snapshot::Caps,
+    node::{NodeOverrides, Occupancy},
+    snapshot::Capabilities,
 };
 
-const REPLACES: Caps = Caps { replace: true, ..Caps::NONE };
+const REPLACES: Capabilities = Capabilities { replace: true, ..Capabilities::NONE };
 
 fn lone(node: NodeFixture) -> Cluster {
     acting().fillers(20).node(node).caps(REPLACES)
 }
 
-fn aside() -> Apart {
-    Apart { proofs: true, ..Apart::default() }
+fn aside() -> NodeOverrides {
+    NodeOverrides { proofs: true, ..NodeOverrides::default() }
 }
 
 fn cycles(cluster: &mut Cluster, count: usize) -> Vec<String> {
@@ -54,7 +54,7 @@ fn a_node_with_users_on_it_waits_until_they_have_gone() {
     // It does not answer: users may still be on it.
     cluster.record("a").node.occupancy = Occupancy::Unknown { why: "no answer".into() };
     assert_eq!(cycles(&mut cluster, 3), [""; 0]);
-    cluster.record("a").node.apart = Some(Apart { vacant: true, ..Apart::default() }.into());
+    cluster.record("a").node.apart = Some(NodeOverrides { vacant: true, ..NodeOverrides::default() }.into());
     assert!(
         cycles(&mut cluster, 2).contains(&"step a replace: case".to_owned()),
         "the cluster reports that it runs no work"
@@ -63,7 +63,7 @@ fn a_node_with_users_on_it_waits_until_they_have_gone() {
 
 #[test]
 fn what_only_people_replace_is_handed_to_them_with_what_to_do() {
-    let by_hand = Apart { by_hand: Some("take it out of `hosts`".to_owned()), ..Apart::default() };
+    let by_hand = NodeOverrides { by_hand: Some("take it out of `hosts`".to_owned()), ..NodeOverrides::default() };
     let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Isolate)).apart(by_hand.clone()));
     assert_eq!(cluster.cycle(), ["open a replace: confirmed", "move a quarantined: confirmed"]);
     assert_eq!(cluster.lines(), ["step a hand-over: handed-over", "move a out: handed-over"]);
@@ -84,7 +84,7 @@ fn without_leave_to_mark_a_person_is_asked_as_everywhere() {
 
 #[test]
 fn a_proof_goes_past_the_cluster_to_a_node_of_a_case_and_to_no_other() {
-    let out = || unknown("a").fresh().excluded(Severity::Isolate, Rung::Quarantine);
+    let out = || unknown("a").fresh().excluded(Severity::Isolate, RepairStep::Quarantine);
     assert!(!lone(out()).lines().contains(&"submit a dl: proof".to_owned()), "there is no way to it");
     assert!(lone(out().apart(aside())).lines().contains(&"submit a dl: proof".to_owned()));
     let held = out().apart(aside()).held("ann", None);
@@ -97,14 +97,14 @@ fn a_proof_goes_past_the_cluster_to_a_node_of_a_case_and_to_no_other() {
 
 #[test]
 fn requalification_past_the_cluster_ends_when_a_user_arrives_and_returns_a_healthy_node() {
-    let node = unknown("a").fresh().excluded(Severity::Isolate, Rung::Quarantine).apart(aside());
+    let node = unknown("a").fresh().excluded(Severity::Isolate, RepairStep::Quarantine).apart(aside());
     let mut cluster = lone(node.clone());
     cluster.cycle();
     cluster.ends("a", Verdict::Pass);
     assert_eq!(cluster.cycle(), ["close a returned: proved", "move a in-service: proved"]);
     let mut taken = lone(node);
     taken.cycle();
-    taken.snapshot.runs[0].seen = running(1.minutes());
+    taken.snapshot.runs[0].job = running(1.minutes());
     assert_eq!(taken.lines(), [""; 0], "unknown occupancy is no reason to stop");
     taken.record("a").node.occupancy = Occupancy::Busy { by: "process 7 (train) holds a GPU".into() };
     assert!(taken.lines()[0].starts_with("cancel"), "{:?}", taken.lines());

@@ -3,30 +3,36 @@
 
 use super::super::{Action, Conclusion, Notice};
 use crate::{
-    case::{CaseState, Closed, Step, StepKind, StepState},
+    case::{CaseOutcome, CaseState, Step, StepKind, StepState},
     finding::{Severity, Verdict},
     ids::{CaseId, HardwareId, JobId, NodeName, OpId, RunId},
-    lifecycle::Life,
+    lifecycle::NodeState,
     node::{MarkKind, Occupancy, OurMark},
-    reason::Because,
-    run::{JobEnd, JobSeen, NotStarted, RunState},
-    snapshot::{ActiveRun, Asked, Backoff, Breaker, Cancelling, NodeRecord, Snapshot, TestRecord},
+    reason::WithReason,
+    run::{JobEnd, NotStartedReason, ObservedJobState, RunState},
+    snapshot::{ActiveRun, Backoff, Breaker, Cancelling, CommandKind, NodeRecord, Snapshot, TestRecord},
 };
 
 use super::cluster::{bad, unconfirmed};
 
-pub(super) fn carry_out(snapshot: &mut Snapshot, actions: &[Because<Action>]) {
+pub(super) fn carry_out(snapshot: &mut Snapshot, actions: &[WithReason<Action>]) {
     for action in actions {
         one(snapshot, action);
     }
 }
 
-fn one(snapshot: &mut Snapshot, action: &Because<Action>) {
+fn one(snapshot: &mut Snapshot, action: &WithReason<Action>) {
     let at = snapshot.at;
     match &action.what {
         Action::Submit(run) => {
-            let (seen, started) = (JobSeen::Absent, None);
-            snapshot.runs.push(ActiveRun { run: run.clone(), seen, started, cancelling: None, absent_since: None });
+            let (seen, started) = (ObservedJobState::Absent, None);
+            snapshot.runs.push(ActiveRun {
+                run: run.clone(),
+                job: seen,
+                started,
+                cancelling: None,
+                absent_since: None,
+            });
             accept(snapshot, run.id);
         }
         Action::Resubmit { run } => accept(snapshot, *run),
@@ -34,7 +40,7 @@ fn one(snapshot: &mut Snapshot, action: &Because<Action>) {
             let active = active(snapshot, *run);
             active.cancelling = Some(Cancelling { why: *why, since: at });
             let job = JobId(run.to_string());
-            active.seen = JobSeen::Ended { job, started: active.started, at, how: JobEnd::Killed };
+            active.job = ObservedJobState::Ended { job, started: active.started, at, how: JobEnd::Killed };
         }
         Action::Conclude { run, end } => conclude(snapshot, *run, *end),
         Action::OpenCase(case) => {
@@ -56,21 +62,21 @@ fn one(snapshot: &mut Snapshot, action: &Because<Action>) {
         }
         Action::Move { node, to, case } => {
             let automatic = ["confirmed", "now-allowed"].contains(&action.code.as_str());
-            if automatic && *to == Life::Quarantined {
+            if automatic && *to == NodeState::Quarantined {
                 snapshot.recent.taken_out.push((node.clone(), at));
             }
             let record = record(snapshot, node);
-            (record.life, record.since, record.case) = (to.clone(), at, case.or(record.case));
+            (record.state, record.since, record.case) = (to.clone(), at, case.or(record.case));
         }
         Action::CloseCase { case, node, how } => close(snapshot, *case, node, *how),
         Action::Follow { case, node } => follow(snapshot, *case, node),
         Action::OpenBreaker => snapshot.breaker = Breaker::Open { since: at, why: action.text.clone() },
         Action::Notice(notice) => snapshot.silence_reported = matches!(notice, Notice::AgentsSilent { .. }),
-        Action::Answer { request } => snapshot.requests.retain(|known| known.id != *request),
+        Action::Answer { request } => snapshot.commands.retain(|known| known.id != *request),
         Action::Identify { node, hardware } => record(snapshot, node).hardware = Some(hardware.clone()),
         Action::Try { request, run } => {
-            let request = snapshot.requests.iter_mut().find(|known| known.id == *request).unwrap();
-            let Asked::Together { trials, .. } = &mut request.what else { panic!("{request:?} has no trials") };
+            let request = snapshot.commands.iter_mut().find(|known| known.id == *request).unwrap();
+            let CommandKind::Together { trials, .. } = &mut request.what else { panic!("{request:?} has no trials") };
             trials.push(*run);
         }
         // The store keeps such findings; the model has none.
@@ -88,7 +94,7 @@ fn accept(snapshot: &mut Snapshot, run: RunId) {
     let active = active(snapshot, run);
     let job = JobId(run.to_string());
     active.run.state = RunState::Submitted { job: job.clone(), at };
-    active.seen = JobSeen::Pending { job, since: at };
+    active.job = ObservedJobState::Pending { job, since: at };
 }
 
 fn worsen(snapshot: &mut Snapshot, case: CaseId, node: &NodeName) {
@@ -98,7 +104,7 @@ fn worsen(snapshot: &mut Snapshot, case: CaseId, node: &NodeName) {
     case.findings = findings;
 }
 
-fn close(snapshot: &mut Snapshot, case: CaseId, node: &NodeName, how: Closed) {
+fn close(snapshot: &mut Snapshot, case: CaseId, node: &NodeName, how: CaseOutcome) {
     let at = snapshot.at;
     case_of(snapshot, case).state = CaseState::Closed { at, how };
     let record = record(snapshot, node);
@@ -120,8 +126,8 @@ fn begin_anew(snapshot: &mut Snapshot, node: &NodeName, hardware: &HardwareId) {
     let at = snapshot.at;
     let record = record(snapshot, node);
     record.hardware = Some(hardware.clone());
-    (record.life, record.since) = (Life::InService, at);
-    record.records.fill(TestRecord::NEVER);
+    (record.state, record.since) = (NodeState::InService, at);
+    record.test_records.fill(TestRecord::NEVER);
     record.findings.clear();
     record.backoff = None;
     record.case = None;
@@ -182,15 +188,15 @@ fn conclude(snapshot: &mut Snapshot, run: RunId, end: Conclusion) {
             Conclusion::Incomplete(_) => {
                 for test in active.run.tests.iter() {
                     let place = snapshot.tests.iter().position(|policy| policy.id == *test).unwrap();
-                    snapshot.nodes[node].records[place].add(Verdict::Inconclusive, at);
+                    snapshot.nodes[node].test_records[place].add(Verdict::Inconclusive, at);
                 }
             }
-            Conclusion::NotStarted(NotStarted::PendingTooLong | NotStarted::Rejected) => {
+            Conclusion::NotStarted(NotStartedReason::PendingTooLong | NotStartedReason::Rejected) => {
                 let times = snapshot.nodes[node].backoff.map_or(0, |backoff| backoff.times);
                 let until = at.plus(retry.not_started.doubled(times, retry.not_started_cap));
                 snapshot.nodes[node].backoff = Some(Backoff { until, times: times + 1 });
             }
-            Conclusion::NotStarted(NotStarted::NodeTaken | NotStarted::Withdrawn) => {}
+            Conclusion::NotStarted(NotStartedReason::NodeTaken | NotStartedReason::Withdrawn) => {}
         }
     }
 }
@@ -206,7 +212,7 @@ pub(super) fn finish(snapshot: &mut Snapshot, name: &NodeName, verdict: impl Fn(
     for id in active.run.tests.iter() {
         let place = tests.iter().position(|policy| policy.id == *id).unwrap();
         let verdict = verdict(place);
-        record.records[place].add(verdict, at);
+        record.test_records[place].add(verdict, at);
         let known = record.findings.iter().position(|open| open.finding.check == *id);
         match (verdict, known) {
             (Verdict::Pass, Some(known)) => {
@@ -235,6 +241,6 @@ pub(super) fn start(snapshot: &mut Snapshot, run: RunId) {
     let active = active(snapshot, run);
     let job = JobId(run.to_string());
     active.run.state = RunState::Running { job: job.clone(), since: at };
-    active.seen = JobSeen::Running { job, since: at };
+    active.job = ObservedJobState::Running { job, since: at };
     active.started = Some(at);
 }

@@ -2,10 +2,10 @@
 
 use super::cluster::{Cluster, NOW, Spans, acting, bad, busy, cluster, free, unconfirmed, with_remedy};
 use crate::{
-    case::{Rung, StepKind},
+    case::{RepairStep, StepKind},
     finding::{Remedy, Severity},
     policy::{Allow, Mode},
-    snapshot::Caps,
+    snapshot::Capabilities,
 };
 
 fn found(mode: Mode, severity: Severity) -> Cluster {
@@ -28,9 +28,10 @@ fn what_is_only_worth_watching_is_never_marked() {
 
 #[test]
 fn recommending_marks_and_proposes_the_rest() {
-    for (severity, rung, proposes) in
-        [(Severity::Reset, Rung::Reset, StepKind::Reset), (Severity::Reboot, Rung::Reboot, StepKind::Reboot)]
-    {
+    for (severity, rung, proposes) in [
+        (Severity::Reset, RepairStep::Reset, StepKind::Reset),
+        (Severity::Reboot, RepairStep::Reboot, StepKind::Reboot),
+    ] {
         let mut cluster = found(Mode::Recommend, severity);
         let taken_out = [
             format!("open a {rung}: confirmed"),
@@ -83,7 +84,7 @@ fn acting_does_only_what_is_allowed() {
 
 #[test]
 fn what_the_backend_cannot_do_is_left_to_a_person() {
-    let mut cluster = found(Mode::Act, Severity::Reset).caps(Caps { reset: false, ..Caps::ALL });
+    let mut cluster = found(Mode::Act, Severity::Reset).caps(Capabilities { reset: false, ..Capabilities::ALL });
     let lines: Vec<String> = (0..4).flat_map(|_| cluster.cycle()).collect();
     assert!(lines.contains(&"propose a reset: not-allowed".to_owned()), "{lines:?}");
     assert!(!lines.contains(&"step a reset: case".to_owned()), "{lines:?}");
@@ -125,7 +126,7 @@ fn nothing_is_marked_any_more_once_the_mode_is_observe() {
 #[test]
 fn an_operators_quarantine_is_not_marked_while_we_only_observe() {
     let mut cluster = found(Mode::Observe, Severity::Monitor)
-        .asks(crate::snapshot::Asked::Quarantine { node: super::cluster::name("a"), evict: false });
+        .asks(crate::snapshot::CommandKind::Quarantine { node: super::cluster::name("a"), evict: false });
     for _ in 0..5 {
         let lines = cluster.cycle();
         assert!(lines.iter().all(|line| !line.starts_with("step a mark")), "{lines:?}");
@@ -176,7 +177,7 @@ fn severity_decides_and_not_the_remedy_that_a_rule_names() {
 
 #[test]
 fn new_and_worse_trouble_lifts_a_case_to_its_rung() {
-    let node = free("a").fresh().found(bad("dl", Severity::Reset)).out(Severity::Reset, Rung::Reset);
+    let node = free("a").fresh().found(bad("dl", Severity::Reset)).out(Severity::Reset, RepairStep::Reset);
     let mut cluster = acting().fillers(20).node(node);
     cluster.record("a").findings.push(bad("nccl", Severity::Isolate));
     assert_eq!(cluster.cycle(), ["worsen a: worsened", "escalate replace: worsened"]);
@@ -186,7 +187,7 @@ fn new_and_worse_trouble_lifts_a_case_to_its_rung() {
 #[test]
 fn trouble_that_is_not_worse_or_not_confirmed_does_not_lift_a_case() {
     for more in [bad("nccl", Severity::Reset), bad("nccl", Severity::Monitor), unconfirmed("nccl", Severity::Isolate)] {
-        let node = free("a").fresh().found(more.clone()).out(Severity::Reset, Rung::Reset);
+        let node = free("a").fresh().found(more.clone()).out(Severity::Reset, RepairStep::Reset);
         let cluster = acting().fillers(20).node(node);
         assert_eq!(cluster.lines(), ["step a keep-evidence: case"], "{more:?}");
     }

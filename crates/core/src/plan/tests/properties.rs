@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::{collection::vec, prelude::*};
 
 use super::{
-    super::{Action, PassedOver, Plan, plan},
+    super::{Action, Plan, SkipReason, plan},
     cluster::{Cluster, Spans},
     model,
     random::{Happening, a_cluster, a_happening, a_young_cluster, happen, long_after, occupancy},
@@ -14,9 +14,9 @@ use crate::{
     case::{StepKind, StepState},
     finding::{Severity, Verdict},
     ids::{CaseId, NodeName, RunId},
-    lifecycle::{Life, LifeEvent},
+    lifecycle::{NodeEvent, NodeState},
     policy::{Mode, TestPolicy},
-    run::{JobSeen, Purpose, Run},
+    run::{ObservedJobState, Purpose, Run},
     snapshot::{ActiveRun, Breaker, NodeRecord, Snapshot, TestRecord},
     time::{Span, Timestamp},
 };
@@ -83,7 +83,7 @@ fn every_node_is_accounted_for_once(snapshot: &Snapshot, plan: &Plan) {
     let mut spoken_for: BTreeSet<NodeName> =
         plan.actions.iter().flat_map(|action| named(snapshot, plan, &action.what)).collect();
     spoken_for.extend(snapshot.runs.iter().flat_map(|active| active.run.nodes.iter().cloned()));
-    let passed: Vec<&NodeName> = plan.passed_over.iter().map(|(node, _)| node).collect();
+    let passed: Vec<&NodeName> = plan.skipped.iter().map(|(node, _)| node).collect();
     assert!(passed.is_sorted() && passed.windows(2).all(|pair| pair[0] != pair[1]), "each once: {passed:?}");
     for record in &snapshot.nodes {
         let name = &record.node.name;
@@ -101,12 +101,12 @@ fn runs_go_only_where_they_may(snapshot: &Snapshot, plan: &Plan) {
             let record = find(snapshot, node);
             assert!(record.node.occupancy.is_free(), "{node} is not free");
             assert!(
-                !matches!(record.life, Life::Held { .. }) && record.hold_at(snapshot.at).is_none(),
+                !matches!(record.state, NodeState::Held { .. }) && record.hold_at(snapshot.at).is_none(),
                 "{node} is held"
             );
-            assert!(record.node.marks.foreign_block().is_none(), "another party marked {node}");
+            assert!(record.node.marks.blocking_foreign_mark().is_none(), "another party marked {node}");
             if matches!(run.asked.what, Purpose::Validation | Purpose::Confirmation) {
-                assert!(!record.life.is_out() && record.node.marks.ours.is_empty(), "{node} is out");
+                assert!(!record.state.is_out_of_service() && record.node.marks.ours.is_empty(), "{node} is out");
                 assert!(record.backoff.is_none_or(|backoff| backoff.until <= snapshot.at), "{node} backs off");
             }
         }
@@ -160,8 +160,8 @@ fn budget_is_kept(snapshot: &Snapshot, new: &[&Run]) {
     let validates = new.iter().any(|run| matches!(run.asked.what, Purpose::Validation | Purpose::Confirmation));
     let Some(hours) = snapshot.policy.limits.node_hours_per_day.filter(|_| validates) else { return };
     let usual = |run: &Run| run.tests.iter().map(|id| policy_of(snapshot, id).usual).sum::<Span>();
-    let running = counted(snapshot).map(|active| match active.seen {
-        JobSeen::Running { since, .. } => usual(&active.run).max(snapshot.at.since(since)),
+    let running = counted(snapshot).map(|active| match active.job {
+        ObservedJobState::Running { since, .. } => usual(&active.run).max(snapshot.at.since(since)),
         _ => usual(&active.run),
     });
     let spent = snapshot.spent + running.sum() + new.iter().map(|run| usual(run)).sum();
@@ -175,14 +175,16 @@ fn is_automatic(code: &str) -> bool {
 /// Nodes that the plan takes out automatically.
 fn taken_out<'a>(snapshot: &'a Snapshot, plan: &'a Plan) -> Vec<&'a NodeRecord> {
     let moves = plan.actions.iter().filter_map(|action| match &action.what {
-        Action::Move { node, to: Life::Quarantined, .. } if is_automatic(action.code.as_str()) => Some(node),
+        Action::Move { node, to: NodeState::Quarantined, .. } if is_automatic(action.code.as_str()) => Some(node),
         _ => None,
     });
     moves.map(|node| find(snapshot, node)).collect()
 }
 
 fn is_out(record: &NodeRecord) -> bool {
-    record.life.is_out() || !record.node.marks.ours.is_empty() || record.node.marks.foreign_block().is_some()
+    record.state.is_out_of_service()
+        || !record.node.marks.ours.is_empty()
+        || record.node.marks.blocking_foreign_mark().is_some()
 }
 
 fn the_breaker_holds(snapshot: &Snapshot, plan: &Plan) {
@@ -218,18 +220,18 @@ fn the_breaker_holds(snapshot: &Snapshot, plan: &Plan) {
 fn rank(snapshot: &Snapshot, record: &NodeRecord) -> (bool, i32, Timestamp, NodeName) {
     let retry = &snapshot.policy.retry;
     let mut age = Timestamp::MAX;
-    for (test, known) in snapshot.tests.iter().zip(&record.records) {
+    for (test, known) in snapshot.tests.iter().zip(&record.test_records) {
         let applies = test.pools.as_ref().is_none_or(|pools| pools.contains(&record.node.pool));
         let mut due = known.settled().map_or(Timestamp::MIN, |at| at.plus(test.cutoff));
         let pause = known.backoff(retry.inconclusive, retry.inconclusive_cap);
         if known.misses() > 0 {
             due = due.max(known.attempt().unwrap().plus(pause));
         }
-        if let Some(failed) = &record.failed
+        if let Some(failed) = &record.job_failures
             && f64::from(failed.weight.0) >= 1000.0 * snapshot.policy.user_work.retest
-            && known.attempt().is_none_or(|attempt| attempt < failed.works[0].at)
+            && known.attempt().is_none_or(|attempt| attempt < failed.failures[0].at)
         {
-            due = due.min(failed.works[0].at);
+            due = due.min(failed.failures[0].at);
         }
         for open in record.findings.iter().filter(|open| open.finding.check == test.id) {
             let wait = if open.is_confirmed() { 1.days() } else { retry.confirm };
@@ -242,8 +244,8 @@ fn rank(snapshot: &Snapshot, record: &NodeRecord) -> (bool, i32, Timestamp, Node
             age = age.min(last.unwrap_or(Timestamp::MIN));
         }
     }
-    let risk = record.failed.as_ref().map_or(0, |failed| i32::from(failed.weight.0));
-    (record.life != Life::Suspect && record.findings.is_empty(), -risk, age, record.node.name.clone())
+    let risk = record.job_failures.as_ref().map_or(0, |failed| i32::from(failed.weight.0));
+    (record.state != NodeState::Suspect && record.findings.is_empty(), -risk, age, record.node.name.clone())
 }
 
 fn the_stalest_come_first(snapshot: &Snapshot, plan: &Plan) {
@@ -252,21 +254,22 @@ fn the_stalest_come_first(snapshot: &Snapshot, plan: &Plan) {
     let chosen: Vec<_> = ours.map(|run| rank(snapshot, find(snapshot, run.nodes.first()))).collect();
     assert!(chosen.is_sorted(), "{chosen:?}");
     let Some(last) = chosen.last() else { return };
-    for (node, why) in &plan.passed_over {
-        if *why == PassedOver::WaitingForSlot {
+    for (node, why) in &plan.skipped {
+        if *why == SkipReason::WaitingForSlot {
             assert!(rank(snapshot, find(snapshot, node)) > *last, "{node} was before {last:?}");
         }
     }
 }
 
-fn events(to: &Life) -> Vec<LifeEvent> {
-    use LifeEvent as E;
-    let mut events = vec![E::Doubted, E::Cleared, E::TakenOut, E::StepEnded, E::ProofEnded, E::GivenUp, E::Returned];
-    events.extend([E::LetGo { out: true }, E::LetGo { out: false }]);
+fn events(to: &NodeState) -> Vec<NodeEvent> {
+    use NodeEvent as E;
+    let mut events =
+        vec![E::Suspected, E::Cleared, E::TakenOut, E::StepEnded, E::RequalificationEnded, E::HandedOver, E::Returned];
+    events.extend([E::HoldEnded { out: true }, E::HoldEnded { out: false }]);
     match to {
-        Life::Repairing { step, tries } => events.push(E::StepBegan { step: *step, tries: *tries }),
-        Life::Proving { run } => events.push(E::ProofBegan { run: *run }),
-        Life::Held { by } => events.push(E::HeldBy { by: by.clone() }),
+        NodeState::Repairing { step, tries } => events.push(E::StepStarted { step: *step, tries: *tries }),
+        NodeState::Proving { run } => events.push(E::RequalificationStarted { run: *run }),
+        NodeState::Held { by } => events.push(E::Held { by: by.clone() }),
         _ => {}
     }
     events
@@ -281,8 +284,8 @@ fn moves_are_legal(snapshot: &Snapshot, plan: &Plan) {
             Action::Move { node, to, case } => {
                 assert!(moved.insert(node.clone()), "{node} moves twice: {:#?}", plan.actions);
                 let record = find(snapshot, node);
-                let from = if renamed.contains(node) { &Life::InService } else { &record.life };
-                let legal = events(to).iter().any(|event| from.after(event).as_ref() == Some(to));
+                let from = if renamed.contains(node) { &NodeState::InService } else { &record.state };
+                let legal = events(to).iter().any(|event| from.apply(event).as_ref() == Some(to));
                 let only_the_case = from == to && *case != record.case;
                 assert!(legal || only_the_case, "{node}: {from:?} to {to:?}");
             }
@@ -305,28 +308,28 @@ fn only_confirmed_trouble_takes_out(snapshot: &Snapshot, plan: &Plan) {
 
 fn only_a_proof_brings_back(snapshot: &Snapshot, plan: &Plan) {
     for action in &plan.actions {
-        let Action::Move { node, to: Life::InService | Life::Suspect, .. } = &action.what else { continue };
+        let Action::Move { node, to: NodeState::InService | NodeState::Suspect, .. } = &action.what else { continue };
         let record = find(snapshot, node);
-        if !record.life.is_out() {
+        if !record.state.is_out_of_service() {
             continue;
         }
-        let Life::Proving { run } = record.life else { panic!("{node} came back from {:?}", record.life) };
+        let NodeState::Proving { run } = record.state else { panic!("{node} came back from {:?}", record.state) };
         assert_eq!(action.code.as_str(), "proved");
         let began = snapshot.cases.iter().find(|case| Some(case.id) == record.case).unwrap();
-        let began = began.steps.iter().rev().find(|step| step.what == StepKind::Prove).map(|step| step.at);
+        let began = began.steps.iter().rev().find(|step| step.what == StepKind::Requalify).map(|step| step.at);
         let began = began.map_or(run.born(), |at| at.min(run.born()));
         let passed = record
-            .records
+            .test_records
             .iter()
             .any(|known| known.verdict() == Some(Verdict::Pass) && known.attempt().is_some_and(|at| at >= began));
         assert!(passed, "{node} came back without a pass");
-        assert!(record.node.marks.ours.is_empty() && record.node.marks.foreign_block().is_none());
+        assert!(record.node.marks.ours.is_empty() && record.node.marks.blocking_foreign_mark().is_none());
     }
 }
 
 fn steps_are_allowed_and_careful(snapshot: &Snapshot, plan: &Plan) {
     use StepKind as S;
-    let (policy, caps) = (&snapshot.policy, &snapshot.caps);
+    let (policy, caps) = (&snapshot.policy, &snapshot.capabilities);
     let (acting, observing) = (policy.mode == Mode::Act, policy.mode == Mode::Observe);
     for action in &plan.actions {
         let Action::Step { case, node, step, op, .. } = &action.what else { continue };
@@ -336,7 +339,7 @@ fn steps_are_allowed_and_careful(snapshot: &Snapshot, plan: &Plan) {
             _ => None,
         });
         let of = snapshot.cases.iter().find(|known| known.id == *case).or(opened);
-        let ordered = !observing && of.is_some_and(|case| case.is_examined() && case.step(*step).is_some());
+        let ordered = !observing && of.is_some_and(|case| case.is_under_examination() && case.step(*step).is_some());
         let allowed = match step {
             S::Mark => (ordered || !observing && policy.allow.mark) && caps.mark,
             S::Drain => (ordered || acting && policy.allow.drain) && caps.drain,
@@ -345,19 +348,22 @@ fn steps_are_allowed_and_careful(snapshot: &Snapshot, plan: &Plan) {
             S::Reboot => acting && policy.allow.reboot && caps.reboot,
             S::Replace => acting && policy.allow.replace && caps.replace,
             S::Unmark | S::Undrain => !observing,
-            S::KeepEvidence | S::Prove | S::Examine | S::HandOver | S::Release => true,
+            S::SaveEvidence | S::Requalify | S::Examine | S::HandOver | S::Release => true,
         };
         assert!(allowed, "{step} on {node} is not allowed");
         if matches!(step, S::Mark | S::Drain | S::Evict | S::Reset | S::Reboot | S::Replace | S::Unmark | S::Undrain) {
-            assert!(record.node.marks.foreign_block().is_none(), "{step} on {node}, which another party marked");
+            assert!(
+                record.node.marks.blocking_foreign_mark().is_none(),
+                "{step} on {node}, which another party marked"
+            );
             assert!(record.hold_at(snapshot.at).is_none(), "{step} on {node}, which is held");
         }
         if step.destroys_evidence() {
             assert!(!matches!(record.node.occupancy, crate::node::Occupancy::Busy { .. }), "{step} under user work");
             let case = snapshot.cases.iter().find(|known| known.id == *case).unwrap();
             let ended = case.steps.iter().filter(|step| matches!(step.state, StepState::Done | StepState::Failed));
-            let last = ended.rev().find(|step| step.what == S::KeepEvidence || step.what.destroys_evidence());
-            let kept = last.is_some_and(|step| step.what == S::KeepEvidence && step.state == StepState::Done);
+            let last = ended.rev().find(|step| step.what == S::SaveEvidence || step.what.destroys_evidence());
+            let kept = last.is_some_and(|step| step.what == S::SaveEvidence && step.state == StepState::Done);
             assert!(kept || case.steps.iter().any(|step| step.op == *op), "{step} on {node} without saved evidence");
         }
     }
@@ -448,12 +454,12 @@ proptest! {
     ) {
         for record in &mut cluster.snapshot.nodes {
             record.findings.clear();
-            for known in record.records.iter_mut() {
+            for known in record.test_records.iter_mut() {
                 let last = known.attempt().map(|at| (Verdict::Inconclusive, at));
                 *known = TestRecord::restore(None, None, last, u32::from(last.is_some()));
             }
         }
-        cluster.snapshot.requests.clear();
+        cluster.snapshot.commands.clear();
         for (n, how) in story {
             happen(&mut cluster, &Happening::JobStarts(n));
             happen(&mut cluster, &Happening::Result(n, Verdict::Inconclusive));
@@ -490,14 +496,14 @@ proptest! {
         }
         for record in &cluster.snapshot.nodes {
             let case = cluster.snapshot.cases.iter().find(|case| Some(case.id) == record.case);
-            let explained = match record.life {
-                Life::InService | Life::Suspect => true,
+            let explained = match record.state {
+                NodeState::InService | NodeState::Suspect => true,
                 // Handed over, waiting for another machine, or its mark was changed by another party.
                 _ => case.is_some_and(|case| {
-                    case.waits_for_person() || case.ever_done(StepKind::Replace) || matches!(record.life, Life::Held { .. })
+                    case.waits_for_operator() || case.ever_done(StepKind::Replace) || matches!(record.state, NodeState::Held { .. })
                 }),
             };
-            prop_assert!(explained, "{} is {:?} with {case:#?}", record.node.name, record.life);
+            prop_assert!(explained, "{} is {:?} with {case:#?}", record.node.name, record.state);
         }
     }
 }
@@ -507,18 +513,18 @@ fn heal(cluster: &mut Cluster) {
     let snapshot = &mut cluster.snapshot;
     snapshot.at = long_after(snapshot.at);
     snapshot.pauses.clear();
-    snapshot.requests.clear();
+    snapshot.commands.clear();
     snapshot.breaker = Breaker::Closed { since: Some(snapshot.at) };
     for record in &mut snapshot.nodes {
         record.node.occupancy = crate::node::Occupancy::Free;
         record.node.marks.foreign.clear();
         record.hold = None;
         record.findings.clear();
-        record.heard = None;
+        record.last_report = None;
     }
     for active in &mut snapshot.runs {
-        if matches!(active.seen, JobSeen::Unknown { .. }) {
-            active.seen = JobSeen::Absent;
+        if matches!(active.job, ObservedJobState::Unknown { .. }) {
+            active.job = ObservedJobState::Absent;
             active.absent_since = Some(snapshot.at);
         }
     }

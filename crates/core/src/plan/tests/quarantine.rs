@@ -7,11 +7,11 @@ use crate::{
     finding::{OpenFinding, Severity, Verdict},
     node::Occupancy,
     policy::Mode,
-    snapshot::{Asked, Caps},
+    snapshot::{Capabilities, CommandKind},
 };
 
-fn asked(evict: bool) -> Asked {
-    Asked::Quarantine { node: name("a"), evict }
+fn asked(evict: bool) -> CommandKind {
+    CommandKind::Quarantine { node: name("a"), evict }
 }
 
 /// A cluster that may only mark automatically, in which an operator wants `a` examined.
@@ -42,7 +42,7 @@ fn a_quarantined_node_is_marked_drained_examined_and_stays_with_its_operator() {
         assert!(cluster.cycle().is_empty());
         cluster.wait(3.days());
     }
-    cluster.ask(Asked::Release { node: name("a") });
+    cluster.ask(CommandKind::Release { node: name("a") });
     cluster.cycle();
     cluster.cycle();
     cluster.ends("a", Verdict::Pass);
@@ -58,7 +58,7 @@ fn who_releases_a_node_before_its_examination_is_over_has_it_proved_by_that_run(
     for _ in 0..3 {
         cluster.cycle();
     }
-    cluster.ask(Asked::Release { node: name("a") });
+    cluster.ask(CommandKind::Release { node: name("a") });
     assert_eq!(cluster.cycle(), ["settle failed: released", "step a release: released", "answer 1: operator"]);
     cluster.ends("a", Verdict::Pass);
     let lines: Vec<String> = (0..3).flat_map(|_| cluster.cycle()).collect();
@@ -89,7 +89,7 @@ fn what_the_examination_advises_follows_what_it_found() {
         cluster.record("a").findings.extend(finding.map(|open| OpenFinding { last_seen: at, ..open }));
         cluster.cycle();
         assert_eq!(cluster.snapshot.cases[0].advice, Some(expected), "{verdict:?}");
-        assert_eq!(cluster.record("a").life.word(), "out", "{verdict:?}");
+        assert_eq!(cluster.record("a").state.as_str(), "out", "{verdict:?}");
     }
 }
 
@@ -157,7 +157,7 @@ fn work_that_does_not_leave_is_put_before_a_person_after_the_deadline() {
 
 #[test]
 fn a_cluster_that_cannot_drain_examines_as_soon_as_the_node_is_free_and_one_that_only_observes_marks_nothing() {
-    let caps = Caps { mark: true, ..Caps::NONE };
+    let caps = Capabilities { mark: true, ..Capabilities::NONE };
     let mut cluster = examined(free("a").fresh(), true).caps(caps);
     let lines: Vec<String> = (0..2).flat_map(|_| cluster.cycle()).collect();
     assert_eq!(lines[4..], ["submit a dl: quarantine", "move a proving: quarantine"]);

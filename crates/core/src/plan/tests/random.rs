@@ -10,13 +10,13 @@ use super::{
     model,
 };
 use crate::{
-    case::{Rung, StepKind, StepState},
+    case::{RepairStep, StepKind, StepState},
     finding::{OpenFinding, Severity, Verdict},
-    lifecycle::Life,
+    lifecycle::NodeState,
     node::{Hold, MarkKind, Occupancy, OurMark},
     policy::{Allow, Day, Mode, Policy, TestPolicy, TimeOfDay, Window, WindowKind},
-    run::{CancelWhy, JobEnd, JobSeen},
-    snapshot::{Asked, Breaker, Caps, Snapshot},
+    run::{CancelReason, JobEnd, ObservedJobState},
+    snapshot::{Breaker, Capabilities, CommandKind, Snapshot},
     time::{Span, Timestamp},
 };
 
@@ -44,42 +44,46 @@ fn a_finding() -> impl Strategy<Value = OpenFinding> {
     })
 }
 
-fn a_job() -> impl Strategy<Value = JobSeen> {
+fn a_job() -> impl Strategy<Value = ObservedJobState> {
     (0..6, an_age(), an_age(), select(JobEnd::ALL)).prop_map(|(kind, ago, started, how)| {
         let since = NOW.minus(ago);
         match kind {
-            0 => JobSeen::Unknown { why: "timeout".to_owned() },
-            1 => JobSeen::Absent,
-            2 => JobSeen::Pending { job: job(), since },
-            3 => JobSeen::Running { job: job(), since },
-            4 => JobSeen::Ended { job: job(), started: None, at: since, how },
-            _ => JobSeen::Ended { job: job(), started: Some(since.minus(started)), at: since, how },
+            0 => ObservedJobState::Unknown { why: "timeout".to_owned() },
+            1 => ObservedJobState::Absent,
+            2 => ObservedJobState::Pending { job: job(), since },
+            3 => ObservedJobState::Running { job: job(), since },
+            4 => ObservedJobState::Ended { job: job(), started: None, at: since, how },
+            _ => ObservedJobState::Ended { job: job(), started: Some(since.minus(started)), at: since, how },
         }
     })
 }
 
 /// How a node of the random cluster is out of service, if it is.
-fn out(node: NodeFixture, severity: Severity, rung: Rung, progress: u8, ago: Span) -> NodeFixture {
+fn out(node: NodeFixture, severity: Severity, rung: RepairStep, progress: u8, ago: Span) -> NodeFixture {
     let kind = match rung {
-        Rung::Reset => StepKind::Reset,
-        Rung::Reboot => StepKind::Reboot,
-        Rung::Quarantine => StepKind::Prove,
-        Rung::Replace => StepKind::Replace,
+        RepairStep::Reset => StepKind::Reset,
+        RepairStep::Reboot => StepKind::Reboot,
+        RepairStep::Quarantine => StepKind::Requalify,
+        RepairStep::Replace => StepKind::Replace,
     };
-    let evidence = done(StepKind::KeepEvidence, rung, ago + 1.minutes());
+    let evidence = done(StepKind::SaveEvidence, rung, ago + 1.minutes());
     let node = node.out(severity, rung).since(ago);
-    let repairing = Life::Repairing { step: kind, tries: 1 };
+    let repairing = NodeState::Repairing { step: kind, tries: 1 };
     match progress {
         0 => node,
         1 => node.step(evidence),
         2 => node.step(evidence).step(step(kind, rung, StepState::Proposed, ago)),
-        3 if kind != StepKind::Prove => node.life(repairing).step(evidence).step(done(kind, rung, ago)),
-        4 if kind != StepKind::Prove => {
+        3 if kind != StepKind::Requalify => node.life(repairing).step(evidence).step(done(kind, rung, ago)),
+        4 if kind != StepKind::Requalify => {
             node.life(repairing).step(evidence).step(step(kind, rung, StepState::Intended, ago))
         }
-        5 => node.life(Life::Proving { run: crate::ids::RunId::from_number(1) }).step(done(StepKind::Prove, rung, ago)),
-        6 => node.life(Life::Out).step(done(StepKind::HandOver, rung, ago)),
-        7 => node.life(Life::Held { by: "bob".to_owned() }),
+        5 => node.life(NodeState::Proving { run: crate::ids::RunId::from_number(1) }).step(done(
+            StepKind::Requalify,
+            rung,
+            ago,
+        )),
+        6 => node.life(NodeState::Out).step(done(StepKind::HandOver, rung, ago)),
+        7 => node.life(NodeState::Held { by: "bob".to_owned() }),
         _ => node.step(evidence).step(step(kind, rung, StepState::Failed, ago)),
     }
 }
@@ -88,7 +92,7 @@ fn a_node(n: usize) -> impl Strategy<Value = NodeFixture> {
     let rare = |weight: u32| prop_oneof![9 => Just(false), weight => Just(true)];
     let place = (0..4, select(&POOLS[..]), rare(1), option::weighted(0.1, an_age()), any::<bool>());
     let past = vec((select(&TESTS[..]), select(Verdict::ALL), an_age()), 0..6);
-    let trouble = (vec(a_finding(), 0..3), 0..10, select(Severity::ALL), select(Rung::ALL), 0_u8..9, an_age());
+    let trouble = (vec(a_finding(), 0..3), 0..10, select(Severity::ALL), select(RepairStep::ALL), 0_u8..9, an_age());
     let failed = option::weighted(0.2, (1_u16..4, an_age()));
     let rest = (option::of(an_age()), 0..6, option::weighted(0.1, 0_i64..60), rare(1), failed);
     (place, past, trouble, rest).prop_map(move |(place, past, trouble, rest)| {
@@ -115,7 +119,7 @@ fn a_node(n: usize) -> impl Strategy<Value = NodeFixture> {
         node = match life {
             0..5 => node,
             5 => node.suspect(),
-            6 => node.life(Life::Held { by: "ann".to_owned() }),
+            6 => node.life(NodeState::Held { by: "ann".to_owned() }),
             _ => out(node, severity, rung, progress, ago),
         };
         node = if foreign { node.cordoned_by("bob") } else { node };
@@ -135,7 +139,7 @@ fn a_policy() -> impl Strategy<Value = Policy> {
     let breaker = (0_u32..4, select(&[5.0, 10.0, 30.0, 60.0][..]));
     let window = option::weighted(0.2, (select(WindowKind::ALL), 0_u16..24));
     (limits, may, breaker, window).prop_map(|(limits, (mode, may), breaker, window)| {
-        let mut policy = Policy::standard();
+        let mut policy = Policy::built_in();
         let (jobs, in_pool, hours, per_share) = limits;
         policy.limits.jobs = jobs;
         policy.limits.per_share = per_share;
@@ -160,14 +164,14 @@ fn a_policy() -> impl Strategy<Value = Policy> {
     })
 }
 
-fn a_wish(nodes: usize) -> impl Strategy<Value = Asked> {
+fn a_wish(nodes: usize) -> impl Strategy<Value = CommandKind> {
     (0..nodes, 0..4, select(&TESTS[..])).prop_map(|(n, kind, test)| {
         let node = name(&format!("n{n:02}"));
         match kind {
-            0 => Asked::Test { node, tests: vec![test_id(test)] },
-            1 => Asked::Release { node },
-            2 => Asked::Quarantine { node, evict: test == TESTS[0] },
-            _ => Asked::Withdraw { run: super::cluster::run_of(node.as_str()) },
+            0 => CommandKind::Test { node, tests: vec![test_id(test)] },
+            1 => CommandKind::Release { node },
+            2 => CommandKind::Quarantine { node, evict: test == TESTS[0] },
+            _ => CommandKind::Withdraw { run: super::cluster::run_of(node.as_str()) },
         }
     })
 }
@@ -188,7 +192,7 @@ pub(super) fn a_cluster() -> impl Strategy<Value = Cluster> {
                 let Some((seen, test, cancelled)) = active else { continue };
                 cluster = cluster.run(run(&format!("n{n:02}"), &[test], seen));
                 if let Some(ago) = cancelled {
-                    cluster = cluster.cancelling(CancelWhy::NodeTaken, ago);
+                    cluster = cluster.cancelling(CancelReason::NodeTaken, ago);
                 }
             }
             let (open, spent, silence, paused) = rest;
@@ -208,7 +212,7 @@ pub(super) fn a_cluster() -> impl Strategy<Value = Cluster> {
 /// A new, healthy cluster in which everything is allowed.
 pub(super) fn a_young_cluster() -> impl Strategy<Value = Cluster> {
     (2_usize..9, any::<bool>()).prop_map(|(count, small_steps)| {
-        let cluster = super::cluster::acting().tests(tests()).caps(Caps::ALL).policy(|policy| {
+        let cluster = super::cluster::acting().tests(tests()).caps(Capabilities::ALL).policy(|policy| {
             policy.breaker.percent_of_pool = 60.0;
             policy.limits.jobs = if small_steps { 1 } else { 5 };
         });
@@ -240,7 +244,7 @@ pub(super) enum Happening {
     Exchanged(usize, usize),
     Rebooted(usize),
     Heard(usize),
-    Asked(Asked),
+    Asked(CommandKind),
     BreakerClosed,
     Paused(Span),
 }
@@ -336,7 +340,7 @@ fn node_happens(snapshot: &mut Snapshot, n: usize, happening: &Happening) {
             let hardware = std::sync::Arc::make_mut(record.node.hardware.get_or_insert_default());
             hardware.boot_id = Some(at.millis().to_string());
         }
-        H::Heard(_) => record.heard = Some(at),
+        H::Heard(_) => record.last_report = Some(at),
         _ => {}
     }
 }
@@ -354,17 +358,17 @@ fn job_happens(snapshot: &mut Snapshot, n: usize, happening: &Happening) {
     let at = snapshot.at;
     let Some(active) = snapshot.runs.get_mut(n) else { return };
     let (id, node) = (active.run.id, active.run.nodes.first().clone());
-    let over = matches!(active.seen, JobSeen::Ended { .. });
+    let over = matches!(active.job, ObservedJobState::Ended { .. });
     match happening {
-        H::JobStarts(_) if matches!(active.seen, JobSeen::Pending { .. }) => model::start(snapshot, id),
+        H::JobStarts(_) if matches!(active.job, ObservedJobState::Pending { .. }) => model::start(snapshot, id),
         H::JobEnds(_, how) if !over => {
-            active.seen = JobSeen::Ended { job: job(), started: active.started, at, how: *how };
+            active.job = ObservedJobState::Ended { job: job(), started: active.started, at, how: *how };
         }
         H::JobVanishes(_) => {
-            active.seen = JobSeen::Absent;
+            active.job = ObservedJobState::Absent;
             active.absent_since = Some(at);
         }
-        H::BackendSilent(_) => active.seen = JobSeen::Unknown { why: "timeout".to_owned() },
+        H::BackendSilent(_) => active.job = ObservedJobState::Unknown { why: "timeout".to_owned() },
         H::Result(_, verdict) if active.started.is_some() && snapshot.nodes.iter().any(|r| r.node.name == node) => {
             let verdict = *verdict;
             model::finish(snapshot, &node, |_| verdict);

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     node::{MarkKind, OurMark},
     policy::Mode,
-    run::{CancelWhy, IncompleteWhy, JobEnd, JobSeen, NotStarted, RunState},
+    run::{CancelReason, IncompleteReason, JobEnd, NotStartedReason, ObservedJobState, RunState},
     snapshot::ActiveRun,
     time::{Span, Timestamp},
 };
@@ -18,17 +18,17 @@ fn ends(cluster: &Cluster) -> Vec<Conclusion> {
     actions.filter_map(|action| if let Action::Conclude { end, .. } = action.what { Some(end) } else { None }).collect()
 }
 
-fn ended(started: Option<Span>, ago: Span, how: JobEnd) -> JobSeen {
-    JobSeen::Ended { job: job(), started: started.map(|ago| NOW.minus(ago)), at: NOW.minus(ago), how }
+fn ended(started: Option<Span>, ago: Span, how: JobEnd) -> ObservedJobState {
+    ObservedJobState::Ended { job: job(), started: started.map(|ago| NOW.minus(ago)), at: NOW.minus(ago), how }
 }
 
-fn on_a(seen: JobSeen) -> Cluster {
+fn on_a(seen: ObservedJobState) -> Cluster {
     cluster().node(free("a")).run(run("a", &["dl"], seen))
 }
 
 /// Submitted, and unknown to the backend for this long.
 fn absent(state: RunState, started: Option<Timestamp>, since: Span) -> Cluster {
-    let mut active = run("a", &["dl"], JobSeen::Absent);
+    let mut active = run("a", &["dl"], ObservedJobState::Absent);
     active.run.state = state;
     active.started = started;
     active.absent_since = Some(NOW.minus(since));
@@ -49,10 +49,10 @@ fn a_job_pending_for_more_than_five_minutes_is_cancelled() {
 fn a_job_cancelled_while_pending_leaves_no_row_and_its_node_backs_off_longer_each_time() {
     let mut cluster = on_a(pending(6.minutes()));
     assert_eq!(cluster.cycle(), ["cancel: pending-too-long"]);
-    assert_eq!(ends(&cluster), [Conclusion::NotStarted(NotStarted::PendingTooLong)]);
+    assert_eq!(ends(&cluster), [Conclusion::NotStarted(NotStartedReason::PendingTooLong)]);
     cluster.cycle();
     let record = cluster.record("a").clone();
-    assert!(record.records[0].attempt().is_none());
+    assert!(record.test_records[0].attempt().is_none());
     assert_eq!(record.backoff.unwrap().times, 1);
     assert!(cluster.chosen().is_empty());
     cluster.wait(10.minutes());
@@ -69,11 +69,11 @@ fn a_node_wanted_by_user_work_has_its_validation_cancelled_at_once() {
 
 #[test]
 fn a_validation_cancelled_for_user_work_is_not_started_or_incomplete_by_whether_it_had_started() {
-    let cancelled = |seen| on_a(seen).cancelling(CancelWhy::NodeTaken, 3.minutes());
+    let cancelled = |seen| on_a(seen).cancelling(CancelReason::NodeTaken, 3.minutes());
     let pending = cancelled(ended(None, 3.minutes(), JobEnd::Killed));
-    assert_eq!(ends(&pending), [Conclusion::NotStarted(NotStarted::NodeTaken)]);
+    assert_eq!(ends(&pending), [Conclusion::NotStarted(NotStartedReason::NodeTaken)]);
     let running = cancelled(ended(Some(5.minutes()), 3.minutes(), JobEnd::Killed));
-    assert_eq!(ends(&running), [Conclusion::Incomplete(IncompleteWhy::NodeTaken)]);
+    assert_eq!(ends(&running), [Conclusion::Incomplete(IncompleteReason::NodeTaken)]);
 }
 
 #[test]
@@ -89,12 +89,12 @@ fn a_run_over_its_time_limit_is_cancelled_and_incomplete() {
     assert_eq!(cluster.cycle(), ["cancel: over-time-limit"]);
     assert!(cluster.lines().is_empty(), "a partial result may still come");
     cluster.wait(2.minutes());
-    assert_eq!(ends(&cluster), [Conclusion::Incomplete(IncompleteWhy::OverTimeLimit)]);
+    assert_eq!(ends(&cluster), [Conclusion::Incomplete(IncompleteReason::OverTimeLimit)]);
 }
 
 #[test]
 fn a_cancellation_that_did_not_help_is_asked_again_after_a_minute() {
-    let cluster = |ago| on_a(running(21.minutes())).cancelling(CancelWhy::OverTimeLimit, ago);
+    let cluster = |ago| on_a(running(21.minutes())).cancelling(CancelReason::OverTimeLimit, ago);
     assert!(cluster(Span::from_secs(59)).lines().is_empty());
     assert_eq!(cluster(1.minutes()).lines(), ["cancel: over-time-limit"]);
 }
@@ -122,11 +122,11 @@ impl super::cluster::NodeFixture {
 #[test]
 fn a_job_that_ended_without_a_result_gets_a_grace_and_then_says_how_it_ended() {
     for (how, why) in [
-        (JobEnd::Exited, IncompleteWhy::NoResult),
-        (JobEnd::Failed, IncompleteWhy::Crashed),
-        (JobEnd::Killed, IncompleteWhy::Crashed),
-        (JobEnd::Lost, IncompleteWhy::JobLost),
-        (JobEnd::NodeDied, IncompleteWhy::NodeDied),
+        (JobEnd::Exited, IncompleteReason::NoResult),
+        (JobEnd::Failed, IncompleteReason::Crashed),
+        (JobEnd::Killed, IncompleteReason::Crashed),
+        (JobEnd::Lost, IncompleteReason::JobLost),
+        (JobEnd::NodeDied, IncompleteReason::NodeDied),
     ] {
         let cluster = |ago| on_a(ended(Some(30.minutes()), ago, how));
         assert!(ends(&cluster(1.minutes())).is_empty(), "{how}");
@@ -136,9 +136,9 @@ fn a_job_that_ended_without_a_result_gets_a_grace_and_then_says_how_it_ended() {
 
 #[test]
 fn a_job_that_ended_before_it_started_leaves_no_row() {
-    for how in JobEnd::ALL.iter().filter(|how| **how != JobEnd::Displaced) {
+    for how in JobEnd::ALL.iter().filter(|how| **how != JobEnd::Preempted) {
         let cluster = on_a(ended(None, Span::ZERO, *how));
-        assert_eq!(ends(&cluster), [Conclusion::NotStarted(NotStarted::Rejected)], "{how}");
+        assert_eq!(ends(&cluster), [Conclusion::NotStarted(NotStartedReason::Rejected)], "{how}");
     }
 }
 
@@ -147,7 +147,7 @@ fn a_job_once_seen_running_has_started_whatever_its_end_says() {
     let mut active = run("a", &["dl"], ended(None, 3.minutes(), JobEnd::Lost));
     active.started = Some(NOW.minus(9.minutes()));
     let cluster = cluster().node(free("a")).run(active);
-    assert_eq!(ends(&cluster), [Conclusion::Incomplete(IncompleteWhy::JobLost)]);
+    assert_eq!(ends(&cluster), [Conclusion::Incomplete(IncompleteReason::JobLost)]);
 }
 
 #[test]
@@ -155,16 +155,16 @@ fn a_started_job_that_the_backend_forgot_is_lost_after_a_grace() {
     let started = Some(NOW.minus(9.minutes()));
     assert!(ends(&absent(submitted(), started, 1.minutes())).is_empty());
     let lost = absent(submitted(), started, 2.minutes());
-    assert_eq!(ends(&lost), [Conclusion::Incomplete(IncompleteWhy::JobLost)]);
-    let cancelled = lost.cancelling(CancelWhy::Withdrawn, 3.minutes());
-    assert_eq!(ends(&cancelled), [Conclusion::Incomplete(IncompleteWhy::Withdrawn)]);
+    assert_eq!(ends(&lost), [Conclusion::Incomplete(IncompleteReason::JobLost)]);
+    let cancelled = lost.cancelling(CancelReason::Withdrawn, 3.minutes());
+    assert_eq!(ends(&cancelled), [Conclusion::Incomplete(IncompleteReason::Withdrawn)]);
 }
 
 #[test]
 fn a_submitted_job_that_the_backend_forgot_may_have_run_between_two_looks() {
     assert!(absent(submitted(), None, 1.minutes()).lines().is_empty());
     let gone = absent(submitted(), None, 2.minutes());
-    assert_eq!(ends(&gone), [Conclusion::NotStarted(NotStarted::Rejected)]);
+    assert_eq!(ends(&gone), [Conclusion::NotStarted(NotStartedReason::Rejected)]);
 }
 
 #[test]
@@ -176,29 +176,29 @@ fn a_run_that_never_reached_the_backend_is_submitted_again() {
 #[test]
 fn a_run_that_never_reached_the_backend_ends_when_its_node_is_no_longer_ours_to_use() {
     let planned = || {
-        let mut active = run("a", &["dl"], JobSeen::Absent);
+        let mut active = run("a", &["dl"], ObservedJobState::Absent);
         active.absent_since = Some(NOW);
         active
     };
     for node in [busy("a"), unknown("a"), free("a").cordoned_by("bob"), free("a").held("bob", None)] {
         let cluster = cluster().node(node.clone()).run(planned());
-        assert_eq!(ends(&cluster), [Conclusion::NotStarted(NotStarted::NodeTaken)], "{node:?}");
+        assert_eq!(ends(&cluster), [Conclusion::NotStarted(NotStartedReason::NodeTaken)], "{node:?}");
     }
     let gone = cluster().node(free("b").fresh()).run(planned());
-    assert_eq!(ends(&gone), [Conclusion::NotStarted(NotStarted::NodeTaken)]);
+    assert_eq!(ends(&gone), [Conclusion::NotStarted(NotStartedReason::NodeTaken)]);
 }
 
 #[test]
 fn a_run_that_could_not_be_submitted_in_time_is_given_up() {
-    let mut active: ActiveRun = run("a", &["dl"], JobSeen::Absent);
+    let mut active: ActiveRun = run("a", &["dl"], ObservedJobState::Absent);
     active.run.planned = NOW.minus(6.minutes());
     let cluster = cluster().node(free("a")).run(active);
-    assert_eq!(ends(&cluster), [Conclusion::NotStarted(NotStarted::PendingTooLong)]);
+    assert_eq!(ends(&cluster), [Conclusion::NotStarted(NotStartedReason::PendingTooLong)]);
 }
 
 #[test]
 fn nothing_follows_from_a_backend_that_could_not_be_asked() {
-    let mut active = run("a", &["dl"], JobSeen::Unknown { why: "timeout".into() });
+    let mut active = run("a", &["dl"], ObservedJobState::Unknown { why: "timeout".into() });
     active.run.planned = NOW.minus(2.days());
     active.started = Some(NOW.minus(2.days()));
     let cluster = cluster().node(busy("a")).run(active);
@@ -208,7 +208,7 @@ fn nothing_follows_from_a_backend_that_could_not_be_asked() {
 
 #[test]
 fn a_cancelled_run_ends_as_what_it_was_cancelled_for() {
-    for why in CancelWhy::ALL {
+    for why in CancelReason::ALL {
         let not_started = on_a(ended(None, 3.minutes(), JobEnd::Killed)).cancelling(*why, 3.minutes());
         assert_eq!(ends(&not_started), [Conclusion::NotStarted(why.not_started())], "{why}");
         let incomplete = on_a(ended(Some(9.minutes()), 3.minutes(), JobEnd::Killed)).cancelling(*why, 3.minutes());
@@ -219,14 +219,14 @@ fn a_cancelled_run_ends_as_what_it_was_cancelled_for() {
 #[test]
 fn a_run_names_its_actions_by_its_id() {
     let plan = on_a(pending(6.minutes())).plan();
-    assert_eq!(plan.actions[0].what, Action::Cancel { run: run_of("a"), why: CancelWhy::PendingTooLong });
+    assert_eq!(plan.actions[0].what, Action::Cancel { run: run_of("a"), why: CancelReason::PendingTooLong });
 }
 
 #[test]
 fn a_job_that_the_cluster_ended_for_a_user_was_taken_and_did_not_crash() {
-    let over = |started| ends(&on_a(ended(started, 3.minutes(), JobEnd::Displaced)));
-    assert_eq!(over(Some(9.minutes())), [Conclusion::Incomplete(IncompleteWhy::NodeTaken)]);
-    assert_eq!(over(None), [Conclusion::NotStarted(NotStarted::NodeTaken)]);
+    let over = |started| ends(&on_a(ended(started, 3.minutes(), JobEnd::Preempted)));
+    assert_eq!(over(Some(9.minutes())), [Conclusion::Incomplete(IncompleteReason::NodeTaken)]);
+    assert_eq!(over(None), [Conclusion::NotStarted(NotStartedReason::NodeTaken)]);
 }
 
 #[test]

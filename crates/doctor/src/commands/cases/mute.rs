@@ -2,22 +2,22 @@
 
 use clap::Subcommand;
 use doctor_core::{alert::Mute, case::Case, ids::CaseId};
-use doctor_engine::orders;
+use doctor_engine::operator_commands;
 use doctor_store::Store;
 
 use crate::{
     commands::{
-        ask::moment_of_change,
-        confirm::{Change, Signed},
+        confirmation::{Change, ChangeArgs},
+        operator_commands::change_time,
     },
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
-    output::clock,
+    output::format_time,
 };
 
 #[derive(Debug, Subcommand)]
-pub(super) enum What {
+pub(super) enum MuteCommand {
     /// Acknowledge cases: send no more notifications about them until they close.
     Ack(AckArgs),
     /// Send no notifications about cases for a while, then report their state.
@@ -33,7 +33,7 @@ pub(super) struct AckArgs {
     #[arg(long, value_name = "TEXT", default_value = "seen")]
     why: String,
     #[command(flatten)]
-    signed: Signed,
+    change_args: ChangeArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -48,21 +48,25 @@ pub(super) struct SnoozeArgs {
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]
-    signed: Signed,
+    change_args: ChangeArgs,
 }
 
-pub(super) fn run(context: &Context, what: &What) -> Result<Exit> {
+pub(super) fn run(context: &Context, what: &MuteCommand) -> Result<Exit> {
     let store = context.store()?;
-    let at = moment_of_change(context, &store)?;
+    let at = change_time(context, &store)?;
     let (cases, until, why, signed) = match what {
-        What::Ack(args) => (&args.cases, None, &args.why, &args.signed),
-        What::Snooze(args) => (&args.cases, Some(orders::moment(&args.until, at)?), &args.why, &args.signed),
+        MuteCommand::Ack(args) => (&args.cases, None, &args.why, &args.change_args),
+        MuteCommand::Snooze(args) => {
+            (&args.cases, Some(operator_commands::parse_deadline(&args.until, at)?), &args.why, &args.change_args)
+        }
     };
     let cases = open_cases(&store, cases)?;
-    let mute = Mute { by: signed.by(), why: why.clone(), at, until };
+    let mute = Mute { by: signed.operator_name(), why: why.clone(), at, until };
     let (plan, done) = match until {
         None => ("Would send no more notifications about this until it closes.".to_owned(), "Acknowledged."),
-        Some(until) => (format!("Would send no notifications about this until {} UTC.", clock(until)), "Snoozed."),
+        Some(until) => {
+            (format!("Would send no notifications about this until {} UTC.", format_time(until)), "Snoozed.")
+        }
     };
     let worst = |case: &Case| {
         let worst = case.findings.iter().max_by_key(|finding| finding.severity);
@@ -77,7 +81,7 @@ pub(super) fn run(context: &Context, what: &What) -> Result<Exit> {
         done: done.to_owned(),
         next: "`doctor why NODE` shows its progress; a notification is sent when it closes".to_owned(),
     };
-    signed.carry_out(context, &change, || {
+    signed.apply(context, &change, || {
         for case in &cases {
             store.mute(case, &mute)?;
         }

@@ -3,54 +3,54 @@
 
 use std::{fs, path::Path};
 
-use doctor_backend::inspection::{Inspected, Inspection, Standing};
+use doctor_backend::inspection::{Inspection, InspectionItem, InspectionStatus};
 use doctor_engine::share::Share;
 use doctor_store::{Store, StoreUrl};
 
-use super::coverage;
+use super::agent_check;
 use crate::{
-    config::Loaded,
+    config::LoadedConfig,
     context::Context,
     failure::{Failure, Result},
     output::Page,
 };
 
 /// Runs all live checks.
-pub(super) fn inspect(context: &Context, loaded: &Loaded) -> Result<Vec<Inspected>> {
-    let (store, mut found) = store(context, loaded)?;
-    found.push(shared_directory(&loaded.config.data));
+pub(super) fn inspect(context: &Context, loaded: &LoadedConfig) -> Result<Vec<InspectionItem>> {
+    let (store, mut found) = check_store(context, loaded)?;
+    found.push(check_shared_directory(&loaded.config.data));
     let config = &loaded.config;
-    let Inspection { findings, agents } =
+    let Inspection { items: findings, agents } =
         config.backend.inspect(&config.service(&config.state()), &loaded.settings.policy);
     found.extend(findings);
-    found.extend(agents.map(|agents| coverage::agents(loaded, &agents, store.as_ref())));
+    found.extend(agents.map(|agents| agent_check::check_agents(loaded, &agents, store.as_ref())));
     Ok(found)
 }
 
 /// Opens the store as the service would, without creating it.
-fn store(context: &Context, loaded: &Loaded) -> Result<(Option<Store>, Vec<Inspected>)> {
+fn check_store(context: &Context, loaded: &LoadedConfig) -> Result<(Option<Store>, Vec<InspectionItem>)> {
     let url = &loaded.config.store;
     Ok(match context.store() {
         Ok(store) => {
-            let good = Inspected::good("store", format!("{url} answers, and its schema is current"));
+            let good = InspectionItem::good("store", format!("{url} answers, and its schema is current"));
             (Some(store), vec![good])
         }
-        Err(Failure::NoStore(_)) => (None, vec![not_made_yet(url)]),
-        Err(error @ (Failure::Store(_) | Failure::Unopened { .. })) => {
+        Err(Failure::NoStore(_)) => (None, vec![check_missing_store(url)]),
+        Err(error @ (Failure::Store(_) | Failure::StoreOpen { .. })) => {
             let remedy = error.hint().unwrap_or_else(|| "check `store` in the configuration".to_owned());
-            (None, vec![Inspected::bad("store", error.chain(), remedy)])
+            (None, vec![InspectionItem::bad("store", error.chain(), remedy)])
         }
         Err(other) => return Err(other),
     })
 }
 
 /// Reports whether the first start can create the store.
-fn not_made_yet(url: &StoreUrl) -> Inspected {
-    let StoreUrl::Sqlite(path) = url else { return Inspected::unknown("store", format!("{url} does not exist")) };
+fn check_missing_store(url: &StoreUrl) -> InspectionItem {
+    let StoreUrl::Sqlite(path) = url else { return InspectionItem::unknown("store", format!("{url} does not exist")) };
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     match try_to_write(directory) {
-        Ok(()) => Inspected::good("store", format!("{url} does not exist yet; the first start creates it")),
-        Err(error) => Inspected::bad(
+        Ok(()) => InspectionItem::good("store", format!("{url} does not exist yet; the first start creates it")),
+        Err(error) => InspectionItem::bad(
             "store",
             format!("{} cannot be written: {error}", directory.display()),
             "create the directory and make it writable for the user that the service runs as",
@@ -58,14 +58,14 @@ fn not_made_yet(url: &StoreUrl) -> Inspected {
     }
 }
 
-fn shared_directory(path: &Path) -> Inspected {
+fn check_shared_directory(path: &Path) -> InspectionItem {
     let remedy = "create or mount the directory of `data`, and make it writable for the user that the service runs as";
     let tried = Share::open(path)
         .map_err(|error| error.to_string())
         .and_then(|_| try_to_write(path).map_err(|error| format!("{} cannot be written: {error}", path.display())));
     match tried {
-        Ok(()) => Inspected::good("data", format!("{} can be written", path.display())),
-        Err(error) => Inspected::bad("data", error, remedy),
+        Ok(()) => InspectionItem::good("data", format!("{} can be written", path.display())),
+        Err(error) => InspectionItem::bad("data", error, remedy),
     }
 }
 
@@ -76,16 +76,16 @@ fn try_to_write(directory: &Path) -> std::io::Result<()> {
 }
 
 /// Prints one line per finding, and a second line with its remedy.
-pub(super) fn show(page: &mut Page, found: &[Inspected]) {
+pub(super) fn show(page: &mut Page, found: &[InspectionItem]) {
     page.blank();
     for one in found {
-        page.line(format!("{:<8} {}: {}", one.standing.word(), one.what, one.text));
+        page.line(format!("{:<8} {}: {}", one.standing.as_str(), one.what, one.text));
         if let Some(remedy) = &one.remedy {
             page.line(format!("         {remedy}"));
         }
     }
-    let count = |standing: Standing| found.iter().filter(|one| one.standing == standing).count();
-    page.line(match (count(Standing::Bad), count(Standing::Unknown)) {
+    let count = |standing: InspectionStatus| found.iter().filter(|one| one.standing == standing).count();
+    page.line(match (count(InspectionStatus::Bad), count(InspectionStatus::Unknown)) {
         (0, 0) => "All checks passed.".to_owned(),
         (0, unknown) => format!("No check failed; {unknown} unknown."),
         (bad, unknown) => format!("{bad} failed; {unknown} unknown."),

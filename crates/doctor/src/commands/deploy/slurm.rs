@@ -10,11 +10,11 @@ use doctor_store::StoreUrl;
 use serde_json::json;
 
 use crate::{
-    config::{Loaded, Place},
+    config::{ConfigSource, LoadedConfig},
     context::Context,
     deploy::{
-        files::{Printed, check_path, check_user, listing, write},
-        slurm::{Part, Site},
+        files::{DeployFile, check_path, check_user, render, write_files},
+        slurm::{SlurmPart, SlurmSite},
     },
     exit::Exit,
     failure::{Failure, Result},
@@ -29,7 +29,7 @@ use crate::{
 pub(super) struct Args {
     /// Print only this part.
     #[arg(long, value_name = "PART", default_value = "all")]
-    what: Part,
+    what: SlurmPart,
     /// No controller: the hooks drain their nodes themselves, within the limits of the policy's breaker.
     #[arg(long)]
     alone: bool,
@@ -67,12 +67,12 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     match &args.out {
         Some(folder) => write_out(context, folder, &files)?,
         None if context.out.is_json() => context.out.json(&json!({ "files": files }))?,
-        None => context.out.print(&listing(&files))?,
+        None => context.out.print(&render(&files))?,
     }
     Ok(Exit::Ok)
 }
 
-fn site(loaded: &Loaded, args: &Args) -> Result<Site> {
+fn site(loaded: &LoadedConfig, args: &Args) -> Result<SlurmSite> {
     let config = &loaded.config;
     let read = |path: &PathBuf| {
         fs::read_to_string(path).map_err(|source| Failure::File { operation: "reading", path: path.clone(), source })
@@ -84,31 +84,31 @@ fn site(loaded: &Loaded, args: &Args) -> Result<Site> {
     }
     // Relative paths refer to the operator's directory, not to that of the service.
     writes.retain(|path| path.is_absolute());
-    let place = match &loaded.place {
-        Place::File(path) if path.is_absolute() => path.clone(),
-        Place::File(_) | Place::BuiltIn { .. } => "/etc/cluster-doctor/doctor.toml".into(),
+    let place = match &loaded.source {
+        ConfigSource::File(path) if path.is_absolute() => path.clone(),
+        ConfigSource::File(_) | ConfigSource::BuiltIn { .. } => "/etc/cluster-doctor/doctor.toml".into(),
     };
-    Ok(Site {
-        alone: args.alone,
-        block: args.block,
+    Ok(SlurmSite {
+        standalone: args.alone,
+        block_jobs: args.block,
         configless: args.configless,
-        folder: args.scripts.clone(),
+        script_dir: args.scripts.clone(),
         doctor_node: args.doctor_node.clone(),
-        every: loaded.settings.policy.agents.look_every,
+        check_interval: loaded.settings.policy.agents.look_every,
         policy: config.policy.as_ref().map(read).transpose()?,
         url: config.agents.url.clone().or(listens),
         user: args.user.clone(),
         config: place,
-        writes,
+        writable_paths: writes,
     })
 }
 
-fn write_out(context: &Context, folder: &Path, files: &[Printed]) -> Result<()> {
-    let written = write(folder, files)?;
+fn write_out(context: &Context, folder: &Path, files: &[DeployFile]) -> Result<()> {
+    let written = write_files(folder, files)?;
     let paths: Vec<&PathBuf> = written.iter().map(|(path, _)| path).collect();
     Ok(context.out.show(&json!({ "written": paths }), |page| {
         for (path, on) in &written {
-            page.line(format!("{}: {}", on.words(), path.display()));
+            page.line(format!("{}: {}", on.label(), path.display()));
         }
         page.line("slurm.conf holds lines to add to yours. Order of the rollout: docs/guide/slurm-hooks.md.");
     })?)

@@ -7,11 +7,11 @@ use doctor_store::StoreUrl;
 use serde_json::json;
 
 use crate::{
-    config::{Config, Place},
+    config::{Config, ConfigSource},
     context::Context,
     deploy::{
-        files::{check_path, check_user, listing, write},
-        systemd::{Part, Runs, Site},
+        files::{check_path, check_user, render, write_files},
+        systemd::{RunMode, SystemdPart, SystemdSite},
     },
     exit::Exit,
     failure::{Failure, Result},
@@ -28,7 +28,7 @@ use crate::{
 pub(super) struct Args {
     /// Print only this part.
     #[arg(long, value_name = "PART", default_value = "all")]
-    what: Part,
+    what: SystemdPart,
     /// Use a timer instead of a service: it starts `doctor run` this long after the previous run ended. Agents need the
     /// service.
     #[arg(long, value_name = "LENGTH")]
@@ -60,16 +60,16 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     if args.timer.is_some_and(|every| every < Span::from_secs(10)) {
         return Err(Failure::Usage("--timer is too short for a cycle, expected 10s or more".to_owned()));
     }
-    let files = site(context.config()?, &context.place()?, args)?.files(args.what);
+    let files = site(context.config()?, &context.config_source()?, args)?.files(args.what);
     match &args.out {
         None if context.out.is_json() => context.out.json(&json!({ "files": files }))?,
-        None => context.out.print(&listing(&files))?,
+        None => context.out.print(&render(&files))?,
         Some(folder) => {
-            let written = write(folder, &files)?;
+            let written = write_files(folder, &files)?;
             let paths: Vec<&PathBuf> = written.iter().map(|(path, _)| path).collect();
             context.out.show(&json!({ "written": paths }), |page| {
                 for (path, on) in &written {
-                    page.line(format!("{}: {}", on.words(), path.display()));
+                    page.line(format!("{}: {}", on.label(), path.display()));
                 }
                 let unit = if args.timer.is_some() { "doctor-run.timer" } else { "doctor.service" };
                 page.line(format!("Next: copy them, then systemctl daemon-reload && systemctl enable --now {unit}"));
@@ -79,7 +79,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     Ok(Exit::Ok)
 }
 
-fn site(config: &Config, place: &Place, args: &Args) -> Result<Site> {
+fn site(config: &Config, place: &ConfigSource, args: &Args) -> Result<SystemdSite> {
     let mut writes = vec![config.data.clone()];
     if let StoreUrl::Sqlite(path) = &config.store {
         writes.extend(path.parent().map(Path::to_owned));
@@ -91,18 +91,18 @@ fn site(config: &Config, place: &Place, args: &Args) -> Result<Site> {
     writes.dedup();
     writes.iter().try_for_each(|path| check_path(path))?;
     let file = match place {
-        Place::File(path) if path.is_absolute() => path.clone(),
-        Place::File(_) | Place::BuiltIn { .. } => "/etc/cluster-doctor/doctor.toml".into(),
+        ConfigSource::File(path) if path.is_absolute() => path.clone(),
+        ConfigSource::File(_) | ConfigSource::BuiltIn { .. } => "/etc/cluster-doctor/doctor.toml".into(),
     };
     check_path(&file)?;
-    Ok(Site {
-        runs: args.timer.map_or(Runs::Service, Runs::Every),
+    Ok(SystemdSite {
+        run_mode: args.timer.map_or(RunMode::Service, RunMode::Timer),
         user: args.user.clone(),
         config: file,
-        writes,
+        writable_paths: writes,
         doctor: args.doctor.clone(),
         doctor_node: args.doctor_node.clone(),
-        jobs_here: config.backend.runs_here(),
+        jobs_run_locally: config.backend.runs_here(),
         agents: config.agents.listen.is_some() && args.timer.is_none(),
     })
 }

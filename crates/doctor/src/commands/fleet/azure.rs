@@ -10,7 +10,7 @@ use doctor_fleet::azure::{Az, Cluster};
 use crate::failure::{Failure, Result};
 
 /// The size limit of a cluster or cloud-init file, in bytes.
-const MOST: u64 = 1024 * 1024;
+const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
 /// The options of every command that queries Azure.
 #[derive(Debug, Clone, clap::Args)]
@@ -30,9 +30,9 @@ impl AzArgs {
 pub(super) fn read(path: &Path) -> Result<String> {
     let failed = |source| Failure::File { operation: "reading", path: path.to_owned(), source };
     let length = fs::metadata(path).map_err(failed)?.len();
-    if length > MOST {
+    if length > MAX_FILE_BYTES {
         return Err(Failure::Usage(format!(
-            "{} has {length} bytes, expected a text of at most {MOST}",
+            "{} has {length} bytes, expected a text of at most {MAX_FILE_BYTES}",
             path.display()
         )));
     }
@@ -42,5 +42,5 @@ pub(super) fn read(path: &Path) -> Result<String> {
 pub(super) fn cluster(path: &Path) -> Result<Cluster> {
     let text = read(path)?;
     let home = std::env::var_os("HOME").map(PathBuf::from);
-    Cluster::read(&text, path, home.as_deref()).map_err(|error| Failure::Cluster { path: path.to_owned(), error })
+    Cluster::parse(&text, path, home.as_deref()).map_err(|error| Failure::Cluster { path: path.to_owned(), error })
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use doctor_fleet::azure::{self, CloudInit};
+use doctor_fleet::azure::{self, CloudInitError};
 
 use super::azure::{cluster, read};
 use crate::{
@@ -37,7 +37,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     if let Some(path) = &args.check {
         let text = read(path)?;
         azure::check_cloud_init(&text).map_err(|error| match error {
-            CloudInit::Word(error) => Failure::Cluster { path: path.clone(), error },
+            CloudInitError::UnknownKey(error) => Failure::Cluster { path: path.clone(), error },
             other => Failure::Usage(format!("{}: {other}", path.display())),
         })?;
         context.out.print(&format!("{}: all top-level keys are known to cloud-init.\n", path.display()))?;

@@ -2,7 +2,7 @@
 
 use std::{io::Write as _, path::PathBuf};
 
-use doctor_fleet::azure::{self, Left, Removals};
+use doctor_fleet::azure::{self, KeptResource, Removals};
 
 use serde_json::json;
 
@@ -44,7 +44,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
         show(context, &done, &format!("{} deleted.", plural(done.steps.len(), "resource")))?;
         return Ok(Exit::Ok);
     }
-    let planned = azure::removal(&cluster, &azure::look(&cluster, &az)?);
+    let planned = azure::plan_removal(&cluster, &azure::read_inventory(&cluster, &az)?);
     show(
         context,
         &planned,
@@ -59,13 +59,13 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
 
 fn show(context: &Context, removals: &Removals, first: &str) -> Result<()> {
     let steps: Vec<_> =
-        removals.steps.iter().map(|removal| json!({ "what": removal.what, "call": removal.call.words() })).collect();
-    Ok(context.out.show(&json!({ "steps": steps, "left": removals.left }), |page| {
+        removals.steps.iter().map(|removal| json!({ "what": removal.what, "call": removal.call.args() })).collect();
+    Ok(context.out.show(&json!({ "steps": steps, "left": removals.kept }), |page| {
         page.line(first);
         for removal in &removals.steps {
             page.line(format!("# {}", removal.what)).line(removal.call.to_string());
         }
-        for Left { kind, name, why } in &removals.left {
+        for KeptResource { kind, name, why } in &removals.kept {
             page.line(format!("# kept: {kind} {name}: {why}"));
         }
     })?)

@@ -1,15 +1,15 @@
 //! `doctor fleet exec`: runs a command on every host.
 
-use doctor_backend::ssh::{Answer, How, Order, Root, quoted};
+use doctor_backend::ssh::{CommandResult, CommandStatus, RemoteCommand, RootAccess, shell_quote};
 use doctor_core::{ids::NodeName, time::Span};
 use serde::Serialize;
 
-use super::{Reach, folded, trouble};
+use super::{HostArgs, failure_text, group_by_value};
 use crate::{
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
-    output::{harmless, plural},
+    output::{plural, sanitize},
 };
 
 /// Run a command on every host and print its output by host.
@@ -36,7 +36,7 @@ pub(super) struct Args {
     #[arg(long)]
     no_fold: bool,
     #[command(flatten)]
-    reach: Reach,
+    host_args: HostArgs,
     /// Command to run.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<String>,
@@ -49,7 +49,7 @@ Examples:
   doctor fleet exec --hostfile hostfile -- 'dmesg | grep -c Xid'";
 
 #[derive(Debug, Serialize)]
-struct View {
+struct ExecView {
     host: NodeName,
     ended: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -63,24 +63,24 @@ struct View {
     seconds: f64,
 }
 
-impl View {
-    fn of(host: &NodeName, answer: &Answer) -> Self {
-        let (ended, code) = match answer.how {
-            How::Exited(code) => ("exited", Some(code)),
-            How::Late { .. } => ("late", None),
-            How::NotReached(_) => ("not-reached", None),
-            How::Lost(_) => ("lost", None),
+impl ExecView {
+    fn new(host: &NodeName, answer: &CommandResult) -> Self {
+        let (ended, code) = match answer.status {
+            CommandStatus::Exited(code) => ("exited", Some(code)),
+            CommandStatus::TimedOut { .. } => ("late", None),
+            CommandStatus::NotStarted(_) => ("not-reached", None),
+            CommandStatus::ConnectionLost(_) => ("lost", None),
         };
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Self {
             host: host.clone(),
             ended,
             code,
-            why: trouble(&answer.how),
+            why: failure_text(&answer.status),
             stdout: text(&answer.stdout),
             stderr: text(&answer.stderr),
-            left_out: answer.left_out,
-            seconds: (answer.took.as_secs_f64() * 1000.0).round() / 1000.0,
+            left_out: answer.dropped_bytes,
+            seconds: (answer.duration.as_secs_f64() * 1000.0).round() / 1000.0,
         }
     }
 }
@@ -89,15 +89,20 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     if args.deadline < Span::from_secs(1) {
         return Err(Failure::Usage(format!("--deadline is {}, expected 1s or more", args.deadline)));
     }
-    let fleet = args.reach.open(context)?;
+    let fleet = args.host_args.open(context)?;
     let script = script(&args.command);
     let most = usize::try_from(args.most * 1024).unwrap_or(usize::MAX);
-    let order =
-        Order { script: &script, input: b"", limit: args.deadline.to_std(), most, root: Root::asked(args.root) };
-    let answers = fleet.on_each("done", |host| fleet.run(host, &order));
-    let exit = exit(answers.iter().map(|answer| &answer.how));
-    let views: Vec<View> =
-        fleet.hosts.iter().zip(&answers).map(|(host, answer)| View::of(&host.name, answer)).collect();
+    let order = RemoteCommand {
+        script: &script,
+        input: b"",
+        limit: args.deadline.to_std(),
+        max_output: most,
+        root: RootAccess::from_flag(args.root),
+    };
+    let answers = fleet.for_each_host("done", |host| fleet.run(host, &order));
+    let exit = exit(answers.iter().map(|answer| &answer.status));
+    let views: Vec<ExecView> =
+        fleet.hosts.iter().zip(&answers).map(|(host, answer)| ExecView::new(&host.name, answer)).collect();
     if context.out.is_json() {
         context.out.json(&views)?;
     } else {
@@ -110,39 +115,41 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
 fn script(command: &[String]) -> String {
     match command {
         [line] => line.clone(),
-        words => words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "),
+        words => words.iter().map(|word| shell_quote(word)).collect::<Vec<_>>().join(" "),
     }
 }
 
-fn exit<'a>(all: impl Iterator<Item = &'a How>) -> Exit {
+fn exit<'a>(all: impl Iterator<Item = &'a CommandStatus>) -> Exit {
     let (mut failed, mut silent) = (false, false);
     for how in all {
         match how {
-            How::Exited(0) => {}
-            How::Exited(_) | How::Late { .. } | How::Lost(_) => failed = true,
-            How::NotReached(_) => silent = true,
+            CommandStatus::Exited(0) => {}
+            CommandStatus::Exited(_) | CommandStatus::TimedOut { .. } | CommandStatus::ConnectionLost(_) => {
+                failed = true
+            }
+            CommandStatus::NotStarted(_) => silent = true,
         }
     }
     match (failed, silent) {
-        (true, _) => Exit::Trouble,
+        (true, _) => Exit::ProblemsFound,
         (false, true) => Exit::Unreachable,
         (false, false) => Exit::Ok,
     }
 }
 
 /// Prints the hosts' standard output to standard output, and their standard error and failures to standard error.
-fn show(context: &Context, views: &[View], apart: bool) -> Result<()> {
+fn show(context: &Context, views: &[ExecView], apart: bool) -> Result<()> {
     // Including the index makes every key unique, so that hosts stay separate.
-    let key = |(place, view): (usize, &View)| {
+    let key = |(place, view): (usize, &ExecView)| {
         let place = if apart { place } else { 0 };
         let left_out = (view.left_out > 0).then(|| format!("{} bytes over the limit were dropped", view.left_out));
         (view.host.clone(), (place, view.stdout.clone(), view.stderr.clone(), view.why.clone(), left_out))
     };
-    for (hosts, _, (_, stdout, stderr, why, left_out)) in folded(views.iter().enumerate().map(key)) {
-        context.out.print(&labelled(&hosts, &stdout))?;
-        eprint!("{}", labelled(&hosts, &stderr));
+    for (hosts, _, (_, stdout, stderr, why, left_out)) in group_by_value(views.iter().enumerate().map(key)) {
+        context.out.print(&prefix_lines(&hosts, &stdout))?;
+        eprint!("{}", prefix_lines(&hosts, &stderr));
         for remark in left_out.iter().chain(&why) {
-            eprint!("{}", labelled(&hosts, remark));
+            eprint!("{}", prefix_lines(&hosts, remark));
         }
     }
     if views.iter().any(|view| view.why.is_some()) {
@@ -153,8 +160,8 @@ fn show(context: &Context, views: &[View], apart: bool) -> Result<()> {
 }
 
 /// Puts the label before every line, so that a host cannot imitate another host's lines.
-pub(super) fn labelled(label: &str, text: &str) -> String {
-    harmless(text).lines().map(|line| format!("{label}: {line}\n")).collect()
+pub(super) fn prefix_lines(label: &str, text: &str) -> String {
+    sanitize(text).lines().map(|line| format!("{label}: {line}\n")).collect()
 }
 
 #[cfg(test)]
@@ -169,13 +176,13 @@ mod tests {
 
     #[test]
     fn failing_is_worse_than_not_being_reached() {
-        let silent = || How::NotReached(String::new());
+        let silent = || CommandStatus::NotStarted(String::new());
         for (all, expected) in [
-            (vec![How::Exited(0)], Exit::Ok),
-            (vec![How::Exited(0), silent()], Exit::Unreachable),
-            (vec![How::Exited(255), silent()], Exit::Trouble),
-            (vec![How::Late { ended: true }, How::Exited(0)], Exit::Trouble),
-            (vec![How::Lost(String::new())], Exit::Trouble),
+            (vec![CommandStatus::Exited(0)], Exit::Ok),
+            (vec![CommandStatus::Exited(0), silent()], Exit::Unreachable),
+            (vec![CommandStatus::Exited(255), silent()], Exit::ProblemsFound),
+            (vec![CommandStatus::TimedOut { ended: true }, CommandStatus::Exited(0)], Exit::ProblemsFound),
+            (vec![CommandStatus::ConnectionLost(String::new())], Exit::ProblemsFound),
         ] {
             assert_eq!(exit(all.iter()), expected, "{all:?}");
         }
@@ -183,6 +190,6 @@ mod tests {
 
     #[test]
     fn no_line_of_a_host_looks_like_another_hosts() {
-        assert_eq!(labelled("n1", "one\rn2: two\x1b[2K\nthree"), "n1: one\u{fffd}n2: two\u{fffd}[2K\nn1: three\n");
+        assert_eq!(prefix_lines("n1", "one\rn2: two\x1b[2K\nthree"), "n1: one\u{fffd}n2: two\u{fffd}[2K\nn1: three\n");
     }
 }

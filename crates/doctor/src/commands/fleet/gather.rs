@@ -6,16 +6,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use doctor_backend::ssh::{Answer, Host, How, Order, Root, quoted};
+use doctor_backend::ssh::{CommandResult, CommandStatus, Host, RemoteCommand, RootAccess, shell_quote};
 use doctor_core::{ids::NodeName, time::Span};
 use serde::Serialize;
 
-use super::{Reach, trouble};
+use super::{HostArgs, failure_text};
 use crate::{
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
-    output::{harmless, plural},
+    output::{plural, sanitize},
 };
 
 /// Collect a file from every host.
@@ -49,7 +49,7 @@ pub(super) struct Args {
     #[arg(long)]
     root: bool,
     #[command(flatten)]
-    reach: Reach,
+    host_args: HostArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -65,7 +65,7 @@ const UNREADABLE: i32 = 83;
 /// The outcome for one host's file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum Brought {
+enum FileOutcome {
     There,
     Missing,
     NotAFile,
@@ -76,9 +76,9 @@ enum Brought {
 }
 
 #[derive(Debug, Serialize)]
-struct View {
+struct GatherView {
     host: NodeName,
-    brought: Brought,
+    brought: FileOutcome,
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
     bytes: usize,
@@ -89,32 +89,38 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let Some(name) = name else {
         return Err(Failure::Usage(format!("`{}` is not the path of a file", args.path)));
     };
-    let fleet = args.reach.open(context)?;
+    let fleet = args.host_args.open(context)?;
     let most = usize::try_from(args.most * 1024 * 1024).unwrap_or(usize::MAX);
     let script = script(&args.path, args.last, most);
     let limit = args.deadline.to_std();
     // Reading one byte more than allowed detects a file that is too large.
     let most_read = most.saturating_add(1);
-    let order = Order { script: &script, input: b"", limit, most: most_read, root: Root::asked(args.root) };
+    let order = RemoteCommand {
+        script: &script,
+        input: b"",
+        limit,
+        max_output: most_read,
+        root: RootAccess::from_flag(args.root),
+    };
     let into_folder = args.out.is_dir() || args.out.as_os_str().to_string_lossy().ends_with('/');
-    let parts = Parts::beside(&args.out, into_folder)?;
+    let parts = TempFiles::create(&args.out, into_folder)?;
     let fetch = |host: &Host| {
-        let path = parts.of(&host.name);
+        let path = parts.path(&host.name);
         let fetched = File::create(&path).and_then(|file| fleet.client.fetch(host, &order, &file));
         fetched.map_err(|source| Failure::File { operation: "writing", path, source })
     };
     let mut views = Vec::new();
-    for (host, fetched) in fleet.hosts.iter().zip(fleet.on_each("gathered", fetch)) {
+    for (host, fetched) in fleet.hosts.iter().zip(fleet.for_each_host("gathered", fetch)) {
         let (answer, bytes) = fetched?;
         views.push(view(&host.name, &answer, bytes, most));
     }
     if into_folder {
-        parts.hand_out(&views, &args.out, name)?;
+        parts.move_to_host_directories(&views, &args.out, name)?;
     } else {
-        parts.put_together(&views, &args.out)?;
+        parts.merge_into(&views, &args.out)?;
     }
     context.out.show(&views, |page| {
-        let there = views.iter().filter(|view| view.brought == Brought::There).count();
+        let there = views.iter().filter(|view| view.brought == FileOutcome::There).count();
         page.line(format!(
             "{} of {} sent {}, written to {}",
             there,
@@ -122,7 +128,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
             args.path,
             args.out.display()
         ));
-        for view in views.iter().filter(|view| view.brought != Brought::There) {
+        for view in views.iter().filter(|view| view.brought != FileOutcome::There) {
             page.line(format!("{}: {}", view.host, view.why.as_deref().unwrap_or_default()));
         }
     })?;
@@ -131,12 +137,12 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
 
 /// A temporary directory with one file per host, removed on drop. It is on the same file system as the destination, so
 /// that files can be renamed into place.
-struct Parts {
+struct TempFiles {
     folder: PathBuf,
 }
 
-impl Parts {
-    fn beside(out: &Path, into_folder: bool) -> Result<Self> {
+impl TempFiles {
+    fn create(out: &Path, into_folder: bool) -> Result<Self> {
         let place = if into_folder { Some(out) } else { out.parent() };
         let place = place.filter(|place| !place.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let folder = place.join(format!(".gather.{}", std::process::id()));
@@ -145,23 +151,23 @@ impl Parts {
         Ok(Self { folder })
     }
 
-    fn of(&self, host: &NodeName) -> PathBuf {
+    fn path(&self, host: &NodeName) -> PathBuf {
         self.folder.join(host.as_str())
     }
 
     /// Moves each file to its host's directory.
-    fn hand_out(&self, views: &[View], out: &Path, name: &std::ffi::OsStr) -> Result<()> {
-        for view in views.iter().filter(|view| view.brought == Brought::There) {
+    fn move_to_host_directories(&self, views: &[GatherView], out: &Path, name: &std::ffi::OsStr) -> Result<()> {
+        for view in views.iter().filter(|view| view.brought == FileOutcome::There) {
             let folder = out.join(view.host.as_str());
             let path = folder.join(name);
-            let moved = fs::create_dir_all(&folder).and_then(|()| fs::rename(self.of(&view.host), &path));
+            let moved = fs::create_dir_all(&folder).and_then(|()| fs::rename(self.path(&view.host), &path));
             moved.map_err(|source| Failure::File { operation: "writing", path, source })?;
         }
         Ok(())
     }
 
     /// Writes all files to one, and renames it into place.
-    fn put_together(&self, views: &[View], out: &Path) -> Result<()> {
+    fn merge_into(&self, views: &[GatherView], out: &Path) -> Result<()> {
         // Not a valid host name, so it cannot collide.
         let beside = self.folder.join(".all");
         let made = File::create(&beside).and_then(|file| {
@@ -175,11 +181,11 @@ impl Parts {
 
     /// Writes the host's name before each line, as in `node01 2026-11-16T03:00:00 healthy`, then the hosts without a
     /// result.
-    fn aggregate(&self, views: &[View], to: &mut impl Write) -> io::Result<()> {
-        for view in views.iter().filter(|view| view.brought == Brought::There) {
-            label(&view.host, BufReader::new(File::open(self.of(&view.host))?), to)?;
+    fn aggregate(&self, views: &[GatherView], to: &mut impl Write) -> io::Result<()> {
+        for view in views.iter().filter(|view| view.brought == FileOutcome::There) {
+            prefix_lines(&view.host, BufReader::new(File::open(self.path(&view.host))?), to)?;
         }
-        for view in views.iter().filter(|view| view.brought != Brought::There) {
+        for view in views.iter().filter(|view| view.brought != FileOutcome::There) {
             let why = view.why.as_deref().unwrap_or_default().replace('\n', " ");
             writeln!(to, "# {}: {why}", view.host)?;
         }
@@ -187,7 +193,7 @@ impl Parts {
     }
 }
 
-impl Drop for Parts {
+impl Drop for TempFiles {
     fn drop(&mut self) {
         // A leftover temporary directory is visible and harmless.
         let _gone = fs::remove_dir_all(&self.folder);
@@ -195,7 +201,7 @@ impl Drop for Parts {
 }
 
 /// Copies in chunks and writes the host's name before each line: a line may be as long as the file.
-fn label(host: &NodeName, mut from: impl Read, to: &mut impl Write) -> io::Result<()> {
+fn prefix_lines(host: &NodeName, mut from: impl Read, to: &mut impl Write) -> io::Result<()> {
     let mut piece = [0; 16 * 1024];
     let mut at_start = true;
     loop {
@@ -215,7 +221,7 @@ fn label(host: &NodeName, mut from: impl Read, to: &mut impl Write) -> io::Resul
 }
 
 fn script(path: &str, last: Option<u32>, most: usize) -> String {
-    let path = quoted(path);
+    let path = shell_quote(path);
     let most = most.saturating_add(1);
     // `--` protects against a path that begins with a dash. A shell reports the exit code of the last command of a
     // pipe, so that of `tail` is passed over a separate descriptor. 141 means that `head` closed the pipe.
@@ -231,33 +237,33 @@ fn script(path: &str, last: Option<u32>, most: usize) -> String {
     )
 }
 
-fn view(host: &NodeName, answer: &Answer, bytes: usize, most: usize) -> View {
-    let (brought, why) = match &answer.how {
-        How::Exited(0) if bytes > most => {
-            (Brought::TooLarge, Some(format!("larger than {} MiB (--most)", most / 1024 / 1024)))
+fn view(host: &NodeName, answer: &CommandResult, bytes: usize, most: usize) -> GatherView {
+    let (brought, why) = match &answer.status {
+        CommandStatus::Exited(0) if bytes > most => {
+            (FileOutcome::TooLarge, Some(format!("larger than {} MiB (--most)", most / 1024 / 1024)))
         }
-        How::Exited(0) => (Brought::There, None),
-        How::Exited(NO_FILE) => (Brought::Missing, Some("no such file".to_owned())),
-        How::Exited(NOT_A_FILE) => (Brought::NotAFile, Some("not a file".to_owned())),
-        How::Exited(UNREADABLE) => (Brought::Unreadable, Some("permission denied (--root)".to_owned())),
-        how @ How::NotReached(_) => (Brought::NotReached, trouble(how)),
+        CommandStatus::Exited(0) => (FileOutcome::There, None),
+        CommandStatus::Exited(NO_FILE) => (FileOutcome::Missing, Some("no such file".to_owned())),
+        CommandStatus::Exited(NOT_A_FILE) => (FileOutcome::NotAFile, Some("not a file".to_owned())),
+        CommandStatus::Exited(UNREADABLE) => (FileOutcome::Unreadable, Some("permission denied (--root)".to_owned())),
+        how @ CommandStatus::NotStarted(_) => (FileOutcome::NotReached, failure_text(how)),
         how => {
             let complaint = String::from_utf8_lossy(&answer.stderr);
             let last = complaint.lines().last().map(|line| format!(": {line}")).unwrap_or_default();
-            (Brought::Failed, trouble(how).map(|why| why + &last))
+            (FileOutcome::Failed, failure_text(how).map(|why| why + &last))
         }
     };
-    let bytes = if brought == Brought::There { bytes } else { 0 };
-    View { host: host.clone(), brought, why: why.map(|why| harmless(&why)), bytes }
+    let bytes = if brought == FileOutcome::There { bytes } else { 0 };
+    GatherView { host: host.clone(), brought, why: why.map(|why| sanitize(&why)), bytes }
 }
 
-fn exit(views: &[View]) -> Exit {
-    let is = |brought: &Brought| views.iter().any(|view| view.brought == *brought);
-    if views.iter().all(|view| view.brought == Brought::There) {
+fn exit(views: &[GatherView]) -> Exit {
+    let is = |brought: &FileOutcome| views.iter().any(|view| view.brought == *brought);
+    if views.iter().all(|view| view.brought == FileOutcome::There) {
         return Exit::Ok;
     }
-    let only_silent = views.iter().all(|view| matches!(view.brought, Brought::There | Brought::NotReached));
-    if only_silent && is(&Brought::NotReached) { Exit::Unreachable } else { Exit::Trouble }
+    let only_silent = views.iter().all(|view| matches!(view.brought, FileOutcome::There | FileOutcome::NotReached));
+    if only_silent && is(&FileOutcome::NotReached) { Exit::Unreachable } else { Exit::ProblemsFound }
 }
 
 #[cfg(test)]
@@ -265,8 +271,14 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn said(how: How) -> Answer {
-        Answer { how, stdout: Vec::new(), stderr: Vec::new(), left_out: 0, took: Duration::ZERO }
+    fn said(how: CommandStatus) -> CommandResult {
+        CommandResult {
+            status: how,
+            stdout: Vec::new(),
+            stderr: Vec::new(),
+            dropped_bytes: 0,
+            duration: Duration::ZERO,
+        }
     }
 
     fn host(name: &str) -> NodeName {
@@ -278,24 +290,24 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("all");
         let long = "x".repeat(40_000);
-        let parts = Parts::beside(&out, false).unwrap();
+        let parts = TempFiles::create(&out, false).unwrap();
         let brought = [
-            ("n1", How::Exited(0), "2026-11-16T03:00:00 healthy\n"),
-            ("n2", How::Exited(NO_FILE), ""),
-            ("n3", How::Exited(0), "a\nb"),
-            ("n4", How::Exited(0), "too much"),
-            ("n5", How::Exited(0), long.as_str()),
-            ("n6", How::Exited(0), ""),
+            ("n1", CommandStatus::Exited(0), "2026-11-16T03:00:00 healthy\n"),
+            ("n2", CommandStatus::Exited(NO_FILE), ""),
+            ("n3", CommandStatus::Exited(0), "a\nb"),
+            ("n4", CommandStatus::Exited(0), "too much"),
+            ("n5", CommandStatus::Exited(0), long.as_str()),
+            ("n6", CommandStatus::Exited(0), ""),
         ];
         let most = |name: &str| if name == "n4" { 2 } else { 1 << 20 };
-        let views: Vec<View> = brought
+        let views: Vec<GatherView> = brought
             .iter()
             .map(|(name, how, text)| {
-                fs::write(parts.of(&host(name)), text).unwrap();
+                fs::write(parts.path(&host(name)), text).unwrap();
                 view(&host(name), &said(how.clone()), text.len(), most(name))
             })
             .collect();
-        parts.put_together(&views, &out).unwrap();
+        parts.merge_into(&views, &out).unwrap();
         let text = fs::read_to_string(&out).unwrap();
         assert_eq!(
             text.replace(&long, "LONG"),
@@ -303,9 +315,9 @@ mod tests {
         );
         drop(parts);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left there");
-        assert_eq!(exit(&views), Exit::Trouble);
+        assert_eq!(exit(&views), Exit::ProblemsFound);
         assert_eq!(exit(&views[..1]), Exit::Ok);
-        let silent = view(&host("n2"), &said(How::NotReached("x".into())), 0, 28);
+        let silent = view(&host("n2"), &said(CommandStatus::NotStarted("x".into())), 0, 28);
         assert_eq!(exit(&[silent]), Exit::Unreachable);
     }
 

@@ -1,16 +1,16 @@
 //! `doctor fleet health`: shows the health of each host by its last checks.
 
-use doctor_backend::ssh::{Host, How, Order, Root, unguessable};
+use doctor_backend::ssh::{CommandStatus, Host, RemoteCommand, RootAccess, random_marker};
 use doctor_core::{ids::NodeName, time::Span};
-use doctor_fleet::status::{self, Health, MOST_BYTES, Source, Status};
+use doctor_fleet::status::{self, Health, MAX_OUTPUT_BYTES, Source, Status};
 use serde::Serialize;
 
-use super::{Fleet, Reach, trouble};
+use super::{Fleet, HostArgs, failure_text};
 use crate::{
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
-    output::{Cell, Page, Table, cell, harmless, length, plural},
+    output::{Cell, Page, Table, cell, plural, sanitize, short_duration},
 };
 
 /// Show the health of each host by the results of its last checks: AzNHC, DCGM's diagnostics, and our own.
@@ -43,7 +43,7 @@ pub(super) struct Args {
     #[arg(long)]
     root: bool,
     #[command(flatten)]
-    reach: Reach,
+    host_args: HostArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -60,7 +60,7 @@ fn source(text: &str) -> std::result::Result<Source, String> {
 }
 
 #[derive(Debug, Serialize)]
-struct View {
+struct HealthView {
     host: NodeName,
     health: Health,
     checks: Vec<Status>,
@@ -70,40 +70,43 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     if !args.logs.starts_with('/') {
         return Err(Failure::Usage(format!("--logs is `{}`, expected an absolute path", args.logs)));
     }
-    let fleet = args.reach.open(context)?;
+    let fleet = args.host_args.open(context)?;
     let sources = if args.of.is_empty() { Source::ALL.to_vec() } else { args.of.clone() };
     let no_bits = |error| Failure::Other(format!("reading random bytes: {error}"));
-    let word = unguessable().map_err(no_bits)?;
-    let views = fleet.on_each("checked", |host| {
-        let checks = look(&fleet, host, args, &sources, &word);
-        View { host: host.name.clone(), health: status::worst(&checks), checks }
+    let word = random_marker().map_err(no_bits)?;
+    let views = fleet.for_each_host("checked", |host| {
+        let checks = read_status(&fleet, host, args, &sources, &word);
+        HealthView { host: host.name.clone(), health: status::worst(&checks), checks }
     });
     context.out.show(&views, |page| text(page, &views, &sources))?;
     let worst = views.iter().map(|view| view.health).max().unwrap_or(Health::Unknown);
     Ok(match worst {
         Health::Healthy => Exit::Ok,
-        Health::Unhealthy => Exit::Trouble,
+        Health::Unhealthy => Exit::ProblemsFound,
         Health::Unknown => Exit::Unreachable,
     })
 }
 
-fn look(fleet: &Fleet, host: &Host, args: &Args, sources: &[Source], word: &str) -> Vec<Status> {
+fn read_status(fleet: &Fleet, host: &Host, args: &Args, sources: &[Source], word: &str) -> Vec<Status> {
     // Check first, so that the new result is read below. If the check fails, an older result must not replace it.
-    let unchecked = args.run.then(|| check(fleet, host, args).err()).flatten();
+    let unchecked = args.run.then(|| run_check(fleet, host, args).err()).flatten();
     let script = status::script(word, &args.logs, sources);
-    let (limit, most) = (args.deadline.to_std(), MOST_BYTES);
-    let answer = fleet.run(host, &Order { script: &script, input: b"", limit, most, root: Root::asked(args.root) });
+    let (limit, most) = (args.deadline.to_std(), MAX_OUTPUT_BYTES);
+    let answer = fleet.run(
+        host,
+        &RemoteCommand { script: &script, input: b"", limit, max_output: most, root: RootAccess::from_flag(args.root) },
+    );
     let unknown =
-        |source: &Source, why: &str| Status { source: *source, health: Health::Unknown, why: harmless(why), age: None };
-    let mut all = match &answer.how {
-        How::Exited(0) => {
+        |source: &Source, why: &str| Status { source: *source, health: Health::Unknown, why: sanitize(why), age: None };
+    let mut all = match &answer.status {
+        CommandStatus::Exited(0) => {
             let text = String::from_utf8_lossy(&answer.stdout);
             let mut all = status::read(word, &text, sources, args.stale);
-            all.iter_mut().for_each(|status| status.why = harmless(&status.why));
+            all.iter_mut().for_each(|status| status.why = sanitize(&status.why));
             all
         }
         how => {
-            let why = trouble(how).unwrap_or_default();
+            let why = failure_text(how).unwrap_or_default();
             sources.iter().map(|source| unknown(source, &why)).collect()
         }
     };
@@ -115,16 +118,22 @@ fn look(fleet: &Fleet, host: &Host, args: &Args, sources: &[Source], word: &str)
 }
 
 /// Runs our own check on a host, which writes its result to the logs that are read.
-fn check(fleet: &Fleet, host: &Host, args: &Args) -> std::result::Result<(), String> {
-    let program = fleet.client.carry(host)?;
+fn run_check(fleet: &Fleet, host: &Host, args: &Args) -> std::result::Result<(), String> {
+    let program = fleet.client.install_program(host)?;
     let mut script = status::check_script(&program, &args.logs);
     if args.logs == "/var/log" {
         // Update the host's summary, if the host has the script that writes it.
         script.push_str("; S=$?; [ ! -x /opt/check-node-health.sh ] || /opt/check-node-health.sh >/dev/null; exit $S");
     }
-    let order = Order { script: &script, input: b"", limit: args.deadline.to_std(), most: 4096, root: Root::IfTold };
+    let order = RemoteCommand {
+        script: &script,
+        input: b"",
+        limit: args.deadline.to_std(),
+        max_output: 4096,
+        root: RootAccess::IfConfigured,
+    };
     let answer = fleet.run(host, &order);
-    match trouble(&answer.how) {
+    match failure_text(&answer.status) {
         None => Ok(()),
         Some(why) => {
             let complaint = String::from_utf8_lossy(&answer.stderr);
@@ -134,17 +143,17 @@ fn check(fleet: &Fleet, host: &Host, args: &Args) -> std::result::Result<(), Str
     }
 }
 
-fn text(page: &mut Page, views: &[View], sources: &[Source]) {
+fn text(page: &mut Page, views: &[HealthView], sources: &[Source]) {
     let upper: Vec<String> = sources.iter().map(|source| source.code().to_uppercase()).collect();
     let mut header = vec!["HOST", "HEALTH"];
     header.extend(upper.iter().map(String::as_str));
     header.push("WHY");
     let mut table = Table::new(header);
     for view in views {
-        let mut cells = vec![cell(view.host.as_str()), toned(view.health, view.health.code().to_owned())];
+        let mut cells = vec![cell(view.host.as_str()), health_cell(view.health, view.health.code().to_owned())];
         cells.extend(view.checks.iter().map(|status| {
-            let age = status.age.map_or_else(String::new, |age| format!(" {}", length(age)));
-            toned(status.health, format!("{}{age}", status.health.code()))
+            let age = status.age.map_or_else(String::new, |age| format!(" {}", short_duration(age)));
+            health_cell(status.health, format!("{}{age}", status.health.code()))
         }));
         cells.push(cell(why(&view.checks)));
         table.row(cells);
@@ -167,7 +176,7 @@ fn why(checks: &[Status]) -> String {
     words.collect::<Vec<_>>().join("; ")
 }
 
-fn toned(health: Health, text: String) -> Cell {
+fn health_cell(health: Health, text: String) -> Cell {
     match health {
         Health::Healthy => cell(text).good(),
         Health::Unknown => cell(text).warn(),

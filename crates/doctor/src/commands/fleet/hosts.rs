@@ -7,17 +7,17 @@ use std::{
     time::Duration,
 };
 
-use doctor_backend::ssh::{Host, How, Order, Root};
+use doctor_backend::ssh::{CommandStatus, Host, RemoteCommand, RootAccess};
 use doctor_core::{hostlist, ids::NodeName};
 use doctor_fleet::hostfiles::{BadHostFiles, Difference, HostFiles, HostLine};
 use serde::Serialize;
 
-use super::{Fleet, Reach, trouble};
+use super::{Fleet, HostArgs, failure_text};
 use crate::{
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
-    output::{Page, harmless, plural},
+    output::{Page, plural, sanitize},
 };
 
 /// Write or update `hostfile` and `hostfile-ip`: names and private addresses, one per line, in the same order.
@@ -39,17 +39,17 @@ pub(super) struct Args {
     #[arg(long)]
     check: bool,
     #[command(flatten)]
-    reach: Reach,
+    host_args: HostArgs,
 }
 
 /// Prints the host's name, the connection as its sshd sees it, and all its addresses.
 const SCRIPT: &str = "hostname; echo \"$SSH_CONNECTION\"; hostname -I 2>/dev/null || true";
-const LIMIT: Duration = Duration::from_secs(10);
-const MOST_BYTES: usize = 4096;
+const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
+const MAX_OUTPUT_BYTES: usize = 4096;
 
 /// The result of querying one host.
 #[derive(Debug, Clone, Serialize)]
-struct Asked {
+struct QueriedHost {
     host: NodeName,
     #[serde(flatten)]
     line: HostLine,
@@ -59,11 +59,11 @@ struct Asked {
 }
 
 #[derive(Debug, Serialize)]
-struct View<'a> {
+struct HostFilesView<'a> {
     hostfile: PathBuf,
     hostfile_ip: PathBuf,
     written: bool,
-    hosts: &'a [Asked],
+    hosts: &'a [QueriedHost],
     difference: &'a Difference,
     /// Why the two files do not match each other.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -72,22 +72,22 @@ struct View<'a> {
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
-    let fleet = args.reach.open(context)?;
+    let fleet = args.host_args.open(context)?;
     let files = HostFiles::in_folder(&args.out);
-    refuse_to_lose(&fleet, &files)?;
-    let (old, unsound) = files.read().map_err(failed)?;
-    let mut asked = fleet.on_each("answered", |host| ask(&fleet, host, &old));
-    disbelieve(&fleet, &mut asked);
-    let remarks = tell_apart(&mut asked);
+    check_settings_not_lost(&fleet, &files)?;
+    let (old, unsound) = files.read().map_err(to_failure)?;
+    let mut asked = fleet.for_each_host("answered", |host| query(&fleet, host, &old));
+    drop_conflicting_addresses(&fleet, &mut asked);
+    let remarks = resolve_duplicates(&mut asked);
     let mut lines: Vec<HostLine> = asked.iter().map(|asked| asked.line.clone()).collect();
     // Hosts that were not queried keep their lines.
-    lines.extend(fleet.others.iter().filter_map(|host| known(&fleet, &old, host)));
+    lines.extend(fleet.others.iter().filter_map(|host| find_line(&fleet, &old, host)));
     let difference = match args.check {
         true => files.compare(&lines).map(|(_, difference)| difference),
         false => files.write(&lines),
     };
-    let difference = difference.map_err(failed)?;
-    let view = View {
+    let difference = difference.map_err(to_failure)?;
+    let view = HostFilesView {
         hostfile: files.names,
         hostfile_ip: files.addresses,
         written: !args.check,
@@ -100,13 +100,13 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let silent = asked.iter().any(|asked| asked.silent.is_some());
     let differs = args.check && (!difference.is_empty() || unsound.is_some());
     Ok(match (differs || !remarks.is_empty(), silent) {
-        (true, _) => Exit::Trouble,
+        (true, _) => Exit::ProblemsFound,
         (false, true) => Exit::Unreachable,
         (false, false) => Exit::Ok,
     })
 }
 
-fn failed(error: BadHostFiles) -> Failure {
+fn to_failure(error: BadHostFiles) -> Failure {
     match error {
         BadHostFiles::Read { path, source } => Failure::File { operation: "reading", path, source },
         BadHostFiles::Write { path, source } => Failure::File { operation: "writing", path, source },
@@ -115,7 +115,7 @@ fn failed(error: BadHostFiles) -> Failure {
 }
 
 /// Refuses to overwrite a host file that has connection settings, because the new file would not have them.
-fn refuse_to_lose(fleet: &Fleet, files: &HostFiles) -> Result<()> {
+fn check_settings_not_lost(fleet: &Fleet, files: &HostFiles) -> Result<()> {
     let same = |path: &PathBuf| {
         let (one, other) = (path.canonicalize(), files.names.canonicalize());
         one.is_ok_and(|one| other.is_ok_and(|other| one == other))
@@ -135,26 +135,32 @@ fn refuse_to_lose(fleet: &Fleet, files: &HostFiles) -> Result<()> {
     }
 }
 
-fn ask(fleet: &Fleet, host: &Host, old: &[HostLine]) -> Asked {
-    let order = Order { script: SCRIPT, input: b"", limit: LIMIT, most: MOST_BYTES, root: Root::No };
+fn query(fleet: &Fleet, host: &Host, old: &[HostLine]) -> QueriedHost {
+    let order = RemoteCommand {
+        script: SCRIPT,
+        input: b"",
+        limit: QUERY_TIMEOUT,
+        max_output: MAX_OUTPUT_BYTES,
+        root: RootAccess::No,
+    };
     let answer = fleet.run(host, &order);
-    let silent = match &answer.how {
-        How::Exited(0) => match told(&String::from_utf8_lossy(&answer.stdout)) {
+    let silent = match &answer.status {
+        CommandStatus::Exited(0) => match parse_answer(&String::from_utf8_lossy(&answer.stdout)) {
             Some((name, address)) => {
                 let name = name.unwrap_or_else(|| host.name.clone());
                 let address =
                     address.map_or_else(|| last_known(fleet, host, old).address, |address| address.to_string());
-                return Asked { host: host.name.clone(), line: HostLine { name, address }, silent: None };
+                return QueriedHost { host: host.name.clone(), line: HostLine { name, address }, silent: None };
             }
             None => "its answer could not be parsed".to_owned(),
         },
-        how => trouble(how).unwrap_or_default(),
+        how => failure_text(how).unwrap_or_default(),
     };
-    Asked { host: host.name.clone(), line: last_known(fleet, host, old), silent: Some(harmless(&silent)) }
+    QueriedHost { host: host.name.clone(), line: last_known(fleet, host, old), silent: Some(sanitize(&silent)) }
 }
 
 /// Parses name and address from the answer. Loopback addresses are ignored, because other hosts cannot reach them.
-fn told(text: &str) -> Option<(Option<NodeName>, Option<IpAddr>)> {
+fn parse_answer(text: &str) -> Option<(Option<NodeName>, Option<IpAddr>)> {
     let mut lines = text.lines();
     let name = NodeName::new(lines.next()?.trim()).ok().filter(|name| name.as_str() != "localhost");
     let connection = lines.next()?.split_ascii_whitespace().nth(2).and_then(|word| word.parse::<IpAddr>().ok());
@@ -166,16 +172,16 @@ fn told(text: &str) -> Option<(Option<NodeName>, Option<IpAddr>)> {
 
 /// Finds a host's line in the files: by its listed name, else by its address, because the files hold the host's own
 /// name.
-fn known(fleet: &Fleet, old: &[HostLine], host: &Host) -> Option<HostLine> {
+fn find_line(fleet: &Fleet, old: &[HostLine], host: &Host) -> Option<HostLine> {
     let by = |fits: &dyn Fn(&HostLine) -> bool| old.iter().find(|line| fits(line)).cloned();
     by(&|line| line.name == host.name).or_else(|| {
-        let (listed, address) = place(fleet, host);
+        let (listed, address) = resolve_address(fleet, host);
         by(&|line| line.address == listed || address.is_some_and(|address| line.address == address.to_string()))
     })
 }
 
 /// Returns the host name that OpenSSH would use, and its address if it can be resolved without contacting the host.
-fn place(fleet: &Fleet, host: &Host) -> (String, Option<IpAddr>) {
+fn resolve_address(fleet: &Fleet, host: &Host) -> (String, Option<IpAddr>) {
     let listed = fleet.client.address(host).unwrap_or_else(|| host.name.to_string());
     let resolved = || (listed.as_str(), 22).to_socket_addrs().ok()?.next().map(|address| address.ip());
     let address = listed.parse::<IpAddr>().ok().or_else(resolved);
@@ -184,34 +190,34 @@ fn place(fleet: &Fleet, host: &Host) -> (String, Option<IpAddr>) {
 
 /// Returns the last known line of a host that did not answer.
 fn last_known(fleet: &Fleet, host: &Host, old: &[HostLine]) -> HostLine {
-    let line = known(fleet, old, host);
+    let line = find_line(fleet, old, host);
     // A name in place of the address is not an address.
     match line.filter(|line| line.address != line.name.as_str()) {
         Some(line) => line,
         None => {
-            let (listed, address) = place(fleet, host);
-            let name = known(fleet, old, host).map_or_else(|| host.name.clone(), |line| line.name);
+            let (listed, address) = resolve_address(fleet, host);
+            let name = find_line(fleet, old, host).map_or_else(|| host.name.clone(), |line| line.name);
             HostLine { name, address: address.map_or(listed, |ip| ip.to_string()) }
         }
     }
 }
 
 /// Drops a silent host's recorded address if another host reports it: the two files did not match.
-fn disbelieve(fleet: &Fleet, asked: &mut [Asked]) {
+fn drop_conflicting_addresses(fleet: &Fleet, asked: &mut [QueriedHost]) {
     let taken: Vec<String> =
         asked.iter().filter(|one| one.silent.is_none()).map(|one| one.line.address.clone()).collect();
     for (one, host) in asked.iter_mut().zip(&fleet.hosts) {
         if one.silent.is_some() && taken.contains(&one.line.address) {
-            let (listed, address) = place(fleet, host);
+            let (listed, address) = resolve_address(fleet, host);
             one.line.address = address.map_or(listed, |ip| ip.to_string());
         }
     }
 }
 
 /// Hosts that report the same name keep their listed names, with a remark; a shared address gets a remark too.
-fn tell_apart(asked: &mut [Asked]) -> Vec<String> {
+fn resolve_duplicates(asked: &mut [QueriedHost]) -> Vec<String> {
     let mut remarks = Vec::new();
-    let twice = |key: &dyn Fn(&Asked) -> String, asked: &[Asked]| {
+    let twice = |key: &dyn Fn(&QueriedHost) -> String, asked: &[QueriedHost]| {
         let mut all: BTreeMap<String, Vec<NodeName>> = BTreeMap::new();
         for one in asked {
             all.entry(key(one)).or_default().push(one.host.clone());
@@ -232,7 +238,7 @@ fn tell_apart(asked: &mut [Asked]) -> Vec<String> {
     remarks
 }
 
-fn text(page: &mut Page, view: &View<'_>) {
+fn text(page: &mut Page, view: &HostFilesView<'_>) {
     let Difference { added, removed, moved } = view.difference;
     for line in added {
         page.line(format!("+ {} {}", line.name, line.address));
@@ -243,7 +249,7 @@ fn text(page: &mut Page, view: &View<'_>) {
     for line in moved {
         page.line(format!("~ {} {} -> {}", line.name, line.from, line.to));
     }
-    let silent: Vec<&Asked> = view.hosts.iter().filter(|asked| asked.silent.is_some()).collect();
+    let silent: Vec<&QueriedHost> = view.hosts.iter().filter(|asked| asked.silent.is_some()).collect();
     for asked in &silent {
         let why = asked.silent.as_deref().unwrap_or_default();
         page.line(format!("! {} stays as {} {}: {why}", asked.host, asked.line.name, asked.line.address));
@@ -276,7 +282,8 @@ mod tests {
     #[test]
     fn the_address_is_the_one_by_which_the_host_was_reached() {
         let read = |text: &str| {
-            told(text).map(|(name, address)| (name.map(|name| name.to_string()), address.map(|ip| ip.to_string())))
+            parse_answer(text)
+                .map(|(name, address)| (name.map(|name| name.to_string()), address.map(|ip| ip.to_string())))
         };
         let some = |name: &str, address: &str| Some((Some(name.to_owned()), Some(address.to_owned())));
         assert_eq!(read("n1\n10.0.0.9 50000 10.0.0.4 22\n172.17.0.1 10.0.0.4 \n"), some("n1", "10.0.0.4"));
@@ -289,13 +296,13 @@ mod tests {
 
     #[test]
     fn two_that_say_the_same_are_told_apart() {
-        let asked = |host: &str, name: &str, address: &str| Asked {
+        let asked = |host: &str, name: &str, address: &str| QueriedHost {
             host: NodeName::new(host).unwrap(),
             line: HostLine { name: NodeName::new(name).unwrap(), address: address.to_owned() },
             silent: None,
         };
         let mut all = [asked("a", "image", "10.0.0.1"), asked("b", "image", "10.0.0.2"), asked("c", "c", "10.0.0.2")];
-        let remarks = tell_apart(&mut all);
+        let remarks = resolve_duplicates(&mut all);
         assert_eq!((all[0].line.name.as_str(), all[1].line.name.as_str()), ("a", "b"));
         assert!(
             remarks[0].contains("a,b all report the name image") && remarks[1].contains("b,c have the same address"),

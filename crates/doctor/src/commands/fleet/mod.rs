@@ -14,7 +14,9 @@ mod provision;
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use clap::Subcommand;
-use doctor_backend::ssh::{Answer, Client, Host, HostKeys, How, Order, SshConfig, each, parse_hosts};
+use doctor_backend::ssh::{
+    CommandResult, CommandStatus, Host, HostKeys, RemoteCommand, SshClient, SshConfig, parse_hosts, run_on_each,
+};
 use doctor_core::{
     hostlist::{self, Selector},
     ids::NodeName,
@@ -36,11 +38,11 @@ use progress::Progress;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    what: What,
+    command: FleetCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum FleetCommand {
     Provision(provision::Args),
     Destroy(destroy::Args),
     CloudInit(cloud_init::Args),
@@ -52,22 +54,22 @@ enum What {
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
-    match &args.what {
-        What::Provision(args) => provision::run(context, args),
-        What::Destroy(args) => destroy::run(context, args),
-        What::CloudInit(args) => cloud_init::run(context, args),
-        What::Hosts(args) => hosts::run(context, args),
-        What::Exec(args) => exec::run(context, args),
-        What::Gather(args) => gather::run(context, args),
-        What::Health(args) => health::run(context, args),
-        What::Nccl(args) => nccl::run(context, args),
+    match &args.command {
+        FleetCommand::Provision(args) => provision::run(context, args),
+        FleetCommand::Destroy(args) => destroy::run(context, args),
+        FleetCommand::CloudInit(args) => cloud_init::run(context, args),
+        FleetCommand::Hosts(args) => hosts::run(context, args),
+        FleetCommand::Exec(args) => exec::run(context, args),
+        FleetCommand::Gather(args) => gather::run(context, args),
+        FleetCommand::Health(args) => health::run(context, args),
+        FleetCommand::Nccl(args) => nccl::run(context, args),
     }
 }
 
 /// The options that select hosts and how they are reached.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Hosts")]
-struct Reach {
+struct HostArgs {
     /// Host file, one host or range per line (docs/guide/ssh.md). Default: from [backend.ssh].
     #[arg(long, value_name = "FILE")]
     hostfile: Option<PathBuf>,
@@ -95,17 +97,17 @@ struct Fleet {
     /// Listed hosts that were not selected.
     others: Vec<Host>,
     config: SshConfig,
-    client: Client,
+    client: SshClient,
 }
 
-impl Reach {
+impl HostArgs {
     fn open(&self, context: &Context) -> Result<Fleet> {
         let config = self.config(context)?;
-        let listed = self.listed(&config)?;
-        let (hosts, others) = self.chosen(listed)?;
+        let listed = self.read_hosts(&config)?;
+        let (hosts, others) = self.select(listed)?;
         let client = match &context.config()?.backend {
-            BackendChoice::Ssh(_) => Client::sharing(&config),
-            _ => Client::new(&config),
+            BackendChoice::Ssh(_) => SshClient::with_shared_connections(&config),
+            _ => SshClient::new(&config),
         };
         Ok(Fleet { hosts, others, config, client })
     }
@@ -142,7 +144,7 @@ impl Reach {
         Ok(config)
     }
 
-    fn listed(&self, config: &SshConfig) -> Result<Vec<Host>> {
+    fn read_hosts(&self, config: &SshConfig) -> Result<Vec<Host>> {
         match &self.hostfile {
             // Read here and not by the backend, so that errors name the path given on the command line.
             Some(path) => {
@@ -155,7 +157,7 @@ impl Reach {
     }
 
     /// Splits the list into selected and other hosts, in the order of the list.
-    fn chosen(&self, listed: Vec<Host>) -> Result<(Vec<Host>, Vec<Host>)> {
+    fn select(&self, listed: Vec<Host>) -> Result<(Vec<Host>, Vec<Host>)> {
         for selector in &self.hosts {
             let known = || {
                 let names: Vec<NodeName> = listed.iter().map(|host| host.name.clone()).collect();
@@ -173,7 +175,7 @@ impl Reach {
                     return Err(unknown(selector.to_string()));
                 }
                 Selector::Pattern(_) => {}
-                Selector::Pool(_) | Selector::Life(_) => {
+                Selector::Pool(_) | Selector::State(_) => {
                     let text =
                         format!("`{selector}` is for the controller's nodes; use names, such as node[01-08] or gpu-*");
                     return Err(Failure::Usage(text));
@@ -188,30 +190,30 @@ impl Reach {
 
 impl Fleet {
     /// Runs the work on every host and shows the number of finished hosts on a terminal.
-    fn on_each<T: Send>(&self, what: &'static str, work: impl Fn(&Host) -> T + Sync) -> Vec<T> {
+    fn for_each_host<T: Send>(&self, what: &'static str, work: impl Fn(&Host) -> T + Sync) -> Vec<T> {
         let progress = Progress::new(what, self.hosts.len());
-        each(&self.hosts, self.config.parallel, work, |done| progress.show(done))
+        run_on_each(&self.hosts, self.config.parallel, work, |done| progress.show(done))
     }
 
-    fn run(&self, host: &Host, order: &Order<'_>) -> Answer {
+    fn run(&self, host: &Host, order: &RemoteCommand<'_>) -> CommandResult {
         self.client.run(host, order)
     }
 }
 
 /// Describes why the command failed on a host; `None` if it exited with 0.
-fn trouble(how: &How) -> Option<String> {
+fn failure_text(how: &CommandStatus) -> Option<String> {
     match how {
-        How::Exited(0) => None,
-        How::Exited(code) => Some(format!("exited with {code}")),
-        How::Late { ended: true } => Some("timed out and was terminated".to_owned()),
-        How::Late { ended: false } => Some("timed out; it may still run there".to_owned()),
-        How::NotReached(why) => Some(format!("unreachable: {why}")),
-        How::Lost(why) => Some(format!("connection lost: {why}; it may still run there")),
+        CommandStatus::Exited(0) => None,
+        CommandStatus::Exited(code) => Some(format!("exited with {code}")),
+        CommandStatus::TimedOut { ended: true } => Some("timed out and was terminated".to_owned()),
+        CommandStatus::TimedOut { ended: false } => Some("timed out; it may still run there".to_owned()),
+        CommandStatus::NotStarted(why) => Some(format!("unreachable: {why}")),
+        CommandStatus::ConnectionLost(why) => Some(format!("connection lost: {why}; it may still run there")),
     }
 }
 
 /// Groups hosts with the same value under one name: `node[01-14]`. Groups are in the order of their first host.
-fn folded<K: Ord>(said: impl IntoIterator<Item = (NodeName, K)>) -> Vec<(String, usize, K)> {
+fn group_by_value<K: Ord>(said: impl IntoIterator<Item = (NodeName, K)>) -> Vec<(String, usize, K)> {
     let mut groups: BTreeMap<K, (usize, Vec<NodeName>)> = BTreeMap::new();
     for (place, (host, key)) in said.into_iter().enumerate() {
         groups.entry(key).or_insert_with(|| (place, Vec::new())).1.push(host);
@@ -229,7 +231,7 @@ mod tests {
     fn hosts_that_say_the_same_stand_together_in_the_order_of_the_first() {
         let name = |text: &str| NodeName::new(text).unwrap();
         let said = [("n3", "b"), ("n1", "a"), ("n2", "a"), ("n4", "b"), ("x", "c")];
-        let groups = folded(said.map(|(host, text)| (name(host), text)));
+        let groups = group_by_value(said.map(|(host, text)| (name(host), text)));
         assert_eq!(groups, [("n[3-4]".to_owned(), 2, "b"), ("n[1-2]".to_owned(), 2, "a"), ("x".to_owned(), 1, "c")]);
     }
 }

@@ -6,24 +6,24 @@ use std::{path::PathBuf, sync::Mutex};
 
 use clap::ValueEnum;
 use doctor_backend::ssh::Host;
-use doctor_checks::collective_order::Mode;
+use doctor_checks::collective_params::Mode;
 use doctor_core::{
+    fault_localization::FaultLocation,
     finding::Verdict,
     hostlist::{self, Selector},
     ids::{NodeName, Sku},
     time::Span,
-    trials::Found,
 };
-use doctor_fleet::{nccl::Judged, search::search};
+use doctor_fleet::{nccl::NcclTrialResult, search::search};
 use serde::Serialize;
 
-use self::job::{Job, LeftOut, Ready, prepare};
-use super::{Fleet, Reach, progress::Progress};
+use self::job::{AllReduceJob, ReadyHost, SkippedHost, inspect_hosts};
+use super::{Fleet, HostArgs, progress::Progress};
 use crate::{
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
-    output::{Page, harmless},
+    output::{Page, sanitize},
 };
 
 /// Run an all-reduce over the hosts, check that it is correct and fast enough, and locate the faulty host if not.
@@ -99,7 +99,7 @@ pub(super) struct Args {
     #[arg(long = "set", value_name = "NAME=VALUE", help_heading = "By doctor-node")]
     set: Vec<String>,
     #[command(flatten)]
-    reach: Reach,
+    host_args: HostArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -132,11 +132,11 @@ fn variable(text: &str) -> std::result::Result<(String, String), String> {
 struct TrialView {
     hosts: Vec<NodeName>,
     #[serde(flatten)]
-    judged: Judged,
+    judged: NcclTrialResult,
 }
 
 #[derive(Debug, Serialize)]
-struct View {
+struct NcclView {
     verdict: Verdict,
     limit_bytes_per_s: Option<f64>,
     /// The result of fault localisation; absent if it was not needed.
@@ -145,42 +145,42 @@ struct View {
     at_fault: Vec<NodeName>,
     /// Pairs of hosts that fail together, although each succeeds with others.
     pairs_at_fault: Vec<(NodeName, NodeName)>,
-    left_out: Vec<LeftOut>,
+    left_out: Vec<SkippedHost>,
     trials: Vec<TrialView>,
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
-    let fleet = args.reach.open(context)?;
-    let good = good_ones(&fleet, &args.good)?;
-    let launcher = args.launcher.unwrap_or_else(|| match find(&args.mpirun) {
+    let fleet = args.host_args.open(context)?;
+    let good = select_good_hosts(&fleet, &args.good)?;
+    let launcher = args.launcher.unwrap_or_else(|| match program_exists(&args.mpirun) {
         true => Launcher::Mpirun,
         false => Launcher::DoctorNode,
     });
-    let limits = Limits::of(context, args, &fleet)?;
-    let (ready, mut left_out) = prepare(&fleet, &fleet.hosts, args, launcher);
-    let (good, not_good) = prepare(&fleet, &good, args, launcher);
+    let limits = Limits::load(context, args, &fleet)?;
+    let (ready, mut left_out) = inspect_hosts(&fleet, &fleet.hosts, args, launcher);
+    let (good, not_good) = inspect_hosts(&fleet, &good, args, launcher);
     left_out.extend(not_good);
     if ready.is_empty() {
         let why = left_out.first().map_or_else(String::new, |out| format!("; {}: {}", out.host, out.why));
         return Err(Failure::Unreachable(format!("no host can take part{why}")));
     }
-    let job = Job::new(&fleet, args, launcher, &ready, &good)?;
-    let names = |ready: &[Ready]| ready.iter().map(|ready| ready.host.name.clone()).collect::<Vec<NodeName>>();
+    let job = AllReduceJob::new(&fleet, args, launcher, &ready, &good)?;
+    let names = |ready: &[ReadyHost]| ready.iter().map(|ready| ready.host.name.clone()).collect::<Vec<NodeName>>();
     if args.print {
-        context.out.print(&job.line(&names(&ready)))?;
+        context.out.print(&job.command_line(&names(&ready)))?;
         return Ok(Exit::Ok);
     }
-    let view = tried(&job, args, (&names(&ready), &names(&good)), &limits, left_out);
+    let view = run_trials(&job, args, (&names(&ready), &names(&good)), &limits, left_out);
     context.out.show(&view, |page| text(page, &view))?;
     Ok(match view.verdict {
-        Verdict::Fail => Exit::Trouble,
+        Verdict::Fail => Exit::ProblemsFound,
         Verdict::Pass if view.left_out.is_empty() => Exit::Ok,
         Verdict::Pass | Verdict::Inconclusive | Verdict::NotApplicable => Exit::Unreachable,
     })
 }
 
 /// Whether the program exists, searched for as a shell would.
-fn find(program: &std::path::Path) -> bool {
+fn program_exists(program: &std::path::Path) -> bool {
     if program.components().count() > 1 {
         return program.is_file();
     }
@@ -188,7 +188,7 @@ fn find(program: &std::path::Path) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-fn good_ones(fleet: &Fleet, selectors: &[Selector]) -> Result<Vec<Host>> {
+fn select_good_hosts(fleet: &Fleet, selectors: &[Selector]) -> Result<Vec<Host>> {
     let mut good: Vec<Host> = Vec::new();
     for selector in selectors {
         let meant: Vec<&Host> = fleet.others.iter().filter(|host| selector.matches_name(&host.name)).collect();
@@ -219,7 +219,7 @@ struct Limits {
 }
 
 impl Limits {
-    fn of(context: &Context, args: &Args, fleet: &Fleet) -> Result<Self> {
+    fn load(context: &Context, args: &Args, fleet: &Fleet) -> Result<Self> {
         if let Some(expected) = args.expect {
             return Ok(Self { expected: Some((expected, fleet.hosts.len() > 1)), ..Self::default() });
         }
@@ -235,9 +235,9 @@ impl Limits {
 
     /// Returns the limit for an all-reduce over this many hosts. --expect for several hosts does not apply if only one
     /// takes part.
-    fn over(&self, hosts: usize) -> Option<f64> {
+    fn for_host_count(&self, hosts: usize) -> Option<f64> {
         match self.expected {
-            Some(_) if self.is_for_others(hosts) => None,
+            Some(_) if self.applies_only_between_hosts(hosts) => None,
             Some((expected, _)) => Some(expected),
             None if hosts == 1 => self.within,
             None => self.between,
@@ -245,29 +245,29 @@ impl Limits {
     }
 
     /// Whether --expect describes bandwidth between hosts, but only one takes part.
-    fn is_for_others(&self, hosts: usize) -> bool {
+    fn applies_only_between_hosts(&self, hosts: usize) -> bool {
         hosts == 1 && matches!(self.expected, Some((_, true)))
     }
 }
 
-fn tried(
-    job: &Job<'_>,
+fn run_trials(
+    job: &AllReduceJob<'_>,
     args: &Args,
     (hosts, good): (&[NodeName], &[NodeName]),
     limits: &Limits,
-    left_out: Vec<LeftOut>,
-) -> View {
+    left_out: Vec<SkippedHost>,
+) -> NcclView {
     let progress = Progress::new("tested", hosts.len());
     let trials: Mutex<Vec<TrialView>> = Mutex::default();
     let attempt = |over: &[NodeName]| {
-        let mut judged = job.run(over, limits.over(over.len()));
-        judged.why = match limits.is_for_others(over.len()) && judged.verdict == Verdict::Inconclusive {
+        let mut judged = job.run(over, limits.for_host_count(over.len()));
+        judged.why = match limits.applies_only_between_hosts(over.len()) && judged.verdict == Verdict::Inconclusive {
             true => "only one host takes part, but --expect is for several".to_owned(),
-            false => harmless(&judged.why),
+            false => sanitize(&judged.why),
         };
-        let said = judged.said();
+        let said = judged.trial_outcome();
         let trial = TrialView { hosts: over.to_vec(), judged };
-        progress.say(&line(&trial));
+        progress.print_line(&trial_line(&trial));
         trials.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(trial);
         said
     };
@@ -282,17 +282,17 @@ fn tried(
     let trials = trials.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     let verdict = trials.first().map_or(Verdict::Inconclusive, |trial| trial.judged.verdict);
     let (at_fault, pairs_at_fault) = match (&found, trials.first()) {
-        (Some(Found::Nodes(nodes)), _) => (nodes.clone(), Vec::new()),
-        (Some(Found::Pairs(pairs)), _) => (Vec::new(), pairs.clone()),
+        (Some(FaultLocation::Nodes(nodes)), _) => (nodes.clone(), Vec::new()),
+        (Some(FaultLocation::Pairs(pairs)), _) => (Vec::new(), pairs.clone()),
         (None, Some(trial)) => (trial.judged.named.clone(), Vec::new()),
         _ => (Vec::new(), Vec::new()),
     };
     let found = found.filter(|_| verdict == Verdict::Fail).map(|found| found.to_string());
-    let limit_bytes_per_s = limits.over(hosts.len());
-    View { verdict, limit_bytes_per_s, found, at_fault, pairs_at_fault, left_out, trials }
+    let limit_bytes_per_s = limits.for_host_count(hosts.len());
+    NcclView { verdict, limit_bytes_per_s, found, at_fault, pairs_at_fault, left_out, trials }
 }
 
-fn line(trial: &TrialView) -> String {
+fn trial_line(trial: &TrialView) -> String {
     let TrialView { hosts, judged } = trial;
     let figure = judged.bus_bandwidth_bytes_per_s.map_or_else(String::new, |rate| {
         let bytes = judged.bytes.map_or_else(String::new, |bytes| format!(" at {bytes} bytes"));
@@ -301,9 +301,9 @@ fn line(trial: &TrialView) -> String {
     format!("{}: {}: {figure}{}", hostlist::fold(hosts), judged.verdict, judged.why)
 }
 
-fn text(page: &mut Page, view: &View) {
+fn text(page: &mut Page, view: &NcclView) {
     for trial in &view.trials {
-        page.line(line(trial));
+        page.line(trial_line(trial));
     }
     if let Some(found) = &view.found {
         page.line(found);
@@ -320,12 +320,12 @@ mod tests {
     #[test]
     fn a_limit_between_hosts_is_not_for_one_alone() {
         let profile = Limits { expected: None, between: Some(400.0), within: Some(480.0) };
-        assert_eq!((profile.over(1), profile.over(2)), (Some(480.0), Some(400.0)));
+        assert_eq!((profile.for_host_count(1), profile.for_host_count(2)), (Some(480.0), Some(400.0)));
         let several = Limits { expected: Some((431.0, true)), ..Limits::default() };
-        assert_eq!((several.over(1), several.over(2)), (None, Some(431.0)));
+        assert_eq!((several.for_host_count(1), several.for_host_count(2)), (None, Some(431.0)));
         let alone = Limits { expected: Some((431.0, false)), ..Limits::default() };
         assert_eq!(
-            (alone.over(1), alone.over(2)),
+            (alone.for_host_count(1), alone.for_host_count(2)),
             (Some(431.0), Some(431.0)),
             "a pair with one that is known to be good"
         );

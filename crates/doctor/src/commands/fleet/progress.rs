@@ -5,22 +5,22 @@ use std::io::{self, IsTerminal, Write as _};
 /// A line that is rewritten, and erased on drop.
 #[derive(Debug)]
 pub(super) struct Progress {
-    what: &'static str,
-    all: usize,
+    label: &'static str,
+    total: usize,
     terminal: bool,
 }
 
 impl Progress {
     pub(super) fn new(what: &'static str, all: usize) -> Self {
-        Self { what, all, terminal: io::stderr().is_terminal() }
+        Self { label: what, total: all, terminal: io::stderr().is_terminal() }
     }
 
     pub(super) fn show(&self, done: usize) {
-        self.write(&format!("\r\x1b[K{}: {done} of {} hosts", self.what, self.all));
+        self.write(&format!("\r\x1b[K{}: {done} of {} hosts", self.label, self.total));
     }
 
     /// Prints a permanent line.
-    pub(super) fn say(&self, line: &str) {
+    pub(super) fn print_line(&self, line: &str) {
         self.write(&format!("\r\x1b[K{line}\n"));
     }
 

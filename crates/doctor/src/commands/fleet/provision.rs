@@ -6,8 +6,8 @@ use std::{
 };
 
 use doctor_fleet::{
-    azure::{self, Cluster, Files, Plan, Progress, Provisioned, Seen},
-    hostfiles::write_whole,
+    azure::{self, Cluster, Files, Inventory, Plan, Progress, Provisioned},
+    hostfiles::write_atomically,
 };
 
 use serde_json::json;
@@ -76,12 +76,12 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     }
     let az = args.az.az();
     if args.yes {
-        let made = azure::provision(&cluster, &az, &files, &cloud_init, args.again, &tell)?;
-        let written = write(&cluster, &files, &made)?;
-        show_made(context, &cluster, &made, &files, written)?;
+        let made = azure::provision(&cluster, &az, &files, &cloud_init, args.again, &print_progress)?;
+        let written = write_ssh_files(&cluster, &files, &made)?;
+        show_result(context, &cluster, &made, &files, written)?;
         return Ok(Exit::Ok);
     }
-    let seen = if args.fresh { Seen::default() } else { azure::look(&cluster, &az)? };
+    let seen = if args.fresh { Inventory::default() } else { azure::read_inventory(&cluster, &az)? };
     let plan = azure::plan(&cluster, &seen, &files)?;
     show_plan(context, &cluster, &plan)?;
     if args.plan || plan.is_done() { Ok(Exit::Ok) } else { Err(Failure::NotConfirmed) }
@@ -92,16 +92,16 @@ fn cloud_init(cluster: &Cluster) -> Result<String> {
     let text = read(path)?;
     match azure::check_cloud_init(&text) {
         Ok(()) => Ok(text),
-        Err(azure::CloudInit::Word(error)) => Err(Failure::Cluster { path: path.clone(), error }),
+        Err(azure::CloudInitError::UnknownKey(error)) => Err(Failure::Cluster { path: path.clone(), error }),
         Err(other) => Err(Failure::Usage(format!("{}: {other}", path.display()))),
     }
 }
 
 /// Prints progress to standard error; a failure to write it is ignored.
-fn tell(progress: &Progress<'_>) {
+fn print_progress(progress: &Progress<'_>) {
     let mut err = std::io::stderr().lock();
     let _said = match progress {
-        Progress::Begun { step, number, of } => writeln!(err, "[{number}/{of}] {} {}", step.part.words(), step.name),
+        Progress::Begun { step, number, of } => writeln!(err, "[{number}/{of}] {} {}", step.part.label(), step.name),
         Progress::Done { took, .. } => writeln!(err, "      done in {} s", took.as_secs()),
         Progress::Waiting { why } => writeln!(err, "waiting: {why}"),
     };
@@ -109,11 +109,11 @@ fn tell(progress: &Progress<'_>) {
 
 fn show_plan(context: &Context, cluster: &Cluster, plan: &Plan) -> Result<()> {
     let steps = plan.steps.iter().map(|step| {
-        let calls: Vec<_> = step.calls.iter().map(azure::Call::words).collect();
+        let calls: Vec<_> = step.calls.iter().map(azure::AzCommand::args).collect();
         json!({ "part": step.part, "name": step.name, "need": step.need, "calls": calls })
     });
     let steps = steps.collect::<Vec<_>>();
-    let open = plan.steps.iter().filter(|step| step.need != azure::Need::There).count();
+    let open = plan.steps.iter().filter(|step| step.need != azure::AzureStepState::There).count();
     Ok(context.out.show(&json!({ "cluster": cluster.scale_set, "steps": steps, "notes": plan.notes }), |page| {
         let there = plan.steps.len() - open;
         page.line(format!(
@@ -127,8 +127,8 @@ fn show_plan(context: &Context, cluster: &Cluster, plan: &Plan) -> Result<()> {
             page.line(format!("# {note}"));
         }
         for step in &plan.steps {
-            page.line(format!("# {} {}: {}", step.part.words(), step.name, step.need));
-            let shown = if step.need == azure::Need::There { &[] } else { &step.calls[..] };
+            page.line(format!("# {} {}: {}", step.part.label(), step.name, step.need));
+            let shown = if step.need == azure::AzureStepState::There { &[] } else { &step.calls[..] };
             for call in shown {
                 page.line(call.to_string());
             }
@@ -137,24 +137,28 @@ fn show_plan(context: &Context, cluster: &Cluster, plan: &Plan) -> Result<()> {
 }
 
 /// Writes the files for reaching the cluster from here. Returns whether they were written.
-fn write(cluster: &Cluster, files: &Files, made: &Provisioned) -> Result<bool> {
+fn write_ssh_files(cluster: &Cluster, files: &Files, made: &Provisioned) -> Result<bool> {
     let (Some(hosts), Some((at, port))) = (&made.hosts, &made.head_at) else { return Ok(false) };
     let folder = std::path::absolute(&files.folder).unwrap_or_else(|_| files.folder.clone());
     let known = folder.join("known_hosts");
     let texts = [
-        ("known_hosts", hosts.known_from_outside(at, *port, made.balancer.as_deref())),
+        ("known_hosts", hosts.external_known_hosts(at, *port, made.balancer.as_deref())),
         ("ssh_config", hosts.ssh_config(cluster, at, *port, &known.display().to_string())),
         ("hostfile", hosts.hostfile()),
         ("hostfile-ip", hosts.hostfile_ip()),
     ];
     for (name, text) in texts {
         let path = folder.join(name);
-        write_whole(&path, text.as_bytes()).map_err(|source| Failure::File { operation: "writing", path, source })?;
+        write_atomically(&path, text.as_bytes()).map_err(|source| Failure::File {
+            operation: "writing",
+            path,
+            source,
+        })?;
     }
     Ok(true)
 }
 
-fn show_made(context: &Context, cluster: &Cluster, made: &Provisioned, files: &Files, written: bool) -> Result<()> {
+fn show_result(context: &Context, cluster: &Cluster, made: &Provisioned, files: &Files, written: bool) -> Result<()> {
     let view = json!({
         "cluster": cluster.scale_set, "done": made.done, "nodes": made.nodes, "head": made.head,
         "head_at": made.head_at.as_ref().map(|(at, port)| json!({ "address": at, "port": port })),

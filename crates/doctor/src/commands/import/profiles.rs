@@ -35,7 +35,7 @@ pub(super) struct Args {
 }
 
 #[derive(Debug, Default, Serialize)]
-struct Done {
+struct ProfileImportSummary {
     written: Vec<PathBuf>,
     /// Existing files that differ from the new profile and were kept.
     left: Vec<PathBuf>,
@@ -47,7 +47,7 @@ struct Done {
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
-    let mut done = Done::default();
+    let mut done = ProfileImportSummary::default();
     let make = |source| Failure::File { operation: "creating", path: args.out.clone(), source };
     fs::create_dir_all(&args.out).map_err(make)?;
     for path in &args.files {
@@ -86,10 +86,10 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
         ));
     })?;
     let trouble = !done.skipped.is_empty() || !done.left.is_empty() || done.used == 0;
-    Ok(if trouble { Exit::Trouble } else { Exit::Ok })
+    Ok(if trouble { Exit::ProblemsFound } else { Exit::Ok })
 }
 
-fn write(file: &ProfileFile, out: &Path, force: bool, done: &mut Done) -> Result<()> {
+fn write(file: &ProfileFile, out: &Path, force: bool, done: &mut ProfileImportSummary) -> Result<()> {
     let path = out.join(format!("{}.toml", file.sku));
     let text = toml::to_string(file).map_err(|error| Failure::Other(format!("serialising a profile: {error}")))?;
     let text = format!("# Imported Cluster Doctor profile. Values that are not set here are not checked.\n{text}");

@@ -4,31 +4,32 @@
 use serde_json::json;
 
 use super::{
-    super::tree::{Test, Tree, list, map, words},
-    CLAIM, CONTROLLER, ETC, HOST_PATH, NOTHING_SHARED, POLICY, POSTGRES, PROFILES, SQLITE, labels, metadata, mount,
-    object, volume,
+    super::template::{Template, TemplateCondition, list, map, string_list},
+    CLAIM, CONFIG_DIR, CONTROLLER, HOST_PATH, NO_SHARED_DIRECTORY, POLICY, POSTGRES, PROFILES, SQLITE, labels,
+    metadata, mount, object, volume,
 };
 
 /// Not below [`ETC`]: that is one volume, into which no other can be mounted.
-const ETC_PROFILES: &str = "/etc/cluster-doctor-profiles";
+const PROFILES_DIR: &str = "/etc/cluster-doctor-profiles";
 
-pub(super) fn objects() -> Vec<Tree> {
+pub(super) fn objects() -> Vec<Template> {
     let name = || metadata(CONTROLLER, "controller");
     let selector = || map([("matchLabels", labels("controller"))]);
     let rolling = map([
-        ("type", Tree::from("RollingUpdate")),
+        ("type", Template::from("RollingUpdate")),
         ("rollingUpdate", map([("maxSurge", 1.into()), ("maxUnavailable", 0.into())])),
     ]);
     let spec = map([
-        ("replicas", Tree::from(1).when(SQLITE)),
-        ("replicas", Tree::from(2).when(POSTGRES)),
+        ("replicas", Template::from(1).only_if(SQLITE)),
+        ("replicas", Template::from(2).only_if(POSTGRES)),
         // One node at a time can mount a block volume, so the old controller stops before the new one starts.
-        ("strategy", map([("type", Tree::from("Recreate"))]).when(SQLITE)),
-        ("strategy", rolling.when(POSTGRES)),
+        ("strategy", map([("type", Template::from("Recreate"))]).only_if(SQLITE)),
+        ("strategy", rolling.only_if(POSTGRES)),
         ("selector", selector()),
         ("template", map([("metadata", map([("labels", labels("controller"))])), ("spec", controller_pod())])),
     ]);
-    let port = map([("name", Tree::from("agents")), ("port", Tree::Setting("port")), ("targetPort", "agents".into())]);
+    let port =
+        map([("name", Template::from("agents")), ("port", Template::Setting("port")), ("targetPort", "agents".into())]);
     vec![
         object("apps/v1", "Deployment", name(), vec![("spec", spec)]),
         object(
@@ -47,16 +48,19 @@ pub(super) fn objects() -> Vec<Tree> {
     ]
 }
 
-fn controller_pod() -> Tree {
-    let user = || Tree::Setting("controller.user");
+fn controller_pod() -> Template {
+    let user = || Template::Setting("controller.user");
     let apart = json!({ "podAntiAffinity": { "preferredDuringSchedulingIgnoredDuringExecution": [{ "weight": 100,
         "podAffinityTerm": { "topologyKey": "kubernetes.io/hostname", "labelSelector": { "matchLabels": {
             "app.kubernetes.io/name": "cluster-doctor", "app.kubernetes.io/component": "controller" } } } }] } });
-    let claim = |name: &'static str| map([("claimName", Tree::Setting(name))]);
+    let claim = |name: &'static str| map([("claimName", Template::Setting(name))]);
     let of = |name: &str| map([("configMap", map([("name", name.into())]))]);
     map([
-        ("serviceAccountName", Tree::from(CONTROLLER)),
-        ("imagePullSecrets", Tree::Setting("images.pullSecrets").when(Test::Has("images.pullSecrets"))),
+        ("serviceAccountName", Template::from(CONTROLLER)),
+        (
+            "imagePullSecrets",
+            Template::Setting("images.pullSecrets").only_if(TemplateCondition::IsSet("images.pullSecrets")),
+        ),
         ("terminationGracePeriodSeconds", 60.into()),
         (
             "securityContext",
@@ -69,27 +73,33 @@ fn controller_pod() -> Tree {
                 ("seccompProfile", map([("type", "RuntimeDefault".into())])),
             ]),
         ),
-        ("nodeSelector", Tree::Setting("controller.nodeSelector").when(Test::Has("controller.nodeSelector"))),
-        ("tolerations", Tree::Setting("controller.tolerations").when(Test::Has("controller.tolerations"))),
-        ("affinity", Tree::from(apart).when(POSTGRES)),
+        (
+            "nodeSelector",
+            Template::Setting("controller.nodeSelector").only_if(TemplateCondition::IsSet("controller.nodeSelector")),
+        ),
+        (
+            "tolerations",
+            Template::Setting("controller.tolerations").only_if(TemplateCondition::IsSet("controller.tolerations")),
+        ),
+        ("affinity", Template::from(apart).only_if(POSTGRES)),
         ("containers", list([controller_container()])),
         (
             "volumes",
             list([
                 volume("configuration", "projected", map([("sources", list([of(CONTROLLER), of(POLICY)]))])),
                 volume("profiles", "configMap", map([("name", PROFILES.into())])),
-                volume("data", "persistentVolumeClaim", claim("data.claim")).when(CLAIM),
-                volume("data", "hostPath", map([("path", Tree::Setting("data.hostPath"))])).when(HOST_PATH),
+                volume("data", "persistentVolumeClaim", claim("data.claim")).only_if(CLAIM),
+                volume("data", "hostPath", map([("path", Template::Setting("data.hostPath"))])).only_if(HOST_PATH),
                 // Published copies and logs are not kept: with nothing shared and no store volume they have no place.
-                volume("data", "emptyDir", map([])).when(NOTHING_SHARED).when(POSTGRES),
-                volume("store", "persistentVolumeClaim", claim("store.claim")).when(SQLITE),
+                volume("data", "emptyDir", map([])).only_if(NO_SHARED_DIRECTORY).only_if(POSTGRES),
+                volume("store", "persistentVolumeClaim", claim("store.claim")).only_if(SQLITE),
                 volume("temporary", "emptyDir", map([])),
             ]),
         ),
     ])
 }
 
-fn controller_container() -> Tree {
+fn controller_container() -> Template {
     let probe = |path: &str, period: i64, failures: i64| {
         map([
             ("httpGet", map([("path", path.into()), ("port", "agents".into())])),
@@ -100,39 +110,42 @@ fn controller_container() -> Tree {
     };
     let configured = map([("name", "DOCTOR_CONFIG".into()), ("value", "/etc/cluster-doctor/doctor.toml".into())]);
     let from_secret = map([
-        ("name", Tree::from("DOCTOR_STORE")),
-        ("valueFrom", map([("secretKeyRef", map([("name", Tree::Setting("store.secret")), ("key", "url".into())]))])),
+        ("name", Template::from("DOCTOR_STORE")),
+        (
+            "valueFrom",
+            map([("secretKeyRef", map([("name", Template::Setting("store.secret")), ("key", "url".into())]))]),
+        ),
     ]);
     map([
-        ("name", Tree::from("controller")),
-        ("image", Tree::Setting("images.controller")),
-        ("imagePullPolicy", Tree::Setting("images.pullPolicy")),
-        ("command", words(["doctor", "serve"])),
-        ("env", list([configured, from_secret.when(POSTGRES), Tree::Each("controller.env")])),
-        ("ports", list([map([("name", "agents".into()), ("containerPort", Tree::Setting("port"))])])),
+        ("name", Template::from("controller")),
+        ("image", Template::Setting("images.controller")),
+        ("imagePullPolicy", Template::Setting("images.pullPolicy")),
+        ("command", string_list(["doctor", "serve"])),
+        ("env", list([configured, from_secret.only_if(POSTGRES), Template::ItemsOf("controller.env")])),
+        ("ports", list([map([("name", "agents".into()), ("containerPort", Template::Setting("port"))])])),
         // Schema migrations run before the agent endpoint opens.
         ("startupProbe", probe("/healthz", 5, 120)),
         ("livenessProbe", probe("/healthz", 30, 3)),
         ("readinessProbe", probe("/readyz", 10, 3)),
-        ("resources", Tree::Setting("controller.resources")),
+        ("resources", Template::Setting("controller.resources")),
         (
             "securityContext",
             map([
                 ("allowPrivilegeEscalation", false.into()),
                 ("readOnlyRootFilesystem", true.into()),
-                ("capabilities", map([("drop", words(["ALL"]))])),
+                ("capabilities", map([("drop", string_list(["ALL"]))])),
             ]),
         ),
         (
             "volumeMounts",
             list([
-                mount("configuration", ETC, true),
-                mount("profiles", ETC_PROFILES, true),
-                mount("data", "/data", false).when(CLAIM),
-                mount("data", "/data", false).when(HOST_PATH),
-                mount("data", "/data", false).when(NOTHING_SHARED).when(POSTGRES),
-                beside_the_store().when(NOTHING_SHARED).when(SQLITE),
-                mount("store", "/var/lib/cluster-doctor", false).when(SQLITE),
+                mount("configuration", CONFIG_DIR, true),
+                mount("profiles", PROFILES_DIR, true),
+                mount("data", "/data", false).only_if(CLAIM),
+                mount("data", "/data", false).only_if(HOST_PATH),
+                mount("data", "/data", false).only_if(NO_SHARED_DIRECTORY).only_if(POSTGRES),
+                data_mount_in_store_volume().only_if(NO_SHARED_DIRECTORY).only_if(SQLITE),
+                mount("store", "/var/lib/cluster-doctor", false).only_if(SQLITE),
                 mount("temporary", "/tmp", false),
             ]),
         ),
@@ -140,6 +153,6 @@ fn controller_container() -> Tree {
 }
 
 /// Mounts a directory of the store's volume for published copies and logs, if nothing is shared.
-fn beside_the_store() -> Tree {
-    map([("name", Tree::from("store")), ("mountPath", "/data".into()), ("subPath", "data".into())])
+fn data_mount_in_store_volume() -> Template {
+    map([("name", Template::from("store")), ("mountPath", "/data".into()), ("subPath", "data".into())])
 }

@@ -13,13 +13,13 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use super::{
-    AzureError, Call, Cluster, Mode,
-    seen::{Node, Seen},
+    AzCommand, AzureError, Cluster, Mode,
+    inventory::{Inventory, Node},
 };
 use steps::Planner;
 
 /// The tag of the scale set that records which machines have exchanged keys.
-pub(super) const NOTED: &str = "cluster-doctor-hosts";
+pub(super) const DIGEST_TAG: &str = "cluster-doctor-hosts";
 pub(super) const SSH_RULE: &str = "ssh";
 pub(super) const NAT_RULE: &str = "ssh";
 pub(super) const OUTBOUND_RULE: &str = "out";
@@ -29,7 +29,7 @@ pub(super) const FIRST_PORT: u32 = 50_000;
 /// The part of the cluster that a step is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Part {
+pub enum AzureStepKind {
     Group,
     SecurityGroup,
     SshRule,
@@ -49,7 +49,7 @@ pub enum Part {
     Noted,
 }
 
-impl Part {
+impl AzureStepKind {
     pub const ALL: [Self; 17] = [
         Self::Group,
         Self::SecurityGroup,
@@ -70,7 +70,7 @@ impl Part {
         Self::Noted,
     ];
 
-    pub const fn words(self) -> &'static str {
+    pub const fn label(self) -> &'static str {
         match self {
             Self::Group => "resource group",
             Self::SecurityGroup => "security group",
@@ -96,7 +96,7 @@ impl Part {
 /// The state of a step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "is", content = "why")]
-pub enum Need {
+pub enum AzureStepState {
     There,
     Missing,
     Differs(String),
@@ -106,14 +106,14 @@ pub enum Need {
     Later,
 }
 
-impl Need {
+impl AzureStepState {
     /// Whether the step is to be done now.
     pub const fn is_open(&self) -> bool {
         matches!(self, Self::Missing | Self::Differs(_) | Self::UnderWay(_))
     }
 }
 
-impl fmt::Display for Need {
+impl fmt::Display for AzureStepState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::There => f.write_str("present"),
@@ -127,10 +127,10 @@ impl fmt::Display for Need {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    pub part: Part,
+    pub part: AzureStepKind,
     pub name: String,
-    pub need: Need,
-    pub calls: Vec<Call>,
+    pub need: AzureStepState,
+    pub calls: Vec<AzCommand>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -142,7 +142,7 @@ pub struct Plan {
 
 impl Plan {
     pub fn is_done(&self) -> bool {
-        self.steps.iter().all(|step| step.need == Need::There)
+        self.steps.iter().all(|step| step.need == AzureStepState::There)
     }
 }
 
@@ -184,7 +184,7 @@ impl Names {
 }
 
 /// Returns the head node: the node that has the head's public address already, otherwise the first by address.
-pub(super) fn head<'a>(seen: &'a Seen, names: &Names) -> Option<&'a Node> {
+pub(super) fn head_node<'a>(seen: &'a Inventory, names: &Names) -> Option<&'a Node> {
     let end = format!("/{}", names.head_address).to_ascii_lowercase();
     let chosen = |node: &&Node| node.public.as_ref().is_some_and(|id| id.to_ascii_lowercase().ends_with(&end));
     seen.nodes.iter().find(chosen).or_else(|| seen.nodes.first())
@@ -203,25 +203,25 @@ pub(super) fn digest(cluster: &Cluster, nodes: &[Node], head: &Node) -> String {
 /// Plans the steps.
 ///
 /// # Errors If an existing resource is not ours, has failed, or differs from the file in a way that cannot be changed.
-pub fn plan(cluster: &Cluster, seen: &Seen, files: &Files) -> Result<Plan, AzureError> {
-    let planner = Planner { cluster, seen, files, names: Names::of(cluster) };
+pub fn plan(cluster: &Cluster, seen: &Inventory, files: &Files) -> Result<Plan, AzureError> {
+    let planner = Planner { cluster, inventory: seen, files, names: Names::of(cluster) };
     let mut steps = planner.resources()?;
     steps.extend(planner.machines()?);
     steps.extend(planner.access());
     Ok(Plan { steps, notes: planner.notes() })
 }
 
-pub(super) fn finish(call: Call, cluster: &Cluster) -> Call {
+pub(super) fn with_subscription(call: AzCommand, cluster: &Cluster) -> AzCommand {
     cluster.subscription.iter().fold(call, |call, subscription| call.with("--subscription", subscription)).finished()
 }
 
 /// Returns the call that lists the machines of the scale set.
-pub(super) fn machines_call(cluster: &Cluster) -> Call {
+pub(super) fn machines_call(cluster: &Cluster) -> AzCommand {
     let call = match cluster.mode {
-        Mode::Flexible => Call::new("vm list"),
-        Mode::Uniform => Call::new("vmss list-instances").with("--name", &cluster.scale_set),
+        Mode::Flexible => AzCommand::new("vm list"),
+        Mode::Uniform => AzCommand::new("vmss list-instances").with("--name", &cluster.scale_set),
     };
-    finish(call.with("--resource-group", &cluster.resource_group), cluster)
+    with_subscription(call.with("--resource-group", &cluster.resource_group), cluster)
 }
 
 #[cfg(test)]

@@ -1,18 +1,18 @@
 //! The steps: for each part of the cluster, whether it exists, and the call that creates or changes it.
 
 use super::{
-    FIRST_PORT, Files, NAT_RULE, NOTED, Names, Need, OUTBOUND_RULE, Part, SSH_RULE, Step, digest, finish, head,
-    machines_call,
+    AzureStepKind, AzureStepState, DIGEST_TAG, FIRST_PORT, Files, NAT_RULE, Names, OUTBOUND_RULE, SSH_RULE, Step,
+    digest, head_node, machines_call, with_subscription,
 };
 use crate::azure::{
-    AzureError, Call, Cluster, Mode, TAG,
-    seen::{Kind, Node, Owner, ScaleSet, Seen, State},
+    AzCommand, AzureError, Cluster, Mode, TAG,
+    inventory::{Inventory, Node, Owner, ResourceKind, ScaleSet, State},
 };
 
 const FRONTEND: &str = "front";
 const POOL: &str = "nodes";
 /// Azure's default number of ports, which leaves room for growth.
-const FEWEST_PORTS: u32 = 120;
+const MIN_PORTS: u32 = 120;
 /// Placeholders in a plan for machines that do not exist yet.
 const ANY_NODE: &str = "<each node>";
 const THE_HEAD: &str = "<head node>";
@@ -20,7 +20,7 @@ const THE_HEAD: &str = "<head node>";
 /// The inputs of a plan.
 pub(super) struct Planner<'a> {
     pub(super) cluster: &'a Cluster,
-    pub(super) seen: &'a Seen,
+    pub(super) inventory: &'a Inventory,
     pub(super) files: &'a Files,
     pub(super) names: Names,
 }
@@ -33,14 +33,14 @@ enum Shared {
 }
 
 impl Planner<'_> {
-    fn call(&self, command: &str) -> Call {
-        Call::new(command)
+    fn command(&self, command: &str) -> AzCommand {
+        AzCommand::new(command)
     }
 
     /// Adds the resource group, and the subscription if one is set.
-    fn in_group(&self, call: Call) -> Call {
+    fn in_group(&self, call: AzCommand) -> AzCommand {
         let call = call.with("--resource-group", &self.cluster.resource_group);
-        finish(call, self.cluster)
+        with_subscription(call, self.cluster)
     }
 
     fn tags(&self) -> Vec<String> {
@@ -49,69 +49,84 @@ impl Planner<'_> {
     }
 
     /// Starts a call that creates a named resource.
-    fn make(&self, command: &str, name: &str) -> Call {
-        self.call(command)
+    fn create_command(&self, command: &str, name: &str) -> AzCommand {
+        self.command(command)
             .with("--name", name)
             .with("--location", &self.cluster.location)
             .with_all("--tags", self.tags())
     }
 
-    fn there(&self, kind: &Kind, shown: &'static str, name: &str, shared: Shared) -> Result<Need, AzureError> {
-        match self.seen.find(kind, name).map(|resource| resource.owner) {
-            None => Ok(Need::Missing),
+    fn owned_resource(
+        &self,
+        kind: &ResourceKind,
+        shown: &'static str,
+        name: &str,
+        shared: Shared,
+    ) -> Result<AzureStepState, AzureError> {
+        match self.inventory.find(kind, name).map(|resource| resource.owner) {
+            None => Ok(AzureStepState::Missing),
             Some(Owner::Others) if shared == Shared::No => {
                 Err(AzureError::NotOurs { kind: shown, name: name.to_owned() })
             }
-            Some(_) => Ok(Need::There),
+            Some(_) => Ok(AzureStepState::There),
         }
     }
 
-    fn step(part: Part, name: &str, need: Need, call: Call) -> Step {
+    fn step(part: AzureStepKind, name: &str, need: AzureStepState, call: AzCommand) -> Step {
         Step { part, name: name.to_owned(), need, calls: vec![call] }
     }
 
     pub(super) fn resources(&self) -> Result<Vec<Step>, AzureError> {
         let (cluster, names) = (self.cluster, &self.names);
-        let group = match self.seen.group {
-            Some(_) => Need::There,
-            None => Need::Missing,
+        let group = match self.inventory.group {
+            Some(_) => AzureStepState::There,
+            None => AzureStepState::Missing,
         };
-        let make = finish(self.make("group create", &cluster.resource_group), cluster);
-        let mut steps = vec![Self::step(Part::Group, &cluster.resource_group, group, make)];
-        let mut add = |part, kind: Kind, name: &str, shared, call: Call| -> Result<(), AzureError> {
-            let need = self.there(&kind, part_kind(&kind), name, shared)?;
+        let make = with_subscription(self.create_command("group create", &cluster.resource_group), cluster);
+        let mut steps = vec![Self::step(AzureStepKind::Group, &cluster.resource_group, group, make)];
+        let mut add = |part, kind: ResourceKind, name: &str, shared, call: AzCommand| -> Result<(), AzureError> {
+            let need = self.owned_resource(&kind, part_kind(&kind), name, shared)?;
             steps.push(Self::step(part, name, need, self.in_group(call)));
             Ok(())
         };
         let name = &names.security_group;
-        add(Part::SecurityGroup, Kind::SecurityGroup, name, Shared::No, self.make("network nsg create", name))?;
+        add(
+            AzureStepKind::SecurityGroup,
+            ResourceKind::SecurityGroup,
+            name,
+            Shared::No,
+            self.create_command("network nsg create", name),
+        )?;
         let name = &cluster.network.vnet;
         if cluster.network.subnet_id.is_none() {
-            let call = self.make("network vnet create", name).with("--address-prefixes", &cluster.network.addresses);
+            let call =
+                self.create_command("network vnet create", name).with("--address-prefixes", &cluster.network.addresses);
             let call = call
                 .with("--subnet-name", &cluster.network.subnet)
                 .with("--subnet-prefixes", &cluster.network.addresses);
-            add(Part::Network, Kind::Network, name, Shared::Yes, call)?;
+            add(AzureStepKind::Network, ResourceKind::Network, name, Shared::Yes, call)?;
         }
         if let Some(name) = &cluster.placement_group {
-            let call = self.make("ppg create", name).with("--type", "Standard");
-            add(Part::PlacementGroup, Kind::PlacementGroup, name, Shared::Yes, call)?;
+            let call = self.create_command("ppg create", name).with("--type", "Standard");
+            add(AzureStepKind::PlacementGroup, ResourceKind::PlacementGroup, name, Shared::Yes, call)?;
         }
         let address = |name: &str| {
-            self.make("network public-ip create", name).with("--sku", "Standard").with("--allocation-method", "Static")
+            self.create_command("network public-ip create", name)
+                .with("--sku", "Standard")
+                .with("--allocation-method", "Static")
         };
         let name = &names.balancer_address;
-        add(Part::BalancerAddress, Kind::PublicAddress, name, Shared::No, address(name))?;
+        add(AzureStepKind::BalancerAddress, ResourceKind::PublicAddress, name, Shared::No, address(name))?;
         let name = &names.balancer;
         let call = self
-            .make("network lb create", name)
+            .create_command("network lb create", name)
             .with("--sku", "Standard")
             .with("--public-ip-address", &names.balancer_address);
         let call = call.with("--frontend-ip-name", FRONTEND).with("--backend-pool-name", POOL);
-        add(Part::Balancer, Kind::Balancer, name, Shared::No, call)?;
+        add(AzureStepKind::Balancer, ResourceKind::Balancer, name, Shared::No, call)?;
         if cluster.head_address {
             let name = &names.head_address;
-            add(Part::HeadAddress, Kind::PublicAddress, name, Shared::No, address(name))?;
+            add(AzureStepKind::HeadAddress, ResourceKind::PublicAddress, name, Shared::No, address(name))?;
         }
         steps.extend([self.ssh_rule(), self.nat_rule(), self.outbound_rule()]);
         steps.sort_by_key(|step| step.part);
@@ -121,13 +136,13 @@ impl Planner<'_> {
     fn ssh_rule(&self) -> Step {
         let mut wanted = self.cluster.network.ssh_from.clone();
         wanted.sort_unstable();
-        let need = match &self.seen.ssh_from {
-            None => Need::Missing,
-            Some(from) if *from == wanted => Need::There,
-            Some(from) => Need::Differs(format!("from {}", from.join(", "))),
+        let need = match &self.inventory.ssh_from {
+            None => AzureStepState::Missing,
+            Some(from) if *from == wanted => AzureStepState::There,
+            Some(from) => AzureStepState::Differs(format!("from {}", from.join(", "))),
         };
         let call = self
-            .call("network nsg rule create")
+            .command("network nsg rule create")
             .with("--nsg-name", &self.names.security_group)
             .with("--name", SSH_RULE);
         let call = call
@@ -137,65 +152,65 @@ impl Planner<'_> {
             .with("--protocol", "Tcp");
         let call =
             call.with_all("--source-address-prefixes", wanted.iter().cloned()).with("--destination-port-ranges", "22");
-        Self::step(Part::SshRule, &wanted.join(", "), need, self.in_group(call))
+        Self::step(AzureStepKind::SshRule, &wanted.join(", "), need, self.in_group(call))
     }
 
     fn nat_rule(&self) -> Step {
-        let last = FIRST_PORT + FEWEST_PORTS.max(self.cluster.count * 2) - 1;
-        let need = match self.seen.balancer.nat {
-            None => Need::Missing,
-            Some((first, last)) if last.saturating_sub(first) + 1 >= self.cluster.count => Need::There,
-            Some((first, last)) => Need::Differs(format!("ports {first} to {last} are too few")),
+        let last = FIRST_PORT + MIN_PORTS.max(self.cluster.count * 2) - 1;
+        let need = match self.inventory.balancer.nat {
+            None => AzureStepState::Missing,
+            Some((first, last)) if last.saturating_sub(first) + 1 >= self.cluster.count => AzureStepState::There,
+            Some((first, last)) => AzureStepState::Differs(format!("ports {first} to {last} are too few")),
         };
         let call = self
-            .call("network lb inbound-nat-rule create")
+            .command("network lb inbound-nat-rule create")
             .with("--lb-name", &self.names.balancer)
             .with("--name", NAT_RULE);
         let call = call.with("--protocol", "Tcp").with("--frontend-ip", FRONTEND).with("--backend-address-pool", POOL);
         let call = call.with("--frontend-port-range-start", FIRST_PORT.to_string());
         let call = call.with("--frontend-port-range-end", last.to_string()).with("--backend-port", "22");
-        Self::step(Part::NatRule, &format!("{FIRST_PORT} to {last}"), need, self.in_group(call))
+        Self::step(AzureStepKind::NatRule, &format!("{FIRST_PORT} to {last}"), need, self.in_group(call))
     }
 
     /// Without this rule, machines behind the load balancer have no outbound connectivity, not even to package
     /// archives.
     fn outbound_rule(&self) -> Step {
-        let need = if self.seen.balancer.outbound { Need::There } else { Need::Missing };
+        let need = if self.inventory.balancer.outbound { AzureStepState::There } else { AzureStepState::Missing };
         let call = self
-            .call("network lb outbound-rule create")
+            .command("network lb outbound-rule create")
             .with("--lb-name", &self.names.balancer)
             .with("--name", OUTBOUND_RULE);
         let call = call.with("--frontend-ip-configs", FRONTEND).with("--address-pool", POOL).with("--protocol", "All");
-        Self::step(Part::OutboundRule, OUTBOUND_RULE, need, self.in_group(call))
+        Self::step(AzureStepKind::OutboundRule, OUTBOUND_RULE, need, self.in_group(call))
     }
 
     pub(super) fn machines(&self) -> Result<Vec<Step>, AzureError> {
         let cluster = self.cluster;
         let name = &cluster.scale_set;
-        self.there(&Kind::ScaleSet, "scale set", name, Shared::No)?;
-        let (need, call) = match &self.seen.scale_set {
-            None => (Need::Missing, self.create()),
-            Some(found) => self.existing(found)?,
+        self.owned_resource(&ResourceKind::ScaleSet, "scale set", name, Shared::No)?;
+        let (need, call) = match &self.inventory.scale_set {
+            None => (AzureStepState::Missing, self.create_scale_set()),
+            Some(found) => self.existing_scale_set(found)?,
         };
-        let set = Self::step(Part::ScaleSet, name, need, self.in_group(call));
-        if let Some(failed) = self.seen.nodes.iter().find(|node| node.state == State::Failed) {
+        let set = Self::step(AzureStepKind::ScaleSet, name, need, self.in_group(call));
+        if let Some(failed) = self.inventory.nodes.iter().find(|node| node.state == State::Failed) {
             return Err(AzureError::Failed { kind: "machine", name: failed.host.clone(), state: "Failed".to_owned() });
         }
-        let ready = self.seen.nodes.iter().filter(|node| node.state == State::Done).count();
-        let need = match (&self.seen.scale_set, ready) {
-            (None, _) => Need::Later,
+        let ready = self.inventory.nodes.iter().filter(|node| node.state == State::Succeeded).count();
+        let need = match (&self.inventory.scale_set, ready) {
+            (None, _) => AzureStepState::Later,
             (Some(set), ready) if ready >= usize::try_from(set.capacity.min(cluster.count)).unwrap_or(usize::MAX) => {
-                Need::There
+                AzureStepState::There
             }
-            (Some(set), ready) => Need::UnderWay(format!("{ready} of {} are ready", set.capacity)),
+            (Some(set), ready) => AzureStepState::UnderWay(format!("{ready} of {} are ready", set.capacity)),
         };
         let list = machines_call(cluster);
-        Ok(vec![set, Self::step(Part::Machines, &cluster.count.to_string(), need, list)])
+        Ok(vec![set, Self::step(AzureStepKind::Machines, &cluster.count.to_string(), need, list)])
     }
 
-    fn existing(&self, found: &ScaleSet) -> Result<(Need, Call), AzureError> {
+    fn existing_scale_set(&self, found: &ScaleSet) -> Result<(AzureStepState, AzCommand), AzureError> {
         let cluster = self.cluster;
-        let other = |is: &str, wanted: &str| AzureError::Other {
+        let other = |is: &str, wanted: &str| AzureError::Mismatch {
             kind: "scale set",
             name: cluster.scale_set.clone(),
             is: is.to_owned(),
@@ -209,7 +224,7 @@ impl Planner<'_> {
         }
         let wait = || {
             let timeout = cluster.limits.create.secs().max(60).to_string();
-            let call = self.call("vmss wait").with("--name", &cluster.scale_set).flag("--updated");
+            let call = self.command("vmss wait").with("--name", &cluster.scale_set).flag("--updated");
             call.with("--interval", "10").with("--timeout", timeout)
         };
         match &found.state {
@@ -218,19 +233,20 @@ impl Planner<'_> {
                 name: cluster.scale_set.clone(),
                 state: "Failed".to_owned(),
             }),
-            State::UnderWay(state) => Ok((Need::UnderWay(state.clone()), wait())),
-            State::Done if found.capacity < cluster.count => {
-                let call = self.call("vmss scale").with("--name", &cluster.scale_set);
+            State::InProgress(state) => Ok((AzureStepState::UnderWay(state.clone()), wait())),
+            State::Succeeded if found.capacity < cluster.count => {
+                let call = self.command("vmss scale").with("--name", &cluster.scale_set);
                 let call = call.with("--new-capacity", cluster.count.to_string());
-                Ok((Need::Differs(format!("{} machines of {}", found.capacity, cluster.count)), call))
+                Ok((AzureStepState::Differs(format!("{} machines of {}", found.capacity, cluster.count)), call))
             }
-            State::Done => Ok((Need::There, wait())),
+            State::Succeeded => Ok((AzureStepState::There, wait())),
         }
     }
 
-    fn create(&self) -> Call {
+    fn create_scale_set(&self) -> AzCommand {
         let (cluster, names) = (self.cluster, &self.names);
-        let call = self.make("vmss create", &cluster.scale_set).with("--orchestration-mode", cluster.mode.word());
+        let call =
+            self.create_command("vmss create", &cluster.scale_set).with("--orchestration-mode", cluster.mode.word());
         let call = match cluster.mode {
             Mode::Flexible => call.with("--single-placement-group", "false"),
             Mode::Uniform => call.with("--single-placement-group", "true").flag("--disable-overprovision"),
@@ -262,49 +278,50 @@ impl Planner<'_> {
     /// Plans the public address of the head node and the exchange of keys.
     pub(super) fn access(&self) -> Vec<Step> {
         let (cluster, names) = (self.cluster, &self.names);
-        let head = head(self.seen, names);
+        let head = head_node(self.inventory, names);
         let wanted = usize::try_from(cluster.count).unwrap_or(usize::MAX);
-        let ready = self.seen.nodes.iter().filter(|node| node.state == State::Done).count() >= wanted;
+        let ready = self.inventory.nodes.iter().filter(|node| node.state == State::Succeeded).count() >= wanted;
         let mut steps = Vec::new();
         if cluster.head_address {
             let attached = head.is_some_and(|head| head.public.is_some());
-            let need = if attached { Need::There } else { later_unless(ready) };
+            let need = if attached { AzureStepState::There } else { later_unless(ready) };
             let of = |what: fn(&Node) -> &String| head.map_or(THE_HEAD.to_owned(), |head| what(head).clone());
-            let call = self.call("network nic ip-config update").with("--nic-name", of(|node| &node.nic));
+            let call = self.command("network nic ip-config update").with("--nic-name", of(|node| &node.nic));
             let call = call.with("--name", of(|node| &node.ip_config)).with("--public-ip-address", &names.head_address);
-            steps.push(Self::step(Part::HeadNic, &of(|node| &node.host), need, self.in_group(call)));
+            steps.push(Self::step(AzureStepKind::HeadNic, &of(|node| &node.host), need, self.in_group(call)));
         }
-        let digest = head.map(|head| digest(cluster, &self.seen.nodes, head));
-        let noted = self.seen.scale_set.as_ref().and_then(|set| set.noted.as_ref());
+        let digest = head.map(|head| digest(cluster, &self.inventory.nodes, head));
+        let noted = self.inventory.scale_set.as_ref().and_then(|set| set.digest.as_ref());
         let need = match digest.is_some() && digest.as_ref() == noted {
-            true => Need::There,
+            true => AzureStepState::There,
             false => later_unless(ready),
         };
         let head_machine = head.map_or(THE_HEAD, |head| head.machine.as_str());
         let head_host = head.map_or(THE_HEAD, |head| head.host.as_str());
-        let run = |machine: &str, file: &str| self.run(machine, file);
-        let each: Vec<Call> = match self.seen.nodes.is_empty() {
+        let run = |machine: &str, file: &str| self.run_script(machine, file);
+        let each: Vec<AzCommand> = match self.inventory.nodes.is_empty() {
             true => vec![run(ANY_NODE, Files::TRUST)],
-            false => self.seen.nodes.iter().map(|node| run(&node.machine, Files::TRUST)).collect(),
+            false => self.inventory.nodes.iter().map(|node| run(&node.machine, Files::TRUST)).collect(),
         };
-        let set = self.seen.scale_set.as_ref().map_or("<scale set>", |set| set.id.as_str());
-        let note = self.call("tag update").with("--resource-id", set).with("--operation", "Merge");
-        let note = note.with("--tags", format!("{NOTED}={}", digest.as_deref().unwrap_or("<digest of the nodes>")));
+        let set = self.inventory.scale_set.as_ref().map_or("<scale set>", |set| set.id.as_str());
+        let note = self.command("tag update").with("--resource-id", set).with("--operation", "Merge");
+        let note =
+            note.with("--tags", format!("{DIGEST_TAG}={}", digest.as_deref().unwrap_or("<digest of the nodes>")));
         steps.extend([
-            Self::step(Part::HeadKey, head_host, need.clone(), run(head_machine, Files::HEAD_KEY)),
-            Step { part: Part::Trust, name: cluster.count.to_string(), need: need.clone(), calls: each },
-            Self::step(Part::HeadFiles, head_host, need.clone(), run(head_machine, Files::HEAD_FILES)),
-            Self::step(Part::Noted, NOTED, need, finish(note, cluster)),
+            Self::step(AzureStepKind::HeadKey, head_host, need.clone(), run(head_machine, Files::HEAD_KEY)),
+            Step { part: AzureStepKind::Trust, name: cluster.count.to_string(), need: need.clone(), calls: each },
+            Self::step(AzureStepKind::HeadFiles, head_host, need.clone(), run(head_machine, Files::HEAD_FILES)),
+            Self::step(AzureStepKind::Noted, DIGEST_TAG, need, with_subscription(note, cluster)),
         ]);
         steps
     }
 
     /// Returns the call that runs a script on a machine through Azure.
-    fn run(&self, machine: &str, file: &str) -> Call {
+    fn run_script(&self, machine: &str, file: &str) -> AzCommand {
         let call = match self.cluster.mode {
-            Mode::Flexible => self.call("vm run-command invoke").with("--name", machine),
+            Mode::Flexible => self.command("vm run-command invoke").with("--name", machine),
             Mode::Uniform => self
-                .call("vmss run-command invoke")
+                .command("vmss run-command invoke")
                 .with("--name", &self.cluster.scale_set)
                 .with("--instance-id", machine),
         };
@@ -323,13 +340,13 @@ impl Planner<'_> {
                 "Machines of a Uniform scale set have no public addresses: all are reached through the load balancer, from port {FIRST_PORT} on."
             ));
         }
-        if self.seen.group == Some(Owner::Others) {
+        if self.inventory.group == Some(Owner::Others) {
             notes.push(format!(
                 "The resource group {} existed before: it is used, and `destroy` keeps it.",
                 cluster.resource_group
             ));
         }
-        if let Some(set) = self.seen.scale_set.as_ref().filter(|set| set.capacity > cluster.count) {
+        if let Some(set) = self.inventory.scale_set.as_ref().filter(|set| set.capacity > cluster.count) {
             let text = format!(
                 "The scale set has {} machines, but the file says {}; remove the extra machines in Azure.",
                 set.capacity, cluster.count
@@ -346,19 +363,19 @@ impl Planner<'_> {
     }
 }
 
-const fn later_unless(ready: bool) -> Need {
-    if ready { Need::Missing } else { Need::Later }
+const fn later_unless(ready: bool) -> AzureStepState {
+    if ready { AzureStepState::Missing } else { AzureStepState::Later }
 }
 
 /// Returns the name of a kind for errors.
-fn part_kind(kind: &Kind) -> &'static str {
+fn part_kind(kind: &ResourceKind) -> &'static str {
     match kind {
-        Kind::ScaleSet => "scale set",
-        Kind::PublicAddress => "public address",
-        Kind::Balancer => "load balancer",
-        Kind::Network => "virtual network",
-        Kind::SecurityGroup => "security group",
-        Kind::PlacementGroup => "proximity placement group",
-        Kind::Other(_) => "resource",
+        ResourceKind::ScaleSet => "scale set",
+        ResourceKind::PublicAddress => "public address",
+        ResourceKind::Balancer => "load balancer",
+        ResourceKind::Network => "virtual network",
+        ResourceKind::SecurityGroup => "security group",
+        ResourceKind::PlacementGroup => "proximity placement group",
+        ResourceKind::Other(_) => "resource",
     }
 }

@@ -5,8 +5,8 @@ use std::net::Ipv4Addr;
 use super::*;
 use crate::azure::{
     cluster::tests::{SMALL, read},
-    destroy::{Removals, removal},
-    seen::{Balancer, Kind, Owner, Resource, ScaleSet, State},
+    destroy::{Removals, plan_removal},
+    inventory::{Balancer, Owner, Resource, ResourceKind, ScaleSet, State},
 };
 
 fn files() -> Files {
@@ -22,23 +22,23 @@ fn node(number: u8) -> Node {
         ip_config: "ipconfig".to_owned(),
         public: None,
         identity: format!("id-{number}"),
-        state: State::Done,
+        state: State::Succeeded,
     }
 }
 
 /// All resources of the small cluster, before the exchange of keys.
-fn made(cluster: &Cluster) -> Seen {
+fn made(cluster: &Cluster) -> Inventory {
     let names = Names::of(cluster);
     let ours = |kind, name: &str| Resource { kind, name: name.to_owned(), owner: Owner::Ours };
-    Seen {
+    Inventory {
         group: Some(Owner::Ours),
         resources: vec![
-            ours(Kind::SecurityGroup, &names.security_group),
-            ours(Kind::Network, &cluster.network.vnet),
-            ours(Kind::PublicAddress, &names.balancer_address),
-            ours(Kind::PublicAddress, &names.head_address),
-            ours(Kind::Balancer, &names.balancer),
-            ours(Kind::ScaleSet, &cluster.scale_set),
+            ours(ResourceKind::SecurityGroup, &names.security_group),
+            ours(ResourceKind::Network, &cluster.network.vnet),
+            ours(ResourceKind::PublicAddress, &names.balancer_address),
+            ours(ResourceKind::PublicAddress, &names.head_address),
+            ours(ResourceKind::Balancer, &names.balancer),
+            ours(ResourceKind::ScaleSet, &cluster.scale_set),
         ],
         ssh_from: Some(cluster.network.ssh_from.clone()),
         balancer: Balancer { nat: Some((50_000, 50_119)), outbound: true },
@@ -47,28 +47,28 @@ fn made(cluster: &Cluster) -> Seen {
             mode: cluster.mode,
             sku: cluster.sku.clone(),
             capacity: cluster.count,
-            state: State::Done,
-            noted: None,
+            state: State::Succeeded,
+            digest: None,
         }),
         nodes: vec![node(4), node(5)],
     }
 }
 
-fn open(plan: &Plan) -> Vec<Part> {
+fn open(plan: &Plan) -> Vec<AzureStepKind> {
     plan.steps.iter().filter(|step| step.need.is_open()).map(|step| step.part).collect()
 }
 
 #[test]
 fn steps_are_in_their_order_and_each_part_has_words() {
     let cluster = read(&SMALL.replace("[network]", "placement_group = \"near\"\n[network]")).unwrap();
-    let plan = plan(&cluster, &Seen::default(), &files()).unwrap();
-    let parts: Vec<Part> = plan.steps.iter().map(|step| step.part).collect();
-    assert_eq!(parts, Part::ALL);
-    let mut words: Vec<&str> = Part::ALL.iter().map(|part| part.words()).collect();
+    let plan = plan(&cluster, &Inventory::default(), &files()).unwrap();
+    let parts: Vec<AzureStepKind> = plan.steps.iter().map(|step| step.part).collect();
+    assert_eq!(parts, AzureStepKind::ALL);
+    let mut words: Vec<&str> = AzureStepKind::ALL.iter().map(|part| part.label()).collect();
     words.sort_unstable();
     words.dedup();
-    assert_eq!(words.len(), Part::ALL.len());
-    assert!(plan.steps.iter().all(|step| step.need != Need::There && !step.calls.is_empty()));
+    assert_eq!(words.len(), AzureStepKind::ALL.len());
+    assert!(plan.steps.iter().all(|step| step.need != AzureStepState::There && !step.calls.is_empty()));
 }
 
 #[test]
@@ -76,21 +76,33 @@ fn what_is_there_is_not_made_again_and_keys_are_exchanged_until_it_is_noted() {
     let cluster = read(SMALL).unwrap();
     let mut seen = made(&cluster);
     let first = plan(&cluster, &seen, &files()).unwrap();
-    assert_eq!(open(&first), [Part::HeadNic, Part::HeadKey, Part::Trust, Part::HeadFiles, Part::Noted]);
-    let trust = first.steps.iter().find(|step| step.part == Part::Trust).unwrap();
+    assert_eq!(
+        open(&first),
+        [
+            AzureStepKind::HeadNic,
+            AzureStepKind::HeadKey,
+            AzureStepKind::Trust,
+            AzureStepKind::HeadFiles,
+            AzureStepKind::Noted
+        ]
+    );
+    let trust = first.steps.iter().find(|step| step.part == AzureStepKind::Trust).unwrap();
     assert_eq!(trust.calls.len(), 2);
 
     seen.nodes[0].public = Some("/subscriptions/s/publicIPAddresses/VMSS-head-ip".to_owned());
     let noted = digest(&cluster, &seen.nodes, &seen.nodes[0]);
-    seen.scale_set.as_mut().unwrap().noted = Some(noted);
+    seen.scale_set.as_mut().unwrap().digest = Some(noted);
     let done = plan(&cluster, &seen, &files()).unwrap();
     assert!(done.is_done(), "{:?}", open(&done));
 
     // A new machine under the same name has other keys.
     seen.nodes[1].identity = "another".to_owned();
     let again = plan(&cluster, &seen, &files()).unwrap();
-    assert_eq!(open(&again), [Part::HeadKey, Part::Trust, Part::HeadFiles, Part::Noted]);
-    seen.forget_keys();
+    assert_eq!(
+        open(&again),
+        [AzureStepKind::HeadKey, AzureStepKind::Trust, AzureStepKind::HeadFiles, AzureStepKind::Noted]
+    );
+    seen.reset_digest();
     assert!(!plan(&cluster, &seen, &files()).unwrap().is_done());
 }
 
@@ -103,9 +115,12 @@ fn what_differs_is_changed_and_what_cannot_be_is_refused() {
     seen.scale_set.as_mut().unwrap().capacity = 1;
     seen.nodes.truncate(1);
     let parts = open(&plan(&cluster, &seen, &files()).unwrap());
-    assert_eq!(parts, [Part::SshRule, Part::NatRule, Part::OutboundRule, Part::ScaleSet]);
+    assert_eq!(
+        parts,
+        [AzureStepKind::SshRule, AzureStepKind::NatRule, AzureStepKind::OutboundRule, AzureStepKind::ScaleSet]
+    );
 
-    let refused = |change: &dyn Fn(&mut Seen)| {
+    let refused = |change: &dyn Fn(&mut Inventory)| {
         let mut seen = made(&cluster);
         change(&mut seen);
         plan(&cluster, &seen, &files()).unwrap_err().to_string()
@@ -122,21 +137,25 @@ fn what_differs_is_changed_and_what_cannot_be_is_refused() {
     // A foreign network is used as it is.
     let mut seen = made(&cluster);
     seen.resources[1].owner = Owner::Others;
-    assert!(!open(&plan(&cluster, &seen, &files()).unwrap()).contains(&Part::Network));
+    assert!(!open(&plan(&cluster, &seen, &files()).unwrap()).contains(&AzureStepKind::Network));
 }
 
 #[test]
 fn machines_that_are_not_ready_are_waited_for_and_nothing_is_done_behind_them() {
     let cluster = read(SMALL).unwrap();
     let mut seen = made(&cluster);
-    seen.nodes[1].state = State::UnderWay("Creating".to_owned());
+    seen.nodes[1].state = State::InProgress("Creating".to_owned());
     let steps = plan(&cluster, &seen, &files()).unwrap().steps;
     let need = |part| steps.iter().find(|step| step.part == part).unwrap().need.clone();
-    assert_eq!(need(Part::Machines), Need::UnderWay("1 of 2 are ready".to_owned()));
-    assert!([Part::HeadNic, Part::HeadKey, Part::Trust, Part::Noted].into_iter().all(|part| need(part) == Need::Later));
-    seen.scale_set.as_mut().unwrap().state = State::UnderWay("Updating".to_owned());
+    assert_eq!(need(AzureStepKind::Machines), AzureStepState::UnderWay("1 of 2 are ready".to_owned()));
+    assert!(
+        [AzureStepKind::HeadNic, AzureStepKind::HeadKey, AzureStepKind::Trust, AzureStepKind::Noted]
+            .into_iter()
+            .all(|part| need(part) == AzureStepState::Later)
+    );
+    seen.scale_set.as_mut().unwrap().state = State::InProgress("Updating".to_owned());
     let steps = plan(&cluster, &seen, &files()).unwrap().steps;
-    let set = steps.iter().find(|step| step.part == Part::ScaleSet).unwrap();
+    let set = steps.iter().find(|step| step.part == AzureStepKind::ScaleSet).unwrap();
     assert!(set.need.is_open() && set.calls[0].to_string().starts_with("az vmss wait "), "{set:?}");
 }
 
@@ -144,41 +163,41 @@ fn machines_that_are_not_ready_are_waited_for_and_nothing_is_done_behind_them() 
 fn only_resources_with_our_tag_are_deleted_and_the_group_only_if_it_is_empty() {
     let cluster = read(SMALL).unwrap();
     let mut seen = made(&cluster);
-    let whole = removal(&cluster, &seen);
+    let whole = plan_removal(&cluster, &seen);
     assert_eq!(whole.steps.len(), 7, "{whole:?}");
     assert!(
-        whole.left.is_empty()
+        whole.kept.is_empty()
             && whole.steps[0].what == "scale set vmss"
             && whole.steps[6].what == "resource group vmss-rg"
     );
     // A machine's network interface is deleted with its scale set; a foreign one is kept, and the group with it.
     let other = |name: &str| Resource {
-        kind: Kind::Other("microsoft.network/networkinterfaces".to_owned()),
+        kind: ResourceKind::Other("microsoft.network/networkinterfaces".to_owned()),
         name: name.to_owned(),
         owner: Owner::Others,
     };
     seen.resources.push(other("nic-4"));
-    assert_eq!(removal(&cluster, &seen), whole);
+    assert_eq!(plan_removal(&cluster, &seen), whole);
     seen.resources.push(other("theirs"));
-    let part = removal(&cluster, &seen);
+    let part = plan_removal(&cluster, &seen);
     assert_eq!(part.steps.len(), 6);
-    assert_eq!(part.left.iter().map(|left| left.name.as_str()).collect::<Vec<_>>(), ["theirs", "vmss-rg"]);
+    assert_eq!(part.kept.iter().map(|left| left.name.as_str()).collect::<Vec<_>>(), ["theirs", "vmss-rg"]);
     seen.group = Some(Owner::Others);
-    assert!(removal(&cluster, &seen).steps.iter().all(|removal| !removal.what.starts_with("resource group")));
-    assert_eq!(removal(&cluster, &Seen::default()), Removals::default());
+    assert!(plan_removal(&cluster, &seen).steps.iter().all(|removal| !removal.what.starts_with("resource group")));
+    assert_eq!(plan_removal(&cluster, &Inventory::default()), Removals::default());
 }
 
 #[test]
 fn what_has_merely_inherited_our_tag_is_left_and_named() {
     let cluster = read(SMALL).unwrap();
     let mut seen = made(&cluster);
-    let whole = removal(&cluster, &seen);
+    let whole = plan_removal(&cluster, &seen);
     // A site's policy copies the group's tags to resources with our kinds, with our names, and with neither.
     let inherited = |kind, name: &str| Resource { kind, name: name.to_owned(), owner: Owner::Ours };
-    let other = |kind: &str| Kind::Other(kind.to_owned());
+    let other = |kind: &str| ResourceKind::Other(kind.to_owned());
     let strangers = [
-        inherited(Kind::SecurityGroup, "theirs"),
-        inherited(Kind::PlacementGroup, "vmss-nsg"),
+        inherited(ResourceKind::SecurityGroup, "theirs"),
+        inherited(ResourceKind::PlacementGroup, "vmss-nsg"),
         inherited(other("microsoft.storage/storageaccounts"), "data"),
         inherited(other("microsoft.compute/virtualmachines"), "vmss_40"),
         inherited(other("microsoft.compute/disks"), "vmss_40_disk"),
@@ -187,9 +206,9 @@ fn what_has_merely_inherited_our_tag_is_left_and_named() {
     // A machine of the scale set and its disk are deleted with it, and do not block the deletion of the group.
     seen.resources.push(inherited(other("microsoft.compute/virtualmachines"), "vmss_4"));
     seen.resources.push(inherited(other("microsoft.compute/disks"), "vmss_4_OsDisk_1_a0"));
-    let part = removal(&cluster, &seen);
+    let part = plan_removal(&cluster, &seen);
     assert_eq!(part.steps[..], whole.steps[..6]);
-    let left: Vec<&str> = part.left.iter().map(|left| left.name.as_str()).collect();
+    let left: Vec<&str> = part.kept.iter().map(|left| left.name.as_str()).collect();
     assert_eq!(left, ["theirs", "vmss-nsg", "data", "vmss_40", "vmss_40_disk", "vmss-rg"]);
-    assert!(part.left[..5].iter().all(|left| left.why.starts_with("it has our tag, but")), "{part:?}");
+    assert!(part.kept[..5].iter().all(|left| left.why.starts_with("it has our tag, but")), "{part:?}");
 }

@@ -14,15 +14,15 @@
 
 mod compare;
 pub mod exact;
+mod inject;
+pub mod layer_inputs;
 pub mod passes;
-mod plant;
-pub mod problem;
 pub mod reference;
 mod report;
 mod run;
 
 pub use compare::{Deviation, WrongNumber};
+pub use inject::{InjectedError, OutputError, Replicas};
 pub use passes::Pass;
-pub use plant::{Planted, PlantedError, Replicas};
 pub use report::{LayersReport, PassReport, WrongReplica};
 pub use run::{Layers, run};

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::problem::{Layer, sizes::*};
+use super::layer_inputs::{Layer, sizes::*};
 
 /// One kernel of the test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,7 +61,7 @@ impl Tolerance {
 
 /// The known properties of a pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Known {
+pub struct PassSpec {
     /// The name of the kernel, and of the pass in reports.
     pub name: &'static str,
     /// Outputs of one replica.
@@ -71,8 +71,8 @@ pub struct Known {
     pub fingerprint: u64,
 }
 
-const fn known(name: &'static str, numbers: usize, tolerance: Tolerance, fingerprint: u64) -> Known {
-    Known { name, numbers, tolerance, fingerprint }
+const fn known(name: &'static str, numbers: usize, tolerance: Tolerance, fingerprint: u64) -> PassSpec {
+    PassSpec { name, numbers, tolerance, fingerprint }
 }
 
 impl Pass {
@@ -98,7 +98,7 @@ impl Pass {
         Self::AdamStep,
     ];
 
-    pub const fn known(self) -> Known {
+    pub const fn spec(self) -> PassSpec {
         use Tolerance as T;
         match self {
             // Small multiples of 1/16: all sums are exact.
@@ -172,7 +172,7 @@ impl Pass {
     }
 
     pub const fn name(self) -> &'static str {
-        self.known().name
+        self.spec().name
     }
 }
 
@@ -211,7 +211,7 @@ mod tests {
         let page = include_str!("../../../../../docs/guide/gpu-layers.md");
         let size = |x: f64| if x == 0.0 { "0".to_owned() } else { format!("{x:.1e}") };
         for pass in Pass::ALL {
-            let Known { name, numbers, tolerance, fingerprint } = pass.known();
+            let PassSpec { name, numbers, tolerance, fingerprint } = pass.spec();
             let (absolute, relative) = (size(tolerance.absolute), size(tolerance.relative));
             let row = format!("| `{name}` | {numbers} | {absolute} | {relative} | `{fingerprint:016x}` |");
             assert!(page.lines().any(|line| line == row), "docs/guide/gpu-layers.md lacks this row:\n{row}");
@@ -229,7 +229,7 @@ mod tests {
     }
 
     fn what_is_wrong(pass: Pass) -> Option<String> {
-        let (known, exact, expected) = (pass.known(), exact::outputs(pass), reference::outputs(pass));
+        let (known, exact, expected) = (pass.spec(), exact::outputs(pass), reference::outputs(pass));
         assert_eq!((exact.len(), expected.len()), (known.numbers, known.numbers), "{pass}");
         let mut wrong = String::new();
         let found = exact::fingerprint(&exact);

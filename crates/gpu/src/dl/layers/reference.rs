@@ -5,44 +5,48 @@
 use std::f64::consts::PI;
 
 use super::{
+    layer_inputs::{Layer, constants::*, sizes::*},
     passes::Pass,
-    problem::{Layer, constants::*, sizes::*},
 };
 
-type Numbers = Vec<f64>;
+type Values = Vec<f64>;
 
 /// Returns all outputs of a pass, in memory order.
-pub fn outputs(pass: Pass) -> Numbers {
+pub fn outputs(pass: Pass) -> Values {
     match pass {
-        Pass::LinearForward => with(Layer::Linear, |[x, w, b, _]| linear(&x, &w, &b)),
-        Pass::LinearBackward => with(Layer::Linear, |[x, w, _, dy]| linear_backward(&x, &w, &dy)),
-        Pass::Conv2dForward => with(Layer::Conv2d, |[x, w, b, _]| conv2d(&x, &w, &b)),
-        Pass::Conv2dBackward => with(Layer::Conv2d, |[x, w, _, dy]| conv2d_backward(&x, &w, &dy)),
-        Pass::LayerNormForward => with(Layer::LayerNorm, |[x, gamma, beta, _]| layernorm(&x, &gamma, &beta)),
-        Pass::LayerNormBackward => with(Layer::LayerNorm, |[x, gamma, _, dy]| layernorm_backward(&x, &gamma, &dy)),
-        Pass::RmsNormForward => with(Layer::RmsNorm, |[x, gamma, _]| rmsnorm(&x, &gamma)),
-        Pass::RmsNormBackward => with(Layer::RmsNorm, |[x, gamma, dy]| rmsnorm_backward(&x, &gamma, &dy)),
-        Pass::SoftmaxForward => with(Layer::Softmax, |[x, _]| softmax_rows(&x)),
-        Pass::SoftmaxBackward => with(Layer::Softmax, |[x, dy]| softmax_backward(&x, &dy)),
-        Pass::GeluForward => with(Layer::Gelu, |[x, _]| x.iter().map(|x| gelu(*x)).collect()),
-        Pass::GeluBackward => {
-            with(Layer::Gelu, |[x, dy]| x.iter().zip(&dy).map(|(x, dy)| dy * gelu_slope(*x)).collect())
+        Pass::LinearForward => with_inputs(Layer::Linear, |[x, w, b, _]| linear(&x, &w, &b)),
+        Pass::LinearBackward => with_inputs(Layer::Linear, |[x, w, _, dy]| linear_backward(&x, &w, &dy)),
+        Pass::Conv2dForward => with_inputs(Layer::Conv2d, |[x, w, b, _]| conv2d(&x, &w, &b)),
+        Pass::Conv2dBackward => with_inputs(Layer::Conv2d, |[x, w, _, dy]| conv2d_backward(&x, &w, &dy)),
+        Pass::LayerNormForward => with_inputs(Layer::LayerNorm, |[x, gamma, beta, _]| layernorm(&x, &gamma, &beta)),
+        Pass::LayerNormBackward => {
+            with_inputs(Layer::LayerNorm, |[x, gamma, _, dy]| layernorm_backward(&x, &gamma, &dy))
         }
-        Pass::AttentionForward => with(Layer::Attention, |[q, k, v, _]| attention(&q, &k, &v)),
-        Pass::AttentionBackward => with(Layer::Attention, |[q, k, v, dy]| attention_backward(&q, &k, &v, &dy)),
-        Pass::EmbeddingForward => with(Layer::Embedding, |[words, table, _]| embedding(&words, &table)),
-        Pass::EmbeddingBackward => with(Layer::Embedding, |[words, _, dy]| embedding_backward(&words, &dy)),
-        Pass::CrossEntropyForward => with(Layer::CrossEntropy, |[x, targets]| cross_entropy(&x, &targets)),
-        Pass::CrossEntropyBackward => with(Layer::CrossEntropy, |[x, targets]| cross_entropy_backward(&x, &targets)),
-        Pass::AdamStep => with(Layer::Adam, |[w, g, m, v]| adam(&w, &g, &m, &v)),
+        Pass::RmsNormForward => with_inputs(Layer::RmsNorm, |[x, gamma, _]| rmsnorm(&x, &gamma)),
+        Pass::RmsNormBackward => with_inputs(Layer::RmsNorm, |[x, gamma, dy]| rmsnorm_backward(&x, &gamma, &dy)),
+        Pass::SoftmaxForward => with_inputs(Layer::Softmax, |[x, _]| softmax_rows(&x)),
+        Pass::SoftmaxBackward => with_inputs(Layer::Softmax, |[x, dy]| softmax_backward(&x, &dy)),
+        Pass::GeluForward => with_inputs(Layer::Gelu, |[x, _]| x.iter().map(|x| gelu(*x)).collect()),
+        Pass::GeluBackward => {
+            with_inputs(Layer::Gelu, |[x, dy]| x.iter().zip(&dy).map(|(x, dy)| dy * gelu_slope(*x)).collect())
+        }
+        Pass::AttentionForward => with_inputs(Layer::Attention, |[q, k, v, _]| attention(&q, &k, &v)),
+        Pass::AttentionBackward => with_inputs(Layer::Attention, |[q, k, v, dy]| attention_backward(&q, &k, &v, &dy)),
+        Pass::EmbeddingForward => with_inputs(Layer::Embedding, |[words, table, _]| embedding(&words, &table)),
+        Pass::EmbeddingBackward => with_inputs(Layer::Embedding, |[words, _, dy]| embedding_backward(&words, &dy)),
+        Pass::CrossEntropyForward => with_inputs(Layer::CrossEntropy, |[x, targets]| cross_entropy(&x, &targets)),
+        Pass::CrossEntropyBackward => {
+            with_inputs(Layer::CrossEntropy, |[x, targets]| cross_entropy_backward(&x, &targets))
+        }
+        Pass::AdamStep => with_inputs(Layer::Adam, |[w, g, m, v]| adam(&w, &g, &m, &v)),
     }
 }
 
-fn with<const N: usize>(layer: Layer, of: impl FnOnce([Numbers; N]) -> Numbers) -> Numbers {
+fn with_inputs<const N: usize>(layer: Layer, of: impl FnOnce([Values; N]) -> Values) -> Values {
     of(layer.inputs().map(|numbers| numbers.into_iter().map(f64::from).collect()))
 }
 
-fn inner(a: &[f64], b: &[f64]) -> f64 {
+fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
@@ -53,12 +57,12 @@ fn add_row(to: &mut [f64], factor: f64, row: &[f64]) {
     }
 }
 
-fn linear(x: &[f64], w: &[f64], b: &[f64]) -> Numbers {
+fn linear(x: &[f64], w: &[f64], b: &[f64]) -> Values {
     let rows = x.chunks(LINEAR_INPUTS);
-    rows.flat_map(|x| w.chunks(LINEAR_INPUTS).zip(b).map(move |(w, b)| inner(x, w) + b)).collect()
+    rows.flat_map(|x| w.chunks(LINEAR_INPUTS).zip(b).map(move |(w, b)| dot(x, w) + b)).collect()
 }
 
-fn linear_backward(x: &[f64], w: &[f64], dy: &[f64]) -> Numbers {
+fn linear_backward(x: &[f64], w: &[f64], dy: &[f64]) -> Values {
     let (mut dx, mut dw, mut db) = (vec![0.0; LINEAR_X], vec![0.0; LINEAR_W], vec![0.0; LINEAR_OUTPUTS]);
     for (row, dy) in dy.chunks(LINEAR_OUTPUTS).enumerate() {
         let here = row * LINEAR_INPUTS..(row + 1) * LINEAR_INPUTS;
@@ -89,13 +93,13 @@ fn conv2d_terms(mut term: impl FnMut(usize, usize, usize)) {
     }
 }
 
-fn conv2d(x: &[f64], w: &[f64], b: &[f64]) -> Numbers {
-    let mut y: Numbers = (0..CONV_Y).map(|y| b[y / CONV_PLANE % CONV_OUTPUTS]).collect();
+fn conv2d(x: &[f64], w: &[f64], b: &[f64]) -> Values {
+    let mut y: Values = (0..CONV_Y).map(|y| b[y / CONV_PLANE % CONV_OUTPUTS]).collect();
     conv2d_terms(|to, from, k| y[to] += x[from] * w[k]);
     y
 }
 
-fn conv2d_backward(x: &[f64], w: &[f64], dy: &[f64]) -> Numbers {
+fn conv2d_backward(x: &[f64], w: &[f64], dy: &[f64]) -> Values {
     let (mut dx, mut dw, mut db) = (vec![0.0; CONV_X], vec![0.0; CONV_W], vec![0.0; CONV_OUTPUTS]);
     conv2d_terms(|to, from, k| {
         dx[from] += dy[to] * w[k];
@@ -112,7 +116,7 @@ fn mean(x: impl ExactSizeIterator<Item = f64>) -> f64 {
     x.sum::<f64>() / count
 }
 
-fn layernorm(x: &[f64], gamma: &[f64], beta: &[f64]) -> Numbers {
+fn layernorm(x: &[f64], gamma: &[f64], beta: &[f64]) -> Values {
     let mut y = rmsnorm(&centred(x), gamma);
     for row in y.chunks_mut(NORM_COLUMNS) {
         add_row(row, 1.0, beta);
@@ -121,7 +125,7 @@ fn layernorm(x: &[f64], gamma: &[f64], beta: &[f64]) -> Numbers {
 }
 
 /// Subtracts from each row its mean.
-fn centred(x: &[f64]) -> Numbers {
+fn centred(x: &[f64]) -> Values {
     let rows = x.chunks(NORM_COLUMNS).flat_map(|x| {
         let mean = mean(x.iter().copied());
         x.iter().map(move |x| x - mean)
@@ -129,7 +133,7 @@ fn centred(x: &[f64]) -> Numbers {
     rows.collect()
 }
 
-fn layernorm_backward(x: &[f64], gamma: &[f64], dy: &[f64]) -> Numbers {
+fn layernorm_backward(x: &[f64], gamma: &[f64], dy: &[f64]) -> Values {
     let all = rmsnorm_backward(&centred(x), gamma, dy);
     // Subtracting the mean is its own transpose.
     let (dx, dgamma) = all.split_at(NORM_X);
@@ -144,7 +148,7 @@ fn rms(x: &[f64]) -> f64 {
     (mean(x.iter().map(|x| x * x)) + NORM_EPSILON).sqrt()
 }
 
-fn rmsnorm(x: &[f64], gamma: &[f64]) -> Numbers {
+fn rmsnorm(x: &[f64], gamma: &[f64]) -> Values {
     let rows = x.chunks(NORM_COLUMNS).flat_map(|x| {
         let rms = rms(x);
         x.iter().zip(gamma).map(move |(x, gamma)| x / rms * gamma)
@@ -152,12 +156,12 @@ fn rmsnorm(x: &[f64], gamma: &[f64]) -> Numbers {
     rows.collect()
 }
 
-fn rmsnorm_backward(x: &[f64], gamma: &[f64], dy: &[f64]) -> Numbers {
+fn rmsnorm_backward(x: &[f64], gamma: &[f64], dy: &[f64]) -> Values {
     let (mut dx, mut dgamma) = (Vec::with_capacity(NORM_X), vec![0.0; NORM_COLUMNS]);
     for (x, dy) in x.chunks(NORM_COLUMNS).zip(dy.chunks(NORM_COLUMNS)) {
         let rms = rms(x);
-        let weighted: Numbers = dy.iter().zip(gamma).map(|(dy, gamma)| dy * gamma).collect();
-        let along = inner(&weighted, x) / NORM_COLUMNS as f64 / rms.powi(3);
+        let weighted: Values = dy.iter().zip(gamma).map(|(dy, gamma)| dy * gamma).collect();
+        let along = dot(&weighted, x) / NORM_COLUMNS as f64 / rms.powi(3);
         dx.extend(weighted.iter().zip(x).map(|(dy, x)| dy / rms - x * along));
         for ((sum, dy), x) in dgamma.iter_mut().zip(dy).zip(x) {
             *sum += dy * x / rms;
@@ -166,26 +170,26 @@ fn rmsnorm_backward(x: &[f64], gamma: &[f64], dy: &[f64]) -> Numbers {
     [dx, dgamma].concat()
 }
 
-fn softmax(x: &[f64]) -> Numbers {
+fn softmax(x: &[f64]) -> Values {
     let most = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let exponentials: Numbers = x.iter().map(|x| (x - most).exp()).collect();
+    let exponentials: Values = x.iter().map(|x| (x - most).exp()).collect();
     let sum: f64 = exponentials.iter().sum();
     exponentials.iter().map(|x| x / sum).collect()
 }
 
 /// Returns the gradient through the softmax of one row.
-fn through_softmax(y: &[f64], dy: &[f64]) -> Numbers {
-    let along = inner(y, dy);
+fn softmax_gradient(y: &[f64], dy: &[f64]) -> Values {
+    let along = dot(y, dy);
     y.iter().zip(dy).map(|(y, dy)| y * (dy - along)).collect()
 }
 
-fn softmax_rows(x: &[f64]) -> Numbers {
+fn softmax_rows(x: &[f64]) -> Values {
     x.chunks(SOFTMAX_COLUMNS).flat_map(softmax).collect()
 }
 
-fn softmax_backward(x: &[f64], dy: &[f64]) -> Numbers {
+fn softmax_backward(x: &[f64], dy: &[f64]) -> Values {
     let rows = x.chunks(SOFTMAX_COLUMNS).zip(dy.chunks(SOFTMAX_COLUMNS));
-    rows.flat_map(|(x, dy)| through_softmax(&softmax(x), dy)).collect()
+    rows.flat_map(|(x, dy)| softmax_gradient(&softmax(x), dy)).collect()
 }
 
 /// Returns √(2/π) (x + 0.044715 x³), and its slope.
@@ -217,32 +221,32 @@ fn attention_scale() -> f64 {
 }
 
 /// Returns the attention weight of each token from the first of its head up to this one.
-fn shares(q: &[f64], k: &[f64], at: usize) -> Numbers {
+fn attention_weights(q: &[f64], k: &[f64], at: usize) -> Values {
     let first = at - at % ATTENTION_TOKENS;
-    let scores: Numbers = (first..=at).map(|j| inner(token(q, at), token(k, j)) * attention_scale()).collect();
+    let scores: Values = (first..=at).map(|j| dot(token(q, at), token(k, j)) * attention_scale()).collect();
     softmax(&scores)
 }
 
-fn attention(q: &[f64], k: &[f64], v: &[f64]) -> Numbers {
+fn attention(q: &[f64], k: &[f64], v: &[f64]) -> Values {
     let mut y = vec![0.0; ATTENTION_X];
     for at in 0..ATTENTION_HEADS * ATTENTION_TOKENS {
-        for (share, j) in shares(q, k, at).iter().zip(at - at % ATTENTION_TOKENS..) {
+        for (share, j) in attention_weights(q, k, at).iter().zip(at - at % ATTENTION_TOKENS..) {
             add_row(token_mut(&mut y, at), *share, token(v, j));
         }
     }
     y
 }
 
-fn attention_backward(q: &[f64], k: &[f64], v: &[f64], dy: &[f64]) -> Numbers {
-    let [mut dq, mut dk, mut dv] = [const { Vec::new() }; 3].map(|mut empty: Numbers| {
+fn attention_backward(q: &[f64], k: &[f64], v: &[f64], dy: &[f64]) -> Values {
+    let [mut dq, mut dk, mut dv] = [const { Vec::new() }; 3].map(|mut empty: Values| {
         empty.resize(ATTENTION_X, 0.0);
         empty
     });
     for at in 0..ATTENTION_HEADS * ATTENTION_TOKENS {
         let first = at - at % ATTENTION_TOKENS;
-        let (share, dy) = (shares(q, k, at), token(dy, at));
-        let back: Numbers = (first..=at).map(|j| inner(dy, token(v, j))).collect();
-        for ((share, score), j) in share.iter().zip(through_softmax(&share, &back)).zip(first..) {
+        let (share, dy) = (attention_weights(q, k, at), token(dy, at));
+        let back: Values = (first..=at).map(|j| dot(dy, token(v, j))).collect();
+        for ((share, score), j) in share.iter().zip(softmax_gradient(&share, &back)).zip(first..) {
             let score = score * attention_scale();
             add_row(token_mut(&mut dq, at), score, token(k, j));
             add_row(token_mut(&mut dk, j), score, token(q, at));
@@ -252,12 +256,12 @@ fn attention_backward(q: &[f64], k: &[f64], v: &[f64], dy: &[f64]) -> Numbers {
     [dq, dk, dv].concat()
 }
 
-fn embedding(words: &[f64], table: &[f64]) -> Numbers {
+fn embedding(words: &[f64], table: &[f64]) -> Values {
     let rows = words.iter().map(|word| *word as usize * EMBEDDING_WIDTH);
     rows.flat_map(|first| table[first..first + EMBEDDING_WIDTH].iter().copied()).collect()
 }
 
-fn embedding_backward(words: &[f64], dy: &[f64]) -> Numbers {
+fn embedding_backward(words: &[f64], dy: &[f64]) -> Values {
     let mut table = vec![0.0; EMBEDDING_TABLE];
     for (word, dy) in words.iter().zip(dy.chunks(EMBEDDING_WIDTH)) {
         add_row(&mut table[*word as usize * EMBEDDING_WIDTH..][..EMBEDDING_WIDTH], 1.0, dy);
@@ -265,13 +269,13 @@ fn embedding_backward(words: &[f64], dy: &[f64]) -> Numbers {
     table
 }
 
-fn cross_entropy(x: &[f64], targets: &[f64]) -> Numbers {
+fn cross_entropy(x: &[f64], targets: &[f64]) -> Values {
     let rows = x.chunks(ENTROPY_CLASSES).zip(targets);
     rows.map(|(x, target)| -softmax(x)[*target as usize].ln()).collect()
 }
 
 /// Returns the gradient of the mean over all rows.
-fn cross_entropy_backward(x: &[f64], targets: &[f64]) -> Numbers {
+fn cross_entropy_backward(x: &[f64], targets: &[f64]) -> Values {
     let rows = x.chunks(ENTROPY_CLASSES).zip(targets).flat_map(|(x, target)| {
         let mut y = softmax(x);
         y[*target as usize] -= 1.0;
@@ -281,10 +285,10 @@ fn cross_entropy_backward(x: &[f64], targets: &[f64]) -> Numbers {
 }
 
 /// Returns the parameters, then both moments.
-fn adam(w: &[f64], g: &[f64], m: &[f64], v: &[f64]) -> Numbers {
+fn adam(w: &[f64], g: &[f64], m: &[f64], v: &[f64]) -> Values {
     let blend = |beta: f64, old: f64, new: f64| beta * old + (1.0 - beta) * new;
-    let m: Numbers = m.iter().zip(g).map(|(m, g)| blend(ADAM_BETA1, *m, *g)).collect();
-    let v: Numbers = v.iter().zip(g).map(|(v, g)| blend(ADAM_BETA2, *v, g * g)).collect();
+    let m: Values = m.iter().zip(g).map(|(m, g)| blend(ADAM_BETA1, *m, *g)).collect();
+    let v: Values = v.iter().zip(g).map(|(v, g)| blend(ADAM_BETA2, *v, g * g)).collect();
     let (bias1, bias2) = (1.0 - ADAM_BETA1.powi(ADAM_STEP), 1.0 - ADAM_BETA2.powi(ADAM_STEP));
     let step = |m: f64, v: f64| ADAM_RATE * (m / bias1) / ((v / bias2).sqrt() + ADAM_EPSILON);
     let w = w.iter().zip(m.iter().zip(&v)).map(|(w, (m, v))| w - step(*m, *v)).collect();
@@ -297,18 +301,18 @@ mod tests {
 
     /// Compares the gradient for one input with finite differences of the forward pass.
     struct Moved<const N: usize> {
-        inputs: [Numbers; N],
-        dy: Numbers,
+        inputs: [Values; N],
+        dy: Values,
     }
 
     impl<const N: usize> Moved<N> {
         fn of<const ALL: usize>(layer: Layer) -> Self {
-            let all = layer.inputs::<ALL>().map(|numbers| numbers.into_iter().map(f64::from).collect::<Numbers>());
+            let all = layer.inputs::<ALL>().map(|numbers| numbers.into_iter().map(f64::from).collect::<Values>());
             let dy = all[ALL - 1].clone();
             Self { inputs: std::array::from_fn(|i| all[i].clone()), dy }
         }
 
-        fn holds(&self, which: usize, gradient: &[f64], forward: impl Fn(&[Numbers; N]) -> Numbers) {
+        fn holds(&self, which: usize, gradient: &[f64], forward: impl Fn(&[Values; N]) -> Values) {
             assert_eq!(gradient.len(), self.inputs[which].len());
             let step = 1e-5;
             for place in [0, 1, gradient.len() / 3, gradient.len() / 2 + 5, gradient.len() - 1] {
@@ -317,8 +321,8 @@ mod tests {
                     inputs[which][place] += by;
                     forward(&inputs)
                 };
-                let change = at(step).iter().zip(at(-step)).map(|(more, less)| more - less).collect::<Numbers>();
-                let expected = inner(&change, &self.dy) / (2.0 * step);
+                let change = at(step).iter().zip(at(-step)).map(|(more, less)| more - less).collect::<Values>();
+                let expected = dot(&change, &self.dy) / (2.0 * step);
                 let off = (gradient[place] - expected).abs();
                 assert!(
                     off < 1e-7 * (1.0 + expected.abs()),
@@ -333,7 +337,7 @@ mod tests {
     fn linear_goes_back_as_its_differences_say() {
         let moved = Moved::<3>::of::<4>(Layer::Linear);
         let back = outputs(Pass::LinearBackward);
-        let forward = |[x, w, b]: &[Numbers; 3]| linear(x, w, b);
+        let forward = |[x, w, b]: &[Values; 3]| linear(x, w, b);
         moved.holds(0, &back[..LINEAR_X], forward);
         moved.holds(1, &back[LINEAR_X..LINEAR_X + LINEAR_W], forward);
         moved.holds(2, &back[LINEAR_X + LINEAR_W..], forward);
@@ -343,7 +347,7 @@ mod tests {
     fn convolution_goes_back_as_its_differences_say() {
         let moved = Moved::<3>::of::<4>(Layer::Conv2d);
         let back = outputs(Pass::Conv2dBackward);
-        let forward = |[x, w, b]: &[Numbers; 3]| conv2d(x, w, b);
+        let forward = |[x, w, b]: &[Values; 3]| conv2d(x, w, b);
         moved.holds(0, &back[..CONV_X], forward);
         moved.holds(1, &back[CONV_X..CONV_X + CONV_W], forward);
         moved.holds(2, &back[CONV_X + CONV_W..], forward);
@@ -353,23 +357,23 @@ mod tests {
     fn norms_go_back_as_their_differences_say() {
         let moved = Moved::<3>::of::<4>(Layer::LayerNorm);
         let back = outputs(Pass::LayerNormBackward);
-        let forward = |[x, gamma, beta]: &[Numbers; 3]| layernorm(x, gamma, beta);
+        let forward = |[x, gamma, beta]: &[Values; 3]| layernorm(x, gamma, beta);
         moved.holds(0, &back[..NORM_X], forward);
         moved.holds(1, &back[NORM_X..NORM_X + NORM_COLUMNS], forward);
         moved.holds(2, &back[NORM_X + NORM_COLUMNS..], forward);
 
         let moved = Moved::<2>::of::<3>(Layer::RmsNorm);
         let back = outputs(Pass::RmsNormBackward);
-        let forward = |[x, gamma]: &[Numbers; 2]| rmsnorm(x, gamma);
+        let forward = |[x, gamma]: &[Values; 2]| rmsnorm(x, gamma);
         moved.holds(0, &back[..NORM_X], forward);
         moved.holds(1, &back[NORM_X..], forward);
     }
 
     #[test]
     fn softmax_and_gelu_go_back_as_their_differences_say() {
-        let softmax = |[x]: &[Numbers; 1]| softmax_rows(x);
+        let softmax = |[x]: &[Values; 1]| softmax_rows(x);
         Moved::<1>::of::<2>(Layer::Softmax).holds(0, &outputs(Pass::SoftmaxBackward), softmax);
-        let gelu = |[x]: &[Numbers; 1]| x.iter().map(|x| gelu(*x)).collect();
+        let gelu = |[x]: &[Values; 1]| x.iter().map(|x| gelu(*x)).collect();
         Moved::<1>::of::<2>(Layer::Gelu).holds(0, &outputs(Pass::GeluBackward), gelu);
     }
 
@@ -377,7 +381,7 @@ mod tests {
     fn attention_goes_back_as_its_differences_say() {
         let moved = Moved::<3>::of::<4>(Layer::Attention);
         let back = outputs(Pass::AttentionBackward);
-        let forward = |[q, k, v]: &[Numbers; 3]| attention(q, k, v);
+        let forward = |[q, k, v]: &[Values; 3]| attention(q, k, v);
         for (which, gradient) in back.chunks(ATTENTION_X).enumerate() {
             moved.holds(which, gradient, forward);
         }
@@ -399,7 +403,7 @@ mod tests {
     #[test]
     fn a_norm_is_a_norm() {
         let [x, ..] =
-            Layer::LayerNorm.inputs::<4>().map(|numbers| numbers.into_iter().map(f64::from).collect::<Numbers>());
+            Layer::LayerNorm.inputs::<4>().map(|numbers| numbers.into_iter().map(f64::from).collect::<Values>());
         let y = layernorm(&x, &[1.0; NORM_COLUMNS], &[0.0; NORM_COLUMNS]);
         for row in y.chunks(NORM_COLUMNS) {
             assert!(mean(row.iter().copied()).abs() < 1e-12);
@@ -410,7 +414,7 @@ mod tests {
     #[test]
     fn the_first_token_sees_only_itself_and_no_token_sees_a_later_one() {
         let [q, k, mut v, _] =
-            Layer::Attention.inputs::<4>().map(|numbers| numbers.into_iter().map(f64::from).collect::<Numbers>());
+            Layer::Attention.inputs::<4>().map(|numbers| numbers.into_iter().map(f64::from).collect::<Values>());
         let before = attention(&q, &k, &v);
         assert_eq!(token(&before, 0), token(&v, 0));
         token_mut(&mut v, 40).fill(9.0);

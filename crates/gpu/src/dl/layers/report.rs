@@ -20,7 +20,7 @@ pub struct LayersReport {
     /// Multiprocessors of the device.
     pub multiprocessors: usize,
     /// Whether each injected error changed a value: replacing a zero by zero does not.
-    pub planted_changed: Vec<bool>,
+    pub injected_changed: Vec<bool>,
 }
 
 impl LayersReport {
@@ -59,7 +59,7 @@ pub struct PassReport {
     /// How many replicas, over all repeats, have another than the known fingerprint.
     pub wrong_replicas: usize,
     /// Their indices, in any repeat.
-    pub flagged: BTreeSet<usize>,
+    pub flagged_replicas: BTreeSet<usize>,
     /// Details of the first of them.
     pub wrong: Vec<WrongReplica>,
 }
@@ -96,12 +96,12 @@ mod tests {
     fn right() -> PassReport {
         PassReport {
             pass: Pass::GeluForward,
-            fingerprint: Pass::GeluForward.known().fingerprint,
+            fingerprint: Pass::GeluForward.spec().fingerprint,
             deviation: Deviation { error: 1e-7, of_tolerance: 0.2, place: 3 },
             seconds: 1e-4,
             multiprocessors: BTreeSet::from([0, 1]),
             wrong_replicas: 0,
-            flagged: BTreeSet::new(),
+            flagged_replicas: BTreeSet::new(),
             wrong: Vec::new(),
         }
     }
@@ -124,7 +124,7 @@ mod tests {
     fn a_multiprocessor_that_missed_a_pass_is_not_covered() {
         let missed = PassReport { multiprocessors: BTreeSet::from([1]), ..right() };
         let passes = vec![right(), missed];
-        let report = LayersReport { passes, replicas: 4, repeats: 1, multiprocessors: 2, planted_changed: vec![] };
+        let report = LayersReport { passes, replicas: 4, repeats: 1, multiprocessors: 2, injected_changed: vec![] };
         assert_eq!(report.covered(), 1);
     }
 }

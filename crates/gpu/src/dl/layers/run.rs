@@ -13,9 +13,9 @@ use crate::{
 use super::{
     compare::{Deviation, wrong_numbers},
     exact,
+    inject::{InjectedError, PassErrors},
+    layer_inputs::Layer,
     passes::Pass,
-    plant::{Errors, Planted},
-    problem::Layer,
     reference,
     report::{LayersReport, PassReport, WrongReplica, most_common},
 };
@@ -30,10 +30,10 @@ const REPLICAS_PER_MULTIPROCESSOR: usize = 2;
 const POISON: u32 = !0;
 
 /// The number of wrong replicas of a pass that are examined in detail.
-const WRONG_SHOWN: usize = 16;
+const MAX_WRONG_LISTED: usize = 16;
 
 /// Compiles and runs all passes this many times, with at most one injected error.
-pub fn run(gpu: &Gpu<'_>, repeats: u32, planted: Option<Planted>) -> Result<LayersReport, CudaError> {
+pub fn run(gpu: &Gpu<'_>, repeats: u32, planted: Option<InjectedError>) -> Result<LayersReport, CudaError> {
     Layers::load(gpu)?.run(repeats, planted.as_slice())
 }
 
@@ -62,7 +62,7 @@ struct Expected {
 }
 
 impl Expected {
-    fn of(pass: Pass) -> Self {
+    fn compute(pass: Pass) -> Self {
         Self { reference: reference::outputs(pass), exact: exact::outputs(pass) }
     }
 }
@@ -76,10 +76,10 @@ impl<'g> Layers<'g> {
     /// As [`Self::load`], with compiled kernels.
     pub(in crate::dl) fn with_module(gpu: &'g Gpu<'g>, module: Module<'g>) -> Result<Self, CudaError> {
         thread::scope(|scope| {
-            let expected = scope.spawn(|| Pass::ALL.map(Expected::of).into());
+            let expected = scope.spawn(|| Pass::ALL.map(Expected::compute).into());
             let multiprocessors = usize::try_from(gpu.attribute(Attribute::Multiprocessors)?).unwrap_or_default();
             let replicas = multiprocessors * REPLICAS_PER_MULTIPROCESSOR;
-            let largest = Pass::ALL.iter().map(|pass| pass.known().numbers).max().unwrap_or_default();
+            let largest = Pass::ALL.iter().map(|pass| pass.spec().numbers).max().unwrap_or_default();
             let count = Layer::ALL.iter().map(|layer| layer.count()).sum::<usize>();
             let inputs = gpu.allocate(count * size_of::<f32>())?;
             make_inputs(&module, &inputs)?;
@@ -106,14 +106,14 @@ impl<'g> Layers<'g> {
     ///
     /// # Panics
     /// Panics if an error is to be injected where there is no output.
-    pub fn run(&self, repeats: u32, planted: &[Planted]) -> Result<LayersReport, CudaError> {
+    pub fn run(&self, repeats: u32, planted: &[InjectedError]) -> Result<LayersReport, CudaError> {
         let mut changed = vec![false; planted.len()];
         let mut passes = Vec::with_capacity(Pass::ALL.len());
         for (pass, expected) in Pass::ALL.into_iter().zip(&self.expected) {
             passes.push(self.pass(pass, expected, repeats, planted, &mut changed)?);
         }
         let (replicas, multiprocessors) = (self.replicas(), self.multiprocessors);
-        Ok(LayersReport { passes, replicas, repeats, multiprocessors, planted_changed: changed })
+        Ok(LayersReport { passes, replicas, repeats, multiprocessors, injected_changed: changed })
     }
 
     fn pass(
@@ -121,12 +121,12 @@ impl<'g> Layers<'g> {
         pass: Pass,
         expected: &Expected,
         repeats: u32,
-        planted: &[Planted],
+        planted: &[InjectedError],
         changed: &mut [bool],
     ) -> Result<PassReport, CudaError> {
-        let known = pass.known();
+        let known = pass.spec();
         let kernel = self.module.function("plant_outputs")?;
-        let errors = Errors::of(self.gpu, kernel, pass, self.replicas(), planted)?;
+        let errors = PassErrors::upload(self.gpu, kernel, pass, self.replicas(), planted)?;
         let mut counts = BTreeMap::new();
         let mut report = PassReport {
             pass,
@@ -135,13 +135,13 @@ impl<'g> Layers<'g> {
             seconds: 0.0,
             multiprocessors: BTreeSet::new(),
             wrong_replicas: 0,
-            flagged: BTreeSet::new(),
+            flagged_replicas: BTreeSet::new(),
             wrong: Vec::new(),
         };
         for repeat in 0..repeats {
             report.seconds += self.compute(pass)?;
             if let Some(errors) = &errors {
-                errors.plant(&self.outputs, changed)?;
+                errors.inject(&self.outputs, changed)?;
             }
             let found = self.fingerprints(known.numbers)?;
             let places: Vec<u32> = self.places.read(self.replicas())?;
@@ -156,8 +156,8 @@ impl<'g> Layers<'g> {
                     continue;
                 }
                 report.wrong_replicas += 1;
-                report.flagged.insert(replica);
-                if report.wrong.len() < WRONG_SHOWN {
+                report.flagged_replicas.insert(replica);
+                if report.wrong.len() < MAX_WRONG_LISTED {
                     let outputs: Vec<f32> = self.outputs.read_from(replica * known.numbers, known.numbers)?;
                     let (numbers, first) = wrong_numbers(&outputs, &expected.exact);
                     report.wrong.push(WrongReplica { repeat, replica, multiprocessor, fingerprint, numbers, first });
@@ -170,7 +170,7 @@ impl<'g> Layers<'g> {
 
     /// Runs a pass once on every replica and returns its seconds.
     fn compute(&self, pass: Pass) -> Result<f64, CudaError> {
-        let known = pass.known();
+        let known = pass.spec();
         let kernel = self.module.function(known.name)?;
         self.outputs.fill(POISON)?;
         let before: usize = Layer::ALL[..pass.layer() as usize].iter().map(|layer| layer.count()).sum();
@@ -178,7 +178,7 @@ impl<'g> Layers<'g> {
         let stride = known.numbers as u32;
         self.gpu.timed(|| {
             kernel.launch(
-                Launch::of(self.replicas, THREADS),
+                Launch::new(self.replicas, THREADS),
                 &[Argument::Address(inputs), (&self.outputs).into(), stride.into(), (&self.places).into()],
             )
         })
@@ -187,7 +187,7 @@ impl<'g> Layers<'g> {
     fn fingerprints(&self, numbers: usize) -> Result<Vec<u64>, CudaError> {
         let (kernel, numbers) = (self.module.function("fingerprint")?, numbers as u32);
         kernel.launch(
-            Launch::of(self.replicas, THREADS),
+            Launch::new(self.replicas, THREADS),
             &[(&self.outputs).into(), numbers.into(), numbers.into(), (&self.fingerprints).into()],
         )?;
         self.fingerprints.read(self.replicas())
@@ -203,7 +203,7 @@ fn make_inputs(module: &Module<'_>, to: &Buffer<'_>) -> Result<(), CudaError> {
             let count = tensor.count as u32;
             let (kind, range, scale) = tensor.spread.words();
             kernel.launch(
-                Launch::of(count.div_ceil(THREADS), THREADS),
+                Launch::new(count.div_ceil(THREADS), THREADS),
                 &[
                     Argument::Address(address),
                     count.into(),

@@ -5,7 +5,7 @@ use doctor_checks::document::{TestEvidence, Versions};
 use doctor_core::{ids::NodeName, node::Hardware};
 use proptest::prelude::*;
 
-const PLENTY: Room = Room { bytes: 1 << 20, reports: 1000 };
+const PLENTY: SpoolLimits = SpoolLimits { bytes: 1 << 20, reports: 1000 };
 
 fn report(number: u64, padding: usize) -> AgentReport {
     let moment = Timestamp::from_secs(number as i64);
@@ -34,16 +34,16 @@ fn add(spool: &mut Spool, padding: usize) -> u64 {
     number
 }
 
-fn send(spool: &mut Spool) -> Option<Next> {
-    let next = spool.first()?;
-    spool.taken(&next);
+fn send(spool: &mut Spool) -> Option<NextMessage> {
+    let next = spool.next_message()?;
+    spool.mark_accepted(&next);
     Some(next)
 }
 
 fn numbers(spool: &mut Spool) -> Vec<u64> {
     let one = |next| match next {
-        Next::Report(report) => report.number,
-        Next::Lost { .. } => panic!("no report may be lost"),
+        NextMessage::Report(report) => report.number,
+        NextMessage::Lost { .. } => panic!("no report may be lost"),
     };
     std::iter::from_fn(|| send(spool)).map(one).collect()
 }
@@ -86,12 +86,12 @@ fn reports_come_back_in_order_after_a_restart_and_numbers_go_on() {
 #[test]
 fn what_does_not_fit_is_counted_and_told_before_what_is_left() {
     let directory = tempfile::tempdir().unwrap();
-    let mut spool = Spool::open(directory.path(), Room { reports: 3, ..PLENTY }).unwrap();
+    let mut spool = Spool::open(directory.path(), SpoolLimits { reports: 3, ..PLENTY }).unwrap();
     let sent: Vec<u64> = (0..10).map(|_| add(&mut spool, 10)).collect();
-    assert_eq!((spool.len(), spool.lost()), (3, 7));
+    assert_eq!((spool.len(), spool.lost_count()), (3, 7));
     drop(spool);
     let mut spool = Spool::open(directory.path(), PLENTY).unwrap();
-    let Some(Next::Lost { number, dropped }) = send(&mut spool) else { panic!("the counts come first") };
+    let Some(NextMessage::Lost { number, dropped }) = send(&mut spool) else { panic!("the counts come first") };
     assert_eq!((number, dropped.reports), (sent[6], 7));
     assert_eq!(dropped.checks[&CheckId::new("memory").unwrap()], 7);
     assert_eq!(
@@ -106,28 +106,28 @@ fn what_does_not_fit_is_counted_and_told_before_what_is_left() {
 #[test]
 fn bytes_count_too_and_one_report_always_has_room() {
     let directory = tempfile::tempdir().unwrap();
-    let mut spool = Spool::open(directory.path(), Room { bytes: 3000, reports: 100 }).unwrap();
+    let mut spool = Spool::open(directory.path(), SpoolLimits { bytes: 3000, reports: 100 }).unwrap();
     add(&mut spool, 1000);
     add(&mut spool, 1000);
     add(&mut spool, 10_000);
-    assert_eq!((spool.len(), spool.lost()), (1, 2));
+    assert_eq!((spool.len(), spool.lost_count()), (1, 2));
 }
 
 #[test]
 fn what_is_being_sent_is_not_called_lost() {
     let directory = tempfile::tempdir().unwrap();
-    let mut spool = Spool::open(directory.path(), Room { reports: 2, ..PLENTY }).unwrap();
+    let mut spool = Spool::open(directory.path(), SpoolLimits { reports: 2, ..PLENTY }).unwrap();
     let first = add(&mut spool, 10);
-    let flying = spool.first().unwrap();
+    let flying = spool.next_message().unwrap();
     for _ in 0..4 {
         add(&mut spool, 10);
     }
-    assert_eq!(spool.lost(), 3);
+    assert_eq!(spool.lost_count(), 3);
     let again = Spool::open(directory.path(), PLENTY).unwrap();
-    assert_eq!((again.len(), again.lost()), (2, 3), "nor by the process after a crash");
-    assert!(matches!(&flying, Next::Report(report) if report.number == first));
-    spool.taken(&flying);
-    assert!(matches!(send(&mut spool), Some(Next::Lost { dropped, .. }) if dropped.reports == 3));
+    assert_eq!((again.len(), again.lost_count()), (2, 3), "nor by the process after a crash");
+    assert!(matches!(&flying, NextMessage::Report(report) if report.number == first));
+    spool.mark_accepted(&flying);
+    assert!(matches!(send(&mut spool), Some(NextMessage::Lost { dropped, .. }) if dropped.reports == 3));
     assert_eq!(numbers(&mut spool).len(), 1);
 }
 
@@ -141,10 +141,10 @@ fn a_file_that_was_cut_short_is_counted_and_the_others_are_sent() {
     let bytes = fs::read(&last).unwrap();
     fs::write(&last, &bytes[..bytes.len() / 2]).unwrap();
     let mut spool = Spool::open(directory.path(), PLENTY).unwrap();
-    assert!(matches!(send(&mut spool), Some(Next::Report(report)) if report.number == sent[0]));
-    assert!(matches!(send(&mut spool), Some(Next::Report(report)) if report.number == sent[1]));
+    assert!(matches!(send(&mut spool), Some(NextMessage::Report(report)) if report.number == sent[0]));
+    assert!(matches!(send(&mut spool), Some(NextMessage::Report(report)) if report.number == sent[1]));
     assert!(
-        matches!(send(&mut spool), Some(Next::Lost { number, dropped }) if number == sent[2] && dropped.reports == 1)
+        matches!(send(&mut spool), Some(NextMessage::Lost { number, dropped }) if number == sent[2] && dropped.reports == 1)
     );
     assert!(spool.is_empty());
 }
@@ -152,7 +152,7 @@ fn a_file_that_was_cut_short_is_counted_and_the_others_are_sent() {
 #[test]
 fn a_crash_between_counting_and_removing_counts_nothing_twice() {
     let directory = tempfile::tempdir().unwrap();
-    let mut spool = Spool::open(directory.path(), Room { reports: 2, ..PLENTY }).unwrap();
+    let mut spool = Spool::open(directory.path(), SpoolLimits { reports: 2, ..PLENTY }).unwrap();
     let first = add(&mut spool, 10);
     let body = fs::read(spool.path(first)).unwrap();
     for _ in 0..2 {
@@ -161,7 +161,7 @@ fn a_crash_between_counting_and_removing_counts_nothing_twice() {
     // As if the count had been written and the file not yet removed.
     fs::write(spool.path(first), body).unwrap();
     let spool = Spool::open(directory.path(), PLENTY).unwrap();
-    assert_eq!((spool.len(), spool.lost()), (2, 1));
+    assert_eq!((spool.len(), spool.lost_count()), (2, 1));
 }
 
 #[test]
@@ -171,11 +171,11 @@ fn a_disk_that_takes_nothing_leaves_the_memory_for_a_while() {
     let mut spool = Spool::open(&place, PLENTY).unwrap();
     fs::remove_dir(&place).unwrap();
     fs::write(&place, "a file in its place").unwrap();
-    let sent: Vec<u64> = (0..MEMORY_ROOM.reports + 5).map(|_| add(&mut spool, 10)).collect();
-    assert!(spool.trouble().is_some());
-    assert_eq!((spool.len(), spool.lost()), (MEMORY_ROOM.reports, 5));
-    assert!(matches!(send(&mut spool), Some(Next::Lost { .. })));
-    assert!(matches!(send(&mut spool), Some(Next::Report(report)) if report.number == sent[5]));
+    let sent: Vec<u64> = (0..MEMORY_LIMITS.reports + 5).map(|_| add(&mut spool, 10)).collect();
+    assert!(spool.disk_error().is_some());
+    assert_eq!((spool.len(), spool.lost_count()), (MEMORY_LIMITS.reports, 5));
+    assert!(matches!(send(&mut spool), Some(NextMessage::Lost { .. })));
+    assert!(matches!(send(&mut spool), Some(NextMessage::Report(report)) if report.number == sent[5]));
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -199,14 +199,14 @@ proptest! {
         room in 1_usize..12,
     ) {
         let directory = tempfile::tempdir().unwrap();
-        let room = Room { reports: room, ..PLENTY };
+        let room = SpoolLimits { reports: room, ..PLENTY };
         let mut spool = Spool::open(directory.path(), room).unwrap();
         let (mut made, mut got, mut counted, mut last) = (0_u64, 0_u64, 0_u64, 0_u64);
         let mut take = |spool: &mut Spool| {
             let Some(next) = send(spool) else { return Ok(false) };
             let number = match &next {
-                Next::Report(report) => { got += 1; report.number }
-                Next::Lost { number, dropped } => { counted += dropped.reports; *number }
+                NextMessage::Report(report) => { got += 1; report.number }
+                NextMessage::Lost { number, dropped } => { counted += dropped.reports; *number }
             };
             prop_assert!(number > last, "{number} after {last}");
             last = number;
@@ -216,7 +216,7 @@ proptest! {
             match step {
                 Step::Add => { add(&mut spool, 5); made += 1; }
                 Step::Send => { take(&mut spool)?; }
-                Step::Fail => { if spool.first().is_some() { spool.not_taken(); } }
+                Step::Fail => { if spool.next_message().is_some() { spool.mark_retry(); } }
                 Step::Restart => { spool = Spool::open(directory.path(), room).unwrap(); }
             }
             prop_assert!(spool.len() <= room.reports);

@@ -6,7 +6,7 @@
 
 use std::process::Command;
 
-use doctor_checks::collective_order::{CollectiveOrder, Mode};
+use doctor_checks::collective_params::{CollectiveParams, Mode};
 
 /// To standard error, which is our pipe: no file is left behind.
 const LOG: [(&str, &str); 3] =
@@ -32,7 +32,7 @@ const THROUGH_THE_NETWORK: [(&str, &str); 9] = [
 /// It would send the ranks to another rendezvous than ours.
 const NEVER: [&str; 1] = ["NCCL_COMM_ID"];
 
-pub(super) fn set(command: &mut Command, order: &CollectiveOrder) {
+pub(super) fn set(command: &mut Command, order: &CollectiveParams) {
     command.envs(LOG).env("NCCL_COLLNET_ENABLE", "0");
     match order.mode {
         Mode::Nvlink => command.envs(DIRECT),

@@ -1,26 +1,26 @@
 //! The events of a test on one node, which all arrive in one queue.
 
 use super::{
-    seal::{Reading, Writing},
-    told::{Down, Hello, Said, Up},
+    frame_auth::{ReadChannel, WriteChannel},
+    messages::{FromFirst, JoinRequest, ToFirst, WorkerMessage},
 };
 
 /// An event.
 #[derive(Debug)]
-pub(super) enum News {
-    Worker(Said),
+pub(super) enum CoordinatorEvent {
+    Worker(WorkerMessage),
     Log(String),
     /// The worker has closed its output.
     WorkerEnded,
     /// A node has connected to this one, which is the first.
-    Came {
-        hello: Hello,
-        reading: Reading,
-        writing: Writing,
+    Joined {
+        hello: JoinRequest,
+        reading: ReadChannel,
+        writing: WriteChannel,
     },
-    Up(usize, Up),
-    PeerGone(usize, String),
+    FromPeer(usize, ToFirst),
+    PeerLost(usize, String),
     /// From the first node to this one.
-    Down(Down),
-    FirstGone(String),
+    FromFirst(FromFirst),
+    FirstLost(String),
 }

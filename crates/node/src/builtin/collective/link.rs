@@ -3,46 +3,48 @@
 
 use std::{sync::mpsc::Sender, thread};
 
-use doctor_checks::collective_order::{CollectiveOrder, Mode};
+use doctor_checks::collective_params::{CollectiveParams, Mode};
 use serde::de::DeserializeOwned;
 
 use super::{
-    events::News,
-    launcher::Place,
-    rendezvous::{self, NoRendezvous},
-    seal::{Reading, SealError, Writing},
-    steps::{Steps, Tell},
-    told::{Down, Hello, Up, Welcome},
+    barrier::{Barrier, Outgoing},
+    events::CoordinatorEvent,
+    frame_auth::{FrameError, ReadChannel, WriteChannel},
+    launcher::JobPosition,
+    messages::{FromFirst, JoinReply, JoinRequest, ToFirst},
+    rendezvous::{self, RendezvousError},
 };
 use crate::stop::Stop;
 
 #[derive(Debug)]
 pub(super) enum Link {
     First(First),
-    Other { first: Writing },
+    Other { first: WriteChannel },
 }
 
 #[derive(Debug)]
 pub(super) struct First {
-    steps: Steps,
+    barrier: Barrier,
     /// One for each other node that has joined; none for this node.
-    peers: Vec<Option<Writing>>,
-    queue: Sender<News>,
+    peers: Vec<Option<WriteChannel>>,
+    queue: Sender<CoordinatorEvent>,
 }
 
 impl Link {
     pub(super) fn open(
-        order: &CollectiveOrder,
-        place: Option<&Place>,
+        order: &CollectiveParams,
+        place: Option<&JobPosition>,
         name: &str,
         stop: &Stop,
-        queue: &Sender<News>,
-    ) -> Result<Self, NoRendezvous> {
+        queue: &Sender<CoordinatorEvent>,
+    ) -> Result<Self, RendezvousError> {
         let queue = queue.clone();
         let nodes = match place {
             Some(place) if order.mode == Mode::Nodes && place.rank > 0 => {
                 let (reading, first) = rendezvous::join(place, name, order.gather, stop)?;
-                thread::spawn(move || forward(reading, &queue, News::Down, News::FirstGone));
+                thread::spawn(move || {
+                    forward(reading, &queue, CoordinatorEvent::FromFirst, CoordinatorEvent::FirstLost)
+                });
                 return Ok(Self::Other { first });
             }
             Some(place) if order.mode == Mode::Nodes => {
@@ -51,9 +53,9 @@ impl Link {
             }
             Some(_) | None => 1,
         };
-        let mut steps = Steps::new(nodes);
-        steps.came(0, name);
-        Ok(Self::First(First { steps, peers: std::iter::repeat_with(|| None).take(nodes).collect(), queue }))
+        let mut steps = Barrier::new(nodes);
+        steps.join(0, name);
+        Ok(Self::First(First { barrier: steps, peers: std::iter::repeat_with(|| None).take(nodes).collect(), queue }))
     }
 
     pub(super) const fn is_only_node(&self) -> bool {
@@ -61,30 +63,30 @@ impl Link {
     }
 
     /// Only the first node has the barrier.
-    pub(super) const fn steps(&self) -> Option<&Steps> {
+    pub(super) const fn barrier(&self) -> Option<&Barrier> {
         match self {
-            Self::First(first) => Some(&first.steps),
+            Self::First(first) => Some(&first.barrier),
             Self::Other { .. } => None,
         }
     }
 
     /// Sends a message of this node. On the first node, returns the resulting instruction.
-    pub(super) fn up(&mut self, up: Up) -> Result<Option<Down>, SealError> {
+    pub(super) fn send_up(&mut self, up: ToFirst) -> Result<Option<FromFirst>, FrameError> {
         match self {
-            Self::First(_) => Ok(self.with_steps(|steps| steps.hear(0, up))),
+            Self::First(_) => Ok(self.with_barrier(|steps| steps.handle(0, up))),
             Self::Other { first } => first.write(&up).map(|()| None),
         }
     }
 
     /// Stops the test, as far as this node can reach the others.
-    pub(super) fn stop(&mut self, why: String) -> Option<Down> {
+    pub(super) fn stop(&mut self, why: String) -> Option<FromFirst> {
         if let Self::Other { .. } = self {
-            return Some(Down::Stop(why));
+            return Some(FromFirst::Stop(why));
         }
-        self.with_steps(|steps| {
+        self.with_barrier(|steps| {
             let mut tell = steps.stop(why);
             for node in steps.missing() {
-                tell.extend(steps.gone(node, "it did not join"));
+                tell.extend(steps.node_lost(node, "it did not join"));
             }
             tell
         })
@@ -92,13 +94,13 @@ impl Link {
 
     /// Sends the messages that follow from a change. Returns the one for this node; of several the last, because each
     /// supersedes those before it: an end follows a stop.
-    pub(super) fn with_steps(&mut self, change: impl FnOnce(&mut Steps) -> Vec<Tell>) -> Option<Down> {
+    pub(super) fn with_barrier(&mut self, change: impl FnOnce(&mut Barrier) -> Vec<Outgoing>) -> Option<FromFirst> {
         let Self::First(first) = self else { return None };
         let mut own = None;
-        for tell in change(&mut first.steps) {
+        for tell in change(&mut first.barrier) {
             let (to, down) = match tell {
-                Tell::One(node, down) => (node..node + 1, down),
-                Tell::All(down) => (0..first.peers.len(), down),
+                Outgoing::One(node, down) => (node..node + 1, down),
+                Outgoing::All(down) => (0..first.peers.len(), down),
             };
             for node in to {
                 match node {
@@ -110,33 +112,33 @@ impl Link {
         own
     }
 
-    pub(super) fn came(&mut self, hello: &Hello, reading: Reading, writing: Writing) {
+    pub(super) fn node_joined(&mut self, hello: &JoinRequest, reading: ReadChannel, writing: WriteChannel) {
         if let Self::First(first) = self {
-            first.came(hello, reading, writing);
+            first.node_joined(hello, reading, writing);
         }
     }
 }
 
 impl First {
-    fn tell(&mut self, node: usize, down: &Down) {
+    fn tell(&mut self, node: usize, down: &FromFirst) {
         let Some(peer) = &mut self.peers[node] else { return };
         if let Err(error) = peer.write(down) {
             self.peers[node] = None;
-            let _queued = self.queue.send(News::PeerGone(node, error.to_string()));
+            let _queued = self.queue.send(CoordinatorEvent::PeerLost(node, error.to_string()));
         }
     }
 
-    fn came(&mut self, hello: &Hello, reading: Reading, mut writing: Writing) {
+    fn node_joined(&mut self, hello: &JoinRequest, reading: ReadChannel, mut writing: WriteChannel) {
         let (node, nodes) = (hello.rank as usize, self.peers.len());
         let refused = if hello.nodes as usize != nodes {
             Some(format!("the first node expects {nodes} nodes, this node expects {}", hello.nodes))
-        } else if self.steps.is_stopped() || !self.steps.came(node, &hello.name) {
-            Some(format!("{} has already joined, or the test has ended", self.steps.words(node)))
+        } else if self.barrier.is_stopped() || !self.barrier.join(node, &hello.name) {
+            Some(format!("{} has already joined, or the test has ended", self.barrier.describe_node(node)))
         } else {
             None
         };
-        let welcome = refused.clone().map_or(Welcome::In, Welcome::Refused);
-        let written = writing.write(&welcome).and_then(|()| Ok(rendezvous::unhurried(&reading)?));
+        let welcome = refused.clone().map_or(JoinReply::In, JoinReply::Refused);
+        let written = writing.write(&welcome).and_then(|()| Ok(rendezvous::remove_read_timeout(&reading)?));
         if let Some(text) = refused {
             eprintln!("node {} was rejected: {text}", hello.name);
             return;
@@ -147,20 +149,25 @@ impl First {
                 eprintln!("rank {node} is {}", hello.name);
                 self.peers[node] = Some(writing);
                 thread::spawn(move || {
-                    forward(reading, &queue, |up| News::Up(node, up), |why| News::PeerGone(node, why));
+                    forward(
+                        reading,
+                        &queue,
+                        |up| CoordinatorEvent::FromPeer(node, up),
+                        |why| CoordinatorEvent::PeerLost(node, why),
+                    );
                 });
             }
-            Err(error) => drop(queue.send(News::PeerGone(node, error.to_string()))),
+            Err(error) => drop(queue.send(CoordinatorEvent::PeerLost(node, error.to_string()))),
         }
     }
 }
 
 /// Forwards messages from a connection to the queue until either ends.
 fn forward<T: DeserializeOwned>(
-    mut reading: Reading,
-    queue: &Sender<News>,
-    news: impl Fn(T) -> News,
-    gone: impl Fn(String) -> News,
+    mut reading: ReadChannel,
+    queue: &Sender<CoordinatorEvent>,
+    news: impl Fn(T) -> CoordinatorEvent,
+    gone: impl Fn(String) -> CoordinatorEvent,
 ) {
     loop {
         let (news, last) = match reading.read::<T>() {

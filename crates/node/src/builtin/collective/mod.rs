@@ -6,50 +6,50 @@
 //! connections ([`rendezvous`], [`seal`]). At the end each node has the reports of all, and NCCL's log shows whether
 //! the requested transport was used.
 
-mod child;
-mod conduct;
+mod barrier;
+mod coordinator;
 mod environment;
 mod events;
-pub mod fuzzed;
+mod frame_auth;
+pub mod fuzz_targets;
 mod launcher;
 mod link;
+mod messages;
+mod nccl_tests;
 mod rendezvous;
-mod seal;
-mod steps;
-mod told;
-mod tool;
 mod worker;
+mod worker_process;
 
 use std::{env, ffi::OsString};
 
 use doctor_checks::{
-    collective_links::{End, links},
-    collective_order::{CollectiveOrder, Mode},
-    collective_report::{measurements, table},
+    collective_links::{LinkEnd, ring_links},
+    collective_params::{CollectiveParams, Mode},
+    collective_report::{bandwidth_table, measurements},
     document::Measurements,
 };
 use doctor_core::observation::{FailureKind, ProbeFailure};
 
 use crate::stop::Stop;
-use conduct::{Conduct, Outcome};
-use launcher::Place;
+use coordinator::{Coordinator, Outcome};
+use launcher::JobPosition;
 
-pub(super) use worker::{WORK, work};
+pub(super) use worker::{SUBTASK, run_worker};
 
 /// Entry point of the test's process.
 pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
-    let order = args.into_iter().next().and_then(|text| serde_json::from_str::<CollectiveOrder>(text.to_str()?).ok());
+    let order = args.into_iter().next().and_then(|text| serde_json::from_str::<CollectiveParams>(text.to_str()?).ok());
     let Some(order) = order else {
         return Err(ProbeFailure::new(FailureKind::Unparseable, "cannot parse the parameters of the collective test"));
     };
     let stop = Stop::on_signals()
         .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot install signal handlers: {error}")))?;
     if !order.nccl_tests.is_empty() {
-        return tool::run(&order, &stop);
+        return nccl_tests::run(&order, &stop);
     }
     let place = match order.mode {
         Mode::Nodes => Some(
-            Place::find(&order.job, &|name| env::var(name).ok())
+            JobPosition::find(&order.job, &|name| env::var(name).ok())
                 .map_err(|error| ProbeFailure::new(FailureKind::Failed, error.to_string()))?,
         ),
         Mode::Nvlink | Mode::Loopback => None,
@@ -57,13 +57,13 @@ pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
     // The cluster's name of the node, if it is set.
     let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     let name = env::var("DOCTOR_NODE_NAME").unwrap_or_else(|_| host());
-    let outcome = Conduct::begin(&order, place.as_ref(), name, &stop)?.run()?;
+    let outcome = Coordinator::begin(&order, place.as_ref(), name, &stop)?.run()?;
     print(&outcome);
     Ok(judged(&order, outcome))
 }
 
-fn judged(order: &CollectiveOrder, outcome: Outcome) -> Measurements {
-    let Outcome { reports, own, paths, nccl, why, warnings } = outcome;
+fn judged(order: &CollectiveParams, outcome: Outcome) -> Measurements {
+    let Outcome { reports, own, paths, nccl, stop_reason: why, warnings } = outcome;
     let mut said = measurements(order.mode, &reports, own, paths, nccl);
     if let Some(why) = why.filter(|_| said.events.is_empty() && said.unread.is_empty()) {
         said.unread.push(ProbeFailure::new(FailureKind::Failed, why));
@@ -80,11 +80,11 @@ fn print(outcome: &Outcome) {
     let gpus: usize = outcome.reports.iter().map(|node| node.gpus.len()).sum();
     eprintln!("{gpus} GPUs of {} nodes, NCCL {}", outcome.reports.len(), version(outcome.nccl));
     eprintln!("{:>14} {:>12} {:>12} {:>8}", "bytes", "us", "bus GB/s", "wrong");
-    for (bytes, seconds, bandwidth, wrong) in table(&outcome.reports) {
+    for (bytes, seconds, bandwidth, wrong) in bandwidth_table(&outcome.reports) {
         eprintln!("{bytes:>14} {:>12.1} {:>12.2} {wrong:>8}", seconds * 1e6, bandwidth / 1e9);
     }
-    for link in links(&outcome.reports) {
-        let end = |(node, gpu): End<'_>| format!("{} {}", node.node, gpu.gpu);
+    for link in ring_links(&outcome.reports) {
+        let end = |(node, gpu): LinkEnd<'_>| format!("{} {}", node.node, gpu.gpu);
         eprintln!("{} to {}: {:.2} GB/s", end(link.from), end(link.to), link.rate / 1e9);
     }
 }

@@ -18,34 +18,34 @@ use std::{
 use doctor_core::time::Span;
 
 use super::{
-    events::News,
-    launcher::{PORT, Place},
-    seal::{self, End, NONCE_BYTES, Nonce, Reading, SealError, Writing},
-    told::{Hello, Welcome},
+    events::CoordinatorEvent,
+    frame_auth::{self, FrameError, NONCE_BYTES, Nonce, ReadChannel, Side, WriteChannel},
+    launcher::{JobPosition, PORT},
+    messages::{JoinReply, JoinRequest},
 };
 use crate::stop::Stop;
 
 /// Time for a new connection to authenticate.
-const TO_SAY_WHO: Duration = Duration::from_secs(10);
+const AUTH_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for a node to accept a message.
-const TO_WRITE: Duration = Duration::from_secs(20);
-const TRY_AGAIN: Duration = Duration::from_millis(200);
-const TO_CONNECT: Duration = Duration::from_secs(5);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most unauthenticated connections at a time.
-const STRANGERS: usize = 256;
+const MAX_UNAUTHENTICATED: usize = 256;
 
 /// Errors that mean that the peer closed the connection.
-const HUNG_UP: [io::ErrorKind; 3] =
+const CLOSED_BY_PEER: [io::ErrorKind; 3] =
     [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe];
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NoRendezvous {
+pub(super) enum RendezvousError {
     #[error("cannot listen at {address}: {source}")]
     Listen { address: String, source: io::Error },
     #[error("the first node at {address} was not reached within {within}: {last}")]
     NotReached { address: String, within: Span, last: String },
     #[error("the first node at {address} rejected this node: {text}")]
-    Refused { address: String, text: String },
+    Rejected { address: String, text: String },
     #[error("stopped by a signal")]
     Stopped,
 }
@@ -60,23 +60,25 @@ fn nonce() -> io::Result<Nonce> {
 }
 
 /// Listens at the rendezvous address, and reports each node that joins.
-pub(super) fn listen(place: &Place, news: &Sender<News>) -> Result<(), NoRendezvous> {
+pub(super) fn listen(place: &JobPosition, news: &Sender<CoordinatorEvent>) -> Result<(), RendezvousError> {
     let listener =
-        bind(&place.address).map_err(|source| NoRendezvous::Listen { address: place.address.clone(), source })?;
+        bind(&place.address).map_err(|source| RendezvousError::Listen { address: place.address.clone(), source })?;
     let (place, news) = (place.clone(), news.clone());
     let strangers = Arc::new(AtomicUsize::new(0));
     // Listens for the lifetime of this process, which is that of the test.
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            if strangers.fetch_add(1, Ordering::SeqCst) >= STRANGERS {
+            if strangers.fetch_add(1, Ordering::SeqCst) >= MAX_UNAUTHENTICATED {
                 strangers.fetch_sub(1, Ordering::SeqCst);
                 continue;
             }
             let (place, news, strangers) = (place.clone(), news.clone(), Arc::clone(&strangers));
             thread::spawn(move || {
                 let from = stream.peer_addr();
-                match greet(stream, &place) {
-                    Ok((hello, reading, writing)) => drop(news.send(News::Came { hello, reading, writing })),
+                match accept_peer(stream, &place) {
+                    Ok((hello, reading, writing)) => {
+                        drop(news.send(CoordinatorEvent::Joined { hello, reading, writing }))
+                    }
                     Err(error) => {
                         let from = from.map_or_else(|_| "somewhere".to_owned(), |from| from.to_string());
                         eprintln!("rejected a connection from {from}: {error}");
@@ -106,63 +108,74 @@ fn bind(address: &str) -> io::Result<TcpListener> {
     Err(last)
 }
 
-fn greet(mut stream: TcpStream, place: &Place) -> Result<(Hello, Reading, Writing), SealError> {
+fn accept_peer(
+    mut stream: TcpStream,
+    place: &JobPosition,
+) -> Result<(JoinRequest, ReadChannel, WriteChannel), FrameError> {
     set_limits(&stream)?;
     let ours = nonce()?;
     stream.write_all(&ours)?;
     let mut theirs = [0; NONCE_BYTES];
     stream.read_exact(&mut theirs)?;
     let both = (stream.try_clone()?, stream);
-    let (mut reading, writing) = seal::channels(both, &place.secret, &ours, &theirs, End::Listens);
-    let hello = reading.read::<Hello>()?;
+    let (mut reading, writing) = frame_auth::channels(both, &place.secret, &ours, &theirs, Side::Listener);
+    let hello = reading.read::<JoinRequest>()?;
     Ok((hello, reading, writing))
 }
 
 fn set_limits(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(TO_SAY_WHO))?;
-    stream.set_write_timeout(Some(TO_WRITE))
+    stream.set_read_timeout(Some(AUTH_TIMEOUT))?;
+    stream.set_write_timeout(Some(WRITE_TIMEOUT))
 }
 
 /// Removes the read timeout after authentication: messages may be far apart, and the waiting side has its own limits.
-pub(super) fn unhurried(reading: &Reading) -> io::Result<()> {
+pub(super) fn remove_read_timeout(reading: &ReadChannel) -> io::Result<()> {
     reading.stream().set_read_timeout(None)
 }
 
 /// Connects to the first node, and retries until that accepts this node.
-pub(super) fn join(place: &Place, name: &str, within: Span, stop: &Stop) -> Result<(Reading, Writing), NoRendezvous> {
+pub(super) fn join(
+    place: &JobPosition,
+    name: &str,
+    within: Span,
+    stop: &Stop,
+) -> Result<(ReadChannel, WriteChannel), RendezvousError> {
     let deadline = Instant::now() + within.to_std();
-    let hello = Hello { rank: place.rank, nodes: place.nodes, name: name.to_owned() };
+    let hello = JoinRequest { rank: place.rank, nodes: place.nodes, name: name.to_owned() };
     // A closed connection is a better diagnosis than the last failure to connect.
     let mut hung_up = None;
     loop {
-        let last = match knock(place, &hello) {
-            Ok((reading, writing, Welcome::In)) => return Ok((reading, writing)),
-            Ok((_, _, Welcome::Refused(text))) => {
-                return Err(NoRendezvous::Refused { address: place.address.clone(), text });
+        let last = match connect_once(place, &hello) {
+            Ok((reading, writing, JoinReply::In)) => return Ok((reading, writing)),
+            Ok((_, _, JoinReply::Refused(text))) => {
+                return Err(RendezvousError::Rejected { address: place.address.clone(), text });
             }
-            Err(SealError::Io(error)) if HUNG_UP.contains(&error.kind()) => {
+            Err(FrameError::Io(error)) if CLOSED_BY_PEER.contains(&error.kind()) => {
                 hung_up = Some("it closed the connection; is the secret the same on both nodes?".to_owned());
                 error.to_string()
             }
             Err(error) => error.to_string(),
         };
-        if stop.told().is_some() {
-            return Err(NoRendezvous::Stopped);
+        if stop.requested().is_some() {
+            return Err(RendezvousError::Stopped);
         }
         if Instant::now() >= deadline {
             let last = hung_up.unwrap_or(last);
-            return Err(NoRendezvous::NotReached { address: place.address.clone(), within, last });
+            return Err(RendezvousError::NotReached { address: place.address.clone(), within, last });
         }
-        thread::sleep(TRY_AGAIN);
+        thread::sleep(RETRY_INTERVAL);
     }
 }
 
-fn knock(place: &Place, hello: &Hello) -> Result<(Reading, Writing, Welcome), SealError> {
+fn connect_once(
+    place: &JobPosition,
+    hello: &JoinRequest,
+) -> Result<(ReadChannel, WriteChannel, JoinReply), FrameError> {
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     let mut connected = None;
     for address in place.address.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, TO_CONNECT) {
+        match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
             Ok(stream) => {
                 connected = Some(stream);
                 break;
@@ -177,9 +190,9 @@ fn knock(place: &Place, hello: &Hello) -> Result<(Reading, Writing, Welcome), Se
     let ours = nonce()?;
     stream.write_all(&ours)?;
     let both = (stream.try_clone()?, stream);
-    let (mut reading, mut writing) = seal::channels(both, &place.secret, &theirs, &ours, End::Comes);
+    let (mut reading, mut writing) = frame_auth::channels(both, &place.secret, &theirs, &ours, Side::Connector);
     writing.write(hello)?;
-    let welcome = reading.read::<Welcome>()?;
-    unhurried(&reading)?;
+    let welcome = reading.read::<JoinReply>()?;
+    remove_read_timeout(&reading)?;
     Ok((reading, writing, welcome))
 }

@@ -16,49 +16,53 @@ use std::{
     thread,
 };
 
-use doctor_checks::{collective_order::CollectiveOrder, collective_report::GpuReport};
+use doctor_checks::{collective_params::CollectiveParams, collective_report::GpuReport};
 use doctor_core::{
     hex,
     observation::{FailureKind, ProbeFailure},
 };
 use doctor_gpu::{
-    collective::{Ranks, Steps, Task},
+    collective::{LocalRanks, RankBarrier, Task},
     cuda,
     nccl::{self, ID_BYTES, UniqueId},
 };
 use rustix::process::Signal;
 
-use super::told::{Begin, Opened, Said, Told};
+use super::messages::{OpenedGpus, StartParams, WorkerCommand, WorkerMessage};
 
 /// The subtask name under which this program becomes the worker.
-pub(in crate::builtin) const WORK: &str = "collective-work";
+pub(in crate::builtin) const SUBTASK: &str = "collective-work";
 
-pub(in crate::builtin) fn work(args: &[OsString]) -> ExitCode {
+pub(in crate::builtin) fn run_worker(args: &[OsString]) -> ExitCode {
     // The worker must not outlive its node.
     let _killed_with_it = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-    let order = args.first().and_then(|text| serde_json::from_str::<CollectiveOrder>(text.to_str()?).ok());
+    let order = args.first().and_then(|text| serde_json::from_str::<CollectiveParams>(text.to_str()?).ok());
     let Some(order) = order else {
-        eprintln!("{WORK} is internal to doctor-node");
+        eprintln!("{SUBTASK} is internal to doctor-node");
         return ExitCode::FAILURE;
     };
-    if let Err(failure) = add_up(&order) {
-        say(&Said::Cannot(failure));
+    if let Err(failure) = run_ranks(&order) {
+        say(&WorkerMessage::Cannot(failure));
     }
     ExitCode::SUCCESS
 }
 
 /// Writes one line at a time: several ranks report.
-fn say(said: &Said) {
+fn say(said: &WorkerMessage) {
     let line = serde_json::to_string(said).unwrap_or_default();
     // Fails only if the node is gone.
     let _heard = writeln!(io::stdout().lock(), "{line}");
 }
 
-fn add_up(order: &CollectiveOrder) -> Result<(), ProbeFailure> {
+fn run_ranks(order: &CollectiveParams) -> Result<(), ProbeFailure> {
     let or = |variable: &str, default: &str| env::var_os(variable).unwrap_or_else(|| default.into());
     let nccl = order.library.as_ref().map_or_else(|| or("DOCTOR_NCCL", nccl::LIBRARY), OsString::from);
-    let ranks = Ranks::open(&or("DOCTOR_CUDA", cuda::LIBRARY), &nccl)?;
-    say(&Said::Opened(Opened { gpus: ranks.gpus().to_vec(), room: ranks.room(), nccl: ranks.nccl_version()? }));
+    let ranks = LocalRanks::open(&or("DOCTOR_CUDA", cuda::LIBRARY), &nccl)?;
+    say(&WorkerMessage::Opened(OpenedGpus {
+        gpus: ranks.gpus().to_vec(),
+        room: ranks.max_message_bytes(),
+        nccl: ranks.nccl_version()?,
+    }));
     let gate = Gate::default();
     let (to_begin, begun) = mpsc::channel();
     thread::scope(|scope| {
@@ -67,7 +71,7 @@ fn add_up(order: &CollectiveOrder) -> Result<(), ProbeFailure> {
         if let Ok(begin) = begun.recv() {
             match task(order, &begin) {
                 Ok(task) => gate.run(&ranks, &task),
-                Err(failure) => say(&Said::Cannot(failure)),
+                Err(failure) => say(&WorkerMessage::Cannot(failure)),
             }
         }
         // The listener blocks in a read until the node ends, so exit explicitly.
@@ -76,18 +80,18 @@ fn add_up(order: &CollectiveOrder) -> Result<(), ProbeFailure> {
 }
 
 /// Handles messages of the node until it closes the pipe.
-fn listen(ranks: &Ranks, gate: &Gate, begin: mpsc::Sender<Begin>) {
+fn listen(ranks: &LocalRanks, gate: &Gate, begin: mpsc::Sender<StartParams>) {
     let mut begin = Some(begin);
     for line in io::stdin().lock().lines() {
-        let Some(told) = line.ok().and_then(|line| serde_json::from_str::<Told>(&line).ok()) else { break };
+        let Some(told) = line.ok().and_then(|line| serde_json::from_str::<WorkerCommand>(&line).ok()) else { break };
         match told {
-            Told::MakeId => match ranks.unique_id() {
-                Ok(id) => say(&Said::Id(hex::encode(id.bytes()))),
-                Err(failure) => say(&Said::Cannot(failure)),
+            WorkerCommand::MakeId => match ranks.unique_id() {
+                Ok(id) => say(&WorkerMessage::Id(hex::encode(id.bytes()))),
+                Err(failure) => say(&WorkerMessage::Cannot(failure)),
             },
-            Told::Begin(with) => drop(begin.take().map(|begin| begin.send(with))),
-            Told::Go(step) => gate.go(step),
-            Told::Stop => {
+            WorkerCommand::Begin(with) => drop(begin.take().map(|begin| begin.send(with))),
+            WorkerCommand::Go(step) => gate.go(step),
+            WorkerCommand::Stop => {
                 begin = None;
                 gate.stop();
             }
@@ -97,7 +101,7 @@ fn listen(ranks: &Ranks, gate: &Gate, begin: mpsc::Sender<Begin>) {
     std::process::exit(0);
 }
 
-fn task(order: &CollectiveOrder, begin: &Begin) -> Result<Task, ProbeFailure> {
+fn task(order: &CollectiveParams, begin: &StartParams) -> Result<Task, ProbeFailure> {
     let wrong = |text: &str| ProbeFailure::new(FailureKind::Unparseable, text);
     let id = id(&begin.id).ok_or_else(|| wrong("the first node sent an invalid NCCL id"))?;
     let sizes = order.sizes(begin.room);
@@ -130,10 +134,10 @@ struct GateState {
 }
 
 impl Gate {
-    fn run(&self, ranks: &Ranks, task: &Task) {
+    fn run(&self, ranks: &LocalRanks, task: &Task) {
         let here = ranks.gpus().len();
-        let report = |report: GpuReport| say(&Said::Report(report));
-        ranks.run(task, &Steps { wait: &|step| self.wait(step, here), stop: &self.stop, report: &report });
+        let report = |report: GpuReport| say(&WorkerMessage::Report(report));
+        ranks.run(task, &RankBarrier { wait: &|step| self.wait(step, here), stop: &self.stop, report: &report });
     }
 
     fn wait(&self, step: usize, here: usize) -> bool {
@@ -141,7 +145,7 @@ impl Gate {
         state.waiting += 1;
         if state.waiting == here {
             state.waiting = 0;
-            say(&Said::At(step));
+            say(&WorkerMessage::At(step));
         }
         let closed = |state: &mut GateState| state.open <= step && !self.stop.load(Ordering::Relaxed);
         drop(self.changed.wait_while(state, closed).unwrap_or_else(PoisonError::into_inner));

@@ -32,15 +32,15 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::{
     builtin::{
-        OURSELVES,
-        program::{AtTheEnd, Program},
+        SELF_EXE,
+        program::{EndSignal, Program},
     },
-    runner::{BUILTIN_ARGUMENT, abandoned::processes, child},
+    runner::{BUILTIN_ARGUMENT, child, hung_probes::processes},
     stop::Stop,
 };
 
 /// The subtask name of the keeper.
-pub(in crate::builtin) const KEEP: &str = "dcgm-keep";
+pub(in crate::builtin) const SUBTASK: &str = "dcgm-keep";
 /// The engine's program.
 pub(super) const ENGINE: &str = "nv-hostengine";
 
@@ -49,13 +49,13 @@ const DEFAULT_PORT: u16 = 5555;
 const CONNECT: Duration = Duration::from_secs(2);
 /// Without persistence mode each GPU is initialised first. The engine's own service allows as long.
 const START: Duration = Duration::from_secs(120);
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Time for the engine to exit by itself, and for the rest to be gone after a kill.
 const GRACE: Duration = Duration::from_secs(5);
 const KILL_GRACE: Duration = Duration::from_secs(2);
 /// How long to wait for the keeper. After that it continues on its own.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-pub(super) const HURRY: Duration = Duration::from_millis(300);
+pub(super) const SHORT_KEEPER_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Where an engine listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl Address {
     ///
     /// # Errors
     /// If it is not an address; the error shows examples.
-    pub(super) fn of(text: &str) -> Result<Self, ProbeFailure> {
+    pub(super) fn parse(text: &str) -> Result<Self, ProbeFailure> {
         if let Some(path) = text.strip_prefix("unix://") {
             return Ok(Self::Unix(PathBuf::from(path)));
         }
@@ -88,7 +88,7 @@ impl Address {
         }
     }
 
-    fn is_here(&self) -> bool {
+    fn is_local(&self) -> bool {
         match self {
             Self::Tcp(address) => address.ip().is_loopback(),
             Self::Unix(_) => true,
@@ -110,13 +110,13 @@ impl Address {
 #[derive(Debug)]
 pub(super) enum Engine {
     /// It ran before and stays.
-    Theirs,
-    Ours(Kept),
+    Running,
+    Started(EngineKeeper),
 }
 
 /// The keeper of our engine.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct EngineKeeper {
     keeper: Child,
     /// Dropped to end the keeper.
     input: Option<ChildStdin>,
@@ -128,10 +128,15 @@ impl Engine {
     ///
     /// # Errors
     /// If there is none and none can be started.
-    pub(super) fn at(address: &Address, running: Option<u32>, dcgmi: &Path, stop: &Stop) -> Result<Self, ProbeFailure> {
+    pub(super) fn connect_or_start(
+        address: &Address,
+        running: Option<u32>,
+        dcgmi: &Path,
+        stop: &Stop,
+    ) -> Result<Self, ProbeFailure> {
         if address.answers() {
             eprintln!("using the running host engine");
-            return Ok(Self::Theirs);
+            return Ok(Self::Running);
         }
         let failed = |text: String| ProbeFailure::new(FailureKind::Failed, text);
         if let Some(pid) = running {
@@ -141,7 +146,7 @@ impl Engine {
             );
             return Err(failed(text));
         }
-        if !address.is_here() {
+        if !address.is_local() {
             return Err(failed("no host engine answers there; the test starts one only on this machine".to_owned()));
         }
         let beside = dcgmi.parent().unwrap_or_else(|| Path::new("/"));
@@ -150,15 +155,15 @@ impl Engine {
             let text = format!("no host engine runs, and {ENGINE} is not installed; it comes with DCGM");
             ProbeFailure::new(FailureKind::Missing, text)
         };
-        let mut kept = Kept::start(&engine.ok_or_else(missing)?, address)
+        let mut kept = EngineKeeper::start(&engine.ok_or_else(missing)?, address)
             .map_err(|error| failed(format!("cannot start the keeper process of {ENGINE}: {error}")))?;
         match kept.wait_for(address, stop) {
             Ok(()) => {
                 eprintln!("started a host engine for this test");
-                Ok(Self::Ours(kept))
+                Ok(Self::Started(kept))
             }
             Err(failure) => {
-                kept.end(if stop.told().is_some() { HURRY } else { PATIENCE });
+                kept.end(if stop.requested().is_some() { SHORT_KEEPER_TIMEOUT } else { PATIENCE });
                 Err(failure)
             }
         }
@@ -166,17 +171,17 @@ impl Engine {
 
     /// Ends our engine, and waits for that no longer than `patience`.
     pub(super) fn end(self, patience: Duration) {
-        if let Self::Ours(kept) = self {
+        if let Self::Started(kept) = self {
             kept.end(patience);
         }
     }
 }
 
-impl Kept {
+impl EngineKeeper {
     fn start(engine: &Program, address: &Address) -> io::Result<Self> {
-        let mut command = Command::new(OURSELVES);
+        let mut command = Command::new(SELF_EXE);
         // In its own process group it can outlive the test.
-        command.args([BUILTIN_ARGUMENT, KEEP]).arg(&engine.path).args(address.arguments()).process_group(0);
+        command.args([BUILTIN_ARGUMENT, SUBTASK]).arg(&engine.path).args(address.arguments()).process_group(0);
         let mut keeper = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
         let input = keeper.stdin.take();
         Ok(Self { keeper, input })
@@ -188,7 +193,7 @@ impl Kept {
             if address.answers() {
                 return Ok(());
             }
-            if stop.told().is_some() {
+            if stop.requested().is_some() {
                 return Err(ProbeFailure::new(FailureKind::Killed, "stopped by a signal"));
             }
             if !matches!(self.keeper.try_wait(), Ok(None)) {
@@ -199,7 +204,7 @@ impl Kept {
                 let text = format!("{ENGINE} did not answer within {START:?}");
                 return Err(ProbeFailure::new(FailureKind::TimedOut, text));
             }
-            std::thread::sleep(LOOK_AGAIN);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -217,7 +222,7 @@ impl Kept {
 }
 
 /// Entry point of the keeper's process.
-pub(in crate::builtin) fn keep(args: &[OsString]) -> ExitCode {
+pub(in crate::builtin) fn run_keeper(args: &[OsString]) -> ExitCode {
     // Signals reach it together with the test, which it must outlive: only the end of its input ends it.
     let heard = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT, SIGHUP] {
@@ -248,13 +253,13 @@ pub(in crate::builtin) fn keep(args: &[OsString]) -> ExitCode {
 /// removed.
 fn engine_in(folder: &Path, engine: &Program, arguments: &[OsString]) -> io::Result<()> {
     let says = io::stderr().as_fd().try_clone_to_owned()?;
-    let mut command = engine.command(AtTheEnd::Ask);
+    let mut command = engine.command(EndSignal::Term);
     command.arg("-n").args(arguments).arg("-f").arg(folder.join("log")).current_dir(folder);
     let mut running = command.process_group(0).stdin(Stdio::null()).stdout(says).spawn()?;
     let mut input = io::stdin();
     loop {
         let mut told = [PollFd::new(&input, PollFlags::IN)];
-        let wait = Timespec::try_from(LOOK_AGAIN * 4).map_err(io::Error::other)?;
+        let wait = Timespec::try_from(POLL_INTERVAL * 4).map_err(io::Error::other)?;
         if poll(&mut told, Some(&wait)).is_ok_and(|ready| ready > 0) && !matches!(input.read(&mut [0; 64]), Ok(1..)) {
             break;
         }
@@ -264,17 +269,17 @@ fn engine_in(folder: &Path, engine: &Program, arguments: &[OsString]) -> io::Res
         }
     }
     child::end(&mut running, GRACE, KILL_GRACE);
-    end_the_adopted();
+    kill_adopted();
     Ok(())
 }
 
 /// Kills adopted descendants of the engine: DCGM's worker would run for hours.
-fn end_the_adopted() {
+fn kill_adopted() {
     let us = std::process::id();
     let deadline = Instant::now() + KILL_GRACE;
     while Instant::now() < deadline {
         while matches!(waitpid(None, WaitOptions::NOHANG), Ok(Some(_))) {}
-        let left: Vec<_> = processes().filter(|stat| stat.parent == us && !stat.is_over()).collect();
+        let left: Vec<_> = processes().filter(|stat| stat.parent == us && !stat.has_exited()).collect();
         if left.is_empty() {
             return;
         }
@@ -292,11 +297,11 @@ mod tests {
 
     #[test]
     fn an_address_is_a_host_with_or_without_a_port_or_a_socket() {
-        assert_eq!(Address::of("127.0.0.1:5600").unwrap(), Address::Tcp("127.0.0.1:5600".parse().unwrap()));
-        assert_eq!(Address::of("127.0.0.1").unwrap(), Address::Tcp("127.0.0.1:5555".parse().unwrap()));
-        let socket = Address::of("unix:///run/engine").unwrap();
-        assert_eq!((socket.is_here(), socket.arguments()), (true, vec!["-d".into(), "/run/engine".into()]));
-        assert!(!Address::of("192.0.2.1:5555").unwrap().is_here());
-        assert!(Address::of("no such host at all").unwrap_err().text.contains("127.0.0.1:5555"));
+        assert_eq!(Address::parse("127.0.0.1:5600").unwrap(), Address::Tcp("127.0.0.1:5600".parse().unwrap()));
+        assert_eq!(Address::parse("127.0.0.1").unwrap(), Address::Tcp("127.0.0.1:5555".parse().unwrap()));
+        let socket = Address::parse("unix:///run/engine").unwrap();
+        assert_eq!((socket.is_local(), socket.arguments()), (true, vec!["-d".into(), "/run/engine".into()]));
+        assert!(!Address::parse("192.0.2.1:5555").unwrap().is_local());
+        assert!(Address::parse("no such host at all").unwrap_err().text.contains("127.0.0.1:5555"));
     }
 }

@@ -15,34 +15,34 @@ use std::{
 };
 
 use doctor_checks::{
-    dcgm_order::DcgmOrder,
+    dcgm_params::DcgmParams,
     probe::{Probe, ProbeOutput},
 };
 use doctor_core::observation::{FailureKind, ProbeFailure};
 
-use super::program::{AtTheEnd, Program};
+use super::program::{EndSignal, Program};
 use crate::{
     runner::{
         LocalRunner, MAX_STREAM_BYTES, ProbeRunner as _, STATE_VARIABLE,
-        abandoned::AbandonedProbes,
-        child::{self, Echo, Ended, Limits},
+        child::{self, ChildOutcome, Echo, Limits},
+        hung_probes::HungProbes,
     },
-    stop::{Stop, StopWhy},
+    stop::{Stop, StopReason},
 };
-use engine::{Address, ENGINE, Engine, HURRY, PATIENCE};
+use engine::{Address, ENGINE, Engine, PATIENCE, SHORT_KEEPER_TIMEOUT};
 
-pub(super) use engine::{KEEP, keep};
+pub(super) use engine::{SUBTASK, run_keeper};
 
 /// Time for `dcgmi` after SIGTERM to stop the engine's worker and wait for it.
 const GRACE: Duration = Duration::from_secs(5);
 /// The same after a stop of the test itself: the runner kills it soon after, and a `dcgmi` that does not react would be
 /// left behind.
-const HURRIED_GRACE: Duration = Duration::from_millis(400);
+const STOP_GRACE: Duration = Duration::from_millis(400);
 const KILL_GRACE: Duration = Duration::from_secs(2);
 /// The output is embedded as JSON in JSON, where each quote takes two bytes.
-const MOST_BYTES: usize = MAX_STREAM_BYTES / 2;
+const MAX_OUTPUT_BYTES: usize = MAX_STREAM_BYTES / 2;
 /// The name under which an unkillable process is recorded.
-const WHAT: &str = "dcgmi diag";
+const PROCESS_LABEL: &str = "dcgmi diag";
 
 /// Entry point of the test's process.
 pub(super) fn run(args: Vec<OsString>) -> ProbeOutput {
@@ -50,7 +50,7 @@ pub(super) fn run(args: Vec<OsString>) -> ProbeOutput {
 }
 
 fn diagnose(args: Vec<OsString>) -> Result<ProbeOutput, ProbeFailure> {
-    let order = args.into_iter().next().and_then(|text| serde_json::from_str::<DcgmOrder>(text.to_str()?).ok());
+    let order = args.into_iter().next().and_then(|text| serde_json::from_str::<DcgmParams>(text.to_str()?).ok());
     let Some(order) = order else {
         return Err(ProbeFailure::new(FailureKind::Unparseable, "cannot parse the parameters of the DCGM test"));
     };
@@ -60,22 +60,22 @@ fn diagnose(args: Vec<OsString>) -> Result<ProbeOutput, ProbeFailure> {
         let text = format!("{} is not installed; it comes with DCGM (`datacenter-gpu-manager`)", order.program);
         ProbeFailure::new(FailureKind::Missing, text)
     })?;
-    let address = Address::of(&order.address)?;
+    let address = Address::parse(&order.address)?;
     let state = env::var_os(STATE_VARIABLE).map(PathBuf::from);
-    let left = state.as_deref().map_or_else(AbandonedProbes::of_this_process, AbandonedProbes::kept_in);
-    if let Some(pid) = left.hanging(WHAT) {
+    let left = state.as_deref().map_or_else(HungProbes::in_memory, HungProbes::in_directory);
+    if let Some(pid) = left.hanging(PROCESS_LABEL) {
         let text = format!("process {pid} of an earlier diagnosis still hangs; no other is started");
         return Err(ProbeFailure::new(FailureKind::Abandoned, text));
     }
-    let running = look_around(&order, &stop, state.as_deref())?;
-    let engine = Engine::at(&address, running, &dcgmi.path, &stop)?;
-    let answer = ask(&dcgmi, &order, &stop, &left);
-    engine.end(if stop.told().is_some() { HURRY } else { PATIENCE });
+    let running = check_preconditions(&order, &stop, state.as_deref())?;
+    let engine = Engine::connect_or_start(&address, running, &dcgmi.path, &stop)?;
+    let answer = run_dcgmi(&dcgmi, &order, &stop, &left);
+    engine.end(if stop.requested().is_some() { SHORT_KEEPER_TIMEOUT } else { PATIENCE });
     answer
 }
 
 /// Tests the preconditions, and returns the pid of a running engine, if any.
-fn look_around(order: &DcgmOrder, stop: &Stop, state: Option<&Path>) -> Result<Option<u32>, ProbeFailure> {
+fn check_preconditions(order: &DcgmParams, stop: &Stop, state: Option<&Path>) -> Result<Option<u32>, ProbeFailure> {
     let root = env::var_os("DOCTOR_ROOT").map_or_else(|| PathBuf::from("/"), PathBuf::from);
     let mut runner = LocalRunner::new(&root, stop).state(state);
     if let Some(library) = env::var_os("DOCTOR_NVML") {
@@ -99,28 +99,33 @@ fn look_around(order: &DcgmOrder, stop: &Stop, state: Option<&Path>) -> Result<O
 }
 
 /// Runs the diagnosis to its end.
-fn ask(dcgmi: &Program, order: &DcgmOrder, stop: &Stop, left: &AbandonedProbes) -> Result<ProbeOutput, ProbeFailure> {
+fn run_dcgmi(dcgmi: &Program, order: &DcgmParams, stop: &Stop, left: &HungProbes) -> Result<ProbeOutput, ProbeFailure> {
     let level = order.level.number();
-    let mut command = dcgmi.command(AtTheEnd::Ask);
+    let mut command = dcgmi.command(EndSignal::Term);
     command.args(["diag", "--host", &order.address, "-j", "-r", &level.to_string()]);
     if !order.parameters.is_empty() {
         command.args(["-p", &order.parameters.join(";")]);
     }
-    let limits = Limits { timeout: order.timeout.to_std(), stream: MOST_BYTES, grace: GRACE, kill_grace: KILL_GRACE };
+    let limits = Limits {
+        timeout: order.timeout.to_std(),
+        max_stream_bytes: MAX_OUTPUT_BYTES,
+        grace: GRACE,
+        kill_grace: KILL_GRACE,
+    };
     eprintln!("dcgmi diag at level {level}, for {} at most", order.timeout);
     let begun = Instant::now();
     let say = |line: &str| eprintln!("{line}");
     let echo = Echo { stdout: Some(&say), stderr: Some(&say) };
-    let ended = child::run_in_a_hurry(&mut command, &limits, HURRIED_GRACE, stop, echo);
+    let ended = child::run_with_stop_grace(&mut command, &limits, STOP_GRACE, stop, echo);
     eprintln!("dcgmi ended after {:.1} s", begun.elapsed().as_secs_f64());
     let failed = |kind, text: String| Err(ProbeFailure::new(kind, text));
     match ended {
-        Ok(Ended::Exited { status, stdout, stderr }) => Ok(ProbeOutput::Ran {
+        Ok(ChildOutcome::Exited { status, stdout, stderr }) => Ok(ProbeOutput::Ran {
             exit: status.code(),
             stdout: String::from_utf8_lossy(&stdout).into_owned(),
             stderr: String::from_utf8_lossy(&stderr).into_owned(),
         }),
-        Ok(Ended::TimedOut) => {
+        Ok(ChildOutcome::TimedOut) => {
             let text = format!(
                 "the diagnosis at level {level} did not end within {} and was stopped; increase `timeout`, or \
                  look for a hung GPU",
@@ -128,12 +133,14 @@ fn ask(dcgmi: &Program, order: &DcgmOrder, stop: &Stop, left: &AbandonedProbes) 
             );
             failed(FailureKind::TimedOut, text)
         }
-        Ok(Ended::TooLong) => failed(FailureKind::TooLong, format!("dcgmi printed more than {MOST_BYTES} bytes")),
-        Ok(Ended::Stopped(StopWhy::Signal | StopWhy::TimeLimit)) => {
+        Ok(ChildOutcome::TooLong) => {
+            failed(FailureKind::TooLong, format!("dcgmi printed more than {MAX_OUTPUT_BYTES} bytes"))
+        }
+        Ok(ChildOutcome::Stopped(StopReason::Signal | StopReason::TimeLimit)) => {
             failed(FailureKind::Killed, "stopped by a signal".to_owned())
         }
-        Ok(Ended::Unkillable { pid, child }) => {
-            left.add(WHAT, pid, child);
+        Ok(ChildOutcome::Unkillable { pid, child }) => {
+            left.add(PROCESS_LABEL, pid, child);
             failed(FailureKind::Abandoned, format!("dcgmi hangs in the kernel and was left behind as process {pid}"))
         }
         Err(error) => failed(FailureKind::Failed, format!("cannot start dcgmi: {error}")),

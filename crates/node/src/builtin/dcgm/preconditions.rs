@@ -5,7 +5,7 @@
 
 use std::{fs, path::Path};
 
-use doctor_checks::gpu::{Gpu, GpuAnswer, Reading};
+use doctor_checks::gpu::{FieldValue, Gpu, GpuQueryResult};
 use doctor_core::observation::{FailureKind, ProbeFailure};
 
 /// The GPU fields that are read.
@@ -17,7 +17,7 @@ const PROCESSES: &str = "process.*.pid";
 ///
 /// # Errors
 /// With every precondition that is not met, by name.
-pub(super) fn are_met(answer: &GpuAnswer, root: &Path) -> Result<(), ProbeFailure> {
+pub(super) fn are_met(answer: &GpuQueryResult, root: &Path) -> Result<(), ProbeFailure> {
     if let Err(failure) = &answer.driver {
         return Err(failure.clone());
     }
@@ -37,14 +37,14 @@ fn unmet(gpu: &Gpu, root: &Path) -> Vec<String> {
     let part = gpu.entity();
     let mut unmet = Vec::new();
     match gpu.get(MIG) {
-        Some(Reading::Number(0.0) | Reading::NotSupported) => {}
-        Some(Reading::Number(_)) => unmet.push(format!("`mig-off`: {part} has MIG enabled")),
+        Some(FieldValue::Number(0.0) | FieldValue::NotSupported) => {}
+        Some(FieldValue::Number(_)) => unmet.push(format!("`mig-off`: {part} has MIG enabled")),
         other => unmet.push(format!("`mig-off`: MIG mode of {part} unknown ({})", why(other))),
     }
     let users: Vec<String> = gpu
-        .numbered("process", "pid")
+        .indexed("process", "pid")
         .filter_map(|(_, reading)| match reading {
-            Reading::Number(pid) => Some(user(*pid as u32, root)),
+            FieldValue::Number(pid) => Some(user(*pid as u32, root)),
             _ => None,
         })
         .collect();
@@ -57,9 +57,9 @@ fn unmet(gpu: &Gpu, root: &Path) -> Vec<String> {
     unmet
 }
 
-fn why(reading: Option<&Reading>) -> String {
+fn why(reading: Option<&FieldValue>) -> String {
     match reading {
-        Some(Reading::Failed { text, .. }) => text.clone(),
+        Some(FieldValue::Failed { text, .. }) => text.clone(),
         _ => "not reported by the driver".to_owned(),
     }
 }
@@ -76,9 +76,9 @@ mod tests {
     use super::*;
     use doctor_checks::gpu::Driver;
 
-    fn said(fields: &[(&str, Reading)]) -> Option<String> {
+    fn said(fields: &[(&str, FieldValue)]) -> Option<String> {
         let fields = fields.iter().map(|(name, reading)| ((*name).to_owned(), reading.clone())).collect();
-        let answer = GpuAnswer {
+        let answer = GpuQueryResult {
             on_pci: vec!["0000:18:00.0".to_owned()],
             driver: Ok(Driver { version: "570.124.06".to_owned(), cuda: None, asked: "nvml".to_owned() }),
             gpus: vec![Gpu { index: 0, bus: "0000:18:00.0".to_owned(), fields }],
@@ -88,17 +88,17 @@ mod tests {
 
     #[test]
     fn a_gpu_that_is_in_use_or_divided_is_not_ready_and_one_that_does_not_tell_is_neither() {
-        let off = (MIG, Reading::Number(0.0));
+        let off = (MIG, FieldValue::Number(0.0));
         assert_eq!(said(std::slice::from_ref(&off)), None);
-        assert_eq!(said(&[(MIG, Reading::NotSupported)]), None);
+        assert_eq!(said(&[(MIG, FieldValue::NotSupported)]), None);
         let us = f64::from(std::process::id());
-        let busy = said(&[off.clone(), ("process.0.pid", Reading::Number(us))]).unwrap();
+        let busy = said(&[off.clone(), ("process.0.pid", FieldValue::Number(us))]).unwrap();
         assert!(busy.contains("`gpus-free`: gpu:0000:18:00.0 is used by process") && busy.contains(" ("), "{busy}");
-        let divided = said(&[(MIG, Reading::Number(1.0))]).unwrap();
+        let divided = said(&[(MIG, FieldValue::Number(1.0))]).unwrap();
         assert!(divided.contains("`mig-off`: gpu:0000:18:00.0 has MIG enabled"), "{divided}");
-        let lost = || Reading::Failed { code: 15, text: "GPU is lost".to_owned() };
+        let lost = || FieldValue::Failed { code: 15, text: "GPU is lost".to_owned() };
         let both = said(&[(MIG, lost()), (PROCESSES, lost())]).unwrap();
         assert!(both.contains("MIG mode of gpu:0000:18:00.0 unknown (GPU is lost); `gpus-free`"), "{both}");
-        assert!(said(&[off, (PROCESSES, Reading::NotSupported)]).unwrap().contains("unknown ("));
+        assert!(said(&[off, (PROCESSES, FieldValue::NotSupported)]).unwrap().contains("unknown ("));
     }
 }

@@ -5,7 +5,7 @@
 //! Before the first port, each tool is run as a negative control on a device that does not exist: a tool that still
 //! reports a result ignores its device argument, and its other results do not count.
 
-mod pair;
+mod client_server;
 mod ports;
 mod tool;
 
@@ -16,24 +16,24 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_checks::{document::Measurements, fabric_growth, fabric_order::FabricOrder, probe::FileText};
+use doctor_checks::{document::Measurements, fabric_counters, fabric_params::FabricParams, probe::FileText};
 use doctor_core::observation::{Event, FailureKind, Metric, ProbeFailure, Unit};
 
 use super::program::Program;
 use crate::{
-    runner::{STATE_VARIABLE, abandoned::AbandonedProbes},
+    runner::{STATE_VARIABLE, hung_probes::HungProbes},
     stop::Stop,
 };
-use pair::Ran;
+use client_server::PairOutcome;
 use ports::Port;
-use tool::{Answer, Tool};
+use tool::{Tool, ToolResult};
 
 /// A device that does not exist.
-const BOGUS: &str = "doctor-none0";
+const MISSING_DEVICE: &str = "doctor-none0";
 
 /// Entry point of the test's process.
 pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
-    let order = args.into_iter().next().and_then(|text| serde_json::from_str::<FabricOrder>(text.to_str()?).ok());
+    let order = args.into_iter().next().and_then(|text| serde_json::from_str::<FabricParams>(text.to_str()?).ok());
     let Some(order) = order else {
         return Err(ProbeFailure::new(FailureKind::Unparseable, "cannot parse the parameters of the fabric test"));
     };
@@ -41,54 +41,54 @@ pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
         .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot install signal handlers: {error}")))?;
     let found = ports::find(&order, &stop)?;
     let left = env::var_os(STATE_VARIABLE)
-        .map_or_else(AbandonedProbes::of_this_process, |directory| AbandonedProbes::kept_in(Path::new(&directory)));
+        .map_or_else(HungProbes::in_memory, |directory| HungProbes::in_directory(Path::new(&directory)));
     let mut test = Test {
-        order: &order,
+        params: &order,
         stop: &stop,
         begun: Instant::now(),
-        left,
-        seen: Measurements::default(),
-        moved: Vec::new(),
+        hung_probes: left,
+        measurements: Measurements::default(),
+        throughput: Vec::new(),
     };
-    test.seen.unread.extend(found.unread);
+    test.measurements.unread.extend(found.failures);
     for tool in Tool::ALL {
         let of_tool: Vec<&Port> = found.ports.iter().filter(|port| port.tool == *tool).collect();
         if !of_tool.is_empty()
             && let Err(failure) = test.ports(*tool, &of_tool)
         {
             eprintln!("{}", failure.text);
-            test.seen.unread.push(failure);
+            test.measurements.unread.push(failure);
         }
-        if stop.told().is_some() {
+        if stop.requested().is_some() {
             return Err(ProbeFailure::new(FailureKind::Killed, "stopped by a signal"));
         }
     }
     test.compare();
-    Ok(test.seen)
+    Ok(test.measurements)
 }
 
 struct Test<'a> {
-    order: &'a FabricOrder,
+    params: &'a FabricParams,
     stop: &'a Stop,
     begun: Instant,
     /// Processes that could not be killed.
-    left: AbandonedProbes,
-    seen: Measurements,
+    hung_probes: HungProbes,
+    measurements: Measurements,
     /// The throughput of each port in bits a second.
-    moved: Vec<(Port, f64)>,
+    throughput: Vec<(Port, f64)>,
 }
 
 impl Test<'_> {
     /// Tests all ports of one tool, after its negative control.
     fn ports(&mut self, tool: Tool, ports: &[&Port]) -> Result<(), ProbeFailure> {
-        let program = tool.find(self.order)?;
-        self.control(tool, &program)?;
+        let program = tool.find(self.params)?;
+        self.negative_control(tool, &program)?;
         for port in ports {
-            if self.stop.told().is_some() {
+            if self.stop.requested().is_some() {
                 return Ok(());
             }
-            if self.begun.elapsed() > self.order.timeout.to_std() {
-                let (entity, timeout) = (port.entity(), self.order.timeout);
+            if self.begun.elapsed() > self.params.timeout.to_std() {
+                let (entity, timeout) = (port.entity(), self.params.timeout);
                 let text = format!("{entity} was not tested within {timeout}; increase `timeout`");
                 return Err(ProbeFailure::new(FailureKind::TimedOut, text));
             }
@@ -98,48 +98,48 @@ impl Test<'_> {
     }
 
     /// Runs the negative control: a tool that succeeds on a device that does not exist proves nothing.
-    fn control(&self, tool: Tool, program: &Program) -> Result<(), ProbeFailure> {
+    fn negative_control(&self, tool: Tool, program: &Program) -> Result<(), ProbeFailure> {
         let broken = |why: &str| {
             let text = format!("{} {why} for a device that does not exist, so its results prove nothing", tool.name());
             ProbeFailure::new(FailureKind::Failed, text)
         };
-        match self.pair(tool, program, BOGUS, "1")? {
-            Ran::Ended(said) => match tool.read(&said) {
-                Answer::Unread(FailureKind::Failed, text) => {
+        match self.pair(tool, program, MISSING_DEVICE, "1")? {
+            PairOutcome::Finished(said) => match tool.parse_output(&said) {
+                ToolResult::NoResult(FailureKind::Failed, text) => {
                     eprintln!("{}: negative control: a device that does not exist is rejected ({text})", tool.name());
                     Ok(())
                 }
-                Answer::Moved { .. } => Err(broken("gives a result")),
-                Answer::Failed(_) => Err(broken("moves messages")),
-                Answer::Unread(..) => Err(broken("does not report a failure")),
+                ToolResult::Throughput { .. } => Err(broken("gives a result")),
+                ToolResult::Failed(_) => Err(broken("moves messages")),
+                ToolResult::NoResult(..) => Err(broken("does not report a failure")),
             },
-            Ran::Stalled(limit) => Err(broken(&format!("does not end within {limit:?}"))),
-            Ran::LeftBehind { pid, child } => {
-                self.left.add(tool.name(), pid, child);
+            PairOutcome::Stalled(limit) => Err(broken(&format!("does not end within {limit:?}"))),
+            PairOutcome::Unkillable { pid, child } => {
+                self.hung_probes.add(tool.name(), pid, child);
                 Err(broken(&format!("hangs as process {pid}")))
             }
-            Ran::TooLong => Err(broken("prints too much output")),
-            Ran::Stopped => Ok(()),
+            PairOutcome::TooLong => Err(broken("prints too much output")),
+            PairOutcome::Stopped => Ok(()),
         }
     }
 
-    fn pair(&self, tool: Tool, program: &Program, device: &str, port: &str) -> Result<Ran, ProbeFailure> {
+    fn pair(&self, tool: Tool, program: &Program, device: &str, port: &str) -> Result<PairOutcome, ProbeFailure> {
         let failed = |what: &str, error: std::io::Error| {
             ProbeFailure::new(FailureKind::Failed, format!("{}: {what}: {error}", tool.name()))
         };
-        let listen = pair::free_port().map_err(|error| failed("no port to listen on", error))?;
-        let sides = tool.sides(self.order, device, port, listen);
-        let limit = tool.lasts(self.order).to_std() + self.order.stall.to_std();
-        pair::run(program, &sides, limit, self.stop).map_err(|error| failed("cannot start it", error))
+        let listen = client_server::free_port().map_err(|error| failed("no port to listen on", error))?;
+        let sides = tool.command_lines(self.params, device, port, listen);
+        let limit = tool.load_time(self.params).to_std() + self.params.stall.to_std();
+        client_server::run(program, &sides, limit, self.stop).map_err(|error| failed("cannot start it", error))
     }
 
     /// Tests one port: its counters, the load, its counters again.
     fn port(&mut self, program: &Program, port: &Port) -> Result<(), ProbeFailure> {
         let entity = port.entity();
         let what = format!("fabric {entity}");
-        if let Some(pid) = self.left.hanging(&what) {
+        if let Some(pid) = self.hung_probes.hanging(&what) {
             let text = format!("process {pid} of an earlier test still hangs on it; not tested again");
-            self.tell(port, "loopback-stalled", text);
+            self.add_event(port, "loopback-stalled", text);
             return Ok(());
         }
         let before = ports::counters(port, self.stop);
@@ -147,56 +147,60 @@ impl Test<'_> {
         let ran = self.pair(port.tool, program, &port.device, &port.port)?;
         let took = begun.elapsed();
         match ran {
-            Ran::Stopped => return Ok(()),
-            Ran::Stalled(limit) => {
-                self.tell(port, "loopback-stalled", format!("{} did not end within {limit:.0?}", port.tool.name()));
+            PairOutcome::Stopped => return Ok(()),
+            PairOutcome::Stalled(limit) => {
+                self.add_event(
+                    port,
+                    "loopback-stalled",
+                    format!("{} did not end within {limit:.0?}", port.tool.name()),
+                );
             }
-            Ran::TooLong => {
+            PairOutcome::TooLong => {
                 let text = format!("{entity}: {} prints too much output", port.tool.name());
                 self.unread(ProbeFailure::new(FailureKind::TooLong, text));
             }
-            Ran::LeftBehind { pid, child } => {
-                self.left.add(&what, pid, child);
+            PairOutcome::Unkillable { pid, child } => {
+                self.hung_probes.add(&what, pid, child);
                 let text = format!("{} hangs in the kernel and was left behind as process {pid}", port.tool.name());
-                self.tell(port, "loopback-stalled", text);
+                self.add_event(port, "loopback-stalled", text);
             }
-            Ran::Ended(said) => match port.tool.read(&said) {
-                Answer::Moved { bits_per_second, seconds } => {
+            PairOutcome::Finished(said) => match port.tool.parse_output(&said) {
+                ToolResult::Throughput { bits_per_second, seconds } => {
                     let share = port.rate.map_or_else(String::new, |rate| {
                         format!(", {:.0} % of its link", bits_per_second * 100.0 / rate)
                     });
                     eprintln!("{entity}: {:.1} Gbit/s{share}, {:.1} s", bits_per_second / 1e9, took.as_secs_f64());
                     let metrics = port.tool.metrics(&entity, bits_per_second, seconds, port.rate);
-                    self.seen.metrics.extend(metrics);
-                    self.moved.push((port.clone(), bits_per_second));
+                    self.measurements.metrics.extend(metrics);
+                    self.throughput.push((port.clone(), bits_per_second));
                 }
-                Answer::Failed(text) => self.tell(port, "loopback-failed", text),
-                Answer::Unread(kind, text) => self.unread(ProbeFailure::new(kind, format!("{entity}: {text}"))),
+                ToolResult::Failed(text) => self.add_event(port, "loopback-failed", text),
+                ToolResult::NoResult(kind, text) => self.unread(ProbeFailure::new(kind, format!("{entity}: {text}"))),
             },
         }
-        self.counted(port, before, took);
+        self.compare_counters(port, before, took);
         Ok(())
     }
 
-    fn tell(&mut self, port: &Port, code: &'static str, text: String) {
+    fn add_event(&mut self, port: &Port, code: &'static str, text: String) {
         eprintln!("{}: {code}: {text}", port.entity());
-        self.seen.events.push(Event::seen(code, port.entity(), text));
+        self.measurements.events.push(Event::seen(code, port.entity(), text));
     }
 
     fn unread(&mut self, failure: ProbeFailure) {
         eprintln!("{}", failure.text);
-        self.seen.unread.push(failure);
+        self.measurements.unread.push(failure);
     }
 
-    fn counted(&mut self, port: &Port, before: Result<Vec<FileText>, ProbeFailure>, took: Duration) {
+    fn compare_counters(&mut self, port: &Port, before: Result<Vec<FileText>, ProbeFailure>, took: Duration) {
         let both = before.and_then(|before| Ok((before, ports::counters(port, self.stop)?)));
         match both {
             Ok((before, after)) => {
-                let (events, unread) = fabric_growth::grew(&before, &after, took.as_secs_f64());
+                let (events, unread) = fabric_counters::growth_events(&before, &after, took.as_secs_f64());
                 for event in &events {
                     eprintln!("{}: {}: {}", event.entity, event.code, event.text);
                 }
-                self.seen.events.extend(events);
+                self.measurements.events.extend(events);
                 unread.into_iter().for_each(|failure| self.unread(failure));
             }
             Err(failure) => self.unread(failure),
@@ -205,9 +209,10 @@ impl Test<'_> {
 
     /// Compares each port with its peers: same tool, same link rate.
     fn compare(&mut self) {
-        for (place, (port, bits)) in self.moved.iter().enumerate() {
+        for (place, (port, bits)) in self.throughput.iter().enumerate() {
             let is_like = |other: &Port| other.tool == port.tool && other.rate == port.rate;
-            let others = self.moved.iter().enumerate().filter(|(other, (like, _))| *other != place && is_like(like));
+            let others =
+                self.throughput.iter().enumerate().filter(|(other, (like, _))| *other != place && is_like(like));
             let others: Vec<f64> = others.map(|(_, (_, bits))| *bits).collect();
             // With only two ports, neither can be called the outlier.
             if others.len() >= 2
@@ -215,7 +220,7 @@ impl Test<'_> {
             {
                 let share = bits * 100.0 / usual;
                 let metric = Metric::new("loopback_percent_of_others", port.entity(), share, Unit::Percent);
-                self.seen.metrics.push(metric);
+                self.measurements.metrics.push(metric);
             }
         }
     }

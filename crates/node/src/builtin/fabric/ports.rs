@@ -3,10 +3,10 @@
 use std::{env, path::PathBuf};
 
 use doctor_checks::{
-    fabric_growth,
-    fabric_order::FabricOrder,
+    fabric_counters,
+    fabric_params::FabricParams,
     probe::{FileText, Probe, ProbeOutput},
-    rdma::{LINK_LAYER, RATE, STATE, of, port_entity, ports, rate_bits},
+    rdma::{LINK_LAYER, RATE, STATE, parse_rate, port_entity, port_file, ports},
 };
 use doctor_core::observation::{Entity, FailureKind, ProbeFailure};
 
@@ -37,14 +37,14 @@ impl Port {
 
 /// The ports found.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct FoundPorts {
     pub(super) ports: Vec<Port>,
     /// Ports that could not be read, and configured devices that do not exist.
-    pub(super) unread: Vec<ProbeFailure>,
+    pub(super) failures: Vec<ProbeFailure>,
 }
 
 /// Creates a new runner, because a runner reads each file only once.
-fn looking(stop: &Stop) -> LocalRunner<'_> {
+fn new_runner(stop: &Stop) -> LocalRunner<'_> {
     LocalRunner::new(env::var_os("DOCTOR_ROOT").map_or_else(|| PathBuf::from("/"), PathBuf::from), stop)
 }
 
@@ -58,8 +58,8 @@ fn files(output: ProbeOutput) -> Result<Vec<FileText>, ProbeFailure> {
 
 /// Reads the error counters of a port.
 pub(super) fn counters(port: &Port, stop: &Stop) -> Result<Vec<FileText>, ProbeFailure> {
-    let runner = looking(stop);
-    let paths = fabric_growth::paths(&port.device, &port.port);
+    let runner = new_runner(stop);
+    let paths = fabric_counters::counter_paths(&port.device, &port.port);
     let read = paths.into_iter().map(|pattern| files(runner.run(&Probe::Glob { pattern })));
     Ok(read.collect::<Result<Vec<_>, _>>()?.concat())
 }
@@ -68,8 +68,8 @@ pub(super) fn counters(port: &Port, stop: &Stop) -> Result<Vec<FileText>, ProbeF
 ///
 /// # Errors
 /// If the kernel's list cannot be read or contains nothing to test.
-pub(super) fn find(order: &FabricOrder, stop: &Stop) -> Result<Found, ProbeFailure> {
-    let runner = looking(stop);
+pub(super) fn find(order: &FabricParams, stop: &Stop) -> Result<FoundPorts, ProbeFailure> {
+    let runner = new_runner(stop);
     let states = runner.run(&Probe::glob(STATE));
     let rates = files(runner.run(&Probe::glob(RATE)))?;
     let layers = files(runner.run(&Probe::glob(LINK_LAYER)))?;
@@ -80,10 +80,10 @@ pub(super) fn find(order: &FabricOrder, stop: &Stop) -> Result<Found, ProbeFailu
     let none = || ProbeFailure::new(FailureKind::Empty, "there is no RDMA device in /sys/class/infiniband");
     let all = ports(Some(&states)).map_err(|_| none())?;
     let layer = |port: &doctor_checks::rdma::Port<'_>| {
-        of(&layers, LINK_LAYER, &[port.device, port.port]).ok().flatten().unwrap_or_default()
+        port_file(&layers, LINK_LAYER, &[port.device, port.port]).ok().flatten().unwrap_or_default()
     };
     let has_infiniband = all.iter().any(|port| layer(port) == "InfiniBand");
-    let mut found = Found::default();
+    let mut found = FoundPorts::default();
     for port in &all {
         let is_named = order.devices.iter().any(|name| name == port.device);
         if !order.devices.is_empty() && !is_named {
@@ -93,14 +93,14 @@ pub(super) fn find(order: &FabricOrder, stop: &Stop) -> Result<Found, ProbeFailu
         let is_efa = drivers.iter().any(|(path, to)| path.ends_with(&link) && to.ends_with("/efa"));
         let (entity, layer) = (port.entity(), layer(port));
         match &port.state {
-            Err(failure) => found.unread.push(failure.clone()),
+            Err(failure) => found.failures.push(failure.clone()),
             Ok("ACTIVE") if !is_efa && layer == "Ethernet" && has_infiniband && !is_named => {
                 eprintln!("{entity}: not tested: Ethernet on a node with InfiniBand; add it to `devices` to test it");
             }
             Ok("ACTIVE") if is_efa || matches!(layer, "InfiniBand" | "Ethernet") => found.ports.push(Port {
                 device: port.device.to_owned(),
                 port: port.port.to_owned(),
-                rate: of(&rates, RATE, &[port.device, port.port]).ok().flatten().and_then(rate_bits),
+                rate: port_file(&rates, RATE, &[port.device, port.port]).ok().flatten().and_then(parse_rate),
                 tool: if is_efa { Tool::Pingpong } else { Tool::Write },
             }),
             Ok("ACTIVE") => {
@@ -110,12 +110,12 @@ pub(super) fn find(order: &FabricOrder, stop: &Stop) -> Result<Found, ProbeFailu
         }
     }
     let missing = order.devices.iter().filter(|name| all.iter().all(|port| port.device != **name));
-    found.unread.extend(
+    found.failures.extend(
         missing.map(|name| {
             ProbeFailure::new(FailureKind::Missing, format!("the device {name} of `devices` does not exist"))
         }),
     );
-    if found.ports.is_empty() && found.unread.is_empty() {
+    if found.ports.is_empty() && found.failures.is_empty() {
         let text = format!("none of {} ports is active and supported by the test; see ib-ports", all.len());
         return Err(ProbeFailure::new(FailureKind::Empty, text));
     }

@@ -3,7 +3,7 @@
 use std::{ffi::OsString, path::Path};
 
 use doctor_checks::{
-    fabric_order::{FabricOrder, PINGPONG_BYTES, PINGPONGS, WRITE_BYTES},
+    fabric_params::{FabricParams, PINGPONG_BYTES, PINGPONG_ITERATIONS, WRITE_BYTES},
     perftest, pingpong,
 };
 use doctor_core::{
@@ -11,14 +11,14 @@ use doctor_core::{
     time::Span,
 };
 
-use super::pair::{Said, Sides};
+use super::client_server::{CommandLines, PairOutput};
 use crate::builtin::program::Program;
 
 /// Where Amazon's installer puts libfabric's programs.
 const AMAZON: &str = "/opt/amazon/efa/bin";
 
 /// Both sides are on this machine.
-const HERE: &str = "127.0.0.1";
+const LOOPBACK_ADDRESS: &str = "127.0.0.1";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tool {
@@ -30,15 +30,15 @@ pub(super) enum Tool {
 
 /// A tool's result for one port.
 #[derive(Debug, PartialEq)]
-pub(super) enum Answer {
-    Moved {
+pub(super) enum ToolResult {
+    Throughput {
         bits_per_second: f64,
         seconds: Option<f64>,
     },
     /// Messages did not arrive.
     Failed(String),
     /// The output says nothing about the port.
-    Unread(FailureKind, String),
+    NoResult(FailureKind, String),
 }
 
 impl Tool {
@@ -55,7 +55,7 @@ impl Tool {
     ///
     /// # Errors
     /// If it is not installed.
-    pub(super) fn find(self, order: &FabricOrder) -> Result<Program, ProbeFailure> {
+    pub(super) fn find(self, order: &FabricParams) -> Result<Program, ProbeFailure> {
         let (asked, also_in, package): (_, &[&Path], _) = match self {
             Self::Write => (&order.ib_write_bw, &[], "perftest"),
             Self::Pingpong => (&order.fi_pingpong, &[Path::new(AMAZON)], "libfabric-bin"),
@@ -67,7 +67,7 @@ impl Tool {
     }
 
     /// Builds the command lines of both sides for this device.
-    pub(super) fn sides(self, order: &FabricOrder, device: &str, port: &str, listen: u16) -> Sides {
+    pub(super) fn command_lines(self, order: &FabricParams, device: &str, port: &str, listen: u16) -> CommandLines {
         let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
         let (server, client, environment) = match self {
             Self::Write => {
@@ -80,54 +80,62 @@ impl Tool {
                 if let Some(index) = order.gid_index {
                     both.extend(words(&["-x", &index.to_string()]));
                 }
-                let client = [both.clone(), words(&[HERE])].concat();
+                let client = [both.clone(), words(&[LOOPBACK_ADDRESS])].concat();
                 (both, client, None)
             }
             Self::Pingpong => {
-                let (size, times, listen) = (PINGPONG_BYTES.to_string(), PINGPONGS.to_string(), listen.to_string());
+                let (size, times, listen) =
+                    (PINGPONG_BYTES.to_string(), PINGPONG_ITERATIONS.to_string(), listen.to_string());
                 let domain = format!("{device}-rdm");
                 let both = words(&["-p", "efa", "-e", "rdm", "-d", &domain, "-I", &times, "-S", &size]);
                 let server = [both.clone(), words(&["-B", &listen])].concat();
-                let client = [both, words(&["-P", &listen, HERE])].concat();
+                let client = [both, words(&["-P", &listen, LOOPBACK_ADDRESS])].concat();
                 // Otherwise two processes on one machine would bypass the adapter.
                 (server, client, Some(("FI_EFA_ENABLE_SHM_TRANSFER", "0")))
             }
         };
-        Sides { server, client, listen, environment }
+        CommandLines { server, client, listen, environment }
     }
 
     /// Returns how long the load itself lasts.
-    pub(super) const fn lasts(self, order: &FabricOrder) -> Span {
+    pub(super) const fn load_time(self, order: &FabricParams) -> Span {
         match self {
             Self::Write => order.duration,
             Self::Pingpong => Span::ZERO,
         }
     }
 
-    pub(super) fn read(self, said: &Said) -> Answer {
+    pub(super) fn parse_output(self, said: &PairOutput) -> ToolResult {
         let parsed = match self {
             Self::Write => perftest::parse(&said.stdout)
-                .map(|written| Answer::Moved { bits_per_second: written.bits_per_second, seconds: None })
+                .map(|written| ToolResult::Throughput { bits_per_second: written.bits_per_second, seconds: None })
                 .map_err(|error| error.to_string()),
             Self::Pingpong => pingpong::parse(&said.stdout)
-                .map(|back| Answer::Moved { bits_per_second: back.bits_per_second, seconds: Some(back.seconds) })
+                .map(|back| ToolResult::Throughput {
+                    bits_per_second: back.bits_per_second,
+                    seconds: Some(back.seconds),
+                })
                 .map_err(|error| error.to_string()),
         };
         match (parsed, said.exit) {
             (Ok(moved), Some(0)) => moved,
-            (Err(text), Some(0)) => Answer::Unread(FailureKind::Unparseable, text),
-            (_, None) => Answer::Unread(FailureKind::Killed, format!("{} was killed by a signal", self.name())),
+            (Err(text), Some(0)) => ToolResult::NoResult(FailureKind::Unparseable, text),
+            (_, None) => ToolResult::NoResult(FailureKind::Killed, format!("{} was killed by a signal", self.name())),
             (_, Some(code)) => {
                 let complaint = |text: String| format!("{} ended with exit code {code}: {text}", self.name());
                 let client = format!("{}\n{}", said.stdout, said.stderr);
                 match self {
-                    Self::Write => match perftest::complaint(&format!("{client}\n{}", said.server)) {
-                        perftest::Complaint::Traffic(text) => Answer::Failed(complaint(text)),
-                        perftest::Complaint::Other(text) => Answer::Unread(FailureKind::Failed, complaint(text)),
+                    Self::Write => match perftest::classify_failure(&format!("{client}\n{}", said.server)) {
+                        perftest::PerftestFailure::Traffic(text) => ToolResult::Failed(complaint(text)),
+                        perftest::PerftestFailure::Other(text) => {
+                            ToolResult::NoResult(FailureKind::Failed, complaint(text))
+                        }
                     },
-                    Self::Pingpong => match pingpong::complaint(&client, &said.server) {
-                        pingpong::Complaint::Traffic(text) => Answer::Failed(complaint(text)),
-                        pingpong::Complaint::Other(text) => Answer::Unread(FailureKind::Failed, complaint(text)),
+                    Self::Pingpong => match pingpong::classify_failure(&client, &said.server) {
+                        pingpong::PingpongFailure::Traffic(text) => ToolResult::Failed(complaint(text)),
+                        pingpong::PingpongFailure::Other(text) => {
+                            ToolResult::NoResult(FailureKind::Failed, complaint(text))
+                        }
                     },
                 }
             }
@@ -155,8 +163,8 @@ impl Tool {
 mod tests {
     use super::*;
 
-    fn order() -> FabricOrder {
-        FabricOrder {
+    fn order() -> FabricParams {
+        FabricParams {
             devices: Vec::new(),
             duration: Span::from_secs(5),
             stall: Span::from_secs(30),
@@ -173,10 +181,10 @@ mod tests {
 
     #[test]
     fn both_sides_are_called_for_the_same_device_and_port() {
-        let write = Tool::Write.sides(&order(), "mlx5_3", "2", 40_000);
+        let write = Tool::Write.command_lines(&order(), "mlx5_3", "2", 40_000);
         let both = "-d mlx5_3 -i 2 -p 40000 -s 8388608 -F --report_gbits -D 5 -f 1 -x 3";
         assert_eq!((line(&write.server), line(&write.client)), (both.to_owned(), format!("{both} 127.0.0.1")));
-        let pingpong = Tool::Pingpong.sides(&order(), "rdmap79s0", "1", 40_000);
+        let pingpong = Tool::Pingpong.command_lines(&order(), "rdmap79s0", "1", 40_000);
         let both = "-p efa -e rdm -d rdmap79s0-rdm -I 1000 -S 1048576";
         assert_eq!(line(&pingpong.server), format!("{both} -B 40000"));
         assert_eq!(line(&pingpong.client), format!("{both} -P 40000 127.0.0.1"));
@@ -186,12 +194,15 @@ mod tests {
     #[test]
     fn a_result_of_a_run_that_ended_badly_does_not_count() {
         let row = "#bytes #iterations BW peak[Gb/sec] BW average[Gb/sec]\n 8388608 100 0.00 390.00\n";
-        let said = |exit, stdout: &str| Said { exit, stdout: stdout.to_owned(), ..Said::default() };
-        assert!(matches!(Tool::Write.read(&said(Some(0), row)), Answer::Moved { .. }));
-        assert!(matches!(Tool::Write.read(&said(Some(1), row)), Answer::Unread(FailureKind::Failed, _)));
-        assert!(matches!(Tool::Write.read(&said(None, row)), Answer::Unread(FailureKind::Killed, _)));
-        assert!(matches!(Tool::Write.read(&said(Some(0), "")), Answer::Unread(FailureKind::Unparseable, _)));
+        let said = |exit, stdout: &str| PairOutput { exit, stdout: stdout.to_owned(), ..PairOutput::default() };
+        assert!(matches!(Tool::Write.parse_output(&said(Some(0), row)), ToolResult::Throughput { .. }));
+        assert!(matches!(Tool::Write.parse_output(&said(Some(1), row)), ToolResult::NoResult(FailureKind::Failed, _)));
+        assert!(matches!(Tool::Write.parse_output(&said(None, row)), ToolResult::NoResult(FailureKind::Killed, _)));
+        assert!(matches!(
+            Tool::Write.parse_output(&said(Some(0), "")),
+            ToolResult::NoResult(FailureKind::Unparseable, _)
+        ));
         let broken = " Completion with error at client\n Failed status 12: wr_id 0 syndrom 0x81\n";
-        assert!(matches!(Tool::Write.read(&said(Some(1), broken)), Answer::Failed(_)));
+        assert!(matches!(Tool::Write.parse_output(&said(Some(1), broken)), ToolResult::Failed(_)));
     }
 }

@@ -23,38 +23,38 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::told::words;
-use crate::runner::abandoned::{boot_id, stat_of};
+use super::mount_failure::errno_text;
+use crate::runner::hung_probes::{boot_id, stat_of};
 
 const PARENT: &str = ".cluster-doctor";
-const TRIAL: &str = "trial";
+const PROBE_FILE: &str = "trial";
 
 /// Age from which a directory of this host counts as abandoned if its process cannot be seen, because it belongs to
 /// another boot, container, or machine of the same name. No test runs that long.
-const SURELY_DEAD: Duration = Duration::from_secs(86_400);
+const STALE_AGE: Duration = Duration::from_secs(86_400);
 
 /// Network file systems keep a removed file while it is open; a killed process closes it soon.
-const LETS_GO: Duration = Duration::from_secs(5);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Another run may remove the empty parent just after it was found.
 const TRIES: u32 = 20;
 
 /// A failed operation and its errno.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[error("{what}: {}", words(*.errno))]
-pub(super) struct Trouble {
+#[error("{what}: {}", errno_text(*.errno))]
+pub(super) struct IoFailure {
     pub(super) what: String,
     pub(super) errno: i32,
 }
 
-fn trouble(what: impl Into<String>) -> impl FnOnce(Errno) -> Trouble {
+fn io_failure(what: impl Into<String>) -> impl FnOnce(Errno) -> IoFailure {
     let what = what.into();
-    move |errno| Trouble { what, errno: errno.raw_os_error() }
+    move |errno| IoFailure { what, errno: errno.raw_os_error() }
 }
 
 /// From an error of the standard library.
-fn trouble_io(what: &str) -> impl FnOnce(io::Error) -> Trouble {
-    move |error| Trouble { what: what.to_owned(), errno: error.raw_os_error().unwrap_or(libc::EIO) }
+fn trouble_io(what: &str) -> impl FnOnce(io::Error) -> IoFailure {
+    move |error| IoFailure { what: what.to_owned(), errno: error.raw_os_error().unwrap_or(libc::EIO) }
 }
 
 /// A directory that was created for one test.
@@ -63,28 +63,29 @@ pub(super) struct Directory {
     mount: OwnedFd,
     parent: OwnedFd,
     name: String,
-    pub(super) itself: OwnedFd,
+    pub(super) fd: OwnedFd,
     /// Whether files in it support direct I/O.
     pub(super) direct: bool,
     /// Free bytes, if the file system reports them.
     pub(super) free: Option<u64>,
     /// Number of abandoned directories that were removed first.
-    pub(super) swept: usize,
+    pub(super) removed_stale: usize,
 }
 
 impl Directory {
     /// Creates the directory below a mount, and removes what dead runs of this machine left there.
-    pub(super) fn make(mount: &Path, owner: &Owner) -> Result<Self, Trouble> {
+    pub(super) fn make(mount: &Path, owner: &Owner) -> Result<Self, IoFailure> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let opened = open(mount, flags, Mode::empty()).map_err(trouble("opening it"))?;
+        let opened = open(mount, flags, Mode::empty()).map_err(io_failure("opening it"))?;
         let name = owner.name();
         let made = make_inside(&opened, &name, owner);
-        let Made { itself, parent, swept } = made.inspect_err(|_| {
+        let CreatedDirectory { fd: itself, parent, removed_stale: swept } = made.inspect_err(|_| {
             // The parent may have been created and be empty.
             let _in_use = unlinkat(&opened, PARENT, AtFlags::REMOVEDIR);
         })?;
-        let mut made = Self { mount: opened, parent, name, itself, direct: false, free: None, swept };
-        match made.try_out() {
+        let mut made =
+            Self { mount: opened, parent, name, fd: itself, direct: false, free: None, removed_stale: swept };
+        match made.probe_file_system() {
             Ok(()) => Ok(made),
             Err(trouble) => {
                 // Report the first error.
@@ -94,48 +95,49 @@ impl Directory {
         }
     }
 
-    fn try_out(&mut self) -> Result<(), Trouble> {
+    fn probe_file_system(&mut self) -> Result<(), IoFailure> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = openat(&self.itself, TRIAL, flags, Mode::RUSR | Mode::WUSR).map_err(trouble("creating a file"))?;
-        self.is_ours(&fstat(&file).map_err(trouble("checking a file"))?)?;
+        let file =
+            openat(&self.fd, PROBE_FILE, flags, Mode::RUSR | Mode::WUSR).map_err(io_failure("creating a file"))?;
+        self.verify_owner(&fstat(&file).map_err(io_failure("checking a file"))?)?;
         let mut file = File::from(file);
         let written = file.write_all(&[0x5a; 4096]).and_then(|()| file.sync_all());
         written.map_err(trouble_io("writing to a file"))?;
         let direct = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
-        self.direct = match openat(&self.itself, TRIAL, direct, Mode::empty()) {
+        self.direct = match openat(&self.fd, PROBE_FILE, direct, Mode::empty()) {
             Ok(_) => true,
             Err(Errno::INVAL | Errno::OPNOTSUPP) => false,
-            Err(errno) => return Err(trouble("opening a file for direct I/O")(errno)),
+            Err(errno) => return Err(io_failure("opening a file for direct I/O")(errno)),
         };
-        unlinkat(&self.itself, TRIAL, AtFlags::empty()).map_err(trouble("removing a file"))?;
-        let space = fstatvfs(&self.itself).map_err(trouble("reading the free space"))?;
+        unlinkat(&self.fd, PROBE_FILE, AtFlags::empty()).map_err(io_failure("removing a file"))?;
+        let space = fstatvfs(&self.fd).map_err(io_failure("reading the free space"))?;
         self.free = (space.f_blocks > 0).then(|| space.f_bavail.saturating_mul(space.f_frsize));
         Ok(())
     }
 
     /// Verifies the owners: a user who could replace the directory could make us write through a link.
-    fn is_ours(&self, file: &Stat) -> Result<(), Trouble> {
-        let (itself, parent) = (fstat(&self.itself), fstat(&self.parent));
-        let itself = itself.map_err(trouble("checking the directory"))?;
-        let parent = parent.map_err(trouble("checking the directory"))?;
+    fn verify_owner(&self, file: &Stat) -> Result<(), IoFailure> {
+        let (itself, parent) = (fstat(&self.fd), fstat(&self.parent));
+        let itself = itself.map_err(io_failure("checking the directory"))?;
+        let parent = parent.map_err(io_failure("checking the directory"))?;
         let of_us = itself.st_uid == file.st_uid && (parent.st_uid == file.st_uid || parent.st_uid == 0);
         let for_others = Mode::WGRP | Mode::WOTH;
         if of_us && !Mode::from_raw_mode(parent.st_mode).intersects(for_others) {
             return Ok(());
         }
         let what = format!("{PARENT} is owned by user {} or writable by others; remove it", parent.st_uid);
-        Err(trouble(what)(Errno::PERM))
+        Err(io_failure(what)(Errno::PERM))
     }
 
     /// Removes it, and the parent if that is unused.
-    pub(super) fn remove(&self) -> Result<(), Trouble> {
+    pub(super) fn remove(&self) -> Result<(), IoFailure> {
         let begun = Instant::now();
         loop {
-            match empty(&self.itself).and_then(|()| {
+            match empty(&self.fd).and_then(|()| {
                 unlinkat(&self.parent, self.name.as_str(), AtFlags::REMOVEDIR)
-                    .map_err(trouble("removing the directory"))
+                    .map_err(io_failure("removing the directory"))
             }) {
-                Err(left) if left.errno == Errno::NOTEMPTY.raw_os_error() && begun.elapsed() < LETS_GO => {
+                Err(left) if left.errno == Errno::NOTEMPTY.raw_os_error() && begun.elapsed() < RELEASE_TIMEOUT => {
                     std::thread::sleep(Duration::from_millis(50));
                 }
                 other => {
@@ -148,53 +150,53 @@ impl Directory {
 }
 
 /// A new directory and its parent, both open, and the number of abandoned ones removed.
-struct Made {
-    itself: OwnedFd,
+struct CreatedDirectory {
+    fd: OwnedFd,
     parent: OwnedFd,
-    swept: usize,
+    removed_stale: usize,
 }
 
-fn make_inside(mount: &OwnedFd, name: &str, owner: &Owner) -> Result<Made, Trouble> {
+fn make_inside(mount: &OwnedFd, name: &str, owner: &Owner) -> Result<CreatedDirectory, IoFailure> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = Mode::RWXU | Mode::RGRP | Mode::XGRP | Mode::ROTH | Mode::XOTH;
     let mut swept = 0;
     for _ in 0..TRIES {
         match mkdirat(mount, PARENT, mode) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(trouble(format!("creating {PARENT}"))(errno)),
+            Err(errno) => return Err(io_failure(format!("creating {PARENT}"))(errno)),
         }
         let parent = match openat(mount, PARENT, flags, Mode::empty()) {
             Ok(parent) => parent,
             Err(Errno::NOENT) => continue,
-            Err(errno) => return Err(trouble(format!("opening {PARENT}"))(errno)),
+            Err(errno) => return Err(io_failure(format!("opening {PARENT}"))(errno)),
         };
-        swept += sweep(&parent, owner);
+        swept += remove_stale(&parent, owner);
         match mkdirat(&parent, name, Mode::RWXU) {
             Ok(()) => {}
             Err(Errno::NOENT) => continue,
-            Err(errno) => return Err(trouble("creating a directory")(errno)),
+            Err(errno) => return Err(io_failure("creating a directory")(errno)),
         }
-        let itself = openat(&parent, name, flags, Mode::empty()).map_err(trouble("opening the directory"))?;
-        return Ok(Made { itself, parent, swept });
+        let itself = openat(&parent, name, flags, Mode::empty()).map_err(io_failure("opening the directory"))?;
+        return Ok(CreatedDirectory { fd: itself, parent, removed_stale: swept });
     }
-    Err(trouble(format!("creating {PARENT}, which other processes keep removing"))(Errno::BUSY))
+    Err(io_failure(format!("creating {PARENT}, which other processes keep removing"))(Errno::BUSY))
 }
 
 /// Removes every file in it.
-fn empty(directory: &OwnedFd) -> Result<(), Trouble> {
+fn empty(directory: &OwnedFd) -> Result<(), IoFailure> {
     for name in names(directory)? {
         match unlinkat(directory, name.as_str(), AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
-            Err(errno) => return Err(trouble(format!("removing {name}"))(errno)),
+            Err(errno) => return Err(io_failure(format!("removing {name}"))(errno)),
         }
     }
     Ok(())
 }
 
-fn names(directory: impl AsFd) -> Result<Vec<String>, Trouble> {
+fn names(directory: impl AsFd) -> Result<Vec<String>, IoFailure> {
     let mut names = Vec::new();
-    for entry in Dir::read_from(directory).map_err(trouble("listing the directory"))? {
-        let entry = entry.map_err(trouble("listing the directory"))?;
+    for entry in Dir::read_from(directory).map_err(io_failure("listing the directory"))? {
+        let entry = entry.map_err(io_failure("listing the directory"))?;
         match entry.file_name().to_str() {
             Ok("." | "..") => {}
             Ok(name) => names.push(name.to_owned()),
@@ -206,14 +208,14 @@ fn names(directory: impl AsFd) -> Result<Vec<String>, Trouble> {
 }
 
 /// Removes the directories of dead runs and returns their number. One that cannot be removed is left to the next run.
-fn sweep(parent: &OwnedFd, owner: &Owner) -> usize {
+fn remove_stale(parent: &OwnedFd, owner: &Owner) -> usize {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let of_dead = |name: &String| -> Option<()> {
         let left_by = Owner::read(name)?;
         let directory = openat(parent, name.as_str(), flags, Mode::empty()).ok()?;
-        let is_dead = match left_by.is_alive_seen_by(owner) {
+        let is_dead = match left_by.is_alive(owner) {
             Some(alive) => !alive,
-            None => left_by.host == owner.host && untouched_for(&directory)? > SURELY_DEAD,
+            None => left_by.host == owner.host && time_since_write(&directory)? > STALE_AGE,
         };
         if !is_dead {
             return None;
@@ -225,7 +227,7 @@ fn sweep(parent: &OwnedFd, owner: &Owner) -> usize {
 }
 
 /// Returns the time since it or a file in it was last written.
-fn untouched_for(directory: &OwnedFd) -> Option<Duration> {
+fn time_since_write(directory: &OwnedFd) -> Option<Duration> {
     let written = |stat: Stat| {
         let since = Duration::from_secs(u64::try_from(stat.st_mtime).unwrap_or(0));
         SystemTime::UNIX_EPOCH + since
@@ -250,7 +252,7 @@ pub(super) struct Owner {
 
 impl Owner {
     /// Describes this process.
-    pub(super) fn here() -> Option<Self> {
+    pub(super) fn this_process() -> Option<Self> {
         let host = uname().nodename().to_string_lossy().into_owned();
         let plain = |letter: char| if letter.is_ascii_alphanumeric() || ".-".contains(letter) { letter } else { '_' };
         let namespace = std::fs::read_link("/proc/self/ns/pid").ok()?;
@@ -282,10 +284,11 @@ impl Owner {
     }
 
     /// Whether the process lives. `None` if that cannot be determined from `other`.
-    fn is_alive_seen_by(&self, other: &Self) -> Option<bool> {
+    fn is_alive(&self, other: &Self) -> Option<bool> {
         let same = |owner: &Self| (owner.host.clone(), owner.boot.clone(), owner.namespace);
-        (same(self) == same(other))
-            .then(|| stat_of(self.process).is_some_and(|stat| stat.start_ticks == self.start_ticks && !stat.is_over()))
+        (same(self) == same(other)).then(|| {
+            stat_of(self.process).is_some_and(|stat| stat.start_ticks == self.start_ticks && !stat.has_exited())
+        })
     }
 }
 
@@ -298,7 +301,7 @@ mod tests {
     };
 
     fn owner() -> Owner {
-        Owner::here().unwrap()
+        Owner::this_process().unwrap()
     }
 
     #[test]
@@ -327,7 +330,7 @@ mod tests {
         let of_other_host = left(Owner { host: "other".to_owned(), start_ticks: 1, ..owner() });
         let of_fresh_boot = left(Owner { boot: "0".repeat(32), ..owner() });
         let of_old_boot = left(Owner { boot: "1".repeat(32), ..owner() });
-        let long_ago = SystemTime::now() - SURELY_DEAD * 2;
+        let long_ago = SystemTime::now() - STALE_AGE * 2;
         for path in [place(&of_old_boot).join("one"), place(&of_old_boot)] {
             File::open(path).unwrap().set_modified(long_ago).unwrap();
         }
@@ -338,7 +341,7 @@ mod tests {
         symlink(mount.path(), place(&Owner { start_ticks: 3, ..owner() }.name())).unwrap();
 
         let made = Directory::make(mount.path(), &owner()).unwrap();
-        assert_eq!(made.swept, 2);
+        assert_eq!(made.removed_stale, 2);
         made.remove().unwrap();
         assert!(!place(&dead).exists() && !place(&of_old_boot).exists());
         for stays in [&alive, &of_other_host, &of_fresh_boot, &with_directory, "foreign"] {

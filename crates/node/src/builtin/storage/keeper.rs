@@ -20,23 +20,23 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::os::unix::process::CommandExt as _;
 
 use super::{
-    OURSELVES,
-    directory::{Directory, Owner, Trouble},
+    SELF_EXE,
+    directory::{Directory, IoFailure, Owner},
 };
 use crate::{
-    runner::{BUILTIN_ARGUMENT, abandoned::AbandonedProbes},
-    stop::{Stop, StopWhy},
+    runner::{BUILTIN_ARGUMENT, hung_probes::HungProbes},
+    stop::{Stop, StopReason},
 };
 
 /// The subtask name of the keeper.
-pub(in crate::builtin) const KEEP: &str = "storage-keep";
+pub(in crate::builtin) const SUBTASK: &str = "storage-keep";
 
 /// A message of the keeper.
 #[derive(Debug, Serialize, Deserialize)]
-enum Said {
+enum KeeperMessage {
     Ready(Ready),
     Removed,
-    Cannot(Trouble),
+    Cannot(IoFailure),
 }
 
 /// The directory exists.
@@ -50,7 +50,7 @@ pub(super) struct Ready {
 }
 
 /// Entry point of the keeper's process.
-pub(in crate::builtin) fn keep(args: &[OsString]) -> ExitCode {
+pub(in crate::builtin) fn run_keeper(args: &[OsString]) -> ExitCode {
     // Signals reach it together with the test, which it must outlive: only the end of its input ends it.
     let heard = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT, SIGHUP] {
@@ -58,23 +58,23 @@ pub(in crate::builtin) fn keep(args: &[OsString]) -> ExitCode {
             return ExitCode::FAILURE;
         }
     }
-    let (Some(mount), Some(owner)) = (args.first(), Owner::here()) else {
-        eprintln!("{KEEP} is internal to doctor-node");
+    let (Some(mount), Some(owner)) = (args.first(), Owner::this_process()) else {
+        eprintln!("{SUBTASK} is internal to doctor-node");
         return ExitCode::FAILURE;
     };
     match Directory::make(Path::new(mount), &owner) {
         Ok(made) => {
-            let Directory { direct, free, swept, .. } = made;
-            say(&Said::Ready(Ready { descriptor: made.itself.as_raw_fd(), direct, free, swept }));
+            let Directory { direct, free, removed_stale: swept, .. } = made;
+            say(&KeeperMessage::Ready(Ready { descriptor: made.fd.as_raw_fd(), direct, free, swept }));
             let _until_it_ends = io::stdin().lock().read_to_end(&mut Vec::new());
-            say(&made.remove().map_or_else(Said::Cannot, |()| Said::Removed));
+            say(&made.remove().map_or_else(KeeperMessage::Cannot, |()| KeeperMessage::Removed));
         }
-        Err(trouble) => say(&Said::Cannot(trouble)),
+        Err(trouble) => say(&KeeperMessage::Cannot(trouble)),
     }
     ExitCode::SUCCESS
 }
 
-fn say(said: &Said) {
+fn say(said: &KeeperMessage) {
     let line = serde_json::to_string(said).unwrap_or_default();
     // Continue even if the test is gone.
     let _heard = writeln!(io::stdout(), "{line}");
@@ -82,15 +82,15 @@ fn say(said: &Said) {
 
 /// Why the keeper failed.
 #[derive(Debug)]
-pub(super) enum NotKept {
-    Trouble(Trouble),
+pub(super) enum KeeperError {
+    Io(IoFailure),
     /// No message within this time. It was killed.
     Stalled(Duration),
     /// This process was left behind: it cannot be killed, or still has files to remove.
-    LeftBehind(u32),
+    Unkillable(u32),
     /// It ended without a message, or could not be started.
     Gone(String),
-    Stopped(StopWhy),
+    Stopped(StopReason),
 }
 
 /// The keeper from the test's side.
@@ -100,7 +100,7 @@ pub(super) struct Keeper {
     /// Dropped to end the keeper.
     input: Option<ChildStdin>,
     output: ChildStdout,
-    heard: Vec<u8>,
+    buffer: Vec<u8>,
 }
 
 /// A killed process is gone within this time unless it hangs in the kernel.
@@ -112,21 +112,21 @@ impl Keeper {
         mount: &Path,
         patience: Duration,
         stop: &Stop,
-        left: &Left<'_>,
-    ) -> Result<(Self, Ready), NotKept> {
-        let gone = |error: io::Error| NotKept::Gone(format!("cannot start the keeper process: {error}"));
-        let mut command = Command::new(OURSELVES);
-        command.args([BUILTIN_ARGUMENT, KEEP]).arg(mount).process_group(0);
+        left: &HungOnMount<'_>,
+    ) -> Result<(Self, Ready), KeeperError> {
+        let gone = |error: io::Error| KeeperError::Gone(format!("cannot start the keeper process: {error}"));
+        let mut command = Command::new(SELF_EXE);
+        command.args([BUILTIN_ARGUMENT, SUBTASK]).arg(mount).process_group(0);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(gone)?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(NotKept::Gone("the keeper process has no pipes".to_owned()));
+            return Err(KeeperError::Gone("the keeper process has no pipes".to_owned()));
         };
-        let mut keeper = Self { child, input: Some(input), output, heard: Vec::new() };
-        match keeper.hear(patience, Some(stop)) {
-            Ok(Said::Ready(ready)) => Ok((keeper, ready)),
-            Ok(Said::Cannot(trouble)) => Err(NotKept::Trouble(trouble)),
-            Ok(Said::Removed) => Err(NotKept::Gone("unexpected message of the keeper process".to_owned())),
-            Err(why @ (NotKept::Stalled(_) | NotKept::Stopped(_))) => Err(keeper.kill(why, left)),
+        let mut keeper = Self { child, input: Some(input), output, buffer: Vec::new() };
+        match keeper.next_message(patience, Some(stop)) {
+            Ok(KeeperMessage::Ready(ready)) => Ok((keeper, ready)),
+            Ok(KeeperMessage::Cannot(trouble)) => Err(KeeperError::Io(trouble)),
+            Ok(KeeperMessage::Removed) => Err(KeeperError::Gone("unexpected message of the keeper process".to_owned())),
+            Err(why @ (KeeperError::Stalled(_) | KeeperError::Stopped(_))) => Err(keeper.kill(why, left)),
             Err(why) => Err(why),
         }
     }
@@ -137,55 +137,57 @@ impl Keeper {
     }
 
     /// Lets the keeper remove the directory. If that takes longer, it continues on its own once the mount responds.
-    pub(super) fn finish(mut self, patience: Duration, left: &Left<'_>) -> Result<(), NotKept> {
+    pub(super) fn finish(mut self, patience: Duration, left: &HungOnMount<'_>) -> Result<(), KeeperError> {
         drop(self.input.take());
-        match self.hear(patience, None) {
-            Ok(Said::Removed) => {
-                self.is_gone_soon();
+        match self.next_message(patience, None) {
+            Ok(KeeperMessage::Removed) => {
+                self.wait_for_exit();
                 Ok(())
             }
-            Ok(Said::Cannot(trouble)) => Err(NotKept::Trouble(trouble)),
-            Ok(Said::Ready(_)) => Err(NotKept::Gone("unexpected message of the keeper process".to_owned())),
-            Err(NotKept::Stalled(_)) => {
+            Ok(KeeperMessage::Cannot(trouble)) => Err(KeeperError::Io(trouble)),
+            Ok(KeeperMessage::Ready(_)) => {
+                Err(KeeperError::Gone("unexpected message of the keeper process".to_owned()))
+            }
+            Err(KeeperError::Stalled(_)) => {
                 let pid = self.child.id();
-                left.note(pid, self.child);
-                Err(NotKept::LeftBehind(pid))
+                left.record(pid, self.child);
+                Err(KeeperError::Unkillable(pid))
             }
             Err(why) => Err(why),
         }
     }
 
     /// Returns its next message.
-    fn hear(&mut self, patience: Duration, stop: Option<&Stop>) -> Result<Said, NotKept> {
+    fn next_message(&mut self, patience: Duration, stop: Option<&Stop>) -> Result<KeeperMessage, KeeperError> {
         let deadline = Instant::now() + patience;
         loop {
-            if let Some(end) = self.heard.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.heard.drain(..=end).collect();
+            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=end).collect();
                 return serde_json::from_slice(&line)
-                    .map_err(|error| NotKept::Gone(format!("cannot read from the keeper process: {error}")));
+                    .map_err(|error| KeeperError::Gone(format!("cannot read from the keeper process: {error}")));
             }
-            if let Some(why) = stop.and_then(Stop::told) {
-                return Err(NotKept::Stopped(why));
+            if let Some(why) = stop.and_then(Stop::requested) {
+                return Err(KeeperError::Stopped(why));
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(NotKept::Stalled(patience));
+                return Err(KeeperError::Stalled(patience));
             }
-            let wait = stop.map_or(left, |stop| stop.at_most(left));
-            if !self.has_word_within(wait, stop).map_err(|error| NotKept::Gone(error.to_string()))? {
+            let wait = stop.map_or(left, |stop| stop.cap_wait(left));
+            if !self.wait_for_message(wait, stop).map_err(|error| KeeperError::Gone(error.to_string()))? {
                 continue;
             }
             let mut buffer = [0; 4096];
             match self.output.read(&mut buffer) {
-                Ok(0) => return Err(NotKept::Gone("the keeper process exited without a message".to_owned())),
-                Ok(count) => self.heard.extend_from_slice(&buffer[..count]),
+                Ok(0) => return Err(KeeperError::Gone("the keeper process exited without a message".to_owned())),
+                Ok(count) => self.buffer.extend_from_slice(&buffer[..count]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(NotKept::Gone(format!("cannot read from the keeper process: {error}"))),
+                Err(error) => return Err(KeeperError::Gone(format!("cannot read from the keeper process: {error}"))),
             }
         }
     }
 
-    fn has_word_within(&self, wait: Duration, stop: Option<&Stop>) -> io::Result<bool> {
+    fn wait_for_message(&self, wait: Duration, stop: Option<&Stop>) -> io::Result<bool> {
         let wake = stop.and_then(Stop::wake);
         let mut fds = vec![PollFd::new(&self.output, PollFlags::IN)];
         fds.extend(wake.as_ref().map(|wake| PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::IN)));
@@ -198,18 +200,18 @@ impl Keeper {
     }
 
     /// Kills it, or records it if that fails.
-    fn kill(mut self, why: NotKept, left: &Left<'_>) -> NotKept {
+    fn kill(mut self, why: KeeperError, left: &HungOnMount<'_>) -> KeeperError {
         let _killed = self.child.kill();
-        if self.is_gone_soon() {
+        if self.wait_for_exit() {
             return why;
         }
         let pid = self.child.id();
-        left.note(pid, self.child);
-        NotKept::LeftBehind(pid)
+        left.record(pid, self.child);
+        KeeperError::Unkillable(pid)
     }
 
     /// Waits briefly for its exit and reaps it.
-    fn is_gone_soon(&mut self) -> bool {
+    fn wait_for_exit(&mut self) -> bool {
         let deadline = Instant::now() + KILL_GRACE;
         while !matches!(self.child.try_wait(), Ok(Some(_))) {
             if Instant::now() >= deadline {
@@ -223,13 +225,13 @@ impl Keeper {
 
 /// Records abandoned processes of one mount.
 #[derive(Debug)]
-pub(super) struct Left<'a> {
-    pub(super) probes: &'a AbandonedProbes,
+pub(super) struct HungOnMount<'a> {
+    pub(super) probes: &'a HungProbes,
     pub(super) what: String,
 }
 
-impl Left<'_> {
-    pub(super) fn note(&self, pid: u32, child: Child) {
+impl HungOnMount<'_> {
+    pub(super) fn record(&self, pid: u32, child: Child) {
         self.probes.add(&self.what, pid, child);
     }
 

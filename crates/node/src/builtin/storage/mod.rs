@@ -7,8 +7,8 @@
 
 mod directory;
 mod keeper;
+mod mount_failure;
 mod passes;
-mod told;
 
 use std::{
     env,
@@ -20,30 +20,30 @@ use std::{
 
 use doctor_checks::{
     document::Measurements,
-    fio::{FioRun, Side},
-    storage_order::{Direction, Pattern, Place, Sizes, StorageOrder},
+    fio::{FioDirection, FioRun},
+    storage_params::{Direction, Pattern, Sizes, StorageParams, StorageTarget},
 };
 use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Metric, ProbeFailure, Unit};
 
-use super::OURSELVES;
+use super::SELF_EXE;
 use crate::{
-    runner::{STATE_VARIABLE, abandoned::AbandonedProbes, mounts},
-    stop::{Stop, StopWhy},
+    runner::{STATE_VARIABLE, hung_probes::HungProbes, mounts},
+    stop::{Stop, StopReason},
 };
-use keeper::{Keeper, Left, NotKept, Ready};
-use passes::{Fio, Outcome, Pass, Track};
-use told::{Told, Wrong, bytes, of_errno, of_pass};
+use keeper::{HungOnMount, Keeper, KeeperError, Ready};
+use mount_failure::{MountFailure, MountFault, format_bytes, from_errno, pass_line};
+use passes::{Fio, Outcome, Pass, PassParams};
 
-pub(super) use keeper::{KEEP, keep};
+pub(super) use keeper::{SUBTASK, run_keeper};
 pub(super) use passes::{ENTER, enter};
 
 /// How long to wait for the keeper after a stop, when the runner allows the test not much more, and on a mount that
 /// hangs, where it will hardly answer.
-const HURRY: Duration = Duration::from_millis(600);
+const SHORT_KEEPER_TIMEOUT: Duration = Duration::from_millis(600);
 
 /// Entry point of the test's process.
 pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
-    let order = args.into_iter().next().and_then(|text| serde_json::from_str::<StorageOrder>(text.to_str()?).ok());
+    let order = args.into_iter().next().and_then(|text| serde_json::from_str::<StorageParams>(text.to_str()?).ok());
     let Some(order) = order else {
         return Err(ProbeFailure::new(FailureKind::Unparseable, "cannot parse the parameters of the storage test"));
     };
@@ -53,17 +53,18 @@ pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
     let fio = Fio::find(&stop)?;
     eprintln!("{} with engine {}", fio.version, fio.engine);
     let probes = env::var_os(STATE_VARIABLE)
-        .map_or_else(AbandonedProbes::of_this_process, |directory| AbandonedProbes::kept_in(Path::new(&directory)));
+        .map_or_else(HungProbes::in_memory, |directory| HungProbes::in_directory(Path::new(&directory)));
     let root = env::var_os("DOCTOR_ROOT").map_or_else(|| PathBuf::from("/"), PathBuf::from);
     let mut all = Measurements::default();
     for place in &order.places {
         let entity = Entity::new(EntityKind::Mount, place.path());
-        let left = Left { probes: &probes, what: format!("storage {}", place.path()) };
-        let mut test = PlaceTest { fio: &fio, order: &order, stop: &stop, left, entity, seen: &mut all };
+        let left = HungOnMount { probes: &probes, what: format!("storage {}", place.path()) };
+        let mut test =
+            MountTest { fio: &fio, params: &order, stop: &stop, hung_probes: left, entity, measurements: &mut all };
         if let Err(told) = test.run(place, &root.join(place.path().trim_start_matches('/'))) {
-            test.tell(told);
+            test.record_failure(told);
         }
-        if stop.told() == Some(StopWhy::Signal) {
+        if stop.requested() == Some(StopReason::Signal) {
             return Err(ProbeFailure::new(FailureKind::Killed, "stopped by a signal"));
         }
     }
@@ -71,131 +72,136 @@ pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
 }
 
 /// The test of one mount or directory.
-struct PlaceTest<'a> {
+struct MountTest<'a> {
     fio: &'a Fio,
-    order: &'a StorageOrder,
+    params: &'a StorageParams,
     stop: &'a Stop,
-    left: Left<'a>,
+    hung_probes: HungOnMount<'a>,
     entity: Entity,
-    seen: &'a mut Measurements,
+    measurements: &'a mut Measurements,
 }
 
-impl PlaceTest<'_> {
-    fn tell(&mut self, told: Told) {
+impl MountTest<'_> {
+    fn record_failure(&mut self, told: MountFailure) {
         match told {
-            Told::Wrong(wrong, text) => {
+            MountFailure::Fault(wrong, text) => {
                 eprintln!("{}: {}: {text}", self.entity.id, wrong.code());
-                self.seen.events.push(Event::seen(wrong.code(), self.entity.clone(), text));
+                self.measurements.events.push(Event::seen(wrong.code(), self.entity.clone(), text));
             }
-            Told::Unread(kind, text) => {
+            MountFailure::NoResult(kind, text) => {
                 let text = format!("{}: {text}", self.entity.id);
                 eprintln!("{text}");
-                self.seen.unread.push(ProbeFailure::new(kind, text));
+                self.measurements.unread.push(ProbeFailure::new(kind, text));
             }
         }
     }
 
-    fn measured(&mut self, name: &str, value: f64, unit: Unit) {
-        self.seen.metrics.push(Metric::new(name, self.entity.clone(), value, unit));
+    fn add_metric(&mut self, name: &str, value: f64, unit: Unit) {
+        self.measurements.metrics.push(Metric::new(name, self.entity.clone(), value, unit));
     }
 
     /// Runs the test, from creating the directory to removing it.
-    fn run(&mut self, place: &Place, path: &Path) -> Result<(), Told> {
-        if let Some(pid) = self.left.hanging() {
+    fn run(&mut self, place: &StorageTarget, path: &Path) -> Result<(), MountFailure> {
+        if let Some(pid) = self.hung_probes.hanging() {
             let text = format!("process {pid} of an earlier test still hangs on it; not tested again");
-            return Err(Told::Wrong(Wrong::Stalled, text));
+            return Err(MountFailure::Fault(MountFault::Stalled, text));
         }
         let mounted = || mounts::points(&fs::read_to_string("/proc/self/mounts").unwrap_or_default());
-        if matches!(place, Place::Mount(_)) && !mounted().iter().any(|point| point == path) {
-            return Err(Told::Wrong(Wrong::Missing, "nothing is mounted there".to_owned()));
+        if matches!(place, StorageTarget::Mount(_)) && !mounted().iter().any(|point| point == path) {
+            return Err(MountFailure::Fault(MountFault::Missing, "nothing is mounted there".to_owned()));
         }
-        let patience = self.order.stall.to_std();
-        let (keeper, ready) = Keeper::start(path, patience, self.stop, &self.left)
-            .map_err(|why| not_kept(why, "creating a directory"))?;
+        let patience = self.params.stall.to_std();
+        let (keeper, ready) = Keeper::start(path, patience, self.stop, &self.hung_probes)
+            .map_err(|why| keeper_failure(why, "creating a directory"))?;
         let result = self.passes(&keeper, &ready);
-        let in_a_hurry =
-            self.stop.told() == Some(StopWhy::Signal) || matches!(result, Err(Told::Wrong(Wrong::Stalled, _)));
-        let removed = keeper.finish(if in_a_hurry { HURRY } else { patience }, &self.left);
+        let in_a_hurry = self.stop.requested() == Some(StopReason::Signal)
+            || matches!(result, Err(MountFailure::Fault(MountFault::Stalled, _)));
+        let removed = keeper.finish(if in_a_hurry { SHORT_KEEPER_TIMEOUT } else { patience }, &self.hung_probes);
         // The first error matters more than files that could not be removed.
-        result.and_then(|()| removed.map_err(|why| not_kept(why, "removing the files")))
+        result.and_then(|()| removed.map_err(|why| keeper_failure(why, "removing the files")))
     }
 
-    fn passes(&mut self, keeper: &Keeper, ready: &Ready) -> Result<(), Told> {
-        let Some(sizes) = Sizes::within(self.order.size, ready.free) else {
-            let free = ready.free.map_or_else(String::new, bytes);
-            let needed = bytes(Sizes::needs_free());
+    fn passes(&mut self, keeper: &Keeper, ready: &Ready) -> Result<(), MountFailure> {
+        let Some(sizes) = Sizes::fitting(self.params.size, ready.free) else {
+            let free = ready.free.map_or_else(String::new, format_bytes);
+            let needed = format_bytes(Sizes::min_free());
             let text = format!("{free} free, {needed} required: the test uses at most a tenth of the free space");
-            return Err(Told::Wrong(Wrong::NoSpace, text));
+            return Err(MountFailure::Fault(MountFault::NoSpace, text));
         };
-        let free = ready.free.map_or_else(|| "free space unknown".to_owned(), |free| format!("{} free", bytes(free)));
+        let free =
+            ready.free.map_or_else(|| "free space unknown".to_owned(), |free| format!("{} free", format_bytes(free)));
         let how = if ready.direct { "direct I/O" } else { "through the page cache: direct I/O is not supported" };
-        eprintln!("{}: {free}; 2 x {} of files, {how}", self.entity.id, bytes(sizes.set));
+        eprintln!("{}: {free}; 2 x {} of files, {how}", self.entity.id, format_bytes(sizes.set));
         if ready.swept > 0 {
             eprintln!("{}: removed the files of {} earlier tests", self.entity.id, ready.swept);
         }
         let directory = keeper.directory(ready);
-        let track = Track { fio: self.fio, order: self.order, directory: &directory, sizes, stop: self.stop };
+        let track = PassParams { fio: self.fio, params: self.params, directory: &directory, sizes, stop: self.stop };
         let mut direct = ready.direct;
-        if self.order.verify {
+        if self.params.verify {
             let run = self.pass(&track, Pass::Verify, &mut direct)?;
             if run.read.bytes < sizes.verified {
-                let text = format!("verify: fio compared {} of {}", bytes(run.read.bytes), bytes(sizes.verified));
-                return Err(Told::Unread(FailureKind::Empty, text));
+                let text = format!(
+                    "verify: fio compared {} of {}",
+                    format_bytes(run.read.bytes),
+                    format_bytes(sizes.verified)
+                );
+                return Err(MountFailure::NoResult(FailureKind::Empty, text));
             }
-            self.measured("storage_verified", run.read.bytes as f64, Unit::Bytes);
+            self.add_metric("storage_verified", run.read.bytes as f64, Unit::Bytes);
         }
         for pattern in Pattern::ALL {
             let run = self.pass(&track, Pass::Measure(*pattern), &mut direct)?;
-            self.keep(*pattern, &run);
+            self.add_pass_metrics(*pattern, &run);
         }
-        self.measured("storage_direct", f64::from(u8::from(direct)), Unit::Count);
+        self.add_metric("storage_direct", f64::from(u8::from(direct)), Unit::Count);
         Ok(())
     }
 
     /// Runs one pass. If the mount refuses direct I/O only on use, falls back to the page cache for this mount.
-    fn pass(&mut self, track: &Track<'_>, pass: Pass, direct: &mut bool) -> Result<FioRun, Told> {
+    fn pass(&mut self, track: &PassParams<'_>, pass: Pass, direct: &mut bool) -> Result<FioRun, MountFailure> {
         let begun = Instant::now();
         let name = pass.name();
         loop {
             match track.run(pass, *direct) {
-                Outcome::Ran(run) if run.error == libc::EINVAL && *direct => {
+                Outcome::Finished(run) if run.error == libc::EINVAL && *direct => {
                     eprintln!("{}: direct I/O is rejected; using the page cache", self.entity.id);
                     *direct = false;
                 }
-                Outcome::Ran(run) if run.error == 0 => {
+                Outcome::Finished(run) if run.error == 0 => {
                     let took = begun.elapsed().as_secs_f64();
-                    eprintln!("{}: {name:20} {:4.1} s  {}", self.entity.id, took, of_pass(pass, &run));
+                    eprintln!("{}: {name:20} {:4.1} s  {}", self.entity.id, took, pass_line(pass, &run));
                     return Ok(run);
                 }
-                Outcome::Ran(run) => return Err(of_errno(run.error, &format!("{name}: fio"))),
+                Outcome::Finished(run) => return Err(from_errno(run.error, &format!("{name}: fio"))),
                 Outcome::Stalled(limit) => {
                     let text = format!("{name}: fio did not return within {limit:.0?} and was killed");
-                    return Err(Told::Wrong(Wrong::Stalled, text));
+                    return Err(MountFailure::Fault(MountFault::Stalled, text));
                 }
-                Outcome::LeftBehind { pid, child } => {
-                    self.left.note(pid, child);
+                Outcome::Unkillable { pid, child } => {
+                    self.hung_probes.record(pid, child);
                     let text = format!("{name}: fio hangs in the kernel and was left behind as process {pid}");
-                    return Err(Told::Wrong(Wrong::Stalled, text));
+                    return Err(MountFailure::Fault(MountFault::Stalled, text));
                 }
-                Outcome::Failed(ProbeFailure { kind, text }) => return Err(Told::Unread(kind, text)),
-                Outcome::Stopped(why) => return Err(stopped(why, self.order)),
+                Outcome::Failed(ProbeFailure { kind, text }) => return Err(MountFailure::NoResult(kind, text)),
+                Outcome::Stopped(why) => return Err(stopped(why, self.params)),
             }
         }
     }
 
     /// Adds the metrics under the names that earlier tests of this kind used.
-    fn keep(&mut self, pattern: Pattern, run: &FioRun) {
+    fn add_pass_metrics(&mut self, pattern: Pattern, run: &FioRun) {
         let name = |what: &str| format!("{}_{what}", pattern.code());
-        let both = run.read.and(run.write);
-        self.measured(&name("bw"), both.bytes_per_second, Unit::BytesPerSecond);
-        self.measured(&name("iops"), both.per_second, Unit::OperationsPerSecond);
-        let mut latencies = |prefix: &str, side: &Side| {
+        let both = run.read.combine(run.write);
+        self.add_metric(&name("bw"), both.bytes_per_second, Unit::BytesPerSecond);
+        self.add_metric(&name("iops"), both.iops, Unit::OperationsPerSecond);
+        let mut latencies = |prefix: &str, side: &FioDirection| {
             let Some(latency) = side.latency else { return };
             for (what, value) in [("p50", latency.p50), ("p99", latency.p99), ("p999", latency.p999)] {
-                self.measured(&name(&format!("{prefix}{what}")), value, Unit::Seconds);
+                self.add_metric(&name(&format!("{prefix}{what}")), value, Unit::Seconds);
             }
         };
-        match pattern.facts().direction {
+        match pattern.spec().direction {
             Direction::Read => latencies("", &run.read),
             Direction::Write => latencies("", &run.write),
             Direction::Both => {
@@ -206,28 +212,32 @@ impl PlaceTest<'_> {
     }
 }
 
-fn stopped(why: StopWhy, order: &StorageOrder) -> Told {
+fn stopped(why: StopReason, order: &StorageParams) -> MountFailure {
     match why {
-        StopWhy::Signal => Told::Unread(FailureKind::Killed, "stopped by a signal".to_owned()),
-        StopWhy::TimeLimit => {
+        StopReason::Signal => MountFailure::NoResult(FailureKind::Killed, "stopped by a signal".to_owned()),
+        StopReason::TimeLimit => {
             let text = format!("the test did not finish within {}; increase `timeout`", order.timeout);
-            Told::Unread(FailureKind::TimedOut, text)
+            MountFailure::NoResult(FailureKind::TimedOut, text)
         }
     }
 }
 
-fn not_kept(why: NotKept, doing: &str) -> Told {
+fn keeper_failure(why: KeeperError, doing: &str) -> MountFailure {
     match why {
-        NotKept::Trouble(trouble) => of_errno(trouble.errno, &trouble.what),
-        NotKept::Stalled(patience) => {
-            Told::Wrong(Wrong::Stalled, format!("{doing} did not return within {patience:.0?}"))
+        KeeperError::Io(trouble) => from_errno(trouble.errno, &trouble.what),
+        KeeperError::Stalled(patience) => {
+            MountFailure::Fault(MountFault::Stalled, format!("{doing} did not return within {patience:.0?}"))
         }
-        NotKept::LeftBehind(pid) => {
+        KeeperError::Unkillable(pid) => {
             let text = format!("{doing} hangs and was left behind as process {pid}");
-            Told::Wrong(Wrong::Stalled, text)
+            MountFailure::Fault(MountFault::Stalled, text)
         }
-        NotKept::Gone(text) => Told::Unread(FailureKind::Failed, format!("{doing}: {text}")),
-        NotKept::Stopped(StopWhy::Signal) => Told::Unread(FailureKind::Killed, "stopped by a signal".to_owned()),
-        NotKept::Stopped(StopWhy::TimeLimit) => Told::Unread(FailureKind::TimedOut, format!("{doing}: timed out")),
+        KeeperError::Gone(text) => MountFailure::NoResult(FailureKind::Failed, format!("{doing}: {text}")),
+        KeeperError::Stopped(StopReason::Signal) => {
+            MountFailure::NoResult(FailureKind::Killed, "stopped by a signal".to_owned())
+        }
+        KeeperError::Stopped(StopReason::TimeLimit) => {
+            MountFailure::NoResult(FailureKind::TimedOut, format!("{doing}: timed out"))
+        }
     }
 }

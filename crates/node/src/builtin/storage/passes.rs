@@ -13,20 +13,20 @@ use std::{
 };
 
 use doctor_checks::{
-    fio::{BadFio, FioRun, parse},
-    measurements::ended_badly,
-    storage_order::{Files, MANY, Pattern, Sizes, StorageOrder},
+    fio::{FioError, FioRun, parse},
+    measurements::exit_failure,
+    storage_params::{FileLayout, MANY_FILES, Pattern, Sizes, StorageParams},
 };
 use doctor_core::observation::{FailureKind, ProbeFailure};
 use rustix::process::Signal;
 
-use super::OURSELVES;
+use super::SELF_EXE;
 use crate::{
     runner::{
         BUILTIN_ARGUMENT, KEY_VARIABLE, MAX_STREAM_BYTES,
-        child::{self, Echo, Ended, Limits},
+        child::{self, ChildOutcome, Echo, Limits},
     },
-    stop::{Stop, StopWhy},
+    stop::{Stop, StopReason},
 };
 
 /// The subtask name under which this program enters a directory and executes fio.
@@ -38,9 +38,9 @@ const FIO: &str = "fio";
 const ENGINES: [&str; 3] = ["libaio", "io_uring", "posixaio"];
 
 /// Time limit of fio commands that touch no mount.
-const ANSWER_TIME: Duration = Duration::from_secs(10);
+const FIO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most lines of fio's errors that are logged: it prints one per failed operation.
-const REMARKS: u32 = 5;
+const MAX_ERROR_LINES: u32 = 5;
 const KILL_GRACE: Duration = Duration::from_secs(1);
 
 /// Entry point of the process that executes fio: enters the directory, and runs fio there.
@@ -73,11 +73,11 @@ impl Fio {
         let ask = |argument: &str| {
             let mut command = Command::new(FIO);
             command.arg(argument);
-            listen(&mut command, ANSWER_TIME, stop, Echo::default())
+            run_fio(&mut command, FIO_TIMEOUT, stop, Echo::default())
         };
         let missing = |text: &str| ProbeFailure::new(FailureKind::Missing, text);
         let version = match ask("--version") {
-            Ok(Ended::Exited { status, stdout, .. }) if status.success() => {
+            Ok(ChildOutcome::Exited { status, stdout, .. }) if status.success() => {
                 String::from_utf8_lossy(&stdout).trim().to_owned()
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -87,7 +87,7 @@ impl Fio {
         };
         let has = |engine: &&str| {
             let answer = ask(&format!("--enghelp={engine}"));
-            matches!(answer, Ok(Ended::Exited { status, .. }) if status.success())
+            matches!(answer, Ok(ChildOutcome::Exited { status, .. }) if status.success())
         };
         let engine = ENGINES.into_iter().find(|engine| has(engine));
         let engine = engine.ok_or_else(|| missing("fio supports none of the engines libaio, io_uring and posixaio"))?;
@@ -95,9 +95,9 @@ impl Fio {
     }
 }
 
-fn listen(command: &mut Command, timeout: Duration, stop: &Stop, echo: Echo<'_>) -> std::io::Result<Ended> {
+fn run_fio(command: &mut Command, timeout: Duration, stop: &Stop, echo: Echo<'_>) -> std::io::Result<ChildOutcome> {
     command.env("LC_ALL", "C").env_remove(KEY_VARIABLE);
-    let limits = Limits { timeout, stream: MAX_STREAM_BYTES, grace: Duration::ZERO, kill_grace: KILL_GRACE };
+    let limits = Limits { timeout, max_stream_bytes: MAX_STREAM_BYTES, grace: Duration::ZERO, kill_grace: KILL_GRACE };
     child::run(command, &limits, stop, echo)
 }
 
@@ -118,7 +118,7 @@ impl Pass {
     }
 
     /// Builds fio's command line.
-    fn args(self, fio: &Fio, direct: bool, order: &StorageOrder, sizes: Sizes) -> Vec<String> {
+    fn args(self, fio: &Fio, direct: bool, order: &StorageParams, sizes: Sizes) -> Vec<String> {
         let mut args: Vec<String> = ["--thread", "--group_reporting", "--output-format=json", "--eta=never"]
             .into_iter()
             // Preallocated blocks would be read back without accessing the disk.
@@ -142,10 +142,10 @@ impl Pass {
                 (1 << 20, 1)
             }
             Self::Measure(pattern) => {
-                let facts = pattern.facts();
+                let facts = pattern.spec();
                 match facts.files {
-                    Files::One => set("filename", &"one"),
-                    Files::Many => set("filename_format", &"many.$jobnum"),
+                    FileLayout::One => set("filename", &"one"),
+                    FileLayout::Many => set("filename_format", &"many.$jobnum"),
                 }
                 set("rw", &facts.rw);
                 set("rwmixread", &70);
@@ -153,7 +153,7 @@ impl Pass {
                 set("numjobs", &facts.jobs);
                 match (pattern, facts.files) {
                     (Pattern::IodepthWrite1File, _) => set("size", &sizes.set),
-                    (Pattern::NumjobsWriteNFiles, _) => set("size", &(sizes.set / MANY)),
+                    (Pattern::NumjobsWriteNFiles, _) => set("size", &(sizes.set / MANY_FILES)),
                     // As much as the preceding write pattern had time to write.
                     _ => set("size", &"100%"),
                 }
@@ -174,59 +174,59 @@ impl Pass {
 /// The outcome of a pass.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    Ran(FioRun),
+    Finished(FioRun),
     /// It did not end within this time and was killed.
     Stalled(Duration),
     /// It did not end and cannot be killed.
-    LeftBehind {
+    Unkillable {
         pid: u32,
         child: std::process::Child,
     },
     Failed(ProbeFailure),
-    Stopped(StopWhy),
+    Stopped(StopReason),
 }
 
 /// The parameters that all passes share.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Track<'a> {
+pub(super) struct PassParams<'a> {
     pub(super) fio: &'a Fio,
-    pub(super) order: &'a StorageOrder,
+    pub(super) params: &'a StorageParams,
     pub(super) directory: &'a Path,
     pub(super) sizes: Sizes,
     pub(super) stop: &'a Stop,
 }
 
-impl Track<'_> {
+impl PassParams<'_> {
     pub(super) fn run(&self, pass: Pass, direct: bool) -> Outcome {
-        let mut command = Command::new(OURSELVES);
+        let mut command = Command::new(SELF_EXE);
         command.args([BUILTIN_ARGUMENT, ENTER]).arg(self.directory);
-        command.args(pass.args(self.fio, direct, self.order, self.sizes));
-        let limit = self.order.pattern_time.to_std() + self.order.stall.to_std();
+        command.args(pass.args(self.fio, direct, self.params, self.sizes));
+        let limit = self.params.pattern_time.to_std() + self.params.stall.to_std();
         let said = Cell::new(0);
         let say = |line: &str| {
             said.set(said.get() + 1);
-            if said.get() <= REMARKS {
+            if said.get() <= MAX_ERROR_LINES {
                 eprintln!("  fio: {}", line.trim_start_matches("fio: "));
             }
         };
         let echo = Echo { stdout: None, stderr: Some(&say) };
         let failed = |kind, text: String| Outcome::Failed(ProbeFailure::new(kind, format!("{}: {text}", pass.name())));
-        match listen(&mut command, limit, self.stop, echo) {
-            Ok(Ended::Exited { status, stdout, stderr }) => {
+        match run_fio(&mut command, limit, self.stop, echo) {
+            Ok(ChildOutcome::Exited { status, stdout, stderr }) => {
                 match (parse(&String::from_utf8_lossy(&stdout)), status.code()) {
-                    (Ok(run), _) => Outcome::Ran(run),
-                    (Err(BadFio::NoJson(_)), code) if code != Some(0) => {
-                        let ProbeFailure { kind, text } = ended_badly(code, &String::from_utf8_lossy(&stderr));
+                    (Ok(run), _) => Outcome::Finished(run),
+                    (Err(FioError::NoJson(_)), code) if code != Some(0) => {
+                        let ProbeFailure { kind, text } = exit_failure(code, &String::from_utf8_lossy(&stderr));
                         failed(kind, format!("fio: {text}"))
                     }
-                    (Err(error @ BadFio::TooLong(_)), _) => failed(FailureKind::TooLong, error.to_string()),
+                    (Err(error @ FioError::TooLong(_)), _) => failed(FailureKind::TooLong, error.to_string()),
                     (Err(error), _) => failed(FailureKind::Unparseable, error.to_string()),
                 }
             }
-            Ok(Ended::TimedOut) => Outcome::Stalled(limit),
-            Ok(Ended::Unkillable { pid, child }) => Outcome::LeftBehind { pid, child },
-            Ok(Ended::TooLong) => failed(FailureKind::TooLong, "fio printed too much output".to_owned()),
-            Ok(Ended::Stopped(why)) => Outcome::Stopped(why),
+            Ok(ChildOutcome::TimedOut) => Outcome::Stalled(limit),
+            Ok(ChildOutcome::Unkillable { pid, child }) => Outcome::Unkillable { pid, child },
+            Ok(ChildOutcome::TooLong) => failed(FailureKind::TooLong, "fio printed too much output".to_owned()),
+            Ok(ChildOutcome::Stopped(why)) => Outcome::Stopped(why),
             Err(error) => failed(FailureKind::Failed, format!("cannot start fio: {error}")),
         }
     }
@@ -235,12 +235,12 @@ impl Track<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use doctor_checks::storage_order::Place;
+    use doctor_checks::storage_params::StorageTarget;
     use doctor_core::time::Span;
 
-    fn order() -> StorageOrder {
-        StorageOrder {
-            places: vec![Place::Mount("/data".to_owned())],
+    fn order() -> StorageParams {
+        StorageParams {
+            places: vec![StorageTarget::Mount("/data".to_owned())],
             size: 1 << 30,
             pattern_time: Span::from_secs(30),
             stall: Span::from_secs(30),
@@ -251,9 +251,9 @@ mod tests {
         }
     }
 
-    fn args(pass: Pass, order: &StorageOrder) -> Vec<String> {
+    fn args(pass: Pass, order: &StorageParams) -> Vec<String> {
         let fio = Fio { version: "fio-3.33".to_owned(), engine: "libaio" };
-        pass.args(&fio, true, order, Sizes::within(order.size, None).unwrap())
+        pass.args(&fio, true, order, Sizes::fitting(order.size, None).unwrap())
     }
 
     #[test]
@@ -279,7 +279,7 @@ mod tests {
     #[test]
     fn caps_are_shared_by_the_jobs_of_a_pattern_and_the_lower_one_holds() {
         let rate = |pass, rate, iops| {
-            let args = args(pass, &StorageOrder { rate, iops, ..order() });
+            let args = args(pass, &StorageParams { rate, iops, ..order() });
             args.iter().find_map(|arg| arg.strip_prefix("--rate=")?.parse::<u64>().ok())
         };
         let (one, many) = (Pass::Measure(Pattern::IodepthRead1File), Pass::Measure(Pattern::NumjobsReadNFiles));

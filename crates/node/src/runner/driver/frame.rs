@@ -2,38 +2,38 @@
 
 use std::io::{self, Read, Write};
 
-use doctor_checks::gpu::GpuAnswer;
+use doctor_checks::gpu::GpuQueryResult;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 const HEAD: usize = 4;
 
 /// The longest query. All fields of all checks need a tenth of it.
-pub(super) const MOST_QUESTION: usize = 256 << 10;
+pub(super) const MAX_QUERY_BYTES: usize = 256 << 10;
 
 /// The longest answer: some hundred times what eight GPUs with all their links need.
-pub(super) const MOST_ANSWER: usize = 8 << 20;
+pub(super) const MAX_ANSWER_BYTES: usize = 8 << 20;
 
 /// A message of the parent.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Question {
+pub(super) struct DriverQuery {
     pub(super) fields: Vec<String>,
 }
 
 /// A message of the helper.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Message {
+pub(super) enum HelperMessage {
     /// The next driver call is about this GPU.
-    Asking(Asked),
+    Asking(QueriedGpu),
     /// The last message of a query.
-    Answer(GpuAnswer),
+    Answer(GpuQueryResult),
 }
 
 /// A GPU that is queried.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Asked {
+pub(super) struct QueriedGpu {
     pub(super) index: u32,
     /// Empty if the PCI bus and the driver disagree on the GPUs and the driver has not reported it.
     pub(super) bus: String,
@@ -89,9 +89,9 @@ impl Incoming {
     ///
     /// # Errors
     /// `FileTooLarge` if it exceeds the limit of an answer; `InvalidData` if it is not a message.
-    pub(super) fn next(&mut self) -> io::Result<Option<Message>> {
+    pub(super) fn next(&mut self) -> io::Result<Option<HelperMessage>> {
         let Some((head, rest)) = self.bytes[self.taken..].split_first_chunk::<HEAD>() else { return Ok(None) };
-        let length = length(*head).filter(|length| *length <= MOST_ANSWER).ok_or(io::ErrorKind::FileTooLarge)?;
+        let length = length(*head).filter(|length| *length <= MAX_ANSWER_BYTES).ok_or(io::ErrorKind::FileTooLarge)?;
         let Some(message) = rest.get(..length) else { return Ok(None) };
         let message = serde_json::from_slice(message)?;
         self.taken += HEAD + length;
@@ -105,14 +105,14 @@ mod tests {
     use doctor_core::observation::{FailureKind, ProbeFailure};
     use proptest::prelude::*;
 
-    fn asking(index: u32) -> Message {
-        Message::Asking(Asked { index, bus: format!("0000:{index:02x}:00.0") })
+    fn asking(index: u32) -> HelperMessage {
+        HelperMessage::Asking(QueriedGpu { index, bus: format!("0000:{index:02x}:00.0") })
     }
 
     #[test]
     fn messages_come_whole_however_the_pipe_cuts_them() {
         let driver = Err(ProbeFailure::new(FailureKind::Missing, "no driver"));
-        let answer = Message::Answer(GpuAnswer { on_pci: Vec::new(), driver, gpus: Vec::new() });
+        let answer = HelperMessage::Answer(GpuQueryResult { on_pci: Vec::new(), driver, gpus: Vec::new() });
         let bytes = [frame(&asking(0)).unwrap(), frame(&asking(7)).unwrap(), frame(&answer).unwrap()].concat();
         for step in [1, 3, 50, bytes.len()] {
             let (mut incoming, mut heard) = (Incoming::default(), Vec::new());
@@ -123,7 +123,7 @@ mod tests {
                 }
             }
             assert!(
-                matches!(&heard[..], [Message::Asking(one), Message::Asking(other), Message::Answer(_)]
+                matches!(&heard[..], [HelperMessage::Asking(one), HelperMessage::Asking(other), HelperMessage::Answer(_)]
                     if (one.index, other.index) == (0, 7) && other.bus == "0000:07:00.0"),
                 "{heard:?}"
             );
@@ -132,13 +132,13 @@ mod tests {
 
     #[test]
     fn a_message_that_would_be_too_long_is_refused_before_it_is_kept() {
-        let head = u32::try_from(MOST_ANSWER + 1).unwrap().to_be_bytes();
+        let head = u32::try_from(MAX_ANSWER_BYTES + 1).unwrap().to_be_bytes();
         let mut incoming = Incoming::default();
         incoming.add(&head);
         assert_eq!(incoming.next().unwrap_err().kind(), io::ErrorKind::FileTooLarge);
-        let refused = read::<Question>(&mut &head[..], MOST_QUESTION).unwrap_err();
+        let refused = read::<DriverQuery>(&mut &head[..], MAX_QUERY_BYTES).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::FileTooLarge);
-        assert!(read::<Question>(&mut &[][..], MOST_QUESTION).unwrap().is_none());
+        assert!(read::<DriverQuery>(&mut &[][..], MAX_QUERY_BYTES).unwrap().is_none());
     }
 
     proptest! {
@@ -147,7 +147,7 @@ mod tests {
             let mut incoming = Incoming::default();
             incoming.add(&bytes);
             while let Ok(Some(_)) = incoming.next() {}
-            let _read = read::<Question>(&mut &bytes[..], MOST_QUESTION);
+            let _read = read::<DriverQuery>(&mut &bytes[..], MAX_QUERY_BYTES);
         }
     }
 }

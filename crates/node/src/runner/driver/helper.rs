@@ -13,17 +13,17 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use super::{
     super::gpus,
     DRIVER_ARGUMENT,
-    frame::{self, Asked, MOST_QUESTION, Message, Question},
+    frame::{self, DriverQuery, HelperMessage, MAX_QUERY_BYTES, QueriedGpu},
 };
 use crate::memory;
 
 /// NVML leaks a file descriptor each time it is unloaded (an eventfd; driver 580.159.04 on an H200, 2026-11-17). A
 /// helper that holds more than this exits after its answer, long before it runs out.
-const MOST_DESCRIPTORS: usize = 64;
+const MAX_DESCRIPTORS: usize = 64;
 
 /// Serves the parent process until that closes the pipe or ends. The arguments are the parent's pid, the root of the
 /// machine's file system, and NVML's library.
-pub fn serve_driver_questions(mut args: impl Iterator<Item = OsString>) -> ExitCode {
+pub fn serve_driver_queries(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     let (Some(parent), Some(root), Some(library)) = (args.next(), args.next(), args.next()) else {
         eprintln!("{DRIVER_ARGUMENT} is internal to doctor-node");
         return ExitCode::FAILURE;
@@ -34,7 +34,7 @@ pub fn serve_driver_questions(mut args: impl Iterator<Item = OsString>) -> ExitC
     if !is_bound || getppid().map(|pid| pid.to_string()).as_deref() != parent.to_str() {
         return ExitCode::FAILURE;
     }
-    memory::be_frugal();
+    memory::limit_memory();
     match serve(Path::new(&root), &library) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
@@ -47,20 +47,20 @@ fn serve(root: &Path, library: &OsStr) -> io::Result<()> {
     rustix::stdio::dup2_stdout(File::options().write(true).open("/dev/null")?)?;
     // Unbuffered, unlike the standard library's stdin.
     let mut questions = File::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?);
-    while let Some(Question { fields }) = frame::read(&mut questions, MOST_QUESTION)? {
+    while let Some(DriverQuery { fields }) = frame::read(&mut questions, MAX_QUERY_BYTES)? {
         let mut unsaid = None;
-        let answer = gpus::ask(root, library, &fields, &mut |index, bus| {
-            let asked = Message::Asking(Asked { index, bus: bus.to_owned() });
+        let answer = gpus::query_driver(root, library, &fields, &mut |index, bus| {
+            let asked = HelperMessage::Asking(QueriedGpu { index, bus: bus.to_owned() });
             if let Err(error) = frame::write(&mut out, &asked) {
                 unsaid.get_or_insert(error);
             }
         });
         unsaid.map_or(Ok(()), Err)?;
         // The driver session is closed and the library unloaded by now.
-        frame::write(&mut out, &Message::Answer(answer))?;
+        frame::write(&mut out, &HelperMessage::Answer(answer))?;
         memory::give_back();
         // The next query gets a new helper.
-        if fs::read_dir("/proc/self/fd").is_ok_and(|open| open.count() > MOST_DESCRIPTORS) {
+        if fs::read_dir("/proc/self/fd").is_ok_and(|open| open.count() > MAX_DESCRIPTORS) {
             return Ok(());
         }
     }

@@ -33,7 +33,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_checks::gpu::GpuAnswer;
+use doctor_checks::gpu::GpuQueryResult;
 use doctor_core::{
     observation::{FailureKind, ProbeFailure},
     time::{Span, Timestamp},
@@ -44,32 +44,32 @@ use rustix::{
 };
 
 use super::{
-    abandoned::{AbandonedProbes, Stuck},
     child,
+    hung_probes::{HungProbes, StuckProcess},
 };
 use crate::{
     clock::now,
-    stop::{Stop, StopWhy},
+    stop::{Stop, StopReason},
 };
-use frame::{Asked, Incoming, MOST_ANSWER, Message};
+use frame::{HelperMessage, Incoming, MAX_ANSWER_BYTES, QueriedGpu};
 
-pub use helper::serve_driver_questions;
+pub use helper::serve_driver_queries;
 
 /// The hidden argument that makes this program a driver helper.
 pub const DRIVER_ARGUMENT: &str = "__driver";
 
 /// The description of every driver query.
-pub(super) const ASK: &str = "query the driver";
+pub(super) const QUERY_LABEL: &str = "query the driver";
 
 /// Number of stuck helpers at which no further one is started.
-const MOST_STUCK: usize = 2;
+const MAX_STUCK_HELPERS: usize = 2;
 
 /// A killed helper, which holds next to nothing, is gone within a millisecond unless it is stuck in the kernel.
 const KILL_GRACE: Duration = Duration::from_millis(500);
 
 /// An error from a helper of at least this age is verified with a new one: the driver may have been upgraded meanwhile,
 /// and a library that cannot be unloaded would still be the old one.
-const OLD: Duration = Duration::from_secs(60);
+const MAX_HELPER_AGE: Duration = Duration::from_secs(60);
 
 /// Environment variables that the driver's libraries, the loader and the fake NVML read.
 const VARIABLES: [&str; 5] = ["PATH", "LANG", "LC_ALL", "TMPDIR", "LLVM_PROFILE_FILE"];
@@ -78,11 +78,11 @@ const VARIABLE_PREFIXES: [&str; 6] = ["LD_", "NVIDIA_", "NVML_", "__NV", "CUDA_"
 /// The driver helper process, shared by runners.
 #[derive(Debug, Default)]
 pub struct DriverHelper {
-    running: Mutex<Option<Running>>,
+    running: Mutex<Option<HelperProcess>>,
 }
 
 /// A query and its limits.
-pub(super) struct DriverQuestion<'a> {
+pub(super) struct DriverRequest<'a> {
     /// The runner that queries. A query begun by another runner does not count as this one.
     pub(super) runner: u64,
     pub(super) program: &'a Path,
@@ -91,14 +91,14 @@ pub(super) struct DriverQuestion<'a> {
     pub(super) fields: &'a [String],
     pub(super) limit: Duration,
     pub(super) stop: &'a Stop,
-    pub(super) abandoned: &'a AbandonedProbes,
+    pub(super) abandoned: &'a HungProbes,
 }
 
 /// Why a helper did not answer.
 #[derive(Debug)]
-enum Silence {
+enum NoReply {
     TimedOut,
-    Stopped(StopWhy),
+    Stopped(StopReason),
     /// It closed its end of the pipe.
     Ended,
     Io(io::Error),
@@ -113,7 +113,7 @@ struct Pending {
 }
 
 #[derive(Debug)]
-struct Running {
+struct HelperProcess {
     child: Child,
     input: ChildStdin,
     output: ChildStdout,
@@ -126,34 +126,34 @@ struct Running {
     /// The part of the query that did not fit into the pipe yet.
     unsent: Vec<u8>,
     incoming: Incoming,
-    asked: Option<Asked>,
+    current_gpu: Option<QueriedGpu>,
 }
 
 impl DriverHelper {
-    fn lock(&self) -> MutexGuard<'_, Option<Running>> {
+    fn lock(&self) -> MutexGuard<'_, Option<HelperProcess>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts a helper if there is none and sends the query. [`Self::ask`] with the same query waits for the answer.
-    pub(super) fn begin(&self, question: &DriverQuestion<'_>) -> Result<(), ProbeFailure> {
+    pub(super) fn begin(&self, question: &DriverRequest<'_>) -> Result<(), ProbeFailure> {
         begin(&mut self.lock(), question).map(|_| ())
     }
 
     /// Sends the query, unless it was begun already, and waits for the answer.
-    pub(super) fn ask(&self, question: &DriverQuestion<'_>) -> Result<GpuAnswer, ProbeFailure> {
+    pub(super) fn query(&self, question: &DriverRequest<'_>) -> Result<GpuQueryResult, ProbeFailure> {
         let mut slot = self.lock();
         loop {
             let running = begin(&mut slot, question)?;
-            let is_old = running.started.elapsed() >= OLD;
+            let is_old = running.started.elapsed() >= MAX_HELPER_AGE;
             let was_used = running.answered;
-            match running.hear(question) {
+            match running.wait_for_answer(question) {
                 Ok(answer) if answer.driver.is_err() && is_old => end(&mut slot),
                 Ok(answer) => return Ok(answer),
                 // The idle helper was killed from outside; that is no fault of the driver.
-                Err(Silence::Ended) if was_used => end(&mut slot),
+                Err(NoReply::Ended) if was_used => end(&mut slot),
                 Err(silence) => {
-                    let gone = slot.take().map(|running| running.give_up(&silence, question));
-                    return Err(gone.unwrap_or_else(|| ProbeFailure::new(FailureKind::Failed, ASK)));
+                    let gone = slot.take().map(|running| running.kill_and_explain(&silence, question));
+                    return Err(gone.unwrap_or_else(|| ProbeFailure::new(FailureKind::Failed, QUERY_LABEL)));
                 }
             }
         }
@@ -167,23 +167,27 @@ impl Drop for DriverHelper {
 }
 
 /// Returns a helper that has received this query. Replaces one that does not fit or has exited.
-fn begin<'a>(slot: &'a mut Option<Running>, question: &DriverQuestion<'_>) -> Result<&'a mut Running, ProbeFailure> {
-    if let Some(why) = question.stop.told() {
+fn begin<'a>(
+    slot: &'a mut Option<HelperProcess>,
+    question: &DriverRequest<'_>,
+) -> Result<&'a mut HelperProcess, ProbeFailure> {
+    if let Some(why) = question.stop.requested() {
         return Err(stopped(why));
     }
-    if slot.as_ref().is_some_and(|running| !running.is_for(question)) {
+    if slot.as_ref().is_some_and(|running| !running.can_serve(question)) {
         end(slot);
     }
     let running = match slot.take() {
         Some(running) => running,
-        None => Running::start(question)?,
+        None => HelperProcess::start(question)?,
     };
     let running = slot.insert(running);
     if running.pending.is_none() {
         running.pending = Some(Pending { runner: question.runner, fields: question.fields.to_vec(), since: now() });
-        let words = frame::Question { fields: question.fields.to_vec() };
-        running.unsent = frame::frame(&words)
-            .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("{ASK}: cannot encode it: {error}")))?;
+        let words = frame::DriverQuery { fields: question.fields.to_vec() };
+        running.unsent = frame::frame(&words).map_err(|error| {
+            ProbeFailure::new(FailureKind::Failed, format!("{QUERY_LABEL}: cannot encode it: {error}"))
+        })?;
         // An error here recurs where the answer is awaited.
         let _sent_now = running.send();
     }
@@ -191,8 +195,8 @@ fn begin<'a>(slot: &'a mut Option<Running>, question: &DriverQuestion<'_>) -> Re
 }
 
 /// Ends a helper that is no longer needed.
-fn end(slot: &mut Option<Running>) {
-    let Some(Running { mut child, input, output, pending, asked, .. }) = slot.take() else { return };
+fn end(slot: &mut Option<HelperProcess>) {
+    let Some(HelperProcess { mut child, input, output, pending, current_gpu: asked, .. }) = slot.take() else { return };
     drop((input, output));
     // It may have exited already.
     let _killed = child.kill();
@@ -202,29 +206,34 @@ fn end(slot: &mut Option<Running>) {
     }
     let pid = child.id();
     let since = pending.map_or_else(now, |pending| pending.since);
-    let stuck = Stuck { pid, since: Some(since), doing: Some(doing(asked.as_ref())) };
-    AbandonedProbes::of_this_process().add_stuck(ASK, stuck, child);
+    let stuck = StuckProcess { pid, since: Some(since), doing: Some(operation_text(asked.as_ref())) };
+    HungProbes::in_memory().add_stuck(QUERY_LABEL, stuck, child);
 }
 
-impl Running {
-    fn start(question: &DriverQuestion<'_>) -> Result<Self, ProbeFailure> {
-        let stuck = question.abandoned.all_hanging(ASK);
-        if stuck.len() >= MOST_STUCK {
-            let text =
-                format!("{ASK}: not queried: {}; the next helper starts when one of them exits", told_stuck(&stuck));
+impl HelperProcess {
+    fn start(question: &DriverRequest<'_>) -> Result<Self, ProbeFailure> {
+        let stuck = question.abandoned.all_hanging(QUERY_LABEL);
+        if stuck.len() >= MAX_STUCK_HELPERS {
+            let text = format!(
+                "{QUERY_LABEL}: not queried: {}; the next helper starts when one of them exits",
+                stuck_text(&stuck)
+            );
             return Err(ProbeFailure::new(FailureKind::Abandoned, text));
         }
         let mut command = Command::new(question.program);
         command.arg0("doctor-node").arg(DRIVER_ARGUMENT).arg(std::process::id().to_string());
         command.arg(question.root).arg(question.library);
-        command.env_clear().envs(env::vars_os().filter(|(name, _)| is_for_driver(name)));
+        command.env_clear().envs(env::vars_os().filter(|(name, _)| is_driver_variable(name)));
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         Self::spawn(&mut command, question).map_err(|error| {
-            ProbeFailure::new(super::kind_of(&error), format!("{ASK}: cannot start the helper process: {error}"))
+            ProbeFailure::new(
+                super::kind_of(&error),
+                format!("{QUERY_LABEL}: cannot start the helper process: {error}"),
+            )
         })
     }
 
-    fn spawn(command: &mut Command, question: &DriverQuestion<'_>) -> io::Result<Self> {
+    fn spawn(command: &mut Command, question: &DriverRequest<'_>) -> io::Result<Self> {
         let mut child = command.spawn()?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(io::Error::other("the child process has no pipes"));
@@ -243,12 +252,12 @@ impl Running {
             pending: None,
             unsent: Vec::new(),
             incoming: Incoming::default(),
-            asked: None,
+            current_gpu: None,
         })
     }
 
     /// Whether this helper can take the query or has it already.
-    fn is_for(&self, question: &DriverQuestion<'_>) -> bool {
+    fn can_serve(&self, question: &DriverRequest<'_>) -> bool {
         let is_same =
             self.program == question.program && self.root == question.root && self.library == question.library;
         let is_its = |pending: &Pending| (pending.runner, &*pending.fields) == (question.runner, question.fields);
@@ -271,15 +280,15 @@ impl Running {
     }
 
     /// Waits for the answer.
-    fn hear(&mut self, question: &DriverQuestion<'_>) -> Result<GpuAnswer, Silence> {
+    fn wait_for_answer(&mut self, question: &DriverRequest<'_>) -> Result<GpuQueryResult, NoReply> {
         let deadline = Instant::now() + question.limit;
         loop {
-            let is_closed = self.receive().map_err(Silence::Io)?;
-            while let Some(message) = self.incoming.next().map_err(Silence::Io)? {
+            let is_closed = self.receive().map_err(NoReply::Io)?;
+            while let Some(message) = self.incoming.next().map_err(NoReply::Io)? {
                 match message {
-                    Message::Asking(asked) => self.asked = Some(asked),
-                    Message::Answer(answer) => {
-                        (self.pending, self.asked, self.answered) = (None, None, true);
+                    HelperMessage::Asking(asked) => self.current_gpu = Some(asked),
+                    HelperMessage::Answer(answer) => {
+                        (self.pending, self.current_gpu, self.answered) = (None, None, true);
                         // Nothing follows an answer; do not keep a buffer of this size until the next one.
                         self.incoming = Incoming::default();
                         return Ok(answer);
@@ -287,20 +296,20 @@ impl Running {
                 }
             }
             if is_closed {
-                return Err(Silence::Ended);
+                return Err(NoReply::Ended);
             }
             match self.send() {
-                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Err(Silence::Ended),
-                other => other.map_err(Silence::Io)?,
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Err(NoReply::Ended),
+                other => other.map_err(NoReply::Io)?,
             }
-            if let Some(why) = question.stop.told() {
-                return Err(Silence::Stopped(why));
+            if let Some(why) = question.stop.requested() {
+                return Err(NoReply::Stopped(why));
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Silence::TimedOut);
+                return Err(NoReply::TimedOut);
             }
-            self.wait(question.stop, left).map_err(Silence::Io)?;
+            self.wait(question.stop, left).map_err(NoReply::Io)?;
         }
     }
 
@@ -313,7 +322,7 @@ impl Running {
                 Ok(count) => {
                     self.incoming.add(&buffer[..count]);
                     all += count;
-                    if all > MOST_ANSWER {
+                    if all > MAX_ANSWER_BYTES {
                         return Ok(false);
                     }
                 }
@@ -331,7 +340,7 @@ impl Running {
             fds.push(PollFd::new(&self.input, PollFlags::OUT));
         }
         fds.extend(wake.as_ref().map(|wake| PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::IN)));
-        let wait = Timespec::try_from(stop.at_most(left)).map_err(io::Error::other)?;
+        let wait = Timespec::try_from(stop.cap_wait(left)).map_err(io::Error::other)?;
         match poll(&mut fds, Some(&wait)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
@@ -339,78 +348,81 @@ impl Running {
     }
 
     /// Kills a helper that did not answer, and returns the reason.
-    fn give_up(mut self, silence: &Silence, question: &DriverQuestion<'_>) -> ProbeFailure {
-        let asked = self.asked.take();
-        if matches!(silence, Silence::Ended) {
+    fn kill_and_explain(mut self, silence: &NoReply, question: &DriverRequest<'_>) -> ProbeFailure {
+        let asked = self.current_gpu.take();
+        if matches!(silence, NoReply::Ended) {
             // It is about to exit with a status that may show the cause.
             child::exits_within(&self.child, KILL_GRACE);
         }
         if let Some(pid) = child::end(&mut self.child, Duration::ZERO, KILL_GRACE) {
             let since = self.pending.map_or_else(now, |pending| pending.since);
-            let stuck = Stuck { pid, since: Some(since), doing: Some(doing(asked.as_ref())) };
-            question.abandoned.add_stuck(ASK, stuck, self.child);
-            let all = told_stuck(&question.abandoned.all_hanging(ASK));
-            let text = format!("{ASK}: {}; {all}", why(silence, question.limit, asked.as_ref()));
+            let stuck = StuckProcess { pid, since: Some(since), doing: Some(operation_text(asked.as_ref())) };
+            question.abandoned.add_stuck(QUERY_LABEL, stuck, self.child);
+            let all = stuck_text(&question.abandoned.all_hanging(QUERY_LABEL));
+            let text = format!("{QUERY_LABEL}: {}; {all}", no_reply_text(silence, question.limit, asked.as_ref()));
             return ProbeFailure::new(FailureKind::Abandoned, text);
         }
         let kind = match silence {
-            Silence::TimedOut => FailureKind::TimedOut,
-            Silence::Stopped(_) => FailureKind::Killed,
-            Silence::Io(error) => match error.kind() {
+            NoReply::TimedOut => FailureKind::TimedOut,
+            NoReply::Stopped(_) => FailureKind::Killed,
+            NoReply::Io(error) => match error.kind() {
                 io::ErrorKind::FileTooLarge => FailureKind::TooLong,
                 io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => FailureKind::Unparseable,
                 _ => FailureKind::Failed,
             },
-            Silence::Ended => FailureKind::Failed,
+            NoReply::Ended => FailureKind::Failed,
         };
         let how = match (silence, self.child.wait()) {
-            (Silence::Ended, Ok(status)) => format!("helper process {} ended with {status}", self.child.id()),
+            (NoReply::Ended, Ok(status)) => format!("helper process {} ended with {status}", self.child.id()),
             _ => format!("helper process {} was killed", self.child.id()),
         };
-        ProbeFailure::new(kind, format!("{ASK}: {}; {how}", why(silence, question.limit, asked.as_ref())))
+        ProbeFailure::new(
+            kind,
+            format!("{QUERY_LABEL}: {}; {how}", no_reply_text(silence, question.limit, asked.as_ref())),
+        )
     }
 }
 
-fn stopped(why: StopWhy) -> ProbeFailure {
-    ProbeFailure::new(FailureKind::Killed, format!("{ASK}: {}", words_of(why)))
+fn stopped(why: StopReason) -> ProbeFailure {
+    ProbeFailure::new(FailureKind::Killed, format!("{QUERY_LABEL}: {}", stop_reason_text(why)))
 }
 
-const fn words_of(why: StopWhy) -> &'static str {
+const fn stop_reason_text(why: StopReason) -> &'static str {
     match why {
-        StopWhy::Signal => "stopped by a signal",
-        StopWhy::TimeLimit => "the job's time limit was reached",
+        StopReason::Signal => "stopped by a signal",
+        StopReason::TimeLimit => "the job's time limit was reached",
     }
 }
 
 /// Describes why there is no answer, and what the driver was doing then.
-fn why(silence: &Silence, limit: Duration, asked: Option<&Asked>) -> String {
-    let doing = doing(asked);
+fn no_reply_text(silence: &NoReply, limit: Duration, asked: Option<&QueriedGpu>) -> String {
+    let doing = operation_text(asked);
     match silence {
-        Silence::TimedOut => {
+        NoReply::TimedOut => {
             let limit = Span::from_millis(i64::try_from(limit.as_millis()).unwrap_or(i64::MAX));
             format!("no answer within {limit} {doing}")
         }
-        Silence::Stopped(why) => format!("{} {doing}", words_of(*why)),
-        Silence::Ended => format!("the helper process exited {doing}"),
-        Silence::Io(error) if error.kind() == io::ErrorKind::FileTooLarge => {
-            format!("its answer is longer than {MOST_ANSWER} bytes")
+        NoReply::Stopped(why) => format!("{} {doing}", stop_reason_text(*why)),
+        NoReply::Ended => format!("the helper process exited {doing}"),
+        NoReply::Io(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+            format!("its answer is longer than {MAX_ANSWER_BYTES} bytes")
         }
-        Silence::Io(error) => format!("its answer cannot be read: {error}"),
+        NoReply::Io(error) => format!("its answer cannot be read: {error}"),
     }
 }
 
 /// Describes the driver call that was announced last.
-fn doing(asked: Option<&Asked>) -> String {
+fn operation_text(asked: Option<&QueriedGpu>) -> String {
     match asked {
         None => "while opening the driver".to_owned(),
-        Some(Asked { index, bus }) if bus.is_empty() => format!("while querying GPU {index}"),
-        Some(Asked { index, bus }) => format!("while querying GPU {index} ({bus})"),
+        Some(QueriedGpu { index, bus }) if bus.is_empty() => format!("while querying GPU {index}"),
+        Some(QueriedGpu { index, bus }) => format!("while querying GPU {index} ({bus})"),
     }
 }
 
 /// Formats `2 helper processes are stuck in the kernel and cannot be killed: process 71 since … while querying …`.
-fn told_stuck(stuck: &[Stuck]) -> String {
-    let one = |stuck: &Stuck| {
+fn stuck_text(stuck: &[StuckProcess]) -> String {
+    let one = |stuck: &StuckProcess| {
         let since = stuck.since.map_or_else(String::new, |since| format!(" since {since}"));
         let doing = stuck.doing.as_ref().map_or_else(String::new, |doing| format!(" {doing}"));
         format!("process {}{since}{doing}", stuck.pid)
@@ -422,7 +434,7 @@ fn told_stuck(stuck: &[Stuck]) -> String {
     }
 }
 
-fn is_for_driver(name: &OsStr) -> bool {
+fn is_driver_variable(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     VARIABLES.contains(&&*name) || VARIABLE_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
@@ -433,13 +445,14 @@ mod tests {
 
     #[test]
     fn a_failure_names_the_gpu_and_every_process_that_is_stuck() {
-        let asked = Asked { index: 3, bus: "0000:48:00.0".to_owned() };
-        let words = why(&Silence::TimedOut, Duration::from_secs(30), Some(&asked));
+        let asked = QueriedGpu { index: 3, bus: "0000:48:00.0".to_owned() };
+        let words = no_reply_text(&NoReply::TimedOut, Duration::from_secs(30), Some(&asked));
         assert_eq!(words, "no answer within 30s while querying GPU 3 (0000:48:00.0)");
-        assert_eq!(doing(None), "while opening the driver");
-        let stuck = |pid| Stuck { pid, since: Some(Timestamp::from_secs(0)), doing: Some(doing(Some(&asked))) };
+        assert_eq!(operation_text(None), "while opening the driver");
+        let stuck =
+            |pid| StuckProcess { pid, since: Some(Timestamp::from_secs(0)), doing: Some(operation_text(Some(&asked))) };
         assert_eq!(
-            told_stuck(&[stuck(7), stuck(9)]),
+            stuck_text(&[stuck(7), stuck(9)]),
             "2 helper processes are stuck in the kernel and cannot be killed: process 7 since 1970-01-01T00:00:00Z \
              while querying GPU 3 (0000:48:00.0), process 9 since 1970-01-01T00:00:00Z while querying GPU 3 (0000:48:00.0)"
         );
@@ -448,10 +461,10 @@ mod tests {
     #[test]
     fn the_helper_gets_what_libraries_read_and_no_secret() {
         for name in ["LD_LIBRARY_PATH", "PATH", "NVIDIA_VISIBLE_DEVICES", "DOCTOR_STANDIN"] {
-            assert!(is_for_driver(OsStr::new(name)), "{name}");
+            assert!(is_driver_variable(OsStr::new(name)), "{name}");
         }
         for name in [super::super::KEY_VARIABLE, "DOCTOR_RENDEZVOUS_SECRET", "AWS_SECRET_ACCESS_KEY"] {
-            assert!(!is_for_driver(OsStr::new(name)), "{name}");
+            assert!(!is_driver_variable(OsStr::new(name)), "{name}");
         }
     }
 }

@@ -2,23 +2,23 @@
 
 use std::time::Duration;
 
-use doctor_backend::ssh::{Host, How, Order, Root, each, quoted};
+use doctor_backend::ssh::{CommandStatus, Host, RemoteCommand, RootAccess, run_on_each, shell_quote};
 use doctor_core::{finding::Verdict, hostlist, ids::NodeName};
 use doctor_fleet::{
-    nccl::{self, AZURE_TOPOLOGY, Judged},
+    nccl::{self, AZURE_TOPOLOGY, NcclTrialResult},
     ranks::{self, Rank},
 };
 use serde::Serialize;
 
 use super::{Args, Launcher};
 use crate::{
-    commands::fleet::{Fleet, progress::Progress, trouble},
+    commands::fleet::{Fleet, failure_text, progress::Progress},
     failure::{Failure, Result},
-    output::{harmless, plural},
+    output::{plural, sanitize},
 };
 
 /// A host that can take part.
-pub(super) struct Ready {
+pub(super) struct ReadyHost {
     pub(super) host: Host,
     address: String,
     gpus: u32,
@@ -26,69 +26,76 @@ pub(super) struct Ready {
 }
 
 #[derive(Debug, Serialize)]
-pub(super) struct LeftOut {
+pub(super) struct SkippedHost {
     pub(super) host: NodeName,
     pub(super) why: String,
 }
 
-const LOOK_LIMIT: Duration = Duration::from_secs(20);
+const INSPECT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Inspects the hosts. Returns those that can take part, and the reasons why others cannot.
-pub(super) fn prepare(fleet: &Fleet, hosts: &[Host], args: &Args, launcher: Launcher) -> (Vec<Ready>, Vec<LeftOut>) {
-    let (program, topology) = (quoted(&args.program), AZURE_TOPOLOGY);
+pub(super) fn inspect_hosts(
+    fleet: &Fleet,
+    hosts: &[Host],
+    args: &Args,
+    launcher: Launcher,
+) -> (Vec<ReadyHost>, Vec<SkippedHost>) {
+    let (program, topology) = (shell_quote(&args.program), AZURE_TOPOLOGY);
     let script = format!(
         "echo \"address $SSH_CONNECTION\"; echo \"gpus $(ls -d /dev/nvidia[0-9]* 2>/dev/null | wc -l)\"; \
          [ -e {topology} ] && echo azure; [ -x {program} ] && echo program; true"
     );
-    let order = Order { script: &script, input: b"", limit: LOOK_LIMIT, most: 4096, root: Root::No };
+    let order =
+        RemoteCommand { script: &script, input: b"", limit: INSPECT_TIMEOUT, max_output: 4096, root: RootAccess::No };
     let progress = Progress::new("checked", hosts.len());
     // --print must not write anything on the hosts.
     let looks = !args.even_in_use && !args.print;
     let look = |host: &Host| {
         let answer = fleet.run(host, &order);
-        let in_use = (looks && answer.how == How::Exited(0)).then(|| fleet.client.kept_off(host)).flatten();
+        let in_use =
+            (looks && answer.status == CommandStatus::Exited(0)).then(|| fleet.client.busy_reason(host)).flatten();
         (answer, in_use)
     };
-    let answers = each(hosts, fleet.config.parallel, look, |done| progress.show(done));
+    let answers = run_on_each(hosts, fleet.config.parallel, look, |done| progress.show(done));
     let (mut ready, mut left_out) = (Vec::new(), Vec::new());
     for (host, (answer, in_use)) in hosts.iter().zip(answers) {
         let said = String::from_utf8_lossy(&answer.stdout);
         let has = |word: &str| said.lines().any(|line| line == word);
         let words = |name: &str| said.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
         let gpus = words("gpus ").parse().unwrap_or(0);
-        let why = match &answer.how {
-            How::Exited(0) if launcher == Launcher::Mpirun && !has("program") => {
+        let why = match &answer.status {
+            CommandStatus::Exited(0) if launcher == Launcher::Mpirun && !has("program") => {
                 Some(format!("no {} (--program)", args.program))
             }
-            How::Exited(0) if launcher == Launcher::Mpirun && gpus == 0 && args.gpus.is_none() => {
+            CommandStatus::Exited(0) if launcher == Launcher::Mpirun && gpus == 0 && args.gpus.is_none() => {
                 Some("no GPU".to_owned())
             }
-            how => trouble(how).or_else(|| in_use.map(|by| format!("not free: {by} (--even-in-use)"))),
+            how => failure_text(how).or_else(|| in_use.map(|by| format!("not free: {by} (--even-in-use)"))),
         };
         let address = words("address ").split_ascii_whitespace().nth(2).unwrap_or(host.name.as_str()).to_owned();
         match why {
-            None => ready.push(Ready { host: host.clone(), address, gpus, azure: has("azure") }),
-            Some(why) => left_out.push(LeftOut { host: host.name.clone(), why: harmless(&why) }),
+            None => ready.push(ReadyHost { host: host.clone(), address, gpus, azure: has("azure") }),
+            Some(why) => left_out.push(SkippedHost { host: host.name.clone(), why: sanitize(&why) }),
         }
     }
     (ready, left_out)
 }
 
 /// How an all-reduce is run.
-pub(super) enum Job<'a> {
+pub(super) enum AllReduceJob<'a> {
     Mpirun(nccl::Settings),
-    Ranks { fleet: &'a Fleet, ready: Vec<&'a Ready>, settings: ranks::Settings },
+    Ranks { fleet: &'a Fleet, ready: Vec<&'a ReadyHost>, settings: ranks::Settings },
 }
 
-impl<'a> Job<'a> {
+impl<'a> AllReduceJob<'a> {
     pub(super) fn new(
         fleet: &'a Fleet,
         args: &Args,
         launcher: Launcher,
-        ready: &'a [Ready],
-        good: &'a [Ready],
+        ready: &'a [ReadyHost],
+        good: &'a [ReadyHost],
     ) -> Result<Self> {
-        let all: Vec<&Ready> = ready.iter().chain(good).collect();
+        let all: Vec<&ReadyHost> = ready.iter().chain(good).collect();
         let limit = args.deadline.to_std();
         if launcher == Launcher::DoctorNode {
             let settings = ranks::Settings { set: args.set.clone(), environment: args.env.clone(), limit };
@@ -115,28 +122,28 @@ impl<'a> Job<'a> {
             mpirun: args.mpirun.clone(),
             program: args.program.clone(),
             gpus,
-            least: args.least.clone(),
-            most: args.most.clone(),
+            min_size: args.least.clone(),
+            max_size: args.most.clone(),
             cycles: args.cycles,
             environment: nccl::environment(azure, &args.env),
-            more: args.mpi_arg.clone(),
-            agent: nccl::agent(&fleet.config),
+            extra_args: args.mpi_arg.clone(),
+            launch_agent: nccl::ssh_agent_command(&fleet.config),
             limit,
             as_root: nccl::is_root(),
         }))
     }
 
     /// Returns the command line for display.
-    pub(super) fn line(&self, hosts: &[NodeName]) -> String {
+    pub(super) fn command_line(&self, hosts: &[NodeName]) -> String {
         match self {
             Self::Mpirun(settings) => {
-                let words = nccl::words(settings, hosts);
+                let words = nccl::mpirun_args(settings, hosts);
                 let words =
                     std::iter::once(settings.mpirun.as_os_str()).chain(words.iter().map(|word| word.as_os_str()));
                 let plain = |c: char| c.is_ascii_alphanumeric() || "-_=/.,:".contains(c);
                 let shown = words.map(|word| {
                     let word = word.to_string_lossy();
-                    if word.chars().all(plain) && !word.is_empty() { word.into_owned() } else { quoted(&word) }
+                    if word.chars().all(plain) && !word.is_empty() { word.into_owned() } else { shell_quote(&word) }
                 });
                 shown.collect::<Vec<_>>().join(" ") + "\n"
             }
@@ -146,22 +153,22 @@ impl<'a> Job<'a> {
         }
     }
 
-    pub(super) fn run(&self, hosts: &[NodeName], limit: Option<f64>) -> Judged {
+    pub(super) fn run(&self, hosts: &[NodeName], limit: Option<f64>) -> NcclTrialResult {
         match self {
             Self::Mpirun(settings) => nccl::run(settings, hosts, limit),
             Self::Ranks { fleet, ready, settings } => {
                 let mut ranks = Vec::new();
                 for name in hosts {
                     let Some(ready) = ready.iter().find(|ready| ready.host.name == *name) else { continue };
-                    match fleet.client.carry(&ready.host) {
+                    match fleet.client.install_program(&ready.host) {
                         Ok(program) => {
                             ranks.push(Rank { host: ready.host.clone(), address: ready.address.clone(), program });
                         }
-                        Err(why) => return Judged::new(Verdict::Inconclusive, format!("{name}: {why}")),
+                        Err(why) => return NcclTrialResult::new(Verdict::Inconclusive, format!("{name}: {why}")),
                     }
                 }
                 ranks::run(&fleet.client, &ranks, settings, limit).unwrap_or_else(|error| {
-                    Judged::new(Verdict::Inconclusive, format!("reading random bytes: {error}"))
+                    NcclTrialResult::new(Verdict::Inconclusive, format!("reading random bytes: {error}"))
                 })
             }
         }

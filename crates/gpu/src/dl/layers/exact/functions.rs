@@ -3,16 +3,16 @@
 use std::f32::consts::{LN_2, LOG2_E, SQRT_2};
 
 /// The exact value of ln 2 less [`LN_2`], which is a little too large.
-const LN_2_REST: f32 = -1.904_654_3e-9;
+const LN_2_ERROR: f32 = -1.904_654_3e-9;
 
 /// Adding and subtracting it rounds to an integer.
-const ROUNDS: f32 = 12_582_912.0;
+const ROUNDING_MAGIC: f32 = 12_582_912.0;
 
 pub(super) fn exponential(x: f32) -> f32 {
     let x = if x < -87.0 { -87.0 } else { x };
     let x = if x > 88.0 { 88.0 } else { x };
-    let n = x.mul_add(LOG2_E, ROUNDS) - ROUNDS;
-    let r = n.mul_add(-LN_2_REST, n.mul_add(-LN_2, x));
+    let n = x.mul_add(LOG2_E, ROUNDING_MAGIC) - ROUNDING_MAGIC;
+    let r = n.mul_add(-LN_2_ERROR, n.mul_add(-LN_2, x));
     let series = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
     let p = series.iter().fold(1.0 / 5040.0, |p: f32, factor| p.mul_add(r, *factor));
     p * f32::from_bits(((n as i32 + 127) << 23).cast_unsigned())
@@ -31,11 +31,11 @@ pub(super) fn logarithm(x: f32) -> f32 {
     let z = s * s;
     let series = [1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0, 1.0];
     let p = series.iter().fold(1.0 / 11.0, |p: f32, factor| p.mul_add(z, *factor));
-    exponent.mul_add(LN_2, exponent.mul_add(LN_2_REST, (s + s) * p))
+    exponent.mul_add(LN_2, exponent.mul_add(LN_2_ERROR, (s + s) * p))
 }
 
 /// Sums a row as one warp does: lane l adds the positions l, l + 32, …; then the sums of the lanes are added in pairs.
-pub(super) fn summed(count: usize, add: impl Fn(f32, usize) -> f32) -> f32 {
+pub(super) fn warp_sum(count: usize, add: impl Fn(f32, usize) -> f32) -> f32 {
     let mut lanes: [f32; 32] = std::array::from_fn(|lane| (lane..count).step_by(32).fold(0.0, &add));
     for distance in [16, 8, 4, 2, 1] {
         lanes = std::array::from_fn(|lane| lanes[lane] + lanes[lane ^ distance]);
@@ -44,19 +44,19 @@ pub(super) fn summed(count: usize, add: impl Fn(f32, usize) -> f32) -> f32 {
 }
 
 /// The maximum and the sum by which the exponentials of a row are normalised.
-pub(super) struct Exponents {
+pub(super) struct SoftmaxStats {
     pub(super) most: f32,
     pub(super) sum: f32,
 }
 
-impl Exponents {
-    pub(super) fn of(x: &[f32]) -> Self {
+impl SoftmaxStats {
+    pub(super) fn from_row(x: &[f32]) -> Self {
         let most = x.iter().fold(-3.0e38, |most, x| if *x > most { *x } else { most });
-        Self { most, sum: summed(x.len(), |sum, i| sum + exponential(x[i] - most)) }
+        Self { most, sum: warp_sum(x.len(), |sum, i| sum + exponential(x[i] - most)) }
     }
 
     /// Returns the softmax of `x` in its row.
-    pub(super) fn share(&self, x: f32) -> f32 {
+    pub(super) fn softmax(&self, x: f32) -> f32 {
         exponential(x - self.most) / self.sum
     }
 }
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn every_place_of_a_row_is_summed_once() {
         for count in [1, 31, 32, 33, 64, 100] {
-            assert_eq!(summed(count, |sum, i| sum + i as f32), (count * (count - 1) / 2) as f32);
+            assert_eq!(warp_sum(count, |sum, i| sum + i as f32), (count * (count - 1) / 2) as f32);
         }
     }
 }

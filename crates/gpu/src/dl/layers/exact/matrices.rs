@@ -1,8 +1,8 @@
 //! Layers that multiply: linear, convolution, attention.
 
 use super::{
-    super::problem::{Layer, sizes::*},
-    functions::{Exponents, summed},
+    super::layer_inputs::{Layer, sizes::*},
+    functions::{SoftmaxStats, warp_sum},
 };
 
 /// Sums products over `depth`. The sums are exact for the inputs of the tensor cores, so their order does not matter.
@@ -40,7 +40,7 @@ pub(super) fn linear_backward() -> Vec<f32> {
 }
 
 /// Returns the positions of the plane around (y, x) with the kernel positions that fall on them, in order.
-fn around(y: usize, x: usize) -> impl Iterator<Item = (usize, usize)> {
+fn conv_neighbours(y: usize, x: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..9).filter_map(move |k| {
         let (row, column) = ((y + k / 3).checked_sub(1)?, (x + k % 3).checked_sub(1)?);
         (row < CONV_SIDE && column < CONV_SIDE).then_some((row * CONV_SIDE + column, k))
@@ -55,7 +55,7 @@ pub(super) fn conv2d_forward() -> Vec<f32> {
             let mut sum = b[o];
             for c in 0..CONV_INPUTS {
                 let (plane, kernel) = ((image * CONV_INPUTS + c) * CONV_PLANE, (o * CONV_INPUTS + c) * 9);
-                for (place, k) in around(at / CONV_SIDE, at % CONV_SIDE) {
+                for (place, k) in conv_neighbours(at / CONV_SIDE, at % CONV_SIDE) {
                     sum = x[plane + place].mul_add(w[kernel + k], sum);
                 }
             }
@@ -72,7 +72,7 @@ pub(super) fn conv2d_backward() -> Vec<f32> {
             let mut sum = 0.0;
             for o in 0..CONV_OUTPUTS {
                 let (plane, kernel) = ((image * CONV_OUTPUTS + o) * CONV_PLANE, (o * CONV_INPUTS + c) * 9);
-                for (place, k) in around(at / CONV_SIDE, at % CONV_SIDE) {
+                for (place, k) in conv_neighbours(at / CONV_SIDE, at % CONV_SIDE) {
                     sum = dy[plane + place].mul_add(w[kernel + 8 - k], sum);
                 }
             }
@@ -84,7 +84,7 @@ pub(super) fn conv2d_backward() -> Vec<f32> {
         let mut sum = 0.0;
         for at in 0..CONV_IMAGES * CONV_PLANE {
             let (image, at) = (at / CONV_PLANE, at % CONV_PLANE);
-            if let Some((place, _)) = around(at / CONV_SIDE, at % CONV_SIDE).find(|(_, k)| *k == kernel) {
+            if let Some((place, _)) = conv_neighbours(at / CONV_SIDE, at % CONV_SIDE).find(|(_, k)| *k == kernel) {
                 let (given, seen) = ((image * CONV_OUTPUTS + o) * CONV_PLANE, (image * CONV_INPUTS + c) * CONV_PLANE);
                 sum = dy[given + at].mul_add(x[seen + place], sum);
             }
@@ -101,7 +101,7 @@ pub(super) fn conv2d_backward() -> Vec<f32> {
 /// One over the square root of the width.
 const ATTENTION_SCALE: f32 = 0.176_776_69;
 
-type Square = Vec<[f32; ATTENTION_TOKENS]>;
+type AttentionMatrix = Vec<[f32; ATTENTION_TOKENS]>;
 
 fn token(numbers: &[f32], at: usize) -> &[f32] {
     &numbers[at * ATTENTION_WIDTH..(at + 1) * ATTENTION_WIDTH]
@@ -112,12 +112,12 @@ fn inner(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// Returns the attention weight of each token for each token.
-fn shares(q: &[f32], k: &[f32]) -> Square {
+fn attention_weights(q: &[f32], k: &[f32]) -> AttentionMatrix {
     (0..ATTENTION_TOKENS)
         .map(|at| {
             let scores: Vec<f32> = (0..=at).map(|j| inner(token(q, at), token(k, j)) * ATTENTION_SCALE).collect();
-            let all = Exponents::of(&scores);
-            std::array::from_fn(|j| if j <= at { all.share(scores[j]) } else { 0.0 })
+            let all = SoftmaxStats::from_row(&scores);
+            std::array::from_fn(|j| if j <= at { all.softmax(scores[j]) } else { 0.0 })
         })
         .collect()
 }
@@ -132,7 +132,7 @@ pub(super) fn attention_forward() -> Vec<f32> {
     let inputs = Layer::Attention.inputs::<4>();
     let mut y = Vec::with_capacity(ATTENTION_X);
     for [q, k, v, _] in (0..ATTENTION_HEADS).map(|at| head(&inputs, at)) {
-        for (at, share) in shares(q, k).iter().enumerate() {
+        for (at, share) in attention_weights(q, k).iter().enumerate() {
             y.extend(
                 (0..ATTENTION_WIDTH)
                     .map(|column| (0..=at).fold(0.0, |sum, j| share[j].mul_add(v[j * ATTENTION_WIDTH + column], sum))),
@@ -146,11 +146,11 @@ pub(super) fn attention_backward() -> Vec<f32> {
     let inputs = Layer::Attention.inputs::<4>();
     let (mut dq, mut dk, mut dv) = (Vec::with_capacity(3 * ATTENTION_X), Vec::new(), Vec::new());
     for [q, k, v, dy] in (0..ATTENTION_HEADS).map(|at| head(&inputs, at)) {
-        let share = shares(q, k);
-        let score: Square = (0..ATTENTION_TOKENS)
+        let share = attention_weights(q, k);
+        let score: AttentionMatrix = (0..ATTENTION_TOKENS)
             .map(|at| {
                 let back: Vec<f32> = (0..=at).map(|j| inner(token(dy, at), token(v, j))).collect();
-                let along = summed(at + 1, |sum, j| share[at][j].mul_add(back[j], sum));
+                let along = warp_sum(at + 1, |sum, j| share[at][j].mul_add(back[j], sum));
                 std::array::from_fn(|j| if j <= at { share[at][j] * (back[j] - along) * ATTENTION_SCALE } else { 0.0 })
             })
             .collect();

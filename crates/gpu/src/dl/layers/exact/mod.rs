@@ -4,9 +4,9 @@
 //! This is possible because the kernels use no operation whose result IEEE 754 leaves open. Tests compare these bits
 //! with the reference in double precision; the fingerprints in [`super::passes`] are computed from them.
 
+mod elementwise;
 mod functions;
 mod matrices;
-mod points;
 mod rows;
 
 use super::passes::Pass;
@@ -26,13 +26,13 @@ pub fn outputs(pass: Pass) -> Vec<f32> {
         Pass::SoftmaxBackward => rows::softmax_backward(),
         Pass::CrossEntropyForward => rows::cross_entropy_forward(),
         Pass::CrossEntropyBackward => rows::cross_entropy_backward(),
-        Pass::GeluForward => points::gelu_forward(),
-        Pass::GeluBackward => points::gelu_backward(),
+        Pass::GeluForward => elementwise::gelu_forward(),
+        Pass::GeluBackward => elementwise::gelu_backward(),
         Pass::AttentionForward => matrices::attention_forward(),
         Pass::AttentionBackward => matrices::attention_backward(),
-        Pass::EmbeddingForward => points::embedding_forward(),
-        Pass::EmbeddingBackward => points::embedding_backward(),
-        Pass::AdamStep => points::adam_step(),
+        Pass::EmbeddingForward => elementwise::embedding_forward(),
+        Pass::EmbeddingBackward => elementwise::embedding_backward(),
+        Pass::AdamStep => elementwise::adam_step(),
     }
 }
 

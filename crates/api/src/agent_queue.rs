@@ -1,0 +1,261 @@
+//! Queue of agent messages for the engine, and when each agent last reported.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use doctor_checks::drain_permit::DrainPermit;
+use doctor_core::{
+    ids::NodeName,
+    plan::TakeOutPermit,
+    time::{Span, Timestamp},
+};
+use doctor_engine::{
+    inbox::{AgentMessage, Inbox},
+    trigger::Trigger,
+};
+use doctor_store::{Store, StoreError, records::AgentContact};
+use tokio::sync::oneshot;
+
+use super::liveness::LoopWatchdog;
+
+/// How often contacts are stored, all together, and the list of agents is read again.
+const STORE_INTERVAL: Span = Span::minutes(1);
+/// Limits of what may wait for one cycle.
+const MAX_MESSAGES: usize = 1024;
+const MAX_BYTES: usize = 256 << 20;
+/// A node asks once a minute: losing one reply keeps the permit, and an opened breaker takes effect soon.
+const PERMIT: DrainPermit = DrainPermit { duration: Span::minutes(2) };
+/// The breaker's permits lapse when the next cycle is late by this much.
+const PERMIT_GRACE: Duration = Duration::from_secs(60);
+
+/// The queue between the agent endpoint and the engine.
+#[derive(Debug)]
+pub(super) struct AgentQueue {
+    state: Mutex<QueueState>,
+    cycle_trigger: Arc<Trigger>,
+    pub(super) watchdog: LoopWatchdog,
+}
+
+#[derive(Debug, Default)]
+struct QueueState {
+    leading: bool,
+    last_number: u64,
+    waiting: BTreeMap<u64, QueuedMessage>,
+    bytes: usize,
+    /// By agent that may report. One that never reported counts from its enrolment: silence is not health.
+    last_contact: BTreeMap<NodeName, Timestamp>,
+    latest_report: BTreeMap<NodeName, AgentContact>,
+    /// Of those, not stored yet.
+    unsaved: BTreeSet<NodeName>,
+    /// Whether one of them reported for the first time, which the operator who enrolled it waits for.
+    first_contact: bool,
+    /// Agents that the store does not know yet: their cluster vouches for them and they were never enrolled.
+    unregistered: BTreeSet<NodeName>,
+    /// The last cycle's permits, and until when they are valid.
+    drain_permits: Option<(TakeOutPermit, Instant)>,
+}
+
+/// What the store knows of a sender.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum AgentIdentity {
+    /// With its latest contact.
+    Known(Option<AgentContact>),
+    New,
+}
+
+#[derive(Debug)]
+struct QueuedMessage {
+    message: AgentMessage,
+    stored: oneshot::Sender<()>,
+    /// Number of cycles it was offered to. The first one may not know the cluster yet.
+    offered: u8,
+}
+
+impl AgentQueue {
+    pub(super) fn new(wake: Arc<Trigger>) -> Self {
+        Self { state: Mutex::default(), cycle_trigger: wake, watchdog: LoopWatchdog::new(Instant::now()) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn set_leading(&self, leading: bool) {
+        self.lock().leading = leading;
+    }
+
+    /// Sets which nodes may be drained, until the next cycle; cycles start `every` apart.
+    pub(super) fn set_drain_permits(&self, may_go: Option<TakeOutPermit>, every: Duration) {
+        self.lock().drain_permits = may_go.map(|may_go| (may_go, Instant::now() + every + PERMIT_GRACE));
+    }
+
+    /// Returns the permit for a node that asks now.
+    pub(super) fn permit(&self, node: &NodeName) -> Option<DrainPermit> {
+        let inside = self.lock();
+        let (may_go, until) = inside.drain_permits.as_ref().filter(|_| inside.leading)?;
+        (may_go.allows(node) && Instant::now() < *until).then_some(PERMIT)
+    }
+
+    pub(super) fn is_leading(&self) -> bool {
+        self.lock().leading
+    }
+
+    /// Records contact from an authenticated agent. A message no newer than the last one may be a replay and proves
+    /// nothing about the present.
+    pub(super) fn record_contact(&self, node: &NodeName, face: &AgentIdentity, heard: AgentContact) {
+        let mut inside = self.lock();
+        let stored = match face {
+            AgentIdentity::Known(stored) => stored.as_ref(),
+            AgentIdentity::New => {
+                inside.unregistered.insert(node.clone());
+                None
+            }
+        };
+        let known = inside.latest_report.get(node).or(stored);
+        if known.is_some_and(|known| heard.number <= known.number && heard.sent <= known.sent) {
+            return;
+        }
+        inside.first_contact |= known.is_none();
+        inside.last_contact.insert(node.clone(), heard.at);
+        inside.latest_report.insert(node.clone(), heard);
+        inside.unsaved.insert(node.clone());
+    }
+
+    /// Queues a message and wakes the engine. The receiver resolves when it is stored; `None` if the queue is full.
+    pub(super) fn enqueue(&self, message: AgentMessage) -> Option<(u64, oneshot::Receiver<()>)> {
+        let mut inside = self.lock();
+        let bytes = inside.bytes + message.bytes.len();
+        if inside.waiting.len() >= MAX_MESSAGES || bytes > MAX_BYTES {
+            return None;
+        }
+        inside.bytes = bytes;
+        inside.last_number += 1;
+        let number = inside.last_number;
+        let (kept, hears) = oneshot::channel();
+        inside
+            .waiting
+            .insert(number, QueuedMessage { message: AgentMessage { number, ..message }, stored: kept, offered: 0 });
+        drop(inside);
+        self.cycle_trigger.fire();
+        Some((number, hears))
+    }
+
+    /// Wakes the engine if messages remain that the last cycle did not store on their first offer, or that arrived
+    /// during it, so that they need not wait for the regular interval.
+    pub(super) fn trigger_if_pending(&self) {
+        if self.lock().waiting.values().any(|waiting| waiting.offered < 2) {
+            self.cycle_trigger.fire();
+        }
+    }
+
+    /// Returns how many reports wait on nodes, as their agents reported to this process, and how many here.
+    pub(super) fn waiting_counts(&self) -> (u64, usize) {
+        let inside = self.lock();
+        let on_nodes = inside.latest_report.values().map(|heard| u64::from(heard.versions.waiting)).sum();
+        (on_nodes, inside.waiting.len())
+    }
+
+    /// Withdraws a message whose sender no longer waits. The agent will resend it.
+    pub(super) fn withdraw(&self, number: u64) {
+        self.lock().remove(number);
+    }
+}
+
+impl QueueState {
+    fn remove(&mut self, number: u64) -> Option<oneshot::Sender<()>> {
+        let waiting = self.waiting.remove(&number)?;
+        self.bytes -= waiting.message.bytes.len();
+        Some(waiting.stored)
+    }
+}
+
+/// The engine's side of the queue.
+#[derive(Debug)]
+pub struct AgentInbox {
+    queue: Arc<AgentQueue>,
+    store: Store,
+    last_saved: Timestamp,
+}
+
+impl AgentInbox {
+    pub(super) fn new(mail: Arc<AgentQueue>, store: Store, now: Timestamp) -> Result<Self, StoreError> {
+        let inbox = Self { queue: mail, store, last_saved: now };
+        inbox.reload_agents()?;
+        Ok(inbox)
+    }
+
+    /// Adds agents that the store does not know yet, from their first contact.
+    fn register_agents(&self) -> Result<(), StoreError> {
+        let strangers: Vec<(NodeName, Timestamp)> = {
+            let inside = self.queue.lock();
+            let heard = |node: &NodeName| Some((node.clone(), *inside.last_contact.get(node)?));
+            inside.unregistered.iter().filter_map(heard).collect()
+        };
+        if strangers.is_empty() {
+            return Ok(());
+        }
+        self.store.register_agents(&strangers)?;
+        let mut inside = self.queue.lock();
+        for (node, _) in &strangers {
+            inside.unregistered.remove(node);
+        }
+        Ok(())
+    }
+
+    /// Loads which agents may report, and their last stored contact.
+    fn reload_agents(&self) -> Result<(), StoreError> {
+        let agents = self.store.agents()?;
+        let mut inside = self.queue.lock();
+        let mut heard = BTreeMap::new();
+        for agent in agents.into_iter().filter(|agent| agent.revoked.is_none()) {
+            let stored = agent.heard.map_or(agent.created, |heard| heard.at);
+            let known = inside.last_contact.get(&agent.node).copied();
+            heard.insert(agent.node, known.map_or(stored, |known| known.max(stored)));
+        }
+        inside.latest_report.retain(|node, _| heard.contains_key(node));
+        inside.last_contact = heard;
+        Ok(())
+    }
+}
+
+impl Inbox for AgentInbox {
+    fn pending(&mut self) -> Vec<AgentMessage> {
+        let offer = |waiting: &mut QueuedMessage| {
+            waiting.offered = waiting.offered.saturating_add(1);
+            waiting.message.clone()
+        };
+        self.queue.lock().waiting.values_mut().map(offer).collect()
+    }
+
+    fn acknowledge(&mut self, numbers: &[u64]) {
+        let mut inside = self.queue.lock();
+        for number in numbers {
+            if let Some(kept) = inside.remove(*number) {
+                // The handler may have given up: the agent then resends, and the store recognises the duplicate.
+                let _heard = kept.send(());
+            }
+        }
+    }
+
+    fn last_report(&self, node: &NodeName) -> Option<Timestamp> {
+        self.queue.lock().last_contact.get(node).copied()
+    }
+
+    fn take_last_reports(&mut self, now: Timestamp) -> Vec<(NodeName, AgentContact)> {
+        let new_face = std::mem::take(&mut self.queue.lock().first_contact);
+        if !new_face && now.since(self.last_saved) < STORE_INTERVAL {
+            return Vec::new();
+        }
+        self.last_saved = now;
+        if let Err(error) = self.register_agents().and_then(|()| self.reload_agents()) {
+            tracing::warn!(%error, "cannot update the list of agents");
+        }
+        let mut inside = self.queue.lock();
+        let unwritten = std::mem::take(&mut inside.unsaved);
+        let heard = |node: NodeName| inside.latest_report.get(&node).cloned().map(|heard| (node, heard));
+        unwritten.into_iter().filter_map(heard).collect()
+    }
+}

@@ -1,0 +1,198 @@
+//! Bounded worker pools for blocking requests.
+//!
+//! Blocking work runs on dedicated threads, with a limit per kind. A request that finds no free worker waits in a short
+//! queue, and is rejected if the queue is full or its deadline passes. Work that hangs on a disk, a server or a share
+//! occupies its own worker until it ends and no other: requests of other kinds proceed.
+
+use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task::spawn_blocking,
+    time::{Instant, timeout_at},
+};
+
+use super::{error::ApiError, response_cache::CachePolicy};
+
+/// How long to wait beyond the deadline for work that ends by itself.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Workers for the store or the share, and how many of them one endpoint may use.
+const STORE_WORKERS: usize = 6;
+const STORE_WORKERS_PER_ENDPOINT: usize = 2;
+/// Workers for requests that the in-memory cluster state answers.
+const IN_MEMORY_WORKERS: usize = 2;
+/// One command at a time: two prepared from the same facts would not see each other.
+const COMMAND_WORKERS: usize = 1;
+/// Workers that record rejections and load tokens.
+const OTHER_WORKERS: usize = 2;
+/// Queue length of each pool.
+const QUEUE_LENGTH: usize = 128;
+
+/// Threads in all, so that no request with a worker waits for a thread.
+pub(super) const THREADS: usize = STORE_WORKERS + IN_MEMORY_WORKERS + COMMAND_WORKERS + OTHER_WORKERS;
+
+/// A worker pool with a queue.
+#[derive(Debug, Clone)]
+pub(super) struct WorkerPool {
+    workers: Arc<Semaphore>,
+    queue: Arc<Semaphore>,
+}
+
+impl WorkerPool {
+    pub(super) fn new(places: usize) -> Self {
+        Self { workers: Arc::new(Semaphore::new(places)), queue: Arc::new(Semaphore::new(QUEUE_LENGTH)) }
+    }
+
+    async fn acquire(&self, until: Instant) -> Result<OwnedSemaphorePermit, ApiError> {
+        if let Ok(place) = Arc::clone(&self.workers).try_acquire_owned() {
+            return Ok(place);
+        }
+        let _in_line = self.queue.try_acquire().map_err(|_| ApiError::Overloaded)?;
+        let place = timeout_at(until, Arc::clone(&self.workers).acquire_owned()).await;
+        place.map_err(|_| ApiError::Overloaded)?.map_err(|_| ApiError::Overloaded)
+    }
+
+    /// Runs `work` when a worker is free.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        until: Instant,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let place = self.acquire(until).await?;
+        run_on_thread(until, vec![place], work).await
+    }
+}
+
+/// Runs `work` on a thread that holds its permits until it ends, even if the request was abandoned.
+fn run_on_thread<T: Send + 'static>(
+    until: Instant,
+    places: Vec<OwnedSemaphorePermit>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> impl Future<Output = Result<T, ApiError>> {
+    let working = spawn_blocking(move || {
+        let made = work();
+        drop(places);
+        made
+    });
+    async move {
+        let made = timeout_at(until + GRACE, working).await.map_err(|_| ApiError::TimedOut)?;
+        // The work panicked, which the panic hook has printed.
+        made.map_err(|_| ApiError::StoreUnavailable)
+    }
+}
+
+/// All worker pools of the API.
+#[derive(Debug)]
+pub(super) struct WorkerPools {
+    store: WorkerPool,
+    per_endpoint: HashMap<&'static str, WorkerPool>,
+    in_memory: WorkerPool,
+    pub(super) commands: WorkerPool,
+    pub(super) audit: WorkerPool,
+}
+
+impl WorkerPools {
+    /// Creates pools for the endpoints with these names.
+    pub(super) fn new(places: impl Iterator<Item = &'static str>) -> Self {
+        let of_one = places.map(|name| (name, WorkerPool::new(STORE_WORKERS_PER_ENDPOINT)));
+        Self {
+            store: WorkerPool::new(STORE_WORKERS),
+            per_endpoint: of_one.collect(),
+            in_memory: WorkerPool::new(IN_MEMORY_WORKERS),
+            commands: WorkerPool::new(COMMAND_WORKERS),
+            audit: WorkerPool::new(1),
+        }
+    }
+
+    /// Runs a read of the endpoint with this name and cache policy.
+    pub(super) async fn run_read<T: Send + 'static>(
+        &self,
+        (name, lasts): (&str, CachePolicy),
+        until: Instant,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        if lasts == CachePolicy::UntilStateChanges {
+            return self.in_memory.run(until, work).await;
+        }
+        let own = self.per_endpoint.get(name).unwrap_or(&self.store).acquire(until).await?;
+        let place = self.store.acquire(until).await?;
+        run_on_thread(until, vec![own, place], work).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::api::{cases, endpoint::Route, history, nodes, routes::ROUTES, runs};
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_time().max_blocking_threads(THREADS).build().unwrap()
+    }
+
+    /// Returns a route's name and cache policy.
+    const fn place(route: &Route) -> (&'static str, CachePolicy) {
+        (route.name, route.cache_policy)
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(50)
+    }
+
+    fn later() -> Instant {
+        Instant::now() + Duration::from_secs(120)
+    }
+
+    #[test]
+    fn stuck_requests_do_not_block_others() {
+        let runtime = runtime();
+        let (release, stuck) = mpsc::channel::<()>();
+        let stuck = Arc::new(std::sync::Mutex::new(stuck));
+        let answers = runtime.block_on(async {
+            let desks = Arc::new(WorkerPools::new(ROUTES.iter().map(|route| route.name)));
+            let mut asked = Vec::new();
+            for _ in 0..8 {
+                let (desks, stuck) = (Arc::clone(&desks), Arc::clone(&stuck));
+                let hangs = move || stuck.lock().unwrap().recv().is_err();
+                asked.push(tokio::spawn(async move { desks.run_read(place(&runs::LOG), soon(), hangs).await }));
+            }
+            for one in asked {
+                assert!(
+                    matches!(one.await.unwrap(), Err(ApiError::TimedOut | ApiError::Overloaded)),
+                    "no request waits for ever"
+                );
+            }
+            // The hanging ones still hold their workers.
+            assert_eq!(desks.store.workers.available_permits(), STORE_WORKERS - STORE_WORKERS_PER_ENDPOINT);
+            let mut answers = Vec::new();
+            for route in [&history::LIST, &cases::LIST, &nodes::LIST] {
+                answers.push(desks.run_read(place(route), later(), || 7).await);
+            }
+            answers.push(desks.commands.run(later(), || 7).await);
+            drop(release);
+            answers
+        });
+        assert_eq!(answers, vec![Ok(7); 4]);
+    }
+
+    #[test]
+    fn a_request_is_rejected_immediately_if_the_queue_is_full() {
+        let runtime = runtime();
+        runtime.block_on(async {
+            let desk = WorkerPool::new(1);
+            let _taken = desk.acquire(later()).await.unwrap();
+            let mut waiting = Vec::new();
+            for _ in 0..QUEUE_LENGTH {
+                let desk = desk.clone();
+                waiting.push(tokio::spawn(async move { desk.run(later(), || ()).await }));
+            }
+            while desk.queue.available_permits() > 0 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(desk.run(later(), || ()).await, Err(ApiError::Overloaded));
+            waiting.iter().for_each(tokio::task::JoinHandle::abort);
+        });
+    }
+}

@@ -1,0 +1,74 @@
+//! Entry points for the fuzzer: the agent endpoint, from connection bytes to the response; and the API, from request to
+//! response.
+
+use std::{
+    io::{self, Read, Write},
+    net::Shutdown,
+    os::unix::net::UnixStream,
+    sync::Arc,
+};
+
+use doctor_backend::clock::{Clock, SystemClock};
+use doctor_checks::document::RunKey;
+use doctor_core::ids::NodeName;
+use doctor_engine::trigger::Trigger;
+use doctor_store::Store;
+use hyper_util::service::TowerToHyperService;
+use tokio::{
+    runtime::{Builder, Runtime},
+    sync::Semaphore,
+};
+
+use super::{MAX_BODIES_KIB, agent_queue::AgentQueue, http_builder, ingest::IngestState, router, serve_connection};
+
+/// An agent endpoint with one enrolled node, of a controller that leads.
+#[derive(Debug)]
+pub struct FuzzAgentEndpoint {
+    runtime: Runtime,
+    service: TowerToHyperService<axum::Router>,
+}
+
+impl FuzzAgentEndpoint {
+    /// # Errors
+    /// If the store or the server cannot be set up.
+    pub fn new(node: &NodeName, key: &RunKey) -> io::Result<Self> {
+        let store = Store::open_in_memory().map_err(io::Error::other)?;
+        let clock = Arc::new(SystemClock);
+        store.enroll_agent(node, key, "fuzzer", "fuzzing", clock.now()).map_err(io::Error::other)?;
+        let mail = Arc::new(AgentQueue::new(Arc::new(Trigger::default())));
+        mail.set_leading(true);
+        let room = Arc::new(Semaphore::new(MAX_BODIES_KIB));
+        let runtime = Builder::new_current_thread().enable_io().enable_time().max_blocking_threads(1).build()?;
+        let service = TowerToHyperService::new(router(IngestState {
+            store,
+            clock,
+            queue: mail,
+            body_memory: room,
+            token_reviews: None,
+        }));
+        Ok(Self { runtime, service })
+    }
+
+    /// Sends these bytes, closes the writing half, and returns the response. At most what fits into a socket buffer: 64
+    /// KiB.
+    ///
+    /// # Errors
+    /// If the socket pair cannot be created.
+    pub fn exchange(&self, said: &[u8]) -> io::Result<Vec<u8>> {
+        let (mut near, far) = UnixStream::pair()?;
+        near.write_all(said)?;
+        near.shutdown(Shutdown::Write)?;
+        far.set_nonblocking(true)?;
+        self.runtime.block_on(async {
+            let far = tokio::net::UnixStream::from_std(far)?;
+            // Half-closed connections are served: otherwise every request would be dropped before its response.
+            serve_connection(http_builder().half_close(true), far, self.service.clone()).await;
+            io::Result::Ok(())
+        })?;
+        let mut answer = Vec::new();
+        near.read_to_end(&mut answer)?;
+        Ok(answer)
+    }
+}
+
+pub use super::api::fuzzing::FuzzApi;

@@ -1,0 +1,132 @@
+//! `GET /metrics`: the Prometheus endpoint, on its own address.
+//!
+//! It is separate from the agent endpoint because other clients use it, and it exposes node names. A scrape reads the
+//! store; one that arrives during or shortly after another gets the same text, so that many clients cost no more than
+//! one.
+
+use std::{
+    net::{SocketAddr, TcpListener},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use doctor_backend::clock::Clock;
+use doctor_engine::{
+    cluster_state,
+    settings::Settings,
+    snapshot::{self, ObservedCluster},
+    spans::ExportCounts,
+};
+use doctor_store::{Store, StoreError};
+
+use axum::{
+    Router,
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+
+use super::{HttpServer, ListenError, Spool};
+use crate::metrics::{self, MetricsSettings};
+
+/// A scrape is reused for this long.
+const CACHE_TTL: Duration = Duration::from_secs(5);
+
+/// Sources of metrics about this process.
+#[derive(Debug, Default)]
+pub struct ProcessMetrics {
+    /// The agent endpoint's queue, if it has one.
+    pub spool: Option<Spool>,
+    /// Span counters, where tracing is enabled.
+    pub traces: Option<Arc<ExportCounts>>,
+}
+
+/// The metrics listener. Dropping it closes it.
+#[derive(Debug)]
+pub struct MetricsListener {
+    server: HttpServer,
+}
+
+struct MetricsState {
+    store: Store,
+    clock: Arc<dyn Clock>,
+    settings: MetricsSettings,
+    process: ProcessMetrics,
+    /// Settings that apply until a first cycle has seen the cluster.
+    initial_settings: Settings,
+    /// Locked while a scrape is made: concurrent requests wait for it.
+    last: Mutex<Option<(Instant, Arc<str>)>>,
+}
+
+impl MetricsListener {
+    /// Starts listening.
+    ///
+    /// # Errors
+    /// If the address cannot be bound.
+    pub fn open(
+        at: SocketAddr,
+        settings: MetricsSettings,
+        store: Store,
+        clock: Arc<dyn Clock>,
+        judged_by: Settings,
+        own: ProcessMetrics,
+    ) -> Result<Self, ListenError> {
+        let failed = |source| ListenError::Metrics { at, source };
+        let listener = TcpListener::bind(at).map_err(failed)?;
+        let desk = Arc::new(MetricsState {
+            store,
+            clock,
+            settings,
+            process: own,
+            initial_settings: judged_by,
+            last: Mutex::default(),
+        });
+        let router = Router::new().route("/metrics", get(scrape)).with_state(desk);
+        let listening = HttpServer::start("doctor-metrics", listener, router).map_err(failed)?;
+        Ok(Self { server: listening })
+    }
+
+    pub const fn address(&self) -> SocketAddr {
+        self.server.address()
+    }
+}
+
+impl MetricsState {
+    fn text(&self) -> Result<Arc<str>, StoreError> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, text)) = last.as_ref().filter(|(at, _)| at.elapsed() < CACHE_TTL) {
+            return Ok(Arc::clone(text));
+        }
+        // Before reading the store, because a read enters waiting results.
+        let mut spooled = vec![("history", self.store.queued_results() as u64)];
+        if let Some(Spool(mail)) = &self.process.spool {
+            let (on_nodes, here) = mail.waiting_counts();
+            spooled.extend([("nodes", on_nodes), ("door", here as u64)]);
+        }
+        let (seen, cluster) = match snapshot::last_observed(&self.store)? {
+            Some((at, cluster)) => (Some(at), cluster),
+            None => (None, ObservedCluster::unobserved(&self.initial_settings)),
+        };
+        let facts = cluster_state::facts(&self.store, seen, cluster, self.clock.now())?;
+        let mut scrape = metrics::gather(&self.store, &facts, &self.settings)?;
+        metrics::add_process_metrics(&mut scrape, &spooled, self.process.traces.as_deref());
+        let text: Arc<str> = scrape.text().into();
+        *last = Some((Instant::now(), Arc::clone(&text)));
+        Ok(text)
+    }
+}
+
+async fn scrape(State(desk): State<Arc<MetricsState>>) -> Response {
+    let failed = |why: &str| (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response();
+    match tokio::task::spawn_blocking(move || desk.text()).await {
+        Ok(Ok(text)) => {
+            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text.to_string()).into_response()
+        }
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "scrape failed");
+            failed("the store returns errors")
+        }
+        Err(_) => failed("the scrape failed"),
+    }
+}

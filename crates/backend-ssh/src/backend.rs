@@ -1,0 +1,279 @@
+//! The SSH backend itself: queries many hosts concurrently. It keeps only the journal of runs, each host's last answer, and logs.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use doctor_backend::{
+    Backend, BackendError, Effect, JobRequest, NodeOp, ObservedNode, PolledJob,
+    clock::{Clock, SystemClock},
+    ssh::{
+        Host, SshConfig,
+        remote_program::{HostRequester, RequestError},
+    },
+};
+use doctor_core::{
+    ids::{JobId, NodeName, OpId, RunId},
+    node::{Hardware, Marks, Node, Occupancy},
+    snapshot::Capabilities,
+};
+use doctor_host::{
+    marks::MarkChange,
+    occupancy::occupancy,
+    protocol::{HostRequest, HostResponse, HostStatus, StatusQuery},
+    vendor_reports::ReportProgress,
+};
+
+use super::run_journal::RunJournal;
+
+#[derive(Debug)]
+pub struct SshBackend {
+    pub(super) config: SshConfig,
+    pub(super) requester: HostRequester,
+    pub(super) journal: RunJournal,
+    /// The policy file for jobs.
+    pub(super) policy: Option<PathBuf>,
+    pub(super) hosts: Mutex<BTreeMap<NodeName, Host>>,
+    /// The last answers of hosts, used while they do not respond.
+    last_observations: Mutex<BTreeMap<NodeName, LastObservation>>,
+    /// Logs of ended runs, kept while the runs are polled.
+    pub(super) logs: Mutex<BTreeMap<(RunId, NodeName), String>>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct LastObservation {
+    /// `None`: the host has never reported them.
+    marks: Option<Marks>,
+    jobs: Vec<RunId>,
+    boot_id: Option<String>,
+    /// It has not responded since.
+    unreachable: bool,
+}
+
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl SshBackend {
+    /// Opens the backend. `policy` is the site's policy file. The first snapshot reports whether hosts respond.
+    ///
+    /// # Errors
+    /// If the settings are invalid, there is no program to install on hosts, or our own files cannot be read.
+    pub fn open(config: SshConfig, policy: Option<&Path>) -> Result<Self, BackendError> {
+        const OPEN: &str = "open the SSH backend";
+        let refuse = |text: String| permanent_error(OPEN, text);
+        config.check().map_err(|error| refuse(error.to_string()))?;
+        let hosts = config.read_hosts().map_err(|error| refuse(error.to_string()))?;
+        let sockets = config.state.join("c");
+        let file = |error: io::Error| refuse(format!("{}: {error}", config.state.display()));
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&sockets).map_err(file)?;
+        let records = RunJournal::open(&config.state, SystemClock.now()).map_err(file)?;
+        let asker = HostRequester::new(&config, Some(&sockets)).map_err(refuse)?;
+        Ok(Self {
+            config,
+            requester: asker,
+            journal: records,
+            policy: policy.map(Path::to_owned),
+            hosts: Mutex::new(by_name(hosts)),
+            last_observations: Mutex::default(),
+            logs: Mutex::default(),
+        })
+    }
+
+    pub(super) fn host(&self, operation: &'static str, node: &NodeName) -> Result<Host, BackendError> {
+        let found = locked(&self.hosts).get(node).cloned();
+        found.ok_or_else(|| permanent_error(operation, format!("there is no host {node}; check `hostfile` or `hosts`")))
+    }
+
+    pub(super) fn all(&self) -> Vec<Host> {
+        locked(&self.hosts).values().cloned().collect()
+    }
+
+    /// Builds the parameters of a query: what counts as use of a host, and these runs.
+    pub(super) fn query_params(&self, runs: Vec<RunId>) -> StatusQuery {
+        StatusQuery { runs, locks: self.config.locks.clone(), bystanders: self.config.bystanders.clone() }
+    }
+
+    /// Records a mark change that a host has made, in case it stops responding.
+    pub(super) fn record_mark(&self, node: &NodeName, change: &MarkChange) {
+        let mut all = locked(&self.last_observations);
+        let Some(marks) = all.get_mut(node).and_then(|last| last.marks.as_mut()) else { return };
+        let (kind, set) = match change {
+            MarkChange::Mark(mark) => (mark.kind, Some(mark.clone())),
+            MarkChange::Unmark(kind) => (*kind, None),
+        };
+        marks.ours.retain(|mark| mark.kind != kind);
+        marks.ours.extend(set);
+    }
+
+    /// Queries a host, including these runs. `Err` is why it could not be queried.
+    pub(super) fn query_host(&self, host: &Host, runs: Vec<RunId>) -> Result<HostStatus, String> {
+        match self.requester.request(host, &HostRequest::Look(self.query_params(runs)), Duration::ZERO) {
+            Ok(HostResponse::Looked(look)) => Ok(*look),
+            Ok(HostResponse::Failed { text }) => Err(text),
+            Ok(
+                HostResponse::Started(_)
+                | HostResponse::InUse { .. }
+                | HostResponse::Done
+                | HostResponse::Repair(_)
+                | HostResponse::Report(_),
+            ) => Err("unexpected answer".to_owned()),
+            Err(why) => Err(why.text().to_owned()),
+        }
+    }
+
+    /// Calls `work` for each host with bounded concurrency, and returns the results sorted by host name.
+    pub(super) fn run_on_each<T: Send>(&self, hosts: &[Host], work: impl Fn(&Host) -> T + Sync) -> Vec<(Host, T)> {
+        each(&[(hosts, self.config.parallel)], work)
+    }
+
+    /// Queries all hosts. Those that did not respond the last time have their own workers, so that waiting for them does not
+    /// delay the others.
+    fn query_all_hosts(&self) -> Vec<(Host, Result<HostStatus, String>)> {
+        let last = locked(&self.last_observations).clone();
+        let was_silent = |host: &Host| last.get(&host.name).is_some_and(|last| last.unreachable);
+        let (silent, others): (Vec<Host>, Vec<Host>) = self.all().into_iter().partition(was_silent);
+        let parallel = self.config.parallel;
+        each(&[(&*others, parallel), (&*silent, parallel)], |host| self.query_host(host, Vec::new()))
+    }
+
+    fn observed_node(&self, host: &Host, looked: Result<HostStatus, String>) -> ObservedNode {
+        let mut all = locked(&self.last_observations);
+        let last = all.entry(host.name.clone()).or_default();
+        let occupancy = match looked {
+            Ok(look) => {
+                let occupancy = occupancy(&look, self.config.max_load_per_core);
+                let boot_id = Some(look.boot_id).filter(|id| !id.is_empty());
+                *last = LastObservation { marks: Some(look.marks), jobs: look.under_way, boot_id, unreachable: false };
+                occupancy
+            }
+            Err(why) => {
+                last.unreachable = true;
+                Occupancy::Unknown { why: why.into() }
+            }
+        };
+        // The result of a job reports the rest of the hardware.
+        let hardware = last.boot_id.clone().map(|id| Hardware { boot_id: Some(id), ..Hardware::default() });
+        let node = Node {
+            name: host.name.clone(),
+            pool: self.config.pool.clone(),
+            occupancy,
+            marks: last.marks.clone().unwrap_or_default(),
+            hardware: hardware.map(Arc::new),
+            sku: self.config.sku.clone(),
+            apart: None,
+        };
+        ObservedNode { node: node.into(), agent_last_seen: None, jobs: last.jobs.clone() }
+    }
+}
+
+/// Processes groups of hosts concurrently, each with its own number of workers. The results are sorted by host name.
+pub(super) fn each<T: Send>(groups: &[(&[Host], usize)], work: impl Fn(&Host) -> T + Sync) -> Vec<(Host, T)> {
+    let places: Vec<AtomicUsize> = groups.iter().map(|_| AtomicUsize::new(0)).collect();
+    let worker = |hosts: &[Host], next: &AtomicUsize| {
+        let mut done = Vec::new();
+        while let Some(host) = hosts.get(next.fetch_add(1, Ordering::Relaxed)) {
+            done.push((host.clone(), work(host)));
+        }
+        done
+    };
+    let mut answers: Vec<(Host, T)> = std::thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for ((hosts, workers), next) in groups.iter().zip(&places) {
+            let worker = &worker;
+            threads.extend((0..(*workers).min(hosts.len())).map(|_| scope.spawn(move || worker(hosts, next))));
+        }
+        // Propagate a worker's panic to the caller.
+        let joined = threads.into_iter().map(|one| one.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        joined.flatten().collect()
+    });
+    answers.sort_by(|(one, _), (other, _)| one.name.cmp(&other.name));
+    answers
+}
+
+impl Backend for SshBackend {
+    fn name(&self) -> &str {
+        "ssh"
+    }
+
+    fn caps(&self) -> Capabilities {
+        let (reset, reboot) = (!self.config.reset.is_empty(), !self.config.reboot.is_empty());
+        Capabilities { mark: true, drain: true, reset, reboot, ..Capabilities::NONE }
+    }
+
+    fn snapshot(&self) -> Result<Vec<ObservedNode>, BackendError> {
+        let hosts = self.config.read_hosts().map_err(|error| retryable_error("query the hosts", error.to_string()))?;
+        *locked(&self.hosts) = by_name(hosts);
+        Ok(self.query_all_hosts().into_iter().map(|(host, looked)| self.observed_node(&host, looked)).collect())
+    }
+
+    fn nodes_with_unread_marks(&self) -> Vec<NodeName> {
+        let (hosts, last) = (locked(&self.hosts), locked(&self.last_observations));
+        let told = |name: &NodeName| last.get(name).is_some_and(|last| last.marks.is_some());
+        hosts.keys().filter(|name| !told(name)).cloned().collect()
+    }
+
+    fn submit(&self, job: &JobRequest) -> Result<JobId, BackendError> {
+        self.submit_run(job)
+    }
+
+    fn poll(&self, runs: &[RunId]) -> Result<Vec<PolledJob>, BackendError> {
+        self.poll_runs(runs)
+    }
+
+    fn logs(&self, run: RunId) -> Vec<(NodeName, String)> {
+        self.logs_of(run)
+    }
+
+    fn cancel(&self, run: RunId) -> Result<(), BackendError> {
+        self.cancel_run(run)
+    }
+
+    fn collect_report(&self, node: &NodeName, op: OpId) -> ReportProgress {
+        self.collect_report_from(node, op)
+    }
+
+    fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {
+        self.apply_change(node, change)
+    }
+}
+
+fn by_name(hosts: Vec<Host>) -> BTreeMap<NodeName, Host> {
+    hosts.into_iter().map(|host| (host.name.clone(), host)).collect()
+}
+
+/// Builds the error for an unexpected answer of a host.
+pub(super) fn unexpected_answer(
+    operation: &'static str,
+    host: &Host,
+    answer: Result<HostResponse, RequestError>,
+) -> BackendError {
+    let named = |text: &str| format!("{}: {text}", host.name);
+    match answer {
+        Err(RequestError::NotSent(text)) => retryable_error(operation, named(&text)),
+        Err(RequestError::OutcomeUnknown(text)) | Ok(HostResponse::Failed { text }) => {
+            unknown_effect_error(operation, named(&text))
+        }
+        Ok(_) => unknown_effect_error(operation, named("unexpected answer")),
+    }
+}
+
+pub(super) const fn permanent_error(operation: &'static str, text: String) -> BackendError {
+    BackendError { operation, text, effect: Effect::NotAppliedPermanent }
+}
+
+pub(super) const fn retryable_error(operation: &'static str, text: String) -> BackendError {
+    BackendError { operation, text, effect: Effect::NotAppliedRetry }
+}
+
+pub(super) const fn unknown_effect_error(operation: &'static str, text: String) -> BackendError {
+    BackendError { operation, text, effect: Effect::Unknown }
+}

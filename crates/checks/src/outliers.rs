@@ -1,0 +1,72 @@
+//! Finds outliers among parts that should be identical.
+
+use std::collections::BTreeMap;
+
+use doctor_core::observation::Entity;
+
+/// A part, its kind and its value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    pub entity: Entity,
+    pub kind: String,
+    pub value: String,
+}
+
+/// A part that differs from most of its kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceOutlier<'a> {
+    pub part: &'a Part,
+    /// The most frequent value.
+    pub majority_value: &'a str,
+}
+
+/// Returns the outliers, in order. If two values are equally frequent, the one that appears first counts as usual.
+pub fn outliers<'a>(parts: &'a [Part]) -> Vec<DeviceOutlier<'a>> {
+    let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for part in parts {
+        *counts.entry((&part.kind, &part.value)).or_default() += 1;
+    }
+    let odd = |part: &'a Part| {
+        // Reversed, because `max_by_key` returns the last of equals.
+        let same = parts.iter().rev().filter(|other| other.kind == part.kind);
+        let usual = same.max_by_key(|other| counts.get(&(other.kind.as_str(), other.value.as_str())).copied())?;
+        (part.value != usual.value).then_some(DeviceOutlier { part, majority_value: &usual.value })
+    };
+    parts.iter().filter_map(odd).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_core::observation::EntityKind;
+    use proptest::prelude::*;
+
+    fn parts(list: &[(&str, &str)]) -> Vec<Part> {
+        let part = |(index, (kind, value)): (usize, &(&str, &str))| Part {
+            entity: Entity::new(EntityKind::Gpu, index.to_string()),
+            kind: (*kind).to_owned(),
+            value: (*value).to_owned(),
+        };
+        list.iter().enumerate().map(part).collect()
+    }
+
+    #[test]
+    fn the_fewer_are_odd_and_each_kind_is_by_itself() {
+        let all = parts(&[("h200", "a"), ("h200", "b"), ("h200", "a"), ("l4", "c")]);
+        let odd = outliers(&all);
+        assert_eq!(odd.len(), 1);
+        assert_eq!((odd[0].part.entity.id.as_str(), odd[0].majority_value), ("1", "a"));
+        let even = parts(&[("h200", "b"), ("h200", "a")]);
+        assert_eq!(outliers(&even).iter().map(|odd| odd.part.entity.id.as_str()).collect::<Vec<_>>(), ["1"]);
+        assert!(outliers(&[]).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn most_are_never_odd(values in proptest::collection::vec("[ab]", 0..9)) {
+            let list: Vec<(&str, &str)> = values.iter().map(|value| ("x", value.as_str())).collect();
+            let all = parts(&list);
+            prop_assert!(outliers(&all).len() * 2 <= all.len());
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! The capacity left for validation at one point of a plan: slots, pools, tests, mounts, budget.
+//!
+//! All due nodes of one pool with the same tests due get the same answer. So a thousand waiting nodes cost nothing
+//! until their reason is queried, and two plans that leave the same capacity leave the same reasons.
+
+use super::{SkipReason, builder::PlanBuilder, index::Group, test_set::TestSet};
+use crate::{policy::WindowKind, snapshot::Snapshot, time::Span};
+
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Capacity {
+    /// By pool: what keeps the whole pool from starting anything.
+    blocked_pools: Vec<Option<SkipReason>>,
+    /// Tests of which one more run may start.
+    tests: TestSet,
+    slots: bool,
+    /// Spent part of today's budget; zero if there is no budget.
+    spent: Span,
+}
+
+impl Capacity {
+    pub(super) fn new(draft: &PlanBuilder<'_>) -> Self {
+        let snapshot = draft.snapshot;
+        let pools = 0..u16::try_from(draft.index.pools.len()).unwrap_or(u16::MAX);
+        let closed = pools.map(|pool| pool_block(draft, pool).or_else(|| full_pool(draft, pool))).collect();
+        let tests = (0..snapshot.tests.len()).filter(|place| draft.usage.has_room(snapshot, *place)).collect();
+        let limited = snapshot.policy.limits.node_hours_per_day.is_some();
+        let spent = if limited { draft.usage.spent } else { Span::ZERO };
+        Self { blocked_pools: closed, tests, slots: draft.usage.jobs < snapshot.policy.limits.jobs, spent }
+    }
+
+    pub(super) const fn has_slots(&self) -> bool {
+        self.slots
+    }
+
+    /// Returns the tests of this group that could start now, or what prevents them.
+    pub(super) fn startable_tests(&self, snapshot: &Snapshot, group: &Group) -> Result<TestSet, SkipReason> {
+        if let Some(Some(why)) = self.blocked_pools.get(group.pool as usize) {
+            return Err(why.clone());
+        }
+        let tests = group.due.intersection(&self.tests);
+        if tests.is_empty()
+            && let Some(blocked) = group.due.first().and_then(|place| snapshot.tests.get(place))
+        {
+            return Err(SkipReason::ShareBusy { test: blocked.id.clone() });
+        }
+        // Checked before the slots: a node that did not fit into the budget was skipped while slots were free.
+        if !self.fits_budget(snapshot, &tests) {
+            return Err(SkipReason::BudgetSpent);
+        }
+        if self.slots { Ok(tests) } else { Err(SkipReason::WaitingForSlot) }
+    }
+
+    /// Returns why a node of this group was not chosen.
+    pub(super) fn skip_reason(&self, snapshot: &Snapshot, group: &Group) -> SkipReason {
+        // There is capacity left and the node was still not chosen, so it comes after nodes that are in use.
+        self.startable_tests(snapshot, group).err().unwrap_or(SkipReason::WaitingForSlot)
+    }
+
+    /// Returns whether these tests still fit into today's budget.
+    fn fits_budget(&self, snapshot: &Snapshot, tests: &TestSet) -> bool {
+        snapshot.policy.limits.node_hours_per_day.is_none_or(|hours| {
+            let due = snapshot.tests.iter().enumerate().filter(|(place, _)| tests.contains(*place));
+            let usual: Span = due.map(|(_, test)| test.usual).sum();
+            (self.spent + usual).as_hours() <= hours
+        })
+    }
+}
+
+/// Returns what keeps a whole pool from being validated now.
+pub(super) fn pool_block(draft: &PlanBuilder<'_>, pool: u16) -> Option<SkipReason> {
+    let snapshot = draft.snapshot;
+    let name = &draft.index.pools[pool as usize];
+    let paused = snapshot.pauses.iter().find(|pause| {
+        pause.until.is_none_or(|until| until > snapshot.at) && pause.pool.as_ref().is_none_or(|paused| paused == name)
+    });
+    if let Some(pause) = paused {
+        return Some(SkipReason::Paused { by: pause.by.clone() });
+    }
+    let quiet = snapshot
+        .policy
+        .windows
+        .iter()
+        .any(|window| window.kind == WindowKind::Quiet && window.applies_to(name) && window.contains(snapshot.at));
+    quiet.then_some(SkipReason::QuietWindow)
+}
+
+fn full_pool(draft: &PlanBuilder<'_>, pool: u16) -> Option<SkipReason> {
+    let name = &draft.index.pools[pool as usize];
+    draft.usage.is_pool_full(draft.snapshot, name, pool).then(|| SkipReason::PoolFull { pool: name.clone() })
+}

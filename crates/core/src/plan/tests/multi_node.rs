@@ -1,0 +1,213 @@
+//! A test over several nodes, and fault localisation when it fails.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::{
+    cluster::{Cluster, Spans, bad, busy, cluster, free, name, test, test_id},
+    lines, model,
+};
+use crate::{
+    finding::{Severity, Verdict},
+    ids::NodeName,
+    plan::Action,
+    policy::TestPolicy,
+    run::NonEmpty,
+    snapshot::{CommandKind, Trial, TrialResult},
+};
+
+const TEST: &str = "ring";
+
+fn ring() -> TestPolicy {
+    TestPolicy { together: true, routine: false, ..test(TEST) }
+}
+
+fn asked(nodes: &[&str]) -> CommandKind {
+    let nodes = NonEmpty::new(nodes.iter().map(|node| name(node)).collect()).unwrap();
+    CommandKind::Together { nodes, test: test_id(TEST), trials: Vec::new() }
+}
+
+/// Nodes `a` to `d`, which are requested, and `g1` to `g4`, which are known to be good.
+fn eight() -> Cluster {
+    let mut cluster = cluster().tests(vec![test("dl"), ring()]);
+    for node in ["a", "b", "c", "d", "g1", "g2", "g3", "g4"] {
+        cluster = cluster.node(free(node).result("dl", Verdict::Pass, 1.hours()));
+    }
+    cluster.asks(asked(&["a", "b", "c", "d"]))
+}
+
+/// Runs until the request is completed. Returns the attributed faults with the conclusion at the end, and the number of
+/// trials.
+fn played(mut cluster: Cluster, world: impl Fn(&[NodeName]) -> TrialResult) -> (Vec<String>, usize) {
+    let (mut named, mut trials) = (Vec::new(), 0);
+    for _ in 0..50 {
+        let plan = cluster.plan();
+        model::carry_out(&mut cluster.snapshot, &plan.actions);
+        for action in &plan.actions {
+            match &action.what {
+                Action::Name { .. } => named.push(format!("{}: {}", lines::line(action), action.text)),
+                Action::Answer { .. } => {
+                    named.push(action.text.clone());
+                    return (named, trials);
+                }
+                Action::Submit(run) if run.tests.contains(&test_id(TEST)) => {
+                    trials += 1;
+                    cluster.snapshot.runs.retain(|active| active.run.id != run.id);
+                    let said = world(&run.nodes);
+                    cluster.snapshot.trials.push(Trial { run: run.id, nodes: run.nodes.clone(), result: said });
+                }
+                _ => {}
+            }
+        }
+        cluster.snapshot.at = cluster.snapshot.at.plus(1.minutes());
+    }
+    panic!("it was never answered: {:?}", cluster.snapshot.trials);
+}
+
+fn fails_with(bad: &[&str], over: &[NodeName]) -> TrialResult {
+    if over.iter().any(|node| bad.contains(&node.as_str())) { TrialResult::Failed } else { TrialResult::Passed }
+}
+
+/// The path between two nodes is bad: every trial with both of them fails.
+fn fails_between(one: &str, other: &str, over: &[NodeName]) -> TrialResult {
+    let has = |name: &str| over.iter().any(|node| node.as_str() == name);
+    if has(one) && has(other) { TrialResult::Failed } else { TrialResult::Passed }
+}
+
+#[test]
+fn one_run_over_all_of_them_is_enough_if_it_passes() {
+    let cluster = eight();
+    assert_eq!(cluster.lines(), ["submit a+b+c+d ring: operator", "try 1: operator"]);
+    assert_eq!(played(cluster, |_| TrialResult::Passed), (vec!["all nodes pass together".to_owned()], 1));
+}
+
+#[test]
+fn a_node_that_fails_with_two_good_nodes_is_named_and_no_other() {
+    let (said, trials) = played(eight(), |over| fails_with(&["c"], over));
+    assert_eq!(said, ["name c: named: fails together with each of a, b, d, g1, g3", "at fault: c"]);
+    // All, four pairs, and one more for `c`.
+    assert_eq!(trials, 6);
+}
+
+#[test]
+fn a_bad_way_between_two_nodes_is_named_as_such() {
+    let (said, _) = played(eight(), |over| fails_between("b", "c", over));
+    assert_eq!(said.last().unwrap(), "at fault: the path between b and c");
+    assert_eq!(said[0], "name b with c: pair: fails together with c, and passes with others");
+    let two = cluster().tests(vec![test("dl"), ring()]);
+    let two = ["a", "b", "g1", "g2"].into_iter().fold(two, |cluster, node| cluster.node(free(node).fresh()));
+    let (said, trials) = played(two.asks(asked(&["a", "b"])), |over| fails_between("a", "b", over));
+    assert_eq!((said.last().unwrap().as_str(), trials), ("at fault: the path between a and b", 3));
+}
+
+#[test]
+fn what_only_all_of_them_show_is_said_so() {
+    let (said, _) = played(eight(), |over| if over.len() > 2 { TrialResult::Failed } else { TrialResult::Passed });
+    assert_eq!(said, ["the nodes fail only all together: every pair passes"]);
+}
+
+#[test]
+fn a_node_that_was_thought_good_and_is_not_takes_the_blame_itself() {
+    // All nodes together fail, and so does every pair with `g1`, which is among the first partners.
+    let (said, _) = played(eight(), |over| {
+        let has = |name: &str| over.iter().any(|node| node.as_str() == name);
+        if over.len() > 2 || has("g1") { TrialResult::Failed } else { TrialResult::Passed }
+    });
+    let named = said.last().unwrap();
+    assert!(named == "at fault: the path between a and g1" || named == "at fault: g1", "{said:?}");
+}
+
+#[test]
+fn what_a_node_measured_of_itself_needs_no_pairs() {
+    let (said, trials) = played(eight(), |_| TrialResult::AtFault(vec![name("d")]));
+    assert_eq!((said, trials), (vec!["at fault: d".to_owned()], 1), "its finding is open already");
+}
+
+#[test]
+fn no_result_names_no_node() {
+    let (said, trials) = played(eight(), |_| TrialResult::Inconclusive("no-result".to_owned()));
+    assert_eq!((said, trials), (vec!["the fault is not located: no-result".to_owned()], 3));
+    let (said, _) = played(eight(), |_| TrialResult::Inconclusive("withdrawn".to_owned()));
+    assert_eq!(said, ["the fault is not located: an operator withdrew it"]);
+    let (said, _) = played(eight(), |over| match over.len() {
+        2 => TrialResult::Inconclusive("no-result".to_owned()),
+        _ => TrialResult::Failed,
+    });
+    let why = said[0].strip_prefix("the fault is not located: ");
+    assert!(why.is_some_and(|why| why.ends_with("with another: no-result")), "{said:?}");
+}
+
+#[test]
+fn without_known_good_nodes_no_node_is_named() {
+    let doubtful = [free("g"), free("g").fresh().found(bad("dl", Severity::Monitor))];
+    for other in doubtful {
+        let two = cluster().tests(vec![test("dl"), ring()]).node(free("a").fresh()).node(free("b").fresh());
+        let (said, trials) = played(two.node(other.clone()).asks(asked(&["a", "b"])), |_| TrialResult::Failed);
+        assert_eq!((said.len(), trials), (1, 1), "{other:?}");
+        assert!(said[0].starts_with("the fault is not located: there is no "), "{said:?}");
+    }
+}
+
+#[test]
+fn what_fails_in_every_pair_names_no_node() {
+    let (said, _) = played(eight(), |_| TrialResult::Failed);
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(said[0].starts_with("the fault is not located: every pair fails, also g1 with g2"), "{said:?}");
+}
+
+#[test]
+fn a_node_at_fault_is_named_although_no_partner_is_left_for_another_node() {
+    let nodes = ["a", "b", "g1", "g2"].into_iter();
+    let few = nodes.fold(cluster().tests(vec![test("dl"), ring()]), |cluster, node| cluster.node(free(node).fresh()));
+    // `a` fails with both. `b` fails with `g2`, and with `g1` the fault was attributed to `g1`.
+    let (said, _) = played(few.asks(asked(&["a", "b"])), |over| {
+        let has = |name: &str| over.iter().any(|node| node.as_str() == name);
+        if has("b") && has("g1") { TrialResult::AtFault(vec![name("g1")]) } else { TrialResult::Failed }
+    });
+    assert!(said.iter().any(|line| line.starts_with("name a: named")), "{said:?}");
+    assert!(!said.iter().any(|line| line.starts_with("name b")), "{said:?}");
+}
+
+#[test]
+fn all_nodes_must_be_free_at_once_and_a_busy_good_one_is_waited_for() {
+    let two = |b, g| {
+        cluster().tests(vec![test("dl"), ring()]).node(free("a").fresh()).node(b).node(g).asks(asked(&["a", "b"]))
+    };
+    assert!(two(busy("b").fresh(), free("g").fresh()).lines().is_empty());
+    let mut cluster = two(free("b").fresh(), busy("g").fresh());
+    let plan = cluster.plan();
+    model::carry_out(&mut cluster.snapshot, &plan.actions);
+    let run = cluster.snapshot.runs.pop().unwrap().run;
+    cluster.snapshot.trials.push(Trial { run: run.id, nodes: run.nodes, result: TrialResult::Failed });
+    assert!(cluster.lines().is_empty(), "{:?}", cluster.lines());
+}
+
+#[test]
+fn a_test_over_several_nodes_is_never_run_on_one() {
+    let alone = || cluster().tests(vec![ring()]).node(free("a").stale(40.days()));
+    assert!(alone().lines().is_empty());
+    let asked_alone = alone().asks(CommandKind::Test { node: name("a"), tests: vec![test_id(TEST)] });
+    assert_eq!(asked_alone.lines(), ["answer 1: operator"]);
+    let (said, _) = played(
+        cluster().node(free("a").fresh()).node(free("b").fresh()).asks(CommandKind::Together {
+            nodes: NonEmpty::new(vec![name("a"), name("b")]).unwrap(),
+            test: test_id("dl"),
+            trials: Vec::new(),
+        }),
+        |_| TrialResult::Passed,
+    );
+    assert_eq!(said, ["dl is not a multi-node test"]);
+}
+
+proptest! {
+    #[test]
+    fn exactly_the_bad_ones_are_named_while_two_good_ones_are_good(bad in proptest::collection::btree_set(0_usize..4, 1..=4)) {
+        let names = ["a", "b", "c", "d"];
+        let bad: BTreeSet<&str> = bad.into_iter().map(|place| names[place]).collect();
+        let list: Vec<&str> = bad.iter().copied().collect();
+        let (said, _) = played(eight(), |over| fails_with(&list, over));
+        prop_assert_eq!(said.last().unwrap(), &format!("at fault: {}", list.join(", ")));
+        prop_assert_eq!(said.len(), list.len() + 1);
+    }
+}

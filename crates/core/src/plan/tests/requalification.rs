@@ -1,0 +1,306 @@
+//! Proving runs before a return: pass, fail, no result; release by an operator.
+
+use super::cluster::{Cluster, Spans, acting, bad, cluster, done, free, name, pool, test, unconfirmed, unknown};
+use crate::{
+    case::{RepairStep, StepKind},
+    finding::{OpenFinding, Severity, Verdict},
+    lifecycle::NodeState,
+    policy::Mode,
+    snapshot::CommandKind,
+};
+
+/// A node that was reset and has a proving run.
+fn proving() -> Cluster {
+    let mut cluster = acting().fillers(20).node(free("a").fresh().found(bad("dl", Severity::Reset)));
+    for _ in 0..4 {
+        cluster.cycle();
+    }
+    assert_eq!(cluster.record("a").state.as_str(), "proving");
+    cluster
+}
+
+#[test]
+fn a_node_proved_well_loses_our_marks_and_then_returns() {
+    let mut cluster = proving();
+    assert!(cluster.lines().is_empty(), "the run decides");
+    cluster.ends("a", Verdict::Pass);
+    assert_eq!(cluster.cycle(), ["step a unmark: case"]);
+    assert_eq!(cluster.cycle(), ["close a returned: proved", "move a in-service: proved"]);
+    assert!(cluster.cycle().is_empty());
+}
+
+#[test]
+fn a_cordon_of_ours_goes_before_the_mark() {
+    let mut cluster = acting().fillers(20).node(free("a").fresh().found(bad("dl", Severity::Reboot)));
+    for _ in 0..8 {
+        cluster.cycle();
+    }
+    cluster.ends("a", Verdict::Pass);
+    let lines: Vec<String> = (0..3).flat_map(|_| cluster.cycle()).collect();
+    let expected =
+        ["step a undrain: case", "step a unmark: case", "close a returned: proved", "move a in-service: proved"];
+    assert_eq!(lines, expected);
+}
+
+#[test]
+fn a_node_that_fails_its_proof_climbs() {
+    let mut cluster = proving();
+    cluster.ends("a", Verdict::Fail);
+    assert_eq!(cluster.cycle(), ["escalate reboot: did-not-help", "move a quarantined: did-not-help"]);
+}
+
+#[test]
+fn a_proof_that_says_nothing_is_repeated_later_and_a_person_decides_in_the_end() {
+    let mut cluster = proving();
+    let mut waits = Vec::new();
+    for proof in 1..=6 {
+        cluster.ends("a", Verdict::Inconclusive);
+        assert_eq!(cluster.cycle(), ["move a quarantined: proof-empty"], "proof {proof}");
+        let from = cluster.snapshot.at;
+        let lines = loop {
+            let lines = cluster.cycle();
+            if !lines.is_empty() {
+                break lines;
+            }
+            cluster.wait(9.minutes());
+        };
+        if proof == 6 {
+            assert_eq!(lines, ["step a hand-over: handed-over", "move a out: handed-over"]);
+        } else {
+            assert_eq!(lines[1], "submit a dl: proof");
+            waits.push(cluster.snapshot.at.since(from).millis() / 600_000);
+        }
+    }
+    assert!(waits.is_sorted() && waits[4] > 4 * waits[1], "{waits:?}");
+}
+
+#[test]
+fn a_proof_needs_at_least_one_pass_and_every_required_test() {
+    let mut cluster = acting().fillers(20).tests(vec![test("dl"), test("nccl"), test("storage")]);
+    cluster = cluster.node(free("a").fresh().found(bad("dl", Severity::Reset)));
+    for _ in 0..4 {
+        cluster.cycle();
+    }
+    let run = cluster.snapshot.runs[0].run.clone();
+    assert_eq!(run.tests.len(), 3, "every test that applies");
+    use Verdict::{Fail, Inconclusive, NotApplicable, Pass};
+    for (verdicts, line) in [
+        ([Pass, Pass, Pass], "step a unmark: case"),
+        ([Pass, Pass, NotApplicable], "step a unmark: case"),
+        ([NotApplicable, Pass, Pass], "move a quarantined: proof-empty"),
+        ([Pass, Inconclusive, Pass], "move a quarantined: proof-empty"),
+        ([Inconclusive, Pass, Pass], "move a quarantined: proof-empty"),
+        ([NotApplicable, NotApplicable, NotApplicable], "move a quarantined: proof-empty"),
+        ([Pass, Pass, Fail], "escalate reboot: did-not-help"),
+        ([Fail, Inconclusive, Pass], "escalate reboot: did-not-help"),
+    ] {
+        let mut cluster = cluster.clone();
+        super::model::finish(&mut cluster.snapshot, &name("a"), |place| verdicts[place]);
+        assert_eq!(cluster.lines()[0], line, "{verdicts:?}");
+    }
+}
+
+#[test]
+fn results_from_before_the_proof_prove_nothing() {
+    let mut cluster = proving();
+    // The run is gone without a row; the pass of an hour ago is still on record.
+    cluster.snapshot.runs.clear();
+    cluster.record("a").findings.clear();
+    assert_eq!(cluster.lines(), ["move a quarantined: proof-empty"]);
+}
+
+#[test]
+fn a_proof_counts_although_the_clock_went_back_before_it() {
+    let mut cluster = acting().fillers(20).node(free("a").fresh().found(bad("dl", Severity::Reset)));
+    cluster.ids.set_time(cluster.snapshot.at.plus(2.hours()));
+    cluster.ids.op();
+    for _ in 0..4 {
+        cluster.cycle();
+    }
+    assert!(cluster.snapshot.runs[0].run.id.born() > cluster.snapshot.at);
+    cluster.ends("a", Verdict::Pass);
+    assert_eq!(cluster.lines(), ["step a unmark: case"]);
+}
+
+fn seen_by_agent(cluster: &mut Cluster, severity: Severity, after: bool) {
+    let at = if after { cluster.snapshot.at } else { super::cluster::NOW.minus(1.minutes()) };
+    let open = OpenFinding { last_seen: at, ..bad("gpu-health", severity) };
+    cluster.record("a").findings.push(open);
+}
+
+#[test]
+fn what_an_agent_still_sees_after_the_repair_fails_the_proof() {
+    let mut cluster = proving();
+    cluster.ends("a", Verdict::Pass);
+    seen_by_agent(&mut cluster, Severity::Reset, true);
+    assert_eq!(cluster.lines()[0], "escalate reboot: did-not-help");
+}
+
+#[test]
+fn what_an_agent_saw_before_the_repair_and_not_since_leaves_the_proof_open() {
+    let mut cluster = proving();
+    cluster.ends("a", Verdict::Pass);
+    seen_by_agent(&mut cluster, Severity::Reset, false);
+    assert_eq!(cluster.lines(), ["move a quarantined: proof-empty"]);
+}
+
+#[test]
+fn a_trouble_worth_watching_does_not_keep_a_node_from_returning() {
+    let mut cluster = proving();
+    cluster.ends("a", Verdict::Pass);
+    seen_by_agent(&mut cluster, Severity::Monitor, true);
+    assert_eq!(cluster.lines(), ["step a unmark: case"]);
+}
+
+#[test]
+fn a_policy_may_name_the_tests_of_a_proof_and_what_had_failed_is_always_among_them() {
+    let node = |more: Option<OpenFinding>| {
+        let node = free("a").fresh().found(bad("nccl", Severity::Reset));
+        let node = more.into_iter().fold(node, super::cluster::NodeFixture::found);
+        let node = node.out(Severity::Reset, RepairStep::Quarantine);
+        acting()
+            .fillers(20)
+            .tests(vec![test("dl"), test("nccl"), test("storage")])
+            .policy(|policy| {
+                policy.allow.drain = false;
+                policy.repair.proving = vec![super::cluster::test_id("dl")];
+            })
+            .node(node)
+    };
+    assert_eq!(node(None).chosen(), ["a dl+nccl"]);
+    assert_eq!(node(Some(unconfirmed("storage", Severity::Reset))).chosen(), ["a dl+nccl+storage"]);
+}
+
+#[test]
+fn a_proof_waits_for_a_free_node_a_slot_its_pool_its_mounts_and_the_end_of_a_pause() {
+    let mut storage = test("storage");
+    storage.shares = vec!["/data".to_owned()];
+    let with = |node: super::cluster::NodeFixture| {
+        acting()
+            .fillers(20)
+            .tests(vec![test("dl"), storage.clone()])
+            .policy(|policy| policy.allow.drain = false)
+            .node(node.fresh().out(Severity::Reset, RepairStep::Quarantine))
+    };
+    assert_eq!(with(free("a")).chosen(), ["a dl+storage"]);
+    assert!(with(unknown("a")).chosen().is_empty());
+    assert!(with(free("a")).policy(|policy| policy.limits.jobs = 0).chosen().is_empty());
+    assert!(with(free("a")).policy(|policy| policy.limits.pools = [(pool("gpu"), 0)].into()).chosen().is_empty());
+    let run = super::cluster::run("z0001", &["storage"], super::cluster::running(1.minutes()));
+    assert!(with(free("a")).run(run).chosen().is_empty());
+    assert!(with(free("a")).paused(None, None).chosen().is_empty());
+}
+
+#[test]
+fn a_proof_is_not_held_up_by_the_daily_budget() {
+    let cluster = acting()
+        .fillers(20)
+        .policy(|policy| {
+            policy.allow.drain = false;
+            policy.limits.node_hours_per_day = Some(0.0);
+        })
+        .node(free("a").fresh().out(Severity::Reset, RepairStep::Quarantine));
+    assert_eq!(cluster.chosen(), ["a dl"]);
+}
+
+#[test]
+fn a_proof_that_cannot_start_for_a_day_goes_to_a_person() {
+    let out = |since| {
+        acting()
+            .fillers(20)
+            .policy(|policy| policy.allow.drain = false)
+            .node(unknown("a").fresh().out(Severity::Reset, RepairStep::Quarantine).since(since))
+    };
+    assert!(out(23.hours()).lines().is_empty());
+    assert_eq!(out(25.hours()).lines(), ["step a hand-over: handed-over", "move a out: handed-over"]);
+    assert!(out(25.hours()).paused(None, None).lines().is_empty(), "a pause is no reason to hand over");
+}
+
+#[test]
+fn where_nothing_could_prove_a_node_a_person_decides() {
+    let mut elsewhere = test("dl");
+    elsewhere.pools = Some(vec![pool("other")]);
+    let cluster = acting()
+        .fillers(20)
+        .tests(vec![elsewhere])
+        .policy(|policy| policy.allow.drain = false)
+        .node(free("a").out(Severity::Reset, RepairStep::Quarantine));
+    assert_eq!(cluster.lines(), ["step a hand-over: handed-over", "move a out: handed-over"]);
+}
+
+#[test]
+fn while_we_only_observe_a_proved_nodes_mark_is_left_to_a_person() {
+    let mut cluster = proving();
+    cluster.ends("a", Verdict::Pass);
+    let mut cluster = cluster.policy(|policy| policy.mode = Mode::Observe);
+    assert_eq!(cluster.cycle(), ["propose a unmark: not-allowed"]);
+    assert!(cluster.cycle().is_empty());
+    cluster.record("a").node.marks.ours.clear();
+    assert_eq!(cluster.cycle(), ["close a returned: proved", "move a in-service: proved"]);
+}
+
+#[test]
+fn a_mark_of_ours_is_taken_away_even_where_marking_is_no_longer_allowed() {
+    let mut cluster = proving();
+    cluster.ends("a", Verdict::Pass);
+    let cluster = cluster.policy(|policy| policy.allow.mark = false);
+    assert_eq!(cluster.lines(), ["step a unmark: case"]);
+}
+
+/// Handed over to an operator, who releases it.
+fn released() -> Cluster {
+    let node = free("a").fresh().out(Severity::Isolate, RepairStep::Replace).life(NodeState::Out);
+    acting()
+        .fillers(20)
+        .node(node.step(done(StepKind::HandOver, RepairStep::Replace, 1.hours())))
+        .asks(CommandKind::Release { node: name("a") })
+}
+
+#[test]
+fn a_released_node_is_proved_before_it_returns() {
+    let mut cluster = released();
+    let expected = [
+        "escalate quarantine: released",
+        "step a release: released",
+        "move a quarantined: released",
+        "answer 1: operator",
+    ];
+    assert_eq!(cluster.cycle(), expected);
+    assert_eq!(cluster.cycle(), ["step a prove: proof", "submit a dl: proof", "move a proving: proof"]);
+    cluster.ends("a", Verdict::Pass);
+    let lines: Vec<String> = (0..2).flat_map(|_| cluster.cycle()).collect();
+    assert_eq!(lines, ["step a unmark: case", "close a returned: proved", "move a in-service: proved"]);
+}
+
+#[test]
+fn a_released_node_that_fails_its_proof_goes_back_to_the_person() {
+    let mut cluster = released().policy(|policy| policy.allow.replace = false);
+    cluster.cycle();
+    cluster.cycle();
+    cluster.ends("a", Verdict::Fail);
+    let lines: Vec<String> = (0..4).flat_map(|_| cluster.cycle()).collect();
+    let expected = [
+        "escalate replace: did-not-help",
+        "move a quarantined: did-not-help",
+        "step a drain: case",
+        "step a hand-over: handed-over",
+        "move a out: handed-over",
+    ];
+    assert_eq!(lines, expected);
+}
+
+#[test]
+fn releasing_what_serves_already_or_is_being_proved_changes_nothing() {
+    let ask = || CommandKind::Release { node: name("a") };
+    assert_eq!(cluster().node(free("a").fresh()).asks(ask()).lines(), ["answer 1: operator"]);
+    assert_eq!(proving().asks(ask()).lines(), ["answer 1: operator"]);
+}
+
+#[test]
+fn releasing_a_node_that_is_held_by_its_marks_cause_lets_it_go() {
+    let node = free("a").fresh().out(Severity::Reset, RepairStep::Reset).life(NodeState::Held { by: "ann".into() });
+    let mut cluster = acting().fillers(20).node(node).asks(CommandKind::Release { node: name("a") });
+    cluster.record("a").node.marks.ours.clear();
+    assert_eq!(cluster.cycle()[2], "move a quarantined: released");
+    assert_eq!(cluster.cycle()[1], "submit a dl: proof");
+}

@@ -1,0 +1,135 @@
+//! Confirmation of changes: who makes them, why, and the prompt before they are made.
+
+use std::{
+    io::{self, BufRead, IsTerminal, Write},
+    sync::Arc,
+};
+
+use doctor_checks::Catalogue;
+use doctor_core::time::Timestamp;
+use doctor_engine::operator_commands::{CommandOrigin, OperatorCommand};
+use serde::Serialize;
+
+use crate::{
+    context::Context,
+    exit::Exit,
+    failure::{Failure, Result},
+};
+
+/// The options of every command that changes something.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct ChangeArgs {
+    /// Name recorded in the audit trail. Default: $SUDO_USER, $USER or $LOGNAME.
+    #[arg(long, value_name = "NAME")]
+    by: Option<String>,
+    /// Skip the confirmation prompt.
+    #[arg(long, short)]
+    yes: bool,
+}
+
+/// A change to be confirmed, or made.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Change {
+    /// One sentence that says what would happen.
+    #[serde(skip)]
+    pub plan: String,
+    /// One line per object that changes.
+    pub changes: Vec<String>,
+    pub by: String,
+    pub why: String,
+    pub at: Timestamp,
+    /// One sentence in the past tense that says what was done.
+    pub done: String,
+    /// What the operator can do next.
+    pub next: String,
+}
+
+impl ChangeArgs {
+    /// Returns the name for the audit trail.
+    pub(crate) fn operator_name(&self) -> String {
+        let env = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
+        let named = self.by.clone().or_else(|| env("SUDO_USER")).or_else(|| env("USER")).or_else(|| env("LOGNAME"));
+        named.unwrap_or_else(|| "unknown user".to_owned())
+    }
+
+    /// Prepares an operator command, asks for confirmation, stores the command and reports it. `order` receives the
+    /// current time.
+    pub(crate) fn submit_command(
+        &self,
+        context: &Context,
+        why: &str,
+        order: impl FnOnce(Timestamp) -> Result<OperatorCommand>,
+    ) -> Result<Exit> {
+        let store = context.store()?;
+        let facts = context.facts(&store)?;
+        let (by, why, at) = (self.operator_name(), why.to_owned(), facts.now);
+        let order = order(at)?;
+        // Only commands that name tests need the policy, so that a node can be held while the policy is invalid.
+        let catalogue = match order.needs_catalogue() {
+            true => Arc::clone(&context.loaded()?.settings.catalogue),
+            false => Arc::new(Catalogue::new([])),
+        };
+        let prepared = order.prepare(&facts, &catalogue)?;
+        let change = Change {
+            plan: prepared.plan.clone(),
+            changes: prepared.changes.clone(),
+            by: by.clone(),
+            why: why.clone(),
+            at,
+            done: prepared.done.clone(),
+            next: prepared.next.clone(),
+        };
+        self.apply(context, &change, || Ok(prepared.execute(&store, &CommandOrigin { by, why, at })?))
+    }
+
+    /// Shows the change, asks for confirmation, makes the change and reports it.
+    pub(crate) fn apply(
+        &self,
+        context: &Context,
+        change: &Change,
+        effect: impl FnOnce() -> Result<()>,
+    ) -> Result<Exit> {
+        self.confirm(change)?;
+        effect()?;
+        self.report(context, change)?;
+        Ok(Exit::Ok)
+    }
+
+    /// Shows the change and asks for confirmation, unless `--yes` is given.
+    pub(crate) fn confirm(&self, change: &Change) -> Result<()> {
+        if self.yes { Ok(()) } else { Self::prompt(change) }
+    }
+
+    /// Reports a change that was made.
+    pub(crate) fn report(&self, context: &Context, change: &Change) -> Result<()> {
+        const MOST: usize = 20;
+        Ok(context.out.show(change, |page| {
+            page.line(&change.done);
+            for line in change.changes.iter().take(MOST) {
+                page.line(format!("  {line}"));
+            }
+            if change.changes.len() > MOST {
+                page.line(format!("  and {} more", change.changes.len() - MOST));
+            }
+            page.line(format!("Why: {} ({})", change.why, change.by));
+            page.line(format!("Next: {}", change.next));
+        })?)
+    }
+
+    fn prompt(change: &Change) -> Result<()> {
+        // The prompt goes to standard error, because a program may read standard output.
+        let mut err = io::stderr().lock();
+        writeln!(err, "{}", change.plan)?;
+        for line in &change.changes {
+            writeln!(err, "  {line}")?;
+        }
+        if !io::stdin().is_terminal() {
+            return Err(Failure::NotConfirmed);
+        }
+        write!(err, "Proceed? [y/N] ")?;
+        err.flush()?;
+        let mut answer = String::new();
+        io::stdin().lock().read_line(&mut answer)?;
+        if matches!(answer.trim(), "y" | "Y" | "yes") { Ok(()) } else { Err(Failure::NotConfirmed) }
+    }
+}

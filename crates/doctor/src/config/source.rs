@@ -1,0 +1,59 @@
+//! Selects the configuration: the named file, else the first default path that exists, else the built-in configuration.
+
+use std::path::{Path, PathBuf};
+
+use super::ConfigError;
+
+/// The source of the configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ConfigSource {
+    File(PathBuf),
+    /// No file was found: this machine is a cluster of one node, with all state below this directory.
+    BuiltIn {
+        state: PathBuf,
+    },
+}
+
+/// Paths searched if no file is named.
+const SEARCH_PATHS: [&str; 2] = ["doctor.toml", "/etc/cluster-doctor/doctor.toml"];
+
+impl ConfigSource {
+    /// Finds the configuration. `named` is `--config` or `$DOCTOR_CONFIG`. If that file does not exist, reading it
+    /// fails later; no other file is used instead.
+    pub(crate) fn find(named: Option<&Path>, env: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+        if let Some(path) = named {
+            return Ok(Self::File(path.to_owned()));
+        }
+        if let Some(path) = SEARCH_PATHS.iter().map(Path::new).find(|path| path.exists()) {
+            return Ok(Self::File(path.to_owned()));
+        }
+        let set = |name: &str| env(name).filter(|value| value.starts_with('/')).map(PathBuf::from);
+        let state = set("XDG_STATE_HOME").or_else(|| set("HOME").map(|home| home.join(".local/state")));
+        Ok(Self::BuiltIn { state: state.ok_or(ConfigError::NoHome)?.join("cluster-doctor") })
+    }
+}
+
+impl std::fmt::Display for ConfigSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::BuiltIn { .. } => f.write_str("the built-in configuration"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_named_file_wins_and_without_any_the_state_directory_is_used() {
+        let env = |name: &str| (name == "HOME").then(|| "/home/ann".to_owned());
+        let named = ConfigSource::find(Some(Path::new("/x/y.toml")), env).unwrap();
+        assert_eq!(named, ConfigSource::File("/x/y.toml".into()));
+        let none = ConfigSource::find(None, env).unwrap();
+        assert_eq!(none, ConfigSource::BuiltIn { state: "/home/ann/.local/state/cluster-doctor".into() });
+        let relative = |name: &str| (name == "XDG_STATE_HOME").then(|| "state".to_owned());
+        assert!(matches!(ConfigSource::find(None, relative), Err(ConfigError::NoHome)));
+    }
+}

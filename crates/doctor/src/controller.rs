@@ -1,0 +1,240 @@
+//! Builds the controller from the configuration: backend, engine, agent endpoint, API, metrics and alerts.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use doctor_api::{
+    AgentListener, MetricsListener, ProcessMetrics, TokenReviewCache,
+    api::{ApiDeps, ApiServer},
+};
+use doctor_backend::{Backend, clock::Clock, registration::OpenedCluster};
+use doctor_checks::document::RunKey;
+use doctor_core::{ids::NodeName, snapshot::CommandKind};
+use doctor_engine::{
+    cycle::{CycleError, Engine},
+    deps::EngineDeps,
+    inbox::{AgentMessage, Inbox},
+    report::CycleReport,
+    share::Share,
+    snapshot_feed::SnapshotFeed,
+    spans::ExportCounts,
+    trigger::Trigger,
+};
+use doctor_notify::alert::{AlertSettings, Alerter};
+use doctor_sim::RemoteSim;
+use doctor_store::{Store, StoreError};
+
+use crate::{
+    backends::BackendChoice,
+    config::LoadedConfig,
+    failure::{Failure, Result},
+};
+
+/// The cluster's backend and clock.
+pub(crate) struct ClusterConnection {
+    pub backend: Arc<dyn Backend>,
+    pub clock: Arc<dyn Clock>,
+    sim: Option<Arc<RemoteSim>>,
+    /// Verifies agent tokens with the cluster, if the backend supports that.
+    tokens: Option<TokenReviewCache>,
+}
+
+impl ClusterConnection {
+    pub(crate) fn open(loaded: &LoadedConfig) -> Result<Self> {
+        let config = &loaded.config;
+        // A simulated cluster also provides its agents' reports and its operators' commands.
+        if let BackendChoice::Sim(sim) = &config.backend {
+            let sim = sim.connect()?;
+            return Ok(Self { backend: sim.clone(), clock: sim.clone(), sim: Some(sim), tokens: None });
+        }
+        let OpenedCluster { backend, clock, token_reviewer: voucher } =
+            config.backend.open(&config.service(&config.state()))?;
+        let tokens = voucher.map(|(voucher, remember)| TokenReviewCache::new(voucher, remember));
+        Ok(Self { backend, clock, sim: None, tokens })
+    }
+}
+
+/// The engine with its listeners and its alert delivery.
+pub(crate) struct Controller {
+    pub engine: Engine,
+    pub clock: Arc<dyn Clock>,
+    /// Wakes the control loop for input that should not wait for the next cycle.
+    pub cycle_trigger: Arc<Trigger>,
+    pub agent_listener: Option<AgentListener>,
+    pub api: Option<ApiServer>,
+    pub metrics_listener: Option<MetricsListener>,
+    /// Delivers alerts. `None` in a process that runs one command and exits.
+    alerter: Option<Alerter>,
+    mode: ProcessMode,
+    sim: Option<Arc<RemoteSim>>,
+}
+
+/// Whether this process is a service, which opens listeners and delivers alerts, or runs one command and exits.
+#[derive(Debug)]
+pub(crate) enum ProcessMode {
+    /// A service. `traces` counts exported and dropped spans if traces are configured.
+    Service {
+        traces: Option<Arc<ExportCounts>>,
+    },
+    OneShot,
+}
+
+impl Controller {
+    /// Builds the controller. The caller opens the shared directory before the [`World`], because some backends would
+    /// create it. A missing directory is an error at start; in a later cycle it is only reported.
+    pub(crate) fn new(
+        loaded: &LoadedConfig,
+        store: Store,
+        share: Share,
+        world: ClusterConnection,
+        serving: ProcessMode,
+    ) -> Result<Self> {
+        let config = &loaded.config;
+        let mut salt = [0; 8];
+        getrandom::fill(&mut salt).map_err(|error| Failure::Other(format!("reading random bytes: {error}")))?;
+        let wake = Arc::new(Trigger::default());
+        let mut inboxes: Vec<Box<dyn Inbox>> = Vec::new();
+        if let Some(sim) = world.sim.clone() {
+            inboxes.push(Box::new(SimInbox { sim, keys: BTreeMap::new() }));
+        }
+        let mut door = None;
+        if let (ProcessMode::Service { .. }, Some(at)) = (&serving, config.agents.listen) {
+            let (opened, inbox) =
+                AgentListener::open_with(at, &store, world.clock.clone(), Arc::clone(&wake), world.tokens)?;
+            inboxes.push(Box::new(inbox));
+            door = Some(opened);
+        }
+        let mut scraped = None;
+        if let (ProcessMode::Service { traces }, Some(at)) = (&serving, config.metrics.listen) {
+            let (settings, clock) = (config.metrics.clone(), world.clock.clone());
+            let own = ProcessMetrics { spool: door.as_ref().map(AgentListener::spool), traces: traces.clone() };
+            scraped = Some(MetricsListener::open(at, settings, store.clone(), clock, loaded.settings.clone(), own)?);
+        }
+        let mut web = None;
+        let audience = Arc::new(SnapshotFeed::default());
+        if let (ProcessMode::Service { .. }, Some(config)) = (&serving, &config.web) {
+            let parts = ApiDeps {
+                store: store.clone(),
+                clock: world.clock.clone(),
+                cycle_trigger: Arc::clone(&wake),
+                snapshot_feed: Arc::clone(&audience),
+                share: Some(share.clone()),
+                settings: loaded.settings.clone(),
+            };
+            web = Some(ApiServer::open(config, parts)?);
+        }
+        let mut engine = Engine::new(EngineDeps {
+            backend: world.backend,
+            store,
+            clock: world.clock.clone(),
+            share: Some(share),
+            settings: loaded.settings.clone(),
+            inboxes,
+            keys: Box::new(random_key),
+            salt: u64::from_le_bytes(salt),
+            holder: doctor_store::this_process(),
+            lease: config.lease,
+            workers: config.workers,
+            publish_every: config.publish,
+        });
+        if web.is_some() {
+            engine.set_snapshot_feed(audience);
+        }
+        let mut controller = Self {
+            engine,
+            clock: world.clock,
+            cycle_trigger: wake,
+            agent_listener: door,
+            api: web,
+            metrics_listener: scraped,
+            alerter: None,
+            mode: serving,
+            sim: world.sim,
+        };
+        controller.set_alerts(&config.alerts)?;
+        Ok(controller)
+    }
+
+    /// Sets the notification routes and replaces the delivery threads. The old threads finish their current delivery.
+    pub(crate) fn set_alerts(&mut self, alerts: &AlertSettings) -> Result<()> {
+        self.engine.set_routes(alerts.routes());
+        if let ProcessMode::Service { .. } = self.mode {
+            let failed = |error| Failure::Other(format!("starting an alert delivery thread: {error}"));
+            self.alerter = Some(Alerter::start(alerts, self.engine.store(), &self.clock).map_err(failed)?);
+        }
+        Ok(())
+    }
+
+    /// Stops alert delivery after the deliveries in progress have ended.
+    pub(crate) fn stop_alerts(&mut self) {
+        if let Some(alerter) = self.alerter.take() {
+            alerter.stop();
+        }
+    }
+
+    /// Returns the cluster's seconds per second of real time: 1 except for a simulated cluster.
+    pub(crate) fn time_factor(&self) -> f64 {
+        self.sim.as_ref().map_or(1.0, |sim| sim.speed())
+    }
+
+    /// Runs one cycle. `every` is the interval between the starts of two cycles.
+    pub(crate) fn cycle(&mut self, every: Duration) -> std::result::Result<CycleReport, CycleError> {
+        let turned = |door: &Option<AgentListener>| door.iter().for_each(|door| door.record_progress(every));
+        turned(&self.agent_listener);
+        self.store_simulated_requests()?;
+        let report = self.engine.cycle();
+        turned(&self.agent_listener);
+        if report.as_ref().is_ok_and(|report| !report.actions.is_empty()) {
+            self.alerter.iter().for_each(Alerter::wake);
+        }
+        if let Some(door) = &self.agent_listener {
+            // After a store error agents keep waiting here, because the next cycle may succeed. Only a passive
+            // controller redirects them.
+            door.cycle_ended(!matches!(report, Err(CycleError::NotLeader { .. })));
+            door.set_drain_permits(self.engine.removal_allowance().filter(|_| report.is_ok()), every);
+        }
+        report
+    }
+
+    /// Stores the requests of a simulated cluster's operators as operator commands.
+    fn store_simulated_requests(&self) -> std::result::Result<(), StoreError> {
+        let Some(sim) = &self.sim else { return Ok(()) };
+        // While the simulated cluster does not answer, its operators' requests cannot be read either.
+        for request in sim.take_operator_requests().unwrap_or_default() {
+            let asked = CommandKind::Release { node: request.node };
+            self.engine.store().add_command(&asked, "operators", &request.why, self.clock.now())?;
+        }
+        Ok(())
+    }
+}
+
+/// Agent reports of a simulated cluster. The cluster keeps each report until it is acknowledged.
+struct SimInbox {
+    sim: Arc<RemoteSim>,
+    keys: BTreeMap<NodeName, RunKey>,
+}
+
+impl Inbox for SimInbox {
+    fn pending(&mut self) -> Vec<AgentMessage> {
+        // An unreachable cluster has no reports; the snapshot reports the outage.
+        let reports = self.sim.agent_reports().unwrap_or_default();
+        let mut messages = Vec::with_capacity(reports.len());
+        for report in reports {
+            let known = self.keys.get(&report.node).cloned();
+            let Some(key) = known.or_else(|| self.sim.agent_key(&report.node).ok()) else { continue };
+            self.keys.insert(report.node.clone(), key.clone());
+            messages.push(AgentMessage { number: report.number, node: report.node, key, bytes: report.bytes });
+        }
+        messages
+    }
+
+    fn acknowledge(&mut self, numbers: &[u64]) {
+        // The cluster repeats unacknowledged reports, and the engine recognises repetitions.
+        let _comes_again = self.sim.acknowledge_reports(numbers);
+    }
+}
+
+fn random_key() -> [u8; 32] {
+    let mut key = [0; 32];
+    getrandom::fill(&mut key).expect("the system random source worked when the program started");
+    key
+}

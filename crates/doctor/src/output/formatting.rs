@@ -1,0 +1,111 @@
+//! Formats durations, times, counts and lists for people.
+
+use doctor_core::time::{Span, Timestamp};
+pub(crate) use doctor_core::view::{format_hours, format_percent, format_time, plural};
+
+/// Formats a duration in its largest unit: `3d`, `5h`, `12m`, `8s`. For columns; `Display` of [`Span`] is exact.
+pub(crate) fn short_duration(span: Span) -> String {
+    let secs = span.secs();
+    match secs {
+        0..60 => format!("{secs}s"),
+        60..3600 => format!("{}m", secs / 60),
+        3600..172_800 => format!("{}h", secs / 3600),
+        _ => format!("{}d", secs / 86_400),
+    }
+}
+
+/// Formats a time relative to now. A future time is rounded up: a result valid for a week is due in 7 days.
+pub(crate) fn ago(now: Timestamp, at: Timestamp) -> String {
+    if at <= now {
+        return format!("{} ago", short_duration(now.since(at)));
+    }
+    let ahead = at.since(now).secs() + 1;
+    let unit = match ahead {
+        0..60 => 1,
+        60..3600 => 60,
+        3600..172_800 => 3600,
+        _ => 86_400,
+    };
+    format!("in {}", short_duration(Span::from_secs((ahead + unit - 1) / unit * unit)))
+}
+
+/// Wraps text at spaces. Continuation lines are indented under the first word.
+pub(super) fn wrap(text: &str, width: Option<usize>) -> Vec<String> {
+    let mut lines = Vec::new();
+    for paragraph in text.split('\n') {
+        let Some(width) = width.filter(|width| paragraph.chars().count() > *width) else {
+            lines.push(paragraph.to_owned());
+            continue;
+        };
+        let blanks = paragraph.chars().take_while(|c| *c == ' ').count();
+        let bullet = matches!(paragraph.trim_start().as_bytes(), [b'-' | b'!', b' ', ..]);
+        let hang = " ".repeat(blanks + if bullet { 2 } else { 0 });
+        let mut line = " ".repeat(blanks);
+        for word in paragraph.split_whitespace() {
+            let used = line.chars().count();
+            if !line.trim().is_empty() && used + 1 + word.chars().count() > width {
+                lines.push(std::mem::replace(&mut line, hang.clone()));
+            } else if !line.trim().is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+        lines.push(line);
+    }
+    lines
+}
+
+/// Replaces control characters (except newline and tab) and bidirectional overrides with U+FFFD. Text from nodes and
+/// hosts is not trusted and must not send escape sequences to a terminal.
+pub(crate) fn sanitize(text: &str) -> String {
+    let backwards = |c: char| matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let harmful = |c: char| c.is_control() && c != '\n' && c != '\t' || backwards(c);
+    text.chars().map(|c| if harmful(c) { '\u{fffd}' } else { c }).collect()
+}
+
+/// Joins items with commas; `-` if there are none.
+pub(crate) fn comma_separated(items: impl IntoIterator<Item = impl ToString>) -> String {
+    let items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
+    if items.is_empty() { "-".to_owned() } else { items.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_cut_at_blanks_and_hangs_under_its_first_word() {
+        let lines = wrap("  - one two three four", Some(12));
+        assert_eq!(lines, ["  - one two", "    three", "    four"]);
+        assert_eq!(wrap("short\n\nlines", Some(12)), ["short", "", "lines"]);
+        assert_eq!(wrap(&"x".repeat(30), Some(12)), ["x".repeat(30)]);
+        assert_eq!(wrap("a very long line indeed", None).len(), 1);
+    }
+
+    #[test]
+    fn control_sequences_of_a_node_do_not_reach_the_terminal() {
+        assert_eq!(sanitize("ok\n\tfine\x1b[2Jgone\r\x07"), "ok\n\tfine\u{fffd}[2Jgone\u{fffd}\u{fffd}");
+        assert_eq!(sanitize("a\u{9b}2J\u{202e}b é"), "a\u{fffd}2J\u{fffd}b é");
+    }
+
+    #[test]
+    fn lengths_and_moments_are_short() {
+        for (span, text) in [
+            (Span::from_secs(8), "8s"),
+            (Span::minutes(12), "12m"),
+            (Span::hours(47), "47h"),
+            (Span::days(2), "2d"),
+            (Span::ZERO, "0s"),
+        ] {
+            assert_eq!(short_duration(span), text);
+        }
+        let at: Timestamp = "2026-11-15T08:00:01.250Z".parse().unwrap();
+        assert_eq!(format_time(at), "2026-11-15 08:00:01");
+        assert_eq!(format_time("2026-11-15T08:00:00Z".parse().unwrap()), "2026-11-15 08:00:00");
+        assert_eq!(format_time(Timestamp::MIN), "never");
+        assert_eq!(ago(at, at.minus(Span::hours(3))), "3h ago");
+        assert_eq!(ago(at, at.plus(Span::from_millis(179_500))), "in 3m");
+        assert_eq!(ago(at, at.plus(Span::from_millis(7 * 86_400_000 - 1500))), "in 7d");
+        assert_eq!((plural(1, "node"), plural(0, "node")), ("1 node".to_owned(), "0 nodes".to_owned()));
+    }
+}

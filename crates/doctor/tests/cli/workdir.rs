@@ -1,0 +1,142 @@
+//! Runs the program under test in a temporary directory and captures its output.
+
+use std::{
+    path::PathBuf,
+    process::{Command, Output, Stdio},
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
+
+pub(crate) use doctor_bed::programs::doctor_node;
+use tempfile::TempDir;
+
+/// A temporary directory for commands that run without the caller's environment.
+pub(crate) struct Workdir {
+    dir: TempDir,
+}
+
+/// The exit code and output of a command.
+pub(crate) struct CommandOutput {
+    pub code: i32,
+    pub out: String,
+    pub err: String,
+}
+
+impl Workdir {
+    pub(crate) fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap() }
+    }
+
+    /// This machine as a cluster of one node that is never too busy, with a few checks that any machine passes.
+    pub(crate) fn local() -> Self {
+        let bed = Self::new();
+        std::fs::create_dir(bed.path("data")).unwrap();
+        bed.policy("");
+        bed.write(
+            "doctor.toml",
+            "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\n[backend.local]\nnode = \"here\"\nmax_load_per_core = 1000.0\n",
+        );
+        bed
+    }
+
+    /// Writes a policy that begins with this text and enables only a few checks, so that other faults of the machine
+    /// that runs the tests do not matter.
+    pub(crate) fn policy(&self, beginning: &str) {
+        self.policy_for(&["clock-source", "disk-space", "kernel-log", "memory"], beginning);
+    }
+
+    /// Writes a policy that begins with this text and enables only these tests.
+    pub(crate) fn policy_for(&self, wanted: &[&str], beginning: &str) {
+        let others = doctor_checks::CHECKS.iter().map(|check| check.spec.id).filter(|id| !wanted.contains(id));
+        let rest: String = others.map(|id| format!("[tests.{id}]\nenabled = false\n")).collect();
+        self.write("policy.toml", &format!("{beginning}{rest}"));
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.path(name), text).unwrap();
+    }
+
+    pub(crate) fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap()
+    }
+
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_doctor"));
+        command.args(args).current_dir(self.dir.path()).stdin(Stdio::null());
+        command.env_clear().env("HOME", self.dir.path()).env("USER", "ann").env("PATH", "/usr/bin:/bin");
+        command.env("DOCTOR_NODE", doctor_node());
+        command
+    }
+
+    pub(crate) fn doctor(&self, args: &[&str]) -> CommandOutput {
+        CommandOutput::from_output(&self.command(args).output().unwrap())
+    }
+
+    /// Runs a command and asserts its exit code.
+    #[track_caller]
+    pub(crate) fn expect(&self, code: i32, args: &[&str]) -> CommandOutput {
+        let said = self.doctor(args);
+        assert_eq!(said.code, code, "doctor {}\n{}\n{}", args.join(" "), said.out, said.err);
+        said
+    }
+
+    #[track_caller]
+    pub(crate) fn json(&self, args: &[&str]) -> serde_json::Value {
+        let said = self.doctor(&[args, &["--json"]].concat());
+        serde_json::from_str(&said.out)
+            .unwrap_or_else(|error| panic!("doctor {}: {error}\n{}\n{}", args.join(" "), said.out, said.err))
+    }
+}
+
+impl CommandOutput {
+    pub(crate) fn from_output(output: &Output) -> Self {
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        Self { code: output.status.code().unwrap_or(-1), out: text(&output.stdout), err: text(&output.stderr) }
+    }
+
+    #[track_caller]
+    pub(crate) fn stdout_contains(&self, part: &str) -> &Self {
+        assert!(self.out.contains(part), "`{part}` is not in:\n{}", self.out);
+        self
+    }
+
+    #[track_caller]
+    pub(crate) fn stderr_contains(&self, part: &str) -> &Self {
+        assert!(self.err.contains(part), "`{part}` is not in:\n{}", self.err);
+        self
+    }
+}
+
+/// Returns the store of a short demo, which is created once. Tests that change it use a copy.
+pub(crate) fn demo() -> &'static Workdir {
+    static DEMO: OnceLock<Workdir> = OnceLock::new();
+    DEMO.get_or_init(|| {
+        let bed = Workdir::new();
+        let said = bed.expect(0, &["demo", "--nodes", "24", "--days", "3", "--seed", "7", "--dir", "demo"]);
+        said.stdout_contains("Explore it");
+        bed
+    })
+}
+
+/// Returns a writable copy of the demo's store.
+pub(crate) fn demo_copy() -> Workdir {
+    let bed = Workdir::new();
+    std::fs::copy(demo().path("demo/doctor.db"), bed.path("doctor.db")).unwrap();
+    bed
+}
+
+/// The limit of a wait, long enough for a machine under load.
+const WAIT_LIMIT: Duration = Duration::from_secs(300);
+
+#[track_caller]
+pub(crate) fn wait_until(what: &str, mut level: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !level() {
+        assert!(began.elapsed() < WAIT_LIMIT, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}

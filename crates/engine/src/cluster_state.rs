@@ -1,0 +1,259 @@
+//! The cluster state for a process that does not lead: the store, combined with the cluster as the last cycle observed
+//! it or as it is now.
+//!
+//! Nothing here writes, takes the lease or changes the cluster. The leader stores what it observed ([`Cluster`])
+//! together with its policy and tests: a reader on another machine, with other configuration files, shows what the
+//! leader uses.
+
+use std::collections::BTreeMap;
+
+use doctor_backend::{Backend, BackendError, ObservedNode, PolledJob};
+use doctor_core::{
+    ids::{NodeName, PoolName, RunId, TestId},
+    node::{Marks, Node, Occupancy},
+    policy::{Policy, TestPolicy},
+    snapshot::{ActiveRun, Capabilities, NodeRecord, RecentActions, Snapshot, TestRecords},
+    time::{Span, Timestamp},
+    view::{AuditLine, CycleView, Facts, LatestResult, SkippedSince, StoredNodeData, StoredStatus},
+};
+use doctor_store::{
+    Store, StoreError,
+    records::{AuditRow, LatestRow, StoredNode},
+};
+
+use crate::{
+    job_failures, mark_recovery,
+    settings::Settings,
+    snapshot::{ClusterStateRow, ObservedCluster, active_runs, mark_unknown_jobs, node_record},
+    snapshot_feed::ObservedSnapshot,
+};
+
+const DAY: i64 = 86_400_000;
+
+/// Returns the facts for views: the store now, combined with the cluster as last observed.
+///
+/// # Errors
+/// If the store fails.
+pub fn facts(
+    store: &Store,
+    seen: Option<Timestamp>,
+    cluster: ObservedCluster,
+    now: Timestamp,
+) -> Result<Facts, StoreError> {
+    let by = PlanInputs { caps: cluster.caps, policy: cluster.policy, tests: cluster.tests };
+    let nodes = cluster.nodes.into_iter().map(ClusterStateRow::into_seen_node).collect();
+    let (mut snapshot, stored_only) = assemble(store, by, nodes, &BTreeMap::new(), now)?;
+    let (tests, never) = (snapshot.tests.clone(), TestRecords::untested(snapshot.tests.len()));
+    let stored_only = stored_only.into_iter().map(|(name, stored)| {
+        let node = if seen.is_some() { unlisted_node(name) } else { not_observed(name) };
+        node_record(&tests, &never, node, Some(stored), None)
+    });
+    let stored_only: Vec<NodeRecord> = stored_only.collect();
+    // Before the first observation, no node is known to be gone.
+    let gone = if seen.is_some() {
+        stored_only
+    } else {
+        snapshot.nodes = stored_only;
+        Vec::new()
+    };
+    Ok(Facts { now, observed_at: seen, gone, skip_reasons: skip_reasons(store)?, snapshot })
+}
+
+/// Returns the facts for a cluster that this process has just observed. The snapshot is updated with what the cycle has
+/// written to the store since.
+///
+/// # Errors
+/// If the store fails.
+pub fn facts_from_snapshot(store: &Store, seen: ObservedSnapshot) -> Result<Facts, StoreError> {
+    let ObservedSnapshot { mut snapshot, changed_in_store: behind, .. } = seen;
+    refresh_from_store(store, &mut snapshot, &behind)?;
+    let (tests, never) = (snapshot.tests.clone(), TestRecords::untested(snapshot.tests.len()));
+    let here = |name: &NodeName| snapshot.nodes.binary_search_by(|record| record.node.name.cmp(name)).is_ok();
+    let names: Vec<NodeName> = store.node_names()?.into_iter().filter(|name| !here(name)).collect();
+    let gone = if names.is_empty() { BTreeMap::new() } else { store.load_nodes_named(&names)? };
+    let gone = gone.into_iter();
+    let gone = gone.map(|(name, stored)| node_record(&tests, &never, unlisted_node(name), Some(stored), None));
+    let (now, seen) = (snapshot.at, Some(snapshot.at));
+    Ok(Facts { now, observed_at: seen, gone: gone.collect(), skip_reasons: skip_reasons(store)?, snapshot })
+}
+
+/// Updates a snapshot from the store.
+fn refresh_from_store(store: &Store, snapshot: &mut Snapshot, behind: &[NodeName]) -> Result<(), StoreError> {
+    let stored = if behind.is_empty() { BTreeMap::new() } else { store.load_nodes_named(behind)? };
+    let (tests, never) = (snapshot.tests.clone(), TestRecords::untested(snapshot.tests.len()));
+    for (name, stored) in stored {
+        let Ok(place) = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(&name)) else { continue };
+        let known = &mut snapshot.nodes[place];
+        let node =
+            ObservedNode { node: known.node.clone().into(), agent_last_seen: known.last_report, jobs: Vec::new() };
+        *known = node_record(&tests, &never, node, Some(stored), known.job_failures.clone());
+    }
+    let runs = active_runs(&store.active_runs()?, &BTreeMap::new(), &BTreeMap::new());
+    let mut polled: BTreeMap<RunId, ActiveRun> =
+        std::mem::take(&mut snapshot.runs).into_iter().map(|active| (active.run.id, active)).collect();
+    // Only the cycle knows what the backend reported about a job.
+    let known = |active: ActiveRun| match polled.remove(&active.run.id) {
+        Some(seen) => ActiveRun { job: seen.job, absent_since: seen.absent_since, ..active },
+        None => active,
+    };
+    snapshot.runs = runs.into_iter().map(known).collect();
+    let now = snapshot.at;
+    snapshot.cases = store.cases(now.minus(snapshot.policy.repair.memory))?;
+    snapshot.recent = RecentActions { taken_out: store.nodes_taken_out_since(now.minus(Span::hours(1)))? };
+    snapshot.breaker = store.breaker()?;
+    snapshot.pauses = store.pauses(now)?;
+    snapshot.commands = store.open_commands()?;
+    Ok(())
+}
+
+fn skip_reasons(store: &Store) -> Result<BTreeMap<NodeName, SkippedSince>, StoreError> {
+    let rows = store.skip_reasons()?.into_iter();
+    Ok(rows.map(|row| (row.node, SkippedSince { since: row.since, reason: row.reason })).collect())
+}
+
+/// Returns the store's data about one node, with at most `audit` lines of the audit log.
+///
+/// # Errors
+/// If the store fails.
+pub fn node_details(store: &Store, facts: &Facts, node: &NodeName, audit: u32) -> Result<StoredNodeData, StoreError> {
+    let case = facts.node(node).and_then(|(record, _)| record.case);
+    let line = |row: AuditRow| AuditLine {
+        at: row.at,
+        by: row.by,
+        what: row.what,
+        code: row.code,
+        text: row.text,
+        run: row.run,
+    };
+    Ok(StoredNodeData {
+        latest: store.latest_of(node)?.into_iter().map(latest_entry).collect(),
+        case: case.map(|id| store.case(id)).transpose()?.flatten(),
+        audit: store.audit(audit, Some(node))?.into_iter().map(line).collect(),
+    })
+}
+
+/// Returns the store's data that is not about nodes.
+///
+/// # Errors
+/// If the store fails.
+pub fn ledger(store: &Store, now: Timestamp) -> Result<StoredStatus, StoreError> {
+    let midnight = Timestamp::from_millis(now.millis().div_euclid(DAY) * DAY);
+    let last_cycle = store.cycles(1)?.into_iter().next().map(|row| CycleView {
+        at: row.at,
+        took: row.took,
+        actions: row.actions,
+        submitted: row.submitted,
+        trouble: row.trouble,
+    });
+    Ok(StoredStatus {
+        last_cycle,
+        leader: store.leader()?,
+        rejected: store.counters()?.documents_rejected,
+        spent_today: store.node_time_since(midnight)?,
+    })
+}
+
+/// Returns the snapshot that a cycle would plan from now. Queries the cluster; changes nothing.
+///
+/// # Errors
+/// If the store or the cluster does not answer.
+pub fn observe_now(
+    store: &Store,
+    backend: &dyn Backend,
+    settings: &Settings,
+    now: Timestamp,
+) -> Result<Snapshot, ObserveError> {
+    let mut nodes = backend.snapshot()?;
+    nodes.sort_by(|a, b| a.node.name.cmp(&b.node.name));
+    nodes.dedup_by(|a, b| a.node.name == b.node.name);
+    mark_recovery::restore_marks(store, backend, None, &mut nodes)?;
+    let runs = store.active_runs()?;
+    mark_unknown_jobs(&runs, &mut nodes);
+    let ids: Vec<RunId> = runs.iter().map(|stored| stored.run.id).collect();
+    let polled = if ids.is_empty() { Vec::new() } else { backend.poll(&ids)? };
+    let polled: BTreeMap<RunId, PolledJob> = ids.into_iter().zip(polled).collect();
+    let by = PlanInputs { caps: backend.caps(), policy: (*settings.policy).clone(), tests: settings.tests.to_vec() };
+    Ok(assemble(store, by, nodes, &polled, now)?.0)
+}
+
+/// Why there is no fresh snapshot.
+#[derive(Debug, thiserror::Error)]
+pub enum ObserveError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+}
+
+struct PlanInputs {
+    caps: Capabilities,
+    policy: Policy,
+    tests: Vec<TestPolicy>,
+}
+
+type UnlistedNodes = BTreeMap<NodeName, StoredNode>;
+
+fn assemble(
+    store: &Store,
+    by: PlanInputs,
+    seen: Vec<ObservedNode>,
+    polled: &BTreeMap<RunId, PolledJob>,
+    now: Timestamp,
+) -> Result<(Snapshot, UnlistedNodes), StoreError> {
+    let mut stored = store.load_nodes()?;
+    let never = TestRecords::untested(by.tests.len());
+    let failed = job_failures::stored(store, by.policy.user_work.window, now)?;
+    let records = seen.into_iter().map(|seen| {
+        let (known, failed) = (stored.remove(&seen.node.name), failed.get(&seen.node.name).cloned());
+        node_record(&by.tests, &never, seen, known, failed)
+    });
+    let nodes = records.collect();
+    let runs = store.active_runs()?;
+    let midnight = Timestamp::from_millis(now.millis().div_euclid(DAY) * DAY);
+    let snapshot = Snapshot {
+        at: now,
+        nodes,
+        runs: active_runs(&runs, polled, &BTreeMap::new()),
+        cases: store.cases(now.minus(by.policy.repair.memory))?,
+        recent: RecentActions { taken_out: store.nodes_taken_out_since(now.minus(Span::hours(1)))? },
+        spent: store.node_time_since(midnight)?,
+        breaker: store.breaker()?,
+        pauses: store.pauses(now)?,
+        commands: store.open_commands()?,
+        trials: Vec::new(),
+        silence_reported: store.agent_silence_reported()?,
+        capabilities: by.caps,
+        policy: by.policy.into(),
+        tests: by.tests.into(),
+    };
+    Ok((snapshot, stored))
+}
+
+/// A node that the store knows and the cluster no longer lists.
+fn unlisted_node(name: NodeName) -> ObservedNode {
+    from_store(name, "gone", "the cluster no longer lists it")
+}
+
+/// A node that the store knows, before the first observation of the cluster.
+fn not_observed(name: NodeName) -> ObservedNode {
+    from_store(name, "unknown", "the cluster has not been observed yet")
+}
+
+/// A node that only the store knows. The pool is a placeholder.
+fn from_store(name: NodeName, pool: &str, why: &str) -> ObservedNode {
+    let node = Node {
+        name,
+        pool: PoolName::new(pool).expect("a plain word is a pool name"),
+        occupancy: Occupancy::Unknown { why: why.into() },
+        marks: Marks::default(),
+        hardware: None,
+        sku: None,
+        apart: None,
+    };
+    ObservedNode { node: node.into(), agent_last_seen: None, jobs: Vec::new() }
+}
+
+fn latest_entry(row: LatestRow) -> (TestId, LatestResult) {
+    let LatestRow { node: _, test, at, verdict, reason, run, conclusive, misses } = row;
+    (test, LatestResult { at, verdict, reason, run, conclusive, misses })
+}

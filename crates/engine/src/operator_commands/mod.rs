@@ -1,0 +1,471 @@
+//! Operator commands: what a command would do, in words, and how it is recorded. The CLI and the API share this module,
+//! so that a command means the same in both.
+//!
+//! Preparing a command reads the facts and changes nothing; the prepared command is then executed or discarded.
+//! Executing it writes to the store, and the controller acts on it in its next cycles.
+
+mod nodes;
+
+use doctor_checks::Catalogue;
+use doctor_core::{
+    hostlist::{self, Selector},
+    ids::{NodeName, PoolName, TestId},
+    lifecycle::NodeState,
+    node::Hold,
+    snapshot::{CommandKind, Pause},
+    time::{Span, Timestamp},
+    view::{self, BreakerState, Facts, StoredStatus, format_time},
+};
+use doctor_store::{ApiCall, OperatorCommands, Store, StoreError};
+
+/// A command of an operator.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OperatorCommand {
+    /// Runs tests before anything that is merely due. No tests: all routine tests.
+    Test {
+        nodes: Vec<Selector>,
+        tests: Vec<TestId>,
+    },
+    /// One run over all these nodes, with fault localisation if it fails. No test: `collective`.
+    MultiNodeTest {
+        nodes: Vec<Selector>,
+        test: Option<String>,
+    },
+    /// No tests, no repairs.
+    Hold {
+        nodes: Vec<Selector>,
+        until: Option<Timestamp>,
+    },
+    /// Ends a hold. A node that was out of service is tested before users get it.
+    Release {
+        nodes: Vec<Selector>,
+    },
+    /// Takes nodes out of service by an operator's decision, and examines them.
+    Quarantine {
+        nodes: Vec<Selector>,
+        evict: bool,
+    },
+    /// No validation starts.
+    Pause {
+        pool: Option<PoolName>,
+        length: Option<Span>,
+    },
+    Resume {
+        pool: Option<PoolName>,
+    },
+    /// Allows nodes to be taken out again.
+    CloseBreaker,
+}
+
+/// A command that cannot be executed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CommandError {
+    #[error("no {what} `{name}`")]
+    Unknown { what: &'static str, name: String, known: String },
+    #[error("{0}")]
+    Usage(String),
+}
+
+/// What a command would do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PreparedCommand {
+    /// One sentence in the future tense.
+    pub plan: String,
+    /// One line for each change.
+    pub changes: Vec<String>,
+    /// One sentence in the past tense.
+    pub done: String,
+    /// What to do next.
+    pub next: String,
+    /// The nodes that it affects; none if it is not about nodes.
+    pub nodes: Vec<NodeName>,
+    writes: Vec<StoreWrite>,
+    /// Preconditions: if one no longer holds, the command is not executed.
+    preconditions: Vec<Precondition>,
+}
+
+/// A precondition recorded when a command was prepared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Precondition {
+    Node { node: NodeName, life: NodeState, hold: Option<Hold> },
+    Pause { pool: Option<PoolName>, pause: Option<Pause> },
+}
+
+impl Precondition {
+    fn check(&self, orders: &mut OperatorCommands<'_, '_>, at: Timestamp) -> Result<(), StoreError> {
+        let (still, what) = match self {
+            Self::Node { node, life, hold } => {
+                let (now_life, now_hold) = orders.state_and_hold(node)?;
+                (now_life == *life && now_hold == *hold, node.to_string())
+            }
+            Self::Pause { pool, pause } => {
+                let now = orders.pause_of(pool.as_ref())?.filter(|pause| pause.until.is_none_or(|until| at < until));
+                (now == *pause, format!("the pause {}", scope_text(pool.as_ref())))
+            }
+        };
+        if still { Ok(()) } else { Err(StoreError::StateChanged { what }) }
+    }
+}
+
+/// The operator, the reason and the time of a command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommandOrigin {
+    pub by: String,
+    pub why: String,
+    pub at: Timestamp,
+}
+
+/// One change to the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum StoreWrite {
+    Request(CommandKind),
+    Hold { node: NodeName, until: Option<Timestamp> },
+    Unhold(NodeName),
+    Pause { pool: Option<PoolName>, until: Option<Timestamp> },
+    Resume(Option<PoolName>),
+    CloseBreaker,
+}
+
+impl OperatorCommand {
+    /// Returns whether preparing the command requires the catalogue of tests.
+    pub const fn needs_catalogue(&self) -> bool {
+        matches!(self, Self::Test { .. } | Self::MultiNodeTest { .. })
+    }
+
+    /// Returns what the command would do at `facts.now`.
+    ///
+    /// # Errors
+    /// If it names something unknown, or contradicts itself.
+    pub fn prepare(&self, facts: &Facts, catalogue: &Catalogue) -> Result<PreparedCommand, CommandError> {
+        match self {
+            Self::Test { nodes, tests } => nodes::test(facts, catalogue, nodes, tests),
+            Self::MultiNodeTest { nodes, test } => nodes::multi_node_test(facts, catalogue, nodes, test.as_deref()),
+            Self::Hold { nodes, until } => nodes::hold(facts, nodes, *until),
+            Self::Release { nodes } => nodes::release(facts, nodes),
+            Self::Quarantine { nodes, evict } => nodes::quarantine(facts, nodes, *evict),
+            Self::Pause { pool, length } => Ok(pause(facts, pool.as_ref(), *length)),
+            Self::Resume { pool } => resume(facts, pool.as_ref()),
+            Self::CloseBreaker => Ok(close_breaker(facts)),
+        }
+    }
+}
+
+impl PreparedCommand {
+    /// Records the command for the controller, all of it or nothing.
+    ///
+    /// # Errors
+    /// If the store fails, or a precondition no longer holds ([`StoreError::Changed`]).
+    pub fn execute(&self, store: &Store, signed: &CommandOrigin) -> Result<(), StoreError> {
+        self.write(store, signed, None)
+    }
+
+    /// Like [`Self::carry_out`], and records the API call.
+    ///
+    /// # Errors
+    /// As [`Self::carry_out`].
+    pub fn execute_for_call(&self, call: &ApiCall, store: &Store, signed: &CommandOrigin) -> Result<(), StoreError> {
+        self.write(store, signed, Some(call))
+    }
+
+    fn write(&self, store: &Store, signed: &CommandOrigin, call: Option<&ApiCall>) -> Result<(), StoreError> {
+        store.operator_transaction(|orders| {
+            for rests in &self.preconditions {
+                rests.check(orders, signed.at)?;
+            }
+            for write in &self.writes {
+                write.apply(orders, signed)?;
+            }
+            call.map_or(Ok(()), |call| orders.record_call(call, signed.at))
+        })
+    }
+}
+
+impl StoreWrite {
+    fn apply(&self, orders: &mut OperatorCommands<'_, '_>, signed: &CommandOrigin) -> Result<(), StoreError> {
+        let CommandOrigin { by, why, at } = signed;
+        match self {
+            Self::Request(asked) => orders.add_command(asked, by, why, *at).map(drop),
+            Self::Hold { node, until } => {
+                orders.hold(node, &Hold { by: by.clone(), why: why.clone(), since: *at, until: *until })
+            }
+            Self::Unhold(node) => orders.unhold(node, by, why, *at),
+            Self::Pause { pool, until } => {
+                let (by, why, pool) = (by.clone(), why.clone(), pool.clone());
+                orders.pause(&Pause { pool, by, why, since: *at, until: *until })
+            }
+            Self::Resume(pool) => orders.resume(pool.as_ref(), by, why, *at),
+            Self::CloseBreaker => orders.close_breaker(by, why, *at),
+        }
+    }
+}
+
+/// Returns the nodes that these selectors match. An unknown name is an error, not an empty result.
+///
+/// # Errors
+/// With the first selector that matches nothing, and some of the known names.
+pub fn select_nodes(facts: &Facts, selectors: &[Selector]) -> Result<Vec<NodeName>, CommandError> {
+    let unknown = |name: String| {
+        let mut names = facts.select(&[]);
+        let more = names.len().saturating_sub(1000);
+        names.truncate(1000);
+        let known = match (names.is_empty(), more) {
+            (true, _) => "none; the controller has not observed the cluster yet".to_owned(),
+            (_, 0) => hostlist::fold(&names),
+            (..) => format!("{} and {more} more", hostlist::fold(&names)),
+        };
+        CommandError::Unknown { what: "node", name, known }
+    };
+    for selector in selectors {
+        match selector {
+            Selector::Names(names) => {
+                if let Some(name) = names.iter().find(|name| facts.node(name).is_none()) {
+                    return Err(unknown(name.to_string()));
+                }
+            }
+            other if facts.select(std::slice::from_ref(other)).is_empty() => return Err(unknown(other.to_string())),
+            _ => {}
+        }
+    }
+    Ok(facts.select(selectors))
+}
+
+/// Parses a duration from now, or a time in the future.
+///
+/// # Errors
+/// If it is neither, or in the past.
+pub fn parse_deadline(text: &str, now: Timestamp) -> Result<Timestamp, CommandError> {
+    let at = text.parse::<Span>().map(|span| now.plus(span)).or_else(|_| text.parse::<Timestamp>());
+    let short: String = text.chars().take(64).collect();
+    match at {
+        Ok(at) if at > now => Ok(at),
+        Ok(at) => {
+            Err(CommandError::Usage(format!("`{short}` is {} UTC, in the past: give a later time", format_time(at))))
+        }
+        Err(_) => Err(CommandError::Usage(format!(
+            "`{short}` is neither a duration such as \"4h\" nor a time such as \"2026-11-15T08:00:00Z\""
+        ))),
+    }
+}
+
+fn scope_text(pool: Option<&PoolName>) -> String {
+    pool.map_or_else(|| "everywhere".to_owned(), |pool| format!("in pool {pool}"))
+}
+
+fn pause(facts: &Facts, pool: Option<&PoolName>, length: Option<Span>) -> PreparedCommand {
+    let until = length.map(|length| facts.now.plus(length));
+    let how_long =
+        until.map_or_else(|| "until resumed".to_owned(), |until| format!("until {} UTC", format_time(until)));
+    // A duration instead of a time: the operator confirms this text, and needs a while to read it.
+    let length = length.map_or_else(|| "until resumed".to_owned(), |length| format!("for {length}"));
+    let rests_on = vec![pause_precondition(facts, pool)];
+    let before = paused(facts, pool)
+        .map_or_else(String::new, |pause| format!(", replacing the pause by {} ({})", pause.by, pause.why));
+    let place = scope_text(pool);
+    let of_pool = pool.map_or_else(String::new, |pool| format!(" --pool {pool}"));
+    PreparedCommand {
+        plan: format!("Would pause validation {place} {how_long}."),
+        changes: vec![format!("validation {place}: paused {length}{before}")],
+        done: format!("Paused {place} {how_long}."),
+        next: format!("`doctor resume{of_pool} --why …` ends the pause"),
+        nodes: Vec::new(),
+        writes: vec![StoreWrite::Pause { pool: pool.cloned(), until }],
+        preconditions: rests_on,
+    }
+}
+
+fn paused<'a>(facts: &'a Facts, pool: Option<&PoolName>) -> Option<&'a Pause> {
+    facts.snapshot.pauses.iter().find(|pause| pause.pool.as_ref() == pool)
+}
+
+fn pause_precondition(facts: &Facts, pool: Option<&PoolName>) -> Precondition {
+    Precondition::Pause { pool: pool.cloned(), pause: paused(facts, pool).cloned() }
+}
+
+fn resume(facts: &Facts, pool: Option<&PoolName>) -> Result<PreparedCommand, CommandError> {
+    let pauses = &facts.snapshot.pauses;
+    let name = scope_text(pool);
+    let ended = paused(facts, pool).map(|pause| format!("pause {name} by {} ends: {}", pause.by, pause.why));
+    let Some(ended) = ended else {
+        let others: Vec<String> = pauses.iter().map(|pause| scope_text(pause.pool.as_ref())).collect();
+        let known = match others.is_empty() {
+            true => "nothing is paused".to_owned(),
+            false => format!("paused: {}", others.join(", ")),
+        };
+        return Err(CommandError::Unknown { what: "pause", name, known });
+    };
+    Ok(PreparedCommand {
+        plan: format!("Would resume validation {name}."),
+        changes: vec![ended],
+        done: format!("Resumed {name}."),
+        next: "`doctor status` shows what starts".to_owned(),
+        nodes: Vec::new(),
+        writes: vec![StoreWrite::Resume(pool.cloned())],
+        preconditions: vec![pause_precondition(facts, pool)],
+    })
+}
+
+fn close_breaker(facts: &Facts) -> PreparedCommand {
+    let view = view::status(facts, &StoredStatus::default()).breaker;
+    let now = match view.state {
+        BreakerState::Open => {
+            format!("open -> closed; reason it opened: {}", view.why.as_deref().unwrap_or("not recorded"))
+        }
+        BreakerState::Closed => "already closed; nodes taken out so far no longer count".to_owned(),
+    };
+    PreparedCommand {
+        plan: "Would close the breaker: nodes may be taken out again.".to_owned(),
+        changes: vec![format!("breaker: {now}")],
+        done: "Closed the breaker.".to_owned(),
+        next: "`doctor status` shows the nodes that are taken out".to_owned(),
+        nodes: Vec::new(),
+        writes: vec![StoreWrite::CloseBreaker],
+        preconditions: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use doctor_core::{
+        node::{Marks, Occupancy},
+        policy::Policy,
+        profile::Profiles,
+    };
+
+    use super::*;
+    use crate::{
+        cluster_state,
+        settings::Settings,
+        snapshot::{ClusterStateRow, ObservedCluster},
+    };
+
+    #[test]
+    fn until_takes_a_length_or_a_moment_ahead() {
+        let now: Timestamp = "2026-11-15T08:00:00Z".parse().unwrap();
+        assert_eq!(parse_deadline("4h", now).unwrap(), now.plus(Span::hours(4)));
+        assert_eq!(parse_deadline("2026-11-16T08:00:00Z", now).unwrap(), now.plus(Span::days(1)));
+        for text in ["yesterday", "2026-11-14T08:00:00Z", "0s", ""] {
+            assert!(parse_deadline(text, now).is_err(), "{text}");
+        }
+    }
+
+    const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
+
+    fn name(text: &str) -> NodeName {
+        NodeName::new(text).unwrap()
+    }
+
+    /// A cluster with `here` and `held`, which had `gone`.
+    fn store() -> (Store, Settings) {
+        let store = Store::open_in_memory().unwrap();
+        let settings = Settings::new(Policy::built_in(), Catalogue::built_in(), Profiles::default()).unwrap();
+        for node in ["here", "held", "gone"] {
+            let why = "known".to_owned();
+            store.hold(&name(node), &Hold { by: "eve".to_owned(), why, since: NOW, until: None }).unwrap();
+        }
+        for node in ["here", "gone"] {
+            store.unhold(&name(node), "eve", "over", NOW).unwrap();
+        }
+        (store, settings)
+    }
+
+    fn facts(store: &Store, settings: &Settings) -> Facts {
+        let row = |node: &str| ClusterStateRow {
+            node: name(node),
+            pool: PoolName::new("gpu").unwrap(),
+            occupancy: Occupancy::Free,
+            marks: Marks::default(),
+            sku: None,
+            heard: None,
+        };
+        let cluster =
+            ObservedCluster { nodes: vec![row("held"), row("here")], ..ObservedCluster::unobserved(settings) };
+        cluster_state::facts(store, Some(NOW), cluster, NOW).unwrap()
+    }
+
+    #[test]
+    fn before_the_cluster_was_observed_no_node_counts_as_gone() {
+        let (store, settings) = store();
+        let facts = cluster_state::facts(&store, None, ObservedCluster::unobserved(&settings), NOW).unwrap();
+        assert!(facts.gone.is_empty(), "{:?}", facts.gone);
+        let here = facts.snapshot.nodes.iter().find(|record| record.node.name.as_str() == "here").unwrap();
+        assert!(matches!(here.node.occupancy, Occupancy::Unknown { .. }), "{here:?}");
+        let order = OperatorCommand::Quarantine { nodes: vec!["here".parse::<Selector>().unwrap()], evict: false };
+        let prepared = order.prepare(&facts, &settings.catalogue).unwrap();
+        assert!(prepared.writes.iter().any(|write| matches!(write, StoreWrite::Request(_))), "{prepared:?}");
+    }
+
+    #[test]
+    fn each_node_is_told_with_what_is_in_the_way_there() {
+        let (store, settings) = store();
+        let facts = facts(&store, &settings);
+        let all = || vec!["gone,held,here".parse::<Selector>().unwrap()];
+        let memory = TestId::new("memory").unwrap();
+        for (order, lines, requests) in [
+            (
+                OperatorCommand::Hold { nodes: all(), until: None },
+                ["gone from the cluster; held if it returns", "already held by eve (known)", "in-service -> held"],
+                0,
+            ),
+            (
+                OperatorCommand::Test { nodes: all(), tests: vec![memory] },
+                ["gone from the cluster; not tested", "memory, after the hold ends: held by eve (known)", "memory"],
+                2,
+            ),
+            (
+                OperatorCommand::Quarantine { nodes: all(), evict: false },
+                ["gone from the cluster; nothing changes", "held by eve (known); after", "in-service -> quarantined"],
+                2,
+            ),
+            (
+                OperatorCommand::Release { nodes: all() },
+                ["gone from the cluster; nothing changes", "the hold ends", "in-service; nothing changes"],
+                2,
+            ),
+        ] {
+            let prepared = order.prepare(&facts, &settings.catalogue).unwrap();
+            assert_eq!(prepared.nodes, ["gone", "held", "here"].map(name), "{order:?}");
+            for (line, part) in prepared.changes.iter().zip(lines) {
+                assert!(line.contains(part), "{line}: {part}");
+            }
+            let asked = prepared.writes.iter().filter(|write| matches!(write, StoreWrite::Request(_))).count();
+            assert_eq!(asked, requests, "{prepared:?}");
+        }
+        let gone = || vec!["gone".parse::<Selector>().unwrap()];
+        for order in [
+            OperatorCommand::Test { nodes: gone(), tests: Vec::new() },
+            OperatorCommand::Quarantine { nodes: gone(), evict: true },
+            OperatorCommand::Release { nodes: gone() },
+        ] {
+            let refused = order.prepare(&facts, &settings.catalogue).unwrap_err().to_string();
+            assert!(refused.contains("no longer lists gone"), "{order:?}: {refused}");
+        }
+    }
+
+    #[test]
+    fn what_rests_on_something_that_has_changed_is_not_carried_out() {
+        let (store, settings) = store();
+        let signed = CommandOrigin { by: "ann".to_owned(), why: "fan".to_owned(), at: NOW };
+        let nodes = || vec!["held,here".parse::<Selector>().unwrap()];
+        let order = OperatorCommand::Hold { nodes: nodes(), until: None };
+        let planned = order.prepare(&facts(&store, &settings), &settings.catalogue).unwrap();
+        let hold = Hold { by: "bob".to_owned(), why: "noise".to_owned(), since: NOW, until: None };
+        store.hold(&name("here"), &hold).unwrap();
+        let lines = store.audit(100, None).unwrap().len();
+        let changed = planned.execute(&store, &signed).unwrap_err();
+        assert!(matches!(&changed, StoreError::StateChanged { what } if what == "here"), "{changed}");
+        assert_eq!(store.audit(100, None).unwrap().len(), lines, "nothing was changed");
+        let now = order.prepare(&facts(&store, &settings), &settings.catalogue).unwrap();
+        assert!(now.changes[1].contains("already held by bob (noise)"), "{now:?}");
+        now.execute(&store, &signed).unwrap();
+
+        let pause = OperatorCommand::Pause { pool: None, length: Some(Span::hours(1)) };
+        let planned = pause.prepare(&facts(&store, &settings), &settings.catalogue).unwrap();
+        planned.execute(&store, &signed).unwrap();
+        assert!(
+            matches!(planned.execute(&store, &signed), Err(StoreError::StateChanged { .. })),
+            "it is paused by now"
+        );
+        let again = pause.prepare(&facts(&store, &settings), &settings.catalogue).unwrap();
+        assert!(again.changes[0].contains("replacing the pause by ann (fan)"), "{again:?}");
+    }
+}

@@ -1,0 +1,291 @@
+//! Commands about nodes: test, hold, release, quarantine. Each is described node by node, with what prevents it there:
+//! a hold, a repair, or that the cluster no longer lists the node.
+
+use doctor_checks::Catalogue;
+use doctor_core::{
+    finding::Evidence,
+    hostlist::{self, Selector},
+    ids::{NodeName, TestId},
+    lifecycle::NodeState,
+    plan::MAX_TEST_NODES,
+    run::NonEmpty,
+    snapshot::{CommandKind, NodeRecord},
+    time::Timestamp,
+    view::{Facts, format_time, plural},
+};
+
+use super::{CommandError, Precondition, PreparedCommand, StoreWrite, select_nodes};
+
+/// The selected nodes and their records.
+struct SelectedNodes<'a> {
+    facts: &'a Facts,
+    nodes: Vec<(&'a NodeRecord, bool)>,
+}
+
+/// The effect of a command on one node: in words, and as changes to the store.
+struct NodeOutcome {
+    text: String,
+    writes: Vec<StoreWrite>,
+}
+
+impl NodeOutcome {
+    const fn unchanged(words: String) -> Self {
+        Self { text: words, writes: Vec::new() }
+    }
+}
+
+const UNLISTED_TEXT: &str = "gone from the cluster";
+
+impl<'a> SelectedNodes<'a> {
+    fn select(facts: &'a Facts, selectors: &[Selector]) -> Result<Self, CommandError> {
+        if selectors.is_empty() {
+            return Err(CommandError::Usage(
+                "no nodes given; accepted: node[01-64], pool=NAME, life=STATE, or a name with `*`".to_owned(),
+            ));
+        }
+        let nodes = select_nodes(facts, selectors)?;
+        Ok(Self { facts, nodes: nodes.iter().filter_map(|name| facts.node(name)).collect() })
+    }
+
+    fn node_names(&self) -> Vec<NodeName> {
+        self.nodes.iter().map(|(record, _)| record.node.name.clone()).collect()
+    }
+
+    fn folded_names(&self) -> String {
+        hostlist::fold(&self.node_names())
+    }
+
+    fn count_text(&self) -> String {
+        plural(self.nodes.len(), "node")
+    }
+
+    /// Returns a node name for an example.
+    fn example_name(&self) -> &str {
+        self.nodes.first().map_or("NODE", |(record, _)| record.node.name.as_str())
+    }
+
+    /// Returns who holds a node now, and why.
+    fn hold_text(&self, record: &NodeRecord) -> Option<String> {
+        record.hold_at(self.facts.now).map(|hold| format!("held by {} ({})", hold.by, hold.why))
+    }
+
+    /// Collects the effect on each node. An error if there is none and the cluster lists none of the nodes.
+    fn describe_each(
+        &self,
+        fate: impl Fn(&NodeRecord, bool) -> NodeOutcome,
+    ) -> Result<(Vec<String>, Vec<StoreWrite>), CommandError> {
+        let (mut changes, mut writes) = (Vec::with_capacity(self.nodes.len()), Vec::new());
+        for (record, here) in &self.nodes {
+            let fate = fate(record, *here);
+            changes.push(format!("{}: {}", record.node.name, fate.text));
+            writes.extend(fate.writes);
+        }
+        if writes.is_empty() && !self.nodes.iter().any(|(_, here)| *here) {
+            return Err(CommandError::Usage(format!("the cluster no longer lists {}", self.folded_names())));
+        }
+        Ok((changes, writes))
+    }
+
+    /// Returns the preconditions of the command.
+    fn preconditions(&self) -> Vec<Precondition> {
+        let rests = |(record, _): &(&NodeRecord, bool)| Precondition::Node {
+            node: record.node.name.clone(),
+            life: record.state.clone(),
+            hold: record.hold.clone(),
+        };
+        self.nodes.iter().map(rests).collect()
+    }
+}
+
+pub(super) fn test(
+    facts: &Facts,
+    catalogue: &Catalogue,
+    selectors: &[Selector],
+    tests: &[TestId],
+) -> Result<PreparedCommand, CommandError> {
+    let meant = SelectedNodes::select(facts, selectors)?;
+    let known = &facts.snapshot.tests;
+    let wanted = catalogue.expand(tests);
+    if let Some(several) = known.iter().find(|test| test.together && tests.contains(&test.id)) {
+        let text = format!("{} runs on several nodes at once: doctor test --nodes A,B,… {}", several.id, several.id);
+        return Err(CommandError::Usage(text));
+    }
+    if let Some(unknown) = wanted.iter().find(|id| known.iter().all(|test| test.id != **id)) {
+        let suites = catalogue.suites().keys().map(TestId::as_str);
+        let known = known.iter().map(|test| test.id.as_str()).chain(suites).collect::<Vec<_>>().join(", ");
+        return Err(CommandError::Unknown { what: "test or suite", name: unknown.to_string(), known });
+    }
+    let which = match wanted.as_slice() {
+        [] => "all routine tests".to_owned(),
+        some => some.iter().map(TestId::as_str).collect::<Vec<_>>().join(", "),
+    };
+    let (changes, writes) = meant.describe_each(|record, here| {
+        let words = match (meant.hold_text(record), &record.state) {
+            _ if !here => return NodeOutcome::unchanged(format!("{UNLISTED_TEXT}; not tested")),
+            (Some(held), _) => format!("{which}, after the hold ends: {held}"),
+            (None, NodeState::Repairing { .. }) => format!("{which}, after its repair"),
+            (None, _) => which.clone(),
+        };
+        let asked = CommandKind::Test { node: record.node.name.clone(), tests: wanted.clone() };
+        NodeOutcome { text: words, writes: vec![StoreWrite::Request(asked)] }
+    })?;
+    Ok(PreparedCommand {
+        plan: format!("Would request {which} on {} ({}).", meant.count_text(), meant.folded_names()),
+        changes,
+        done: format!("Requested {which} on {}.", plural(writes.len(), "node")),
+        next: format!("`doctor why {}` shows when it runs", meant.example_name()),
+        writes,
+        preconditions: meant.preconditions(),
+        nodes: meant.node_names(),
+    })
+}
+
+/// Prepares one run over several nodes, with fault localisation if it fails.
+pub(super) fn multi_node_test(
+    facts: &Facts,
+    catalogue: &Catalogue,
+    selectors: &[Selector],
+    name: Option<&str>,
+) -> Result<PreparedCommand, CommandError> {
+    let meant = SelectedNodes::select(facts, selectors)?;
+    let several: Vec<&TestId> = facts.snapshot.tests.iter().filter(|test| test.together).map(|test| &test.id).collect();
+    let name = name.unwrap_or("collective");
+    let is_meant = |id: &TestId| id.as_str() == name || catalogue.base_test(id).is_some_and(|of| of.as_str() == name);
+    let Some(test) = several.iter().find(|id| is_meant(id)) else {
+        let known = several.iter().map(|id| id.as_str()).collect::<Vec<_>>().join(", ");
+        return Err(CommandError::Unknown { what: "test over several nodes", name: name.to_owned(), known });
+    };
+    let Some(nodes) = NonEmpty::new(meant.node_names()).filter(|nodes| nodes.len() > 1) else {
+        let text = format!("{test} needs at least two nodes; `--nodes` names {}", meant.count_text());
+        return Err(CommandError::Usage(text));
+    };
+    if nodes.len() > MAX_TEST_NODES {
+        return Err(CommandError::Usage(format!(
+            "`--nodes` names {}; the limit is {MAX_TEST_NODES}",
+            meant.count_text()
+        )));
+    }
+    if let Some((gone, _)) = meant.nodes.iter().find(|(_, here)| !here) {
+        let text = format!("{} is {UNLISTED_TEXT}; {test} needs all of its nodes", gone.node.name);
+        return Err(CommandError::Usage(text));
+    }
+    let mut changes = vec![format!("{}: {test}, one run", meant.folded_names())];
+    changes.extend(meant.nodes.iter().filter_map(|(record, _)| {
+        let held = meant.hold_text(record)?;
+        Some(format!("{}: {held}; the run waits until the hold ends", record.node.name))
+    }));
+    Ok(PreparedCommand {
+        plan: format!("Would request one run of {test} over {} ({}).", meant.count_text(), meant.folded_names()),
+        changes,
+        done: format!("Requested one run of {test} over {}.", meant.count_text()),
+        next: "`doctor audit` shows each trial and its result".to_owned(),
+        writes: vec![StoreWrite::Request(CommandKind::Together { nodes, test: (*test).clone(), trials: Vec::new() })],
+        preconditions: meant.preconditions(),
+        nodes: meant.node_names(),
+    })
+}
+
+pub(super) fn hold(
+    facts: &Facts,
+    selectors: &[Selector],
+    until: Option<Timestamp>,
+) -> Result<PreparedCommand, CommandError> {
+    let meant = SelectedNodes::select(facts, selectors)?;
+    let how_long =
+        until.map_or_else(|| "until released".to_owned(), |until| format!("until {} UTC", format_time(until)));
+    let (changes, writes) = meant.describe_each(|record, here| {
+        let words = match (meant.hold_text(record), here) {
+            (Some(held), _) => format!("already {held}; this hold replaces it"),
+            (None, false) => format!("{UNLISTED_TEXT}; held if it returns"),
+            (None, true) => format!("{} -> held", record.state.as_str()),
+        };
+        NodeOutcome { text: words, writes: vec![StoreWrite::Hold { node: record.node.name.clone(), until }] }
+    })?;
+    Ok(PreparedCommand {
+        plan: format!("Would hold {} ({}) {how_long}: no tests, no repairs.", meant.count_text(), meant.folded_names()),
+        changes,
+        done: format!("Held {} {how_long}.", meant.count_text()),
+        next: format!("`doctor release {} --why …` when it is ready", meant.example_name()),
+        writes,
+        preconditions: meant.preconditions(),
+        nodes: meant.node_names(),
+    })
+}
+
+pub(super) fn release(facts: &Facts, selectors: &[Selector]) -> Result<PreparedCommand, CommandError> {
+    let meant = SelectedNodes::select(facts, selectors)?;
+    let (changes, writes) = meant.describe_each(|record, here| {
+        let name = &record.node.name;
+        let end = record.hold.as_ref().map(|_| StoreWrite::Unhold(name.clone()));
+        let held = meant.hold_text(record).unwrap_or_else(|| record.state.as_str().to_owned());
+        if !here {
+            let after = if end.is_some() { "the hold ends" } else { "nothing changes" };
+            return NodeOutcome {
+                text: format!("{held}; {UNLISTED_TEXT}; {after}"),
+                writes: end.into_iter().collect(),
+            };
+        }
+        let after = match &record.state {
+            NodeState::InService | NodeState::Suspect if end.is_some() => "the hold ends",
+            NodeState::InService | NodeState::Suspect if has_event_findings(record) => "its events are acknowledged",
+            NodeState::InService | NodeState::Suspect => "nothing changes",
+            NodeState::Proving { .. } => "requalification is already running",
+            NodeState::Held { .. } => "the hold ends; requalified first if a case is open",
+            NodeState::Quarantined | NodeState::Repairing { .. } | NodeState::Out => {
+                "requalified, then returned to service"
+            }
+        };
+        let asked = StoreWrite::Request(CommandKind::Release { node: name.clone() });
+        NodeOutcome { text: format!("{held}; {after}"), writes: end.into_iter().chain([asked]).collect() }
+    })?;
+    Ok(PreparedCommand {
+        plan: format!("Would release {} ({}).", meant.count_text(), meant.folded_names()),
+        changes,
+        done: format!("Released {}.", meant.count_text()),
+        next: format!("`doctor why {}` shows its progress", meant.example_name()),
+        writes,
+        preconditions: meant.preconditions(),
+        nodes: meant.node_names(),
+    })
+}
+
+/// Returns whether a finding is open that rests on an event only and belongs to no case.
+fn has_event_findings(record: &NodeRecord) -> bool {
+    let event = |evidence: &Evidence| matches!(evidence, Evidence::Event { known_by: Some(_), .. });
+    record.case.is_none() && record.findings.iter().any(|open| event(&open.finding.evidence))
+}
+
+pub(super) fn quarantine(facts: &Facts, selectors: &[Selector], evict: bool) -> Result<PreparedCommand, CommandError> {
+    let meant = SelectedNodes::select(facts, selectors)?;
+    let work = if evict { "user work evicted" } else { "user work may finish" };
+    let (changes, writes) = meant.describe_each(|record, here| {
+        let then = format!("quarantined, {work}, then examined");
+        let life = record.state.as_str();
+        let words = match (meant.hold_text(record), &record.state) {
+            _ if !here => return NodeOutcome::unchanged(format!("{UNLISTED_TEXT}; nothing changes")),
+            (Some(held), _) => format!("{held}; after the hold: {then}"),
+            (None, NodeState::InService | NodeState::Suspect) => format!("{life} -> {then}"),
+            (None, NodeState::Held { .. }) => format!("{life}; after the hold: {then}"),
+            (
+                None,
+                NodeState::Quarantined | NodeState::Repairing { .. } | NodeState::Proving { .. } | NodeState::Out,
+            ) => {
+                return NodeOutcome::unchanged(format!("{life}: already out of service; nothing changes"));
+            }
+        };
+        let asked = CommandKind::Quarantine { node: record.node.name.clone(), evict };
+        NodeOutcome { text: words, writes: vec![StoreWrite::Request(asked)] }
+    })?;
+    Ok(PreparedCommand {
+        plan: format!("Would take {} out of service ({}).", meant.count_text(), meant.folded_names()),
+        changes,
+        done: format!("Requested quarantine and examination of {}.", plural(writes.len(), "node")),
+        next: format!(
+            "`doctor why {0}` shows the advice; `doctor release {0} --why …` requalifies and returns it",
+            meant.example_name()
+        ),
+        writes,
+        preconditions: meant.preconditions(),
+        nodes: meant.node_names(),
+    })
+}

@@ -1,0 +1,185 @@
+//! Reclassifies stored evidence with other rules and reports the differences. Nothing is changed.
+//!
+//! Each result is classified with what was known when it came in, so that a rule about peers or earlier results decides
+//! as it would have then.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use doctor_checks::document::Document;
+use doctor_core::{
+    classify::{BaselineNeeds, Classification},
+    finding::{Severity, Verdict},
+    ids::{NodeName, RunId, Sku, TestId},
+    observation::AcknowledgedEvents,
+    reason::ReasonCode,
+    time::{Span, Timestamp},
+};
+use doctor_store::{
+    Store, StoreError,
+    records::{HistoryFilter, HistoryRow},
+};
+use serde::Serialize;
+
+use crate::{
+    baselines::{BaselineQuery, BaselineReader},
+    ingest::{self, ClassifyContext},
+    settings::Settings,
+};
+
+/// How far before the first result earlier ones are loaded, if rules refer to them.
+const LOOKBACK: Span = Span::days(30);
+
+/// Selects the results to reclassify.
+#[derive(Debug, Clone)]
+pub struct Scope {
+    /// None: all.
+    pub nodes: Option<BTreeSet<NodeName>>,
+    pub since: Timestamp,
+    /// The type of each machine, as of the last observation.
+    pub types: BTreeMap<NodeName, Sku>,
+}
+
+/// The result of a reclassification.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Reclassification {
+    /// Results that were reclassified.
+    pub judged: u64,
+    /// Of those, how many keep their verdict, reason and severity.
+    pub same: u64,
+    /// Newest first.
+    pub differs: Vec<Difference>,
+    /// Results that could not be reclassified, by reason.
+    pub passed_over: BTreeMap<&'static str, u64>,
+}
+
+/// One result that would change.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Difference {
+    pub node: NodeName,
+    pub test: TestId,
+    pub at: Timestamp,
+    pub run: RunId,
+    pub old: ReclassifiedResult,
+    pub new: ReclassifiedResult,
+    /// The evidence for the new verdict, for people.
+    pub text: String,
+}
+
+/// A verdict with its reason and severity.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ReclassifiedResult {
+    pub verdict: Verdict,
+    pub reason: ReasonCode,
+    pub severity: Option<Severity>,
+}
+
+impl ReclassifiedResult {
+    fn from_judgement(judgement: &Classification) -> Self {
+        let severity = judgement.findings.iter().map(|finding| finding.severity).max();
+        Self { verdict: judgement.verdict, reason: judgement.reason.clone(), severity }
+    }
+}
+
+/// Reclassifies with these settings.
+///
+/// # Errors
+/// If the store cannot be read.
+pub fn reclassify(store: &Store, settings: &Settings, scope: &Scope) -> Result<Reclassification, StoreError> {
+    let wanted = BaselineNeeds::for_all_checks(&settings.rules);
+    let back = if wanted.is_empty() { Span::ZERO } else { LOOKBACK };
+    let since = Some(scope.since.minus(back));
+    let rows = store.history(&HistoryFilter { since, ..HistoryFilter::default() })?;
+    let mut of_type: BTreeMap<Sku, Vec<NodeName>> = BTreeMap::new();
+    for (node, sku) in &scope.types {
+        of_type.entry(sku.clone()).or_default().push(node.clone());
+    }
+    let reader = BaselineReader::new(store, settings, of_type).with_history(&rows);
+    let settled = store.acknowledged_events()?;
+    let mut judge =
+        Reclassifier { settings, scope, reader, acknowledged: settled, outcome: Reclassification::default() };
+    // One document has the results of many tests: rows of one run and node are adjacent.
+    let mut open: Option<(RunId, NodeName, Result<Document, &'static str>)> = None;
+    let in_scope =
+        |row: &&HistoryRow| row.at >= scope.since && scope.nodes.as_ref().is_none_or(|nodes| nodes.contains(&row.node));
+    for row in rows.iter().filter(in_scope) {
+        let Some(run) = row.run else {
+            judge.skip("imported");
+            continue;
+        };
+        let known = open.take().filter(|(of, node, _)| *of == run && *node == row.node);
+        let (_, _, document) = match known {
+            Some(known) => open.insert(known),
+            None => open.insert((run, row.node.clone(), stored_document(store, run, &row.node)?)),
+        };
+        match document {
+            Ok(document) => judge.add(row, run, document)?,
+            Err(why) => judge.skip(why),
+        }
+    }
+    Ok(judge.outcome)
+}
+
+fn stored_document(store: &Store, run: RunId, node: &NodeName) -> Result<Result<Document, &'static str>, StoreError> {
+    Ok(match store.evidence(run, node)? {
+        None => Err("evidence-gone"),
+        Some(row) if row.truncated => Err("evidence-cut"),
+        Some(row) => Document::parse_stored(&row.bytes).map_err(|_| "evidence-unreadable"),
+    })
+}
+
+/// A reclassification in progress.
+struct Reclassifier<'a> {
+    settings: &'a Settings,
+    scope: &'a Scope,
+    reader: BaselineReader<'a>,
+    /// Events that are acknowledged by now.
+    acknowledged: BTreeMap<NodeName, Vec<AcknowledgedEvents>>,
+    outcome: Reclassification,
+}
+
+impl Reclassifier<'_> {
+    fn skip(&mut self, why: &'static str) {
+        *self.outcome.passed_over.entry(why).or_default() += 1;
+    }
+
+    fn add(&mut self, row: &HistoryRow, run: RunId, document: &Document) -> Result<(), StoreError> {
+        let Self { settings, scope, .. } = *self;
+        let Some(evidence) = document.tests.iter().find(|evidence| evidence.test == row.test) else {
+            self.skip("no-evidence-of-this-test");
+            return Ok(());
+        };
+        if settings.catalogue.get(&row.test).is_none() {
+            self.skip("unknown-check");
+            return Ok(());
+        }
+        let sku = scope.types.get(&row.node);
+        let past = self.reader.load(BaselineQuery {
+            node: &row.node,
+            sku,
+            test: &row.test,
+            at: evidence.ended,
+            before: row.at,
+        })?;
+        let judge = |settled: &[AcknowledgedEvents]| {
+            let judgement = ingest::classify_evidence(
+                ClassifyContext { settings, sku, acknowledged: settled },
+                evidence,
+                &past,
+                document.up,
+            );
+            (ReclassifiedResult::from_judgement(&judgement), judgement.text)
+        };
+        let old = ReclassifiedResult { verdict: row.verdict, reason: row.reason.clone(), severity: row.severity };
+        let (new, text) = judge(&[]);
+        // The time of acknowledgement is not stored, so both are tried: with and without acknowledged events.
+        let settled = self.acknowledged.get(&row.node).map_or(&[][..], Vec::as_slice);
+        self.outcome.judged += 1;
+        if old == new || (!settled.is_empty() && old == judge(settled).0) {
+            self.outcome.same += 1;
+            return Ok(());
+        }
+        let (node, test, at) = (row.node.clone(), row.test.clone(), row.at);
+        self.outcome.differs.push(Difference { node, test, at, run, old, new, text });
+        Ok(())
+    }
+}

@@ -1,0 +1,124 @@
+//! Keeps the status that is published on the nodes up to date.
+//!
+//! Level-triggered: the published status of a node is compared with the desired one, so that nothing is lost with a
+//! controller and nothing is written while nothing changes. A node is compared when its data changed, and all nodes
+//! periodically, because results also become stale with time.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use doctor_backend::{Backend, RenderedStatus, StatusWriter, clock::Clock};
+use doctor_core::{
+    ids::NodeName,
+    node_status::NodeStatus,
+    policy::Mode,
+    snapshot::Snapshot,
+    time::{Span, Timestamp},
+    view::plural,
+};
+use doctor_store::{Lease, Store, StoreError};
+
+/// How often every node is compared.
+const FULL_SYNC_EVERY: Span = Span::minutes(10);
+/// Nodes written per cycle; the next cycle continues.
+const MAX_WRITES: usize = 500;
+
+#[derive(Debug, Default)]
+pub(crate) struct StatusSync {
+    changed: BTreeSet<NodeName>,
+    last_full_sync: Option<Timestamp>,
+}
+
+/// The dependencies of writing.
+pub(crate) struct SyncDeps<'a> {
+    pub(crate) backend: &'a dyn Backend,
+    pub(crate) store: &'a Store,
+    pub(crate) clock: &'a dyn Clock,
+    pub(crate) lease: &'a Lease,
+    pub(crate) workers: usize,
+}
+
+impl StatusSync {
+    /// Marks a node as changed.
+    pub(crate) fn mark_changed(&mut self, node: &NodeName) {
+        self.changed.insert(node.clone());
+    }
+
+    /// Marks all nodes as changed.
+    pub(crate) fn mark_all_changed(&mut self) {
+        self.last_full_sync = None;
+    }
+
+    /// Updates the published status. Failed writes are returned, and retried in the next cycle.
+    ///
+    /// # Errors
+    /// Only if the store fails or the lease is lost.
+    pub(crate) fn sync(&mut self, snapshot: &Snapshot, writing: &SyncDeps<'_>) -> Result<Vec<String>, StoreError> {
+        // In mode `observe`, nothing is written to nodes.
+        let board = writing.backend.status_writer().filter(|_| snapshot.policy.mode != Mode::Observe);
+        let Some(board) = board else { return Ok(Vec::new()) };
+        let all = self.last_full_sync.is_none_or(|last| snapshot.at.since(last) >= FULL_SYNC_EVERY);
+        // A status is built only if it is written in this cycle, and equal ones are shared: all of a large cluster
+        // together would use more memory than everything else.
+        let (mut work, mut rest, mut texts) = (Vec::new(), BTreeSet::new(), HashMap::new());
+        for record in &snapshot.nodes {
+            let name = &record.node.name;
+            if all || self.changed.contains(name) {
+                let wanted = RenderedStatus::new(NodeStatus::of(snapshot, record));
+                match board.status_hash(name) == Some(wanted.hash) {
+                    true => {}
+                    false if work.len() < MAX_WRITES => work.push((name.clone(), deduplicated(&mut texts, wanted))),
+                    false => drop(rest.insert(name.clone())),
+                }
+            }
+        }
+        drop(texts);
+        self.changed = rest;
+        if all {
+            self.last_full_sync = Some(snapshot.at);
+        }
+        let written = write_all(board, &work, writing);
+        match written {
+            Ok((troubles, failed)) => {
+                self.changed.extend(failed);
+                Ok(troubles)
+            }
+            Err(error) => {
+                self.changed.extend(work.into_iter().map(|(node, _)| node));
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Returns the shared copy of an equal status, or stores this one.
+fn deduplicated(texts: &mut HashMap<u64, Arc<RenderedStatus>>, wanted: RenderedStatus) -> Arc<RenderedStatus> {
+    match texts.get(&wanted.hash) {
+        Some(known) if **known == wanted => Arc::clone(known),
+        _ => {
+            let wanted = Arc::new(wanted);
+            texts.insert(wanted.hash, Arc::clone(&wanted));
+            wanted
+        }
+    }
+}
+
+/// Writes several nodes concurrently. Returns the first error with the number of other failures, and the failed nodes.
+fn write_all(
+    board: &dyn StatusWriter,
+    work: &[(NodeName, Arc<RenderedStatus>)],
+    writing: &SyncDeps<'_>,
+) -> Result<(Vec<String>, Vec<NodeName>), StoreError> {
+    // One lease check for all: a status reports facts and decides nothing.
+    if !work.is_empty() {
+        writing.store.holds_lease(writing.lease, writing.clock.now())?;
+    }
+    let failed = board.write_all(work, writing.workers);
+    let troubles = failed.first().map(|(node, error)| match failed.len() {
+        1 => format!("{node}: {error}"),
+        more => format!("{node} and {}: {error}", plural(more - 1, "other")),
+    });
+    Ok((troubles.into_iter().collect(), failed.into_iter().map(|(node, _)| node).collect()))
+}

@@ -1,0 +1,214 @@
+//! Evidence that the scheduler's hooks submit for the agent to report.
+//!
+//! Report numbers only grow, so one process assigns them: the agent, or a hook that holds the lock while no agent runs.
+//! A hook writes its evidence into a directory beside the spool and rings the bell; the lock holder picks it up.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::net::UnixDatagram,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use doctor_checks::document::{AgentReport, TestEvidence};
+use doctor_core::{node::Hardware, time::Span};
+use rustix::{fs::FlockOperation, io::Errno};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    AgentError,
+    config::Config,
+    drain_permit,
+    sender::{SendOutcome, attempt},
+    spool::Spool,
+};
+use crate::{clock::now, job::output::write_atomically};
+
+const FOLDER: &str = "handed";
+const SOCKET_FILE: &str = "bell";
+
+/// Locks the state directory. Only the holder may assign report numbers.
+pub(super) fn lock_state(state: &Path) -> Result<File, AgentError> {
+    let path = state.join("lock");
+    let failed = |source| AgentError::State { path: path.clone(), source };
+    let file = File::options().create(true).append(true).open(&path).map_err(failed)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(Errno::WOULDBLOCK) => Err(AgentError::Taken(state.to_owned())),
+        Err(error) => Err(failed(error.into())),
+    }
+}
+
+/// The evidence of one hook run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HookReport {
+    pub hardware: Hardware,
+    pub up: Option<Span>,
+    pub checks: Vec<TestEvidence>,
+}
+
+/// How submitted evidence was delivered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SubmitOutcome {
+    /// The running agent sends it.
+    ByAgent,
+    /// The controller has accepted it.
+    Sent,
+    /// It is spooled on disk.
+    Spooled,
+}
+
+impl HookReport {
+    /// Writes the evidence where the agent of this state directory finds it.
+    pub fn submit(&self, state: &Path) -> io::Result<()> {
+        let name = format!("{}-{}.json", now().millis(), std::process::id());
+        write_atomically(&state.join(FOLDER).join(name), &serde_json::to_vec(self).map_err(io::Error::from)?)
+    }
+}
+
+/// Returns all submitted evidence, the oldest first. Unreadable files are removed.
+pub(super) fn pending(state: &Path) -> Vec<(PathBuf, HookReport)> {
+    let entries = fs::read_dir(state.join(FOLDER)).into_iter().flatten().flatten();
+    let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|kind| kind == "json"));
+    paths.sort();
+    let read = |path: PathBuf| {
+        let handed = fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        if handed.is_none() {
+            let _unreadable = fs::remove_file(&path);
+        }
+        handed.map(|handed| (path, handed))
+    };
+    paths.into_iter().filter_map(read).collect()
+}
+
+/// Builds the report for submitted evidence.
+pub(super) fn report(handed: HookReport, config: &Config, number: u64) -> AgentReport {
+    AgentReport {
+        node: config.route.node.clone(),
+        hardware: handed.hardware,
+        number,
+        at: now(),
+        up: handed.up,
+        checks: handed.checks,
+        versions: config.route.versions.clone(),
+        dropped: None,
+    }
+}
+
+/// A datagram socket that wakes the running agent when evidence is submitted.
+#[derive(Debug)]
+pub(super) struct HookSocket(UnixDatagram);
+
+impl HookSocket {
+    pub(super) fn bind(state: &Path) -> io::Result<Self> {
+        let path = state.join(SOCKET_FILE);
+        // Left by an earlier agent: the lock rules out another running one.
+        let _old = fs::remove_file(&path);
+        let bell = UnixDatagram::bind(path)?;
+        bell.set_nonblocking(true)?;
+        Ok(Self(bell))
+    }
+
+    pub(super) const fn socket(&self) -> &UnixDatagram {
+        &self.0
+    }
+
+    /// Returns whether the bell rang since the last call.
+    pub(super) fn take_wakeup(&self) -> bool {
+        let mut rang = false;
+        while self.0.recv(&mut [0]).is_ok() {
+            rang = true;
+        }
+        rang
+    }
+}
+
+/// Rings the bell. Returns whether an agent is running; a full queue means that it has been rung already.
+pub fn wake_agent(state: &Path) -> bool {
+    let send = || {
+        let bell = UnixDatagram::unbound()?;
+        bell.set_nonblocking(true)?;
+        bell.send_to(&[1], state.join(SOCKET_FILE))
+    };
+    match send() {
+        Ok(_) => true,
+        Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+    }
+}
+
+/// Delivers submitted evidence if no agent runs: numbers it and sends the spool until `limit` has passed.
+///
+/// # Errors
+/// If the state directory cannot be used. An agent that has started meanwhile is no error: it picks the evidence up.
+pub fn deliver(config: &Config, limit: Duration) -> io::Result<SubmitOutcome> {
+    let until = Instant::now() + limit;
+    fs::create_dir_all(&config.state)?;
+    let _mine = match lock_state(&config.state) {
+        Ok(mine) => mine,
+        Err(AgentError::Taken(_)) => return Ok(SubmitOutcome::ByAgent),
+        Err(error) => return Err(io::Error::other(super::chain(&error))),
+    };
+    let mut spool = Spool::open(&config.state.join("spool"), config.spool_limits)?;
+    for (path, handed) in pending(&config.state) {
+        let number = spool.number();
+        spool.add(&report(handed, config, number));
+        fs::remove_file(path)?;
+    }
+    while let Some(next) = spool.next_message() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            spool.mark_retry();
+            return Ok(SubmitOutcome::Spooled);
+        }
+        let tried = attempt(&config.route, next.message(&config.route), left);
+        match tried.outcome {
+            SendOutcome::Accepted => spool.mark_accepted(&next),
+            SendOutcome::Rejected => spool.mark_rejected(&next),
+            SendOutcome::Retry(_) => {
+                spool.mark_retry();
+                return Ok(SubmitOutcome::Spooled);
+            }
+        }
+        // A lost permit is issued again; only a prolog waits for it.
+        let _kept = drain_permit::store(&config.state, tried.permit, tried.sent_at);
+    }
+    Ok(SubmitOutcome::Sent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn handed() -> HookReport {
+        HookReport { hardware: Hardware::default(), up: None, checks: Vec::new() }
+    }
+
+    #[test]
+    fn what_was_handed_in_waits_until_it_is_taken_and_half_a_file_is_nothing() {
+        let state = tempfile::tempdir().unwrap();
+        assert!(pending(state.path()).is_empty());
+        handed().submit(state.path()).unwrap();
+        fs::write(state.path().join(FOLDER).join("0-1.json"), "{\"hardware\"").unwrap();
+        let found = pending(state.path());
+        assert_eq!(found.iter().map(|(_, handed)| handed.clone()).collect::<Vec<_>>(), [handed()]);
+        assert_eq!(fs::read_dir(state.path().join(FOLDER)).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn only_a_running_agent_hears_the_bell_and_many_rings_are_one() {
+        let state = tempfile::tempdir().unwrap();
+        assert!(!wake_agent(state.path()));
+        let bell = HookSocket::bind(state.path()).unwrap();
+        assert!(!bell.take_wakeup());
+        for _ in 0..2000 {
+            assert!(wake_agent(state.path()));
+        }
+        assert!(bell.take_wakeup() && !bell.take_wakeup());
+        drop(bell);
+        assert!(!wake_agent(state.path()), "its old socket does not answer");
+        HookSocket::bind(state.path()).unwrap();
+    }
+}

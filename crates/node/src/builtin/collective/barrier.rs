@@ -1,0 +1,245 @@
+//! The barrier of a multi-node job: which nodes have joined, which step each has reached, and which are late.
+//!
+//! It turns messages of nodes into messages to nodes, without clock or sockets. A single-node job uses it too.
+
+use doctor_checks::collective_report::{GpuReport, NodeReport, RankFailure};
+
+use super::messages::{FromFirst, StartParams, ToFirst};
+
+/// A message to one node, or to all that have joined.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Outgoing {
+    One(usize, FromFirst),
+    All(FromFirst),
+}
+
+#[derive(Debug, Default)]
+struct Member {
+    /// Its name, once it has joined.
+    name: Option<String>,
+    /// Number of GPUs, and the memory free on them.
+    gpus_and_memory: Option<(u32, u64)>,
+    step: Option<usize>,
+    report: Option<NodeReport>,
+    gone: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Barrier {
+    members: Vec<Member>,
+    /// The last step that all nodes have passed.
+    last_step: Option<usize>,
+    stop_reason: Option<String>,
+    ended: bool,
+}
+
+impl Barrier {
+    pub(super) fn new(nodes: usize) -> Self {
+        let members = std::iter::repeat_with(Member::default).take(nodes).collect();
+        Self { members, last_step: None, stop_reason: None, ended: false }
+    }
+
+    /// Adds a node. Returns false if that rank has joined already.
+    pub(super) fn join(&mut self, node: usize, name: &str) -> bool {
+        let free = self.members.get(node).is_some_and(|member| member.name.is_none());
+        if free {
+            self.members[node].name = Some(name.to_owned());
+        }
+        free
+    }
+
+    pub(super) fn handle(&mut self, node: usize, up: ToFirst) -> Vec<Outgoing> {
+        match up {
+            ToFirst::Opened { gpus, room } => self.gpus_opened(node, gpus, room),
+            ToFirst::Id(id) if node == 0 => self.begin(&id),
+            // Only the first node creates the id.
+            ToFirst::Id(_) => Vec::new(),
+            ToFirst::At(step) => self.step_reached(node, step),
+            ToFirst::Broken(text) => self.stop(format!("{}: {text}", self.describe_node(node))),
+            ToFirst::Report(report) => {
+                self.members[node].report = Some(report);
+                self.end()
+            }
+        }
+    }
+
+    fn gpus_opened(&mut self, node: usize, gpus: u32, room: u64) -> Vec<Outgoing> {
+        self.members[node].gpus_and_memory = Some((gpus, room));
+        let all = self.members.iter().all(|member| member.gpus_and_memory.is_some());
+        if all && self.stop_reason.is_none() { vec![Outgoing::One(0, FromFirst::MakeId)] } else { Vec::new() }
+    }
+
+    fn begin(&self, id: &str) -> Vec<Outgoing> {
+        let opened: Vec<_> = self.members.iter().map(|member| member.gpus_and_memory.unwrap_or_default()).collect();
+        let ranks = opened.iter().map(|(gpus, _)| gpus).sum();
+        let room = opened.iter().map(|(_, room)| *room).min().unwrap_or_default();
+        let begin = opened.iter().enumerate().scan(0, |first_rank, (node, (gpus, _))| {
+            let begin = StartParams { id: id.to_owned(), first_rank: *first_rank, ranks, room };
+            *first_rank += gpus;
+            Some(Outgoing::One(node, FromFirst::Begin(begin)))
+        });
+        begin.collect()
+    }
+
+    fn step_reached(&mut self, node: usize, step: usize) -> Vec<Outgoing> {
+        self.members[node].step = Some(step);
+        let next = self.last_step.map_or(0, |passed| passed + 1);
+        let all = self.members.iter().all(|member| member.step >= Some(next));
+        if !all || self.stop_reason.is_some() {
+            return Vec::new();
+        }
+        self.last_step = Some(next);
+        vec![Outgoing::All(FromFirst::Go(next))]
+    }
+
+    /// Handles a node whose connection ended or that no longer responds.
+    pub(super) fn node_lost(&mut self, node: usize, why: &str) -> Vec<Outgoing> {
+        let member = &mut self.members[node];
+        if member.gone || self.ended {
+            return Vec::new();
+        }
+        member.gone = true;
+        let mut tell = if member.report.is_some() {
+            Vec::new()
+        } else {
+            let text = format!("disconnected: {why}");
+            let gpu = GpuReport {
+                rank: u32::MAX,
+                gpu: "?".to_owned(),
+                sizes: Vec::new(),
+                exchange: None,
+                broken: Some(RankFailure::Stopped),
+            };
+            let name = member.name.clone().unwrap_or_else(|| format!("rank {node}"));
+            member.report = Some(NodeReport { node: name, gpus: vec![gpu], other_way: None });
+            self.stop(format!("{}: {text}", self.describe_node(node)))
+        };
+        tell.extend(self.end());
+        tell
+    }
+
+    /// Stops all nodes.
+    pub(super) fn stop(&mut self, why: String) -> Vec<Outgoing> {
+        if self.stop_reason.is_some() || self.ended {
+            return Vec::new();
+        }
+        self.stop_reason = Some(why.clone());
+        vec![Outgoing::All(FromFirst::Stop(why))]
+    }
+
+    /// Ends the test when all reports are there.
+    fn end(&mut self) -> Vec<Outgoing> {
+        if self.ended || self.members.iter().any(|member| member.report.is_none()) {
+            return Vec::new();
+        }
+        self.ended = true;
+        let reports = self.members.iter().filter_map(|member| member.report.clone()).collect();
+        vec![Outgoing::All(FromFirst::All { reports, why: self.stop_reason.clone() })]
+    }
+
+    pub(super) const fn is_stopped(&self) -> bool {
+        self.stop_reason.is_some()
+    }
+
+    /// Returns the nodes that never joined.
+    pub(super) fn missing(&self) -> Vec<usize> {
+        self.without(|member| member.name.is_some())
+    }
+
+    /// Returns the nodes that the others wait for: their GPUs are not open, or they have not reached the next step.
+    pub(super) fn late(&self) -> Vec<usize> {
+        let next = self.last_step.map_or(0, |passed| passed + 1);
+        let begun = self.members.iter().any(|member| member.step.is_some());
+        if begun {
+            let waited_for = self.members.iter().any(|member| member.step >= Some(next));
+            return if waited_for { self.without(|member| member.step >= Some(next)) } else { Vec::new() };
+        }
+        self.without(|member| member.gpus_and_memory.is_some())
+    }
+
+    /// Returns the nodes without a report.
+    pub(super) fn without_report(&self) -> Vec<usize> {
+        self.without(|member| member.report.is_some())
+    }
+
+    fn without(&self, has: impl Fn(&Member) -> bool) -> Vec<usize> {
+        (0..self.members.len()).filter(|node| !has(&self.members[*node])).collect()
+    }
+
+    /// Formats `rank 3 (gpu09)`.
+    pub(super) fn describe_node(&self, node: usize) -> String {
+        let name = self.members.get(node).and_then(|member| member.name.as_ref());
+        name.map_or_else(|| format!("rank {node}"), |name| format!("rank {node} ({name})"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opened(nodes: usize) -> Barrier {
+        let mut steps = Barrier::new(nodes);
+        for node in 0..nodes {
+            assert!(steps.join(node, &format!("n{node}")));
+            let told = steps.handle(node, ToFirst::Opened { gpus: 2, room: 100 - node as u64 });
+            assert_eq!(!told.is_empty(), node + 1 == nodes, "only when all are there");
+        }
+        steps
+    }
+
+    fn report(node: usize) -> NodeReport {
+        NodeReport { node: format!("n{node}"), gpus: Vec::new(), other_way: None }
+    }
+
+    #[test]
+    fn ranks_follow_the_nodes_and_nobody_gets_ahead() {
+        let mut steps = opened(3);
+        let told = steps.handle(0, ToFirst::Id("abc".to_owned()));
+        let firsts: Vec<_> = told
+            .iter()
+            .map(|tell| match tell {
+                Outgoing::One(node, FromFirst::Begin(begin)) => (*node, begin.first_rank, begin.ranks, begin.room),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(firsts, [(0, 0, 6, 98), (1, 2, 6, 98), (2, 4, 6, 98)]);
+        assert!(steps.handle(1, ToFirst::At(0)).is_empty() && steps.handle(0, ToFirst::At(0)).is_empty());
+        assert_eq!(steps.late(), [2]);
+        assert_eq!(steps.handle(2, ToFirst::At(0)), [Outgoing::All(FromFirst::Go(0))]);
+        assert!(steps.late().is_empty(), "no node waits for another");
+        assert!(steps.handle(2, ToFirst::At(1)).is_empty());
+        assert_eq!(steps.late(), [0, 1]);
+    }
+
+    #[test]
+    fn one_that_breaks_stops_all_and_all_reports_make_the_end() {
+        let mut steps = opened(2);
+        let told = steps.handle(1, ToFirst::Broken("out of memory".to_owned()));
+        assert_eq!(told, [Outgoing::All(FromFirst::Stop("rank 1 (n1): out of memory".to_owned()))]);
+        assert!(steps.handle(0, ToFirst::Broken("me too".to_owned())).is_empty(), "the first reason is the reason");
+        assert!(steps.handle(0, ToFirst::Report(report(0))).is_empty());
+        assert_eq!(steps.without_report(), [1]);
+        let told = steps.handle(1, ToFirst::Report(report(1)));
+        let why = Some("rank 1 (n1): out of memory".to_owned());
+        assert_eq!(told, [Outgoing::All(FromFirst::All { reports: vec![report(0), report(1)], why })]);
+    }
+
+    #[test]
+    fn one_that_goes_away_is_named_and_the_others_come_to_an_end() {
+        let mut steps = opened(2);
+        let told = steps.node_lost(1, "connection reset");
+        assert_eq!(told, [Outgoing::All(FromFirst::Stop("rank 1 (n1): disconnected: connection reset".to_owned()))]);
+        assert!(steps.node_lost(1, "again").is_empty());
+        let told = steps.handle(0, ToFirst::Report(report(0)));
+        let [Outgoing::All(FromFirst::All { reports, why: Some(why) })] = &told[..] else { panic!("{told:?}") };
+        assert_eq!((reports.len(), why.contains("rank 1 (n1)")), (2, true));
+    }
+
+    #[test]
+    fn a_place_is_taken_once_and_who_never_came_is_known() {
+        let mut steps = Barrier::new(3);
+        assert!(steps.join(0, "a") && steps.join(2, "c"));
+        assert!(!steps.join(2, "d") && !steps.join(9, "e"));
+        assert_eq!(steps.missing(), [1]);
+    }
+}

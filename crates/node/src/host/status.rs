@@ -1,0 +1,116 @@
+//! Collects the state of this machine: its users, its marks, and our runs.
+
+use std::{fs, io, io::Read as _, path::Path};
+
+use doctor_core::{
+    ids::{NodeName, RunId},
+    run::ObservedJobState,
+};
+use doctor_host::{
+    files,
+    jobs::Jobs,
+    marks::MarkFiles,
+    parse_load_average, process,
+    protocol::{HostStatus, MAX_DOCUMENT_BYTES, MAX_LOG_BYTES, MAX_RESPONSE_BYTES, RunStatus, StatusQuery},
+};
+
+use super::{
+    foreign_processes,
+    state_files::{self, DOCUMENT, LOG, NODES},
+};
+use crate::{clock::now, job::output::tail};
+
+/// Limits of documents and logs in one reply; the rest is small. A document that does not fit comes with a later reply,
+/// a log does not.
+const REPLY_LIMITS: ReplyLimits = ReplyLimits { documents: MAX_RESPONSE_BYTES / 2, logs: MAX_RESPONSE_BYTES / 8 };
+/// Limit of the program's output besides its log.
+const MAX_OUTPUT_BYTES: u64 = 4 * 1024;
+
+struct ReplyLimits {
+    documents: u64,
+    logs: u64,
+}
+
+pub(super) fn collect_status(state: &Path, jobs: &Jobs, wanted: &StatusQuery) -> io::Result<HostStatus> {
+    // First, so that jobs that end meanwhile still count as ours.
+    let mut ours = jobs.running()?;
+    ours.extend(state_files::repairs(state)?.running()?);
+    ours.extend(state_files::reports(state)?.running()?);
+    let ours: Vec<u32> = ours.iter().map(|job| job.pid).collect();
+    let loadavg = fs::read_to_string("/proc/loadavg").map_err(|error| format!("/proc/loadavg: {error}"));
+    let load = loadavg.and_then(|text| {
+        parse_load_average(&text).ok_or_else(|| "/proc/loadavg does not start with a load average".to_owned())
+    });
+    let mut room = REPLY_LIMITS;
+    let runs = wanted.runs.iter().map(|run| run_status(jobs, *run, &mut room)).collect();
+    Ok(HostStatus {
+        at: now(),
+        boot_id: process::boot_id(),
+        cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        load,
+        gpus: foreign_processes::gpu_users(&ours, &wanted.bystanders),
+        terminals: foreign_processes::terminal_users(&ours),
+        locks: wanted.locks.iter().filter(|path| !matches!(path.try_exists(), Ok(false))).cloned().collect(),
+        abandoned: jobs.unkillable_job()?.map(|process| process.pid),
+        marks: MarkFiles::new(state).read()?,
+        under_way: jobs.active_runs(now())?,
+        runs,
+    })
+}
+
+/// Collects one run. An unreadable run is unknown; the others are still reported.
+fn run_status(jobs: &Jobs, run: RunId, room: &mut ReplyLimits) -> RunStatus {
+    let seen = jobs.state(run, now()).unwrap_or_else(|error| ObservedJobState::Unknown { why: error.to_string() });
+    let place = jobs.run_directory(run);
+    let nodes = files::read::<Vec<NodeName>>(&place.join(NODES));
+    let nodes = nodes.ok().flatten().unwrap_or_default();
+    let ObservedJobState::Ended { started, .. } = &seen else {
+        return RunStatus { nodes, ..RunStatus::without_result(run, seen) };
+    };
+    let log = log(&place, started.is_none(), room.logs);
+    room.logs -= log.as_ref().map_or(0, |text| text.len() as u64).min(room.logs);
+    match document(&place.join(DOCUMENT), room.documents) {
+        Ok(document) => {
+            room.documents -= document.as_ref().map_or(0, |text| text.len() as u64);
+            RunStatus { run, seen, document, log, nodes }
+        }
+        // It has ended and left a document: without that the run must not be reported as complete.
+        Err(why) => RunStatus { nodes, ..RunStatus::without_result(run, ObservedJobState::Unknown { why }) },
+    }
+}
+
+/// Returns the end of the run's log, if that is not on the shared directory, and the program's own output. A run that
+/// never started has no log, only that output. An unreadable log is left out: no decision depends on it.
+fn log(place: &Path, never_began: bool, room: u64) -> Option<String> {
+    let log = tail(&place.join(LOG), MAX_LOG_BYTES.min(room / 2)).ok().flatten();
+    if log.is_none() && !never_began {
+        return None;
+    }
+    let output = tail(&place.join("output.txt"), MAX_OUTPUT_BYTES.min(room / 4)).ok().flatten().unwrap_or_default();
+    let text = log.unwrap_or_default() + &output;
+    (!text.is_empty()).then_some(text)
+}
+
+fn document(path: &Path, room: u64) -> Result<Option<String>, String> {
+    let failed = |error: io::Error| format!("{}: {error}", path.display());
+    let file = match fs::File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(error)),
+    };
+    let length = file.metadata().map_err(failed)?.len();
+    if length > MAX_DOCUMENT_BYTES {
+        // It would not be accepted later either.
+        return Ok(None);
+    }
+    if length > room {
+        return Err("the result did not fit into this response".to_owned());
+    }
+    let mut text = String::new();
+    match file.take(MAX_DOCUMENT_BYTES).read_to_string(&mut text) {
+        Ok(_) => Ok(Some(text)),
+        // Not one of our documents: those are text.
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(None),
+        Err(error) => Err(failed(error)),
+    }
+}

@@ -1,0 +1,606 @@
+//! Scenarios: a text script drives a session, and its output is reviewed as a diff.
+//!
+//! One command per line; `#` begins a comment, which is printed too, so that the output can be read by itself. Times
+//! are relative to the start. Ids are replaced with small numbers in the order of their appearance.
+//!
+//! ```text
+//! world nodes 4                         a quiet cluster of four nodes (also: pool NAME N PREFIX, seed N, users, agents off, caps replace)
+//! policy mode = "act"                   one line of the policy file, before or between runs
+//! record node001 storage pass 9d        a result from that long ago
+//! fresh                                 every test of every node passed a day ago
+//! fault node002 gpu-off-bus             and other incidents, see `incident`
+//! run 30m every 1m                      lets time pass; prints every decision
+//! show nodes | why NODE | history | cases | reasons | breaker | audit | counters
+//! ```
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use doctor_core::{
+    finding::Verdict,
+    hostlist,
+    ids::{NodeName, PoolName, TestId},
+    node::{ForeignMark, Hold},
+    plan::{Action, Conclusion},
+    policy::Policy,
+    run::NonEmpty,
+    snapshot::{Breaker, CommandKind, Pause},
+    time::{Span, Timestamp},
+};
+use doctor_engine::report::CycleReport;
+use doctor_store::records::HistoryFilter;
+
+use super::session::{Session, SessionConfig, SessionError, policy};
+use crate::{
+    FaultKind, Incident, JobFault, PoolConfig, WorldConfig,
+    config::caps_named,
+    disruptions::{Call, CallFailure},
+    invariants::{Tolerances, check_effects},
+};
+
+/// A script that is invalid or fails.
+#[derive(Debug, thiserror::Error)]
+pub enum ScenarioError {
+    #[error("line {line}: {text}: {why}")]
+    Line { line: usize, text: String, why: String },
+    #[error(transparent)]
+    Session(#[from] SessionError),
+}
+
+/// Plays a script and returns the output for review.
+///
+/// # Errors With the invalid line and what is accepted there.
+pub fn play(script: &str) -> Result<String, ScenarioError> {
+    let mut stage = ScenarioRunner::default();
+    for (number, line) in script.lines().enumerate() {
+        let text = line.trim();
+        let _ = match text {
+            "" => writeln!(stage.out),
+            _ if text.starts_with('#') => writeln!(stage.out, "{text}"),
+            _ => writeln!(stage.out, "> {text}"),
+        };
+        if text.is_empty() || text.starts_with('#') {
+            continue;
+        }
+        stage.command(text).map_err(|trouble| match trouble {
+            CommandFailure::Invalid(why) => ScenarioError::Line { line: number + 1, text: text.to_owned(), why },
+            CommandFailure::Session(error) => error.into(),
+        })?;
+    }
+    stage.close();
+    Ok(stage.out)
+}
+
+pub(crate) enum CommandFailure {
+    Invalid(String),
+    Session(SessionError),
+}
+
+impl<E: Into<SessionError>> From<E> for CommandFailure {
+    fn from(error: E) -> Self {
+        Self::Session(error.into())
+    }
+}
+
+fn invalid<T>(why: impl Into<String>) -> Result<T, CommandFailure> {
+    Err(CommandFailure::Invalid(why.into()))
+}
+
+#[derive(Default)]
+struct ScenarioRunner {
+    out: String,
+    world: Option<WorldConfig>,
+    policy: Vec<String>,
+    session: Option<Session>,
+    names: BTreeMap<String, String>,
+    counts: BTreeMap<char, u32>,
+    problems: Vec<String>,
+}
+
+impl ScenarioRunner {
+    fn command(&mut self, text: &str) -> Result<(), CommandFailure> {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        match words[0] {
+            "world" => self.make_world(&words[1..]),
+            "policy" => self.set_policy(text.trim_start_matches("policy").trim()),
+            "run" => self.run(&words[1..]),
+            "show" => self.show(&words[1..]),
+            "fresh" => self.fresh(),
+            "restart" => {
+                let empty = words.get(1) == Some(&"empty");
+                Ok(self.session()?.restart(empty)?)
+            }
+            "record" | "hold" | "unhold" | "release" | "test" | "together" | "quarantine" | "pause" | "resume"
+            | "close-breaker" => self.operator(&words),
+            _ => self.incident(&words),
+        }
+    }
+
+    fn make_world(&mut self, words: &[&str]) -> Result<(), CommandFailure> {
+        if self.session.is_some() {
+            return invalid("the world already exists");
+        }
+        let mut world = WorldConfig::quiet(4);
+        let mut pools = Vec::new();
+        let mut rest = words;
+        while let Some((word, after)) = rest.split_first() {
+            rest = match (*word, after) {
+                ("nodes", [count, after @ ..]) => {
+                    pools.push(
+                        PoolConfig::new("gpu", number(count)?, "node")
+                            .map_err(|e| CommandFailure::Invalid(e.to_string()))?,
+                    );
+                    after
+                }
+                ("pool", [name, count, prefix, after @ ..]) => {
+                    pools.push(
+                        PoolConfig::new(name, number(count)?, prefix)
+                            .map_err(|e| CommandFailure::Invalid(e.to_string()))?,
+                    );
+                    after
+                }
+                ("seed", [seed, after @ ..]) => {
+                    world.seed = u64::from(number(seed)?);
+                    after
+                }
+                ("agents", ["off", after @ ..]) => {
+                    world.agents = false;
+                    after
+                }
+                ("repairs", after) => {
+                    world.repairs = true;
+                    after
+                }
+                ("caps", [names, after @ ..]) => {
+                    world.caps = caps_named(names).map_err(CommandFailure::Invalid)?;
+                    after
+                }
+                _ => return invalid("accepted: nodes N, pool NAME N PREFIX, seed N, agents off, repairs, caps NAMES"),
+            };
+        }
+        if !pools.is_empty() {
+            world.pools = pools;
+        }
+        self.world = Some(world);
+        Ok(())
+    }
+
+    fn set_policy(&mut self, line: &str) -> Result<(), CommandFailure> {
+        self.policy.push(line.to_owned());
+        let policy = merged(&self.policy)?;
+        if let Some(session) = &mut self.session {
+            session.set_policy(policy)?;
+        }
+        Ok(())
+    }
+
+    fn session(&mut self) -> Result<&mut Session, CommandFailure> {
+        if self.session.is_none() {
+            let Some(world) = self.world.clone() else { return invalid("first make a world, such as `world nodes 4`") };
+            let mut config = SessionConfig::new(world);
+            config.policy = merged(&self.policy)?;
+            config.every = Span::minutes(1);
+            self.session = Some(Session::new(config)?);
+        }
+        self.session.as_mut().ok_or_else(|| CommandFailure::Invalid("there is no session".to_owned()))
+    }
+
+    fn run(&mut self, words: &[&str]) -> Result<(), CommandFailure> {
+        let (length, every) = match words {
+            [length] => (span(length)?, Span::minutes(1)),
+            [length, "every", every] => (span(length)?, span(every)?),
+            _ => return invalid("accepted: run 30m, run 30m every 1m"),
+        };
+        self.session()?.set_every(every);
+        let mut session = self.session.take().expect("it was just made");
+        let until = session.backend().world().now().plus(length);
+        let outcome = session.run_until(until, |session, report| {
+            self.print_cycle(session, report);
+            Ok(())
+        });
+        self.session = Some(session);
+        Ok(outcome?)
+    }
+
+    /// Prints every decision and every result of a cycle, one line each.
+    fn print_cycle(&mut self, session: &Session, report: &CycleReport) {
+        let start = session.backend().world().config().start;
+        let clock = clock(session.now(), start);
+        let mut lines = Vec::new();
+        if report.results > 0 {
+            lines.push(format!("results accepted: {}", report.results));
+        }
+        if report.rejected > 0 {
+            lines.push(format!("results rejected: {}", report.rejected));
+        }
+        lines.extend(report.actions.iter().filter_map(|action| {
+            let line = describe(&action.what)?;
+            Some(format!("{line} [{}] {}", action.code, action.text))
+        }));
+        // An outage is printed once, not every minute.
+        if report.problems != self.problems {
+            lines.extend(report.problems.iter().map(|trouble| format!("trouble: {trouble}")));
+            self.problems.clone_from(&report.problems);
+        }
+        for line in lines {
+            let line = self.normalize_ids(&line, start);
+            let _ = writeln!(self.out, "{clock}  {line}");
+        }
+    }
+
+    /// Replaces ids with small numbers, and timestamps with the time since the start.
+    fn normalize_ids(&mut self, line: &str, start: Timestamp) -> String {
+        let mut plain = String::with_capacity(line.len());
+        for word in line.split_inclusive(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | ':' | '.'))) {
+            let core_len =
+                word.trim_end_matches(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | ':' | '.'))).len();
+            let (core, tail) = word.split_at(core_len);
+            let (core, dot) = core.strip_suffix(['.', ':']).map_or((core, ""), |stem| (stem, &core[stem.len()..]));
+            if let Ok(moment) = core.parse::<Timestamp>() {
+                plain.push_str(&clock(moment, start));
+            } else if is_id(core) {
+                plain.push_str(&self.short_id(core));
+            } else {
+                plain.push_str(core);
+            }
+            plain.push_str(dot);
+            plain.push_str(tail);
+        }
+        plain
+    }
+
+    fn short_id(&mut self, id: &str) -> String {
+        if let Some(name) = self.names.get(id) {
+            return name.clone();
+        }
+        let kind = id.chars().next().unwrap_or('?');
+        let count = self.counts.entry(kind).or_default();
+        *count += 1;
+        let word = match kind {
+            'r' => "run",
+            'c' => "case",
+            _ => "op",
+        };
+        let name = format!("{word}#{count}");
+        self.names.insert(id.to_owned(), name.clone());
+        name
+    }
+
+    /// Records a pass of every test on every node, a day ago.
+    fn fresh(&mut self) -> Result<(), CommandFailure> {
+        let session = self.session()?;
+        let at = session.now().minus(Span::days(1));
+        let nodes: Vec<NodeName> = session
+            .backend()
+            .world()
+            .snapshot()
+            .unwrap_or_default()
+            .into_iter()
+            .map(|seen| seen.node.name.clone())
+            .collect();
+        for test in session.settings().tests.clone().iter() {
+            for node in &nodes {
+                session.record(node, &test.id, Verdict::Pass, at)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn incident(&mut self, words: &[&str]) -> Result<(), CommandFailure> {
+        let incident = incident(words)?;
+        let session = self.session()?;
+        let done = session.backend().world().inject(&incident);
+        if done { Ok(()) } else { invalid("not possible: the node does not exist, or is not in the required state") }
+    }
+
+    fn operator(&mut self, words: &[&str]) -> Result<(), CommandFailure> {
+        let session = self.session()?;
+        let now = session.now();
+        let (by, why) = ("ann", "because the script says so");
+        let store = session.store();
+        let ask = |asked: CommandKind| store.add_command(&asked, by, why, now).map(|_| ());
+        match words {
+            ["record", nodes, test, verdict, ago] => {
+                let (test, ago) = (name::<TestId>(test)?, span(ago)?);
+                let Some(verdict) = Verdict::from_code(verdict) else {
+                    return invalid("verdicts: pass, fail, inconclusive, not-applicable");
+                };
+                for node in list(nodes)? {
+                    session.record(&node, &test, verdict, now.minus(ago))?;
+                }
+                return Ok(());
+            }
+            ["hold", node] => {
+                store.hold(&name(node)?, &Hold { by: by.into(), why: why.into(), since: now, until: None })?;
+            }
+            ["hold", node, "for", length] => {
+                let until = Some(now.plus(span(length)?));
+                store.hold(&name(node)?, &Hold { by: by.into(), why: why.into(), since: now, until })?;
+            }
+            ["unhold", node] => store.unhold(&name(node)?, by, why, now)?,
+            ["release", node] => ask(CommandKind::Release { node: name(node)? })?,
+            ["quarantine", node] => ask(CommandKind::Quarantine { node: name(node)?, evict: false })?,
+            ["quarantine", node, "drain"] => ask(CommandKind::Quarantine { node: name(node)?, evict: true })?,
+            ["test", node, tests @ ..] => {
+                let tests = tests.iter().map(|test| name(test)).collect::<Result<_, _>>()?;
+                ask(CommandKind::Test { node: name(node)?, tests })?;
+            }
+            ["together", nodes, test] => {
+                let Some(nodes) = NonEmpty::new(list(nodes)?) else { return invalid("together needs nodes") };
+                ask(CommandKind::Together { nodes, test: name(test)?, trials: Vec::new() })?;
+            }
+            ["pause", rest @ ..] => {
+                let (pool, until) = match rest {
+                    [] => (None, None),
+                    ["for", length] => (None, Some(now.plus(span(length)?))),
+                    [pool] => (Some(name::<PoolName>(pool)?), None),
+                    [pool, "for", length] => (Some(name::<PoolName>(pool)?), Some(now.plus(span(length)?))),
+                    _ => return invalid("accepted: pause [POOL] [for 4h]"),
+                };
+                store.pause(&Pause { pool, by: by.into(), why: why.into(), since: now, until })?;
+            }
+            ["resume"] => store.resume(None, by, why, now)?,
+            ["resume", pool] => store.resume(Some(&name(pool)?), by, why, now)?,
+            ["close-breaker"] => store.close_breaker(by, why, now)?,
+            _ => {
+                return invalid(
+                    "accepted: record NODES TEST VERDICT AGO, hold NODE [for 2h], unhold NODE, release NODE, quarantine NODE [drain], test NODE [TESTS], together NODES TEST, pause [POOL] [for 4h], resume [POOL], close-breaker",
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn show(&mut self, words: &[&str]) -> Result<(), CommandFailure> {
+        let session = self.session()?;
+        let start = session.backend().world().config().start;
+        let store = session.store();
+        let mut lines = Vec::new();
+        match words {
+            ["nodes"] => {
+                let mut nodes = store.load_nodes()?;
+                let mut well = 0;
+                for seen in session.backend().world().snapshot().unwrap_or_default() {
+                    let known = nodes.remove(&seen.node.name);
+                    let life = known.as_ref().map_or("in-service", |node| node.state.as_str());
+                    let ours: Vec<_> = seen.node.marks.ours.iter().map(|mark| mark.kind.code()).collect();
+                    let foreign: Vec<_> = seen.node.marks.foreign.iter().map(|mark| mark.by.as_str()).collect();
+                    let findings = known.map_or(0, |node| node.findings.len());
+                    if life == "in-service" && findings == 0 && ours.is_empty() && foreign.is_empty() {
+                        well += 1;
+                        continue;
+                    }
+                    lines.push(format!(
+                        "{} {life}, findings {findings}, our marks {ours:?}, foreign {foreign:?}",
+                        seen.node.name
+                    ));
+                }
+                lines.push(format!("in service, no findings or marks: {well}"));
+            }
+            ["history"] | ["history", _] => {
+                let node = words.get(1).map(|node| name(node)).transpose()?;
+                let rows = store.history(&HistoryFilter { node, limit: Some(200), ..HistoryFilter::default() })?;
+                lines.extend(rows.into_iter().rev().map(|row| {
+                    let at = clock(row.at, start);
+                    let run = row.run.map_or_else(String::new, |run| format!(" {run}"));
+                    format!("{at} {} {} {} [{}]{run}", row.node, row.test, row.verdict, row.reason)
+                }));
+            }
+            ["latest", node] => {
+                for row in store.latest_of(&name(node)?)? {
+                    let conclusive = row.conclusive.map_or_else(
+                        || "never conclusive".to_owned(),
+                        |(verdict, at)| format!("{verdict} at {}", clock(at, start)),
+                    );
+                    lines.push(format!("{} {} {} [{}], {conclusive}", row.node, row.test, row.verdict, row.reason));
+                }
+            }
+            ["cases"] => {
+                for case in store.cases_all(100)?.into_iter().rev() {
+                    let steps: Vec<String> =
+                        case.steps.iter().map(|step| format!("{} {}", step.what, step.state)).collect();
+                    let state = match case.state {
+                        doctor_core::case::CaseState::Open => "open".to_owned(),
+                        doctor_core::case::CaseState::Closed { at, how } => format!("{how} at {}", clock(at, start)),
+                    };
+                    lines.push(format!(
+                        "{} {} {} at repair step {}: {state}; {}",
+                        case.id,
+                        case.node,
+                        case.severity,
+                        case.rung,
+                        steps.join(", ")
+                    ));
+                }
+            }
+            ["reasons"] => {
+                for row in store.skip_reasons()? {
+                    let reason = serde_json::to_string(&row.reason).unwrap_or_default();
+                    lines.push(format!("{} {reason}", row.node));
+                }
+            }
+            ["breaker"] => lines.push(match store.breaker()? {
+                Breaker::Closed { .. } => "the breaker is closed".to_owned(),
+                Breaker::Open { why, .. } => format!("the breaker is open: {why}"),
+            }),
+            ["counters"] => {
+                let counters = store.counters()?;
+                lines.push(format!(
+                    "kept {}, duplicate {}, rejected {}",
+                    counters.results_kept, counters.results_duplicate, counters.documents_rejected
+                ));
+            }
+            _ => {
+                return invalid("accepted: show nodes, history [NODE], latest NODE, cases, reasons, breaker, counters");
+            }
+        }
+        if lines.is_empty() {
+            lines.push("nothing".to_owned());
+        }
+        for line in lines {
+            let line = self.normalize_ids(&line, start);
+            let _ = writeln!(self.out, "  {line}");
+        }
+        Ok(())
+    }
+
+    /// Checks the world's record of effects for violated invariants.
+    fn close(&mut self) {
+        let Some(session) = &self.session else { return };
+        let violations = check_effects(session.backend().world().effects().entries(), Tolerances::default());
+        let _ = match violations.len() {
+            0 => writeln!(self.out, "\neffects: sound"),
+            _ => writeln!(self.out, "\neffects: {violations:#?}"),
+        };
+    }
+}
+
+fn is_id(word: &str) -> bool {
+    word.len() == 14
+        && (word.parse::<doctor_core::ids::RunId>().is_ok()
+            || word.parse::<doctor_core::ids::CaseId>().is_ok()
+            || word.parse::<doctor_core::ids::OpId>().is_ok())
+}
+
+/// Returns the script's policy: the simulation's default overlaid with these lines.
+fn merged(lines: &[String]) -> Result<Policy, CommandFailure> {
+    let mut table = toml::Table::try_from(policy()).map_err(|error| CommandFailure::Invalid(error.to_string()))?;
+    for line in lines {
+        let more: toml::Table =
+            line.parse().map_err(|error: toml::de::Error| CommandFailure::Invalid(error.to_string()))?;
+        merge(&mut table, more);
+    }
+    table.try_into().map_err(|error: toml::de::Error| CommandFailure::Invalid(error.to_string()))
+}
+
+fn merge(table: &mut toml::Table, more: toml::Table) {
+    for (key, value) in more {
+        match (table.get_mut(&key), value) {
+            (Some(toml::Value::Table(below)), toml::Value::Table(above)) => merge(below, above),
+            (_, value) => {
+                table.insert(key, value);
+            }
+        }
+    }
+}
+
+pub(crate) fn incident(words: &[&str]) -> Result<Incident, CommandFailure> {
+    let secs = |text: &str| {
+        text.trim_end_matches('s')
+            .parse::<i64>()
+            .map_err(|_| CommandFailure::Invalid(format!("`{text}` is not seconds, such as 600s")))
+    };
+    Ok(match words {
+        ["fault", node, kind] => {
+            let Some(kind) = FaultKind::from_code(kind) else {
+                let known: Vec<_> = FaultKind::ALL.iter().map(|kind| kind.code()).collect();
+                return invalid(format!("fault kinds: {}", known.join(", ")));
+            };
+            Incident::Fault { node: name(node)?, kind }
+        }
+        ["heal", node] => Incident::Heal { node: name(node)? },
+        ["user-job", nodes, length] => Incident::UserJob { nodes: list(nodes)?, length: span(length)? },
+        ["user-work-fails", nodes, "of", owner] => {
+            Incident::UserWorkFails { nodes: list(nodes)?, owner: (*owner).to_owned() }
+        }
+        ["calls", call, trouble, times] => {
+            Incident::Calls { call: word::<Call>(call)?, trouble: word::<CallFailure>(trouble)?, times: number(times)? }
+        }
+        ["jobs", trouble, times] => Incident::Jobs { trouble: word::<JobFault>(trouble)?, times: number(times)? },
+        ["outage", length] => Incident::Outage { length: span(length)? },
+        ["unreachable", node, length] => Incident::Unreachable { node: name(node)?, length: span(length)? },
+        ["vanish", node] => Incident::Vanish { node: name(node)? },
+        ["return", node, "as", called] => Incident::Return { node: name(node)?, called: name(called)? },
+        ["node-clock", node, ahead] => Incident::NodeClock { node: name(node)?, ahead_secs: secs(ahead)? },
+        ["controller-clock", by] => Incident::ControllerClock { by_secs: secs(by)? },
+        ["agent-silent", node, length] => Incident::AgentSilent { node: name(node)?, length: span(length)? },
+        ["agents-silent", percent, length] => Incident::AgentsSilent {
+            percent: percent
+                .trim_end_matches('%')
+                .parse()
+                .map_err(|_| CommandFailure::Invalid("a percentage, such as 50%".into()))?,
+            length: span(length)?,
+        },
+        ["cordon", node, "by", by] => Incident::ForeignMark {
+            node: name(node)?,
+            mark: ForeignMark { by: (*by).to_owned(), text: "maintenance".to_owned(), blocks: true },
+        },
+        ["uncordon", node, "by", by] => Incident::ForeignUnmark { node: name(node)?, by: (*by).to_owned() },
+        ["our-marks-removed", node] => Incident::OurMarksRemoved { node: name(node)? },
+        ["foreign-reboot", node] => Incident::ForeignReboot { node: name(node)? },
+        _ => {
+            return invalid(
+                "accepted: world, policy, fresh, run, show, restart [empty], record, operators' commands (hold, unhold, release, \
+                 quarantine, test, together, pause, resume, close-breaker), and incidents (fault, heal, user-job, user-work-fails NODES of OWNER, calls, jobs, outage, \
+                 unreachable, vanish, return, node-clock, controller-clock, agent-silent, agents-silent, cordon, uncordon, \
+                 our-marks-removed, foreign-reboot)",
+            );
+        }
+    })
+}
+
+/// Parses a word of an incident enum, in its spelling in configuration files.
+fn word<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, CommandFailure> {
+    serde_json::from_value(serde_json::Value::String(text.to_owned()))
+        .map_err(|error| CommandFailure::Invalid(error.to_string()))
+}
+
+fn name<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T, CommandFailure> {
+    text.parse().map_err(|error: T::Err| CommandFailure::Invalid(error.to_string()))
+}
+
+fn list(text: &str) -> Result<Vec<NodeName>, CommandFailure> {
+    hostlist::parse(text).map_err(|error| CommandFailure::Invalid(error.to_string()))
+}
+
+fn span(text: &str) -> Result<Span, CommandFailure> {
+    name(text)
+}
+
+fn number(text: &str) -> Result<u32, CommandFailure> {
+    text.parse().map_err(|_| CommandFailure::Invalid(format!("`{text}` is not a number such as 4")))
+}
+
+/// Formats the time since the start as `+0d01:05:00`; `-` for a time before it.
+fn clock(at: Timestamp, start: Timestamp) -> String {
+    let millis = at.millis().saturating_sub(start.millis());
+    let (sign, secs) = if millis < 0 { ('-', -millis / 1000) } else { ('+', millis / 1000) };
+    format!("{sign}{}d{:02}:{:02}:{:02}", secs / 86_400, secs / 3600 % 24, secs / 60 % 60, secs % 60)
+}
+
+/// Describes a decision in a few words. `None` for bookkeeping that only repeats another line.
+fn describe(action: &Action) -> Option<String> {
+    Some(match action {
+        Action::Submit(run) => {
+            let tests: Vec<_> = run.tests.iter().map(TestId::as_str).collect();
+            format!("submit {} on {}: {} ({})", run.id, hostlist::fold(&run.nodes), tests.join(" "), run.asked.what)
+        }
+        Action::Resubmit { run } => format!("submit {run} again"),
+        Action::Cancel { run, .. } => format!("cancel {run}"),
+        Action::Conclude { run, end: Conclusion::Incomplete(_) } => format!("conclude {run}: incomplete"),
+        Action::Conclude { run, end: Conclusion::NotStarted(_) } => format!("conclude {run}: not started, no row"),
+        Action::OpenCase(case) => {
+            format!("open {} on {}: {} at repair step {}", case.id, case.node, case.severity, case.rung)
+        }
+        Action::Escalate { case, to } => format!("{case} escalates to {to}"),
+        Action::Worsen { case, .. } => format!("{case}: severity raised"),
+        Action::Advise { advice, .. } => format!("advice: {advice}"),
+        Action::Step { node, step, tries: 1, .. } => format!("{step} {node}"),
+        Action::Step { node, step, tries, .. } => format!("{step} {node}, try {tries}"),
+        Action::Propose { node, step, .. } => format!("propose {step} of {node}"),
+        Action::Settle { done, .. } => format!("step {}", if *done { "done" } else { "failed" }),
+        Action::Move { node, to, .. } => format!("{node} is {}", to.as_str()),
+        Action::CloseCase { case, how, .. } => format!("close {case}: {how}"),
+        Action::Follow { case, node } => format!("{case} follows its machine to {node}"),
+        Action::OpenBreaker => "the breaker opens".to_owned(),
+        Action::Notice(_) => "notice".to_owned(),
+        Action::Answer { .. } => "command completed".to_owned(),
+        Action::Name { node, peer: None, .. } => format!("fault attributed to {node}"),
+        Action::Name { node, peer: Some(peer), .. } => format!("fault attributed to {node} and {peer}"),
+        // Its run is printed separately.
+        Action::Try { .. } => return None,
+        Action::Tidy { node, .. } => format!("maintenance of {node} is over"),
+        Action::Rename { node, hardware } => format!("{node} has other hardware now, {hardware}"),
+        // Every node is identified once at the start.
+        Action::Identify { .. } => return None,
+    })
+}

@@ -1,0 +1,140 @@
+//! Actions of the API: planned first, then done once, and recorded with user, origin, reason and plan.
+
+use doctor_core::{
+    ids::NodeName,
+    lifecycle::NodeState,
+    node::Hold,
+    snapshot::CommandKind,
+    time::{Span, Timestamp},
+};
+use serde_json::{Value, json};
+
+use crate::testbed::{Bed, OPERATOR, live, until};
+
+/// Requests an action twice: for the plan, and with its confirmation.
+fn confirmed(bed: &Bed, action: &str, mut body: Value) -> Value {
+    let planned = bed.act(OPERATOR, action, &body);
+    assert_eq!(planned.status, 200, "{}", String::from_utf8_lossy(&planned.body));
+    let planned = planned.json();
+    assert_eq!((&planned["state"], &planned["by"]), (&json!("planned"), &json!("op")), "{planned}");
+    body["confirm"] = planned["confirm"].clone();
+    let done = bed.act(OPERATOR, action, &body);
+    assert_eq!(done.status, 200, "{}", String::from_utf8_lossy(&done.body));
+    let done = done.json();
+    assert_eq!((&done["state"], &done["changes"]), (&json!("done"), &planned["changes"]), "{done}");
+    let again = bed.act(OPERATOR, action, &body);
+    assert_eq!(again.status, 409, "a confirmation is valid once");
+    done
+}
+
+#[test]
+fn each_order_is_shown_before_it_is_done_and_stands_in_the_trail_with_its_plan() {
+    let (bed, _session) = live(6, 1);
+    bed.with_tokens();
+    let changes = || bed.store.operator_changes().unwrap();
+    let before = changes();
+    let plan = bed.act(OPERATOR, "hold", &json!({ "nodes": ["node00[1-2]"], "until": "4h", "why": "fan" })).json();
+    assert!(plan["text"].as_str().unwrap().starts_with("Would hold 2 nodes (node[001-002]) until"), "{plan}");
+    assert_eq!(changes(), before, "a plan changes nothing");
+
+    confirmed(&bed, "hold", json!({ "nodes": ["node00[1-2]"], "until": "4h", "why": "fan" }));
+    confirmed(&bed, "release", json!({ "nodes": ["node001"], "why": "mended" }));
+    confirmed(&bed, "quarantine", json!({ "nodes": ["node003"], "drain": true, "why": "smells" }));
+    confirmed(&bed, "test", json!({ "nodes": ["node004"], "tests": ["dl"], "why": "curious" }));
+    confirmed(&bed, "pause", json!({ "pool": "gpu", "for": "4h", "why": "demo" }));
+    confirmed(&bed, "resume", json!({ "pool": "gpu", "why": "over" }));
+    confirmed(&bed, "close-breaker", json!({ "why": "seen" }));
+
+    let asked: Vec<CommandKind> = bed.store.open_commands().unwrap().into_iter().map(|request| request.what).collect();
+    assert!(asked.iter().any(|asked| matches!(asked, CommandKind::Quarantine { evict: true, .. })), "{asked:?}");
+    assert!(
+        asked.iter().any(|asked| matches!(asked, CommandKind::Test { tests, .. } if tests.len() == 1)),
+        "{asked:?}"
+    );
+    let trail = bed.store.audit(1000, None).unwrap();
+    let line = trail.iter().find(|line| line.what == "api-quarantine").unwrap();
+    assert_eq!((line.by.as_str(), line.text.as_str(), line.code.as_str()), ("op", "smells", "done"));
+    assert_eq!(line.origin.as_deref(), Some("127.0.0.1"));
+    assert!(line.plan.as_deref().unwrap().contains("node003: in-service -> quarantined"), "{line:?}");
+    for what in ["hold", "release", "quarantine", "test", "pause", "resume", "close-breaker"] {
+        assert_eq!(trail.iter().filter(|line| line.what == format!("api-{what}")).count(), 1, "{what}");
+    }
+}
+
+#[test]
+fn a_plan_that_would_be_another_by_now_is_shown_again_and_nothing_is_done() {
+    let (bed, mut session) = live(4, 1);
+    bed.with_tokens();
+    let mut body = json!({ "nodes": ["life=in-service"], "why": "x" });
+    let planned = bed.act(OPERATOR, "hold", &body).json();
+    let first: Vec<&str> = planned["nodes"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    let hold = json!({ "nodes": [first[0]], "why": "other" });
+    confirmed(&bed, "hold", hold);
+    session.cycle().unwrap();
+    session.cycle().unwrap();
+    let held = || {
+        session
+            .store()
+            .load_nodes()
+            .unwrap()
+            .values()
+            .filter(|node| matches!(node.state, NodeState::Held { .. }))
+            .count()
+    };
+    until("it is held", || held() == 1);
+    body["confirm"] = planned["confirm"].clone();
+    let said = bed.act(OPERATOR, "hold", &body);
+    assert_eq!((said.status, said.code().as_str()), (409, "other-plan"));
+    let now = said.json()["error"]["plan"].clone();
+    assert_eq!(now["nodes"].as_array().unwrap().len(), first.len() - 1, "{now}");
+    assert_eq!(held(), 1, "nothing changed");
+    body["confirm"] = now["confirm"].clone();
+    assert_eq!(bed.act(OPERATOR, "hold", &body).status, 200, "what is shown now can be confirmed");
+    body["why"] = json!("another");
+    let other = bed.act(OPERATOR, "hold", &body);
+    assert_eq!((other.status, other.code().as_str()), (409, "replayed"), "even for another reason");
+    let fresh = bed.act(OPERATOR, "hold", &json!({ "nodes": ["node001"], "why": "a" })).json();
+    let forged = json!({ "nodes": ["node001"], "why": "b", "confirm": fresh["confirm"] });
+    assert_eq!(bed.act(OPERATOR, "hold", &forged).code(), "other-plan", "another reason is another plan");
+    let trail = bed.store.audit(1, None).unwrap().remove(0);
+    assert_eq!((trail.what.as_str(), trail.code.as_str(), trail.by.as_str()), ("api-refused", "other-plan", "op"));
+}
+
+#[test]
+fn a_pause_can_be_confirmed_some_time_after_it_was_shown() {
+    let (bed, mut session) = live(3, 1);
+    bed.with_tokens();
+    let mut body = json!({ "for": "4h", "why": "demo" });
+    let planned = bed.act(OPERATOR, "pause", &body).json();
+    let later = session.now().plus(Span::minutes(3));
+    session.run_until(later, |_, _| Ok(())).unwrap();
+    body["confirm"] = planned["confirm"].clone();
+    let done = bed.act(OPERATOR, "pause", &body);
+    assert_eq!(done.status, 200, "{}", String::from_utf8_lossy(&done.body));
+    let until = bed.store.pauses(session.now()).unwrap()[0].until.unwrap();
+    assert_eq!(until, done.json()["at"].as_str().unwrap().parse::<Timestamp>().unwrap().plus(Span::hours(4)));
+    let planned = bed.act(OPERATOR, "pause", &json!({ "for": "4h", "why": "demo" })).json();
+    let other = json!({ "for": "5h", "why": "demo", "confirm": planned["confirm"] });
+    assert_eq!(bed.act(OPERATOR, "pause", &other).code(), "other-plan", "another length is another plan");
+}
+
+#[test]
+fn a_node_held_in_the_meantime_requires_a_new_confirmation() {
+    let (bed, session) = live(3, 1);
+    bed.with_tokens();
+    let mut body = json!({ "nodes": ["node00[1-2]"], "why": "fan" });
+    let planned = bed.act(OPERATOR, "hold", &body).json();
+    assert_eq!(planned["changes"][1], "node002: in-service -> held", "{planned}");
+    let node = NodeName::new("node002").unwrap();
+    let hold = Hold { by: "ann".to_owned(), why: "noise".to_owned(), since: session.now(), until: None };
+    bed.store.hold(&node, &hold).unwrap();
+    let before = bed.store.operator_changes().unwrap();
+    body["confirm"] = planned["confirm"].clone();
+    let said = bed.act(OPERATOR, "hold", &body);
+    assert_eq!((said.status, said.code().as_str()), (409, "other-plan"));
+    let now = said.json()["error"]["plan"].clone();
+    assert_eq!(now["changes"][1], "node002: already held by ann (noise); this hold replaces it", "{now}");
+    assert_eq!(bed.store.operator_changes().unwrap(), before, "nothing changed");
+    body["confirm"] = now["confirm"].clone();
+    assert_eq!(bed.act(OPERATOR, "hold", &body).status, 200);
+}

@@ -1,0 +1,129 @@
+//! Parses a scene: a subset of TOML in which a line is a table header, a key with its value, or a comment. Benchmarks
+//! measure the stand-in together with the program that loads it, and a full TOML parser took half of the time of
+//! reading eight GPUs.
+
+#[derive(Debug, Default)]
+pub(crate) struct Fixture {
+    pub(crate) driver: String,
+    pub(crate) cuda: i32,
+    pub(crate) init: u32,
+    pub(crate) hang: String,
+    pub(crate) lost_gpus: u32,
+    pub(crate) gpus: Vec<FakeGpu>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct FakeGpu {
+    pub(crate) bus: String,
+    pub(crate) handle: u32,
+    /// Every call with its handle hangs.
+    pub(crate) hang: bool,
+    /// Every call with its handle first writes to this file.
+    pub(crate) blocking_file: String,
+    /// Sorted by name.
+    pub(crate) fields: Vec<(String, Field)>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Field {
+    Number(f64),
+    Text(String),
+    /// The driver returns this error code.
+    Error(u32),
+}
+
+/// The table that a line belongs to.
+enum Table {
+    Top,
+    Gpu,
+    Fields,
+}
+
+impl Fixture {
+    /// Parses the text of a scene.
+    ///
+    /// # Errors
+    /// Returns the line that is wrong.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let (mut scene, mut table) = (Self::default(), Table::Top);
+        for (number, line) in (1..).zip(text.lines()) {
+            let wrong = || format!("cannot parse line {number}: {line}");
+            match line.trim() {
+                "" => {}
+                comment if comment.starts_with('#') => {}
+                "[[gpu]]" => {
+                    scene.gpus.push(FakeGpu::default());
+                    table = Table::Gpu;
+                }
+                "[gpu.fields]" if !scene.gpus.is_empty() => table = Table::Fields,
+                line => {
+                    let (key, value) = key_and_value(line).ok_or_else(wrong)?;
+                    scene.set(&table, key, value).ok_or_else(wrong)?;
+                }
+            }
+        }
+        for card in &mut scene.gpus {
+            card.fields.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+            if let Some(two) = card.fields.windows(2).find(|two| two[0].0 == two[1].0) {
+                return Err(format!("{} of {} is defined twice", two[0].0, card.bus));
+            }
+        }
+        Ok(scene)
+    }
+
+    fn set(&mut self, table: &Table, key: String, value: &str) -> Option<()> {
+        match (table, key.as_str()) {
+            (Table::Top, "driver") => self.driver = quoted(value)?,
+            (Table::Top, "cuda") => self.cuda = value.parse().ok()?,
+            (Table::Top, "init") => self.init = value.parse().ok()?,
+            (Table::Top, "hang") => self.hang = quoted(value)?,
+            (Table::Top, "loses") => self.lost_gpus = value.parse().ok()?,
+            (Table::Gpu, "bus") => self.gpus.last_mut()?.bus = quoted(value)?,
+            (Table::Gpu, "handle") => self.gpus.last_mut()?.handle = value.parse().ok()?,
+            (Table::Gpu, "hang") => self.gpus.last_mut()?.hang = value.parse().ok()?,
+            (Table::Gpu, "touches") => self.gpus.last_mut()?.blocking_file = quoted(value)?,
+            (Table::Fields, _) => self.gpus.last_mut()?.fields.push((key, field(value)?)),
+            (Table::Top | Table::Gpu, _) => return None,
+        }
+        Some(())
+    }
+}
+
+/// Splits `driver = …` or `"temperature.gpu" = …`.
+fn key_and_value(line: &str) -> Option<(String, &str)> {
+    let (key, value) = line.split_once(" = ")?;
+    let key = if key.starts_with('"') { quoted(key)? } else { key.to_owned() };
+    Some((key, value.trim()))
+}
+
+fn field(value: &str) -> Option<Field> {
+    if value.starts_with('"') {
+        return quoted(value).map(Field::Text);
+    }
+    match value.strip_prefix('{') {
+        Some(rest) => rest.strip_suffix('}')?.trim().strip_prefix("error = ")?.parse().ok().map(Field::Error),
+        None => value.parse().ok().map(Field::Number),
+    }
+}
+
+fn quoted(text: &str) -> Option<String> {
+    let inside = text.strip_prefix('"')?.strip_suffix('"')?;
+    if !inside.contains(['\\', '"']) {
+        return Some(inside.to_owned());
+    }
+    let (mut out, mut rest) = (String::new(), inside.chars());
+    while let Some(letter) = rest.next() {
+        out.push(match letter {
+            '"' => return None,
+            '\\' => match rest.next()? {
+                'n' => '\n',
+                't' => '\t',
+                'r' => '\r',
+                same @ ('"' | '\\') => same,
+                _ => return None,
+            },
+            other => other,
+        });
+    }
+    Some(out)
+}
