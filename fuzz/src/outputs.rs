@@ -2,7 +2,7 @@
 //! reached, and sometimes in another.
 
 use doctor_checks::{
-    gpu::{Driver, Gpu, GpuAnswer, Reading},
+    gpu::{Driver, Gpu, GpuQueryResult, FieldValue},
     probe::{FileSystemSpace, FileText, Probe, ProbeOutput, Process, Sample},
 };
 use doctor_core::{
@@ -112,7 +112,7 @@ fn process(bytes: &[u8]) -> Process {
 }
 
 /// Parses GPUs with one line per requested field, in order; a field with a `*` takes a line for each of its links.
-fn gpus(fields: &[String], kind: u8, bytes: &[u8]) -> GpuAnswer {
+fn gpus(fields: &[String], kind: u8, bytes: &[u8]) -> GpuQueryResult {
     let bus = |n: usize| format!("0000:{:02x}:00.0", 0x18 + n);
     let one = |(n, bytes): (usize, &[u8])| {
         let said = text(bytes);
@@ -132,18 +132,18 @@ fn gpus(fields: &[String], kind: u8, bytes: &[u8]) -> GpuAnswer {
     };
     let gpus: Vec<Gpu> = bytes.split(|byte| *byte == NEXT).take(16).enumerate().map(one).collect();
     let driver = Driver { version: "570.124.06".to_owned(), cuda: Some("12.8".to_owned()), asked: "nvml".to_owned() };
-    GpuAnswer { on_pci: (0..gpus.len()).map(bus).collect(), driver: Ok(driver), gpus }
+    GpuQueryResult { on_pci: (0..gpus.len()).map(bus).collect(), driver: Ok(driver), gpus }
 }
 
-fn reading(line: &str) -> Reading {
+fn reading(line: &str) -> FieldValue {
     match line.split_at_checked(1) {
-        None | Some(("-", _)) => Reading::NotSupported,
-        Some(("!", code)) => Reading::Failed { code: code.parse().unwrap_or(15), text: line.to_owned() },
-        Some(("=", said)) => Reading::Text(said.to_owned()),
+        None | Some(("-", _)) => FieldValue::NotSupported,
+        Some(("!", code)) => FieldValue::Failed { code: code.parse().unwrap_or(15), text: line.to_owned() },
+        Some(("=", said)) => FieldValue::Text(said.to_owned()),
         Some(_) => match line.parse::<f64>() {
             // JSON has no other numbers.
-            Ok(number) if number.is_finite() => Reading::Number(number),
-            _ => Reading::Text(line.to_owned()),
+            Ok(number) if number.is_finite() => FieldValue::Number(number),
+            _ => FieldValue::Text(line.to_owned()),
         },
     }
 }

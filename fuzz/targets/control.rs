@@ -9,13 +9,13 @@
 use doctor_backend::{
     local::fuzzed::{load, taken_as},
     process::Listen as _,
-    ssh::Between,
+    ssh::FramedOutput,
 };
-use doctor_backend_ssh::fuzzed::{answered, hosts_in};
+use doctor_backend_ssh::fuzzing::{answered, hosts_in};
 use doctor_core::time::Span;
 use doctor_fleet::status::{self, Health, Source};
 use doctor_fuzz::{pick, text};
-use doctor_store::{StoreUrl, fuzzed::holder};
+use doctor_store::{StoreUrl, fuzzing::parse_holder};
 use libfuzzer_sys::fuzz_target;
 
 const PARSERS: &[fn(&[u8])] = &[url, secret, state_file, load_average, lease, host_file, host_answer, command, health];
@@ -41,16 +41,16 @@ fn host_answer(bytes: &[u8]) {
 /// The result does not depend on the chunk size, and its length is bounded.
 fn command(bytes: &[u8]) {
     let heard = |size: usize| {
-        let mut between = Between::new("word", 64);
+        let mut between = FramedOutput::new("word", 64);
         bytes.chunks(size).for_each(|part| between.hear(part));
-        between.into_heard()
+        between.into_parsed()
     };
     let whole = heard(bytes.len().max(1));
     assert_eq!(heard(3), whole);
-    assert!(whole.text.len() <= 64 && (whole.code.is_none() || whole.begun));
-    let mut between = Between::new("another", 64);
+    assert!(whole.text.len() <= 64 && (whole.code.is_none() || whole.started));
+    let mut between = FramedOutput::new("another", 64);
     between.hear(bytes);
-    assert!(text(bytes).contains("another") || between.into_heard().code.is_none());
+    assert!(text(bytes).contains("another") || between.into_parsed().code.is_none());
 }
 
 fn health(bytes: &[u8]) {
@@ -117,8 +117,8 @@ fn load_average(bytes: &[u8]) {
 
 fn lease(bytes: &[u8]) {
     let written = text(bytes);
-    if let Some((host, pid, start)) = holder(&written) {
-        assert_eq!(holder(&format!("{host}:{pid}:{start}")), Some((host, pid, start)));
+    if let Some((host, pid, start)) = parse_holder(&written) {
+        assert_eq!(parse_holder(&format!("{host}:{pid}:{start}")), Some((host, pid, start)));
     }
 }
 

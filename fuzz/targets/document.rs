@@ -10,13 +10,13 @@ use std::sync::LazyLock;
 
 use doctor_checks::{
     Catalogue,
-    carried::{self, Packed, Told},
+    result_transport::{self, Packed, Told},
     document::{AgentReport, Document, MAX_DOCUMENT_BYTES, RunKey, TestEvidence},
     profiles::built_in,
 };
 use doctor_core::{classify::Past, finding::Verdict, observation::Observation, policy::Policy, time::Span};
 use doctor_engine::{
-    ingest::{By, judge},
+    ingest::{ClassifyContext, judge},
     settings::Settings,
 };
 use hmac::{Hmac, KeyInit, Mac};
@@ -26,7 +26,7 @@ use sha2::Sha256;
 const KEY: [u8; 32] = [7; 32];
 
 static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
-    Settings::new(Policy::standard(), Catalogue::built_in(), built_in().profiles()).expect("the defaults go together")
+    Settings::new(Policy::built_in(), Catalogue::built_in(), built_in().profiles()).expect("the defaults go together")
 });
 
 fn signed(word: &str, body: &[u8]) -> Vec<u8> {
@@ -38,7 +38,7 @@ fn signed(word: &str, body: &[u8]) -> Vec<u8> {
 
 fn judged(evidence: &TestEvidence, up: Option<Span>) {
     assert!(!evidence.test.as_str().contains('/'));
-    let by = By { settings: &SETTINGS, sku: None, settled: &[] };
+    let by = ClassifyContext { settings: &SETTINGS, sku: None, acknowledged: &[] };
     let judgement = judge(by, evidence, &Past::at(evidence.ended), up);
     let params = SETTINGS.catalogue.params(&SETTINGS.policy, &evidence.test);
     let seen = SETTINGS.catalogue.get(&evidence.test).map(|check| check.observe(&params, evidence));
@@ -53,7 +53,7 @@ fn result(key: &RunKey, body: &[u8]) {
     assert!(!name.contains('/') && !name.contains("..") && !name.is_empty());
     let again = document.sign(key).expect("what was read from JSON can be written as JSON");
     assert_eq!(Document::open(&again, key).as_ref(), Ok(&document));
-    assert_eq!(Document::open_kept(&bytes).as_ref(), Ok(&document));
+    assert_eq!(Document::parse_stored(&bytes).as_ref(), Ok(&document));
     assert!(AgentReport::open(&bytes, key).is_err(), "a result is no report");
     document.tests.iter().for_each(|evidence| judged(evidence, document.up));
 }
@@ -84,7 +84,7 @@ fuzz_target!(|data: &[u8]| {
     let key = RunKey::new(KEY);
     assert!(Document::open(data, &key).is_err(), "a document without the key's signature was accepted");
     assert!(AgentReport::open(data, &key).is_err(), "a document without the key's signature was accepted");
-    let _kept = Document::open_kept(data);
+    let _kept = Document::parse_stored(data);
     unpacked(data);
     result(&key, data);
     report(&key, data);

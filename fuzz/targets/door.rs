@@ -7,14 +7,14 @@
 
 use std::sync::LazyLock;
 
-use doctor_api::fuzzed::DoorOfOne;
+use doctor_api::fuzzing::FuzzAgentEndpoint;
 use doctor_checks::document::RunKey;
 use doctor_core::ids::NodeName;
 use libfuzzer_sys::fuzz_target;
 
-static DOOR: LazyLock<DoorOfOne> = LazyLock::new(|| {
+static DOOR: LazyLock<FuzzAgentEndpoint> = LazyLock::new(|| {
     let node = NodeName::new("n1").expect("a fixed name");
-    DoorOfOne::new(&node, &RunKey::new([7; 32])).expect("a store in memory and a server on a socket")
+    FuzzAgentEndpoint::new(&node, &RunKey::new([7; 32])).expect("a store in memory and a server on a socket")
 });
 
 fuzz_target!(|said: &[u8]| {

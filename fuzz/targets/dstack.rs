@@ -4,7 +4,7 @@
 
 #![no_main]
 
-use doctor_backend_dstack::fuzzed::free;
+use doctor_backend_dstack::fuzz_targets::free;
 use doctor_fuzz::{pick, text};
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};

@@ -11,7 +11,7 @@ fuzz_target!(|text: &str| {
     let Ok(run) = parse(text) else { return };
     for side in [run.read, run.write] {
         let latency = side.latency.map_or([0.0; 3], |latency| [latency.p50, latency.p99, latency.p999]);
-        let numbers = [side.bytes_per_second, side.per_second].into_iter().chain(latency);
+        let numbers = [side.bytes_per_second, side.iops].into_iter().chain(latency);
         for number in numbers {
             assert!(number >= 0.0 && number.is_finite(), "{number}");
         }

@@ -23,7 +23,7 @@ use libfuzzer_sys::fuzz_target;
 const PROBE: u8 = 0xfd;
 
 static RULES: LazyLock<Vec<Rule>> =
-    LazyLock::new(|| Catalogue::built_in().rules(&Policy::standard()).expect("the checks' own rules are tested"));
+    LazyLock::new(|| Catalogue::built_in().rules(&Policy::built_in()).expect("the checks' own rules are tested"));
 
 fuzz_target!(|data: &[u8]| {
     let Some((check, rest)) = pick(CHECKS, data) else { return };

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, fs, path::PathBuf, sync::LazyLock};
 
-use doctor_store::fuzzed::old_rows;
+use doctor_store::fuzzing::legacy_rows;
 
 use doctor_fuzz::scratch;
 use libfuzzer_sys::fuzz_target;
@@ -15,7 +15,7 @@ static FILE: LazyLock<PathBuf> = LazyLock::new(|| scratch().keep().join("validat
 
 fuzz_target!(|data: &[u8]| {
     fs::write(&*FILE, data).expect("memory can be written");
-    match old_rows(&FILE) {
+    match legacy_rows(&FILE) {
         Ok((rows, skipped)) => {
             // A row has at least one byte; SQLite does not make any up.
             assert!(rows.len() as u64 + skipped <= data.len() as u64);

@@ -5,7 +5,7 @@
 
 #![no_main]
 
-use doctor_checks::{fabric_growth, perftest, pingpong, probe::FileText, sockets};
+use doctor_checks::{fabric_counters, perftest, pingpong, probe::FileText, sockets};
 use doctor_fuzz::{pick, text};
 use libfuzzer_sys::fuzz_target;
 
@@ -39,7 +39,7 @@ fn pingpong(text: &str) {
 }
 
 fn listeners(text: &str) {
-    let ports = (0..=u16::MAX).step_by(0x1111).filter(|port| sockets::listens(text, *port)).count();
+    let ports = (0..=u16::MAX).step_by(0x1111).filter(|port| sockets::is_listening(text, *port)).count();
     assert!(ports <= text.lines().count());
 }
 
@@ -47,6 +47,6 @@ fn counters(text: &str) {
     let path = "/sys/class/infiniband/mlx5_0/ports/1/counters/symbol_error".to_owned();
     let (before, after) = text.split_once('\n').unwrap_or((text, ""));
     let file = |text: &str| [FileText { path: path.clone(), text: Ok(text.to_owned()) }];
-    let (events, _) = fabric_growth::grew(&file(before), &file(after), 5.0);
+    let (events, _) = fabric_counters::growth_events(&file(before), &file(after), 5.0);
     assert!(events.len() <= 1 && (events.is_empty() || after.trim().parse::<u64>().is_ok()));
 }

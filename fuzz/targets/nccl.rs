@@ -5,7 +5,7 @@
 #![no_main]
 
 use doctor_checks::{
-    collective_order::Mode,
+    collective_params::Mode,
     nccl_log::{Asked, NcclLog},
     nccl_tests,
 };
@@ -20,14 +20,14 @@ fn log(bytes: &[u8]) {
     assert!(read.warnings.len() <= 8 && read.warnings.iter().all(|line| line.chars().count() <= 300));
     for mode in Mode::ALL {
         let asked = Asked { mode: *mode, net: "IB", shared_memory: false, ranks: 0..2 };
-        let Ok(paths) = read.judge(&asked) else { continue };
+        let Ok(paths) = read.check_path(&asked) else { continue };
         assert!(paths.all > 0 && paths.without_gpu_direct <= paths.network && paths.network <= paths.all);
         assert!(*mode != Mode::Loopback || paths.network == paths.all);
         assert!(*mode != Mode::Nvlink || paths.network == 0);
         // One connection through sockets invalidates it.
         let mut more = read.clone();
-        more.hear("host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/0");
-        assert!(more.judge(&asked).is_err());
+        more.add_line("host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/0");
+        assert!(more.check_path(&asked).is_err());
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 use doctor_checks::{
     document::RunKey,
-    permit::Permit,
+    drain_permit::DrainPermit,
     probe::{FileText, Probe, ProbeOutput},
 };
 use doctor_core::{
@@ -17,7 +17,7 @@ use doctor_core::{
 };
 use doctor_fuzz::{pick, scratch, text};
 use doctor_node::{
-    agent::{http, kernel},
+    agent::{http, kernel_log},
     builtin::fuzzed as several_nodes,
     check, hardware,
     hook::fuzzed as hooks,
@@ -32,14 +32,14 @@ const PARSERS: &[fn(&[u8])] =
     &[reply, machine_type, mounts, up, samples, machine, record, note, stranger, other_node, slurm_nodes, permit];
 
 fn reply(answer: &[u8]) {
-    let _whole = http::is_whole(answer);
+    let _whole = http::is_complete(answer);
     if let Some(reply) = http::Reply::read(answer) {
         assert!(reply.status <= 999 && reply.text.chars().count() <= 300 && !reply.text.contains(char::is_control));
     }
 }
 
 fn machine_type(answer: &[u8]) {
-    let _complete = metadata::complete(answer);
+    let _complete = metadata::is_complete(answer);
     match metadata::read_answer(answer) {
         Ok(word) => {
             assert!((1..=64).contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/'));
@@ -91,7 +91,7 @@ fn machine(bytes: &[u8]) {
 }
 
 fn record(bytes: &[u8]) {
-    let _wakes = kernel::is_kernels(bytes);
+    let _wakes = kernel_log::is_from_kernel(bytes);
 }
 
 fn note(bytes: &[u8]) {
@@ -119,7 +119,7 @@ fn slurm_nodes(bytes: &[u8]) {
 /// No permit is valid without the node's key.
 fn permit(bytes: &[u8]) {
     let node = NodeName::new("n1").expect("a name");
-    assert_eq!(Permit::open(&text(bytes), &node, 1, &RunKey::new([7; 32])), None);
+    assert_eq!(DrainPermit::open(&text(bytes), &node, 1, &RunKey::new([7; 32])), None);
 }
 
 fuzz_target!(|data: &[u8]| {

@@ -10,7 +10,7 @@ use doctor_core::{policy::Policy, time::Timestamp};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
-    let policy = match Policy::over_defaults(text) {
+    let policy = match Policy::with_site_settings(text) {
         Ok(policy) => policy,
         Err(error) => {
             assert!(error.line().is_none_or(|line| (1..=text.lines().count().max(1) + 1).contains(&line)));
@@ -24,7 +24,7 @@ fuzz_target!(|text: &str| {
         }
     }
     let written = toml::to_string(&policy).expect("a policy that was read can be written");
-    let again = Policy::over_defaults(&written).unwrap_or_else(|error| panic!("{error}\n{written}"));
+    let again = Policy::with_site_settings(&written).unwrap_or_else(|error| panic!("{error}\n{written}"));
     // Compared as text: a rule's limit may be NaN, which is not equal to itself.
     assert_eq!(toml::to_string(&again).expect("as before"), written);
 });

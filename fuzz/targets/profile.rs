@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 use doctor_checks::profiles::built_in;
 use doctor_core::{
-    machine::{MachineFacts, detect},
+    sku_detection::{MachineFacts, detect},
     profile::{MachineTypes, ProfileFile, import},
 };
 use doctor_fuzz::{pick, text};
@@ -42,7 +42,7 @@ fn file(text: &str) {
         ..MachineFacts::default()
     };
     let mut types = KNOWN.clone();
-    if types.lay_over(file).is_ok() {
+    if types.merge(file).is_ok() {
         assert!(!detect(&types, &facts).steps.is_empty(), "a machine that is not recognised is told why");
     }
 }

@@ -7,14 +7,14 @@
 
 use std::sync::LazyLock;
 
-use doctor_api::fuzzed::ApiOfFew;
+use doctor_api::fuzzing::FuzzApi;
 
 use doctor_fuzz::text;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
-static API: LazyLock<ApiOfFew> = LazyLock::new(|| ApiOfFew::new().expect("a store in memory"));
-static PLACES: LazyLock<Vec<&str>> = LazyLock::new(|| ApiOfFew::places().collect());
+static API: LazyLock<FuzzApi> = LazyLock::new(|| FuzzApi::new().expect("a store in memory"));
+static PLACES: LazyLock<Vec<&str>> = LazyLock::new(|| FuzzApi::paths().collect());
 
 /// Percent-encodes characters for a URL.
 fn written(text: &str) -> String {
@@ -55,7 +55,7 @@ fuzz_target!(|data: &[u8]| {
     // Counted from `A` for operator commands and from `a` for queries, so that seeds are text.
     match first {
         b'A'..=b'Z' => {
-            let refused = ApiOfFew::order(usize::from(first - b'A'), rest);
+            let refused = FuzzApi::parse_command(usize::from(first - b'A'), rest);
             assert!(refused.is_none_or(|why| !why.is_empty() && why.len() <= 1024 + 8 * rest.len()));
         }
         _ => question(usize::from(first.wrapping_sub(b'a')), &text(rest)),

@@ -7,7 +7,7 @@
 use std::{path::Path, sync::LazyLock};
 
 use doctor_checks::credential::Credential;
-use doctor_core::toml_text::{self, BadText};
+use doctor_core::toml_text::{self, TomlError};
 use doctor_fuzz::{pick, round_trip, text};
 use doctor_node::agent::{config::Written, http::Address};
 use doctor_sim::{ServeConfig, fuzzed};
@@ -30,13 +30,13 @@ fn default_text() -> &'static str {
 
 const PARSERS: &[fn(&str)] = &[service, agent, credential, world, address];
 
-fn placed(text: &str, error: &BadText) {
+fn placed(text: &str, error: &TomlError) {
     assert!(error.line().is_none_or(|line| (1..=text.lines().count().max(1) + 1).contains(&line)));
     assert!(!error.to_string().is_empty());
 }
 
 fn service(text: &str) {
-    match file::Config::read(text, Path::new("/etc/cluster-doctor")) {
+    match file::Config::parse(text, Path::new("/etc/cluster-doctor")) {
         Ok(config) => {
             assert!(config.lease > config.cycle && (1..=256).contains(&config.workers));
             // `doctor config show` prints it.

@@ -4,7 +4,7 @@
 
 #![no_main]
 
-use doctor_backend_slurm::fuzzed::{free, marks_in};
+use doctor_backend_slurm::fuzz_targets::{free, marks_in};
 use doctor_fuzz::{pick, text};
 use libfuzzer_sys::fuzz_target;
 

@@ -35,8 +35,8 @@ fuzz_target!(|data: &[u8]| {
     let files = fill(data);
     let mut spool = Spool::open(&FOLDER, ROOM).expect("a directory opens whatever is in it");
     let mut steps = 0;
-    while let Some(next) = spool.first() {
-        spool.taken(&next);
+    while let Some(next) = spool.next_message() {
+        spool.mark_accepted(&next);
         steps += 1;
         assert!(steps <= files + 2, "more comes out than was put in");
     }

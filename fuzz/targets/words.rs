@@ -11,7 +11,7 @@ use std::{
 
 use doctor_checks::{
     cpu_list,
-    dcgm_watch::Watch,
+    dcgm_health_report::Watch,
     document::{RunKey, Schema},
     files, pci,
     probe::ProbeOutput,
@@ -100,27 +100,27 @@ fn process(text: &str) {
 }
 
 fn up(text: &str) {
-    if let Ok(seconds) = uptime::seconds_up(Some(&ProbeOutput::Text(text.to_owned()))) {
+    if let Ok(seconds) = uptime::uptime_seconds(Some(&ProbeOutput::Text(text.to_owned()))) {
         assert!(seconds.is_finite() && seconds >= 0.0, "{seconds}");
     }
 }
 
 fn rate(text: &str) {
-    let _word = rdma::state_word(text);
-    if let Some(bits) = rdma::rate_bits(text) {
+    let _word = rdma::parse_state(text);
+    if let Some(bits) = rdma::parse_rate(text) {
         assert!(bits.is_finite() && bits >= 0.0, "{bits}");
     }
 }
 
 fn place(text: &str) {
-    assert!(pci::all_above(text).count() <= text.split('/').count());
-    assert!(pci::above(text).is_none_or(|bus| text.contains(bus)));
+    assert!(pci::parent_bridges(text).count() <= text.split('/').count());
+    assert!(pci::parent_bridge(text).is_none_or(|bus| text.contains(bus)));
 }
 
 /// Filling the wildcards of the pattern with the matches gives the path.
 fn wild(text: &str) {
     let Some((pattern, path)) = text.split_once('\n') else { return };
-    let Some(found) = files::wild(pattern, path) else { return };
+    let Some(found) = files::match_pattern(pattern, path) else { return };
     let mut parts = found.iter();
     let filled: Vec<String> = pattern
         .split('/')

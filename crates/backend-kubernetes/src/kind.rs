@@ -111,16 +111,16 @@ mod with_client {
 
     pub(super) fn open(_: &KubernetesConfig) -> Result<OpenedCluster, BackendError> {
         let operation = "open the Kubernetes backend";
-        Err(BackendError { operation, text: ABSENT.to_owned(), effect: Effect::NoneGiveUp })
+        Err(BackendError { operation, text: ABSENT.to_owned(), effect: Effect::NotAppliedPermanent })
     }
 
     pub(super) fn inspect(_: &KubernetesConfig) -> Inspection {
         let text = "this program was built without the Kubernetes client";
-        vec![Inspected::bad("cluster", text, REMEDY)].into()
+        vec![InspectionItem::bad("cluster", text, REMEDY)].into()
     }
 
     #[expect(clippy::unnecessary_wraps, reason = "with the client it can fail")]
-    pub(super) const fn check_template(_: &str, _: &KubernetesConfig) -> Result<(), BadText> {
+    pub(super) const fn check_template(_: &str, _: &KubernetesConfig) -> Result<(), TomlError> {
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 //
 // A share is an integer that depends only on its rank and position and is never zero; at one position all ranks have
 // the same sign. A sum is therefore exact in any order of addition, is never zero, and is too small if a rank's share
-// is lost. crates/gpu/src/collective/numbers.rs has the same formulas in Rust.
+// is lost. crates/gpu/src/collective/test_values.rs has the same formulas in Rust.
 
 #include "numbers.cuh"
 

@@ -6,7 +6,7 @@
 #define THREADS 256
 #define WARPS (THREADS / 32)
 
-// The sizes of the problems. A test compares crates/gpu/src/dl/layers/problem.rs with them.
+// The sizes of the problems. A test compares crates/gpu/src/dl/layers/layer_inputs.rs with them.
 #define LINEAR_ROWS 128
 #define LINEAR_INPUTS 128
 #define LINEAR_OUTPUTS 128

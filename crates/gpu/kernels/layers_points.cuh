@@ -1,4 +1,4 @@
-// Elementwise layers: GELU, embedding, Adam. crates/gpu/src/dl/layers/exact/points.rs has the same in Rust.
+// Elementwise layers: GELU, embedding, Adam. crates/gpu/src/dl/layers/exact/elementwise.rs has the same in Rust.
 
 // ---- GELU in its tanh form, written as x / (1 + exp(-2u)), where nothing cancels. ----
 

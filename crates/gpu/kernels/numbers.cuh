@@ -1,4 +1,4 @@
-// The numbers in the matrices, and the weights of the checksums. crates/gpu/src/dl/known.rs has the same in Rust.
+// The numbers in the matrices, and the weights of the checksums. crates/gpu/src/dl/expected_sums.rs has the same in Rust.
 //
 // A number is a small integer that depends only on its position, so that it can be recomputed anywhere without memory.
 // All products and sums of such numbers are exact in every tested type, in any order of addition.
