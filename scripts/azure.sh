@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs Azure's own command line for tests of `doctor fleet provision`: prints the folder of `az` and its `python`; all other
 # output is on standard error. It is fetched once and kept under DOCTOR_BED_CACHE. It never talks to Azure: a server of ours on
-# loopback (crates/bed/src/azure) answers.
+# loopback (crates/testbed/src/azure) answers.
 #
 # If this cannot run, the last line is the reason: "not run: …", exit 3, or exit 1 with CI=true.
 set -euo pipefail

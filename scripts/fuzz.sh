@@ -26,7 +26,7 @@ targets=("$@")
 longest() {
   case $1 in
     words) echo 256 ;;
-    hostlist | control | question) echo 512 ;;
+    hostlist | control | api_request) echo 512 ;;
     profile | settings | nhc | measurements | sim | node | spool) echo 2048 ;;
     fio) echo 8192 ;;
     legacy) echo 16384 ;;
@@ -80,7 +80,7 @@ done
 wait
 
 bad=0
-printf '%-14s %10s %8s %9s %10s  %s\n' target inputs seconds 'peak MB' 'slowest s' result
+printf '%-16s %10s %8s %9s %10s  %s\n' target inputs seconds 'peak MB' 'slowest s' result
 for target in "${targets[@]}"; do
   inputs=$(stat_of "$target" number_of_executed_units)
   result=ok
@@ -90,7 +90,7 @@ for target in "${targets[@]}"; do
     result="ended by its time"
     [ -n "$seconds" ] || result="FAILED, too few inputs in $cap s"
   fi
-  printf '%-14s %10s %8s %9s %10s  %s\n' "$target" "${inputs:--}" "$(cat "$logs/$target.seconds")" \
+  printf '%-16s %10s %8s %9s %10s  %s\n' "$target" "${inputs:--}" "$(cat "$logs/$target.seconds")" \
     "$(stat_of "$target" peak_rss_mb)" "$(stat_of "$target" slowest_unit_time_sec)" "$result"
   [[ $result != FAILED* ]] || bad=1
 done

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Builds Helm for the chart's tests: prints the program's path; all other output is on standard error.
 #
-# HELM, if set, is that program. Otherwise Go builds it once from crates/bed/kubernetes, which pins it: the result is kept under
+# HELM, if set, is that program. Otherwise Go builds it once from crates/testbed/kubernetes, which pins it: the result is kept under
 # DOCTOR_BED_CACHE by the hash of go.sum and of this file. That takes two minutes, or half a minute after the control plane.
 #
 # If this cannot run, the last line is the reason: "not run: …", exit 3, or exit 1 with CI=true.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-module=crates/bed/kubernetes
+module=crates/testbed/kubernetes
 
 say() { echo "$*" >&2; }
 

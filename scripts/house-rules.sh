@@ -21,7 +21,7 @@ declare -A may_see=(
   [doctor-gpu]="doctor-core doctor-checks"
   [doctor-host]="doctor-core doctor-checks"
   [doctor-node]="doctor-core doctor-checks doctor-gpu doctor-host"
-  [doctor-standin]=""
+  [doctor-fake-nvidia]=""
   [doctor-store]="doctor-core doctor-checks"
   [doctor-backend]="doctor-core doctor-checks doctor-host"
   [doctor-backend-kubernetes]="doctor-core doctor-checks doctor-host doctor-backend"
@@ -34,8 +34,8 @@ declare -A may_see=(
   [doctor-fleet]="doctor-core doctor-checks doctor-backend"
   [doctor-sim]="doctor-core doctor-checks doctor-store doctor-backend doctor-engine"
   [doctor]="doctor-core doctor-checks doctor-store doctor-backend doctor-backend-kubernetes doctor-backend-slurm doctor-backend-ssh doctor-backend-dstack doctor-engine doctor-api doctor-notify doctor-fleet doctor-sim"
-  [doctor-bench]="doctor-core doctor-checks doctor-gpu doctor-store doctor-backend doctor-backend-kubernetes doctor-engine doctor-sim doctor-bed"
-  [doctor-bed]=""
+  [doctor-bench]="doctor-core doctor-checks doctor-gpu doctor-store doctor-backend doctor-backend-kubernetes doctor-engine doctor-sim doctor-testbed"
+  [doctor-testbed]=""
 )
 arrows=""
 for manifest in crates/*/Cargo.toml; do

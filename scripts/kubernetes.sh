@@ -4,7 +4,7 @@
 #   kubernetes.sh kubelet     the kubelet, for tests with a real node
 #
 # KUBEBUILDER_ASSETS, if set, is that folder; it usually has no kubelet, which is then built. Otherwise Go builds the components
-# from crates/bed/kubernetes, which pins them: no distribution packages Kubernetes, and Debian 12's etcd is older than this Kubernetes
+# from crates/testbed/kubernetes, which pins them: no distribution packages Kubernetes, and Debian 12's etcd is older than this Kubernetes
 # supports (streamed lists never end with it). That takes nine minutes once, and one more for the kubelet; the result is kept under
 # DOCTOR_BED_CACHE by the hash of go.sum and of the list of programs.
 #
@@ -24,7 +24,7 @@ kubelet)
   exit 2
   ;;
 esac
-module=crates/bed/kubernetes
+module=crates/testbed/kubernetes
 
 say() { echo "$*" >&2; }
 

@@ -2,7 +2,7 @@
 //! reached, and sometimes in another.
 
 use doctor_checks::{
-    gpu::{Driver, Gpu, GpuQueryResult, FieldValue},
+    gpu::{Driver, FieldValue, Gpu, GpuQueryResult},
     probe::{FileSystemSpace, FileText, Probe, ProbeOutput, Process, Sample},
 };
 use doctor_core::{

@@ -22,11 +22,11 @@ fn env_file(text: &str) {
 }
 
 fn flexible(text: &str) {
-    assert!(fuzzed::answers(text, false).is_none_or(|(words, _)| words > PLAN));
+    assert!(fuzzed::az_output(text, false).is_none_or(|(words, _)| words > PLAN));
 }
 
 fn uniform(text: &str) {
-    assert!(fuzzed::answers(text, true).is_none_or(|(words, _)| words > PLAN));
+    assert!(fuzzed::az_output(text, true).is_none_or(|(words, _)| words > PLAN));
 }
 
 fn said(text: &str) {

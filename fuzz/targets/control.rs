@@ -7,11 +7,11 @@
 #![no_main]
 
 use doctor_backend::{
-    local::fuzzed::{load, taken_as},
-    process::Listen as _,
+    local::fuzzing::{load, parsed_kinds},
+    process::OutputListener as _,
     ssh::FramedOutput,
 };
-use doctor_backend_ssh::fuzzing::{answered, hosts_in};
+use doctor_backend_ssh::fuzzing::{hosts_in, parse_answer};
 use doctor_core::time::Span;
 use doctor_fleet::status::{self, Health, Source};
 use doctor_fuzz::{pick, text};
@@ -29,10 +29,10 @@ fn host_file(bytes: &[u8]) {
 
 /// A host whose status could not be read is never free, and a reply to another request is rejected.
 fn host_answer(bytes: &[u8]) {
-    match answered(bytes, 7) {
+    match parse_answer(bytes, 7) {
         Ok(free_in_doubt) => {
             assert!(!free_in_doubt);
-            assert!(answered(bytes, 8).is_err());
+            assert!(parse_answer(bytes, 8).is_err());
         }
         Err(error) => assert!(!error.is_empty()),
     }
@@ -42,14 +42,14 @@ fn host_answer(bytes: &[u8]) {
 fn command(bytes: &[u8]) {
     let heard = |size: usize| {
         let mut between = FramedOutput::new("word", 64);
-        bytes.chunks(size).for_each(|part| between.hear(part));
+        bytes.chunks(size).for_each(|part| between.on_output(part));
         between.into_parsed()
     };
     let whole = heard(bytes.len().max(1));
     assert_eq!(heard(3), whole);
     assert!(whole.text.len() <= 64 && (whole.code.is_none() || whole.started));
     let mut between = FramedOutput::new("another", 64);
-    between.hear(bytes);
+    between.on_output(bytes);
     assert!(text(bytes).contains("another") || between.into_parsed().code.is_none());
 }
 
@@ -107,7 +107,7 @@ fn secret(bytes: &[u8]) {
 
 fn state_file(bytes: &[u8]) {
     // A file that could be of two kinds would be accepted as either.
-    let kinds = taken_as(bytes);
+    let kinds = parsed_kinds(bytes);
     assert!(kinds.len() <= 1, "{kinds:?}");
 }
 

@@ -18,7 +18,9 @@ fuzz_target!(|text: &str| {
     assert!(results <= text.lines().count());
     for exit in [Some(0), Some(226), None] {
         let ran = ProbeOutput::Ran { exit, stdout: text.to_owned(), stderr: String::new() };
-        if let Observation::Measured { metrics, events, .. } = dcgm_diag::interpret(Some(&ran), &[], ExpectedResults::default()) {
+        if let Observation::Measured { metrics, events, .. } =
+            dcgm_diag::interpret(Some(&ran), &[], ExpectedResults::default())
+        {
             let results: f64 = metrics.iter().filter(|m| m.name != "dcgm_results_skipped").map(|m| m.value).sum();
             assert!(results >= 1.0, "a diagnosis without a result is none");
             for event in events {

@@ -10,13 +10,13 @@ use std::sync::LazyLock;
 
 use doctor_checks::{
     Catalogue,
-    result_transport::{self, Packed, Told},
     document::{AgentReport, Document, MAX_DOCUMENT_BYTES, RunKey, TestEvidence},
     profiles::built_in,
+    result_transport::{self, PackedDocument, TerminationMessage},
 };
-use doctor_core::{classify::Past, finding::Verdict, observation::Observation, policy::Policy, time::Span};
+use doctor_core::{classify::Baselines, finding::Verdict, observation::Observation, policy::Policy, time::Span};
 use doctor_engine::{
-    ingest::{ClassifyContext, judge},
+    ingest::{ClassifyContext, classify_evidence},
     settings::Settings,
 };
 use hmac::{Hmac, KeyInit, Mac};
@@ -39,7 +39,7 @@ fn signed(word: &str, body: &[u8]) -> Vec<u8> {
 fn judged(evidence: &TestEvidence, up: Option<Span>) {
     assert!(!evidence.test.as_str().contains('/'));
     let by = ClassifyContext { settings: &SETTINGS, sku: None, acknowledged: &[] };
-    let judgement = judge(by, evidence, &Past::at(evidence.ended), up);
+    let judgement = classify_evidence(by, evidence, &Baselines::at(evidence.ended), up);
     let params = SETTINGS.catalogue.params(&SETTINGS.policy, &evidence.test);
     let seen = SETTINGS.catalogue.get(&evidence.test).map(|check| check.observe(&params, evidence));
     let measured = matches!(seen, Some(Observation::Measured { .. }));
@@ -62,12 +62,15 @@ fn result(key: &RunKey, body: &[u8]) {
 fn unpacked(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let most = usize::try_from(MAX_DOCUMENT_BYTES).expect("it is a few megabytes");
-    if let Ok(Told::Document(document)) = carried::read_message(&text) {
+    if let Ok(TerminationMessage::Document(document)) = result_transport::parse_termination_message(&text) {
         assert!(document.len() <= most);
     }
-    assert!(carried::read_log(&text).map_or(0, |document| document.len()) <= most);
-    if let Ok(packed) = Packed::of(data) {
-        assert_eq!(carried::read_log(&format!("{text}\n{}", packed.for_log())).as_deref(), Ok(data));
+    assert!(result_transport::extract_from_log(&text).map_or(0, |document| document.len()) <= most);
+    if let Ok(packed) = PackedDocument::pack(data) {
+        assert_eq!(
+            result_transport::extract_from_log(&format!("{text}\n{}", packed.to_log_lines())).as_deref(),
+            Ok(data)
+        );
     }
 }
 

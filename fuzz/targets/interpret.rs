@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 
 use doctor_checks::{CHECKS, Catalogue, Params, probe::ProbeOutput};
 use doctor_core::{
-    classify::judge,
+    classify::classify,
     finding::Verdict,
     ids::CheckId,
     observation::Observation,
@@ -38,7 +38,7 @@ fuzz_target!(|data: &[u8]| {
     }
     let id = CheckId::new(check.spec.id).expect("the checks' own names are tested");
     let observation = (check.interpret)(&params, &outputs);
-    let judged = judge(&RULES, None, &id, &observation);
+    let judged = classify(&RULES, None, &id, &observation);
     match &observation {
         Observation::Measured { metrics, events, .. } => {
             assert!(!metrics.is_empty() || !events.is_empty(), "{id} measured nothing");

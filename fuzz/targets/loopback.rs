@@ -22,7 +22,8 @@ fn perftest(text: &str) {
         assert!(written.bits_per_second > 0.0 && written.bits_per_second.is_finite());
         assert!(text.contains("#bytes"));
     }
-    let (perftest::Complaint::Traffic(said) | perftest::Complaint::Other(said)) = perftest::complaint(text);
+    let (perftest::PerftestFailure::Traffic(said) | perftest::PerftestFailure::Other(said)) =
+        perftest::classify_failure(text);
     assert!(!said.is_empty() && said.chars().count() < 300);
 }
 
@@ -32,9 +33,9 @@ fn pingpong(text: &str) {
         assert!(returned.seconds >= 0.0 && text.contains("#ack"));
     }
     let (client, server) = text.split_once('\u{1}').unwrap_or((text, ""));
-    match pingpong::complaint(client, server) {
-        pingpong::Complaint::Traffic(said) => assert!(!said.is_empty() && client.contains("cq_readerr")),
-        pingpong::Complaint::Other(said) => assert!(!said.is_empty()),
+    match pingpong::classify_failure(client, server) {
+        pingpong::PingpongFailure::Traffic(said) => assert!(!said.is_empty() && client.contains("cq_readerr")),
+        pingpong::PingpongFailure::Other(said) => assert!(!said.is_empty()),
     }
 }
 

@@ -6,7 +6,7 @@
 
 use doctor_checks::{
     collective_params::Mode,
-    nccl_log::{Asked, NcclLog},
+    nccl_log::{NcclLog, RequestedPath},
     nccl_tests,
 };
 use doctor_fuzz::{pick, text};
@@ -19,7 +19,7 @@ fn log(bytes: &[u8]) {
     let read = NcclLog::read(&said);
     assert!(read.warnings.len() <= 8 && read.warnings.iter().all(|line| line.chars().count() <= 300));
     for mode in Mode::ALL {
-        let asked = Asked { mode: *mode, net: "IB", shared_memory: false, ranks: 0..2 };
+        let asked = RequestedPath { mode: *mode, net: "IB", shared_memory: false, ranks: 0..2 };
         let Ok(paths) = read.check_path(&asked) else { continue };
         assert!(paths.all > 0 && paths.without_gpu_direct <= paths.network && paths.network <= paths.all);
         assert!(*mode != Mode::Loopback || paths.network == paths.all);

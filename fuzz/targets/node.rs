@@ -18,11 +18,11 @@ use doctor_core::{
 use doctor_fuzz::{pick, scratch, text};
 use doctor_node::{
     agent::{http, kernel_log},
-    builtin::fuzzed as several_nodes,
+    builtin::fuzz_targets as multi_node,
     check, hardware,
-    hook::fuzzed as hooks,
+    hook::fuzz_targets as hooks,
     profile::metadata,
-    runner::{FixtureRunner, fuzzed},
+    runner::{FixtureRunner, fuzz_targets},
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -40,7 +40,7 @@ fn reply(answer: &[u8]) {
 
 fn machine_type(answer: &[u8]) {
     let _complete = metadata::is_complete(answer);
-    match metadata::read_answer(answer) {
+    match metadata::parse_response(answer) {
         Ok(word) => {
             assert!((1..=64).contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/'));
         }
@@ -51,10 +51,10 @@ fn machine_type(answer: &[u8]) {
 fn mounts(bytes: &[u8]) {
     let table = text(bytes);
     // A path that is not mounted is not local.
-    assert!(!fuzzed::is_local("", Path::new("/")));
+    assert!(!fuzz_targets::is_local("", Path::new("/")));
     for line in table.lines() {
         let place = line.split(' ').nth(1).unwrap_or_default();
-        let _local = fuzzed::is_local(&table, Path::new(place));
+        let _local = fuzz_targets::is_local(&table, Path::new(place));
     }
 }
 
@@ -68,7 +68,8 @@ fn up(bytes: &[u8]) {
 fn samples(kept: &[u8]) {
     let now = (Timestamp::from_secs(1_800_000_000), Span::days(1));
     let file = FileText { path: "/sys/fuzzed/a".to_owned(), text: Ok("1".to_owned()) };
-    let samples = fuzzed::look_after(&FOLDER, kept, Span::hours(1), now, vec![file]).expect("memory can be written");
+    let samples =
+        fuzz_targets::add_sample(&FOLDER, kept, Span::hours(1), now, vec![file]).expect("memory can be written");
     let last = samples.last().expect("at least this look is there");
     assert!(last.at == now.0 && samples.len() <= 400);
     assert!(samples.is_sorted_by_key(|sample| sample.at) || samples.iter().all(|sample| sample.at <= now.0));
@@ -95,22 +96,22 @@ fn record(bytes: &[u8]) {
 }
 
 fn note(bytes: &[u8]) {
-    let _left = fuzzed::is_note(bytes);
+    let _left = fuzz_targets::is_hung_probe_record(bytes);
 }
 
 fn stranger(bytes: &[u8]) {
-    assert!(!several_nodes::lets_in(bytes), "a connection was accepted without the secret");
+    assert!(!multi_node::accepts_peer(bytes), "a connection was accepted without the secret");
 }
 
 /// No node can make another one fail.
 fn other_node(bytes: &[u8]) {
-    assert!(several_nodes::said_by_the_other(bytes).is_none_or(|findings| findings == 0));
+    assert!(multi_node::handle_peer_message(bytes).is_none_or(|findings| findings == 0));
 }
 
 /// Only our own reason marks a node as ours: no text of an operator does, wherever it occurs.
 fn slurm_nodes(bytes: &[u8]) {
     let said = text(bytes);
-    for (name, is_ours) in hooks::slurm_says(&said).unwrap_or_default() {
+    for (name, is_ours) in hooks::parse_slurm_nodes(&said).unwrap_or_default() {
         assert!(!name.is_empty() && !name.contains(' '));
         assert!(!is_ours || said.contains(" Reason=doctor:"), "{name}");
     }

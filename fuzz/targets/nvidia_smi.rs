@@ -4,7 +4,7 @@
 
 #![no_main]
 
-use doctor_checks::{gpu::Reading, nvidia_smi};
+use doctor_checks::{gpu::FieldValue, nvidia_smi};
 use libfuzzer_sys::fuzz_target;
 
 const FIELDS: [&str; 5] = [
@@ -18,11 +18,11 @@ const FIELDS: [&str; 5] = [
 fuzz_target!(|text: &str| {
     let mut fields: Vec<String> = FIELDS.iter().map(|&field| field.to_owned()).collect();
     fields.push("process.*.pid".to_owned());
-    let Ok(answer) = nvidia_smi::read(text, &fields, Vec::new()) else { return };
+    let Ok(answer) = nvidia_smi::parse_query(text, &fields, Vec::new()) else { return };
     for gpu in &answer.gpus {
         assert!(FIELDS.iter().all(|field| gpu.get(field).is_some()), "a field has no answer");
         for (name, reading) in &gpu.fields {
-            if let Reading::Number(value) = reading {
+            if let FieldValue::Number(value) = reading {
                 assert!(value.is_finite(), "{name} is {value}");
             }
         }

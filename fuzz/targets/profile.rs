@@ -8,8 +8,8 @@ use std::sync::LazyLock;
 
 use doctor_checks::profiles::built_in;
 use doctor_core::{
-    sku_detection::{MachineFacts, detect},
     profile::{MachineTypes, ProfileFile, import},
+    sku_detection::{MachineFacts, detect},
 };
 use doctor_fuzz::{pick, text};
 use libfuzzer_sys::fuzz_target;

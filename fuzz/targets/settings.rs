@@ -9,7 +9,7 @@ use std::{path::Path, sync::LazyLock};
 use doctor_checks::credential::Credential;
 use doctor_core::toml_text::{self, TomlError};
 use doctor_fuzz::{pick, round_trip, text};
-use doctor_node::agent::{config::Written, http::Address};
+use doctor_node::agent::{config::AgentSettings, http::Address};
 use doctor_sim::{ServeConfig, fuzzed};
 use libfuzzer_sys::fuzz_target;
 
@@ -47,7 +47,7 @@ fn service(text: &str) {
 }
 
 fn agent(text: &str) {
-    if let Err(error) = toml_text::read::<Written>(text, &[]) {
+    if let Err(error) = toml_text::read::<AgentSettings>(text, &[]) {
         placed(text, &error);
     }
 }

@@ -4,23 +4,23 @@
 
 #![no_main]
 
-use doctor_core::hostlist::MOST_NODES;
+use doctor_core::hostlist::MAX_NODES;
 use doctor_fuzz::{pick, text};
 use doctor_sim::{Incident, fuzzed};
 use libfuzzer_sys::{Corpus, fuzz_target};
 
-const PARSERS: &[fn(&[u8]) -> Corpus] = &[ask, answer, incident, effects];
+const PARSERS: &[fn(&[u8]) -> Corpus] = &[request, response, incident, effects];
 
-fn ask(line: &[u8]) -> Corpus {
-    if let Some(again) = fuzzed::ask(line) {
-        assert_eq!(fuzzed::ask(&again), Some(again));
+fn request(line: &[u8]) -> Corpus {
+    if let Some(again) = fuzzed::request(line) {
+        assert_eq!(fuzzed::request(&again), Some(again));
     }
     Corpus::Keep
 }
 
-fn answer(line: &[u8]) -> Corpus {
-    if let Some(again) = fuzzed::answer(line) {
-        assert_eq!(fuzzed::answer(&again), Some(again));
+fn response(line: &[u8]) -> Corpus {
+    if let Some(again) = fuzzed::response(line) {
+        assert_eq!(fuzzed::response(&again), Some(again));
     }
     Corpus::Keep
 }
@@ -29,7 +29,7 @@ fn incident(bytes: &[u8]) -> Corpus {
     let mut kept = Corpus::Keep;
     for line in text(bytes).lines().take(4) {
         if let Some(Incident::UserJob { nodes, .. }) = fuzzed::incident(line) {
-            assert!(nodes.len() <= MOST_NODES);
+            assert!(nodes.len() <= MAX_NODES);
             // Long lists are only slow: keep them out of the corpus.
             if nodes.len() > 2000 {
                 kept = Corpus::Reject;

@@ -8,11 +8,11 @@
 use std::{fs, path::PathBuf, sync::LazyLock};
 
 use doctor_fuzz::scratch;
-use doctor_node::agent::spool::{Room, Spool};
+use doctor_node::agent::spool::{Spool, SpoolLimits};
 use libfuzzer_sys::fuzz_target;
 
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| scratch().keep());
-const ROOM: Room = Room { bytes: 4096, reports: 3 };
+const LIMITS: SpoolLimits = SpoolLimits { bytes: 4096, reports: 3 };
 
 /// Writes files. The first line of each part is the file name, if it is a plain one.
 fn fill(data: &[u8]) -> usize {
@@ -33,7 +33,7 @@ fn fill(data: &[u8]) -> usize {
 
 fuzz_target!(|data: &[u8]| {
     let files = fill(data);
-    let mut spool = Spool::open(&FOLDER, ROOM).expect("a directory opens whatever is in it");
+    let mut spool = Spool::open(&FOLDER, LIMITS).expect("a directory opens whatever is in it");
     let mut steps = 0;
     while let Some(next) = spool.next_message() {
         spool.mark_accepted(&next);

@@ -11,7 +11,7 @@ use std::{
 
 use doctor_checks::{
     cpu_list,
-    dcgm_health_report::Watch,
+    dcgm_health_report::HealthReport,
     document::{RunKey, Schema},
     files, pci,
     probe::ProbeOutput,
@@ -135,9 +135,9 @@ fn wild(text: &str) {
 /// DCGM's watches, in our line format.
 fn watch(text: &str) {
     // Runs of white space become one space, so the written forms are compared.
-    if let Ok(watch) = Watch::parse(text) {
-        let written = watch.text();
-        assert_eq!(Watch::parse(&written).map(|again| again.text()), Ok(written));
+    if let Ok(watch) = HealthReport::parse(text) {
+        let written = watch.to_text();
+        assert_eq!(HealthReport::parse(&written).map(|again| again.to_text()), Ok(written));
     }
 }
 

@@ -130,7 +130,7 @@ impl Drop for HttpServer {
 }
 
 impl AgentListener {
-    /// Listens for enrolled agents, and rejects every message until [`Door::cycle_ended`] reports that this controller
+    /// Listens for enrolled agents, and rejects every message until [`AgentListener::cycle_ended`] reports that this controller
     /// leads.
     ///
     /// # Errors
@@ -144,7 +144,7 @@ impl AgentListener {
         Self::open_with(at, store, clock, wake, None)
     }
 
-    /// As [`Door::open`], and also accepts agents that their cluster vouches for.
+    /// As [`AgentListener::open`], and also accepts agents that their cluster vouches for.
     ///
     /// # Errors
     /// If the address cannot be bound, or the store fails.

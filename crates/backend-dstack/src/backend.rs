@@ -35,7 +35,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const STOP_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 impl DstackBackend {
-    /// Returns when dstack terminates idle instances. Queries at most [`MOST_ASIDE`] instances per snapshot whose last use is
+    /// Returns when dstack terminates idle instances. Queries at most [`MAX_QUERIES`] instances per snapshot whose last use is
     /// unknown.
     fn idle_terminations(&self, fleets: &[Fleet], now: Timestamp) -> BTreeMap<String, IdleTermination> {
         let there: BTreeSet<&str> =

@@ -1,5 +1,5 @@
 //! Tests the dstack backend on a real server with emulated hosts and real `doctor-node` processes: the contract, users who come
-//! and wait, and failures of links and GPUs. `doctor_bed::dstack` documents the limits of the emulation.
+//! and wait, and failures of links and GPUs. `doctor_testbed::dstack` documents the limits of the emulation.
 
 use std::{
     path::{Path, PathBuf},
@@ -19,16 +19,16 @@ use doctor_backend::{
     inspection::InspectionStatus,
 };
 use doctor_backend_dstack::{DstackBackend, DstackConfig, KeyDelivery, SshFallbackConfig, inspect};
-use doctor_bed::{
-    dstack::{BLOCKS, Dstack, Health, in_project},
-    programs,
-};
 use doctor_checks::document::{Document, RunKey};
 use doctor_core::{
     ids::{NodeName, OpId, RunId, TestId},
     node::Occupancy,
     run::{JobEnd, NonEmpty, ObservedJobState},
     time::{Span, Timestamp},
+};
+use doctor_testbed::{
+    dstack::{BLOCKS, Dstack, Health, in_project},
+    programs,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;

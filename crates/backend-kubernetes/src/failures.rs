@@ -76,7 +76,7 @@ impl Failures {
     /// Returns the failures reported since then and drops the older ones.
     ///
     /// # Errors
-    /// If the watch has been broken for longer than [`LONGEST_WAIT`].
+    /// If the watch has been broken for longer than [`MAX_BACKOFF`].
     pub(super) fn since(&self, since: Timestamp) -> Result<Vec<ObservedJobFailure>, String> {
         let mut inside = self.lock();
         if let Some((began, why)) = &inside.down_since

@@ -2,7 +2,7 @@
 //! all.
 //!
 //! A node of a GPU cluster has sixty labels, of which fewer than five differ from its neighbour's. For thousands of nodes, each
-//! pair is stored once and reference-counted, and so is each list of pairs that many nodes share ([`SharedPairs`]). A node then
+//! pair is stored once and reference-counted, and so is each list of pairs that many nodes share ([`MapInterner`]). A node then
 //! has one pointer to the list and one for each pair of its own. A lookup is a binary search in two sorted lists, which at this
 //! size is as fast as any map.
 

@@ -27,16 +27,16 @@ use doctor_backend::{
     contract::{self, Length, TestOccupancy, Testbed},
 };
 use doctor_backend_kubernetes::{KubernetesBackend, KubernetesConfig, Share, manifests};
-use doctor_bed::kubernetes::{
-    ControlPlane,
-    kubelet::{Exit, FakeNode, Kubelet, PodBehavior},
-};
 use doctor_checks::document::RunKey;
 use doctor_core::{
     ids::{IdSource, NodeName, RunId, TestId},
     node::{MarkKind, Node, Occupancy, OurMark},
     run::{JobEnd, NonEmpty, ObservedJobState},
     time::{Span, Timestamp},
+};
+use doctor_testbed::kubernetes::{
+    ControlPlane,
+    kubelet::{Exit, FakeNode, Kubelet, PodBehavior},
 };
 use serde_json::{Value, json};
 

@@ -14,7 +14,7 @@ mod stage;
 #[path = "slurm_backend/users.rs"]
 mod users;
 
-use doctor_bed::slurm::Generation;
+use doctor_testbed::slurm::Generation;
 
 use stage::Stage;
 

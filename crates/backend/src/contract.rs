@@ -1,7 +1,7 @@
 //! The contract that every backend keeps, as a test suite that runs against any of them.
 //!
-//! A backend is done when [`breaches`] finds none on the real system. The [`Backend`] trait cannot make a node busy, lose a job
-//! or set a foreign mark; the suite does these through a [`Bed`], which each kind of cluster implements once. The suite reports
+//! A backend is done when [`violations`] finds none on the real system. The [`Backend`] trait cannot make a node busy, lose a job
+//! or set a foreign mark; the suite does these through a [`Testbed`], which each kind of cluster implements once. The suite reports
 //! every broken rule, not only the first.
 
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub trait Testbed {
     /// Sets or removes a mark on the node under a foreign owner.
     fn set_foreign_mark(&self, node: &NodeName, there: bool);
 
-    /// Returns a request that the backend accepts, on [`Bed::node`].
+    /// Returns a request that the backend accepts, on [`Testbed::node`].
     fn job(&self, run: RunId, length: Length) -> JobRequest;
 
     /// Counts the jobs ever started for this run, observed from outside the backend.
@@ -62,7 +62,7 @@ pub enum TestOccupancy {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Length {
-    /// Ends by itself within a few calls of [`Bed::let_time_pass`].
+    /// Ends by itself within a few calls of [`Testbed::let_time_pass`].
     Short,
     /// Runs until it is cancelled.
     Endless,

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use doctor_core::{hostlist, ids::NodeName};
 use serde::Serialize;
 
-/// How many node names [`named`] lists: enough to know where to look.
+/// How many node names [`format_nodes`] lists: enough to know where to look.
 const NAMED: usize = 8;
 
 /// The result of one check.

@@ -104,7 +104,7 @@ pub trait Backend: Send + Sync {
 
 /// Writes each node's status where every user of the node can read it.
 pub trait StatusWriter: Sync {
-    /// Returns the [`ToShow::number`] of the status on the node. `None`: there is none of ours, or it could not be read.
+    /// Returns the [`RenderedStatus::hash`] of the status on the node. `None`: there is none of ours, or it could not be read.
     fn status_hash(&self, node: &NodeName) -> Option<u64>;
 
     /// Replaces the status on the node.

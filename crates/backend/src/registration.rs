@@ -1,6 +1,6 @@
 //! How a kind of cluster is registered.
 //!
-//! A backend crate has one unit type that implements [`Kind`]: it names the section of the configuration and defines how that
+//! A backend crate has one unit type that implements [`BackendKind`]: it names the section of the configuration and defines how that
 //! section is completed, checked, opened and inspected. The program lists these types in one table; no other code of it depends
 //! on a particular kind.
 

@@ -13,7 +13,6 @@ use doctor_backend::{
     contract::{self, Length, TestOccupancy, Testbed},
     local::{LocalBackend, LocalConfig},
 };
-use doctor_bed::programs::doctor_node;
 use doctor_checks::{
     document::{Document, RunKey},
     proc_stat::ProcStat,
@@ -24,6 +23,7 @@ use doctor_core::{
     run::{JobEnd, NonEmpty, ObservedJobState},
     time::{Span, Timestamp},
 };
+use doctor_testbed::programs::doctor_node;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 

@@ -24,7 +24,6 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use doctor_bed::fake_machine::{FakeMachine, GPUS, InstalledMachine, PORTS, fake_nvidia_library};
 use doctor_checks::{
     Catalogue, Depth,
     credential::Credential,
@@ -37,6 +36,7 @@ use doctor_core::{
     policy::Policy,
     profile::ProfileFile,
 };
+use doctor_testbed::fake_machine::{FakeMachine, GPUS, InstalledMachine, PORTS, fake_nvidia_library};
 use serde_json::json;
 
 use crate::{Measured, figure::Figure, process::Running, shipped, stopwatch::cpu_time_of};

@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use doctor_bed::fake_machine::{FakeMachine, GPUS, InstalledMachine, PORTS, fake_nvidia_library};
+use doctor_testbed::fake_machine::{FakeMachine, GPUS, InstalledMachine, PORTS, fake_nvidia_library};
 use serde_json::json;
 
 use crate::{

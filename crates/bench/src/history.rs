@@ -10,9 +10,9 @@ mod generator;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use doctor_bed::postgres::{Server, Setup};
 use doctor_core::time::Span;
 use doctor_store::{Store, StoreUrl, records::HistoryFilter};
+use doctor_testbed::postgres::{Server, Setup};
 use serde_json::{Value, json};
 
 use self::{expected::Expected, generator::GeneratedRow};

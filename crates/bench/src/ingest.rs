@@ -10,7 +10,6 @@ mod writers;
 use std::{collections::HashMap, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use doctor_bed::postgres::{Server, Setup};
 use doctor_core::{
     finding::Verdict,
     ids::{NodeName, RunId},
@@ -18,6 +17,7 @@ use doctor_core::{
 };
 use doctor_engine::settings::Settings;
 use doctor_store::{GroupCommit, Lease, Store, StoreUrl, records::HistoryFilter};
+use doctor_testbed::postgres::{Server, Setup};
 use serde_json::{Value, json};
 
 use self::{

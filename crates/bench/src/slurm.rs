@@ -11,7 +11,7 @@ mod captured_replies;
 use std::{collections::BTreeMap, path::Path};
 
 use anyhow::{Context, Result};
-use doctor_bed::slurm::{Layout, Slurm, SlurmTestbedError};
+use doctor_testbed::slurm::{Layout, Slurm, SlurmTestbedError};
 use serde_json::{Value, json};
 
 use self::captured_replies::CapturedReplies;

@@ -20,7 +20,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use doctor_bed::ssh::{SshFleet, SshTestbedError};
+use doctor_testbed::ssh::{SshFleet, SshTestbedError};
 use serde_json::{Value, json};
 
 use crate::{

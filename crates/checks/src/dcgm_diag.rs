@@ -25,7 +25,7 @@ use crate::{
 /// Default rules of the check that uses [`interpret`].
 pub const RULES: &str = include_str!("tables/dcgm_rules.toml");
 
-/// The expected results of a diagnostic, to detect missing ones. Tests are given by [`canonical`] name.
+/// The expected results of a diagnostic, to detect missing ones. Tests are given by [`canonical_test_name`] name.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ExpectedResults<'a> {
     /// Tests that must have a result.

@@ -96,7 +96,7 @@ pub fn match_pattern<'a>(pattern: &str, path: &'a str) -> Option<Vec<&'a str>> {
     (pattern == rest).then_some(found)
 }
 
-/// Like [`wild`], for a known number of wildcards.
+/// Like [`match_pattern`], for a known number of wildcards.
 pub fn match_pattern_exact<'a, const N: usize>(pattern: &str, path: &'a str) -> Option<[&'a str; N]> {
     match_pattern(pattern, path)?.try_into().ok()
 }

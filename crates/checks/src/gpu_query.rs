@@ -55,7 +55,7 @@ pub enum FieldValue {
 pub const NVML_GPU_IS_LOST: u32 = 15;
 pub const NVML_RESET_REQUIRED: u32 = 16;
 
-/// Parts of the text of [`GpuAnswer::driver`]'s failure that the check `gpu-driver` recognises, in lower case. NVML and
+/// Parts of the text of [`GpuQueryResult::driver`]'s failure that the check `gpu-driver` recognises, in lower case. NVML and
 /// nvidia-smi write them too, with other capitals.
 pub const DRIVER_NOT_LOADED: &str = "driver not loaded";
 pub const VERSION_MISMATCH: &str = "version mismatch";

@@ -134,7 +134,7 @@ impl Pattern {
     }
 }
 
-/// The number of files of [`Files::Many`].
+/// The number of files of [`FileLayout::Many`].
 pub const MANY_FILES: u64 = 8;
 /// The bytes that the verification pass writes and reads back, if there is room.
 const VERIFY_BYTES: u64 = 64 << 20;

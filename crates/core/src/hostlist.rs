@@ -179,7 +179,7 @@ pub enum Selector {
     Pattern(String),
 }
 
-/// The states that [`Selector::Life`] accepts.
+/// The states that [`Selector::State`] accepts.
 pub const NODE_STATES: [&str; 7] = ["in-service", "suspect", "quarantined", "repairing", "proving", "out", "held"];
 
 impl Selector {

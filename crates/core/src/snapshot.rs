@@ -32,7 +32,7 @@ pub struct Snapshot {
     pub breaker: Breaker,
     pub pauses: Vec<Pause>,
     pub commands: Vec<PendingCommand>,
-    /// Results of the trials that [`Asked::Together`] requests name.
+    /// Results of the trials that [`CommandKind::Together`] requests name.
     pub trials: Vec<Trial>,
     /// Whether the present silence of agents was already reported.
     pub silence_reported: bool,
@@ -328,7 +328,7 @@ pub enum TrialResult {
 }
 
 impl Trial {
-    /// Derives the trial's result from a run. Outcomes with the reason [`JudgedWhy::FailedTogether`] are failures of
+    /// Derives the trial's result from a run. Outcomes with the reason [`ClassificationReason::FailedTogether`] are failures of
     /// the nodes together.
     pub fn of(run: &Run) -> Self {
         let said = match &run.state {

@@ -1,8 +1,8 @@
 //! Views for people and programs: the data behind tables, JSON and reports.
 //!
-//! A view is a pure function of [`Facts`]: the cluster as last observed, combined with the store, at one moment. A
+//! A view is a pure function of [`FaultProfile`]: the cluster as last observed, combined with the store, at one moment. A
 //! missing result never counts as healthy: never tested, inconclusive, not applicable and stale are different values
-//! ([`Standing`]) in every view.
+//! ([`TestStatus`]) in every view.
 
 mod advice;
 mod budget;

@@ -1,4 +1,4 @@
-//! The configuration: one file for the service, one for the policy, one per machine type. [`Loaded`] holds the complete
+//! The configuration: one file for the service, one for the policy, one per machine type. [`LoadedConfig`] holds the complete
 //! set for the engine; either all files load or none.
 
 mod file;

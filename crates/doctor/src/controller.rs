@@ -79,7 +79,7 @@ pub(crate) enum ProcessMode {
 }
 
 impl Controller {
-    /// Builds the controller. The caller opens the shared directory before the [`World`], because some backends would
+    /// Builds the controller. The caller opens the shared directory before the [`ClusterConnection`], because some backends would
     /// create it. A missing directory is an error at start; in a later cycle it is only reported.
     pub(crate) fn new(
         loaded: &LoadedConfig,

@@ -1,6 +1,6 @@
 //! Observation: builds one snapshot from the backend's response, new results and the store.
 //!
-//! [`Memory`] is the planner with its snapshot, updated by what changed since the last cycle.
+//! [`PlannerState`] is the planner with its snapshot, updated by what changed since the last cycle.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -98,7 +98,7 @@ impl Share {
     /// Reads the result of a run on one node, if it exists.
     ///
     /// # Errors
-    /// If the share itself cannot be read; a bad document is not an error but [`Found::Bad`].
+    /// If the share itself cannot be read; a bad document is not an error but [`ResultFile::Rejected`].
     pub fn read(&self, path: &Path) -> Result<ResultFile, ShareError> {
         let fail = |error: io::Error| ShareError::new("reading", &self.root.join(path), error);
         let file = match self.open_no_follow(path) {

@@ -46,7 +46,7 @@ pub struct ClusterStateRow {
     pub heard: Option<Timestamp>,
 }
 
-/// Serialises the cluster part of a snapshot in the form that [`last_seen`] reads. It borrows the nodes instead of
+/// Serialises the cluster part of a snapshot in the form that [`last_observed`] reads. It borrows the nodes instead of
 /// copying them: there may be thousands, and this runs continually.
 pub(crate) fn serializable<'a>(backend: &'a str, snapshot: &'a Snapshot) -> impl Serialize + 'a {
     ObservedClusterRef {
@@ -58,7 +58,7 @@ pub(crate) fn serializable<'a>(backend: &'a str, snapshot: &'a Snapshot) -> impl
     }
 }
 
-/// A [`Cluster`], borrowed.
+/// A [`ObservedCluster`], borrowed.
 #[derive(Serialize)]
 struct ObservedClusterRef<'a> {
     backend: &'a str,
@@ -72,7 +72,7 @@ struct NodeRows<'a>(&'a [NodeRecord]);
 
 impl Serialize for NodeRows<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        /// A [`ClusterRow`], borrowed.
+        /// A [`ClusterStateRow`], borrowed.
         #[derive(Serialize)]
         struct Row<'a> {
             node: &'a NodeName,

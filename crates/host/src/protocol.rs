@@ -220,14 +220,14 @@ pub struct HostStatus {
     pub gpus: Result<Vec<Process>, String>,
     /// Foreign processes that have a terminal and use CPU time.
     pub terminals: Result<Vec<Process>, String>,
-    /// The files of [`Wanted::locks`] that exist.
+    /// The files of [`StatusQuery::locks`] that exist.
     pub locks: Vec<PathBuf>,
     /// The process id of an earlier job that could not be killed.
     pub abandoned: Option<u32>,
     pub marks: Marks,
     /// Runs whose jobs are pending or running on this host.
     pub under_way: Vec<RunId>,
-    /// One entry for each of [`Wanted::runs`].
+    /// One entry for each of [`StatusQuery::runs`].
     pub runs: Vec<RunStatus>,
 }
 

@@ -1,6 +1,6 @@
 //! Requests to stop, from a signal or from the job's time limit.
 //!
-//! A probe may be blocked in poll(2) when the request arrives, so [`Stop`] offers a file descriptor to poll beside the
+//! A probe may be blocked in poll(2) when the request arrives, so [`PodStop`] offers a file descriptor to poll beside the
 //! flag.
 
 use std::{
@@ -62,7 +62,7 @@ impl Stop {
         self.deadline.is_some_and(|deadline| Instant::now() >= deadline).then_some(StopReason::TimeLimit)
     }
 
-    /// Like [`Stop::told`], but waits up to `wait` for a request.
+    /// Like [`PodStop::told`], but waits up to `wait` for a request.
     pub(crate) fn requested_within(&self, wait: Duration) -> Option<StopReason> {
         let end = Instant::now() + wait;
         loop {

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_bed::fake_machine::fake_nvidia_library;
+use doctor_testbed::fake_machine::fake_nvidia_library;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -55,7 +55,7 @@ impl Bench {
             command.args(["--set", setting]);
         }
         command.env("DOCTOR_CUDA", library()).env("DOCTOR_NCCL", library());
-        command.env("DOCTOR_STANDIN_GPUS", "2").env("DOCTOR_STANDIN_FAULTS", faults);
+        command.env("DOCTOR_FAKE_NVIDIA_GPUS", "2").env("DOCTOR_FAKE_NVIDIA_FAULTS", faults);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -102,8 +102,8 @@ fn without_a_gpu_or_without_nccl_it_is_inconclusive_and_says_why() {
         "libcuda-missing.so cannot be loaded",
     );
     missing("DOCTOR_NCCL", "libnccl-missing.so").is(3, "inconclusive missing node", "NCCL (libnccl-missing.so)");
-    missing("DOCTOR_STANDIN_GPUS", "0").is(3, "inconclusive missing node", "sees no GPU");
-    missing("DOCTOR_STANDIN_GPUS", "1").is(3, "not-applicable one-gpu node", "one GPU");
+    missing("DOCTOR_FAKE_NVIDIA_GPUS", "0").is(3, "inconclusive missing node", "sees no GPU");
+    missing("DOCTOR_FAKE_NVIDIA_GPUS", "1").is(3, "not-applicable one-gpu node", "one GPU");
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn right_sums_by_the_right_way_pass_inside_the_node_and_through_its_network() {
     bench.run("", &[]).is(0, "pass within-limits node", "");
     bench.run("", &["mode=loopback"]).is(0, "pass within-limits node", "");
     let mut many = bench.command("", &["mode=loopback"]);
-    Said::of(&many.env("DOCTOR_STANDIN_GPUS", "5").output().unwrap()).is(0, "pass within-limits node", "");
+    Said::of(&many.env("DOCTOR_FAKE_NVIDIA_GPUS", "5").output().unwrap()).is(0, "pass within-limits node", "");
     // The site's environment does not change the test's transport.
     let mut forbidden = bench.command("", &[]);
     forbidden.env("NCCL_P2P_DISABLE", "1").env("NCCL_COMM_ID", "10.0.0.1:1").env("NCCL_DEBUG", "WARN");
@@ -142,7 +142,7 @@ fn every_planted_fault_is_found_for_what_it_is() {
 fn a_rank_that_is_slow_to_send_is_named_by_its_link() {
     let bench = Bench::new();
     let mut command = bench.command("drag:2:200", &["most=1024"]);
-    let said = Said::of(&command.env("DOCTOR_STANDIN_GPUS", "4").output().unwrap());
+    let said = Said::of(&command.env("DOCTOR_FAKE_NVIDIA_GPUS", "4").output().unwrap());
     said.is(1, "fail link-slow link:0000:38:00.0-0000:48:00.0", "");
     // Of three nodes with two GPUs each, rank 3 sends to the third node.
     let said = Job::of(&bench, 3).run("drag:3:200", &["most=1024"]);
@@ -197,7 +197,7 @@ impl<'a> Job<'a> {
         let mut command = self.bench.command(faults, &[&["mode=nodes"][..], settings].concat());
         command.env("DOCTOR_RENDEZVOUS", &self.address).env("DOCTOR_NODES", self.nodes.to_string());
         command.env("DOCTOR_RANK", rank.to_string()).env("DOCTOR_RENDEZVOUS_SECRET", SECRET);
-        command.env("DOCTOR_STANDIN_NODE", rank.to_string());
+        command.env("DOCTOR_FAKE_NVIDIA_NODE", rank.to_string());
         command
     }
 

@@ -13,8 +13,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_bed::fake_machine::{FakeMachine, GPUS, InstalledMachine, fake_nvidia_library};
 use doctor_checks::proc_stat::ProcStat;
+use doctor_testbed::fake_machine::{FakeMachine, GPUS, InstalledMachine, fake_nvidia_library};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -89,7 +89,7 @@ impl Bed {
         let us = std::env::current_exe().unwrap();
         let script = format!(
             "echo \"$*\" > arguments\nsetsid sleep 3600 &\necho $! > worker\necho $$ > engine\n\
-             DOCTOR_STANDIN_ENGINE='{}' exec '{}' --exact stand_in_for_the_host_engine --nocapture",
+             DOCTOR_FAKE_NVIDIA_ENGINE='{}' exec '{}' --exact stand_in_for_the_host_engine --nocapture",
             self.address,
             us.display()
         );
@@ -127,7 +127,7 @@ impl Bed {
         for setting in &self.settings {
             command.arg("--set").arg(setting);
         }
-        command.env("DOCTOR_STANDIN", self.standing.path("scene.toml")).env("TMPDIR", self.at("tmp"));
+        command.env("DOCTOR_FAKE_NVIDIA", self.standing.path("scene.toml")).env("TMPDIR", self.at("tmp"));
         command.env("PATH", format!("{}:/usr/bin:/bin", self.at("bin").display()));
         command
     }
@@ -183,7 +183,7 @@ const LEVEL_2: [&str; 3] = ["software", "memory", "pcie"];
 /// Not a test: the fake `nv-hostengine`. It listens and drops every connection.
 #[test]
 fn stand_in_for_the_host_engine() {
-    let Ok(address) = std::env::var("DOCTOR_STANDIN_ENGINE") else { return };
+    let Ok(address) = std::env::var("DOCTOR_FAKE_NVIDIA_ENGINE") else { return };
     for visitor in TcpListener::bind(address).unwrap().incoming() {
         drop(visitor);
     }

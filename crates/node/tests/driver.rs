@@ -11,7 +11,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_bed::fake_machine::{FakeMachine, GPUS, InstalledMachine, fake_nvidia_library, gpu_bus};
 use doctor_checks::{
     credential::Credential,
     document::RunKey,
@@ -27,6 +26,7 @@ use doctor_node::{
     runner::{DRIVER_ARGUMENT, DriverHelper, LocalRunner, ProbeRunner},
     stop::Stop,
 };
+use doctor_testbed::fake_machine::{FakeMachine, GPUS, InstalledMachine, fake_nvidia_library, gpu_bus};
 use rustix::process::{Pid, Signal, kill_process};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
@@ -131,7 +131,7 @@ fn hook(standing: &InstalledMachine, moment: &str, state: &str) -> Command {
     let config = standing.path(&format!("{state}.toml"));
     fs::write(&config, settings).unwrap();
     let mut command = Command::new(PROGRAM);
-    command.args(["hook", moment, "--config"]).arg(config).env("DOCTOR_STANDIN", standing.path("scene.toml"));
+    command.args(["hook", moment, "--config"]).arg(config).env("DOCTOR_FAKE_NVIDIA", standing.path("scene.toml"));
     command
 }
 
@@ -141,7 +141,7 @@ fn job(standing: &InstalledMachine) -> Command {
     command.arg("--log").arg(standing.path("job.log")).arg("--document").arg(standing.path("document"));
     command.arg("--root").arg(standing.path("root")).arg("--nvml").arg(library());
     command.arg("--state").arg(standing.path("job-state")).arg("--policy").arg(standing.path("policy.toml"));
-    command.env("DOCTOR_STANDIN", standing.path("scene.toml")).env("DOCTOR_RUN_KEY", "ab".repeat(32));
+    command.env("DOCTOR_FAKE_NVIDIA", standing.path("scene.toml")).env("DOCTOR_RUN_KEY", "ab".repeat(32));
     command
 }
 
@@ -246,7 +246,7 @@ impl<'a> Bench<'a> {
     fn at(turn: Turn, standing: &'a InstalledMachine) -> Self {
         let program = standing.path("helper");
         let text =
-            format!("#!/bin/sh\nDOCTOR_STANDIN={} exec {PROGRAM} \"$@\"\n", standing.path("scene.toml").display());
+            format!("#!/bin/sh\nDOCTOR_FAKE_NVIDIA={} exec {PROGRAM} \"$@\"\n", standing.path("scene.toml").display());
         fs::write(&program, text).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         let state = tempfile::tempdir().unwrap();
@@ -362,7 +362,7 @@ fn the_helper_gets_no_key_of_the_run() {
     until("the job's helper", || !helpers(&standing).is_empty());
     let pid = *helpers(&standing).first().unwrap();
     let environment = String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/environ")).unwrap()).into_owned();
-    assert!(environment.contains("DOCTOR_STANDIN="), "{environment}");
+    assert!(environment.contains("DOCTOR_FAKE_NVIDIA="), "{environment}");
     assert!(!environment.contains("DOCTOR_RUN_KEY") && !environment.contains("abab"), "{environment}");
     signal(job.0.id(), Signal::TERM);
     let (code, _) = job.ends(Instant::now());
@@ -451,7 +451,7 @@ fn helpers_that_cannot_be_killed_are_at_most_two_and_are_told_until_they_are_gon
     let begun = Instant::now();
     let mut other = Command::new(PROGRAM);
     other.args(["check", "gpu-driver", "--json", "--root"]).arg(standing.path("root")).arg("--nvml").arg(library());
-    other.arg("--state").arg(bench.state.path()).env("DOCTOR_STANDIN", standing.path("scene.toml"));
+    other.arg("--state").arg(bench.state.path()).env("DOCTOR_FAKE_NVIDIA", standing.path("scene.toml"));
     let said = other.output().unwrap();
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());

@@ -11,8 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_bed::fake_machine::{FakeMachine, InstalledMachine, PORTS, ib};
 use doctor_checks::proc_stat::ProcStat;
+use doctor_testbed::fake_machine::{FakeMachine, InstalledMachine, PORTS, ib};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -79,7 +79,7 @@ impl Bed {
              while [ $# -gt 0 ]; do case $1 in\n-d) device=${{2%-rdm}}; shift 2;;\n-p|-B|-P) port=$2; shift 2;;\n\
              127.0.0.1) peer=$1; shift;;\n*) shift;;\nesac; done\nset -- $all\n{first}\n\
              if [ -z \"$peer\" ]; then echo $$ > server\n\
-             DOCTOR_STANDIN_SERVER=$port exec '{}' --exact stand_in_for_a_server --nocapture; fi\n\
+             DOCTOR_FAKE_NVIDIA_SERVER=$port exec '{}' --exact stand_in_for_a_server --nocapture; fi\n\
              echo $$ > client\n{client}\n",
             self.folder.path().display(),
             us.display()
@@ -145,7 +145,7 @@ impl Bed {
 /// Not a test: the server process of a tool. It listens and drops every connection.
 #[test]
 fn stand_in_for_a_server() {
-    let Ok(port) = std::env::var("DOCTOR_STANDIN_SERVER") else { return };
+    let Ok(port) = std::env::var("DOCTOR_FAKE_NVIDIA_SERVER") else { return };
     for visitor in TcpListener::bind(("127.0.0.1", port.parse().unwrap())).unwrap().incoming() {
         drop(visitor);
     }

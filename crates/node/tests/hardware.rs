@@ -10,7 +10,7 @@ use std::{
     sync::OnceLock,
 };
 
-use doctor_bed::fake_machine::{FakeMachine, GPUS, InstalledMachine, fake_nvidia_library, gpu_pci, ib};
+use doctor_testbed::fake_machine::{FakeMachine, GPUS, InstalledMachine, fake_nvidia_library, gpu_pci, ib};
 
 /// A name, the fault, and the expected findings: `CHECK REASON SEVERITY ENTITY`.
 struct Fault {
@@ -451,7 +451,7 @@ fn a_recording_of_a_real_h200_is_judged_as_the_machine_itself_was() {
         .arg(folder.path().join("policy.toml"))
         .arg("--nvml")
         .arg(library())
-        .env("DOCTOR_STANDIN", folder.path().join("scene.toml"))
+        .env("DOCTOR_FAKE_NVIDIA", folder.path().join("scene.toml"))
         .output()
         .unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), recording.expected);

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_bed::fake_machine::{FakeMachine, InstalledMachine, fake_nvidia_library};
+use doctor_testbed::fake_machine::{FakeMachine, InstalledMachine, fake_nvidia_library};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -90,7 +90,7 @@ impl Engine {
 
     fn look(&self, dcgm: &Path) -> Vec<String> {
         let mut command = self.standing.command(&["dcgm-health", "--json"]);
-        rows(command.env("DOCTOR_DCGM", dcgm).env("DOCTOR_STANDIN_DCGM", self.folder.path().join("dcgm.toml")))
+        rows(command.env("DOCTOR_DCGM", dcgm).env("DOCTOR_FAKE_NVIDIA_DCGM", self.folder.path().join("dcgm.toml")))
     }
 }
 
@@ -136,7 +136,7 @@ fn a_dcgm_that_hangs_hangs_nothing() {
     let engine = Engine::new(&format!("major = 4\nwatched = 467\nhang = \"dcgmHealthCheck\"\n{GPUS}"));
     let started = Instant::now();
     let mut command = engine.standing.command(&["dcgm-health", "--json"]);
-    command.env("DOCTOR_DCGM", library()).env("DOCTOR_STANDIN_DCGM", engine.folder.path().join("dcgm.toml"));
+    command.env("DOCTOR_DCGM", library()).env("DOCTOR_FAKE_NVIDIA_DCGM", engine.folder.path().join("dcgm.toml"));
     assert_eq!(rows(&mut command), ["dcgm-health inconclusive timed-out node"]);
     assert!(started.elapsed() < Duration::from_secs(240), "it took {:?}", started.elapsed());
 }

@@ -7,7 +7,7 @@ use std::{
     sync::OnceLock,
 };
 
-use doctor_bed::fake_machine::{FakeMachine, InstalledMachine, fake_nvidia_library};
+use doctor_testbed::fake_machine::{FakeMachine, InstalledMachine, fake_nvidia_library};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
 
@@ -24,7 +24,7 @@ fn stand(machine: &FakeMachine) -> InstalledMachine {
 fn reset(standing: &InstalledMachine, command: &str) -> Output {
     let mut repair = Command::new(PROGRAM);
     repair.args(["repair", "reset", "--nvml"]).arg(library()).arg("--root").arg(standing.path("root"));
-    repair.args(["--", command]).env("DOCTOR_STANDIN", standing.path("scene.toml")).output().unwrap()
+    repair.args(["--", command]).env("DOCTOR_FAKE_NVIDIA", standing.path("scene.toml")).output().unwrap()
 }
 
 fn said(output: &Output) -> String {

@@ -11,7 +11,7 @@ use std::{
     thread,
 };
 
-use doctor_bed::fake_machine::{FakeMachine, InstalledMachine, fake_nvidia_library};
+use doctor_testbed::fake_machine::{FakeMachine, InstalledMachine, fake_nvidia_library};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -44,7 +44,7 @@ impl Bed {
     fn report(&self, more: &[&str]) -> (Output, Value) {
         let mut command = Command::new(PROGRAM);
         command.args(["report", "--out"]).arg(self.folder.path().join("out")).args(more).arg("--nvml").arg(library());
-        command.arg("--root").arg(self.machine.path("root")).env("DOCTOR_STANDIN", self.machine.path("scene.toml"));
+        command.arg("--root").arg(self.machine.path("root")).env("DOCTOR_FAKE_NVIDIA", self.machine.path("scene.toml"));
         command.env("PATH", format!("{}:/usr/bin:/bin", self.folder.path().display()));
         let output = command.output().unwrap();
         let text = fs::read(self.folder.path().join("out/machine.json")).unwrap_or_default();

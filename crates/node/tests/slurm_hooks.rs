@@ -9,13 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_bed::slurm::{Daemon, Generation, HealthCheck, Layout, Slurm, SlurmTestbedError};
 use doctor_checks::{credential::Credential, document::RunKey, drain_permit::DrainPermit};
 use doctor_core::{
     ids::NodeName,
     time::{Span, Timestamp},
 };
 use doctor_node::{agent::drain_permit, clock::now};
+use doctor_testbed::slurm::{Daemon, Generation, HealthCheck, Layout, Slurm, SlurmTestbedError};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 

@@ -273,7 +273,7 @@ pub(crate) struct Fault {
     /// The node was out of service already, so no user could be harmed.
     pub(crate) out_at_onset: bool,
     pub(crate) cure: Cure,
-    /// Between zero and one: its position between the bounds of [`Seen`].
+    /// Between zero and one: its position between the bounds of [`Symptom`].
     pub(crate) depth: f64,
     /// The index of the GPU, NIC or DIMM.
     pub(crate) part: u8,

@@ -116,7 +116,7 @@ impl<'a> BatchKeys<'a> {
         Self { runs, results }
     }
 
-    /// For [`enter`], which need not read `pending_results` for runs of one node.
+    /// For [`apply_admitted`], which need not read `pending_results` for runs of one node.
     pub(super) fn for_apply(admissions: &[&'a AdmittedResult]) -> Self {
         let sole = |one: &AdmittedResult| one.info.is_some_and(|admitted| admitted.is_single_node);
         let runs = sorted(admissions.iter().filter(|one| !sole(one)).map(|one| number_of(one.result.run)));

@@ -36,7 +36,7 @@ struct StoredPackEntry {
     result: ClassifiedResult,
 }
 
-/// The part of [`Found`] that reading a document needs.
+/// The part of [`StoredPackEntry`] that reading a document needs.
 #[derive(Debug, Deserialize)]
 struct StoredDocumentEntry {
     result: DocumentHeader,

@@ -34,7 +34,7 @@ use super::{
     records::{Accepted, ClassifiedResult},
 };
 
-/// Maximum wait of fewer results than [`Limits::enough`].
+/// Maximum wait of fewer results than [`Limits::apply_at`].
 const MAX_DELAY: Duration = Duration::from_millis(50);
 
 /// Wait after a failure.

@@ -133,7 +133,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Returns a handle to the same store whose reads fail with [`StoreError::Late`] after this instant. A statement
+    /// Returns a handle to the same store whose reads fail with [`StoreError::DeadlineExceeded`] after this instant. A statement
     /// still running then is interrupted. Such reads never wait for a writer: results that are accepted but not yet
     /// entered become visible a moment later, as they do to another process.
     #[must_use]
@@ -207,7 +207,7 @@ impl Store {
         })
     }
 
-    /// Makes durable everything committed as [`Access::WriteResults`].
+    /// Makes durable everything committed as [`Access::EnqueueResults`].
     fn sync(&self) -> Result<()> {
         self.shared.db.sync()
     }

@@ -87,7 +87,7 @@ const NODES: &str = "SELECT l.node, l.test, l.attempted_at, l.outcome, l.run, l.
                      n.results_valid_from, n.backoff_count, EXISTS (SELECT 1 FROM finding f WHERE f.node = n.id) \
                      FROM node n LEFT JOIN latest_result l ON l.node = n.id WHERE n.id IN {keys}";
 
-/// Announces a later call of [`before`] for these nodes.
+/// Announces a later call of [`load_state_before`] for these nodes.
 pub(super) fn prefetch(tx: &mut Tx<'_>, nodes: &[i64]) {
     tx.prefetch(READING_NODES, NODES, nodes);
 }

@@ -11,7 +11,7 @@ use std::{
 
 use super::error::ApiError;
 
-/// Rejections recorded of each kind within [`WITHIN`]; the rest are counted.
+/// Rejections recorded of each kind within [`WINDOW`]; the rest are counted.
 const MAX_RECORDED: u32 = 120;
 const WINDOW: Duration = Duration::from_secs(60);
 

@@ -38,7 +38,7 @@ const MAX_TESTS: usize = 4;
 const READ_TIME_LIMIT: Duration = Duration::from_millis(1500);
 
 impl MeasurementCache {
-    /// Reads the measurements of results that are not cached yet, for at most [`PATIENCE`], and calls `make` with all
+    /// Reads the measurements of results that are not cached yet, for at most [`READ_TIME_LIMIT`], and calls `make` with all
     /// measurements of the test. Returns its value, and the number of results whose measurements are known.
     pub(super) fn with_measurements<T>(
         &self,

@@ -1,12 +1,12 @@
 //! The HTTP API: the views and commands of the command line, for programs and the dashboard.
 //!
 //! Reading. Responses are the views that the command line prints, over one cluster state that is rebuilt after each
-//! cycle ([`scene`]). A response is made once for all identical requests, in plain and gzip form ([`answer`]), so that
+//! cycle ([`scene`]). A response is made once for all identical requests, in plain and gzip form ([`cached_response`]), so that
 //! a hundred readers of ten thousand nodes cost what one does. All endpoints are in one table ([`routes`]), which the
 //! server, the description ([`openapi`](self::openapi())) and the tests use.
 //!
 //! Acting. Commands are those of the command line ([`doctor_engine::orders`]), shown for confirmation before they are
-//! carried out and written to the audit trail ([`actions`]). Authentication and roles are in one place ([`guard`]).
+//! carried out and written to the audit trail ([`actions`]). Authentication and roles are in one place ([`auth`]).
 //!
 //! Everything has a limit: connections, headers, bodies, pages, time, cached memory.
 

@@ -36,7 +36,7 @@ pub(super) struct ResponseCache {
     memory: Arc<Semaphore>,
 }
 
-/// A request's digest, from [`Asked::key`](super::asked::Asked::key).
+/// A request's digest, from [`RequestParams::key`](super::asked::Asked::key).
 type RequestKey = [u8; 32];
 
 #[derive(Debug, Default)]

@@ -213,7 +213,7 @@ impl LogSlice {
     }
 }
 
-/// Reads a part of a log that starts and ends with whole lines. Of a line longer than [`BACK`], only the start is
+/// Reads a part of a log that starts and ends with whole lines. Of a line longer than [`REDACTION_CONTEXT`], only the start is
 /// shown.
 fn read_slice(mut file: File, offset: Option<u64>, tail: Option<u64>, ended: bool) -> std::io::Result<LogSlice> {
     let size = file.metadata()?.len();

@@ -13,7 +13,7 @@ use std::{
 
 use doctor_backend_kubernetes::{KubernetesBackend, KubernetesConfig, Replace, Share, WriteConfig, manifests};
 
-use doctor_bed::kubernetes::{
+use doctor_testbed::kubernetes::{
     ControlPlane, Setup,
     kubelet::{FakeNode, Kubelet, PodBehavior},
 };

@@ -7,7 +7,6 @@ use doctor_backend::{
     clock::{Clock, SystemClock},
 };
 use doctor_backend_kubernetes::{KubernetesBackend, KubernetesConfig, inspect, manifests};
-use doctor_bed::kubernetes::kubelet::Exit;
 use doctor_checks::{document::RunKey, result_transport::PackedDocument};
 use doctor_core::{
     ids::{IdSource, NodeName, RunId, TestId},
@@ -16,6 +15,7 @@ use doctor_core::{
     run::{NonEmpty, ObservedJobState},
     time::Span,
 };
+use doctor_testbed::kubernetes::kubelet::Exit;
 use serde_json::{Value, json};
 
 use crate::{AGENT, AUDIENCE, Cluster, NAMESPACE, cluster, everything, nothing_shared, until};

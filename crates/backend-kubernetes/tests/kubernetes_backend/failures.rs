@@ -2,13 +2,13 @@
 //! restarted watch.
 
 use doctor_backend::{Backend, ObservedJobFailure};
-use doctor_bed::kubernetes::kubelet::Exit;
 use doctor_core::{
     job_failures::JobFailureKind,
     node::Occupancy,
     run::{JobEnd, ObservedJobState},
     time::Timestamp,
 };
+use doctor_testbed::kubernetes::kubelet::Exit;
 use serde_json::json;
 
 use super::{NAMESPACE, cluster, ids, polled, request, seen, until};

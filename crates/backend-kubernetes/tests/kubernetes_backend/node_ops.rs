@@ -7,8 +7,8 @@ use std::{
 
 use doctor_backend::{Backend, BackendError, Change, Effect, NodeOp};
 use doctor_backend_kubernetes::{KubernetesBackend, KubernetesConfig, Replace, Webhook, manifests};
-use doctor_bed::{fake_aws::FakeAws, kubernetes::kubelet::Exit};
 use doctor_core::ids::{NodeName, OpId};
+use doctor_testbed::{fake_aws::FakeAws, kubernetes::kubelet::Exit};
 use serde_json::{Value, json};
 
 use super::{Cluster, NAMESPACE, cluster, ids, until};

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use doctor_backend::Backend;
 use doctor_backend_kubernetes::{KubernetesBackend, KubernetesConfig, Share};
-use doctor_bed::kubernetes::kubelet::Exit;
 use doctor_checks::result_transport::PackedDocument;
 use doctor_core::{
     ids::RunId,
     run::{JobEnd, ObservedJobState},
 };
+use doctor_testbed::kubernetes::kubelet::Exit;
 
 use super::{Cluster, NAMESPACE, cluster, ids, polled, request, seen, until};
 

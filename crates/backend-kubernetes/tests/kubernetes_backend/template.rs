@@ -4,8 +4,8 @@ use std::fs;
 
 use doctor_backend::{Backend, Effect};
 use doctor_backend_kubernetes::{KubernetesBackend, KubernetesConfig};
-use doctor_bed::kubernetes::kubelet::Exit;
 use doctor_core::run::{JobEnd, ObservedJobState};
+use doctor_testbed::kubernetes::kubelet::Exit;
 use serde_json::{Value, json};
 
 use super::{Cluster, NAMESPACE, cluster, ids, polled, request, until};

@@ -9,11 +9,11 @@ use std::{
 
 use doctor_backend::Backend;
 use doctor_backend_kubernetes::{KubernetesBackend, KubernetesConfig, RunAs, Volcano, manifests};
-use doctor_bed::kubernetes::{ControlPlane, kubelet::Exit};
 use doctor_core::{
     ids::RunId,
     run::{JobEnd, ObservedJobState},
 };
+use doctor_testbed::kubernetes::{ControlPlane, kubelet::Exit};
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 

@@ -8,12 +8,12 @@ use std::{
 
 use doctor_backend::{Backend, BackendError, Change, NodeOp, contract::Length};
 use doctor_backend_slurm::{SlurmBackend, SlurmConfig};
-use doctor_bed::slurm::Generation;
 use doctor_core::{
     ids::IdSource,
     node::{MarkKind, OurMark},
     run::ObservedJobState,
 };
+use doctor_testbed::slurm::Generation;
 
 use crate::stage::{Stage, has, node, run_id, seen, wait, wait_job};
 

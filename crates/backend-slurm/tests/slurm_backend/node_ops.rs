@@ -8,13 +8,13 @@ use std::{
 
 use doctor_backend::{Backend, BackendError, Change, ChangeReason, Effect, NodeOp, RenderedStatus, contract::Length};
 use doctor_backend_slurm::{OutAs, SlurmBackend, SlurmConfig};
-use doctor_bed::slurm::{Daemon, Generation};
 use doctor_core::{
     ids::{CaseId, IdSource, OpId, RunId},
     node::{MarkKind, OurMark},
     node_status::{NodeHealth, NodeStatus},
     run::{JobEnd, ObservedJobState},
 };
+use doctor_testbed::slurm::{Daemon, Generation};
 
 use crate::stage::{Stage, has, job, node, run_id, seen, wait, wait_free, wait_job};
 

@@ -4,8 +4,8 @@ use std::{fs, path::PathBuf, time::Duration};
 
 use doctor_backend::Backend;
 use doctor_backend_slurm::{Rest, SlurmConfig};
-use doctor_bed::slurm::{Generation, Layout, PowerSaving, Rest as Knows};
 use doctor_core::{node::Occupancy, time::Span};
+use doctor_testbed::slurm::{Generation, Layout, PowerSaving, Rest as Knows};
 
 use crate::stage::{Stage, seen, wait, wait_free};
 

@@ -13,16 +13,16 @@ use doctor_backend::{
     contract::{Length, TestOccupancy, Testbed},
 };
 use doctor_backend_slurm::{SlurmBackend, SlurmConfig};
-use doctor_bed::{
-    programs::doctor_node,
-    slurm::{Daemon, Generation, Layout, Slurm, SlurmTestbedError},
-};
 use doctor_checks::{document::RunKey, proc_stat::ProcStat};
 use doctor_core::{
     ids::{NodeName, RunId, TestId},
     node::{MarkKind, Occupancy},
     run::{NonEmpty, ObservedJobState},
     time::{Span, Timestamp},
+};
+use doctor_testbed::{
+    programs::doctor_node,
+    slurm::{Daemon, Generation, Layout, Slurm, SlurmTestbedError},
 };
 use tempfile::TempDir;
 

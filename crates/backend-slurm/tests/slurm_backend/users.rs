@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use doctor_backend::{Backend, Effect, contract::Length};
-use doctor_bed::slurm::{Daemon, Generation, Layout};
 use doctor_checks::document::Document;
 use doctor_core::{
     node::Occupancy,
     run::{JobEnd, ObservedJobState},
     time::{Span, Timestamp},
 };
+use doctor_testbed::slurm::{Daemon, Generation, Layout};
 
 use crate::stage::{KEY, Stage, job, run_id, seen, wait, wait_free, wait_job};
 

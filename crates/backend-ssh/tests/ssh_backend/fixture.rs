@@ -16,7 +16,6 @@ use doctor_backend::{
     contract::{Length, TestOccupancy, Testbed},
 };
 use doctor_backend_ssh::{SshBackend, SshConfig};
-use doctor_bed::{programs, ssh::SshFleet};
 use doctor_checks::{document::RunKey, job_file::JobFile};
 use doctor_core::{
     case::StepKind,
@@ -26,6 +25,7 @@ use doctor_core::{
     time::{Span, Timestamp},
 };
 use doctor_host::host_directory;
+use doctor_testbed::{programs, ssh::SshFleet};
 use tempfile::TempDir;
 
 pub(crate) const KEY: RunKey = RunKey::new([7; 32]);

@@ -1,7 +1,7 @@
 //! Runs an arbitrary command on a host. Returns its output and exit code, or why these are unknown.
 //!
 //! The SSH backend itself queries hosts through `doctor-node`; this client is for manual work on hosts, where the result is a
-//! command's output. [`Between`] separates that output from other text on the connection.
+//! command's output. [`FramedOutput`] separates that output from other text on the connection.
 
 use std::{
     fs::{self, File},

@@ -76,7 +76,7 @@ impl FramedOutput {
         Self { file: Some(file), ..Self::new(word, most) }
     }
 
-    /// Wraps a command for the shell with the marker lines on both streams; `$R` is the exit code. The command starts on [`GO`].
+    /// Wraps a command for the shell with the marker lines on both streams; `$R` is the exit code. The command starts on [`START_WORD`].
     pub(super) fn wrap_command(word: &str, run: &str) -> String {
         format!(
             "echo {word} begin; echo {word} begin >&2; IFS= read -r G; [ \"$G\" = {START_WORD} ] || exit 0; {run}; R=$?; \

@@ -217,7 +217,7 @@ impl SshSession {
     }
 }
 
-/// Prefixes of [`Silence::Over`] for a host whose key is unknown, or differs from the known one.
+/// Prefixes of [`SshSessionError::Closed`] for a host whose key is unknown, or differs from the known one.
 pub const KEY_UNKNOWN: &str = "its host key is not known";
 pub const KEY_CHANGED: &str = "its host key has changed";
 

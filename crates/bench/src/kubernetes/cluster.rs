@@ -12,7 +12,7 @@ use std::{
 use doctor_backend_kubernetes::{KubernetesConfig, manifests};
 
 use anyhow::{Context, Result, bail};
-use doctor_bed::kubernetes::{ControlPlane, KubernetesTestbedError, Setup, kubelet::connect};
+use doctor_testbed::kubernetes::{ControlPlane, KubernetesTestbedError, Setup, kubelet::connect};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use kube::{
     Client,

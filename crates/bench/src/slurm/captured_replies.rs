@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use doctor_bed::slurm::Slurm;
+use doctor_testbed::slurm::Slurm;
 use tempfile::TempDir;
 
 use super::{NODES, is_drained, node_name, service};

@@ -1,6 +1,6 @@
 //! Notifications: which changes cause a message, and which receivers get it.
 //!
-//! A [`Note`] is one notification: a case that changed in one cycle, or a service condition that began or ended. Notes
+//! A [`Notification`] is one notification: a case that changed in one cycle, or a service condition that began or ended. Notes
 //! are derived from the snapshot and the plan before anything is executed, and are stored in the same transaction as
 //! the plan: exactly what was decided is reported. Delivery may combine several notes into one message; here, each case
 //! has at most one note per cycle, whatever the plan does about it.

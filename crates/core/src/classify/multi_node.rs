@@ -4,7 +4,7 @@ use super::{Classification, ClassificationReason};
 use crate::{finding::Verdict, ids::RuleId, policy::Rule, reason::ReasonCode};
 
 /// Removes findings that apply to all nodes of the run, because they attribute the fault to none. If no other finding
-/// remains, the verdict becomes inconclusive with the reason [`JudgedWhy::FailedTogether`]; the node's own measurements
+/// remains, the verdict becomes inconclusive with the reason [`ClassificationReason::FailedTogether`]; the node's own measurements
 /// count as usual.
 pub fn remove_shared_findings(mut judgement: Classification, rules: &[Rule]) -> Classification {
     if judgement.verdict != Verdict::Fail {

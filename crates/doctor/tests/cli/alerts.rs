@@ -265,7 +265,7 @@ fn alertmanager(bed: &Workdir, config: &str) -> Option<(KillOnDrop, u16)> {
         .arg(format!("--cluster.listen-address=127.0.0.1:{cluster}"));
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let Ok(child) = command.spawn() else {
-        doctor_bed::skip::skip_without_program("alerts", "there is no prometheus-alertmanager");
+        doctor_testbed::skip::skip_without_program("alerts", "there is no prometheus-alertmanager");
         return None;
     };
     let alertmanager = KillOnDrop(child);
@@ -424,7 +424,7 @@ fn a_mail_goes_through_starttls_and_a_login_and_a_server_that_is_not_known_gets_
     let made = Command::new("sh").current_dir(bed.path("")).args(["-c", certificates]).output();
     let python = Command::new("/usr/bin/python3").args(["-c", "import aiosmtpd"]).output();
     if !made.is_ok_and(|made| made.status.success()) || !python.is_ok_and(|python| python.status.success()) {
-        return doctor_bed::skip::skip_without_program(
+        return doctor_testbed::skip::skip_without_program(
             "alerts",
             "there is no openssl, or no aiosmtpd for /usr/bin/python3",
         );

@@ -9,7 +9,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use doctor_bed::fake_azure::{self, FakeAzure};
+use doctor_testbed::fake_azure::{self, FakeAzure};
 use serde_json::{Value, json};
 
 use crate::workdir::{CommandOutput, Workdir};

@@ -9,7 +9,7 @@ use std::{
     process::Command,
 };
 
-use doctor_bed::kubernetes::ControlPlane;
+use doctor_testbed::kubernetes::ControlPlane;
 use serde_json::{Value, json};
 
 #[cfg(feature = "kubernetes-bed")]

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_bed::dstack::{Dstack, Health};
+use doctor_testbed::dstack::{Dstack, Health};
 use serde_json::{Value, json};
 
 use crate::{

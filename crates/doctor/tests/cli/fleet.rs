@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_bed::ssh;
+use doctor_testbed::ssh;
 
 use crate::{
     slurm_several::POLICY,
@@ -446,8 +446,8 @@ fn with_a_stand_in_for_mpirun_the_slow_host_is_named_by_pairs_and_silence_is_no_
 /// `doctor-node` on hosts that are all this machine, with stand-ins for its GPUs.
 const ON_A_HOST: &str = r#"#!/bin/sh
 node=$(hostname | tr -dc 0-9)
-export DOCTOR_CUDA=LIBRARY DOCTOR_NCCL=LIBRARY DOCTOR_STANDIN_GPUS=2 DOCTOR_STANDIN_NODE=$((node - 1))
-[ "$FAULTY" != "$(hostname)" ] || export DOCTOR_STANDIN_FAULTS="$FAULT"
+export DOCTOR_CUDA=LIBRARY DOCTOR_NCCL=LIBRARY DOCTOR_FAKE_NVIDIA_GPUS=2 DOCTOR_FAKE_NVIDIA_NODE=$((node - 1))
+[ "$FAULTY" != "$(hostname)" ] || export DOCTOR_FAKE_NVIDIA_FAULTS="$FAULT"
 [ "$1" = host ] || set -- "$@" --policy POLICY
 exec PROGRAM "$@"
 "#;
@@ -455,7 +455,7 @@ exec PROGRAM "$@"
 #[test]
 fn without_mpi_doctor_node_adds_up_over_the_hosts_with_stand_ins_for_gpus() {
     let Some(stage) = FleetFixture::new("an all-reduce by doctor-node over SSH hosts", 2) else { return };
-    let standin = doctor_bed::fake_machine::fake_nvidia_library(doctor_node());
+    let standin = doctor_testbed::fake_machine::fake_nvidia_library(doctor_node());
     let wrapped = ON_A_HOST
         .replace("LIBRARY", &standin.display().to_string())
         .replace("PROGRAM", &doctor_node().display().to_string())

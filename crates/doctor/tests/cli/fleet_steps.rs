@@ -1,5 +1,5 @@
 //! Runs every command of docs/guide/fleet-steps.md verbatim and in order, on real sshd hosts of which the first is the
-//! head node. The test fails if the page and this file differ; commands that need Azure are run by [`azure`].
+//! head node. The test fails if the page and this file differ; commands that need Azure are run by [`fake_azure`].
 //!
 //! The hosts have the scripts that `doctor fleet cloud-init` gives to machines, in a private `/opt` and `/var/log`.
 //! AzNHC, dcgmi, nvidia-smi, mpirun and all_reduce_perf are stand-ins; `mpirun` starts all_reduce_perf on every host
@@ -12,7 +12,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use doctor_bed::ssh::SshFleet;
+use doctor_testbed::ssh::SshFleet;
 use serde_json::Value;
 
 use crate::{

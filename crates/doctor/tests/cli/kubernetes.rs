@@ -11,7 +11,7 @@ use std::{
 
 use doctor_backend_kubernetes::{KubernetesConfig, manifests};
 
-use doctor_bed::kubernetes::{
+use doctor_testbed::kubernetes::{
     ControlPlane,
     kubelet::{Exit, FakeNode, Kubelet, PodBehavior},
 };
@@ -111,11 +111,11 @@ impl Container {
         command.args(words.skip(1).map(|word| self.here(word))).envs(&variables);
         if let Some(rank) = variables.get("JOB_COMPLETION_INDEX") {
             static STANDIN: OnceLock<PathBuf> = OnceLock::new();
-            let library = STANDIN.get_or_init(|| doctor_bed::fake_machine::fake_nvidia_library(doctor_node()));
+            let library = STANDIN.get_or_init(|| doctor_testbed::fake_machine::fake_nvidia_library(doctor_node()));
             command.env("DOCTOR_CUDA", library).env("DOCTOR_NCCL", library);
-            command.env("DOCTOR_STANDIN_GPUS", "2").env("DOCTOR_STANDIN_NODE", rank);
+            command.env("DOCTOR_FAKE_NVIDIA_GPUS", "2").env("DOCTOR_FAKE_NVIDIA_NODE", rank);
             if pod["spec"]["nodeName"].as_str().is_some_and(|node| node.starts_with("bad")) {
-                command.env("DOCTOR_STANDIN_FAULTS", format!("hang:{}", 2 * rank.parse::<u32>().unwrap()));
+                command.env("DOCTOR_FAKE_NVIDIA_FAULTS", format!("hang:{}", 2 * rank.parse::<u32>().unwrap()));
             }
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());

@@ -70,7 +70,7 @@ fn a_controllers_numbers_are_as_declared_and_prometheus_reads_them() {
     controller.stop();
     match promtool(&["check", "metrics"], &text) {
         Some(said) => assert_eq!(said, "", "{text}"),
-        None => doctor_bed::skip::skip_without_program("metrics", "there is no promtool"),
+        None => doctor_testbed::skip::skip_without_program("metrics", "there is no promtool"),
     }
 }
 
@@ -79,6 +79,6 @@ fn the_rules_are_good_and_each_fires_when_it_should() {
     let check = promtool(&["check", "rules", &deployed("rules.yml")], "");
     match (check, promtool(&["test", "rules", &deployed("rules.test.yml")], "")) {
         (Some(check), Some(test)) => assert_eq!((check.as_str(), test.as_str()), ("", "")),
-        _ => doctor_bed::skip::skip_without_program("metrics", "there is no promtool"),
+        _ => doctor_testbed::skip::skip_without_program("metrics", "there is no promtool"),
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{net::TcpListener, path::Path, sync::Arc};
 
-use doctor_bed::kubernetes::{ControlPlane, KubernetesTestbedError, real_node::RealNode};
+use doctor_testbed::kubernetes::{ControlPlane, KubernetesTestbedError, real_node::RealNode};
 use serde_json::{Value, json};
 
 use crate::{

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_bed::slurm::{Daemon, Generation, Layout, Slurm};
+use doctor_testbed::slurm::{Daemon, Generation, Layout, Slurm};
 use serde_json::{Value, json};
 
 use crate::{

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use doctor_bed::slurm::{Generation, HealthCheck, Layout, Slurm, SlurmTestbedError};
+use doctor_testbed::slurm::{Generation, HealthCheck, Layout, Slurm, SlurmTestbedError};
 
 use crate::{
     this_machine::Service,

@@ -3,7 +3,7 @@
 
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
-use doctor_bed::slurm::{Generation, Layout};
+use doctor_testbed::slurm::{Generation, Layout};
 
 use crate::{
     slurm_flows::{SlurmFixture, rows},
@@ -22,9 +22,9 @@ pub(crate) const POLICY: &str = "[limits]\nresult_grace = \"2s\"\n[tests.collect
 /// `doctor-node` on nodes that are all this machine: they meet on a port derived from their job id, and the first GPU
 /// of `node2` hangs.
 const ON_A_NODE: &str = r#"#!/bin/sh
-export DOCTOR_CUDA=LIBRARY DOCTOR_NCCL=LIBRARY DOCTOR_STANDIN_GPUS=2 DOCTOR_STANDIN_NODE="${SLURM_PROCID:-0}"
+export DOCTOR_CUDA=LIBRARY DOCTOR_NCCL=LIBRARY DOCTOR_FAKE_NVIDIA_GPUS=2 DOCTOR_FAKE_NVIDIA_NODE="${SLURM_PROCID:-0}"
 export DOCTOR_RENDEZVOUS="127.0.0.1:$((PORTS + SLURM_JOB_ID))"
-[ "$SLURMD_NODENAME" = node2 ] && export DOCTOR_STANDIN_FAULTS="hang:$((2 * SLURM_PROCID))"
+[ "$SLURMD_NODENAME" = node2 ] && export DOCTOR_FAKE_NVIDIA_FAULTS="hang:$((2 * SLURM_PROCID))"
 exec PROGRAM "$@"
 "#;
 
@@ -32,7 +32,7 @@ fn the_one_that_fails_with_every_partner_is_named(generation: Generation, ports:
     let layout = Layout { generation, nodes: 4, ..Layout::default() };
     let Some(scene) = SlurmFixture::start("runs over several nodes on Slurm", &layout) else { return };
     let SlurmFixture { bed, slurm } = &scene;
-    let standin = doctor_bed::fake_machine::fake_nvidia_library(doctor_node());
+    let standin = doctor_testbed::fake_machine::fake_nvidia_library(doctor_node());
     let wrapped = ON_A_NODE.replace("LIBRARY", &standin.display().to_string()).replace("PORTS", ports);
     bed.write("doctor-node", &wrapped.replace("PROGRAM", &doctor_node().display().to_string()));
     fs::set_permissions(bed.path("doctor-node"), fs::Permissions::from_mode(0o755)).unwrap();

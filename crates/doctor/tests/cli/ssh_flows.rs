@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_bed::ssh::{Host, SshFleet};
+use doctor_testbed::ssh::{Host, SshFleet};
 use serde_json::json;
 
 use crate::{

@@ -1,7 +1,7 @@
 //! A multi-node test over SSH hosts: a part on each, and trials that identify the faulty host. GPUs and NCCL are
 //! stand-ins whose ranks really add up over sockets.
 
-use doctor_bed::fake_machine;
+use doctor_testbed::fake_machine;
 
 use crate::{
     slurm_flows::rows,
@@ -15,8 +15,8 @@ use crate::{
 const SYSTEMD_RUN: &str = r#"#!/bin/sh
 while [ "$1" != -- ]; do shift; done
 shift
-export DOCTOR_CUDA=LIBRARY DOCTOR_NCCL=LIBRARY DOCTOR_STANDIN_GPUS=2 DOCTOR_STANDIN_NODE="${DOCTOR_RANK:-0}"
-[ "$(hostname)" = host2 ] && export DOCTOR_STANDIN_FAULTS="hang:$((2 * DOCTOR_RANK))"
+export DOCTOR_CUDA=LIBRARY DOCTOR_NCCL=LIBRARY DOCTOR_FAKE_NVIDIA_GPUS=2 DOCTOR_FAKE_NVIDIA_NODE="${DOCTOR_RANK:-0}"
+[ "$(hostname)" = host2 ] && export DOCTOR_FAKE_NVIDIA_FAULTS="hang:$((2 * DOCTOR_RANK))"
 exec "$@"
 "#;
 

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub(crate) use doctor_bed::programs::doctor_node;
+pub(crate) use doctor_testbed::programs::doctor_node;
 use tempfile::TempDir;
 
 /// A temporary directory for commands that run without the caller's environment.

@@ -22,10 +22,10 @@ use std::{
 };
 
 use doctor_backend::{Backend, clock::Clock};
-use doctor_bed::postgres::{Server, Setup};
 use doctor_core::node::Node;
 use doctor_sim::{EffectKind, RemoteSim, read_effects};
 use doctor_store::{StoreUrl, records::Counters};
+use doctor_testbed::postgres::{Server, Setup};
 
 use crate::{
     comparison::{Counts, pending_work},

@@ -154,7 +154,7 @@ impl PreparedCommand {
     /// Records the command for the controller, all of it or nothing.
     ///
     /// # Errors
-    /// If the store fails, or a precondition no longer holds ([`StoreError::Changed`]).
+    /// If the store fails, or a precondition no longer holds ([`StoreError::StateChanged`]).
     pub fn execute(&self, store: &Store, signed: &CommandOrigin) -> Result<(), StoreError> {
         self.write(store, signed, None)
     }

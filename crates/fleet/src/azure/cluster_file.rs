@@ -1,4 +1,4 @@
-//! The settings of a cluster file before validation: `cluster.toml` is deserialized into [`Written`], and the
+//! The settings of a cluster file before validation: `cluster.toml` is deserialized into [`RawCluster`], and the
 //! `KEY=value` file is read into the same type.
 
 use std::{collections::BTreeMap, path::PathBuf};

@@ -1,6 +1,6 @@
 //! Creates a cluster of GPU machines in Azure from one file, and deletes it, with Azure's own program `az`.
 //!
-//! The state is always queried from Azure, never remembered in a file: each round inspects it ([`seen`]), a pure
+//! The state is always queried from Azure, never remembered in a file: each round inspects it ([`inventory`]), a pure
 //! function computes what is missing ([`plan`]), and only that is done ([`provision`]). A second run therefore does
 //! nothing, and a run after an interruption continues. Every resource that we create has a tag, and only resources with
 //! the tag are changed or deleted.

@@ -2,7 +2,7 @@
 //! compared.
 //!
 //! The ranks of all machines run in lockstep: before each size, and at the end, every rank waits for all others. The
-//! caller provides the barrier and the stop signal ([`Steps`]). A rank reports its results before it releases NCCL and
+//! caller provides the barrier and the stop signal ([`RankBarrier`]). A rank reports its results before it releases NCCL and
 //! the driver, because that may hang.
 
 mod rank;

@@ -128,7 +128,7 @@ impl<'g> GemmKernels<'g> {
         Ok((function, launch))
     }
 
-    /// Creates the two matrices. `expected` are the checksums of [`known::row_sums`].
+    /// Creates the two matrices. `expected` are the checksums of [`expected_sums::row_sums`].
     ///
     /// # Panics
     /// Panics if the number is none of [`Self::numbers`].

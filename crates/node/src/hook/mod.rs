@@ -10,7 +10,7 @@
 //! other is started while it hangs.
 //!
 //! With a controller ([`reporting`]) a hook reports, and the controller drains within its breaker. Without one
-//! ([`alone`]) the hook drains its node itself, under the same limits. A fresh verdict of the agent or of an earlier
+//! ([`standalone`]) the hook drains its node itself, under the same limits. A fresh verdict of the agent or of an earlier
 //! hook is reused.
 
 mod checks;

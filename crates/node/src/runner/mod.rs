@@ -3,10 +3,10 @@
 //! Whatever the kernel could block forever runs in a child process: programs, but also reads and statfs(2) on a network
 //! mount, and every driver call. A thread stuck in the kernel keeps its whole process from exiting, so the job would
 //! never end. A child is killed with its process group at its time limit and left behind if that does not end it.
-//! Abandoned children are recorded ([`abandoned`]): the same probe is not started again while an old one hangs, so that
+//! Abandoned children are recorded ([`hung_probes`]): the same probe is not started again while an old one hangs, so that
 //! nothing piles up on a sick node. A helper process serves all queries of the GPU driver ([`driver`]).
 //!
-//! Everything else, on kernel file systems and local disks, is read in this process on a watched thread ([`watched`]),
+//! Everything else, on kernel file systems and local disks, is read in this process on a watched thread ([`watchdog`]),
 //! because a child takes longer than all the reads of a fast check. A pass that announces its probes
 //! ([`ProbeRunner::prepare`]) has them all read together, while the driver answers.
 

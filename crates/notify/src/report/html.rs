@@ -1,6 +1,6 @@
 //! A report as one HTML file without scripts or external resources, light and dark, to be stored or sent as it is.
 //!
-//! All text from nodes, rules and people goes through [`escaped`].
+//! All text from nodes, rules and people goes through [`escape_pipes`].
 
 use doctor_core::{
     finding::Severity,

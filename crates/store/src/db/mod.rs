@@ -1,7 +1,7 @@
 //! A thin layer that runs one SQL text on SQLite and PostgreSQL.
 //!
 //! It is not a query builder. Statements are written once with `$1` placeholders, which both databases read. Where a
-//! batch must be one message on PostgreSQL and a loop on SQLite, [`Tx::bulk`] and [`Tx::each`] take both forms.
+//! batch must be one message on PostgreSQL and a loop on SQLite, [`Tx::insert_many`] and [`Tx::execute_each`] take both forms.
 //! Statements are prepared once per connection and cached.
 
 mod batch;
@@ -61,7 +61,7 @@ pub(super) enum Access {
     ReadStatement,
     /// Concurrent with writers of other rows.
     Write,
-    /// As `Write`, for incoming results. Where [`Db::syncs_apart`], durable only after [`Db::sync`].
+    /// As `Write`, for incoming results. Where [`Db::has_separate_sync`], durable only after [`Db::sync`].
     EnqueueResults,
     /// As `Write`, for results that are in the inbox. On SQLite, durable some time later: a crash of the host also ends
     /// this process, and what is lost is still in the inbox. PostgreSQL commits durably, because this process would not

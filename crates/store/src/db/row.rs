@@ -26,7 +26,7 @@ pub(crate) enum ColumnType {
     Blob,
 }
 
-/// `vals![a, b]` is a slice of [`Val`]s converted from its arguments.
+/// `vals![a, b]` is a slice of [`SqlValue`]s converted from its arguments.
 macro_rules! vals {
     ($($value:expr),* $(,)?) => { &[$($crate::db::SqlValue::from($value)),*][..] };
 }

@@ -7,7 +7,7 @@ use std::sync::{
 
 use doctor_store::StoreUrl;
 
-use doctor_bed::postgres::{PostgresTestbedError, Server, Setup};
+use doctor_testbed::postgres::{PostgresTestbedError, Server, Setup};
 
 static SERVER: OnceLock<Result<Server, PostgresTestbedError>> = OnceLock::new();
 static DATABASES: AtomicU32 = AtomicU32::new(0);

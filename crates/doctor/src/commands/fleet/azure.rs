@@ -26,7 +26,7 @@ impl AzArgs {
     }
 }
 
-/// Reads a text file of the site, of at most [`MOST`] bytes.
+/// Reads a text file of the site, of at most [`MAX_FILE_BYTES`] bytes.
 pub(super) fn read(path: &Path) -> Result<String> {
     let failed = |source| Failure::File { operation: "reading", path: path.to_owned(), source };
     let length = fs::metadata(path).map_err(failed)?.len();

@@ -9,7 +9,7 @@ use super::{
     metadata, mount, object, volume,
 };
 
-/// Not below [`ETC`]: that is one volume, into which no other can be mounted.
+/// Not below [`CONFIG_DIR`]: that is one volume, into which no other can be mounted.
 const PROFILES_DIR: &str = "/etc/cluster-doctor-profiles";
 
 pub(super) fn objects() -> Vec<Template> {

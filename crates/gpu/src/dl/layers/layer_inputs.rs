@@ -87,7 +87,7 @@ pub enum ValueDistribution {
     Index { count: u32 },
 }
 
-/// The largest multiple in [`Spread::Small`].
+/// The largest multiple in [`ValueDistribution::Small`].
 const SMALL: u32 = 31;
 
 impl ValueDistribution {

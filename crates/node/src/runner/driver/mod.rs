@@ -73,7 +73,7 @@ const MAX_HELPER_AGE: Duration = Duration::from_secs(60);
 
 /// Environment variables that the driver's libraries, the loader and the fake NVML read.
 const VARIABLES: [&str; 5] = ["PATH", "LANG", "LC_ALL", "TMPDIR", "LLVM_PROFILE_FILE"];
-const VARIABLE_PREFIXES: [&str; 6] = ["LD_", "NVIDIA_", "NVML_", "__NV", "CUDA_", "DOCTOR_STANDIN"];
+const VARIABLE_PREFIXES: [&str; 6] = ["LD_", "NVIDIA_", "NVML_", "__NV", "CUDA_", "DOCTOR_FAKE_NVIDIA"];
 
 /// The driver helper process, shared by runners.
 #[derive(Debug, Default)]
@@ -460,7 +460,7 @@ mod tests {
 
     #[test]
     fn the_helper_gets_what_libraries_read_and_no_secret() {
-        for name in ["LD_LIBRARY_PATH", "PATH", "NVIDIA_VISIBLE_DEVICES", "DOCTOR_STANDIN"] {
+        for name in ["LD_LIBRARY_PATH", "PATH", "NVIDIA_VISIBLE_DEVICES", "DOCTOR_FAKE_NVIDIA"] {
             assert!(is_driver_variable(OsStr::new(name)), "{name}");
         }
         for name in [super::super::KEY_VARIABLE, "DOCTOR_RENDEZVOUS_SECRET", "AWS_SECRET_ACCESS_KEY"] {

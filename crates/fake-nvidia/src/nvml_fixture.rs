@@ -1,0 +1,93 @@
+//! The scene of this process, looked up by GPU and field.
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::fixture::{FakeGpu, Field, Fixture};
+
+pub(crate) const NOT_SUPPORTED: u32 = 3;
+
+/// Loaded by the first call, and again after a shutdown: a long-running program opens a session per read, and must
+/// neither see an old file nor accumulate old scenes.
+static FIXTURE: Mutex<Option<&'static Fixture>> = Mutex::new(None);
+
+/// Returns the scene. A file that cannot be read stands for a driver that does not work.
+pub(crate) fn fixture() -> &'static Fixture {
+    let mut kept = FIXTURE.lock().unwrap_or_else(PoisonError::into_inner);
+    kept.get_or_insert_with(|| {
+        let text = std::env::var_os("DOCTOR_FAKE_NVIDIA").and_then(|path| std::fs::read_to_string(path).ok());
+        let scene = match text.map(|text| Fixture::parse(&text)) {
+            Some(Ok(scene)) => scene,
+            Some(Err(error)) => {
+                eprintln!("fake NVML: {error}");
+                Fixture { init: 999, ..Fixture::default() }
+            }
+            None => Fixture { init: 999, ..Fixture::default() },
+        };
+        Box::leak(Box::new(scene))
+    })
+}
+
+/// Frees the scene.
+///
+/// # Safety
+/// No other function of this library may be running, as NVML requires for a shutdown.
+pub(crate) unsafe fn free_fixture() {
+    if let Some(scene) = FIXTURE.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        // SAFETY: created by `Box::leak`, just removed from its place, and unused, as the caller guarantees.
+        drop(unsafe { Box::from_raw(std::ptr::from_ref(scene).cast_mut()) });
+    }
+}
+
+/// Hangs if the scene says so for this function.
+pub(crate) fn maybe_hang(function: &str) {
+    while fixture().hang == function {
+        std::thread::sleep(std::time::Duration::from_secs(3600));
+    }
+}
+
+impl FakeGpu {
+    /// Hangs if the scene says so for this GPU, or as long as the kernel blocks the write.
+    pub(crate) fn maybe_hang(&self) {
+        if !self.blocking_file.is_empty() {
+            // The caller does not depend on the success of the write.
+            let _touched = std::fs::write(&self.blocking_file, "");
+        }
+        if self.hang {
+            loop {
+                std::thread::sleep(std::time::Duration::from_secs(3600));
+            }
+        }
+    }
+
+    fn field(&self, name: &str) -> Option<&Field> {
+        let place = self.fields.binary_search_by(|(field, _)| (**field).cmp(name)).ok()?;
+        Some(&self.fields[place].1)
+    }
+
+    pub(crate) fn number(&self, field: &str) -> Result<f64, u32> {
+        match self.field(field) {
+            None | Some(Field::Text(_)) => Err(NOT_SUPPORTED),
+            Some(Field::Error(code)) => Err(*code),
+            Some(Field::Number(number)) => Ok(*number),
+        }
+    }
+
+    pub(crate) fn text(&self, field: &str) -> Result<&str, u32> {
+        match self.field(field) {
+            None | Some(Field::Number(_)) => Err(NOT_SUPPORTED),
+            Some(Field::Error(code)) => Err(*code),
+            Some(Field::Text(text)) => Ok(text),
+        }
+    }
+
+    /// Returns domain, bus and device.
+    pub(crate) fn pci_location(&self) -> (u32, u32, u32) {
+        place(&self.bus)
+    }
+}
+
+pub(crate) fn place(bus: &str) -> (u32, u32, u32) {
+    let hex = |text: Option<&str>| text.and_then(|text| u32::from_str_radix(text, 16).ok()).unwrap_or(0);
+    let mut parts = bus.split([':', '.']);
+    (hex(parts.next()), hex(parts.next()), hex(parts.next()))
+}
