@@ -1,6 +1,7 @@
 //! Drives the production engine over a simulated cluster: sessions, scenarios, the demo, comparisons.
 
 pub mod compare;
+mod decisions;
 pub mod demo;
 pub mod scenario;
 pub mod score;
