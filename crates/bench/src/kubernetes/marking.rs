@@ -104,7 +104,7 @@ pub(crate) fn run() -> Result<Measured> {
     };
     let ratios = |to: &[f64]| -> Vec<f64> { marked.iter().zip(to).map(|(ours, bare)| ours / bare).collect() };
     let (to_loop, to_eight) = (ratios(&alone), ratios(&together));
-    let how = "commit of the intents, lease, patch and record of each node, relative to a loop that only patches";
+    let how = "commit of the intents, lease, patch and record: rate of marks by the rate of a loop that only patches, more is better";
     Ok(Measured::Figures(vec![
         figure("ratio_to_bare_loop", median(&to_loop), "", format!("{how}, one at a time; {}", spread(&to_loop))),
         figure("nodes_per_s", median(&marked), "1/s", format!("from plan to record; {}", spread(&marked))),
