@@ -7,7 +7,7 @@
 
 use std::sync::LazyLock;
 
-use doctor_api::fuzzing::FuzzAgentEndpoint;
+use doctor_api::fuzz_targets::FuzzAgentEndpoint;
 use doctor_checks::document::RunKey;
 use doctor_core::ids::NodeName;
 use libfuzzer_sys::fuzz_target;

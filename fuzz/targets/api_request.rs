@@ -7,7 +7,7 @@
 
 use std::sync::LazyLock;
 
-use doctor_api::fuzzing::FuzzApi;
+use doctor_api::fuzz_targets::FuzzApi;
 use doctor_fuzz::text;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;

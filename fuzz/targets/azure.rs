@@ -5,7 +5,7 @@
 
 #![no_main]
 
-use doctor_fleet::azure::fuzzed;
+use doctor_fleet::azure::fuzz_targets;
 use doctor_fuzz::{pick, text};
 use libfuzzer_sys::fuzz_target;
 
@@ -14,25 +14,25 @@ const PARSERS: &[fn(&str)] = &[cluster, env_file, flexible, uniform, said];
 const PLAN: usize = 100;
 
 fn cluster(text: &str) {
-    assert!(fuzzed::cluster(text, "cluster.toml").is_none_or(|words| words > PLAN));
+    assert!(fuzz_targets::cluster(text, "cluster.toml").is_none_or(|words| words > PLAN));
 }
 
 fn env_file(text: &str) {
-    assert!(fuzzed::cluster(text, "cluster.env").is_none_or(|words| words > PLAN));
+    assert!(fuzz_targets::cluster(text, "cluster.env").is_none_or(|words| words > PLAN));
 }
 
 fn flexible(text: &str) {
-    assert!(fuzzed::az_output(text, false).is_none_or(|(words, _)| words > PLAN));
+    assert!(fuzz_targets::az_output(text, false).is_none_or(|(words, _)| words > PLAN));
 }
 
 fn uniform(text: &str) {
-    assert!(fuzzed::az_output(text, true).is_none_or(|(words, _)| words > PLAN));
+    assert!(fuzz_targets::az_output(text, true).is_none_or(|(words, _)| words > PLAN));
 }
 
 fn said(text: &str) {
     let plain =
         |key: &str| key.split(' ').count() == 2 && key.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
-    assert!(fuzzed::host_key(text).is_none_or(|key| plain(&key)));
+    assert!(fuzz_targets::host_key(text).is_none_or(|key| plain(&key)));
 }
 
 fuzz_target!(|data: &[u8]| {

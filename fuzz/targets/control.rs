@@ -7,15 +7,15 @@
 #![no_main]
 
 use doctor_backend::{
-    local::fuzzing::{load, parsed_kinds},
+    local::fuzz_targets::{load, parsed_kinds},
     process::OutputListener as _,
     ssh::FramedOutput,
 };
-use doctor_backend_ssh::fuzzing::{hosts_in, parse_answer};
+use doctor_backend_ssh::fuzz_targets::{hosts_in, parse_answer};
 use doctor_core::time::Span;
 use doctor_fleet::status::{self, Health, Source};
 use doctor_fuzz::{pick, text};
-use doctor_store::{StoreUrl, fuzzing::parse_holder};
+use doctor_store::{StoreUrl, fuzz_targets::parse_holder};
 use libfuzzer_sys::fuzz_target;
 
 const PARSERS: &[fn(&[u8])] = &[url, secret, state_file, load_average, lease, host_file, host_answer, command, health];

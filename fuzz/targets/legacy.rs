@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, fs, path::PathBuf, sync::LazyLock};
 
-use doctor_store::fuzzing::legacy_rows;
+use doctor_store::fuzz_targets::legacy_rows;
 
 use doctor_fuzz::scratch;
 use libfuzzer_sys::fuzz_target;

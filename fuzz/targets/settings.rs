@@ -10,7 +10,7 @@ use doctor_checks::credential::Credential;
 use doctor_core::toml_text::{self, TomlError};
 use doctor_fuzz::{pick, round_trip, text};
 use doctor_node::agent::{config::AgentSettings, http::Address};
-use doctor_sim::{ServeConfig, fuzzed};
+use doctor_sim::{ServeConfig, fuzz_targets};
 use libfuzzer_sys::fuzz_target;
 
 /// `doctor` has no library, so the same source file is compiled here.
@@ -63,7 +63,7 @@ fn credential(text: &str) {
 fn world(text: &str) {
     match toml_text::read::<ServeConfig>(text, &[]) {
         Ok(config) => {
-            if fuzzed::check(&config.world).is_ok() {
+            if fuzz_targets::check(&config.world).is_ok() {
                 let nodes: u64 = config.world.pools.iter().map(|pool| u64::from(pool.nodes)).sum();
                 assert!((1..=1_000_000).contains(&nodes));
             }

@@ -6,21 +6,21 @@
 
 use doctor_core::hostlist::MAX_NODES;
 use doctor_fuzz::{pick, text};
-use doctor_sim::{Incident, fuzzed};
+use doctor_sim::{Incident, fuzz_targets};
 use libfuzzer_sys::{Corpus, fuzz_target};
 
 const PARSERS: &[fn(&[u8]) -> Corpus] = &[request, response, incident, effects];
 
 fn request(line: &[u8]) -> Corpus {
-    if let Some(again) = fuzzed::request(line) {
-        assert_eq!(fuzzed::request(&again), Some(again));
+    if let Some(again) = fuzz_targets::request(line) {
+        assert_eq!(fuzz_targets::request(&again), Some(again));
     }
     Corpus::Keep
 }
 
 fn response(line: &[u8]) -> Corpus {
-    if let Some(again) = fuzzed::response(line) {
-        assert_eq!(fuzzed::response(&again), Some(again));
+    if let Some(again) = fuzz_targets::response(line) {
+        assert_eq!(fuzz_targets::response(&again), Some(again));
     }
     Corpus::Keep
 }
@@ -28,7 +28,7 @@ fn response(line: &[u8]) -> Corpus {
 fn incident(bytes: &[u8]) -> Corpus {
     let mut kept = Corpus::Keep;
     for line in text(bytes).lines().take(4) {
-        if let Some(Incident::UserJob { nodes, .. }) = fuzzed::incident(line) {
+        if let Some(Incident::UserJob { nodes, .. }) = fuzz_targets::incident(line) {
             assert!(nodes.len() <= MAX_NODES);
             // Long lists are only slow: keep them out of the corpus.
             if nodes.len() > 2000 {
@@ -41,11 +41,11 @@ fn incident(bytes: &[u8]) -> Corpus {
 
 fn effects(bytes: &[u8]) -> Corpus {
     let text = text(bytes);
-    let Some(effects) = fuzzed::effects(&text) else { return Corpus::Keep };
+    let Some(effects) = fuzz_targets::effects(&text) else { return Corpus::Keep };
     assert!(effects.len() <= text.lines().count());
     let written =
         effects.iter().map(|effect| serde_json::to_string(effect).expect("what was read can be written") + "\n");
-    assert_eq!(fuzzed::effects(&written.collect::<String>()), Some(effects));
+    assert_eq!(fuzz_targets::effects(&written.collect::<String>()), Some(effects));
     Corpus::Keep
 }
 

@@ -10,7 +10,7 @@ mod agent_tokens;
 pub mod api;
 mod dashboard;
 #[doc(hidden)]
-pub mod fuzzing;
+pub mod fuzz_targets;
 mod health;
 mod ingest;
 mod liveness;

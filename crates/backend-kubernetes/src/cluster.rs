@@ -20,7 +20,7 @@ use super::{
     objects::{ApiNode, node_resource},
     result_transport::PodResults,
     template::TemplateFile,
-    tokens::KubernetesTokenReviewer,
+    token_review::KubernetesTokenReviewer,
     watch::{self, WatchCache},
     webhook,
 };

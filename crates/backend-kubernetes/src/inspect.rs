@@ -19,7 +19,7 @@ use super::{
     cluster::connect,
     objects::{CachedNode, PodObject, pod_resource},
     occupancy::{has_gpus, is_gpu, parse_whole},
-    rights::{self, ACCOUNT, Permission},
+    rbac::{self, ACCOUNT, Permission},
     template::TemplateFile,
 };
 
@@ -143,7 +143,7 @@ impl Inspector<'_> {
     async fn rights(&mut self) {
         let reviews: Api<SelfSubjectAccessReview> = Api::all(self.client.clone());
         let (mut there, before) = (0, self.inspection.findings.len());
-        for right in rights::permissions(self.config) {
+        for right in rbac::permissions(self.config) {
             let attributes = ResourceAttributes {
                 group: Some(right.group.to_owned()),
                 resource: Some(right.resource().to_owned()),

@@ -3,7 +3,7 @@
 
 mod config;
 mod kind;
-mod rights;
+mod rbac;
 
 #[cfg(feature = "client")]
 mod backend;
@@ -44,7 +44,7 @@ mod status_writer;
 #[cfg(feature = "client")]
 mod template;
 #[cfg(feature = "client")]
-mod tokens;
+mod token_review;
 #[cfg(feature = "client")]
 mod volcano;
 #[cfg(feature = "client")]
@@ -58,7 +58,7 @@ pub use config::{AgentAccount, KubernetesConfig, Replace, RunAs, Share, Volcano,
 #[cfg(feature = "client")]
 pub use inspect::{Inspection, inspect};
 pub use kind::Kubernetes;
-pub use rights::manifests;
+pub use rbac::manifests;
 
 /// The default template of jobs, as a starting point for a site's own.
 pub const STANDARD_TEMPLATE: &str = include_str!("template/standard.yaml");

@@ -8,7 +8,7 @@ use std::time::Duration;
 use doctor_backend::{
     BackendError, Change, Effect,
     clock::{Clock as _, SystemClock},
-    hook::{self, HookParams},
+    site_command::{self, HookParams},
 };
 use doctor_core::{
     ids::{NodeName, OpId},
@@ -198,8 +198,8 @@ impl KubernetesBackend {
                 ));
             }
             Replace::DeleteNode => return self.delete_node(operation, &now),
-            Replace::Aws => hook::run(operation, &Replace::aws_command(), &told, HOOK_LIMIT)?,
-            Replace::Command(words) => hook::run(operation, words, &told, HOOK_LIMIT)?,
+            Replace::Aws => site_command::run(operation, &Replace::aws_command(), &told, HOOK_LIMIT)?,
+            Replace::Command(words) => site_command::run(operation, words, &told, HOOK_LIMIT)?,
             Replace::Webhook(hook) => call_webhook(operation, hook, &told)?,
         }
         self.record_event(&now, &Change::Replace);

@@ -6,6 +6,7 @@ mod backend;
 mod cluster;
 mod cluster_config;
 mod config;
+mod drain_reason;
 mod failures;
 #[doc(hidden)]
 pub mod fuzz_targets;

@@ -15,13 +15,12 @@ use doctor_core::{
 
 use super::{
     config::{OutAs, SlurmConfig},
+    drain_reason::{case_in, drain_reason},
     node_comment::{FieldInUse, Note, RecordedMark},
     nodes::SlurmNode,
     states::{Base, Flag},
 };
 
-/// Longer reasons are truncated: operators read them in a column.
-const MAX_REASON_CHARS: usize = 240;
 /// Slurm's own reasons for a node that went down by itself, without an operator's decision.
 const SLURM_OWN_REASONS: [&str; 5] =
     ["Not responding", "Node unexpectedly rebooted", "reboot timed out", "ResumeTimeout reached", "reboot issued"];
@@ -114,11 +113,6 @@ pub(super) fn valid_note(node: &SlurmNode, sheltered: bool, config: &SlurmConfig
     note
 }
 
-/// Parses `doctor: code text [CASE]`, even if Slurm has appended text.
-fn case_in(reason: &str) -> Option<CaseId> {
-    reason.rmatch_indices('[').find_map(|(at, _)| reason[at + 1..].split(']').next()?.parse().ok())
-}
-
 /// An update of a node, made in one command.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct NodeUpdate {
@@ -209,7 +203,7 @@ fn take_out_of_service(
     config: &SlurmConfig,
 ) {
     if ground.is_some() || note.why.is_empty() {
-        note.why = reason(case, ground, config);
+        note.why = drain_reason(case, ground, config);
     }
     note.open = false;
     match out_of_service(node, config) {
@@ -230,7 +224,7 @@ pub(super) fn closing_update(node: &SlurmNode, config: &SlurmConfig) -> Option<N
     let closed = drained || out_of_service(node, config) == OutOfService::Foreign || !note.keeps_out();
     (!closed).then(|| NodeUpdate {
         state: Some(NewState::Drain),
-        reason: Some(if note.why.is_empty() { reason(None, None, config) } else { note.why }),
+        reason: Some(if note.why.is_empty() { drain_reason(None, None, config) } else { note.why }),
         field: None,
     })
 }
@@ -254,32 +248,6 @@ fn new_state(node: &SlurmNode, config: &SlurmConfig) -> NewState {
         OutAs::Drain | OutAs::Down => NewState::Drain,
         OutAs::Fail => NewState::Fail,
     }
-}
-
-/// Formats `doctor: code text [case]`.
-pub(super) fn reason(case: Option<CaseId>, ground: Option<&ChangeReason>, config: &SlurmConfig) -> String {
-    let words = match ground {
-        Some(ChangeReason { code, text, .. }) if text.is_empty() => code.clone(),
-        Some(ChangeReason { code, text, .. }) => format!("{code} {text}"),
-        None => "unhealthy".to_owned(),
-    };
-    // Slurm prints the reason in one line, and strips quotes at its ends.
-    let plain: String = words
-        .chars()
-        .map(|c| {
-            if c.is_control() {
-                ' '
-            } else if c == '"' {
-                '\''
-            } else {
-                c
-            }
-        })
-        .collect();
-    let short: String = plain.trim().chars().take(MAX_REASON_CHARS).collect();
-    let case = case.or_else(|| ground.and_then(|ground| ground.case));
-    let case = case.map_or_else(String::new, |case| format!(" [{case}]"));
-    format!("{} {short}{case}", config.prefix)
 }
 
 #[cfg(test)]
@@ -491,19 +459,6 @@ mod tests {
         assert_eq!(cluster.marks().ours, [OurMark { kind: MarkKind::Unhealthy, case: Some(case) }]);
         cluster.apply(&Change::Unmark(mark(MarkKind::Unhealthy)));
         assert_eq!((cluster.marks(), cluster.node.state.has(Flag::Drain)), (Marks::default(), false));
-    }
-
-    #[test]
-    fn the_reason_says_what_was_found_in_one_line() {
-        let mut ids = IdSource::new(9);
-        let ground =
-            ChangeReason { case: Some(ids.case()), code: "xid-79".to_owned(), text: "GPU \"3\"\nfell off".to_owned() };
-        let config = SlurmConfig::default();
-        let words = reason(None, Some(&ground), &config);
-        assert_eq!(words, format!("doctor: xid-79 GPU '3' fell off [{}]", ground.case.unwrap()));
-        assert_eq!(case_in(&words), ground.case);
-        let long = ChangeReason { text: "x".repeat(5000), ..ground };
-        assert!(reason(None, Some(&long), &config).len() < 300);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{fs, path::PathBuf, time::Duration};
 
 use doctor_backend::{
     BackendError, ChangeReason, Effect,
-    hook::{self, HookParams},
+    site_command::{self, HookParams},
 };
 use doctor_core::{
     ids::{NodeName, OpId},
@@ -18,6 +18,7 @@ use doctor_core::{
 use super::{
     SlurmBackend,
     config::JOB_PREFIX,
+    drain_reason::drain_reason,
     job::{self, Placement},
     marks::{self, NodeUpdate},
     node_comment::Note,
@@ -152,7 +153,7 @@ impl SlurmBackend {
             REBOOT.to_owned(),
             "ASAP".to_owned(),
             "nextstate=RESUME".to_owned(),
-            format!("reason={}", marks::reason(case, ground, &self.config)),
+            format!("reason={}", drain_reason(case, ground, &self.config)),
             node.to_string(),
         ];
         self.programs.run(REBOOT, "scontrol", &words, "", Access::Write)?;
@@ -282,7 +283,7 @@ impl SlurmBackend {
         }
         self.require_no_jobs(REPLACE, node, &now)?;
         let told = HookParams { values: vec![("node", node.to_string()), ("op", op.to_string())] };
-        hook::run(REPLACE, &self.config.replace, &told, HOOK_LIMIT)?;
+        site_command::run(REPLACE, &self.config.replace, &told, HOOK_LIMIT)?;
         // If this fails, the caller repeats it: the hook then receives the same operation id.
         self.record_op(REPLACE, &now, op, "")
     }

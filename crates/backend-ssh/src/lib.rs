@@ -8,7 +8,7 @@
 mod backend;
 mod dynamic_hosts;
 #[doc(hidden)]
-pub mod fuzzing;
+pub mod fuzz_targets;
 mod inspect;
 mod kind;
 mod multi_node;

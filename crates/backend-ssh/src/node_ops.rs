@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use doctor_backend::{
     BackendError, Change, NodeOp,
-    hook::{self, HookParams},
+    site_command::{self, HookParams},
     ssh::{Host, SshConfig},
 };
 use doctor_core::{
@@ -75,7 +75,7 @@ impl SshBackend {
             return Ok(());
         }
         let told = HookParams { values: vec![("node", node.to_string()), ("op", change.op.to_string())] };
-        hook::run(operation, command, &told, HOOK_LIMIT)
+        site_command::run(operation, command, &told, HOOK_LIMIT)
     }
 
     pub(super) fn collect_report_from(&self, node: &NodeName, op: OpId) -> ReportProgress {

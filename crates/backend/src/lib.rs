@@ -10,13 +10,13 @@
 
 pub mod clock;
 pub mod contract;
-pub mod hook;
 pub mod http;
 pub mod inspection;
 pub mod local;
 pub mod process;
 pub mod program;
 pub mod registration;
+pub mod site_command;
 pub mod ssh;
 pub mod token_review;
 

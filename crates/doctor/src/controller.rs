@@ -11,9 +11,9 @@ use doctor_checks::document::RunKey;
 use doctor_core::{ids::NodeName, snapshot::CommandKind};
 use doctor_engine::{
     cycle::{CycleError, Engine},
+    cycle_report::CycleReport,
     deps::EngineDeps,
     inbox::{AgentMessage, Inbox},
-    report::CycleReport,
     share::Share,
     snapshot_feed::SnapshotFeed,
     spans::ExportCounts,

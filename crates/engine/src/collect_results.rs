@@ -20,10 +20,10 @@ use doctor_store::{
 
 use crate::{
     baselines::{BaselineQuery, BaselineReader},
+    cycle_report::CycleReport,
     deps::EngineDeps,
     ingest::{self, ClassifyContext},
     rejection::Rejection,
-    report::CycleReport,
     share::{ResultFile, Share},
 };
 

@@ -37,11 +37,11 @@ use doctor_store::{
 use tracing::field::Empty;
 
 use crate::{
+    cycle_report::CycleReport,
     deps::EngineDeps,
     execute::Executor,
     observe::PlannerState,
     publish::Publisher,
-    report::CycleReport,
     settings::Settings,
     share::Share,
     snapshot_feed::SnapshotFeed,

@@ -18,8 +18,8 @@ use doctor_store::{Lease, Store, StoreError};
 use tracing::field::Empty;
 
 use crate::{
+    cycle_report::CycleReport,
     deps::EngineDeps,
-    report::CycleReport,
     spans::{in_span, span},
 };
 

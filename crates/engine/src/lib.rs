@@ -1,14 +1,15 @@
 //! The engine: the control loop between the pure logic of `doctor-core` and the outside world.
 
 pub mod agents;
+pub mod allocator;
 pub mod baselines;
 pub mod cluster_state;
 mod collect_results;
 pub mod cycle;
+pub mod cycle_report;
 pub mod deps;
 pub mod execute;
 pub mod gzip;
-pub mod heap;
 pub mod inbox;
 pub mod ingest;
 mod job_failures;
@@ -19,7 +20,6 @@ mod publish;
 pub mod reclassify;
 pub mod redact;
 pub mod rejection;
-pub mod report;
 pub mod settings;
 pub mod share;
 pub mod snapshot;

@@ -24,11 +24,11 @@ use tracing::field::Empty;
 
 use crate::{
     collect_results::{self, IngestContext, RejectedDocuments},
+    cycle_report::CycleReport,
     deps::EngineDeps,
     inbox::Inbox,
     job_failures::JobFailures,
     mark_recovery::restore_marks,
-    report::CycleReport,
     snapshot::{active_runs, mark_unknown_jobs, node_record},
     spans::{in_span, span},
 };

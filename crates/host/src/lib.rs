@@ -3,10 +3,10 @@
 //! The local backend calls this crate on its own machine. On an SSH host, `doctor-node host` calls it, and the
 //! controller talks to that program through [`protocol`].
 
+pub mod allocator;
 pub mod files;
 pub mod host_directory;
 pub mod jobs;
-pub mod malloc;
 pub mod marks;
 pub mod occupancy;
 pub mod process;

@@ -7,6 +7,7 @@
 //! machine over SSH.
 
 pub mod agent;
+pub mod allocator;
 pub mod builtin;
 mod builtin_test;
 pub mod check;
@@ -15,7 +16,6 @@ pub mod hardware;
 pub mod hook;
 pub mod host;
 pub mod job;
-pub mod memory;
 pub mod policy;
 pub mod profile;
 pub mod profile_command;
@@ -25,4 +25,4 @@ pub mod report;
 pub mod runner;
 pub mod stop;
 pub mod test;
-pub mod verdict;
+pub mod verdict_file;

@@ -15,11 +15,10 @@ use doctor_core::{
     time::Span,
 };
 use doctor_node::{
-    agent, builtin, check,
+    agent, allocator, builtin, check,
     hook::{self, HOOK_ARGUMENT},
     host,
     job::{self, JobParams, ResultTarget, node_paths},
-    memory,
     policy::load_policy,
     profile::{self, MachineArgs},
     profile_command, repair, report,
@@ -321,7 +320,7 @@ impl PathArgs {
 }
 
 fn main() -> ExitCode {
-    memory::use_one_arena();
+    allocator::use_one_arena();
     let mut args = std::env::args_os();
     match args.nth(1) {
         Some(argument) if argument == HELPER_ARGUMENT => return helper(args),

@@ -14,7 +14,7 @@ pub mod disruptions;
 pub mod effects;
 pub mod fault;
 #[doc(hidden)]
-pub mod fuzzed;
+pub mod fuzz_targets;
 pub mod harness;
 pub mod invariants;
 mod kind;

@@ -9,8 +9,8 @@ use super::{
     audit::{self, NewAuditLine},
     db::{Access, ColumnType, Row, SqlValue, vals},
     error::{Result, StoreError},
+    fencing::Lease,
     id_cache::parsed,
-    lease::Lease,
     operator_commands::audit_operator,
     records::{AgentAuth, AgentContact, AgentKey, AgentRow},
 };

@@ -12,8 +12,8 @@ use super::{
     Store,
     db::{ColumnType, Row, SqlValue, Tx, vals},
     error::Result,
+    fencing::Lease,
     id_cache::{IdCache, parsed},
-    lease::Lease,
     records::{AuditRow, Counters, CycleId, CycleRow},
 };
 

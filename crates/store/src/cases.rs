@@ -15,9 +15,9 @@ use super::{
     case_table::{find, get, put, read_case},
     db::{Tx, vals},
     error::{Result, StoreError},
-    evidence, findings,
-    lease::Lease,
-    mutes,
+    evidence,
+    fencing::Lease,
+    findings, mutes,
 };
 
 impl Store {

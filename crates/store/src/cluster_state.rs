@@ -12,7 +12,7 @@ use super::{
     Store,
     db::{Access, vals},
     error::{Result, StoreError},
-    lease::Lease,
+    fencing::Lease,
 };
 
 /// Fast, because the control loop waits for this.

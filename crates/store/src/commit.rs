@@ -18,10 +18,9 @@ use super::{
     conclude::conclude,
     db::{ColumnType, Tx, vals},
     error::{Result, StoreError},
+    fencing::Lease,
     findings::{CheckFindings, FindingChanges, OpenFindings},
-    json,
-    lease::Lease,
-    nodes, operator_commands, outbox,
+    json, nodes, operator_commands, outbox,
     records::{CycleId, CycleIntent},
     runs,
 };

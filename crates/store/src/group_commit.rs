@@ -19,8 +19,8 @@ use super::{
     Store,
     error::StoreError,
     evidence_pack,
+    fencing::Lease,
     ingest_queue::{IngestQueue, SubmittedResult},
-    lease::Lease,
     records::{Accepted, ClassifiedResult},
 };
 

@@ -30,7 +30,7 @@ use super::{
     db::{Access, ColumnType, SqlValue, Tx},
     error::{Result, StoreError},
     evidence_pack::{self, IncomingResult},
-    lease::Lease,
+    fencing::Lease,
     records::{Accepted, ClassifiedResult},
 };
 

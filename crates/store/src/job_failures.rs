@@ -12,8 +12,8 @@ use super::{
     Store,
     db::{ColumnType, Tx, vals},
     error::Result,
+    fencing::Lease,
     json,
-    lease::Lease,
 };
 
 /// Maximum number read, newest first: a cluster where every job fails shows it with fewer.

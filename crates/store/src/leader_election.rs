@@ -6,8 +6,8 @@ use super::{
     Store,
     db::{Access, vals},
     error::{Result, StoreError},
+    fencing::{Lease, LeaseError, LeaseRow, is_dead_local_process, lease_lost, read},
     ingest_queue,
-    lease::{Lease, LeaseError, LeaseRow, is_dead_local_process, lease_lost, read},
 };
 
 enum AcquireResult {

@@ -18,7 +18,7 @@
 pub mod access;
 pub mod error;
 #[doc(hidden)]
-pub mod fuzzing;
+pub mod fuzz_targets;
 pub mod records;
 
 mod accept;
@@ -36,6 +36,7 @@ mod conclude;
 mod db;
 mod evidence;
 mod evidence_pack;
+mod fencing;
 mod findings;
 mod group_commit;
 mod history;
@@ -46,7 +47,6 @@ mod ingest_queue;
 mod job_failures;
 mod json;
 mod leader_election;
-mod lease;
 mod mutes;
 mod node_hours;
 mod nodes;
@@ -77,8 +77,8 @@ use self::{
 };
 pub use self::{
     error::{Result, StoreError},
+    fencing::{Lease, LeaseError, this_process},
     group_commit::GroupCommit,
-    lease::{Lease, LeaseError, this_process},
     operator_commands::OperatorCommands,
     tokens::ApiCall,
     url::StoreUrl,
@@ -202,7 +202,7 @@ impl Store {
     ) -> Result<T> {
         self.transaction(access, &mut |tx| {
             foresee(tx);
-            lease::begin_write(tx, access, Some(lease))?;
+            fencing::begin_write(tx, access, Some(lease))?;
             body(tx)
         })
     }
@@ -217,7 +217,7 @@ impl Store {
         let _no_results_come = self.shared.ingest_queue.block_submits();
         self.apply_queued_results()?;
         self.transaction(access, &mut |tx| {
-            lease::begin_write(tx, access, None)?;
+            fencing::begin_write(tx, access, None)?;
             body(tx)
         })
     }

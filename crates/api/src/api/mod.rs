@@ -25,7 +25,7 @@ mod events;
 mod findings;
 mod fleet;
 mod fleet_view;
-pub(super) mod fuzzing;
+pub(super) mod fuzz_targets;
 mod history;
 mod json_response;
 mod limits;

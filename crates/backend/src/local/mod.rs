@@ -3,7 +3,7 @@
 
 mod config;
 #[doc(hidden)]
-pub mod fuzzing;
+pub mod fuzz_targets;
 mod kind;
 mod load;
 

@@ -10,13 +10,13 @@ mod candidates;
 mod capacity;
 mod due;
 mod escalation;
+mod findings;
 mod hardware_identity;
 mod holds;
 mod index;
 mod multi_node;
 mod new_case;
 mod operator_commands;
-mod remedies;
 mod requalification;
 mod running;
 mod steps;
@@ -29,8 +29,8 @@ use std::{collections::BTreeSet, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use due::due_at;
+pub use findings::unhealthy_mark;
 pub use multi_node::MAX_TEST_NODES;
-pub use remedies::unhealthy_mark;
 
 use self::{
     builder::PlanBuilder,
@@ -259,7 +259,7 @@ fn decide(snapshot: &Snapshot, index: &Index, ids: &mut IdSource) -> Decision {
     let mut draft = PlanBuilder::new(snapshot, index, ids);
     running::plan(&mut draft);
     operator_commands::plan(&mut draft);
-    remedies::plan(&mut draft);
+    findings::plan(&mut draft);
     let rooms = candidates::plan(&mut draft);
     Decision { actions: draft.actions, handled: draft.touched.union(&draft.active).copied().collect(), capacity: rooms }
 }

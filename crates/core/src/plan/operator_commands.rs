@@ -6,7 +6,7 @@
 use super::{
     Action,
     builder::{PlanBuilder, is_in_service, is_routine, purpose_with_reason, tests_in},
-    multi_node, remedies,
+    findings, multi_node,
 };
 use crate::{
     case::{Case, RepairStep, StepKind},
@@ -118,7 +118,7 @@ fn quarantine(draft: &mut PlanBuilder<'_>, request: &PendingCommand, name: &Node
     }
     if is_in_service(&record.state) && !draft.state_changed.contains(&node) {
         let text = format!("taken out by {}: {}", request.by, request.why);
-        remedies::open_to_examine(draft, node, evict, &text);
+        findings::open_to_examine(draft, node, evict, &text);
     }
     true
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use doctor_core::view::{ActionRow, action_row};
-use doctor_engine::report::CycleReport;
+use doctor_engine::cycle_report::CycleReport;
 use doctor_notify::alert;
 use serde::Serialize;
 

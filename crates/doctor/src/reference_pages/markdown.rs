@@ -4,7 +4,7 @@ use clap::{Arg, Command};
 use doctor_api::metrics::FAMILIES;
 use doctor_checks::{
     Catalogue, Depth,
-    coverage::{COVERAGE, Coverage},
+    peer_coverage::{COVERAGE, Coverage},
 };
 use doctor_core::{
     finding::Severity,

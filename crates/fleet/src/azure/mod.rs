@@ -16,7 +16,7 @@ mod cluster;
 mod cluster_file;
 mod destroy;
 mod env_file;
-pub mod fuzzed;
+pub mod fuzz_targets;
 mod inventory;
 mod nodes;
 mod plan;

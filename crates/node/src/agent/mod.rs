@@ -49,14 +49,13 @@ use self::{
     spool::Spool,
 };
 use crate::{
-    check,
+    allocator, check,
     clock::now,
     hardware,
     job::{MAX_EVIDENCE_BYTES, truncate_evidence},
-    memory,
     runner::{DriverHelper, LocalRunner, ProbeRunner},
     stop::Stop,
-    verdict::Verdicts,
+    verdict_file::Verdicts,
 };
 
 /// Interval at which all results are reported again.
@@ -85,7 +84,7 @@ pub enum AgentError {
 /// # Errors
 /// Only at startup. Later only a signal ends the agent.
 pub fn run(told: &AgentSettings, file: Option<&std::path::Path>, stop: &Stop) -> Result<(), AgentError> {
-    memory::limit_memory();
+    allocator::limit_memory();
     let config = Config::load(told, file)?;
     let failed = |source| AgentError::State { path: config.state.clone(), source };
     let spool = Spool::open(&config.state.join("spool"), config.spool_limits).map_err(failed)?;
@@ -202,7 +201,7 @@ impl<'a> Agent<'a> {
             }
             if !due.is_empty() {
                 self.run_checks(&due);
-                memory::give_back();
+                allocator::give_back();
             }
             self.sleep();
         }

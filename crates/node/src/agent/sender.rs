@@ -22,7 +22,7 @@ use super::{
     spool::{NextMessage, Spool},
     token::Token,
 };
-use crate::{clock::now, memory};
+use crate::{allocator, clock::now};
 
 /// Interval of heartbeats while there is nothing to report.
 const HEARTBEAT: Duration = Duration::from_secs(60);
@@ -179,7 +179,7 @@ impl Sender<'_> {
         self.handle_outcome(next.as_ref(), tried);
         drop(next);
         if was_large {
-            memory::give_back();
+            allocator::give_back();
         }
         true
     }

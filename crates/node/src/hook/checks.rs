@@ -15,7 +15,7 @@ use crate::{
     profile::{self, MachineArgs, ProfileError},
     runner::LocalRunner,
     stop::Stop,
-    verdict::{StoredResult, Verdicts},
+    verdict_file::{StoredResult, Verdicts},
 };
 
 /// How often a failure is reported, as by the agent: rules require confirmation.

@@ -14,17 +14,17 @@
 //! hook is reused.
 
 mod checks;
+mod decide;
 #[doc(hidden)]
 pub mod fuzz_targets;
 mod job_end;
 mod line;
 mod nodes;
 mod reporting;
+mod scontrol;
 mod settings;
-mod slurm;
 mod slurm_env;
 mod standalone;
-mod work;
 
 use std::{
     env,
@@ -167,7 +167,7 @@ pub fn worker(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     let limit = settings.limit(moment).to_std();
     let stop = Stop::never().after(limit.saturating_sub(GRACE));
     let surroundings = slurm_env::SlurmEnv::new(env::vars_os());
-    let done = work::work(moment, &settings, &surroundings, &stop);
+    let done = decide::work(moment, &settings, &surroundings, &stop);
     line::print_stderr(&done.line);
     ExitCode::from(done.code)
 }

@@ -15,7 +15,7 @@ use doctor_core::{
 };
 
 use super::nodes::{HOOK_SUFFIX, Node, PREFIX};
-use crate::verdict::StoredFinding;
+use crate::verdict_file::StoredFinding;
 
 /// Delay before the second query. Slurm's times have a resolution of one second; after this delay no further drain can
 /// get the same second as ours.
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
     use crate::{
         hook::nodes::tests::node,
-        verdict::{Verdicts, tests::finding},
+        verdict_file::{Verdicts, tests::finding},
     };
     use doctor_core::finding::{Severity, Verdict};
 

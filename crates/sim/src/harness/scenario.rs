@@ -25,7 +25,7 @@ use doctor_core::{
     snapshot::{Breaker, CommandKind, Pause},
     time::{Span, Timestamp},
 };
-use doctor_engine::report::CycleReport;
+use doctor_engine::cycle_report::CycleReport;
 use doctor_store::records::HistoryFilter;
 
 use super::{

@@ -20,9 +20,9 @@ use doctor_core::{
 };
 use doctor_engine::{
     cycle::{CycleError, Engine},
+    cycle_report::CycleReport,
     deps::EngineDeps,
     inbox::{AgentMessage, Inbox},
-    report::CycleReport,
     settings::{BadSettings, Settings},
     share::{Share, ShareError},
     snapshot_feed::SnapshotFeed,

@@ -20,7 +20,7 @@
 //! read, hence no run key. It exits when its pipe is closed, and is killed when this process ends.
 
 mod frame;
-mod helper;
+mod helper_main;
 
 use std::{
     env,
@@ -53,7 +53,7 @@ use crate::{
 };
 use frame::{HelperMessage, Incoming, MAX_ANSWER_BYTES, QueriedGpu};
 
-pub use helper::serve_driver_queries;
+pub use helper_main::serve_driver_queries;
 
 /// The hidden argument that makes this program a driver helper.
 pub const DRIVER_ARGUMENT: &str = "__driver";

@@ -14,7 +14,7 @@ use doctor_core::{
     run::Purpose,
     time::{Span, Timestamp},
 };
-use doctor_engine::report::CycleReport;
+use doctor_engine::cycle_report::CycleReport;
 
 use crate::harness::session::Session;
 

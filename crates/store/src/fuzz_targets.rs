@@ -7,7 +7,7 @@ use doctor_core::{
     time::Timestamp,
 };
 
-use super::{error::Result, import, lease, records::ImportSummary};
+use super::{error::Result, fencing, import, records::ImportSummary};
 
 /// Node, time and run id of a row.
 pub type LegacyRowKey = (NodeName, Timestamp, RunId);
@@ -24,5 +24,5 @@ pub fn legacy_rows(file: &Path) -> Result<(Vec<LegacyRowKey>, u64)> {
 
 /// Splits a lease holder into host, process id and start time.
 pub fn parse_holder(text: &str) -> Option<(&str, u32, u64)> {
-    lease::split(text)
+    fencing::split(text)
 }

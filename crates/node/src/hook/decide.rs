@@ -18,8 +18,8 @@ use super::{
     line::chain,
     nodes::Node,
     reporting,
+    scontrol::{Slurm, SlurmError},
     settings::Settings,
-    slurm::{Slurm, SlurmError},
     slurm_env::SlurmEnv,
     standalone::{Decision, DrainInput, HookSkipReason, RECHECK_DELAY},
 };
@@ -29,7 +29,7 @@ use crate::{
     clock::now,
     job::node_paths,
     stop::Stop,
-    verdict::{StoredFinding, StoredResult, Verdicts},
+    verdict_file::{StoredFinding, StoredResult, Verdicts},
 };
 
 /// Share of a hook's time for running checks; the rest is for acting on them.

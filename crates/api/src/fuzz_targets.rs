@@ -71,4 +71,4 @@ impl FuzzAgentEndpoint {
     }
 }
 
-pub use super::api::fuzzing::FuzzApi;
+pub use super::api::fuzz_targets::FuzzApi;
