@@ -43,7 +43,7 @@ int main(void) {
   for (;;) pause();
 }
 C
-  deploy/image/archive.sh cluster-doctor-bed-pause:latest '{"Entrypoint":["/pause"]}' - "$work/layer"
+  deploy/image/archive.sh cluster-doctor-testbed-pause:latest '{"Entrypoint":["/pause"]}' - "$work/layer"
   exit 0
 fi
 

@@ -62,7 +62,7 @@ pub fn inspect(config: &KubernetesConfig) -> Inspection {
         let mut asker = Inspector { config, client, inspection: Inspection::default() };
         match asker.with_timeout(asker.client.apiserver_version()).await {
             Ok(version) => {
-                asker.add(InspectionItem::good("cluster", format!("Kubernetes {} answers", version.git_version)))
+                asker.add(InspectionItem::good("cluster", format!("Kubernetes {} answers", version.git_version)));
             }
             Err(error) => return unreached(error),
         }
@@ -159,7 +159,7 @@ impl Inspector<'_> {
                 Ok(answer) if answer.status.as_ref().is_some_and(|status| status.allowed) => there += 1,
                 Ok(_) => self.add(InspectionItem::bad(what, self.not_granted(&right), APPLY_RIGHTS)),
                 Err(error) => {
-                    self.add(InspectionItem::unknown(what, format!("SelfSubjectAccessReview failed: {error}")))
+                    self.add(InspectionItem::unknown(what, format!("SelfSubjectAccessReview failed: {error}")));
                 }
             }
         }

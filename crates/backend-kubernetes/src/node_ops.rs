@@ -59,7 +59,7 @@ impl KubernetesBackend {
                 EvictionClass::Exempt => {}
                 EvictionClass::Terminating => left.push(format!("{name} is terminating")),
                 EvictionClass::Unowned => {
-                    left.push(format!("{name} has no controller to recreate it: delete it by hand"))
+                    left.push(format!("{name} has no controller to recreate it: delete it by hand"));
                 }
                 EvictionClass::Evictable => match self.evict_one(&pod) {
                     Ok(()) => left.push(format!("{name}: eviction requested")),

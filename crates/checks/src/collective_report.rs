@@ -103,7 +103,7 @@ fn rank_failures(nodes: &[NodeReport], own: usize) -> Vec<RankFinding> {
                     told.push(RankFinding::Event(Event::seen("gpu-failed", entity, text)));
                 }
                 Some(RankFailure::Gpu(text) | RankFailure::Failed(text)) => {
-                    told.push(unread(FailureKind::Failed, text))
+                    told.push(unread(FailureKind::Failed, text));
                 }
                 Some(RankFailure::Blind(text)) => told.push(unread(FailureKind::Failed, text)),
                 Some(RankFailure::Hung(text)) => drop(hung.get_or_insert((report, text))),

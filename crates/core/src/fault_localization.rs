@@ -201,10 +201,10 @@ impl Round {
             match TrialHistory::of(trials.iter().filter(|trial| is_over(trial, pair))) {
                 TrialHistory::Underway => round.underway = true,
                 TrialHistory::Inconclusive(times, _) if times < MAX_INCONCLUSIVE_TRIALS => {
-                    round.wanted.push(TrialRequest::Nodes(pair.clone()))
+                    round.wanted.push(TrialRequest::Nodes(pair.clone()));
                 }
                 TrialHistory::Inconclusive(_, why) => {
-                    round.inconclusive = Some(format!("{} with {}: {why}", pair[0], pair[1]))
+                    round.inconclusive = Some(format!("{} with {}: {why}", pair[0], pair[1]));
                 }
                 TrialHistory::Concluded(TrialResult::AtFault(named)) => round.bad.extend(named),
                 TrialHistory::Concluded(TrialResult::Passed) => round.good.extend(pair.iter().cloned()),
@@ -341,7 +341,7 @@ fn neighbours(nodes: &[NodeName], trials: &[Trial]) -> NextStep {
         match TrialHistory::of(trials.iter().filter(|trial| is_over(trial, pair))) {
             TrialHistory::Underway => underway = true,
             TrialHistory::Inconclusive(times, _) if times < MAX_INCONCLUSIVE_TRIALS => {
-                wanted.push(TrialRequest::Nodes(pair.to_vec()))
+                wanted.push(TrialRequest::Nodes(pair.to_vec()));
             }
             TrialHistory::Inconclusive(_, why) => silent = Some(format!("{} with {}: {why}", pair[0], pair[1])),
             TrialHistory::Concluded(TrialResult::Failed) => pairs.push((pair[0].clone(), pair[1].clone())),

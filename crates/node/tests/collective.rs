@@ -129,7 +129,7 @@ fn every_planted_fault_is_found_for_what_it_is() {
         ("element:0:3", 2, format!("fail collective-wrong {first}"), "index 3 of a message of 1024 bytes"),
         ("share:1:4095", 2, format!("fail collective-wrong {second}"), "the contribution of rank 1"),
         ("ecc:0", 2, format!("fail gpu-failed {first}"), "CUDA_ERROR_ECC_UNCORRECTABLE"),
-        ("crash:1", 3, "inconclusive failed node".to_owned(), "ended by signal 6"),
+        ("crash:1", 3, "inconclusive failed node".to_owned(), "killed by signal 6"),
         ("blind", 3, "inconclusive failed node".to_owned(), "does not detect planted errors"),
         ("mute", 3, "inconclusive failed node".to_owned(), "lists no connection"),
     ] {

@@ -17,11 +17,10 @@ fn traces() -> Vec<String> {
     let hierarchies = fs::read_dir("/sys/fs/cgroup").unwrap().flatten().map(|entry| entry.path());
     let hierarchies: Vec<PathBuf> = hierarchies.chain([PathBuf::from("/sys/fs/cgroup")]).collect();
     let groups = hierarchies.iter().filter_map(|root| fs::read_dir(root).ok()).flatten().flatten();
-    let groups =
-        groups.map(|entry| entry.path().display().to_string()).filter(|group| group.contains("/doctor-testbed-"));
+    let groups = groups.map(|entry| entry.path().display().to_string()).filter(|group| group.contains("/doctor-bed-"));
     let links = Command::new("ip").args(["-o", "link"]).output().unwrap().stdout;
     let links = String::from_utf8(links).unwrap();
-    let links = links.lines().filter(|link| link.contains("doctor-testbed-")).map(str::to_owned);
+    let links = links.lines().filter(|link| link.contains("doctor-bed-")).map(str::to_owned);
     let mounts = fs::read_to_string("/proc/mounts").unwrap();
     let mounts = mounts.lines().filter(|mount| mount.contains("doctor-node-")).map(str::to_owned);
     let mut found: Vec<String> = groups.chain(links).chain(mounts).collect();

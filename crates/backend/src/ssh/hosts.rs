@@ -151,7 +151,7 @@ mod tests {
     fn what_is_wrong_is_said_with_its_line() {
         for (text, said) in [
             ("", "names no host"),
-            ("n1\nn[1-\n", "line 2: `n[1-` has a bracket"),
+            ("n1\nn[1-\n", "line 2: `n[1-` has an unmatched bracket"),
             ("n1 user\n", "line 1: `user` is not a setting; use user="),
             ("n1 colour=red\n", "`colour=red` is not a setting"),
             ("n1:0\n", "line 1: `0` is not a port"),

@@ -47,7 +47,7 @@ pub(super) fn plan(draft: &mut PlanBuilder<'_>) {
             Some(case) if is_in_service(&record.state) => handle_proposed_mark(draft, node, record, case),
             Some(case) => escalation::advance(draft, node, record, case),
             None if record.state.is_out_of_service() || record.node.marks.keeps_out_of_service() => {
-                adopt(draft, node, record)
+                adopt(draft, node, record);
             }
             None => handle_findings(draft, node, record, silent.binary_search(&node).is_ok()),
         }

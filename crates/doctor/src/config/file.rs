@@ -362,7 +362,7 @@ mod tests {
             ("\n[backend.slurm]\nprefix = \"x\"\n", 2, "ends in a colon"),
             ("[backend.slurm]\nprefiks = \"x\"\n", 2, "prefix"),
             ("[backend.slurm]\n[backend.slurm.job]\nnise = 1\n", 3, "nice"),
-            ("\n[backend.ssh]\nparallel = 1\n", 2, "`hostfile` or `hosts`"),
+            ("\n[backend.ssh]\nparallel = 1\n", 2, "exactly one of `hostfile` and `hosts`"),
             ("[backend.ssh]\nhosts = \"n[1-\"\n", 1, "`hosts`: line 1"),
             ("[backend.ssh]\nhostfiles = \"x\"\n", 2, "hostfile"),
             ("\n[backend.dstack]\nurl = \"x\"\n", 2, "such as https://dstack.example.com"),

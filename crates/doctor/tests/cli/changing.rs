@@ -80,7 +80,8 @@ fn requests_wait_for_the_controller_and_are_counted() {
     let bed = demo_copy();
     bed.expect(0, &with_store(&["test", "node[001-003]", "--test", "storage,dl", "--yes"]))
         .stdout_contains("storage, dl on 3 nodes");
-    bed.expect(0, &with_store(&["quarantine", "node004", "--why", "smoke", "--yes"])).stdout_contains("out of service");
+    bed.expect(0, &with_store(&["quarantine", "node004", "--why", "smoke", "--yes"]))
+        .stdout_contains("quarantine and examination of 1 node");
     assert_eq!(bed.json(&with_store(&["status"]))["requests"], 4);
 }
 

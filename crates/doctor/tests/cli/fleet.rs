@@ -400,7 +400,7 @@ fn with_a_stand_in_for_mpirun_the_slow_host_is_named_by_pairs_and_silence_is_no_
     stage.bed.write("silent", "");
     stage
         .expect(3, &words(&["--expect", "1"]))
-        .stdout_contains("inconclusive: mpirun ended with exit status: 0, and this is no output");
+        .stdout_contains("inconclusive: mpirun ended with exit status: 0, and not the output of all_reduce_perf");
     fs::remove_file(stage.bed.path("silent")).unwrap();
     // A hang before the start accuses no host: no host was seen to begin.
     stage.bed.write("hangs", "");

@@ -240,7 +240,7 @@ fn run_until_killed(url: &StoreUrl, runs: &[(String, RunId)], acknowledged: usiz
         StoreUrl::Postgres(text) => text.clone(),
     };
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "inbox::a_process_that_brings_results_until_it_is_killed", "--nocapture"])
+        .args(["--exact", "ingest_queue::a_process_that_brings_results_until_it_is_killed", "--nocapture"])
         .env(CHILD, url)
         .env(CHILD_RUNS, runs.join(" "))
         .stdout(Stdio::piped())

@@ -6,7 +6,7 @@
 //! let dstack = Dstack::start(2)?;                                   // host1 and host2: instances bed-0 and bed-1, both idle
 //! dstack.set_health(1, &Health::Failure("GPU 5 has a volatile DBE"))?;
 //! dstack.wait_for_instance(1, "failing", |instance| instance["health_status"] == "failure")?;
-//! # Ok::<(), doctor_testbed::dstack::BedError>(())
+//! # Ok::<(), doctor_testbed::dstack::DstackTestbedError>(())
 //! ```
 //!
 //! All decisions of the server are real: states, scheduling, logs, health, events. The hosts are not: a small stand-in
@@ -76,7 +76,7 @@ impl Dstack {
     /// Starts a server and waits until all hosts are idle instances.
     ///
     /// # Errors
-    /// Returns [`BedError::Unsupported`] with what is missing, or another error if the server does not start.
+    /// Returns [`DstackTestbedError::Unsupported`] with what is missing, or another error if the server does not start.
     pub fn start(hosts: u8) -> Result<Self, DstackTestbedError> {
         let programs = check_supported()?;
         let place = std::env::temp_dir();

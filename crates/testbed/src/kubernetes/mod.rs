@@ -12,7 +12,7 @@
 //! let agent = plane.kubeconfig_for_user("agent", &["readers"])?;    // another, with no rights but those you bind
 //! plane.kill_apiserver()?;
 //! plane.restart_apiserver()?;                                       // same address, same data
-//! # Ok::<(), doctor_testbed::kubernetes::BedError>(())
+//! # Ok::<(), doctor_testbed::kubernetes::KubernetesTestbedError>(())
 //! ```
 //!
 //! It starts in seconds and takes half a GiB: the tests of one file share it, each in its own namespace, and every
@@ -119,7 +119,7 @@ impl ControlPlane {
     /// Returns the folder of the programs in the version that this repository pins. Builds them if needed, which takes minutes.
     ///
     /// # Errors
-    /// Returns [`BedError::Unsupported`] with what is missing on this machine.
+    /// Returns [`KubernetesTestbedError::Unsupported`] with what is missing on this machine.
     pub fn programs() -> Result<PathBuf, KubernetesTestbedError> {
         from_script("scripts/kubernetes.sh", &[]).map_err(|why| KubernetesTestbedError::Unsupported { why })
     }
@@ -127,7 +127,7 @@ impl ControlPlane {
     /// Returns the folder with Volcano's controller, scheduler and CRDs, which `scripts/volcano.sh` builds or finds.
     ///
     /// # Errors
-    /// Returns [`BedError::Unsupported`] with what is missing on this machine.
+    /// Returns [`KubernetesTestbedError::Unsupported`] with what is missing on this machine.
     pub fn volcano() -> Result<PathBuf, KubernetesTestbedError> {
         from_script("scripts/volcano.sh", &[]).map_err(|why| KubernetesTestbedError::Unsupported { why })
     }

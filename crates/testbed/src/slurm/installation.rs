@@ -28,7 +28,7 @@ impl Installation {
     /// Finds the programs of a release.
     ///
     /// # Errors
-    /// Returns [`BedError::Unsupported`] with what is missing.
+    /// Returns [`SlurmTestbedError::Unsupported`] with what is missing.
     pub(super) fn find(generation: Generation) -> Result<Self, SlurmTestbedError> {
         let no = |why: String| SlurmTestbedError::Unsupported { why };
         match generation {

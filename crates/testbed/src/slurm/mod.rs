@@ -10,7 +10,7 @@
 //! slurm.kill(Daemon::Node("node1"))?;
 //! slurm.wait_for_node("node1", "down", |state| state.starts_with("DOWN"))?;
 //! slurm.restart(Daemon::Node("node1"))?;
-//! # Ok::<(), doctor_testbed::slurm::BedError>(())
+//! # Ok::<(), doctor_testbed::slurm::SlurmTestbedError>(())
 //! ```
 //!
 //! It needs root and starts in two seconds, so each test may have its own. Its processes, jobs included, and its files
@@ -77,7 +77,7 @@ impl Slurm {
     /// Checks that this machine has what this release needs.
     ///
     /// # Errors
-    /// Returns [`BedError::Unsupported`] with what is missing.
+    /// Returns [`SlurmTestbedError::Unsupported`] with what is missing.
     pub fn can_start(generation: Generation) -> Result<(), SlurmTestbedError> {
         Namespaces::check_supported()?;
         Installation::find(generation).map(drop)
@@ -86,7 +86,7 @@ impl Slurm {
     /// Starts a Slurm and waits until all nodes are idle.
     ///
     /// # Errors
-    /// Returns [`BedError::Unsupported`] with what is missing, or another error if Slurm does not start.
+    /// Returns [`SlurmTestbedError::Unsupported`] with what is missing, or another error if Slurm does not start.
     pub fn start(layout: &Layout) -> Result<Self, SlurmTestbedError> {
         Namespaces::check_supported()?;
         let system = Installation::find(layout.generation)?;

@@ -41,7 +41,7 @@ impl SshFleet {
     /// Boots hosts `host1`, `host2`, …
     ///
     /// # Errors
-    /// Returns [`BedError::Unsupported`] with what is missing.
+    /// Returns [`SshTestbedError::Unsupported`] with what is missing.
     pub fn start(hosts: u8) -> Result<Self, SshTestbedError> {
         host::check_supported()?;
         let place = std::env::temp_dir();
@@ -80,7 +80,7 @@ impl SshFleet {
     /// Finds a host by name.
     ///
     /// # Errors
-    /// Returns [`BedError::NoHost`] if there is none.
+    /// Returns [`SshTestbedError::NoHost`] if there is none.
     pub fn host(&mut self, name: &str) -> Result<&mut Host, SshTestbedError> {
         let found = self.hosts.iter_mut().find(|host| host.name == name);
         found.ok_or_else(|| SshTestbedError::NoHost { host: name.to_owned() })

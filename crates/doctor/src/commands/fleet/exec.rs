@@ -125,7 +125,7 @@ fn exit<'a>(all: impl Iterator<Item = &'a CommandStatus>) -> Exit {
         match how {
             CommandStatus::Exited(0) => {}
             CommandStatus::Exited(_) | CommandStatus::TimedOut { .. } | CommandStatus::ConnectionLost(_) => {
-                failed = true
+                failed = true;
             }
             CommandStatus::NotStarted(_) => silent = true,
         }

@@ -43,7 +43,7 @@ impl Link {
             Some(place) if order.mode == Mode::Nodes && place.rank > 0 => {
                 let (reading, first) = rendezvous::join(place, name, order.gather, stop)?;
                 thread::spawn(move || {
-                    forward(reading, &queue, CoordinatorEvent::FromFirst, CoordinatorEvent::FirstLost)
+                    forward(reading, &queue, CoordinatorEvent::FromFirst, CoordinatorEvent::FirstLost);
                 });
                 return Ok(Self::Other { first });
             }

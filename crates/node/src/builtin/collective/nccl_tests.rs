@@ -40,7 +40,7 @@ pub(super) fn run(order: &CollectiveParams, stop: &Stop) -> Result<Measurements,
         (exit, _) => return Err(exit_failure(exit, &stderr)),
     };
     if tests.wrong > 0 {
-        let text = format!("{} elements are not the sum, according to all_reduce_perf", tests.wrong);
+        let text = format!("{} wrong elements, according to all_reduce_perf", tests.wrong);
         said.events.push(Event::seen("collective-wrong", Entity::node(), text));
     }
     let log = NcclLog::read(&format!("{stdout}\n{stderr}"));

@@ -77,7 +77,7 @@ pub(super) fn listen(place: &JobPosition, news: &Sender<CoordinatorEvent>) -> Re
                 let from = stream.peer_addr();
                 match accept_peer(stream, &place) {
                     Ok((hello, reading, writing)) => {
-                        drop(news.send(CoordinatorEvent::Joined { hello, reading, writing }))
+                        drop(news.send(CoordinatorEvent::Joined { hello, reading, writing }));
                     }
                     Err(error) => {
                         let from = from.map_or_else(|_| "somewhere".to_owned(), |from| from.to_string());

@@ -4,13 +4,13 @@
 //!
 //! ```no_run
 //! use std::time::Duration;
-//! use doctor_testbed::kubernetes::{ControlPlane, kubelet::{Exit, FakeNode, Kubelet, Play}};
+//! use doctor_testbed::kubernetes::{ControlPlane, kubelet::{Exit, FakeNode, Kubelet, PodBehavior}};
 //!
 //! let plane = ControlPlane::start(&ControlPlane::programs()?)?;
 //! let nodes = (1..=4).map(|n| FakeNode::gpu(&format!("gpu-{n}"))).collect();
 //! let kubelet = Kubelet::start(plane.admin(), nodes, |pod| match pod.metadata.name.as_deref() {
-//!     Some("user") => Play::UntilTold,
-//!     _ => Play::Runs { lasts: Duration::from_millis(50), then: Exit::code(1).saying("a broken link") },
+//!     Some("user") => PodBehavior::RunUntilEnded,
+//!     _ => PodBehavior::RunFor { lasts: Duration::from_millis(50), then: Exit::code(1).with_message("a broken link") },
 //! })?;
 //! kubelet.end_pod("default", "user", Exit::code(0))?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())

@@ -2,7 +2,7 @@
 //!
 //! ```no_run
 //! use std::sync::Arc;
-//! use doctor_testbed::kubernetes::{ControlPlane, real::RealNode};
+//! use doctor_testbed::kubernetes::{ControlPlane, real_node::RealNode};
 //!
 //! let plane = Arc::new(ControlPlane::start(&ControlPlane::programs()?)?);
 //! let node = RealNode::start(&RealNode::programs()?, &plane, "real-1")?;
@@ -10,7 +10,7 @@
 //! node.set_gpus(8)?;                                           // without any hardware
 //! node.kill_kubelet()?;                                        // containers go on
 //! node.start_kubelet()?;
-//! # Ok::<(), doctor_testbed::kubernetes::BedError>(())
+//! # Ok::<(), doctor_testbed::kubernetes::KubernetesTestbedError>(())
 //! ```
 //!
 //! It needs root. Processes and mounts are in namespaces that end with the process that started the node, even if it is
@@ -87,7 +87,7 @@ impl RealNode {
     /// Finds the programs of a node. Builds the kubelet if needed.
     ///
     /// # Errors
-    /// Returns [`BedError::NodeUnsupported`] with what is missing on this machine.
+    /// Returns [`KubernetesTestbedError::NodeUnsupported`] with what is missing on this machine.
     pub fn programs() -> Result<Programs, KubernetesTestbedError> {
         let no = |why: String| KubernetesTestbedError::NodeUnsupported { why };
         if !rustix::process::geteuid().is_root() {
@@ -160,7 +160,7 @@ impl RealNode {
     /// this `doctor-node`.
     ///
     /// # Errors
-    /// Returns [`BedError::NodeUnsupported`] if this machine cannot build them.
+    /// Returns [`KubernetesTestbedError::NodeUnsupported`] if this machine cannot build them.
     pub fn install(&self, doctor: &Path, doctor_node: &Path) -> Result<(), KubernetesTestbedError> {
         self.import("pause", None)?;
         self.import("controller", Some(doctor))?;
