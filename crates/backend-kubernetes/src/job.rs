@@ -15,7 +15,7 @@ use super::{
         CONTAINER, DATA_PATH, DEADLINE_EXCEEDED_REASON, KEY, KEY_VARIABLE, POD_FAILURE_POLICY_REASON, POLICY_PATH,
         RENDEZVOUS, STATE_PATH, TERMINATION_LOG, job_id, object_name, run_label,
     },
-    objects::{Condition, JobObject, PodObject, Quantities, Terminated, Time},
+    objects::{Condition, JobObject, PodObject, Quantities, Time},
     template::Template,
     volcano,
 };
@@ -210,7 +210,9 @@ pub(super) fn job_state(
     if let Some(failed) = conditions.iter().find(|condition| condition.matches("Failed", "True")) {
         // A failed pod that is gone may have run; its absence proves nothing.
         let may_have_run = begun.filter(|_| pods.is_empty() && status.is_some_and(|status| status.failed > 0));
-        return ended(failed, job_end(job, failed, terminated, config), started.or(may_have_run));
+        // A pod that is being deleted was ended from outside: the end of its container is not that of the program.
+        let ended_itself = pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).any(is_terminated);
+        return ended(failed, job_end(job, failed, ended_itself, config), started.or(may_have_run));
     }
     let cancelled =
         job.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(&config.prefixed("cancelled")));
@@ -230,7 +232,13 @@ pub(super) fn job_state(
     }
 }
 
-fn job_end(job: &JobObject, failed: &Condition, terminated: Option<&Terminated>, config: &KubernetesConfig) -> JobEnd {
+/// Returns whether the container of our program in this pod has ended.
+fn is_terminated(pod: &PodObject) -> bool {
+    let containers = pod.status.iter().flat_map(|status| &status.container_statuses);
+    containers.filter(|of| of.name == CONTAINER).any(|of| of.state.terminated.is_some())
+}
+
+fn job_end(job: &JobObject, failed: &Condition, ended_itself: bool, config: &KubernetesConfig) -> JobEnd {
     let cancelled =
         job.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(&config.prefixed("cancelled")));
     match failed.reason.as_str() {
@@ -238,10 +246,38 @@ fn job_end(job: &JobObject, failed: &Condition, terminated: Option<&Terminated>,
         POD_FAILURE_POLICY_REASON if !cancelled => JobEnd::Preempted,
         DEADLINE_EXCEEDED_REASON | POD_FAILURE_POLICY_REASON => JobEnd::Killed,
         _ if cancelled => JobEnd::Killed,
-        _ => match terminated {
-            Some(_) => JobEnd::Failed,
-            // No container status remains to tell how it ended.
-            None => JobEnd::Lost,
-        },
+        _ if ended_itself => JobEnd::Failed,
+        // No container status remains to tell how it ended.
+        _ => JobEnd::Lost,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use doctor_core::ids::IdSource;
+
+    use super::*;
+
+    #[test]
+    fn a_pod_that_was_deleted_is_a_lost_job_and_not_a_failed_one() {
+        let condition = json!({ "type": "Failed", "status": "True", "reason": "BackoffLimitExceeded" });
+        let job = json!({ "apiVersion": "batch/v1", "kind": "Job", "metadata": { "name": "j" }, "spec": {},
+            "status": { "conditions": [condition] } });
+        let job: JobObject = serde_json::from_value(job).unwrap();
+        let end = json!({ "exitCode": 143, "startedAt": "2026-11-17T17:02:50Z", "finishedAt": "2026-11-17T17:02:51Z" });
+        let pod = |deleted: Option<&str>| -> PodObject {
+            let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "p", "deletionTimestamp": deleted },
+                "spec": { "containers": [] },
+                "status": { "containerStatuses": [{ "name": CONTAINER, "state": { "terminated": end } }] } });
+            serde_json::from_value(pod).unwrap()
+        };
+        let run = IdSource::new(1).run();
+        let how = |pods: &[PodObject]| match job_state(&job, pods, run, &KubernetesConfig::default()) {
+            ObservedJobState::Ended { how, .. } => how,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(how(&[pod(None)]), JobEnd::Failed);
+        assert_eq!(how(&[pod(Some("2026-11-17T17:03:20Z"))]), JobEnd::Lost);
+        assert_eq!(how(&[]), JobEnd::Lost);
     }
 }

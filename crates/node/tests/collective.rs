@@ -409,5 +409,5 @@ fn the_program_of_nvidia_is_used_instead_where_a_site_says_so() {
         "inconclusive failed node",
         "exit code 3",
     );
-    nccl_tests(&bench, "exit 0", &[]).is(3, "inconclusive failed node", "no output of all_reduce_perf");
+    nccl_tests(&bench, "exit 0", &[]).is(3, "inconclusive failed node", "not the output of all_reduce_perf");
 }
