@@ -114,7 +114,7 @@ fn rank_failures(nodes: &[NodeReport], own: usize) -> Vec<RankFinding> {
         }
     }
     // All ranks hang together, so the origin is known only if a rank reports another failure. Traffic on another path
-    // may only have been slow.
+    // may only have been slow, and the other ranks lose one that is stopped for that.
     let astray = nodes.iter().any(|node| node.other_way.is_some());
     if let Some((report, text)) = hung.filter(|_| told.is_empty() && !astray) {
         told.push(RankFinding::Event(Event::seen(
@@ -123,7 +123,7 @@ fn rank_failures(nodes: &[NodeReport], own: usize) -> Vec<RankFinding> {
             with_node_name(nodes, report, text),
         )));
     }
-    if told.is_empty() {
+    if told.is_empty() && !astray {
         told.extend(lost);
     }
     told
@@ -337,5 +337,7 @@ mod tests {
         slow[0].other_way = Some("4 through sockets (NET/Socket)".to_owned());
         assert!(said(&slow, 0).events.is_empty(), "slow over another path is no finding");
         assert_eq!(said(&slow, 0).unread[0].text, "4 through sockets (NET/Socket)");
+        slow[0].gpus[1].broken = Some(RankFailure::Lost("remote process exited".to_owned()));
+        assert_eq!(said(&slow, 0).unread[0].text, "4 through sockets (NET/Socket)", "the loss is its consequence");
     }
 }
