@@ -15,7 +15,7 @@ use super::{
         CONTAINER, DATA_PATH, DEADLINE_EXCEEDED_REASON, KEY, KEY_VARIABLE, POD_FAILURE_POLICY_REASON, POLICY_PATH,
         RENDEZVOUS, STATE_PATH, TERMINATION_LOG, job_id, object_name, run_label,
     },
-    objects::{Condition, JobObject, PodObject, Quantities, Time},
+    objects::{Condition, ContainerState, JobObject, PodObject, Quantities, Time},
     template::Template,
     volcano,
 };
@@ -186,10 +186,8 @@ pub(super) fn job_state(
     let created = job.metadata.creation_timestamp.as_ref().map(|time| Timestamp::from_millis(time.0.as_millisecond()));
     let since = created.unwrap_or(Timestamp::MIN);
     let conditions = job.status.as_ref().map_or(&[][..], |status| &status.conditions);
-    let statuses = || pods.iter().filter_map(|pod| pod.status.as_ref());
-    let states = || statuses().flat_map(|status| &status.container_statuses).filter(|of| of.name == CONTAINER);
-    let terminated = states().find_map(|container| container.state.terminated.as_ref());
-    let running = states().find_map(|container| container.state.running.as_ref());
+    let terminated = pods.iter().find_map(|pod| program_state(pod)?.terminated.as_ref());
+    let running = pods.iter().find_map(|pod| program_state(pod)?.running.as_ref());
     let started = terminated
         .and_then(|end| end.started_at)
         .or_else(|| running.and_then(|running| running.started_at))
@@ -211,7 +209,8 @@ pub(super) fn job_state(
         // A failed pod that is gone may have run; its absence proves nothing.
         let may_have_run = begun.filter(|_| pods.is_empty() && status.is_some_and(|status| status.failed > 0));
         // A pod that is being deleted was ended from outside: the end of its container is not that of the program.
-        let ended_itself = pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).any(is_terminated);
+        let mut not_deleted = pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
+        let ended_itself = not_deleted.any(|pod| program_state(pod).is_some_and(|state| state.terminated.is_some()));
         return ended(failed, job_end(job, failed, ended_itself, config), started.or(may_have_run));
     }
     let cancelled =
@@ -232,10 +231,10 @@ pub(super) fn job_state(
     }
 }
 
-/// Returns whether the container of our program in this pod has ended.
-fn is_terminated(pod: &PodObject) -> bool {
-    let containers = pod.status.iter().flat_map(|status| &status.container_statuses);
-    containers.filter(|of| of.name == CONTAINER).any(|of| of.state.terminated.is_some())
+/// Returns the state of the container in which our program runs.
+fn program_state(pod: &PodObject) -> Option<&ContainerState> {
+    let containers = &pod.status.as_ref()?.container_statuses;
+    containers.iter().find(|of| of.name == CONTAINER).map(|of| &of.state)
 }
 
 fn job_end(job: &JobObject, failed: &Condition, ended_itself: bool, config: &KubernetesConfig) -> JobEnd {

@@ -83,7 +83,7 @@ fn status_schema() -> Value {
     let leader = tagged_union(&[
         ("leads", json!({ "by": text(), "until": timestamp() })),
         ("lost", json!({ "by": text(), "since": timestamp() })),
-        ("nobody", json!({})),
+        ("no-leader", json!({})),
     ]);
     let cycle = object(json!({
         "at": timestamp(), "took": or_null(duration()), "actions": count(), "submitted": count(), "trouble": or_null(text()),

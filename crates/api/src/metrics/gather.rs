@@ -151,7 +151,7 @@ fn service(scrape: &mut Scrape, status: &StatusView, facts: &Facts) {
     }
     let lease = match &status.leader {
         LeaderView::Leads { until, .. } => Some(until.since(facts.now)),
-        LeaderView::Lost { .. } | LeaderView::Nobody => None,
+        LeaderView::Lost { .. } | LeaderView::NoLeader => None,
     };
     scrape.add("doctor_leader", &[], flag(lease.is_some()));
     scrape.add("doctor_lease_remaining_seconds", &[], lease.map_or(0.0, seconds));

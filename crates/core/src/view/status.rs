@@ -58,7 +58,7 @@ pub enum LeaderView {
         by: String,
         since: Timestamp,
     },
-    Nobody,
+    NoLeader,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -150,7 +150,7 @@ fn leader(facts: &Facts, ledger: &StoredStatus) -> LeaderView {
     match &ledger.leader {
         Some((by, until)) if *until > facts.now => LeaderView::Leads { by: by.clone(), until: *until },
         Some((by, until)) => LeaderView::Lost { by: by.clone(), since: *until },
-        None => LeaderView::Nobody,
+        None => LeaderView::NoLeader,
     }
 }
 
@@ -231,7 +231,7 @@ fn problems(view: &StatusView) -> Vec<String> {
             let ago = view.at.since(*since);
             lines.push(format!("no controller leads: the lease of {by} expired {ago} ago; start `doctor serve`"));
         }
-        LeaderView::Nobody => lines.push("no controller leads; start `doctor serve`".to_owned()),
+        LeaderView::NoLeader => lines.push("no controller leads; start `doctor serve`".to_owned()),
     }
     if let Some(trouble) = view.last_cycle.as_ref().and_then(|cycle| cycle.trouble.as_ref()) {
         lines.push(format!("problem in the last cycle: {trouble}"));

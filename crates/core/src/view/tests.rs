@@ -328,7 +328,7 @@ fn status_names_what_wants_attention_and_nothing_else() {
     assert_eq!(status(&cluster().with("a"), &leads).troubles, Vec::<String>::new());
 
     let leaderless = status(&cluster(), &StoredStatus::default());
-    assert_eq!((leaderless.leader, leaderless.troubles.len()), (LeaderView::Nobody, 1));
+    assert_eq!((leaderless.leader, leaderless.troubles.len()), (LeaderView::NoLeader, 1));
 
     let lost = StoredStatus { leader: Some(("ctl".into(), NOW.minus(Span::hours(1)))), ..StoredStatus::default() };
     assert!(status(&cluster(), &lost).troubles[0].contains("the lease of ctl expired 1h ago"));

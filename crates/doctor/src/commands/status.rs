@@ -75,7 +75,7 @@ fn leader(view: &StatusView) -> String {
     match &view.leader {
         LeaderView::Leads { by, until } => format!("{by} leads (lease until {} UTC)", format_time(*until)),
         LeaderView::Lost { by, since } => format!("none; {by} was lost {}", ago(view.at, *since)),
-        LeaderView::Nobody => "none leads".to_owned(),
+        LeaderView::NoLeader => "no controller leads".to_owned(),
     }
 }
 

@@ -207,7 +207,7 @@ fn a_service_leads_reloads_and_stops_when_told_to() {
     assert!(log.contains("stopped"), "{log}");
     second.wait_for_log("this controller leads now");
     assert_eq!(second.stop().0, Some(0));
-    assert_eq!(bed.json(&["status"])["leader"]["is"], "nobody");
+    assert_eq!(bed.json(&["status"])["leader"]["is"], "no-leader");
 }
 
 #[test]

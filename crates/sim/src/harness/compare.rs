@@ -26,7 +26,7 @@ use crate::WorldConfig;
 #[serde(rename_all = "kebab-case")]
 pub enum SelectionPolicy {
     /// No validation at all; agents still report.
-    Nobody,
+    NoValidation,
     /// The seed's queue.
     Seed,
     Ours,
@@ -34,11 +34,11 @@ pub enum SelectionPolicy {
 }
 
 impl SelectionPolicy {
-    pub const ALL: &'static [Self] = &[Self::Nobody, Self::Seed, Self::Ours, Self::Oracle];
+    pub const ALL: &'static [Self] = &[Self::NoValidation, Self::Seed, Self::Ours, Self::Oracle];
 
     pub const fn word(self) -> &'static str {
         match self {
-            Self::Nobody => "no validation",
+            Self::NoValidation => "no validation",
             Self::Seed => "seed (oldest first, all tests)",
             Self::Ours => "ours",
             Self::Oracle => "oracle",
@@ -97,7 +97,7 @@ pub fn play(world: WorldConfig, days: u32, chooser: SelectionPolicy) -> Result<S
     let mut queue = Requests::default();
     session.run_until(until, |session, _| {
         match chooser {
-            SelectionPolicy::Nobody | SelectionPolicy::Ours => {}
+            SelectionPolicy::NoValidation | SelectionPolicy::Ours => {}
             SelectionPolicy::Seed => queue.seed(session)?,
             SelectionPolicy::Oracle => queue.oracle(session)?,
         }
