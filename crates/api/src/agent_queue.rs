@@ -75,8 +75,8 @@ struct QueuedMessage {
 }
 
 impl AgentQueue {
-    pub(super) fn new(wake: Arc<Trigger>) -> Self {
-        Self { state: Mutex::default(), cycle_trigger: wake, watchdog: LoopWatchdog::new(Instant::now()) }
+    pub(super) fn new(cycle_trigger: Arc<Trigger>) -> Self {
+        Self { state: Mutex::default(), cycle_trigger, watchdog: LoopWatchdog::new(Instant::now()) }
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueState> {
@@ -88,15 +88,15 @@ impl AgentQueue {
     }
 
     /// Sets which nodes may be drained, until the next cycle; cycles start `every` apart.
-    pub(super) fn set_drain_permits(&self, may_go: Option<TakeOutPermit>, every: Duration) {
-        self.lock().drain_permits = may_go.map(|may_go| (may_go, Instant::now() + every + PERMIT_GRACE));
+    pub(super) fn set_drain_permits(&self, permits: Option<TakeOutPermit>, every: Duration) {
+        self.lock().drain_permits = permits.map(|permits| (permits, Instant::now() + every + PERMIT_GRACE));
     }
 
     /// Returns the permit for a node that asks now.
     pub(super) fn permit(&self, node: &NodeName) -> Option<DrainPermit> {
-        let inside = self.lock();
-        let (may_go, until) = inside.drain_permits.as_ref().filter(|_| inside.leading)?;
-        (may_go.allows(node) && Instant::now() < *until).then_some(PERMIT)
+        let state = self.lock();
+        let (permits, expires) = state.drain_permits.as_ref().filter(|_| state.leading)?;
+        (permits.allows(node) && Instant::now() < *expires).then_some(PERMIT)
     }
 
     pub(super) fn is_leading(&self) -> bool {
@@ -105,42 +105,42 @@ impl AgentQueue {
 
     /// Records contact from an authenticated agent. A message no newer than the last one may be a replay and proves
     /// nothing about the present.
-    pub(super) fn record_contact(&self, node: &NodeName, face: &AgentIdentity, heard: AgentContact) {
-        let mut inside = self.lock();
-        let stored = match face {
+    pub(super) fn record_contact(&self, node: &NodeName, identity: &AgentIdentity, contact: AgentContact) {
+        let mut state = self.lock();
+        let stored = match identity {
             AgentIdentity::Known(stored) => stored.as_ref(),
             AgentIdentity::New => {
-                inside.unregistered.insert(node.clone());
+                state.unregistered.insert(node.clone());
                 None
             }
         };
-        let known = inside.latest_report.get(node).or(stored);
-        if known.is_some_and(|known| heard.number <= known.number && heard.sent <= known.sent) {
+        let known = state.latest_report.get(node).or(stored);
+        if known.is_some_and(|known| contact.number <= known.number && contact.sent <= known.sent) {
             return;
         }
-        inside.first_contact |= known.is_none();
-        inside.last_contact.insert(node.clone(), heard.at);
-        inside.latest_report.insert(node.clone(), heard);
-        inside.unsaved.insert(node.clone());
+        state.first_contact |= known.is_none();
+        state.last_contact.insert(node.clone(), contact.at);
+        state.latest_report.insert(node.clone(), contact);
+        state.unsaved.insert(node.clone());
     }
 
     /// Queues a message and wakes the engine. The receiver resolves when it is stored; `None` if the queue is full.
     pub(super) fn enqueue(&self, message: AgentMessage) -> Option<(u64, oneshot::Receiver<()>)> {
-        let mut inside = self.lock();
-        let bytes = inside.bytes + message.bytes.len();
-        if inside.waiting.len() >= MAX_MESSAGES || bytes > MAX_BYTES {
+        let mut state = self.lock();
+        let bytes = state.bytes + message.bytes.len();
+        if state.waiting.len() >= MAX_MESSAGES || bytes > MAX_BYTES {
             return None;
         }
-        inside.bytes = bytes;
-        inside.last_number += 1;
-        let number = inside.last_number;
-        let (kept, hears) = oneshot::channel();
-        inside
+        state.bytes = bytes;
+        state.last_number += 1;
+        let number = state.last_number;
+        let (stored, receiver) = oneshot::channel();
+        state
             .waiting
-            .insert(number, QueuedMessage { message: AgentMessage { number, ..message }, stored: kept, offered: 0 });
-        drop(inside);
+            .insert(number, QueuedMessage { message: AgentMessage { number, ..message }, stored, offered: 0 });
+        drop(state);
         self.cycle_trigger.fire();
-        Some((number, hears))
+        Some((number, receiver))
     }
 
     /// Wakes the engine if messages remain that the last cycle did not store on their first offer, or that arrived
@@ -153,9 +153,9 @@ impl AgentQueue {
 
     /// Returns how many reports wait on nodes, as their agents reported to this process, and how many here.
     pub(super) fn waiting_counts(&self) -> (u64, usize) {
-        let inside = self.lock();
-        let on_nodes = inside.latest_report.values().map(|heard| u64::from(heard.versions.waiting)).sum();
-        (on_nodes, inside.waiting.len())
+        let state = self.lock();
+        let on_nodes = state.latest_report.values().map(|report| u64::from(report.versions.waiting)).sum();
+        (on_nodes, state.waiting.len())
     }
 
     /// Withdraws a message whose sender no longer waits. The agent will resend it.
@@ -181,26 +181,26 @@ pub struct AgentInbox {
 }
 
 impl AgentInbox {
-    pub(super) fn new(mail: Arc<AgentQueue>, store: Store, now: Timestamp) -> Result<Self, StoreError> {
-        let inbox = Self { queue: mail, store, last_saved: now };
+    pub(super) fn new(queue: Arc<AgentQueue>, store: Store, now: Timestamp) -> Result<Self, StoreError> {
+        let inbox = Self { queue, store, last_saved: now };
         inbox.reload_agents()?;
         Ok(inbox)
     }
 
     /// Adds agents that the store does not know yet, from their first contact.
     fn register_agents(&self) -> Result<(), StoreError> {
-        let strangers: Vec<(NodeName, Timestamp)> = {
-            let inside = self.queue.lock();
-            let heard = |node: &NodeName| Some((node.clone(), *inside.last_contact.get(node)?));
-            inside.unregistered.iter().filter_map(heard).collect()
+        let unregistered: Vec<(NodeName, Timestamp)> = {
+            let state = self.queue.lock();
+            let with_contact = |node: &NodeName| Some((node.clone(), *state.last_contact.get(node)?));
+            state.unregistered.iter().filter_map(with_contact).collect()
         };
-        if strangers.is_empty() {
+        if unregistered.is_empty() {
             return Ok(());
         }
-        self.store.register_agents(&strangers)?;
-        let mut inside = self.queue.lock();
-        for (node, _) in &strangers {
-            inside.unregistered.remove(node);
+        self.store.register_agents(&unregistered)?;
+        let mut state = self.queue.lock();
+        for (node, _) in &unregistered {
+            state.unregistered.remove(node);
         }
         Ok(())
     }
@@ -208,15 +208,15 @@ impl AgentInbox {
     /// Loads which agents may report, and their last stored contact.
     fn reload_agents(&self) -> Result<(), StoreError> {
         let agents = self.store.agents()?;
-        let mut inside = self.queue.lock();
-        let mut heard = BTreeMap::new();
+        let mut state = self.queue.lock();
+        let mut last_contact = BTreeMap::new();
         for agent in agents.into_iter().filter(|agent| agent.revoked.is_none()) {
-            let stored = agent.heard.map_or(agent.created, |heard| heard.at);
-            let known = inside.last_contact.get(&agent.node).copied();
-            heard.insert(agent.node, known.map_or(stored, |known| known.max(stored)));
+            let stored = agent.heard.map_or(agent.created, |contact| contact.at);
+            let known = state.last_contact.get(&agent.node).copied();
+            last_contact.insert(agent.node, known.map_or(stored, |known| known.max(stored)));
         }
-        inside.latest_report.retain(|node, _| heard.contains_key(node));
-        inside.last_contact = heard;
+        state.latest_report.retain(|node, _| last_contact.contains_key(node));
+        state.last_contact = last_contact;
         Ok(())
     }
 }
@@ -231,11 +231,11 @@ impl Inbox for AgentInbox {
     }
 
     fn acknowledge(&mut self, numbers: &[u64]) {
-        let mut inside = self.queue.lock();
+        let mut state = self.queue.lock();
         for number in numbers {
-            if let Some(kept) = inside.remove(*number) {
+            if let Some(stored) = state.remove(*number) {
                 // The handler may have given up: the agent then resends, and the store recognises the duplicate.
-                let _heard = kept.send(());
+                let _sent = stored.send(());
             }
         }
     }
@@ -245,17 +245,17 @@ impl Inbox for AgentInbox {
     }
 
     fn take_last_reports(&mut self, now: Timestamp) -> Vec<(NodeName, AgentContact)> {
-        let new_face = std::mem::take(&mut self.queue.lock().first_contact);
-        if !new_face && now.since(self.last_saved) < STORE_INTERVAL {
+        let first_contact = std::mem::take(&mut self.queue.lock().first_contact);
+        if !first_contact && now.since(self.last_saved) < STORE_INTERVAL {
             return Vec::new();
         }
         self.last_saved = now;
         if let Err(error) = self.register_agents().and_then(|()| self.reload_agents()) {
             tracing::warn!(%error, "cannot update the list of agents");
         }
-        let mut inside = self.queue.lock();
-        let unwritten = std::mem::take(&mut inside.unsaved);
-        let heard = |node: NodeName| inside.latest_report.get(&node).cloned().map(|heard| (node, heard));
-        unwritten.into_iter().filter_map(heard).collect()
+        let mut state = self.queue.lock();
+        let unsaved = std::mem::take(&mut state.unsaved);
+        let with_report = |node: NodeName| state.latest_report.get(&node).cloned().map(|report| (node, report));
+        unsaved.into_iter().filter_map(with_report).collect()
     }
 }

@@ -24,7 +24,7 @@ const MAX_CACHED: usize = 50_000;
 
 /// Token reviews by the cluster, cached.
 pub struct TokenReviewCache {
-    voucher: Arc<dyn TokenReviewer>,
+    reviewer: Arc<dyn TokenReviewer>,
     ttl: Duration,
     cached: Mutex<CachedReviews>,
     review_permits: Semaphore,
@@ -56,13 +56,13 @@ pub(super) fn bearer_token(headers: &HeaderMap) -> Result<Option<&str>, BadAutho
 }
 
 impl TokenReviewCache {
-    /// Caches the voucher's reviews for `remember`.
-    pub fn new(voucher: Arc<dyn TokenReviewer>, remember: Span) -> Self {
-        let known = CachedReviews { by_key: HashMap::new(), last_sweep: Instant::now() };
+    /// Caches the reviewer's results for `ttl`.
+    pub fn new(reviewer: Arc<dyn TokenReviewer>, ttl: Span) -> Self {
+        let cached = CachedReviews { by_key: HashMap::new(), last_sweep: Instant::now() };
         Self {
-            voucher,
-            ttl: remember.to_std(),
-            cached: Mutex::new(known),
+            reviewer,
+            ttl: ttl.to_std(),
+            cached: Mutex::new(cached),
             review_permits: Semaphore::new(MAX_CONCURRENT_REVIEWS),
         }
     }
@@ -74,15 +74,15 @@ impl TokenReviewCache {
             return Ok((node, key));
         }
         let late = |_| TokenReviewError::Unavailable(format!("no answer within {} s", REVIEW_TIMEOUT.as_secs()));
-        let asked = async {
-            let _turn = self
+        let review = async {
+            let _permit = self
                 .review_permits
                 .acquire()
                 .await
                 .map_err(|error| TokenReviewError::Unavailable(error.to_string()))?;
-            self.voucher.review(token.to_owned()).await
+            self.reviewer.review(token.to_owned()).await
         };
-        let node = timeout(REVIEW_TIMEOUT, asked).await.map_err(late)??;
+        let node = timeout(REVIEW_TIMEOUT, review).await.map_err(late)??;
         self.cache(&key, &node);
         Ok((node, key))
     }
@@ -92,20 +92,20 @@ impl TokenReviewCache {
     }
 
     fn cached_node(&self, key: &RunKey) -> Option<NodeName> {
-        let known = self.lock();
-        let (node, since) = known.by_key.get(key)?;
+        let cached = self.lock();
+        let (node, since) = cached.by_key.get(key)?;
         (since.elapsed() < self.ttl).then(|| node.clone())
     }
 
     /// Caches successful reviews only: invented tokens fill nothing.
     fn cache(&self, key: &RunKey, node: &NodeName) {
-        let mut known = self.lock();
-        if known.last_sweep.elapsed() >= self.ttl {
-            known.by_key.retain(|_, (_, since)| since.elapsed() < self.ttl);
-            known.last_sweep = Instant::now();
+        let mut cached = self.lock();
+        if cached.last_sweep.elapsed() >= self.ttl {
+            cached.by_key.retain(|_, (_, since)| since.elapsed() < self.ttl);
+            cached.last_sweep = Instant::now();
         }
-        if known.by_key.len() < MAX_CACHED {
-            known.by_key.insert(key.clone(), (node.clone(), Instant::now()));
+        if cached.by_key.len() < MAX_CACHED {
+            cached.by_key.insert(key.clone(), (node.clone(), Instant::now()));
         }
     }
 }
@@ -134,7 +134,7 @@ mod tests {
         }
     }
 
-    fn ask(tokens: &TokenReviewCache, token: &str) -> Result<String, TokenReviewError> {
+    fn node_of(tokens: &TokenReviewCache, token: &str) -> Result<String, TokenReviewError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(tokens.node_of_token(token)).map(|(node, key)| {
             assert_eq!(key, RunKey::from_token(token));
@@ -147,27 +147,27 @@ mod tests {
         let cluster = Arc::new(Counts::default());
         let times = || cluster.0.load(Ordering::Relaxed);
         let tokens = TokenReviewCache::new(cluster.clone(), Span::hours(1));
-        assert_eq!((ask(&tokens, "good").as_deref(), ask(&tokens, "good").as_deref()), (Ok("n1"), Ok("n1")));
+        assert_eq!((node_of(&tokens, "good").as_deref(), node_of(&tokens, "good").as_deref()), (Ok("n1"), Ok("n1")));
         assert_eq!(times(), 1);
         for _ in 0..2 {
-            assert_eq!(ask(&tokens, "bad"), Err(TokenReviewError::Rejected("never seen".to_owned())));
+            assert_eq!(node_of(&tokens, "bad"), Err(TokenReviewError::Rejected("never seen".to_owned())));
         }
         assert_eq!((times(), tokens.lock().by_key.len()), (3, 1));
-        let forgetful = TokenReviewCache::new(cluster.clone(), Span::ZERO);
-        assert!(ask(&forgetful, "good").is_ok() && ask(&forgetful, "good").is_ok());
-        assert_eq!((times(), forgetful.lock().by_key.len()), (5, 1));
+        let uncached = TokenReviewCache::new(cluster.clone(), Span::ZERO);
+        assert!(node_of(&uncached, "good").is_ok() && node_of(&uncached, "good").is_ok());
+        assert_eq!((times(), uncached.lock().by_key.len()), (5, 1));
     }
 
     #[test]
     fn a_cluster_that_does_not_respond_is_not_a_rejection_and_times_out() {
         let tokens = TokenReviewCache::new(Arc::new(Counts::default()), Span::hours(1));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let answer = runtime.block_on(async { timeout(REVIEW_TIMEOUT * 4, tokens.node_of_token("lost")).await });
-        assert!(matches!(answer, Ok(Err(TokenReviewError::Unavailable(_)))), "{answer:?}");
+        let result = runtime.block_on(async { timeout(REVIEW_TIMEOUT * 4, tokens.node_of_token("lost")).await });
+        assert!(matches!(result, Ok(Err(TokenReviewError::Unavailable(_)))), "{result:?}");
     }
 
     #[test]
-    fn only_a_bearer_of_a_token_has_one() {
+    fn only_a_valid_bearer_header_has_a_token() {
         let with = |value: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::AUTHORIZATION, value.parse().unwrap());

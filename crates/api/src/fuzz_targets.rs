@@ -35,15 +35,15 @@ impl FuzzAgentEndpoint {
         let store = Store::open_in_memory().map_err(io::Error::other)?;
         let clock = Arc::new(SystemClock);
         store.enroll_agent(node, key, "fuzzer", "fuzzing", clock.now()).map_err(io::Error::other)?;
-        let mail = Arc::new(AgentQueue::new(Arc::new(Trigger::default())));
-        mail.set_leading(true);
-        let room = Arc::new(Semaphore::new(MAX_BODIES_KIB));
+        let queue = Arc::new(AgentQueue::new(Arc::new(Trigger::default())));
+        queue.set_leading(true);
+        let body_memory = Arc::new(Semaphore::new(MAX_BODIES_KIB));
         let runtime = Builder::new_current_thread().enable_io().enable_time().max_blocking_threads(1).build()?;
         let service = TowerToHyperService::new(router(IngestState {
             store,
             clock,
-            queue: mail,
-            body_memory: room,
+            queue,
+            body_memory,
             token_reviews: None,
         }));
         Ok(Self { runtime, service })
@@ -54,9 +54,9 @@ impl FuzzAgentEndpoint {
     ///
     /// # Errors
     /// If the socket pair cannot be created.
-    pub fn exchange(&self, said: &[u8]) -> io::Result<Vec<u8>> {
+    pub fn exchange(&self, input: &[u8]) -> io::Result<Vec<u8>> {
         let (mut near, far) = UnixStream::pair()?;
-        near.write_all(said)?;
+        near.write_all(input)?;
         near.shutdown(Shutdown::Write)?;
         far.set_nonblocking(true)?;
         self.runtime.block_on(async {
@@ -65,9 +65,9 @@ impl FuzzAgentEndpoint {
             serve_connection(http_builder().half_close(true), far, self.service.clone()).await;
             io::Result::Ok(())
         })?;
-        let mut answer = Vec::new();
-        near.read_to_end(&mut answer)?;
-        Ok(answer)
+        let mut response = Vec::new();
+        near.read_to_end(&mut response)?;
+        Ok(response)
     }
 }
 

@@ -22,21 +22,21 @@ use super::ingest::IngestState;
 /// Deadline for the store's reply.
 const STORE_TIMEOUT: Duration = Duration::from_secs(3);
 
-pub(super) async fn health(State(desk): State<Arc<IngestState>>) -> Response {
-    match desk.queue.watchdog.stuck_for(Instant::now()) {
-        Some(silent) => {
-            let minutes = silent.as_secs() / 60;
+pub(super) async fn health(State(state): State<Arc<IngestState>>) -> Response {
+    match state.queue.watchdog.stuck_for(Instant::now()) {
+        Some(stuck_for) => {
+            let minutes = stuck_for.as_secs() / 60;
             let text = format!("no cycle has started or ended for {minutes} minutes: the control loop is stuck\n");
             (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
         }
-        None => (if desk.queue.is_leading() { "leading\n" } else { "waiting\n" }).into_response(),
+        None => (if state.queue.is_leading() { "leading\n" } else { "waiting\n" }).into_response(),
     }
 }
 
-pub(super) async fn ready(State(desk): State<Arc<IngestState>>) -> Response {
-    let asked = Arc::clone(&desk);
-    let answer = timeout(STORE_TIMEOUT, tokio::task::spawn_blocking(move || asked.store.leader())).await;
-    let why = match answer {
+pub(super) async fn ready(State(state): State<Arc<IngestState>>) -> Response {
+    let shared = Arc::clone(&state);
+    let result = timeout(STORE_TIMEOUT, tokio::task::spawn_blocking(move || shared.store.leader())).await;
+    let reason = match result {
         Ok(Ok(Ok(_))) => return "ready\n".into_response(),
         Ok(Ok(Err(error))) => {
             tracing::debug!(%error, "not ready");
@@ -44,7 +44,7 @@ pub(super) async fn ready(State(desk): State<Arc<IngestState>>) -> Response {
         }
         Ok(Err(_)) | Err(_) => "the store does not respond",
     };
-    (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response()
+    (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response()
 }
 
 #[cfg(test)]
@@ -64,56 +64,56 @@ mod tests {
     }
 
     /// Returns the status and the last line of the response.
-    fn get(door: &AgentListener, path: &str) -> (String, String) {
-        let mut stream = TcpStream::connect(door.address()).unwrap();
+    fn get(listener: &AgentListener, path: &str) -> (String, String) {
+        let mut stream = TcpStream::connect(listener.address()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let status = answer.split(' ').nth(1).unwrap_or_default().to_owned();
-        (status, answer.lines().last().unwrap_or_default().to_owned())
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        let status = response.split(' ').nth(1).unwrap_or_default().to_owned();
+        (status, response.lines().last().unwrap_or_default().to_owned())
     }
 
-    fn says(status: &str, word: &str) -> (String, String) {
-        (status.to_owned(), word.to_owned())
+    fn status_and_text(status: &str, text: &str) -> (String, String) {
+        (status.to_owned(), text.to_owned())
     }
 
     #[test]
     fn a_controller_is_alive_and_ready_whether_it_leads_or_waits() {
-        let (door, _inbox) = open(&Store::open_in_memory().unwrap());
-        for (leading, word) in [(false, "waiting"), (true, "leading"), (false, "waiting")] {
-            door.record_progress(Duration::from_secs(30));
-            door.cycle_ended(leading);
-            assert_eq!(get(&door, "/healthz"), says("200", word));
-            assert_eq!(get(&door, "/readyz"), says("200", "ready"));
+        let (listener, _inbox) = open(&Store::open_in_memory().unwrap());
+        for (leading, expected) in [(false, "waiting"), (true, "leading"), (false, "waiting")] {
+            listener.record_progress(Duration::from_secs(30));
+            listener.cycle_ended(leading);
+            assert_eq!(get(&listener, "/healthz"), status_and_text("200", expected));
+            assert_eq!(get(&listener, "/readyz"), status_and_text("200", "ready"));
         }
     }
 
     #[test]
-    fn a_stuck_loop_fails_the_health_and_not_the_readiness() {
-        let (door, _inbox) = open(&Store::open_in_memory().unwrap());
-        door.queue.watchdog.set_stuck();
-        let wanted = "no cycle has started or ended for 0 minutes: the control loop is stuck";
-        assert_eq!(get(&door, "/healthz"), says("503", wanted));
-        assert_eq!(get(&door, "/readyz"), says("200", "ready"));
-        door.record_progress(Duration::from_secs(30));
-        assert_eq!(get(&door, "/healthz"), says("200", "waiting"));
+    fn a_stuck_loop_is_unhealthy_but_ready() {
+        let (listener, _inbox) = open(&Store::open_in_memory().unwrap());
+        listener.queue.watchdog.set_stuck();
+        let expected = "no cycle has started or ended for 0 minutes: the control loop is stuck";
+        assert_eq!(get(&listener, "/healthz"), status_and_text("503", expected));
+        assert_eq!(get(&listener, "/readyz"), status_and_text("200", "ready"));
+        listener.record_progress(Duration::from_secs(30));
+        assert_eq!(get(&listener, "/healthz"), status_and_text("200", "waiting"));
     }
 
     #[test]
-    fn a_controller_whose_store_fails_is_not_ready_and_is_left_alive() {
+    fn a_controller_whose_store_fails_is_not_ready_but_healthy() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("doctor.db");
-        let (door, _inbox) = open(&Store::open(&StoreUrl::Sqlite(file.clone())).unwrap());
-        assert_eq!(get(&door, "/readyz"), says("200", "ready"));
+        let (listener, _inbox) = open(&Store::open(&StoreUrl::Sqlite(file.clone())).unwrap());
+        assert_eq!(get(&listener, "/readyz"), status_and_text("200", "ready"));
         let rename = |from: &str, to: &str| {
             let database = rusqlite::Connection::open(&file).unwrap();
             database.execute_batch(&format!("ALTER TABLE {from} RENAME TO {to}")).unwrap();
         };
         rename("lease", "mislaid");
-        assert_eq!(get(&door, "/readyz"), says("503", "the store returns errors"));
-        assert_eq!(get(&door, "/healthz"), says("200", "waiting"), "a restart would not repair the store");
+        assert_eq!(get(&listener, "/readyz"), status_and_text("503", "the store returns errors"));
+        assert_eq!(get(&listener, "/healthz"), status_and_text("200", "waiting"), "a restart would not repair the store");
         rename("mislaid", "lease");
-        assert_eq!(get(&door, "/readyz"), says("200", "ready"), "it is ready again without a restart");
+        assert_eq!(get(&listener, "/readyz"), status_and_text("200", "ready"), "it is ready again without a restart");
     }
 }

@@ -119,16 +119,16 @@ impl IntoResponse for IngestError {
     }
 }
 
-pub(super) async fn ingest(State(desk): State<Arc<IngestState>>, headers: HeaderMap, body: Body) -> Response {
+pub(super) async fn ingest(State(state): State<Arc<IngestState>>, headers: HeaderMap, body: Body) -> Response {
     let node = node_header(&headers);
-    match accept_report(&desk, node.clone(), &headers, body).await {
-        Ok(IngestOutcome { text: words, permit: Some(permit) }) => ([(PERMIT_HEADER, permit)], words).into_response(),
-        Ok(IngestOutcome { text: words, permit: None }) => words.into_response(),
-        Err(refused) => {
+    match accept_report(&state, node.clone(), &headers, body).await {
+        Ok(IngestOutcome { text, permit: Some(permit) }) => ([(PERMIT_HEADER, permit)], text).into_response(),
+        Ok(IngestOutcome { text, permit: None }) => text.into_response(),
+        Err(error) => {
             let node = node.map_or_else(|| "unknown".to_owned(), |node| node.to_string());
             // Debug only: any client can connect, and a line for each would let it fill the disk.
-            tracing::debug!(node, reason = %refused, "agent report rejected");
-            refused.into_response()
+            tracing::debug!(node, reason = %error, "agent report rejected");
+            error.into_response()
         }
     }
 }
@@ -146,7 +146,7 @@ struct IngestOutcome {
 
 /// Checks in this order: cheap ones first, and nothing is trusted before it is verified.
 async fn accept_report(
-    desk: &Arc<IngestState>,
+    state: &Arc<IngestState>,
     node: Option<NodeName>,
     headers: &HeaderMap,
     body: Body,
@@ -159,40 +159,40 @@ async fn accept_report(
     if length > MAX_DOCUMENT_BYTES {
         return Err(IngestError::TooLong);
     }
-    if !desk.queue.is_leading() {
+    if !state.queue.is_leading() {
         return Err(IngestError::NotLeading);
     }
-    let ReportAuth { key, identity: face } = authenticate(desk, &node, headers).await?;
-    let room = u32::try_from(length / 1024 + 1).map_err(|_| IngestError::TooLong)?;
-    let arriving = async {
-        let place = Arc::clone(&desk.body_memory).acquire_many_owned(room).await.map_err(|_| IngestError::QueueFull)?;
-        let most = usize::try_from(length).map_err(|_| IngestError::TooLong)?;
+    let ReportAuth { key, identity } = authenticate(state, &node, headers).await?;
+    let kib = u32::try_from(length / 1024 + 1).map_err(|_| IngestError::TooLong)?;
+    let read_body = async {
+        let memory_permit = Arc::clone(&state.body_memory).acquire_many_owned(kib).await.map_err(|_| IngestError::QueueFull)?;
+        let max_bytes = usize::try_from(length).map_err(|_| IngestError::TooLong)?;
         let bytes =
-            to_bytes(body, most).await.map_err(|_| IngestError::Malformed("the body is incomplete".to_owned()))?;
-        Ok::<_, IngestError>((place, bytes))
+            to_bytes(body, max_bytes).await.map_err(|_| IngestError::Malformed("the body is incomplete".to_owned()))?;
+        Ok::<_, IngestError>((memory_permit, bytes))
     };
-    let (_place, bytes) = timeout(BODY_TIMEOUT, arriving).await.map_err(|_| IngestError::BodyTimeout)??;
+    let (_memory_permit, bytes) = timeout(BODY_TIMEOUT, read_body).await.map_err(|_| IngestError::BodyTimeout)??;
     let bytes: Vec<u8> = bytes.into();
     let (report, key, bytes) = verify_report(&node, key, bytes).await?;
-    let at = desk.clock.now();
+    let at = state.clock.now();
     let AgentReport { number, at: sent, versions, .. } = &report;
     let number = *number;
-    let heard = AgentContact { at, number, sent: *sent, versions: versions.clone() };
-    desk.queue.record_contact(&node, &face, heard);
-    let taken = |key: &RunKey, words| {
-        let permit = desk.queue.permit(&node).map(|permit| permit.sign(&node, number, key));
-        Ok(IngestOutcome { text: words, permit })
+    let contact = AgentContact { at, number, sent: *sent, versions: versions.clone() };
+    state.queue.record_contact(&node, &identity, contact);
+    let outcome = |key: &RunKey, text| {
+        let permit = state.queue.permit(&node).map(|permit| permit.sign(&node, number, key));
+        Ok(IngestOutcome { text, permit })
     };
     if report.is_heartbeat() {
-        return taken(&key, "heard\n");
+        return outcome(&key, "heard\n");
     }
     drop(report);
     let message = AgentMessage { number: 0, node: node.clone(), key: key.clone(), bytes };
-    let (waiting, kept) = desk.queue.enqueue(message).ok_or(IngestError::QueueFull)?;
-    match timeout(STORE_TIMEOUT, kept).await {
-        Ok(Ok(())) => taken(&key, "kept\n"),
+    let (message_number, stored) = state.queue.enqueue(message).ok_or(IngestError::QueueFull)?;
+    match timeout(STORE_TIMEOUT, stored).await {
+        Ok(Ok(())) => outcome(&key, "kept\n"),
         _ => {
-            desk.queue.withdraw(waiting);
+            state.queue.withdraw(message_number);
             Err(IngestError::NotStored(node))
         }
     }
@@ -206,14 +206,14 @@ struct ReportAuth {
 
 /// Returns who may report for this node. Read from the store each time, so that a revocation takes effect immediately.
 async fn authenticate(
-    desk: &Arc<IngestState>,
+    state: &Arc<IngestState>,
     node: &NodeName,
     headers: &HeaderMap,
 ) -> Result<ReportAuth, IngestError> {
-    let vouched = match bearer_token(headers)? {
+    let token_key = match bearer_token(headers)? {
         None => None,
         Some(token) => {
-            let tokens = desk.token_reviews.as_ref().ok_or_else(|| IngestError::TokensDisabled(node.clone()))?;
+            let tokens = state.token_reviews.as_ref().ok_or_else(|| IngestError::TokensDisabled(node.clone()))?;
             let (of, key) = tokens.node_of_token(token).await?;
             if of != *node {
                 return Err(IngestError::OtherNode { of, named: node.clone() });
@@ -221,15 +221,15 @@ async fn authenticate(
             Some(key)
         }
     };
-    let (asked, name) = (Arc::clone(desk), node.clone());
-    let found = tokio::task::spawn_blocking(move || asked.store.agent_key(&name))
+    let (shared, name) = (Arc::clone(state), node.clone());
+    let found = tokio::task::spawn_blocking(move || shared.store.agent_key(&name))
         .await
         .map_err(|_| IngestError::StoreUnavailable)?;
     let found = found.map_err(|error| {
         tracing::warn!(%error, "cannot read an agent's key");
         IngestError::StoreUnavailable
     })?;
-    match (found, vouched) {
+    match (found, token_key) {
         (AgentKey::Revoked, _) => Err(IngestError::Revoked(node.clone())),
         (AgentKey::Enrolled { key, heard, .. }, None) => Ok(ReportAuth { key, identity: AgentIdentity::Known(heard) }),
         (AgentKey::ClusterToken { .. } | AgentKey::Unknown, None) => Err(IngestError::NotEnrolled(node.clone())),

@@ -124,7 +124,7 @@ impl Drop for HttpServer {
         drop(self.close.take());
         if let Some(thread) = self.thread.take() {
             // The thread returns nothing.
-            let _over = thread.join();
+            let _result = thread.join();
         }
     }
 }
@@ -139,9 +139,9 @@ impl AgentListener {
         at: SocketAddr,
         store: &Store,
         clock: Arc<dyn Clock>,
-        wake: Arc<Trigger>,
+        cycle_trigger: Arc<Trigger>,
     ) -> Result<(Self, AgentInbox), ListenError> {
-        Self::open_with(at, store, clock, wake, None)
+        Self::open_with(at, store, clock, cycle_trigger, None)
     }
 
     /// As [`AgentListener::open`], and also accepts agents that their cluster vouches for.
@@ -152,23 +152,23 @@ impl AgentListener {
         at: SocketAddr,
         store: &Store,
         clock: Arc<dyn Clock>,
-        wake: Arc<Trigger>,
-        tokens: Option<TokenReviewCache>,
+        cycle_trigger: Arc<Trigger>,
+        token_reviews: Option<TokenReviewCache>,
     ) -> Result<(Self, AgentInbox), ListenError> {
         let failed = |source| ListenError::Agents { at, source };
         let listener = TcpListener::bind(at).map_err(failed)?;
-        let mail = Arc::new(AgentQueue::new(wake));
-        let inbox = AgentInbox::new(Arc::clone(&mail), store.clone(), clock.now())?;
-        let room = Arc::new(Semaphore::new(MAX_BODIES_KIB));
-        let desk = IngestState {
+        let queue = Arc::new(AgentQueue::new(cycle_trigger));
+        let inbox = AgentInbox::new(Arc::clone(&queue), store.clone(), clock.now())?;
+        let body_memory = Arc::new(Semaphore::new(MAX_BODIES_KIB));
+        let state = IngestState {
             store: store.clone(),
             clock,
-            queue: Arc::clone(&mail),
-            body_memory: room,
-            token_reviews: tokens,
+            queue: Arc::clone(&queue),
+            body_memory,
+            token_reviews,
         };
-        let listening = HttpServer::start("doctor-door", listener, router(desk)).map_err(failed)?;
-        Ok((Self { server: listening, queue: mail }, inbox))
+        let server = HttpServer::start("doctor-door", listener, router(state)).map_err(failed)?;
+        Ok((Self { server, queue }, inbox))
     }
 
     pub const fn address(&self) -> SocketAddr {
@@ -198,19 +198,19 @@ impl AgentListener {
 impl AgentListener {
     /// Sets which nodes their hooks may drain, by the breaker of the finished cycle; the next one starts `every` later.
     /// `None`: unknown.
-    pub fn set_drain_permits(&self, may_go: Option<TakeOutPermit>, every: Duration) {
-        self.queue.set_drain_permits(may_go, every);
+    pub fn set_drain_permits(&self, permits: Option<TakeOutPermit>, every: Duration) {
+        self.queue.set_drain_permits(permits, every);
     }
 }
 
-fn router(desk: IngestState) -> Router {
+fn router(state: IngestState) -> Router {
     Router::new()
         .route("/api/v1/ingest", post(ingest::ingest))
         .route("/healthz", get(health::health))
         .route("/readyz", get(health::ready))
         // `ingest` applies its own limit when it reads the body.
         .layer(DefaultBodyLimit::disable())
-        .with_state(Arc::new(desk))
+        .with_state(Arc::new(state))
 }
 
 async fn serve(listener: TcpListener, router: Router) {
@@ -222,9 +222,9 @@ async fn serve(listener: TcpListener, router: Router) {
         }
     };
     let service = TowerToHyperService::new(router);
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -237,7 +237,7 @@ async fn serve(listener: TcpListener, router: Router) {
         let service = service.clone();
         tokio::spawn(async move {
             serve_connection(&http_builder(), stream, service).await;
-            drop(place);
+            drop(permit);
         });
     }
 }
@@ -254,5 +254,5 @@ async fn serve_connection(
     service: TowerToHyperService<Router>,
 ) {
     // Ignored: an agent resends what was not acknowledged.
-    let _over = timeout(CONNECTION_TIMEOUT, http.serve_connection(TokioIo::new(stream), service)).await;
+    let _result = timeout(CONNECTION_TIMEOUT, http.serve_connection(TokioIo::new(stream), service)).await;
 }

@@ -52,12 +52,12 @@ mod tests {
     #[test]
     fn a_loop_without_cycles_is_stuck_and_one_between_cycles_is_not() {
         let start = Instant::now();
-        let pulse = LoopWatchdog::new(start);
-        assert_eq!(pulse.stuck_for(start + STUCK_AFTER), None, "the first cycle gets the same time");
-        assert!(pulse.stuck_for(start + STUCK_AFTER + Duration::from_secs(1)).is_some());
+        let watchdog = LoopWatchdog::new(start);
+        assert_eq!(watchdog.stuck_for(start + STUCK_AFTER), None, "the first cycle gets the same time");
+        assert!(watchdog.stuck_for(start + STUCK_AFTER + Duration::from_secs(1)).is_some());
         let hour = Duration::from_secs(3600);
-        pulse.record(start + hour, hour);
-        assert_eq!(pulse.stuck_for(start + hour + hour + STUCK_AFTER), None, "cycles an hour apart are a setting");
-        assert_eq!(pulse.stuck_for(start + hour * 3), Some(hour * 2));
+        watchdog.record(start + hour, hour);
+        assert_eq!(watchdog.stuck_for(start + hour + hour + STUCK_AFTER), None, "cycles an hour apart are a setting");
+        assert_eq!(watchdog.stuck_for(start + hour * 3), Some(hour * 2));
     }
 }

@@ -69,22 +69,22 @@ impl MetricsListener {
         settings: MetricsSettings,
         store: Store,
         clock: Arc<dyn Clock>,
-        judged_by: Settings,
-        own: ProcessMetrics,
+        initial_settings: Settings,
+        process: ProcessMetrics,
     ) -> Result<Self, ListenError> {
         let failed = |source| ListenError::Metrics { at, source };
         let listener = TcpListener::bind(at).map_err(failed)?;
-        let desk = Arc::new(MetricsState {
+        let state = Arc::new(MetricsState {
             store,
             clock,
             settings,
-            process: own,
-            initial_settings: judged_by,
+            process,
+            initial_settings,
             last: Mutex::default(),
         });
-        let router = Router::new().route("/metrics", get(scrape)).with_state(desk);
-        let listening = HttpServer::start("doctor-metrics", listener, router).map_err(failed)?;
-        Ok(Self { server: listening })
+        let router = Router::new().route("/metrics", get(scrape)).with_state(state);
+        let server = HttpServer::start("doctor-metrics", listener, router).map_err(failed)?;
+        Ok(Self { server })
     }
 
     pub const fn address(&self) -> SocketAddr {
@@ -99,27 +99,27 @@ impl MetricsState {
             return Ok(Arc::clone(text));
         }
         // Before reading the store, because a read enters waiting results.
-        let mut spooled = vec![("history", self.store.queued_results() as u64)];
-        if let Some(Spool(mail)) = &self.process.spool {
-            let (on_nodes, here) = mail.waiting_counts();
-            spooled.extend([("nodes", on_nodes), ("door", here as u64)]);
+        let mut waiting = vec![("history", self.store.queued_results() as u64)];
+        if let Some(Spool(queue)) = &self.process.spool {
+            let (on_nodes, queued) = queue.waiting_counts();
+            waiting.extend([("nodes", on_nodes), ("door", queued as u64)]);
         }
-        let (seen, cluster) = match snapshot::last_observed(&self.store)? {
+        let (observed_at, cluster) = match snapshot::last_observed(&self.store)? {
             Some((at, cluster)) => (Some(at), cluster),
             None => (None, ObservedCluster::unobserved(&self.initial_settings)),
         };
-        let facts = cluster_state::facts(&self.store, seen, cluster, self.clock.now())?;
+        let facts = cluster_state::facts(&self.store, observed_at, cluster, self.clock.now())?;
         let mut scrape = metrics::gather(&self.store, &facts, &self.settings)?;
-        metrics::add_process_metrics(&mut scrape, &spooled, self.process.traces.as_deref());
+        metrics::add_process_metrics(&mut scrape, &waiting, self.process.traces.as_deref());
         let text: Arc<str> = scrape.text().into();
         *last = Some((Instant::now(), Arc::clone(&text)));
         Ok(text)
     }
 }
 
-async fn scrape(State(desk): State<Arc<MetricsState>>) -> Response {
+async fn scrape(State(state): State<Arc<MetricsState>>) -> Response {
     let failed = |why: &str| (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response();
-    match tokio::task::spawn_blocking(move || desk.text()).await {
+    match tokio::task::spawn_blocking(move || state.text()).await {
         Ok(Ok(text)) => {
             ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text.to_string()).into_response()
         }

@@ -56,25 +56,25 @@ pub(crate) struct SharedResponse {
 
 impl SharedResponse {
     /// Creates a response without a memory permit: it is small, or there is only one.
-    pub(crate) fn new(made: RawBody) -> Self {
-        let digest = Sha256::digest(&made.bytes);
-        let tag = HeaderValue::from_str(&format!("\"{}\"", hex::encode(&digest[..12])))
+    pub(crate) fn new(body: RawBody) -> Self {
+        let digest = Sha256::digest(&body.bytes);
+        let etag = HeaderValue::from_str(&format!("\"{}\"", hex::encode(&digest[..12])))
             .unwrap_or_else(|_| HeaderValue::from_static("\"\""));
-        let packed = (made.bytes.len() >= MIN_GZIP_BYTES).then(|| Bytes::from(gzip(&made.bytes)));
-        let named = |name: String| HeaderValue::from_str(&format!("attachment; filename=\"{name}\"")).ok();
+        let gzipped = (body.bytes.len() >= MIN_GZIP_BYTES).then(|| Bytes::from(gzip(&body.bytes)));
+        let attachment = |name: String| HeaderValue::from_str(&format!("attachment; filename=\"{name}\"")).ok();
         Self {
-            plain: made.bytes.into(),
-            gzipped: packed,
-            content_type: made.content_type,
-            etag: tag,
-            disposition: made.file_name.and_then(named),
+            plain: body.bytes.into(),
+            gzipped,
+            content_type: body.content_type,
+            etag,
+            disposition: body.file_name.and_then(attachment),
             memory_permit: None,
         }
     }
 
     /// Attaches a memory permit, which the response holds until its last clone is dropped.
-    pub(crate) fn with_memory_permit(self, room: OwnedSemaphorePermit) -> Self {
-        Self { memory_permit: Some(Arc::new(room)), ..self }
+    pub(crate) fn with_memory_permit(self, permit: OwnedSemaphorePermit) -> Self {
+        Self { memory_permit: Some(Arc::new(permit)), ..self }
     }
 
     /// Returns the memory used by both forms.
@@ -94,15 +94,15 @@ impl SharedResponse {
         } else {
             let accepts = text(header::ACCEPT_ENCODING).is_some_and(accepts_gzip);
             let (body, encoding) = match &self.gzipped {
-                Some(packed) if accepts => (packed.clone(), Some(HeaderValue::from_static("gzip"))),
+                Some(gzipped) if accepts => (gzipped.clone(), Some(HeaderValue::from_static("gzip"))),
                 _ => (self.plain.clone(), None),
             };
-            let sent = BodyStream {
+            let stream = BodyStream {
                 rest: body,
                 until: Instant::now() + SEND_TIMEOUT,
                 _memory_permit: self.memory_permit.clone(),
             };
-            let mut response = Response::new(Body::new(sent));
+            let mut response = Response::new(Body::new(stream));
             let out = response.headers_mut();
             out.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.content_type));
             out.extend(encoding.map(|encoding| (header::CONTENT_ENCODING, encoding)));
@@ -164,13 +164,13 @@ mod tests {
     #[test]
     fn a_known_etag_gets_304_and_gzip_is_sent_where_accepted() {
         let text = "x".repeat(5000);
-        let answer = SharedResponse::new(RawBody::text("text/plain", text));
+        let response = SharedResponse::new(RawBody::text("text/plain", text));
         let to = |headers: &[(&'static str, &str)]| {
             let mut map = HeaderMap::new();
             for (name, value) in headers {
                 map.insert(*name, value.parse().unwrap());
             }
-            answer.respond_to(&map)
+            response.respond_to(&map)
         };
         let plain = to(&[]);
         assert!(plain.status() == 200 && plain.headers().get(header::CONTENT_ENCODING).is_none());
@@ -183,8 +183,8 @@ mod tests {
 
     #[test]
     fn a_body_is_sent_in_pieces_with_its_length_and_a_deadline() {
-        let answer = SharedResponse::new(RawBody::text("text/plain", "y".repeat(CHUNK_BYTES + 7)));
-        let mut body = answer.respond_to(&HeaderMap::new()).into_body();
+        let response = SharedResponse::new(RawBody::text("text/plain", "y".repeat(CHUNK_BYTES + 7)));
+        let mut body = response.respond_to(&HeaderMap::new()).into_body();
         let next = |body: &mut Body| {
             let mut context = Context::from_waker(std::task::Waker::noop());
             hyper::body::Body::poll_frame(Pin::new(body), &mut context)

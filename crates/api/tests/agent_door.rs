@@ -33,11 +33,11 @@ use doctor_store::{
     records::{AgentAuth, AgentKey},
 };
 
-struct Bed {
+struct Fixture {
     store: Store,
-    door: AgentListener,
+    listener: AgentListener,
     inbox: AgentInbox,
-    wake: Arc<Trigger>,
+    trigger: Arc<Trigger>,
 }
 
 fn node(name: &str) -> NodeName {
@@ -48,7 +48,7 @@ fn key(name: &str) -> RunKey {
     RunKey::new([name.as_bytes()[1]; 32])
 }
 
-impl Bed {
+impl Fixture {
     /// `n1` and `n2` are enrolled, `n3` is revoked.
     fn new() -> Self {
         let store = Store::open_in_memory().unwrap();
@@ -56,47 +56,47 @@ impl Bed {
             store.enroll_agent(&node(name), &key(name), "ann", "x", Timestamp::from_secs(1000)).unwrap();
         }
         store.revoke_agent(&node("n3"), "ann", "x", Timestamp::from_secs(1001)).unwrap();
-        let wake = Arc::new(Trigger::default());
+        let trigger = Arc::new(Trigger::default());
         let at = "127.0.0.1:0".parse().unwrap();
-        let (door, inbox) = AgentListener::open(at, &store, Arc::new(SystemClock), Arc::clone(&wake)).unwrap();
-        Self { store, door, inbox, wake }
+        let (listener, inbox) = AgentListener::open(at, &store, Arc::new(SystemClock), Arc::clone(&trigger)).unwrap();
+        Self { store, listener, inbox, trigger }
     }
 
     /// With a cluster that vouches for agents.
-    fn vouched() -> Self {
-        let mut bed = Self::new();
+    fn with_token_reviews() -> Self {
+        let mut fixture = Self::new();
         let (at, tokens) = ("127.0.0.1:0".parse().unwrap(), TokenReviewCache::new(Arc::new(Cluster), Span::minutes(1)));
         let opened =
-            AgentListener::open_with(at, &bed.store, Arc::new(SystemClock), Arc::clone(&bed.wake), Some(tokens));
-        (bed.door, bed.inbox) = opened.unwrap();
-        bed.door.cycle_ended(true);
-        bed
+            AgentListener::open_with(at, &fixture.store, Arc::new(SystemClock), Arc::clone(&fixture.trigger), Some(tokens));
+        (fixture.listener, fixture.inbox) = opened.unwrap();
+        fixture.listener.cycle_ended(true);
+        fixture
     }
 
     #[track_caller]
-    fn expect_of(&self, status: &str, name: &str, token: &str, report: &AgentReport) -> String {
+    fn expect_with_token(&self, status: &str, name: &str, token: &str, report: &AgentReport) -> String {
         let body = report.sign(&RunKey::from_token(token)).unwrap();
         let head = head(name, body.len()).replace("\r\n\r\n", &format!("\r\nauthorization: Bearer {token}\r\n\r\n"));
-        let answer = exchange(self.door.address(), &head, &body);
-        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
-        answer
+        let response = exchange(self.listener.address(), &head, &body);
+        assert!(response.starts_with(&format!("HTTP/1.1 {status} ")), "{response}");
+        response
     }
 
     fn leading() -> Self {
-        let bed = Self::new();
-        bed.door.cycle_ended(true);
-        bed
+        let fixture = Self::new();
+        fixture.listener.cycle_ended(true);
+        fixture
     }
 
     fn post(&self, name: &str, body: &[u8]) -> String {
-        exchange(self.door.address(), &head(name, body.len()), body)
+        exchange(self.listener.address(), &head(name, body.len()), body)
     }
 
     #[track_caller]
     fn expect(&self, status: &str, name: &str, body: &[u8]) -> String {
-        let answer = self.post(name, body);
-        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
-        answer
+        let response = self.post(name, body);
+        assert!(response.starts_with(&format!("HTTP/1.1 {status} ")), "{response}");
+        response
     }
 }
 
@@ -127,9 +127,9 @@ fn exchange(to: SocketAddr, head: &str, body: &[u8]) -> String {
     stream.write_all(head.as_bytes()).unwrap();
     // The endpoint may reject before it has read everything.
     let _read = stream.write_all(body);
-    let mut answer = Vec::new();
-    let _reset = stream.read_to_end(&mut answer);
-    String::from_utf8(answer).unwrap()
+    let mut response = Vec::new();
+    let _reset = stream.read_to_end(&mut response);
+    String::from_utf8(response).unwrap()
 }
 
 fn heartbeat(name: &str, number: u64) -> AgentReport {
@@ -161,218 +161,218 @@ fn signed(report: &AgentReport, by: &str) -> Vec<u8> {
 
 #[test]
 fn an_agent_that_is_unknown_or_revoked_is_rejected_before_its_body_is_read() {
-    let bed = Bed::leading();
-    assert!(bed.expect("401", "n9", b"x").contains("`doctor agent enroll n9`"));
-    assert!(bed.expect("401", "n3", &signed(&heartbeat("n3", 1), "n3")).contains("revoked"));
-    bed.expect("400", "not a name", b"x");
+    let fixture = Fixture::leading();
+    assert!(fixture.expect("401", "n9", b"x").contains("`doctor agent enroll n9`"));
+    assert!(fixture.expect("401", "n3", &signed(&heartbeat("n3", 1), "n3")).contains("revoked"));
+    fixture.expect("400", "not a name", b"x");
     let no_length = "POST /api/v1/ingest HTTP/1.1\r\nhost: x\r\nx-doctor-node: n1\r\nconnection: close\r\n\r\n";
-    assert!(exchange(bed.door.address(), no_length, b"").starts_with("HTTP/1.1 411"));
+    assert!(exchange(fixture.listener.address(), no_length, b"").starts_with("HTTP/1.1 411"));
     // Rejected by its announced length alone: no byte of it is sent.
-    assert!(exchange(bed.door.address(), &head("n1", 16 << 21), b"").starts_with("HTTP/1.1 413"));
+    assert!(exchange(fixture.listener.address(), &head("n1", 16 << 21), b"").starts_with("HTTP/1.1 413"));
 }
 
 #[test]
-fn no_node_speaks_for_another() {
-    let mut bed = Bed::leading();
-    assert!(bed.expect("403", "n2", &signed(&report("n2", 1), "n1")).contains("the report is not signed by n2\n"));
-    bed.expect("403", "n2", &signed(&report("n1", 1), "n1"));
-    let other = bed.expect("403", "n1", &signed(&report("n2", 1), "n1"));
+fn a_node_cannot_report_for_another() {
+    let mut fixture = Fixture::leading();
+    assert!(fixture.expect("403", "n2", &signed(&report("n2", 1), "n1")).contains("the report is not signed by n2\n"));
+    fixture.expect("403", "n2", &signed(&report("n1", 1), "n1"));
+    let other = fixture.expect("403", "n1", &signed(&report("n2", 1), "n1"));
     assert!(other.contains("the report is about n2; n1 can report only about itself"), "{other}");
-    bed.expect("403", "n1", b"doctor-report-1 nonsense");
+    fixture.expect("403", "n1", b"doctor-report-1 nonsense");
     let mut changed = signed(&report("n1", 1), "n1");
     *changed.last_mut().unwrap() ^= 1;
-    bed.expect("403", "n1", &changed);
-    assert!(bed.inbox.pending().is_empty(), "no message reached the engine");
-    assert!(bed.inbox.take_last_reports(SystemClock.now().plus(Span::hours(1))).is_empty(), "no contact was recorded");
+    fixture.expect("403", "n1", &changed);
+    assert!(fixture.inbox.pending().is_empty(), "no message reached the engine");
+    assert!(fixture.inbox.take_last_reports(SystemClock.now().plus(Span::hours(1))).is_empty(), "no contact was recorded");
 }
 
 #[test]
-fn a_newer_schema_is_refused_by_its_name() {
-    let bed = Bed::leading();
+fn a_newer_schema_is_rejected_with_its_version() {
+    let fixture = Fixture::leading();
     let mut newer = report("n1", 1);
     newer.versions.schema = Schema { major: 7, minor: 3 };
-    assert!(bed.expect("409", "n1", &signed(&newer, "n1")).contains("schema 7.3"));
+    assert!(fixture.expect("409", "n1", &signed(&newer, "n1")).contains("schema 7.3"));
     newer.versions.schema = Schema::OLDEST;
     newer.dropped = None;
-    bed.expect("200", "n1", &signed(&newer, "n1"));
+    fixture.expect("200", "n1", &signed(&newer, "n1"));
 }
 
 #[test]
 fn a_controller_that_does_not_lead_accepts_nothing() {
-    let bed = Bed::new();
-    let answer = bed.expect("503", "n1", &signed(&heartbeat("n1", 1), "n1"));
-    assert!(answer.contains("retry-after: "), "{answer}");
-    bed.door.cycle_ended(true);
-    bed.expect("200", "n1", &signed(&heartbeat("n1", 1), "n1"));
+    let fixture = Fixture::new();
+    let response = fixture.expect("503", "n1", &signed(&heartbeat("n1", 1), "n1"));
+    assert!(response.contains("retry-after: "), "{response}");
+    fixture.listener.cycle_ended(true);
+    fixture.expect("200", "n1", &signed(&heartbeat("n1", 1), "n1"));
 }
 
 #[test]
 fn a_report_is_answered_once_it_is_stored_and_wakes_the_engine() {
-    let mut bed = Bed::leading();
-    let (to, body) = (bed.door.address(), signed(&report("n1", 1), "n1"));
+    let mut fixture = Fixture::leading();
+    let (to, body) = (fixture.listener.address(), signed(&report("n1", 1), "n1"));
     let agent = std::thread::spawn(move || exchange(to, &head("n1", body.len()), &body));
-    assert!(bed.wake.wait(Duration::from_secs(120)), "the engine was not woken");
-    let waiting = bed.inbox.pending();
+    assert!(fixture.trigger.wait(Duration::from_secs(120)), "the engine was not woken");
+    let waiting = fixture.inbox.pending();
     assert_eq!((waiting.len(), waiting[0].node.clone()), (1, node("n1")));
     assert!(!agent.is_finished(), "it was answered before it was stored");
     // A cycle that does not know the cluster yet leaves it; the next one follows immediately.
-    bed.door.cycle_ended(true);
-    assert!(bed.wake.wait(Duration::ZERO));
-    let again: Vec<u64> = bed.inbox.pending().iter().map(|message| message.number).collect();
-    bed.inbox.acknowledge(&again);
+    fixture.listener.cycle_ended(true);
+    assert!(fixture.trigger.wait(Duration::ZERO));
+    let again: Vec<u64> = fixture.inbox.pending().iter().map(|message| message.number).collect();
+    fixture.inbox.acknowledge(&again);
     assert!(agent.join().unwrap().starts_with("HTTP/1.1 200 "));
-    assert!(bed.inbox.pending().is_empty());
+    assert!(fixture.inbox.pending().is_empty());
 }
 
 #[test]
 fn waiting_reports_on_nodes_and_at_the_endpoint_are_exported_as_metrics() {
-    let bed = Bed::leading();
+    let fixture = Fixture::leading();
     let policy = Policy::built_in();
     let catalogue = Catalogue::with_site_checks(&policy);
     let settings = Settings::new(policy, catalogue, profiles::built_in().profiles()).unwrap();
-    let own = || ProcessMetrics { spool: Some(bed.door.spool()), traces: None };
+    let process_metrics = || ProcessMetrics { spool: Some(fixture.listener.spool()), traces: None };
     // A scrape is cached; a new listener computes it again.
     let scrape = || {
         let at = "127.0.0.1:0".parse().unwrap();
         let (clock, metrics) = (Arc::new(SystemClock), MetricsSettings::default());
-        let scraped = MetricsListener::open(at, metrics, bed.store.clone(), clock, settings.clone(), own()).unwrap();
-        exchange(scraped.address(), "GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", b"")
+        let metrics_listener = MetricsListener::open(at, metrics, fixture.store.clone(), clock, settings.clone(), process_metrics()).unwrap();
+        exchange(metrics_listener.address(), "GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", b"")
     };
-    let waits = |place: &str, count: u32| {
-        let (text, line) = (scrape(), format!("doctor_spool_waiting{{place=\"{place}\"}} {count}\n"));
+    let assert_waiting = |location: &str, count: u32| {
+        let (text, line) = (scrape(), format!("doctor_spool_waiting{{place=\"{location}\"}} {count}\n"));
         assert!(text.contains(&line), "{line} is not in {text}");
     };
-    let behind = |name: &str, number: u64, waiting: u32| {
+    let send_backlog = |name: &str, number: u64, waiting: u32| {
         let mut report = heartbeat(name, number);
         report.versions.waiting = waiting;
-        bed.expect("200", name, &signed(&report, name));
+        fixture.expect("200", name, &signed(&report, name));
     };
-    ["nodes", "door", "history"].iter().for_each(|place| waits(place, 0));
-    behind("n1", 1, 7);
-    behind("n2", 1, 4);
-    waits("nodes", 11);
-    behind("n1", 2, 0);
-    waits("nodes", 4);
-    let (to, body) = (bed.door.address(), signed(&report("n1", 3), "n1"));
+    ["nodes", "door", "history"].iter().for_each(|location| assert_waiting(location, 0));
+    send_backlog("n1", 1, 7);
+    send_backlog("n2", 1, 4);
+    assert_waiting("nodes", 11);
+    send_backlog("n1", 2, 0);
+    assert_waiting("nodes", 4);
+    let (to, body) = (fixture.listener.address(), signed(&report("n1", 3), "n1"));
     let agent = std::thread::spawn(move || exchange(to, &head("n1", body.len()), &body));
-    assert!(bed.wake.wait(Duration::from_secs(120)), "the engine was not woken");
-    waits("door", 1);
+    assert!(fixture.trigger.wait(Duration::from_secs(120)), "the engine was not woken");
+    assert_waiting("door", 1);
     assert!(agent.join().unwrap().starts_with("HTTP/1.1 503 "), "the report was not stored");
 }
 
 #[test]
 fn a_report_that_is_not_stored_in_time_gets_503() {
-    let mut bed = Bed::leading();
+    let mut fixture = Fixture::leading();
     let began = Instant::now();
-    let answer = bed.expect("503", "n1", &signed(&report("n1", 1), "n1"));
-    assert!(began.elapsed() < Duration::from_secs(240) && answer.contains("retry-after"), "{answer}");
-    assert!(bed.inbox.pending().is_empty());
+    let response = fixture.expect("503", "n1", &signed(&report("n1", 1), "n1"));
+    assert!(began.elapsed() < Duration::from_secs(240) && response.contains("retry-after"), "{response}");
+    assert!(fixture.inbox.pending().is_empty());
 }
 
 #[test]
 fn heartbeats_are_recorded_without_the_engine_and_a_replay_is_not() {
-    let mut bed = Bed::leading();
+    let mut fixture = Fixture::leading();
     let enrolled = Some(Timestamp::from_secs(1000));
-    assert_eq!(bed.inbox.last_report(&node("n1")), enrolled, "an agent counts from its enrolment");
-    assert_eq!((bed.inbox.last_report(&node("n3")), bed.inbox.last_report(&node("n9"))), (None, None));
-    bed.expect("200", "n1", &signed(&heartbeat("n1", 5), "n1"));
-    let heard = bed.inbox.last_report(&node("n1"));
-    assert!(heard > enrolled);
-    assert!(bed.inbox.pending().is_empty());
+    assert_eq!(fixture.inbox.last_report(&node("n1")), enrolled, "an agent counts from its enrolment");
+    assert_eq!((fixture.inbox.last_report(&node("n3")), fixture.inbox.last_report(&node("n9"))), (None, None));
+    fixture.expect("200", "n1", &signed(&heartbeat("n1", 5), "n1"));
+    let last_contact = fixture.inbox.last_report(&node("n1"));
+    assert!(last_contact > enrolled);
+    assert!(fixture.inbox.pending().is_empty());
     let later = SystemClock.now().plus(Span::hours(1));
-    let lease = bed.store.acquire("test", SystemClock.now(), Span::hours(2)).unwrap();
-    let noted = bed.inbox.take_last_reports(later);
-    assert_eq!(noted.iter().map(|(node, heard)| (node.as_str(), heard.number)).collect::<Vec<_>>(), [("n1", 5)]);
-    bed.store.record_agent_contacts(&lease, &noted).unwrap();
-    assert!(bed.inbox.take_last_reports(later.plus(Span::from_secs(59))).is_empty(), "at most once a minute");
+    let lease = fixture.store.acquire("test", SystemClock.now(), Span::hours(2)).unwrap();
+    let contacts = fixture.inbox.take_last_reports(later);
+    assert_eq!(contacts.iter().map(|(node, contact)| (node.as_str(), contact.number)).collect::<Vec<_>>(), [("n1", 5)]);
+    fixture.store.record_agent_contacts(&lease, &contacts).unwrap();
+    assert!(fixture.inbox.take_last_reports(later.plus(Span::from_secs(59))).is_empty(), "at most once a minute");
 
     // A client replays it, also to a controller started since.
-    bed.expect("200", "n1", &signed(&heartbeat("n1", 5), "n1"));
-    assert_eq!(bed.inbox.last_report(&node("n1")), heard);
+    fixture.expect("200", "n1", &signed(&heartbeat("n1", 5), "n1"));
+    assert_eq!(fixture.inbox.last_report(&node("n1")), last_contact);
     let at = "127.0.0.1:0".parse().unwrap();
-    let (door, inbox) = AgentListener::open(at, &bed.store, Arc::new(SystemClock), Arc::default()).unwrap();
-    door.cycle_ended(true);
+    let (listener, inbox) = AgentListener::open(at, &fixture.store, Arc::new(SystemClock), Arc::default()).unwrap();
+    listener.cycle_ended(true);
     let body = signed(&heartbeat("n1", 5), "n1");
-    assert!(exchange(door.address(), &head("n1", body.len()), &body).starts_with("HTTP/1.1 200 "));
-    assert_eq!(inbox.last_report(&node("n1")), heard);
+    assert!(exchange(listener.address(), &head("n1", body.len()), &body).starts_with("HTTP/1.1 200 "));
+    assert_eq!(inbox.last_report(&node("n1")), last_contact);
 }
 
 #[test]
 fn a_node_that_its_cluster_vouches_for_needs_no_enrolment_and_is_known_from_then_on() {
-    let mut bed = Bed::vouched();
-    bed.expect_of("200", "n7", "n7", &heartbeat("n7", 5));
-    let heard = bed.inbox.last_report(&node("n7"));
-    assert!(heard.is_some());
-    let lease = bed.store.acquire("test", SystemClock.now(), Span::hours(2)).unwrap();
-    let noted = bed.inbox.take_last_reports(SystemClock.now());
-    assert_eq!(noted.iter().map(|(node, heard)| (node.as_str(), heard.number)).collect::<Vec<_>>(), [("n7", 5)]);
-    bed.store.record_agent_contacts(&lease, &noted).unwrap();
-    assert!(matches!(bed.store.agent_key(&node("n7")).unwrap(), AgentKey::ClusterToken { heard: Some(_) }));
-    let row = bed.store.agents().unwrap().into_iter().find(|agent| agent.node == node("n7")).unwrap();
+    let mut fixture = Fixture::with_token_reviews();
+    fixture.expect_with_token("200", "n7", "n7", &heartbeat("n7", 5));
+    let last_contact = fixture.inbox.last_report(&node("n7"));
+    assert!(last_contact.is_some());
+    let lease = fixture.store.acquire("test", SystemClock.now(), Span::hours(2)).unwrap();
+    let contacts = fixture.inbox.take_last_reports(SystemClock.now());
+    assert_eq!(contacts.iter().map(|(node, contact)| (node.as_str(), contact.number)).collect::<Vec<_>>(), [("n7", 5)]);
+    fixture.store.record_agent_contacts(&lease, &contacts).unwrap();
+    assert!(matches!(fixture.store.agent_key(&node("n7")).unwrap(), AgentKey::ClusterToken { heard: Some(_) }));
+    let row = fixture.store.agents().unwrap().into_iter().find(|agent| agent.node == node("n7")).unwrap();
     assert_eq!((row.speaks_by, row.revoked), (AgentAuth::Token, None));
-    assert_eq!(bed.store.audit(1, None).unwrap()[0].what, "introduce-agent");
+    assert_eq!(fixture.store.audit(1, None).unwrap()[0].what, "introduce-agent");
     // A replay proves nothing about the present, and without a token the name is rejected.
-    bed.expect_of("200", "n7", "n7", &heartbeat("n7", 5));
-    assert_eq!(bed.inbox.last_report(&node("n7")), heard);
-    bed.expect("401", "n7", &heartbeat("n7", 6).sign(&RunKey::from_token("n7")).unwrap());
+    fixture.expect_with_token("200", "n7", "n7", &heartbeat("n7", 5));
+    assert_eq!(fixture.inbox.last_report(&node("n7")), last_contact);
+    fixture.expect("401", "n7", &heartbeat("n7", 6).sign(&RunKey::from_token("n7")).unwrap());
     // An enrolled agent may switch to tokens.
-    bed.expect_of("200", "n1", "n1", &heartbeat("n1", 1));
-    bed.expect("200", "n1", &signed(&heartbeat("n1", 2), "n1"));
+    fixture.expect_with_token("200", "n1", "n1", &heartbeat("n1", 1));
+    fixture.expect("200", "n1", &signed(&heartbeat("n1", 2), "n1"));
 }
 
 #[test]
 fn a_token_is_valid_for_its_own_node_while_the_cluster_confirms_it() {
-    let mut bed = Bed::vouched();
-    let refused = bed.expect_of("403", "n2", "n7", &report("n2", 1));
-    assert!(refused.contains("the token belongs to the agent on n7; it cannot report for n2"), "{refused}");
-    assert!(bed.expect_of("403", "n7", "n7", &report("n2", 1)).contains("the report is about n2; n7 can report only"));
-    assert!(bed.expect_of("401", "n7", "old", &report("n7", 1)).contains("it has expired"));
-    let later = bed.expect_of("503", "n7", "away", &report("n7", 1));
+    let mut fixture = Fixture::with_token_reviews();
+    let error = fixture.expect_with_token("403", "n2", "n7", &report("n2", 1));
+    assert!(error.contains("the token belongs to the agent on n7; it cannot report for n2"), "{error}");
+    assert!(fixture.expect_with_token("403", "n7", "n7", &report("n2", 1)).contains("the report is about n2; n7 can report only"));
+    assert!(fixture.expect_with_token("401", "n7", "old", &report("n7", 1)).contains("it has expired"));
+    let later = fixture.expect_with_token("503", "n7", "away", &report("n7", 1));
     assert!(later.contains("retry-after") && later.contains("connection refused"), "{later}");
     // A report signed with another key than its token's.
     let body = signed(&report("n7", 1), "n1");
     let head = head("n7", body.len()).replace("\r\n\r\n", "\r\nauthorization: Bearer n7\r\n\r\n");
-    assert!(exchange(bed.door.address(), &head, &body).starts_with("HTTP/1.1 403 "));
-    bed.expect_of("401", "n3", "n3", &report("n3", 1)).contains("revoked");
-    assert!(bed.inbox.pending().is_empty() && bed.inbox.take_last_reports(SystemClock.now()).is_empty());
-    assert!(Bed::leading().expect_of("401", "n1", "n1", &report("n1", 1)).contains("tokens are not accepted"));
+    assert!(exchange(fixture.listener.address(), &head, &body).starts_with("HTTP/1.1 403 "));
+    fixture.expect_with_token("401", "n3", "n3", &report("n3", 1)).contains("revoked");
+    assert!(fixture.inbox.pending().is_empty() && fixture.inbox.take_last_reports(SystemClock.now()).is_empty());
+    assert!(Fixture::leading().expect_with_token("401", "n1", "n1", &report("n1", 1)).contains("tokens are not accepted"));
 }
 
 #[test]
 fn an_agent_that_the_cluster_vouches_for_can_be_revoked() {
-    let mut bed = Bed::vouched();
-    bed.expect_of("200", "n7", "n7", &heartbeat("n7", 1));
-    bed.inbox.take_last_reports(SystemClock.now());
-    assert!(bed.store.revoke_agent(&node("n7"), "ann", "taken over", SystemClock.now()).unwrap());
-    assert!(bed.expect_of("401", "n7", "n7", &heartbeat("n7", 2)).contains("revoked"));
-    bed.store.enroll_agent(&node("n7"), &key("n7"), "ann", "cleaned", SystemClock.now()).unwrap();
-    bed.expect_of("200", "n7", "n7", &heartbeat("n7", 3));
+    let mut fixture = Fixture::with_token_reviews();
+    fixture.expect_with_token("200", "n7", "n7", &heartbeat("n7", 1));
+    fixture.inbox.take_last_reports(SystemClock.now());
+    assert!(fixture.store.revoke_agent(&node("n7"), "ann", "taken over", SystemClock.now()).unwrap());
+    assert!(fixture.expect_with_token("401", "n7", "n7", &heartbeat("n7", 2)).contains("revoked"));
+    fixture.store.enroll_agent(&node("n7"), &key("n7"), "ann", "cleaned", SystemClock.now()).unwrap();
+    fixture.expect_with_token("200", "n7", "n7", &heartbeat("n7", 3));
 }
 
 #[test]
 fn health_shows_whether_the_controller_leads() {
-    let bed = Bed::leading();
-    let ask = "GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
-    assert!(exchange(bed.door.address(), ask, b"").ends_with("leading\n"));
+    let fixture = Fixture::leading();
+    let request = "GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    assert!(exchange(fixture.listener.address(), request, b"").ends_with("leading\n"));
 }
 
 #[test]
 fn each_response_says_whether_the_breaker_permits_a_drain() {
-    let bed = Bed::leading();
+    let fixture = Fixture::leading();
     let permit = |name: &str, number: u64| {
-        let answer = bed.expect("200", name, &heartbeat(name, number).sign(&key(name)).unwrap());
-        let value = answer.lines().find_map(|line| line.strip_prefix("x-doctor-permit: ").map(str::to_owned))?;
+        let response = fixture.expect("200", name, &heartbeat(name, number).sign(&key(name)).unwrap());
+        let value = response.lines().find_map(|line| line.strip_prefix("x-doctor-permit: ").map(str::to_owned))?;
         Some(DrainPermit::open(&value, &node(name), number, &key(name)).expect("the permit is signed for this report"))
     };
     assert_eq!(permit("n1", 1), None, "no cycle has ended yet");
     let every = Duration::from_secs(60);
-    bed.door.set_drain_permits(Some(TakeOutPermit::AllExcept([node("n2")].into())), every);
+    fixture.listener.set_drain_permits(Some(TakeOutPermit::AllExcept([node("n2")].into())), every);
     assert_eq!(permit("n1", 2), Some(DrainPermit { duration: Span::minutes(2) }));
     assert_eq!(permit("n2", 1), None, "the breaker's limit of its pool is reached");
-    bed.door.set_drain_permits(Some(TakeOutPermit::NoNode), every);
+    fixture.listener.set_drain_permits(Some(TakeOutPermit::NoNode), every);
     assert_eq!(permit("n1", 3), None, "the breaker opened");
-    bed.door.set_drain_permits(Some(TakeOutPermit::AllExcept([].into())), every);
+    fixture.listener.set_drain_permits(Some(TakeOutPermit::AllExcept([].into())), every);
     assert!(permit("n1", 4).is_some());
-    bed.door.set_drain_permits(None, every);
+    fixture.listener.set_drain_permits(None, every);
     assert_eq!(permit("n1", 5), None, "the store failed: unknown");
 }

@@ -21,17 +21,17 @@ fn certificate(folder: &Path, files: &TlsFiles) -> bool {
     command.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]);
     command.args(["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]).current_dir(folder);
     command.arg("-keyout").arg(&files.key).arg("-out").arg(&files.certificate);
-    command.output().is_ok_and(|said| said.status.success())
+    command.output().is_ok_and(|output| output.status.success())
 }
 
 /// Returns the response to a client that trusts this certificate.
-fn ask(trusted: &Path, port: u16, scheme: &str) -> Option<String> {
+fn get_whoami(trusted: &Path, port: u16, scheme: &str) -> Option<String> {
     let url = format!("{scheme}://localhost:{port}/api/v1/whoami");
-    let said = Command::new("curl").args(["-sS", "-m", "10", "--cacert"]).arg(trusted).arg(url).output().ok()?;
-    said.status.success().then(|| String::from_utf8_lossy(&said.stdout).into_owned())
+    let output = Command::new("curl").args(["-sS", "-m", "10", "--cacert"]).arg(trusted).arg(url).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-fn parts() -> ApiDeps {
+fn deps() -> ApiDeps {
     let settings = Settings::new(Policy::built_in(), Catalogue::built_in(), Profiles::default()).unwrap();
     ApiDeps {
         store: Store::open_in_memory().unwrap(),
@@ -48,30 +48,30 @@ fn a_client_that_trusts_the_certificate_is_served_and_a_new_one_is_loaded_at_run
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let files = TlsFiles { certificate: at("tls.crt"), key: at("tls.key") };
-    let made = certificate(folder.path(), &files) && Command::new("curl").arg("--version").output().is_ok();
-    if !made {
+    let tools_available = certificate(folder.path(), &files) && Command::new("curl").arg("--version").output().is_ok();
+    if !tools_available {
         assert!(std::env::var("CI").as_deref() != Ok("true"), "openssl and curl are needed");
         println!("NOT RUN: the API over TLS: openssl or curl is not installed");
         return;
     }
     let config = WebConfig { tls: Some(files.clone()), ..WebConfig::listening_on("127.0.0.1:0".parse().unwrap()) };
     let bad = TlsFiles { certificate: files.key.clone(), key: files.certificate.clone() };
-    let refused = ApiServer::open(&WebConfig { tls: Some(bad), ..config.clone() }, parts()).unwrap_err().to_string();
-    assert!(refused.contains("[web.tls]"), "{refused}");
-    let web = ApiServer::open(&config, parts()).unwrap();
-    let port = web.address().port();
+    let error = ApiServer::open(&WebConfig { tls: Some(bad), ..config.clone() }, deps()).unwrap_err().to_string();
+    assert!(error.contains("[web.tls]"), "{error}");
+    let server = ApiServer::open(&config, deps()).unwrap();
+    let port = server.address().port();
     std::fs::copy(&files.certificate, at("first.crt")).unwrap();
-    let answer = ask(&at("first.crt"), port, "https").expect("the API responds");
-    assert!(answer.contains("\"role\":\"viewer\""), "{answer}");
-    assert_eq!(ask(&at("first.crt"), port, "http"), None, "plain HTTP gets no response");
+    let response = get_whoami(&at("first.crt"), port, "https").expect("the API responds");
+    assert!(response.contains("\"role\":\"viewer\""), "{response}");
+    assert_eq!(get_whoami(&at("first.crt"), port, "http"), None, "plain HTTP gets no response");
 
     let second = TlsFiles { certificate: at("second.crt"), key: at("second.key") };
     assert!(certificate(folder.path(), &second));
-    assert_eq!(ask(&second.certificate, port, "https"), None, "the new certificate is not loaded yet");
+    assert_eq!(get_whoami(&second.certificate, port, "https"), None, "the new certificate is not loaded yet");
     std::fs::rename(&second.key, &files.key).unwrap();
     std::fs::copy(&second.certificate, &files.certificate).unwrap();
     let began = Instant::now();
-    while ask(&second.certificate, port, "https").is_none() {
+    while get_whoami(&second.certificate, port, "https").is_none() {
         assert!(began.elapsed() < Duration::from_secs(240), "the new certificate is not loaded");
         std::thread::sleep(Duration::from_millis(200));
     }

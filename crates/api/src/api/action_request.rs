@@ -85,9 +85,9 @@ impl ActionKind {
     pub(super) fn schema(self) -> Value {
         let mut properties = Map::new();
         let mut required = vec!["why"];
-        for (name, must, kind) in self.fields() {
+        for (name, is_required, kind) in self.fields() {
             properties.insert((*name).to_owned(), kind.schema(name));
-            required.extend(must.then_some(*name));
+            required.extend(is_required.then_some(*name));
         }
         let why = json!({
             "type": "string", "minLength": 1, "maxLength": MAX_REASON_LENGTH, "description": "the reason, for the audit trail",
@@ -133,9 +133,9 @@ impl FieldKind {
 /// Node names that one request may list: more than a cluster has, but less than a mistyped range expands to.
 pub(super) const MAX_NODE_NAMES: usize = 20_000;
 
-/// Parses a node selector, of which `left` names may still be listed.
-pub(super) fn parse_selector(text: &str, left: usize) -> Result<Selector, String> {
-    Selector::parse_up_to(text, left).map_err(|error| match error {
+/// Parses a node selector, of which `remaining` names may still be listed.
+pub(super) fn parse_selector(text: &str, remaining: usize) -> Result<Selector, String> {
+    Selector::parse_up_to(text, remaining).map_err(|error| match error {
         HostlistError::TooMany(_) => {
             format!("more than {MAX_NODE_NAMES} names: use pool=NAME, life=STATE or a name with `*`")
         }
@@ -155,17 +155,17 @@ pub(super) struct ActionRequest {
 }
 
 impl ActionRequest {
-    pub(super) fn parse(act: ActionKind, bytes: &[u8]) -> Result<Self, ApiError> {
+    pub(super) fn parse(action: ActionKind, bytes: &[u8]) -> Result<Self, ApiError> {
         let bad = |why: String| ApiError::BadBody { why };
         let mut fields: Map<String, Value> =
             serde_json::from_slice(bytes).map_err(|error| bad(format!("not a JSON object: {error}")))?;
-        let known: Vec<&str> = act.fields().iter().map(|(name, ..)| *name).chain(["why", "confirm"]).collect();
+        let known: Vec<&str> = action.fields().iter().map(|(name, ..)| *name).chain(["why", "confirm"]).collect();
         if let Some(name) = fields.keys().find(|name| !known.contains(&name.as_str())) {
             let name: String = name.chars().take(64).collect();
             return Err(bad(format!("unknown field `{name}`; accepted: {}", known.join(", "))));
         }
-        for (name, must, _) in act.fields() {
-            if *must && !fields.contains_key(*name) {
+        for (name, required, _) in action.fields() {
+            if *required && !fields.contains_key(*name) {
                 return Err(bad(format!("the field `{name}` is missing")));
             }
         }
@@ -210,12 +210,12 @@ impl ActionRequest {
     }
 
     fn nodes(&self) -> Result<Vec<Selector>, ApiError> {
-        let mut left = MAX_NODE_NAMES;
+        let mut remaining = MAX_NODE_NAMES;
         let mut selectors = Vec::new();
         for text in self.text_list("nodes")? {
             let selector =
-                parse_selector(text, left).map_err(|why| ApiError::BadBody { why: format!("`nodes`: {why}") })?;
-            left -= selector.name_count();
+                parse_selector(text, remaining).map_err(|why| ApiError::BadBody { why: format!("`nodes`: {why}") })?;
+            remaining -= selector.name_count();
             selectors.push(selector);
         }
         Ok(selectors)
@@ -227,8 +227,8 @@ impl ActionRequest {
     }
 
     /// Returns the operator command for this request, given now.
-    pub(super) fn command(&self, act: ActionKind, now: Timestamp) -> Result<OperatorCommand, ApiError> {
-        Ok(match act {
+    pub(super) fn command(&self, action: ActionKind, now: Timestamp) -> Result<OperatorCommand, ApiError> {
+        Ok(match action {
             ActionKind::Test => self.test_command()?,
             ActionKind::Hold => {
                 let until = self.text("until")?.map(|text| operator_commands::parse_deadline(text, now)).transpose()?;
@@ -267,13 +267,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_has_the_fields_of_its_action_and_says_why() {
+    fn a_body_needs_a_reason_and_the_fields_of_its_action() {
         let now = Timestamp::from_secs(1000);
-        let read = |act, text: &str| ActionRequest::parse(act, text.as_bytes()).and_then(|wish| wish.command(act, now));
+        let read = |action, text: &str| ActionRequest::parse(action, text.as_bytes()).and_then(|request| request.command(action, now));
         let hold = read(ActionKind::Hold, r#"{"nodes": ["n[1-2]"], "until": "4h", "why": "fan"}"#).unwrap();
         assert!(matches!(hold, OperatorCommand::Hold { until: Some(until), .. } if until == now.plus(Span::hours(4))));
         assert!(matches!(read(ActionKind::CloseBreaker, r#"{"why": "seen"}"#), Ok(OperatorCommand::CloseBreaker)));
-        for (act, bad, part) in [
+        for (action, bad, part) in [
             (ActionKind::Hold, r#"{"nodes": ["n1"]}"#, "`why`"),
             (ActionKind::Hold, r#"{"nodes": ["n1"], "why": " "}"#, "`why`"),
             (ActionKind::Hold, r#"{"why": "x"}"#, "`nodes` is missing"),
@@ -287,15 +287,15 @@ mod tests {
             (ActionKind::Pause, "[1]", "not a JSON object"),
             (ActionKind::Quarantine, r#"{"nodes": ["n1"], "why": "x", "drain": 1}"#, "true or false"),
         ] {
-            let refusal = read(act, bad).unwrap_err();
-            assert!(refusal.to_string().contains(part), "{bad}: {refusal}");
+            let error = read(action, bad).unwrap_err();
+            assert!(error.to_string().contains(part), "{bad}: {error}");
         }
     }
 
     proptest::proptest! {
         #[test]
         fn any_body_is_parsed_or_rejected(text in ".{0,200}", n in 0..ActionKind::ALL.len()) {
-            let _read_or_refused = ActionRequest::parse(ActionKind::ALL[n], text.as_bytes());
+            let _result = ActionRequest::parse(ActionKind::ALL[n], text.as_bytes());
         }
     }
 }

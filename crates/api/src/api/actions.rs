@@ -86,34 +86,34 @@ pub(super) fn schema() -> Value {
 
 /// Handles one command request.
 pub(super) async fn handle_action(
-    hall: Arc<ApiState>,
-    act: ActionKind,
+    state: Arc<ApiState>,
+    action: ActionKind,
     peer: IpAddr,
     headers: HeaderMap,
     body: Body,
 ) -> Response {
-    let caller = hall.auth.authenticate(peer, &headers).await;
-    let asked = authorise_and_run(&hall, act, &caller, peer, &headers, body).await;
+    let caller = state.auth.authenticate(peer, &headers).await;
+    let result = authorise_and_run(&state, action, &caller, peer, &headers, body).await;
     let who = caller.as_ref().map_or("unknown client", |caller| &caller.name).to_owned();
-    match asked {
-        Ok(answer) => answer.respond_to(&headers),
-        Err(refusal) => {
-            let knock = if caller.is_ok_and(|caller| caller.authenticated) {
+    match result {
+        Ok(response) => response.respond_to(&headers),
+        Err(error) => {
+            let kind = if caller.is_ok_and(|caller| caller.authenticated) {
                 RejectionKind::KnownCallerCommand
             } else {
                 RejectionKind::UnknownClientCommand
             };
-            if let Some(left_out) = hall.audit_throttle.allow(knock) {
-                record_rejection(hall, act, who, peer, refusal.clone(), left_out).await;
+            if let Some(omitted) = state.audit_throttle.allow(kind) {
+                record_rejection(state, action, who, peer, error.clone(), omitted).await;
             }
-            refusal.into_response()
+            error.into_response()
         }
     }
 }
 
 async fn authorise_and_run(
-    hall: &Arc<ApiState>,
-    act: ActionKind,
+    state: &Arc<ApiState>,
+    action: ActionKind,
     caller: &Result<Caller, ApiError>,
     peer: IpAddr,
     headers: &HeaderMap,
@@ -127,34 +127,34 @@ async fn authorise_and_run(
     if caller.role < Role::Operator {
         return Err(ApiError::RoleRequired { is: caller.role, needed: Role::Operator });
     }
-    let arrived = timeout(BODY_TIMEOUT, to_bytes(body, MAX_BODY_BYTES)).await.map_err(|_| ApiError::BodyTimeout)?;
-    let bytes = arrived.map_err(|_| ApiError::BodyTooLong(MAX_BODY_BYTES))?;
-    let (hall, origin) = (Arc::clone(hall), peer.to_string());
-    let wish = ActionRequest::parse(act, &bytes)?;
-    let (until, confirmed) = (Instant::now() + REQUEST_TIMEOUT, wish.confirm.is_some());
-    let (actors, store) = (hall.workers.commands.clone(), hall.store.with_deadline(until.into_std()));
+    let body_bytes = timeout(BODY_TIMEOUT, to_bytes(body, MAX_BODY_BYTES)).await.map_err(|_| ApiError::BodyTimeout)?;
+    let bytes = body_bytes.map_err(|_| ApiError::BodyTooLong(MAX_BODY_BYTES))?;
+    let (state, origin) = (Arc::clone(state), peer.to_string());
+    let request = ActionRequest::parse(action, &bytes)?;
+    let (until, confirmed) = (Instant::now() + REQUEST_TIMEOUT, request.confirm.is_some());
+    let (workers, store) = (state.workers.commands.clone(), state.store.with_deadline(until.into_std()));
     let span = tracing::Span::current();
-    let work = move || span.in_scope(|| prepare_and_run(&hall, &store, act, &wish, &caller, &origin));
-    match actors.run(until, work).await {
+    let work = move || span.in_scope(|| prepare_and_run(&state, &store, action, &request, &caller, &origin));
+    match workers.run(until, work).await {
         // The work continues, and its outcome is unknown.
         Err(ApiError::TimedOut) if confirmed => Err(ApiError::OutcomeUnknown),
-        carried => carried?.map(SharedResponse::new),
+        result => result?.map(SharedResponse::new),
     }
 }
 
 /// Prepares a command, and carries it out if this exact plan was confirmed.
 fn prepare_and_run(
-    hall: &ApiState,
+    state: &ApiState,
     store: &Store,
-    act: ActionKind,
-    wish: &ActionRequest,
+    action: ActionKind,
+    request: &ActionRequest,
     caller: &Caller,
     origin: &str,
 ) -> Result<RawBody, ApiError> {
     // A concurrent change invalidates the plan: preparing again yields the same plan or another.
     for _ in 0..MAX_ATTEMPTS {
-        if let Some(made) = try_prepare_and_run(hall, store, act, wish, caller, origin)? {
-            return Ok(made);
+        if let Some(body) = try_prepare_and_run(state, store, action, request, caller, origin)? {
+            return Ok(body);
         }
     }
     Err(ApiError::Overloaded)
@@ -162,27 +162,27 @@ fn prepare_and_run(
 
 /// Returns `None` if the state it was prepared on has changed before it was carried out.
 fn try_prepare_and_run(
-    hall: &ApiState,
+    state: &ApiState,
     store: &Store,
-    act: ActionKind,
-    wish: &ActionRequest,
+    action: ActionKind,
+    request: &ActionRequest,
     caller: &Caller,
     origin: &str,
 ) -> Result<Option<RawBody>, ApiError> {
-    let acting = &hall.confirmations;
-    if let Some(confirm) = &wish.confirm {
-        acting.check_unused(confirm)?;
+    let confirmations = &state.confirmations;
+    if let Some(confirm) = &request.confirm {
+        confirmations.check_unused(confirm)?;
     }
-    let facts = current_facts(hall, store)?;
-    let catalogue = Arc::clone(&hall.fleet_view().settings.catalogue);
-    let prepared = wish.command(act, facts.now)?.prepare(&facts, &catalogue)?;
-    let (by, why) = (&caller.name, &wish.why);
+    let facts = current_facts(state, store)?;
+    let catalogue = Arc::clone(&state.fleet_view().settings.catalogue);
+    let prepared = request.command(action, facts.now)?.prepare(&facts, &catalogue)?;
+    let (by, why) = (&caller.name, &request.why);
     // Wall-clock time, which may differ from the cluster's.
     let (now, at) = (SystemClock.now(), facts.now);
-    let words = signed_bytes(act, wish, caller, &prepared);
-    let said = |state, text, confirm: Option<(String, Timestamp)>, next| ActionResponse {
-        action: act.name(),
-        state,
+    let message = signed_bytes(action, request, caller, &prepared);
+    let response = |action_state, text, confirm: Option<(String, Timestamp)>, next| ActionResponse {
+        action: action.name(),
+        state: action_state,
         text,
         changes: &prepared.changes,
         nodes: &prepared.nodes,
@@ -195,17 +195,17 @@ fn try_prepare_and_run(
     };
     let planned = || {
         let expires = now.plus(CONFIRMATION_TTL);
-        said(ActionState::Planned, prepared.plan.as_str(), Some((acting.issue(&words, expires), expires)), None)
+        response(ActionState::Planned, prepared.plan.as_str(), Some((confirmations.issue(&message, expires), expires)), None)
     };
-    let Some(confirm) = &wish.confirm else { return RawBody::json(&planned()).map(Some) };
-    if !acting.is_valid(confirm, &words, now) {
+    let Some(confirm) = &request.confirm else { return RawBody::json(&planned()).map(Some) };
+    if !confirmations.is_valid(confirm, &message, now) {
         let plan = serde_json::to_value(planned()).map_err(|_| ApiError::StoreUnavailable)?;
         return Err(ApiError::PlanChanged(plan));
     }
-    let signed = CommandOrigin { by: by.clone(), why: why.clone(), at };
+    let command_origin = CommandOrigin { by: by.clone(), why: why.clone(), at };
     let node = if let [one] = prepared.nodes.as_slice() { Some(one.clone()) } else { None };
     let call = ApiCall {
-        action: act.audit_name(),
+        action: action.audit_name(),
         by: by.clone(),
         code: "done",
         text: why.clone(),
@@ -213,12 +213,12 @@ fn try_prepare_and_run(
         plan: Some(plan_text(&prepared)),
         node,
     };
-    acting.mark_used(confirm, now)?;
+    confirmations.mark_used(confirm, now)?;
     // A confirmation whose plan was not carried out stays valid.
-    match prepared.execute_for_call(&call, &hall.store, &signed).inspect_err(|_| acting.unmark_used(confirm)) {
+    match prepared.execute_for_call(&call, &state.store, &command_origin).inspect_err(|_| confirmations.unmark_used(confirm)) {
         Ok(()) => {
-            hall.cycle_trigger.fire();
-            RawBody::json(&said(ActionState::Done, &prepared.done, None, Some(&prepared.next))).map(Some)
+            state.cycle_trigger.fire();
+            RawBody::json(&response(ActionState::Done, &prepared.done, None, Some(&prepared.next))).map(Some)
         }
         Err(StoreError::StateChanged { .. }) => Ok(None),
         Err(error) => Err(error.into()),
@@ -226,29 +226,29 @@ fn try_prepare_and_run(
 }
 
 /// Reads the current state from the store, as a command would: the served one may be a cycle old.
-fn current_facts(hall: &ApiState, store: &Store) -> Result<Facts, ApiError> {
-    let now = hall.clock.now();
-    let (seen, cluster) = match snapshot::last_observed(store)? {
+fn current_facts(state: &ApiState, store: &Store) -> Result<Facts, ApiError> {
+    let now = state.clock.now();
+    let (observed_at, cluster) = match snapshot::last_observed(store)? {
         Some((at, cluster)) => (Some(at), cluster),
-        None => (None, ObservedCluster::unobserved(&hall.fleet_view().settings)),
+        None => (None, ObservedCluster::unobserved(&state.fleet_view().settings)),
     };
-    let now = seen.map_or(now, |seen| now.max(seen));
-    Ok(cluster_state::facts(store, seen, cluster, now)?)
+    let now = observed_at.map_or(now, |observed_at| now.max(observed_at));
+    Ok(cluster_state::facts(store, observed_at, cluster, now)?)
 }
 
 /// Returns the bytes that a confirmation signs: who, what, why, and what was shown.
-fn signed_bytes(act: ActionKind, wish: &ActionRequest, caller: &Caller, prepared: &PreparedCommand) -> Vec<u8> {
-    let shown = (&prepared.changes, &prepared.nodes);
-    let parts = (act.name(), &caller.name, wish.without_confirmation(), shown);
+fn signed_bytes(action: ActionKind, request: &ActionRequest, caller: &Caller, prepared: &PreparedCommand) -> Vec<u8> {
+    let displayed = (&prepared.changes, &prepared.nodes);
+    let parts = (action.name(), &caller.name, request.without_confirmation(), displayed);
     // Text and numbers always serialise.
     serde_json::to_vec(&parts).unwrap_or_default()
 }
 
 fn plan_text(prepared: &PreparedCommand) -> String {
     let mut text = prepared.plan.clone();
-    for (place, change) in prepared.changes.iter().enumerate() {
+    for (index, change) in prepared.changes.iter().enumerate() {
         if text.len() + change.len() > MAX_PLAN_LENGTH {
-            text.push_str(&format!("\nand {} more", prepared.changes.len() - place));
+            text.push_str(&format!("\nand {} more", prepared.changes.len() - index));
             break;
         }
         text.push('\n');
@@ -258,36 +258,36 @@ fn plan_text(prepared: &PreparedCommand) -> String {
 }
 
 async fn record_rejection(
-    hall: Arc<ApiState>,
-    act: ActionKind,
+    state: Arc<ApiState>,
+    action: ActionKind,
     by: String,
     peer: IpAddr,
-    refusal: ApiError,
-    left_out: u64,
+    error: ApiError,
+    omitted: u64,
 ) {
-    tracing::info!(action = act.name(), %by, %peer, reason = %refusal, "API command rejected");
-    let notes = hall.workers.audit.clone();
+    tracing::info!(action = action.name(), %by, %peer, reason = %error, "API command rejected");
+    let workers = state.workers.audit.clone();
     let work = move || {
-        let before = match left_out {
+        let before = match omitted {
             0 => String::new(),
             more => format!(" (not recorded: {more} earlier rejections)"),
         };
         let call = ApiCall {
             action: "api-refused",
             by,
-            code: refusal.code(),
-            text: format!("{}: {refusal}{before}", act.name()),
+            code: error.code(),
+            text: format!("{}: {error}{before}", action.name()),
             origin: peer.to_string(),
             plan: None,
             node: None,
         };
-        if let Err(error) = hall.store.record_call(&call, hall.clock.now()) {
+        if let Err(error) = state.store.record_call(&call, state.clock.now()) {
             tracing::warn!(%error, "cannot record a rejected command");
         }
     };
     // Recorded before the response, so that no caller can deny a rejection. A store that does not respond is not waited
     // for.
-    if let Err(error) = notes.run(Instant::now() + REQUEST_TIMEOUT, work).await {
+    if let Err(error) = workers.run(Instant::now() + REQUEST_TIMEOUT, work).await {
         tracing::warn!(%error, "cannot record a rejected command");
     }
 }

@@ -24,10 +24,10 @@ pub(super) const LIST: Route = Route {
     handler: read,
 };
 
-fn read(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
-    let (asked, limit) = (look.params, look.page_size());
-    let (before, node) = (asked.get("cursor")?, asked.get("node")?);
-    let rows = look.store.audit_before(before, limit + 1, node.as_ref())?;
+fn read(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let (params, limit) = (context.params, context.page_size());
+    let (before, node) = (params.get("cursor")?, params.get("node")?);
+    let rows = context.store.audit_before(before, limit + 1, node.as_ref())?;
     let Page { items, next } = Page::from_rows(rows, limit, |(number, _)| number.to_string());
     let items = items.into_iter().map(|(_, row)| row).collect();
     RawBody::json_redacted(&Page { items, next })

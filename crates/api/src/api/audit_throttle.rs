@@ -49,30 +49,30 @@ pub(super) struct AuditThrottle {
 
 impl AuditThrottle {
     /// Returns `Some` if this rejection is recorded, with the number of those left out before it.
-    pub(super) fn allow(&self, knock: RejectionKind) -> Option<u64> {
-        let of = match knock {
+    pub(super) fn allow(&self, kind: RejectionKind) -> Option<u64> {
+        let mutex = match kind {
             RejectionKind::KnownCallerCommand => &self.known_caller_commands,
             RejectionKind::UnknownClientCommand => &self.unknown_client_commands,
             RejectionKind::UnknownClientRead => &self.unknown_client_reads,
         };
-        let mut noted = of.lock().unwrap_or_else(PoisonError::into_inner);
-        if noted.since.elapsed() >= WINDOW {
-            (noted.since, noted.lines) = (Instant::now(), 0);
+        let mut window = mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        if window.since.elapsed() >= WINDOW {
+            (window.since, window.lines) = (Instant::now(), 0);
         }
-        if noted.lines >= MAX_RECORDED {
-            noted.suppressed += 1;
+        if window.lines >= MAX_RECORDED {
+            window.suppressed += 1;
             return None;
         }
-        noted.lines += 1;
-        Some(std::mem::take(&mut noted.suppressed))
+        window.lines += 1;
+        Some(std::mem::take(&mut window.suppressed))
     }
 
     /// Logs a read by an unknown client. The audit trail records changes only.
-    pub(super) fn log_unknown_client(&self, peer: IpAddr, path: &str, refusal: &ApiError) {
-        if refusal.is_unauthenticated()
-            && let Some(left_out) = self.allow(RejectionKind::UnknownClientRead)
+    pub(super) fn log_unknown_client(&self, peer: IpAddr, path: &str, error: &ApiError) {
+        if error.is_unauthenticated()
+            && let Some(omitted) = self.allow(RejectionKind::UnknownClientRead)
         {
-            tracing::info!(%peer, path, reason = %refusal, not_logged = left_out, "API request rejected: unknown client");
+            tracing::info!(%peer, path, reason = %error, not_logged = omitted, "API request rejected: unknown client");
         }
     }
 }
@@ -83,23 +83,23 @@ mod tests {
 
     #[test]
     fn rejections_are_recorded_up_to_a_limit_and_counted_beyond() {
-        let mine = AuditThrottle::default();
+        let throttle = AuditThrottle::default();
         assert_eq!(
-            (0..MAX_RECORDED).filter(|_| mine.allow(RejectionKind::UnknownClientCommand) == Some(0)).count(),
+            (0..MAX_RECORDED).filter(|_| throttle.allow(RejectionKind::UnknownClientCommand) == Some(0)).count(),
             MAX_RECORDED as usize
         );
         assert_eq!(
-            (mine.allow(RejectionKind::UnknownClientCommand), mine.allow(RejectionKind::UnknownClientCommand)),
+            (throttle.allow(RejectionKind::UnknownClientCommand), throttle.allow(RejectionKind::UnknownClientCommand)),
             (None, None)
         );
         assert_eq!(
-            mine.allow(RejectionKind::KnownCallerCommand),
+            throttle.allow(RejectionKind::KnownCallerCommand),
             Some(0),
             "unknown clients do not use up the allowance of known callers"
         );
-        mine.unknown_client_commands.lock().unwrap().since = Instant::now().checked_sub(WINDOW).unwrap();
+        throttle.unknown_client_commands.lock().unwrap().since = Instant::now().checked_sub(WINDOW).unwrap();
         assert_eq!(
-            (mine.allow(RejectionKind::UnknownClientCommand), mine.allow(RejectionKind::UnknownClientCommand)),
+            (throttle.allow(RejectionKind::UnknownClientCommand), throttle.allow(RejectionKind::UnknownClientCommand)),
             (Some(2), Some(0))
         );
     }

@@ -124,21 +124,21 @@ impl Authenticator {
         found.await?.ok_or(ApiError::BadToken)
     }
 
-    /// Passes the tokens to `look`, reloading them when the cached ones are old.
-    async fn with_tokens<T>(&self, look: impl FnOnce(&[TokenRow]) -> T) -> Result<T, ApiError> {
+    /// Passes the tokens to `inspect`, reloading them when the cached ones are old.
+    async fn with_tokens<T>(&self, inspect: impl FnOnce(&[TokenRow]) -> T) -> Result<T, ApiError> {
         let until = Moment::now() + TOKEN_READ_TIMEOUT;
-        let mut known = timeout_at(until, self.tokens.lock()).await.map_err(|_| ApiError::StoreUnavailable)?;
-        if let Some((read, rows)) = &*known
+        let mut cached = timeout_at(until, self.tokens.lock()).await.map_err(|_| ApiError::StoreUnavailable)?;
+        if let Some((read, rows)) = &*cached
             && read.elapsed() < TOKEN_CACHE_TTL
         {
-            return Ok(look(rows));
+            return Ok(inspect(rows));
         }
         let store = self.store.with_deadline(until.into_std());
         let rows =
             self.token_reader.run(until, move || store.tokens()).await.map_err(|_| ApiError::StoreUnavailable)??;
-        let answer = look(&rows);
-        *known = Some((Instant::now(), rows));
-        Ok(answer)
+        let result = inspect(&rows);
+        *cached = Some((Instant::now(), rows));
+        Ok(result)
     }
 }
 
@@ -147,8 +147,8 @@ fn authenticate_proxy(proxy: &Proxy, peer: IpAddr, headers: &HeaderMap) -> Resul
         return Err(ApiError::UntrustedProxy(peer.to_string()));
     }
     // A proxy that appends its header to one the client sent leaves both, and they cannot be distinguished.
-    let mut said = headers.get_all(proxy.header.as_str()).iter();
-    let (Some(value), None) = (said.next(), said.next()) else { return Err(ApiError::AmbiguousUser) };
+    let mut values = headers.get_all(proxy.header.as_str()).iter();
+    let (Some(value), None) = (values.next(), values.next()) else { return Err(ApiError::AmbiguousUser) };
     let name = value.to_str().ok().map(str::trim).filter(|name| !name.is_empty() && name.len() <= MAX_USER_NAME);
     let name = name.ok_or(ApiError::SignInRequired)?.to_owned();
     if name.contains(',') {
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_another_site_changes_nothing() {
+    fn cross_site_requests_are_rejected() {
         let with = |headers: &[(&'static str, &str)]| {
             let mut map = HeaderMap::new();
             map.insert("host", "doctor:7480".parse().unwrap());
@@ -238,16 +238,16 @@ mod tests {
             }
             authenticate_proxy(&proxy, peer.parse().unwrap(), &headers)
         };
-        let said = |peer: &str, name: &str| with(peer, &[name]);
-        assert_eq!(said("10.0.0.5", "ann").unwrap().role, Role::Operator);
-        assert_eq!(said("::ffff:10.0.0.5", "bob").unwrap().role, Role::Viewer);
-        assert!(matches!(said("10.0.0.6", "ann"), Err(ApiError::UntrustedProxy(_))));
-        assert_eq!(said("10.0.0.5", " "), Err(ApiError::SignInRequired));
+        let with_one = |peer: &str, name: &str| with(peer, &[name]);
+        assert_eq!(with_one("10.0.0.5", "ann").unwrap().role, Role::Operator);
+        assert_eq!(with_one("::ffff:10.0.0.5", "bob").unwrap().role, Role::Viewer);
+        assert!(matches!(with_one("10.0.0.6", "ann"), Err(ApiError::UntrustedProxy(_))));
+        assert_eq!(with_one("10.0.0.5", " "), Err(ApiError::SignInRequired));
         assert_eq!(
             with("10.0.0.5", &["ann", "bob"]),
             Err(ApiError::AmbiguousUser),
             "the client's header and the proxy's"
         );
-        assert_eq!(said("10.0.0.5", "ann, bob"), Err(ApiError::AmbiguousUser));
+        assert_eq!(with_one("10.0.0.5", "ann, bob"), Err(ApiError::AmbiguousUser));
     }
 }

@@ -27,10 +27,10 @@ pub(super) const BUDGET: Route = Route {
 const DEFAULT_PERIOD: Span = Span::days(30);
 const MAX_PERIOD: Span = Span::days(400);
 
-fn read(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
-    let (facts, store) = (&look.fleet_view.facts, &look.store);
+fn read(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let (facts, store) = (&context.fleet_view.facts, &context.store);
     let now = facts.now;
-    let since = look.params.since("since", facts).unwrap_or_else(|| now.minus(DEFAULT_PERIOD));
+    let since = context.params.since("since", facts).unwrap_or_else(|| now.minus(DEFAULT_PERIOD));
     let since = since.max(now.minus(MAX_PERIOD)).min(now);
     // Daily values start at midnight.
     let from = since.minus(Span::days(1));

@@ -52,22 +52,22 @@ pub(super) const ONE: Route = Route {
 /// Batches of a page's size that are read for one page.
 const MAX_BATCHES: usize = 10;
 
-fn list_cases(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
-    let (facts, store, asked, limit) = (&look.fleet_view.facts, &look.store, look.params, look.page_size());
-    let is_wanted = node_filter(asked)?;
-    let chosen = asked.text("select").is_some();
-    let of_node =
-        |node: &NodeName| !chosen || facts.node(node).is_some_and(|(record, _): (&NodeRecord, _)| is_wanted(record));
-    let mut before: CaseId = asked.get("cursor")?.unwrap_or(CaseId::from_number(i64::MAX.cast_unsigned()));
-    let open = asked.text("state") != Some("all");
+fn list_cases(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let (facts, store, params, limit) = (&context.fleet_view.facts, &context.store, context.params, context.page_size());
+    let matches_filter = node_filter(params)?;
+    let has_selector = params.text("select").is_some();
+    let node_matches =
+        |node: &NodeName| !has_selector || facts.node(node).is_some_and(|(record, _): (&NodeRecord, _)| matches_filter(record));
+    let mut before: CaseId = params.get("cursor")?.unwrap_or(CaseId::from_number(i64::MAX.cast_unsigned()));
+    let open = params.text("state") != Some("all");
     let most = limit as usize + 1;
     let mut found: Vec<Case> = Vec::new();
     // Without a filter one batch suffices; with one, more are read up to a limit, and the next page continues there.
     for _ in 0..MAX_BATCHES {
-        let helping = store.cases_before(before, open, limit.saturating_add(1))?;
-        let ended = helping.len() < most;
-        before = helping.last().map_or(before, |last| last.id);
-        found.extend(helping.into_iter().filter(|case| of_node(&case.node)));
+        let batch = store.cases_before(before, open, limit.saturating_add(1))?;
+        let ended = batch.len() < most;
+        before = batch.last().map_or(before, |last| last.id);
+        found.extend(batch.into_iter().filter(|case| node_matches(&case.node)));
         if found.len() >= most || ended {
             found.truncate(most);
             return RawBody::json_redacted(&Page::from_rows(found, limit, |case| case.id.to_string()));
@@ -76,10 +76,10 @@ fn list_cases(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
     RawBody::json_redacted(&Page { items: found, next: Some(before.to_string()) })
 }
 
-fn one_case(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
-    let id: CaseId = look.params.path_segment("case")?;
+fn one_case(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let id: CaseId = context.params.path_segment("case")?;
     let known = "GET /api/v1/cases lists them".to_owned();
-    let case = look.store.case(id)?;
+    let case = context.store.case(id)?;
     RawBody::json_redacted(&case.ok_or_else(|| ApiError::UnknownName { what: "case", name: id.to_string(), known })?)
 }
 

@@ -42,7 +42,7 @@ impl WebConfig {
         let proxy = self.proxy.as_ref().and_then(Proxy::invalid_setting);
         let rack = self.rack_before.as_ref().filter(|mark| mark.is_empty());
         match proxy.or_else(|| rack.map(|_| "`rack_before` is empty: expected the text after the rack in a name")) {
-            Some(trouble) => Err(InvalidWebConfig(trouble)),
+            Some(problem) => Err(InvalidWebConfig(problem)),
             None => Ok(()),
         }
     }
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_leaves_this_machine_without_tls_and_without_a_proxy_is_in_clear() {
+    fn only_a_remote_address_without_tls_and_without_a_proxy_is_unencrypted() {
         let on = |listen: &str| WebConfig::listening_on(listen.parse().unwrap());
         assert!(!on("127.0.0.1:1").is_unencrypted() && !on("[::1]:1").is_unencrypted());
         assert!(on("0.0.0.0:1").is_unencrypted() && on("10.0.0.1:1").is_unencrypted());

@@ -29,24 +29,24 @@ impl Confirmations {
         Self { key, used: Mutex::default() }
     }
 
-    fn mac(&self, words: &[u8], expires: Timestamp) -> Hmac<Sha256> {
+    fn mac(&self, message: &[u8], expires: Timestamp) -> Hmac<Sha256> {
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.key).expect("HMAC takes a key of any length");
         mac.update(&expires.millis().to_be_bytes());
-        mac.update(words);
+        mac.update(message);
         mac
     }
 
     /// Issues a confirmation of these bytes that is valid until `expires`.
-    pub(super) fn issue(&self, words: &[u8], expires: Timestamp) -> String {
-        format!("{}-{}", expires.millis(), hex::encode(&self.mac(words, expires).finalize().into_bytes()))
+    pub(super) fn issue(&self, message: &[u8], expires: Timestamp) -> String {
+        format!("{}-{}", expires.millis(), hex::encode(&self.mac(message, expires).finalize().into_bytes()))
     }
 
     /// Whether this was issued for these bytes and has not expired.
-    pub(super) fn is_valid(&self, confirm: &str, words: &[u8], now: Timestamp) -> bool {
+    pub(super) fn is_valid(&self, confirm: &str, message: &[u8], now: Timestamp) -> bool {
         let Some((expires, mac)) = confirm.split_once('-') else { return false };
         let Ok(expires) = expires.parse().map(Timestamp::from_millis) else { return false };
         let Some(mac) = hex::decode(mac) else { return false };
-        now < expires && self.mac(words, expires).verify_slice(&mac).is_ok()
+        now < expires && self.mac(message, expires).verify_slice(&mac).is_ok()
     }
 
     /// Fails if the confirmation was used before.
@@ -80,21 +80,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_confirmation_is_good_for_its_words_its_time_and_once() {
-        let mine = Confirmations::new([7; 32]);
+    fn a_confirmation_is_valid_once_for_one_plan_until_it_expires() {
+        let confirmations = Confirmations::new([7; 32]);
         let (now, later) = (Timestamp::from_secs(1000), Timestamp::from_secs(1000).plus(CONFIRMATION_TTL));
-        let confirm = mine.issue(b"hold a", later);
-        assert!(mine.is_valid(&confirm, b"hold a", now));
-        assert!(!mine.is_valid(&confirm, b"hold b", now), "another plan");
-        assert!(!mine.is_valid(&confirm, b"hold a", later), "too old");
+        let confirm = confirmations.issue(b"hold a", later);
+        assert!(confirmations.is_valid(&confirm, b"hold a", now));
+        assert!(!confirmations.is_valid(&confirm, b"hold b", now), "another plan");
+        assert!(!confirmations.is_valid(&confirm, b"hold a", later), "too old");
         assert!(!Confirmations::new([8; 32]).is_valid(&confirm, b"hold a", now), "of another process");
-        let stretched = confirm.replacen(&later.millis().to_string(), &(later.millis() + 1).to_string(), 1);
-        for forged in ["", "-", "1-", &stretched, &confirm[..confirm.len() - 1]] {
-            assert!(!mine.is_valid(forged, b"hold a", now), "{forged}");
+        let extended = confirm.replacen(&later.millis().to_string(), &(later.millis() + 1).to_string(), 1);
+        for forged in ["", "-", "1-", &extended, &confirm[..confirm.len() - 1]] {
+            assert!(!confirmations.is_valid(forged, b"hold a", now), "{forged}");
         }
-        assert_eq!(mine.mark_used(&confirm, now), Ok(()));
-        assert_eq!(mine.mark_used(&confirm, now), Err(ApiError::Replayed));
-        mine.unmark_used(&confirm);
-        assert_eq!(mine.mark_used(&confirm, now), Ok(()), "a plan that was not carried out can be confirmed again");
+        assert_eq!(confirmations.mark_used(&confirm, now), Ok(()));
+        assert_eq!(confirmations.mark_used(&confirm, now), Err(ApiError::Replayed));
+        confirmations.unmark_used(&confirm);
+        assert_eq!(confirmations.mark_used(&confirm, now), Ok(()), "a plan that was not carried out can be confirmed again");
     }
 }

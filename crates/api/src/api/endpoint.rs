@@ -58,11 +58,11 @@ pub(super) struct Page<T> {
 
 impl<T> Page<T> {
     /// Builds a page from up to one row more than the limit, which shows whether there is a next page.
-    pub(super) fn from_rows(mut rows: Vec<T>, limit: u32, place: impl FnOnce(&T) -> String) -> Self {
+    pub(super) fn from_rows(mut rows: Vec<T>, limit: u32, cursor: impl FnOnce(&T) -> String) -> Self {
         let limit = limit as usize;
         let more = rows.len() > limit;
         rows.truncate(limit);
-        let next = rows.last().filter(|_| more).map(place);
+        let next = rows.last().filter(|_| more).map(cursor);
         Self { items: rows, next }
     }
 }

@@ -198,9 +198,9 @@ impl IntoResponse for ApiError {
             Self::PlanChanged(plan) => Some(plan.clone()),
             _ => None,
         };
-        let told = ErrorBody { code: self.code(), text: self.to_string(), accepted: self.accepted(), plan };
+        let error = ErrorBody { code: self.code(), text: self.to_string(), accepted: self.accepted(), plan };
         // Our own text and codes always serialise.
-        let body = serde_json::to_vec(&ErrorResponse { error: told }).unwrap_or_default();
+        let body = serde_json::to_vec(&ErrorResponse { error }).unwrap_or_default();
         let mut response = (status, [(header::CONTENT_TYPE, "application/json")], body).into_response();
         let extra: Option<(HeaderName, &'static str)> = match status {
             StatusCode::UNAUTHORIZED => Some((header::WWW_AUTHENTICATE, "Bearer")),

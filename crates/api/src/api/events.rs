@@ -32,7 +32,7 @@ const MAX_REPLAY_BYTES: usize = 2 << 20;
 /// How many events a client may be behind.
 const MAX_LAG: usize = 128;
 const MAX_STREAMS: usize = 256;
-/// Streams per caller: a person with many pages open, but not all of the places.
+/// Streams per caller: a person with many pages open, but not all of the streams.
 const MAX_STREAMS_PER_CALLER: usize = 32;
 /// Names in one event; for more, the client reloads everything.
 const MAX_NAMES: usize = 500;
@@ -120,11 +120,11 @@ struct StreamPermit {
 
 impl Drop for StreamPermit {
     fn drop(&mut self) {
-        let mut of_caller = self.streams_by_caller.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = of_caller.get_mut(&self.caller) {
+        let mut streams = self.streams_by_caller.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = streams.get_mut(&self.caller) {
             *count -= 1;
             if *count == 0 {
-                of_caller.remove(&self.caller);
+                streams.remove(&self.caller);
             }
         }
     }
@@ -132,9 +132,9 @@ impl Drop for StreamPermit {
 
 impl EventBroker {
     pub(super) fn new(epoch: String) -> Self {
-        let (out, _) = broadcast::channel(MAX_LAG);
-        let places = Arc::new(Semaphore::new(MAX_STREAMS));
-        Self { epoch, log: Mutex::default(), sender: out, stream_permits: places, streams_by_caller: Arc::default() }
+        let (sender, _) = broadcast::channel(MAX_LAG);
+        let stream_permits = Arc::new(Semaphore::new(MAX_STREAMS));
+        Self { epoch, log: Mutex::default(), sender, stream_permits, streams_by_caller: Arc::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, EventLog> {
@@ -143,17 +143,17 @@ impl EventBroker {
 
     pub(super) fn publish(&self, changes: &[Change]) {
         for change in changes {
-            let mut said = self.lock();
-            said.number += 1;
-            let number = said.number;
+            let mut log = self.lock();
+            log.number += 1;
+            let number = log.number;
             let (epoch, name, data) = (&self.epoch, change.name(), change.data());
             let frame = Bytes::from(format!("id: {epoch}-{number}\nevent: {name}\ndata: {data}\n\n"));
             let event = Arc::new(Event { number, frame });
-            said.bytes += event.frame.len();
-            said.recent.push_back(Arc::clone(&event));
-            while said.recent.len() > MAX_REPLAY_EVENTS || said.bytes > MAX_REPLAY_BYTES {
-                let Some(oldest) = said.recent.pop_front() else { break };
-                said.bytes -= oldest.frame.len();
+            log.bytes += event.frame.len();
+            log.recent.push_back(Arc::clone(&event));
+            while log.recent.len() > MAX_REPLAY_EVENTS || log.bytes > MAX_REPLAY_BYTES {
+                let Some(oldest) = log.recent.pop_front() else { break };
+                log.bytes -= oldest.frame.len();
             }
             // Under the lock, so that a new client gets each event exactly once. Having no clients is not an error.
             let _no_receivers = self.sender.send(event);
@@ -163,23 +163,23 @@ impl EventBroker {
     /// Returns the events after this id, and a receiver for later ones. `None` instead of a list if that is not known
     /// any more.
     fn subscribe(&self, last: Option<&str>) -> (Option<VecDeque<Arc<Event>>>, broadcast::Receiver<Arc<Event>>) {
-        let said = self.lock();
+        let log = self.lock();
         let receiver = self.sender.subscribe();
         let Some(last) = last else { return (Some(VecDeque::new()), receiver) };
         let number = last.rsplit_once('-').filter(|(epoch, _)| *epoch == self.epoch);
         let number: Option<u64> = number.and_then(|(_, number)| number.parse().ok());
-        let oldest = said.recent.front().map_or(said.number + 1, |event| event.number);
-        let missed = number.filter(|number| *number <= said.number && *number + 1 >= oldest).map(|number| {
-            let after = said.recent.iter().filter(|event| event.number > number);
+        let oldest = log.recent.front().map_or(log.number + 1, |event| event.number);
+        let missed = number.filter(|number| *number <= log.number && *number + 1 >= oldest).map(|number| {
+            let after = log.recent.iter().filter(|event| event.number > number);
             after.cloned().collect()
         });
         (missed, receiver)
     }
 
     fn acquire_stream(&self, caller: &str) -> Result<StreamPermit, ApiError> {
-        let place = Arc::clone(&self.stream_permits).try_acquire_owned().map_err(|_| ApiError::CapacityReached)?;
-        let mut of_caller = self.streams_by_caller.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = of_caller.entry(caller.to_owned()).or_default();
+        let permit = Arc::clone(&self.stream_permits).try_acquire_owned().map_err(|_| ApiError::CapacityReached)?;
+        let mut streams = self.streams_by_caller.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = streams.entry(caller.to_owned()).or_default();
         if *count >= MAX_STREAMS_PER_CALLER {
             return Err(ApiError::TooManyStreams(MAX_STREAMS_PER_CALLER));
         }
@@ -187,7 +187,7 @@ impl EventBroker {
         Ok(StreamPermit {
             caller: caller.to_owned(),
             streams_by_caller: Arc::clone(&self.streams_by_caller),
-            _permit: place,
+            _permit: permit,
         })
     }
 
@@ -196,32 +196,32 @@ impl EventBroker {
         &self,
         last: Option<&str>,
         caller: &str,
-        may: AuthorisationCheck,
+        is_authorised: AuthorisationCheck,
     ) -> Result<Response, ApiError> {
-        let place = self.acquire_stream(caller)?;
+        let permit = self.acquire_stream(caller)?;
         let (missed, receiver) = self.subscribe(last);
         let greeting = match &missed {
             Some(_) => Bytes::from_static(b"retry: 2000\n: listening\n\n"),
             None => Bytes::from_static(b"retry: 2000\nevent: everything\ndata: {}\n\n"),
         };
-        let listener = EventStream {
+        let event_stream = EventStream {
             first_frame: Some(greeting),
             missed: missed.unwrap_or_default(),
             receiver,
             closed: false,
-            is_authorised: may,
+            is_authorised,
             auth_checked: Instant::now(),
             last_sent: Instant::now(),
-            _permit: place,
+            _permit: permit,
         };
-        let frames = stream::unfold(listener, |mut listener| async {
-            let frame = listener.next().await?;
-            Some((Ok::<Bytes, std::convert::Infallible>(frame), listener))
+        let frames = stream::unfold(event_stream, |mut event_stream| async {
+            let frame = event_stream.next().await?;
+            Some((Ok::<Bytes, std::convert::Infallible>(frame), event_stream))
         });
         let mut response = Response::new(Body::from_stream(frames));
-        let out = response.headers_mut();
-        out.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-        out.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         Ok(response)
     }
 }
@@ -299,60 +299,60 @@ mod tests {
 
     #[test]
     fn a_reconnecting_client_gets_missed_events_or_reloads_everything() {
-        let news = EventBroker::new("e".to_owned());
-        news.publish(&[nodes(&["a"]), Change::Plan]);
-        news.publish(&[nodes(&["b"])]);
-        let missed = frames(news.subscribe(Some("e-2")).0).unwrap();
+        let broker = EventBroker::new("e".to_owned());
+        broker.publish(&[nodes(&["a"]), Change::Plan]);
+        broker.publish(&[nodes(&["b"])]);
+        let missed = frames(broker.subscribe(Some("e-2")).0).unwrap();
         assert_eq!(missed, ["id: e-3\nevent: nodes\ndata: {\"more\":0,\"nodes\":[\"b\"]}\n\n"]);
-        assert_eq!(frames(news.subscribe(Some("e-3")).0), Some(Vec::new()));
-        assert_eq!(frames(news.subscribe(None).0), Some(Vec::new()));
+        assert_eq!(frames(broker.subscribe(Some("e-3")).0), Some(Vec::new()));
+        assert_eq!(frames(broker.subscribe(None).0), Some(Vec::new()));
         for other in ["e-4", "f-2", "nonsense", "e-", ""] {
-            assert_eq!(frames(news.subscribe(Some(other)).0), None, "{other}");
+            assert_eq!(frames(broker.subscribe(Some(other)).0), None, "{other}");
         }
         for _ in 0..MAX_REPLAY_EVENTS {
-            news.publish(&[Change::Plan]);
+            broker.publish(&[Change::Plan]);
         }
-        assert_eq!(frames(news.subscribe(Some("e-2")).0), None);
+        assert_eq!(frames(broker.subscribe(Some("e-2")).0), None);
     }
 
-    /// A client that is authorised while `may` returns true.
-    fn listener(news: &EventBroker, may: fn(()) -> bool) -> EventStream {
-        let (missed, receiver) = news.subscribe(None);
-        let may: AuthorisationCheck = Box::new(move || Box::pin(async move { may(()) }));
-        let (looked, heard, place) = (Instant::now(), Instant::now(), news.acquire_stream("ann").unwrap());
+    /// A client that is authorised while `is_authorised` returns true.
+    fn client(broker: &EventBroker, is_authorised: fn(()) -> bool) -> EventStream {
+        let (missed, receiver) = broker.subscribe(None);
+        let is_authorised: AuthorisationCheck = Box::new(move || Box::pin(async move { is_authorised(()) }));
+        let (auth_checked, last_sent, permit) = (Instant::now(), Instant::now(), broker.acquire_stream("ann").unwrap());
         let missed = missed.unwrap();
         EventStream {
             first_frame: None,
             missed,
             receiver,
             closed: false,
-            is_authorised: may,
-            auth_checked: looked,
-            last_sent: heard,
-            _permit: place,
+            is_authorised,
+            auth_checked,
+            last_sent,
+            _permit: permit,
         }
     }
 
     #[test]
     fn streams_are_limited_per_caller_and_released() {
-        let news = EventBroker::new("e".to_owned());
-        let mine: Vec<StreamPermit> =
-            (0..MAX_STREAMS_PER_CALLER).map(|_| news.acquire_stream("ann").unwrap()).collect();
-        assert_eq!(news.acquire_stream("ann").unwrap_err(), ApiError::TooManyStreams(MAX_STREAMS_PER_CALLER));
-        assert!(news.acquire_stream("bob").is_ok());
-        drop(mine);
-        assert!(news.acquire_stream("ann").is_ok());
-        assert!(news.streams_by_caller.lock().unwrap().is_empty(), "a caller without streams leaves no entry");
+        let broker = EventBroker::new("e".to_owned());
+        let permits: Vec<StreamPermit> =
+            (0..MAX_STREAMS_PER_CALLER).map(|_| broker.acquire_stream("ann").unwrap()).collect();
+        assert_eq!(broker.acquire_stream("ann").unwrap_err(), ApiError::TooManyStreams(MAX_STREAMS_PER_CALLER));
+        assert!(broker.acquire_stream("bob").is_ok());
+        drop(permits);
+        assert!(broker.acquire_stream("ann").is_ok());
+        assert!(broker.streams_by_caller.lock().unwrap().is_empty(), "a caller without streams leaves no entry");
     }
 
     #[test]
     fn a_client_without_authorisation_is_disconnected_even_during_many_events() {
-        let news = EventBroker::new("e".to_owned());
-        let mut listener = listener(&news, |()| false);
-        listener.auth_checked = Instant::now().checked_sub(AUTH_CHECK_INTERVAL).unwrap();
-        news.publish(&[Change::Plan, Change::Status]);
+        let broker = EventBroker::new("e".to_owned());
+        let mut client = client(&broker, |()| false);
+        client.auth_checked = Instant::now().checked_sub(AUTH_CHECK_INTERVAL).unwrap();
+        broker.publish(&[Change::Plan, Change::Status]);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let (first, second) = runtime.block_on(async { (listener.next().await, listener.next().await) });
+        let (first, second) = runtime.block_on(async { (client.next().await, client.next().await) });
         let first = String::from_utf8_lossy(&first.unwrap()).into_owned();
         assert!(first.starts_with("event: dropped\n") && first.contains("authorisation was revoked"), "{first}");
         assert_eq!(second, None);
@@ -360,26 +360,26 @@ mod tests {
 
     #[test]
     fn events_for_reconnecting_clients_are_bounded() {
-        let news = EventBroker::new("e".to_owned());
+        let broker = EventBroker::new("e".to_owned());
         let long: Vec<String> = (0..MAX_NAMES).map(|n| format!("{n:0>200}")).collect();
         let many = nodes(&long.iter().map(String::as_str).collect::<Vec<_>>());
         for _ in 0..MAX_REPLAY_EVENTS {
-            news.publish(std::slice::from_ref(&many));
+            broker.publish(std::slice::from_ref(&many));
         }
-        let said = news.lock();
-        let bytes: usize = said.recent.iter().map(|event| event.frame.len()).sum();
-        assert!(bytes == said.bytes && bytes <= MAX_REPLAY_BYTES && said.recent.len() > 5, "{bytes}");
+        let log = broker.lock();
+        let bytes: usize = log.recent.iter().map(|event| event.frame.len()).sum();
+        assert!(bytes == log.bytes && bytes <= MAX_REPLAY_BYTES && log.recent.len() > 5, "{bytes}");
     }
 
     #[test]
     fn a_client_that_falls_behind_is_disconnected() {
-        let news = EventBroker::new("e".to_owned());
-        let mut listener = listener(&news, |()| true);
+        let broker = EventBroker::new("e".to_owned());
+        let mut client = client(&broker, |()| true);
         for _ in 0..=MAX_LAG * 2 {
-            news.publish(&[Change::Plan]);
+            broker.publish(&[Change::Plan]);
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let (first, second) = runtime.block_on(async { (listener.next().await, listener.next().await) });
+        let (first, second) = runtime.block_on(async { (client.next().await, client.next().await) });
         assert!(String::from_utf8_lossy(&first.unwrap()).starts_with("event: dropped\n"));
         assert_eq!(second, None);
     }

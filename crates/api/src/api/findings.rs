@@ -42,11 +42,11 @@ pub(super) const LIST: Route = Route {
     handler: read,
 };
 
-fn read(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
-    let (asked, limit) = (look.params, look.page_size());
-    let (check, severity): (Option<CheckId>, Option<Severity>) = (asked.get("check")?, asked.get("severity")?);
-    let after = asked.text("cursor").map(FindingCursor::decode).transpose()?;
-    let rows = view::findings(&look.fleet_view.facts, node_filter(asked)?).into_iter().filter(|row| {
+fn read(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let (params, limit) = (context.params, context.page_size());
+    let (check, severity): (Option<CheckId>, Option<Severity>) = (params.get("check")?, params.get("severity")?);
+    let after = params.text("cursor").map(FindingCursor::decode).transpose()?;
+    let rows = view::findings(&context.fleet_view.facts, node_filter(params)?).into_iter().filter(|row| {
         check.as_ref().is_none_or(|check| row.finding.check == *check)
             && severity.is_none_or(|severity| row.finding.severity == severity)
             && after.as_ref().is_none_or(|after| FindingCursor::of_row(row) > *after)
@@ -79,9 +79,9 @@ impl FindingCursor {
 }
 
 fn row_schema() -> Value {
-    let place =
+    let node_fields =
         object(json!({ "node": text(), "pool": or_null(text()), "life": node_state(), "case": or_null(text()) }));
-    merged(&[place, finding()])
+    merged(&[node_fields, finding()])
 }
 
 #[cfg(test)]
@@ -90,14 +90,14 @@ mod tests {
 
     #[test]
     fn a_cursor_round_trips_and_sorts_as_its_finding() {
-        let place = |severity, at, node: &str| {
+        let cursor = |severity, at, node: &str| {
             let (node, check) = (NodeName::new(node).unwrap(), CheckId::new("gpu-count").unwrap());
             FindingCursor(Reverse(severity), Timestamp::from_secs(at), node, check, "gpu 3 \"x\"".to_owned())
         };
-        let first = place(Severity::Isolate, 9, "b");
+        let first = cursor(Severity::Isolate, 9, "b");
         assert_eq!(FindingCursor::decode(&first.encode()), Ok(first.clone()));
         for later in
-            [place(Severity::Monitor, 1, "a"), place(Severity::Isolate, 10, "a"), place(Severity::Isolate, 9, "c")]
+            [cursor(Severity::Monitor, 1, "a"), cursor(Severity::Isolate, 10, "a"), cursor(Severity::Isolate, 9, "c")]
         {
             assert!(later > first, "{later:?}");
         }

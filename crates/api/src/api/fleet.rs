@@ -21,7 +21,7 @@ pub(super) const MAP: Route = Route {
     cache_policy: CachePolicy::UntilStateChanges,
     response_schema: schema,
     content_type: JSON,
-    handler: |look| RawBody::json(&look.fleet_view.map),
+    handler: |context| RawBody::json(&context.fleet_view.map),
 };
 
 fn schema() -> Value {

@@ -54,8 +54,8 @@ impl FleetView {
         rack_before: Option<&str>,
     ) -> Self {
         let map = fleet_map(&facts, rack_before);
-        let marks = Fingerprints::compute(&facts, &map, &agents);
-        Self { number, facts, settings, map, agents, fingerprints: marks, created: Instant::now() }
+        let fingerprints = Fingerprints::compute(&facts, &map, &agents);
+        Self { number, facts, settings, map, agents, fingerprints, created: Instant::now() }
     }
 
     /// Returns its age, if no new one was made for longer than expected.
@@ -96,9 +96,9 @@ fn non_empty<T>(items: Vec<T>) -> Option<Vec<T>> {
 
 /// Returns new, changed and removed keys.
 fn changed_keys<K: Ord + Clone>(before: &BTreeMap<K, u64>, now: &BTreeMap<K, u64>) -> Vec<K> {
-    let changed = now.iter().filter(|(key, mark)| before.get(*key) != Some(*mark)).map(|(key, _)| key);
-    let gone = before.keys().filter(|key| !now.contains_key(*key));
-    changed.chain(gone).cloned().collect::<BTreeSet<K>>().into_iter().collect()
+    let changed = now.iter().filter(|(key, fingerprint)| before.get(*key) != Some(*fingerprint)).map(|(key, _)| key);
+    let removed = before.keys().filter(|key| !now.contains_key(*key));
+    changed.chain(removed).cloned().collect::<BTreeSet<K>>().into_iter().collect()
 }
 
 fn fingerprint(parts: impl FnOnce(&mut DefaultHasher)) -> u64 {

@@ -54,7 +54,7 @@ impl FuzzApi {
         let cluster = ObservedCluster { nodes, ..ObservedCluster::unobserved(&settings) };
         let now = Timestamp::from_secs(1_700_000_000);
         let facts = cluster_state::facts(&store, Some(now), cluster, now).map_err(io::Error::other)?;
-        let parts = ApiDeps {
+        let deps = ApiDeps {
             store,
             clock: Arc::new(SystemClock),
             cycle_trigger: Arc::default(),
@@ -63,10 +63,10 @@ impl FuzzApi {
             settings: settings.clone(),
         };
         let config = WebConfig::listening_on((Ipv4Addr::LOCALHOST, 0).into());
-        let hall = Arc::new(api_state(&config, parts).map_err(io::Error::other)?);
-        hall.publish(facts, settings, std::collections::BTreeMap::new());
+        let state = Arc::new(api_state(&config, deps).map_err(io::Error::other)?);
+        state.publish(facts, settings, std::collections::BTreeMap::new());
         let runtime = Builder::new_current_thread().enable_time().max_blocking_threads(worker_pool::THREADS).build()?;
-        Ok(Self { runtime, service: TowerToHyperService::new(router(&hall)) })
+        Ok(Self { runtime, service: TowerToHyperService::new(router(&state)) })
     }
 
     /// Returns the paths of the route table, with parameter names in braces.
@@ -78,22 +78,22 @@ impl FuzzApi {
     ///
     /// # Errors
     /// If the response body breaks off.
-    pub fn get(&self, place: &str) -> io::Result<Option<(StatusCode, Vec<u8>)>> {
-        let asked = Request::get(format!("/api/v1{place}")).header(header::HOST, "localhost");
-        let Ok(asked) = asked.extension(Peer(Ipv4Addr::LOCALHOST.into())).body(Body::empty()) else { return Ok(None) };
+    pub fn get(&self, path: &str) -> io::Result<Option<(StatusCode, Vec<u8>)>> {
+        let request = Request::get(format!("/api/v1{path}")).header(header::HOST, "localhost");
+        let Ok(request) = request.extension(Peer(Ipv4Addr::LOCALHOST.into())).body(Body::empty()) else { return Ok(None) };
         self.runtime.block_on(async {
-            let Ok(answer) = self.service.call(asked).await;
-            let (parts, body) = answer.into_parts();
+            let Ok(response) = self.service.call(request).await;
+            let (parts, body) = response.into_parts();
             let body = to_bytes(body, usize::MAX).await.map_err(io::Error::other)?;
             Ok(Some((parts.status, body.to_vec())))
         })
     }
 
     /// Parses the body of a command, without a cluster. Returns the error, if any.
-    pub fn parse_command(which: usize, body: &[u8]) -> Option<String> {
-        let act = ActionKind::ALL[which % ActionKind::ALL.len()];
-        let order =
-            ActionRequest::parse(act, body).and_then(|wish| wish.command(act, Timestamp::from_secs(1_700_000_000)));
-        order.err().map(|refusal| refusal.to_string())
+    pub fn parse_command(index: usize, body: &[u8]) -> Option<String> {
+        let action = ActionKind::ALL[index % ActionKind::ALL.len()];
+        let command =
+            ActionRequest::parse(action, body).and_then(|request| request.command(action, Timestamp::from_secs(1_700_000_000)));
+        command.err().map(|error| error.to_string())
     }
 }

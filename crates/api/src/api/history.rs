@@ -42,26 +42,26 @@ pub(super) const LIST: Route = Route {
     handler: read,
 };
 
-fn read(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
-    let (asked, limit) = (look.params, look.page_size());
-    let verdict: Option<Verdict> = asked.get("verdict")?;
-    let (after, before) = match asked.text("cursor").map(PageCursor::decode).transpose()? {
+fn read(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let (params, limit) = (context.params, context.page_size());
+    let verdict: Option<Verdict> = params.get("verdict")?;
+    let (after, before) = match params.text("cursor").map(PageCursor::decode).transpose()? {
         Some(PageCursor::AfterRow(row)) => (Some(row), None),
         Some(PageCursor::AtOrBefore(moment)) => (None, Some(moment)),
         None => (None, None),
     };
     let filter = HistoryFilter {
-        node: asked.get("node")?,
-        test: asked.get("test")?,
-        since: asked.since("since", &look.fleet_view.facts),
+        node: params.get("node")?,
+        test: params.get("test")?,
+        since: params.since("since", &context.fleet_view.facts),
         verdict,
         after,
         before,
         limit: Some(limit + 1),
     };
-    let part = look.store.history_page(&filter)?;
-    let mut page = Page::from_rows(part.rows, limit, encode_cursor);
-    page.next = page.next.or_else(|| part.searched_back_to.map(|searched| searched.millis().to_string()));
+    let found = context.store.history_page(&filter)?;
+    let mut page = Page::from_rows(found.rows, limit, encode_cursor);
+    page.next = page.next.or_else(|| found.searched_back_to.map(|searched| searched.millis().to_string()));
     RawBody::json(&page)
 }
 

@@ -43,9 +43,9 @@ mod tests {
 
     #[test]
     fn texts_from_nodes_are_redacted_and_have_no_control_characters() {
-        let told = serde_json::json!({ "text": "exit 1: token=hunter2 \u{1b}[2J", "times": 3 });
-        let made = RawBody::json_redacted(&told).unwrap();
-        let clean: Value = serde_json::from_slice(&made.bytes).unwrap();
-        assert_eq!(clean, serde_json::json!({ "text": "exit 1: token=[removed] \u{fffd}[2J", "times": 3 }));
+        let input = serde_json::json!({ "text": "exit 1: token=hunter2 \u{1b}[2J", "times": 3 });
+        let body = RawBody::json_redacted(&input).unwrap();
+        let output: Value = serde_json::from_slice(&body.bytes).unwrap();
+        assert_eq!(output, serde_json::json!({ "text": "exit 1: token=[removed] \u{fffd}[2J", "times": 3 }));
     }
 }

@@ -42,23 +42,23 @@ impl MeasurementCache {
     /// measurements of the test. Returns its value, and the number of results whose measurements are known.
     pub(super) fn with_measurements<T>(
         &self,
-        (store, scene): (&Store, &FleetView),
+        (store, view): (&Store, &FleetView),
         test: &TestId,
         latest: &[LatestRow],
         make: impl FnOnce(&TestMeasurements, &[LatestRow]) -> T,
     ) -> (T, Result<usize, StoreError>) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut of_test = match known.iter().position(|(id, _)| id == test) {
-            Some(place) => known.remove(place).map(|(_, of)| of).unwrap_or_default(),
+        let mut measurements = match known.iter().position(|(id, _)| id == test) {
+            Some(index) => known.remove(index).map(|(_, measurements)| measurements).unwrap_or_default(),
             None => TestMeasurements::default(),
         };
         // Entries of removed nodes would accumulate.
-        of_test.nodes.retain(|node, _| scene.facts.node(node).is_some_and(|(_, here)| here));
-        let read = of_test.read(store, &scene.settings, test, latest);
-        let made = make(&of_test, latest);
-        known.push_front((test.clone(), of_test));
+        measurements.nodes.retain(|node, _| view.facts.node(node).is_some_and(|(_, here)| here));
+        let read = measurements.read(store, &view.settings, test, latest);
+        let value = make(&measurements, latest);
+        known.push_front((test.clone(), measurements));
         known.truncate(MAX_TESTS);
-        (made, read)
+        (value, read)
     }
 }
 
@@ -93,7 +93,7 @@ impl TestMeasurements {
                 known += 1;
                 continue;
             };
-            if self.nodes.get(&row.node).is_some_and(|(of, _)| *of == run) {
+            if self.nodes.get(&row.node).is_some_and(|(cached, _)| *cached == run) {
                 known += 1;
             } else if began.elapsed() < READ_TIME_LIMIT {
                 let values = self.values(store, settings, test, (run, &row.node))?;
@@ -111,18 +111,18 @@ impl TestMeasurements {
         test: &TestId,
         (run, node): (RunId, &NodeName),
     ) -> Result<Vec<f64>, StoreError> {
-        let kept = store.evidence(run, node)?.filter(|kept| !kept.truncated);
-        let document = kept.and_then(|kept| Document::parse_stored(&kept.bytes).ok());
+        let stored = store.evidence(run, node)?.filter(|stored| !stored.truncated);
+        let document = stored.and_then(|stored| Document::parse_stored(&stored.bytes).ok());
         let evidence = document.iter().flat_map(|document| &document.tests).find(|evidence| evidence.test == *test);
         let Some(evidence) = evidence else { return Ok(Vec::new()) };
         let mut values = vec![f64::NAN; self.names.len()];
         for (name, value) in medians(settings, evidence) {
-            let place = self.names.iter().position(|known| *known == name).unwrap_or_else(|| {
+            let index = self.names.iter().position(|known| *known == name).unwrap_or_else(|| {
                 self.names.push(name);
                 values.push(f64::NAN);
                 self.names.len() - 1
             });
-            values[place] = value;
+            values[index] = value;
         }
         Ok(values)
     }
@@ -135,10 +135,10 @@ impl TestMeasurements {
     /// Returns the values of the measurement at this index of [`names`](Self::names).
     pub(super) fn by_node<'a>(
         &'a self,
-        place: usize,
+        index: usize,
         latest: &'a [LatestRow],
     ) -> impl Iterator<Item = (&'a NodeName, f64)> {
-        let value = move |row: &'a LatestRow| Some((&row.node, *self.nodes.get(&row.node)?.1.get(place)?));
+        let value = move |row: &'a LatestRow| Some((&row.node, *self.nodes.get(&row.node)?.1.get(index)?));
         latest.iter().filter_map(value)
     }
 }

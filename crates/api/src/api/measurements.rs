@@ -65,20 +65,20 @@ struct MeasurementValues {
     values: BTreeMap<NodeName, f64>,
 }
 
-fn measurement_values(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
-    let test: TestId = look.params.path_segment("test")?;
-    let asked = look.params.text("figure");
-    let (found, Progress { nodes, read }) = test_measurements(look, &test, |of_test, latest| {
-        let names = of_test.names();
-        let place = match asked {
+fn measurement_values(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let test: TestId = context.params.path_segment("test")?;
+    let requested = context.params.text("figure");
+    let (found, Progress { nodes, read }) = test_measurements(context, &test, |measurements, latest| {
+        let names = measurements.names();
+        let index = match requested {
             Some(name) => names.iter().position(|(known, _)| known == name),
             None => (!names.is_empty()).then_some(0),
         };
         let known = || names.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
-        match (place, asked) {
-            (Some(place), _) => {
-                let finite = of_test.by_node(place, latest).filter(|(_, value)| value.is_finite());
-                Ok(Some((names[place].clone(), finite.map(|(node, value)| (node.clone(), value)).collect())))
+        match (index, requested) {
+            (Some(index), _) => {
+                let finite = measurements.by_node(index, latest).filter(|(_, value)| value.is_finite());
+                Ok(Some((names[index].clone(), finite.map(|(node, value)| (node.clone(), value)).collect())))
             }
             (None, Some(name)) => {
                 Err(ApiError::UnknownName { what: "measurement", name: name.to_owned(), known: known() })
@@ -112,12 +112,12 @@ struct PastMeasurement {
     value: f64,
 }
 
-fn node_measurements(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+fn node_measurements(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
     /// Limited, because each document is decompressed.
     const RUNS: usize = 50;
     const RESULTS: u32 = 500;
-    let node: NodeName = look.params.path_segment("node")?;
-    let (facts, store) = (&look.fleet_view.facts, &look.store);
+    let node: NodeName = context.params.path_segment("node")?;
+    let (facts, store) = (&context.fleet_view.facts, &context.store);
     facts.node(&node).ok_or_else(|| unknown_node(&node))?;
     let filter = HistoryFilter { node: Some(node.clone()), limit: Some(RESULTS), ..HistoryFilter::default() };
     let runs: BTreeSet<(Timestamp, RunId)> =
@@ -127,11 +127,11 @@ fn node_measurements(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
         runs.into_iter().rev().filter(|(_, run)| seen.insert(*run)).take(RUNS).collect();
     let mut tests: BTreeMap<TestId, BTreeMap<(String, String), Vec<PastMeasurement>>> = BTreeMap::new();
     for (at, run) in newest.into_iter().rev() {
-        let kept = store.evidence(run, &node)?.filter(|kept| !kept.truncated);
-        let Some(document) = kept.and_then(|kept| Document::parse_stored(&kept.bytes).ok()) else { continue };
+        let stored = store.evidence(run, &node)?.filter(|stored| !stored.truncated);
+        let Some(document) = stored.and_then(|stored| Document::parse_stored(&stored.bytes).ok()) else { continue };
         for evidence in &document.tests {
             let figures = tests.entry(evidence.test.clone()).or_default();
-            for (name, value) in medians(&look.fleet_view.settings, evidence) {
+            for (name, value) in medians(&context.fleet_view.settings, evidence) {
                 if value.is_finite() {
                     figures.entry(name).or_default().push(PastMeasurement { at, run, value });
                 }

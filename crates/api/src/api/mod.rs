@@ -1,11 +1,11 @@
 //! The HTTP API: the views and commands of the command line, for programs and the dashboard.
 //!
 //! Reading. Responses are the views that the command line prints, over one cluster state that is rebuilt after each
-//! cycle ([`scene`]). A response is made once for all identical requests, in plain and gzip form ([`cached_response`]), so that
+//! cycle ([`fleet_view`]). A response is made once for all identical requests, in plain and gzip form ([`cached_response`]), so that
 //! a hundred readers of ten thousand nodes cost what one does. All endpoints are in one table ([`routes`]), which the
 //! server, the description ([`openapi`](self::openapi())) and the tests use.
 //!
-//! Acting. Commands are those of the command line ([`doctor_engine::orders`]), shown for confirmation before they are
+//! Acting. Commands are those of the command line ([`doctor_engine::operator_commands`]), shown for confirmation before they are
 //! carried out and written to the audit trail ([`actions`]). Authentication and roles are in one place ([`auth`]).
 //!
 //! Everything has a limit: connections, headers, bodies, pages, time, cached memory.
@@ -135,9 +135,9 @@ pub struct ApiServer {
 impl ApiServer {
     /// # Errors
     /// If the address cannot be bound, if remote clients could read without authentication, or if the store fails.
-    pub fn open(config: &WebConfig, parts: ApiDeps) -> Result<Self, ApiServerError> {
+    pub fn open(config: &WebConfig, deps: ApiDeps) -> Result<Self, ApiServerError> {
         let loopback = config.listen.ip().is_loopback();
-        if !loopback && config.proxy.is_none() && parts.store.tokens()?.is_empty() {
+        if !loopback && config.proxy.is_none() && deps.store.tokens()?.is_empty() {
             return Err(ApiServerError::Unauthenticated(config.listen));
         }
         if config.is_unencrypted() {
@@ -149,8 +149,8 @@ impl ApiServer {
         let tls = config.tls.as_ref().map(tls::Tls::open).transpose().map_err(ApiServerError::Tls)?;
         let (listener, at) =
             server::bind(config.listen).map_err(|source| ApiServerError::Listen { at: config.listen, source })?;
-        let (audience, settings) = (Arc::clone(&parts.snapshot_feed), parts.settings.clone());
-        let hall = Arc::new(api_state(config, parts)?);
+        let (feed, settings) = (Arc::clone(&deps.snapshot_feed), deps.settings.clone());
+        let state = Arc::new(api_state(config, deps)?);
         let (close, closed) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
@@ -159,7 +159,7 @@ impl ApiServer {
             .thread_name("doctor-web")
             .build()
             .map_err(ApiServerError::Start)?;
-        let router = router(&hall);
+        let router = router(&state);
         let serving = move || {
             runtime.block_on(async {
                 let serving = tokio::spawn(server::serve(listener, router, tls));
@@ -169,15 +169,15 @@ impl ApiServer {
             });
             runtime.shutdown_timeout(Duration::from_secs(1));
         };
-        let watched = Arc::clone(&audience);
-        let watching = move || view_refresh::refresh_loop(&hall, &watched, &settings);
+        let loop_feed = Arc::clone(&feed);
+        let refresh = move || view_refresh::refresh_loop(&state, &loop_feed, &settings);
         let start =
             |name: &str, body: Box<dyn FnOnce() + Send>| thread::Builder::new().name(name.to_owned()).spawn(body);
         let threads = vec![
-            start("doctor-scene", Box::new(watching)).map_err(ApiServerError::Start)?,
+            start("doctor-scene", Box::new(refresh)).map_err(ApiServerError::Start)?,
             start("doctor-web", Box::new(serving)).map_err(ApiServerError::Start)?,
         ];
-        Ok(Self { addr: at, snapshot_feed: audience, close: Some(close), threads })
+        Ok(Self { addr: at, snapshot_feed: feed, close: Some(close), threads })
     }
 
     pub const fn address(&self) -> SocketAddr {
@@ -191,15 +191,15 @@ impl Drop for ApiServer {
         drop(self.close.take());
         for thread in self.threads.drain(..) {
             // The thread returns nothing.
-            let _over = thread.join();
+            let _result = thread.join();
         }
     }
 }
 
-fn api_state(config: &WebConfig, parts: ApiDeps) -> Result<ApiState, ApiServerError> {
+fn api_state(config: &WebConfig, deps: ApiDeps) -> Result<ApiState, ApiServerError> {
     let mut key = [0; 32];
     getrandom::fill(&mut key).map_err(|error| ApiServerError::Start(io::Error::other(error)))?;
-    Ok(ApiState::new(config, parts, key, ROUTES.iter().map(|route| route.name))?)
+    Ok(ApiState::new(config, deps, key, ROUTES.iter().map(|route| route.name))?)
 }
 
 fn peer(request: &Request) -> IpAddr {
@@ -207,34 +207,34 @@ fn peer(request: &Request) -> IpAddr {
     request.extensions().get::<Peer>().map_or(IpAddr::from([0, 0, 0, 0]), |Peer(peer)| *peer)
 }
 
-fn router(hall: &Arc<ApiState>) -> Router {
+fn router(state: &Arc<ApiState>) -> Router {
     let mut router = dashboard::routes();
     for route in ROUTES {
-        let hall = Arc::clone(hall);
-        let handler = move |request: Request| respond_cached(Arc::clone(&hall), route, request);
+        let state = Arc::clone(state);
+        let handler = move |request: Request| respond_cached(Arc::clone(&state), route, request);
         router = router.route(&format!("/api/v1{}", route.path), get(handler));
     }
-    for act in ActionKind::ALL {
-        let hall = Arc::clone(hall);
+    for action in ActionKind::ALL {
+        let state = Arc::clone(state);
         let handler = move |request: Request| {
-            let (hall, from) = (Arc::clone(&hall), peer(&request));
+            let (state, from) = (Arc::clone(&state), peer(&request));
             let (parts, body) = request.into_parts();
-            actions::handle_action(hall, act, from, parts.headers, body)
+            actions::handle_action(state, action, from, parts.headers, body)
         };
-        router = router.route(&format!("/api/v1/actions/{}", act.name()), post(handler));
+        router = router.route(&format!("/api/v1/actions/{}", action.name()), post(handler));
     }
-    let listened = Arc::clone(hall);
-    let with = |hall: &Arc<ApiState>, answer: fn(&ApiState, &Caller, &Request) -> Result<Response, ApiError>| {
-        let hall = Arc::clone(hall);
-        get(move |request: Request| respond_uncached(Arc::clone(&hall), answer, request))
+    let events_state = Arc::clone(state);
+    let with = |state: &Arc<ApiState>, handler: fn(&ApiState, &Caller, &Request) -> Result<Response, ApiError>| {
+        let state = Arc::clone(state);
+        get(move |request: Request| respond_uncached(Arc::clone(&state), handler, request))
     };
     router
-        .route("/api/v1/events", get(move |request: Request| stream_events(Arc::clone(&listened), request)))
-        .route("/api/v1/whoami", with(hall, whoami))
-        .route("/api/v1/openapi.json", with(hall, |_, _, request| respond(RawBody::json(&openapi())?, request)))
+        .route("/api/v1/events", get(move |request: Request| stream_events(Arc::clone(&events_state), request)))
+        .route("/api/v1/whoami", with(state, whoami))
+        .route("/api/v1/openapi.json", with(state, |_, _, request| respond(RawBody::json(&openapi())?, request)))
         .route(
             "/api/v1/",
-            with(hall, |_, _, request| {
+            with(state, |_, _, request| {
                 respond(RawBody::text("text/html; charset=utf-8", openapi::html_page()), request)
             }),
         )
@@ -258,13 +258,13 @@ async fn trace_request(request: Request, next: Next) -> Response {
     if !request.uri().path().starts_with("/api/") {
         return next.run(request).await;
     }
-    let place = request.extensions().get::<MatchedPath>().map_or("elsewhere", MatchedPath::as_str);
+    let route = request.extensions().get::<MatchedPath>().map_or("elsewhere", MatchedPath::as_str);
     let span = span!(
         "api",
-        otel.name = %format_args!("{} {place}", request.method()),
+        otel.name = %format_args!("{} {route}", request.method()),
         otel.kind = "server",
         http.request.method = %request.method(),
-        http.route = place,
+        http.route = route,
         http.response.status_code = Empty,
         traceparent = traceparent(request.headers()),
         failed = Empty
@@ -278,103 +278,103 @@ async fn trace_request(request: Request, next: Next) -> Response {
     response
 }
 
-fn respond(made: RawBody, request: &Request) -> Result<Response, ApiError> {
-    Ok(SharedResponse::new(made).respond_to(request.headers()))
+fn respond(body: RawBody, request: &Request) -> Result<Response, ApiError> {
+    Ok(SharedResponse::new(body).respond_to(request.headers()))
 }
 
 fn whoami(_: &ApiState, caller: &Caller, request: &Request) -> Result<Response, ApiError> {
     let may_act = caller.authenticated && caller.role >= Role::Operator;
-    let who = json!({ "name": caller.name, "role": caller.role, "known": caller.authenticated, "may_act": may_act });
-    respond(RawBody::json(&who)?, request)
+    let identity = json!({ "name": caller.name, "role": caller.role, "known": caller.authenticated, "may_act": may_act });
+    respond(RawBody::json(&identity)?, request)
 }
 
 /// Streams events, for as long as the client is authorised.
-async fn stream_events(hall: Arc<ApiState>, request: Request) -> Response {
+async fn stream_events(state: Arc<ApiState>, request: Request) -> Response {
     let (from, headers) = (peer(&request), request.headers().clone());
-    let asked = RequestParams::parse(&[], std::iter::empty(), request.uri().query());
-    let caller = hall.auth.authenticate(from, &headers).await;
-    let served = caller.and_then(|caller| {
-        asked?;
-        let (again, last) = (Arc::clone(&hall), headers.get("last-event-id").and_then(|id| id.to_str().ok()));
-        let (who, said) = (caller.clone(), headers.clone());
-        let may: AuthorisationCheck = Box::new(move || {
-            let (again, who, said) = (Arc::clone(&again), who.clone(), said.clone());
-            Box::pin(async move { again.auth.authenticate(from, &said).await.is_ok_and(|now| now == who) })
+    let params = RequestParams::parse(&[], std::iter::empty(), request.uri().query());
+    let caller = state.auth.authenticate(from, &headers).await;
+    let result = caller.and_then(|caller| {
+        params?;
+        let (check_state, last) = (Arc::clone(&state), headers.get("last-event-id").and_then(|id| id.to_str().ok()));
+        let (expected, check_headers) = (caller.clone(), headers.clone());
+        let is_authorised: AuthorisationCheck = Box::new(move || {
+            let (check_state, expected, check_headers) = (Arc::clone(&check_state), expected.clone(), check_headers.clone());
+            Box::pin(async move { check_state.auth.authenticate(from, &check_headers).await.is_ok_and(|current| current == expected) })
         });
-        hall.events.serve(last, &caller.name, may)
+        state.events.serve(last, &caller.name, is_authorised)
     });
-    served.unwrap_or_else(|refusal| {
-        hall.audit_throttle.log_unknown_client(from, request.uri().path(), &refusal);
-        refusal.into_response()
+    result.unwrap_or_else(|error| {
+        state.audit_throttle.log_unknown_client(from, request.uri().path(), &error);
+        error.into_response()
     })
 }
 
 /// Answers cheap requests that are specific to the caller and not cached.
 async fn respond_uncached(
-    hall: Arc<ApiState>,
-    answer: fn(&ApiState, &Caller, &Request) -> Result<Response, ApiError>,
+    state: Arc<ApiState>,
+    handler: fn(&ApiState, &Caller, &Request) -> Result<Response, ApiError>,
     request: Request,
 ) -> Response {
     let from = peer(&request);
-    let caller = hall.auth.authenticate(from, request.headers()).await;
-    let answered = caller.and_then(|caller| {
+    let caller = state.auth.authenticate(from, request.headers()).await;
+    let result = caller.and_then(|caller| {
         RequestParams::parse(&[], std::iter::empty(), request.uri().query())?;
-        answer(&hall, &caller, &request)
+        handler(&state, &caller, &request)
     });
-    answered.unwrap_or_else(|refusal| {
-        hall.audit_throttle.log_unknown_client(from, request.uri().path(), &refusal);
-        refusal.into_response()
+    result.unwrap_or_else(|error| {
+        state.audit_throttle.log_unknown_client(from, request.uri().path(), &error);
+        error.into_response()
     })
 }
 
 /// Serves one endpoint of the table: from the cache, or made by the first request.
-async fn respond_cached(hall: Arc<ApiState>, route: &'static Route, request: Request) -> Response {
+async fn respond_cached(state: Arc<ApiState>, route: &'static Route, request: Request) -> Response {
     let from = peer(&request);
     let (mut parts, _) = request.into_parts();
-    let answered = async {
-        hall.auth.authenticate(from, &parts.headers).await?;
+    let result = async {
+        state.auth.authenticate(from, &parts.headers).await?;
         let path = RawPathParams::from_request_parts(&mut parts, &()).await.map_err(|_| ApiError::NotFound)?;
-        let asked = RequestParams::parse(route.params, path.iter(), parts.uri.query())?;
-        cached_response(&hall, route, asked).await
+        let params = RequestParams::parse(route.params, path.iter(), parts.uri.query())?;
+        cached_response(&state, route, params).await
     };
-    match answered.await {
-        Ok((answer, scene)) => {
-            let mut response = answer.respond_to(&parts.headers);
-            scene.add_headers(response.headers_mut());
+    match result.await {
+        Ok((shared, view)) => {
+            let mut response = shared.respond_to(&parts.headers);
+            view.add_headers(response.headers_mut());
             response
         }
-        Err(refusal) => {
-            hall.audit_throttle.log_unknown_client(from, parts.uri.path(), &refusal);
-            refusal.into_response()
+        Err(error) => {
+            state.audit_throttle.log_unknown_client(from, parts.uri.path(), &error);
+            error.into_response()
         }
     }
 }
 
 /// Returns the response, and the cluster state it was made from.
 async fn cached_response(
-    hall: &Arc<ApiState>,
+    state: &Arc<ApiState>,
     route: &'static Route,
-    asked: RequestParams,
+    params: RequestParams,
 ) -> Result<(SharedResponse, Arc<FleetView>), ApiError> {
     let until = Instant::now() + REQUEST_TIMEOUT;
-    let place = hall.response_cache.entry(asked.key(route.path));
-    let mut kept = timeout_at(until, place.lock()).await.map_err(|_| ApiError::Overloaded)?;
-    let scene = hall.fleet_view();
-    if let Some(kept) = kept.as_ref().filter(|kept| kept.is_fresh(scene.number, route.cache_policy)) {
-        return Ok((kept.response.clone(), scene));
+    let entry = state.response_cache.entry(params.key(route.path));
+    let mut cached = timeout_at(until, entry.lock()).await.map_err(|_| ApiError::Overloaded)?;
+    let view = state.fleet_view();
+    if let Some(cached) = cached.as_ref().filter(|cached| cached.is_fresh(view.number, route.cache_policy)) {
+        return Ok((cached.response.clone(), view));
     }
-    hall.response_cache.evict(&mut kept);
-    let (asking, shown) = (Arc::clone(hall), Arc::clone(&scene));
+    state.response_cache.evict(&mut cached);
+    let (worker_state, worker_view) = (Arc::clone(state), Arc::clone(&view));
     let span = span!("api.make");
     let read = move || {
-        let store = asking.store.with_deadline(until.into_std());
-        let made =
-            (route.handler)(&RequestContext { state: &asking, store, fleet_view: &shown, params: &asked, route })?;
-        asking.response_cache.reserve(made)
+        let store = worker_state.store.with_deadline(until.into_std());
+        let body =
+            (route.handler)(&RequestContext { state: &worker_state, store, fleet_view: &worker_view, params: &params, route })?;
+        worker_state.response_cache.reserve(body)
     };
-    let answer = hall.workers.run_read((route.name, route.cache_policy), until, move || span.in_scope(read)).await??;
-    hall.response_cache.insert(&mut kept, answer.clone(), scene.number);
-    Ok((answer, scene))
+    let response = state.workers.run_read((route.name, route.cache_policy), until, move || span.in_scope(read)).await??;
+    state.response_cache.insert(&mut cached, response.clone(), view.number);
+    Ok((response, view))
 }
 
 /// Adds security headers to every response: no framing, no content sniffing, no referrer.

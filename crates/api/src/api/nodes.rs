@@ -83,16 +83,16 @@ pub(super) const TIMELINE: Route = Route {
 };
 
 /// Returns a filter for nodes by `select`, `pool` and `life`.
-pub(super) fn node_filter(asked: &RequestParams) -> Result<impl Fn(&NodeRecord) -> bool + use<>, ApiError> {
-    let select = asked.text("select").map(|text| parse_selector(text, MAX_NODE_NAMES)).transpose();
+pub(super) fn node_filter(params: &RequestParams) -> Result<impl Fn(&NodeRecord) -> bool + use<>, ApiError> {
+    let select = params.text("select").map(|text| parse_selector(text, MAX_NODE_NAMES)).transpose();
     let select = select.map_err(|why| ApiError::BadParameter { name: "select", why })?;
-    let pool: Option<PoolName> = asked.get("pool")?;
-    let life = asked.text("life").map(str::to_owned);
+    let pool: Option<PoolName> = params.get("pool")?;
+    let state = params.text("life").map(str::to_owned);
     Ok(move |record: &NodeRecord| {
-        let (name, of, word) = (&record.node.name, &record.node.pool, record.state.as_str());
-        select.as_ref().is_none_or(|select| select.matches(name, of, word))
-            && pool.as_ref().is_none_or(|pool| pool == of)
-            && life.as_ref().is_none_or(|life| life == word)
+        let (name, node_pool, state_name) = (&record.node.name, &record.node.pool, record.state.as_str());
+        select.as_ref().is_none_or(|select| select.matches(name, node_pool, state_name))
+            && pool.as_ref().is_none_or(|pool| pool == node_pool)
+            && state.as_ref().is_none_or(|state| state == state_name)
     })
 }
 
@@ -101,23 +101,23 @@ pub(super) fn unknown_node(name: &NodeName) -> ApiError {
     ApiError::UnknownName { what: "node", name: name.to_string(), known }
 }
 
-fn list_nodes(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
-    let (facts, asked, limit) = (&look.fleet_view.facts, look.params, look.page_size());
-    let wanted = node_filter(asked)?;
-    let health: Option<NodeHealth> = asked.get("health")?;
-    let after: Option<NodeName> = asked.get("cursor")?;
-    let well = |record: &NodeRecord, here: bool| match (health, here) {
+fn list_nodes(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let (facts, params, limit) = (&context.fleet_view.facts, context.params, context.page_size());
+    let matches_filter = node_filter(params)?;
+    let health: Option<NodeHealth> = params.get("health")?;
+    let after: Option<NodeName> = params.get("cursor")?;
+    let matches_health = |record: &NodeRecord, in_cluster: bool| match (health, in_cluster) {
         (None, _) => true,
         (Some(health), true) => NodeStatus::health_of(&facts.snapshot, record) == health,
         (Some(health), false) => health == NodeHealth::Unknown,
     };
-    let rows = facts.nodes().filter(|(record, here)| {
+    let rows = facts.nodes().filter(|(record, in_cluster)| {
         let name = &record.node.name;
-        after.as_ref().is_none_or(|after| name > after) && wanted(record) && well(record, *here)
+        after.as_ref().is_none_or(|after| name > after) && matches_filter(record) && matches_health(record, *in_cluster)
     });
     let rows: Vec<WithAgent<'_, NodeRow>> = rows
         .take(limit as usize + 1)
-        .map(|(record, here)| with_agent(look, view::node_row(facts, record, here)))
+        .map(|(record, in_cluster)| with_agent(context, view::node_row(facts, record, in_cluster)))
         .collect();
     RawBody::json(&Page::from_rows(rows, limit, |row| row.inner.node.to_string()))
 }
@@ -130,25 +130,25 @@ struct WithAgent<'a, T> {
     agent: Option<&'a AgentBrief>,
 }
 
-fn with_agent<'a>(look: &RequestContext<'a>, of: NodeRow) -> WithAgent<'a, NodeRow> {
-    WithAgent { agent: look.fleet_view.agents.get(&of.node), inner: of }
+fn with_agent<'a>(context: &RequestContext<'a>, row: NodeRow) -> WithAgent<'a, NodeRow> {
+    WithAgent { agent: context.fleet_view.agents.get(&row.node), inner: row }
 }
 
-fn one_node(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+fn one_node(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
     const AUDIT: u32 = 20;
-    let node: NodeName = look.params.path_segment("node")?;
-    let facts = &look.fleet_view.facts;
-    let kept = cluster_state::node_details(&look.store, facts, &node, AUDIT)?;
-    let of = view::why(facts, &node, kept).ok_or_else(|| unknown_node(&node))?;
-    RawBody::json_redacted(&WithAgent { inner: of, agent: look.fleet_view.agents.get(&node) })
+    let node: NodeName = context.params.path_segment("node")?;
+    let facts = &context.fleet_view.facts;
+    let details = cluster_state::node_details(&context.store, facts, &node, AUDIT)?;
+    let why = view::why(facts, &node, details).ok_or_else(|| unknown_node(&node))?;
+    RawBody::json_redacted(&WithAgent { inner: why, agent: context.fleet_view.agents.get(&node) })
 }
 
-fn timeline(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
-    let node: NodeName = look.params.path_segment("node")?;
-    let (facts, store, limit) = (&look.fleet_view.facts, &look.store, look.page_size());
+fn timeline(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let node: NodeName = context.params.path_segment("node")?;
+    let (facts, store, limit) = (&context.fleet_view.facts, &context.store, context.page_size());
     facts.node(&node).ok_or_else(|| unknown_node(&node))?;
-    let since = look.params.since("since", facts);
-    let kept = cluster_state::node_details(store, facts, &node, limit)?;
+    let since = context.params.since("since", facts);
+    let details = cluster_state::node_details(store, facts, &node, limit)?;
     let filter = HistoryFilter { node: Some(node.clone()), since, limit: Some(limit), ..HistoryFilter::default() };
     let results: Vec<ResultFacts> = store
         .history(&filter)?
@@ -156,9 +156,9 @@ fn timeline(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
         .map(|row| ResultFacts { at: row.at, run: row.run, test: row.test, verdict: row.verdict })
         .collect();
     let boots = boots(store, &node, &results)?;
-    let mut moments = view::timeline(kept.audit, &results, boots);
-    moments.retain(|moment| since.is_none_or(|since| moment.at >= since));
-    RawBody::json_redacted(&moments)
+    let mut events = view::timeline(details.audit, &results, boots);
+    events.retain(|event| since.is_none_or(|since| event.at >= since));
+    RawBody::json_redacted(&events)
 }
 
 /// Returns the boots that the evidence of these runs shows. Limited, because each document is decompressed.
@@ -167,8 +167,8 @@ fn boots(store: &Store, node: &NodeName, results: &[ResultFacts]) -> Result<Vec<
     let runs: BTreeSet<RunId> = results.iter().filter_map(|result| result.run).collect();
     let mut boots = Vec::new();
     for run in runs.into_iter().rev().take(MOST) {
-        let kept = store.evidence(run, node)?.filter(|kept| !kept.truncated);
-        let Some(document) = kept.and_then(|kept| Document::parse_stored(&kept.bytes).ok()) else { continue };
+        let evidence = store.evidence(run, node)?.filter(|evidence| !evidence.truncated);
+        let Some(document) = evidence.and_then(|evidence| Document::parse_stored(&evidence.bytes).ok()) else { continue };
         boots.extend(document.hardware.boot_id.map(|boot| BootFacts { seen: document.started, boot, up: document.up }));
     }
     Ok(boots)
@@ -234,7 +234,7 @@ fn case_schema() -> Value {
 }
 
 fn why_schema() -> Value {
-    let life_state = tagged_union(&[
+    let state_union = tagged_union(&[
         ("in-service", json!({})),
         ("suspect", json!({})),
         ("quarantined", json!({})),
@@ -263,7 +263,7 @@ fn why_schema() -> Value {
     let rest = object(json!({
         "at": timestamp(),
         "headline": text(),
-        "life_state": life_state,
+        "life_state": state_union,
         "hardware": or_null(text()),
         "hold": or_null(hold),
         "backoff": or_null(object(json!({ "until": timestamp(), "times": count() }))),

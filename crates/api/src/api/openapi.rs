@@ -37,8 +37,8 @@ pub fn openapi() -> Value {
     }
     paths.insert("/api/v1/whoami".to_owned(), json!({ "get": whoami() }));
     paths.insert("/api/v1/events".to_owned(), json!({ "get": events() }));
-    for act in ActionKind::ALL {
-        paths.insert(format!("/api/v1/actions/{}", act.name()), json!({ "post": post_operation(act) }));
+    for action in ActionKind::ALL {
+        paths.insert(format!("/api/v1/actions/{}", action.name()), json!({ "post": post_operation(action) }));
     }
     json!({
         "openapi": "3.1.0",
@@ -65,18 +65,18 @@ pub fn openapi_text() -> String {
     format!("{:#}\n", openapi())
 }
 
-fn error_response(about: &str) -> Value {
+fn error_response(description: &str) -> Value {
     json!({
-        "description": about,
+        "description": description,
         "content": { "application/json": { "schema": { "$ref": "#/components/schemas/Error" } } },
     })
 }
 
-fn responses(about: &str, kind: &str, schema: &Value) -> Value {
+fn responses(description: &str, content_type: &str, schema: &Value) -> Value {
     let mut unavailable = error_response("overloaded, timed out, or the store does not respond");
     unavailable["headers"] = json!({ "Retry-After": { "schema": count(), "description": "seconds" } });
     json!({
-        "200": { "description": about, "content": { kind: { "schema": schema } } },
+        "200": { "description": description, "content": { content_type: { "schema": schema } } },
         "503": unavailable,
         "default": error_response("the error"),
     })
@@ -132,15 +132,15 @@ fn events() -> Value {
     })
 }
 
-fn post_operation(act: ActionKind) -> Value {
+fn post_operation(action: ActionKind) -> Value {
     let mut responses = responses("the plan, or the result", "application/json", &actions::schema());
     responses["409"] =
         error_response("the plan has changed (the current one is in `plan`), or the confirmation was used before");
     json!({
-        "operationId": format!("act-{}", act.name()),
-        "summary": act.summary(),
+        "operationId": format!("act-{}", action.name()),
+        "summary": action.summary(),
         "description": ACTIONS_DESCRIPTION,
-        "requestBody": { "required": true, "content": { "application/json": { "schema": act.schema() } } },
+        "requestBody": { "required": true, "content": { "application/json": { "schema": action.schema() } } },
         "responses": responses,
     })
 }
@@ -163,41 +163,41 @@ pub(super) fn html_page() -> String {
         if method == "post" {
             html.push_str(&format!("<p>{}</p>", with_code(ACTIONS_DESCRIPTION)));
         }
-        for (path, place) in paths.iter().filter_map(|(path, place)| Some((path, place.get(method)?))) {
-            html.push_str(&section(method, path, place));
+        for (path, operation) in paths.iter().filter_map(|(path, operation)| Some((path, operation.get(method)?))) {
+            html.push_str(&section(method, path, operation));
         }
     }
     html.push_str("</main></html>");
     html
 }
 
-fn section(method: &str, path: &str, place: &Value) -> String {
-    let said = |key: &str| with_code(place[key].as_str().unwrap_or_default());
-    let mut html = format!("<h3><code>{} {}</code></h3><p>{}.", method.to_uppercase(), escaped(path), said("summary"));
+fn section(method: &str, path: &str, operation: &Value) -> String {
+    let field_html = |key: &str| with_code(operation[key].as_str().unwrap_or_default());
+    let mut html = format!("<h3><code>{} {}</code></h3><p>{}.", method.to_uppercase(), escaped(path), field_html("summary"));
     if method == "get" {
-        html.push_str(&format!(" {}", said("description")));
+        html.push_str(&format!(" {}", field_html("description")));
     }
     html.push_str("</p>");
-    let params = place["parameters"].as_array().into_iter().flatten().map(|param| {
+    let params = operation["parameters"].as_array().into_iter().flatten().map(|param| {
         (param["name"].clone(), param["description"].clone(), param["schema"].clone(), param["required"] == true)
     });
-    let body = &place["requestBody"]["content"]["application/json"]["schema"];
+    let body = &operation["requestBody"]["content"]["application/json"]["schema"];
     let required = |name: &str| body["required"].as_array().is_some_and(|all| all.iter().any(|one| one == name));
     let fields = body["properties"].as_object().into_iter().flatten();
     let fields = fields.map(|(name, field)| (json!(name), field["description"].clone(), field.clone(), required(name)));
     let rows: Vec<String> = params
         .chain(fields)
-        .map(|(name, about, schema, required)| {
-            let words = schema["enum"].as_array().map(|words| {
-                let words: Vec<&str> = words.iter().filter_map(Value::as_str).collect();
-                format!(" ({})", words.join(", "))
+        .map(|(name, description, schema, required)| {
+            let values = schema["enum"].as_array().map(|values| {
+                let values: Vec<&str> = values.iter().filter_map(Value::as_str).collect();
+                format!(" ({})", values.join(", "))
             });
-            let must = if required { ", required" } else { "" };
+            let required_text = if required { ", required" } else { "" };
             format!(
-                "<dt><code>{}</code>{must}</dt><dd>{}{}</dd>",
+                "<dt><code>{}</code>{required_text}</dt><dd>{}{}</dd>",
                 escaped(name.as_str().unwrap_or_default()),
-                with_code(about.as_str().unwrap_or_default()),
-                escaped(&words.unwrap_or_default())
+                with_code(description.as_str().unwrap_or_default()),
+                escaped(&values.unwrap_or_default())
             )
         })
         .collect();
@@ -213,7 +213,7 @@ fn with_code(text: &str) -> String {
     let parts: Vec<String> = safe
         .split('`')
         .enumerate()
-        .map(|(place, part)| if place % 2 == 1 { format!("<code>{part}</code>") } else { part.to_owned() })
+        .map(|(index, part)| if index % 2 == 1 { format!("<code>{part}</code>") } else { part.to_owned() })
         .collect();
     parts.concat()
 }
@@ -228,9 +228,9 @@ mod tests {
 
     #[test]
     fn every_endpoint_documents_503_and_every_command_409() {
-        for (path, place) in openapi()["paths"].as_object().unwrap() {
-            for (method, told) in place.as_object().unwrap() {
-                let responses = &told["responses"];
+        for (path, operations) in openapi()["paths"].as_object().unwrap() {
+            for (method, operation) in operations.as_object().unwrap() {
+                let responses = &operation["responses"];
                 assert!(responses["503"]["headers"]["Retry-After"].is_object(), "{method} {path}");
                 assert_eq!(responses.get("409").is_some(), method == "post", "{method} {path}");
             }

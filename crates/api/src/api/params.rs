@@ -39,8 +39,8 @@ pub(super) enum ParamSyntax {
 const MAX_VALUE_LENGTH: usize = 1024;
 
 impl Param {
-    pub(super) const fn new(name: &'static str, about: &'static str, form: ParamSyntax) -> Self {
-        Self { name, description: about, syntax: form }
+    pub(super) const fn new(name: &'static str, description: &'static str, syntax: ParamSyntax) -> Self {
+        Self { name, description, syntax }
     }
 
     pub(super) fn schema(&self) -> Value {
@@ -49,7 +49,7 @@ impl Param {
             ParamSyntax::Text | ParamSyntax::PastTime => {
                 json!({ "type": "string", "minLength": 1, "maxLength": MAX_VALUE_LENGTH })
             }
-            ParamSyntax::OneOf(words) => json!({ "type": "string", "enum": words }),
+            ParamSyntax::OneOf(accepted) => json!({ "type": "string", "enum": accepted }),
             ParamSyntax::Count { most, usual } => {
                 json!({ "type": "integer", "minimum": 1, "maximum": most, "default": usual })
             }
@@ -93,9 +93,9 @@ impl RequestParams {
                 return Err(bad("it occurs twice"));
             }
         }
-        let asked = Self { values };
-        asked.validate(params)?;
-        Ok(asked)
+        let parsed = Self { values };
+        parsed.validate(params)?;
+        Ok(parsed)
     }
 
     /// Checks the values against the documented syntax.
@@ -104,8 +104,8 @@ impl RequestParams {
             let Some(value) = self.text(param.name) else { continue };
             let bad = |why: String| Err(ApiError::BadParameter { name: param.name, why });
             match param.syntax {
-                ParamSyntax::OneOf(words) if !words.contains(&value) => {
-                    return bad(format!("expected one of {}", words.join(", ")));
+                ParamSyntax::OneOf(accepted) if !accepted.contains(&value) => {
+                    return bad(format!("expected one of {}", accepted.join(", ")));
                 }
                 ParamSyntax::Count { most, .. }
                     if !value.parse().is_ok_and(|count: u32| (1..=most).contains(&count)) =>
@@ -125,9 +125,9 @@ impl RequestParams {
     }
 
     /// Returns a fixed-size digest that is equal for equivalent requests, however they are written.
-    pub(super) fn key(&self, place: &str) -> [u8; 32] {
+    pub(super) fn key(&self, path: &str) -> [u8; 32] {
         let mut digest = Sha256::new();
-        for part in std::iter::once(place).chain(self.values.iter().flat_map(|(name, value)| [*name, value.as_str()])) {
+        for part in std::iter::once(path).chain(self.values.iter().flat_map(|(name, value)| [*name, value.as_str()])) {
             digest.update((part.len() as u64).to_be_bytes());
             digest.update(part.as_bytes());
         }
@@ -154,8 +154,8 @@ impl RequestParams {
             ParamSyntax::Count { usual, .. } => Some(usual),
             _ => None,
         });
-        let asked = self.text("limit").and_then(|text| text.parse().ok());
-        asked.or(usual).unwrap_or(100)
+        let requested = self.text("limit").and_then(|text| text.parse().ok());
+        requested.or(usual).unwrap_or(100)
     }
 
     /// Returns a time in the past.
@@ -175,7 +175,7 @@ fn percent_decode(text: &str) -> String {
     let mut rest = text.as_bytes();
     while let Some((&byte, after)) = rest.split_first() {
         let digit =
-            |place: usize| char::from(*after.get(place)?).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+            |index: usize| char::from(*after.get(index)?).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
         match (byte, digit(0).zip(digit(1))) {
             (b'%', Some((high, low))) => {
                 bytes.push(high << 4 | low);
@@ -206,19 +206,19 @@ mod tests {
     }
 
     #[test]
-    fn parameters_are_decoded_and_a_slip_in_a_name_is_told_with_the_known_ones() {
-        let asked = read("select=node%5B01-04%5D+x&limit=7&since=2d").unwrap();
-        assert_eq!((asked.text("select"), asked.page_size(PARAMS)), (Some("node[01-04] x"), 7));
+    fn parameters_are_decoded_and_an_unknown_name_is_rejected_with_the_accepted_ones() {
+        let params = read("select=node%5B01-04%5D+x&limit=7&since=2d").unwrap();
+        assert_eq!((params.text("select"), params.page_size(PARAMS)), (Some("node[01-04] x"), 7));
         assert_eq!(read("").unwrap().page_size(PARAMS), 100);
-        let slip = read("limt=7").unwrap_err();
-        assert!(matches!(&slip, ApiError::UnknownParameter { accepted, .. } if accepted.contains("limit")), "{slip}");
+        let error = read("limt=7").unwrap_err();
+        assert!(matches!(&error, ApiError::UnknownParameter { accepted, .. } if accepted.contains("limit")), "{error}");
         for bad in ["limit=0", "limit=501", "limit=x", "limit=7&limit=8", "since=yesterday", "life=well", "select="] {
             assert!(matches!(read(bad), Err(ApiError::BadParameter { .. })), "{bad}");
         }
     }
 
     #[test]
-    fn the_same_question_has_one_key_however_it_is_written() {
+    fn equivalent_queries_have_the_same_key() {
         let key = |query: &str| read(query).unwrap().key("/nodes");
         assert_eq!(key("limit=7&select=a"), key("select=%61&limit=7"));
         assert_ne!(key("limit=7"), key("limit=8"));
@@ -229,7 +229,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_query_is_parsed_or_rejected(query in ".{0,200}") {
-            let _read_or_refused = read(&query);
+            let _result = read(&query);
         }
     }
 }

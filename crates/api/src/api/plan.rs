@@ -25,15 +25,15 @@ pub(super) const PLAN: Route = Route {
     handler: read,
 };
 
-fn read(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
-    let facts = &look.fleet_view.facts;
-    let wanted = node_filter(look.params)?;
+fn read(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let facts = &context.fleet_view.facts;
+    let matches_filter = node_filter(context.params)?;
     // The ids of a plan that is not carried out need not be unique.
     let plan = plan::plan(&facts.snapshot, &mut IdSource::new(0));
     let nodes = &facts.snapshot.nodes;
     let view = view::plan_view(&plan, |name| {
-        let place = nodes.binary_search_by(|record| record.node.name.cmp(name));
-        place.is_ok_and(|place| wanted(&nodes[place]))
+        let index = nodes.binary_search_by(|record| record.node.name.cmp(name));
+        index.is_ok_and(|index| matches_filter(&nodes[index]))
     });
     RawBody::json(&json!({ "at": facts.now, "actions": view.actions, "passed_over": view.passed_over }))
 }

@@ -36,7 +36,7 @@ pub(super) struct ResponseCache {
     memory: Arc<Semaphore>,
 }
 
-/// A request's digest, from [`RequestParams::key`](super::asked::Asked::key).
+/// A request's digest, from [`RequestParams::key`](super::params::RequestParams::key).
 type RequestKey = [u8; 32];
 
 #[derive(Debug, Default)]
@@ -56,8 +56,8 @@ pub(super) struct CachedResponse {
 }
 
 impl CachedResponse {
-    pub(super) fn is_fresh(&self, scene: u64, lasts: CachePolicy) -> bool {
-        self.view_number == scene && (lasts == CachePolicy::UntilStateChanges || self.created.elapsed() < BRIEF_TTL)
+    pub(super) fn is_fresh(&self, view_number: u64, policy: CachePolicy) -> bool {
+        self.view_number == view_number && (policy == CachePolicy::UntilStateChanges || self.created.elapsed() < BRIEF_TTL)
     }
 }
 
@@ -71,45 +71,45 @@ impl ResponseCache {
     }
 
     /// Reserves memory for a response. Clears the cache if there is none; responses being sent keep theirs.
-    pub(super) fn reserve(&self, made: RawBody) -> Result<SharedResponse, ApiError> {
-        let answer = SharedResponse::new(made);
-        let size = u32::try_from(answer.memory_size() / 1024 + 1).unwrap_or(u32::MAX);
-        let room = || Arc::clone(&self.memory).try_acquire_many_owned(size);
-        let room = room().or_else(|_| {
+    pub(super) fn reserve(&self, body: RawBody) -> Result<SharedResponse, ApiError> {
+        let response = SharedResponse::new(body);
+        let size = u32::try_from(response.memory_size() / 1024 + 1).unwrap_or(u32::MAX);
+        let permit = || Arc::clone(&self.memory).try_acquire_many_owned(size);
+        let permit = permit().or_else(|_| {
             *self.lock() = CacheEntries::default();
-            room()
+            permit()
         });
-        let room = room.map_err(|_| ApiError::Overloaded)?;
-        Ok(answer.with_memory_permit(room))
+        let permit = permit.map_err(|_| ApiError::Overloaded)?;
+        Ok(response.with_memory_permit(permit))
     }
 
-    pub(super) fn entry(&self, asked: RequestKey) -> Arc<CacheEntry> {
-        let mut shelf = self.lock();
-        if let Some(place) = shelf.by_request.get(&asked) {
-            return Arc::clone(place);
+    pub(super) fn entry(&self, key: RequestKey) -> Arc<CacheEntry> {
+        let mut entries = self.lock();
+        if let Some(entry) = entries.by_request.get(&key) {
+            return Arc::clone(entry);
         }
-        if shelf.by_request.len() >= MAX_RESPONSES || shelf.bytes > MAX_BYTES {
-            *shelf = CacheEntries::default();
+        if entries.by_request.len() >= MAX_RESPONSES || entries.bytes > MAX_BYTES {
+            *entries = CacheEntries::default();
         }
-        let place = Arc::new(CacheEntry::default());
-        shelf.by_request.insert(asked, Arc::clone(&place));
-        place
+        let entry = Arc::new(CacheEntry::default());
+        entries.by_request.insert(key, Arc::clone(&entry));
+        entry
     }
 
     /// Removes an outdated response.
-    pub(super) fn evict(&self, place: &mut Option<CachedResponse>) {
-        if let Some(old) = place.take() {
-            let mut shelf = self.lock();
-            shelf.bytes = shelf.bytes.saturating_sub(old.response.memory_size());
+    pub(super) fn evict(&self, entry: &mut Option<CachedResponse>) {
+        if let Some(old) = entry.take() {
+            let mut entries = self.lock();
+            entries.bytes = entries.bytes.saturating_sub(old.response.memory_size());
         }
     }
 
     /// Stores a response.
-    pub(super) fn insert(&self, place: &mut Option<CachedResponse>, answer: SharedResponse, scene: u64) {
-        let before = place.as_ref().map_or(0, |kept| kept.response.memory_size());
-        let mut shelf = self.lock();
-        shelf.bytes = shelf.bytes.saturating_sub(before) + answer.memory_size();
-        *place = Some(CachedResponse { response: answer, view_number: scene, created: Instant::now() });
+    pub(super) fn insert(&self, entry: &mut Option<CachedResponse>, response: SharedResponse, view_number: u64) {
+        let old_size = entry.as_ref().map_or(0, |old| old.response.memory_size());
+        let mut entries = self.lock();
+        entries.bytes = entries.bytes.saturating_sub(old_size) + response.memory_size();
+        *entry = Some(CachedResponse { response, view_number, created: Instant::now() });
     }
 }
 
@@ -120,44 +120,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kept_answers_stay_within_their_room() {
-        let answers = ResponseCache::new();
+    fn cached_responses_stay_within_the_memory_limit() {
+        let cache = ResponseCache::new();
         for n in 0..200 {
-            let place = answers.entry([n; 32]);
-            let made = RawBody::text("text/plain", format!("{n}").repeat(200_000));
-            answers.insert(&mut place.blocking_lock(), answers.reserve(made).unwrap(), 1);
-            assert!(answers.lock().bytes <= MAX_BYTES + (1 << 20), "{}", answers.lock().bytes);
+            let entry = cache.entry([n; 32]);
+            let body = RawBody::text("text/plain", format!("{n}").repeat(200_000));
+            cache.insert(&mut entry.blocking_lock(), cache.reserve(body).unwrap(), 1);
+            assert!(cache.lock().bytes <= MAX_BYTES + (1 << 20), "{}", cache.lock().bytes);
         }
-        let place = answers.entry([0xff; 32]);
-        answers.insert(
-            &mut place.blocking_lock(),
-            answers.reserve(RawBody::text("text/plain", String::new())).unwrap(),
+        let entry = cache.entry([0xff; 32]);
+        cache.insert(
+            &mut entry.blocking_lock(),
+            cache.reserve(RawBody::text("text/plain", String::new())).unwrap(),
             1,
         );
-        let kept = answers.entry([0xff; 32]);
-        let kept = kept.blocking_lock();
-        let kept = kept.as_ref().unwrap();
-        assert!(kept.is_fresh(1, CachePolicy::UntilStateChanges) && !kept.is_fresh(2, CachePolicy::UntilStateChanges));
+        let cached = cache.entry([0xff; 32]);
+        let cached = cached.blocking_lock();
+        let cached = cached.as_ref().unwrap();
+        assert!(cached.is_fresh(1, CachePolicy::UntilStateChanges) && !cached.is_fresh(2, CachePolicy::UntilStateChanges));
     }
 
     #[test]
     fn unread_responses_stay_within_the_common_memory_limit() {
-        let answers = ResponseCache::new();
-        let made = || RawBody::text("text/plain", "x".repeat(4 << 20));
-        let mut slow = Vec::new();
-        let refused = loop {
-            match answers.reserve(made()) {
-                Ok(answer) => slow.push(answer.respond_to(&HeaderMap::new())),
-                Err(refusal) => break refusal,
+        let cache = ResponseCache::new();
+        let body = || RawBody::text("text/plain", "x".repeat(4 << 20));
+        let mut unread = Vec::new();
+        let error = loop {
+            match cache.reserve(body()) {
+                Ok(response) => unread.push(response.respond_to(&HeaderMap::new())),
+                Err(error) => break error,
             }
-            assert!(slow.len() <= MEMORY_LIMIT_KIB >> 12, "{} MiB are being sent", slow.len() * 4);
+            assert!(unread.len() <= MEMORY_LIMIT_KIB >> 12, "{} MiB are being sent", unread.len() * 4);
         };
-        assert_eq!((refused, slow.len()), (ApiError::Overloaded, (MEMORY_LIMIT_KIB >> 12) - 1));
-        slow.pop();
-        assert!(answers.reserve(made()).is_ok(), "a response that was sent or abandoned releases its memory");
-        let place = answers.entry([1; 32]);
-        answers.insert(&mut place.blocking_lock(), answers.reserve(made()).unwrap(), 1);
-        drop(place);
-        assert!(answers.reserve(made()).is_ok(), "cached responses are evicted for new ones");
+        assert_eq!((error, unread.len()), (ApiError::Overloaded, (MEMORY_LIMIT_KIB >> 12) - 1));
+        unread.pop();
+        assert!(cache.reserve(body()).is_ok(), "a response that was sent or abandoned releases its memory");
+        let entry = cache.entry([1; 32]);
+        cache.insert(&mut entry.blocking_lock(), cache.reserve(body()).unwrap(), 1);
+        drop(entry);
+        assert!(cache.reserve(body()).is_ok(), "cached responses are evicted for new ones");
     }
 }

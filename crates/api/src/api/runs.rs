@@ -97,10 +97,10 @@ const MAX_LOG_BYTES: u64 = 256 << 10;
 /// How far before a part of a log to look for the start of its line and of a private key: no key is longer.
 const REDACTION_CONTEXT: u64 = 64 << 10;
 
-fn list_runs(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
-    let (asked, limit) = (look.params, look.page_size());
-    let (before, node): (Option<RunId>, Option<NodeName>) = (asked.get("cursor")?, asked.get("node")?);
-    let rows = look.store.runs_before(before, limit + 1, node.as_ref())?;
+fn list_runs(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let (params, limit) = (context.params, context.page_size());
+    let (before, node): (Option<RunId>, Option<NodeName>) = (params.get("cursor")?, params.get("node")?);
+    let rows = context.store.runs_before(before, limit + 1, node.as_ref())?;
     let rows: Vec<RunView> = rows.into_iter().map(|record| view::run_view(&run_facts(record))).collect();
     RawBody::json(&Page::from_rows(rows, limit, |row| row.run.to_string()))
 }
@@ -109,10 +109,10 @@ fn run_facts(record: RunRecord) -> RunFacts {
     RunFacts { run: record.run, started: record.started, ended: record.ended }
 }
 
-fn find_run(look: &RequestContext<'_>) -> Result<RunRecord, ApiError> {
-    let run: RunId = look.params.path_segment("run")?;
+fn find_run(context: &RequestContext<'_>) -> Result<RunRecord, ApiError> {
+    let run: RunId = context.params.path_segment("run")?;
     let known = "GET /api/v1/runs lists them".to_owned();
-    look.store.run(run)?.ok_or_else(|| ApiError::UnknownName { what: "run", name: run.to_string(), known })
+    context.store.run(run)?.ok_or_else(|| ApiError::UnknownName { what: "run", name: run.to_string(), known })
 }
 
 #[derive(Debug, Serialize)]
@@ -122,8 +122,8 @@ struct RunDetails {
     outcomes: Vec<OutcomeView>,
 }
 
-fn one_run(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
-    let facts = run_facts(find_run(look)?);
+fn one_run(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let facts = run_facts(find_run(context)?);
     RawBody::json(&RunDetails { run: view::run_view(&facts), outcomes: view::outcomes(&facts) })
 }
 
@@ -141,14 +141,14 @@ struct LogResponse {
     text: String,
 }
 
-fn log(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
-    let record = find_run(look)?;
+fn log(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let record = find_run(context)?;
     let run = &record.run;
-    let node = pick_from_run(look.params.get("node")?, &run.nodes, "node")?;
-    let test = pick_from_run(look.params.get("test")?, &run.tests, "test")?;
+    let node = pick_from_run(context.params.get("node")?, &run.nodes, "node")?;
+    let test = pick_from_run(context.params.get("test")?, &run.tests, "test")?;
     // Read before the log, so that everything written before the end is in it.
     let ended = matches!(run.state, RunState::Ended(_));
-    let share = look.state.share.as_ref().ok_or(ApiError::Gone)?;
+    let share = context.state.share.as_ref().ok_or(ApiError::Gone)?;
     let file = share.open_log(&Share::log_path(&test, &node, run.planned)).map_err(|error| {
         tracing::warn!(%error, run = %run.id, "cannot read a log");
         ApiError::StoreUnavailable
@@ -159,7 +159,7 @@ fn log(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
             LogResponse { run: run.id, node, test, size: 0, offset: 0, next_offset: 0, ended, text: String::new() };
         return RawBody::json(&part);
     };
-    let (offset, tail): (Option<u64>, Option<u64>) = (look.params.get("offset")?, look.params.get("tail")?);
+    let (offset, tail): (Option<u64>, Option<u64>) = (context.params.get("offset")?, context.params.get("tail")?);
     let part = read_slice(file, offset, tail, ended).map_err(|error| {
         tracing::warn!(%error, run = %run.id, "cannot read a log");
         ApiError::StoreUnavailable
@@ -227,13 +227,13 @@ fn read_slice(mut file: File, offset: Option<u64>, tail: Option<u64>, ended: boo
     let mut bytes = Vec::new();
     file.take(from - window + MAX_LOG_BYTES).read_to_end(&mut bytes)?;
     let read = window + bytes.len() as u64;
-    let here = usize::try_from(from - window).unwrap_or(usize::MAX).min(bytes.len());
-    let line = bytes[..here].iter().rposition(|byte| *byte == b'\n').map(|place| place + 1);
+    let from_index = usize::try_from(from - window).unwrap_or(usize::MAX).min(bytes.len());
+    let line = bytes[..from_index].iter().rposition(|byte| *byte == b'\n').map(|index| index + 1);
     let line = line.or((from < REDACTION_CONTEXT).then_some(0));
-    let next_line = bytes[here..].iter().position(|byte| *byte == b'\n').map(|place| here + place + 1);
+    let next_line = bytes[from_index..].iter().position(|byte| *byte == b'\n').map(|index| from_index + index + 1);
     let begin = match (line, next_line) {
-        _ if from == size => here,
-        (Some(line), _) if line == here => line,
+        _ if from == size => from_index,
+        (Some(line), _) if line == from_index => line,
         (line, Some(next)) if offset.is_none() || line.is_none() => next,
         (Some(line), _) => line,
         (None, _) => {
@@ -242,13 +242,13 @@ fn read_slice(mut file: File, offset: Option<u64>, tail: Option<u64>, ended: boo
         }
     };
     let mut part = bytes.split_off(begin);
-    let whole = (part.len() as u64) < MAX_LOG_BYTES;
+    let complete = (part.len() as u64) < MAX_LOG_BYTES;
     part.truncate(MAX_LOG_BYTES as usize);
     // An incomplete line is sent when it ends. A line that never ends is not waited for.
-    if !(ended && whole) {
+    if !(ended && complete) {
         match part.iter().rposition(|byte| *byte == b'\n') {
-            Some(place) => part.truncate(place + 1),
-            None if whole && (part.len() as u64) < REDACTION_CONTEXT => part.clear(),
+            Some(index) => part.truncate(index + 1),
+            None if complete && (part.len() as u64) < REDACTION_CONTEXT => part.clear(),
             None => {}
         }
     }
@@ -256,22 +256,22 @@ fn read_slice(mut file: File, offset: Option<u64>, tail: Option<u64>, ended: boo
     Ok(LogSlice { size, start, next: start + part.len() as u64, before: bytes, bytes: part })
 }
 
-fn evidence(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
-    let (run, node): (RunId, NodeName) = (look.params.path_segment("run")?, look.params.path_segment("node")?);
-    let kept = look.store.evidence(run, &node)?;
+fn evidence(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let (run, node): (RunId, NodeName) = (context.params.path_segment("run")?, context.params.path_segment("node")?);
+    let stored = context.store.evidence(run, &node)?;
     let known = "evidence is stored for `retention.evidence`".to_owned();
     let name = format!("{run} on {node}");
-    let kept = kept.ok_or(ApiError::UnknownName { what: "evidence", name, known })?;
+    let stored = stored.ok_or(ApiError::UnknownName { what: "evidence", name, known })?;
     // The first line is the signature.
-    let body = kept.bytes.iter().position(|byte| *byte == b'\n').map_or(&[][..], |place| &kept.bytes[place + 1..]);
+    let body = stored.bytes.iter().position(|byte| *byte == b'\n').map_or(&[][..], |index| &stored.bytes[index + 1..]);
     let mut document: Value = match serde_json::from_slice(body) {
         Ok(document) => document,
         // A truncated document is not valid JSON.
         Err(_) => json!({ "cut": true, "text": unescape(&String::from_utf8_lossy(body)) }),
     };
     redact_json(&mut document);
-    let made = RawBody::json(&document)?;
-    Ok(RawBody { file_name: Some(format!("{run}_{node}.json")), ..made })
+    let response = RawBody::json(&document)?;
+    Ok(RawBody { file_name: Some(format!("{run}_{node}.json")), ..response })
 }
 
 fn run_view() -> Value {
@@ -313,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_of_a_log_ends_with_a_line_and_a_tail_begins_with_one() {
+    fn a_log_slice_starts_and_ends_at_line_boundaries() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"one\ntwo\nthree").unwrap();
         let part = |offset, tail| {
@@ -328,22 +328,22 @@ mod tests {
         assert_eq!(part(None, Some(10)), (4, "two\n".to_owned()));
         assert_eq!(part(Some(99), None), (13, String::new()));
         assert_eq!(part(Some(5), None), (4, "two\n".to_owned()), "from the start of its line");
-        let whole = read_slice(file.try_clone().unwrap(), Some(8), None, true).unwrap();
-        assert_eq!(whole.bytes, b"three", "the log of an ended run is complete");
+        let rest = read_slice(file.try_clone().unwrap(), Some(8), None, true).unwrap();
+        assert_eq!(rest.bytes, b"three", "the log of an ended run is complete");
     }
 
     #[test]
-    fn no_offset_and_no_tail_cuts_a_secret_from_what_it_is_known_by() {
+    fn no_offset_or_tail_separates_a_secret_from_the_text_that_identifies_it() {
         let mut file = tempfile::tempfile().unwrap();
         let key = "-----BEGIN OPENSSH PRIVATE KEY-----\nhunter2\nhunter2\n-----END OPENSSH PRIVATE KEY-----\n";
         let text = format!("a\nHF_TOKEN=hf_hunter2\nb\n{key}c\nPASSWORD=hunter2");
         file.write_all(text.as_bytes()).unwrap();
-        for place in 0..=text.len() as u64 {
+        for position in 0..=text.len() as u64 {
             for ended in [false, true] {
-                for (offset, tail) in [(Some(place), None), (None, Some(place))] {
+                for (offset, tail) in [(Some(position), None), (None, Some(position))] {
                     let part = read_slice(file.try_clone().unwrap(), offset, tail, ended).unwrap();
-                    let shown = part.redacted_text();
-                    assert!(!shown.contains("er2"), "{offset:?} {tail:?}: {shown}");
+                    let redacted = part.redacted_text();
+                    assert!(!redacted.contains("er2"), "{offset:?} {tail:?}: {redacted}");
                     assert!(part.next >= part.start && part.next <= part.size, "{part:?}");
                 }
             }
@@ -353,17 +353,17 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_does_not_end_is_shown_by_its_beginning_and_followed_to_its_end() {
+    fn only_the_start_of_an_overlong_line_is_shown_and_reading_continues_after_it() {
         let mut file = tempfile::tempfile().unwrap();
         let line = format!("{} TOKEN={}\nend\n", "x".repeat(300 << 10), "hunter2".repeat(20 << 10));
         file.write_all(line.as_bytes()).unwrap();
-        let (mut at, mut shown) = (0, String::new());
+        let (mut at, mut output) = (0, String::new());
         while at < line.len() as u64 {
             let part = read_slice(file.try_clone().unwrap(), Some(at), None, false).unwrap();
             assert!(part.next > at, "it goes on: {at}");
             at = part.next;
-            shown += &part.redacted_text();
+            output += &part.redacted_text();
         }
-        assert!(shown.starts_with("xxx") && shown.ends_with("end\n") && !shown.contains("hunter2"));
+        assert!(output.starts_with("xxx") && output.ends_with("end\n") && !output.contains("hunter2"));
     }
 }

@@ -71,10 +71,10 @@ pub(super) async fn serve(listener: TcpListener, router: Router, tls: Option<Tls
         }
     };
     let router = TowerToHyperService::new(router);
-    let (places, tls) = (Arc::new(Semaphore::new(MAX_CONNECTIONS)), tls.map(Arc::new));
+    let (permits, tls) = (Arc::new(Semaphore::new(MAX_CONNECTIONS)), tls.map(Arc::new));
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-        let (stream, from) = match listener.accept().await {
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
+        let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
                 // Usually out of file descriptors: active connections will free some.
@@ -84,29 +84,29 @@ pub(super) async fn serve(listener: TcpListener, router: Router, tls: Option<Tls
             }
         };
         // Responses are written whole; small ones should not be delayed by Nagle's algorithm.
-        let _as_it_is = stream.set_nodelay(true);
-        let (told, tls) = (PeerService { router: router.clone(), peer: Peer(from.ip()) }, tls.clone());
+        let _ignored = stream.set_nodelay(true);
+        let (service, tls) = (PeerService { router: router.clone(), peer: Peer(peer.ip()) }, tls.clone());
         let stream = StallTimeout::new(stream);
         tokio::spawn(async move {
             match tls {
-                None => serve_connection(stream, told).await,
+                None => serve_connection(stream, service).await,
                 // A client that does not finish the handshake gets no response.
                 Some(tls) => {
                     if let Ok(Ok(stream)) = timeout(HEADER_TIMEOUT, tls.acceptor().accept(stream)).await {
-                        serve_connection(stream, told).await;
+                        serve_connection(stream, service).await;
                     }
                 }
             }
-            drop(place);
+            drop(permit);
         });
     }
 }
 
-async fn serve_connection(stream: impl AsyncRead + AsyncWrite + Unpin, told: PeerService) {
+async fn serve_connection(stream: impl AsyncRead + AsyncWrite + Unpin, service: PeerService) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(MAX_HEADER_BYTES);
     // How a connection ends does not matter to the server.
-    let _over = timeout(CONNECTION_TIMEOUT, http.serve_connection(TokioIo::new(stream), told)).await;
+    let _result = timeout(CONNECTION_TIMEOUT, http.serve_connection(TokioIo::new(stream), service)).await;
 }
 
 /// A stream that fails when the client accepts no data.

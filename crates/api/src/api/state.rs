@@ -63,27 +63,27 @@ impl std::fmt::Debug for ApiState {
 }
 
 impl ApiState {
-    /// `key` signs confirmations. `places` are the names of the readable endpoints; each gets its own workers.
+    /// `key` signs confirmations. `endpoints` are the names of the readable endpoints; each gets its own workers.
     pub(super) fn new(
         config: &WebConfig,
-        parts: ApiDeps,
+        deps: ApiDeps,
         key: [u8; 32],
-        places: impl Iterator<Item = &'static str>,
+        endpoints: impl Iterator<Item = &'static str>,
     ) -> Result<Self, StoreError> {
-        let ApiDeps { store, clock, cycle_trigger: wake, share, settings, .. } = parts;
-        let unseen = ObservedCluster::unobserved(&settings);
-        let facts = cluster_state::facts(&store, None, unseen, clock.now())?;
-        let scene = FleetView::new(0, facts, settings, BTreeMap::new(), config.rack_before.as_deref());
+        let ApiDeps { store, clock, cycle_trigger, share, settings, .. } = deps;
+        let unobserved = ObservedCluster::unobserved(&settings);
+        let facts = cluster_state::facts(&store, None, unobserved, clock.now())?;
+        let view = FleetView::new(0, facts, settings, BTreeMap::new(), config.rack_before.as_deref());
         Ok(Self {
             auth: Authenticator::new(store.clone(), config.proxy.clone(), config.listen.ip().is_loopback()),
             store,
             clock,
-            cycle_trigger: wake,
+            cycle_trigger,
             share,
             rack_before: config.rack_before.clone(),
-            fleet_view: RwLock::new(Arc::new(scene)),
+            fleet_view: RwLock::new(Arc::new(view)),
             response_cache: ResponseCache::new(),
-            workers: WorkerPools::new(places),
+            workers: WorkerPools::new(endpoints),
             measurement_cache: MeasurementCache::default(),
             events: EventBroker::new(hex::encode(&key[..4])),
             confirmations: Confirmations::new(key),
@@ -98,10 +98,10 @@ impl ApiState {
 
     /// Serves this cluster state from now on.
     pub(super) fn publish(&self, facts: Facts, settings: Settings, agents: BTreeMap<NodeName, AgentBrief>) {
-        let before = self.fleet_view();
-        let scene = FleetView::new(before.number + 1, facts, settings, agents, self.rack_before.as_deref());
-        let changes = scene.changes(Some(&before).filter(|before| before.number > 0).map(|before| &**before));
-        *self.fleet_view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(scene);
+        let previous = self.fleet_view();
+        let view = FleetView::new(previous.number + 1, facts, settings, agents, self.rack_before.as_deref());
+        let changes = view.changes(Some(&previous).filter(|previous| previous.number > 0).map(|previous| &**previous));
+        *self.fleet_view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
         self.events.publish(&changes);
     }
 }

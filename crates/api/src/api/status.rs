@@ -24,12 +24,12 @@ pub(super) const STATUS: Route = Route {
     cache_policy: CachePolicy::Briefly,
     response_schema: status_schema,
     content_type: JSON,
-    handler: |look| {
-        let facts = &look.fleet_view.facts;
-        let mut status = view::status(facts, &cluster_state::ledger(&look.store, facts.now)?);
+    handler: |context| {
+        let facts = &context.fleet_view.facts;
+        let mut status = view::status(facts, &cluster_state::ledger(&context.store, facts.now)?);
         status
             .troubles
-            .extend(look.fleet_view.stale_age().map(|age| format!("the displayed cluster state is {age} old")));
+            .extend(context.fleet_view.stale_age().map(|age| format!("the displayed cluster state is {age} old")));
         RawBody::json(&status)
     },
 };
@@ -43,7 +43,7 @@ pub(super) const COVERAGE: Route = Route {
     cache_policy: CachePolicy::UntilStateChanges,
     response_schema: || list(coverage_row()),
     content_type: JSON,
-    handler: |look| RawBody::json(&view::coverage(&look.fleet_view.facts)),
+    handler: |context| RawBody::json(&view::coverage(&context.fleet_view.facts)),
 };
 
 pub(super) const POLICY: Route = Route {
@@ -58,8 +58,8 @@ pub(super) const POLICY: Route = Route {
     handler: read_policy,
 };
 
-fn read_policy(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
-    RawBody::json(&*look.fleet_view.facts.snapshot.policy)
+fn read_policy(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    RawBody::json(&*context.fleet_view.facts.snapshot.policy)
 }
 
 /// Schema of one test's coverage over all nodes.

@@ -63,9 +63,9 @@ struct TestRow<'a> {
     limit: doctor_core::time::Span,
 }
 
-fn list_tests(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
-    let catalogue = &look.fleet_view.settings.catalogue;
-    let rows = look.fleet_view.facts.snapshot.tests.iter().map(|test| TestRow {
+fn list_tests(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let catalogue = &context.fleet_view.settings.catalogue;
+    let rows = context.fleet_view.facts.snapshot.tests.iter().map(|test| TestRow {
         test: &test.id,
         title: catalogue.get(&test.id).map_or("", |check| check.spec.title),
         routine: test.routine,
@@ -96,10 +96,10 @@ struct MeasurementSpread {
     spread: Distribution,
 }
 
-fn one_test(look: &RequestContext<'_>) -> Result<RawBody, ApiError> {
-    let test: TestId = look.params.path_segment("test")?;
-    let (figures, progress) = test_measurements(look, &test, spreads)?;
-    let coverage = view::coverage(&look.fleet_view.facts).into_iter().find(|row| row.test == test);
+fn one_test(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let test: TestId = context.params.path_segment("test")?;
+    let (figures, progress) = test_measurements(context, &test, spreads)?;
+    let coverage = view::coverage(&context.fleet_view.facts).into_iter().find(|row| row.test == test);
     let Progress { nodes, read } = progress;
     RawBody::json(&TestDistribution { test, nodes, read, complete: read == nodes, coverage, figures })
 }
@@ -113,32 +113,32 @@ pub(super) struct Progress {
 
 /// Calls `make` with the measurements of a test's newest results on the selected nodes, after reading new evidence.
 pub(super) fn test_measurements<T>(
-    look: &RequestContext<'_>,
+    context: &RequestContext<'_>,
     test: &TestId,
     make: impl FnOnce(&TestMeasurements, &[LatestRow]) -> T,
 ) -> Result<(T, Progress), ApiError> {
-    let facts = &look.fleet_view.facts;
+    let facts = &context.fleet_view.facts;
     if facts.snapshot.tests.iter().all(|known| known.id != *test) {
         let known = facts.snapshot.tests.iter().map(|test| test.id.as_str()).collect::<Vec<_>>().join(", ");
         return Err(ApiError::UnknownName { what: "test", name: test.to_string(), known });
     }
-    let is_wanted = node_filter(look.params)?;
-    let latest = look.store.latest_of_test(test)?;
-    let here = |row: &LatestRow| facts.node(&row.node).is_some_and(|(record, here)| here && is_wanted(record));
-    let latest: Vec<LatestRow> = latest.into_iter().filter(here).collect();
-    let (made, read) =
-        look.state.measurement_cache.with_measurements((&look.store, look.fleet_view), test, &latest, make);
-    Ok((made, Progress { nodes: latest.len(), read: read? }))
+    let matches_filter = node_filter(context.params)?;
+    let latest = context.store.latest_of_test(test)?;
+    let in_cluster = |row: &LatestRow| facts.node(&row.node).is_some_and(|(record, in_cluster)| in_cluster && matches_filter(record));
+    let latest: Vec<LatestRow> = latest.into_iter().filter(in_cluster).collect();
+    let (value, read) =
+        context.state.measurement_cache.with_measurements((&context.store, context.fleet_view), test, &latest, make);
+    Ok((value, Progress { nodes: latest.len(), read: read? }))
 }
 
 /// Returns how each measurement is distributed over the nodes of these results, by name.
-fn spreads(of_test: &TestMeasurements, latest: &[LatestRow]) -> Vec<MeasurementSpread> {
-    let spread = |(place, (name, unit)): (usize, &(String, String))| {
+fn spreads(measurements: &TestMeasurements, latest: &[LatestRow]) -> Vec<MeasurementSpread> {
+    let spread = |(index, (name, unit)): (usize, &(String, String))| {
         let values: Vec<(NodeName, f64)> =
-            of_test.by_node(place, latest).map(|(node, value)| (node.clone(), value)).collect();
+            measurements.by_node(index, latest).map(|(node, value)| (node.clone(), value)).collect();
         Some(MeasurementSpread { name: name.clone(), unit: unit.clone(), spread: Distribution::of(&values)? })
     };
-    let mut spreads: Vec<MeasurementSpread> = of_test.names().iter().enumerate().filter_map(spread).collect();
+    let mut spreads: Vec<MeasurementSpread> = measurements.names().iter().enumerate().filter_map(spread).collect();
     spreads.sort_by(|a, b| a.name.cmp(&b.name));
     spreads
 }

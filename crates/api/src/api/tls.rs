@@ -50,30 +50,30 @@ impl std::fmt::Debug for Tls {
 
 impl Tls {
     pub(super) fn open(files: &TlsFiles) -> Result<Self, String> {
-        let texts = read_files(files)?;
-        let acceptor = acceptor(&texts)?;
-        let used = Mutex::new(LoadedCertificate { acceptor, contents: texts, checked: Instant::now() });
-        Ok(Self { files: files.clone(), loaded: used })
+        let contents = read_files(files)?;
+        let acceptor = acceptor(&contents)?;
+        let loaded = Mutex::new(LoadedCertificate { acceptor, contents, checked: Instant::now() });
+        Ok(Self { files: files.clone(), loaded })
     }
 
     /// Returns the current acceptor. Changed files that are invalid leave the last valid one in use.
     pub(super) fn acceptor(&self) -> TlsAcceptor {
-        let mut used = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if used.checked.elapsed() >= CHECK_INTERVAL {
-            used.checked = Instant::now();
-            match read_files(&self.files).and_then(|texts| {
-                let changed = texts != used.contents;
-                changed.then(|| acceptor(&texts).map(|acceptor| (acceptor, texts))).transpose()
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if loaded.checked.elapsed() >= CHECK_INTERVAL {
+            loaded.checked = Instant::now();
+            match read_files(&self.files).and_then(|contents| {
+                let changed = contents != loaded.contents;
+                changed.then(|| acceptor(&contents).map(|acceptor| (acceptor, contents))).transpose()
             }) {
                 Ok(None) => {}
-                Ok(Some((acceptor, texts))) => {
-                    (used.acceptor, used.contents) = (acceptor, texts);
+                Ok(Some((acceptor, contents))) => {
+                    (loaded.acceptor, loaded.contents) = (acceptor, contents);
                     tracing::info!("certificate reloaded");
                 }
                 Err(error) => tracing::warn!(%error, "cannot reload the certificate; the last valid one stays in use"),
             }
         }
-        used.acceptor.clone()
+        loaded.acceptor.clone()
     }
 }
 

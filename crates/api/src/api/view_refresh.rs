@@ -14,7 +14,7 @@ use doctor_engine::{
     agents, cluster_state,
     settings::Settings,
     snapshot::{self, ObservedCluster},
-    snapshot_feed::{FeedMessage as Heard, SnapshotFeed},
+    snapshot_feed::{FeedMessage, SnapshotFeed},
 };
 use doctor_store::StoreError;
 
@@ -26,64 +26,64 @@ const STORE_POLL_INTERVAL: Duration = Duration::from_secs(15);
 const MIN_INTERVAL: Duration = Duration::from_millis(300);
 
 /// Rebuilds the state until the feed is closed.
-pub(super) fn refresh_loop(hall: &Arc<ApiState>, audience: &SnapshotFeed, settings: &Settings) {
+pub(super) fn refresh_loop(state: &Arc<ApiState>, feed: &SnapshotFeed, settings: &Settings) {
     // Whether the engine of this process publishes what it observes.
-    let mut told = false;
+    let mut engine_publishes = false;
     let mut settings = settings.clone();
     let mut failing = false;
-    publish(hall, from_store(hall, &settings), &mut failing);
+    publish(state, from_store(state, &settings), &mut failing);
     loop {
-        let made = match audience.wait(STORE_POLL_INTERVAL) {
-            _ if audience.is_closed() => return,
-            Some(Heard::Snapshot(seen)) => {
-                told = true;
-                settings = seen.settings.clone();
-                cluster_state::facts_from_snapshot(&hall.store, *seen).map(|facts| (facts, settings.clone()))
+        let result = match feed.wait(STORE_POLL_INTERVAL) {
+            _ if feed.is_closed() => return,
+            Some(FeedMessage::Snapshot(observed)) => {
+                engine_publishes = true;
+                settings = observed.settings.clone();
+                cluster_state::facts_from_snapshot(&state.store, *observed).map(|facts| (facts, settings.clone()))
             }
-            Some(Heard::ReadStore) => {
-                told = false;
-                from_store(hall, &settings)
+            Some(FeedMessage::ReadStore) => {
+                engine_publishes = false;
+                from_store(state, &settings)
             }
             // Cycles may be further apart than this, and the leader will publish. An engine that hangs leads only until
             // its lease expires.
-            None if told => match has_leader(hall) {
+            None if engine_publishes => match has_leader(state) {
                 Ok(true) => continue,
-                Ok(false) => from_store(hall, &settings),
+                Ok(false) => from_store(state, &settings),
                 Err(error) => Err(error),
             },
-            None => from_store(hall, &settings),
+            None => from_store(state, &settings),
         };
         let began = Instant::now();
-        publish(hall, made, &mut failing);
+        publish(state, result, &mut failing);
         thread::sleep(MIN_INTERVAL.saturating_sub(began.elapsed()));
     }
 }
 
 /// Whether any controller holds the lease.
-fn has_leader(hall: &ApiState) -> Result<bool, StoreError> {
-    Ok(hall.store.leader()?.is_some_and(|(_, until)| until > hall.clock.now()))
+fn has_leader(state: &ApiState) -> Result<bool, StoreError> {
+    Ok(state.store.leader()?.is_some_and(|(_, until)| until > state.clock.now()))
 }
 
 type StateResult = Result<(Facts, Settings), StoreError>;
 
 /// Reads what the leader saved; without a leader so far, an unobserved cluster.
-fn from_store(hall: &ApiState, settings: &Settings) -> StateResult {
-    let Some((at, cluster)) = snapshot::last_observed(&hall.store)? else {
-        let unseen = ObservedCluster::unobserved(settings);
-        let facts = cluster_state::facts(&hall.store, None, unseen, hall.clock.now())?;
+fn from_store(state: &ApiState, settings: &Settings) -> StateResult {
+    let Some((at, cluster)) = snapshot::last_observed(&state.store)? else {
+        let unobserved = ObservedCluster::unobserved(settings);
+        let facts = cluster_state::facts(&state.store, None, unobserved, state.clock.now())?;
         return Ok((facts, settings.clone()));
     };
-    let now = hall.clock.now().max(at);
-    Ok((cluster_state::facts(&hall.store, Some(at), cluster, now)?, settings.clone()))
+    let now = state.clock.now().max(at);
+    Ok((cluster_state::facts(&state.store, Some(at), cluster, now)?, settings.clone()))
 }
 
-fn publish(hall: &ApiState, read: StateResult, failing: &mut bool) {
-    match read {
+fn publish(state: &ApiState, result: StateResult, failing: &mut bool) {
+    match result {
         Ok((facts, settings)) => {
             *failing = false;
             // The rest is shown without the list of agents; a failing store is reported next time.
-            let agents = agents::briefs(&hall.store, &facts).unwrap_or_default();
-            hall.publish(facts, settings, agents);
+            let agents = agents::briefs(&state.store, &facts).unwrap_or_default();
+            state.publish(facts, settings, agents);
         }
         Err(error) => {
             if !std::mem::replace(failing, true) {

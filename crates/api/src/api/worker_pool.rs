@@ -40,17 +40,17 @@ pub(super) struct WorkerPool {
 }
 
 impl WorkerPool {
-    pub(super) fn new(places: usize) -> Self {
-        Self { workers: Arc::new(Semaphore::new(places)), queue: Arc::new(Semaphore::new(QUEUE_LENGTH)) }
+    pub(super) fn new(workers: usize) -> Self {
+        Self { workers: Arc::new(Semaphore::new(workers)), queue: Arc::new(Semaphore::new(QUEUE_LENGTH)) }
     }
 
     async fn acquire(&self, until: Instant) -> Result<OwnedSemaphorePermit, ApiError> {
-        if let Ok(place) = Arc::clone(&self.workers).try_acquire_owned() {
-            return Ok(place);
+        if let Ok(permit) = Arc::clone(&self.workers).try_acquire_owned() {
+            return Ok(permit);
         }
-        let _in_line = self.queue.try_acquire().map_err(|_| ApiError::Overloaded)?;
-        let place = timeout_at(until, Arc::clone(&self.workers).acquire_owned()).await;
-        place.map_err(|_| ApiError::Overloaded)?.map_err(|_| ApiError::Overloaded)
+        let _queue_permit = self.queue.try_acquire().map_err(|_| ApiError::Overloaded)?;
+        let permit = timeout_at(until, Arc::clone(&self.workers).acquire_owned()).await;
+        permit.map_err(|_| ApiError::Overloaded)?.map_err(|_| ApiError::Overloaded)
     }
 
     /// Runs `work` when a worker is free.
@@ -59,26 +59,26 @@ impl WorkerPool {
         until: Instant,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, ApiError> {
-        let place = self.acquire(until).await?;
-        run_on_thread(until, vec![place], work).await
+        let permit = self.acquire(until).await?;
+        run_on_thread(until, vec![permit], work).await
     }
 }
 
 /// Runs `work` on a thread that holds its permits until it ends, even if the request was abandoned.
 fn run_on_thread<T: Send + 'static>(
     until: Instant,
-    places: Vec<OwnedSemaphorePermit>,
+    permits: Vec<OwnedSemaphorePermit>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> impl Future<Output = Result<T, ApiError>> {
-    let working = spawn_blocking(move || {
-        let made = work();
-        drop(places);
-        made
+    let task = spawn_blocking(move || {
+        let result = work();
+        drop(permits);
+        result
     });
     async move {
-        let made = timeout_at(until + GRACE, working).await.map_err(|_| ApiError::TimedOut)?;
+        let result = timeout_at(until + GRACE, task).await.map_err(|_| ApiError::TimedOut)?;
         // The work panicked, which the panic hook has printed.
-        made.map_err(|_| ApiError::StoreUnavailable)
+        result.map_err(|_| ApiError::StoreUnavailable)
     }
 }
 
@@ -94,11 +94,11 @@ pub(super) struct WorkerPools {
 
 impl WorkerPools {
     /// Creates pools for the endpoints with these names.
-    pub(super) fn new(places: impl Iterator<Item = &'static str>) -> Self {
-        let of_one = places.map(|name| (name, WorkerPool::new(STORE_WORKERS_PER_ENDPOINT)));
+    pub(super) fn new(endpoints: impl Iterator<Item = &'static str>) -> Self {
+        let pools = endpoints.map(|name| (name, WorkerPool::new(STORE_WORKERS_PER_ENDPOINT)));
         Self {
             store: WorkerPool::new(STORE_WORKERS),
-            per_endpoint: of_one.collect(),
+            per_endpoint: pools.collect(),
             in_memory: WorkerPool::new(IN_MEMORY_WORKERS),
             commands: WorkerPool::new(COMMAND_WORKERS),
             audit: WorkerPool::new(1),
@@ -108,16 +108,16 @@ impl WorkerPools {
     /// Runs a read of the endpoint with this name and cache policy.
     pub(super) async fn run_read<T: Send + 'static>(
         &self,
-        (name, lasts): (&str, CachePolicy),
+        (name, cache_policy): (&str, CachePolicy),
         until: Instant,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, ApiError> {
-        if lasts == CachePolicy::UntilStateChanges {
+        if cache_policy == CachePolicy::UntilStateChanges {
             return self.in_memory.run(until, work).await;
         }
-        let own = self.per_endpoint.get(name).unwrap_or(&self.store).acquire(until).await?;
-        let place = self.store.acquire(until).await?;
-        run_on_thread(until, vec![own, place], work).await
+        let endpoint_permit = self.per_endpoint.get(name).unwrap_or(&self.store).acquire(until).await?;
+        let store_permit = self.store.acquire(until).await?;
+        run_on_thread(until, vec![endpoint_permit, store_permit], work).await
     }
 }
 
@@ -133,7 +133,7 @@ mod tests {
     }
 
     /// Returns a route's name and cache policy.
-    const fn place(route: &Route) -> (&'static str, CachePolicy) {
+    const fn route_key(route: &Route) -> (&'static str, CachePolicy) {
         (route.name, route.cache_policy)
     }
 
@@ -150,48 +150,48 @@ mod tests {
         let runtime = runtime();
         let (release, stuck) = mpsc::channel::<()>();
         let stuck = Arc::new(std::sync::Mutex::new(stuck));
-        let answers = runtime.block_on(async {
-            let desks = Arc::new(WorkerPools::new(ROUTES.iter().map(|route| route.name)));
-            let mut asked = Vec::new();
+        let results = runtime.block_on(async {
+            let pools = Arc::new(WorkerPools::new(ROUTES.iter().map(|route| route.name)));
+            let mut requests = Vec::new();
             for _ in 0..8 {
-                let (desks, stuck) = (Arc::clone(&desks), Arc::clone(&stuck));
+                let (pools, stuck) = (Arc::clone(&pools), Arc::clone(&stuck));
                 let hangs = move || stuck.lock().unwrap().recv().is_err();
-                asked.push(tokio::spawn(async move { desks.run_read(place(&runs::LOG), soon(), hangs).await }));
+                requests.push(tokio::spawn(async move { pools.run_read(route_key(&runs::LOG), soon(), hangs).await }));
             }
-            for one in asked {
+            for request in requests {
                 assert!(
-                    matches!(one.await.unwrap(), Err(ApiError::TimedOut | ApiError::Overloaded)),
+                    matches!(request.await.unwrap(), Err(ApiError::TimedOut | ApiError::Overloaded)),
                     "no request waits for ever"
                 );
             }
             // The hanging ones still hold their workers.
-            assert_eq!(desks.store.workers.available_permits(), STORE_WORKERS - STORE_WORKERS_PER_ENDPOINT);
-            let mut answers = Vec::new();
+            assert_eq!(pools.store.workers.available_permits(), STORE_WORKERS - STORE_WORKERS_PER_ENDPOINT);
+            let mut results = Vec::new();
             for route in [&history::LIST, &cases::LIST, &nodes::LIST] {
-                answers.push(desks.run_read(place(route), later(), || 7).await);
+                results.push(pools.run_read(route_key(route), later(), || 7).await);
             }
-            answers.push(desks.commands.run(later(), || 7).await);
+            results.push(pools.commands.run(later(), || 7).await);
             drop(release);
-            answers
+            results
         });
-        assert_eq!(answers, vec![Ok(7); 4]);
+        assert_eq!(results, vec![Ok(7); 4]);
     }
 
     #[test]
     fn a_request_is_rejected_immediately_if_the_queue_is_full() {
         let runtime = runtime();
         runtime.block_on(async {
-            let desk = WorkerPool::new(1);
-            let _taken = desk.acquire(later()).await.unwrap();
+            let pool = WorkerPool::new(1);
+            let _taken = pool.acquire(later()).await.unwrap();
             let mut waiting = Vec::new();
             for _ in 0..QUEUE_LENGTH {
-                let desk = desk.clone();
-                waiting.push(tokio::spawn(async move { desk.run(later(), || ()).await }));
+                let pool = pool.clone();
+                waiting.push(tokio::spawn(async move { pool.run(later(), || ()).await }));
             }
-            while desk.queue.available_permits() > 0 {
+            while pool.queue.available_permits() > 0 {
                 tokio::task::yield_now().await;
             }
-            assert_eq!(desk.run(later(), || ()).await, Err(ApiError::Overloaded));
+            assert_eq!(pool.run(later(), || ()).await, Err(ApiError::Overloaded));
             waiting.iter().for_each(tokio::task::JoinHandle::abort);
         });
     }

@@ -67,9 +67,9 @@ const FILES: [File; 25] = files![
 pub(super) fn routes() -> Router {
     let page: File = ("/", HTML, PAGE);
     FILES.into_iter().chain([page]).fold(Router::new(), |router, (path, kind, text)| {
-        let answer = SharedResponse::new(RawBody::text(kind, text.to_owned()));
+        let shared = SharedResponse::new(RawBody::text(kind, text.to_owned()));
         let send = move |request: Request| {
-            let mut response = answer.respond_to(request.headers());
+            let mut response = shared.respond_to(request.headers());
             response
                 .headers_mut()
                 .insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(CONTENT_SECURITY_POLICY));
@@ -100,18 +100,18 @@ mod tests {
     }
 
     #[test]
-    fn every_file_of_the_folder_is_served_and_no_other_is_named() {
-        let mut there = BTreeSet::new();
-        files_under(&Path::new(env!("CARGO_MANIFEST_DIR")).join("assets"), "/assets/", &mut there);
-        assert!(there.remove("/assets/index.html"));
+    fn every_asset_file_is_served_and_no_other_is_listed() {
+        let mut expected = BTreeSet::new();
+        files_under(&Path::new(env!("CARGO_MANIFEST_DIR")).join("assets"), "/assets/", &mut expected);
+        assert!(expected.remove("/assets/index.html"));
         let served: BTreeSet<String> = FILES.iter().map(|(path, ..)| (*path).to_owned()).collect();
-        assert_eq!(served, there);
+        assert_eq!(served, expected);
     }
 
     #[test]
-    fn the_scripts_give_each_severity_the_meaning_that_the_program_gives_it() {
-        let words = include_str!("../../assets/words.js");
-        let (_, rest) = words.split_once("export const SEVERITIES = {\n").unwrap();
+    fn severity_meanings_in_the_scripts_match_the_program() {
+        let script = include_str!("../../assets/words.js");
+        let (_, rest) = script.split_once("export const SEVERITIES = {\n").unwrap();
         let (table, _) = rest.split_once("};\n").unwrap();
         let row = |severity: &Severity| format!("  {}: \"{}\",\n", severity.code(), severity.meaning());
         assert_eq!(table, Severity::ALL.iter().map(row).collect::<String>());
@@ -121,12 +121,12 @@ mod tests {
     }
 
     #[test]
-    fn no_script_makes_markup_of_text_or_asks_another_host() {
+    fn scripts_neither_build_html_from_text_nor_contact_another_host() {
         for (path, _, text) in FILES.into_iter().chain([("/", HTML, PAGE)]) {
-            for way in
+            for pattern in
                 ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "srcdoc"]
             {
-                assert!(!text.contains(way), "{path} uses {way}");
+                assert!(!text.contains(pattern), "{path} uses {pattern}");
             }
             let hosts: Vec<&str> = text.split("://").skip(1).collect();
             assert!(hosts.iter().all(|host| host.starts_with("www.w3.org/2000/svg")), "{path} names another host");

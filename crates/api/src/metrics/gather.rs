@@ -65,8 +65,8 @@ fn cluster(scrape: &mut Scrape, status: &StatusView) {
         scrape.add("doctor_nodes", &[used], f64::from(count));
     }
     scrape.add("doctor_nodes_gone", &[], f64::from(nodes.gone));
-    for (life, count) in &nodes.lives {
-        scrape.add("doctor_nodes_by_life", &[life], f64::from(*count));
+    for (state, count) in &nodes.lives {
+        scrape.add("doctor_nodes_by_life", &[state], f64::from(*count));
     }
     scrape.add("doctor_nodes_overdue", &[], f64::from(nodes.overdue));
     scrape.add("doctor_agents", &[], f64::from(status.silent.agents));
@@ -75,7 +75,7 @@ fn cluster(scrape: &mut Scrape, status: &StatusView) {
 
 fn coverage(scrape: &mut Scrape, row: &CoverageRow) {
     let test = row.test.as_str();
-    let standings = [
+    let statuses = [
         ("pass", row.pass),
         ("fail", row.fail),
         ("inconclusive", row.inconclusive),
@@ -83,8 +83,8 @@ fn coverage(scrape: &mut Scrape, row: &CoverageRow) {
         ("never-tested", row.never_tested),
         ("not-applicable", row.not_applicable),
     ];
-    for (standing, count) in standings {
-        scrape.add("doctor_test_nodes", &[test, standing], f64::from(count));
+    for (status, count) in statuses {
+        scrape.add("doctor_test_nodes", &[test, status], f64::from(count));
     }
     if let Some(percent) = row.percent {
         scrape.add("doctor_test_coverage_ratio", &[test], percent / 100.0);
@@ -140,12 +140,12 @@ fn service(scrape: &mut Scrape, status: &StatusView, facts: &Facts) {
     scrape.add("doctor_nodes_taken_out_last_hour", &[], float(status.breaker.taken_out.len()));
     scrape.add("doctor_pauses", &[], float(status.pauses.len()));
     scrape.add("doctor_requests_waiting", &[], float(status.requests));
-    if let Some(seen) = facts.observed_at {
-        scrape.add("doctor_cycle_age_seconds", &[], seconds(facts.now.since(seen)));
+    if let Some(observed_at) = facts.observed_at {
+        scrape.add("doctor_cycle_age_seconds", &[], seconds(facts.now.since(observed_at)));
     }
     if let Some(cycle) = &status.last_cycle {
-        if let Some(took) = cycle.took {
-            scrape.add("doctor_cycle_duration_seconds", &[], seconds(took));
+        if let Some(duration) = cycle.took {
+            scrape.add("doctor_cycle_duration_seconds", &[], seconds(duration));
         }
         scrape.add("doctor_cycle_trouble", &[], flag(cycle.trouble.is_some()));
     }
@@ -175,9 +175,9 @@ fn counters(scrape: &mut Scrape, store: &Store) -> Result<(), StoreError> {
 }
 
 /// Adds metrics of this process: waiting messages by place, and span counters.
-pub(crate) fn add_process_metrics(scrape: &mut Scrape, spooled: &[(&str, u64)], traces: Option<&ExportCounts>) {
-    for (place, count) in spooled {
-        scrape.add("doctor_spool_waiting", &[*place], whole(*count));
+pub(crate) fn add_process_metrics(scrape: &mut Scrape, waiting: &[(&str, u64)], traces: Option<&ExportCounts>) {
+    for (location, count) in waiting {
+        scrape.add("doctor_spool_waiting", &[*location], whole(*count));
     }
     if let Some(counts) = traces {
         scrape.add("doctor_trace_spans_exported_total", &[], whole(counts.exported()));
@@ -196,11 +196,11 @@ fn alerts(scrape: &mut Scrape, store: &Store) -> Result<(), StoreError> {
 /// Adds series of all nodes or none: a subset would be read as all.
 fn nodes(scrape: &mut Scrape, facts: &Facts, settings: &MetricsSettings) {
     let records = &facts.snapshot.nodes;
-    let shown: &[NodeRecord] = if settings.per_node && records.len() <= settings.most_nodes { records } else { &[] };
-    let left_out = if settings.per_node { records.len() - shown.len() } else { 0 };
-    scrape.add("doctor_node_series", &["shown"], float(shown.len()));
-    scrape.add("doctor_node_series", &["left-out"], float(left_out));
-    for record in shown {
+    let exported: &[NodeRecord] = if settings.per_node && records.len() <= settings.most_nodes { records } else { &[] };
+    let omitted = if settings.per_node { records.len() - exported.len() } else { 0 };
+    scrape.add("doctor_node_series", &["shown"], float(exported.len()));
+    scrape.add("doctor_node_series", &["left-out"], float(omitted));
+    for record in exported {
         let labels = [record.node.name.as_str(), record.node.pool.as_str()];
         scrape.add("doctor_node_out_of_service", &labels, flag(record.state.is_out_of_service()));
         scrape.add("doctor_node_open_findings", &labels, float(record.findings.len()));

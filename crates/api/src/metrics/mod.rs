@@ -38,11 +38,11 @@ impl Scrape {
     /// Adds a series. An undeclared name, or other labels, is a bug: the series is left out, and the test over all
     /// families finds it.
     fn add(&mut self, name: &str, labels: &[&str], value: f64) {
-        let place = FAMILIES.iter().position(|family| family.name == name && family.labels.len() == labels.len());
-        debug_assert!(place.is_some(), "{name} with {} labels is not declared", labels.len());
-        if let Some(place) = place {
+        let index = FAMILIES.iter().position(|family| family.name == name && family.labels.len() == labels.len());
+        debug_assert!(index.is_some(), "{name} with {} labels is not declared", labels.len());
+        if let Some(index) = index {
             let labels = labels.iter().map(|label| (*label).to_owned()).collect();
-            self.series[place].push(Series { labels, value });
+            self.series[index].push(Series { labels, value });
         }
     }
 
@@ -91,8 +91,8 @@ mod tests {
 
     /// Returns the series that a PromQL text names.
     fn named(text: &str) -> std::collections::BTreeSet<&str> {
-        let words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
-        words.filter(|word| word.starts_with("doctor_")).collect()
+        let tokens = text.split(|character: char| !character.is_ascii_alphanumeric() && character != '_');
+        tokens.filter(|token| token.starts_with("doctor_")).collect()
     }
 
     #[test]
@@ -106,10 +106,10 @@ mod tests {
         let expressions: Vec<&str> = targets.map(|target| target["expr"].as_str().unwrap()).collect();
         let dashboard = expressions.join(" ");
         let exists = |name: &&str| FAMILIES.iter().any(|family| family.name == *name);
-        for (where_, text) in [("rules", &rules), ("their tests", &tests), ("the dashboard", &dashboard)] {
+        for (source, text) in [("rules", &rules), ("their tests", &tests), ("the dashboard", &dashboard)] {
             let names = named(text);
-            assert!(names.len() >= 8, "{where_}: {names:?}");
-            assert!(names.iter().all(exists), "{where_}: {names:?}");
+            assert!(names.len() >= 8, "{source}: {names:?}");
+            assert!(names.iter().all(exists), "{source}: {names:?}");
         }
         for alert in rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
             assert!(tests.contains(&format!("alertname: {alert}")), "{alert} has no test");
@@ -118,14 +118,14 @@ mod tests {
 
     #[test]
     fn names_follow_the_rules_of_prometheus_and_each_is_declared_once() {
-        for (place, family) in FAMILIES.iter().enumerate() {
+        for (index, family) in FAMILIES.iter().enumerate() {
             let name = family.name;
             let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
             assert!(name.starts_with("doctor_") && plain(name), "{name}");
             assert_eq!(name.ends_with("_total"), family.kind == Kind::Counter, "{name}");
-            assert!(family.labels.iter().all(|(label, words)| plain(label) && !words.is_empty()), "{name}");
+            assert!(family.labels.iter().all(|(label, values)| plain(label) && !values.is_empty()), "{name}");
             assert!(!family.help.is_empty() && !family.help.contains(['\n', '\\']), "{name}");
-            assert!(FAMILIES[..place].iter().all(|other| other.name != name), "{name} twice");
+            assert!(FAMILIES[..index].iter().all(|other| other.name != name), "{name} twice");
         }
     }
 }
