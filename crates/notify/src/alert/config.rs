@@ -162,21 +162,21 @@ const fn yes() -> bool {
 impl TryFrom<RawReceiver> for Receiver {
     type Error = BadReceiver;
 
-    fn try_from(written: RawReceiver) -> Result<Self, BadReceiver> {
-        let ways = [
-            written.webhook.map(|way| Channel::Webhook { url: way.url, secret: way.secret }),
-            written.slack.map(|way| Channel::Slack { url: way.url }),
-            written.alertmanager.map(|way| Channel::Alertmanager { url: way.url, token: way.token }),
-            written.email.map(Channel::Email),
+    fn try_from(raw: RawReceiver) -> Result<Self, BadReceiver> {
+        let channels = [
+            raw.webhook.map(|channel| Channel::Webhook { url: channel.url, secret: channel.secret }),
+            raw.slack.map(|channel| Channel::Slack { url: channel.url }),
+            raw.alertmanager.map(|channel| Channel::Alertmanager { url: channel.url, token: channel.token }),
+            raw.email.map(Channel::Email),
         ];
-        let mut ways = ways.into_iter().flatten();
-        let (Some(way), None) = (ways.next(), ways.next()) else {
+        let mut channels = channels.into_iter().flatten();
+        let (Some(channel), None) = (channels.next(), channels.next()) else {
             let text = "a receiver needs exactly one of `webhook`, `slack`, `alertmanager`, `email`";
             return Err(BadReceiver(text.to_owned()));
         };
-        way.check()?;
-        let route = Route { severity: written.severity, changes: written.changes, service: written.service };
-        Ok(Self { route, way })
+        channel.check()?;
+        let route = Route { severity: raw.severity, changes: raw.changes, service: raw.service };
+        Ok(Self { route, way: channel })
     }
 }
 
@@ -194,14 +194,14 @@ impl Channel {
     }
 
     /// Resolves paths relative to the file that contains them.
-    fn resolve(&mut self, beside: &Path) {
+    fn resolve(&mut self, base: &Path) {
         match self {
-            Self::Webhook { url, secret: hidden } | Self::Alertmanager { url, token: hidden } => {
-                url.resolve(beside);
-                hidden.iter_mut().for_each(|hidden| hidden.resolve(beside));
+            Self::Webhook { url, secret } | Self::Alertmanager { url, token: secret } => {
+                url.resolve(base);
+                secret.iter_mut().for_each(|secret| secret.resolve(base));
             }
-            Self::Slack { url } => url.resolve(beside),
-            Self::Email(email) => email.password.iter_mut().for_each(|hidden| hidden.resolve(beside)),
+            Self::Slack { url } => url.resolve(base),
+            Self::Email(email) => email.password.iter_mut().for_each(|secret| secret.resolve(base)),
         }
     }
 }
@@ -246,9 +246,9 @@ impl AlertSettings {
     }
 
     /// Resolves paths relative to the file that contains them.
-    pub fn resolve(&mut self, beside: &Path) {
-        self.ca = self.ca.take().map(|path| beside.join(path));
-        self.receivers.values_mut().for_each(|receiver| receiver.way.resolve(beside));
+    pub fn resolve(&mut self, base: &Path) {
+        self.ca = self.ca.take().map(|path| base.join(path));
+        self.receivers.values_mut().for_each(|receiver| receiver.way.resolve(base));
     }
 
     /// Checks the settings as a whole.
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receiver_has_one_way_and_a_mistake_says_what_is_accepted() {
+    fn a_receiver_has_exactly_one_channel_and_errors_name_the_accepted_values() {
         for (text, part) in [
             ("[receivers.a]\n", "one of `webhook`, `slack`, `alertmanager`, `email`"),
             ("[receivers.a]\nslack = { url = \"http://x\" }\nwebhook = { url = \"http://y\" }", "one of"),
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_have_limits() {
+    fn settings_outside_their_range_are_rejected() {
         for (text, part) in [
             ("every = \"0s\"", "1s or more"),
             ("timeout = \"10m\"", "5m or less"),

@@ -78,18 +78,18 @@ impl DeliveryWorker {
         }
         let until = now.plus(self.settings.timeout).plus(CLAIM_MARGIN);
         if let Some(message) = self.store.claim_alert(&self.name, now, until)? {
-            let tried = self.attempt(&message);
-            self.store.record_delivery(message.id, &tried, SystemClock.now())?;
+            let outcome = self.attempt(&message);
+            self.store.record_delivery(message.id, &outcome, SystemClock.now())?;
             // A message to be retried later needs no immediate call.
-            return Ok(if matches!(tried, DeliveryOutcome::Retry { .. }) { Duration::MAX } else { Duration::ZERO });
+            return Ok(if matches!(outcome, DeliveryOutcome::Retry { .. }) { Duration::MAX } else { Duration::ZERO });
         }
         Ok(Duration::MAX)
     }
 
     fn attempt(&mut self, message: &ClaimedMessage) -> DeliveryOutcome {
         let ClaimedMessage { key, composed, notes, given_up_before: lost_before, attempts: tries, .. } = message;
-        let letter = Message { key, composed: *composed, notes, lost_before: *lost_before, now: SystemClock.now() };
-        match self.send(&letter) {
+        let outgoing = Message { key, composed: *composed, notes, lost_before: *lost_before, now: SystemClock.now() };
+        match self.send(&outgoing) {
             Ok(()) => {
                 if self.last_error.take().is_some() || *tries > 1 {
                     tracing::info!(receiver = self.name, tries, "message delivered");
@@ -100,8 +100,8 @@ impl DeliveryWorker {
         }
     }
 
-    fn send(&self, letter: &Message<'_>) -> Result<(), DeliveryError> {
-        send(&self.receiver.way, letter, self.settings.timeout, self.settings.ca.as_deref())
+    fn send(&self, message: &Message<'_>) -> Result<(), DeliveryError> {
+        send(&self.receiver.way, message, self.settings.timeout, self.settings.ca.as_deref())
     }
 
     fn handle_failure(&mut self, message: &ClaimedMessage, error: &DeliveryError) -> DeliveryOutcome {
@@ -150,12 +150,12 @@ impl DeliveryWorker {
                 subject: Subject::Service(ServiceNotification { condition, raised: true, since, text }),
             }
         });
-        let mut all = self.receiver.route.clone();
-        all.changes.clear();
-        let notes: Vec<Notification> = cases.chain(conditions).filter(|note| all.accepts(note)).collect();
+        let mut route = self.receiver.route.clone();
+        route.changes.clear();
+        let notes: Vec<Notification> = cases.chain(conditions).filter(|note| route.accepts(note)).collect();
         if !notes.is_empty() {
-            let letter = Message { key: "refresh", composed: now, notes: &notes, lost_before: 0, now };
-            if let Err(error) = self.send(&letter) {
+            let message = Message { key: "refresh", composed: now, notes: &notes, lost_before: 0, now };
+            if let Err(error) = self.send(&message) {
                 tracing::debug!(receiver = self.name, %error, "refresh of open alerts failed");
             }
         }
@@ -169,7 +169,7 @@ fn next_attempt(retry: Retry, first: Span, tries: u32, now: Timestamp) -> Option
     match retry {
         Retry::Never => None,
         Retry::Later => Some(now.plus(wait)),
-        Retry::After(asked) => Some(now.plus(wait.max(asked.min(Span::hours(1))))),
+        Retry::After(requested) => Some(now.plus(wait.max(requested.min(Span::hours(1))))),
     }
 }
 
@@ -178,11 +178,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tries_come_less_and_less_often_and_a_receiver_may_ask_for_more_time() {
+    fn retry_delays_double_up_to_a_limit_and_respect_retry_after() {
         let now = Timestamp::from_secs(0);
         let after = |retry, tries| next_attempt(retry, Span::from_secs(5), tries, now).map(|at| at.since(now).secs());
-        let waits: Vec<_> = [1, 2, 3, 8, 60].map(|tries| after(Retry::Later, tries)).into();
-        assert_eq!(waits, [Some(5), Some(10), Some(20), Some(300), Some(300)]);
+        let delays: Vec<_> = [1, 2, 3, 8, 60].map(|tries| after(Retry::Later, tries)).into();
+        assert_eq!(delays, [Some(5), Some(10), Some(20), Some(300), Some(300)]);
         assert_eq!(after(Retry::After(Span::from_secs(60)), 1), Some(60));
         assert_eq!(after(Retry::After(Span::days(3)), 1), Some(3600), "an hour at most");
         assert_eq!(after(Retry::After(Span::ZERO), 2), Some(10));

@@ -33,7 +33,7 @@ impl<'a> Client<'a> {
         headers: &[(&str, &str)],
         body: &[u8],
     ) -> Result<String, DeliveryError> {
-        self.exchange(url, headers, body).map(|answer| answer.read_prefix(MAX_RESPONSE))
+        self.exchange(url, headers, body).map(|response| response.read_prefix(MAX_RESPONSE))
     }
 
     fn exchange(&self, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<HttpResponse, DeliveryError> {
@@ -41,12 +41,12 @@ impl<'a> Client<'a> {
         let client = http::Client::new(&roots, Proxy::FromEnvironment);
         let headers = [&[("content-type", "application/json")][..], headers].concat();
         let request = Request { url, headers: &headers, body: Some(body), timeout: self.limit.to_std() };
-        let answer = client.send(&request).map_err(|error| self.request_error(url, &error))?;
-        if (200..300).contains(&answer.status) {
-            return Ok(answer);
+        let response = client.send(&request).map_err(|error| self.request_error(url, &error))?;
+        if (200..300).contains(&response.status) {
+            return Ok(response);
         }
-        let (status, after) = (answer.status, answer.retry_after);
-        Err(status_error(host(url), status, after, &answer.read_prefix(MAX_RESPONSE)))
+        let (status, after) = (response.status, response.retry_after);
+        Err(status_error(host(url), status, after, &response.read_prefix(MAX_RESPONSE)))
     }
 
     fn request_error(&self, url: &str, error: &HttpError) -> DeliveryError {
@@ -64,15 +64,15 @@ impl<'a> Client<'a> {
 
 /// Classifies an error status. A message that the receiver finds invalid will stay so; a wrong address or token can be
 /// corrected.
-fn status_error(host: &str, status: u16, after: Option<u32>, said: &str) -> DeliveryError {
-    let said: String = said.lines().next().unwrap_or_default().chars().filter(|c| !c.is_control()).take(120).collect();
-    let said = if said.is_empty() { said } else { format!(": {said}") };
-    let retry = match (status, after) {
+fn status_error(host: &str, status: u16, retry_after: Option<u32>, text: &str) -> DeliveryError {
+    let text: String = text.lines().next().unwrap_or_default().chars().filter(|c| !c.is_control()).take(120).collect();
+    let text = if text.is_empty() { text } else { format!(": {text}") };
+    let retry = match (status, retry_after) {
         (400 | 413 | 422, _) => Retry::Never,
         (_, Some(seconds)) => Retry::After(Span::from_secs(i64::from(seconds))),
         (_, None) => Retry::Later,
     };
-    DeliveryError { text: format!("{host} answered {status}{said}"), retry }
+    DeliveryError { text: format!("{host} answered {status}{text}"), retry }
 }
 
 #[cfg(test)]
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_can_be_mended_is_tried_again_and_a_message_that_is_wrong_is_not() {
+    fn correctable_errors_are_retried_and_an_invalid_message_is_not() {
         for status in [301, 401, 403, 404, 408, 429, 500, 503] {
             assert_eq!(status_error("h", status, None, "").retry, Retry::Later, "{status}");
         }

@@ -11,23 +11,23 @@ const LINE_BYTES: usize = 57;
 const MAX_SUBJECT: usize = 150;
 
 /// Returns the whole mail, with lines terminated by CR LF.
-pub(super) fn compose(email: &Email, letter: &Message<'_>) -> String {
+pub(super) fn compose(email: &Email, message: &Message<'_>) -> String {
     let domain = email.from.rsplit_once('@').map_or("localhost", |(_, domain)| domain);
-    let headline: String = alert::headline(letter.notes).chars().take(MAX_SUBJECT).collect();
+    let headline: String = alert::headline(message.notes).chars().take(MAX_SUBJECT).collect();
     let headers = [
         ("From", email.from.clone()),
         ("To", email.to.join(",\r\n ")),
         ("Subject", encode_words(&format!("Cluster Doctor: {headline}"))),
-        ("Date", date(letter.now)),
+        ("Date", date(message.now)),
         // Identical at each attempt: mailboxes recognise a duplicate.
-        ("Message-ID", format!("<{}@{domain}>", letter.key)),
+        ("Message-ID", format!("<{}@{domain}>", message.key)),
         ("Auto-Submitted", "auto-generated".to_owned()),
         ("MIME-Version", "1.0".to_owned()),
         ("Content-Type", "text/plain; charset=utf-8".to_owned()),
         ("Content-Transfer-Encoding", "base64".to_owned()),
     ];
     let mut mail: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-    for line in body(letter).as_bytes().chunks(LINE_BYTES) {
+    for line in body(message).as_bytes().chunks(LINE_BYTES) {
         mail.push_str("\r\n");
         mail.push_str(&STANDARD.encode(line));
     }
@@ -35,12 +35,12 @@ pub(super) fn compose(email: &Email, letter: &Message<'_>) -> String {
     mail
 }
 
-fn body(letter: &Message<'_>) -> String {
+fn body(message: &Message<'_>) -> String {
     let mut paragraphs = Vec::new();
-    if letter.lost_before > 0 {
-        paragraphs.push(format!("messages lost before this one: {}; see doctor alert list", letter.lost_before));
+    if message.lost_before > 0 {
+        paragraphs.push(format!("messages lost before this one: {}; see doctor alert list", message.lost_before));
     }
-    paragraphs.extend(alert::paragraphs(letter.notes));
+    paragraphs.extend(alert::paragraphs(message.notes));
     format!("{}\r\n", paragraphs.join("\n\n").replace('\n', "\r\n"))
 }
 
@@ -51,11 +51,11 @@ fn encode_words(text: &str) -> String {
     }
     let mut words = Vec::new();
     let mut word = String::new();
-    for letter in text.chars() {
-        if word.len() + letter.len_utf8() > MAX_WORD_BYTES {
+    for character in text.chars() {
+        if word.len() + character.len_utf8() > MAX_WORD_BYTES {
             words.push(std::mem::take(&mut word));
         }
-        word.push(letter);
+        word.push(character);
     }
     words.push(word);
     let encoded = words.iter().map(|word| format!("=?utf-8?B?{}?=", STANDARD.encode(word)));
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use crate::alert::Security;
 
-    fn written(by: &str) -> String {
+    fn composed_mail(by: &str) -> String {
         let now = Timestamp::from_secs(1_794_795_000);
         let notes = [Notification { at: now, subject: Subject::Trial { by: by.to_owned() } }];
         let email = Email {
@@ -90,8 +90,8 @@ mod tests {
     }
 
     #[test]
-    fn a_mail_has_what_mailboxes_look_for() {
-        let mail = written("ann");
+    fn a_mail_has_a_message_id_a_date_and_a_base64_body() {
+        let mail = composed_mail("ann");
         assert!(mail.contains("Message-ID: <k-1@example.org>\r\n"), "{mail}");
         assert!(mail.contains("Date: Mon, 16 Nov 2026 02:10:00 +0000\r\n"), "{mail}");
         let (_, body) = mail.split_once("\r\n\r\n").unwrap();
@@ -101,8 +101,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_a_header_or_ends_the_mail(by in any::<String>()) {
-            let mail = written(&by);
+        fn no_text_adds_a_header_or_ends_the_mail(by in any::<String>()) {
+            let mail = composed_mail(&by);
             let (head, body) = mail.split_once("\r\n\r\n").unwrap();
             let lines: Vec<&str> = head.split("\r\n").filter(|line| !line.starts_with(' ')).collect();
             prop_assert_eq!(lines.len(), 9);

@@ -82,14 +82,14 @@ impl DeliveryError {
 }
 
 /// Sends a message over its receiver's channel.
-fn send(way: &Channel, letter: &Message<'_>, limit: Span, ca: Option<&std::path::Path>) -> Result<(), DeliveryError> {
-    match way {
-        Channel::Webhook { url, secret } => webhook::send(url, secret.as_ref(), letter, &http::Client::new(limit, ca)),
-        Channel::Slack { url } => slack::send(url, letter, &http::Client::new(limit, ca)),
+fn send(channel: &Channel, message: &Message<'_>, limit: Span, ca: Option<&std::path::Path>) -> Result<(), DeliveryError> {
+    match channel {
+        Channel::Webhook { url, secret } => webhook::send(url, secret.as_ref(), message, &http::Client::new(limit, ca)),
+        Channel::Slack { url } => slack::send(url, message, &http::Client::new(limit, ca)),
         Channel::Alertmanager { url, token } => {
-            alertmanager::send(url, token.as_ref(), letter, &http::Client::new(limit, ca))
+            alertmanager::send(url, token.as_ref(), message, &http::Client::new(limit, ca))
         }
-        Channel::Email(email) => smtp::deliver(email, &mime::compose(email, letter), limit, ca),
+        Channel::Email(email) => smtp::deliver(email, &mime::compose(email, message), limit, ca),
     }
 }
 
@@ -105,8 +105,8 @@ pub fn send_test_message(
 ) -> Result<(), DeliveryError> {
     let notes = [Notification { at: now, subject: Subject::Trial { by: by.to_owned() } }];
     let key = format!("trial-{}", now.millis());
-    let letter = Message { key: &key, composed: now, notes: &notes, lost_before: 0, now };
-    send(&receiver.way, &letter, settings.timeout, settings.ca.as_deref())
+    let message = Message { key: &key, composed: now, notes: &notes, lost_before: 0, now };
+    send(&receiver.way, &message, settings.timeout, settings.ca.as_deref())
 }
 
 /// The delivery threads, and the one that watches the service itself. After a drop they end with their current task.
@@ -128,8 +128,8 @@ impl Alerter {
     pub fn start(settings: &AlertSettings, store: &Store, clock: &Arc<dyn Clock>) -> std::io::Result<Self> {
         let mut alerter = Self { stop: Arc::default(), triggers: Vec::new(), threads: Vec::new() };
         for (name, receiver) in &settings.receivers {
-            let mut courier = DeliveryWorker::new(name, receiver.clone(), settings, store.clone());
-            let body = move |bell: &Trigger| bell.wait(courier.poll().min(POLL_INTERVAL));
+            let mut worker = DeliveryWorker::new(name, receiver.clone(), settings, store.clone());
+            let body = move |trigger: &Trigger| trigger.wait(worker.poll().min(POLL_INTERVAL));
             alerter.spawn(&format!("alert-{name}"), body)?;
         }
         if settings.receivers.is_empty() {
@@ -138,18 +138,18 @@ impl Alerter {
                 tracing::warn!(%error, "cannot discard messages without a receiver");
             }
         } else {
-            let mut watch = ServiceAlerts::new(settings.clone(), store.clone(), Arc::clone(clock));
-            alerter.spawn("alert-watch", move |bell: &Trigger| bell.wait(watch.check()))?;
+            let mut service_alerts = ServiceAlerts::new(settings.clone(), store.clone(), Arc::clone(clock));
+            alerter.spawn("alert-watch", move |trigger: &Trigger| trigger.wait(service_alerts.check()))?;
         }
         Ok(alerter)
     }
 
-    fn spawn(&mut self, name: &str, mut turn: impl FnMut(&Trigger) -> bool + Send + 'static) -> std::io::Result<()> {
-        let (bell, stop) = (Arc::new(Trigger::default()), Arc::clone(&self.stop));
-        self.triggers.push(Arc::clone(&bell));
+    fn spawn(&mut self, name: &str, mut step: impl FnMut(&Trigger) -> bool + Send + 'static) -> std::io::Result<()> {
+        let (trigger, stop) = (Arc::new(Trigger::default()), Arc::clone(&self.stop));
+        self.triggers.push(Arc::clone(&trigger));
         let body = move || {
             while !stop.load(Ordering::Relaxed) {
-                turn(&bell);
+                step(&trigger);
             }
         };
         self.threads.push(thread::Builder::new().name(name.to_owned()).spawn(body)?);
@@ -158,7 +158,7 @@ impl Alerter {
 
     /// Wakes the workers, because notes may be waiting.
     pub fn wake(&self) {
-        self.triggers.iter().for_each(|bell| bell.fire());
+        self.triggers.iter().for_each(|trigger| trigger.fire());
     }
 
     /// Stops the threads and waits for the current deliveries, which have a timeout.
@@ -166,7 +166,7 @@ impl Alerter {
         self.request_stop();
         for thread in self.threads.drain(..) {
             // The thread returns nothing.
-            let _over = thread.join();
+            let _result = thread.join();
         }
     }
 
@@ -191,8 +191,8 @@ pub fn deliver_once(settings: &AlertSettings, store: &Store, clock: &Arc<dyn Clo
     ServiceAlerts::new(settings.clone(), store.clone(), Arc::clone(clock)).check();
     thread::scope(|scope| {
         for (name, receiver) in &settings.receivers {
-            let mut courier = DeliveryWorker::new(name, receiver.clone(), settings, store.clone());
-            scope.spawn(move || courier.deliver_now());
+            let mut worker = DeliveryWorker::new(name, receiver.clone(), settings, store.clone());
+            scope.spawn(move || worker.deliver_now());
         }
     });
 }

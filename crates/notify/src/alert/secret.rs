@@ -35,9 +35,9 @@ pub enum UrlSource {
 const MAX_SECRET_BYTES: u64 = 8192;
 
 impl SecretSource {
-    pub(crate) fn resolve(&mut self, beside: &Path) {
+    pub(crate) fn resolve(&mut self, base: &Path) {
         if let Self::File(path) = self {
-            *path = beside.join(&*path);
+            *path = base.join(&*path);
         }
     }
 
@@ -72,16 +72,16 @@ impl std::fmt::Display for SecretSource {
 }
 
 impl UrlSource {
-    pub(crate) fn resolve(&mut self, beside: &Path) {
-        if let Self::Secret(hidden) = self {
-            hidden.resolve(beside);
+    pub(crate) fn resolve(&mut self, base: &Path) {
+        if let Self::Secret(secret) = self {
+            secret.resolve(base);
         }
     }
 
     pub(crate) fn read(&self) -> Result<String, DeliveryError> {
         match self {
             Self::Plain(url) => Ok(url.clone()),
-            Self::Secret(hidden) => hidden.read(),
+            Self::Secret(secret) => secret.read(),
         }
     }
 
@@ -89,15 +89,15 @@ impl UrlSource {
     fn redacted(&self) -> String {
         match self {
             Self::Plain(url) => host(url).to_owned(),
-            Self::Secret(hidden) => hidden.to_string(),
+            Self::Secret(secret) => secret.to_string(),
         }
     }
 }
 
 /// Returns the scheme and host of a URL. The rest may be secret.
 pub(super) fn host(url: &str) -> &str {
-    let begin = url.find("://").map_or(0, |place| place + 3);
-    let end = url[begin..].find(['/', '?', '#']).map_or(url.len(), |place| begin + place);
+    let begin = url.find("://").map_or(0, |index| index + 3);
+    let end = url[begin..].find(['/', '?', '#']).map_or(url.len(), |index| begin + index);
     // Credentials precede an `@`.
     match url[begin..end].rfind('@') {
         Some(at) => &url[begin + at + 1..end],
@@ -122,8 +122,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_url_only_scheme_and_host_are_shown() {
-        for (url, shown) in [
+    fn only_the_scheme_and_host_of_a_url_are_shown() {
+        for (url, expected) in [
             ("https://hooks.slack.com/services/T0/B0/secret", "https://hooks.slack.com"),
             ("http://10.0.0.1:9093", "http://10.0.0.1:9093"),
             ("https://user:secret@host/x", "host"),
@@ -131,8 +131,8 @@ mod tests {
             ("secret/path", "secret"),
         ] {
             let address = UrlSource::Plain(url.to_owned());
-            assert_eq!(format!("{address:?}"), shown);
-            assert_eq!(serde_json::to_value(&address).unwrap(), shown);
+            assert_eq!(format!("{address:?}"), expected);
+            assert_eq!(serde_json::to_value(&address).unwrap(), expected);
         }
     }
 

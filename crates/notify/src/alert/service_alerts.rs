@@ -56,33 +56,33 @@ impl ServiceAlerts {
     }
 
     fn conditions(&mut self) -> Result<(), StoreError> {
-        let before = self.store.alert_conditions()?;
+        let previous = self.store.alert_conditions()?;
         let facts = self.facts()?;
-        let there = alert::conditions(&facts);
+        let active = alert::conditions(&facts);
         let now = self.clock.now();
-        let notes = alert::condition_changes(&before, &there, now);
+        let notes = alert::condition_changes(&previous, &active, now);
         if notes.is_empty() {
             return Ok(());
         }
-        let since = |condition: &Condition| before.get(condition).copied().unwrap_or(now);
-        let after: BTreeMap<Condition, Timestamp> =
-            there.keys().map(|condition| (*condition, since(condition))).collect();
-        let told = outbox::route_notes(&self.settings.routes(), &notes);
+        let since = |condition: &Condition| previous.get(condition).copied().unwrap_or(now);
+        let current: BTreeMap<Condition, Timestamp> =
+            active.keys().map(|condition| (*condition, since(condition))).collect();
+        let routed = outbox::route_notes(&self.settings.routes(), &notes);
         // If another process was faster, it has queued the notifications.
-        self.store.replace_conditions(&before, &after, &told).map(drop)
+        self.store.replace_conditions(&previous, &current, &routed).map(drop)
     }
 
     fn facts(&mut self) -> Result<ServiceFacts, StoreError> {
         let rejected = self.recent_rejections(Instant::now(), self.store.counters()?.documents_rejected);
-        let seen = self.store.cluster_state_time()?;
-        if seen != self.seen.0 {
-            self.seen = (seen, Instant::now());
+        let observed_at = self.store.cluster_state_time()?;
+        if observed_at != self.seen.0 {
+            self.seen = (observed_at, Instant::now());
         }
-        let unseen = i64::try_from(self.seen.1.elapsed().as_millis()).unwrap_or(i64::MAX);
+        let unobserved_ms = i64::try_from(self.seen.1.elapsed().as_millis()).unwrap_or(i64::MAX);
         Ok(ServiceFacts {
             breaker: self.store.breaker()?,
             agents_silent: self.store.agent_silence_reported()?,
-            unseen_for: Span::from_millis(unseen),
+            unseen_for: Span::from_millis(unobserved_ms),
             cycle_old_after: self.settings.cycle_old,
             rejected,
             max_rejected: self.settings.rejected,
@@ -91,18 +91,18 @@ impl ServiceAlerts {
     }
 
     /// Returns how many were rejected in the last ten minutes, or since the first check.
-    fn recent_rejections(&mut self, now: Instant, ever: u64) -> u64 {
-        self.rejected.push_back((now, ever));
+    fn recent_rejections(&mut self, now: Instant, total: u64) -> u64 {
+        self.rejected.push_back((now, total));
         while self.rejected.get(1).is_some_and(|(at, _)| now.saturating_duration_since(*at) >= REJECTION_WINDOW) {
             self.rejected.pop_front();
         }
-        self.rejected.front().map_or(0, |(_, before)| ever.saturating_sub(*before))
+        self.rejected.front().map_or(0, |(_, before)| total.saturating_sub(*before))
     }
 
     fn end_expired_snoozes(&self) -> Result<(), StoreError> {
         let now = self.clock.now();
-        let over = |until: Option<Timestamp>| until.is_some_and(|until| until <= now);
-        for (case, _) in self.store.mutes()?.into_iter().filter(|(_, mute)| over(mute.until)) {
+        let is_expired = |until: Option<Timestamp>| until.is_some_and(|until| until <= now);
+        for (case, _) in self.store.mutes()?.into_iter().filter(|(_, mute)| is_expired(mute.until)) {
             let routes = self.settings.routes();
             self.store.end_mute(case, now, &|case, mute| {
                 let note = alert::still_open(case, mute, now);
@@ -113,7 +113,7 @@ impl ServiceAlerts {
     }
 
     fn clean_up(&mut self) -> Result<(), StoreError> {
-        if self.cleaned_up.is_some_and(|tidied| tidied.elapsed() < CLEANUP_INTERVAL) {
+        if self.cleaned_up.is_some_and(|cleaned_up| cleaned_up.elapsed() < CLEANUP_INTERVAL) {
             return Ok(());
         }
         self.cleaned_up = Some(Instant::now());
@@ -131,16 +131,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_turned_away_are_counted_over_ten_minutes() {
+    fn rejected_results_are_counted_over_ten_minutes() {
         let store = Store::open_in_memory().unwrap();
-        let mut watch = ServiceAlerts::new(AlertSettings::default(), store, Arc::new(SystemClock));
+        let mut alerts = ServiceAlerts::new(AlertSettings::default(), store, Arc::new(SystemClock));
         let start = Instant::now();
         let at = |minutes: u64| start + Duration::from_secs(60 * minutes);
-        assert_eq!(watch.recent_rejections(at(0), 7), 0, "earlier rejections do not count");
-        assert_eq!(watch.recent_rejections(at(5), 9), 2);
-        assert_eq!(watch.recent_rejections(at(10), 20), 13);
-        assert_eq!(watch.recent_rejections(at(14), 20), 13);
-        assert_eq!(watch.recent_rejections(at(15), 20), 11);
-        assert_eq!(watch.recent_rejections(at(25), 20), 0);
+        assert_eq!(alerts.recent_rejections(at(0), 7), 0, "earlier rejections do not count");
+        assert_eq!(alerts.recent_rejections(at(5), 9), 2);
+        assert_eq!(alerts.recent_rejections(at(10), 20), 13);
+        assert_eq!(alerts.recent_rejections(at(14), 20), 13);
+        assert_eq!(alerts.recent_rejections(at(15), 20), 11);
+        assert_eq!(alerts.recent_rejections(at(25), 20), 0);
     }
 }

@@ -8,21 +8,21 @@ use super::{DeliveryError, Message, UrlSource, http::Client, webhook};
 /// Chats truncate longer texts, some of them in the middle of a character.
 const MAX_TEXT_BYTES: usize = 3500;
 
-pub(super) fn send(url: &UrlSource, letter: &Message<'_>, client: &Client<'_>) -> Result<(), DeliveryError> {
-    let body = webhook::json(&json!({ "text": text(letter) }))?;
-    client.post(&url.read()?, &[("x-doctor-key", letter.key)], &body)
+pub(super) fn send(url: &UrlSource, message: &Message<'_>, client: &Client<'_>) -> Result<(), DeliveryError> {
+    let body = webhook::json(&json!({ "text": text(message) }))?;
+    client.post(&url.read()?, &[("x-doctor-key", message.key)], &body)
 }
 
-fn text(letter: &Message<'_>) -> String {
-    let mut text = format!("*{}*", escaped(&alert::headline(letter.notes)));
-    if letter.lost_before > 0 {
-        text.push_str(&format!("\n(messages lost before this one: {}; see `doctor alert list`)", letter.lost_before));
+fn text(message: &Message<'_>) -> String {
+    let mut text = format!("*{}*", escaped(&alert::headline(message.notes)));
+    if message.lost_before > 0 {
+        text.push_str(&format!("\n(messages lost before this one: {}; see `doctor alert list`)", message.lost_before));
     }
-    let paragraphs = alert::paragraphs(letter.notes);
-    for (place, paragraph) in paragraphs.iter().enumerate() {
+    let paragraphs = alert::paragraphs(message.notes);
+    for (index, paragraph) in paragraphs.iter().enumerate() {
         let paragraph = format!("\n```{}```", escaped(&paragraph.replace('`', "'")));
         if text.len() + paragraph.len() > MAX_TEXT_BYTES {
-            text.push_str(&format!("\nand {} more: `doctor cases`", paragraphs.len() - place));
+            text.push_str(&format!("\nand {} more: `doctor cases`", paragraphs.len() - index));
             break;
         }
         text.push_str(&paragraph);
@@ -52,22 +52,22 @@ mod tests {
         }
     }
 
-    fn letter(notes: &[Notification]) -> String {
+    fn message_text(notes: &[Notification]) -> String {
         let now = Timestamp::from_secs(0);
         text(&Message { key: "k", composed: now, notes, lost_before: 0, now })
     }
 
     #[test]
-    fn nothing_that_a_node_says_calls_the_whole_channel() {
-        let text = letter(&[note("<!channel> & `x` <http://evil|click>")]);
+    fn text_from_nodes_cannot_mention_the_channel() {
+        let text = message_text(&[note("<!channel> & `x` <http://evil|click>")]);
         assert!(!text.contains('<') && text.contains("&lt;!channel&gt; &amp;"), "{text}");
         assert_eq!(text.matches("```").count(), 2, "{text}");
     }
 
     #[test]
-    fn a_long_message_ends_with_how_much_more_there_is() {
+    fn a_truncated_message_ends_with_the_number_of_omitted_notes() {
         let notes = vec![note(&"x".repeat(900)); 9];
-        let text = letter(&notes);
+        let text = message_text(&notes);
         assert!(text.len() < MAX_TEXT_BYTES + 100 && text.contains("more: `doctor cases`"), "{}", text.len());
     }
 }

@@ -67,40 +67,40 @@ struct SmtpSession<'a> {
 /// Delivers a mail. The server has accepted it when it replies after the last byte.
 pub(super) fn deliver(email: &Email, mail: &str, limit: Span, ca: Option<&Path>) -> Result<(), DeliveryError> {
     let password = email.password.as_ref().map(super::SecretSource::read).transpose()?;
-    let mut talk = SmtpSession::open(&email.server, Instant::now() + limit.to_std())?;
+    let mut session = SmtpSession::open(&email.server, Instant::now() + limit.to_std())?;
     if email.security == Security::Tls {
-        talk = talk.with_tls(ca)?;
+        session = session.with_tls(ca)?;
     }
-    talk.expect("", 220)?;
-    let mut able = talk.hello()?;
+    session.expect("", 220)?;
+    let mut capabilities = session.hello()?;
     if email.security == Security::Starttls {
-        talk.expect("STARTTLS", 220)?;
-        talk = talk.with_tls(ca)?;
+        session.expect("STARTTLS", 220)?;
+        session = session.with_tls(ca)?;
         // Capabilities announced in the clear do not count.
-        able = talk.hello()?;
+        capabilities = session.hello()?;
     }
     if let (Some(user), Some(password)) = (&email.user, &password) {
-        talk.authenticate(&able, user, password)?;
+        session.authenticate(&capabilities, user, password)?;
     }
-    talk.expect(&format!("MAIL FROM:<{}>", email.from), 250)?;
+    session.expect(&format!("MAIL FROM:<{}>", email.from), 250)?;
     for to in &email.to {
-        talk.expect(&format!("RCPT TO:<{to}>"), 250)?;
+        session.expect(&format!("RCPT TO:<{to}>"), 250)?;
     }
-    talk.expect("DATA", 354)?;
+    session.expect("DATA", 354)?;
     // No line of our mails starts with a dot: the body is base64.
-    talk.expect(&format!("{mail}."), 250)?;
+    session.expect(&format!("{mail}."), 250)?;
     // The mail is accepted; the reply to QUIT does not matter.
-    let _goodbye = talk.expect("QUIT", 221);
+    let _result = session.expect("QUIT", 221);
     Ok(())
 }
 
 impl<'a> SmtpSession<'a> {
-    fn open(server: &'a str, until: Instant) -> Result<Self, DeliveryError> {
+    fn open(server: &'a str, deadline: Instant) -> Result<Self, DeliveryError> {
         let unknown = |error| DeliveryError::later(format!("cannot resolve {server}: {error}"));
         let mut last = None;
         for address in server.to_socket_addrs().map_err(unknown)? {
-            match TcpStream::connect_timeout(&address, remaining(until)) {
-                Ok(socket) => return Ok(Self { stream: Stream::Plain(socket), server, deadline: until }),
+            match TcpStream::connect_timeout(&address, remaining(deadline)) {
+                Ok(socket) => return Ok(Self { stream: Stream::Plain(socket), server, deadline }),
                 Err(error) => last = Some(error),
             }
         }
@@ -137,16 +137,16 @@ impl<'a> SmtpSession<'a> {
         Ok(self.expect("EHLO cluster-doctor", 250)?.lines)
     }
 
-    fn authenticate(&mut self, able: &[String], user: &str, password: &str) -> Result<(), DeliveryError> {
-        let can = |way: &str| {
-            let ways = able.iter().filter_map(|line| line.to_ascii_uppercase().strip_prefix("AUTH").map(str::to_owned));
-            ways.into_iter().any(|ways| ways.split([' ', '=']).any(|one| one == way))
+    fn authenticate(&mut self, capabilities: &[String], user: &str, password: &str) -> Result<(), DeliveryError> {
+        let supports = |mechanism: &str| {
+            let mechanisms = capabilities.iter().filter_map(|line| line.to_ascii_uppercase().strip_prefix("AUTH").map(str::to_owned));
+            mechanisms.into_iter().any(|mechanisms| mechanisms.split([' ', '=']).any(|one| one == mechanism))
         };
-        if can("PLAIN") {
+        if supports("PLAIN") {
             let secret = STANDARD.encode(format!("\0{user}\0{password}"));
             return self.command(&format!("AUTH PLAIN {secret}"), "AUTH PLAIN", 235).map(drop);
         }
-        if can("LOGIN") {
+        if supports("LOGIN") {
             self.expect("AUTH LOGIN", 334)?;
             self.command(&STANDARD.encode(user), "the name", 334)?;
             return self.command(&STANDARD.encode(password), "the password", 235).map(drop);
@@ -161,55 +161,55 @@ impl<'a> SmtpSession<'a> {
         self.command(line, if verb.is_empty() { "the connection" } else { verb }, code)
     }
 
-    /// As [`Self::expect`]; errors show `shown` instead of the line.
-    fn command(&mut self, line: &str, shown: &str, code: u16) -> Result<SmtpReply, DeliveryError> {
+    /// As [`Self::expect`]; errors show `label` instead of the line.
+    fn command(&mut self, line: &str, label: &str, code: u16) -> Result<SmtpReply, DeliveryError> {
         let broken = |error: io::Error| {
             let late = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
             let why = if late { "did not answer in time".to_owned() } else { format!("failed ({error})") };
-            DeliveryError::later(format!("{} {why} at {shown}", self.server))
+            DeliveryError::later(format!("{} {why} at {label}", self.server))
         };
         if !line.is_empty() {
             set_timeouts(self.stream.socket(), self.deadline)
                 .and_then(|()| self.stream.write_all(format!("{line}\r\n").as_bytes()))
                 .map_err(broken)?;
         }
-        let answer = read_reply(&mut self.stream, self.deadline).map_err(broken)?;
-        if answer.code == code || (code == 250 && answer.code == 251) {
-            return Ok(answer);
+        let reply = read_reply(&mut self.stream, self.deadline).map_err(broken)?;
+        if reply.code == code || (code == 250 && reply.code == 251) {
+            return Ok(reply);
         }
-        let text: String = answer.text.chars().filter(|letter| !letter.is_control()).take(160).collect();
+        let text: String = reply.text.chars().filter(|character| !character.is_control()).take(160).collect();
         // Only a reply to the mail itself is about its content: addresses and passwords can be corrected.
-        let about_mail = shown == "the mail" && (500..600).contains(&answer.code);
+        let about_mail = label == "the mail" && (500..600).contains(&reply.code);
         let retry = if about_mail { Retry::Never } else { Retry::Later };
-        Err(DeliveryError { text: format!("{} answered {} to {shown}: {text}", self.server, answer.code), retry })
+        Err(DeliveryError { text: format!("{} answered {} to {label}: {text}", self.server, reply.code), retry })
     }
 }
 
-fn remaining(until: Instant) -> Duration {
+fn remaining(deadline: Instant) -> Duration {
     // A timeout of zero would mean none.
-    until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+    deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
 }
 
-fn set_timeouts(socket: &TcpStream, until: Instant) -> io::Result<()> {
-    if Instant::now() >= until {
+fn set_timeouts(socket: &TcpStream, deadline: Instant) -> io::Result<()> {
+    if Instant::now() >= deadline {
         return Err(io::ErrorKind::TimedOut.into());
     }
-    socket.set_read_timeout(Some(remaining(until)))?;
-    socket.set_write_timeout(Some(remaining(until)))
+    socket.set_read_timeout(Some(remaining(deadline)))?;
+    socket.set_write_timeout(Some(remaining(deadline)))
 }
 
-fn read_reply(wire: &mut Stream, until: Instant) -> io::Result<SmtpReply> {
+fn read_reply(stream: &mut Stream, deadline: Instant) -> io::Result<SmtpReply> {
     let mut read = Vec::new();
     let mut buffer = [0; 1024];
     loop {
-        set_timeouts(wire.socket(), until)?;
-        let count = wire.read(&mut buffer)?;
+        set_timeouts(stream.socket(), deadline)?;
+        let count = stream.read(&mut buffer)?;
         if count == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         read.extend_from_slice(&buffer[..count]);
         match parse(&read) {
-            Parsed::Complete(answer) => return Ok(answer),
+            Parsed::Complete(reply) => return Ok(reply),
             Parsed::Incomplete if read.len() < MAX_REPLY_BYTES => {}
             Parsed::Incomplete => return Err(io::Error::new(io::ErrorKind::InvalidData, "the reply is too long")),
             Parsed::Invalid => {
@@ -254,10 +254,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_of_several_lines_is_whole_with_its_last_one() {
+    fn a_reply_of_several_lines_is_complete_with_its_last_line() {
         let hello = b"250-mail.example.org\r\n250-AUTH PLAIN LOGIN\r\n250 STARTTLS\r\n";
-        let Parsed::Complete(answer) = parse(hello) else { panic!("{:?}", parse(hello)) };
-        assert_eq!((answer.code, answer.lines.len(), answer.text.as_str()), (250, 3, "STARTTLS"));
+        let Parsed::Complete(reply) = parse(hello) else { panic!("{:?}", parse(hello)) };
+        assert_eq!((reply.code, reply.lines.len(), reply.text.as_str()), (250, 3, "STARTTLS"));
         assert_eq!(parse(&hello[..hello.len() - 1]), Parsed::Incomplete);
         assert!(matches!(parse(b"250\r\n"), Parsed::Complete(_)));
         for bad in ["hello\n", "25\n", "250x\n", "999 no\n", "\n", "\u{e9}\u{e9} x\n"] {
@@ -267,9 +267,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_a_server_says_is_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            if let Parsed::Complete(answer) = parse(&bytes) {
-                prop_assert!((200..600).contains(&answer.code));
+        fn any_bytes_are_parsed_or_rejected(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            if let Parsed::Complete(reply) = parse(&bytes) {
+                prop_assert!((200..600).contains(&reply.code));
             }
         }
     }

@@ -39,25 +39,25 @@ struct RenderedNote<'a> {
 pub(super) fn send(
     url: &UrlSource,
     secret: Option<&SecretSource>,
-    letter: &Message<'_>,
+    message: &Message<'_>,
     client: &Client<'_>,
 ) -> Result<(), DeliveryError> {
     let document = WebhookBody {
         version: VERSION,
-        key: letter.key,
-        sent: letter.now,
-        composed: letter.composed,
-        headline: alert::headline(letter.notes),
-        lost_before: letter.lost_before,
-        notes: letter
+        key: message.key,
+        sent: message.now,
+        composed: message.composed,
+        headline: alert::headline(message.notes),
+        lost_before: message.lost_before,
+        notes: message
             .notes
             .iter()
             .map(|note| RenderedNote { note, text: alert::line(note), look: alert::command(note) })
             .collect(),
     };
     let body = json(&document)?;
-    let timestamp = letter.now.secs().to_string();
-    let mut headers = vec![("x-doctor-key", letter.key), ("x-doctor-timestamp", &timestamp)];
+    let timestamp = message.now.secs().to_string();
+    let mut headers = vec![("x-doctor-key", message.key), ("x-doctor-timestamp", &timestamp)];
     let signed = secret.map(|secret| Ok::<_, DeliveryError>(signature(secret.read()?.as_bytes(), &timestamp, &body)));
     let signed = signed.transpose()?;
     if let Some(signed) = &signed {
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_signature_is_what_other_programs_compute() {
+    fn the_signature_matches_openssl() {
         // echo -n '1700000000.{}' | openssl dgst -sha256 -hmac secret
         let expected = "sha256=b8569b78799ff9e3cbff0fc2d63a33a2b57f3282abd07c37ae5e8e7d79a5f163";
         assert_eq!(signature(b"secret", "1700000000", b"{}"), expected);

@@ -1,6 +1,6 @@
 //! A report as one HTML file without scripts or external resources, light and dark, to be stored or sent as it is.
 //!
-//! All text from nodes, rules and people goes through [`escape_pipes`].
+//! All text from nodes, rules and people goes through [`escaped`].
 
 use doctor_core::{
     finding::Severity,
@@ -58,8 +58,8 @@ fn section(title: &str, body: &str) -> String {
 fn plots(slots: &[Slot]) -> String {
     // Without year and seconds: six labels must fit side by side.
     let short = |slot: &Slot| format_time(slot.at).chars().skip(5).take(11).collect();
-    let places: Vec<String> = slots.iter().map(short).collect();
-    let row = |name, class, of: fn(&Slot) -> f64| PlotSeries { name, class, values: slots.iter().map(of).collect() };
+    let labels: Vec<String> = slots.iter().map(short).collect();
+    let row = |name, class, value: fn(&Slot) -> f64| PlotSeries { name, class, values: slots.iter().map(value).collect() };
     let results = [
         row("failed", "fail", |slot| f64::from(slot.fail)),
         row("inconclusive", "doubt", |slot| f64::from(slot.inconclusive)),
@@ -71,18 +71,18 @@ fn plots(slots: &[Slot]) -> String {
     ];
     let spent = [row("node-hours", "work", |slot| slot.node_hours)];
     [("Results over time", &results[..]), ("Cases over time", &cases[..]), ("Validation over time", &spent[..])]
-        .map(|(title, rows)| section(title, &(legend(rows) + &bars(title, &places, rows))))
+        .map(|(title, rows)| section(title, &(legend(rows) + &bars(title, &labels, rows))))
         .concat()
 }
 
 /// Formats a table of escaped cells; the columns in `numbers` are numeric.
 fn table(head: &[&str], numbers: std::ops::Range<usize>, rows: &[Vec<String>]) -> String {
-    let class = |place: usize| if numbers.contains(&place) { " class=\"n\"" } else { "" };
+    let class = |index: usize| if numbers.contains(&index) { " class=\"n\"" } else { "" };
     let cells = |tag: &str, cells: &[String]| {
-        let cells = cells.iter().enumerate().map(|(place, cell)| format!("<{tag}{}>{cell}</{tag}>", class(place)));
+        let cells = cells.iter().enumerate().map(|(index, cell)| format!("<{tag}{}>{cell}</{tag}>", class(index)));
         format!("<tr>{}</tr>\n", cells.collect::<String>())
     };
-    let head: Vec<String> = head.iter().map(|word| escaped(word)).collect();
+    let head: Vec<String> = head.iter().map(|title| escaped(title)).collect();
     let body: String = rows.iter().map(|row| cells("td", row)).collect();
     format!("<table>\n<thead>{}</thead>\n<tbody>{body}</tbody>\n</table>", cells("th", &head))
 }
@@ -136,13 +136,13 @@ fn faults(rows: &[FaultRow]) -> String {
         return "<p>None.</p>".to_owned();
     }
     let row = |row: &FaultRow| {
-        let now = if row.open { "open" } else { "closed" };
+        let state = if row.open { "open" } else { "closed" };
         let cells = [
             format_time(row.opened),
             row.node.to_string(),
             row.severity.to_string(),
             row.case.to_string(),
-            now.to_owned(),
+            state.to_owned(),
             row.text.clone(),
         ];
         cells.iter().map(|cell| escaped(cell)).collect()

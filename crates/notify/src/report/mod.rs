@@ -110,24 +110,24 @@ fn run_facts(record: RunRecord) -> RunFacts {
 fn runs_since(store: &Store, since: Timestamp, now: Timestamp) -> Result<Vec<RunRecord>> {
     /// No run is active for longer than this before its end.
     const LONGEST: Span = Span::days(2);
-    let mut helping = 1000;
+    let mut limit = 1000;
     loop {
-        let runs = store.last_runs(helping)?;
+        let runs = store.last_runs(limit)?;
         let oldest = runs.last().map_or(now, |record| record.run.planned);
-        if runs.len() < helping as usize || oldest < since.minus(LONGEST) || helping == u32::MAX {
+        if runs.len() < limit as usize || oldest < since.minus(LONGEST) || limit == u32::MAX {
             return Ok(runs);
         }
-        helping = helping.saturating_mul(4);
+        limit = limit.saturating_mul(4);
     }
 }
 
 /// Writes a page atomically.
 pub fn write(path: &Path, text: &str) -> Result<()> {
     let draft = draft_path(path);
-    let written = fs::write(&draft, text).and_then(|()| fs::rename(&draft, path));
-    written.map_err(|source: io::Error| {
+    let result = fs::write(&draft, text).and_then(|()| fs::rename(&draft, path));
+    result.map_err(|source: io::Error| {
         // Remove the incomplete draft.
-        let _left = fs::remove_file(&draft);
+        let _ignored = fs::remove_file(&draft);
         ReportError::File { operation: "writing", path: path.to_owned(), source }
     })
 }
@@ -153,10 +153,10 @@ pub fn headline(view: &ReportView) -> String {
 }
 
 pub fn jobs(view: &ReportView) -> String {
-    let never: u32 = view.not_started.iter().map(|row| row.count).sum();
-    let cut: u32 = view.incomplete.iter().map(|row| row.count).sum();
+    let not_started: u32 = view.not_started.iter().map(|row| row.count).sum();
+    let incomplete: u32 = view.incomplete.iter().map(|row| row.count).sum();
     format!(
-        "{} queued, {} run, {} completed, {cut} incomplete, {never} never started",
+        "{} queued, {} run, {} completed, {incomplete} incomplete, {not_started} never started",
         view.queued, view.run, view.completed
     )
 }
@@ -200,11 +200,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_whole_day_and_a_whole_week_are_over_and_weeks_begin_on_monday() {
+    fn the_last_complete_day_and_week_are_returned_and_weeks_start_on_monday() {
         // A Monday, at half past two.
         let now: Timestamp = "2026-11-16T02:30:00Z".parse().unwrap();
-        let span = |whole: CalendarPeriod, now| {
-            let (since, until) = whole.last_before(now);
+        let span = |period: CalendarPeriod, now| {
+            let (since, until) = period.last_before(now);
             (since.to_string(), until.to_string())
         };
         let day = |a: &str, b: &str| (format!("2026-11-{a}T00:00:00Z"), format!("2026-11-{b}T00:00:00Z"));

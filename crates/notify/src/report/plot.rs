@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-/// One row of a stack: its name, its CSS class, and a value per place.
+/// One row of a stack: its name, its CSS class, and a value per label.
 #[derive(Debug)]
 pub(super) struct PlotSeries<'a> {
     pub(super) name: &'a str,
@@ -16,35 +16,35 @@ const LEFT: f64 = 48.0;
 const BOTTOM: f64 = 18.0;
 const TOP: f64 = 8.0;
 
-/// Draws stacked bars. `places` are their labels; each is a tooltip, and a few are drawn.
-pub(super) fn bars(title: &str, places: &[String], rows: &[PlotSeries<'_>]) -> String {
-    let sums: Vec<f64> = (0..places.len()).map(|place| rows.iter().map(|row| value(row, place)).sum()).collect();
-    let most = sums.iter().copied().fold(0.0, f64::max);
+/// Draws stacked bars. Each of `labels` is a tooltip, and a few are drawn.
+pub(super) fn bars(title: &str, labels: &[String], rows: &[PlotSeries<'_>]) -> String {
+    let sums: Vec<f64> = (0..labels.len()).map(|index| rows.iter().map(|row| value(row, index)).sum()).collect();
+    let max = sums.iter().copied().fold(0.0, f64::max);
     let total = |row: &PlotSeries<'_>| format!("{} {}", short(row.values.iter().sum()), row.name);
-    let spoken: Vec<String> = rows.iter().map(total).collect();
+    let descriptions: Vec<String> = rows.iter().map(total).collect();
     let mut svg = format!(
         "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}: {}\">",
         escaped(title),
-        escaped(&spoken.join(", "))
+        escaped(&descriptions.join(", "))
     );
     let bottom = HEIGHT - BOTTOM;
-    let scale = |value: f64| if most > 0.0 { value / most * (bottom - TOP) } else { 0.0 };
+    let scale = |value: f64| if max > 0.0 { value / max * (bottom - TOP) } else { 0.0 };
     line(&mut svg, LEFT, bottom, WIDTH, bottom);
     line(&mut svg, LEFT, TOP, WIDTH, TOP);
     text_element(&mut svg, LEFT - 6.0, bottom, "end", "0");
-    if most > 0.0 {
-        text_element(&mut svg, LEFT - 6.0, TOP + 8.0, "end", &short(most));
+    if max > 0.0 {
+        text_element(&mut svg, LEFT - 6.0, TOP + 8.0, "end", &short(max));
     } else {
         text_element(&mut svg, LEFT + 6.0, HEIGHT / 2.0, "start", "none");
     }
-    let step = (WIDTH - LEFT) / float(places.len().max(1));
-    for (place, name) in places.iter().enumerate() {
-        let x = LEFT + step * float(place);
+    let step = (WIDTH - LEFT) / float(labels.len().max(1));
+    for (index, name) in labels.iter().enumerate() {
+        let x = LEFT + step * float(index);
         let mut y = bottom;
-        for row in rows.iter().filter(|row| value(row, place) > 0.0) {
-            let height = scale(value(row, place));
+        for row in rows.iter().filter(|row| value(row, index) > 0.0) {
+            let height = scale(value(row, index));
             y -= height;
-            let tip = format!("{name}: {} {}", short(value(row, place)), row.name);
+            let tip = format!("{name}: {} {}", short(value(row, index)), row.name);
             // Writing to a String does not fail.
             let _written = write!(
                 svg,
@@ -55,7 +55,7 @@ pub(super) fn bars(title: &str, places: &[String], rows: &[PlotSeries<'_>]) -> S
             );
         }
         // At most six labels fit.
-        if place % places.len().div_ceil(6).max(1) == 0 {
+        if index % labels.len().div_ceil(6).max(1) == 0 {
             text_element(&mut svg, x, HEIGHT - 4.0, "start", name);
         }
     }
@@ -77,14 +77,14 @@ pub(super) fn legend(rows: &[PlotSeries<'_>]) -> String {
 
 /// Draws one bar of parts that add up to a whole, for a table cell.
 pub(super) fn share(parts: &[(&str, &str, u32)]) -> String {
-    let whole: u32 = parts.iter().map(|(_, _, count)| count).sum();
+    let total: u32 = parts.iter().map(|(_, _, count)| count).sum();
     let mut svg = "<svg class=\"share\" viewBox=\"0 0 200 12\" role=\"img\" aria-label=\"".to_owned();
-    let spoken: Vec<String> = parts.iter().map(|(name, _, count)| format!("{count} {name}")).collect();
-    svg.push_str(&escaped(&spoken.join(", ")));
+    let descriptions: Vec<String> = parts.iter().map(|(name, _, count)| format!("{count} {name}")).collect();
+    svg.push_str(&escaped(&descriptions.join(", ")));
     svg.push_str("\">");
     let mut x = 0.0;
     for (name, class, count) in parts.iter().filter(|(_, _, count)| *count > 0) {
-        let width = 200.0 * f64::from(*count) / f64::from(whole);
+        let width = 200.0 * f64::from(*count) / f64::from(total);
         let _written = write!(
             svg,
             "<rect class=\"{class}\" x=\"{x:.1}\" y=\"0\" width=\"{width:.1}\" height=\"12\"><title>{count} {}</title></rect>",
@@ -96,8 +96,8 @@ pub(super) fn share(parts: &[(&str, &str, u32)]) -> String {
     svg
 }
 
-fn value(row: &PlotSeries<'_>, place: usize) -> f64 {
-    row.values.get(place).copied().filter(|value| value.is_finite()).unwrap_or(0.0)
+fn value(row: &PlotSeries<'_>, index: usize) -> f64 {
+    row.values.get(index).copied().filter(|value| value.is_finite()).unwrap_or(0.0)
 }
 
 fn line(svg: &mut String, x1: f64, y1: f64, x2: f64, y2: f64) {
@@ -120,8 +120,8 @@ fn float(count: usize) -> f64 {
 /// Escapes text for an element or a quoted attribute.
 pub(super) fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
+    for character in text.chars() {
+        match character {
             '&' => safe.push_str("&amp;"),
             '<' => safe.push_str("&lt;"),
             '>' => safe.push_str("&gt;"),
@@ -140,15 +140,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bars_stand_on_each_other_and_nothing_is_drawn_of_nothing() {
+    fn bars_are_stacked_and_an_empty_plot_has_none() {
         let rows = || {
             vec![
                 PlotSeries { name: "fail", class: "fail", values: vec![1.0, 0.0] },
                 PlotSeries { name: "pass", class: "pass", values: vec![3.0, 2.0] },
             ]
         };
-        let places = ["one".to_owned(), "two".to_owned()];
-        let svg = bars("Results", &places, &rows());
+        let labels = ["one".to_owned(), "two".to_owned()];
+        let svg = bars("Results", &labels, &rows());
         assert_eq!(svg.matches("<rect").count(), 3, "{svg}");
         assert!(svg.contains("aria-label=\"Results: 1 fail, 5 pass\"") && svg.contains("<title>one: 3 pass</title>"));
         // The highest stack, of four, fills the plot: the first bar is a quarter of it.
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn text_stays_text() {
+    fn text_is_escaped() {
         assert_eq!(escaped("<b a='1'>&\"\u{7}"), "&lt;b a=&#39;1&#39;&gt;&amp;&quot; ");
     }
 }

@@ -44,7 +44,7 @@ impl Reporter {
                 Ok(Err(failure)) => tracing::warn!(error = %error_chain(&failure), "report failed"),
             }
         }
-        if self.writing.is_some() || self.last_check.is_some_and(|looked| looked.elapsed() < CHECK_INTERVAL) {
+        if self.writing.is_some() || self.last_check.is_some_and(|last_check| last_check.elapsed() < CHECK_INTERVAL) {
             return;
         }
         self.last_check = Some(Instant::now());
@@ -73,11 +73,11 @@ fn error_chain(error: &ReportError) -> String {
 
 fn due(settings: &ReportSettings, folder: &Path, now: Timestamp) -> Vec<Due> {
     let kinds = [(settings.daily, CalendarPeriod::Day, "daily"), (settings.weekly, CalendarPeriod::Week, "weekly")];
-    let wanted = kinds.into_iter().filter(|(wanted, ..)| *wanted);
-    let due = wanted.map(|(_, whole, name)| {
-        let (since, until) = whole.last_before(now);
+    let enabled = kinds.into_iter().filter(|(enabled, ..)| *enabled);
+    let due = enabled.map(|(_, period, name)| {
+        let (since, until) = period.last_before(now);
         let first_day: String = since.to_string().chars().take(10).collect();
-        let file = |page: &ReportFormat| (folder.join(format!("{name}-{first_day}.{}", page.extension())), *page);
+        let file = |report_format: &ReportFormat| (folder.join(format!("{name}-{first_day}.{}", report_format.extension())), *report_format);
         let files = settings.formats.iter().map(file).filter(|(path, _)| !path.exists()).collect();
         Due { since, until, files }
     });
@@ -93,11 +93,11 @@ fn write_all(store: &Store, folder: &Path, due: &[Due], now: Timestamp) -> Resul
     let mut written = 0;
     for due in due {
         // A cluster that was never observed has no report.
-        let Some((seen, cluster)) = snapshot::last_observed(store)? else { return Ok(written) };
-        let facts = cluster_state::facts(store, Some(seen), cluster, now)?;
+        let Some((observed_at, cluster)) = snapshot::last_observed(store)? else { return Ok(written) };
+        let facts = cluster_state::facts(store, Some(observed_at), cluster, now)?;
         let view = view(store, facts, due.since, due.until)?;
-        for (path, page) in &due.files {
-            write(path, &page.render(&view)?)?;
+        for (path, report_format) in &due.files {
+            write(path, &report_format.render(&view)?)?;
             written += 1;
         }
     }
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_is_due_once_per_period_whatever_restarts_and_again_when_it_was_removed() {
+    fn a_report_is_due_once_per_period_and_again_after_its_file_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let now: Timestamp = "2026-11-16T02:30:00Z".parse().unwrap();
         let settings =

@@ -53,10 +53,10 @@ const MAX_ATTRIBUTE_BYTES: usize = 256;
 
 impl TelemetrySettings {
     /// Resolves paths relative to the file that contains them.
-    pub fn resolve(&mut self, beside: &Path) {
-        self.ca = self.ca.take().map(|path| beside.join(path));
-        self.token.iter_mut().for_each(|hidden| hidden.resolve(beside));
-        self.traces.iter_mut().for_each(|address| address.resolve(beside));
+    pub fn resolve(&mut self, base: &Path) {
+        self.ca = self.ca.take().map(|path| base.join(path));
+        self.token.iter_mut().for_each(|secret| secret.resolve(base));
+        self.traces.iter_mut().for_each(|address| address.resolve(base));
     }
 
     /// # Errors
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_used_is_refused_with_what_can() {
+    fn an_invalid_setting_is_rejected_with_the_accepted_values() {
         for (text, part) in [
             ("traces = \"collector:4318\"", "http:// or https://"),
             ("timeout = \"0s\"", "1s to 1m"),

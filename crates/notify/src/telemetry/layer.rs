@@ -37,24 +37,24 @@ impl TraceLayer {
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for TraceLayer {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
-        let mut seen = SpanFields { name: attributes.metadata().name().to_owned(), ..SpanFields::default() };
-        attributes.record(&mut seen);
+        let mut fields = SpanFields { name: attributes.metadata().name().to_owned(), ..SpanFields::default() };
+        attributes.record(&mut fields);
         let local = span.parent().and_then(|parent| parent.extensions().get::<OpenSpan>().map(|open| open.context));
-        let parent = seen.remote_parent.or(local);
+        let parent = fields.remote_parent.or(local);
         let mut random = [0; 24];
         // Without random bits, span ids could collide.
         if getrandom::fill(&mut random).is_err() {
             return;
         }
-        let (mut trace, mut own) = ([0; 16], [0; 8]);
-        trace.copy_from_slice(&random[..16]);
-        own.copy_from_slice(&random[16..]);
-        let place = SpanContext {
-            trace: parent.map_or(trace, |parent| parent.trace),
-            span: own,
+        let (mut trace_id, mut span_id) = ([0; 16], [0; 8]);
+        trace_id.copy_from_slice(&random[..16]);
+        span_id.copy_from_slice(&random[16..]);
+        let span_context = SpanContext {
+            trace: parent.map_or(trace_id, |parent| parent.trace),
+            span: span_id,
             sampled: parent.is_none_or(|parent| parent.sampled),
         };
-        let open = OpenSpan { context: place, parent: parent.map(|parent| parent.span), started: now(), fields: seen };
+        let open = OpenSpan { context: span_context, parent: parent.map(|parent| parent.span), started: now(), fields };
         span.extensions_mut().insert(open);
     }
 
@@ -85,9 +85,9 @@ struct OpenSpan {
 impl OpenSpan {
     fn finish(self) -> FinishedSpan {
         let SpanFields { name, kind, attributes, failed, .. } = self.fields;
-        let (place, parent, began) = (self.context, self.parent, self.started);
+        let (context, parent, started) = (self.context, self.parent, self.started);
         // The clock may have been set back.
-        FinishedSpan { context: place, parent, name, kind, started: began, ended: now().max(began), attributes, failed }
+        FinishedSpan { context, parent, name, kind, started, ended: now().max(started), attributes, failed }
     }
 }
 
@@ -107,9 +107,9 @@ impl Visit for SpanFields {
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        let cut = || value.chars().take(MAX_VALUE_BYTES).collect::<String>();
+        let truncated = || value.chars().take(MAX_VALUE_BYTES).collect::<String>();
         match field.name() {
-            "otel.name" => self.name = cut(),
+            "otel.name" => self.name = truncated(),
             "otel.kind" => {
                 self.kind = match value {
                     "client" => SpanKind::Client,
@@ -118,8 +118,8 @@ impl Visit for SpanFields {
                 };
             }
             "traceparent" => self.remote_parent = traceparent::parse(value),
-            "failed" => self.failed = Some(cut()),
-            name => self.attributes.push((name, Attribute::Text(cut()))),
+            "failed" => self.failed = Some(truncated()),
+            name => self.attributes.push((name, Attribute::Text(truncated()))),
         }
     }
 
@@ -154,15 +154,15 @@ mod tests {
     use doctor_engine::spans::span;
 
     /// Returns the queued spans after running `work`, and the number dropped.
-    fn traced(most: usize, work: impl FnOnce()) -> (Vec<FinishedSpan>, u64) {
-        let queue = Arc::new(Queue::new(most));
+    fn traced(capacity: usize, work: impl FnOnce()) -> (Vec<FinishedSpan>, u64) {
+        let queue = Arc::new(Queue::new(capacity));
         let subscriber = tracing_subscriber::registry().with(TraceLayer::new(Arc::clone(&queue)));
         tracing::subscriber::with_default(subscriber, work);
         (queue.take(), queue.counts().dropped())
     }
 
     #[test]
-    fn spans_know_their_parents_also_those_of_other_threads_and_elsewhere() {
+    fn spans_have_parents_also_from_other_threads_and_processes() {
         let header = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         let (spans, dropped) = traced(16, || {
             let root = span!(
@@ -172,9 +172,9 @@ mod tests {
                 traceparent = header,
                 failed = tracing::field::Empty
             );
-            let hand = span!(parent: &root, "act");
+            let child = span!(parent: &root, "act");
             root.record("failed", "it broke");
-            hand.in_scope(|| drop(span!("backend.submit", run = %7)));
+            child.in_scope(|| drop(span!("backend.submit", run = %7)));
         });
         let [submit, act, cycle] = &spans[..] else { panic!("{spans:?}") };
         assert_eq!((submit.name.as_str(), act.name.as_str(), cycle.name.as_str()), ("backend.submit", "act", "cycle"));
@@ -190,8 +190,8 @@ mod tests {
     #[test]
     fn unsampled_spans_are_not_recorded_and_dropped_ones_are_counted() {
         let (spans, _) = traced(16, || {
-            let asked = span!("api", traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00");
-            asked.in_scope(|| drop(span!("make")));
+            let request = span!("api", traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00");
+            request.in_scope(|| drop(span!("make")));
         });
         assert_eq!(spans, []);
         let (spans, dropped) = traced(2, || (0..5).for_each(|_| drop(span!("cycle"))));

@@ -50,13 +50,13 @@ impl Traces {
         let Some(url) = settings.traces.clone() else { return Ok(None) };
         let queue = Arc::new(Queue::new(settings.queue));
         let sender = Sender::new(url, settings.clone(), instance, Arc::clone(&queue));
-        let (tell, over) = mpsc::channel::<()>();
+        let (done, finished) = mpsc::channel::<()>();
         thread::Builder::new().name("doctor-traces".to_owned()).spawn(move || {
             sender.run();
-            drop(tell);
+            drop(done);
         })?;
         let layer = TraceLayer::new(Arc::clone(&queue));
-        Ok(Some((Self { queue, finished: over }, layer)))
+        Ok(Some((Self { queue, finished }, layer)))
     }
 
     pub fn counts(&self) -> Arc<ExportCounts> {
@@ -67,6 +67,6 @@ impl Traces {
     pub fn stop(self) {
         self.queue.stop();
         // Done or timed out: nothing is left to do.
-        let _over = self.finished.recv_timeout(SHUTDOWN_TIMEOUT);
+        let _result = self.finished.recv_timeout(SHUTDOWN_TIMEOUT);
     }
 }

@@ -41,25 +41,25 @@ pub(super) enum Attribute {
 
 /// Returns the body of a request.
 pub(super) fn document(instance: &str, resource: &BTreeMap<String, String>, spans: &[FinishedSpan]) -> Value {
-    let ours = [
+    let defaults = [
         ("service.name", "cluster-doctor"),
         ("service.version", env!("CARGO_PKG_VERSION")),
         ("service.instance.id", instance),
     ];
-    let ours = ours.into_iter().filter(|(name, _)| !resource.contains_key(*name));
-    let named = ours.chain(resource.iter().map(|(name, value)| (name.as_str(), value.as_str())));
-    let about: Vec<Value> = named.map(|(name, value)| attribute(name, &Attribute::Text(value.to_owned()))).collect();
+    let defaults = defaults.into_iter().filter(|(name, _)| !resource.contains_key(*name));
+    let attributes = defaults.chain(resource.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+    let resource_attributes: Vec<Value> = attributes.map(|(name, value)| attribute(name, &Attribute::Text(value.to_owned()))).collect();
     let spans: Vec<Value> = spans.iter().map(span).collect();
     let scope = json!({ "name": "cluster-doctor", "version": env!("CARGO_PKG_VERSION") });
     json!({ "resourceSpans": [{
-        "resource": { "attributes": about },
+        "resource": { "attributes": resource_attributes },
         "scopeSpans": [{ "scope": scope, "spans": spans }],
     }] })
 }
 
 fn span(span: &FinishedSpan) -> Value {
     let attributes: Vec<Value> = span.attributes.iter().map(|(name, value)| attribute(name, value)).collect();
-    let mut written = json!({
+    let mut encoded = json!({
         "traceId": hex::encode(&span.context.trace),
         "spanId": hex::encode(&span.context.span),
         "name": span.name,
@@ -69,12 +69,12 @@ fn span(span: &FinishedSpan) -> Value {
         "attributes": attributes,
     });
     if let Some(parent) = &span.parent {
-        written["parentSpanId"] = hex::encode(parent).into();
+        encoded["parentSpanId"] = hex::encode(parent).into();
     }
     if let Some(failed) = &span.failed {
-        written["status"] = json!({ "code": 2, "message": failed });
+        encoded["status"] = json!({ "code": 2, "message": failed });
     }
-    written
+    encoded
 }
 
 fn attribute(name: &str, value: &Attribute) -> Value {
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_span_is_written_as_the_protocol_has_it() {
+    fn a_span_is_encoded_as_otlp_json() {
         let span = FinishedSpan {
             context: SpanContext { trace: [0xab; 16], span: [1; 8], sampled: true },
             parent: Some([2; 8]),
@@ -104,14 +104,14 @@ mod tests {
             failed: Some("no".to_owned()),
         };
         let resource = BTreeMap::from([("service.name".to_owned(), "ours".to_owned())]);
-        let written = document("a/1", &resource, &[span]);
-        let about = &written["resourceSpans"][0];
+        let encoded = document("a/1", &resource, &[span]);
+        let resource_spans = &encoded["resourceSpans"][0];
         let expected = json!([
             { "key": "service.version", "value": { "stringValue": env!("CARGO_PKG_VERSION") } },
             { "key": "service.instance.id", "value": { "stringValue": "a/1" } },
             { "key": "service.name", "value": { "stringValue": "ours" } },
         ]);
-        assert_eq!(about["resource"]["attributes"], expected);
+        assert_eq!(resource_spans["resource"]["attributes"], expected);
         let expected = json!({
             "traceId": "abababababababababababababababab",
             "spanId": "0101010101010101",
@@ -126,6 +126,6 @@ mod tests {
             ],
             "status": { "code": 2, "message": "no" },
         });
-        assert_eq!(about["scopeSpans"][0]["spans"][0], expected);
+        assert_eq!(resource_spans["scopeSpans"][0]["spans"][0], expected);
     }
 }

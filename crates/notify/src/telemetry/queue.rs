@@ -28,8 +28,8 @@ struct Pending {
 }
 
 impl Queue {
-    pub(super) fn new(most: usize) -> Self {
-        Self { capacity: most, pending: Mutex::default(), condvar: Condvar::new(), counts: Arc::default() }
+    pub(super) fn new(capacity: usize) -> Self {
+        Self { capacity, pending: Mutex::default(), condvar: Condvar::new(), counts: Arc::default() }
     }
 
     pub(super) fn counts(&self) -> Arc<ExportCounts> {
@@ -37,13 +37,13 @@ impl Queue {
     }
 
     pub(super) fn push(&self, span: FinishedSpan) {
-        let mut waiting = self.lock();
-        if waiting.spans.len() >= self.capacity || waiting.stopped {
+        let mut pending = self.lock();
+        if pending.spans.len() >= self.capacity || pending.stopped {
             self.counts.add_dropped(1);
             return;
         }
-        waiting.spans.push_back(span);
-        if waiting.spans.len() == BATCH {
+        pending.spans.push_back(span);
+        if pending.spans.len() == BATCH {
             self.condvar.notify_one();
         }
     }
@@ -51,22 +51,22 @@ impl Queue {
     /// Waits this long, or, if `eager`, until a full batch waits. Returns whether the queue was stopped.
     pub(super) fn wait(&self, limit: Duration, eager: bool) -> bool {
         let until = Instant::now() + limit;
-        let mut waiting = self.lock();
-        while !waiting.stopped && (!eager || waiting.spans.len() < BATCH) {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+        let mut pending = self.lock();
+        while !pending.stopped && (!eager || pending.spans.len() < BATCH) {
+            let remaining = until.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 break;
             }
-            waiting = self.condvar.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner).0;
+            pending = self.condvar.wait_timeout(pending, remaining).unwrap_or_else(PoisonError::into_inner).0;
         }
-        waiting.stopped
+        pending.stopped
     }
 
     /// Returns the next batch, oldest first.
     pub(super) fn take(&self) -> Vec<FinishedSpan> {
-        let mut waiting = self.lock();
-        let count = waiting.spans.len().min(BATCH);
-        waiting.spans.drain(..count).collect()
+        let mut pending = self.lock();
+        let count = pending.spans.len().min(BATCH);
+        pending.spans.drain(..count).collect()
     }
 
     pub(super) fn count_exported(&self, spans: usize) {

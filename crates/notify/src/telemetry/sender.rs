@@ -30,7 +30,7 @@ impl Sender {
     /// Runs until the queue is stopped. A batch is retried until the collector accepts it, or rejects it for good;
     /// meanwhile the queue fills, and spans that do not fit are counted.
     pub(super) fn run(self) {
-        let (mut batch, mut pause, mut said) = (Vec::new(), FLUSH_INTERVAL, false);
+        let (mut batch, mut pause, mut failing) = (Vec::new(), FLUSH_INTERVAL, false);
         loop {
             let last = self.queue.wait(pause, pause == FLUSH_INTERVAL);
             loop {
@@ -40,23 +40,23 @@ impl Sender {
                 if batch.is_empty() {
                     break;
                 }
-                let posted = self.post(&batch);
-                match &posted {
-                    Ok(_) if said => tracing::info!(dropped = self.queue.counts().dropped(), "trace export recovered"),
-                    Err(error) if !said => tracing::warn!(%error, "trace export failed"),
+                let result = self.post(&batch);
+                match &result {
+                    Ok(_) if failing => tracing::info!(dropped = self.queue.counts().dropped(), "trace export recovered"),
+                    Err(error) if !failing => tracing::warn!(%error, "trace export failed"),
                     Ok(_) | Err(_) => {}
                 }
-                said = posted.is_err();
-                let refused = match posted {
-                    Ok(refused) => refused.min(batch.len()),
+                failing = result.is_err();
+                let rejected = match result {
+                    Ok(rejected) => rejected.min(batch.len()),
                     Err(error) if error.retry == Retry::Never => batch.len(),
                     Err(_) => {
                         pause = (pause * 2).min(MAX_RETRY_DELAY);
                         break;
                     }
                 };
-                self.queue.count_exported(batch.len() - refused);
-                self.queue.count_dropped(refused);
+                self.queue.count_exported(batch.len() - rejected);
+                self.queue.count_dropped(rejected);
                 batch.clear();
                 pause = FLUSH_INTERVAL;
             }
@@ -79,9 +79,9 @@ impl Sender {
 }
 
 /// Returns the number of rejected spans in a response, given as a number or, as OTLP does, as a string.
-fn rejected_spans(answer: &str) -> usize {
-    let answer: serde_json::Value = serde_json::from_str(answer).unwrap_or_default();
-    let count = &answer["partialSuccess"]["rejectedSpans"];
+fn rejected_spans(response: &str) -> usize {
+    let response: serde_json::Value = serde_json::from_str(response).unwrap_or_default();
+    let count = &response["partialSuccess"]["rejectedSpans"];
     let count = count.as_u64().or_else(|| count.as_str()?.parse().ok());
     usize::try_from(count.unwrap_or(0)).unwrap_or(usize::MAX)
 }
@@ -91,15 +91,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_collector_may_take_some_and_refuse_the_rest() {
-        for (answer, count) in [
+    fn rejected_spans_are_read_from_a_partial_success() {
+        for (response, count) in [
             ("{}", 0),
             ("", 0),
             ("{\"partialSuccess\":{}}", 0),
             ("{\"partialSuccess\":{\"rejectedSpans\":\"3\"}}", 3),
             ("{\"partialSuccess\":{\"rejectedSpans\":4,\"errorMessage\":\"x\"}}", 4),
         ] {
-            assert_eq!(rejected_spans(answer), count, "{answer}");
+            assert_eq!(rejected_spans(response), count, "{response}");
         }
     }
 }

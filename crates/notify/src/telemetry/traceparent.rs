@@ -23,13 +23,13 @@ pub(super) fn parse(text: &str) -> Option<SpanContext> {
 
 /// Lower case only, as the standard requires.
 fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
-    let small = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    if text.len() != 2 * N || !text.bytes().all(small) {
+    let is_lower_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    if text.len() != 2 * N || !text.bytes().all(is_lower_hex) {
         return None;
     }
     let mut bytes = [0; N];
-    for (place, byte) in bytes.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(text.get(2 * place..2 * place + 2)?, 16).ok()?;
+    for (index, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(text.get(2 * index..2 * index + 2)?, 16).ok()?;
     }
     Some(bytes)
 }
@@ -39,12 +39,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_well_formed_is_followed() {
+    fn only_a_well_formed_header_is_accepted() {
         let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-        let place = parse(good).unwrap();
-        assert!(place.sampled && place.trace[0] == 0x4b && place.span == [0, 0xf0, 0x67, 0xaa, 0x0b, 0xa9, 0x02, 0xb7]);
+        let context = parse(good).unwrap();
+        assert!(context.sampled && context.trace[0] == 0x4b && context.span == [0, 0xf0, 0x67, 0xaa, 0x0b, 0xa9, 0x02, 0xb7]);
         assert!(!parse(&good.replace("-01", "-00")).unwrap().sampled);
-        assert_eq!(parse(&format!("cc{}-more", &good[2..])), Some(place), "a later version");
+        assert_eq!(parse(&format!("cc{}-more", &good[2..])), Some(context), "a later version");
         for bad in [
             "",
             "00",
